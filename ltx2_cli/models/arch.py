@@ -1,0 +1,257 @@
+"""What the networks are, each read from its own `config.json`. What is not implemented here is refused by name.
+
+Field names are those of the published configs. A default is what a config that omits the key means, so it equals
+the default of the reference class, not necessarily the value of a release.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, TypeVar
+
+from ltx2_cli.spec import SpecError
+
+Config = dict[str, Any]
+
+
+class NetworkArch:
+    """What `read_arch` asks of every network's description."""
+
+    only: ClassVar[Config] = {}  # key: the one value that is implemented
+    each: ClassVar[Config] = {}  # the same for keys that may hold a list of it
+    omitted: ClassVar[Config] = {}  # key of `only`: what leaving it out means, where that is not the value above
+    unread: ClassVar[frozenset[str]] = frozenset()  # keys that change nothing here
+
+    def conflicts(self) -> Iterator[str]:
+        """Values that are legal one by one and not together."""
+        yield from ()
+
+
+A = TypeVar("A", bound=NetworkArch)
+
+
+@dataclass(frozen=True)
+class TransformerArch(NetworkArch):
+    """The audio-video denoiser (model_spec §3.1)."""
+
+    in_channels: int = 128
+    out_channels: int = 128
+    num_attention_heads: int = 32
+    attention_head_dim: int = 128
+    cross_attention_dim: int = 4096
+    vae_scale_factors: tuple[int, int, int] = (8, 32, 32)
+    pos_embed_max_pos: int = 20
+    base_height: int = 2048
+    base_width: int = 2048
+    gated_attn: bool = False
+    cross_attn_mod: bool = False
+    audio_in_channels: int = 128
+    audio_out_channels: int = 128
+    audio_num_attention_heads: int = 32
+    audio_attention_head_dim: int = 64
+    audio_cross_attention_dim: int = 2048
+    audio_scale_factor: int = 4
+    audio_pos_embed_max_pos: int = 20
+    audio_sampling_rate: int = 16000
+    audio_hop_length: int = 160
+    audio_gated_attn: bool = False
+    audio_cross_attn_mod: bool = False
+    num_layers: int = 48
+    norm_eps: float = 1e-6
+    caption_channels: int = 3840
+    rope_theta: float = 10000.0
+    causal_offset: int = 1
+    timestep_scale_multiplier: float = 1000
+    cross_attn_timestep_scale_multiplier: float = 1000
+    use_prompt_embeddings: bool = True
+    perturbed_attn: bool = False
+    ff_bias: bool = True
+    audio_ff_bias: bool = True
+
+    only: ClassVar[Config] = {
+        "patch_size": 1,
+        "patch_size_t": 1,
+        "audio_patch_size": 1,
+        "audio_patch_size_t": 1,
+        "activation_fn": "gelu-approximate",
+        "qk_norm": "rms_norm_across_heads",
+        "norm_elementwise_affine": False,
+        "attention_bias": True,
+        "attention_out_bias": True,
+        "rope_double_precision": True,
+        "rope_type": "split",
+        "use_prompt_adaln_single": True,
+        "use_keyframes_abs_pos_embedding": False,
+    }
+    omitted: ClassVar[Config] = {"rope_type": "interleaved"}
+
+    def conflicts(self) -> Iterator[str]:
+        if self.num_attention_heads != self.audio_num_attention_heads:
+            yield "video and audio need the same number of attention heads: their cross attention shares them"
+
+    @property
+    def width(self) -> int:
+        """Channels of a video token."""
+        return self.num_attention_heads * self.attention_head_dim
+
+    @property
+    def audio_width(self) -> int:
+        """Channels of an audio token."""
+        return self.audio_num_attention_heads * self.audio_attention_head_dim
+
+
+@dataclass(frozen=True)
+class ConnectorsArch(NetworkArch):
+    """Text features and the two connectors (model_spec §4.3, §4.4)."""
+
+    caption_channels: int = 3840
+    text_proj_in_factor: int = 49
+    video_connector_num_attention_heads: int = 30
+    video_connector_attention_head_dim: int = 128
+    video_connector_num_layers: int = 2
+    video_connector_num_learnable_registers: int = 128
+    audio_connector_num_attention_heads: int = 30
+    audio_connector_attention_head_dim: int = 128
+    audio_connector_num_layers: int = 2
+    audio_connector_num_learnable_registers: int = 128
+    connector_rope_base_seq_len: int = 4096
+    rope_theta: float = 10000.0
+
+    only: ClassVar[Config] = {
+        "video_gated_attn": False,
+        "audio_gated_attn": False,
+        "per_modality_projections": False,
+        "proj_bias": False,
+        "rope_double_precision": True,
+        "rope_type": "split",
+    }
+    omitted: ClassVar[Config] = {"rope_type": "interleaved"}
+    unread: ClassVar[frozenset[str]] = frozenset(
+        {"causal_temporal_positioning", "video_hidden_dim", "audio_hidden_dim"}
+    )
+
+
+@dataclass(frozen=True)
+class VideoVAEArch(NetworkArch):
+    """The video autoencoder (model_spec §5.1). Decoder lists run shallow to deep, but for `upsample_type`."""
+
+    in_channels: int = 3
+    out_channels: int = 3
+    latent_channels: int = 128
+    block_out_channels: tuple[int, ...] = (256, 512, 1024, 2048)
+    decoder_block_out_channels: tuple[int, ...] = (256, 512, 1024)
+    layers_per_block: tuple[int, ...] = (4, 6, 6, 2, 2)
+    decoder_layers_per_block: tuple[int, ...] = (5, 5, 5, 5)
+    downsample_type: tuple[str, ...] = ("spatial", "temporal", "spatiotemporal", "spatiotemporal")
+    upsample_type: tuple[str, ...] = ("spatiotemporal", "spatiotemporal", "spatiotemporal")
+    upsample_residual: tuple[bool, ...] = (True, True, True)
+    upsample_factor: tuple[int, ...] = (2, 2, 2)
+    patch_size: int = 4
+    encoder_causal: bool = True
+    decoder_causal: bool = True
+    encoder_spatial_padding_mode: str = "zeros"
+    decoder_spatial_padding_mode: str = "reflect"
+    spatial_compression_ratio: int = 32
+    temporal_compression_ratio: int = 8
+
+    only: ClassVar[Config] = {"timestep_conditioning": False, "scaling_factor": 1.0, "patch_size_t": 1}
+    each: ClassVar[Config] = {
+        "down_block_types": "LTX2VideoDownBlock3D",
+        "spatio_temporal_scaling": True,
+        "decoder_spatio_temporal_scaling": True,
+        "decoder_inject_noise": False,
+    }
+    unread: ClassVar[frozenset[str]] = frozenset({"resnet_norm_eps"})
+
+
+@dataclass(frozen=True)
+class AudioVAEArch(NetworkArch):
+    """The audio autoencoder over stereo log-mel spectrograms (model_spec §5.2)."""
+
+    base_channels: int = 128
+    output_channels: int = 2
+    ch_mult: tuple[int, ...] = (1, 2, 4)
+    num_res_blocks: int = 2
+    in_channels: int = 2
+    latent_channels: int = 8
+    sample_rate: int = 16000
+    mel_hop_length: int = 160
+    mel_bins: int = 64
+
+    only: ClassVar[Config] = {
+        "norm_type": "pixel",
+        "causality_axis": "height",
+        "mid_block_add_attention": False,
+        "is_causal": True,
+        "double_z": True,
+    }
+    each: ClassVar[Config] = {"attn_resolutions": None}
+    unread: ClassVar[frozenset[str]] = frozenset({"dropout", "resolution"})
+
+
+@dataclass(frozen=True)
+class VocoderArch(NetworkArch):
+    """Mel spectrogram to waveform (model_spec §5.5)."""
+
+    in_channels: int = 128
+    hidden_channels: int = 1024
+    out_channels: int = 2
+    upsample_kernel_sizes: tuple[int, ...] = (16, 15, 8, 4, 4)
+    upsample_factors: tuple[int, ...] = (6, 5, 2, 2, 2)
+    resnet_kernel_sizes: tuple[int, ...] = (3, 7, 11)
+    resnet_dilations: tuple[tuple[int, ...], ...] = ((1, 3, 5), (1, 3, 5), (1, 3, 5))
+    leaky_relu_negative_slope: float = 0.1
+    output_sampling_rate: int = 24000
+
+    only: ClassVar[Config] = {
+        "act_fn": "leaky_relu",
+        "antialias": False,
+        "final_act_fn": "tanh",
+        "final_bias": True,
+    }
+    unread: ClassVar[frozenset[str]] = frozenset({"antialias_ratio", "antialias_kernel_size"})
+
+
+@dataclass(frozen=True)
+class Arch:
+    """Every network of one checkpoint but the text encoder, whose config belongs to transformers."""
+
+    transformer: TransformerArch
+    connectors: ConnectorsArch
+    video_vae: VideoVAEArch
+    audio_vae: AudioVAEArch
+    vocoder: VocoderArch
+
+
+def read_arch(kind: type[A], config: Config, where: str) -> A:
+    """The network that `config` describes; `where` names the file in errors.
+
+    Raises `SpecError` with every value that is not implemented. Keys that begin with `_` are bookkeeping; a key
+    nobody here knows is harmless only while it is switched off (false, null or empty).
+    """
+    read = {field.name: _tuples(config[field.name]) for field in fields(kind) if field.name in config}
+    read = {name: value for name, value in read.items() if value is not None}
+    arch = kind(**read)
+    problems = [*_not_implemented(kind, config), *arch.conflicts()]
+    if problems:
+        raise SpecError(f"{where}: this model is not implemented: {'; '.join(problems)}")
+    return arch
+
+
+def _not_implemented(kind: type[NetworkArch], config: Config) -> Iterator[str]:
+    known = {field.name for field in fields(kind)} | set(kind.only) | set(kind.each) | kind.unread
+    for key, wanted in kind.only.items():
+        got = config.get(key, kind.omitted.get(key, wanted))
+        if got != wanted:
+            yield f"{key} is {got!r}, only {wanted!r} is"
+    for key, wanted in kind.each.items():
+        got = config.get(key)
+        values = got if isinstance(got, list) else [wanted if got is None else got]
+        if any(value != wanted for value in values):
+            yield f"{key} is {got!r}, only {wanted!r} is"
+    for key, value in config.items():
+        if key not in known and not key.startswith("_") and value:
+            yield f"{key} (is {value!r}) is not known"
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

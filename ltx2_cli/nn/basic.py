@@ -1,0 +1,45 @@
+"""Linear layers, norms and the feed-forward that every network here shares."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from ltx2_cli.weights.declare import LINEAR, Axes, Scope
+
+
+class Linear(nnx.Module):
+    """y = x·W + b over the last axis. `axes` are the logical axes of (input, output)."""
+
+    def __init__(self, scope: Scope, d_in: int, d_out: int, axes: Axes, bias: bool = True):
+        self.kernel = scope.weight("weight", (d_in, d_out), axes, LINEAR)
+        self.bias = scope.weight("bias", (d_out,), axes[1:]) if bias else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = x @ self.kernel[...]
+        return y if self.bias is None else y + self.bias[...]
+
+
+def rms_norm(x: jax.Array, eps: float, weight: jax.Array | None = None) -> jax.Array:
+    """x / sqrt(mean(x²) + eps) over the last axis; statistics in float32, the result in x's dtype."""
+    wide = x.astype(jnp.float32)
+    normed = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
+    return (normed if weight is None else normed * weight).astype(x.dtype)
+
+
+def layer_norm(x: jax.Array, eps: float) -> jax.Array:
+    """(x − mean) / sqrt(var + eps) over the last axis, no affine part; statistics in float32."""
+    wide = x.astype(jnp.float32)
+    centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+    return (centred * jax.lax.rsqrt(variance + eps)).astype(x.dtype)
+
+
+class FeedForward(nnx.Module):
+    """Linear to `expansion` times the width, tanh-approximated GELU, linear back."""
+
+    def __init__(self, scope: Scope, dim: int, expansion: int = 4, bias: bool = True):
+        self.up = Linear(scope / "net" / 0 / "proj", dim, expansion * dim, ("embed", "mlp"), bias)
+        self.down = Linear(scope / "net" / 2, expansion * dim, dim, ("mlp", "embed"), bias)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.down(jax.nn.gelu(self.up(x), approximate=True))

@@ -1,0 +1,37 @@
+"""What the noise level does to a transformer: sinusoid, two linears, rows of shifts, scales and gates."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from ltx2_cli.nn.basic import Linear
+from ltx2_cli.weights.declare import Scope
+
+SINUSOID_WIDTH = 256
+
+
+def sinusoid(timesteps: jax.Array) -> jax.Array:
+    """[cos, sin] of timesteps [...] at 128 frequencies from 1 down to nearly 1e-4, float32 [..., 256]."""
+    half = SINUSOID_WIDTH // 2
+    frequencies = np.exp(-np.log(10_000.0) * np.arange(half) / half).astype(np.float32)
+    angles = timesteps.astype(jnp.float32)[..., None] * frequencies
+    return jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1)
+
+
+class AdaLayerNormSingle(nnx.Module):
+    """Modulation rows from a timestep (model_spec §3.6)."""
+
+    def __init__(self, scope: Scope, dim: int, rows: int):
+        embedder = scope / "emb" / "timestep_embedder"
+        self.linear_1 = Linear(embedder / "linear_1", SINUSOID_WIDTH, dim, (None, "embed"))
+        self.linear_2 = Linear(embedder / "linear_2", dim, dim, (None, "embed"))
+        self.linear = Linear(scope / "linear", dim, rows * dim, (None, "embed"))
+        self.rows = rows
+
+    def __call__(self, timesteps: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The modulation [..., rows, dim] and the embedding it was made from [..., dim], in the weights' dtype."""
+        dtype = self.linear_1.kernel.dtype
+        embedded = self.linear_2(jax.nn.silu(self.linear_1(sinusoid(timesteps).astype(dtype))))
+        rows = self.linear(jax.nn.silu(embedded))
+        return rows.reshape(*embedded.shape[:-1], self.rows, -1), embedded

@@ -1,0 +1,123 @@
+"""A weight is declared once: its place in the checkpoint, its shape, its logical axes, how it lies on disk.
+
+Everything else — names, loading, sharding, the check of a file, random weights — is derived from that line.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+M = TypeVar("M", bound=nnx.Module)
+Shape = tuple[int, ...]
+Axes = tuple[str | None, ...]
+
+PLAIN = "plain"  # as on disk
+LINEAR = "linear"  # disk (out, in) -> ours (in, out)
+CONV = "conv"  # disk (out, in, *window) -> ours (*window, in, out)
+TRANSPOSED_CONV = "transposed_conv"  # disk (in, out, *window) -> ours (*window, in, out)
+
+
+def disk_order(layout: str, rank: int) -> tuple[int, ...]:
+    """The permutation that turns an array on disk into ours: `ours = disk.transpose(disk_order(...))`."""
+    window = tuple(range(2, rank))
+    orders = {
+        PLAIN: tuple(range(rank)),
+        LINEAR: (1, 0),
+        CONV: (*window, 1, 0),
+        TRANSPOSED_CONV: (*window, 0, 1),
+    }
+    return orders[layout]
+
+
+class Weight(nnx.Param):
+    """A parameter that knows where it comes from. Born holding a `jax.ShapeDtypeStruct`, later a `jax.Array`.
+
+    Metadata: `source`, the checkpoint's name with `*` for the layer of a stack; `axes`, a logical name or None
+    for each dimension; `layout`, one of the layouts above; `layers`, the size of the leading stacked axis or 0.
+    """
+
+    source: str
+    axes: Axes
+    layout: str
+    layers: int
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The permutation from one tensor on disk to one of ours, the stacked axis left out."""
+        return disk_order(self.layout, len(self.axes) - bool(self.layers))
+
+    def tensors(self) -> Iterator[tuple[int | None, str, Shape]]:
+        """Each tensor on disk: its layer (None outside a stack), its name, its shape there."""
+        shape = self.get_value().shape
+        ours = shape[1:] if self.layers else shape
+        disk = tuple(ours[self.order.index(i)] for i in range(len(ours)))
+        if not self.layers:
+            yield None, self.source, disk
+        for layer in range(self.layers):
+            yield layer, self.source.replace("*", str(layer)), disk
+
+    def with_value(self, value: jax.Array | jax.ShapeDtypeStruct) -> "Weight":
+        """The same declaration around another value."""
+        return Weight(value, **self.get_metadata())
+
+
+@dataclass(frozen=True)
+class Scope:
+    """A place in a checkpoint. `scope / "attn1" / "to_q"` names a child; `stacked` names all layers at once."""
+
+    dtype: DTypeLike
+    path: str = ""
+    layers: int = 0
+
+    def __truediv__(self, name: str | int) -> "Scope":
+        return replace(self, path=f"{self.path}.{name}" if self.path else str(name))
+
+    def stacked(self, name: str, layers: int) -> "Scope":
+        """The scope of `layers` like blocks: each weight below it gains a leading `layers` axis."""
+        return replace(self / name / "*", layers=layers)
+
+    def weight(
+        self, name: str, shape: Shape, axes: Axes, layout: str = PLAIN, dtype: DTypeLike | None = None
+    ) -> Weight:
+        """Declare one weight of our `shape` and logical `axes`; `dtype` only where it must differ from the run's."""
+        if len(shape) != len(axes):
+            raise ValueError(f"{self.path}.{name}: {len(shape)} dimensions but {len(axes)} axes")
+        if self.layers:
+            shape, axes = (self.layers, *shape), ("layers", *axes)
+        value = jax.ShapeDtypeStruct(shape, jnp.dtype(dtype or self.dtype))
+        return Weight(value, source=(self / name).path, axes=axes, layout=layout, layers=self.layers)
+
+
+def _is_weight(node: object) -> bool:
+    return isinstance(node, Weight)
+
+
+def weights(module: nnx.Module) -> list[Weight]:
+    """Every weight that `module` declares, in a fixed order."""
+    return jax.tree.leaves(module, is_leaf=_is_weight)
+
+
+def map_weights(change: Callable[[Weight], object], module: M) -> M:
+    """`module` with each weight replaced by `change(weight)`."""
+    return jax.tree.map(change, module, is_leaf=_is_weight)
+
+
+def declared(module: nnx.Module) -> dict[str, Shape]:
+    """Name and shape on disk of every tensor `module` expects."""
+    return {name: shape for weight in weights(module) for _, name, shape in weight.tensors()}
+
+
+def random_weights(module: M, seed: int, scale: float = 0.05) -> M:
+    """`module` with every weight drawn from a normal distribution of standard deviation `scale`."""
+    keys = iter(jax.random.split(jax.random.key(seed), len(weights(module))))
+
+    def draw(weight: Weight) -> Weight:
+        value = weight.get_value()
+        return weight.with_value(scale * jax.random.normal(next(keys), value.shape, value.dtype))
+
+    return map_weights(draw, module)

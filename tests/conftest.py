@@ -1,0 +1,11 @@
+"""Every test runs on the CPU, offline, with eight virtual devices and full-precision products."""
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+
+import jax
+
+jax.config.update("jax_default_matmul_precision", "highest")
