@@ -1,7 +1,10 @@
 """What was asked: `RunSpec` and its parts. Plain frozen values; the numbers live in `configs/*.yaml`."""
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -109,7 +112,7 @@ class RunSpec:
     # how to get there
     num_inference_steps: int
     guidance: GuidanceSpec
-    stg_blocks: list[int] | None  # None: the block at the published depth of 29 in 48
+    stg_blocks: tuple[int, ...] | None  # None: the block at the published depth of 29 in 48
     stg_rule: StgRule
     shift_tokens: ShiftTokens
     max_sequence_length: int  # text tokens
@@ -125,3 +128,64 @@ class RunSpec:
     save_latents: str | None
     output: str | None
     base_output_directory: str
+
+
+MAX_STEPS = 1000
+MAX_SEED = 2**32 - 1
+
+
+def validate(spec: RunSpec) -> None:
+    """Raise `SpecError` with everything that is wrong with `spec` by itself, a line each, and what to type instead."""
+    findings = [*_wrong_content(spec), *_wrong_process(spec), *_wrong_files(spec)]
+    if findings:
+        raise SpecError("\n".join(findings), "`ltx2 generate --help` lists every option")
+
+
+def _wrong_content(spec: RunSpec) -> Iterator[str]:
+    if not spec.prompt.strip():
+        yield 'the prompt is empty; say what to show: --prompt "..."'
+    yield from _off_grid("height", spec.height, 32, 0)
+    yield from _off_grid("width", spec.width, 32, 0)
+    yield from _off_grid("num_frames", spec.num_frames, 8, 1)
+    if not (math.isfinite(spec.fps) and spec.fps > 0):
+        yield f"fps {spec.fps} is not a frame rate; usual: --fps 24"
+    if spec.num_videos < 1:
+        yield f"num_videos {spec.num_videos} makes nothing; nearest: --num-videos 1"
+    if spec.seed is not None and not 0 <= spec.seed <= MAX_SEED - max(spec.num_videos - 1, 0):
+        yield f"seed {spec.seed} is out of range, video i counts as seed + i; legal: --seed 0 to {MAX_SEED}"
+
+
+def _off_grid(key: str, value: int, step: int, first: int) -> Iterator[str]:
+    """A finding if `value` is not a positive `k * step + first`, with the nearest that are."""
+    if value > 0 and value % step == first:
+        return
+    below = (value - first) // step * step + first
+    nearest = [str(legal) for legal in (below, below + step) if legal > 0] or [str(first or step)]
+    rule = f"8k + {first}" if first else f"a multiple of {step}"
+    yield f"{key} {value} is not {rule}; nearest: --{key.replace('_', '-')} {' or '.join(nearest)}"
+
+
+def _wrong_process(spec: RunSpec) -> Iterator[str]:
+    if not 1 <= spec.num_inference_steps <= MAX_STEPS:
+        nearest = min(max(spec.num_inference_steps, 1), MAX_STEPS)
+        yield f"num_inference_steps {spec.num_inference_steps} is not in 1 to {MAX_STEPS}; nearest: --steps {nearest}"
+    for stream, prefix in (("video", "--"), ("audio", "--audio-")):
+        for name, scale in asdict(spec.guidance)[stream].items():
+            if not math.isfinite(scale):
+                flag = prefix + name.replace("_", "-")
+                yield f"guidance.{stream}.{name} {scale} is not a finite number; for example: {flag} 1"
+    if min(spec.stg_blocks or (0,)) < 0:
+        yield f"stg_blocks {list(spec.stg_blocks or ())} has a negative block; blocks count from 0: --stg-blocks 29"
+    if spec.max_sequence_length < 1:
+        yield f"max_sequence_length {spec.max_sequence_length} leaves no text; usual: --set max_sequence_length=1024"
+
+
+def _wrong_files(spec: RunSpec) -> Iterator[str]:
+    if "/" in (spec.model_name or ""):
+        yield f"model_name {spec.model_name} begins file names and cannot hold a `/`; use -o to name the file"
+    if spec.output is not None and Path(spec.output).suffix.lower() != ".mp4":
+        yield f"output {spec.output} does not end in .mp4; nearest: -o {Path(spec.output).with_suffix('.mp4')}"
+    if spec.noise is not None and not Path(spec.noise).is_file():
+        yield f"there is no noise file {spec.noise}; check the path after --noise"
+    if spec.noise is not None and spec.num_videos > 1:
+        yield f"a noise file starts one video, {spec.num_videos} are asked for; nearest: --num-videos 1"

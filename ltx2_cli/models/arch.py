@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeVar
 
-from ltx2_cli.spec import SpecError
+from ltx2_cli.diffusion.geometry import Scales
+from ltx2_cli.spec import AV, SpecError
 
 Config = dict[str, Any]
 
@@ -27,6 +28,30 @@ class NetworkArch:
 
 
 A = TypeVar("A", bound=NetworkArch)
+
+
+@dataclass(frozen=True)
+class StreamArch:
+    """One half of the denoiser: the sizes of the video stream or of the audio stream."""
+
+    name: str
+    prefix: str  # of its weights' names, where the two differ by a prefix alone
+    gate: str  # what its cross-modal gate is called
+    in_channels: int
+    out_channels: int
+    heads: int
+    head_dim: int
+    text_width: int
+    caption_channels: int  # 0: text arrives at the stream's width
+    gated: bool
+    text_modulated: bool
+    feed_forward_bias: bool
+    max_positions: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        """Channels of a token."""
+        return self.heads * self.head_dim
 
 
 @dataclass(frozen=True)
@@ -87,16 +112,51 @@ class TransformerArch(NetworkArch):
     def conflicts(self) -> Iterator[str]:
         if self.num_attention_heads != self.audio_num_attention_heads:
             yield "video and audio need the same number of attention heads: their cross attention shares them"
+        if self.cross_attn_mod != self.audio_cross_attn_mod:
+            yield "cross_attn_mod and audio_cross_attn_mod differ"
 
     @property
-    def width(self) -> int:
-        """Channels of a video token."""
-        return self.num_attention_heads * self.attention_head_dim
+    def streams(self) -> AV[StreamArch]:
+        """The two halves."""
+        caption = self.caption_channels if self.use_prompt_embeddings else 0
+        video = StreamArch(
+            name="video",
+            prefix="",
+            gate="a2v",
+            in_channels=self.in_channels,
+            out_channels=self.out_channels,
+            heads=self.num_attention_heads,
+            head_dim=self.attention_head_dim,
+            text_width=self.cross_attention_dim,
+            caption_channels=caption,
+            gated=self.gated_attn,
+            text_modulated=self.cross_attn_mod,
+            feed_forward_bias=self.ff_bias,
+            max_positions=(self.pos_embed_max_pos, self.base_height, self.base_width),
+        )
+        audio = StreamArch(
+            name="audio",
+            prefix="audio_",
+            gate="v2a",
+            in_channels=self.audio_in_channels,
+            out_channels=self.audio_out_channels,
+            heads=self.audio_num_attention_heads,
+            head_dim=self.audio_attention_head_dim,
+            text_width=self.audio_cross_attention_dim,
+            caption_channels=caption,
+            gated=self.audio_gated_attn,
+            text_modulated=self.audio_cross_attn_mod,
+            feed_forward_bias=self.audio_ff_bias,
+            max_positions=(self.audio_pos_embed_max_pos,),
+        )
+        return AV(video, audio)
 
     @property
-    def audio_width(self) -> int:
-        """Channels of an audio token."""
-        return self.audio_num_attention_heads * self.audio_attention_head_dim
+    def scales(self) -> Scales:
+        """How latents lie in time and space."""
+        time, height, width = self.vae_scale_factors
+        mel_seconds = self.audio_hop_length / self.audio_sampling_rate
+        return Scales(time, height, width, self.audio_scale_factor, mel_seconds, self.causal_offset)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,13 @@ SINUSOID_WIDTH = 256
 
 
 def sinusoid(timesteps: jax.Array) -> jax.Array:
-    """[cos, sin] of timesteps [...] at 128 frequencies from 1 down to nearly 1e-4, float32 [..., 256]."""
+    """[cos, sin] of timesteps [...] at 128 frequencies from 1 down to nearly 1e-4, float32 [..., 256].
+
+    The frequencies' exponents are float32: timesteps reach 1000, and the weights know the angles so rounded.
+    """
     half = SINUSOID_WIDTH // 2
-    frequencies = np.exp(-np.log(10_000.0) * np.arange(half) / half).astype(np.float32)
+    exponents = np.float32(-np.log(10_000.0)) * np.arange(half, dtype=np.float32) / np.float32(half)
+    frequencies = np.exp(exponents.astype(np.float64)).astype(np.float32)
     angles = timesteps.astype(jnp.float32)[..., None] * frequencies
     return jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1)
 

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
@@ -113,11 +114,12 @@ def declared(module: nnx.Module) -> dict[str, Shape]:
 
 
 def random_weights(module: M, seed: int, scale: float = 0.05) -> M:
-    """`module` with every weight drawn from a normal distribution of standard deviation `scale`."""
-    keys = iter(jax.random.split(jax.random.key(seed), len(weights(module))))
+    """`module` with every weight drawn from a normal distribution of standard deviation `scale`, on the host."""
+    streams = iter(np.random.default_rng(seed).spawn(len(weights(module))))
 
     def draw(weight: Weight) -> Weight:
         value = weight.get_value()
-        return weight.with_value(scale * jax.random.normal(next(keys), value.shape, value.dtype))
+        noise = next(streams).standard_normal(value.shape, np.float32)
+        return weight.with_value(jnp.asarray(scale * noise, value.dtype))
 
     return map_weights(draw, module)

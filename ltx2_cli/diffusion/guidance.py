@@ -1,0 +1,66 @@
+"""Guidance is one weighted sum of predictions, then a rescale (model_spec: classifier-free, spatio-temporal, modality).
+
+g = c + (s_cfg − 1)(c − u) + s_stg (c − p) + (s_mod − 1)(c − m), which is Σ w[pass]·x0[pass]; then
+g ← g·(r·std(c)/std(g) + 1 − r).
+"""
+
+from enum import Enum
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ltx2_cli.spec import AV, Guidance
+
+SMALLEST_STD = 1e-12
+
+
+class Pass(Enum):
+    """One evaluation of the model within a step: what it is shown, what it is denied."""
+
+    COND = "the prompt"
+    UNCOND = "the negative prompt"
+    PERTURBED = "the prompt, with some self-attention switched off"
+    ISOLATED = "the prompt, with video and audio apart"
+
+
+class Weights(NamedTuple):
+    """Traced: the weight of each pass [passes], and how far the result's spread returns to the conditional's."""
+
+    passes: jax.Array | np.ndarray
+    rescale: jax.Array | np.ndarray
+
+
+def pass_weights(guidance: Guidance) -> dict[Pass, float]:
+    """The weight of each pass for one stream; they add up to 1."""
+    uncond, perturbed, isolated = guidance.guidance_scale - 1, guidance.stg_scale, guidance.modality_scale - 1
+    return {
+        Pass.COND: 1 + uncond + perturbed + isolated,
+        Pass.UNCOND: -uncond,
+        Pass.PERTURBED: -perturbed,
+        Pass.ISOLATED: -isolated,
+    }
+
+
+def needed_passes(guidance: AV[Guidance]) -> tuple[Pass, ...]:
+    """The passes that either stream wants, the conditional first."""
+    wanted = [pass_weights(stream) for stream in guidance]
+    return tuple(each for each in Pass if each is Pass.COND or any(weights[each] for weights in wanted))
+
+
+def traced_weights(guidance: Guidance, passes: tuple[Pass, ...]) -> Weights:
+    """The arrays that `guide` takes, for one stream."""
+    weights = pass_weights(guidance)
+    return Weights(np.asarray([weights[each] for each in passes], np.float32), np.float32(guidance.guidance_rescale))
+
+
+def guide(predictions: jax.Array, weights: Weights) -> jax.Array:
+    """One prediction from those of all passes, float32 [passes, videos, tokens, channels], the conditional first.
+
+    The rescale compares standard deviations over one video's tokens and channels.
+    """
+    guided = jnp.tensordot(weights.passes, predictions, axes=1)
+    spread = jnp.std(predictions[0], axis=(1, 2), keepdims=True)
+    ratio = spread / jnp.maximum(jnp.std(guided, axis=(1, 2), keepdims=True), SMALLEST_STD)
+    return guided * (weights.rescale * ratio + 1 - weights.rescale)

@@ -1,0 +1,40 @@
+"""Noise levels from 1 to 0: a shifted line whose last level above zero is fixed (model and pipeline of LTX-2)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+MAX_STEPS = 1000
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a checkpoint wants its noise levels spaced; names as in its scheduler's config."""
+
+    base_shift: float
+    max_shift: float
+    base_image_seq_len: int
+    max_image_seq_len: int
+    shift_terminal: float | None
+
+    def shift(self, tokens: int) -> float:
+        """The shift for so many tokens: a line through the two anchors, not clamped."""
+        slope = (self.max_shift - self.base_shift) / (self.max_image_seq_len - self.base_image_seq_len)
+        return self.base_shift + slope * (tokens - self.base_image_seq_len)
+
+    def sigmas(self, steps: int, tokens: int) -> np.ndarray:
+        """Noise levels float32 [steps + 1], the first 1, the last 0.
+
+        s' = e^μ / (e^μ + 1/s − 1), then 1 − s' is scaled so that the last s' above zero is `shift_terminal`.
+        """
+        line = np.linspace(1, 1 / steps, steps)
+        growth = np.exp(self.shift(tokens))
+        sigmas = growth / (growth + 1 / line - 1)
+        if self.shift_terminal is not None and steps > 1:
+            sigmas = 1 - (1 - sigmas) * (1 - self.shift_terminal) / (1 - sigmas[-1])
+        return np.append(sigmas, 0).astype(np.float32)
+
+
+def padded(sigmas: np.ndarray) -> np.ndarray:
+    """`sigmas` in a table of fixed length, so that another number of steps is not another program."""
+    return np.pad(sigmas, (0, MAX_STEPS + 1 - len(sigmas)))

@@ -1,0 +1,39 @@
+"""Noise levels against diffusers' scheduler and against numbers worked by hand."""
+
+import numpy as np
+import pytest
+from diffusers import FlowMatchEulerDiscreteScheduler
+
+from ltx2_cli.diffusion.schedule import MAX_STEPS, Schedule, padded
+
+PUBLISHED = Schedule(0.95, 2.05, 1024, 4096, 0.1)
+OTHER = Schedule(0.5, 1.15, 256, 2048, 0.2)
+
+
+@pytest.mark.parametrize("schedule", [PUBLISHED, OTHER, Schedule(0.95, 2.05, 1024, 4096, None)])
+@pytest.mark.parametrize(("steps", "tokens"), [(8, 4096), (30, 6144), (3, 54), (40, 8192)])
+def test_sigmas_equal_the_reference(schedule: Schedule, steps: int, tokens: int) -> None:
+    reference = FlowMatchEulerDiscreteScheduler(
+        use_dynamic_shifting=True, time_shift_type="exponential", shift_terminal=schedule.shift_terminal
+    )
+    reference.set_timesteps(sigmas=np.linspace(1, 1 / steps, steps), mu=schedule.shift(tokens))
+    np.testing.assert_allclose(schedule.sigmas(steps, tokens), reference.sigmas.numpy(), rtol=1e-5, atol=2e-6)  # float32 there, float64 here
+
+
+def test_the_published_shift_at_its_anchors() -> None:
+    assert PUBLISHED.shift(1024) == pytest.approx(0.95)
+    assert PUBLISHED.shift(4096) == pytest.approx(2.05)
+    assert PUBLISHED.shift(6144) == pytest.approx(2.78333, abs=1e-5)
+
+
+def test_eight_steps_by_hand() -> None:
+    wanted = [1, 0.965712, 0.921875, 0.863856, 0.783445, 0.664579, 0.471003, 0.1, 0]
+    np.testing.assert_allclose(PUBLISHED.sigmas(8, 4096), wanted, atol=1e-6)
+
+
+def test_one_step_goes_from_noise_to_nothing() -> None:
+    np.testing.assert_array_equal(PUBLISHED.sigmas(1, 4096), [1, 0])
+
+
+def test_every_number_of_steps_has_a_table_of_one_length() -> None:
+    assert {len(padded(PUBLISHED.sigmas(steps, 4096))) for steps in (1, 8, MAX_STEPS)} == {MAX_STEPS + 1}

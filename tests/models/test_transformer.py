@@ -1,0 +1,210 @@
+"""The denoiser against diffusers, perturbed and not, scanned and unrolled, in several shapes of model."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from diffusers import LTX2VideoTransformer3DModel
+
+from ltx2_cli.diffusion.geometry import Geometry, clip_geometry
+from ltx2_cli.models.arch import TransformerArch, read_arch
+from ltx2_cli.models.block import Switches
+from ltx2_cli.models.transformer import Transformer, rope_tables
+from ltx2_cli.spec import AV
+from ltx2_cli.weights.declare import Scope, declared
+from parity import adopt, published, randomise, relative_error
+
+TINY = {
+    "in_channels": 8,
+    "out_channels": 8,
+    "num_attention_heads": 2,
+    "attention_head_dim": 12,
+    "cross_attention_dim": 24,
+    "audio_in_channels": 6,
+    "audio_out_channels": 6,
+    "audio_num_attention_heads": 2,
+    "audio_attention_head_dim": 8,
+    "audio_cross_attention_dim": 16,
+    "num_layers": 2,
+    "caption_channels": 20,
+    "rope_type": "split",
+    "perturbed_attn": True,
+}
+CONFIGS = {
+    "ltx2": TINY,
+    "other sizes": TINY
+    | {
+        "out_channels": 10,
+        "num_attention_heads": 4,
+        "attention_head_dim": 20,
+        "cross_attention_dim": 80,
+        "audio_num_attention_heads": 4,
+        "audio_attention_head_dim": 4,
+        "num_layers": 3,
+        "caption_channels": 12,
+        "rope_theta": 500.0,
+        "pos_embed_max_pos": 7,
+        "audio_pos_embed_max_pos": 9,
+        "base_height": 300,
+        "base_width": 500,
+        "vae_scale_factors": [4, 16, 8],
+        "audio_scale_factor": 2,
+        "audio_hop_length": 80,
+        "causal_offset": 2,
+        "cross_attn_timestep_scale_multiplier": 700,
+        "norm_eps": 1e-3,
+    },
+    "gates and modulated text": TINY
+    | {
+        "gated_attn": True,
+        "audio_gated_attn": True,
+        "cross_attn_mod": True,
+        "audio_cross_attn_mod": True,
+        "use_prompt_embeddings": False,
+        "ff_bias": False,
+    },
+}
+SIGMA = 0.73
+PERTURBED_LAYER = 1
+
+
+class Case(NamedTuple):
+    """One reference model with our twin of it, one set of inputs, and what the reference makes of them."""
+
+    arch: TransformerArch
+    model: Transformer
+    geometry: Geometry
+    latents: AV
+    text: AV
+    reference: LTX2VideoTransformer3DModel
+
+    def wanted(self, perturbed: bool, isolated: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = self.latents.video.shape[0]
+        timestep = torch.full((rows,), SIGMA * 1000)
+        with torch.no_grad():
+            return self.reference(
+                hidden_states=torch.tensor(self.latents.video),
+                audio_hidden_states=torch.tensor(self.latents.audio),
+                encoder_hidden_states=torch.tensor(self.text.video),
+                audio_encoder_hidden_states=torch.tensor(self.text.audio),
+                timestep=timestep,
+                sigma=timestep,
+                num_frames=self.geometry.frames,
+                height=self.geometry.height,
+                width=self.geometry.width,
+                fps=self.geometry.fps,
+                audio_num_frames=self.geometry.audio_frames,
+                isolate_modalities=isolated,
+                spatio_temporal_guidance_blocks=[PERTURBED_LAYER] if perturbed else None,
+                use_cross_timestep=True,
+                return_dict=False,
+            )
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def case(request: pytest.FixtureRequest) -> Case:
+    config = CONFIGS[request.param]
+    arch = read_arch(TransformerArch, config, "config.json")
+    geometry = clip_geometry(17, 2 * arch.scales.height, 3 * arch.scales.width, 12.5, arch.scales)
+    reference = randomise(LTX2VideoTransformer3DModel(**config), seed=1)
+    model = adopt(Transformer(Scope(jnp.float32), arch), reference.state_dict())
+    random = np.random.default_rng(2)
+    draw = partial(random.standard_normal, dtype=np.float32)
+    latents = AV(
+        draw((2, geometry.video_tokens, arch.in_channels)), draw((2, geometry.audio_frames, arch.audio_in_channels))
+    )
+    widths = (
+        [arch.caption_channels] * 2
+        if arch.use_prompt_embeddings
+        else [arch.cross_attention_dim, arch.audio_cross_attention_dim]
+    )
+    return Case(arch, model, geometry, latents, AV(*(draw((2, 7, width)) for width in widths)), reference)
+
+
+@partial(jax.jit, static_argnames="scan_layers")
+def velocities(
+    model: Transformer, latents: AV, sigma: float, text: AV, ropes: AV, switches: Switches, scan_layers: bool = True
+) -> AV:
+    model.scan_layers = scan_layers
+    context = model.text_context(text)
+    return model(latents, sigma, context, jnp.arange(latents.video.shape[0]), ropes, switches)
+
+
+def switches(case: Case, perturbed: list[bool], isolated: list[bool]) -> Switches:
+    attending = np.ones((case.arch.num_layers, len(perturbed)), bool)
+    attending[PERTURBED_LAYER] = np.logical_not(perturbed)
+    return Switches(jnp.asarray(attending), jnp.logical_not(jnp.asarray(isolated)))
+
+
+@pytest.mark.parametrize(
+    ("perturbed", "isolated", "scan_layers"),
+    [(False, False, True), (True, False, True), (False, True, True), (True, True, False)],
+)
+def test_velocities_equal_the_reference(case: Case, perturbed: bool, isolated: bool, scan_layers: bool) -> None:
+    ropes = rope_tables(case.geometry, case.arch)
+    got = velocities(
+        case.model, case.latents, SIGMA, case.text, ropes, switches(case, [perturbed] * 2, [isolated] * 2), scan_layers
+    )
+    for ours, theirs in zip(got, case.wanted(perturbed, isolated), strict=True):
+        assert relative_error(ours, theirs) <= 1e-5
+
+
+def test_each_row_is_perturbed_and_isolated_alone(case: Case) -> None:
+    """A mixed batch equals the uniform ones row by row."""
+    ropes = rope_tables(case.geometry, case.arch)
+    run = partial(velocities, case.model, case.latents, SIGMA, case.text, ropes)
+    mixed = run(switches(case, [True, False], [False, True]))
+    for stream in (0, 1):
+        perturbed = case.wanted(True, False)[stream]
+        isolated = case.wanted(False, True)[stream]
+        assert relative_error(mixed[stream][0], perturbed[0]) <= 1e-5
+        assert relative_error(mixed[stream][1], isolated[1]) <= 1e-5
+
+
+def test_bfloat16_is_finite_and_within_its_rounding(case: Case) -> None:
+    half = jax.tree.map(lambda array: array.astype(jnp.bfloat16), (case.model, case.latents, case.text))
+    model, latents, text = half
+    got = velocities(
+        model, latents, SIGMA, text, rope_tables(case.geometry, case.arch), switches(case, [False] * 2, [False] * 2)
+    )
+    for ours, theirs in zip(got, case.wanted(False, False), strict=True):
+        assert ours.dtype == jnp.bfloat16
+        assert relative_error(ours, theirs) <= 3e-2  # bfloat16 rounds at 4e-3; layers add up
+
+
+def test_published_names_and_shapes() -> None:
+    arch = read_arch(TransformerArch, {"rope_type": "split"}, "config.json")
+    assert declared(Transformer(Scope(jnp.bfloat16), arch)) == published("ltx2/transformer.tsv")
+
+
+def test_rope_table_at_real_size() -> None:
+    """6,144 tokens of 4,096 channels: two identity angles in front, then an angle of every axis per frequency."""
+    arch = read_arch(TransformerArch, {"rope_type": "split"}, "config.json")
+    config = {"num_layers": 1, "rope_type": "split"}
+    with torch.device("meta"):
+        reference = LTX2VideoTransformer3DModel(**config)
+    geometry = clip_geometry(121, 512, 768, 24.0, arch.scales)
+    assert (geometry.video_tokens, geometry.audio_frames) == (6144, 126)
+    coordinates = reference.rope.prepare_video_coords(1, 16, 16, 24, torch.device("cpu"), fps=24.0)
+    cosines, sines = reference.rope(coordinates, device="cpu")
+    ours = rope_tables(geometry, arch).video.own
+    assert relative_error(ours.cos, cosines[0].swapaxes(0, 1)) <= 1e-6
+    assert relative_error(ours.sin, sines[0].swapaxes(0, 1)) <= 1e-6
+    seconds = reference.audio_rope.prepare_audio_coords(1, 126, torch.device("cpu"))
+    cosines, _ = reference.cross_attn_audio_rope(seconds, device="cpu")
+    assert relative_error(rope_tables(geometry, arch).audio.cross.cos, cosines[0].swapaxes(0, 1)) <= 1e-6
+
+
+def test_many_tokens_are_scored_in_blocks_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ltx2_cli.nn import attention
+
+    random = np.random.default_rng(0)
+    queries = random.standard_normal((2, 21, 3, 8), np.float32)
+    context = attention.KeysValues(*random.standard_normal((2, 2, 11, 3, 8), np.float32))
+    whole = attention.attend(queries, context)
+    monkeypatch.setattr(attention, "QUERY_BLOCK", 8)
+    np.testing.assert_allclose(attention.attend(queries, context), whole, rtol=1e-5, atol=1e-6)
