@@ -1,3 +1,35 @@
-"""Video with sound from text: LTX-2 in JAX."""
+"""Video with sound from text: LTX-2 in JAX.
+
+spec = read_spec(model="demo", prompt="waves at night")
+plan = resolve(spec)
+components = load(plan)
+for media in run(plan, components):
+    media.frames, media.waveform
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ltx2_cli.core.run import load, run
+    from ltx2_cli.media import Media
+    from ltx2_cli.plan import resolve
+    from ltx2_cli.profiles import read_spec
 
 __version__ = "0.1.0"
+__all__ = ["Media", "__version__", "load", "read_spec", "resolve", "run"]
+
+_HOMES = {
+    "Media": "ltx2_cli.media",
+    "load": "ltx2_cli.core.run",
+    "read_spec": "ltx2_cli.profiles",
+    "resolve": "ltx2_cli.plan",
+    "run": "ltx2_cli.core.run",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import jax and its kin only when something that needs them is asked for: `ltx2 --help` is not."""
+    if name not in _HOMES:
+        raise AttributeError(f"module `ltx2_cli` has no attribute `{name}`")
+    return getattr(import_module(_HOMES[name]), name)

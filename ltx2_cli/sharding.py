@@ -1,12 +1,18 @@
 """Sharding is rules: a mesh, and which mesh axis each logical axis of a weight or an activation lies along."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Protocol
 
 import jax
+import numpy as np
+from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ltx2_cli.spec import ShardingSpec, SpecError
 
 Rules = tuple[tuple[str, str], ...]
 
@@ -36,6 +42,55 @@ class ShardingPlan:
 def _place(mesh: Mesh, rules: Rules, axes: tuple[str | None, ...]) -> NamedSharding:
     table = dict(rules)
     return NamedSharding(mesh, PartitionSpec(*(table.get(axis) if axis else None for axis in axes)))
+
+
+class Declared(Protocol):
+    """What `lay_out` asks of a weight."""
+
+    source: str
+    axes: tuple[str | None, ...]
+    shape: tuple[int, ...]
+
+
+def lay_out(spec: ShardingSpec, devices: Sequence[jax.Device], weights: Sequence[Declared]) -> ShardingPlan:
+    """The plan that a profile means on these devices: one device where its mesh has no axis.
+
+    Raises `SpecError` with everything that does not fit: sizes to the devices, rules to the mesh, weights to both.
+    """
+    mesh = _mesh(spec, devices)
+    rules = {**spec.weights, **spec.activations}
+    if strangers := sorted(set(rules.values()) - set(mesh.axis_names)):
+        known = ", ".join(f"`{axis}`" for axis in mesh.axis_names)
+        raise SpecError(f"sharding profile {spec.profile}: its mesh has no axis `{strangers[0]}`; it has {known}")
+    plan = ShardingPlan(mesh, tuple(sorted(spec.weights.items())), tuple(sorted(spec.activations.items())))
+    if problems := [problem for weight in weights for problem in _misfits(plan, weight)]:
+        more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise SpecError(f"sharding profile {spec.profile} does not fit the model: {'; '.join(problems[:5])}{more}")
+    return plan
+
+
+def _mesh(spec: ShardingSpec, devices: Sequence[jax.Device]) -> Mesh:
+    if not spec.mesh:
+        return Mesh(np.asarray(devices[:1]), ("device",))
+    known = math.prod(size for size in spec.mesh.values() if size != -1)
+    sizes = [len(devices) // known if size == -1 else size for size in spec.mesh.values()]
+    if math.prod(sizes) != len(devices):
+        shape = " x ".join(f"{axis} {size}" for axis, size in spec.mesh.items())
+        raise SpecError(
+            f"sharding profile {spec.profile}: a mesh of {shape} does not fit {len(devices)} devices",
+            "change it with --set sharding.mesh.AXIS=SIZE, or use --sharding single",
+        )
+    return Mesh(create_device_mesh(sizes, devices), tuple(spec.mesh))
+
+
+def _misfits(plan: ShardingPlan, weight: Declared) -> Iterator[str]:
+    spec = plan.weight(weight.axes).spec
+    axes = [axis for axis in spec if axis is not None]
+    if len(axes) != len(set(axes)):
+        yield f"{weight.source} would lie twice along mesh axis `{max(axes, key=axes.count)}`"
+    for length, axis in zip(weight.shape, spec, strict=True):
+        if axis is not None and length % plan.mesh.shape[axis]:
+            yield f"{weight.source}: {length} does not divide by the {plan.mesh.shape[axis]} of mesh axis `{axis}`"
 
 
 _active: ContextVar[ShardingPlan | None] = ContextVar("active sharding plan", default=None)

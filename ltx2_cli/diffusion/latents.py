@@ -4,12 +4,17 @@ Tokens are float32 [videos, tokens, channels]; files hold video [1, channels, fr
 [1, channels, frames, mel], normalised, as the denoiser sees them.
 """
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 
 from ltx2_cli.diffusion.geometry import Geometry
-from ltx2_cli.spec import AV
+from ltx2_cli.media import replacing
+from ltx2_cli.spec import AV, SpecError
 
 Shape = tuple[int, ...]
 
@@ -42,3 +47,27 @@ def unpack(tokens: AV[jax.Array], shapes: AV[Shape]) -> AV[jax.Array]:
     _, channels, frames, mels = shapes.audio
     audio = tokens.audio.reshape(-1, frames, channels, mels)
     return AV(jnp.moveaxis(video, -1, 1), jnp.moveaxis(audio, 1, 2))
+
+
+def read_noise(path: str, shapes: AV[Shape]) -> AV[np.ndarray]:
+    """The noise in a safetensors file of `video` and `audio`; raises `SpecError` unless they have these shapes."""
+    try:
+        found = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise SpecError(f"the noise file {path} cannot be read: {error}") from error
+    problems = [
+        f"`{name}` is {found[name].dtype} {found[name].shape}, not float32 {shape}" if name in found else f"no `{name}`"
+        for name, shape in shapes._asdict().items()
+        if name not in found or found[name].shape != shape or found[name].dtype != np.float32
+    ]
+    if problems:
+        raise SpecError(f"the noise file {path} does not fit this clip: {'; '.join(problems)}")
+    if not all(np.isfinite(found[name]).all() for name in AV._fields):
+        raise SpecError(f"the noise file {path} holds values that are not finite")
+    return AV(found["video"], found["audio"])
+
+
+def save_latents(latents: AV[np.ndarray], path: Path) -> None:
+    """Write one video's latents as float32 `video` and `audio`, under a temporary name until they are whole."""
+    with replacing(path) as temporary:
+        save_file({name: np.ascontiguousarray(stream) for name, stream in latents._asdict().items()}, temporary)

@@ -9,26 +9,30 @@ MAX_STEPS = 1000
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a checkpoint wants its noise levels spaced; names as in its scheduler's config."""
+    """How a checkpoint wants its noise levels spaced; names and defaults as in its scheduler's config."""
 
-    base_shift: float
-    max_shift: float
-    base_image_seq_len: int
-    max_image_seq_len: int
-    shift_terminal: float | None
+    use_dynamic_shifting: bool = False
+    shift: float = 1.0  # where shifting is not dynamic
+    base_shift: float = 0.5
+    max_shift: float = 1.15
+    base_image_seq_len: int = 256
+    max_image_seq_len: int = 4096
+    shift_terminal: float | None = None
 
-    def shift(self, tokens: int) -> float:
-        """The shift for so many tokens: a line through the two anchors, not clamped."""
+    def growth(self, tokens: int) -> float:
+        """How strongly so many tokens shift the line: e^μ, μ on a line through the two anchors, not clamped."""
+        if not self.use_dynamic_shifting:
+            return self.shift
         slope = (self.max_shift - self.base_shift) / (self.max_image_seq_len - self.base_image_seq_len)
-        return self.base_shift + slope * (tokens - self.base_image_seq_len)
+        return float(np.exp(self.base_shift + slope * (tokens - self.base_image_seq_len)))
 
     def sigmas(self, steps: int, tokens: int) -> np.ndarray:
         """Noise levels float32 [steps + 1], the first 1, the last 0.
 
-        s' = e^μ / (e^μ + 1/s − 1), then 1 − s' is scaled so that the last s' above zero is `shift_terminal`.
+        s' = growth / (growth + 1/s − 1), then 1 − s' is scaled so that the last s' above zero is `shift_terminal`.
         """
         line = np.linspace(1, 1 / steps, steps)
-        growth = np.exp(self.shift(tokens))
+        growth = self.growth(tokens)
         sigmas = growth / (growth + 1 / line - 1)
         if self.shift_terminal is not None and steps > 1:
             sigmas = 1 - (1 - sigmas) * (1 - self.shift_terminal) / (1 - sigmas[-1])

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeVar
 
 from ltx2_cli.diffusion.geometry import Scales
+from ltx2_cli.diffusion.schedule import Schedule
 from ltx2_cli.spec import AV, SpecError
 
 Config = dict[str, Any]
@@ -272,6 +273,21 @@ class VocoderArch(NetworkArch):
 
 
 @dataclass(frozen=True)
+class SchedulerArch(Schedule, NetworkArch):
+    """The noise levels a checkpoint was made for."""
+
+    only: ClassVar[Config] = {
+        "num_train_timesteps": 1000,
+        "time_shift_type": "exponential",
+        "invert_sigmas": False,
+        "use_karras_sigmas": False,
+        "use_exponential_sigmas": False,
+        "use_beta_sigmas": False,
+        "stochastic_sampling": False,
+    }
+
+
+@dataclass(frozen=True)
 class Arch:
     """Every network of one checkpoint but the text encoder, whose config belongs to transformers."""
 
@@ -280,6 +296,12 @@ class Arch:
     video_vae: VideoVAEArch
     audio_vae: AudioVAEArch
     vocoder: VocoderArch
+    scheduler: SchedulerArch
+
+    @property
+    def latent_mels(self) -> int:
+        """Mel bins of an audio latent: features of an audio token over channels."""
+        return self.transformer.audio_in_channels // self.audio_vae.latent_channels
 
 
 def read_arch(kind: type[A], config: Config, where: str) -> A:

@@ -1,29 +1,41 @@
 """Noise levels against diffusers' scheduler and against numbers worked by hand."""
 
+import math
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 from diffusers import FlowMatchEulerDiscreteScheduler
+from diffusers.pipelines.ltx2.pipeline_ltx2 import calculate_shift
 
 from ltx2_cli.diffusion.schedule import MAX_STEPS, Schedule, padded
 
-PUBLISHED = Schedule(0.95, 2.05, 1024, 4096, 0.1)
-OTHER = Schedule(0.5, 1.15, 256, 2048, 0.2)
+PUBLISHED = Schedule(True, 1.0, 0.95, 2.05, 1024, 4096, 0.1)
+SCHEDULES = [
+    PUBLISHED,
+    Schedule(use_dynamic_shifting=True, max_image_seq_len=2048, shift_terminal=0.2),
+    Schedule(use_dynamic_shifting=True),
+    Schedule(shift=3.0),
+    Schedule(shift_terminal=0.05),
+]
 
 
-@pytest.mark.parametrize("schedule", [PUBLISHED, OTHER, Schedule(0.95, 2.05, 1024, 4096, None)])
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(("steps", "tokens"), [(8, 4096), (30, 6144), (3, 54), (40, 8192)])
 def test_sigmas_equal_the_reference(schedule: Schedule, steps: int, tokens: int) -> None:
-    reference = FlowMatchEulerDiscreteScheduler(
-        use_dynamic_shifting=True, time_shift_type="exponential", shift_terminal=schedule.shift_terminal
-    )
-    reference.set_timesteps(sigmas=np.linspace(1, 1 / steps, steps), mu=schedule.shift(tokens))
-    np.testing.assert_allclose(schedule.sigmas(steps, tokens), reference.sigmas.numpy(), rtol=1e-5, atol=2e-6)  # float32 there, float64 here
+    reference = FlowMatchEulerDiscreteScheduler(**asdict(schedule))
+    anchors = schedule.base_image_seq_len, schedule.max_image_seq_len, schedule.base_shift, schedule.max_shift
+    mu = calculate_shift(tokens, *anchors)
+    reference.set_timesteps(sigmas=np.linspace(1, 1 / steps, steps), mu=mu)
+    np.testing.assert_allclose(
+        schedule.sigmas(steps, tokens), reference.sigmas.numpy(), rtol=1e-5, atol=2e-6
+    )  # float32 there, float64 here
 
 
 def test_the_published_shift_at_its_anchors() -> None:
-    assert PUBLISHED.shift(1024) == pytest.approx(0.95)
-    assert PUBLISHED.shift(4096) == pytest.approx(2.05)
-    assert PUBLISHED.shift(6144) == pytest.approx(2.78333, abs=1e-5)
+    assert [math.log(PUBLISHED.growth(tokens)) for tokens in (1024, 4096, 6144)] == pytest.approx(
+        [0.95, 2.05, 2.783333]
+    )
 
 
 def test_eight_steps_by_hand() -> None:

@@ -1,0 +1,35 @@
+"""The networks on the devices: each is loaded when its phase begins and, unless kept resident, dropped after it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from flax import nnx
+
+from ltx2_cli.core.report import Report
+from ltx2_cli.plan import Plan
+from ltx2_cli.weights.load import Placement, load
+
+
+class Components:
+    """A plan's networks with their weights, by the names of its `networks`: `with components.use("vae", report)`."""
+
+    def __init__(self, plan: Plan):
+        self.plan = plan
+        self._resident: dict[str, nnx.Module] = {}
+
+    @contextmanager
+    def use(self, name: str, report: Report) -> Iterator[Any]:
+        """The network `name`, loaded now unless it is resident."""
+        module = self._resident.get(name)
+        if module is None:
+            with report.stage(f"load {name.replace('_', ' ')}"):
+                module = load(getattr(self.plan.networks, name), self.plan.files[name], self._placement(name))
+        if self.plan.spec.keep_resident:
+            self._resident[name] = module
+        yield module
+
+    def _placement(self, name: str) -> Placement:
+        sharding = self.plan.sharding
+        whole = name in ("vae", "audio_vae", "vocoder") and self.plan.spec.sharding.replicate_vae
+        return (lambda axes: sharding.replicated) if whole else sharding.weight

@@ -1,0 +1,53 @@
+"""A plan carried out: encode, generate, decode; and everything about it written to files."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from ltx2_cli.core.components import Components
+from ltx2_cli.core.decode import decode
+from ltx2_cli.core.encode import encode
+from ltx2_cli.core.generate import generate, initial_latents
+from ltx2_cli.core.report import Report, Silent
+from ltx2_cli.diffusion.latents import save_latents, unpack
+from ltx2_cli.media import Media, latents_paths, output_paths, record_path, write_mp4, write_record
+from ltx2_cli.plan import Plan
+from ltx2_cli.profiles import to_yaml
+from ltx2_cli.spec import AV
+
+SILENT = Silent()
+
+
+def load(plan: Plan) -> Components:
+    """The plan's networks, each loaded when it is first needed; kept where the request says `keep_resident`."""
+    return Components(plan)
+
+
+def run(plan: Plan, components: Components, report: Report = SILENT) -> Iterator[Media]:
+    """The media of each video, one after the other."""
+    yield from decode(plan, make_latents(plan, components, report), components, report)
+
+
+def make_latents(plan: Plan, components: Components, report: Report = SILENT) -> AV[jax.Array]:
+    """The clean latents of every video, as tokens float32 [videos, tokens, channels]."""
+    noise = initial_latents(plan)
+    return generate(plan, noise, encode(plan, components, report), components, report)
+
+
+def write(plan: Plan, components: Components, report: Report = SILENT) -> Iterator[Path]:
+    """Carry out the plan; the path of each video when it and the record beside it are written."""
+    latents = make_latents(plan, components, report)
+    for video, path in enumerate(latents_paths(plan.spec)):
+        row = AV(*(np.asarray(stream[video : video + 1]) for stream in latents))
+        save_latents(unpack(row, plan.latent_shapes), path)
+    media = decode(plan, latents, components, report)
+    for clip, seed, path in zip(media, plan.seeds, output_paths(plan.spec), strict=True):
+        alone = replace(plan.spec, seed=seed, num_videos=1, output=str(path))
+        with report.stage("write"):
+            write_mp4(clip, path)
+            write_record(record_path(path), to_yaml(alone, {name: version(name) for name in ("ltx2", "jax")}))
+        yield path

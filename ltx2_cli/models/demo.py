@@ -1,0 +1,124 @@
+"""The embedded model: LTX-2's architecture at a tiny size, with untrained weights made from a fixed seed.
+
+It is written once, as an ordinary checkpoint folder, to the user's cache, and then loaded like any other.
+"""
+
+import json
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import mkdtemp
+
+from ltx2_cli import __version__
+from ltx2_cli.models.arch import (
+    Arch,
+    AudioVAEArch,
+    ConnectorsArch,
+    SchedulerArch,
+    TransformerArch,
+    VideoVAEArch,
+    VocoderArch,
+)
+from ltx2_cli.models.networks import CONFIG, SCHEDULER, abstract_networks, gemma_recipe
+from ltx2_cli.models.tokenizer import BYTE_VOCABULARY, byte_tokenizer
+from ltx2_cli.spec import DType
+from ltx2_cli.weights.declare import random_weights
+from ltx2_cli.weights.save import save
+
+SEED = 2
+PREFIX = "language_model.model"
+
+TEXT_CONFIG = {
+    "model_type": "gemma3_text",
+    "vocab_size": BYTE_VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "query_pre_attn_scalar": 32,
+    "sliding_window": 1024,
+    "sliding_window_pattern": 2,
+    "max_position_embeddings": 1024,
+}
+ARCH = Arch(
+    TransformerArch(
+        in_channels=16,
+        out_channels=16,
+        num_attention_heads=4,
+        attention_head_dim=32,
+        cross_attention_dim=128,
+        audio_in_channels=32,
+        audio_out_channels=32,
+        audio_num_attention_heads=4,
+        audio_attention_head_dim=16,
+        audio_cross_attention_dim=64,
+        num_layers=4,
+        caption_channels=64,
+    ),
+    ConnectorsArch(
+        caption_channels=64,
+        text_proj_in_factor=4,
+        video_connector_num_attention_heads=2,
+        video_connector_attention_head_dim=32,
+        video_connector_num_learnable_registers=32,
+        audio_connector_num_attention_heads=2,
+        audio_connector_attention_head_dim=32,
+        audio_connector_num_learnable_registers=32,
+    ),
+    VideoVAEArch(
+        latent_channels=16,
+        block_out_channels=(16, 32, 64, 128),
+        decoder_block_out_channels=(16, 32, 64),
+        layers_per_block=(1, 1, 1, 1, 1),
+        decoder_layers_per_block=(1, 1, 1, 1),
+        decoder_causal=False,
+    ),
+    AudioVAEArch(base_channels=16, num_res_blocks=1, latent_channels=2),
+    VocoderArch(hidden_channels=64),
+    SchedulerArch(
+        use_dynamic_shifting=True,
+        base_shift=0.95,
+        max_shift=2.05,
+        base_image_seq_len=1024,
+        max_image_seq_len=4096,
+        shift_terminal=0.1,
+    ),
+)
+
+
+def demo_checkpoint() -> Path:
+    """The folder of the embedded model, made at the first call."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ltx2"
+    folder = cache / f"demo-{__version__}"
+    if not folder.is_dir():
+        cache.mkdir(parents=True, exist_ok=True)
+        made = Path(mkdtemp(prefix=".demo-", dir=cache))
+        _write(made)
+        try:
+            os.rename(made, folder)
+        except OSError:  # another process was first; its folder is the same
+            shutil.rmtree(made)
+    return folder
+
+
+def _write(folder: Path) -> None:
+    recipe = gemma_recipe(TEXT_CONFIG, "the embedded model")
+    networks = abstract_networks(ARCH, recipe, PREFIX, DType.float32, DType.float32)
+    for index, (name, module) in enumerate(networks._asdict().items()):
+        save(random_weights(module, seed=SEED + index), folder / name / "model.safetensors")
+    configs = {
+        "text_encoder": TEXT_CONFIG,
+        "transformer": asdict(ARCH.transformer) | ARCH.transformer.only,
+        "connectors": asdict(ARCH.connectors) | ARCH.connectors.only,
+        "vae": asdict(ARCH.video_vae) | ARCH.video_vae.only,
+        "audio_vae": asdict(ARCH.audio_vae) | ARCH.audio_vae.only,
+        "vocoder": asdict(ARCH.vocoder) | ARCH.vocoder.only,
+    }
+    for name, config in configs.items():
+        (folder / name / CONFIG).write_text(json.dumps(config, indent=2))
+    (folder / SCHEDULER).parent.mkdir()
+    (folder / SCHEDULER).write_text(json.dumps(asdict(ARCH.scheduler) | ARCH.scheduler.only, indent=2))
+    byte_tokenizer(folder / "tokenizer")

@@ -1,0 +1,125 @@
+"""What a request means here: `resolve(RunSpec) -> Plan`, the only place that decides. It reads no weights."""
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from ltx2_cli.diffusion.geometry import Geometry, clip_geometry
+from ltx2_cli.diffusion.guidance import Pass, needed_passes
+from ltx2_cli.diffusion.latents import Shape, file_shapes
+from ltx2_cli.models.arch import Arch
+from ltx2_cli.models.demo import demo_checkpoint
+from ltx2_cli.models.networks import (
+    Networks,
+    abstract_networks,
+    check,
+    needed_files,
+    open_files,
+    read_archs,
+    read_recipe,
+    text_prefix,
+)
+from ltx2_cli.profiles import read_sharding
+from ltx2_cli.sharding import ShardingPlan, lay_out
+from ltx2_cli.spec import AV, Guidance, RunSpec, ShiftTokens, SpecError, StgRule
+from ltx2_cli.weights.checkpoint import TensorFiles, locate
+from ltx2_cli.weights.declare import weights
+
+REFERENCE_TOKENS = 4096
+PUBLISHED_STG_DEPTH = 29 / 48  # the block that LTX-2 perturbs, as a fraction of its layers
+EMBEDDED = "embedded"
+DEVICE_PROFILES = {"TPU7x": "ironwood", "TPU v7x": "ironwood", "TPU v6 lite": "trillium", "TPU v6e": "trillium"}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One run of the denoising loop."""
+
+    geometry: Geometry
+    sigmas: np.ndarray
+    passes: tuple[Pass, ...]
+    guidance: AV[Guidance]
+    stg_blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything a run needs to know before it reads a weight."""
+
+    spec: RunSpec  # with the seed, the sharding profile and the blocks that were chosen
+    folder: Path
+    arch: Arch
+    networks: Networks  # without their weights
+    files: Mapping[str, TensorFiles]
+    sharding: ShardingPlan
+    prompts: tuple[str, ...]  # distinct, in the order of the passes that read them
+    stages: tuple[Stage, ...]
+    latent_shapes: AV[Shape]  # of one video in a file
+
+    def contexts(self, passes: tuple[Pass, ...]) -> tuple[int, ...]:
+        """Which of the prompts each pass reads."""
+        negative = self.prompts.index(self.spec.negative_prompt) if Pass.UNCOND in passes else 0
+        return tuple(negative if each is Pass.UNCOND else 0 for each in passes)
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seed of each video."""
+        assert self.spec.seed is not None
+        return tuple(self.spec.seed + video for video in range(self.spec.num_videos))
+
+
+def resolve(spec: RunSpec) -> Plan:
+    """Find the checkpoint, check it against what its configs declare, and decide all that the request left open.
+
+    Raises `SpecError` for a request or a checkpoint that cannot be met, with every finding of its kind.
+    """
+    folder = demo_checkpoint() if spec.checkpoint == EMBEDDED else locate(spec.checkpoint, needed_files())
+    arch, files = read_archs(folder), open_files(folder)
+    networks = abstract_networks(
+        arch, read_recipe(folder), text_prefix(files), spec.dtype, spec.text_encoder_dtype, spec.scan_layers
+    )
+    check(folder, arch, networks, files)
+    networks.vae.encoder = networks.audio_vae.encoder = None  # what a run does not use is not loaded
+    spec = _settled(spec, arch)
+    sharding = lay_out(spec.sharding, jax.devices(), [weight for module in networks for weight in weights(module)])
+    geometry = clip_geometry(spec.num_frames, spec.height, spec.width, spec.fps, arch.transformer.scales)
+    stage = _stage(spec, geometry, arch)
+    prompts = [spec.prompt] + [spec.negative_prompt] * (Pass.UNCOND in stage.passes)
+    channels = AV(arch.transformer.in_channels, arch.transformer.audio_in_channels)
+    shapes = file_shapes(geometry, channels, arch.latent_mels)
+    return Plan(spec, folder, arch, networks, files, sharding, tuple(dict.fromkeys(prompts)), (stage,), shapes)
+
+
+def _settled(spec: RunSpec, arch: Arch) -> RunSpec:
+    """The request with what it left open filled in."""
+    layers = arch.transformer.num_layers
+    blocks = spec.stg_blocks if spec.stg_blocks is not None else [min(round(layers * PUBLISHED_STG_DEPTH), layers - 1)]
+    if beyond := [block for block in blocks if block >= layers]:
+        raise SpecError(
+            f"STG block {beyond[0]} does not exist: the model has blocks 0 to {layers - 1}",
+            f"--stg-blocks {layers - 1}, or --stg-scale 0 --audio-stg-scale 0 to do without",
+        )
+    seed = spec.seed if spec.seed is not None else secrets.randbelow(2**32 - spec.num_videos + 1)
+    sharding = read_sharding(_device_profile()) if spec.sharding.profile == "auto" else spec.sharding
+    return replace(spec, seed=seed, stg_blocks=list(blocks), sharding=sharding)
+
+
+def _device_profile() -> str:
+    """The profile for the devices found here."""
+    device = jax.devices()[0]
+    if device.platform == "gpu":
+        return "gpu"
+    return next((profile for kind, profile in DEVICE_PROFILES.items() if device.device_kind.startswith(kind)), "single")
+
+
+def _stage(spec: RunSpec, geometry: Geometry, arch: Arch) -> Stage:
+    guidance = AV(spec.guidance.video, spec.guidance.audio)
+    if not spec.stg_blocks or (spec.stg_rule is StgRule.config and not arch.transformer.perturbed_attn):
+        guidance = AV(*(replace(stream, stg_scale=0.0) for stream in guidance))
+    actual = spec.shift_tokens is ShiftTokens.actual
+    sigmas = arch.scheduler.sigmas(spec.num_inference_steps, geometry.video_tokens if actual else REFERENCE_TOKENS)
+    return Stage(geometry, sigmas, needed_passes(guidance), guidance, tuple(spec.stg_blocks or ()))

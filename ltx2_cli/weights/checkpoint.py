@@ -1,0 +1,131 @@
+"""A checkpoint on disk: find it, read its configs, know every tensor from the files' headers, read one at a time."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from safetensors import SafetensorError, safe_open
+
+from ltx2_cli.spec import SpecError
+from ltx2_cli.weights.declare import Shape
+
+STEMS = ("diffusion_pytorch_model", "model")
+LFS_POINTER = b"version https://git-lfs"
+Index = tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor as a file's header describes it."""
+
+    shape: Shape
+    dtype: str
+    file: Path
+
+
+class TensorFiles(Mapping[str, Tensor]):
+    """The tensors of one network, over all its files. Opening reads headers only.
+
+    Raises `SpecError` where a file is missing, cut short, or not a safetensors file.
+    """
+
+    def __init__(self, folder: Path, stems: tuple[str, ...] = STEMS):
+        self.folder = folder
+        self._handles = {path: _open(path) for path in _files(folder, stems)}
+        self._tensors = {
+            name: _tensor(handle, name, path)
+            for path, handle in self._handles.items()
+            for name in handle.keys()  # noqa: SIM118
+        }
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def read(self, name: str, index: Index) -> np.ndarray:
+        """The part of one tensor that `index` selects, in the file's dtype."""
+        return self._handles[self[name].file].get_slice(name)[index]
+
+
+def _tensor(handle: Any, name: str, path: Path) -> Tensor:
+    header = handle.get_slice(name)
+    return Tensor(tuple(header.get_shape()), header.get_dtype(), path)
+
+
+def _open(path: Path) -> Any:
+    if not path.exists():
+        raise SpecError(f"{path} is missing", "the index beside it names it; download the checkpoint again")
+    with path.open("rb") as file:
+        if file.read(len(LFS_POINTER)) == LFS_POINTER:
+            raise SpecError(f"{path} is a Git LFS pointer, not the weights", "run `git lfs pull` in that folder")
+    try:
+        return safe_open(path, "np")
+    except SafetensorError as error:
+        raise SpecError(f"{path} is damaged or cut short ({error})", "download it again") from error
+
+
+def _files(folder: Path, stems: tuple[str, ...]) -> list[Path]:
+    for stem in stems:
+        index = folder / f"{stem}.safetensors.index.json"
+        if index.exists():
+            return sorted({folder / name for name in read_json(index)["weight_map"].values()})
+        if (folder / f"{stem}.safetensors").exists():
+            return [folder / f"{stem}.safetensors"]
+    raise SpecError(f"{folder} holds no weights: no {' or '.join(f'{stem}.safetensors' for stem in stems)}")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from `path`; raises `SpecError` where it is missing or is none."""
+    try:
+        value = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise SpecError(f"{path.parent.parent} is no LTX-2 checkpoint: {path} is missing") from None
+    except ValueError as error:
+        raise SpecError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise SpecError(f"{path} is not a JSON object")
+    return value
+
+
+def locate(checkpoint: str, wanted: list[str]) -> Path:
+    """The folder of `checkpoint`: itself, or a repository id with an optional `@revision`, fetched into the cache of
+    huggingface_hub (whose environment variables and token apply) as far as the patterns in `wanted` go."""
+    folder = Path(checkpoint).expanduser()
+    if folder.is_dir():
+        return folder
+    repository, _, revision = checkpoint.partition("@")
+    try:
+        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=wanted))
+    except GatedRepoError as error:
+        raise SpecError(
+            f"{repository} is gated",
+            f"accept its terms at https://huggingface.co/{repository} and set HF_TOKEN or run `hf auth login`",
+        ) from error
+    except RevisionNotFoundError as error:
+        raise SpecError(f"{repository} has no revision `{revision}`") from error
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise SpecError(f"no folder and no repository is called `{checkpoint}`") from error
+    except LocalEntryNotFoundError as error:
+        raise SpecError(
+            f"{checkpoint} is not in the local cache and the hub cannot be reached",
+            "check the network or HF_HUB_OFFLINE",
+        ) from error
+    except (HfHubHTTPError, OSError) as error:
+        raise SpecError(f"{checkpoint} could not be fetched: {error}") from error

@@ -1,0 +1,121 @@
+"""From files to devices: what is declared is checked against the headers, then placed one tensor at a time."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ltx2_cli.spec import RunError
+from ltx2_cli.weights.checkpoint import TensorFiles
+from ltx2_cli.weights.declare import Shape, Weight, declared, map_weights
+
+M = TypeVar("M", bound=nnx.Module)
+Placement = Callable[[tuple[str | None, ...]], NamedSharding]
+FLOATS = {"F64", "F32", "F16", "BF16"}
+SPLIT_ABOVE = 2**24  # elements: a replicated weight this large crosses from the host in parts
+
+
+def mismatches(module: nnx.Module, files: TensorFiles, ours: Callable[[str], bool] = lambda name: True) -> list[str]:
+    """Every way in which `files` is not what `module` declares; `ours` tells which of the file's names to judge."""
+    wanted = declared(module)
+    found = {name: tensor for name, tensor in files.items() if ours(name)}
+    return [
+        *_some("missing", sorted(wanted.keys() - found.keys())),
+        *_some("not known", sorted(found.keys() - wanted.keys())),
+        *_some(
+            "of another shape",
+            [
+                f"{name} is {_by(found[name].shape)}, not {_by(shape)}"
+                for name, shape in wanted.items()
+                if name in found and found[name].shape != shape
+            ],
+        ),
+        *_some(
+            "of a type that is not read",
+            [f"{name} is {found[name].dtype}" for name in wanted if name in found and found[name].dtype not in FLOATS],
+        ),
+    ]
+
+
+def _some(what: str, names: list[str], most: int = 5) -> Iterable[str]:
+    if names:
+        more = f" and {len(names) - most} more" if len(names) > most else ""
+        yield f"{len(names)} {what}: {', '.join(names[:most])}{more}"
+
+
+def _by(shape: Shape) -> str:
+    return "x".join(map(str, shape)) or "a scalar"
+
+
+def load(module: M, files: TensorFiles, place: Placement) -> M:
+    """`module` with its weights on the devices, each cast once to its declared dtype and laid out by `place`.
+
+    The host never holds more than one tensor. Raises `RunError` naming the tensors that are not finite.
+    """
+    finite: dict[str, jax.Array] = {}
+
+    def fill(weight: Weight) -> Weight:
+        value = weight.get_value()
+        sharding = place(weight.axes)
+        if not weight.layers:
+            disk = _read(files, weight.source, weight.order, sharding)
+            array, finite[weight.source] = _arrange(disk, weight.order, value.dtype, sharding)
+            return weight.with_value(array)
+        array = _empty(value.shape, value.dtype, sharding)
+        within = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
+        for layer, name, _ in weight.tensors():
+            disk = _read(files, name, weight.order, within)
+            array, finite[name] = _insert(array, disk, np.int32(layer), weight.order, sharding)
+        return weight.with_value(array)
+
+    loaded = map_weights(fill, module)
+    if broken := [name for name, good in finite.items() if not good]:
+        found = "; ".join(_some("not finite", broken))
+        raise RunError(f"the weights in {files.folder} are damaged: {found}", "download the checkpoint again")
+    return loaded
+
+
+def _read(files: TensorFiles, name: str, order: tuple[int, ...], sharding: NamedSharding) -> jax.Array:
+    shape = files[name].shape
+    spec = (*sharding.spec, *[None] * (len(shape) - len(sharding.spec)))
+    on_disk: list[str | None] = [spec[order.index(i)] for i in range(len(shape))]
+    if not any(spec) and np.prod(shape) >= SPLIT_ABOVE:
+        on_disk = _split(shape, sharding)
+    layout = NamedSharding(sharding.mesh, PartitionSpec(*on_disk))
+    return jax.make_array_from_callback(shape, layout, lambda index: files.read(name, index))
+
+
+def _split(shape: Shape, sharding: NamedSharding) -> list[str | None]:
+    """Over which mesh axis a whole tensor may travel in equal parts, if any."""
+    for axis, size in sharding.mesh.shape.items():
+        for dimension, length in enumerate(shape):
+            if size > 1 and length % size == 0:
+                return [axis if i == dimension else None for i in range(len(shape))]
+    return [None] * len(shape)
+
+
+@partial(jax.jit, static_argnames=("order", "dtype", "sharding"))
+def _arrange(
+    disk: jax.Array, order: tuple[int, ...], dtype: jnp.dtype, sharding: NamedSharding
+) -> tuple[jax.Array, jax.Array]:
+    array = jax.lax.with_sharding_constraint(disk.transpose(order).astype(dtype), sharding)
+    return array, jnp.isfinite(array).all()
+
+
+@partial(jax.jit, static_argnames=("order", "sharding"), donate_argnames="stack")
+def _insert(
+    stack: jax.Array, disk: jax.Array, layer: jax.Array, order: tuple[int, ...], sharding: NamedSharding
+) -> tuple[jax.Array, jax.Array]:
+    array = disk.transpose(order).astype(stack.dtype)
+    filled = jax.lax.dynamic_update_index_in_dim(stack, array, layer, 0)
+    return jax.lax.with_sharding_constraint(filled, sharding), jnp.isfinite(array).all()
+
+
+@partial(jax.jit, static_argnames=("shape", "dtype", "sharding"))
+def _empty(shape: Shape, dtype: jnp.dtype, sharding: NamedSharding) -> jax.Array:
+    return jax.lax.with_sharding_constraint(jnp.zeros(shape, dtype), sharding)

@@ -1,0 +1,22 @@
+"""From devices to a file: a network's weights under the names and in the order they have in a checkpoint."""
+
+from pathlib import Path
+
+import numpy as np
+from flax import nnx
+from safetensors.numpy import save_file
+
+from ltx2_cli.media import replacing
+from ltx2_cli.weights.declare import weights
+
+
+def save(module: nnx.Module, path: Path) -> None:
+    """Write every weight of `module` to a safetensors file, under a temporary name until it is whole."""
+    tensors = {}
+    for weight in weights(module):
+        array, inverse = np.asarray(weight.get_value()), np.argsort(weight.order)
+        for layer, name, _ in weight.tensors():
+            ours = array if layer is None else array[layer]
+            tensors[name] = np.ascontiguousarray(ours.transpose(inverse))
+    with replacing(path) as temporary:
+        save_file(tensors, temporary)
