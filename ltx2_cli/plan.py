@@ -97,15 +97,16 @@ def resolve(spec: RunSpec) -> Plan:
 def _settled(spec: RunSpec, arch: Arch) -> RunSpec:
     """The request with what it left open filled in."""
     layers = arch.transformer.num_layers
-    blocks = spec.stg_blocks if spec.stg_blocks is not None else [min(round(layers * PUBLISHED_STG_DEPTH), layers - 1)]
+    published = (min(round(layers * PUBLISHED_STG_DEPTH), layers - 1),)
+    blocks = published if spec.stg_blocks is None else spec.stg_blocks
     if beyond := [block for block in blocks if block >= layers]:
         raise SpecError(
             f"STG block {beyond[0]} does not exist: the model has blocks 0 to {layers - 1}",
             f"--stg-blocks {layers - 1}, or --stg-scale 0 --audio-stg-scale 0 to do without",
         )
     seed = spec.seed if spec.seed is not None else secrets.randbelow(2**32 - spec.num_videos + 1)
-    sharding = read_sharding(_device_profile()) if spec.sharding.profile == "auto" else spec.sharding
-    return replace(spec, seed=seed, stg_blocks=list(blocks), sharding=sharding)
+    sharding = read_sharding(_device_profile(), spec.sharding) if spec.sharding.profile == "auto" else spec.sharding
+    return replace(spec, seed=seed, stg_blocks=blocks, sharding=sharding)
 
 
 def _device_profile() -> str:
@@ -122,4 +123,4 @@ def _stage(spec: RunSpec, geometry: Geometry, arch: Arch) -> Stage:
         guidance = AV(*(replace(stream, stg_scale=0.0) for stream in guidance))
     actual = spec.shift_tokens is ShiftTokens.actual
     sigmas = arch.scheduler.sigmas(spec.num_inference_steps, geometry.video_tokens if actual else REFERENCE_TOKENS)
-    return Stage(geometry, sigmas, needed_passes(guidance), guidance, tuple(spec.stg_blocks or ()))
+    return Stage(geometry, sigmas, needed_passes(guidance), guidance, spec.stg_blocks or ())

@@ -42,7 +42,7 @@ class DType(StrEnum):
 
 
 class ShiftTokens(StrEnum):
-    """Which token count shifts the schedule: always 4096, or the clip's own (model_spec §6.2, §12 row 1)."""
+    """Which token count shifts the schedule: always 4096, or the clip's own."""
 
     reference = "reference"
     actual = "actual"
@@ -50,7 +50,7 @@ class ShiftTokens(StrEnum):
 
 class StgRule(StrEnum):
     """When spatio-temporal guidance perturbs: whenever asked, or only where the checkpoint's config says
-    `perturbed_attn` (model_spec §12 row 12)."""
+    `perturbed_attn`."""
 
     always = "always"
     config = "config"
@@ -58,7 +58,7 @@ class StgRule(StrEnum):
 
 @dataclass(frozen=True)
 class Guidance:
-    """How far each guidance pass pushes one stream (model_spec §7). Off: 1, 0, 1, 0."""
+    """How far each guidance pass pushes one stream. Off: 1, 0, 1, 0."""
 
     guidance_scale: float
     stg_scale: float
@@ -184,7 +184,7 @@ def _wrong_files(spec: RunSpec) -> Iterator[str]:
     if "/" in (spec.model_name or ""):
         yield f"model_name {spec.model_name} begins file names and cannot hold a `/`; use -o to name the file"
     if spec.output is not None and Path(spec.output).suffix.lower() != ".mp4":
-        yield f"output {spec.output} does not end in .mp4; nearest: -o {Path(spec.output).with_suffix('.mp4')}"
+        yield f"output {spec.output!r} is not an mp4; name one: -o {Path(spec.output).stem or 'video'}.mp4"
     if spec.noise is not None and not Path(spec.noise).is_file():
         yield f"there is no noise file {spec.noise}; check the path after --noise"
     if spec.noise is not None and spec.num_videos > 1:

@@ -1,0 +1,89 @@
+"""The command line, a file a verb. This one joins them, and turns what went wrong into a sentence and an exit code."""
+
+import _thread
+import sys
+import threading
+import traceback
+from types import TracebackType
+from typing import Annotated
+
+import typer
+from typer.main import get_command
+
+from ltx2_cli import __version__
+from ltx2_cli.cli.generate import EXAMPLES, generate
+from ltx2_cli.console import complain
+from ltx2_cli.spec import RunError, SpecError
+
+FAILED, REFUSED, INTERRUPTED = 1, 2, 130
+EXIT_CODES = "Exit codes: 0 done, 1 the run failed, 2 the request cannot be met, 130 interrupted."
+
+app = typer.Typer(rich_markup_mode="rich", help=f"Video with sound from text: LTX-2 in JAX.\n\n{EXAMPLES}")
+app.command(help=f"{generate.__doc__}\n\n{EXAMPLES}", short_help=generate.__doc__, epilog=EXIT_CODES)(generate)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ltx2 {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True, epilog=EXIT_CODES)
+def overview(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Say the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """What `ltx2` does without a verb: show its help."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main() -> None:
+    """Run the command line and exit. Tracebacks are shown with `--debug` alone."""
+    debug = "--debug" in sys.argv
+    if not debug:
+        sys.excepthook = _unforeseen
+    sys.unraisablehook = _raise_again
+    try:
+        code = get_command(app)(prog_name="ltx2", standalone_mode=False) or 0
+    except (SpecError, RunError, OSError, typer.TyperException) as error:
+        if debug:
+            traceback.print_exc()
+        sentence, hint, code = _explain(error)
+        complain(sentence, hint)
+    if code == INTERRUPTED:
+        complain("interrupted", "finished files stay, the unfinished one is gone")
+    sys.exit(code)
+
+
+def _explain(error: Exception) -> tuple[str, str, int]:
+    """The sentence, the hint and the exit code of an expected error."""
+    match error:
+        case SpecError():
+            return str(error), error.hint, REFUSED
+        case RunError():
+            return str(error), error.hint, FAILED
+        case typer.TyperException():
+            return error.format_message(), "`ltx2 generate --help` lists every option", error.exit_code
+        case OSError():
+            place = f": {error.filename}" if error.filename else ""
+            return f"{error.strerror or error}{place}", "--debug shows where", FAILED
+        case _:
+            raise error
+
+
+def _raise_again(lost: "sys.UnraisableHookArgs") -> None:
+    """Python drops an exception raised in a destructor or in jax's callback of the garbage collector. A Ctrl-C that
+    arrived there is sent again, a moment later, when the program is out of it."""
+    if lost.exc_type is KeyboardInterrupt:
+        threading.Timer(0.05, _thread.interrupt_main).start()
+    else:
+        sys.__unraisablehook__(lost)
+
+
+def _unforeseen(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """What Python calls for any other exception, before it ends with exit code 1."""
+    first_line = (str(error).splitlines() or [""])[0]
+    complain(f"{kind.__name__}: {first_line}", "this was not foreseen; --debug shows where it happened")

@@ -16,17 +16,17 @@ class Components:
 
     def __init__(self, plan: Plan):
         self.plan = plan
-        self._resident: dict[str, nnx.Module] = {}
+        self.resident: dict[str, nnx.Module] = {}
 
     @contextmanager
     def use(self, name: str, report: Report) -> Iterator[Any]:
         """The network `name`, loaded now unless it is resident."""
-        module = self._resident.get(name)
+        module = self.resident.get(name)
         if module is None:
             with report.stage(f"load {name.replace('_', ' ')}"):
                 module = load(getattr(self.plan.networks, name), self.plan.files[name], self._placement(name))
         if self.plan.spec.keep_resident:
-            self._resident[name] = module
+            self.resident[name] = module
         yield module
 
     def _placement(self, name: str) -> Placement:

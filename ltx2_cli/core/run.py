@@ -1,7 +1,6 @@
 """A plan carried out: encode, generate, decode; and everything about it written to files."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from ltx2_cli.core.encode import encode
 from ltx2_cli.core.generate import generate, initial_latents
 from ltx2_cli.core.report import Report, Silent
 from ltx2_cli.diffusion.latents import save_latents, unpack
-from ltx2_cli.media import Media, latents_paths, output_paths, record_path, write_mp4, write_record
+from ltx2_cli.media import Media, latents_paths, output_paths, record_path, single_specs, write_mp4, write_record
 from ltx2_cli.plan import Plan
 from ltx2_cli.profiles import to_yaml
 from ltx2_cli.spec import AV
@@ -41,13 +40,13 @@ def make_latents(plan: Plan, components: Components, report: Report = SILENT) ->
 def write(plan: Plan, components: Components, report: Report = SILENT) -> Iterator[Path]:
     """Carry out the plan; the path of each video when it and the record beside it are written."""
     latents = make_latents(plan, components, report)
-    for video, path in enumerate(latents_paths(plan.spec)):
+    for video, file in enumerate(latents_paths(plan.spec)):
         row = AV(*(np.asarray(stream[video : video + 1]) for stream in latents))
-        save_latents(unpack(row, plan.latent_shapes), path)
+        save_latents(unpack(row, plan.latent_shapes), file)
     media = decode(plan, latents, components, report)
-    for clip, seed, path in zip(media, plan.seeds, output_paths(plan.spec), strict=True):
-        alone = replace(plan.spec, seed=seed, num_videos=1, output=str(path))
+    for clip, spec in zip(media, single_specs(plan.spec), strict=True):
+        (path,) = output_paths(spec)
         with report.stage("write"):
             write_mp4(clip, path)
-            write_record(record_path(path), to_yaml(alone, {name: version(name) for name in ("ltx2", "jax")}))
+            write_record(record_path(path), to_yaml(spec, {name: version(name) for name in ("ltx2", "jax")}))
         yield path

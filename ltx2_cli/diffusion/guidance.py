@@ -1,4 +1,6 @@
-"""Guidance is one weighted sum of predictions, then a rescale (model_spec: classifier-free, spatio-temporal, modality).
+"""Guidance is one weighted sum of predictions, then a rescale.
+
+Classifier-free (arXiv:2207.12598), spatio-temporal (arXiv:2411.18664), and modality guidance (arXiv:2601.03233):
 
 g = c + (s_cfg − 1)(c − u) + s_stg (c − p) + (s_mod − 1)(c − m), which is Σ w[pass]·x0[pass]; then
 g ← g·(r·std(c)/std(g) + 1 − r).

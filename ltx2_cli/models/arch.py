@@ -57,7 +57,7 @@ class StreamArch:
 
 @dataclass(frozen=True)
 class TransformerArch(NetworkArch):
-    """The audio-video denoiser (model_spec §3.1)."""
+    """The audio-video denoiser."""
 
     in_channels: int = 128
     out_channels: int = 128
@@ -162,7 +162,7 @@ class TransformerArch(NetworkArch):
 
 @dataclass(frozen=True)
 class ConnectorsArch(NetworkArch):
-    """Text features and the two connectors (model_spec §4.3, §4.4)."""
+    """Text features and the two connectors."""
 
     caption_channels: int = 3840
     text_proj_in_factor: int = 49
@@ -190,10 +190,18 @@ class ConnectorsArch(NetworkArch):
         {"causal_temporal_positioning", "video_hidden_dim", "audio_hidden_dim"}
     )
 
+    def conflicts(self) -> Iterator[str]:
+        for stream, width in (
+            ("video", self.video_connector_num_attention_heads * self.video_connector_attention_head_dim),
+            ("audio", self.audio_connector_num_attention_heads * self.audio_connector_attention_head_dim),
+        ):
+            if width != self.caption_channels:
+                yield f"the {stream} connector is {width} wide, its features {self.caption_channels}"
+
 
 @dataclass(frozen=True)
 class VideoVAEArch(NetworkArch):
-    """The video autoencoder (model_spec §5.1). Decoder lists run shallow to deep, but for `upsample_type`."""
+    """The video autoencoder. Decoder lists run shallow to deep, but for `upsample_type`."""
 
     in_channels: int = 3
     out_channels: int = 3
@@ -226,7 +234,7 @@ class VideoVAEArch(NetworkArch):
 
 @dataclass(frozen=True)
 class AudioVAEArch(NetworkArch):
-    """The audio autoencoder over stereo log-mel spectrograms (model_spec §5.2)."""
+    """The audio autoencoder over stereo log-mel spectrograms."""
 
     base_channels: int = 128
     output_channels: int = 2
@@ -251,7 +259,7 @@ class AudioVAEArch(NetworkArch):
 
 @dataclass(frozen=True)
 class VocoderArch(NetworkArch):
-    """Mel spectrogram to waveform (model_spec §5.5)."""
+    """Mel spectrogram to waveform."""
 
     in_channels: int = 128
     hidden_channels: int = 1024

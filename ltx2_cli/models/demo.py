@@ -20,7 +20,8 @@ from ltx2_cli.models.arch import (
     VideoVAEArch,
     VocoderArch,
 )
-from ltx2_cli.models.networks import CONFIG, SCHEDULER, abstract_networks, gemma_recipe
+from ltx2_cli.models.gemma import gemma_recipe
+from ltx2_cli.models.networks import CONFIG, SCHEDULER, abstract_networks
 from ltx2_cli.models.tokenizer import BYTE_VOCABULARY, byte_tokenizer
 from ltx2_cli.spec import DType
 from ltx2_cli.weights.declare import random_weights

@@ -1,4 +1,4 @@
-"""Multi-head attention as every LTX-2 transformer uses it (model_spec §3.7)."""
+"""Multi-head attention as every LTX-2 transformer uses it (arXiv:2601.03233)."""
 
 from typing import NamedTuple
 
@@ -25,12 +25,19 @@ def attend(queries: jax.Array, context: KeysValues) -> jax.Array:
     rows, tokens, heads, dim = queries.shape
     blocks = -(-tokens // QUERY_BLOCK)
     if blocks == 1:
-        return jax.nn.dot_product_attention(queries, *context)
+        return _attend_block(queries, context)
     padding = blocks * QUERY_BLOCK - tokens
     padded = jnp.pad(queries, ((0, 0), (0, padding), (0, 0), (0, 0)))
     split = padded.reshape(rows, blocks, QUERY_BLOCK, heads, dim).swapaxes(0, 1)
-    done = jax.lax.map(lambda block: jax.nn.dot_product_attention(block, *context), split)
+    done = jax.lax.map(lambda block: _attend_block(block, context), split)
     return done.swapaxes(0, 1).reshape(rows, blocks * QUERY_BLOCK, heads, dim)[:, :tokens]
+
+
+def _attend_block(queries: jax.Array, context: KeysValues) -> jax.Array:
+    # jax.nn.dot_product_attention is this, but does not compile in float16.
+    scores = jnp.einsum("rqhd,rkhd->rhqk", queries, context.keys, preferred_element_type=jnp.float32)
+    weights = jax.nn.softmax(scores * queries.shape[-1] ** -0.5, axis=-1).astype(context.values.dtype)
+    return jnp.einsum("rhqk,rkhd->rqhd", weights, context.values)
 
 
 class Attention(nnx.Module):

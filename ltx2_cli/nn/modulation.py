@@ -24,7 +24,7 @@ def sinusoid(timesteps: jax.Array) -> jax.Array:
 
 
 class AdaLayerNormSingle(nnx.Module):
-    """Modulation rows from a timestep (model_spec §3.6)."""
+    """Modulation rows from a timestep, after PixArt-α (arXiv:2310.00426)."""
 
     def __init__(self, scope: Scope, dim: int, rows: int):
         embedder = scope / "emb" / "timestep_embedder"
@@ -37,5 +37,5 @@ class AdaLayerNormSingle(nnx.Module):
         """The modulation [..., rows, dim] and the embedding it was made from [..., dim], in the weights' dtype."""
         dtype = self.linear_1.kernel.dtype
         embedded = self.linear_2(jax.nn.silu(self.linear_1(sinusoid(timesteps).astype(dtype))))
-        rows = self.linear(jax.nn.silu(embedded))
-        return rows.reshape(*embedded.shape[:-1], self.rows, -1), embedded
+        rows = jnp.split(self.linear(jax.nn.silu(embedded)), self.rows, axis=-1)
+        return jnp.stack(rows, axis=-2), embedded

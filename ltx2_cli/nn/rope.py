@@ -1,4 +1,4 @@
-"""Rotary position embedding in its split form (model_spec §3.5): tables on the host, rotation in float32."""
+"""Rotary position embedding in its split form (arXiv:2104.09864): tables on the host, rotation in float32."""
 
 from typing import NamedTuple
 

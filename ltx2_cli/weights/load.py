@@ -17,6 +17,7 @@ from ltx2_cli.weights.declare import Shape, Weight, declared, map_weights
 M = TypeVar("M", bound=nnx.Module)
 Placement = Callable[[tuple[str | None, ...]], NamedSharding]
 FLOATS = {"F64", "F32", "F16", "BF16"}
+SMALL = 2**20  # elements
 SPLIT_ABOVE = 2**24  # elements: a replicated weight this large crosses from the host in parts
 
 
@@ -55,22 +56,15 @@ def _by(shape: Shape) -> str:
 def load(module: M, files: TensorFiles, place: Placement) -> M:
     """`module` with its weights on the devices, each cast once to its declared dtype and laid out by `place`.
 
-    The host never holds more than one tensor. Raises `RunError` naming the tensors that are not finite.
+    The host never holds more than one tensor, or one small weight. Raises `RunError` naming the tensors that are
+    not finite.
     """
-    finite: dict[str, jax.Array] = {}
+    finite: dict[str, jax.Array | np.bool_] = {}
 
     def fill(weight: Weight) -> Weight:
-        value = weight.get_value()
-        sharding = place(weight.axes)
-        if not weight.layers:
-            disk = _read(files, weight.source, weight.order, sharding)
-            array, finite[weight.source] = _arrange(disk, weight.order, value.dtype, sharding)
-            return weight.with_value(array)
-        array = _empty(value.shape, value.dtype, sharding)
-        within = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
-        for layer, name, _ in weight.tensors():
-            disk = _read(files, name, weight.order, within)
-            array, finite[name] = _insert(array, disk, np.int32(layer), weight.order, sharding)
+        arrange = _on_host if weight.get_value().size <= SMALL else _on_devices
+        array, each = arrange(weight, files, place(weight.axes))
+        finite.update(each)
         return weight.with_value(array)
 
     loaded = map_weights(fill, module)
@@ -80,8 +74,33 @@ def load(module: M, files: TensorFiles, place: Placement) -> M:
     return loaded
 
 
-def _read(files: TensorFiles, name: str, order: tuple[int, ...], sharding: NamedSharding) -> jax.Array:
-    shape = files[name].shape
+def _on_host(weight: Weight, files: TensorFiles, place: NamedSharding) -> tuple[jax.Array, dict[str, np.bool_]]:
+    """A small weight, arranged before it travels: to compile a program for its shape would take longer."""
+    value = weight.get_value()
+    disk = {name: files.read(name, (slice(None),) * len(shape)) for _, name, shape in weight.tensors()}
+    arrays = [array.transpose(weight.order).astype(value.dtype) for array in disk.values()]
+    whole = np.stack(arrays) if weight.layers else arrays[0]
+    array = jax.make_array_from_callback(value.shape, place, lambda index: whole[index])
+    return array, {name: np.isfinite(array).all() for name, array in zip(disk, arrays, strict=True)}
+
+
+def _on_devices(weight: Weight, files: TensorFiles, place: NamedSharding) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """A large weight, sent as it lies on disk, tensor by tensor, and arranged where it arrives."""
+    value = weight.get_value()
+    if not weight.layers:
+        array, good = _arrange(_read(files, weight, weight.source, place), weight.order, value.dtype, place)
+        return array, {weight.source: good}
+    finite = {}
+    array = _empty(value.shape, value.dtype, place)
+    within = NamedSharding(place.mesh, PartitionSpec(*place.spec[1:]))
+    for layer, name, _ in weight.tensors():
+        array, finite[name] = _insert(array, _read(files, weight, name, within), np.int32(layer), weight.order, place)
+    return array, finite
+
+
+def _read(files: TensorFiles, weight: Weight, name: str, sharding: NamedSharding) -> jax.Array:
+    """A tensor in the order of the disk, on the devices that will want its parts."""
+    shape, order = files[name].shape, weight.order
     spec = (*sharding.spec, *[None] * (len(shape) - len(sharding.spec)))
     on_disk: list[str | None] = [spec[order.index(i)] for i in range(len(shape))]
     if not any(spec) and np.prod(shape) >= SPLIT_ABOVE:

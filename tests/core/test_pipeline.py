@@ -1,120 +1,16 @@
 """The whole way from a prompt to latents, frames and sound, against diffusers from the same folder and noise."""
 
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from diffusers import LTX2Pipeline
-from safetensors.torch import save_file
 
-from ltx2_cli.core.components import Components
-from ltx2_cli.core.report import Silent
-from ltx2_cli.core.run import make_latents
-from ltx2_cli.diffusion.latents import unpack
-from ltx2_cli.plan import Plan, resolve
-from ltx2_cli.profiles import read_spec
+from clips import ALL_ON, CASES, Checkpoint, final_latents, plan_of, reference
+from ltx2_cli import load, run
 from parity import relative_error
-from tiny import draw_noise, tiny_pipeline
-
-PROMPT, NEGATIVE = "A red ball bounces, once.", "blurry"
-TEXT_TOKENS = 32
-
-
-class Size(NamedTuple):
-    num_frames: int
-    height: int
-    width: int
-    fps: float
-
-
-class Case(NamedTuple):
-    """How one clip is asked for, in both programs' words."""
-
-    size: Size
-    steps: int
-    video: tuple[float, float, float, float]  # guidance, stg, modality, rescale
-    audio: tuple[float, float, float, float]
-    stg_blocks: list[int]
-
-
-ALL_ON = Case(Size(17, 64, 96, 24.0), 3, (3.0, 1.0, 3.0, 0.7), (7.0, 0.5, 2.0, 0.4), [1])
-CASES = {
-    "all guidance": ALL_ON,
-    "one latent frame, two blocks": Case(Size(1, 96, 64, 12.5), 2, (2.0, 1.5, 1.5, 1.0), (4.0, 1.0, 3.0, 0.7), [0, 2]),
-    "no guidance": Case(Size(9, 64, 64, 30.0), 4, (1.0, 0.0, 1.0, 0.0), (1.0, 0.0, 1.0, 0.0), [1]),
-}
-
-
-class Checkpoint(NamedTuple):
-    folder: Path
-    pipeline: LTX2Pipeline
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    folder = tmp_path_factory.mktemp("tiny")
-    return Checkpoint(folder, tiny_pipeline(folder))
-
-
-def reference(pipeline: LTX2Pipeline, case: Case, seed: int, output_type: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """What diffusers makes of it; "latent" gives denormalised latents."""
-    names = ("guidance_scale", "stg_scale", "modality_scale", "guidance_rescale")
-    # An audio value of zero means "as the video" there.
-    audio = {f"audio_{name}": value or 1e-12 for name, value in zip(names, case.audio, strict=True)}
-    output = pipeline(
-        prompt=PROMPT,
-        negative_prompt=NEGATIVE,
-        num_frames=case.size.num_frames,
-        height=case.size.height,
-        width=case.size.width,
-        frame_rate=case.size.fps,
-        num_inference_steps=case.steps,
-        **dict(zip(names, case.video, strict=True)),
-        **audio,
-        spatio_temporal_guidance_blocks=case.stg_blocks,
-        generator=torch.Generator().manual_seed(seed),
-        max_sequence_length=TEXT_TOKENS,
-        output_type=output_type,
-        return_dict=False,
-    )
-    return output
-
-
-def plan_of(checkpoint: Checkpoint, case: Case, seed: int, noise: Path | None = None, **overrides: object) -> Plan:
-    if noise is not None:
-        save_file(draw_noise(seed, *case.size), noise)
-    names = ("guidance_scale", "stg_scale", "modality_scale", "guidance_rescale")
-    guidance = {
-        f"guidance.{stream}.{name}": value
-        for stream, values in (("video", case.video), ("audio", case.audio))
-        for name, value in zip(names, values, strict=True)
-    }
-    asked = {
-        "prompt": PROMPT,
-        "negative_prompt": NEGATIVE,
-        "model": str(checkpoint.folder),
-        "reference": "diffusers",
-        **case.size._asdict(),
-        "num_inference_steps": case.steps,
-        "stg_blocks": case.stg_blocks,
-        "dtype": "float32",
-        "text_encoder_dtype": "float32",
-        "max_sequence_length": TEXT_TOKENS,
-        "noise": None if noise is None else str(noise),
-        "seed": seed,
-        "sharding": "single",
-        **guidance,
-        **overrides,
-    }
-    return resolve(read_spec(asked))
-
-
-def final_latents(plan: Plan, components: Components | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Normalised latents in the files' layout."""
-    tokens = make_latents(plan, components or Components(plan), Silent())
-    return tuple(np.asarray(stream) for stream in unpack(tokens, plan.latent_shapes))
+from tiny import tiny_pipeline
 
 
 def normalised(pipeline: LTX2Pipeline, video: torch.Tensor, audio: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -133,3 +29,48 @@ def test_latents_equal_the_reference(checkpoint: Checkpoint, name: str, tmp_path
     theirs = normalised(checkpoint.pipeline, *reference(checkpoint.pipeline, case, 5, "latent"))
     for got, wanted in zip(ours, theirs, strict=True):
         assert relative_error(got, wanted) <= 2e-4
+
+
+def test_frames_and_sound_equal_the_reference(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    plan = plan_of(checkpoint, ALL_ON, seed=6, noise=tmp_path / "noise.safetensors")
+    (media,) = run(plan, load(plan))
+    frames, waveform = reference(checkpoint.pipeline, ALL_ON, 6, "pt")
+    assert media.frames.shape == (17, 64, 96, 3)
+    wanted = (frames[0].movedim(1, -1) * 255).round().numpy()
+    assert np.abs(media.frames - wanted).max() <= 1  # a level of 255 may round the other way
+    assert relative_error(media.waveform.T, waveform[0]) <= 1e-3
+    assert media.sample_rate == 24000
+    latent_frame = 8 / ALL_ON.size.fps
+    assert abs(len(media.waveform) / media.sample_rate - len(media.frames) / media.fps) < latent_frame
+
+
+def test_guidance_that_the_config_does_not_allow(tmp_path: Path) -> None:
+    """diffusers perturbs nothing unless the config says so; ours does, unless it is told to take that side."""
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    checkpoint = Checkpoint(folder, tiny_pipeline(folder, seed=20, perturbed_attn=False, num_layers=2))
+    noise = tmp_path / "noise.safetensors"
+    theirs = normalised(checkpoint.pipeline, *reference(checkpoint.pipeline, ALL_ON, 7, "latent"))
+    ours = final_latents(plan_of(checkpoint, ALL_ON, 7, noise))
+    always = final_latents(plan_of(checkpoint, ALL_ON, 7, noise, stg_rule="always"))
+    for got, disturbed, wanted in zip(ours, always, theirs, strict=True):
+        assert relative_error(got, wanted) <= 2e-4
+        assert relative_error(disturbed, wanted) > 1e-2
+
+
+def test_bfloat16_is_finite_and_within_its_rounding(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    noise = tmp_path / "noise.safetensors"
+    whole = final_latents(plan_of(checkpoint, ALL_ON, 8, noise))
+    half = final_latents(plan_of(checkpoint, ALL_ON, 8, noise, dtype="bfloat16", text_encoder_dtype="bfloat16"))
+    errors = [relative_error(got, torch.tensor(wanted)) for got, wanted in zip(half, whole, strict=True)]
+    assert max(errors) <= 0.1, errors
+
+
+def test_the_published_sides_differ_in_their_schedule(checkpoint: Checkpoint) -> None:
+    sigmas = {
+        side: plan_of(checkpoint, ALL_ON, 1, reference=side).stages[0].sigmas for side in ("ltx-core", "diffusers")
+    }
+    tokens = ALL_ON.size.height // 32 * ALL_ON.size.width // 32 * 3
+    scheduler = plan_of(checkpoint, ALL_ON, 1).arch.scheduler
+    np.testing.assert_array_equal(sigmas["ltx-core"], scheduler.sigmas(ALL_ON.steps, 4096))
+    np.testing.assert_array_equal(sigmas["diffusers"], scheduler.sigmas(ALL_ON.steps, tokens))

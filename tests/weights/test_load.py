@@ -66,9 +66,17 @@ def test_names_and_shapes_on_disk() -> None:
     assert len(names) == 3 * 3 + 2 + 2
 
 
+@pytest.fixture(params=["small", "large"])
+def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the network's weights count as small, arranged on the host, or as large, arranged on the devices."""
+    if request.param == "large":
+        monkeypatch.setattr(load_module, "SMALL", 0)
+        monkeypatch.setattr(load_module, "SPLIT_ABOVE", 256)  # `whole` travels in parts
+
+
+@pytest.mark.usefixtures("size")
 @pytest.mark.parametrize("place", [one_device, split])
-def test_what_was_saved_is_loaded(folder: Path, network: Network, place: load_module.Placement, monkeypatch) -> None:
-    monkeypatch.setattr(load_module, "SPLIT_ABOVE", 256)  # `whole` travels in parts
+def test_what_was_saved_is_loaded(folder: Path, network: Network, place: load_module.Placement) -> None:
     loaded = load(Network(), TensorFiles(folder), place)
     jax.tree.map(np.testing.assert_array_equal, loaded, network)
     kernel = loaded.layers.linear.kernel
@@ -76,6 +84,7 @@ def test_what_was_saved_is_loaded(folder: Path, network: Network, place: load_mo
     assert loaded.whole.kernel.sharding.is_fully_replicated
 
 
+@pytest.mark.usefixtures("size")
 def test_the_cast_is_direct_and_once(folder: Path, network: Network) -> None:
     loaded = load(Network("bfloat16"), TensorFiles(folder), one_device)
     kernel = np.asarray(network.layers.linear.kernel[...])
@@ -83,6 +92,7 @@ def test_the_cast_is_direct_and_once(folder: Path, network: Network) -> None:
     assert loaded.layers.table.dtype == jnp.float32
 
 
+@pytest.mark.usefixtures("size")
 def test_a_bfloat16_file_is_read(tmp_path: Path, network: Network) -> None:
     half = jax.tree.map(lambda array: array.astype(jnp.bfloat16), network)
     save(half, tmp_path / "model.safetensors")
@@ -104,6 +114,7 @@ def test_every_mismatch_is_found_at_once(folder: Path) -> None:
     assert "up is I32" in found
 
 
+@pytest.mark.usefixtures("size")
 def test_weights_that_are_not_finite_are_named(folder: Path) -> None:
     tensors = {name: np.ones(shape, np.float32) for name, shape in declared(Network()).items()}
     tensors["blocks.1.linear.bias"][3] = np.nan

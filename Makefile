@@ -1,0 +1,43 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# PyTorch runs no arithmetic here, so its build without CUDA will do: a tenth of the size of the one on PyPI. Where its
+# index cannot be reached, pip warns and takes what the other indexes have.
+TORCH := --no-deps --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0
+PROMPT := A brass music box opens by itself on a window sill at dusk while rain runs down the glass
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types check bench clean
+
+help: ## List what there is
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(VENV)/installed ## Make a virtual environment with everything in it (.venv)
+
+$(VENV)/installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install $(TORCH)
+	$(BIN)/pip install -e '.[test]'
+	@touch $@
+
+demo: setup ## Write out/demo.mp4, a video with sound, with the embedded model on this machine
+	$(BIN)/ltx2 generate --model demo --prompt "$(PROMPT)" --force -o out/demo.mp4
+
+test: setup ## Run all tests
+	$(BIN)/python -m pytest
+
+lint: setup ## Check style and format
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: setup ## Check types
+	$(BIN)/mypy
+
+check: lint types test ## All three
+
+bench: setup ## Measure what the README says
+	$(BIN)/python -m benchmarks
+
+clean: ## Remove the virtual environment, caches and builds; videos stay
+	rm -rf $(VENV) dist .pytest_cache .ruff_cache .mypy_cache

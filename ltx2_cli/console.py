@@ -1,0 +1,113 @@
+"""What the user sees on stderr: stages with their times, steps with what is left of them, errors with a way out."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import monotonic
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from ltx2_cli.core.report import Report, Steps
+
+
+def reporter(stream: TextIO | None = None) -> Report:
+    """The report for `stream` (stderr): live on a terminal, plain lines where there is none or nobody wants colour."""
+    stream = stream or sys.stderr
+    live = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return Live(Console(file=stream, highlight=False)) if live else Plain(stream)
+
+
+def complain(sentence: str, hint: str) -> None:
+    """An error on stderr: what is wrong, and what to do instead."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    indent = "\n" + " " * len("error: ")
+    console.print(Text.assemble(("error: ", "bold red"), sentence.replace("\n", indent)))
+    if hint:
+        console.print(Text.assemble(("hint: ", "bold cyan"), hint))
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A `Report` for logs and pipes: a line when a stage is done."""
+
+    stream: TextIO
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        began = monotonic()
+        yield
+        self.note(_done(name, began))
+
+    @contextmanager
+    def steps(self, total: int) -> Iterator[Steps]:
+        began = monotonic()
+        yield self
+        self.note(_done(f"{total} steps", began))
+
+    def note(self, text: str) -> None:
+        print(text, file=self.stream, flush=True)
+
+    def advance(self, steps: int = 1) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Live:
+    """A `Report` for terminals: a line that moves while a stage runs and stays with its time when it is done."""
+
+    console: Console
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        began = monotonic()
+        with _line(self.console, SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()) as line:
+            line.add_task(name, total=None)
+            yield
+        self._tick(_done(name, began))
+
+    @contextmanager
+    def steps(self, total: int) -> Iterator[Steps]:
+        began = monotonic()
+        left = (TextColumn("left:"), TimeRemainingColumn())
+        with _line(self.console, SpinnerColumn(), MofNCompleteColumn(), BarColumn(), *left) as line:
+            yield _Bar(line, line.add_task("", total=total))
+        self._tick(_done(f"{total} steps", began))
+
+    def note(self, text: str) -> None:
+        self.console.print(Text(f"  {text}"))
+
+    def _tick(self, text: str) -> None:
+        self.console.print(Text.assemble(("✓ ", "green"), text))
+
+
+@dataclass(frozen=True)
+class _Bar:
+    line: Progress
+    task: TaskID
+
+    def advance(self, steps: int = 1) -> None:
+        self.line.advance(self.task, steps)
+
+
+def _line(console: Console, *columns: ProgressColumn) -> Progress:
+    """A line that is gone when it is done. stdout is left alone: it carries the results."""
+    return Progress(*columns, console=console, transient=True, redirect_stdout=False)
+
+
+def _done(name: str, began: float) -> str:
+    return f"{name}: {monotonic() - began:.1f} s"

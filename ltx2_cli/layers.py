@@ -1,0 +1,183 @@
+"""Layers of partial requests: read from YAML and flags, merged under the types of `RunSpec`."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
+from difflib import get_close_matches
+from enum import EnumType
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from ltx2_cli.spec import RunSpec, SpecError
+
+Values = dict[str, Any]
+
+MISFIT = (OmegaConfBaseException, TypeError)  # what a value of the wrong type makes OmegaConf raise
+PLAIN = {str: "text", int: "an integer", float: "a number", bool: "true or false", NoneType: "null"}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One partial `RunSpec` of a stack, nested as YAML is; `source` says in errors where it comes from."""
+
+    source: str
+    values: Values
+
+
+def read_file(path: Path) -> Layer:
+    """A YAML file of keys and values."""
+    try:
+        loaded = OmegaConf.load(path)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise SpecError(f"{path}, line {line}: this is not YAML: {error.problem}", "mend that line") from None
+    except (yaml.YAMLError, UnicodeDecodeError):
+        raise SpecError(f"{path} is not YAML text", "a page of `key: value` lines is expected") from None
+    except OmegaConfBaseException as error:
+        raise SpecError(f"{path}: `{error.full_key}` has a broken reference", r"write \${ for a plain ${") from None
+    except OSError as error:
+        raise SpecError(f"{path} cannot be read: {error.strerror}", "check the path") from None
+    if not isinstance(loaded, DictConfig):
+        raise SpecError(f"{path} holds no keys", "a page of `key: value` lines is expected")
+    return Layer(f"{path}: ", _shorthand(_container(loaded)))
+
+
+def read_setting(setting: str) -> Layer:
+    """One `key=value` of `--set`; the value is read as YAML."""
+    source = f"--set '{setting}': "
+    key, equals, _ = setting.partition("=")
+    if not equals or not all(key.split(".")):
+        raise SpecError(f"{source}this is not key=value", "for example: --set guidance.video.stg_scale=0")
+    try:
+        return Layer(source, _shorthand(_container(OmegaConf.from_dotlist([setting]))))
+    except (yaml.YAMLError, OmegaConfBaseException):
+        raise SpecError(
+            f"{source}the value is not YAML", "quote text that has brackets, colons, quotes or ${"
+        ) from None
+
+
+def read_flags(flags: Mapping[str, object]) -> Layer:
+    """Values by dotted key, or nested; texts are taken literally, never as references to other keys."""
+    nested: Values = {}
+    for key, value in _shorthand(dict(flags)).items():
+        *sections, last = key.split(".")
+        place = nested
+        for section in sections:
+            if not isinstance(place.get(section), dict):
+                place[section] = {}
+            place = place[section]
+        place[last] = literal(value)
+    return Layer("", nested)
+
+
+def extend(base: Layer, layer: Layer) -> Layer:
+    """`layer` on top of `base`."""
+    merged = OmegaConf.merge(OmegaConf.create(base.values), OmegaConf.create(layer.values))
+    return Layer(layer.source, _container(merged))
+
+
+def merge(layers: Sequence[Layer]) -> RunSpec:
+    """The layers on top of each other, later wins. Raises `SpecError` for an unknown key, a wrong type, a gap."""
+    merged = OmegaConf.structured(RunSpec)
+    for layer in layers:
+        leaves = list(_leaves(layer, layer.values, RunSpec))
+        try:
+            merged = OmegaConf.merge(merged, layer.values)
+        except MISFIT:
+            raise _wrong_type(layer, leaves) from None
+    try:
+        spec = OmegaConf.to_object(merged)
+    except OmegaConfBaseException as error:
+        reason = str(error).splitlines()[0]
+        raise SpecError(f"`{error.full_key}` has no value: {reason}", r"write \${ for a plain ${") from None
+    assert isinstance(spec, RunSpec)
+    return spec
+
+
+def literal(value: Any) -> Any:
+    """`value` with every `${` in its texts escaped, so that OmegaConf reads no reference to another key there."""
+    if isinstance(value, Mapping):
+        return {key: literal(item) for key, item in value.items()}
+    if isinstance(value, str):
+        return re.sub(r"(\\*)\$\{", lambda match: 2 * match[1] + r"\${", str(value))
+    return value
+
+
+def unknown(what: str, name: str, known: Sequence[str], also: str = "", source: str = "") -> SpecError:
+    """The error for a name that nobody knows: the closest one in the sentence, all of them in the hint."""
+    closest = get_close_matches(name, known, 1)
+    nearest = f"; closest: `{closest[0]}`" if closest else ""
+    hint = f"known: {', '.join(f'`{each}`' for each in known)}{also}"
+    return SpecError(f"{source}unknown {what} `{name}`{nearest}", hint)
+
+
+def _unknown_key(layer: Layer, key: str, section: Sequence[str]) -> SpecError:
+    """The error for a key that its section does not have; the key of another section is named in full."""
+    twins = [full for full in _keys(RunSpec) if full.split(".")[1:] and full.split(".")[-1] == key.split(".")[-1]]
+    if not twins:
+        return unknown("key", key, section, source=layer.source)
+    return SpecError(f"{layer.source}unknown key `{key}`; closest: `{twins[0]}`", f"known: {', '.join(twins)}")
+
+
+def _keys(kind: Any, section: str = "") -> Iterator[str]:
+    """Every dotted key of a dataclass."""
+    for name, hint in get_type_hints(kind).items():
+        yield f"{section}{name}"
+        if is_dataclass(hint):
+            yield from _keys(hint, f"{section}{name}.")
+
+
+def _leaves(layer: Layer, values: Values, kind: Any, section: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Each value that no dataclass of `RunSpec` splits further, with its dotted key and its declared type."""
+    hints = get_type_hints(kind)
+    for name, value in values.items():
+        key = f"{section}{name}"
+        if name not in hints:
+            raise _unknown_key(layer, key, [f"{section}{known}" for known in hints])
+        if is_dataclass(hints[name]) and isinstance(value, Mapping):
+            yield from _leaves(layer, dict(value), hints[name], f"{key}.")
+        else:
+            yield key, value, hints[name]
+
+
+def _wrong_type(layer: Layer, leaves: Sequence[tuple[str, Any, Any]]) -> SpecError:
+    """The error for the first of `leaves` that cannot be merged by itself."""
+    for key, value, kind in leaves:
+        try:
+            OmegaConf.merge(OmegaConf.structured(RunSpec), read_flags({key: value}).values)
+        except MISFIT:
+            sentence = f"{layer.source}`{key}` is {value!r}; expected {_expected(kind)}"
+            return SpecError(sentence, "default.yaml has every key with an example")
+    return SpecError(f"{layer.source}some values do not fit together", "default.yaml has every key with an example")
+
+
+def _expected(kind: Any) -> str:
+    """What a value of this declared type is called."""
+    if is_dataclass(kind):
+        return f"a section with {', '.join(get_type_hints(kind))}"
+    if isinstance(kind, EnumType):
+        return f"one of {', '.join(kind.__members__)}"
+    if get_origin(kind) is UnionType:
+        return " or ".join(_expected(each) for each in reversed(get_args(kind)))
+    if get_origin(kind) is tuple:
+        return f"a list, each {_expected(get_args(kind)[0])}"
+    if get_origin(kind) is dict:
+        return f"a section of names, each {_expected(get_args(kind)[1])}"
+    return PLAIN[kind]
+
+
+def _shorthand(values: Values) -> Values:
+    """`sharding: NAME` written out as `sharding: {profile: NAME}`."""
+    name = values.get("sharding")
+    return {**values, "sharding": {"profile": name}} if isinstance(name, str) else values
+
+
+def _container(config: Any) -> Values:
+    values = OmegaConf.to_container(config)
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}

@@ -1,0 +1,180 @@
+"""Frames and sound to mp4 through ffmpeg, and the record beside it. Nothing is half written under its final name."""
+
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import chain
+from os.path import expanduser
+from pathlib import Path
+from typing import IO
+from uuid import uuid4
+
+import imageio_ffmpeg
+import numpy as np
+from numpy.typing import NDArray
+
+from ltx2_cli.spec import RunError, RunSpec, SpecError
+
+Frames = NDArray[np.uint8]
+
+# BT.709 in limited range, both converted to and said: an untagged file looks different in different players.
+TO_YUV = "scale=in_range=pc:out_range=tv:out_color_matrix=bt709:flags=accurate_rnd+full_chroma_int,format=yuv420p"
+TAGS = "setparams=range=tv:colorspace=bt709:color_primaries=bt709:color_trc=bt709"
+PICTURE = ["-vf", f"{TO_YUV},{TAGS}", "-c:v", "libx264", "-crf", "19", "-preset", "veryfast"]
+SOUND = ["-c:a", "aac", "-b:a", "192k", "-ac", "2"]
+FILE = ["-movflags", "+faststart", "-f", "mp4"]
+
+
+@dataclass(frozen=True)
+class Media:
+    """One finished clip. Picture and sound begin together and differ in length by less than one latent frame."""
+
+    frames: Frames | Iterable[Frames]  # [frames, height, width, RGB], whole or in chunks along the frames
+    waveform: NDArray[np.float32]  # [samples, channels] in −1 … 1
+    fps: float
+    sample_rate: int
+
+
+def write_mp4(media: Media, path: Path) -> None:
+    """Write H.264 and AAC to `path`, replacing what is there. Raises `RunError` with what ffmpeg says."""
+    with replacing(path) as temporary, tempfile.TemporaryDirectory() as folder:
+        sound = Path(folder) / "sound.f32"
+        sound.write_bytes(media.waveform.clip(-1, 1).astype("<f4").tobytes())
+        chunks = iter([media.frames] if isinstance(media.frames, np.ndarray) else media.frames)
+        first = next(chunks)
+        _ffmpeg(_command(media, first.shape, sound, temporary), chain([first], chunks))
+
+
+def write_record(path: Path, text: str) -> None:
+    """Write the YAML record of a video."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path` that becomes `path` when the body succeeds and vanishes when it does not."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".partial-{uuid4().hex}{path.suffix}")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def single_specs(spec: RunSpec) -> list[RunSpec]:
+    """The requests that make each video of a run alone; of a batch, none while its seed is not known yet.
+
+    A file that a batch names is named once for each video, with its seed.
+    """
+    if spec.num_videos == 1:
+        return [spec]
+    if spec.seed is None:
+        return []
+    return [
+        replace(
+            spec,
+            seed=seed,
+            num_videos=1,
+            output=_numbered(spec.output, seed),
+            save_latents=_numbered(spec.save_latents, seed),
+        )
+        for seed in range(spec.seed, spec.seed + spec.num_videos)
+    ]
+
+
+def output_paths(spec: RunSpec) -> list[Path]:
+    """Where each video of a run goes; none while the names need a seed that is not known yet."""
+    return [Path(expanduser(name)) for single in single_specs(spec) if (name := single.output or _automatic(single))]
+
+
+def latents_paths(spec: RunSpec) -> list[Path]:
+    """Where the latents of each video go; none if they are not asked for."""
+    return [Path(expanduser(single.save_latents)) for single in single_specs(spec) if single.save_latents]
+
+
+def record_path(video: Path) -> Path:
+    """The record beside a video."""
+    return video.with_suffix(".yaml")
+
+
+def check_outputs(spec: RunSpec, force: bool) -> None:
+    """Raise `SpecError` if a file of this run cannot be written where it should go, or exists and not `force`."""
+    files = [file for video in output_paths(spec) for file in (video, record_path(video))] + latents_paths(spec)
+    for file in files:
+        _check_free(file, force)
+    home = Path(expanduser(spec.base_output_directory)) if spec.output is None else Path(expanduser(spec.output)).parent
+    for folder in {home, *(file.parent for file in files)}:
+        _check_writable(folder)
+
+
+def _automatic(spec: RunSpec) -> str | None:
+    """Model, seed and size: the name of a video that was given none."""
+    if spec.seed is None:
+        return None
+    parts = (spec.model_name, str(spec.seed), f"{spec.width}x{spec.height}x{spec.num_frames}")
+    return f"{spec.base_output_directory}/{'-'.join(filter(None, parts))}.mp4"
+
+
+def _numbered(name: str | None, seed: int) -> str | None:
+    return name and str(Path(name).with_stem(f"{Path(name).stem}-s{seed}"))
+
+
+def _check_free(file: Path, force: bool) -> None:
+    try:
+        exists, is_folder = file.exists(), file.is_dir()
+    except OSError as error:
+        raise SpecError(f"cannot write {file}: {error.strerror}", "name another file: -o FILE") from None
+    if is_folder:
+        raise SpecError(f"{file} is a folder", "name a file: -o FILE")
+    if exists and not force:
+        raise SpecError(f"{file} exists", "--force overwrites it, or name another: -o FILE")
+
+
+def _check_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise SpecError(f"cannot write into {folder}: {error.strerror}", "name another place: -o FILE") from None
+
+
+def _command(media: Media, shape: tuple[int, ...], sound: Path, output: Path) -> list[str]:
+    """The call of ffmpeg that reads raw frames of `shape` from its standard input."""
+    rate = Fraction(media.fps).limit_denominator(100_000)  # 23.976 stays what it is, 24000 / 1001 too
+    frames = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{shape[2]}x{shape[1]}", "-framerate", str(rate), "-i", "-"]
+    samples = ["-f", "f32le", "-ar", str(media.sample_rate), "-ac", str(media.waveform.shape[1]), "-i", str(sound)]
+    quiet = ["-hide_banner", "-loglevel", "error", "-y"]
+    return [imageio_ffmpeg.get_ffmpeg_exe(), *quiet, *frames, *samples, *PICTURE, *SOUND, *FILE, str(output)]
+
+
+def _ffmpeg(command: list[str], chunks: Iterable[Frames]) -> None:
+    with tempfile.TemporaryFile() as log, subprocess.Popen(command, stdin=subprocess.PIPE, stderr=log) as process:
+        try:
+            assert process.stdin
+            _feed(process.stdin, chunks)
+            process.wait()
+        finally:
+            process.kill()  # nothing to a process that has ended by itself
+        if process.returncode:
+            log.seek(0)
+            reason = _reason(log.read(), process.returncode)
+            raise RunError(f"ffmpeg could not write the video: {reason}", "-o FILE writes to another place")
+
+
+def _feed(pipe: IO[bytes], chunks: Iterable[Frames]) -> None:
+    with suppress(BrokenPipeError), pipe:  # a broken pipe: ffmpeg gave up, and its log says why
+        for chunk in chunks:
+            pipe.write(np.ascontiguousarray(chunk).data)
+
+
+def _reason(log: bytes, code: int) -> str:
+    """The first complaint, which is the cause of the others, without the name of the part that complains."""
+    lines = [line for line in log.decode(errors="replace").splitlines() if line.strip()]
+    return re.sub(r"^(\[[^]]*\] )+", "", lines[0]) if lines else f"it ended with code {code}"

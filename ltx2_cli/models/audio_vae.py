@@ -1,0 +1,143 @@
+"""The audio autoencoder: log-mel spectrograms [batch, time, mel, channels] to latents of the same axes.
+
+Time and mel shrink by 4, but for the first instant, which stands alone. Nothing looks ahead in time.
+"""
+
+from functools import reduce
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from ltx2_cli.models.arch import AudioVAEArch
+from ltx2_cli.models.video_vae import LatentStatistics
+from ltx2_cli.nn.basic import rms_norm
+from ltx2_cli.nn.conv import Conv
+from ltx2_cli.weights.declare import Scope
+
+NORM_EPS = 1e-6
+
+
+def causal_conv(scope: Scope, d_in: int, d_out: int, window: int = 3) -> Conv:
+    """A convolution that keeps the spectrogram's size: zeros before it in time, on both sides in mel."""
+    return Conv(scope / "conv", d_in, d_out, (window, window), ((window - 1, 0), (window // 2, window // 2)))
+
+
+def activate(x: jax.Array) -> jax.Array:
+    """SiLU of x over its root mean square across channels."""
+    return jax.nn.silu(rms_norm(x, NORM_EPS))
+
+
+class ResNet(nnx.Module):
+    """x + conv(activate(conv(activate(x)))), x first brought to `d_out` channels if they are not its own."""
+
+    def __init__(self, scope: Scope, d_in: int, d_out: int):
+        self.conv1 = causal_conv(scope / "conv1", d_in, d_out)
+        self.conv2 = causal_conv(scope / "conv2", d_out, d_out)
+        self.shortcut = None if d_in == d_out else causal_conv(scope / "nin_shortcut", d_in, d_out, window=1)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        skip = x if self.shortcut is None else self.shortcut(x)
+        return skip + self.conv2(activate(self.conv1(activate(x))))
+
+
+class Upsample(nnx.Module):
+    """Every cell four times, then a convolution; the first instant stays one."""
+
+    def __init__(self, scope: Scope, channels: int):
+        self.conv = causal_conv(scope / "conv", channels, channels)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.conv(x.repeat(2, axis=1).repeat(2, axis=2))[:, 1:]
+
+
+def downsample(scope: Scope, channels: int) -> Conv:
+    """Half the time, rounded up, and half the mel bins."""
+    return Conv(scope / "conv", channels, channels, (3, 3), ((2, 0), (0, 1)), stride=2)
+
+
+def stage(scope: Scope, count: int, d_in: int, d_out: int) -> list[nnx.Module]:
+    """The `count` residual blocks of one level; the first changes the channels."""
+    return [ResNet(scope / "block" / i, d_out if i else d_in, d_out) for i in range(count)]
+
+
+def middle(scope: Scope, channels: int) -> list[nnx.Module]:
+    """The two residual blocks between the levels and the latents."""
+    return [ResNet(scope / "mid" / f"block_{i}", channels, channels) for i in (1, 2)]
+
+
+class AudioEncoder(nnx.Module):
+    """Spectrograms to the mean of their latents' distribution, not normalised."""
+
+    def __init__(self, scope: Scope, arch: AudioVAEArch):
+        widths = [arch.base_channels * multiple for multiple in (1, *arch.ch_mult)]
+        layers: list[nnx.Module] = []
+        for level in range(len(arch.ch_mult)):
+            place = scope / "down" / level
+            layers += stage(place, arch.num_res_blocks, widths[level], widths[level + 1])
+            if level < len(arch.ch_mult) - 1:
+                layers += [downsample(place / "downsample", widths[level + 1])]
+        self.conv_in = causal_conv(scope / "conv_in", arch.in_channels, widths[0])
+        self.layers = nnx.List(layers + middle(scope, widths[-1]))
+        self.conv_out = causal_conv(scope / "conv_out", widths[-1], 2 * arch.latent_channels)
+
+    def __call__(self, mel: jax.Array) -> jax.Array:
+        """[batch, 4t - 3, mel bins, channels] to [batch, t, mel bins / 4, latent channels]."""
+        x = self.conv_in(mel.astype(self.conv_in.kernel.dtype))
+        x = reduce(lambda x, layer: layer(x), self.layers, x)
+        return jnp.split(self.conv_out(activate(x)), 2, axis=-1)[0]  # the other half is the log-variance
+
+
+class AudioDecoder(nnx.Module):
+    """Latents, de-normalised, to spectrograms."""
+
+    def __init__(self, scope: Scope, arch: AudioVAEArch):
+        widths = [arch.base_channels * multiple for multiple in (*arch.ch_mult, arch.ch_mult[-1])]
+        layers = middle(scope, widths[-1])
+        for level in reversed(range(len(arch.ch_mult))):
+            place = scope / "up" / level
+            layers += stage(place, arch.num_res_blocks + 1, widths[level + 1], widths[level])
+            if level:
+                layers += [Upsample(place / "upsample", widths[level])]
+        self.conv_in = causal_conv(scope / "conv_in", arch.latent_channels, widths[-1])
+        self.layers = nnx.List(layers)
+        self.conv_out = causal_conv(scope / "conv_out", widths[0], arch.output_channels)
+
+    def __call__(self, latents: jax.Array) -> jax.Array:
+        """[batch, t, mel bins / 4, latent channels] to [batch, 4t - 3, mel bins, channels]."""
+        x = self.conv_in(latents.astype(self.conv_in.kernel.dtype))
+        x = reduce(lambda x, layer: layer(x), self.layers, x)
+        return self.conv_out(activate(x))
+
+
+class AudioVAE(nnx.Module):
+    """Both directions, and the scale between them and the denoiser.
+
+    The denoiser sees an instant as one token of channels · mels features, mels running fastest; the statistics are
+    of these features, so they apply to tokens [batch, time, features].
+    """
+
+    def __init__(self, scope: Scope, arch: AudioVAEArch):
+        self.encoder = AudioEncoder(scope / "encoder", arch)
+        self.decoder = AudioDecoder(scope / "decoder", arch)
+        mels = arch.mel_bins // 2 ** (len(arch.ch_mult) - 1)
+        self.statistics = LatentStatistics(scope, arch.latent_channels * mels)
+        self.channels = arch.latent_channels
+
+    def encode(self, mel: jax.Array) -> jax.Array:
+        """A spectrogram to normalised tokens, float32 [batch, time, features]."""
+        return self.statistics.normalise(pack(self.encoder(mel)))
+
+    def decode(self, tokens: jax.Array) -> jax.Array:
+        """Normalised tokens [batch, time, features] to a spectrogram."""
+        return self.decoder(unpack(self.statistics.denormalise(tokens), self.channels))
+
+
+def pack(latents: jax.Array) -> jax.Array:
+    """Latents [batch, time, mel, channels] to tokens [batch, time, channels · mel]."""
+    return latents.swapaxes(2, 3).reshape(*latents.shape[:2], -1)
+
+
+def unpack(tokens: jax.Array, channels: int) -> jax.Array:
+    """The inverse of `pack`."""
+    return tokens.reshape(*tokens.shape[:2], channels, -1).swapaxes(2, 3)

@@ -1,0 +1,121 @@
+"""From the text encoder's hidden states to the context of each stream: features, registers, a short transformer."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from ltx2_cli.models.arch import ConnectorsArch
+from ltx2_cli.nn.attention import Attention
+from ltx2_cli.nn.basic import FeedForward, Linear, rms_norm
+from ltx2_cli.nn.rope import Rope, rope_table
+from ltx2_cli.spec import AV
+from ltx2_cli.weights.declare import Scope
+
+NORM_EPS = 1e-6
+FEATURE_SCALE = 8  # the features of one layer span a range of this width
+
+
+def text_features(hidden_states: jax.Array, mask: jax.Array) -> jax.Array:
+    """Bring every layer of the encoder to one scale: `8·(x − mean) / (max − min)`, zero where there is no token.
+
+    hidden_states [batch, tokens, channels, states], mask bool [batch, tokens]; the result has the shape of
+    hidden_states and is float32. Mean and range are those of one sample and one layer, over its valid tokens and
+    all channels, in float32: half precision has neither room for the sum nor for the 1e-6 that keeps a constant
+    layer from dividing by zero.
+    """
+    wide = hidden_states.astype(jnp.float32)
+    valid = mask[:, :, None, None]
+    count = jnp.sum(mask, axis=1, dtype=jnp.float32)[:, None, None, None] * hidden_states.shape[2]
+    total = jnp.sum(jnp.where(valid, wide, 0), axis=(1, 2), keepdims=True)
+    lowest = jnp.min(wide, axis=(1, 2), keepdims=True, where=valid, initial=jnp.inf)
+    highest = jnp.max(wide, axis=(1, 2), keepdims=True, where=valid, initial=-jnp.inf)
+    centred = wide - total / (count + NORM_EPS)
+    return jnp.where(valid, FEATURE_SCALE * centred / (highest - lowest + NORM_EPS), 0)
+
+
+def fill_with_registers(x: jax.Array, mask: jax.Array, registers: jax.Array) -> jax.Array:
+    """Move the valid tokens of x [batch, tokens, dim] to the front, in order; registers take the places behind.
+
+    The register at a place is that of the place's absolute number, counted round and round.
+    """
+    tokens = x.shape[1]
+    order = jnp.argsort(~mask, axis=1, stable=True)
+    front = jnp.take_along_axis(x, order[:, :, None], axis=1)
+    occupied = jnp.arange(tokens) < jnp.sum(mask, axis=1, keepdims=True)
+    return jnp.where(occupied[:, :, None], front, registers[np.arange(tokens) % len(registers)])
+
+
+@cache
+def _token_rope(tokens: int, base: int, width: int, heads: int, theta: float) -> Rope:
+    """The rope of tokens 0, 1, …, whose positions are fractions of `base`; made once, on the host."""
+    return rope_table(np.arange(tokens, dtype=np.float32)[:, None] / np.float32(base), width, heads, theta)
+
+
+class ConnectorBlock(nnx.Module):
+    """Self-attention and feed-forward, each over a normalised input and added to it."""
+
+    def __init__(self, scope: Scope, heads: int, head_dim: int):
+        width = heads * head_dim
+        self.attention = Attention(scope / "attn1", width, width, heads, head_dim, gated=False, eps=NORM_EPS)
+        self.feed_forward = FeedForward(scope / "ff", width)
+
+    def __call__(self, x: jax.Array, rope: Rope) -> jax.Array:
+        """x [batch, tokens, width]; every token sees every other."""
+        normed = rms_norm(x, NORM_EPS)
+        x = x + self.attention(normed, self.attention.keys_values(normed, rope), rope)
+        return x + self.feed_forward(rms_norm(x, NORM_EPS))
+
+
+class Connector(nnx.Module):
+    """One stream's transformer over text features; its registers make every place of the sequence mean something."""
+
+    def __init__(self, scope: Scope, heads: int, head_dim: int, layers: int, registers: int, arch: ConnectorsArch):
+        width = heads * head_dim
+        self.registers = scope.weight("learnable_registers", (registers, width), (None, "embed"))
+        self.blocks = ConnectorBlock(scope.stacked("transformer_blocks", layers), heads, head_dim)
+        self.rope = (arch.connector_rope_base_seq_len, width, heads, arch.rope_theta)
+
+    def __call__(self, features: jax.Array, mask: jax.Array) -> jax.Array:
+        """The context [batch, tokens, width] of features of that shape, mask bool [batch, tokens]."""
+        rope = Rope(*map(jnp.asarray, _token_rope(features.shape[1], *self.rope)))
+        x = fill_with_registers(features, mask, self.registers[...])
+        x, _ = jax.lax.scan(lambda x, block: (block(x, rope), None), x, self.blocks)
+        return rms_norm(x, NORM_EPS)
+
+
+class TextConnectors(nnx.Module):
+    """Features that both streams share, and the connector of each stream."""
+
+    def __init__(self, scope: Scope, arch: ConnectorsArch):
+        features = arch.caption_channels * arch.text_proj_in_factor
+        self.project = Linear(scope / "text_proj_in", features, arch.caption_channels, (None, "embed"), bias=False)
+        self.video = Connector(
+            scope / "video_connector",
+            arch.video_connector_num_attention_heads,
+            arch.video_connector_attention_head_dim,
+            arch.video_connector_num_layers,
+            arch.video_connector_num_learnable_registers,
+            arch,
+        )
+        self.audio = Connector(
+            scope / "audio_connector",
+            arch.audio_connector_num_attention_heads,
+            arch.audio_connector_attention_head_dim,
+            arch.audio_connector_num_layers,
+            arch.audio_connector_num_learnable_registers,
+            arch,
+        )
+
+    def __call__(self, hidden_states: jax.Array, mask: jax.Array) -> AV[jax.Array]:
+        """Each stream's context [batch, tokens, its width], valid at every token, in the weights' dtype.
+
+        hidden_states [batch, tokens, channels, states] of any floating dtype; mask [batch, tokens] is true or 1
+        at the prompt's tokens, wherever they stand.
+        """
+        mask = mask.astype(bool)
+        features = text_features(hidden_states, mask).astype(self.project.kernel.dtype)
+        projected = self.project(features.reshape(*features.shape[:2], -1))
+        return AV(self.video(projected, mask), self.audio(projected, mask))

@@ -1,0 +1,219 @@
+"""The text encoder: transformers' Gemma-3, run by torchax on jax arrays.
+
+The torch module is only a recipe: it is built without memory, and the parameters it runs on are our own weights,
+declared under the names that it gives them. Importing this module takes seconds.
+"""
+
+import os
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from flax import nnx
+from huggingface_hub.errors import StrictDataclassError
+from transformers import Gemma3TextConfig, Gemma3TextModel
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
+
+from ltx2_cli.spec import SpecError
+from ltx2_cli.weights.declare import Axes, Scope, Shape
+
+if TYPE_CHECKING:
+    from torchax.tensor import Environment
+
+# The language model's place in a checkpoint, the longest first, and what lies there.
+PREFIXES = ("language_model.model", "model.language_model", "language_model", "model", "")
+PARTS = ("embed_tokens", "layers", "norm")
+
+# Of its matrices, (out, in) as torch keeps them.
+MATRIX_AXES: dict[str, Axes] = {
+    "embed_tokens": ("vocab", "embed"),
+    "q_proj": ("heads", "embed"),
+    "k_proj": ("heads", "embed"),
+    "v_proj": ("heads", "embed"),
+    "o_proj": ("embed", "heads"),
+    "gate_proj": ("mlp", "embed"),
+    "up_proj": ("mlp", "embed"),
+    "down_proj": ("embed", "mlp"),
+}
+
+
+class TextEncoder(Protocol):
+    """What turns prompts into hidden states."""
+
+    def __call__(self, ids: jax.Array, mask: jax.Array) -> jax.Array:
+        """Hidden states [batch, tokens, channels, states] of ids int32 [batch, tokens].
+
+        mask [batch, tokens] is true or 1 at the prompt's tokens; at the others the result is finite and means
+        nothing. The first state is the scaled embeddings, the last is taken behind the final norm.
+        """
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to compute: a torch module without memory, its buffers, and the operators that run it on jax arrays.
+
+    Recipes of one config are equal: a program compiled with one serves the others.
+    """
+
+    config: str
+    module: torch.nn.Module = field(compare=False)
+    buffers: dict[str, np.ndarray] = field(compare=False)
+    environment: "Environment" = field(compare=False)
+
+
+def gemma_recipe(config: dict[str, Any], where: str) -> Recipe:
+    """The language model that a `config.json` describes, be it alone or part of a model that also sees.
+
+    `where` names the file in errors. Raises `SpecError` for what is not a Gemma-3.
+    """
+    text = _text_config(config, where)
+    text._attn_implementation = "sdpa"
+    with torch.device("meta"):
+        module = Gemma3TextModel(text).eval()
+    # These two hold no weights but constants, which a module without memory lacks.
+    module.rotary_emb = Gemma3RotaryEmbedding(text)
+    module.embed_tokens.embed_scale = torch.tensor(module.embed_tokens.scalar_embed_scale)
+    buffers = {name: buffer.numpy() for name, buffer in module.named_buffers()}
+    return Recipe(text.to_json_string(use_diff=False), module, buffers, _environment())
+
+
+def _text_config(config: dict[str, Any], where: str) -> Gemma3TextConfig:
+    kind = config.get("model_type")
+    if kind not in ("gemma3", "gemma3_text"):
+        raise SpecError(f"{where}: the text encoder is {kind!r}, only Gemma-3 is implemented")
+    fields = config if kind == "gemma3_text" else config.get("text_config", {})
+    try:
+        text = Gemma3TextConfig(**fields)
+    except (StrictDataclassError, TypeError, ValueError) as error:
+        raise SpecError(f"{where}: {' '.join(str(error).split())}") from error
+    if text.use_bidirectional_attention:
+        raise SpecError(f"{where}: use_bidirectional_attention is not implemented")
+    return text
+
+
+class Gemma(nnx.Module):
+    """Gemma-3's language model, a `TextEncoder`: a recipe, and weights under the names of the recipe."""
+
+    def __init__(self, scope: Scope, recipe: Recipe):
+        self.recipe = recipe
+        shapes = {name: tuple(tensor.shape) for name, tensor in recipe.module.named_parameters()}
+        self.tensors = nnx.Dict({name: scope.weight(name, shape, _axes(name, shape)) for name, shape in shapes.items()})
+
+    def __call__(self, ids: jax.Array, mask: jax.Array) -> jax.Array:
+        """Hidden states as `TextEncoder` says, in the weights' dtype."""
+        module, environment = self.recipe.module, self.recipe.environment
+        arrays = {name: weight[...] for name, weight in self.tensors.items()}
+        arrays |= {name: jnp.asarray(buffer) for name, buffer in self.recipe.buffers.items()}
+        inputs = {
+            "input_ids": jnp.asarray(ids),
+            "attention_mask": _attention_masks(jnp.asarray(mask, bool), module.config.sliding_window),
+            "position_ids": jnp.arange(ids.shape[1])[None],
+        }
+        arrays, inputs = environment.j2t_iso((arrays, inputs))
+        inputs |= {"use_cache": False, "output_hidden_states": True}
+        with environment:
+            states = torch.func.functional_call(module, arrays, (), inputs).hidden_states
+        return jnp.stack(environment.t2j_iso(states), axis=-1)
+
+
+def checkpoint_prefix(names: Collection[str]) -> str:
+    """The path of the language model among a checkpoint's tensor names, by where its embeddings are."""
+    for prefix in PREFIXES:
+        if _below(prefix, "embed_tokens.weight") in names:
+            return prefix
+    raise SpecError("the text encoder's files hold no `embed_tokens.weight`: this is not a Gemma-3")
+
+
+def in_language_model(name: str, prefix: str) -> bool:
+    """Whether a checkpoint's tensor belongs to the language model at `prefix`; vision tower and head do not."""
+    return any(name.startswith(_below(prefix, f"{part}.")) for part in PARTS)
+
+
+def _below(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name
+
+
+def _axes(name: str, shape: Shape) -> Axes:
+    """The logical axes of a parameter; a vector is whole everywhere."""
+    return MATRIX_AXES[name.split(".")[-2]] if len(shape) == 2 else (None,)
+
+
+def _attention_masks(valid: jax.Array, window: int) -> dict[str, jax.Array]:
+    """Which token (a row) sees which (a column) in each kind of layer, bool [batch, 1, tokens, tokens]."""
+    places = jnp.arange(valid.shape[1])
+    distance = places[:, None] - places[None, :]
+    causal = (distance >= 0) & valid[:, None, None, :]
+    return {"full_attention": causal, "sliding_attention": causal & (distance < window)}
+
+
+def _attend(
+    environment: "Environment",
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    attn_mask: torch.Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float,
+) -> torch.Tensor:
+    """In place of torch's scaled_dot_product_attention, all [batch, heads, tokens, head_dim]: float32 scores.
+
+    A masked score is finite, so that a token that may see nothing gathers something rather than NaN.
+    """
+    q, k, v, mask = environment.t2j_iso((query, key, value, attn_mask))
+    scores = scale * jnp.einsum("bhqd,bhkd->bhqk", q, k, preferred_element_type=jnp.float32)
+    weights = jax.nn.softmax(jnp.where(mask, scores, np.finfo(np.float32).min), axis=-1)
+    return environment.j2t_iso(jnp.einsum("bhqk,bhkd->bhqd", weights.astype(v.dtype), v))
+
+
+def _environment() -> "Environment":
+    """torchax's operators, with attention of our own, switched on only inside `with`."""
+    with _dropped_overloads(), _settings_as_found():
+        from torchax.tensor import Environment
+
+        environment = Environment()
+    environment.override_op_definition(torch.nn.functional.scaled_dot_product_attention, partial(_attend, environment))
+    return environment
+
+
+@contextmanager
+def _dropped_overloads() -> Iterator[None]:
+    """Placeholders for overloads by dimension name: torchax 0.0.13 mentions them on import, torch 2.13 has none."""
+    packet = torch._ops.OpOverloadPacket
+    found = packet.__getattr__
+
+    def lenient(self: Any, name: str) -> Any:
+        try:
+            return found(self, name)
+        except AttributeError:
+            if "name" not in name.lower():
+                raise
+            return f"{self}.{name}"
+
+    packet.__getattr__ = lenient
+    try:
+        yield
+    finally:
+        packet.__getattr__ = found
+
+
+@contextmanager
+def _settings_as_found() -> Iterator[None]:
+    """Undo what importing torchax sets for the whole process, none of which it needs here."""
+    options = jax.config.values["jax_pjrt_client_create_options"]
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    variables = set(os.environ)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_pjrt_client_create_options", options)
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+        for name in set(os.environ) - variables:
+            del os.environ[name]

@@ -1,0 +1,68 @@
+"""Prompts to token ids, by the tokenizer that lies beside the checkpoint; and a tokenizer that needs no file."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ltx2_cli.spec import SpecError
+
+PAD, EOS, BOS = "<pad>", "<eos>", "<bos>"
+BYTE_VOCABULARY = 3 + 256  # the special tokens, then every byte
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Prompts as the text encoder reads them, padded on the left."""
+
+    ids: np.ndarray  # int32 [prompts, tokens]
+    mask: np.ndarray  # bool [prompts, tokens], true at the prompt's own tokens
+    lengths: tuple[int, ...]  # tokens of each prompt before truncation
+
+    @property
+    def truncated(self) -> tuple[bool, ...]:
+        """Which prompts lost their end."""
+        return tuple(length > self.ids.shape[1] for length in self.lengths)
+
+
+def tokenise(folder: Path, prompts: Sequence[str], max_length: int) -> Tokens:
+    """Token ids of `prompts`, without white space at their ends, cut and padded on the left to `max_length`.
+
+    `folder` is a checkpoint's `tokenizer/`: its files say which special tokens stand around a prompt. Raises
+    `SpecError` where there is none.
+    """
+    if not folder.is_dir():
+        raise SpecError(f"{folder}: the checkpoint has no tokenizer")
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, padding_side="left")
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    texts = [prompt.strip() for prompt in prompts]
+    whole = tokenizer(texts, verbose=False)
+    cut = tokenizer(texts, padding="max_length", truncation=True, max_length=max_length, return_tensors="np")
+    return Tokens(
+        ids=cut["input_ids"].astype(np.int32),
+        mask=cut["attention_mask"].astype(bool),
+        lengths=tuple(len(ids) for ids in whole["input_ids"]),
+    )
+
+
+def byte_tokenizer(folder: Path) -> None:
+    """Write a `tokenizer/` that any text goes through: `<bos>`, then a token for each byte of UTF-8.
+
+    The ids: 0 `<pad>`, 1 `<eos>`, 2 `<bos>`, and 256 more for the bytes.
+    """
+    from tokenizers import Tokenizer, decoders, models, processors
+    from transformers import PreTrainedTokenizerFast
+
+    letters = (f"<0x{byte:02X}>" for byte in range(256))
+    vocabulary = {token: place for place, token in enumerate((PAD, EOS, BOS, *letters))}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges=[], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", special_tokens=[(BOS, vocabulary[BOS])]
+    )
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS, bos_token=BOS)
+    fast.save_pretrained(folder)

@@ -1,0 +1,214 @@
+"""The video autoencoder: pixels [batch, frames, height, width, 3] to latents [batch, frames, height, width, channels].
+
+Time shrinks by 8, but for the first frame, which stands alone; height and width shrink by 32.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import reduce
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from ltx2_cli.models.arch import VideoVAEArch
+from ltx2_cli.nn.basic import rms_norm
+from ltx2_cli.nn.conv import Conv3D
+from ltx2_cli.weights.declare import Scope
+
+NORM_EPS = 1e-8
+
+Stride = tuple[int, int, int]  # frames, height, width
+STRIDES: dict[str, Stride] = {"spatial": (1, 2, 2), "temporal": (2, 1, 1), "spatiotemporal": (2, 2, 2)}
+
+
+class LatentStatistics(nnx.Module):
+    """Mean and standard deviation of every latent feature, the last axis; results are float32."""
+
+    def __init__(self, scope: Scope, features: int):
+        self.mean = scope.weight("latents_mean", (features,), (None,), dtype=jnp.float32)
+        self.std = scope.weight("latents_std", (features,), (None,), dtype=jnp.float32)
+
+    def normalise(self, latents: jax.Array) -> jax.Array:
+        """From the encoder's scale to the denoiser's."""
+        return (latents.astype(jnp.float32) - self.mean[...]) / self.std[...]
+
+    def denormalise(self, latents: jax.Array) -> jax.Array:
+        """From the denoiser's scale to the decoder's."""
+        return latents.astype(jnp.float32) * self.std[...] + self.mean[...]
+
+
+@dataclass(frozen=True)
+class Borders:
+    """What a window sees outside the video: copies of the first frame before it — `causal` — or of the first before
+    and the last behind it; beside each frame zeros, or the frame mirrored."""
+
+    causal: bool
+    spatial: str  # zeros or reflect
+
+
+class VideoConv(nnx.Module):
+    """A 3×3×3 convolution that keeps the video's size."""
+
+    def __init__(self, scope: Scope, d_in: int, d_out: int, borders: Borders):
+        zeros = {"zeros": (1, 1), "reflect": (0, 0)}[borders.spatial]
+        self.conv = Conv3D(scope / "conv", d_in, d_out, (3, 3, 3), ((0, 0), zeros, zeros))
+        self.borders = borders
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        copies = (2, 0) if self.borders.causal else (1, 1)
+        x = jnp.pad(x, ((0, 0), copies, (0, 0), (0, 0), (0, 0)), mode="edge")
+        if self.borders.spatial == "reflect":
+            x = jnp.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1), (0, 0)), mode="reflect")
+        return self.conv(x)
+
+
+def activate(x: jax.Array) -> jax.Array:
+    """SiLU of x over its root mean square across channels."""
+    return jax.nn.silu(rms_norm(x, NORM_EPS))
+
+
+class ResNet(nnx.Module):
+    """x + conv(activate(conv(activate(x))))."""
+
+    def __init__(self, scope: Scope, channels: int, borders: Borders):
+        self.conv1 = VideoConv(scope / "conv1", channels, channels, borders)
+        self.conv2 = VideoConv(scope / "conv2", channels, channels, borders)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x + self.conv2(activate(self.conv1(activate(x))))
+
+
+def space_to_depth(x: jax.Array, stride: Stride) -> jax.Array:
+    """Cells of `stride` become channels (channel, frame, row, column), the last running fastest."""
+    b, f, h, w, c = x.shape
+    t, p, q = stride
+    cells = x.reshape(b, f // t, t, h // p, p, w // q, q, c).transpose(0, 1, 3, 5, 7, 2, 4, 6)
+    return cells.reshape(b, f // t, h // p, w // q, c * t * p * q)
+
+
+def depth_to_space(x: jax.Array, stride: Stride) -> jax.Array:
+    """The inverse of `space_to_depth`."""
+    b, f, h, w, c = x.shape
+    t, p, q = stride
+    cells = x.reshape(b, f, h, w, -1, t, p, q).transpose(0, 1, 5, 2, 6, 3, 7, 4)
+    return cells.reshape(b, f * t, h * p, w * q, c // (t * p * q))
+
+
+def patchify(video: jax.Array, size: int) -> jax.Array:
+    """Squares of size² pixels to channels (channel, column, row), the last running fastest."""
+    return space_to_depth(video.swapaxes(2, 3), (1, size, size)).swapaxes(2, 3)
+
+
+def unpatchify(x: jax.Array, size: int) -> jax.Array:
+    """The inverse of `patchify`."""
+    return depth_to_space(x.swapaxes(2, 3), (1, size, size)).swapaxes(2, 3)
+
+
+class Downsample(nnx.Module):
+    """Cells of `stride` to channels, of a convolution and, averaged in groups, of the input itself."""
+
+    def __init__(self, scope: Scope, d_in: int, d_out: int, stride: Stride, borders: Borders):
+        self.conv = VideoConv(scope / "conv", d_in, d_out // math.prod(stride), borders)
+        self.stride, self.d_out = stride, d_out
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = jnp.concatenate([x[:, : self.stride[0] - 1], x], axis=1)  # the first frame fills a cell alone
+        skip = space_to_depth(x, self.stride)
+        skip = skip.reshape(*skip.shape[:-1], self.d_out, -1).mean(axis=-1)
+        return space_to_depth(self.conv(x), self.stride) + skip
+
+
+class Upsample(nnx.Module):
+    """Channels of a convolution to cells of `stride`, leaving d_in / factor; `residual` adds the input's own cells."""
+
+    def __init__(self, scope: Scope, d_in: int, factor: int, stride: Stride, residual: bool, borders: Borders):
+        self.conv = VideoConv(scope / "conv", d_in, d_in * math.prod(stride) // factor, borders)
+        self.stride, self.residual = stride, residual
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = depth_to_space(self.conv(x), self.stride)
+        if self.residual:
+            skip = depth_to_space(x, self.stride)
+            y = y + jnp.tile(skip, y.shape[-1] // skip.shape[-1])
+        return y[:, self.stride[0] - 1 :]  # the first frame came from a cell of its own
+
+
+def resnets(scope: Scope, count: int, channels: int, borders: Borders) -> list[nnx.Module]:
+    """The `count` residual blocks of one stage."""
+    return [ResNet(scope / "resnets" / i, channels, borders) for i in range(count)]
+
+
+def _through(layers: nnx.List, x: jax.Array) -> jax.Array:
+    return reduce(lambda x, layer: layer(x), layers, x)
+
+
+class VideoEncoder(nnx.Module):
+    """Pixels in [-1, 1] to the mean of their latents' distribution, not normalised."""
+
+    def __init__(self, scope: Scope, arch: VideoVAEArch):
+        borders = Borders(arch.encoder_causal, arch.encoder_spatial_padding_mode)
+        widths = (arch.latent_channels, *arch.block_out_channels)
+        *counts, mid_count = arch.layers_per_block
+        layers = []
+        for i, (count, kind) in enumerate(zip(counts, arch.downsample_type, strict=True)):
+            stage = scope / "down_blocks" / i
+            layers += resnets(stage, count, widths[i], borders)
+            layers += [Downsample(stage / "downsamplers" / 0, widths[i], widths[i + 1], STRIDES[kind], borders)]
+        layers += resnets(scope / "mid_block", mid_count, widths[-1], borders)
+        self.conv_in = VideoConv(scope / "conv_in", arch.in_channels * arch.patch_size**2, widths[0], borders)
+        self.layers = nnx.List(layers)
+        # one more channel than the mean: a log-variance for all of them
+        self.conv_out = VideoConv(scope / "conv_out", widths[-1], arch.latent_channels + 1, borders)
+        self.patch_size = arch.patch_size
+
+    def __call__(self, video: jax.Array) -> jax.Array:
+        """[batch, 8k + 1, 32h, 32w, 3] to [batch, k + 1, h, w, channels]."""
+        x = patchify(video.astype(self.conv_in.conv.kernel.dtype), self.patch_size)
+        x = _through(self.layers, self.conv_in(x))
+        return self.conv_out(activate(x))[..., :-1]
+
+
+class VideoDecoder(nnx.Module):
+    """Latents, de-normalised, to pixels: in [-1, 1], but not clamped to it."""
+
+    def __init__(self, scope: Scope, arch: VideoVAEArch):
+        borders = Borders(arch.decoder_causal, arch.decoder_spatial_padding_mode)
+        # published lists run from the pixels to the latents, all but `upsample_type`
+        mid_count, *counts = reversed(arch.decoder_layers_per_block)
+        widths = tuple(reversed(arch.decoder_block_out_channels))
+        factors, residuals = reversed(arch.upsample_factor), reversed(arch.upsample_residual)
+        self.conv_in = VideoConv(scope / "conv_in", arch.latent_channels, widths[0], borders)
+        layers = resnets(scope / "mid_block", mid_count, widths[0], borders)
+        stages = zip(counts, widths, factors, residuals, arch.upsample_type, strict=True)
+        for i, (count, width, factor, residual, kind) in enumerate(stages):
+            stage = scope / "up_blocks" / i
+            layers += [Upsample(stage / "upsamplers" / 0, width, factor, STRIDES[kind], residual, borders)]
+            layers += resnets(stage, count, width // factor, borders)
+        width = widths[-1] // arch.upsample_factor[0]
+        self.layers = nnx.List(layers)
+        self.conv_out = VideoConv(scope / "conv_out", width, arch.out_channels * arch.patch_size**2, borders)
+        self.patch_size = arch.patch_size
+
+    def __call__(self, latents: jax.Array) -> jax.Array:
+        """[batch, k + 1, h, w, channels] to [batch, 8k + 1, 32h, 32w, 3]."""
+        x = self.conv_in(latents.astype(self.conv_in.conv.kernel.dtype))
+        x = _through(self.layers, x)
+        return unpatchify(self.conv_out(activate(x)), self.patch_size)
+
+
+class VideoVAE(nnx.Module):
+    """Both directions, and the scale between them and the denoiser."""
+
+    def __init__(self, scope: Scope, arch: VideoVAEArch):
+        self.encoder = VideoEncoder(scope / "encoder", arch)
+        self.decoder = VideoDecoder(scope / "decoder", arch)
+        self.statistics = LatentStatistics(scope, arch.latent_channels)
+
+    def encode(self, video: jax.Array) -> jax.Array:
+        """Pixels in [-1, 1] to normalised latents, float32."""
+        return self.statistics.normalise(self.encoder(video))
+
+    def decode(self, latents: jax.Array) -> jax.Array:
+        """Normalised latents to pixels in [-1, 1], not clamped."""
+        return self.decoder(self.statistics.denormalise(latents))

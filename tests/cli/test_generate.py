@@ -1,0 +1,198 @@
+"""`ltx2 generate` from its arguments to its exit code, around a run that only remembers what it was asked."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from ltx2_cli.cli import main
+from ltx2_cli.core.report import Report
+from ltx2_cli.media import output_paths
+from ltx2_cli.spec import DType, RunError, RunSpec
+
+Run = Callable[..., tuple[int, str, str]]
+FINDINGS = "error: height 500 is not a multiple of 32; nearest: --height 480 or 512\n       num_frames 20 is not 8k + 1"
+
+EVERY_OPTION = """
+    generate --prompt rain --negative-prompt blur --model demo --height 64 --width 96 --num-frames 9 --fps 12.5
+    --steps 3 --seed 4294967295 --guidance-scale 2 --stg-scale 0 --modality-scale 1.5 --guidance-rescale 0.1
+    --audio-guidance-scale 6 --audio-stg-scale 0.5 --audio-modality-scale 2.5 --audio-guidance-rescale 0.2
+    --stg-blocks 28,29 --dtype bfloat16 --text-encoder-dtype float16 --sharding single --noise noise
+    --save-latents latents -o clip.mp4 --force --config file.yaml --set scan_layers=false --set max_sequence_length=7
+"""
+
+
+@dataclass
+class Core:
+    """Stands in for the plan and the run: both fail as told, and keep the request."""
+
+    asked: RunSpec | None = None
+    failure: BaseException | None = None
+
+    def resolve(self, spec: RunSpec) -> "Core":
+        self.spec = replace(spec, seed=5 if spec.seed is None else spec.seed)
+        self.asked = spec
+        return self
+
+    def load(self, plan: "Core") -> None:
+        return None
+
+    def write(self, plan: "Core", components: None, report: Report) -> Iterator[Path]:
+        with report.stage("imagine"), report.steps(2) as steps:
+            steps.advance(2)
+        if self.failure:
+            raise self.failure
+        yield from output_paths(plan.spec)
+
+
+@pytest.fixture
+def core(monkeypatch: pytest.MonkeyPatch) -> Core:
+    core = Core()
+    plan, run = ModuleType("plan"), ModuleType("run")
+    vars(plan).update(resolve=core.resolve)
+    vars(run).update(load=core.load, write=core.write)
+    monkeypatch.setitem(sys.modules, "ltx2_cli.plan", plan)
+    monkeypatch.setitem(sys.modules, "ltx2_cli.core.run", run)
+    return core
+
+
+@pytest.fixture
+def ltx2(core: Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs the program in an empty folder: exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["ltx2", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return (ended.value.code, *capsys.readouterr())
+
+    return run
+
+
+def test_the_path_alone_is_on_stdout_and_the_talk_on_stderr(ltx2: Run):
+    code, out, err = ltx2("generate", "--model", "demo", "--prompt", "rain")
+    assert (code, out) == (0, "out/demo-5-128x128x17.mp4\n")
+    assert err.splitlines()[0] == "seed: 5"
+    assert [line.split(":")[0] for line in err.splitlines()[1:]] == ["2 steps", "imagine"]
+
+
+def test_every_option_reaches_its_value(ltx2: Run, core: Core, tmp_path: Path):
+    (tmp_path / "noise").write_text("")
+    (tmp_path / "file.yaml").write_text("keep_resident: true\nfps: 11")
+    assert ltx2(*EVERY_OPTION.split())[:2] == (0, "clip.mp4\n")
+    spec = core.asked
+    assert spec is not None
+    assert (spec.prompt, spec.negative_prompt, spec.model) == ("rain", "blur", "demo")
+    assert (spec.height, spec.width, spec.num_frames, spec.fps) == (64, 96, 9, 12.5)
+    assert (spec.num_inference_steps, spec.seed, spec.stg_blocks) == (3, 4294967295, (28, 29))
+    assert tuple(vars(spec.guidance.video).values()) == (2.0, 0.0, 1.5, 0.1)
+    assert tuple(vars(spec.guidance.audio).values()) == (6.0, 0.5, 2.5, 0.2)
+    assert (spec.dtype, spec.text_encoder_dtype) == (DType.bfloat16, DType.float16)
+    assert (spec.sharding.profile, spec.noise, spec.save_latents) == ("single", "noise", "latents")
+    assert (spec.keep_resident, spec.scan_layers, spec.max_sequence_length) == (True, False, 7)
+
+
+def test_several_videos_are_several_lines(ltx2: Run):
+    out = ltx2("generate", "--prompt", "rain", "--num-videos", "2", "--seed", "1", "-o", "a.mp4")[1]
+    assert out == "a-s1.mp4\na-s2.mp4\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("--height 500 --num-frames 20", FINDINGS),
+        ("--model dmo", "error: unknown model `dmo`; closest: `demo`\nhint: known: `demo`, `ltx2`"),
+        ("--set heigth=3", "error: --set 'heigth=3': unknown key `heigth`; closest: `height`\nhint: known:"),
+        ("--stg-blocks a,b", "error: stg_blocks a,b is not a list of blocks\nhint: for example: --stg-blocks"),
+        ("-o clip.avi", "error: output 'clip.avi' is not an mp4"),
+        ("--hieght 3", "error: No such option: --hieght (Possible options: --height"),
+        ("--height tall", "error: Invalid value for '--height'"),
+        ("surplus", "error: Got unexpected extra argument"),
+        ("--config none.yaml", "error: none.yaml cannot be read: No such file"),
+    ],
+)
+def test_a_bad_request_is_a_sentence_a_hint_and_exit_code_2(ltx2: Run, core: Core, arguments: str, sentence: str):
+    code, out, err = ltx2("generate", "--prompt", "rain", *arguments.split())
+    assert (code, out) == (2, "")
+    assert err.startswith(sentence)
+    assert "\nhint: " in err
+    assert core.asked is None
+
+
+@pytest.mark.parametrize("taken", ["clip.mp4", "clip.yaml"])
+def test_an_existing_file_is_refused_before_any_work(ltx2: Run, core: Core, tmp_path: Path, taken: str):
+    (tmp_path / taken).write_text("mine")
+    code, out, err = ltx2("generate", "--prompt", "rain", "-o", "clip.mp4")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {taken} exists\nhint: --force")
+    assert core.asked is None
+    assert ltx2("generate", "--prompt", "rain", "-o", "clip.mp4", "--force")[:2] == (0, "clip.mp4\n")
+
+
+def test_an_existing_automatic_name_is_refused_too(ltx2: Run, tmp_path: Path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "demo-5-128x128x17.mp4").write_text("mine")
+    assert ltx2("generate", "--prompt", "rain", "--model", "demo")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "sentence"),
+    [
+        (
+            RunError("the vocoder is not finite", "--dtype float32"),
+            1,
+            "error: the vocoder is not finite\nhint: --dtype",
+        ),
+        (OSError(28, "No space left on device", "a.mp4"), 1, "error: No space left on device: a.mp4\nhint: "),
+        (KeyboardInterrupt(), 130, "error: interrupted\nhint: "),
+    ],
+)
+def test_a_failed_run_is_a_sentence_and_its_exit_code(
+    ltx2: Run, core: Core, failure: BaseException, code: int, sentence: str
+):
+    core.failure = failure
+    ended, out, err = ltx2("generate", "--prompt", "rain")
+    assert (ended, out) == (code, "")
+    assert sentence in err
+    assert "Traceback" not in err
+
+
+def test_an_interrupt_in_a_destructor_is_not_lost(ltx2: Run, core: Core, monkeypatch: pytest.MonkeyPatch):
+    class Unlucky:
+        def __del__(self) -> None:
+            raise KeyboardInterrupt
+
+    def write(plan: Core, components: None, report: Report) -> Iterator[Path]:
+        Unlucky()  # Python drops what its destructor raises
+        time.sleep(5)
+        yield Path("too late")
+
+    monkeypatch.setattr(sys.modules["ltx2_cli.core.run"], "write", write, raising=False)
+    code, out, err = ltx2("generate", "--prompt", "rain")
+    assert (code, out) == (130, "")
+    assert err.endswith("error: interrupted\nhint: finished files stay, the unfinished one is gone\n")
+
+
+def test_debug_adds_the_traceback(ltx2: Run, core: Core):
+    core.failure = RunError("no")
+    code, _, err = ltx2("generate", "--prompt", "rain", "--debug")
+    assert code == 1
+    assert "Traceback (most recent call last)" in err
+    assert err.rstrip().endswith("error: no")
+
+
+def test_what_nobody_foresaw_is_a_sentence_too(ltx2: Run, core: Core, capsys: pytest.CaptureFixture[str]):
+    core.failure = ZeroDivisionError("division\nby zero")
+    with pytest.raises(ZeroDivisionError) as caught:
+        ltx2("generate", "--prompt", "rain")
+    sys.excepthook(caught.type, caught.value, caught.tb)
+    assert capsys.readouterr().err.endswith(
+        "error: ZeroDivisionError: division\nhint: this was not foreseen; --debug shows where it happened\n"
+    )

@@ -1,0 +1,85 @@
+"""Help, usage errors and completion answer at once, since nothing heavy is imported for them."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ltx2_cli.spec import Guidance
+
+PROGRAM = """
+import sys
+from ltx2_cli.__main__ import main
+try:
+    main()
+finally:
+    heavy = ("jax", "jaxlib", "flax", "torch", "torchax", "transformers", "huggingface_hub", "numpy", "omegaconf")
+    print("imported", [name for name in heavy if name in sys.modules], file=sys.stderr)
+"""
+
+OPTIONS = """
+    --prompt --negative-prompt --model --height --width --num-frames --fps --num-inference-steps --steps --seed
+    --num-videos --stg-blocks --dtype --text-encoder-dtype --sharding --noise --save-latents --output --force
+    --config --set --debug
+"""
+
+
+def ltx2(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", PROGRAM, *arguments]
+    settings = {"COLUMNS": "120", "NO_COLOR": "1", **environment}
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **settings}, check=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ((), 0),
+        (("--help",), 0),
+        (("--version",), 0),
+        (("generate", "--help"), 0),
+        (("generat",), 2),
+        (("generate", "--hieght", "3"), 2),
+        (("generate", "--height", "tall"), 2),
+        (("generate", "--dtype", "float8"), 2),
+    ],
+)
+def test_nothing_heavy_is_imported_to_answer(arguments: tuple[str, ...], code: int):
+    done = ltx2(*arguments)
+    assert done.returncode == code
+    assert done.stderr.endswith("imported []\n")
+
+
+def test_completion_knows_options_and_profiles_and_imports_no_jax():
+    line = {"_LTX2_COMPLETE": "complete_bash", "COMP_CWORD": "3"}
+    assert "ironwood" in ltx2(COMP_WORDS="ltx2 generate --sharding iron", **line).stdout
+    done = ltx2(COMP_WORDS="ltx2 generate --model d", **line)
+    assert done.stdout.split() == ["demo"]
+    assert "jax" not in done.stderr
+
+
+def test_help_takes_less_than_half_a_second():
+    def seconds() -> float:
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "ltx2_cli", "--help"], capture_output=True, check=True)
+        return time.perf_counter() - began
+
+    assert min(seconds() for _ in range(5)) < 0.5  # the least disturbed of five
+
+
+def test_help_shows_every_option_and_examples():
+    shown = ltx2("generate", "--help").stdout
+    scales = Guidance.__dataclass_fields__
+    options = [f"--{prefix}{name}".replace("_", "-") for prefix in ("", "audio-") for name in scales]
+    assert [option for option in [*options, *OPTIONS.split()] if option not in shown] == []
+    assert "-o " in shown
+    assert "REPO[@REV]" in shown
+    assert shown.count("ltx2 generate --") == 6
+    assert ltx2("--help").stdout.count("ltx2 generate --") == 6
+
+
+def test_the_version_is_that_of_the_package():
+    from ltx2_cli import __version__
+
+    assert ltx2("--version").stdout == f"ltx2 {__version__}\n"

@@ -1,0 +1,110 @@
+"""Clips to ask for in both programs' words, and the checkpoint they are made with."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from diffusers import LTX2Pipeline
+from safetensors.torch import save_file
+
+from ltx2_cli.core.components import Components
+from ltx2_cli.core.run import make_latents
+from ltx2_cli.diffusion.latents import unpack
+from ltx2_cli.plan import Plan, resolve
+from ltx2_cli.profiles import read_spec
+from tiny import draw_noise
+
+PROMPT, NEGATIVE = "A red ball bounces, once.", "blurry"
+TEXT_TOKENS = 32
+
+
+class Size(NamedTuple):
+    num_frames: int
+    height: int
+    width: int
+    fps: float
+
+
+class Case(NamedTuple):
+    """How one clip is asked for, in both programs' words."""
+
+    size: Size
+    steps: int
+    video: tuple[float, float, float, float]  # guidance, stg, modality, rescale
+    audio: tuple[float, float, float, float]
+    stg_blocks: tuple[int, ...]
+
+
+ALL_ON = Case(Size(17, 64, 96, 24.0), 3, (3.0, 1.0, 3.0, 0.7), (7.0, 0.5, 2.0, 0.4), (1,))
+CASES = {
+    "all guidance": ALL_ON,
+    "one latent frame, two blocks": Case(Size(1, 96, 64, 12.5), 2, (2.0, 1.5, 1.5, 1.0), (4.0, 1.0, 3.0, 0.7), (0, 2)),
+    "no guidance": Case(Size(9, 64, 64, 30.0), 4, (1.0, 0.0, 1.0, 0.0), (1.0, 0.0, 1.0, 0.0), (1,)),
+}
+
+
+class Checkpoint(NamedTuple):
+    folder: Path
+    pipeline: LTX2Pipeline
+
+
+def reference(pipeline: LTX2Pipeline, case: Case, seed: int, output_type: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """What diffusers makes of it; "latent" gives denormalised latents."""
+    names = ("guidance_scale", "stg_scale", "modality_scale", "guidance_rescale")
+    # An audio value of zero means "as the video" there.
+    audio = {f"audio_{name}": value or 1e-12 for name, value in zip(names, case.audio, strict=True)}
+    output = pipeline(
+        prompt=PROMPT,
+        negative_prompt=NEGATIVE,
+        num_frames=case.size.num_frames,
+        height=case.size.height,
+        width=case.size.width,
+        frame_rate=case.size.fps,
+        num_inference_steps=case.steps,
+        **dict(zip(names, case.video, strict=True)),
+        **audio,
+        spatio_temporal_guidance_blocks=list(case.stg_blocks),
+        generator=torch.Generator().manual_seed(seed),
+        max_sequence_length=TEXT_TOKENS,
+        output_type=output_type,
+        return_dict=False,
+    )
+    return output
+
+
+def plan_of(
+    checkpoint: Checkpoint, case: Case, seed: int | None, noise: Path | None = None, **overrides: object
+) -> Plan:
+    if noise is not None:
+        save_file(draw_noise(seed, *case.size), noise)
+    names = ("guidance_scale", "stg_scale", "modality_scale", "guidance_rescale")
+    guidance = {
+        f"guidance.{stream}.{name}": value
+        for stream, values in (("video", case.video), ("audio", case.audio))
+        for name, value in zip(names, values, strict=True)
+    }
+    asked = {
+        "prompt": PROMPT,
+        "negative_prompt": NEGATIVE,
+        "model": str(checkpoint.folder),
+        "reference": "diffusers",
+        **case.size._asdict(),
+        "num_inference_steps": case.steps,
+        "stg_blocks": case.stg_blocks,
+        "dtype": "float32",
+        "text_encoder_dtype": "float32",
+        "max_sequence_length": TEXT_TOKENS,
+        "noise": None if noise is None else str(noise),
+        "seed": seed,
+        "sharding": "single",
+        **guidance,
+        **overrides,
+    }
+    return resolve(read_spec(asked))
+
+
+def final_latents(plan: Plan, components: Components | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Normalised latents in the files' layout."""
+    tokens = make_latents(plan, components or Components(plan))
+    return tuple(np.asarray(stream) for stream in unpack(tokens, plan.latent_shapes))

@@ -1,0 +1,141 @@
+"""What a run promises beyond equality with the reference: the same bytes again, nothing compiled twice, any mesh."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from clips import ALL_ON, Case, Checkpoint, Size, final_latents, plan_of
+from ltx2_cli import read_spec, resolve
+from ltx2_cli.core.components import Components
+from ltx2_cli.core.run import load, write
+from ltx2_cli.diffusion.latents import noise
+from ltx2_cli.media import output_paths
+from ltx2_cli.spec import AV, SpecError
+
+SMALL = Case(Size(9, 64, 64, 24.0), 3, ALL_ON.video, ALL_ON.audio, (1,))
+
+
+def error(got: np.ndarray, wanted: np.ndarray) -> float:
+    return float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
+
+
+@pytest.fixture
+def compilations() -> list[str]:
+    """Grows by one for each program that XLA compiles."""
+    seen: list[str] = []
+
+    def listen(event: str, seconds: float, **details: object) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            seen.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield seen
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_the_same_seed_gives_the_same_bytes(checkpoint: Checkpoint) -> None:
+    first, again = (final_latents(plan_of(checkpoint, SMALL, 3)) for _ in range(2))
+    assert [stream.tobytes() for stream in first] == [stream.tobytes() for stream in again]
+    other = final_latents(plan_of(checkpoint, SMALL, 4))
+    assert error(other[0], first[0]) > 0.1
+
+
+def test_nothing_new_is_compiled_for_other_scales_seeds_prompts_and_steps(
+    checkpoint: Checkpoint, compilations: list[str]
+) -> None:
+    final_latents(plan_of(checkpoint, SMALL, 3))
+    jax.jit(lambda x: x + 1)(1)
+    assert compilations  # a new program is noticed
+    compilations.clear()
+    other = Case(SMALL.size, 5, (2.5, 0.5, 4.0, 0.1), (3.0, 2.0, 1.5, 0.9), (0, 2))
+    final_latents(plan_of(checkpoint, other, 11, prompt="Rain on a tin roof, at night", negative_prompt="dull"))
+    assert not compilations
+
+
+def test_a_batch_equals_its_videos_made_alone(checkpoint: Checkpoint) -> None:
+    batch = final_latents(plan_of(checkpoint, SMALL, 5, num_videos=3))
+    for video in range(3):
+        alone = final_latents(plan_of(checkpoint, SMALL, 5 + video))
+        for together, single in zip(batch, alone, strict=True):
+            assert error(together[video : video + 1], single) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"scan_layers": False},
+        {"compile_text_encoder": False},
+        {"sharding": {"profile": "single", "use_batched_text_encoder": False}},
+        {"sharding": "ironwood"},
+        {"sharding": {"profile": "trillium", "mesh": {"heads": 2}}},
+        {"sharding": {"profile": "gpu", "mesh": {"passes": 4, "heads": 2}}},
+    ],
+    ids=str,
+)
+def test_how_it_is_run_does_not_change_the_clip(checkpoint: Checkpoint, option: dict[str, object]) -> None:
+    """Eight devices under every profile, layers unrolled, text one by one: within float32 rounding of the plain run."""
+    wanted = final_latents(plan_of(checkpoint, SMALL, 3))
+    for got, plain in zip(final_latents(plan_of(checkpoint, SMALL, 3, **option)), wanted, strict=True):
+        assert error(got, plain) <= 2e-5
+
+
+def test_noise_is_that_of_the_seed_alone() -> None:
+    shapes = AV((1, 4, 2, 3, 3), (1, 2, 5, 4))
+    first, again, other = noise(2**32 - 1, shapes), noise(2**32 - 1, shapes), noise(0, shapes)
+    np.testing.assert_array_equal(first.video, again.video)
+    assert error(np.asarray(other.audio), np.asarray(first.audio)) > 0.1
+    assert error(np.asarray(first.video).ravel()[:40], np.asarray(first.audio).ravel()) > 0.1
+
+
+def test_files_of_a_run(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """The mp4, its record, and latents that another run may start from."""
+    output, saved = tmp_path / "clip.mp4", tmp_path / "clip.safetensors"
+    plan = plan_of(checkpoint, SMALL, 3, output=str(output), save_latents=str(saved))
+    assert list(write(plan, load(plan))) == [output]
+    latents = load_file(saved)
+    assert {name: array.shape for name, array in latents.items()} == {
+        "video": (1, 8, 2, 2, 2),
+        "audio": (1, 4, 9, 4),
+    }
+    np.testing.assert_array_equal(latents["video"], final_latents(plan)[0])
+    record = output.with_suffix(".yaml")
+    assert "jax: " + jax.__version__ in record.read_text()
+    assert resolve(read_spec(config=record)).spec == plan.spec
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["clip.mp4", "clip.safetensors", "clip.yaml"]
+
+
+def test_a_batch_is_recorded_video_by_video(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    plan = plan_of(checkpoint, SMALL, 3, num_videos=2, output=str(tmp_path / "clip.mp4"))
+    paths = list(write(plan, load(plan)))
+    assert [path.name for path in paths] == ["clip-s3.mp4", "clip-s4.mp4"]
+    alone = read_spec(config=paths[1].with_suffix(".yaml"))
+    assert (alone.seed, alone.num_videos) == (4, 1)
+    assert alone == replace(plan.spec, seed=4, num_videos=1, output=str(paths[1]))
+    assert output_paths(alone) == [paths[1]]
+
+
+def test_a_seed_is_chosen_where_none_is_given(checkpoint: Checkpoint) -> None:
+    seeds = {plan_of(checkpoint, SMALL, None).spec.seed for _ in range(3)}
+    assert len(seeds) == 3
+    assert all(0 <= seed < 2**32 for seed in seeds)
+
+
+def test_networks_stay_only_where_that_is_asked(checkpoint: Checkpoint) -> None:
+    for keep in (True, False):
+        plan = plan_of(checkpoint, SMALL, 3, keep_resident=keep)
+        components = Components(plan)
+        final_latents(plan, components)
+        assert ("transformer" in components.resident) is keep
+
+
+def test_noise_that_does_not_fit(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    path = tmp_path / "noise.safetensors"
+    save_file({"video": np.zeros((1, 8, 2, 2, 3), np.float32)}, path)
+    with pytest.raises(
+        SpecError, match=r"`video` is float32 \(1, 8, 2, 2, 3\), not float32 \(1, 8, 2, 2, 2\); no `audio`"
+    ):
+        final_latents(resolve(replace(plan_of(checkpoint, SMALL, 3).spec, noise=str(path))))

@@ -1,0 +1,195 @@
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3TextConfig, Gemma3TextModel
+
+from ltx2_cli.models.gemma import Gemma, checkpoint_prefix, gemma_recipe, in_language_model
+from ltx2_cli.spec import SpecError
+from ltx2_cli.weights.declare import Scope, Weight, declared, map_weights
+from parity import adopt, randomise, relative_error
+
+TOKENS = 16  # more than either window, so that sliding and full layers differ
+ALTERNATING = {
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "query_pre_attn_scalar": 12,
+    "sliding_window": 5,
+    "sliding_window_pattern": 2,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+}
+LISTED = {
+    "vocab_size": 40,
+    "hidden_size": 24,
+    "intermediate_size": 56,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 10,
+    "query_pre_attn_scalar": 7,
+    "sliding_window": 3,
+    "layer_types": ["full_attention", *2 * ["sliding_attention"], "full_attention"],
+    "rope_theta": 3000.0,
+    "rope_local_base_freq": 50.0,
+    "rms_norm_eps": 1e-3,
+    "attention_bias": True,
+}
+IDS = np.random.default_rng(0).integers(1, 40, (3, TOKENS)).astype(np.int32)
+MASK = np.arange(TOKENS)[None] >= np.array([[0], [6], [15]])  # whole, padded on the left, a single token
+IDS *= MASK
+
+encode = jax.jit(Gemma.__call__)
+
+
+def config(text: dict) -> dict:
+    return {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", **text}, "vision_config": {}}
+
+
+@pytest.fixture(scope="module", params=[ALTERNATING, LISTED], ids=["alternating", "listed"])
+def pair(request: pytest.FixtureRequest) -> tuple[Gemma3TextModel, Gemma]:
+    reference = randomise(Gemma3TextModel(Gemma3TextConfig(**request.param)), seed=1)
+    recipe = gemma_recipe(config(request.param), "config.json")
+    return reference, adopt(Gemma(Scope(jnp.float32), recipe), reference.state_dict())
+
+
+@pytest.fixture(scope="module")
+def got(pair) -> np.ndarray:
+    return np.asarray(encode(pair[1], IDS, MASK))
+
+
+def cast(gemma: Gemma, dtype: jnp.dtype) -> Gemma:
+    return map_weights(lambda weight: weight.with_value(weight.get_value().astype(dtype)), gemma)
+
+
+def test_every_hidden_state_equals_transformers(pair, got):
+    reference, _ = pair
+    inputs = {"input_ids": torch.from_numpy(IDS).long(), "attention_mask": torch.from_numpy(MASK).long()}
+    with torch.no_grad():
+        wanted = reference(**inputs, output_hidden_states=True).hidden_states
+    assert got.shape == (*IDS.shape, reference.config.hidden_size, reference.config.num_hidden_layers + 1)
+    for index, state in enumerate(wanted):
+        assert relative_error(got[..., index][MASK], state[torch.from_numpy(MASK)]) < 2e-6
+
+
+def test_a_prompt_alone_equals_the_same_prompt_in_a_batch(pair, got):
+    for row in range(len(IDS)):
+        alone = encode(pair[1], IDS[row : row + 1], MASK[row : row + 1])
+        np.testing.assert_allclose(alone[0], got[row], rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_padding_changes_no_prompt(pair, got):
+    other = encode(pair[1], np.where(MASK, IDS, 7), MASK.astype(np.int32))
+    np.testing.assert_array_equal(np.asarray(other)[MASK], got[MASK])
+
+
+def test_compiling_changes_nothing(pair, got):
+    plain = pair[1](IDS, MASK)
+    np.testing.assert_allclose(plain, got, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision_is_finite_even_in_the_padding_and_near_float32(pair, got, dtype):
+    half = encode(cast(pair[1], dtype), IDS, MASK)
+    assert half.dtype == dtype
+    assert jnp.all(jnp.isfinite(half))
+    assert np.linalg.norm(half.astype(np.float32)[MASK] - got[MASK]) < 0.05 * np.linalg.norm(got[MASK])
+
+
+def test_weights_spread_over_eight_devices_give_the_same_states(pair, got):
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("embed", "wide"))
+    rules = {"vocab": "wide", "heads": "wide", "mlp": "wide", "embed": "embed"}
+
+    def spread(weight: Weight) -> Weight:
+        sharding = NamedSharding(mesh, PartitionSpec(*[rules.get(axis) for axis in weight.axes]))
+        return weight.with_value(jax.device_put(weight.get_value(), sharding))
+
+    gemma = map_weights(spread, pair[1])
+    query = gemma.tensors["layers.0.self_attn.q_proj.weight"][...]
+    assert query.addressable_shards[0].data.size * 8 == query.size
+    np.testing.assert_allclose(encode(gemma, IDS, MASK), got, rtol=1e-4, atol=1e-4)
+
+
+def test_the_recipe_keeps_no_memory(pair, got):
+    assert all(tensor.is_meta for tensor in pair[1].recipe.module.parameters())
+
+
+def test_a_language_model_alone_is_the_same_network():
+    alone = Gemma(Scope(jnp.float32), gemma_recipe({"model_type": "gemma3_text", **LISTED}, "config.json"))
+    inside = Gemma(Scope(jnp.float32), gemma_recipe(config(LISTED), "config.json"))
+    assert declared(alone) == declared(inside)
+
+
+def test_names_are_those_of_the_whole_model_without_its_eyes_and_head():
+    with torch.device("meta"):
+        whole = Gemma3ForConditionalGeneration(Gemma3Config(text_config=ALTERNATING)).state_dict()
+    prefix = checkpoint_prefix(whole)
+    ours = {name: tuple(tensor.shape) for name, tensor in whole.items() if in_language_model(name, prefix)}
+    assert len(ours) < len(whole)
+    assert declared(Gemma(Scope(jnp.float32, prefix), gemma_recipe(config(ALTERNATING), "config.json"))) == ours
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model", "model.language_model", "language_model", "model", ""])
+def test_the_prefix_is_where_the_embeddings_are(prefix):
+    inside = [f"{prefix}.{name}".lstrip(".") for name in ("embed_tokens.weight", "layers.47.mlp.up_proj.weight")]
+    outside = [
+        "language_model.lm_head.weight",
+        "lm_head.weight",
+        "vision_tower.layers.0.weight",
+        "model.projector.weight",
+    ]
+    assert checkpoint_prefix([*outside, *inside]) == prefix
+    assert all(in_language_model(name, prefix) for name in inside)
+    assert not any(in_language_model(name, prefix) for name in outside)
+
+
+def test_a_checkpoint_without_embeddings_is_refused():
+    with pytest.raises(SpecError, match="embed_tokens"):
+        checkpoint_prefix(["encoder.block.0.weight"])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model_type": "t5"}, "te/config.json: the text encoder is 't5'"),
+        ({"num_hidden_layers": "many"}, "te/config.json: .*num_hidden_layers"),
+        ({"hidden_size": 15}, "te/config.json: .*hidden size .15. is not"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention is not implemented"),
+    ],
+)
+def test_another_model_is_refused(change, said):
+    with pytest.raises(SpecError, match=said):
+        gemma_recipe({"model_type": "gemma3_text", **ALTERNATING, **change}, "te/config.json")
+
+
+UNDISTURBED = """
+import os
+import jax, torch
+
+def found():
+    overloads = torch.ops.aten.prod.overloads(), hasattr(torch.ops.aten.prod, "dim_Dimname")
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    return dict(jax.config.values), fast_path, overloads, type(torch.ones(2) + 1), torch.get_default_dtype()
+
+jax.config.update("jax_pjrt_client_create_options", "ml_framework_name:JAX")  # as on a TPU host
+before = found()
+from ltx2_cli.models.gemma import gemma_recipe
+variables = dict(os.environ)
+recipe = gemma_recipe({"model_type": "gemma3_text", "vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 1}, "")
+assert found() == before
+assert dict(os.environ) == variables
+"""
+
+
+def test_torchax_leaves_torch_and_jax_as_it_found_them():
+    done = subprocess.run([sys.executable, "-c", UNDISTURBED], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

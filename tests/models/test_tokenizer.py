@@ -1,0 +1,77 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, processors
+from transformers import AutoTokenizer
+
+from ltx2_cli.models.tokenizer import BYTE_VOCABULARY, byte_tokenizer, tokenise
+from ltx2_cli.spec import SpecError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "tokenizer"
+    byte_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def gemma_like(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that names Gemma's own class, as the published one does, and has no padding token."""
+    folder = tmp_path_factory.mktemp("gemma")
+    vocabulary = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "▁", "a", "b", "ab"]
+    model = models.BPE({token: place for place, token in enumerate(vocabulary)}, merges=[("a", "b")], unk_token="<unk>")
+    tokenizer = Tokenizer(model)
+    tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 2)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "GemmaTokenizerFast", "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": None}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_a_prompt_is_bos_and_its_bytes_behind_padding(folder):
+    tokens = tokenise(folder, ["Aé"], 6)
+    assert tokens.ids.dtype == np.int32
+    np.testing.assert_array_equal(tokens.ids, [[0, 0, 2, 3 + 0x41, 3 + 0xC3, 3 + 0xA9]])
+    np.testing.assert_array_equal(tokens.mask, [[False, False, True, True, True, True]])
+
+
+def test_white_space_around_a_prompt_is_dropped_and_the_empty_prompt_is_legal(folder):
+    tokens = tokenise(folder, [" a b\n", "a b", ""], 5)
+    np.testing.assert_array_equal(tokens.ids[0], tokens.ids[1])
+    np.testing.assert_array_equal(tokens.ids[2], [0, 0, 0, 0, 2])
+    assert tokens.mask.sum(axis=1).tolist() == [4, 4, 1]
+
+
+def test_a_long_prompt_loses_its_end_and_the_result_says_so(folder):
+    tokens = tokenise(folder, ["abcdef", "abc"], 4)
+    np.testing.assert_array_equal(tokens.ids[0], tokens.ids[1])
+    assert tokens.lengths == (7, 4)
+    assert tokens.truncated == (True, False)
+
+
+@pytest.mark.parametrize("text", ["Ünï ▁ <0x41> 𝄞", "a\x00b", "東京", "".join(map(chr, range(1, 256)))])
+def test_any_text_goes_through_the_byte_tokenizer(folder, text):
+    tokens = tokenise(folder, [text], 600)
+    ids = tokens.ids[tokens.mask]
+    assert bytes((ids[1:] - 3).astype(np.uint8)) == text.strip().encode()
+    assert ids.max() < BYTE_VOCABULARY
+    assert AutoTokenizer.from_pretrained(folder).decode(ids, skip_special_tokens=True) == text.strip()
+
+
+def test_the_special_tokens_are_the_published_ids(folder):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id) == (0, 1, 2)
+    assert len(tokenizer) == BYTE_VOCABULARY
+
+
+def test_gemmas_own_class_puts_bos_in_front(gemma_like):
+    tokens = tokenise(gemma_like, ["ab a"], 6)
+    np.testing.assert_array_equal(tokens.ids[tokens.mask], [2, 8, 5, 6])
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(SpecError, match="nowhere"):
+        tokenise(tmp_path / "nowhere", ["a"], 4)

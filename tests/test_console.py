@@ -1,0 +1,76 @@
+"""What a run says: live on a terminal, one line a stage elsewhere."""
+
+import io
+import re
+
+import pytest
+
+from ltx2_cli.console import Live, Plain, complain, reporter
+from ltx2_cli.core.report import Report, Silent
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+
+
+def tell(report: Report) -> None:
+    report.note("seed: 5")
+    with report.stage("encode"):
+        pass
+    with report.stage("denoise"), report.steps(3) as steps:
+        steps.advance()
+        steps.advance(2)
+
+
+def test_a_pipe_gets_a_line_a_stage():
+    stream = io.StringIO()
+    tell(reporter(stream))
+    lines = [re.sub(r"\d+\.\d", "T", line) for line in stream.getvalue().splitlines()]
+    assert lines == ["seed: 5", "encode: T s", "3 steps: T s", "denoise: T s"]
+
+
+def test_a_terminal_gets_the_same_lines_and_colour():
+    stream = Terminal()
+    tell(reporter(stream))
+    said = stream.getvalue()
+    assert "\x1b[" in said
+    assert all(line in said for line in ("seed: 5", "encode: 0.0 s", "3 steps: 0.0 s", "denoise: 0.0 s"))
+
+
+def test_a_terminal_shows_how_far_the_steps_are():
+    stream = Terminal()
+    with reporter(stream).steps(3) as steps:
+        steps.advance()
+        steps.advance(2)
+    assert "3/3" in stream.getvalue()
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_who_wants_no_colour_gets_plain_lines(name: str, value: str, monkeypatch: pytest.MonkeyPatch):
+    assert isinstance(reporter(Terminal()), Live)
+    monkeypatch.setenv(name, value)
+    assert isinstance(reporter(Terminal()), Plain)
+
+
+def test_a_failed_stage_is_not_said_to_be_done():
+    stream = io.StringIO()
+    with pytest.raises(ZeroDivisionError), reporter(stream).stage("divide"):
+        raise ZeroDivisionError
+    assert stream.getvalue() == ""
+
+
+def test_silence(capfd: pytest.CaptureFixture[str]):
+    tell(Silent())
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_error_is_not_read_as_markup_nor_wrapped(capfd: pytest.CaptureFixture[str]):
+    complain("no [bold]model[/bold]\n" + "x" * 200, "REPO[@REV]")
+    assert capfd.readouterr().err == f"error: no [bold]model[/bold]\n       {'x' * 200}\nhint: REPO[@REV]\n"

@@ -1,0 +1,318 @@
+"""Profiles, files and flags make one request; a record brings it back; a mistake is a sentence."""
+
+from collections.abc import Callable
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ltx2_cli.profiles import configs, profile_names, read_sharding, read_spec, to_yaml
+from ltx2_cli.spec import DType, RunSpec, ShardingSpec, ShiftTokens, SpecError, StgRule
+
+Page = Callable[..., Path]
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Page:
+    """Writes a YAML file and gives its path."""
+
+    def write(text: str, name: str = "page.yaml") -> Path:
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+def refusal(overrides: dict | None = None, **keys: object) -> SpecError:
+    with pytest.raises(SpecError) as caught:
+        read_spec({"prompt": "rain", **(overrides or {})}, **keys)
+    return caught.value
+
+
+# The layers and their order
+
+
+def test_the_default_is_the_published_recipe():
+    spec = read_spec(prompt="rain")
+    assert (spec.height, spec.width, spec.num_frames, spec.fps) == (512, 768, 121, 24.0)
+    assert tuple(asdict(spec.guidance.video).values()) == (3.0, 1.0, 3.0, 0.7)
+    assert tuple(asdict(spec.guidance.audio).values()) == (7.0, 1.0, 3.0, 0.7)
+    assert (spec.num_inference_steps, spec.stg_blocks, spec.seed) == (40, (29,), None)
+    assert (spec.model, spec.model_name, spec.checkpoint) == ("ltx2", "ltx2", "Lightricks/LTX-2")
+    assert (spec.dtype, spec.shift_tokens, spec.stg_rule) == (DType.bfloat16, ShiftTokens.reference, StgRule.always)
+    assert (spec.sharding.profile, spec.sharding.mesh) == ("auto", {})
+
+
+def test_default_yaml_has_every_key_in_the_order_of_the_spec():
+    written = yaml.safe_load((configs() / "default.yaml").read_text())
+    assert list(written) == [field.name for field in fields(RunSpec)]
+    assert list(written["sharding"]) == [field.name for field in fields(ShardingSpec)]
+
+
+@pytest.mark.parametrize("kind", ["model", "recipe", "reference"])
+def test_every_shipped_profile_is_readable(kind: str):
+    assert all(read_spec({kind: name}, prompt="rain") for name in profile_names(kind))
+
+
+def test_later_layers_win(page: Page):
+    file = page("num_inference_steps: 11\nfps: 30\nheight: 64\nguidance: {audio: {stg_scale: 0.5}}")
+    flags = {"height": 96, "guidance.video.stg_scale": 0.25, "fps": 12.0}
+    spec = read_spec(flags, config=file, dotlist=["fps=6"], prompt="rain", model="demo")
+    assert spec.width == 128  # the model wins over the default
+    assert spec.num_inference_steps == 11  # the file over the model
+    assert spec.height == 96  # a flag over the file
+    assert spec.fps == 6.0  # --set over a flag
+    assert (spec.guidance.video.stg_scale, spec.guidance.audio.stg_scale) == (0.25, 0.5)
+    assert spec.guidance.audio.guidance_scale == 7.0  # what nobody says stays
+
+
+def test_the_highest_layer_that_names_a_profile_chooses_it(page: Page):
+    file = page("model: demo\nsharding: gpu\nreference: diffusers")
+    spec = read_spec(config=file, prompt="rain")
+    assert (spec.checkpoint, spec.sharding.profile) == ("embedded", "gpu")
+    assert (spec.shift_tokens, spec.stg_rule, spec.negative_prompt) == (ShiftTokens.actual, StgRule.config, "")
+    spec = read_spec(config=file, prompt="rain", model="ltx2", dotlist=["reference=ltx-core", "sharding=trillium"])
+    assert (spec.checkpoint, spec.sharding.mesh["embed"]) == ("Lightricks/LTX-2", -1)
+    assert (spec.shift_tokens, spec.stg_rule) == (ShiftTokens.reference, StgRule.always)
+    assert len(spec.negative_prompt) > 100
+
+
+def test_set_reads_values_as_yaml_and_flags_literally():
+    settings = ["stg_blocks=[3, 4]", "seed=null", "sharding.mesh.heads=4", "sharding=gpu", "fps=1e1"]
+    spec = read_spec({"prompt": "${height} [1, 2]: null", "seed": 4}, dotlist=settings)
+    assert (spec.stg_blocks, spec.seed, spec.fps) == ((3, 4), None, 10.0)
+    assert spec.sharding.mesh == {"passes": 1, "heads": 4}
+    assert spec.prompt == "${height} [1, 2]: null"
+
+
+# Models that are no profile
+
+
+def test_a_folder_runs_like_ltx2_under_its_own_name(tmp_path: Path):
+    spec = read_spec(prompt="rain", model=str(tmp_path))
+    assert (spec.model, spec.checkpoint, spec.model_name) == (str(tmp_path), str(tmp_path), tmp_path.name)
+    assert spec.stg_blocks is None  # which block it is depends on a depth that is not known yet
+    assert spec.num_inference_steps == 40
+
+
+@pytest.mark.parametrize("model", ["someone/LTX-2", "someone/LTX-2@main", "someone/LTX-2@refs/pr/1"])
+def test_a_repository_runs_like_ltx2_under_its_own_name(model: str):
+    spec = read_spec(prompt="rain", model=model)
+    assert (spec.checkpoint, spec.model_name, spec.stg_blocks) == (model, "LTX-2", None)
+
+
+def test_a_folder_wins_over_a_repository_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "someone" / "model@2").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert read_spec(prompt="rain", model="someone/model@2").model_name == "model@2"
+
+
+# Sharding
+
+
+@pytest.mark.parametrize("name", ["ironwood", "trillium", "gpu", "single"])
+def test_rules_name_mesh_axes(name: str):
+    sharding = read_sharding(name)
+    assert sharding.profile == name
+    assert {*sharding.weights.values(), *sharding.activations.values()} <= set(sharding.mesh)
+    assert read_spec(prompt="rain", sharding=name).sharding == sharding
+
+
+def test_ironwood_and_trillium_differ_in_where_embed_goes():
+    ironwood, trillium = read_sharding("ironwood"), read_sharding("trillium")
+    assert set(trillium.weights.items()) - set(ironwood.weights.items()) == {("embed", "embed")}
+    assert set(ironwood.weights.items()) <= set(trillium.weights.items())
+
+
+def test_a_sharding_file_may_extend_a_profile(page: Page):
+    file = str(page("extends: trillium\nmesh: {heads: 2}\nreplicate_vae: false"))
+    sharding = read_spec(prompt="rain", sharding=file).sharding
+    assert sharding == replace(
+        read_sharding("trillium"), profile=file, mesh={"passes": 1, "heads": 2, "embed": -1}, replicate_vae=False
+    )
+
+
+def test_what_is_set_beside_auto_stays_on_top_of_the_profile_that_is_chosen():
+    asked = read_spec(prompt="rain", dotlist=["sharding.use_batched_text_encoder=false", "sharding.mesh.heads=2"])
+    assert asked.sharding.profile == "auto"
+    chosen = read_sharding("gpu", asked.sharding)
+    assert chosen == replace(
+        read_sharding("gpu"), use_batched_text_encoder=False, mesh={**read_sharding("gpu").mesh, "heads": 2}
+    )
+
+
+# Records
+
+PROMPTS = [
+    "null",
+    "1e5",
+    "yes",
+    "a: b",
+    "# no comment",
+    "two\nlines ",
+    "{x}",
+    "${height} \\${y}",
+    "fühl ☂",
+    "'\"",
+    "0x1F",
+]
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_a_record_brings_the_same_request_back(prompt: str, page: Page):
+    spec = read_spec(prompt=prompt, model="demo", sharding="trillium", seed=2**32 - 1, stg_blocks=[], fps=23.976)
+    assert read_spec(config=page(to_yaml(spec))) == spec
+
+
+def test_a_record_says_what_it_was_made_with_and_needs_no_files(page: Page):
+    mine = page((configs() / "sharding" / "trillium.yaml").read_text(), "mine.yaml")
+    spec = read_spec(prompt="rain", sharding=str(mine))
+    spec = replace(spec, sharding=replace(spec.sharding, mesh={"heads": 8}, activations={}))
+    mine.unlink()
+    record = to_yaml(spec, {"ltx2": "0.1", "jax": "9"})
+    assert yaml.safe_load(record)["made_with"] == {"ltx2": "0.1", "jax": "9"}
+    assert read_spec(config=page(record)) == spec
+
+
+def test_a_flag_replaces_the_profile_that_a_record_was_made_with(page: Page):
+    record = page(to_yaml(read_spec(prompt="rain", height=64, fps=30, sharding="trillium", seed=5)))
+    demo = read_spec(config=record, model="demo")
+    assert demo == read_spec(prompt="rain", model="demo", height=64, fps=30, sharding="trillium", seed=5)
+    assert read_spec(config=record, sharding="gpu").sharding == read_sharding("gpu")
+    assert read_spec(config=record, dotlist=["reference=diffusers"]).negative_prompt == ""
+    assert read_spec(config=record, reference="ltx-core", sharding="trillium") == read_spec(config=record)
+
+
+def test_a_record_of_a_folder_that_is_gone_runs_with_another_model(page: Page, tmp_path: Path):
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    record = page(to_yaml(read_spec(prompt="rain", model=str(folder))))
+    folder.rmdir()
+    assert read_spec(config=record, model="demo") == read_spec(prompt="rain", model="demo")
+    assert "there is no folder" in str(refusal(config=record))
+
+
+def test_a_plain_value_in_a_file_stays_whatever_the_model(page: Page):
+    assert read_spec(config=page("height: 512"), prompt="rain", model="demo").height == 512
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence", "hint"),
+    [
+        ({"model": "dmo"}, "unknown model `dmo`; closest: `demo`", "known: `demo`, `ltx2`, a folder"),
+        ({"model": "/not/there"}, "there is no folder `/not/there`", "REPO[@REV]"),
+        ({"sharding": "ironwod"}, "unknown sharding profile `ironwod`; closest: `ironwood`", "`gpu`, `ironwood`,"),
+        ({"reference": "difusers"}, "unknown reference `difusers`; closest: `diffusers`", "`ltx-core`"),
+        ({"heigth": 64}, "unknown key `heigth`; closest: `height`", "`prompt`, `negative_prompt`, `height`"),
+        ({"guidance_scale": 3}, "unknown key `guidance_scale`; closest: `guidance.video.guidance_scale`", "audio"),
+        ({"guidance.video.stg": 1}, "unknown key `guidance.video.stg`", "`guidance.video.stg_scale`"),
+        ({"height": "tall"}, "`height` is 'tall'; expected an integer", "default.yaml"),
+        ({"height": True}, "`height` is True; expected an integer", "default.yaml"),
+        ({"prompt": None}, "`prompt` is None; expected text", "default.yaml"),
+        ({"seed": 1.5}, "`seed` is 1.5; expected null or an integer", "default.yaml"),
+        ({"dtype": "bf16"}, "`dtype` is 'bf16'; expected one of float32, bfloat16, float16", "default.yaml"),
+        ({"stg_blocks": "28,29"}, "`stg_blocks` is '28,29'; expected null or a list, each an integer", "default.yaml"),
+        ({"guidance": 3}, "`guidance` is 3; expected a section with video, audio", "default.yaml"),
+        ({"sharding.mesh": [1]}, "`sharding.mesh` is [1]; expected a section of names, each an integer", "default"),
+        ({"model": 5}, "`model` is 5; expected the name of a profile", ""),
+    ],
+)
+def test_a_wrong_name_key_or_type_is_a_sentence(keys: dict, sentence: str, hint: str):
+    error = refusal(keys)
+    assert str(error).startswith(sentence)
+    assert hint in error.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("height: 64\nwidth: [1\n", "line 3: this is not YAML"),
+        ("height: 64\nheight: 96\n", "line 2: this is not YAML: found duplicate key height"),
+        ("- height", "holds no keys"),
+        ("height: tall", "`height` is 'tall'; expected an integer"),
+        ("heigth: 64", "unknown key `heigth`; closest: `height`"),
+        ("sharding: {profile: gpu, mehs: {}}", "unknown key `sharding.mehs`; closest: `sharding.mesh`"),
+        ("negative_prompt: ${", "`negative_prompt` has a broken reference"),
+    ],
+)
+def test_a_broken_file_is_named_in_a_sentence(text: str, sentence: str, page: Page):
+    error = refusal(config=page(text))
+    assert str(error).startswith(str(page(text)))
+    assert sentence in str(error)
+    assert error.hint
+
+
+def test_a_file_that_cannot_be_read_is_a_sentence(tmp_path: Path):
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00\x80")
+    assert "cannot be read: No such file" in str(refusal(config=tmp_path / "none.yaml"))
+    assert "cannot be read: Is a directory" in str(refusal(config=tmp_path))
+    assert "is not YAML text" in str(refusal(config=tmp_path / "binary.yaml"))
+    assert "cannot be read" in str(refusal(sharding=str(tmp_path / "none.yaml")))
+
+
+@pytest.mark.parametrize("setting", ["height", "=3", "a..b=3", "height=[1,", "prompt=a: b", "prompt=${"])
+def test_a_broken_setting_is_a_sentence(setting: str):
+    error = refusal(dotlist=[setting])
+    assert str(error).startswith(f"--set '{setting}': ")
+    assert error.hint
+
+
+def test_everything_illegal_is_said_at_once_with_what_to_type(tmp_path: Path):
+    error = refusal(
+        {"guidance.audio.stg_scale": float("nan")},
+        prompt=" ",
+        height=500,
+        width=-5,
+        num_frames=120,
+        fps=0,
+        num_videos=0,
+        seed=2**32,
+        num_inference_steps=1001,
+        stg_blocks=[-1],
+        max_sequence_length=0,
+        output="clip.avi",
+        model_name="a/b",
+        noise=str(tmp_path / "none.safetensors"),
+    )
+    lines = str(error).splitlines()
+    assert 'the prompt is empty; say what to show: --prompt "..."' in lines
+    assert "height 500 is not a multiple of 32; nearest: --height 480 or 512" in lines
+    assert "width -5 is not a multiple of 32; nearest: --width 32" in lines
+    assert "num_frames 120 is not 8k + 1; nearest: --num-frames 113 or 121" in lines
+    assert "num_inference_steps 1001 is not in 1 to 1000; nearest: --steps 1000" in lines
+    assert "guidance.audio.stg_scale nan is not a finite number; for example: --audio-stg-scale 1" in lines
+    others = ("fps", "num_videos", "seed", "stg_blocks", "max_sequence_length", "output", "model_name", "noise file")
+    assert all(any(other in line for line in lines) for other in others)
+    assert len(lines) == 14
+
+
+@pytest.mark.parametrize(
+    "legal",
+    [
+        {"height": 32, "width": 4096, "num_frames": 1},
+        {"seed": 0},
+        {"seed": 2**32 - 1},
+        {"seed": 2**32 - 4, "num_videos": 4},
+        {"num_inference_steps": 1},
+        {"num_inference_steps": 1000},
+        {"stg_blocks": [0]},
+        {"output": "CLIP.MP4"},
+        {"model_name": None},
+    ],
+)
+def test_the_edges_are_legal(legal: dict):
+    spec = asdict(read_spec(legal, prompt="rain"))
+    assert all(spec[key] == value or spec[key] == tuple(value) for key, value in legal.items())
+
+
+@pytest.mark.parametrize(
+    "illegal",
+    [{"height": 0}, {"num_frames": 0}, {"seed": -1}, {"seed": 2**32 - 3, "num_videos": 4}, {"fps": float("inf")}],
+)
+def test_beyond_the_edges_is_not(illegal: dict):
+    assert next(iter(illegal)) in str(refusal(illegal))

@@ -1,0 +1,56 @@
+"""A storey imports only from its own level and from below: what is below can be read, tested and kept without it."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "ltx2_cli"
+TOWER = (
+    {"spec", "layers", "profiles", "sharding", "media"},
+    {"weights", "diffusion"},
+    {"nn"},
+    {"models"},
+    {"plan"},
+    {"core"},
+    {"console"},
+    {"cli", "__main__", "__init__"},
+)
+LEVEL = {storey: level for level, storeys in enumerate(TOWER) for storey in storeys}
+FORBIDDEN = {("diffusion", "ltx2_cli.nn"), ("core", "rich"), ("core", "typer")}
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module that a file names in an import, inside functions too."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_storey_imports_only_from_below(path: Path):
+    storey = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    for name in imports(path):
+        assert not any(storey == who and f"{name}.".startswith(f"{what}.") for who, what in FORBIDDEN), name
+        package, home, *_ = [*name.split("."), "__init__"]
+        if package == "ltx2_cli" and home != "__version__":
+            assert LEVEL[home] <= LEVEL[storey], f"{storey} is below {name}"
+
+
+def test_every_storey_is_in_the_tower():
+    found = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in FILES}
+    assert found == set(LEVEL)
+
+
+@pytest.mark.parametrize("module", ["ltx2_cli", "ltx2_cli.cli", "ltx2_cli.profiles", "ltx2_cli.media"])
+def test_the_door_and_the_front_need_no_jax(module: str):
+    script = f"import sys, {module}; print([name for name in ('jax', 'torch', 'transformers') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
