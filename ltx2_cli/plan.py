@@ -83,7 +83,7 @@ def resolve(spec: RunSpec) -> Plan:
         arch, read_recipe(folder), text_prefix(files), spec.dtype, spec.text_encoder_dtype, spec.scan_layers
     )
     check(folder, arch, networks, files)
-    networks.vae.encoder = networks.audio_vae.encoder = None  # what a run does not use is not loaded
+    del networks.vae.encoder, networks.audio_vae.encoder  # what a run does not use is not loaded
     spec = _settled(spec, arch)
     sharding = lay_out(spec.sharding, jax.devices(), [weight for module in networks for weight in weights(module)])
     geometry = clip_geometry(spec.num_frames, spec.height, spec.width, spec.fps, arch.transformer.scales)

@@ -47,9 +47,17 @@ def _place(mesh: Mesh, rules: Rules, axes: tuple[str | None, ...]) -> NamedShard
 class Declared(Protocol):
     """What `lay_out` asks of a weight."""
 
-    source: str
-    axes: tuple[str | None, ...]
-    shape: tuple[int, ...]
+    @property
+    def source(self) -> str:
+        """Its name in the checkpoint."""
+
+    @property
+    def axes(self) -> tuple[str | None, ...]:
+        """A logical name or None for each dimension."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its size in each dimension."""
 
 
 def lay_out(spec: ShardingSpec, devices: Sequence[jax.Device], weights: Sequence[Declared]) -> ShardingPlan:

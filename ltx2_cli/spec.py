@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 class SpecError(Exception):
@@ -26,11 +26,11 @@ class RunError(Exception):
         self.hint = hint
 
 
-class AV(NamedTuple, Generic[T]):
+class AV(NamedTuple, Generic[T_co]):
     """A video thing and its audio twin. A pytree, since it is a named tuple."""
 
-    video: T
-    audio: T
+    video: T_co
+    audio: T_co
 
 
 class DType(StrEnum):

@@ -29,7 +29,7 @@ def adopt(module: M, state: dict[str, torch.Tensor]) -> M:
     assert declared(module) == {name: array.shape for name, array in disk.items()}
 
     def fill(weight: Weight) -> Weight:
-        arrays = [disk[name].transpose(weight.order) for _, name, _ in weight.tensors()]
+        arrays = [disk[name].transpose(weight.order) for name, _ in weight.tensors()]
         return weight.with_value(jnp.asarray(np.stack(arrays) if weight.layers else arrays[0]))
 
     return map_weights(fill, module)

@@ -35,7 +35,7 @@ def _hidden_states(tokens: Tokens, plan: Plan, components: Components, report: R
     batch = len(tokens.ids) if plan.spec.sharding.use_batched_text_encoder else 1
     with components.use("text_encoder", report) as encoder, report.stage("encode text"):
         parts = [
-            run(encoder, tokens.ids[row : row + batch], tokens.mask[row : row + batch])
+            run(encoder, jnp.asarray(tokens.ids[row : row + batch]), jnp.asarray(tokens.mask[row : row + batch]))
             for row in range(0, len(tokens.ids), batch)
         ]
         return jax.block_until_ready(jnp.concatenate(parts))

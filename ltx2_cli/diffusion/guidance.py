@@ -54,7 +54,9 @@ def needed_passes(guidance: AV[Guidance]) -> tuple[Pass, ...]:
 def traced_weights(guidance: Guidance, passes: tuple[Pass, ...]) -> Weights:
     """The arrays that `guide` takes, for one stream."""
     weights = pass_weights(guidance)
-    return Weights(np.asarray([weights[each] for each in passes], np.float32), np.float32(guidance.guidance_rescale))
+    return Weights(
+        np.asarray([weights[each] for each in passes], np.float32), np.asarray(guidance.guidance_rescale, np.float32)
+    )
 
 
 def guide(predictions: jax.Array, weights: Weights) -> jax.Array:

@@ -31,7 +31,7 @@ def file_shapes(geometry: Geometry, channels: AV[int], audio_latent_mels: int) -
     return AV(video, (1, channels.audio // audio_latent_mels, geometry.audio_frames, audio_latent_mels))
 
 
-def pack(latents: AV[jax.Array]) -> AV[jax.Array]:
+def pack(latents: AV[jax.Array | np.ndarray]) -> AV[jax.Array]:
     """Files' layout to tokens: video tokens run over frame, row, column; audio features over channel, mel."""
     video, audio = latents
     return AV(
@@ -40,7 +40,7 @@ def pack(latents: AV[jax.Array]) -> AV[jax.Array]:
     )
 
 
-def unpack(tokens: AV[jax.Array], shapes: AV[Shape]) -> AV[jax.Array]:
+def unpack(tokens: AV[jax.Array | np.ndarray], shapes: AV[Shape]) -> AV[jax.Array]:
     """Tokens to the files' layout, one row a video."""
     _, channels, frames, height, width = shapes.video
     video = tokens.video.reshape(-1, frames, height, width, channels)
@@ -67,7 +67,7 @@ def read_noise(path: str, shapes: AV[Shape]) -> AV[np.ndarray]:
     return AV(found["video"], found["audio"])
 
 
-def save_latents(latents: AV[np.ndarray], path: Path) -> None:
+def save_latents(latents: AV[jax.Array | np.ndarray], path: Path) -> None:
     """Write one video's latents as float32 `video` and `audio`, under a temporary name until they are whole."""
     with replacing(path) as temporary:
         save_file({name: np.ascontiguousarray(stream) for name, stream in latents._asdict().items()}, temporary)

@@ -15,6 +15,7 @@ from ltx2_cli.spec import AV, SpecError
 Config = dict[str, Any]
 
 
+@dataclass(frozen=True)
 class NetworkArch:
     """What `read_arch` asks of every network's description."""
 

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from ltx2_cli.models.arch import StreamArch, TransformerArch
@@ -34,8 +35,8 @@ class Ropes(NamedTuple):
 class Switches(NamedTuple):
     """What a layer leaves out for which row; bool [rows]."""
 
-    attending: jax.Array  # false: self-attention is perturbed
-    exchanging: jax.Array  # false: no attention between video and audio
+    attending: jax.Array | np.ndarray  # false: self-attention is perturbed
+    exchanging: jax.Array | np.ndarray  # false: no attention between video and audio
 
 
 def modulate(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
@@ -65,12 +66,14 @@ class Stream(nnx.Module):
 
     def text_keys_values(self, text: jax.Array, modulation: jax.Array | None) -> KeysValues:
         """What this layer attends to in the text [contexts, tokens, dim]."""
-        if self.text_table is not None:
-            shift, scale = self.text_table[...] + modulation
-            text = modulate(text, scale, shift)
-        return self.text_attention.keys_values(text)
+        if self.text_table is None or modulation is None:
+            return self.text_attention.keys_values(text)
+        shift, scale = self.text_table[...] + modulation
+        return self.text_attention.keys_values(modulate(text, scale, shift))
 
-    def attend_to_itself(self, x: jax.Array, modulation: Modulation, rope: Rope, attending: jax.Array) -> jax.Array:
+    def attend_to_itself(
+        self, x: jax.Array, modulation: Modulation, rope: Rope, attending: jax.Array | np.ndarray
+    ) -> jax.Array:
         """x after self-attention."""
         shift, scale, gate = (self.table[...] + modulation.self_and_mlp)[:3]
         normed = modulate(rms_norm(x, self.eps), scale, shift)
@@ -96,7 +99,9 @@ class Stream(nnx.Module):
         normed = rms_norm(x, self.eps)
         return AV(modulate(normed, rows[0], rows[1]), modulate(normed, rows[2], rows[3]))
 
-    def receive(self, x: jax.Array, message: jax.Array, modulation: Modulation, exchanging: jax.Array) -> jax.Array:
+    def receive(
+        self, x: jax.Array, message: jax.Array, modulation: Modulation, exchanging: jax.Array | np.ndarray
+    ) -> jax.Array:
         """x with what the other stream told it, where the streams may talk."""
         gate = self.cross_table[4] + modulation.cross_gate[0]
         return x + jnp.where(exchanging[:, None, None], message * gate, 0)
@@ -146,7 +151,7 @@ class Block(nnx.Module):
         )
 
     def _exchange(
-        self, x: AV[jax.Array], modulation: AV[Modulation], ropes: AV[Ropes], exchanging: jax.Array
+        self, x: AV[jax.Array], modulation: AV[Modulation], ropes: AV[Ropes], exchanging: jax.Array | np.ndarray
     ) -> AV[jax.Array]:
         """Audio-to-video and video-to-audio attention, both from the streams as they were before either."""
         video = self.video.for_exchange(x.video, modulation.video)

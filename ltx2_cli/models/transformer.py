@@ -22,10 +22,10 @@ OUTPUT_EPS = 1e-6
 
 
 class TextContext(NamedTuple):
-    """Text as the layers want it: its tokens [contexts, tokens, dim], or, where no layer modulates them by the
-    noise level, every layer's keys and values [layers, contexts, tokens, heads, head_dim] made once."""
+    """Text as the layers want it: its tokens [contexts, tokens, dim] and, where no layer modulates them by the
+    noise level, every layer's keys and values [layers, contexts, tokens, heads, head_dim], made once."""
 
-    tokens: AV[jax.Array] | None
+    tokens: AV[jax.Array]
     keys_values: AV[KeysValues] | None
 
 
@@ -95,7 +95,7 @@ class Transformer(nnx.Module):
         if self.video.text_time is not None or self.audio.text_time is not None:
             return TextContext(tokens, None)
         made = jax.lax.map(lambda block: block.text_keys_values(tokens, AV(None, None)), self.blocks)
-        return TextContext(None, made)
+        return TextContext(tokens, made)
 
     def __call__(
         self,
@@ -121,7 +121,9 @@ class Transformer(nnx.Module):
             constrain(self.audio.proj_in(latents.audio), "rows", None, None),
         )
 
-        def layer(x: AV[jax.Array], each: tuple[Block, AV[KeysValues] | None, jax.Array]) -> tuple[AV[jax.Array], None]:
+        def layer(
+            x: AV[jax.Array], each: tuple[Block, AV[KeysValues] | None, jax.Array | np.ndarray]
+        ) -> tuple[AV[jax.Array], None]:
             block, keys_values, attending = each
             if keys_values is None:
                 keys_values = block.text_keys_values(text.tokens, AV(video_rows.text, audio_rows.text))

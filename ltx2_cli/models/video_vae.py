@@ -51,14 +51,13 @@ class VideoConv(nnx.Module):
     """A 3×3×3 convolution that keeps the video's size."""
 
     def __init__(self, scope: Scope, d_in: int, d_out: int, borders: Borders):
-        zeros = {"zeros": (1, 1), "reflect": (0, 0)}[borders.spatial]
-        self.conv = Conv3D(scope / "conv", d_in, d_out, (3, 3, 3), ((0, 0), zeros, zeros))
-        self.borders = borders
+        self.mirrored = borders.spatial == "reflect"
+        beside = (0, 0) if self.mirrored else (1, 1)
+        around = (2, 0) if borders.causal else (1, 1)
+        self.conv = Conv3D(scope / "conv", d_in, d_out, (3, 3, 3), (around, beside, beside))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        copies = (2, 0) if self.borders.causal else (1, 1)
-        x = jnp.pad(x, ((0, 0), copies, (0, 0), (0, 0), (0, 0)), mode="edge")
-        if self.borders.spatial == "reflect":
+        if self.mirrored:
             x = jnp.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1), (0, 0)), mode="reflect")
         return self.conv(x)
 
@@ -139,7 +138,7 @@ def resnets(scope: Scope, count: int, channels: int, borders: Borders) -> list[n
     return [ResNet(scope / "resnets" / i, channels, borders) for i in range(count)]
 
 
-def _through(layers: nnx.List, x: jax.Array) -> jax.Array:
+def _through(layers: nnx.List[nnx.Module], x: jax.Array) -> jax.Array:
     return reduce(lambda x, layer: layer(x), layers, x)
 
 

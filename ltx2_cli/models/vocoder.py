@@ -61,7 +61,7 @@ class Stage(nnx.Module):
 
 
 class Vocoder(nnx.Module):
-    """Spectrograms to sound. Float32 whatever the run's dtype: rounding is heard as noise, and it is a small network."""
+    """Spectrograms to sound. Float32 whatever the run's dtype: rounding is heard as noise, and the network is small."""
 
     def __init__(self, scope: Scope, arch: VocoderArch):
         scope = replace(scope, dtype=jnp.float32)

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from ltx2_cli.nn.basic import Linear, rms_norm
@@ -37,6 +38,8 @@ def _attend_block(queries: jax.Array, context: KeysValues) -> jax.Array:
     # jax.nn.dot_product_attention is this, but does not compile in float16.
     scores = jnp.einsum("rqhd,rkhd->rhqk", queries, context.keys, preferred_element_type=jnp.float32)
     weights = jax.nn.softmax(scores * queries.shape[-1] ** -0.5, axis=-1).astype(context.values.dtype)
+    # Fused into each other, both products overflow the stack of libtpu 0.0.42's compiler for TPU v7x.
+    weights = jax.lax.optimization_barrier(weights)
     return jnp.einsum("rhqk,rkhd->rqhd", weights, context.values)
 
 
@@ -64,7 +67,7 @@ class Attention(nnx.Module):
         x: jax.Array,
         context: KeysValues,
         rope: Rope | None = None,
-        attending: jax.Array | None = None,
+        attending: jax.Array | np.ndarray | None = None,
     ) -> jax.Array:
         """Attend from x [rows, tokens, dim] to `context`.
 

@@ -1,29 +1,39 @@
 """Convolutions of channels-last arrays [batch, *axes, channels]."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from ltx2_cli.weights.declare import CONV, TRANSPOSED_CONV, Scope, Shape
 
-Padding = tuple[tuple[int, int], ...]  # how many zeros lie before and after each axis
+Padding = tuple[tuple[int, int], ...]  # places added before and after each axis
 
 
-def convolve(x: jax.Array, kernel: jax.Array, padding: Padding, stride: int = 1, dilation: int = 1) -> jax.Array:
-    """x [batch, *axes, in] under kernel [*window, in, out]; stride and dilation hold along every axis."""
-    axes = "DHW"[-len(padding) :]
+def convolve(
+    x: jax.Array, kernel: jax.Array, padding: Padding, stride: int = 1, dilation: int = 1, spread: int = 1
+) -> jax.Array:
+    """x [batch, *axes, in], zeros around it, under kernel [*window, in, out].
+
+    Along every axis alike the window moves by `stride` and its places lie `dilation` apart; `spread` sets zeros
+    between the places of x.
+    """
+    rank = len(padding)
+    axes = "DHW"[-rank:]
     return jax.lax.conv_general_dilated(
         x,
         kernel,
-        window_strides=(stride,) * len(padding),
+        window_strides=(stride,) * rank,
         padding=padding,
-        rhs_dilation=(dilation,) * len(padding),
+        lhs_dilation=(spread,) * rank,
+        rhs_dilation=(dilation,) * rank,
         dimension_numbers=(f"N{axes}C", f"{axes}IO", f"N{axes}C"),
     )
 
 
 class Conv(nnx.Module):
-    """A convolution with bias along as many axes as `window` has."""
+    """A convolution with bias along as many axes as `window` has; the padding is zeros."""
 
     def __init__(
         self, scope: Scope, d_in: int, d_out: int, window: Shape, padding: Padding, stride: int = 1, dilation: int = 1
@@ -38,10 +48,12 @@ class Conv(nnx.Module):
 
 
 class Conv3D(nnx.Module):
-    """A convolution with bias along frames, height and width.
+    """A convolution with bias along frames, height and width; beyond the video are copies of its first and last frame,
+    beside each frame zeros.
 
-    It is written as a sum of two-dimensional convolutions, one for each frame under the window, over frames merged
-    into the batch: compilers make those faster than one in three dimensions, and with smaller temporaries.
+    It is a sum of two-dimensional convolutions, one for each frame under the window, with the frames merged into the
+    batch. XLA makes that faster than one convolution in three dimensions, and with smaller temporaries. Since copying
+    a frame and convolving it commute, the copies are made of the results.
     """
 
     def __init__(self, scope: Scope, d_in: int, d_out: int, window: Shape, padding: Padding):
@@ -51,21 +63,24 @@ class Conv3D(nnx.Module):
         self.padding = padding
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        kernels = self.kernel[...]
         around, *beside = self.padding
-        x = jnp.pad(x, ((0, 0), around, (0, 0), (0, 0), (0, 0)))
-        batch, frames = x.shape[0], x.shape[1] - len(kernels) + 1
-        seen = [x[:, i : i + frames].reshape(batch * frames, *x.shape[2:]) for i in range(len(kernels))]
-        first, *rest = [convolve(x, kernel, tuple(beside)) for x, kernel in zip(seen, kernels, strict=True)]
-        y = sum(rest, first) + self.bias[...]
-        return y.reshape(batch, frames, *y.shape[1:])
+        batch, frames = x.shape[:2]
+        kernels = self.kernel[...]
+        kept = frames + sum(around) - len(kernels) + 1
+        images = x.reshape(batch * frames, *x.shape[2:])
+
+        def seen_through(place: int) -> jax.Array:
+            y = _convolve_images(images, kernels[place], tuple(beside))
+            y = y.reshape(batch, frames, *y.shape[1:])
+            y = jnp.pad(y, ((0, 0), around, (0, 0), (0, 0), (0, 0)), mode="edge")
+            return y[:, place : place + kept]
+
+        first, *rest = map(seen_through, range(len(kernels)))
+        return sum(rest, first) + self.bias[...]
 
 
 class TransposedConv(nnx.Module):
-    """A transposed convolution with bias along one axis: `stride` samples out for each one in.
-
-    `stride` places of the output are `stride` channels of an ordinary convolution, so no zeros are multiplied.
-    """
+    """A transposed convolution with bias along one axis: `stride` places out for each one in."""
 
     def __init__(self, scope: Scope, d_in: int, d_out: int, window: int, stride: int):
         self.kernel = scope.weight("weight", (window, d_in, d_out), (None, "conv_in", "conv_out"), TRANSPOSED_CONV)
@@ -73,14 +88,19 @@ class TransposedConv(nnx.Module):
         self.stride = stride
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """[batch, length, in] to [batch, length · stride + (window − stride) % 2, out]."""
-        window, d_in, d_out = self.kernel.shape
-        reach = -(-window // self.stride)  # inputs that touch one output
-        kernel = jnp.pad(self.kernel[...], ((0, reach * self.stride - window), (0, 0), (0, 0)))
-        # [reach, stride, in, out], the latest input first -> [reach, in, stride · out], the earliest first
-        kernel = kernel.reshape(reach, self.stride, d_in, d_out)[::-1].swapaxes(1, 2).reshape(reach, d_in, -1)
-        y = convolve(x, kernel, ((reach - 1, reach - 1),))
-        y = y.reshape(x.shape[0], -1, d_out)
-        trim = (window - self.stride) // 2
-        length = (x.shape[1] - 1) * self.stride + window - 2 * trim
-        return y[:, trim : trim + length] + self.bias[...]
+        """[batch, length, in] to [batch, length · stride, out]; one place more where window − stride is odd."""
+        kernel = self.kernel[...]
+        around = len(kernel) - 1 - (len(kernel) - self.stride) // 2
+        return convolve(x, kernel[::-1], ((around, around),), spread=self.stride) + self.bias[...]
+
+
+def _convolve_images(x: jax.Array, kernel: jax.Array, padding: Padding) -> jax.Array:
+    plain = partial(convolve, padding=padding)
+    if any(map(any, padding)):
+        return plain(x, kernel)
+
+    def with_a_spare_row(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return convolve(x, kernel, ((0, 1), (0, 0)))[:, :-1]
+
+    # XLA for the CPU takes twice as long over a convolution without any padding
+    return jax.lax.platform_dependent(x, kernel, cpu=with_a_spare_row, default=plain)

@@ -5,7 +5,7 @@ Everything else — names, loading, sharding, the check of a file, random weight
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ def disk_order(layout: str, rank: int) -> tuple[int, ...]:
     return orders[layout]
 
 
-class Weight(nnx.Param):
+class Weight(nnx.Param[Any]):
     """A parameter that knows where it comes from. Born holding a `jax.ShapeDtypeStruct`, later a `jax.Array`.
 
     Metadata: `source`, the checkpoint's name with `*` for the layer of a stack; `axes`, a logical name or None
@@ -52,15 +52,15 @@ class Weight(nnx.Param):
         """The permutation from one tensor on disk to one of ours, the stacked axis left out."""
         return disk_order(self.layout, len(self.axes) - bool(self.layers))
 
-    def tensors(self) -> Iterator[tuple[int | None, str, Shape]]:
-        """Each tensor on disk: its layer (None outside a stack), its name, its shape there."""
+    def tensors(self) -> Iterator[tuple[str, Shape]]:
+        """Name and shape of each tensor on disk, layer by layer where it is a stack."""
         shape = self.get_value().shape
         ours = shape[1:] if self.layers else shape
         disk = tuple(ours[self.order.index(i)] for i in range(len(ours)))
         if not self.layers:
-            yield None, self.source, disk
+            yield self.source, disk
         for layer in range(self.layers):
-            yield layer, self.source.replace("*", str(layer)), disk
+            yield self.source.replace("*", str(layer)), disk
 
     def with_value(self, value: jax.Array | jax.ShapeDtypeStruct) -> "Weight":
         """The same declaration around another value."""
@@ -110,7 +110,7 @@ def map_weights(change: Callable[[Weight], object], module: M) -> M:
 
 def declared(module: nnx.Module) -> dict[str, Shape]:
     """Name and shape on disk of every tensor `module` expects."""
-    return {name: shape for weight in weights(module) for _, name, shape in weight.tensors()}
+    return {name: shape for weight in weights(module) for name, shape in weight.tensors()}
 
 
 def random_weights(module: M, seed: int, scale: float = 0.05) -> M:

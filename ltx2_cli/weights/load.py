@@ -11,7 +11,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ltx2_cli.spec import RunError
-from ltx2_cli.weights.checkpoint import TensorFiles
+from ltx2_cli.weights.checkpoint import Index, TensorFiles
 from ltx2_cli.weights.declare import Shape, Weight, declared, map_weights
 
 M = TypeVar("M", bound=nnx.Module)
@@ -77,7 +77,7 @@ def load(module: M, files: TensorFiles, place: Placement) -> M:
 def _on_host(weight: Weight, files: TensorFiles, place: NamedSharding) -> tuple[jax.Array, dict[str, np.bool_]]:
     """A small weight, arranged before it travels: to compile a program for its shape would take longer."""
     value = weight.get_value()
-    disk = {name: files.read(name, (slice(None),) * len(shape)) for _, name, shape in weight.tensors()}
+    disk = {name: files.read(name, (slice(None),) * len(shape)) for name, shape in weight.tensors()}
     arrays = [array.transpose(weight.order).astype(value.dtype) for array in disk.values()]
     whole = np.stack(arrays) if weight.layers else arrays[0]
     array = jax.make_array_from_callback(value.shape, place, lambda index: whole[index])
@@ -93,7 +93,7 @@ def _on_devices(weight: Weight, files: TensorFiles, place: NamedSharding) -> tup
     finite = {}
     array = _empty(value.shape, value.dtype, place)
     within = NamedSharding(place.mesh, PartitionSpec(*place.spec[1:]))
-    for layer, name, _ in weight.tensors():
+    for layer, (name, _) in enumerate(weight.tensors()):
         array, finite[name] = _insert(array, _read(files, weight, name, within), np.int32(layer), weight.order, place)
     return array, finite
 
@@ -106,7 +106,12 @@ def _read(files: TensorFiles, weight: Weight, name: str, sharding: NamedSharding
     if not any(spec) and np.prod(shape) >= SPLIT_ABOVE:
         on_disk = _split(shape, sharding)
     layout = NamedSharding(sharding.mesh, PartitionSpec(*on_disk))
-    return jax.make_array_from_callback(shape, layout, lambda index: files.read(name, index))
+
+    def part(index: Index | None) -> np.ndarray:
+        assert index is not None
+        return files.read(name, index)
+
+    return jax.make_array_from_callback(shape, layout, part)
 
 
 def _split(shape: Shape, sharding: NamedSharding) -> list[str | None]:

@@ -15,8 +15,8 @@ def save(module: nnx.Module, path: Path) -> None:
     tensors = {}
     for weight in weights(module):
         array, inverse = np.asarray(weight.get_value()), np.argsort(weight.order)
-        for layer, name, _ in weight.tensors():
-            ours = array if layer is None else array[layer]
+        for layer, (name, _) in enumerate(weight.tensors()):
+            ours = array[layer] if weight.layers else array
             tensors[name] = np.ascontiguousarray(ours.transpose(inverse))
     with replacing(path) as temporary:
         save_file(tensors, temporary)

@@ -1,5 +1,3 @@
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +6,7 @@ import torch
 from diffusers import AutoencoderKLLTX2Video
 
 from ltx2_cli.models.arch import VideoVAEArch
-from ltx2_cli.models.video_vae import LatentStatistics, VideoVAE, space_to_depth
+from ltx2_cli.models.video_vae import LatentStatistics, VideoVAE, activate
 from ltx2_cli.weights.declare import Scope, declared, map_weights
 from parity import adopt, published, randomise, relative_error
 
@@ -107,3 +105,61 @@ def test_the_encoder_equals_the_mean_of_the_reference(pair, shape):
     with torch.no_grad():
         wanted = reference.encode(torch_order(video)).latent_dist.mean
     assert relative_error(np.moveaxis(encode(ours, video), -1, 1), wanted) < 1e-5
+
+
+def test_bfloat16_is_finite_and_near_float32(pair):
+    _, ours, arch = pair
+    half = map_weights(lambda weight: weight.with_value(weight.get_value().astype(jnp.bfloat16)), ours)
+    latents = normal(*LATENTS["one frame, two cells"], arch.latent_channels)
+    video = normal(1, 1, *2 * (2 * scales(arch)[1],), arch.in_channels)
+    for run, x in ((decode, latents), (encode, video)):
+        got, wanted = run(half, x), run(ours, x)
+        assert got.dtype == jnp.bfloat16
+        assert np.linalg.norm(got.astype(np.float32) - wanted) < 0.03 * np.linalg.norm(wanted)
+
+
+def test_decode_and_encode_speak_of_normalised_latents(pair):
+    reference, ours, arch = pair
+    latents = normal(*LATENTS["one frame, two cells"], arch.latent_channels)
+    mean, std = (buffer.numpy() for buffer in (reference.latents_mean, reference.latents_std))
+    wanted = decode(ours, latents * std + mean)
+    np.testing.assert_allclose(
+        jax.jit(lambda vae, x: vae.decode(x))(ours, latents), wanted, rtol=0, atol=1e-4 * np.abs(wanted).max()
+    )
+    video = normal(1, 1, *2 * (2 * scales(arch)[1],), arch.in_channels)
+    wanted = (encode(ours, video) - mean) / std
+    np.testing.assert_allclose(
+        jax.jit(lambda vae, x: vae.encode(x))(ours, video), wanted, rtol=0, atol=1e-4 * np.abs(wanted).max()
+    )
+
+
+def test_weak_activations_are_normed_as_in_the_reference(pair):
+    reference, _, _ = pair
+    x = normal(8, 16) * 10.0 ** -np.arange(8, dtype=np.float32)[:, None]
+    wanted = torch.nn.functional.silu(reference.decoder.norm_out(torch.from_numpy(x)))
+    np.testing.assert_allclose(activate(x), wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_the_norm_of_a_dark_or_a_glaring_place_is_finite(dtype):
+    assert not activate(jnp.zeros((1, 4), dtype)).any()
+    silu_of_one = 1 / (1 + np.exp(-1))
+    np.testing.assert_allclose(activate(jnp.full((1, 4), 3e4, dtype)).astype(np.float32), silu_of_one, rtol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_statistics_are_float32_in_every_run(dtype):
+    statistics = LatentStatistics(Scope(dtype), 2)
+    values = iter(([1.0, -2.0], [1e-6, 4.0]))
+    assert {weight.dtype for weight in (statistics.mean, statistics.std)} == {jnp.dtype(jnp.float32)}
+    statistics = map_weights(lambda weight: weight.with_value(jnp.asarray(next(values))), statistics)
+    latents = jnp.asarray([[1.0, -10.0]], dtype)
+    normalised = statistics.normalise(latents)
+    assert normalised.dtype == statistics.denormalise(latents).dtype == jnp.float32
+    np.testing.assert_allclose(normalised, [[0.0, -2.0]])
+    np.testing.assert_allclose(statistics.denormalise(latents), [[1.000001, -42.0]], rtol=1e-7)
+
+
+def test_names_and_shapes_are_the_published_ones():
+    arch = VideoVAEArch(decoder_causal=False)
+    assert declared(VideoVAE(Scope(jnp.bfloat16), arch)) == published("ltx2/vae.tsv")

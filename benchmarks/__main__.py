@@ -1,0 +1,207 @@
+"""What the project says about speed, measured on this machine in alternation with what it is compared to.
+
+`python -m benchmarks` prints a table and writes it to benchmarks/results.md.
+"""
+
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from diffusers import AutoencoderKLLTX2Video, LTX2VideoTransformer3DModel
+
+from ltx2_cli.diffusion.geometry import clip_geometry
+from ltx2_cli.models.arch import TransformerArch, VideoVAEArch, read_arch
+from ltx2_cli.models.block import Switches
+from ltx2_cli.models.transformer import Transformer, rope_tables
+from ltx2_cli.models.video_vae import VideoVAE
+from ltx2_cli.spec import AV
+from ltx2_cli.weights.checkpoint import TensorFiles
+from ltx2_cli.weights.declare import Scope, random_weights, weights
+from ltx2_cli.weights.load import load
+from ltx2_cli.weights.save import save
+
+ROUNDS = 5
+TRANSFORMER = {
+    "num_attention_heads": 8,
+    "attention_head_dim": 64,
+    "cross_attention_dim": 512,
+    "audio_num_attention_heads": 8,
+    "audio_attention_head_dim": 32,
+    "audio_cross_attention_dim": 256,
+    "num_layers": 4,
+    "caption_channels": 256,
+    "rope_type": "split",
+}
+VAE = {
+    "block_out_channels": (64, 128, 256, 512),
+    "decoder_block_out_channels": (64, 128, 256),
+    "layers_per_block": (1, 1, 1, 1, 1),
+    "decoder_layers_per_block": (2, 2, 2, 2),
+    "decoder_causal": False,
+    "spatial_compression_ratio": 32,
+    "temporal_compression_ratio": 8,
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison: seconds of both sides, a pair a round."""
+
+    what: str
+    ours: list[float]
+    theirs: list[float]
+
+    def __str__(self) -> str:
+        ratios = sorted(a / b for a, b in zip(self.ours, self.theirs, strict=True))
+        spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        return f"| {self.what} | {statistics.median(self.ours):.3f} | {statistics.median(self.theirs):.3f} | {spread} |"
+
+
+def alternate(what: str, ours: Callable[[], object], theirs: Callable[[], object]) -> Row:
+    """Both sides once to warm up, then in turn."""
+    sides: tuple[list[float], list[float]] = ([], [])
+    for _ in range(ROUNDS + 1):
+        for side, call in zip(sides, (ours, theirs), strict=True):
+            began = time.perf_counter()
+            jax.block_until_ready(call())
+            side.append(time.perf_counter() - began)
+    return Row(what, sides[0][1:], sides[1][1:])
+
+
+def to_one_device(axes: object) -> jax.sharding.NamedSharding:
+    """Every weight whole on the first device."""
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:1]), ("device",))
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+
+def denoiser_step(folder: Path) -> Row:
+    """One forward of one pass over both streams at 1,536 video tokens, float32, the same weights."""
+    arch = read_arch(TransformerArch, TRANSFORMER, "config")
+    ours = random_weights(Transformer(Scope(jnp.float32), arch), seed=0)
+    save(ours, folder / "transformer.safetensors")
+    theirs = LTX2VideoTransformer3DModel(**TRANSFORMER).eval()
+    theirs.load_state_dict(_torch_state(folder / "transformer.safetensors"))
+    geometry = clip_geometry(49, 448, 512, 24.0, arch.scales)
+    random = np.random.default_rng(0)
+    draw = partial(random.standard_normal, dtype=np.float32)
+    video, audio = draw((1, geometry.video_tokens, 128)), draw((1, geometry.audio_frames, 128))
+    text = draw((1, 256, arch.caption_channels))
+    context = jax.jit(lambda model, text: model.text_context(text))(ours, AV(text, text))
+    switches = Switches(jnp.ones((arch.num_layers, 1), bool), jnp.ones(1, bool))
+    step = jax.jit(Transformer.__call__)
+    ropes = jax.device_put(rope_tables(geometry, arch))
+    tensors = {
+        "hidden_states": torch.tensor(video),
+        "audio_hidden_states": torch.tensor(audio),
+        "encoder_hidden_states": torch.tensor(text),
+        "audio_encoder_hidden_states": torch.tensor(text),
+        "timestep": torch.tensor([500.0]),
+        "sigma": torch.tensor([500.0]),
+    }
+    sizes = {
+        "num_frames": geometry.frames,
+        "height": geometry.height,
+        "width": geometry.width,
+        "audio_num_frames": geometry.audio_frames,
+        "fps": 24.0,
+    }
+
+    def reference() -> None:
+        with torch.no_grad():
+            theirs(**tensors, **sizes)
+
+    zero = jnp.zeros(1, jnp.int32)
+    return alternate(
+        f"denoiser forward, {geometry.video_tokens} video tokens, diffusers",
+        lambda: step(ours, AV(video, audio), jnp.float32(0.5), context, zero, ropes, switches),
+        reference,
+    )
+
+
+def video_decode(folder: Path) -> Row:
+    """The video decoder over 17 frames of 256 x 256, float32, the same weights."""
+    arch = read_arch(VideoVAEArch, {key: list(v) if isinstance(v, tuple) else v for key, v in VAE.items()}, "config")
+    ours = random_weights(VideoVAE(Scope(jnp.float32), arch), seed=0)
+    save(ours, folder / "vae.safetensors")
+    theirs = AutoencoderKLLTX2Video(**VAE).eval()
+    theirs.load_state_dict(_torch_state(folder / "vae.safetensors"))
+    latents = np.random.default_rng(0).standard_normal((1, 3, 8, 8, 128), np.float32)
+    decode = jax.jit(lambda vae, latents: vae.decoder(latents))
+    channels_first = torch.tensor(latents).movedim(-1, 1)
+
+    def reference() -> None:
+        with torch.no_grad():
+            theirs.decode(channels_first)
+
+    return alternate("video decode, 17 frames 256x256, diffusers", lambda: decode(ours, latents), reference)
+
+
+def loading(folder: Path) -> Row:
+    """Weights from a warm file to the device, float32, against `cat` of the same file."""
+    arch = read_arch(TransformerArch, {**TRANSFORMER, "attention_head_dim": 128, "num_layers": 8}, "config")
+    module = Transformer(Scope(jnp.float32), arch)
+    place = folder / "model"
+    save(random_weights(module, seed=0), place / "model.safetensors")
+    size = (place / "model.safetensors").stat().st_size
+    count = sum(weight.get_value().size for weight in weights(module))
+    assert size >= 4 * count
+    return alternate(
+        f"load {size / 1e9:.2f} GB, `cat`",
+        lambda: jax.tree.leaves(load(module, TensorFiles(place), to_one_device)),
+        lambda: subprocess.run(["cat", place / "model.safetensors"], stdout=subprocess.DEVNULL, check=True),
+    )
+
+
+def help_time() -> Row:
+    """`ltx2 --help` against an empty Python."""
+    return alternate(
+        "`ltx2 --help`, empty Python",
+        lambda: subprocess.run([sys.executable, "-m", "ltx2_cli", "--help"], stdout=subprocess.DEVNULL, check=True),
+        lambda: subprocess.run([sys.executable, "-c", ""], check=True),
+    )
+
+
+def _torch_state(path: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(path)
+
+
+def rows() -> Iterator[Row]:
+    """Every comparison."""
+    with tempfile.TemporaryDirectory() as name:
+        for measure in (denoiser_step, video_decode, loading):
+            yield measure(Path(name))
+    yield help_time()
+
+
+def main() -> None:
+    """Print the table and write it."""
+    lines = [
+        f"jax {jax.__version__}, torch {torch.__version__}, {os.cpu_count()} cores of {platform.machine()};"
+        f" {ROUNDS} rounds in alternation, medians",
+        "",
+        "| what, compared with | ours, s | theirs, s | ours / theirs (range) |",
+        "|---|---|---|---|",
+    ]
+    print("\n".join(lines))
+    for row in rows():
+        lines.append(str(row))
+        print(row, flush=True)
+    (Path(__file__).parent / "results.md").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

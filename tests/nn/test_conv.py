@@ -1,0 +1,34 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from ltx2_cli.nn.conv import Conv3D, TransposedConv, convolve
+from ltx2_cli.weights.declare import Scope, random_weights
+
+
+def normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(5).normal(size=shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("beside", [((0, 0), (0, 0)), ((1, 1), (1, 1)), ((0, 0), (2, 1))])
+@pytest.mark.parametrize(("window", "around"), [((3, 3, 3), (2, 0)), ((3, 3, 2), (1, 1)), ((2, 1, 3), (0, 0))])
+def test_a_video_convolution_is_one_in_three_dimensions(window, around, beside):
+    layer = random_weights(Conv3D(Scope(jnp.float32), 4, 5, window, (around, *beside)), seed=0)
+    video = normal(2, 4, 5, 6, 4)
+    longer = np.pad(video, ((0, 0), around, (0, 0), (0, 0), (0, 0)), mode="edge")
+    wanted = convolve(longer, layer.kernel[...], ((0, 0), *beside)) + layer.bias[...]
+    np.testing.assert_allclose(layer(video), wanted, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("window", "stride"), [(16, 6), (15, 5), (4, 2), (5, 4), (3, 3)])
+def test_a_transposed_convolution_is_that_of_torch(window, stride):
+    layer = random_weights(TransposedConv(Scope(jnp.float32), 3, 4, window, stride), seed=0)
+    x = normal(2, 7, 3)
+    kernel, bias = (torch.from_numpy(np.array(weight[...])) for weight in (layer.kernel, layer.bias))
+    trim = (window - stride) // 2
+    wanted = torch.nn.functional.conv_transpose1d(
+        torch.from_numpy(x).mT, kernel.permute(1, 2, 0), bias, stride=stride, padding=trim
+    )
+    np.testing.assert_allclose(jax.jit(lambda layer, x: layer(x))(layer, x), wanted.mT, rtol=0, atol=1e-6)
