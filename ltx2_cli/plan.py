@@ -12,7 +12,7 @@ from ltx2_cli.diffusion.geometry import Geometry, clip_geometry
 from ltx2_cli.diffusion.guidance import Pass, needed_passes
 from ltx2_cli.diffusion.latents import Shape, file_shapes
 from ltx2_cli.models.arch import Arch
-from ltx2_cli.models.demo import demo_checkpoint
+from ltx2_cli.models.demo import EMBEDDED, demo_checkpoint
 from ltx2_cli.models.networks import (
     Networks,
     abstract_networks,
@@ -31,7 +31,6 @@ from ltx2_cli.weights.declare import weights
 
 REFERENCE_TOKENS = 4096
 PUBLISHED_STG_DEPTH = 29 / 48  # the block that LTX-2 perturbs, as a fraction of its layers
-EMBEDDED = "embedded"
 DEVICE_PROFILES = {"TPU7x": "ironwood", "TPU v7x": "ironwood", "TPU v6 lite": "trillium", "TPU v6e": "trillium"}
 
 

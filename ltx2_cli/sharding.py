@@ -40,8 +40,12 @@ class ShardingPlan:
 
 
 def _place(mesh: Mesh, rules: Rules, axes: tuple[str | None, ...]) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec(*_lookup(rules, axes)))
+
+
+def _lookup(rules: Rules, axes: tuple[str | None, ...]) -> list[str | None]:
     table = dict(rules)
-    return NamedSharding(mesh, PartitionSpec(*(table.get(axis) if axis else None for axis in axes)))
+    return [table.get(axis) if axis else None for axis in axes]
 
 
 class Declared(Protocol):
@@ -92,11 +96,11 @@ def _mesh(spec: ShardingSpec, devices: Sequence[jax.Device]) -> Mesh:
 
 
 def _misfits(plan: ShardingPlan, weight: Declared) -> Iterator[str]:
-    spec = plan.weight(weight.axes).spec
-    axes = [axis for axis in spec if axis is not None]
+    placed = _lookup(plan.weights, weight.axes)
+    axes = [axis for axis in placed if axis is not None]
     if len(axes) != len(set(axes)):
         yield f"{weight.source} would lie twice along mesh axis `{max(axes, key=axes.count)}`"
-    for length, axis in zip(weight.shape, spec, strict=True):
+    for length, axis in zip(weight.shape, placed, strict=True):
         if axis is not None and length % plan.mesh.shape[axis]:
             yield f"{weight.source}: {length} does not divide by the {plan.mesh.shape[axis]} of mesh axis `{axis}`"
 

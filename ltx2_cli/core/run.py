@@ -1,6 +1,7 @@
 """A plan carried out: encode, generate, decode; and everything about it written to files."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,9 +15,10 @@ from ltx2_cli.core.generate import generate, initial_latents
 from ltx2_cli.core.report import Report, Silent
 from ltx2_cli.diffusion.latents import save_latents, unpack
 from ltx2_cli.media import Media, latents_paths, output_paths, record_path, single_specs, write_mp4, write_record
+from ltx2_cli.models.demo import EMBEDDED, UNTRAINED
 from ltx2_cli.plan import Plan
 from ltx2_cli.profiles import to_yaml
-from ltx2_cli.spec import AV
+from ltx2_cli.spec import AV, RunError
 
 SILENT = Silent()
 
@@ -26,19 +28,41 @@ def load(plan: Plan) -> Components:
     return Components(plan)
 
 
+@contextmanager
+def _memory() -> Iterator[None]:
+    """Say in a sentence that the devices are too small."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise RunError(
+            "the devices ran out of memory",
+            "a smaller --height, --width or --num-frames, fewer --num-videos, or more devices with --sharding",
+        ) from error
+
+
 def run(plan: Plan, components: Components, report: Report = SILENT) -> Iterator[Media]:
     """The media of each video, one after the other."""
-    yield from decode(plan, make_latents(plan, components, report), components, report)
+    with _memory():
+        yield from decode(plan, make_latents(plan, components, report), components, report)
 
 
 def make_latents(plan: Plan, components: Components, report: Report = SILENT) -> AV[jax.Array]:
     """The clean latents of every video, as tokens float32 [videos, tokens, channels]."""
+    if plan.spec.checkpoint == EMBEDDED:
+        report.note(UNTRAINED)
     noise = initial_latents(plan)
     return generate(plan, noise, encode(plan, components, report), components, report)
 
 
 def write(plan: Plan, components: Components, report: Report = SILENT) -> Iterator[Path]:
     """Carry out the plan; the path of each video when it and the record beside it are written."""
+    with _memory():
+        yield from _write(plan, components, report)
+
+
+def _write(plan: Plan, components: Components, report: Report) -> Iterator[Path]:
     latents = make_latents(plan, components, report)
     for video, file in enumerate(latents_paths(plan.spec)):
         row = AV(*(np.asarray(stream[video : video + 1]) for stream in latents))

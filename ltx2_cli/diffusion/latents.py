@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from ltx2_cli.diffusion.geometry import Geometry
 from ltx2_cli.media import replacing
-from ltx2_cli.spec import AV, SpecError
+from ltx2_cli.spec import AV, RunError, SpecError
 
 Shape = tuple[int, ...]
 
@@ -68,6 +68,12 @@ def read_noise(path: str, shapes: AV[Shape]) -> AV[np.ndarray]:
 
 
 def save_latents(latents: AV[jax.Array | np.ndarray], path: Path) -> None:
-    """Write one video's latents as float32 `video` and `audio`, under a temporary name until they are whole."""
+    """Write one video's latents as float32 `video` and `audio`, under a temporary name until they are whole.
+
+    Raises `RunError` where there is no room.
+    """
     with replacing(path) as temporary:
-        save_file({name: np.ascontiguousarray(stream) for name, stream in latents._asdict().items()}, temporary)
+        try:
+            save_file({name: np.ascontiguousarray(stream) for name, stream in latents._asdict().items()}, temporary)
+        except SafetensorError as error:
+            raise RunError(f"the latents could not be written to {path}: {error}") from error

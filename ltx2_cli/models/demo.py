@@ -27,6 +27,8 @@ from ltx2_cli.spec import DType
 from ltx2_cli.weights.declare import random_weights
 from ltx2_cli.weights.save import save
 
+EMBEDDED = "embedded"  # what a request calls this checkpoint
+UNTRAINED = "the embedded model is untrained: the clip shows and sounds like coloured noise"
 SEED = 2
 PREFIX = "language_model.model"
 

@@ -59,7 +59,7 @@ def load(module: M, files: TensorFiles, place: Placement) -> M:
     The host never holds more than one tensor, or one small weight. Raises `RunError` naming the tensors that are
     not finite.
     """
-    finite: dict[str, jax.Array | np.bool_] = {}
+    finite: dict[str, bool] = {}
 
     def fill(weight: Weight) -> Weight:
         arrange = _on_host if weight.get_value().size <= SMALL else _on_devices
@@ -74,27 +74,30 @@ def load(module: M, files: TensorFiles, place: Placement) -> M:
     return loaded
 
 
-def _on_host(weight: Weight, files: TensorFiles, place: NamedSharding) -> tuple[jax.Array, dict[str, np.bool_]]:
+def _on_host(weight: Weight, files: TensorFiles, place: NamedSharding) -> tuple[jax.Array, dict[str, bool]]:
     """A small weight, arranged before it travels: to compile a program for its shape would take longer."""
     value = weight.get_value()
     disk = {name: files.read(name, (slice(None),) * len(shape)) for name, shape in weight.tensors()}
     arrays = [array.transpose(weight.order).astype(value.dtype) for array in disk.values()]
     whole = np.stack(arrays) if weight.layers else arrays[0]
     array = jax.make_array_from_callback(value.shape, place, lambda index: whole[index])
-    return array, {name: np.isfinite(array).all() for name, array in zip(disk, arrays, strict=True)}
+    return array, {name: bool(np.isfinite(array).all()) for name, array in zip(disk, arrays, strict=True)}
 
 
-def _on_devices(weight: Weight, files: TensorFiles, place: NamedSharding) -> tuple[jax.Array, dict[str, jax.Array]]:
+def _on_devices(weight: Weight, files: TensorFiles, place: NamedSharding) -> tuple[jax.Array, dict[str, bool]]:
     """A large weight, sent as it lies on disk, tensor by tensor, and arranged where it arrives."""
     value = weight.get_value()
     if not weight.layers:
         array, good = _arrange(_read(files, weight, weight.source, place), weight.order, value.dtype, place)
-        return array, {weight.source: good}
+        return array, {weight.source: bool(good)}
     finite = {}
     array = _empty(value.shape, value.dtype, place)
     within = NamedSharding(place.mesh, PartitionSpec(*place.spec[1:]))
     for layer, (name, _) in enumerate(weight.tensors()):
-        array, finite[name] = _insert(array, _read(files, weight, name, within), np.int32(layer), weight.order, place)
+        disk = _read(files, weight, name, within)
+        array, good = _insert(array, disk, np.int32(layer), weight.order, place)
+        finite[name] = bool(good)  # waits: the host lets go of one tensor before it reads the next
+        del disk
     return array, finite
 
 

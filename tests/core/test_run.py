@@ -1,5 +1,8 @@
 """What a run promises beyond equality with the reference: the same bytes again, nothing compiled twice, any mesh."""
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +14,8 @@ from safetensors.numpy import load_file, save_file
 from clips import ALL_ON, Case, Checkpoint, Size, final_latents, plan_of
 from ltx2_cli import read_spec, resolve
 from ltx2_cli.core.components import Components
-from ltx2_cli.core.run import load, write
+from ltx2_cli.core.report import Silent
+from ltx2_cli.core.run import load, run, write
 from ltx2_cli.diffusion.latents import noise
 from ltx2_cli.media import output_paths
 from ltx2_cli.spec import AV, SpecError
@@ -130,6 +134,30 @@ def test_networks_stay_only_where_that_is_asked(checkpoint: Checkpoint) -> None:
         components = Components(plan)
         final_latents(plan, components)
         assert ("transformer" in components.resident) is keep
+
+
+class Shapes(Silent):
+    """What lies on the devices when each network begins to load."""
+
+    def __init__(self) -> None:
+        self.alive: dict[str, set[tuple[int, ...]]] = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        gc.collect()
+        self.alive[name] = {array.shape for array in jax.live_arrays()}
+        yield
+
+
+def test_a_network_is_dropped_after_its_phase(checkpoint: Checkpoint) -> None:
+    plan = plan_of(checkpoint, SMALL, 3)
+    embeddings = plan.networks.text_encoder.tensors["embed_tokens.weight"].shape
+    denoiser = plan.networks.transformer.blocks.video.feed_forward.up.kernel.shape
+    report = Shapes()
+    list(run(plan, load(plan), report))
+    assert embeddings in report.alive["encode text"]
+    assert embeddings not in report.alive["load connectors"]
+    assert denoiser not in report.alive["load vae"]
 
 
 def test_noise_that_does_not_fit(checkpoint: Checkpoint, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_the_wave_equals_the_reference(pair, instants):
     mel = normal(2, instants, arch.in_channels // 2, 2)
     with torch.no_grad():
         wanted = reference(torch.from_numpy(np.ascontiguousarray(np.moveaxis(mel, -1, 1))))
-    assert wanted.std(dim=-1).min() > 0.05  # a wave, neither silent ...
+    assert wanted.std(dim=-1).min() > 0.01  # a wave, neither silent ...
     assert wanted.abs().mean() < 0.9  # ... nor at its limits
     assert relative_error(np.moveaxis(run(ours, mel), -1, 1), wanted) < 1e-5
 

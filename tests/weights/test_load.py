@@ -1,5 +1,7 @@
 """What is declared reaches the devices unchanged, whole or split, and what is wrong with a file is said at once."""
 
+import gc
+import weakref
 from pathlib import Path
 
 import jax
@@ -82,6 +84,28 @@ def test_what_was_saved_is_loaded(folder: Path, network: Network, place: load_mo
     kernel = loaded.layers.linear.kernel
     assert kernel.sharding.is_equivalent_to(place(kernel.axes), kernel.ndim)
     assert loaded.whole.kernel.sharding.is_fully_replicated
+
+
+def test_the_host_holds_one_tensor_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_module, "SMALL", 0)
+    read, held, most = TensorFiles.read, weakref.WeakSet(), []
+
+    class Counted(np.ndarray):
+        """An array that can be counted while it lives."""
+
+        __hash__ = object.__hash__
+
+    def counting(files: TensorFiles, name: str, index: tuple[slice, ...]) -> np.ndarray:
+        gc.collect()
+        most.append(len(held))
+        array = read(files, name, index).view(Counted)
+        held.add(array)
+        return array
+
+    monkeypatch.setattr(TensorFiles, "read", counting)
+    load(Network(), TensorFiles(folder), one_device)
+    assert len(most) == len(declared(Network()))
+    assert max(most) == 0
 
 
 @pytest.mark.usefixtures("size")
