@@ -175,29 +175,43 @@ class ConnectorsArch(NetworkArch):
     audio_connector_attention_head_dim: int = 128
     audio_connector_num_layers: int = 2
     audio_connector_num_learnable_registers: int = 128
+    video_gated_attn: bool = False
+    audio_gated_attn: bool = False
     connector_rope_base_seq_len: int = 4096
     rope_theta: float = 10000.0
+    per_modality_projections: bool = False
+    video_hidden_dim: int = 4096
+    audio_hidden_dim: int = 2048
+    proj_bias: bool = False
 
-    only: ClassVar[Config] = {
-        "video_gated_attn": False,
-        "audio_gated_attn": False,
-        "per_modality_projections": False,
-        "proj_bias": False,
-        "rope_double_precision": True,
-        "rope_type": "split",
-    }
+    only: ClassVar[Config] = {"rope_double_precision": True, "rope_type": "split"}
     omitted: ClassVar[Config] = {"rope_type": "interleaved"}
-    unread: ClassVar[frozenset[str]] = frozenset(
-        {"causal_temporal_positioning", "video_hidden_dim", "audio_hidden_dim"}
-    )
+    unread: ClassVar[frozenset[str]] = frozenset({"causal_temporal_positioning"})
+
+    @property
+    def widths(self) -> AV[int]:
+        """Channels of each stream's features, which its connector must share."""
+        if self.per_modality_projections:
+            return AV(self.video_hidden_dim, self.audio_hidden_dim)
+        return AV(self.caption_channels, self.caption_channels)
 
     def conflicts(self) -> Iterator[str]:
-        for stream, width in (
-            ("video", self.video_connector_num_attention_heads * self.video_connector_attention_head_dim),
-            ("audio", self.audio_connector_num_attention_heads * self.audio_connector_attention_head_dim),
+        for stream, heads, head_dim, features in (
+            (
+                "video",
+                self.video_connector_num_attention_heads,
+                self.video_connector_attention_head_dim,
+                self.widths.video,
+            ),
+            (
+                "audio",
+                self.audio_connector_num_attention_heads,
+                self.audio_connector_attention_head_dim,
+                self.widths.audio,
+            ),
         ):
-            if width != self.caption_channels:
-                yield f"the {stream} connector is {width} wide, its features {self.caption_channels}"
+            if heads * head_dim != features:
+                yield f"the {stream} connector is {heads * head_dim} wide, its features {features}"
 
 
 @dataclass(frozen=True)

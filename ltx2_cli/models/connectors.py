@@ -18,7 +18,7 @@ NORM_EPS = 1e-6
 FEATURE_SCALE = 8  # the features of one layer span a range of this width
 
 
-def text_features(hidden_states: jax.Array, mask: jax.Array) -> jax.Array:
+def features_by_layer(hidden_states: jax.Array, mask: jax.Array) -> jax.Array:
     """Bring every layer of the encoder to one scale: `8·(x − mean) / (max − min)`, zero where there is no token.
 
     hidden_states [batch, tokens, channels, states], mask bool [batch, tokens]; the result has the shape of
@@ -34,6 +34,47 @@ def text_features(hidden_states: jax.Array, mask: jax.Array) -> jax.Array:
     highest = jnp.max(wide, axis=(1, 2), keepdims=True, where=valid, initial=-jnp.inf)
     centred = wide - total / (count + NORM_EPS)
     return jnp.where(valid, FEATURE_SCALE * centred / (highest - lowest + NORM_EPS), 0)
+
+
+def features_by_token(hidden_states: jax.Array, mask: jax.Array) -> jax.Array:
+    """Bring every token of every layer to one scale: `x / √(mean(x²) + 1e-6)` over its channels.
+
+    Arguments and result as those of `features_by_layer`.
+    """
+    wide = hidden_states.astype(jnp.float32)
+    scale = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=2, keepdims=True) + NORM_EPS)
+    return jnp.where(mask[:, :, None, None], wide * scale, 0)
+
+
+class SharedProjection(nnx.Module):
+    """Features normalised layer by layer, projected once for both streams."""
+
+    def __init__(self, scope: Scope, arch: ConnectorsArch):
+        features = arch.caption_channels * arch.text_proj_in_factor
+        self.project = Linear(scope / "text_proj_in", features, arch.widths.video, (None, "embed"), arch.proj_bias)
+
+    def __call__(self, hidden_states: jax.Array, mask: jax.Array) -> AV[jax.Array]:
+        """Each stream's features [batch, tokens, width]."""
+        features = features_by_layer(hidden_states, mask).astype(self.project.kernel.dtype)
+        projected = self.project(features.reshape(*features.shape[:2], -1))
+        return AV(projected, projected)
+
+
+class StreamProjections(nnx.Module):
+    """Features normalised token by token, projected for each stream, scaled to keep their norm at its width."""
+
+    def __init__(self, scope: Scope, arch: ConnectorsArch):
+        features = arch.caption_channels * arch.text_proj_in_factor
+        axes, bias = (None, "embed"), arch.proj_bias
+        self.video = Linear(scope / "video_text_proj_in", features, arch.widths.video, axes, bias)
+        self.audio = Linear(scope / "audio_text_proj_in", features, arch.widths.audio, axes, bias)
+        self.scales = AV(*((width / arch.caption_channels) ** 0.5 for width in arch.widths))
+
+    def __call__(self, hidden_states: jax.Array, mask: jax.Array) -> AV[jax.Array]:
+        """Each stream's features [batch, tokens, width]."""
+        features = features_by_token(hidden_states, mask).astype(self.video.kernel.dtype)
+        features = features.reshape(*features.shape[:2], -1)
+        return AV(self.video(features * self.scales.video), self.audio(features * self.scales.audio))
 
 
 def fill_with_registers(x: jax.Array, mask: jax.Array, registers: jax.Array) -> jax.Array:
@@ -57,9 +98,9 @@ def _token_rope(tokens: int, base: int, width: int, heads: int, theta: float) ->
 class ConnectorBlock(nnx.Module):
     """Self-attention and feed-forward, each over a normalised input and added to it."""
 
-    def __init__(self, scope: Scope, heads: int, head_dim: int):
+    def __init__(self, scope: Scope, heads: int, head_dim: int, gated: bool):
         width = heads * head_dim
-        self.attention = Attention(scope / "attn1", width, width, heads, head_dim, gated=False, eps=NORM_EPS)
+        self.attention = Attention(scope / "attn1", width, width, heads, head_dim, gated, NORM_EPS)
         self.feed_forward = FeedForward(scope / "ff", width)
 
     def __call__(self, x: jax.Array, rope: Rope) -> jax.Array:
@@ -72,10 +113,12 @@ class ConnectorBlock(nnx.Module):
 class Connector(nnx.Module):
     """One stream's transformer over text features; its registers make every place of the sequence mean something."""
 
-    def __init__(self, scope: Scope, heads: int, head_dim: int, layers: int, registers: int, arch: ConnectorsArch):
+    def __init__(
+        self, scope: Scope, heads: int, head_dim: int, layers: int, registers: int, gated: bool, arch: ConnectorsArch
+    ):
         width = heads * head_dim
         self.registers = scope.weight("learnable_registers", (registers, width), (None, "embed"))
-        self.blocks = ConnectorBlock(scope.stacked("transformer_blocks", layers), heads, head_dim)
+        self.blocks = ConnectorBlock(scope.stacked("transformer_blocks", layers), heads, head_dim, gated)
         self.rope = (arch.connector_rope_base_seq_len, width, heads, arch.rope_theta)
 
     def __call__(self, features: jax.Array, mask: jax.Array) -> jax.Array:
@@ -87,17 +130,17 @@ class Connector(nnx.Module):
 
 
 class TextConnectors(nnx.Module):
-    """Features that both streams share, and the connector of each stream."""
+    """From the text encoder to both streams: projected features, then each stream's connector."""
 
     def __init__(self, scope: Scope, arch: ConnectorsArch):
-        features = arch.caption_channels * arch.text_proj_in_factor
-        self.project = Linear(scope / "text_proj_in", features, arch.caption_channels, (None, "embed"), bias=False)
+        self.project = (StreamProjections if arch.per_modality_projections else SharedProjection)(scope, arch)
         self.video = Connector(
             scope / "video_connector",
             arch.video_connector_num_attention_heads,
             arch.video_connector_attention_head_dim,
             arch.video_connector_num_layers,
             arch.video_connector_num_learnable_registers,
+            arch.video_gated_attn,
             arch,
         )
         self.audio = Connector(
@@ -106,6 +149,7 @@ class TextConnectors(nnx.Module):
             arch.audio_connector_attention_head_dim,
             arch.audio_connector_num_layers,
             arch.audio_connector_num_learnable_registers,
+            arch.audio_gated_attn,
             arch,
         )
 
@@ -116,6 +160,5 @@ class TextConnectors(nnx.Module):
         at the prompt's tokens, wherever they stand.
         """
         mask = mask.astype(bool)
-        features = text_features(hidden_states, mask).astype(self.project.kernel.dtype)
-        projected = self.project(features.reshape(*features.shape[:2], -1))
-        return AV(self.video(projected, mask), self.audio(projected, mask))
+        features = self.project(hidden_states, mask)
+        return AV(self.video(features.video, mask), self.audio(features.audio, mask))

@@ -6,7 +6,7 @@ import torch
 from diffusers.pipelines.ltx2.connectors import LTX2TextConnectors
 
 from ltx2_cli.models.arch import ConnectorsArch
-from ltx2_cli.models.connectors import TextConnectors, fill_with_registers, text_features
+from ltx2_cli.models.connectors import TextConnectors, features_by_layer, features_by_token, fill_with_registers
 from ltx2_cli.weights.declare import Scope, declared, map_weights
 from parity import adopt, published, randomise, relative_error
 
@@ -36,6 +36,24 @@ CONFIGS = {
         "audio_connector_num_learnable_registers": 2,
         "connector_rope_base_seq_len": 64,
         "rope_theta": 700.0,
+    },
+    "projections by stream, gates": {
+        "caption_channels": 20,
+        "text_proj_in_factor": 3,
+        "video_connector_num_attention_heads": 2,
+        "video_connector_attention_head_dim": 12,
+        "video_connector_num_layers": 2,
+        "video_connector_num_learnable_registers": 4,
+        "video_gated_attn": True,
+        "audio_connector_num_attention_heads": 2,
+        "audio_connector_attention_head_dim": 8,
+        "audio_connector_num_layers": 2,
+        "audio_connector_num_learnable_registers": 4,
+        "audio_gated_attn": True,
+        "per_modality_projections": True,
+        "video_hidden_dim": 24,
+        "audio_hidden_dim": 16,
+        "proj_bias": True,
     },
 }
 TOKENS = 8
@@ -103,22 +121,23 @@ def test_bfloat16_stays_near_float32(pair):
         assert np.linalg.norm(got.astype(np.float32) - wanted) < 0.05 * np.linalg.norm(wanted)
 
 
+@pytest.mark.parametrize("features_of", [features_by_layer, features_by_token])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16])
-def test_a_constant_layer_and_an_empty_prompt_have_finite_features(dtype):
-    features = text_features(jnp.full((2, 4, 6, 2), 3.0, dtype), jnp.asarray([4 * [True], 4 * [False]]))
+def test_a_constant_layer_and_an_empty_prompt_have_finite_features(features_of, dtype):
+    features = features_of(jnp.full((2, 4, 6, 2), 3.0, dtype), jnp.asarray([4 * [True], 4 * [False]]))
     assert jnp.all(jnp.isfinite(features.astype(dtype)))
     np.testing.assert_array_equal(features[1], 0)
 
 
 def test_features_span_eight_around_their_mean():
     states = jnp.asarray([[[[9.0]], [[0.0]], [[1.0]], [[2.0]]]])  # four tokens, the first is padding
-    features = text_features(states, jnp.asarray([[False, True, True, True]]))
+    features = features_by_layer(states, jnp.asarray([[False, True, True, True]]))
     np.testing.assert_allclose(features[0, :, 0, 0], [0, -4, 0, 4], atol=1e-5)
 
 
 def test_the_features_of_half_precision_states_sum_in_float32():
     states = jnp.full((1, 64, 64, 1), 60.0, jnp.float16).at[0, 0, 0].set(61.0)  # the sum is past float16's end
-    features = text_features(states, jnp.ones((1, 64), bool))
+    features = features_by_layer(states, jnp.ones((1, 64), bool))
     np.testing.assert_allclose(features[0, 0, 0, 0], 8, rtol=1e-3)
     np.testing.assert_allclose(features[0, 1, 0, 0], -8 / 64**2, rtol=1e-1)
 
@@ -130,5 +149,21 @@ def test_registers_stand_behind_the_prompt_by_their_place():
     np.testing.assert_array_equal(filled[0, :, 0], [1, 2, 3, 11, 10])
 
 
-def test_names_and_shapes_are_the_published_ones():
-    assert declared(TextConnectors(Scope(jnp.bfloat16), ConnectorsArch())) == published("ltx2/connectors.tsv")
+LTX2_3 = {
+    "video_connector_num_attention_heads": 32,
+    "video_connector_num_layers": 8,
+    "video_gated_attn": True,
+    "audio_connector_num_attention_heads": 32,
+    "audio_connector_attention_head_dim": 64,
+    "audio_connector_num_layers": 8,
+    "audio_gated_attn": True,
+    "per_modality_projections": True,
+    "proj_bias": True,
+}
+
+
+@pytest.mark.parametrize(("model", "config"), [("ltx2", {}), ("ltx2.3", LTX2_3)])
+def test_names_and_shapes_are_the_published_ones(model, config):
+    assert declared(TextConnectors(Scope(jnp.bfloat16), ConnectorsArch(**config))) == published(
+        f"{model}/connectors.tsv"
+    )

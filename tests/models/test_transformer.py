@@ -176,9 +176,20 @@ def test_bfloat16_is_finite_and_within_its_rounding(case: Case) -> None:
         assert relative_error(ours, theirs) <= 3e-2  # bfloat16 rounds at 4e-3; layers add up
 
 
-def test_published_names_and_shapes() -> None:
-    arch = read_arch(TransformerArch, {"rope_type": "split"}, "config.json")
-    assert declared(Transformer(Scope(jnp.bfloat16), arch)) == published("ltx2/transformer.tsv")
+LTX2_3 = {
+    "gated_attn": True,
+    "audio_gated_attn": True,
+    "cross_attn_mod": True,
+    "audio_cross_attn_mod": True,
+    "use_prompt_embeddings": False,
+    "perturbed_attn": True,
+}
+
+
+@pytest.mark.parametrize(("model", "config"), [("ltx2", {}), ("ltx2.3", LTX2_3)])
+def test_published_names_and_shapes(model: str, config: dict[str, bool]) -> None:
+    arch = read_arch(TransformerArch, {"rope_type": "split", **config}, "config.json")
+    assert declared(Transformer(Scope(jnp.bfloat16), arch)) == published(f"{model}/transformer.tsv")
 
 
 def test_rope_table_at_real_size() -> None:
