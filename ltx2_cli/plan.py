@@ -1,9 +1,7 @@
 """What a request means here: `resolve(RunSpec) -> Plan`, the only place that decides. It reads no weights."""
 
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -13,20 +11,11 @@ from ltx2_cli.diffusion.guidance import Pass, needed_passes
 from ltx2_cli.diffusion.latents import Shape, file_shapes
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.demo import EMBEDDED, demo_checkpoint
-from ltx2_cli.models.networks import (
-    Networks,
-    abstract_networks,
-    check,
-    needed_files,
-    open_files,
-    read_archs,
-    read_recipe,
-    text_prefix,
-)
+from ltx2_cli.models.networks import Checkpoint, Networks, check, needed_files, open_folder
 from ltx2_cli.profiles import read_sharding
 from ltx2_cli.sharding import ShardingPlan, lay_out
 from ltx2_cli.spec import AV, Guidance, RunSpec, ShiftTokens, SpecError, StgRule
-from ltx2_cli.weights.checkpoint import TensorFiles, locate
+from ltx2_cli.weights.checkpoint import locate
 from ltx2_cli.weights.declare import weights
 
 REFERENCE_TOKENS = 4096
@@ -50,10 +39,8 @@ class Plan:
     """Everything a run needs to know before it reads a weight."""
 
     spec: RunSpec  # with the seed, the sharding profile and the blocks that were chosen
-    folder: Path
-    arch: Arch
+    checkpoint: Checkpoint
     networks: Networks  # without their weights
-    files: Mapping[str, TensorFiles]
     sharding: ShardingPlan
     prompts: tuple[str, ...]  # distinct, in the order of the passes that read them
     stages: tuple[Stage, ...]
@@ -63,6 +50,11 @@ class Plan:
         """Which of the prompts each pass reads."""
         negative = self.prompts.index(self.spec.negative_prompt) if Pass.UNCOND in passes else 0
         return tuple(negative if each is Pass.UNCOND else 0 for each in passes)
+
+    @property
+    def arch(self) -> Arch:
+        """What the networks are."""
+        return self.checkpoint.arch
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -77,11 +69,9 @@ def resolve(spec: RunSpec) -> Plan:
     Raises `SpecError` for a request or a checkpoint that cannot be met, with every finding of its kind.
     """
     folder = demo_checkpoint() if spec.checkpoint == EMBEDDED else locate(spec.checkpoint, needed_files())
-    arch, files = read_archs(folder), open_files(folder)
-    networks = abstract_networks(
-        arch, read_recipe(folder), text_prefix(files), spec.dtype, spec.text_encoder_dtype, spec.scan_layers
-    )
-    check(folder, arch, networks, files)
+    checkpoint = open_folder(folder)
+    arch, networks = checkpoint.arch, checkpoint.networks(spec.dtype, spec.text_encoder_dtype, spec.scan_layers)
+    check(checkpoint, networks)
     del networks.vae.encoder, networks.audio_vae.encoder  # what a run does not use is not loaded
     spec = _settled(spec, arch)
     sharding = lay_out(spec.sharding, jax.devices(), [weight for module in networks for weight in weights(module)])
@@ -89,12 +79,16 @@ def resolve(spec: RunSpec) -> Plan:
     stage = _stage(spec, geometry, arch)
     prompts = [spec.prompt] + [spec.negative_prompt] * (Pass.UNCOND in stage.passes)
     channels = AV(arch.transformer.in_channels, arch.transformer.audio_in_channels)
-    shapes = file_shapes(geometry, channels, arch.latent_mels)
-    return Plan(spec, folder, arch, networks, files, sharding, tuple(dict.fromkeys(prompts)), (stage,), shapes)
+    shapes = file_shapes(geometry, channels, arch.audio_vae.latent_mels)
+    return Plan(spec, checkpoint, networks, sharding, tuple(dict.fromkeys(prompts)), (stage,), shapes)
 
 
 def _settled(spec: RunSpec, arch: Arch) -> RunSpec:
-    """The request with what it left open filled in."""
+    """The request with what it left open filled in; raises `SpecError` for what the model cannot do."""
+    if min(spec.height, spec.width) < (smallest := arch.video_vae.smallest):
+        raise SpecError(
+            f"{spec.width}x{spec.height} is too small for this model's decoder", f"at least {smallest} pixels a side"
+        )
     layers = arch.transformer.num_layers
     published = (min(round(layers * PUBLISHED_STG_DEPTH), layers - 1),)
     blocks = published if spec.stg_blocks is None else spec.stg_blocks

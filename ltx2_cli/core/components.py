@@ -24,7 +24,9 @@ class Components:
         module = self.resident.get(name)
         if module is None:
             with report.stage(f"load {name.replace('_', ' ')}"):
-                module = load(getattr(self.plan.networks, name), self.plan.files[name], self._placement(name))
+                module = load(
+                    getattr(self.plan.networks, name), self.plan.checkpoint.files[name], self._placement(name)
+                )
         if self.plan.spec.keep_resident:
             self.resident[name] = module
         yield module

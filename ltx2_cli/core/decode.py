@@ -31,7 +31,7 @@ def decode(plan: Plan, latents: AV[jax.Array], components: Components, report: R
             with report.stage("decode"):
                 frames, frames_finite = _frames(vae, videos.video[video : video + 1], plan.sharding)
                 tokens = latents.audio[video : video + 1]
-                waveform, sound_finite = _waveform(audio_vae, vocoder, tokens, plan.arch.latent_mels, plan.sharding)
+                waveform, sound_finite = _waveform(audio_vae, vocoder, tokens, plan.sharding)
                 _check_finite(AV(frames_finite, sound_finite), plan)
                 media = Media(
                     np.asarray(frames[0]),
@@ -59,9 +59,9 @@ def _frames(vae: VideoVAE, latents: jax.Array, sharding: ShardingPlan) -> tuple[
     return levels.astype(jnp.uint8), jnp.isfinite(pixels).all()
 
 
-@partial(jax.jit, static_argnames=("mels", "sharding"))
+@partial(jax.jit, static_argnames="sharding")
 def _waveform(
-    audio_vae: AudioVAE, vocoder: Vocoder, tokens: jax.Array, mels: int, sharding: ShardingPlan
+    audio_vae: AudioVAE, vocoder: Vocoder, tokens: jax.Array, sharding: ShardingPlan
 ) -> tuple[jax.Array, jax.Array]:
     """float32 [videos, samples, channels] in [-1, 1] of tokens [videos, tokens, channels · mels]."""
     with activate(sharding):

@@ -17,7 +17,7 @@ from ltx2_cli.spec import AV, RunError
 
 def encode(plan: Plan, components: Components, report: Report) -> AV[jax.Array]:
     """The context of each stream for each of the plan's prompts, [prompts, tokens, width]."""
-    tokens = tokenise(plan.folder / "tokenizer", plan.prompts, plan.spec.max_sequence_length)
+    tokens = tokenise(plan.checkpoint.tokenizer, plan.prompts, plan.spec.max_sequence_length)
     for prompt, truncated in zip(plan.prompts, tokens.truncated, strict=True):
         if truncated:
             report.note(f"only the first {plan.spec.max_sequence_length} tokens are read of: {prompt[:40]}…")

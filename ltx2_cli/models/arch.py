@@ -4,6 +4,7 @@ Field names are those of the published configs. A default is what a config that 
 the default of the reference class, not necessarily the value of a release.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeVar
@@ -23,6 +24,7 @@ class NetworkArch:
     each: ClassVar[Config] = {}  # the same for keys that may hold a list of it
     omitted: ClassVar[Config] = {}  # key of `only`: what leaving it out means, where that is not the value above
     unread: ClassVar[frozenset[str]] = frozenset()  # keys that change nothing here
+    nullable: ClassVar[frozenset[str]] = frozenset()  # keys for which null is a value; elsewhere it means the default
 
     def conflicts(self) -> Iterator[str]:
         """Values that are legal one by one and not together."""
@@ -246,6 +248,28 @@ class VideoVAEArch(NetworkArch):
     }
     unread: ClassVar[frozenset[str]] = frozenset({"resnet_norm_eps"})
 
+    def conflicts(self) -> Iterator[str]:
+        for mode in sorted(
+            {self.encoder_spatial_padding_mode, self.decoder_spatial_padding_mode} - {"zeros", "reflect"}
+        ):
+            yield f"a spatial padding mode is {mode!r}, only 'zeros' and 'reflect' are"
+        for kind in sorted({*self.downsample_type, *self.upsample_type} - {"spatial", "temporal", "spatiotemporal"}):
+            yield f"a resampling type is {kind!r}, only 'spatial', 'temporal' and 'spatiotemporal' are"
+        if not len(self.layers_per_block) - 1 == len(self.block_out_channels) == len(self.downsample_type):
+            yield "the encoder's lists differ in length"
+        deep_first = self.decoder_block_out_channels[::-1]
+        stages = (deep_first, self.upsample_factor, self.upsample_residual, self.upsample_type)
+        if {len(stage) for stage in stages} != {len(self.decoder_layers_per_block) - 1}:
+            yield "the decoder's lists differ in length"
+        chain = zip(deep_first, self.upsample_factor[::-1], deep_first[1:], strict=False)
+        if any(deep // factor != shallow for deep, factor, shallow in chain):
+            yield "decoder_block_out_channels do not shrink by upsample_factor"
+
+    @property
+    def smallest(self) -> int:
+        """Pixels that a frame needs at least in height and width: mirroring takes a cell beside the border's."""
+        return self.spatial_compression_ratio * (2 if self.decoder_spatial_padding_mode == "reflect" else 1)
+
 
 @dataclass(frozen=True)
 class AudioVAEArch(NetworkArch):
@@ -271,10 +295,19 @@ class AudioVAEArch(NetworkArch):
     each: ClassVar[Config] = {"attn_resolutions": None}
     unread: ClassVar[frozenset[str]] = frozenset({"dropout", "resolution"})
 
+    def conflicts(self) -> Iterator[str]:
+        if len(self.ch_mult) != 3 or self.mel_bins % 4:
+            yield "only three levels (len(ch_mult)) and mel_bins that divide by 4 are"
+
+    @property
+    def latent_mels(self) -> int:
+        """Mel bins of a latent."""
+        return self.mel_bins // 2 ** (len(self.ch_mult) - 1)
+
 
 @dataclass(frozen=True)
 class VocoderArch(NetworkArch):
-    """Mel spectrogram to waveform."""
+    """Mel spectrogram to waveform, by one generator."""
 
     in_channels: int = 128
     hidden_channels: int = 1024
@@ -283,16 +316,107 @@ class VocoderArch(NetworkArch):
     upsample_factors: tuple[int, ...] = (6, 5, 2, 2, 2)
     resnet_kernel_sizes: tuple[int, ...] = (3, 7, 11)
     resnet_dilations: tuple[tuple[int, ...], ...] = ((1, 3, 5), (1, 3, 5), (1, 3, 5))
+    act_fn: str = "leaky_relu"
     leaky_relu_negative_slope: float = 0.1
+    antialias: bool = False
+    antialias_ratio: int = 2
+    antialias_kernel_size: int = 12
+    final_act_fn: str | None = "tanh"
+    final_bias: bool = True
     output_sampling_rate: int = 24000
 
-    only: ClassVar[Config] = {
-        "act_fn": "leaky_relu",
-        "antialias": False,
-        "final_act_fn": "tanh",
-        "final_bias": True,
-    }
-    unread: ClassVar[frozenset[str]] = frozenset({"antialias_ratio", "antialias_kernel_size"})
+    nullable: ClassVar[frozenset[str]] = frozenset({"final_act_fn"})
+
+    def conflicts(self) -> Iterator[str]:
+        if (self.act_fn, self.antialias) not in (("leaky_relu", False), ("snakebeta", True)):
+            yield (
+                f"act_fn is {self.act_fn!r} with antialias {self.antialias},"
+                " only 'leaky_relu' without and 'snakebeta' with it are"
+            )
+        if self.final_act_fn not in ("tanh", "clamp", None):
+            yield f"final_act_fn is {self.final_act_fn!r}, only 'tanh', 'clamp' and None are"
+        if self.antialias_kernel_size < 2 * self.antialias_ratio:
+            yield "antialias_kernel_size is less than twice antialias_ratio"
+
+
+@dataclass(frozen=True)
+class BandwidthVocoderArch(VocoderArch):
+    """Mel spectrogram to waveform, by two generators: the first as in `VocoderArch` at `input_sampling_rate`, the
+    second adds what `output_sampling_rate` has room for."""
+
+    hidden_channels: int = 1536
+    upsample_kernel_sizes: tuple[int, ...] = (11, 4, 4, 4, 4, 4)
+    upsample_factors: tuple[int, ...] = (5, 2, 2, 2, 2, 2)
+    act_fn: str = "snakebeta"
+    antialias: bool = True
+    final_act_fn: str | None = None
+    final_bias: bool = False
+    bwe_in_channels: int = 128
+    bwe_hidden_channels: int = 512
+    bwe_out_channels: int = 2
+    bwe_upsample_kernel_sizes: tuple[int, ...] = (12, 11, 4, 4, 4)
+    bwe_upsample_factors: tuple[int, ...] = (6, 5, 2, 2, 2)
+    bwe_resnet_kernel_sizes: tuple[int, ...] = (3, 7, 11)
+    bwe_resnet_dilations: tuple[tuple[int, ...], ...] = ((1, 3, 5), (1, 3, 5), (1, 3, 5))
+    bwe_act_fn: str = "snakebeta"
+    bwe_leaky_relu_negative_slope: float = 0.1
+    bwe_antialias: bool = True
+    bwe_antialias_ratio: int = 2
+    bwe_antialias_kernel_size: int = 12
+    bwe_final_act_fn: str | None = None
+    bwe_final_bias: bool = False
+    filter_length: int = 512
+    hop_length: int = 80
+    window_length: int = 512
+    num_mel_channels: int = 64
+    input_sampling_rate: int = 16000
+    output_sampling_rate: int = 48000
+
+    nullable: ClassVar[frozenset[str]] = frozenset({"final_act_fn", "bwe_final_act_fn"})
+
+    @property
+    def extension(self) -> VocoderArch:
+        """The second generator."""
+        return VocoderArch(
+            in_channels=self.bwe_in_channels,
+            hidden_channels=self.bwe_hidden_channels,
+            out_channels=self.bwe_out_channels,
+            upsample_kernel_sizes=self.bwe_upsample_kernel_sizes,
+            upsample_factors=self.bwe_upsample_factors,
+            resnet_kernel_sizes=self.bwe_resnet_kernel_sizes,
+            resnet_dilations=self.bwe_resnet_dilations,
+            act_fn=self.bwe_act_fn,
+            leaky_relu_negative_slope=self.bwe_leaky_relu_negative_slope,
+            antialias=self.bwe_antialias,
+            antialias_ratio=self.bwe_antialias_ratio,
+            antialias_kernel_size=self.bwe_antialias_kernel_size,
+            final_act_fn=self.bwe_final_act_fn,
+            final_bias=self.bwe_final_bias,
+            output_sampling_rate=self.output_sampling_rate,
+        )
+
+    @property
+    def ratio(self) -> int:
+        """Samples out for each sample of the first generator."""
+        return self.output_sampling_rate // self.input_sampling_rate
+
+    def conflicts(self) -> Iterator[str]:
+        yield from super().conflicts()
+        yield from (f"of the second generator, {conflict}" for conflict in self.extension.conflicts())
+        hop, extended = self.hop_length * self.ratio, math.prod(self.bwe_upsample_factors)
+        mels = self.out_channels * self.num_mel_channels
+        if self.output_sampling_rate % self.input_sampling_rate:
+            yield "output_sampling_rate is no multiple of input_sampling_rate"
+        if hop != extended:
+            yield f"the second generator makes {extended} samples of a hop, which lasts {hop}"
+        if any((k - f) % 2 for k, f in zip(self.bwe_upsample_kernel_sizes, self.bwe_upsample_factors, strict=False)):
+            yield "a factor of the second generator is odd and its kernel size even, or the other way round"
+        if mels != self.bwe_in_channels:
+            yield f"the second generator takes {self.bwe_in_channels} channels, its spectrograms have {mels}"
+        if self.out_channels != self.bwe_out_channels:
+            yield "out_channels and bwe_out_channels differ"
+        if not 0 <= self.window_length - self.filter_length < self.hop_length:
+            yield "filter_length and window_length give more or fewer spectra than hops"
 
 
 @dataclass(frozen=True)
@@ -321,11 +445,6 @@ class Arch:
     vocoder: VocoderArch
     scheduler: SchedulerArch
 
-    @property
-    def latent_mels(self) -> int:
-        """Mel bins of an audio latent: features of an audio token over channels."""
-        return self.transformer.audio_in_channels // self.audio_vae.latent_channels
-
 
 def read_arch(kind: type[A], config: Config, where: str) -> A:
     """The network that `config` describes; `where` names the file in errors.
@@ -334,7 +453,7 @@ def read_arch(kind: type[A], config: Config, where: str) -> A:
     nobody here knows is harmless only while it is switched off (false, null or empty).
     """
     read = {field.name: _tuples(config[field.name]) for field in fields(kind) if field.name in config}
-    read = {name: value for name, value in read.items() if value is not None}
+    read = {name: value for name, value in read.items() if value is not None or name in kind.nullable}
     arch = kind(**read)
     problems = [*_not_implemented(kind, config), *arch.conflicts()]
     if problems:

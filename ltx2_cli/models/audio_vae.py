@@ -3,8 +3,6 @@
 Time and mel shrink by 4, but for the first instant, which stands alone. Nothing looks ahead in time.
 """
 
-from functools import reduce
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -23,13 +21,13 @@ def causal_conv(scope: Scope, d_in: int, d_out: int, window: int = 3) -> Conv:
     return Conv(scope / "conv", d_in, d_out, (window, window), ((window - 1, 0), (window // 2, window // 2)))
 
 
-def activate(x: jax.Array) -> jax.Array:
+def norm_silu(x: jax.Array) -> jax.Array:
     """SiLU of x over its root mean square across channels."""
     return jax.nn.silu(rms_norm(x, NORM_EPS))
 
 
 class ResNet(nnx.Module):
-    """x + conv(activate(conv(activate(x)))), x first brought to `d_out` channels if they are not its own."""
+    """x + conv(norm_silu(conv(norm_silu(x)))), x first brought to `d_out` channels if they are not its own."""
 
     def __init__(self, scope: Scope, d_in: int, d_out: int):
         self.conv1 = causal_conv(scope / "conv1", d_in, d_out)
@@ -38,7 +36,7 @@ class ResNet(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         skip = x if self.shortcut is None else self.shortcut(x)
-        return skip + self.conv2(activate(self.conv1(activate(x))))
+        return skip + self.conv2(norm_silu(self.conv1(norm_silu(x))))
 
 
 class Upsample(nnx.Module):
@@ -84,8 +82,9 @@ class AudioEncoder(nnx.Module):
     def __call__(self, mel: jax.Array) -> jax.Array:
         """[batch, 4t - 3, mel bins, channels] to [batch, t, mel bins / 4, latent channels]."""
         x = self.conv_in(mel.astype(self.conv_in.kernel.dtype))
-        x = reduce(lambda x, layer: layer(x), self.layers, x)
-        return jnp.split(self.conv_out(activate(x)), 2, axis=-1)[0]  # the other half is the log-variance
+        for layer in self.layers:
+            x = layer(x)
+        return jnp.split(self.conv_out(norm_silu(x)), 2, axis=-1)[0]  # the other half is the log-variance
 
 
 class AudioDecoder(nnx.Module):
@@ -106,8 +105,9 @@ class AudioDecoder(nnx.Module):
     def __call__(self, latents: jax.Array) -> jax.Array:
         """[batch, t, mel bins / 4, latent channels] to [batch, 4t - 3, mel bins, channels]."""
         x = self.conv_in(latents.astype(self.conv_in.kernel.dtype))
-        x = reduce(lambda x, layer: layer(x), self.layers, x)
-        return self.conv_out(activate(x))
+        for layer in self.layers:
+            x = layer(x)
+        return self.conv_out(norm_silu(x))
 
 
 class AudioVAE(nnx.Module):

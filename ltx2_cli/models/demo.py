@@ -20,11 +20,11 @@ from ltx2_cli.models.arch import (
     VideoVAEArch,
     VocoderArch,
 )
-from ltx2_cli.models.gemma import gemma_recipe
+from ltx2_cli.models.gemma import Gemma, gemma_recipe
 from ltx2_cli.models.networks import CONFIG, SCHEDULER, abstract_networks
 from ltx2_cli.models.tokenizer import BYTE_VOCABULARY, byte_tokenizer
 from ltx2_cli.spec import DType
-from ltx2_cli.weights.declare import random_weights
+from ltx2_cli.weights.declare import Scope, random_weights
 from ltx2_cli.weights.save import save
 
 EMBEDDED = "embedded"  # what a request calls this checkpoint
@@ -109,7 +109,7 @@ def demo_checkpoint() -> Path:
 
 def _write(folder: Path) -> None:
     recipe = gemma_recipe(TEXT_CONFIG, "the embedded model")
-    networks = abstract_networks(ARCH, recipe, PREFIX, DType.float32, DType.float32)
+    networks = abstract_networks(ARCH, Gemma(Scope("float32", PREFIX), recipe), DType.float32)
     for index, (name, module) in enumerate(networks._asdict().items()):
         save(random_weights(module, seed=SEED + index), folder / name / "model.safetensors")
     configs = {

@@ -1,6 +1,8 @@
 """All networks of a checkpoint: described by its configs, born abstract, checked against its files' headers."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -30,11 +32,10 @@ A = TypeVar("A", bound=NetworkArch)
 CONFIG = "config.json"
 SCHEDULER = "scheduler/scheduler_config.json"
 TEXT_ENCODER = "text_encoder"
-MEL_COMPRESSION = 4  # the audio autoencoder halves the spectrogram twice
 
 
 class Networks(NamedTuple):
-    """One of each network; modules while abstract, or the files that their weights are in."""
+    """One of each network."""
 
     text_encoder: Gemma
     connectors: TextConnectors
@@ -52,9 +53,44 @@ def needed_files() -> list[str]:
     return [*(f"{name}/{CONFIG}" for name in Networks._fields), *tensors, "tokenizer/*", SCHEDULER]
 
 
-def read_archs(folder: Path) -> Arch:
-    """What the networks in `folder` are; raises `SpecError` for what is missing or not implemented."""
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint says of itself before a weight is read: what its networks are, and where their tensors lie."""
 
+    where: Path
+    arch: Arch
+    recipe: Recipe
+    prefix: str  # of the text encoder's names
+    files: Mapping[str, TensorFiles]  # of each network
+    tokenizer: Path
+
+    def networks(self, dtype: DType, text_encoder_dtype: DType, scan_layers: bool = True) -> Networks:
+        """The networks without their weights."""
+        text_encoder = Gemma(Scope(text_encoder_dtype.value, self.prefix), self.recipe)
+        return abstract_networks(self.arch, text_encoder, dtype, scan_layers)
+
+
+def abstract_networks(arch: Arch, text_encoder: Gemma, dtype: DType, scan_layers: bool = True) -> Networks:
+    """The text encoder and the networks that `arch` describes, without their weights."""
+    scope = Scope(dtype.value)
+    return Networks(
+        text_encoder,
+        TextConnectors(scope, arch.connectors),
+        Transformer(scope, arch.transformer, scan_layers),
+        VideoVAE(scope, arch.video_vae),
+        AudioVAE(scope, arch.audio_vae),
+        Vocoder(scope, arch.vocoder),
+    )
+
+
+def open_folder(folder: Path) -> Checkpoint:
+    """A checkpoint in diffusers' layout; raises `SpecError` for what is missing, damaged or not implemented."""
+    arch, recipe = _read_archs(folder), _read_recipe(folder / TEXT_ENCODER)
+    files = _open_files(folder)
+    return Checkpoint(folder, arch, recipe, checkpoint_prefix(files[TEXT_ENCODER]), files, folder / "tokenizer")
+
+
+def _read_archs(folder: Path) -> Arch:
     def read(kind: type[A], name: str) -> A:
         return read_arch(kind, read_json(folder / name), str(folder / name))
 
@@ -68,29 +104,11 @@ def read_archs(folder: Path) -> Arch:
     )
 
 
-def read_recipe(folder: Path) -> Recipe:
-    """What the text encoder in `folder` is."""
-    path = folder / TEXT_ENCODER / CONFIG
-    return gemma_recipe(read_json(path), str(path))
+def _read_recipe(folder: Path) -> Recipe:
+    return gemma_recipe(read_json(folder / CONFIG), str(folder / CONFIG))
 
 
-def abstract_networks(
-    arch: Arch, recipe: Recipe, prefix: str, dtype: DType, text_encoder_dtype: DType, scan_layers: bool = True
-) -> Networks:
-    """The networks without their weights; the text encoder's names begin with `prefix`."""
-    scope = Scope(dtype.value)
-    return Networks(
-        Gemma(Scope(text_encoder_dtype.value, prefix), recipe),
-        TextConnectors(scope, arch.connectors),
-        Transformer(scope, arch.transformer, scan_layers),
-        VideoVAE(scope, arch.video_vae),
-        AudioVAE(scope, arch.audio_vae),
-        Vocoder(scope, arch.vocoder),
-    )
-
-
-def open_files(folder: Path) -> dict[str, TensorFiles]:
-    """Every network's files, headers read; raises `SpecError` with all that cannot be opened."""
+def _open_files(folder: Path) -> dict[str, TensorFiles]:
     files, problems = {}, []
     for name in Networks._fields:
         try:
@@ -102,27 +120,25 @@ def open_files(folder: Path) -> dict[str, TensorFiles]:
     return files
 
 
-def text_prefix(files: Mapping[str, TensorFiles]) -> str:
-    """What the names of the text encoder's tensors begin with."""
-    return checkpoint_prefix(files[TEXT_ENCODER])
-
-
-def check(folder: Path, arch: Arch, networks: Networks, files: Mapping[str, TensorFiles]) -> None:
+def check(checkpoint: Checkpoint, networks: Networks) -> None:
     """Raise `SpecError` with everything that does not fit: networks among each other, tensors to their network."""
-    prefix = text_prefix(files)
-    findings = list(_misfits(arch, networks.text_encoder.recipe))
+    findings = list(_misfits(checkpoint.arch, checkpoint.recipe))
     for name, module in networks._asdict().items():
-        ours = (lambda tensor: in_language_model(tensor, prefix)) if name == TEXT_ENCODER else (lambda _: True)
-        findings += [f"{name}: {finding}" for finding in mismatches(module, files[name], ours)]
+        ours = partial(in_language_model, prefix=checkpoint.prefix) if name == TEXT_ENCODER else _any
+        findings += [f"{name}: {finding}" for finding in mismatches(module, checkpoint.files[name], ours)]
     if findings:
-        raise SpecError(f"{folder} does not hold what its configs describe. {'. '.join(findings)}")
+        raise SpecError(f"{checkpoint.where} does not hold what its configs describe. {'. '.join(findings)}")
+
+
+def _any(name: str) -> bool:
+    return True
 
 
 def _misfits(arch: Arch, recipe: Recipe) -> Iterator[str]:
     """Sizes in which one network must equal another and does not."""
     text, states = recipe.module.config.hidden_size, recipe.module.config.num_hidden_layers + 1
     mels = arch.audio_vae.mel_bins
-    features = arch.audio_vae.latent_channels * mels // MEL_COMPRESSION
+    features = arch.audio_vae.latent_channels * arch.audio_vae.latent_mels
     for what, one, other in (
         ("the text encoder's width and the connectors' caption_channels", text, arch.connectors.caption_channels),
         (

@@ -5,7 +5,6 @@ Time shrinks by 8, but for the first frame, which stands alone; height and width
 
 import math
 from dataclasses import dataclass
-from functools import reduce
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +50,7 @@ class VideoConv(nnx.Module):
     """A 3×3×3 convolution that keeps the video's size."""
 
     def __init__(self, scope: Scope, d_in: int, d_out: int, borders: Borders):
-        self.mirrored = borders.spatial == "reflect"
+        self.mirrored = {"zeros": False, "reflect": True}[borders.spatial]
         beside = (0, 0) if self.mirrored else (1, 1)
         around = (2, 0) if borders.causal else (1, 1)
         self.conv = Conv3D(scope / "conv", d_in, d_out, (3, 3, 3), (around, beside, beside))
@@ -62,20 +61,20 @@ class VideoConv(nnx.Module):
         return self.conv(x)
 
 
-def activate(x: jax.Array) -> jax.Array:
+def norm_silu(x: jax.Array) -> jax.Array:
     """SiLU of x over its root mean square across channels."""
     return jax.nn.silu(rms_norm(x, NORM_EPS))
 
 
 class ResNet(nnx.Module):
-    """x + conv(activate(conv(activate(x))))."""
+    """x + conv(norm_silu(conv(norm_silu(x))))."""
 
     def __init__(self, scope: Scope, channels: int, borders: Borders):
         self.conv1 = VideoConv(scope / "conv1", channels, channels, borders)
         self.conv2 = VideoConv(scope / "conv2", channels, channels, borders)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return x + self.conv2(activate(self.conv1(activate(x))))
+        return x + self.conv2(norm_silu(self.conv1(norm_silu(x))))
 
 
 def space_to_depth(x: jax.Array, stride: Stride) -> jax.Array:
@@ -138,10 +137,6 @@ def resnets(scope: Scope, count: int, channels: int, borders: Borders) -> list[n
     return [ResNet(scope / "resnets" / i, channels, borders) for i in range(count)]
 
 
-def _through(layers: nnx.List[nnx.Module], x: jax.Array) -> jax.Array:
-    return reduce(lambda x, layer: layer(x), layers, x)
-
-
 class VideoEncoder(nnx.Module):
     """Pixels in [-1, 1] to the mean of their latents' distribution, not normalised."""
 
@@ -164,8 +159,10 @@ class VideoEncoder(nnx.Module):
     def __call__(self, video: jax.Array) -> jax.Array:
         """[batch, 8k + 1, 32h, 32w, 3] to [batch, k + 1, h, w, channels]."""
         x = patchify(video.astype(self.conv_in.conv.kernel.dtype), self.patch_size)
-        x = _through(self.layers, self.conv_in(x))
-        return self.conv_out(activate(x))[..., :-1]
+        x = self.conv_in(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.conv_out(norm_silu(x))[..., :-1]
 
 
 class VideoDecoder(nnx.Module):
@@ -192,8 +189,9 @@ class VideoDecoder(nnx.Module):
     def __call__(self, latents: jax.Array) -> jax.Array:
         """[batch, k + 1, h, w, channels] to [batch, 8k + 1, 32h, 32w, 3]."""
         x = self.conv_in(latents.astype(self.conv_in.conv.kernel.dtype))
-        x = _through(self.layers, x)
-        return unpatchify(self.conv_out(activate(x)), self.patch_size)
+        for layer in self.layers:
+            x = layer(x)
+        return unpatchify(self.conv_out(norm_silu(x)), self.patch_size)
 
 
 class VideoVAE(nnx.Module):

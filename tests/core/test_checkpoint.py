@@ -30,7 +30,7 @@ def folder(demo: Path, tmp_path: Path) -> Path:
 
 
 def plan_of(folder: Path, **keys: object) -> Plan:
-    size = {"height": 32, "width": 64, "num_frames": 9, "num_inference_steps": 1, "max_sequence_length": 32}
+    size = {"height": 64, "width": 96, "num_frames": 9, "num_inference_steps": 1, "max_sequence_length": 32}
     return resolve(read_spec({"model": str(folder), "prompt": "rain", "negative_prompt": "", **size, **keys}))
 
 
@@ -103,6 +103,11 @@ def test_what_overflows_is_named_by_its_step(folder: Path) -> None:
     plan = plan_of(folder, dtype="float32")
     with pytest.raises(RunError, match="the video latents are not finite after step 1"):
         next(run(plan, load(plan)))
+
+
+def test_a_clip_that_the_decoder_cannot_mirror(folder: Path) -> None:
+    with pytest.raises(SpecError, match="96x32 is too small"):
+        plan_of(folder, height=32)
 
 
 @pytest.mark.parametrize(("blocks", "sentence"), [([4], "STG block 4 does not exist: the model has blocks 0 to 3")])

@@ -6,7 +6,7 @@ import torch
 from diffusers import AutoencoderKLLTX2Audio
 
 from ltx2_cli.models.arch import AudioVAEArch
-from ltx2_cli.models.audio_vae import AudioVAE, activate, pack, unpack
+from ltx2_cli.models.audio_vae import AudioVAE, norm_silu, pack, unpack
 from ltx2_cli.weights.declare import Scope, declared
 from parity import adopt, published, randomise, relative_error
 
@@ -84,14 +84,14 @@ def test_weak_activations_are_normed_as_in_the_reference(pair):
     reference, _, _ = pair
     x = normal(8, 16) * 10.0 ** -np.arange(8, dtype=np.float32)[:, None]
     wanted = torch.nn.functional.silu(reference.decoder.norm_out(torch.from_numpy(x)))
-    np.testing.assert_allclose(activate(x), wanted, rtol=1e-5)
+    np.testing.assert_allclose(norm_silu(x), wanted, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 def test_the_norm_of_silence_and_of_a_burst_is_finite(dtype):
-    assert not activate(jnp.zeros((1, 4), dtype)).any()
+    assert not norm_silu(jnp.zeros((1, 4), dtype)).any()
     silu_of_one = 1 / (1 + np.exp(-1))
-    np.testing.assert_allclose(activate(jnp.full((1, 4), 3e4, dtype)).astype(np.float32), silu_of_one, rtol=1e-2)
+    np.testing.assert_allclose(norm_silu(jnp.full((1, 4), 3e4, dtype)).astype(np.float32), silu_of_one, rtol=1e-2)
 
 
 def test_names_and_shapes_are_the_published_ones():

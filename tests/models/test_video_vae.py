@@ -6,7 +6,7 @@ import torch
 from diffusers import AutoencoderKLLTX2Video
 
 from ltx2_cli.models.arch import VideoVAEArch
-from ltx2_cli.models.video_vae import LatentStatistics, VideoVAE, activate
+from ltx2_cli.models.video_vae import LatentStatistics, VideoVAE, norm_silu
 from ltx2_cli.weights.declare import Scope, declared
 from parity import adopt, published, randomise, relative_error
 
@@ -126,14 +126,14 @@ def test_weak_activations_are_normed_as_in_the_reference(pair):
     reference, _, _ = pair
     x = normal(8, 16) * 10.0 ** -np.arange(8, dtype=np.float32)[:, None]
     wanted = torch.nn.functional.silu(reference.decoder.norm_out(torch.from_numpy(x)))
-    np.testing.assert_allclose(activate(x), wanted, rtol=1e-5)
+    np.testing.assert_allclose(norm_silu(x), wanted, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 def test_the_norm_of_a_dark_and_of_a_glaring_place_is_finite(dtype):
-    assert not activate(jnp.zeros((1, 4), dtype)).any()
+    assert not norm_silu(jnp.zeros((1, 4), dtype)).any()
     silu_of_one = 1 / (1 + np.exp(-1))
-    np.testing.assert_allclose(activate(jnp.full((1, 4), 3e4, dtype)).astype(np.float32), silu_of_one, rtol=1e-2)
+    np.testing.assert_allclose(norm_silu(jnp.full((1, 4), 3e4, dtype)).astype(np.float32), silu_of_one, rtol=1e-2)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
@@ -151,6 +151,20 @@ def test_statistics_are_float32_in_every_run(dtype):
     np.testing.assert_array_equal(denormalised, [[1.0, -42.0]])
 
 
-def test_names_and_shapes_are_the_published_ones():
-    arch = VideoVAEArch(decoder_causal=False)
-    assert declared(VideoVAE(Scope(jnp.bfloat16), arch)) == published("ltx2/vae.tsv")
+LTX2_3 = VideoVAEArch(
+    block_out_channels=(256, 512, 1024, 1024),
+    layers_per_block=(4, 6, 4, 2, 2),
+    decoder_block_out_channels=(256, 512, 512, 1024),
+    decoder_layers_per_block=(4, 6, 4, 2, 2),
+    upsample_type=("spatiotemporal", "spatiotemporal", "temporal", "spatial"),
+    upsample_residual=(False,) * 4,
+    upsample_factor=(2, 2, 1, 2),
+    decoder_causal=False,
+    decoder_spatial_padding_mode="zeros",
+)
+
+
+@pytest.mark.parametrize(("model", "arch"), [("ltx2", VideoVAEArch(decoder_causal=False)), ("ltx2.3", LTX2_3)])
+def test_names_and_shapes_are_the_published_ones(model, arch):
+    assert not list(arch.conflicts())
+    assert declared(VideoVAE(Scope(jnp.bfloat16), arch)) == published(f"{model}/vae.tsv")
