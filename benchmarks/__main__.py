@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from diffusers import AutoencoderKLLTX2Video, LTX2VideoTransformer3DModel
 
-from ltx2_cli.diffusion.geometry import clip_geometry
+from ltx2_cli.diffusion.geometry import Compression, clip_geometry
 from ltx2_cli.models.arch import TransformerArch, VideoVAEArch, read_arch
 from ltx2_cli.models.block import Switches
 from ltx2_cli.models.transformer import Transformer, rope_tables
@@ -93,7 +93,7 @@ def denoiser_step(folder: Path) -> Row:
     save(ours, folder / "transformer.safetensors")
     theirs = LTX2VideoTransformer3DModel(**TRANSFORMER).eval()
     theirs.load_state_dict(_torch_state(folder / "transformer.safetensors"))
-    geometry = clip_geometry(49, 448, 512, 24.0, arch.scales)
+    geometry = clip_geometry(49, 448, 512, 24.0, Compression(8, 32, 25.0), arch.scales)
     random = np.random.default_rng(0)
     draw = partial(random.standard_normal, dtype=np.float32)
     video, audio = draw((1, geometry.video_tokens, 128)), draw((1, geometry.audio_frames, 128))

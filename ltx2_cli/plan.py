@@ -12,7 +12,7 @@ from ltx2_cli.diffusion.latents import Shape, file_shapes
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.demo import EMBEDDED, demo_checkpoint
 from ltx2_cli.models.networks import Checkpoint, Networks, check, needed_files, open_folder
-from ltx2_cli.profiles import read_sharding
+from ltx2_cli.profiles import profile_names, read_sharding
 from ltx2_cli.sharding import ShardingPlan, lay_out
 from ltx2_cli.spec import AV, Guidance, RunSpec, ShiftTokens, SpecError, StgRule
 from ltx2_cli.weights.checkpoint import locate
@@ -20,7 +20,13 @@ from ltx2_cli.weights.declare import weights
 
 REFERENCE_TOKENS = 4096
 PUBLISHED_STG_DEPTH = 29 / 48  # the block that LTX-2 perturbs, as a fraction of its layers
-DEVICE_PROFILES = {"TPU7x": "ironwood", "TPU v7x": "ironwood", "TPU v6 lite": "trillium", "TPU v6e": "trillium"}
+DEVICE_PROFILES = {
+    "gpu": "gpu",
+    "TPU7x": "ironwood",
+    "TPU v7x": "ironwood",
+    "TPU v6 lite": "trillium",
+    "TPU v6e": "trillium",
+}
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,9 @@ def resolve(spec: RunSpec) -> Plan:
     del networks.vae.encoder, networks.audio_vae.encoder  # what a run does not use is not loaded
     spec = _settled(spec, arch)
     sharding = lay_out(spec.sharding, jax.devices(), [weight for module in networks for weight in weights(module)])
-    geometry = clip_geometry(spec.num_frames, spec.height, spec.width, spec.fps, arch.transformer.scales)
+    geometry = clip_geometry(
+        spec.num_frames, spec.height, spec.width, spec.fps, arch.compression, arch.transformer.scales
+    )
     stage = _stage(spec, geometry, arch)
     prompts = [spec.prompt] + [spec.negative_prompt] * (Pass.UNCOND in stage.passes)
     channels = AV(arch.transformer.in_channels, arch.transformer.audio_in_channels)
@@ -85,10 +93,7 @@ def resolve(spec: RunSpec) -> Plan:
 
 def _settled(spec: RunSpec, arch: Arch) -> RunSpec:
     """The request with what it left open filled in; raises `SpecError` for what the model cannot do."""
-    if min(spec.height, spec.width) < (smallest := arch.video_vae.smallest):
-        raise SpecError(
-            f"{spec.width}x{spec.height} is too small for this model's decoder", f"at least {smallest} pixels a side"
-        )
+    _check_size(spec, arch)
     layers = arch.transformer.num_layers
     published = (min(round(layers * PUBLISHED_STG_DEPTH), layers - 1),)
     blocks = published if spec.stg_blocks is None else spec.stg_blocks
@@ -102,12 +107,38 @@ def _settled(spec: RunSpec, arch: Arch) -> RunSpec:
     return replace(spec, seed=seed, stg_blocks=blocks, sharding=sharding)
 
 
+def _check_size(spec: RunSpec, arch: Arch) -> None:
+    """Raise `SpecError` for a clip that this checkpoint's autoencoders cannot divide or decode."""
+    frames, pixels = arch.compression.frames, arch.compression.pixels
+    if spec.height % pixels or spec.width % pixels or (spec.num_frames - 1) % frames:
+        raise SpecError(
+            f"{spec.width}x{spec.height}x{spec.num_frames} does not divide into this model's latents",
+            f"sides that are multiples of {pixels}, and {frames}k + 1 frames",
+        )
+    if min(spec.height, spec.width) < (smallest := arch.video_vae.smallest):
+        raise SpecError(
+            f"{spec.width}x{spec.height} is too small for this model's decoder", f"at least {smallest} pixels a side"
+        )
+    if round(spec.num_frames / spec.fps * arch.compression.audio_rate) < 1:
+        raise SpecError(
+            f"{spec.num_frames} frames at {spec.fps:g} a second are too short for sound",
+            "more --num-frames or less --fps",
+        )
+
+
 def _device_profile() -> str:
-    """The profile for the devices found here."""
-    device = jax.devices()[0]
-    if device.platform == "gpu":
-        return "gpu"
-    return next((profile for kind, profile in DEVICE_PROFILES.items() if device.device_kind.startswith(kind)), "single")
+    """The profile for the devices found here; raises `SpecError` where several of an unknown kind are."""
+    devices = jax.devices()
+    platform, kind = devices[0].platform, devices[0].device_kind
+    if platform == "cpu" or len(devices) == 1:
+        return "single"
+    for known, profile in DEVICE_PROFILES.items():
+        if kind.startswith(known) or platform == known:
+            return profile
+    known = ", ".join(f"--sharding {name}" for name in profile_names("sharding"))
+    raise SpecError(
+        f"no sharding profile is made for {len(devices)} devices of kind {kind}", f"name one: {known}, or a FILE"
+    )
 
 
 def _stage(spec: RunSpec, geometry: Geometry, arch: Arch) -> Stage:

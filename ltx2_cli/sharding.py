@@ -27,20 +27,12 @@ class ShardingPlan:
 
     def weight(self, axes: tuple[str | None, ...]) -> NamedSharding:
         """Where a weight of these logical axes lies."""
-        return _place(self.mesh, self.weights, axes)
-
-    def activation(self, axes: tuple[str | None, ...]) -> NamedSharding:
-        """Where an activation of these logical axes lies."""
-        return _place(self.mesh, self.activations, axes)
+        return NamedSharding(self.mesh, PartitionSpec(*_lookup(self.weights, axes)))
 
     @property
     def replicated(self) -> NamedSharding:
         """Whole on every device."""
         return NamedSharding(self.mesh, PartitionSpec())
-
-
-def _place(mesh: Mesh, rules: Rules, axes: tuple[str | None, ...]) -> NamedSharding:
-    return NamedSharding(mesh, PartitionSpec(*_lookup(rules, axes)))
 
 
 def _lookup(rules: Rules, axes: tuple[str | None, ...]) -> list[str | None]:
@@ -118,7 +110,14 @@ def activate(plan: ShardingPlan) -> Iterator[None]:
         _active.reset(token)
 
 
-def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
-    """`x` laid out by its logical axes under the active plan; `x` itself where none is active."""
+def constrain(x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
+    """`x` laid out by its logical axes under the active plan; `x` itself where none is active.
+
+    A dimension that does not divide by its mesh axis, such as the single row of an unguided pass, stays whole.
+    """
     plan = _active.get()
-    return x if plan is None else jax.lax.with_sharding_constraint(x, plan.activation(axes))
+    if plan is None:
+        return x
+    mesh_axes = zip(x.shape, _lookup(plan.activations, axes), strict=True)
+    fitting = (axis if axis and not length % plan.mesh.shape[axis] else None for length, axis in mesh_axes)
+    return jax.lax.with_sharding_constraint(x, NamedSharding(plan.mesh, PartitionSpec(*fitting)))

@@ -44,9 +44,9 @@ def _run_stage(
 ) -> AV[jax.Array]:
     steps, videos = len(stage.sigmas) - 1, len(plan.seeds)
     whole = partial(jax.device_put, device=plan.sharding.replicated)
+    text = _text_context(transformer, contexts, plan.sharding)
     fixed = whole(
         (
-            _text_context(transformer, contexts, plan.sharding),
             jnp.repeat(np.asarray(plan.contexts(stage.passes), np.int32), videos),
             rope_tables(stage.geometry, plan.arch.transformer),
             _switches(stage, plan.arch.transformer.num_layers, videos),
@@ -58,7 +58,7 @@ def _run_stage(
     with report.steps(steps) as progress:
         while done < steps:
             began, end = time.monotonic(), min(done + chunk, steps)
-            latents = _denoise(transformer, latents, *fixed, np.int32(done), np.int32(end), plan.sharding)
+            latents = _denoise(transformer, latents, text, *fixed, np.int32(done), np.int32(end), plan.sharding)
             _check_finite(latents, end, plan)
             seconds = (time.monotonic() - began) / (end - done)
             progress.advance(end - done)

@@ -6,8 +6,17 @@ import numpy as np
 
 
 @dataclass(frozen=True)
+class Compression:
+    """How the autoencoders divide a clip: frames and pixels of a video latent, audio latents of a second."""
+
+    frames: int
+    pixels: int
+    audio_rate: float
+
+
+@dataclass(frozen=True)
 class Scales:
-    """What one latent covers: pixels, frames, and steps of the mel spectrogram.
+    """What one latent covers for the denoiser: frames, pixels, and steps of the mel spectrogram.
 
     `causal_offset` is how many frames (mel steps) the first latent covers; the others cover `time` (`mel`).
     """
@@ -16,7 +25,8 @@ class Scales:
     height: int
     width: int
     mel: int
-    mel_seconds: float
+    mel_hop: int  # samples
+    sampling_rate: int
     causal_offset: int
 
 
@@ -39,35 +49,31 @@ class Geometry:
     def video_positions(self) -> np.ndarray:
         """Middles of the video tokens: seconds, pixels down, pixels right; float32 [tokens, 3]."""
         cells = np.indices((self.frames, self.height, self.width), dtype=np.float32).reshape(3, -1)
-        time = _middle(cells[0], self.scales.time, self.scales.causal_offset, np.float32(self.fps))
-        height, width = ((cell + 0.5) * scale for cell, scale in zip(cells[1:], _space(self.scales), strict=True))
+        time = self._seconds(cells[0], self.scales.time, 1, self.fps)
+        height, width = (cells[1] + 0.5) * self.scales.height, (cells[2] + 0.5) * self.scales.width
         return np.stack([time, height, width], axis=-1).astype(np.float32)
 
     def audio_positions(self) -> np.ndarray:
         """Middles of the audio tokens in seconds; float32 [tokens, 1]."""
         cells = np.arange(self.audio_frames, dtype=np.float32)
-        rate = np.float32(1 / self.scales.mel_seconds)
-        return _middle(cells, self.scales.mel, self.scales.causal_offset, rate)[:, None]
+        return self._seconds(cells, self.scales.mel, self.scales.mel_hop, self.scales.sampling_rate)[:, None]
+
+    def _seconds(self, cells: np.ndarray, scale: int, hop: int, rate: float) -> np.ndarray:
+        """Seconds at the middle of latents of `scale` steps, each of hop / rate seconds; float32 all the way."""
+        edges = (np.maximum(each * scale + self.scales.causal_offset - scale, 0) for each in (cells, cells + 1))
+        start, end = (edge * np.float32(hop) / np.float32(rate) for edge in edges)
+        return (start + end) / 2
 
 
-def clip_geometry(num_frames: int, height: int, width: int, fps: float, scales: Scales) -> Geometry:
+def clip_geometry(
+    num_frames: int, height: int, width: int, fps: float, compression: Compression, scales: Scales
+) -> Geometry:
     """The latents of `num_frames` (8k + 1) frames of `height` x `width` pixels, and of as much sound."""
-    latents_per_second = 1 / (scales.mel_seconds * scales.mel)
     return Geometry(
-        frames=(num_frames - 1) // scales.time + 1,
-        height=height // scales.height,
-        width=width // scales.width,
-        audio_frames=round(num_frames / fps * latents_per_second),
+        frames=(num_frames - 1) // compression.frames + 1,
+        height=height // compression.pixels,
+        width=width // compression.pixels,
+        audio_frames=round(num_frames / fps * compression.audio_rate),
         fps=fps,
         scales=scales,
     )
-
-
-def _space(scales: Scales) -> tuple[int, int]:
-    return scales.height, scales.width
-
-
-def _middle(cells: np.ndarray, scale: int, offset: int, per_second: np.float32) -> np.ndarray:
-    """Seconds at the middle of cells whose first covers `offset` units and the others `scale`."""
-    start, end = (np.maximum((cell * scale) + offset - scale, 0) / per_second for cell in (cells, cells + 1))
-    return ((start + end) / 2).astype(np.float32)

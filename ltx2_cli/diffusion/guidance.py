@@ -64,7 +64,7 @@ def guide(predictions: jax.Array, weights: Weights) -> jax.Array:
 
     The rescale compares standard deviations over one video's tokens and channels.
     """
-    guided = jnp.tensordot(weights.passes, predictions, axes=1)
+    guided = jnp.tensordot(weights.passes, predictions, axes=1, precision="highest")
     spread = jnp.std(predictions[0], axis=(1, 2), keepdims=True)
     ratio = spread / jnp.maximum(jnp.std(guided, axis=(1, 2), keepdims=True), SMALLEST_STD)
     return guided * (weights.rescale * ratio + 1 - weights.rescale)

@@ -52,7 +52,7 @@ def unpack(tokens: AV[jax.Array | np.ndarray], shapes: AV[Shape]) -> AV[jax.Arra
 def read_noise(path: str, shapes: AV[Shape]) -> AV[np.ndarray]:
     """The noise in a safetensors file of `video` and `audio`; raises `SpecError` unless they have these shapes."""
     try:
-        found = load_file(path)
+        found = load_file(Path(path).expanduser())
     except (OSError, SafetensorError) as error:
         raise SpecError(f"the noise file {path} cannot be read: {error}") from error
     problems = [

@@ -7,9 +7,11 @@ the default of the reference class, not necessarily the value of a release.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, TypeVar
+from itertools import repeat
+from types import NoneType, UnionType
+from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
-from ltx2_cli.diffusion.geometry import Scales
+from ltx2_cli.diffusion.geometry import Compression, Scales
 from ltx2_cli.diffusion.schedule import Schedule
 from ltx2_cli.spec import AV, SpecError
 
@@ -25,6 +27,7 @@ class NetworkArch:
     omitted: ClassVar[Config] = {}  # key of `only`: what leaving it out means, where that is not the value above
     unread: ClassVar[frozenset[str]] = frozenset()  # keys that change nothing here
     nullable: ClassVar[frozenset[str]] = frozenset()  # keys for which null is a value; elsewhere it means the default
+    signed: ClassVar[frozenset[str]] = frozenset()  # numbers that need not be above 0
 
     def conflicts(self) -> Iterator[str]:
         """Values that are legal one by one and not together."""
@@ -118,6 +121,11 @@ class TransformerArch(NetworkArch):
             yield "video and audio need the same number of attention heads: their cross attention shares them"
         if self.cross_attn_mod != self.audio_cross_attn_mod:
             yield "cross_attn_mod and audio_cross_attn_mod differ"
+        for stream in self.streams:
+            if stream.head_dim % 2:
+                yield f"{stream.prefix}attention_head_dim is odd, and heads are rotated in halves"
+            if stream.caption_channels and stream.text_width != stream.width:
+                yield f"{stream.prefix}cross_attention_dim is {stream.text_width}, text is projected to {stream.width}"
 
     @property
     def streams(self) -> AV[StreamArch]:
@@ -159,8 +167,8 @@ class TransformerArch(NetworkArch):
     def scales(self) -> Scales:
         """How latents lie in time and space."""
         time, height, width = self.vae_scale_factors
-        mel_seconds = self.audio_hop_length / self.audio_sampling_rate
-        return Scales(time, height, width, self.audio_scale_factor, mel_seconds, self.causal_offset)
+        mel = (self.audio_scale_factor, self.audio_hop_length, self.audio_sampling_rate)
+        return Scales(time, height, width, *mel, self.causal_offset)
 
 
 @dataclass(frozen=True)
@@ -214,6 +222,8 @@ class ConnectorsArch(NetworkArch):
         ):
             if heads * head_dim != features:
                 yield f"the {stream} connector is {heads * head_dim} wide, its features {features}"
+            if head_dim % 2:
+                yield f"{stream}_connector_attention_head_dim is odd, and heads are rotated in halves"
 
 
 @dataclass(frozen=True)
@@ -337,6 +347,12 @@ class VocoderArch(NetworkArch):
             yield f"final_act_fn is {self.final_act_fn!r}, only 'tanh', 'clamp' and None are"
         if self.antialias_kernel_size < 2 * self.antialias_ratio:
             yield "antialias_kernel_size is less than twice antialias_ratio"
+        if len(self.upsample_kernel_sizes) != len(self.upsample_factors):
+            yield "upsample_kernel_sizes and upsample_factors differ in length"
+        if len(self.resnet_kernel_sizes) != len(self.resnet_dilations):
+            yield "resnet_kernel_sizes and resnet_dilations differ in length"
+        if self.hidden_channels < 2 ** len(self.upsample_factors):
+            yield f"hidden_channels cannot be halved {len(self.upsample_factors)} times"
 
 
 @dataclass(frozen=True)
@@ -432,6 +448,13 @@ class SchedulerArch(Schedule, NetworkArch):
         "use_beta_sigmas": False,
         "stochastic_sampling": False,
     }
+    signed: ClassVar[frozenset[str]] = frozenset({"base_shift", "max_shift", "shift_terminal"})
+
+    def conflicts(self) -> Iterator[str]:
+        if not 0 <= (self.shift_terminal or 0) < 1:
+            yield f"shift_terminal is {self.shift_terminal}, only from 0 to below 1 is"
+        if self.base_image_seq_len == self.max_image_seq_len:
+            yield "base_image_seq_len and max_image_seq_len are equal"
 
 
 @dataclass(frozen=True)
@@ -445,20 +468,76 @@ class Arch:
     vocoder: VocoderArch
     scheduler: SchedulerArch
 
+    @property
+    def compression(self) -> Compression:
+        """How the autoencoders divide a clip."""
+        audio, factor = self.audio_vae, 2 ** (len(self.audio_vae.ch_mult) - 1)
+        rate = audio.sample_rate / audio.mel_hop_length / factor
+        return Compression(self.video_vae.temporal_compression_ratio, self.video_vae.spatial_compression_ratio, rate)
+
 
 def read_arch(kind: type[A], config: Config, where: str) -> A:
     """The network that `config` describes; `where` names the file in errors.
 
-    Raises `SpecError` with every value that is not implemented. Keys that begin with `_` are bookkeeping; a key
-    nobody here knows is harmless only while it is switched off (false, null or empty).
+    Raises `SpecError` with every value that is of another type or not implemented. Keys that begin with `_` are
+    bookkeeping; a key nobody here knows is harmless only while it is switched off (false, null or empty).
     """
-    read = {field.name: _tuples(config[field.name]) for field in fields(kind) if field.name in config}
-    read = {name: value for name, value in read.items() if value is not None or name in kind.nullable}
-    arch = kind(**read)
-    problems = [*_not_implemented(kind, config), *arch.conflicts()]
+    stated = {key: value for key, value in config.items() if value is not None or key in kind.nullable}
+    mistyped = list(_mistyped(kind, stated))
+    problems = [*mistyped, *_not_implemented(kind, stated)]
+    if not mistyped:
+        arch = kind(**{field.name: _tuples(stated[field.name]) for field in fields(kind) if field.name in stated})
+        problems += arch.conflicts()
     if problems:
-        raise SpecError(f"{where}: this model is not implemented: {'; '.join(problems)}")
+        raise SpecError(
+            f"{where}: this model is not implemented: {'; '.join(problems)}",
+            "name another checkpoint: --model FOLDER or --model REPOSITORY",
+        )
     return arch
+
+
+# what JSON's values are called
+KINDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a string",
+    dict: "an object",
+    NoneType: "null",
+    Any: "anything",
+}
+
+
+def _mistyped(kind: type[NetworkArch], config: Config) -> Iterator[str]:
+    hints = get_type_hints(kind)
+    for key in (field.name for field in fields(kind) if field.name in config):
+        least = -math.inf if key in kind.signed else 0
+        if not _fits(_tuples(config[key]), hints[key], least):
+            yield f"{key} is {config[key]!r}, only {_named(hints[key], least)} is"
+
+
+def _fits(value: Any, hint: Any, least: float) -> bool:
+    """Whether a value is of a field's type, its numbers finite and above `least`, its lists not empty."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is UnionType:
+        return any(_fits(value, part, least) for part in parts)
+    if origin is tuple:
+        if not isinstance(value, tuple) or not value:
+            return False
+        wanted = parts[:1] * len(value) if parts[-1] is Ellipsis else parts
+        return len(wanted) == len(value) and all(map(_fits, value, wanted, repeat(least)))
+    if hint in (int, float):
+        return type(value) in (int, hint) and least < value < math.inf
+    return hint is Any or isinstance(value, origin or hint)
+
+
+def _named(hint: Any, least: float) -> str:
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is UnionType:
+        return " or ".join(_named(part, least) for part in parts)
+    if origin is tuple:
+        return f"[{', '.join('…' if part is Ellipsis else _named(part, least) for part in parts)}]"
+    return KINDS[origin or hint] + " above 0" * (hint in (int, float) and least == 0)
 
 
 def _not_implemented(kind: type[NetworkArch], config: Config) -> Iterator[str]:

@@ -49,9 +49,9 @@ class Stream(nnx.Module):
 
     def __init__(self, scope: Scope, arch: StreamArch, eps: float):
         width, heads, head_dim = arch.width, arch.heads, arch.head_dim
-        self.self_attention = Attention(scope / f"{arch.prefix}attn1", width, width, heads, head_dim, arch.gated, eps)
+        self.self_attention = Attention(scope / f"{arch.prefix}attn1", width, width, heads, head_dim, arch.gated)
         self.text_attention = Attention(
-            scope / f"{arch.prefix}attn2", width, arch.text_width, heads, head_dim, arch.gated, eps
+            scope / f"{arch.prefix}attn2", width, arch.text_width, heads, head_dim, arch.gated
         )
         self.feed_forward = FeedForward(scope / f"{arch.prefix}ff", width, bias=arch.feed_forward_bias)
         rows = 9 if arch.text_modulated else 6
@@ -114,13 +114,9 @@ class Block(nnx.Module):
         video, audio = arch.streams
         self.video = Stream(scope, video, arch.norm_eps)
         self.audio = Stream(scope, audio, arch.norm_eps)
-        heads, head_dim, eps = audio.heads, audio.head_dim, arch.norm_eps
-        self.to_video = Attention(
-            scope / "audio_to_video_attn", video.width, audio.width, heads, head_dim, video.gated, eps
-        )
-        self.to_audio = Attention(
-            scope / "video_to_audio_attn", audio.width, video.width, heads, head_dim, audio.gated, eps
-        )
+        heads, head_dim = audio.heads, audio.head_dim
+        self.to_video = Attention(scope / "audio_to_video_attn", video.width, audio.width, heads, head_dim, video.gated)
+        self.to_audio = Attention(scope / "video_to_audio_attn", audio.width, video.width, heads, head_dim, audio.gated)
 
     def text_keys_values(self, text: AV[jax.Array], modulation: AV[jax.Array | None]) -> AV[KeysValues]:
         """What this layer attends to in each stream's text context [contexts, tokens, dim]."""
@@ -146,8 +142,8 @@ class Block(nnx.Module):
         )
         video, audio = self._exchange(AV(video, audio), modulation, ropes, switches.exchanging)
         return AV(
-            constrain(self.video.feed(video, modulation.video), "rows", "tokens", None),
-            constrain(self.audio.feed(audio, modulation.audio), "rows", None, None),
+            constrain(self.video.feed(video, modulation.video), ("rows", "tokens", None)),
+            constrain(self.audio.feed(audio, modulation.audio), ("rows", None, None)),
         )
 
     def _exchange(

@@ -100,7 +100,7 @@ class ConnectorBlock(nnx.Module):
 
     def __init__(self, scope: Scope, heads: int, head_dim: int, gated: bool):
         width = heads * head_dim
-        self.attention = Attention(scope / "attn1", width, width, heads, head_dim, gated, NORM_EPS)
+        self.attention = Attention(scope / "attn1", width, width, heads, head_dim, gated)
         self.feed_forward = FeedForward(scope / "ff", width)
 
     def __call__(self, x: jax.Array, rope: Rope) -> jax.Array:

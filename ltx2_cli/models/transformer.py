@@ -19,6 +19,7 @@ from ltx2_cli.spec import AV
 from ltx2_cli.weights.declare import Scope
 
 OUTPUT_EPS = 1e-6
+TRAIN_TIMESTEPS = 1000  # the noise levels between 0 and 1 that a model learns by number
 
 
 class TextContext(NamedTuple):
@@ -95,7 +96,7 @@ class Transformer(nnx.Module):
         if self.video.text_time is not None or self.audio.text_time is not None:
             return TextContext(tokens, None)
         made = jax.lax.map(lambda block: block.text_keys_values(tokens, AV(None, None)), self.blocks)
-        return TextContext(tokens, made)
+        return TextContext(tokens, jax.tree.map(lambda x: constrain(x, (None, None, None, "heads", None)), made))
 
     def __call__(
         self,
@@ -111,14 +112,16 @@ class Transformer(nnx.Module):
         `latents` are tokens [rows, tokens, channels]; `sigma` the noise level, a scalar in (0, 1]; `contexts` int
         [rows] says which of the text contexts a row reads; `switches.attending` has a leading layers axis.
         """
-        timestep = sigma * self.arch.timestep_scale_multiplier
-        gate_timestep = sigma * self.arch.cross_attn_timestep_scale_multiplier
+        timestep = sigma * TRAIN_TIMESTEPS
+        gate_timestep = timestep * (
+            self.arch.cross_attn_timestep_scale_multiplier / self.arch.timestep_scale_multiplier
+        )
         video_rows, video_embedded = self.video.modulation(timestep, gate_timestep)
         audio_rows, audio_embedded = self.audio.modulation(timestep, gate_timestep)
         modulation = AV(video_rows, audio_rows)
         x = AV(
-            constrain(self.video.proj_in(latents.video), "rows", "tokens", None),
-            constrain(self.audio.proj_in(latents.audio), "rows", None, None),
+            constrain(self.video.proj_in(latents.video), ("rows", "tokens", None)),
+            constrain(self.audio.proj_in(latents.audio), ("rows", None, None)),
         )
 
         def layer(

@@ -1,5 +1,6 @@
 """Multi-head attention as every LTX-2 transformer uses it (arXiv:2601.03233)."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -9,9 +10,13 @@ from flax import nnx
 
 from ltx2_cli.nn.basic import Linear, rms_norm
 from ltx2_cli.nn.rope import Rope, rotate
+from ltx2_cli.sharding import constrain
 from ltx2_cli.weights.declare import Scope
 
-QUERY_BLOCK = 1024  # queries scored at a time: bounds the memory of the scores without touching the result
+SCORE_BYTES = 2**30  # float32 scores held at a time, over all rows and heads: bounds memory, not the result
+LEAST_QUERIES = 128
+NORM_EPS = 1e-6  # of queries and keys, whatever a model's other norms add
+BY_HEAD = ("rows", None, "heads", None)
 
 
 class KeysValues(NamedTuple):
@@ -24,14 +29,15 @@ class KeysValues(NamedTuple):
 def attend(queries: jax.Array, context: KeysValues) -> jax.Array:
     """softmax(q·kᵀ/√d)·v with float32 scores; all arrays [rows, tokens, heads, head_dim]."""
     rows, tokens, heads, dim = queries.shape
-    blocks = -(-tokens // QUERY_BLOCK)
-    if blocks == 1:
+    affordable = SCORE_BYTES // (4 * rows * heads * context.keys.shape[1])
+    block = max(LEAST_QUERIES, affordable // LEAST_QUERIES * LEAST_QUERIES)
+    if tokens <= block:
         return _attend_block(queries, context)
-    padding = blocks * QUERY_BLOCK - tokens
-    padded = jnp.pad(queries, ((0, 0), (0, padding), (0, 0), (0, 0)))
-    split = padded.reshape(rows, blocks, QUERY_BLOCK, heads, dim).swapaxes(0, 1)
-    done = jax.lax.map(lambda block: _attend_block(block, context), split)
-    return done.swapaxes(0, 1).reshape(rows, blocks * QUERY_BLOCK, heads, dim)[:, :tokens]
+    blocks = -(-tokens // block)
+    padded = jnp.pad(queries, ((0, 0), (0, blocks * block - tokens), (0, 0), (0, 0)))
+    split = padded.reshape(rows, blocks, block, heads, dim).swapaxes(0, 1)
+    done = jax.lax.map(lambda part: _attend_block(part, context), split)
+    return done.swapaxes(0, 1).reshape(rows, blocks * block, heads, dim)[:, :tokens]
 
 
 def _attend_block(queries: jax.Array, context: KeysValues) -> jax.Array:
@@ -46,7 +52,7 @@ def _attend_block(queries: jax.Array, context: KeysValues) -> jax.Array:
 class Attention(nnx.Module):
     """Attention with biases, RMS-normalised queries and keys over all heads jointly, and optional per-head gates."""
 
-    def __init__(self, scope: Scope, dim: int, context_dim: int, heads: int, head_dim: int, gated: bool, eps: float):
+    def __init__(self, scope: Scope, dim: int, context_dim: int, heads: int, head_dim: int, gated: bool):
         inner = heads * head_dim
         self.to_q = Linear(scope / "to_q", dim, inner, ("embed", "heads"))
         self.to_k = Linear(scope / "to_k", context_dim, inner, ("embed", "heads"))
@@ -55,11 +61,11 @@ class Attention(nnx.Module):
         self.norm_q = (scope / "norm_q").weight("weight", (inner,), ("heads",))
         self.norm_k = (scope / "norm_k").weight("weight", (inner,), ("heads",))
         self.gate = Linear(scope / "to_gate_logits", dim, heads, ("embed", None)) if gated else None
-        self.heads, self.eps = heads, eps
+        self.heads = heads
 
     def keys_values(self, context: jax.Array, rope: Rope | None = None) -> KeysValues:
         """Keys and values of `context` [rows, tokens, context_dim]."""
-        keys = self._split(rms_norm(self.to_k(context), self.eps, self.norm_k[...]))
+        keys = self._split(rms_norm(self.to_k(context), NORM_EPS, self.norm_k[...]))
         return KeysValues(keys if rope is None else rotate(keys, rope), self._split(self.to_v(context)))
 
     def __call__(
@@ -74,8 +80,10 @@ class Attention(nnx.Module):
         `attending` (bool [rows]) is for self-attention: where false, a token's own value stands in for what it
         would have gathered — the perturbation of spatio-temporal guidance.
         """
-        queries = self._split(rms_norm(self.to_q(x), self.eps, self.norm_q[...]))
-        heads = attend(queries if rope is None else rotate(queries, rope), context)
+        queries = self._split(rms_norm(self.to_q(x), NORM_EPS, self.norm_q[...]))
+        by_head = partial(constrain, axes=BY_HEAD)
+        context = KeysValues(*map(by_head, context))
+        heads = attend(by_head(queries if rope is None else rotate(queries, rope)), context)
         if attending is not None:
             heads = jnp.where(attending[:, None, None, None], heads, context.values)
         if self.gate is not None:
