@@ -33,18 +33,27 @@ def convolve(
 
 
 class Conv(nnx.Module):
-    """A convolution with bias along as many axes as `window` has; the padding is zeros."""
+    """A convolution along as many axes as `window` has; the padding is zeros."""
 
     def __init__(
-        self, scope: Scope, d_in: int, d_out: int, window: Shape, padding: Padding, stride: int = 1, dilation: int = 1
+        self,
+        scope: Scope,
+        d_in: int,
+        d_out: int,
+        window: Shape,
+        padding: Padding,
+        stride: int = 1,
+        dilation: int = 1,
+        bias: bool = True,
     ):
         axes = (*(None,) * len(window), "conv_in", "conv_out")
         self.kernel = scope.weight("weight", (*window, d_in, d_out), axes, CONV)
-        self.bias = scope.weight("bias", (d_out,), ("conv_out",))
+        self.bias = scope.weight("bias", (d_out,), ("conv_out",)) if bias else None
         self.padding, self.stride, self.dilation = padding, stride, dilation
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return convolve(x, self.kernel[...], self.padding, self.stride, self.dilation) + self.bias[...]
+        y = convolve(x, self.kernel[...], self.padding, self.stride, self.dilation)
+        return y if self.bias is None else y + self.bias[...]
 
 
 class Conv3D(nnx.Module):

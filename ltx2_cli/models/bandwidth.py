@@ -1,0 +1,98 @@
+"""The vocoder of two generators: one speaks at a low sampling rate, one adds what a higher rate has room for."""
+
+import math
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from ltx2_cli.models.arch import BandwidthVocoderArch, Config, VocoderArch, read_arch
+from ltx2_cli.models.vocoder import Vocoder, upsample, within_limits
+from ltx2_cli.nn.conv import convolve
+from ltx2_cli.spec import SpecError
+from ltx2_cli.weights.declare import CONV, LINEAR, Scope
+
+LEAST_MEL = 1e-5  # what silence counts as, before the logarithm
+ZERO_CROSSINGS = 6  # of the resampler's sinc, on each side
+ROLLOFF = 0.99  # of the resampler's band
+
+
+def hann_sinc(ratio: int) -> np.ndarray:
+    """Taps of the low-pass filter that upsamples by `ratio`: a sinc under a Hann window, float64, odd in number."""
+    width = math.ceil(ZERO_CROSSINGS / ROLLOFF)
+    time = (np.arange(2 * width * ratio + 1) / ratio - width) * ROLLOFF
+    window = np.cos(np.clip(time / ZERO_CROSSINGS, -1, 1) * np.pi / 2) ** 2
+    return np.sinc(time) * window * ROLLOFF / ratio
+
+
+class LogMel(nnx.Module):
+    """The log-mel spectrogram of a waveform: causal, each instant hears its own hop and what was before it."""
+
+    def __init__(self, scope: Scope, arch: BandwidthVocoderArch):
+        bins, stft = arch.filter_length // 2 + 1, scope / "stft_fn"
+        self.forward_basis = stft.weight("forward_basis", (arch.filter_length, 1, 2 * bins), (None, None, None), CONV)
+        # published beside it for the way back, which nothing takes
+        self.inverse_basis = stft.weight("inverse_basis", (2 * bins, 1, arch.filter_length), (None, None, None))
+        self.mel_basis = scope.weight("mel_basis", (bins, arch.num_mel_channels), (None, None), LINEAR)
+        self.hop, self.past = arch.hop_length, max(0, arch.window_length - arch.hop_length)
+
+    def __call__(self, wave: jax.Array) -> jax.Array:
+        """[batch, samples, channels], whole hops, to [batch, hops, mel bins, channels]."""
+        batch, samples, channels = wave.shape
+        mono = wave.swapaxes(1, 2).reshape(batch * channels, samples, 1)
+        spectrum = convolve(mono, self.forward_basis[...], ((self.past, 0),), stride=self.hop)
+        real, imaginary = jnp.split(spectrum, 2, axis=-1)
+        mel = jnp.sqrt(jnp.square(real) + jnp.square(imaginary)) @ self.mel_basis[...]
+        mel = jnp.log(jnp.maximum(mel, LEAST_MEL))
+        return jnp.moveaxis(mel.reshape(batch, channels, *mel.shape[1:]), 1, -1)
+
+
+class BandwidthVocoder(nnx.Module):
+    """Spectrograms to sound with high notes: a waveform, resampled, and what the second generator hears missing.
+
+    With `clamp` the first waveform is cut off at -1 and 1 before anything is made of it. Float32 as in `Vocoder`.
+    """
+
+    def __init__(self, scope: Scope, arch: BandwidthVocoderArch, clamp: bool):
+        scope = replace(scope, dtype=jnp.float32)
+        self.vocoder = Vocoder(scope / "vocoder", arch)
+        self.log_mel = LogMel(scope / "mel_stft", arch)
+        self.extension = Vocoder(scope / "bwe_generator", arch.extension)
+        self.hop, self.ratio, self.clamp = arch.hop_length, arch.ratio, clamp
+
+    def __call__(self, mel: jax.Array) -> jax.Array:
+        """[batch, time, mel bins, channels] to [batch, time · factors · ratio, channels], in [-1, 1]."""
+        wave = self.vocoder(mel)
+        if self.clamp:
+            wave = within_limits(wave)
+        samples = wave.shape[1]
+        wave = jnp.pad(wave, ((0, 0), (0, -samples % self.hop), (0, 0)))
+        with jax.default_matmul_precision("highest"):
+            missing = self.extension(self.log_mel(wave))
+        taps = hann_sinc(self.ratio)
+        resampled = upsample(wave, taps.astype(np.float32), self.ratio, len(taps) // 2)
+        return within_limits(missing + resampled)[:, : samples * self.ratio]
+
+
+CLASSES: dict[str, type[VocoderArch]] = {"LTX2Vocoder": VocoderArch, "LTX2VocoderWithBWE": BandwidthVocoderArch}
+
+
+def vocoder_arch(config: Config, where: str) -> VocoderArch:
+    """What a vocoder's config describes: the class it names, else the one that has its keys.
+
+    `where` names the file in errors. Raises `SpecError` for what is not implemented.
+    """
+    extended = "LTX2VocoderWithBWE" if "bwe_in_channels" in config else "LTX2Vocoder"
+    name = config.get("_class_name", extended)
+    if name not in CLASSES:
+        raise SpecError(f"{where}: a vocoder of class {name!r} is not implemented, only {', '.join(CLASSES)} are")
+    return read_arch(CLASSES[name], config, where)
+
+
+def build_vocoder(scope: Scope, arch: VocoderArch, clamp: bool = True) -> Vocoder | BandwidthVocoder:
+    """The network that `arch` describes, abstract; `clamp` as in `BandwidthVocoder`, elsewhere it means nothing."""
+    if isinstance(arch, BandwidthVocoderArch):
+        return BandwidthVocoder(scope, arch, clamp)
+    return Vocoder(scope, arch)
