@@ -150,7 +150,11 @@ def video_decode(folder: Path) -> Row:
 
 def loading(folder: Path) -> Row:
     """Weights from a warm file to the device, float32, against `cat` of the same file."""
-    arch = read_arch(TransformerArch, {**TRANSFORMER, "attention_head_dim": 128, "num_layers": 8}, "config")
+    arch = read_arch(
+        TransformerArch,
+        {**TRANSFORMER, "attention_head_dim": 128, "cross_attention_dim": 1024, "num_layers": 8},
+        "config",
+    )
     module = Transformer(Scope(jnp.float32), arch)
     place = folder / "model"
     save(random_weights(module, seed=0), place / "model.safetensors")

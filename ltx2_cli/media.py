@@ -18,7 +18,7 @@ import imageio_ffmpeg
 import numpy as np
 from numpy.typing import NDArray
 
-from ltx2_cli.spec import RunError, RunSpec, SpecError
+from ltx2_cli.spec import MAKE_ROOM, RunError, RunSpec, SpecError
 
 Frames = NDArray[np.uint8]
 
@@ -41,13 +41,15 @@ class Media:
 
 
 def write_mp4(media: Media, path: Path) -> None:
-    """Write H.264 and AAC to `path`, replacing what is there. Raises `RunError` with what ffmpeg says."""
-    with replacing(path) as temporary, tempfile.TemporaryDirectory() as folder:
+    """Write H.264 and AAC to `path`, replacing what is there. Raises `RunError` with what the system or ffmpeg says."""
+    with replacing(path) as temporary, tempfile.TemporaryDirectory(prefix=".partial-", dir=path.parent) as folder:
         sound = Path(folder) / "sound.f32"
         sound.write_bytes(media.waveform.clip(-1, 1).astype("<f4").tobytes())
         chunks = iter([media.frames] if isinstance(media.frames, np.ndarray) else media.frames)
         first = next(chunks)
-        _ffmpeg(_command(media, first.shape, sound, temporary), chain([first], chunks))
+        failure = _ffmpeg(_command(media, first.shape, sound, temporary), chain([first], chunks))
+        if failure:
+            raise RunError(f"ffmpeg cannot write {path}: {failure}", MAKE_ROOM)
 
 
 def write_record(path: Path, text: str) -> None:
@@ -58,14 +60,20 @@ def write_record(path: Path, text: str) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` that becomes `path` when the body succeeds and vanishes when it does not."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """A temporary path beside `path` that becomes `path` when the body succeeds and vanishes when it does not.
+
+    Raises `RunError` with `path` for what the system refuses in the body, be it room or permission.
+    """
     temporary = path.with_name(f".partial-{uuid4().hex}{path.suffix}")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         os.replace(temporary, path)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}", MAKE_ROOM) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def single_specs(spec: RunSpec) -> list[RunSpec]:
@@ -105,13 +113,26 @@ def record_path(video: Path) -> Path:
 
 
 def check_outputs(spec: RunSpec, force: bool) -> None:
-    """Raise `SpecError` if a file of this run cannot be written where it should go, or exists and not `force`."""
-    files = [file for video in output_paths(spec) for file in (video, record_path(video))] + latents_paths(spec)
-    for file in files:
-        _check_free(file, force)
-    home = Path(expanduser(spec.base_output_directory)) if spec.output is None else Path(expanduser(spec.output)).parent
-    for folder in {home, *(file.parent for file in files)}:
-        _check_writable(folder)
+    """Raise `SpecError` if a file of this run cannot be written where it should go, would overwrite another one of
+    this run, or exists and not `force`. Nothing is written, no folder made."""
+    files = list(_named_files(replace(spec, seed=spec.seed or 0)))  # names that wait for a seed lie beside these
+    for option, file in files:
+        _check_place(file, option)
+    read = [Path(expanduser(spec.noise))] if spec.noise else []
+    _check_distinct([*read, *(file for _, file in files)])
+    for option, file in _named_files(spec):
+        if file.is_dir():
+            raise SpecError(f"{file} is a folder", f"name a file: {option} FILE")
+        if file.exists() and not force:
+            raise SpecError(f"{file} exists", f"--force overwrites it, or name another: {option} FILE")
+
+
+def _named_files(spec: RunSpec) -> Iterator[tuple[str, Path]]:
+    """What this run writes, each with the option that names it; without what needs a seed that is not known yet."""
+    for video in output_paths(spec):
+        yield from (("-o", video), ("-o", record_path(video)))
+    for latents in latents_paths(spec):
+        yield "--save-latents", latents
 
 
 def _automatic(spec: RunSpec) -> str | None:
@@ -119,42 +140,47 @@ def _automatic(spec: RunSpec) -> str | None:
     if spec.seed is None:
         return None
     parts = (spec.model_name, str(spec.seed), f"{spec.width}x{spec.height}x{spec.num_frames}")
-    return f"{spec.base_output_directory}/{'-'.join(filter(None, parts))}.mp4"
+    return str(Path(spec.base_output_directory or "") / f"{'-'.join(filter(None, parts))}.mp4")
 
 
 def _numbered(name: str | None, seed: int) -> str | None:
     return name and str(Path(name).with_stem(f"{Path(name).stem}-s{seed}"))
 
 
-def _check_free(file: Path, force: bool) -> None:
+def _check_place(file: Path, option: str) -> None:
+    """Refuse a file whose folder, or the nearest one above it that exists, takes none of this name."""
+    place = next(folder for folder in file.absolute().parents if os.path.lexists(folder))
     try:
-        exists, is_folder = file.exists(), file.is_dir()
+        tempfile.TemporaryFile(dir=place).close()
+        for name in file.absolute().relative_to(place).parts:
+            with suppress(FileNotFoundError):
+                (place / name).lstat()  # refused if the name is too long
     except OSError as error:
-        raise SpecError(f"cannot write {file}: {error.strerror}", "name another file: -o FILE") from None
-    if is_folder:
-        raise SpecError(f"{file} is a folder", "name a file: -o FILE")
-    if exists and not force:
-        raise SpecError(f"{file} exists", "--force overwrites it, or name another: -o FILE")
+        raise SpecError(f"cannot write {file}: {error.strerror}", f"name another place: {option} FILE") from None
 
 
-def _check_writable(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise SpecError(f"cannot write into {folder}: {error.strerror}", "name another place: -o FILE") from None
+def _check_distinct(files: list[Path]) -> None:
+    """Refuse a file that is named twice, whichever way."""
+    taken = set()
+    for file in files:
+        if (place := os.path.realpath(file)) in taken:
+            raise SpecError(
+                f"{file} is named for two things", "video, record (.yaml), latents and noise are four files"
+            )
+        taken.add(place)
 
 
 def _command(media: Media, shape: tuple[int, ...], sound: Path, output: Path) -> list[str]:
     """The call of ffmpeg that reads raw frames of `shape` from its standard input."""
     rate = Fraction(media.fps).limit_denominator(100_000)  # 23.976 stays what it is, 24000 / 1001 too
     frames = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{shape[2]}x{shape[1]}", "-framerate", str(rate), "-i", "-"]
-    samples = ["-f", "f32le", "-ar", str(media.sample_rate), "-ac", str(media.waveform.shape[1]), "-i", str(sound)]
+    samples = ["-f", "f32le", "-ar", str(media.sample_rate), "-ac", str(media.waveform.shape[1]), "-i", f"file:{sound}"]
     quiet = ["-hide_banner", "-loglevel", "error", "-y"]
-    return [imageio_ffmpeg.get_ffmpeg_exe(), *quiet, *frames, *samples, *PICTURE, *SOUND, *FILE, str(output)]
+    return [imageio_ffmpeg.get_ffmpeg_exe(), *quiet, *frames, *samples, *PICTURE, *SOUND, *FILE, f"file:{output}"]
 
 
-def _ffmpeg(command: list[str], chunks: Iterable[Frames]) -> None:
+def _ffmpeg(command: list[str], chunks: Iterable[Frames]) -> str:
+    """Run it; the reason if it fails."""
     with tempfile.TemporaryFile() as log, subprocess.Popen(command, stdin=subprocess.PIPE, stderr=log) as process:
         try:
             assert process.stdin
@@ -162,10 +188,8 @@ def _ffmpeg(command: list[str], chunks: Iterable[Frames]) -> None:
             process.wait()
         finally:
             process.kill()  # nothing to a process that has ended by itself
-        if process.returncode:
-            log.seek(0)
-            reason = _reason(log.read(), process.returncode)
-            raise RunError(f"ffmpeg could not write the video: {reason}", "-o FILE writes to another place")
+        log.seek(0)
+        return _reason(log.read(), process.returncode) if process.returncode else ""
 
 
 def _feed(pipe: IO[bytes], chunks: Iterable[Frames]) -> None:

@@ -11,7 +11,8 @@ from ltx2_cli.diffusion.guidance import Pass, needed_passes
 from ltx2_cli.diffusion.latents import Shape, file_shapes
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.demo import EMBEDDED, demo_checkpoint
-from ltx2_cli.models.networks import Checkpoint, Networks, check, needed_files, open_folder
+from ltx2_cli.models.networks import TEXT_ENCODER_FILES, Checkpoint, Networks, check, needed_files, open_folder
+from ltx2_cli.models.single_file import open_single_file
 from ltx2_cli.profiles import profile_names, read_sharding
 from ltx2_cli.sharding import ShardingPlan, lay_out
 from ltx2_cli.spec import AV, Guidance, RunSpec, ShiftTokens, SpecError, StgRule
@@ -74,9 +75,8 @@ def resolve(spec: RunSpec) -> Plan:
 
     Raises `SpecError` for a request or a checkpoint that cannot be met, with every finding of its kind.
     """
-    folder = demo_checkpoint() if spec.checkpoint == EMBEDDED else locate(spec.checkpoint, needed_files())
-    checkpoint = open_folder(folder)
-    arch, networks = checkpoint.arch, checkpoint.networks(spec.dtype, spec.text_encoder_dtype, spec.scan_layers)
+    checkpoint = _open(spec)
+    arch, networks = checkpoint.arch, checkpoint.networks(spec)
     check(checkpoint, networks)
     del networks.vae.encoder, networks.audio_vae.encoder  # what a run does not use is not loaded
     spec = _settled(spec, arch)
@@ -89,6 +89,17 @@ def resolve(spec: RunSpec) -> Plan:
     channels = AV(arch.transformer.in_channels, arch.transformer.audio_in_channels)
     shapes = file_shapes(geometry, channels, arch.audio_vae.latent_mels)
     return Plan(spec, checkpoint, networks, sharding, tuple(dict.fromkeys(prompts)), (stage,), shapes)
+
+
+def _open(spec: RunSpec) -> Checkpoint:
+    place = demo_checkpoint() if spec.checkpoint == EMBEDDED else locate(spec.checkpoint, needed_files())
+    if place.is_dir() and spec.text_encoder is None:
+        return open_folder(place)
+    if place.is_dir():
+        raise SpecError(f"{spec.checkpoint} has a text encoder of its own", "--text-encoder is for single files")
+    if spec.text_encoder is None:
+        raise SpecError(f"{spec.checkpoint} has no text encoder", "--text-encoder FOLDER or REPO names Gemma-3")
+    return open_single_file(place, locate(spec.text_encoder, TEXT_ENCODER_FILES))
 
 
 def _settled(spec: RunSpec, arch: Arch) -> RunSpec:

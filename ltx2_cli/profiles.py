@@ -9,13 +9,15 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from ltx2_cli.layers import Layer, Values, extend, literal, merge, read_file, read_flags, read_setting, unknown
+from ltx2_cli.profile_layers import Layer, Values, extend, literal, merge, read_file, read_flags, read_setting, unknown
 from ltx2_cli.spec import RunSpec, ShardingSpec, SpecError, validate
 
 KINDS = ("model", "recipe", "reference", "sharding")  # in the order in which their profiles are stacked
 AUTO = "auto"  # the sharding profile that is chosen when the devices are known
 MADE_WITH = "made_with"  # a record's versions: for people, ignored when it is read
-REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[^@\s]+)?")
+REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*(/[\w./-]+\.safetensors)?(@[^@\s]+)?")
+SINGLE_FILE = ".safetensors"
+GEMMA = "Lightricks/gemma-3-12b-it-qat-q4_0-unquantized"  # the text encoder of every release, under no gate
 
 
 def read_spec(
@@ -121,21 +123,33 @@ def _extended(kind: str, layer: Layer) -> Layer:
 
 
 def _checkpoint(model: str) -> Layer:
-    """A folder or a repository: like `ltx2`, but for the blocks that only the published checkpoint is known to have."""
+    """A folder, a single file or a repository: like `ltx2`, but for what only the published folder is known to have."""
     path = expanduser(model)
-    name = Path(path).resolve().name if Path(path).is_dir() else model.split("@")[0].split("/")[-1]
+    name = Path(path).resolve().name if Path(path).exists() else model.split("@")[0].split("/")[-1]
+    values = {"checkpoint": path, "model_name": name.removesuffix(SINGLE_FILE), "stg_blocks": None}
+    if name.endswith(SINGLE_FILE):
+        values["text_encoder"] = GEMMA
     page = _page("model", "ltx2")
-    return replace(page, values={**page.values, "checkpoint": path, "model_name": name, "stg_blocks": None})
+    return replace(page, values={**page.values, **values})
 
 
 def _find_model(model: str) -> None:
     """Refuse a model that is no profile, no folder, and not written like a repository."""
     known = profile_names("model")
-    if model in known or Path(expanduser(model)).is_dir() or REPOSITORY.fullmatch(model):
+    path = Path(expanduser(model))
+    if (
+        model in known
+        or path.is_dir()
+        or REPOSITORY.fullmatch(model)
+        or (path.is_file() and path.suffix == SINGLE_FILE)
+    ):
         return
     if "/" in model:
-        raise SpecError(f"there is no folder `{model}`", "a model is a profile, a folder, or a repository REPO[@REV]")
-    raise unknown("model", model, known, ", a folder, or a repository REPO[@REV]")
+        raise SpecError(
+            f"there is no folder or file `{model}`",
+            "a model is a profile, a folder, a .safetensors file, or a repository REPO[/FILE][@REV]",
+        )
+    raise unknown("model", model, known, ", a folder, a .safetensors file, or a repository REPO[/FILE][@REV]")
 
 
 def _without_versions(file: Layer) -> Layer:

@@ -1,13 +1,16 @@
 """What was asked: `RunSpec` and its parts. Plain frozen values; the numbers live in `configs/*.yaml`."""
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from os.path import expanduser
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 T_co = TypeVar("T_co", covariant=True)
+MAKE_ROOM = "free some space, or name another place: -o FILE"  # the hint where a file cannot be written
 
 
 class SpecError(Exception):
@@ -106,7 +109,8 @@ class RunSpec:
     # which networks
     model: str
     model_name: str | None  # file names begin with it
-    checkpoint: str  # a folder, a repository id with an optional @revision, or `embedded`
+    checkpoint: str  # a folder, a single file, a repository REPO[/FILE][@REV], or `embedded`
+    text_encoder: str | None  # a folder or a repository with Gemma-3, for a single file
     recipe: str
     reference: str
     # how to get there
@@ -115,6 +119,7 @@ class RunSpec:
     stg_blocks: tuple[int, ...] | None  # None: the block at the published depth of 29 in 48
     stg_rule: StgRule
     shift_tokens: ShiftTokens
+    clamp_vocoder: bool  # cut the first of two waveforms off at full scale
     max_sequence_length: int  # text tokens
     # in which arithmetic, on which devices
     dtype: DType
@@ -127,18 +132,27 @@ class RunSpec:
     noise: str | None
     save_latents: str | None
     output: str | None
-    base_output_directory: str
+    base_output_directory: str | None  # None: the current folder
 
 
 MAX_STEPS = 1000
+MAX_VIDEOS = 1000
+MAX_FPS = 240
 MAX_SEED = 2**32 - 1
+SURROGATE = re.compile("[\ud800-\udfff]")  # how Python keeps a byte that is no UTF-8
 
 
 def validate(spec: RunSpec) -> None:
     """Raise `SpecError` with everything that is wrong with `spec` by itself, a line each, and what to type instead."""
-    findings = [*_wrong_content(spec), *_wrong_process(spec), *_wrong_files(spec)]
+    findings = [*_wrong_text(spec), *_wrong_content(spec), *_wrong_process(spec), *_wrong_files(spec)]
     if findings:
         raise SpecError("\n".join(findings), "`ltx2 generate --help` lists every option")
+
+
+def _wrong_text(spec: RunSpec) -> Iterator[str]:
+    for key, value in vars(spec).items():
+        if isinstance(value, str) and SURROGATE.search(value):
+            yield f"{key} {value!r} is not text in UTF-8; type or save it as UTF-8"
 
 
 def _wrong_content(spec: RunSpec) -> Iterator[str]:
@@ -147,10 +161,8 @@ def _wrong_content(spec: RunSpec) -> Iterator[str]:
     yield from _off_grid("height", spec.height, 32, 0)
     yield from _off_grid("width", spec.width, 32, 0)
     yield from _off_grid("num_frames", spec.num_frames, 8, 1)
-    if not (math.isfinite(spec.fps) and spec.fps > 0):
-        yield f"fps {spec.fps} is not a frame rate; usual: --fps 24"
-    if spec.num_videos < 1:
-        yield f"num_videos {spec.num_videos} makes nothing; nearest: --num-videos 1"
+    yield from _beyond("fps", spec.fps, 1, MAX_FPS)
+    yield from _beyond("num_videos", spec.num_videos, 1, MAX_VIDEOS)
     if spec.seed is not None and not 0 <= spec.seed <= MAX_SEED - max(spec.num_videos - 1, 0):
         yield f"seed {spec.seed} is out of range, video i counts as seed + i; legal: --seed 0 to {MAX_SEED}"
 
@@ -165,10 +177,15 @@ def _off_grid(key: str, value: int, step: int, first: int) -> Iterator[str]:
     yield f"{key} {value} is not {rule}; nearest: --{key.replace('_', '-')} {' or '.join(nearest)}"
 
 
+def _beyond(key: str, value: float, lowest: int, highest: int) -> Iterator[str]:
+    """A finding if `value` is not between the two, with the nearest that is; of no number, the lowest."""
+    if not lowest <= value <= highest:
+        nearest = highest if value > highest else lowest
+        yield f"{key} {value} is not in {lowest} to {highest}; nearest: --{key.replace('_', '-')} {nearest}"
+
+
 def _wrong_process(spec: RunSpec) -> Iterator[str]:
-    if not 1 <= spec.num_inference_steps <= MAX_STEPS:
-        nearest = min(max(spec.num_inference_steps, 1), MAX_STEPS)
-        yield f"num_inference_steps {spec.num_inference_steps} is not in 1 to {MAX_STEPS}; nearest: --steps {nearest}"
+    yield from _beyond("num_inference_steps", spec.num_inference_steps, 1, MAX_STEPS)
     for stream, prefix in (("video", "--"), ("audio", "--audio-")):
         for name, scale in asdict(spec.guidance)[stream].items():
             if not math.isfinite(scale):
@@ -185,7 +202,7 @@ def _wrong_files(spec: RunSpec) -> Iterator[str]:
         yield f"model_name {spec.model_name} begins file names and cannot hold a `/`; use -o to name the file"
     if spec.output is not None and Path(spec.output).suffix.lower() != ".mp4":
         yield f"output {spec.output!r} is not an mp4; name one: -o {Path(spec.output).stem or 'video'}.mp4"
-    if spec.noise is not None and not Path(spec.noise).is_file():
+    if spec.noise is not None and not Path(expanduser(spec.noise)).is_file():
         yield f"there is no noise file {spec.noise}; check the path after --noise"
     if spec.noise is not None and spec.num_videos > 1:
         yield f"a noise file starts one video, {spec.num_videos} are asked for; nearest: --num-videos 1"

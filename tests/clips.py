@@ -34,6 +34,7 @@ class Case(NamedTuple):
     video: tuple[float, float, float, float]  # guidance, stg, modality, rescale
     audio: tuple[float, float, float, float]
     stg_blocks: tuple[int, ...]
+    prompt: str = PROMPT
 
 
 ALL_ON = Case(Size(17, 64, 96, 24.0), 3, (3.0, 1.0, 3.0, 0.7), (7.0, 0.5, 2.0, 0.4), (1,))
@@ -42,6 +43,10 @@ CASES = {
     "one latent frame, two blocks": Case(Size(1, 96, 64, 12.5), 2, (2.0, 1.5, 1.5, 1.0), (4.0, 1.0, 3.0, 0.7), (0, 2)),
     "no guidance": Case(Size(9, 64, 64, 30.0), 4, (1.0, 0.0, 1.0, 0.0), (1.0, 0.0, 1.0, 0.0), (1,)),
 }
+
+UNUSUAL_CASE = Case(
+    Size(17, 64, 96, 23.976), 3, (2.5, 0.5, 2.0, 0.3), (4.0, 1.5, 3.0, 0.8), (1, 3), "Ein Bär 🐻 gähnt, 雨"
+)
 
 
 class Checkpoint(NamedTuple):
@@ -55,7 +60,7 @@ def reference(pipeline: LTX2Pipeline, case: Case, seed: int, output_type: str) -
     # An audio value of zero means "as the video" there.
     audio = {f"audio_{name}": value or 1e-12 for name, value in zip(names, case.audio, strict=True)}
     output = pipeline(
-        prompt=PROMPT,
+        prompt=case.prompt,
         negative_prompt=NEGATIVE,
         num_frames=case.size.num_frames,
         height=case.size.height,
@@ -73,11 +78,21 @@ def reference(pipeline: LTX2Pipeline, case: Case, seed: int, output_type: str) -
     return output
 
 
+def reference_latents(pipeline: LTX2Pipeline, case: Case, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """diffusers' latents as its denoiser left them: normalised, in the files' layout."""
+    video, audio = reference(pipeline, case, seed, "latent")
+    mean, std = (stat.view(1, -1, 1, 1, 1) for stat in (pipeline.vae.latents_mean, pipeline.vae.latents_std))
+    packed = pipeline._pack_audio_latents(audio)
+    packed = pipeline._normalize_audio_latents(packed, pipeline.audio_vae.latents_mean, pipeline.audio_vae.latents_std)
+    mels = pipeline.audio_vae.config.mel_bins // 4
+    return (video - mean) / std, pipeline._unpack_audio_latents(packed, audio.shape[2], num_mel_bins=mels)
+
+
 def plan_of(
     checkpoint: Checkpoint, case: Case, seed: int | None, noise: Path | None = None, **overrides: object
 ) -> Plan:
     if noise is not None:
-        save_file(draw_noise(seed, *case.size), noise)
+        save_file(draw_noise(checkpoint.pipeline, seed, *case.size), noise)
     names = ("guidance_scale", "stg_scale", "modality_scale", "guidance_rescale")
     guidance = {
         f"guidance.{stream}.{name}": value
@@ -85,7 +100,7 @@ def plan_of(
         for name, value in zip(names, values, strict=True)
     }
     asked = {
-        "prompt": PROMPT,
+        "prompt": case.prompt,
         "negative_prompt": NEGATIVE,
         "model": str(checkpoint.folder),
         "reference": "diffusers",

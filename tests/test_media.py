@@ -15,7 +15,7 @@ import pytest
 
 from ltx2_cli.media import Media, check_outputs, latents_paths, output_paths, record_path, write_mp4, write_record
 from ltx2_cli.profiles import read_spec
-from ltx2_cli.spec import RunError, RunSpec, SpecError
+from ltx2_cli.spec import MAKE_ROOM, RunError, RunSpec, SpecError
 
 LATENT_FRAME = 8 / 24  # seconds
 
@@ -125,6 +125,7 @@ class Stop(BaseException):
 @pytest.mark.parametrize("failure", [Stop(), KeyboardInterrupt(), RunError("no")])
 def test_an_interrupted_video_leaves_what_was_there(failure: BaseException, tmp_path: Path):
     def chunks() -> Iterator[np.ndarray]:
+        assert list(tmp_path.glob(".partial-*/sound.f32"))  # on the disk that is to hold the video
         yield clip().frames
         raise failure
 
@@ -135,7 +136,7 @@ def test_an_interrupted_video_leaves_what_was_there(failure: BaseException, tmp_
 
 
 def test_what_ffmpeg_refuses_is_a_run_error(tmp_path: Path):
-    with pytest.raises(RunError, match="ffmpeg could not write the video: width not divisible by 2"):
+    with pytest.raises(RunError, match=f"ffmpeg cannot write {tmp_path}/clip.mp4: width not divisible by 2"):
         write_mp4(clip(width=33), tmp_path / "clip.mp4")
     assert os.listdir(tmp_path) == []
 
@@ -156,8 +157,44 @@ def test_a_file_that_cannot_grow_is_a_run_error(tmp_path: Path):
             print(error)
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("ffmpeg could not write the video")
+    assert done.stdout.startswith(f"ffmpeg cannot write {tmp_path}/clip.mp4: ")
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits are a POSIX thing")
+@pytest.mark.parametrize("write", ["write_record(path, 'x' * 500)", "write_mp4(clip, path)"])
+def test_a_full_disk_is_a_run_error_that_names_the_file(write: str, tmp_path: Path):
+    """The record, and the sound that ffmpeg is to read."""
+    script = f"""
+        import resource, signal
+        import numpy as np
+        from pathlib import Path
+        from ltx2_cli.media import Media, write_mp4, write_record
+        from ltx2_cli.spec import RunError
+        clip = Media(np.zeros((9, 64, 64, 3), np.uint8), np.zeros((1000, 2), np.float32), 24.0, 24000)
+        path = Path({str(tmp_path)!r}) / "clip"
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        try:
+            {write}
+        except RunError as error:
+            print(error, "|", error.hint)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
+    assert done.stdout == f"cannot write {tmp_path}/clip: File too large | {MAKE_ROOM}\n"
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_made_is_a_run_error(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=f"cannot write {tmp_path}/file/a/clip.yaml: Not a directory"):
+        write_record(tmp_path / "file" / "a" / "clip.yaml", "")
+
+
+def test_ffmpeg_takes_every_name_for_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    write_mp4(clip(), Path("-at:12") / "clip.mp4")
+    assert os.listdir(tmp_path / "-at:12") == ["clip.mp4"]
 
 
 def test_a_record_is_written_whole(tmp_path: Path):
@@ -180,6 +217,8 @@ def spec(**keys: object) -> RunSpec:
         ({}, ["out/demo-7-128x128x17.mp4"]),
         ({"model_name": None}, ["out/7-128x128x17.mp4"]),
         ({"model_name": "", "base_output_directory": "a/b"}, ["a/b/7-128x128x17.mp4"]),
+        ({"base_output_directory": None}, ["demo-7-128x128x17.mp4"]),
+        ({"base_output_directory": ""}, ["demo-7-128x128x17.mp4"]),
         ({"num_videos": 2, "width": 64}, ["out/demo-7-64x128x17.mp4", "out/demo-8-64x128x17.mp4"]),
         ({"output": "a/clip.mp4"}, ["a/clip.mp4"]),
         ({"output": "a/clip.mp4", "num_videos": 2}, ["a/clip-s7.mp4", "a/clip-s8.mp4"]),
@@ -208,15 +247,75 @@ def test_no_file_is_overwritten_unless_forced(taken: str, tmp_path: Path):
     check_outputs(asked, force=True)
 
 
-def test_places_that_cannot_be_written_are_refused(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        ("file/clip.mp4", "cannot write {}: Not a directory"),
+        ("file/new/clip.mp4", "cannot write {}: Not a directory"),
+        ("folder.mp4", "{} is a folder"),
+        ("a" * 300 + ".mp4", "cannot write {}: File name too long"),
+        ("new/" + "a" * 300 + ".mp4", "cannot write {}: File name too long"),
+        ("a" * 300 + "/clip.mp4", "cannot write {}: File name too long"),
+        ("nowhere/clip.mp4", "cannot write {}: No such file or directory"),
+    ],
+)
+@pytest.mark.parametrize(("key", "option"), [("output", "-o FILE"), ("save_latents", "--save-latents FILE")])
+def test_places_that_cannot_be_written_are_refused(place: str, reason: str, key: str, option: str, tmp_path: Path):
     (tmp_path / "file").write_text("")
     (tmp_path / "folder.mp4").mkdir()
-    for output, reason in (
-        ("file/clip.mp4", "cannot write"),
-        ("folder.mp4", "is a folder"),
-        ("a" * 300, "cannot write"),
-    ):
-        with pytest.raises(SpecError, match=reason):
-            check_outputs(replace(spec(), output=str(tmp_path / output)), force=True)
-    with pytest.raises(SpecError, match="cannot write into"):
-        check_outputs(spec(base_output_directory=str(tmp_path / "file"), seed=None), force=False)
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(SpecError) as caught:
+        check_outputs(spec(**{"output": str(tmp_path / "a.mp4"), key: str(tmp_path / place)}), force=True)
+    assert str(caught.value) == reason.format(tmp_path / place)
+    assert option in caught.value.hint
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("keys", [{}, {"num_videos": 2}, {"num_videos": 2, "save_latents": "file/l"}])
+def test_a_bad_place_is_refused_before_the_seed_is_known(keys: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    home = "out" if "save_latents" in keys else "file"
+    with pytest.raises(SpecError, match=r"cannot write file/.*: Not a directory"):
+        check_outputs(spec(base_output_directory=home, seed=None, **keys), force=False)
+    with pytest.raises(SpecError, match=r"cannot write file/.*: Not a directory"):
+        check_outputs(spec(output=f"{home}/a.mp4", seed=None, **keys), force=False)
+
+
+def test_a_name_that_waits_for_its_seed_is_not_taken(tmp_path: Path):
+    (tmp_path / "demo-0-128x128x17.mp4").write_text("")
+    check_outputs(spec(base_output_directory=str(tmp_path), seed=None), force=False)
+    with pytest.raises(SpecError, match="exists"):
+        check_outputs(spec(base_output_directory=str(tmp_path), seed=0), force=False)
+
+
+def test_a_check_makes_no_folders(tmp_path: Path):
+    check_outputs(spec(output=str(tmp_path / "new" / "a.mp4"), save_latents=str(tmp_path / "b" / "l")), force=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"output": "c.mp4", "save_latents": "c.mp4"},
+        {"output": "c.mp4", "save_latents": "c.yaml"},
+        {"output": "c.mp4", "save_latents": "there/../c.mp4"},
+        {"output": "c.mp4", "save_latents": "link/c.yaml"},
+        {"output": "c.mp4", "save_latents": "c.mp4", "num_videos": 2, "seed": None},
+        {"output": "c.mp4", "noise": "noise", "save_latents": "noise"},
+        {"output": "c.mp4", "noise": "~/noise", "save_latents": "noise"},
+        {"output": "noise.mp4", "noise": "noise.yaml"},
+        {"save_latents": "out/demo-7-128x128x17.yaml"},
+    ],
+    ids=str,
+)
+def test_no_file_of_a_run_overwrites_another(keys: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path)
+    for name in ("noise", "noise.yaml"):
+        (tmp_path / name).write_text("")
+    with pytest.raises(SpecError, match="is named for two things"):
+        check_outputs(spec(**keys), force=True)

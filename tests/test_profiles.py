@@ -204,8 +204,8 @@ def test_a_plain_value_in_a_file_stays_whatever_the_model(page: Page):
 @pytest.mark.parametrize(
     ("keys", "sentence", "hint"),
     [
-        ({"model": "dmo"}, "unknown model `dmo`; closest: `demo`", "known: `demo`, `ltx2`, a folder"),
-        ({"model": "/not/there"}, "there is no folder `/not/there`", "REPO[@REV]"),
+        ({"model": "dmo"}, "unknown model `dmo`; closest: `demo`", "known: `demo`, `ltx2`, `ltx2.3`, a folder"),
+        ({"model": "/not/there"}, "there is no folder or file `/not/there`", "REPO[/FILE][@REV]"),
         ({"sharding": "ironwod"}, "unknown sharding profile `ironwod`; closest: `ironwood`", "`gpu`, `ironwood`,"),
         ({"reference": "difusers"}, "unknown reference `difusers`; closest: `diffusers`", "`ltx-core`"),
         ({"heigth": 64}, "unknown key `heigth`; closest: `height`", "`prompt`, `negative_prompt`, `height`"),
@@ -284,7 +284,7 @@ def test_everything_illegal_is_said_at_once_with_what_to_type(tmp_path: Path):
     assert "height 500 is not a multiple of 32; nearest: --height 480 or 512" in lines
     assert "width -5 is not a multiple of 32; nearest: --width 32" in lines
     assert "num_frames 120 is not 8k + 1; nearest: --num-frames 113 or 121" in lines
-    assert "num_inference_steps 1001 is not in 1 to 1000; nearest: --steps 1000" in lines
+    assert "num_inference_steps 1001 is not in 1 to 1000; nearest: --num-inference-steps 1000" in lines
     assert "guidance.audio.stg_scale nan is not a finite number; for example: --audio-stg-scale 1" in lines
     others = ("fps", "num_videos", "seed", "stg_blocks", "max_sequence_length", "output", "model_name", "noise file")
     assert all(any(other in line for line in lines) for other in others)
@@ -303,6 +303,10 @@ def test_everything_illegal_is_said_at_once_with_what_to_type(tmp_path: Path):
         {"stg_blocks": [0]},
         {"output": "CLIP.MP4"},
         {"model_name": None},
+        {"fps": 1.0},
+        {"fps": 240.0},
+        {"num_videos": 1000, "seed": 0},
+        {"base_output_directory": None},
     ],
 )
 def test_the_edges_are_legal(legal: dict):
@@ -311,8 +315,33 @@ def test_the_edges_are_legal(legal: dict):
 
 
 @pytest.mark.parametrize(
-    "illegal",
-    [{"height": 0}, {"num_frames": 0}, {"seed": -1}, {"seed": 2**32 - 3, "num_videos": 4}, {"fps": float("inf")}],
+    ("illegal", "nearest"),
+    [
+        ({"height": 0}, "--height 32"),
+        ({"num_frames": 0}, "--num-frames 1"),
+        ({"seed": -1}, "--seed 0 to 4294967295"),
+        ({"seed": 2**32 - 3, "num_videos": 4}, "--seed 0 to"),
+        ({"num_videos": 10**8}, "--num-videos 1000"),
+        ({"fps": 0.999}, "--fps 1"),
+        ({"fps": 240.5}, "--fps 240"),
+        ({"fps": float("inf")}, "--fps 240"),
+        ({"fps": float("nan")}, "--fps 1"),
+    ],
 )
-def test_beyond_the_edges_is_not(illegal: dict):
-    assert next(iter(illegal)) in str(refusal(illegal))
+def test_beyond_the_edges_is_not(illegal: dict, nearest: str):
+    (line,) = str(refusal(illegal)).splitlines()
+    assert line.startswith(next(iter(illegal)))
+    assert line.endswith(nearest) or nearest in line
+
+
+@pytest.mark.parametrize("key", ["prompt", "negative_prompt", "output", "save_latents"])
+def test_text_that_is_no_utf_8_could_not_be_recorded(key: str):
+    broken = b"r\xe9sum\xe9.mp4".decode("utf-8", "surrogateescape")
+    assert f"{key} 'r\\udce9sum\\udce9.mp4' is not text in UTF-8" in str(refusal({key: broken}))
+
+
+def test_noise_may_lie_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert "there is no noise file ~/noise" in str(refusal(noise="~/noise"))
+    (tmp_path / "noise").write_text("")
+    assert read_spec(prompt="rain", noise="~/noise").noise == "~/noise"

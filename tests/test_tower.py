@@ -10,7 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "ltx2_cli"
 TOWER = (
-    {"spec", "layers", "profiles", "sharding", "media"},
+    {"spec", "profiles", "profile_layers", "sharding", "media"},
     {"weights", "diffusion"},
     {"nn"},
     {"models"},

@@ -1,15 +1,48 @@
-"""What is installed is whole: the wheel alone makes the demo's video, from any folder."""
+"""What is installed is whole: all it imports is asked for, and the wheel alone makes the demo's video, anywhere."""
 
+import ast
 import os
 import re
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterable
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
 import imageio_ffmpeg
 import pytest
 
 ROOT = Path(__file__).parent.parent
+COMES_WITH = {"numpy": "jax", "tokenizers": "transformers"}  # no version of the latter does without the former
+
+
+def names(requirements: Iterable[str]) -> set[str]:
+    """The distributions that requirements such as `jax[tpu]>=0.10` name, spelt alike."""
+    return {re.match(r"[\w.-]+", each)[0].lower().replace("_", "-") for each in requirements}
+
+
+def imported() -> set[str]:
+    """Every package that some file of ours imports, inside functions too, but for Python's own."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "ltx2_cli").rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    modules = plain | {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+    return {module.split(".")[0] for module in modules} - sys.stdlib_module_names - {"ltx2_cli"}
+
+
+def test_what_is_imported_is_asked_for_and_nothing_else():
+    asked = names(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"])
+    homes = {package: names(packages_distributions()[package]) for package in imported()}
+    missing = {package for package, home in homes.items() if not home & (asked | set(COMES_WITH))}
+    assert missing == set()
+    assert asked - set().union(*homes.values()) == set()
+
+
+@pytest.mark.parametrize(("guest", "host"), COMES_WITH.items())
+def test_what_comes_with_another_does(guest: str, host: str):
+    assert guest in names(each for each in requires(host) or () if "extra ==" not in each)
+    assert host in names(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"])
 
 
 @pytest.fixture(scope="module")

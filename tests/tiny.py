@@ -1,5 +1,6 @@
-"""A tiny LTX-2 pipeline of diffusers with random weights, and the folder that it saves itself to."""
+"""Tiny LTX-2 pipelines of diffusers with random weights, and the folders that they save themselves to."""
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from diffusers import (
     LTX2VideoTransformer3DModel,
 )
 from diffusers.pipelines.ltx2 import LTX2TextConnectors, LTX2Vocoder
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, Gemma3Config, Gemma3ForConditionalGeneration
 
 from ltx2_cli.models.tokenizer import BYTE_VOCABULARY, byte_tokenizer
@@ -85,31 +87,148 @@ SCHEDULER = {
     "shift_terminal": 0.1,
 }
 
+# Another config for every network, in which nothing that a program could forget to read has its default.
+UNUSUAL: dict[str, dict[str, Any]] = {
+    "text_encoder": {
+        "hidden_size": 24,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 3,
+        "head_dim": 12,
+        "query_pre_attn_scalar": 20,
+        "sliding_window": 7,
+        "sliding_window_pattern": 3,
+        "rms_norm_eps": 1e-2,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 90.0},
+        },
+    },
+    "connectors": {
+        "caption_channels": 24,
+        "text_proj_in_factor": 4,
+        "video_connector_num_attention_heads": 3,
+        "video_connector_num_layers": 1,
+        "video_connector_num_learnable_registers": 16,
+        "audio_connector_attention_head_dim": 12,
+        "audio_connector_num_layers": 3,
+        "audio_connector_num_learnable_registers": 32,
+        "connector_rope_base_seq_len": 100,
+        "rope_theta": 300.0,
+    },
+    "transformer": {
+        "in_channels": 6,
+        "out_channels": 6,
+        "num_attention_heads": 3,
+        "attention_head_dim": 20,
+        "cross_attention_dim": 60,
+        "pos_embed_max_pos": 13,
+        "vae_scale_factors": (6, 20, 24),
+        "base_height": 90,
+        "base_width": 60,
+        "audio_in_channels": 24,
+        "audio_out_channels": 24,
+        "audio_num_attention_heads": 3,
+        "audio_attention_head_dim": 12,
+        "audio_cross_attention_dim": 36,
+        "audio_scale_factor": 3,
+        "audio_pos_embed_max_pos": 9,
+        "audio_sampling_rate": 22050,
+        "audio_hop_length": 210,
+        "num_layers": 5,
+        "norm_eps": 1e-2,
+        "caption_channels": 24,
+        "rope_theta": 700.0,
+        "causal_offset": 2,
+        "timestep_scale_multiplier": 900,
+        "cross_attn_timestep_scale_multiplier": 700,
+    },
+    "vae": {
+        "latent_channels": 6,
+        "block_out_channels": (16, 32, 64, 64),
+        "decoder_block_out_channels": (16, 32, 32, 64),
+        "decoder_layers_per_block": (1, 2, 1, 1, 2),
+        "decoder_spatio_temporal_scaling": (True,) * 4,
+        "decoder_inject_noise": (False,) * 5,
+        "upsample_type": ("spatiotemporal", "spatiotemporal", "temporal", "spatial"),
+        "upsample_residual": (False, True, False, False),
+        "upsample_factor": (2, 2, 1, 2),
+        "decoder_spatial_padding_mode": "zeros",
+        "decoder_causal": True,
+    },
+    "audio_vae": {
+        "base_channels": 24,  # diffusers makes as many statistics as this says
+        "ch_mult": (1, 3, 2),
+        "num_res_blocks": 1,
+        "latent_channels": 6,
+        "sample_rate": 22050,
+        "mel_hop_length": 210,
+    },
+    "vocoder": {
+        "hidden_channels": 24,
+        "upsample_kernel_sizes": (11, 8, 7),
+        "upsample_factors": (5, 4, 3),
+        "resnet_kernel_sizes": (3, 5),
+        "resnet_dilations": ((1, 4), (2, 3)),
+        "leaky_relu_negative_slope": 0.3,
+        "output_sampling_rate": 6300,
+    },
+    "scheduler": {
+        "base_shift": 0.3,
+        "max_shift": 1.4,
+        "base_image_seq_len": 2,
+        "max_image_seq_len": 20,
+        "shift_terminal": 0.25,
+    },
+}
 
-def tiny_pipeline(folder: Path, seed: int = 0, **transformer: Any) -> LTX2Pipeline:
-    """A pipeline with every weight random, also saved to `folder`; keywords change the transformer's config."""
+
+def tiny_pipeline(
+    folder: Path, seed: int = 0, changes: Mapping[str, Mapping[str, Any]] | None = None, halved: Collection[str] = ()
+) -> LTX2Pipeline:
+    """A pipeline with every weight random, also saved to `folder`.
+
+    `changes` are to the configs of its parts, by name; the weights of the parts in `halved` are bfloat16 on disk.
+    """
+
+    def config(name: str, usual: dict[str, Any]) -> dict[str, Any]:
+        return {**usual, **(changes or {}).get(name, {})}
+
     byte_tokenizer(folder / "tokenizer")
-    config = Gemma3Config(text_config=TEXT, vision_config=VISION, mm_tokens_per_image=1)
+    text = Gemma3Config(text_config=config("text_encoder", TEXT), vision_config=VISION, mm_tokens_per_image=1)
     modules = {
-        "text_encoder": Gemma3ForConditionalGeneration(config),
-        "connectors": LTX2TextConnectors(**CONNECTORS),
-        "transformer": LTX2VideoTransformer3DModel(**TRANSFORMER | transformer),
-        "vae": AutoencoderKLLTX2Video(**VAE),
-        "audio_vae": AutoencoderKLLTX2Audio(**AUDIO_VAE),
-        "vocoder": LTX2Vocoder(**VOCODER),
+        "text_encoder": Gemma3ForConditionalGeneration(text),
+        "connectors": LTX2TextConnectors(**config("connectors", CONNECTORS)),
+        "transformer": LTX2VideoTransformer3DModel(**config("transformer", TRANSFORMER)),
+        "vae": AutoencoderKLLTX2Video(**config("vae", VAE)),
+        "audio_vae": AutoencoderKLLTX2Audio(**config("audio_vae", AUDIO_VAE)),
+        "vocoder": LTX2Vocoder(**config("vocoder", VOCODER)),
     }
     for number, module in enumerate(modules.values()):
         randomise(module, seed=seed + number)
+    for name in halved:
+        for tensor in modules[name].state_dict().values():
+            tensor.copy_(_half(tensor))
     tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
-    pipeline = LTX2Pipeline(tokenizer=tokenizer, scheduler=FlowMatchEulerDiscreteScheduler(**SCHEDULER), **modules)
+    scheduler = FlowMatchEulerDiscreteScheduler(**config("scheduler", SCHEDULER))
+    pipeline = LTX2Pipeline(tokenizer=tokenizer, scheduler=scheduler, **modules)
     pipeline.set_progress_bar_config(disable=True)
     pipeline.save_pretrained(folder)
+    for name in halved:
+        (path,) = (folder / name).glob("*.safetensors")
+        save_file({key: _half(tensor) for key, tensor in load_file(path).items()}, path)
     return pipeline
 
 
-def draw_noise(seed: int, num_frames: int, height: int, width: int, fps: float) -> dict[str, torch.Tensor]:
-    """Noise for a clip of the tiny pipeline, in the layout of a noise file."""
-    generator = torch.Generator().manual_seed(seed)
-    video = (1, TRANSFORMER["in_channels"], (num_frames - 1) // 8 + 1, height // 32, width // 32)
-    audio = (1, AUDIO_VAE["latent_channels"], round(num_frames / fps * 25), AUDIO_VAE["mel_bins"] // 4)
+def _half(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.bfloat16() if tensor.is_floating_point() else tensor
+
+
+def draw_noise(
+    pipeline: LTX2Pipeline, seed: int, num_frames: int, height: int, width: int, fps: float
+) -> dict[str, torch.Tensor]:
+    """What a pipeline begins a clip with, in the layout of a noise file."""
+    generator, audio_vae = torch.Generator().manual_seed(seed), pipeline.audio_vae.config
+    seconds_of_latent = 4 * audio_vae.mel_hop_length / audio_vae.sample_rate
+    video = (1, pipeline.vae.config.latent_channels, (num_frames - 1) // 8 + 1, height // 32, width // 32)
+    audio = (1, audio_vae.latent_channels, round(num_frames / fps / seconds_of_latent), audio_vae.mel_bins // 4)
     return {name: torch.randn(shape, generator=generator) for name, shape in (("video", video), ("audio", audio))}

@@ -1,8 +1,8 @@
 """The command line, a file a verb. This one joins them, and turns what went wrong into a sentence and an exit code."""
 
-import _thread
+import errno
+import signal
 import sys
-import threading
 import traceback
 from types import TracebackType
 from typing import Annotated
@@ -12,10 +12,12 @@ from typer.main import get_command
 
 from ltx2_cli import __version__
 from ltx2_cli.cli.generate import EXAMPLES, generate
+from ltx2_cli.cli.interrupts import raise_again
 from ltx2_cli.console import complain
-from ltx2_cli.spec import RunError, SpecError
+from ltx2_cli.spec import MAKE_ROOM, RunError, SpecError
 
-FAILED, REFUSED, INTERRUPTED = 1, 2, 130
+FAILED, REFUSED = 1, 2
+FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 EXIT_CODES = "Exit codes: 0 done, 1 the run failed, 2 the request cannot be met, 130 interrupted."
 
 app = typer.Typer(rich_markup_mode="rich", help=f"Video with sound from text: LTX-2 in JAX.\n\n{EXAMPLES}")
@@ -45,16 +47,17 @@ def main() -> None:
     debug = "--debug" in sys.argv
     if not debug:
         sys.excepthook = _unforeseen
-    sys.unraisablehook = _raise_again
+    sys.unraisablehook = raise_again
+    sentence, hint = "interrupted", "finished files stay, the unfinished one is gone"  # typer's own exit code is 130
     try:
         code = get_command(app)(prog_name="ltx2", standalone_mode=False) or 0
     except (SpecError, RunError, OSError, typer.TyperException) as error:
         if debug:
             traceback.print_exc()
         sentence, hint, code = _explain(error)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is over: another Ctrl-C would only garble how
+    if code:
         complain(sentence, hint)
-    if code == INTERRUPTED:
-        complain("interrupted", "finished files stay, the unfinished one is gone")
     sys.exit(code)
 
 
@@ -69,18 +72,10 @@ def _explain(error: Exception) -> tuple[str, str, int]:
             return error.format_message(), "`ltx2 generate --help` lists every option", error.exit_code
         case OSError():
             place = f": {error.filename}" if error.filename else ""
-            return f"{error.strerror or error}{place}", "--debug shows where", FAILED
+            hint = MAKE_ROOM if error.errno in FULL else "--debug shows where"
+            return f"{error.strerror or error}{place}", hint, FAILED
         case _:
             raise error
-
-
-def _raise_again(lost: "sys.UnraisableHookArgs") -> None:
-    """Python drops an exception raised in a destructor or in jax's callback of the garbage collector. A Ctrl-C that
-    arrived there is sent again, a moment later, when the program is out of it."""
-    if lost.exc_type is KeyboardInterrupt:
-        threading.Timer(0.05, _thread.interrupt_main).start()
-    else:
-        sys.__unraisablehook__(lost)
 
 
 def _unforeseen(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

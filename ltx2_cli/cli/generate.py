@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from ltx2_cli.cli.interrupts import postponed
 from ltx2_cli.console import reporter
 from ltx2_cli.spec import Guidance, RunSpec, SpecError
 
@@ -65,7 +66,7 @@ def generate(
     height: Annotated[Count, _option(SIZE, "Pixels, a multiple of 32.")] = None,
     width: Annotated[Count, _option(SIZE, "Pixels, a multiple of 32.")] = None,
     num_frames: Annotated[Count, _option(SIZE, "A multiple of 8, plus 1.")] = None,
-    fps: Annotated[Real, _option(SIZE, "Frames per second.")] = None,
+    fps: Annotated[Real, _option(SIZE, "Frames per second, 1 to 240.")] = None,
     num_videos: Annotated[Count, _option(SIZE, "Videos at once: the seeds that follow each other.")] = None,
     num_inference_steps: StepCount = None,
     seed: Annotated[Count, _option(STEPS, "0 to 4294967295; without it a random one, which is said.")] = None,
@@ -78,8 +79,11 @@ def generate(
     audio_stg_scale: Annotated[Real, _option(AUDIO, "Away from disturbed self-attention; off: 0.")] = None,
     audio_modality_scale: Annotated[Real, _option(AUDIO, "Closer to the picture; off: 1.")] = None,
     audio_guidance_rescale: Annotated[Real, _option(AUDIO, "How far contrast is pulled back; off: 0.")] = None,
-    model: Annotated[Text, _option(MODEL, r"ltx2, demo, FOLDER, REPO\[@REV].", profiles="model")] = None,
+    model: Annotated[
+        Text, _option(MODEL, r"ltx2, ltx2.3, demo, FOLDER, FILE, REPO\[/FILE]\[@REV].", profiles="model")
+    ] = None,
     dtype: Annotated[Literal["bfloat16", "float32"] | None, _option(MODEL, "Of all but the text encoder.")] = None,
+    text_encoder: Annotated[Text, _option(MODEL, r"FOLDER or REPO\[@REV] with Gemma-3, for a single file.")] = None,
     text_encoder_dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None, _option(MODEL, "Of the text encoder.")
     ] = None,
@@ -93,14 +97,16 @@ def generate(
     debug: Annotated[bool, _option(FILES, "Show tracebacks.", "--debug")] = False,
 ) -> None:
     """Make a video with sound from a prompt; its path is printed, and a record that --config reads lies beside it."""
-    from ltx2_cli.media import check_outputs
-    from ltx2_cli.profiles import read_spec
+    with postponed():
+        from ltx2_cli.media import check_outputs
+        from ltx2_cli.profiles import read_spec
 
     spec = read_spec(_overrides(context.params), config=config, dotlist=settings or ())
     check_outputs(spec, force)
 
-    from ltx2_cli.core.run import load, write
-    from ltx2_cli.plan import resolve
+    with postponed():
+        from ltx2_cli.core.run import load, write
+        from ltx2_cli.plan import resolve
 
     report = reporter()
     plan = resolve(spec)

@@ -12,6 +12,7 @@ from ltx2_cli.core.report import Report
 from ltx2_cli.diffusion.latents import unpack
 from ltx2_cli.media import Media
 from ltx2_cli.models.audio_vae import AudioVAE
+from ltx2_cli.models.bandwidth import BandwidthVocoder
 from ltx2_cli.models.video_vae import VideoVAE
 from ltx2_cli.models.vocoder import Vocoder
 from ltx2_cli.plan import Plan
@@ -61,7 +62,7 @@ def _frames(vae: VideoVAE, latents: jax.Array, sharding: ShardingPlan) -> tuple[
 
 @partial(jax.jit, static_argnames="sharding")
 def _waveform(
-    audio_vae: AudioVAE, vocoder: Vocoder, tokens: jax.Array, sharding: ShardingPlan
+    audio_vae: AudioVAE, vocoder: Vocoder | BandwidthVocoder, tokens: jax.Array, sharding: ShardingPlan
 ) -> tuple[jax.Array, jax.Array]:
     """float32 [videos, samples, channels] in [-1, 1] of tokens [videos, tokens, channels · mels]."""
     with activate(sharding):

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 from ltx2_cli.diffusion.geometry import Compression, Scales
 from ltx2_cli.diffusion.schedule import Schedule
 from ltx2_cli.spec import AV, SpecError
+from ltx2_cli.weights.checkpoint import AGAIN
 
 Config = dict[str, Any]
 
@@ -388,8 +389,6 @@ class BandwidthVocoderArch(VocoderArch):
     input_sampling_rate: int = 16000
     output_sampling_rate: int = 48000
 
-    nullable: ClassVar[frozenset[str]] = frozenset({"final_act_fn", "bwe_final_act_fn"})
-
     @property
     def extension(self) -> VocoderArch:
         """The second generator."""
@@ -489,10 +488,7 @@ def read_arch(kind: type[A], config: Config, where: str) -> A:
         arch = kind(**{field.name: _tuples(stated[field.name]) for field in fields(kind) if field.name in stated})
         problems += arch.conflicts()
     if problems:
-        raise SpecError(
-            f"{where}: this model is not implemented: {'; '.join(problems)}",
-            "name another checkpoint: --model FOLDER or --model REPOSITORY",
-        )
+        raise SpecError(f"{where}: this model is not implemented: {'; '.join(problems)}", AGAIN)
     return arch
 
 

@@ -3,6 +3,7 @@
 It is written once, as an ordinary checkpoint folder, to the user's cache, and then loaded like any other.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -23,7 +24,7 @@ from ltx2_cli.models.arch import (
 from ltx2_cli.models.gemma import Gemma, gemma_recipe
 from ltx2_cli.models.networks import CONFIG, SCHEDULER, abstract_networks
 from ltx2_cli.models.tokenizer import BYTE_VOCABULARY, byte_tokenizer
-from ltx2_cli.spec import DType
+from ltx2_cli.spec import DType, RunError, SpecError
 from ltx2_cli.weights.declare import Scope, random_weights
 from ltx2_cli.weights.save import save
 
@@ -93,18 +94,32 @@ ARCH = Arch(
 
 
 def demo_checkpoint() -> Path:
-    """The folder of the embedded model, made at the first call."""
+    """The folder of the embedded model, made at the first call; raises `SpecError` where the cache cannot hold it."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ltx2"
-    folder = cache / f"demo-{__version__}"
-    if not folder.is_dir():
-        cache.mkdir(parents=True, exist_ok=True)
-        made = Path(mkdtemp(prefix=".demo-", dir=cache))
-        _write(made)
-        try:
-            os.rename(made, folder)
-        except OSError:  # another process was first; its folder is the same
-            shutil.rmtree(made)
+    described = repr((ARCH, TEXT_CONFIG, SEED)).encode()
+    folder = cache / f"demo-{__version__}-{hashlib.sha256(described).hexdigest()[:12]}"
+    try:
+        if not folder.is_dir():
+            _make(folder)
+    except (OSError, RunError) as error:
+        raise SpecError(
+            f"the embedded model cannot be kept in {cache}: {error}",
+            "make room there, or set XDG_CACHE_HOME to a folder that can be written",
+        ) from error
     return folder
+
+
+def _make(folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(mkdtemp(prefix=".demo-", dir=folder.parent))
+    try:
+        _write(made)
+        os.rename(made, folder)
+    except OSError:
+        if not folder.is_dir():  # else another process was first; its folder is the same
+            raise
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
 
 
 def _write(folder: Path) -> None:

@@ -5,7 +5,7 @@ declared under the names that it gives them. Importing this module takes seconds
 """
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,9 +18,11 @@ import torch
 from flax import nnx
 from huggingface_hub.errors import StrictDataclassError
 from transformers import Gemma3TextConfig, Gemma3TextModel
+from transformers.activations import ACT2FN
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 
 from ltx2_cli.spec import SpecError
+from ltx2_cli.weights.checkpoint import AGAIN
 from ltx2_cli.weights.declare import Axes, Scope, Shape
 
 if TYPE_CHECKING:
@@ -41,6 +43,23 @@ MATRIX_AXES: dict[str, Axes] = {
     "up_proj": ("mlp", "embed"),
     "down_proj": ("embed", "mlp"),
 }
+
+# Of its config: what counts something, what would change the arithmetic, and the rotary embeddings by their keys.
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "query_pre_attn_scalar",
+    "sliding_window",
+    "sliding_window_pattern",
+)
+SWITCHES = ("attn_logit_softcapping", "use_bidirectional_attention")
+ROPES = (("default", {"rope_type", "rope_theta"}), ("linear", {"rope_type", "rope_theta", "factor"}))
 
 
 class TextEncoder(Protocol):
@@ -86,15 +105,53 @@ def gemma_recipe(config: dict[str, Any], where: str) -> Recipe:
 def _text_config(config: dict[str, Any], where: str) -> Gemma3TextConfig:
     kind = config.get("model_type")
     if kind not in ("gemma3", "gemma3_text"):
-        raise SpecError(f"{where}: the text encoder is {kind!r}, only Gemma-3 is implemented")
+        raise SpecError(f"{where}: the text encoder is {kind!r}, only Gemma-3 is implemented", AGAIN)
     fields = config if kind == "gemma3_text" else config.get("text_config", {})
+    if not isinstance(fields, dict):
+        raise SpecError(f"{where}: text_config is {fields!r}, not an object", AGAIN)
+    _refuse(_wrong_values(fields), where)
     try:
         text = Gemma3TextConfig(**fields)
-    except (StrictDataclassError, TypeError, ValueError) as error:
-        raise SpecError(f"{where}: {' '.join(str(error).split())}") from error
-    if text.use_bidirectional_attention:
-        raise SpecError(f"{where}: use_bidirectional_attention is not implemented")
+    except (StrictDataclassError, TypeError, ValueError, KeyError, AttributeError) as error:
+        raise SpecError(f"{where}: {' '.join(str(error).split())}", AGAIN) from error
+    _refuse(_not_computed(text), where)
     return text
+
+
+def _refuse(findings: Iterable[str], where: str) -> None:
+    if sentence := "; ".join(findings):
+        raise SpecError(f"{where}: {sentence}", AGAIN)
+
+
+def _wrong_values(fields: dict[str, Any]) -> Iterator[str]:
+    """What transformers would divide by, or pass over without a word."""
+    for key in SIZES:
+        if key in fields and not (isinstance(fields[key], int) and fields[key] > 0):
+            yield f"{key} is {fields[key]!r}, not a whole number above 0"
+    for key in SWITCHES:
+        if fields.get(key, False) not in (None, False):
+            yield f"{key} is not implemented"
+
+
+def _not_computed(text: Gemma3TextConfig) -> Iterator[str]:
+    """What transformers takes for a config of Gemma-3 and then fails on."""
+    if text.hidden_activation not in ACT2FN:
+        yield f"hidden_activation is {text.hidden_activation!r}, which transformers does not know"
+    if text.num_attention_heads % text.num_key_value_heads:
+        yield f"{text.num_attention_heads} heads do not share {text.num_key_value_heads} keys and values equally"
+    if not -text.vocab_size <= (text.pad_token_id or 0) < text.vocab_size:
+        yield f"pad_token_id is {text.pad_token_id} in a vocabulary of {text.vocab_size}"
+    for kind in sorted(set(text.layer_types) - {"full_attention", "sliding_attention"}):
+        yield f"layers of type {kind!r} are not implemented"
+    for kind, rope in text.rope_parameters.items():
+        if not _is_rope(rope):
+            yield f"rope_parameters of {kind} are {rope!r}, not a theta ('default') or a theta and a factor ('linear')"
+
+
+def _is_rope(rope: Any) -> bool:
+    if not isinstance(rope, dict) or (rope.get("rope_type"), set(rope)) not in ROPES:
+        return False
+    return all(isinstance(rope[key], int | float) and rope[key] > 0 for key in set(rope) - {"rope_type"})
 
 
 class Gemma(nnx.Module):
@@ -127,7 +184,7 @@ def checkpoint_prefix(names: Collection[str]) -> str:
     for prefix in PREFIXES:
         if _below(prefix, "embed_tokens.weight") in names:
             return prefix
-    raise SpecError("the text encoder's files hold no `embed_tokens.weight`: this is not a Gemma-3")
+    raise SpecError("the text encoder's files hold no `embed_tokens.weight`: this is not a Gemma-3", AGAIN)
 
 
 def in_language_model(name: str, prefix: str) -> bool:

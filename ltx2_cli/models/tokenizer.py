@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from ltx2_cli.spec import SpecError
+from ltx2_cli.weights.checkpoint import AGAIN, read_json
 
 PAD, EOS, BOS = "<pad>", "<eos>", "<bos>"
+OPTIONAL = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 BYTE_VOCABULARY = 3 + 256  # the special tokens, then every byte
 
 
@@ -26,17 +28,28 @@ class Tokens:
         return tuple(length > self.ids.shape[1] for length in self.lengths)
 
 
+def check_tokenizer(folder: Path) -> None:
+    """Raise `SpecError` unless the files of a checkpoint's `tokenizer/` are there and JSON.
+
+    That is cheap enough to find a broken one before a weight is read.
+    """
+    for path in [folder / "tokenizer.json", *filter(Path.exists, (folder / name for name in OPTIONAL))]:
+        read_json(path)
+
+
 def tokenise(folder: Path, prompts: Sequence[str], max_length: int) -> Tokens:
     """Token ids of `prompts`, without white space at their ends, cut and padded on the left to `max_length`.
 
     `folder` is a checkpoint's `tokenizer/`: its files say which special tokens stand around a prompt. Raises
-    `SpecError` where there is none.
+    `SpecError` where transformers cannot read them.
     """
-    if not folder.is_dir():
-        raise SpecError(f"{folder}: the checkpoint has no tokenizer")
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, padding_side="left")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, padding_side="left")
+    except Exception as error:  # what its parser in Rust raises is of this class itself
+        reason = " ".join(str(error).split())
+        raise SpecError(f"{folder} holds no tokenizer that transformers can read: {reason}", AGAIN) from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     texts = [prompt.strip() for prompt in prompts]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from huggingface_hub import snapshot_download
+from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -23,6 +23,7 @@ from ltx2_cli.weights.declare import Shape
 
 STEMS = ("diffusion_pytorch_model", "model")
 LFS_POINTER = b"version https://git-lfs"
+AGAIN = "download the checkpoint again, or name another: --model FOLDER or --model REPO"
 Index = tuple[slice, ...]
 
 
@@ -63,6 +64,10 @@ class TensorFiles(Mapping[str, Tensor]):
         """The part of one tensor that `index` selects, in the file's dtype."""
         return self._handles[self[name].file].get_slice(name)[index]
 
+    def metadata(self) -> dict[str, str]:
+        """What the (first) file says of itself beside its tensors."""
+        return next(iter(self._handles.values())).metadata() or {}
+
 
 def _tensor(handle: Any, name: str, path: Path) -> Tensor:
     header = handle.get_slice(name)
@@ -72,46 +77,69 @@ def _tensor(handle: Any, name: str, path: Path) -> Tensor:
 def _open(path: Path) -> Any:
     if not path.exists():
         raise SpecError(f"{path} is missing", "the index beside it names it; download the checkpoint again")
-    with path.open("rb") as file:
-        if file.read(len(LFS_POINTER)) == LFS_POINTER:
-            raise SpecError(f"{path} is a Git LFS pointer, not the weights", "run `git lfs pull` in that folder")
+    _begin(path, len(LFS_POINTER))
     try:
         return safe_open(path, "np")
     except SafetensorError as error:
         raise SpecError(f"{path} is damaged or cut short ({error})", "download it again") from error
 
 
+def _begin(path: Path, size: int = -1) -> bytes:
+    """The first bytes of a file that exists, or all; raises `SpecError` where they cannot be read or are a pointer."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(size)
+    except OSError as error:
+        raise SpecError(f"{path} cannot be read: {error.strerror}", AGAIN) from error
+    if content.startswith(LFS_POINTER):
+        raise SpecError(f"{path} is a Git LFS pointer, not the file itself", "run `git lfs pull` in that folder")
+    return content
+
+
 def _files(folder: Path, stems: tuple[str, ...]) -> list[Path]:
     for stem in stems:
         index = folder / f"{stem}.safetensors.index.json"
         if index.exists():
-            return sorted({folder / name for name in read_json(index)["weight_map"].values()})
+            return sorted({folder / name for name in _weight_map(index).values()})
         if (folder / f"{stem}.safetensors").exists():
             return [folder / f"{stem}.safetensors"]
-    raise SpecError(f"{folder} holds no weights: no {' or '.join(f'{stem}.safetensors' for stem in stems)}")
+    raise SpecError(f"{folder} holds no weights: no {' or '.join(f'{stem}.safetensors' for stem in stems)}", AGAIN)
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """The file of each tensor, by an index."""
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise SpecError(f"{index} is no index: its `weight_map` does not give each tensor the name of a file", AGAIN)
+    return names
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from `path`; raises `SpecError` where it is missing or is none."""
+    if not path.exists():
+        raise SpecError(f"{path.parent.parent} is no LTX-2 checkpoint: {path} is missing", AGAIN)
     try:
-        value = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise SpecError(f"{path.parent.parent} is no LTX-2 checkpoint: {path} is missing") from None
+        value = json.loads(_begin(path))
     except ValueError as error:
-        raise SpecError(f"{path} is not JSON: {error}") from error
+        raise SpecError(f"{path} is not JSON: {error}", AGAIN) from error
     if not isinstance(value, dict):
-        raise SpecError(f"{path} is not a JSON object")
+        raise SpecError(f"{path} is not a JSON object", AGAIN)
     return value
 
 
 def locate(checkpoint: str, wanted: list[str]) -> Path:
-    """The folder of `checkpoint`: itself, or a repository id with an optional `@revision`, fetched into the cache of
-    huggingface_hub (whose environment variables and token apply) as far as the patterns in `wanted` go."""
-    folder = Path(checkpoint).expanduser()
-    if folder.is_dir():
-        return folder
-    repository, _, revision = checkpoint.partition("@")
+    """The folder or the single file that `checkpoint` is, or that a repository id, with an optional `/FILE` and an
+    optional `@revision`, names: fetched into the cache of huggingface_hub, whose environment variables and token
+    apply; of a folder, as far as the patterns in `wanted` go."""
+    path = Path(checkpoint).expanduser()
+    if path.exists():
+        return path
+    name, _, revision = checkpoint.partition("@")
+    owner, project, *inside = name.split("/")
+    repository = f"{owner}/{project}"
     try:
+        if inside:
+            return Path(hf_hub_download(repository, "/".join(inside), revision=revision or None))
         return Path(snapshot_download(repository, revision=revision or None, allow_patterns=wanted))
     except GatedRepoError as error:
         raise SpecError(
@@ -119,13 +147,19 @@ def locate(checkpoint: str, wanted: list[str]) -> Path:
             f"accept its terms at https://huggingface.co/{repository} and set HF_TOKEN or run `hf auth login`",
         ) from error
     except RevisionNotFoundError as error:
-        raise SpecError(f"{repository} has no revision `{revision}`") from error
+        raise SpecError(
+            f"{repository} has no revision `{revision}`",
+            f"without `@{revision}` it is the newest: --model {repository}",
+        ) from error
     except (RepositoryNotFoundError, HFValidationError) as error:
-        raise SpecError(f"no folder and no repository is called `{checkpoint}`") from error
+        raise SpecError(
+            f"no folder and no repository is called `{checkpoint}`",
+            "--model takes a profile, a FOLDER or a REPO; for a private one set HF_TOKEN or run `hf auth login`",
+        ) from error
     except LocalEntryNotFoundError as error:
         raise SpecError(
             f"{checkpoint} is not in the local cache and the hub cannot be reached",
             "check the network or HF_HUB_OFFLINE",
         ) from error
     except (HfHubHTTPError, OSError) as error:
-        raise SpecError(f"{checkpoint} could not be fetched: {error}") from error
+        raise SpecError(f"{checkpoint} could not be fetched: {error}", "try again, or --model FOLDER") from error

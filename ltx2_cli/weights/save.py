@@ -4,14 +4,19 @@ from pathlib import Path
 
 import numpy as np
 from flax import nnx
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from ltx2_cli.media import replacing
+from ltx2_cli.spec import MAKE_ROOM, RunError
 from ltx2_cli.weights.declare import weights
 
 
 def save(module: nnx.Module, path: Path) -> None:
-    """Write every weight of `module` to a safetensors file, under a temporary name until it is whole."""
+    """Write every weight of `module` to a safetensors file, under a temporary name until it is whole.
+
+    Raises `RunError` with `path` where there is no room for it.
+    """
     tensors = {}
     for weight in weights(module):
         array, inverse = np.asarray(weight.get_value()), np.argsort(weight.order)
@@ -19,4 +24,7 @@ def save(module: nnx.Module, path: Path) -> None:
             ours = array[layer] if weight.layers else array
             tensors[name] = np.ascontiguousarray(ours.transpose(inverse))
     with replacing(path) as temporary:
-        save_file(tensors, temporary)
+        try:
+            save_file(tensors, temporary)
+        except SafetensorError as error:
+            raise RunError(f"cannot write {path}: {error}", MAKE_ROOM) from error

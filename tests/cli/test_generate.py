@@ -1,5 +1,6 @@
 """`ltx2 generate` from its arguments to its exit code, around a run that only remembers what it was asked."""
 
+import errno
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -9,10 +10,10 @@ from types import ModuleType
 
 import pytest
 
-from ltx2_cli.cli import main
 from ltx2_cli.core.report import Report
 from ltx2_cli.media import output_paths
-from ltx2_cli.spec import DType, RunError, RunSpec
+from ltx2_cli.spec import MAKE_ROOM, DType, RunError, RunSpec
+from program import run_program
 
 Run = Callable[..., tuple[int, str, str]]
 FINDINGS = "error: height 500 is not a multiple of 32; nearest: --height 480 or 512\n       num_frames 20 is not 8k + 1"
@@ -64,16 +65,7 @@ def core(monkeypatch: pytest.MonkeyPatch) -> Core:
 def ltx2(core: Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs the program in an empty folder: exit code, stdout, stderr."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["ltx2", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return (ended.value.code, *capsys.readouterr())
-
-    return run
+    return lambda *arguments: (run_program(monkeypatch, *arguments), *capsys.readouterr())
 
 
 def test_the_path_alone_is_on_stdout_and_the_talk_on_stderr(ltx2: Run):
@@ -108,7 +100,7 @@ def test_several_videos_are_several_lines(ltx2: Run):
     ("arguments", "sentence"),
     [
         ("--height 500 --num-frames 20", FINDINGS),
-        ("--model dmo", "error: unknown model `dmo`; closest: `demo`\nhint: known: `demo`, `ltx2`"),
+        ("--model dmo", "error: unknown model `dmo`; closest: `demo`\nhint: known: `demo`, `ltx2`, `ltx2.3`"),
         ("--set heigth=3", "error: --set 'heigth=3': unknown key `heigth`; closest: `height`\nhint: known:"),
         ("--stg-blocks a,b", "error: stg_blocks a,b is not a list of blocks\nhint: for example: --stg-blocks"),
         ("-o clip.avi", "error: output 'clip.avi' is not an mp4"),
@@ -116,6 +108,10 @@ def test_several_videos_are_several_lines(ltx2: Run):
         ("--height tall", "error: Invalid value for '--height'"),
         ("surplus", "error: Got unexpected extra argument"),
         ("--config none.yaml", "error: none.yaml cannot be read: No such file"),
+        ("--negative-prompt \udcff", "error: negative_prompt '\\udcff' is not text in UTF-8; "),
+        ("-o \udcff.mp4", "error: output '\\udcff.mp4' is not text in UTF-8; "),
+        ("--num-videos 100000000", "error: num_videos 100000000 is not in 1 to 1000; nearest: --num-videos 1000"),
+        ("-o c.mp4 --save-latents c.mp4", "error: c.mp4 is named for two things\nhint: video, record (.yaml),"),
     ],
 )
 def test_a_bad_request_is_a_sentence_a_hint_and_exit_code_2(ltx2: Run, core: Core, arguments: str, sentence: str):
@@ -150,7 +146,10 @@ def test_an_existing_automatic_name_is_refused_too(ltx2: Run, tmp_path: Path):
             1,
             "error: the vocoder is not finite\nhint: --dtype",
         ),
-        (OSError(28, "No space left on device", "a.mp4"), 1, "error: No space left on device: a.mp4\nhint: "),
+        (OSError(errno.ENOSPC, "No space", "a.mp4"), 1, f"error: No space: a.mp4\nhint: {MAKE_ROOM}\n"),
+        (OSError(errno.EFBIG, "Too large"), 1, f"error: Too large\nhint: {MAKE_ROOM}\n"),
+        (OSError(errno.EDQUOT, "No quota"), 1, f"error: No quota\nhint: {MAKE_ROOM}\n"),
+        (OSError(errno.EIO, "Broken"), 1, "error: Broken\nhint: --debug shows where\n"),
         (KeyboardInterrupt(), 130, "error: interrupted\nhint: "),
     ],
 )
@@ -171,7 +170,8 @@ def test_an_interrupt_in_a_destructor_is_not_lost(ltx2: Run, core: Core, monkeyp
 
     def write(plan: Core, components: None, report: Report) -> Iterator[Path]:
         Unlucky()  # Python drops what its destructor raises
-        time.sleep(5)
+        for _ in range(500):
+            time.sleep(0.01)
         yield Path("too late")
 
     monkeypatch.setattr(sys.modules["ltx2_cli.core.run"], "write", write, raising=False)

@@ -13,6 +13,7 @@ from ltx2_cli import load, read_spec, resolve, run
 from ltx2_cli.models.demo import demo_checkpoint
 from ltx2_cli.plan import Plan
 from ltx2_cli.spec import RunError, SpecError
+from ltx2_cli.weights.checkpoint import locate
 
 Resolve = Callable[..., Plan]
 
@@ -85,6 +86,101 @@ def test_all_files_that_cannot_be_opened_are_named(folder: Path) -> None:
     (folder / "connectors" / "model.safetensors").write_bytes(whole[:-1])
     with pytest.raises(SpecError, match=r"connectors.*cut short.*vae.*Git LFS pointer"):
         plan_of(folder)
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
+TENSORS = "transformer/model.safetensors"
+INDEX = "transformer/model.safetensors.index.json"
+TRANSFORMER, VAE, TEXT = "transformer/config.json", "vae/config.json", "text_encoder/config.json"
+SCHEDULER, TOKENIZER = "scheduler/scheduler_config.json", "tokenizer/tokenizer.json"
+
+# a file, what becomes of it — its text, values of its JSON, a folder, or nothing — and what is said of that
+DAMAGED = [
+    (TRANSFORMER, None, "is no LTX-2 checkpoint: .*transformer/config.json is missing"),
+    (TRANSFORMER, Path, "transformer/config.json cannot be read: Is a directory"),
+    (TRANSFORMER, POINTER, "transformer/config.json is a Git LFS pointer"),
+    (TRANSFORMER, "", "transformer/config.json is not JSON"),
+    (TRANSFORMER, "[]", "transformer/config.json is not a JSON object"),
+    (TRANSFORMER, {"num_layers": "3"}, "transformer/config.json: .*num_layers is '3'"),
+    (TRANSFORMER, {"num_layers": 0}, "num_layers is 0"),
+    (TRANSFORMER, {"audio_sampling_rate": 0}, "audio_sampling_rate is 0"),
+    (TRANSFORMER, {"num_layers": 5}, "does not hold what its configs describe. transformer: 72 missing"),
+    (TRANSFORMER, {"out_channels": 8}, "the transformer's channels in and out differ: 16 and 8"),
+    (TRANSFORMER, {"audio_out_channels": 8}, "the transformer's audio channels in and out differ: 32 and 8"),
+    (TRANSFORMER, {"caption_channels": 32}, "the video connector's width and the transformer's text differ: 64 and 32"),
+    (
+        TRANSFORMER,
+        {"use_prompt_embeddings": False},
+        "video connector's width and the transformer's text differ: 64 and",
+    ),
+    (VAE, {"upsample_factor": [0, 2, 2]}, "upsample_factor is"),
+    (SCHEDULER, None, "scheduler_config.json is missing"),
+    (SCHEDULER, {"shift_terminal": 1}, "shift_terminal is 1"),
+    (TEXT, {"model_type": "t5"}, "'t5', only Gemma-3"),
+    (TEXT, {"num_key_value_heads": 0}, "num_key_value_heads is 0"),
+    (TEXT, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is not implemented"),
+    (TENSORS, None, "transformer holds no weights"),
+    (TENSORS, Path, "transformer/model.safetensors cannot be read: Is a directory"),
+    (TENSORS, POINTER, "transformer/model.safetensors is a Git LFS pointer"),
+    (TENSORS, "", "transformer/model.safetensors is damaged or cut short"),
+    (INDEX, Path, "transformer/model.safetensors.index.json cannot be read: Is a directory"),
+    (INDEX, "{}", "transformer/model.safetensors.index.json is no index: its `weight_map`"),
+    (INDEX, '{"weight_map": ["model.safetensors"]}', "is no index"),
+    (INDEX, '{"weight_map": {"proj_in.weight": 3}}', "is no index"),
+    (INDEX, '{"weight_map": {"proj_in.weight": "lost.safetensors"}}', "transformer/lost.safetensors is missing"),
+    (INDEX, '{"weight_map": {}}', "transformer: 342 missing"),
+    (TOKENIZER, None, "tokenizer/tokenizer.json is missing"),
+    (TOKENIZER, POINTER, "tokenizer/tokenizer.json is a Git LFS pointer"),
+    (TOKENIZER, "{", "tokenizer/tokenizer.json is not JSON"),
+]
+
+
+def damage(file: Path, what: object) -> None:
+    if isinstance(what, dict):
+        return edit(file, **what)
+    file.unlink(missing_ok=True)
+    if isinstance(what, str):
+        file.write_text(what)
+    if what is Path:
+        file.mkdir()
+    return None
+
+
+@pytest.mark.parametrize(("name", "what", "sentence"), DAMAGED, ids=lambda value: str(value)[:40])
+def test_a_damaged_checkpoint_is_refused_in_a_sentence_with_a_way_out(
+    folder: Path, name: str, what: object, sentence: str
+) -> None:
+    damage(folder / name, what)
+    with pytest.raises(SpecError, match=sentence) as caught:
+        plan_of(folder)
+    assert "\n" not in str(caught.value)
+    assert caught.value.hint
+
+
+def test_what_is_neither_a_folder_nor_a_repository() -> None:
+    with pytest.raises(SpecError, match="no folder and no repository is called `a//b`") as caught:
+        locate("a//b", [])
+    assert "--model takes" in caught.value.hint
+
+
+def test_all_configs_that_cannot_be_are_named(folder: Path) -> None:
+    edit(folder / TRANSFORMER, num_layers="3")
+    edit(folder / TEXT, head_dim=0)
+    edit(folder / SCHEDULER, shift=0)
+    with pytest.raises(
+        SpecError, match=r"transformer/config.json: .*scheduler_config.json: .*text_encoder/config.json: "
+    ):
+        plan_of(folder)
+
+
+def test_a_clone_without_its_large_files_is_said_at_once_with_every_way_out(folder: Path) -> None:
+    for name in ("vae/model.safetensors", TOKENIZER):
+        (folder / name).write_text(POINTER)
+    (folder / "vocoder" / "model.safetensors").unlink()
+    with pytest.raises(SpecError, match=r"vae/.* pointer.*vocoder holds no weights.*tokenizer.json is a Git") as caught:
+        plan_of(folder)
+    assert caught.value.hint.count("git lfs pull") == 1
+    assert "download the checkpoint again" in caught.value.hint
 
 
 def test_weights_that_are_not_numbers(folder: Path) -> None:

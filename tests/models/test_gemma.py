@@ -153,8 +153,9 @@ def test_the_prefix_is_where_the_embeddings_are(prefix):
 
 
 def test_a_checkpoint_without_embeddings_is_refused():
-    with pytest.raises(SpecError, match="embed_tokens"):
+    with pytest.raises(SpecError, match="embed_tokens") as caught:
         checkpoint_prefix(["encoder.block.0.weight"])
+    assert caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -164,9 +165,49 @@ def test_a_checkpoint_without_embeddings_is_refused():
         ({"num_hidden_layers": "many"}, "te/config.json: .*num_hidden_layers"),
         ({"hidden_size": 15}, "te/config.json: .*hidden size .15. is not"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention is not implemented"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is not implemented"),
+        ({"sliding_window": 0}, "sliding_window is 0, not a whole number above 0"),
+        ({"sliding_window": None}, "sliding_window is None, not"),
+        ({"sliding_window_pattern": 0}, "sliding_window_pattern is 0, not"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads is 0, not"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0, not"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0, not"),
+        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0, not"),
+        ({"vocab_size": 0}, "vocab_size is 0, not"),
+        ({"head_dim": 0}, "head_dim is 0, not"),
+        ({"hidden_size": 0}, "hidden_size is 0, not"),
+        ({"intermediate_size": 0}, "intermediate_size is 0, not"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings is 0, not"),
+        ({"num_key_value_heads": 3}, "2 heads do not share 3 keys"),
+        ({"hidden_activation": "nope"}, "hidden_activation is 'nope', which transformers does not know"),
+        ({"pad_token_id": 64}, "pad_token_id is 64 in a vocabulary of 64"),
+        ({"layer_types": 3 * ["chunked_attention"]}, "layers of type 'chunked_attention' are not implemented"),
+        ({"rope_scaling": {"rope_type": "nope", "factor": 2.0}}, "rope_parameters of full_attention are .*'nope'"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "of full_attention are .*'dynamic'"),
+        ({"rope_scaling": {"factor": 2.0}}, "of full_attention are .*'default', 'factor'"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": "8"}}, "of full_attention are .*'factor': '8'"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "te/config.json: .*factor"),
+        ({"rope_scaling": None, "rope_local_base_freq": 0}, "of sliding_attention are .*'rope_theta': 0"),
+        ({"rope_scaling": None, "rope_parameters": {"full_attention": 3}}, "te/config.json: 'int'"),
+        ({"dtype": "nope"}, "te/config.json: .*nope"),
+        ({"model_type": "gemma3", "text_config": [1]}, r"text_config is \[1\], not an object"),
     ],
 )
 def test_another_model_is_refused(change, said):
+    with pytest.raises(SpecError, match=said) as caught:
+        gemma_recipe({"model_type": "gemma3_text", **ALTERNATING, **change}, "te/config.json")
+    assert str(caught.value).startswith("te/config.json: ")
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"head_dim": 0, "vocab_size": "many", "attn_logit_softcapping": 1.0}, "vocab_size is .*head_dim is .*soft"),
+        ({"hidden_activation": "nope", "pad_token_id": 99, "num_key_value_heads": 3}, "nope.*3 keys.*pad_token_id"),
+    ],
+)
+def test_all_that_is_wrong_with_a_text_encoder_is_said_at_once(change, said):
     with pytest.raises(SpecError, match=said):
         gemma_recipe({"model_type": "gemma3_text", **ALTERNATING, **change}, "te/config.json")
 

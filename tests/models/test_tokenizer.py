@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -6,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer, models, processors
 from transformers import AutoTokenizer
 
-from ltx2_cli.models.tokenizer import BYTE_VOCABULARY, byte_tokenizer, tokenise
+from ltx2_cli.models.tokenizer import BYTE_VOCABULARY, byte_tokenizer, check_tokenizer, tokenise
 from ltx2_cli.spec import SpecError
 
 
@@ -75,3 +76,52 @@ def test_gemmas_own_class_puts_bos_in_front(gemma_like):
 def test_a_missing_folder_is_named(tmp_path):
     with pytest.raises(SpecError, match="nowhere"):
         tokenise(tmp_path / "nowhere", ["a"], 4)
+
+
+def test_whole_tokenizers_pass(folder, gemma_like):
+    check_tokenizer(folder)
+    check_tokenizer(gemma_like)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("tokenizer.json", None, "tokenizer.json is missing"),
+        ("tokenizer.json", "version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "is a Git LFS pointer"),
+        ("tokenizer.json", '{"version": "1.0", "model":', "tokenizer.json is not JSON"),
+        ("tokenizer.json", "[]", "tokenizer.json is not a JSON object"),
+        ("tokenizer_config.json", "{", "tokenizer_config.json is not JSON"),
+        ("special_tokens_map.json", "version https://git-lfs", "special_tokens_map.json is a Git LFS pointer"),
+    ],
+)
+def test_a_broken_file_is_named_without_loading_the_tokenizer(folder, tmp_path, name, content, sentence):
+    broken = shutil.copytree(folder, tmp_path / "broken")
+    if content is None:
+        (broken / name).unlink()
+    else:
+        (broken / name).write_text(content)
+    with pytest.raises(SpecError, match=sentence) as caught:
+        check_tokenizer(broken)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("content", "raised"),
+    [
+        ("{}", KeyError),
+        ('{"version": "1.0", "added_tokens": [], "model": {"type": "Nope"}}', Exception),
+        (None, ValueError),
+    ],
+    ids=["no model", "a model that the parser does not know", "no file"],
+)
+def test_what_transformers_cannot_read_is_a_sentence(folder, tmp_path, content, raised):
+    broken = shutil.copytree(folder, tmp_path / "broken")
+    if content is None:
+        (broken / "tokenizer.json").unlink()
+    else:
+        (broken / "tokenizer.json").write_text(content)
+    with pytest.raises(SpecError, match=r"broken holds no tokenizer that transformers can read: .") as caught:
+        tokenise(broken, ["a"], 4)
+    assert type(caught.value.__cause__) is raised
+    assert "\n" not in str(caught.value)
+    assert caught.value.hint
