@@ -12,7 +12,7 @@ from diffusers import (
     LTX2Pipeline,
     LTX2VideoTransformer3DModel,
 )
-from diffusers.pipelines.ltx2 import LTX2TextConnectors, LTX2Vocoder
+from diffusers.pipelines.ltx2 import LTX2TextConnectors, LTX2Vocoder, LTX2VocoderWithBWE
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, Gemma3Config, Gemma3ForConditionalGeneration
 
@@ -181,6 +181,40 @@ UNUSUAL: dict[str, dict[str, Any]] = {
     },
 }
 
+# The parts in which LTX-2.3 is another network than LTX-2, at a tiny size.
+LTX2_3: dict[str, dict[str, Any]] = {
+    "connectors": {
+        "video_connector_attention_head_dim": 12,
+        "video_connector_num_layers": 3,
+        "audio_connector_num_layers": 3,
+        "video_gated_attn": True,
+        "audio_gated_attn": True,
+        "per_modality_projections": True,
+        "video_hidden_dim": 24,
+        "audio_hidden_dim": 16,
+        "proj_bias": True,
+    },
+    "transformer": {
+        "gated_attn": True,
+        "audio_gated_attn": True,
+        "cross_attn_mod": True,
+        "audio_cross_attn_mod": True,
+        "use_prompt_embeddings": False,
+    },
+    "vae": {
+        "block_out_channels": (16, 32, 64, 64),
+        "decoder_block_out_channels": (16, 32, 32, 64),
+        "decoder_layers_per_block": (1, 2, 1, 1, 2),
+        "decoder_spatio_temporal_scaling": (True,) * 4,
+        "decoder_inject_noise": (False,) * 5,
+        "upsample_type": ("spatiotemporal", "spatiotemporal", "temporal", "spatial"),
+        "upsample_residual": (False,) * 4,
+        "upsample_factor": (2, 2, 1, 2),
+        "decoder_spatial_padding_mode": "zeros",
+    },
+    "vocoder": {"hidden_channels": 64, "bwe_in_channels": 32, "bwe_hidden_channels": 32, "num_mel_channels": 16},
+}
+
 
 def tiny_pipeline(
     folder: Path, seed: int = 0, changes: Mapping[str, Mapping[str, Any]] | None = None, halved: Collection[str] = ()
@@ -201,7 +235,7 @@ def tiny_pipeline(
         "transformer": LTX2VideoTransformer3DModel(**config("transformer", TRANSFORMER)),
         "vae": AutoencoderKLLTX2Video(**config("vae", VAE)),
         "audio_vae": AutoencoderKLLTX2Audio(**config("audio_vae", AUDIO_VAE)),
-        "vocoder": LTX2Vocoder(**config("vocoder", VOCODER)),
+        "vocoder": _vocoder(config("vocoder", VOCODER)),
     }
     for number, module in enumerate(modules.values()):
         randomise(module, seed=seed + number)
@@ -217,6 +251,10 @@ def tiny_pipeline(
         (path,) = (folder / name).glob("*.safetensors")
         save_file({key: _half(tensor) for key, tensor in load_file(path).items()}, path)
     return pipeline
+
+
+def _vocoder(config: dict[str, Any]) -> torch.nn.Module:
+    return (LTX2VocoderWithBWE if "bwe_in_channels" in config else LTX2Vocoder)(**config)
 
 
 def _half(tensor: torch.Tensor) -> torch.Tensor:

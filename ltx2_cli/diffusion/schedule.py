@@ -34,7 +34,7 @@ class Schedule:
         line = np.linspace(1, 1 / steps, steps)
         growth = self.growth(tokens)
         sigmas = growth / (growth + 1 / line - 1)
-        if self.shift_terminal and steps > 1:  # 0 means none, as in the reference
+        if self.shift_terminal and sigmas[-1] < 1:  # 0 means none, as in the reference
             sigmas = 1 - (1 - sigmas) * (1 - self.shift_terminal) / (1 - sigmas[-1])
         return np.append(sigmas, 0).astype(np.float32)
 

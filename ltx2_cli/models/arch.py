@@ -275,6 +275,14 @@ class VideoVAEArch(NetworkArch):
         chain = zip(deep_first, self.upsample_factor[::-1], deep_first[1:], strict=False)
         if any(deep // factor != shallow for deep, factor, shallow in chain):
             yield "decoder_block_out_channels do not shrink by upsample_factor"
+        for direction, kinds in (("encoder", self.downsample_type), ("decoder", self.upsample_type)):
+            frames = 2 ** sum(kind != "spatial" for kind in kinds)
+            pixels = self.patch_size * 2 ** sum(kind != "temporal" for kind in kinds)
+            if (frames, pixels) != (self.temporal_compression_ratio, self.spatial_compression_ratio):
+                yield (
+                    f"the {direction} divides by {frames} and {pixels}, the compression ratios are"
+                    f" {self.temporal_compression_ratio} and {self.spatial_compression_ratio}"
+                )
 
     @property
     def smallest(self) -> int:

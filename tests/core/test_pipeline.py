@@ -9,7 +9,7 @@ import torch
 from clips import ALL_ON, CASES, UNUSUAL_CASE, Case, Checkpoint, final_latents, plan_of, reference, reference_latents
 from ltx2_cli import load, run
 from parity import relative_error
-from tiny import UNUSUAL, tiny_pipeline
+from tiny import LTX2_3, UNUSUAL, tiny_pipeline
 
 
 def check_latents(checkpoint: Checkpoint, case: Case, folder: Path) -> None:
@@ -26,7 +26,7 @@ def check_media(checkpoint: Checkpoint, case: Case, sample_rate: int, folder: Pa
     assert media.frames.shape == (case.size.num_frames, case.size.height, case.size.width, 3)
     wanted = (frames[0].movedim(1, -1) * 255).round().numpy()
     assert np.abs(media.frames - wanted).max() <= 1  # a level of 255 may round the other way
-    assert relative_error(media.waveform.T, waveform[0]) <= 1e-4
+    assert relative_error(media.waveform.T, waveform[0]) <= 5e-4  # the latents' rounding, through a logarithm
     assert (media.sample_rate, media.fps) == (sample_rate, case.size.fps)
     latent_frame = 8 / case.size.fps
     assert abs(len(media.waveform) / media.sample_rate - len(media.frames) / media.fps) < latent_frame
@@ -47,6 +47,13 @@ def test_nothing_is_taken_for_granted(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "checkpoint", pipeline)
     check_latents(checkpoint, UNUSUAL_CASE, tmp_path)
     check_media(checkpoint, UNUSUAL_CASE, 6300, tmp_path)
+
+
+def test_the_next_generation_is_other_data(tmp_path: Path) -> None:
+    """LTX-2.3: gates, text modulated by the noise level, features by stream, another decoder, sound at 48 kHz."""
+    checkpoint = Checkpoint(tmp_path / "checkpoint", tiny_pipeline(tmp_path / "checkpoint", 40, LTX2_3))
+    check_latents(checkpoint, ALL_ON, tmp_path)
+    check_media(checkpoint, ALL_ON, 48000, tmp_path)
 
 
 def test_guidance_that_the_config_does_not_allow(tmp_path: Path) -> None:
