@@ -85,7 +85,10 @@ def _name(layer: Layer, kind: str) -> str | None:
     if kind == "sharding":
         value = value.get("profile") if isinstance(value, Mapping) else None
     if value is not None and not isinstance(value, str):
-        raise SpecError(f"{layer.source}`{kind}` is {value!r}; expected the name of a profile")
+        raise SpecError(
+            f"{layer.source}`{kind}` is {value!r}; expected the name of a profile",
+            f"known: {', '.join(profile_names(kind))}",
+        )
     return value
 
 

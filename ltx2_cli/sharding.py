@@ -65,11 +65,14 @@ def lay_out(spec: ShardingSpec, devices: Sequence[jax.Device], weights: Sequence
     rules = {**spec.weights, **spec.activations}
     if strangers := sorted(set(rules.values()) - set(mesh.axis_names)):
         known = ", ".join(f"`{axis}`" for axis in mesh.axis_names)
-        raise SpecError(f"sharding profile {spec.profile}: its mesh has no axis `{strangers[0]}`; it has {known}")
+        raise SpecError(f"sharding profile {spec.profile}: its mesh has no axis `{strangers[0]}`", f"it has {known}")
     plan = ShardingPlan(mesh, tuple(sorted(spec.weights.items())), tuple(sorted(spec.activations.items())))
     if problems := [problem for weight in weights for problem in _misfits(plan, weight)]:
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise SpecError(f"sharding profile {spec.profile} does not fit the model: {'; '.join(problems[:5])}{more}")
+        raise SpecError(
+            f"sharding profile {spec.profile} does not fit the model: {'; '.join(problems[:5])}{more}",
+            "another mesh with --set sharding.mesh.AXIS=SIZE, another profile, or --sharding single",
+        )
     return plan
 
 

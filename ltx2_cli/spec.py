@@ -16,7 +16,7 @@ MAKE_ROOM = "free some space, or name another place: -o FILE"  # the hint where 
 class SpecError(Exception):
     """A request that cannot be met: one sentence, and a hint that says what to do instead. Exit code 2."""
 
-    def __init__(self, sentence: str, hint: str = ""):
+    def __init__(self, sentence: str, hint: str):
         super().__init__(sentence)
         self.hint = hint
 
@@ -24,7 +24,7 @@ class SpecError(Exception):
 class RunError(Exception):
     """A run that failed after a legal request: one sentence and a hint. Exit code 1."""
 
-    def __init__(self, sentence: str, hint: str = ""):
+    def __init__(self, sentence: str, hint: str):
         super().__init__(sentence)
         self.hint = hint
 

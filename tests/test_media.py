@@ -122,7 +122,7 @@ class Stop(BaseException):
     """Like Ctrl-C, nothing that `except Exception` would see."""
 
 
-@pytest.mark.parametrize("failure", [Stop(), KeyboardInterrupt(), RunError("no")])
+@pytest.mark.parametrize("failure", [Stop(), KeyboardInterrupt(), RunError("no", "")])
 def test_an_interrupted_video_leaves_what_was_there(failure: BaseException, tmp_path: Path):
     def chunks() -> Iterator[np.ndarray]:
         assert list(tmp_path.glob(".partial-*/sound.f32"))  # on the disk that is to hold the video

@@ -14,9 +14,10 @@ from safetensors.numpy import load_file, save_file
 
 from ltx2_cli.diffusion.geometry import Geometry
 from ltx2_cli.media import replacing
-from ltx2_cli.spec import AV, RunError, SpecError
+from ltx2_cli.spec import AV, MAKE_ROOM, RunError, SpecError
 
 Shape = tuple[int, ...]
+WANTED = "a safetensors file of float32 `video` (1, C, F, H, W) and `audio` (1, C, A, M), or no --noise at all"
 
 
 def noise(seed: int, shapes: AV[Shape]) -> AV[jax.Array]:
@@ -54,16 +55,16 @@ def read_noise(path: str, shapes: AV[Shape]) -> AV[np.ndarray]:
     try:
         found = load_file(Path(path).expanduser())
     except (OSError, SafetensorError) as error:
-        raise SpecError(f"the noise file {path} cannot be read: {error}") from error
+        raise SpecError(f"the noise file {path} cannot be read: {error}", WANTED) from error
     problems = [
         f"`{name}` is {found[name].dtype} {found[name].shape}, not float32 {shape}" if name in found else f"no `{name}`"
         for name, shape in shapes._asdict().items()
         if name not in found or found[name].shape != shape or found[name].dtype != np.float32
     ]
     if problems:
-        raise SpecError(f"the noise file {path} does not fit this clip: {'; '.join(problems)}")
+        raise SpecError(f"the noise file {path} does not fit this clip: {'; '.join(problems)}", WANTED)
     if not all(np.isfinite(found[name]).all() for name in AV._fields):
-        raise SpecError(f"the noise file {path} holds values that are not finite")
+        raise SpecError(f"the noise file {path} holds values that are not finite", WANTED)
     return AV(found["video"], found["audio"])
 
 
@@ -76,4 +77,4 @@ def save_latents(latents: AV[jax.Array | np.ndarray], path: Path) -> None:
         try:
             save_file({name: np.ascontiguousarray(stream) for name, stream in latents._asdict().items()}, temporary)
         except SafetensorError as error:
-            raise RunError(f"the latents could not be written to {path}: {error}") from error
+            raise RunError(f"the latents could not be written to {path}: {error}", MAKE_ROOM) from error

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-MAX_STEPS = 1000
+from ltx2_cli.spec import MAX_STEPS
 
 
 @dataclass(frozen=True)

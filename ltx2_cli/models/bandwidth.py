@@ -87,7 +87,10 @@ def vocoder_arch(config: Config, where: str) -> VocoderArch:
     extended = "LTX2VocoderWithBWE" if "bwe_in_channels" in config else "LTX2Vocoder"
     name = config.get("_class_name", extended)
     if name not in CLASSES:
-        raise SpecError(f"{where}: a vocoder of class {name!r} is not implemented, only {', '.join(CLASSES)} are")
+        raise SpecError(
+            f"{where}: a vocoder of class {name!r} is not implemented, only {', '.join(CLASSES)} are",
+            "--model names another checkpoint",
+        )
     return read_arch(CLASSES[name], config, where)
 
 

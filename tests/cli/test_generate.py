@@ -181,7 +181,7 @@ def test_an_interrupt_in_a_destructor_is_not_lost(ltx2: Run, core: Core, monkeyp
 
 
 def test_debug_adds_the_traceback(ltx2: Run, core: Core):
-    core.failure = RunError("no")
+    core.failure = RunError("no", "")
     code, _, err = ltx2("generate", "--prompt", "rain", "--debug")
     assert code == 1
     assert "Traceback (most recent call last)" in err

@@ -217,7 +217,7 @@ def test_a_block_that_does_not_exist(folder: Path, blocks: list[int], sentence: 
     ("sharding", "sentence"),
     [
         ({"mesh": {"heads": 3}}, r"a mesh of heads 3 does not fit 8 devices"),
-        ({"mesh": {"heads": 8}, "weights": {"mlp": "columns"}}, r"has no axis `columns`; it has `heads`"),
+        ({"mesh": {"heads": 8}, "weights": {"mlp": "columns"}}, r"has no axis `columns`"),
         ({"mesh": {"heads": 8}, "weights": {"vocab": "heads"}}, r"259 does not divide by the 8 of mesh axis `heads`"),
         ({"mesh": {"a": 8}, "weights": {"heads": "a", "embed": "a"}}, r"would lie twice along mesh axis `a`"),
     ],
