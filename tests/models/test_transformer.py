@@ -195,6 +195,29 @@ def test_published_names_and_shapes(model: str, config: dict[str, bool]) -> None
     assert declared(Transformer(Scope(jnp.bfloat16), arch)) == published(f"{model}/transformer.tsv")
 
 
+@pytest.mark.parametrize("config", [{}, LTX2_3], ids=["ltx2", "ltx2.3"])
+def test_a_real_clip_goes_through_the_real_size_abstractly(config: dict[str, bool]) -> None:
+    """512 x 768 x 121 with all four passes: shapes and dtypes alone, no memory."""
+    arch = read_arch(TransformerArch, {"rope_type": "split", **config}, "config.json")
+    geometry = clip_geometry(121, 512, 768, 24.0, Compression(8, 32, 25.0), arch.scales)
+    shape = partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
+    latents = AV(shape((4, geometry.video_tokens, 128)), shape((4, geometry.audio_frames, 128)))
+    widths = (3840, 3840) if arch.use_prompt_embeddings else (4096, 2048)
+    text = AV(*(shape((2, 1024, width)) for width in widths))
+    sides = Switches(np.ones((48, 4), bool), np.ones(4, bool))
+
+    def forward(model: Transformer, latents: AV, text: AV) -> AV:
+        contexts = jnp.asarray([0, 1, 0, 0])
+        ropes = rope_tables(geometry, arch)
+        return model(latents, jnp.float32(1), model.text_context(text), contexts, ropes, sides)
+
+    got = jax.eval_shape(forward, Transformer(Scope(jnp.bfloat16), arch), latents, text)
+    assert [(stream.shape, stream.dtype) for stream in got] == [
+        ((4, 6144, 128), jnp.bfloat16),
+        ((4, 126, 128), jnp.bfloat16),
+    ]
+
+
 def test_rope_table_at_real_size() -> None:
     """6,144 tokens of 4,096 channels: two identity angles in front, then an angle of every axis per frequency."""
     arch = read_arch(TransformerArch, {"rope_type": "split"}, "config.json")
