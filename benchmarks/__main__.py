@@ -22,8 +22,9 @@ import torch
 from diffusers import AutoencoderKLLTX2Video, LTX2VideoTransformer3DModel
 
 from ltx2_cli.diffusion.geometry import Compression, clip_geometry
-from ltx2_cli.models.arch import TransformerArch, VideoVAEArch, read_arch
+from ltx2_cli.models.arch import TransformerArch, VideoVAEArch
 from ltx2_cli.models.block import Switches
+from ltx2_cli.models.config import read_arch
 from ltx2_cli.models.transformer import Transformer, rope_tables
 from ltx2_cli.models.video_vae import VideoVAE
 from ltx2_cli.spec import AV

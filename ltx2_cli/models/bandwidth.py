@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from ltx2_cli.models.arch import BandwidthVocoderArch, Config, VocoderArch, read_arch
+from ltx2_cli.models.arch import BandwidthVocoderArch, VocoderArch
+from ltx2_cli.models.config import Config, read_arch
 from ltx2_cli.models.vocoder import Vocoder, upsample, within_limits
 from ltx2_cli.nn.conv import convolve
 from ltx2_cli.spec import SpecError

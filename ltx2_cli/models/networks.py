@@ -6,18 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ltx2_cli.models.arch import (
-    Arch,
-    AudioVAEArch,
-    Config,
-    ConnectorsArch,
-    SchedulerArch,
-    TransformerArch,
-    VideoVAEArch,
-    read_arch,
-)
+from ltx2_cli.models.arch import Arch, AudioVAEArch, ConnectorsArch, SchedulerArch, TransformerArch, VideoVAEArch
 from ltx2_cli.models.audio_vae import AudioVAE
 from ltx2_cli.models.bandwidth import BandwidthVocoder, build_vocoder, vocoder_arch
+from ltx2_cli.models.config import Config, read_arch
 from ltx2_cli.models.connectors import TextConnectors
 from ltx2_cli.models.gemma import Gemma, Recipe, checkpoint_prefix, gemma_recipe, in_language_model
 from ltx2_cli.models.tokenizer import check_tokenizer

@@ -15,15 +15,13 @@ from ltx2_cli.models.arch import (
     Arch,
     AudioVAEArch,
     BandwidthVocoderArch,
-    Config,
     ConnectorsArch,
-    NetworkArch,
     SchedulerArch,
     TransformerArch,
     VideoVAEArch,
     VocoderArch,
-    read_arch,
 )
+from ltx2_cli.models.config import Config, NetworkArch, read_arch
 from ltx2_cli.spec import SpecError
 
 N = TypeVar("N", bound=NetworkArch)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ltx2_cli.models.arch import Config
+from ltx2_cli.models.config import Config
 from ltx2_cli.models.gemma import Gemma, checkpoint_prefix
 from ltx2_cli.models.networks import TEXT_ENCODER, Checkpoint, abstract_networks, open_text_encoder
 from ltx2_cli.models.original import RENAMINGS, video_vae_renaming

@@ -10,15 +10,13 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from ltx2_cli.models.arch import (
     AudioVAEArch,
     BandwidthVocoderArch,
-    Config,
     ConnectorsArch,
-    NetworkArch,
     SchedulerArch,
     TransformerArch,
     VideoVAEArch,
     VocoderArch,
-    read_arch,
 )
+from ltx2_cli.models.config import Config, NetworkArch, read_arch
 from ltx2_cli.spec import SpecError
 
 KINDS = (

@@ -15,7 +15,6 @@ from ltx2_cli.models.arch import (
     Arch,
     AudioVAEArch,
     BandwidthVocoderArch,
-    Config,
     ConnectorsArch,
     SchedulerArch,
     TransformerArch,
@@ -24,6 +23,7 @@ from ltx2_cli.models.arch import (
 )
 from ltx2_cli.models.audio_vae import AudioVAE
 from ltx2_cli.models.bandwidth import build_vocoder
+from ltx2_cli.models.config import Config
 from ltx2_cli.models.connectors import TextConnectors
 from ltx2_cli.models.original_config import original_archs
 from ltx2_cli.models.transformer import Transformer

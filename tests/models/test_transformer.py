@@ -11,8 +11,9 @@ import torch
 from diffusers import LTX2VideoTransformer3DModel
 
 from ltx2_cli.diffusion.geometry import Compression, Geometry, clip_geometry
-from ltx2_cli.models.arch import TransformerArch, read_arch
+from ltx2_cli.models.arch import TransformerArch
 from ltx2_cli.models.block import Switches
+from ltx2_cli.models.config import read_arch
 from ltx2_cli.models.transformer import Transformer, rope_tables
 from ltx2_cli.spec import AV
 from ltx2_cli.weights.declare import Scope, declared
