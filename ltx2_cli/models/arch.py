@@ -441,6 +441,16 @@ class SchedulerArch(Schedule, NetworkArch):
             yield "base_image_seq_len and max_image_seq_len are equal"
 
 
+PUBLISHED_SCHEDULE = SchedulerArch(
+    use_dynamic_shifting=True,
+    base_shift=0.95,
+    max_shift=2.05,
+    base_image_seq_len=1024,
+    max_image_seq_len=4096,
+    shift_terminal=0.1,
+)
+
+
 @dataclass(frozen=True)
 class Arch:
     """Every network of one checkpoint but the text encoder, whose config belongs to transformers."""

@@ -13,10 +13,10 @@ from tempfile import mkdtemp
 
 from ltx2_cli import __version__
 from ltx2_cli.models.arch import (
+    PUBLISHED_SCHEDULE,
     Arch,
     AudioVAEArch,
     ConnectorsArch,
-    SchedulerArch,
     TransformerArch,
     VideoVAEArch,
     VocoderArch,
@@ -82,14 +82,7 @@ ARCH = Arch(
     ),
     AudioVAEArch(base_channels=16, num_res_blocks=1, latent_channels=2),
     VocoderArch(hidden_channels=64),
-    SchedulerArch(
-        use_dynamic_shifting=True,
-        base_shift=0.95,
-        max_shift=2.05,
-        base_image_seq_len=1024,
-        max_image_seq_len=4096,
-        shift_terminal=0.1,
-    ),
+    PUBLISHED_SCHEDULE,
 )
 
 

@@ -12,11 +12,11 @@ from operator import mul
 from typing import ClassVar, TypeVar
 
 from ltx2_cli.models.arch import (
+    PUBLISHED_SCHEDULE,
     Arch,
     AudioVAEArch,
     BandwidthVocoderArch,
     ConnectorsArch,
-    SchedulerArch,
     TransformerArch,
     VideoVAEArch,
     VocoderArch,
@@ -35,15 +35,6 @@ DECODER = {"compress_space": "spatial", "compress_time": "temporal", "compress_a
 GENERATORS = {("1", None): ("leaky_relu", False), ("AMP1", "snakebeta"): ("snakebeta", True)}
 SOUND_CHANNELS = 2
 HINT = "name another checkpoint: --model FOLDER or --model REPOSITORY"
-# the section that the files have for it describes the schedule of an older model
-SCHEDULER = SchedulerArch(
-    use_dynamic_shifting=True,
-    base_shift=0.95,
-    max_shift=2.05,
-    base_image_seq_len=1024,
-    max_image_seq_len=4096,
-    shift_terminal=0.1,
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -398,7 +389,7 @@ def original_archs(config: Config, text_states: int, where: str) -> Arch:
         video_vae,
         audio_vae,
         _vocoder(config, audio_vae, where),
-        SCHEDULER,
+        PUBLISHED_SCHEDULE,  # the section that the files have for it describes that of an older model
     )
     for name, network in vars(arch).items():
         _refuse(network.conflicts(), f"{where}, {name}")
