@@ -16,8 +16,8 @@ from ltx2_cli.models.single_file import open_single_file
 from ltx2_cli.profiles import profile_names, read_sharding
 from ltx2_cli.sharding import ShardingPlan, lay_out
 from ltx2_cli.spec import AV, Guidance, RunSpec, ShiftTokens, SpecError, StgRule
-from ltx2_cli.weights.checkpoint import locate
 from ltx2_cli.weights.declare import weights
+from ltx2_cli.weights.hub import locate
 
 REFERENCE_TOKENS = 4096
 PUBLISHED_STG_DEPTH = 29 / 48  # the block that LTX-2 perturbs, as a fraction of its layers

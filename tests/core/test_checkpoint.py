@@ -13,7 +13,7 @@ from ltx2_cli import load, read_spec, resolve, run
 from ltx2_cli.models.demo import demo_checkpoint
 from ltx2_cli.plan import Plan
 from ltx2_cli.spec import RunError, SpecError
-from ltx2_cli.weights.checkpoint import locate
+from ltx2_cli.weights.hub import locate
 
 Resolve = Callable[..., Plan]
 

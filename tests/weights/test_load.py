@@ -16,8 +16,9 @@ from safetensors.numpy import save_file
 from ltx2_cli.nn.basic import Linear
 from ltx2_cli.spec import RunError, SpecError
 from ltx2_cli.weights import load as load_module
-from ltx2_cli.weights.checkpoint import TensorFiles, locate
+from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import CONV, TRANSPOSED_CONV, Scope, declared, random_weights
+from ltx2_cli.weights.hub import locate
 from ltx2_cli.weights.load import load, mismatches
 from ltx2_cli.weights.save import save
 
