@@ -3,6 +3,7 @@
 `python -m benchmarks` prints a table and writes it to benchmarks/results.md.
 """
 
+import json
 import os
 import platform
 import statistics
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 from diffusers import AutoencoderKLLTX2Video, LTX2VideoTransformer3DModel
 
+from benchmarks.loading import denoiser, to_one_device, write_checkpoint
 from ltx2_cli.diffusion.geometry import Compression, clip_geometry
 from ltx2_cli.models.arch import TransformerArch, VideoVAEArch
 from ltx2_cli.models.block import Switches
@@ -29,7 +31,7 @@ from ltx2_cli.models.transformer import Transformer, rope_tables
 from ltx2_cli.models.video_vae import VideoVAE
 from ltx2_cli.spec import AV
 from ltx2_cli.weights.checkpoint import TensorFiles
-from ltx2_cli.weights.declare import Scope, random_weights, weights
+from ltx2_cli.weights.declare import Scope, random_weights
 from ltx2_cli.weights.load import load
 from ltx2_cli.weights.save import save
 
@@ -79,12 +81,6 @@ def alternate(what: str, ours: Callable[[], object], theirs: Callable[[], object
             jax.block_until_ready(call())
             side.append(time.perf_counter() - began)
     return Row(what, sides[0][1:], sides[1][1:])
-
-
-def to_one_device(axes: object) -> jax.sharding.NamedSharding:
-    """Every weight whole on the first device."""
-    mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:1]), ("device",))
-    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
 
 def denoiser_step(folder: Path) -> Row:
@@ -150,23 +146,21 @@ def video_decode(folder: Path) -> Row:
 
 
 def loading(folder: Path) -> Row:
-    """Weights from a warm file to the device, float32, against `cat` of the same file."""
-    arch = read_arch(
-        TransformerArch,
-        {**TRANSFORMER, "attention_head_dim": 128, "cross_attention_dim": 1024, "num_layers": 8},
-        "config",
-    )
-    module = Transformer(Scope(jnp.float32), arch)
-    place = folder / "model"
-    save(random_weights(module, seed=0), place / "model.safetensors")
-    size = (place / "model.safetensors").stat().st_size
-    count = sum(weight.get_value().size for weight in weights(module))
-    assert size >= 4 * count
+    """Weights from a warm file to the device, bfloat16, against `cat` of the same file."""
+    module, path = denoiser(), folder / "model.safetensors"
+    write_checkpoint(module, path)
     return alternate(
-        f"load {size / 1e9:.2f} GB, `cat`",
-        lambda: jax.tree.leaves(load(module, TensorFiles(place), to_one_device)),
-        lambda: subprocess.run(["cat", place / "model.safetensors"], stdout=subprocess.DEVNULL, check=True),
+        f"load {path.stat().st_size / 1e9:.2f} GB, `cat`",
+        lambda: jax.tree.leaves(load(module, TensorFiles(folder), to_one_device)),
+        lambda: subprocess.run(["cat", path], stdout=subprocess.DEVNULL, check=True),
     )
+
+
+def loading_memory(folder: Path) -> str:
+    """The memory that loading the same file takes beyond the weights, in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.loading", folder / "model.safetensors"]
+    said = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    return f"Loading {said['weights'] / 1e9:.2f} GB takes {said['beyond'] / 1e6:.0f} MB of memory beyond the weights'."
 
 
 def help_time() -> Row:
@@ -184,28 +178,27 @@ def _torch_state(path: Path) -> dict[str, torch.Tensor]:
     return load_file(path)
 
 
-def rows() -> Iterator[Row]:
-    """Every comparison."""
+def lines() -> Iterator[str]:
+    """Every comparison, then what has nothing to be compared with."""
+    yield (
+        f"jax {jax.__version__}, torch {torch.__version__}, {os.cpu_count()} cores of {platform.machine()};"
+        f" {ROUNDS} rounds in alternation, medians"
+    )
+    yield from ("", "| what, compared with | ours, s | theirs, s | ours / theirs (range) |", "|---|---|---|---|")
     with tempfile.TemporaryDirectory() as name:
-        for measure in (denoiser_step, video_decode, loading):
-            yield measure(Path(name))
-    yield help_time()
+        folder = Path(name)
+        yield from (str(measure(folder)) for measure in (denoiser_step, video_decode, loading))
+        yield str(help_time())
+        yield from ("", loading_memory(folder))
 
 
 def main() -> None:
-    """Print the table and write it."""
-    lines = [
-        f"jax {jax.__version__}, torch {torch.__version__}, {os.cpu_count()} cores of {platform.machine()};"
-        f" {ROUNDS} rounds in alternation, medians",
-        "",
-        "| what, compared with | ours, s | theirs, s | ours / theirs (range) |",
-        "|---|---|---|---|",
-    ]
-    print("\n".join(lines))
-    for row in rows():
-        lines.append(str(row))
-        print(row, flush=True)
-    (Path(__file__).parent / "results.md").write_text("\n".join(lines) + "\n")
+    """Print what is measured and write it."""
+    measured = []
+    for line in lines():
+        measured.append(line)
+        print(line, flush=True)
+    (Path(__file__).parent / "results.md").write_text("\n".join(measured) + "\n")
 
 
 if __name__ == "__main__":

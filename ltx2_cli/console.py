@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
@@ -39,6 +39,16 @@ def complain(sentence: str, hint: str) -> None:
     console.print(Text.assemble(("error: ", "bold red"), sentence.replace("\n", indent)))
     if hint:
         console.print(Text.assemble(("hint: ", "bold cyan"), hint))
+
+
+def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """Rows as lines of a table, alike on a terminal and in a pipe; the columns in `right` are set flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    flush = [">" if number in right else "<" for number in range(len(widths))]
+    return [
+        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, flush, widths, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 @dataclass(frozen=True)

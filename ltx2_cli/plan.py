@@ -1,7 +1,9 @@
 """What a request means here: `resolve(RunSpec) -> Plan`, the only place that decides. It reads no weights."""
 
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import numpy as np
@@ -10,17 +12,24 @@ from ltx2_cli.diffusion.geometry import Geometry, clip_geometry
 from ltx2_cli.diffusion.guidance import Pass, needed_passes
 from ltx2_cli.diffusion.latents import Shape, file_shapes
 from ltx2_cli.models.arch import Arch
-from ltx2_cli.models.demo import EMBEDDED, demo_checkpoint
-from ltx2_cli.models.networks import TEXT_ENCODER_FILES, Checkpoint, Networks, check, needed_files, open_folder
+from ltx2_cli.models.demo import EMBEDDED, UNTRAINED, demo_checkpoint
+from ltx2_cli.models.findings import attempt, refuse
+from ltx2_cli.models.folder import open_folder
+from ltx2_cli.models.lora import find_adapters
+from ltx2_cli.models.networks import Checkpoint, Networks
+from ltx2_cli.models.original.names import RENAMINGS
 from ltx2_cli.models.single_file import open_single_file
-from ltx2_cli.profiles import profile_names, read_sharding
+from ltx2_cli.profiles import AUTO, profile_names, read_sharding
+from ltx2_cli.recipe import complete, contradictions
 from ltx2_cli.sharding import ShardingPlan, lay_out
-from ltx2_cli.spec import AV, Guidance, RunSpec, ShiftTokens, SpecError, StgRule
+from ltx2_cli.spec import AV, Guidance, RunSpec, ShiftTokens, SpecError, StgRule, StreamGuidanceSpec
 from ltx2_cli.weights.declare import weights
-from ltx2_cli.weights.hub import locate
+from ltx2_cli.weights.hub import Download, downloads, locate
+from ltx2_cli.weights.lora import SUFFIX, LoraFile, LowRank, open_lora
+from ltx2_cli.weights.lora_source import lora_file, parse_lora
+from ltx2_cli.weights.published import FOLDER_FILES, TEXT_ENCODER_FILES
 
 REFERENCE_TOKENS = 4096
-PUBLISHED_STG_DEPTH = 29 / 48  # the block that LTX-2 perturbs, as a fraction of its layers
 DEVICE_PROFILES = {
     "gpu": "gpu",
     "TPU7x": "ironwood",
@@ -45,13 +54,15 @@ class Stage:
 class Plan:
     """Everything a run needs to know before it reads a weight."""
 
-    spec: RunSpec  # with the seed, the sharding profile and the blocks that were chosen
+    spec: RunSpec  # with the seed, the recipe and its values, and the sharding profile that were chosen
     checkpoint: Checkpoint
     networks: Networks  # without their weights
+    added: Mapping[str, Mapping[str, LowRank]]  # to which tensors of which network, by the LoRAs
     sharding: ShardingPlan
     prompts: tuple[str, ...]  # distinct, in the order of the passes that read them
     stages: tuple[Stage, ...]
     latent_shapes: AV[Shape]  # of one video in a file
+    warnings: tuple[str, ...]  # what is legal and hardly meant, a sentence each
 
     def contexts(self, passes: tuple[Pass, ...]) -> tuple[int, ...]:
         """Which of the prompts each pass reads."""
@@ -70,14 +81,26 @@ class Plan:
         return tuple(self.spec.seed + video for video in range(self.spec.num_videos))
 
 
+def missing(spec: RunSpec) -> list[Download]:
+    """The files that `resolve` would download first; none for what is a path here or in the cache.
+
+    Raises `SpecError` for what can be had neither from the cache nor from the hub.
+    """
+    checkpoint = [] if spec.checkpoint == EMBEDDED else [(spec.checkpoint, FOLDER_FILES)]
+    text_encoder = [] if spec.text_encoder is None else [(spec.text_encoder, TEXT_ENCODER_FILES)]
+    loras = [(parse_lora(lora)[0], [f"*{SUFFIX}"]) for lora in spec.lora]
+    sources = [*checkpoint, *text_encoder, *loras]
+    return [file for name, wanted in sources for file in downloads(name, wanted) if not file.cached]
+
+
 def resolve(spec: RunSpec) -> Plan:
     """Find the checkpoint, check it against what its configs declare, and decide all that the request left open.
 
     Raises `SpecError` for a request or a checkpoint that cannot be met, with every finding of its kind.
     """
-    checkpoint = _open(spec)
+    checkpoint, loras = _open(spec)
     arch, networks = checkpoint.arch, checkpoint.networks(spec)
-    check(checkpoint, networks)
+    added = find_adapters(loras, networks, RENAMINGS)
     del networks.vae.encoder, networks.audio_vae.encoder  # what a run does not use is not loaded
     spec = _settled(spec, arch)
     sharding = lay_out(spec.sharding, jax.devices(), [weight for module in networks for weight in weights(module)])
@@ -88,11 +111,25 @@ def resolve(spec: RunSpec) -> Plan:
     prompts = [spec.prompt] + [spec.negative_prompt] * (Pass.UNCOND in stage.passes)
     channels = AV(arch.transformer.in_channels, arch.transformer.audio_in_channels)
     shapes = file_shapes(geometry, channels, arch.audio_vae.latent_mels)
-    return Plan(spec, checkpoint, networks, sharding, tuple(dict.fromkeys(prompts)), (stage,), shapes)
+    warnings = (*[UNTRAINED] * (spec.checkpoint == EMBEDDED), *contradictions(spec, arch))
+    return Plan(spec, checkpoint, networks, added, sharding, tuple(dict.fromkeys(prompts)), (stage,), shapes, warnings)
 
 
-def _open(spec: RunSpec) -> Checkpoint:
-    place = demo_checkpoint() if spec.checkpoint == EMBEDDED else locate(spec.checkpoint, needed_files())
+def _open(spec: RunSpec) -> tuple[Checkpoint, list[tuple[LoraFile, float]]]:
+    """The headers of the checkpoint and of the LoRAs, each with its strength; all that is wrong is said at once."""
+    loras, unread = attempt({str(i): partial(_open_lora, lora) for i, lora in enumerate(spec.lora)})
+    opened, misread = attempt({spec.checkpoint: partial(_open_checkpoint, spec)})
+    refuse([*misread, *unread])
+    return opened[spec.checkpoint], list(loras.values())
+
+
+def _open_lora(text: str) -> tuple[LoraFile, float]:
+    name, strength = parse_lora(text)
+    return open_lora(lora_file(name)), strength
+
+
+def _open_checkpoint(spec: RunSpec) -> Checkpoint:
+    place = demo_checkpoint() if spec.checkpoint == EMBEDDED else locate(spec.checkpoint, FOLDER_FILES)
     if place.is_dir() and spec.text_encoder is None:
         return open_folder(place)
     if place.is_dir():
@@ -105,17 +142,16 @@ def _open(spec: RunSpec) -> Checkpoint:
 def _settled(spec: RunSpec, arch: Arch) -> RunSpec:
     """The request with what it left open filled in; raises `SpecError` for what the model cannot do."""
     _check_size(spec, arch)
-    layers = arch.transformer.num_layers
-    published = (min(round(layers * PUBLISHED_STG_DEPTH), layers - 1),)
-    blocks = published if spec.stg_blocks is None else spec.stg_blocks
-    if beyond := [block for block in blocks if block >= layers]:
+    spec, layers = complete(spec, arch), arch.transformer.num_layers
+    beyond = [block for block in spec.stg_blocks or () if block >= layers]
+    if beyond and (spec.guidance.video.stg_scale or spec.guidance.audio.stg_scale):
         raise SpecError(
             f"STG block {beyond[0]} does not exist: the model has blocks 0 to {layers - 1}",
             f"--stg-blocks {layers - 1}, or --stg-scale 0 --audio-stg-scale 0 to do without",
         )
     seed = spec.seed if spec.seed is not None else secrets.randbelow(2**32 - spec.num_videos + 1)
-    sharding = read_sharding(_device_profile(), spec.sharding) if spec.sharding.profile == "auto" else spec.sharding
-    return replace(spec, seed=seed, stg_blocks=blocks, sharding=sharding)
+    sharding = read_sharding(_device_profile(), spec.sharding) if spec.sharding.profile == AUTO else spec.sharding
+    return replace(spec, seed=seed, sharding=sharding)
 
 
 def _check_size(spec: RunSpec, arch: Arch) -> None:
@@ -153,9 +189,21 @@ def _device_profile() -> str:
 
 
 def _stage(spec: RunSpec, geometry: Geometry, arch: Arch) -> Stage:
-    guidance = AV(spec.guidance.video, spec.guidance.audio)
+    guidance = AV(_guidance(spec.guidance.video), _guidance(spec.guidance.audio))
     if not spec.stg_blocks or (spec.stg_rule is StgRule.config and not arch.transformer.perturbed_attn):
         guidance = AV(*(replace(stream, stg_scale=0.0) for stream in guidance))
     actual = spec.shift_tokens is ShiftTokens.actual
-    sigmas = arch.scheduler.sigmas(spec.num_inference_steps, geometry.video_tokens if actual else REFERENCE_TOKENS)
+    sigmas = _sigmas(spec, arch, geometry.video_tokens if actual else REFERENCE_TOKENS)
     return Stage(geometry, sigmas, needed_passes(guidance), guidance, spec.stg_blocks or ())
+
+
+def _guidance(stream: StreamGuidanceSpec) -> Guidance:
+    return Guidance(*(scale for scale in vars(stream).values() if scale is not None))
+
+
+def _sigmas(spec: RunSpec, arch: Arch, tokens: int) -> np.ndarray:
+    """The noise levels float32 [steps + 1]: those that are given, else those of the checkpoint's schedule."""
+    if spec.sigmas is not None:
+        return np.asarray(spec.sigmas, np.float32)
+    assert spec.num_inference_steps is not None
+    return arch.scheduler.sigmas(spec.num_inference_steps, tokens)

@@ -103,6 +103,8 @@ def literal(value: Any) -> Any:
     """`value` with every `${` in its texts escaped, so that OmegaConf reads no reference to another key there."""
     if isinstance(value, Mapping):
         return {key: literal(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [literal(item) for item in value]
     if isinstance(value, str):
         return re.sub(r"(\\*)\$\{", lambda match: 2 * match[1] + r"\${", str(value))
     return value

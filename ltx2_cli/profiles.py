@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
-from os.path import expanduser
+from os.path import abspath, expanduser
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,13 @@ from ltx2_cli.profile_layers import Layer, Values, extend, literal, merge, read_
 from ltx2_cli.spec import RunSpec, ShardingSpec, SpecError, validate
 
 KINDS = ("model", "recipe", "reference", "sharding")  # in the order in which their profiles are stacked
-AUTO = "auto"  # the sharding profile that is chosen when the devices are known
+GENERATIONS = ("ltx2", "ltx2.3")  # the model profiles that also serve checkpoints which have no profile
+AUTO = "auto"  # the recipe and the sharding that are chosen when the checkpoint and the devices are known
+EITHER = {"num_inference_steps", "sigmas"}  # of two layers, the higher says both
 MADE_WITH = "made_with"  # a record's versions: for people, ignored when it is read
 REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*(/[\w./-]+\.safetensors)?(@[^@\s]+)?")
 SINGLE_FILE = ".safetensors"
+PUBLISHED_LAYERS = 48  # blocks of every release: the model profiles count the one that STG disturbs among so many
 GEMMA = "Lightricks/gemma-3-12b-it-qat-q4_0-unquantized"  # the text encoder of every release, under no gate
 
 
@@ -31,14 +34,23 @@ def read_spec(
     sharding, the file `config`, `overrides` and `keys`, `dotlist` (`["dotted.key=value"]`).
 
     `read_spec(prompt="rain", model="demo")`; dotted names go into `overrides`: `{"guidance.video.stg_scale": 0.0}`.
+    What nobody asks for and the recipe `auto` will say is None until the checkpoint is open.
     Raises `SpecError` for an unknown name or key, a wrong type, a broken file, and for all that `validate` finds.
     """
     above = [read_flags({**(overrides or {}), **keys}), *map(read_setting, dotlist)]
-    file = [] if config is None else [_without_repeats(_without_versions(read_file(Path(config))), above)]
-    spec = merge(_stack([*file, *above]))
+    file = [] if config is None else [_under(above, read_file(Path(config)))]
+    spec = merge(_stack([*_alone(file), *_alone(above)]))
     _find_model(spec.model)
     validate(spec)
-    return spec
+    return spec if spec.sigmas is None else replace(spec, num_inference_steps=len(spec.sigmas) - 1)
+
+
+def read_pages(spec: RunSpec, recipe: str, generation: str | None = None, layers: int = PUBLISHED_LAYERS) -> RunSpec:
+    """What a request would be that named no more than `spec` names and `recipe`, for a model that is like
+    `generation` where it has no profile of its own, with so many blocks."""
+    named = {"model": spec.model, "recipe": recipe, "reference": spec.reference}
+    below = [_generation(generation, layers)] if generation else []
+    return merge(_stack([Layer("", {**named, "sharding": {"profile": AUTO}})], below))
 
 
 def read_sharding(name: str, beside: ShardingSpec | None = None) -> ShardingSpec:
@@ -68,9 +80,19 @@ def to_yaml(spec: RunSpec, made_with: Mapping[str, str] | None = None) -> str:
     return OmegaConf.to_yaml(OmegaConf.create({**versions, **literal(asdict(spec))}))
 
 
-def _stack(above: Sequence[Layer]) -> list[Layer]:
-    """All layers, lowest first: the defaults, each profile that the highest layer names, `above`."""
-    stack = [read_file(configs() / "default.yaml")]
+def spread(sigmas: tuple[float, ...], steps: int) -> tuple[float, ...]:
+    """The noise levels at `steps` equal steps along the given ones; for as many steps, those themselves."""
+    levels = []
+    for step in range(steps + 1):
+        below, part = divmod(step * (len(sigmas) - 1), steps)
+        level, after = sigmas[below], sigmas[min(below + 1, len(sigmas) - 1)]
+        levels.append(level + (after - level) * part / steps)
+    return tuple(levels)
+
+
+def _stack(above: Sequence[Layer], below: Sequence[Layer] = ()) -> list[Layer]:
+    """All layers, lowest first: the defaults, `below`, each profile that the highest layer names, `above`."""
+    stack = [read_file(configs() / "default.yaml"), *below]
     for kind in KINDS:
         named = [(name, layer) for layer in [*stack, *above] if (name := _name(layer, kind)) is not None]
         name, layer = named[-1]
@@ -101,10 +123,10 @@ def _profile(kind: str, name: str) -> Layer:
     """The layer of one profile; a model may also be a folder or a repository, a sharding profile a file."""
     if kind == "model" and name not in profile_names("model"):
         return _checkpoint(name)
+    if kind in ("recipe", "sharding") and name == AUTO:
+        return Layer("", {})
     if kind != "sharding":
         return _page(kind, name)
-    if name == AUTO:
-        return Layer("", {})
     is_file = "/" in name or name.endswith((".yaml", ".yml"))
     page = _extended(kind, read_file(Path(expanduser(name)))) if is_file else _page(kind, name)
     return replace(page, values={"sharding": {**page.values, "profile": name}})
@@ -114,8 +136,8 @@ def _page(kind: str, name: str) -> Layer:
     """A shipped profile, with what it extends."""
     known = profile_names(kind)
     if name not in known:
-        what, also = ("sharding profile", f", `{AUTO}`, or a YAML file") if kind == "sharding" else (kind, "")
-        raise unknown(what, name, known, also)
+        also = {"recipe": f", `{AUTO}`", "sharding": f", `{AUTO}`, or a YAML file"}
+        raise unknown("sharding profile" if kind == "sharding" else kind, name, known, also.get(kind, ""))
     return _extended(kind, read_file(configs() / kind / f"{name}.yaml"))
 
 
@@ -126,14 +148,25 @@ def _extended(kind: str, layer: Layer) -> Layer:
 
 
 def _checkpoint(model: str) -> Layer:
-    """A folder, a single file or a repository: like `ltx2`, but for what only the published folder is known to have."""
+    """A folder, a single file or a repository. Which generation it is of is known when it is opened."""
     path = expanduser(model)
-    name = Path(path).resolve().name if Path(path).exists() else model.split("@")[0].split("/")[-1]
-    values = {"checkpoint": path, "model_name": name.removesuffix(SINGLE_FILE), "stg_blocks": None}
-    if name.endswith(SINGLE_FILE):
-        values["text_encoder"] = GEMMA
-    page = _page("model", "ltx2")
-    return replace(page, values={**page.values, **values})
+    name = checkpoint_path(path)[-1]
+    values = {"checkpoint": path, "model_name": name.removesuffix(SINGLE_FILE)}
+    return Layer("", {**values, "text_encoder": GEMMA} if name.endswith(SINGLE_FILE) else values)
+
+
+def checkpoint_path(checkpoint: str) -> list[str]:
+    """What a checkpoint is called: the last element of a path that exists, or every element of REPO[/FILE]."""
+    path = Path(expanduser(checkpoint))
+    # A link keeps its own name: those in the hub's cache lead to files that are named by a checksum.
+    return [Path(abspath(path)).name] if path.exists() else checkpoint.split("@")[0].split("/")
+
+
+def _generation(name: str, layers: int) -> Layer:
+    """The page of a generation for a model with so many blocks: STG disturbs those at the published depth."""
+    page = _page("model", name)
+    blocks = [min(round(block * layers / PUBLISHED_LAYERS), layers - 1) for block in page.values["stg_blocks"]]
+    return replace(page, values={**page.values, "stg_blocks": blocks})
 
 
 def _find_model(model: str) -> None:
@@ -155,22 +188,42 @@ def _find_model(model: str) -> None:
     raise unknown("model", model, known, ", a folder, a .safetensors file, or a repository REPO[/FILE][@REV]")
 
 
-def _without_versions(file: Layer) -> Layer:
-    return replace(file, values={key: value for key, value in file.values.items() if key != MADE_WITH})
+def _alone(layers: Sequence[Layer]) -> list[Layer]:
+    """`layers`; if they say either how many steps or which noise levels, then without the other from below."""
+    said = {key for key in EITHER for layer in layers if layer.values.get(key) is not None}
+    return [*([Layer("", dict.fromkeys(EITHER - said))] if len(said) == 1 else []), *layers]
 
 
-def _without_repeats(file: Layer, above: Sequence[Layer]) -> Layer:
-    """`file` without what it only repeats from profiles that `above` replaces by others.
+def _under(above: Sequence[Layer], file: Layer) -> Layer:
+    """`file` without its versions, and without what it only repeats from profiles that `above` replaces by others.
 
     A record holds every value. Were all of them kept, `--config clip.yaml --model demo` would load the old weights.
     """
-    named = {kind: file.values[kind] for kind in KINDS if _name(file, kind) is not None}
-    renamed = {kind for kind in named for layer in above if _name(layer, kind) not in (None, _name(file, kind))}
+    plain = replace(file, values={key: value for key, value in file.values.items() if key != MADE_WITH})
+    named = {kind: plain.values[kind] for kind in KINDS if _name(plain, kind) is not None}
+    renamed = {kind for kind in named for layer in above if _name(layer, kind) not in (None, _name(plain, kind))}
     if not renamed:
-        return file
-    said, repeated = asdict(merge(_stack([file]))), asdict(merge(_stack([Layer("", named)])))
-    kept = {**_differing(file.values, said, repeated), **named}
-    return replace(file, values={key: value for key, value in kept.items() if key not in renamed})
+        return plain
+    gone = renamed | (_chosen(plain) if MADE_WITH in file.values and "model" in renamed else set())
+    kept = {**_without_repeats(plain, named), **named}
+    return replace(plain, values={key: value for key, value in kept.items() if key not in gone})
+
+
+def _chosen(record: Layer) -> set[str]:
+    """What in a record may have been chosen for its checkpoint, and would not be the same for another."""
+    is_profile = record.values.get("model") in profile_names("model")
+    return {"recipe"} if is_profile else {"recipe", "stg_blocks"}  # blocks, for a depth that only the model knows
+
+
+def _without_repeats(file: Layer, named: Values) -> Values:
+    """The values of `file` that are not those of the profiles which it names, whichever generation its model is of."""
+    values, said = file.values, asdict(merge(_stack([file])))
+    for below in ([], *([_page("model", generation)] for generation in GENERATIONS)):
+        repeated = asdict(merge(_stack([Layer("", named)], below)))
+        if repeated["sigmas"] and said["num_inference_steps"]:
+            repeated["sigmas"] = spread(repeated["sigmas"], said["num_inference_steps"])
+        values = _differing(values, said, repeated)
+    return values
 
 
 def _differing(values: Mapping[str, Any], said: Values, repeated: Values) -> Values:

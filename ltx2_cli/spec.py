@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from itertools import pairwise
 from os.path import expanduser
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
@@ -27,6 +28,10 @@ class RunError(Exception):
     def __init__(self, sentence: str, hint: str):
         super().__init__(sentence)
         self.hint = hint
+
+
+class NotFiniteError(RunError):
+    """What a network made holds a NaN or an infinity."""
 
 
 class AV(NamedTuple, Generic[T_co]):
@@ -61,7 +66,7 @@ class StgRule(StrEnum):
 
 @dataclass(frozen=True)
 class Guidance:
-    """How far each guidance pass pushes one stream. Off: 1, 0, 1, 0."""
+    """How far each guidance pass pushes one stream."""
 
     guidance_scale: float
     stg_scale: float
@@ -69,12 +74,25 @@ class Guidance:
     guidance_rescale: float
 
 
+OFF = Guidance(guidance_scale=1.0, stg_scale=0.0, modality_scale=1.0, guidance_rescale=0.0)
+
+
+@dataclass(frozen=True)
+class StreamGuidanceSpec:
+    """Guidance of one stream as it is asked for; None: as the checkpoint's recipe has it."""
+
+    guidance_scale: float | None
+    stg_scale: float | None
+    modality_scale: float | None
+    guidance_rescale: float | None
+
+
 @dataclass(frozen=True)
 class GuidanceSpec:
     """Guidance of both streams."""
 
-    video: Guidance
-    audio: Guidance
+    video: StreamGuidanceSpec
+    audio: StreamGuidanceSpec
 
 
 @dataclass(frozen=True)
@@ -111,12 +129,14 @@ class RunSpec:
     model_name: str | None  # file names begin with it
     checkpoint: str  # a folder, a single file, a repository REPO[/FILE][@REV], or `embedded`
     text_encoder: str | None  # a folder or a repository with Gemma-3, for a single file
-    recipe: str
+    lora: tuple[str, ...]  # each a file or a repository REPO[/FILE], with an optional :STRENGTH
+    recipe: str  # `auto`: the one that the checkpoint was published with
     reference: str
-    # how to get there
-    num_inference_steps: int
+    # how to get there; None: as the checkpoint's recipe has it
+    num_inference_steps: int | None
+    sigmas: tuple[float, ...] | None  # the noise levels themselves, from at most 1 to 0; None: from the schedule
     guidance: GuidanceSpec
-    stg_blocks: tuple[int, ...] | None  # None: the block at the published depth of 29 in 48
+    stg_blocks: tuple[int, ...] | None
     stg_rule: StgRule
     shift_tokens: ShiftTokens
     clamp_vocoder: bool  # cut the first of two waveforms off at full scale
@@ -150,7 +170,7 @@ def validate(spec: RunSpec) -> None:
 
 
 def _wrong_text(spec: RunSpec) -> Iterator[str]:
-    for key, value in vars(spec).items():
+    for key, value in [*vars(spec).items(), *(("lora", lora) for lora in spec.lora)]:
         if isinstance(value, str) and SURROGATE.search(value):
             yield f"{key} {value!r} is not text in UTF-8; type or save it as UTF-8"
 
@@ -185,16 +205,30 @@ def _beyond(key: str, value: float, lowest: int, highest: int) -> Iterator[str]:
 
 
 def _wrong_process(spec: RunSpec) -> Iterator[str]:
-    yield from _beyond("num_inference_steps", spec.num_inference_steps, 1, MAX_STEPS)
+    if spec.num_inference_steps is not None:
+        yield from _beyond("num_inference_steps", spec.num_inference_steps, 1, MAX_STEPS)
+    if spec.sigmas is not None:
+        yield from _wrong_sigmas(spec.sigmas, spec.num_inference_steps)
     for stream, prefix in (("video", "--"), ("audio", "--audio-")):
         for name, scale in asdict(spec.guidance)[stream].items():
-            if not math.isfinite(scale):
+            if scale is not None and not math.isfinite(scale):
                 flag = prefix + name.replace("_", "-")
                 yield f"guidance.{stream}.{name} {scale} is not a finite number; for example: {flag} 1"
     if min(spec.stg_blocks or (0,)) < 0:
         yield f"stg_blocks {list(spec.stg_blocks or ())} has a negative block; blocks count from 0: --stg-blocks 29"
     if spec.max_sequence_length < 1:
         yield f"max_sequence_length {spec.max_sequence_length} leaves no text; usual: --set max_sequence_length=1024"
+
+
+def _wrong_sigmas(sigmas: tuple[float, ...], steps: int | None) -> Iterator[str]:
+    example = "for example: --set 'sigmas=[1, 0.98, 0.9, 0.7, 0]'"
+    falling = all(level > after for level, after in pairwise(sigmas))
+    if len(sigmas) < 2 or sigmas[0] > 1 or sigmas[-1] != 0 or not falling:
+        yield f"sigmas {list(sigmas)} do not fall from at most 1 to 0; {example}"
+    elif len(sigmas) > MAX_STEPS + 1:
+        yield f"sigmas has {len(sigmas)} noise levels, at most {MAX_STEPS + 1} are; {example}"
+    elif steps is not None and steps != len(sigmas) - 1:
+        yield f"sigmas has {len(sigmas)} noise levels, which is not {steps} steps but --steps {len(sigmas) - 1}"
 
 
 def _wrong_files(spec: RunSpec) -> Iterator[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ltx2_cli.profiles import configs, profile_names, read_sharding, read_spec, to_yaml
+from ltx2_cli.profiles import configs, profile_names, read_pages, read_sharding, read_spec, spread, to_yaml
 from ltx2_cli.spec import DType, RunSpec, ShardingSpec, ShiftTokens, SpecError, StgRule
 
 Page = Callable[..., Path]
@@ -34,11 +34,11 @@ def refusal(overrides: dict | None = None, **keys: object) -> SpecError:
 # The layers and their order
 
 
-def test_the_default_is_the_published_recipe():
+def test_the_default_is_ltx2_with_the_recipe_left_to_the_checkpoint():
     spec = read_spec(prompt="rain")
     assert (spec.height, spec.width, spec.num_frames, spec.fps) == (512, 768, 121, 24.0)
-    assert tuple(asdict(spec.guidance.video).values()) == (3.0, 1.0, 3.0, 0.7)
-    assert tuple(asdict(spec.guidance.audio).values()) == (7.0, 1.0, 3.0, 0.7)
+    assert (spec.recipe, spec.sigmas, spec.lora) == ("auto", None, ())
+    assert {*vars(spec.guidance.video).values(), *vars(spec.guidance.audio).values()} == {None}
     assert (spec.num_inference_steps, spec.stg_blocks, spec.seed) == (40, (29,), None)
     assert (spec.model, spec.model_name, spec.checkpoint) == ("ltx2", "ltx2", "Lightricks/LTX-2")
     assert (spec.dtype, spec.shift_tokens, spec.stg_rule) == (DType.bfloat16, ShiftTokens.reference, StgRule.always)
@@ -51,6 +51,22 @@ def test_default_yaml_has_every_key_in_the_order_of_the_spec():
     assert list(written["sharding"]) == [field.name for field in fields(ShardingSpec)]
 
 
+def scales(spec: RunSpec) -> tuple[tuple[float, ...], ...]:
+    return tuple(vars(spec.guidance.video).values()), tuple(vars(spec.guidance.audio).values())
+
+
+def test_the_published_recipes():
+    one_stage = read_spec(prompt="rain", recipe="one_stage")
+    assert scales(one_stage) == ((3.0, 1.0, 3.0, 0.7), (7.0, 1.0, 3.0, 0.7))
+    assert (one_stage.num_inference_steps, one_stage.sigmas) == (40, None)
+    distilled = read_spec(prompt="rain", recipe="distilled")
+    assert scales(distilled) == ((1.0, 0.0, 1.0, 0.0),) * 2
+    assert distilled.num_inference_steps == 8
+    assert distilled.sigmas == (1.0, 0.99375, 0.9875, 0.98125, 0.975, 0.909375, 0.725, 0.421875, 0.0)
+    newer = read_spec(prompt="rain", model="ltx2.3")
+    assert (newer.num_inference_steps, newer.stg_blocks) == (30, (28,))
+
+
 @pytest.mark.parametrize("kind", ["model", "recipe", "reference"])
 def test_every_shipped_profile_is_readable(kind: str):
     assert all(read_spec({kind: name}, prompt="rain") for name in profile_names(kind))
@@ -59,7 +75,7 @@ def test_every_shipped_profile_is_readable(kind: str):
 def test_later_layers_win(page: Page):
     file = page("num_inference_steps: 11\nfps: 30\nheight: 64\nguidance: {audio: {stg_scale: 0.5}}")
     flags = {"height": 96, "guidance.video.stg_scale": 0.25, "fps": 12.0}
-    spec = read_spec(flags, config=file, dotlist=["fps=6"], prompt="rain", model="demo")
+    spec = read_spec(flags, config=file, dotlist=["fps=6"], prompt="rain", model="demo", recipe="one_stage")
     assert spec.width == 128  # the model wins over the default
     assert spec.num_inference_steps == 11  # the file over the model
     assert spec.height == 96  # a flag over the file
@@ -87,20 +103,80 @@ def test_set_reads_values_as_yaml_and_flags_literally():
     assert spec.prompt == "${height} [1, 2]: null"
 
 
+# Steps and noise levels: either says the other
+
+
+def test_noise_levels_say_how_many_steps():
+    spec = read_spec(prompt="rain", model="demo", dotlist=["sigmas=[1, 0.5, 0.25, 0]"])
+    assert (spec.num_inference_steps, spec.sigmas) == (3, (1.0, 0.5, 0.25, 0.0))
+
+
+def test_of_steps_and_noise_levels_the_higher_layer_wins(page: Page):
+    file = page("sigmas: [1, 0.5, 0]")
+    assert read_spec(config=file, prompt="rain", model="demo").num_inference_steps == 2
+    spec = read_spec(config=file, prompt="rain", model="demo", num_inference_steps=5)
+    assert (spec.num_inference_steps, spec.sigmas) == (5, None)
+    spec = read_spec(prompt="rain", recipe="distilled", num_inference_steps=4)
+    assert (spec.num_inference_steps, spec.sigmas) == (4, None)
+    file = page("num_inference_steps: 5")
+    assert read_spec(config=file, prompt="rain", sigmas=[0.9, 0.0]).num_inference_steps == 1
+    assert read_spec(config=file, prompt="rain", recipe="distilled").sigmas is None
+
+
+def test_other_steps_lie_along_the_same_noise_levels():
+    levels = (1.0, 0.9, 0.7, 0.4, 0.0)
+    assert spread(levels, 4) == levels
+    assert spread(levels, 2) == (1.0, 0.7, 0.0)
+    assert spread(levels, 1) == (1.0, 0.0)
+    assert spread(levels, 8) == pytest.approx((1.0, 0.95, 0.9, 0.8, 0.7, 0.55, 0.4, 0.2, 0.0))
+    assert spread(levels, 3) == pytest.approx((1.0, 0.9 - 0.2 / 3, 0.7 - 0.2, 0.0))
+
+
 # Models that are no profile
 
 
-def test_a_folder_runs_like_ltx2_under_its_own_name(tmp_path: Path):
+def test_a_folder_runs_under_its_own_name_and_leaves_the_recipe_to_what_is_in_it(tmp_path: Path):
     spec = read_spec(prompt="rain", model=str(tmp_path))
     assert (spec.model, spec.checkpoint, spec.model_name) == (str(tmp_path), str(tmp_path), tmp_path.name)
-    assert spec.stg_blocks is None  # which block it is depends on a depth that is not known yet
-    assert spec.num_inference_steps == 40
+    assert (spec.num_inference_steps, spec.stg_blocks) == (None, None)
 
 
 @pytest.mark.parametrize("model", ["someone/LTX-2", "someone/LTX-2@main", "someone/LTX-2@refs/pr/1"])
-def test_a_repository_runs_like_ltx2_under_its_own_name(model: str):
+def test_a_repository_runs_under_its_own_name(model: str):
     spec = read_spec(prompt="rain", model=model)
     assert (spec.checkpoint, spec.model_name, spec.stg_blocks) == (model, "LTX-2", None)
+
+
+def test_a_link_keeps_its_name(tmp_path: Path):
+    (tmp_path / "new").mkdir()
+    (tmp_path / "0123abcd").write_text("")
+    (tmp_path / "ltx-2-19b-dev.safetensors").symlink_to(tmp_path / "0123abcd")
+    spec = read_spec(prompt="rain", model=str(tmp_path / "ltx-2-19b-dev.safetensors"))
+    assert spec.model_name == "ltx-2-19b-dev"
+    assert spec.text_encoder is not None
+    assert read_spec(prompt="rain", model=str(tmp_path / "new" / "..")).model_name == tmp_path.name
+
+
+@pytest.mark.parametrize(
+    ("generation", "layers", "block"),
+    [
+        ("ltx2", 48, 29),
+        ("ltx2.3", 48, 28),
+        ("ltx2", 40, 24),  # 24.17
+        ("ltx2.3", 40, 23),  # 23.33
+        ("ltx2", 4, 2),
+        ("ltx2", 1, 0),
+    ],
+)
+def test_stg_disturbs_the_block_at_the_published_depth(generation: str, layers: int, block: int):
+    spec = read_spec(prompt="rain", model="someone/LTX-2")
+    assert read_pages(spec, "one_stage", generation, layers).stg_blocks == (block,)
+
+
+def test_what_a_profile_says_wins_over_its_generation():
+    demo = read_pages(read_spec(prompt="rain", model="demo"), "one_stage", "ltx2.3", 4)
+    assert (demo.num_inference_steps, demo.stg_blocks, demo.checkpoint) == (8, (1,), "embedded")
+    assert read_pages(read_spec(prompt="rain", model="demo"), "distilled", "ltx2.3", 4).stg_blocks == (1,)
 
 
 def test_a_folder_wins_over_a_repository_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -163,6 +239,7 @@ PROMPTS = [
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_a_record_brings_the_same_request_back(prompt: str, page: Page):
     spec = read_spec(prompt=prompt, model="demo", sharding="trillium", seed=2**32 - 1, stg_blocks=[], fps=23.976)
+    spec = replace(spec, lora=(prompt, "a/b:0.5"), sigmas=spread((1.0, 0.3, 0.0), 8))
     assert read_spec(config=page(to_yaml(spec))) == spec
 
 
@@ -207,6 +284,9 @@ def test_a_plain_value_in_a_file_stays_whatever_the_model(page: Page):
         ({"model": "dmo"}, "unknown model `dmo`; closest: `demo`", "known: `demo`, `ltx2`, `ltx2.3`, a folder"),
         ({"model": "/not/there"}, "there is no folder or file `/not/there`", "REPO[/FILE][@REV]"),
         ({"sharding": "ironwod"}, "unknown sharding profile `ironwod`; closest: `ironwood`", "`gpu`, `ironwood`,"),
+        ({"recipe": "destilled"}, "unknown recipe `destilled`; closest: `distilled`", "`one_stage`, `auto`"),
+        ({"sigmas": 1}, "`sigmas` is 1; expected null or a list, each a number", "default.yaml"),
+        ({"lora": "a/b"}, "`lora` is 'a/b'; expected a list, each text", "default.yaml"),
         ({"reference": "difusers"}, "unknown reference `difusers`; closest: `diffusers`", "`ltx-core`"),
         ({"heigth": 64}, "unknown key `heigth`; closest: `height`", "`prompt`, `negative_prompt`, `height`"),
         ({"guidance_scale": 3}, "unknown key `guidance_scale`; closest: `guidance.video.guidance_scale`", "audio"),
@@ -307,6 +387,9 @@ def test_everything_illegal_is_said_at_once_with_what_to_type(tmp_path: Path):
         {"fps": 240.0},
         {"num_videos": 1000, "seed": 0},
         {"base_output_directory": None},
+        {"sigmas": [1.0, 0.0]},
+        {"sigmas": [0.25, 0.125, 0.0], "num_inference_steps": 2},
+        {"sigmas": [1 - step / 1000 for step in range(1001)]},
     ],
 )
 def test_the_edges_are_legal(legal: dict):
@@ -332,6 +415,26 @@ def test_beyond_the_edges_is_not(illegal: dict, nearest: str):
     (line,) = str(refusal(illegal)).splitlines()
     assert line.startswith(next(iter(illegal)))
     assert line.endswith(nearest) or nearest in line
+
+
+@pytest.mark.parametrize(
+    "sigmas",
+    [[], [0.0], [1.0], [1.1, 0.0], [1.0, 0.5], [1.0, 0.5, 0.5, 0.0], [1.0, 0.2, 0.5, 0.0], [float("nan"), 0.0]],
+)
+def test_noise_levels_fall_from_at_most_1_to_0(sigmas: list[float]):
+    (line,) = str(refusal(sigmas=sigmas)).splitlines()
+    assert "do not fall from at most 1 to 0; for example: --set 'sigmas=[1, " in line
+
+
+def test_noise_levels_that_contradict_the_steps_or_are_too_many():
+    (line,) = str(refusal(sigmas=[1.0, 0.5, 0.0], num_inference_steps=8)).splitlines()
+    assert line == "sigmas has 3 noise levels, which is not 8 steps but --steps 2"
+    (line,) = str(refusal(sigmas=[1 - step / 1001 for step in range(1002)])).splitlines()
+    assert line.startswith("sigmas has 1002 noise levels, at most 1001 are")
+
+
+def test_a_lora_that_is_no_utf_8_could_not_be_recorded():
+    assert "lora 'r\\udce9.safetensors' is not text" in str(refusal(lora=["a", "r\udce9.safetensors"]))
 
 
 @pytest.mark.parametrize("key", ["prompt", "negative_prompt", "output", "save_latents"])

@@ -14,7 +14,7 @@ TOWER = (
     {"weights", "diffusion"},
     {"nn"},
     {"models"},
-    {"plan"},
+    {"plan", "recipe"},
     {"core"},
     {"console"},
     {"cli", "__main__", "__init__"},

@@ -76,7 +76,7 @@ def test_the_demo_from_the_wheel(installed: Path, tmp_path: Path) -> None:
         [imageio_ffmpeg.get_ffmpeg_exe(), "-i", tmp_path / video], capture_output=True, text=True
     ).stderr
     assert re.search(r"Video: h264.*128x128.*24 fps", probe)
-    assert re.search(r"Audio: aac.*24000 Hz, stereo", probe)
+    assert re.search(r"Audio: aac.*48000 Hz, stereo", probe)
 
     record = tmp_path / video.replace(".mp4", ".yaml")
     again = ltx2(installed, tmp_path, "generate", "--config", str(record))

@@ -13,6 +13,8 @@ from typer.main import get_command
 from ltx2_cli import __version__
 from ltx2_cli.cli.generate import EXAMPLES, generate
 from ltx2_cli.cli.interrupts import raise_again
+from ltx2_cli.cli.lora import lora
+from ltx2_cli.cli.models import models
 from ltx2_cli.console import complain
 from ltx2_cli.spec import MAKE_ROOM, RunError, SpecError
 
@@ -22,6 +24,8 @@ EXIT_CODES = "Exit codes: 0 done, 1 the run failed, 2 the request cannot be met,
 
 app = typer.Typer(rich_markup_mode="rich", help=f"Video with sound from text: LTX-2 in JAX.\n\n{EXAMPLES}")
 app.command(help=f"{generate.__doc__}\n\n{EXAMPLES}", short_help=generate.__doc__, epilog=EXIT_CODES)(generate)
+app.command(epilog=EXIT_CODES)(models)
+app.add_typer(lora, name="lora")
 
 
 def _version(wanted: bool) -> None:

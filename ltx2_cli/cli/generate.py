@@ -28,6 +28,7 @@ GUIDANCE = {
     for stream, prefix in (("video", ""), ("audio", "audio_"))
     for field in fields(Guidance)
 }
+ABSENT: tuple[object, ...] = (None, [], ())  # what an option is that was not given; the last two if it is repeatable
 KEYS = {**{field.name: field.name for field in fields(RunSpec)}, **GUIDANCE}  # option: dotted key of the RunSpec
 
 
@@ -50,7 +51,12 @@ def _option(panel: str, text: str, *names: str, metavar: str | None = None, prof
 Text = str | None
 Count = int | None
 Real = float | None
-StepCount = Annotated[Count, _option(STEPS, "Steps of the denoiser.", "--num-inference-steps", "--steps")]
+StepCount = Annotated[
+    Count, _option(STEPS, "Of the denoiser; without it the recipe's.", "--num-inference-steps", "--steps")
+]
+Loras = Annotated[
+    list[str] | None, _option(MODEL, r"FILE, FOLDER or REPO\[/FILE]; repeatable.", "--lora", metavar="LORA[:STRENGTH]")
+]
 Settings = Annotated[
     list[str] | None, _option(FILES, "Any value by its key; repeatable.", "--set", metavar="KEY=VALUE")
 ]
@@ -82,6 +88,10 @@ def generate(
     model: Annotated[
         Text, _option(MODEL, r"ltx2, ltx2.3, demo, FOLDER, FILE, REPO\[/FILE]\[@REV].", profiles="model")
     ] = None,
+    recipe: Annotated[
+        Text, _option(MODEL, "one_stage, distilled; without it the model's own.", profiles="recipe")
+    ] = None,
+    lora: Loras = None,
     dtype: Annotated[Literal["bfloat16", "float32"] | None, _option(MODEL, "Of all but the text encoder.")] = None,
     text_encoder: Annotated[Text, _option(MODEL, r"FOLDER or REPO\[@REV] with Gemma-3, for a single file.")] = None,
     text_encoder_dtype: Annotated[
@@ -94,6 +104,9 @@ def generate(
     save_latents: Annotated[Path | None, _option(FILES, "Safetensors file for the final latents.")] = None,
     config: Annotated[Path | None, _option(FILES, "YAML under the options; a record, for example.")] = None,
     settings: Settings = None,
+    dry_run: Annotated[
+        bool, _option(FILES, "Print what would be downloaded and done; do nothing.", "--dry-run")
+    ] = False,
     debug: Annotated[bool, _option(FILES, "Show tracebacks.", "--debug")] = False,
 ) -> None:
     """Make a video with sound from a prompt; its path is printed, and a record that --config reads lies beside it."""
@@ -105,10 +118,20 @@ def generate(
     check_outputs(spec, force)
 
     with postponed():
+        from ltx2_cli.cli.preview import downloading, preview
         from ltx2_cli.core.run import load, write
-        from ltx2_cli.plan import resolve
+        from ltx2_cli.plan import missing, resolve
+        from ltx2_cli.weights.hub import check_room
 
+    if dry_run:
+        for line in preview(spec, force):
+            print(line)
+        return
     report = reporter()
+    absent = missing(spec)
+    check_room(absent)
+    for line in downloading(absent):
+        report.note(line)
     plan = resolve(spec)
     check_outputs(plan.spec, force)
     if spec.seed is None:
@@ -119,7 +142,7 @@ def generate(
 
 def _overrides(options: Mapping[str, Any]) -> dict[str, object]:
     """The options that were given, by their keys in the `RunSpec`."""
-    given = {KEYS[name]: value for name, value in options.items() if name in KEYS and value is not None}
+    given = {KEYS[name]: value for name, value in options.items() if name in KEYS and value not in ABSENT}
     if "stg_blocks" in given:
         given["stg_blocks"] = _blocks(given["stg_blocks"])
     return {key: str(value) if isinstance(value, Path) else value for key, value in given.items()}

@@ -8,7 +8,8 @@ from flax import nnx
 
 from ltx2_cli.core.report import Report
 from ltx2_cli.plan import Plan
-from ltx2_cli.weights.load import Placement, load
+from ltx2_cli.spec import NotFiniteError, RunError
+from ltx2_cli.weights.load import Placement, load, not_finite
 
 
 class Components:
@@ -20,16 +21,31 @@ class Components:
 
     @contextmanager
     def use(self, name: str, report: Report) -> Iterator[Any]:
-        """The network `name`, loaded now unless it is resident."""
+        """The network `name`, loaded now unless it is resident.
+
+        Raises `RunError` that names its tensors which are not finite if the body finds that what it made is not.
+        """
         module = self.resident.get(name)
         if module is None:
             with report.stage(f"load {name.replace('_', ' ')}"):
                 module = load(
-                    getattr(self.plan.networks, name), self.plan.checkpoint.files[name], self._placement(name)
+                    getattr(self.plan.networks, name),
+                    self.plan.checkpoint.files[name],
+                    self._placement(name),
+                    self.plan.added.get(name),
                 )
         if self.plan.spec.keep_resident:
             self.resident[name] = module
-        yield module
+        try:
+            yield module
+        except NotFiniteError as error:
+            if broken := not_finite(module):
+                folder, most = self.plan.checkpoint.files[name].folder, ", ".join(broken[:5])
+                raise RunError(
+                    f"the weights in {folder} are damaged: {len(broken)} tensors are not finite: {most}",
+                    "download the checkpoint again",
+                ) from error
+            raise
 
     def _placement(self, name: str) -> Placement:
         sharding = self.plan.sharding

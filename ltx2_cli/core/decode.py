@@ -17,7 +17,7 @@ from ltx2_cli.models.video_vae import VideoVAE
 from ltx2_cli.models.vocoder import Vocoder
 from ltx2_cli.plan import Plan
 from ltx2_cli.sharding import ShardingPlan, activate
-from ltx2_cli.spec import AV, RunError
+from ltx2_cli.spec import AV, NotFiniteError
 
 
 def decode(plan: Plan, latents: AV[jax.Array], components: Components, report: Report) -> Iterator[Media]:
@@ -46,7 +46,7 @@ def decode(plan: Plan, latents: AV[jax.Array], components: Components, report: R
 def _check_finite(finite: AV[jax.Array], plan: Plan) -> None:
     for what, good in zip(("picture", "sound"), finite, strict=True):
         if not bool(good):
-            raise RunError(
+            raise NotFiniteError(
                 f"the decoded {what} is not finite in {plan.spec.dtype.value}", "--dtype float32 has the range it needs"
             )
 

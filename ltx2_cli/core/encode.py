@@ -1,5 +1,6 @@
 """Prompts to text contexts: every distinct prompt once, in one batch where the profile says so."""
 
+from collections.abc import Iterable
 from functools import partial
 
 import jax
@@ -12,7 +13,7 @@ from ltx2_cli.models.gemma import Gemma
 from ltx2_cli.models.tokenizer import Tokens, tokenise
 from ltx2_cli.plan import Plan
 from ltx2_cli.sharding import ShardingPlan, activate
-from ltx2_cli.spec import AV, RunError
+from ltx2_cli.spec import AV, DType, NotFiniteError
 
 
 def encode(plan: Plan, components: Components, report: Report) -> AV[jax.Array]:
@@ -21,13 +22,7 @@ def encode(plan: Plan, components: Components, report: Report) -> AV[jax.Array]:
     for prompt, truncated in zip(plan.prompts, tokens.truncated, strict=True):
         if truncated:
             report.note(f"only the first {plan.spec.max_sequence_length} tokens are read of: {prompt[:40]}…")
-    contexts = _connected(_hidden_states(tokens, plan, components, report), tokens, plan, components, report)
-    if not all(bool(jnp.isfinite(context).all()) for context in contexts):
-        raise RunError(
-            f"the text encoder overflowed in {plan.spec.text_encoder_dtype.value}",
-            "--text-encoder-dtype bfloat16 or float32 has the range it needs",
-        )
-    return contexts
+    return _connected(_hidden_states(tokens, plan, components, report), tokens, plan, components, report)
 
 
 def _hidden_states(tokens: Tokens, plan: Plan, components: Components, report: Report) -> jax.Array:
@@ -38,12 +33,24 @@ def _hidden_states(tokens: Tokens, plan: Plan, components: Components, report: R
             run(encoder, jnp.asarray(tokens.ids[row : row + batch]), jnp.asarray(tokens.mask[row : row + batch]))
             for row in range(0, len(tokens.ids), batch)
         ]
-        return jax.block_until_ready(jnp.concatenate(parts))
+        states = jax.block_until_ready(jnp.concatenate(parts))
+        _check_finite([states], "text encoder", plan.spec.text_encoder_dtype)
+        return states
 
 
 def _connected(states: jax.Array, tokens: Tokens, plan: Plan, components: Components, report: Report) -> AV[jax.Array]:
     with components.use("connectors", report) as connectors, report.stage("connect text"):
-        return jax.block_until_ready(_connect(connectors, states, jnp.asarray(tokens.mask), plan.sharding))
+        contexts = jax.block_until_ready(_connect(connectors, states, jnp.asarray(tokens.mask), plan.sharding))
+        _check_finite(contexts, "text connectors", plan.spec.dtype)
+        return contexts
+
+
+def _check_finite(arrays: Iterable[jax.Array], network: str, dtype: DType) -> None:
+    if not all(bool(jnp.isfinite(array).all()) for array in arrays):
+        raise NotFiniteError(
+            f"the {network} overflowed in {dtype.value}",
+            "--text-encoder-dtype and --dtype: bfloat16 and float32 have the range it needs",
+        )
 
 
 _encode = jax.jit(Gemma.__call__)

@@ -17,7 +17,7 @@ from ltx2_cli.models.block import Ropes, Switches
 from ltx2_cli.models.transformer import TextContext, Transformer, rope_tables
 from ltx2_cli.plan import Plan, Stage
 from ltx2_cli.sharding import ShardingPlan, activate
-from ltx2_cli.spec import AV, RunError
+from ltx2_cli.spec import AV, NotFiniteError
 
 SECONDS_BETWEEN_REPORTS = 1.0
 
@@ -71,7 +71,7 @@ def _run_stage(
 def _check_finite(latents: AV[jax.Array], step: int, plan: Plan) -> None:
     for name, stream in latents._asdict().items():
         if not bool(jnp.isfinite(stream).all()):
-            raise RunError(
+            raise NotFiniteError(
                 f"the {name} latents are not finite after step {step}",
                 "lower the guidance scales" + (" or use --dtype float32" * (plan.spec.dtype.value != "float32")),
             )

@@ -15,7 +15,6 @@ from ltx2_cli.core.generate import generate, initial_latents
 from ltx2_cli.core.report import Report, Silent
 from ltx2_cli.diffusion.latents import save_latents, unpack
 from ltx2_cli.media import Media, latents_paths, output_paths, record_path, single_specs, write_mp4, write_record
-from ltx2_cli.models.demo import EMBEDDED, UNTRAINED
 from ltx2_cli.plan import Plan
 from ltx2_cli.profiles import to_yaml
 from ltx2_cli.spec import AV, RunError
@@ -50,8 +49,8 @@ def run(plan: Plan, components: Components, report: Report = SILENT) -> Iterator
 
 def make_latents(plan: Plan, components: Components, report: Report = SILENT) -> AV[jax.Array]:
     """The clean latents of every video, as tokens float32 [videos, tokens, channels]."""
-    if plan.spec.checkpoint == EMBEDDED:
-        report.note(UNTRAINED)
+    for warning in plan.warnings:
+        report.note(warning)
     noise = initial_latents(plan)
     return generate(plan, noise, encode(plan, components, report), components, report)
 

@@ -14,6 +14,8 @@ from ltx2_cli.diffusion.schedule import Schedule
 from ltx2_cli.models.config import Config, NetworkArch
 from ltx2_cli.spec import AV
 
+EARLIER, LATER = "ltx2", "ltx2.3"  # generations, by the names of their model profiles
+
 
 @dataclass(frozen=True)
 class StreamArch:
@@ -37,6 +39,11 @@ class StreamArch:
     def width(self) -> int:
         """Channels of a token."""
         return self.heads * self.head_dim
+
+    @property
+    def context_width(self) -> int:
+        """Channels of the text that comes from the connectors."""
+        return self.caption_channels or self.text_width
 
 
 @dataclass(frozen=True)
@@ -104,6 +111,10 @@ class TransformerArch(NetworkArch):
                 yield f"{stream.prefix}attention_head_dim is odd, and heads are rotated in halves"
             if stream.caption_channels and stream.text_width != stream.width:
                 yield f"{stream.prefix}cross_attention_dim is {stream.text_width}, text is projected to {stream.width}"
+
+    @property
+    def generation(self) -> str:
+        return LATER if self.cross_attn_mod else EARLIER
 
     @property
     def streams(self) -> AV[StreamArch]:
@@ -175,6 +186,10 @@ class ConnectorsArch(NetworkArch):
     only: ClassVar[Config] = {"rope_double_precision": True, "rope_type": "split"}
     omitted: ClassVar[Config] = {"rope_type": "interleaved"}
     unread: ClassVar[frozenset[str]] = frozenset({"causal_temporal_positioning"})
+
+    @property
+    def generation(self) -> str:
+        return LATER if self.per_modality_projections else EARLIER
 
     @property
     def widths(self) -> AV[int]:
@@ -262,6 +277,13 @@ class VideoVAEArch(NetworkArch):
                 )
 
     @property
+    def generation(self) -> str | None:
+        mode = self.decoder_spatial_padding_mode
+        if all(self.upsample_residual) and mode == "reflect":
+            return EARLIER
+        return LATER if not any(self.upsample_residual) and mode == "zeros" else None
+
+    @property
     def smallest(self) -> int:
         """Pixels that a frame needs at least in height and width: mirroring takes a cell beside the border's."""
         return self.spatial_compression_ratio * (2 if self.decoder_spatial_padding_mode == "reflect" else 1)
@@ -323,6 +345,10 @@ class VocoderArch(NetworkArch):
 
     nullable: ClassVar[frozenset[str]] = frozenset({"final_act_fn"})
 
+    @property
+    def generation(self) -> str:
+        return EARLIER
+
     def conflicts(self) -> Iterator[str]:
         if (self.act_fn, self.antialias) not in (("leaky_relu", False), ("snakebeta", True)):
             yield (
@@ -373,6 +399,10 @@ class BandwidthVocoderArch(VocoderArch):
     num_mel_channels: int = 64
     input_sampling_rate: int = 16000
     output_sampling_rate: int = 48000
+
+    @property
+    def generation(self) -> str:
+        return LATER
 
     @property
     def extension(self) -> VocoderArch:
@@ -461,6 +491,11 @@ class Arch:
     audio_vae: AudioVAEArch
     vocoder: VocoderArch
     scheduler: SchedulerArch
+
+    @property
+    def generation(self) -> str:
+        """The model profile whose defaults were published for such networks."""
+        return self.transformer.generation
 
     @property
     def compression(self) -> Compression:

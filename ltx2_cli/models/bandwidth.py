@@ -13,7 +13,7 @@ from ltx2_cli.models.config import Config, read_arch
 from ltx2_cli.models.vocoder import Vocoder, upsample, within_limits
 from ltx2_cli.nn.conv import convolve
 from ltx2_cli.spec import SpecError
-from ltx2_cli.weights.declare import CONV, LINEAR, Scope
+from ltx2_cli.weights.declare import CONV, Scope
 
 LEAST_MEL = 1e-5  # what silence counts as, before the logarithm
 ZERO_CROSSINGS = 6  # of the resampler's sinc, on each side
@@ -36,7 +36,7 @@ class LogMel(nnx.Module):
         self.forward_basis = stft.weight("forward_basis", (arch.filter_length, 1, 2 * bins), (None, None, None), CONV)
         # published beside it for the way back, which nothing takes
         self.inverse_basis = stft.weight("inverse_basis", (2 * bins, 1, arch.filter_length), (None, None, None))
-        self.mel_basis = scope.weight("mel_basis", (bins, arch.num_mel_channels), (None, None), LINEAR)
+        self.mel_basis = scope.weight("mel_basis", (arch.num_mel_channels, bins), (None, None))
         self.hop, self.past = arch.hop_length, max(0, arch.window_length - arch.hop_length)
 
     def __call__(self, wave: jax.Array) -> jax.Array:
@@ -45,7 +45,7 @@ class LogMel(nnx.Module):
         mono = wave.swapaxes(1, 2).reshape(batch * channels, samples, 1)
         spectrum = convolve(mono, self.forward_basis[...], ((self.past, 0),), stride=self.hop)
         real, imaginary = jnp.split(spectrum, 2, axis=-1)
-        mel = jnp.sqrt(jnp.square(real) + jnp.square(imaginary)) @ self.mel_basis[...]
+        mel = jnp.sqrt(jnp.square(real) + jnp.square(imaginary)) @ self.mel_basis[...].mT
         mel = jnp.log(jnp.maximum(mel, LEAST_MEL))
         return jnp.moveaxis(mel.reshape(batch, channels, *mel.shape[1:]), 1, -1)
 

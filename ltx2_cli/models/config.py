@@ -28,6 +28,11 @@ class NetworkArch:
         """Values that are legal one by one and not together."""
         yield from ()
 
+    @property
+    def generation(self) -> str | None:
+        """The generation of models that a network of this layout is of; None where the layout does not tell."""
+        return None
+
 
 A = TypeVar("A", bound=NetworkArch)
 

@@ -1,4 +1,4 @@
-"""The embedded model: LTX-2's architecture at a tiny size, with untrained weights made from a fixed seed.
+"""The embedded model: LTX-2.3's architecture at a tiny size, with untrained weights made from a fixed seed.
 
 It is written once, as an ordinary checkpoint folder, to the user's cache, and then loaded like any other.
 """
@@ -16,13 +16,14 @@ from ltx2_cli.models.arch import (
     PUBLISHED_SCHEDULE,
     Arch,
     AudioVAEArch,
+    BandwidthVocoderArch,
     ConnectorsArch,
     TransformerArch,
     VideoVAEArch,
-    VocoderArch,
 )
+from ltx2_cli.models.folder import CONFIG, SCHEDULER
 from ltx2_cli.models.gemma import Gemma, gemma_recipe
-from ltx2_cli.models.networks import CONFIG, SCHEDULER, abstract_networks
+from ltx2_cli.models.networks import abstract_networks
 from ltx2_cli.models.tokenizer import BYTE_VOCABULARY, byte_tokenizer
 from ltx2_cli.spec import DType, RunError, SpecError
 from ltx2_cli.weights.declare import Scope, random_weights
@@ -54,34 +55,63 @@ ARCH = Arch(
         num_attention_heads=4,
         attention_head_dim=32,
         cross_attention_dim=128,
+        gated_attn=True,
+        cross_attn_mod=True,
         audio_in_channels=32,
         audio_out_channels=32,
         audio_num_attention_heads=4,
         audio_attention_head_dim=16,
         audio_cross_attention_dim=64,
+        audio_gated_attn=True,
+        audio_cross_attn_mod=True,
         num_layers=4,
         caption_channels=64,
+        use_prompt_embeddings=False,
+        perturbed_attn=True,
     ),
     ConnectorsArch(
         caption_channels=64,
         text_proj_in_factor=4,
-        video_connector_num_attention_heads=2,
+        video_connector_num_attention_heads=4,
         video_connector_attention_head_dim=32,
+        video_connector_num_layers=3,
         video_connector_num_learnable_registers=32,
-        audio_connector_num_attention_heads=2,
-        audio_connector_attention_head_dim=32,
+        audio_connector_num_attention_heads=4,
+        audio_connector_attention_head_dim=16,
+        audio_connector_num_layers=3,
         audio_connector_num_learnable_registers=32,
+        video_gated_attn=True,
+        audio_gated_attn=True,
+        per_modality_projections=True,
+        video_hidden_dim=128,
+        audio_hidden_dim=64,
+        proj_bias=True,
     ),
     VideoVAEArch(
         latent_channels=16,
-        block_out_channels=(16, 32, 64, 128),
-        decoder_block_out_channels=(16, 32, 64),
+        block_out_channels=(16, 32, 64, 64),
+        decoder_block_out_channels=(16, 32, 32, 64),
         layers_per_block=(1, 1, 1, 1, 1),
-        decoder_layers_per_block=(1, 1, 1, 1),
+        decoder_layers_per_block=(1, 1, 1, 1, 1),
+        upsample_type=("spatiotemporal", "spatiotemporal", "temporal", "spatial"),
+        upsample_residual=(False, False, False, False),
+        upsample_factor=(2, 2, 1, 2),
         decoder_causal=False,
+        decoder_spatial_padding_mode="zeros",
     ),
     AudioVAEArch(base_channels=16, num_res_blocks=1, latent_channels=2),
-    VocoderArch(hidden_channels=64),
+    BandwidthVocoderArch(
+        hidden_channels=64,
+        upsample_kernel_sizes=(20, 32),
+        upsample_factors=(10, 16),
+        resnet_kernel_sizes=(3,),
+        resnet_dilations=((3,),),
+        bwe_hidden_channels=32,
+        bwe_upsample_kernel_sizes=(31, 32),
+        bwe_upsample_factors=(15, 16),
+        bwe_resnet_kernel_sizes=(3,),
+        bwe_resnet_dilations=((3,),),
+    ),
     PUBLISHED_SCHEDULE,
 )
 

@@ -1,63 +1,65 @@
 """A published single file: all networks but the text encoder in one, under the names they were trained with."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
-import numpy as np
-
-from ltx2_cli.models.config import Config
-from ltx2_cli.models.gemma import Gemma, checkpoint_prefix
-from ltx2_cli.models.networks import TEXT_ENCODER, Checkpoint, abstract_networks, open_text_encoder
-from ltx2_cli.models.original import RENAMINGS, video_vae_renaming
-from ltx2_cli.models.original_config import original_archs
-from ltx2_cli.spec import DType, SpecError
-from ltx2_cli.weights.checkpoint import AGAIN, Index, Tensor, TensorFiles
+from ltx2_cli.models.arch import LATER, VideoVAEArch
+from ltx2_cli.models.config import Config, NetworkArch
+from ltx2_cli.models.findings import attempt, refuse
+from ltx2_cli.models.fit import Readings
+from ltx2_cli.models.folder import read_text_encoder
+from ltx2_cli.models.networks import BUILDERS, Checkpoint
+from ltx2_cli.models.original.config import original_archs
+from ltx2_cli.models.original.names import RENAMINGS, video_vae_renaming
+from ltx2_cli.spec import SpecError
+from ltx2_cli.weights.checkpoint import AGAIN, TensorFiles
 from ltx2_cli.weights.declare import Scope, declared
+from ltx2_cli.weights.rename import Renaming
 
 PROJECTIONS = ("aggregate_embed", "video_aggregate_embed")
-
-
-class Part(TensorFiles):
-    """One network's tensors of a single file, under the names that are declared."""
-
-    def __init__(self, file: TensorFiles, names: Mapping[str, str]):
-        self.folder, self._file = file.folder, file
-        self._names = {ours: theirs for ours, theirs in names.items() if theirs in file}
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._file[self._names[name]]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def read(self, name: str, index: Index) -> np.ndarray:
-        return self._file.read(self._names[name], index)
+LATER_VERSIONS = (2, 3)  # the first of them
+TEXT_HINT = "--text-encoder FOLDER or REPO names the Gemma-3 that the model was trained with"
 
 
 def open_single_file(path: Path, text_encoder: Path) -> Checkpoint:
     """The checkpoint in `path`, with the text encoder in the folder `text_encoder`.
 
-    Raises `SpecError` for what is missing, damaged or not implemented.
+    Raises `SpecError` with all that is missing, damaged, not implemented, or does not belong together.
     """
-    file = TensorFiles(path.parent, (path.stem,))
-    config = _config(file, path)
-    arch = original_archs(config, _text_states(file, config, path), str(path))
-    recipe, text_files, tokenizer = open_text_encoder(text_encoder)
-    prefix = checkpoint_prefix(text_files)
-    vae = video_vae_renaming(len(arch.video_vae.block_out_channels), len(arch.video_vae.decoder_block_out_channels))
-    renamings = {**RENAMINGS, "vae": vae}
-    text = Gemma(Scope("float32", prefix), recipe)
-    modules = abstract_networks(arch, text, DType.float32)._asdict()
-    names = {name: renaming.originals(declared(modules[name])) for name, renaming in renamings.items()}
-    claimed = {theirs for table in names.values() for theirs in table.values()}
-    # What no network claims is shown to one of them, whose check will say that it is not known.
-    names["transformer"] |= {name: name for name in file if name not in claimed}
-    files = {TEXT_ENCODER: text_files} | {name: Part(file, table) for name, table in names.items()}
-    return Checkpoint(path, arch, recipe, prefix, files, tokenizer)
+    text = read_text_encoder(text_encoder)
+    of_text = [SpecError(str(each), TEXT_HINT if each.hint == AGAIN else each.hint) for each in text.problems]
+    opened, problems = attempt({"file": partial(TensorFiles, path.parent, (path.stem,))})
+    configs, bare = attempt({name: partial(_config, file, path) for name, file in opened.items()})
+    if not configs:
+        refuse([*problems, *bare, *of_text])
+    file, config = opened["file"], configs["file"]
+    archs, misread = original_archs(config, partial(_text_features, file, path), str(path))
+    problems = [*misread, *_contradictions(file, archs, path), *of_text]
+    described, files = archs | text.described, _parts(file, archs) | text.files
+    return Readings(path, described, files, text.prefix, text.tokenizer, problems, TEXT_HINT).checkpoint()
+
+
+def _parts(file: TensorFiles, archs: Mapping[str, NetworkArch]) -> dict[str, TensorFiles]:
+    """The tensors of each network that is described, under the names that it declares."""
+    names = {
+        name: _renaming(name, archs[name]).originals(declared(build(Scope("float32"), archs[name])))
+        for name, build in BUILDERS.items()
+        if name in archs
+    }
+    if names.keys() == BUILDERS.keys():
+        claimed = {theirs for table in names.values() for theirs in table.values()}
+        # What no network claims is shown to one of them, whose check will say that it is not known.
+        names["transformer"] |= {name: name for name in file if name not in claimed}
+    return {name: file.renamed(table) for name, table in names.items()}
+
+
+def _renaming(name: str, arch: NetworkArch) -> Renaming:
+    if isinstance(arch, VideoVAEArch):
+        return video_vae_renaming(len(arch.block_out_channels), len(arch.decoder_block_out_channels))
+    return RENAMINGS[name]
 
 
 def _config(file: TensorFiles, path: Path) -> Config:
@@ -70,10 +72,21 @@ def _config(file: TensorFiles, path: Path) -> Config:
     return config
 
 
-def _text_states(file: TensorFiles, config: Config, path: Path) -> int:
-    """How many hidden states of the text encoder the projection reads."""
+def _contradictions(file: TensorFiles, archs: Mapping[str, NetworkArch], path: Path) -> Iterator[SpecError]:
+    """What the metadata say of the model's version, where the denoiser is another's."""
+    stated = file.metadata().get("model_version", "")
+    version = tuple(int(number) for number in re.split("[.-]", stated) if number.isdecimal())
+    if not version or "transformer" not in archs:
+        return
+    made = archs["transformer"].generation
+    if (version >= LATER_VERSIONS) != (made == LATER):
+        yield SpecError(f"{path}: model_version is {stated!r}, the transformer in it is of {made}", AGAIN)
+
+
+def _text_features(file: TensorFiles, path: Path) -> int:
+    """How many numbers of a token of the text encoder the projection reads."""
     for name in PROJECTIONS:
         tensor = file.get(f"text_embedding_projection.{name}.weight")
-        if tensor is not None:
-            return tensor.shape[1] // config.get("transformer", {}).get("caption_channels", 3840)
+        if tensor is not None and len(tensor.shape) == 2:
+            return tensor.shape[1]
     raise SpecError(f"{path} holds no `text_embedding_projection`", AGAIN)

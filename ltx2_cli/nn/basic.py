@@ -4,18 +4,21 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ltx2_cli.weights.declare import LINEAR, Axes, Scope
+from ltx2_cli.weights.declare import Axes, Scope
 
 
 class Linear(nnx.Module):
-    """y = x·W + b over the last axis. `axes` are the logical axes of (input, output)."""
+    """y = x·Wᵀ + b over the last axis. `axes` are the logical axes of (input, output).
+
+    W is kept (out, in), as on disk: loading moves no element, and XLA reads it from either side equally fast.
+    """
 
     def __init__(self, scope: Scope, d_in: int, d_out: int, axes: Axes, bias: bool = True):
-        self.kernel = scope.weight("weight", (d_in, d_out), axes, LINEAR)
+        self.kernel = scope.weight("weight", (d_out, d_in), axes[::-1])
         self.bias = scope.weight("bias", (d_out,), axes[1:]) if bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = x @ self.kernel[...]
+        y = x @ self.kernel[...].mT
         return y if self.bias is None else y + self.bias[...]
 
 

@@ -2,19 +2,29 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from ltx2_cli.spec import SpecError
-from ltx2_cli.weights.declare import Shape
+from ltx2_cli.spec import RunError, SpecError
 
 STEMS = ("diffusion_pytorch_model", "model")
 LFS_POINTER = b"version https://git-lfs"
 AGAIN = "download the checkpoint again, or name another: --model FOLDER or --model REPO"
+EIGHT_BITS: dict[str, Any] = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
+DTYPES: dict[str, Any] = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    **EIGHT_BITS,
+}  # the types that are read
 Index = tuple[slice, ...]
 
 
@@ -22,25 +32,29 @@ Index = tuple[slice, ...]
 class Tensor:
     """One tensor as a file's header describes it."""
 
-    shape: Shape
+    shape: tuple[int, ...]
     dtype: str
     file: Path
+    begin: int  # its first byte there
+    scale: "Tensor | None" = None  # of eight-bit numbers: the one number by which all are to be multiplied
 
 
 class TensorFiles(Mapping[str, Tensor]):
     """The tensors of one network, over all its files. Opening reads headers only.
 
-    Raises `SpecError` where a file is missing, cut short, or not a safetensors file.
+    An eight-bit weight has its scale as a part; what a file keeps for arithmetic in eight bits is left out. Raises
+    `SpecError` where a file is missing, cut short, or not a safetensors file.
     """
 
     def __init__(self, folder: Path, stems: tuple[str, ...] = STEMS):
         self.folder = folder
-        self._handles = {path: _open(path) for path in _files(folder, stems)}
-        self._tensors = {
-            name: _tensor(handle, name, path)
-            for path, handle in self._handles.items()
-            for name in handle.keys()  # noqa: SIM118
-        }
+        tensors: dict[str, Tensor] = {}
+        self._metadata: dict[str, str] = {}
+        for path in _files(folder, stems):
+            found, said = _read_header(path)
+            tensors |= found
+            self._metadata |= said
+        self._tensors = _with_scales(tensors)
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
@@ -51,28 +65,78 @@ class TensorFiles(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._tensors)
 
-    def read(self, name: str, index: Index) -> np.ndarray:
-        """The part of one tensor that `index` selects, in the file's dtype."""
-        return self._handles[self[name].file].get_slice(name)[index]
-
     def metadata(self) -> dict[str, str]:
-        """What the (first) file says of itself beside its tensors."""
-        return next(iter(self._handles.values())).metadata() or {}
+        """What the files say of themselves beside their tensors."""
+        return self._metadata
+
+    def renamed(self, names: Mapping[str, str]) -> Self:
+        """Those of `names` that are here, by other names: new name to old."""
+        part = copy(self)
+        part._tensors = {ours: self[theirs] for ours, theirs in names.items() if theirs in self}
+        return part
+
+    def read(self, name: str, index: Index) -> np.ndarray:
+        """The part of one tensor that `index` selects, as it is stored; the pages are read when they are touched."""
+        tensor = self[name]
+        dtype = np.dtype(DTYPES[tensor.dtype])
+        size = prod(tensor.shape) * dtype.itemsize
+        stored = np.memmap(tensor.file, np.uint8, "r", tensor.begin, (size,)).view(np.ndarray)
+        return stored.view(dtype).reshape(tensor.shape)[index]
+
+    def read_into(self, name: str, first: int, out: np.ndarray) -> None:
+        """Rows of one tensor from `first` on, as they are stored, straight into the contiguous `out`."""
+        tensor = self[name]
+        bytes_left = out.reshape(-1).view(np.uint8).data
+        with tensor.file.open("rb", buffering=0) as file:
+            file.seek(tensor.begin + first * out.itemsize * prod(tensor.shape[1:]))
+            while bytes_left:
+                done = file.readinto(bytes_left)
+                if not done:
+                    raise RunError(f"{tensor.file} became shorter while it was read", AGAIN)
+                bytes_left = bytes_left[done:]
+
+    def scale(self, name: str) -> np.float32:
+        """By what a tensor's stored numbers are to be multiplied: 1 but for scaled eight-bit ones."""
+        tensor = self[name].scale
+        if tensor is None:
+            return np.float32(1)
+        stored = np.fromfile(tensor.file, DTYPES[tensor.dtype], 1, offset=tensor.begin)
+        return np.float32(stored[0])
 
 
-def _tensor(handle: Any, name: str, path: Path) -> Tensor:
-    header = handle.get_slice(name)
-    return Tensor(tuple(header.get_shape()), header.get_dtype(), path)
-
-
-def _open(path: Path) -> Any:
+def _read_header(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of one file, and its metadata."""
     if not path.exists():
         raise SpecError(f"{path} is missing", "the index beside it names it; download the checkpoint again")
     _begin(path, len(LFS_POINTER))
     try:
-        return safe_open(path, "np")
+        safe_open(path, "np")  # checks that the header is whole and that the file is as long as it says
     except SafetensorError as error:
         raise SpecError(f"{path} is damaged or cut short ({error})", "download it again") from error
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    metadata = header.pop("__metadata__", {})
+    begin = 8 + size
+    return {
+        name: Tensor(tuple(entry["shape"]), entry["dtype"], path, begin + entry["data_offsets"][0])
+        for name, entry in header.items()
+    }, metadata
+
+
+def _with_scales(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors with the scales of eight-bit ones folded in: X.weight has X.weight_scale, and X.input_scale."""
+    eight_bits = [name for name, tensor in tensors.items() if tensor.dtype in EIGHT_BITS]
+    beside = {f"{name}_scale" for name in eight_bits} | {_input_scale(name) for name in eight_bits}
+    return {
+        name: replace(tensor, scale=tensors.get(f"{name}_scale")) if tensor.dtype in EIGHT_BITS else tensor
+        for name, tensor in tensors.items()
+        if name not in beside
+    }
+
+
+def _input_scale(name: str) -> str:
+    return f"{name.removesuffix('.weight')}.input_scale"
 
 
 def _begin(path: Path, size: int = -1) -> bytes:

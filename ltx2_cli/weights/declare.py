@@ -17,8 +17,7 @@ M = TypeVar("M", bound=nnx.Module)
 Shape = tuple[int, ...]
 Axes = tuple[str | None, ...]
 
-PLAIN = "plain"  # as on disk
-LINEAR = "linear"  # disk (out, in) -> ours (in, out)
+PLAIN = "plain"  # as on disk, linear layers (out, in) too
 CONV = "conv"  # disk (out, in, *window) -> ours (*window, in, out)
 TRANSPOSED_CONV = "transposed_conv"  # disk (in, out, *window) -> ours (*window, in, out)
 
@@ -28,7 +27,6 @@ def disk_order(layout: str, rank: int) -> tuple[int, ...]:
     window = tuple(range(2, rank))
     orders = {
         PLAIN: tuple(range(rank)),
-        LINEAR: (1, 0),
         CONV: (*window, 1, 0),
         TRANSPOSED_CONV: (*window, 0, 1),
     }

@@ -1,8 +1,12 @@
 """From files to devices: what is declared is checked against the headers, then placed one tensor at a time."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from math import prod
+from operator import call
+from os import cpu_count
+from typing import Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,15 +14,25 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ltx2_cli.spec import RunError
-from ltx2_cli.weights.checkpoint import Index, TensorFiles
-from ltx2_cli.weights.declare import Shape, Weight, declared, map_weights
+from ltx2_cli.weights.checkpoint import DTYPES, EIGHT_BITS, Index, Tensor, TensorFiles
+from ltx2_cli.weights.declare import Shape, Weight, declared, map_weights, weights
 
 M = TypeVar("M", bound=nnx.Module)
 Placement = Callable[[tuple[str | None, ...]], NamedSharding]
-FLOATS = {"F64", "F32", "F16", "BF16"}
 SMALL = 2**20  # elements
 SPLIT_ABOVE = 2**24  # elements: a replicated weight this large crosses from the host in parts
+PORTION = 2**24  # bytes that one thread brings at a time
+ROWS = 32  # that stay in a core's cache while they are put into another order
+IN_HOST_MEMORY = ("cpu",)  # platforms whose devices read what the host wrote, without a copy
+ALIGNMENT = 64  # bytes, that they ask for
+THREADS = ThreadPoolExecutor(cpu_count())
+
+
+class LowRank(Protocol):
+    """A matrix to be added to one tensor."""
+
+    def read(self) -> tuple[np.ndarray, np.ndarray]:
+        """Its factors, float32 a [rank, in] and b [out, rank]; the matrix is b·a."""
 
 
 def mismatches(module: nnx.Module, files: TensorFiles, ours: Callable[[str], bool] = lambda name: True) -> list[str]:
@@ -37,10 +51,24 @@ def mismatches(module: nnx.Module, files: TensorFiles, ours: Callable[[str], boo
             ],
         ),
         *_some(
+            "scaled by more than one number", [name for name in wanted if name in found and _scales(found[name]) > 1]
+        ),
+        *_some("without the scale that others have", _unscaled(found)),
+        *_some(
             "of a type that is not read",
-            [f"{name} is {found[name].dtype}" for name in wanted if name in found and found[name].dtype not in FLOATS],
+            [f"{name} is {found[name].dtype}" for name in wanted if name in found and found[name].dtype not in DTYPES],
         ),
     ]
+
+
+def _scales(tensor: Tensor) -> int:
+    return 0 if tensor.scale is None else prod(tensor.scale.shape)
+
+
+def _unscaled(found: Mapping[str, Tensor]) -> list[str]:
+    """Eight-bit tensors that mean nothing without a scale, as those beside them show."""
+    names = [name for name, tensor in found.items() if tensor.dtype in EIGHT_BITS and tensor.scale is None]
+    return names if any(tensor.scale for tensor in found.values()) else []
 
 
 def _some(what: str, names: list[str], most: int = 5) -> Iterable[str]:
@@ -53,56 +81,109 @@ def _by(shape: Shape) -> str:
     return "x".join(map(str, shape)) or "a scalar"
 
 
-def load(module: M, files: TensorFiles, place: Placement) -> M:
+def load(module: M, files: TensorFiles, place: Placement, added: Mapping[str, LowRank] | None = None) -> M:
     """`module` with its weights on the devices, each cast once to its declared dtype and laid out by `place`.
 
-    The host never holds more than one tensor, or one small weight. Raises `RunError` naming the tensors that are
-    not finite.
+    What is stored is multiplied by its scale, and what `added` holds for a tensor is added, before the cast, both in
+    float32. Beside the devices' memory the host holds no more than one tensor.
     """
-    finite: dict[str, bool] = {}
+    added = added or {}
+    hosted = [weight for weight in weights(module) if _on_host(weight, place(weight.axes))]
+    memory = {weight.source: _aligned(weight.get_value()) for weight in hosted}
+    for _ in THREADS.map(call, (work for weight in hosted for work in _fill(weight, memory, files, added))):
+        pass
 
-    def fill(weight: Weight) -> Weight:
-        arrange = _on_host if weight.get_value().size <= SMALL else _on_devices
-        array, each = arrange(weight, files, place(weight.axes))
-        finite.update(each)
-        return weight.with_value(array)
+    def placed(weight: Weight) -> Weight:
+        where, whole = place(weight.axes), memory.pop(weight.source, None)
+        if whole is None:
+            return weight.with_value(_on_devices(weight, files, where, added))
+        return weight.with_value(jax.make_array_from_callback(whole.shape, where, lambda index: whole[index]))
 
-    loaded = map_weights(fill, module)
-    if broken := [name for name, good in finite.items() if not good]:
-        found = "; ".join(_some("not finite", broken))
-        raise RunError(f"the weights in {files.folder} are damaged: {found}", "download the checkpoint again")
-    return loaded
-
-
-def _on_host(weight: Weight, files: TensorFiles, place: NamedSharding) -> tuple[jax.Array, dict[str, bool]]:
-    """A small weight, arranged before it travels: to compile a program for its shape would take longer."""
-    value = weight.get_value()
-    disk = {name: files.read(name, (slice(None),) * len(shape)) for name, shape in weight.tensors()}
-    arrays = [array.transpose(weight.order).astype(value.dtype) for array in disk.values()]
-    whole = np.stack(arrays) if weight.layers else arrays[0]
-    array = jax.make_array_from_callback(value.shape, place, lambda index: whole[index])
-    return array, {name: bool(np.isfinite(array).all()) for name, array in zip(disk, arrays, strict=True)}
+    return map_weights(placed, module)
 
 
-def _on_devices(weight: Weight, files: TensorFiles, place: NamedSharding) -> tuple[jax.Array, dict[str, bool]]:
+def not_finite(module: nnx.Module) -> list[str]:
+    """Every tensor of a loaded `module` that holds a NaN or an infinity, by its name on disk."""
+    found = []
+    for weight in weights(module):
+        finite = np.asarray(_finite(weight.get_value(), bool(weight.layers))).reshape(-1)
+        found += [name for (name, _), good in zip(weight.tensors(), finite, strict=True) if not good]
+    return found
+
+
+@partial(jax.jit, static_argnames="by_layer")
+def _finite(array: jax.Array, by_layer: bool) -> jax.Array:
+    return jnp.isfinite(array).all(axis=range(1, array.ndim) if by_layer else None)
+
+
+def _on_host(weight: Weight, place: NamedSharding) -> bool:
+    """Whether a weight is put together in the host's memory: a small one, since to compile a program for its shape
+    would take longer, and every one where that memory is the devices' own."""
+    return weight.get_value().size <= SMALL or place.mesh.devices.flat[0].platform in IN_HOST_MEMORY
+
+
+def _aligned(value: jax.ShapeDtypeStruct) -> np.ndarray:
+    """Memory for it that the CPU backend takes over as it is."""
+    size = value.size * value.dtype.itemsize
+    room = np.empty(size + ALIGNMENT, np.uint8)
+    begin = -room.ctypes.data % ALIGNMENT
+    return room[begin : begin + size].view(value.dtype).reshape(value.shape)
+
+
+def _fill(
+    weight: Weight, memory: Mapping[str, np.ndarray], files: TensorFiles, added: Mapping[str, LowRank]
+) -> Iterator[Callable[[], None]]:
+    """Pieces of work, for several threads, that bring a weight to its place in memory."""
+    whole = memory[weight.source]
+    for ours, (name, _) in zip(whole if weight.layers else whole[None], weight.tensors(), strict=True):
+        out, tensor, low_rank = np.atleast_1d(ours.transpose(np.argsort(weight.order))), files[name], added.get(name)
+        as_stored = low_rank is None and tensor.scale is None and DTYPES[tensor.dtype] == out.dtype
+        for rows in [slice(None)] if low_rank is not None else _blocks(out, PORTION * len(out) // out.nbytes):
+            if as_stored and out[rows].flags.c_contiguous:
+                yield partial(files.read_into, name, rows.start, out[rows])
+            else:
+                yield partial(_convert, files, name, rows, low_rank, out[rows])
+
+
+def _blocks(array: np.ndarray, rows: int) -> Iterator[slice]:
+    """All rows of `array`, so many at a time, but at least one."""
+    step = max(1, rows)
+    yield from (slice(first, first + step) for first in range(0, len(array), step))
+
+
+def _convert(files: TensorFiles, name: str, part: slice, low_rank: LowRank | None, out: np.ndarray) -> None:
+    """Rows of one tensor into `out`, which differs in type or order, or takes more than them."""
+    factors = None if low_rank is None else low_rank.read()
+    stored, scale = np.atleast_1d(files.read(name, ()))[part], files.scale(name)
+    for rows in _blocks(out, ROWS):
+        block = stored[rows] if scale == 1 else stored[rows].astype(np.float32) * scale
+        if factors is not None:
+            a, b = factors
+            block = block.astype(np.float32) + b[part][rows] @ a
+        np.copyto(out[rows], block, casting="unsafe")
+
+
+def _on_devices(weight: Weight, files: TensorFiles, place: NamedSharding, added: Mapping[str, LowRank]) -> jax.Array:
     """A large weight, sent as it lies on disk, tensor by tensor, and arranged where it arrives."""
     value = weight.get_value()
     if not weight.layers:
-        array, good = _arrange(_read(files, weight, weight.source, place), weight.order, value.dtype, place)
-        return array, {weight.source: bool(good)}
-    finite = {}
+        sent = _send(weight, files, weight.source, place, added)
+        return _arrange(*sent, weight.order, value.dtype, place)
     array = _empty(value.shape, value.dtype, place)
     within = NamedSharding(place.mesh, PartitionSpec(*place.spec[1:]))
     for layer, (name, _) in enumerate(weight.tensors()):
-        disk = _read(files, weight, name, within)
-        array, good = _insert(array, disk, np.int32(layer), weight.order, place)
-        finite[name] = bool(good)  # waits: the host lets go of one tensor before it reads the next
-        del disk
-    return array, finite
+        sent = _send(weight, files, name, within, added)
+        array = _insert(array, *sent, np.int32(layer), weight.order, place)
+        jax.block_until_ready(array)  # the host lets go of one tensor before it reads the next
+        del sent
+    return array
 
 
-def _read(files: TensorFiles, weight: Weight, name: str, sharding: NamedSharding) -> jax.Array:
-    """A tensor in the order of the disk, on the devices that will want its parts."""
+Sent = tuple[jax.Array, np.float32, tuple[np.ndarray, np.ndarray] | None]
+
+
+def _send(weight: Weight, files: TensorFiles, name: str, sharding: NamedSharding, added: Mapping[str, LowRank]) -> Sent:
+    """A tensor in the order of the disk, on the devices that will want its parts; its scale; what is added to it."""
     shape, order = files[name].shape, weight.order
     spec = (*sharding.spec, *[None] * (len(shape) - len(sharding.spec)))
     on_disk: list[str | None] = [spec[order.index(i)] for i in range(len(shape))]
@@ -114,7 +195,8 @@ def _read(files: TensorFiles, weight: Weight, name: str, sharding: NamedSharding
         assert index is not None
         return files.read(name, index)
 
-    return jax.make_array_from_callback(shape, layout, part)
+    disk = jax.make_array_from_callback(shape, layout, part)
+    return disk, files.scale(name), added[name].read() if name in added else None
 
 
 def _split(shape: Shape, sharding: NamedSharding) -> list[str | None]:
@@ -128,19 +210,35 @@ def _split(shape: Shape, sharding: NamedSharding) -> list[str | None]:
 
 @partial(jax.jit, static_argnames=("order", "dtype", "sharding"))
 def _arrange(
-    disk: jax.Array, order: tuple[int, ...], dtype: jnp.dtype, sharding: NamedSharding
-) -> tuple[jax.Array, jax.Array]:
-    array = jax.lax.with_sharding_constraint(disk.transpose(order).astype(dtype), sharding)
-    return array, jnp.isfinite(array).all()
+    disk: jax.Array,
+    scale: np.float32,
+    factors: tuple[jax.Array, jax.Array] | None,
+    order: tuple[int, ...],
+    dtype: jnp.dtype,
+    sharding: NamedSharding,
+) -> jax.Array:
+    """A tensor on disk as ours: scaled, added to, transposed, cast."""
+    wide = disk.astype(jnp.float32) * scale
+    if factors is not None:
+        a, b = factors
+        wide = wide + jnp.matmul(b, a, precision="highest")
+    return jax.lax.with_sharding_constraint(wide.astype(dtype).transpose(order), sharding)
 
 
 @partial(jax.jit, static_argnames=("order", "sharding"), donate_argnames="stack")
 def _insert(
-    stack: jax.Array, disk: jax.Array, layer: jax.Array, order: tuple[int, ...], sharding: NamedSharding
-) -> tuple[jax.Array, jax.Array]:
-    array = disk.transpose(order).astype(stack.dtype)
+    stack: jax.Array,
+    disk: jax.Array,
+    scale: np.float32,
+    factors: tuple[jax.Array, jax.Array] | None,
+    layer: jax.Array,
+    order: tuple[int, ...],
+    sharding: NamedSharding,
+) -> jax.Array:
+    within = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
+    array = _arrange(disk, scale, factors, order, stack.dtype, within)
     filled = jax.lax.dynamic_update_index_in_dim(stack, array, layer, 0)
-    return jax.lax.with_sharding_constraint(filled, sharding), jnp.isfinite(array).all()
+    return jax.lax.with_sharding_constraint(filled, sharding)
 
 
 @partial(jax.jit, static_argnames=("shape", "dtype", "sharding"))

@@ -22,6 +22,7 @@ EVERY_OPTION = """
     generate --prompt rain --negative-prompt blur --model demo --height 64 --width 96 --num-frames 9 --fps 12.5
     --steps 3 --seed 4294967295 --guidance-scale 2 --stg-scale 0 --modality-scale 1.5 --guidance-rescale 0.1
     --audio-guidance-scale 6 --audio-stg-scale 0.5 --audio-modality-scale 2.5 --audio-guidance-rescale 0.2
+    --recipe distilled --lora a/b --lora c:0.5
     --stg-blocks 28,29 --dtype bfloat16 --text-encoder-dtype float16 --sharding single --noise noise
     --save-latents latents -o clip.mp4 --force --config file.yaml --set scan_layers=false --set max_sequence_length=7
 """
@@ -54,7 +55,7 @@ class Core:
 def core(monkeypatch: pytest.MonkeyPatch) -> Core:
     core = Core()
     plan, run = ModuleType("plan"), ModuleType("run")
-    vars(plan).update(resolve=core.resolve)
+    vars(plan).update(resolve=core.resolve, missing=lambda spec: [], Plan=Core)
     vars(run).update(load=core.load, write=core.write)
     monkeypatch.setitem(sys.modules, "ltx2_cli.plan", plan)
     monkeypatch.setitem(sys.modules, "ltx2_cli.core.run", run)
@@ -77,11 +78,12 @@ def test_the_path_alone_is_on_stdout_and_the_talk_on_stderr(ltx2: Run):
 
 def test_every_option_reaches_its_value(ltx2: Run, core: Core, tmp_path: Path):
     (tmp_path / "noise").write_text("")
-    (tmp_path / "file.yaml").write_text("keep_resident: true\nfps: 11")
+    (tmp_path / "file.yaml").write_text("keep_resident: true\nfps: 11\nlora: [d]")
     assert ltx2(*EVERY_OPTION.split())[:2] == (0, "clip.mp4\n")
     spec = core.asked
     assert spec is not None
     assert (spec.prompt, spec.negative_prompt, spec.model) == ("rain", "blur", "demo")
+    assert (spec.recipe, spec.lora) == ("distilled", ("a/b", "c:0.5"))
     assert (spec.height, spec.width, spec.num_frames, spec.fps) == (64, 96, 9, 12.5)
     assert (spec.num_inference_steps, spec.seed, spec.stg_blocks) == (3, 4294967295, (28, 29))
     assert tuple(vars(spec.guidance.video).values()) == (2.0, 0.0, 1.5, 0.1)
@@ -89,6 +91,13 @@ def test_every_option_reaches_its_value(ltx2: Run, core: Core, tmp_path: Path):
     assert (spec.dtype, spec.text_encoder_dtype) == (DType.bfloat16, DType.float16)
     assert (spec.sharding.profile, spec.noise, spec.save_latents) == ("single", "noise", "latents")
     assert (spec.keep_resident, spec.scan_layers, spec.max_sequence_length) == (True, False, 7)
+
+
+def test_loras_that_are_not_given_are_those_of_the_config(ltx2: Run, core: Core, tmp_path: Path):
+    (tmp_path / "file.yaml").write_text("prompt: rain\nlora: [a/b, 'c:0.5']\nrecipe: one_stage")
+    assert ltx2("generate", "--config", "file.yaml")[0] == 0
+    assert core.asked is not None
+    assert (core.asked.recipe, core.asked.lora) == ("one_stage", ("a/b", "c:0.5"))
 
 
 def test_several_videos_are_several_lines(ltx2: Run):
@@ -101,6 +110,8 @@ def test_several_videos_are_several_lines(ltx2: Run):
     [
         ("--height 500 --num-frames 20", FINDINGS),
         ("--model dmo", "error: unknown model `dmo`; closest: `demo`\nhint: known: `demo`, `ltx2`, `ltx2.3`"),
+        ("--recipe destilled", "error: unknown recipe `destilled`; closest: `distilled`\nhint: known: `distilled`"),
+        ("--set sigmas=[1]", "error: sigmas [1.0] do not fall from at most 1 to 0; for example: --set 'sigmas=[1, 0"),
         ("--set heigth=3", "error: --set 'heigth=3': unknown key `heigth`; closest: `height`\nhint: known:"),
         ("--stg-blocks a,b", "error: stg_blocks a,b is not a list of blocks\nhint: for example: --stg-blocks"),
         ("-o clip.avi", "error: output 'clip.avi' is not an mp4"),

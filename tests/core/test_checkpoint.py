@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from generations import LTX2, demo_folder, other_text_encoder
 from ltx2_cli import load, read_spec, resolve, run
 from ltx2_cli.models.demo import demo_checkpoint
 from ltx2_cli.plan import Plan
@@ -23,6 +24,12 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         return demo_checkpoint()
+
+
+@pytest.fixture(scope="module")
+def older_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with demo_folder(LTX2, tmp_path_factory.mktemp("older")) as folder:
+        return folder
 
 
 @pytest.fixture
@@ -47,7 +54,7 @@ def test_a_sound_checkpoint_resolves(folder: Path) -> None:
 
 
 def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"is no LTX-2 checkpoint: .*transformer/config.json is missing"):
+    with pytest.raises(SpecError, match=r"is no LTX-2 checkpoint: it holds none of transformer/config.json, "):
         plan_of(tmp_path)
 
 
@@ -68,14 +75,14 @@ def test_another_kind_of_text_encoder(folder: Path) -> None:
 def test_networks_that_do_not_fit_each_other_and_tensors_that_do_not_fit_their_network(folder: Path) -> None:
     edit(folder / "transformer" / "config.json", in_channels=8)
     tensors = load_file(folder / "vocoder" / "model.safetensors")
-    tensors["conv_in.bias"] = tensors["conv_in.bias"][:-1]
+    tensors["vocoder.conv_in.bias"] = tensors["vocoder.conv_in.bias"][:-1]
     save_file(tensors, folder / "vocoder" / "model.safetensors")
     with pytest.raises(SpecError) as caught:
         plan_of(folder)
     for part in (
         "the video VAE's and the transformer's channels differ: 16 and 8",
         "proj_in.weight is 128x16, not 128x8",
-        "vocoder: 1 of another shape: conv_in.bias is 63, not 64",
+        "vocoder: 1 of another shape: vocoder.conv_in.bias is 63, not 64",
     ):
         assert part in str(caught.value)
 
@@ -104,14 +111,18 @@ DAMAGED = [
     (TRANSFORMER, {"num_layers": "3"}, "transformer/config.json: .*num_layers is '3'"),
     (TRANSFORMER, {"num_layers": 0}, "num_layers is 0"),
     (TRANSFORMER, {"audio_sampling_rate": 0}, "audio_sampling_rate is 0"),
-    (TRANSFORMER, {"num_layers": 5}, "does not hold what its configs describe. transformer: 72 missing"),
+    (TRANSFORMER, {"num_layers": 5}, "does not hold what its configs describe. transformer: 86 missing"),
     (TRANSFORMER, {"out_channels": 8}, "the transformer's channels in and out differ: 16 and 8"),
     (TRANSFORMER, {"audio_out_channels": 8}, "the transformer's audio channels in and out differ: 32 and 8"),
-    (TRANSFORMER, {"caption_channels": 32}, "the video connector's width and the transformer's text differ: 64 and 32"),
     (
         TRANSFORMER,
-        {"use_prompt_embeddings": False},
-        "video connector's width and the transformer's text differ: 64 and",
+        {"cross_attention_dim": 96},
+        "the video connector's width and the transformer's text differ: 128 and",
+    ),
+    (
+        TRANSFORMER,
+        {"use_prompt_embeddings": True},
+        "video connector's width and the transformer's text differ: 128 and 64",
     ),
     (VAE, {"upsample_factor": [0, 2, 2]}, "upsample_factor is"),
     (SCHEDULER, None, "scheduler_config.json is missing"),
@@ -128,7 +139,7 @@ DAMAGED = [
     (INDEX, '{"weight_map": ["model.safetensors"]}', "is no index"),
     (INDEX, '{"weight_map": {"proj_in.weight": 3}}', "is no index"),
     (INDEX, '{"weight_map": {"proj_in.weight": "lost.safetensors"}}', "transformer/lost.safetensors is missing"),
-    (INDEX, '{"weight_map": {}}', "transformer: 342 missing"),
+    (INDEX, '{"weight_map": {}}', "transformer: 402 missing"),
     (TOKENIZER, None, "tokenizer/tokenizer.json is missing"),
     (TOKENIZER, POINTER, "tokenizer/tokenizer.json is a Git LFS pointer"),
     (TOKENIZER, "{", "tokenizer/tokenizer.json is not JSON"),
@@ -183,12 +194,107 @@ def test_a_clone_without_its_large_files_is_said_at_once_with_every_way_out(fold
     assert "download the checkpoint again" in caught.value.hint
 
 
-def test_weights_that_are_not_numbers(folder: Path) -> None:
+def older(folder: Path, older_demo: Path, *names: str) -> None:
+    """Networks of the older generation in the place of these: sound ones, of the sizes that the others ask for."""
+    for name in names:
+        shutil.rmtree(folder / name)
+        shutil.copytree(older_demo / name, folder / name)
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["vae"], "ltx2.3: transformer, connectors, vocoder; ltx2: vae"),
+        (["vocoder"], "ltx2.3: transformer, connectors, vae; ltx2: vocoder"),
+        (["vae", "vocoder"], "ltx2.3: transformer, connectors; ltx2: vae, vocoder"),
+    ],
+)
+def test_networks_of_two_generations_are_refused_though_their_sizes_agree(
+    folder: Path, older_demo: Path, names: list[str], said: str
+) -> None:
+    older(folder, older_demo, *names)
+    with pytest.raises(SpecError) as caught:
+        plan_of(folder)
+    mixed = "mixes networks of different generations, which were not trained together"
+    assert str(caught.value) == f"{folder} {mixed} ({said})"
+    assert caught.value.hint.startswith("take all networks from one release, or name another checkpoint: --model")
+
+
+def test_connectors_of_the_other_generation(folder: Path, older_demo: Path) -> None:
+    older(folder, older_demo, "connectors")
+    with pytest.raises(
+        SpecError, match=r"ltx2.3: transformer, vae, vocoder; ltx2: connectors\).* text differ: 64 and 128"
+    ):
+        plan_of(folder)
+
+
+def test_the_older_generation_is_legal_and_so_is_what_is_like_none(folder: Path, older_demo: Path) -> None:
+    assert plan_of(older_demo).arch.generation == "ltx2"
+    edit(folder / VAE, decoder_spatial_padding_mode="reflect", upsample_residual=[False, True, False, False])
+    assert plan_of(folder).arch.video_vae.generation is None
+
+
+def test_a_sound_text_encoder_of_another_model(folder: Path) -> None:
+    other_text_encoder(folder / "text_encoder", hidden_size=96, num_hidden_layers=2)
+    with pytest.raises(SpecError) as caught:
+        plan_of(folder)
+    assert str(caught.value) == (
+        f"{folder} does not hold what its configs describe."
+        " the text encoder's width and the connectors' caption_channels differ: 96 and 64."
+        " the text encoder's states and the connectors' text_proj_in_factor differ: 3 and 4"
+    )
+    assert "--model FOLDER" in caught.value.hint
+
+
+def test_everything_that_is_wrong_is_one_message(folder: Path, older_demo: Path) -> None:
+    """Of a network whose files are not there the config is still judged, and of one without a config the files."""
+    older(folder, older_demo, "vae")
+    (folder / "vae" / "model.safetensors.index.json").write_text('{"weight_map": {"latents_mean": "lost.safetensors"}}')
+    other_text_encoder(folder / "text_encoder", hidden_size=96)
+    edit(folder / SCHEDULER, shift_terminal=1)
+    (folder / "audio_vae" / "model.safetensors").write_text(POINTER)
+    (folder / TOKENIZER).unlink()
     tensors = load_file(folder / "connectors" / "model.safetensors")
-    tensors["text_proj_in.weight"][0, 0] = np.nan
+    del tensors["video_text_proj_in.bias"]
     save_file(tensors, folder / "connectors" / "model.safetensors")
+    with pytest.raises(SpecError) as caught:
+        plan_of(folder)
+    places = [
+        str(caught.value).index(finding)
+        for finding in (
+            "shift_terminal is 1",
+            "vae/lost.safetensors is missing",
+            "audio_vae/model.safetensors is a Git LFS pointer",
+            "tokenizer/tokenizer.json is missing",
+            "(ltx2.3: transformer, connectors, vocoder; ltx2: vae)",
+            "caption_channels differ: 96 and 64",
+            "connectors: 1 missing: video_text_proj_in.bias",
+        )
+    ]
+    assert places == sorted(places)
+    for way_out in ("git lfs pull", "take all networks from one release", "the index beside it names it", "--model"):
+        assert caught.value.hint.count(way_out) >= 1
+
+
+# a network and one of its tensors
+NOT_NUMBERS = [
+    ("text_encoder", "language_model.model.norm.weight"),
+    ("connectors", "video_text_proj_in.bias"),
+    ("transformer", "transformer_blocks.1.attn2.to_q.bias"),
+    ("vae", "decoder.conv_in.conv.bias"),
+    ("audio_vae", "decoder.conv_in.conv.bias"),
+    ("vocoder", "vocoder.conv_in.bias"),
+]
+
+
+@pytest.mark.parametrize(("network", "tensor"), NOT_NUMBERS, ids=lambda value: value)
+def test_weights_that_are_not_numbers_are_named(folder: Path, network: str, tensor: str) -> None:
+    path = folder / network / "model.safetensors"
+    tensors = load_file(path)
+    tensors[tensor][0] = np.nan
+    save_file(tensors, path)
     plan = plan_of(folder)
-    with pytest.raises(RunError, match=r"1 not finite: text_proj_in.weight"):
+    with pytest.raises(RunError, match=f"{network} are damaged: 1 tensors are not finite: {tensor}"):
         next(run(plan, load(plan)))
 
 
@@ -202,6 +308,7 @@ def test_what_overflows_is_named_by_its_step(folder: Path) -> None:
 
 
 def test_a_clip_that_the_decoder_cannot_mirror(folder: Path) -> None:
+    edit(folder / VAE, decoder_spatial_padding_mode="reflect")
     with pytest.raises(SpecError, match="96x32 is too small"):
         plan_of(folder, height=32)
 

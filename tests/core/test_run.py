@@ -27,20 +27,6 @@ def error(got: np.ndarray, wanted: np.ndarray) -> float:
     return float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
 
 
-@pytest.fixture
-def compilations() -> list[str]:
-    """Grows by one for each program that XLA compiles."""
-    seen: list[str] = []
-
-    def listen(event: str, seconds: float, **details: object) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            seen.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield seen
-    jax.monitoring.unregister_event_duration_listener(listen)
-
-
 def test_the_same_seed_gives_the_same_bytes(checkpoint: Checkpoint) -> None:
     first, again = (final_latents(plan_of(checkpoint, SMALL, 3)) for _ in range(2))
     assert [stream.tobytes() for stream in first] == [stream.tobytes() for stream in again]

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
@@ -9,17 +10,19 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file as load_torch_file
+from safetensors.torch import save_file as save_torch_file
 
 from ltx2_cli.nn.basic import Linear
-from ltx2_cli.spec import RunError, SpecError
+from ltx2_cli.spec import SpecError
 from ltx2_cli.weights import load as load_module
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import CONV, TRANSPOSED_CONV, Scope, declared, random_weights
-from ltx2_cli.weights.hub import locate
-from ltx2_cli.weights.load import load, mismatches
+from ltx2_cli.weights.load import load, mismatches, not_finite
 from ltx2_cli.weights.save import save
 
 
@@ -69,12 +72,20 @@ def test_names_and_shapes_on_disk() -> None:
     assert len(names) == 3 * 3 + 2 + 2
 
 
-@pytest.fixture(params=["small", "large"])
+def _far_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices with a memory of their own, and weights that are large to them."""
+    monkeypatch.setattr(load_module, "IN_HOST_MEMORY", ())
+    monkeypatch.setattr(load_module, "SMALL", 0)
+    monkeypatch.setattr(load_module, "SPLIT_ABOVE", 256)  # `whole` travels in parts
+
+
+@pytest.fixture(params=["host", "host, in portions", "devices"])
 def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether the network's weights count as small, arranged on the host, or as large, arranged on the devices."""
-    if request.param == "large":
-        monkeypatch.setattr(load_module, "SMALL", 0)
-        monkeypatch.setattr(load_module, "SPLIT_ABOVE", 256)  # `whole` travels in parts
+    """Where the network's weights are put together."""
+    if request.param == "devices":
+        _far_away(monkeypatch)
+    if request.param == "host, in portions":
+        monkeypatch.setattr(load_module, "PORTION", 100)
 
 
 @pytest.mark.usefixtures("size")
@@ -88,7 +99,7 @@ def test_what_was_saved_is_loaded(folder: Path, network: Network, place: load_mo
 
 
 def test_the_host_holds_one_tensor_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_module, "SMALL", 0)
+    _far_away(monkeypatch)
     read, held, most = TensorFiles.read, weakref.WeakSet(), []
 
     class Counted(np.ndarray):
@@ -139,14 +150,132 @@ def test_every_mismatch_is_found_at_once(folder: Path) -> None:
     assert "up is I32" in found
 
 
-@pytest.mark.usefixtures("size")
 def test_weights_that_are_not_finite_are_named(folder: Path) -> None:
     tensors = {name: np.ones(shape, np.float32) for name, shape in declared(Network()).items()}
     tensors["blocks.1.linear.bias"][3] = np.nan
     tensors["up"][0] = np.inf
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(RunError, match=r"2 not finite: blocks.1.linear.bias, up"):
-        load(Network(), TensorFiles(folder), one_device)
+    assert not_finite(load(Network(), TensorFiles(folder), one_device)) == ["blocks.1.linear.bias", "up"]
+
+
+def test_on_the_cpu_a_file_is_read_into_the_memory_that_is_computed_with(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allocate, places = load_module._aligned, []
+
+    def noting(value: jax.ShapeDtypeStruct) -> np.ndarray:
+        places.append(allocate(value))
+        return places[-1]
+
+    monkeypatch.setattr(load_module, "_aligned", noting)
+    loaded = jax.tree.leaves(load(Network(), TensorFiles(folder), one_device))
+    assert [array.unsafe_buffer_pointer() for array in loaded] == [place.ctypes.data for place in places]
+
+
+# Eight-bit files
+
+
+def eight_bits(path: Path, scaled: bool) -> dict[str, np.ndarray]:
+    """A file of the network with every matrix in eight bits; what the weights are, in float32."""
+    stored, meant = {}, {}
+    for number, (name, shape) in enumerate(declared(Network()).items()):
+        values = torch.from_numpy(np.random.default_rng(number).standard_normal(shape, np.float32))
+        stored[name] = values
+        meant[name] = values.numpy()
+        if len(shape) == 2 and name.endswith("weight"):
+            scale = torch.tensor(0.25 + number) if scaled else torch.tensor(1.0)
+            stored[name] = (values / scale).to(torch.float8_e4m3fn)
+            meant[name] = (stored[name].float() * scale).numpy()
+            if scaled:
+                stored[f"{name}_scale"] = scale
+                stored[f"{name.removesuffix('weight')}input_scale"] = torch.tensor(3.0)
+    save_torch_file(stored, path / "model.safetensors")
+    return meant
+
+
+@pytest.mark.usefixtures("size")
+@pytest.mark.parametrize("scaled", [True, False], ids=["scaled", "unscaled"])
+@pytest.mark.parametrize("place", [one_device, split])
+def test_an_eight_bit_file_is_multiplied_by_its_scales(
+    tmp_path: Path, scaled: bool, place: load_module.Placement
+) -> None:
+    meant = eight_bits(tmp_path, scaled)
+    files = TensorFiles(tmp_path)
+    assert mismatches(Network(), files) == []
+    save(load(Network(), files, place), tmp_path / "loaded.safetensors")
+    for name, array in load_file(tmp_path / "loaded.safetensors").items():
+        np.testing.assert_array_equal(array, meant[name])
+    half = load(Network("bfloat16"), files, place).whole.kernel[...]
+    np.testing.assert_array_equal(half, meant["whole.weight"].astype(ml_dtypes.bfloat16))
+
+
+def test_eight_bits_that_nothing_scales(tmp_path: Path) -> None:
+    eight_bits(tmp_path, scaled=True)
+    stored = load_torch_file(tmp_path / "model.safetensors")
+    del stored["whole.weight_scale"]
+    stored["blocks.1.linear.weight_scale"] = torch.ones(16)
+    save_torch_file(stored, tmp_path / "model.safetensors")
+    found = " ".join(mismatches(Network(), TensorFiles(tmp_path)))
+    assert "1 without the scale that others have: whole.weight" in found
+    assert "1 scaled by more than one number: blocks.1.linear.weight" in found
+
+
+# What is added to a weight
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Two random factors of some rank, times a strength."""
+
+    shape: tuple[int, int]
+    rank: int
+    strength: float = 1.0
+
+    def read(self) -> tuple[np.ndarray, np.ndarray]:
+        random = np.random.default_rng(self.rank)
+        a = random.standard_normal((self.rank, self.shape[1]), np.float32)
+        b = random.standard_normal((self.shape[0], self.rank), np.float32)
+        return a, np.float32(self.strength) * b
+
+
+ADDED = {  # another rank in each layer, and one layer without
+    "blocks.0.linear.weight": Factors((16, 8), rank=2),
+    "blocks.2.linear.weight": Factors((16, 8), rank=5, strength=-0.7),
+    "whole.weight": Factors((32, 16), rank=3, strength=1.5),
+}
+
+
+@pytest.mark.usefixtures("size")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("place", [one_device, split])
+def test_a_low_rank_matrix_is_added_before_the_one_rounding(
+    folder: Path, place: load_module.Placement, dtype: str
+) -> None:
+    loaded = load(Network(dtype), TensorFiles(folder), place, ADDED)
+    kernels = {f"blocks.{layer}.linear.weight": loaded.layers.linear.kernel[layer] for layer in range(3)}
+    kernels["whole.weight"] = loaded.whole.kernel[...]
+    disk = load_file(folder / "model.safetensors")
+    for name, kernel in kernels.items():
+        wanted = disk[name].astype(np.float64)
+        if name in ADDED:
+            a, b = ADDED[name].read()
+            wanted = wanted + b.astype(np.float64) @ a.astype(np.float64)
+        units = np.abs(np.asarray(kernel, np.float64) - wanted) / np.abs(wanted).max()
+        assert units.max() <= (2**-22 if dtype == "float32" else 2**-8)  # of the largest
+        if dtype == "bfloat16":  # rounded once: to the neighbour that the exact value is nearest to
+            assert np.mean(np.asarray(kernel) == wanted.astype(np.float32).astype(ml_dtypes.bfloat16)) > 0.99
+
+
+@pytest.mark.usefixtures("size")
+def test_strength_zero_changes_nothing(folder: Path) -> None:
+    files = TensorFiles(folder)
+    nothing = {name: replace(factors, strength=0.0) for name, factors in ADDED.items()}
+    for one, other in zip(
+        jax.tree.leaves(load(Network("bfloat16"), files, one_device, nothing)),
+        jax.tree.leaves(load(Network("bfloat16"), files, one_device)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_shards_and_their_index(tmp_path: Path, network: Network) -> None:
@@ -182,18 +311,3 @@ def test_a_folder_without_weights(tmp_path: Path) -> None:
         SpecError, match=r"holds no weights: no diffusion_pytorch_model.safetensors or model.safetensors"
     ):
         TensorFiles(tmp_path)
-
-
-def test_a_repository_comes_from_the_cache_by_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    repository = tmp_path / "models--someone--model"
-    for revision, commit in (("main", "a" * 40), ("v2", "b" * 40)):
-        (repository / "snapshots" / commit).mkdir(parents=True)
-        (repository / "refs").mkdir(exist_ok=True)
-        (repository / "refs" / revision).write_text(commit)
-    assert locate("someone/model", []).name == "a" * 40
-    assert locate("someone/model@v2", []).name == "b" * 40
-    with pytest.raises(SpecError, match="not in the local cache"):
-        locate("someone/other", [])

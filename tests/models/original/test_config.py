@@ -25,14 +25,16 @@ from ltx2_cli.models.audio_vae import AudioVAE
 from ltx2_cli.models.bandwidth import build_vocoder
 from ltx2_cli.models.config import Config
 from ltx2_cli.models.connectors import TextConnectors
-from ltx2_cli.models.original_config import original_archs
+from ltx2_cli.models.findings import refuse
+from ltx2_cli.models.networks import ARCHS as ORDER
+from ltx2_cli.models.original.config import original_archs
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.video_vae import VideoVAE
 from ltx2_cli.spec import SpecError
 from ltx2_cli.weights.declare import Scope, declared
 from parity import published
 
-KEYS = Path(__file__).parent.parent / "keys"
+KEYS = Path(__file__).parents[2] / "keys"
 STATES = 49
 
 LTX23 = json.loads((KEYS / "ltx2.3" / "embedded_config.json").read_text())
@@ -332,7 +334,10 @@ DDCONFIG = "audio_vae.model.params.ddconfig"
 
 
 def read(config: Config, text_states: int = STATES) -> Arch:
-    return original_archs(config, text_states, "model.safetensors")
+    features = text_states * ((config.get("transformer") or {}).get("caption_channels") or 1)
+    archs, problems = original_archs(config, lambda: features, "model.safetensors")
+    refuse(problems)
+    return Arch(*(archs[name] for name in ORDER))
 
 
 def parent(config: Config, path: str) -> tuple[Any, Any]:

@@ -1,0 +1,66 @@
+"""What a run would do: what it would download, and once nothing is missing, what it would make of the request."""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from huggingface_hub import constants
+
+from ltx2_cli.media import check_outputs, output_paths
+from ltx2_cli.plan import Plan, missing, resolve
+from ltx2_cli.spec import RunSpec
+from ltx2_cli.weights.hub import Download, check_room, gigabytes
+
+
+def preview(spec: RunSpec, force: bool) -> Iterator[str]:
+    """The lines of `--dry-run`. Raises `SpecError` where the run would."""
+    absent = missing(spec)
+    yield from _listing(absent)
+    check_room(absent)
+    if not absent:
+        plan = resolve(spec)
+        check_outputs(plan.spec, force)
+        yield from _doing(plan, random=spec.seed is None)
+
+
+def downloading(absent: Sequence[Download]) -> Iterator[str]:
+    """A line for each repository of which something is to be downloaded."""
+    for repository, files in groupby(absent, lambda file: file.repository):
+        size = gigabytes(sum(file.size for file in files))
+        yield f"downloading {size} of {repository} into {constants.HF_HUB_CACHE}"
+
+
+def _listing(absent: Sequence[Download]) -> Iterator[str]:
+    if not absent:
+        yield _line("download", "nothing")
+        return
+    yield f"to download into {constants.HF_HUB_CACHE}:"
+    sizes: dict[str, int] = {}
+    for file in absent:
+        place = f"{file.repository}/{file.name.split('/')[0]}"
+        sizes[place] = sizes.get(place, 0) + file.size
+    for place, size in sorted(sizes.items(), key=lambda item: -item[1]):
+        yield f"{gigabytes(size):>9}  {place}"
+    yield f"{gigabytes(sum(sizes.values())):>9}  in all"
+
+
+def _doing(plan: Plan, random: bool) -> Iterator[str]:
+    spec, devices = plan.spec, plan.sharding.mesh.devices
+    yield _line("model", spec.model if spec.model == spec.checkpoint else f"{spec.model}, {spec.checkpoint}")
+    if spec.text_encoder is not None:
+        yield _line("text", spec.text_encoder)
+    yield _line("recipe", spec.recipe)
+    clip = f"{spec.width}x{spec.height}, {spec.num_frames} frames at {spec.fps:g} a second"
+    yield _line("video", f"{clip}: {spec.num_frames / spec.fps:.1f} s")
+    for stage in plan.stages:
+        passes = ", ".join(each.name.lower() for each in stage.passes)
+        yield _line("denoise", f"{len(stage.sigmas) - 1} steps, passes: {passes}")
+    yield _line("devices", f"{devices.size} {devices.flat[0].device_kind}, profile {spec.sharding.profile}")
+    yield _line("seed", "random, for example " * random + ", ".join(map(str, plan.seeds)))
+    for path in output_paths(spec):
+        yield _line("write", str(path))
+    for warning in plan.warnings:
+        yield _line("warning", warning)
+
+
+def _line(what: str, value: str) -> str:
+    return f"{what:10}{value}"

@@ -1,0 +1,115 @@
+"""Which tensors of the networks the LoRAs add to, under all the names that files have for them."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from flax import nnx
+
+from ltx2_cli.models.findings import refuse
+from ltx2_cli.models.lora_generation import generation, generation_of
+from ltx2_cli.models.networks import Networks
+from ltx2_cli.spec import SpecError
+from ltx2_cli.weights.declare import declared
+from ltx2_cli.weights.lora import LoraFile, LowRank, Part, shortened
+from ltx2_cli.weights.rename import Renaming
+
+TARGETED = ("transformer", "connectors")
+ORIGINAL = "model.diffusion_model."
+PEFT = "base_model.model."
+NAMES = {"ltx2": "LTX-2", "ltx2.3": "LTX-2.3"}
+WEIGHT = ".weight"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A linear layer: its network, the declared name of its weight, that weight's shape on disk."""
+
+    network: str
+    tensor: str
+    shape: tuple[int, ...]  # (out, in)
+
+
+@dataclass
+class _Match:
+    """How the targets of one file fit the networks: those that do, and those that do not by what is wrong."""
+
+    placed: dict[Target, str] = field(default_factory=dict)
+    unknown: list[str] = field(default_factory=list)
+    twice: list[str] = field(default_factory=list)
+    misshapen: list[str] = field(default_factory=list)
+
+
+def find_adapters(
+    loras: Iterable[tuple[LoraFile, float]], networks: Networks, renamings: Mapping[str, Renaming]
+) -> dict[str, dict[str, LowRank]]:
+    """What files, each of a strength, add to which tensors: by network, then by declared name.
+
+    `renamings` are those of the published single files. Every target of every file must be a linear layer of the
+    transformer or the connectors and of its shape; otherwise one `SpecError` says what is not, for all files.
+    """
+    modules = {name: module for name, module in networks._asdict().items() if name in TARGETED}
+    targets = dict(_aliases(modules, renamings))
+    ours = generation_of({target.tensor.removesuffix(WEIGHT): target.shape for target in targets.values()})
+    parts: dict[Target, list[Part]] = {}
+    problems: list[SpecError] = []
+    for lora, strength in loras:
+        match = _match(lora, targets)
+        problems += _problems(lora, match, ours)
+        for target, name in match.placed.items():
+            parts.setdefault(target, []).append(Part(lora, lora.pairs[name], strength))
+    refuse(problems)
+    return {
+        network: {target.tensor: LowRank(tuple(each)) for target, each in parts.items() if target.network == network}
+        for network in TARGETED
+    }
+
+
+def linears(module: nnx.Module) -> dict[str, tuple[int, ...]]:
+    """The shape on disk (out, in) of each linear layer's weight, by its declared name."""
+    return {name: shape for name, shape in declared(module).items() if name.endswith(WEIGHT) and len(shape) == 2}
+
+
+def _aliases(modules: Mapping[str, nnx.Module], renamings: Mapping[str, Renaming]) -> Iterator[tuple[str, Target]]:
+    """Every name that a file may have for each target."""
+    for network, module in modules.items():
+        shapes = linears(module)
+        originals = renamings[network].originals(shapes)
+        for tensor, shape in shapes.items():
+            own = tensor.removesuffix(WEIGHT)
+            original = originals[tensor].removesuffix(WEIGHT).removeprefix(ORIGINAL)
+            bare = (own, original) if network == "transformer" else (original,)
+            for name in (*bare, f"{network}.{own}", f"diffusion_model.{original}", f"{ORIGINAL}{original}"):
+                yield name, Target(network, tensor, shape)
+
+
+def _match(lora: LoraFile, targets: Mapping[str, Target]) -> _Match:
+    match = _Match()
+    for name, pair in lora.pairs.items():
+        target = targets.get(name.removeprefix(PEFT))
+        if target is None:
+            match.unknown.append(name)
+        elif target in match.placed:
+            match.twice.append(f"{name}, also called {match.placed[target]}")
+        elif target.shape != pair.shape:
+            match.misshapen.append(f"{name} is {_by(pair.shape)}, not {_by(target.shape)}")
+        else:
+            match.placed[target] = name
+    return match
+
+
+def _problems(lora: LoraFile, match: _Match, ours: str | None) -> Iterator[SpecError]:
+    """What is wrong with one file, if anything, and what to do about it."""
+    findings = {"not in it": match.unknown, "of another shape": match.misshapen, "there twice": match.twice}
+    listed = [f"{len(names)} {what}: {shortened(names)}" for what, names in findings.items() if names]
+    if not listed:
+        return
+    model, theirs = NAMES.get(ours or "", "LTX-2"), generation(lora)
+    other = theirs is not None and theirs != ours
+    count = f"{len(match.placed)} of {len(lora.pairs)} targets (each a pair of keys, A and B) match this {model} model"
+    made_for = f"; it was made for {NAMES[theirs]}" if other and theirs else ""
+    hint = f"--model {theirs}, or leave out --lora {lora.path}" if other else f"leave out --lora {lora.path}"
+    yield SpecError(f"{lora.path}: {count}{made_for}. {'. '.join(listed)}", hint)
+
+
+def _by(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))

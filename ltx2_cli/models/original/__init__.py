@@ -1,0 +1,1 @@
+"""The published single files: which names their tensors have, and what their configs describe."""

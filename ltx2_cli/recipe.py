@@ -1,0 +1,91 @@
+"""The recipe that a checkpoint was published with: which one it is, what it fills in, and what speaks against it."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from ltx2_cli.diffusion.schedule import Schedule
+from ltx2_cli.models.arch import Arch
+from ltx2_cli.profiles import AUTO, checkpoint_path, read_pages, spread
+from ltx2_cli.spec import OFF, GuidanceSpec, RunSpec, StreamGuidanceSpec
+from ltx2_cli.weights.lora_source import parse_lora
+
+ONE_STAGE, DISTILLED = "one_stage", "distilled"  # those that `auto` chooses from
+LEFT_OPEN = ("num_inference_steps", "sigmas", "guidance", "stg_blocks")  # what a recipe fills in
+NEGATIONS = {"de", "non", "not", "un"}  # de-distilled: made to want guidance again
+NOT_DISTILLED = {"dev", "undistilled"}
+
+
+def complete(spec: RunSpec, arch: Arch) -> RunSpec:
+    """`spec` with its recipe, and with the recipe's values wherever none was asked for."""
+    recipe = _recipe(spec, arch)
+    from_pages = read_pages(spec, spec.recipe)
+    published = read_pages(spec, recipe, arch.generation, arch.transformer.num_layers)
+    values = {key: _asked_or(vars(published)[key], vars(spec)[key], vars(from_pages)[key]) for key in LEFT_OPEN}
+    steps, sigmas = values["num_inference_steps"], values["sigmas"]
+    if spec.sigmas not in (None, from_pages.sigmas):
+        values["num_inference_steps"] = len(sigmas) - 1
+    elif sigmas is not None:
+        values["sigmas"] = spread(sigmas, steps)
+    return replace(spec, recipe=recipe, **values)
+
+
+def contradictions(spec: RunSpec, arch: Arch) -> Iterator[str]:
+    """Where a completed request speaks against its checkpoint: a sentence each that ends with what to type."""
+    distilled = is_distilled(spec.checkpoint, arch.scheduler)
+    if spec.recipe == ONE_STAGE and distilled:
+        yield "this checkpoint is distilled, the recipe `one_stage` is not for it: --recipe distilled"
+    if spec.recipe != DISTILLED:
+        return
+    if not distilled and not spec.lora:
+        yield "this checkpoint is not distilled, the recipe `distilled` is not for it: --recipe one_stage"
+        return
+    if unguided := " ".join(_switched_off(spec.guidance)):
+        yield f"guidance costs a distilled model time and gains it nothing; without: {unguided}"
+    steps = read_pages(spec, DISTILLED).num_inference_steps
+    if spec.num_inference_steps != steps:
+        yield f"a distilled model was made for {steps} steps, not {spec.num_inference_steps}: --steps {steps}"
+
+
+def is_distilled(checkpoint: str, schedule: Schedule) -> bool:
+    """Whether it was distilled to few steps without guidance: as its name says, else as its scheduler does, which
+    computes no noise levels then, since they are given."""
+    by_name = _says_distilled(checkpoint)
+    return not (schedule.use_dynamic_shifting or schedule.shift_terminal) if by_name is None else by_name
+
+
+def _recipe(spec: RunSpec, arch: Arch) -> str:
+    if spec.recipe != AUTO:
+        return spec.recipe
+    by_lora = any(_says_distilled(parse_lora(lora)[0]) for lora in spec.lora)
+    return DISTILLED if by_lora or is_distilled(spec.checkpoint, arch.scheduler) else ONE_STAGE
+
+
+def _says_distilled(checkpoint: str) -> bool | None:
+    """What the name says, its last element first; None: nothing."""
+    for element in reversed(checkpoint_path(checkpoint)):
+        words = re.findall("[a-z]+", element.lower())
+        for before, word in pairwise(["", *words]):
+            if word == "distilled":
+                return before not in NEGATIONS
+        if NOT_DISTILLED & set(words):
+            return False
+    return None
+
+
+def _asked_or(published: Any, asked: Any, from_pages: Any) -> Any:
+    """What was asked for; where that is nothing but what the request's own pages say, what is `published`."""
+    if isinstance(asked, GuidanceSpec | StreamGuidanceSpec):
+        fields = zip(vars(published).values(), vars(asked).values(), vars(from_pages).values(), strict=True)
+        return type(asked)(*(_asked_or(*field) for field in fields))
+    return published if asked in (None, from_pages) else asked
+
+
+def _switched_off(guidance: GuidanceSpec) -> Iterator[str]:
+    """The options that leave one evaluation of the model in a step, as far as they are not what is asked."""
+    for stream, prefix in ((guidance.video, "--"), (guidance.audio, "--audio-")):
+        for name in ("guidance_scale", "stg_scale", "modality_scale"):  # the rescale of nothing is nothing
+            if vars(stream)[name] != vars(OFF)[name]:
+                yield f"{prefix}{name.replace('_', '-')} {vars(OFF)[name]:g}"

@@ -1,0 +1,217 @@
+"""LoRA files: low-rank additions to weights, as their headers describe them and, when asked for, as arrays."""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ltx2_cli.spec import RunError, SpecError
+from ltx2_cli.weights.checkpoint import DTYPES, EIGHT_BITS, TensorFiles, read_json
+
+FLOATS = DTYPES.keys() - EIGHT_BITS.keys()
+SUFFIX = ".safetensors"
+LEAVE_OUT = "leave out --lora"
+# A factor's key; what may stand before `weight` is the name that peft gave the adapter.
+FACTOR = re.compile(r"(.+)\.(?:(lora_A|lora_down|lora\.down)|lora_B|lora_up|lora\.up)(?:\.[^.]+)?\.weight")
+ALPHA = ".alpha"
+NO_FACTORS = {
+    "of DoRA": re.compile(r".*(dora_scale|lora_magnitude_vector).*"),
+    "of a bias": re.compile(r".*\.lora.*\.bias"),
+    "of a whole difference": re.compile(r".*\.diff(_\w+)?"),
+    "of an embedding": re.compile(r".*lora_embedding_.*"),
+    "of LoHa or LoKr": re.compile(r".*\.(hada|lokr)_.*"),
+    "of no known kind": re.compile(r".*"),
+}
+PEFT_FILE, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+DIFFUSERS_CONFIG = "lora_adapter_metadata"  # the same in a file's metadata, its keys behind their network's name
+UNKNOWN_OPTIONS = ("use_dora", "use_rslora", "lora_bias", "alpha_pattern")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The tensors that a file has for one target: `a` [rank, in] and `b` [out, rank]."""
+
+    a: str
+    b: str
+    alpha: str | float | None  # the tensor that holds it, or the number that the adapter's config states
+    shape: tuple[int, int]  # of b @ a: (out, in)
+    rank: int
+    dtypes: tuple[str, str]
+
+
+@dataclass(frozen=True, eq=False)
+class LoraFile:
+    """A LoRA of which the header is read and the data is not."""
+
+    path: Path
+    files: TensorFiles
+    pairs: Mapping[str, Pair]  # by target, as the file calls it
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one file adds to one tensor."""
+
+    lora: LoraFile
+    pair: Pair
+    strength: float
+
+    def read(self) -> tuple[np.ndarray, np.ndarray]:
+        """float32 a [rank, in] and b [out, rank]; b is multiplied by strength · alpha / rank, or by the strength alone
+        where there is no alpha. Raises `RunError` where they are not finite."""
+        a, b = self._array(self.pair.a), self._array(self.pair.b)
+        b *= np.float32(self.strength * self._factor())
+        if not (np.isfinite(a).all() and np.isfinite(b).all()):
+            again = f"download it again, or {LEAVE_OUT}"
+            raise RunError(f"{self.lora.path} is damaged: {self.pair.a} and its twin are not finite", again)
+        return a, b
+
+    def _factor(self) -> float:
+        match self.pair.alpha:
+            case None:
+                return 1.0
+            case str(name):
+                return float(self._array(name).item()) / self.pair.rank
+            case alpha:
+                return alpha / self.pair.rank
+
+    def _array(self, name: str) -> np.ndarray:
+        whole = (slice(None),) * len(self.lora.files[name].shape)
+        return np.array(self.lora.files.read(name, whole), np.float32)
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """What is to be added to one tensor W (out, in), as on disk, from any number of files: W + b @ a."""
+
+    parts: tuple[Part, ...]
+
+    @property
+    def rank(self) -> int:
+        """The sum of the files' ranks."""
+        return sum(part.pair.rank for part in self.parts)
+
+    def read(self) -> tuple[np.ndarray, np.ndarray]:
+        """float32 a [rank, in] and b [out, rank], those of all files behind each other, their factors in b."""
+        a, b = zip(*(part.read() for part in self.parts), strict=True)
+        return np.concatenate(a), np.concatenate(b, axis=1)
+
+
+def open_lora(path: Path) -> LoraFile:
+    """The LoRA in a .safetensors file; raises `SpecError` with everything in its header that cannot be applied."""
+    if path.suffix != SUFFIX:
+        raise SpecError(f"{path} is not a {SUFFIX} file", "--lora takes a FILE, a FOLDER or REPO[/FILE]")
+    files = TensorFiles(path.parent, (path.stem,))
+    factors, others = _sort_out(files)
+    if not factors:
+        raise SpecError(f"{path} holds no LoRA: none of its {len(files)} keys is a low-rank factor", LEAVE_OUT)
+    config = _adapter_config(path, files)
+    findings = [
+        f"{len(names)} {kind}: {shortened(names)}" for kind, names in {**others, **_faults(factors, files)}.items()
+    ]
+    findings += _unknown_options(config)
+    if findings:
+        raise SpecError(f"{path} is a LoRA of a kind that is not implemented: {'; '.join(findings)}", LEAVE_OUT)
+    return LoraFile(path, files, {target: _pair(target, keys, files, config) for target, keys in factors.items()})
+
+
+def holds_lora(path: Path) -> bool:
+    """Whether a .safetensors file has any low-rank factor."""
+    return any(FACTOR.fullmatch(name) for name in TensorFiles(path.parent, (path.stem,)))
+
+
+def shortened(names: Sequence[str], most: int = 5) -> str:
+    """The first of `names`, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
+
+
+@dataclass(frozen=True)
+class _Keys:
+    """The keys that name one target."""
+
+    a: list[str] = field(default_factory=list)
+    b: list[str] = field(default_factory=list)
+    alpha: list[str] = field(default_factory=list)
+
+
+def _sort_out(names: Iterable[str]) -> tuple[dict[str, _Keys], dict[str, list[str]]]:
+    """The keys of low-rank factors and their alphas, by target, and all others by their kind."""
+    factors: dict[str, _Keys] = {}
+    alphas: list[str] = []
+    others: dict[str, list[str]] = {}
+    for name in names:
+        if match := FACTOR.fullmatch(name):
+            keys = factors.setdefault(match[1], _Keys())
+            (keys.a if match[2] else keys.b).append(name)
+        elif name.endswith(ALPHA):
+            alphas.append(name)
+        else:
+            kind = next(kind for kind, pattern in NO_FACTORS.items() if pattern.fullmatch(name))
+            others.setdefault(kind, []).append(name)
+    for name in alphas:
+        target = name.removesuffix(ALPHA)
+        (factors[target].alpha if target in factors else others.setdefault("of an alpha without A and B", [])).append(
+            name
+        )
+    return factors, others
+
+
+def _faults(factors: Mapping[str, _Keys], files: TensorFiles) -> dict[str, list[str]]:
+    """The targets whose factors cannot be multiplied, by what is wrong with them."""
+    faults: dict[str, list[str]] = {}
+    for target, keys in factors.items():
+        if fault := _fault(keys, files):
+            faults.setdefault(fault, []).append(target)
+    return faults
+
+
+def _fault(keys: _Keys, files: TensorFiles) -> str | None:
+    if len(keys.a) != 1 or len(keys.b) != 1:
+        return "without one A and one B"
+    tensors = a, b, *alphas = [files[name] for name in (*keys.a, *keys.b, *keys.alpha)]
+    if len(a.shape) != 2 or len(b.shape) != 2:
+        return "whose A or B is no matrix"
+    if a.shape[0] != b.shape[1] or not a.shape[0]:
+        return "whose A and B have no rank in common"
+    if any(math.prod(alpha.shape) != 1 for alpha in alphas):
+        return "whose alpha is not one number"
+    if unread := {tensor.dtype for tensor in tensors} - FLOATS:
+        return f"of type {' and '.join(sorted(unread))}, which is not read"
+    return None
+
+
+def _pair(target: str, keys: _Keys, files: TensorFiles, config: Mapping[str, Any]) -> Pair:
+    a, b = files[keys.a[0]], files[keys.b[0]]
+    network = target.partition(".")[0]
+    stated = config.get(f"{network}.lora_alpha", config.get("lora_alpha"))
+    alpha = keys.alpha[0] if keys.alpha else stated
+    return Pair(keys.a[0], keys.b[0], alpha, (b.shape[0], a.shape[1]), a.shape[0], (a.dtype, b.dtype))
+
+
+def _adapter_config(path: Path, files: TensorFiles) -> dict[str, Any]:
+    """What peft says of an adapter in the file beside it, or diffusers in its metadata."""
+    beside = path.with_name(PEFT_CONFIG)
+    if path.name == PEFT_FILE and beside.exists():
+        return read_json(beside)
+    try:
+        config = json.loads(files.metadata().get(DIFFUSERS_CONFIG, "{}"))
+    except ValueError:
+        config = None
+    if not isinstance(config, dict):
+        raise SpecError(f"the {DIFFUSERS_CONFIG} of {path} is not a JSON object", LEAVE_OUT)
+    return config
+
+
+def _unknown_options(config: Mapping[str, Any]) -> Iterator[str]:
+    """The options of an adapter that are not implemented."""
+    for name, value in config.items():
+        option = name.rpartition(".")[2]
+        number = isinstance(value, int | float) and math.isfinite(value)
+        if (option in UNKNOWN_OPTIONS and value) or (option == "lora_alpha" and not number):
+            yield f"the option {name}: {value}"

@@ -1,0 +1,70 @@
+"""What `--lora` names: a file here, in a folder or in a repository, and how strongly it is to be added."""
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from ltx2_cli.spec import SpecError
+from ltx2_cli.weights.hub import cached, downloads, locate
+from ltx2_cli.weights.lora import PEFT_CONFIG, PEFT_FILE, SUFFIX, holds_lora, shortened
+
+TAKES = "--lora takes a FILE, a FOLDER or REPO[/FILE], and a strength behind it: --lora FILE:0.8"
+REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(@.+)?")
+DRIVE = re.compile(r"[A-Za-z]:[\\/].*")
+
+
+def parse_lora(text: str) -> tuple[str, float]:
+    """`NAME:0.8` is NAME and 0.8; without a strength it is 1. What exists under the whole name is that."""
+    name, colon, strength = text.rpartition(":")
+    if not colon or (len(name) == 1 and DRIVE.fullmatch(text)) or Path(text).expanduser().exists():
+        return text, 1.0
+    try:
+        number = float(strength)
+    except ValueError:
+        number = math.nan
+    if not name or not math.isfinite(number):
+        raise SpecError(
+            f"--lora {text}: the strength `{strength}` is not a finite number", f"--lora {name or 'FILE'}:0.8"
+        )
+    return name, number
+
+
+def lora_file(name: str) -> Path:
+    """The file that a path or `REPO/FILE[@REVISION]` names, or the only LoRA in a folder or `REPO[@REVISION]`.
+
+    Of a repository no more is fetched than that file. Raises `SpecError` where there is none, or several.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path / _only([each.name for each in sorted(path.glob(f"*{SUFFIX}")) if holds_lora(each)], name)
+    if path.exists():
+        return path
+    if name.startswith(("/", ".", "~")) or name.count("/") < 1 + name.endswith(SUFFIX):
+        raise SpecError(f"there is no file {name}", TAKES)
+    return _fetched(_named(name) if REPOSITORY.fullmatch(name) else name)
+
+
+def _named(repository: str) -> str:
+    """The only LoRA at the top of a repository: which files hold one is not known before they are fetched."""
+    name, at, revision = repository.partition("@")
+    wanted = [f"*{SUFFIX}"]
+    listed = downloads(repository, wanted) or cached(repository, wanted)
+    return f"{name}/{_only(sorted(file.name for file in listed if '/' not in file.name), name)}{at}{revision}"
+
+
+def _only(names: Sequence[str], place: str) -> str:
+    if len(names) == 1:
+        return names[0]
+    if not names:
+        raise SpecError(f"{place} holds no LoRA", TAKES)
+    likely = sorted(names, key=lambda name: ("lora" not in name.lower(), name))
+    raise SpecError(f"{place} holds {len(names)} files: {shortened(likely)}", f"name one: --lora {place}/{likely[0]}")
+
+
+def _fetched(name: str) -> Path:
+    """A file of a repository, and the config beside it without which peft's files do not say their alpha."""
+    path = locate(name, [])
+    if path.name == PEFT_FILE:
+        locate(name.replace(PEFT_FILE, PEFT_CONFIG), [])
+    return path

@@ -1,0 +1,147 @@
+"""`ltx2 generate --dry-run` and what is said before a download, with the real client and a hub on this machine."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from huggingface_hub import constants
+
+from local_hub import GATED, Hub, local_hub
+from ltx2_cli.weights import hub as hub_module
+from program import run_program
+
+MODEL = "someone/model"
+FILES = {
+    "transformer/config.json": b"{}",
+    "transformer/diffusion_pytorch_model.safetensors": b"t" * 2_000_000,
+    "vae/diffusion_pytorch_model.safetensors": b"v" * 1_000_000,
+    "large.safetensors": b"l" * 3_000_000,
+    "README.md": b"hello",
+}
+GEMMA = {"config.json": b"{}", "model.safetensors": b"g" * 4_000_000}
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    files = {MODEL: FILES, GATED: FILES | GEMMA, "someone/gemma": GEMMA}
+    with local_hub(tmp_path / "hub", monkeypatch, files) as served:
+        yield served
+
+
+@pytest.fixture
+def generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """`ltx2 generate` in an empty folder: exit code, stdout, stderr."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return lambda *arguments: (
+        run_program(monkeypatch, "generate", "--prompt", "rain", *arguments),
+        *capsys.readouterr(),
+    )
+
+
+def words(text: str) -> list[str]:
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
+def test_what_would_be_downloaded_by_folder_and_in_all(hub: Hub, generate: Run, tmp_path: Path) -> None:
+    code, out, err = generate("--model", MODEL, "--dry-run")
+    assert (code, err) == (0, "")
+    assert words(out) == [
+        f"to download into {constants.HF_HUB_CACHE}:",
+        f"2 MB {MODEL}/transformer",
+        f"1 MB {MODEL}/vae",
+        "3 MB in all",
+    ]
+    assert hub.sent == 0
+    assert [path.name for path in tmp_path.rglob("*")] == ["here"]
+
+
+def test_a_single_file_needs_its_text_encoder_too(hub: Hub, generate: Run) -> None:
+    model = f"{MODEL}/large.safetensors"
+    code, out, _ = generate("--model", model, "--text-encoder", "someone/gemma", "--dry-run")
+    assert code == 0
+    assert words(out)[1:] == [
+        "4 MB someone/gemma/model.safetensors",
+        f"3 MB {model}",
+        "0 MB someone/gemma/config.json",
+        "7 MB in all",
+    ]
+
+
+def test_a_download_is_announced(hub: Hub, generate: Run) -> None:
+    code, out, err = generate("--model", MODEL)
+    assert (code, out) == (2, "")  # what was fetched is no checkpoint
+    assert err.splitlines()[0] == f"downloading 3 MB of {MODEL} into {constants.HF_HUB_CACHE}"
+    assert hub.sent > 3_000_000
+    assert "downloading" not in generate("--model", MODEL)[2]
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_a_disk_without_room_is_refused(
+    hub: Hub, generate: Run, monkeypatch: pytest.MonkeyPatch, dry: list[str]
+) -> None:
+    monkeypatch.setattr(hub_module.shutil, "disk_usage", lambda place: SimpleNamespace(free=2_000_000))
+    code, out, err = generate("--model", MODEL, *dry)
+    assert code == 2
+    assert ("3 MB in all" in words(out)) == bool(dry)
+    assert f"error: 3 MB are to be downloaded, and {constants.HF_HUB_CACHE} has room for 2 MB\nhint: " in err
+    assert hub.sent == 0
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ["--model", GATED],
+            f"{GATED} is gated\nhint: accept its terms at https://huggingface.co/{GATED}, then set HF_",
+        ),
+        (["--model", "someone/absent"], "no folder and no repository is called `someone/absent`\nhint: "),
+        (["--model", "someone/gemma"], "someone/gemma holds no file that is needed of it\nhint: "),
+        (["--model", f"{MODEL}@v9"], f"{MODEL} has no revision `v9`\nhint: "),
+        (["--model", f"{MODEL}/none.safetensors"], f"{MODEL} has no file `none.safetensors`\nhint: "),
+        (["--model", f"{MODEL}/large.safetensors", "--text-encoder", GATED], f"{GATED} is gated\nhint: "),
+    ],
+)
+def test_what_cannot_be_had_is_a_sentence_and_exit_code_2(
+    hub: Hub, generate: Run, dry: list[str], arguments: list[str], sentence: str
+) -> None:
+    code, out, err = generate(*arguments, *dry)
+    assert (code, out) == (2, "")
+    assert f"error: {sentence}" in err
+    assert hub.sent == 0
+
+
+def test_with_nothing_missing_what_the_run_would_do(generate: Run) -> None:
+    size = ["--height", "64", "--width", "96", "--num-frames", "9", "--fps", "18"]
+    code, out, err = generate("--model", "demo", "--seed", "7", "--num-videos", "2", "--steps", "3", *size, "--dry-run")
+    assert (code, err) == (0, "")
+    said = dict(line.split(None, 1) for line in out.splitlines())
+    assert said["download"] == "nothing"
+    assert said["model"] == "demo, embedded"
+    assert said["video"] == "96x64, 9 frames at 18 a second: 0.5 s"
+    assert said["denoise"] == "3 steps, passes: cond, uncond, perturbed, isolated"
+    assert re.fullmatch(r"\d+ .+, profile single", said["devices"])
+    assert said["seed"] == "7, 8"
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("write")] == [
+        f"out/demo-{seed}-96x64x9.mp4" for seed in (7, 8)
+    ]
+    assert "untrained" in said["warning"]
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_a_seed_that_the_run_would_draw_anew_is_called_random(generate: Run) -> None:
+    out = generate("--model", "demo", "--dry-run")[1]
+    assert re.search(r"^seed      random, for example (\d+)\nwrite     out/demo-\1-128x128x17.mp4$", out, re.MULTILINE)
+
+
+def test_what_the_run_would_refuse_is_refused(generate: Run) -> None:
+    Path("clip.mp4").write_text("mine")
+    code, out, err = generate("--model", "demo", "-o", "clip.mp4", "--dry-run")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: clip.mp4 exists\nhint: --force")
+    code, _, err = generate("--model", "demo", "--stg-blocks", "99", "--dry-run")
+    assert (code, err.splitlines()[0]) == (2, "error: STG block 99 does not exist: the model has blocks 0 to 3")

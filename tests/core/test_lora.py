@@ -1,0 +1,149 @@
+"""LoRAs on the whole pipeline: as diffusers adds them, at any strength without compiling anew, on any layout."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from clips import ALL_ON, Checkpoint, final_latents, plan_of, reference_latents
+from ltx2_cli.spec import SpecError
+from parity import relative_error
+from tiny import LTX2_3, tiny_pipeline
+
+# Linear layers as published LoRAs call them, each with a rank; of three layers not all, and not all of the same rank.
+ORIGINAL = {
+    "diffusion_model.patchify_proj": 3,
+    "diffusion_model.adaln_single.linear": 4,
+    "diffusion_model.av_ca_a2v_gate_adaln_single.linear": 2,
+    "diffusion_model.transformer_blocks.0.attn1.to_q": 2,
+    "diffusion_model.transformer_blocks.2.attn1.to_q": 5,
+    "diffusion_model.transformer_blocks.1.audio_attn2.to_out.0": 3,
+    "diffusion_model.transformer_blocks.1.audio_to_video_attn.to_k": 1,
+    "diffusion_model.transformer_blocks.2.ff.net.0.proj": 6,
+    "diffusion_model.audio_proj_out": 2,
+}
+OF_2_0 = {"text_embedding_projection.aggregate_embed": 4, "diffusion_model.caption_projection.linear_1": 2}
+OF_2_3 = {
+    "diffusion_model.transformer_blocks.0.attn2.to_gate_logits": 2,
+    "diffusion_model.prompt_adaln_single.linear": 3,
+    "diffusion_model.audio_prompt_adaln_single.emb.timestep_embedder.linear_2": 2,
+}
+DIFFUSERS = {
+    "transformer.transformer_blocks.0.attn1.to_q": 3,  # another of the same tensor
+    "transformer.transformer_blocks.1.ff.net.2": 4,
+    "transformer.audio_time_embed.linear": 2,
+    "connectors.video_connector.transformer_blocks.0.attn1.to_v": 2,
+}
+IN_DIFFUSERS = {
+    "diffusion_model.": "transformer.",
+    "text_embedding_projection.aggregate_embed": "connectors.text_proj_in",
+    "patchify_proj": "proj_in",
+    ".adaln_single": ".time_embed",
+    "av_ca_a2v_gate_adaln_single": "av_cross_attn_video_a2v_gate",
+    "prompt_adaln_single": "prompt_adaln",
+}
+STRENGTHS = (0.7, -1.3)
+
+
+def write_lora(path: Path, pipeline: object, ranks: dict[str, int], seed: int) -> Path:
+    """A LoRA with random factors that fit the pipeline's layers."""
+    generator, tensors = torch.Generator().manual_seed(seed), {}
+    for name, rank in ranks.items():
+        module = name
+        for theirs, ours in IN_DIFFUSERS.items():
+            module = module.replace(theirs, ours)
+        network, _, place = module.partition(".")
+        outward, inward = getattr(pipeline, network).get_submodule(place).weight.shape
+        tensors[f"{name}.lora_A.weight"] = torch.randn(rank, inward, generator=generator) * 0.2
+        tensors[f"{name}.lora_B.weight"] = torch.randn(outward, rank, generator=generator) * 0.2
+    save_file(tensors, path)
+    return path
+
+
+def asked(files: list[Path], strengths: tuple[float, ...] = STRENGTHS) -> list[str]:
+    return [f"{file}:{strength}" for file, strength in zip(files, strengths, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def files(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("loras")
+    return [
+        write_lora(folder / "original.safetensors", checkpoint.pipeline, {**ORIGINAL, **OF_2_0}, 1),
+        write_lora(folder / "diffusers.safetensors", checkpoint.pipeline, DIFFUSERS, 2),
+    ]
+
+
+def check_against_diffusers(checkpoint: Checkpoint, files: list[Path], folder: Path) -> None:
+    noise = folder / "noise.safetensors"
+    without = final_latents(plan_of(checkpoint, ALL_ON, seed=5, noise=noise))
+    ours = final_latents(plan_of(checkpoint, ALL_ON, seed=5, noise=noise, lora=asked(files)))
+    names = [file.stem for file in files]
+    for name, file in zip(names, files, strict=True):
+        checkpoint.pipeline.load_lora_weights(str(file), adapter_name=name)
+    try:
+        checkpoint.pipeline.set_adapters(names, list(STRENGTHS))
+        theirs = reference_latents(checkpoint.pipeline, ALL_ON, 5)
+    finally:
+        checkpoint.pipeline.unload_lora_weights()
+    for got, wanted, plain in zip(ours, theirs, without, strict=True):
+        assert relative_error(plain, wanted) > 0.05  # the LoRAs do something
+        assert relative_error(got, wanted) <= 1e-4
+
+
+def test_latents_equal_the_reference_with_the_same_loras(
+    checkpoint: Checkpoint, files: list[Path], tmp_path: Path
+) -> None:
+    check_against_diffusers(checkpoint, files, tmp_path)
+
+
+def test_latents_of_the_next_generation_too(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path / "checkpoint", tiny_pipeline(tmp_path / "checkpoint", 40, LTX2_3))
+    original = write_lora(tmp_path / "original.safetensors", checkpoint.pipeline, {**ORIGINAL, **OF_2_3}, 3)
+    diffusers = write_lora(tmp_path / "diffusers.safetensors", checkpoint.pipeline, DIFFUSERS, 4)
+    check_against_diffusers(checkpoint, [original, diffusers], tmp_path)
+
+
+def error(got: np.ndarray, wanted: np.ndarray) -> float:
+    return float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
+
+
+def test_another_strength_compiles_nothing_and_strength_zero_changes_nothing(
+    checkpoint: Checkpoint, files: list[Path], compilations: list[str]
+) -> None:
+    without = final_latents(plan_of(checkpoint, ALL_ON, seed=5))
+    half = final_latents(plan_of(checkpoint, ALL_ON, seed=5, lora=asked(files, (0.5, 0.5))))
+    compilations.clear()
+    zero = final_latents(plan_of(checkpoint, ALL_ON, seed=5, lora=asked(files, (0.0, 0.0))))
+    assert not compilations
+    for plain, changed, same in zip(without, half, zero, strict=True):
+        np.testing.assert_array_equal(same, plain)
+        assert error(changed, plain) > 0.05
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"scan_layers": False},
+        {"sharding": "trillium", "sharding.mesh": {"passes": 2, "heads": 2, "embed": 2}},
+    ],
+    ids=["unrolled", "sharded"],
+)
+def test_layout_changes_nothing_but_rounding(
+    checkpoint: Checkpoint, files: list[Path], layout: dict[str, object]
+) -> None:
+    usual = final_latents(plan_of(checkpoint, ALL_ON, seed=5, lora=asked(files)))
+    other = final_latents(plan_of(checkpoint, ALL_ON, seed=5, lora=asked(files), **layout))
+    for one, another in zip(usual, other, strict=True):
+        assert error(one, another) < 2e-5
+
+
+def test_what_is_wrong_with_loras_and_checkpoint_is_said_at_once(
+    checkpoint: Checkpoint, files: list[Path], tmp_path: Path
+) -> None:
+    (tmp_path / "torn.safetensors").write_bytes(files[0].read_bytes()[:-8])
+    with pytest.raises(SpecError, match=r"torn.safetensors is damaged.*lost.safetensors"):
+        plan_of(checkpoint, ALL_ON, seed=5, lora=[f"{tmp_path}/torn.safetensors:2", f"{tmp_path}/lost.safetensors"])
+    with pytest.raises(SpecError, match=r"is no LTX-2 checkpoint.*torn.safetensors is damaged"):
+        plan_of(checkpoint, ALL_ON, seed=5, model=str(tmp_path), lora=[f"{tmp_path}/torn.safetensors"])

@@ -1,0 +1,280 @@
+"""What a run would download, what it does download, and what is said where that fails. The client is the real one."""
+
+import errno
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from huggingface_hub import constants
+from huggingface_hub.utils import filter_repo_objects
+
+from local_hub import GATED, Hub, local_hub
+from ltx2_cli.models.networks import Networks
+from ltx2_cli.spec import SpecError
+from ltx2_cli.weights import hub as hub_module
+from ltx2_cli.weights.hub import Download, cached, check_room, downloads, gigabytes, locate
+from ltx2_cli.weights.published import FOLDER_FILES, NETWORKS, TEXT_ENCODER_FILES
+
+MODEL = "someone/model"
+FILES = {
+    "transformer/config.json": b"{}",
+    "transformer/diffusion_pytorch_model.safetensors": b"t" * 3000,
+    "text_encoder/model-00001-of-00002.safetensors": b"1" * 500,
+    "text_encoder/model-00002-of-00002.safetensors": b"2" * 400,
+    "text_encoder/diffusion_pytorch_model-00001-of-00001.safetensors": b"d" * 900,
+    "one-file.safetensors": b"o" * 70,
+    "README.md": b"hello",
+}
+NEEDED = {name: len(content) for name, content in list(FILES.items())[:4]}
+TOKENS = "https://huggingface.co/settings/tokens"
+ASK: tuple[Callable[..., object], ...] = (downloads, locate)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with local_hub(tmp_path / "hub", monkeypatch, {MODEL: dict(FILES), GATED: dict(FILES)}) as served:
+        yield served
+
+
+def names(files: list[Download]) -> dict[str, int]:
+    return {file.name: file.size for file in files}
+
+
+def test_what_would_be_downloaded_is_said_and_nothing_is_written(hub: Hub, tmp_path: Path) -> None:
+    found = downloads(MODEL, FOLDER_FILES)
+    assert names(found) == NEEDED
+    assert {(file.repository, file.cached) for file in found} == {(MODEL, False)}
+    assert downloads(f"{MODEL}/one-file.safetensors@main", ()) == [Download(MODEL, "one-file.safetensors", 70, False)]
+    assert hub.sent == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_more_than_that_is_downloaded_and_then_nothing_is_missing(hub: Hub) -> None:
+    folder = locate(MODEL, FOLDER_FILES)
+    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*.*")} == set(NEEDED)
+    assert hub.sent == sum(NEEDED.values())
+    assert all(file.cached for file in downloads(MODEL, FOLDER_FILES))
+    assert locate(f"{MODEL}/one-file.safetensors", ()).read_bytes() == FILES["one-file.safetensors"]
+    (folder / "transformer/config.json").unlink()
+    (folder.parent.parent / "blobs").joinpath(next(iter(_blobs(folder, b"{}")))).unlink()
+    assert [file.name for file in downloads(MODEL, FOLDER_FILES) if not file.cached] == ["transformer/config.json"]
+
+
+def _blobs(folder: Path, content: bytes) -> Iterator[str]:
+    yield from (path.name for path in (folder.parent.parent / "blobs").iterdir() if path.read_bytes() == content)
+
+
+def test_of_a_newer_commit_only_what_changed_and_the_older_one_is_still_found(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = locate(MODEL, FOLDER_FILES)
+    hub.commit = "b" * 40
+    hub.files[MODEL]["transformer/config.json"] = b'{"newer": true}'
+    assert [file.name for file in downloads(MODEL, FOLDER_FILES) if not file.cached] == ["transformer/config.json"]
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert locate(MODEL, FOLDER_FILES) == older
+
+
+def test_a_path_is_never_asked_for(tmp_path: Path) -> None:
+    assert downloads(str(tmp_path), FOLDER_FILES) == []
+    assert locate(str(tmp_path), FOLDER_FILES) == tmp_path
+
+
+@pytest.mark.parametrize("ask", ASK)
+def test_without_a_network_the_cache_will_do_if_it_is_complete(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, ask: Callable[..., object]
+) -> None:
+    folder = locate(MODEL, FOLDER_FILES)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert ask(MODEL, FOLDER_FILES) == ([] if ask is downloads else folder)
+    (folder / "transformer/config.json").unlink()
+    with pytest.raises(SpecError, match=f"^{MODEL} is only in part in the local cache and the hub cannot") as caught:
+        ask(MODEL, FOLDER_FILES)
+    assert caught.value.hint == "HF_HUB_OFFLINE is set: unset it"
+    with pytest.raises(SpecError, match=r"^someone/other is not in the local cache and the hub cannot be reached$"):
+        ask("someone/other", FOLDER_FILES)
+    with pytest.raises(SpecError, match=r"^someone/model/one-file.safetensors is not in the local cache"):
+        ask(f"{MODEL}/one-file.safetensors", ())
+
+
+def test_a_repository_of_something_else_is_refused_before_it_is_taken_for_an_empty_folder(hub: Hub) -> None:
+    with pytest.raises(SpecError, match=f"^{MODEL} holds no file that is needed of it$") as caught:
+        downloads(MODEL, ["vocoder/*"])
+    assert f"{MODEL}/FILE" in caught.value.hint
+
+
+@pytest.mark.parametrize("ask", ASK)
+def test_a_hub_that_cannot_be_reached(hub: Hub, monkeypatch: pytest.MonkeyPatch, ask: Callable[..., object]) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+    with pytest.raises(SpecError, match="not in the local cache and the hub cannot be reached") as caught:
+        ask(MODEL, FOLDER_FILES)
+    assert caught.value.hint == "check the network or the proxy"
+
+
+@pytest.mark.parametrize("ask", ASK)
+@pytest.mark.parametrize(
+    ("checkpoint", "token", "sentence", "hint"),
+    [
+        (GATED, "", f"{GATED} is gated", f"accept its terms at https://huggingface.co/{GATED}, then set HF_TOKEN"),
+        (GATED, "", "", TOKENS),
+        (GATED, "hf_x", f"{GATED} is gated, and the account of your token has no access to it", "accept its terms at"),
+        (f"{GATED}/one-file.safetensors", "", f"{GATED} is gated", TOKENS),
+        ("someone/absent", "", "no folder and no repository is called `someone/absent`", "private one set HF_TOKEN"),
+        ("someone/absent", "", "", TOKENS),
+        ("someone/absent", "hf_x", "no folder and no repository is called", "your token may not read it"),
+        ("a//b", "", "no folder and no repository is called `a//b`", "`ltx2 models`"),
+        (f"{MODEL}@v9", "", f"{MODEL} has no revision `v9`", f"without `@v9` it is the newest: {MODEL}"),
+        (f"{MODEL}/two.safetensors", "", f"{MODEL} has no file `two.safetensors`", f"{MODEL}/tree/main"),
+        ("someone/expired", "hf_x", "the hub does not accept your token", TOKENS),
+        ("someone/narrow", "hf_x", "your token may not read someone/narrow: Please enable access", TOKENS),
+        ("someone/narrow", "", "someone/narrow could not be fetched: 403 Forbidden", "try again"),
+        ("someone/busy", "", "the hub answers no more requests for now", "wait some minutes"),
+        ("someone/disabled", "", "the hub has disabled someone/disabled", "`ltx2 models`"),
+        ("someone/broken", "", "someone/broken could not be fetched: ", "try again"),
+    ],
+)
+def test_every_refusal_is_a_sentence_with_a_way_out(
+    hub: Hub,
+    monkeypatch: pytest.MonkeyPatch,
+    ask: Callable[..., object],
+    checkpoint: str,
+    token: str,
+    sentence: str,
+    hint: str,
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(SpecError) as caught:
+        ask(checkpoint, FOLDER_FILES)
+    assert str(caught.value).startswith(sentence)
+    assert hint in caught.value.hint
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [OSError(errno.ENOSPC, "No space left"), RuntimeError("I/O error: No space left on device (os error 28)")],
+)
+def test_a_disk_that_fills_up_is_named(monkeypatch: pytest.MonkeyPatch, failure: Exception) -> None:
+    def fetch(*asked: object, **how: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(hub_module, "snapshot_download", fetch)
+    with pytest.raises(SpecError, match="the disk with the cache is full: ") as caught:
+        locate(MODEL, FOLDER_FILES)
+    assert "HF_HOME" in caught.value.hint
+
+
+def test_a_failure_of_the_downloader_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch(*asked: object, **how: object) -> None:
+        raise RuntimeError("\n\nthe stream ended\nat byte 7")
+
+    monkeypatch.setattr(hub_module, "snapshot_download", fetch)
+    with pytest.raises(SpecError, match=r"^someone/model could not be fetched: the stream ended$"):
+        locate(MODEL, FOLDER_FILES)
+
+
+def test_a_disk_without_room_is_refused_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "not" / "there" / "yet"))
+    monkeypatch.setattr(hub_module.shutil, "disk_usage", lambda place: SimpleNamespace(free=5e9 * (place == tmp_path)))
+    missing = [Download(MODEL, name, 2_600_000_000, False) for name in ("a", "b")]
+    check_room(missing[:1])
+    with pytest.raises(SpecError, match=r"^5.2 GB are to be downloaded, and .*/not/there/yet has room for 5.0 GB$"):
+        check_room(missing)
+
+
+def test_a_repository_comes_from_the_cache_by_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--someone--model"
+    for revision, commit in (("main", "a" * 40), ("v2", "b" * 40)):
+        (repository / "snapshots" / commit).mkdir(parents=True)
+        (repository / "refs").mkdir(exist_ok=True)
+        (repository / "refs" / revision).write_text(commit)
+    assert locate(MODEL, []).name == "a" * 40
+    assert locate(f"{MODEL}@v2", []).name == "b" * 40
+    with pytest.raises(SpecError, match="not in the local cache"):
+        locate("someone/other", [])
+
+
+def test_the_cache_is_read_by_the_listing_that_was_kept(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cached(MODEL, FOLDER_FILES) == []
+    folder = locate(MODEL, FOLDER_FILES)
+    (folder / "transformer/config.json").unlink()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    found = cached(MODEL, FOLDER_FILES)
+    assert names(found) == NEEDED
+    assert [file.name for file in found if not file.cached] == ["transformer/config.json"]
+
+
+def test_without_a_listing_the_cache_is_read_by_its_files_and_their_indices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--someone--older"
+    folder = repository / "snapshots" / ("c" * 40)
+    shards = '{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}'
+    for name, content in {
+        "text_encoder/model.safetensors.index.json": shards,
+        "text_encoder/model-00001-of-00002.safetensors": "1" * 500,
+        "vae/model.safetensors.index.json": "[]",
+        "README.md": "hello",
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(folder.name)
+    found = {file.name: (file.size, file.cached) for file in cached("someone/older", FOLDER_FILES)}
+    assert found == {
+        "text_encoder/model.safetensors.index.json": (len(shards), True),
+        "text_encoder/model-00001-of-00002.safetensors": (500, True),
+        "text_encoder/model-00002-of-00002.safetensors": (0, False),
+        "vae/model.safetensors.index.json": (2, True),
+    }
+
+
+LTX2 = [
+    *(f"{name}/config.json" for name in (*NETWORKS, "latent_upsampler")),
+    *(f"transformer/diffusion_pytorch_model-{part:05}-of-00008.safetensors" for part in range(1, 9)),
+    "transformer/diffusion_pytorch_model.safetensors.index.json",
+    *(f"{name}/diffusion_pytorch_model.safetensors" for name in ("connectors", "vae", "audio_vae", "vocoder")),
+    *(f"text_encoder/model-{part:05}-of-00011.safetensors" for part in range(1, 12)),
+    "text_encoder/model.safetensors.index.json",
+    "tokenizer/tokenizer.json",
+    "tokenizer/chat_template.jinja",
+    "scheduler/scheduler_config.json",
+]
+BESIDE = [
+    *(f"text_encoder/diffusion_pytorch_model-{part:05}-of-00012.safetensors" for part in range(1, 13)),
+    "text_encoder/diffusion_pytorch_model.safetensors.index.json",
+    "text_encoder/generation_config.json",
+    "latent_upsampler/diffusion_pytorch_model.safetensors",
+    "ltx-2-19b-dev.safetensors",
+    "model_index.json",
+    "README.md",
+]
+GEMMA = [
+    "config.json",
+    *(f"model-{part:05}-of-00005.safetensors" for part in range(1, 6)),
+    "model.safetensors.index.json",
+    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+]
+
+
+def test_of_a_published_repository_no_copy_and_no_stranger_is_wanted() -> None:
+    wanted = set(filter_repo_objects([*LTX2, *BESIDE], allow_patterns=[*FOLDER_FILES]))
+    assert wanted == set(LTX2) - {"latent_upsampler/config.json"}
+    encoder = set(filter_repo_objects([*LTX2, *BESIDE], allow_patterns=[*TEXT_ENCODER_FILES]))
+    assert encoder == {name for name in LTX2 if name.startswith(("text_encoder/", "tokenizer/"))}
+    alone = filter_repo_objects([*GEMMA, "README.md", "preprocessor_config.json"], allow_patterns=[*TEXT_ENCODER_FILES])
+    assert set(alone) == set(GEMMA)
+
+
+def test_the_folders_of_a_checkpoint_are_those_of_its_networks() -> None:
+    assert Networks._fields == NETWORKS
+
+
+@pytest.mark.parametrize(
+    ("size", "said"), [(92_060_000_000, "92.1 GB"), (327_309_208, "0.3 GB"), (4_700_000, "5 MB"), (0, "0 MB")]
+)
+def test_sizes_are_said_as_people_say_them(size: int, said: str) -> None:
+    assert gigabytes(size) == said
