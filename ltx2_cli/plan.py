@@ -13,9 +13,8 @@ from ltx2_cli.diffusion.guidance import Pass, needed_passes
 from ltx2_cli.diffusion.latents import Shape, file_shapes
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.demo import EMBEDDED, UNTRAINED, demo_checkpoint
-from ltx2_cli.models.findings import attempt, refuse
 from ltx2_cli.models.folder import open_folder
-from ltx2_cli.models.lora import find_adapters
+from ltx2_cli.models.lora import find_adapters, unmet_wishes
 from ltx2_cli.models.networks import Checkpoint, Networks
 from ltx2_cli.models.original.names import RENAMINGS
 from ltx2_cli.models.single_file import open_single_file
@@ -24,9 +23,10 @@ from ltx2_cli.recipe import complete, contradictions
 from ltx2_cli.sharding import ShardingPlan, lay_out
 from ltx2_cli.spec import AV, Guidance, RunSpec, ShiftTokens, SpecError, StgRule, StreamGuidanceSpec
 from ltx2_cli.weights.declare import weights
+from ltx2_cli.weights.findings import attempt, refuse
 from ltx2_cli.weights.hub import Download, downloads, locate
-from ltx2_cli.weights.lora import SUFFIX, LoraFile, LowRank, open_lora
-from ltx2_cli.weights.lora_source import lora_file, parse_lora
+from ltx2_cli.weights.lora import LoraFile, LowRank, open_lora
+from ltx2_cli.weights.lora_source import lora_downloads, lora_file, parse_lora
 from ltx2_cli.weights.published import FOLDER_FILES, TEXT_ENCODER_FILES
 
 REFERENCE_TOKENS = 4096
@@ -88,9 +88,9 @@ def missing(spec: RunSpec) -> list[Download]:
     """
     checkpoint = [] if spec.checkpoint == EMBEDDED else [(spec.checkpoint, FOLDER_FILES)]
     text_encoder = [] if spec.text_encoder is None else [(spec.text_encoder, TEXT_ENCODER_FILES)]
-    loras = [(parse_lora(lora)[0], [f"*{SUFFIX}"]) for lora in spec.lora]
-    sources = [*checkpoint, *text_encoder, *loras]
-    return [file for name, wanted in sources for file in downloads(name, wanted) if not file.cached]
+    loras = [file for lora in spec.lora for file in lora_downloads(parse_lora(lora)[0])]
+    needed = [file for name, wanted in (*checkpoint, *text_encoder) for file in downloads(name, wanted)]
+    return [file for file in (*loras, *needed) if not file.cached]
 
 
 def resolve(spec: RunSpec) -> Plan:
@@ -111,7 +111,11 @@ def resolve(spec: RunSpec) -> Plan:
     prompts = [spec.prompt] + [spec.negative_prompt] * (Pass.UNCOND in stage.passes)
     channels = AV(arch.transformer.in_channels, arch.transformer.audio_in_channels)
     shapes = file_shapes(geometry, channels, arch.audio_vae.latent_mels)
-    warnings = (*[UNTRAINED] * (spec.checkpoint == EMBEDDED), *contradictions(spec, arch))
+    warnings = (
+        *[UNTRAINED] * (spec.checkpoint == EMBEDDED),
+        *contradictions(spec, arch),
+        *(warning for lora, _ in loras for warning in unmet_wishes(lora)),
+    )
     return Plan(spec, checkpoint, networks, added, sharding, tuple(dict.fromkeys(prompts)), (stage,), shapes, warnings)
 
 

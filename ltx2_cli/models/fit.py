@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.config import NetworkArch
-from ltx2_cli.models.findings import refuse
 from ltx2_cli.models.gemma import Gemma, in_language_model
 from ltx2_cli.models.networks import ARCHS, BUILDERS, TEXT_ENCODER, Checkpoint
 from ltx2_cli.spec import SpecError
 from ltx2_cli.weights.checkpoint import AGAIN, TensorFiles
 from ltx2_cli.weights.declare import Scope
+from ltx2_cli.weights.findings import refuse
 from ltx2_cli.weights.load import mismatches
 
 ONE_RELEASE = "take all networks from one release, or name another checkpoint: --model FOLDER or --model REPO"

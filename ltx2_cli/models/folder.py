@@ -8,13 +8,13 @@ from typing import Any
 from ltx2_cli.models.arch import AudioVAEArch, ConnectorsArch, SchedulerArch, TransformerArch, VideoVAEArch
 from ltx2_cli.models.bandwidth import vocoder_arch
 from ltx2_cli.models.config import Config, read_arch
-from ltx2_cli.models.findings import attempt
 from ltx2_cli.models.fit import Readings
 from ltx2_cli.models.gemma import checkpoint_prefix, gemma_recipe
 from ltx2_cli.models.networks import BUILDERS, TEXT_ENCODER, Checkpoint
 from ltx2_cli.models.tokenizer import check_tokenizer
 from ltx2_cli.spec import SpecError
 from ltx2_cli.weights.checkpoint import AGAIN, TensorFiles, read_json
+from ltx2_cli.weights.findings import attempt
 
 CONFIG = "config.json"
 SCHEDULER = "scheduler/scheduler_config.json"

@@ -1,16 +1,16 @@
 """Which tensors of the networks the LoRAs add to, under all the names that files have for them."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from flax import nnx
 
-from ltx2_cli.models.findings import refuse
 from ltx2_cli.models.lora_generation import generation, generation_of
 from ltx2_cli.models.networks import Networks
 from ltx2_cli.spec import SpecError
 from ltx2_cli.weights.declare import declared
-from ltx2_cli.weights.lora import LoraFile, LowRank, Part, shortened
+from ltx2_cli.weights.findings import by, refuse, some
+from ltx2_cli.weights.lora import LoraFile, LowRank, Part
 from ltx2_cli.weights.rename import Renaming
 
 TARGETED = ("transformer", "connectors")
@@ -64,6 +64,12 @@ def find_adapters(
     }
 
 
+def unmet_wishes(lora: LoraFile) -> Iterator[str]:
+    """What a LoRA was trained with and does not get here."""
+    if any(key.startswith("reference_") for key in lora.files.metadata()):
+        yield f"{lora.path.name} was trained to follow a reference video, and none can be given; leave out --lora"
+
+
 def linears(module: nnx.Module) -> dict[str, tuple[int, ...]]:
     """The shape on disk (out, in) of each linear layer's weight, by its declared name."""
     return {name: shape for name, shape in declared(module).items() if name.endswith(WEIGHT) and len(shape) == 2}
@@ -91,7 +97,7 @@ def _match(lora: LoraFile, targets: Mapping[str, Target]) -> _Match:
         elif target in match.placed:
             match.twice.append(f"{name}, also called {match.placed[target]}")
         elif target.shape != pair.shape:
-            match.misshapen.append(f"{name} is {_by(pair.shape)}, not {_by(target.shape)}")
+            match.misshapen.append(f"{name} is {by(pair.shape)}, not {by(target.shape)}")
         else:
             match.placed[target] = name
     return match
@@ -100,16 +106,12 @@ def _match(lora: LoraFile, targets: Mapping[str, Target]) -> _Match:
 def _problems(lora: LoraFile, match: _Match, ours: str | None) -> Iterator[SpecError]:
     """What is wrong with one file, if anything, and what to do about it."""
     findings = {"not in it": match.unknown, "of another shape": match.misshapen, "there twice": match.twice}
-    listed = [f"{len(names)} {what}: {shortened(names)}" for what, names in findings.items() if names]
-    if not listed:
-        return
+    listed = [finding for what, names in findings.items() for finding in some(what, names)]
     model, theirs = NAMES.get(ours or "", "LTX-2"), generation(lora)
     other = theirs is not None and theirs != ours
+    if not listed and not other:
+        return
     count = f"{len(match.placed)} of {len(lora.pairs)} targets (each a pair of keys, A and B) match this {model} model"
     made_for = f"; it was made for {NAMES[theirs]}" if other and theirs else ""
     hint = f"--model {theirs}, or leave out --lora {lora.path}" if other else f"leave out --lora {lora.path}"
     yield SpecError(f"{lora.path}: {count}{made_for}. {'. '.join(listed)}", hint)
-
-
-def _by(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape))

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from ltx2_cli.models.arch import LATER, VideoVAEArch
 from ltx2_cli.models.config import Config, NetworkArch
-from ltx2_cli.models.findings import attempt, refuse
 from ltx2_cli.models.fit import Readings
 from ltx2_cli.models.folder import read_text_encoder
 from ltx2_cli.models.networks import BUILDERS, Checkpoint
@@ -17,6 +16,7 @@ from ltx2_cli.models.original.names import RENAMINGS, video_vae_renaming
 from ltx2_cli.spec import SpecError
 from ltx2_cli.weights.checkpoint import AGAIN, TensorFiles
 from ltx2_cli.weights.declare import Scope, declared
+from ltx2_cli.weights.findings import attempt, refuse
 from ltx2_cli.weights.rename import Renaming
 
 PROJECTIONS = ("aggregate_embed", "video_aggregate_embed")

@@ -13,6 +13,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from ltx2_cli.spec import RunError, SpecError
+from ltx2_cli.weights.findings import shortened
 
 STEMS = ("diffusion_pytorch_model", "model")
 LFS_POINTER = b"version https://git-lfs"
@@ -106,8 +107,6 @@ class TensorFiles(Mapping[str, Tensor]):
 
 def _read_header(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of one file, and its metadata."""
-    if not path.exists():
-        raise SpecError(f"{path} is missing", "the index beside it names it; download the checkpoint again")
     _begin(path, len(LFS_POINTER))
     try:
         safe_open(path, "np")  # checks that the header is whole and that the file is as long as it says
@@ -155,7 +154,12 @@ def _files(folder: Path, stems: tuple[str, ...]) -> list[Path]:
     for stem in stems:
         index = folder / f"{stem}.safetensors.index.json"
         if index.exists():
-            return sorted({folder / name for name in _weight_map(index).values()})
+            shards = sorted({folder / name for name in _weight_map(index).values()})
+            if absent := [str(shard) for shard in shards if not shard.exists()]:
+                are = "is" if len(absent) == 1 else "are"
+                hint = "the index beside it names it; download the checkpoint again"
+                raise SpecError(f"{shortened(absent)} {are} missing", hint)
+            return shards
         if (folder / f"{stem}.safetensors").exists():
             return [folder / f"{stem}.safetensors"]
     raise SpecError(f"{folder} holds no weights: no {' or '.join(f'{stem}.safetensors' for stem in stems)}", AGAIN)
@@ -172,7 +176,7 @@ def _weight_map(index: Path) -> dict[str, str]:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from `path`; raises `SpecError` where it is missing or is none."""
     if not path.exists():
-        raise SpecError(f"{path.parent.parent} is no LTX-2 checkpoint: {path} is missing", AGAIN)
+        raise SpecError(f"{path} is missing", AGAIN)
     try:
         value = json.loads(_begin(path))
     except ValueError as error:

@@ -118,7 +118,7 @@ def _unknown(checkpoint: str) -> SpecError:
     private = "your token may not read it" if get_token() else f"for a private one {LOG_IN}"
     return SpecError(
         f"no folder and no repository is called `{checkpoint}`",
-        f"--model takes a profile, a FOLDER or a REPO, and `ltx2 models` lists them; {private}",
+        f"`ltx2 models` lists what is known, and a path here will do too; {private}",
     )
 
 

@@ -1,6 +1,6 @@
 """From files to devices: what is declared is checked against the headers, then placed one tensor at a time."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from math import prod
@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ltx2_cli.weights.checkpoint import DTYPES, EIGHT_BITS, Index, Tensor, TensorFiles
 from ltx2_cli.weights.declare import Shape, Weight, declared, map_weights, weights
+from ltx2_cli.weights.findings import by, some
 
 M = TypeVar("M", bound=nnx.Module)
 Placement = Callable[[tuple[str | None, ...]], NamedSharding]
@@ -40,21 +41,21 @@ def mismatches(module: nnx.Module, files: TensorFiles, ours: Callable[[str], boo
     wanted = declared(module)
     found = {name: tensor for name, tensor in files.items() if ours(name)}
     return [
-        *_some("missing", sorted(wanted.keys() - found.keys())),
-        *_some("not known", sorted(found.keys() - wanted.keys())),
-        *_some(
+        *some("missing", sorted(wanted.keys() - found.keys())),
+        *some("not known", sorted(found.keys() - wanted.keys())),
+        *some(
             "of another shape",
             [
-                f"{name} is {_by(found[name].shape)}, not {_by(shape)}"
+                f"{name} is {by(found[name].shape)}, not {by(shape)}"
                 for name, shape in wanted.items()
                 if name in found and found[name].shape != shape
             ],
         ),
-        *_some(
+        *some(
             "scaled by more than one number", [name for name in wanted if name in found and _scales(found[name]) > 1]
         ),
-        *_some("without the scale that others have", _unscaled(found)),
-        *_some(
+        *some("without the scale that others have", _unscaled(found)),
+        *some(
             "of a type that is not read",
             [f"{name} is {found[name].dtype}" for name in wanted if name in found and found[name].dtype not in DTYPES],
         ),
@@ -69,16 +70,6 @@ def _unscaled(found: Mapping[str, Tensor]) -> list[str]:
     """Eight-bit tensors that mean nothing without a scale, as those beside them show."""
     names = [name for name, tensor in found.items() if tensor.dtype in EIGHT_BITS and tensor.scale is None]
     return names if any(tensor.scale for tensor in found.values()) else []
-
-
-def _some(what: str, names: list[str], most: int = 5) -> Iterable[str]:
-    if names:
-        more = f" and {len(names) - most} more" if len(names) > most else ""
-        yield f"{len(names)} {what}: {', '.join(names[:most])}{more}"
-
-
-def _by(shape: Shape) -> str:
-    return "x".join(map(str, shape)) or "a scalar"
 
 
 def load(module: M, files: TensorFiles, place: Placement, added: Mapping[str, LowRank] | None = None) -> M:

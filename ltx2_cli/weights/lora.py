@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 
 from ltx2_cli.spec import RunError, SpecError
 from ltx2_cli.weights.checkpoint import DTYPES, EIGHT_BITS, TensorFiles, read_json
+from ltx2_cli.weights.findings import some
 
 FLOATS = DTYPES.keys() - EIGHT_BITS.keys()
 SUFFIX = ".safetensors"
@@ -111,9 +112,8 @@ def open_lora(path: Path) -> LoraFile:
     if not factors:
         raise SpecError(f"{path} holds no LoRA: none of its {len(files)} keys is a low-rank factor", LEAVE_OUT)
     config = _adapter_config(path, files)
-    findings = [
-        f"{len(names)} {kind}: {shortened(names)}" for kind, names in {**others, **_faults(factors, files)}.items()
-    ]
+    faults = {**others, **_faults(factors, files)}
+    findings = [finding for kind, names in faults.items() for finding in some(kind, names)]
     findings += _unknown_options(config)
     if findings:
         raise SpecError(f"{path} is a LoRA of a kind that is not implemented: {'; '.join(findings)}", LEAVE_OUT)
@@ -123,12 +123,6 @@ def open_lora(path: Path) -> LoraFile:
 def holds_lora(path: Path) -> bool:
     """Whether a .safetensors file has any low-rank factor."""
     return any(FACTOR.fullmatch(name) for name in TensorFiles(path.parent, (path.stem,)))
-
-
-def shortened(names: Sequence[str], most: int = 5) -> str:
-    """The first of `names`, and how many more there are."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{', '.join(names[:most])}{more}"
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ltx2_cli.spec import SpecError
-from ltx2_cli.weights.hub import cached, downloads, locate
-from ltx2_cli.weights.lora import PEFT_CONFIG, PEFT_FILE, SUFFIX, holds_lora, shortened
+from ltx2_cli.weights.findings import shortened
+from ltx2_cli.weights.hub import Download, cached, downloads, locate
+from ltx2_cli.weights.lora import PEFT_CONFIG, PEFT_FILE, SUFFIX, holds_lora
 
 TAKES = "--lora takes a FILE, a FOLDER or REPO[/FILE], and a strength behind it: --lora FILE:0.8"
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(@.+)?")
@@ -38,19 +39,27 @@ def lora_file(name: str) -> Path:
     path = Path(name).expanduser()
     if path.is_dir():
         return path / _only([each.name for each in sorted(path.glob(f"*{SUFFIX}")) if holds_lora(each)], name)
-    if path.exists():
-        return path
+    return path if path.exists() else _fetched(_on_hub(name))
+
+
+def lora_downloads(name: str) -> list[Download]:
+    """What `lora_file` would look for on the hub; nothing for a path. Raises `SpecError` where that would."""
+    return [] if Path(name).expanduser().exists() else downloads(_on_hub(name), [])
+
+
+def _on_hub(name: str) -> str:
+    """`REPO/FILE[@REVISION]`; of a repository alone the only LoRA at its top, since which files hold one is not known
+    before they are fetched."""
     if name.startswith(("/", ".", "~")) or name.count("/") < 1 + name.endswith(SUFFIX):
         raise SpecError(f"there is no file {name}", TAKES)
-    return _fetched(_named(name) if REPOSITORY.fullmatch(name) else name)
-
-
-def _named(repository: str) -> str:
-    """The only LoRA at the top of a repository: which files hold one is not known before they are fetched."""
-    name, at, revision = repository.partition("@")
+    if not REPOSITORY.fullmatch(name):
+        return name
+    repository, at, revision = name.partition("@")
     wanted = [f"*{SUFFIX}"]
-    listed = downloads(repository, wanted) or cached(repository, wanted)
-    return f"{name}/{_only(sorted(file.name for file in listed if '/' not in file.name), name)}{at}{revision}"
+    listed = downloads(name, wanted) or cached(name, wanted)
+    return (
+        f"{repository}/{_only(sorted(file.name for file in listed if '/' not in file.name), repository)}{at}{revision}"
+    )
 
 
 def _only(names: Sequence[str], place: str) -> str:

@@ -71,6 +71,15 @@ def test_a_single_file_needs_its_text_encoder_too(hub: Hub, generate: Run) -> No
     ]
 
 
+def test_loras_are_counted_and_a_lost_one_is_refused_first(hub: Hub, generate: Run) -> None:
+    lora = f"{MODEL}/large.safetensors:0.5"
+    code, out, _ = generate("--model", "demo", "--lora", lora, "--dry-run")
+    assert (code, words(out)[1:]) == (0, [f"3 MB {MODEL}/large.safetensors", "3 MB in all"])
+    code, out, err = generate("--model", MODEL, "--lora", "lost.safetensors:0.5", "--dry-run")
+    assert (code, out) == (2, "")
+    assert "error: there is no file lost.safetensors\nhint: --lora takes" in err
+
+
 def test_a_download_is_announced(hub: Hub, generate: Run) -> None:
     code, out, err = generate("--model", MODEL)
     assert (code, out) == (2, "")  # what was fetched is no checkpoint

@@ -1,11 +1,13 @@
 """The same weights as a folder and as a single file, under the names and with the config of the published ones."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -233,6 +235,39 @@ def test_a_single_file_gives_the_bytes_of_the_folder(name: str, request: pytest.
         np.testing.assert_array_equal(one, other)
     for one, other in zip(jax.tree.leaves(single.networks), jax.tree.leaves(whole.networks), strict=True):
         assert (one.shape, one.dtype) == (other.shape, other.dtype)
+
+
+def in_eight_bits(
+    tensors: Mapping[str, np.ndarray], scaled: bool
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """What an fp8 file holds, the matrices of the denoiser's layers in eight bits, and what that means."""
+    stored, meant = dict(tensors), dict(tensors)
+    for name, tensor in tensors.items():
+        if not re.fullmatch(r"model\.diffusion_model\.transformer_blocks\..*\.weight", name) or tensor.ndim != 2:
+            continue
+        scale = np.float32(np.abs(tensor).max() / 448) if scaled else np.float32(1)
+        stored[name] = (tensor / scale).astype(ml_dtypes.float8_e4m3fn)
+        meant[name] = stored[name].astype(np.float32) * scale
+        if scaled:
+            layer = name.removesuffix(".weight")
+            stored |= {f"{layer}.weight_scale": np.array(scale), f"{layer}.input_scale": np.array(7, np.float32)}
+    return stored, meant
+
+
+@pytest.mark.parametrize("scaled", [True, False], ids=["scaled", "unscaled"])
+def test_an_eight_bit_file_gives_the_bytes_of_what_it_means(newer: Twins, tmp_path: Path, scaled: bool) -> None:
+    stored, meant = in_eight_bits(newer.tensors, scaled)
+    latents, plain = [], plan_of(newer.folder)
+    for name, tensors in (("stored", stored), ("meant", meant)):
+        (tmp_path / name).mkdir()
+        path = single_file(tmp_path / name, newer._replace(tensors=tensors))
+        plan = plan_of(path, text_encoder=str(newer.folder))
+        latents.append(make_latents(plan, load(plan)))
+    eight_bits = sum(array.dtype == ml_dtypes.float8_e4m3fn for array in stored.values())
+    assert eight_bits == 4 * 34  # linear layers with their gates, in four layers
+    for one, other, exact in zip(*latents, make_latents(plain, load(plain)), strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert np.linalg.norm(one - exact) > 1e-3 * np.linalg.norm(exact)  # eight bits are not many
 
 
 def test_what_an_untrained_model_makes_is_seen_and_heard(newer: Twins) -> None:

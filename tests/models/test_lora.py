@@ -13,7 +13,7 @@ from ltx2_cli.models.arch import ConnectorsArch, TransformerArch
 from ltx2_cli.models.connectors import TextConnectors
 from ltx2_cli.models.demo import ARCH, TEXT_CONFIG
 from ltx2_cli.models.gemma import Gemma, gemma_recipe
-from ltx2_cli.models.lora import find_adapters
+from ltx2_cli.models.lora import find_adapters, unmet_wishes
 from ltx2_cli.models.lora_generation import generation
 from ltx2_cli.models.networks import Networks, abstract_networks
 from ltx2_cli.models.original.names import RENAMINGS
@@ -184,6 +184,21 @@ def test_a_lora_of_the_other_generation_is_counted_and_told(
     reshaped = f"diffusion_model.adaln_single.linear is {rows[lora]}, not {rows[model]}"
     assert f"2 of another shape: {reshaped}" in str(error)
     assert error.hint == f"--model {lora}, or leave out --lora {tmp_path / '0.safetensors'}"
+
+
+def test_metadata_that_names_the_other_generation_is_enough(models: dict[str, Networks], tmp_path: Path) -> None:
+    shapes = keys({"diffusion_model.transformer_blocks.3.attn1.to_q": (4096, 4096)}, 4)
+    assert len(found(models["ltx2"], opened(tmp_path, shapes))["transformer"]) == 1
+    error = refusal(models["ltx2"], opened(tmp_path, shapes, {"model_version": "2.3"}))
+    assert "1 of 1 targets (each a pair of keys, A and B) match this LTX-2 model; it was made for LTX-2.3" in str(error)
+    assert error.hint.startswith("--model ltx2.3")
+
+
+def test_a_lora_that_wants_a_reference_video_is_told_of(tmp_path: Path) -> None:
+    shapes = keys({"diffusion_model.transformer_blocks.3.attn1.to_q": (4096, 4096)}, 4)
+    assert list(unmet_wishes(opened(tmp_path, shapes))) == []
+    (warning,) = unmet_wishes(opened(tmp_path, shapes, {"reference_downscale_factor": "2"}))
+    assert warning.startswith("1.safetensors was trained to follow a reference video")
 
 
 def test_the_first_five_are_named_and_the_others_counted(models: dict[str, Networks], tmp_path: Path) -> None:

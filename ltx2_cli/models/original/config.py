@@ -6,12 +6,12 @@ from typing import Any
 
 from ltx2_cli.models.arch import PUBLISHED_SCHEDULE
 from ltx2_cli.models.config import Config, NetworkArch
-from ltx2_cli.models.findings import attempt
 from ltx2_cli.models.original.sections import described, refuse, section_of
 from ltx2_cli.models.original.sound import read_audio_vae, read_vocoder
 from ltx2_cli.models.original.transformer import OriginalTransformer
 from ltx2_cli.models.original.video import read_video_vae
 from ltx2_cli.spec import SpecError
+from ltx2_cli.weights.findings import attempt
 
 
 def original_archs(

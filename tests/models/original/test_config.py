@@ -25,13 +25,13 @@ from ltx2_cli.models.audio_vae import AudioVAE
 from ltx2_cli.models.bandwidth import build_vocoder
 from ltx2_cli.models.config import Config
 from ltx2_cli.models.connectors import TextConnectors
-from ltx2_cli.models.findings import refuse
 from ltx2_cli.models.networks import ARCHS as ORDER
 from ltx2_cli.models.original.config import original_archs
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.video_vae import VideoVAE
 from ltx2_cli.spec import SpecError
 from ltx2_cli.weights.declare import Scope, declared
+from ltx2_cli.weights.findings import refuse
 from parity import published
 
 KEYS = Path(__file__).parents[2] / "keys"
