@@ -16,14 +16,21 @@ BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "I64": 8}
 
 
 def write_header(
-    path: Path, shapes: Mapping[str, Shape], metadata: Mapping[str, str] | None = None, dtype: str = "BF16"
+    path: Path,
+    shapes: Mapping[str, Shape],
+    metadata: Mapping[str, str] | None = None,
+    dtype: str = "BF16",
+    others: Mapping[str, str] | None = None,
 ) -> Path:
-    """A safetensors file with these tensors whose data is a hole in the file: no disk is taken, and zeros are read."""
+    """A safetensors file with these tensors whose data is a hole in the file: no disk is taken, and zeros are read.
+
+    Those that `others` names have another dtype."""
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     for name, shape in shapes.items():
-        begin, end = end, end + BYTES[dtype] * int(np.prod(shape))
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+        kind = (others or {}).get(name, dtype)
+        begin, end = end, end + BYTES[kind] * int(np.prod(shape))
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)

@@ -19,6 +19,7 @@ from ltx2_cli.weights.declare import Scope, declared
 from ltx2_cli.weights.findings import attempt, refuse
 from ltx2_cli.weights.rename import Renaming
 
+UNREAD = re.compile(r"(audio_)?vae\.per_channel_statistics\..*")  # more of them than normalising takes
 PROJECTIONS = ("aggregate_embed", "video_aggregate_embed")
 LATER_VERSIONS = (2, 3)  # the first of them
 TEXT_HINT = "--text-encoder FOLDER or REPO names the Gemma-3 that the model was trained with"
@@ -52,7 +53,7 @@ def _parts(file: TensorFiles, archs: Mapping[str, NetworkArch]) -> dict[str, Ten
     if names.keys() == BUILDERS.keys():
         claimed = {theirs for table in names.values() for theirs in table.values()}
         # What no network claims is shown to one of them, whose check will say that it is not known.
-        names["transformer"] |= {name: name for name in file if name not in claimed}
+        names["transformer"] |= {name: name for name in file if name not in claimed and not UNREAD.fullmatch(name)}
     return {name: file.renamed(table) for name, table in names.items()}
 
 

@@ -1,0 +1,108 @@
+"""The published single files at real size, as headers before holes: from the command's words to the whole plan."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from loras import distilled, write_header
+from ltx2_cli import read_spec, resolve
+from ltx2_cli.diffusion.guidance import Pass
+from ltx2_cli.models.gemma import Gemma, gemma_recipe
+from ltx2_cli.models.original.names import RENAMINGS, video_vae_renaming
+from ltx2_cli.models.tokenizer import byte_tokenizer
+from ltx2_cli.plan import Plan
+from ltx2_cli.spec import SpecError
+from ltx2_cli.weights.declare import Scope, Shape, declared
+from parity import published
+
+KEYS = Path(__file__).parents[1] / "keys"
+GEMMA = {
+    "model_type": "gemma3_text",
+    "vocab_size": 262208,
+    "hidden_size": 3840,
+    "intermediate_size": 15360,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 1024,
+}
+DEV = "ltx-2.3-22b-dev.safetensors"
+DISTILLED = "ltx-2.3-22b-distilled-1.1.safetensors"
+SIGMAS = (1.0, 0.99375, 0.9875, 0.98125, 0.975, 0.909375, 0.725, 0.421875, 0.0)
+
+
+def tensors() -> dict[str, Shape]:
+    """Names and shapes in the published file."""
+    shapes: dict[str, Shape] = {}
+    for network, renaming in (RENAMINGS | {"vae": video_vae_renaming(4, 4)}).items():
+        table = published("ltx2/audio_vae.tsv" if network == "audio_vae" else f"ltx2.3/{network}.tsv")
+        shapes |= {theirs: table[ours] for ours, theirs in renaming.originals(table).items()}
+    return shapes
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The text encoder, the dev file in bfloat16 and in eight bits, the distilled file, and its LoRA."""
+    folder = tmp_path_factory.mktemp("published")
+    text, shapes = folder / "gemma", tensors()
+    byte_tokenizer(text)
+    (text / "config.json").write_text(json.dumps(GEMMA))
+    write_header(text / "model.safetensors", declared(Gemma(Scope("bfloat16", "model"), gemma_recipe(GEMMA, "here"))))
+    metadata = {"config": (KEYS / "ltx2.3" / "embedded_config.json").read_text(), "model_version": "2.3"}
+    tables = {name: "F32" for name in shapes if "scale_shift_table" in name}
+    for name in (DEV, DISTILLED):
+        write_header(folder / name, shapes, metadata, others=tables)
+    block = "model.diffusion_model.transformer_blocks."
+    linears = [
+        name for name, shape in shapes.items() if name.startswith(block) and name.endswith("weight") and len(shape) == 2
+    ]
+    scales = [f"{name.removesuffix('weight')}{kind}_scale" for name in linears for kind in ("weight", "input")]
+    kinds = tables | dict.fromkeys(linears, "F8_E4M3") | dict.fromkeys(scales, "F32")
+    write_header(folder / "ltx-2.3-22b-dev-fp8.safetensors", shapes | dict.fromkeys(scales, ()), metadata, others=kinds)
+    write_header(folder / "ltx-2.3-22b-distilled-lora-384.safetensors", distilled("ltx2.3"))
+    return folder
+
+
+def plan_of(folder: Path, name: str, **keys: object) -> Plan:
+    model, text = str(folder / name), str(folder / "gemma")
+    return resolve(read_spec({"prompt": "rain", "model": model, "text_encoder": text, **keys}))
+
+
+@pytest.mark.parametrize("name", [DEV, "ltx-2.3-22b-dev-fp8.safetensors"])
+def test_the_dev_file_is_run_with_its_recipe(folder: Path, name: str) -> None:
+    plan = plan_of(folder, name)
+    assert plan.arch.generation == "ltx2.3"
+    assert (plan.spec.recipe, plan.spec.num_inference_steps, plan.spec.stg_blocks) == ("one_stage", 30, (28,))
+    assert plan.stages[0].passes == tuple(Pass)
+    assert plan.arch.vocoder.output_sampling_rate == 48000
+    assert plan.latent_shapes == ((1, 128, 16, 16, 24), (1, 8, 126, 16))
+    assert plan.warnings == ()
+
+
+def test_the_distilled_file_is_run_with_its_recipe(folder: Path) -> None:
+    plan = plan_of(folder, DISTILLED)
+    assert (plan.spec.recipe, plan.spec.sigmas) == ("distilled", SIGMAS)
+    assert plan.stages[0].sigmas.tolist() == pytest.approx(SIGMAS, abs=1e-7)
+    assert plan.stages[0].passes == (Pass.COND,)
+    assert plan.warnings == ()
+
+
+def test_the_distilling_lora_makes_the_dev_file_distilled(folder: Path) -> None:
+    plan = plan_of(folder, DEV, lora=[str(folder / "ltx-2.3-22b-distilled-lora-384.safetensors:1.0")])
+    assert len(plan.added["transformer"]) == 1660
+    assert (plan.spec.recipe, plan.stages[0].passes) == ("distilled", (Pass.COND,))
+    assert plan.warnings == ()
+
+
+def test_statistics_that_nobody_needs_are_no_fault(folder: Path) -> None:
+    shapes = tensors()
+    more = {f"vae.per_channel_statistics.{name}": (128,) for name in ("channel", "mean-of-stds")}
+    metadata = {"config": (KEYS / "ltx2.3" / "embedded_config.json").read_text()}
+    write_header(folder / "more.safetensors", shapes | more, metadata)
+    assert plan_of(folder, "more.safetensors").arch.generation == "ltx2.3"
+    write_header(folder / "more.safetensors", shapes | {"vae.novelty": (128,)}, metadata)
+    with pytest.raises(SpecError, match=r"1 not known: vae.novelty"):
+        plan_of(folder, "more.safetensors")
