@@ -23,7 +23,7 @@ Placement = Callable[[tuple[str | None, ...]], NamedSharding]
 SMALL = 2**20  # elements
 SPLIT_ABOVE = 2**24  # elements: a replicated weight this large crosses from the host in parts
 PORTION = 2**24  # bytes that one thread brings at a time
-ROWS = 32  # that stay in a core's cache while they are put into another order
+TILE = (128, 16)  # of rows and, in more than a matrix, columns: stays in a core's cache while it is put in order
 IN_HOST_MEMORY = ("cpu",)  # platforms whose devices read what the host wrote, without a copy
 ALIGNMENT = 64  # bytes, that they ask for
 THREADS = ThreadPoolExecutor(cpu_count())
@@ -129,29 +129,34 @@ def _fill(
     for ours, (name, _) in zip(whole if weight.layers else whole[None], weight.tensors(), strict=True):
         out, tensor, low_rank = np.atleast_1d(ours.transpose(np.argsort(weight.order))), files[name], added.get(name)
         as_stored = low_rank is None and tensor.scale is None and DTYPES[tensor.dtype] == out.dtype
-        for rows in [slice(None)] if low_rank is not None else _blocks(out, PORTION * len(out) // out.nbytes):
+        for rows in [slice(None)] if low_rank is not None else _blocks(len(out), PORTION * len(out) // out.nbytes):
             if as_stored and out[rows].flags.c_contiguous:
                 yield partial(files.read_into, name, rows.start, out[rows])
             else:
                 yield partial(_convert, files, name, rows, low_rank, out[rows])
 
 
-def _blocks(array: np.ndarray, rows: int) -> Iterator[slice]:
-    """All rows of `array`, so many at a time, but at least one."""
-    step = max(1, rows)
-    yield from (slice(first, first + step) for first in range(0, len(array), step))
+def _tiles(out: np.ndarray) -> Iterator[Index]:
+    """All of an array, in tiles."""
+    columns = [()] if out.ndim < 3 else [(each,) for each in _blocks(out.shape[1], TILE[1])]
+    yield from ((rows, *each) for rows in _blocks(len(out), TILE[0]) for each in columns)
+
+
+def _blocks(length: int, step: int) -> Iterator[slice]:
+    """All of a length, `step` at a time, but at least one."""
+    yield from (slice(first, first + max(1, step)) for first in range(0, length, max(1, step)))
 
 
 def _convert(files: TensorFiles, name: str, part: slice, low_rank: LowRank | None, out: np.ndarray) -> None:
     """Rows of one tensor into `out`, which differs in type or order, or takes more than them."""
     factors = None if low_rank is None else low_rank.read()
     stored, scale = np.atleast_1d(files.read(name, ()))[part], files.scale(name)
-    for rows in _blocks(out, ROWS):
-        block = stored[rows] if scale == 1 else stored[rows].astype(np.float32) * scale
+    for place in _tiles(out):
+        block = stored[place] if scale == 1 else stored[place].astype(np.float32) * scale
         if factors is not None:
             a, b = factors
-            block = block.astype(np.float32) + b[part][rows] @ a
-        np.copyto(out[rows], block, casting="unsafe")
+            block = block.astype(np.float32) + b[part][place] @ a
+        np.copyto(out[place], block, casting="unsafe")
 
 
 def _on_devices(weight: Weight, files: TensorFiles, place: NamedSharding, added: Mapping[str, LowRank]) -> jax.Array:

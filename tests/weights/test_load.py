@@ -86,6 +86,7 @@ def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
         _far_away(monkeypatch)
     if request.param == "host, in portions":
         monkeypatch.setattr(load_module, "PORTION", 100)
+        monkeypatch.setattr(load_module, "TILE", (3, 3))
 
 
 @pytest.mark.usefixtures("size")
