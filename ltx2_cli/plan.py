@@ -84,13 +84,16 @@ class Plan:
 def missing(spec: RunSpec) -> list[Download]:
     """The files that `resolve` would download first; none for what is a path here or in the cache.
 
-    Raises `SpecError` for what can be had neither from the cache nor from the hub.
+    Raises `SpecError` where some of it can be had neither from the cache nor from the hub.
     """
     checkpoint = [] if spec.checkpoint == EMBEDDED else [(spec.checkpoint, FOLDER_FILES)]
     text_encoder = [] if spec.text_encoder is None else [(spec.text_encoder, TEXT_ENCODER_FILES)]
-    loras = [file for lora in spec.lora for file in lora_downloads(parse_lora(lora)[0])]
-    needed = [file for name, wanted in (*checkpoint, *text_encoder) for file in downloads(name, wanted)]
-    return [file for file in (*loras, *needed) if not file.cached]
+    loras, lost = attempt({lora: partial(lora_downloads, parse_lora(lora)[0]) for lora in spec.lora})
+    needed = [downloads(name, wanted) for name, wanted in (*checkpoint, *text_encoder)]
+    absent = [file for files in (*loras.values(), *needed) for file in files if not file.cached]
+    if absent:
+        refuse(lost)
+    return absent  # where nothing is to be fetched first, `resolve` says what is wrong with LoRAs and all else at once
 
 
 def resolve(spec: RunSpec) -> Plan:
@@ -137,7 +140,10 @@ def _open_checkpoint(spec: RunSpec) -> Checkpoint:
     if place.is_dir() and spec.text_encoder is None:
         return open_folder(place)
     if place.is_dir():
-        raise SpecError(f"{spec.checkpoint} has a text encoder of its own", "--text-encoder is for single files")
+        raise SpecError(
+            f"{spec.checkpoint} has a text encoder of its own",
+            "--text-encoder is for single files: leave it out, or take back a record's by --set text_encoder=null",
+        )
     if spec.text_encoder is None:
         raise SpecError(f"{spec.checkpoint} has no text encoder", "--text-encoder FOLDER or REPO names Gemma-3")
     return open_single_file(place, locate(spec.text_encoder, TEXT_ENCODER_FILES))

@@ -16,6 +16,7 @@ KINDS = ("model", "recipe", "reference", "sharding")  # in the order in which th
 GENERATIONS = ("ltx2", "ltx2.3")  # the model profiles that also serve checkpoints which have no profile
 AUTO = "auto"  # the recipe and the sharding that are chosen when the checkpoint and the devices are known
 EITHER = {"num_inference_steps", "sigmas"}  # of two layers, the higher says both
+LEFT_OPEN = ("num_inference_steps", "sigmas", "guidance", "stg_blocks")  # what the checkpoint's recipe fills in
 MADE_WITH = "made_with"  # a record's versions: for people, ignored when it is read
 REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*(/[\w./-]+\.safetensors)?(@[^@\s]+)?")
 SINGLE_FILE = ".safetensors"
@@ -34,12 +35,12 @@ def read_spec(
     sharding, the file `config`, `overrides` and `keys`, `dotlist` (`["dotted.key=value"]`).
 
     `read_spec(prompt="rain", model="demo")`; dotted names go into `overrides`: `{"guidance.video.stg_scale": 0.0}`.
-    What nobody asks for and the recipe `auto` will say is None until the checkpoint is open.
+    What a recipe decides and nobody asks for is None until the checkpoint is open.
     Raises `SpecError` for an unknown name or key, a wrong type, a broken file, and for all that `validate` finds.
     """
     above = [read_flags({**(overrides or {}), **keys}), *map(read_setting, dotlist)]
     file = [] if config is None else [_under(above, read_file(Path(config)))]
-    spec = merge(_stack([*_alone(file), *_alone(above)]))
+    spec = merge(_stack([*_alone(file), *_alone(above)], without=LEFT_OPEN))
     _find_model(spec.model)
     validate(spec)
     return spec if spec.sigmas is None else replace(spec, num_inference_steps=len(spec.sigmas) - 1)
@@ -90,14 +91,16 @@ def spread(sigmas: tuple[float, ...], steps: int) -> tuple[float, ...]:
     return tuple(levels)
 
 
-def _stack(above: Sequence[Layer], below: Sequence[Layer] = ()) -> list[Layer]:
-    """All layers, lowest first: the defaults, `below`, each profile that the highest layer names, `above`."""
+def _stack(above: Sequence[Layer], below: Sequence[Layer] = (), without: Sequence[str] = ()) -> list[Layer]:
+    """All layers, lowest first: the defaults, `below`, each profile that the highest layer names but for the keys
+    `without`, `above`."""
     stack = [read_file(configs() / "default.yaml"), *below]
     for kind in KINDS:
         named = [(name, layer) for layer in [*stack, *above] if (name := _name(layer, kind)) is not None]
         name, layer = named[-1]
         if not (kind == "sharding" and _is_whole(layer.values["sharding"])):
-            stack.append(_profile(kind, name))
+            page = _profile(kind, name)
+            stack.append(replace(page, values={key: page.values[key] for key in page.values if key not in without}))
     return [*stack, *above]
 
 

@@ -8,39 +8,35 @@ from typing import Any
 
 from ltx2_cli.diffusion.schedule import Schedule
 from ltx2_cli.models.arch import Arch
-from ltx2_cli.profiles import AUTO, checkpoint_path, read_pages, spread
+from ltx2_cli.profiles import AUTO, LEFT_OPEN, checkpoint_path, read_pages, spread
 from ltx2_cli.spec import OFF, GuidanceSpec, RunSpec, StreamGuidanceSpec
 from ltx2_cli.weights.lora_source import parse_lora
 
 ONE_STAGE, DISTILLED = "one_stage", "distilled"  # those that `auto` chooses from
-LEFT_OPEN = ("num_inference_steps", "sigmas", "guidance", "stg_blocks")  # what a recipe fills in
 NEGATIONS = {"de", "non", "not", "un"}  # de-distilled: made to want guidance again
 NOT_DISTILLED = {"dev", "undistilled"}
 
 
 def complete(spec: RunSpec, arch: Arch) -> RunSpec:
     """`spec` with its recipe, and with the recipe's values wherever none was asked for."""
-    recipe = _recipe(spec, arch)
-    from_pages = read_pages(spec, spec.recipe)
+    usual = DISTILLED if _is_distilled(spec, arch) else ONE_STAGE
+    recipe = usual if spec.recipe == AUTO else spec.recipe
     published = read_pages(spec, recipe, arch.generation, arch.transformer.num_layers)
-    values = {key: _asked_or(vars(published)[key], vars(spec)[key], vars(from_pages)[key]) for key in LEFT_OPEN}
-    steps, sigmas = values["num_inference_steps"], values["sigmas"]
-    if spec.sigmas not in (None, from_pages.sigmas):
-        values["num_inference_steps"] = len(sigmas) - 1
-    elif sigmas is not None:
-        values["sigmas"] = spread(sigmas, steps)
+    values = {key: _asked_or(vars(published)[key], vars(spec)[key]) for key in LEFT_OPEN}
+    if spec.sigmas is None and values["sigmas"] is not None:
+        values["sigmas"] = spread(values["sigmas"], values["num_inference_steps"])
     return replace(spec, recipe=recipe, **values)
 
 
 def contradictions(spec: RunSpec, arch: Arch) -> Iterator[str]:
     """Where a completed request speaks against its checkpoint: a sentence each that ends with what to type."""
-    distilled = is_distilled(spec.checkpoint, arch.scheduler)
+    distilled = _is_distilled(spec, arch)
     if spec.recipe == ONE_STAGE and distilled:
-        yield "this checkpoint is distilled, the recipe `one_stage` is not for it: --recipe distilled"
+        yield "this model is distilled, the recipe `one_stage` is not for it: --recipe distilled"
     if spec.recipe != DISTILLED:
         return
-    if not distilled and not spec.lora:
-        yield "this checkpoint is not distilled, the recipe `distilled` is not for it: --recipe one_stage"
+    if not distilled and not any(strength for _, strength in map(parse_lora, spec.lora)):
+        yield "this model is not distilled, the recipe `distilled` is not for it: --recipe one_stage"
         return
     if unguided := " ".join(_switched_off(spec.guidance)):
         yield f"guidance costs a distilled model time and gains it nothing; without: {unguided}"
@@ -56,11 +52,10 @@ def is_distilled(checkpoint: str, schedule: Schedule) -> bool:
     return not (schedule.use_dynamic_shifting or schedule.shift_terminal) if by_name is None else by_name
 
 
-def _recipe(spec: RunSpec, arch: Arch) -> str:
-    if spec.recipe != AUTO:
-        return spec.recipe
-    by_lora = any(_says_distilled(parse_lora(lora)[0]) for lora in spec.lora)
-    return DISTILLED if by_lora or is_distilled(spec.checkpoint, arch.scheduler) else ONE_STAGE
+def _is_distilled(spec: RunSpec, arch: Arch) -> bool:
+    """Whether the checkpoint is, or a LoRA makes it so."""
+    by_lora = any(strength and _says_distilled(name) for name, strength in map(parse_lora, spec.lora))
+    return by_lora or is_distilled(spec.checkpoint, arch.scheduler)
 
 
 def _says_distilled(checkpoint: str) -> bool | None:
@@ -75,12 +70,11 @@ def _says_distilled(checkpoint: str) -> bool | None:
     return None
 
 
-def _asked_or(published: Any, asked: Any, from_pages: Any) -> Any:
-    """What was asked for; where that is nothing but what the request's own pages say, what is `published`."""
+def _asked_or(published: Any, asked: Any) -> Any:
+    """What was asked for, and where nothing was, what is `published`."""
     if isinstance(asked, GuidanceSpec | StreamGuidanceSpec):
-        fields = zip(vars(published).values(), vars(asked).values(), vars(from_pages).values(), strict=True)
-        return type(asked)(*(_asked_or(*field) for field in fields))
-    return published if asked in (None, from_pages) else asked
+        return type(asked)(*map(_asked_or, vars(published).values(), vars(asked).values()))
+    return published if asked is None else asked
 
 
 def _switched_off(guidance: GuidanceSpec) -> Iterator[str]:

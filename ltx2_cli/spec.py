@@ -157,6 +157,7 @@ class RunSpec:
 
 MAX_STEPS = 1000
 MAX_VIDEOS = 1000
+LEAST_STEP = 1e-6  # between noise levels, which float32 tells apart
 MAX_FPS = 240
 MAX_SEED = 2**32 - 1
 SURROGATE = re.compile("[\ud800-\udfff]")  # how Python keeps a byte that is no UTF-8
@@ -222,7 +223,7 @@ def _wrong_process(spec: RunSpec) -> Iterator[str]:
 
 def _wrong_sigmas(sigmas: tuple[float, ...], steps: int | None) -> Iterator[str]:
     example = "for example: --set 'sigmas=[1, 0.98, 0.9, 0.7, 0]'"
-    falling = all(level > after for level, after in pairwise(sigmas))
+    falling = all(level - after >= LEAST_STEP for level, after in pairwise(sigmas))
     if len(sigmas) < 2 or sigmas[0] > 1 or sigmas[-1] != 0 or not falling:
         yield f"sigmas {list(sigmas)} do not fall from at most 1 to 0; {example}"
     elif len(sigmas) > MAX_STEPS + 1:

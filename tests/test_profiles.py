@@ -39,7 +39,7 @@ def test_the_default_is_ltx2_with_the_recipe_left_to_the_checkpoint():
     assert (spec.height, spec.width, spec.num_frames, spec.fps) == (512, 768, 121, 24.0)
     assert (spec.recipe, spec.sigmas, spec.lora) == ("auto", None, ())
     assert {*vars(spec.guidance.video).values(), *vars(spec.guidance.audio).values()} == {None}
-    assert (spec.num_inference_steps, spec.stg_blocks, spec.seed) == (40, (29,), None)
+    assert (spec.num_inference_steps, spec.stg_blocks, spec.seed) == (None, None, None)
     assert (spec.model, spec.model_name, spec.checkpoint) == ("ltx2", "ltx2", "Lightricks/LTX-2")
     assert (spec.dtype, spec.shift_tokens, spec.stg_rule) == (DType.bfloat16, ShiftTokens.reference, StgRule.always)
     assert (spec.sharding.profile, spec.sharding.mesh) == ("auto", {})
@@ -56,15 +56,16 @@ def scales(spec: RunSpec) -> tuple[tuple[float, ...], ...]:
 
 
 def test_the_published_recipes():
-    one_stage = read_spec(prompt="rain", recipe="one_stage")
+    older, newer = (read_spec(prompt="rain", model=model) for model in ("ltx2", "ltx2.3"))
+    one_stage = read_pages(older, "one_stage")
     assert scales(one_stage) == ((3.0, 1.0, 3.0, 0.7), (7.0, 1.0, 3.0, 0.7))
     assert (one_stage.num_inference_steps, one_stage.sigmas) == (40, None)
-    distilled = read_spec(prompt="rain", recipe="distilled")
+    distilled = read_pages(older, "distilled")
     assert scales(distilled) == ((1.0, 0.0, 1.0, 0.0),) * 2
     assert distilled.num_inference_steps == 8
     assert distilled.sigmas == (1.0, 0.99375, 0.9875, 0.98125, 0.975, 0.909375, 0.725, 0.421875, 0.0)
-    newer = read_spec(prompt="rain", model="ltx2.3")
-    assert (newer.num_inference_steps, newer.stg_blocks) == (30, (28,))
+    one_stage = read_pages(newer, "one_stage")
+    assert (one_stage.num_inference_steps, one_stage.stg_blocks) == (30, (28,))
 
 
 @pytest.mark.parametrize("kind", ["model", "recipe", "reference"])
@@ -81,7 +82,8 @@ def test_later_layers_win(page: Page):
     assert spec.height == 96  # a flag over the file
     assert spec.fps == 6.0  # --set over a flag
     assert (spec.guidance.video.stg_scale, spec.guidance.audio.stg_scale) == (0.25, 0.5)
-    assert spec.guidance.audio.guidance_scale == 7.0  # what nobody says stays
+    assert spec.guidance.audio.guidance_scale is None  # what nobody says is left to the recipe
+    assert spec.clamp_vocoder  # or stays as the defaults have it
 
 
 def test_the_highest_layer_that_names_a_profile_chooses_it(page: Page):
@@ -239,7 +241,7 @@ PROMPTS = [
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_a_record_brings_the_same_request_back(prompt: str, page: Page):
     spec = read_spec(prompt=prompt, model="demo", sharding="trillium", seed=2**32 - 1, stg_blocks=[], fps=23.976)
-    spec = replace(spec, lora=(prompt, "a/b:0.5"), sigmas=spread((1.0, 0.3, 0.0), 8))
+    spec = replace(spec, lora=(prompt, "a/b:0.5"), sigmas=spread((1.0, 0.3, 0.0), 8), num_inference_steps=8)
     assert read_spec(config=page(to_yaml(spec))) == spec
 
 

@@ -48,6 +48,8 @@ def _doing(plan: Plan, random: bool) -> Iterator[str]:
     yield _line("model", spec.model if spec.model == spec.checkpoint else f"{spec.model}, {spec.checkpoint}")
     if spec.text_encoder is not None:
         yield _line("text", spec.text_encoder)
+    for lora in spec.lora:
+        yield _line("lora", lora)
     yield _line("recipe", spec.recipe)
     clip = f"{spec.width}x{spec.height}, {spec.num_frames} frames at {spec.fps:g} a second"
     yield _line("video", f"{clip}: {spec.num_frames / spec.fps:.1f} s")

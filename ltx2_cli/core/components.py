@@ -9,6 +9,7 @@ from flax import nnx
 from ltx2_cli.core.report import Report
 from ltx2_cli.plan import Plan
 from ltx2_cli.spec import NotFiniteError, RunError
+from ltx2_cli.weights.findings import some
 from ltx2_cli.weights.load import Placement, load, not_finite
 
 
@@ -40,11 +41,8 @@ class Components:
             yield module
         except NotFiniteError as error:
             if broken := not_finite(module):
-                folder, most = self.plan.checkpoint.files[name].folder, ", ".join(broken[:5])
-                raise RunError(
-                    f"the weights in {folder} are damaged: {len(broken)} tensors are not finite: {most}",
-                    "download the checkpoint again",
-                ) from error
+                file, found = self.plan.checkpoint.files[name][broken[0]].file, "; ".join(some("not finite", broken))
+                raise RunError(f"the {name} in {file} is damaged: {found}", "download it again") from error
             raise
 
     def _placement(self, name: str) -> Placement:

@@ -83,8 +83,7 @@ def _aliases(modules: Mapping[str, nnx.Module], renamings: Mapping[str, Renaming
         for tensor, shape in shapes.items():
             own = tensor.removesuffix(WEIGHT)
             original = originals[tensor].removesuffix(WEIGHT).removeprefix(ORIGINAL)
-            bare = (own, original) if network == "transformer" else (original,)
-            for name in (*bare, f"{network}.{own}", f"diffusion_model.{original}", f"{ORIGINAL}{original}"):
+            for name in (own, original, f"{network}.{own}", f"diffusion_model.{original}", f"{ORIGINAL}{original}"):
                 yield name, Target(network, tensor, shape)
 
 

@@ -4,6 +4,8 @@ import json
 from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
+from io import RawIOBase
 from math import prod
 from pathlib import Path
 from typing import Any, Self
@@ -13,7 +15,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from ltx2_cli.spec import RunError, SpecError
-from ltx2_cli.weights.findings import shortened
+from ltx2_cli.weights.findings import attempt, refuse, shortened
 
 STEMS = ("diffusion_pytorch_model", "model")
 LFS_POINTER = b"version https://git-lfs"
@@ -51,8 +53,9 @@ class TensorFiles(Mapping[str, Tensor]):
         self.folder = folder
         tensors: dict[str, Tensor] = {}
         self._metadata: dict[str, str] = {}
-        for path in _files(folder, stems):
-            found, said = _read_header(path)
+        headers, problems = attempt({str(path): partial(_read_header, path) for path in _files(folder, stems)})
+        refuse(problems)
+        for found, said in headers.values():
             tensors |= found
             self._metadata |= said
         self._tensors = _with_scales(tensors)
@@ -81,28 +84,45 @@ class TensorFiles(Mapping[str, Tensor]):
         tensor = self[name]
         dtype = np.dtype(DTYPES[tensor.dtype])
         size = prod(tensor.shape) * dtype.itemsize
-        stored = np.memmap(tensor.file, np.uint8, "r", tensor.begin, (size,)).view(np.ndarray)
+        try:
+            stored = np.memmap(tensor.file, np.uint8, "r", tensor.begin, (size,)).view(np.ndarray)
+        except (OSError, ValueError) as error:
+            raise _lost(tensor.file) from error
         return stored.view(dtype).reshape(tensor.shape)[index]
 
     def read_into(self, name: str, first: int, out: np.ndarray) -> None:
         """Rows of one tensor from `first` on, as they are stored, straight into the contiguous `out`."""
         tensor = self[name]
-        bytes_left = out.reshape(-1).view(np.uint8).data
-        with tensor.file.open("rb", buffering=0) as file:
-            file.seek(tensor.begin + first * out.itemsize * prod(tensor.shape[1:]))
-            while bytes_left:
-                done = file.readinto(bytes_left)
-                if not done:
-                    raise RunError(f"{tensor.file} became shorter while it was read", AGAIN)
-                bytes_left = bytes_left[done:]
+        try:
+            with tensor.file.open("rb", buffering=0) as file:
+                file.seek(tensor.begin + first * out.itemsize * prod(tensor.shape[1:]))
+                _fill(out.reshape(-1).view(np.uint8).data, file)
+        except (OSError, EOFError) as error:
+            raise _lost(tensor.file) from error
 
     def scale(self, name: str) -> np.float32:
-        """By what a tensor's stored numbers are to be multiplied: 1 but for scaled eight-bit ones."""
+        """By what a tensor's stored numbers are to be multiplied: 1 but for scaled eight-bit ones. Raises `RunError`
+        for what is no scale."""
         tensor = self[name].scale
         if tensor is None:
             return np.float32(1)
-        stored = np.fromfile(tensor.file, DTYPES[tensor.dtype], 1, offset=tensor.begin)
+        stored = np.fromfile(tensor.file, DTYPES[tensor.dtype], 1, offset=tensor.begin).astype(np.float32)
+        if not (len(stored) and 0 < stored[0] < np.inf):
+            raise RunError(f"{tensor.file} is damaged: the scale of {name} is no number above 0", AGAIN)
         return np.float32(stored[0])
+
+
+def _fill(memory: memoryview, file: RawIOBase) -> None:
+    while memory:
+        done = file.readinto(memory)
+        if not done:
+            raise EOFError
+        memory = memory[done:]
+
+
+def _lost(file: Path) -> RunError:
+    """A file that was whole when its header was read."""
+    return RunError(f"{file} was removed or changed while it was read", "run again when it is whole")
 
 
 def _read_header(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -125,8 +145,8 @@ def _read_header(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def _with_scales(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors with the scales of eight-bit ones folded in: X.weight has X.weight_scale, and X.input_scale."""
-    eight_bits = [name for name, tensor in tensors.items() if tensor.dtype in EIGHT_BITS]
-    beside = {f"{name}_scale" for name in eight_bits} | {_input_scale(name) for name in eight_bits}
+    scaled = [name for name, tensor in tensors.items() if tensor.dtype in EIGHT_BITS and f"{name}_scale" in tensors]
+    beside = {f"{name}_scale" for name in scaled} | {_input_scale(name) for name in scaled}
     return {
         name: replace(tensor, scale=tensors.get(f"{name}_scale")) if tensor.dtype in EIGHT_BITS else tensor
         for name, tensor in tensors.items()
@@ -143,6 +163,8 @@ def _begin(path: Path, size: int = -1) -> bytes:
     try:
         with path.open("rb") as file:
             content = file.read(size)
+    except FileNotFoundError as error:
+        raise SpecError(f"{path} is missing", AGAIN) from error
     except OSError as error:
         raise SpecError(f"{path} cannot be read: {error.strerror}", AGAIN) from error
     if content.startswith(LFS_POINTER):
@@ -151,6 +173,10 @@ def _begin(path: Path, size: int = -1) -> bytes:
 
 
 def _files(folder: Path, stems: tuple[str, ...]) -> list[Path]:
+    try:
+        next(folder.iterdir(), None)
+    except OSError as error:
+        raise SpecError(f"{folder} cannot be read: {error.strerror}", AGAIN) from error
     for stem in stems:
         index = folder / f"{stem}.safetensors.index.json"
         if index.exists():
@@ -175,8 +201,6 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from `path`; raises `SpecError` where it is missing or is none."""
-    if not path.exists():
-        raise SpecError(f"{path} is missing", AGAIN)
     try:
         value = json.loads(_begin(path))
     except ValueError as error:

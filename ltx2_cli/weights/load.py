@@ -51,9 +51,7 @@ def mismatches(module: nnx.Module, files: TensorFiles, ours: Callable[[str], boo
                 if name in found and found[name].shape != shape
             ],
         ),
-        *some(
-            "scaled by more than one number", [name for name in wanted if name in found and _scales(found[name]) > 1]
-        ),
+        *some("scaled by what is not one number", [name for name, tensor in found.items() if _misscaled(tensor)]),
         *some("without the scale that others have", _unscaled(found)),
         *some(
             "of a type that is not read",
@@ -62,8 +60,9 @@ def mismatches(module: nnx.Module, files: TensorFiles, ours: Callable[[str], boo
     ]
 
 
-def _scales(tensor: Tensor) -> int:
-    return 0 if tensor.scale is None else prod(tensor.scale.shape)
+def _misscaled(tensor: Tensor) -> bool:
+    scale = tensor.scale
+    return scale is not None and (prod(scale.shape) != 1 or scale.dtype not in DTYPES.keys() - EIGHT_BITS.keys())
 
 
 def _unscaled(found: Mapping[str, Tensor]) -> list[str]:
@@ -125,15 +124,23 @@ def _fill(
     weight: Weight, memory: Mapping[str, np.ndarray], files: TensorFiles, added: Mapping[str, LowRank]
 ) -> Iterator[Callable[[], None]]:
     """Pieces of work, for several threads, that bring a weight to its place in memory."""
-    whole = memory[weight.source]
-    for ours, (name, _) in zip(whole if weight.layers else whole[None], weight.tensors(), strict=True):
-        out, tensor, low_rank = np.atleast_1d(ours.transpose(np.argsort(weight.order))), files[name], added.get(name)
-        as_stored = low_rank is None and tensor.scale is None and DTYPES[tensor.dtype] == out.dtype
-        for rows in [slice(None)] if low_rank is not None else _blocks(len(out), PORTION * len(out) // out.nbytes):
+    stack = memory[weight.source] if weight.layers else memory[weight.source][None]
+    for layer, (name, _) in enumerate(weight.tensors()):
+        out = np.atleast_1d(stack[layer, ...].transpose(np.argsort(weight.order)))
+        if name in added:
+            yield partial(_convert, files, name, 0, out, added[name])
+            continue
+        as_stored = files[name].scale is None and DTYPES[files[name].dtype] == out.dtype
+        for rows in _portions(out):
             if as_stored and out[rows].flags.c_contiguous:
                 yield partial(files.read_into, name, rows.start, out[rows])
             else:
-                yield partial(_convert, files, name, rows, low_rank, out[rows])
+                yield partial(_convert, files, name, rows.start, out[rows])
+
+
+def _portions(out: np.ndarray) -> Iterator[slice]:
+    """All rows of an array, as many at a time as are no more than a portion."""
+    yield from _blocks(len(out), PORTION * len(out) // max(out.nbytes, 1))
 
 
 def _tiles(out: np.ndarray) -> Iterator[Index]:
@@ -147,16 +154,20 @@ def _blocks(length: int, step: int) -> Iterator[slice]:
     yield from (slice(first, first + max(1, step)) for first in range(0, length, max(1, step)))
 
 
-def _convert(files: TensorFiles, name: str, part: slice, low_rank: LowRank | None, out: np.ndarray) -> None:
-    """Rows of one tensor into `out`, which differs in type or order, or takes more than them."""
+def _convert(files: TensorFiles, name: str, first: int, out: np.ndarray, low_rank: LowRank | None = None) -> None:
+    """Rows of one tensor from `first` on into `out`, which differs in type or order, or takes more than them."""
+    tensor, scale = files[name], files.scale(name)
     factors = None if low_rank is None else low_rank.read()
-    stored, scale = np.atleast_1d(files.read(name, ()))[part], files.scale(name)
-    for place in _tiles(out):
-        block = stored[place] if scale == 1 else stored[place].astype(np.float32) * scale
-        if factors is not None:
-            a, b = factors
-            block = block.astype(np.float32) + b[part][place] @ a
-        np.copyto(out[place], block, casting="unsafe")
+    for rows in _portions(out):
+        part = out[rows]
+        stored = np.empty((len(part), *tensor.shape[1:]), DTYPES[tensor.dtype])
+        files.read_into(name, first + rows.start, stored)
+        for place in _tiles(part):
+            block = stored[place] if scale == 1 else stored[place].astype(np.float32) * scale
+            if factors is not None:
+                a, b = factors
+                block = block.astype(np.float32) + b[rows][place] @ a
+            np.copyto(part[place], block, casting="unsafe")
 
 
 def _on_devices(weight: Weight, files: TensorFiles, place: NamedSharding, added: Mapping[str, LowRank]) -> jax.Array:

@@ -30,7 +30,8 @@ NO_FACTORS = {
 }
 PEFT_FILE, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 DIFFUSERS_CONFIG = "lora_adapter_metadata"  # the same in a file's metadata, its keys behind their network's name
-UNKNOWN_OPTIONS = ("use_dora", "use_rslora", "lora_bias", "alpha_pattern")
+UNKNOWN_OPTIONS = ("use_dora", "use_rslora", "lora_bias", "alpha_pattern", "kasa_config")
+CHANGING_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # ways to begin that subtract from the weights
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,10 @@ def open_lora(path: Path) -> LoraFile:
     """The LoRA in a .safetensors file; raises `SpecError` with everything in its header that cannot be applied."""
     if path.suffix != SUFFIX:
         raise SpecError(f"{path} is not a {SUFFIX} file", "--lora takes a FILE, a FOLDER or REPO[/FILE]")
-    files = TensorFiles(path.parent, (path.stem,))
+    try:
+        files = TensorFiles(path.parent, (path.stem,))
+    except SpecError as error:
+        raise SpecError(str(error), f"download it again, or {LEAVE_OUT}") from error
     factors, others = _sort_out(files)
     if not factors:
         raise SpecError(f"{path} holds no LoRA: none of its {len(files)} keys is a low-rank factor", LEAVE_OUT)
@@ -207,5 +211,6 @@ def _unknown_options(config: Mapping[str, Any]) -> Iterator[str]:
     for name, value in config.items():
         option = name.rpartition(".")[2]
         number = isinstance(value, int | float) and math.isfinite(value)
-        if (option in UNKNOWN_OPTIONS and value) or (option == "lora_alpha" and not number):
+        changes_base = option == "init_lora_weights" and str(value).lower().startswith(CHANGING_THE_BASE)
+        if (option in UNKNOWN_OPTIONS and value) or (option == "lora_alpha" and not number) or changes_base:
             yield f"the option {name}: {value}"

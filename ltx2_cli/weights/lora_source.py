@@ -12,6 +12,7 @@ from ltx2_cli.weights.lora import PEFT_CONFIG, PEFT_FILE, SUFFIX, holds_lora
 
 TAKES = "--lora takes a FILE, a FOLDER or REPO[/FILE], and a strength behind it: --lora FILE:0.8"
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(@.+)?")
+STRONGEST = 3e38  # in float32
 DRIVE = re.compile(r"[A-Za-z]:[\\/].*")
 
 
@@ -24,7 +25,7 @@ def parse_lora(text: str) -> tuple[str, float]:
         number = float(strength)
     except ValueError:
         number = math.nan
-    if not name or not math.isfinite(number):
+    if not name or not abs(number) <= STRONGEST:
         raise SpecError(
             f"--lora {text}: the strength `{strength}` is not a finite number", f"--lora {name or 'FILE'}:0.8"
         )

@@ -294,7 +294,7 @@ def test_weights_that_are_not_numbers_are_named(folder: Path, network: str, tens
     tensors[tensor][0] = np.nan
     save_file(tensors, path)
     plan = plan_of(folder)
-    with pytest.raises(RunError, match=f"{network} are damaged: 1 tensors are not finite: {tensor}"):
+    with pytest.raises(RunError, match=f"the {network} in {path} is damaged: 1 not finite: {tensor}"):
         next(run(plan, load(plan)))
 
 

@@ -160,6 +160,7 @@ def test_a_distilled_lora_brings_its_recipe() -> None:
     lora = "Lightricks/LTX-2/ltx-2-19b-distilled-lora-384.safetensors:0.8"
     assert complete(asked("ltx2", lora=[lora]), arch()).recipe == "distilled"
     assert complete(asked("ltx2", lora=["someone/style:0.8"]), arch()).recipe == "one_stage"
+    assert complete(asked("ltx2", lora=["someone/distilled-lora:0"]), arch()).recipe == "one_stage"
     assert complete(asked("ltx2", lora=[lora], recipe="one_stage"), arch()).recipe == "one_stage"
 
 
@@ -187,14 +188,29 @@ GUIDED = "guidance costs a distilled model time and gains it nothing; without: "
         (
             GIVEN,
             {"recipe": "one_stage"},
-            ["this checkpoint is distilled, the recipe `one_stage` is not for it: --recipe distilled"],
+            ["this model is distilled, the recipe `one_stage` is not for it: --recipe distilled"],
         ),
         (
             PUBLISHED_SCHEDULE,
             {"recipe": "distilled", CFG: 3.0},
-            ["this checkpoint is not distilled, the recipe `distilled` is not for it: --recipe one_stage"],
+            ["this model is not distilled, the recipe `distilled` is not for it: --recipe one_stage"],
         ),
         (PUBLISHED_SCHEDULE, {"recipe": "distilled", "lora": ["someone/lora"]}, []),
+        (
+            PUBLISHED_SCHEDULE,
+            {"recipe": "distilled", "lora": ["someone/lora:0"]},
+            ["this model is not distilled, the recipe `distilled` is not for it: --recipe one_stage"],
+        ),
+        (
+            PUBLISHED_SCHEDULE,
+            {"recipe": "one_stage", "lora": ["someone/distilled-lora:0.5"]},
+            ["this model is distilled, the recipe `one_stage` is not for it: --recipe distilled"],
+        ),
+        (
+            PUBLISHED_SCHEDULE,
+            {"model": "ltx2", "num_inference_steps": 40, "lora": ["someone/distilled-lora"]},
+            ["a distilled model was made for 8 steps, not 40: --steps 8"],
+        ),
         (
             PUBLISHED_SCHEDULE,
             {"recipe": "distilled", "lora": ["someone/lora"], CFG: 3.0},
@@ -290,7 +306,7 @@ def test_warnings_are_said_before_anything_is_done(
     distilled: Path, demo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(demo.parent.parent))
-    embedded = ("demo", {"recipe": "distilled"}, [UNTRAINED, "this checkpoint is not distilled"])
+    embedded = ("demo", {"recipe": "distilled"}, [UNTRAINED, "this model is not distilled"])
     for model, unusual, wanted in ((str(distilled), {CFG: 3.0}, [GUIDED]), (str(distilled), {}, []), embedded):
         plan, notes = resolve(asked(model, {**SMALL, **unusual})), Notes()
         with pytest.raises(Stop):

@@ -118,7 +118,7 @@ def test_original_names_go_where_diffusers_puts_them(models: dict[str, Networks]
             assert ours.pair.shape == diffusers.pair.shape
 
 
-@pytest.mark.parametrize("naming", ["original", "with model", "diffusers"])
+@pytest.mark.parametrize("naming", ["original", "with model", "diffusers", "peft"])
 @pytest.mark.parametrize("model", SIZES)
 def test_connectors_are_targets_too(models: dict[str, Networks], tmp_path: Path, model: str, naming: str) -> None:
     shapes = linears(f"{model}/connectors.tsv")
@@ -127,6 +127,7 @@ def test_connectors_are_targets_too(models: dict[str, Networks], tmp_path: Path,
         "original": {name: single[name].removeprefix("model.") for name in shapes},
         "with model": single,
         "diffusers": {name: f"connectors.{name}" for name in shapes},
+        "peft": {name: f"base_model.model.{name}" for name in shapes},
     }[naming]
     lora = opened(tmp_path, keys({names[name]: shape for name, shape in shapes.items()}, 4))
     assert found(models[model], lora)["connectors"].keys() == {f"{name}.weight" for name in shapes}

@@ -18,7 +18,7 @@ from safetensors.torch import load_file as load_torch_file
 from safetensors.torch import save_file as save_torch_file
 
 from ltx2_cli.nn.basic import Linear
-from ltx2_cli.spec import SpecError
+from ltx2_cli.spec import RunError, SpecError
 from ltx2_cli.weights import load as load_module
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import CONV, TRANSPOSED_CONV, Scope, declared, random_weights
@@ -213,12 +213,66 @@ def test_an_eight_bit_file_is_multiplied_by_its_scales(
 def test_eight_bits_that_nothing_scales(tmp_path: Path) -> None:
     eight_bits(tmp_path, scaled=True)
     stored = load_torch_file(tmp_path / "model.safetensors")
-    del stored["whole.weight_scale"]
+    del stored["whole.weight_scale"], stored["blocks.0.linear.weight_scale"]
     stored["blocks.1.linear.weight_scale"] = torch.ones(16)
+    stored["blocks.2.linear.weight_scale"] = torch.tensor(1)
     save_torch_file(stored, tmp_path / "model.safetensors")
     found = " ".join(mismatches(Network(), TensorFiles(tmp_path)))
-    assert "1 without the scale that others have: whole.weight" in found
-    assert "1 scaled by more than one number: blocks.1.linear.weight" in found
+    assert "2 without the scale that others have: blocks.0.linear.weight, whole.weight" in found
+    assert "2 not known: blocks.0.linear.input_scale, whole.input_scale" in found
+    assert "2 scaled by what is not one number: blocks.1.linear.weight, blocks.2.linear.weight" in found
+
+
+def test_a_file_that_lost_all_its_scales_is_not_one_without(tmp_path: Path) -> None:
+    eight_bits(tmp_path, scaled=True)
+    stored = load_torch_file(tmp_path / "model.safetensors")
+    save_torch_file(
+        {name: tensor for name, tensor in stored.items() if not name.endswith("weight_scale")},
+        tmp_path / "model.safetensors",
+    )
+    assert "4 not known: blocks.0.linear.input_scale" in " ".join(mismatches(Network(), TensorFiles(tmp_path)))
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, np.nan, np.inf])
+def test_a_scale_that_is_none(tmp_path: Path, value: float) -> None:
+    eight_bits(tmp_path, scaled=True)
+    stored = load_torch_file(tmp_path / "model.safetensors")
+    stored["whole.weight_scale"] = torch.tensor(value)
+    save_torch_file(stored, tmp_path / "model.safetensors")
+    with pytest.raises(RunError, match=r"model.safetensors is damaged: the scale of whole.weight is no number above 0"):
+        load(Network(), TensorFiles(tmp_path), one_device)
+
+
+@pytest.mark.usefixtures("size")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_file_that_changes_while_it_is_read(folder: Path, dtype: str) -> None:
+    files = TensorFiles(folder)
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(RunError, match=r"model.safetensors was removed or changed while it was read"):
+        load(Network(dtype), files, one_device)
+    path.unlink()
+    with pytest.raises(RunError, match=r"model.safetensors was removed or changed while it was read"):
+        load(Network(dtype), files, one_device)
+
+
+class Odd(nnx.Module):
+    """Shapes that no network has yet: a number, a number a layer, nothing."""
+
+    def __init__(self) -> None:
+        scope = Scope("float32")
+        self.number = scope.weight("number", (), ())
+        self.numbers = scope.stacked("blocks", 3).weight("number", (), ())
+        self.nothing = scope.weight("nothing", (0, 4), (None, None))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_numbers_and_nothing_are_loaded_too(tmp_path: Path, dtype: type) -> None:
+    tensors = {"number": np.array(5, dtype), "nothing": np.zeros((0, 4), dtype)}
+    tensors |= {f"blocks.{layer}.number": np.array(layer, dtype) for layer in range(3)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    loaded = load(Odd(), TensorFiles(tmp_path), one_device)
+    assert (float(loaded.number[...]), loaded.numbers[...].tolist(), loaded.nothing.shape) == (5, [0, 1, 2], (0, 4))
 
 
 # What is added to a weight

@@ -171,6 +171,7 @@ def test_all_is_said_at_once_the_first_five_by_name(tmp_path: Path) -> None:
         ('{"transformer.use_dora": true}', "the option transformer.use_dora: True"),
         ('{"use_rslora": true, "lora_bias": true}', "the option use_rslora: True; the option lora_bias: True"),
         ('{"alpha_pattern": {"to_q": 3}}', "the option alpha_pattern"),
+        ('{"transformer.init_lora_weights": "pissa_niter_4"}', "the option transformer.init_lora_weights: pissa_niter"),
         ('{"lora_alpha": "much"}', "the option lora_alpha: much"),
         ('{"lora_alpha": NaN}', "the option lora_alpha: nan"),
         ("[1]", "is not a JSON object"),
