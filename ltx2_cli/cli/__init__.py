@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Annotated
 
 import typer
-from typer.main import get_command
+from typer.main import get_command, get_group
 
 from ltx2_cli import __version__
 from ltx2_cli.cli.generate import EXAMPLES, generate
@@ -73,7 +73,8 @@ def _explain(error: Exception) -> tuple[str, str, int]:
         case RunError():
             return str(error), error.hint, FAILED
         case typer.TyperException():
-            return error.format_message(), "`ltx2 generate --help` lists every option", error.exit_code
+            verbs = [word for word in sys.argv[1:2] if word in get_group(app).commands]
+            return error.format_message(), f"`{' '.join(['ltx2', *verbs])} --help` lists what there is", error.exit_code
         case OSError():
             place = f": {error.filename}" if error.filename else ""
             hint = MAKE_ROOM if error.errno in FULL else "--debug shows where"

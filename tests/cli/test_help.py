@@ -22,7 +22,7 @@ finally:
 OPTIONS = """
     --prompt --negative-prompt --model --height --width --num-frames --fps --num-inference-steps --steps --seed
     --num-videos --stg-blocks --dtype --text-encoder-dtype --sharding --noise --save-latents --output --force
-    --config --set --debug
+    --config --set --debug --recipe --lora --text-encoder --dry-run
 """
 
 
@@ -83,3 +83,19 @@ def test_the_version_is_that_of_the_package():
     from ltx2_cli import __version__
 
     assert ltx2("--version").stdout == f"ltx2 {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "verb"),
+    [
+        (("generate", "--novelty"), " generate"),
+        (("models", "more"), " models"),
+        (("lora", "inspect"), " lora"),
+        (("novelty",), ""),
+        (("--novelty",), ""),
+    ],
+)
+def test_a_usage_error_names_the_help_of_its_verb(arguments: tuple[str, ...], verb: str) -> None:
+    done = ltx2(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"hint: `ltx2{verb} --help` lists" in done.stderr
