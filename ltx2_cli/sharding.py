@@ -113,6 +113,14 @@ def activate(plan: ShardingPlan) -> Iterator[None]:
         _active.reset(token)
 
 
+def on_one_cpu() -> bool:
+    """Whether what is traced will run on one CPU: the active plan's, or where none is active, the default device."""
+    plan = _active.get()
+    if plan is None:
+        return jax.default_backend() == "cpu"
+    return plan.mesh.size == 1 and plan.mesh.devices.flat[0].platform == "cpu"
+
+
 def constrain(x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
     """`x` laid out by its logical axes under the active plan; `x` itself where none is active.
 
