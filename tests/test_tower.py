@@ -16,6 +16,7 @@ TOWER = (
     {"models"},
     {"plan", "recipe"},
     {"core"},
+    {"forecast"},
     {"console"},
     {"cli", "__main__", "__init__"},
 )

@@ -1,0 +1,92 @@
+"""Chips by every name that jax and libtpu have for them, the slices that libtpu knows, and the roofline over them."""
+
+import importlib.util
+import os
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from ltx2_cli.forecast.chips import CHIPS, Chip, chip, topology
+from ltx2_cli.forecast.roofline import Roofline, seconds_per_forward
+from ltx2_cli.spec import SpecError
+
+HAS_LIBTPU = importlib.util.find_spec("libtpu") is not None
+needs_libtpu = pytest.mark.skipif(not HAS_LIBTPU, reason="libtpu is not installed")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("TPU v6 lite", "v6e"),
+        ("v6e:2x4", "v6e"),
+        ("TPU7x", "tpu7x"),
+        ("tpu7x:2x2x1", "tpu7x"),
+        ("TPU v5 lite", "v5e"),
+        ("TPU v5", "v5p"),
+        ("v5p:2x2x1", "v5p"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H200", "H200"),
+        ("B200", "B200"),
+    ],
+)
+def test_a_chip_by_any_of_its_names(name: str, expected: str):
+    found = chip(name)
+    assert found is not None
+    assert found.name == expected
+
+
+def test_other_devices_are_no_chips():
+    assert [chip(name) for name in ("cpu", "TPU v4", "v6", "v6ex:1", "")] == [None] * 5
+
+
+def test_figures_are_in_bytes_and_operations():
+    """A device can read its memory in a moment and has hundreds of operations for a byte, thousands for one sent."""
+    for each in CHIPS:
+        assert 0.005 < each.hbm_bytes / each.hbm_bandwidth < 0.04, each.name
+        assert 150 < each.flops / each.hbm_bandwidth < 700, each.name
+        assert 700 < each.flops / each.wire_bandwidth < 4500, each.name
+
+
+@pytest.mark.skipif(HAS_LIBTPU, reason="libtpu is installed")
+def test_without_libtpu_it_says_what_to_install():
+    with pytest.raises(SpecError, match="v6e:2x4 needs libtpu") as error:
+        topology("v6e:2x4")
+    assert error.value.hint == "pip install 'ltx2[tpu]'"
+
+
+@needs_libtpu
+def test_a_slice_can_be_compiled_for(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "elsewhere")
+    before = dict(os.environ)
+    devices = topology("v6e:2x4")
+    assert dict(os.environ) == before
+    assert len(devices) == 8
+    assert chip(devices[0].device_kind) == chip("v6e:2x4")
+    alone = jax.sharding.SingleDeviceSharding(devices[0])
+    x = jax.ShapeDtypeStruct((8, 128), jnp.float32, sharding=alone)
+    assert "ENTRY" in jax.jit(jnp.sin).lower(x).compile().as_text()
+
+
+@needs_libtpu
+@pytest.mark.parametrize("name", ["v6e:3x5", "v6e", "v9:2x2", "tpu7x-8"])
+def test_a_slice_that_does_not_exist_names_some_that_do(name: str):
+    with pytest.raises(SpecError, match=f"no TPU slice {name}") as error:
+        topology(name)
+    assert "v6e:2x4" in error.value.hint
+
+
+@needs_libtpu
+def test_every_named_slice_exists_and_has_its_chips():
+    for each in CHIPS:
+        if each.topology:
+            assert chip(topology(each.topology)[0].device_kind) == each
+
+
+def test_the_slowest_part_is_the_least_time():
+    unit = Chip("unit", (), hbm_bytes=1.0, flops=100.0, hbm_bandwidth=10.0, wire_bandwidth=2.0)
+    assert seconds_per_forward(1600, 5, 1, unit, 8) == Roofline(compute=2.0, memory=0.5, wire=0.5)
+    assert seconds_per_forward(1600, 5, 1, unit, 8).seconds == 2.0
+    assert seconds_per_forward(1600, 50, 1, unit, 8).bound == "memory"
+    assert seconds_per_forward(1600, 5, 12, unit, 8).bound == "wire"
+    assert seconds_per_forward(1600, 5, 12, unit, 8).seconds == 6.0
