@@ -8,7 +8,8 @@ import numpy as np
 from flax import nnx
 
 from ltx2_cli.models.arch import StreamArch, TransformerArch
-from ltx2_cli.nn.attention import Attention, KeysValues
+from ltx2_cli.nn.attend import KeysValues
+from ltx2_cli.nn.attention import Attention
 from ltx2_cli.nn.basic import FeedForward, rms_norm
 from ltx2_cli.nn.rope import Rope
 from ltx2_cli.sharding import constrain

@@ -10,7 +10,7 @@ from flax import nnx
 from ltx2_cli.diffusion.geometry import Geometry
 from ltx2_cli.models.arch import StreamArch, TransformerArch
 from ltx2_cli.models.block import Block, Modulation, Ropes, Switches, modulate
-from ltx2_cli.nn.attention import KeysValues
+from ltx2_cli.nn.attend import KeysValues
 from ltx2_cli.nn.basic import Linear, layer_norm
 from ltx2_cli.nn.modulation import AdaLayerNormSingle
 from ltx2_cli.nn.rope import Rope, rope_table
