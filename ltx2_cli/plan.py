@@ -1,7 +1,7 @@
 """What a request means here: `resolve(RunSpec) -> Plan`, the only place that decides. It reads no weights."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -13,7 +13,7 @@ from ltx2_cli.diffusion.guidance import Pass, needed_passes
 from ltx2_cli.diffusion.latents import Shape, file_shapes
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.demo import EMBEDDED, UNTRAINED, demo_checkpoint
-from ltx2_cli.models.folder import open_folder
+from ltx2_cli.models.folder import open_folder, read_text_encoder
 from ltx2_cli.models.lora import find_adapters, unmet_wishes
 from ltx2_cli.models.networks import Checkpoint, Networks
 from ltx2_cli.models.original.names import RENAMINGS
@@ -102,11 +102,21 @@ def resolve(spec: RunSpec) -> Plan:
     Raises `SpecError` for a request or a checkpoint that cannot be met, with every finding of its kind.
     """
     checkpoint, loras = _open(spec)
+    return decide(spec, checkpoint, loras, jax.devices())
+
+
+def decide(
+    spec: RunSpec, checkpoint: Checkpoint, loras: Sequence[tuple[LoraFile, float]], devices: Sequence[jax.Device]
+) -> Plan:
+    """What the request means for this checkpoint, with these LoRAs at their strengths, on these devices.
+
+    Raises `SpecError` where that cannot be met.
+    """
     arch, networks = checkpoint.arch, checkpoint.networks(spec)
     added = find_adapters(loras, networks, RENAMINGS)
     del networks.vae.encoder, networks.audio_vae.encoder  # what a run does not use is not loaded
-    spec = _settled(spec, arch)
-    sharding = lay_out(spec.sharding, jax.devices(), [weight for module in networks for weight in weights(module)])
+    spec = _settled(spec, arch, devices)
+    sharding = lay_out(spec.sharding, devices, [weight for module in networks for weight in weights(module)])
     geometry = clip_geometry(
         spec.num_frames, spec.height, spec.width, spec.fps, arch.compression, arch.transformer.scales
     )
@@ -146,10 +156,10 @@ def _open_checkpoint(spec: RunSpec) -> Checkpoint:
         )
     if spec.text_encoder is None:
         raise SpecError(f"{spec.checkpoint} has no text encoder", "--text-encoder FOLDER or REPO names Gemma-3")
-    return open_single_file(place, locate(spec.text_encoder, TEXT_ENCODER_FILES))
+    return open_single_file(place, read_text_encoder(locate(spec.text_encoder, TEXT_ENCODER_FILES)))
 
 
-def _settled(spec: RunSpec, arch: Arch) -> RunSpec:
+def _settled(spec: RunSpec, arch: Arch, devices: Sequence[jax.Device]) -> RunSpec:
     """The request with what it left open filled in; raises `SpecError` for what the model cannot do."""
     _check_size(spec, arch)
     spec, layers = complete(spec, arch), arch.transformer.num_layers
@@ -160,7 +170,8 @@ def _settled(spec: RunSpec, arch: Arch) -> RunSpec:
             f"--stg-blocks {layers - 1}, or --stg-scale 0 --audio-stg-scale 0 to do without",
         )
     seed = spec.seed if spec.seed is not None else secrets.randbelow(2**32 - spec.num_videos + 1)
-    sharding = read_sharding(_device_profile(), spec.sharding) if spec.sharding.profile == AUTO else spec.sharding
+    auto = spec.sharding.profile == AUTO
+    sharding = read_sharding(_device_profile(devices), spec.sharding) if auto else spec.sharding
     return replace(spec, seed=seed, sharding=sharding)
 
 
@@ -183,9 +194,8 @@ def _check_size(spec: RunSpec, arch: Arch) -> None:
         )
 
 
-def _device_profile() -> str:
-    """The profile for the devices found here; raises `SpecError` where several of an unknown kind are."""
-    devices = jax.devices()
+def _device_profile(devices: Sequence[jax.Device]) -> str:
+    """The profile for these devices; raises `SpecError` where they are several of an unknown kind."""
     platform, kind = devices[0].platform, devices[0].device_kind
     if platform == "cpu" or len(devices) == 1:
         return "single"

@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import combinations_with_replacement
 
 import jax
 from jax.experimental import topologies
@@ -46,7 +47,14 @@ CHIPS = (
     Chip("B200", ("NVIDIA B200",), 180e9, 4500e12 / 2, 8000e9, 1800e9 / 2),
 )
 # libtpu asks the machine that it is on for its place in a slice, and refuses to be loaded twice.
-_ALONE = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+_ALONE = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v6e-8",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+_SIDES = (2, 4, 8, 16)  # of the slices that are named in errors
+_NAMED_DEVICES = 64  # that the largest of them has
 
 
 def chip(name: str) -> Chip | None:
@@ -60,15 +68,33 @@ def topology(name: str) -> tuple[jax.Device, ...]:
     Raises `SpecError` where libtpu is not installed or knows no such slice.
     """
     try:
-        with _environment(_ALONE):
-            return tuple(topologies.get_topology_desc(name, platform="tpu").devices)
+        return _devices(name)
     except jax.errors.JaxRuntimeError as error:
         if not str(error).startswith("INVALID_ARGUMENT"):
             raise
-        known = ", ".join(each.topology for each in CHIPS if each.topology)
-        raise SpecError(f"there is no TPU slice {name}: {str(error).partition(': ')[2]}", f"such as {known}") from error
+        own = [each for each in CHIPS if each.topology and name.startswith(each.name)]
+        known = "; ".join(", ".join(slices(each)) for each in own or CHIPS if each.topology)
+        raise SpecError(f"libtpu knows no TPU slice {name}", f"it knows {known}") from error
     except RuntimeError as error:  # as jax says that there is no libtpu
         raise SpecError(f"compiling for {name} needs libtpu, the TPUs' compiler", "pip install 'ltx2[tpu]'") from error
+
+
+def slices(chip: Chip) -> list[str]:
+    """The slices of a TPU that libtpu knows, smallest first, up to 64 devices."""
+    rank = chip.topology.partition(":")[2].count("x") + 1
+    sides = [(1,) * rank, *combinations_with_replacement(_SIDES, rank)]
+    found: dict[str, int] = {}
+    for name in (chip.topology, *(f"{chip.name}:{'x'.join(map(str, each))}" for each in sides)):
+        with suppress(jax.errors.JaxRuntimeError):
+            found[name] = len(_devices(name))
+    return sorted((name for name in found if found[name] <= _NAMED_DEVICES), key=lambda name: found[name])
+
+
+def _devices(name: str) -> tuple[jax.Device, ...]:
+    single = set(name.partition(":")[2].split("x")) == {"1"}  # libtpu counts in hosts of 2x2 chips unless it is told
+    bounds = {"chips_per_host_bounds": (1, 1, 1)} if single else {}
+    with _environment(_ALONE):
+        return tuple(topologies.get_topology_desc(name, platform="tpu", **bounds).devices)
 
 
 @contextmanager

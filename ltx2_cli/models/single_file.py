@@ -9,7 +9,6 @@ from pathlib import Path
 from ltx2_cli.models.arch import LATER, VideoVAEArch
 from ltx2_cli.models.config import Config, NetworkArch
 from ltx2_cli.models.fit import Readings
-from ltx2_cli.models.folder import read_text_encoder
 from ltx2_cli.models.networks import BUILDERS, Checkpoint
 from ltx2_cli.models.original.config import original_archs
 from ltx2_cli.models.original.names import RENAMINGS, video_vae_renaming
@@ -25,12 +24,11 @@ LATER_VERSIONS = (2, 3)  # the first of them
 TEXT_HINT = "--text-encoder FOLDER or REPO names the Gemma-3 that the model was trained with"
 
 
-def open_single_file(path: Path, text_encoder: Path) -> Checkpoint:
-    """The checkpoint in `path`, with the text encoder in the folder `text_encoder`.
+def open_single_file(path: Path, text: Readings) -> Checkpoint:
+    """The checkpoint in `path`, with a text encoder from elsewhere.
 
     Raises `SpecError` with all that is missing, damaged, not implemented, or does not belong together.
     """
-    text = read_text_encoder(text_encoder)
     of_text = [SpecError(str(each), TEXT_HINT if each.hint == AGAIN else each.hint) for each in text.problems]
     opened, problems = attempt({"file": partial(TensorFiles, path.parent, (path.stem,))})
     configs, bare = attempt({name: partial(_config, file, path) for name, file in opened.items()})

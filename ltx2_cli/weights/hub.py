@@ -66,6 +66,16 @@ def locate(checkpoint: str, wanted: Sequence[str]) -> Path:
         return Path(snapshot_download(at.repository, revision=at.revision, allow_patterns=[*wanted]))
 
 
+def here(checkpoint: str, wanted: Sequence[str]) -> Path | None:
+    """What `locate` gives where nothing is to be fetched for it; else None. It asks no network."""
+    path = Path(checkpoint).expanduser()
+    if path.exists():
+        return path
+    with explained(checkpoint), suppress(LocalEntryNotFoundError):
+        return _from_cache(read_address(checkpoint), [*wanted])
+    return None
+
+
 def downloads(checkpoint: str, wanted: Sequence[str]) -> list[Download]:
     """The files that `locate` would look for, by the hub; nothing for a path, and nothing where the hub cannot be
     asked but the cache will do. Nothing is written. Raises `SpecError` where `locate` would."""

@@ -16,6 +16,7 @@ from generations import LTX2, LTX2_3, demo_folder, other_text_encoder
 from ltx2_cli import load, read_spec, resolve, run
 from ltx2_cli.core.run import make_latents
 from ltx2_cli.models.arch import Arch
+from ltx2_cli.models.folder import read_text_encoder
 from ltx2_cli.models.original.names import RENAMINGS, video_vae_renaming
 from ltx2_cli.models.single_file import open_single_file
 from ltx2_cli.plan import Plan
@@ -296,18 +297,19 @@ def test_what_no_network_knows_and_what_is_missing_are_named(newer: Twins, tmp_p
 def test_a_version_that_the_transformer_is_not_of(newer: Twins, tmp_path: Path, version: str) -> None:
     path = single_file(tmp_path, newer._replace(version=version))
     with pytest.raises(SpecError, match=f"model_version is '{version}', the transformer in it is of ltx2.3") as caught:
-        open_single_file(path, newer.folder)
+        open_single_file(path, read_text_encoder(newer.folder))
     assert "--model" in caught.value.hint
 
 
 @pytest.mark.parametrize("version", ["2.3", "2-3", "2.3.1", "2.10", "3", "", "dev"])
 def test_a_version_that_says_nothing_else(newer: Twins, tmp_path: Path, version: str) -> None:
-    assert open_single_file(single_file(tmp_path, newer._replace(version=version)), newer.folder).arch == LTX2_3
+    path = single_file(tmp_path, newer._replace(version=version))
+    assert open_single_file(path, read_text_encoder(newer.folder)).arch == LTX2_3
 
 
 def test_the_older_models_version(older: Twins, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"model_version is '2.3', the transformer in it is of ltx2$"):
-        open_single_file(single_file(tmp_path, older._replace(version="2.3")), older.folder)
+        open_single_file(single_file(tmp_path, older._replace(version="2.3")), read_text_encoder(older.folder))
 
 
 def test_networks_of_two_generations_in_one_file(newer: Twins, older: Twins, tmp_path: Path) -> None:
@@ -315,7 +317,7 @@ def test_networks_of_two_generations_in_one_file(newer: Twins, older: Twins, tmp
     mixed |= {name: tensor for name, tensor in older.tensors.items() if name.startswith("vae.")}
     path = single_file(tmp_path, newer._replace(tensors=mixed, config={**CONFIG, "vae": OLDER["vae"]}))
     with pytest.raises(SpecError, match=r"different generations.*ltx2.3: transformer, connectors, vocoder; ltx2: vae"):
-        open_single_file(path, newer.folder)
+        open_single_file(path, read_text_encoder(newer.folder))
 
 
 def test_everything_that_is_wrong_is_one_message(newer: Twins, tmp_path: Path) -> None:

@@ -1,13 +1,14 @@
 """Chips by every name that jax and libtpu have for them, the slices that libtpu knows, and the roofline over them."""
 
 import importlib.util
+import math
 import os
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from ltx2_cli.forecast.chips import CHIPS, Chip, chip, topology
+from ltx2_cli.forecast.chips import CHIPS, Chip, chip, slices, topology
 from ltx2_cli.forecast.roofline import Roofline, seconds_per_forward
 from ltx2_cli.spec import SpecError
 
@@ -73,7 +74,19 @@ def test_a_slice_can_be_compiled_for(monkeypatch: pytest.MonkeyPatch):
 def test_a_slice_that_does_not_exist_names_some_that_do(name: str):
     with pytest.raises(SpecError, match=f"no TPU slice {name}") as error:
         topology(name)
-    assert "v6e:2x4" in error.value.hint
+    assert "tpu7x:2x2x1, tpu7x:2x2x2" in error.value.hint or "v6e:2x2, v6e:2x4" in error.value.hint
+    assert ("v5p" in error.value.hint) == name.startswith("v9")  # of a chip that it knows, that one's alone
+
+
+@needs_libtpu
+def test_the_slices_of_a_chip_are_named_by_their_size():
+    v6e, tpu7x = chip("v6e"), chip("tpu7x")
+    assert v6e
+    assert tpu7x
+    assert slices(v6e)[:4] == ["v6e:1x1", "v6e:2x2", "v6e:2x4", "v6e:2x8"]
+    assert slices(tpu7x)[:2] == ["tpu7x:1x1x1", "tpu7x:2x2x1"]
+    for name in (*slices(v6e), *slices(tpu7x)):
+        assert len(topology(name)) == math.prod(map(int, name.split(":")[1].split("x"))) * (1 + (name[0] == "t")) <= 64
 
 
 @needs_libtpu

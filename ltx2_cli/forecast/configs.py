@@ -1,0 +1,34 @@
+"""A plan from configs alone: those of the checkpoint where it is on this machine, else those that come with us."""
+
+from collections.abc import Sequence
+
+import jax
+
+from ltx2_cli.models.demo import EMBEDDED
+from ltx2_cli.models.folder import open_folder, read_text_encoder
+from ltx2_cli.models.networks import Checkpoint
+from ltx2_cli.models.published import described, described_text_encoder
+from ltx2_cli.models.single_file import open_single_file
+from ltx2_cli.plan import Plan, decide
+from ltx2_cli.spec import RunSpec
+from ltx2_cli.weights.hub import here
+from ltx2_cli.weights.published import FOLDER_FILES, TEXT_ENCODER_FILES
+
+
+def foresee(spec: RunSpec, devices: Sequence[jax.Device]) -> Plan:
+    """The plan of a request on these devices, be they here or not. It fetches nothing, and may lack the weights.
+
+    LoRAs count by their names: added to the weights, they take no memory. Raises `SpecError` as `decide` does, and
+    for a checkpoint that is neither here nor known.
+    """
+    return decide(spec, _checkpoint(spec), [], devices)
+
+
+def _checkpoint(spec: RunSpec) -> Checkpoint:
+    place = None if spec.checkpoint == EMBEDDED else here(spec.checkpoint, FOLDER_FILES)
+    if place is None:
+        return described(spec.checkpoint)
+    if place.is_dir():
+        return open_folder(place)
+    text = here(spec.text_encoder, TEXT_ENCODER_FILES) if spec.text_encoder else None
+    return open_single_file(place, described_text_encoder() if text is None else read_text_encoder(text))

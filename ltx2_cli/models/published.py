@@ -1,0 +1,111 @@
+"""What the published networks are, so that a run can be planned before anything of them is here."""
+
+from pathlib import Path
+
+from ltx2_cli.models import demo
+from ltx2_cli.models.arch import (
+    EARLIER,
+    LATER,
+    PUBLISHED_SCHEDULE,
+    Arch,
+    AudioVAEArch,
+    BandwidthVocoderArch,
+    ConnectorsArch,
+    TransformerArch,
+    VideoVAEArch,
+    VocoderArch,
+)
+from ltx2_cli.models.config import Config
+from ltx2_cli.models.fit import Readings
+from ltx2_cli.models.gemma import gemma_recipe
+from ltx2_cli.models.networks import TEXT_ENCODER, Checkpoint
+from ltx2_cli.spec import SpecError
+from ltx2_cli.weights.published import MODEL, PUBLISHED
+
+# Gemma-3 12B, the language model alone; what is left out is transformers' default.
+GEMMA = {
+    "model_type": "gemma3_text",
+    "vocab_size": 262208,
+    "hidden_size": 3840,
+    "intermediate_size": 15360,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 1024,
+}
+LTX2 = Arch(
+    TransformerArch(),
+    ConnectorsArch(),
+    VideoVAEArch(decoder_causal=False),
+    AudioVAEArch(),
+    VocoderArch(),
+    PUBLISHED_SCHEDULE,
+)
+LTX2_3 = Arch(
+    TransformerArch(
+        gated_attn=True,
+        cross_attn_mod=True,
+        audio_gated_attn=True,
+        audio_cross_attn_mod=True,
+        use_prompt_embeddings=False,
+        perturbed_attn=True,
+    ),
+    ConnectorsArch(
+        video_connector_num_attention_heads=32,
+        video_connector_num_layers=8,
+        audio_connector_num_attention_heads=32,
+        audio_connector_attention_head_dim=64,
+        audio_connector_num_layers=8,
+        video_gated_attn=True,
+        audio_gated_attn=True,
+        per_modality_projections=True,
+        proj_bias=True,
+    ),
+    VideoVAEArch(
+        block_out_channels=(256, 512, 1024, 1024),
+        decoder_block_out_channels=(256, 512, 512, 1024),
+        layers_per_block=(4, 6, 4, 2, 2),
+        decoder_layers_per_block=(4, 6, 4, 2, 2),
+        upsample_type=("spatiotemporal", "spatiotemporal", "temporal", "spatial"),
+        upsample_residual=(False, False, False, False),
+        upsample_factor=(2, 2, 1, 2),
+        decoder_causal=False,
+        decoder_spatial_padding_mode="zeros",
+    ),
+    AudioVAEArch(),
+    BandwidthVocoderArch(),
+    PUBLISHED_SCHEDULE,
+)
+RELEASES = {EARLIER: LTX2, LATER: LTX2_3}
+
+
+def described(checkpoint: str) -> Checkpoint:
+    """A published checkpoint or the embedded one by its configs alone: it has no tensors and cannot be loaded.
+
+    Raises `SpecError` for one that is not known here.
+    """
+    arch, text = _configs(checkpoint)
+    where = Path(checkpoint)
+    return Checkpoint(where, arch, gemma_recipe(text, checkpoint), "", {}, where / "tokenizer")
+
+
+def described_text_encoder() -> Readings:
+    """The published text encoder by its config alone."""
+    recipe = gemma_recipe(GEMMA, TEXT_ENCODER)
+    return Readings(Path(TEXT_ENCODER), {TEXT_ENCODER: recipe}, {}, "", Path(TEXT_ENCODER), [])
+
+
+def _configs(checkpoint: str) -> tuple[Arch, Config]:
+    """The networks, and the text encoder's config."""
+    if checkpoint == demo.EMBEDDED:
+        return demo.ARCH, demo.TEXT_CONFIG
+    name = checkpoint.partition("@")[0]
+    for entry in PUBLISHED:
+        if (entry.kind, entry.name) == (MODEL, name):
+            return RELEASES[entry.generation.lower().replace("-", "")], GEMMA
+    raise SpecError(
+        f"{checkpoint} is not on this machine, and what its networks are stands in its files alone",
+        "fetch it first, or plan one that `ltx2 models` lists: --model ltx2, --model ltx2.3",
+    )

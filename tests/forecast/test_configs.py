@@ -1,0 +1,60 @@
+"""What is planned without weights and without a network, and from whose configs."""
+
+from pathlib import Path
+
+import jax
+import pytest
+
+from generations import LTX2, demo_folder
+from ltx2_cli.diffusion.guidance import Pass
+from ltx2_cli.forecast.configs import foresee
+from ltx2_cli.models.demo import ARCH
+from ltx2_cli.models.published import RELEASES
+from ltx2_cli.profiles import read_spec
+from ltx2_cli.spec import SpecError
+
+
+@pytest.fixture(autouse=True)
+def empty_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is in the hub's cache, and the embedded model was never written."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize(("model", "steps", "block"), [("ltx2", 40, 29), ("ltx2.3", 30, 28)])
+def test_a_model_that_is_not_here_is_planned_as_it_was_published(
+    model: str, steps: int, block: int, tmp_path: Path
+) -> None:
+    plan = foresee(read_spec(prompt="rain", model=model), jax.devices())
+    assert plan.arch == RELEASES[model]
+    (stage,) = plan.stages
+    assert (len(stage.sigmas) - 1, stage.passes, stage.stg_blocks) == (steps, tuple(Pass), (block,))
+    assert (stage.geometry.video_tokens, stage.geometry.audio_frames) == (6144, 126)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_published_file_is_planned_with_its_recipe() -> None:
+    model = "Lightricks/LTX-2.3/ltx-2.3-22b-distilled-1.1.safetensors"
+    plan = foresee(read_spec(prompt="rain", model=model), jax.devices())
+    assert (plan.spec.recipe, plan.stages[0].passes) == ("distilled", (Pass.COND,))
+
+
+def test_a_distilling_lora_counts_by_its_name() -> None:
+    lora = "Lightricks/LTX-2.3/ltx-2.3-22b-distilled-lora-384.safetensors"
+    plan = foresee(read_spec(prompt="rain", model="ltx2.3", lora=[lora]), jax.devices())
+    assert plan.spec.recipe == "distilled"
+
+
+def test_the_embedded_model_is_planned_unmade(tmp_path: Path) -> None:
+    assert foresee(read_spec(prompt="rain", model="demo"), jax.devices()).arch == ARCH
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_is_planned_from_its_own_configs(tmp_path: Path) -> None:
+    with demo_folder(LTX2, tmp_path) as folder:
+        assert foresee(read_spec(prompt="rain", model=str(folder)), jax.devices()).arch == LTX2
+
+
+def test_what_is_neither_here_nor_known_is_refused() -> None:
+    with pytest.raises(SpecError, match="someone/model is not on this machine"):
+        foresee(read_spec(prompt="rain", model="someone/model"), jax.devices())
