@@ -1,6 +1,6 @@
 """From files to devices: what is declared is checked against the headers, then placed one tensor at a time."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from math import prod
@@ -75,19 +75,21 @@ def load(module: M, files: TensorFiles, place: Placement, added: Mapping[str, Lo
     """`module` with its weights on the devices, each cast once to its declared dtype and laid out by `place`.
 
     What is stored is multiplied by its scale, and what `added` holds for a tensor is added, before the cast, both in
-    float32. Beside the devices' memory the host holds no more than one tensor.
+    float32. Of several hosts each reads what its own devices hold. Beside the devices' memory a host holds no more than
+    one tensor.
     """
     added = added or {}
-    hosted = [weight for weight in weights(module) if _on_host(weight, place(weight.axes))]
-    memory = {weight.source: _aligned(weight.get_value()) for weight in hosted}
-    for _ in THREADS.map(call, (work for weight in hosted for work in _fill(weight, memory, files, added))):
+    hosted = {each.source: each for each in weights(module) if _on_host(each, place(each.axes))}
+    memory = {source: _parts(weight.get_value(), place(weight.axes)) for source, weight in hosted.items()}
+    parts = ((hosted[source], *part) for source, parts in memory.items() for part in parts)
+    for _ in THREADS.map(call, (work for part in parts for work in _fill(*part, files, added))):
         pass
 
     def placed(weight: Weight) -> Weight:
-        where, whole = place(weight.axes), memory.pop(weight.source, None)
-        if whole is None:
+        where, parts = place(weight.axes), memory.pop(weight.source, None)
+        if parts is None:
             return weight.with_value(_on_devices(weight, files, where, added))
-        return weight.with_value(jax.make_array_from_callback(whole.shape, where, lambda index: whole[index]))
+        return weight.with_value(jax.make_array_from_callback(weight.get_value().shape, where, partial(_part, parts)))
 
     return map_weights(placed, module)
 
@@ -112,30 +114,51 @@ def _on_host(weight: Weight, place: NamedSharding) -> bool:
     return weight.get_value().size <= SMALL or place.mesh.devices.flat[0].platform in IN_HOST_MEMORY
 
 
-def _aligned(value: jax.ShapeDtypeStruct) -> np.ndarray:
-    """Memory for it that the CPU backend takes over as it is."""
-    size = value.size * value.dtype.itemsize
+Part = tuple[Index, np.ndarray]  # where in a weight, and memory for it
+
+
+def _parts(value: jax.ShapeDtypeStruct, place: NamedSharding) -> list[Part]:
+    """Every part of a weight that a device of this host holds, once."""
+    parts: list[Part] = []
+    for index in place.addressable_devices_indices_map(value.shape).values():
+        assert index is not None
+        if all(index != other for other, _ in parts):
+            shape = tuple(len(range(length)[each]) for length, each in zip(value.shape, index, strict=True))
+            parts.append((index, _aligned(shape, value.dtype)))
+    return parts
+
+
+def _part(parts: Sequence[Part], index: Index | None) -> np.ndarray:
+    return next(memory for each, memory in parts if each == index)
+
+
+def _aligned(shape: Shape, dtype: np.dtype) -> np.ndarray:
+    """Memory that the CPU backend takes over as it is."""
+    size = prod(shape) * dtype.itemsize
     room = np.empty(size + ALIGNMENT, np.uint8)
     begin = -room.ctypes.data % ALIGNMENT
-    return room[begin : begin + size].view(value.dtype).reshape(value.shape)
+    return room[begin : begin + size].view(dtype).reshape(shape)
 
 
 def _fill(
-    weight: Weight, memory: Mapping[str, np.ndarray], files: TensorFiles, added: Mapping[str, LowRank]
+    weight: Weight, index: Index, memory: np.ndarray, files: TensorFiles, added: Mapping[str, LowRank]
 ) -> Iterator[Callable[[], None]]:
-    """Pieces of work, for several threads, that bring a weight to its place in memory."""
-    stack = memory[weight.source] if weight.layers else memory[weight.source][None]
-    for layer, (name, _) in enumerate(weight.tensors()):
+    """Pieces of work, for several threads, that bring a part of a weight to its place in memory."""
+    layers, *within = index if weight.layers else (slice(None), *index)
+    stack = memory if weight.layers else memory[None]
+    for layer, (name, shape) in enumerate(list(weight.tensors())[layers]):
         out = np.atleast_1d(stack[layer, ...].transpose(np.argsort(weight.order)))
+        window = tuple(range(length)[within[weight.order.index(i)]] for i, length in enumerate(shape)) or (range(1),)
         if name in added:
-            yield partial(_convert, files, name, 0, out, added[name])
+            yield partial(_convert, files, name, window, out, added[name])
             continue
-        as_stored = files[name].scale is None and DTYPES[files[name].dtype] == out.dtype
+        whole_rows = all(len(part) == length for part, length in zip(window[1:], shape[1:], strict=True))
+        as_stored = whole_rows and files[name].scale is None and DTYPES[files[name].dtype] == out.dtype
         for rows in _portions(out):
             if as_stored and out[rows].flags.c_contiguous:
-                yield partial(files.read_into, name, rows.start, out[rows])
+                yield partial(files.read_into, name, window[0][rows].start, out[rows])
             else:
-                yield partial(_convert, files, name, rows.start, out[rows])
+                yield partial(_convert, files, name, (window[0][rows], *window[1:]), out[rows])
 
 
 def _portions(out: np.ndarray) -> Iterator[slice]:
@@ -154,20 +177,37 @@ def _blocks(length: int, step: int) -> Iterator[slice]:
     yield from (slice(first, first + max(1, step)) for first in range(0, length, max(1, step)))
 
 
-def _convert(files: TensorFiles, name: str, first: int, out: np.ndarray, low_rank: LowRank | None = None) -> None:
-    """Rows of one tensor from `first` on into `out`, which differs in type or order, or takes more than them."""
-    tensor, scale = files[name], files.scale(name)
-    factors = None if low_rank is None else low_rank.read()
+Window = tuple[range, ...]  # a part of a tensor on disk: which rows, which columns
+
+
+def _convert(files: TensorFiles, name: str, window: Window, out: np.ndarray, low_rank: LowRank | None = None) -> None:
+    """A part of one tensor into `out`, which differs in type, order or extent, or takes more than what is stored."""
+    scale, factors = files.scale(name), None
+    if low_rank is not None:
+        a, b = low_rank.read()
+        factors = a[:, _slice(window[1])], b[_slice(window[0])]
     for rows in _portions(out):
-        part = out[rows]
-        stored = np.empty((len(part), *tensor.shape[1:]), DTYPES[tensor.dtype])
-        files.read_into(name, first + rows.start, stored)
+        part, stored = out[rows], _stored(files, name, (window[0][rows], *window[1:]))
         for place in _tiles(part):
             block = stored[place] if scale == 1 else stored[place].astype(np.float32) * scale
             if factors is not None:
                 a, b = factors
                 block = block.astype(np.float32) + b[rows][place] @ a
             np.copyto(part[place], block, casting="unsafe")
+
+
+def _stored(files: TensorFiles, name: str, window: Window) -> np.ndarray:
+    """A part of one tensor as it is stored. Whole rows are read; the pages of others are, where they are touched."""
+    tensor, (rows, *columns) = files[name], window
+    if any(len(part) < length for part, length in zip(columns, tensor.shape[1:], strict=True)):
+        return files.read(name, tuple(map(_slice, window)))
+    stored = np.empty((len(rows), *tensor.shape[1:]), DTYPES[tensor.dtype])
+    files.read_into(name, rows.start, stored)
+    return stored
+
+
+def _slice(part: range) -> slice:
+    return slice(part.start, part.stop)
 
 
 def _on_devices(weight: Weight, files: TensorFiles, place: NamedSharding, added: Mapping[str, LowRank]) -> jax.Array:

@@ -48,6 +48,11 @@ def split(axes: tuple[str | None, ...]) -> NamedSharding:
     return NamedSharding(MESH, PartitionSpec(*(axis if axis in MESH.axis_names else None for axis in axes)))
 
 
+def split_convolutions(axes: tuple[str | None, ...]) -> NamedSharding:
+    along = {"conv_in": "heads", "conv_out": "embed"}
+    return NamedSharding(MESH, PartitionSpec(*(along.get(axis) for axis in axes)))
+
+
 def one_device(axes: tuple[str | None, ...]) -> NamedSharding:
     return NamedSharding(Mesh(np.asarray(jax.devices()[:1]), ("device",)), PartitionSpec())
 
@@ -90,7 +95,7 @@ def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.usefixtures("size")
-@pytest.mark.parametrize("place", [one_device, split])
+@pytest.mark.parametrize("place", [one_device, split, split_convolutions])
 def test_what_was_saved_is_loaded(folder: Path, network: Network, place: load_module.Placement) -> None:
     loaded = load(Network(), TensorFiles(folder), place)
     jax.tree.map(np.testing.assert_array_equal, loaded, network)
@@ -164,8 +169,8 @@ def test_on_the_cpu_a_file_is_read_into_the_memory_that_is_computed_with(
 ) -> None:
     allocate, places = load_module._aligned, []
 
-    def noting(value: jax.ShapeDtypeStruct) -> np.ndarray:
-        places.append(allocate(value))
+    def noting(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        places.append(allocate(shape, dtype))
         return places[-1]
 
     monkeypatch.setattr(load_module, "_aligned", noting)
