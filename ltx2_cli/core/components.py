@@ -4,11 +4,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import jax
 from flax import nnx
 
 from ltx2_cli.core.report import Report
 from ltx2_cli.plan import Plan
 from ltx2_cli.spec import NotFiniteError, RunError
+from ltx2_cli.weights.declare import Weight, map_weights
 from ltx2_cli.weights.findings import some
 from ltx2_cli.weights.load import Placement, load, not_finite
 
@@ -32,7 +34,7 @@ class Components:
                 module = load(
                     getattr(self.plan.networks, name),
                     self.plan.checkpoint.files[name],
-                    self._placement(name),
+                    placement(self.plan, name),
                     self.plan.added.get(name),
                 )
         if self.plan.spec.keep_resident:
@@ -45,7 +47,19 @@ class Components:
                 raise RunError(f"the {name} in {file} is damaged: {found}", "download it again") from error
             raise
 
-    def _placement(self, name: str) -> Placement:
-        sharding = self.plan.sharding
-        whole = name in ("vae", "audio_vae", "vocoder") and self.plan.spec.sharding.replicate_vae
-        return (lambda axes: sharding.replicated) if whole else sharding.weight
+
+def placement(plan: Plan, name: str) -> Placement:
+    """Where the weights of the network `name` lie."""
+    whole = name in ("vae", "audio_vae", "vocoder") and plan.spec.sharding.replicate_vae
+    return (lambda axes: plan.sharding.replicated) if whole else plan.sharding.weight
+
+
+def abstract_network(plan: Plan, name: str) -> Any:
+    """The network `name` as it is when it is loaded, without its weights."""
+    place = placement(plan, name)
+
+    def placed(weight: Weight) -> Weight:
+        value = weight.get_value()
+        return weight.with_value(jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=place(weight.axes)))
+
+    return map_weights(placed, getattr(plan.networks, name))

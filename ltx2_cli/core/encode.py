@@ -1,12 +1,14 @@
 """Prompts to text contexts: every distinct prompt once, in one batch where the profile says so."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from ltx2_cli.core.components import Components
+from ltx2_cli.core.components import Components, abstract_network
+from ltx2_cli.core.programs import Program, abstract, results
 from ltx2_cli.core.report import Report
 from ltx2_cli.models.connectors import TextConnectors
 from ltx2_cli.models.gemma import Gemma
@@ -25,38 +27,82 @@ def encode(plan: Plan, components: Components, report: Report) -> AV[jax.Array]:
     return _connected(_hidden_states(tokens, plan, components, report), tokens, plan, components, report)
 
 
-def _hidden_states(tokens: Tokens, plan: Plan, components: Components, report: Report) -> jax.Array:
-    run = _encode if plan.spec.compile_text_encoder else Gemma.__call__
-    batch = len(tokens.ids) if plan.spec.sharding.use_batched_text_encoder else 1
+def programs(plan: Plan) -> Iterator[Program]:
+    """Those that `encode` runs."""
+    if plan.spec.compile_text_encoder:
+        yield Program("text encoder", "text_encoder", lambda: _trace_encoder(plan).lower())
+    yield Program("connectors", "connectors", lambda: _trace_connectors(plan).lower())
+
+
+def abstract_contexts(plan: Plan) -> AV[jax.ShapeDtypeStruct]:
+    """What `encode` returns, without its values."""
+    contexts, _ = results(_trace_connectors(plan))
+    return contexts
+
+
+def _trace_encoder(plan: Plan) -> jax.stages.Traced:
+    shape = (_batch(plan), plan.spec.max_sequence_length)
+    tokens = abstract((np.empty(shape, np.int32), np.empty(shape, bool)), plan.sharding.replicated)
+    return _encode.trace(abstract_network(plan, "text_encoder"), *tokens, plan.sharding)
+
+
+def _trace_connectors(plan: Plan) -> jax.stages.Traced:
+    part, _ = results(_trace_encoder(plan))
+    shape = (len(plan.prompts), plan.spec.max_sequence_length)
+    mask = abstract(np.empty(shape, bool), plan.sharding.replicated)
+    parts = [part] * (len(plan.prompts) // _batch(plan))
+    return _connect.trace(abstract_network(plan, "connectors"), parts, mask, plan.sharding)
+
+
+def _batch(plan: Plan) -> int:
+    """How many prompts are encoded at once."""
+    return len(plan.prompts) if plan.spec.sharding.use_batched_text_encoder else 1
+
+
+def _hidden_states(tokens: Tokens, plan: Plan, components: Components, report: Report) -> list[jax.Array]:
+    """Those of each batch of prompts."""
+    run, batch = _encode if plan.spec.compile_text_encoder else _states, _batch(plan)
+    batches = [slice(row, row + batch) for row in range(0, len(tokens.ids), batch)]
     with components.use("text_encoder", report) as encoder, report.stage("encode text"):
-        parts = [
-            run(encoder, jnp.asarray(tokens.ids[row : row + batch]), jnp.asarray(tokens.mask[row : row + batch]))
-            for row in range(0, len(tokens.ids), batch)
-        ]
-        states = jax.block_until_ready(jnp.concatenate(parts))
-        _check_finite([states], "text encoder", plan.spec.text_encoder_dtype)
-        return states
+        arrays = jax.device_put([(tokens.ids[rows], tokens.mask[rows]) for rows in batches], plan.sharding.replicated)
+        parts = [run(encoder, ids, mask, plan.sharding) for ids, mask in arrays]
+        _check_finite([finite for _, finite in parts], "text encoder", plan.spec.text_encoder_dtype)
+        return [states for states, _ in parts]
 
 
-def _connected(states: jax.Array, tokens: Tokens, plan: Plan, components: Components, report: Report) -> AV[jax.Array]:
+def _connected(
+    states: list[jax.Array], tokens: Tokens, plan: Plan, components: Components, report: Report
+) -> AV[jax.Array]:
     with components.use("connectors", report) as connectors, report.stage("connect text"):
-        contexts = jax.block_until_ready(_connect(connectors, states, jnp.asarray(tokens.mask), plan.sharding))
-        _check_finite(contexts, "text connectors", plan.spec.dtype)
+        mask = jax.device_put(tokens.mask, plan.sharding.replicated)
+        contexts, finite = _connect(connectors, states, mask, plan.sharding)
+        _check_finite([finite], "text connectors", plan.spec.dtype)
         return contexts
 
 
-def _check_finite(arrays: Iterable[jax.Array], network: str, dtype: DType) -> None:
-    if not all(bool(jnp.isfinite(array).all()) for array in arrays):
+def _check_finite(finite: list[jax.Array], network: str, dtype: DType) -> None:
+    if not all(map(bool, finite)):
         raise NotFiniteError(
             f"the {network} overflowed in {dtype.value}",
             "--text-encoder-dtype and --dtype: bfloat16 and float32 have the range it needs",
         )
 
 
-_encode = jax.jit(Gemma.__call__)
+def _states(encoder: Gemma, ids: jax.Array, mask: jax.Array, sharding: ShardingPlan) -> tuple[jax.Array, jax.Array]:
+    """Hidden states, whole on every device, and whether they are finite."""
+    states = jax.lax.with_sharding_constraint(encoder(ids, mask), sharding.replicated)
+    return states, jnp.isfinite(states).all()
+
+
+_encode = jax.jit(_states, static_argnames="sharding")
 
 
 @partial(jax.jit, static_argnames="sharding")
-def _connect(connectors: TextConnectors, states: jax.Array, mask: jax.Array, sharding: ShardingPlan) -> AV[jax.Array]:
+def _connect(
+    connectors: TextConnectors, states: list[jax.Array], mask: jax.Array, sharding: ShardingPlan
+) -> tuple[AV[jax.Array], jax.Array]:
+    """The contexts, whole on every device, and whether they are finite."""
     with activate(sharding):
-        return connectors(states, mask)
+        contexts = connectors(jnp.concatenate(states), mask)
+    finite = jnp.isfinite(contexts.video).all() & jnp.isfinite(contexts.audio).all()
+    return jax.lax.with_sharding_constraint(contexts, sharding.replicated), finite

@@ -3,15 +3,15 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 
 import jax
 import numpy as np
 
+from ltx2_cli.core import decode, encode, generate
 from ltx2_cli.core.components import Components
-from ltx2_cli.core.decode import decode
-from ltx2_cli.core.encode import encode
-from ltx2_cli.core.generate import generate, initial_latents
+from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Report, Silent
 from ltx2_cli.diffusion.latents import save_latents, unpack
 from ltx2_cli.media import Media, latents_paths, output_paths, record_path, single_specs, write_mp4, write_record
@@ -41,18 +41,23 @@ def _memory() -> Iterator[None]:
         ) from error
 
 
+def programs(plan: Plan) -> Iterator[Program]:
+    """Every program that a run of the plan compiles, in the order of their use."""
+    return chain(encode.programs(plan), generate.programs(plan), decode.programs(plan))
+
+
 def run(plan: Plan, components: Components, report: Report = SILENT) -> Iterator[Media]:
     """The media of each video, one after the other."""
     with _memory():
-        yield from decode(plan, make_latents(plan, components, report), components, report)
+        yield from decode.decode(plan, make_latents(plan, components, report), components, report)
 
 
 def make_latents(plan: Plan, components: Components, report: Report = SILENT) -> AV[jax.Array]:
     """The clean latents of every video, as tokens float32 [videos, tokens, channels]."""
     for warning in plan.warnings:
         report.note(warning)
-    noise = initial_latents(plan)
-    return generate(plan, noise, encode(plan, components, report), components, report)
+    noise = generate.initial_latents(plan)
+    return generate.generate(plan, noise, encode.encode(plan, components, report), components, report)
 
 
 def write(plan: Plan, components: Components, report: Report = SILENT) -> Iterator[Path]:
@@ -66,7 +71,7 @@ def _write(plan: Plan, components: Components, report: Report) -> Iterator[Path]
     for video, file in enumerate(latents_paths(plan.spec)):
         row = AV(*(np.asarray(stream[video : video + 1]) for stream in latents))
         save_latents(unpack(row, plan.latent_shapes), file)
-    media = decode(plan, latents, components, report)
+    media = decode.decode(plan, latents, components, report)
     for clip, spec in zip(media, single_specs(plan.spec), strict=True):
         (path,) = output_paths(spec)
         with report.stage("write"):

@@ -5,6 +5,7 @@ Tokens are float32 [videos, tokens, channels]; files hold video [1, channels, fr
 """
 
 from pathlib import Path
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +17,14 @@ from ltx2_cli.diffusion.geometry import Geometry
 from ltx2_cli.media import replacing
 from ltx2_cli.spec import AV, MAKE_ROOM, RunError, SpecError
 
+A = TypeVar("A", jax.Array, np.ndarray)  # nothing is compiled for what lies on the host
 Shape = tuple[int, ...]
 WANTED = "a safetensors file of float32 `video` (1, C, F, H, W) and `audio` (1, C, A, M), or no --noise at all"
 
 
 def noise(seed: int, shapes: AV[Shape]) -> AV[jax.Array]:
     """Standard normal noise of one video in the files' layout; the same on any number of devices."""
-    key = jax.random.key(np.uint32(seed))
+    key = jax.random.key(jnp.uint32(seed))
     return AV(*(jax.random.normal(jax.random.fold_in(key, i), shape) for i, shape in enumerate(shapes)))
 
 
@@ -32,22 +34,22 @@ def file_shapes(geometry: Geometry, channels: AV[int], audio_latent_mels: int) -
     return AV(video, (1, channels.audio // audio_latent_mels, geometry.audio_frames, audio_latent_mels))
 
 
-def pack(latents: AV[jax.Array | np.ndarray]) -> AV[jax.Array]:
+def pack(latents: AV[A]) -> AV[A]:
     """Files' layout to tokens: video tokens run over frame, row, column; audio features over channel, mel."""
     video, audio = latents
     return AV(
-        jnp.moveaxis(video, 1, -1).reshape(video.shape[0], -1, video.shape[1]),
-        jnp.moveaxis(audio, 1, 2).reshape(audio.shape[0], audio.shape[2], -1),
+        video.transpose(0, 2, 3, 4, 1).reshape(video.shape[0], -1, video.shape[1]),
+        audio.transpose(0, 2, 1, 3).reshape(audio.shape[0], audio.shape[2], -1),
     )
 
 
-def unpack(tokens: AV[jax.Array | np.ndarray], shapes: AV[Shape]) -> AV[jax.Array]:
+def unpack(tokens: AV[A], shapes: AV[Shape]) -> AV[A]:
     """Tokens to the files' layout, one row a video."""
     _, channels, frames, height, width = shapes.video
     video = tokens.video.reshape(-1, frames, height, width, channels)
     _, channels, frames, mels = shapes.audio
     audio = tokens.audio.reshape(-1, frames, channels, mels)
-    return AV(jnp.moveaxis(video, -1, 1), jnp.moveaxis(audio, 1, 2))
+    return AV(video.transpose(0, 4, 1, 2, 3), audio.transpose(0, 2, 1, 3))
 
 
 def read_noise(path: str, shapes: AV[Shape]) -> AV[np.ndarray]:
