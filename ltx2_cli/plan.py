@@ -102,7 +102,21 @@ def resolve(spec: RunSpec) -> Plan:
     Raises `SpecError` for a request or a checkpoint that cannot be met, with every finding of its kind.
     """
     checkpoint, loras = _open(spec)
-    return decide(spec, checkpoint, loras, jax.devices())
+    plan = decide(spec, checkpoint, loras, jax.devices())
+    if jax.process_count() > 1:
+        _check_hosts(spec, plan.sharding)
+    return plan
+
+
+def _check_hosts(spec: RunSpec, sharding: ShardingPlan) -> None:
+    """Raise `SpecError` for what each of several hosts would understand in another way, or leaves one without work."""
+    if spec.seed is None:
+        raise SpecError("several hosts need one seed between them", "--seed N")
+    if sharding.mesh.size < jax.device_count():
+        raise SpecError(
+            f"one of {jax.device_count()} devices on {jax.process_count()} hosts would do all the work",
+            "--sharding NAME or FILE of a profile with a mesh, or --num-processes 1 to run one host alone",
+        )
 
 
 def decide(
@@ -169,10 +183,15 @@ def _settled(spec: RunSpec, arch: Arch, devices: Sequence[jax.Device]) -> RunSpe
             f"STG block {beyond[0]} does not exist: the model has blocks 0 to {layers - 1}",
             f"--stg-blocks {layers - 1}, or --stg-scale 0 --audio-stg-scale 0 to do without",
         )
-    seed = spec.seed if spec.seed is not None else secrets.randbelow(2**32 - spec.num_videos + 1)
+    seed = spec.seed if spec.seed is not None else random_seed(spec)
     auto = spec.sharding.profile == AUTO
     sharding = read_sharding(_device_profile(devices), spec.sharding) if auto else spec.sharding
     return replace(spec, seed=seed, sharding=sharding)
+
+
+def random_seed(spec: RunSpec) -> int:
+    """One that is legal for the request."""
+    return secrets.randbelow(2**32 - spec.num_videos + 1)
 
 
 def _check_size(spec: RunSpec, arch: Arch) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "ltx2_cli"
 TOWER = (
-    {"spec", "profiles", "profile_layers", "sharding", "media"},
+    {"spec", "profiles", "profile_layers", "sharding", "media", "hosts"},
     {"weights", "diffusion"},
     {"nn"},
     {"models"},

@@ -15,10 +15,10 @@ from ltx2_cli.cli.generate import EXAMPLES, generate
 from ltx2_cli.cli.interrupts import raise_again
 from ltx2_cli.cli.lora import lora
 from ltx2_cli.cli.models import models
+from ltx2_cli.cli.together import FAILED, REFUSED, abandon
 from ltx2_cli.console import complain
 from ltx2_cli.spec import MAKE_ROOM, RunError, SpecError
 
-FAILED, REFUSED = 1, 2
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 EXIT_CODES = "Exit codes: 0 done, 1 the run failed, 2 the request cannot be met, 130 interrupted."
 
@@ -49,8 +49,7 @@ def overview(
 def main() -> None:
     """Run the command line and exit. Tracebacks are shown with `--debug` alone."""
     debug = "--debug" in sys.argv
-    if not debug:
-        sys.excepthook = _unforeseen
+    sys.excepthook = _unforeseen
     sys.unraisablehook = raise_again
     sentence, hint = "interrupted", "finished files stay, the unfinished one is gone"  # typer's own exit code is 130
     try:
@@ -62,6 +61,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is over: another Ctrl-C would only garble how
     if code:
         complain(sentence, hint)
+    abandon(code)
     sys.exit(code)
 
 
@@ -85,5 +85,9 @@ def _explain(error: Exception) -> tuple[str, str, int]:
 
 def _unforeseen(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """What Python calls for any other exception, before it ends with exit code 1."""
-    first_line = (str(error).splitlines() or [""])[0]
-    complain(f"{kind.__name__}: {first_line}", "this was not foreseen; --debug shows where it happened")
+    if "--debug" in sys.argv:
+        sys.__excepthook__(kind, error, trace)
+    else:
+        first_line = (str(error).splitlines() or [""])[0]
+        complain(f"{kind.__name__}: {first_line}", "this was not foreseen; --debug shows where it happened")
+    abandon(FAILED)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from ltx2_cli.cli.interrupts import postponed
+from ltx2_cli.cli.together import asked, begin, found, in_step, with_common_seed
 from ltx2_cli.console import reporter
 from ltx2_cli.spec import Guidance, RunSpec, SpecError
 
@@ -22,6 +23,7 @@ ltx2 generate --config out/fox.yaml --seed 8 -o out/fox8.mp4 --set fps=30"""
 
 CONTENT, SIZE, STEPS, MODEL = "What to show", "Size and number", "Steps and seed", "Model and hardware"
 VIDEO, AUDIO, FILES = "Guidance of the picture", "Guidance of the sound", "Files and settings"
+HOSTS = "Several hosts (found by themselves under SLURM, Open MPI and in TPU pod slices)"
 
 GUIDANCE = {
     f"{prefix}{field.name}": f"guidance.{stream}.{field.name}"
@@ -108,32 +110,47 @@ def generate(
         bool, _option(FILES, "Print what would be downloaded and done; do nothing.", "--dry-run")
     ] = False,
     debug: Annotated[bool, _option(FILES, "Show tracebacks.", "--debug")] = False,
+    coordinator_address: Annotated[Text, _option(HOSTS, "Where process 0 listens.", metavar="HOST:PORT")] = None,
+    num_processes: Annotated[Count, _option(HOSTS, "One a host; 1: alone, whatever is found.")] = None,
+    process_id: Annotated[Count, _option(HOSTS, "Of this one, from 0; process 0 writes the files.")] = None,
+    initialization_timeout: Annotated[int, _option(HOSTS, "Seconds to wait for all.")] = 300,
 ) -> None:
     """Make a video with sound from a prompt; its path is printed, and a record that --config reads lies beside it."""
     with postponed():
         from ltx2_cli.media import check_outputs
         from ltx2_cli.profiles import read_spec
 
-    spec = read_spec(_overrides(context.params), config=config, dotlist=settings or ())
-    check_outputs(spec, force)
+    hosts = begin(coordinator_address, num_processes, process_id, initialization_timeout)
+    with in_step(hosts) as facts:
+        spec = read_spec(_overrides(context.params), config=config, dotlist=settings or ())
+        facts |= asked(spec)
+        if hosts.first:
+            check_outputs(spec, force)
 
     with postponed():
         from ltx2_cli.cli.preview import downloading, preview
+        from ltx2_cli.core.report import Silent
         from ltx2_cli.core.run import load, write
         from ltx2_cli.plan import missing, resolve
         from ltx2_cli.weights.hub import check_room
 
     if dry_run:
-        for line in preview(spec, force):
-            print(line)
+        with in_step(hosts):
+            for line in preview(spec, force) if hosts.first else ():
+                print(line, flush=True)
         return
-    report = reporter()
-    absent = missing(spec)
-    check_room(absent)
-    for line in downloading(absent):
-        report.note(line)
-    plan = resolve(spec)
-    check_outputs(plan.spec, force)
+    report = reporter() if hosts.first else Silent()
+    seeded = with_common_seed(spec, hosts)
+    with in_step(hosts) as facts:
+        absent = missing(spec)
+        check_room(absent)
+        for line in downloading(absent):
+            report.note(line)
+        plan = resolve(seeded)
+        if hosts.count > 1:
+            facts |= found(plan)
+        if hosts.first:
+            check_outputs(plan.spec, force)
     if spec.seed is None:
         report.note(f"seed: {plan.spec.seed}")
     for path in write(plan, load(plan), report):

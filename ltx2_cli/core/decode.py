@@ -12,6 +12,7 @@ from ltx2_cli.core.generate import abstract_latents
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Report
 from ltx2_cli.diffusion.latents import Shape
+from ltx2_cli.hosts import fetch
 from ltx2_cli.media import Media
 from ltx2_cli.models.audio_vae import AudioVAE
 from ltx2_cli.models.bandwidth import BandwidthVocoder
@@ -36,8 +37,8 @@ def decode(plan: Plan, latents: AV[jax.Array], components: Components, report: R
                 waveform, sound_finite = _waveform(audio_vae, vocoder, latents.audio, which, plan.sharding)
                 _check_finite(AV(frames_finite, sound_finite), plan)
                 media = Media(
-                    np.asarray(frames),
-                    np.asarray(waveform),
+                    fetch(frames),
+                    fetch(waveform),
                     plan.spec.fps,
                     plan.arch.vocoder.output_sampling_rate,
                 )

@@ -108,7 +108,8 @@ def _run_stage(
             seconds = (time.monotonic() - began) / (end - done)
             progress.advance(end - done)
             # The first call may have compiled: its time says nothing about a step.
-            chunk = max(1, int(SECONDS_BETWEEN_REPORTS / seconds)) if done else 1
+            # Several hosts, which must run the same programs, go step by step: their clocks differ.
+            chunk = max(1, int(SECONDS_BETWEEN_REPORTS / seconds)) if done and jax.process_count() == 1 else 1
             done = end
     return latents
 

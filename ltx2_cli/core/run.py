@@ -7,13 +7,13 @@ from itertools import chain
 from pathlib import Path
 
 import jax
-import numpy as np
 
 from ltx2_cli.core import decode, encode, generate
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Report, Silent
 from ltx2_cli.diffusion.latents import save_latents, unpack
+from ltx2_cli.hosts import fetch, lost
 from ltx2_cli.media import Media, latents_paths, output_paths, record_path, single_specs, write_mp4, write_record
 from ltx2_cli.plan import Plan
 from ltx2_cli.profiles import to_yaml
@@ -29,12 +29,12 @@ def load(plan: Plan) -> Components:
 
 @contextmanager
 def _memory() -> Iterator[None]:
-    """Say in a sentence that the devices are too small."""
+    """Say in a sentence that the devices are too small, or that another host is gone."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
+            raise (lost(error) if jax.process_count() > 1 else error) from error
         raise RunError(
             "the devices ran out of memory",
             "a smaller --height, --width or --num-frames, fewer --num-videos, or more devices with --sharding",
@@ -61,19 +61,22 @@ def make_latents(plan: Plan, components: Components, report: Report = SILENT) ->
 
 
 def write(plan: Plan, components: Components, report: Report = SILENT) -> Iterator[Path]:
-    """Carry out the plan; the path of each video when it and the record beside it are written."""
+    """Carry out the plan; the path of each video when it and the record beside it are written, by the first host."""
     with _memory():
         yield from _write(plan, components, report)
 
 
 def _write(plan: Plan, components: Components, report: Report) -> Iterator[Path]:
-    latents = make_latents(plan, components, report)
+    latents, first = make_latents(plan, components, report), jax.process_index() == 0
     for video, file in enumerate(latents_paths(plan.spec)):
-        row = AV(*(np.asarray(stream[video : video + 1]) for stream in latents))
-        save_latents(unpack(row, plan.latent_shapes), file)
+        row = AV(*(fetch(stream)[video : video + 1] for stream in latents))
+        if first:
+            save_latents(unpack(row, plan.latent_shapes), file)
     media = decode.decode(plan, latents, components, report)
     for clip, spec in zip(media, single_specs(plan.spec), strict=True):
         (path,) = output_paths(spec)
+        if not first:
+            continue
         with report.stage("write"):
             write_mp4(clip, path)
             write_record(record_path(path), to_yaml(spec, {name: version(name) for name in ("ltx2", "jax")}))

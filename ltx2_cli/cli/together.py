@@ -1,0 +1,114 @@
+"""One command on several hosts: what one of them refuses none does, and the first speaks for all."""
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+from ltx2_cli.spec import RunError, RunSpec, SpecError
+
+if TYPE_CHECKING:
+    from ltx2_cli.hosts import Hosts
+    from ltx2_cli.plan import Plan
+
+FAILED, REFUSED = 1, 2
+Facts = dict[str, str]
+Refusal = tuple[bool, str, str]  # whether it is of the request, the sentence, the hint
+
+
+def begin(address: str | None, processes: int | None, process: int | None, timeout: int) -> "Hosts":
+    """Meet the other hosts, if there are any. Libraries that connect CPUs talk on stdout, which is for results: from
+    then on they are heard on stderr."""
+    from ltx2_cli.hosts import join
+
+    hosts = join(address, processes, process, timeout)
+    if hosts.count > 1:
+        sys.stdout = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
+    return hosts
+
+
+@contextmanager
+def in_step(hosts: "Hosts") -> Iterator[Facts]:
+    """The body is done on every host. Where one refuses, or where they find different facts, all of them end with the
+    same exit code, and the first says why: it raises that `SpecError` or `RunError`."""
+    facts: Facts = {}
+    if hosts.count == 1:
+        yield facts
+        return
+    error: SpecError | RunError | None = None
+    try:
+        yield facts
+    except (SpecError, RunError) as found:
+        error = found
+    refusal = error and (isinstance(error, SpecError), str(error), error.hint)
+    end = _end([json.loads(said) for said in hosts.gather(json.dumps((refusal, facts)))])
+    if end is None:
+        return
+    import jax
+
+    jax.distributed.shutdown()  # here all are: nobody waits for another
+    if hosts.first:
+        raise end from error
+    sys.exit(REFUSED if isinstance(end, SpecError) else FAILED)
+
+
+def _end(verdicts: list[tuple[Refusal | None, Facts]]) -> SpecError | RunError | None:
+    """Why the hosts cannot go on, if they cannot."""
+    for host, (refusal, _) in enumerate(verdicts):
+        if refusal:
+            of_request, sentence, hint = refusal
+            return (SpecError if of_request else RunError)(f"host {host}: " * (host > 0) + sentence, hint)
+    for host, (_, facts) in enumerate(verdicts):
+        for what, value in verdicts[0][1].items():
+            if facts[what] != value:
+                return SpecError(
+                    f"the hosts differ: {what} is {value} on host 0 and {facts[what]} on host {host}",
+                    "start the same command on every host, with the same files; --num-processes 1 runs one alone",
+                )
+    return None
+
+
+def asked(spec: RunSpec) -> Facts:
+    """What must be the same on every host before they draw a seed."""
+    return {key: repr(value) for key, value in asdict(spec).items()}
+
+
+def found(plan: "Plan") -> Facts:
+    """What must be the same on every host before they load: what computes, and what the files say they hold."""
+    from importlib.metadata import version
+
+    headers: dict[str, object] = {
+        name: [(tensor, entry.shape, entry.dtype) for tensor, entry in sorted(files.items())]
+        for name, files in plan.checkpoint.files.items()
+    }
+    headers["the LoRAs"] = {name: sorted(tensors) for name, tensors in plan.added.items()}
+    return {
+        **{package: version(package) for package in ("ltx2", "jax", "jaxlib")},
+        **{f"the header of {name}": _digest(header) for name, header in headers.items()},
+    }
+
+
+def _digest(header: object) -> str:
+    return hashlib.sha256(repr(header).encode()).hexdigest()[:8]
+
+
+def with_common_seed(spec: RunSpec, hosts: "Hosts") -> RunSpec:
+    """The request with a seed that the first of several hosts draws for all, unless it names one."""
+    if spec.seed is not None or hosts.count == 1:
+        return spec
+    from ltx2_cli.plan import random_seed
+
+    return replace(spec, seed=int(hosts.gather(str(random_seed(spec)))[0]))
+
+
+def abandon(code: int) -> None:
+    """After a failure, end at once where there are other hosts: jax would wait for them, as they wait for this one."""
+    if code and "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

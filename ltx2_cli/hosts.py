@@ -1,0 +1,171 @@
+"""Several hosts that run one program, a process each: how they find one another, and what they tell one another."""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from glob import glob
+from typing import TYPE_CHECKING
+from urllib.request import Request, urlopen
+
+import numpy as np
+
+from ltx2_cli.spec import RunError, SpecError
+
+if TYPE_CHECKING:  # importing jax takes long, and to find that there is one host needs none
+    import jax
+
+BY_HAND = "--coordinator-address HOST:PORT --num-processes N --process-id I on each host, I from 0 to N - 1"
+ALONE = "--num-processes 1 runs alone"
+HEARTBEAT = 30  # seconds of silence after which a host counts as dead, and all the others end
+GRACE = 10  # seconds that jax, which aborts the process, waits longer than we do
+TPU_DEVICES = ("/dev/accel*", "/dev/vfio/[0-9]*")
+METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/worker-network-endpoints"
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """This process, by its number among those that run the same command."""
+
+    number: int = 0
+    count: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether it is the one that writes and speaks."""
+        return self.number == 0
+
+    def gather(self, text: str) -> list[str]:
+        """What every process says, in their order. Each waits for the last; raises `RunError` if one is gone."""
+        return [text] if self.count == 1 else _gather(text)
+
+
+@dataclass(frozen=True)
+class _Launcher:
+    """Who started the processes, how many, and whether no two of them share a host."""
+
+    name: str
+    processes: int
+    one_a_host: bool
+
+
+def join(
+    coordinator_address: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    timeout: int = 300,
+) -> Hosts:
+    """Meet the other processes, within `timeout` seconds: those that are told, or those that SLURM, a TPU pod slice or
+    Open MPI started; without them, or for one process, nothing is done. To be called before jax is used.
+
+    Raises `SpecError` for what cannot be meant and `RunError` where not all come.
+    """
+    told = (coordinator_address, num_processes, process_id)
+    if num_processes == 1:
+        return Hosts()
+    if told != (None, None, None):
+        launcher, here = _told(*told), None
+    elif found := _found():
+        launcher, here = found, () if found.one_a_host and "JAX_LOCAL_DEVICE_IDS" not in os.environ else None
+    else:
+        return Hosts()
+    import jax
+
+    initialize = partial(
+        jax.distributed.initialize,
+        coordinator_address,
+        launcher.processes,
+        process_id,
+        local_device_ids=here,  # (): all of them, where jax would take one for each process
+        cluster_detection_method="deactivate" if coordinator_address else None,
+        initialization_timeout=timeout + GRACE,
+        heartbeat_timeout_seconds=HEARTBEAT,
+    )
+    _within(timeout, initialize, launcher)
+    return Hosts(jax.process_index(), jax.process_count())
+
+
+def fetch(array: "jax.Array") -> np.ndarray:
+    """All of an array in this host's memory, wherever its parts lie: several hosts call it together."""
+    if array.is_fully_addressable or array.is_fully_replicated:
+        return np.asarray(array)
+    from jax.experimental import multihost_utils
+
+    return multihost_utils.process_allgather(array, tiled=True)
+
+
+def _told(address: str | None, processes: int | None, process: int | None) -> _Launcher:
+    if address is None or processes is None or process is None:
+        raise SpecError("several hosts are told of in part: address, number and own number belong together", BY_HAND)
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal() and 0 < int(port) < 2**16):
+        raise SpecError(f"coordinator_address {address} is not HOST:PORT", "for example: 10.0.0.1:8476, of process 0")
+    if not 0 <= process < processes:
+        raise SpecError(f"process_id {process} is not one of {processes} processes", BY_HAND)
+    return _Launcher("the command line", processes, False)
+
+
+def _found() -> _Launcher | None:
+    """What started several processes of this program, if anything did."""
+    variable = os.environ.get
+    if (tasks := int(variable("SLURM_STEP_NUM_TASKS", 1))) > 1:
+        return _Launcher("SLURM", tasks, tasks == int(variable("SLURM_STEP_NUM_NODES", 1)))
+    if (ranks := int(variable("OMPI_COMM_WORLD_SIZE", 1))) > 1:
+        return _Launcher("Open MPI", ranks, variable("OMPI_COMM_WORLD_LOCAL_SIZE") == "1")
+    if (workers := _tpu_workers()) > 1:
+        return _Launcher("the TPU pod slice", workers, True)
+    return None
+
+
+def _tpu_workers() -> int:
+    """The hosts whose TPUs belong together, this one included; 1 where there is no TPU or another one is not wanted."""
+    variable = os.environ.get
+    if "tpu" not in variable("JAX_PLATFORMS", "tpu") or not any(map(glob, TPU_DEVICES)):
+        return 1
+    names = variable("TPU_PROCESS_ADDRESSES") or variable("TPU_WORKER_HOSTNAMES")
+    if names is None and "TPU_SKIP_MDS_QUERY" not in os.environ:
+        with suppress(OSError), urlopen(Request(METADATA, headers={"Metadata-Flavor": "Google"}), timeout=2) as answer:
+            names = answer.read().decode()
+    return len((names or "").split(",")) * int(variable("MEGASCALE_NUM_SLICES", 1))
+
+
+def _within(seconds: int, initialize: Callable[[], None], launcher: _Launcher) -> None:
+    """Call it in a thread of its own: where it waits in vain jax aborts the process, with a stack trace."""
+    import jax
+
+    try:
+        ThreadPoolExecutor(1).submit(initialize).result(seconds)
+    except TimeoutError:
+        raise RunError(
+            f"not all of the {launcher.processes} processes of {launcher.name} met within {seconds} s",
+            f"start the same command on every host; --initialization-timeout waits longer, {ALONE}",
+        ) from None
+    except ValueError as error:
+        raise SpecError(
+            f"jax does not find the {launcher.processes} processes of {launcher.name}: {error}", BY_HAND
+        ) from error
+    except jax.errors.JaxRuntimeError as error:
+        raise RunError(
+            f"the {launcher.processes} processes of {launcher.name} cannot meet: {error}", BY_HAND
+        ) from error
+
+
+def _gather(text: str) -> list[str]:
+    import jax
+    from jax.experimental.multihost_utils import process_allgather
+
+    said = np.frombuffer(text.encode(), np.uint8)
+    try:
+        lengths = process_allgather(np.int32(len(said)))
+        rows = process_allgather(np.pad(said, (0, max(lengths) - len(said))))
+    except jax.errors.JaxRuntimeError as error:
+        raise lost(error) from error
+    return [bytes(row[:length]).decode() for row, length in zip(rows, lengths, strict=True)]
+
+
+def lost(error: Exception) -> RunError:
+    """What to say when a host does not answer any more."""
+    first_line = str(error).splitlines()[0]
+    return RunError(f"another host ended or cannot be reached ({first_line})", "the first host that ended says why")
