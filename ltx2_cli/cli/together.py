@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ltx2_cli.spec import RunError, RunSpec, SpecError
@@ -65,9 +66,9 @@ def _end(verdicts: list[tuple[Refusal | None, Facts]]) -> SpecError | RunError |
             return (SpecError if of_request else RunError)(f"host {host}: " * (host > 0) + sentence, hint)
     for host, (_, facts) in enumerate(verdicts):
         for what, value in verdicts[0][1].items():
-            if facts[what] != value:
+            if facts.get(what) != value:
                 return SpecError(
-                    f"the hosts differ: {what} is {value} on host 0 and {facts[what]} on host {host}",
+                    f"the hosts differ: {what} is {value} on host 0 and {facts.get(what)} on host {host}",
                     "start the same command on every host, with the same files; --num-processes 1 runs one alone",
                 )
     return None
@@ -79,22 +80,24 @@ def asked(spec: RunSpec) -> Facts:
 
 
 def found(plan: "Plan") -> Facts:
-    """What must be the same on every host before they load: what computes, and what the files say they hold."""
+    """What must be the same on every host before they load: what computes, the files' headers, the noise."""
     from importlib.metadata import version
 
     headers: dict[str, object] = {
         name: [(tensor, entry.shape, entry.dtype) for tensor, entry in sorted(files.items())]
         for name, files in plan.checkpoint.files.items()
     }
-    headers["the LoRAs"] = {name: sorted(tensors) for name, tensors in plan.added.items()}
+    headers["lora"] = {name: sorted(tensors) for name, tensors in plan.added.items()}
+    noise = Path(plan.spec.noise).expanduser().read_bytes() if plan.spec.noise else b""
     return {
-        **{package: version(package) for package in ("ltx2", "jax", "jaxlib")},
-        **{f"the header of {name}": _digest(header) for name, header in headers.items()},
+        **{f"version of {package}": version(package) for package in ("ltx2", "jax", "jaxlib")},
+        **{f"what {name} holds": _digest(repr(header).encode()) for name, header in headers.items()},
+        "what noise holds": _digest(noise),
     }
 
 
-def _digest(header: object) -> str:
-    return hashlib.sha256(repr(header).encode()).hexdigest()[:8]
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:8]
 
 
 def with_common_seed(spec: RunSpec, hosts: "Hosts") -> RunSpec:

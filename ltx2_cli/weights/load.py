@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
+from ltx2_cli.hosts import fetch
 from ltx2_cli.weights.checkpoint import DTYPES, EIGHT_BITS, Index, Tensor, TensorFiles
 from ltx2_cli.weights.declare import Shape, Weight, declared, map_weights, weights
 from ltx2_cli.weights.findings import by, some
@@ -98,7 +99,7 @@ def not_finite(module: nnx.Module) -> list[str]:
     """Every tensor of a loaded `module` that holds a NaN or an infinity, by its name on disk."""
     found = []
     for weight in weights(module):
-        finite = np.asarray(_finite(weight.get_value(), bool(weight.layers))).reshape(-1)
+        finite = fetch(_finite(weight.get_value(), bool(weight.layers))).reshape(-1)
         found += [name for (name, _), good in zip(weight.tensors(), finite, strict=True) if not good]
     return found
 
