@@ -30,6 +30,14 @@ class RunError(Exception):
         self.hint = hint
 
 
+class FitError(Exception):
+    """A plan that the devices have no memory for: one sentence, and a hint that says what would fit. Exit code 3."""
+
+    def __init__(self, sentence: str, hint: str):
+        super().__init__(sentence)
+        self.hint = hint
+
+
 class NotFiniteError(RunError):
     """What a network made holds a NaN or an infinity."""
 

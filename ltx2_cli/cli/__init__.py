@@ -15,15 +15,19 @@ from ltx2_cli.cli.generate import EXAMPLES, generate
 from ltx2_cli.cli.interrupts import raise_again
 from ltx2_cli.cli.lora import lora
 from ltx2_cli.cli.models import models
+from ltx2_cli.cli.plan import PLAN_EXAMPLES, plan
 from ltx2_cli.cli.together import FAILED, REFUSED, abandon
 from ltx2_cli.console import complain
-from ltx2_cli.spec import MAKE_ROOM, RunError, SpecError
+from ltx2_cli.spec import MAKE_ROOM, FitError, RunError, SpecError
 
+TOO_LARGE = 3
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 EXIT_CODES = "Exit codes: 0 done, 1 the run failed, 2 the request cannot be met, 130 interrupted."
+PLAN_EXIT_CODES = "Exit codes: 0 it fits, 2 the request cannot be met, 3 it does not fit, 130 interrupted."
 
 app = typer.Typer(rich_markup_mode="rich", help=f"Video with sound from text: LTX-2 in JAX.\n\n{EXAMPLES}")
 app.command(help=f"{generate.__doc__}\n\n{EXAMPLES}", short_help=generate.__doc__, epilog=EXIT_CODES)(generate)
+app.command(help=f"{plan.__doc__}\n\n{PLAN_EXAMPLES}", short_help=plan.__doc__, epilog=PLAN_EXIT_CODES)(plan)
 app.command(epilog=EXIT_CODES)(models)
 app.add_typer(lora, name="lora")
 
@@ -54,7 +58,7 @@ def main() -> None:
     sentence, hint = "interrupted", "finished files stay, the unfinished one is gone"  # typer's own exit code is 130
     try:
         code = get_command(app)(prog_name="ltx2", standalone_mode=False) or 0
-    except (SpecError, RunError, OSError, typer.TyperException) as error:
+    except (SpecError, FitError, RunError, OSError, typer.TyperException) as error:
         if debug:
             traceback.print_exc()
         sentence, hint, code = _explain(error)
@@ -70,6 +74,8 @@ def _explain(error: Exception) -> tuple[str, str, int]:
     match error:
         case SpecError():
             return str(error), error.hint, REFUSED
+        case FitError():
+            return str(error), error.hint, TOO_LARGE
         case RunError():
             return str(error), error.hint, FAILED
         case typer.TyperException():

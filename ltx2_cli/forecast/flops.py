@@ -4,9 +4,13 @@ What XLA says of a compiled program will not do: it takes a loop's body once and
 Sums, norms and activations are left out; they are below a hundredth at the published sizes.
 """
 
+import math
+from collections.abc import Sequence
+
 from ltx2_cli.models.arch import StreamArch, TransformerArch, VideoVAEArch
 from ltx2_cli.models.video_vae import STRIDES
 from ltx2_cli.nn.modulation import SINUSOID_WIDTH
+from ltx2_cli.weights.declare import Weight
 
 MLP_EXPANSION = 4
 WINDOW = 27  # of the video VAE's convolutions
@@ -55,6 +59,17 @@ def video_decoder_flops(arch: VideoVAEArch, frames: int, height: int, width: int
         inner = outer // factor
         flops += 2 * count * _convolution(size, inner, inner)
     return flops + _convolution(size, inner, arch.out_channels * arch.patch_size**2)
+
+
+def matrix_flops(weights: Sequence[Weight], rows: int) -> int:
+    """The products of a network's matrices with `rows` tokens, without those of tokens with each other in attention; a
+    table of embeddings is looked up."""
+    shapes = [
+        each.get_value().shape
+        for each in weights
+        if len(each.axes) - bool(each.layers) == 2 and each.source.endswith(".weight") and "vocab" not in each.axes
+    ]
+    return 2 * rows * sum(map(math.prod, shapes))
 
 
 def _product(m: int, k: int, n: int) -> int:

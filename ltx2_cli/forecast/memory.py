@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 
@@ -19,6 +20,12 @@ def local_shape(weight: Weight, plan: ShardingPlan, whole_along: tuple[str, ...]
 def weight_bytes(weights: Sequence[Weight], plan: ShardingPlan) -> int:
     """Bytes of `weights` on each device, without the padding of tiles."""
     return sum(math.prod(local_shape(weight, plan)) * _value(weight).dtype.itemsize for weight in weights)
+
+
+def placed_bytes(arrays: Any) -> int:
+    """Bytes on each device of a tree of abstract arrays, laid out as they say."""
+    leaves = jax.tree.leaves(arrays)
+    return sum(math.prod(each.sharding.shard_shape(each.shape)) * each.dtype.itemsize for each in leaves)
 
 
 def _value(weight: Weight) -> jax.Array | jax.ShapeDtypeStruct:

@@ -39,6 +39,7 @@ def ltx2(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
         (("--help",), 0),
         (("--version",), 0),
         (("generate", "--help"), 0),
+        (("plan", "--help"), 0),
         (("generat",), 2),
         (("generate", "--hieght", "3"), 2),
         (("generate", "--height", "tall"), 2),
@@ -77,6 +78,14 @@ def test_help_shows_every_option_and_examples():
     assert "REPO[@REV]" in shown
     assert shown.count("ltx2 generate --") == 6
     assert ltx2("--help").stdout.count("ltx2 generate --") == 6
+
+
+def test_help_of_plan_shows_its_own_options_and_examples():
+    shown = ltx2("plan", "--help").stdout
+    own = ("--topology", "--search", "--all", "--dump-hlo", "--json", "--model", "--sharding", "--height", "--set")
+    assert [option for option in own if option not in shown] == []
+    assert shown.count("ltx2 plan --") == 5
+    assert "3 it does not fit" in shown
 
 
 def test_the_version_is_that_of_the_package():

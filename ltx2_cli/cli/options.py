@@ -1,0 +1,74 @@
+"""The options that several verbs share, and how options become values of a `RunSpec`."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from ltx2_cli.spec import Guidance, RunSpec, SpecError
+
+CONTENT, SIZE, STEPS, MODEL = "What to show", "Size and number", "Steps and seed", "Model and hardware"
+VIDEO, AUDIO, FILES = "Guidance of the picture", "Guidance of the sound", "Files and settings"
+
+GUIDANCE = {
+    f"{prefix}{field.name}": f"guidance.{stream}.{field.name}"
+    for stream, prefix in (("video", ""), ("audio", "audio_"))
+    for field in fields(Guidance)
+}
+ABSENT: tuple[object, ...] = (None, [], ())  # what an option is that was not given; the last two if it is repeatable
+KEYS = {**{field.name: field.name for field in fields(RunSpec)}, **GUIDANCE}  # option: dotted key of the RunSpec
+
+
+def _profiles(kind: str) -> Callable[[str], list[str]]:
+    """What the shell may complete an option to."""
+
+    def complete(incomplete: str) -> list[str]:
+        from ltx2_cli.profiles import profile_names
+
+        return [name for name in profile_names(kind) if name.startswith(incomplete)]
+
+    return complete
+
+
+def option(panel: str, text: str, *names: str, metavar: str | None = None, profiles: str = "") -> Any:
+    """What typer needs of an option; `profiles` is the kind that the shell may complete it to."""
+    complete = _profiles(profiles) if profiles else None
+    return typer.Option(*names, help=text, rich_help_panel=panel, metavar=metavar, autocompletion=complete)
+
+
+Text = str | None
+Count = int | None
+Real = float | None
+Height = Annotated[Count, option(SIZE, "Pixels, a multiple of 32.")]
+Width = Annotated[Count, option(SIZE, "Pixels, a multiple of 32.")]
+Frames = Annotated[Count, option(SIZE, "A multiple of 8, plus 1.")]
+Rate = Annotated[Real, option(SIZE, "Frames per second, 1 to 240.")]
+StepCount = Annotated[
+    Count, option(STEPS, "Of the denoiser; without it the recipe's.", "--num-inference-steps", "--steps")
+]
+Recipe = Annotated[Text, option(MODEL, "one_stage, distilled; without it the model's own.", profiles="recipe")]
+Loras = Annotated[
+    list[str] | None, option(MODEL, r"FILE, FOLDER or REPO\[/FILE]; repeatable.", "--lora", metavar="LORA[:STRENGTH]")
+]
+Precision = Annotated[Literal["bfloat16", "float32"] | None, option(MODEL, "Of all but the text encoder.")]
+Sharding = Annotated[Text, option(MODEL, "NAME or FILE of a profile.", profiles="sharding")]
+Config = Annotated[Path | None, option(FILES, "YAML under the options; a record, for example.")]
+Debug = Annotated[bool, option(FILES, "Show tracebacks.", "--debug")]
+Settings = Annotated[list[str] | None, option(FILES, "Any value by its key; repeatable.", "--set", metavar="KEY=VALUE")]
+
+
+def overrides(options: Mapping[str, Any]) -> dict[str, object]:
+    """The options that were given, by their keys in the `RunSpec`."""
+    given = {KEYS[name]: value for name, value in options.items() if name in KEYS and value not in ABSENT}
+    if "stg_blocks" in given:
+        given["stg_blocks"] = _blocks(given["stg_blocks"])
+    return {key: str(value) if isinstance(value, Path) else value for key, value in given.items()}
+
+
+def _blocks(text: str) -> list[int]:
+    try:
+        return [int(block) for block in text.split(",") if block.strip()]
+    except ValueError:
+        raise SpecError(f"stg_blocks {text} is not a list of blocks", "for example: --stg-blocks 28,29") from None

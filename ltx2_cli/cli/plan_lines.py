@@ -1,0 +1,121 @@
+"""A forecast as a page of text."""
+
+from collections.abc import Iterator, Sequence
+
+from ltx2_cli.console import columns
+from ltx2_cli.forecast.forecast import DENOISE, Forecast
+from ltx2_cli.forecast.hlo import Collective, wire_bytes
+from ltx2_cli.forecast.meshes import Search
+from ltx2_cli.forecast.record import assumptions
+from ltx2_cli.weights.hub import gigabytes
+
+
+def lines(forecast: Forecast) -> Iterator[str]:
+    """Everything worth saying, a heading over each part."""
+    yield from columns([*_request(forecast), *(("warning", each) for each in forecast.warnings)])
+    yield from ("", *_memory(forecast))
+    yield from ("", *_forward(forecast))
+    if forecast.rooflines:
+        yield from ("", *_time(forecast))
+
+
+def search_lines(search: Search) -> Iterator[str]:
+    """Each mesh that was tried, and which was chosen, and why."""
+    yield f"meshes, the cheapest first; {search.seconds:.0f} s"
+    rows = [("  mesh", "a device needs", "sends", "step")]
+    rows += [(f"  {mesh_of(each)}", *_tried(each)) for each in search.tried]
+    yield from columns(rows, right=(1, 2, 3))
+    if search.best is None:
+        yield "none of them fits"
+    else:
+        yield f"chosen: {mesh_of(search.best)}; its step is the shortest, of equal ones it sends least"
+    yield ""
+
+
+def mesh_of(forecast: Forecast) -> str:
+    """The mesh in words, without axes of one device."""
+    sizes = forecast.plan.sharding.mesh.shape.items()
+    return " x ".join(f"{axis} {size}" for axis, size in sizes if size > 1) or "one device"
+
+
+def _tried(forecast: Forecast) -> tuple[str, str, str]:
+    needed = gigabytes(max(forecast.phase_bytes.values()))
+    if not forecast.fits:
+        return needed, "does not fit", ""
+    if forecast.forward is None:
+        return needed, "not compiled", ""
+    step = forecast.rooflines.get(DENOISE)
+    return needed, gigabytes(forecast.forward.wire_bytes), _seconds(step.seconds) if step else ""
+
+
+def _request(forecast: Forecast) -> list[tuple[str, str]]:
+    plan, stage = forecast.plan, forecast.stage
+    spec, geometry, kind = plan.spec, stage.geometry, plan.sharding.mesh.devices.flat[0].device_kind
+    clip = f"{spec.width}x{spec.height}, {spec.num_frames} frames at {spec.fps:g} a second"
+    tokens = f"{geometry.video_tokens} of video, {geometry.audio_frames} of sound, {spec.max_sequence_length} of text"
+    passes = ", ".join(each.name.lower() for each in stage.passes)
+    files = "" if plan.checkpoint.files else ", by the configs that come with ltx2"
+    return [
+        ("model", (spec.model if spec.model == spec.checkpoint else f"{spec.model}, {spec.checkpoint}") + files),
+        ("video", f"{clip}" + f", {spec.num_videos} of them" * (spec.num_videos > 1)),
+        ("tokens", tokens),
+        ("denoise", f"{forecast.steps} steps, passes: {passes}"),
+        ("devices", f"{forecast.devices} {kind}, profile {spec.sharding.profile}: {mesh_of(forecast)}"),
+    ]
+
+
+def _memory(forecast: Forecast) -> Iterator[str]:
+    yield f"memory of a device{f', of {gigabytes(int(forecast.chip.hbm_bytes))}' if forecast.chip else ''}"
+    rows = []
+    for phase, needed in forecast.phase_bytes.items():
+        held = forecast.held_bytes(phase)
+        parts = (
+            "weights alone" if needed == held else f"weights {gigabytes(held)}, beside them {gigabytes(needed - held)}"
+        )
+        rows.append((f"  {phase}", gigabytes(needed), parts, "" if needed <= forecast.hbm_bytes else "does not fit"))
+    yield from columns(rows, right=(1,))
+
+
+def _forward(forecast: Forecast) -> Iterator[str]:
+    yield "one forward of a device"
+    rows = [("  work", f"{forecast.flops / forecast.devices / 1e12:.1f} TFLOP", "", "")]
+    forward = forecast.forward
+    if forward is None:
+        reasons = [each.reason for each in forecast.refused] or ["the weights do not fit"]
+        yield from columns([*rows, ("  not compiled", "", reasons[0], "")], right=(1,))
+        return
+    rows += [(f"  {_words(name)}", gigabytes(size), "", "") for name, size in vars(forward.memory).items()]
+    rows += [("  sends", gigabytes(forward.wire_bytes), "", ""), *_collectives(forward.collectives)]
+    yield from columns(rows, right=(1,))
+    yield f"  compiled in {forward.compile_seconds:.0f} s"
+
+
+def _words(key: str) -> str:
+    return key.removesuffix("_bytes")
+
+
+def _collectives(collectives: Sequence[Collective]) -> Iterator[tuple[str, str, str, str]]:
+    """Those of one kind along the same axes together, those that send most first."""
+    alike: dict[tuple[str, tuple[str, ...]], list[Collective]] = {}
+    for each in collectives:
+        alike.setdefault((each.kind, each.axes), []).append(each)
+    for (kind, axes), group in sorted(alike.items(), key=lambda item: -wire_bytes(item[1])):
+        times = sum(each.times for each in group)
+        yield f"    {kind}", gigabytes(wire_bytes(group)), f"along {', '.join(axes)}" if axes else "", f"{times} times"
+
+
+def _time(forecast: Forecast) -> Iterator[str]:
+    step, clip = forecast.rooflines[DENOISE], forecast.clip_seconds
+    yield "least time"
+    parts = [f"{part} {_seconds(seconds)}" for part, seconds in vars(step).items()]
+    phases = [f"{phase} {_seconds(seconds)}" for phase, seconds in clip.items()]
+    rows = [
+        ("  step", _seconds(step.seconds), ", ".join(parts)),
+        ("  clip", _seconds(sum(clip.values())), ", ".join(phases)),
+    ]
+    yield from columns(rows, right=(1,))
+    yield from (f"  if {each}" for each in assumptions(forecast))
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"

@@ -1,0 +1,79 @@
+"""Other meshes for a plan: all that its profile's axes allow, and which of them is the fastest."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import jax
+
+from ltx2_cli.core.report import Report
+from ltx2_cli.forecast.forecast import DENOISE, Forecast, forecast, forward_program
+from ltx2_cli.plan import Plan, decide
+from ltx2_cli.spec import SpecError
+
+CHEAPEST_FIRST = ("rows", "tokens", "heads")  # by what splitting each sends: nothing, tokens, sums; then all others
+COMPILED = 3  # meshes, of those that may fit
+SECONDS = 300.0  # after which no other is begun
+
+
+@dataclass(frozen=True)
+class Search:
+    """The meshes that were tried, and which is best."""
+
+    tried: tuple[Forecast, ...]  # compiled, if the weights leave room
+    best: Forecast | None  # None: none fits
+    seconds: float
+
+
+def search(plan: Plan, devices: Sequence[jax.Device], report: Report) -> Search:
+    """Every mesh of the plan's axes by its weights, and of those that they leave room the likeliest compiled."""
+    began = time.monotonic()
+    with report.stage("lay out meshes"):
+        tried = [Forecast(each) for each in meshes(plan, devices)]
+    for place in [place for place, each in enumerate(tried) if each.fits][:COMPILED]:
+        if time.monotonic() - began < SECONDS:
+            tried[place] = forecast(tried[place].plan, [forward_program(tried[place].plan)], report)
+    fitting = [each for each in tried if each.forward and each.fits]
+    return Search(tuple(tried), min(fitting, key=cost, default=None), time.monotonic() - began)
+
+
+def cost(forecast: Forecast) -> tuple[float, float, float]:
+    """What is best least: the time of a step, to a hundredth; then what it sends; then its memory."""
+    assert forecast.forward is not None
+    step = forecast.rooflines[DENOISE].seconds if forecast.rooflines else 0.0
+    return float(f"{step:.2g}"), forecast.forward.wire_bytes, forecast.forward.memory.peak_bytes
+
+
+def meshes(plan: Plan, devices: Sequence[jax.Device]) -> Iterator[Plan]:
+    """The plan under each mesh of its profile's axes that fits the devices and the model, those that send least first.
+
+    The axis of the rows takes as many devices as divide them.
+    """
+    sharding = plan.spec.sharding
+    if not sharding.mesh:
+        return
+    rules = {**sharding.weights, **sharding.activations}
+    order = [rules[name] for name in CHEAPEST_FIRST if name in rules]
+    axes = [*dict.fromkeys(order), *(axis for axis in sharding.mesh if axis not in order)]
+    (stage,) = plan.stages
+    rows = len(stage.passes) * plan.spec.num_videos
+    for sizes in _factors(len(devices), len(axes)):
+        chosen = dict(zip(axes, sizes, strict=True))
+        if rows % chosen.get(sharding.activations.get("rows", ""), 1):
+            continue
+        mesh = {axis: chosen[axis] for axis in sharding.mesh}
+        spec = replace(plan.spec, sharding=replace(sharding, mesh=mesh))
+        try:
+            yield decide(spec, plan.checkpoint, [], devices)
+        except SpecError:  # as it says, something does not divide
+            continue
+
+
+def _factors(number: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """The ways to write `number` as a product of so many factors, large first factors first."""
+    if parts == 1:
+        yield (number,)
+        return
+    for first in range(number, 0, -1):
+        if number % first == 0:
+            yield from ((first, *rest) for rest in _factors(number // first, parts - 1))

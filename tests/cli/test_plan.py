@@ -1,0 +1,187 @@
+"""`ltx2 plan`: what it prints and emits, what it refuses, and when it ends with which code."""
+
+import importlib.util
+import json
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from ltx2_cli.forecast import chips, meshes
+from ltx2_cli.forecast.chips import Chip
+from ltx2_cli.forecast.flops import denoiser_flops
+from ltx2_cli.forecast.hlo import collectives, wire_bytes
+from ltx2_cli.models.demo import ARCH
+from program import run_program
+
+MESH = """
+mesh: {passes: 2, heads: -1}
+weights: {heads: heads, mlp: heads}
+activations: {rows: passes, heads: heads}
+replicate_vae: true
+use_batched_text_encoder: true
+"""
+CHIP = Chip("tiny", ("cpu",), hbm_bytes=12e6, flops=1e12, hbm_bandwidth=1e12, wire_bandwidth=1e12)
+HAS_LIBTPU = importlib.util.find_spec("libtpu") is not None
+needs_libtpu = pytest.mark.skipif(not HAS_LIBTPU, reason="libtpu is not installed")
+Run = Callable[..., tuple[int, str, str]]
+
+
+class Planned(NamedTuple):
+    """What one command gave."""
+
+    code: int
+    said: dict[str, Any]
+    hlo: dict[str, str]  # by the name of its file
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Planned:
+    """The JSON and the HLO of one run on eight devices: two of the four passes beside each other, a head on each."""
+    folder, out = tmp_path_factory.mktemp("planned"), StringIO()
+    profile = folder / "mesh.yaml"
+    profile.write_text(MESH)
+    arguments = ["--model", "demo", "--sharding", str(profile), "--dump-hlo", str(folder / "a" / "hlo"), "--json"]
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out):
+        code = run_program(patch, "plan", *arguments)
+    hlo = {path.name: path.read_text() for path in (folder / "a" / "hlo").iterdir()}
+    return Planned(code, json.loads(out.getvalue()), hlo)
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """`ltx2 plan` of the embedded model, with an empty cache: exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    Path("mesh.yaml").write_text(MESH)
+    return lambda *arguments: (
+        run_program(monkeypatch, "plan", "--model", "demo", *arguments),
+        *capsys.readouterr(),
+    )
+
+
+def test_json_has_the_figures_of_a_device_and_a_forward(planned: Planned) -> None:
+    said = planned.said
+    assert planned.code == 0
+    memory = said["memory"]
+    assert memory["arguments_bytes"] >= said["weight_bytes"]["transformer"]
+    assert memory["peak_bytes"] >= memory["arguments_bytes"] + memory["temporaries_bytes"] > 0
+    assert said["compile_seconds"] > 0
+    assert said["flops"] == denoiser_flops(ARCH.transformer, 48, 18, 128, rows=4, contexts=2) / 8
+    assert said["seconds_per_step"] is None  # nothing is published of a CPU's rates
+    assert said["fits"] is True
+    assert said["tokens"] == {"video": 48, "audio": 18, "text": 128}
+    assert said["sharding"]["mesh"] == {"passes": 2, "heads": 4}
+
+
+def test_the_dumped_program_is_the_one_that_was_counted(planned: Planned) -> None:
+    assert list(planned.hlo) == ["forward.hlo"]
+    mesh = Mesh(np.asarray(jax.devices()).reshape(2, 4), ("passes", "heads"))
+    found = collectives(planned.hlo["forward.hlo"], mesh)
+    said = planned.said["collectives"]
+    assert planned.said["wire_bytes"] == wire_bytes(found) == sum(each["wire_bytes"] for each in said) > 0
+    assert [(each["kind"], each["axes"], each["bytes"], each["times"]) for each in said] == [
+        (each.kind, list(each.axes), each.bytes, each.times) for each in found
+    ]
+    assert {each["times"] for each in said} >= {ARCH.transformer.num_layers}
+
+
+def test_a_plan_leaves_nothing_behind(plan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chips, "CHIPS", (replace(CHIP, hbm_bytes=1e6),))
+    assert plan()[0] == 3
+    assert [path.name for path in Path.cwd().iterdir()] == ["mesh.yaml"]
+
+
+def test_a_page_for_people(plan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chips, "CHIPS", (CHIP,))
+    code, out, err = plan("--sharding", "./mesh.yaml", "--stg-scale", "0", "--audio-stg-scale", "0")
+    assert code == 0
+    assert err.startswith("compile forward: ")
+    rows = [" ".join(line.split()) for line in out.splitlines()]
+    assert "model demo, embedded, by the configs that come with ltx2" in rows
+    assert "tokens 48 of video, 18 of sound, 128 of text" in rows
+    assert "denoise 8 steps, passes: cond, uncond, isolated" in rows
+    assert "devices 8 cpu, profile ./mesh.yaml: passes 2 x heads 4" in rows
+    assert any(row.startswith("warning 3 rows do not divide by the 2 of mesh axis `passes`") for row in rows)
+    assert "memory of a device, of 12 MB" in rows
+    assert any(row.startswith("all-reduce") and "along heads" in row for row in rows)
+    assert any(row.startswith("step ") for row in rows)
+    assert "if a device does 1 TFLOP/s, reads 1000 GB/s and sends 1000 GB/s, as its maker says" in rows
+
+
+def test_what_does_not_fit_ends_with_3_and_says_what_would(plan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chips, "CHIPS", (replace(CHIP, hbm_bytes=9e6),))  # the denoiser 8.7 MB, the vocoders 8.9
+    code, out, err = plan("--sharding", "single", "--set", "keep_resident=true", "--json")
+    assert code == 3
+    assert json.loads(out)["fits"] is False
+    assert "error: this does not fit: to encode takes 21 MB of a device, a cpu has 9 MB\nhint: " in err
+    assert "--set keep_resident=false" in err
+    assert "more devices" in err
+
+
+def test_search_compares_meshes_and_plans_the_best(plan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meshes, "COMPILED", 1)
+    code, out, _ = plan("--sharding", "./mesh.yaml", "--search", "--json")
+    assert code == 0
+    said = json.loads(out)
+    (chosen,) = (each for each in said["search"] if each["chosen"])
+    assert chosen["mesh"] == said["sharding"]["mesh"] == {"passes": 4, "heads": 2}
+    assert chosen["wire_bytes"] == said["wire_bytes"]
+    assert {"passes": 2, "heads": 4} in [each["mesh"] for each in said["search"]]
+    assert said["search_seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ("--sharding", "./mesh.yaml", "--set", "sharding.mesh.passes=3"),
+            "passes 3 x heads -1 does not fit 8 devices",
+        ),
+        (("--sharding", "./mesh.yaml", "--set", "sharding.weights.mlp=sideways"), "its mesh has no axis `sideways`"),
+        (("--sharding", "./keys.yaml"), "unknown key `sharding.mash`"),
+        (("--sharding", "ironwod"), "unknown sharding profile `ironwod`; closest: `ironwood`"),
+        (("--model", "ltx3"), "unknown model `ltx3`; closest: `ltx2"),
+        (("--model", "someone/model"), "someone/model is not on this machine"),
+        (("--height", "100"), "height 100 is not a multiple of 32; nearest: --height 96 or 128"),
+    ],
+)
+def test_bad_input_is_a_sentence_and_exit_code_2(plan: Run, arguments: tuple[str, ...], sentence: str) -> None:
+    Path("keys.yaml").write_text(MESH + "mash: {}\n")
+    code, out, err = plan(*arguments)
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert "hint: " in err
+
+
+@pytest.mark.skipif(HAS_LIBTPU, reason="libtpu is installed")
+def test_without_libtpu_it_says_what_to_install(plan: Run) -> None:
+    code, out, err = plan("--topology", "v6e:2x4")
+    assert (code, out) == (2, "")
+    assert "compiling for v6e:2x4 needs libtpu" in err
+    assert "hint: pip install 'ltx2[tpu]'" in err
+
+
+@needs_libtpu
+def test_an_unknown_slice_is_refused_with_those_that_are_known(plan: Run) -> None:
+    code, out, err = plan("--topology", "v6e:3x5")
+    assert (code, out) == (2, "")
+    assert "error: libtpu knows no TPU slice v6e:3x5" in err
+    assert "v6e:2x2, v6e:2x4" in err
+
+
+@needs_libtpu
+def test_a_slice_that_nobody_owns_is_planned(plan: Run) -> None:
+    code, out, _ = plan("--topology", "v6e:2x2", "--json")
+    assert code == 0
+    said = json.loads(out)
+    assert (said["device"], said["devices"]) == ("TPU v6 lite", 4)
+    assert said["seconds_per_step"] == max(said["roofline_seconds"].values()) > 0
+    assert said["seconds_per_clip"] == pytest.approx(sum(said["phase_seconds"].values()))

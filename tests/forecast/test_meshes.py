@@ -1,0 +1,84 @@
+"""Which meshes are tried, in which order, and which of those that were compiled is chosen."""
+
+import math
+
+import jax
+import pytest
+
+from ltx2_cli.core.report import Silent
+from ltx2_cli.forecast import meshes as module
+from ltx2_cli.forecast.compiled import Compiled, Memory, Refused
+from ltx2_cli.forecast.configs import foresee
+from ltx2_cli.forecast.forecast import Forecast
+from ltx2_cli.forecast.hlo import Collective
+from ltx2_cli.forecast.meshes import meshes, search
+from ltx2_cli.plan import Plan
+from ltx2_cli.profiles import read_spec
+
+PROFILE = """
+mesh: {passes: 1, heads: 4, embed: -1}
+weights: {heads: heads, mlp: heads, embed: embed}
+activations: {rows: passes, heads: heads}
+replicate_vae: true
+use_batched_text_encoder: true
+"""
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    """The embedded model, whose four passes are the rows and whose heads are four, on eight devices."""
+    profile = tmp_path_factory.mktemp("profile") / "mine.yaml"
+    profile.write_text(PROFILE)
+    return foresee(read_spec(prompt="rain", model="demo", sharding=str(profile)), jax.devices())
+
+
+def test_every_mesh_that_divides_rows_and_weights_those_first_that_send_least(plan: Plan):
+    """Passes first, up to the four there are; then heads, up to four; the channels take the rest."""
+    found = [tuple(each.sharding.mesh.shape.values()) for each in meshes(plan, jax.devices())]
+    assert [mesh for mesh in found if mesh[1] <= 4] == [
+        (4, 2, 1),
+        (4, 1, 2),
+        (2, 4, 1),
+        (2, 2, 2),
+        (2, 1, 4),
+        (1, 4, 2),
+        (1, 2, 4),
+        (1, 1, 8),
+    ]
+
+
+def test_a_profile_for_one_device_has_no_other_mesh():
+    single = foresee(read_spec(prompt="rain", model="demo", sharding="single"), jax.devices())
+    assert list(meshes(single, jax.devices())) == []
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_factors_multiply_to_their_number(parts: int):
+    found = list(module._factors(12, parts))
+    assert len(set(found)) == len(found) == {1: 1, 2: 6, 3: 18}[parts]
+    assert {math.prod(each) for each in found} == {12}
+    assert found == sorted(found, reverse=True)
+
+
+def test_the_best_of_those_compiled_is_chosen(plan: Plan, monkeypatch: pytest.MonkeyPatch):
+    """Of three meshes the compiler refuses the first, and the last sends less than the second."""
+    results = iter((0, 500, 300))
+
+    def compiled(plan: Plan, *_: object) -> Forecast:
+        if sent := next(results):
+            gather = Collective("all-gather", (), sent, 8, (), (), (None,), "")
+            return Forecast(plan, (Compiled("forward", "transformer", 1.0, Memory(1, 1, 2), (gather,), ""),))
+        return Forecast(plan, refused=(Refused("forward", "transformer", "RESOURCE_EXHAUSTED", True),))
+
+    monkeypatch.setattr(module, "forecast", compiled)
+    found = search(plan, jax.devices(), Silent())
+    assert found.best is found.tried[2]
+    assert [bool(each.forward or each.refused) for each in found.tried[:4]] == [True, True, True, False]
+    assert len(found.tried) == len(list(meshes(plan, jax.devices())))
+
+
+def test_no_mesh_is_begun_after_the_time(plan: Plan, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "SECONDS", 0.0)
+    found = search(plan, jax.devices(), Silent())
+    assert found.best is None
+    assert not any(each.forward for each in found.tried)
