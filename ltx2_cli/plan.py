@@ -130,11 +130,17 @@ def decide(
     added = find_adapters(loras, networks, RENAMINGS)
     del networks.vae.encoder, networks.audio_vae.encoder  # what a run does not use is not loaded
     spec = _settled(spec, arch, devices)
-    sharding = lay_out(spec.sharding, devices, [weight for module in networks for weight in weights(module)])
     geometry = clip_geometry(
         spec.num_frames, spec.height, spec.width, spec.fps, arch.compression, arch.transformer.scales
     )
     stage = _stage(spec, geometry, arch)
+    sharding = lay_out(
+        spec.sharding,
+        devices,
+        [weight for module in networks for weight in weights(module)],
+        len(stage.passes) * spec.num_videos,
+        {stream.name: stream.heads for stream in arch.transformer.streams},
+    )
     prompts = [spec.prompt] + [spec.negative_prompt] * (Pass.UNCOND in stage.passes)
     channels = AV(arch.transformer.in_channels, arch.transformer.audio_in_channels)
     shapes = file_shapes(geometry, channels, arch.audio_vae.latent_mels)

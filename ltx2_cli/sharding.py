@@ -1,20 +1,23 @@
 """Sharding is rules: a mesh, and which mesh axis each logical axis of a weight or an activation lies along."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ltx2_cli.spec import ShardingSpec, SpecError
+from ltx2_cli.spec import Kernel, ShardingSpec, SpecError
 
 Rules = tuple[tuple[str, str], ...]
+PLATFORMS = {Kernel.splash: "tpu", Kernel.cudnn: "gpu"}  # what each kernel is made for
 
 
 @dataclass(frozen=True)
@@ -24,10 +27,24 @@ class ShardingPlan:
     mesh: Mesh
     weights: Rules
     activations: Rules
+    attention: Kernel = Kernel.xla
 
     def weight(self, axes: tuple[str | None, ...]) -> NamedSharding:
         """Where a weight of these logical axes lies."""
         return NamedSharding(self.mesh, PartitionSpec(*_lookup(self.weights, axes)))
+
+    def activation(self, axes: tuple[str | None, ...], shape: tuple[int, ...]) -> PartitionSpec:
+        """How an activation of these logical axes lies. What does not divide by its mesh axis, such as the single row
+        of an unguided pass, stays whole."""
+        mesh_axes = zip(shape, _lookup(self.activations, axes), strict=True)
+        return PartitionSpec(
+            *(axis if axis and not length % self.mesh.shape[axis] else None for length, axis in mesh_axes)
+        )
+
+    def parts(self, axis: str) -> int:
+        """Into how many parts a logical axis of activations is divided."""
+        (along,) = _lookup(self.activations, (axis,))
+        return self.mesh.shape[along] if along else 1
 
     @property
     def replicated(self) -> NamedSharding:
@@ -56,18 +73,29 @@ class Declared(Protocol):
         """Its size in each dimension."""
 
 
-def lay_out(spec: ShardingSpec, devices: Sequence[jax.Device], weights: Sequence[Declared]) -> ShardingPlan:
-    """The plan that a profile means on these devices: one device where its mesh has no axis.
+def lay_out(
+    spec: ShardingSpec,
+    devices: Sequence[jax.Device],
+    weights: Sequence[Declared],
+    rows: int = 1,
+    heads: Mapping[str, int] = MappingProxyType({}),
+) -> ShardingPlan:
+    """The plan that a profile means on these devices for batches of `rows`: one device where its mesh has no axis.
 
-    Raises `SpecError` with everything that does not fit: sizes to the devices, rules to the mesh, weights to both.
+    `heads` counts those of each attention that the rules split. Raises `SpecError` with everything that does not fit:
+    sizes to the devices, rules to the mesh, weights and heads to both.
     """
-    mesh = _mesh(spec, devices)
+    mesh = _mesh(spec, devices, rows)
     rules = {**spec.weights, **spec.activations}
     if strangers := sorted(set(rules.values()) - set(mesh.axis_names)):
         known = ", ".join(f"`{axis}`" for axis in mesh.axis_names)
         raise SpecError(f"sharding profile {spec.profile}: its mesh has no axis `{strangers[0]}`", f"it has {known}")
-    plan = ShardingPlan(mesh, tuple(sorted(spec.weights.items())), tuple(sorted(spec.activations.items())))
-    if problems := [problem for weight in weights for problem in _misfits(plan, weight)]:
+    kernel = _kernel(spec, devices[0].platform)
+    plan = ShardingPlan(mesh, tuple(sorted(spec.weights.items())), tuple(sorted(spec.activations.items())), kernel)
+    if problems := [
+        *(problem for weight in weights for problem in _misfits(plan, weight)),
+        *_shared_heads(plan, heads),
+    ]:
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise SpecError(
             f"sharding profile {spec.profile} does not fit the model: {'; '.join(problems[:5])}{more}",
@@ -76,18 +104,49 @@ def lay_out(spec: ShardingSpec, devices: Sequence[jax.Device], weights: Sequence
     return plan
 
 
-def _mesh(spec: ShardingSpec, devices: Sequence[jax.Device]) -> Mesh:
+def _mesh(spec: ShardingSpec, devices: Sequence[jax.Device], rows: int) -> Mesh:
     if not spec.mesh:
         return Mesh(np.asarray(devices[:1]), ("device",))
-    known = math.prod(size for size in spec.mesh.values() if size != -1)
-    sizes = [len(devices) // known if size == -1 else size for size in spec.mesh.values()]
-    if math.prod(sizes) != len(devices):
+    sizes = _sizes(spec, len(devices), rows)
+    if math.prod(sizes.values()) != len(devices):
         shape = " x ".join(f"{axis} {size}" for axis, size in spec.mesh.items())
         raise SpecError(
             f"sharding profile {spec.profile}: a mesh of {shape} does not fit {len(devices)} devices",
             "change it with --set sharding.mesh.AXIS=SIZE, or use --sharding single",
         )
-    return Mesh(create_device_mesh(sizes, devices), tuple(spec.mesh))
+    return Mesh(create_device_mesh(list(sizes.values()), devices), tuple(sizes))
+
+
+def _sizes(spec: ShardingSpec, devices: int, rows: int) -> dict[str, int]:
+    """Devices along each axis. The axis of the rows takes no more than there are rows to lie side by side, where that
+    of the tokens has the rest."""
+    sizes = dict(spec.mesh)
+    rest = [axis for axis, size in sizes.items() if size == -1]
+    axis, tokens = spec.activations.get("rows"), spec.activations.get("tokens")
+    if axis in sizes and rest == [tokens]:
+        others = math.prod(size for name, size in sizes.items() if name not in (axis, tokens))
+        sizes[axis] = math.gcd(sizes[axis], rows, devices // others)
+    known = math.prod(size for size in sizes.values() if size != -1)
+    return {axis: devices // known if size == -1 else size for axis, size in sizes.items()}
+
+
+def _kernel(spec: ShardingSpec, platform: str) -> Kernel:
+    """How attention is computed there. A CPU stands in for the devices of every profile, without their kernels."""
+    made_for = {platform: kernel for kernel, platform in PLATFORMS.items()}
+    wanted = made_for.get(platform, Kernel.xla) if spec.attention is Kernel.auto else spec.attention
+    if platform == "cpu" or PLATFORMS.get(wanted, platform) == platform:
+        return Kernel.xla if platform == "cpu" else wanted
+    raise SpecError(
+        f"sharding profile {spec.profile}: attention by {wanted} runs on a {PLATFORMS[wanted]}, not on a {platform}",
+        "--set sharding.attention=auto",
+    )
+
+
+def _shared_heads(plan: ShardingPlan, heads: Mapping[str, int]) -> Iterator[str]:
+    parts = plan.parts("heads")
+    for name, count in heads.items():
+        if count % parts:
+            yield f"the {count} heads of {name} do not divide by the {parts} devices that share them"
 
 
 def _misfits(plan: ShardingPlan, weight: Declared) -> Iterator[str]:
@@ -113,6 +172,11 @@ def activate(plan: ShardingPlan) -> Iterator[None]:
         _active.reset(token)
 
 
+def active() -> ShardingPlan | None:
+    """The plan that is followed here."""
+    return _active.get()
+
+
 def on_one_cpu() -> bool:
     """Whether what is traced will run on one CPU: the active plan's, or where none is active, the default device."""
     plan = _active.get()
@@ -122,13 +186,18 @@ def on_one_cpu() -> bool:
 
 
 def constrain(x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
-    """`x` laid out by its logical axes under the active plan; `x` itself where none is active.
-
-    A dimension that does not divide by its mesh axis, such as the single row of an unguided pass, stays whole.
-    """
+    """`x` laid out by its logical axes under the active plan; `x` itself where none is active."""
     plan = _active.get()
     if plan is None:
         return x
-    mesh_axes = zip(x.shape, _lookup(plan.activations, axes), strict=True)
-    fitting = (axis if axis and not length % plan.mesh.shape[axis] else None for length, axis in mesh_axes)
-    return jax.lax.with_sharding_constraint(x, NamedSharding(plan.mesh, PartitionSpec(*fitting)))
+    return jax.lax.with_sharding_constraint(x, NamedSharding(plan.mesh, plan.activation(axes, x.shape)))
+
+
+def fill(x: jax.Array, axes: tuple[str | None, ...], dimension: int) -> jax.Array:
+    """`x` laid out by its logical axes, with zeros behind one dimension so that the devices share it evenly."""
+    plan, axis = _active.get(), axes[dimension]
+    if plan is None or axis is None:
+        return x
+    behind = [(0, 0)] * x.ndim
+    behind[dimension] = (0, -x.shape[dimension] % plan.parts(axis))
+    return constrain(jnp.pad(x, behind), axes)

@@ -103,18 +103,29 @@ class GuidanceSpec:
     audio: StreamGuidanceSpec
 
 
+class Kernel(StrEnum):
+    """How attention is computed: a kernel made for TPUs, one for GPUs, plain XLA; `auto`: the one for the devices."""
+
+    auto = "auto"
+    splash = "splash"
+    cudnn = "cudnn"
+    xla = "xla"
+
+
 @dataclass(frozen=True)
 class ShardingSpec:
     """One hardware profile: a mesh, and rules from logical axes to mesh axes.
 
-    `mesh` gives each axis its size, -1 for what is left. `weights` and `activations` send a logical axis to a mesh
-    axis; an axis not named is whole on every device.
+    `mesh` gives each axis its size, -1 for what is left; the axis along which the rows lie gets fewer where there are
+    fewer rows and the tokens' takes what is left. `weights` and `activations` send a logical axis to a mesh axis; an
+    axis not named is whole on every device.
     """
 
     profile: str
     mesh: dict[str, int]
     weights: dict[str, str]
     activations: dict[str, str]
+    attention: Kernel
     replicate_vae: bool
     use_batched_text_encoder: bool
 

@@ -92,7 +92,7 @@ def test_the_highest_layer_that_names_a_profile_chooses_it(page: Page):
     assert (spec.checkpoint, spec.sharding.profile) == ("embedded", "gpu")
     assert (spec.shift_tokens, spec.stg_rule, spec.negative_prompt) == (ShiftTokens.actual, StgRule.config, "")
     spec = read_spec(config=file, prompt="rain", model="ltx2", dotlist=["reference=ltx-core", "sharding=trillium"])
-    assert (spec.checkpoint, spec.sharding.mesh["embed"]) == ("Lightricks/LTX-2", -1)
+    assert (spec.checkpoint, spec.sharding.mesh["embed"]) == ("Lightricks/LTX-2", 1)
     assert (spec.shift_tokens, spec.stg_rule) == (ShiftTokens.reference, StgRule.always)
     assert len(spec.negative_prompt) > 100
 
@@ -101,7 +101,7 @@ def test_set_reads_values_as_yaml_and_flags_literally():
     settings = ["stg_blocks=[3, 4]", "seed=null", "sharding.mesh.heads=4", "sharding=gpu", "fps=1e1"]
     spec = read_spec({"prompt": "${height} [1, 2]: null", "seed": 4}, dotlist=settings)
     assert (spec.stg_blocks, spec.seed, spec.fps) == ((3, 4), None, 10.0)
-    assert spec.sharding.mesh == {"passes": 1, "heads": 4}
+    assert spec.sharding.mesh == {"passes": 4, "tokens": -1, "heads": 4}
     assert spec.prompt == "${height} [1, 2]: null"
 
 
@@ -205,10 +205,13 @@ def test_ironwood_and_trillium_differ_in_where_embed_goes():
 
 
 def test_a_sharding_file_may_extend_a_profile(page: Page):
-    file = str(page("extends: trillium\nmesh: {heads: 2}\nreplicate_vae: false"))
+    file = str(page("extends: trillium\nmesh: {heads: 4}\nreplicate_vae: false"))
     sharding = read_spec(prompt="rain", sharding=file).sharding
     assert sharding == replace(
-        read_sharding("trillium"), profile=file, mesh={"passes": 1, "heads": 2, "embed": -1}, replicate_vae=False
+        read_sharding("trillium"),
+        profile=file,
+        mesh={"passes": 4, "tokens": -1, "heads": 4, "embed": 1},
+        replicate_vae=False,
     )
 
 

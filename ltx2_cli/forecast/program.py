@@ -9,6 +9,7 @@ NAME = re.compile(r"%([\w.\-]+)")
 _SHAPE = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
 _CALLED = re.compile(r"\b(?:calls|to_apply|true_computation|false_computation)=%([\w.\-]+)")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
+_BEGINS = re.compile(r"\s+(?:ROOT )?%[\w.\-]+ = ")
 _NO_DATA = {"token": 0, "opaque": 0, "pred": 8}
 
 
@@ -86,17 +87,19 @@ def read_program(text: str) -> Program:
         if line.endswith("{") and line.startswith(("%", "ENTRY ")):
             name, lines = NAME.findall(line)[0], []
             entry = name if line.startswith("ENTRY ") else entry
-        elif line.startswith("}") and name:
+        elif re.match(r"}(?!})", line) and name:
             computations[name], name = _computation(lines), ""
-        elif name:
+        elif name and _BEGINS.match(line):
             lines.append(line)
+        elif lines:  # the attributes of a Pallas kernel hold line breaks
+            lines[-1] += line
     if not entry:
         raise ValueError("this is not the text of a compiled program: it has no ENTRY computation")
     return Program(computations, entry)
 
 
 def _computation(lines: list[str]) -> Computation:
-    instructions = [_instruction(line) for line in lines if " = " in line]
+    instructions = [_instruction(line) for line in lines]
     roots = [line for line in lines if line.lstrip().startswith("ROOT ")]
     return Computation({each.name: each for each in instructions}, NAME.findall(roots[0])[0])
 

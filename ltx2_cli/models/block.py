@@ -8,7 +8,7 @@ import numpy as np
 from flax import nnx
 
 from ltx2_cli.models.arch import StreamArch, TransformerArch
-from ltx2_cli.nn.attend import KeysValues
+from ltx2_cli.nn.attend import KeysValues, Tokens
 from ltx2_cli.nn.attention import Attention
 from ltx2_cli.nn.basic import FeedForward, rms_norm
 from ltx2_cli.nn.rope import Rope
@@ -73,21 +73,21 @@ class Stream(nnx.Module):
         return self.text_attention.keys_values(modulate(text, scale, shift))
 
     def attend_to_itself(
-        self, x: jax.Array, modulation: Modulation, rope: Rope, attending: jax.Array | np.ndarray
+        self, x: jax.Array, modulation: Modulation, rope: Rope, attending: jax.Array | np.ndarray, tokens: Tokens
     ) -> jax.Array:
         """x after self-attention."""
         shift, scale, gate = (self.table[...] + modulation.self_and_mlp)[:3]
         normed = modulate(rms_norm(x, self.eps), scale, shift)
         gathered = self.self_attention.keys_values(normed, rope)
-        return x + self.self_attention(normed, gathered, rope, attending) * gate
+        return x + self.self_attention(normed, gathered, rope, attending, tokens, tokens) * gate
 
-    def attend_to_text(self, x: jax.Array, modulation: Modulation, text: KeysValues) -> jax.Array:
+    def attend_to_text(self, x: jax.Array, modulation: Modulation, text: KeysValues, tokens: Tokens) -> jax.Array:
         """x after text cross-attention."""
         normed = rms_norm(x, self.eps)
         if self.text_table is None:
-            return x + self.text_attention(normed, text)
+            return x + self.text_attention(normed, text, ours=tokens)
         shift, scale, gate = (self.table[...] + modulation.self_and_mlp)[6:9]
-        return x + self.text_attention(modulate(normed, scale, shift), text) * gate
+        return x + self.text_attention(modulate(normed, scale, shift), text, ours=tokens) * gate
 
     def feed(self, x: jax.Array, modulation: Modulation) -> jax.Array:
         """x after the feed-forward."""
@@ -133,28 +133,39 @@ class Block(nnx.Module):
         modulation: AV[Modulation],
         ropes: AV[Ropes],
         switches: Switches,
+        tokens: AV[Tokens],
     ) -> AV[jax.Array]:
         """x [rows, tokens, dim] of both streams, one layer further."""
-        video, audio = (
-            stream.attend_to_text(stream.attend_to_itself(tokens, mods, rope.own, switches.attending), mods, context)
-            for stream, tokens, mods, rope, context in zip(
-                (self.video, self.audio), x, modulation, ropes, text, strict=True
+        each = zip((self.video, self.audio), x, modulation, ropes, text, tokens, strict=True)
+        x = AV(
+            *(
+                stream.attend_to_text(
+                    stream.attend_to_itself(x, mods, rope.own, switches.attending, tokens), mods, context, tokens
+                )
+                for stream, x, mods, rope, context, tokens in each
             )
         )
-        video, audio = self._exchange(AV(video, audio), modulation, ropes, switches.exchanging)
+        video, audio = self._exchange(x, modulation, ropes, switches.exchanging, tokens)
         return AV(
-            constrain(self.video.feed(video, modulation.video), ("rows", "tokens", None)),
-            constrain(self.audio.feed(audio, modulation.audio), ("rows", None, None)),
+            constrain(self.video.feed(video, modulation.video), ("rows", tokens.video.axis, None)),
+            constrain(self.audio.feed(audio, modulation.audio), ("rows", tokens.audio.axis, None)),
         )
 
     def _exchange(
-        self, x: AV[jax.Array], modulation: AV[Modulation], ropes: AV[Ropes], exchanging: jax.Array | np.ndarray
+        self,
+        x: AV[jax.Array],
+        modulation: AV[Modulation],
+        ropes: AV[Ropes],
+        exchanging: jax.Array | np.ndarray,
+        tokens: AV[Tokens],
     ) -> AV[jax.Array]:
         """Audio-to-video and video-to-audio attention, both from the streams as they were before either."""
         video = self.video.for_exchange(x.video, modulation.video)
         audio = self.audio.for_exchange(x.audio, modulation.audio)
-        heard = self.to_video(video.video, self.to_video.keys_values(audio.video, ropes.audio.cross), ropes.video.cross)
-        seen = self.to_audio(audio.audio, self.to_audio.keys_values(video.audio, ropes.video.cross), ropes.audio.cross)
+        sounds = self.to_video.keys_values(audio.video, ropes.audio.cross)
+        sights = self.to_audio.keys_values(video.audio, ropes.video.cross)
+        heard = self.to_video(video.video, sounds, ropes.video.cross, ours=tokens.video, theirs=tokens.audio)
+        seen = self.to_audio(audio.audio, sights, ropes.audio.cross, ours=tokens.audio, theirs=tokens.video)
         return AV(
             self.video.receive(x.video, heard, modulation.video, exchanging),
             self.audio.receive(x.audio, seen, modulation.audio, exchanging),

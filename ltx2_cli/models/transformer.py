@@ -10,11 +10,11 @@ from flax import nnx
 from ltx2_cli.diffusion.geometry import Geometry
 from ltx2_cli.models.arch import StreamArch, TransformerArch
 from ltx2_cli.models.block import Block, Modulation, Ropes, Switches, modulate
-from ltx2_cli.nn.attend import KeysValues
+from ltx2_cli.nn.attend import KeysValues, Tokens
 from ltx2_cli.nn.basic import Linear, layer_norm
 from ltx2_cli.nn.modulation import AdaLayerNormSingle
 from ltx2_cli.nn.rope import Rope, rope_table
-from ltx2_cli.sharding import constrain
+from ltx2_cli.sharding import constrain, fill
 from ltx2_cli.spec import AV
 from ltx2_cli.weights.declare import Scope
 
@@ -119,9 +119,18 @@ class Transformer(nnx.Module):
         video_rows, video_embedded = self.video.modulation(timestep, gate_timestep)
         audio_rows, audio_embedded = self.audio.modulation(timestep, gate_timestep)
         modulation = AV(video_rows, audio_rows)
+        tokens = AV(Tokens("tokens", latents.video.shape[1]), Tokens("audio_tokens", latents.audio.shape[1]))
         x = AV(
-            constrain(self.video.proj_in(latents.video), ("rows", "tokens", None)),
-            constrain(self.audio.proj_in(latents.audio), ("rows", None, None)),
+            *(
+                ends.proj_in(fill(stream, ("rows", each.axis, None), 1))
+                for ends, stream, each in zip((self.video, self.audio), latents, tokens, strict=True)
+            )
+        )
+        ropes = AV(
+            *(
+                jax.tree.map(lambda table, axis=each.axis: fill(table, (axis, "heads", None), 0), rope)
+                for rope, each in zip(ropes, tokens, strict=True)
+            )
         )
 
         def layer(
@@ -131,11 +140,14 @@ class Transformer(nnx.Module):
             if keys_values is None:
                 keys_values = block.text_keys_values(text.tokens, AV(video_rows.text, audio_rows.text))
             rows = jax.tree.map(lambda array: array[contexts], keys_values)
-            return block(x, rows, modulation, ropes, Switches(attending, switches.exchanging)), None
+            return block(x, rows, modulation, ropes, Switches(attending, switches.exchanging), tokens), None
 
         layers = (self.blocks, text.keys_values, switches.attending)
         x, _ = jax.lax.scan(layer, x, layers, unroll=1 if self.scan_layers else self.arch.num_layers)
-        return AV(self.video.output(x.video, video_embedded), self.audio.output(x.audio, audio_embedded))
+        return AV(
+            self.video.output(x.video, video_embedded)[:, : tokens.video.number],
+            self.audio.output(x.audio, audio_embedded)[:, : tokens.audio.number],
+        )
 
 
 def rope_tables(geometry: Geometry, arch: TransformerArch) -> AV[Ropes]:

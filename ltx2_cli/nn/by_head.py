@@ -7,8 +7,10 @@ QUERIES = 128  # at a time
 
 
 def attend_by_head(queries: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
-    """softmax(q·kᵀ/√d)·v, all arrays [rows, tokens, heads, head_dim]: scores stay in the cache, and the sum of weights
-    divides at the end."""
+    """softmax(q·kᵀ)·v, all arrays [rows, tokens, heads, head_dim], the queries scaled.
+
+    Scores stay in the cache, and the sum of weights divides at the end.
+    """
     rows, tokens, heads, dim = queries.shape
     block = min(tokens, QUERIES)
     blocks = -(-tokens // block)
@@ -21,7 +23,7 @@ def attend_by_head(queries: jax.Array, keys: jax.Array, values: jax.Array) -> ja
         queries, keys, values = head
 
         def one_block(queries: jax.Array) -> jax.Array:
-            scores = jnp.matmul(queries, keys, preferred_element_type=jnp.float32) * dim**-0.5
+            scores = jnp.matmul(queries, keys, preferred_element_type=jnp.float32)
             weights = jnp.exp(scores - scores.max(axis=-1, keepdims=True))
             gathered = jnp.matmul(weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
             return (gathered / weights.sum(axis=-1, keepdims=True)).astype(values.dtype)

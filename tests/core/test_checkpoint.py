@@ -327,6 +327,7 @@ def test_a_block_that_does_not_exist(folder: Path, blocks: list[int], sentence: 
         ({"mesh": {"heads": 8}, "weights": {"mlp": "columns"}}, r"has no axis `columns`"),
         ({"mesh": {"heads": 8}, "weights": {"vocab": "heads"}}, r"259 does not divide by the 8 of mesh axis `heads`"),
         ({"mesh": {"a": 8}, "weights": {"heads": "a", "embed": "a"}}, r"would lie twice along mesh axis `a`"),
+        ({"mesh": {"a": 8}, "activations": {"heads": "a"}}, r"the 4 heads of audio do not divide by the 8 devices"),
     ],
 )
 def test_a_profile_that_does_not_fit(folder: Path, sharding: dict[str, object], sentence: str) -> None:

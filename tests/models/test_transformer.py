@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 import torch
 from diffusers import LTX2VideoTransformer3DModel
-from jax.sharding import Mesh
 
 from ltx2_cli.diffusion.geometry import Compression, Geometry, clip_geometry
 from ltx2_cli.models.arch import TransformerArch
 from ltx2_cli.models.block import Switches
 from ltx2_cli.models.config import read_arch
 from ltx2_cli.models.transformer import Transformer, rope_tables
-from ltx2_cli.sharding import ShardingPlan, activate
 from ltx2_cli.spec import AV
 from ltx2_cli.weights.declare import Scope, declared
 from parity import adopt, published, randomise, relative_error
@@ -237,35 +235,3 @@ def test_rope_table_at_real_size() -> None:
     seconds = reference.audio_rope.prepare_audio_coords(1, 126, torch.device("cpu"))
     cosines, _ = reference.cross_attn_audio_rope(seconds, device="cpu")
     assert relative_error(rope_tables(geometry, arch).audio.cross.cos, cosines[0].swapaxes(0, 1)) <= 1e-6
-
-
-def test_every_way_to_attend_gives_the_same_with_many_tokens_and_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ltx2_cli.nn import attention
-
-    random = np.random.default_rng(0)
-    queries = 3 * random.standard_normal((2, 21, 3, 8), np.float32)
-    context = attention.KeysValues(*random.standard_normal((2, 2, 11, 3, 8), np.float32))
-    scores = np.einsum("rqhd,rkhd->rhqk", *(x.astype(np.float64) for x in (queries, context.keys))) / np.sqrt(8)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    wanted = np.einsum("rhqk,rkhd->rqhd", weights / weights.sum(axis=-1, keepdims=True), context.values)
-    for score_bytes, least_queries in ((2**30, 128), (0, 8)):  # all queries at once, eight at a time
-        monkeypatch.setattr(attention, "SCORE_BYTES", score_bytes)
-        monkeypatch.setattr(attention, "LEAST_QUERIES", least_queries)
-        for attend in (attention._attend_all_heads, attention._attend_by_head):
-            np.testing.assert_allclose(attend(queries, context), wanted, rtol=1e-5, atol=1e-6)
-
-
-def test_one_cpu_attends_by_head_and_several_devices_do_not() -> None:
-    from ltx2_cli.nn import attention
-
-    queries = jax.ShapeDtypeStruct((2, 300, 4, 8), jnp.float32)
-    context = attention.KeysValues(queries, queries)
-
-    def scores(devices: int) -> bool:
-        """Whether the scores of all heads and queries are one array."""
-        plan = ShardingPlan(Mesh(np.asarray(jax.devices()[:devices]), ("heads",)), (), ())
-        with activate(plan):  # the partial is not known to jit, which would otherwise remember what it traced
-            program = jax.jit(partial(attention.attend)).lower(queries, context)
-        return "tensor<2x4x300x300xf32>" in program.as_text()
-
-    assert (scores(1), scores(2)) == (False, True)

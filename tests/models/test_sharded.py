@@ -1,0 +1,147 @@
+"""The denoiser over eight devices: the same velocities on every mesh, and in each block just the collectives meant."""
+
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ltx2_cli.diffusion.geometry import Geometry
+from ltx2_cli.forecast.hlo import collectives
+from ltx2_cli.models.arch import TransformerArch
+from ltx2_cli.models.block import Switches
+from ltx2_cli.models.config import read_arch
+from ltx2_cli.models.transformer import Transformer, rope_tables
+from ltx2_cli.profiles import read_sharding
+from ltx2_cli.sharding import ShardingPlan, activate, lay_out
+from ltx2_cli.spec import AV
+from ltx2_cli.weights.declare import Scope, Weight, map_weights, random_weights, weights
+
+LAYERS = 3
+EARLIER = {
+    "in_channels": 8,
+    "out_channels": 8,
+    "num_attention_heads": 4,
+    "attention_head_dim": 16,
+    "cross_attention_dim": 64,
+    "audio_in_channels": 6,
+    "audio_out_channels": 6,
+    "audio_num_attention_heads": 4,
+    "audio_attention_head_dim": 8,
+    "audio_cross_attention_dim": 32,
+    "num_layers": LAYERS,
+    "caption_channels": 20,
+    "rope_type": "split",
+    "perturbed_attn": True,
+}
+GATED = {"gated_attn": True, "audio_gated_attn": True, "cross_attn_mod": True, "audio_cross_attn_mod": True}
+LATER = EARLIER | GATED | {"use_prompt_embeddings": False}
+ROWS = 2
+TEXT_KEYS = {("all-reduce", ("heads",)): 2}  # their mean squares, where the noise level modulates the text
+TRADES = {("all-to-all", ("tokens",)): 4}  # of the video's self-attention: queries, keys, values, and what they gather
+MERGES = {("all-reduce", ("tokens",)): 3}  # of the sound looking at the picture: largest score, sum, weighted sum
+SUMS = {
+    # The picture's self-attention, text attention and feed-forward; the same of the sound, and what it sees.
+    ("all-reduce", ("heads",)): 7 + 10,  # and the mean squares of queries and keys, but not of the text's keys
+    ("all-gather", ("heads",)): 1,  # what the picture hears, before its projection
+}
+
+
+def velocities(config: dict[str, object], plan: ShardingPlan | None, scan: bool = True) -> tuple[AV[jax.Array], str]:
+    """Of one forward over two rows, and the program's text; 2 x 3 x 3 tokens fill no four devices evenly."""
+    arch = read_arch(TransformerArch, config, "config.json")
+    geometry = Geometry(frames=3, height=2, width=3, audio_frames=11, fps=12.5, scales=arch.scales)
+    model = random_weights(Transformer(Scope(jnp.float32), arch, scan), seed=1, scale=0.2)
+    draw = partial(np.random.default_rng(2).standard_normal, dtype=np.float32)
+    latents = AV(draw((ROWS, geometry.video_tokens, 8)), draw((ROWS, geometry.audio_frames, 6)))
+    widths = [20, 20] if arch.use_prompt_embeddings else [64, 32]
+    text = AV(*(draw((2, 7, width)) for width in widths))
+    attending = np.ones((LAYERS, ROWS), bool)
+    attending[1, 1] = False
+    switches, contexts = Switches(attending, np.ones(ROWS, bool)), np.arange(ROWS)
+
+    def forward(model: Transformer, latents: AV[jax.Array], context: object) -> AV[jax.Array]:
+        return model(latents, jnp.float32(0.7), context, contexts, rope_tables(geometry, arch), switches)
+
+    if plan is None:
+        return forward(model, latents, model.text_context(text)), ""
+
+    def placed(weight: Weight) -> jax.Array:
+        return weight.with_value(jax.device_put(weight.get_value(), plan.weight(weight.axes)))
+
+    model, latents = map_weights(placed, model), jax.device_put(latents, plan.replicated)
+    with activate(plan):
+        context = jax.jit(lambda model: model.text_context(text))(model)
+        program = jax.jit(forward).lower(model, latents, context).compile()
+    return program(model, latents, context), program.as_text()
+
+
+def plan_of(config: dict[str, object], profile: str, mesh: dict[str, int], rows: int = ROWS) -> ShardingPlan:
+    declared = weights(Transformer(Scope(jnp.float32), read_arch(TransformerArch, config, "config.json")))
+    spec = read_sharding(profile)
+    return lay_out(replace(spec, mesh={**spec.mesh, **mesh}), jax.devices(), declared, rows, {"video": 4, "audio": 4})
+
+
+@pytest.mark.parametrize("config", [EARLIER, LATER], ids=["2.0", "2.3"])
+@pytest.mark.parametrize(
+    ("profile", "mesh", "scan"),
+    [
+        ("ironwood", {}, True),
+        ("ironwood", {}, False),
+        ("ironwood", {"passes": 1}, True),  # eight parts of four heads
+        ("trillium", {}, True),
+        ("trillium", {"passes": 1, "embed": 2}, True),
+        ("gpu", {"heads": 4, "passes": 1}, True),
+    ],
+    ids=str,
+)
+def test_every_mesh_gives_the_same(config: dict[str, object], profile: str, mesh: dict[str, int], scan: bool) -> None:
+    wanted, _ = velocities(config, None)
+    got, _ = velocities(config, plan_of(config, profile, mesh), scan)
+    for one, eight in zip(wanted, got, strict=True):
+        assert one.shape == eight.shape
+        assert np.linalg.norm(eight - one) <= 1e-5 * np.linalg.norm(one)
+
+
+@pytest.mark.parametrize(
+    ("config", "profile", "wanted"),
+    [
+        (EARLIER, "ironwood", Counter(TRADES) + Counter(MERGES)),
+        (LATER, "ironwood", Counter(TRADES) + Counter(MERGES)),
+        (EARLIER, "trillium", Counter(TRADES) + Counter(MERGES) + Counter(SUMS)),
+        (LATER, "trillium", Counter(TRADES) + Counter(MERGES) + Counter(SUMS) + Counter(TEXT_KEYS)),
+    ],
+    ids=["2.0 ironwood", "2.3 ironwood", "2.0 trillium", "2.3 trillium"],
+)
+def test_a_block_has_just_the_collectives_that_its_profile_means(
+    config: dict[str, object], profile: str, wanted: Counter[tuple[str, tuple[str, ...]]]
+) -> None:
+    plan = plan_of(config, profile, {})
+    _, text = velocities(config, plan)
+    inside: Counter[tuple[str, tuple[str, ...]]] = Counter()
+    for each in collectives(text, plan.mesh):
+        if each.loops == (LAYERS,):
+            # XLA may make one of several, and the CPU has a result a device of an all-to-all.
+            inside[each.kind, each.axes] += 1 if each.kind == "all-to-all" else len(each.results)
+    assert inside == wanted
+
+
+@pytest.mark.parametrize(
+    ("profile", "devices", "rows", "shape"),
+    [
+        ("ironwood", 8, 4, (4, 2, 1)),
+        ("ironwood", 8, 2, (2, 4, 1)),
+        ("ironwood", 8, 1, (1, 8, 1)),
+        ("ironwood", 8, 3, (1, 8, 1)),
+        ("ironwood", 2, 4, (2, 1, 1)),
+        ("trillium", 8, 4, (4, 1, 2, 1)),
+        ("trillium", 8, 1, (1, 4, 2, 1)),
+        ("trillium", 4, 2, (2, 1, 2, 1)),
+    ],
+)
+def test_devices_that_no_pass_needs_take_tokens(profile: str, devices: int, rows: int, shape: tuple[int, ...]) -> None:
+    plan = lay_out(read_sharding(profile), jax.devices()[:devices], [], rows)
+    assert plan.mesh.devices.shape == shape
