@@ -65,9 +65,9 @@ def join(
     if num_processes == 1:
         return Hosts()
     if told != (None, None, None):
-        launcher, here = _told(*told), None
+        launcher, own = _told(*told), None
     elif found := _found():
-        launcher, here = found, () if found.one_a_host and "JAX_LOCAL_DEVICE_IDS" not in os.environ else None
+        launcher, own = found, () if found.one_a_host and "JAX_LOCAL_DEVICE_IDS" not in os.environ else None
     else:
         return Hosts()
     import jax
@@ -77,12 +77,18 @@ def join(
         coordinator_address,
         launcher.processes,
         process_id,
-        local_device_ids=here,  # (): all of them, where jax would take one for each process
+        local_device_ids=own,  # (): all that are here, where jax would take one for each process
         cluster_detection_method="deactivate" if coordinator_address else None,
         initialization_timeout=timeout + GRACE,
         heartbeat_timeout_seconds=HEARTBEAT,
     )
     _within(timeout, initialize, launcher)
+    here, all_of_them = jax.local_device_count(), jax.device_count()
+    if here * launcher.processes != all_of_them:
+        raise SpecError(
+            f"the {launcher.processes} processes have {all_of_them} devices, but this one has {here}",
+            "start on hosts that are alike, one process a host or a device",
+        )
     return Hosts(jax.process_index(), jax.process_count())
 
 

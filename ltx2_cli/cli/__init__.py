@@ -16,7 +16,7 @@ from ltx2_cli.cli.interrupts import raise_again
 from ltx2_cli.cli.lora import lora
 from ltx2_cli.cli.models import models
 from ltx2_cli.cli.plan import PLAN_EXAMPLES, plan
-from ltx2_cli.cli.together import FAILED, REFUSED, abandon
+from ltx2_cli.cli.together import FAILED, REFUSED, abandon, said_by_another
 from ltx2_cli.console import complain
 from ltx2_cli.spec import MAKE_ROOM, FitError, RunError, SpecError
 
@@ -62,6 +62,8 @@ def main() -> None:
         if debug:
             traceback.print_exc()
         sentence, hint, code = _explain(error)
+        if said_by_another(error):
+            abandon(code)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is over: another Ctrl-C would only garble how
     if code:
         complain(sentence, hint)

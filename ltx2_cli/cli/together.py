@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ltx2_cli.spec import RunError, RunSpec, SpecError
+from ltx2_cli.spec import NotFiniteError, RunError, RunSpec, SpecError
 
 if TYPE_CHECKING:
     from ltx2_cli.hosts import Hosts
@@ -109,9 +109,19 @@ def with_common_seed(spec: RunSpec, hosts: "Hosts") -> RunSpec:
     return replace(spec, seed=int(hosts.gather(str(random_seed(spec)))[0]))
 
 
+def said_by_another(error: Exception) -> bool:
+    """Whether the first of several hosts says the same: a request that was agreed on, numbers that all compute."""
+    common = isinstance(error, SpecError | NotFiniteError)
+    return common and _are_others() and sys.modules["jax"].process_index() > 0
+
+
 def abandon(code: int) -> None:
     """After a failure, end at once where there are other hosts: jax would wait for them, as they wait for this one."""
-    if code and "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized():
+    if code and _are_others():
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _are_others() -> bool:
+    return "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized()
