@@ -83,12 +83,7 @@ def join(
         heartbeat_timeout_seconds=HEARTBEAT,
     )
     _within(timeout, initialize, launcher)
-    here, all_of_them = jax.local_device_count(), jax.device_count()
-    if here * launcher.processes != all_of_them:
-        raise SpecError(
-            f"the {launcher.processes} processes have {all_of_them} devices, but this one has {here}",
-            "start on hosts that are alike, one process a host or a device",
-        )
+    _check_alike(launcher.processes, jax.local_device_count(), jax.device_count())
     return Hosts(jax.process_index(), jax.process_count())
 
 
@@ -99,6 +94,14 @@ def fetch(array: "jax.Array") -> np.ndarray:
     from jax.experimental import multihost_utils
 
     return multihost_utils.process_allgather(array, tiled=True)
+
+
+def _check_alike(processes: int, here: int, in_all: int) -> None:
+    if here * processes != in_all:
+        raise SpecError(
+            f"the {processes} processes have {in_all} devices, but this one has {here}",
+            "start on hosts that are alike, one process a host or a device",
+        )
 
 
 def _told(address: str | None, processes: int | None, process: int | None) -> _Launcher:
