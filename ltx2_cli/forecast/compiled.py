@@ -1,10 +1,12 @@
 """A program compiled for devices that need not be here: its memory, what it sends, and its text."""
 
+import math
 import re
 import time
 from dataclasses import dataclass
 
 import jax
+from flax import nnx
 from jax.sharding import Mesh
 
 from ltx2_cli.core.programs import Program
@@ -32,6 +34,7 @@ class Compiled:
     network: str | None  # whose weights it takes
     compile_seconds: float
     memory: Memory
+    weight_bytes: int  # of the networks among its arguments, as far as it reads them
     collectives: tuple[Collective, ...]
     text: str  # optimised HLO
 
@@ -63,7 +66,7 @@ def compile_program(program: Program, mesh: Mesh) -> Compiled | Refused:
         return Refused(program.name, program.network, reason, "RESOURCE_EXHAUSTED" in reason, needed_bytes(str(error)))
     seconds, text = time.monotonic() - began, compiled.as_text() or ""
     found = tuple(collectives(text, mesh))
-    return Compiled(program.name, program.network, seconds, _memory(compiled), found, text)
+    return Compiled(program.name, program.network, seconds, _memory(compiled), _weight_bytes(compiled), found, text)
 
 
 def needed_bytes(message: str) -> int:
@@ -81,3 +84,14 @@ def _memory(compiled: jax.stages.Compiled) -> Memory:
     arguments, temporaries = said.argument_size_in_bytes, said.temp_size_in_bytes
     # What XLA calls the peak leaves out, on the CPU, temporaries that are never all in use.
     return Memory(arguments, temporaries, max(said.peak_memory_in_bytes, arguments + temporaries))
+
+
+def _weight_bytes(compiled: jax.stages.Compiled) -> int:
+    (arguments, _), (placed, _) = compiled.args_info, compiled.input_shardings
+    size = 0
+    for argument, where in zip(arguments, placed, strict=True):
+        if isinstance(argument, nnx.Module):
+            shardings = jax.tree.leaves(where, is_leaf=lambda leaf: leaf is None)  # None: it is not read
+            for each, sharding in zip(jax.tree.leaves(argument), shardings, strict=True):
+                size += math.prod(sharding.shard_shape(each.shape)) * each.dtype.itemsize if sharding else 0
+    return size

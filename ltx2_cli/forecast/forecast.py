@@ -89,13 +89,9 @@ class Forecast:
 
     def beside_bytes(self, phase: str) -> int:
         """What those programs of a phase that were compiled need of a device beside their networks."""
-        held = self.held_bytes(phase)
-        needed = (
-            each.memory.peak_bytes - min(held, each.memory.arguments_bytes)
-            for each in self.compiled
-            if each.network in PHASES[phase]
-        )
-        refused = (each.needed_bytes - held for each in self.refused if each.network in PHASES[phase])
+        names, held = PHASES[phase], self.held_bytes(phase)
+        needed = (each.memory.peak_bytes - each.weight_bytes for each in self.compiled if each.network in names)
+        refused = (each.needed_bytes - held for each in self.refused if each.network in names)
         return max([0, *needed, *refused])
 
     @property

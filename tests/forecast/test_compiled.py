@@ -8,6 +8,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ltx2_cli.core.programs import Program
 from ltx2_cli.forecast.compiled import Compiled, compile_program, needed_bytes
+from ltx2_cli.nn.basic import Linear
+from ltx2_cli.weights.declare import Scope, map_weights
 
 
 def test_a_program_and_what_it_sends():
@@ -22,8 +24,25 @@ def test_a_program_and_what_it_sends():
     assert [each.kind for each in made.collectives] == ["all-gather"]
     assert made.memory.arguments_bytes == 64 * 16 * 4
     assert made.memory.peak_bytes >= made.memory.arguments_bytes + made.memory.temporaries_bytes
+    assert made.weight_bytes == 0
     assert made.compile_seconds > 0
     assert "ENTRY" in made.text
+
+
+def test_weights_that_a_program_does_not_read_are_not_among_its_own():
+    """Of a linear of 8 by 16 floats, split in eight parts, it reads the matrix and not the bias."""
+    mesh = Mesh(np.asarray(jax.devices()), ("width",))
+    split = NamedSharding(mesh, PartitionSpec("width"))
+    linear = Linear(Scope(jnp.float32), 16, 8, ("width", None))
+    linear = map_weights(
+        lambda weight: weight.with_value(jax.ShapeDtypeStruct(weight.shape, jnp.float32, sharding=split)), linear
+    )
+    x = jax.ShapeDtypeStruct((4, 16), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec()))
+    project = jax.jit(lambda linear, x: x @ linear.kernel[...].mT)
+    made = compile_program(Program("project", None, lambda: project.lower(linear, x)), mesh)
+    assert isinstance(made, Compiled)
+    assert made.weight_bytes == 8 * 16 * 4 // 8
+    assert made.memory.arguments_bytes == made.weight_bytes + 4 * 16 * 4
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,8 @@ def one() -> Plan:
     return foresee(read_spec(prompt="rain", model="ltx2", sharding="single"), jax.devices())
 
 
-def compiled(peak: int, arguments: int, network: str = "transformer", name: str = "forward") -> Compiled:
-    memory = Memory(arguments, peak - arguments, peak)
-    return Compiled(name, network, 1.0, memory, (), "HloModule")
+def compiled(peak: int, weights: int, network: str = "transformer", name: str = "forward") -> Compiled:
+    return Compiled(name, network, 1.0, Memory(weights, peak - weights, peak), weights, (), "HloModule")
 
 
 def test_every_network_has_its_phase(one: Plan) -> None:
@@ -60,11 +59,12 @@ def test_what_stays_resident_is_there_in_every_phase(one: Plan) -> None:
     assert (working["denoise"], working["encode"]) == (everything + 500, everything)
 
 
-def test_what_a_program_computes_with_comes_on_top_of_its_networks(one: Plan) -> None:
+def test_what_a_program_needs_comes_on_top_of_all_networks_of_its_phase(one: Plan) -> None:
+    """Also where it reads only some of their weights."""
     held = Forecast(one).weight_bytes
-    made = (compiled(held["transformer"] + 900, held["transformer"] + 100), compiled(1500, 1000, "vocoder", "sound"))
+    made = (compiled(held["transformer"], held["transformer"] - 900), compiled(1500, 1000, "vocoder", "sound"))
     found = Forecast(one, made).phase_bytes
-    assert found["denoise"] == held["transformer"] + 900  # its peak: the arguments are the weights and 100 more
+    assert found["denoise"] == held["transformer"] + 900
     assert found["decode"] == held["vae"] + held["audio_vae"] + held["vocoder"] + 500
 
 

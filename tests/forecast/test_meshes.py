@@ -67,7 +67,7 @@ def test_the_best_of_those_compiled_is_chosen(plan: Plan, monkeypatch: pytest.Mo
     def compiled(plan: Plan, *_: object) -> Forecast:
         if sent := next(results):
             gather = Collective("all-gather", (), sent, 8, (), (), (None,), "")
-            return Forecast(plan, (Compiled("forward", "transformer", 1.0, Memory(1, 1, 2), (gather,), ""),))
+            return Forecast(plan, (Compiled("forward", "transformer", 1.0, Memory(1, 1, 2), 1, (gather,), ""),))
         return Forecast(plan, refused=(Refused("forward", "transformer", "RESOURCE_EXHAUSTED", True),))
 
     monkeypatch.setattr(module, "forecast", compiled)
