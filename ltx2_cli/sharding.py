@@ -86,8 +86,8 @@ def lay_out(
     sizes to the devices, rules to the mesh, weights and heads to both.
     """
     mesh = _mesh(spec, devices, rows)
-    rules = {**spec.weights, **spec.activations}
-    if strangers := sorted(set(rules.values()) - set(mesh.axis_names)):
+    named = {*spec.weights.values(), *spec.activations.values()}
+    if strangers := sorted(named - set(mesh.axis_names)):
         known = ", ".join(f"`{axis}`" for axis in mesh.axis_names)
         raise SpecError(f"sharding profile {spec.profile}: its mesh has no axis `{strangers[0]}`", f"it has {known}")
     kernel = _kernel(spec, devices[0].platform)
@@ -107,8 +107,10 @@ def lay_out(
 def _mesh(spec: ShardingSpec, devices: Sequence[jax.Device], rows: int) -> Mesh:
     if not spec.mesh:
         return Mesh(np.asarray(devices[:1]), ("device",))
-    sizes = _sizes(spec, len(devices), rows)
-    if math.prod(sizes.values()) != len(devices):
+    asked = [size for size in spec.mesh.values() if size != -1]
+    countable = min(asked, default=1) > 0 and len(spec.mesh) - len(asked) <= 1
+    sizes = _sizes(spec, len(devices), rows) if countable else {}
+    if not sizes or math.prod(sizes.values()) != len(devices):
         shape = " x ".join(f"{axis} {size}" for axis, size in spec.mesh.items())
         raise SpecError(
             f"sharding profile {spec.profile}: a mesh of {shape} does not fit {len(devices)} devices",
