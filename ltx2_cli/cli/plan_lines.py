@@ -106,7 +106,7 @@ def _collectives(collectives: Sequence[Collective]) -> Iterator[tuple[str, str, 
 
 def _time(forecast: Forecast) -> Iterator[str]:
     step, clip = forecast.rooflines[DENOISE], forecast.clip_seconds
-    yield "least time"
+    yield "least time: no run is faster"
     parts = [f"{part} {_seconds(seconds)}" for part, seconds in vars(step).items()]
     phases = [f"{phase} {_seconds(seconds)}" for phase, seconds in clip.items()]
     rows = [

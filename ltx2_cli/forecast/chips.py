@@ -76,7 +76,9 @@ def topology(name: str) -> tuple[jax.Device, ...]:
         known = "; ".join(", ".join(slices(each)) for each in own or CHIPS if each.topology)
         raise SpecError(f"libtpu knows no TPU slice {name}", f"it knows {known}") from error
     except RuntimeError as error:  # as jax says that there is no libtpu
-        raise SpecError(f"compiling for {name} needs libtpu, the TPUs' compiler", "pip install 'ltx2[tpu]'") from error
+        raise SpecError(
+            f"compiling for {name} needs libtpu, the TPUs' compiler", "pip install 'ltx2[tpu]', on Linux for x86-64"
+        ) from error
 
 
 def slices(chip: Chip) -> list[str]:

@@ -147,7 +147,7 @@ def test_search_compares_meshes_and_plans_the_best(plan: Run, monkeypatch: pytes
         ),
         (
             ("--sharding", "./mesh.yaml", "--set", "sharding.mesh.passes=0"),
-            "passes 0 x heads -1 does not fit 8 devices",
+            "passes 0 x heads -1 does not fit 8",
         ),
         (("--sharding", "./mesh.yaml", "--set", "sharding.mesh.passes=-1"), "passes -1 x heads -1 does not fit 8"),
         (("--sharding", "./mesh.yaml", "--set", "sharding.mesh.heads=-8"), "passes 2 x heads -8 does not fit 8"),
