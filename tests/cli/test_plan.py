@@ -14,11 +14,16 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from ltx2_cli.cli.plan_lines import lines
 from ltx2_cli.forecast import chips, meshes
 from ltx2_cli.forecast.chips import Chip
+from ltx2_cli.forecast.compiled import Refused
+from ltx2_cli.forecast.configs import foresee
 from ltx2_cli.forecast.flops import denoiser_flops
+from ltx2_cli.forecast.forecast import Forecast
 from ltx2_cli.forecast.hlo import collectives, wire_bytes
 from ltx2_cli.models.demo import ARCH
+from ltx2_cli.profiles import read_spec
 from program import run_program
 
 MESH = """
@@ -191,3 +196,12 @@ def test_a_slice_that_nobody_owns_is_planned(plan: Run) -> None:
     assert (said["device"], said["devices"]) == ("TPU v6 lite", 4)
     assert said["seconds_per_step"] == max(said["roofline_seconds"].values()) > 0
     assert said["seconds_per_clip"] == pytest.approx(sum(said["phase_seconds"].values()))
+
+
+def test_what_cannot_be_compiled_is_still_counted() -> None:
+    plan = foresee(read_spec(prompt="rain", model="ltx2", sharding="single"), jax.devices())
+    refused = Refused("forward", "transformer", "UNIMPLEMENTED: no such thing", too_large=False)
+    rows = [" ".join(line.split()) for line in lines(Forecast(plan, refused=(refused,)))]
+    assert "not compiled UNIMPLEMENTED: no such thing" in rows
+    assert "tokens 6144 of video, 126 of sound, 1024 of text" in rows
+    assert "denoise 37.8 GB weights alone" in rows
