@@ -11,7 +11,7 @@ from ltx2_cli.forecast.forecast import DENOISE, Forecast, forecast, forward_prog
 from ltx2_cli.plan import Plan, decide
 from ltx2_cli.spec import SpecError
 
-CHEAPEST_FIRST = ("rows", "tokens", "heads")  # by what splitting each sends: nothing, tokens, sums; then all others
+CHEAPEST_FIRST = ("rows", "tokens", "heads")  # by what splitting each sends: nothing, tokens, sums; other axes more
 COMPILED = 3  # meshes, of those that may fit
 SECONDS = 300.0  # after which no other is begun
 
@@ -45,10 +45,8 @@ def cost(forecast: Forecast) -> tuple[float, float, float]:
 
 
 def meshes(plan: Plan, devices: Sequence[jax.Device]) -> Iterator[Plan]:
-    """The plan under each mesh of its profile's axes that fits the devices and the model, those that send least first.
-
-    The axis of the rows takes as many devices as divide them.
-    """
+    """The plan under each mesh of its profile's axes that divides devices, rows and model, the cheapest first: those
+    with few devices along the axes that send most."""
     sharding = plan.spec.sharding
     if not sharding.mesh:
         return
@@ -57,7 +55,7 @@ def meshes(plan: Plan, devices: Sequence[jax.Device]) -> Iterator[Plan]:
     axes = [*dict.fromkeys(order), *(axis for axis in sharding.mesh if axis not in order)]
     (stage,) = plan.stages
     rows = len(stage.passes) * plan.spec.num_videos
-    for sizes in _factors(len(devices), len(axes)):
+    for sizes in sorted(_factors(len(devices), len(axes)), key=lambda sizes: sizes[::-1]):
         chosen = dict(zip(axes, sizes, strict=True))
         if rows % chosen.get(sharding.activations.get("rows", ""), 1):
             continue
@@ -70,10 +68,10 @@ def meshes(plan: Plan, devices: Sequence[jax.Device]) -> Iterator[Plan]:
 
 
 def _factors(number: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """The ways to write `number` as a product of so many factors, large first factors first."""
+    """The ways to write `number` as a product of so many factors."""
     if parts == 1:
         yield (number,)
         return
-    for first in range(number, 0, -1):
+    for first in range(1, number + 1):
         if number % first == 0:
             yield from ((first, *rest) for rest in _factors(number // first, parts - 1))

@@ -33,7 +33,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 
 
 def test_every_mesh_that_divides_rows_and_weights_those_first_that_send_least(plan: Plan):
-    """Passes first, up to the four there are; then heads, up to four; the channels take the rest."""
+    """Up to the four passes that there are, and up to four heads; few parts of the channels, then of the heads."""
     found = [tuple(each.sharding.mesh.shape.values()) for each in meshes(plan, jax.devices())]
     assert [mesh for mesh in found if mesh[1] <= 4] == [
         (4, 2, 1),
@@ -57,7 +57,6 @@ def test_factors_multiply_to_their_number(parts: int):
     found = list(module._factors(12, parts))
     assert len(set(found)) == len(found) == {1: 1, 2: 6, 3: 18}[parts]
     assert {math.prod(each) for each in found} == {12}
-    assert found == sorted(found, reverse=True)
 
 
 def test_the_best_of_those_compiled_is_chosen(plan: Plan, monkeypatch: pytest.MonkeyPatch):
