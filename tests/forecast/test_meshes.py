@@ -35,16 +35,8 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 def test_every_mesh_that_divides_rows_and_weights_those_first_that_send_least(plan: Plan):
     """Up to the four passes that there are, and up to four heads; few parts of the channels, then of the heads."""
     found = [tuple(each.sharding.mesh.shape.values()) for each in meshes(plan, jax.devices())]
-    assert [mesh for mesh in found if mesh[1] <= 4] == [
-        (4, 2, 1),
-        (4, 1, 2),
-        (2, 4, 1),
-        (2, 2, 2),
-        (2, 1, 4),
-        (1, 4, 2),
-        (1, 2, 4),
-        (1, 1, 8),
-    ]
+    expected = [(4, 2, 1), (2, 4, 1), (4, 1, 2), (2, 2, 2), (1, 4, 2), (2, 1, 4), (1, 2, 4), (1, 1, 8)]
+    assert found == expected
 
 
 def test_a_profile_for_one_device_has_no_other_mesh():
