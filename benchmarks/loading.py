@@ -41,7 +41,7 @@ def write_checkpoint(module: nnx.Module, path: Path) -> None:
             file.write(noise[: end - begin])
 
 
-def to_one_device(axes: object) -> jax.sharding.NamedSharding:
+def to_one_device(weight: object) -> jax.sharding.NamedSharding:
     """Every weight whole on the first device."""
     mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:1]), ("device",))
     return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())

@@ -11,13 +11,35 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.layout import Format, Layout
 from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ltx2_cli.spec import Kernel, ShardingSpec, SpecError
 
 Rules = tuple[tuple[str, str], ...]
+LANES = 128  # columns of a TPU's tile
 PLATFORMS = {Kernel.splash: "tpu", Kernel.cudnn: "gpu"}  # what each kernel is made for
+
+
+class Declared(Protocol):
+    """What a plan asks of a weight."""
+
+    @property
+    def source(self) -> str:
+        """Its name in the checkpoint."""
+
+    @property
+    def axes(self) -> tuple[str | None, ...]:
+        """A logical name or None for each dimension."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its size in each dimension."""
+
+    @property
+    def dtype(self) -> np.dtype:
+        """What its numbers are."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +50,23 @@ class ShardingPlan:
     weights: Rules
     activations: Rules
     attention: Kernel = Kernel.xla
+    tile_rows: int | None = None
 
     def weight(self, axes: tuple[str | None, ...]) -> NamedSharding:
         """Where a weight of these logical axes lies."""
         return NamedSharding(self.mesh, PartitionSpec(*_lookup(self.weights, axes)))
+
+    def place(self, weight: Declared) -> NamedSharding | Format:
+        """Where a weight lies, and in which tiles if that is not left to the device."""
+        sharding = self.weight(weight.axes)
+        if (
+            self.tile_rows is None
+            or weight.axes[:1] != ("layers",)
+            or len(weight.axes) != 3
+            or weight.dtype.itemsize != 2
+        ):
+            return sharding
+        return Format(Layout((0, 1, 2), ((self.tile_rows, LANES), (2, 1))), sharding)
 
     def activation(self, axes: tuple[str | None, ...], shape: tuple[int, ...]) -> PartitionSpec:
         """How an activation of these logical axes lies. What does not divide by its mesh axis, such as the single row
@@ -57,22 +92,6 @@ def _lookup(rules: Rules, axes: tuple[str | None, ...]) -> list[str | None]:
     return [table.get(axis) if axis else None for axis in axes]
 
 
-class Declared(Protocol):
-    """What `lay_out` asks of a weight."""
-
-    @property
-    def source(self) -> str:
-        """Its name in the checkpoint."""
-
-    @property
-    def axes(self) -> tuple[str | None, ...]:
-        """A logical name or None for each dimension."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its size in each dimension."""
-
-
 def lay_out(
     spec: ShardingSpec,
     devices: Sequence[jax.Device],
@@ -90,8 +109,9 @@ def lay_out(
     if strangers := sorted(named - set(mesh.axis_names)):
         known = ", ".join(f"`{axis}`" for axis in mesh.axis_names)
         raise SpecError(f"sharding profile {spec.profile}: its mesh has no axis `{strangers[0]}`", f"it has {known}")
-    kernel = _kernel(spec, devices[0].platform)
-    plan = ShardingPlan(mesh, tuple(sorted(spec.weights.items())), tuple(sorted(spec.activations.items())), kernel)
+    kernel, tile_rows = _kernel(spec, devices[0].platform), spec.tile_rows if devices[0].platform == "tpu" else None
+    weight_rules, activation_rules = (tuple(sorted(each.items())) for each in (spec.weights, spec.activations))
+    plan = ShardingPlan(mesh, weight_rules, activation_rules, kernel, tile_rows)
     if problems := [
         *(problem for weight in weights for problem in _misfits(plan, weight)),
         *_shared_heads(plan, heads),

@@ -126,6 +126,7 @@ class ShardingSpec:
     weights: dict[str, str]
     activations: dict[str, str]
     attention: Kernel
+    tile_rows: int | None  # of 16-bit matrices stacked by layer, as a TPU's memory holds them; None: as it will
     replicate_vae: bool
     use_batched_text_encoder: bool
 

@@ -51,7 +51,7 @@ class Components:
 def placement(plan: Plan, name: str) -> Placement:
     """Where the weights of the network `name` lie."""
     whole = name in ("vae", "audio_vae", "vocoder") and plan.spec.sharding.replicate_vae
-    return (lambda axes: plan.sharding.replicated) if whole else plan.sharding.weight
+    return (lambda weight: plan.sharding.replicated) if whole else plan.sharding.place
 
 
 def abstract_network(plan: Plan, name: str) -> Any:
@@ -60,6 +60,6 @@ def abstract_network(plan: Plan, name: str) -> Any:
 
     def placed(weight: Weight) -> Weight:
         value = weight.get_value()
-        return weight.with_value(jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=place(weight.axes)))
+        return weight.with_value(jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=place(weight)))
 
     return map_weights(placed, getattr(plan.networks, name))

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.experimental.layout import Format
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ltx2_cli.hosts import fetch
@@ -20,7 +21,7 @@ from ltx2_cli.weights.declare import Shape, Weight, declared, map_weights, weigh
 from ltx2_cli.weights.findings import by, some
 
 M = TypeVar("M", bound=nnx.Module)
-Placement = Callable[[tuple[str | None, ...]], NamedSharding]
+Placement = Callable[[Weight], NamedSharding | Format]
 SMALL = 2**20  # elements
 SPLIT_ABOVE = 2**24  # elements: a replicated weight this large crosses from the host in parts
 PORTION = 2**24  # bytes that one thread brings at a time
@@ -80,19 +81,28 @@ def load(module: M, files: TensorFiles, place: Placement, added: Mapping[str, Lo
     one tensor.
     """
     added = added or {}
-    hosted = {each.source: each for each in weights(module) if _on_host(each, place(each.axes))}
-    memory = {source: _parts(weight.get_value(), place(weight.axes)) for source, weight in hosted.items()}
+    lying = {each.source: _sharding(place(each)) for each in weights(module)}
+    hosted = {each.source: each for each in weights(module) if _on_host(each, lying[each.source])}
+    memory = {source: _parts(weight.get_value(), lying[source]) for source, weight in hosted.items()}
     parts = ((hosted[source], *part) for source, parts in memory.items() for part in parts)
     for _ in THREADS.map(call, (work for part in parts for work in _fill(*part, files, added))):
         pass
 
     def placed(weight: Weight) -> Weight:
-        where, parts = place(weight.axes), memory.pop(weight.source, None)
+        where, parts = lying[weight.source], memory.pop(weight.source, None)
         if parts is None:
-            return weight.with_value(_on_devices(weight, files, where, added))
+            return weight.with_value(
+                jax.device_put(_on_devices(weight, files, where, added), place(weight), donate=True)
+            )
         return weight.with_value(jax.make_array_from_callback(weight.get_value().shape, where, partial(_part, parts)))
 
     return map_weights(placed, module)
+
+
+def _sharding(place: NamedSharding | Format) -> NamedSharding:
+    sharding = place.sharding if isinstance(place, Format) else place
+    assert isinstance(sharding, NamedSharding)
+    return sharding
 
 
 def not_finite(module: nnx.Module) -> list[str]:

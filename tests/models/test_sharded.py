@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.layout import Format, Layout
 
 from ltx2_cli.diffusion.geometry import Geometry
 from ltx2_cli.forecast.hlo import collectives
@@ -145,3 +146,16 @@ def test_a_block_has_just_the_collectives_that_its_profile_means(
 def test_devices_that_no_pass_needs_take_tokens(profile: str, devices: int, rows: int, shape: tuple[int, ...]) -> None:
     plan = lay_out(read_sharding(profile), jax.devices()[:devices], [], rows)
     assert plan.mesh.devices.shape == shape
+
+
+def test_stacked_matrices_of_16_bit_lie_in_the_tiles_that_the_profile_names() -> None:
+    """All others as the device has it, and all of them on a CPU, which has no tiles."""
+    on_cpu = lay_out(read_sharding("ironwood"), jax.devices(), [], ROWS)
+    assert (on_cpu.tile_rows, read_sharding("ironwood").tile_rows) == (None, 16)
+    plan, arch = replace(on_cpu, tile_rows=16), read_arch(TransformerArch, EARLIER, "config.json")
+    for dtype in (jnp.bfloat16, jnp.float32):
+        for weight in weights(Transformer(Scope(dtype), arch)):
+            tiled = weight.layers and weight.ndim == 3 and dtype == jnp.bfloat16
+            layout = Layout((0, 1, 2), ((16, 128), (2, 1)))
+            sharding = plan.weight(weight.axes)
+            assert plan.place(weight) == (Format(layout, sharding) if tiled else sharding)

@@ -21,7 +21,7 @@ from ltx2_cli.nn.basic import Linear
 from ltx2_cli.spec import RunError, SpecError
 from ltx2_cli.weights import load as load_module
 from ltx2_cli.weights.checkpoint import TensorFiles
-from ltx2_cli.weights.declare import CONV, TRANSPOSED_CONV, Scope, declared, random_weights
+from ltx2_cli.weights.declare import CONV, TRANSPOSED_CONV, Scope, Weight, declared, random_weights
 from ltx2_cli.weights.load import load, mismatches, not_finite
 from ltx2_cli.weights.save import save
 
@@ -44,16 +44,16 @@ class Network(nnx.Module):
 MESH = Mesh(np.asarray(jax.devices()).reshape(4, 2), ("heads", "embed"))
 
 
-def split(axes: tuple[str | None, ...]) -> NamedSharding:
-    return NamedSharding(MESH, PartitionSpec(*(axis if axis in MESH.axis_names else None for axis in axes)))
+def split(weight: Weight) -> NamedSharding:
+    return NamedSharding(MESH, PartitionSpec(*(axis if axis in MESH.axis_names else None for axis in weight.axes)))
 
 
-def split_convolutions(axes: tuple[str | None, ...]) -> NamedSharding:
+def split_convolutions(weight: Weight) -> NamedSharding:
     along = {"conv_in": "heads", "conv_out": "embed"}
-    return NamedSharding(MESH, PartitionSpec(*(along.get(axis) for axis in axes)))
+    return NamedSharding(MESH, PartitionSpec(*(along.get(axis) for axis in weight.axes)))
 
 
-def one_device(axes: tuple[str | None, ...]) -> NamedSharding:
+def one_device(weight: Weight) -> NamedSharding:
     return NamedSharding(Mesh(np.asarray(jax.devices()[:1]), ("device",)), PartitionSpec())
 
 
@@ -100,7 +100,7 @@ def test_what_was_saved_is_loaded(folder: Path, network: Network, place: load_mo
     loaded = load(Network(), TensorFiles(folder), place)
     jax.tree.map(np.testing.assert_array_equal, loaded, network)
     kernel = loaded.layers.linear.kernel
-    assert kernel.sharding.is_equivalent_to(place(kernel.axes), kernel.ndim)
+    assert kernel.sharding.is_equivalent_to(place(kernel), kernel.ndim)
     assert loaded.whole.kernel.sharding.is_fully_replicated
 
 
