@@ -117,14 +117,24 @@ def check_outputs(spec: RunSpec, force: bool) -> None:
     this run, or exists and not `force`. Nothing is written, no folder made."""
     files = list(_named_files(replace(spec, seed=spec.seed or 0)))  # names that wait for a seed lie beside these
     for option, file in files:
-        _check_place(file, option)
+        check_place(file, option)
     read = [Path(expanduser(spec.noise))] if spec.noise else []
     _check_distinct([*read, *(file for _, file in files)])
     for option, file in _named_files(spec):
-        if file.is_dir():
-            raise SpecError(f"{file} is a folder", f"name a file: {option} FILE")
-        if file.exists() and not force:
-            raise SpecError(f"{file} exists", f"--force overwrites it, or name another: {option} FILE")
+        _check_free(file, option, force)
+
+
+def check_output(file: Path, option: str, force: bool) -> None:
+    """Raise `SpecError` if `file`, which `option` named, cannot be written, or exists and not `force`."""
+    check_place(file, option)
+    _check_free(file, option, force)
+
+
+def _check_free(file: Path, option: str, force: bool) -> None:
+    if file.is_dir():
+        raise SpecError(f"{file} is a folder", f"name a file: {option} FILE")
+    if file.exists() and not force:
+        raise SpecError(f"{file} exists", f"--force overwrites it, or name another: {option} FILE")
 
 
 def _named_files(spec: RunSpec) -> Iterator[tuple[str, Path]]:
@@ -147,7 +157,7 @@ def _numbered(name: str | None, seed: int) -> str | None:
     return name and str(Path(name).with_stem(f"{Path(name).stem}-s{seed}"))
 
 
-def _check_place(file: Path, option: str) -> None:
+def check_place(file: Path, option: str) -> None:
     """Refuse a file whose folder, or the nearest one above it that exists, takes none of this name."""
     place = next(folder for folder in file.absolute().parents if os.path.lexists(folder))
     try:

@@ -1,5 +1,6 @@
 """From profiles, files and flags to a `RunSpec`: which layers there are, in which order, and what a record means."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
@@ -73,6 +74,11 @@ def configs() -> Path:
     package = Path(__file__).parent
     inside = package / "configs"
     return inside if inside.is_dir() else package.parent / "configs"
+
+
+def user_cache() -> Path:
+    """The folder for what can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ltx2"
 
 
 def to_yaml(spec: RunSpec, made_with: Mapping[str, str] | None = None) -> str:

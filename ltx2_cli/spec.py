@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 T_co = TypeVar("T_co", covariant=True)
+NO_CACHE = "off"  # in place of the folder for compiled programs
 MAKE_ROOM = "free some space, or name another place: -o FILE"  # the hint where a file cannot be written
 
 
@@ -166,6 +167,7 @@ class RunSpec:
     text_encoder_dtype: DType
     compile_text_encoder: bool
     scan_layers: bool
+    compile_cache: str | None  # the folder for compiled programs, or `off`; None: the user's own
     keep_resident: bool  # hold every network in memory instead of dropping each after its phase
     sharding: ShardingSpec
     # files

@@ -13,6 +13,7 @@ from ltx2_cli.core.run import make_latents
 from ltx2_cli.diffusion.latents import unpack
 from ltx2_cli.plan import Plan, resolve
 from ltx2_cli.profiles import read_spec
+from ltx2_cli.spec import AV
 from tiny import draw_noise
 
 PROMPT, NEGATIVE = "A red ball bounces, once.", "blurry"
@@ -122,4 +123,4 @@ def plan_of(
 def final_latents(plan: Plan, components: Components | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Normalised latents in the files' layout."""
     tokens = make_latents(plan, components or Components(plan))
-    return tuple(np.asarray(stream) for stream in unpack(tokens, plan.latent_shapes))
+    return tuple(unpack(AV(*map(np.asarray, tokens)), plan.latent_shapes))

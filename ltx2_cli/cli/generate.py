@@ -1,5 +1,6 @@
 """`ltx2 generate`: from a prompt to a video with sound."""
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -34,6 +35,7 @@ from ltx2_cli.cli.options import (
 )
 from ltx2_cli.cli.together import asked, begin, found, in_step, with_common_seed
 from ltx2_cli.console import reporter
+from ltx2_cli.spec import SpecError
 
 EXAMPLES = r"""[bold]Examples[/bold]
 
@@ -44,6 +46,8 @@ ltx2 generate --prompt "a choir" --model ~/LTX-2 --sharding trillium
 ltx2 generate --prompt "a street" --guidance-scale 4 --audio-stg-scale 0
 ltx2 generate --config out/fox.yaml --seed 8 -o out/fox8.mp4 --set fps=30"""
 
+COMPILING = "Compiling and timing"
+ANYTHING = "warm-up"  # a prompt is wanted, none is shown
 HOSTS = "Several hosts (found by themselves under SLURM, Open MPI and in TPU pod slices)"
 
 
@@ -86,6 +90,19 @@ def generate(
     save_latents: Annotated[Path | None, option(FILES, "Safetensors file for the final latents.")] = None,
     config: Config = None,
     settings: Settings = None,
+    compile_cache: Annotated[
+        Text, option(COMPILING, "Where compiled programs are kept; off: nowhere.", metavar="FOLDER")
+    ] = None,
+    no_compile: Annotated[
+        bool, option(COMPILING, "Fail where a program is not in the cache yet.", "--no-compile")
+    ] = False,
+    warmup: Annotated[
+        bool, option(COMPILING, "Compile, load and run all with one step; make no clip.", "--warmup")
+    ] = False,
+    perf_dump: Annotated[
+        Path | None, option(COMPILING, "JSON file for how long each stage and step took.", metavar="FILE")
+    ] = None,
+    profile: Annotated[Path | None, option(COMPILING, "Folder for a trace that xprof reads.", metavar="FOLDER")] = None,
     dry_run: Annotated[
         bool, option(FILES, "Print what would be downloaded and done; do nothing.", "--dry-run")
     ] = False,
@@ -97,20 +114,29 @@ def generate(
 ) -> None:
     """Make a video with sound from a prompt; its path is printed, and a record that --config reads lies beside it."""
     with postponed():
-        from ltx2_cli.media import check_outputs
+        from ltx2_cli.media import check_output, check_outputs, check_place
         from ltx2_cli.profiles import read_spec
 
     hosts = begin(coordinator_address, num_processes, process_id, initialization_timeout)
     with in_step(hosts) as facts:
-        spec = read_spec(overrides(context.params), config=config, dotlist=settings or ())
+        if warmup and no_compile:
+            raise SpecError("--warmup compiles what --no-compile forbids", "leave one of them out")
+        given = overrides(context.params)
+        spec = read_spec({"prompt": ANYTHING, **given} if warmup else given, config=config, dotlist=settings or ())
         facts |= asked(spec)
-        if hosts.first:
+        if hosts.first and not warmup:
             check_outputs(spec, force)
+        if hosts.first and perf_dump:
+            check_output(perf_dump, "--perf-dump", force)
+        if profile:
+            check_place(profile / "plugins", "--profile")
 
     with postponed():
         from ltx2_cli.cli.preview import downloading, preview
+        from ltx2_cli.core.compiling import counted, none_compiled
         from ltx2_cli.core.report import Silent
-        from ltx2_cli.core.run import load, write
+        from ltx2_cli.core.run import load, programs, warm_up, write
+        from ltx2_cli.core.timings import Timings, traced
         from ltx2_cli.plan import missing, resolve
         from ltx2_cli.weights.hub import check_room
 
@@ -121,17 +147,30 @@ def generate(
         return
     report = reporter() if hosts.first else Silent()
     seeded = with_common_seed(spec, hosts)
-    with in_step(hosts) as facts:
-        absent = missing(spec)
-        check_room(absent)
-        for line in downloading(absent):
-            report.note(line)
-        plan = resolve(seeded)
-        if hosts.count > 1:
-            facts |= found(plan)
-        if hosts.first:
-            check_outputs(plan.spec, force)
-    if spec.seed is None:
-        report.note(f"seed: {plan.spec.seed}")
-    for path in write(plan, load(plan), report):
-        print(path, flush=True)
+    with ExitStack() as around:
+        count = around.enter_context(counted())
+        with in_step(hosts) as facts:
+            absent = missing(spec)
+            check_room(absent)
+            for line in downloading(absent):
+                report.note(line)
+            plan = resolve(seeded)
+            if hosts.count > 1:
+                facts |= found(plan)
+            if hosts.first and not warmup:
+                check_outputs(plan.spec, force)
+            components = load(plan)
+            if no_compile:
+                around.enter_context(none_compiled(programs(plan)))
+        if spec.seed is None and not warmup:
+            report.note(f"seed: {plan.spec.seed}")
+        around.enter_context(traced(profile))
+        timings = Timings(report)
+        if warmup:
+            warm_up(plan, components, timings)
+        else:
+            for path in write(plan, components, timings):
+                print(path, flush=True)
+        if hosts.first and perf_dump:
+            timings.write(perf_dump)
+    report.note(str(count))

@@ -1,12 +1,15 @@
 """The networks on the devices: each is loaded when its phase begins and, unless kept resident, dropped after it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import wait
 from contextlib import contextmanager
 from typing import Any
 
 import jax
 from flax import nnx
 
+from ltx2_cli.core.compiling import Ahead, compiled_ahead
+from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Report
 from ltx2_cli.plan import Plan
 from ltx2_cli.spec import NotFiniteError, RunError
@@ -21,6 +24,13 @@ class Components:
     def __init__(self, plan: Plan):
         self.plan = plan
         self.resident: dict[str, nnx.Module] = {}
+        self.ahead: Ahead = {}
+
+    @contextmanager
+    def compiling(self, programs: Iterable[Program]) -> Iterator[None]:
+        """While the body runs, compile these beside the loading; a network is ready when its programs are."""
+        with compiled_ahead(programs) as self.ahead:
+            yield
 
     @contextmanager
     def use(self, name: str, report: Report) -> Iterator[Any]:
@@ -31,12 +41,19 @@ class Components:
         module = self.resident.get(name)
         if module is None:
             with report.stage(f"load {name.replace('_', ' ')}"):
-                module = load(
-                    getattr(self.plan.networks, name),
-                    self.plan.checkpoint.files[name],
-                    placement(self.plan, name),
-                    self.plan.added.get(name),
+                module = jax.block_until_ready(
+                    load(
+                        getattr(self.plan.networks, name),
+                        self.plan.checkpoint.files[name],
+                        placement(self.plan, name),
+                        self.plan.added.get(name),
+                    )
                 )
+        for program, compiled in self.ahead.get(name, ()):
+            if not compiled.done():
+                with report.stage(f"compile {program}"):
+                    wait([compiled])
+            compiled.result()
         if self.plan.spec.keep_resident:
             self.resident[name] = module
         try:

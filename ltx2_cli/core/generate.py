@@ -98,7 +98,7 @@ def _run_stage(
     plan: Plan, stage: Stage, transformer: Transformer, contexts: AV[jax.Array], latents: AV[jax.Array], report: Report
 ) -> AV[jax.Array]:
     steps, done, chunk = len(stage.sigmas) - 1, 0, 1
-    text = _text_context(transformer, contexts, plan.sharding)
+    text = jax.block_until_ready(_text_context(transformer, contexts, plan.sharding))
     fixed = jax.device_put((*_rows(plan, stage), *_course(stage)), plan.sharding.replicated)
     with report.steps(steps) as progress:
         while done < steps:

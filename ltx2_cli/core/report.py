@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
+PREPARING = ("load", "compile")  # how the names begin of stages that a second run would not need
+
 
 class Steps(Protocol):
     """Equal steps of the current stage."""

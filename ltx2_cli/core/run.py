@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import jax
 
 from ltx2_cli.core import decode, encode, generate
+from ltx2_cli.core.compiling import keep_programs
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Report, Silent
@@ -23,7 +25,11 @@ SILENT = Silent()
 
 
 def load(plan: Plan) -> Components:
-    """The plan's networks, each loaded when it is first needed; kept where the request says `keep_resident`."""
+    """The plan's networks, each loaded when it is first needed; kept where the request says `keep_resident`.
+
+    From here on this process keeps its compiled programs where the request says. Raises `SpecError` where it cannot.
+    """
+    keep_programs(plan.spec.compile_cache)
     return Components(plan)
 
 
@@ -48,8 +54,15 @@ def programs(plan: Plan) -> Iterator[Program]:
 
 def run(plan: Plan, components: Components, report: Report = SILENT) -> Iterator[Media]:
     """The media of each video, one after the other."""
-    with _memory():
+    with _memory(), components.compiling(programs(plan)):
         yield from decode.decode(plan, make_latents(plan, components, report), components, report)
+
+
+def warm_up(plan: Plan, components: Components, report: Report = SILENT) -> None:
+    """Load and run everything once, with a single step, so that the next run finds all compiled."""
+    stages = tuple(replace(stage, sigmas=stage.sigmas[[0, -1]]) for stage in plan.stages)
+    for _ in run(replace(plan, stages=stages), components, report):
+        pass
 
 
 def make_latents(plan: Plan, components: Components, report: Report = SILENT) -> AV[jax.Array]:
@@ -62,7 +75,7 @@ def make_latents(plan: Plan, components: Components, report: Report = SILENT) ->
 
 def write(plan: Plan, components: Components, report: Report = SILENT) -> Iterator[Path]:
     """Carry out the plan; the path of each video when it and the record beside it are written, by the first host."""
-    with _memory():
+    with _memory(), components.compiling(programs(plan)):
         yield from _write(plan, components, report)
 
 

@@ -25,6 +25,7 @@ from ltx2_cli.models.folder import CONFIG, SCHEDULER
 from ltx2_cli.models.gemma import Gemma, gemma_recipe
 from ltx2_cli.models.networks import abstract_networks
 from ltx2_cli.models.tokenizer import BYTE_VOCABULARY, byte_tokenizer
+from ltx2_cli.profiles import user_cache
 from ltx2_cli.spec import DType, RunError, SpecError
 from ltx2_cli.weights.declare import Scope, random_weights
 from ltx2_cli.weights.save import save
@@ -118,7 +119,7 @@ ARCH = Arch(
 
 def demo_checkpoint() -> Path:
     """The folder of the embedded model, made at the first call; raises `SpecError` where the cache cannot hold it."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ltx2"
+    cache = user_cache()
     described = repr((ARCH, TEXT_CONFIG, SEED)).encode()
     folder = cache / f"demo-{__version__}-{hashlib.sha256(described).hexdigest()[:12]}"
     try:

@@ -19,6 +19,7 @@ from flax import nnx
 from huggingface_hub.errors import StrictDataclassError
 from transformers import Gemma3TextConfig, Gemma3TextModel
 from transformers.activations import ACT2FN
+from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 
 from ltx2_cli.spec import SpecError
@@ -174,7 +175,7 @@ class Gemma(nnx.Module):
         }
         arrays, inputs = environment.j2t_iso((arrays, inputs))
         inputs |= {"use_cache": False, "output_hidden_states": True}
-        with environment:
+        with environment, _in_order():
             states = torch.func.functional_call(module, arrays, (), inputs).hidden_states
         return jnp.stack(environment.t2j_iso(states), axis=-1)
 
@@ -259,6 +260,17 @@ def _dropped_overloads() -> Iterator[None]:
         yield
     finally:
         packet.__getattr__ = found
+
+
+@contextmanager
+def _in_order() -> Iterator[None]:
+    """transformers goes through a set of names, whose order differs from process to process: so would the program,
+    and none would find what another compiled."""
+    vars(modeling_gemma3)["set"] = lambda names: sorted(set(names))
+    try:
+        yield
+    finally:
+        vars(modeling_gemma3).pop("set", None)  # two threads may be here at once
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """`ltx2 generate` from its arguments to its exit code, around a run that only remembers what it was asked."""
 
 import errno
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ EVERY_OPTION = """
     --recipe distilled --lora a/b --lora c:0.5
     --stg-blocks 28,29 --dtype bfloat16 --text-encoder-dtype float16 --sharding single --noise noise
     --save-latents latents -o clip.mp4 --force --config file.yaml --set scan_layers=false --set max_sequence_length=7
+    --compile-cache programs
 """
 
 
@@ -43,6 +45,9 @@ class Core:
     def load(self, plan: "Core") -> None:
         return None
 
+    def warm_up(self, plan: "Core", components: None, report: Report) -> None:
+        report.note(f"warm: {plan.spec.prompt}")
+
     def write(self, plan: "Core", components: None, report: Report) -> Iterator[Path]:
         with report.stage("imagine"), report.steps(2) as steps:
             steps.advance(2)
@@ -56,7 +61,7 @@ def core(monkeypatch: pytest.MonkeyPatch) -> Core:
     core = Core()
     plan, run = ModuleType("plan"), ModuleType("run")
     vars(plan).update(resolve=core.resolve, missing=lambda spec: [], Plan=Core)
-    vars(run).update(load=core.load, write=core.write)
+    vars(run).update(load=core.load, programs=lambda plan: [], warm_up=core.warm_up, write=core.write)
     monkeypatch.setitem(sys.modules, "ltx2_cli.plan", plan)
     monkeypatch.setitem(sys.modules, "ltx2_cli.core.run", run)
     return core
@@ -73,7 +78,28 @@ def test_the_path_alone_is_on_stdout_and_the_talk_on_stderr(ltx2: Run):
     code, out, err = ltx2("generate", "--model", "demo", "--prompt", "rain")
     assert (code, out) == (0, "out/demo-5-128x128x17.mp4\n")
     assert err.splitlines()[0] == "seed: 5"
-    assert [line.split(":")[0] for line in err.splitlines()[1:]] == ["2 steps", "imagine"]
+    assert [line.split(":")[0] for line in err.splitlines()[1:-1]] == ["2 steps", "imagine"]
+    assert err.endswith("\ncompiled no programs, 0 from the cache\n")
+
+
+def test_a_warm_up_makes_nothing_and_needs_no_prompt(ltx2: Run, tmp_path: Path):
+    (tmp_path / "clip.mp4").write_text("mine")
+    assert ltx2("generate", "--warmup", "-o", "clip.mp4")[:2] == (0, "")
+    assert [path.name for path in tmp_path.iterdir()] == ["clip.mp4"]
+
+
+def test_timings_are_written_beside_the_clip(ltx2: Run, tmp_path: Path):
+    arguments = ("generate", "--prompt", "rain", "--perf-dump", "new/perf.json", "--profile", "trace")
+    assert ltx2(*arguments)[0] == 0
+    said = json.loads((tmp_path / "new" / "perf.json").read_text())
+    assert [step["name"] for step in said["steps"]] == ["denoise", "imagine"]
+    assert len(said["denoise_steps_ms"]) == 2
+    assert (tmp_path / "trace").is_dir()
+    assert ltx2(*arguments)[::2] == (
+        2,
+        "error: new/perf.json exists\nhint: --force overwrites it, or name another: --perf-dump FILE\n",
+    )
+    assert ltx2(*arguments, "--force")[0] == 0
 
 
 def test_every_option_reaches_its_value(ltx2: Run, core: Core, tmp_path: Path):
@@ -90,6 +116,7 @@ def test_every_option_reaches_its_value(ltx2: Run, core: Core, tmp_path: Path):
     assert tuple(vars(spec.guidance.audio).values()) == (6.0, 0.5, 2.5, 0.2)
     assert (spec.dtype, spec.text_encoder_dtype) == (DType.bfloat16, DType.float16)
     assert (spec.sharding.profile, spec.noise, spec.save_latents) == ("single", "noise", "latents")
+    assert spec.compile_cache == "programs"
     assert (spec.keep_resident, spec.scan_layers, spec.max_sequence_length) == (True, False, 7)
 
 
@@ -122,6 +149,9 @@ def test_several_videos_are_several_lines(ltx2: Run):
         ("--negative-prompt \udcff", "error: negative_prompt '\\udcff' is not text in UTF-8; "),
         ("-o \udcff.mp4", "error: output '\\udcff.mp4' is not text in UTF-8; "),
         ("--num-videos 100000000", "error: num_videos 100000000 is not in 1 to 1000; nearest: --num-videos 1000"),
+        ("--warmup --no-compile", "error: --warmup compiles what --no-compile forbids\nhint: leave one"),
+        ("--perf-dump /dev/null/p.json", "error: cannot write /dev/null/p.json: Not a directory\nhint: name another"),
+        ("--profile /dev/null", "error: cannot write /dev/null/plugins: Not a directory\nhint: name another place"),
         ("-o c.mp4 --save-latents c.mp4", "error: c.mp4 is named for two things\nhint: video, record (.yaml),"),
     ],
 )

@@ -45,7 +45,7 @@ def write(plan, components, report):
 sys.modules["ltx2_cli.plan"] = SimpleNamespace(
     resolve=lambda spec: SimpleNamespace(spec=spec), missing=lambda spec: [], Plan=None
 )
-sys.modules["ltx2_cli.core.run"] = SimpleNamespace(load=lambda plan: None, write=write)
+sys.modules["ltx2_cli.core.run"] = SimpleNamespace(load=lambda plan: None, programs=None, warm_up=None, write=write)
 """
 
 # An ffmpeg that has written half of its file and goes on working.

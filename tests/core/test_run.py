@@ -34,14 +34,14 @@ def test_the_same_seed_gives_the_same_bytes(checkpoint: Checkpoint) -> None:
     assert error(other[0], first[0]) > 0.1
 
 
-def test_nothing_new_is_compiled_for_other_scales_seeds_prompts_and_steps(
+def test_nothing_new_is_compiled_for_other_scales_seeds_prompts_steps_and_fps(
     checkpoint: Checkpoint, compilations: list[str]
 ) -> None:
     final_latents(plan_of(checkpoint, SMALL, 3))
     jax.jit(lambda x: x + 1)(1)
     assert compilations  # a new program is noticed
     compilations.clear()
-    other = Case(SMALL.size, 5, (2.5, 0.5, 4.0, 0.1), (3.0, 2.0, 1.5, 0.9), (0, 2))
+    other = Case(SMALL.size._replace(fps=24.5), 5, (2.5, 0.5, 4.0, 0.1), (3.0, 2.0, 1.5, 0.9), (0, 2))
     final_latents(plan_of(checkpoint, other, 11, prompt="Rain on a tin roof, at night", negative_prompt="dull"))
     assert not compilations
 

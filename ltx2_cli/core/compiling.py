@@ -1,0 +1,145 @@
+"""When programs are compiled: once for all runs, beside the loading of weights, or not at all; and how many were."""
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jax
+from jax._src import compiler
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
+
+from ltx2_cli.core.programs import Program
+from ltx2_cli.profiles import user_cache
+from ltx2_cli.spec import NO_CACHE, RunError, SpecError
+
+Ahead = Mapping[str, list[tuple[str, Future[None]]]]  # by network: the names of its programs, and when each is compiled
+
+# Of jax.monitoring: the first is also heard, after the second, for a program that is read from the cache.
+COMPILED, READ = "/jax/core/compile/backend_compile_duration", "/jax/compilation_cache/cache_retrieval_time_sec"
+
+
+class NotCompiledError(RunError):
+    """A program that is not in the cache, where none may be compiled."""
+
+
+def keep_programs(folder: str | None) -> None:
+    """Keep what this process compiles in `folder`, and read from there what an earlier one compiled.
+
+    None is the folder that jax was given, such as by JAX_COMPILATION_CACHE_DIR, else the user's own; `off` is no
+    folder. Where jax was told to keep none, none is kept. Raises `SpecError` for one that cannot be written.
+    """
+    settings = jax.config.values
+    if not settings["jax_enable_compilation_cache"]:
+        return
+    for threshold, least in (("min_compile_time_secs", 0), ("min_entry_size_bytes", -1)):  # also what is compiled soon
+        jax.config.update(f"jax_persistent_cache_{threshold}", least)
+    if folder is None and settings["jax_compilation_cache_dir"]:
+        return
+    place = None if folder == NO_CACHE else Path(folder).expanduser() if folder else user_cache() / "programs"
+    if place is not None:
+        _check_writable(place)
+    jax.config.update("jax_compilation_cache_dir", None if place is None else str(place))
+    reset_cache()  # it may have been opened elsewhere
+
+
+def _check_writable(place: Path) -> None:
+    reason = "permission denied"
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        if os.access(place, os.W_OK):
+            return
+    except OSError as error:
+        reason = error.strerror or str(error)
+    raise SpecError(
+        f"compiled programs cannot be kept in {place}: {reason}",
+        f"--compile-cache FOLDER, or --compile-cache {NO_CACHE}",
+    )
+
+
+@contextmanager
+def compiled_ahead(programs: Iterable[Program]) -> Iterator[Ahead]:
+    """While the body runs, its programs are compiled beside it, in their order, by one thread.
+
+    What goes wrong there is raised to who waits for that program. At the end, those that wait are forgotten.
+    """
+    pool, ahead = ThreadPoolExecutor(1, "compile"), defaultdict(list)
+    try:
+        for program in programs:
+            if program.network is not None:
+                ahead[program.network].append((program.name, pool.submit(_compile, program)))
+        yield ahead
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _compile(program: Program) -> None:
+    program.lower().compile()  # jax remembers it: the call that follows finds it compiled
+
+
+@dataclass(frozen=True)
+class Count:
+    """Programs that were compiled, and those that were read from the cache, in seconds each."""
+
+    compiled: list[float] = field(default_factory=list)
+    read: list[float] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        number = len(self.compiled) - len(self.read)
+        programs = "1 program" if number == 1 else f"{number or 'no'} programs"
+        seconds = f" in {sum(self.compiled) - sum(self.read):.1f} s" if number else ""
+        return f"compiled {programs}{seconds}, {len(self.read)} from the cache"
+
+
+@contextmanager
+def counted() -> Iterator[Count]:
+    """How many programs XLA compiles in the body, on all threads."""
+    count = Count()
+
+    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        if event == COMPILED:
+            count.compiled.append(duration_secs)
+        elif event == READ:
+            count.read.append(duration_secs)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield count
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@contextmanager
+def none_compiled(programs: Iterable[Program]) -> Iterator[None]:
+    """Nothing is compiled in the body. Raises `NotCompiledError`, before it begins, with all programs of these that
+    neither this process nor the cache has; and in it, for any other program."""
+    found = compiler.backend_compile_and_load
+
+    def refuse(backend: object, module: Any, *rest: object) -> NoReturn:
+        raise _not_compiled([str(module.operation.attributes["sym_name"]).strip('"')])
+
+    compiler.backend_compile_and_load = refuse
+    try:
+        if missing := [program.name for program in programs if not _is_compiled(program)]:
+            raise _not_compiled(missing)
+        yield
+    finally:
+        compiler.backend_compile_and_load = found
+
+
+def _is_compiled(program: Program) -> bool:
+    try:
+        _compile(program)
+    except NotCompiledError:
+        return False
+    return True
+
+
+def _not_compiled(names: list[str]) -> NotCompiledError:
+    return NotCompiledError(
+        f"not compiled yet: {', '.join(names)}", "leave out --no-compile, or compile first: the same with --warmup"
+    )

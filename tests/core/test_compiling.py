@@ -1,0 +1,150 @@
+"""When programs are compiled: once for all runs, beside the loading, or not at all."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+
+import jax
+import pytest
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
+
+from clips import ALL_ON, Case, Checkpoint, Size, final_latents, plan_of
+from ltx2_cli.core.compiling import Count, NotCompiledError, compiled_ahead, keep_programs, none_compiled
+from ltx2_cli.core.components import Components
+from ltx2_cli.core.programs import Program
+from ltx2_cli.core.report import Silent
+from ltx2_cli.core.run import load, programs, warm_up
+from ltx2_cli.spec import SpecError
+
+SMALL = Case(Size(9, 64, 64, 24.0), 2, ALL_ON.video, ALL_ON.audio, (1,))
+CACHE, FOLDER = "jax_enable_compilation_cache", "jax_compilation_cache_dir"
+KEPT = (CACHE, FOLDER, "jax_persistent_cache_min_compile_time_secs", "jax_persistent_cache_min_entry_size_bytes")
+
+
+def fail() -> jax.stages.Lowered:
+    raise ZeroDivisionError
+
+
+def test_without_leave_to_compile_all_that_is_missing_is_said_first(checkpoint: Checkpoint) -> None:
+    plan = plan_of(checkpoint, SMALL, 3)
+    jax.clear_caches()
+    names = ", ".join(program.name for program in programs(plan))
+    with pytest.raises(NotCompiledError, match=f"^not compiled yet: {names}$"), none_compiled(programs(plan)):
+        pytest.fail("it began")
+    unheard = jax.jit(lambda x: x * 5 + 3)
+    with pytest.raises(NotCompiledError, match="not compiled yet: jit__lambda"), none_compiled([]):
+        unheard(1)
+
+
+def test_a_warm_up_leaves_nothing_to_compile_and_the_result_unchanged(
+    checkpoint: Checkpoint, compilations: list[str]
+) -> None:
+    plan = plan_of(checkpoint, SMALL, 3, keep_resident=True)
+    wanted = final_latents(plan)
+    jax.clear_caches()
+    components = load(plan)
+    warm_up(plan, components)
+    compilations.clear()
+    with none_compiled(programs(plan)):
+        again = final_latents(plan, components)
+    assert not compilations
+    assert [stream.tobytes() for stream in again] == [stream.tobytes() for stream in wanted]
+
+
+def test_what_goes_wrong_beside_the_loading_is_raised_where_it_is_needed(checkpoint: Checkpoint) -> None:
+    components = Components(plan_of(checkpoint, SMALL, 3))
+    with components.compiling([Program("frames", "vae", fail)]):
+        with components.use("vocoder", Silent()):
+            pass
+        with pytest.raises(ZeroDivisionError), components.use("vae", Silent()):
+            pass
+
+
+def test_what_waits_at_the_end_is_not_compiled() -> None:
+    begun, may_end, lowered = Event(), Event(), list[str]()
+
+    def slow() -> jax.stages.Lowered:
+        begun.set()
+        may_end.wait()
+        raise ZeroDivisionError
+
+    def late() -> jax.stages.Lowered:
+        lowered.append("late")
+        raise ZeroDivisionError
+
+    with compiled_ahead([Program("slow", "vae", slow), Program("late", "vae", late)]) as ahead:
+        begun.wait()
+    may_end.set()
+    (_, first), (_, second) = ahead["vae"]
+    assert isinstance(first.exception(), ZeroDivisionError)
+    assert second.cancelled()
+    assert not lowered
+
+
+def test_a_count_tells_what_was_compiled_from_what_was_read() -> None:
+    assert str(Count([1.5, 0.25, 2.0], [0.25])) == "compiled 2 programs in 3.5 s, 1 from the cache"
+    assert str(Count([1.5])) == "compiled 1 program in 1.5 s, 0 from the cache"
+    assert str(Count([0.5, 0.5], [0.5, 0.5])) == "compiled no programs, 2 from the cache"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The user's cache, in use, as it would be were it here."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    before = {name: jax.config.values[name] for name in KEPT}
+    jax.config.update(CACHE, True)
+    yield tmp_path / "ltx2" / "programs"
+    for name, value in before.items():
+        jax.config.update(name, value)
+    reset_cache()
+
+
+def test_where_programs_are_kept(cache: Path, tmp_path: Path) -> None:
+    keep_programs("off")
+    assert jax.config.values[FOLDER] is None
+    keep_programs(None)
+    assert jax.config.values[FOLDER] == str(cache)
+    keep_programs(str(tmp_path / "own"))
+    assert jax.config.values[FOLDER] == str(tmp_path / "own")
+    keep_programs(None)  # the folder that jax has been given
+    assert jax.config.values[FOLDER] == str(tmp_path / "own")
+    jax.jit(lambda x: x * 3 + 1)(2)
+    assert list((tmp_path / "own").iterdir())
+
+
+def test_a_folder_that_cannot_be_made_is_refused(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SpecError, match=r"compiled programs cannot be kept in .*file/inside: Not a directory"):
+        keep_programs(str(tmp_path / "file" / "inside"))
+
+
+def test_another_process_compiles_nothing(tmp_path: Path) -> None:
+    """Other scales, blocks, steps, seed and prompt, and as many frames a second as leave the sound its length."""
+    first = "--seed 1 --prompt rain --steps 2 --fps 24"
+    other = "--seed 2 --prompt wind --steps 3 --fps 24.5 --guidance-scale 2.5 --audio-stg-scale 0.5 --stg-blocks 0,2"
+    said = [
+        generate(tmp_path, "1", *first.split(), "-o", "a.mp4", "--warmup"),
+        generate(tmp_path, "2", *other.split(), "-o", "b.mp4", "--no-compile"),
+    ]
+    assert "compiled 7 programs in " in said[0]
+    assert said[1].endswith("compiled no programs, 7 from the cache\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.mp4", "b.yaml", "cache"]
+
+
+def generate(folder: Path, hash_seed: str, *arguments: str) -> str:
+    """What the program says on stderr, making the demo's smallest clip with a cache in `folder`."""
+    settings = {"XLA_FLAGS": "", "XDG_CACHE_HOME": str(folder / "cache"), "PYTHONHASHSEED": hash_seed}
+    size = ["--model", "demo", "--height", "64", "--width", "64", "--num-frames", "9"]
+    done = subprocess.run(
+        [sys.executable, "-m", "ltx2_cli", "generate", *size, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "true", **settings},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
