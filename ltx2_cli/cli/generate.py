@@ -133,7 +133,7 @@ def generate(
 
     with postponed():
         from ltx2_cli.cli.preview import downloading, preview
-        from ltx2_cli.core.compiling import counted, none_compiled
+        from ltx2_cli.core.compiling import counted, keep_programs, none_compiled
         from ltx2_cli.core.report import Silent
         from ltx2_cli.core.run import load, programs, warm_up, write
         from ltx2_cli.core.timings import Timings, traced
@@ -150,6 +150,7 @@ def generate(
     with ExitStack() as around:
         count = around.enter_context(counted())
         with in_step(hosts) as facts:
+            keep_programs(spec.compile_cache)
             absent = missing(spec)
             check_room(absent)
             for line in downloading(absent):
