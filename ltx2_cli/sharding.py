@@ -58,15 +58,11 @@ class ShardingPlan:
 
     def place(self, weight: Declared) -> NamedSharding | Format:
         """Where a weight lies, and in which tiles if that is not left to the device."""
-        sharding = self.weight(weight.axes)
-        if (
-            self.tile_rows is None
-            or weight.axes[:1] != ("layers",)
-            or len(weight.axes) != 3
-            or weight.dtype.itemsize != 2
-        ):
+        sharding, rows = self.weight(weight.axes), self.tile_rows
+        stacked = weight.axes[:1] == ("layers",) and len(weight.axes) == 3 and weight.dtype.itemsize == 2
+        if rows is None or not stacked or weight.shape[1] % rows:  # libtpu 0.0.42 aborts where a tile is not filled
             return sharding
-        return Format(Layout((0, 1, 2), ((self.tile_rows, LANES), (2, 1))), sharding)
+        return Format(Layout((0, 1, 2), ((rows, LANES), (2, 1))), sharding)
 
     def activation(self, axes: tuple[str | None, ...], shape: tuple[int, ...]) -> PartitionSpec:
         """How an activation of these logical axes lies. What does not divide by its mesh axis, such as the single row
