@@ -1,7 +1,7 @@
 """What a request means here: `resolve(RunSpec) -> Plan`, the only place that decides. It reads no weights."""
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -147,6 +147,7 @@ def decide(
     warnings = (
         *[UNTRAINED] * (spec.checkpoint == EMBEDDED),
         *contradictions(spec, arch),
+        *_gathered(sharding, arch.transformer.num_attention_heads),
         *(warning for lora, _ in loras for warning in unmet_wishes(lora)),
     )
     return Plan(spec, checkpoint, networks, added, sharding, tuple(dict.fromkeys(prompts)), (stage,), shapes, warnings)
@@ -231,6 +232,16 @@ def _device_profile(devices: Sequence[jax.Device]) -> str:
     raise SpecError(
         f"no sharding profile is made for {len(devices)} devices of kind {kind}", f"name one: {known}, or a FILE"
     )
+
+
+def _gathered(sharding: ShardingPlan, heads: int) -> Iterator[str]:
+    """A sentence if self-attention cannot trade tokens for heads."""
+    local, parts = heads // sharding.parts("heads"), sharding.parts("tokens")
+    if local % parts:
+        yield (
+            f"{local} attention heads do not divide by the {parts} devices that split the tokens: each of them gathers"
+            " all keys and values; fewer devices along that axis, or --sharding with another mesh, would not"
+        )
 
 
 def _stage(spec: RunSpec, geometry: Geometry, arch: Arch) -> Stage:

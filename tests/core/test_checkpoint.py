@@ -333,3 +333,18 @@ def test_a_block_that_does_not_exist(folder: Path, blocks: list[int], sentence: 
 def test_a_profile_that_does_not_fit(folder: Path, sharding: dict[str, object], sentence: str) -> None:
     with pytest.raises(SpecError, match=sentence):
         plan_of(folder, sharding={"profile": "single", **sharding})
+
+
+@pytest.mark.parametrize(
+    ("mesh", "sentences"),
+    [
+        ({"passes": 1}, ["4 attention heads do not divide by the 8 devices that split the tokens"]),
+        ({"passes": 2, "heads": 2}, []),
+        ({"passes": 1, "heads": 2}, ["2 attention heads do not divide by the 4 devices"]),
+    ],
+    ids=str,
+)
+def test_heads_that_the_tokens_devices_cannot_share(folder: Path, mesh: dict[str, int], sentences: list[str]) -> None:
+    warnings = plan_of(folder, sharding={"profile": "gpu", "mesh": mesh}).warnings
+    assert len(warnings) == len(sentences)
+    assert all(warning.startswith(sentence) for warning, sentence in zip(warnings, sentences, strict=True))
