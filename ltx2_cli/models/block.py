@@ -72,6 +72,7 @@ class Stream(nnx.Module):
         shift, scale = self.text_table[...] + modulation
         return self.text_attention.keys_values(modulate(text, scale, shift))
 
+    @jax.named_scope("self_attention")
     def attend_to_itself(
         self, x: jax.Array, modulation: Modulation, rope: Rope, attending: jax.Array | np.ndarray, tokens: Tokens
     ) -> jax.Array:
@@ -81,6 +82,7 @@ class Stream(nnx.Module):
         gathered = self.self_attention.keys_values(normed, rope)
         return x + self.self_attention(normed, gathered, rope, attending, tokens, tokens) * gate
 
+    @jax.named_scope("text_attention")
     def attend_to_text(self, x: jax.Array, modulation: Modulation, text: KeysValues, tokens: Tokens) -> jax.Array:
         """x after text cross-attention."""
         normed = rms_norm(x, self.eps)
@@ -89,6 +91,7 @@ class Stream(nnx.Module):
         shift, scale, gate = (self.table[...] + modulation.self_and_mlp)[6:9]
         return x + self.text_attention(modulate(normed, scale, shift), text, ours=tokens) * gate
 
+    @jax.named_scope("feed_forward")
     def feed(self, x: jax.Array, modulation: Modulation) -> jax.Array:
         """x after the feed-forward."""
         shift, scale, gate = (self.table[...] + modulation.self_and_mlp)[3:6]
@@ -151,6 +154,7 @@ class Block(nnx.Module):
             constrain(self.audio.feed(audio, modulation.audio), ("rows", tokens.audio.axis, None)),
         )
 
+    @jax.named_scope("exchange")
     def _exchange(
         self,
         x: AV[jax.Array],

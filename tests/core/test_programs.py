@@ -40,3 +40,5 @@ def test_a_forward_is_a_program_of_its_own(checkpoint: Checkpoint) -> None:
     passes = len(plan.stages[0].passes)
     assert jax.tree.map(lambda out: out.shape, lowered.out_info) == ((passes, 1, 8, 8), (passes, 1, 9, 16))
     assert "while" in lowered.as_text()  # over the layers
+    located = lowered.as_text(debug_info=True)  # as a trace shows it
+    assert all(f"{part}/" in located for part in ("self_attention", "text_attention", "exchange", "feed_forward"))
