@@ -8,6 +8,7 @@ from functools import partial
 import jax
 import numpy as np
 
+from ltx2_cli.decoding import Decoding, bytes_on_device, divide, usable_memory
 from ltx2_cli.diffusion.geometry import Geometry, clip_geometry
 from ltx2_cli.diffusion.guidance import Pass, needed_passes
 from ltx2_cli.diffusion.latents import Shape, file_shapes
@@ -62,6 +63,7 @@ class Plan:
     prompts: tuple[str, ...]  # distinct, in the order of the passes that read them
     stages: tuple[Stage, ...]
     latent_shapes: AV[Shape]  # of one video in a file
+    decoding: Decoding
     warnings: tuple[str, ...]  # what is legal and hardly meant, a sentence each
 
     def contexts(self, passes: tuple[Pass, ...]) -> tuple[int, ...]:
@@ -144,13 +146,18 @@ def decide(
     prompts = [spec.prompt] + [spec.negative_prompt] * (Pass.UNCOND in stage.passes)
     channels = AV(arch.transformer.in_channels, arch.transformer.audio_in_channels)
     shapes = file_shapes(geometry, channels, arch.audio_vae.latent_mels)
+    room = _room(spec, networks, sharding)
+    size = (geometry.frames, geometry.height, geometry.width)
+    decoding = divide(networks.vae.decoder, spec.num_videos, size, sharding.mesh.devices.ravel(), room)
     warnings = (
         *[UNTRAINED] * (spec.checkpoint == EMBEDDED),
         *contradictions(spec, arch),
         *_gathered(sharding, arch.transformer.num_attention_heads),
         *(warning for lora, _ in loras for warning in unmet_wishes(lora)),
+        *_too_large(decoding, room),
     )
-    return Plan(spec, checkpoint, networks, added, sharding, tuple(dict.fromkeys(prompts)), (stage,), shapes, warnings)
+    distinct = tuple(dict.fromkeys(prompts))
+    return Plan(spec, checkpoint, networks, added, sharding, distinct, (stage,), shapes, decoding, warnings)
 
 
 def _open(spec: RunSpec) -> tuple[Checkpoint, list[tuple[LoraFile, float]]]:
@@ -251,6 +258,23 @@ def _stage(spec: RunSpec, geometry: Geometry, arch: Arch) -> Stage:
     actual = spec.shift_tokens is ShiftTokens.actual
     sigmas = _sigmas(spec, arch, geometry.video_tokens if actual else REFERENCE_TOKENS)
     return Stage(geometry, sigmas, needed_passes(guidance), guidance, spec.stg_blocks or ())
+
+
+def _room(spec: RunSpec, networks: Networks, sharding: ShardingPlan) -> float:
+    """Bytes on each device that decoding may take."""
+    if spec.vae_memory is not None:
+        return spec.vae_memory * 1e9
+    present = networks if spec.keep_resident else (networks.vae, networks.audio_vae, networks.vocoder)
+    held = sum(bytes_on_device(weight, sharding) for module in present for weight in weights(module))
+    return usable_memory(sharding.mesh.devices) - held
+
+
+def _too_large(decoding: Decoding, room: float) -> Iterator[str]:
+    if decoding.bytes > room:
+        yield (
+            f"decoding takes about {decoding.bytes / 1e9:.3g} GB on a device that has {max(room, 0) / 1e9:.3g} for it;"
+            " fewer --num-frames, a smaller --height or --width, or more devices"
+        )
 
 
 def _guidance(stream: StreamGuidanceSpec) -> Guidance:

@@ -168,6 +168,7 @@ class RunSpec:
     compile_text_encoder: bool
     scan_layers: bool
     compile_cache: str | None  # the folder for compiled programs, or `off`; None: the user's own
+    vae_memory: float | None  # GB on each device that video decoding may take; None: what the weights leave of it
     keep_resident: bool  # hold every network in memory instead of dropping each after its phase
     sharding: ShardingSpec
     # files
@@ -239,6 +240,8 @@ def _wrong_process(spec: RunSpec) -> Iterator[str]:
                 yield f"guidance.{stream}.{name} {scale} is not a finite number; for example: {flag} 1"
     if min(spec.stg_blocks or (0,)) < 0:
         yield f"stg_blocks {list(spec.stg_blocks or ())} has a negative block; blocks count from 0: --stg-blocks 29"
+    if spec.vae_memory is not None and not spec.vae_memory > 0:
+        yield f"vae_memory {spec.vae_memory:g} is no number of GB; for example: --set vae_memory=8"
     if spec.max_sequence_length < 1:
         yield f"max_sequence_length {spec.max_sequence_length} leaves no text; usual: --set max_sequence_length=1024"
 

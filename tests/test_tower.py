@@ -14,7 +14,7 @@ TOWER = (
     {"weights", "diffusion"},
     {"nn"},
     {"models"},
-    {"plan", "recipe"},
+    {"plan", "recipe", "decoding"},
     {"core"},
     {"forecast"},
     {"console"},

@@ -5,7 +5,9 @@ from itertools import groupby
 
 from huggingface_hub import constants
 
+from ltx2_cli.decoding import Decoding
 from ltx2_cli.media import check_outputs, output_paths
+from ltx2_cli.nn.halo import IMAGE_AXES
 from ltx2_cli.plan import Plan, missing, resolve
 from ltx2_cli.spec import RunSpec
 from ltx2_cli.weights.hub import Download, check_room, gigabytes
@@ -56,12 +58,23 @@ def _doing(plan: Plan, random: bool) -> Iterator[str]:
     for stage in plan.stages:
         passes = ", ".join(each.name.lower() for each in stage.passes)
         yield _line("denoise", f"{len(stage.sigmas) - 1} steps, passes: {passes}")
+    yield _line("decode", _decoding(plan.decoding))
     yield _line("devices", f"{devices.size} {devices.flat[0].device_kind}, profile {spec.sharding.profile}")
     yield _line("seed", "random, for example " * random + ", ".join(map(str, plan.seeds)))
     for path in output_paths(spec):
         yield _line("write", str(path))
     for warning in plan.warnings:
         yield _line("warning", warning)
+
+
+def _decoding(decoding: Decoding) -> str:
+    """How decoding is divided, as far as it is."""
+    height, width = (decoding.mesh.shape[axis] for axis in IMAGE_AXES)
+    parts = [f"{decoding.videos} videos at a time"] * (decoding.videos > 1)
+    parts += [f"images in {height}x{width} parts"] * (height * width > 1)
+    if decoding.tiles:
+        parts.append("{}x{}x{} tiles of frames, height and width".format(*decoding.tiles.counts))
+    return ", ".join([*parts, f"about {gigabytes(decoding.bytes)} on a device"])
 
 
 def _line(what: str, value: str) -> str:

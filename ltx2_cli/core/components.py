@@ -66,9 +66,9 @@ class Components:
 
 
 def placement(plan: Plan, name: str) -> Placement:
-    """Where the weights of the network `name` lie."""
+    """Where the weights of the network `name` lie; decoders on their own mesh, or XLA would gather what they make."""
     whole = name in ("vae", "audio_vae", "vocoder") and plan.spec.sharding.replicate_vae
-    return (lambda weight: plan.sharding.replicated) if whole else plan.sharding.place
+    return (lambda weight: plan.decoding.whole) if whole else plan.sharding.place
 
 
 def abstract_network(plan: Plan, name: str) -> Any:

@@ -6,85 +6,110 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from ltx2_cli.core.components import Components, abstract_network
 from ltx2_cli.core.generate import abstract_latents
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Report
-from ltx2_cli.diffusion.latents import Shape
+from ltx2_cli.decoding import VIDEOS, Decoding
 from ltx2_cli.hosts import fetch
 from ltx2_cli.media import Media
 from ltx2_cli.models.audio_vae import AudioVAE
 from ltx2_cli.models.bandwidth import BandwidthVocoder
+from ltx2_cli.models.tiles import decode_frames
 from ltx2_cli.models.video_vae import VideoVAE
 from ltx2_cli.models.vocoder import Vocoder
+from ltx2_cli.nn.halo import IMAGE_AXES
 from ltx2_cli.plan import Plan
 from ltx2_cli.sharding import ShardingPlan, activate
 from ltx2_cli.spec import AV, NotFiniteError
 
+WHOLE = PartitionSpec()
+
 
 def decode(plan: Plan, latents: AV[jax.Array], components: Components, report: Report) -> Iterator[Media]:
     """The media of each video, from its latents as tokens [videos, tokens, channels]."""
+    videos, at_once = len(plan.seeds), plan.decoding.videos
     with (
         components.use("vae", report) as vae,
         components.use("audio_vae", report) as audio_vae,
         components.use("vocoder", report) as vocoder,
     ):
-        for video in range(len(plan.seeds)):
+        for first in range(0, videos, at_once):
             with report.stage("decode"):
-                which = np.int32(video)
-                frames, frames_finite = _frames(vae, latents.video, which, plan.latent_shapes.video, plan.sharding)
-                waveform, sound_finite = _waveform(audio_vae, vocoder, latents.audio, which, plan.sharding)
+                rows = np.minimum(np.arange(first, first + at_once), videos - 1)  # the last one fills up the devices
+                video, audio = _place(plan, AV(*(fetch(stream)[rows] for stream in latents)))
+                frames, frames_finite = _frames(vae, video, plan.decoding, plan.sharding)
+                waveforms, sound_finite = _waveforms(audio_vae, vocoder, audio, plan.decoding, plan.sharding)
                 _check_finite(AV(frames_finite, sound_finite), plan)
-                media = Media(
-                    fetch(frames),
-                    fetch(waveform),
-                    plan.spec.fps,
-                    plan.arch.vocoder.output_sampling_rate,
-                )
-            yield media
+                clips = list(zip(fetch(frames), fetch(waveforms), strict=True))[: videos - first]
+            for clip, waveform in clips:
+                rgb = clip.reshape(*clip.shape[:2], -1, 3)
+                yield Media(rgb, waveform, plan.spec.fps, plan.arch.vocoder.output_sampling_rate)
 
 
 def programs(plan: Plan) -> Iterator[Program]:
-    """Those that `decode` runs, of latents that lie as `generate` leaves them."""
-    latents, video = abstract_latents(plan), jax.ShapeDtypeStruct((), np.int32)
+    """Those that `decode` runs."""
+    decoding, sharding, rows = plan.decoding, plan.sharding, plan.decoding.videos
     vae, audio_vae, vocoder = (abstract_network(plan, name) for name in ("vae", "audio_vae", "vocoder"))
-    shape, sharding = plan.latent_shapes.video, plan.sharding
-    yield Program("frames", "vae", lambda: _frames.lower(vae, latents.video, video, shape, sharding))
-    yield Program("sound", "vocoder", lambda: _waveform.lower(audio_vae, vocoder, latents.audio, video, sharding))
+    _, channels, *size = plan.latent_shapes.video
+    _, tokens, features = abstract_latents(plan).audio.shape
+    video = jax.ShapeDtypeStruct((rows, *size, channels), np.float32, sharding=decoding.latents)
+    audio = jax.ShapeDtypeStruct((rows, tokens, features), np.float32, sharding=decoding.tokens)
+    yield Program("frames", "vae", lambda: _frames.lower(vae, video, decoding, sharding))
+    yield Program("sound", "vocoder", lambda: _waveforms.lower(audio_vae, vocoder, audio, decoding, sharding))
+
+
+def _place(plan: Plan, tokens: AV[np.ndarray]) -> AV[jax.Array]:
+    """Each device's part: of video latents [videos, frames, height, width, channels], of sound as many tokens."""
+    _, channels, *size = plan.latent_shapes.video
+    video = tokens.video.reshape(-1, *size, channels)
+    return AV(jax.device_put(video, plan.decoding.latents), jax.device_put(tokens.audio, plan.decoding.tokens))
 
 
 def _check_finite(finite: AV[jax.Array], plan: Plan) -> None:
     for what, good in zip(("picture", "sound"), finite, strict=True):
-        if not bool(good):
+        if not fetch(good).all():
             raise NotFiniteError(
                 f"the decoded {what} is not finite in {plan.spec.dtype.value}", "--dtype float32 has the range it needs"
             )
 
 
-@partial(jax.jit, static_argnames=("shape", "sharding"))
+@partial(jax.jit, static_argnames=("decoding", "sharding"))
 def _frames(
-    vae: VideoVAE, tokens: jax.Array, video: jax.Array | np.int32, shape: Shape, sharding: ShardingPlan
+    vae: VideoVAE, latents: jax.Array, decoding: Decoding, sharding: ShardingPlan
 ) -> tuple[jax.Array, jax.Array]:
-    """uint8 [frames, height, width, 3] of one of the videos in tokens [videos, tokens, channels], and whether they
-    were finite; `shape` is that of its latents in a file."""
-    _, channels, *size = shape
+    """uint8 [videos, frames, height, width · 3] of latents [videos, frames, height, width, channels]; for each device,
+    whether its part is finite."""
+
+    def part(vae: VideoVAE, latents: jax.Array) -> tuple[jax.Array, jax.Array]:
+        levels, finite = decode_frames(vae, latents, decoding.tiles)
+        return levels, finite.reshape(1, 1, 1)
+
+    where, whose = decoding.latents.spec, PartitionSpec(VIDEOS, *IMAGE_AXES)
+    split = jax.shard_map(part, mesh=decoding.mesh, in_specs=(WHOLE, where), out_specs=(where, whose))
     with activate(sharding):
-        pixels = vae.decode(tokens[video].reshape(1, *size, channels))[0].astype(jnp.float32)
-    levels = jnp.round(jnp.clip((pixels + 1) / 2, 0, 1) * 255)
-    return levels.astype(jnp.uint8), jnp.isfinite(pixels).all()
+        return split(vae, latents)
 
 
-@partial(jax.jit, static_argnames="sharding")
-def _waveform(
+@partial(jax.jit, static_argnames=("decoding", "sharding"))
+def _waveforms(
     audio_vae: AudioVAE,
     vocoder: Vocoder | BandwidthVocoder,
     tokens: jax.Array,
-    video: jax.Array | np.int32,
+    decoding: Decoding,
     sharding: ShardingPlan,
 ) -> tuple[jax.Array, jax.Array]:
-    """float32 [samples, channels] in [-1, 1] of one of the videos in tokens [videos, tokens, channels · mels], and
-    whether it was finite."""
+    """float32 [videos, samples, channels] in [-1, 1] of tokens [videos, tokens, channels · mels]; for each device,
+    whether its videos' are finite."""
+
+    def part(networks: tuple[AudioVAE, Vocoder | BandwidthVocoder], tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+        audio_vae, vocoder = networks
+        waveform = vocoder(audio_vae.decode(tokens))
+        return jnp.clip(waveform, -1, 1), jnp.isfinite(waveform).all().reshape(1)
+
+    where = decoding.tokens.spec
+    split = jax.shard_map(part, mesh=decoding.mesh, in_specs=(WHOLE, where), out_specs=(where, where))
     with activate(sharding):
-        waveform = vocoder(audio_vae.decode(tokens[video][None]))[0]
-    return jnp.clip(waveform, -1, 1), jnp.isfinite(waveform).all()
+        return split((audio_vae, vocoder), tokens)

@@ -13,6 +13,7 @@ from flax import nnx
 from ltx2_cli.models.arch import VideoVAEArch
 from ltx2_cli.nn.basic import rms_norm
 from ltx2_cli.nn.conv import Conv3D
+from ltx2_cli.nn.halo import surround
 from ltx2_cli.weights.declare import Scope
 
 NORM_EPS = 1e-8
@@ -51,14 +52,11 @@ class VideoConv(nnx.Module):
 
     def __init__(self, scope: Scope, d_in: int, d_out: int, borders: Borders):
         self.mirrored = {"zeros": False, "reflect": True}[borders.spatial]
-        beside = (0, 0) if self.mirrored else (1, 1)
         around = (2, 0) if borders.causal else (1, 1)
-        self.conv = Conv3D(scope / "conv", d_in, d_out, (3, 3, 3), (around, beside, beside))
+        self.conv = Conv3D(scope / "conv", d_in, d_out, (3, 3, 3), around)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        if self.mirrored:
-            x = jnp.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1), (0, 0)), mode="reflect")
-        return self.conv(x)
+        return self.conv(*surround(x, self.mirrored))
 
 
 def norm_silu(x: jax.Array) -> jax.Array:
@@ -69,7 +67,11 @@ def norm_silu(x: jax.Array) -> jax.Array:
 class ResNet(nnx.Module):
     """x + conv(norm_silu(conv(norm_silu(x))))."""
 
+    stride: Stride = (1, 1, 1)
+    convolutions = 2
+
     def __init__(self, scope: Scope, channels: int, borders: Borders):
+        self.channels = channels
         self.conv1 = VideoConv(scope / "conv1", channels, channels, borders)
         self.conv2 = VideoConv(scope / "conv2", channels, channels, borders)
 
@@ -120,9 +122,11 @@ class Downsample(nnx.Module):
 class Upsample(nnx.Module):
     """Channels of a convolution to cells of `stride`, leaving d_in / factor; `residual` adds the input's own cells."""
 
+    convolutions = 1
+
     def __init__(self, scope: Scope, d_in: int, factor: int, stride: Stride, residual: bool, borders: Borders):
         self.conv = VideoConv(scope / "conv", d_in, d_in * math.prod(stride) // factor, borders)
-        self.stride, self.residual = stride, residual
+        self.stride, self.residual, self.channels = stride, residual, d_in // factor
 
     def __call__(self, x: jax.Array) -> jax.Array:
         y = depth_to_space(self.conv(x), self.stride)
@@ -132,7 +136,7 @@ class Upsample(nnx.Module):
         return y[:, self.stride[0] - 1 :]  # the first frame came from a cell of its own
 
 
-def resnets(scope: Scope, count: int, channels: int, borders: Borders) -> list[nnx.Module]:
+def resnets(scope: Scope, count: int, channels: int, borders: Borders) -> list[ResNet]:
     """The `count` residual blocks of one stage."""
     return [ResNet(scope / "resnets" / i, channels, borders) for i in range(count)]
 
@@ -144,7 +148,7 @@ class VideoEncoder(nnx.Module):
         borders = Borders(arch.encoder_causal, arch.encoder_spatial_padding_mode)
         widths = (arch.latent_channels, *arch.block_out_channels)
         *counts, mid_count = arch.layers_per_block
-        layers = []
+        layers: list[ResNet | Downsample] = []
         for i, (count, kind) in enumerate(zip(counts, arch.downsample_type, strict=True)):
             stage = scope / "down_blocks" / i
             layers += resnets(stage, count, widths[i], borders)
@@ -175,7 +179,7 @@ class VideoDecoder(nnx.Module):
         widths = tuple(reversed(arch.decoder_block_out_channels))
         factors, residuals = reversed(arch.upsample_factor), reversed(arch.upsample_residual)
         self.conv_in = VideoConv(scope / "conv_in", arch.latent_channels, widths[0], borders)
-        layers = resnets(scope / "mid_block", mid_count, widths[0], borders)
+        layers: list[ResNet | Upsample] = [*resnets(scope / "mid_block", mid_count, widths[0], borders)]
         stages = zip(counts, widths, factors, residuals, arch.upsample_type, strict=True)
         for i, (count, width, factor, residual, kind) in enumerate(stages):
             stage = scope / "up_blocks" / i
@@ -188,8 +192,18 @@ class VideoDecoder(nnx.Module):
 
     def __call__(self, latents: jax.Array) -> jax.Array:
         """[batch, k + 1, h, w, channels] to [batch, 8k + 1, 32h, 32w, 3]."""
+        return self.tail(self.head(latents, len(self.layers)), len(self.layers))
+
+    def head(self, latents: jax.Array, cut: int) -> jax.Array:
+        """What the first `cut` layers make of latents."""
         x = self.conv_in(latents.astype(self.conv_in.conv.kernel.dtype))
-        for layer in self.layers:
+        for layer in self.layers[:cut]:
+            x = layer(x)
+        return x
+
+    def tail(self, x: jax.Array, cut: int) -> jax.Array:
+        """The pixels that all but the first `cut` layers make of x."""
+        for layer in self.layers[cut:]:
             x = layer(x)
         return unpatchify(self.conv_out(norm_silu(x)), self.patch_size)
 

@@ -65,21 +65,21 @@ class Conv3D(nnx.Module):
     a frame and convolving it commute, the copies are made of the results.
     """
 
-    def __init__(self, scope: Scope, d_in: int, d_out: int, window: Shape, padding: Padding):
+    def __init__(self, scope: Scope, d_in: int, d_out: int, window: Shape, around: tuple[int, int]):
         axes = (None, None, None, "conv_in", "conv_out")
         self.kernel = scope.weight("weight", (*window, d_in, d_out), axes, CONV)
         self.bias = scope.weight("bias", (d_out,), ("conv_out",))
-        self.padding = padding
+        self.around = around
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        around, *beside = self.padding
-        batch, frames = x.shape[:2]
+    def __call__(self, x: jax.Array, beside: Padding) -> jax.Array:
+        """x [batch, frames, height, width, in], `around` frames copied and zeros `beside` the others, to [..., out]."""
+        around, batch, frames = self.around, *x.shape[:2]
         kernels = self.kernel[...]
         kept = frames + sum(around) - len(kernels) + 1
         images = x.reshape(batch * frames, *x.shape[2:])
 
         def seen_through(place: int) -> jax.Array:
-            y = _convolve_images(images, kernels[place], tuple(beside))
+            y = _convolve_images(images, kernels[place], beside)
             y = y.reshape(batch, frames, *y.shape[1:])
             y = jnp.pad(y, ((0, 0), around, (0, 0), (0, 0), (0, 0)), mode="edge")
             return y[:, place : place + kept]

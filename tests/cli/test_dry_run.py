@@ -133,6 +133,7 @@ def test_with_nothing_missing_what_the_run_would_do(generate: Run) -> None:
     assert said["model"] == "demo, embedded"
     assert said["video"] == "96x64, 9 frames at 18 a second: 0.5 s"
     assert said["denoise"] == "3 steps, passes: cond, uncond, perturbed, isolated"
+    assert re.fullmatch(r"about \d+ MB on a device", said["decode"])
     assert re.fullmatch(r"\d+ .+, profile single", said["devices"])
     assert said["seed"] == "7, 8"
     assert [line.split()[1] for line in out.splitlines() if line.startswith("write")] == [

@@ -1,0 +1,156 @@
+"""How decoding is divided: videos and parts of their images over the devices, and tiles where memory is short.
+
+None of it changes a clip.
+"""
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ltx2_cli.models.tiles import Extent, Tiles, activations, cut_video, decode_bytes
+from ltx2_cli.models.video_vae import VideoDecoder
+from ltx2_cli.nn.halo import IMAGE_AXES
+from ltx2_cli.sharding import ShardingPlan
+from ltx2_cli.weights.declare import Weight
+
+VIDEOS = "videos"
+LEAST_PART = 2  # latents along a side that is split: a mirrored border repeats the second
+COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)  # of tiles along an axis
+SPLITS = 4  # of those with the least work that are tried with tiles
+SHARE = 0.85  # of a device's memory that is planned with
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Where the decoders run. Hashable: a static argument of compiled functions."""
+
+    mesh: Mesh  # the devices of a sharding plan, in its order
+    tiles: Tiles | None
+    bytes: int  # about what the video decoder takes on each device, without weights
+
+    @property
+    def videos(self) -> int:
+        """How many are decoded at a time."""
+        return self.mesh.shape[VIDEOS]
+
+    @property
+    def whole(self) -> NamedSharding:
+        """Where weights lie: all of them on every device."""
+        return NamedSharding(self.mesh, PartitionSpec())
+
+    @property
+    def latents(self) -> NamedSharding:
+        """Where latents [videos, frames, height, width, channels] lie; frames and pixels lie alike."""
+        return NamedSharding(self.mesh, PartitionSpec(VIDEOS, None, *IMAGE_AXES))
+
+    @property
+    def tokens(self) -> NamedSharding:
+        """Where the latents of sound [videos, tokens, channels] lie, and waveforms."""
+        return NamedSharding(self.mesh, PartitionSpec(VIDEOS))
+
+
+@dataclass(frozen=True)
+class _Split:
+    """Over how many devices videos, heights and widths are split."""
+
+    videos: int
+    height: int
+    width: int
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Those of an image; a tile lies on one device, so a side is cut into parts or into tiles."""
+        return self.height, self.width
+
+    def part(self, size: Extent) -> Extent:
+        return size[0], size[1] // self.height, size[2] // self.width
+
+    def cost(self, videos: int, size: Extent) -> tuple[int, int]:
+        """Latents that a device works on, an edge for each side that is split among them, for the time that neighbours
+        take to exchange theirs; then how many sides are split."""
+        frames, height, width = self.part(size)
+        seen = (height + (self.height > 1)) * (width + (self.width > 1))
+        return -(-videos // self.videos) * frames * seen, (self.height > 1) + (self.width > 1)
+
+
+def divide(decoder: VideoDecoder, videos: int, size: Extent, devices: np.ndarray, room: float) -> Decoding:
+    """The least work for each of `devices` that takes at most `room` bytes; where nothing does, what takes the least.
+
+    `size` is that of a video's latents.
+    """
+    splits = sorted(_splits(devices.size, size), key=lambda split: split.cost(videos, size))
+
+    def bytes_of(split: _Split, tiles: Tiles | None) -> int:
+        return decode_bytes(decoder, split.part(size), tiles)
+
+    whole = [(split, None) for split in splits if bytes_of(split, None) <= room]
+    split, tiles = whole[0] if whole else _in_tiles(decoder, videos, size, splits, room)
+    shape = (split.videos, split.height, split.width, -1)
+    mesh = Mesh(devices.reshape(shape), (VIDEOS, *IMAGE_AXES, "spare"))
+    return Decoding(mesh, tiles, bytes_of(split, tiles))
+
+
+def _splits(devices: int, size: Extent) -> Iterator[_Split]:
+    for videos, height, width in product(range(1, devices + 1), repeat=3):
+        parts = ((height, size[1]), (width, size[2]))
+        even = all(part == 1 or (not side % part and side // part >= LEAST_PART) for part, side in parts)
+        if not devices % (videos * height * width) and even:
+            yield _Split(videos, height, width)
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """One way to decode in tiles: what a device does and takes."""
+
+    work: float
+    bytes: int
+    split: _Split
+    tiles: Tiles
+
+
+def _in_tiles(
+    decoder: VideoDecoder, videos: int, size: Extent, splits: list[_Split], room: float
+) -> tuple[_Split, Tiles]:
+    """The fewest layers in tiles that fit, and of those the least work."""
+    choices: list[_Choice] = []
+    for cut in reversed([index for index, layer in enumerate(decoder.layers) if math.prod(layer.stride) > 1]):
+        new = [choice for split in splits[:SPLITS] for choice in _choices(decoder, cut, videos, size, split)]
+        if fitting := [choice for choice in new if choice.bytes <= room]:
+            best = min(fitting, key=lambda choice: choice.work)
+            return best.split, best.tiles
+        choices += new
+    least = min(choices, key=lambda choice: choice.bytes)
+    return least.split, least.tiles
+
+
+def _choices(decoder: VideoDecoder, cut: int, videos: int, size: Extent, split: _Split) -> Iterator[_Choice]:
+    part, (cost, _) = split.part(size), split.cost(videos, size)
+    extent, _ = activations(decoder, part)[cut]
+    most = (extent[0], *(1 if parts > 1 else side for parts, side in zip(split.sides, extent[1:], strict=True)))
+    for frames, height, width in product(*([count for count in COUNTS if count <= limit] for limit in most)):
+        tiles, count = Tiles(cut, (frames, height, width)), frames * height * width
+        seen = count * math.prod(axis.seen for axis in cut_video(decoder, tiles, extent))
+        yield _Choice(cost * seen / math.prod(extent), decode_bytes(decoder, part, tiles), split, tiles)
+
+
+def usable_memory(devices: np.ndarray) -> float:
+    """Bytes of each device that one plans with; of a CPU, its share of the machine's. Infinite where nobody knows."""
+    here = [device for device in jax.local_devices() if device in devices]
+    if not here:
+        return math.inf
+    if here[0].platform == "cpu":
+        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return SHARE * machine / len(here)
+    return SHARE * here[0].memory_stats()["bytes_limit"]
+
+
+def bytes_on_device(weight: Weight, plan: ShardingPlan) -> int:
+    """What each device holds of a weight."""
+    value = weight.get_value()
+    return math.prod(plan.weight(weight.axes).shard_shape(value.shape)) * value.dtype.itemsize

@@ -1,0 +1,90 @@
+"""Decoding divided over devices and in tiles: the same clips, and nothing travels that need not."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from clips import ALL_ON, Case, Checkpoint, Size, plan_of
+from ltx2_cli.core.components import Components
+from ltx2_cli.core.decode import decode, programs
+from ltx2_cli.core.report import Silent
+from ltx2_cli.forecast.hlo import Collective, collectives
+from ltx2_cli.media import Media
+from ltx2_cli.models.tiles import Tiles
+from ltx2_cli.plan import Plan
+from ltx2_cli.spec import AV, SpecError
+
+CASE = Case(Size(9, 128, 256, 24.0), 1, ALL_ON.video, ALL_ON.audio, (1,))
+EIGHT = {"profile": "gpu", "mesh": {"passes": 4, "heads": 2}}
+
+
+def decoded(plan: Plan) -> list[Media]:
+    draw = np.random.default_rng(3).standard_normal
+    tokens = AV(draw((8, plan.stages[0].geometry.video_tokens, 8)), draw((8, plan.stages[0].geometry.audio_frames, 16)))
+    rows = AV(*(stream[: plan.spec.num_videos].astype(np.float32) for stream in tokens))
+    return list(decode(plan, jax.device_put(rows, plan.sharding.replicated), Components(plan), Silent()))
+
+
+@pytest.fixture(scope="module")
+def plain(checkpoint: Checkpoint) -> list[Media]:
+    return decoded(plan_of(checkpoint, CASE, 3, num_videos=8))
+
+
+def check(clips: list[Media], wanted: list[Media]) -> None:
+    for clip, other in zip(clips, wanted, strict=True):
+        assert clip.frames.shape == (9, 128, 256, 3)
+        assert np.abs(clip.frames.astype(int) - other.frames).max() <= 1
+        assert np.linalg.norm(clip.waveform - other.waveform) <= 1e-4 * np.linalg.norm(other.waveform)
+
+
+@pytest.mark.parametrize(("videos", "parts"), [(1, (1, 2, 4)), (3, (4, 1, 2)), (8, (8, 1, 1))])
+def test_eight_devices_make_the_clips_of_one(
+    checkpoint: Checkpoint, plain: list[Media], videos: int, parts: tuple[int, int, int]
+) -> None:
+    plan = plan_of(checkpoint, CASE, 3, num_videos=videos, sharding=EIGHT)
+    assert tuple(plan.decoding.mesh.shape.values())[:3] == parts
+    check(decoded(plan), plain[:videos])
+
+
+def test_tiles_make_the_same_clip(checkpoint: Checkpoint, plain: list[Media]) -> None:
+    room = 0.8 * plan_of(checkpoint, CASE, 3).decoding.bytes
+    plan = plan_of(checkpoint, CASE, 3, vae_memory=room / 1e9)
+    assert plan.decoding.tiles is not None
+    assert plan.decoding.bytes <= room
+    check(decoded(plan), plain[:1])
+
+
+def test_tiles_of_parts_make_the_same_clip(checkpoint: Checkpoint, plain: list[Media]) -> None:
+    plan = plan_of(checkpoint, CASE, 3, sharding=EIGHT)
+    check(decoded(replace(plan, decoding=replace(plan.decoding, tiles=Tiles(5, (2, 1, 1))))), plain[:1])
+
+
+def travelling(plan: Plan) -> dict[str, list[Collective]]:
+    mesh = plan.decoding.mesh
+    return {each.name: collectives(each.lower().compile().as_text(), mesh) for each in programs(plan)}
+
+
+def test_videos_side_by_side_need_no_collective(checkpoint: Checkpoint) -> None:
+    plan = plan_of(checkpoint, CASE, 3, num_videos=8, sharding=EIGHT)
+    assert travelling(plan) == {"frames": [], "sound": []}
+
+
+def test_parts_of_a_clip_exchange_their_edges_and_nothing_else(checkpoint: Checkpoint) -> None:
+    plan = plan_of(checkpoint, CASE, 3, sharding=EIGHT)
+    found = travelling(plan)
+    assert found["sound"] == []
+    assert {each.kind for each in found["frames"]} == {"collective-permute"}
+    assert {each.axes for each in found["frames"]} == {("height",), ("width",)}
+    convolutions = 2 + sum(layer.convolutions for layer in plan.networks.vae.decoder.layers)
+    assert len(found["frames"]) == 4 * convolutions  # an edge to each side
+    assert all(1 in each.results[0].dims[2:4] for each in found["frames"])
+
+
+def test_what_cannot_fit_is_said_before(checkpoint: Checkpoint) -> None:
+    (warning,) = plan_of(checkpoint, CASE, 3, vae_memory=1e-6).warnings
+    assert "decod" in warning
+    assert "--num-frames" in warning
+    with pytest.raises(SpecError, match="vae_memory -1"):
+        plan_of(checkpoint, CASE, 3, vae_memory=-1)

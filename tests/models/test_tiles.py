@@ -1,0 +1,96 @@
+"""Decoding in tiles gives the frames of the whole clip, and takes the memory that was foreseen."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ltx2_cli.models import tiles as module
+from ltx2_cli.models.arch import VideoVAEArch
+from ltx2_cli.models.tiles import Cuts, Tiles, cut_axis, cut_video, decode_bytes, decode_frames
+from ltx2_cli.models.video_vae import VideoVAE
+from ltx2_cli.weights.declare import Scope, random_weights
+
+SHAPES = {
+    "latent_channels": 8,
+    "block_out_channels": (8, 16, 32),
+    "decoder_block_out_channels": (8, 16, 32),
+    "layers_per_block": (1, 1, 1, 1),
+    "decoder_layers_per_block": (1, 1, 1, 1),
+    "downsample_type": ("spatiotemporal", "temporal", "spatial"),
+    "upsample_type": ("spatial", "temporal", "spatiotemporal"),
+    "patch_size": 2,
+}
+BORDERS = {
+    "mirrored": {"decoder_causal": False, "decoder_spatial_padding_mode": "reflect"},
+    "plain": {"decoder_causal": False, "decoder_spatial_padding_mode": "zeros", "upsample_residual": (False,) * 3},
+    "causal": {"decoder_causal": True, "decoder_spatial_padding_mode": "zeros"},
+}
+COUNTS = {1: (1, 1, 7), 3: (4, 1, 2), 5: (2, 2, 3)}  # of tiles, if the cut is before the first upsampling, the second…
+LATENTS = (1, 25, 9, 14, 8)
+
+decode = jax.jit(decode_frames, static_argnames="tiles")
+
+
+def normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(5).normal(size=shape).astype(np.float32)
+
+
+@pytest.fixture(scope="module", params=BORDERS)
+def vae(request: pytest.FixtureRequest) -> VideoVAE:
+    return random_weights(VideoVAE(Scope(jnp.float32), VideoVAEArch(**SHAPES, **BORDERS[request.param])), seed=0)
+
+
+@pytest.fixture(scope="module")
+def whole(vae: VideoVAE) -> np.ndarray:
+    levels, finite = decode(vae, normal(*LATENTS), None)
+    assert finite
+    pixels = np.asarray(jax.jit(VideoVAE.decode)(vae, normal(*LATENTS)))
+    assert levels.shape == (1, 97, 72, 112 * 3)
+    np.testing.assert_allclose(levels, (pixels.clip(-1, 1) * 127.5 + 127.5).reshape(levels.shape), rtol=0, atol=0.51)
+    return np.asarray(levels).astype(int)
+
+
+@pytest.mark.parametrize("cut", COUNTS)
+def test_frames_in_tiles_are_those_of_the_whole(vae: VideoVAE, whole: np.ndarray, cut: int) -> None:
+    tiles = Tiles(cut, COUNTS[cut])
+    extent, _ = module.activations(vae.decoder, LATENTS[1:4])[cut]
+    seen = [axis.seen for axis in cut_video(vae.decoder, tiles, extent)]
+    assert all(some < side for some, side, count in zip(seen, extent, tiles.counts, strict=True) if count > 1)
+    levels, finite = decode(vae, normal(*LATENTS), tiles)
+    assert finite
+    assert np.abs(levels - whole).max() <= 1  # a level of 255 may round the other way
+
+
+def test_tiles_that_see_less_are_noticed(vae: VideoVAE, whole: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    frames, side = module.reach(vae.decoder, 3)
+    for less, counts in (((0, side), (2, 1, 1)), ((frames, side - 2), (1, 1, 3))):
+        monkeypatch.setattr(module, "reach", lambda decoder, cut, less=less: less)
+        levels, _ = jax.jit(partial(decode_frames, tiles=Tiles(3, counts)))(vae, normal(*LATENTS))
+        assert np.abs(levels - whole).max() > 1
+
+
+def test_what_is_not_finite_in_one_tile_is_said(vae: VideoVAE) -> None:
+    latents = normal(*LATENTS)
+    latents[0, 24, 8, 13] = np.nan
+    assert not decode(vae, latents, Tiles(5, (2, 2, 3)))[1]
+
+
+def test_tiles_of_an_axis() -> None:
+    # 0 1 2 3 | 4 5 6 7 | 6 7 8 9, and two places more on either side that has them
+    assert cut_axis(10, 3, reach=2, shared=0) == Cuts(8, (0, 2, 2), 4, (0, 4, 6))
+    assert cut_axis(9, 2, reach=1, shared=1) == Cuts(7, (0, 2), 5, (0, 4))  # both keep place 4
+    assert cut_axis(5, 1, reach=3, shared=1) == Cuts(5, (0,), 5, (0,))
+
+
+@pytest.mark.parametrize("tiles", [None, Tiles(5, (1, 3, 4))])
+def test_memory_is_foreseen(tiles: Tiles | None) -> None:
+    arch = VideoVAEArch(**SHAPES | {"decoder_block_out_channels": (32, 64, 128)}, decoder_causal=False)
+    vae = VideoVAE(Scope(jnp.float32), arch)
+    latents = jax.ShapeDtypeStruct((1, 9, 24, 32, 8), jnp.float32)
+    taken = decode.lower(vae, latents, tiles).compile().memory_analysis()
+    foreseen = decode_bytes(vae.decoder, latents.shape[1:4], tiles)
+    assert 0.4 * foreseen < taken.temp_size_in_bytes + taken.output_size_in_bytes < foreseen
+    assert tiles is None or foreseen < decode_bytes(vae.decoder, latents.shape[1:4], None) / 2
