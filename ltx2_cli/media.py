@@ -2,8 +2,10 @@
 
 import os
 import re
+import shutil
 import subprocess
 import tempfile
+import wave
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -32,7 +34,8 @@ FILE = ["-movflags", "+faststart", "-f", "mp4"]
 
 @dataclass(frozen=True)
 class Media:
-    """One finished clip. Picture and sound begin together and differ in length by less than one latent frame."""
+    """One finished clip. Picture and sound begin together and differ in length by less than one latent frame; either
+    may be empty."""
 
     frames: Frames | Iterable[Frames]  # [frames, height, width, RGB], whole or in chunks along the frames
     waveform: NDArray[np.float32]  # [samples, channels] in −1 … 1
@@ -45,11 +48,31 @@ def write_mp4(media: Media, path: Path) -> None:
     with replacing(path) as temporary, tempfile.TemporaryDirectory(prefix=".partial-", dir=path.parent) as folder:
         sound = Path(folder) / "sound.f32"
         sound.write_bytes(media.waveform.clip(-1, 1).astype("<f4").tobytes())
-        chunks = iter([media.frames] if isinstance(media.frames, np.ndarray) else media.frames)
-        first = next(chunks)
-        failure = _ffmpeg(_command(media, first.shape, sound, temporary), chain([first], chunks))
+        first, chunks = _chunks(media)
+        failure = _ffmpeg(_command(media, first.shape, sound, temporary), chunks)
         if failure:
             raise RunError(f"ffmpeg cannot write {path}: {failure}", MAKE_ROOM)
+
+
+def write_wav(media: Media, path: Path) -> None:
+    """Write the sound alone, 16 bit. Raises `RunError` with what the system says."""
+    samples = np.round(media.waveform.clip(-1, 1) * 32767).astype("<i2")
+    with replacing(path) as temporary, wave.open(str(temporary), "wb") as file:
+        file.setnchannels(samples.shape[1])
+        file.setsampwidth(2)
+        file.setframerate(media.sample_rate)
+        file.writeframes(samples.tobytes())
+
+
+def write_frames(media: Media, folder: Path) -> None:
+    """Write the frames alone as `00000.png`, `00001.png`, … into a new folder. Raises `RunError` as `write_mp4`."""
+    with replacing(folder) as temporary:
+        temporary.mkdir()
+        first, chunks = _chunks(media)
+        numbered = ["-start_number", "0", "-f", "image2", f"file:{str(temporary).replace('%', '%%')}/%05d.png"]
+        failure = _ffmpeg([*_reading(media, first.shape), *numbered], chunks)
+        if failure:
+            raise RunError(f"ffmpeg cannot write {folder}: {failure}", MAKE_ROOM)
 
 
 def write_record(path: Path, text: str) -> None:
@@ -73,7 +96,7 @@ def replacing(path: Path) -> Iterator[Path]:
         raise RunError(f"cannot write {path}: {error.strerror or error}", MAKE_ROOM) from error
     finally:
         with suppress(OSError):
-            temporary.unlink()
+            shutil.rmtree(temporary) if temporary.is_dir() else temporary.unlink()
 
 
 def single_specs(spec: RunSpec) -> list[RunSpec]:
@@ -180,13 +203,25 @@ def _check_distinct(files: list[Path]) -> None:
         taken.add(place)
 
 
-def _command(media: Media, shape: tuple[int, ...], sound: Path, output: Path) -> list[str]:
-    """The call of ffmpeg that reads raw frames of `shape` from its standard input."""
+def _chunks(media: Media) -> tuple[Frames, Iterable[Frames]]:
+    """The first chunk of frames, and all of them."""
+    chunks = iter([media.frames] if isinstance(media.frames, np.ndarray) else media.frames)
+    first = next(chunks)
+    return first, chain([first], chunks)
+
+
+def _reading(media: Media, shape: tuple[int, ...]) -> list[str]:
+    """The call of ffmpeg, so far as it reads raw frames of `shape` from its standard input."""
     rate = Fraction(media.fps).limit_denominator(100_000)  # 23.976 stays what it is, 24000 / 1001 too
     frames = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{shape[2]}x{shape[1]}", "-framerate", str(rate), "-i", "-"]
+    return [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-loglevel", "error", "-y", *frames]
+
+
+def _command(media: Media, shape: tuple[int, ...], sound: Path, output: Path) -> list[str]:
+    """The call of ffmpeg that makes an mp4, without a sound track where there is no sound."""
     samples = ["-f", "f32le", "-ar", str(media.sample_rate), "-ac", str(media.waveform.shape[1]), "-i", f"file:{sound}"]
-    quiet = ["-hide_banner", "-loglevel", "error", "-y"]
-    return [imageio_ffmpeg.get_ffmpeg_exe(), *quiet, *frames, *samples, *PICTURE, *SOUND, *FILE, f"file:{output}"]
+    heard = [*samples, *PICTURE, *SOUND] if len(media.waveform) else PICTURE
+    return [*_reading(media, shape), *heard, *FILE, f"file:{output}"]
 
 
 def _ffmpeg(command: list[str], chunks: Iterable[Frames]) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from difflib import get_close_matches
 from enum import EnumType
+from io import StringIO
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -17,6 +18,7 @@ from ltx2_cli.spec import RunSpec, SpecError
 
 Values = dict[str, Any]
 
+PAGE = "a page of `key: value` lines is expected"
 MISFIT = (OmegaConfBaseException, TypeError)  # what a value of the wrong type makes OmegaConf raise
 PLAIN = {str: "text", int: "an integer", float: "a number", bool: "true or false", NoneType: "null"}
 
@@ -32,19 +34,27 @@ class Layer:
 def read_file(path: Path) -> Layer:
     """A YAML file of keys and values."""
     try:
-        loaded = OmegaConf.load(path)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise SpecError(f"{path}, line {line}: this is not YAML: {error.problem}", "mend that line") from None
-    except (yaml.YAMLError, UnicodeDecodeError):
-        raise SpecError(f"{path} is not YAML text", "a page of `key: value` lines is expected") from None
-    except OmegaConfBaseException as error:
-        raise SpecError(f"{path}: `{error.full_key}` has a broken reference", r"write \${ for a plain ${") from None
+        return read_text(path.read_text(encoding="utf-8"), str(path))
+    except UnicodeDecodeError:
+        raise SpecError(f"{path} is not YAML text", PAGE) from None
     except OSError as error:
         raise SpecError(f"{path} cannot be read: {error.strerror}", "check the path") from None
+
+
+def read_text(text: str, source: str) -> Layer:
+    """Keys and values in YAML; `source` says in errors where the text comes from."""
+    try:
+        loaded = OmegaConf.load(StringIO(text))
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise SpecError(f"{source}, line {line}: this is not YAML: {error.problem}", "mend that line") from None
+    except yaml.YAMLError:
+        raise SpecError(f"{source} is not YAML text", PAGE) from None
+    except OmegaConfBaseException as error:
+        raise SpecError(f"{source}: `{error.full_key}` has a broken reference", r"write \${ for a plain ${") from None
     if not isinstance(loaded, DictConfig):
-        raise SpecError(f"{path} holds no keys", "a page of `key: value` lines is expected")
-    return Layer(f"{path}: ", _shorthand(_container(loaded)))
+        raise SpecError(f"{source} holds no keys", PAGE)
+    return Layer(f"{source}: ", _shorthand(_container(loaded)))
 
 
 def read_setting(setting: str) -> Layer:

@@ -28,19 +28,20 @@ GEMMA = "Lightricks/gemma-3-12b-it-qat-q4_0-unquantized"  # the text encoder of 
 def read_spec(
     overrides: Mapping[str, object] | None = None,
     *,
-    config: str | Path | None = None,
+    config: str | Path | Layer | None = None,
     dotlist: Sequence[str] = (),
     **keys: object,
 ) -> RunSpec:
     """The request that all layers make together. Later wins: defaults, the profiles of model, recipe, reference and
-    sharding, the file `config`, `overrides` and `keys`, `dotlist` (`["dotted.key=value"]`).
+    sharding, the file or layer `config`, `overrides` and `keys`, `dotlist` (`["dotted.key=value"]`).
 
     `read_spec(prompt="rain", model="demo")`; dotted names go into `overrides`: `{"guidance.video.stg_scale": 0.0}`.
     What a recipe decides and nobody asks for is None until the checkpoint is open.
     Raises `SpecError` for an unknown name or key, a wrong type, a broken file, and for all that `validate` finds.
     """
     above = [read_flags({**(overrides or {}), **keys}), *map(read_setting, dotlist)]
-    file = [] if config is None else [_under(above, read_file(Path(config)))]
+    page = read_file(Path(config)) if isinstance(config, str | Path) else config
+    file = [] if page is None else [_under(above, page)]
     spec = merge(_stack([*_alone(file), *_alone(above)], without=LEFT_OPEN))
     _find_model(spec.model)
     validate(spec)

@@ -11,6 +11,7 @@ import typer
 from typer.main import get_command, get_group
 
 from ltx2_cli import __version__
+from ltx2_cli.cli.decode import DECODE_EXAMPLES, decode
 from ltx2_cli.cli.generate import EXAMPLES, generate
 from ltx2_cli.cli.interrupts import raise_again
 from ltx2_cli.cli.lora import lora
@@ -27,6 +28,7 @@ PLAN_EXIT_CODES = "Exit codes: 0 it fits, 2 the request cannot be met, 3 it does
 
 app = typer.Typer(rich_markup_mode="rich", help=f"Video with sound from text: LTX-2 in JAX.\n\n{EXAMPLES}")
 app.command(help=f"{generate.__doc__}\n\n{EXAMPLES}", short_help=generate.__doc__, epilog=EXIT_CODES)(generate)
+app.command(help=f"{decode.__doc__}\n\n{DECODE_EXAMPLES}", short_help=decode.__doc__, epilog=EXIT_CODES)(decode)
 app.command(help=f"{plan.__doc__}\n\n{PLAN_EXAMPLES}", short_help=plan.__doc__, epilog=PLAN_EXIT_CODES)(plan)
 app.command(epilog=EXIT_CODES)(models)
 app.add_typer(lora, name="lora")

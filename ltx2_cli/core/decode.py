@@ -1,6 +1,7 @@
 """Latents to media: frames by the video VAE, sound by the audio VAE and the vocoder."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 
 import jax
@@ -26,30 +27,39 @@ from ltx2_cli.sharding import ShardingPlan, activate
 from ltx2_cli.spec import AV, NotFiniteError
 
 WHOLE = PartitionSpec()
+BOTH = AV(True, True)
+NO_FRAMES, SILENCE = np.empty((0, 0, 0, 3), np.uint8), np.empty((0, 2), np.float32)
 
 
-def decode(plan: Plan, latents: AV[jax.Array], components: Components, report: Report) -> Iterator[Media]:
-    """The media of each video, from its latents as tokens [videos, tokens, channels]."""
+def decode(
+    plan: Plan, latents: AV[jax.Array], components: Components, report: Report, wanted: AV[bool] = BOTH
+) -> Iterator[Media]:
+    """The media of each video, from its latents as tokens [videos, tokens, channels]; what is not wanted is empty."""
     videos, at_once = len(plan.seeds), plan.decoding.videos
-    with (
-        components.use("vae", report) as vae,
-        components.use("audio_vae", report) as audio_vae,
-        components.use("vocoder", report) as vocoder,
-    ):
+    with ExitStack() as loaded:
+        vae, audio_vae, vocoder = (
+            loaded.enter_context(components.use(name, report)) if needed else None
+            for name, needed in (("vae", wanted.video), ("audio_vae", wanted.audio), ("vocoder", wanted.audio))
+        )
         for first in range(0, videos, at_once):
+            frames, waveforms = [NO_FRAMES] * at_once, [SILENCE] * at_once
             with report.stage("decode"):
                 rows = np.minimum(np.arange(first, first + at_once), videos - 1)  # the last one fills up the devices
                 video, audio = _place(plan, AV(*(fetch(stream)[rows] for stream in latents)))
-                frames, frames_finite = _frames(vae, video, plan.decoding, plan.sharding)
-                waveforms, sound_finite = _waveforms(audio_vae, vocoder, audio, plan.decoding, plan.sharding)
-                _check_finite(AV(frames_finite, sound_finite), plan)
-                clips = list(zip(fetch(frames), fetch(waveforms), strict=True))[: videos - first]
-            for clip, waveform in clips:
-                rgb = clip.reshape(*clip.shape[:2], -1, 3)
-                yield Media(rgb, waveform, plan.spec.fps, plan.arch.vocoder.output_sampling_rate)
+                # Both are begun before either is waited for.
+                picture = _frames(vae, video, plan.decoding, plan.sharding) if vae else None
+                sound = _waveforms(audio_vae, vocoder, audio, plan.decoding, plan.sharding) if vocoder else None
+                if picture:
+                    _check_finite("picture", picture[1], plan)
+                    frames = [clip.reshape(*clip.shape[:2], -1, 3) for clip in fetch(picture[0])]
+                if sound:
+                    _check_finite("sound", sound[1], plan)
+                    waveforms = list(fetch(sound[0]))
+            for clip, waveform in list(zip(frames, waveforms, strict=True))[: videos - first]:
+                yield Media(clip, waveform, plan.spec.fps, plan.arch.vocoder.output_sampling_rate)
 
 
-def programs(plan: Plan) -> Iterator[Program]:
+def programs(plan: Plan, wanted: AV[bool] = BOTH) -> Iterator[Program]:
     """Those that `decode` runs."""
     decoding, sharding, rows = plan.decoding, plan.sharding, plan.decoding.videos
     vae, audio_vae, vocoder = (abstract_network(plan, name) for name in ("vae", "audio_vae", "vocoder"))
@@ -57,8 +67,10 @@ def programs(plan: Plan) -> Iterator[Program]:
     _, tokens, features = abstract_latents(plan).audio.shape
     video = jax.ShapeDtypeStruct((rows, *size, channels), np.float32, sharding=decoding.latents)
     audio = jax.ShapeDtypeStruct((rows, tokens, features), np.float32, sharding=decoding.tokens)
-    yield Program("frames", "vae", lambda: _frames.lower(vae, video, decoding, sharding))
-    yield Program("sound", "vocoder", lambda: _waveforms.lower(audio_vae, vocoder, audio, decoding, sharding))
+    if wanted.video:
+        yield Program("frames", "vae", lambda: _frames.lower(vae, video, decoding, sharding))
+    if wanted.audio:
+        yield Program("sound", "vocoder", lambda: _waveforms.lower(audio_vae, vocoder, audio, decoding, sharding))
 
 
 def _place(plan: Plan, tokens: AV[np.ndarray]) -> AV[jax.Array]:
@@ -68,12 +80,11 @@ def _place(plan: Plan, tokens: AV[np.ndarray]) -> AV[jax.Array]:
     return AV(jax.device_put(video, plan.decoding.latents), jax.device_put(tokens.audio, plan.decoding.tokens))
 
 
-def _check_finite(finite: AV[jax.Array], plan: Plan) -> None:
-    for what, good in zip(("picture", "sound"), finite, strict=True):
-        if not fetch(good).all():
-            raise NotFiniteError(
-                f"the decoded {what} is not finite in {plan.spec.dtype.value}", "--dtype float32 has the range it needs"
-            )
+def _check_finite(what: str, finite: jax.Array, plan: Plan) -> None:
+    if not fetch(finite).all():
+        raise NotFiniteError(
+            f"the decoded {what} is not finite in {plan.spec.dtype.value}", "--dtype float32 has the range it needs"
+        )
 
 
 @partial(jax.jit, static_argnames=("decoding", "sharding"))

@@ -8,18 +8,20 @@ from itertools import chain
 from pathlib import Path
 
 import jax
+import numpy as np
 
 from ltx2_cli.core import decode, encode, generate
 from ltx2_cli.core.compiling import keep_programs
 from ltx2_cli.core.components import Components
+from ltx2_cli.core.decode import BOTH
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Report, Silent
-from ltx2_cli.diffusion.latents import save_latents, unpack
+from ltx2_cli.diffusion.latents import pack, save_latents, unpack
 from ltx2_cli.hosts import fetch, lost
 from ltx2_cli.media import Media, latents_paths, output_paths, record_path, single_specs, write_mp4, write_record
 from ltx2_cli.plan import Plan
 from ltx2_cli.profiles import to_yaml
-from ltx2_cli.spec import AV, RunError
+from ltx2_cli.spec import AV, RunError, RunSpec
 
 SILENT = Silent()
 
@@ -84,7 +86,7 @@ def _write(plan: Plan, components: Components, report: Report) -> Iterator[Path]
     for video, file in enumerate(latents_paths(plan.spec)):
         row = AV(*(fetch(stream)[video : video + 1] for stream in latents))
         if first:
-            save_latents(unpack(row, plan.latent_shapes), file)
+            save_latents(unpack(row, plan.latent_shapes), file, _provenance(plan, single_specs(plan.spec)[video]))
     media = decode.decode(plan, latents, components, report)
     for clip, spec in zip(media, single_specs(plan.spec), strict=True):
         (path,) = output_paths(spec)
@@ -92,5 +94,23 @@ def _write(plan: Plan, components: Components, report: Report) -> Iterator[Path]
             continue
         with report.stage("write"):
             write_mp4(clip, path)
-            write_record(record_path(path), to_yaml(spec, {name: version(name) for name in ("ltx2", "jax")}))
+            write_record(record_path(path), _record(spec))
         yield path
+
+
+def _record(spec: RunSpec) -> str:
+    return to_yaml(spec, {name: version(name) for name in ("ltx2", "jax")})
+
+
+def _provenance(plan: Plan, spec: RunSpec) -> dict[str, str]:
+    """What a file of latents says of itself: all that decoding it or going on from it needs."""
+    return {"generation": plan.arch.generation, "fps": str(spec.fps), "stage": "final", "record": _record(spec)}
+
+
+def decode_file(
+    plan: Plan, latents: AV[np.ndarray], components: Components, report: Report = SILENT, wanted: AV[bool] = BOTH
+) -> Media:
+    """The media of one video's latents in the files' layout; what is not wanted is empty."""
+    with _memory(), components.compiling(decode.programs(plan, wanted)):
+        tokens = jax.device_put(pack(latents), plan.sharding.replicated)
+        return next(decode.decode(plan, tokens, components, report, wanted))

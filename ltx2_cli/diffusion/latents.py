@@ -4,13 +4,15 @@ Tokens are float32 [videos, tokens, channels]; files hold video [1, channels, fr
 [1, channels, frames, mel], normalised, as the denoiser sees them.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from ltx2_cli.diffusion.geometry import Geometry
@@ -19,6 +21,7 @@ from ltx2_cli.spec import AV, MAKE_ROOM, RunError, SpecError
 
 A = TypeVar("A", jax.Array, np.ndarray)  # nothing is compiled for what lies on the host
 Shape = tuple[int, ...]
+HOLDS = "a safetensors file of `video` (1, C, F, H, W) and `audio` (1, C, A, M), as --save-latents writes"
 WANTED = "a safetensors file of float32 `video` (1, C, F, H, W) and `audio` (1, C, A, M), or no --noise at all"
 
 
@@ -70,13 +73,45 @@ def read_noise(path: str, shapes: AV[Shape]) -> AV[np.ndarray]:
     return AV(found["video"], found["audio"])
 
 
-def save_latents(latents: AV[jax.Array | np.ndarray], path: Path) -> None:
+@dataclass(frozen=True)
+class LatentsFile:
+    """The header of a file of one video's latents."""
+
+    path: Path
+    shapes: AV[Shape]
+    metadata: Mapping[str, str]  # what `save_latents` was given; nothing in a file that another program wrote
+
+    def read(self) -> AV[np.ndarray]:
+        """The latents, float32 in the files' layout. Raises `SpecError` where they are not finite."""
+        tensors = load_file(self.path)
+        if not all(np.isfinite(tensors[name]).all() for name in AV._fields):
+            raise SpecError(f"the latents in {self.path} are not finite", "make them again")
+        return AV(*(tensors[name].astype(np.float32) for name in AV._fields))
+
+
+def open_latents(path: Path) -> LatentsFile:
+    """The header of the latents in `path`. Raises `SpecError` for a file that holds none."""
+    try:
+        with safe_open(path, "np") as file:
+            names, metadata = file.keys(), file.metadata() or {}
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
+    except (OSError, SafetensorError) as error:
+        raise SpecError(f"{path} cannot be read as latents: {error}", HOLDS) from error
+    found = [shapes.get(name, ()) for name in AV._fields]
+    if [(len(shape), *shape[:1]) for shape in found] != [(5, 1), (4, 1)]:
+        said = ", ".join(f"`{name}` {'x'.join(map(str, shape))}" for name, shape in list(shapes.items())[:4])
+        raise SpecError(f"{path} holds no latents of one video but {said or 'nothing'}", HOLDS)
+    return LatentsFile(path, AV(*found), metadata)
+
+
+def save_latents(latents: AV[jax.Array | np.ndarray], path: Path, metadata: Mapping[str, str]) -> None:
     """Write one video's latents as float32 `video` and `audio`, under a temporary name until they are whole.
 
     Raises `RunError` where there is no room.
     """
+    tensors = {name: np.ascontiguousarray(stream) for name, stream in latents._asdict().items()}
     with replacing(path) as temporary:
         try:
-            save_file({name: np.ascontiguousarray(stream) for name, stream in latents._asdict().items()}, temporary)
+            save_file(tensors, temporary, dict(metadata))
         except SafetensorError as error:
             raise RunError(f"the latents could not be written to {path}: {error}", MAKE_ROOM) from error

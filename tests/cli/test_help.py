@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -62,10 +61,13 @@ def test_completion_knows_options_and_profiles_and_imports_no_jax():
 
 
 def test_help_takes_less_than_half_a_second():
+    """Of the processor's time: how busy the machine is otherwise says nothing about the program."""
+
     def seconds() -> float:
-        began = time.perf_counter()
+        before = os.times()
         subprocess.run([sys.executable, "-m", "ltx2_cli", "--help"], capture_output=True, check=True)
-        return time.perf_counter() - began
+        after = os.times()
+        return after.children_user + after.children_system - before.children_user - before.children_system
 
     assert min(seconds() for _ in range(5)) < 0.5  # the least disturbed of five
 

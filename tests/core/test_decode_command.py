@@ -1,0 +1,134 @@
+"""`ltx2 decode` on latents that a run has saved: the run's own media, each kind of file, and what does not fit."""
+
+import subprocess
+import wave
+from pathlib import Path
+
+import imageio_ffmpeg
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from clips import ALL_ON, Case, Checkpoint, Size, plan_of
+from ltx2_cli.core.run import load, write
+from ltx2_cli.diffusion.latents import open_latents
+from program import run_program
+
+SMALL = Case(Size(9, 64, 64, 24.0), 2, ALL_ON.video, ALL_ON.audio, (1,))
+
+
+@pytest.fixture(scope="module")
+def made(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a clip and its latents."""
+    folder = tmp_path_factory.mktemp("made")
+    names = {"output": str(folder / "clip.mp4"), "save_latents": str(folder / "latents.safetensors")}
+    plan = plan_of(checkpoint, SMALL, 3, **names)
+    assert list(write(plan, load(plan))) == [folder / "clip.mp4"]
+    return folder
+
+
+def sound(path: Path) -> np.ndarray:
+    with wave.open(str(path)) as file:
+        assert (file.getnchannels(), file.getsampwidth()) == (2, 2)
+        return np.frombuffer(file.readframes(file.getnframes()), "<i2").reshape(-1, 2)
+
+
+def streams(path: Path) -> str:
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-i", path]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stderr
+
+
+def test_saved_latents_become_the_clip_of_their_run(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outputs = [tmp_path / "again.mp4", tmp_path / "again.wav", tmp_path / "frames"]
+    options = [text for path in outputs for text in ("-o", str(path))]
+    code = run_program(monkeypatch, "decode", str(made / "latents.safetensors"), *options)
+    out, err = capsys.readouterr()
+    assert (code, out.splitlines()) == (0, [str(path) for path in outputs]), err
+    assert outputs[0].read_bytes() == (made / "clip.mp4").read_bytes()
+    frames = SMALL.size[0]
+    assert [path.name for path in sorted(outputs[2].iterdir())] == [f"{number:05}.png" for number in range(frames)]
+    assert len(sound(outputs[1])) > 100
+    assert sound(outputs[1]).any()
+
+
+def test_sound_alone_and_picture_alone(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is not asked for is not loaded."""
+    latents = str(made / "latents.safetensors")
+    assert run_program(monkeypatch, "decode", latents, "-o", str(tmp_path / "a.wav")) == 0
+    loaded = capsys.readouterr().err
+    assert "load vocoder" in loaded
+    assert "load vae" not in loaded
+    assert run_program(monkeypatch, "decode", latents, "--silent", "-o", str(tmp_path / "b.mp4")) == 0
+    loaded = capsys.readouterr().err
+    assert "load vae" in loaded
+    assert "load vocoder" not in loaded
+    assert "Video: h264" in streams(tmp_path / "b.mp4")
+    assert "Audio" not in streams(tmp_path / "b.mp4")
+
+
+def test_the_file_says_what_made_it(made: Path) -> None:
+    file = open_latents(made / "latents.safetensors")
+    assert (file.metadata["generation"], file.metadata["fps"], file.metadata["stage"]) == ("ltx2", "24.0", "final")
+    assert f"seed: {3}" in file.metadata["record"]
+
+
+def test_arrays_alone_need_a_model(
+    made: Path,
+    checkpoint: Checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    bare, clip = tmp_path / "bare.safetensors", tmp_path / "clip.mp4"
+    save_file(load_file(made / "latents.safetensors"), bare)
+    assert run_program(monkeypatch, "decode", str(bare)) == 2
+    assert "does not say which model made it" in capsys.readouterr().err
+    model = ["--model", str(checkpoint.folder)]
+    assert run_program(monkeypatch, "decode", str(bare), *model, "--fps", "6", "-o", str(clip)) == 2
+    assert "the audio latents in" in capsys.readouterr().err
+    settings = ["--dtype", "float32", "--set", "reference=diffusers"]
+    assert run_program(monkeypatch, "decode", str(bare), *model, *settings, "-o", str(clip)) == 0
+    assert clip.read_bytes() == (made / "clip.mp4").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("tensors", "sentence"),
+    [
+        ({"video": (1, 8, 2, 2, 2)}, "holds no latents of one video but `video` 1x8x2x2x2"),
+        ({"video": (2, 8, 2, 2, 2), "audio": (2, 4, 9, 4)}, "holds no latents of one video but"),
+        ({}, "holds no latents of one video but nothing"),
+    ],
+    ids=["no sound", "a batch", "nothing"],
+)
+def test_files_that_hold_something_else(
+    tensors: dict[str, tuple[int, ...]],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    save_file({name: np.zeros(shape, np.float32) for name, shape in tensors.items()}, tmp_path / "l.safetensors")
+    assert run_program(monkeypatch, "decode", str(tmp_path / "l.safetensors")) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_latents_of_another_generation(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = open_latents(made / "latents.safetensors")
+    other = {**file.metadata, "generation": "ltx2.3"}
+    save_file(load_file(file.path), tmp_path / "l.safetensors", other)
+    assert run_program(monkeypatch, "decode", str(tmp_path / "l.safetensors")) == 2
+    assert "was made by ltx2.3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("output", ["clip.avi", "clip.flac"])
+def test_kinds_of_files_that_are_not_written(
+    made: Path, output: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_program(monkeypatch, "decode", str(made / "latents.safetensors"), "-o", output) == 2
+    assert "FILE.mp4, FILE.wav, or FOLDER" in capsys.readouterr().err
