@@ -19,6 +19,7 @@ from ltx2_cli.models.config import Config
 from ltx2_cli.models.fit import Readings
 from ltx2_cli.models.gemma import gemma_recipe
 from ltx2_cli.models.networks import TEXT_ENCODER, Checkpoint
+from ltx2_cli.models.upsampler import LatentUpsamplerArch
 from ltx2_cli.spec import SpecError
 from ltx2_cli.weights.published import MODEL, PUBLISHED
 
@@ -78,6 +79,16 @@ LTX2_3 = Arch(
     BandwidthVocoderArch(),
     PUBLISHED_SCHEDULE,
 )
+_TWICE = LatentUpsamplerArch(use_rational_resampler=False)
+_DENSER = LatentUpsamplerArch(mid_channels=512, spatial_upsample=False, temporal_upsample=True)
+UPSAMPLERS = {
+    "Lightricks/LTX-2/ltx-2-spatial-upscaler-x2-1.0.safetensors": LatentUpsamplerArch(),
+    "Lightricks/LTX-2/ltx-2-temporal-upscaler-x2-1.0.safetensors": _DENSER,
+    "Lightricks/LTX-2.3/ltx-2.3-spatial-upscaler-x2-1.0.safetensors": _TWICE,
+    "Lightricks/LTX-2.3/ltx-2.3-spatial-upscaler-x2-1.1.safetensors": _TWICE,
+    "Lightricks/LTX-2.3/ltx-2.3-spatial-upscaler-x1.5-1.0.safetensors": LatentUpsamplerArch(rational_spatial_scale=1.5),
+    "Lightricks/LTX-2.3/ltx-2.3-temporal-upscaler-x2-1.0.safetensors": _DENSER,
+}
 RELEASES = {EARLIER: LTX2, LATER: LTX2_3}
 
 

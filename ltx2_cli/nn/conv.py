@@ -57,22 +57,24 @@ class Conv(nnx.Module):
 
 
 class Conv3D(nnx.Module):
-    """A convolution with bias along frames, height and width; beyond the video are copies of its first and last frame,
-    beside each frame zeros.
+    """A convolution with bias along frames, height and width; beside each frame are zeros, `beyond` the video copies of
+    its first and last frame (edge) or zeros too (constant).
 
     It is a sum of two-dimensional convolutions, one for each frame under the window, with the frames merged into the
     batch. XLA makes that faster than one convolution in three dimensions, and with smaller temporaries. Since copying
     a frame and convolving it commute, the copies are made of the results.
     """
 
-    def __init__(self, scope: Scope, d_in: int, d_out: int, window: Shape, around: tuple[int, int]):
+    def __init__(
+        self, scope: Scope, d_in: int, d_out: int, window: Shape, around: tuple[int, int], beyond: str = "edge"
+    ):
         axes = (None, None, None, "conv_in", "conv_out")
         self.kernel = scope.weight("weight", (*window, d_in, d_out), axes, CONV)
         self.bias = scope.weight("bias", (d_out,), ("conv_out",))
-        self.around = around
+        self.around, self.beyond = around, beyond
 
     def __call__(self, x: jax.Array, beside: Padding) -> jax.Array:
-        """x [batch, frames, height, width, in], `around` frames copied and zeros `beside` the others, to [..., out]."""
+        """x [batch, frames, height, width, in], `around` frames added and zeros `beside` the others, to [..., out]."""
         around, batch, frames = self.around, *x.shape[:2]
         kernels = self.kernel[...]
         kept = frames + sum(around) - len(kernels) + 1
@@ -81,7 +83,7 @@ class Conv3D(nnx.Module):
         def seen_through(place: int) -> jax.Array:
             y = _convolve_images(images, kernels[place], beside)
             y = y.reshape(batch, frames, *y.shape[1:])
-            y = jnp.pad(y, ((0, 0), around, (0, 0), (0, 0), (0, 0)), mode="edge")
+            y = jnp.pad(y, ((0, 0), around, (0, 0), (0, 0), (0, 0)), mode=self.beyond)
             return y[:, place : place + kept]
 
         first, *rest = map(seen_through, range(len(kernels)))

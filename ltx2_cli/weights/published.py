@@ -27,6 +27,8 @@ TEXT_ENCODER_FILES = (  # in a repository of its own, or in that of a checkpoint
     *(f"model{ending}" for ending in ENDINGS),
     *_files("text_encoder"),
 )
+UPSAMPLER = "latent_upsampler"  # the folder of an upsampler beside the networks of a checkpoint
+UPSAMPLER_FILES = _files(UPSAMPLER)
 
 DEV, DISTILLED = "one_stage", "distilled"
 FOLDER, FILE, FP8, EMBEDDED = "folder", "single file", "single file, fp8", "made here"

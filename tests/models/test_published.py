@@ -8,11 +8,12 @@ import pytest
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.demo import ARCH
 from ltx2_cli.models.networks import BUILDERS
-from ltx2_cli.models.published import RELEASES, described
+from ltx2_cli.models.published import RELEASES, UPSAMPLERS, described
+from ltx2_cli.models.upsampler import LatentUpsampler
 from ltx2_cli.profiles import read_spec
 from ltx2_cli.spec import SpecError
 from ltx2_cli.weights.declare import Scope, declared, weights
-from ltx2_cli.weights.published import MODEL, PUBLISHED
+from ltx2_cli.weights.published import MODEL, PUBLISHED, UPSCALER
 from parity import published
 
 FIELDS = {"vae": "video_vae"}  # of an `Arch`, where they are not called as their network
@@ -50,6 +51,16 @@ def test_every_published_model_is_described():
             expected = ARCH if entry.name == "embedded" else RELEASES[entry.generation.lower().replace("-", "")]
             assert described(entry.name).arch == expected
     assert described("Lightricks/LTX-2@v1").arch.generation == "ltx2"
+
+
+def test_every_published_upsampler_is_described_and_of_its_size():
+    """Sixteen bits a number, and a header."""
+    sizes = {entry.name: entry.size for entry in PUBLISHED if entry.kind == UPSCALER}
+    assert sizes.keys() == UPSAMPLERS.keys()
+    for name, arch in UPSAMPLERS.items():
+        assert not list(arch.conflicts())
+        numbers = sum(map(math.prod, declared(LatentUpsampler(Scope(jnp.bfloat16), arch)).values()))
+        assert 0 < sizes[name] - 2 * numbers < 30_000
 
 
 @pytest.mark.parametrize("name", ["someone/model", "Lightricks/LTX-2/ltx-2-19b-distilled-lora-384.safetensors"])

@@ -1,0 +1,72 @@
+"""The sizes of upsampled clips, by numbers that can be counted."""
+
+import pytest
+
+from ltx2_cli.diffusion.geometry import Compression, Geometry, Scales, clip_geometry
+from ltx2_cli.diffusion.upsampling import Upsampling, pixels, source_size, upsampled
+from ltx2_cli.spec import SpecError
+
+COMPRESSION = Compression(8, 32, 25.0)
+SCALES = Scales(8, 32, 32, 4, 160, 16000, 1)
+TWICE, HALF_MORE, DENSER = Upsampling(1, 2, 1), Upsampling(1, 3, 2), Upsampling(2, 1, 1)
+
+
+def clip(num_frames: int, height: int, width: int, fps: float) -> Geometry:
+    return clip_geometry(num_frames, height, width, fps, COMPRESSION, SCALES)
+
+
+@pytest.mark.parametrize(
+    ("by", "latents", "size", "fps"),
+    [
+        (TWICE, (16, 16, 24), (121, 512, 768), 24.0),
+        (HALF_MORE, (16, 12, 18), (121, 384, 576), 24.0),
+        (DENSER, (31, 8, 12), (241, 256, 384), 48.0),
+        (Upsampling(2, 2, 1), (31, 16, 24), (241, 512, 768), 48.0),
+    ],
+)
+def test_what_is_made_of_a_clip(by, latents, size, fps):
+    source = clip(121, 256, 384, 24.0)
+    made = upsampled(source, by)
+    assert (made.frames, made.height, made.width) == latents
+    assert pixels(made, COMPRESSION) == size
+    assert (made.fps, made.audio_frames) == (fps, source.audio_frames)
+    assert source_size(*size, by, COMPRESSION) == (121, 256, 384) == pixels(source, COMPRESSION)
+
+
+def test_half_more_of_an_odd_side_is_rounded_up():
+    made = upsampled(clip(9, 96, 32, 24.0), HALF_MORE)
+    assert pixels(made, COMPRESSION) == (9, 160, 64)  # 4.5 and 1.5 latents
+    assert source_size(9, 160, 64, HALF_MORE, COMPRESSION) == (9, 96, 32)
+
+
+def makeable(by: Upsampling, num_frames: int, side: int) -> bool:
+    try:
+        return bool(source_size(num_frames, side, side, by, COMPRESSION))
+    except SpecError:
+        return False
+
+
+def test_the_frame_counts_that_doubling_can_make():
+    assert [n for n in range(1, 70) if makeable(DENSER, n, 32)] == [1, 17, 33, 49, 65]
+    assert [n for n in range(1, 34) if makeable(TWICE, n, 64)] == [1, 9, 17, 25, 33]
+
+
+def test_the_sides_that_can_be_made():
+    assert [side for side in range(1, 260) if makeable(TWICE, 9, side)] == [64, 128, 192, 256]
+    assert [side for side in range(1, 260) if makeable(HALF_MORE, 9, side)] == [64, 96, 160, 192, 256]
+
+
+@pytest.mark.parametrize(
+    ("size", "by", "nearest"),
+    [
+        ((121, 512, 768), DENSER, "--width 768 --height 512 --num-frames 113"),
+        ((122, 512, 768), DENSER, "--width 768 --height 512 --num-frames 129"),
+        ((121, 544, 992), TWICE, "--width 960 --height 512 --num-frames 121"),
+        ((121, 128, 768), HALF_MORE, "--width 768 --height 96 --num-frames 121"),
+        ((0, 5, 5), TWICE, "--width 64 --height 64 --num-frames 1"),
+    ],
+)
+def test_a_size_that_cannot_be_made_is_refused_with_the_nearest(size, by, nearest):
+    with pytest.raises(SpecError, match=f"no clip is upsampled to {size[2]}x{size[1]}x{size[0]}") as error:
+        source_size(*size, by, COMPRESSION)
+    assert error.value.hint == f"the nearest is {nearest}"
