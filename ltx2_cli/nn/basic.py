@@ -10,7 +10,7 @@ from ltx2_cli.weights.declare import Axes, Scope
 class Linear(nnx.Module):
     """y = x·Wᵀ + b over the last axis. `axes` are the logical axes of (input, output).
 
-    W is kept (out, in), as on disk: loading moves no element, and XLA reads it from either side equally fast.
+    W is kept (out, in), as on disk: loading moves no element, and XLA multiplies by it from either side equally fast.
     """
 
     def __init__(self, scope: Scope, d_in: int, d_out: int, axes: Axes, bias: bool = True):
@@ -18,7 +18,8 @@ class Linear(nnx.Module):
         self.bias = scope.weight("bias", (d_out,), axes[1:]) if bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = x @ self.kernel[...].mT
+        # Not x @ W.mT: for a single row XLA on a CPU would first write Wᵀ.
+        y = jax.lax.dot_general(x, self.kernel[...], (((x.ndim - 1,), (1,)), ((), ())))
         return y if self.bias is None else y + self.bias[...]
 
 

@@ -35,7 +35,8 @@ def test_every_way_to_attend_gives_the_same_with_many_tokens_and_few(monkeypatch
     for score_bytes, queries in ((2**30, 128), (0, 8)):  # all queries at once, eight at a time
         monkeypatch.setattr(kernels, "SCORE_BYTES", score_bytes)
         monkeypatch.setattr(kernels, "LEAST_QUERIES", queries)
-        monkeypatch.setattr(by_head, "QUERIES", queries)
+        monkeypatch.setattr(by_head, "SCORES", queries)
+        monkeypatch.setattr(by_head, "LEAST_QUERIES", queries)
         for way in (partial(kernels.attend_with, Kernel.xla), by_head.attend_by_head):
             np.testing.assert_allclose(way(*arrays), plain(*arrays), rtol=1e-5, atol=1e-6)
 
