@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import combinations
 from types import MappingProxyType
 from typing import Protocol
 
@@ -18,6 +19,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ltx2_cli.spec import Kernel, ShardingSpec, SpecError
 
 Rules = tuple[tuple[str, str], ...]
+WEIGHT_AXES = ("layers", "embed", "heads", "mlp", "vocab", "conv_in", "conv_out")
+ACTIVATION_AXES = ("rows", "tokens", "audio_tokens", "heads")
 LANES = 128  # columns of a TPU's tile
 PLATFORMS = {Kernel.splash: "tpu", Kernel.cudnn: "gpu"}  # what each kernel is made for
 
@@ -101,10 +104,8 @@ def lay_out(
     sizes to the devices, rules to the mesh, weights and heads to both.
     """
     mesh = _mesh(spec, devices, rows)
-    named = {*spec.weights.values(), *spec.activations.values()}
-    if strangers := sorted(named - set(mesh.axis_names)):
-        known = ", ".join(f"`{axis}`" for axis in mesh.axis_names)
-        raise SpecError(f"sharding profile {spec.profile}: its mesh has no axis `{strangers[0]}`", f"it has {known}")
+    for sentence, hint in _wrong_rules(spec, mesh):
+        raise SpecError(f"sharding profile {spec.profile}: {sentence}", hint)
     kernel, tile_rows = _kernel(spec, devices[0].platform), spec.tile_rows if devices[0].platform == "tpu" else None
     weight_rules, activation_rules = (tuple(sorted(each.items())) for each in (spec.weights, spec.activations))
     plan = ShardingPlan(mesh, weight_rules, activation_rules, kernel, tile_rows)
@@ -146,6 +147,31 @@ def _sizes(spec: ShardingSpec, devices: int, rows: int) -> dict[str, int]:
         sizes[axis] = math.gcd(sizes[axis], rows, devices // others)
     known = math.prod(size for size in sizes.values() if size != -1)
     return {axis: devices // known if size == -1 else size for axis, size in sizes.items()}
+
+
+def _wrong_rules(spec: ShardingSpec, mesh: Mesh) -> Iterator[tuple[str, str]]:
+    """What is wrong with the rules by themselves, and what to do about it."""
+    for what, rules, known in (
+        ("weights", spec.weights, WEIGHT_AXES),
+        ("activations", spec.activations, ACTIVATION_AXES),
+    ):
+        for axis in rules:
+            if axis not in known:
+                yield f"{what} have no axis `{axis}`", f"they have {_quoted(known)}"
+    named = {*spec.weights.values(), *spec.activations.values()}
+    for axis in sorted(named - set(mesh.axis_names)):
+        yield f"its mesh has no axis `{axis}`", f"it has {_quoted(mesh.axis_names)}"
+    for axis, size in mesh.shape.items():
+        if spec.mesh and size > 1 and axis not in named:
+            yield f"no rule names mesh axis `{axis}`, so that its {size} devices do the same work", "leave the axis out"
+    for one, other in combinations(sorted(spec.activations), 2):
+        if spec.activations[one] == spec.activations[other] and {one, other} != {"tokens", "audio_tokens"}:
+            axis = spec.activations[one]
+            yield f"{one} and {other} of activations both lie along mesh axis `{axis}`", "give each an axis of its own"
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _kernel(spec: ShardingSpec, platform: str) -> Kernel:

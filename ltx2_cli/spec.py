@@ -242,6 +242,8 @@ def _wrong_process(spec: RunSpec) -> Iterator[str]:
         yield f"stg_blocks {list(spec.stg_blocks or ())} has a negative block; blocks count from 0: --stg-blocks 29"
     if spec.vae_memory is not None and not spec.vae_memory > 0:
         yield f"vae_memory {spec.vae_memory:g} is no number of GB; for example: --set vae_memory=8"
+    if (rows := spec.sharding.tile_rows) is not None and rows < 1:
+        yield f"sharding.tile_rows {rows} is no number of rows; --set sharding.tile_rows=null leaves it to the device"
     if spec.max_sequence_length < 1:
         yield f"max_sequence_length {spec.max_sequence_length} leaves no text; usual: --set max_sequence_length=1024"
 

@@ -94,11 +94,13 @@ def _check_kind(path: Path) -> None:
 
 
 def _request(file: "LatentsFile", given: dict[str, object], config: Path | None, settings: list[str]) -> RunSpec:
-    """The request that made the latents, or for arrays alone one of their size; devices are those found here."""
+    """The request that made the latents, or for arrays alone one of their size; devices are those found here, and what
+    decoding does not read is left out."""
     from ltx2_cli.profile_layers import read_text
     from ltx2_cli.profiles import AUTO, read_spec
 
-    here = {"sharding": AUTO, "noise": None, "save_latents": None, "output": None, **given}
+    files = dict.fromkeys(("noise", "save_latents", "output", "compile_cache"))
+    here = {"sharding": AUTO, "lora": [], "vae_memory": None, **files, **given}
     if record := file.metadata.get("record"):
         if config:
             raise SpecError(f"{file.path} has a record of its own", "leave --config out; flags and --set change values")

@@ -29,8 +29,11 @@ class Components:
     @contextmanager
     def compiling(self, programs: Iterable[Program]) -> Iterator[None]:
         """While the body runs, compile these beside the loading; a network is ready when its programs are."""
-        with compiled_ahead(programs) as self.ahead:
-            yield
+        try:
+            with compiled_ahead(programs) as self.ahead:
+                yield
+        finally:
+            self.ahead = {}
 
     @contextmanager
     def use(self, name: str, report: Report) -> Iterator[Any]:

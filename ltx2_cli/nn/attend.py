@@ -74,10 +74,9 @@ def _attend_locally(
     if queries.shape[HEADS] % plan.mesh.shape[along]:
         whole = (jax.lax.all_gather(x, along, axis=TOKENS, tiled=True)[:, :count] for x in (keys, values))
         return attend_with(plan.attention, queries, *whole)
-    by_head = (jax.lax.all_to_all(x, along, HEADS, TOKENS, tiled=True)[:, :count] for x in (queries, keys, values))
-    gathered = attend_with(plan.attention, *by_head)
-    padded = jnp.pad(gathered, [(0, 0), (0, -count % plan.mesh.shape[along]), (0, 0), (0, 0)])
-    return jax.lax.all_to_all(padded, along, TOKENS, HEADS, tiled=True)
+    traded, *others = (jax.lax.all_to_all(x, along, HEADS, TOKENS, tiled=True) for x in (queries, keys, values))
+    gathered = attend_with(plan.attention, traded, *(x[:, :count] for x in others))
+    return jax.lax.all_to_all(gathered, along, TOKENS, HEADS, tiled=True)
 
 
 def _merged(

@@ -64,6 +64,20 @@ def test_what_goes_wrong_beside_the_loading_is_raised_where_it_is_needed(checkpo
             pass
 
 
+def test_an_abandoned_run_leaves_nothing_to_wait_for(checkpoint: Checkpoint) -> None:
+    components, may_end = Components(plan_of(checkpoint, SMALL, 3)), Event()
+
+    def slow() -> jax.stages.Lowered:
+        may_end.wait()
+        raise ZeroDivisionError
+
+    with components.compiling([Program("slow", "connectors", slow), Program("sound", "vocoder", fail)]):
+        pass
+    may_end.set()
+    with components.use("vocoder", Silent()):
+        pass
+
+
 def test_what_waits_at_the_end_is_not_compiled() -> None:
     begun, may_end, lowered = Event(), Event(), list[str]()
 

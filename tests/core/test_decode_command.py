@@ -126,6 +126,17 @@ def test_latents_of_another_generation(
     assert "was made by ltx2.3" in capsys.readouterr().err
 
 
+def test_what_the_denoiser_read_may_be_gone(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, path = open_latents(made / "latents.safetensors"), tmp_path / "l.safetensors"
+    record = file.metadata["record"]
+    assert "lora: []" in record
+    record = record.replace("lora: []", "lora: [gone.safetensors]").replace("noise: null", "noise: gone")
+    save_file(load_file(file.path), path, {**file.metadata, "record": record})
+    assert run_program(monkeypatch, "decode", str(path), "-o", str(tmp_path / "a.wav")) == 0, capsys.readouterr().err
+
+
 @pytest.mark.parametrize("output", ["clip.avi", "clip.flac"])
 def test_kinds_of_files_that_are_not_written(
     made: Path, output: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -58,7 +58,9 @@ def test_over_a_mesh_it_is_what_it_is_on_one_device(mesh: tuple[int, ...], numbe
     rules = (("heads", "heads"), ("rows", "passes"), ("tokens", "tokens"))
     plan = ShardingPlan(Mesh(np.asarray(jax.devices()).reshape(mesh), axes), (), rules)
     split = Tokens("tokens", number)
+    other = Tokens("tokens", 6)
     cases = [((2, number, number), split, split), ((2, number, 6), split, Tokens()), ((2, 6, number), Tokens(), split)]
+    cases += [((2, number, 6), split, other), ((2, 6, number), other, split)]
     for lengths, ours, theirs in cases:
         queries, keys, values = drawn(*lengths)
         wanted = plain(queries, keys, values)
