@@ -1,4 +1,4 @@
-"""What the project says about speed, measured on this machine in alternation with what it is compared to.
+"""What the project says about speed and memory, measured on this machine in alternation with what it is compared to.
 
 `python -m benchmarks` prints a table and writes it to benchmarks/results.md.
 """
@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from diffusers import AutoencoderKLLTX2Video, LTX2VideoTransformer3DModel
 
+from benchmarks import pipeline
 from benchmarks.loading import denoiser, to_one_device, write_checkpoint
 from ltx2_cli.diffusion.geometry import Compression, clip_geometry
 from ltx2_cli.models.arch import TransformerArch, VideoVAEArch
@@ -36,6 +37,7 @@ from ltx2_cli.weights.load import load
 from ltx2_cli.weights.save import save
 
 ROUNDS = 5
+PIPELINE_ROUNDS = 3  # a quarter of a minute each
 TRANSFORMER = {
     "num_attention_heads": 8,
     "attention_head_dim": 64,
@@ -60,7 +62,7 @@ VAE = {
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison: seconds of both sides, a pair a round."""
+    """One comparison: seconds, or what `what` says, of both sides, a pair a round."""
 
     what: str
     ours: list[float]
@@ -164,6 +166,16 @@ def loading_memory(folder: Path) -> str:
     return f"Loading {said['weights'] / 1e9:.2f} GB takes {said['beyond'] / 1e6:.0f} MB of memory beyond the weights'."
 
 
+def whole_pipeline(folder: Path) -> Iterator[Row]:
+    """A clip in float32 from the same files, each side in a process of its own, in turn."""
+    pipeline.write_pipeline(folder)
+    pipeline.measure("ours", folder)  # compiles
+    rounds = [[pipeline.measure(side, folder) for side in pipeline.SIDES] for _ in range(PIPELINE_ROUNDS)]
+    for which, what in enumerate(("a clip from files to frames, diffusers", "a clip, GB of memory at most, diffusers")):
+        ours, theirs = ([figures[which] for figures in side] for side in zip(*rounds, strict=True))
+        yield Row(what, ours, theirs)
+
+
 def help_time() -> Row:
     """`ltx2 --help` against an empty Python."""
     return alternate(
@@ -185,12 +197,17 @@ def lines() -> Iterator[str]:
         f"jax {jax.__version__}, torch {torch.__version__}, {os.cpu_count()} cores of {platform.machine()};"
         f" {ROUNDS} rounds in alternation, medians"
     )
-    yield from ("", "| what, compared with | ours, s | theirs, s | ours / theirs (range) |", "|---|---|---|---|")
+    yield from (
+        "",
+        "| what (seconds, or as it says), compared with | ours | theirs | ours / theirs (range) |",
+        "|---|---|---|---|",
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         # torch's threads go on spinning after its work: what needs all cores for itself comes first
         yield from (str(measure(folder)) for measure in (loading, denoiser_step, video_decode))
         yield str(help_time())
+        yield from map(str, whole_pipeline(folder / "pipeline"))
         yield from ("", loading_memory(folder))
 
 

@@ -47,8 +47,8 @@ def to_one_device(weight: object) -> jax.sharding.NamedSharding:
     return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
 
-def _most_resident() -> int:
-    """Bytes of this process that were in memory together at most, since `clear_refs` was written to."""
+def most_resident() -> int:
+    """Bytes of this process that were in memory together at most, since it began or `clear_refs` was written to."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmHWM:")))
 
@@ -59,10 +59,10 @@ def main(path: Path) -> None:
     files = TensorFiles(path.parent, (path.stem,))
     jax.block_until_ready(jax.device_put(np.zeros(1), to_one_device(None)))
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before = _most_resident()
+    before = most_resident()
     loaded = jax.block_until_ready(jax.tree.leaves(load(module, files, to_one_device)))
     size = sum(array.nbytes for array in loaded)
-    print(json.dumps({"weights": size, "beyond": _most_resident() - before - size}))
+    print(json.dumps({"weights": size, "beyond": most_resident() - before - size}))
 
 
 if __name__ == "__main__":
