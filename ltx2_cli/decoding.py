@@ -5,7 +5,7 @@ None of it changes a clip.
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 
@@ -86,14 +86,17 @@ def divide(decoder: VideoDecoder, videos: int, size: Extent, devices: np.ndarray
     """
     splits = sorted(_splits(devices.size, size), key=lambda split: split.cost(videos, size))
 
-    def bytes_of(split: _Split, tiles: Tiles | None) -> int:
-        return decode_bytes(decoder, split.part(size), tiles)
+    # what a CPU convolves is float32 in between
+    itemsize = 4 if devices[0].platform == "cpu" else decoder.conv_in.conv.kernel.dtype.itemsize
 
-    whole = [(split, None) for split in splits if bytes_of(split, None) <= room]
-    split, tiles = whole[0] if whole else _in_tiles(decoder, videos, size, splits, room)
-    shape = (split.videos, split.height, split.width, -1)
-    mesh = Mesh(devices.reshape(shape), (VIDEOS, *IMAGE_AXES, "spare"))
-    return Decoding(mesh, tiles, bytes_of(split, tiles))
+    def choices(split: _Split, cut: int | None) -> Iterator[_Choice]:
+        part, (work, _) = split.part(size), split.cost(videos, size)
+        for tiles, more in [(None, 1.0)] if cut is None else _tilings(decoder, cut, part, split):
+            yield _Choice(work * more, decode_bytes(decoder, part, tiles, itemsize), split, tiles)
+
+    best = _least_work(splits, choices, decoder, room)
+    shape = (best.split.videos, *best.split.sides, -1)
+    return Decoding(Mesh(devices.reshape(shape), (VIDEOS, *IMAGE_AXES, "spare")), best.tiles, best.bytes)
 
 
 def _splits(devices: int, size: Extent) -> Iterator[_Split]:
@@ -106,37 +109,35 @@ def _splits(devices: int, size: Extent) -> Iterator[_Split]:
 
 @dataclass(frozen=True)
 class _Choice:
-    """One way to decode in tiles: what a device does and takes."""
+    """One way to decode: what a device does and takes."""
 
     work: float
     bytes: int
     split: _Split
-    tiles: Tiles
+    tiles: Tiles | None
 
 
-def _in_tiles(
-    decoder: VideoDecoder, videos: int, size: Extent, splits: list[_Split], room: float
-) -> tuple[_Split, Tiles]:
+def _least_work(
+    splits: list[_Split], choices: Callable[[_Split, int | None], Iterator[_Choice]], decoder: VideoDecoder, room: float
+) -> _Choice:
     """The fewest layers in tiles that fit, and of those the least work."""
-    choices: list[_Choice] = []
-    for cut in reversed([index for index, layer in enumerate(decoder.layers) if math.prod(layer.stride) > 1]):
-        new = [choice for split in splits[:SPLITS] for choice in _choices(decoder, cut, videos, size, split)]
+    upsampling = [index for index, layer in enumerate(decoder.layers) if math.prod(layer.stride) > 1]
+    seen: list[_Choice] = []
+    for cut in (None, *reversed(upsampling)):
+        new = [choice for split in splits[: None if cut is None else SPLITS] for choice in choices(split, cut)]
         if fitting := [choice for choice in new if choice.bytes <= room]:
-            best = min(fitting, key=lambda choice: choice.work)
-            return best.split, best.tiles
-        choices += new
-    least = min(choices, key=lambda choice: choice.bytes)
-    return least.split, least.tiles
+            return min(fitting, key=lambda choice: choice.work)
+        seen += new
+    return min(seen, key=lambda choice: choice.bytes)
 
 
-def _choices(decoder: VideoDecoder, cut: int, videos: int, size: Extent, split: _Split) -> Iterator[_Choice]:
-    part, (cost, _) = split.part(size), split.cost(videos, size)
+def _tilings(decoder: VideoDecoder, cut: int, part: Extent, split: _Split) -> Iterator[tuple[Tiles, float]]:
+    """Tiles of a device's part, and how many times as much work they are."""
     extent, _ = activations(decoder, part)[cut]
     most = (extent[0], *(1 if parts > 1 else side for parts, side in zip(split.sides, extent[1:], strict=True)))
     for frames, height, width in product(*([count for count in COUNTS if count <= limit] for limit in most)):
         tiles, count = Tiles(cut, (frames, height, width)), frames * height * width
-        seen = count * math.prod(axis.seen for axis in cut_video(decoder, tiles, extent))
-        yield _Choice(cost * seen / math.prod(extent), decode_bytes(decoder, part, tiles), split, tiles)
+        yield tiles, count * math.prod(axis.seen for axis in cut_video(decoder, tiles, extent)) / math.prod(extent)
 
 
 def usable_memory(devices: np.ndarray) -> float:

@@ -17,7 +17,7 @@ import numpy as np
 from ltx2_cli.models.video_vae import VideoDecoder, VideoVAE
 
 Extent = tuple[int, int, int]  # frames, height, width
-ALIVE = 12  # activations as large as the largest, at a time: what XLA for the CPU needs in bfloat16; in float32 it is 9
+ALIVE = 10  # activations as large as the largest that there are at a time: for a TPU v6e 8 to 10, on the CPU 7
 
 
 @dataclass(frozen=True)
@@ -89,18 +89,21 @@ def activations(decoder: VideoDecoder, size: Extent) -> list[tuple[Extent, int]]
     return found
 
 
-def decode_bytes(decoder: VideoDecoder, size: Extent, tiles: Tiles | None) -> int:
-    """About what `decode_frames` takes for a video whose latents are of this size, without the weights."""
-    after, kernel = activations(decoder, size), decoder.conv_in.conv.kernel
+def decode_bytes(decoder: VideoDecoder, size: Extent, tiles: Tiles | None, itemsize: int) -> int:
+    """About what `decode_frames` takes for a video whose latents are of this size, without the weights.
+
+    `itemsize` is that of what the convolutions give.
+    """
+    after = activations(decoder, size)
     most = [math.prod(extent) * channels for extent, channels in after]
     pixels, _ = after[-1]
     frames = 3 * math.prod(pixels) * decoder.patch_size**2
     if tiles is None:
-        return ALIVE * max(most) * kernel.dtype.itemsize + frames
+        return ALIVE * max(most) * itemsize + frames
     extent, _ = after[tiles.cut]
     seen = math.prod(axis.seen for axis in cut_video(decoder, tiles, extent)) / math.prod(extent)
     at_once = ALIVE * max(*most[: tiles.cut + 1], seen * max(most[tiles.cut :])) + most[tiles.cut]
-    return round(at_once * kernel.dtype.itemsize) + 2 * frames
+    return round(at_once * itemsize) + 2 * frames
 
 
 def decode_frames(vae: VideoVAE, latents: jax.Array, tiles: Tiles | None) -> tuple[jax.Array, jax.Array]:
