@@ -70,18 +70,22 @@ def decode(
     spec = _request(file, overrides({**context.params, "output": None}), config, settings or [])
 
     with postponed():
+        from ltx2_cli.core.compiling import counted, keep_programs
         from ltx2_cli.core.run import decode_file, load
         from ltx2_cli.plan import resolve
 
-    plan = resolve(spec)
-    _check_fit(file, plan)
     report = reporter()
     wanted = AV(any(path.suffix != ".wav" for path in outputs), _heard(outputs, silent))
-    media = decode_file(plan, file.read(), load(plan), report, wanted)
+    with counted() as count:
+        keep_programs(spec.compile_cache)
+        plan = resolve(spec)
+        _check_fit(file, plan)
+        media = decode_file(plan, file.read(), load(plan), report, wanted)
     for path in outputs:
         with report.stage("write"):
             _write(media if not silent or path.suffix == ".wav" else replace(media, waveform=media.waveform[:0]), path)
         print(path, flush=True)
+    report.note(str(count))
 
 
 def _heard(outputs: list[Path], silent: bool) -> bool:

@@ -40,10 +40,11 @@ def test_without_leave_to_compile_all_that_is_missing_is_said_first(checkpoint: 
         unheard(1)
 
 
+@pytest.mark.parametrize("sharding", ["single", "trillium"])
 def test_a_warm_up_leaves_nothing_to_compile_and_the_result_unchanged(
-    checkpoint: Checkpoint, compilations: list[str]
+    checkpoint: Checkpoint, compilations: list[str], sharding: str
 ) -> None:
-    plan = plan_of(checkpoint, SMALL, 3, keep_resident=True)
+    plan = plan_of(checkpoint, SMALL, 3, keep_resident=True, sharding=sharding)
     wanted = final_latents(plan)
     jax.clear_caches()
     components = load(plan)

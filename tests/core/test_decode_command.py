@@ -46,6 +46,7 @@ def test_saved_latents_become_the_clip_of_their_run(
     code = run_program(monkeypatch, "decode", str(made / "latents.safetensors"), *options)
     out, err = capsys.readouterr()
     assert (code, out.splitlines()) == (0, [str(path) for path in outputs]), err
+    assert "compiled" in err.splitlines()[-1]
     assert outputs[0].read_bytes() == (made / "clip.mp4").read_bytes()
     frames = SMALL.size[0]
     assert [path.name for path in sorted(outputs[2].iterdir())] == [f"{number:05}.png" for number in range(frames)]

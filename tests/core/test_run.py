@@ -46,8 +46,9 @@ def test_nothing_new_is_compiled_for_other_scales_seeds_prompts_steps_and_fps(
     assert not compilations
 
 
-def test_a_batch_equals_its_videos_made_alone(checkpoint: Checkpoint) -> None:
-    batch = final_latents(plan_of(checkpoint, SMALL, 5, num_videos=3))
+@pytest.mark.parametrize("sharding", ["single", "ironwood"])
+def test_a_batch_equals_its_videos_made_alone(checkpoint: Checkpoint, sharding: str) -> None:
+    batch = final_latents(plan_of(checkpoint, SMALL, 5, num_videos=3, sharding=sharding))
     for video in range(3):
         alone = final_latents(plan_of(checkpoint, SMALL, 5 + video))
         for together, single in zip(batch, alone, strict=True):
