@@ -252,7 +252,8 @@ class Network(nnx.Module):
         self.replicated = scope.weight("replicated", (64, 32), (None, None))
 
 mesh = Mesh(np.asarray(jax.devices()).reshape(2, 4), ("across", "within"))  # hosts, devices of a host
-place = lambda axes: NamedSharding(mesh, PartitionSpec(*(axis if axis in mesh.shape else None for axis in axes)))
+spread = lambda axes: PartitionSpec(*(axis if axis in mesh.shape else None for axis in axes))
+place = lambda weight: NamedSharding(mesh, spread(weight.axes))
 loaded = loading.load(Network(), Counting(Path.cwd()), place)
 same = [np.array_equal(fetch(getattr(loaded, name)[...]), np.load(f"{name}.npy")) for name in bytes_read]
 print(json.dumps([all(same), bytes_read]))
