@@ -22,8 +22,9 @@ import numpy as np
 import torch
 from diffusers import AutoencoderKLLTX2Video, LTX2VideoTransformer3DModel
 
-from benchmarks import pipeline
+from benchmarks import pipeline, plans
 from benchmarks.loading import denoiser, to_one_device, write_checkpoint
+from ltx2_cli.core.programs import CONVOLUTION_OPTIONS
 from ltx2_cli.diffusion.geometry import Compression, clip_geometry
 from ltx2_cli.models.arch import TransformerArch, VideoVAEArch
 from ltx2_cli.models.block import Switches
@@ -38,22 +39,10 @@ from ltx2_cli.weights.save import save
 
 ROUNDS = 5
 PIPELINE_ROUNDS = 3  # a quarter of a minute each
-TRANSFORMER = {
-    "num_attention_heads": 8,
-    "attention_head_dim": 64,
-    "cross_attention_dim": 512,
-    "audio_num_attention_heads": 8,
-    "audio_attention_head_dim": 32,
-    "audio_cross_attention_dim": 256,
-    "num_layers": 4,
-    "caption_channels": 256,
-    "rope_type": "split",
-}
+# one layer, and one residual block a level, of the published widths
+TRANSFORMER = {"num_layers": 1, "rope_type": "split"}
 VAE = {
-    "block_out_channels": (64, 128, 256, 512),
-    "decoder_block_out_channels": (64, 128, 256),
-    "layers_per_block": (1, 1, 1, 1, 1),
-    "decoder_layers_per_block": (2, 2, 2, 2),
+    "decoder_layers_per_block": (1, 1, 1, 1),
     "decoder_causal": False,
     "spatial_compression_ratio": 32,
     "temporal_compression_ratio": 8,
@@ -138,7 +127,7 @@ def video_decode(folder: Path) -> Row:
     theirs = AutoencoderKLLTX2Video(**VAE).eval()
     theirs.load_state_dict(_torch_state(folder / "vae.safetensors"))
     latents = np.random.default_rng(0).standard_normal((1, 3, 8, 8, 128), np.float32)
-    decode = jax.jit(lambda vae, latents: vae.decoder(latents))
+    decode = jax.jit(lambda vae, latents: vae.decoder(latents), compiler_options=CONVOLUTION_OPTIONS["cpu"])
     channels_first = torch.tensor(latents).movedim(-1, 1)
 
     def reference() -> None:
@@ -208,7 +197,8 @@ def lines() -> Iterator[str]:
         yield from (str(measure(folder)) for measure in (loading, denoiser_step, video_decode))
         yield str(help_time())
         yield from map(str, whole_pipeline(folder / "pipeline"))
-        yield from ("", loading_memory(folder))
+        yield from ("", loading_memory(folder), "")
+    yield from plans.lines()
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 from ltx2_cli.core.components import Components, abstract_network
 from ltx2_cli.core.generate import abstract_latents
-from ltx2_cli.core.programs import Program
+from ltx2_cli.core.programs import Program, convolving
 from ltx2_cli.core.report import Report
 from ltx2_cli.decoding import VIDEOS, Decoding
 from ltx2_cli.hosts import fetch
@@ -36,6 +36,7 @@ def decode(
 ) -> Iterator[Media]:
     """The media of each video, from its latents as tokens [videos, tokens, channels]; what is not wanted is empty."""
     videos, at_once = len(plan.seeds), plan.decoding.videos
+    to_frames, to_sound = _decoders(plan)
     with ExitStack() as loaded:
         vae, audio_vae, vocoder = (
             loaded.enter_context(components.use(name, report)) if needed else None
@@ -47,8 +48,8 @@ def decode(
                 rows = np.minimum(np.arange(first, first + at_once), videos - 1)  # the last one fills up the devices
                 video, audio = _place(plan, AV(*(fetch(stream)[rows] for stream in latents)))
                 # Both are begun before either is waited for.
-                picture = _frames(vae, video, plan.decoding, plan.sharding) if vae else None
-                sound = _waveforms(audio_vae, vocoder, audio, plan.decoding, plan.sharding) if vocoder else None
+                picture = to_frames(vae, video, plan.decoding, plan.sharding) if vae else None
+                sound = to_sound(audio_vae, vocoder, audio, plan.decoding, plan.sharding) if vocoder else None
                 if picture:
                     _check_finite("picture", picture[1], plan)
                     frames = [clip.reshape(*clip.shape[:2], -1, 3) for clip in fetch(picture[0])]
@@ -61,6 +62,7 @@ def decode(
 
 def programs(plan: Plan, wanted: AV[bool] = BOTH) -> Iterator[Program]:
     """Those that `decode` runs."""
+    to_frames, to_sound = _decoders(plan)
     decoding, sharding, rows = plan.decoding, plan.sharding, plan.decoding.videos
     vae, audio_vae, vocoder = (abstract_network(plan, name) for name in ("vae", "audio_vae", "vocoder"))
     _, channels, *size = plan.latent_shapes.video
@@ -68,9 +70,14 @@ def programs(plan: Plan, wanted: AV[bool] = BOTH) -> Iterator[Program]:
     video = jax.ShapeDtypeStruct((rows, *size, channels), np.float32, sharding=decoding.latents)
     audio = jax.ShapeDtypeStruct((rows, tokens, features), np.float32, sharding=decoding.tokens)
     if wanted.video:
-        yield Program("frames", "vae", lambda: _frames.lower(vae, video, decoding, sharding))
+        yield Program("frames", "vae", lambda: to_frames.lower(vae, video, decoding, sharding))
     if wanted.audio:
-        yield Program("sound", "vocoder", lambda: _waveforms.lower(audio_vae, vocoder, audio, decoding, sharding))
+        yield Program("sound", "vocoder", lambda: to_sound.lower(audio_vae, vocoder, audio, decoding, sharding))
+
+
+def _decoders(plan: Plan) -> tuple[Any, Any]:
+    platform = plan.sharding.mesh.devices.flat[0].platform
+    return convolving(_frames, platform), convolving(_waveforms, platform)
 
 
 def _place(plan: Plan, tokens: AV[np.ndarray]) -> AV[jax.Array]:
@@ -87,7 +94,6 @@ def _check_finite(what: str, finite: jax.Array, plan: Plan) -> None:
         )
 
 
-@partial(jax.jit, static_argnames=("decoding", "sharding"))
 def _frames(
     vae: VideoVAE, latents: jax.Array, decoding: Decoding, sharding: ShardingPlan
 ) -> tuple[jax.Array, jax.Array]:
@@ -104,7 +110,6 @@ def _frames(
         return split(vae, latents)
 
 
-@partial(jax.jit, static_argnames=("decoding", "sharding"))
 def _waveforms(
     audio_vae: AudioVAE,
     vocoder: Vocoder | BandwidthVocoder,

@@ -2,11 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Sharding
+
+# By platform: XLA for the CPU leaves convolutions to a library, over wide ones for up to twice its own code's time.
+CONVOLUTION_OPTIONS = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": ""}}
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,14 @@ class Program:
     name: str
     network: str | None  # whose weights it takes, the last to be loaded of several; None: no network's
     lower: Callable[[], jax.stages.Lowered]
+
+
+@cache
+def convolving(function: Callable[..., Any], platform: str) -> Any:
+    """`function`, whose work is convolutions, compiled for a platform; its `decoding` and `sharding` are static."""
+    return jax.jit(
+        function, static_argnames=("decoding", "sharding"), compiler_options=CONVOLUTION_OPTIONS.get(platform)
+    )
 
 
 def abstract(arrays: Any, sharding: Sharding) -> Any:

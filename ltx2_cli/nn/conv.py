@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from ltx2_cli.sharding import on_one_cpu
-from ltx2_cli.weights.declare import CONV, TRANSPOSED_CONV, Scope, Shape
+from ltx2_cli.weights.declare import CONV, TRANSPOSED_CONV, VIDEO_CONV, Scope, Shape
 
 Padding = tuple[tuple[int, int], ...]  # places added before and after each axis
 Lengthen = Callable[[jax.Array], jax.Array]
@@ -70,39 +70,43 @@ class Conv3D(nnx.Module):
     def __init__(
         self, scope: Scope, d_in: int, d_out: int, window: Shape, around: tuple[int, int], beyond: str = "edge"
     ):
+        frames, *image = window
         axes = (None, None, None, "conv_in", "conv_out")
-        self.kernel = scope.weight("weight", (*window, d_in, d_out), axes, CONV)
+        self.kernel = scope.weight("weight", (*image, frames, d_in, d_out), axes, VIDEO_CONV)
         self.bias = scope.weight("bias", (d_out,), ("conv_out",))
         self.around, self.beyond = around, beyond
 
     def __call__(self, x: jax.Array, beside: Padding) -> jax.Array:
         """x [batch, frames, height, width, in], `around` frames added and zeros `beside` the others, to [..., out]."""
-        kernels = self.kernel[...]
-        _, _, _, d_in, d_out = kernels.shape
+        kernel = self.kernel[...]
+        *_, d_in, d_out = kernel.shape
         lengthen = partial(jnp.pad, pad_width=((0, 0), self.around, (0, 0), (0, 0), (0, 0)), mode=self.beyond)
-        form = _of_single_frames if on_one_cpu() and d_in >= d_out else _of_joined_frames
-        return form(x, kernels, lengthen, beside) + self.bias[...]
+        single = on_one_cpu() and d_in >= d_out and x.size >= kernel.size
+        return (_of_single_frames if single else _of_joined_frames)(x, kernel, lengthen, beside) + self.bias[...]
 
 
-def _of_joined_frames(x: jax.Array, kernels: jax.Array, lengthen: Lengthen, beside: Padding) -> jax.Array:
+def _of_joined_frames(x: jax.Array, kernel: jax.Array, lengthen: Lengthen, beside: Padding) -> jax.Array:
     """One convolution of the frames under the window, which stand side by side in the channels."""
-    x, places = lengthen(x), len(kernels)
+    height, width, places, d_in, d_out = kernel.shape
+    x = lengthen(x)
     kept = x.shape[1] - places + 1
     seen = jnp.concatenate([x[:, place : place + kept] for place in range(places)], axis=-1)
-    return _of_each_frame(seen, jnp.concatenate(list(kernels), axis=-2), beside)
+    return _of_each_frame(seen, kernel.reshape(height, width, places * d_in, d_out), beside)
 
 
-def _of_single_frames(x: jax.Array, kernels: jax.Array, lengthen: Lengthen, beside: Padding) -> jax.Array:
+def _of_single_frames(x: jax.Array, kernel: jax.Array, lengthen: Lengthen, beside: Padding) -> jax.Array:
     """A sum of convolutions, one for each frame under the window: faster where they are narrow and a CPU's cache holds
-    them. Since adding frames and convolving each commute, they are added to the results."""
-    seen = [lengthen(_of_each_frame(x, kernel, beside)) for kernel in kernels]
-    kept = seen[0].shape[1] - len(kernels) + 1
+    them, and to cut the kernel costs little. Since adding frames and convolving each commute, they are added to the
+    results."""
+    places = kernel.shape[2]
+    seen = [lengthen(_of_each_frame(x, kernel[:, :, place], beside)) for place in range(places)]
+    kept = seen[0].shape[1] - places + 1
     first, *rest = (y[:, place : place + kept] for place, y in enumerate(seen))
     return sum(rest, first)
 
 
 def _of_each_frame(x: jax.Array, kernel: jax.Array, beside: Padding) -> jax.Array:
-    y = _convolve_images(x.reshape(-1, *x.shape[2:]), kernel, beside)
+    y = convolve(x.reshape(-1, *x.shape[2:]), kernel, beside)
     return y.reshape(*x.shape[:2], *y.shape[1:])
 
 
@@ -119,15 +123,3 @@ class TransposedConv(nnx.Module):
         kernel = self.kernel[...]
         around = len(kernel) - 1 - (len(kernel) - self.stride) // 2
         return convolve(x, kernel[::-1], ((around, around),), spread=self.stride) + self.bias[...]
-
-
-def _convolve_images(x: jax.Array, kernel: jax.Array, padding: Padding) -> jax.Array:
-    plain = partial(convolve, padding=padding)
-    if any(map(any, padding)):
-        return plain(x, kernel)
-
-    def with_a_spare_row(x: jax.Array, kernel: jax.Array) -> jax.Array:
-        return convolve(x, kernel, ((0, 1), (0, 0)))[:, :-1]
-
-    # XLA for the CPU takes twice as long over a convolution without any padding
-    return jax.lax.platform_dependent(x, kernel, cpu=with_a_spare_row, default=plain)

@@ -19,6 +19,7 @@ Axes = tuple[str | None, ...]
 
 PLAIN = "plain"  # as on disk, linear layers (out, in) too
 CONV = "conv"  # disk (out, in, *window) -> ours (*window, in, out)
+VIDEO_CONV = "video_conv"  # disk (out, in, frames, height, width) -> ours (height, width, frames, in, out)
 TRANSPOSED_CONV = "transposed_conv"  # disk (in, out, *window) -> ours (*window, in, out)
 
 
@@ -28,6 +29,7 @@ def disk_order(layout: str, rank: int) -> tuple[int, ...]:
     orders = {
         PLAIN: tuple(range(rank)),
         CONV: (*window, 1, 0),
+        VIDEO_CONV: (*window[1:], *window[:1], 1, 0),
         TRANSPOSED_CONV: (*window, 0, 1),
     }
     return orders[layout]

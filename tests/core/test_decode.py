@@ -88,3 +88,11 @@ def test_what_cannot_fit_is_said_before(checkpoint: Checkpoint) -> None:
     assert "--num-frames" in warning
     with pytest.raises(SpecError, match="vae_memory -1"):
         plan_of(checkpoint, CASE, 3, vae_memory=-1)
+
+
+def test_no_convolution_is_left_to_the_slow_library_for_cpus(checkpoint: Checkpoint) -> None:
+    """It takes twice as long; which option keeps it out depends on the version of XLA."""
+    for program in programs(plan_of(checkpoint, CASE, 3)):
+        compiled = program.lower().compile().as_text()
+        assert " convolution(" in compiled
+        assert "__ynn_fusion" not in compiled
