@@ -1,18 +1,18 @@
 """Frames and sound to mp4 through ffmpeg, and the record beside it. Nothing is half written under its final name."""
 
 import os
-import re
 import shutil
 import subprocess
 import tempfile
 import wave
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain
 from os.path import expanduser
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO
 from uuid import uuid4
 
@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ltx2_cli.spec import MAKE_ROOM, RunError, RunSpec, SpecError
+from ltx2_cli.video_file import first_complaint, metadata_text
 
 Frames = NDArray[np.uint8]
 
@@ -29,7 +30,9 @@ TO_YUV = "scale=in_range=pc:out_range=tv:out_color_matrix=bt709:flags=accurate_r
 TAGS = "setparams=range=tv:colorspace=bt709:color_primaries=bt709:color_trc=bt709"
 PICTURE = ["-vf", f"{TO_YUV},{TAGS}", "-c:v", "libx264", "-crf", "19", "-preset", "veryfast"]
 SOUND = ["-c:a", "aac", "-b:a", "192k", "-ac", "2"]
-FILE = ["-movflags", "+faststart", "-f", "mp4"]
+# Tags under names of our own: players pass over them, and `-movflags use_metadata_tags` keeps them in a copy.
+FILE = ["-movflags", "+faststart+use_metadata_tags", "-f", "mp4"]
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -43,13 +46,17 @@ class Media:
     sample_rate: int
 
 
-def write_mp4(media: Media, path: Path) -> None:
-    """Write H.264 and AAC to `path`, replacing what is there. Raises `RunError` with what the system or ffmpeg says."""
+def write_mp4(media: Media, path: Path, about: Mapping[str, str] = NOTHING) -> None:
+    """Write H.264 and AAC to `path`, replacing what is there; `about` is what the file says of itself.
+
+    Raises `RunError` with what the system or ffmpeg says.
+    """
     with replacing(path) as temporary, tempfile.TemporaryDirectory(prefix=".partial-", dir=path.parent) as folder:
-        sound = Path(folder) / "sound.f32"
+        sound, tags = Path(folder) / "sound.f32", Path(folder) / "tags"
         sound.write_bytes(media.waveform.clip(-1, 1).astype("<f4").tobytes())
+        tags.write_text(metadata_text(about), encoding="utf-8")
         first, chunks = _chunks(media)
-        failure = _ffmpeg(_command(media, first.shape, sound, temporary), chunks)
+        failure = _ffmpeg(_command(media, first.shape, sound, tags, temporary), chunks)
         if failure:
             raise RunError(f"ffmpeg cannot write {path}: {failure}", MAKE_ROOM)
 
@@ -217,11 +224,12 @@ def _reading(media: Media, shape: tuple[int, ...]) -> list[str]:
     return [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-loglevel", "error", "-y", *frames]
 
 
-def _command(media: Media, shape: tuple[int, ...], sound: Path, output: Path) -> list[str]:
+def _command(media: Media, shape: tuple[int, ...], sound: Path, tags: Path, output: Path) -> list[str]:
     """The call of ffmpeg that makes an mp4, without a sound track where there is no sound."""
+    about = ["-f", "ffmetadata", "-i", f"file:{tags}"]
     samples = ["-f", "f32le", "-ar", str(media.sample_rate), "-ac", str(media.waveform.shape[1]), "-i", f"file:{sound}"]
     heard = [*samples, *PICTURE, *SOUND] if len(media.waveform) else PICTURE
-    return [*_reading(media, shape), *heard, *FILE, f"file:{output}"]
+    return [*_reading(media, shape), *about, *heard, "-map_metadata", "1", *FILE, f"file:{output}"]
 
 
 def _ffmpeg(command: list[str], chunks: Iterable[Frames]) -> str:
@@ -234,16 +242,10 @@ def _ffmpeg(command: list[str], chunks: Iterable[Frames]) -> str:
         finally:
             process.kill()  # nothing to a process that has ended by itself
         log.seek(0)
-        return _reason(log.read(), process.returncode) if process.returncode else ""
+        return first_complaint(log.read(), process.returncode) if process.returncode else ""
 
 
 def _feed(pipe: IO[bytes], chunks: Iterable[Frames]) -> None:
     with suppress(BrokenPipeError), pipe:  # a broken pipe: ffmpeg gave up, and its log says why
         for chunk in chunks:
             pipe.write(np.ascontiguousarray(chunk).data)
-
-
-def _reason(log: bytes, code: int) -> str:
-    """The first complaint, which is the cause of the others, without the name of the part that complains."""
-    lines = [line for line in log.decode(errors="replace").splitlines() if line.strip()]
-    return re.sub(r"^(\[[^]]*\] )+", "", lines[0]) if lines else f"it ended with code {code}"

@@ -57,6 +57,16 @@ def read_text(text: str, source: str) -> Layer:
     return Layer(f"{source}: ", _shorthand(_container(loaded)))
 
 
+def resolved(layer: Layer) -> Values:
+    """The values of a layer, its texts as they are meant. Raises `SpecError` where one refers to what is not there."""
+    try:
+        return _container(OmegaConf.create(layer.values), resolve=True)
+    except OmegaConfBaseException as error:
+        raise SpecError(
+            f"{layer.source}`{error.full_key}` has a broken reference", r"write \${ for a plain ${"
+        ) from None
+
+
 def read_setting(setting: str) -> Layer:
     """One `key=value` of `--set`; the value is read as YAML."""
     source = f"--set '{setting}': "
@@ -189,7 +199,7 @@ def _shorthand(values: Values) -> Values:
     return {**values, "sharding": {"profile": name}} if isinstance(name, str) else values
 
 
-def _container(config: Any) -> Values:
-    values = OmegaConf.to_container(config)
+def _container(config: Any, resolve: bool = False) -> Values:
+    values = OmegaConf.to_container(config, resolve=resolve)
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}

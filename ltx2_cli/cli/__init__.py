@@ -13,6 +13,7 @@ from typer.main import get_command, get_group
 from ltx2_cli import __version__
 from ltx2_cli.cli.decode import DECODE_EXAMPLES, decode
 from ltx2_cli.cli.generate import EXAMPLES, generate
+from ltx2_cli.cli.info import INFO_EXAMPLES, info
 from ltx2_cli.cli.interrupts import raise_again
 from ltx2_cli.cli.lora import lora
 from ltx2_cli.cli.models import models
@@ -30,6 +31,7 @@ app = typer.Typer(rich_markup_mode="rich", help=f"Video with sound from text: LT
 app.command(help=f"{generate.__doc__}\n\n{EXAMPLES}", short_help=generate.__doc__, epilog=EXIT_CODES)(generate)
 app.command(help=f"{decode.__doc__}\n\n{DECODE_EXAMPLES}", short_help=decode.__doc__, epilog=EXIT_CODES)(decode)
 app.command(help=f"{plan.__doc__}\n\n{PLAN_EXAMPLES}", short_help=plan.__doc__, epilog=PLAN_EXIT_CODES)(plan)
+app.command(help=f"{info.__doc__}\n\n{INFO_EXAMPLES}", short_help=info.__doc__, epilog=EXIT_CODES)(info)
 app.command(epilog=EXIT_CODES)(models)
 app.add_typer(lora, name="lora")
 

@@ -83,7 +83,11 @@ def decode(
         media = decode_file(plan, file.read(), load(plan), report, wanted)
     for path in outputs:
         with report.stage("write"):
-            _write(media if not silent or path.suffix == ".wav" else replace(media, waveform=media.waveform[:0]), path)
+            _write(
+                media if not silent or path.suffix == ".wav" else replace(media, waveform=media.waveform[:0]),
+                path,
+                file,
+            )
         print(path, flush=True)
     report.note(str(count))
 
@@ -111,8 +115,7 @@ def _request(file: "LatentsFile", given: dict[str, object], config: Path | None,
         return read_spec(here, config=read_text(record, f"the record in {file.path}"), dotlist=settings)
     if "model" not in given and config is None:
         raise SpecError(f"{file.path} does not say which model made it", "--model NAME and, unless it is 24, --fps N")
-    _, _, frames, height, width = file.shapes.video
-    size = {"num_frames": 8 * frames - 7, "height": 32 * height, "width": 32 * width}
+    size = dict(zip(("num_frames", "height", "width"), file.size, strict=True))
     return read_spec({"prompt": "any", "seed": 0, **size, **here}, config=config, dotlist=settings)
 
 
@@ -134,7 +137,11 @@ def _by(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape))
 
 
-def _write(media: "Media", path: Path) -> None:
+def _write(media: "Media", path: Path, latents: "LatentsFile") -> None:
+    """Write one kind of file; an mp4 says of itself what its latents do."""
     from ltx2_cli.media import write_frames, write_mp4, write_wav
 
-    {".mp4": write_mp4, ".wav": write_wav, "": write_frames}[path.suffix](media, path)
+    if path.suffix == ".mp4":
+        write_mp4(media, path, latents.metadata)
+    else:
+        {".wav": write_wav, "": write_frames}[path.suffix](media, path)

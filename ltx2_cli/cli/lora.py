@@ -67,7 +67,7 @@ def inspect(
 
     path = lora_file(parse_lora(name)[0])
     summary = summarise(path, open_lora(path))
-    print(json.dumps(asdict(summary), indent=2) if as_json else "\n".join(_lines(summary)))
+    print(json.dumps(asdict(summary), indent=2) if as_json else "\n".join(lora_lines(summary)))
 
 
 def summarise(path: Path, file: "LoraFile") -> Summary:
@@ -101,7 +101,7 @@ def _ranks(pairs: "Iterable[Pair]") -> tuple[int, ...]:
     return tuple(sorted({pair.rank for pair in pairs}))
 
 
-def _lines(summary: Summary) -> Iterator[str]:
+def lora_lines(summary: Summary) -> Iterator[str]:
     """The summary for people: facts, then the targets."""
     stated = " and ".join("none" if alpha is None else str(alpha) for alpha in summary.alphas)
     yield from columns(

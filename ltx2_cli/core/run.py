@@ -93,7 +93,7 @@ def _write(plan: Plan, components: Components, report: Report) -> Iterator[Path]
         if not first:
             continue
         with report.stage("write"):
-            write_mp4(clip, path)
+            write_mp4(clip, path, _provenance(plan, spec))
             write_record(record_path(path), _record(spec))
         yield path
 
@@ -103,7 +103,8 @@ def _record(spec: RunSpec) -> str:
 
 
 def _provenance(plan: Plan, spec: RunSpec) -> dict[str, str]:
-    """What a file of latents says of itself: all that decoding it or going on from it needs."""
+    """What latents and videos say of themselves: all that decoding them, going on from them or making them again
+    needs."""
     return {"generation": plan.arch.generation, "fps": str(spec.fps), "stage": "final", "record": _record(spec)}
 
 

@@ -81,6 +81,12 @@ class LatentsFile:
     shapes: AV[Shape]
     metadata: Mapping[str, str]  # what `save_latents` was given; nothing in a file that another program wrote
 
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """Frames, height and width of the clip that they decode to."""
+        _, _, frames, height, width = self.shapes.video
+        return 8 * frames - 7, 32 * height, 32 * width
+
     def read(self) -> AV[np.ndarray]:
         """The latents, float32 in the files' layout. Raises `SpecError` where they are not finite."""
         tensors = load_file(self.path)

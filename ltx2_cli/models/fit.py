@@ -88,13 +88,17 @@ class Readings:
     problems: list[SpecError]
     text_hint: str = AGAIN  # what to do where the text encoder is the wrong one
 
-    def checkpoint(self) -> Checkpoint:
-        """The checkpoint; raises `SpecError` with everything that is wrong, as far as what was read tells."""
+    def check(self) -> None:
+        """Raise `SpecError` with everything that is wrong, as far as what was read tells."""
         misfits = [*self._sizes(), *self._tensors()]
         if misfits:
             heading = f"{self.where} does not hold what its configs describe"
             misfits[0] = SpecError(f"{heading}. {misfits[0]}", misfits[0].hint)
         refuse([*self.problems, *self._generations(), *misfits])
+
+    def checkpoint(self) -> Checkpoint:
+        """The checkpoint, if nothing is wrong with it."""
+        self.check()
         assert self.prefix is not None
         arch = Arch(*(self.described[name] for name in ARCHS))
         return Checkpoint(self.where, arch, self.described[TEXT_ENCODER], self.prefix, self.files, self.tokenizer)

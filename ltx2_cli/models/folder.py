@@ -31,7 +31,7 @@ READERS: dict[str, tuple[str, Callable[[Config, str], Any]]] = {
 
 def open_folder(folder: Path) -> Checkpoint:
     """The checkpoint in `folder`; raises `SpecError` with all that is missing, damaged, or does not belong together."""
-    if not any((folder / file).exists() for file, _ in READERS.values()):
+    if not is_checkpoint(folder):
         files = ", ".join(file for file, _ in READERS.values())
         raise SpecError(f"{folder} is no LTX-2 checkpoint: it holds none of {files}", AGAIN)
     described, misread = attempt(
@@ -47,6 +47,11 @@ def open_folder(folder: Path) -> Checkpoint:
         text.tokenizer,
         [*misread, *unopened, *text.problems],
     ).checkpoint()
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether any network of a checkpoint is described in `folder`."""
+    return any((folder / file).exists() for file, _ in READERS.values())
 
 
 def read_text_encoder(folder: Path) -> Readings:

@@ -29,6 +29,11 @@ def open_single_file(path: Path, text: Readings) -> Checkpoint:
 
     Raises `SpecError` with all that is missing, damaged, not implemented, or does not belong together.
     """
+    return read_single_file(path, text).checkpoint()
+
+
+def read_single_file(path: Path, text: Readings) -> Readings:
+    """What `path` holds, and beside it `text`. Raises `SpecError` where it holds nothing that describes it."""
     of_text = [SpecError(str(each), TEXT_HINT if each.hint == AGAIN else each.hint) for each in text.problems]
     opened, problems = attempt({"file": partial(TensorFiles, path.parent, (path.stem,))})
     configs, bare = attempt({name: partial(_config, file, path) for name, file in opened.items()})
@@ -38,7 +43,7 @@ def open_single_file(path: Path, text: Readings) -> Checkpoint:
     archs, misread = original_archs(config, partial(_text_features, file, path), str(path))
     problems = [*misread, *_contradictions(file, archs, path), *of_text]
     described, files = archs | text.described, _parts(file, archs) | text.files
-    return Readings(path, described, files, text.prefix, text.tokenizer, problems, TEXT_HINT).checkpoint()
+    return Readings(path, described, files, text.prefix, text.tokenizer, problems, TEXT_HINT)
 
 
 def _parts(file: TensorFiles, archs: Mapping[str, NetworkArch]) -> dict[str, TensorFiles]:

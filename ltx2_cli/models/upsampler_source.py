@@ -41,9 +41,9 @@ KINDS: dict[tuple[str, int, int], Config] = {
 }
 
 
-def open_upsampler(path: Path, vae: VideoVAEArch) -> tuple[LatentUpsamplerArch, TensorFiles]:
+def open_upsampler(path: Path, vae: VideoVAEArch | None) -> tuple[LatentUpsamplerArch, TensorFiles]:
     """The upsampler in a single file, in a folder, or in the `latent_upsampler` of a checkpoint's folder, for the
-    latents of `vae`.
+    latents of `vae`; None: for any.
 
     Raises `SpecError` with all that is missing, damaged, not implemented, or does not fit.
     """
@@ -82,7 +82,7 @@ def _in_file(path: Path) -> tuple[TensorFiles, Config]:
     return files, {ORIGINAL.get(key) or key: value for key, value in config.items()}
 
 
-def _described(files: TensorFiles, config: Config, where: Path, vae: VideoVAEArch) -> LatentUpsamplerArch:
+def _described(files: TensorFiles, config: Config, where: Path, vae: VideoVAEArch | None) -> LatentUpsamplerArch:
     """What the tensors are; raises `SpecError` for what is wrong with them, the config, or both."""
     seen = _by_tensors(files, where)
     problems = [*_contradictions(seen, config, where)]
@@ -90,7 +90,8 @@ def _described(files: TensorFiles, config: Config, where: Path, vae: VideoVAEArc
     problems += refused
     for arch in read.values():
         found = mismatches(LatentUpsampler(Scope("float32"), arch), files)
-        problems += [*(SpecError(f"{where}: {each}", HINT) for each in found), *_misfits(arch, where, vae)]
+        problems += [SpecError(f"{where}: {each}", HINT) for each in found]
+        problems += _misfits(arch, where, vae) if vae else []
     refuse(problems)
     return read["arch"]
 

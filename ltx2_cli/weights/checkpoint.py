@@ -53,7 +53,7 @@ class TensorFiles(Mapping[str, Tensor]):
         self.folder = folder
         tensors: dict[str, Tensor] = {}
         self._metadata: dict[str, str] = {}
-        headers, problems = attempt({str(path): partial(_read_header, path) for path in _files(folder, stems)})
+        headers, problems = attempt({str(path): partial(read_header, path) for path in _files(folder, stems)})
         refuse(problems)
         for found, said in headers.values():
             tensors |= found
@@ -125,8 +125,8 @@ def _lost(file: Path) -> RunError:
     return RunError(f"{file} was removed or changed while it was read", "run again when it is whole")
 
 
-def _read_header(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of one file, and its metadata."""
+def read_header(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of one safetensors file, and its metadata; raises `SpecError` where it is damaged or none."""
     _begin(path, len(LFS_POINTER))
     try:
         safe_open(path, "np")  # checks that the header is whole and that the file is as long as it says

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
 from ltx2_cli.core.run import load, write
 from ltx2_cli.diffusion.latents import open_latents
+from ltx2_cli.video_file import open_video
 from program import run_program
 
 SMALL = Case(Size(9, 64, 64, 24.0), 2, ALL_ON.video, ALL_ON.audio, (1,))
@@ -36,6 +37,12 @@ def sound(path: Path) -> np.ndarray:
 def streams(path: Path) -> str:
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-i", path]
     return subprocess.run(command, capture_output=True, text=True, check=False).stderr
+
+
+def packets(path: Path) -> bytes:
+    """Checksums of picture and sound as they lie in a file."""
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-i", path, "-c", "copy", "-f", "streamhash", "-"]
+    return subprocess.run(command, capture_output=True, check=True).stdout
 
 
 def test_saved_latents_become_the_clip_of_their_run(
@@ -93,7 +100,8 @@ def test_arrays_alone_need_a_model(
     assert "the audio latents in" in capsys.readouterr().err
     settings = ["--dtype", "float32", "--set", "reference=diffusers"]
     assert run_program(monkeypatch, "decode", str(bare), *model, *settings, "-o", str(clip)) == 0
-    assert clip.read_bytes() == (made / "clip.mp4").read_bytes()
+    assert packets(clip) == packets(made / "clip.mp4")
+    assert open_video(clip).about == {}  # nobody knows
 
 
 @pytest.mark.parametrize(

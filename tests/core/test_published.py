@@ -1,6 +1,7 @@
 """The published single files at real size, as headers before holes: from the command's words to the whole plan."""
 
 import json
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ from ltx2_cli.models.original.names import RENAMINGS, video_vae_renaming
 from ltx2_cli.models.tokenizer import byte_tokenizer
 from ltx2_cli.plan import Plan
 from ltx2_cli.spec import SpecError
+from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope, Shape, declared
 from parity import published
+from program import run_program
 
 KEYS = Path(__file__).parents[1] / "keys"
 GEMMA = {
@@ -64,6 +67,40 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_header(folder / "ltx-2.3-22b-dev-fp8.safetensors", shapes | dict.fromkeys(scales, ()), metadata, others=kinds)
     write_header(folder / "ltx-2.3-22b-distilled-lora-384.safetensors", distilled("ltx2.3"))
     return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "variant", "dtypes"),
+    [
+        (DEV, "dev", ["BF16", "F32"]),
+        ("ltx-2.3-22b-dev-fp8.safetensors", "dev", ["F8_E4M3", "BF16", "F32"]),
+        (DISTILLED, "distilled", ["BF16", "F32"]),
+    ],
+)
+def test_info_says_what_a_single_file_is(
+    folder: Path,
+    name: str,
+    variant: str,
+    dtypes: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Behind its header lies a hole of 46 GB that is never read; the text encoder that it lacks is not asked for."""
+
+    def read(*arguments: object) -> None:
+        raise AssertionError("a weight was read")
+
+    for reading in ("read", "read_into", "scale"):
+        monkeypatch.setattr(TensorFiles, reading, read)
+    assert run_program(monkeypatch, "info", "--json", str(folder / name)) == 0
+    (said,) = json.loads(capsys.readouterr().out)
+    parameters = sum(prod(shape) for shape in tensors().values())
+    assert (said["kind"], said["generation"], said["variant"]) == ("checkpoint", "ltx2.3", variant)
+    assert (said["parameters"], said["bytes"]) == (parameters, (folder / name).stat().st_size)
+    (transformer,) = (part for part in said["networks"] if part["name"] == "transformer")
+    assert transformer["dtypes"] == dtypes
+    assert run_program(monkeypatch, "info", str(folder / name)) == 0
+    assert f"{parameters / 1e9:.1f} B parameters" in capsys.readouterr().out
 
 
 def plan_of(folder: Path, name: str, **keys: object) -> Plan:

@@ -16,9 +16,10 @@ from ltx2_cli import read_spec, resolve
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import load, run, write
-from ltx2_cli.diffusion.latents import noise
+from ltx2_cli.diffusion.latents import noise, open_latents
 from ltx2_cli.media import output_paths
 from ltx2_cli.spec import AV, SpecError
+from ltx2_cli.video_file import open_video
 
 SMALL = Case(Size(9, 64, 64, 24.0), 3, ALL_ON.video, ALL_ON.audio, (1,))
 
@@ -97,6 +98,8 @@ def test_files_of_a_run(checkpoint: Checkpoint, tmp_path: Path) -> None:
     record = output.with_suffix(".yaml")
     assert "jax: " + jax.__version__ in record.read_text()
     assert resolve(read_spec(config=record)).spec == plan.spec
+    assert open_video(output).about == open_latents(saved).metadata
+    assert open_video(output).about["record"] == record.read_text()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["clip.mp4", "clip.safetensors", "clip.yaml"]
 
 

@@ -21,6 +21,7 @@ from ltx2_cli.models.original.names import RENAMINGS, video_vae_renaming
 from ltx2_cli.models.single_file import open_single_file
 from ltx2_cli.plan import Plan
 from ltx2_cli.spec import SpecError
+from program import run_program
 
 TRANSFORMER = {
     "in_channels": 16,
@@ -236,6 +237,27 @@ def test_a_single_file_gives_the_bytes_of_the_folder(name: str, request: pytest.
         np.testing.assert_array_equal(one, other)
     for one, other in zip(jax.tree.leaves(single.networks), jax.tree.leaves(whole.networks), strict=True):
         assert (one.shape, one.dtype) == (other.shape, other.dtype)
+
+
+@pytest.mark.parametrize("name", ["newer", "older"])
+def test_info_says_the_same_of_both_forms(
+    name: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """But for the text encoder, which the folder alone has."""
+    model: Twins = request.getfixturevalue(name)
+    places = [str(model.folder), str(single_file(tmp_path, model))]
+    assert run_program(monkeypatch, "info", "--json", *places) == 0
+    folder, file = json.loads(capsys.readouterr().out)
+    assert [each["generation"] for each in (folder, file)] == [{"newer": "ltx2.3", "older": "ltx2"}[name]] * 2
+    text, *others = folder["networks"]
+    assert text["name"] == "text_encoder"
+    assert sorted(others, key=str) == sorted(file["networks"], key=str)
+    assert folder["parameters"] == file["parameters"] + text["parameters"]
+    assert folder["bytes"] > 4 * folder["parameters"]  # float32 and headers
 
 
 def in_eight_bits(

@@ -1,0 +1,94 @@
+"""What an mp4 is and what it says of itself: as ffmpeg writes it into the file, and as it is read back."""
+
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import imageio_ffmpeg
+
+from ltx2_cli.spec import SpecError
+
+OURS = "ltx2."  # how the keys of what we say begin
+SPECIAL = re.compile(r"([=;#\\\n])")  # what ffmpeg's metadata format wants a backslash before
+ENTRY = re.compile(r"^((?:\\.|[^\\=\n])+)=((?:\\[\s\S]|[^\\\n])*)$", re.MULTILINE)
+ESCAPED = re.compile(r"\\([\s\S])")
+BOX = slice(4, 8), b"ftyp"  # where an mp4's first box has its name, and the name
+AGAIN = "the file is cut short or changed; copy or make it again"
+
+
+@dataclass(frozen=True)
+class VideoFile:
+    """The picture and the sound of a file, by its packets; nothing is decoded."""
+
+    path: Path
+    width: int
+    height: int
+    num_frames: int
+    seconds: float
+    sample_rate: int | None  # None: no sound
+    about: Mapping[str, str]  # what the writer was told; nothing where another program wrote the file
+
+    @property
+    def fps(self) -> float:
+        """Frames per second, on average."""
+        return round(self.num_frames / self.seconds, 3)
+
+
+def metadata_text(about: Mapping[str, str]) -> str:
+    """What a file is to say of itself, in ffmpeg's metadata format; the order of the keys changes nothing."""
+    lines = [f"{OURS}{_escaped(key)}={_escaped(value)}" for key, value in sorted(about.items())]
+    return "\n".join([";FFMETADATA1", *lines, ""])
+
+
+def is_video(path: Path) -> bool:
+    """Whether a file begins as an mp4 does. Raises `OSError` where it cannot be read."""
+    where, name = BOX
+    with path.open("rb") as file:
+        return file.read(where.stop)[where] == name
+
+
+def open_video(path: Path) -> VideoFile:
+    """The video in `path`. Raises `SpecError` where it is damaged, or has no picture."""
+    said = _ask(path, ["-f", "ffmetadata", "-"])
+    entries = {_plain(key): _plain(value) for key, value in ENTRY.findall(said)}
+    packets = _ask(path, ["-map", "0:v:0?", "-map", "0:a:0?", "-c", "copy", "-f", "framecrc", "-"])
+    facts = dict(re.findall(r"^#(\w+ \d): (.*)$", packets, re.MULTILINE))
+    lengths = [int(length) for length in re.findall(r"^0,\s*-?\d+,\s*-?\d+,\s*(\d+),", packets, re.MULTILINE)]
+    if facts.get("media_type 0") != "video" or not sum(lengths):
+        raise SpecError(f"{path} is an mp4 without a picture", "name a video")
+    width, height = map(int, facts["dimensions 0"].split("x"))
+    return VideoFile(
+        path,
+        width,
+        height,
+        len(lengths),
+        float(sum(lengths) * Fraction(facts["tb 0"])),
+        int(facts["sample_rate 1"]) if "sample_rate 1" in facts else None,
+        {key.removeprefix(OURS): value for key, value in entries.items() if key.startswith(OURS)},
+    )
+
+
+def _escaped(text: str) -> str:
+    return SPECIAL.sub(r"\\\1", text)
+
+
+def _plain(text: str) -> str:
+    return ESCAPED.sub(r"\1", text)
+
+
+def _ask(path: Path, wanted: Sequence[str]) -> str:
+    """What ffmpeg prints of a file; raises `SpecError` with its first complaint."""
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-loglevel", "error", "-i", f"file:{path}", *wanted]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if done.returncode or done.stderr:
+        raise SpecError(f"{path} is damaged: {first_complaint(done.stderr, done.returncode)}", AGAIN)
+    return done.stdout.decode("utf-8", errors="replace")
+
+
+def first_complaint(log: bytes, code: int) -> str:
+    """The first line of ffmpeg's log, which is the cause of the others, without the name of the part that complains."""
+    lines = [line for line in log.decode(errors="replace").splitlines() if line.strip()]
+    return re.sub(r"^(\[[^]]*\] )+", "", lines[0]) if lines else f"it ended with code {code}"

@@ -1,0 +1,234 @@
+"""`ltx2 info`: what it says of each kind of file, for people and as JSON, and of files that are nothing known."""
+
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loras import distilled, write_header
+from ltx2_cli.diffusion.latents import save_latents
+from ltx2_cli.media import Media, write_mp4, write_record
+from ltx2_cli.models.published import UPSAMPLERS
+from ltx2_cli.models.upsampler import LatentUpsampler
+from ltx2_cli.profiles import read_spec, to_yaml
+from ltx2_cli.spec import AV, RunSpec
+from ltx2_cli.weights.declare import Scope, declared
+from program import run_program
+
+SPEC: RunSpec = read_spec(prompt="a fox,  ${dawn}\n☂", model="demo", seed=7, num_inference_steps=3, num_frames=9)
+RECORD = to_yaml(SPEC, {"ltx2": "0.1.0", "jax": "0.10.2"})
+ABOUT = {"generation": "ltx2.3", "fps": "24.0", "stage": "final", "record": RECORD}
+MADE = [
+    ["prompt", "a fox, ${dawn} ☂"],
+    ["negative prompt", SPEC.negative_prompt],
+    ["model", "demo"],
+    ["recipe", "auto"],
+    ["num inference steps", "3"],
+    ["seed", "7"],
+    ["made with", "ltx2 0.1.0, jax 0.10.2"],
+]
+
+
+class Said:
+    """The exit code and what was printed; `rows` are the name and the text of each line."""
+
+    def __init__(self, code: int, out: str, err: str):
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def rows(self) -> list[list[str]]:
+        return [re.split("  +", line, maxsplit=1) for line in self.out.splitlines() if line]
+
+
+@pytest.fixture
+def info(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    return lambda *arguments: Said(run_program(monkeypatch, "info", *map(str, arguments)), *capsys.readouterr())
+
+
+@pytest.fixture
+def latents(tmp_path: Path) -> Path:
+    arrays = AV(np.zeros((1, 4, 2, 2, 3), np.float32), np.zeros((1, 2, 9, 4), np.float32))
+    save_latents(arrays, tmp_path / "latents", ABOUT)
+    return tmp_path / "latents"
+
+
+@pytest.fixture
+def video(tmp_path: Path) -> Path:
+    draw = np.random.default_rng(0)
+    frames = draw.integers(0, 255, (9, 64, 96, 3), np.uint8)
+    media = Media(frames, draw.uniform(-0.5, 0.5, (9000, 2)).astype(np.float32), 24.0, 24000)
+    write_mp4(media, tmp_path / "clip.mp4", ABOUT)
+    return tmp_path / "clip.mp4"
+
+
+def test_a_video_knows_what_made_it(info, video: Path) -> None:
+    assert info(video).rows == [
+        ["video", str(video)],
+        ["size", f"{video.stat().st_size / 1e6:.0f} MB"],
+        ["clip", "96x64, 9 frames, 0.38 s at 24 frames a second"],
+        ["sound", "24000 Hz"],
+        ["generation", "ltx2.3"],
+        ["stage", "final"],
+        *MADE,
+    ]
+
+
+def test_latents_know_what_made_them(info, latents: Path) -> None:
+    assert info(latents).rows == [
+        ["latents", str(latents)],
+        ["size", "0 MB"],
+        ["clip", "96x64, 9 frames, 0.38 s at 24 frames a second"],
+        ["latents", "video 1x4x2x2x3, audio 1x2x9x4"],
+        ["generation", "ltx2.3"],
+        ["stage", "final"],
+        *MADE,
+    ]
+
+
+def test_json_has_the_whole_record(info, latents: Path, video: Path) -> None:
+    """Which --config reads: JSON is YAML."""
+    said = info("--json", latents, video)
+    of_latents, of_video = json.loads(said.out)
+    record = of_video.pop("record")
+    assert record == of_latents.pop("record")
+    assert (record["prompt"], record["made_with"]["jax"]) == (SPEC.prompt, "0.10.2")
+    assert record.keys() - {"made_with"} == asdict(SPEC).keys()
+    common = {"generation": "ltx2.3", "stage": "final", "width": 96, "height": 64, "num_frames": 9, "fps": 24.0}
+    assert of_video == {
+        "kind": "video",
+        "file": str(video),
+        "bytes": video.stat().st_size,
+        "seconds": 0.375,
+        "sample_rate": 24000,
+        "latents": None,
+        **common,
+    }
+    shapes = {"video": [1, 4, 2, 2, 3], "audio": [1, 2, 9, 4]}
+    assert of_latents == {
+        "kind": "latents",
+        "file": str(latents),
+        "bytes": latents.stat().st_size,
+        "seconds": 0.375,
+        "sample_rate": None,
+        "latents": shapes,
+        **common,
+    }
+
+
+def test_files_that_another_program_wrote(info, tmp_path: Path, video: Path) -> None:
+    bare = AV(np.zeros((1, 4, 2, 2, 3), np.float32), np.zeros((1, 2, 9, 4), np.float32))
+    save_latents(bare, tmp_path / "bare.safetensors", {"format": "pt"})
+    assert info(tmp_path / "bare.safetensors").rows[2:] == [
+        ["clip", "96x64, 9 frames"],
+        ["latents", "video 1x4x2x2x3, audio 1x2x9x4"],
+        ["record", "none: the file does not say what made it"],
+    ]
+    write_mp4(Media(np.zeros((9, 64, 96, 3), np.uint8), np.zeros((0, 2), np.float32), 24.0, 24000), video)
+    assert info(video).rows[3:] == [["sound", "none"], ["record", "none: the file does not say what made it"]]
+
+
+def test_a_record(info, tmp_path: Path) -> None:
+    write_record(tmp_path / "clip.yaml", RECORD)
+    assert info(tmp_path / "clip.yaml").rows == [["record", str(tmp_path / "clip.yaml")], *MADE]
+
+
+def test_a_lora_is_what_lora_inspect_says(
+    info, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_header(tmp_path / "lora.safetensors", distilled("ltx2.3"))
+    assert run_program(monkeypatch, "lora", "inspect", str(path)) == 0
+    inspected = capsys.readouterr().out
+    assert info(path).out == inspected
+    assert run_program(monkeypatch, "lora", "inspect", "--json", str(path)) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert json.loads(info("--json", tmp_path).out) == [{"kind": "lora", **summary}]
+
+
+@pytest.mark.parametrize(
+    ("name", "generation", "factors"),
+    [
+        ("Lightricks/LTX-2.3/ltx-2.3-spatial-upscaler-x1.5-1.0.safetensors", "ltx2.3", (1, 1.5)),
+        ("Lightricks/LTX-2/ltx-2-temporal-upscaler-x2-1.0.safetensors", None, (2, 1)),
+    ],
+)
+def test_latent_upsamplers(info, name: str, generation: str | None, factors: tuple[float, float], tmp_path: Path):
+    shapes = declared(LatentUpsampler(Scope("bfloat16"), UPSAMPLERS[name]))
+    path = write_header(tmp_path / Path(name).name, shapes)
+    parameters = sum(int(np.prod(shape)) for shape in shapes.values())
+    (said,) = json.loads(info("--json", path).out)
+    assert said == {
+        "kind": "latent upsampler",
+        "file": str(path),
+        "bytes": path.stat().st_size,
+        "generation": generation,
+        "variant": None,
+        "upsamples": dict(zip(("time", "space"), factors, strict=True)),
+        "parameters": parameters,
+        "networks": [{"name": "latent_upsampler", "parameters": parameters, "dtypes": ["BF16"]}],
+    }
+    assert ["space", f"x{factors[1]:g}"] in info(path).rows
+
+
+def test_what_is_known_is_said_before_what_is_not(info, video: Path) -> None:
+    said = info(video.with_name("gone.mp4"), video)
+    assert said.code == 2
+    assert said.rows[0] == ["video", str(video)]
+    assert "gone.mp4 cannot be read: No such file or directory" in said.err
+
+
+def metadata(**values: str) -> dict[str, str]:
+    return ABOUT | values
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("notes.txt", b"rain", "notes.txt is nothing that is known here"),
+        ("empty.mp4", b"", "empty.mp4 is nothing that is known here"),
+        ("clip.mp4", b"\0\0\0\x18ftypisom", "clip.mp4 is damaged: "),
+        ("x.safetensors", b"rain", "x.safetensors is damaged or cut short"),
+        ("x.safetensors", b"version https://git-lfs.github.com/spec/v1", "is a Git LFS pointer"),
+        ("page.yaml", b"prompt: rain", "page.yaml is no record of a clip: it does not say what it was `made_with`"),
+        ("page.yaml", b"a: [", "page.yaml, line 2: this is not YAML"),
+        ("page.yaml", b"made_with: {a: b}\nprompt: ${gone}", "page.yaml: `prompt` has a broken reference"),
+        ("page.yaml", b"\xff\xfe", "page.yaml is nothing that is known here: it is not text"),
+    ],
+)
+def test_files_that_are_nothing_known_are_one_sentence(
+    info, name: str, content: bytes, sentence: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    said = info(tmp_path / name)
+    assert (said.code, said.out) == (2, "")
+    assert sentence in said.err
+    assert [line.split(":")[0] for line in said.err.splitlines()] == ["error", "hint"]
+
+
+@pytest.mark.parametrize(
+    ("about", "sentence"),
+    [
+        (metadata(record="prompt: rain"), "is no record of a clip"),
+        (metadata(record="a: ["), "line 2: this is not YAML"),
+        (metadata(fps="fast"), "says 'fast' frames a second"),
+    ],
+)
+def test_a_damaged_record_in_latents(info, about: dict[str, str], sentence: str, latents: Path) -> None:
+    save_latents(AV(np.zeros((1, 4, 2, 2, 3)), np.zeros((1, 2, 9, 4))), latents, about)
+    said = info(latents)
+    assert (said.code, said.out) == (2, "")
+    assert sentence in said.err
+
+
+def test_other_tensors_and_folders(info, tmp_path: Path) -> None:
+    write_header(tmp_path / "a.safetensors", {"proj_in.weight": (4, 8)})
+    for place in (tmp_path / "a.safetensors", tmp_path):
+        said = info(place)
+        assert (said.code, said.out) == (2, "")
+        assert "a.safetensors is nothing that is known here: it holds `proj_in.weight`" in said.err
+    write_header(tmp_path / "b.safetensors", {"proj_in.weight": (4, 8)})
+    assert "it holds 2 safetensors files, a.safetensors, b.safetensors" in info(tmp_path).err
+    write_header(tmp_path / "c.safetensors", {"model.diffusion_model.x": (1,)})
+    assert "has no config in its metadata" in info(tmp_path / "c.safetensors").err

@@ -1,0 +1,62 @@
+"""What an mp4 says of itself comes back letter for letter; what it is, frame for frame; damage is a sentence."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ltx2_cli.media import Media, write_mp4
+from ltx2_cli.spec import SpecError
+from ltx2_cli.video_file import is_video, open_video
+
+
+def clip(frames: int = 17, fps: float = 24.0) -> Media:
+    """Noise to see and to hear, 96x64."""
+    draw = np.random.default_rng(0)
+    samples = draw.uniform(-0.5, 0.5, (round(frames / fps * 24000), 2)).astype(np.float32)
+    return Media(draw.integers(0, 255, (frames, 64, 96, 3), np.uint8), samples, fps, 24000)
+
+
+@pytest.mark.parametrize(("frames", "fps"), [(17, 24.0), (9, 23.976), (25, 12.5), (1, 30.0)])
+def test_sizes_and_rates_are_read_back(frames: int, fps: float, tmp_path: Path) -> None:
+    path = tmp_path / "-i:%d.mp4"
+    write_mp4(clip(frames, fps), path)
+    video = open_video(path)
+    assert is_video(path)
+    assert (video.width, video.height, video.num_frames, video.fps) == (96, 64, frames, fps)
+    assert video.seconds == pytest.approx(frames / fps)
+    assert video.sample_rate == 24000
+    assert video.about == {}
+
+
+def test_a_clip_without_sound(tmp_path: Path) -> None:
+    write_mp4(replace(clip(), waveform=clip().waveform[:0]), tmp_path / "clip.mp4", {"stage": "final"})
+    video = open_video(tmp_path / "clip.mp4")
+    assert (video.num_frames, video.sample_rate, video.about) == (17, None, {"stage": "final"})
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a: 1\nb:\n- '☂ = ; # \\ \\\\'\n", "\n\n", "", "[section]\n;comment\nkey=value\n\\\n", "x" * 300_000],
+    ids=["YAML", "lines", "nothing", "its own grammar", "more than a command line takes"],
+)
+def test_any_text_is_read_back_letter_for_letter(text: str, tmp_path: Path) -> None:
+    about = {"record": text, "generation": "ltx2"}
+    write_mp4(clip(1), tmp_path / "clip.mp4", about)
+    assert open_video(tmp_path / "clip.mp4").about == about
+
+
+def test_it_says_the_same_in_any_order(tmp_path: Path) -> None:
+    for name, keys in (("a.mp4", "abc"), ("b.mp4", "cab")):
+        write_mp4(clip(1), tmp_path / name, {key: key for key in keys})
+    assert (tmp_path / "a.mp4").read_bytes() == (tmp_path / "b.mp4").read_bytes()
+
+
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.5, 0.9])
+def test_a_file_that_is_cut_short_is_a_sentence(share: float, tmp_path: Path) -> None:
+    path = tmp_path / "clip.mp4"
+    write_mp4(clip(), path, {"record": "x"})
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+    with pytest.raises(SpecError, match=rf"^{path} is damaged: [^\n]+$"):
+        open_video(path)
