@@ -68,10 +68,9 @@ def _memory(forecast: Forecast) -> Iterator[str]:
     yield f"memory of a device{f', of {gigabytes(int(forecast.chip.hbm_bytes))}' if forecast.chip else ''}"
     rows = []
     for phase, needed in forecast.phase_bytes.items():
-        held = forecast.held_bytes(phase)
-        parts = (
-            "weights alone" if needed == held else f"weights {gigabytes(held)}, beside them {gigabytes(needed - held)}"
-        )
+        present, about = forecast.present_bytes[phase], "about " * forecast.is_estimated(phase)
+        beside = f"weights {gigabytes(present)}, beside them {about}{gigabytes(needed - present)}"
+        parts = "weights alone" if needed == present else beside
         rows.append((f"  {phase}", gigabytes(needed), parts, "" if needed <= forecast.hbm_bytes else "does not fit"))
     yield from columns(rows, right=(1,))
 

@@ -1,9 +1,15 @@
 """A plan from configs alone: those of the checkpoint where it is on this machine, else those that come with us."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import jax
+import numpy as np
 
+from ltx2_cli.decoding import SHARE, usable_memory
+from ltx2_cli.forecast.chips import chip
+from ltx2_cli.forecast.forecast import DECODE, Forecast
 from ltx2_cli.models.demo import EMBEDDED
 from ltx2_cli.models.folder import open_folder, read_text_encoder
 from ltx2_cli.models.networks import Checkpoint
@@ -21,7 +27,12 @@ def foresee(spec: RunSpec, devices: Sequence[jax.Device]) -> Plan:
     LoRAs count by their names: added to the weights, they take no memory. Raises `SpecError` as `decide` does, and
     for a checkpoint that is neither here nor known.
     """
-    return decide(spec, _checkpoint(spec), [], devices)
+    checkpoint = _checkpoint(spec)
+    plan, known = decide(spec, checkpoint, [], devices), chip(devices[0].device_kind)
+    if spec.vae_memory is not None or known is None or math.isfinite(usable_memory(np.array(devices))):
+        return plan
+    left = SHARE * known.hbm_bytes - Forecast(plan).present_bytes[DECODE]  # as on devices that are here to be asked
+    return decide(replace(spec, vae_memory=left / 1e9), checkpoint, [], devices)
 
 
 def _checkpoint(spec: RunSpec) -> Checkpoint:

@@ -18,13 +18,13 @@ from ltx2_cli.forecast.roofline import Roofline, seconds_per_forward
 from ltx2_cli.plan import Plan, Stage
 from ltx2_cli.weights.declare import weights
 
-DENOISE = "denoise"
+DENOISE, DECODE = "denoise", "decode"
 # The networks that are in memory together, by the phase of a run.
 PHASES = {
     "encode": ("text_encoder",),
     "connect": ("connectors",),
     DENOISE: ("transformer",),
-    "decode": ("vae", "audio_vae", "vocoder"),
+    DECODE: ("vae", "audio_vae", "vocoder"),
 }
 
 
@@ -82,17 +82,27 @@ class Forecast:
         return sum(self.weight_bytes[name] for name in PHASES[phase])
 
     @cached_property
-    def phase_bytes(self) -> dict[str, int]:
-        """What each phase needs of a device: its networks, or all where they stay resident, and what is beside them."""
+    def present_bytes(self) -> dict[str, int]:
+        """The weights on each device in each phase: those of its networks, or all where they stay resident."""
         resident = sum(self.weight_bytes.values()) if self.plan.spec.keep_resident else 0
-        return {phase: max(self.held_bytes(phase), resident) + self.beside_bytes(phase) for phase in PHASES}
+        return {phase: max(self.held_bytes(phase), resident) for phase in PHASES}
+
+    @cached_property
+    def phase_bytes(self) -> dict[str, int]:
+        """What each phase needs of a device: weights, and what is beside them."""
+        return {phase: present + self.beside_bytes(phase) for phase, present in self.present_bytes.items()}
 
     def beside_bytes(self, phase: str) -> int:
-        """What those programs of a phase that were compiled need of a device beside their networks."""
+        """What the programs of a phase need of a device beside their networks, as far as they were compiled; of the
+        video decoder, else what the plan estimates."""
         names, held = PHASES[phase], self.held_bytes(phase)
         needed = (each.memory.peak_bytes - each.weight_bytes for each in self.compiled if each.network in names)
         refused = (each.needed_bytes - held for each in self.refused if each.network in names)
-        return max([0, *needed, *refused])
+        return max([0, *needed, *refused, self.plan.decoding.bytes if self.is_estimated(phase) else 0])
+
+    def is_estimated(self, phase: str) -> bool:
+        """Whether it is the one that decodes, and that was not compiled."""
+        return phase == DECODE and all(each.network != "vae" for each in self.compiled)
 
     @property
     def fits(self) -> bool:
@@ -118,7 +128,7 @@ class Forecast:
             "encode": matrix_flops(weights(networks.text_encoder), text),
             "connect": matrix_flops(weights(networks.connectors), text),
             DENOISE: self.flops,
-            "decode": spec.num_videos * video_decoder_flops(self.plan.arch.video_vae, *size),
+            DECODE: spec.num_videos * video_decoder_flops(self.plan.arch.video_vae, *size),
         }
         sent = {DENOISE: self.forward.wire_bytes} if self.forward else {}
         return {
@@ -146,7 +156,7 @@ class Forecast:
 def forecast(plan: Plan, programs: Iterable[Program], report: Report) -> Forecast:
     """Compile these programs of the plan for its devices, unless the weights are too large for them already."""
     before = Forecast(plan)
-    if not before.fits:
+    if max(before.present_bytes.values()) > before.hbm_bytes:
         return before
     made = []
     for program in programs:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import jax
 
 from ltx2_cli.forecast.chips import slices, topology
-from ltx2_cli.forecast.forecast import DENOISE, PHASES, Forecast
+from ltx2_cli.forecast.forecast import DECODE, DENOISE, PHASES, Forecast
 from ltx2_cli.forecast.meshes import meshes
 from ltx2_cli.plan import Plan, decide
 from ltx2_cli.profiles import AUTO
@@ -35,16 +35,16 @@ def remedies(forecast: Forecast, devices: Sequence[jax.Device]) -> list[str]:
 
 
 def _fewer_networks(forecast: Forecast) -> Iterator[str]:
-    held = max(forecast.held_bytes(phase) for phase in PHASES)
-    if forecast.plan.spec.keep_resident and held + forecast.beside_bytes(DENOISE) <= forecast.hbm_bytes:
+    needed = max(forecast.held_bytes(phase) + forecast.beside_bytes(phase) for phase in PHASES)
+    if forecast.plan.spec.keep_resident and needed <= forecast.hbm_bytes:
         yield "a network at a time: --set keep_resident=false"
 
 
 def _smaller(forecast: Forecast) -> Iterator[str]:
-    """As many frames as what a forward needs beside its weights leaves room for, if that grows with its tokens."""
-    beside, room = forecast.beside_bytes(DENOISE), forecast.hbm_bytes - forecast.held_bytes(DENOISE)
-    latents = forecast.stage.geometry.frames
-    fitting = int(latents * room / beside) if beside else 0
+    """As many frames as what is beside the weights leaves room for, where that grows with the clip's length."""
+    latents, beside = forecast.stage.geometry.frames, {each: forecast.beside_bytes(each) for each in (DENOISE, DECODE)}
+    room = {phase: forecast.hbm_bytes - forecast.held_bytes(phase) for phase in beside}
+    fitting = min((int(latents * room[phase] / size) for phase, size in beside.items() if size), default=0)
     if 1 < fitting < latents:
         factor = forecast.plan.arch.compression.frames
         yield f"a smaller clip: about --num-frames {(fitting - 1) * factor + 1}"
@@ -86,6 +86,7 @@ def _usual(plan: Plan, devices: Sequence[jax.Device]) -> Iterator[Plan]:
 
 
 def _holds(plan: Plan, forecast: Forecast) -> bool:
-    """Whether a device holds the weights under another plan, and what this one needs beside them."""
-    other = Forecast(plan)
-    return max(other.phase_bytes.values()) + forecast.beside_bytes(DENOISE) <= forecast.hbm_bytes
+    """Whether a device holds another plan: its weights, and beside them what this one's programs need. How decoding is
+    divided, each plan says itself."""
+    other, beside = Forecast(plan), {phase: forecast.beside_bytes(phase) for phase in PHASES} | {DECODE: 0}
+    return max(other.phase_bytes[phase] + beside[phase] for phase in PHASES) <= forecast.hbm_bytes

@@ -33,7 +33,7 @@ activations: {rows: passes, heads: heads}
 replicate_vae: true
 use_batched_text_encoder: true
 """
-CHIP = Chip("tiny", ("cpu",), hbm_bytes=12e6, flops=1e12, hbm_bandwidth=1e12, wire_bandwidth=1e12)
+CHIP = Chip("tiny", ("cpu",), hbm_bytes=16e6, flops=1e12, hbm_bandwidth=1e12, wire_bandwidth=1e12)
 HAS_LIBTPU = importlib.util.find_spec("libtpu") is not None
 needs_libtpu = pytest.mark.skipif(not HAS_LIBTPU, reason="libtpu is not installed")
 Run = Callable[..., tuple[int, str, str]]
@@ -115,18 +115,18 @@ def test_a_page_for_people(plan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "denoise 8 steps, passes: cond, uncond, isolated" in rows
     assert "devices 8 cpu, profile ./mesh.yaml: passes 2 x heads 4" in rows
     assert any(row.startswith("warning 3 rows do not divide by the 2 of mesh axis `passes`") for row in rows)
-    assert "memory of a device, of 12 MB" in rows
+    assert "memory of a device, of 16 MB" in rows
     assert any(row.startswith("all-reduce") and "along heads" in row for row in rows)
     assert any(row.startswith("step ") for row in rows)
     assert "if a device does 1 TFLOP/s, reads 1000 GB/s and sends 1000 GB/s, as its maker says" in rows
 
 
 def test_what_does_not_fit_ends_with_3_and_says_what_would(plan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chips, "CHIPS", (replace(CHIP, hbm_bytes=9e6),))  # the denoiser 8.7 MB, the vocoders 8.9
+    monkeypatch.setattr(chips, "CHIPS", (CHIP,))  # the denoiser weighs 8.7 MB; the decoders 8.9, beside them 6.4
     code, out, err = plan("--sharding", "single", "--set", "keep_resident=true", "--json")
     assert code == 3
     assert json.loads(out)["fits"] is False
-    assert "error: this does not fit: to encode takes 21 MB of a device, a cpu has 9 MB\nhint: " in err
+    assert "error: this does not fit: to decode takes 28 MB of a device, a cpu has 16 MB\nhint: " in err
     assert "--set keep_resident=false" in err
     assert "more devices" in err
 
@@ -206,3 +206,4 @@ def test_what_cannot_be_compiled_is_still_counted() -> None:
     assert "not compiled UNIMPLEMENTED: no such thing" in rows
     assert "tokens 6144 of video, 126 of sound, 1024 of text" in rows
     assert "denoise 37.8 GB weights alone" in rows
+    assert "decode 16.7 GB weights 1.3 GB, beside them about 15.4 GB" in rows

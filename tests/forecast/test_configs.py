@@ -7,7 +7,10 @@ import pytest
 
 from generations import LTX2, demo_folder
 from ltx2_cli.diffusion.guidance import Pass
+from ltx2_cli.forecast import chips
+from ltx2_cli.forecast.chips import Chip
 from ltx2_cli.forecast.configs import foresee
+from ltx2_cli.forecast.forecast import PHASES, Forecast
 from ltx2_cli.models.demo import ARCH
 from ltx2_cli.models.published import RELEASES
 from ltx2_cli.profiles import read_spec
@@ -58,3 +61,20 @@ def test_a_folder_is_planned_from_its_own_configs(tmp_path: Path) -> None:
 def test_what_is_neither_here_nor_known_is_refused() -> None:
     with pytest.raises(SpecError, match="someone/model is not on this machine"):
         foresee(read_spec(prompt="rain", model="someone/model"), jax.devices())
+
+
+def test_devices_that_are_not_here_decode_in_what_the_weights_leave_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """85 % of the 17 MB that a chip has, without the 9 MB of the decoders, or without all that stays resident."""
+    monkeypatch.setattr(chips, "CHIPS", (Chip("far", ("cpu",), 17e6, 1e9, 1e9, 1e9),))
+    single = {"prompt": "rain", "model": "demo", "sharding": "single"}
+    here = foresee(read_spec(single), jax.devices())
+    monkeypatch.setattr(jax, "local_devices", list)
+    plan, kept = (foresee(read_spec(single, keep_resident=each), jax.devices()) for each in (False, True))
+    held = Forecast(plan).weight_bytes
+    left = 0.85 * 17e6 - sum(held[name] for name in PHASES["decode"])
+    assert plan.spec.vae_memory == pytest.approx(left / 1e9)
+    assert kept.spec.vae_memory == pytest.approx((0.85 * 17e6 - sum(held.values())) / 1e9)
+    assert here.decoding.tiles is None
+    assert here.decoding.bytes > left >= plan.decoding.bytes
+    own = foresee(read_spec(single, vae_memory=8), jax.devices())
+    assert own.decoding == here.decoding

@@ -5,11 +5,13 @@ from dataclasses import replace
 import jax
 import pytest
 
+from ltx2_cli.core.programs import Program
+from ltx2_cli.core.report import Silent
 from ltx2_cli.forecast import chips
 from ltx2_cli.forecast.chips import Chip
 from ltx2_cli.forecast.compiled import Compiled, Memory, Refused
 from ltx2_cli.forecast.configs import foresee
-from ltx2_cli.forecast.forecast import PHASES, Forecast
+from ltx2_cli.forecast.forecast import DECODE, PHASES, Forecast, forecast
 from ltx2_cli.forecast.hlo import Collective
 from ltx2_cli.forecast.record import record
 from ltx2_cli.forecast.remedies import check_fit, remedies
@@ -47,13 +49,22 @@ def test_each_phase_holds_its_own_networks(one: Plan) -> None:
     assert alone.weight_bytes["transformer"] == alone.phase_bytes["denoise"] == 2 * 18_876_174_592
     assert alone.phase_bytes["encode"] == 2 * 11_766_034_176
     decoders = ("vae", "audio_vae", "vocoder")
-    assert alone.phase_bytes["decode"] == sum(alone.weight_bytes[name] for name in decoders)
+    assert alone.present_bytes["decode"] == sum(alone.weight_bytes[name] for name in decoders)
+
+
+def test_decoding_that_is_not_compiled_takes_what_the_plan_estimates(one: Plan) -> None:
+    """Compiled, it takes what the compiler says; the sound alone says nothing of the picture."""
+    held, estimate = Forecast(one).present_bytes["decode"], one.decoding.bytes
+    sound, picture = compiled(estimate // 2, 0, "vocoder", "sound"), compiled(3 * estimate, 0, "vae", "frames")
+    assert Forecast(one).phase_bytes["decode"] == Forecast(one, (sound,)).phase_bytes["decode"] == held + estimate
+    assert Forecast(one, (sound, picture)).phase_bytes["decode"] == held + 3 * estimate
+    assert [Forecast(one, made).is_estimated(DECODE) for made in ((sound,), (picture,))] == [True, False]
 
 
 def test_what_stays_resident_is_there_in_every_phase(one: Plan) -> None:
     kept = replace(one, spec=replace(one.spec, keep_resident=True))
     everything = sum(Forecast(one).weight_bytes.values())
-    assert set(Forecast(kept).phase_bytes.values()) == {everything}
+    assert set(Forecast(kept).present_bytes.values()) == {everything}
     held = Forecast(one).weight_bytes["transformer"]
     working = Forecast(kept, (compiled(held + 500, held),)).phase_bytes
     assert (working["denoise"], working["encode"]) == (everything + 500, everything)
@@ -62,7 +73,7 @@ def test_what_stays_resident_is_there_in_every_phase(one: Plan) -> None:
 def test_what_a_program_needs_comes_on_top_of_all_networks_of_its_phase(one: Plan) -> None:
     """Also where it reads only some of their weights."""
     held = Forecast(one).weight_bytes
-    made = (compiled(held["transformer"], held["transformer"] - 900), compiled(1500, 1000, "vocoder", "sound"))
+    made = (compiled(held["transformer"], held["transformer"] - 900), compiled(1500, 1000, "vae", "frames"))
     found = Forecast(one, made).phase_bytes
     assert found["denoise"] == held["transformer"] + 900
     assert found["decode"] == held["vae"] + held["audio_vae"] + held["vocoder"] + 500
@@ -122,6 +133,17 @@ def test_too_little_memory_is_said_with_what_would_fit(one: Plan, slow: None, mo
     # 16 latent frames need 5 GB beside the weights, and 40 - 37.75 GB are there for 7 of them: 6 · 8 + 1 frames
     assert "about --num-frames 49" in error.value.hint
     assert "more devices" in error.value.hint
+
+
+def test_a_clip_that_cannot_be_decoded_is_made_shorter(one: Plan, slow: None) -> None:
+    """What else is asked for is compiled all the same. Of 16 latent frames there is room for 16 · 38.7 / 60, which is
+    10 of them: 9 · 8 + 1 frames."""
+    long = replace(one, decoding=replace(one.decoding, bytes=60_000_000_000))
+    made = forecast(long, [Program("forward", "transformer", lambda: jax.jit(lambda x: x + 1).lower(1.0))], Silent())
+    assert made.forward is not None
+    with pytest.raises(FitError, match=r"to decode takes 61\.3 GB of a device, a cpu has 40\.0 GB$") as error:
+        check_fit(made, jax.devices())
+    assert "about --num-frames 73" in error.value.hint
 
 
 def test_a_refusal_by_the_compiler_does_not_fit(one: Plan, slow: None) -> None:
