@@ -69,10 +69,14 @@ def warm_up(plan: Plan, components: Components, report: Report = SILENT) -> None
 
 def make_latents(plan: Plan, components: Components, report: Report = SILENT) -> AV[jax.Array]:
     """The clean latents of every video, as tokens float32 [videos, tokens, channels]."""
-    for warning in plan.warnings:
-        report.note(warning)
+    _warn(plan, report)
     noise = generate.initial_latents(plan)
     return generate.generate(plan, noise, encode.encode(plan, components, report), components, report)
+
+
+def _warn(plan: Plan, report: Report) -> None:
+    for warning in plan.warnings:
+        report.note(warning)
 
 
 def write(plan: Plan, components: Components, report: Report = SILENT) -> Iterator[Path]:
@@ -112,6 +116,7 @@ def decode_file(
     plan: Plan, latents: AV[np.ndarray], components: Components, report: Report = SILENT, wanted: AV[bool] = BOTH
 ) -> Media:
     """The media of one video's latents in the files' layout; what is not wanted is empty."""
+    _warn(plan, report)
     with _memory(), components.compiling(decode.programs(plan, wanted)):
         tokens = jax.device_put(pack(latents), plan.sharding.replicated)
         return next(decode.decode(plan, tokens, components, report, wanted))

@@ -146,6 +146,14 @@ def test_what_the_denoiser_read_may_be_gone(
     assert run_program(monkeypatch, "decode", str(path), "-o", str(tmp_path / "a.wav")) == 0, capsys.readouterr().err
 
 
+def test_a_warning_is_said_before_the_work(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = ["--set", "vae_memory=1e-6", "-o", str(tmp_path / "a.wav")]
+    assert run_program(monkeypatch, "decode", str(made / "latents.safetensors"), *short) == 0
+    assert capsys.readouterr().err.startswith("decoding takes about ")
+
+
 @pytest.mark.parametrize("output", ["clip.avi", "clip.flac"])
 def test_kinds_of_files_that_are_not_written(
     made: Path, output: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
