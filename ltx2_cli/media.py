@@ -189,6 +189,18 @@ def _numbered(name: str | None, seed: int) -> str | None:
 
 def check_place(file: Path, option: str) -> None:
     """Refuse a file whose folder, or the nearest one above it that exists, takes none of this name."""
+    if reason := _refusal(file):
+        raise SpecError(f"cannot write {file}: {reason}", f"name another place: {option} FILE")
+
+
+def check_folder(folder: Path, option: str) -> None:
+    """Refuse a folder, be it there or to be made, that takes no files."""
+    if reason := _refusal(folder / "file"):
+        raise SpecError(f"cannot write into {folder}: {reason}", f"name another place: {option} FOLDER")
+
+
+def _refusal(file: Path) -> str:
+    """Why the system would refuse to make `file` and the folders above it that are missing; empty if it would not."""
     place = next(folder for folder in file.absolute().parents if os.path.lexists(folder))
     try:
         tempfile.TemporaryFile(dir=place).close()
@@ -196,7 +208,8 @@ def check_place(file: Path, option: str) -> None:
             with suppress(FileNotFoundError):
                 (place / name).lstat()  # refused if the name is too long
     except OSError as error:
-        raise SpecError(f"cannot write {file}: {error.strerror}", f"name another place: {option} FILE") from None
+        return error.strerror or str(error)
+    return ""
 
 
 def _check_distinct(files: list[Path]) -> None:

@@ -114,7 +114,7 @@ def generate(
 ) -> None:
     """Make a video with sound from a prompt; its path is printed, and a record that --config reads lies beside it."""
     with postponed():
-        from ltx2_cli.media import check_output, check_outputs, check_place
+        from ltx2_cli.media import check_folder, check_output, check_outputs
         from ltx2_cli.profiles import read_spec
 
     hosts = begin(coordinator_address, num_processes, process_id, initialization_timeout)
@@ -129,7 +129,7 @@ def generate(
         if hosts.first and perf_dump:
             check_output(perf_dump, "--perf-dump", force)
         if profile:
-            check_place(profile / "plugins", "--profile")
+            check_folder(profile, "--profile")
 
     with postponed():
         from ltx2_cli.cli.preview import downloading, preview

@@ -78,11 +78,11 @@ def plan(
 ) -> None:
     """Say what a clip would need and take: memory, what travels between devices, time. No weights, no network."""
     with postponed():
-        from ltx2_cli.media import check_place
+        from ltx2_cli.media import check_folder
         from ltx2_cli.profiles import read_spec
 
     if dump_hlo:
-        check_place(dump_hlo / "forward.hlo", "--dump-hlo")
+        check_folder(dump_hlo, "--dump-hlo")
     spec = read_spec({"prompt": "any", **overrides(context.params)}, config=config, dotlist=settings or ())
 
     with postponed():

@@ -151,7 +151,7 @@ def test_several_videos_are_several_lines(ltx2: Run):
         ("--num-videos 100000000", "error: num_videos 100000000 is not in 1 to 1000; nearest: --num-videos 1000"),
         ("--warmup --no-compile", "error: --warmup compiles what --no-compile forbids\nhint: leave one"),
         ("--perf-dump /dev/null/p.json", "error: cannot write /dev/null/p.json: Not a directory\nhint: name another"),
-        ("--profile /dev/null", "error: cannot write /dev/null/plugins: Not a directory\nhint: name another place"),
+        ("--profile /dev/null", "error: cannot write into /dev/null: Not a directory\nhint: name another place: --pr"),
         ("-o c.mp4 --save-latents c.mp4", "error: c.mp4 is named for two things\nhint: video, record (.yaml),"),
     ],
 )

@@ -157,7 +157,7 @@ def test_search_compares_meshes_and_plans_the_best(plan: Run, monkeypatch: pytes
         (("--sharding", "./mesh.yaml", "--set", "sharding.mesh.passes=-1"), "passes -1 x heads -1 does not fit 8"),
         (("--sharding", "./mesh.yaml", "--set", "sharding.mesh.heads=-8"), "passes 2 x heads -8 does not fit 8"),
         (("--sharding", "./mesh.yaml", "--set", "sharding.weights.heads=sideways"), "its mesh has no axis `sideways`"),
-        (("--dump-hlo", "/proc/nowhere"), "cannot write /proc/nowhere/forward.hlo"),
+        (("--dump-hlo", "/proc/nowhere"), "cannot write into /proc/nowhere: No such file"),
         (("--sharding", "./keys.yaml"), "unknown key `sharding.mash`"),
         (("--sharding", "ironwod"), "unknown sharding profile `ironwod`; closest: `ironwood`"),
         (("--model", "ltx3"), "unknown model `ltx3`; closest: `ltx2"),
