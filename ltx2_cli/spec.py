@@ -16,7 +16,8 @@ MAKE_ROOM = "free some space, or name another place: -o FILE"  # the hint where 
 
 
 class SpecError(Exception):
-    """A request that cannot be met: one sentence, and a hint that says what to do instead. Exit code 2."""
+    """A request that cannot be met: one sentence, and a hint that says what to do instead; empty where the
+    sentence says it. Exit code 2."""
 
     def __init__(self, sentence: str, hint: str):
         super().__init__(sentence)
@@ -190,7 +191,7 @@ def validate(spec: RunSpec) -> None:
     """Raise `SpecError` with everything that is wrong with `spec` by itself, a line each, and what to type instead."""
     findings = [*_wrong_text(spec), *_wrong_content(spec), *_wrong_process(spec), *_wrong_files(spec)]
     if findings:
-        raise SpecError("\n".join(findings), "`ltx2 generate --help` lists every option")
+        raise SpecError("\n".join(findings), "")
 
 
 def _wrong_text(spec: RunSpec) -> Iterator[str]:

@@ -79,20 +79,25 @@ def _explain(error: Exception) -> tuple[str, str, int]:
     """The sentence, the hint and the exit code of an expected error."""
     match error:
         case SpecError():
-            return str(error), error.hint, REFUSED
+            return str(error), error.hint or _options(), REFUSED
         case FitError():
             return str(error), error.hint, TOO_LARGE
         case RunError():
             return str(error), error.hint, FAILED
         case typer.TyperException():
-            verbs = [word for word in sys.argv[1:2] if word in get_group(app).commands]
-            return error.format_message(), f"`{' '.join(['ltx2', *verbs])} --help` lists what there is", error.exit_code
+            return error.format_message(), _options(), error.exit_code
         case OSError():
             place = f": {error.filename}" if error.filename else ""
             hint = MAKE_ROOM if error.errno in FULL else "--debug shows where"
             return f"{error.strerror or error}{place}", hint, FAILED
         case _:
             raise error
+
+
+def _options() -> str:
+    """Where the options are listed of the verb that was typed, if there is such a verb."""
+    verbs = [word for word in sys.argv[1:2] if word in get_group(app).commands]
+    return f"`{' '.join(['ltx2', *verbs])} --help` lists what there is"
 
 
 def _unforeseen(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

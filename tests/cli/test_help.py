@@ -102,13 +102,15 @@ def test_the_version_is_that_of_the_package():
     ("arguments", "verb"),
     [
         (("generate", "--novelty"), " generate"),
+        (("generate", "--prompt", "rain", "--height", "100"), " generate"),
+        (("plan", "--height", "100"), " plan"),
         (("models", "more"), " models"),
         (("lora", "inspect"), " lora"),
         (("novelty",), ""),
         (("--novelty",), ""),
     ],
 )
-def test_a_usage_error_names_the_help_of_its_verb(arguments: tuple[str, ...], verb: str) -> None:
+def test_an_error_of_the_options_names_the_help_of_its_verb(arguments: tuple[str, ...], verb: str) -> None:
     done = ltx2(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert f"hint: `ltx2{verb} --help` lists" in done.stderr
