@@ -1,6 +1,5 @@
 """The command line, a file a verb. This one joins them, and turns what went wrong into a sentence and an exit code."""
 
-import errno
 import signal
 import sys
 import traceback
@@ -18,12 +17,11 @@ from ltx2_cli.cli.interrupts import raise_again
 from ltx2_cli.cli.lora import lora
 from ltx2_cli.cli.models import models
 from ltx2_cli.cli.plan import PLAN_EXAMPLES, plan
-from ltx2_cli.cli.together import FAILED, REFUSED, abandon, said_by_another
+from ltx2_cli.cli.together import FAILED, REFUSED, abandon, of_system, said_by_another
 from ltx2_cli.console import complain
-from ltx2_cli.spec import MAKE_ROOM, FitError, RunError, SpecError
+from ltx2_cli.spec import FitError, RunError, SpecError
 
 TOO_LARGE = 3
-FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 EXIT_CODES = "Exit codes: 0 done, 1 the run failed, 2 the request cannot be met, 130 interrupted."
 PLAN_EXIT_CODES = "Exit codes: 0 it fits, 2 the request cannot be met, 3 it does not fit, 130 interrupted."
 
@@ -87,9 +85,7 @@ def _explain(error: Exception) -> tuple[str, str, int]:
         case typer.TyperException():
             return error.format_message(), _options(), error.exit_code
         case OSError():
-            place = f": {error.filename}" if error.filename else ""
-            hint = MAKE_ROOM if error.errno in FULL else "--debug shows where"
-            return f"{error.strerror or error}{place}", hint, FAILED
+            return _explain(of_system(error))
         case _:
             raise error
 

@@ -1,5 +1,6 @@
 """One command on several hosts: what one of them refuses none does, and the first speaks for all."""
 
+import errno
 import hashlib
 import json
 import os
@@ -10,13 +11,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ltx2_cli.spec import NotFiniteError, RunError, RunSpec, SpecError
+from ltx2_cli.spec import MAKE_ROOM, NotFiniteError, RunError, RunSpec, SpecError
 
 if TYPE_CHECKING:
     from ltx2_cli.hosts import Hosts
     from ltx2_cli.plan import Plan
 
 FAILED, REFUSED = 1, 2
+FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 Facts = dict[str, str]
 Refusal = tuple[bool, str, str]  # whether it is of the request, the sentence, the hint
 
@@ -36,16 +38,17 @@ def begin(address: str | None, processes: int | None, process: int | None, timeo
 @contextmanager
 def in_step(hosts: "Hosts") -> Iterator[Facts]:
     """The body is done on every host. Where one refuses, or where they find different facts, all of them end with the
-    same exit code, and the first says why: it raises that `SpecError` or `RunError`."""
+    same exit code, and the first says why: it raises that `SpecError` or `RunError`, which an `OSError` becomes."""
     facts: Facts = {}
     if hosts.count == 1:
         yield facts
         return
-    error: SpecError | RunError | None = None
+    cause: SpecError | RunError | OSError | None = None
     try:
         yield facts
-    except (SpecError, RunError) as found:
-        error = found
+    except (SpecError, RunError, OSError) as found:
+        cause = found
+    error = of_system(cause) if isinstance(cause, OSError) else cause
     refusal = error and (isinstance(error, SpecError), str(error), error.hint)
     end = _end([json.loads(said) for said in hosts.gather(json.dumps((refusal, facts)))])
     if end is None:
@@ -54,8 +57,14 @@ def in_step(hosts: "Hosts") -> Iterator[Facts]:
 
     jax.distributed.shutdown()  # here all are: nobody waits for another
     if hosts.first:
-        raise end from error
+        raise end from cause
     sys.exit(REFUSED if isinstance(end, SpecError) else FAILED)
+
+
+def of_system(error: OSError) -> RunError:
+    """What the system refused, in a sentence."""
+    place = f": {error.filename}" if error.filename else ""
+    return RunError(f"{error.strerror or error}{place}", MAKE_ROOM if error.errno in FULL else "--debug shows where")
 
 
 def _end(verdicts: list[tuple[Refusal | None, Facts]]) -> SpecError | RunError | None:

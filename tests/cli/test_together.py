@@ -11,7 +11,7 @@ from ltx2_cli import read_spec, resolve
 from ltx2_cli.cli.together import asked, found, in_step
 from ltx2_cli.hosts import Hosts
 from ltx2_cli.plan import Plan
-from ltx2_cli.spec import SpecError
+from ltx2_cli.spec import RunError, SpecError
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,21 @@ def test_one_host_finds_its_own_error() -> None:
 def test_hosts_that_do_not_agree_end(other: str, sentence: str) -> None:
     with pytest.raises(SpecError, match=sentence), in_step(Echo(0, 2, other)) as facts:
         facts["fps"] = "24.0"
+
+
+def test_a_file_that_one_host_cannot_read_ends_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first says it of itself and of another; the other ends, once all are there, and is silent."""
+    said, torn = list[str](), tmp_path / "torn"
+    monkeypatch.setattr(Echo, "gather", lambda hosts, text: [said.append(text) or text, hosts.other or text])
+    monkeypatch.setattr("jax.distributed.shutdown", lambda: said.append("all are here"))
+    with pytest.raises(RunError, match=f"^No such file or directory: {torn}$"), in_step(Echo(0, 2, "[null, {}]")):
+        torn.read_bytes()
+    with pytest.raises(RunError, match=f"^host 1: No such file or directory: {torn}$"), in_step(Echo(0, 2, said[0])):
+        pass
+    with pytest.raises(SystemExit) as ended, in_step(Echo(1, 2)):
+        torn.read_bytes()
+    assert ended.value.code == 1
+    assert said[1::2] == ["all are here"] * 3
 
 
 def test_other_files_are_noticed(plan: Plan, tmp_path: Path) -> None:
