@@ -45,6 +45,7 @@ IN_DIFFUSERS = {
     "prompt_adaln_single": "prompt_adaln",
 }
 STRENGTHS = (0.7, -1.3)
+EIGHT = {"sharding": "trillium", "sharding.mesh": {"passes": 2, "heads": 2, "embed": 2}}
 
 
 def write_lora(path: Path, pipeline: object, ranks: dict[str, int], seed: int) -> Path:
@@ -109,27 +110,21 @@ def error(got: np.ndarray, wanted: np.ndarray) -> float:
     return float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
 
 
+@pytest.mark.parametrize("layout", [{}, EIGHT], ids=["one device", "eight"])
 def test_another_strength_compiles_nothing_and_strength_zero_changes_nothing(
-    checkpoint: Checkpoint, files: list[Path], compilations: list[str]
+    checkpoint: Checkpoint, files: list[Path], compilations: list[str], layout: dict[str, object]
 ) -> None:
-    without = final_latents(plan_of(checkpoint, ALL_ON, seed=5))
-    half = final_latents(plan_of(checkpoint, ALL_ON, seed=5, lora=asked(files, (0.5, 0.5))))
+    without = final_latents(plan_of(checkpoint, ALL_ON, seed=5, **layout))
+    half = final_latents(plan_of(checkpoint, ALL_ON, seed=5, lora=asked(files, (0.5, 0.5)), **layout))
     compilations.clear()
-    zero = final_latents(plan_of(checkpoint, ALL_ON, seed=5, lora=asked(files, (0.0, 0.0))))
+    zero = final_latents(plan_of(checkpoint, ALL_ON, seed=5, lora=asked(files, (0.0, 0.0)), **layout))
     assert not compilations
     for plain, changed, same in zip(without, half, zero, strict=True):
         np.testing.assert_array_equal(same, plain)
         assert error(changed, plain) > 0.05
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        {"scan_layers": False},
-        {"sharding": "trillium", "sharding.mesh": {"passes": 2, "heads": 2, "embed": 2}},
-    ],
-    ids=["unrolled", "sharded"],
-)
+@pytest.mark.parametrize("layout", [{"scan_layers": False}, EIGHT], ids=["unrolled", "sharded"])
 def test_layout_changes_nothing_but_rounding(
     checkpoint: Checkpoint, files: list[Path], layout: dict[str, object]
 ) -> None:

@@ -1,4 +1,4 @@
-"""The denoiser over eight devices: the same velocities on every mesh, and in each block just the collectives meant."""
+"""Networks over eight devices: the same on every mesh, and in each of the denoiser's blocks just the collectives meant."""
 
 from collections import Counter
 from dataclasses import replace
@@ -8,13 +8,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax.experimental.layout import Format, Layout
 
+from generations import LTX2, LTX2_3
 from ltx2_cli.diffusion.geometry import Geometry
 from ltx2_cli.forecast.hlo import collectives
 from ltx2_cli.models.arch import TransformerArch
 from ltx2_cli.models.block import Switches
 from ltx2_cli.models.config import read_arch
+from ltx2_cli.models.connectors import TextConnectors
+from ltx2_cli.models.demo import TEXT_CONFIG
+from ltx2_cli.models.gemma import Gemma, gemma_recipe
 from ltx2_cli.models.transformer import Transformer, rope_tables
 from ltx2_cli.profiles import read_sharding
 from ltx2_cli.sharding import ShardingPlan, activate, lay_out
@@ -70,20 +75,28 @@ def velocities(config: dict[str, object], plan: ShardingPlan | None, scan: bool 
     if plan is None:
         return forward(model, latents, model.text_context(text)), ""
 
-    def placed(weight: Weight) -> jax.Array:
-        return weight.with_value(jax.device_put(weight.get_value(), plan.weight(weight.axes)))
-
-    model, latents = map_weights(placed, model), jax.device_put(latents, plan.replicated)
+    model, latents = placed(model, plan), jax.device_put(latents, plan.replicated)
     with activate(plan):
         context = jax.jit(lambda model: model.text_context(text))(model)
         program = jax.jit(forward).lower(model, latents, context).compile()
     return program(model, latents, context), program.as_text()
 
 
+def placed(network: nnx.Module, plan: ShardingPlan) -> nnx.Module:
+    def place(weight: Weight) -> jax.Array:
+        return weight.with_value(jax.device_put(weight.get_value(), plan.weight(weight.axes)))
+
+    return map_weights(place, network)
+
+
+def plan_for(network: nnx.Module, profile: str, mesh: dict[str, int], rows: int = ROWS) -> ShardingPlan:
+    spec, heads = read_sharding(profile), {"video": 4, "audio": 4}
+    return lay_out(replace(spec, mesh={**spec.mesh, **mesh}), jax.devices(), weights(network), rows, heads)
+
+
 def plan_of(config: dict[str, object], profile: str, mesh: dict[str, int], rows: int = ROWS) -> ShardingPlan:
-    declared = weights(Transformer(Scope(jnp.float32), read_arch(TransformerArch, config, "config.json")))
-    spec = read_sharding(profile)
-    return lay_out(replace(spec, mesh={**spec.mesh, **mesh}), jax.devices(), declared, rows, {"video": 4, "audio": 4})
+    denoiser = Transformer(Scope(jnp.float32), read_arch(TransformerArch, config, "config.json"))
+    return plan_for(denoiser, profile, mesh, rows)
 
 
 @pytest.mark.parametrize("config", [EARLIER, LATER], ids=["2.0", "2.3"])
@@ -105,6 +118,45 @@ def test_every_mesh_gives_the_same(config: dict[str, object], profile: str, mesh
     for one, eight in zip(wanted, got, strict=True):
         assert one.shape == eight.shape
         assert np.linalg.norm(eight - one) <= 1e-5 * np.linalg.norm(one)
+
+
+MESHES: list[tuple[str, dict[str, int]]] = [
+    ("ironwood", {}),
+    ("trillium", {"passes": 1, "heads": 4, "embed": 2}),
+    ("gpu", {"passes": 2, "heads": 4}),
+]
+TEXT_TOKENS = 24
+MASK = np.arange(TEXT_TOKENS) >= np.array([[5], [19]])
+TWO_LAYERS = TEXT_CONFIG | {"num_hidden_layers": 2}  # one of each kind
+STATES = (64, 4)  # channels, and states of the text encoder that the connectors are made for
+
+
+def text_network(name: str) -> tuple[nnx.Module, np.ndarray]:
+    """The text encoder, or a generation's connectors, with weights; and what it reads of two prompts."""
+    scope, draw = Scope(jnp.float32), np.random.default_rng(3)
+    if name == "text encoder":
+        network, read = Gemma(scope, gemma_recipe(TWO_LAYERS, name)), draw.integers(1, 99, MASK.shape, np.int32)
+    else:
+        network = TextConnectors(scope, {"2.0": LTX2, "2.3": LTX2_3}[name].connectors)
+        read = draw.standard_normal((*MASK.shape, *STATES), np.float32)
+    return random_weights(network, seed=4, scale=0.2), read
+
+
+@pytest.mark.parametrize("name", ["text encoder", "2.0", "2.3"])
+def test_the_text_networks_give_the_same_on_every_mesh(name: str) -> None:
+    network, read = text_network(name)
+
+    def run(network: nnx.Module, plan: ShardingPlan) -> list[np.ndarray]:
+        with activate(plan):
+            found = jax.jit(lambda network, states, mask: network(states, mask))(network, read, MASK)
+        return [np.asarray(each) for each in jax.tree.leaves(found)]
+
+    wanted = run(network, plan_for(network, "single", {}))
+    for profile, mesh in MESHES:
+        plan = plan_for(network, profile, mesh)
+        for one, eight in zip(wanted, run(placed(network, plan), plan), strict=True):
+            assert one.shape == eight.shape
+            assert np.linalg.norm(eight - one) <= 1e-5 * np.linalg.norm(one), (profile, mesh)
 
 
 @pytest.mark.parametrize(
