@@ -71,7 +71,7 @@ def ours(tiny: bool) -> Turn:
 
     def turn(asked: Asked) -> float:
         timings, passes = Timings(Silent()), asked["passes"]
-        generate(plans[passes], initial_latents(plans[passes]), contexts[passes], components, timings)
+        generate(plans[passes], initial_latents(plans[passes], timings), contexts[passes], components, timings)
         return median(timings.denoise_steps[1:])
 
     return turn

@@ -35,10 +35,12 @@ def generate(
         return _run_stage(plan, stage, transformer, contexts, latents, report)
 
 
-def initial_latents(plan: Plan) -> AV[jax.Array]:
+def initial_latents(plan: Plan, report: Report) -> AV[jax.Array]:
     """Pure noise: that of the given file, or of each video's seed."""
     if plan.spec.noise is not None:
         return jax.device_put(pack(read_noise(plan.spec.noise, plan.latent_shapes)), plan.sharding.replicated)
+    with report.stage("compile noise"):  # jax remembers it
+        _trace_noise(plan).lower().compile()
     return _noise(np.asarray(plan.seeds, np.uint32), plan.latent_shapes, plan.sharding)
 
 

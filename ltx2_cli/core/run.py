@@ -70,7 +70,7 @@ def warm_up(plan: Plan, components: Components, report: Report = SILENT) -> None
 def make_latents(plan: Plan, components: Components, report: Report = SILENT) -> AV[jax.Array]:
     """The clean latents of every video, as tokens float32 [videos, tokens, channels]."""
     _warn(plan, report)
-    noise = generate.initial_latents(plan)
+    noise = generate.initial_latents(plan, report)
     return generate.generate(plan, noise, encode.encode(plan, components, report), components, report)
 
 

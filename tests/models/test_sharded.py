@@ -1,4 +1,4 @@
-"""Networks over eight devices: the same on every mesh, and in each of the denoiser's blocks just the collectives meant."""
+"""Networks over eight devices: the same on every mesh; and in each block of the denoiser just the collectives meant."""
 
 from collections import Counter
 from dataclasses import replace
