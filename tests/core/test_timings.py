@@ -2,13 +2,21 @@
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import current_thread, main_thread
 
 import jax
 import pytest
 
-from ltx2_cli.core.report import Silent
+from clips import ALL_ON, Case, Checkpoint, Size, plan_of
+from ltx2_cli.core.compiling import COMPILED
+from ltx2_cli.core.report import PREPARING, Silent
+from ltx2_cli.core.run import load, run
 from ltx2_cli.core.timings import Timings, traced
+
+UNSEEN = Case(Size(1, 64, 64, 24.0), 2, ALL_ON.video, ALL_ON.audio, (1,))  # of a size that nothing else here compiles
 
 
 def test_stages_and_steps_without_loading_and_compiling(tmp_path: Path) -> None:
@@ -34,6 +42,43 @@ def test_stages_and_steps_without_loading_and_compiling(tmp_path: Path) -> None:
     assert first >= 10
     assert rest[0] == rest[1] >= 40
     assert [path.name for path in tmp_path.iterdir()] == ["perf.json"]
+
+
+class Watch(Silent):
+    """How long stages take that are not to count, and in which of them this thread compiles what."""
+
+    def __init__(self) -> None:
+        self.now, self.prepared, self.compiled = "", 0.0, list[tuple[str, str]]()
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        self.now, began = name, time.perf_counter()
+        yield
+        self.now = ""
+        if name.startswith(PREPARING):
+            self.prepared += time.perf_counter() - began
+
+    def hear(self, event: str, seconds: float, fun_name: str = "", **details: object) -> None:
+        if event == COMPILED and current_thread() is main_thread():
+            self.compiled.append((fun_name, self.now))
+
+
+def test_no_figure_of_a_first_run_holds_its_loading_and_compiling(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    plan, watch, began = plan_of(checkpoint, UNSEEN, 3), Watch(), time.perf_counter()
+    timings = Timings(watch)
+    jax.monitoring.register_event_duration_secs_listener(watch.hear)
+    try:
+        for _ in run(plan, load(plan), timings):
+            pass
+    finally:
+        jax.monitoring.unregister_event_duration_listener(watch.hear)
+    timings.write(tmp_path / "perf.json")
+    elapsed, said = time.perf_counter() - began, json.loads((tmp_path / "perf.json").read_text())
+    assert [step["name"] for step in said["steps"]] == ["encode text", "connect text", "denoise", "decode"]
+    assert len(said["denoise_steps_ms"]) == UNSEEN.steps
+    assert 0 < said["total_duration_ms"] <= 1000 * (elapsed - watch.prepared)
+    assert ("jit(_noise)", "compile noise") in watch.compiled  # all others are compiled beside the loading
+    assert {stage for _, stage in watch.compiled} <= {"", "compile noise"}
 
 
 def test_a_failed_stage_is_not_measured() -> None:
