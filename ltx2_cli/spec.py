@@ -40,6 +40,14 @@ class FitError(Exception):
         self.hint = hint
 
 
+class FlawError(Exception):
+    """A clip that was written and has flaws, where none are accepted: one sentence and a hint. Exit code 4."""
+
+    def __init__(self, sentence: str, hint: str):
+        super().__init__(sentence)
+        self.hint = hint
+
+
 class NotFiniteError(RunError):
     """What a network made holds a NaN or an infinity."""
 

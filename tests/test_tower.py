@@ -10,7 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "ltx2_cli"
 TOWER = (
-    {"spec", "profiles", "profile_layers", "sharding", "media", "video_file", "hosts"},
+    {"spec", "profiles", "profile_layers", "sharding", "media", "media_checks", "video_file", "hosts"},
     {"weights", "diffusion"},
     {"nn"},
     {"models"},

@@ -19,15 +19,16 @@ from ltx2_cli.cli.models import models
 from ltx2_cli.cli.plan import PLAN_EXAMPLES, plan
 from ltx2_cli.cli.together import FAILED, REFUSED, abandon, of_system, said_by_another
 from ltx2_cli.console import complain
-from ltx2_cli.spec import FitError, RunError, SpecError
+from ltx2_cli.spec import FitError, FlawError, RunError, SpecError
 
-TOO_LARGE = 3
+TOO_LARGE, FLAWED = 3, 4
 EXIT_CODES = "Exit codes: 0 done, 1 the run failed, 2 the request cannot be met, 130 interrupted."
+CLIP_EXIT_CODES = EXIT_CODES.replace(", 130", ", 4 the clip has flaws (--strict), 130")
 PLAN_EXIT_CODES = "Exit codes: 0 it fits, 2 the request cannot be met, 3 it does not fit, 130 interrupted."
 
 app = typer.Typer(rich_markup_mode="rich", help=f"Video with sound from text: LTX-2 in JAX.\n\n{EXAMPLES}")
-app.command(help=f"{generate.__doc__}\n\n{EXAMPLES}", short_help=generate.__doc__, epilog=EXIT_CODES)(generate)
-app.command(help=f"{decode.__doc__}\n\n{DECODE_EXAMPLES}", short_help=decode.__doc__, epilog=EXIT_CODES)(decode)
+app.command(help=f"{generate.__doc__}\n\n{EXAMPLES}", short_help=generate.__doc__, epilog=CLIP_EXIT_CODES)(generate)
+app.command(help=f"{decode.__doc__}\n\n{DECODE_EXAMPLES}", short_help=decode.__doc__, epilog=CLIP_EXIT_CODES)(decode)
 app.command(help=f"{plan.__doc__}\n\n{PLAN_EXAMPLES}", short_help=plan.__doc__, epilog=PLAN_EXIT_CODES)(plan)
 app.command(help=f"{info.__doc__}\n\n{INFO_EXAMPLES}", short_help=info.__doc__, epilog=EXIT_CODES)(info)
 app.command(epilog=EXIT_CODES)(models)
@@ -60,7 +61,7 @@ def main() -> None:
     sentence, hint = "interrupted", "finished files stay, the unfinished one is gone"  # typer's own exit code is 130
     try:
         code = get_command(app)(prog_name="ltx2", standalone_mode=False) or 0
-    except (SpecError, FitError, RunError, OSError, typer.TyperException) as error:
+    except (SpecError, FitError, FlawError, RunError, OSError, typer.TyperException) as error:
         if debug:
             traceback.print_exc()
         sentence, hint, code = _explain(error)
@@ -69,7 +70,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is over: another Ctrl-C would only garble how
     if code:
         complain(sentence, hint)
-    abandon(code)
+    if code != FLAWED:  # flawed clips are finished: no host waits for another
+        abandon(code)
     sys.exit(code)
 
 
@@ -80,6 +82,8 @@ def _explain(error: Exception) -> tuple[str, str, int]:
             return str(error), error.hint or _options(), REFUSED
         case FitError():
             return str(error), error.hint, TOO_LARGE
+        case FlawError():
+            return str(error), error.hint, FLAWED
         case RunError():
             return str(error), error.hint, FAILED
         case typer.TyperException():

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ltx2_cli.cli.flaws import Strict, noted, refuse_flaws
 from ltx2_cli.cli.interrupts import postponed
 from ltx2_cli.cli.options import (
     FILES,
@@ -46,6 +47,7 @@ def decode(
     ] = None,
     silent: Annotated[bool, option(FILES, "The mp4 without sound.", "--silent")] = False,
     force: Annotated[bool, option(FILES, "Overwrite what is there.", "--force")] = False,
+    strict: Strict = False,
     model: Annotated[
         Text, option(MODEL, "Where the file does not say which, or in its place.", profiles="model")
     ] = None,
@@ -72,6 +74,7 @@ def decode(
     with postponed():
         from ltx2_cli.core.compiling import counted, keep_programs
         from ltx2_cli.core.run import decode_file, load
+        from ltx2_cli.media_checks import findings
         from ltx2_cli.plan import resolve
 
     report = reporter()
@@ -89,7 +92,9 @@ def decode(
                 file,
             )
         print(path, flush=True)
+    flaws = noted(outputs[0], findings(media), report)
     report.note(str(count))
+    refuse_flaws(flaws, strict)
 
 
 def _heard(outputs: list[Path], silent: bool) -> bool:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from ltx2_cli.cli.flaws import Strict, noted, refuse_flaws
 from ltx2_cli.cli.interrupts import postponed
 from ltx2_cli.cli.options import (
     AUDIO,
@@ -86,6 +87,7 @@ def generate(
         Path | None, option(FILES, "The mp4; without it the name says model, seed, size.", "--output", "-o")
     ] = None,
     force: Annotated[bool, option(FILES, "Overwrite what is there.", "--force")] = False,
+    strict: Strict = False,
     noise: Annotated[Path | None, option(FILES, "Safetensors file to start from.")] = None,
     save_latents: Annotated[Path | None, option(FILES, "Safetensors file for the final latents.")] = None,
     config: Config = None,
@@ -146,7 +148,7 @@ def generate(
                 print(line, flush=True)
         return
     report = reporter() if hosts.first else Silent()
-    seeded = with_common_seed(spec, hosts)
+    seeded, flaws = with_common_seed(spec, hosts), list[str]()
     with ExitStack() as around:
         count = around.enter_context(counted())
         with in_step(hosts) as facts:
@@ -170,8 +172,10 @@ def generate(
         if warmup:
             warm_up(plan, components, timings)
         else:
-            for path in write(plan, components, timings):
+            for path, findings in write(plan, components, timings):
                 print(path, flush=True)
+                flaws += noted(path, findings, report)
         if hosts.first and perf_dump:
             timings.write(perf_dump)
     report.note(str(count))
+    refuse_flaws(flaws, strict)

@@ -19,6 +19,7 @@ from ltx2_cli.core.report import Report, Silent
 from ltx2_cli.diffusion.latents import pack, save_latents, unpack
 from ltx2_cli.hosts import fetch, lost
 from ltx2_cli.media import Media, latents_paths, output_paths, record_path, single_specs, write_mp4, write_record
+from ltx2_cli.media_checks import findings
 from ltx2_cli.plan import Plan
 from ltx2_cli.profiles import to_yaml
 from ltx2_cli.spec import AV, RunError, RunSpec
@@ -79,13 +80,14 @@ def _warn(plan: Plan, report: Report) -> None:
         report.note(warning)
 
 
-def write(plan: Plan, components: Components, report: Report = SILENT) -> Iterator[Path]:
-    """Carry out the plan; the path of each video when it and the record beside it are written, by the first host."""
+def write(plan: Plan, components: Components, report: Report = SILENT) -> Iterator[tuple[Path, list[str]]]:
+    """Carry out the plan; the path of each video when it and the record beside it are written, by the first host, and
+    what is wrong with the clip."""
     with _memory(), components.compiling(programs(plan)):
         yield from _write(plan, components, report)
 
 
-def _write(plan: Plan, components: Components, report: Report) -> Iterator[Path]:
+def _write(plan: Plan, components: Components, report: Report) -> Iterator[tuple[Path, list[str]]]:
     latents, first = make_latents(plan, components, report), jax.process_index() == 0
     for video, file in enumerate(latents_paths(plan.spec)):
         row = AV(*(fetch(stream)[video : video + 1] for stream in latents))
@@ -99,7 +101,7 @@ def _write(plan: Plan, components: Components, report: Report) -> Iterator[Path]
         with report.stage("write"):
             write_mp4(clip, path, _provenance(plan, spec))
             write_record(record_path(path), _record(spec))
-        yield path
+        yield path, findings(clip)
 
 
 def _record(spec: RunSpec) -> str:

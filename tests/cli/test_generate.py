@@ -36,6 +36,7 @@ class Core:
 
     asked: RunSpec | None = None
     failure: BaseException | None = None
+    findings: tuple[str, ...] = ()
 
     def resolve(self, spec: RunSpec) -> "Core":
         self.spec = replace(spec, seed=5 if spec.seed is None else spec.seed)
@@ -48,12 +49,12 @@ class Core:
     def warm_up(self, plan: "Core", components: None, report: Report) -> None:
         report.note(f"warm: {plan.spec.prompt}")
 
-    def write(self, plan: "Core", components: None, report: Report) -> Iterator[Path]:
+    def write(self, plan: "Core", components: None, report: Report) -> Iterator[tuple[Path, list[str]]]:
         with report.stage("imagine"), report.steps(2) as steps:
             steps.advance(2)
         if self.failure:
             raise self.failure
-        yield from output_paths(plan.spec)
+        yield from ((path, list(self.findings)) for path in output_paths(plan.spec))
 
 
 @pytest.fixture
@@ -204,16 +205,30 @@ def test_a_failed_run_is_a_sentence_and_its_exit_code(
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("found", [(), ("the picture is black", "the sound is silent")])
+def test_what_is_wrong_with_a_clip_is_said_and_with_strict_an_error(ltx2: Run, core: Core, found: tuple[str, ...]):
+    core.findings = found
+    flaws = [f"out/ltx2-{seed}-768x512x121.mp4: {flaw}" for seed in (5, 6) for flaw in found]
+    for options, expected in (([], 0), (["--strict", "--perf-dump", "perf.json"], 4 if found else 0)):
+        code, out, err = ltx2("generate", "--prompt", "rain", "--num-videos", "2", *options)
+        assert (code, out.splitlines()) == (expected, [f"out/ltx2-{seed}-768x512x121.mp4" for seed in (5, 6)])
+        assert [line for line in err.splitlines() if line.startswith("out/")] == flaws
+        assert err.endswith(
+            f"error: {'. '.join(flaws)}\nhint: all files are written; without --strict this is no error\n"
+        ) is (expected == 4)
+    assert Path("perf.json").exists()
+
+
 def test_an_interrupt_in_a_destructor_is_not_lost(ltx2: Run, core: Core, monkeypatch: pytest.MonkeyPatch):
     class Unlucky:
         def __del__(self) -> None:
             raise KeyboardInterrupt
 
-    def write(plan: Core, components: None, report: Report) -> Iterator[Path]:
+    def write(plan: Core, components: None, report: Report) -> Iterator[tuple[Path, list[str]]]:
         Unlucky()  # Python drops what its destructor raises
         for _ in range(500):
             time.sleep(0.01)
-        yield Path("too late")
+        yield Path("too late"), []
 
     monkeypatch.setattr(sys.modules["ltx2_cli.core.run"], "write", write, raising=False)
     code, out, err = ltx2("generate", "--prompt", "rain")

@@ -22,7 +22,7 @@ OPTIONS = """
     --prompt --negative-prompt --model --height --width --num-frames --fps --num-inference-steps --steps --seed
     --num-videos --stg-blocks --dtype --text-encoder-dtype --sharding --noise --save-latents --output --force
     --config --set --debug --recipe --lora --text-encoder --dry-run
-    --compile-cache --no-compile --warmup --perf-dump --profile
+    --strict --compile-cache --no-compile --warmup --perf-dump --profile
 """
 
 

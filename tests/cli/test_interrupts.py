@@ -41,7 +41,7 @@ import numpy as np
 from ltx2_cli.media import Media, write_mp4
 def write(plan, components, report):
     write_mp4(Media(np.zeros((9, 64, 64, 3), np.uint8), np.zeros((9, 2), np.float32), 24.0, 24000), Path("out/a.mp4"))
-    yield
+    yield Path("out/a.mp4"), []
 sys.modules["ltx2_cli.plan"] = SimpleNamespace(
     resolve=lambda spec: SimpleNamespace(spec=spec), missing=lambda spec: [], Plan=None
 )

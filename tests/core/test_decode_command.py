@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
+from ltx2_cli import media_checks
 from ltx2_cli.core.run import load, write
 from ltx2_cli.diffusion.latents import open_latents
 from ltx2_cli.video_file import open_video
@@ -24,7 +25,7 @@ def made(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Pa
     folder = tmp_path_factory.mktemp("made")
     names = {"output": str(folder / "clip.mp4"), "save_latents": str(folder / "latents.safetensors")}
     plan = plan_of(checkpoint, SMALL, 3, **names)
-    assert list(write(plan, load(plan))) == [folder / "clip.mp4"]
+    assert list(write(plan, load(plan))) == [(folder / "clip.mp4", [])]
     return folder
 
 
@@ -76,6 +77,22 @@ def test_sound_alone_and_picture_alone(
     assert "load vocoder" not in loaded
     assert "Video: h264" in streams(tmp_path / "b.mp4")
     assert "Audio" not in streams(tmp_path / "b.mp4")
+
+
+def test_flaws_are_said_and_with_strict_an_error(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(media_checks, "DARK", 255)
+    clip = tmp_path / "clip.mp4"
+    decode = ("decode", str(made / "latents.safetensors"), "-o", str(clip))
+    assert run_program(monkeypatch, *decode) == 0
+    assert f"\n{clip}: the picture is black\n" in capsys.readouterr().err
+    assert run_program(monkeypatch, *decode, "--strict", "--force") == 4
+    assert f"error: {clip}: the picture is black\n" in capsys.readouterr().err
+    assert clip.exists()
+    assert (
+        run_program(monkeypatch, *decode[:2], "--strict", "-o", str(tmp_path / "a.wav")) == 0
+    )  # no picture is asked for
 
 
 def test_the_file_says_what_made_it(made: Path) -> None:

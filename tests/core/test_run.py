@@ -88,7 +88,7 @@ def test_files_of_a_run(checkpoint: Checkpoint, tmp_path: Path) -> None:
     """The mp4, its record, and latents that another run may start from."""
     output, saved = tmp_path / "clip.mp4", tmp_path / "clip.safetensors"
     plan = plan_of(checkpoint, SMALL, 3, output=str(output), save_latents=str(saved))
-    assert list(write(plan, load(plan))) == [output]
+    assert list(write(plan, load(plan))) == [(output, [])]
     latents = load_file(saved)
     assert {name: array.shape for name, array in latents.items()} == {
         "video": (1, 8, 2, 2, 2),
@@ -105,7 +105,7 @@ def test_files_of_a_run(checkpoint: Checkpoint, tmp_path: Path) -> None:
 
 def test_a_batch_is_recorded_video_by_video(checkpoint: Checkpoint, tmp_path: Path) -> None:
     plan = plan_of(checkpoint, SMALL, 3, num_videos=2, output=str(tmp_path / "clip.mp4"))
-    paths = list(write(plan, load(plan)))
+    paths = [path for path, _ in write(plan, load(plan))]
     assert [path.name for path in paths] == ["clip-s3.mp4", "clip-s4.mp4"]
     alone = read_spec(config=paths[1].with_suffix(".yaml"))
     assert (alone.seed, alone.num_videos) == (4, 1)
