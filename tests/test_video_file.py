@@ -47,6 +47,29 @@ def test_any_text_is_read_back_letter_for_letter(text: str, tmp_path: Path) -> N
     assert open_video(tmp_path / "clip.mp4").about == about
 
 
+def boxes(content: bytes) -> list[str]:
+    """The names of an mp4's boxes on one level."""
+    names = []
+    while content:
+        size = int.from_bytes(content[:4], "big")
+        names.append(content[4:8].decode())
+        content = content[size:]
+    return names
+
+
+def test_the_metadata_keep_to_a_box_that_players_pass_over(tmp_path: Path) -> None:
+    """What plays the clip comes first, as it does without them, and nothing of theirs lies within it."""
+    levels = []
+    for name, about in (("bare.mp4", {}), ("said.mp4", {"record": "x" * 100})):
+        write_mp4(clip(1), tmp_path / name, about)
+        content = (tmp_path / name).read_bytes()
+        outer, moov = boxes(content), content.index(b"moov") - 4
+        inner = boxes(content[moov + 8 : moov + int.from_bytes(content[moov : moov + 4], "big")])
+        levels.append((outer, inner))
+    outer = ["ftyp", "moov", "free", "mdat"]
+    assert levels == [(outer, ["mvhd", "trak", "trak", "udta"]), (outer, ["mvhd", "trak", "trak", "meta", "udta"])]
+
+
 def test_it_says_the_same_in_any_order(tmp_path: Path) -> None:
     for name, keys in (("a.mp4", "abc"), ("b.mp4", "cab")):
         write_mp4(clip(1), tmp_path / name, {key: key for key in keys})

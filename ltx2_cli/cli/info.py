@@ -62,10 +62,9 @@ def _heading(description: Record | Clip | Weights) -> Row:
 
 def _of_clip(clip: Clip) -> Iterator[Row]:
     from ltx2_cli.weights.findings import by
-    from ltx2_cli.weights.hub import gigabytes
 
     rate = f", {clip.seconds:.2f} s at {clip.fps:g} frames a second" if clip.seconds and clip.fps else ""
-    yield "size", gigabytes(clip.bytes)
+    yield "size", f"{clip.bytes / 1e6:.3g} MB"
     yield "clip", f"{clip.width}x{clip.height}, {clip.num_frames} frames{rate}"
     if clip.latents:
         yield "latents", ", ".join(f"{name} {by(shape)}" for name, shape in clip.latents.items())

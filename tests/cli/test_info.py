@@ -67,7 +67,7 @@ def video(tmp_path: Path) -> Path:
 def test_a_video_knows_what_made_it(info, video: Path) -> None:
     assert info(video).rows == [
         ["video", str(video)],
-        ["size", f"{video.stat().st_size / 1e6:.0f} MB"],
+        ["size", f"{video.stat().st_size / 1e6:.3g} MB"],
         ["clip", "96x64, 9 frames, 0.38 s at 24 frames a second"],
         ["sound", "24000 Hz"],
         ["generation", "ltx2.3"],
@@ -79,7 +79,7 @@ def test_a_video_knows_what_made_it(info, video: Path) -> None:
 def test_latents_know_what_made_them(info, latents: Path) -> None:
     assert info(latents).rows == [
         ["latents", str(latents)],
-        ["size", "0 MB"],
+        ["size", f"{latents.stat().st_size / 1e6:.3g} MB"],
         ["clip", "96x64, 9 frames, 0.38 s at 24 frames a second"],
         ["latents", "video 1x4x2x2x3, audio 1x2x9x4"],
         ["generation", "ltx2.3"],
