@@ -66,8 +66,7 @@ def test_the_metadata_keep_to_a_box_that_players_pass_over(tmp_path: Path) -> No
         outer, moov = boxes(content), content.index(b"moov") - 4
         inner = boxes(content[moov + 8 : moov + int.from_bytes(content[moov : moov + 4], "big")])
         levels.append((outer, inner))
-    outer = ["ftyp", "moov", "free", "mdat"]
-    assert levels == [(outer, ["mvhd", "trak", "trak", "udta"]), (outer, ["mvhd", "trak", "trak", "meta", "udta"])]
+    assert levels[0] == levels[1] == (["ftyp", "moov", "free", "mdat"], ["mvhd", "trak", "trak", "udta"])
 
 
 def test_it_says_the_same_in_any_order(tmp_path: Path) -> None:
