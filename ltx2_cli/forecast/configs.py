@@ -10,10 +10,10 @@ import numpy as np
 from ltx2_cli.decoding import SHARE, usable_memory
 from ltx2_cli.forecast.chips import chip
 from ltx2_cli.forecast.forecast import DECODE, Forecast
-from ltx2_cli.models.demo import EMBEDDED
+from ltx2_cli.models.demo import ARCH, EMBEDDED, TEXT_CONFIG
 from ltx2_cli.models.folder import open_folder, read_text_encoder
 from ltx2_cli.models.networks import Checkpoint
-from ltx2_cli.models.published import described, described_text_encoder
+from ltx2_cli.models.published import describe, described, described_text_encoder
 from ltx2_cli.models.single_file import open_single_file
 from ltx2_cli.plan import Plan, decide
 from ltx2_cli.spec import RunSpec
@@ -36,7 +36,9 @@ def foresee(spec: RunSpec, devices: Sequence[jax.Device]) -> Plan:
 
 
 def _checkpoint(spec: RunSpec) -> Checkpoint:
-    place = None if spec.checkpoint == EMBEDDED else here(spec.checkpoint, FOLDER_FILES)
+    if spec.checkpoint == EMBEDDED:
+        return describe(EMBEDDED, ARCH, TEXT_CONFIG)
+    place = here(spec.checkpoint, FOLDER_FILES)
     if place is None:
         return described(spec.checkpoint)
     if place.is_dir():

@@ -7,23 +7,16 @@ import hashlib
 import json
 import os
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import mkdtemp
 
 from ltx2_cli import __version__
-from ltx2_cli.models.arch import (
-    PUBLISHED_SCHEDULE,
-    Arch,
-    AudioVAEArch,
-    BandwidthVocoderArch,
-    ConnectorsArch,
-    TransformerArch,
-    VideoVAEArch,
-)
+from ltx2_cli.models.arch import PUBLISHED_SCHEDULE, Arch, AudioVAEArch, BandwidthVocoderArch
 from ltx2_cli.models.folder import CONFIG, SCHEDULER
 from ltx2_cli.models.gemma import Gemma, gemma_recipe
 from ltx2_cli.models.networks import abstract_networks
+from ltx2_cli.models.published import LTX2_3
 from ltx2_cli.models.tokenizer import BYTE_VOCABULARY, byte_tokenizer
 from ltx2_cli.profiles import user_cache
 from ltx2_cli.spec import DType, RunError, SpecError
@@ -50,27 +43,23 @@ TEXT_CONFIG = {
     "max_position_embeddings": 1024,
 }
 ARCH = Arch(
-    TransformerArch(
+    replace(
+        LTX2_3.transformer,
         in_channels=16,
         out_channels=16,
         num_attention_heads=4,
         attention_head_dim=32,
         cross_attention_dim=128,
-        gated_attn=True,
-        cross_attn_mod=True,
         audio_in_channels=32,
         audio_out_channels=32,
         audio_num_attention_heads=4,
         audio_attention_head_dim=16,
         audio_cross_attention_dim=64,
-        audio_gated_attn=True,
-        audio_cross_attn_mod=True,
         num_layers=4,
         caption_channels=64,
-        use_prompt_embeddings=False,
-        perturbed_attn=True,
     ),
-    ConnectorsArch(
+    replace(
+        LTX2_3.connectors,
         caption_channels=64,
         text_proj_in_factor=4,
         video_connector_num_attention_heads=4,
@@ -81,24 +70,16 @@ ARCH = Arch(
         audio_connector_attention_head_dim=16,
         audio_connector_num_layers=3,
         audio_connector_num_learnable_registers=32,
-        video_gated_attn=True,
-        audio_gated_attn=True,
-        per_modality_projections=True,
         video_hidden_dim=128,
         audio_hidden_dim=64,
-        proj_bias=True,
     ),
-    VideoVAEArch(
+    replace(
+        LTX2_3.video_vae,
         latent_channels=16,
         block_out_channels=(16, 32, 64, 64),
         decoder_block_out_channels=(16, 32, 32, 64),
         layers_per_block=(1, 1, 1, 1, 1),
         decoder_layers_per_block=(1, 1, 1, 1, 1),
-        upsample_type=("spatiotemporal", "spatiotemporal", "temporal", "spatial"),
-        upsample_residual=(False, False, False, False),
-        upsample_factor=(2, 2, 1, 2),
-        decoder_causal=False,
-        decoder_spatial_padding_mode="zeros",
     ),
     AudioVAEArch(base_channels=16, num_res_blocks=1, latent_channels=2),
     BandwidthVocoderArch(

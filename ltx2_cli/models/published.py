@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from ltx2_cli.models import demo
 from ltx2_cli.models.arch import (
     EARLIER,
     LATER,
@@ -93,11 +92,19 @@ RELEASES = {EARLIER: LTX2, LATER: LTX2_3}
 
 
 def described(checkpoint: str) -> Checkpoint:
-    """A published checkpoint or the embedded one by its configs alone: it has no tensors and cannot be loaded.
+    """A published checkpoint as its configs have it; raises `SpecError` for one that is not known here."""
+    name = checkpoint.partition("@")[0]
+    for entry in PUBLISHED:
+        if (entry.kind, entry.name) == (MODEL, name):
+            return describe(checkpoint, RELEASES[entry.generation.lower().replace("-", "")], GEMMA)
+    raise SpecError(
+        f"{checkpoint} is not on this machine, and what its networks are stands in its files alone",
+        "fetch it first, or plan one that `ltx2 models` lists: --model ltx2, --model ltx2.3",
+    )
 
-    Raises `SpecError` for one that is not known here.
-    """
-    arch, text = _configs(checkpoint)
+
+def describe(checkpoint: str, arch: Arch, text: Config) -> Checkpoint:
+    """A checkpoint by its networks and its text encoder's config alone: it has no tensors and cannot be loaded."""
     where = Path(checkpoint)
     return Checkpoint(where, arch, gemma_recipe(text, checkpoint), "", {}, where / "tokenizer")
 
@@ -106,17 +113,3 @@ def described_text_encoder() -> Readings:
     """The published text encoder by its config alone."""
     recipe = gemma_recipe(GEMMA, TEXT_ENCODER)
     return Readings(Path(TEXT_ENCODER), {TEXT_ENCODER: recipe}, {}, "", Path(TEXT_ENCODER), [])
-
-
-def _configs(checkpoint: str) -> tuple[Arch, Config]:
-    """The networks, and the text encoder's config."""
-    if checkpoint == demo.EMBEDDED:
-        return demo.ARCH, demo.TEXT_CONFIG
-    name = checkpoint.partition("@")[0]
-    for entry in PUBLISHED:
-        if (entry.kind, entry.name) == (MODEL, name):
-            return RELEASES[entry.generation.lower().replace("-", "")], GEMMA
-    raise SpecError(
-        f"{checkpoint} is not on this machine, and what its networks are stands in its files alone",
-        "fetch it first, or plan one that `ltx2 models` lists: --model ltx2, --model ltx2.3",
-    )
