@@ -98,11 +98,11 @@ def plan(
         from ltx2_cli.forecast.record import record, search_record
         from ltx2_cli.forecast.remedies import check_fit
 
-    if topology:
+    if topology is not None:
         jax.config.update("jax_platforms", "cpu")  # the devices of this machine are left alone
     if dump_hlo:
         dump_hlo.mkdir(parents=True, exist_ok=True)
-    report, devices = reporter(), slice_of(topology) if topology else tuple(jax.devices())
+    report, devices = reporter(), slice_of(topology) if topology is not None else tuple(jax.devices())
     wanted = foresee(spec, devices)
     found = search_meshes(wanted, devices, report) if search else None
     made = found.best if found and found.best else None

@@ -70,7 +70,7 @@ def topology(name: str) -> tuple[jax.Device, ...]:
     try:
         return _devices(name)
     except jax.errors.JaxRuntimeError as error:
-        if not str(error).startswith("INVALID_ARGUMENT"):
+        if not str(error).startswith(("INVALID_ARGUMENT", "NOT_FOUND")):
             raise
         own = [each for each in CHIPS if each.topology and name.startswith(each.name)]
         known = "; ".join(", ".join(slices(each)) for each in own or CHIPS if each.topology)
