@@ -1,10 +1,12 @@
 """Sharding is rules: a mesh, and which mesh axis each logical axis of a weight or an activation lies along."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import partial
 from itertools import combinations
 from types import MappingProxyType
 from typing import Protocol
@@ -101,11 +103,33 @@ def lay_out(
     """The plan that a profile means on these devices for batches of `rows`: one device where its mesh has no axis.
 
     `heads` counts those of each attention that the rules split. Raises `SpecError` with everything that does not fit:
-    sizes to the devices, rules to the mesh, weights and heads to both.
+    rules to the mesh, sizes to the devices, weights and heads to both; and with the nearest mesh that does.
     """
+    if wrong := list(_wrong_rules(spec)):
+        sentences, hints = (dict.fromkeys(each) for each in zip(*wrong, strict=True))
+        raise SpecError(f"sharding profile {spec.profile}: {'; '.join(sentences)}", "; ".join(hints))
+    lay = partial(_lay_out, devices=devices, weights=weights, rows=rows, heads=heads)
+    try:
+        return lay(spec)
+    except SpecError as error:
+        raise SpecError(str(error), _nearest(spec, lay, len(devices)) + error.hint) from None
+
+
+def _nearest(spec: ShardingSpec, lay: Callable[[ShardingSpec], ShardingPlan], devices: int) -> str:
+    """What to type for the mesh that differs along one axis, as little as can be, and fits; empty if none does."""
+    sizes = [size for size in range(1, devices + 1) if devices % size == 0]
+    others = sorted((abs(size - asked), axis, size) for axis, asked in spec.mesh.items() for size in sizes)
+    for _, axis, size in others:
+        with suppress(SpecError):
+            lay(replace(spec, mesh={**spec.mesh, axis: size}))
+            return f"nearest: --set sharding.mesh.{axis}={size}; or "
+    return ""
+
+
+def _lay_out(
+    spec: ShardingSpec, devices: Sequence[jax.Device], weights: Sequence[Declared], rows: int, heads: Mapping[str, int]
+) -> ShardingPlan:
     mesh = _mesh(spec, devices, rows)
-    for sentence, hint in _wrong_rules(spec, mesh):
-        raise SpecError(f"sharding profile {spec.profile}: {sentence}", hint)
     kernel, tile_rows = _kernel(spec, devices[0].platform), spec.tile_rows if devices[0].platform == "tpu" else None
     weight_rules, activation_rules = (tuple(sorted(each.items())) for each in (spec.weights, spec.activations))
     plan = ShardingPlan(mesh, weight_rules, activation_rules, kernel, tile_rows)
@@ -131,9 +155,10 @@ def _mesh(spec: ShardingSpec, devices: Sequence[jax.Device], rows: int) -> Mesh:
         shape = " x ".join(f"{axis} {size}" for axis, size in spec.mesh.items())
         raise SpecError(
             f"sharding profile {spec.profile}: a mesh of {shape} does not fit {len(devices)} devices",
-            "change it with --set sharding.mesh.AXIS=SIZE, or use --sharding single",
+            "another with --set sharding.mesh.AXIS=SIZE, or --sharding single",
         )
-    return Mesh(create_device_mesh(list(sizes.values()), devices), tuple(sizes))
+    laid = create_device_mesh(list(sizes.values()), devices, allow_split_physical_axes=True)
+    return Mesh(laid, tuple(sizes))
 
 
 def _sizes(spec: ShardingSpec, devices: int, rows: int) -> dict[str, int]:
@@ -149,28 +174,39 @@ def _sizes(spec: ShardingSpec, devices: int, rows: int) -> dict[str, int]:
     return {axis: devices // known if size == -1 else size for axis, size in sizes.items()}
 
 
-def _wrong_rules(spec: ShardingSpec, mesh: Mesh) -> Iterator[tuple[str, str]]:
-    """What is wrong with the rules by themselves, and what to do about it."""
+def _wrong_rules(spec: ShardingSpec) -> Iterator[tuple[str, str]]:
+    """What is wrong with the rules and the mesh's axes by themselves, and what to do about it."""
     for what, rules, known in (
         ("weights", spec.weights, WEIGHT_AXES),
         ("activations", spec.activations, ACTIVATION_AXES),
     ):
         for axis in rules:
             if axis not in known:
-                yield f"{what} have no axis `{axis}`", f"they have {_quoted(known)}"
+                yield f"{what} have no axis `{axis}`{_closest(axis, known)}", f"{what} have {_quoted(known)}"
     named = {*spec.weights.values(), *spec.activations.values()}
-    for axis in sorted(named - set(mesh.axis_names)):
-        yield f"its mesh has no axis `{axis}`", f"it has {_quoted(mesh.axis_names)}"
-    for axis, size in mesh.shape.items():
-        if spec.mesh and size > 1 and axis not in named:
-            yield f"no rule names mesh axis `{axis}`, so that its {size} devices do the same work", "leave the axis out"
+    for axis in sorted(named - set(spec.mesh)):
+        yield (
+            f"its mesh has no axis `{axis}`{_closest(axis, spec.mesh)}",
+            f"the mesh has {_quoted(spec.mesh) or 'none'}",
+        )
+    for axis, size in spec.mesh.items():
+        if size != 1 and axis not in named:
+            yield (
+                f"no rule names mesh axis `{axis}`{_closest(axis, named)}",
+                f"leave out {axis}: its devices do the same work",
+            )
     for one, other in combinations(sorted(spec.activations), 2):
         if spec.activations[one] == spec.activations[other] and {one, other} != {"tokens", "audio_tokens"}:
             axis = spec.activations[one]
             yield f"{one} and {other} of activations both lie along mesh axis `{axis}`", "give each an axis of its own"
 
 
-def _quoted(names: Sequence[str]) -> str:
+def _closest(name: str, known: Iterable[str]) -> str:
+    found = get_close_matches(name, known, 1)
+    return f"; closest: `{found[0]}`" if found else ""
+
+
+def _quoted(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 

@@ -148,7 +148,7 @@ def test_search_compares_meshes_and_plans_the_best(plan: Run, monkeypatch: pytes
     [
         (
             ("--sharding", "./mesh.yaml", "--set", "sharding.mesh.passes=3"),
-            "passes 3 x heads -1 does not fit 8 devices",
+            "passes 3 x heads -1 does not fit 8 devices\nhint: nearest: --set sharding.mesh.passes=2; or another",
         ),
         (
             ("--sharding", "./mesh.yaml", "--set", "sharding.mesh.passes=0"),
@@ -157,9 +157,18 @@ def test_search_compares_meshes_and_plans_the_best(plan: Run, monkeypatch: pytes
         (("--sharding", "./mesh.yaml", "--set", "sharding.mesh.passes=-1"), "passes -1 x heads -1 does not fit 8"),
         (("--sharding", "./mesh.yaml", "--set", "sharding.mesh.heads=-8"), "passes 2 x heads -8 does not fit 8"),
         (("--sharding", "./mesh.yaml", "--set", "sharding.weights.heads=sideways"), "its mesh has no axis `sideways`"),
+        (
+            ("--sharding", "./mesh.yaml", "--set", "sharding.mesh.haeds=4"),
+            "no rule names mesh axis `haeds`; closest: `heads`",
+        ),
+        (
+            ("--sharding", "trillium", "--set", "sharding.mesh.heads=8"),
+            "hint: nearest: --set sharding.mesh.heads=4; or",
+        ),
         (("--dump-hlo", "/proc/nowhere"), "cannot write into /proc/nowhere: No such file"),
         (("--sharding", "./keys.yaml"), "unknown key `sharding.mash`"),
         (("--sharding", "ironwod"), "unknown sharding profile `ironwod`; closest: `ironwood`"),
+        (("--topology", ""), "libtpu"),  # it knows none of that name, or is not here
         (("--model", "ltx3"), "unknown model `ltx3`; closest: `ltx2"),
         (("--model", "someone/model"), "someone/model is not on this machine"),
         (("--height", "100"), "height 100 is not a multiple of 32; nearest: --height 96 or 128"),

@@ -323,16 +323,17 @@ def test_a_block_that_does_not_exist(folder: Path, blocks: list[int], sentence: 
 @pytest.mark.parametrize(
     ("sharding", "sentence"),
     [
-        ({"mesh": {"heads": 3}}, r"a mesh of heads 3 does not fit 8 devices"),
+        ({"mesh": {"heads": 3}, "weights": {"heads": "heads"}}, r"a mesh of heads 3 does not fit 8 devices"),
         ({"mesh": {"heads": 8}, "weights": {"mlp": "columns"}}, r"has no axis `columns`"),
         ({"mesh": {"heads": 8}, "weights": {"vocab": "heads"}}, r"259 does not divide by the 8 of mesh axis `heads`"),
         ({"mesh": {"a": 8}, "weights": {"heads": "a", "embed": "a"}}, r"would lie twice along mesh axis `a`"),
         ({"mesh": {"a": 8}, "weights": {"hedas": "a"}}, r"weights have no axis `hedas`"),
         ({"mesh": {"a": 8}, "activations": {"tokns": "a"}}, r"activations have no axis `tokns`"),
         (
-            {"mesh": {"a": 2, "b": 4}, "activations": {"rows": "a"}},
-            r"no rule names mesh axis `b`, so that its 4 devices",
+            {"mesh": {"a": 8}, "weights": {"hedas": "a", "mlp": "b"}},
+            r"`hedas`; closest: `heads`; its mesh has no axis `b`",
         ),
+        ({"mesh": {"a": 2, "b": 4}, "activations": {"rows": "a"}}, r"no rule names mesh axis `b`$"),
         ({"mesh": {"a": 8}, "activations": {"rows": "a", "tokens": "a"}}, r"rows and tokens of activations both lie"),
         ({"mesh": {"a": 8}, "weights": {"mlp": "a"}, "tile_rows": 0}, r"sharding.tile_rows 0 is no number of rows"),
         ({"mesh": {"a": 8}, "activations": {"heads": "a"}}, r"the 4 heads of audio do not divide by the 8 devices"),

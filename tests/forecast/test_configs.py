@@ -1,5 +1,6 @@
 """What is planned without weights and without a network, and from whose configs."""
 
+import importlib.util
 from pathlib import Path
 
 import jax
@@ -8,7 +9,7 @@ import pytest
 from generations import LTX2, demo_folder
 from ltx2_cli.diffusion.guidance import Pass
 from ltx2_cli.forecast import chips
-from ltx2_cli.forecast.chips import Chip
+from ltx2_cli.forecast.chips import Chip, topology
 from ltx2_cli.forecast.configs import foresee
 from ltx2_cli.forecast.forecast import PHASES, Forecast
 from ltx2_cli.models.demo import ARCH
@@ -78,3 +79,10 @@ def test_devices_that_are_not_here_decode_in_what_the_weights_leave_of_them(monk
     assert here.decoding.bytes > left >= plan.decoding.bytes
     own = foresee(read_spec(single, vae_memory=8), jax.devices())
     assert own.decoding == here.decoding
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+def test_a_mesh_may_divide_a_side_of_a_slice() -> None:
+    """Four passes along the eight chips of a side, whose other half is for tokens."""
+    plan = foresee(read_spec(prompt="rain", model="demo"), topology("v6e:2x8"))
+    assert dict(plan.sharding.mesh.shape) == {"passes": 4, "tokens": 2, "heads": 2, "embed": 1}
