@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 from diffusers import AutoencoderKLLTX2Video
+from jax.sharding import Mesh
 
 from ltx2_cli.models.arch import VideoVAEArch
 from ltx2_cli.models.video_vae import LatentStatistics, VideoVAE, norm_silu
+from ltx2_cli.sharding import ShardingPlan, activate
 from ltx2_cli.weights.declare import Scope, declared
 from parity import adopt, published, randomise, relative_error
 
@@ -120,6 +122,20 @@ def test_bfloat16_is_near_float32(pair):
         got, wanted = run(half, x), run(ours, x)
         assert got.dtype == dtype
         assert np.linalg.norm(got.astype(np.float32) - wanted) < 0.03 * np.linalg.norm(wanted)
+
+
+def test_more_blocks_are_no_more_convolutions_to_compile():
+    two = ShardingPlan(Mesh(np.array(jax.devices()[:2]), ("device",)), (), ())
+
+    def compiled(*counts: int) -> int:
+        arch = VideoVAEArch(**MIRRORED | {"decoder_layers_per_block": counts})
+        with activate(two):
+            lowered = jax.jit(lambda vae, latents: vae.decode(latents)).lower(
+                VideoVAE(Scope(jnp.float32), arch), jax.ShapeDtypeStruct((1, 3, 2, 5, 8), jnp.float32)
+            )
+        return lowered.as_text().count("stablehlo.convolution")
+
+    assert compiled(5, 4, 3, 2) == compiled(1, 1, 1, 1) == 2 + 3 + 2 * 4  # at the ends, upsampling, a block a stage
 
 
 def test_weak_activations_are_normed_as_in_the_reference(pair):
