@@ -42,8 +42,13 @@ class LogMel(nnx.Module):
     def __call__(self, wave: jax.Array) -> jax.Array:
         """[batch, samples, channels], whole hops, to [batch, hops, mel bins, channels]."""
         batch, samples, channels = wave.shape
-        mono = wave.swapaxes(1, 2).reshape(batch * channels, samples, 1)
-        spectrum = convolve(mono, self.forward_basis[...], ((self.past, 0),), stride=self.hop)
+        # Whole hops as channels, and zeros behind the filters: over single samples a TPU's compiler takes minutes.
+        filters = self.forward_basis[:, 0]
+        hops = -(-len(filters) // self.hop)
+        filters = jnp.pad(filters, ((0, hops * self.hop - len(filters)), (0, 0))).reshape(hops, self.hop, -1)
+        mono = wave.swapaxes(1, 2).reshape(batch * channels, samples)
+        seen = jnp.pad(mono, ((0, 0), (self.past, hops * self.hop)))[:, : samples + (hops - 1) * self.hop]
+        spectrum = convolve(seen.reshape(batch * channels, -1, self.hop), filters, ((0, 0),))
         real, imaginary = jnp.split(spectrum, 2, axis=-1)
         mel = jnp.sqrt(jnp.square(real) + jnp.square(imaginary)) @ self.mel_basis[...].mT
         mel = jnp.log(jnp.maximum(mel, LEAST_MEL))
