@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 
+import ltx2_cli.cli.preview  # noqa: F401 -- what it imports is kept, and must not be what stands in for it here
 from ltx2_cli.core.report import Report
 from ltx2_cli.media import output_paths
 from ltx2_cli.spec import MAKE_ROOM, DType, RunError, RunSpec
