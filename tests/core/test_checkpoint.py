@@ -302,7 +302,7 @@ def test_what_overflows_is_named_by_its_step(folder: Path) -> None:
     tensors = load_file(folder / "transformer" / "model.safetensors")
     tensors["proj_out.weight"][:] = 3e38
     save_file(tensors, folder / "transformer" / "model.safetensors")
-    plan = plan_of(folder, dtype="float32")
+    plan = plan_of(folder)
     with pytest.raises(RunError, match="the video latents are not finite after step 1"):
         next(run(plan, load(plan)))
 
