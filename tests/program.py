@@ -2,10 +2,29 @@
 
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import jax
 import pytest
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from ltx2_cli.cli import main
+
+CACHE, FOLDER = "jax_enable_compilation_cache", "jax_compilation_cache_dir"
+KEPT = (CACHE, FOLDER, "jax_persistent_cache_min_compile_time_secs", "jax_persistent_cache_min_entry_size_bytes")
+
+
+@contextmanager
+def cache_restored() -> Iterator[None]:
+    """Where jax keeps compiled programs is afterwards as it was before."""
+    before = {name: jax.config.values[name] for name in KEPT}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        reset_cache()
 
 
 def run_program(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -15,7 +34,7 @@ def run_program(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     try:
-        with pytest.raises(SystemExit) as ended:
+        with cache_restored(), pytest.raises(SystemExit) as ended:
             main()
     finally:
         signal.signal(signal.SIGINT, usual)

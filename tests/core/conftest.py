@@ -17,7 +17,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 @pytest.fixture
 def compilations() -> Iterator[list[str]]:
-    """Grows by one for each program that XLA compiles."""
+    """Grows by one for each program that XLA compiles, or that is read from what this session has compiled."""
     seen: list[str] = []
 
     def listen(event: str, seconds: float, **details: object) -> None:
