@@ -82,11 +82,3 @@ def test_the_demo_from_the_wheel(installed: Path, tmp_path: Path) -> None:
     again = ltx2(installed, tmp_path, "generate", "--config", str(record))
     assert (again.returncode, again.stdout) == (2, "")
     assert "exists" in again.stderr
-
-
-def test_a_missing_checkpoint_is_one_sentence(installed: Path, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    run = ltx2(installed, tmp_path, "generate", "--model", "empty", "--prompt", "waves")
-    assert (run.returncode, run.stdout) == (2, "")
-    assert "is no LTX-2 checkpoint" in run.stderr
-    assert "Traceback" not in run.stderr

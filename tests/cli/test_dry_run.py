@@ -155,3 +155,7 @@ def test_what_the_run_would_refuse_is_refused(generate: Run) -> None:
     assert err.startswith("error: clip.mp4 exists\nhint: --force")
     code, _, err = generate("--model", "demo", "--stg-blocks", "99", "--dry-run")
     assert (code, err.splitlines()[0]) == (2, "error: STG block 99 does not exist: the model has blocks 0 to 3")
+    Path("empty").mkdir()
+    code, out, err = generate("--model", "empty")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: empty is no LTX-2 checkpoint: ")

@@ -60,7 +60,11 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are a P
 
 
 def start(folder: Path, program: str, moment: str = "", **environment: str) -> subprocess.Popen[str]:
-    environment = {"XLA_FLAGS": "", "XDG_CACHE_HOME": str(folder / "cache"), **environment}
+    environment = {
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        **environment,
+    }
     return subprocess.Popen(
         [sys.executable, "-c", program, moment, "generate", "--model", "demo", "--prompt", "x"],
         stdout=subprocess.PIPE,
