@@ -92,6 +92,7 @@ def test_what_is_padding_changes_no_prompt(pair, got):
     np.testing.assert_array_equal(np.asarray(other)[MASK], got[MASK])
 
 
+@pytest.mark.parametrize("pair", [ALTERNATING], ids=["alternating"], indirect=True)
 def test_compiling_changes_nothing(pair, got):
     plain = pair[1](IDS, MASK)
     np.testing.assert_allclose(plain, got, rtol=1e-4, atol=1e-4)
