@@ -77,7 +77,12 @@ VAE = {
     "temporal_compression_ratio": 8,
 }
 AUDIO_VAE = {"base_channels": 16, "ch_mult": (1, 2, 4), "latent_channels": 4, "resolution": 16, "mel_bins": 16}
-VOCODER = {"in_channels": 32, "hidden_channels": 32}
+VOCODER = {
+    "in_channels": 32,
+    "hidden_channels": 32,
+    "resnet_kernel_sizes": (3, 7),
+    "resnet_dilations": ((1, 3), (5,)),
+}
 SCHEDULER = {
     "use_dynamic_shifting": True,
     "base_shift": 0.95,
@@ -212,7 +217,16 @@ LTX2_3: dict[str, dict[str, Any]] = {
         "upsample_factor": (2, 2, 1, 2),
         "decoder_spatial_padding_mode": "zeros",
     },
-    "vocoder": {"hidden_channels": 64, "bwe_in_channels": 32, "bwe_hidden_channels": 32, "num_mel_channels": 16},
+    "vocoder": {
+        "hidden_channels": 64,
+        "resnet_kernel_sizes": (3,),
+        "resnet_dilations": ((3,),),
+        "bwe_in_channels": 32,
+        "bwe_hidden_channels": 32,
+        "bwe_resnet_kernel_sizes": (7,),
+        "bwe_resnet_dilations": ((1,),),
+        "num_mel_channels": 16,
+    },
 }
 
 
