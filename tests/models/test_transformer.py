@@ -169,6 +169,7 @@ def test_each_row_is_perturbed_and_isolated_alone(case: Case) -> None:
         assert relative_error(mixed[stream][1], isolated[1]) <= TOLERANCE
 
 
+@pytest.mark.parametrize("case", ["ltx2", "gates and modulated text"], indirect=True)
 def test_bfloat16_is_finite_and_within_its_rounding(case: Case) -> None:
     half = jax.tree.map(lambda array: array.astype(jnp.bfloat16), (case.model, case.latents, case.text))
     model, latents, text = half
