@@ -4,6 +4,7 @@ Most of their time would be XLA's: it compiles nothing twice in a session, and l
 takes longer than tiny programs do. What XLA_FLAGS says comes last: --xla_backend_optimization_level=3 is as for users.
 """
 
+import gc
 import os
 import signal
 
@@ -21,6 +22,11 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs the tests in the background ignores it
 
 jax.config.update("jax_default_matmul_precision", "highest")
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: to look for garbage in all of torch and jax takes half a second each time."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
