@@ -39,9 +39,9 @@ def test_a_pipe_gets_a_line_a_stage():
 def test_a_terminal_gets_the_same_lines_and_colour():
     stream = Terminal()
     tell(reporter(stream))
-    said = stream.getvalue()
+    said = re.sub(r"\d+\.\d", "T", stream.getvalue())
     assert "\x1b[" in said
-    assert all(line in said for line in ("seed: 5", "encode: 0.0 s", "3 steps: 0.0 s", "denoise: 0.0 s"))
+    assert all(line in said for line in ("seed: 5", "encode: T s", "3 steps: T s", "denoise: T s"))
 
 
 def test_a_terminal_shows_how_far_the_steps_are():
