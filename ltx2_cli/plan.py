@@ -1,17 +1,16 @@
 """What a request means here: `resolve(RunSpec) -> Plan`, the only place that decides. It reads no weights."""
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import jax
-import numpy as np
 
 from ltx2_cli.decoding import Decoding, bytes_on_device, divide, usable_memory
-from ltx2_cli.diffusion.geometry import Geometry, clip_geometry
-from ltx2_cli.diffusion.guidance import Pass, needed_passes
-from ltx2_cli.diffusion.latents import Shape, file_shapes
+from ltx2_cli.diffusion.guidance import Pass
+from ltx2_cli.diffusion.latents import Shape
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.demo import EMBEDDED, UNTRAINED, demo_checkpoint
 from ltx2_cli.models.folder import open_folder, read_text_encoder
@@ -19,18 +18,21 @@ from ltx2_cli.models.lora import find_adapters, unmet_wishes
 from ltx2_cli.models.networks import Checkpoint, Networks
 from ltx2_cli.models.original.names import RENAMINGS
 from ltx2_cli.models.single_file import open_single_file
+from ltx2_cli.models.upsampler import LatentUpsamplerArch
+from ltx2_cli.models.upsampler_source import has_upsampler, open_upsampler
 from ltx2_cli.profiles import AUTO, profile_names, read_sharding
-from ltx2_cli.recipe import complete, contradictions
+from ltx2_cli.recipe import ONE_STAGE, TWO_STAGE, complete, contradictions, expected_refinement
 from ltx2_cli.sharding import ShardingPlan, lay_out
-from ltx2_cli.spec import AV, Guidance, RunSpec, ShiftTokens, SpecError, StgRule, StreamGuidanceSpec
+from ltx2_cli.spec import AV, RunSpec, SpecError
+from ltx2_cli.stages import Added, Loras, Refinement, Stage, enlarged, recipe_passes, stages, with_refiner
+from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import weights
 from ltx2_cli.weights.findings import attempt, refuse
 from ltx2_cli.weights.hub import Download, downloads, locate
-from ltx2_cli.weights.lora import LoraFile, LowRank, open_lora
+from ltx2_cli.weights.lora import LoraFile, open_lora
 from ltx2_cli.weights.lora_source import lora_downloads, lora_file, parse_lora
-from ltx2_cli.weights.published import FOLDER_FILES, TEXT_ENCODER_FILES
+from ltx2_cli.weights.published import FOLDER_FILES, TEXT_ENCODER_FILES, UPSAMPLER_FILES
 
-REFERENCE_TOKENS = 4096
 DEVICE_PROFILES = {
     "gpu": "gpu",
     "TPU7x": "ironwood",
@@ -41,28 +43,16 @@ DEVICE_PROFILES = {
 
 
 @dataclass(frozen=True)
-class Stage:
-    """One run of the denoising loop."""
-
-    geometry: Geometry
-    sigmas: np.ndarray
-    passes: tuple[Pass, ...]
-    guidance: AV[Guidance]
-    stg_blocks: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class Plan:
     """Everything a run needs to know before it reads a weight."""
 
     spec: RunSpec  # with the seed, the recipe and its values, and the sharding profile that were chosen
     checkpoint: Checkpoint
     networks: Networks  # without their weights
-    added: Mapping[str, Mapping[str, LowRank]]  # to which tensors of which network, by the LoRAs
-    sharding: ShardingPlan
+    added: Added  # by the LoRAs
+    sharding: ShardingPlan  # of all but the denoisers
     prompts: tuple[str, ...]  # distinct, in the order of the passes that read them
     stages: tuple[Stage, ...]
-    latent_shapes: AV[Shape]  # of one video in a file
     decoding: Decoding
     warnings: tuple[str, ...]  # what is legal and hardly meant, a sentence each
 
@@ -75,6 +65,11 @@ class Plan:
     def arch(self) -> Arch:
         """What the networks are."""
         return self.checkpoint.arch
+
+    @property
+    def latent_shapes(self) -> AV[Shape]:
+        """Those of one video in a file, when the last stage is done."""
+        return self.stages[-1].shapes
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -90,24 +85,41 @@ def missing(spec: RunSpec) -> list[Download]:
     """
     checkpoint = [] if spec.checkpoint == EMBEDDED else [(spec.checkpoint, FOLDER_FILES)]
     text_encoder = [] if spec.text_encoder is None else [(spec.text_encoder, TEXT_ENCODER_FILES)]
-    loras, lost = attempt({lora: partial(lora_downloads, parse_lora(lora)[0]) for lora in spec.lora})
-    needed = [downloads(name, wanted) for name, wanted in (*checkpoint, *text_encoder)]
+    second = expected_refinement(spec)
+    own = spec.refinement.upsampler is None and has_upsampler(Path(spec.checkpoint).expanduser())
+    upsampler = [(second.upsampler, UPSAMPLER_FILES)] if second.sigmas and second.upsampler and not own else []
+    adding = [*spec.lora, *(second.lora or () if second.sigmas else ())]
+    loras, lost = attempt({lora: partial(lora_downloads, parse_lora(lora)[0]) for lora in adding})
+    needed = [downloads(name, wanted) for name, wanted in (*checkpoint, *text_encoder, *upsampler)]
     absent = [file for files in (*loras.values(), *needed) for file in files if not file.cached]
     if absent:
         refuse(lost)
     return absent  # where nothing is to be fetched first, `resolve` says what is wrong with LoRAs and all else at once
 
 
-def resolve(spec: RunSpec) -> Plan:
+def resolve(spec: RunSpec, source: AV[Shape] | None = None) -> Plan:
     """Find the checkpoint, check it against what its configs declare, and decide all that the request left open.
 
-    Raises `SpecError` for a request or a checkpoint that cannot be met, with every finding of its kind.
+    With latents of the shapes `source` to go on from, there is the second stage alone, and the size is what it makes of
+    them. Raises `SpecError` for a request or a checkpoint that cannot be met, with every finding of its kind.
     """
     checkpoint, loras = _open(spec)
-    plan = decide(spec, checkpoint, loras, jax.devices())
+    own = spec.refinement.upsampler is None and has_upsampler(checkpoint.where)
+    spec = complete(spec, checkpoint.arch, TWO_STAGE if source else ONE_STAGE)
+    if own:
+        spec = replace(spec, refinement=replace(spec.refinement, upsampler=None))
+    refinement = _open_refinement(spec, checkpoint) if spec.refinement.sigmas or source else None
+    plan = decide(spec, checkpoint, loras, jax.devices(), refinement, source)
     if jax.process_count() > 1:
         _check_hosts(spec, plan.sharding)
     return plan
+
+
+def first_stage(plan: Plan) -> Plan:
+    """The plan up to where a second stage goes on. Raises `SpecError` where there is none."""
+    if len(plan.stages) == 1:
+        raise SpecError(f"the recipe {plan.spec.recipe} has one stage", "--recipe two_stage, or no --stop-after")
+    return replace(plan, stages=plan.stages[:1])
 
 
 def _check_hosts(spec: RunSpec, sharding: ShardingPlan) -> None:
@@ -122,42 +134,45 @@ def _check_hosts(spec: RunSpec, sharding: ShardingPlan) -> None:
 
 
 def decide(
-    spec: RunSpec, checkpoint: Checkpoint, loras: Sequence[tuple[LoraFile, float]], devices: Sequence[jax.Device]
+    spec: RunSpec,
+    checkpoint: Checkpoint,
+    loras: Loras,
+    devices: Sequence[jax.Device],
+    refinement: Refinement | None = None,
+    source: AV[Shape] | None = None,
 ) -> Plan:
     """What the request means for this checkpoint, with these LoRAs at their strengths, on these devices.
 
     Raises `SpecError` where that cannot be met.
     """
     arch, networks = checkpoint.arch, checkpoint.networks(spec)
-    added = find_adapters(loras, networks, RENAMINGS)
+    added: Added = find_adapters(loras, networks, RENAMINGS)
     del networks.vae.encoder, networks.audio_vae.encoder  # what a run does not use is not loaded
+    if refinement:
+        networks, checkpoint, added = with_refiner(networks, checkpoint, added, loras, refinement, spec.dtype)
+    if refinement and source:
+        spec = enlarged(spec, arch, refinement, source)
     spec = _settled(spec, arch, devices)
-    geometry = clip_geometry(
-        spec.num_frames, spec.height, spec.width, spec.fps, arch.compression, arch.transformer.scales
-    )
-    stage = _stage(spec, geometry, arch)
-    sharding = lay_out(
-        spec.sharding,
-        devices,
-        [weight for module in networks for weight in weights(module)],
-        len(stage.passes) * spec.num_videos,
-        {stream.name: stream.heads for stream in arch.transformer.streams},
-    )
-    prompts = [spec.prompt] + [spec.negative_prompt] * (Pass.UNCOND in stage.passes)
-    channels = AV(arch.transformer.in_channels, arch.transformer.audio_in_channels)
-    shapes = file_shapes(geometry, channels, arch.audio_vae.latent_mels)
-    room = _room(spec, networks, sharding)
+    declared = [weight for module in networks.present().values() for weight in weights(module)]
+    heads = {stream.name: stream.heads for stream in arch.transformer.streams}
+    lay = partial(lay_out, spec.sharding, devices, declared, heads=heads)
+    all_stages = stages(spec, arch, networks, refinement, source, lay)
+    # also for a second stage alone: encoded and laid out as after the first, the text is the same to the bit
+    passes = recipe_passes(spec, arch)
+    sharding, guided = lay(len(passes) * spec.num_videos), Pass.UNCOND in passes
+    geometry, room = all_stages[-1].geometry, _room(spec, networks, sharding)
     size = (geometry.frames, geometry.height, geometry.width)
     decoding = divide(networks.vae.decoder, spec.num_videos, size, sharding.mesh.devices.ravel(), room)
     warnings = (
         *[UNTRAINED] * (spec.checkpoint == EMBEDDED),
         *contradictions(spec, arch),
+        *_as_one_stage(spec, all_stages),
         *_gathered(sharding, arch.transformer.num_attention_heads),
         *(warning for lora, _ in loras for warning in unmet_wishes(lora)),
         *_too_large(decoding, room),
     )
-    distinct = tuple(dict.fromkeys(prompts))
-    return Plan(spec, checkpoint, networks, added, sharding, distinct, (stage,), shapes, decoding, warnings)
+    prompts = tuple(dict.fromkeys([spec.prompt, *[spec.negative_prompt] * guided]))
+    return Plan(spec, checkpoint, networks, added, sharding, prompts, all_stages, decoding, warnings)
 
 
 def _open(spec: RunSpec) -> tuple[Checkpoint, list[tuple[LoraFile, float]]]:
@@ -166,6 +181,20 @@ def _open(spec: RunSpec) -> tuple[Checkpoint, list[tuple[LoraFile, float]]]:
     opened, misread = attempt({spec.checkpoint: partial(_open_checkpoint, spec)})
     refuse([*misread, *unread])
     return opened[spec.checkpoint], list(loras.values())
+
+
+def _open_refinement(spec: RunSpec, checkpoint: Checkpoint) -> Refinement:
+    """The headers of what the second stage takes; all that is wrong with them is said at once."""
+    loras = spec.refinement.lora or ()
+    opened, misread = attempt({"upsampler": partial(_open_upsampler, spec.refinement.upsampler, checkpoint)})
+    adding, unread = attempt({str(i): partial(_open_lora, lora) for i, lora in enumerate(loras)})
+    refuse([*misread, *unread])
+    return Refinement(*opened["upsampler"], [each for each in adding.values() if each[1]])
+
+
+def _open_upsampler(name: str | None, checkpoint: Checkpoint) -> tuple[LatentUpsamplerArch, TensorFiles]:
+    """That of a name, or of none that in the checkpoint's folder."""
+    return open_upsampler(locate(name, UPSAMPLER_FILES) if name else checkpoint.where, checkpoint.arch.video_vae)
 
 
 def _open_lora(text: str) -> tuple[LoraFile, float]:
@@ -190,7 +219,7 @@ def _open_checkpoint(spec: RunSpec) -> Checkpoint:
 def _settled(spec: RunSpec, arch: Arch, devices: Sequence[jax.Device]) -> RunSpec:
     """The request with what it left open filled in; raises `SpecError` for what the model cannot do."""
     _check_size(spec, arch)
-    spec, layers = complete(spec, arch), arch.transformer.num_layers
+    layers = arch.transformer.num_layers
     beyond = [block for block in spec.stg_blocks or () if block >= layers]
     if beyond and (spec.guidance.video.stg_scale or spec.guidance.audio.stg_scale):
         raise SpecError(
@@ -227,6 +256,11 @@ def _check_size(spec: RunSpec, arch: Arch) -> None:
         )
 
 
+def _as_one_stage(spec: RunSpec, stages: Sequence[Stage]) -> Iterator[str]:
+    if spec.refinement.sigmas and len(stages) == 1 and stages[0].source is None:
+        yield "this plans one stage for two: the first, at a smaller size, and the second, of one pass, need less"
+
+
 def _device_profile(devices: Sequence[jax.Device]) -> str:
     """The profile for these devices; raises `SpecError` where they are several of an unknown kind."""
     platform, kind = devices[0].platform, devices[0].device_kind
@@ -251,20 +285,12 @@ def _gathered(sharding: ShardingPlan, heads: int) -> Iterator[str]:
         )
 
 
-def _stage(spec: RunSpec, geometry: Geometry, arch: Arch) -> Stage:
-    guidance = AV(_guidance(spec.guidance.video), _guidance(spec.guidance.audio))
-    if not spec.stg_blocks or (spec.stg_rule is StgRule.config and not arch.transformer.perturbed_attn):
-        guidance = AV(*(replace(stream, stg_scale=0.0) for stream in guidance))
-    actual = spec.shift_tokens is ShiftTokens.actual
-    sigmas = _sigmas(spec, arch, geometry.video_tokens if actual else REFERENCE_TOKENS)
-    return Stage(geometry, sigmas, needed_passes(guidance), guidance, spec.stg_blocks or ())
-
-
 def _room(spec: RunSpec, networks: Networks, sharding: ShardingPlan) -> float:
     """Bytes on each device that decoding may take."""
     if spec.vae_memory is not None:
         return spec.vae_memory * 1e9
-    present = networks if spec.keep_resident else (networks.vae, networks.audio_vae, networks.vocoder)
+    decoders = networks.vae, networks.audio_vae, networks.vocoder
+    present = networks.present().values() if spec.keep_resident else decoders
     held = sum(bytes_on_device(weight, sharding) for module in present for weight in weights(module))
     return usable_memory(sharding.mesh.devices) - held
 
@@ -275,15 +301,3 @@ def _too_large(decoding: Decoding, room: float) -> Iterator[str]:
             f"decoding takes about {decoding.bytes / 1e9:.3g} GB on a device that has {max(room, 0) / 1e9:.3g} for it;"
             " fewer --num-frames, a smaller --height or --width, or more devices"
         )
-
-
-def _guidance(stream: StreamGuidanceSpec) -> Guidance:
-    return Guidance(*(scale for scale in vars(stream).values() if scale is not None))
-
-
-def _sigmas(spec: RunSpec, arch: Arch, tokens: int) -> np.ndarray:
-    """The noise levels float32 [steps + 1]: those that are given, else those of the checkpoint's schedule."""
-    if spec.sigmas is not None:
-        return np.asarray(spec.sigmas, np.float32)
-    assert spec.num_inference_steps is not None
-    return arch.scheduler.sigmas(spec.num_inference_steps, tokens)

@@ -17,7 +17,8 @@ KINDS = ("model", "recipe", "reference", "sharding")  # in the order in which th
 GENERATIONS = ("ltx2", "ltx2.3")  # the model profiles that also serve checkpoints which have no profile
 AUTO = "auto"  # the recipe and the sharding that are chosen when the checkpoint and the devices are known
 EITHER = {"num_inference_steps", "sigmas"}  # of two layers, the higher says both
-LEFT_OPEN = ("num_inference_steps", "sigmas", "guidance", "stg_blocks")  # what the checkpoint's recipe fills in
+# what the checkpoint's recipe fills in
+LEFT_OPEN = ("num_inference_steps", "sigmas", "guidance", "stg_blocks", "refinement")
 MADE_WITH = "made_with"  # a record's versions: for people, ignored when it is read
 REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*(/[\w./-]+\.safetensors)?(@[^@\s]+)?")
 SINGLE_FILE = ".safetensors"

@@ -9,23 +9,35 @@ from typing import Any
 from ltx2_cli.diffusion.schedule import Schedule
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.profiles import AUTO, LEFT_OPEN, checkpoint_path, read_pages, spread
-from ltx2_cli.spec import OFF, GuidanceSpec, RunSpec, StreamGuidanceSpec
+from ltx2_cli.spec import OFF, GuidanceSpec, RefinementSpec, RunSpec, StreamGuidanceSpec
 from ltx2_cli.weights.lora_source import parse_lora
+from ltx2_cli.weights.published import PUBLISHED
 
-ONE_STAGE, DISTILLED = "one_stage", "distilled"  # those that `auto` chooses from
+ONE_STAGE, TWO_STAGE, DISTILLED = "one_stage", "two_stage", "distilled"
 NEGATIONS = {"de", "non", "not", "un"}  # de-distilled: made to want guidance again
 NOT_DISTILLED = {"dev", "undistilled"}
 
 
-def complete(spec: RunSpec, arch: Arch) -> RunSpec:
-    """`spec` with its recipe, and with the recipe's values wherever none was asked for."""
-    usual = DISTILLED if _is_distilled(spec, arch) else ONE_STAGE
+def complete(spec: RunSpec, arch: Arch, usual: str = ONE_STAGE) -> RunSpec:
+    """`spec` with its recipe, and with the recipe's values wherever none was asked for; `usual` is that of a
+    model that is not distilled."""
+    usual = DISTILLED if _is_distilled(spec, arch) else usual
     recipe = usual if spec.recipe == AUTO else spec.recipe
     published = read_pages(spec, recipe, arch.generation, arch.transformer.num_layers)
     values = {key: _asked_or(vars(published)[key], vars(spec)[key]) for key in LEFT_OPEN}
     if spec.sigmas is None and values["sigmas"] is not None:
         values["sigmas"] = spread(values["sigmas"], values["num_inference_steps"])
     return replace(spec, recipe=recipe, **values)
+
+
+def expected_refinement(spec: RunSpec) -> RefinementSpec:
+    """The second stage as far as names tell of it, before the checkpoint is open."""
+    distilled = _by_lora(spec) or _says_distilled(spec.checkpoint)
+    recipe = spec.recipe if spec.recipe != AUTO else DISTILLED if distilled else ONE_STAGE
+    known = [entry.generation for entry in PUBLISHED if entry.name == spec.checkpoint.split("@")[0]]
+    pages = read_pages(spec, recipe, known[0].lower().replace("-", "") if known else None)
+    refinement: RefinementSpec = _asked_or(pages.refinement, spec.refinement)
+    return refinement
 
 
 def contradictions(spec: RunSpec, arch: Arch) -> Iterator[str]:
@@ -54,8 +66,11 @@ def is_distilled(checkpoint: str, schedule: Schedule) -> bool:
 
 def _is_distilled(spec: RunSpec, arch: Arch) -> bool:
     """Whether the checkpoint is, or a LoRA makes it so."""
-    by_lora = any(strength and _says_distilled(name) for name, strength in map(parse_lora, spec.lora))
-    return by_lora or is_distilled(spec.checkpoint, arch.scheduler)
+    return _by_lora(spec) or is_distilled(spec.checkpoint, arch.scheduler)
+
+
+def _by_lora(spec: RunSpec) -> bool:
+    return any(strength and _says_distilled(name) for name, strength in map(parse_lora, spec.lora))
 
 
 def _says_distilled(checkpoint: str) -> bool | None:
@@ -72,7 +87,7 @@ def _says_distilled(checkpoint: str) -> bool | None:
 
 def _asked_or(published: Any, asked: Any) -> Any:
     """What was asked for, and where nothing was, what is `published`."""
-    if isinstance(asked, GuidanceSpec | StreamGuidanceSpec):
+    if isinstance(asked, GuidanceSpec | StreamGuidanceSpec | RefinementSpec):
         return type(asked)(*map(_asked_or, vars(published).values(), vars(asked).values()))
     return published if asked is None else asked
 

@@ -113,6 +113,19 @@ class GuidanceSpec:
     audio: StreamGuidanceSpec
 
 
+@dataclass(frozen=True)
+class RefinementSpec:
+    """The second stage as it is asked for: the latents are upsampled, noised again and denoised in a few steps without
+    guidance. None: as the recipe has it."""
+
+    upsampler: str | None  # a file, a folder or a repository REPO[/FILE]; None also: the one in the checkpoint's folder
+    lora: tuple[str, ...] | None  # for this stage, besides those of both
+    sigmas: tuple[float, ...] | None  # the noise levels; of none, there is no second stage
+    keep_audio: bool | None  # the sound is the first stage's
+    adain: float  # how far the upsampled latents are moved to the statistics they had, 0 to 1
+    tone_map: float  # how far their range is compressed, 0 to 1
+
+
 class Kernel(StrEnum):
     """How attention is computed: a kernel made for TPUs, one for GPUs, plain XLA; `auto`: the one for the devices."""
 
@@ -167,6 +180,7 @@ class RunSpec:
     sigmas: tuple[float, ...] | None  # the noise levels themselves, from at most 1 to 0; None: from the schedule
     guidance: GuidanceSpec
     stg_blocks: tuple[int, ...] | None
+    refinement: RefinementSpec
     stg_rule: StgRule
     shift_tokens: ShiftTokens
     clamp_vocoder: bool  # cut the first of two waveforms off at full scale
@@ -242,6 +256,7 @@ def _wrong_process(spec: RunSpec) -> Iterator[str]:
         yield from _beyond("num_inference_steps", spec.num_inference_steps, 1, MAX_STEPS)
     if spec.sigmas is not None:
         yield from _wrong_sigmas(spec.sigmas, spec.num_inference_steps)
+    yield from _wrong_refinement(spec.refinement)
     for stream, prefix in (("video", "--"), ("audio", "--audio-")):
         for name, scale in asdict(spec.guidance)[stream].items():
             if scale is not None and not math.isfinite(scale):
@@ -257,15 +272,25 @@ def _wrong_process(spec: RunSpec) -> Iterator[str]:
         yield f"max_sequence_length {spec.max_sequence_length} leaves no text; usual: --set max_sequence_length=1024"
 
 
-def _wrong_sigmas(sigmas: tuple[float, ...], steps: int | None) -> Iterator[str]:
-    example = "for example: --set 'sigmas=[1, 0.98, 0.9, 0.7, 0]'"
+def _wrong_refinement(refinement: RefinementSpec) -> Iterator[str]:
+    if refinement.sigmas:
+        yield from _wrong_sigmas(refinement.sigmas, None, "refinement.sigmas", "[0.9, 0.7, 0.4, 0]")
+    for name in ("adain", "tone_map"):
+        if not 0 <= (share := vars(refinement)[name]) <= 1:
+            yield f"refinement.{name} {share:g} is not in 0 to 1; nearest: --set refinement.{name}={int(share > 1)}"
+
+
+def _wrong_sigmas(
+    sigmas: tuple[float, ...], steps: int | None, key: str = "sigmas", good: str = "[1, 0.98, 0.9, 0.7, 0]"
+) -> Iterator[str]:
+    example = f"for example: --set '{key}={good}'"
     falling = all(level - after >= LEAST_STEP for level, after in pairwise(sigmas))
     if len(sigmas) < 2 or sigmas[0] > 1 or sigmas[-1] != 0 or not falling:
-        yield f"sigmas {list(sigmas)} do not fall from at most 1 to 0; {example}"
+        yield f"{key} {list(sigmas)} do not fall from at most 1 to 0; {example}"
     elif len(sigmas) > MAX_STEPS + 1:
-        yield f"sigmas has {len(sigmas)} noise levels, at most {MAX_STEPS + 1} are; {example}"
+        yield f"{key} has {len(sigmas)} noise levels, at most {MAX_STEPS + 1} are; {example}"
     elif steps is not None and steps != len(sigmas) - 1:
-        yield f"sigmas has {len(sigmas)} noise levels, which is not {steps} steps but --steps {len(sigmas) - 1}"
+        yield f"{key} has {len(sigmas)} noise levels, which is not {steps} steps but --steps {len(sigmas) - 1}"
 
 
 def _wrong_files(spec: RunSpec) -> Iterator[str]:

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.run import make_latents
-from ltx2_cli.diffusion.latents import unpack
+from ltx2_cli.diffusion.latents import Shape, unpack
 from ltx2_cli.plan import Plan, resolve
 from ltx2_cli.profiles import read_spec
 from ltx2_cli.spec import AV
@@ -81,7 +81,11 @@ def reference(pipeline: LTX2Pipeline, case: Case, seed: int, output_type: str) -
 
 def reference_latents(pipeline: LTX2Pipeline, case: Case, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """diffusers' latents as its denoiser left them: normalised, in the files' layout."""
-    video, audio = reference(pipeline, case, seed, "latent")
+    return normalised(pipeline, *reference(pipeline, case, seed, "latent"))
+
+
+def normalised(pipeline: LTX2Pipeline, video: torch.Tensor, audio: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Latents that diffusers returned."""
     mean, std = (stat.view(1, -1, 1, 1, 1) for stat in (pipeline.vae.latents_mean, pipeline.vae.latents_std))
     packed = pipeline._pack_audio_latents(audio)
     packed = pipeline._normalize_audio_latents(packed, pipeline.audio_vae.latents_mean, pipeline.audio_vae.latents_std)
@@ -90,7 +94,12 @@ def reference_latents(pipeline: LTX2Pipeline, case: Case, seed: int) -> tuple[to
 
 
 def plan_of(
-    checkpoint: Checkpoint, case: Case, seed: int | None, noise: Path | None = None, **overrides: object
+    checkpoint: Checkpoint,
+    case: Case,
+    seed: int | None,
+    noise: Path | None = None,
+    source: AV[Shape] | None = None,
+    **overrides: object,
 ) -> Plan:
     if noise is not None:
         save_file(draw_noise(checkpoint.pipeline, seed, *case.size), noise)
@@ -117,7 +126,7 @@ def plan_of(
         **guidance,
         **overrides,
     }
-    return resolve(read_spec(asked))
+    return resolve(read_spec(asked), source)
 
 
 def final_latents(plan: Plan, components: Components | None = None) -> tuple[np.ndarray, np.ndarray]:

@@ -80,3 +80,52 @@ def distilled(model: str, prefix: str = "diffusion_model.") -> dict[str, Shape]:
     shapes = linears(f"{model}/transformer.tsv")
     names = original("transformer", shapes)
     return keys({names[name].replace("model.diffusion_model.", prefix): shape for name, shape in shapes.items()}, 384)
+
+
+# Linear layers as published LoRAs call them, each with a rank; of three layers not all, and not all of the same rank.
+ORIGINAL = {
+    "diffusion_model.patchify_proj": 3,
+    "diffusion_model.adaln_single.linear": 4,
+    "diffusion_model.av_ca_a2v_gate_adaln_single.linear": 2,
+    "diffusion_model.transformer_blocks.0.attn1.to_q": 2,
+    "diffusion_model.transformer_blocks.2.attn1.to_q": 5,
+    "diffusion_model.transformer_blocks.1.audio_attn2.to_out.0": 3,
+    "diffusion_model.transformer_blocks.1.audio_to_video_attn.to_k": 1,
+    "diffusion_model.transformer_blocks.2.ff.net.0.proj": 6,
+    "diffusion_model.audio_proj_out": 2,
+}
+OF_2_0 = {"text_embedding_projection.aggregate_embed": 4, "diffusion_model.caption_projection.linear_1": 2}
+OF_2_3 = {
+    "diffusion_model.transformer_blocks.0.attn2.to_gate_logits": 2,
+    "diffusion_model.prompt_adaln_single.linear": 3,
+    "diffusion_model.audio_prompt_adaln_single.emb.timestep_embedder.linear_2": 2,
+}
+DIFFUSERS = {
+    "transformer.transformer_blocks.0.attn1.to_q": 3,  # another of the same tensor
+    "transformer.transformer_blocks.1.ff.net.2": 4,
+    "transformer.audio_time_embed.linear": 2,
+    "connectors.video_connector.transformer_blocks.0.attn1.to_v": 2,
+}
+IN_DIFFUSERS = {
+    "diffusion_model.": "transformer.",
+    "text_embedding_projection.aggregate_embed": "connectors.text_proj_in",
+    "patchify_proj": "proj_in",
+    ".adaln_single": ".time_embed",
+    "av_ca_a2v_gate_adaln_single": "av_cross_attn_video_a2v_gate",
+    "prompt_adaln_single": "prompt_adaln",
+}
+
+
+def write_lora(path: Path, pipeline: object, ranks: dict[str, int], seed: int) -> Path:
+    """A LoRA with random factors that fit the pipeline's layers."""
+    normal, tensors = np.random.default_rng(seed).standard_normal, {}
+    for name, rank in ranks.items():
+        module = name
+        for theirs, ours in IN_DIFFUSERS.items():
+            module = module.replace(theirs, ours)
+        network, _, place = module.partition(".")
+        outward, inward = getattr(pipeline, network).get_submodule(place).weight.shape
+        tensors[f"{name}.lora_A.weight"] = normal((rank, inward), np.float32) * np.float32(0.2)
+        tensors[f"{name}.lora_B.weight"] = normal((outward, rank), np.float32) * np.float32(0.2)
+    save_file(tensors, path)
+    return path

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from ltx2_cli.profiles import configs, profile_names, read_pages, read_sharding, read_spec, spread, to_yaml
-from ltx2_cli.spec import DType, RunSpec, ShardingSpec, ShiftTokens, SpecError, StgRule
+from ltx2_cli.spec import DType, RefinementSpec, RunSpec, ShardingSpec, ShiftTokens, SpecError, StgRule
 
 Page = Callable[..., Path]
 
@@ -49,6 +49,7 @@ def test_default_yaml_has_every_key_in_the_order_of_the_spec():
     written = yaml.safe_load((configs() / "default.yaml").read_text())
     assert list(written) == [field.name for field in fields(RunSpec)]
     assert list(written["sharding"]) == [field.name for field in fields(ShardingSpec)]
+    assert list(written["refinement"]) == [field.name for field in fields(RefinementSpec)]
 
 
 def scales(spec: RunSpec) -> tuple[tuple[float, ...], ...]:
@@ -289,7 +290,11 @@ def test_a_plain_value_in_a_file_stays_whatever_the_model(page: Page):
         ({"model": "dmo"}, "unknown model `dmo`; closest: `demo`", "known: `demo`, `ltx2`, `ltx2.3`, a folder"),
         ({"model": "/not/there"}, "there is no folder or file `/not/there`", "REPO[/FILE][@REV]"),
         ({"sharding": "ironwod"}, "unknown sharding profile `ironwod`; closest: `ironwood`", "`gpu`, `ironwood`,"),
-        ({"recipe": "destilled"}, "unknown recipe `destilled`; closest: `distilled`", "`one_stage`, `auto`"),
+        (
+            {"recipe": "destilled"},
+            "unknown recipe `destilled`; closest: `distilled`",
+            "`one_stage`, `two_stage`, `auto`",
+        ),
         ({"sigmas": 1}, "`sigmas` is 1; expected null or a list, each a number", "default.yaml"),
         ({"lora": "a/b"}, "`lora` is 'a/b'; expected a list, each text", "default.yaml"),
         ({"reference": "difusers"}, "unknown reference `difusers`; closest: `diffusers`", "`ltx-core`"),

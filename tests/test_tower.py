@@ -14,7 +14,7 @@ TOWER = (
     {"weights", "diffusion"},
     {"nn"},
     {"models"},
-    {"plan", "recipe", "decoding"},
+    {"plan", "stages", "recipe", "decoding"},
     {"core"},
     {"forecast"},
     {"console"},

@@ -18,6 +18,7 @@ from ltx2_cli.cli.lora import lora
 from ltx2_cli.cli.models import models
 from ltx2_cli.cli.plan import PLAN_EXAMPLES, plan
 from ltx2_cli.cli.together import FAILED, REFUSED, abandon, of_system, said_by_another
+from ltx2_cli.cli.upsample import UPSAMPLE_EXAMPLES, upsample
 from ltx2_cli.console import complain
 from ltx2_cli.spec import FitError, FlawError, RunError, SpecError
 
@@ -27,10 +28,14 @@ CLIP_EXIT_CODES = EXIT_CODES.replace(", 130", ", 4 the clip has flaws (--strict)
 PLAN_EXIT_CODES = "Exit codes: 0 it fits, 2 the request cannot be met, 3 it does not fit, 130 interrupted."
 
 app = typer.Typer(rich_markup_mode="rich", help=f"Video with sound from text: LTX-2 in JAX.\n\n{EXAMPLES}")
-app.command(help=f"{generate.__doc__}\n\n{EXAMPLES}", short_help=generate.__doc__, epilog=CLIP_EXIT_CODES)(generate)
-app.command(help=f"{decode.__doc__}\n\n{DECODE_EXAMPLES}", short_help=decode.__doc__, epilog=CLIP_EXIT_CODES)(decode)
-app.command(help=f"{plan.__doc__}\n\n{PLAN_EXAMPLES}", short_help=plan.__doc__, epilog=PLAN_EXIT_CODES)(plan)
-app.command(help=f"{info.__doc__}\n\n{INFO_EXAMPLES}", short_help=info.__doc__, epilog=EXIT_CODES)(info)
+for verb, examples, codes in (
+    (generate, EXAMPLES, CLIP_EXIT_CODES),
+    (upsample, UPSAMPLE_EXAMPLES, CLIP_EXIT_CODES),
+    (decode, DECODE_EXAMPLES, CLIP_EXIT_CODES),
+    (plan, PLAN_EXAMPLES, PLAN_EXIT_CODES),
+    (info, INFO_EXAMPLES, EXIT_CODES),
+):
+    app.command(help=f"{verb.__doc__}\n\n{examples}", short_help=verb.__doc__, epilog=codes)(verb)
 app.command(epilog=EXIT_CODES)(models)
 app.add_typer(lora, name="lora")
 

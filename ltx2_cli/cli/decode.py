@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ltx2_cli.cli.flaws import Strict, noted, refuse_flaws
+from ltx2_cli.cli.from_latents import check_fit, request
 from ltx2_cli.cli.interrupts import postponed
 from ltx2_cli.cli.options import (
     FILES,
@@ -22,12 +23,11 @@ from ltx2_cli.cli.options import (
     overrides,
 )
 from ltx2_cli.console import reporter
-from ltx2_cli.spec import AV, RunSpec, SpecError
+from ltx2_cli.spec import AV, SpecError
 
 if TYPE_CHECKING:
     from ltx2_cli.diffusion.latents import LatentsFile
     from ltx2_cli.media import Media
-    from ltx2_cli.plan import Plan
 
 DECODE_EXAMPLES = r"""[bold]Examples[/bold]
 
@@ -69,7 +69,8 @@ def decode(
     for path in outputs:
         _check_kind(path)
         check_output(path, "-o", force)
-    spec = _request(file, overrides({**context.params, "output": None}), config, settings or [])
+    given = overrides({**context.params, "output": None})
+    spec = request(file, given, config, settings or [], {"lora": [], "refinement.sigmas": []})
 
     with postponed():
         from ltx2_cli.core.compiling import counted, keep_programs
@@ -82,7 +83,7 @@ def decode(
     with counted() as count:
         keep_programs(spec.compile_cache)
         plan = resolve(spec)
-        _check_fit(file, plan)
+        check_fit(file, plan, plan.latent_shapes)
         media = decode_file(plan, file.read(), load(plan), report, wanted)
     for path in outputs:
         with report.stage("write"):
@@ -104,42 +105,6 @@ def _heard(outputs: list[Path], silent: bool) -> bool:
 def _check_kind(path: Path) -> None:
     if path.suffix not in (".mp4", ".wav", ""):
         raise SpecError(f"output {path} is no kind of file that is written", "FILE.mp4, FILE.wav, or FOLDER for PNGs")
-
-
-def _request(file: "LatentsFile", given: dict[str, object], config: Path | None, settings: list[str]) -> RunSpec:
-    """The request that made the latents, or for arrays alone one of their size; devices are those found here, and what
-    decoding does not read is left out."""
-    from ltx2_cli.profile_layers import read_text
-    from ltx2_cli.profiles import AUTO, read_spec
-
-    files = dict.fromkeys(("noise", "save_latents", "output", "compile_cache"))
-    here = {"sharding": AUTO, "lora": [], "vae_memory": None, **files, **given}
-    if record := file.metadata.get("record"):
-        if config:
-            raise SpecError(f"{file.path} has a record of its own", "leave --config out; flags and --set change values")
-        return read_spec(here, config=read_text(record, f"the record in {file.path}"), dotlist=settings)
-    if "model" not in given and config is None:
-        raise SpecError(f"{file.path} does not say which model made it", "--model NAME and, unless it is 24, --fps N")
-    size = dict(zip(("num_frames", "height", "width"), file.size, strict=True))
-    return read_spec({"prompt": "any", "seed": 0, **size, **here}, config=config, dotlist=settings)
-
-
-def _check_fit(file: "LatentsFile", plan: "Plan") -> None:
-    """Raise `SpecError` for latents that this model's decoders cannot read."""
-    made, ours = file.metadata.get("generation"), plan.arch.generation
-    if made not in (None, ours):
-        raise SpecError(f"{file.path} was made by {made}, and {plan.spec.model} is of {ours}", f"--model {made}")
-    for name, found, wanted in zip(AV._fields, file.shapes, plan.latent_shapes, strict=True):
-        if found != wanted:
-            raise SpecError(
-                f"the {name} latents in {file.path} are {_by(found)}; {plan.spec.model} at {plan.spec.fps:g} frames a"
-                f" second has {_by(wanted)}",
-                "another --model, or the --fps that they were made with",
-            )
-
-
-def _by(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape))
 
 
 def _write(media: "Media", path: Path, latents: "LatentsFile") -> None:

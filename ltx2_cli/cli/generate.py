@@ -30,6 +30,7 @@ from ltx2_cli.cli.options import (
     Sharding,
     StepCount,
     Text,
+    Upsampler,
     Width,
     option,
     overrides,
@@ -76,6 +77,7 @@ def generate(
         Text, option(MODEL, r"ltx2, ltx2.3, demo, FOLDER, FILE, REPO\[/FILE]\[@REV].", profiles="model")
     ] = None,
     recipe: Recipe = None,
+    upsampler: Upsampler = None,
     lora: Loras = None,
     dtype: Precision = None,
     text_encoder: Annotated[Text, option(MODEL, r"FOLDER or REPO\[@REV] with Gemma-3, for a single file.")] = None,
@@ -90,6 +92,10 @@ def generate(
     strict: Strict = False,
     noise: Annotated[Path | None, option(FILES, "Safetensors file to start from.")] = None,
     save_latents: Annotated[Path | None, option(FILES, "Safetensors file for the final latents.")] = None,
+    stop_after: Annotated[
+        Literal["stage1"] | None,
+        option(FILES, "Write the latents of a first stage, which `ltx2 upsample` goes on from, and no video."),
+    ] = None,
     config: Config = None,
     settings: Settings = None,
     compile_cache: Annotated[
@@ -123,6 +129,8 @@ def generate(
     with in_step(hosts) as facts:
         if warmup and no_compile:
             raise SpecError("--warmup compiles what --no-compile forbids", "leave one of them out")
+        if stop_after and not save_latents:
+            raise SpecError("--stop-after writes latents, and no file is named for them", "--save-latents FILE")
         given = overrides(context.params)
         spec = read_spec({"prompt": ANYTHING, **given} if warmup else given, config=config, dotlist=settings or ())
         facts |= asked(spec)
@@ -139,7 +147,7 @@ def generate(
         from ltx2_cli.core.report import Silent
         from ltx2_cli.core.run import load, programs, warm_up, write
         from ltx2_cli.core.timings import Timings, traced
-        from ltx2_cli.plan import missing, resolve
+        from ltx2_cli.plan import first_stage, missing, resolve
         from ltx2_cli.weights.hub import check_room
 
     if dry_run:
@@ -157,7 +165,7 @@ def generate(
             check_room(absent)
             for line in downloading(absent):
                 report.note(line)
-            plan = resolve(seeded)
+            plan = first_stage(resolve(seeded)) if stop_after else resolve(seeded)
             if hosts.count > 1:
                 facts |= found(plan)
             if hosts.first and not warmup:
@@ -172,7 +180,7 @@ def generate(
         if warmup:
             warm_up(plan, components, timings)
         else:
-            for path, findings in write(plan, components, timings):
+            for path, findings in write(plan, components, timings, media=not stop_after):
                 print(path, flush=True)
                 flaws += noted(path, findings, report)
         if hosts.first and perf_dump:

@@ -18,7 +18,9 @@ GUIDANCE = {
     for field in fields(Guidance)
 }
 ABSENT: tuple[object, ...] = (None, [], ())  # what an option is that was not given; the last two if it is repeatable
-KEYS = {**{field.name: field.name for field in fields(RunSpec)}, **GUIDANCE}  # option: dotted key of the RunSpec
+REFINEMENT = {name: f"refinement.{name}" for name in ("upsampler", "adain", "tone_map")}
+# option: dotted key of the RunSpec
+KEYS = {**{field.name: field.name for field in fields(RunSpec)}, **GUIDANCE, **REFINEMENT}
 
 
 def _profiles(kind: str) -> Callable[[str], list[str]]:
@@ -48,7 +50,10 @@ Rate = Annotated[Real, option(SIZE, "Frames per second, 1 to 240.")]
 StepCount = Annotated[
     Count, option(STEPS, "Of the denoiser; without it the recipe's.", "--num-inference-steps", "--steps")
 ]
-Recipe = Annotated[Text, option(MODEL, "one_stage, distilled; without it the model's own.", profiles="recipe")]
+Recipe = Annotated[
+    Text, option(MODEL, "one_stage, two_stage, distilled; without it the model's own.", profiles="recipe")
+]
+Upsampler = Annotated[Text, option(MODEL, r"Of a second stage: FILE, FOLDER or REPO\[/FILE].")]
 Loras = Annotated[
     list[str] | None, option(MODEL, r"FILE, FOLDER or REPO\[/FILE]; repeatable.", "--lora", metavar="LORA[:STRENGTH]")
 ]

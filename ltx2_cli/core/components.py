@@ -70,6 +70,9 @@ class Components:
 
 def placement(plan: Plan, name: str) -> Placement:
     """Where the weights of the network `name` lie; decoders on their own mesh, or XLA would gather what they make."""
+    for stage in plan.stages:
+        if stage.network == name:
+            return stage.sharding.place
     whole = name in ("vae", "audio_vae", "vocoder") and plan.spec.sharding.replicate_vae
     return (lambda weight: plan.decoding.whole) if whole else plan.sharding.place
 

@@ -66,7 +66,7 @@ def programs(plan: Plan, wanted: AV[bool] = BOTH) -> Iterator[Program]:
     decoding, sharding, rows = plan.decoding, plan.sharding, plan.decoding.videos
     vae, audio_vae, vocoder = (abstract_network(plan, name) for name in ("vae", "audio_vae", "vocoder"))
     _, channels, *size = plan.latent_shapes.video
-    _, tokens, features = abstract_latents(plan).audio.shape
+    _, tokens, features = abstract_latents(plan, plan.stages[-1]).audio.shape
     video = jax.ShapeDtypeStruct((rows, *size, channels), np.float32, sharding=decoding.latents)
     audio = jax.ShapeDtypeStruct((rows, tokens, features), np.float32, sharding=decoding.tokens)
     if wanted.video:
@@ -76,8 +76,8 @@ def programs(plan: Plan, wanted: AV[bool] = BOTH) -> Iterator[Program]:
 
 
 def _decoders(plan: Plan) -> tuple[Any, Any]:
-    platform = plan.sharding.mesh.devices.flat[0].platform
-    return convolving(_frames, platform), convolving(_waveforms, platform)
+    static = "decoding", "sharding"
+    return convolving(_frames, plan.sharding, *static), convolving(_waveforms, plan.sharding, *static)
 
 
 def _place(plan: Plan, tokens: AV[np.ndarray]) -> AV[jax.Array]:

@@ -1,7 +1,8 @@
 """Text contexts to latents: the noise, the passes of a step as one batch, the loop, and what lies outside it."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -13,50 +14,95 @@ from ltx2_cli.core.components import Components, abstract_network
 from ltx2_cli.core.encode import abstract_contexts
 from ltx2_cli.core.programs import Program, abstract, results
 from ltx2_cli.core.report import Report
+from ltx2_cli.core.upsample import upsample, upsampling_program
 from ltx2_cli.diffusion.denoise import denoise
 from ltx2_cli.diffusion.guidance import Pass, Weights, traced_weights
 from ltx2_cli.diffusion.latents import Shape, noise, pack, read_noise
 from ltx2_cli.diffusion.schedule import padded
 from ltx2_cli.models.block import Ropes, Switches
 from ltx2_cli.models.transformer import TextContext, Transformer, rope_tables
-from ltx2_cli.plan import Plan, Stage
+from ltx2_cli.plan import Plan
 from ltx2_cli.sharding import ShardingPlan, activate
 from ltx2_cli.spec import AV, NotFiniteError
+from ltx2_cli.stages import Stage
 
 SECONDS_BETWEEN_REPORTS = 1.0
 
 
+def is_prompted(plan: Plan) -> bool:
+    """Whether anything is denoised, for which the prompt is read."""
+    return any(len(stage.sigmas) > 1 for stage in plan.stages)
+
+
 def generate(
-    plan: Plan, latents: AV[jax.Array], contexts: AV[jax.Array], components: Components, report: Report
+    plan: Plan,
+    contexts: AV[jax.Array] | None,
+    components: Components,
+    report: Report,
+    latents: AV[jax.Array] | None = None,
+    noises: Sequence[AV[jax.Array]] = (),
 ) -> AV[jax.Array]:
-    """Noise to clean latents of every video, tokens float32 [videos, tokens, channels], normalised."""
-    (stage,) = plan.stages
-    with components.use("transformer", report) as transformer:
-        return _run_stage(plan, stage, transformer, contexts, latents, report)
+    """Clean latents of every video, tokens float32 [videos, tokens, channels], normalised.
+
+    Each stage begins with noise of its own, that of each video's seed, or what `noises` gives instead; a stage that
+    upsamples first goes on from the one before it or from `latents`.
+    """
+    with ExitStack() as loaded:
+        network = ""
+        denoiser: Any = None
+        for number, stage in enumerate(plan.stages):
+            noise = noises[number] if noises else _stage_noise(plan, stage, report)
+            before, latents = latents, noise
+            if stage.source is not None:
+                assert before is not None
+                before = upsample(plan, stage, before, components, report)
+                latents = _noisy(before, noise, stage)
+            if contexts is not None and len(stage.sigmas) > 1:
+                if network != stage.network:  # else it is the one that the stage before left
+                    loaded.close()
+                    network, denoiser = stage.network, loaded.enter_context(components.use(stage.network, report))
+                latents = _run_stage(plan, stage, denoiser, contexts, latents, report)
+            if before is not None and plan.spec.refinement.keep_audio:
+                latents = AV(latents.video, before.audio)
+    assert latents is not None
+    return latents
 
 
-def initial_latents(plan: Plan, report: Report) -> AV[jax.Array]:
-    """Pure noise: that of the given file, or of each video's seed."""
-    if plan.spec.noise is not None:
-        return jax.device_put(pack(read_noise(plan.spec.noise, plan.latent_shapes)), plan.sharding.replicated)
+def _stage_noise(plan: Plan, stage: Stage, report: Report) -> AV[jax.Array]:
+    """Pure noise: that of the given file for what begins as noise, else that of each video's seed."""
+    if plan.spec.noise is not None and stage.source is None:
+        return jax.device_put(pack(read_noise(plan.spec.noise, stage.shapes)), stage.sharding.replicated)
     with report.stage("compile noise"):  # jax remembers it
-        _trace_noise(plan).lower().compile()
-    return _noise(np.asarray(plan.seeds, np.uint32), plan.latent_shapes, plan.sharding)
+        _lower_noise(plan, stage).compile()
+    return _noise(np.asarray(plan.seeds, np.uint32), stage.shapes, _number(stage), stage.sharding)
+
+
+def _noisy(latents: AV[jax.Array], noise: AV[jax.Array], stage: Stage) -> AV[jax.Array]:
+    """Latents at the first noise level of a stage: (1 − σ)·x + σ·noise."""
+    return _mixed(*jax.device_put((latents, noise, stage.sigmas[0]), stage.sharding.replicated))
+
+
+def _number(stage: Stage) -> int:
+    """Each stage has noise of its own."""
+    return 0 if stage.source is None else 1
 
 
 def programs(plan: Plan) -> Iterator[Program]:
-    """Those that `initial_latents` and `generate` run."""
-    if plan.spec.noise is None:
-        yield Program("noise", None, lambda: _trace_noise(plan).lower())
+    """Those that `generate` runs."""
     for number, stage in enumerate(plan.stages):
         which = f" {number + 1}" if len(plan.stages) > 1 else ""
-        yield Program(f"text context{which}", "transformer", partial(_lower_text_context, plan))
-        yield Program(f"denoise{which}", "transformer", partial(_lower_denoise, plan, stage))
+        if plan.spec.noise is None or stage.source is not None:
+            yield Program(f"noise{which}", None, partial(_lower_noise, plan, stage))
+        if stage.source is not None:
+            yield upsampling_program(plan, stage)
+        if len(stage.sigmas) > 1:
+            yield Program(f"text context{which}", stage.network, partial(_lower_text_context, plan, stage))
+            yield Program(f"denoise{which}", stage.network, partial(_lower_denoise, plan, stage))
 
 
-def abstract_latents(plan: Plan) -> AV[jax.ShapeDtypeStruct]:
+def abstract_latents(plan: Plan, stage: Stage) -> AV[jax.ShapeDtypeStruct]:
     """The latents of every video, before and after denoising, without their values."""
-    latents: AV[jax.ShapeDtypeStruct] = results(_trace_noise(plan))
+    latents: AV[jax.ShapeDtypeStruct] = results(_trace_noise(plan, stage))
     return latents
 
 
@@ -65,47 +111,55 @@ def forward(plan: Plan, stage: Stage) -> Program:
     sigma = jax.ShapeDtypeStruct((), np.float32)
 
     def lower() -> jax.stages.Lowered:
-        return _forward.lower(*_abstract_inputs(plan, stage), sigma, plan.sharding)
+        return _forward.lower(*_abstract_inputs(plan, stage), sigma, stage.sharding)
 
     return Program("forward", "transformer", lower)
 
 
-def _trace_noise(plan: Plan) -> jax.stages.Traced:
+def _trace_noise(plan: Plan, stage: Stage) -> jax.stages.Traced:
     seeds = jax.ShapeDtypeStruct((len(plan.seeds),), np.uint32)
-    return _noise.trace(seeds, plan.latent_shapes, plan.sharding)
+    return _noise.trace(seeds, stage.shapes, _number(stage), stage.sharding)
 
 
-def _trace_text_context(plan: Plan) -> jax.stages.Traced:
-    return _text_context.trace(abstract_network(plan, "transformer"), abstract_contexts(plan), plan.sharding)
+def _lower_noise(plan: Plan, stage: Stage) -> jax.stages.Lowered:
+    return _trace_noise(plan, stage).lower()
 
 
-def _lower_text_context(plan: Plan) -> jax.stages.Lowered:
-    return _trace_text_context(plan).lower()
+def _trace_text_context(plan: Plan, stage: Stage) -> jax.stages.Traced:
+    contexts = abstract(abstract_contexts(plan), stage.sharding.replicated)
+    return _text_context.trace(abstract_network(plan, stage.network), contexts, stage.sharding)
+
+
+def _lower_text_context(plan: Plan, stage: Stage) -> jax.stages.Lowered:
+    return _trace_text_context(plan, stage).lower()
 
 
 def _lower_denoise(plan: Plan, stage: Stage) -> jax.stages.Lowered:
-    course = abstract(_course(stage), plan.sharding.replicated)
+    course = abstract(_course(stage), stage.sharding.replicated)
     step = jax.ShapeDtypeStruct((), np.int32)
-    return _denoise.lower(*_abstract_inputs(plan, stage), *course, step, step, plan.sharding)
+    return _denoise.lower(*_abstract_inputs(plan, stage), *course, step, step, stage.sharding)
 
 
 def _abstract_inputs(plan: Plan, stage: Stage) -> tuple[Any, ...]:
     """The transformer, latents, text and rows that a forward takes, abstract."""
-    text = results(_trace_text_context(plan))
-    rows = abstract(_rows(plan, stage), plan.sharding.replicated)
-    return abstract_network(plan, "transformer"), abstract_latents(plan), text, *rows
+    text = results(_trace_text_context(plan, stage))
+    rows = abstract(_rows(plan, stage), stage.sharding.replicated)
+    return abstract_network(plan, stage.network), abstract_latents(plan, stage), text, *rows
 
 
 def _run_stage(
     plan: Plan, stage: Stage, transformer: Transformer, contexts: AV[jax.Array], latents: AV[jax.Array], report: Report
 ) -> AV[jax.Array]:
     steps, done, chunk = len(stage.sigmas) - 1, 0, 1
-    text = jax.block_until_ready(_text_context(transformer, contexts, plan.sharding))
-    fixed = jax.device_put((*_rows(plan, stage), *_course(stage)), plan.sharding.replicated)
+    contexts, latents = jax.device_put((contexts, latents), stage.sharding.replicated)
+    text = jax.block_until_ready(_text_context(transformer, contexts, stage.sharding))
+    fixed = jax.device_put((*_rows(plan, stage), *_course(stage)), stage.sharding.replicated)
     with report.steps(steps) as progress:
         while done < steps:
             began, end = time.monotonic(), min(done + chunk, steps)
-            latents, finite = _denoise(transformer, latents, text, *fixed, np.int32(done), np.int32(end), plan.sharding)
+            latents, finite = _denoise(
+                transformer, latents, text, *fixed, np.int32(done), np.int32(end), stage.sharding
+            )
             _check_finite(finite, end, plan)
             seconds = (time.monotonic() - began) / (end - done)
             progress.advance(end - done)
@@ -148,10 +202,15 @@ def _switches(stage: Stage, layers: int, videos: int) -> Switches:
     return Switches(attending.repeat(videos, axis=1), exchanging.repeat(videos))
 
 
-@partial(jax.jit, static_argnames=("shapes", "sharding"))
-def _noise(seeds: jax.Array | np.ndarray, shapes: AV[Shape], sharding: ShardingPlan) -> AV[jax.Array]:
+@jax.jit
+def _mixed(latents: AV[jax.Array], noise: AV[jax.Array], sigma: jax.Array) -> AV[jax.Array]:
+    return AV(*((1 - sigma) * clean + sigma * pure for clean, pure in zip(latents, noise, strict=True)))
+
+
+@partial(jax.jit, static_argnames=("shapes", "stage", "sharding"))
+def _noise(seeds: jax.Array | np.ndarray, shapes: AV[Shape], stage: int, sharding: ShardingPlan) -> AV[jax.Array]:
     """Tokens of standard normal noise, a video for each of the seeds uint32 [videos]."""
-    videos = jax.vmap(lambda seed: pack(noise(seed, shapes)))(seeds)
+    videos = jax.vmap(lambda seed: pack(noise(seed, shapes, stage)))(seeds)
     tokens = AV(*(stream[:, 0] for stream in videos))
     return jax.lax.with_sharding_constraint(tokens, sharding.replicated)
 

@@ -9,6 +9,8 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
+from ltx2_cli.sharding import ShardingPlan
+
 # By platform: XLA for the CPU leaves convolutions to a library, over wide ones for up to twice its own code's time.
 CONVOLUTION_OPTIONS = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": ""}}
 
@@ -26,11 +28,10 @@ class Program:
 
 
 @cache
-def convolving(function: Callable[..., Any], platform: str) -> Any:
-    """`function`, whose work is convolutions, compiled for a platform; its `decoding` and `sharding` are static."""
-    return jax.jit(
-        function, static_argnames=("decoding", "sharding"), compiler_options=CONVOLUTION_OPTIONS.get(platform)
-    )
+def convolving(function: Callable[..., Any], sharding: ShardingPlan, *static: str) -> Any:
+    """`function`, whose work is convolutions, compiled for the devices of `sharding`; which arguments are static."""
+    platform = sharding.mesh.devices.flat[0].platform
+    return jax.jit(function, static_argnames=static, compiler_options=CONVOLUTION_OPTIONS.get(platform))
 
 
 def abstract(arrays: Any, sharding: Sharding) -> Any:

@@ -50,9 +50,10 @@ def _memory() -> Iterator[None]:
         ) from error
 
 
-def programs(plan: Plan) -> Iterator[Program]:
+def programs(plan: Plan, media: bool = True) -> Iterator[Program]:
     """Every program that a run of the plan compiles, in the order of their use."""
-    return chain(encode.programs(plan), generate.programs(plan), decode.programs(plan))
+    read = encode.programs(plan) if generate.is_prompted(plan) else ()
+    return chain(read, generate.programs(plan), decode.programs(plan) if media else ())
 
 
 def run(plan: Plan, components: Components, report: Report = SILENT) -> Iterator[Media]:
@@ -63,16 +64,20 @@ def run(plan: Plan, components: Components, report: Report = SILENT) -> Iterator
 
 def warm_up(plan: Plan, components: Components, report: Report = SILENT) -> None:
     """Load and run everything once, with a single step, so that the next run finds all compiled."""
-    stages = tuple(replace(stage, sigmas=stage.sigmas[[0, -1]]) for stage in plan.stages)
+    stages = tuple(replace(stage, sigmas=stage.sigmas[[0, -1]][: len(stage.sigmas)]) for stage in plan.stages)
     for _ in run(replace(plan, stages=stages), components, report):
         pass
 
 
-def make_latents(plan: Plan, components: Components, report: Report = SILENT) -> AV[jax.Array]:
-    """The clean latents of every video, as tokens float32 [videos, tokens, channels]."""
+def make_latents(
+    plan: Plan, components: Components, report: Report = SILENT, latents: AV[np.ndarray] | None = None
+) -> AV[jax.Array]:
+    """The clean latents of every video, as tokens float32 [videos, tokens, channels]; `latents`, in the files' layout,
+    are what a plan that begins with its second stage goes on from."""
     _warn(plan, report)
-    noise = generate.initial_latents(plan, report)
-    return generate.generate(plan, noise, encode.encode(plan, components, report), components, report)
+    contexts = encode.encode(plan, components, report) if generate.is_prompted(plan) else None
+    before = None if latents is None else jax.device_put(pack(latents), plan.sharding.replicated)
+    return generate.generate(plan, contexts, components, report, before)
 
 
 def _warn(plan: Plan, report: Report) -> None:
@@ -80,23 +85,37 @@ def _warn(plan: Plan, report: Report) -> None:
         report.note(warning)
 
 
-def write(plan: Plan, components: Components, report: Report = SILENT) -> Iterator[tuple[Path, list[str]]]:
+def write(
+    plan: Plan,
+    components: Components,
+    report: Report = SILENT,
+    latents: AV[np.ndarray] | None = None,
+    media: bool = True,
+) -> Iterator[tuple[Path, list[str]]]:
     """Carry out the plan; the path of each video when it and the record beside it are written, by the first host, and
-    what is wrong with the clip."""
-    with _memory(), components.compiling(programs(plan)):
-        yield from _write(plan, components, report)
+    what is wrong with the clip.
+
+    `latents` as in `make_latents`. Without `media` latents alone are made; the paths are theirs.
+    """
+    with _memory(), components.compiling(programs(plan, media)):
+        made, first = make_latents(plan, components, report, latents), jax.process_index() == 0
+        for video, file in enumerate(latents_paths(plan.spec)):
+            row = AV(*(fetch(stream)[video : video + 1] for stream in made))
+            if first:
+                save_latents(unpack(row, plan.latent_shapes), file, _provenance(plan, single_specs(plan.spec)[video]))
+            if first and not media:
+                yield file, []
+        if media:
+            yield from _write(plan, made, components, report)
 
 
-def _write(plan: Plan, components: Components, report: Report) -> Iterator[tuple[Path, list[str]]]:
-    latents, first = make_latents(plan, components, report), jax.process_index() == 0
-    for video, file in enumerate(latents_paths(plan.spec)):
-        row = AV(*(fetch(stream)[video : video + 1] for stream in latents))
-        if first:
-            save_latents(unpack(row, plan.latent_shapes), file, _provenance(plan, single_specs(plan.spec)[video]))
+def _write(
+    plan: Plan, latents: AV[jax.Array], components: Components, report: Report
+) -> Iterator[tuple[Path, list[str]]]:
     media = decode.decode(plan, latents, components, report)
     for clip, spec in zip(media, single_specs(plan.spec), strict=True):
         (path,) = output_paths(spec)
-        if not first:
+        if jax.process_index():
             continue
         with report.stage("write"):
             write_mp4(clip, path, _provenance(plan, spec))
@@ -111,7 +130,15 @@ def _record(spec: RunSpec) -> str:
 def _provenance(plan: Plan, spec: RunSpec) -> dict[str, str]:
     """What latents and videos say of themselves: all that decoding them, going on from them or making them again
     needs."""
-    return {"generation": plan.arch.generation, "fps": str(spec.fps), "stage": "final", "record": _record(spec)}
+    return {"generation": plan.arch.generation, "fps": str(spec.fps), "stage": _reached(plan), "record": _record(spec)}
+
+
+def _reached(plan: Plan) -> str:
+    """Which stage the plan ends with."""
+    last = plan.stages[-1]
+    if last.source is None:
+        return "stage1" if plan.spec.refinement.sigmas else "final"
+    return "final" if len(last.sigmas) > 1 else "upsampled"
 
 
 def decode_file(

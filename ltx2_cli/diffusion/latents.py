@@ -25,10 +25,11 @@ HOLDS = "a safetensors file of `video` (1, C, F, H, W) and `audio` (1, C, A, M),
 WANTED = "a safetensors file of float32 `video` (1, C, F, H, W) and `audio` (1, C, A, M), or no --noise at all"
 
 
-def noise(seed: int, shapes: AV[Shape]) -> AV[jax.Array]:
-    """Standard normal noise of one video in the files' layout; the same on any number of devices."""
+def noise(seed: int, shapes: AV[Shape], stage: int = 0) -> AV[jax.Array]:
+    """Standard normal noise of one video's stage in the files' layout; the same on any number of devices."""
     key = jax.random.key(jnp.uint32(seed))
-    return AV(*(jax.random.normal(jax.random.fold_in(key, i), shape) for i, shape in enumerate(shapes)))
+    numbers = (2 * stage, 2 * stage + 1)
+    return AV(*(jax.random.normal(jax.random.fold_in(key, i), shape) for i, shape in zip(numbers, shapes, strict=True)))
 
 
 def file_shapes(geometry: Geometry, channels: AV[int], audio_latent_mels: int) -> AV[Shape]:

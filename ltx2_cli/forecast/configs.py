@@ -16,6 +16,7 @@ from ltx2_cli.models.networks import Checkpoint
 from ltx2_cli.models.published import describe, described, described_text_encoder
 from ltx2_cli.models.single_file import open_single_file
 from ltx2_cli.plan import Plan, decide
+from ltx2_cli.recipe import complete
 from ltx2_cli.spec import RunSpec
 from ltx2_cli.weights.hub import here
 from ltx2_cli.weights.published import FOLDER_FILES, TEXT_ENCODER_FILES
@@ -24,10 +25,12 @@ from ltx2_cli.weights.published import FOLDER_FILES, TEXT_ENCODER_FILES
 def foresee(spec: RunSpec, devices: Sequence[jax.Device]) -> Plan:
     """The plan of a request on these devices, be they here or not. It fetches nothing, and may lack the weights.
 
+    Of several stages it is one in their place, at full size and with all passes.
     LoRAs count by their names: added to the weights, they take no memory. Raises `SpecError` as `decide` does, and
     for a checkpoint that is neither here nor known.
     """
     checkpoint = _checkpoint(spec)
+    spec = complete(spec, checkpoint.arch)
     plan, known = decide(spec, checkpoint, [], devices), chip(devices[0].device_kind)
     if spec.vae_memory is not None or known is None or math.isfinite(usable_memory(np.array(devices))):
         return plan

@@ -15,7 +15,8 @@ from ltx2_cli.forecast.faults import faults
 from ltx2_cli.forecast.flops import denoiser_flops, matrix_flops, video_decoder_flops
 from ltx2_cli.forecast.memory import placed_bytes
 from ltx2_cli.forecast.roofline import Roofline, seconds_per_forward
-from ltx2_cli.plan import Plan, Stage
+from ltx2_cli.plan import Plan
+from ltx2_cli.stages import Stage
 from ltx2_cli.weights.declare import weights
 
 DENOISE, DECODE = "denoise", "decode"
@@ -75,7 +76,7 @@ class Forecast:
     @cached_property
     def weight_bytes(self) -> dict[str, int]:
         """Of each network, on each device."""
-        return {name: placed_bytes(abstract_network(self.plan, name)) for name in self.plan.networks._fields}
+        return {name: placed_bytes(abstract_network(self.plan, name)) for name in self.plan.networks.present()}
 
     def held_bytes(self, phase: str) -> int:
         """The weights of a phase's own networks, on each device."""

@@ -18,9 +18,11 @@ from ltx2_cli.models.gemma import Gemma, gemma_recipe
 from ltx2_cli.models.networks import abstract_networks
 from ltx2_cli.models.published import LTX2_3
 from ltx2_cli.models.tokenizer import BYTE_VOCABULARY, byte_tokenizer
+from ltx2_cli.models.upsampler import LatentUpsampler, LatentUpsamplerArch
 from ltx2_cli.profiles import user_cache
 from ltx2_cli.spec import DType, RunError, SpecError
 from ltx2_cli.weights.declare import Scope, random_weights
+from ltx2_cli.weights.published import UPSAMPLER
 from ltx2_cli.weights.save import save
 
 EMBEDDED = "embedded"  # what a request calls this checkpoint
@@ -96,12 +98,15 @@ ARCH = Arch(
     ),
     PUBLISHED_SCHEDULE,
 )
+UPSAMPLER_ARCH = LatentUpsamplerArch(
+    in_channels=16, mid_channels=32, num_blocks_per_stage=1, use_rational_resampler=False
+)
 
 
 def demo_checkpoint() -> Path:
     """The folder of the embedded model, made at the first call; raises `SpecError` where the cache cannot hold it."""
     cache = user_cache()
-    described = repr((ARCH, TEXT_CONFIG, SEED)).encode()
+    described = repr((ARCH, UPSAMPLER_ARCH, TEXT_CONFIG, SEED)).encode()
     folder = cache / f"demo-{__version__}-{hashlib.sha256(described).hexdigest()[:12]}"
     try:
         if not folder.is_dir():
@@ -130,7 +135,8 @@ def _make(folder: Path) -> None:
 def _write(folder: Path) -> None:
     recipe = gemma_recipe(TEXT_CONFIG, "the embedded model")
     networks = abstract_networks(ARCH, Gemma(Scope("float32", PREFIX), recipe), DType.float32)
-    for index, (name, module) in enumerate(networks._asdict().items()):
+    modules = {**networks.present(), UPSAMPLER: LatentUpsampler(Scope("float32"), UPSAMPLER_ARCH)}
+    for index, (name, module) in enumerate(modules.items()):
         save(random_weights(module, seed=SEED + index), folder / name / "model.safetensors")
     configs = {
         "text_encoder": TEXT_CONFIG,
@@ -139,6 +145,7 @@ def _write(folder: Path) -> None:
         "vae": asdict(ARCH.video_vae) | ARCH.video_vae.only,
         "audio_vae": asdict(ARCH.audio_vae) | ARCH.audio_vae.only,
         "vocoder": asdict(ARCH.vocoder) | ARCH.vocoder.only,
+        UPSAMPLER: asdict(UPSAMPLER_ARCH) | UPSAMPLER_ARCH.only,
     }
     for name, config in configs.items():
         (folder / name / CONFIG).write_text(json.dumps(config, indent=2))

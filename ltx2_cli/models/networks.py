@@ -13,7 +13,8 @@ from ltx2_cli.models.bandwidth import BandwidthVocoder, build_vocoder
 from ltx2_cli.models.connectors import TextConnectors
 from ltx2_cli.models.gemma import Gemma, Recipe
 from ltx2_cli.models.transformer import Transformer
-from ltx2_cli.models.video_vae import VideoVAE
+from ltx2_cli.models.upsampler import LatentUpsampler
+from ltx2_cli.models.video_vae import LatentStatistics, VideoVAE
 from ltx2_cli.models.vocoder import Vocoder
 from ltx2_cli.spec import DType, RunSpec
 from ltx2_cli.weights.checkpoint import TensorFiles
@@ -32,6 +33,14 @@ class Networks(NamedTuple):
     vae: VideoVAE
     audio_vae: AudioVAE
     vocoder: Vocoder | BandwidthVocoder
+    # of a second stage
+    upsampler: LatentUpsampler | None = None
+    statistics: LatentStatistics | None = None  # those of the video autoencoder
+    refiner: Transformer | None = None  # where LoRAs make it another than the first stage's
+
+    def present(self) -> dict[str, nnx.Module]:
+        """Those that there are, by name."""
+        return {name: module for name, module in self._asdict().items() if module is not None}
 
 
 # what makes each network, abstract, of its description; the text encoder needs a prefix besides

@@ -41,13 +41,18 @@ KINDS: dict[tuple[str, int, int], Config] = {
 }
 
 
+def has_upsampler(folder: Path) -> bool:
+    """Whether a checkpoint's folder holds one."""
+    return (folder / UPSAMPLER).is_dir()
+
+
 def open_upsampler(path: Path, vae: VideoVAEArch | None) -> tuple[LatentUpsamplerArch, TensorFiles]:
     """The upsampler in a single file, in a folder, or in the `latent_upsampler` of a checkpoint's folder, for the
     latents of `vae`; None: for any.
 
     Raises `SpecError` with all that is missing, damaged, not implemented, or does not fit.
     """
-    place = path / UPSAMPLER if (path / UPSAMPLER).is_dir() else path
+    place = path / UPSAMPLER if has_upsampler(path) else path
     try:
         files, config = _in_folder(place) if place.is_dir() else _in_file(place)
         return _described(files, config, place, vae), files

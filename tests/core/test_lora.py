@@ -4,63 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from clips import ALL_ON, Checkpoint, final_latents, plan_of, reference_latents
+from loras import DIFFUSERS, OF_2_0, OF_2_3, ORIGINAL, write_lora
 from ltx2_cli.spec import SpecError
 from parity import relative_error
 from tiny import LTX2_3, tiny_pipeline
 
-# Linear layers as published LoRAs call them, each with a rank; of three layers not all, and not all of the same rank.
-ORIGINAL = {
-    "diffusion_model.patchify_proj": 3,
-    "diffusion_model.adaln_single.linear": 4,
-    "diffusion_model.av_ca_a2v_gate_adaln_single.linear": 2,
-    "diffusion_model.transformer_blocks.0.attn1.to_q": 2,
-    "diffusion_model.transformer_blocks.2.attn1.to_q": 5,
-    "diffusion_model.transformer_blocks.1.audio_attn2.to_out.0": 3,
-    "diffusion_model.transformer_blocks.1.audio_to_video_attn.to_k": 1,
-    "diffusion_model.transformer_blocks.2.ff.net.0.proj": 6,
-    "diffusion_model.audio_proj_out": 2,
-}
-OF_2_0 = {"text_embedding_projection.aggregate_embed": 4, "diffusion_model.caption_projection.linear_1": 2}
-OF_2_3 = {
-    "diffusion_model.transformer_blocks.0.attn2.to_gate_logits": 2,
-    "diffusion_model.prompt_adaln_single.linear": 3,
-    "diffusion_model.audio_prompt_adaln_single.emb.timestep_embedder.linear_2": 2,
-}
-DIFFUSERS = {
-    "transformer.transformer_blocks.0.attn1.to_q": 3,  # another of the same tensor
-    "transformer.transformer_blocks.1.ff.net.2": 4,
-    "transformer.audio_time_embed.linear": 2,
-    "connectors.video_connector.transformer_blocks.0.attn1.to_v": 2,
-}
-IN_DIFFUSERS = {
-    "diffusion_model.": "transformer.",
-    "text_embedding_projection.aggregate_embed": "connectors.text_proj_in",
-    "patchify_proj": "proj_in",
-    ".adaln_single": ".time_embed",
-    "av_ca_a2v_gate_adaln_single": "av_cross_attn_video_a2v_gate",
-    "prompt_adaln_single": "prompt_adaln",
-}
 STRENGTHS = (0.7, -1.3)
 EIGHT = {"sharding": "trillium", "sharding.mesh": {"passes": 2, "heads": 2, "embed": 2}}
-
-
-def write_lora(path: Path, pipeline: object, ranks: dict[str, int], seed: int) -> Path:
-    """A LoRA with random factors that fit the pipeline's layers."""
-    generator, tensors = torch.Generator().manual_seed(seed), {}
-    for name, rank in ranks.items():
-        module = name
-        for theirs, ours in IN_DIFFUSERS.items():
-            module = module.replace(theirs, ours)
-        network, _, place = module.partition(".")
-        outward, inward = getattr(pipeline, network).get_submodule(place).weight.shape
-        tensors[f"{name}.lora_A.weight"] = torch.randn(rank, inward, generator=generator) * 0.2
-        tensors[f"{name}.lora_B.weight"] = torch.randn(outward, rank, generator=generator) * 0.2
-    save_file(tensors, path)
-    return path
 
 
 def asked(files: list[Path], strengths: tuple[float, ...] = STRENGTHS) -> list[str]:

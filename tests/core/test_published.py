@@ -66,6 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     kinds = tables | dict.fromkeys(linears, "F8_E4M3") | dict.fromkeys(scales, "F32")
     write_header(folder / "ltx-2.3-22b-dev-fp8.safetensors", shapes | dict.fromkeys(scales, ()), metadata, others=kinds)
     write_header(folder / "ltx-2.3-22b-distilled-lora-384.safetensors", distilled("ltx2.3"))
+    write_header(folder / "upscaler.safetensors", published("ltx2.3/spatial_upscaler_x2.tsv"))
     return folder
 
 
@@ -105,7 +106,8 @@ def test_info_says_what_a_single_file_is(
 
 def plan_of(folder: Path, name: str, **keys: object) -> Plan:
     model, text = str(folder / name), str(folder / "gemma")
-    return resolve(read_spec({"prompt": "rain", "model": model, "text_encoder": text, **keys}))
+    second = {"refinement.upsampler": str(folder / "upscaler.safetensors")}
+    return resolve(read_spec({"prompt": "rain", "model": model, "text_encoder": text, **second, **keys}))
 
 
 @pytest.mark.parametrize("name", [DEV, "ltx-2.3-22b-dev-fp8.safetensors"])
@@ -124,6 +126,20 @@ def test_the_distilled_file_is_run_with_its_recipe(folder: Path) -> None:
     assert (plan.spec.recipe, plan.spec.sigmas) == ("distilled", SIGMAS)
     assert plan.stages[0].sigmas.tolist() == pytest.approx(SIGMAS, abs=1e-7)
     assert plan.stages[0].passes == (Pass.COND,)
+    assert [stage.shapes.video[2:] for stage in plan.stages] == [(16, 8, 12), (16, 16, 24)]
+    assert plan.warnings == ()
+
+
+def test_two_stages_of_the_dev_file_have_a_denoiser_each(folder: Path) -> None:
+    lora = str(folder / "ltx-2.3-22b-distilled-lora-384.safetensors")
+    plan = plan_of(folder, DEV, recipe="two_stage", **{"refinement.lora": [lora]})
+    assert [(stage.network, stage.passes) for stage in plan.stages] == [
+        ("transformer", tuple(Pass)),
+        ("refiner", (Pass.COND,)),
+    ]
+    assert (len(plan.added["transformer"]), len(plan.added["refiner"])) == (0, 1660)
+    assert plan.stages[1].sigmas.tolist() == pytest.approx([0.909375, 0.725, 0.421875, 0.0])
+    assert plan.spec.refinement.keep_audio
     assert plan.warnings == ()
 
 

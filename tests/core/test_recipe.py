@@ -260,15 +260,18 @@ def record(tmp_path: Path) -> Record:
     return write
 
 
-SMALL = {"height": 64, "width": 96, "num_frames": 9, "seed": 3, "sharding": "single"}
+SMALL = {"height": 128, "width": 192, "num_frames": 9, "seed": 3, "sharding": "single"}
 
 
 def test_a_distilled_folder_runs_its_levels_with_one_pass(distilled: Path) -> None:
     plan = resolve(asked(str(distilled), SMALL))
-    (stage,) = plan.stages
-    np.testing.assert_array_equal(stage.sigmas, np.asarray(LEVELS, np.float32))
-    assert stage.sigmas.dtype == np.float32
-    assert (stage.passes, plan.prompts, plan.warnings) == ((Pass.COND,), ("rain",), ())
+    first, second = plan.stages
+    np.testing.assert_array_equal(first.sigmas, np.asarray(LEVELS, np.float32))
+    np.testing.assert_array_equal(second.sigmas, np.asarray([0.909375, 0.725, 0.421875, 0.0], np.float32))
+    assert first.sigmas.dtype == np.float32
+    assert [(stage.passes, stage.network) for stage in plan.stages] == [((Pass.COND,), "transformer")] * 2
+    assert [stage.shapes.video[2:] for stage in plan.stages] == [(2, 2, 3), (2, 4, 6)]
+    assert (plan.prompts, plan.warnings) == (("rain",), ())
 
 
 def test_a_folder_that_is_not_distilled_runs_its_schedule_with_every_pass(demo: Path) -> None:

@@ -1,0 +1,108 @@
+"""`ltx2 upsample`: from saved latents to larger ones, refined, and to their video."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ltx2_cli.cli.flaws import Strict, noted, refuse_flaws
+from ltx2_cli.cli.from_latents import check_source, request
+from ltx2_cli.cli.interrupts import postponed
+from ltx2_cli.cli.options import (
+    CONTENT,
+    FILES,
+    MODEL,
+    STEPS,
+    Config,
+    Count,
+    Debug,
+    Loras,
+    Precision,
+    Rate,
+    Real,
+    Settings,
+    Sharding,
+    Text,
+    Upsampler,
+    option,
+    overrides,
+)
+from ltx2_cli.console import reporter
+from ltx2_cli.spec import SpecError
+
+UPSAMPLE_EXAMPLES = r"""[bold]Examples[/bold]
+
+ltx2 generate --recipe two_stage --prompt "a fox" --stop-after stage1 --save-latents fox.safetensors
+ltx2 upsample fox.safetensors -o fox.mp4
+ltx2 upsample fox.safetensors --no-refine --latents-only --save-latents large.safetensors"""
+
+
+def upsample(
+    context: typer.Context,
+    latents: Annotated[
+        Path, typer.Argument(metavar="LATENTS", help="Safetensors file, as --save-latents writes.", show_default=False)
+    ],
+    prompt: Annotated[Text, option(CONTENT, "What to show and to hear, where it is not what the file says.")] = None,
+    upsampler: Upsampler = None,
+    no_refine: Annotated[bool, option(STEPS, "Upsample and denoise no more.", "--no-refine")] = False,
+    adain: Annotated[
+        Real, option(STEPS, "How far upsampled latents return to the statistics they had, 0 to 1.", metavar="SHARE")
+    ] = None,
+    tone_map: Annotated[
+        Real, option(STEPS, "How far the range of upsampled latents is compressed, 0 to 1.", metavar="SHARE")
+    ] = None,
+    seed: Annotated[Count, option(STEPS, "Of the noise; without it the file's.")] = None,
+    model: Annotated[
+        Text, option(MODEL, "Where the file does not say which, or in its place.", profiles="model")
+    ] = None,
+    text_encoder: Annotated[Text, option(MODEL, r"FOLDER or REPO\[@REV] with Gemma-3, for a single file.")] = None,
+    lora: Loras = None,
+    dtype: Precision = None,
+    sharding: Sharding = None,
+    fps: Rate = None,
+    output: Annotated[
+        Path | None, option(FILES, "The mp4; without it named after LATENTS.", "--output", "-o", metavar="FILE")
+    ] = None,
+    save_latents: Annotated[Path | None, option(FILES, "Safetensors file for the upsampled latents.")] = None,
+    latents_only: Annotated[bool, option(FILES, "Make no video.", "--latents-only")] = False,
+    force: Annotated[bool, option(FILES, "Overwrite what is there.", "--force")] = False,
+    strict: Strict = False,
+    config: Config = None,
+    settings: Settings = None,
+    debug: Debug = False,
+) -> None:
+    """Upsample saved latents and refine them at their new size; the path of the video or latents is printed."""
+    with postponed():
+        from ltx2_cli.diffusion.latents import open_latents
+        from ltx2_cli.media import check_outputs
+        from ltx2_cli.profiles import AUTO
+
+    file = open_latents(latents.expanduser())
+    if latents_only and not save_latents:
+        raise SpecError("--latents-only writes latents, and no file is named for them", "--save-latents FILE")
+    if not (prompt or no_refine or config or "record" in file.metadata):
+        raise SpecError(f"{file.path} does not say what it shows", '--prompt "...", or --no-refine')
+    video = file.path.with_name(f"{file.path.stem}-upsampled.mp4")
+    instead = {"output": str(video), "recipe": AUTO, "num_videos": 1}
+    spec = request(file, overrides(context.params), config, settings or [], instead)
+    if no_refine:
+        spec = replace(spec, refinement=replace(spec.refinement, sigmas=(), lora=()))
+    check_outputs(spec, force)
+
+    with postponed():
+        from ltx2_cli.core.compiling import counted
+        from ltx2_cli.core.run import load, write
+        from ltx2_cli.plan import resolve
+
+    report = reporter()
+    flaws: list[str] = []
+    with counted() as count:
+        plan = resolve(spec, file.shapes)
+        check_source(file, plan)
+        components = load(plan)
+        for path, findings in write(plan, components, report, file.read(), media=not latents_only):
+            print(path, flush=True)
+            flaws += noted(path, findings, report)
+    report.note(str(count))
+    refuse_flaws(flaws, strict)

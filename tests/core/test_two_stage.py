@@ -1,0 +1,195 @@
+"""Two stages: as the same parts of diffusers make them, in one go as in two, under every option."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
+from diffusers.pipelines.ltx2 import LTX2LatentUpsamplePipeline
+from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
+
+from clips import ALL_ON, PROMPT, TEXT_TOKENS, Case, Checkpoint, Size, normalised, plan_of, reference
+from loras import DIFFUSERS, ORIGINAL, write_lora
+from ltx2_cli.core.components import Components
+from ltx2_cli.core.encode import encode
+from ltx2_cli.core.generate import generate
+from ltx2_cli.core.report import Silent
+from ltx2_cli.core.run import make_latents
+from ltx2_cli.diffusion.latents import pack, unpack
+from ltx2_cli.plan import Plan, first_stage
+from ltx2_cli.spec import AV, SpecError
+from parity import randomise, relative_error
+from tiny import draw_noise
+
+SMALL = ALL_ON
+LARGE = ALL_ON._replace(size=Size(17, 128, 192, 24.0))
+SIGMAS = [0.909375, 0.725, 0.421875]
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An upsampler, and a LoRA for the second stage."""
+    folder = tmp_path_factory.mktemp("second")
+    config = {"in_channels": 8, "mid_channels": 32, "num_blocks_per_stage": 1}
+    randomise(LTX2LatentUpsamplerModel(**config), seed=1).save_pretrained(folder / "latent_upsampler")
+    write_lora(folder / "distilled.safetensors", checkpoint.pipeline, ORIGINAL, 3)
+    return folder
+
+
+def asked(checkpoint: Checkpoint, folder: Path, case: Case = LARGE, **keys: object) -> Plan:
+    lora = [str(folder / "distilled.safetensors")]
+    second = {"refinement.upsampler": str(folder / "latent_upsampler"), "refinement.lora": lora}
+    seed = keys.pop("seed", 5)
+    return plan_of(checkpoint, case, seed, recipe="two_stage", **{**second, **keys})
+
+
+def in_tokens(noise: dict[str, torch.Tensor]) -> AV[np.ndarray]:
+    return pack(AV(*(np.asarray(noise[name]) for name in AV._fields)))
+
+
+def test_two_stages_equal_the_same_parts_of_the_reference(checkpoint: Checkpoint, folder: Path) -> None:
+    pipeline = checkpoint.pipeline
+    small, sound = reference(pipeline, SMALL, 5, "latent")
+    upsampler = LTX2LatentUpsamplerModel.from_pretrained(folder / "latent_upsampler")
+    (large,) = LTX2LatentUpsamplePipeline(vae=pipeline.vae, latent_upsampler=upsampler)(
+        latents=small,
+        latents_normalized=False,
+        height=SMALL.size.height,
+        width=SMALL.size.width,
+        num_frames=SMALL.size.num_frames,
+        output_type="latent",
+        return_dict=False,
+    )
+    scheduler = pipeline.scheduler
+    pipeline.load_lora_weights(str(folder / "distilled.safetensors"))
+    pipeline.scheduler = FlowMatchEulerDiscreteScheduler.from_config(
+        scheduler.config, use_dynamic_shifting=False, shift_terminal=None
+    )
+    try:
+        refined = pipeline(
+            prompt=PROMPT,
+            num_frames=LARGE.size.num_frames,
+            height=LARGE.size.height,
+            width=LARGE.size.width,
+            frame_rate=LARGE.size.fps,
+            latents=large,
+            audio_latents=sound,
+            noise_scale=SIGMAS[0],
+            sigmas=SIGMAS,
+            num_inference_steps=len(SIGMAS),
+            **dict.fromkeys(("guidance_scale", "modality_scale", "audio_guidance_scale", "audio_modality_scale"), 1.0),
+            **dict.fromkeys(("stg_scale", "guidance_rescale", "audio_stg_scale", "audio_guidance_rescale"), 0.0),
+            generator=torch.Generator().manual_seed(6),
+            max_sequence_length=TEXT_TOKENS,
+            output_type="latent",
+            return_dict=False,
+        )
+    finally:
+        pipeline.scheduler = scheduler
+        pipeline.unload_lora_weights()
+
+    plan, report = asked(checkpoint, folder), Silent()
+    components = Components(plan)
+    second, generator = plan.stages[1], torch.Generator().manual_seed(6)
+    drawn = (
+        torch.randn(1, count, channels, generator=generator).numpy()
+        for count, channels in ((second.geometry.video_tokens, 8), (second.geometry.audio_frames, 16))
+    )
+    noises = [in_tokens(draw_noise(pipeline, 5, *SMALL.size)), AV(*drawn)]
+    tokens = generate(plan, encode(plan, components, report), components, report, noises=noises)
+    ours = unpack(AV(*map(np.asarray, tokens)), plan.latent_shapes)
+    errors = [relative_error(got, wanted) for got, wanted in zip(ours, normalised(pipeline, *refined), strict=True)]
+    assert max(errors) <= 1e-4, errors
+
+
+def latents_of(plan: Plan, before: AV[np.ndarray] | None = None) -> AV[np.ndarray]:
+    return unpack(AV(*map(np.asarray, make_latents(plan, Components(plan), Silent(), before))), plan.latent_shapes)
+
+
+@pytest.fixture(scope="module")
+def both(checkpoint: Checkpoint, folder: Path) -> AV[np.ndarray]:
+    return latents_of(asked(checkpoint, folder))
+
+
+@pytest.fixture(scope="module")
+def first(checkpoint: Checkpoint, folder: Path) -> AV[np.ndarray]:
+    return latents_of(first_stage(asked(checkpoint, folder)))
+
+
+def test_the_second_stage_goes_on_from_a_file_to_the_byte(
+    checkpoint: Checkpoint, folder: Path, first: AV[np.ndarray], both: AV[np.ndarray]
+) -> None:
+    assert first.video.shape == (1, 8, 3, 2, 3)
+    assert both.video.shape == (1, 8, 3, 4, 6)
+    source = AV(*(stream.shape for stream in first))
+    resumed = asked(checkpoint, folder, SMALL, source=source)
+    assert (resumed.spec.height, resumed.spec.width, resumed.spec.num_frames) == (128, 192, 17)
+    for got, wanted in zip(latents_of(resumed, first), both, strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_the_sound_of_the_first_stage_is_kept_where_asked(
+    checkpoint: Checkpoint, folder: Path, first: AV[np.ndarray], both: AV[np.ndarray]
+) -> None:
+    kept = latents_of(asked(checkpoint, folder, **{"refinement.keep_audio": True}))
+    np.testing.assert_array_equal(kept.audio, first.audio)
+    np.testing.assert_array_equal(kept.video, both.video)
+    assert np.abs(both.audio - first.audio).max() > 0.1
+
+
+def test_eight_devices_make_the_clip_of_one(checkpoint: Checkpoint, folder: Path, both: AV[np.ndarray]) -> None:
+    """The first stage has four passes, the second one: their meshes differ."""
+    sharding = {"profile": "gpu", "mesh": {"passes": 4, "tokens": -1, "heads": 1}}
+    plan = asked(checkpoint, folder, sharding=sharding)
+    assert [dict(stage.sharding.mesh.shape) for stage in plan.stages] == [
+        {"passes": 4, "tokens": 2, "heads": 1},
+        {"passes": 1, "tokens": 8, "heads": 1},
+    ]
+    for got, wanted in zip(latents_of(plan), both, strict=True):
+        assert np.linalg.norm(got - wanted) <= 2e-5 * np.linalg.norm(wanted)
+
+
+def test_without_steps_latents_are_upsampled_alone(checkpoint: Checkpoint, folder: Path, first: AV[np.ndarray]) -> None:
+    source = AV(*(stream.shape for stream in first))
+    off = {"refinement.sigmas": [], "refinement.lora": []}
+    plan = asked(checkpoint, folder, SMALL, source=source, **off)
+    plain = latents_of(plan, first)
+    assert plain.video.shape == (1, 8, 3, 4, 6)
+    np.testing.assert_array_equal(plain.audio, first.audio)
+    mapped = latents_of(asked(checkpoint, folder, SMALL, source=source, **off, **{"refinement.tone_map": 1.0}), first)
+    assert np.abs(mapped.video - plain.video).max() > 0.01
+
+
+def test_one_network_serves_both_stages_where_no_lora_tells_them_apart(
+    checkpoint: Checkpoint, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = asked(checkpoint, folder, **{"refinement.lora": []})
+    assert [stage.network for stage in plan.stages] == ["transformer", "transformer"]
+    assert plan.networks.refiner is None
+    assert asked(checkpoint, folder).stages[1].network == "refiner"
+
+
+def test_a_lora_of_the_connectors_is_refused_in_the_second_stage(
+    checkpoint: Checkpoint, folder: Path, tmp_path: Path
+) -> None:
+    lora = write_lora(tmp_path / "lora.safetensors", checkpoint.pipeline, DIFFUSERS, 2)
+    with pytest.raises(SpecError, match="changes the text connectors"):
+        asked(checkpoint, folder, **{"refinement.lora": [str(lora)]})
+
+
+def test_a_size_that_no_upsampler_makes(checkpoint: Checkpoint, folder: Path) -> None:
+    odd = LARGE._replace(size=Size(17, 96, 192, 24.0))
+    with pytest.raises(SpecError, match="no clip is upsampled to 192x96x17") as refused:
+        asked(checkpoint, folder, odd)
+    assert "--width 192 --height 64" in refused.value.hint
+
+
+def test_other_seeds_and_strengths_compile_nothing(
+    checkpoint: Checkpoint, folder: Path, both: AV[np.ndarray], compilations: list[str]
+) -> None:
+    other = {"refinement.lora": [f"{folder / 'distilled.safetensors'}:0.5"], "refinement.adain": 0.5}
+    changed = latents_of(asked(checkpoint, folder, seed=9, **other))
+    assert not compilations
+    assert jax.tree.map(np.shape, changed) == jax.tree.map(np.shape, both)

@@ -1,0 +1,127 @@
+"""`ltx2 upsample`: from latents of a first stage, or of any clip, to larger ones and their video."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
+from safetensors.numpy import load_file, save_file
+
+from clips import PROMPT, TEXT_TOKENS, Checkpoint
+from loras import ORIGINAL, write_lora
+from ltx2_cli.diffusion.latents import open_latents
+from parity import randomise
+from program import run_program
+
+CLIP = ["--height", "128", "--width", "128", "--num-frames", "9", "--steps", "2", "--stg-blocks", "1", "--seed", "3"]
+
+
+@pytest.fixture(scope="module")
+def options(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Those of a two-stage clip, and the files they name."""
+    folder = tmp_path_factory.mktemp("second")
+    config = {"in_channels": 8, "mid_channels": 32, "num_blocks_per_stage": 1}
+    randomise(LTX2LatentUpsamplerModel(**config), seed=1).save_pretrained(folder / "upsampler")
+    lora = write_lora(folder / "distilled.safetensors", checkpoint.pipeline, ORIGINAL, 3)
+    model = ["--model", str(checkpoint.folder), "--dtype", "float32", "--text-encoder-dtype", "float32"]
+    length = ["--set", f"max_sequence_length={TEXT_TOKENS}"]
+    second = ["--recipe", "two_stage", "--upsampler", str(folder / "upsampler"), "--set", f"refinement.lora=[{lora}]"]
+    return ["--prompt", PROMPT, *CLIP, *model, *length, *second]
+
+
+@pytest.fixture(scope="module")
+def made(options: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clip in one go, and the latents of its first stage."""
+    folder = tmp_path_factory.mktemp("made")
+    whole, first = (["--save-latents", str(folder / f"{name}.safetensors")] for name in ("whole", "first"))
+    with pytest.MonkeyPatch.context() as patch:
+        assert run_program(patch, "generate", *options, *whole, "-o", str(folder / "whole.mp4")) == 0
+        assert run_program(patch, "generate", *options, *first, "--stop-after", "stage1") == 0
+    return folder
+
+
+def test_a_clip_made_in_two_runs_is_the_one_of_one(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, latents = made / "first.safetensors", tmp_path / "latents.safetensors"
+    assert open_latents(first).metadata["stage"] == "stage1"
+    assert open_latents(first).shapes.video == (1, 8, 2, 2, 2)
+    clip = ["-o", str(tmp_path / "clip.mp4"), "--save-latents", str(latents)]
+    assert run_program(monkeypatch, "upsample", str(first), *clip) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "clip.mp4")
+    for name, wanted in load_file(made / "whole.safetensors").items():
+        np.testing.assert_array_equal(load_file(latents)[name], wanted)
+    assert open_latents(latents).metadata["stage"] == open_latents(made / "whole.safetensors").metadata["stage"]
+    assert (tmp_path / "clip.mp4").stat().st_size > 1000
+
+
+def test_latents_of_a_first_stage_are_decoded_at_their_own_size(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_program(monkeypatch, "decode", str(made / "first.safetensors"), "-o", str(tmp_path / "frames")) == 0
+    assert len(list((tmp_path / "frames").iterdir())) == 9
+
+
+def test_any_latents_are_upsampled_without_being_refined(
+    made: Path,
+    options: list[str],
+    checkpoint: Checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Also those of a whole clip, or arrays alone, which do not say of what."""
+    upsampler = options[options.index("--upsampler") : options.index("--upsampler") + 2]
+    only = ["--no-refine", "--latents-only", "--save-latents"]
+    large, bare = tmp_path / "large.safetensors", tmp_path / "bare.safetensors"
+    whole = made / "whole.safetensors"
+    assert run_program(monkeypatch, "upsample", str(whole), *upsampler, *only, str(large)) == 0
+    said = capsys.readouterr()
+    assert said.out.strip() == str(large)
+    assert "load text encoder" not in said.err
+    assert "load transformer" not in said.err
+    assert open_latents(large).shapes.video == (1, 8, 2, 8, 8)
+    assert open_latents(large).metadata["stage"] == "upsampled"
+    save_file(load_file(whole), bare)
+    assert run_program(monkeypatch, "upsample", str(bare), *upsampler) == 2
+    assert "does not say what it shows" in capsys.readouterr().err
+    model = ["--model", str(checkpoint.folder), "--dtype", "float32", "--set", "reference=diffusers"]
+    same = tmp_path / "same.safetensors"
+    assert run_program(monkeypatch, "upsample", str(bare), *upsampler, *model, *only, str(same)) == 0
+    np.testing.assert_array_equal(load_file(same)["video"], load_file(large)["video"])
+
+
+@pytest.mark.parametrize(
+    ("shapes", "sentence"),
+    [
+        ({"video": (1, 6, 2, 2, 2), "audio": (1, 2, 9, 8)}, "the video latents in"),
+        ({"video": (1, 8, 2, 2, 2), "audio": (1, 2, 30, 8)}, "the audio latents in"),
+    ],
+    ids=["channels", "length of the sound"],
+)
+def test_latents_that_the_model_cannot_go_on_from(
+    shapes: dict[str, tuple[int, ...]],
+    sentence: str,
+    options: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "latents.safetensors"
+    save_file({name: np.zeros(shape, np.float32) for name, shape in shapes.items()}, file)
+    asked = options[: options.index("--prompt") + 2] + options[options.index("--model") :]
+    given = [each for each in asked if each not in ("--recipe", "two_stage")]
+    text_encoder = given.index("--text-encoder-dtype")
+    del given[text_encoder : text_encoder + 2]
+    assert run_program(monkeypatch, "upsample", str(file), *given) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_recipe_of_one_stage_has_none_to_stop_after(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    asked = ["generate", "--prompt", PROMPT, "--model", str(checkpoint.folder), "--stop-after", "stage1"]
+    assert run_program(monkeypatch, *asked) == 2
+    assert "no file is named" in capsys.readouterr().err
+    assert run_program(monkeypatch, *asked, "--save-latents", str(tmp_path / "l.safetensors")) == 2
+    assert "the recipe one_stage has one stage" in capsys.readouterr().err
