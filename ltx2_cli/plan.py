@@ -86,7 +86,8 @@ def missing(spec: RunSpec) -> list[Download]:
     checkpoint = [] if spec.checkpoint == EMBEDDED else [(spec.checkpoint, FOLDER_FILES)]
     text_encoder = [] if spec.text_encoder is None else [(spec.text_encoder, TEXT_ENCODER_FILES)]
     second = expected_refinement(spec)
-    own = spec.refinement.upsampler is None and has_upsampler(Path(spec.checkpoint).expanduser())
+    inside = spec.checkpoint == EMBEDDED or has_upsampler(Path(spec.checkpoint).expanduser())
+    own = spec.refinement.upsampler is None and inside
     upsampler = [(second.upsampler, UPSAMPLER_FILES)] if second.sigmas and second.upsampler and not own else []
     adding = [*spec.lora, *(second.lora or () if second.sigmas else ())]
     loras, lost = attempt({lora: partial(lora_downloads, parse_lora(lora)[0]) for lora in adding})

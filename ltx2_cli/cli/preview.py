@@ -56,6 +56,8 @@ def _doing(plan: Plan, random: bool) -> Iterator[str]:
     clip = f"{spec.width}x{spec.height}, {spec.num_frames} frames at {spec.fps:g} a second"
     yield _line("video", f"{clip}: {spec.num_frames / spec.fps:.1f} s")
     for stage in plan.stages:
+        if stage.source is not None:
+            yield _line("upsample", spec.refinement.upsampler or f"{spec.checkpoint}, its own upsampler")
         passes = ", ".join(each.name.lower() for each in stage.passes)
         yield _line("denoise", f"{len(stage.sigmas) - 1} steps, passes: {passes}")
     yield _line("decode", _decoding(plan.decoding))

@@ -18,6 +18,7 @@ from ltx2_cli.diffusion.guidance import Pass
 from ltx2_cli.diffusion.schedule import Schedule
 from ltx2_cli.models.arch import PUBLISHED_SCHEDULE, Arch
 from ltx2_cli.models.demo import ARCH, UNTRAINED, demo_checkpoint
+from ltx2_cli.plan import missing
 from ltx2_cli.profiles import to_yaml
 from ltx2_cli.recipe import complete, contradictions, is_distilled
 from ltx2_cli.spec import RunSpec, SpecError
@@ -272,6 +273,20 @@ def test_a_distilled_folder_runs_its_levels_with_one_pass(distilled: Path) -> No
     assert [(stage.passes, stage.network) for stage in plan.stages] == [((Pass.COND,), "transformer")] * 2
     assert [stage.shapes.video[2:] for stage in plan.stages] == [(2, 2, 3), (2, 4, 6)]
     assert (plan.prompts, plan.warnings) == (("rain",), ())
+
+
+def test_a_folder_brings_the_upsampler_of_its_second_stage(
+    demo: Path, distilled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then none is downloaded, nor is it named in the record, which holds wherever the folder lies."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(demo.parent.parent))
+    for model, recipe in ((str(distilled), "auto"), ("demo", "two_stage")):
+        spec = asked(model, SMALL, recipe=recipe)
+        assert missing(spec) == []
+        plan = resolve(spec)
+        assert plan.checkpoint.files["upsampler"].folder.is_relative_to(plan.checkpoint.where)
+        assert plan.spec.refinement.upsampler is None
+        assert len(plan.stages) == 2
 
 
 def test_a_folder_that_is_not_distilled_runs_its_schedule_with_every_pass(demo: Path) -> None:

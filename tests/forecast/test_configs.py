@@ -41,6 +41,7 @@ def test_a_published_file_is_planned_with_its_recipe() -> None:
     model = "Lightricks/LTX-2.3/ltx-2.3-22b-distilled-1.1.safetensors"
     plan = foresee(read_spec(prompt="rain", model=model), jax.devices())
     assert (plan.spec.recipe, plan.stages[0].passes) == ("distilled", (Pass.COND,))
+    assert [warning for warning in plan.warnings if "one stage for two" in warning]
 
 
 def test_a_distilling_lora_counts_by_its_name() -> None:
