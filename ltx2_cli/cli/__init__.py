@@ -17,7 +17,7 @@ from ltx2_cli.cli.interrupts import raise_again
 from ltx2_cli.cli.lora import lora
 from ltx2_cli.cli.models import models
 from ltx2_cli.cli.plan import PLAN_EXAMPLES, plan
-from ltx2_cli.cli.together import FAILED, REFUSED, abandon, of_system, said_by_another
+from ltx2_cli.cli.together import FAILED, REFUSED, abandon, of_system, part
 from ltx2_cli.cli.upsample import UPSAMPLE_EXAMPLES, upsample
 from ltx2_cli.console import complain
 from ltx2_cli.spec import FitError, FlawError, RunError, SpecError
@@ -70,8 +70,8 @@ def main() -> None:
         if debug:
             traceback.print_exc()
         sentence, hint, code = _explain(error)
-        if said_by_another(error):
-            abandon(code)
+        if part(error):
+            sys.exit(code)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is over: another Ctrl-C would only garble how
     if code:
         complain(sentence, hint)

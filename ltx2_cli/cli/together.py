@@ -118,10 +118,15 @@ def with_common_seed(spec: RunSpec, hosts: "Hosts") -> RunSpec:
     return replace(spec, seed=int(hosts.gather(str(random_seed(spec)))[0]))
 
 
-def said_by_another(error: Exception) -> bool:
-    """Whether the first of several hosts says the same: a request that was agreed on, numbers that all compute."""
-    common = isinstance(error, SpecError | NotFiniteError)
-    return common and _are_others() and sys.modules["jax"].process_index() > 0
+def part(error: Exception) -> bool:
+    """After what all hosts fail at alike, a request that was agreed on or numbers that all compute, let them leave at
+    once; whether the first says it for this one."""
+    if not (isinstance(error, SpecError | NotFiniteError) and _are_others()):
+        return False
+    jax = sys.modules["jax"]
+    silent = bool(jax.process_index())
+    jax.distributed.shutdown()  # who left earlier would be a failure to the others
+    return silent
 
 
 def abandon(code: int) -> None:
