@@ -107,23 +107,21 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def single_specs(spec: RunSpec) -> list[RunSpec]:
-    """The requests that make each video of a run alone; of a batch, none while its seed is not known yet.
+    """The requests that make each video of a run alone; of several, none while their seed is not known yet.
 
-    A file that a batch names is named once for each video, with its seed.
+    A file that a run of several names is named once for each video, with its seed.
     """
-    if spec.num_videos == 1:
+    if spec.num_videos * len(spec.seed or (0,)) == 1:
         return [spec]
-    if spec.seed is None:
-        return []
     return [
         replace(
             spec,
-            seed=seed,
+            seed=(seed,),
             num_videos=1,
             output=_numbered(spec.output, seed),
             save_latents=_numbered(spec.save_latents, seed),
         )
-        for seed in range(spec.seed, spec.seed + spec.num_videos)
+        for seed in spec.seeds
     ]
 
 
@@ -145,7 +143,7 @@ def record_path(video: Path) -> Path:
 def check_outputs(spec: RunSpec, force: bool) -> None:
     """Raise `SpecError` if a file of this run cannot be written where it should go, would overwrite another one of
     this run, or exists and not `force`. Nothing is written, no folder made."""
-    files = list(_named_files(replace(spec, seed=spec.seed or 0)))  # names that wait for a seed lie beside these
+    files = list(_named_files(replace(spec, seed=spec.seed or (0,))))  # names that wait for a seed lie beside these
     for option, file in files:
         check_place(file, option)
     read = [Path(expanduser(spec.noise))] if spec.noise else []
@@ -179,7 +177,7 @@ def _automatic(spec: RunSpec) -> str | None:
     """Model, seed and size: the name of a video that was given none."""
     if spec.seed is None:
         return None
-    parts = (spec.model_name, str(spec.seed), f"{spec.width}x{spec.height}x{spec.num_frames}")
+    parts = (spec.model_name, str(*spec.seed), f"{spec.width}x{spec.height}x{spec.num_frames}")
     return str(Path(spec.base_output_directory or "") / f"{'-'.join(filter(None, parts))}.mp4")
 
 

@@ -72,10 +72,10 @@ class Plan:
         return self.stages[-1].shapes
 
     @property
-    def seeds(self) -> tuple[int, ...]:
-        """The seed of each video."""
-        assert self.spec.seed is not None
-        return tuple(self.spec.seed + video for video in range(self.spec.num_videos))
+    def batches(self) -> tuple[tuple[int, ...], ...]:
+        """The seeds of the videos that are made at once."""
+        at_once = self.spec.num_videos
+        return tuple(self.spec.seeds[first : first + at_once] for first in range(0, len(self.spec.seeds), at_once))
 
 
 def missing(spec: RunSpec) -> list[Download]:
@@ -227,7 +227,7 @@ def _settled(spec: RunSpec, arch: Arch, devices: Sequence[jax.Device]) -> RunSpe
             f"STG block {beyond[0]} does not exist: the model has blocks 0 to {layers - 1}",
             f"--stg-blocks {layers - 1}, or --stg-scale 0 --audio-stg-scale 0 to do without",
         )
-    seed = spec.seed if spec.seed is not None else random_seed(spec)
+    seed = spec.seed if spec.seed is not None else (random_seed(spec),)
     auto = spec.sharding.profile == AUTO
     sharding = read_sharding(_device_profile(devices), spec.sharding) if auto else spec.sharding
     return replace(spec, seed=seed, sharding=sharding)

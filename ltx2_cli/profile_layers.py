@@ -14,7 +14,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ltx2_cli.spec import RunSpec, SpecError
+from ltx2_cli.spec import MAX_VIDEOS, RunSpec, SpecError
 
 Values = dict[str, Any]
 
@@ -194,9 +194,21 @@ def _expected(kind: Any) -> str:
 
 
 def _shorthand(values: Values) -> Values:
-    """`sharding: NAME` written out as `sharding: {profile: NAME}`."""
-    name = values.get("sharding")
-    return {**values, "sharding": {"profile": name}} if isinstance(name, str) else values
+    """`sharding: NAME` written out as `sharding: {profile: NAME}`, and `seed: 7` or `seed: 0..3` as a list."""
+    name, seed = values.get("sharding"), values.get("seed")
+    long = {"sharding": {"profile": name}} if isinstance(name, str) else {}
+    return {**values, **long, **({"seed": _seeds(seed)} if isinstance(seed, int | str) else {})}
+
+
+def _seeds(text: int | str) -> list[int] | str:
+    """Numbers and ranges FIRST..LAST, apart by spaces or commas; what is neither, as it is."""
+    seeds: list[int] = []
+    for each in str(text).replace(",", " ").split():
+        first, _, last = each.partition("..")
+        if not (first.lstrip("-").isdecimal() and (last or first).lstrip("-").isdecimal()):
+            return str(text)
+        seeds += range(int(first), int(last or first) + 1)[: MAX_VIDEOS + 1]
+    return seeds
 
 
 def _container(config: Any, resolve: bool = False) -> Values:

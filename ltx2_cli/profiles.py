@@ -86,7 +86,8 @@ def user_cache() -> Path:
 def to_yaml(spec: RunSpec, made_with: Mapping[str, str] | None = None) -> str:
     """`spec` as YAML that `read_spec(config=...)` turns into an equal one; versions in `made_with` come first."""
     versions = {MADE_WITH: dict(made_with)} if made_with else {}
-    return OmegaConf.to_yaml(OmegaConf.create({**versions, **literal(asdict(spec))}))
+    seed = {"seed": spec.seed[0]} if spec.seed and len(spec.seed) == 1 else {}
+    return OmegaConf.to_yaml(OmegaConf.create({**versions, **literal(asdict(spec)), **seed}))
 
 
 def spread(sigmas: tuple[float, ...], steps: int) -> tuple[float, ...]:

@@ -165,8 +165,8 @@ class RunSpec:
     width: int  # pixels, a multiple of 32
     num_frames: int  # 8k + 1
     fps: float
-    num_videos: int  # video i of a batch is what seed + i makes alone
-    seed: int | None  # None: a random one, said aloud
+    num_videos: int  # at once; video i of a batch is what seed + i makes alone
+    seed: tuple[int, ...] | None  # each begins a batch; None: a random one, said aloud
     # which networks
     model: str
     model_name: str | None  # file names begin with it
@@ -200,6 +200,11 @@ class RunSpec:
     output: str | None
     base_output_directory: str | None  # None: the current folder
 
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seed of each video, batch by batch; none while none is chosen."""
+        return tuple(first + video for first in self.seed or () for video in range(self.num_videos))
+
 
 MAX_STEPS = 1000
 MAX_VIDEOS = 1000
@@ -230,8 +235,7 @@ def _wrong_content(spec: RunSpec) -> Iterator[str]:
     yield from _off_grid("num_frames", spec.num_frames, 8, 1)
     yield from _beyond("fps", spec.fps, 1, MAX_FPS)
     yield from _beyond("num_videos", spec.num_videos, 1, MAX_VIDEOS)
-    if spec.seed is not None and not 0 <= spec.seed <= MAX_SEED - max(spec.num_videos - 1, 0):
-        yield f"seed {spec.seed} is out of range, video i counts as seed + i; legal: --seed 0 to {MAX_SEED}"
+    yield from _wrong_seeds(spec)
 
 
 def _off_grid(key: str, value: int, step: int, first: int) -> Iterator[str]:
@@ -249,6 +253,20 @@ def _beyond(key: str, value: float, lowest: int, highest: int) -> Iterator[str]:
     if not lowest <= value <= highest:
         nearest = highest if value > highest else lowest
         yield f"{key} {value} is not in {lowest} to {highest}; nearest: --{key.replace('_', '-')} {nearest}"
+
+
+def _wrong_seeds(spec: RunSpec) -> Iterator[str]:
+    for seed in spec.seed or ():
+        if not 0 <= seed <= MAX_SEED - max(spec.num_videos - 1, 0):
+            yield f"seed {seed} is out of range, video i counts as seed + i; legal: --seed 0 to {MAX_SEED}"
+    if spec.seed == ():
+        yield "seed is a list of none; for example: --seed 7, or --seed 0..3"
+    elif len(spec.seed or ()) * max(spec.num_videos, 0) > MAX_VIDEOS:
+        yield f"{len(spec.seed or ())} seeds of {spec.num_videos} videos each are more than {MAX_VIDEOS} clips"
+    elif len(set(spec.seeds)) < len(spec.seeds):
+        twice = next(seed for place, seed in enumerate(spec.seeds) if seed in spec.seeds[:place])
+        apart = "; video i counts as seed + i" * (spec.num_videos > 1)
+        yield f"seed {twice} is there twice{apart}; for example: --seed 0..3 --num-videos 1"
 
 
 def _wrong_process(spec: RunSpec) -> Iterator[str]:
@@ -300,5 +318,5 @@ def _wrong_files(spec: RunSpec) -> Iterator[str]:
         yield f"output {spec.output!r} is not an mp4; name one: -o {Path(spec.output).stem or 'video'}.mp4"
     if spec.noise is not None and not Path(expanduser(spec.noise)).is_file():
         yield f"there is no noise file {spec.noise}; check the path after --noise"
-    if spec.noise is not None and spec.num_videos > 1:
-        yield f"a noise file starts one video, {spec.num_videos} are asked for; nearest: --num-videos 1"
+    if spec.noise is not None and (videos := spec.num_videos * len(spec.seed or (0,))) > 1:
+        yield f"a noise file starts one video, {videos} are asked for; nearest: --num-videos 1 and one --seed"

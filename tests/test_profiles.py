@@ -304,7 +304,7 @@ def test_a_plain_value_in_a_file_stays_whatever_the_model(page: Page):
         ({"height": "tall"}, "`height` is 'tall'; expected an integer", "default.yaml"),
         ({"height": True}, "`height` is True; expected an integer", "default.yaml"),
         ({"prompt": None}, "`prompt` is None; expected text", "default.yaml"),
-        ({"seed": 1.5}, "`seed` is 1.5; expected null or an integer", "default.yaml"),
+        ({"seed": 1.5}, "`seed` is 1.5; expected null or a list, each an integer", "default.yaml"),
         ({"dtype": "bf16"}, "`dtype` is 'bf16'; expected one of float32, bfloat16, float16", "default.yaml"),
         ({"stg_blocks": "28,29"}, "`stg_blocks` is '28,29'; expected null or a list, each an integer", "default.yaml"),
         ({"guidance": 3}, "`guidance` is 3; expected a section with video, audio", "default.yaml"),
@@ -404,7 +404,31 @@ def test_everything_illegal_is_said_at_once_with_what_to_type(tmp_path: Path):
 )
 def test_the_edges_are_legal(legal: dict):
     spec = asdict(read_spec(legal, prompt="rain"))
-    assert all(spec[key] == value or spec[key] == tuple(value) for key, value in legal.items())
+    assert all(spec[key] in (value, (value,)) or spec[key] == tuple(value) for key, value in legal.items())
+
+
+@pytest.mark.parametrize(
+    ("said", "seeds"),
+    [(7, (7,)), ("7", (7,)), ([7, 2], (7, 2)), ("0..3", (0, 1, 2, 3)), ("9 1..2,5", (9, 1, 2, 5)), (None, None)],
+)
+def test_seeds(said: object, seeds: tuple[int, ...] | None, tmp_path: Path):
+    assert read_spec(prompt="rain", seed=said).seed == seeds
+    record = tmp_path / "record.yaml"
+    record.write_text(to_yaml(read_spec(prompt="rain", seed=said)))
+    assert read_spec(config=record).seed == seeds
+    assert ("\nseed: 7\n" in record.read_text()) is (seeds == (7,))
+
+
+@pytest.mark.parametrize(
+    ("illegal", "nearest"),
+    [
+        ({"seed": []}, "--seed 0..3"),
+        ({"seed": "3..1"}, "--seed 0..3"),
+        ({"seed": [2, 1, 2]}, "--seed 0..3 --num-videos 1"),
+    ],
+)
+def test_seeds_that_are_none(illegal: dict, nearest: str):
+    assert str(refusal(illegal)).endswith(nearest)
 
 
 @pytest.mark.parametrize(

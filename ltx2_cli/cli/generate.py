@@ -34,6 +34,7 @@ from ltx2_cli.cli.options import (
     Width,
     option,
     overrides,
+    seeds,
 )
 from ltx2_cli.cli.together import asked, begin, found, in_step, with_common_seed
 from ltx2_cli.console import reporter
@@ -55,6 +56,7 @@ HOSTS = "Several hosts (found by themselves under SLURM, Open MPI and in TPU pod
 
 def generate(
     context: typer.Context,
+    more_seeds: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
     prompt: Annotated[Text, option(CONTENT, "What to show and to hear.")] = None,
     negative_prompt: Annotated[Text, option(CONTENT, "What to keep away from.")] = None,
     height: Height = None,
@@ -63,7 +65,9 @@ def generate(
     fps: Rate = None,
     num_videos: Annotated[Count, option(SIZE, "Videos at once: the seeds that follow each other.")] = None,
     num_inference_steps: StepCount = None,
-    seed: Annotated[Count, option(STEPS, "0 to 4294967295; without it a random one, which is said.")] = None,
+    seed: Annotated[
+        Text, option(STEPS, "As many as wanted: 7, 1 2 3 or 0..15; without it a random one, said.", metavar="N [N...]")
+    ] = None,
     guidance_scale: Annotated[Real, option(VIDEO, "Away from the negative prompt; off: 1.")] = None,
     stg_scale: Annotated[Real, option(VIDEO, "Away from disturbed self-attention; off: 0.")] = None,
     modality_scale: Annotated[Real, option(VIDEO, "Closer to the sound; off: 1.")] = None,
@@ -131,7 +135,7 @@ def generate(
             raise SpecError("--warmup compiles what --no-compile forbids", "leave one of them out")
         if stop_after and not save_latents:
             raise SpecError("--stop-after writes latents, and no file is named for them", "--save-latents FILE")
-        given = overrides(context.params)
+        given = overrides({**context.params, "seed": seeds(seed, more_seeds or [])})
         spec = read_spec({"prompt": ANYTHING, **given} if warmup else given, config=config, dotlist=settings or ())
         facts |= asked(spec)
         if hosts.first and not warmup:
@@ -174,7 +178,7 @@ def generate(
             if no_compile:
                 around.enter_context(none_compiled(programs(plan)))
         if spec.seed is None and not warmup:
-            report.note(f"seed: {plan.spec.seed}")
+            report.note(f"seed: {plan.spec.seeds[0]}")
         around.enter_context(traced(profile))
         timings = Timings(report)
         if warmup:

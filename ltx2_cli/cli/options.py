@@ -1,6 +1,7 @@
 """The options that several verbs share, and how options become values of a `RunSpec`."""
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,6 +20,7 @@ GUIDANCE = {
 }
 ABSENT: tuple[object, ...] = (None, [], ())  # what an option is that was not given; the last two if it is repeatable
 REFINEMENT = {name: f"refinement.{name}" for name in ("upsampler", "adain", "tone_map")}
+SEEDS = re.compile(r"\d+(\.\.\d+)?,?")
 # option: dotted key of the RunSpec
 KEYS = {**{field.name: field.name for field in fields(RunSpec)}, **GUIDANCE, **REFINEMENT}
 
@@ -70,6 +72,17 @@ def overrides(options: Mapping[str, Any]) -> dict[str, object]:
     if "stg_blocks" in given:
         given["stg_blocks"] = _blocks(given["stg_blocks"])
     return {key: str(value) if isinstance(value, Path) else value for key, value in given.items()}
+
+
+def seeds(first: str | None, more: Sequence[str]) -> str | None:
+    """The values of `--seed N N...`, of which the command line gives those behind the first as words of no option."""
+    for word in more:
+        if first is None or not SEEDS.fullmatch(word):
+            raise SpecError(
+                f"`{word}` belongs to no option",
+                f'--prompt "{word} ..."' if word.isalpha() else "text with spaces is quoted",
+            )
+    return first and " ".join([first, *more])
 
 
 def _blocks(text: str) -> list[int]:

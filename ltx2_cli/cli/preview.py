@@ -62,7 +62,7 @@ def _doing(plan: Plan, random: bool) -> Iterator[str]:
         yield _line("denoise", f"{len(stage.sigmas) - 1} steps, passes: {passes}")
     yield _line("decode", _decoding(plan.decoding))
     yield _line("devices", f"{devices.size} {devices.flat[0].device_kind}, profile {spec.sharding.profile}")
-    yield _line("seed", "random, for example " * random + ", ".join(map(str, plan.seeds)))
+    yield _line("seed", "random, for example " * random + ", ".join(map(str, plan.spec.seeds)))
     for path in output_paths(spec):
         yield _line("write", str(path))
     for warning in plan.warnings:

@@ -115,7 +115,7 @@ def with_common_seed(spec: RunSpec, hosts: "Hosts") -> RunSpec:
         return spec
     from ltx2_cli.plan import random_seed
 
-    return replace(spec, seed=int(hosts.gather(str(random_seed(spec)))[0]))
+    return replace(spec, seed=(int(hosts.gather(str(random_seed(spec)))[0]),))
 
 
 def part(error: Exception) -> bool:

@@ -92,7 +92,7 @@ def upsample(
 
     with postponed():
         from ltx2_cli.core.compiling import counted
-        from ltx2_cli.core.run import load, write
+        from ltx2_cli.core.run import going_on, load, write
         from ltx2_cli.plan import resolve
 
     report = reporter()
@@ -101,7 +101,7 @@ def upsample(
         plan = resolve(spec, file.shapes)
         check_source(file, plan)
         components = load(plan)
-        for path, findings in write(plan, components, report, file.read(), media=not latents_only):
+        for path, findings in write(plan, components, report, not latents_only, going_on([file.read()])):
             print(path, flush=True)
             flaws += noted(path, findings, report)
     report.note(str(count))

@@ -32,10 +32,10 @@ NO_FRAMES, SILENCE = np.empty((0, 0, 0, 3), np.uint8), np.empty((0, 2), np.float
 
 
 def decode(
-    plan: Plan, latents: AV[jax.Array], components: Components, report: Report, wanted: AV[bool] = BOTH
+    plan: Plan, latents: AV[np.ndarray], components: Components, report: Report, wanted: AV[bool] = BOTH
 ) -> Iterator[Media]:
     """The media of each video, from its latents as tokens [videos, tokens, channels]; what is not wanted is empty."""
-    videos, at_once = len(plan.seeds), plan.decoding.videos
+    videos, at_once = len(latents.video), plan.decoding.videos
     to_frames, to_sound = _decoders(plan)
     with ExitStack() as loaded:
         vae, audio_vae, vocoder = (
@@ -46,7 +46,7 @@ def decode(
             frames, waveforms = [NO_FRAMES] * at_once, [SILENCE] * at_once
             with report.stage("decode"):
                 rows = np.minimum(np.arange(first, first + at_once), videos - 1)  # the last one fills up the devices
-                video, audio = _place(plan, AV(*(fetch(stream)[rows] for stream in latents)))
+                video, audio = _place(plan, AV(*(stream[rows] for stream in latents)))
                 # Both are begun before either is waited for.
                 picture = to_frames(vae, video, plan.decoding, plan.sharding) if vae else None
                 sound = to_sound(audio_vae, vocoder, audio, plan.decoding, plan.sharding) if vocoder else None

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,12 +14,14 @@ import numpy as np
 from ltx2_cli.core.components import Components, abstract_network
 from ltx2_cli.core.encode import abstract_contexts
 from ltx2_cli.core.programs import Program, abstract, results
+from ltx2_cli.core.progress import Keep, Progress, forget, phases
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.upsample import upsample, upsampling_program
 from ltx2_cli.diffusion.denoise import denoise
 from ltx2_cli.diffusion.guidance import Pass, Weights, traced_weights
 from ltx2_cli.diffusion.latents import Shape, noise, pack, read_noise
 from ltx2_cli.diffusion.schedule import padded
+from ltx2_cli.hosts import fetch
 from ltx2_cli.models.block import Ropes, Switches
 from ltx2_cli.models.transformer import TextContext, Transformer, rope_tables
 from ltx2_cli.plan import Plan
@@ -29,57 +32,62 @@ from ltx2_cli.stages import Stage
 SECONDS_BETWEEN_REPORTS = 1.0
 
 
-def is_prompted(plan: Plan) -> bool:
-    """Whether anything is denoised, for which the prompt is read."""
-    return any(len(stage.sigmas) > 1 for stage in plan.stages)
+def is_prompted(plan: Plan, start: Progress) -> bool:
+    """Whether anything is denoised yet, for which the prompt is read."""
+    return any(phase.denoises for phase in phases(plan)[start.phase :])
 
 
 def generate(
     plan: Plan,
-    contexts: AV[jax.Array] | None,
+    start: Progress,
     components: Components,
     report: Report,
-    latents: AV[jax.Array] | None = None,
+    keep: Keep = forget,
     noises: Sequence[AV[jax.Array]] = (),
-) -> AV[jax.Array]:
+) -> AV[np.ndarray]:
     """Clean latents of every video, tokens float32 [videos, tokens, channels], normalised.
 
-    Each stage begins with noise of its own, that of each video's seed, or what `noises` gives instead; a stage that
-    upsamples first goes on from the one before it or from `latents`.
+    It goes on from `start`, whose contexts are those of the prompts, and tells `keep` of every few steps. A stage
+    denoises one batch after the other, and upsamples all before; it begins with noise of its own, that of each video's
+    seed, or what `noises` gives instead.
     """
+    progress = start
     with ExitStack() as loaded:
         network = ""
         denoiser: Any = None
-        for number, stage in enumerate(plan.stages):
-            noise = noises[number] if noises else _stage_noise(plan, stage, report)
-            before, latents = latents, noise
-            if stage.source is not None:
-                assert before is not None
-                before = upsample(plan, stage, before, components, report)
-                latents = _noisy(before, noise, stage)
-            if contexts is not None and len(stage.sigmas) > 1:
-                if network != stage.network:  # else it is the one that the stage before left
-                    loaded.close()
-                    network, denoiser = stage.network, loaded.enter_context(components.use(stage.network, report))
-                latents = _run_stage(plan, stage, denoiser, contexts, latents, report)
-            if before is not None and plan.spec.refinement.keep_audio:
-                latents = AV(latents.video, before.audio)
-    assert latents is not None
-    return latents
+        for done, (_, stage, denoises) in enumerate(phases(plan)[start.phase :], start.phase + 1):
+            if denoises and network != stage.network:  # else it is the one that the stage before left
+                loaded.close()
+                network, denoiser = stage.network, loaded.enter_context(components.use(stage.network, report))
+            if denoises:
+                latents = _run_stage(plan, stage, denoiser, progress, report, keep, noises)
+            else:
+                assert progress.latents is not None
+                latents = upsample(plan, stage, progress.latents, components, report)
+            progress = Progress(done, latents=latents, contexts=progress.contexts)
+            keep(progress)
+    assert progress.latents is not None
+    return progress.latents
 
 
-def _stage_noise(plan: Plan, stage: Stage, report: Report) -> AV[jax.Array]:
+def _begin(
+    plan: Plan, stage: Stage, batch: int, before: AV[np.ndarray] | None, report: Report, noises: Sequence[AV[jax.Array]]
+) -> AV[jax.Array]:
+    """What the steps of a batch begin with: pure noise, or the upsampled latents `before` with as much of it as the
+    first noise level says, (1 − σ)·x + σ·noise."""
+    noise = noises[_number(stage)] if noises else _stage_noise(plan, stage, batch, report)
+    if before is None:
+        return noise
+    return _mixed(*jax.device_put((before, noise, stage.sigmas[0]), stage.sharding.replicated))
+
+
+def _stage_noise(plan: Plan, stage: Stage, batch: int, report: Report) -> AV[jax.Array]:
     """Pure noise: that of the given file for what begins as noise, else that of each video's seed."""
     if plan.spec.noise is not None and stage.source is None:
         return jax.device_put(pack(read_noise(plan.spec.noise, stage.shapes)), stage.sharding.replicated)
     with report.stage("compile noise"):  # jax remembers it
         _lower_noise(plan, stage).compile()
-    return _noise(np.asarray(plan.seeds, np.uint32), stage.shapes, _number(stage), stage.sharding)
-
-
-def _noisy(latents: AV[jax.Array], noise: AV[jax.Array], stage: Stage) -> AV[jax.Array]:
-    """Latents at the first noise level of a stage: (1 − σ)·x + σ·noise."""
-    return _mixed(*jax.device_put((latents, noise, stage.sigmas[0]), stage.sharding.replicated))
+    return _noise(np.asarray(plan.batches[batch], np.uint32), stage.shapes, _number(stage), stage.sharding)
 
 
 def _number(stage: Stage) -> int:
@@ -87,17 +95,17 @@ def _number(stage: Stage) -> int:
     return 0 if stage.source is None else 1
 
 
-def programs(plan: Plan) -> Iterator[Program]:
+def programs(plan: Plan, start: Progress) -> Iterator[Program]:
     """Those that `generate` runs."""
-    for number, stage in enumerate(plan.stages):
+    for number, stage, denoises in phases(plan)[start.phase :]:
         which = f" {number + 1}" if len(plan.stages) > 1 else ""
+        if not denoises:
+            yield upsampling_program(plan, stage)
+            continue
         if plan.spec.noise is None or stage.source is not None:
             yield Program(f"noise{which}", None, partial(_lower_noise, plan, stage))
-        if stage.source is not None:
-            yield upsampling_program(plan, stage)
-        if len(stage.sigmas) > 1:
-            yield Program(f"text context{which}", stage.network, partial(_lower_text_context, plan, stage))
-            yield Program(f"denoise{which}", stage.network, partial(_lower_denoise, plan, stage))
+        yield Program(f"text context{which}", stage.network, partial(_lower_text_context, plan, stage))
+        yield Program(f"denoise{which}", stage.network, partial(_lower_denoise, plan, stage))
 
 
 def abstract_latents(plan: Plan, stage: Stage) -> AV[jax.ShapeDtypeStruct]:
@@ -117,7 +125,7 @@ def forward(plan: Plan, stage: Stage) -> Program:
 
 
 def _trace_noise(plan: Plan, stage: Stage) -> jax.stages.Traced:
-    seeds = jax.ShapeDtypeStruct((len(plan.seeds),), np.uint32)
+    seeds = jax.ShapeDtypeStruct((plan.spec.num_videos,), np.uint32)
     return _noise.trace(seeds, stage.shapes, _number(stage), stage.sharding)
 
 
@@ -148,25 +156,63 @@ def _abstract_inputs(plan: Plan, stage: Stage) -> tuple[Any, ...]:
 
 
 def _run_stage(
-    plan: Plan, stage: Stage, transformer: Transformer, contexts: AV[jax.Array], latents: AV[jax.Array], report: Report
-) -> AV[jax.Array]:
-    steps, done, chunk = len(stage.sigmas) - 1, 0, 1
-    contexts, latents = jax.device_put((contexts, latents), stage.sharding.replicated)
+    plan: Plan,
+    stage: Stage,
+    transformer: Transformer,
+    progress: Progress,
+    report: Report,
+    keep: Keep,
+    noises: Sequence[AV[jax.Array]],
+) -> AV[np.ndarray]:
+    """The latents of all videos after a stage, of which `progress` may be a part."""
+    latents, current, size = progress.latents, progress.current, plan.spec.num_videos
+    contexts = jax.device_put(progress.contexts, stage.sharding.replicated)
     text = jax.block_until_ready(_text_context(transformer, contexts, stage.sharding))
     fixed = jax.device_put((*_rows(plan, stage), *_course(stage)), stage.sharding.replicated)
-    with report.steps(steps) as progress:
+    for batch in range(progress.batch, len(plan.batches)):
+        now, first = replace(progress, batch=batch, latents=latents, current=current), batch * size
+        before = None if stage.source is None or latents is None else _some(latents, first, size)
+        if current is None:
+            now = replace(now, step=0, current=_begin(plan, stage, batch, before, report, noises))
+        made = AV(*map(fetch, _run_steps(plan, stage, (transformer, text, *fixed), now, report, keep)))
+        if before and plan.spec.refinement.keep_audio:
+            made = made._replace(audio=before.audio)
+        latents, current = made if latents is None else _put(latents, first, made), None
+    assert latents is not None
+    return latents
+
+
+def _some(latents: AV[np.ndarray], first: int, number: int) -> AV[np.ndarray]:
+    return AV(*(stream[first : first + number] for stream in latents))
+
+
+def _put(latents: AV[np.ndarray], first: int, made: AV[np.ndarray]) -> AV[np.ndarray]:
+    """`latents` with the videos from `first` on replaced by those that are made, or longer by them."""
+    rest = first + len(made.video)
+    return AV(*(np.concatenate([old[:first], new, old[rest:]]) for old, new in zip(latents, made, strict=True)))
+
+
+def _run_steps(
+    plan: Plan, stage: Stage, inputs: tuple[Any, ...], now: Progress, report: Report, keep: Keep
+) -> AV[jax.Array]:
+    """The latents of a batch after all steps."""
+    transformer, *fixed = inputs
+    latents = jax.device_put(now.current, stage.sharding.replicated)
+    steps, done, chunk = len(stage.sigmas) - 1, now.step, 1
+    with report.steps(steps - done) as progress:
         while done < steps:
             began, end = time.monotonic(), min(done + chunk, steps)
-            latents, finite = _denoise(
-                transformer, latents, text, *fixed, np.int32(done), np.int32(end), stage.sharding
-            )
+            latents, finite = _denoise(transformer, latents, *fixed, np.int32(done), np.int32(end), stage.sharding)
             _check_finite(finite, end, plan)
             seconds = (time.monotonic() - began) / (end - done)
             progress.advance(end - done)
             # The first call may have compiled: its time says nothing about a step.
             # Several hosts, which must run the same programs, go step by step: their clocks differ.
-            chunk = max(1, int(SECONDS_BETWEEN_REPORTS / seconds)) if done and jax.process_count() == 1 else 1
+            chunk = (
+                max(1, int(SECONDS_BETWEEN_REPORTS / seconds)) if done > now.step and jax.process_count() == 1 else 1
+            )
             done = end
+            keep(replace(now, step=done, current=latents))
     return latents
 
 
@@ -182,7 +228,7 @@ def _check_finite(finite: AV[jax.Array], step: int, plan: Plan) -> None:
 def _rows(plan: Plan, stage: Stage) -> tuple[np.ndarray, AV[Ropes], Switches]:
     """Which text context each row reads, the rotary tables, and what each row leaves out; rows run over passes, then
     videos."""
-    videos, arch = len(plan.seeds), plan.arch.transformer
+    videos, arch = plan.spec.num_videos, plan.arch.transformer
     contexts = np.repeat(np.asarray(plan.contexts(stage.passes), np.int32), videos)
     return contexts, rope_tables(stage.geometry, arch), _switches(stage, arch.num_layers, videos)
 

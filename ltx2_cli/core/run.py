@@ -1,6 +1,6 @@
 """A plan carried out: encode, generate, decode; and everything about it written to files."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
@@ -15,9 +15,10 @@ from ltx2_cli.core.compiling import keep_programs
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.decode import BOTH
 from ltx2_cli.core.programs import Program
+from ltx2_cli.core.progress import Keep, Progress, forget, phases
 from ltx2_cli.core.report import Report, Silent
 from ltx2_cli.diffusion.latents import pack, save_latents, unpack
-from ltx2_cli.hosts import fetch, lost
+from ltx2_cli.hosts import lost
 from ltx2_cli.media import Media, latents_paths, output_paths, record_path, single_specs, write_mp4, write_record
 from ltx2_cli.media_checks import findings
 from ltx2_cli.plan import Plan
@@ -25,6 +26,7 @@ from ltx2_cli.profiles import to_yaml
 from ltx2_cli.spec import AV, RunError, RunSpec
 
 SILENT = Silent()
+BEGINNING = Progress()
 
 
 def load(plan: Plan) -> Components:
@@ -50,10 +52,10 @@ def _memory() -> Iterator[None]:
         ) from error
 
 
-def programs(plan: Plan, media: bool = True) -> Iterator[Program]:
+def programs(plan: Plan, media: bool = True, start: Progress = BEGINNING) -> Iterator[Program]:
     """Every program that a run of the plan compiles, in the order of their use."""
-    read = encode.programs(plan) if generate.is_prompted(plan) else ()
-    return chain(read, generate.programs(plan), decode.programs(plan) if media else ())
+    read = encode.programs(plan) if _reads(plan, start) else ()
+    return chain(read, generate.programs(plan, start), decode.programs(plan) if media else ())
 
 
 def run(plan: Plan, components: Components, report: Report = SILENT) -> Iterator[Media]:
@@ -70,14 +72,20 @@ def warm_up(plan: Plan, components: Components, report: Report = SILENT) -> None
 
 
 def make_latents(
-    plan: Plan, components: Components, report: Report = SILENT, latents: AV[np.ndarray] | None = None
-) -> AV[jax.Array]:
-    """The clean latents of every video, as tokens float32 [videos, tokens, channels]; `latents`, in the files' layout,
-    are what a plan that begins with its second stage goes on from."""
+    plan: Plan, components: Components, report: Report = SILENT, start: Progress = BEGINNING, keep: Keep = forget
+) -> AV[np.ndarray]:
+    """The clean latents of every video, as tokens float32 [videos, tokens, channels].
+
+    `start` is what an earlier run left to go on from, and `keep` is told how far this one is.
+    """
     _warn(plan, report)
-    contexts = encode.encode(plan, components, report) if generate.is_prompted(plan) else None
-    before = None if latents is None else jax.device_put(pack(latents), plan.sharding.replicated)
-    return generate.generate(plan, contexts, components, report, before)
+    if _reads(plan, start):
+        start = replace(start, contexts=encode.encode(plan, components, report))
+    return generate.generate(plan, start, components, report, keep)
+
+
+def _reads(plan: Plan, start: Progress) -> bool:
+    return start.contexts is None and generate.is_prompted(plan, start)
 
 
 def _warn(plan: Plan, report: Report) -> None:
@@ -85,41 +93,57 @@ def _warn(plan: Plan, report: Report) -> None:
         report.note(warning)
 
 
+def going_on(latents: Iterable[AV[np.ndarray]]) -> Progress:
+    """What a plan goes on from that begins with its second stage: each video's latents, in the files' layout."""
+    return Progress(latents=AV(*map(np.concatenate, zip(*map(pack, latents), strict=True))))
+
+
 def write(
     plan: Plan,
     components: Components,
     report: Report = SILENT,
-    latents: AV[np.ndarray] | None = None,
     media: bool = True,
+    start: Progress = BEGINNING,
+    keep: Keep = forget,
 ) -> Iterator[tuple[Path, list[str]]]:
     """Carry out the plan; the path of each video when it and the record beside it are written, by the first host, and
     what is wrong with the clip.
 
-    `latents` as in `make_latents`. Without `media` latents alone are made; the paths are theirs.
+    `start` and `keep` as in `make_latents`. Without `media` latents alone are made; the paths are theirs.
     """
-    with _memory(), components.compiling(programs(plan, media)):
-        made, first = make_latents(plan, components, report, latents), jax.process_index() == 0
+    with _memory(), components.compiling(programs(plan, media, start)):
+        made, first = make_latents(plan, components, report, start, keep), jax.process_index() == 0
+        specs = single_specs(plan.spec)
         for video, file in enumerate(latents_paths(plan.spec)):
-            row = AV(*(fetch(stream)[video : video + 1] for stream in made))
             if first:
-                save_latents(unpack(row, plan.latent_shapes), file, _provenance(plan, single_specs(plan.spec)[video]))
+                row = AV(*(stream[video : video + 1] for stream in made))
+                save_latents(unpack(row, plan.latent_shapes), file, _provenance(plan, specs[video]))
             if first and not media:
                 yield file, []
         if media:
-            yield from _write(plan, made, components, report)
+            end = len(phases(plan))
+            done = replace(
+                start, phase=end, batch=start.batch * (start.phase == end), step=0, latents=made, current=None
+            )
+            yield from _write(plan, done, components, report, keep)
 
 
 def _write(
-    plan: Plan, latents: AV[jax.Array], components: Components, report: Report
+    plan: Plan, done: Progress, components: Components, report: Report, keep: Keep
 ) -> Iterator[tuple[Path, list[str]]]:
-    media = decode.decode(plan, latents, components, report)
-    for clip, spec in zip(media, single_specs(plan.spec), strict=True):
+    """The clips that are not written yet."""
+    assert done.latents is not None
+    media = decode.decode(plan, AV(*(stream[done.batch :] for stream in done.latents)), components, report)
+    for number, (clip, spec) in enumerate(
+        zip(media, single_specs(plan.spec)[done.batch :], strict=True), done.batch + 1
+    ):
         (path,) = output_paths(spec)
         if jax.process_index():
             continue
         with report.stage("write"):
             write_mp4(clip, path, _provenance(plan, spec))
             write_record(record_path(path), _record(spec))
+        keep(replace(done, batch=number))
         yield path, findings(clip)
 
 
@@ -147,5 +171,4 @@ def decode_file(
     """The media of one video's latents in the files' layout; what is not wanted is empty."""
     _warn(plan, report)
     with _memory(), components.compiling(decode.programs(plan, wanted)):
-        tokens = jax.device_put(pack(latents), plan.sharding.replicated)
-        return next(decode.decode(plan, tokens, components, report, wanted))
+        return next(decode.decode(plan, pack(latents), components, report, wanted))

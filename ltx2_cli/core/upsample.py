@@ -1,12 +1,12 @@
 """Latents to more of them, between two stages."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ltx2_cli.core.components import Components, abstract_network
 from ltx2_cli.core.programs import Program, convolving
 from ltx2_cli.core.report import Report
+from ltx2_cli.hosts import fetch
 from ltx2_cli.models import upsampler as network
 from ltx2_cli.models.video_vae import LatentStatistics
 from ltx2_cli.plan import Plan
@@ -18,21 +18,22 @@ Size = tuple[int, int, int]  # latents in time, in height, in width
 STATIC = ("size", "sharding")
 
 
-def upsample(plan: Plan, stage: Stage, latents: AV[jax.Array], components: Components, report: Report) -> AV[jax.Array]:
+def upsample(
+    plan: Plan, stage: Stage, latents: AV[np.ndarray], components: Components, report: Report
+) -> AV[np.ndarray]:
     """What `stage` goes on from, tokens float32 [videos, tokens, channels]: the picture upsampled, one video after the
     other, and the sound, of as many latents as the clip has then."""
     run, size = convolving(_upsampled, plan.sharding, *STATIC), _size(stage)
-    picture, sound = jax.device_put(latents, plan.sharding.replicated)
     with (
         components.use("statistics", report) as statistics,
         components.use("upsampler", report) as upsampler,
         report.stage("upsample"),
     ):
         videos = [
-            run(upsampler, statistics, picture[video : video + 1], *_strengths(plan), size, plan.sharding)
-            for video in range(len(picture))
+            fetch(run(upsampler, statistics, picture, *_strengths(plan), size, plan.sharding))
+            for picture in jax.device_put([video[None] for video in latents.video], plan.sharding.replicated)
         ]
-        return jax.block_until_ready(AV(jnp.concatenate(videos), _lasting(sound, stage.geometry.audio_frames)))
+        return AV(np.concatenate(videos), _lasting(latents.audio, stage.geometry.audio_frames))
 
 
 def upsampling_program(plan: Plan, stage: Stage) -> Program:
@@ -61,9 +62,9 @@ def _strengths(plan: Plan) -> tuple[np.float32, np.float32]:
     return np.float32(plan.spec.refinement.adain), np.float32(plan.spec.refinement.tone_map)
 
 
-def _lasting(sound: jax.Array, length: int) -> jax.Array:
+def _lasting(sound: np.ndarray, length: int) -> np.ndarray:
     """`sound` [videos, tokens, channels] of this length: cut at its end, or its end held."""
-    return jnp.pad(sound[:, :length], ((0, 0), (0, max(length - sound.shape[1], 0)), (0, 0)), mode="edge")
+    return np.pad(sound[:, :length], ((0, 0), (0, max(length - sound.shape[1], 0)), (0, 0)), mode="edge")
 
 
 def _upsampled(

@@ -40,7 +40,7 @@ class Core:
     findings: tuple[str, ...] = ()
 
     def resolve(self, spec: RunSpec) -> "Core":
-        self.spec = replace(spec, seed=5 if spec.seed is None else spec.seed)
+        self.spec = replace(spec, seed=(5,) if spec.seed is None else spec.seed)
         self.asked = spec
         return self
 
@@ -84,6 +84,12 @@ def test_the_path_alone_is_on_stdout_and_the_talk_on_stderr(ltx2: Run):
     assert err.endswith("\ncompiled no programs, 0 from the cache\n")
 
 
+@pytest.mark.parametrize("seeds", ["3 5..7", "3, 5..7", "3,5,6 7"])
+def test_many_seeds_are_many_clips(ltx2: Run, core: Core, seeds: str):
+    code, out, _ = ltx2("generate", "--seed", *seeds.split(), "--prompt", "rain", "-o", "clip.mp4")
+    assert (code, out.split()) == (0, [f"clip-s{seed}.mp4" for seed in (3, 5, 6, 7)])
+
+
 def test_a_warm_up_makes_nothing_and_needs_no_prompt(ltx2: Run, tmp_path: Path):
     (tmp_path / "clip.mp4").write_text("mine")
     assert ltx2("generate", "--warmup", "-o", "clip.mp4")[:2] == (0, "")
@@ -113,7 +119,7 @@ def test_every_option_reaches_its_value(ltx2: Run, core: Core, tmp_path: Path):
     assert (spec.prompt, spec.negative_prompt, spec.model) == ("rain", "blur", "demo")
     assert (spec.recipe, spec.lora) == ("distilled", ("a/b", "c:0.5"))
     assert (spec.height, spec.width, spec.num_frames, spec.fps) == (64, 96, 9, 12.5)
-    assert (spec.num_inference_steps, spec.seed, spec.stg_blocks) == (3, 4294967295, (28, 29))
+    assert (spec.num_inference_steps, spec.seed, spec.stg_blocks) == (3, (4294967295,), (28, 29))
     assert tuple(vars(spec.guidance.video).values()) == (2.0, 0.0, 1.5, 0.1)
     assert tuple(vars(spec.guidance.audio).values()) == (6.0, 0.5, 2.5, 0.2)
     assert (spec.dtype, spec.text_encoder_dtype) == (DType.bfloat16, DType.float16)
@@ -146,7 +152,13 @@ def test_several_videos_are_several_lines(ltx2: Run):
         ("-o clip.avi", "error: output 'clip.avi' is not an mp4"),
         ("--hieght 3", "error: No such option: --hieght (Possible options: --height"),
         ("--height tall", "error: Invalid value for '--height'"),
-        ("surplus", "error: Got unexpected extra argument"),
+        ("surplus", "error: `surplus` belongs to no option\nhint: --prompt "),
+        ("3 --fps 30", "error: `3` belongs to no option\nhint: text with spaces is quoted"),
+        ("--seed 1 x", "error: `x` belongs to no option"),
+        ("--seed 1 2 1", "error: seed 1 is there twice; for example"),
+        ("--seed 0 1 --num-videos 2", "error: seed 1 is there twice; video i counts as seed + i; for example"),
+        ("--seed 0..1000", "error: 1001 seeds of 1 videos each are more than 1000 clips"),
+        ("--seed some", "error: `seed` is 'some'; expected null or a list, each an integer"),
         ("--config none.yaml", "error: none.yaml cannot be read: No such file"),
         ("--negative-prompt \udcff", "error: negative_prompt '\\udcff' is not text in UTF-8; "),
         ("-o \udcff.mp4", "error: output '\\udcff.mp4' is not text in UTF-8; "),

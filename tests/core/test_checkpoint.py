@@ -50,7 +50,7 @@ def test_a_sound_checkpoint_resolves(folder: Path) -> None:
     plan = plan_of(folder, seed=4)
     assert plan.spec.model_name == "checkpoint"
     assert plan.spec.stg_blocks == (2,)  # of four layers, as 29 of 48
-    assert (plan.prompts, plan.seeds) == (("rain", ""), (4,))
+    assert (plan.prompts, plan.spec.seeds) == (("rain", ""), (4,))
 
 
 def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:

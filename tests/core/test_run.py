@@ -56,6 +56,21 @@ def test_a_batch_equals_its_videos_made_alone(checkpoint: Checkpoint, sharding: 
             assert error(together[video : video + 1], single) <= 1e-5
 
 
+def test_seeds_equal_their_videos_made_alone(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """To the byte, two batches of two; each network is loaded once."""
+    report = Shapes()
+    plan = plan_of(checkpoint, SMALL, [5, 9], num_videos=2, output=str(tmp_path / "clip.mp4"))
+    assert plan.batches == ((5, 6), (9, 10))
+    made = [path.name for path, _ in write(plan, load(plan), report)]
+    assert made == ["clip-s5.mp4", "clip-s6.mp4", "clip-s9.mp4", "clip-s10.mp4"]
+    assert report.stages.count("load transformer") == report.stages.count("load text encoder") == 1
+    together = final_latents(plan)
+    for batch, seed in enumerate((5, 9)):
+        alone = final_latents(plan_of(checkpoint, SMALL, seed, num_videos=2))
+        for many, two in zip(together, alone, strict=True):
+            np.testing.assert_array_equal(many[2 * batch : 2 * batch + 2], two)
+
+
 @pytest.mark.parametrize(
     "option",
     [
@@ -108,13 +123,13 @@ def test_a_batch_is_recorded_video_by_video(checkpoint: Checkpoint, tmp_path: Pa
     paths = [path for path, _ in write(plan, load(plan))]
     assert [path.name for path in paths] == ["clip-s3.mp4", "clip-s4.mp4"]
     alone = read_spec(config=paths[1].with_suffix(".yaml"))
-    assert (alone.seed, alone.num_videos) == (4, 1)
-    assert alone == replace(plan.spec, seed=4, num_videos=1, output=str(paths[1]))
+    assert (alone.seed, alone.num_videos) == ((4,), 1)
+    assert alone == replace(plan.spec, seed=(4,), num_videos=1, output=str(paths[1]))
     assert output_paths(alone) == [paths[1]]
 
 
 def test_a_seed_is_chosen_where_none_is_given(checkpoint: Checkpoint) -> None:
-    seeds = {plan_of(checkpoint, SMALL, None).spec.seed for _ in range(3)}
+    seeds = {plan_of(checkpoint, SMALL, None).spec.seeds[0] for _ in range(3)}
     assert len(seeds) == 3
     assert all(0 <= seed < 2**32 for seed in seeds)
 
@@ -132,10 +147,12 @@ class Shapes(Silent):
 
     def __init__(self) -> None:
         self.alive: dict[str, set[tuple[int, ...]]] = {}
+        self.stages: list[str] = []
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         gc.collect()
+        self.stages.append(name)
         self.alive[name] = {array.shape for array in jax.live_arrays()}
         yield
 

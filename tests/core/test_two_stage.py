@@ -15,8 +15,9 @@ from loras import DIFFUSERS, ORIGINAL, write_lora
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.encode import encode
 from ltx2_cli.core.generate import generate
+from ltx2_cli.core.progress import Progress
 from ltx2_cli.core.report import Silent
-from ltx2_cli.core.run import make_latents
+from ltx2_cli.core.run import BEGINNING, going_on, make_latents
 from ltx2_cli.diffusion.latents import pack, unpack
 from ltx2_cli.plan import Plan, first_stage
 from ltx2_cli.spec import AV, SpecError
@@ -98,14 +99,16 @@ def test_two_stages_equal_the_same_parts_of_the_reference(checkpoint: Checkpoint
         for count, channels in ((second.geometry.video_tokens, 8), (second.geometry.audio_frames, 16))
     )
     noises = [in_tokens(draw_noise(pipeline, 5, *SMALL.size)), AV(*drawn)]
-    tokens = generate(plan, encode(plan, components, report), components, report, noises=noises)
-    ours = unpack(AV(*map(np.asarray, tokens)), plan.latent_shapes)
+    start = Progress(contexts=encode(plan, components, report))
+    tokens = generate(plan, start, components, report, noises=noises)
+    ours = unpack(tokens, plan.latent_shapes)
     errors = [relative_error(got, wanted) for got, wanted in zip(ours, normalised(pipeline, *refined), strict=True)]
     assert max(errors) <= 1e-4, errors
 
 
 def latents_of(plan: Plan, before: AV[np.ndarray] | None = None) -> AV[np.ndarray]:
-    return unpack(AV(*map(np.asarray, make_latents(plan, Components(plan), Silent(), before))), plan.latent_shapes)
+    start = going_on([before]) if before else BEGINNING
+    return unpack(make_latents(plan, Components(plan), Silent(), start), plan.latent_shapes)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,45 @@
+"""How far a run is: what it goes on from when it is begun again."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from ltx2_cli.plan import Plan
+from ltx2_cli.spec import AV
+from ltx2_cli.stages import Stage
+
+
+class Phase(NamedTuple):
+    """One half of a stage."""
+
+    number: int  # of the stage
+    stage: Stage
+    denoises: bool  # or upsamples what it begins with
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What is done of a run. Latents are tokens float32 [videos, tokens, channels], on the host but for `current`."""
+
+    phase: int = 0  # of `phases`, the first that is not done; behind the last one, the clips are written
+    batch: int = 0  # of it, the first that is not done; of written clips, their number
+    step: int = 0  # of that batch
+    latents: AV[np.ndarray] | None = None  # after the phase where it is done, else before it, if there was one
+    current: AV[jax.Array | np.ndarray] | None = None  # of that batch, after its steps; None: it is not begun
+    contexts: AV[jax.Array | np.ndarray] | None = None  # of the text, once it is read
+
+
+Keep = Callable[[Progress], None]
+
+
+def phases(plan: Plan) -> list[Phase]:
+    """What a run goes through, in order, before it decodes."""
+    halves = [Phase(number, stage, half) for number, stage in enumerate(plan.stages) for half in (False, True)]
+    return [half for half in halves if (len(half.stage.sigmas) > 1 if half.denoises else half.stage.source)]
+
+
+def forget(progress: Progress) -> None:
+    """Keep nothing."""
