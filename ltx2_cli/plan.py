@@ -24,7 +24,7 @@ from ltx2_cli.profiles import AUTO, profile_names, read_sharding
 from ltx2_cli.recipe import ONE_STAGE, TWO_STAGE, complete, contradictions, expected_refinement
 from ltx2_cli.sharding import ShardingPlan, lay_out
 from ltx2_cli.spec import AV, RunSpec, SpecError
-from ltx2_cli.stages import Added, Loras, Refinement, Stage, enlarged, recipe_passes, stages, with_refiner
+from ltx2_cli.stages import Added, Loras, Refinement, Source, Stage, enlarged, recipe_passes, stages, with_refiner
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import weights
 from ltx2_cli.weights.findings import attempt, refuse
@@ -98,10 +98,10 @@ def missing(spec: RunSpec) -> list[Download]:
     return absent  # where nothing is to be fetched first, `resolve` says what is wrong with LoRAs and all else at once
 
 
-def resolve(spec: RunSpec, source: AV[Shape] | None = None) -> Plan:
+def resolve(spec: RunSpec, source: Source | None = None) -> Plan:
     """Find the checkpoint, check it against what its configs declare, and decide all that the request left open.
 
-    With latents of the shapes `source` to go on from, there is the second stage alone, and the size is what it makes of
+    With latents `source` to go on from, there is the second stage alone, and the size is what it makes of
     them. Raises `SpecError` for a request or a checkpoint that cannot be met, with every finding of its kind.
     """
     checkpoint, loras = _open(spec)
@@ -140,7 +140,7 @@ def decide(
     loras: Loras,
     devices: Sequence[jax.Device],
     refinement: Refinement | None = None,
-    source: AV[Shape] | None = None,
+    source: Source | None = None,
 ) -> Plan:
     """What the request means for this checkpoint, with these LoRAs at their strengths, on these devices.
 

@@ -124,6 +124,9 @@ class RefinementSpec:
     keep_audio: bool | None  # the sound is the first stage's
     adain: float  # how far the upsampled latents are moved to the statistics they had, 0 to 1
     tone_map: float  # how far their range is compressed, 0 to 1
+    lengthen: (
+        bool  # an upsampler of time makes it last twice as long, the sound stretched; else: twice as many a second
+    )
 
 
 class Kernel(StrEnum):

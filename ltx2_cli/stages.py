@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
+from typing import NamedTuple
 
 import numpy as np
 
@@ -44,6 +45,13 @@ class Stage:
     source: AV[Shape] | None  # of the latents that are upsampled and noised to begin with; None: it begins as noise
 
 
+class Source(NamedTuple):
+    """Latents that a run goes on from."""
+
+    shapes: AV[Shape]  # of one video's in a file
+    fps: float
+
+
 @dataclass(frozen=True)
 class Refinement:
     """What a second stage takes besides the checkpoint."""
@@ -76,17 +84,21 @@ def with_refiner(
     return networks, replace(checkpoint, files=files), added
 
 
-def enlarged(spec: RunSpec, arch: Arch, refinement: Refinement, source: AV[Shape]) -> RunSpec:
-    """The request for what the upsampler makes of latents of these shapes; twice the frames are twice as many a
-    second."""
-    by, (_, _, frames, height, width) = refinement.upsampler.upsampling, source.video
+def enlarged(spec: RunSpec, arch: Arch, refinement: Refinement, source: Source) -> RunSpec:
+    """The request for what the upsampler makes of these latents."""
+    by, (_, _, frames, height, width) = refinement.upsampler.upsampling, source.shapes.video
     return replace(
         spec,
         num_frames=arch.compression.frames * (by.frames(frames) - 1) + 1,
         height=arch.compression.pixels * by.side(height),
         width=arch.compression.pixels * by.side(width),
-        fps=spec.fps * by.time,
+        fps=source.fps * _faster(spec, refinement),
     )
+
+
+def _faster(spec: RunSpec, refinement: Refinement) -> int:
+    """By which factor the upsampled clip has more frames a second."""
+    return 1 if spec.refinement.lengthen else refinement.upsampler.upsampling.time
 
 
 def stages(
@@ -94,17 +106,17 @@ def stages(
     arch: Arch,
     networks: Networks,
     refinement: Refinement | None,
-    source: AV[Shape] | None,
+    source: Source | None,
     lay_out: Callable[[int], ShardingPlan],
 ) -> tuple[Stage, ...]:
-    """All stages of a run, or the one that goes on from latents of the shapes `source`.
+    """All stages of a run, or the one that goes on from `source`.
 
     `lay_out` divides the devices for so many rows. Raises `SpecError` for a size that no upsampler makes.
     """
     channels = AV(arch.transformer.in_channels, arch.transformer.audio_in_channels)
 
-    def measured(num_frames: int, height: int, width: int) -> tuple[Geometry, AV[Shape]]:
-        geometry = clip_geometry(num_frames, height, width, spec.fps, arch.compression, arch.transformer.scales)
+    def measured(size: tuple[int, int, int], fps: float) -> tuple[Geometry, AV[Shape]]:
+        geometry = clip_geometry(*size, fps, arch.compression, arch.transformer.scales)
         return geometry, file_shapes(geometry, channels, arch.audio_vae.latent_mels)
 
     size = spec.num_frames, spec.height, spec.width
@@ -112,16 +124,17 @@ def stages(
     guidance, passes, videos = _guidance(spec, arch), recipe_passes(spec, arch), spec.num_videos
     rows, refined = len(passes) * videos, networks.refiner is not None
     made = []
-    if source is None:
-        geometry, source = measured(*first)
+    before = source and source.shapes
+    if before is None:
+        geometry, before = measured(first, spec.fps if refinement is None else spec.fps / _faster(spec, refinement))
         shared = refinement is not None and not refined
         sharding = lay_out(gcd(rows, videos) if shared else rows)
         sigmas = _sigmas(spec, arch, geometry)
-        made.append(Stage(geometry, source, sigmas, passes, guidance, spec.stg_blocks or (), DENOISER, sharding, None))
+        made.append(Stage(geometry, before, sigmas, passes, guidance, spec.stg_blocks or (), DENOISER, sharding, None))
     if refinement is not None:
         sigmas = np.asarray(spec.refinement.sigmas or UNREFINED, np.float32)
         network, off = REFINER if refined else DENOISER, AV(OFF, OFF)
-        made.append(Stage(*measured(*size), sigmas, (Pass.COND,), off, (), network, lay_out(videos), source))
+        made.append(Stage(*measured(size, spec.fps), sigmas, (Pass.COND,), off, (), network, lay_out(videos), before))
     return tuple(made)
 
 

@@ -10,10 +10,11 @@ from safetensors.torch import save_file
 
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.run import make_latents
-from ltx2_cli.diffusion.latents import Shape, unpack
+from ltx2_cli.diffusion.latents import unpack
 from ltx2_cli.plan import Plan, resolve
 from ltx2_cli.profiles import read_spec
 from ltx2_cli.spec import AV
+from ltx2_cli.stages import Source
 from tiny import draw_noise
 
 PROMPT, NEGATIVE = "A red ball bounces, once.", "blurry"
@@ -98,7 +99,7 @@ def plan_of(
     case: Case,
     seed: int | None,
     noise: Path | None = None,
-    source: AV[Shape] | None = None,
+    source: Source | None = None,
     **overrides: object,
 ) -> Plan:
     if noise is not None:

@@ -83,7 +83,7 @@ def decode(
     with counted() as count:
         keep_programs(spec.compile_cache)
         plan = resolve(spec)
-        check_fit(file, plan, plan.latent_shapes)
+        check_fit(file, plan, plan.latent_shapes, spec.fps)
         media = decode_file(plan, file.read(), load(plan), report, wanted)
     for path in outputs:
         with report.stage("write"):

@@ -26,8 +26,9 @@ def request(
     from ltx2_cli.profiles import AUTO, read_spec
 
     files = dict.fromkeys(("noise", "save_latents", "output", "compile_cache"))
+    rate = {"fps": float(file.metadata["fps"])} if "fps" in file.metadata else {}
     size = dict(zip(("num_frames", "height", "width"), file.size, strict=True))
-    here = {"sharding": AUTO, "vae_memory": None, **size, **files, **instead, **given}
+    here = {"sharding": AUTO, "vae_memory": None, **size, **rate, **files, **instead, **given}
     if record := file.metadata.get("record"):
         if config:
             raise SpecError(f"{file.path} has a record of its own", "leave --config out; flags and --set change values")
@@ -37,15 +38,17 @@ def request(
     return read_spec({"prompt": "any", "seed": 0, **here}, config=config, dotlist=settings)
 
 
-def check_source(file: "LatentsFile", plan: "Plan") -> None:
-    """Raise `SpecError` for latents that the plan's model cannot go on from."""
-    (_, _, *size), sound, length = file.shapes.video, plan.latent_shapes.audio, file.shapes.audio[2]
-    near = abs(length - sound[2]) <= 1  # twice as many frames, but for the first, may end sooner
-    audio = (*sound[:2], length if near else sound[2], sound[3])
-    check_fit(file, plan, AV((*plan.latent_shapes.video[:2], *size), audio))
+def check_source(file: "LatentsFile", plan: "Plan", fps: float) -> None:
+    """Raise `SpecError` for latents of a clip of `fps` frames a second that the plan's model cannot go on from."""
+    from ltx2_cli.diffusion.geometry import clip_geometry
+
+    arch, (video, audio) = plan.arch, plan.latent_shapes
+    clip = clip_geometry(*file.size, fps, arch.compression, arch.transformer.scales)
+    size = clip.frames, clip.height, clip.width
+    check_fit(file, plan, AV((*video[:2], *size), (*audio[:2], clip.audio_frames, *audio[3:])), fps)
 
 
-def check_fit(file: "LatentsFile", plan: "Plan", wanted: AV[tuple[int, ...]]) -> None:
+def check_fit(file: "LatentsFile", plan: "Plan", wanted: AV[tuple[int, ...]], fps: float) -> None:
     """Raise `SpecError` for latents that this model did not make, or that are not of the shapes that it would."""
     made, ours = file.metadata.get("generation"), plan.arch.generation
     if made not in (None, ours):
@@ -53,7 +56,7 @@ def check_fit(file: "LatentsFile", plan: "Plan", wanted: AV[tuple[int, ...]]) ->
     for name, found, shape in zip(AV._fields, file.shapes, wanted, strict=True):
         if found != shape:
             raise SpecError(
-                f"the {name} latents in {file.path} are {_by(found)}; {plan.spec.model} at {plan.spec.fps:g} frames a"
+                f"the {name} latents in {file.path} are {_by(found)}; {plan.spec.model} at {fps:g} frames a"
                 f" second has {_by(shape)}",
                 "another --model, or the --fps that they were made with",
             )

@@ -19,7 +19,7 @@ GUIDANCE = {
     for field in fields(Guidance)
 }
 ABSENT: tuple[object, ...] = (None, [], ())  # what an option is that was not given; the last two if it is repeatable
-REFINEMENT = {name: f"refinement.{name}" for name in ("upsampler", "adain", "tone_map")}
+REFINEMENT = {name: f"refinement.{name}" for name in ("upsampler", "adain", "tone_map", "lengthen")}
 SEEDS = re.compile(r"\d+(\.\.\d+)?,?")
 # option: dotted key of the RunSpec
 KEYS = {**{field.name: field.name for field in fields(RunSpec)}, **GUIDANCE, **REFINEMENT}

@@ -52,6 +52,10 @@ def upsample(
     tone_map: Annotated[
         Real, option(STEPS, "How far the range of upsampled latents is compressed, 0 to 1.", metavar="SHARE")
     ] = None,
+    lengthen: Annotated[
+        bool | None,
+        option(STEPS, "Where time is upsampled, twice as long instead of twice the frames a second.", "--lengthen"),
+    ] = None,
     seed: Annotated[Count, option(STEPS, "Of the noise; without it the file's.")] = None,
     model: Annotated[
         Text, option(MODEL, "Where the file does not say which, or in its place.", profiles="model")
@@ -94,12 +98,13 @@ def upsample(
         from ltx2_cli.core.compiling import counted
         from ltx2_cli.core.run import going_on, load, write
         from ltx2_cli.plan import resolve
+        from ltx2_cli.stages import Source
 
     report = reporter()
     flaws: list[str] = []
     with counted() as count:
-        plan = resolve(spec, file.shapes)
-        check_source(file, plan)
+        plan = resolve(spec, Source(file.shapes, spec.fps))
+        check_source(file, plan, spec.fps)
         components = load(plan)
         for path, findings in write(plan, components, report, not latents_only, going_on([file.read()])):
             print(path, flush=True)

@@ -154,7 +154,12 @@ def _record(spec: RunSpec) -> str:
 def _provenance(plan: Plan, spec: RunSpec) -> dict[str, str]:
     """What latents and videos say of themselves: all that decoding them, going on from them or making them again
     needs."""
-    return {"generation": plan.arch.generation, "fps": str(spec.fps), "stage": _reached(plan), "record": _record(spec)}
+    return {
+        "generation": plan.arch.generation,
+        "fps": str(plan.stages[-1].geometry.fps),
+        "stage": _reached(plan),
+        "record": _record(spec),
+    }
 
 
 def _reached(plan: Plan) -> str:

@@ -63,8 +63,15 @@ def _strengths(plan: Plan) -> tuple[np.float32, np.float32]:
 
 
 def _lasting(sound: np.ndarray, length: int) -> np.ndarray:
-    """`sound` [videos, tokens, channels] of this length: cut at its end, or its end held."""
-    return np.pad(sound[:, :length], ((0, 0), (0, max(length - sound.shape[1], 0)), (0, 0)), mode="edge")
+    """`sound` [videos, tokens, channels] of this length: cut, or its end held, where the two lengths differ by their
+    rounding; else stretched, each token between its neighbours."""
+    tokens = sound.shape[1]
+    if abs(length - tokens) <= 1:
+        return np.pad(sound[:, :length], ((0, 0), (0, max(length - tokens, 0)), (0, 0)), mode="edge")
+    places = np.clip((np.arange(length) + 0.5) * tokens / length - 0.5, 0, tokens - 1)
+    below = places.astype(int)
+    part = (places - below).astype(np.float32)[:, None]
+    return sound[:, below] * (1 - part) + sound[:, np.minimum(below + 1, tokens - 1)] * part
 
 
 def _upsampled(

@@ -1,9 +1,9 @@
 """What upsampling makes of a clip's size, and of which clip a size is made."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from ltx2_cli.diffusion.geometry import Compression, Geometry
+from ltx2_cli.diffusion.geometry import Compression
 from ltx2_cli.spec import SpecError
 
 
@@ -23,25 +23,6 @@ class Upsampling:
     def side(self, latents: int) -> int:
         """How many latents in height or width are made of so many; what is left over of a cell counts as one."""
         return -(-latents * self.up // self.down)
-
-
-def upsampled(geometry: Geometry, by: Upsampling) -> Geometry:
-    """The clip upsampled. It lasts as long, so that twice the frames are twice the frames a second, and its sound fits;
-    played at the frames a second that it had, it lasts longer and needs another.
-    """
-    return replace(
-        geometry,
-        frames=by.frames(geometry.frames),
-        height=by.side(geometry.height),
-        width=by.side(geometry.width),
-        fps=geometry.fps * by.time,
-    )
-
-
-def pixels(geometry: Geometry, compression: Compression) -> tuple[int, int, int]:
-    """Frames, height and width of the clip that these latents decode to."""
-    frames, height, width = geometry.frames, geometry.height, geometry.width
-    return (frames - 1) * compression.frames + 1, height * compression.pixels, width * compression.pixels
 
 
 def source_size(

@@ -21,6 +21,7 @@ from ltx2_cli.core.run import BEGINNING, going_on, make_latents
 from ltx2_cli.diffusion.latents import pack, unpack
 from ltx2_cli.plan import Plan, first_stage
 from ltx2_cli.spec import AV, SpecError
+from ltx2_cli.stages import Source
 from parity import randomise, relative_error
 from tiny import draw_noise
 
@@ -126,7 +127,7 @@ def test_the_second_stage_goes_on_from_a_file_to_the_byte(
 ) -> None:
     assert first.video.shape == (1, 8, 3, 2, 3)
     assert both.video.shape == (1, 8, 3, 4, 6)
-    source = AV(*(stream.shape for stream in first))
+    source = Source(AV(*(stream.shape for stream in first)), 24.0)
     resumed = asked(checkpoint, folder, SMALL, source=source)
     assert (resumed.spec.height, resumed.spec.width, resumed.spec.num_frames) == (128, 192, 17)
     for got, wanted in zip(latents_of(resumed, first), both, strict=True):
@@ -155,7 +156,7 @@ def test_eight_devices_make_the_clip_of_one(checkpoint: Checkpoint, folder: Path
 
 
 def test_without_steps_latents_are_upsampled_alone(checkpoint: Checkpoint, folder: Path, first: AV[np.ndarray]) -> None:
-    source = AV(*(stream.shape for stream in first))
+    source = Source(AV(*(stream.shape for stream in first)), 24.0)
     off = {"refinement.sigmas": [], "refinement.lora": []}
     plan = asked(checkpoint, folder, SMALL, source=source, **off)
     plain = latents_of(plan, first)

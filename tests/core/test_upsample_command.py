@@ -10,6 +10,7 @@ from safetensors.numpy import load_file, save_file
 from clips import PROMPT, TEXT_TOKENS, Checkpoint
 from loras import ORIGINAL, write_lora
 from ltx2_cli.diffusion.latents import open_latents
+from ltx2_cli.video_file import open_video
 from parity import randomise
 from program import run_program
 
@@ -89,6 +90,45 @@ def test_any_latents_are_upsampled_without_being_refined(
     same = tmp_path / "same.safetensors"
     assert run_program(monkeypatch, "upsample", str(bare), *upsampler, *model, *only, str(same)) == 0
     np.testing.assert_array_equal(load_file(same)["video"], load_file(large)["video"])
+
+
+@pytest.fixture(scope="module")
+def denser(made: Path, options: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The options of a clip whose second stage upsamples time."""
+    folder = tmp_path_factory.mktemp("denser")
+    config = {"in_channels": 8, "mid_channels": 32, "num_blocks_per_stage": 1, "spatial_upsample": False}
+    randomise(LTX2LatentUpsamplerModel(**config, temporal_upsample=True), seed=2).save_pretrained(folder)
+    return [*options, "--upsampler", str(folder), "--height", "64", "--width", "64", "--num-frames", "17"]
+
+
+@pytest.mark.parametrize(
+    ("lengthened", "rates", "sounds"), [([], ("12.0", "24.0"), (19, 18)), (["--lengthen"], ("24.0", "24.0"), (9, 18))]
+)
+def test_time_is_upsampled_and_the_sound_fits(
+    lengthened: list[str],
+    rates: tuple[str, str],
+    sounds: tuple[int, int],
+    denser: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """17 frames of 9: in one go as in two, twice as many a second or twice as long."""
+    whole, first, again = (tmp_path / f"{name}.safetensors" for name in ("whole", "first", "again"))
+    lengthen = ["--set", "refinement.lengthen=true"] * bool(lengthened)
+    clip = tmp_path / "clip.mp4"
+    assert run_program(monkeypatch, "generate", *denser, *lengthen, "--save-latents", str(whole), "-o", str(clip)) == 0
+    stop = ["--stop-after", "stage1", "--save-latents", str(first)]
+    assert run_program(monkeypatch, "generate", *denser, *lengthen, *stop) == 0
+    only = ["--latents-only", "--save-latents", str(again), *lengthened]
+    assert run_program(monkeypatch, "upsample", str(first), *only) == 0
+    files = [open_latents(path) for path in (first, again)]
+    assert tuple(file.metadata["fps"] for file in files) == rates
+    assert tuple(file.size[0] for file in files) == (9, 17)
+    assert tuple(file.shapes.audio[2] for file in files) == sounds
+    for name, wanted in load_file(whole).items():
+        np.testing.assert_array_equal(load_file(again)[name], wanted)
+    video = open_video(clip)
+    assert (video.num_frames, video.fps) == (17, 24.0)
 
 
 @pytest.mark.parametrize(
