@@ -83,6 +83,11 @@ class ShardingPlan:
         return self.mesh.shape[along] if along else 1
 
     @property
+    def text(self) -> str:
+        """The mesh in words, without axes of one device."""
+        return " x ".join(f"{axis} {size}" for axis, size in self.mesh.shape.items() if size > 1) or "one device"
+
+    @property
     def replicated(self) -> NamedSharding:
         """Whole on every device."""
         return NamedSharding(self.mesh, PartitionSpec())

@@ -52,9 +52,9 @@ def is_video(path: Path) -> bool:
 
 def open_video(path: Path) -> VideoFile:
     """The video in `path`. Raises `SpecError` where it is damaged, or has no picture."""
-    said = _ask(path, ["-f", "ffmetadata", "-"])
+    said = ask_ffmpeg(path, ["-f", "ffmetadata", "-"])
     entries = {_plain(key): _plain(value) for key, value in ENTRY.findall(said)}
-    packets = _ask(path, ["-map", "0:v:0?", "-map", "0:a:0?", "-c", "copy", "-f", "framecrc", "-"])
+    packets = ask_ffmpeg(path, ["-map", "0:v:0?", "-map", "0:a:0?", "-c", "copy", "-f", "framecrc", "-"])
     facts = dict(re.findall(r"^#(\w+ \d): (.*)$", packets, re.MULTILINE))
     lengths = [int(length) for length in re.findall(r"^0,\s*-?\d+,\s*-?\d+,\s*(\d+),", packets, re.MULTILINE)]
     if facts.get("media_type 0") != "video" or not sum(lengths):
@@ -79,7 +79,7 @@ def _plain(text: str) -> str:
     return ESCAPED.sub(r"\1", text)
 
 
-def _ask(path: Path, wanted: Sequence[str]) -> str:
+def ask_ffmpeg(path: Path, wanted: Sequence[str]) -> str:
     """What ffmpeg prints of a file; raises `SpecError` with its first complaint."""
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-loglevel", "error", "-i", f"file:{path}", *wanted]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)

@@ -10,7 +10,17 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "ltx2_cli"
 TOWER = (
-    {"spec", "profiles", "profile_layers", "sharding", "media", "media_checks", "video_file", "hosts"},
+    {
+        "spec",
+        "profiles",
+        "profile_layers",
+        "sharding",
+        "media",
+        "media_checks",
+        "video_file",
+        "video_difference",
+        "hosts",
+    },
     {"weights", "diffusion"},
     {"nn"},
     {"models"},

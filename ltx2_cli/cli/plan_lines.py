@@ -33,9 +33,8 @@ def search_lines(search: Search) -> Iterator[str]:
 
 
 def mesh_of(forecast: Forecast) -> str:
-    """The mesh in words, without axes of one device."""
-    sizes = forecast.plan.sharding.mesh.shape.items()
-    return " x ".join(f"{axis} {size}" for axis, size in sizes if size > 1) or "one device"
+    """The mesh in words."""
+    return forecast.plan.sharding.text
 
 
 def _tried(forecast: Forecast) -> tuple[str, str, str]:

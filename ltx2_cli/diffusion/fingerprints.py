@@ -1,0 +1,46 @@
+"""Arrays by their fingerprints: whether two are the same, and without either about how far apart they are."""
+
+import hashlib
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+BUCKETS = 256
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What is kept of an array."""
+
+    sha256: str  # of its float32 numbers, little-endian, as they lie
+    sketch: np.ndarray  # float32 [BUCKETS]
+
+    def error(self, other: "Fingerprint") -> float:
+        """About the relative L2 error of the array behind `other`: off by 4 % of itself in one case of three, and 0
+        also for what float32 does not tell apart."""
+        return float(np.linalg.norm(other.sketch - self.sketch) / np.linalg.norm(self.sketch))
+
+    def text(self) -> dict[str, str]:
+        """In words, for a record."""
+        return {"sha256": self.sha256, "sketch": b64encode(self.sketch.astype("<f4").tobytes()).decode()}
+
+
+def fingerprint(array: np.ndarray) -> Fingerprint:
+    """Of an array in float32. The sketch is a count sketch (Charikar, Chen and Farach-Colton, 2002): every number goes
+    into one of a few sums, under a sign, both drawn at random once and for all. Norms of sketches, and of their
+    differences, are about those of the arrays."""
+    numbers = np.ascontiguousarray(array, "<f4").reshape(-1)
+    drawn = np.random.Philox(key=0).random_raw(-(-numbers.size // 4)).astype("<u8").view("<u2")[: numbers.size]
+    sums = np.bincount(drawn % (2 * BUCKETS), numbers, 2 * BUCKETS)
+    sketch = (sums[:BUCKETS] - sums[BUCKETS:]).astype(np.float32)
+    return Fingerprint(hashlib.sha256(numbers.data).hexdigest(), sketch)
+
+
+def read_fingerprint(text: Mapping[str, str]) -> Fingerprint:
+    """What `Fingerprint.text` gave. Raises `ValueError` or `KeyError` where it is something else."""
+    sketch = np.frombuffer(b64decode(text["sketch"], validate=True), "<f4")
+    if sketch.shape != (BUCKETS,):
+        raise ValueError("not a sketch")
+    return Fingerprint(text["sha256"], sketch)
