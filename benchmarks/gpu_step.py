@@ -58,6 +58,7 @@ def ours(tiny: bool) -> Turn:
     from ltx2_cli.core.components import Components, abstract_network
     from ltx2_cli.core.encode import abstract_contexts
     from ltx2_cli.core.generate import generate
+    from ltx2_cli.core.progress import Progress
     from ltx2_cli.core.report import Silent
     from ltx2_cli.core.timings import Timings
 
@@ -71,7 +72,7 @@ def ours(tiny: bool) -> Turn:
 
     def turn(asked: Asked) -> float:
         timings, passes = Timings(Silent()), asked["passes"]
-        generate(plans[passes], contexts[passes], components, timings)
+        generate(plans[passes], Progress(contexts=contexts[passes]), components, timings)
         return median(timings.denoise_steps[1:])
 
     return turn

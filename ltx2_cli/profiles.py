@@ -19,7 +19,7 @@ AUTO = "auto"  # the recipe and the sharding that are chosen when the checkpoint
 EITHER = {"num_inference_steps", "sigmas"}  # of two layers, the higher says both
 # what the checkpoint's recipe fills in
 LEFT_OPEN = ("num_inference_steps", "sigmas", "guidance", "stg_blocks", "refinement")
-MADE_WITH = "made_with"  # a record's versions: for people, ignored when it is read
+MADE_WITH = "made_with"  # what a record says besides the request, ignored where that is read
 REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*(/[\w./-]+\.safetensors)?(@[^@\s]+)?")
 SINGLE_FILE = ".safetensors"
 PUBLISHED_LAYERS = 48  # blocks of every release: the model profiles count the one that STG disturbs among so many
@@ -83,11 +83,11 @@ def user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ltx2"
 
 
-def to_yaml(spec: RunSpec, made_with: Mapping[str, str] | None = None) -> str:
-    """`spec` as YAML that `read_spec(config=...)` turns into an equal one; versions in `made_with` come first."""
-    versions = {MADE_WITH: dict(made_with)} if made_with else {}
+def to_yaml(spec: RunSpec, made_with: Mapping[str, Any] | None = None) -> str:
+    """`spec` as YAML that `read_spec(config=...)` turns into an equal one; `made_with` comes last."""
+    made = {MADE_WITH: literal(made_with)} if made_with else {}
     seed = {"seed": spec.seed[0]} if spec.seed and len(spec.seed) == 1 else {}
-    return OmegaConf.to_yaml(OmegaConf.create({**versions, **literal(asdict(spec)), **seed}))
+    return OmegaConf.to_yaml(OmegaConf.create({**literal(asdict(spec)), **seed, **made}))
 
 
 def spread(sigmas: tuple[float, ...], steps: int) -> tuple[float, ...]:

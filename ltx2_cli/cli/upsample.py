@@ -96,6 +96,7 @@ def upsample(
 
     with postponed():
         from ltx2_cli.core.compiling import counted
+        from ltx2_cli.core.record import begun
         from ltx2_cli.core.run import going_on, load, write
         from ltx2_cli.plan import resolve
         from ltx2_cli.stages import Source
@@ -105,8 +106,8 @@ def upsample(
     with counted() as count:
         plan = resolve(spec, Source(file.shapes, spec.fps))
         check_source(file, plan, spec.fps)
-        components = load(plan)
-        for path, findings in write(plan, components, report, not latents_only, going_on([file.read()])):
+        components, start = load(plan), going_on([file.read()], (begun(file, spec.fps),))
+        for path, findings in write(plan, components, report, not latents_only, start):
             print(path, flush=True)
             flaws += noted(path, findings, report)
     report.note(str(count))

@@ -15,6 +15,7 @@ from ltx2_cli.core.components import Components, abstract_network
 from ltx2_cli.core.encode import abstract_contexts
 from ltx2_cli.core.programs import Program, abstract, results
 from ltx2_cli.core.progress import Keep, Progress, forget, phases
+from ltx2_cli.core.record import continued
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.upsample import upsample, upsampling_program
 from ltx2_cli.diffusion.denoise import denoise
@@ -44,8 +45,8 @@ def generate(
     report: Report,
     keep: Keep = forget,
     noises: Sequence[AV[jax.Array]] = (),
-) -> AV[np.ndarray]:
-    """Clean latents of every video, tokens float32 [videos, tokens, channels], normalised.
+) -> Progress:
+    """Clean latents of every video, tokens float32 [videos, tokens, channels], normalised, and what led to them.
 
     It goes on from `start`, whose contexts are those of the prompts, and tells `keep` of every few steps. A stage
     denoises one batch after the other, and upsamples all before; it begins with noise of its own, that of each video's
@@ -64,10 +65,12 @@ def generate(
             else:
                 assert progress.latents is not None
                 latents = upsample(plan, stage, progress.latents, components, report)
-            progress = Progress(done, latents=latents, contexts=progress.contexts)
+            history = progress.history
+            if denoises or len(stage.sigmas) < 2:
+                history = continued(history, plan, stage, latents)
+            progress = Progress(done, latents=latents, contexts=progress.contexts, history=history)
             keep(progress)
-    assert progress.latents is not None
-    return progress.latents
+    return progress
 
 
 def _begin(

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from ltx2_cli.core.record import History
 from ltx2_cli.plan import Plan
 from ltx2_cli.spec import AV
 from ltx2_cli.stages import Stage
@@ -30,6 +31,7 @@ class Progress:
     latents: AV[np.ndarray] | None = None  # after the phase where it is done, else before it, if there was one
     current: AV[jax.Array | np.ndarray] | None = None  # of that batch, after its steps; None: it is not begun
     contexts: AV[jax.Array | np.ndarray] | None = None  # of the text, once it is read
+    history: History = ()
 
 
 Keep = Callable[[Progress], None]

@@ -1,9 +1,9 @@
 """A plan carried out: encode, generate, decode; and everything about it written to files."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 
@@ -15,7 +15,8 @@ from ltx2_cli.core.compiling import keep_programs
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.decode import BOTH
 from ltx2_cli.core.programs import Program
-from ltx2_cli.core.progress import Keep, Progress, forget, phases
+from ltx2_cli.core.progress import Keep, Progress, forget
+from ltx2_cli.core.record import History, input_files, made_with, stage_name
 from ltx2_cli.core.report import Report, Silent
 from ltx2_cli.diffusion.latents import pack, save_latents, unpack
 from ltx2_cli.hosts import lost
@@ -23,7 +24,8 @@ from ltx2_cli.media import Media, latents_paths, output_paths, record_path, sing
 from ltx2_cli.media_checks import findings
 from ltx2_cli.plan import Plan
 from ltx2_cli.profiles import to_yaml
-from ltx2_cli.spec import AV, RunError, RunSpec
+from ltx2_cli.spec import AV, RunError
+from ltx2_cli.weights.digests import digests_beside
 
 SILENT = Silent()
 BEGINNING = Progress()
@@ -78,6 +80,13 @@ def make_latents(
 
     `start` is what an earlier run left to go on from, and `keep` is told how far this one is.
     """
+    latents = _denoise(plan, components, report, start, keep).latents
+    assert latents is not None
+    return latents
+
+
+def _denoise(plan: Plan, components: Components, report: Report, start: Progress, keep: Keep) -> Progress:
+    """The run as far as there are latents to decode."""
     _warn(plan, report)
     if _reads(plan, start):
         start = replace(start, contexts=encode.encode(plan, components, report))
@@ -93,9 +102,9 @@ def _warn(plan: Plan, report: Report) -> None:
         report.note(warning)
 
 
-def going_on(latents: Iterable[AV[np.ndarray]]) -> Progress:
+def going_on(latents: Iterable[AV[np.ndarray]], history: History = ()) -> Progress:
     """What a plan goes on from that begins with its second stage: each video's latents, in the files' layout."""
-    return Progress(latents=AV(*map(np.concatenate, zip(*map(pack, latents), strict=True))))
+    return Progress(latents=AV(*map(np.concatenate, zip(*map(pack, latents), strict=True))), history=history)
 
 
 def write(
@@ -111,63 +120,63 @@ def write(
 
     `start` and `keep` as in `make_latents`. Without `media` latents alone are made; the paths are theirs.
     """
+    first = jax.process_index() == 0
+    hashes = digests_beside(input_files(plan) if first else ())
     with _memory(), components.compiling(programs(plan, media, start)):
-        made, first = make_latents(plan, components, report, start, keep), jax.process_index() == 0
-        specs = single_specs(plan.spec)
-        for video, file in enumerate(latents_paths(plan.spec)):
-            if first:
-                row = AV(*(stream[video : video + 1] for stream in made))
-                save_latents(unpack(row, plan.latent_shapes), file, _provenance(plan, specs[video]))
-            if first and not media:
+        done = _denoise(plan, components, report, start, keep)
+        said = list(_provenance(plan, _waited(hashes, report), done.history)) if first else []
+        for number, file in enumerate(latents_paths(plan.spec) if first else ()):
+            row = AV(*(stream[number : number + 1] for stream in _latents(done)))
+            save_latents(unpack(row, plan.latent_shapes), file, said[number])
+            if not media:
                 yield file, []
         if media:
-            end = len(phases(plan))
-            done = replace(
-                start, phase=end, batch=start.batch * (start.phase == end), step=0, latents=made, current=None
-            )
-            yield from _write(plan, done, components, report, keep)
+            yield from _write(plan, done, said, components, report, keep)
+
+
+def _latents(done: Progress) -> AV[np.ndarray]:
+    assert done.latents is not None
+    return done.latents
+
+
+def _waited(hashes: Future[dict[str, str]], report: Report) -> dict[str, str]:
+    """The digests of files; of those that this machine never read before they may take longer than the clip."""
+    if not hashes.done():
+        with report.stage("hash the weights"):
+            wait([hashes])
+    try:
+        return hashes.result()
+    except OSError as error:  # no reason to lose the clip
+        report.note(f"the record will not say which weights these are: {error}")
+        return {}
 
 
 def _write(
-    plan: Plan, done: Progress, components: Components, report: Report, keep: Keep
+    plan: Plan, done: Progress, said: Sequence[Mapping[str, str]], components: Components, report: Report, keep: Keep
 ) -> Iterator[tuple[Path, list[str]]]:
     """The clips that are not written yet."""
-    assert done.latents is not None
-    media = decode.decode(plan, AV(*(stream[done.batch :] for stream in done.latents)), components, report)
-    for number, (clip, spec) in enumerate(
-        zip(media, single_specs(plan.spec)[done.batch :], strict=True), done.batch + 1
-    ):
-        (path,) = output_paths(spec)
+    media = decode.decode(plan, AV(*(stream[done.batch :] for stream in _latents(done))), components, report)
+    paths = output_paths(plan.spec)
+    for number, clip in enumerate(media, done.batch):
         if jax.process_index():
             continue
         with report.stage("write"):
-            write_mp4(clip, path, _provenance(plan, spec))
-            write_record(record_path(path), _record(spec))
-        keep(replace(done, batch=number))
-        yield path, findings(clip)
+            write_mp4(clip, paths[number], said[number])
+            write_record(record_path(paths[number]), said[number]["record"])
+        keep(replace(done, batch=number + 1))
+        yield paths[number], findings(clip)
 
 
-def _record(spec: RunSpec) -> str:
-    return to_yaml(spec, {name: version(name) for name in ("ltx2", "jax")})
-
-
-def _provenance(plan: Plan, spec: RunSpec) -> dict[str, str]:
-    """What latents and videos say of themselves: all that decoding them, going on from them or making them again
-    needs."""
-    return {
+def _provenance(plan: Plan, files: Mapping[str, str], history: History) -> Iterator[dict[str, str]]:
+    """What the latents and the clip of each video say of themselves: all that decoding them, going on from them or
+    making them again needs."""
+    facts = {
         "generation": plan.arch.generation,
         "fps": str(plan.stages[-1].geometry.fps),
-        "stage": _reached(plan),
-        "record": _record(spec),
+        "stage": stage_name(plan, plan.stages[-1]),
     }
-
-
-def _reached(plan: Plan) -> str:
-    """Which stage the plan ends with."""
-    last = plan.stages[-1]
-    if last.source is None:
-        return "stage1" if plan.spec.refinement.sigmas else "final"
-    return "final" if len(last.sigmas) > 1 else "upsampled"
+    for spec, past in zip(single_specs(plan.spec), history, strict=True):
+        yield {**facts, "record": to_yaml(spec, made_with(plan, files, past))}
 
 
 def decode_file(

@@ -14,6 +14,7 @@ from ltx2_cli.media import replacing
 from ltx2_cli.profiles import user_cache
 from ltx2_cli.spec import RunError
 
+LARGE = 2**24  # bytes: to read fewer takes no longer than to look them up
 BLOB = re.compile("[0-9a-f]{64}")  # what the hub's cache calls a large file: its SHA-256
 
 
@@ -22,7 +23,7 @@ def digests(files: Collection[Path]) -> dict[str, str]:
 
     Raises `OSError` for one that cannot be read.
     """
-    return {name: _digest(file) for file, name in zip(files, _names(files), strict=True)}
+    return {name: digest(file) for file, name in zip(files, _names(files), strict=True)}
 
 
 def digests_beside(files: Collection[Path]) -> Future[dict[str, str]]:
@@ -47,20 +48,27 @@ def _names(files: Collection[Path]) -> list[str]:
     raise AssertionError
 
 
-def _digest(file: Path) -> str:
+def digest(file: Path) -> str:
+    """The SHA-256 of a file. Raises `OSError` where it cannot be read."""
     real = file.resolve()
     if real.parent.name == "blobs" and BLOB.fullmatch(real.name):
         return real.name
     seen = real.stat()
     then = [seen.st_size, seen.st_mtime_ns]
     match _known().get(str(real)):
-        case [size, changed, str(digest)] if [size, changed] == then:
-            return digest
+        case [size, changed, str(found)] if [size, changed] == then:
+            return found
     with real.open("rb") as content:
-        digest = hashlib.file_digest(content, "sha256").hexdigest()
+        found = hashlib.file_digest(content, "sha256").hexdigest()
+    if seen.st_size >= LARGE:
+        _remember({str(real): [*then, found]})
+    return found
+
+
+def _remember(found: Mapping[str, object]) -> None:
     with suppress(RunError), replacing(_memory()) as temporary:  # where it cannot be kept it is read again
-        temporary.write_text(json.dumps({**_known(), str(real): [*then, digest]}), encoding="utf-8")
-    return digest
+        kept = {path: digest for path, digest in _known().items() if Path(path).exists()}
+        temporary.write_text(json.dumps({**kept, **found}), encoding="utf-8")
 
 
 def _memory() -> Path:

@@ -101,7 +101,7 @@ def test_two_stages_equal_the_same_parts_of_the_reference(checkpoint: Checkpoint
     )
     noises = [in_tokens(draw_noise(pipeline, 5, *SMALL.size)), AV(*drawn)]
     start = Progress(contexts=encode(plan, components, report))
-    tokens = generate(plan, start, components, report, noises=noises)
+    tokens = generate(plan, start, components, report, noises=noises).latents
     ours = unpack(tokens, plan.latent_shapes)
     errors = [relative_error(got, wanted) for got, wanted in zip(ours, normalised(pipeline, *refined), strict=True)]
     assert max(errors) <= 1e-4, errors

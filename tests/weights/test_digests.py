@@ -1,6 +1,7 @@
 """Files are told apart by what is in them, and a large one is read for it once."""
 
 import hashlib
+import json
 import os
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from ltx2_cli.weights.digests import digests, digests_beside
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("ltx2_cli.weights.digests.LARGE", 4)
     return tmp_path / "cache" / "ltx2" / "digests.json"
 
 
@@ -47,6 +49,15 @@ def test_a_file_is_read_once_and_again_when_it_has_changed(tmp_path: Path, reads
     os.utime(write(file, b"RAIN"), ns=(1, 1))
     assert digests([file]) == {"vae/model.safetensors": sha256(b"RAIN")}
     assert len(reads) == 2
+
+
+def test_the_memory_is_of_large_files_that_are_there(tmp_path: Path, cache: Path) -> None:
+    large, small = write(tmp_path / "f" / "large", b"rain"), write(tmp_path / "f" / "small", b"dew")
+    digests([large, small])
+    assert json.loads(cache.read_text()).keys() == {str(large)}
+    large.unlink()
+    digests([write(tmp_path / "f" / "other", b"snow")])
+    assert json.loads(cache.read_text()).keys() == {str(tmp_path / "f" / "other")}
 
 
 def test_the_hub_calls_a_file_by_its_digest(tmp_path: Path, reads: list[str], cache: Path) -> None:

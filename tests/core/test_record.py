@@ -1,0 +1,82 @@
+"""What a record says of a clip that was made: its files, its devices, and what latents each stage left."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import load_file
+
+from clips import ALL_ON, Case, Checkpoint, Size, plan_of
+from ltx2_cli.core.record import devices, input_files, read_made_with, versions
+from ltx2_cli.core.run import load, write
+from ltx2_cli.diffusion.latents import open_latents
+from ltx2_cli.spec import SpecError
+from ltx2_cli.video_file import open_video
+
+SMALL = Case(Size(9, 64, 64, 24.0), 3, ALL_ON.video, ALL_ON.audio, (1,))
+
+
+@pytest.fixture(scope="module")
+def clips(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two of a batch, and their latents."""
+    folder = tmp_path_factory.mktemp("clips")
+    files = {"output": str(folder / "clip.mp4"), "save_latents": str(folder / "clip.safetensors")}
+    plan = plan_of(checkpoint, SMALL, 3, num_videos=2, sharding="ironwood", **files)
+    assert len(list(write(plan, load(plan)))) == 2
+    return folder
+
+
+def record_of(path: Path) -> dict:
+    return yaml.safe_load(open_video(path).about["record"])
+
+
+def test_it_says_what_latents_each_video_has(clips: Path) -> None:
+    hashes = set()
+    for name in ("clip-s3", "clip-s4"):
+        record = record_of(clips / f"{name}.mp4")
+        assert yaml.safe_load(open_latents(clips / f"{name}.safetensors").metadata["record"]) == record
+        (latents,) = read_made_with(record, name).latents.items()
+        assert latents[0] == "final"
+        for stream, array in load_file(clips / f"{name}.safetensors").items():
+            kept = latents[1]._asdict()[stream]
+            assert kept.sha256 == hashlib.sha256(array.tobytes()).hexdigest()
+            assert np.linalg.norm(kept.sketch) == pytest.approx(np.linalg.norm(array), rel=0.2)
+            hashes.add(kept.sha256)
+    assert len(hashes) == 4
+
+
+def test_it_says_with_what_it_was_made(clips: Path, checkpoint: Checkpoint) -> None:
+    made = read_made_with(record_of(clips / "clip-s3.mp4"), "clip")
+    assert made.versions == versions()
+    assert made.devices == devices() == "8 cpu"
+    assert made.meshes == {"final": "passes 4 x tokens 2"}
+    files = {f"{file.parent.name}/{file.name}": file for file in checkpoint.folder.rglob("*.safetensors")}
+    assert made.files == {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
+    assert made.source is None
+
+
+def test_noise_is_a_file_that_the_clip_depends_on(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    plan = plan_of(checkpoint, SMALL, 3, tmp_path / "noise.safetensors")
+    assert tmp_path / "noise.safetensors" in input_files(plan)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        {"latents": {"final": {"video": {}}}},
+        {"latents": ["final"]},
+        {"source": {"file": "a"}},
+        {"source": {"file": "a", "sha256": "b", "fps": "fast"}},
+    ],
+    ids=str,
+)
+def test_a_record_that_was_changed(made: dict[str, object]) -> None:
+    with pytest.raises(SpecError, match=r"clip.mp4 is damaged: its `made_with` is not what was written"):
+        read_made_with({"made_with": made}, "clip.mp4")
+
+
+def test_an_older_record_says_less() -> None:
+    made = read_made_with({"made_with": {"ltx2": "0.1.0", "jax": "0.10.2"}}, "clip.mp4")
+    assert (made.versions, made.latents, made.files) == ({"ltx2": "0.1.0", "jax": "0.10.2"}, {}, None)
