@@ -14,11 +14,13 @@ from ltx2_cli.cli.options import (
     MODEL,
     Config,
     Debug,
+    Force,
     Precision,
     Rate,
     Settings,
     Sharding,
     Text,
+    TextEncoder,
     option,
     overrides,
 )
@@ -46,12 +48,12 @@ def decode(
         option(FILES, "FILE.mp4, FILE.wav (sound alone) or FOLDER/ (frames as PNG); repeatable.", "--output", "-o"),
     ] = None,
     silent: Annotated[bool, option(FILES, "The mp4 without sound.", "--silent")] = False,
-    force: Annotated[bool, option(FILES, "Overwrite what is there.", "--force")] = False,
+    force: Force = False,
     strict: Strict = False,
     model: Annotated[
         Text, option(MODEL, "Where the file does not say which, or in its place.", profiles="model")
     ] = None,
-    text_encoder: Annotated[Text, option(MODEL, r"FOLDER or REPO\[@REV] with Gemma-3, for a single file.")] = None,
+    text_encoder: TextEncoder = None,
     dtype: Precision = None,
     sharding: Sharding = None,
     fps: Rate = None,

@@ -45,6 +45,8 @@ def option(panel: str, text: str, *names: str, metavar: str | None = None, profi
 Text = str | None
 Count = int | None
 Real = float | None
+Prompt = Annotated[Text, option(CONTENT, "What to show and to hear.")]
+NegativePrompt = Annotated[Text, option(CONTENT, "What to keep away from.")]
 Height = Annotated[Count, option(SIZE, "Pixels, a multiple of 32.")]
 Width = Annotated[Count, option(SIZE, "Pixels, a multiple of 32.")]
 Frames = Annotated[Count, option(SIZE, "A multiple of 8, plus 1.")]
@@ -52,6 +54,16 @@ Rate = Annotated[Real, option(SIZE, "Frames per second, 1 to 240.")]
 StepCount = Annotated[
     Count, option(STEPS, "Of the denoiser; without it the recipe's.", "--num-inference-steps", "--steps")
 ]
+GuidanceScale = Annotated[Real, option(VIDEO, "Away from the negative prompt; off: 1.")]
+StgScale = Annotated[Real, option(VIDEO, "Away from disturbed self-attention; off: 0.")]
+ModalityScale = Annotated[Real, option(VIDEO, "Closer to the sound; off: 1.")]
+GuidanceRescale = Annotated[Real, option(VIDEO, "How far contrast is pulled back; off: 0.")]
+StgBlocks = Annotated[Text, option(VIDEO, "Blocks that STG disturbs in both.", metavar="N,N...")]
+AudioGuidanceScale = Annotated[Real, option(AUDIO, "Away from the negative prompt; off: 1.")]
+AudioStgScale = Annotated[Real, option(AUDIO, "Away from disturbed self-attention; off: 0.")]
+AudioModalityScale = Annotated[Real, option(AUDIO, "Closer to the picture; off: 1.")]
+AudioGuidanceRescale = Annotated[Real, option(AUDIO, "How far contrast is pulled back; off: 0.")]
+Model = Annotated[Text, option(MODEL, r"ltx2, ltx2.3, demo, FOLDER, FILE, REPO\[/FILE]\[@REV].", profiles="model")]
 Recipe = Annotated[
     Text, option(MODEL, "one_stage, two_stage, distilled; without it the model's own.", profiles="recipe")
 ]
@@ -60,7 +72,12 @@ Loras = Annotated[
     list[str] | None, option(MODEL, r"FILE, FOLDER or REPO\[/FILE]; repeatable.", "--lora", metavar="LORA[:STRENGTH]")
 ]
 Precision = Annotated[Literal["bfloat16", "float32"] | None, option(MODEL, "Of all but the text encoder.")]
+TextEncoder = Annotated[Text, option(MODEL, r"FOLDER or REPO\[@REV] with Gemma-3, for a single file.")]
+TextPrecision = Annotated[Literal["float32", "bfloat16", "float16"] | None, option(MODEL, "Of the text encoder.")]
 Sharding = Annotated[Text, option(MODEL, "NAME or FILE of a profile.", profiles="sharding")]
+Force = Annotated[bool, option(FILES, "Overwrite what is there.", "--force")]
+Noise = Annotated[Path | None, option(FILES, "Safetensors file to start from.")]
+SaveLatents = Annotated[Path | None, option(FILES, "Safetensors file for the final latents.")]
 Config = Annotated[Path | None, option(FILES, "YAML under the options; a record, for example.")]
 Debug = Annotated[bool, option(FILES, "Show tracebacks.", "--debug")]
 Settings = Annotated[list[str] | None, option(FILES, "Any value by its key; repeatable.", "--set", metavar="KEY=VALUE")]

@@ -17,6 +17,7 @@ from ltx2_cli.cli.options import (
     Config,
     Count,
     Debug,
+    Force,
     Loras,
     Precision,
     Rate,
@@ -24,6 +25,7 @@ from ltx2_cli.cli.options import (
     Settings,
     Sharding,
     Text,
+    TextEncoder,
     Upsampler,
     option,
     overrides,
@@ -60,7 +62,7 @@ def upsample(
     model: Annotated[
         Text, option(MODEL, "Where the file does not say which, or in its place.", profiles="model")
     ] = None,
-    text_encoder: Annotated[Text, option(MODEL, r"FOLDER or REPO\[@REV] with Gemma-3, for a single file.")] = None,
+    text_encoder: TextEncoder = None,
     lora: Loras = None,
     dtype: Precision = None,
     sharding: Sharding = None,
@@ -70,7 +72,7 @@ def upsample(
     ] = None,
     save_latents: Annotated[Path | None, option(FILES, "Safetensors file for the upsampled latents.")] = None,
     latents_only: Annotated[bool, option(FILES, "Make no video.", "--latents-only")] = False,
-    force: Annotated[bool, option(FILES, "Overwrite what is there.", "--force")] = False,
+    force: Force = False,
     strict: Strict = False,
     config: Config = None,
     settings: Settings = None,
