@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jax
 
-from ltx2_cli.decoding import Decoding, bytes_on_device, divide, usable_memory
+from ltx2_cli.decoding import Decoding, divide
 from ltx2_cli.diffusion.guidance import Pass
 from ltx2_cli.diffusion.latents import Shape
 from ltx2_cli.models.arch import Arch
@@ -22,6 +22,7 @@ from ltx2_cli.models.upsampler import LatentUpsamplerArch
 from ltx2_cli.models.upsampler_source import has_upsampler, open_upsampler
 from ltx2_cli.profiles import AUTO, profile_names, read_sharding
 from ltx2_cli.recipe import ONE_STAGE, TWO_STAGE, complete, contradictions, expected_refinement
+from ltx2_cli.refiner import hold_refiner, left
 from ltx2_cli.sharding import ShardingPlan, lay_out
 from ltx2_cli.spec import AV, RunSpec, SpecError
 from ltx2_cli.stages import Added, Loras, Refinement, Source, Stage, enlarged, recipe_passes, stages, with_refiner
@@ -150,18 +151,19 @@ def decide(
     added: Added = find_adapters(loras, networks, RENAMINGS)
     del networks.vae.encoder, networks.audio_vae.encoder  # what a run does not use is not loaded
     if refinement:
-        networks, checkpoint, added = with_refiner(networks, checkpoint, added, loras, refinement, spec.dtype)
+        networks, checkpoint, added = with_refiner(networks, checkpoint, added, refinement, spec.dtype)
     if refinement and source:
         spec = enlarged(spec, arch, refinement, source)
     spec = _settled(spec, arch, devices)
     declared = [weight for module in networks.present().values() for weight in weights(module)]
     heads = {stream.name: stream.heads for stream in arch.transformer.streams}
     lay = partial(lay_out, spec.sharding, devices, declared, heads=heads)
-    all_stages = stages(spec, arch, networks, refinement, source, lay)
     # also for a second stage alone: encoded and laid out as after the first, the text is the same to the bit
     passes = recipe_passes(spec, arch)
     sharding, guided = lay(len(passes) * spec.num_videos), Pass.UNCOND in passes
-    geometry, room = all_stages[-1].geometry, _room(spec, networks, sharding)
+    networks = hold_refiner(spec, arch, networks, added, sharding)
+    all_stages = stages(spec, arch, networks, refinement, source, lay)
+    geometry, room = all_stages[-1].geometry, _room(spec, networks, added, sharding)
     size = (geometry.frames, geometry.height, geometry.width)
     decoding = divide(networks.vae.decoder, spec.num_videos, size, sharding.mesh.devices.ravel(), room)
     warnings = (
@@ -286,14 +288,11 @@ def _gathered(sharding: ShardingPlan, heads: int) -> Iterator[str]:
         )
 
 
-def _room(spec: RunSpec, networks: Networks, sharding: ShardingPlan) -> float:
+def _room(spec: RunSpec, networks: Networks, added: Added, sharding: ShardingPlan) -> float:
     """Bytes on each device that decoding may take."""
     if spec.vae_memory is not None:
         return spec.vae_memory * 1e9
-    decoders = networks.vae, networks.audio_vae, networks.vocoder
-    present = networks.present().values() if spec.keep_resident else decoders
-    held = sum(bytes_on_device(weight, sharding) for module in present for weight in weights(module))
-    return usable_memory(sharding.mesh.devices) - held
+    return left(spec, networks, added, sharding, ("vae", "audio_vae", "vocoder"))
 
 
 def _too_large(decoding: Decoding, room: float) -> Iterator[str]:

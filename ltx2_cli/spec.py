@@ -113,6 +113,15 @@ class GuidanceSpec:
     audio: StreamGuidanceSpec
 
 
+class Hold(StrEnum):
+    """How the LoRAs of a second stage are held beside the first's weights: added to a second copy of those they change,
+    or as their low-rank factors, multiplied by at every step; `auto`: the copy where memory has room for it."""
+
+    auto = "auto"
+    copy = "copy"
+    low_rank = "low_rank"
+
+
 @dataclass(frozen=True)
 class RefinementSpec:
     """The second stage as it is asked for: the latents are upsampled, noised again and denoised in a few steps without
@@ -120,6 +129,7 @@ class RefinementSpec:
 
     upsampler: str | None  # a file, a folder or a repository REPO[/FILE]; None also: the one in the checkpoint's folder
     lora: tuple[str, ...] | None  # for this stage, besides those of both
+    hold: Hold
     sigmas: tuple[float, ...] | None  # the noise levels; of none, there is no second stage
     keep_audio: bool | None  # the sound is the first stage's
     adain: float  # how far the upsampled latents are moved to the statistics they had, 0 to 1

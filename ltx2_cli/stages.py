@@ -62,9 +62,9 @@ class Refinement:
 
 
 def with_refiner(
-    networks: Networks, checkpoint: Checkpoint, added: Added, loras: Loras, refinement: Refinement, dtype: DType
+    networks: Networks, checkpoint: Checkpoint, added: Added, refinement: Refinement, dtype: DType
 ) -> tuple[Networks, Checkpoint, Added]:
-    """With the networks of a second stage, and a denoiser of its own where LoRAs besides `loras` are added to it.
+    """With the networks of a second stage, and a denoiser of its own where LoRAs are added to that.
 
     Raises `SpecError` for a LoRA that does not fit.
     """
@@ -74,8 +74,8 @@ def with_refiner(
     upsampler = LatentUpsampler(Scope(dtype.value), refinement.upsampler)
     networks = networks._replace(upsampler=upsampler, statistics=networks.vae.statistics)
     if refinement.loras:
-        theirs = find_adapters([*loras, *refinement.loras], networks, RENAMINGS)
-        if theirs.get("connectors", {}).keys() != added.get("connectors", {}).keys():
+        theirs = find_adapters(refinement.loras, networks, RENAMINGS)
+        if theirs["connectors"]:
             raise SpecError(
                 "a LoRA of the second stage changes the text connectors, which the stages share", "--lora adds to both"
             )

@@ -24,7 +24,7 @@ TOWER = (
     {"weights", "diffusion"},
     {"nn"},
     {"models"},
-    {"plan", "stages", "recipe", "decoding"},
+    {"plan", "stages", "refiner", "recipe", "decoding"},
     {"core"},
     {"forecast"},
     {"console"},

@@ -5,11 +5,13 @@ from itertools import groupby
 
 from huggingface_hub import constants
 
-from ltx2_cli.decoding import Decoding
+from ltx2_cli.decoding import Decoding, bytes_on_device
 from ltx2_cli.media import check_outputs, output_paths
 from ltx2_cli.nn.halo import IMAGE_AXES
 from ltx2_cli.plan import Plan, missing, resolve
-from ltx2_cli.spec import RunSpec
+from ltx2_cli.refiner import holding, refiners_own
+from ltx2_cli.spec import Hold, RunSpec
+from ltx2_cli.stages import REFINER
 from ltx2_cli.weights.hub import Download, check_room, gigabytes
 
 
@@ -58,6 +60,9 @@ def _doing(plan: Plan, random: bool) -> Iterator[str]:
     for stage in plan.stages:
         if stage.source is not None:
             yield _line("upsample", spec.refinement.upsampler or f"{spec.checkpoint}, its own upsampler")
+        if stage.network == REFINER:
+            yield from (_line("lora", lora) for lora in spec.refinement.lora or ())
+            yield _line("held", _held(plan))
         passes = ", ".join(each.name.lower() for each in stage.passes)
         yield _line("denoise", f"{len(stage.sigmas) - 1} steps, passes: {passes}")
     yield _line("decode", _decoding(plan.decoding))
@@ -67,6 +72,14 @@ def _doing(plan: Plan, random: bool) -> Iterator[str]:
         yield _line("write", str(path))
     for warning in plan.warnings:
         yield _line("warning", warning)
+
+
+def _held(plan: Plan) -> str:
+    """How a second stage's LoRAs are."""
+    copied = holding(plan.networks) is Hold.copy
+    how = "added to a second copy of weights" if copied else "as low-rank factors beside the weights"
+    size = sum(bytes_on_device(weight, plan.sharding) for weight in refiners_own(plan.networks, plan.added))
+    return f"{how}, {gigabytes(size)} on a device"
 
 
 def _decoding(decoding: Decoding) -> str:

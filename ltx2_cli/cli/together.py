@@ -92,6 +92,8 @@ def found(plan: "Plan") -> Facts:
     """What must be the same on every host before they load: what computes, the files' headers, the noise."""
     from importlib.metadata import version
 
+    from ltx2_cli.refiner import holding
+
     headers: dict[str, object] = {
         name: [(tensor, entry.shape, entry.dtype) for tensor, entry in sorted(files.items())]
         for name, files in plan.checkpoint.files.items()
@@ -102,6 +104,7 @@ def found(plan: "Plan") -> Facts:
         **{f"version of {package}": version(package) for package in ("ltx2", "jax", "jaxlib")},
         **{f"what {name} holds": _digest(repr(header).encode()) for name, header in headers.items()},
         "what noise holds": _digest(noise),
+        "how a second stage's LoRA is held": holding(plan.networks).value,
     }
 
 

@@ -13,9 +13,12 @@ from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Report
 from ltx2_cli.plan import Plan
 from ltx2_cli.spec import NotFiniteError, RunError
+from ltx2_cli.stages import DENOISER, REFINER
 from ltx2_cli.weights.declare import Weight, map_weights
 from ltx2_cli.weights.findings import some
-from ltx2_cli.weights.load import Placement, load, not_finite
+from ltx2_cli.weights.hold import hold
+from ltx2_cli.weights.load import load, not_finite
+from ltx2_cli.weights.on_devices import Placement
 
 
 class Components:
@@ -44,28 +47,37 @@ class Components:
         module = self.resident.get(name)
         if module is None:
             with report.stage(f"load {name.replace('_', ' ')}"):
-                module = jax.block_until_ready(
-                    load(
-                        getattr(self.plan.networks, name),
-                        self.plan.checkpoint.files[name],
-                        placement(self.plan, name),
-                        self.plan.added.get(name),
-                    )
-                )
+                module = jax.block_until_ready(self._refiner() if name == REFINER else self._loaded(name, name))
         for program, compiled in self.ahead.get(name, ()):
             if not compiled.done():
                 with report.stage(f"compile {program}"):
                     wait([compiled])
             compiled.result()
-        if self.plan.spec.keep_resident:
+        awaited = name == DENOISER and any(stage.network == REFINER for stage in self.plan.stages)
+        if self.plan.spec.keep_resident or awaited:
             self.resident[name] = module
         try:
             yield module
         except NotFiniteError as error:
-            if broken := not_finite(module):
-                file, found = self.plan.checkpoint.files[name][broken[0]].file, "; ".join(some("not finite", broken))
+            files = self.plan.checkpoint.files[name]
+            if broken := [tensor for tensor in not_finite(module) if tensor in files]:
+                file, found = files[broken[0]].file, "; ".join(some("not finite", broken))
                 raise RunError(f"the {name} in {file} is damaged: {found}", "download it again") from error
             raise
+
+    def _loaded(self, name: str, where: str) -> nnx.Module:
+        """The network `name`, lying as the one that is called `where` does."""
+        plan = self.plan
+        network: nnx.Module = getattr(plan.networks, name)
+        return load(network, plan.checkpoint.files[name], placement(plan, where), plan.added.get(name))
+
+    def _refiner(self) -> nnx.Module:
+        """The second stage's denoiser out of the first's, which is here but where that stage is left out."""
+        plan, base = self.plan, self.resident.get(DENOISER) or self._loaded(DENOISER, REFINER)
+        if not plan.spec.keep_resident:
+            self.resident.pop(DENOISER, None)
+        assert plan.networks.refiner is not None
+        return hold(plan.networks.refiner, base, placement(plan, REFINER), plan.added[REFINER])
 
 
 def placement(plan: Plan, name: str) -> Placement:

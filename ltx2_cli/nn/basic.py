@@ -8,19 +8,28 @@ from ltx2_cli.weights.declare import Axes, Scope
 
 
 class Linear(nnx.Module):
-    """y = x·Wᵀ + b over the last axis. `axes` are the logical axes of (input, output).
+    """y = x·Wᵀ + b over the last axis, and (x·Aᵀ)·Bᵀ where the scope has factors. `axes` are the logical axes of
+    (input, output).
 
     W is kept (out, in), as on disk: loading moves no element, and XLA multiplies by it from either side equally fast.
     """
 
     def __init__(self, scope: Scope, d_in: int, d_out: int, axes: Axes, bias: bool = True):
         self.kernel = scope.weight("weight", (d_out, d_in), axes[::-1])
+        self.a, self.b = scope.factors("weight", (d_out, d_in), axes[::-1])
         self.bias = scope.weight("bias", (d_out,), axes[1:]) if bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        # Not x @ W.mT: for a single row XLA on a CPU would first write Wᵀ.
-        y = jax.lax.dot_general(x, self.kernel[...], (((x.ndim - 1,), (1,)), ((), ())))
+        y = _times(x, self.kernel[...])
+        if self.a is not None and self.b is not None:
+            y = y + _times(_times(x, self.a[...]), self.b[...])
         return y if self.bias is None else y + self.bias[...]
+
+
+def _times(x: jax.Array, w: jax.Array) -> jax.Array:
+    """x·wᵀ over the last axis."""
+    # Not x @ w.mT: for a single row XLA on a CPU would first write wᵀ.
+    return jax.lax.dot_general(x, w, (((x.ndim - 1,), (1,)), ((), ())))
 
 
 def rms_norm(x: jax.Array, eps: float, weight: jax.Array | None = None) -> jax.Array:

@@ -6,36 +6,27 @@ from functools import partial
 from math import prod
 from operator import call
 from os import cpu_count
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.experimental.layout import Format
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from ltx2_cli.hosts import fetch
 from ltx2_cli.weights.checkpoint import DTYPES, EIGHT_BITS, Index, Tensor, TensorFiles
 from ltx2_cli.weights.declare import Shape, Weight, declared, map_weights, weights
 from ltx2_cli.weights.findings import by, some
+from ltx2_cli.weights.on_devices import LowRank, Placement, on_devices, sharding_of
 
 M = TypeVar("M", bound=nnx.Module)
-Placement = Callable[[Weight], NamedSharding | Format]
 SMALL = 2**20  # elements
-SPLIT_ABOVE = 2**24  # elements: a replicated weight this large crosses from the host in parts
 PORTION = 2**24  # bytes that one thread brings at a time
 TILE = (128, 16)  # of rows and, in more than a matrix, columns: stays in a core's cache while it is put in order
 IN_HOST_MEMORY = ("cpu",)  # platforms whose devices read what the host wrote, without a copy
 ALIGNMENT = 64  # bytes, that they ask for
 THREADS = ThreadPoolExecutor(cpu_count())
-
-
-class LowRank(Protocol):
-    """A matrix to be added to one tensor."""
-
-    def read(self) -> tuple[np.ndarray, np.ndarray]:
-        """Its factors, float32 a [rank, in] and b [out, rank]; the matrix is b·a."""
 
 
 def mismatches(module: nnx.Module, files: TensorFiles, ours: Callable[[str], bool] = lambda name: True) -> list[str]:
@@ -81,7 +72,7 @@ def load(module: M, files: TensorFiles, place: Placement, added: Mapping[str, Lo
     one tensor.
     """
     added = added or {}
-    lying = {each.source: _sharding(place(each)) for each in weights(module)}
+    lying = {each.source: sharding_of(place(each)) for each in weights(module)}
     hosted = {each.source: each for each in weights(module) if _on_host(each, lying[each.source])}
     memory = {source: _parts(weight.get_value(), lying[source]) for source, weight in hosted.items()}
     parts = ((hosted[source], *part) for source, parts in memory.items() for part in parts)
@@ -92,17 +83,11 @@ def load(module: M, files: TensorFiles, place: Placement, added: Mapping[str, Lo
         where, parts = lying[weight.source], memory.pop(weight.source, None)
         if parts is None:
             return weight.with_value(
-                jax.device_put(_on_devices(weight, files, where, added), place(weight), donate=True)
+                jax.device_put(on_devices(weight, files, where, added), place(weight), donate=True)
             )
         return weight.with_value(jax.make_array_from_callback(weight.get_value().shape, where, partial(_part, parts)))
 
     return map_weights(placed, module)
-
-
-def _sharding(place: NamedSharding | Format) -> NamedSharding:
-    sharding = place.sharding if isinstance(place, Format) else place
-    assert isinstance(sharding, NamedSharding)
-    return sharding
 
 
 def not_finite(module: nnx.Module) -> list[str]:
@@ -219,86 +204,3 @@ def _stored(files: TensorFiles, name: str, window: Window) -> np.ndarray:
 
 def _slice(part: range) -> slice:
     return slice(part.start, part.stop)
-
-
-def _on_devices(weight: Weight, files: TensorFiles, place: NamedSharding, added: Mapping[str, LowRank]) -> jax.Array:
-    """A large weight, sent as it lies on disk, tensor by tensor, and arranged where it arrives."""
-    value = weight.get_value()
-    if not weight.layers:
-        sent = _send(weight, files, weight.source, place, added)
-        return _arrange(*sent, weight.order, value.dtype, place)
-    array = _empty(value.shape, value.dtype, place)
-    within = NamedSharding(place.mesh, PartitionSpec(*place.spec[1:]))
-    for layer, (name, _) in enumerate(weight.tensors()):
-        sent = _send(weight, files, name, within, added)
-        array = _insert(array, *sent, np.int32(layer), weight.order, place)
-        jax.block_until_ready(array)  # the host lets go of one tensor before it reads the next
-        del sent
-    return array
-
-
-Sent = tuple[jax.Array, np.float32, tuple[np.ndarray, np.ndarray] | None]
-
-
-def _send(weight: Weight, files: TensorFiles, name: str, sharding: NamedSharding, added: Mapping[str, LowRank]) -> Sent:
-    """A tensor in the order of the disk, on the devices that will want its parts; its scale; what is added to it."""
-    shape, order = files[name].shape, weight.order
-    spec = (*sharding.spec, *[None] * (len(shape) - len(sharding.spec)))
-    on_disk: list[str | None] = [spec[order.index(i)] for i in range(len(shape))]
-    if not any(spec) and np.prod(shape) >= SPLIT_ABOVE:
-        on_disk = _split(shape, sharding)
-    layout = NamedSharding(sharding.mesh, PartitionSpec(*on_disk))
-
-    def part(index: Index | None) -> np.ndarray:
-        assert index is not None
-        return files.read(name, index)
-
-    disk = jax.make_array_from_callback(shape, layout, part)
-    return disk, files.scale(name), added[name].read() if name in added else None
-
-
-def _split(shape: Shape, sharding: NamedSharding) -> list[str | None]:
-    """Over which mesh axis a whole tensor may travel in equal parts, if any."""
-    for axis, size in sharding.mesh.shape.items():
-        for dimension, length in enumerate(shape):
-            if size > 1 and length % size == 0:
-                return [axis if i == dimension else None for i in range(len(shape))]
-    return [None] * len(shape)
-
-
-@partial(jax.jit, static_argnames=("order", "dtype", "sharding"))
-def _arrange(
-    disk: jax.Array,
-    scale: np.float32,
-    factors: tuple[jax.Array, jax.Array] | None,
-    order: tuple[int, ...],
-    dtype: jnp.dtype,
-    sharding: NamedSharding,
-) -> jax.Array:
-    """A tensor on disk as ours: scaled, added to, transposed, cast."""
-    wide = disk.astype(jnp.float32) * scale
-    if factors is not None:
-        a, b = factors
-        wide = wide + jnp.matmul(b, a, precision="highest")
-    return jax.lax.with_sharding_constraint(wide.astype(dtype).transpose(order), sharding)
-
-
-@partial(jax.jit, static_argnames=("order", "sharding"), donate_argnames="stack")
-def _insert(
-    stack: jax.Array,
-    disk: jax.Array,
-    scale: np.float32,
-    factors: tuple[jax.Array, jax.Array] | None,
-    layer: jax.Array,
-    order: tuple[int, ...],
-    sharding: NamedSharding,
-) -> jax.Array:
-    within = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
-    array = _arrange(disk, scale, factors, order, stack.dtype, within)
-    filled = jax.lax.dynamic_update_index_in_dim(stack, array, layer, 0)
-    return jax.lax.with_sharding_constraint(filled, sharding)
-
-
-@partial(jax.jit, static_argnames=("shape", "dtype", "sharding"))
-def _empty(shape: Shape, dtype: jnp.dtype, sharding: NamedSharding) -> jax.Array:
-    return jax.lax.with_sharding_constraint(jnp.zeros(shape, dtype), sharding)

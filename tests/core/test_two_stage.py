@@ -1,6 +1,12 @@
 """Two stages: as the same parts of diffusers make them, in one go as in two, under every option."""
 
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,7 +18,8 @@ from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
 
 from clips import ALL_ON, PROMPT, TEXT_TOKENS, Case, Checkpoint, Size, normalised, plan_of, reference
 from loras import DIFFUSERS, ORIGINAL, write_lora
-from ltx2_cli.core.components import Components
+from ltx2_cli.cli.preview import preview
+from ltx2_cli.core.components import Components, abstract_network
 from ltx2_cli.core.encode import encode
 from ltx2_cli.core.generate import generate
 from ltx2_cli.core.progress import Progress
@@ -20,14 +27,18 @@ from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import BEGINNING, going_on, make_latents
 from ltx2_cli.diffusion.latents import pack, unpack
 from ltx2_cli.plan import Plan, first_stage
-from ltx2_cli.spec import AV, SpecError
+from ltx2_cli.refiner import hold_refiner, holding, refiners_own
+from ltx2_cli.spec import AV, Hold, SpecError
 from ltx2_cli.stages import Source
+from ltx2_cli.weights.checkpoint import TensorFiles
+from ltx2_cli.weights.declare import declared, weights
 from parity import randomise, relative_error
 from tiny import draw_noise
 
 SMALL = ALL_ON
 LARGE = ALL_ON._replace(size=Size(17, 128, 192, 24.0))
 SIGMAS = [0.909375, 0.725, 0.421875]
+LOW_RANK = {"refinement.hold": "low_rank"}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +62,9 @@ def in_tokens(noise: dict[str, torch.Tensor]) -> AV[np.ndarray]:
     return pack(AV(*(np.asarray(noise[name]) for name in AV._fields)))
 
 
-def test_two_stages_equal_the_same_parts_of_the_reference(checkpoint: Checkpoint, folder: Path) -> None:
+@pytest.fixture(scope="module")
+def refined(checkpoint: Checkpoint, folder: Path) -> AV[torch.Tensor]:
+    """What the same parts of diffusers make of two stages, normalised."""
     pipeline = checkpoint.pipeline
     small, sound = reference(pipeline, SMALL, 5, "latent")
     upsampler = LTX2LatentUpsamplerModel.from_pretrained(folder / "latent_upsampler")
@@ -70,7 +83,7 @@ def test_two_stages_equal_the_same_parts_of_the_reference(checkpoint: Checkpoint
         scheduler.config, use_dynamic_shifting=False, shift_terminal=None
     )
     try:
-        refined = pipeline(
+        made = pipeline(
             prompt=PROMPT,
             num_frames=LARGE.size.num_frames,
             height=LARGE.size.height,
@@ -91,19 +104,25 @@ def test_two_stages_equal_the_same_parts_of_the_reference(checkpoint: Checkpoint
     finally:
         pipeline.scheduler = scheduler
         pipeline.unload_lora_weights()
+    return AV(*normalised(pipeline, *made))
 
-    plan, report = asked(checkpoint, folder), Silent()
+
+@pytest.mark.parametrize("hold", ["copy", "low_rank"])
+def test_two_stages_equal_the_same_parts_of_the_reference(
+    checkpoint: Checkpoint, folder: Path, refined: AV[torch.Tensor], hold: str
+) -> None:
+    plan, report = asked(checkpoint, folder, **{"refinement.hold": hold}), Silent()
     components = Components(plan)
     second, generator = plan.stages[1], torch.Generator().manual_seed(6)
     drawn = (
         torch.randn(1, count, channels, generator=generator).numpy()
         for count, channels in ((second.geometry.video_tokens, 8), (second.geometry.audio_frames, 16))
     )
-    noises = [in_tokens(draw_noise(pipeline, 5, *SMALL.size)), AV(*drawn)]
+    noises = [in_tokens(draw_noise(checkpoint.pipeline, 5, *SMALL.size)), AV(*drawn)]
     start = Progress(contexts=encode(plan, components, report))
     tokens = generate(plan, start, components, report, noises=noises).latents
     ours = unpack(tokens, plan.latent_shapes)
-    errors = [relative_error(got, wanted) for got, wanted in zip(ours, normalised(pipeline, *refined), strict=True)]
+    errors = [relative_error(got, wanted) for got, wanted in zip(ours, refined, strict=True)]
     assert max(errors) <= 1e-4, errors
 
 
@@ -144,9 +163,9 @@ def test_the_sound_of_the_first_stage_is_kept_where_asked(
 
 
 def test_eight_devices_make_the_clip_of_one(checkpoint: Checkpoint, folder: Path, both: AV[np.ndarray]) -> None:
-    """The first stage has four passes, the second one: their meshes differ."""
+    """The first stage has four passes, the second one: their meshes differ. The programs of both take what is held."""
     sharding = {"profile": "gpu", "mesh": {"passes": 4, "tokens": -1, "heads": 1}}
-    plan = asked(checkpoint, folder, sharding=sharding)
+    plan = asked(checkpoint, folder, sharding=sharding, **LOW_RANK)
     assert [dict(stage.sharding.mesh.shape) for stage in plan.stages] == [
         {"passes": 4, "tokens": 2, "heads": 1},
         {"passes": 1, "tokens": 8, "heads": 1},
@@ -190,10 +209,118 @@ def test_a_size_that_no_upsampler_makes(checkpoint: Checkpoint, folder: Path) ->
     assert "--width 192 --height 64" in refused.value.hint
 
 
+@pytest.mark.usefixtures("both", "low_rank")
+@pytest.mark.parametrize("hold", ["copy", "low_rank"])
 def test_other_seeds_and_strengths_compile_nothing(
-    checkpoint: Checkpoint, folder: Path, both: AV[np.ndarray], compilations: list[str]
+    checkpoint: Checkpoint, folder: Path, compilations: list[str], hold: str
 ) -> None:
     other = {"refinement.lora": [f"{folder / 'distilled.safetensors'}:0.5"], "refinement.adain": 0.5}
-    changed = latents_of(asked(checkpoint, folder, seed=9, **other))
+    latents_of(asked(checkpoint, folder, seed=9, **other, **{"refinement.hold": hold}))
     assert not compilations
-    assert jax.tree.map(np.shape, changed) == jax.tree.map(np.shape, both)
+
+
+# How the second stage's LoRA is held
+
+
+@pytest.fixture(scope="module")
+def low_rank(checkpoint: Checkpoint, folder: Path) -> AV[np.ndarray]:
+    return latents_of(asked(checkpoint, folder, **LOW_RANK))
+
+
+@pytest.mark.parametrize("hold", ["copy", "low_rank"])
+def test_no_weight_is_read_twice(
+    checkpoint: Checkpoint, folder: Path, monkeypatch: pytest.MonkeyPatch, hold: str
+) -> None:
+    """A factor belongs to one layer and one LoRA, a bias or a weight to one network."""
+    read: Counter[tuple[Path, str]] = Counter()
+
+    def counting(read_it: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(files: TensorFiles, name: str, *where: object) -> Any:
+            read[files[name].file, name] += 1
+            return read_it(files, name, *where)
+
+        return counted
+
+    for way in (TensorFiles.read, TensorFiles.read_into):
+        monkeypatch.setattr(TensorFiles, way.__name__, counting(way))
+    components = Components(asked(checkpoint, folder, **{"refinement.hold": hold}))
+    make_latents(components.plan, components)
+    assert set(read.values()) == {1}
+    assert {name for _, name in read} >= {*declared(components.plan.networks.transformer)}
+    assert not components.resident
+
+
+def test_low_rank_factors_change_no_more_than_rounding(
+    checkpoint: Checkpoint, folder: Path, first: AV[np.ndarray], both: AV[np.ndarray], low_rank: AV[np.ndarray]
+) -> None:
+    """Nor does it, to a bit, to go on from a file; with layers unrolled to no more than rounding."""
+    asked_from = partial(
+        asked, checkpoint, folder, source=Source(AV(*(stream.shape for stream in first)), 24.0), **LOW_RANK
+    )
+    again, unrolled = latents_of(asked_from(), first), latents_of(asked_from(scan_layers=False), first)
+    for one, same, other, copied in zip(low_rank, again, unrolled, both, strict=True):
+        np.testing.assert_array_equal(one, same)
+        assert np.linalg.norm(one - copied) <= 2e-6 * np.linalg.norm(copied)
+        assert np.linalg.norm(other - copied) <= 2e-6 * np.linalg.norm(copied)
+
+
+@pytest.mark.parametrize("hold", ["copy", "low_rank"])
+def test_what_is_held_is_what_programs_are_compiled_for(checkpoint: Checkpoint, folder: Path, hold: str) -> None:
+    """Both denoisers stay resident; where the meshes of the stages lay a weight out alike, it is the same memory."""
+    sharding = {"profile": "trillium", "mesh": {"passes": 4, "heads": 2}}
+    plan = asked(checkpoint, folder, sharding=sharding, keep_resident=True, **{"refinement.hold": hold})
+    components, report = Components(plan), Silent()
+    with components.use("transformer", report) as denoiser, components.use("refiner", report) as refiner:
+        for loaded, name in ((denoiser, "transformer"), (refiner, "refiner")):
+            jax.tree.map(lambda x, y: assert_same(x, y), loaded, abstract_network(plan, name))
+        theirs = {weight.source: weight.get_value() for weight in weights(refiner)}
+    own = {weight.source for weight in refiners_own(plan.networks, plan.added)}
+    for weight in weights(denoiser):
+        one, other = (pointers(array) for array in (weight.get_value(), theirs[weight.source]))
+        assert (one == other) == (weight.source not in own)
+    assert len(own) == (len(theirs) - len(weights(denoiser)) if hold == "low_rank" else 8)
+
+
+def assert_same(array: jax.Array, abstract: jax.ShapeDtypeStruct) -> None:
+    assert (array.shape, array.dtype, array.sharding) == (abstract.shape, abstract.dtype, abstract.sharding)
+
+
+def pointers(array: jax.Array) -> dict[jax.Device, int]:
+    return {shard.device: shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards}
+
+
+CHANGED = {  # by the LoRA
+    *("proj_in", "time_embed.linear", "av_cross_attn_video_a2v_gate.linear", "audio_proj_out"),
+    *(
+        f"transformer_blocks.*.{name}"
+        for name in ("attn1.to_q", "audio_attn2.to_out.0", "audio_to_video_attn.to_k", "ff.net.0.proj")
+    ),
+}
+
+
+def test_memory_decides_unless_the_request_does(
+    checkpoint: Checkpoint, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = asked(checkpoint, folder)
+    present = plan.networks.present()
+    first = {each.source: 4 * prod(each.get_value().shape) for each in weights(present.pop("transformer"))}
+    copied = sum(first[f"{name}.weight"] for name in CHANGED)
+    del present["refiner"]
+    rest = sum(4 * prod(each.get_value().shape) for network in present.values() for each in weights(network))
+
+    def is_copy(memory: int, hold: Hold = Hold.auto, keep_resident: bool = False) -> bool:
+        monkeypatch.setattr("ltx2_cli.refiner.usable_memory", lambda devices: memory)
+        spec = replace(plan.spec, refinement=replace(plan.spec.refinement, hold=hold), keep_resident=keep_resident)
+        made = hold_refiner(spec, plan.arch, plan.networks, plan.added, plan.sharding)
+        return holding(made) is Hold.copy
+
+    both = sum(first.values()) + copied
+    assert [is_copy(both), is_copy(both - 1), is_copy(both, Hold.low_rank), is_copy(0, Hold.copy)] == [1, 0, 0, 1]
+    assert [is_copy(both + rest - 1, keep_resident=True), is_copy(both + rest, keep_resident=True)] == [0, 1]
+    for memory, how in (
+        (both, "added to a second copy of weights"),
+        (both - 1, "as low-rank factors beside the weights"),
+    ):
+        monkeypatch.setattr("ltx2_cli.refiner.usable_memory", lambda devices, memory=memory: memory)
+        held = next(line for line in preview(plan.spec, force=True) if line.startswith("held"))
+        assert held.split(maxsplit=1)[1].startswith(how)

@@ -57,11 +57,15 @@ SUMS = {
 }
 
 
-def velocities(config: dict[str, object], plan: ShardingPlan | None, scan: bool = True) -> tuple[AV[jax.Array], str]:
-    """Of one forward over two rows, and the program's text; 2 x 3 x 3 tokens fill no four devices evenly."""
+def velocities(
+    config: dict[str, object], plan: ShardingPlan | None, scan: bool = True, rank: int | None = None
+) -> tuple[AV[jax.Array], str]:
+    """Of one forward over two rows, and the program's text; 2 x 3 x 3 tokens fill no four devices evenly. With a rank
+    something of that rank is added to every linear layer."""
     arch = read_arch(TransformerArch, config, "config.json")
     geometry = Geometry(frames=3, height=2, width=3, audio_frames=11, fps=12.5, scales=arch.scales)
-    model = random_weights(Transformer(Scope(jnp.float32), arch, scan), seed=1, scale=0.2)
+    ranks = {each.source: rank for each in weights(Transformer(Scope(jnp.float32), arch)) if rank}
+    model = random_weights(Transformer(Scope(jnp.float32, ranks=ranks), arch, scan), seed=1, scale=0.2)
     draw = partial(np.random.default_rng(2).standard_normal, dtype=np.float32)
     latents = AV(draw((ROWS, geometry.video_tokens, 8)), draw((ROWS, geometry.audio_frames, 6)))
     widths = [20, 20] if arch.use_prompt_embeddings else [64, 32]
@@ -101,8 +105,8 @@ def plan_of(config: dict[str, object], profile: str, mesh: dict[str, int], rows:
 
 
 @cache
-def on_one_device(generation: str) -> AV[jax.Array]:
-    return velocities(CONFIGS[generation], None)[0]
+def on_one_device(generation: str, rank: int | None = None) -> AV[jax.Array]:
+    return velocities(CONFIGS[generation], None, rank=rank)[0]
 
 
 @pytest.mark.parametrize(
@@ -125,6 +129,16 @@ def test_every_mesh_gives_the_same(generation: str, profile: str, mesh: dict[str
     for one, eight in zip(wanted, got, strict=True):
         assert one.shape == eight.shape
         assert np.linalg.norm(eight - one) <= 1e-5 * np.linalg.norm(one)
+
+
+@pytest.mark.parametrize(("profile", "mesh"), [("ironwood", {}), ("trillium", {"passes": 1, "embed": 2})], ids=str)
+def test_low_rank_factors_give_the_same_too(profile: str, mesh: dict[str, int]) -> None:
+    """Of a rank that nothing divides; they lie as the weights do that they are added to."""
+    wanted = on_one_device("2.0", rank=3)
+    got, _ = velocities(EARLIER, plan_of(EARLIER, profile, mesh), rank=3)
+    for one, eight, plain in zip(wanted, got, on_one_device("2.0"), strict=True):
+        assert np.linalg.norm(eight - one) <= 1e-5 * np.linalg.norm(one)
+        assert np.linalg.norm(plain - one) > 0.1 * np.linalg.norm(one)
 
 
 MESHES: list[tuple[str, dict[str, int]]] = [

@@ -20,6 +20,7 @@ from safetensors.torch import save_file as save_torch_file
 from ltx2_cli.nn.basic import Linear
 from ltx2_cli.spec import RunError, SpecError
 from ltx2_cli.weights import load as load_module
+from ltx2_cli.weights import on_devices
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import CONV, TRANSPOSED_CONV, Scope, Weight, declared, random_weights
 from ltx2_cli.weights.load import load, mismatches, not_finite
@@ -81,7 +82,7 @@ def _far_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Devices with a memory of their own, and weights that are large to them."""
     monkeypatch.setattr(load_module, "IN_HOST_MEMORY", ())
     monkeypatch.setattr(load_module, "SMALL", 0)
-    monkeypatch.setattr(load_module, "SPLIT_ABOVE", 256)  # `whole` travels in parts
+    monkeypatch.setattr(on_devices, "SPLIT_ABOVE", 256)  # `whole` travels in parts
 
 
 @pytest.fixture(params=["host", "host, in portions", "devices"])
