@@ -17,6 +17,7 @@ from ltx2_cli.cli.interrupts import raise_again
 from ltx2_cli.cli.lora import lora
 from ltx2_cli.cli.models import models
 from ltx2_cli.cli.plan import PLAN_EXAMPLES, plan
+from ltx2_cli.cli.replay import REPLAY_EXAMPLES, replay
 from ltx2_cli.cli.together import FAILED, REFUSED, abandon, of_system, part
 from ltx2_cli.cli.upsample import UPSAMPLE_EXAMPLES, upsample
 from ltx2_cli.console import complain
@@ -32,6 +33,7 @@ for verb, examples, codes in (
     (generate, EXAMPLES, CLIP_EXIT_CODES),
     (upsample, UPSAMPLE_EXAMPLES, CLIP_EXIT_CODES),
     (decode, DECODE_EXAMPLES, CLIP_EXIT_CODES),
+    (replay, REPLAY_EXAMPLES, CLIP_EXIT_CODES),
     (plan, PLAN_EXAMPLES, PLAN_EXIT_CODES),
     (info, INFO_EXAMPLES, EXIT_CODES),
 ):

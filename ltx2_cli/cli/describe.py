@@ -17,6 +17,7 @@ KNOWN = "known are latents, mp4 videos, records, checkpoints (a folder or a file
 UPSAMPLES = "initial_conv.weight"  # a tensor of every latent upsampler
 DENOISES = "model.diffusion_model."  # how the denoiser's begin in a single file
 RECORDS = (".yaml", ".yml", ".json")
+SHORT = 12  # digits of a hash that people read
 DAMAGED = "it was changed after it was written"
 
 
@@ -199,12 +200,14 @@ def _record(said: Mapping[str, str], path: Path) -> Mapping[str, Any] | None:
 
 
 def _parsed(text: str, source: str) -> Mapping[str, Any]:
+    from ltx2_cli.core.made_with import read_made_with
     from ltx2_cli.profile_layers import read_text, resolved
     from ltx2_cli.profiles import MADE_WITH
 
     values = resolved(read_text(text, source))
     if not isinstance(values.get(MADE_WITH), dict):
         raise SpecError(f"{source} is no record of a clip: it does not say what it was `{MADE_WITH}`", KNOWN)
+    read_made_with(values, source)
     return values
 
 

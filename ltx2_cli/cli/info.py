@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ltx2_cli.cli.describe import Clip, Description, Record, Weights, describe
+from ltx2_cli.cli.describe import SHORT, Clip, Description, Record, Weights, describe
 from ltx2_cli.cli.interrupts import postponed
 from ltx2_cli.cli.lora import Summary, lora_lines
 from ltx2_cli.console import columns
@@ -75,11 +75,24 @@ def _of_clip(clip: Clip) -> Iterator[Row]:
 
 
 def _of_record(record: Mapping[str, Any]) -> Iterator[Row]:
-    """The request, as far as one knows a clip by it, and the versions."""
+    """The request, as far as one knows a clip by it, and what it was made with."""
+    from ltx2_cli.core.made_with import read_made_with
+
     for key in REQUEST:
         if record.get(key) not in (None, "", []):
             yield key.replace("_", " "), _line(record[key])
-    yield "made with", ", ".join(f"{name} {version}" for name, version in record["made_with"].items())
+    made = read_made_with(record, "the record")
+    yield "made with", ", ".join(f"{name} {version}" for name, version in made.versions.items())
+    if made.devices:
+        meshes = ", ".join(f"{stage} on {mesh}" for stage, mesh in made.meshes.items())
+        yield "devices", f"{made.devices}: {meshes}"
+    if made.source:
+        yield "went on from", f"{made.source.file} {made.source.sha256[:SHORT]}"
+    for number, (file, digest) in enumerate(made.files.items()):
+        yield "" if number else "files", f"{file} {digest[:SHORT]}"
+    for stage, latents in made.latents.items():
+        hashes = (f"{name} {each.sha256[:SHORT]}" for name, each in latents._asdict().items())
+        yield f"after {stage}", ", ".join(hashes)
 
 
 def _line(value: object) -> str:

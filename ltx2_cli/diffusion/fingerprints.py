@@ -4,6 +4,7 @@ import hashlib
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -14,17 +15,19 @@ BUCKETS = 256
 class Fingerprint:
     """What is kept of an array."""
 
-    sha256: str  # of its float32 numbers, little-endian, as they lie
+    size: int  # how many numbers there are
+    sha256: str  # of them in float32, little-endian, as they lie
     sketch: np.ndarray  # float32 [BUCKETS]
 
     def error(self, other: "Fingerprint") -> float:
-        """About the relative L2 error of the array behind `other`: off by 4 % of itself in one case of three, and 0
-        also for what float32 does not tell apart."""
+        """About the relative L2 error of the array behind `other`, of the same size: off by more than 4 % of itself in
+        one case of three, and 0 also for what float32 does not tell apart."""
         return float(np.linalg.norm(other.sketch - self.sketch) / np.linalg.norm(self.sketch))
 
-    def text(self) -> dict[str, str]:
-        """In words, for a record."""
-        return {"sha256": self.sha256, "sketch": b64encode(self.sketch.astype("<f4").tobytes()).decode()}
+    def values(self) -> dict[str, int | str]:
+        """In plain values, for a record."""
+        sketch = b64encode(self.sketch.astype("<f4").tobytes()).decode()
+        return {"size": self.size, "sha256": self.sha256, "sketch": sketch}
 
 
 def fingerprint(array: np.ndarray) -> Fingerprint:
@@ -35,12 +38,12 @@ def fingerprint(array: np.ndarray) -> Fingerprint:
     drawn = np.random.Philox(key=0).random_raw(-(-numbers.size // 4)).astype("<u8").view("<u2")[: numbers.size]
     sums = np.bincount(drawn % (2 * BUCKETS), numbers, 2 * BUCKETS)
     sketch = (sums[:BUCKETS] - sums[BUCKETS:]).astype(np.float32)
-    return Fingerprint(hashlib.sha256(numbers.data).hexdigest(), sketch)
+    return Fingerprint(numbers.size, hashlib.sha256(numbers.data).hexdigest(), sketch)
 
 
-def read_fingerprint(text: Mapping[str, str]) -> Fingerprint:
-    """What `Fingerprint.text` gave. Raises `ValueError` or `KeyError` where it is something else."""
-    sketch = np.frombuffer(b64decode(text["sketch"], validate=True), "<f4")
+def read_fingerprint(values: Mapping[str, Any]) -> Fingerprint:
+    """What `Fingerprint.values` gave. Raises `ValueError`, `KeyError` or `TypeError` where it is something else."""
+    sketch = np.frombuffer(b64decode(values["sketch"], validate=True), "<f4")
     if sketch.shape != (BUCKETS,):
         raise ValueError("not a sketch")
-    return Fingerprint(text["sha256"], sketch)
+    return Fingerprint(int(values["size"]), str(values["sha256"]), sketch)

@@ -9,7 +9,8 @@ import yaml
 from safetensors.numpy import load_file
 
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
-from ltx2_cli.core.record import devices, input_files, read_made_with, versions
+from ltx2_cli.core.made_with import read_made_with
+from ltx2_cli.core.record import devices, input_files, versions
 from ltx2_cli.core.run import load, write
 from ltx2_cli.diffusion.latents import open_latents
 from ltx2_cli.spec import SpecError
@@ -67,6 +68,7 @@ def test_noise_is_a_file_that_the_clip_depends_on(checkpoint: Checkpoint, tmp_pa
     [
         {"latents": {"final": {"video": {}}}},
         {"latents": ["final"]},
+        {"files": ["a"]},
         {"source": {"file": "a"}},
         {"source": {"file": "a", "sha256": "b", "fps": "fast"}},
     ],
@@ -79,4 +81,4 @@ def test_a_record_that_was_changed(made: dict[str, object]) -> None:
 
 def test_an_older_record_says_less() -> None:
     made = read_made_with({"made_with": {"ltx2": "0.1.0", "jax": "0.10.2"}}, "clip.mp4")
-    assert (made.versions, made.latents, made.files) == ({"ltx2": "0.1.0", "jax": "0.10.2"}, {}, None)
+    assert (made.versions, made.latents, made.files) == ({"ltx2": "0.1.0", "jax": "0.10.2"}, {}, {})

@@ -1,0 +1,162 @@
+"""`ltx2 replay`: a clip made again by what it says of itself, and whether it is the same."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ltx2_cli.cli.flaws import Strict, noted, refuse_flaws
+from ltx2_cli.cli.interrupts import postponed
+from ltx2_cli.cli.options import (
+    FILES,
+    MODEL,
+    STEPS,
+    AudioGuidanceRescale,
+    AudioGuidanceScale,
+    AudioModalityScale,
+    AudioStgScale,
+    Count,
+    Debug,
+    Force,
+    Frames,
+    GuidanceRescale,
+    GuidanceScale,
+    Height,
+    Loras,
+    ModalityScale,
+    Model,
+    NegativePrompt,
+    Noise,
+    Precision,
+    Prompt,
+    Rate,
+    Recipe,
+    SaveLatents,
+    Settings,
+    Sharding,
+    StepCount,
+    StgBlocks,
+    StgScale,
+    TextEncoder,
+    TextPrecision,
+    Upsampler,
+    Width,
+    option,
+    overrides,
+)
+from ltx2_cli.console import reporter
+
+if TYPE_CHECKING:
+    from ltx2_cli.cli.recorded import Begun, Recorded
+    from ltx2_cli.plan import Plan
+    from ltx2_cli.spec import RunSpec
+
+REPLAY_EXAMPLES = r"""[bold]Examples[/bold]
+
+ltx2 replay out/fox.mp4
+ltx2 replay --verify out/fox.mp4
+ltx2 replay out/fox.mp4 --seed 8 --steps 20 -o out/fox8.mp4"""
+
+
+def replay(
+    context: typer.Context,
+    clip: Annotated[
+        Path, typer.Argument(metavar="FILE", help="An mp4, its record (.yaml) or latents.", show_default=False)
+    ],
+    verify: Annotated[
+        bool, option(FILES, "Compare with FILE; without -o nothing is kept. Exit code 1 if it differs.", "--verify")
+    ] = False,
+    prompt: Prompt = None,
+    negative_prompt: NegativePrompt = None,
+    height: Height = None,
+    width: Width = None,
+    num_frames: Frames = None,
+    fps: Rate = None,
+    num_inference_steps: StepCount = None,
+    seed: Annotated[Count, option(STEPS, "0 to 4294967295.")] = None,
+    guidance_scale: GuidanceScale = None,
+    stg_scale: StgScale = None,
+    modality_scale: ModalityScale = None,
+    guidance_rescale: GuidanceRescale = None,
+    stg_blocks: StgBlocks = None,
+    audio_guidance_scale: AudioGuidanceScale = None,
+    audio_stg_scale: AudioStgScale = None,
+    audio_modality_scale: AudioModalityScale = None,
+    audio_guidance_rescale: AudioGuidanceRescale = None,
+    model: Model = None,
+    recipe: Recipe = None,
+    upsampler: Upsampler = None,
+    lora: Loras = None,
+    any_weights: Annotated[bool, option(MODEL, "Also where weights have changed since.", "--any-weights")] = False,
+    dtype: Precision = None,
+    text_encoder: TextEncoder = None,
+    text_encoder_dtype: TextPrecision = None,
+    sharding: Sharding = None,
+    output: Annotated[
+        Path | None, option(FILES, "The mp4; without it named after FILE.", "--output", "-o", metavar="FILE")
+    ] = None,
+    force: Force = False,
+    strict: Strict = False,
+    noise: Noise = None,
+    latents: Annotated[Path | None, option(FILES, "Where those are now that `ltx2 upsample` went on from.")] = None,
+    save_latents: SaveLatents = None,
+    settings: Settings = None,
+    debug: Debug = False,
+) -> None:
+    """Make a clip again by its record; its path is printed, or with --verify whether it is the same."""
+    with postponed():
+        from ltx2_cli.cli.recorded import check_overrides, check_weights, circumstances, find_source, recorded
+        from ltx2_cli.cli.verdict import check_comparable, verdict
+        from ltx2_cli.media import check_outputs
+
+    then, given, report = recorded(clip.expanduser()), overrides(context.params), reporter()
+    asked = {*given, *(setting.partition("=")[0] for setting in settings or ())}
+    check_overrides(then, asked)
+    source, flaws, kept = find_source(then, latents), list[str](), not verify or bool(output or save_latents)
+    with ExitStack() as around:
+        folder = then.path.parent if kept else Path(around.enter_context(TemporaryDirectory()))
+        spec = then.request({**_files(then, folder), **given}, settings or [])
+        for lack in check_comparable(then, spec) if verify else ():
+            report.note(lack)
+        check_outputs(spec, force)
+
+        with postponed():
+            from ltx2_cli.core.compiling import counted
+            from ltx2_cli.core.run import BEGINNING, going_on, load, write
+
+        count = around.enter_context(counted())
+        plan = _plan(then, spec, source)
+        others = [*check_weights(then, plan, asked, any_weights), *circumstances(then.made, plan)]
+        for other in others:
+            report.note(other)
+        others += [f"another {key} is asked for" for key in sorted(asked - {"output", "save_latents"})]
+        start = going_on([source.file.read()], (source.begun,)) if source else BEGINNING
+        for path, findings in write(plan, load(plan), report, not then.is_draft, start):
+            if kept:
+                print(path, flush=True)
+                flaws += noted(path, findings, report)
+            if verify:
+                print(verdict(then, recorded(path), others), flush=True)
+    report.note(str(count))
+    refuse_flaws(flaws, strict)
+
+
+def _files(then: "Recorded", folder: Path) -> dict[str, str | None]:
+    """Where what is made again goes: a clip, or of a draft the latents."""
+    made = folder / f"{then.path.stem}-replay"
+    return {"output": f"{made}.mp4", "save_latents": f"{made}.safetensors" if then.is_draft else None}
+
+
+def _plan(then: "Recorded", spec: "RunSpec", source: "Begun | None") -> "Plan":
+    """What the request means, as far as the first time it was carried out."""
+    from ltx2_cli.cli.from_latents import check_source
+    from ltx2_cli.plan import first_stage, resolve
+    from ltx2_cli.stages import Source
+
+    if source is None:
+        return first_stage(resolve(spec)) if then.is_draft else resolve(spec)
+    plan = resolve(spec, Source(source.file.shapes, source.fps))
+    check_source(source.file, plan, source.fps)
+    return plan
