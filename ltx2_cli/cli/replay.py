@@ -128,7 +128,9 @@ def replay(
 
         count = around.enter_context(counted())
         plan = _plan(then, spec, source)
-        others = [*check_weights(then, plan, asked, any_weights), *circumstances(then.made, plan)]
+        with report.stage("compare the weights"):
+            changed = check_weights(then, plan, asked, any_weights)
+        others = [*changed, *circumstances(then.made, plan)]
         for other in others:
             report.note(other)
         others += [f"another {key} is asked for" for key in sorted(asked - {"output", "save_latents"})]

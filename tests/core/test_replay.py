@@ -1,0 +1,224 @@
+"""`ltx2 replay`: the same clip again, and where it is another, from which stage on and by how much."""
+
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import yaml
+from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
+from safetensors.numpy import load_file, save_file
+
+from clips import PROMPT, TEXT_TOKENS, Checkpoint
+from ltx2_cli.cli.recorded import circumstances, recorded
+from ltx2_cli.diffusion.latents import open_latents, save_latents
+from ltx2_cli.media import Media, write_mp4
+from ltx2_cli.plan import resolve
+from ltx2_cli.weights.digests import digest
+from parity import randomise
+from program import run_program
+
+SECOND = ["--recipe", "two_stage", "--height", "128", "--width", "128", "--set", "refinement.lora=[]"]
+
+
+class Said:
+    """The exit code and what was printed; `rows` are the name and the text of each line."""
+
+    def __init__(self, code: int, out: str, err: str):
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def rows(self) -> dict[str, str]:
+        return dict(re.split("  +", line, maxsplit=1) for line in self.out.splitlines())
+
+
+@pytest.fixture
+def ltx2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    return lambda *arguments: Said(run_program(monkeypatch, *map(str, arguments)), *capsys.readouterr())
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy, of which weights may change, with an upsampler."""
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    shutil.copytree(checkpoint.folder, folder)
+    config = {"in_channels": 8, "mid_channels": 32, "num_blocks_per_stage": 1}
+    randomise(LTX2LatentUpsamplerModel(**config), seed=1).save_pretrained(folder / "latent_upsampler")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clip of one stage and one of two, a first stage, and what was made of it."""
+    folder = tmp_path_factory.mktemp("made")
+    size = ["--height", "64", "--width", "64", "--num-frames", "9", "--steps", "2", "--stg-blocks", "1", "--seed", "3"]
+    precision = ["--dtype", "float32", "--text-encoder-dtype", "float32", "--set", f"max_sequence_length={TEXT_TOKENS}"]
+    asked = ["generate", "--prompt", PROMPT, "--model", str(model), *size, *precision]
+
+    def named(name: str) -> list[str]:
+        return ["--save-latents", str(folder / f"{name}.safetensors"), "-o", str(folder / f"{name}.mp4")]
+
+    with pytest.MonkeyPatch.context() as patch:
+        assert run_program(patch, *asked, *named("clip")) == 0
+        assert run_program(patch, *asked, *SECOND, *named("whole")) == 0
+        assert run_program(patch, *asked, *SECOND, *named("draft"), "--stop-after", "stage1") == 0
+        assert run_program(patch, "upsample", str(folder / "draft.safetensors"), *named("large")) == 0
+    return folder
+
+
+@pytest.mark.parametrize("name", ["clip.mp4", "clip.yaml", "clip.safetensors", "draft.safetensors", "large.mp4"])
+def test_made_again_on_the_same_machine_it_is_the_same(ltx2, made: Path, name: str) -> None:
+    before = sorted(made.iterdir())
+    said = ltx2("replay", "--verify", made / name)
+    assert (said.code, said.out) == (0, "identical\n")
+    assert sorted(made.iterdir()) == before
+
+
+def test_a_clip_made_again_lies_beside_it(ltx2, made: Path, tmp_path: Path) -> None:
+    clip = Path(shutil.copy(made / "clip.mp4", tmp_path))
+    said = ltx2("replay", clip)
+    assert (said.code, said.out) == (0, f"{tmp_path / 'clip-replay.mp4'}\n")
+    assert ltx2("info", "--json", tmp_path / "clip-replay.mp4").out.count('"final"') == 3
+    said = ltx2("replay", clip)
+    assert (said.code, said.err.count("clip-replay.mp4 exists")) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "least", "most"), [(["--seed", 4], 0.5, 2), (["--guidance-scale", 4], 1e-5, 1e-2)]
+)
+def test_another_clip_is_told_by_how_much_it_differs(
+    ltx2, made: Path, tmp_path: Path, flags: list[object], least: float, most: float
+) -> None:
+    """As the latents have it themselves, within four standard deviations of the estimate."""
+    kept = tmp_path / "now.safetensors"
+    said = ltx2("replay", "--verify", made / "clip.mp4", *flags, "--save-latents", kept, "-o", tmp_path / "now.mp4")
+    path, *lines = said.out.splitlines()
+    assert (said.code, path) == (1, str(tmp_path / "now.mp4"))
+    rows = Said(1, "\n".join(lines), "").rows
+    then, now = load_file(made / "clip.safetensors"), load_file(kept)
+    estimates = re.fullmatch(r"video differs by about (\S+), audio differs by about (\S+)", rows["final"]).groups()
+    for name, estimate in zip(("video", "audio"), estimates, strict=True):
+        exact = np.linalg.norm(now[name] - then[name]) / np.linalg.norm(then[name])
+        assert least < exact < most
+        assert float(estimate) == pytest.approx(exact, rel=0.2)
+    assert re.fullmatch(r"PSNR [\d.]+ dB, SSIM [\d.]+", rows["picture"])
+    assert re.fullmatch(r"SDR -?[\d.]+ dB", rows["sound"])
+    assert "final is the first that differs" in said.err
+    assert f"{flags[0].removeprefix('--').replace('-', '_')} is asked for" in said.err
+
+
+def test_the_stage_is_named_from_which_on_it_differs(ltx2, made: Path) -> None:
+    said = ltx2("replay", "--verify", made / "whole.mp4", "--set", "refinement.tone_map=0.5")
+    assert said.code == 1
+    assert list(said.rows) == ["stage1", "final", "picture", "sound"]
+    assert said.rows["stage1"] == "identical"
+    assert said.rows["final"].startswith("video differs by about 0.")
+    assert "final is the first that differs" in said.err
+
+
+def test_weights_that_changed_are_named_with_both_hashes(ltx2, made: Path, model: Path) -> None:
+    (file,) = (model / "vae").glob("*.safetensors")
+    whole, then = file.read_bytes(), digest(file)
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    try:
+        said = ltx2("replay", made / "clip.mp4")
+        assert (said.code, said.out) == (2, "")
+        assert f"vae/{file.name} was {then[:12]}, is {digest(file)[:12]}" in " ".join(said.err.split())
+        said = ltx2("replay", "--verify", made / "clip.mp4", "--any-weights")
+        assert (said.code, said.rows["final"]) == (1, "identical")
+        assert "picture is the first that differs" in said.err
+    finally:
+        file.write_bytes(whole)
+
+
+def test_latents_that_a_clip_went_on_from_are_gone_or_changed(ltx2, made: Path, tmp_path: Path) -> None:
+    draft, now = made / "draft.safetensors", tmp_path / "draft.safetensors"
+    shutil.move(draft, now)
+    try:
+        said = ltx2("replay", "--verify", made / "large.mp4")
+        assert (said.code, said.out) == (2, "")
+        assert f"are gone: there is no {draft}" in " ".join(said.err.split())
+        save_file({name: array + 1 for name, array in load_file(now).items()}, draft)
+        said = ltx2("replay", "--verify", made / "large.mp4")
+        assert said.code == 2
+        assert f"have changed: {draft} was {digest(now)[:12]}, is {digest(draft)[:12]}" in " ".join(said.err.split())
+        said = ltx2("replay", "--verify", made / "large.mp4", "--latents", now)
+        assert (said.code, said.out) == (0, "identical\n")
+    finally:
+        shutil.move(now, draft)
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "sentence"),
+    [
+        ("large.mp4", ["--height", "64"], "went on from latents, and height follows from theirs"),
+        ("draft.safetensors", ["-o", "clip.mp4"], "is a draft: its latents are made again, no clip"),
+        ("clip.mp4", ["--verify", "--set", "seed=[1,2]"], "--verify compares one clip, 2 are asked for"),
+    ],
+)
+def test_what_cannot_be_changed(ltx2, made: Path, name: str, flags: list[str], sentence: str) -> None:
+    said = ltx2("replay", made / name, *flags)
+    assert (said.code, said.out) == (2, "")
+    assert sentence in " ".join(said.err.split())
+
+
+def test_an_older_record_knows_no_latents(ltx2, made: Path, tmp_path: Path) -> None:
+    record = yaml.safe_load((made / "clip.yaml").read_text())
+    record["made_with"] = {"ltx2": "0.0.1", "jax": record["made_with"]["jax"]}
+    (tmp_path / "clip.yaml").write_text(yaml.safe_dump(record))
+    said = ltx2("replay", "--verify", tmp_path / "clip.yaml")
+    assert said.code == 2
+    assert "has no hashes of latents, an older version wrote it" in " ".join(said.err.split())
+    shutil.copy(made / "clip.mp4", tmp_path)
+    said = ltx2("replay", "--verify", tmp_path / "clip.yaml")
+    assert (said.code, said.out) == (0, "identical\n")
+    assert "only picture and sound are compared" in said.err
+    assert "ltx2 was 0.0.1, is " in said.err
+
+
+def test_latents_that_are_not_those_of_their_record(ltx2, made: Path, tmp_path: Path) -> None:
+    """The arrays count, not what the record says of them."""
+    file = open_latents(made / "clip.safetensors")
+    save_latents(file.read()._replace(audio=2 * file.read().audio), tmp_path / "x.safetensors", file.metadata)
+    said = ltx2("replay", "--verify", tmp_path / "x.safetensors")
+    assert said.code == 1
+    assert re.fullmatch(r"video identical, audio differs by about 0\.[45]\d?", said.rows["final"])
+
+
+def test_other_versions_devices_and_meshes_are_noted(made: Path) -> None:
+    then = recorded(made / "clip.mp4")
+    assert then.made.devices == "8 cpu"
+    plan = resolve(then.request({}, []))
+    assert list(circumstances(then.made, plan)) == []
+    other = replace(then.made, versions={"jax": "0.1"}, devices="4 TPU7x", meshes={"final": "tokens 4"})
+    assert list(circumstances(other, plan)) == [
+        f"jax was 0.1, is {jax.__version__}",
+        "devices were 4 TPU7x, are 8 cpu",
+        "the mesh of final was tokens 4, is one device",
+    ]
+    assert replace(then, made=other).request({}, []).sharding.profile == "auto"
+
+
+@pytest.mark.parametrize("name", ["short.mp4", "foreign.mp4", "changed.yaml", "weights"])
+def test_files_that_cannot_be_made_again(ltx2, made: Path, model: Path, name: str, tmp_path: Path) -> None:
+    whole = (made / "clip.mp4").read_bytes()
+    write_mp4(
+        Media(np.zeros((9, 64, 64, 3), np.uint8), np.zeros((0, 2), np.float32), 24.0, 24000), tmp_path / "foreign.mp4"
+    )
+    (tmp_path / "short.mp4").write_bytes(whole[: len(whole) // 2])
+    sketch = re.compile("sketch: .*")
+    (tmp_path / "changed.yaml").write_text(sketch.sub("sketch: rain", (made / "clip.yaml").read_text()))
+    (tmp_path / "weights").symlink_to(model)
+    said = ltx2("replay", tmp_path / name)
+    assert (said.code, said.out) == (2, "")
+    sentence = {
+        "short.mp4": "short.mp4 is damaged",
+        "foreign.mp4": "foreign.mp4 does not say what made it",
+        "changed.yaml": "changed.yaml is damaged: its `made_with` is not what was written",
+        "weights": "weights is no clip",
+    }
+    assert sentence[name] in " ".join(said.err.split())
+    assert [line.split(":")[0] for line in said.err.splitlines()] == ["error", "hint"]
