@@ -41,6 +41,7 @@ def ltx2(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
         (("generate", "--help"), 0),
         (("plan", "--help"), 0),
         (("info", "--help"), 0),
+        (("replay", "--help"), 0),
         (("generat",), 2),
         (("generate", "--hieght", "3"), 2),
         (("generate", "--height", "tall"), 2),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from loras import distilled, write_header
+from ltx2_cli.diffusion.fingerprints import fingerprint
 from ltx2_cli.diffusion.latents import save_latents
 from ltx2_cli.media import Media, write_mp4, write_record
 from ltx2_cli.models.published import UPSAMPLERS
@@ -133,6 +134,31 @@ def test_files_that_another_program_wrote(info, tmp_path: Path, video: Path) -> 
 def test_a_record(info, tmp_path: Path) -> None:
     write_record(tmp_path / "clip.yaml", RECORD)
     assert info(tmp_path / "clip.yaml").rows == [["record", str(tmp_path / "clip.yaml")], *MADE]
+
+
+def test_what_a_clip_was_made_with(info, tmp_path: Path) -> None:
+    """Hashes as far as people compare them."""
+    prints = AV(fingerprint(np.zeros(4)), fingerprint(np.ones(4)))
+    latents = {"final": {name: each.values() for name, each in prints._asdict().items()}}
+    made = {
+        "ltx2": "0.1.0",
+        "devices": "8 TPU7x",
+        "meshes": {"stage1": "passes 2 x tokens 4", "final": "tokens 8"},
+        "files": {"vae/model.safetensors": "a" * 64, "vocoder/model.safetensors": "b" * 64},
+        "source": {"file": "/clips/fox.safetensors", "sha256": "c" * 64, "fps": 24},
+        "latents": latents,
+    }
+    write_record(tmp_path / "clip.yaml", to_yaml(SPEC, made))
+    assert info(tmp_path / "clip.yaml").rows[len(MADE) :] == [
+        ["made with", "ltx2 0.1.0"],
+        ["devices", "8 TPU7x: stage1 on passes 2 x tokens 4, final on tokens 8"],
+        ["went on from", f"/clips/fox.safetensors {'c' * 12}"],
+        ["files", f"vae/model.safetensors {'a' * 12}"],
+        ["", f"vocoder/model.safetensors {'b' * 12}"],
+        ["after final", ", ".join(f"{name} {each.sha256[:12]}" for name, each in prints._asdict().items())],
+    ]
+    (said,) = json.loads(info("--json", tmp_path / "clip.yaml").out)
+    assert said["record"]["made_with"] == made
 
 
 def test_a_lora_is_what_lora_inspect_says(

@@ -86,9 +86,7 @@ def test_a_clip_made_again_lies_beside_it(ltx2, made: Path, tmp_path: Path) -> N
     assert (said.code, said.err.count("clip-replay.mp4 exists")) == (2, 1)
 
 
-@pytest.mark.parametrize(
-    ("flags", "least", "most"), [(["--seed", 4], 0.5, 2), (["--guidance-scale", 4], 1e-5, 1e-2)]
-)
+@pytest.mark.parametrize(("flags", "least", "most"), [(["--seed", 4], 0.5, 2), (["--guidance-scale", 4], 1e-5, 0.1)])
 def test_another_clip_is_told_by_how_much_it_differs(
     ltx2, made: Path, tmp_path: Path, flags: list[object], least: float, most: float
 ) -> None:
