@@ -140,6 +140,11 @@ def record_path(video: Path) -> Path:
     return video.with_suffix(".yaml")
 
 
+def unfinished_path(spec: RunSpec) -> Path:
+    """Where it is kept how far a run is: beside the first file that it makes."""
+    return (output_paths(spec) or latents_paths(spec))[0].with_suffix(".run")
+
+
 def check_outputs(spec: RunSpec, force: bool) -> None:
     """Raise `SpecError` if a file of this run cannot be written where it should go, would overwrite another one of
     this run, or exists and not `force`. Nothing is written, no folder made."""
@@ -150,6 +155,10 @@ def check_outputs(spec: RunSpec, force: bool) -> None:
     _check_distinct([*read, *(file for _, file in files)])
     for option, file in _named_files(spec):
         _check_free(file, option, force)
+    if output_paths(spec) and (unfinished := unfinished_path(spec)).exists() and not force:
+        raise SpecError(
+            f"{unfinished} is an unfinished run", f"`ltx2 resume {unfinished}` goes on, --force begins anew"
+        )
 
 
 def check_output(file: Path, option: str, force: bool) -> None:

@@ -48,6 +48,14 @@ class FlawError(Exception):
         self.hint = hint
 
 
+class StoppedError(Exception):
+    """A run that was asked to stop, and can be gone on with: one sentence and a hint. Exit code 130."""
+
+    def __init__(self, sentence: str, hint: str):
+        super().__init__(sentence)
+        self.hint = hint
+
+
 class NotFiniteError(RunError):
     """What a network made holds a NaN or an infinity."""
 

@@ -18,12 +18,13 @@ from ltx2_cli.cli.lora import lora
 from ltx2_cli.cli.models import models
 from ltx2_cli.cli.plan import PLAN_EXAMPLES, plan
 from ltx2_cli.cli.replay import REPLAY_EXAMPLES, replay
+from ltx2_cli.cli.resume import RESUME_EXAMPLES, resume
 from ltx2_cli.cli.together import FAILED, REFUSED, abandon, of_system, part
 from ltx2_cli.cli.upsample import UPSAMPLE_EXAMPLES, upsample
 from ltx2_cli.console import complain
-from ltx2_cli.spec import FitError, FlawError, RunError, SpecError
+from ltx2_cli.spec import FitError, FlawError, RunError, SpecError, StoppedError
 
-TOO_LARGE, FLAWED = 3, 4
+TOO_LARGE, FLAWED, INTERRUPTED = 3, 4, 130
 EXIT_CODES = "Exit codes: 0 done, 1 the run failed, 2 the request cannot be met, 130 interrupted."
 CLIP_EXIT_CODES = EXIT_CODES.replace(", 130", ", 4 the clip has flaws (--strict), 130")
 PLAN_EXIT_CODES = "Exit codes: 0 it fits, 2 the request cannot be met, 3 it does not fit, 130 interrupted."
@@ -32,6 +33,7 @@ app = typer.Typer(rich_markup_mode="rich", help=f"Video with sound from text: LT
 for verb, examples, codes in (
     (generate, EXAMPLES, CLIP_EXIT_CODES),
     (upsample, UPSAMPLE_EXAMPLES, CLIP_EXIT_CODES),
+    (resume, RESUME_EXAMPLES, CLIP_EXIT_CODES),
     (decode, DECODE_EXAMPLES, CLIP_EXIT_CODES),
     (replay, REPLAY_EXAMPLES, CLIP_EXIT_CODES),
     (plan, PLAN_EXAMPLES, PLAN_EXIT_CODES),
@@ -68,7 +70,7 @@ def main() -> None:
     sentence, hint = "interrupted", "finished files stay, the unfinished one is gone"  # typer's own exit code is 130
     try:
         code = get_command(app)(prog_name="ltx2", standalone_mode=False) or 0
-    except (SpecError, FitError, FlawError, RunError, OSError, typer.TyperException) as error:
+    except (SpecError, FitError, FlawError, StoppedError, RunError, OSError, typer.TyperException) as error:
         if debug:
             traceback.print_exc()
         sentence, hint, code = _explain(error)
@@ -91,6 +93,8 @@ def _explain(error: Exception) -> tuple[str, str, int]:
             return str(error), error.hint, TOO_LARGE
         case FlawError():
             return str(error), error.hint, FLAWED
+        case StoppedError():
+            return str(error), error.hint, INTERRUPTED
         case RunError():
             return str(error), error.hint, FAILED
         case typer.TyperException():

@@ -6,10 +6,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from ltx2_cli.cli.flaws import Strict, noted, refuse_flaws
+from ltx2_cli.cli.carry_out import carry_out
+from ltx2_cli.cli.flaws import Strict, refuse_flaws
 from ltx2_cli.cli.interrupts import postponed
 from ltx2_cli.cli.options import (
     FILES,
+    KEEP_EVERY,
     SIZE,
     STEPS,
     AudioGuidanceRescale,
@@ -24,6 +26,7 @@ from ltx2_cli.cli.options import (
     GuidanceRescale,
     GuidanceScale,
     Height,
+    KeepEvery,
     Loras,
     ModalityScale,
     Model,
@@ -33,6 +36,7 @@ from ltx2_cli.cli.options import (
     Prompt,
     Rate,
     Recipe,
+    Resumable,
     SaveLatents,
     Settings,
     Sharding,
@@ -108,6 +112,8 @@ def generate(
         Literal["stage1"] | None,
         option(FILES, "Write the latents of a first stage, which `ltx2 upsample` goes on from, and no video."),
     ] = None,
+    resumable: Resumable = None,
+    keep_every: KeepEvery = KEEP_EVERY,
     config: Config = None,
     settings: Settings = None,
     compile_cache: Annotated[
@@ -134,7 +140,7 @@ def generate(
 ) -> None:
     """Make a video with sound from a prompt; its path is printed, and a record that --config reads lies beside it."""
     with postponed():
-        from ltx2_cli.media import check_folder, check_output, check_outputs
+        from ltx2_cli.media import check_folder, check_output, check_outputs, unfinished_path
         from ltx2_cli.profiles import read_spec
 
     hosts = begin(coordinator_address, num_processes, process_id, initialization_timeout)
@@ -156,8 +162,9 @@ def generate(
     with postponed():
         from ltx2_cli.cli.preview import downloading, preview
         from ltx2_cli.core.compiling import counted, keep_programs, none_compiled
+        from ltx2_cli.core.journal import Errand, Journal
         from ltx2_cli.core.report import Silent
-        from ltx2_cli.core.run import load, programs, warm_up, write
+        from ltx2_cli.core.run import load, programs, warm_up
         from ltx2_cli.core.timings import Timings, traced
         from ltx2_cli.plan import first_stage, missing, resolve
         from ltx2_cli.weights.hub import check_room
@@ -192,9 +199,11 @@ def generate(
         if warmup:
             warm_up(plan, components, timings)
         else:
-            for path, findings in write(plan, components, timings, media=not stop_after):
-                print(path, flush=True)
-                flaws += noted(path, findings, report)
+            errand = Errand(media=not stop_after, first_stage=bool(stop_after), source=None)
+            journal = Journal(
+                unfinished_path(plan.spec), plan, errand, timings, resumable if hosts.first else False, keep_every
+            )
+            flaws = carry_out(journal, components)
         if hosts.first and perf_dump:
             timings.write(perf_dump)
     report.note(str(count))

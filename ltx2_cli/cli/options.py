@@ -18,6 +18,7 @@ GUIDANCE = {
     for stream, prefix in (("video", ""), ("audio", "audio_"))
     for field in fields(Guidance)
 }
+KEEP_EVERY = 60.0  # seconds between keeping how far a run is
 ABSENT: tuple[object, ...] = (None, [], ())  # what an option is that was not given; the last two if it is repeatable
 REFINEMENT = {name: f"refinement.{name}" for name in ("upsampler", "adain", "tone_map", "lengthen")}
 SEEDS = re.compile(r"\d+(\.\.\d+)?,?")
@@ -79,6 +80,15 @@ Force = Annotated[bool, option(FILES, "Overwrite what is there.", "--force")]
 Noise = Annotated[Path | None, option(FILES, "Safetensors file to start from.")]
 SaveLatents = Annotated[Path | None, option(FILES, "Safetensors file for the final latents.")]
 Config = Annotated[Path | None, option(FILES, "YAML under the options; a record, for example.")]
+Resumable = Annotated[
+    bool | None,
+    option(
+        FILES,
+        "Keep in a .run file how far it is, for `ltx2 resume`; by default where a run takes more than a minute.",
+        "--resumable/--no-resumable",
+    ),
+]
+KeepEvery = Annotated[float, option(FILES, "Seconds between keeping it.", metavar="SECONDS")]
 Debug = Annotated[bool, option(FILES, "Show tracebacks.", "--debug")]
 Settings = Annotated[list[str] | None, option(FILES, "Any value by its key; repeatable.", "--set", metavar="KEY=VALUE")]
 

@@ -6,22 +6,26 @@ from typing import Annotated
 
 import typer
 
-from ltx2_cli.cli.flaws import Strict, noted, refuse_flaws
+from ltx2_cli.cli.carry_out import carry_out
+from ltx2_cli.cli.flaws import Strict, refuse_flaws
 from ltx2_cli.cli.from_latents import check_source, request
 from ltx2_cli.cli.interrupts import postponed
 from ltx2_cli.cli.options import (
     CONTENT,
     FILES,
+    KEEP_EVERY,
     MODEL,
     STEPS,
     Config,
     Count,
     Debug,
     Force,
+    KeepEvery,
     Loras,
     Precision,
     Rate,
     Real,
+    Resumable,
     Settings,
     Sharding,
     Text,
@@ -74,6 +78,8 @@ def upsample(
     latents_only: Annotated[bool, option(FILES, "Make no video.", "--latents-only")] = False,
     force: Force = False,
     strict: Strict = False,
+    resumable: Resumable = None,
+    keep_every: KeepEvery = KEEP_EVERY,
     config: Config = None,
     settings: Settings = None,
     debug: Debug = False,
@@ -81,7 +87,7 @@ def upsample(
     """Upsample saved latents and refine them at their new size; the path of the video or latents is printed."""
     with postponed():
         from ltx2_cli.diffusion.latents import open_latents
-        from ltx2_cli.media import check_outputs
+        from ltx2_cli.media import check_outputs, unfinished_path
         from ltx2_cli.profiles import AUTO
 
     file = open_latents(latents.expanduser())
@@ -97,20 +103,24 @@ def upsample(
     check_outputs(spec, force)
 
     with postponed():
-        from ltx2_cli.core.compiling import counted
+        from ltx2_cli.core.compiling import counted, keep_programs
+        from ltx2_cli.core.journal import Errand, Journal
         from ltx2_cli.core.record import begun
-        from ltx2_cli.core.run import going_on, load, write
+        from ltx2_cli.core.run import going_on, load
         from ltx2_cli.plan import resolve
         from ltx2_cli.stages import Source
 
     report = reporter()
-    flaws: list[str] = []
     with counted() as count:
-        plan = resolve(spec, Source(file.shapes, spec.fps))
+        keep_programs(spec.compile_cache)
+        source = Source(file.shapes, spec.fps)
+        plan = resolve(spec, source)
         check_source(file, plan, spec.fps)
-        components, start = load(plan), going_on([file.read()], (begun(file, spec.fps),))
-        for path, findings in write(plan, components, report, not latents_only, start):
-            print(path, flush=True)
-            flaws += noted(path, findings, report)
+        errand = Errand(media=not latents_only, first_stage=False, source=source)
+        flaws = carry_out(
+            Journal(unfinished_path(plan.spec), plan, errand, report, resumable, keep_every),
+            load(plan),
+            going_on([file.read()], (begun(file, spec.fps),)),
+        )
     report.note(str(count))
     refuse_flaws(flaws, strict)

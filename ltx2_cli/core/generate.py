@@ -202,6 +202,7 @@ def _run_steps(
     transformer, *fixed = inputs
     latents = jax.device_put(now.current, stage.sharding.replicated)
     steps, done, chunk = len(stage.sigmas) - 1, now.step, 1
+    keep(now)
     with report.steps(steps - done) as progress:
         while done < steps:
             began, end = time.monotonic(), min(done + chunk, steps)

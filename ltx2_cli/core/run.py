@@ -90,6 +90,7 @@ def _denoise(plan: Plan, components: Components, report: Report, start: Progress
     _warn(plan, report)
     if _reads(plan, start):
         start = replace(start, contexts=encode.encode(plan, components, report))
+        keep(start)
     return generate.generate(plan, start, components, report, keep)
 
 

@@ -50,7 +50,7 @@ class Core:
     def warm_up(self, plan: "Core", components: None, report: Report) -> None:
         report.note(f"warm: {plan.spec.prompt}")
 
-    def write(self, plan: "Core", components: None, report: Report, media: bool) -> Iterator[tuple[Path, list[str]]]:
+    def write(self, plan: "Core", components: None, report: Report, *more: object) -> Iterator[tuple[Path, list[str]]]:
         with report.stage("imagine"), report.steps(2) as steps:
             steps.advance(2)
         if self.failure:
@@ -63,7 +63,7 @@ def core(monkeypatch: pytest.MonkeyPatch) -> Core:
     core = Core()
     plan, run = ModuleType("plan"), ModuleType("run")
     vars(plan).update(resolve=core.resolve, missing=lambda spec: [], Plan=Core, first_stage=lambda plan: plan)
-    vars(run).update(load=core.load, programs=lambda plan: [], warm_up=core.warm_up, write=core.write)
+    vars(run).update(load=core.load, programs=lambda plan: [], warm_up=core.warm_up, write=core.write, BEGINNING=None)
     monkeypatch.setitem(sys.modules, "ltx2_cli.plan", plan)
     monkeypatch.setitem(sys.modules, "ltx2_cli.core.run", run)
     return core
@@ -237,7 +237,7 @@ def test_an_interrupt_in_a_destructor_is_not_lost(ltx2: Run, core: Core, monkeyp
         def __del__(self) -> None:
             raise KeyboardInterrupt
 
-    def write(plan: Core, components: None, report: Report, media: bool) -> Iterator[tuple[Path, list[str]]]:
+    def write(plan: Core, *more: object) -> Iterator[tuple[Path, list[str]]]:
         Unlucky()  # Python drops what its destructor raises
         for _ in range(500):
             time.sleep(0.01)

@@ -35,17 +35,23 @@ finally:
 
 # In place of the networks, a run that only writes its video.
 WRITER = """
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 import numpy as np
 from ltx2_cli.media import Media, write_mp4
-def write(plan, components, report, media):
+def write(plan, components, report, *more):
     write_mp4(Media(np.zeros((9, 64, 64, 3), np.uint8), np.zeros((9, 2), np.float32), 24.0, 24000), Path("out/a.mp4"))
     yield Path("out/a.mp4"), []
 sys.modules["ltx2_cli.plan"] = SimpleNamespace(
-    resolve=lambda spec: SimpleNamespace(spec=spec), missing=lambda spec: [], first_stage=None, Plan=None
+    resolve=lambda spec: SimpleNamespace(spec=replace(spec, seed=(5,))),
+    missing=lambda spec: [],
+    first_stage=None,
+    Plan=None,
 )
-sys.modules["ltx2_cli.core.run"] = SimpleNamespace(load=lambda plan: None, programs=None, warm_up=None, write=write)
+sys.modules["ltx2_cli.core.run"] = SimpleNamespace(
+    load=lambda plan: None, programs=None, warm_up=None, write=write, BEGINNING=None
+)
 """
 
 # An ffmpeg that has written half of its file and goes on working.

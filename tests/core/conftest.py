@@ -4,15 +4,33 @@ from collections.abc import Iterator
 
 import jax
 import pytest
+from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
 
-from clips import Checkpoint
+from clips import PROMPT, TEXT_TOKENS, Checkpoint
+from loras import ORIGINAL, write_lora
+from parity import randomise
 from tiny import tiny_pipeline
+
+CLIP = ["--height", "128", "--width", "128", "--num-frames", "9", "--steps", "2", "--stg-blocks", "1", "--seed", "3"]
 
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     folder = tmp_path_factory.mktemp("tiny")
     return Checkpoint(folder, tiny_pipeline(folder))
+
+
+@pytest.fixture(scope="session")
+def two_stages(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The options of `ltx2 generate` for a clip in two stages, and the files they name."""
+    folder = tmp_path_factory.mktemp("second")
+    config = {"in_channels": 8, "mid_channels": 32, "num_blocks_per_stage": 1}
+    randomise(LTX2LatentUpsamplerModel(**config), seed=1).save_pretrained(folder / "upsampler")
+    lora = write_lora(folder / "distilled.safetensors", checkpoint.pipeline, ORIGINAL, 3)
+    model = ["--model", str(checkpoint.folder), "--dtype", "float32", "--text-encoder-dtype", "float32"]
+    length = ["--set", f"max_sequence_length={TEXT_TOKENS}"]
+    second = ["--recipe", "two_stage", "--upsampler", str(folder / "upsampler"), "--set", f"refinement.lora=[{lora}]"]
+    return ["--prompt", PROMPT, *CLIP, *model, *length, *second]
 
 
 @pytest.fixture

@@ -7,37 +7,21 @@ import pytest
 from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
 from safetensors.numpy import load_file, save_file
 
-from clips import PROMPT, TEXT_TOKENS, Checkpoint
-from loras import ORIGINAL, write_lora
+from clips import PROMPT, Checkpoint
 from ltx2_cli.diffusion.latents import open_latents
 from ltx2_cli.video_file import open_video
 from parity import randomise
 from program import run_program
 
-CLIP = ["--height", "128", "--width", "128", "--num-frames", "9", "--steps", "2", "--stg-blocks", "1", "--seed", "3"]
-
 
 @pytest.fixture(scope="module")
-def options(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Those of a two-stage clip, and the files they name."""
-    folder = tmp_path_factory.mktemp("second")
-    config = {"in_channels": 8, "mid_channels": 32, "num_blocks_per_stage": 1}
-    randomise(LTX2LatentUpsamplerModel(**config), seed=1).save_pretrained(folder / "upsampler")
-    lora = write_lora(folder / "distilled.safetensors", checkpoint.pipeline, ORIGINAL, 3)
-    model = ["--model", str(checkpoint.folder), "--dtype", "float32", "--text-encoder-dtype", "float32"]
-    length = ["--set", f"max_sequence_length={TEXT_TOKENS}"]
-    second = ["--recipe", "two_stage", "--upsampler", str(folder / "upsampler"), "--set", f"refinement.lora=[{lora}]"]
-    return ["--prompt", PROMPT, *CLIP, *model, *length, *second]
-
-
-@pytest.fixture(scope="module")
-def made(options: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(two_stages: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clip in one go, and the latents of its first stage."""
     folder = tmp_path_factory.mktemp("made")
     whole, first = (["--save-latents", str(folder / f"{name}.safetensors")] for name in ("whole", "first"))
     with pytest.MonkeyPatch.context() as patch:
-        assert run_program(patch, "generate", *options, *whole, "-o", str(folder / "whole.mp4")) == 0
-        assert run_program(patch, "generate", *options, *first, "--stop-after", "stage1") == 0
+        assert run_program(patch, "generate", *two_stages, *whole, "-o", str(folder / "whole.mp4")) == 0
+        assert run_program(patch, "generate", *two_stages, *first, "--stop-after", "stage1") == 0
     return folder
 
 
@@ -65,14 +49,14 @@ def test_latents_of_a_first_stage_are_decoded_at_their_own_size(
 
 def test_any_latents_are_upsampled_without_being_refined(
     made: Path,
-    options: list[str],
+    two_stages: list[str],
     checkpoint: Checkpoint,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Also those of a whole clip, or arrays alone, which do not say of what."""
-    upsampler = options[options.index("--upsampler") : options.index("--upsampler") + 2]
+    upsampler = two_stages[two_stages.index("--upsampler") : two_stages.index("--upsampler") + 2]
     only = ["--no-refine", "--latents-only", "--save-latents"]
     large, bare = tmp_path / "large.safetensors", tmp_path / "bare.safetensors"
     whole = made / "whole.safetensors"
@@ -93,12 +77,12 @@ def test_any_latents_are_upsampled_without_being_refined(
 
 
 @pytest.fixture(scope="module")
-def denser(made: Path, options: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The options of a clip whose second stage upsamples time."""
+def denser(made: Path, two_stages: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The two_stages of a clip whose second stage upsamples time."""
     folder = tmp_path_factory.mktemp("denser")
     config = {"in_channels": 8, "mid_channels": 32, "num_blocks_per_stage": 1, "spatial_upsample": False}
     randomise(LTX2LatentUpsamplerModel(**config, temporal_upsample=True), seed=2).save_pretrained(folder)
-    return [*options, "--upsampler", str(folder), "--height", "64", "--width", "64", "--num-frames", "17"]
+    return [*two_stages, "--upsampler", str(folder), "--height", "64", "--width", "64", "--num-frames", "17"]
 
 
 @pytest.mark.parametrize(
@@ -142,14 +126,14 @@ def test_time_is_upsampled_and_the_sound_fits(
 def test_latents_that_the_model_cannot_go_on_from(
     shapes: dict[str, tuple[int, ...]],
     sentence: str,
-    options: list[str],
+    two_stages: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     file = tmp_path / "latents.safetensors"
     save_file({name: np.zeros(shape, np.float32) for name, shape in shapes.items()}, file)
-    asked = options[: options.index("--prompt") + 2] + options[options.index("--model") :]
+    asked = two_stages[: two_stages.index("--prompt") + 2] + two_stages[two_stages.index("--model") :]
     given = [each for each in asked if each not in ("--recipe", "two_stage")]
     text_encoder = given.index("--text-encoder-dtype")
     del given[text_encoder : text_encoder + 2]

@@ -1,0 +1,37 @@
+"""What the verbs that make clips share: the files as they are finished, what is wrong with them, and how to go on."""
+
+from typing import TYPE_CHECKING
+
+from ltx2_cli.cli.flaws import noted
+from ltx2_cli.cli.interrupts import stopping
+from ltx2_cli.spec import RunError, StoppedError
+
+if TYPE_CHECKING:
+    from ltx2_cli.core.components import Components
+    from ltx2_cli.core.journal import Journal
+    from ltx2_cli.core.progress import Progress
+
+
+def carry_out(journal: "Journal", components: "Components", start: "Progress | None" = None) -> list[str]:
+    """Carry out the journal's plan, from `start` where it is not the beginning, and print the path of each file that
+    is finished; the flaws found. Raises `StoppedError` where the run was interrupted and can be gone on with."""
+    from ltx2_cli.core.run import BEGINNING, write
+
+    flaws, on = list[str](), f"`ltx2 resume {journal.path}` goes on"
+    try:
+        with stopping(journal):
+            for path, findings in write(
+                journal.plan, components, journal.report, journal.errand.media, start or BEGINNING, journal
+            ):
+                print(path, flush=True)
+                flaws += noted(path, findings, journal.report)
+    except KeyboardInterrupt:
+        if journal.kept:
+            raise StoppedError("interrupted", on) from None
+        raise
+    except RunError as error:
+        if journal.kept:
+            error.hint = f"{error.hint}; then {on}"
+        raise
+    journal.end()
+    return flaws

@@ -1,0 +1,164 @@
+"""How far a run is, kept in a file that `ltx2 resume` goes on from."""
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load_file, save_file
+
+from ltx2_cli.core.progress import Progress, phases
+from ltx2_cli.core.record import History, devices, versions
+from ltx2_cli.core.report import Report
+from ltx2_cli.media import replacing
+from ltx2_cli.plan import Plan
+from ltx2_cli.profiles import to_yaml
+from ltx2_cli.spec import AV, MAKE_ROOM, RunError, SpecError, StoppedError
+from ltx2_cli.stages import Source
+
+WORTHWHILE = 60  # seconds: a run that is estimated to take longer is kept without being asked
+ENTRIES = ("record", "errand", "folder", "circumstances", "place", "history")  # of the file's metadata
+STREAMS = ("latents", "current", "contexts")  # of a `Progress`
+WANTED = "a file NAME.run, as `ltx2 generate --resumable` keeps beside the clip that it makes"
+
+
+class Errand(NamedTuple):
+    """What a run is to do, besides what its request says."""
+
+    media: bool  # or latents alone
+    first_stage: bool  # alone
+    source: Source | None  # the latents that it goes on from
+
+
+@dataclass
+class Journal:
+    """Told how far a run is, writes it down every so many seconds, after each phase, and when the run is to stop.
+
+    `stop` may be set at any moment, by a signal; while `listening`, the run stops after its step. Else ending it at
+    once loses no more.
+    """
+
+    path: Path
+    plan: Plan
+    errand: Errand
+    report: Report
+    wanted: bool | None  # None: where the run is estimated to take more than a minute
+    every: float  # seconds
+    stop: bool = False
+    listening: bool = False
+    estimate: float = 0.0  # seconds that all steps take
+    written: float = -np.inf  # when
+    last: tuple[Progress, float] = (Progress(), 0.0)
+
+    @property
+    def kept(self) -> bool:
+        """Whether there is anything to go on from."""
+        return self.path.exists()
+
+    def __call__(self, progress: Progress) -> None:
+        """Keep it, if it is time. Raises `StoppedError` where the run is to stop, `RunError` if that cannot be kept."""
+        self._measure(progress)
+        keeping = self.estimate > WORTHWHILE if self.wanted is None else self.wanted
+        self.listening = keeping and progress.current is not None
+        if self.stop and keeping:
+            self._write(progress)
+            raise StoppedError(f"stopped {_where(self.plan, progress)}", f"`ltx2 resume {self.path}` goes on")
+        if keeping and (progress.current is None or time.monotonic() - self.written >= self.every):
+            try:
+                self._write(progress)
+            except RunError as error:  # the run itself may still succeed
+                self.report.note(f"the run goes on, but how far it is was not kept: {error}")
+
+    def end(self) -> None:
+        """All is made."""
+        self.path.unlink(missing_ok=True)
+
+    def _measure(self, progress: Progress) -> None:
+        now, (before, then) = time.monotonic(), self.last
+        if progress.current is not None and progress.step > before.step:
+            steps = sum(len(stage.sigmas) - 1 for stage in self.plan.stages) * len(self.plan.batches)
+            self.estimate = (now - then) / (progress.step - before.step) * steps
+        self.last = progress, now
+
+    def _write(self, progress: Progress) -> None:
+        place = [progress.phase, progress.batch, progress.step]
+        said = [self.errand, os.getcwd(), circumstances(self.plan), place, progress.history]
+        metadata = dict(zip(ENTRIES, [to_yaml(self.plan.spec), *map(json.dumps, said)], strict=True))
+        tensors = {
+            f"{name}.{stream}": np.ascontiguousarray(array, np.float32)
+            for name in STREAMS
+            if (streams := vars(progress)[name]) is not None
+            for stream, array in streams._asdict().items()
+        }
+        with replacing(self.path) as temporary:
+            try:
+                save_file(tensors, temporary, metadata)
+            except SafetensorError as error:
+                raise RunError(f"cannot write {self.path}: {error}", MAKE_ROOM) from error
+        self.written = time.monotonic()
+
+
+def circumstances(plan: Plan) -> dict[str, str]:
+    """What must be the same for the same bytes, besides the request."""
+    meshes = (stage.sharding.text for stage in plan.stages)
+    return {**versions(), "devices": devices(), "mesh": ", ".join(meshes)}
+
+
+def _where(plan: Plan, progress: Progress) -> str:
+    """Of which stage how many steps are done."""
+    if progress.current is None:
+        return "between two stages"
+    number, stage, _ = phases(plan)[progress.phase]
+    batch = f" of batch {progress.batch + 1}" * (len(plan.batches) > 1)
+    return f"after step {progress.step} of {len(stage.sigmas) - 1} of stage {number + 1}{batch}"
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """A run as it was kept; its arrays are not read yet."""
+
+    path: Path
+    record: str
+    errand: Errand
+    folder: str  # in which it was started
+    circumstances: Mapping[str, str]
+    place: tuple[int, int, int]  # phase, batch, step
+    history: History
+
+    def changes(self, plan: Plan) -> list[str]:
+        """What is not as it was."""
+        now = circumstances(plan)
+        return [f"{what}: was {was}, is {now[what]}" for what, was in self.circumstances.items() if now[what] != was]
+
+    def progress(self, plan: Plan) -> Progress:
+        """How far it was."""
+        tensors, dtype = load_file(self.path), {"contexts": plan.spec.dtype.value}
+        streams = {
+            name: AV(*(tensors[f"{name}.{stream}"].astype(dtype.get(name, "float32")) for stream in AV._fields))
+            for name in STREAMS
+            if f"{name}.{AV._fields[0]}" in tensors
+        }
+        latents, current, contexts = map(streams.get, STREAMS)
+        return Progress(*self.place, latents, current, contexts, self.history)
+
+
+def open_unfinished(path: Path) -> Unfinished:
+    """The header of a run that was kept. Raises `SpecError` where it is none."""
+    try:
+        with safe_open(path, "np") as file:
+            said = file.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise SpecError(f"{path} cannot be read as an unfinished run: {error}", WANTED) from error
+    if not said.keys() >= set(ENTRIES):
+        raise SpecError(f"{path} is no unfinished run", WANTED)
+    record, *others = (said[entry] for entry in ENTRIES)
+    (media, first_stage, source), folder, then, place, history = map(json.loads, others)
+    if source:
+        shapes, fps = source
+        source = Source(AV(*map(tuple, shapes)), fps)
+    return Unfinished(path, record, Errand(media, first_stage, source), folder, then, tuple(place), tuple(history))

@@ -1,0 +1,304 @@
+"""A run that is killed at any moment is gone on with, and ends in the bytes of one that was not."""
+
+import errno
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save
+
+from clips import ALL_ON, Checkpoint, plan_of
+from ltx2_cli import read_spec, resolve
+from ltx2_cli.core import record
+from ltx2_cli.core.journal import Errand, Journal, open_unfinished
+from ltx2_cli.core.progress import Progress
+from ltx2_cli.core.report import Silent
+from ltx2_cli.core.run import load, write
+from ltx2_cli.diffusion.latents import open_latents
+from ltx2_cli.profile_layers import read_text
+from ltx2_cli.spec import AV
+from program import run_program
+
+KILLS = int(os.environ.get("LTX2_KILLS", "1"))  # real ones; each takes a process
+FILES = [
+    f"{name}-s{seed}.{kind}" for name, kind in (("c", "mp4"), ("c", "yaml"), ("l", "safetensors")) for seed in (3, 4)
+]
+SEEDS = ["--seed", "3", "4", "-o", "c.mp4", "--save-latents", "l.safetensors", "--resumable", "--keep-every", "0"]
+
+
+@pytest.fixture(scope="module")
+def asked(two_stages: list[str]) -> list[str]:
+    """Two clips in two stages, one after the other, kept after every step."""
+    return ["generate", *two_stages, *SEEDS]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all runs are, since the clips say where they were made."""
+    return tmp_path_factory.mktemp("place")
+
+
+@pytest.fixture(scope="module")
+def remains(asked: list[str], place: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """What a kill would have left of a run, at the moments at which it opens, renames or deletes a file, and between
+    them; the last is what it left at its end."""
+    copies = tmp_path_factory.mktemp("copies")
+    taken: list[Path] = []
+    lock = threading.Lock()
+
+    def take() -> None:
+        with lock:
+            taken.append(copies / str(len(taken)))
+            while True:
+                shutil.rmtree(taken[-1], ignore_errors=True)
+                try:
+                    shutil.copytree(place, taken[-1])
+                    return
+                except shutil.Error:  # a file vanished: this is what it was at no moment
+                    continue
+
+    with watched(place, take), pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        assert run_program(patch, *asked) == 0
+    take()
+    return taken
+
+
+@contextmanager
+def watched(place: Path, act: Callable[[], None]) -> Iterator[None]:
+    """Call `act` before anything happens to a file there, and now and then."""
+    here, over = threading.local(), threading.Event()
+
+    def acting() -> None:
+        here.busy = True
+        act()
+        here.busy = False
+
+    def listen(event: str, arguments: tuple[object, ...]) -> None:
+        if over.is_set() or event not in ("open", "os.rename", "os.remove") or vars(here).get("busy"):
+            return
+        if any(str(place) in os.path.abspath(each) for each in arguments if isinstance(each, str | Path)):
+            acting()
+
+    def wander() -> None:
+        while not over.wait(0.1):
+            acting()
+
+    sys.addaudithook(listen)
+    thread = threading.Thread(target=wander)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def empty(place: Path) -> None:
+    for path in place.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def check(place: Path, wanted: Path) -> None:
+    assert sorted(path.name for path in place.iterdir() if not path.name.startswith(".partial")) == sorted(FILES)
+    for name in FILES:
+        assert content(place / name) == content(wanted / name), name
+
+
+def content(path: Path) -> object:
+    """Its bytes; of latents those of the arrays and of what is said beside them, which has no order on disk."""
+    if path.suffix != ".safetensors":
+        return path.read_bytes()
+    return open_latents(path).metadata, [array.tobytes() for _, array in sorted(load_file(path).items())]
+
+
+def state(left: Path) -> tuple[object, ...]:
+    """How far it was, and which files there were, how long."""
+    with safe_open(left / "c-s3.run", "np") as file:
+        return file.metadata()["place"], *sorted((path.suffix, path.stat().st_size) for path in left.rglob("*.*"))
+
+
+def test_what_a_kill_leaves_at_any_moment_is_gone_on_with(
+    remains: list[Path], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fifty different moments; the networks stay in memory, which a new process would load."""
+    monkeypatch.chdir(place)
+    different = {state(left): left for left in remains if (left / "c-s3.run").exists()}
+    assert {said[1] for said, *_ in different} == set("0123")  # denoising, upsampling, denoising, decoding
+    chosen = random.Random(1).sample(sorted(different.values()), 50)
+    kept = open_unfinished(chosen[0] / "c-s3.run")
+    plan = resolve(read_spec(config=read_text(kept.record, "")))
+    components = load(replace(plan, spec=replace(plan.spec, keep_resident=True)))
+    for left in chosen:
+        empty(place)
+        shutil.copytree(left, place, dirs_exist_ok=True)
+        kept = open_unfinished(place / "c-s3.run")
+        told = Journal(kept.path, plan, kept.errand, Silent(), True, 0)
+        for _ in write(plan, components, Silent(), True, kept.progress(plan), told):
+            pass
+        told.end()
+        check(place, remains[-1])
+
+
+def test_no_file_is_torn_at_any_moment(remains: list[Path]) -> None:
+    for left in remains:
+        for path in left.iterdir():
+            if path.name in FILES:
+                assert content(path) == content(remains[-1] / path.name)
+
+
+def signalled(place: Path, asked: list[str], seconds: float, number: signal.Signals) -> subprocess.Popen[bytes]:
+    """A run to which this is sent so long after it began to keep how far it is, and which has ended."""
+    run = subprocess.Popen([sys.executable, "-m", "ltx2_cli", *asked], cwd=place, stderr=subprocess.PIPE)
+    while not (place / "c-s3.run").exists():
+        assert run.poll() is None
+        time.sleep(0.01)
+    time.sleep(seconds)
+    run.send_signal(number)
+    run.wait()
+    return run
+
+
+@pytest.mark.parametrize("attempt", range(KILLS))
+def test_a_killed_run_is_gone_on_with(
+    attempt: int, asked: list[str], remains: list[Path], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    empty(place)
+    run = signalled(place, asked, random.Random(attempt).uniform(0, 4), signal.SIGKILL)
+    if run.returncode:  # else it was done before
+        assert run_program(monkeypatch, "resume", "c-s3.run") == 0
+    check(place, remains[-1])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_asked_to_stop_stops_after_its_step(
+    number: signal.Signals,
+    asked: list[str],
+    remains: list[Path],
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The signal comes while the run is told of a step."""
+    monkeypatch.chdir(place)
+    empty(place)
+    measure = Journal._measure
+
+    def interrupted(journal: Journal, progress: Progress) -> None:
+        measure(journal, progress)
+        if (progress.phase, progress.batch, progress.step) == (2, 1, 1):
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(Journal, "_measure", interrupted)
+    assert run_program(monkeypatch, *asked) == 130
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.splitlines()[-2:] == [
+        "error: stopped after step 1 of 3 of stage 2 of batch 2",
+        "hint: `ltx2 resume c-s3.run` goes on",
+    ]
+    assert (place / "c-s3.run").exists()
+    assert run_program(monkeypatch, *asked) == 2
+    assert "c-s3.run is an unfinished run" in capsys.readouterr().err
+    monkeypatch.setattr(Journal, "_measure", measure)
+    monkeypatch.chdir(place.parent)
+    assert run_program(monkeypatch, "resume", str(place / "c-s3.run")) == 0
+    assert capsys.readouterr().out.split() == ["c-s3.mp4", "c-s4.mp4"]
+    check(place, remains[-1])
+
+
+@pytest.mark.parametrize("file", ["c-s3.run", "l-s4.safetensors", "c-s3.mp4", "c-s4.yaml"])
+def test_a_full_disk_loses_nothing(
+    file: str,
+    asked: list[str],
+    remains: list[Path],
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(place)
+    empty(place)
+    replace = os.replace
+
+    def full(temporary: Path, path: Path) -> None:
+        if Path(path).name == file:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(temporary, path)
+
+    monkeypatch.setattr(os, "replace", full)
+    code = run_program(monkeypatch, *asked)
+    said = capsys.readouterr().err
+    monkeypatch.setattr(os, "replace", replace)
+    if file.endswith(".run"):  # the clips are what is wanted
+        assert code == 0
+        assert f"the run goes on, but how far it is was not kept: cannot write {file}: No space left" in said
+    else:
+        assert code == 1
+        assert said.splitlines()[-2] == f"error: cannot write {file}: No space left on device"
+        assert said.endswith("; then `ltx2 resume c-s3.run` goes on\n")
+        assert run_program(monkeypatch, "resume", "c-s3.run") == 0
+    check(place, remains[-1])
+
+
+def test_other_versions_and_devices_are_said(
+    remains: list[Path], place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    left = next(left for left in remains if (left / "c-s3.run").exists() and state(left)[0][1] == "2")
+    empty(place)
+    shutil.copytree(left, place, dirs_exist_ok=True)
+    monkeypatch.setattr(record, "version", lambda package: f"{package} 9.9")
+    assert run_program(monkeypatch, "resume", "c-s3.run", "--sharding", "gpu") == 2
+    said = capsys.readouterr().err
+    assert f"jax: was {jax.__version__}, is jax 9.9" in said
+    assert "mesh: was" in said
+    assert run_program(monkeypatch, "resume", "c-s3.run", "--force") == 0
+    for name in FILES[4:]:
+        assert content(place / name)[1] == content(remains[-1] / name)[1]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (b"", "cannot be read as an unfinished run"),
+        (save({"video": np.zeros(1)}), "is no unfinished run"),
+        (save({"video": np.zeros(1)}, {"record": "prompt: rain"}), "is no unfinished run"),
+    ],
+    ids=["nothing", "no metadata", "latents"],
+)
+def test_what_is_no_unfinished_run(
+    wrong: bytes, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.run").write_bytes(wrong)
+    assert run_program(monkeypatch, "resume", str(tmp_path / "a.run")) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_short_runs_are_not_kept_unless_asked(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it takes is estimated from the steps that were made."""
+    plan = plan_of(checkpoint, ALL_ON, 3, output=str(tmp_path / "c.mp4"))
+    seconds, written = iter([0.0, 10.0, 30.1, 30.1]), list[int]()
+    monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(Journal, "_write", lambda journal, progress: written.append(progress.step))
+    kept = Journal(tmp_path / "c.run", plan, Errand(True, False, None), Silent(), None, 0)
+    current = AV(np.zeros(1), np.zeros(1))
+    for step, listening in ((0, False), (1, False), (2, True)):  # of 3, at 10 and 20.1 s each
+        kept(Progress(step=step, current=current))
+        assert kept.listening is listening
+    assert written == [2]
