@@ -147,7 +147,7 @@ def check_weights(made: Recorded, plan: "Plan", asked: Collection[str], any_weig
     ]
     if changed and not (any_weights or WEIGHTS & set(asked)):
         raise SpecError(
-            f"{made.path} was made with other weights: {'; '.join(changed)}",
+            f"{made.path} was made of other files: {'; '.join(changed)}",
             "--any-weights goes on with those that are here; --model, --lora and others name others",
         )
     return changed
@@ -166,3 +166,5 @@ def circumstances(made: "MadeWith", plan: "Plan") -> Iterator[str]:
     for stage, mesh in now["meshes"].items():
         if (was := made.meshes.get(stage, mesh)) != mesh:
             yield f"the mesh of {stage} was {was}, is {mesh}"
+    if made.at_once != now["at_once"]:
+        yield f"it was one of {made.at_once} videos made at once, which may change its last bits"

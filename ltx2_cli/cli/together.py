@@ -85,7 +85,8 @@ def _end(verdicts: list[tuple[Refusal | None, Facts]]) -> SpecError | RunError |
 
 def asked(spec: RunSpec) -> Facts:
     """What must be the same on every host before they draw a seed."""
-    return {key: repr(value) for key, value in asdict(spec).items()}
+    values = asdict(spec).items()
+    return {key: ", ".join(map(str, value)) if isinstance(value, tuple) else repr(value) for key, value in values}
 
 
 def found(plan: "Plan") -> Facts:

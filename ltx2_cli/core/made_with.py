@@ -29,6 +29,7 @@ class MadeWith:
     versions: Mapping[str, str]
     devices: str | None
     meshes: Mapping[str, str]  # of each stage
+    at_once: int  # in a batch of so many videos
     files: Mapping[str, str]  # the SHA-256 of each that was read, weights and noise
     latents: Mapping[str, AV[Fingerprint]]  # after each stage; nothing in an older one
     source: Source | None  # None: it began as noise
@@ -43,6 +44,7 @@ def read_made_with(record: Mapping[str, Any], place: str) -> MadeWith:
             {package: str(said[package]) for package in PACKAGES if package in said},
             said.get("devices"),
             _texts(said.get("meshes", {})),
+            int(said.get("at_once", 1)),
             _texts(said.get("files", {})),
             {stage: AV(*(read_fingerprint(streams[name]) for name in AV._fields)) for stage, streams in stages.items()},
             source and Source(Path(source["file"]), str(source["sha256"]), float(source["fps"])),

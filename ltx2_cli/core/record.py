@@ -38,7 +38,8 @@ def continued(history: History, plan: Plan, stage: Stage, tokens: AV[np.ndarray]
 def made_with(plan: Plan, files: Mapping[str, str], history: Mapping[str, Any]) -> dict[str, Any]:
     """What the record of a video says that was made here."""
     meshes = {stage_name(plan, stage): stage.sharding.text for stage in plan.stages}
-    return {**versions(), "devices": devices(), "meshes": meshes, "files": dict(files), **history}
+    here = {"devices": devices(), "meshes": meshes, "at_once": plan.spec.num_videos}
+    return {**versions(), **here, "files": dict(files), **history}
 
 
 def versions() -> dict[str, str]:

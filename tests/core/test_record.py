@@ -52,6 +52,7 @@ def test_it_says_with_what_it_was_made(clips: Path, checkpoint: Checkpoint) -> N
     made = read_made_with(record_of(clips / "clip-s3.mp4"), "clip")
     assert made.versions == versions()
     assert made.devices == devices() == "8 cpu"
+    assert made.at_once == 2
     assert made.meshes == {"final": "passes 4 x tokens 2"}
     files = {f"{file.parent.name}/{file.name}": file for file in checkpoint.folder.rglob("*.safetensors")}
     assert made.files == {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}

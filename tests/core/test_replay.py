@@ -191,11 +191,12 @@ def test_other_versions_devices_and_meshes_are_noted(made: Path) -> None:
     assert then.made.devices == "8 cpu"
     plan = resolve(then.request({}, []))
     assert list(circumstances(then.made, plan)) == []
-    other = replace(then.made, versions={"jax": "0.1"}, devices="4 TPU7x", meshes={"final": "tokens 4"})
+    other = replace(then.made, versions={"jax": "0.1"}, devices="4 TPU7x", meshes={"final": "tokens 4"}, at_once=2)
     assert list(circumstances(other, plan)) == [
         f"jax was 0.1, is {jax.__version__}",
         "devices were 4 TPU7x, are 8 cpu",
         "the mesh of final was tokens 4, is one device",
+        "it was one of 2 videos made at once, which may change its last bits",
     ]
     assert replace(then, made=other).request({}, []).sharding.profile == "auto"
 
