@@ -1,6 +1,7 @@
 """A network that is another and what LoRAs add to it, held ready beside that one: no weight is read again."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TypeVar
 
 import jax
@@ -15,13 +16,15 @@ from ltx2_cli.weights.load import THREADS
 from ltx2_cli.weights.on_devices import LowRank, Placement, arrange, insert, send, sharding_of
 
 M = TypeVar("M", bound=nnx.Module)
+ONE = np.float32(1)
 
 
 def hold(module: M, base: nnx.Module, place: Placement, added: Mapping[str, LowRank]) -> M:
     """`module` with the weights of `base`, laid out by `place`, and with what `added` holds for some of their tensors.
 
     What lies there already is the same memory in both. Where `module` declares the factors of a weight, they are read,
-    their rank filled up with zeros; else what is added is, in float32 before the cast, in a copy.
+    their rank filled up with zeros; else what is added is, in float32 before the cast, in a copy. The host holds the
+    factors of no more than one weight.
     """
     declared, here = ({each.source: each for each in weights(network)} for network in (module, base))
     factors: dict[str, jax.Array] = {}
@@ -71,14 +74,26 @@ def _placed(array: np.ndarray, place: NamedSharding | Format) -> jax.Array:
 
 def _with(array: jax.Array, weight: Weight, place: NamedSharding | Format, added: Mapping[str, LowRank]) -> jax.Array:
     """A copy of a weight with what is added to its tensors."""
-    sharding, one = sharding_of(place), np.float32(1)
+    sharding = sharding_of(place)
     if not weight.layers:
-        made = arrange(array, one, added[weight.source].read(), weight.order, array.dtype, sharding)
+        made = arrange(array, ONE, added[weight.source].read(), weight.order, array.dtype, sharding)
         return jax.device_put(made, place, donate=True)
     made = jnp.copy(array)
     for layer, (name, _) in enumerate(weight.tensors()):
         if name in added:
-            disk = jax.lax.dynamic_index_in_dim(array, np.int32(layer), keepdims=False)
-            made = insert(made, disk, one, added[name].read(), np.int32(layer), weight.order, sharding)
+            made = _add(made, added[name].read(), np.int32(layer), weight.order, sharding)
             jax.block_until_ready(made)  # the host lets go of one pair before it reads the next
     return jax.device_put(made, place, donate=True)
+
+
+@partial(jax.jit, static_argnames=("order", "sharding"), donate_argnames="stack")
+def _add(
+    stack: jax.Array,
+    factors: tuple[jax.Array, jax.Array],
+    layer: jax.Array,
+    order: tuple[int, ...],
+    sharding: NamedSharding,
+) -> jax.Array:
+    """`stack` with b·a added to one layer's weight."""
+    weight = jax.lax.dynamic_index_in_dim(stack, layer, keepdims=False)
+    return insert(stack, weight, ONE, factors, layer, order, sharding)

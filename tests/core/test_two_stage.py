@@ -264,6 +264,20 @@ def test_low_rank_factors_change_no_more_than_rounding(
         assert np.linalg.norm(other - copied) <= 2e-6 * np.linalg.norm(copied)
 
 
+def test_a_lora_of_both_stages_counts_as_one_of_the_second(
+    checkpoint: Checkpoint, folder: Path, tmp_path: Path, first: AV[np.ndarray], both: AV[np.ndarray]
+) -> None:
+    """Two that share a target, one of them in the first stage's weights; or both as factors, behind each other."""
+    ranks = {name: rank for name, rank in DIFFUSERS.items() if name.startswith("transformer.")}
+    common = f"{write_lora(tmp_path / 'common.safetensors', checkpoint.pipeline, ranks, 4)}:-0.7"
+    own, source = str(folder / "distilled.safetensors"), Source(AV(*(stream.shape for stream in first)), 24.0)
+    shared = asked(checkpoint, folder, source=source, lora=[common])
+    apart = asked(checkpoint, folder, source=source, **LOW_RANK, **{"refinement.lora": [own, common]})
+    for one, other, without in zip(latents_of(shared, first), latents_of(apart, first), both, strict=True):
+        assert np.linalg.norm(one - other) <= 2e-6 * np.linalg.norm(other)
+        assert np.linalg.norm(one - without) > 0.01 * np.linalg.norm(without)
+
+
 @pytest.mark.parametrize("hold", ["copy", "low_rank"])
 def test_what_is_held_is_what_programs_are_compiled_for(checkpoint: Checkpoint, folder: Path, hold: str) -> None:
     """Both denoisers stay resident; where the meshes of the stages lay a weight out alike, it is the same memory."""
