@@ -140,6 +140,11 @@ def record_path(video: Path) -> Path:
     return video.with_suffix(".yaml")
 
 
+def sheet_path(spec: RunSpec) -> Path:
+    """The contact sheet beside the latents of drafts."""
+    return Path(expanduser(spec.save_latents or "")).with_suffix(".png")
+
+
 def unfinished_path(spec: RunSpec) -> Path:
     """Where it is kept how far a run is: beside the first file that it makes."""
     return (output_paths(spec) or latents_paths(spec))[0].with_suffix(".run")

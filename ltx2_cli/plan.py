@@ -121,7 +121,9 @@ def first_stage(plan: Plan) -> Plan:
     """The plan up to where a second stage goes on. Raises `SpecError` where there is none."""
     if len(plan.stages) == 1:
         raise SpecError(f"the recipe {plan.spec.recipe} has one stage", "--recipe two_stage, or no --stop-after")
-    return replace(plan, stages=plan.stages[:1])
+    stage = plan.stages[0]
+    room = _room(plan.spec, plan.networks, plan.added, plan.sharding)
+    return replace(plan, stages=(stage,), decoding=_divided(plan.spec, plan.networks, stage, plan.sharding, room))
 
 
 def _check_hosts(spec: RunSpec, sharding: ShardingPlan) -> None:
@@ -163,9 +165,8 @@ def decide(
     sharding, guided = lay(len(passes) * spec.num_videos), Pass.UNCOND in passes
     networks = hold_refiner(spec, arch, networks, added, sharding)
     all_stages = stages(spec, arch, networks, refinement, source, lay)
-    geometry, room = all_stages[-1].geometry, _room(spec, networks, added, sharding)
-    size = (geometry.frames, geometry.height, geometry.width)
-    decoding = divide(networks.vae.decoder, spec.num_videos, size, sharding.mesh.devices.ravel(), room)
+    room = _room(spec, networks, added, sharding)
+    decoding = _divided(spec, networks, all_stages[-1], sharding, room)
     warnings = (
         *[UNTRAINED] * (spec.checkpoint == EMBEDDED),
         *contradictions(spec, arch),
@@ -293,6 +294,13 @@ def _room(spec: RunSpec, networks: Networks, added: Added, sharding: ShardingPla
     if spec.vae_memory is not None:
         return spec.vae_memory * 1e9
     return left(spec, networks, added, sharding, ("vae", "audio_vae", "vocoder"))
+
+
+def _divided(spec: RunSpec, networks: Networks, last: Stage, sharding: ShardingPlan, room: float) -> Decoding:
+    """How what the last stage makes is decoded."""
+    clip = last.geometry
+    size = clip.frames, clip.height, clip.width
+    return divide(networks.vae.decoder, spec.num_videos, size, sharding.mesh.devices.ravel(), room)
 
 
 def _too_large(decoding: Decoding, room: float) -> Iterator[str]:

@@ -21,7 +21,7 @@ def carry_out(journal: "Journal", components: "Components", start: "Progress | N
     try:
         with stopping(journal):
             for path, findings in write(
-                journal.plan, components, journal.report, journal.errand.media, start or BEGINNING, journal
+                journal.plan, components, journal.report, journal.errand.ends, start or BEGINNING, journal
             ):
                 print(path, flush=True)
                 flaws += noted(path, findings, journal.report)

@@ -1,10 +1,11 @@
 """What the verbs that go on from saved latents share: the request that made them, changed by what is asked now."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ltx2_cli.spec import AV, RunSpec, SpecError
+from ltx2_cli.spec import AV, RunSpec, SpecError, validate
 
 if TYPE_CHECKING:
     from ltx2_cli.diffusion.latents import LatentsFile
@@ -36,6 +37,19 @@ def request(
     if "model" not in given and config is None:
         raise SpecError(f"{file.path} does not say which model made it", "--model NAME and, unless it is 24, --fps N")
     return read_spec({"prompt": "any", "seed": 0, **here}, config=config, dotlist=settings)
+
+
+def together(files: "Sequence[LatentsFile]", specs: Sequence[RunSpec]) -> RunSpec:
+    """The request for all files at once, each with its own seed. Raises `SpecError` where more than seeds differs."""
+    first = specs[0]
+    for file, spec in zip(files, specs, strict=True):
+        if others := sorted(key for key, value in vars(first).items() if key != "seed" and vars(spec)[key] != value):
+            raise SpecError(
+                f"{file.path} was not made like {files[0].path}: {', '.join(others)}", "go on from them one by one"
+            )
+    spec = replace(first, seed=tuple(seed for each in specs for seed in each.seed or ()))
+    validate(spec)
+    return spec
 
 
 def check_source(file: "LatentsFile", plan: "Plan", fps: float) -> None:

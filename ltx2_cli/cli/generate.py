@@ -110,7 +110,7 @@ def generate(
     save_latents: SaveLatents = None,
     stop_after: Annotated[
         Literal["stage1"] | None,
-        option(FILES, "Write the latents of a first stage, which `ltx2 upsample` goes on from, and no video."),
+        option(FILES, "Make drafts: latents of a first stage, which `ltx2 upsample` goes on from, and a PNG of all."),
     ] = None,
     resumable: Resumable = None,
     keep_every: KeepEvery = KEEP_EVERY,
@@ -140,7 +140,7 @@ def generate(
 ) -> None:
     """Make a video with sound from a prompt; its path is printed, and a record that --config reads lies beside it."""
     with postponed():
-        from ltx2_cli.media import check_folder, check_output, check_outputs, unfinished_path
+        from ltx2_cli.media import check_folder, check_output, check_outputs, sheet_path, unfinished_path
         from ltx2_cli.profiles import read_spec
 
     hosts = begin(coordinator_address, num_processes, process_id, initialization_timeout)
@@ -154,6 +154,8 @@ def generate(
         facts |= asked(spec)
         if hosts.first and not warmup:
             check_outputs(spec, force)
+        if hosts.first and stop_after:
+            check_output(sheet_path(spec), "--save-latents", force)
         if hosts.first and perf_dump:
             check_output(perf_dump, "--perf-dump", force)
         if profile:
@@ -164,7 +166,7 @@ def generate(
         from ltx2_cli.core.compiling import counted, keep_programs, none_compiled
         from ltx2_cli.core.journal import Errand, Journal
         from ltx2_cli.core.report import Silent
-        from ltx2_cli.core.run import load, programs, warm_up
+        from ltx2_cli.core.run import Ends, load, programs, warm_up
         from ltx2_cli.core.timings import Timings, traced
         from ltx2_cli.plan import first_stage, missing, resolve
         from ltx2_cli.weights.hub import check_room
@@ -174,7 +176,7 @@ def generate(
             for line in preview(spec, force) if hosts.first else ():
                 print(line, flush=True)
         return
-    report = reporter() if hosts.first else Silent()
+    report, ends = reporter() if hosts.first else Silent(), Ends.drafts if stop_after else Ends.clips
     seeded, flaws = with_common_seed(spec, hosts), list[str]()
     with ExitStack() as around:
         count = around.enter_context(counted())
@@ -191,7 +193,7 @@ def generate(
                 check_outputs(plan.spec, force)
             components = load(plan)
             if no_compile:
-                around.enter_context(none_compiled(programs(plan)))
+                around.enter_context(none_compiled(programs(plan, ends)))
         if spec.seed is None and not warmup:
             report.note(f"seed: {plan.spec.seeds[0]}")
         around.enter_context(traced(profile))
@@ -199,7 +201,7 @@ def generate(
         if warmup:
             warm_up(plan, components, timings)
         else:
-            errand = Errand(media=not stop_after, first_stage=bool(stop_after), source=None)
+            errand = Errand(ends, source=None)
             journal = Journal(
                 unfinished_path(plan.spec), plan, errand, timings, resumable if hosts.first else False, keep_every
             )

@@ -124,7 +124,7 @@ def replay(
 
         with postponed():
             from ltx2_cli.core.compiling import counted
-            from ltx2_cli.core.run import BEGINNING, going_on, load, write
+            from ltx2_cli.core.run import BEGINNING, Ends, going_on, load, write
 
         count = around.enter_context(counted())
         plan = _plan(then, spec, source)
@@ -135,7 +135,7 @@ def replay(
             report.note(other)
         others += [f"another {key} is asked for" for key in sorted(asked - {"output", "save_latents"})]
         start = going_on([source.file.read()], (source.begun,)) if source else BEGINNING
-        for path, findings in write(plan, load(plan), report, not then.is_draft, start):
+        for path, findings in write(plan, load(plan), report, Ends.latents if then.is_draft else Ends.clips, start):
             if kept:
                 print(path, flush=True)
                 flaws += noted(path, findings, report)

@@ -33,7 +33,7 @@ def resume(
     with postponed():
         from ltx2_cli.core.compiling import counted, keep_programs
         from ltx2_cli.core.journal import Journal, open_unfinished
-        from ltx2_cli.core.run import load
+        from ltx2_cli.core.run import Ends, load
         from ltx2_cli.plan import first_stage, resolve
         from ltx2_cli.profile_layers import read_text
         from ltx2_cli.profiles import read_spec
@@ -48,7 +48,7 @@ def resume(
     with counted() as count:
         keep_programs(spec.compile_cache)
         plan = resolve(spec, kept.errand.source)
-        if kept.errand.first_stage:
+        if kept.errand.ends is Ends.drafts:
             plan = first_stage(plan)
         if (changes := kept.changes(plan)) and not force:
             raise SpecError(

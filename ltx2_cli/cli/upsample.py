@@ -1,14 +1,16 @@
 """`ltx2 upsample`: from saved latents to larger ones, refined, and to their video."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ltx2_cli.cli.carry_out import carry_out
 from ltx2_cli.cli.flaws import Strict, refuse_flaws
-from ltx2_cli.cli.from_latents import check_source, request
+from ltx2_cli.cli.from_latents import check_source, request, together
 from ltx2_cli.cli.interrupts import postponed
 from ltx2_cli.cli.options import (
     CONTENT,
@@ -37,17 +39,22 @@ from ltx2_cli.cli.options import (
 from ltx2_cli.console import reporter
 from ltx2_cli.spec import SpecError
 
+if TYPE_CHECKING:
+    from ltx2_cli.diffusion.latents import LatentsFile
+
 UPSAMPLE_EXAMPLES = r"""[bold]Examples[/bold]
 
 ltx2 generate --recipe two_stage --prompt "a fox" --stop-after stage1 --save-latents fox.safetensors
 ltx2 upsample fox.safetensors -o fox.mp4
+ltx2 upsample drafts-s3.safetensors drafts-s7.safetensors
 ltx2 upsample fox.safetensors --no-refine --latents-only --save-latents large.safetensors"""
 
 
 def upsample(
     context: typer.Context,
     latents: Annotated[
-        Path, typer.Argument(metavar="LATENTS", help="Safetensors file, as --save-latents writes.", show_default=False)
+        list[Path],
+        typer.Argument(metavar="LATENTS...", help="Safetensors files, as --save-latents writes.", show_default=False),
     ],
     prompt: Annotated[Text, option(CONTENT, "What to show and to hear, where it is not what the file says.")] = None,
     upsampler: Upsampler = None,
@@ -90,14 +97,15 @@ def upsample(
         from ltx2_cli.media import check_outputs, unfinished_path
         from ltx2_cli.profiles import AUTO
 
-    file = open_latents(latents.expanduser())
+    given = overrides(context.params)
+    files = [open_latents(each.expanduser()) for each in latents]
     if latents_only and not save_latents:
         raise SpecError("--latents-only writes latents, and no file is named for them", "--save-latents FILE")
-    if not (prompt or no_refine or config or "record" in file.metadata):
-        raise SpecError(f"{file.path} does not say what it shows", '--prompt "...", or --no-refine')
-    video = file.path.with_name(f"{file.path.stem}-upsampled.mp4")
-    instead = {"output": str(video), "recipe": AUTO, "num_videos": 1}
-    spec = request(file, overrides(context.params), config, settings or [], instead)
+    for file in files:
+        if not (prompt or no_refine or config or "record" in file.metadata):
+            raise SpecError(f"{file.path} does not say what it shows", '--prompt "...", or --no-refine')
+    instead = {"output": str(_named(files)), "recipe": AUTO, "num_videos": 1}
+    spec = together(files, [request(file, given, config, settings or [], instead) for file in files])
     if no_refine:
         spec = replace(spec, refinement=replace(spec.refinement, sigmas=(), lora=()))
     check_outputs(spec, force)
@@ -106,21 +114,28 @@ def upsample(
         from ltx2_cli.core.compiling import counted, keep_programs
         from ltx2_cli.core.journal import Errand, Journal
         from ltx2_cli.core.record import begun
-        from ltx2_cli.core.run import going_on, load
+        from ltx2_cli.core.run import Ends, going_on, load
         from ltx2_cli.plan import resolve
         from ltx2_cli.stages import Source
 
     report = reporter()
     with counted() as count:
         keep_programs(spec.compile_cache)
-        source = Source(file.shapes, spec.fps)
+        source = Source(files[0].shapes, spec.fps)
         plan = resolve(spec, source)
-        check_source(file, plan, spec.fps)
-        errand = Errand(media=not latents_only, first_stage=False, source=source)
+        for file in files:
+            check_source(file, plan, spec.fps)
+        errand = Errand(Ends.latents if latents_only else Ends.clips, source)
         flaws = carry_out(
             Journal(unfinished_path(plan.spec), plan, errand, report, resumable, keep_every),
             load(plan),
-            going_on([file.read()], (begun(file, spec.fps),)),
+            going_on([file.read() for file in files], tuple(begun(file, spec.fps) for file in files)),
         )
     report.note(str(count))
     refuse_flaws(flaws, strict)
+
+
+def _named(files: "Sequence[LatentsFile]") -> Path:
+    """The video of the first file, without the seed that tells the files of several drafts apart."""
+    path, seeds = files[0].path, r"-s\d+$" if len(files) > 1 else "$"
+    return path.with_name(f"{re.sub(seeds, '', path.stem)}-upsampled.mp4")

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 from ltx2_cli.core.progress import Progress, phases
 from ltx2_cli.core.record import History, devices, versions
 from ltx2_cli.core.report import Report
+from ltx2_cli.core.run import Ends
 from ltx2_cli.media import replacing
 from ltx2_cli.plan import Plan
 from ltx2_cli.profiles import to_yaml
@@ -30,8 +31,7 @@ WANTED = "a file NAME.run, as `ltx2 generate --resumable` keeps beside the clip 
 class Errand(NamedTuple):
     """What a run is to do, besides what its request says."""
 
-    media: bool  # or latents alone
-    first_stage: bool  # alone
+    ends: Ends
     source: Source | None  # the latents that it goes on from
 
 
@@ -157,8 +157,8 @@ def open_unfinished(path: Path) -> Unfinished:
     if not said.keys() >= set(ENTRIES):
         raise SpecError(f"{path} is no unfinished run", WANTED)
     record, *others = (said[entry] for entry in ENTRIES)
-    (media, first_stage, source), folder, then, place, history = map(json.loads, others)
+    (ends, source), folder, then, place, history = map(json.loads, others)
     if source:
         shapes, fps = source
         source = Source(AV(*map(tuple, shapes)), fps)
-    return Unfinished(path, record, Errand(media, first_stage, source), folder, then, tuple(place), tuple(history))
+    return Unfinished(path, record, Errand(Ends(ends), source), folder, then, tuple(place), tuple(history))

@@ -4,12 +4,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import replace
+from enum import StrEnum
 from itertools import chain
 from pathlib import Path
 
 import jax
 import numpy as np
 
+from ltx2_cli.contact_sheet import row, write_contact_sheet
 from ltx2_cli.core import decode, encode, generate
 from ltx2_cli.core.compiling import keep_programs
 from ltx2_cli.core.components import Components
@@ -20,7 +22,16 @@ from ltx2_cli.core.record import History, input_files, made_with, stage_name
 from ltx2_cli.core.report import Report, Silent
 from ltx2_cli.diffusion.latents import pack, save_latents, unpack
 from ltx2_cli.hosts import lost
-from ltx2_cli.media import Media, latents_paths, output_paths, record_path, single_specs, write_mp4, write_record
+from ltx2_cli.media import (
+    Media,
+    latents_paths,
+    output_paths,
+    record_path,
+    sheet_path,
+    single_specs,
+    write_mp4,
+    write_record,
+)
 from ltx2_cli.media_checks import findings
 from ltx2_cli.plan import Plan
 from ltx2_cli.profiles import to_yaml
@@ -29,6 +40,17 @@ from ltx2_cli.weights.digests import digests_beside
 
 SILENT = Silent()
 BEGINNING = Progress()
+
+
+class Ends(StrEnum):
+    """With what a run ends."""
+
+    clips = "clips"
+    latents = "latents"
+    drafts = "drafts"  # latents, and a contact sheet of their frames
+
+
+DECODED = {Ends.clips: BOTH, Ends.latents: AV(False, False), Ends.drafts: AV(True, False)}
 
 
 def load(plan: Plan) -> Components:
@@ -54,10 +76,10 @@ def _memory() -> Iterator[None]:
         ) from error
 
 
-def programs(plan: Plan, media: bool = True, start: Progress = BEGINNING) -> Iterator[Program]:
+def programs(plan: Plan, ends: Ends = Ends.clips, start: Progress = BEGINNING) -> Iterator[Program]:
     """Every program that a run of the plan compiles, in the order of their use."""
     read = encode.programs(plan) if _reads(plan, start) else ()
-    return chain(read, generate.programs(plan, start), decode.programs(plan) if media else ())
+    return chain(read, generate.programs(plan, start), decode.programs(plan, DECODED[ends]))
 
 
 def run(plan: Plan, components: Components, report: Report = SILENT) -> Iterator[Media]:
@@ -112,27 +134,29 @@ def write(
     plan: Plan,
     components: Components,
     report: Report = SILENT,
-    media: bool = True,
+    ends: Ends = Ends.clips,
     start: Progress = BEGINNING,
     keep: Keep = forget,
 ) -> Iterator[tuple[Path, list[str]]]:
     """Carry out the plan; the path of each video when it and the record beside it are written, by the first host, and
     what is wrong with the clip.
 
-    `start` and `keep` as in `make_latents`. Without `media` latents alone are made; the paths are theirs.
+    `start` and `keep` as in `make_latents`. Where no clips are made, the paths are those of latents.
     """
     first = jax.process_index() == 0
     hashes = digests_beside(input_files(plan) if first else ())
-    with _memory(), components.compiling(programs(plan, media, start)):
+    with _memory(), components.compiling(programs(plan, ends, start)):
         done = _denoise(plan, components, report, start, keep)
         said = list(_provenance(plan, _waited(hashes, report), done.history)) if first else []
         for number, file in enumerate(latents_paths(plan.spec) if first else ()):
             row = AV(*(stream[number : number + 1] for stream in _latents(done)))
             save_latents(unpack(row, plan.latent_shapes), file, said[number])
-            if not media:
+            if ends is not Ends.clips:
                 yield file, []
-        if media:
+        if ends is Ends.clips:
             yield from _write(plan, done, said, components, report, keep)
+        if ends is Ends.drafts:
+            yield from _write_sheet(plan, done, components, report)
 
 
 def _latents(done: Progress) -> AV[np.ndarray]:
@@ -166,6 +190,16 @@ def _write(
             write_record(record_path(paths[number]), said[number]["record"])
         keep(replace(done, batch=number + 1))
         yield paths[number], findings(clip)
+
+
+def _write_sheet(
+    plan: Plan, done: Progress, components: Components, report: Report
+) -> Iterator[tuple[Path, list[str]]]:
+    media = decode.decode(plan, _latents(done), components, report, DECODED[Ends.drafts])
+    rows = [row(f"seed {seed}: {plan.spec.prompt}", clip) for seed, clip in zip(plan.spec.seeds, media, strict=True)]
+    if not jax.process_index():
+        write_contact_sheet(rows, path := sheet_path(plan.spec))
+        yield path, []
 
 
 def _provenance(plan: Plan, files: Mapping[str, str], history: History) -> Iterator[dict[str, str]]:

@@ -26,7 +26,7 @@ from ltx2_cli.core import record
 from ltx2_cli.core.journal import Errand, Journal, open_unfinished
 from ltx2_cli.core.progress import Progress
 from ltx2_cli.core.report import Silent
-from ltx2_cli.core.run import load, write
+from ltx2_cli.core.run import Ends, load, write
 from ltx2_cli.diffusion.latents import open_latents
 from ltx2_cli.profile_layers import read_text
 from ltx2_cli.spec import AV
@@ -147,7 +147,7 @@ def test_what_a_kill_leaves_at_any_moment_is_gone_on_with(
         shutil.copytree(left, place, dirs_exist_ok=True)
         kept = open_unfinished(place / "c-s3.run")
         told = Journal(kept.path, plan, kept.errand, Silent(), True, 0)
-        for _ in write(plan, components, Silent(), True, kept.progress(plan), told):
+        for _ in write(plan, components, Silent(), kept.errand.ends, kept.progress(plan), told):
             pass
         told.end()
         check(place, remains[-1])
@@ -296,7 +296,7 @@ def test_short_runs_are_not_kept_unless_asked(
     seconds, written = iter([0.0, 10.0, 30.1, 30.1]), list[int]()
     monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
     monkeypatch.setattr(Journal, "_write", lambda journal, progress: written.append(progress.step))
-    kept = Journal(tmp_path / "c.run", plan, Errand(True, False, None), Silent(), None, 0)
+    kept = Journal(tmp_path / "c.run", plan, Errand(Ends.clips, None), Silent(), None, 0)
     current = AV(np.zeros(1), np.zeros(1))
     for step, listening in ((0, False), (1, False), (2, True)):  # of 3, at 10 and 20.1 s each
         kept(Progress(step=step, current=current))

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
+from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 from clips import PROMPT, Checkpoint
@@ -74,6 +75,42 @@ def test_any_latents_are_upsampled_without_being_refined(
     same = tmp_path / "same.safetensors"
     assert run_program(monkeypatch, "upsample", str(bare), *upsampler, *model, *only, str(same)) == 0
     np.testing.assert_array_equal(load_file(same)["video"], load_file(large)["video"])
+
+
+def test_of_many_drafts_the_chosen_ones_are_finished(
+    made: Path,
+    two_stages: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The sheet shows their frames; what is made of one is what one run makes."""
+    monkeypatch.chdir(tmp_path)
+    stop = ["--stop-after", "stage1", "--save-latents", "d.safetensors"]
+    assert run_program(monkeypatch, "generate", *two_stages, *stop, "--seed", "3", "4", "5") == 0
+    drafts = [f"d-s{seed}.safetensors" for seed in (3, 4, 5)]
+    assert capsys.readouterr().out.split() == [*drafts, "d.png"]
+    for number, draft in enumerate(drafts):
+        assert run_program(monkeypatch, "decode", draft, "-o", f"frames{number}") == 0
+    sheet = np.asarray(Image.open("d.png"))
+    columns = [np.flatnonzero((sheet[line : line + 64] != 255).any((0, 2))) for line in (26, 116, 206)]
+    assert [(each[0], each[-1], len(each)) for each in columns] == [(6, 6 + 6 * 70 - 7, 6 * 64)] * 3
+    for number in range(3):
+        top = 90 * number + 26
+        for column, frame in enumerate((0, 2, 3, 5, 6, 8)):
+            shown = sheet[top : top + 64, 6 + 70 * column :][:, :64]
+            np.testing.assert_array_equal(shown, np.asarray(Image.open(f"frames{number}/{frame:05}.png")))
+    capsys.readouterr()
+    assert run_program(monkeypatch, "upsample", drafts[0], drafts[2], "--save-latents", "large.safetensors") == 0
+    assert capsys.readouterr().out.split() == ["d-upsampled-s3.mp4", "d-upsampled-s5.mp4"]
+    for name, wanted in load_file(made / "whole.safetensors").items():
+        np.testing.assert_array_equal(load_file("large-s3.safetensors")[name], wanted)
+    assert run_program(monkeypatch, "upsample", drafts[0], drafts[0]) == 2
+    assert "seed 3 is there twice" in capsys.readouterr().err
+    assert run_program(monkeypatch, "upsample", drafts[1], str(made / "whole.safetensors")) == 2
+    assert "was not made like d-s4.safetensors: height, " in capsys.readouterr().err
+    assert run_program(monkeypatch, "generate", *two_stages, *stop, "--seed", "6") == 2
+    assert "d.png exists" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

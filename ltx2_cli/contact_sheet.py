@@ -1,0 +1,61 @@
+"""Many clips on one picture, to choose from: a row a clip, frames across, a caption above."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from ltx2_cli.media import Media, replacing
+
+ACROSS = 6  # frames of a clip
+LONGEST = 192  # pixels of a frame's longer side
+GAP = 6  # pixels between frames
+TEXT = 14  # pixels of a line
+PAPER, INK = "white", "black"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is shown of one clip."""
+
+    caption: str
+    images: Sequence[Image.Image]
+
+
+def row(caption: str, clip: Media) -> Row:
+    """A clip's first frame, its last, and those between them at equal distances, made small."""
+    frames = clip.frames if isinstance(clip.frames, np.ndarray) else np.concatenate(list(clip.frames))
+    places = np.linspace(0, len(frames) - 1, min(ACROSS, len(frames))).round().astype(int)
+    images = [Image.fromarray(frames[place]) for place in places]
+    for image in images:
+        image.thumbnail((LONGEST, LONGEST))
+    return Row(" ".join(caption.split()), images)
+
+
+def write_contact_sheet(rows: Sequence[Row], path: Path) -> None:
+    """Write a PNG, replacing what is there. Raises `RunError` with what the system says."""
+    width = max(sum(image.width + GAP for image in each.images) for each in rows) + GAP
+    line = TEXT + 2 * GAP
+    heights = [line + each.images[0].height for each in rows]
+    sheet = Image.new("RGB", (width, sum(heights) + GAP), PAPER)
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(TEXT)
+    top = 0
+    for each, height in zip(rows, heights, strict=True):
+        draw.text((GAP, top + GAP), _fitting(each.caption, width - 2 * GAP, font), INK, font)
+        left = GAP
+        for image in each.images:
+            sheet.paste(image, (left, top + line))
+            left += image.width + GAP
+        top += height
+    with replacing(path) as temporary:
+        sheet.save(temporary, "PNG")
+
+
+def _fitting(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
+    """As much of the text as there is room for."""
+    if font.getlength(text) <= width:
+        return text
+    kept = next(end for end in range(len(text), -1, -1) if font.getlength(f"{text[:end]}…") <= width)
+    return f"{text[:kept]}…"
