@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
 from ltx2_cli.core.made_with import read_made_with
-from ltx2_cli.core.record import devices, input_files, versions
+from ltx2_cli.core.record import devices, input_files, made_with, versions
 from ltx2_cli.core.run import load, write
 from ltx2_cli.diffusion.latents import open_latents
 from ltx2_cli.spec import SpecError
@@ -24,7 +24,7 @@ def clips(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> P
     """Two of a batch, and their latents."""
     folder = tmp_path_factory.mktemp("clips")
     files = {"output": str(folder / "clip.mp4"), "save_latents": str(folder / "clip.safetensors")}
-    plan = plan_of(checkpoint, SMALL, 3, num_videos=2, sharding="ironwood", **files)
+    plan = plan_of(checkpoint, SMALL, 3, num_videos=2, **files)
     assert len(list(write(plan, load(plan)))) == 2
     return folder
 
@@ -53,10 +53,15 @@ def test_it_says_with_what_it_was_made(clips: Path, checkpoint: Checkpoint) -> N
     assert made.versions == versions()
     assert made.devices == devices() == "8 cpu"
     assert made.at_once == 2
-    assert made.meshes == {"final": "passes 4 x tokens 2"}
+    assert made.meshes == {"final": "one device"}
     files = {f"{file.parent.name}/{file.name}": file for file in checkpoint.folder.rglob("*.safetensors")}
     assert made.files == {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
     assert made.source is None
+
+
+def test_a_mesh_is_said_by_its_axes(checkpoint: Checkpoint) -> None:
+    plan = plan_of(checkpoint, SMALL, 3, sharding="ironwood")
+    assert made_with(plan, {}, {})["meshes"] == {"final": "passes 4 x tokens 2"}
 
 
 def test_noise_is_a_file_that_the_clip_depends_on(checkpoint: Checkpoint, tmp_path: Path) -> None:
