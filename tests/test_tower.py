@@ -17,6 +17,7 @@ TOWER = (
         "sharding",
         "media",
         "media_checks",
+        "contact_sheet",
         "video_file",
         "video_difference",
         "hosts",

@@ -165,8 +165,9 @@ def generate(
         from ltx2_cli.cli.preview import downloading, preview
         from ltx2_cli.core.compiling import counted, keep_programs, none_compiled
         from ltx2_cli.core.journal import Errand, Journal
+        from ltx2_cli.core.progress import Ends
         from ltx2_cli.core.report import Silent
-        from ltx2_cli.core.run import Ends, load, programs, warm_up
+        from ltx2_cli.core.run import load, programs, warm_up
         from ltx2_cli.core.timings import Timings, traced
         from ltx2_cli.plan import first_stage, missing, resolve
         from ltx2_cli.weights.hub import check_room

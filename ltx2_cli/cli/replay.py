@@ -124,7 +124,8 @@ def replay(
 
         with postponed():
             from ltx2_cli.core.compiling import counted
-            from ltx2_cli.core.run import BEGINNING, Ends, going_on, load, write
+            from ltx2_cli.core.progress import Ends
+            from ltx2_cli.core.run import BEGINNING, going_on, load, write
 
         count = around.enter_context(counted())
         plan = _plan(then, spec, source)

@@ -33,7 +33,8 @@ def resume(
     with postponed():
         from ltx2_cli.core.compiling import counted, keep_programs
         from ltx2_cli.core.journal import Journal, open_unfinished
-        from ltx2_cli.core.run import Ends, load
+        from ltx2_cli.core.progress import Ends
+        from ltx2_cli.core.run import load
         from ltx2_cli.plan import first_stage, resolve
         from ltx2_cli.profile_layers import read_text
         from ltx2_cli.profiles import read_spec

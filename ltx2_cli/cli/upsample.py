@@ -113,8 +113,9 @@ def upsample(
     with postponed():
         from ltx2_cli.core.compiling import counted, keep_programs
         from ltx2_cli.core.journal import Errand, Journal
+        from ltx2_cli.core.progress import Ends
         from ltx2_cli.core.record import begun
-        from ltx2_cli.core.run import Ends, going_on, load
+        from ltx2_cli.core.run import going_on, load
         from ltx2_cli.plan import resolve
         from ltx2_cli.stages import Source
 

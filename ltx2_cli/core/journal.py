@@ -12,10 +12,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
-from ltx2_cli.core.progress import Progress, phases
+from ltx2_cli.core.progress import Ends, Progress, phases
 from ltx2_cli.core.record import History, devices, versions
 from ltx2_cli.core.report import Report
-from ltx2_cli.core.run import Ends
 from ltx2_cli.media import replacing
 from ltx2_cli.plan import Plan
 from ltx2_cli.profiles import to_yaml

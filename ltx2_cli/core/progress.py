@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple
 
 import jax
@@ -32,6 +33,14 @@ class Progress:
     current: AV[jax.Array | np.ndarray] | None = None  # of that batch, after its steps; None: it is not begun
     contexts: AV[jax.Array | np.ndarray] | None = None  # of the text, once it is read
     history: History = ()
+
+
+class Ends(StrEnum):
+    """With what a run ends."""
+
+    clips = "clips"
+    latents = "latents"
+    drafts = "drafts"  # latents, and a contact sheet of their frames
 
 
 Keep = Callable[[Progress], None]

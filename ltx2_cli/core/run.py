@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import replace
-from enum import StrEnum
 from itertools import chain
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from ltx2_cli.core.compiling import keep_programs
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.decode import BOTH
 from ltx2_cli.core.programs import Program
-from ltx2_cli.core.progress import Keep, Progress, forget
+from ltx2_cli.core.progress import Ends, Keep, Progress, forget
 from ltx2_cli.core.record import History, input_files, made_with, stage_name
 from ltx2_cli.core.report import Report, Silent
 from ltx2_cli.diffusion.latents import pack, save_latents, unpack
@@ -40,15 +39,6 @@ from ltx2_cli.weights.digests import digests_beside
 
 SILENT = Silent()
 BEGINNING = Progress()
-
-
-class Ends(StrEnum):
-    """With what a run ends."""
-
-    clips = "clips"
-    latents = "latents"
-    drafts = "drafts"  # latents, and a contact sheet of their frames
-
 
 DECODED = {Ends.clips: BOTH, Ends.latents: AV(False, False), Ends.drafts: AV(True, False)}
 

@@ -63,7 +63,9 @@ def core(monkeypatch: pytest.MonkeyPatch) -> Core:
     core = Core()
     plan, run = ModuleType("plan"), ModuleType("run")
     vars(plan).update(resolve=core.resolve, missing=lambda spec: [], Plan=Core, first_stage=lambda plan: plan)
-    vars(run).update(load=core.load, programs=lambda plan: [], warm_up=core.warm_up, write=core.write, BEGINNING=None)
+    vars(run).update(
+        load=core.load, programs=lambda plan, ends: [], warm_up=core.warm_up, write=core.write, BEGINNING=None
+    )
     monkeypatch.setitem(sys.modules, "ltx2_cli.plan", plan)
     monkeypatch.setitem(sys.modules, "ltx2_cli.core.run", run)
     return core

@@ -24,9 +24,9 @@ from clips import ALL_ON, Checkpoint, plan_of
 from ltx2_cli import read_spec, resolve
 from ltx2_cli.core import record
 from ltx2_cli.core.journal import Errand, Journal, open_unfinished
-from ltx2_cli.core.progress import Progress
+from ltx2_cli.core.progress import Ends, Progress
 from ltx2_cli.core.report import Silent
-from ltx2_cli.core.run import Ends, load, write
+from ltx2_cli.core.run import load, write
 from ltx2_cli.diffusion.latents import open_latents
 from ltx2_cli.profile_layers import read_text
 from ltx2_cli.spec import AV
