@@ -16,7 +16,7 @@ from ltx2_cli.core.encode import abstract_contexts
 from ltx2_cli.core.programs import Program, abstract, results
 from ltx2_cli.core.progress import Keep, Progress, forget, phases
 from ltx2_cli.core.record import continued
-from ltx2_cli.core.report import Report
+from ltx2_cli.core.report import Report, Steps
 from ltx2_cli.core.upsample import upsample, upsampling_program
 from ltx2_cli.diffusion.denoise import denoise
 from ltx2_cli.diffusion.guidance import Pass, Weights, traced_weights
@@ -74,23 +74,25 @@ def generate(
 
 
 def _begin(
-    plan: Plan, stage: Stage, batch: int, before: AV[np.ndarray] | None, report: Report, noises: Sequence[AV[jax.Array]]
+    plan: Plan, stage: Stage, batch: int, before: AV[np.ndarray] | None, noises: Sequence[AV[jax.Array]]
 ) -> AV[jax.Array]:
     """What the steps of a batch begin with: pure noise, or the upsampled latents `before` with as much of it as the
     first noise level says, (1 − σ)·x + σ·noise."""
-    noise = noises[_number(stage)] if noises else _stage_noise(plan, stage, batch, report)
+    noise = noises[_number(stage)] if noises else _stage_noise(plan, stage, batch)
     if before is None:
         return noise
     return _mixed(*jax.device_put((before, noise, stage.sigmas[0]), stage.sharding.replicated))
 
 
-def _stage_noise(plan: Plan, stage: Stage, batch: int, report: Report) -> AV[jax.Array]:
+def _stage_noise(plan: Plan, stage: Stage, batch: int) -> AV[jax.Array]:
     """Pure noise: that of the given file for what begins as noise, else that of each video's seed."""
-    if plan.spec.noise is not None and stage.source is None:
-        return jax.device_put(pack(read_noise(plan.spec.noise, stage.shapes)), stage.sharding.replicated)
-    with report.stage("compile noise"):  # jax remembers it
-        _lower_noise(plan, stage).compile()
+    if (file := _noise_file(plan, stage)) is not None:
+        return jax.device_put(pack(read_noise(file, stage.shapes)), stage.sharding.replicated)
     return _noise(np.asarray(plan.batches[batch], np.uint32), stage.shapes, _number(stage), stage.sharding)
+
+
+def _noise_file(plan: Plan, stage: Stage) -> str | None:
+    return plan.spec.noise if stage.source is None else None
 
 
 def _number(stage: Stage) -> int:
@@ -105,7 +107,7 @@ def programs(plan: Plan, start: Progress) -> Iterator[Program]:
         if not denoises:
             yield upsampling_program(plan, stage)
             continue
-        if plan.spec.noise is None or stage.source is not None:
+        if _noise_file(plan, stage) is None:
             yield Program(f"noise{which}", None, partial(_lower_noise, plan, stage))
         yield Program(f"text context{which}", stage.network, partial(_lower_text_context, plan, stage))
         yield Program(f"denoise{which}", stage.network, partial(_lower_denoise, plan, stage))
@@ -172,15 +174,20 @@ def _run_stage(
     contexts = jax.device_put(progress.contexts, stage.sharding.replicated)
     text = jax.block_until_ready(_text_context(transformer, contexts, stage.sharding))
     fixed = jax.device_put((*_rows(plan, stage), *_course(stage)), stage.sharding.replicated)
-    for batch in range(progress.batch, len(plan.batches)):
-        now, first = replace(progress, batch=batch, latents=latents, current=current), batch * size
-        before = None if stage.source is None or latents is None else _some(latents, first, size)
-        if current is None:
-            now = replace(now, step=0, current=_begin(plan, stage, batch, before, report, noises))
-        made = AV(*map(fetch, _run_steps(plan, stage, (transformer, text, *fixed), now, report, keep)))
-        if before and plan.spec.refinement.keep_audio:
-            made = made._replace(audio=before.audio)
-        latents, current = made if latents is None else _put(latents, first, made), None
+    if _noise_file(plan, stage) is None:
+        with report.stage("compile noise"):  # jax remembers it
+            _lower_noise(plan, stage).compile()
+    todo = range(progress.batch, len(plan.batches))
+    with report.steps(len(todo) * (len(stage.sigmas) - 1) - progress.step) as steps:
+        for batch in todo:
+            now, first = replace(progress, batch=batch, latents=latents, current=current), batch * size
+            before = None if stage.source is None or latents is None else _some(latents, first, size)
+            if current is None:
+                now = replace(now, step=0, current=_begin(plan, stage, batch, before, noises))
+            made = AV(*map(fetch, _run_steps(plan, stage, (transformer, text, *fixed), now, steps, keep)))
+            if before and plan.spec.refinement.keep_audio:
+                made = made._replace(audio=before.audio)
+            latents, current = made if latents is None else _put(latents, first, made), None
     assert latents is not None
     return latents
 
@@ -196,27 +203,24 @@ def _put(latents: AV[np.ndarray], first: int, made: AV[np.ndarray]) -> AV[np.nda
 
 
 def _run_steps(
-    plan: Plan, stage: Stage, inputs: tuple[Any, ...], now: Progress, report: Report, keep: Keep
+    plan: Plan, stage: Stage, inputs: tuple[Any, ...], now: Progress, progress: Steps, keep: Keep
 ) -> AV[jax.Array]:
     """The latents of a batch after all steps."""
     transformer, *fixed = inputs
     latents = jax.device_put(now.current, stage.sharding.replicated)
     steps, done, chunk = len(stage.sigmas) - 1, now.step, 1
     keep(now)
-    with report.steps(steps - done) as progress:
-        while done < steps:
-            began, end = time.monotonic(), min(done + chunk, steps)
-            latents, finite = _denoise(transformer, latents, *fixed, np.int32(done), np.int32(end), stage.sharding)
-            _check_finite(finite, end, plan)
-            seconds = (time.monotonic() - began) / (end - done)
-            progress.advance(end - done)
-            # The first call may have compiled: its time says nothing about a step.
-            # Several hosts, which must run the same programs, go step by step: their clocks differ.
-            chunk = (
-                max(1, int(SECONDS_BETWEEN_REPORTS / seconds)) if done > now.step and jax.process_count() == 1 else 1
-            )
-            done = end
-            keep(replace(now, step=done, current=latents))
+    while done < steps:
+        began, end = time.monotonic(), min(done + chunk, steps)
+        latents, finite = _denoise(transformer, latents, *fixed, np.int32(done), np.int32(end), stage.sharding)
+        _check_finite(finite, end, plan)
+        seconds = (time.monotonic() - began) / (end - done)
+        progress.advance(end - done)
+        # The first call may have compiled: its time says nothing about a step.
+        # Several hosts, which must run the same programs, go step by step: their clocks differ.
+        measured = done > now.step and jax.process_count() == 1
+        chunk, done = max(1, int(SECONDS_BETWEEN_REPORTS / seconds)) if measured else 1, end
+        keep(replace(now, step=done, current=latents))
     return latents
 
 

@@ -81,7 +81,8 @@ def run(plan: Plan, components: Components, report: Report = SILENT) -> Iterator
 def warm_up(plan: Plan, components: Components, report: Report = SILENT) -> None:
     """Load and run everything once, with a single step, so that the next run finds all compiled."""
     stages = tuple(replace(stage, sigmas=stage.sigmas[[0, -1]][: len(stage.sigmas)]) for stage in plan.stages)
-    for _ in run(replace(plan, stages=stages), components, report):
+    spec = replace(plan.spec, seed=(plan.spec.seeds[0],))  # other batches are alike
+    for _ in run(replace(plan, spec=spec, stages=stages), components, report):
         pass
 
 
