@@ -13,10 +13,14 @@ import yaml
 from safetensors.numpy import load_file, save_file
 
 from ltx2_cli import hosts, read_spec, resolve
+from ltx2_cli.core.journal import Errand, Journal
+from ltx2_cli.core.progress import Ends, Progress
+from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import load, make_latents
 from ltx2_cli.diffusion.latents import unpack
 from ltx2_cli.hosts import Hosts, join
-from ltx2_cli.spec import SpecError
+from ltx2_cli.media import unfinished_path
+from ltx2_cli.spec import SpecError, StoppedError
 from pair import ended, start, start_pair
 
 COMMAND = ("-m", "ltx2_cli", "generate", "--model", "demo", "--prompt", "rain")
@@ -162,6 +166,30 @@ def test_two_hosts_make_the_clip_of_one(tmp_path: Path) -> None:
     together = load_file(tmp_path / "latents")
     for name, wanted in alone._asdict().items():
         assert np.linalg.norm(together[name] - wanted) <= 2e-5 * np.linalg.norm(wanted)
+
+
+def test_two_hosts_go_on_with_a_run(tmp_path: Path) -> None:
+    """One that stopped after a step with eight devices in one process ends in the same latents."""
+    files = {"output": str(tmp_path / "clip.mp4"), "save_latents": str(tmp_path / "latents")}
+    size = {"height": 64, "width": 64, "num_frames": 9, "num_inference_steps": 2}
+    plan = resolve(read_spec(model="demo", prompt="rain", seed=3, sharding="trillium", **size, **files))
+    unfinished = unfinished_path(plan.spec)
+
+    def stop(progress: Progress) -> None:
+        kept(progress)
+        if progress.step == 1:
+            raise StoppedError("", "")
+
+    kept = Journal(unfinished, plan, Errand(Ends.clips, None), Silent(), True, 0)
+    with pytest.raises(StoppedError):
+        make_latents(plan, load(plan), keep=stop)
+    alone = unpack(make_latents(plan, load(plan)), plan.latent_shapes)
+    (code, out, err), other = map(ended, start_pair(tmp_path, "-m", "ltx2_cli", "resume", str(unfinished)))
+    assert (code, out) == (0, f"{tmp_path / 'clip.mp4'}\n"), err
+    assert other == (0, "", "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["clip.mp4", "clip.yaml", "latents"]
+    for name, wanted in alone._asdict().items():
+        assert np.linalg.norm(load_file(tmp_path / "latents")[name] - wanted) <= 2e-5 * np.linalg.norm(wanted)
 
 
 @pytest.mark.parametrize(

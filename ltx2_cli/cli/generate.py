@@ -19,6 +19,7 @@ from ltx2_cli.cli.options import (
     AudioModalityScale,
     AudioStgScale,
     Config,
+    CoordinatorAddress,
     Count,
     Debug,
     Force,
@@ -26,13 +27,16 @@ from ltx2_cli.cli.options import (
     GuidanceRescale,
     GuidanceScale,
     Height,
+    InitializationTimeout,
     KeepEvery,
     Loras,
     ModalityScale,
     Model,
     NegativePrompt,
     Noise,
+    NumProcesses,
     Precision,
+    ProcessId,
     Prompt,
     Rate,
     Recipe,
@@ -67,7 +71,6 @@ ltx2 generate --config out/fox.yaml --seed 8 -o out/fox8.mp4 --set fps=30"""
 
 COMPILING = "Compiling and timing"
 ANYTHING = "warm-up"  # a prompt is wanted, none is shown
-HOSTS = "Several hosts (found by themselves under SLURM, Open MPI and in TPU pod slices)"
 
 
 def generate(
@@ -133,10 +136,10 @@ def generate(
         bool, option(FILES, "Print what would be downloaded and done; do nothing.", "--dry-run")
     ] = False,
     debug: Debug = False,
-    coordinator_address: Annotated[Text, option(HOSTS, "Where process 0 listens.", metavar="HOST:PORT")] = None,
-    num_processes: Annotated[Count, option(HOSTS, "One a host; 1: alone, whatever is found.")] = None,
-    process_id: Annotated[Count, option(HOSTS, "Of this one, from 0; process 0 writes the files.")] = None,
-    initialization_timeout: Annotated[int, option(HOSTS, "Seconds to wait for all.")] = 300,
+    coordinator_address: CoordinatorAddress = None,
+    num_processes: NumProcesses = None,
+    process_id: ProcessId = None,
+    initialization_timeout: InitializationTimeout = 300,
 ) -> None:
     """Make a video with sound from a prompt; its path is printed, and a record that --config reads lies beside it."""
     with postponed():

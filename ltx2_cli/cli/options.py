@@ -19,6 +19,7 @@ GUIDANCE = {
     for field in fields(Guidance)
 }
 KEEP_EVERY = 60.0  # seconds between keeping how far a run is
+HOSTS = "Several hosts (found by themselves under SLURM, Open MPI and in TPU pod slices)"
 ABSENT: tuple[object, ...] = (None, [], ())  # what an option is that was not given; the last two if it is repeatable
 REFINEMENT = {name: f"refinement.{name}" for name in ("upsampler", "adain", "tone_map", "lengthen")}
 SEEDS = re.compile(r"\d+(\.\.\d+)?,?")
@@ -89,6 +90,10 @@ Resumable = Annotated[
     ),
 ]
 KeepEvery = Annotated[float, option(FILES, "Seconds between keeping it.", metavar="SECONDS")]
+CoordinatorAddress = Annotated[Text, option(HOSTS, "Where process 0 listens.", metavar="HOST:PORT")]
+NumProcesses = Annotated[Count, option(HOSTS, "One a host; 1: alone, whatever is found.")]
+ProcessId = Annotated[Count, option(HOSTS, "Of this one, from 0; process 0 writes the files.")]
+InitializationTimeout = Annotated[int, option(HOSTS, "Seconds to wait for all.")]
 Debug = Annotated[bool, option(FILES, "Show tracebacks.", "--debug")]
 Settings = Annotated[list[str] | None, option(FILES, "Any value by its key; repeatable.", "--set", metavar="KEY=VALUE")]
 

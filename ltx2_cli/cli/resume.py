@@ -2,16 +2,33 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ltx2_cli.cli.carry_out import carry_out
 from ltx2_cli.cli.flaws import Strict, refuse_flaws
 from ltx2_cli.cli.interrupts import postponed
-from ltx2_cli.cli.options import FILES, KEEP_EVERY, Debug, KeepEvery, Sharding, option
+from ltx2_cli.cli.options import (
+    FILES,
+    KEEP_EVERY,
+    CoordinatorAddress,
+    Debug,
+    InitializationTimeout,
+    KeepEvery,
+    NumProcesses,
+    ProcessId,
+    Sharding,
+    option,
+)
+from ltx2_cli.cli.together import begin, found, in_step
 from ltx2_cli.console import reporter
 from ltx2_cli.spec import SpecError
+
+if TYPE_CHECKING:
+    from ltx2_cli.core.journal import Unfinished
+    from ltx2_cli.core.report import Report
+    from ltx2_cli.plan import Plan
 
 RESUME_EXAMPLES = r"""[bold]Examples[/bold]
 
@@ -28,35 +45,57 @@ def resume(
     strict: Strict = False,
     keep_every: KeepEvery = KEEP_EVERY,
     debug: Debug = False,
+    coordinator_address: CoordinatorAddress = None,
+    num_processes: NumProcesses = None,
+    process_id: ProcessId = None,
+    initialization_timeout: InitializationTimeout = 300,
 ) -> None:
     """Go on with an unfinished run; it ends with the bytes of one that was never interrupted."""
     with postponed():
-        from ltx2_cli.core.compiling import counted, keep_programs
+        from ltx2_cli.core.compiling import counted
         from ltx2_cli.core.journal import Journal, open_unfinished
-        from ltx2_cli.core.progress import Ends
+        from ltx2_cli.core.report import Silent
         from ltx2_cli.core.run import load
-        from ltx2_cli.plan import first_stage, resolve
-        from ltx2_cli.profile_layers import read_text
-        from ltx2_cli.profiles import read_spec
 
-    kept = open_unfinished(run.expanduser().absolute())
-    report = reporter()
-    if os.path.isdir(kept.folder) and not os.path.samefile(kept.folder, "."):
-        report.note(f"in {kept.folder}, where it was begun")
-        os.chdir(kept.folder)
-    other = {"sharding": sharding} if sharding else {}
-    spec = read_spec(other, config=read_text(kept.record, f"the record in {run}"))
+    hosts = begin(coordinator_address, num_processes, process_id, initialization_timeout)
+    report = reporter() if hosts.first else Silent()
     with counted() as count:
-        keep_programs(spec.compile_cache)
-        plan = resolve(spec, kept.errand.source)
-        if kept.errand.ends is Ends.drafts:
-            plan = first_stage(plan)
-        if (changes := kept.changes(plan)) and not force:
-            raise SpecError(
-                f"{run} was kept elsewhere: {'; '.join(changes)}",
-                "--force goes on; the clip may differ in its last bits",
-            )
-        journal = Journal(kept.path, plan, kept.errand, report, True, keep_every)
-        flaws = carry_out(journal, load(plan), kept.progress(plan))
+        with in_step(hosts) as facts:
+            kept = open_unfinished(run.expanduser().absolute())
+            _enter(kept.folder, report)
+            plan = _plan(kept, sharding, force)
+            progress = kept.progress(plan)
+            if hosts.count > 1:
+                facts |= {**found(plan), "how far the run is": str(kept.place)}
+        flaws = carry_out(Journal(kept.path, plan, kept.errand, report, hosts.first, keep_every), load(plan), progress)
     report.note(str(count))
     refuse_flaws(flaws, strict)
+
+
+def _enter(folder: str, report: "Report") -> None:
+    """Go where the run was begun, if that is here: relative paths in its request begin there."""
+    if os.path.isdir(folder) and not os.path.samefile(folder, "."):
+        report.note(f"in {folder}, where it was begun")
+        os.chdir(folder)
+
+
+def _plan(kept: "Unfinished", sharding: str | None, force: bool) -> "Plan":
+    """What the run's request means here. Raises `SpecError` where it is not what it was, unless `force`."""
+    from ltx2_cli.core.compiling import keep_programs
+    from ltx2_cli.core.progress import Ends
+    from ltx2_cli.plan import first_stage, resolve
+    from ltx2_cli.profile_layers import read_text
+    from ltx2_cli.profiles import read_spec
+
+    other = {} if sharding is None else {"sharding": sharding}
+    spec = read_spec(other, config=read_text(kept.record, f"the record in {kept.path}"))
+    keep_programs(spec.compile_cache)
+    plan = resolve(spec, kept.errand.source)
+    if kept.errand.ends is Ends.drafts:
+        plan = first_stage(plan)
+    if (changes := kept.changes(plan)) and not force:
+        raise SpecError(
+            f"{kept.path} was kept elsewhere: {'; '.join(changes)}",
+            "--force goes on; the clip may differ in its last bits",
+        )
+    return plan

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
@@ -75,7 +76,8 @@ class Journal:
 
     def end(self) -> None:
         """All is made."""
-        self.path.unlink(missing_ok=True)
+        if jax.process_index() == 0:
+            self.path.unlink(missing_ok=True)
 
     def _measure(self, progress: Progress) -> None:
         now, (before, then) = time.monotonic(), self.last
