@@ -121,10 +121,13 @@ def _folder(folder: Path) -> Description:
 
 def _tensors(path: Path, place: Path | None = None) -> Description:
     """What a safetensors file holds, by the names in it; `place` is what the user named."""
+    from ltx2_cli.core.made_with import UNFINISHED
     from ltx2_cli.weights.checkpoint import read_header
     from ltx2_cli.weights.lora import FACTOR, open_lora
 
-    tensors, _ = read_header(path)
+    tensors, said = read_header(path)
+    if UNFINISHED in said and "record" in said:
+        return Record("unfinished run", str(path), _parsed(said["record"], f"the record in {path}"))
     if tensors.keys() >= set(AV._fields):
         return _latents(path)
     if any(FACTOR.fullmatch(name) for name in tensors):

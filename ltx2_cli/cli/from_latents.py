@@ -23,12 +23,13 @@ def request(
 
     `instead` replaces what it says, `given` both.
     """
+    from ltx2_cli.diffusion.latents import SIZE
     from ltx2_cli.profile_layers import read_text
     from ltx2_cli.profiles import AUTO, read_spec
 
     files = dict.fromkeys(("noise", "save_latents", "output", "compile_cache"))
     rate = {"fps": float(file.metadata["fps"])} if "fps" in file.metadata else {}
-    size = dict(zip(("num_frames", "height", "width"), file.size, strict=True))
+    size = dict(zip(SIZE, file.size, strict=True))
     here = {"sharding": AUTO, "vae_memory": None, **size, **rate, **files, **instead, **given}
     if record := file.metadata.get("record"):
         if config:

@@ -84,11 +84,10 @@ def _plan(kept: "Unfinished", sharding: str | None, force: bool) -> "Plan":
     from ltx2_cli.core.compiling import keep_programs
     from ltx2_cli.core.progress import Ends
     from ltx2_cli.plan import first_stage, resolve
-    from ltx2_cli.profile_layers import read_text
     from ltx2_cli.profiles import read_spec
 
     other = {} if sharding is None else {"sharding": sharding}
-    spec = read_spec(other, config=read_text(kept.record, f"the record in {kept.path}"))
+    spec = read_spec(other, config=kept.request)
     keep_programs(spec.compile_cache)
     plan = resolve(spec, kept.errand.source)
     if kept.errand.ends is Ends.drafts:

@@ -6,24 +6,26 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
+from ltx2_cli.core.made_with import UNFINISHED
 from ltx2_cli.core.progress import Ends, Progress, phases
-from ltx2_cli.core.record import History, devices, versions
+from ltx2_cli.core.record import History, made_with
 from ltx2_cli.core.report import Report
 from ltx2_cli.media import replacing
 from ltx2_cli.plan import Plan
-from ltx2_cli.profiles import to_yaml
+from ltx2_cli.profile_layers import Layer, read_text
+from ltx2_cli.profiles import MADE_WITH, to_yaml
 from ltx2_cli.spec import AV, MAKE_ROOM, RunError, SpecError, StoppedError
 from ltx2_cli.stages import Source
 
 WORTHWHILE = 60  # seconds: a run that is estimated to take longer is kept without being asked
-ENTRIES = ("record", "errand", "folder", "circumstances", "place", "history")  # of the file's metadata
+ENTRIES = ("record", UNFINISHED, "folder", "place", "history")  # of the file's metadata
 STREAMS = ("latents", "current", "contexts")  # of a `Progress`
 WANTED = "a file NAME.run, as `ltx2 generate --resumable` keeps beside the clip that it makes"
 
@@ -88,8 +90,9 @@ class Journal:
 
     def _write(self, progress: Progress) -> None:
         place = [progress.phase, progress.batch, progress.step]
-        said = [self.errand, os.getcwd(), circumstances(self.plan), place, progress.history]
-        metadata = dict(zip(ENTRIES, [to_yaml(self.plan.spec), *map(json.dumps, said)], strict=True))
+        record = to_yaml(self.plan.spec, made_with(self.plan, {}, {}))
+        others = [self.errand, os.getcwd(), place, progress.history]
+        metadata = dict(zip(ENTRIES, [record, *map(json.dumps, others)], strict=True))
         tensors = {
             f"{name}.{stream}": np.ascontiguousarray(array, np.float32)
             for name in STREAMS
@@ -104,12 +107,6 @@ class Journal:
         self.written = time.monotonic()
 
 
-def circumstances(plan: Plan) -> dict[str, str]:
-    """What must be the same for the same bytes, besides the request."""
-    meshes = (stage.sharding.text for stage in plan.stages)
-    return {**versions(), "devices": devices(), "mesh": ", ".join(meshes)}
-
-
 def _where(plan: Plan, progress: Progress) -> str:
     """Of which stage how many steps are done."""
     if progress.current is None:
@@ -119,22 +116,27 @@ def _where(plan: Plan, progress: Progress) -> str:
     return f"after step {progress.step} of {len(stage.sigmas) - 1} of stage {number + 1}{batch}"
 
 
+def _texts(made_with: Mapping[str, Any]) -> dict[str, str]:
+    """What a run was made with, the mesh of each stage by itself."""
+    plain = {key: str(value) for key, value in made_with.items() if not isinstance(value, Mapping)}
+    return {**plain, **{f"the mesh of {stage}": mesh for stage, mesh in made_with["meshes"].items()}}
+
+
 @dataclass(frozen=True)
 class Unfinished:
     """A run as it was kept; its arrays are not read yet."""
 
     path: Path
-    record: str
+    request: Layer
     errand: Errand
     folder: str  # in which it was started
-    circumstances: Mapping[str, str]
     place: tuple[int, int, int]  # phase, batch, step
     history: History
 
     def changes(self, plan: Plan) -> list[str]:
         """What is not as it was."""
-        now = circumstances(plan)
-        return [f"{what}: was {was}, is {now[what]}" for what, was in self.circumstances.items() if now[what] != was]
+        was, now = (_texts(each) for each in (self.request.values[MADE_WITH], made_with(plan, {}, {})))
+        return [f"{what} was {was.get(what)}, is {value}" for what, value in now.items() if was.get(what) != value]
 
     def progress(self, plan: Plan) -> Progress:
         """How far it was."""
@@ -158,8 +160,15 @@ def open_unfinished(path: Path) -> Unfinished:
     if not said.keys() >= set(ENTRIES):
         raise SpecError(f"{path} is no unfinished run", WANTED)
     record, *others = (said[entry] for entry in ENTRIES)
-    (ends, source), folder, then, place, history = map(json.loads, others)
+    (ends, source), folder, place, history = map(json.loads, others)
     if source:
         shapes, fps = source
         source = Source(AV(*map(tuple, shapes)), fps)
-    return Unfinished(path, record, Errand(Ends(ends), source), folder, then, tuple(place), tuple(history))
+    return Unfinished(
+        path,
+        read_text(record, f"the record in {path}"),
+        Errand(Ends(ends), source),
+        folder,
+        tuple(place),
+        tuple(history),
+    )

@@ -9,6 +9,7 @@ from ltx2_cli.diffusion.fingerprints import Fingerprint, read_fingerprint
 from ltx2_cli.profiles import MADE_WITH
 from ltx2_cli.spec import AV, SpecError
 
+UNFINISHED = "errand"  # what a file says that keeps how far a run is, and no other does
 PACKAGES = ("ltx2", "jax", "jaxlib")
 FIRST, UPSAMPLED, FINAL = "stage1", "upsampled", "final"  # what the latents after a stage are
 

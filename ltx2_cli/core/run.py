@@ -19,7 +19,8 @@ from ltx2_cli.core.programs import Program
 from ltx2_cli.core.progress import Ends, Keep, Progress, forget
 from ltx2_cli.core.record import History, input_files, made_with, stage_name
 from ltx2_cli.core.report import Report, Silent
-from ltx2_cli.diffusion.latents import pack, save_latents, unpack
+from ltx2_cli.diffusion.geometry import clip_size
+from ltx2_cli.diffusion.latents import SIZE, pack, save_latents, unpack
 from ltx2_cli.hosts import lost
 from ltx2_cli.media import (
     Media,
@@ -200,6 +201,7 @@ def _provenance(plan: Plan, files: Mapping[str, str], history: History) -> Itera
         "generation": plan.arch.generation,
         "fps": str(plan.stages[-1].geometry.fps),
         "stage": stage_name(plan, plan.stages[-1]),
+        **dict(zip(SIZE, map(str, clip_size(plan.stages[-1].geometry, plan.arch.compression)), strict=True)),
     }
     for spec, past in zip(single_specs(plan.spec), history, strict=True):
         yield {**facts, "record": to_yaml(spec, made_with(plan, files, past))}

@@ -65,6 +65,12 @@ class Geometry:
         return (start + end) / 2
 
 
+def clip_size(geometry: Geometry, compression: Compression) -> tuple[int, int, int]:
+    """Frames, height and width of the clip that these latents decode to."""
+    frames, height, width = geometry.frames, geometry.height, geometry.width
+    return (frames - 1) * compression.frames + 1, height * compression.pixels, width * compression.pixels
+
+
 def clip_geometry(
     num_frames: int, height: int, width: int, fps: float, compression: Compression, scales: Scales
 ) -> Geometry:

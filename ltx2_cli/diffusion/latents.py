@@ -21,6 +21,7 @@ from ltx2_cli.spec import AV, MAKE_ROOM, RunError, SpecError
 
 A = TypeVar("A", jax.Array, np.ndarray)  # nothing is compiled for what lies on the host
 Shape = tuple[int, ...]
+SIZE = ("num_frames", "height", "width")  # of the clip, in a file's metadata
 HOLDS = "a safetensors file of `video` (1, C, F, H, W) and `audio` (1, C, A, M), as --save-latents writes"
 WANTED = "a safetensors file of float32 `video` (1, C, F, H, W) and `audio` (1, C, A, M), or no --noise at all"
 
@@ -84,7 +85,12 @@ class LatentsFile:
 
     @property
     def size(self) -> tuple[int, int, int]:
-        """Frames, height and width of the clip that they decode to."""
+        """Frames, height and width of the clip that they decode to; where the file does not say it, as the published
+        autoencoders compress."""
+        said = [self.metadata.get(name, "") for name in SIZE]
+        if all(map(str.isdecimal, said)):
+            frames, height, width = map(int, said)
+            return frames, height, width
         _, _, frames, height, width = self.shapes.video
         return 8 * frames - 7, 32 * height, 32 * width
 

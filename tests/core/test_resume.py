@@ -28,7 +28,6 @@ from ltx2_cli.core.progress import Ends, Progress
 from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import load, write
 from ltx2_cli.diffusion.latents import open_latents
-from ltx2_cli.profile_layers import read_text
 from ltx2_cli.spec import AV
 from program import run_program
 
@@ -140,7 +139,7 @@ def test_what_a_kill_leaves_at_any_moment_is_gone_on_with(
     assert {said[1] for said, *_ in different} == set("0123")  # denoising, upsampling, denoising, decoding
     chosen = random.Random(1).sample(sorted(different.values()), 50)
     kept = open_unfinished(chosen[0] / "c-s3.run")
-    plan = resolve(read_spec(config=read_text(kept.record, "")))
+    plan = resolve(read_spec(config=kept.request))
     components = load(replace(plan, spec=replace(plan.spec, keep_resident=True)))
     for left in chosen:
         empty(place)
@@ -264,8 +263,8 @@ def test_other_versions_and_devices_are_said(
     monkeypatch.setattr(record, "version", lambda package: f"{package} 9.9")
     assert run_program(monkeypatch, "resume", "c-s3.run", "--sharding", "gpu") == 2
     said = capsys.readouterr().err
-    assert f"jax: was {jax.__version__}, is jax 9.9" in said
-    assert "mesh: was" in said
+    assert f"jax was {jax.__version__}, is jax 9.9" in said
+    assert "the mesh of stage1 was" in said
     assert run_program(monkeypatch, "resume", "c-s3.run", "--force") == 0
     for name in FILES[4:]:
         assert content(place / name)[1] == content(remains[-1] / name)[1]
