@@ -164,11 +164,5 @@ def open_unfinished(path: Path) -> Unfinished:
     if source:
         shapes, fps = source
         source = Source(AV(*map(tuple, shapes)), fps)
-    return Unfinished(
-        path,
-        read_text(record, f"the record in {path}"),
-        Errand(Ends(ends), source),
-        folder,
-        tuple(place),
-        tuple(history),
-    )
+    request, errand = read_text(record, f"the record in {path}"), Errand(Ends(ends), source)
+    return Unfinished(path, request, errand, folder, tuple(place), tuple(history))

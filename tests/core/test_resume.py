@@ -211,6 +211,8 @@ def test_a_run_that_is_asked_to_stop_stops_after_its_step(
         "hint: `ltx2 resume c-s3.run` goes on",
     ]
     assert (place / "c-s3.run").exists()
+    assert run_program(monkeypatch, "info", "c-s3.run") == 0
+    assert capsys.readouterr().out.startswith("unfinished run")
     assert run_program(monkeypatch, *asked) == 2
     assert "c-s3.run is an unfinished run" in capsys.readouterr().err
     monkeypatch.setattr(Journal, "_measure", measure)

@@ -114,6 +114,9 @@ def test_files_of_a_run(checkpoint: Checkpoint, tmp_path: Path) -> None:
     assert "jax: " + jax.__version__ in record.read_text()
     assert resolve(read_spec(config=record)).spec == plan.spec
     assert open_video(output).about == open_latents(saved).metadata
+    said = open_latents(saved).metadata
+    assert [said[key] for key in ("num_frames", "height", "width", "fps")] == ["9", "64", "64", "24.0"]
+    assert (said["generation"], said["stage"]) == ("ltx2", "final")
     assert open_video(output).about["record"] == record.read_text()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["clip.mp4", "clip.safetensors", "clip.yaml"]
 
