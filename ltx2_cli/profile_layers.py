@@ -14,7 +14,8 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ltx2_cli.spec import MAX_VIDEOS, RunSpec, SpecError
+from ltx2_cli.spec import RunSpec, SpecError
+from ltx2_cli.validation import MAX_VIDEOS
 
 Values = dict[str, Any]
 

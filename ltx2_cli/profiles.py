@@ -11,7 +11,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from ltx2_cli.profile_layers import Layer, Values, extend, literal, merge, read_file, read_flags, read_setting, unknown
-from ltx2_cli.spec import RunSpec, ShardingSpec, SpecError, validate
+from ltx2_cli.spec import RunSpec, ShardingSpec, SpecError
+from ltx2_cli.validation import validate
 
 KINDS = ("model", "recipe", "reference", "sharding")  # in the order in which their profiles are stacked
 GENERATIONS = ("ltx2", "ltx2.3")  # the model profiles that also serve checkpoints which have no profile

@@ -12,6 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "ltx2_cli"
 TOWER = (
     {
         "spec",
+        "validation",
         "profiles",
         "profile_layers",
         "sharding",

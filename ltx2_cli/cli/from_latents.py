@@ -5,7 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ltx2_cli.spec import AV, RunSpec, SpecError, validate
+from ltx2_cli.spec import AV, RunSpec, SpecError
+from ltx2_cli.validation import validate
 
 if TYPE_CHECKING:
     from ltx2_cli.diffusion.latents import LatentsFile

@@ -100,7 +100,7 @@ def counted() -> Iterator[Count]:
     """How many programs XLA compiles in the body, on all threads."""
     count = Count()
 
-    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
+    def listen(event: str, duration_secs: float, **details: str | int) -> None:  # jax may name details
         if event == COMPILED:
             count.compiled.append(duration_secs)
         elif event == READ:

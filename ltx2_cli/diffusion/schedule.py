@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ltx2_cli.spec import MAX_STEPS
+from ltx2_cli.validation import MAX_STEPS
 
 
 @dataclass(frozen=True)
