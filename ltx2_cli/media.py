@@ -146,8 +146,10 @@ def sheet_path(spec: RunSpec) -> Path:
 
 
 def unfinished_path(spec: RunSpec) -> Path:
-    """Where it is kept how far a run is: beside the first file that it makes."""
-    return (output_paths(spec) or latents_paths(spec))[0].with_suffix(".run")
+    """Where it is kept how far a run is, whose seeds are known: beside the first video, or the latents if they alone
+    have a name."""
+    files = latents_paths(spec) if spec.save_latents and not spec.output else output_paths(spec)
+    return files[0].with_suffix(".run")
 
 
 def check_outputs(spec: RunSpec, force: bool) -> None:
@@ -160,7 +162,7 @@ def check_outputs(spec: RunSpec, force: bool) -> None:
     _check_distinct([*read, *(file for _, file in files)])
     for option, file in _named_files(spec):
         _check_free(file, option, force)
-    if output_paths(spec) and (unfinished := unfinished_path(spec)).exists() and not force:
+    if spec.seed is not None and (unfinished := unfinished_path(spec)).exists() and not force:
         raise SpecError(
             f"{unfinished} is an unfinished run", f"`ltx2 resume {unfinished}` goes on, --force begins anew"
         )

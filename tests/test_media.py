@@ -13,7 +13,16 @@ import imageio_ffmpeg
 import numpy as np
 import pytest
 
-from ltx2_cli.media import Media, check_outputs, latents_paths, output_paths, record_path, write_mp4, write_record
+from ltx2_cli.media import (
+    Media,
+    check_outputs,
+    latents_paths,
+    output_paths,
+    record_path,
+    unfinished_path,
+    write_mp4,
+    write_record,
+)
 from ltx2_cli.profiles import read_spec
 from ltx2_cli.spec import MAKE_ROOM, RunError, RunSpec, SpecError
 
@@ -235,6 +244,27 @@ def test_names_of_latents():
     assert latents_paths(spec(save_latents="a/l.safetensors")) == [Path("a/l.safetensors")]
     several = latents_paths(spec(save_latents="a/l.safetensors", num_videos=2))
     assert several == [Path("a/l-s7.safetensors"), Path("a/l-s8.safetensors")]
+
+
+@pytest.mark.parametrize(
+    ("keys", "name"),
+    [
+        ({}, "out/demo-7-128x128x17.run"),
+        ({"output": "a/c.mp4", "save_latents": "l.st"}, "a/c.run"),
+        ({"save_latents": "a/l.st", "seed": [7, 9]}, "a/l-s7.run"),
+    ],
+)
+def test_the_name_of_an_unfinished_run(keys: dict, name: str):
+    assert str(unfinished_path(spec(**keys))) == name
+
+
+def test_an_unfinished_run_is_not_begun_anew_unless_forced(tmp_path: Path):
+    asked = spec(output=str(tmp_path / "clip.mp4"))
+    (tmp_path / "clip.run").touch()
+    with pytest.raises(SpecError, match=r"clip.run is an unfinished run") as refused:
+        check_outputs(asked, force=False)
+    assert "ltx2 resume" in refused.value.hint
+    check_outputs(asked, force=True)
 
 
 @pytest.mark.parametrize("taken", ["clip.mp4", "clip.yaml", "latents.safetensors"])
