@@ -27,6 +27,9 @@ class NotCompiledError(RunError):
     """A program that is not in the cache, where none may be compiled."""
 
 
+UNTOLD = (NotCompiledError, jax.errors.JaxRuntimeError)  # why a fault may not be looked into: no program, no memory
+
+
 def keep_programs(folder: str | None) -> None:
     """Keep what this process compiles in `folder`, and read from there what an earlier one compiled.
 

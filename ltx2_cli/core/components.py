@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import jax
 from flax import nnx
 
-from ltx2_cli.core.compiling import Ahead, compiled_ahead
+from ltx2_cli.core.compiling import UNTOLD, Ahead, compiled_ahead
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Report
 from ltx2_cli.plan import Plan
@@ -59,8 +59,10 @@ class Components:
         try:
             yield module
         except NotFiniteError as error:
-            files = self.plan.checkpoint.files[name]
-            if broken := [tensor for tensor in not_finite(module) if tensor in files]:
+            files, broken = self.plan.checkpoint.files[name], []
+            with suppress(*UNTOLD):
+                broken = [tensor for tensor in not_finite(module) if tensor in files]
+            if broken:
                 file, found = files[broken[0]].file, "; ".join(some("not finite", broken))
                 raise RunError(f"the {name} in {file} is damaged: {found}", "download it again") from error
             raise

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 
 from ltx2_cli.core.components import Components, abstract_network
 from ltx2_cli.core.generate import abstract_latents
+from ltx2_cli.core.not_finite import in_float32
 from ltx2_cli.core.programs import Program, convolving
 from ltx2_cli.core.report import Report
 from ltx2_cli.decoding import VIDEOS, Decoding
@@ -89,9 +90,7 @@ def _place(plan: Plan, tokens: AV[np.ndarray]) -> AV[jax.Array]:
 
 def _check_finite(what: str, finite: jax.Array, plan: Plan) -> None:
     if not fetch(finite).all():
-        raise NotFiniteError(
-            f"the decoded {what} is not finite in {plan.spec.dtype.value}", "--dtype float32 has the range it needs"
-        )
+        raise NotFiniteError(f"the decoded {what} is not finite in {plan.spec.dtype.value}", in_float32(plan))
 
 
 def _frames(

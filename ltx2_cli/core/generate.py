@@ -8,25 +8,24 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from ltx2_cli.core import loop
 from ltx2_cli.core.components import Components, abstract_network
 from ltx2_cli.core.encode import abstract_contexts
+from ltx2_cli.core.not_finite import check_finite, locate
 from ltx2_cli.core.programs import Program, abstract, results
 from ltx2_cli.core.progress import Keep, Progress, forget, phases
 from ltx2_cli.core.record import continued
 from ltx2_cli.core.report import Report, Steps
 from ltx2_cli.core.upsample import upsample, upsampling_program
-from ltx2_cli.diffusion.denoise import denoise
 from ltx2_cli.diffusion.guidance import Pass, Weights, traced_weights
-from ltx2_cli.diffusion.latents import Shape, noise, pack, read_noise
+from ltx2_cli.diffusion.latents import pack, read_noise
 from ltx2_cli.diffusion.schedule import padded
 from ltx2_cli.hosts import fetch
 from ltx2_cli.models.block import Ropes, Switches
-from ltx2_cli.models.transformer import TextContext, Transformer, rope_tables
+from ltx2_cli.models.transformer import Transformer, rope_tables
 from ltx2_cli.plan import Plan
-from ltx2_cli.sharding import ShardingPlan, activate
 from ltx2_cli.spec import AV, NotFiniteError
 from ltx2_cli.stages import Stage
 
@@ -74,21 +73,23 @@ def generate(
 
 
 def _begin(
-    plan: Plan, stage: Stage, batch: int, before: AV[np.ndarray] | None, noises: Sequence[AV[jax.Array]]
-) -> AV[jax.Array]:
-    """What the steps of a batch begin with: pure noise, or the upsampled latents `before` with as much of it as the
-    first noise level says, (1 − σ)·x + σ·noise."""
-    noise = noises[_number(stage)] if noises else _stage_noise(plan, stage, batch)
+    plan: Plan, stage: Stage, now: Progress, before: AV[np.ndarray] | None, noises: Sequence[AV[jax.Array]]
+) -> AV[Any]:
+    """What the steps of a batch begin with: what an earlier run left; or pure noise, or the upsampled latents `before`
+    with as much of it as the first noise level says, (1 − σ)·x + σ·noise."""
+    if now.current is not None:
+        return now.current
+    noise = noises[_number(stage)] if noises else _stage_noise(plan, stage, now.batch)
     if before is None:
         return noise
-    return _mixed(*jax.device_put((before, noise, stage.sigmas[0]), stage.sharding.replicated))
+    return loop.mixed(*jax.device_put((before, noise, stage.sigmas[0]), stage.sharding.replicated))
 
 
 def _stage_noise(plan: Plan, stage: Stage, batch: int) -> AV[jax.Array]:
     """Pure noise: that of the given file for what begins as noise, else that of each video's seed."""
     if (file := _noise_file(plan, stage)) is not None:
         return jax.device_put(pack(read_noise(file, stage.shapes)), stage.sharding.replicated)
-    return _noise(np.asarray(plan.batches[batch], np.uint32), stage.shapes, _number(stage), stage.sharding)
+    return loop.pure_noise(np.asarray(plan.batches[batch], np.uint32), stage.shapes, _number(stage), stage.sharding)
 
 
 def _noise_file(plan: Plan, stage: Stage) -> str | None:
@@ -124,14 +125,14 @@ def forward(plan: Plan, stage: Stage) -> Program:
     sigma = jax.ShapeDtypeStruct((), np.float32)
 
     def lower() -> jax.stages.Lowered:
-        return _forward.lower(*_abstract_inputs(plan, stage), sigma, stage.sharding)
+        return loop.forward.lower(*_abstract_inputs(plan, stage), sigma, stage.sharding)
 
     return Program("forward", "transformer", lower)
 
 
 def _trace_noise(plan: Plan, stage: Stage) -> jax.stages.Traced:
     seeds = jax.ShapeDtypeStruct((plan.spec.num_videos,), np.uint32)
-    return _noise.trace(seeds, stage.shapes, _number(stage), stage.sharding)
+    return loop.pure_noise.trace(seeds, stage.shapes, _number(stage), stage.sharding)
 
 
 def _lower_noise(plan: Plan, stage: Stage) -> jax.stages.Lowered:
@@ -140,7 +141,7 @@ def _lower_noise(plan: Plan, stage: Stage) -> jax.stages.Lowered:
 
 def _trace_text_context(plan: Plan, stage: Stage) -> jax.stages.Traced:
     contexts = abstract(abstract_contexts(plan), stage.sharding.replicated)
-    return _text_context.trace(abstract_network(plan, stage.network), contexts, stage.sharding)
+    return loop.text_context.trace(abstract_network(plan, stage.network), contexts, stage.sharding)
 
 
 def _lower_text_context(plan: Plan, stage: Stage) -> jax.stages.Lowered:
@@ -150,7 +151,7 @@ def _lower_text_context(plan: Plan, stage: Stage) -> jax.stages.Lowered:
 def _lower_denoise(plan: Plan, stage: Stage) -> jax.stages.Lowered:
     course = abstract(_course(stage), stage.sharding.replicated)
     step = jax.ShapeDtypeStruct((), np.int32)
-    return _denoise.lower(*_abstract_inputs(plan, stage), *course, step, step, stage.sharding)
+    return loop.denoise_steps.lower(*_abstract_inputs(plan, stage), *course, step, step, stage.sharding)
 
 
 def _abstract_inputs(plan: Plan, stage: Stage) -> tuple[Any, ...]:
@@ -172,22 +173,27 @@ def _run_stage(
     """The latents of all videos after a stage, of which `progress` may be a part."""
     latents, current, size = progress.latents, progress.current, plan.spec.num_videos
     contexts = jax.device_put(progress.contexts, stage.sharding.replicated)
-    text = jax.block_until_ready(_text_context(transformer, contexts, stage.sharding))
+    text = jax.block_until_ready(loop.text_context(transformer, contexts, stage.sharding))
     fixed = jax.device_put((*_rows(plan, stage), *_course(stage)), stage.sharding.replicated)
+    inputs = transformer, text, *fixed
     if _noise_file(plan, stage) is None:
         with report.stage("compile noise"):  # jax remembers it
             _lower_noise(plan, stage).compile()
     todo = range(progress.batch, len(plan.batches))
-    with report.steps(len(todo) * (len(stage.sigmas) - 1) - progress.step) as steps:
-        for batch in todo:
-            now, first = replace(progress, batch=batch, latents=latents, current=current), batch * size
-            before = None if stage.source is None or latents is None else _some(latents, first, size)
-            if current is None:
-                now = replace(now, step=0, current=_begin(plan, stage, batch, before, noises))
-            made = AV(*map(fetch, _run_steps(plan, stage, (transformer, text, *fixed), now, steps, keep)))
-            if before and plan.spec.refinement.keep_audio:
-                made = made._replace(audio=before.audio)
-            latents, current = made if latents is None else _put(latents, first, made), None
+    try:
+        with report.steps(len(todo) * (len(stage.sigmas) - 1) - progress.step) as steps:
+            for batch in todo:
+                now, first = replace(progress, batch=batch, latents=latents, current=current), batch * size
+                now = now if current else replace(now, step=0)
+                before = None if stage.source is None or latents is None else _some(latents, first, size)
+                begin = partial(_begin, plan, stage, now, before, noises)
+                made = AV(*map(fetch, _run_steps(plan, stage, inputs, replace(now, current=begin()), steps, keep)))
+                if before and plan.spec.refinement.keep_audio:
+                    made = made._replace(audio=before.audio)
+                latents, current = made if latents is None else _put(latents, first, made), None
+    except NotFiniteError:
+        locate(plan, now, begin, inputs, report)
+        raise
     assert latents is not None
     return latents
 
@@ -212,8 +218,9 @@ def _run_steps(
     keep(now)
     while done < steps:
         began, end = time.monotonic(), min(done + chunk, steps)
-        latents, finite = _denoise(transformer, latents, *fixed, np.int32(done), np.int32(end), stage.sharding)
-        _check_finite(finite, end, plan)
+        bounds = np.int32(done), np.int32(end)
+        latents, finite = loop.denoise_steps(transformer, latents, *fixed, *bounds, stage.sharding)
+        check_finite(plan, now, finite, end)
         seconds = (time.monotonic() - began) / (end - done)
         progress.advance(end - done)
         # The first call may have compiled: its time says nothing about a step.
@@ -222,15 +229,6 @@ def _run_steps(
         chunk, done = max(1, int(SECONDS_BETWEEN_REPORTS / seconds)) if measured else 1, end
         keep(replace(now, step=done, current=latents))
     return latents
-
-
-def _check_finite(finite: AV[jax.Array], step: int, plan: Plan) -> None:
-    for name, good in finite._asdict().items():
-        if not bool(good):
-            raise NotFiniteError(
-                f"the {name} latents are not finite after step {step}",
-                "lower the guidance scales" + (" or use --dtype float32" * (plan.spec.dtype.value != "float32")),
-            )
 
 
 def _rows(plan: Plan, stage: Stage) -> tuple[np.ndarray, AV[Ropes], Switches]:
@@ -254,79 +252,3 @@ def _switches(stage: Stage, layers: int, videos: int) -> Switches:
             attending[list(stage.stg_blocks), row] = False
     exchanging = np.array([each is not Pass.ISOLATED for each in stage.passes])
     return Switches(attending.repeat(videos, axis=1), exchanging.repeat(videos))
-
-
-@jax.jit
-def _mixed(latents: AV[jax.Array], noise: AV[jax.Array], sigma: jax.Array) -> AV[jax.Array]:
-    return AV(*((1 - sigma) * clean + sigma * pure for clean, pure in zip(latents, noise, strict=True)))
-
-
-@partial(jax.jit, static_argnames=("shapes", "stage", "sharding"))
-def _noise(seeds: jax.Array | np.ndarray, shapes: AV[Shape], stage: int, sharding: ShardingPlan) -> AV[jax.Array]:
-    """Tokens of standard normal noise, a video for each of the seeds uint32 [videos]."""
-    videos = jax.vmap(lambda seed: pack(noise(seed, shapes, stage)))(seeds)
-    tokens = AV(*(stream[:, 0] for stream in videos))
-    return jax.lax.with_sharding_constraint(tokens, sharding.replicated)
-
-
-@partial(jax.jit, static_argnames="sharding")
-def _text_context(transformer: Transformer, contexts: AV[jax.Array], sharding: ShardingPlan) -> TextContext:
-    with activate(sharding):
-        text = transformer.text_context(contexts)
-    return text._replace(tokens=jax.lax.with_sharding_constraint(text.tokens, sharding.replicated))
-
-
-def _velocity(
-    transformer: Transformer,
-    latents: AV[jax.Array],
-    text: TextContext,
-    contexts: jax.Array,
-    ropes: AV[Ropes],
-    switches: Switches,
-    sigma: jax.Array,
-) -> AV[jax.Array]:
-    """Noise minus clean of latents [videos, tokens, channels] in every pass, [passes, videos, tokens, channels]."""
-    dtype, passes = transformer.video.proj_in.kernel.dtype, len(contexts) // len(latents.video)
-    rows = AV(*(jnp.tile(stream.astype(dtype), (passes, 1, 1)) for stream in latents))
-    velocities = transformer(rows, sigma, text, contexts, ropes, switches)
-    return AV(*(stream.reshape(passes, -1, *stream.shape[1:]) for stream in velocities))
-
-
-@partial(jax.jit, static_argnames="sharding")
-def _forward(
-    transformer: Transformer,
-    latents: AV[jax.Array],
-    text: TextContext,
-    contexts: jax.Array,
-    ropes: AV[Ropes],
-    switches: Switches,
-    sigma: jax.Array,
-    sharding: ShardingPlan,
-) -> AV[jax.Array]:
-    with activate(sharding):
-        return _velocity(transformer, latents, text, contexts, ropes, switches, sigma)
-
-
-@partial(jax.jit, static_argnames="sharding", donate_argnames="latents")
-def _denoise(
-    transformer: Transformer,
-    latents: AV[jax.Array],
-    text: TextContext,
-    contexts: jax.Array,
-    ropes: AV[Ropes],
-    switches: Switches,
-    sigmas: jax.Array,
-    guidance: AV[Weights],
-    start: jax.Array,
-    stop: jax.Array,
-    sharding: ShardingPlan,
-) -> tuple[AV[jax.Array], AV[jax.Array]]:
-    """The latents after these steps, laid out as before them, and whether each stream is finite."""
-
-    def velocity(latents: AV[jax.Array], sigma: jax.Array) -> AV[jax.Array]:
-        return _velocity(transformer, latents, text, contexts, ropes, switches, sigma)
-
-    with activate(sharding):
-        latents = denoise(velocity, latents, sigmas, guidance, start, stop)
-    finite = AV(*(jnp.isfinite(stream).all() for stream in latents))
-    return jax.lax.with_sharding_constraint(latents, sharding.replicated), finite

@@ -4,6 +4,7 @@ import jax
 import numpy as np
 
 from ltx2_cli.core.components import Components, abstract_network
+from ltx2_cli.core.not_finite import in_float32
 from ltx2_cli.core.programs import Program, convolving
 from ltx2_cli.core.report import Report
 from ltx2_cli.hosts import fetch
@@ -11,7 +12,7 @@ from ltx2_cli.models import upsampler as network
 from ltx2_cli.models.video_vae import LatentStatistics
 from ltx2_cli.plan import Plan
 from ltx2_cli.sharding import ShardingPlan, activate
-from ltx2_cli.spec import AV
+from ltx2_cli.spec import AV, NotFiniteError
 from ltx2_cli.stages import Stage
 
 Size = tuple[int, int, int]  # latents in time, in height, in width
@@ -33,6 +34,8 @@ def upsample(
             fetch(run(upsampler, statistics, picture, *_strengths(plan), size, plan.sharding))
             for picture in jax.device_put([video[None] for video in latents.video], plan.sharding.replicated)
         ]
+        if not all(np.isfinite(video).all() for video in videos):
+            raise NotFiniteError(f"the upsampled latents are not finite in {plan.spec.dtype.value}", in_float32(plan))
         return AV(np.concatenate(videos), _lasting(latents.audio, stage.geometry.audio_frames))
 
 

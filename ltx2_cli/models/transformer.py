@@ -1,7 +1,7 @@
 """The audio-video diffusion transformer: latents, noise level and text in; velocities out (arXiv:2601.03233)."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -18,6 +18,7 @@ from ltx2_cli.sharding import constrain, fill
 from ltx2_cli.spec import AV
 from ltx2_cli.weights.declare import Scope
 
+T = TypeVar("T")
 OUTPUT_EPS = 1e-6
 TRAIN_TIMESTEPS = 1000  # the noise levels between 0 and 1 that a model learns by number
 
@@ -112,6 +113,21 @@ class Transformer(nnx.Module):
         `latents` are tokens [rows, tokens, channels]; `sigma` the noise level, a scalar in (0, 1]; `contexts` int
         [rows] says which of the text contexts a row reads; `switches.attending` has a leading layers axis.
         """
+        velocities, _ = self.observed(latents, sigma, text, contexts, ropes, switches, lambda x: None)
+        return velocities
+
+    def observed(
+        self,
+        latents: AV[jax.Array],
+        sigma: jax.Array,
+        text: TextContext,
+        contexts: jax.Array,
+        ropes: AV[Ropes],
+        switches: Switches,
+        observe: Callable[[AV[jax.Array]], T],
+    ) -> tuple[AV[jax.Array], tuple[T, T]]:
+        """The velocities, and what `observe` sees of the streams [rows, tokens, dim], which zeros may fill up: as they
+        enter the layers, and as they leave each, with a leading layers axis."""
         timestep = sigma * TRAIN_TIMESTEPS
         gate_timestep = timestep * (
             self.arch.cross_attn_timestep_scale_multiplier / self.arch.timestep_scale_multiplier
@@ -135,19 +151,22 @@ class Transformer(nnx.Module):
 
         def layer(
             x: AV[jax.Array], each: tuple[Block, AV[KeysValues] | None, jax.Array | np.ndarray]
-        ) -> tuple[AV[jax.Array], None]:
+        ) -> tuple[AV[jax.Array], T]:
             block, keys_values, attending = each
             if keys_values is None:
                 keys_values = block.text_keys_values(text.tokens, AV(video_rows.text, audio_rows.text))
             rows = jax.tree.map(lambda array: array[contexts], keys_values)
-            return block(x, rows, modulation, ropes, Switches(attending, switches.exchanging), tokens), None
+            x = block(x, rows, modulation, ropes, Switches(attending, switches.exchanging), tokens)
+            return x, observe(x)
 
         layers = (self.blocks, text.keys_values, switches.attending)
-        x, _ = jax.lax.scan(layer, x, layers, unroll=1 if self.scan_layers else self.arch.num_layers)
-        return AV(
+        entering = observe(x)
+        x, leaving = jax.lax.scan(layer, x, layers, unroll=1 if self.scan_layers else self.arch.num_layers)
+        velocities = AV(
             self.video.output(x.video, video_embedded)[:, : tokens.video.number],
             self.audio.output(x.audio, audio_embedded)[:, : tokens.audio.number],
         )
+        return velocities, (entering, leaving)
 
 
 def rope_tables(geometry: Geometry, arch: TransformerArch) -> AV[Ropes]:

@@ -94,9 +94,22 @@ def not_finite(module: nnx.Module) -> list[str]:
     """Every tensor of a loaded `module` that holds a NaN or an infinity, by its name on disk."""
     found = []
     for weight in weights(module):
-        finite = fetch(_finite(weight.get_value(), bool(weight.layers))).reshape(-1)
+        array = weight.get_value()
+        here = array.is_fully_addressable and next(iter(array.devices())).platform in IN_HOST_MEMORY
+        finite = _finite_here(weight) if here else fetch(_finite(array, bool(weight.layers))).reshape(-1)
         found += [name for (name, _), good in zip(weight.tensors(), finite, strict=True) if not good]
     return found
+
+
+def _finite_here(weight: Weight) -> np.ndarray:
+    """For each layer, or the one tensor; of what lies in this host's memory, for which no program is compiled."""
+    finite = np.ones(weight.layers or 1, bool)
+    for shard in weight.get_value().addressable_shards:
+        if not shard.replica_id:
+            part = np.asarray(shard.data)
+            layers, stack = (shard.index[0], part) if weight.layers else (slice(None), part[None])
+            finite[layers] &= [np.isfinite(layer).all() for layer in stack]
+    return finite
 
 
 @partial(jax.jit, static_argnames="by_layer")

@@ -1,0 +1,161 @@
+"""What is not finite is named: the stage, the step, the block; and a run whose latents are finite pays nothing."""
+
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from clips import ALL_ON, Case, Checkpoint, Size, final_latents, plan_of
+from ltx2_cli.core import generate, loop
+from ltx2_cli.core.compiling import none_compiled
+from ltx2_cli.core.components import Components
+from ltx2_cli.core.report import Silent
+from ltx2_cli.core.run import run
+from ltx2_cli.nn.modulation import AdaLayerNormSingle
+from ltx2_cli.plan import Plan, resolve
+from ltx2_cli.spec import NotFiniteError, RunError
+
+STEPS = 8
+ONE = Case(Size(9, 64, 64, 24.0), STEPS, ALL_ON.video, ALL_ON.audio, (1,))
+TWO = ONE._replace(size=Size(9, 128, 128, 24.0))
+FILE = "diffusion_pytorch_model.safetensors"
+WEIGHTS = f"transformer/{FILE}"
+BLOCK = ": block 2 of 3 is the first whose output is not"
+
+
+@pytest.fixture
+def broken(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
+    """A copy of the checkpoint whose weights a test may change; after two steps, all others run in one call."""
+    monkeypatch.setattr(generate, "SECONDS_BETWEEN_REPORTS", 1e6)
+    return checkpoint._replace(folder=shutil.copytree(checkpoint.folder, tmp_path / "checkpoint"))
+
+
+@pytest.fixture
+def second(two_stages: list[str]) -> dict[str, object]:
+    """A second stage by the weights of the first."""
+    upsampler = two_stages[two_stages.index("--upsampler") + 1]
+    return {"recipe": "two_stage", "refinement.upsampler": upsampler, "refinement.lora": []}
+
+
+def fill(path: Path, tensor: str, value: float) -> None:
+    tensors = load_file(path)
+    tensors[tensor][:] = value
+    save_file(tensors, path)
+
+
+def overflow(checkpoint: Checkpoint, plan: Plan, stage: int, step: int, block: int) -> Plan:
+    """The plan, with weights by which the feed-forward of this block alone overflows, in this step alone: the video's
+    gates are 1e6 then, else nearly 0, and its own output large; its weights are finite."""
+    with Components(plan).use("transformer", Silent()) as transformer:
+        levels = np.concatenate([each.sigmas[:-1] for each in plan.stages])
+        embedded = AdaLayerNormSingle.__call__(transformer.video.time, 1000 * levels)[1]
+    here = sum(len(each.sigmas) - 1 for each in plan.stages[:stage]) + step
+    only, *_ = np.linalg.lstsq(np.asarray(jax.nn.silu(embedded), np.float64), 1e6 * np.eye(len(levels))[here])
+    tensors = load_file(checkpoint.folder / WEIGHTS)
+    gates = slice(5 * len(only), 6 * len(only))
+    tensors["time_embed.linear.weight"][gates], tensors["time_embed.linear.bias"][gates] = only, 0
+    tensors[f"transformer_blocks.{block}.ff.net.2.weight"] *= np.float32(1e34)
+    save_file(tensors, checkpoint.folder / WEIGHTS)
+    return resolve(plan.spec)
+
+
+def sentence(plan: Plan) -> str:
+    with pytest.raises(NotFiniteError) as caught:
+        final_latents(plan)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("step", [0, 1, 4])
+def test_the_step_and_the_block_are_named(broken: Checkpoint, step: int) -> None:
+    plan = overflow(broken, plan_of(broken, ONE, 3), 0, step, 1)
+    assert sentence(plan) == f"the video latents of stage 1 are not finite after step {step + 1} of 8{BLOCK}"
+
+
+@pytest.mark.parametrize("option", [{"scan_layers": False}, {"sharding": "ironwood"}], ids=str)
+def test_however_it_is_run(broken: Checkpoint, option: dict[str, object]) -> None:
+    plan = overflow(broken, plan_of(broken, ONE, 3, **option), 0, 4, 1)
+    assert sentence(plan) == f"the video latents of stage 1 are not finite after step 5 of 8{BLOCK}"
+
+
+def test_in_the_second_stage(broken: Checkpoint, second: dict[str, object]) -> None:
+    plan = overflow(broken, plan_of(broken, TWO, 3, **second), 1, 1, 1)
+    assert sentence(plan) == f"the video latents of stage 2 are not finite after step 2 of 3{BLOCK}"
+
+
+@pytest.mark.parametrize(
+    ("tensor", "stream", "part"),
+    [
+        ("proj_in.weight", "video", "what enters its first block is not finite"),
+        ("audio_caption_projection.linear_2.weight", "video", "the text that the denoiser reads is not finite"),
+        ("audio_proj_out.weight", "audio", "the output of every block is finite, what the denoiser makes of it is not"),
+    ],
+)
+def test_what_is_not_a_block_is_named(broken: Checkpoint, tensor: str, stream: str, part: str) -> None:
+    fill(broken.folder / WEIGHTS, tensor, 3e38)
+    plan = plan_of(broken, ONE, 3)
+    assert sentence(plan) == f"the {stream} latents of stage 1 are not finite after step 1 of 8: {part}"
+
+
+def test_guidance_is_named_and_its_scales_are_the_way_out(checkpoint: Checkpoint) -> None:
+    plan = plan_of(checkpoint, ONE._replace(audio=(3e38, 0.5, 2.0, 0.4)), 3)
+    with pytest.raises(NotFiniteError) as caught:
+        final_latents(plan)
+    assert str(caught.value) == (
+        "the audio latents of stage 1 are not finite after step 1 of 8:"
+        " what the denoiser makes is finite, what guidance and the step make of it is not"
+    )
+    assert caught.value.hint.startswith("lower the guidance scales, or ")
+
+
+def test_without_room_or_leave_to_look_the_stage_is_said(broken: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = overflow(broken, plan_of(broken, ONE, 3), 0, 4, 1)
+
+    def full(*arguments: object) -> None:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    monkeypatch.setattr(loop, "finite_parts", full)
+    assert sentence(plan) == "the video latents of stage 1 are not finite after step 5 of 8"
+    monkeypatch.setattr(generate, "locate", lambda *arguments: None)
+    assert sentence(plan) == "the video latents of stage 1 are not finite after step 8 of 8"  # of one call
+
+
+def test_where_nothing_may_be_compiled_the_step_is_said(broken: Checkpoint) -> None:
+    plan = plan_of(broken, ONE, 3)
+    final_latents(plan)
+    plan = overflow(broken, plan, 0, 4, 1)
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        with none_compiled([]):
+            loop.finite_parts.clear_cache()
+            assert sentence(plan) == "the video latents of stage 1 are not finite after step 5 of 8"
+    finally:
+        jax.config.update("jax_enable_compilation_cache", True)
+
+
+def test_upsampled_latents_are_looked_at(broken: Checkpoint, second: dict[str, object], tmp_path: Path) -> None:
+    upsampler = shutil.copytree(str(second["refinement.upsampler"]), tmp_path / "upsampler")
+    plan = plan_of(broken, TWO, 3, **second | {"refinement.upsampler": str(upsampler)})
+    fill(upsampler / FILE, "final_conv.weight", 3e38)
+    assert sentence(resolve(plan.spec)) == "the upsampled latents are not finite in float32"
+    fill(upsampler / FILE, "final_conv.weight", np.inf)
+    plan = resolve(plan.spec)
+    with pytest.raises(RunError, match=f"the upsampler in {upsampler}.* is damaged: .*final_conv.weight"):
+        final_latents(plan)
+
+
+@pytest.mark.parametrize(
+    ("network", "tensor", "wanted"),
+    [
+        ("vae", "decoder.conv_out.conv.weight", "the decoded picture is not finite in float32"),
+        ("vocoder", "conv_in.weight", "the decoded sound is not finite in float32"),
+    ],
+)
+def test_what_is_decoded_is_looked_at(broken: Checkpoint, network: str, tensor: str, wanted: str) -> None:
+    fill(broken.folder / network / FILE, tensor, 3e38)
+    plan = plan_of(broken, ONE, 3)
+    with pytest.raises(NotFiniteError) as caught:
+        next(run(plan, Components(plan)))
+    assert str(caught.value) == wanted
