@@ -1,7 +1,7 @@
 """Two stages: as the same parts of diffusers make them, in one go as in two, under every option."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler
+from diffusers import FlowMatchEulerDiscreteScheduler, LTX2Pipeline
 from diffusers.pipelines.ltx2 import LTX2LatentUpsamplePipeline
 from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
 
@@ -55,18 +55,41 @@ def asked(checkpoint: Checkpoint, folder: Path, case: Case = LARGE, **keys: obje
     lora = [str(folder / "distilled.safetensors")]
     second = {"refinement.upsampler": str(folder / "latent_upsampler"), "refinement.lora": lora}
     seed = keys.pop("seed", 5)
-    return plan_of(checkpoint, case, seed, recipe="two_stage", **{**second, **keys})
+    return plan_of(checkpoint, case, seed, **{"recipe": "two_stage", **second, **keys})
 
 
 def in_tokens(noise: dict[str, torch.Tensor]) -> AV[np.ndarray]:
     return pack(AV(*(np.asarray(noise[name]) for name in AV._fields)))
 
 
-@pytest.fixture(scope="module")
-def refined(checkpoint: Checkpoint, folder: Path) -> AV[torch.Tensor]:
-    """What the same parts of diffusers make of two stages, normalised."""
-    pipeline = checkpoint.pipeline
-    small, sound = reference(pipeline, SMALL, 5, "latent")
+def at_levels(pipeline: LTX2Pipeline, sigmas: Sequence[float], size: Size, **begin: object) -> AV[torch.Tensor]:
+    """What diffusers makes without guidance, at these noise levels themselves; it adds the last, 0."""
+    scheduler = pipeline.scheduler
+    pipeline.scheduler = FlowMatchEulerDiscreteScheduler.from_config(
+        scheduler.config, use_dynamic_shifting=False, shift_terminal=None
+    )
+    try:
+        return pipeline(
+            prompt=PROMPT,
+            num_frames=size.num_frames,
+            height=size.height,
+            width=size.width,
+            frame_rate=size.fps,
+            sigmas=list(sigmas),
+            num_inference_steps=len(sigmas),
+            **dict.fromkeys(("guidance_scale", "modality_scale", "audio_guidance_scale", "audio_modality_scale"), 1.0),
+            **dict.fromkeys(("stg_scale", "guidance_rescale", "audio_stg_scale", "audio_guidance_rescale"), 0.0),
+            max_sequence_length=TEXT_TOKENS,
+            output_type="latent",
+            return_dict=False,
+            **begin,
+        )
+    finally:
+        pipeline.scheduler = scheduler
+
+
+def second_stage(pipeline: LTX2Pipeline, folder: Path, small: torch.Tensor, sound: torch.Tensor) -> AV[torch.Tensor]:
+    """What diffusers' upsampler and its pipeline make of a first stage, normalised."""
     upsampler = LTX2LatentUpsamplerModel.from_pretrained(folder / "latent_upsampler")
     (large,) = LTX2LatentUpsamplePipeline(vae=pipeline.vae, latent_upsampler=upsampler)(
         latents=small,
@@ -77,42 +100,26 @@ def refined(checkpoint: Checkpoint, folder: Path) -> AV[torch.Tensor]:
         output_type="latent",
         return_dict=False,
     )
-    scheduler = pipeline.scheduler
-    pipeline.load_lora_weights(str(folder / "distilled.safetensors"))
-    pipeline.scheduler = FlowMatchEulerDiscreteScheduler.from_config(
-        scheduler.config, use_dynamic_shifting=False, shift_terminal=None
-    )
-    try:
-        made = pipeline(
-            prompt=PROMPT,
-            num_frames=LARGE.size.num_frames,
-            height=LARGE.size.height,
-            width=LARGE.size.width,
-            frame_rate=LARGE.size.fps,
-            latents=large,
-            audio_latents=sound,
-            noise_scale=SIGMAS[0],
-            sigmas=SIGMAS,
-            num_inference_steps=len(SIGMAS),
-            **dict.fromkeys(("guidance_scale", "modality_scale", "audio_guidance_scale", "audio_modality_scale"), 1.0),
-            **dict.fromkeys(("stg_scale", "guidance_rescale", "audio_stg_scale", "audio_guidance_rescale"), 0.0),
-            generator=torch.Generator().manual_seed(6),
-            max_sequence_length=TEXT_TOKENS,
-            output_type="latent",
-            return_dict=False,
-        )
-    finally:
-        pipeline.scheduler = scheduler
-        pipeline.unload_lora_weights()
+    begin = {"latents": large, "audio_latents": sound, "noise_scale": SIGMAS[0]}
+    made = at_levels(pipeline, SIGMAS, LARGE.size, generator=torch.Generator().manual_seed(6), **begin)
     return AV(*normalised(pipeline, *made))
 
 
-@pytest.mark.parametrize("hold", ["copy", "low_rank"])
-def test_two_stages_equal_the_same_parts_of_the_reference(
-    checkpoint: Checkpoint, folder: Path, refined: AV[torch.Tensor], hold: str
-) -> None:
-    plan, report = asked(checkpoint, folder, **{"refinement.hold": hold}), Silent()
-    components = Components(plan)
+@pytest.fixture(scope="module")
+def refined(checkpoint: Checkpoint, folder: Path) -> AV[torch.Tensor]:
+    """What the same parts of diffusers make of two stages, normalised."""
+    pipeline = checkpoint.pipeline
+    small, sound = reference(pipeline, SMALL, 5, "latent")
+    pipeline.load_lora_weights(str(folder / "distilled.safetensors"))
+    try:
+        return second_stage(pipeline, folder, small, sound)
+    finally:
+        pipeline.unload_lora_weights()
+
+
+def from_the_same_noises(checkpoint: Checkpoint, plan: Plan) -> AV[np.ndarray]:
+    """Ours, from what diffusers draws for seed 5 and then for 6."""
+    report, components = Silent(), Components(plan)
     second, generator = plan.stages[1], torch.Generator().manual_seed(6)
     drawn = (
         torch.randn(1, count, channels, generator=generator).numpy()
@@ -120,8 +127,30 @@ def test_two_stages_equal_the_same_parts_of_the_reference(
     )
     noises = [in_tokens(draw_noise(checkpoint.pipeline, 5, *SMALL.size)), AV(*drawn)]
     start = Progress(contexts=encode(plan, components, report))
-    tokens = generate(plan, start, components, report, noises=noises).latents
-    ours = unpack(tokens, plan.latent_shapes)
+    latents = generate(plan, start, components, report, noises=noises).latents
+    assert latents is not None
+    return unpack(latents, plan.latent_shapes)
+
+
+def test_a_distilled_model_equals_the_same_parts_of_the_reference(checkpoint: Checkpoint, folder: Path) -> None:
+    """At the noise levels and without the guidance that the recipe says."""
+    pipeline = checkpoint.pipeline
+    eight = [1.0, 0.99375, 0.9875, 0.98125, 0.975, 0.909375, 0.725, 0.421875]
+    small, sound = at_levels(pipeline, eight, SMALL.size, generator=torch.Generator().manual_seed(5))
+    wanted = second_stage(pipeline, folder, small, sound)
+    names = ("guidance_scale", "stg_scale", "modality_scale", "guidance_rescale")
+    left_open = dict.fromkeys(f"guidance.{stream}.{name}" for stream in AV._fields for name in names)
+    recipe = {"recipe": "distilled", "num_inference_steps": None, "refinement.lora": None, **left_open}
+    ours = from_the_same_noises(checkpoint, asked(checkpoint, folder, **recipe))
+    errors = [relative_error(got, theirs) for got, theirs in zip(ours, wanted, strict=True)]
+    assert max(errors) <= 1e-4, errors
+
+
+@pytest.mark.parametrize("hold", ["copy", "low_rank"])
+def test_two_stages_equal_the_same_parts_of_the_reference(
+    checkpoint: Checkpoint, folder: Path, refined: AV[torch.Tensor], hold: str
+) -> None:
+    ours = from_the_same_noises(checkpoint, asked(checkpoint, folder, **{"refinement.hold": hold}))
     errors = [relative_error(got, wanted) for got, wanted in zip(ours, refined, strict=True)]
     assert max(errors) <= 1e-4, errors
 
