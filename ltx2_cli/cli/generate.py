@@ -177,7 +177,7 @@ def generate(
 
     if dry_run:
         with in_step(hosts):
-            for line in preview(spec, force) if hosts.first else ():
+            for line in preview(spec, force, bool(stop_after)) if hosts.first else ():
                 print(line, flush=True)
         return
     report, ends = reporter() if hosts.first else Silent(), Ends.drafts if stop_after else Ends.clips

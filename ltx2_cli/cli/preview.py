@@ -6,24 +6,27 @@ from itertools import groupby
 from huggingface_hub import constants
 
 from ltx2_cli.decoding import Decoding, bytes_on_device
-from ltx2_cli.media import check_outputs, output_paths
+from ltx2_cli.media import check_outputs, latents_paths, output_paths, sheet_path
 from ltx2_cli.nn.halo import IMAGE_AXES
-from ltx2_cli.plan import Plan, missing, resolve
+from ltx2_cli.plan import Plan, first_stage, missing, resolve
 from ltx2_cli.refiner import holding, refiners_own
 from ltx2_cli.spec import Hold, RunSpec
 from ltx2_cli.stages import REFINER
 from ltx2_cli.weights.hub import Download, check_room, gigabytes
 
 
-def preview(spec: RunSpec, force: bool) -> Iterator[str]:
+def preview(spec: RunSpec, force: bool, drafts: bool = False) -> Iterator[str]:
     """The lines of `--dry-run`. Raises `SpecError` where the run would."""
     absent = missing(spec)
     yield from _listing(absent)
     check_room(absent)
     if not absent:
-        plan = resolve(spec)
+        plan = first_stage(resolve(spec)) if drafts else resolve(spec)
         check_outputs(plan.spec, force)
         yield from _doing(plan, random=spec.seed is None)
+        videos = [*latents_paths(plan.spec), sheet_path(plan.spec)] if drafts else output_paths(plan.spec)
+        yield from (_line("write", str(path)) for path in videos)
+        yield from (_line("warning", warning) for warning in plan.warnings)
 
 
 def downloading(absent: Sequence[Download]) -> Iterator[str]:
@@ -68,10 +71,6 @@ def _doing(plan: Plan, random: bool) -> Iterator[str]:
     yield _line("decode", _decoding(plan.decoding))
     yield _line("devices", f"{devices.size} {devices.flat[0].device_kind}, profile {spec.sharding.profile}")
     yield _line("seed", "random, for example " * random + ", ".join(map(str, plan.spec.seeds)))
-    for path in output_paths(spec):
-        yield _line("write", str(path))
-    for warning in plan.warnings:
-        yield _line("warning", warning)
 
 
 def _held(plan: Plan) -> str:

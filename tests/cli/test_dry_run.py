@@ -143,6 +143,15 @@ def test_with_nothing_missing_what_the_run_would_do(generate: Run) -> None:
     assert list(Path.cwd().iterdir()) == []
 
 
+def test_drafts_are_one_stage_and_a_sheet(generate: Run) -> None:
+    asked = ("--model", "demo", "--recipe", "two_stage", "--seed", "1..2", "--stop-after", "stage1")
+    code, out, _ = generate(*asked, "--prompt", "rain", "--save-latents", "d.st", "--dry-run")
+    assert code == 0
+    lines = [line.split(maxsplit=1) for line in out.splitlines()]
+    assert [what for what, _ in lines].count("denoise") == 1
+    assert [value for what, value in lines if what == "write"] == ["d-s1.st", "d-s2.st", "d.png"]
+
+
 def test_a_seed_that_the_run_would_draw_anew_is_called_random(generate: Run) -> None:
     out = generate("--model", "demo", "--dry-run")[1]
     assert re.search(r"^seed      random, for example (\d+)\nwrite     out/demo-\1-128x128x17.mp4$", out, re.MULTILINE)
