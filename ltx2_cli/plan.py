@@ -170,7 +170,6 @@ def decide(
     warnings = (
         *[UNTRAINED] * (spec.checkpoint == EMBEDDED),
         *contradictions(spec, arch),
-        *_as_one_stage(spec, all_stages),
         *_gathered(sharding, arch.transformer.num_attention_heads),
         *(warning for lora, _ in loras for warning in unmet_wishes(lora)),
         *_too_large(decoding, room),
@@ -258,11 +257,6 @@ def _check_size(spec: RunSpec, arch: Arch) -> None:
             f"{spec.num_frames} frames at {spec.fps:g} a second are too short for sound",
             "more --num-frames or less --fps",
         )
-
-
-def _as_one_stage(spec: RunSpec, stages: Sequence[Stage]) -> Iterator[str]:
-    if spec.refinement.sigmas and len(stages) == 1 and stages[0].source is None:
-        yield "this plans one stage for two: the first, at a smaller size, and the second, of one pass, need less"
 
 
 def _device_profile(devices: Sequence[jax.Device]) -> str:

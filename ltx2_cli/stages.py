@@ -68,9 +68,9 @@ def with_refiner(
 
     Raises `SpecError` for a LoRA that does not fit.
     """
-    files = {**checkpoint.files, "statistics": checkpoint.files["vae"]}
+    files = dict(checkpoint.files)
     if refinement.files is not None:
-        files["upsampler"] = refinement.files
+        files |= {"upsampler": refinement.files, "statistics": files["vae"]}
     upsampler = LatentUpsampler(Scope(dtype.value), refinement.upsampler)
     networks = networks._replace(upsampler=upsampler, statistics=networks.vae.statistics)
     if refinement.loras:
@@ -80,7 +80,9 @@ def with_refiner(
                 "a LoRA of the second stage changes the text connectors, which the stages share", "--lora adds to both"
             )
         networks = networks._replace(refiner=networks.transformer)
-        files[REFINER], added = files[DENOISER], {**added, REFINER: theirs[DENOISER]}
+        added = {**added, REFINER: theirs[DENOISER]}
+        if refinement.files is not None:
+            files[REFINER] = files[DENOISER]
     return networks, replace(checkpoint, files=files), added
 
 

@@ -49,7 +49,7 @@ def plan(
     ] = None,
     search: Annotated[bool, option(PLAN, "Compare the meshes of the profile's axes first.", "--search")] = False,
     everything: Annotated[
-        bool, option(PLAN, "Compile every program of a run, not one forward alone: minutes.", "--all")
+        bool, option(PLAN, "Compile every program of a run, not one forward a stage alone: minutes.", "--all")
     ] = False,
     dump_hlo: Annotated[Path | None, option(PLAN, "Folder for the optimised HLO, a file a program.")] = None,
     as_json: Annotated[bool, option(PLAN, "As JSON: bytes, seconds.", "--json")] = False,
@@ -93,7 +93,7 @@ def plan(
         from ltx2_cli.forecast.chips import topology as slice_of
         from ltx2_cli.forecast.configs import foresee
         from ltx2_cli.forecast.dump import write_hlo
-        from ltx2_cli.forecast.forecast import forecast, forward_program
+        from ltx2_cli.forecast.forecast import forecast, forward_programs
         from ltx2_cli.forecast.meshes import search as search_meshes
         from ltx2_cli.forecast.record import record, search_record
         from ltx2_cli.forecast.remedies import check_fit
@@ -108,7 +108,7 @@ def plan(
     made = found.best if found and found.best else None
     if made is None or everything:
         chosen = made.plan if made else wanted
-        made = forecast(chosen, [forward_program(chosen), *(programs(chosen) if everything else ())], report)
+        made = forecast(chosen, [*forward_programs(chosen), *(programs(chosen) if everything else ())], report)
     if dump_hlo:
         write_hlo(made, dump_hlo)
     if as_json:

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 
+from ltx2_cli.cli.preview import held
 from ltx2_cli.console import columns
-from ltx2_cli.forecast.forecast import DENOISE, Forecast
+from ltx2_cli.forecast.forecast import LOOPS, Forecast
 from ltx2_cli.forecast.hlo import Collective, wire_bytes
 from ltx2_cli.forecast.meshes import Search
 from ltx2_cli.forecast.record import assumptions
+from ltx2_cli.stages import REFINER
 from ltx2_cli.weights.hub import gigabytes
 
 
@@ -14,7 +16,8 @@ def lines(forecast: Forecast) -> Iterator[str]:
     """Everything worth saying, a heading over each part."""
     yield from columns([*_request(forecast), *(("warning", each) for each in forecast.warnings)])
     yield from ("", *_memory(forecast))
-    yield from ("", *_forward(forecast))
+    for each in forecast.stages:
+        yield from ("", *_forward(each))
     if forecast.rooflines:
         yield from ("", *_time(forecast))
 
@@ -43,24 +46,35 @@ def _tried(forecast: Forecast) -> tuple[str, str, str]:
         return needed, "does not fit", ""
     if forecast.forward is None:
         return needed, "not compiled", ""
-    step = forecast.rooflines.get(DENOISE)
+    step = forecast.step
     return needed, gigabytes(forecast.forward.wire_bytes), _seconds(step.seconds) if step else ""
 
 
 def _request(forecast: Forecast) -> list[tuple[str, str]]:
-    plan, stage = forecast.plan, forecast.stage
-    spec, geometry, kind = plan.spec, stage.geometry, plan.sharding.mesh.devices.flat[0].device_kind
+    plan, kind = forecast.plan, forecast.plan.sharding.mesh.devices.flat[0].device_kind
+    spec = plan.spec
     clip = f"{spec.width}x{spec.height}, {spec.num_frames} frames at {spec.fps:g} a second"
-    tokens = f"{geometry.video_tokens} of video, {geometry.audio_frames} of sound, {spec.max_sequence_length} of text"
-    passes = ", ".join(each.name.lower() for each in stage.passes)
     files = "" if plan.checkpoint.files else ", by the configs that come with ltx2"
     return [
         ("model", (spec.model if spec.model == spec.checkpoint else f"{spec.model}, {spec.checkpoint}") + files),
         ("video", f"{clip}" + f", {spec.num_videos} of them" * (spec.num_videos > 1)),
-        ("tokens", tokens),
-        ("denoise", f"{forecast.steps} steps, passes: {passes}"),
+        *(row for each in forecast.stages for row in _stage(each)),
         ("devices", f"{forecast.devices} {kind}, profile {spec.sharding.profile}: {mesh_of(forecast)}"),
     ]
+
+
+def _stage(forecast: Forecast) -> Iterator[tuple[str, str]]:
+    """What one stage does, and to begin with."""
+    plan, stage = forecast.plan, forecast.stage
+    spec, geometry = plan.spec, stage.geometry
+    if stage.source is not None:
+        yield "upsample", spec.refinement.upsampler or f"{spec.checkpoint}, its own upsampler"
+    if stage.network == REFINER:
+        yield from (("lora", lora) for lora in spec.refinement.lora or ())
+        yield "held", held(plan)
+    tokens = f"{geometry.video_tokens} of video, {geometry.audio_frames} of sound, {spec.max_sequence_length} of text"
+    yield "tokens", tokens
+    yield "denoise", f"{forecast.steps} steps, passes: {', '.join(each.name.lower() for each in stage.passes)}"
 
 
 def _memory(forecast: Forecast) -> Iterator[str]:
@@ -75,7 +89,7 @@ def _memory(forecast: Forecast) -> Iterator[str]:
 
 
 def _forward(forecast: Forecast) -> Iterator[str]:
-    yield "one forward of a device"
+    yield "one forward of a device" + _of(forecast)
     rows = [("  work", f"{forecast.flops / forecast.devices / 1e12:.1f} TFLOP", "", "")]
     forward = forecast.forward
     if forward is None:
@@ -86,6 +100,11 @@ def _forward(forecast: Forecast) -> Iterator[str]:
     rows += [("  sends", gigabytes(forward.wire_bytes), "", ""), *_collectives(forward.collectives)]
     yield from columns(rows, right=(1,))
     yield f"  compiled in {forward.compile_seconds:.0f} s"
+
+
+def _of(forecast: Forecast) -> str:
+    """Of which stage, where there are several."""
+    return f", stage {forecast.number + 1}" * (len(forecast.plan.stages) > 1)
 
 
 def _words(key: str) -> str:
@@ -103,15 +122,15 @@ def _collectives(collectives: Sequence[Collective]) -> Iterator[tuple[str, str, 
 
 
 def _time(forecast: Forecast) -> Iterator[str]:
-    step, clip = forecast.rooflines[DENOISE], forecast.clip_seconds
+    clip = forecast.clip_seconds
     yield "least time: no run is faster"
-    parts = [f"{part} {_seconds(seconds)}" for part, seconds in vars(step).items()]
+    rows = []
+    for each, phase in zip(forecast.stages, LOOPS, strict=False):
+        step = forecast.rooflines[phase]
+        parts = [f"{part} {_seconds(seconds)}" for part, seconds in vars(step).items()]
+        rows.append((f"  step{_of(each)}", _seconds(step.seconds), ", ".join(parts)))
     phases = [f"{phase} {_seconds(seconds)}" for phase, seconds in clip.items()]
-    rows = [
-        ("  step", _seconds(step.seconds), ", ".join(parts)),
-        ("  clip", _seconds(sum(clip.values())), ", ".join(phases)),
-    ]
-    yield from columns(rows, right=(1,))
+    yield from columns([*rows, ("  clip", _seconds(sum(clip.values())), ", ".join(phases))], right=(1,))
     yield from (f"  if {each}" for each in assumptions(forecast))
 
 

@@ -65,7 +65,7 @@ def _doing(plan: Plan, random: bool) -> Iterator[str]:
             yield _line("upsample", spec.refinement.upsampler or f"{spec.checkpoint}, its own upsampler")
         if stage.network == REFINER:
             yield from (_line("lora", lora) for lora in spec.refinement.lora or ())
-            yield _line("held", _held(plan))
+            yield _line("held", held(plan))
         passes = ", ".join(each.name.lower() for each in stage.passes)
         yield _line("denoise", f"{len(stage.sigmas) - 1} steps, passes: {passes}")
     yield _line("decode", _decoding(plan.decoding))
@@ -73,7 +73,7 @@ def _doing(plan: Plan, random: bool) -> Iterator[str]:
     yield _line("seed", "random, for example " * random + ", ".join(map(str, plan.spec.seeds)))
 
 
-def _held(plan: Plan) -> str:
+def held(plan: Plan) -> str:
     """How a second stage's LoRAs are."""
     copied = holding(plan.networks) is Hold.copy
     how = "added to a second copy of weights" if copied else "as low-rank factors beside the weights"

@@ -110,8 +110,8 @@ def programs(plan: Plan, start: Progress) -> Iterator[Program]:
             continue
         if _noise_file(plan, stage) is None:
             yield Program(f"noise{which}", None, partial(_lower_noise, plan, stage))
-        yield Program(f"text context{which}", stage.network, partial(_lower_text_context, plan, stage))
-        yield Program(f"denoise{which}", stage.network, partial(_lower_denoise, plan, stage))
+        yield Program(f"text context{which}", stage.network, partial(_lower_text_context, plan, stage), number)
+        yield Program(f"denoise{which}", stage.network, partial(_lower_denoise, plan, stage), number)
 
 
 def abstract_latents(plan: Plan, stage: Stage) -> AV[jax.ShapeDtypeStruct]:
@@ -127,7 +127,7 @@ def forward(plan: Plan, stage: Stage) -> Program:
     def lower() -> jax.stages.Lowered:
         return loop.forward.lower(*_abstract_inputs(plan, stage), sigma, stage.sharding)
 
-    return Program("forward", "transformer", lower)
+    return Program("forward", stage.network, lower)
 
 
 def _trace_noise(plan: Plan, stage: Stage) -> jax.stages.Traced:

@@ -25,6 +25,7 @@ class Program:
     name: str
     network: str | None  # whose weights it takes, the last to be loaded of several; None: no network's
     lower: Callable[[], jax.stages.Lowered]
+    stage: int = 0  # the plan's, whose loop it belongs to
 
 
 @cache

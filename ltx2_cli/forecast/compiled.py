@@ -37,6 +37,7 @@ class Compiled:
     weight_bytes: int  # of the networks among its arguments, as far as it reads them
     collectives: tuple[Collective, ...]
     text: str  # optimised HLO
+    stage: int = 0  # the plan's, whose loop it belongs to
 
     @property
     def wire_bytes(self) -> int:
@@ -53,6 +54,7 @@ class Refused:
     reason: str  # a line
     too_large: bool
     needed_bytes: int = 0  # of a device, as far as the compiler says
+    stage: int = 0
 
 
 def compile_program(program: Program, mesh: Mesh) -> Compiled | Refused:
@@ -63,10 +65,12 @@ def compile_program(program: Program, mesh: Mesh) -> Compiled | Refused:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).splitlines()[0]
-        return Refused(program.name, program.network, reason, "RESOURCE_EXHAUSTED" in reason, needed_bytes(str(error)))
+        needed, large = needed_bytes(str(error)), "RESOURCE_EXHAUSTED" in reason
+        return Refused(program.name, program.network, reason, large, needed, program.stage)
     seconds, text = time.monotonic() - began, compiled.as_text() or ""
     found = tuple(collectives(text, mesh))
-    return Compiled(program.name, program.network, seconds, _memory(compiled), _weight_bytes(compiled), found, text)
+    memory, read = _memory(compiled), _weight_bytes(compiled)
+    return Compiled(program.name, program.network, seconds, memory, read, found, text, program.stage)
 
 
 def needed_bytes(message: str) -> int:

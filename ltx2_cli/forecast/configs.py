@@ -9,33 +9,85 @@ import numpy as np
 
 from ltx2_cli.decoding import SHARE, usable_memory
 from ltx2_cli.forecast.chips import chip
-from ltx2_cli.forecast.forecast import DECODE, Forecast
-from ltx2_cli.models.demo import ARCH, EMBEDDED, TEXT_CONFIG
+from ltx2_cli.forecast.forecast import DECODE, REFINE, Forecast
+from ltx2_cli.models.demo import ARCH, EMBEDDED, TEXT_CONFIG, UPSAMPLER_ARCH
 from ltx2_cli.models.folder import open_folder, read_text_encoder
 from ltx2_cli.models.networks import Checkpoint
-from ltx2_cli.models.published import describe, described, described_text_encoder
+from ltx2_cli.models.published import (
+    describe,
+    described,
+    described_lora,
+    described_text_encoder,
+    described_upsampler,
+)
 from ltx2_cli.models.single_file import open_single_file
+from ltx2_cli.models.transformer import Transformer
+from ltx2_cli.models.upsampler import LatentUpsamplerArch
+from ltx2_cli.models.upsampler_source import has_upsampler, open_upsampler
 from ltx2_cli.plan import Plan, decide
 from ltx2_cli.recipe import complete
-from ltx2_cli.spec import RunSpec
+from ltx2_cli.spec import Hold, RunSpec
+from ltx2_cli.stages import Refinement
+from ltx2_cli.weights.declare import Scope
 from ltx2_cli.weights.hub import here
-from ltx2_cli.weights.published import FOLDER_FILES, TEXT_ENCODER_FILES
+from ltx2_cli.weights.lora import LoraFile, open_lora
+from ltx2_cli.weights.lora_source import lora_file, parse_lora
+from ltx2_cli.weights.published import FOLDER_FILES, TEXT_ENCODER_FILES, UPSAMPLER_FILES
 
 
 def foresee(spec: RunSpec, devices: Sequence[jax.Device]) -> Plan:
     """The plan of a request on these devices, be they here or not. It fetches nothing, and may lack the weights.
 
-    Of several stages it is one in their place, at full size and with all passes.
-    LoRAs count by their names: added to the weights, they take no memory. Raises `SpecError` as `decide` does, and
-    for a checkpoint that is neither here nor known.
+    The LoRAs of all stages count by their names: added to the weights, they take no memory. Raises `SpecError` as
+    `decide` does, and for what is neither here nor known.
     """
     checkpoint = _checkpoint(spec)
+    own = spec.refinement.upsampler is None and (spec.checkpoint == EMBEDDED or has_upsampler(checkpoint.where))
     spec = complete(spec, checkpoint.arch)
-    plan, known = decide(spec, checkpoint, [], devices), chip(devices[0].device_kind)
-    if spec.vae_memory is not None or known is None or math.isfinite(usable_memory(np.array(devices))):
+    if own:
+        spec = replace(spec, refinement=replace(spec.refinement, upsampler=None))
+    plan, known = decided(spec, checkpoint, devices), chip(devices[0].device_kind)
+    if known is None or math.isfinite(usable_memory(np.array(devices))):
         return plan
-    left = SHARE * known.hbm_bytes - Forecast(plan).present_bytes[DECODE]  # as on devices that are here to be asked
-    return decide(replace(spec, vae_memory=left / 1e9), checkpoint, [], devices)
+    usable = SHARE * known.hbm_bytes  # as of devices that are here to be asked
+    automatic = plan.networks.refiner is not None and spec.refinement.hold is Hold.auto
+    if automatic and Forecast(plan).present_bytes[REFINE] > usable:
+        spec = replace(spec, refinement=replace(spec.refinement, hold=Hold.low_rank))
+        plan = decided(spec, checkpoint, devices)
+    if spec.vae_memory is None:
+        room = usable - Forecast(plan).present_bytes[DECODE]
+        plan = decided(replace(spec, vae_memory=room / 1e9), checkpoint, devices)
+    return plan
+
+
+def decided(spec: RunSpec, checkpoint: Checkpoint, devices: Sequence[jax.Device]) -> Plan:
+    """What a completed request means on these devices. Raises `SpecError` as `foresee` does."""
+    return decide(spec, checkpoint, [], devices, _refinement(spec, checkpoint) if spec.refinement.sigmas else None)
+
+
+def _refinement(spec: RunSpec, checkpoint: Checkpoint) -> Refinement:
+    """What the second stage takes, of the files that are here, else as it was published."""
+    transformer = Transformer(Scope(spec.dtype.value), checkpoint.arch.transformer)
+    named = [parse_lora(lora) for lora in spec.refinement.lora or ()]
+    loras = [(_lora(name, transformer), strength) for name, strength in named if strength]
+    return Refinement(_upsampler(spec.refinement.upsampler, checkpoint, spec.checkpoint == EMBEDDED), None, loras)
+
+
+def _upsampler(name: str | None, checkpoint: Checkpoint, embedded: bool) -> LatentUpsamplerArch:
+    """That of a name, or of none the checkpoint's own."""
+    if name is None and embedded:
+        return UPSAMPLER_ARCH
+    place = checkpoint.where if name is None else here(name, UPSAMPLER_FILES)
+    if place is None:
+        assert name is not None
+        return described_upsampler(name)
+    arch, _ = open_upsampler(place, checkpoint.arch.video_vae)
+    return arch
+
+
+def _lora(name: str, transformer: Transformer) -> LoraFile:
+    path = here(name, [])
+    return described_lora(name, transformer) if path is None else open_lora(lora_file(str(path)))
 
 
 def _checkpoint(spec: RunSpec) -> Checkpoint:

@@ -13,6 +13,7 @@ from ltx2_cli.nn.modulation import SINUSOID_WIDTH
 from ltx2_cli.weights.declare import Weight
 
 MLP_EXPANSION = 4
+AFTER_CELLS = ("post_upsample", "final_conv")  # how the names of an upsampler's later weights begin
 WINDOW = 27  # of the video VAE's convolutions
 
 
@@ -61,6 +62,14 @@ def video_decoder_flops(arch: VideoVAEArch, frames: int, height: int, width: int
     return flops + _convolution(size, inner, arch.out_channels * arch.patch_size**2)
 
 
+def upsampler_flops(weights: Sequence[Weight], small: int, large: int) -> int:
+    """The latent upsampler, convolution by convolution, on one video: up to where it makes cells on `small` latents,
+    from there on `large`."""
+    kernels = [each for each in weights if len(each.axes) > 3]
+    later = [each for each in kernels if each.source.startswith(AFTER_CELLS)]
+    return 2 * (small * _elements(kernels) + (large - small) * _elements(later))
+
+
 def matrix_flops(weights: Sequence[Weight], rows: int) -> int:
     """The products of a network's matrices with `rows` tokens, without those of tokens with each other in attention; a
     table of embeddings is looked up."""
@@ -70,6 +79,10 @@ def matrix_flops(weights: Sequence[Weight], rows: int) -> int:
         if len(each.axes) - bool(each.layers) == 2 and each.source.endswith(".weight") and "vocab" not in each.axes
     ]
     return 2 * rows * sum(map(math.prod, shapes))
+
+
+def _elements(weights: Sequence[Weight]) -> int:
+    return sum(math.prod(each.get_value().shape) for each in weights)
 
 
 def _product(m: int, k: int, n: int) -> int:

@@ -1,30 +1,35 @@
 """What is known of a plan before it runs: its memory, what it sends, its work, and the least time that it can take."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ltx2_cli.core.components import abstract_network
 from ltx2_cli.core.generate import forward
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Report
+from ltx2_cli.decoding import bytes_on_device
 from ltx2_cli.forecast.chips import Chip, chip
 from ltx2_cli.forecast.compiled import Compiled, Refused, compile_program
 from ltx2_cli.forecast.faults import faults
-from ltx2_cli.forecast.flops import denoiser_flops, matrix_flops, video_decoder_flops
+from ltx2_cli.forecast.flops import denoiser_flops, matrix_flops, upsampler_flops, video_decoder_flops
 from ltx2_cli.forecast.memory import placed_bytes
 from ltx2_cli.forecast.roofline import Roofline, seconds_per_forward
 from ltx2_cli.plan import Plan
-from ltx2_cli.stages import Stage
+from ltx2_cli.refiner import refiners_own
+from ltx2_cli.stages import DENOISER, REFINER, Stage
 from ltx2_cli.weights.declare import weights
 
-DENOISE, DECODE = "denoise", "decode"
-# The networks that are in memory together, by the phase of a run.
+DENOISE, UPSAMPLE, REFINE, DECODE = "denoise", "upsample", "refine", "decode"
+LOOPS = (DENOISE, REFINE)  # the phase of each stage's steps
+# The networks that work, by the phase of a run of two stages.
 PHASES = {
     "encode": ("text_encoder",),
     "connect": ("connectors",),
-    DENOISE: ("transformer",),
+    DENOISE: (DENOISER,),
+    UPSAMPLE: ("upsampler", "statistics"),
+    REFINE: (DENOISER, REFINER),
     DECODE: ("vae", "audio_vae", "vocoder"),
 }
 
@@ -36,11 +41,17 @@ class Forecast:
     plan: Plan
     compiled: tuple[Compiled, ...] = ()
     refused: tuple[Refused, ...] = ()
+    number: int = 0  # of the stage that is spoken of where it is of one
+
+    @cached_property
+    def stages(self) -> "tuple[Forecast, ...]":
+        """The same for each stage."""
+        return tuple(replace(self, number=number) for number in range(len(self.plan.stages)))
 
     @cached_property
     def forward(self) -> Compiled | None:
-        """One forward of the denoiser over all its passes, if it was compiled."""
-        return next((each for each in self.compiled if each.name == "forward"), None)
+        """One forward of the stage's denoiser over all its passes, if it was compiled."""
+        return next((each for each in self.compiled if each.name == forward_name(self.number)), None)
 
     @cached_property
     def chip(self) -> Chip | None:
@@ -59,9 +70,8 @@ class Forecast:
 
     @property
     def stage(self) -> Stage:
-        """The run of the denoising loop."""
-        (stage,) = self.plan.stages
-        return stage
+        """A run of the denoising loop."""
+        return self.plan.stages[self.number]
 
     @property
     def steps(self) -> int:
@@ -74,19 +84,40 @@ class Forecast:
         return len(self.stage.passes) * self.plan.spec.num_videos
 
     @cached_property
+    def phases(self) -> dict[str, tuple[str, ...]]:
+        """The networks that are in memory together, by the phase of this run. One that LoRAs change for a second stage
+        stays until that has what it takes of it."""
+        present, second = self.plan.networks.present(), len(self.plan.stages) > 1
+        working = {phase: names for phase, names in PHASES.items() if second or phase not in (UPSAMPLE, REFINE)}
+        if REFINER in present:
+            working[UPSAMPLE] += (DENOISER,)
+        return {phase: tuple(name for name in names if name in present) for phase, names in working.items()}
+
+    @cached_property
     def weight_bytes(self) -> dict[str, int]:
-        """Of each network, on each device."""
-        return {name: placed_bytes(abstract_network(self.plan, name)) for name in self.plan.networks.present()}
+        """Of each network, on each device; of a second stage's denoiser, what is not the first's."""
+        plan = self.plan
+        own = [bytes_on_device(each, plan.stages[-1].sharding) for each in refiners_own(plan.networks, plan.added)]
+        names = [name for name in plan.networks.present() if name != REFINER]
+        return {name: placed_bytes(abstract_network(plan, name)) for name in names} | (
+            {REFINER: sum(own)} if own else {}
+        )
 
     def held_bytes(self, phase: str) -> int:
-        """The weights of a phase's own networks, on each device."""
-        return sum(self.weight_bytes[name] for name in PHASES[phase])
+        """The weights of a phase's networks, on each device."""
+        return sum(self.weight_bytes[name] for name in self.phases[phase])
+
+    def read_bytes(self, phase: str) -> int:
+        """The weights that a phase's work reads, on each device: of a denoiser that is changed in a copy, the copy."""
+        if phase not in LOOPS:
+            return sum(self.weight_bytes[name] for name in PHASES[phase])
+        return placed_bytes(abstract_network(self.plan, self.plan.stages[LOOPS.index(phase)].network))
 
     @cached_property
     def present_bytes(self) -> dict[str, int]:
         """The weights on each device in each phase: those of its networks, or all where they stay resident."""
         resident = sum(self.weight_bytes.values()) if self.plan.spec.keep_resident else 0
-        return {phase: max(self.held_bytes(phase), resident) for phase in PHASES}
+        return {phase: max(self.held_bytes(phase), resident) for phase in self.phases}
 
     @cached_property
     def phase_bytes(self) -> dict[str, int]:
@@ -96,9 +127,11 @@ class Forecast:
     def beside_bytes(self, phase: str) -> int:
         """What the programs of a phase need of a device beside their networks, as far as they were compiled; of the
         video decoder, else what the plan estimates."""
-        names, held = PHASES[phase], self.held_bytes(phase)
-        needed = (each.memory.peak_bytes - each.weight_bytes for each in self.compiled if each.network in names)
-        refused = (each.needed_bytes - held for each in self.refused if each.network in names)
+        names, number, read = PHASES[phase], int(phase == REFINE), self.read_bytes(phase)
+        made = [each for each in self.compiled if each.network in names and each.stage == number]
+        unmade = [each for each in self.refused if each.network in names and each.stage == number]
+        needed = (each.memory.peak_bytes - each.weight_bytes for each in made)
+        refused = (each.needed_bytes - read for each in unmade)
         return max([0, *needed, *refused, self.plan.decoding.bytes if self.is_estimated(phase) else 0])
 
     def is_estimated(self, phase: str) -> bool:
@@ -120,38 +153,53 @@ class Forecast:
 
     @cached_property
     def rooflines(self) -> dict[str, Roofline]:
-        """The least time of each phase, of the denoiser that of a step; empty where the chip is not known."""
+        """The least time of each phase, of a denoiser that of a step; empty where the chip is not known."""
         if self.chip is None:
             return {}
         networks, spec = self.plan.networks, self.plan.spec
         text, (_, _, *size) = len(self.plan.prompts) * spec.max_sequence_length, self.plan.latent_shapes.video
+        loops = dict(zip(LOOPS, self.stages, strict=False))
         flops = {
             "encode": matrix_flops(weights(networks.text_encoder), text),
             "connect": matrix_flops(weights(networks.connectors), text),
-            DENOISE: self.flops,
             DECODE: spec.num_videos * video_decoder_flops(self.plan.arch.video_vae, *size),
+            **{phase: stage.flops for phase, stage in loops.items()},
         }
-        sent = {DENOISE: self.forward.wire_bytes} if self.forward else {}
+        if networks.upsampler is not None:
+            _, _, *small = self.plan.stages[0].shapes.video
+            flops[UPSAMPLE] = spec.num_videos * upsampler_flops(
+                weights(networks.upsampler), math.prod(small), math.prod(size)
+            )
+        sent = {phase: stage.forward.wire_bytes for phase, stage in loops.items() if stage.forward}
         return {
             phase: seconds_per_forward(
-                flops[phase], self.held_bytes(phase), sent.get(phase, 0), self.chip, self.devices
+                flops[phase], self.read_bytes(phase), sent.get(phase, 0), self.chip, self.devices
             )
-            for phase in PHASES
+            for phase in self.phases
         }
+
+    @property
+    def step(self) -> Roofline | None:
+        """The least time of a step of the stage, where the chip is known."""
+        return self.rooflines.get(LOOPS[self.number])
 
     @property
     def clip_seconds(self) -> dict[str, float]:
         """The least time of each phase; empty where the chip is not known."""
-        times = {DENOISE: self.steps}
+        times = {phase: stage.steps for phase, stage in zip(LOOPS, self.stages, strict=False)}
         return {phase: times.get(phase, 1) * each.seconds for phase, each in self.rooflines.items()}
 
     @property
     def warnings(self) -> list[str]:
         """What is legal and hardly meant."""
-        plan, sent = self.plan, self.forward.collectives if self.forward else ()
-        sizes = {"rows": self.rows, "heads": plan.arch.transformer.num_attention_heads}
-        found = faults(sent, weights(plan.networks.transformer), plan.sharding, sizes, self.hbm_bytes)
-        return [*plan.warnings, *found]
+        found = (fault for stage in self.stages for fault in stage._faults())
+        return [*self.plan.warnings, *dict.fromkeys(found)]
+
+    def _faults(self) -> list[str]:
+        """What is wrong with the stage's forward."""
+        sent, heads = self.forward.collectives if self.forward else (), self.plan.arch.transformer.num_attention_heads
+        network, sizes = self.plan.networks.present()[self.stage.network], {"rows": self.rows, "heads": heads}
+        return faults(sent, weights(network), self.stage.sharding, sizes, self.hbm_bytes)
 
 
 def forecast(plan: Plan, programs: Iterable[Program], report: Report) -> Forecast:
@@ -162,12 +210,18 @@ def forecast(plan: Plan, programs: Iterable[Program], report: Report) -> Forecas
     made = []
     for program in programs:
         with report.stage(f"compile {program.name}"):
-            made.append(compile_program(program, plan.sharding.mesh))
+            sharding = plan.stages[program.stage].sharding if program.network in (DENOISER, REFINER) else plan.sharding
+            made.append(compile_program(program, sharding.mesh))
     compiled = tuple(each for each in made if isinstance(each, Compiled))
     return Forecast(plan, compiled, tuple(each for each in made if isinstance(each, Refused)))
 
 
-def forward_program(plan: Plan) -> Program:
-    """One forward of the plan's denoiser over all its passes."""
-    (stage,) = plan.stages
-    return forward(plan, stage)
+def forward_programs(plan: Plan) -> Iterator[Program]:
+    """One forward of each stage's denoiser over all its passes."""
+    for number, stage in enumerate(plan.stages):
+        yield replace(forward(plan, stage), name=forward_name(number), stage=number)
+
+
+def forward_name(number: int) -> str:
+    """What that of a stage is called."""
+    return f"forward {number + 1}" if number else "forward"

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 import jax
 
 from ltx2_cli.core.report import Report
-from ltx2_cli.forecast.forecast import DENOISE, Forecast, forecast, forward_program
-from ltx2_cli.plan import Plan, decide
+from ltx2_cli.forecast.configs import decided
+from ltx2_cli.forecast.forecast import LOOPS, Forecast, forecast, forward_programs
+from ltx2_cli.plan import Plan
 from ltx2_cli.spec import SpecError
 
 CHEAPEST_FIRST = ("rows", "tokens", "heads")  # by what splitting each sends: nothing, tokens, sums; other axes more
@@ -32,16 +33,16 @@ def search(plan: Plan, devices: Sequence[jax.Device], report: Report) -> Search:
         tried = [Forecast(each) for each in meshes(plan, devices)]
     for place in [place for place, each in enumerate(tried) if each.fits][:COMPILED]:
         if time.monotonic() - began < SECONDS:
-            tried[place] = forecast(tried[place].plan, [forward_program(tried[place].plan)], report)
+            tried[place] = forecast(tried[place].plan, forward_programs(tried[place].plan), report)
     fitting = [each for each in tried if each.forward and each.fits]
     return Search(tuple(tried), min(fitting, key=cost, default=None), time.monotonic() - began)
 
 
 def cost(forecast: Forecast) -> tuple[float, float, float]:
-    """What is best least: the time of a step, to a hundredth; then what it sends; then its memory."""
+    """What is best least: the time of all steps, to a hundredth; then what one sends; then its memory."""
     assert forecast.forward is not None
-    step = forecast.rooflines[DENOISE].seconds if forecast.rooflines else 0.0
-    return float(f"{step:.2g}"), forecast.forward.wire_bytes, forecast.forward.memory.peak_bytes
+    steps = sum(seconds for phase, seconds in forecast.clip_seconds.items() if phase in LOOPS)
+    return float(f"{steps:.2g}"), forecast.forward.wire_bytes, forecast.forward.memory.peak_bytes
 
 
 def meshes(plan: Plan, devices: Sequence[jax.Device]) -> Iterator[Plan]:
@@ -53,8 +54,7 @@ def meshes(plan: Plan, devices: Sequence[jax.Device]) -> Iterator[Plan]:
     rules = {**sharding.weights, **sharding.activations}
     order = [rules[name] for name in CHEAPEST_FIRST if name in rules]
     axes = [*dict.fromkeys(order), *(axis for axis in sharding.mesh if axis not in order)]
-    (stage,) = plan.stages
-    rows = len(stage.passes) * plan.spec.num_videos
+    rows = len(plan.stages[0].passes) * plan.spec.num_videos
     for sizes in sorted(_factors(len(devices), len(axes)), key=lambda sizes: sizes[::-1]):
         chosen = dict(zip(axes, sizes, strict=True))
         if rows % chosen.get(sharding.activations.get("rows", ""), 1):
@@ -62,7 +62,7 @@ def meshes(plan: Plan, devices: Sequence[jax.Device]) -> Iterator[Plan]:
         mesh = {axis: chosen[axis] for axis in sharding.mesh}
         spec = replace(plan.spec, sharding=replace(sharding, mesh=mesh))
         try:
-            yield decide(spec, plan.checkpoint, [], devices)
+            yield decided(spec, plan.checkpoint, devices)
         except SpecError:  # as it says, something does not divide
             continue
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 import jax
 
 from ltx2_cli.forecast.chips import slices, topology
-from ltx2_cli.forecast.forecast import DECODE, DENOISE, PHASES, Forecast
+from ltx2_cli.forecast.configs import decided
+from ltx2_cli.forecast.forecast import DECODE, LOOPS, Forecast
 from ltx2_cli.forecast.meshes import meshes
-from ltx2_cli.plan import Plan, decide
+from ltx2_cli.plan import Plan
 from ltx2_cli.profiles import AUTO
 from ltx2_cli.spec import FitError, SpecError
 from ltx2_cli.weights.hub import gigabytes
@@ -35,14 +36,15 @@ def remedies(forecast: Forecast, devices: Sequence[jax.Device]) -> list[str]:
 
 
 def _fewer_networks(forecast: Forecast) -> Iterator[str]:
-    needed = max(forecast.held_bytes(phase) + forecast.beside_bytes(phase) for phase in PHASES)
+    needed = max(forecast.held_bytes(phase) + forecast.beside_bytes(phase) for phase in forecast.phases)
     if forecast.plan.spec.keep_resident and needed <= forecast.hbm_bytes:
         yield "a network at a time: --set keep_resident=false"
 
 
 def _smaller(forecast: Forecast) -> Iterator[str]:
     """As many frames as what is beside the weights leaves room for, where that grows with the clip's length."""
-    latents, beside = forecast.stage.geometry.frames, {each: forecast.beside_bytes(each) for each in (DENOISE, DECODE)}
+    latents, growing = forecast.plan.stages[-1].geometry.frames, forecast.phases.keys() & {*LOOPS, DECODE}
+    beside = {each: forecast.beside_bytes(each) for each in growing}
     room = {phase: forecast.hbm_bytes - forecast.held_bytes(phase) for phase in beside}
     fitting = min((int(latents * room[phase] / size) for phase, size in beside.items() if size), default=0)
     if 1 < fitting < latents:
@@ -80,7 +82,7 @@ def _usual(plan: Plan, devices: Sequence[jax.Device]) -> Iterator[Plan]:
     sharding = plan.spec.sharding
     usual = sharding if sharding.mesh else replace(sharding, profile=AUTO)
     try:
-        yield decide(replace(plan.spec, sharding=usual), plan.checkpoint, [], devices)
+        yield decided(replace(plan.spec, sharding=usual), plan.checkpoint, devices)
     except SpecError:  # it does not divide, or no profile is for such devices
         return
 
@@ -88,5 +90,5 @@ def _usual(plan: Plan, devices: Sequence[jax.Device]) -> Iterator[Plan]:
 def _holds(plan: Plan, forecast: Forecast) -> bool:
     """Whether a device holds another plan: its weights, and beside them what this one's programs need. How decoding is
     divided, each plan says itself."""
-    other, beside = Forecast(plan), {phase: forecast.beside_bytes(phase) for phase in PHASES} | {DECODE: 0}
-    return max(other.phase_bytes[phase] + beside[phase] for phase in PHASES) <= forecast.hbm_bytes
+    other, beside = Forecast(plan), {phase: forecast.beside_bytes(phase) for phase in forecast.phases} | {DECODE: 0}
+    return max(other.phase_bytes[phase] + beside[phase] for phase in beside) <= forecast.hbm_bytes

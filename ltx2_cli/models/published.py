@@ -17,10 +17,14 @@ from ltx2_cli.models.arch import (
 from ltx2_cli.models.config import Config
 from ltx2_cli.models.fit import Readings
 from ltx2_cli.models.gemma import gemma_recipe
+from ltx2_cli.models.lora import WEIGHT, linears
 from ltx2_cli.models.networks import TEXT_ENCODER, Checkpoint
+from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.upsampler import LatentUpsamplerArch
 from ltx2_cli.spec import SpecError
-from ltx2_cli.weights.published import MODEL, PUBLISHED
+from ltx2_cli.weights.checkpoint import TensorFiles
+from ltx2_cli.weights.lora import LoraFile, Pair
+from ltx2_cli.weights.published import LORA, MODEL, PUBLISHED
 
 # Gemma-3 12B, the language model alone; what is left out is transformers' default.
 GEMMA = {
@@ -88,6 +92,7 @@ UPSAMPLERS = {
     "Lightricks/LTX-2.3/ltx-2.3-spatial-upscaler-x1.5-1.0.safetensors": LatentUpsamplerArch(rational_spatial_scale=1.5),
     "Lightricks/LTX-2.3/ltx-2.3-temporal-upscaler-x2-1.0.safetensors": _DENSER,
 }
+DISTILLING, RANK = "distilled-lora-384", 384  # in the names of LoRAs, and their rank
 RELEASES = {EARLIER: LTX2, LATER: LTX2_3}
 
 
@@ -113,3 +118,29 @@ def described_text_encoder() -> Readings:
     """The published text encoder by its config alone."""
     recipe = gemma_recipe(GEMMA, TEXT_ENCODER)
     return Readings(Path(TEXT_ENCODER), {TEXT_ENCODER: recipe}, {}, "", Path(TEXT_ENCODER), [])
+
+
+def described_upsampler(name: str) -> LatentUpsamplerArch:
+    """A published upsampler; raises `SpecError` for one that is not known here."""
+    if (known := UPSAMPLERS.get(name.partition("@")[0])) is None:
+        raise SpecError(
+            f"{name} is not on this machine, and what it makes of a clip stands in its file alone",
+            f"--upsampler of a file that is here, or one of: {', '.join(UPSAMPLERS)}",
+        )
+    return known
+
+
+def described_lora(name: str, transformer: Transformer) -> LoraFile:
+    """A published LoRA that distills: factors for every linear layer of the denoiser, as large as the rank or the
+    layer allows. It has no tensors. Raises `SpecError` for one that is not known here."""
+    known = [entry.name for entry in PUBLISHED if entry.kind == LORA and DISTILLING in entry.name]
+    if name.partition("@")[0] not in known:
+        raise SpecError(
+            f"{name} is not on this machine, and what it adds to stands in its file alone",
+            f"--set refinement.lora=[NAME] of a file that is here, or one of: {', '.join(known)}",
+        )
+    pairs = {
+        tensor.removesuffix(WEIGHT): Pair("", "", None, (out, into), min(RANK, out, into), ("BF16", "BF16"))
+        for tensor, (out, into) in linears(transformer).items()
+    }
+    return LoraFile(Path(name), TensorFiles(Path(name), ()), pairs)

@@ -46,7 +46,7 @@ class TensorFiles(Mapping[str, Tensor]):
     """The tensors of one network, over all its files. Opening reads headers only.
 
     An eight-bit weight has its scale as a part; what a file keeps for arithmetic in eight bits is left out. Raises
-    `SpecError` where a file is missing, cut short, or not a safetensors file.
+    `SpecError` where a file is missing, cut short, or not a safetensors file. No stems: what is described, not here.
     """
 
     def __init__(self, folder: Path, stems: tuple[str, ...] = STEMS):
@@ -173,6 +173,8 @@ def _begin(path: Path, size: int = -1) -> bytes:
 
 
 def _files(folder: Path, stems: tuple[str, ...]) -> list[Path]:
+    if not stems:
+        return []
     try:
         next(folder.iterdir(), None)
     except OSError as error:

@@ -22,7 +22,7 @@ from ltx2_cli.forecast.configs import foresee
 from ltx2_cli.forecast.flops import denoiser_flops
 from ltx2_cli.forecast.forecast import Forecast
 from ltx2_cli.forecast.hlo import collectives, wire_bytes
-from ltx2_cli.models.demo import ARCH
+from ltx2_cli.models.demo import ARCH, UNTRAINED
 from ltx2_cli.profiles import read_spec
 from program import run_program
 
@@ -119,6 +119,39 @@ def test_a_page_for_people(plan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(row.startswith("all-reduce") and "along heads" in row for row in rows)
     assert any(row.startswith("step ") for row in rows)
     assert "if a device does 1 TFLOP/s, reads 1000 GB/s and sends 1000 GB/s, as its maker says" in rows
+
+
+def test_two_stages_are_two_forwards(plan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first at half the size with all passes; the second with one."""
+    monkeypatch.setattr(chips, "CHIPS", (replace(CHIP, hbm_bytes=1e9),))
+    code, out, _ = plan("--recipe", "two_stage", "--sharding", "single", "--dump-hlo", "hlo", "--json")
+    assert code == 0
+    assert sorted(path.name for path in Path("hlo").iterdir()) == ["forward.hlo", "forward_2.hlo"]
+    said = json.loads(out)
+    first, second = said["stages"]
+    assert [(each["width"], each["tokens"]["video"], len(each["passes"])) for each in said["stages"]] == [
+        (64, 12, 4),
+        (128, 48, 1),
+    ]
+    assert second["flops"] == denoiser_flops(ARCH.transformer, 48, 18, 128, rows=1, contexts=2)
+    assert said["memory"] == first["memory"] != second["memory"]
+    assert said["seconds_per_clip"] > 8 * first["seconds_per_step"] + 3 * second["seconds_per_step"]
+    assert said["warnings"] == [UNTRAINED]
+
+
+def test_a_page_speaks_of_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chips, "CHIPS", (CHIP,))
+    two = foresee(read_spec(prompt="rain", model="demo", recipe="two_stage", sharding="single"), jax.devices())
+    rows = [" ".join(line.split()) for line in lines(Forecast(two))]
+    begin = rows.index("upsample embedded, its own upsampler")
+    assert rows[begin + 1 : begin + 3] == [
+        "tokens 48 of video, 18 of sound, 128 of text",
+        "denoise 3 steps, passes: cond",
+    ]
+    assert [row for row in rows if row.startswith("one forward")] == [
+        f"one forward of a device, stage {number}" for number in (1, 2)
+    ]
+    assert [row[:13] for row in rows if row.startswith("step")] == ["step, stage 1", "step, stage 2"]
 
 
 def test_what_does_not_fit_ends_with_3_and_says_what_would(plan: Run, monkeypatch: pytest.MonkeyPatch) -> None:

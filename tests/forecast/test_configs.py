@@ -15,7 +15,10 @@ from ltx2_cli.forecast.forecast import PHASES, Forecast
 from ltx2_cli.models.demo import ARCH
 from ltx2_cli.models.published import RELEASES
 from ltx2_cli.profiles import read_spec
-from ltx2_cli.spec import SpecError
+from ltx2_cli.refiner import holding
+from ltx2_cli.spec import Hold, SpecError
+
+ONE = jax.devices()[:1]
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +44,9 @@ def test_a_published_file_is_planned_with_its_recipe() -> None:
     model = "Lightricks/LTX-2.3/ltx-2.3-22b-distilled-1.1.safetensors"
     plan = foresee(read_spec(prompt="rain", model=model), jax.devices())
     assert (plan.spec.recipe, plan.stages[0].passes) == ("distilled", (Pass.COND,))
-    assert [warning for warning in plan.warnings if "one stage for two" in warning]
+    assert [stage.geometry.video_tokens for stage in plan.stages] == [1536, 6144]
+    assert [len(stage.sigmas) - 1 for stage in plan.stages] == [8, 3]
+    assert plan.networks.refiner is None
 
 
 def test_a_distilling_lora_counts_by_its_name() -> None:
@@ -50,8 +55,24 @@ def test_a_distilling_lora_counts_by_its_name() -> None:
     assert plan.spec.recipe == "distilled"
 
 
+def test_a_second_stage_by_what_nobody_knows_is_refused() -> None:
+    for key, value in (("upsampler", "someone/upsampler"), ("lora", ["someone/lora/a.safetensors"])):
+        with pytest.raises(SpecError, match="is not on this machine") as caught:
+            foresee(read_spec({"prompt": "a", "model": "ltx2", "recipe": "two_stage", f"refinement.{key}": value}), ONE)
+        assert "Lightricks/LTX-2" in caught.value.hint
+
+
+def test_on_devices_that_are_not_here_a_copy_is_held_where_it_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "local_devices", list)
+    for memory, wanted in ((100e9, Hold.copy), (85e9, Hold.low_rank)):  # two denoisers of 38 GB in 85 % of it
+        monkeypatch.setattr(chips, "CHIPS", (Chip("far", ("cpu",), memory, 1e9, 1e9, 1e9),))
+        plan = foresee(read_spec(prompt="rain", model="ltx2.3", recipe="two_stage"), ONE)
+        assert holding(plan.networks) is wanted
+
+
 def test_the_embedded_model_is_planned_unmade(tmp_path: Path) -> None:
-    assert foresee(read_spec(prompt="rain", model="demo"), jax.devices()).arch == ARCH
+    for recipe in ("one_stage", "two_stage"):
+        assert foresee(read_spec(prompt="rain", model="demo", recipe=recipe), jax.devices()).arch == ARCH
     assert list(tmp_path.iterdir()) == []
 
 

@@ -39,8 +39,63 @@ def compiled(peak: int, weights: int, network: str = "transformer", name: str = 
     return Compiled(name, network, 1.0, Memory(weights, peak - weights, peak), weights, (), "HloModule")
 
 
-def test_every_network_has_its_phase(one: Plan) -> None:
-    assert sorted(name for names in PHASES.values() for name in names) == sorted(one.networks.present())
+@pytest.fixture(scope="module")
+def two() -> Plan:
+    """LTX-2.3 in two stages on one device, the second's LoRA held as factors."""
+    spec = read_spec({"prompt": "rain", "model": "ltx2.3", "recipe": "two_stage", "refinement.hold": "low_rank"})
+    return foresee(spec, jax.devices()[:1])
+
+
+def test_every_network_has_its_phase(one: Plan, two: Plan) -> None:
+    for plan in (one, two):
+        phases = Forecast(plan).phases
+        assert {name for names in phases.values() for name in names} == plan.networks.present().keys()
+    assert phases.keys() == PHASES.keys()
+
+
+def test_a_second_stage_holds_what_it_changes_beside_the_first(two: Plan) -> None:
+    """The published LoRA has 3,802,497,024 factors, two bytes each; a copy is the 1,660 matrices again."""
+    held = Forecast(two).weight_bytes
+    assert held["refiner"] == 2 * 3_802_497_024
+    found = Forecast(two).phase_bytes
+    assert found["refine"] == held["transformer"] + held["refiner"]
+    assert found["upsample"] == held["transformer"] + held["upsampler"] + held["statistics"]
+    assert held["upsampler"] == 2 * 497_867_904
+    copied = replace(two, networks=two.networks._replace(refiner=two.networks.transformer))
+    copy = Forecast(copied).weight_bytes["refiner"]
+    assert 0.99 * held["transformer"] < copy < held["transformer"]
+    assert record(Forecast(copied))["hold"] == "copy"
+    assert Forecast(copied).read_bytes("refine") == held["transformer"]
+
+
+def test_each_stage_has_its_own_figures(two: Plan, slow: None) -> None:
+    """A quarter of the tokens, four passes, thirty steps; then all of them, one pass, three steps."""
+    made = (compiled(700, 500), replace(compiled(900, 400, "refiner", "forward 2"), stage=1))
+    found = Forecast(two, made)
+    said = record(found)
+    first, second = said["stages"]
+    assert [(each["width"], each["height"], each["num_frames"]) for each in said["stages"]] == [
+        (384, 256, 121),
+        (768, 512, 121),
+    ]
+    assert [each["tokens"]["video"] for each in said["stages"]] == [1536, 6144]
+    assert [(len(each["passes"]), each["steps"]) for each in said["stages"]] == [(4, 30), (1, 3)]
+    assert [each["memory"]["peak_bytes"] for each in said["stages"]] == [700, 900]
+    figures = ("memory", "flops", "wire_bytes", "collectives", "compile_seconds", "seconds_per_step", "tokens")
+    assert {key: said[key] for key in figures} == {key: first[key] for key in figures}
+    assert (found.beside_bytes("denoise"), found.beside_bytes("refine")) == (200, 500)
+    clip = said["phase_seconds"]
+    assert clip["denoise"] == pytest.approx(30 * first["seconds_per_step"])
+    assert clip["refine"] == pytest.approx(3 * second["seconds_per_step"])
+    assert said["seconds_per_clip"] == pytest.approx(sum(clip.values()))
+
+
+def test_upsampling_is_its_convolutions(two: Plan, slow: None) -> None:
+    """27 cells of 128 to 1024 channels, eight of 1024 to 1024, nine of 1024 to 4096, each frame of 8 x 12 latents; then
+    eight of 1024 and one to 128, of 16 x 24."""
+    inner, outer, cells = 27 * 1024**2, 27 * 1024 * 128, 9 * 1024 * 4096
+    flops = 2 * 1536 * (outer + 8 * inner + cells) + 2 * 6144 * (8 * inner + outer)
+    assert Forecast(two).rooflines["upsample"].compute == pytest.approx(flops / 1e9)
 
 
 def test_each_phase_holds_its_own_networks(one: Plan) -> None:
