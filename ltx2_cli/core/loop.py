@@ -17,6 +17,7 @@ from ltx2_cli.spec import AV
 
 @jax.jit
 def mixed(latents: AV[jax.Array], noise: AV[jax.Array], sigma: jax.Array) -> AV[jax.Array]:
+    """Latents at noise level σ: (1 − σ)·x + σ·noise."""
     return AV(*((1 - sigma) * clean + sigma * pure for clean, pure in zip(latents, noise, strict=True)))
 
 
@@ -30,6 +31,7 @@ def pure_noise(seeds: jax.Array | np.ndarray, shapes: AV[Shape], stage: int, sha
 
 @partial(jax.jit, static_argnames="sharding")
 def text_context(transformer: Transformer, contexts: AV[jax.Array], sharding: ShardingPlan) -> TextContext:
+    """The connectors' output as the layers want it, once for all steps."""
     with activate(sharding):
         text = transformer.text_context(contexts)
     return text._replace(tokens=jax.lax.with_sharding_constraint(text.tokens, sharding.replicated))
@@ -67,6 +69,7 @@ def forward(
     sigma: jax.Array,
     sharding: ShardingPlan,
 ) -> AV[jax.Array]:
+    """The velocities of all passes at one noise level, [passes, videos, tokens, channels]."""
     with activate(sharding):
         return _velocity(transformer, latents, text, contexts, ropes, switches, sigma)
 
