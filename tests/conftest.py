@@ -30,9 +30,12 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def programs(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Keeps what is compiled, for this session: a count of compilations counts what is read from there too."""
+def programs(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> None:
+    """Keeps what is compiled, for all processes of this session: a count of compilations counts what is read from
+    there too."""
+    own = tmp_path_factory.getbasetemp()
+    common = own if worker_id == "master" else own.parent
     jax.config.update("jax_enable_compilation_cache", True)
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("programs")))
+    jax.config.update("jax_compilation_cache_dir", str(common / "programs"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     reset_cache()  # it was found unused

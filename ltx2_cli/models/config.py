@@ -12,6 +12,8 @@ from ltx2_cli.weights.checkpoint import AGAIN
 
 Config = dict[str, Any]
 
+EARLIER, LATER = "ltx2", "ltx2.3"  # generations, by the names of their model profiles
+
 
 @dataclass(frozen=True)
 class NetworkArch:

@@ -3,8 +3,6 @@
 from pathlib import Path
 
 from ltx2_cli.models.arch import (
-    EARLIER,
-    LATER,
     PUBLISHED_SCHEDULE,
     Arch,
     AudioVAEArch,
@@ -14,7 +12,7 @@ from ltx2_cli.models.arch import (
     VideoVAEArch,
     VocoderArch,
 )
-from ltx2_cli.models.config import Config
+from ltx2_cli.models.config import EARLIER, LATER, Config
 from ltx2_cli.models.fit import Readings
 from ltx2_cli.models.gemma import gemma_recipe
 from ltx2_cli.models.lora import WEIGHT, linears

@@ -1,13 +1,12 @@
 """A published single file: all networks but the text encoder in one, under the names they were trained with."""
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-from ltx2_cli.models.arch import LATER, VideoVAEArch
-from ltx2_cli.models.config import Config, NetworkArch
+from ltx2_cli.models.arch import VideoVAEArch
+from ltx2_cli.models.config import LATER, Config, NetworkArch
 from ltx2_cli.models.fit import Readings
 from ltx2_cli.models.networks import BUILDERS, Checkpoint
 from ltx2_cli.models.original.config import original_archs
@@ -67,11 +66,8 @@ def _renaming(name: str, arch: NetworkArch) -> Renaming:
 
 
 def _config(file: TensorFiles, path: Path) -> Config:
-    try:
-        config = json.loads(file.metadata().get("config", ""))
-    except ValueError:
-        config = None
-    if not isinstance(config, dict):
+    config = file.config(absent="")
+    if config is None:
         raise SpecError(f"{path} has no config in its metadata: it is not one of the published single files", AGAIN)
     return config
 

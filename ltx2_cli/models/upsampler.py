@@ -15,8 +15,7 @@ from flax import nnx
 
 from ltx2_cli.diffusion.adjust import adain, tone_map
 from ltx2_cli.diffusion.upsampling import Upsampling
-from ltx2_cli.models.arch import EARLIER, LATER
-from ltx2_cli.models.config import Config, NetworkArch
+from ltx2_cli.models.config import EARLIER, LATER, Config, NetworkArch
 from ltx2_cli.models.video_vae import LatentStatistics, depth_to_space
 from ltx2_cli.nn.conv import Conv, Conv3D
 from ltx2_cli.weights.declare import Scope

@@ -4,7 +4,6 @@ It is a folder in diffusers' layout, with a config.json, or a published single f
 metadata. The tensors decide, since a config may leave out how its upsampler resamples; what it states must agree.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from functools import partial
@@ -78,11 +77,8 @@ def _in_file(path: Path) -> tuple[TensorFiles, Config]:
     if path.suffix != SUFFIX or not path.exists():
         raise SpecError(f"{path} is no folder and no safetensors file", HINT)
     files = TensorFiles(path.parent, (path.stem,))
-    try:
-        config = json.loads(files.metadata().get("config", "{}"))
-    except ValueError:
-        config = None
-    if not isinstance(config, dict):
+    config = files.config(absent="{}")
+    if config is None:
         raise SpecError(f"{path}: the config in its metadata is not a JSON object", HINT)
     return files, {ORIGINAL.get(key) or key: value for key, value in config.items()}
 

@@ -73,6 +73,15 @@ class TensorFiles(Mapping[str, Tensor]):
         """What the files say of themselves beside their tensors."""
         return self._metadata
 
+    def config(self, absent: str) -> dict[str, Any] | None:
+        """The config in a single file's metadata, or what `absent` says where there is none; None where that is not a
+        JSON object."""
+        try:
+            config = json.loads(self._metadata.get("config", absent))
+        except ValueError:
+            return None
+        return config if isinstance(config, dict) else None
+
     def renamed(self, names: Mapping[str, str]) -> Self:
         """Those of `names` that are here, by other names: new name to old."""
         part = copy(self)
