@@ -24,8 +24,8 @@ $(VENV)/installed: pyproject.toml
 demo: setup ## Write out/demo.mp4, a video with sound, with the embedded model on this machine
 	$(BIN)/ltx2 generate --model demo --prompt "$(PROMPT)" --force -o out/demo.mp4
 
-test: setup ## Run all tests
-	$(BIN)/python -m pytest
+test: setup ## Run all tests, a file at a time in each of up to four processes
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 lint: setup ## Check style and format
 	$(BIN)/ruff check
