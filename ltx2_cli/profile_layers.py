@@ -104,13 +104,11 @@ def extend(base: Layer, layer: Layer) -> Layer:
 
 def merge(layers: Sequence[Layer]) -> RunSpec:
     """The layers on top of each other, later wins. Raises `SpecError` for an unknown key, a wrong type, a gap."""
-    merged = OmegaConf.structured(RunSpec)
-    for layer in layers:
-        leaves = list(_leaves(layer, layer.values, RunSpec))
-        try:
-            merged = OmegaConf.merge(merged, layer.values)
-        except MISFIT:
-            raise _wrong_type(layer, leaves) from None
+    leaves = [list(_leaves(layer, layer.values, RunSpec)) for layer in layers]
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(RunSpec), *(layer.values for layer in layers))
+    except MISFIT:
+        raise _wrong_type(list(zip(layers, leaves, strict=True))) from None
     try:
         spec = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
@@ -168,15 +166,17 @@ def _leaves(layer: Layer, values: Values, kind: Any, section: str = "") -> Itera
             yield key, value, hints[name]
 
 
-def _wrong_type(layer: Layer, leaves: Sequence[tuple[str, Any, Any]]) -> SpecError:
-    """The error for the first of `leaves` that cannot be merged by itself."""
-    for key, value, kind in leaves:
-        try:
-            OmegaConf.merge(OmegaConf.structured(RunSpec), read_flags({key: value}).values)
-        except MISFIT:
-            sentence = f"{layer.source}`{key}` is {value!r}; expected {_expected(kind)}"
-            return SpecError(sentence, "default.yaml has every key with an example")
-    return SpecError(f"{layer.source}some values do not fit together", "default.yaml has every key with an example")
+def _wrong_type(layers: Sequence[tuple[Layer, Sequence[tuple[str, Any, Any]]]]) -> SpecError:
+    """The error for the first leaf of these layers that cannot be merged by itself."""
+    for layer, leaves in layers:
+        for key, value, kind in leaves:
+            try:
+                OmegaConf.merge(OmegaConf.structured(RunSpec), read_flags({key: value}).values)
+            except MISFIT:
+                sentence = f"{layer.source}`{key}` is {value!r}; expected {_expected(kind)}"
+                return SpecError(sentence, "default.yaml has every key with an example")
+    sources = dict.fromkeys(layer.source for layer, _ in layers if layer.source)
+    return SpecError(f"{''.join(sources)}some values do not fit together", "default.yaml has every key with an example")
 
 
 def _expected(kind: Any) -> str:
