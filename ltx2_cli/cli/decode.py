@@ -6,24 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ltx2_cli.cli import options
 from ltx2_cli.cli.flaws import Strict, noted, refuse_flaws
 from ltx2_cli.cli.from_latents import check_fit, request
 from ltx2_cli.cli.interrupts import postponed
-from ltx2_cli.cli.options import (
-    FILES,
-    MODEL,
-    Config,
-    Debug,
-    Force,
-    Precision,
-    Rate,
-    Settings,
-    Sharding,
-    Text,
-    TextEncoder,
-    option,
-    overrides,
-)
+from ltx2_cli.cli.options import FILES, option
 from ltx2_cli.console import reporter
 from ltx2_cli.spec import AV, SpecError
 
@@ -48,18 +35,16 @@ def decode(
         option(FILES, "FILE.mp4, FILE.wav (sound alone) or FOLDER/ (frames as PNG); repeatable.", "--output", "-o"),
     ] = None,
     silent: Annotated[bool, option(FILES, "The mp4 without sound.", "--silent")] = False,
-    force: Force = False,
+    force: options.Force = False,
     strict: Strict = False,
-    model: Annotated[
-        Text, option(MODEL, "Where the file does not say which, or in its place.", profiles="model")
-    ] = None,
-    text_encoder: TextEncoder = None,
-    dtype: Precision = None,
-    sharding: Sharding = None,
-    fps: Rate = None,
-    config: Config = None,
-    settings: Settings = None,
-    debug: Debug = False,
+    model: options.ModelInstead = None,
+    text_encoder: options.TextEncoder = None,
+    dtype: options.Precision = None,
+    sharding: options.Sharding = None,
+    fps: options.Rate = None,
+    config: options.Config = None,
+    settings: options.Settings = None,
+    debug: options.Debug = False,
 ) -> None:
     """Decode saved latents to video, frames or sound; their paths are printed. Nothing is denoised."""
     with postponed():
@@ -71,7 +56,7 @@ def decode(
     for path in outputs:
         _check_kind(path)
         check_output(path, "-o", force)
-    given = overrides({**context.params, "output": None})
+    given = options.overrides({**context.params, "output": None})
     spec = request(file, given, config, settings or [], {"lora": [], "refinement.sigmas": []})
 
     with postponed():

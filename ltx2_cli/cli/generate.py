@@ -1,64 +1,27 @@
 """`ltx2 generate`: from a prompt to a video with sound."""
 
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from ltx2_cli.cli import options
 from ltx2_cli.cli.carry_out import carry_out
 from ltx2_cli.cli.flaws import Strict, refuse_flaws
 from ltx2_cli.cli.interrupts import postponed
-from ltx2_cli.cli.options import (
-    FILES,
-    KEEP_EVERY,
-    SIZE,
-    STEPS,
-    AudioGuidanceRescale,
-    AudioGuidanceScale,
-    AudioModalityScale,
-    AudioStgScale,
-    Config,
-    CoordinatorAddress,
-    Count,
-    Debug,
-    Force,
-    Frames,
-    GuidanceRescale,
-    GuidanceScale,
-    Height,
-    InitializationTimeout,
-    KeepEvery,
-    Loras,
-    ModalityScale,
-    Model,
-    NegativePrompt,
-    Noise,
-    NumProcesses,
-    Precision,
-    ProcessId,
-    Prompt,
-    Rate,
-    Recipe,
-    Resumable,
-    SaveLatents,
-    Settings,
-    Sharding,
-    StepCount,
-    StgBlocks,
-    StgScale,
-    Text,
-    TextEncoder,
-    TextPrecision,
-    Upsampler,
-    Width,
-    option,
-    overrides,
-    seeds,
-)
+from ltx2_cli.cli.options import FILES, KEEP_EVERY, SIZE, STEPS, option
 from ltx2_cli.cli.together import asked, begin, found, in_step, with_common_seed
 from ltx2_cli.console import reporter
-from ltx2_cli.spec import SpecError
+from ltx2_cli.spec import RunSpec, SpecError
+
+if TYPE_CHECKING:
+    from ltx2_cli.core.components import Components
+    from ltx2_cli.core.progress import Ends
+    from ltx2_cli.core.report import Report
+    from ltx2_cli.hosts import Hosts
+    from ltx2_cli.plan import Plan
 
 EXAMPLES = r"""[bold]Examples[/bold]
 
@@ -73,54 +36,77 @@ COMPILING = "Compiling and timing"
 ANYTHING = "warm-up"  # a prompt is wanted, none is shown
 
 
+@dataclass(frozen=True)
+class Manner:
+    """How a request is carried out, which changes nothing in its clip."""
+
+    hosts: "Hosts"
+    force: bool
+    drafts: bool
+    warmup: bool
+    no_compile: bool
+    resumable: bool | None
+    keep_every: float
+    perf_dump: Path | None
+    profile: Path | None
+
+    @property
+    def ends(self) -> "Ends":
+        """The clips, or the drafts that a first stage leaves."""
+        from ltx2_cli.core.progress import Ends
+
+        return Ends.drafts if self.drafts else Ends.clips
+
+
 def generate(
     context: typer.Context,
     more_seeds: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
-    prompt: Prompt = None,
-    negative_prompt: NegativePrompt = None,
-    height: Height = None,
-    width: Width = None,
-    num_frames: Frames = None,
-    fps: Rate = None,
-    num_videos: Annotated[Count, option(SIZE, "Videos at once: the seeds that follow each other.")] = None,
-    num_inference_steps: StepCount = None,
+    prompt: options.Prompt = None,
+    negative_prompt: options.NegativePrompt = None,
+    height: options.Height = None,
+    width: options.Width = None,
+    num_frames: options.Frames = None,
+    fps: options.Rate = None,
+    num_videos: Annotated[options.Count, option(SIZE, "Videos at once: the seeds that follow each other.")] = None,
+    num_inference_steps: options.StepCount = None,
     seed: Annotated[
-        Text, option(STEPS, "As many as wanted: 7, 1 2 3 or 0..15; without it a random one, said.", metavar="N [N...]")
+        options.Text,
+        option(STEPS, "As many as wanted: 7, 1 2 3 or 0..15; without it a random one, said.", metavar="N [N...]"),
     ] = None,
-    guidance_scale: GuidanceScale = None,
-    stg_scale: StgScale = None,
-    modality_scale: ModalityScale = None,
-    guidance_rescale: GuidanceRescale = None,
-    stg_blocks: StgBlocks = None,
-    audio_guidance_scale: AudioGuidanceScale = None,
-    audio_stg_scale: AudioStgScale = None,
-    audio_modality_scale: AudioModalityScale = None,
-    audio_guidance_rescale: AudioGuidanceRescale = None,
-    model: Model = None,
-    recipe: Recipe = None,
-    upsampler: Upsampler = None,
-    lora: Loras = None,
-    dtype: Precision = None,
-    text_encoder: TextEncoder = None,
-    text_encoder_dtype: TextPrecision = None,
-    sharding: Sharding = None,
+    guidance_scale: options.GuidanceScale = None,
+    stg_scale: options.StgScale = None,
+    modality_scale: options.ModalityScale = None,
+    guidance_rescale: options.GuidanceRescale = None,
+    stg_blocks: options.StgBlocks = None,
+    audio_guidance_scale: options.AudioGuidanceScale = None,
+    audio_stg_scale: options.AudioStgScale = None,
+    audio_modality_scale: options.AudioModalityScale = None,
+    audio_guidance_rescale: options.AudioGuidanceRescale = None,
+    model: options.Model = None,
+    recipe: options.Recipe = None,
+    upsampler: options.Upsampler = None,
+    lora: options.Loras = None,
+    dtype: options.Precision = None,
+    text_encoder: options.TextEncoder = None,
+    text_encoder_dtype: options.TextPrecision = None,
+    sharding: options.Sharding = None,
     output: Annotated[
         Path | None, option(FILES, "The mp4; without it the name says model, seed, size.", "--output", "-o")
     ] = None,
-    force: Force = False,
+    force: options.Force = False,
     strict: Strict = False,
-    noise: Noise = None,
-    save_latents: SaveLatents = None,
+    noise: options.Noise = None,
+    save_latents: options.SaveLatents = None,
     stop_after: Annotated[
         Literal["stage1"] | None,
         option(FILES, "Make drafts: latents of a first stage, which `ltx2 upsample` goes on from, and a PNG of all."),
     ] = None,
-    resumable: Resumable = None,
-    keep_every: KeepEvery = KEEP_EVERY,
-    config: Config = None,
-    settings: Settings = None,
+    resumable: options.Resumable = None,
+    keep_every: options.KeepEvery = KEEP_EVERY,
+    config: options.Config = None,
+    settings: options.Settings = None,
     compile_cache: Annotated[
-        Text, option(COMPILING, "Where compiled programs are kept; off: nowhere.", metavar="FOLDER")
+        options.Text, option(COMPILING, "Where compiled programs are kept; off: nowhere.", metavar="FOLDER")
     ] = None,
     no_compile: Annotated[
         bool, option(COMPILING, "Fail where a program is not in the cache yet.", "--no-compile")
@@ -135,82 +121,117 @@ def generate(
     dry_run: Annotated[
         bool, option(FILES, "Print what would be downloaded and done; do nothing.", "--dry-run")
     ] = False,
-    debug: Debug = False,
-    coordinator_address: CoordinatorAddress = None,
-    num_processes: NumProcesses = None,
-    process_id: ProcessId = None,
-    initialization_timeout: InitializationTimeout = 300,
+    debug: options.Debug = False,
+    coordinator_address: options.CoordinatorAddress = None,
+    num_processes: options.NumProcesses = None,
+    process_id: options.ProcessId = None,
+    initialization_timeout: options.InitializationTimeout = 300,
 ) -> None:
     """Make a video with sound from a prompt; its path is printed, and a record that --config reads lies beside it."""
     with postponed():
-        from ltx2_cli.media import check_folder, check_output, check_outputs, sheet_path, unfinished_path
         from ltx2_cli.profiles import read_spec
 
     hosts = begin(coordinator_address, num_processes, process_id, initialization_timeout)
+    how = Manner(hosts, force, bool(stop_after), warmup, no_compile, resumable, keep_every, perf_dump, profile)
     with in_step(hosts) as facts:
         if warmup and no_compile:
             raise SpecError("--warmup compiles what --no-compile forbids", "leave one of them out")
         if stop_after and not save_latents:
             raise SpecError("--stop-after writes latents, and no file is named for them", "--save-latents FILE")
-        given = overrides({**context.params, "seed": seeds(seed, more_seeds or [])})
+        given = options.overrides({**context.params, "seed": options.seeds(seed, more_seeds or [])})
         spec = read_spec({"prompt": ANYTHING, **given} if warmup else given, config=config, dotlist=settings or ())
         facts |= asked(spec)
-        if hosts.first and not warmup:
-            check_outputs(spec, force)
-        if hosts.first and stop_after:
-            check_output(sheet_path(spec), "--save-latents", force)
-        if hosts.first and perf_dump:
-            check_output(perf_dump, "--perf-dump", force)
-        if profile:
-            check_folder(profile, "--profile")
+        _check_places(spec, how)
+    if dry_run:
+        _foretell(spec, how)
+    else:
+        refuse_flaws(_carry_out(spec, how), strict)
 
+
+def _check_places(spec: RunSpec, how: Manner) -> None:
+    """Raise `SpecError` where something that would be written is there, or its folder cannot be written to."""
+    from ltx2_cli.media import check_folder, check_output, check_outputs, sheet_path
+
+    if how.hosts.first and not how.warmup:
+        check_outputs(spec, how.force)
+    if how.hosts.first and how.drafts:
+        check_output(sheet_path(spec), "--save-latents", how.force)
+    if how.hosts.first and how.perf_dump:
+        check_output(how.perf_dump, "--perf-dump", how.force)
+    if how.profile:
+        check_folder(how.profile, "--profile")
+
+
+def _foretell(spec: RunSpec, how: Manner) -> None:
+    """Print what would be done."""
     with postponed():
-        from ltx2_cli.cli.preview import downloading, preview
-        from ltx2_cli.core.compiling import counted, keep_programs, none_compiled
-        from ltx2_cli.core.journal import Errand, Journal
-        from ltx2_cli.core.progress import Ends
+        from ltx2_cli.cli.preview import preview
+
+    with in_step(how.hosts):
+        for line in preview(spec, how.force, how.drafts) if how.hosts.first else ():
+            print(line, flush=True)
+
+
+def _carry_out(spec: RunSpec, how: Manner) -> list[str]:
+    """Make the clips and print their paths; their flaws."""
+    with postponed():
+        from ltx2_cli.core.compiling import counted
         from ltx2_cli.core.report import Silent
-        from ltx2_cli.core.run import load, programs, warm_up
         from ltx2_cli.core.timings import Timings, traced
+
+    report = reporter() if how.hosts.first else Silent()
+    seeded = with_common_seed(spec, how.hosts)
+    with ExitStack() as around:
+        count = around.enter_context(counted())
+        plan, components = _ready(seeded, how, report, around)
+        if spec.seed is None and not how.warmup:
+            report.note(f"seed: {plan.spec.seeds[0]}")
+        around.enter_context(traced(how.profile))
+        timings = Timings(report)
+        flaws = _make(plan, components, timings, how)
+        if how.hosts.first and how.perf_dump:
+            timings.write(how.perf_dump)
+    report.note(str(count))
+    return flaws
+
+
+def _ready(spec: RunSpec, how: Manner, report: "Report", around: ExitStack) -> "tuple[Plan, Components]":
+    """What the request means, all hosts agreed, and its networks, of which no weight is read yet; no program is
+    compiled `around` what follows, where that is asked."""
+    with postponed():
+        from ltx2_cli.cli.preview import downloading
+        from ltx2_cli.core.compiling import keep_programs, none_compiled
+        from ltx2_cli.core.run import load, programs
+        from ltx2_cli.media import check_outputs
         from ltx2_cli.plan import first_stage, missing, resolve
         from ltx2_cli.weights.hub import check_room
 
-    if dry_run:
-        with in_step(hosts):
-            for line in preview(spec, force, bool(stop_after)) if hosts.first else ():
-                print(line, flush=True)
-        return
-    report, ends = reporter() if hosts.first else Silent(), Ends.drafts if stop_after else Ends.clips
-    seeded, flaws = with_common_seed(spec, hosts), list[str]()
-    with ExitStack() as around:
-        count = around.enter_context(counted())
-        with in_step(hosts) as facts:
-            keep_programs(spec.compile_cache)
-            absent = missing(spec)
-            check_room(absent)
-            for line in downloading(absent):
-                report.note(line)
-            plan = first_stage(resolve(seeded)) if stop_after else resolve(seeded)
-            if hosts.count > 1:
-                facts |= found(plan)
-            if hosts.first and not warmup:
-                check_outputs(plan.spec, force)
-            components = load(plan)
-            if no_compile:
-                around.enter_context(none_compiled(programs(plan, ends)))
-        if spec.seed is None and not warmup:
-            report.note(f"seed: {plan.spec.seeds[0]}")
-        around.enter_context(traced(profile))
-        timings = Timings(report)
-        if warmup:
-            warm_up(plan, components, timings)
-        else:
-            errand = Errand(ends, source=None)
-            journal = Journal(
-                unfinished_path(plan.spec), plan, errand, timings, resumable if hosts.first else False, keep_every
-            )
-            flaws = carry_out(journal, components)
-        if hosts.first and perf_dump:
-            timings.write(perf_dump)
-    report.note(str(count))
-    refuse_flaws(flaws, strict)
+    with in_step(how.hosts) as facts:
+        keep_programs(spec.compile_cache)
+        absent = missing(spec)
+        check_room(absent)
+        for line in downloading(absent):
+            report.note(line)
+        plan = first_stage(resolve(spec)) if how.drafts else resolve(spec)
+        if how.hosts.count > 1:
+            facts |= found(plan)
+        if how.hosts.first and not how.warmup:
+            check_outputs(plan.spec, how.force)
+        components = load(plan)
+        if how.no_compile:
+            around.enter_context(none_compiled(programs(plan, how.ends)))
+    return plan, components
+
+
+def _make(plan: "Plan", components: "Components", report: "Report", how: Manner) -> list[str]:
+    """Carry out the plan, or only warm up for it; the flaws of what was made."""
+    from ltx2_cli.core.journal import Errand, Journal
+    from ltx2_cli.core.run import warm_up
+    from ltx2_cli.media import unfinished_path
+
+    if how.warmup:
+        warm_up(plan, components, report)
+        return []
+    resumable = how.resumable if how.hosts.first else False
+    errand = Errand(how.ends, source=None)
+    return carry_out(Journal(unfinished_path(plan.spec), plan, errand, report, resumable, how.keep_every), components)

@@ -66,6 +66,7 @@ AudioStgScale = Annotated[Real, option(AUDIO, "Away from disturbed self-attentio
 AudioModalityScale = Annotated[Real, option(AUDIO, "Closer to the picture; off: 1.")]
 AudioGuidanceRescale = Annotated[Real, option(AUDIO, "How far contrast is pulled back; off: 0.")]
 Model = Annotated[Text, option(MODEL, r"ltx2, ltx2.3, demo, FOLDER, FILE, REPO\[/FILE]\[@REV].", profiles="model")]
+ModelInstead = Annotated[Text, option(MODEL, "Where the file does not say which, or in its place.", profiles="model")]
 Recipe = Annotated[
     Text, option(MODEL, "one_stage, two_stage, distilled; without it the model's own.", profiles="recipe")
 ]

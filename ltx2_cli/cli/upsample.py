@@ -8,36 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ltx2_cli.cli import options
 from ltx2_cli.cli.carry_out import carry_out
 from ltx2_cli.cli.flaws import Strict, refuse_flaws
 from ltx2_cli.cli.from_latents import check_source, request, together
 from ltx2_cli.cli.interrupts import postponed
-from ltx2_cli.cli.options import (
-    CONTENT,
-    FILES,
-    KEEP_EVERY,
-    MODEL,
-    STEPS,
-    Config,
-    Count,
-    Debug,
-    Force,
-    KeepEvery,
-    Loras,
-    Precision,
-    Rate,
-    Real,
-    Resumable,
-    Settings,
-    Sharding,
-    Text,
-    TextEncoder,
-    Upsampler,
-    option,
-    overrides,
-)
+from ltx2_cli.cli.options import CONTENT, FILES, KEEP_EVERY, STEPS, option
 from ltx2_cli.console import reporter
-from ltx2_cli.spec import SpecError
+from ltx2_cli.spec import RunSpec, SpecError
 
 if TYPE_CHECKING:
     from ltx2_cli.diffusion.latents import LatentsFile
@@ -56,48 +34,49 @@ def upsample(
         list[Path],
         typer.Argument(metavar="LATENTS...", help="Safetensors files, as --save-latents writes.", show_default=False),
     ],
-    prompt: Annotated[Text, option(CONTENT, "What to show and to hear, where it is not what the file says.")] = None,
-    upsampler: Upsampler = None,
+    prompt: Annotated[
+        options.Text, option(CONTENT, "What to show and to hear, where it is not what the file says.")
+    ] = None,
+    upsampler: options.Upsampler = None,
     no_refine: Annotated[bool, option(STEPS, "Upsample and denoise no more.", "--no-refine")] = False,
     adain: Annotated[
-        Real, option(STEPS, "How far upsampled latents return to the statistics they had, 0 to 1.", metavar="SHARE")
+        options.Real,
+        option(STEPS, "How far upsampled latents return to the statistics they had, 0 to 1.", metavar="SHARE"),
     ] = None,
     tone_map: Annotated[
-        Real, option(STEPS, "How far the range of upsampled latents is compressed, 0 to 1.", metavar="SHARE")
+        options.Real, option(STEPS, "How far the range of upsampled latents is compressed, 0 to 1.", metavar="SHARE")
     ] = None,
     lengthen: Annotated[
         bool | None,
         option(STEPS, "Where time is upsampled, twice as long instead of twice the frames a second.", "--lengthen"),
     ] = None,
-    seed: Annotated[Count, option(STEPS, "Of the noise; without it the file's.")] = None,
-    model: Annotated[
-        Text, option(MODEL, "Where the file does not say which, or in its place.", profiles="model")
-    ] = None,
-    text_encoder: TextEncoder = None,
-    lora: Loras = None,
-    dtype: Precision = None,
-    sharding: Sharding = None,
-    fps: Rate = None,
+    seed: Annotated[options.Count, option(STEPS, "Of the noise; without it the file's.")] = None,
+    model: options.ModelInstead = None,
+    text_encoder: options.TextEncoder = None,
+    lora: options.Loras = None,
+    dtype: options.Precision = None,
+    sharding: options.Sharding = None,
+    fps: options.Rate = None,
     output: Annotated[
         Path | None, option(FILES, "The mp4; without it named after LATENTS.", "--output", "-o", metavar="FILE")
     ] = None,
     save_latents: Annotated[Path | None, option(FILES, "Safetensors file for the upsampled latents.")] = None,
     latents_only: Annotated[bool, option(FILES, "Make no video.", "--latents-only")] = False,
-    force: Force = False,
+    force: options.Force = False,
     strict: Strict = False,
-    resumable: Resumable = None,
-    keep_every: KeepEvery = KEEP_EVERY,
-    config: Config = None,
-    settings: Settings = None,
-    debug: Debug = False,
+    resumable: options.Resumable = None,
+    keep_every: options.KeepEvery = KEEP_EVERY,
+    config: options.Config = None,
+    settings: options.Settings = None,
+    debug: options.Debug = False,
 ) -> None:
     """Upsample saved latents and refine them at their new size; the path of the video or latents is printed."""
     with postponed():
         from ltx2_cli.diffusion.latents import open_latents
-        from ltx2_cli.media import check_outputs, unfinished_path
+        from ltx2_cli.media import check_outputs
         from ltx2_cli.profiles import AUTO
 
-    given = overrides(context.params)
+    given = options.overrides(context.params)
     files = [open_latents(each.expanduser()) for each in latents]
     if latents_only and not save_latents:
         raise SpecError("--latents-only writes latents, and no file is named for them", "--save-latents FILE")
@@ -109,20 +88,32 @@ def upsample(
     if no_refine:
         spec = replace(spec, refinement=replace(spec.refinement, sigmas=(), lora=()))
     check_outputs(spec, force)
+    refuse_flaws(_go_on(files, spec, latents_only, resumable, keep_every), strict)
 
+
+def _named(files: "Sequence[LatentsFile]") -> Path:
+    """The video of the first file, without the seed that tells the files of several drafts apart."""
+    path, seeds = files[0].path, r"-s\d+$" if len(files) > 1 else "$"
+    return path.with_name(f"{re.sub(seeds, '', path.stem)}-upsampled.mp4")
+
+
+def _go_on(
+    files: "Sequence[LatentsFile]", spec: RunSpec, latents_only: bool, resumable: bool | None, keep_every: float
+) -> list[str]:
+    """Make the clips that begin with these latents, or only their latents, and print the paths; the clips' flaws."""
     with postponed():
         from ltx2_cli.core.compiling import counted, keep_programs
         from ltx2_cli.core.journal import Errand, Journal
         from ltx2_cli.core.progress import Ends
         from ltx2_cli.core.record import begun
         from ltx2_cli.core.run import going_on, load
+        from ltx2_cli.media import unfinished_path
         from ltx2_cli.plan import resolve
         from ltx2_cli.stages import Source
 
-    report = reporter()
+    report, source = reporter(), Source(files[0].shapes, spec.fps)
     with counted() as count:
         keep_programs(spec.compile_cache)
-        source = Source(files[0].shapes, spec.fps)
         plan = resolve(spec, source)
         for file in files:
             check_source(file, plan, spec.fps)
@@ -133,10 +124,4 @@ def upsample(
             going_on([file.read() for file in files], tuple(begun(file, spec.fps) for file in files)),
         )
     report.note(str(count))
-    refuse_flaws(flaws, strict)
-
-
-def _named(files: "Sequence[LatentsFile]") -> Path:
-    """The video of the first file, without the seed that tells the files of several drafts apart."""
-    path, seeds = files[0].path, r"-s\d+$" if len(files) > 1 else "$"
-    return path.with_name(f"{re.sub(seeds, '', path.stem)}-upsampled.mp4")
+    return flaws

@@ -30,7 +30,7 @@ try:
     main()
 finally:
     os.kill(os.getpid(), signal.SIGINT)
-    print([name for name in ("profiles", "plan") if f"ltx2_cli.{name}" in sys.modules])
+    print([name for name in ("profiles", "core.timings") if f"ltx2_cli.{name}" in sys.modules])
 """
 
 # In place of the networks, a run that only writes its video.
@@ -86,7 +86,7 @@ def start(folder: Path, program: str, moment: str = "", **environment: str) -> s
     [
         ("typer", SENTENCE, "[]\n"),
         ("numpy", SENTENCE + HINT, "['profiles']\n"),
-        ("jaxlib", SENTENCE + HINT, "['profiles', 'plan']\n"),
+        ("jaxlib", SENTENCE + HINT, "['profiles', 'core.timings']\n"),
     ],
 )
 def test_while_it_starts(moment: str, said: str, imported: str, tmp_path: Path) -> None:
