@@ -65,24 +65,17 @@ def video(tmp_path: Path) -> Path:
     return tmp_path / "clip.mp4"
 
 
-def test_a_video_knows_what_made_it(info, video: Path) -> None:
-    assert info(video).rows == [
-        ["video", str(video)],
-        ["size", f"{video.stat().st_size / 1e6:.3g} MB"],
+@pytest.mark.parametrize(
+    ("kind", "own"),
+    [("video", ["sound", "24000 Hz"]), ("latents", ["latents", "video 1x4x2x2x3, audio 1x2x9x4"])],
+)
+def test_a_file_knows_what_made_it(info, kind: str, own: list[str], request: pytest.FixtureRequest) -> None:
+    path = request.getfixturevalue(kind)
+    assert info(path).rows == [
+        [kind, str(path)],
+        ["size", f"{path.stat().st_size / 1e6:.3g} MB"],
         ["clip", "96x64, 9 frames, 0.38 s at 24 frames a second"],
-        ["sound", "24000 Hz"],
-        ["generation", "ltx2.3"],
-        ["stage", "final"],
-        *MADE,
-    ]
-
-
-def test_latents_know_what_made_them(info, latents: Path) -> None:
-    assert info(latents).rows == [
-        ["latents", str(latents)],
-        ["size", f"{latents.stat().st_size / 1e6:.3g} MB"],
-        ["clip", "96x64, 9 frames, 0.38 s at 24 frames a second"],
-        ["latents", "video 1x4x2x2x3, audio 1x2x9x4"],
+        own,
         ["generation", "ltx2.3"],
         ["stage", "final"],
         *MADE,
@@ -97,26 +90,14 @@ def test_json_has_the_whole_record(info, latents: Path, video: Path) -> None:
     assert record == of_latents.pop("record")
     assert (record["prompt"], record["made_with"]["jax"]) == (SPEC.prompt, "0.10.2")
     assert record.keys() - {"made_with"} == asdict(SPEC).keys()
-    common = {"generation": "ltx2.3", "stage": "final", "width": 96, "height": 64, "num_frames": 9, "fps": 24.0}
-    assert of_video == {
-        "kind": "video",
-        "file": str(video),
-        "bytes": video.stat().st_size,
-        "seconds": 0.375,
-        "sample_rate": 24000,
-        "latents": None,
-        **common,
-    }
+    clip = {"width": 96, "height": 64, "num_frames": 9, "fps": 24.0, "seconds": 0.375}
+    common = {"generation": "ltx2.3", "stage": "final", **clip}
     shapes = {"video": [1, 4, 2, 2, 3], "audio": [1, 2, 9, 4]}
-    assert of_latents == {
-        "kind": "latents",
-        "file": str(latents),
-        "bytes": latents.stat().st_size,
-        "seconds": 0.375,
-        "sample_rate": None,
-        "latents": shapes,
-        **common,
-    }
+    for said, path, own in (
+        (of_video, video, {"kind": "video", "sample_rate": 24000, "latents": None}),
+        (of_latents, latents, {"kind": "latents", "sample_rate": None, "latents": shapes}),
+    ):
+        assert said == {"file": str(path), "bytes": path.stat().st_size, **own, **common}
 
 
 def test_files_that_another_program_wrote(info, tmp_path: Path, video: Path) -> None:

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from loras import write_header
+from ltx2_cli.weights.declare import declared
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -17,10 +20,8 @@ def test_two_gigabytes_are_loaded_within_500_megabytes_of_memory_beside_them(
     monkeypatch.syspath_prepend(ROOT)
     from benchmarks import loading
 
-    path = tmp_path / "model.safetensors"
-    loading.write_checkpoint(loading.denoiser(), path)
+    path = write_header(tmp_path / "model.safetensors", declared(loading.denoiser()))
     command = [sys.executable, "-m", "benchmarks.loading", str(path)]
     said = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
-    path.unlink()
     assert said["weights"] > 2e9
     assert said["beyond"] < 500e6
