@@ -74,7 +74,9 @@ def _stage(forecast: Forecast) -> Iterator[tuple[str, str]]:
         yield "held", held(plan)
     tokens = f"{geometry.video_tokens} of video, {geometry.audio_frames} of sound, {spec.max_sequence_length} of text"
     yield "tokens", tokens
-    yield "denoise", f"{forecast.steps} steps, passes: {', '.join(each.name.lower() for each in stage.passes)}"
+    passes = ", ".join(each.name.lower() for each in stage.passes)
+    mesh = f"; devices {stage.sharding.text}" * (stage.sharding != plan.sharding)
+    yield "denoise", f"{forecast.steps} steps, passes: {passes}{mesh}"
 
 
 def _memory(forecast: Forecast) -> Iterator[str]:

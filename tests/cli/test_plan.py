@@ -140,13 +140,14 @@ def test_two_stages_are_two_forwards(plan: Run, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_page_speaks_of_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One mesh for both, whose weights are the same: that of the second's single row; the text is laid out for four."""
     monkeypatch.setattr(chips, "CHIPS", (CHIP,))
-    two = foresee(read_spec(prompt="rain", model="demo", recipe="two_stage", sharding="single"), jax.devices())
+    two = foresee(read_spec(prompt="rain", model="demo", recipe="two_stage", sharding="gpu"), jax.devices())
     rows = [" ".join(line.split()) for line in lines(Forecast(two))]
     begin = rows.index("upsample embedded, its own upsampler")
     assert rows[begin + 1 : begin + 3] == [
         "tokens 48 of video, 18 of sound, 128 of text",
-        "denoise 3 steps, passes: cond",
+        "denoise 3 steps, passes: cond; devices tokens 8",
     ]
     assert [row for row in rows if row.startswith("one forward")] == [
         f"one forward of a device, stage {number}" for number in (1, 2)

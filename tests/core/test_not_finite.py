@@ -1,6 +1,7 @@
 """What is not finite is named: the stage, the step, the block; and a run whose latents are finite pays nothing."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -12,11 +13,12 @@ from clips import ALL_ON, Case, Checkpoint, Size, final_latents, plan_of
 from ltx2_cli.core import generate, loop
 from ltx2_cli.core.compiling import none_compiled
 from ltx2_cli.core.components import Components
+from ltx2_cli.core.progress import Progress
 from ltx2_cli.core.report import Silent
-from ltx2_cli.core.run import run
+from ltx2_cli.core.run import BEGINNING, make_latents, run
 from ltx2_cli.nn.modulation import AdaLayerNormSingle
 from ltx2_cli.plan import Plan, resolve
-from ltx2_cli.spec import NotFiniteError, RunError
+from ltx2_cli.spec import AV, NotFiniteError, RunError
 
 STEPS = 8
 ONE = Case(Size(9, 64, 64, 24.0), STEPS, ALL_ON.video, ALL_ON.audio, (1,))
@@ -78,6 +80,19 @@ def test_the_step_and_the_block_are_named(broken: Checkpoint, step: int) -> None
 def test_however_it_is_run(broken: Checkpoint, option: dict[str, object]) -> None:
     plan = overflow(broken, plan_of(broken, ONE, 3, **option), 0, 4, 1)
     assert sentence(plan) == f"the video latents of stage 1 are not finite after step 5 of 8{BLOCK}"
+
+
+def test_a_run_that_is_gone_on_with_looks_from_there_on(broken: Checkpoint) -> None:
+    plan, kept = overflow(broken, plan_of(broken, ONE, 3), 0, 4, 1), []
+
+    def keep(progress: Progress) -> None:
+        if progress.step == 2:
+            latents, contexts = (AV(*map(np.array, each)) for each in (progress.current, progress.contexts))
+            kept.append(replace(progress, current=latents, contexts=contexts))
+
+    for begin in (lambda: BEGINNING, kept.pop):
+        with pytest.raises(NotFiniteError, match=f"after step 5 of 8{BLOCK}"):
+            make_latents(plan, Components(plan), start=begin(), keep=keep)
 
 
 def test_in_the_second_stage(broken: Checkpoint, second: dict[str, object]) -> None:
