@@ -157,7 +157,7 @@ def loading_memory(folder: Path) -> str:
 
 def whole_pipeline(folder: Path) -> Iterator[Row]:
     """A clip in float32 from the same files, each side in a process of its own, in turn."""
-    pipeline.write_pipeline(folder)
+    pipeline.build(folder, pipeline.PARTS).save_pretrained(folder)
     pipeline.measure("ours", folder)  # compiles
     rounds = [[pipeline.measure(side, folder) for side in pipeline.SIDES] for _ in range(PIPELINE_ROUNDS)]
     for which, what in enumerate(("a clip from files to frames, diffusers", "a clip, GB of memory at most, diffusers")):

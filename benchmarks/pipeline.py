@@ -7,11 +7,14 @@ process held.
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.loading import most_resident
+
+if TYPE_CHECKING:
+    from diffusers import LTX2Pipeline
 
 Config = dict[str, Any]
 
@@ -75,8 +78,19 @@ CLIP: Config = {
 }
 
 
-def write_pipeline(folder: Path) -> None:
-    """A pipeline of diffusers with random weights, as it saves itself."""
+PARTS: dict[str, Config] = {
+    "text_encoder": TEXT_ENCODER,
+    "connectors": CONNECTORS,
+    "transformer": TRANSFORMER,
+    "vae": VIDEO_VAE,
+    "audio_vae": {},
+    "vocoder": VOCODER,
+    "scheduler": {"use_dynamic_shifting": True, "shift_terminal": 0.1},
+}
+
+
+def build(folder: Path, parts: Mapping[str, Config]) -> "LTX2Pipeline":
+    """A pipeline of diffusers with parts of these configs, their weights as they come; its tokenizer is in `folder`."""
     from diffusers import (
         AutoencoderKLLTX2Audio,
         AutoencoderKLLTX2Video,
@@ -84,23 +98,24 @@ def write_pipeline(folder: Path) -> None:
         LTX2Pipeline,
         LTX2VideoTransformer3DModel,
     )
-    from diffusers.pipelines.ltx2 import LTX2TextConnectors, LTX2Vocoder
+    from diffusers.pipelines.ltx2 import LTX2TextConnectors, LTX2Vocoder, LTX2VocoderWithBWE
     from transformers import AutoTokenizer, Gemma3Config, Gemma3ForConditionalGeneration
 
     from ltx2_cli.models.tokenizer import byte_tokenizer
 
     byte_tokenizer(folder / "tokenizer")
-    text = Gemma3Config(text_config=TEXT_ENCODER, vision_config=NO_SIGHT, mm_tokens_per_image=1)
-    LTX2Pipeline(
+    text = Gemma3Config(text_config=parts["text_encoder"], vision_config=NO_SIGHT, mm_tokens_per_image=1)
+    vocoder = LTX2VocoderWithBWE if "bwe_in_channels" in parts["vocoder"] else LTX2Vocoder
+    return LTX2Pipeline(
         tokenizer=AutoTokenizer.from_pretrained(folder / "tokenizer"),
-        scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, shift_terminal=0.1),
+        scheduler=FlowMatchEulerDiscreteScheduler(**parts["scheduler"]),
         text_encoder=Gemma3ForConditionalGeneration(text),
-        connectors=LTX2TextConnectors(**CONNECTORS),
-        transformer=LTX2VideoTransformer3DModel(**TRANSFORMER),
-        vae=AutoencoderKLLTX2Video(**VIDEO_VAE),
-        audio_vae=AutoencoderKLLTX2Audio(),
-        vocoder=LTX2Vocoder(**VOCODER),
-    ).save_pretrained(folder)
+        connectors=LTX2TextConnectors(**parts["connectors"]),
+        transformer=LTX2VideoTransformer3DModel(**parts["transformer"]),
+        vae=AutoencoderKLLTX2Video(**parts["vae"]),
+        audio_vae=AutoencoderKLLTX2Audio(**parts["audio_vae"]),
+        vocoder=vocoder(**parts["vocoder"]),
+    )
 
 
 def ours(folder: Path) -> None:

@@ -5,18 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import (
-    AutoencoderKLLTX2Audio,
-    AutoencoderKLLTX2Video,
-    FlowMatchEulerDiscreteScheduler,
-    LTX2Pipeline,
-    LTX2VideoTransformer3DModel,
-)
-from diffusers.pipelines.ltx2 import LTX2TextConnectors, LTX2Vocoder, LTX2VocoderWithBWE
+from diffusers import LTX2Pipeline
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer, Gemma3Config, Gemma3ForConditionalGeneration
 
-from ltx2_cli.models.tokenizer import BYTE_VOCABULARY, byte_tokenizer
+from benchmarks.pipeline import build
+from ltx2_cli.models.tokenizer import BYTE_VOCABULARY
 from parity import randomise
 
 TEXT = {
@@ -29,13 +22,6 @@ TEXT = {
     "head_dim": 8,
     "sliding_window_pattern": 2,
     "query_pre_attn_scalar": 8,
-}
-VISION = {
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 1,
-    "image_size": 14,
 }
 CONNECTORS = {
     "caption_channels": 16,
@@ -91,6 +77,17 @@ SCHEDULER = {
     "max_image_seq_len": 4096,
     "shift_terminal": 0.1,
 }
+
+PARTS: dict[str, dict[str, Any]] = {
+    "text_encoder": TEXT,
+    "connectors": CONNECTORS,
+    "transformer": TRANSFORMER,
+    "vae": VAE,
+    "audio_vae": AUDIO_VAE,
+    "vocoder": VOCODER,
+    "scheduler": SCHEDULER,
+}
+NETWORKS = tuple(name for name in PARTS if name != "scheduler")
 
 # Another config for every network, in which nothing that a program could forget to read has its default.
 UNUSUAL: dict[str, dict[str, Any]] = {
@@ -238,37 +235,19 @@ def tiny_pipeline(
     `changes` are to the configs of its parts, by name; the weights of the parts in `halved` are bfloat16 on disk.
     """
 
-    def config(name: str, usual: dict[str, Any]) -> dict[str, Any]:
-        return {**usual, **(changes or {}).get(name, {})}
-
-    byte_tokenizer(folder / "tokenizer")
-    text = Gemma3Config(text_config=config("text_encoder", TEXT), vision_config=VISION, mm_tokens_per_image=1)
-    modules = {
-        "text_encoder": Gemma3ForConditionalGeneration(text),
-        "connectors": LTX2TextConnectors(**config("connectors", CONNECTORS)),
-        "transformer": LTX2VideoTransformer3DModel(**config("transformer", TRANSFORMER)),
-        "vae": AutoencoderKLLTX2Video(**config("vae", VAE)),
-        "audio_vae": AutoencoderKLLTX2Audio(**config("audio_vae", AUDIO_VAE)),
-        "vocoder": _vocoder(config("vocoder", VOCODER)),
-    }
-    for number, module in enumerate(modules.values()):
-        randomise(module, seed=seed + number)
+    configs = {name: {**usual, **(changes or {}).get(name, {})} for name, usual in PARTS.items()}
+    pipeline = build(folder, configs)
+    for number, name in enumerate(NETWORKS):
+        randomise(getattr(pipeline, name), seed=seed + number)
     for name in halved:
-        for tensor in modules[name].state_dict().values():
+        for tensor in getattr(pipeline, name).state_dict().values():
             tensor.copy_(_half(tensor))
-    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
-    scheduler = FlowMatchEulerDiscreteScheduler(**config("scheduler", SCHEDULER))
-    pipeline = LTX2Pipeline(tokenizer=tokenizer, scheduler=scheduler, **modules)
     pipeline.set_progress_bar_config(disable=True)
     pipeline.save_pretrained(folder)
     for name in halved:
         (path,) = (folder / name).glob("*.safetensors")
         save_file({key: _half(tensor) for key, tensor in load_file(path).items()}, path)
     return pipeline
-
-
-def _vocoder(config: dict[str, Any]) -> torch.nn.Module:
-    return (LTX2VocoderWithBWE if "bwe_in_channels" in config else LTX2Vocoder)(**config)
 
 
 def _half(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,45 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ltx2_cli.cli import options
 from ltx2_cli.cli.flaws import Strict, noted, refuse_flaws
 from ltx2_cli.cli.interrupts import postponed
-from ltx2_cli.cli.options import (
-    FILES,
-    MODEL,
-    STEPS,
-    AudioGuidanceRescale,
-    AudioGuidanceScale,
-    AudioModalityScale,
-    AudioStgScale,
-    Count,
-    Debug,
-    Force,
-    Frames,
-    GuidanceRescale,
-    GuidanceScale,
-    Height,
-    Loras,
-    ModalityScale,
-    Model,
-    NegativePrompt,
-    Noise,
-    Precision,
-    Prompt,
-    Rate,
-    Recipe,
-    SaveLatents,
-    Settings,
-    Sharding,
-    StepCount,
-    StgBlocks,
-    StgScale,
-    TextEncoder,
-    TextPrecision,
-    Upsampler,
-    Width,
-    option,
-    overrides,
-)
+from ltx2_cli.cli.options import FILES, MODEL, STEPS, option
 from ltx2_cli.console import reporter
 
 if TYPE_CHECKING:
@@ -68,42 +33,42 @@ def replay(
     verify: Annotated[
         bool, option(FILES, "Compare with FILE; without -o nothing is kept. Exit code 1 if it differs.", "--verify")
     ] = False,
-    prompt: Prompt = None,
-    negative_prompt: NegativePrompt = None,
-    height: Height = None,
-    width: Width = None,
-    num_frames: Frames = None,
-    fps: Rate = None,
-    num_inference_steps: StepCount = None,
-    seed: Annotated[Count, option(STEPS, "0 to 4294967295.")] = None,
-    guidance_scale: GuidanceScale = None,
-    stg_scale: StgScale = None,
-    modality_scale: ModalityScale = None,
-    guidance_rescale: GuidanceRescale = None,
-    stg_blocks: StgBlocks = None,
-    audio_guidance_scale: AudioGuidanceScale = None,
-    audio_stg_scale: AudioStgScale = None,
-    audio_modality_scale: AudioModalityScale = None,
-    audio_guidance_rescale: AudioGuidanceRescale = None,
-    model: Model = None,
-    recipe: Recipe = None,
-    upsampler: Upsampler = None,
-    lora: Loras = None,
+    prompt: options.Prompt = None,
+    negative_prompt: options.NegativePrompt = None,
+    height: options.Height = None,
+    width: options.Width = None,
+    num_frames: options.Frames = None,
+    fps: options.Rate = None,
+    num_inference_steps: options.StepCount = None,
+    seed: Annotated[options.Count, option(STEPS, "0 to 4294967295.")] = None,
+    guidance_scale: options.GuidanceScale = None,
+    stg_scale: options.StgScale = None,
+    modality_scale: options.ModalityScale = None,
+    guidance_rescale: options.GuidanceRescale = None,
+    stg_blocks: options.StgBlocks = None,
+    audio_guidance_scale: options.AudioGuidanceScale = None,
+    audio_stg_scale: options.AudioStgScale = None,
+    audio_modality_scale: options.AudioModalityScale = None,
+    audio_guidance_rescale: options.AudioGuidanceRescale = None,
+    model: options.Model = None,
+    recipe: options.Recipe = None,
+    upsampler: options.Upsampler = None,
+    lora: options.Loras = None,
     any_weights: Annotated[bool, option(MODEL, "Also where weights have changed since.", "--any-weights")] = False,
-    dtype: Precision = None,
-    text_encoder: TextEncoder = None,
-    text_encoder_dtype: TextPrecision = None,
-    sharding: Sharding = None,
+    dtype: options.Precision = None,
+    text_encoder: options.TextEncoder = None,
+    text_encoder_dtype: options.TextPrecision = None,
+    sharding: options.Sharding = None,
     output: Annotated[
         Path | None, option(FILES, "The mp4; without it named after FILE.", "--output", "-o", metavar="FILE")
     ] = None,
-    force: Force = False,
+    force: options.Force = False,
     strict: Strict = False,
-    noise: Noise = None,
+    noise: options.Noise = None,
     latents: Annotated[Path | None, option(FILES, "Where those are now that `ltx2 upsample` went on from.")] = None,
-    save_latents: SaveLatents = None,
-    settings: Settings = None,
-    debug: Debug = False,
+    save_latents: options.SaveLatents = None,
+    settings: options.Settings = None,
+    debug: options.Debug = False,
 ) -> None:
     """Make a clip again by its record; its path is printed, or with --verify whether it is the same."""
     with postponed():
@@ -111,7 +76,7 @@ def replay(
         from ltx2_cli.cli.verdict import check_comparable, verdict
         from ltx2_cli.media import check_outputs
 
-    then, given, report = recorded(clip.expanduser()), overrides(context.params), reporter()
+    then, given, report = recorded(clip.expanduser()), options.overrides(context.params), reporter()
     asked = {*given, *(setting.partition("=")[0] for setting in settings or ())}
     check_overrides(then, asked)
     source, flaws, kept = find_source(then, latents), list[str](), not verify or bool(output or save_latents)

@@ -6,21 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ltx2_cli.cli import options
 from ltx2_cli.cli.carry_out import carry_out
 from ltx2_cli.cli.flaws import Strict, refuse_flaws
 from ltx2_cli.cli.interrupts import postponed
-from ltx2_cli.cli.options import (
-    FILES,
-    KEEP_EVERY,
-    CoordinatorAddress,
-    Debug,
-    InitializationTimeout,
-    KeepEvery,
-    NumProcesses,
-    ProcessId,
-    Sharding,
-    option,
-)
+from ltx2_cli.cli.options import FILES, KEEP_EVERY, option
 from ltx2_cli.cli.together import begin, found, in_step
 from ltx2_cli.console import reporter
 from ltx2_cli.spec import SpecError
@@ -41,14 +31,14 @@ def resume(
         Path, typer.Argument(metavar="RUN", help="The .run file beside the clip it makes.", show_default=False)
     ],
     force: Annotated[bool, option(FILES, "Also with other versions or devices than before.", "--force")] = False,
-    sharding: Sharding = None,
+    sharding: options.Sharding = None,
     strict: Strict = False,
-    keep_every: KeepEvery = KEEP_EVERY,
-    debug: Debug = False,
-    coordinator_address: CoordinatorAddress = None,
-    num_processes: NumProcesses = None,
-    process_id: ProcessId = None,
-    initialization_timeout: InitializationTimeout = 300,
+    keep_every: options.KeepEvery = KEEP_EVERY,
+    debug: options.Debug = False,
+    coordinator_address: options.CoordinatorAddress = None,
+    num_processes: options.NumProcesses = None,
+    process_id: options.ProcessId = None,
+    initialization_timeout: options.InitializationTimeout = 300,
 ) -> None:
     """Go on with an unfinished run; it ends with the bytes of one that was never interrupted."""
     with postponed():

@@ -12,14 +12,8 @@ from ltx2_cli.models.upsampler import GroupNorm, LatentUpsampler, LatentUpsample
 from ltx2_cli.models.video_vae import LatentStatistics
 from ltx2_cli.weights.declare import Scope
 from parity import adopt, randomise, relative_error
+from upsamplers import KINDS
 
-KINDS = {
-    "rational x2": {},
-    "plain x2": {"use_rational_resampler": False},
-    "rational x1.5": {"rational_spatial_scale": 1.5},
-    "temporal x2": {"spatial_upsample": False, "temporal_upsample": True},
-    "both x2": {"temporal_upsample": True},
-}
 # sizes, and latents: batch, frames, height, width
 NARROW = ({"in_channels": 8, "mid_channels": 32, "num_blocks_per_stage": 1}, (1, 3, 4, 6))
 WIDE = ({"in_channels": 6, "mid_channels": 64, "num_blocks_per_stage": 2}, (2, 2, 3, 5))

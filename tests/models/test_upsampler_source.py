@@ -23,16 +23,10 @@ from ltx2_cli.weights.declare import Scope, declared
 from ltx2_cli.weights.load import load
 from ltx2_cli.weights.published import UPSAMPLER_FILES
 from parity import adopt, published, randomise
+from upsamplers import KINDS
 
 MESH = jax.make_mesh((1,), ("x",), devices=jax.devices()[:1])
 SIZES = {"in_channels": 8, "mid_channels": 32, "num_blocks_per_stage": 2}
-KINDS = {
-    "rational x2": {},
-    "plain x2": {"use_rational_resampler": False},
-    "rational x1.5": {"rational_spatial_scale": 1.5},
-    "temporal x2": {"spatial_upsample": False, "temporal_upsample": True},
-    "both x2": {"temporal_upsample": True},
-}
 PLAIN = LatentUpsamplerArch(**SIZES, use_rational_resampler=False)
 # the config in the metadata of the published spatial file of LTX-2.3, but for the sizes
 EMBEDDED = {
