@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import jax
+
 LIMIT = 300  # seconds that anything here may take on a machine that is busy
 
 
@@ -26,11 +28,16 @@ def start(folder: Path, *arguments: Sequence[str], **environment: str) -> subpro
 def start_pair(
     folder: Path, *arguments: str, first: Sequence[str] = (), second: Sequence[str] = ()
 ) -> list[subprocess.Popen[str]]:
-    """The same command twice, each with what is its own, as two hosts that meet."""
+    """The same command twice, each with what is its own, as two hosts that meet; they keep what they compile where this
+    session does."""
+    cache = {
+        "JAX_ENABLE_COMPILATION_CACHE": "true",
+        "JAX_COMPILATION_CACHE_DIR": jax.config.values["jax_compilation_cache_dir"],
+    }
     with socket.socket() as free:
         free.bind(("localhost", 0))
         told = ["--coordinator-address", f"localhost:{free.getsockname()[1]}", "--num-processes", "2", "--process-id"]
-    return [start(folder, *arguments, *own, *told, str(i)) for i, own in enumerate((first, second))]
+    return [start(folder, *arguments, *own, *told, str(i), **cache) for i, own in enumerate((first, second))]
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:

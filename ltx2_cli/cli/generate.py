@@ -180,10 +180,9 @@ def _carry_out(spec: RunSpec, how: Manner) -> list[str]:
         from ltx2_cli.core.timings import Timings, traced
 
     report = reporter() if how.hosts.first else Silent()
-    seeded = with_common_seed(spec, how.hosts)
     with ExitStack() as around:
         count = around.enter_context(counted())
-        plan, components = _ready(seeded, how, report, around)
+        plan, components = _ready(spec, how, report, around)
         if spec.seed is None and not how.warmup:
             report.note(f"seed: {plan.spec.seeds[0]}")
         around.enter_context(traced(how.profile))
@@ -206,13 +205,14 @@ def _ready(spec: RunSpec, how: Manner, report: "Report", around: ExitStack) -> "
         from ltx2_cli.plan import first_stage, missing, resolve
         from ltx2_cli.weights.hub import check_room
 
+    seeded = with_common_seed(spec, how.hosts)
     with in_step(how.hosts) as facts:
         keep_programs(spec.compile_cache)
         absent = missing(spec)
         check_room(absent)
         for line in downloading(absent):
             report.note(line)
-        plan = first_stage(resolve(spec)) if how.drafts else resolve(spec)
+        plan = first_stage(resolve(seeded)) if how.drafts else resolve(seeded)
         if how.hosts.count > 1:
             facts |= found(plan)
         if how.hosts.first and not how.warmup:

@@ -1,5 +1,6 @@
 """`ltx2 replay`: a clip made again by what it says of itself, and whether it is the same."""
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,6 +16,7 @@ from ltx2_cli.console import reporter
 
 if TYPE_CHECKING:
     from ltx2_cli.cli.recorded import Begun, Recorded
+    from ltx2_cli.core.report import Report
     from ltx2_cli.plan import Plan
     from ltx2_cli.spec import RunSpec
 
@@ -72,7 +74,7 @@ def replay(
 ) -> None:
     """Make a clip again by its record; its path is printed, or with --verify whether it is the same."""
     with postponed():
-        from ltx2_cli.cli.recorded import check_overrides, check_weights, circumstances, find_source, recorded
+        from ltx2_cli.cli.recorded import check_overrides, find_source, recorded
         from ltx2_cli.cli.verdict import check_comparable, verdict
         from ltx2_cli.media import check_outputs
 
@@ -89,19 +91,11 @@ def replay(
 
         with postponed():
             from ltx2_cli.core.compiling import counted
-            from ltx2_cli.core.progress import Ends
-            from ltx2_cli.core.run import BEGINNING, going_on, load, write
 
         count = around.enter_context(counted())
         plan = _plan(then, spec, source)
-        with report.stage("compare the weights"):
-            changed = check_weights(then, plan, asked, any_weights)
-        others = [*changed, *circumstances(then.made, plan)]
-        for other in others:
-            report.note(other)
-        others += [f"another {key} is asked for" for key in sorted(asked - {"output", "save_latents"})]
-        start = going_on([source.file.read()], (source.begun,)) if source else BEGINNING
-        for path, findings in write(plan, load(plan), report, Ends.latents if then.is_draft else Ends.clips, start):
+        others = _others(then, plan, asked, any_weights, report)
+        for path, findings in _again(then, plan, source, report):
             if kept:
                 print(path, flush=True)
                 flaws += noted(path, findings, report)
@@ -119,12 +113,36 @@ def _files(then: "Recorded", folder: Path) -> dict[str, str | None]:
 
 def _plan(then: "Recorded", spec: "RunSpec", source: "Begun | None") -> "Plan":
     """What the request means, as far as the first time it was carried out."""
-    from ltx2_cli.cli.from_latents import check_source
-    from ltx2_cli.plan import first_stage, resolve
-    from ltx2_cli.stages import Source
+    with postponed():
+        from ltx2_cli.cli.from_latents import check_source
+        from ltx2_cli.plan import first_stage, resolve
+        from ltx2_cli.stages import Source
 
     if source is None:
         return first_stage(resolve(spec)) if then.is_draft else resolve(spec)
     plan = resolve(spec, Source(source.file.shapes, source.fps))
     check_source(source.file, plan, source.fps)
     return plan
+
+
+def _others(then: "Recorded", plan: "Plan", asked: set[str], any_weights: bool, report: "Report") -> list[str]:
+    """What is not as it was the first time; what nobody asked for is said."""
+    from ltx2_cli.cli.recorded import check_weights, circumstances
+
+    with report.stage("compare the weights"):
+        changed = check_weights(then, plan, asked, any_weights)
+    others = [*changed, *circumstances(then.made, plan)]
+    for other in others:
+        report.note(other)
+    return others + [f"another {key} is asked for" for key in sorted(asked - {"output", "save_latents"})]
+
+
+def _again(
+    then: "Recorded", plan: "Plan", source: "Begun | None", report: "Report"
+) -> Iterator[tuple[Path, list[str]]]:
+    """Each file when it is finished, and what is wrong with it."""
+    from ltx2_cli.core.progress import Ends
+    from ltx2_cli.core.run import BEGINNING, going_on, load, write
+
+    start = going_on([source.file.read()], (source.begun,)) if source else BEGINNING
+    return write(plan, load(plan), report, Ends.latents if then.is_draft else Ends.clips, start)
