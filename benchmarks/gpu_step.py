@@ -66,6 +66,7 @@ def ours(tiny: bool) -> Turn:
     from ltx2_cli.core.progress import Progress
     from ltx2_cli.core.report import Silent
     from ltx2_cli.core.timings import Timings
+    from ltx2_cli.stages import CONNECTORS
 
     def normal(x: jax.ShapeDtypeStruct) -> jax.Array:
         return jax.random.normal(jax.random.key(0), x.shape, x.dtype)
@@ -77,7 +78,7 @@ def ours(tiny: bool) -> Turn:
 
     def turn(asked: Asked) -> float:
         timings, passes = Timings(Silent()), asked["passes"]
-        generate(plans[passes], Progress(contexts=contexts[passes]), components, timings)
+        generate(plans[passes], Progress(contexts={CONNECTORS: contexts[passes]}), components, timings)
         return median(timings.denoise_steps[1:])
 
     return turn

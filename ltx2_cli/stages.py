@@ -17,13 +17,14 @@ from ltx2_cli.models.networks import Checkpoint, Networks
 from ltx2_cli.models.original.names import RENAMINGS
 from ltx2_cli.models.upsampler import LatentUpsampler, LatentUpsamplerArch
 from ltx2_cli.sharding import ShardingPlan
-from ltx2_cli.spec import AV, OFF, DType, Guidance, RunSpec, ShiftTokens, SpecError, StgRule, StreamGuidanceSpec
+from ltx2_cli.spec import AV, OFF, DType, Guidance, RunSpec, ShiftTokens, StgRule, StreamGuidanceSpec
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope
 from ltx2_cli.weights.lora import LoraFile, LowRank
 
 REFERENCE_TOKENS = 4096
 DENOISER, REFINER = "transformer", "refiner"
+CONNECTORS, REFINERS_CONNECTORS = "connectors", "refiner_connectors"
 UNREFINED = (0.0,)  # the noise levels of upsampled latents that are left as they are
 
 Loras = Sequence[tuple[LoraFile, float]]  # each with its strength
@@ -41,6 +42,7 @@ class Stage:
     guidance: AV[Guidance]
     stg_blocks: tuple[int, ...]
     network: str  # the denoiser's name among the plan's networks
+    connectors: str  # the name of those that make the text it reads
     sharding: ShardingPlan  # of that network and the loop
     source: AV[Shape] | None  # of the latents that are upsampled and noised to begin with; None: it begins as noise
 
@@ -75,15 +77,21 @@ def with_refiner(
     networks = networks._replace(upsampler=upsampler, statistics=networks.vae.statistics)
     if refinement.loras:
         theirs = find_adapters(refinement.loras, networks, RENAMINGS)
-        if theirs["connectors"]:
-            raise SpecError(
-                "a LoRA of the second stage changes the text connectors, which the stages share", "--lora adds to both"
-            )
+        if theirs[CONNECTORS]:
+            networks = networks._replace(refiner_connectors=networks.connectors)
+            files[REFINERS_CONNECTORS] = files[CONNECTORS]
+            added = {**added, REFINERS_CONNECTORS: _sum(added[CONNECTORS], theirs[CONNECTORS])}
         networks = networks._replace(refiner=networks.transformer)
         added = {**added, REFINER: theirs[DENOISER]}
         if refinement.files is not None:
             files[REFINER] = files[DENOISER]
     return networks, replace(checkpoint, files=files), added
+
+
+def _sum(*added: Mapping[str, LowRank]) -> dict[str, LowRank]:
+    """All that is added to each tensor."""
+    names = {name for each in added for name in each}
+    return {name: LowRank(tuple(part for each in added if name in each for part in each[name].parts)) for name in names}
 
 
 def enlarged(spec: RunSpec, arch: Arch, refinement: Refinement, source: Source) -> RunSpec:
@@ -132,11 +140,18 @@ def stages(
         shared = refinement is not None and not refined
         sharding = lay_out(gcd(rows, videos) if shared else rows)
         sigmas = _sigmas(spec, arch, geometry)
-        made.append(Stage(geometry, before, sigmas, passes, guidance, spec.stg_blocks or (), DENOISER, sharding, None))
+        made.append(
+            Stage(
+                geometry, before, sigmas, passes, guidance, spec.stg_blocks or (), DENOISER, CONNECTORS, sharding, None
+            )
+        )
     if refinement is not None:
         sigmas = np.asarray(spec.refinement.sigmas or UNREFINED, np.float32)
         network, off = REFINER if refined else DENOISER, AV(OFF, OFF)
-        made.append(Stage(*measured(size, spec.fps), sigmas, (Pass.COND,), off, (), network, lay_out(videos), before))
+        text = CONNECTORS if networks.refiner_connectors is None else REFINERS_CONNECTORS
+        made.append(
+            Stage(*measured(size, spec.fps), sigmas, (Pass.COND,), off, (), network, text, lay_out(videos), before)
+        )
     return tuple(made)
 
 

@@ -1,6 +1,6 @@
 """Prompts to text contexts: every distinct prompt once, in one batch where the profile says so."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 import jax
@@ -9,6 +9,7 @@ import numpy as np
 
 from ltx2_cli.core.components import Components, abstract_network
 from ltx2_cli.core.programs import Program, abstract, results
+from ltx2_cli.core.progress import Contexts
 from ltx2_cli.core.report import Report
 from ltx2_cli.models.connectors import TextConnectors
 from ltx2_cli.models.gemma import Gemma
@@ -16,26 +17,32 @@ from ltx2_cli.models.tokenizer import Tokens, tokenise
 from ltx2_cli.plan import Plan
 from ltx2_cli.sharding import ShardingPlan, activate
 from ltx2_cli.spec import AV, DType, NotFiniteError
+from ltx2_cli.stages import CONNECTORS
 
 
-def encode(plan: Plan, components: Components, report: Report) -> AV[jax.Array]:
-    """The context of each stream for each of the plan's prompts, [prompts, tokens, width]."""
+def encode(plan: Plan, names: Iterable[str], components: Components, report: Report) -> Contexts:
+    """By the names of connectors, the context of each stream for each of the plan's prompts, [prompts, tokens, width].
+
+    The prompts are read once for all of them.
+    """
     tokens = tokenise(plan.checkpoint.tokenizer, plan.prompts, plan.spec.max_sequence_length)
     for prompt, truncated in zip(plan.prompts, tokens.truncated, strict=True):
         if truncated:
             report.note(f"only the first {plan.spec.max_sequence_length} tokens are read of: {prompt[:40]}…")
-    return _connected(_hidden_states(tokens, plan, components, report), tokens, plan, components, report)
+    states = _hidden_states(tokens, plan, components, report)
+    return {name: _connected(name, states, tokens, plan, components, report) for name in names}
 
 
-def programs(plan: Plan) -> Iterator[Program]:
+def programs(plan: Plan, names: Iterable[str]) -> Iterator[Program]:
     """Those that `encode` runs."""
     if plan.spec.compile_text_encoder:
         yield Program("text encoder", "text_encoder", lambda: _trace_encoder(plan).lower())
-    yield Program("connectors", "connectors", lambda: _trace_connectors(plan).lower())
+    for name in names:
+        yield Program(name.replace("_", " "), name, lambda: _trace_connectors(plan).lower())
 
 
 def abstract_contexts(plan: Plan) -> AV[jax.ShapeDtypeStruct]:
-    """What `encode` returns, without its values."""
+    """What `encode` returns of any connectors, without its values."""
     contexts, _ = results(_trace_connectors(plan))
     return contexts
 
@@ -51,7 +58,7 @@ def _trace_connectors(plan: Plan) -> jax.stages.Traced:
     shape = (len(plan.prompts), plan.spec.max_sequence_length)
     mask = abstract(np.empty(shape, bool), plan.sharding.replicated)
     parts = [part] * (len(plan.prompts) // _batch(plan))
-    return _connect.trace(abstract_network(plan, "connectors"), parts, mask, plan.sharding)
+    return _connect.trace(abstract_network(plan, CONNECTORS), parts, mask, plan.sharding)
 
 
 def _batch(plan: Plan) -> int:
@@ -71,9 +78,9 @@ def _hidden_states(tokens: Tokens, plan: Plan, components: Components, report: R
 
 
 def _connected(
-    states: list[jax.Array], tokens: Tokens, plan: Plan, components: Components, report: Report
+    name: str, states: list[jax.Array], tokens: Tokens, plan: Plan, components: Components, report: Report
 ) -> AV[jax.Array]:
-    with components.use("connectors", report) as connectors, report.stage("connect text"):
+    with components.use(name, report) as connectors, report.stage("connect text"):
         mask = jax.device_put(tokens.mask, plan.sharding.replicated)
         contexts, finite = _connect(connectors, states, mask, plan.sharding)
         _check_finite([finite], "text connectors", plan.spec.dtype)

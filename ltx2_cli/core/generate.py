@@ -32,11 +32,6 @@ from ltx2_cli.stages import Stage
 SECONDS_BETWEEN_REPORTS = 1.0
 
 
-def is_prompted(plan: Plan, start: Progress) -> bool:
-    """Whether anything is denoised yet, for which the prompt is read."""
-    return any(phase.denoises for phase in phases(plan)[start.phase :])
-
-
 def generate(
     plan: Plan,
     start: Progress,
@@ -172,7 +167,7 @@ def _run_stage(
 ) -> AV[np.ndarray]:
     """The latents of all videos after a stage, of which `progress` may be a part."""
     latents, current, size = progress.latents, progress.current, plan.spec.num_videos
-    contexts = jax.device_put(progress.contexts, stage.sharding.replicated)
+    contexts = jax.device_put(progress.contexts[stage.connectors], stage.sharding.replicated)
     text = jax.block_until_ready(loop.text_context(transformer, contexts, stage.sharding))
     fixed = jax.device_put((*_rows(plan, stage), *_course(stage)), stage.sharding.replicated)
     inputs = transformer, text, *fixed

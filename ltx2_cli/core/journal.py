@@ -26,7 +26,7 @@ from ltx2_cli.stages import Source
 
 WORTHWHILE = 60  # seconds: a run that is estimated to take longer is kept without being asked
 ENTRIES = ("record", UNFINISHED, "folder", "place", "history")  # of the file's metadata
-STREAMS = ("latents", "current", "contexts")  # of a `Progress`
+TEXT = "contexts."  # how the names of contexts begin, behind which the connectors' name stands
 WANTED = "a file NAME.run, as `ltx2 generate --resumable` keeps beside the clip that it makes"
 
 
@@ -93,10 +93,11 @@ class Journal:
         record = to_yaml(self.plan.spec, made_with(self.plan, {}, {}))
         others = [self.errand, os.getcwd(), place, progress.history]
         metadata = dict(zip(ENTRIES, [record, *map(json.dumps, others)], strict=True))
+        texts = {f"{TEXT}{name}": context for name, context in progress.contexts.items()}
         tensors = {
             f"{name}.{stream}": np.ascontiguousarray(array, np.float32)
-            for name in STREAMS
-            if (streams := vars(progress)[name]) is not None
+            for name, streams in {"latents": progress.latents, "current": progress.current, **texts}.items()
+            if streams is not None
             for stream, array in streams._asdict().items()
         }
         with replacing(self.path) as temporary:
@@ -140,14 +141,15 @@ class Unfinished:
 
     def progress(self, plan: Plan) -> Progress:
         """How far it was."""
-        tensors, dtype = load_file(self.path), {"contexts": plan.spec.dtype.value}
-        streams = {
-            name: AV(*(tensors[f"{name}.{stream}"].astype(dtype.get(name, "float32")) for stream in AV._fields))
-            for name in STREAMS
-            if f"{name}.{AV._fields[0]}" in tensors
+        tensors, dtype = load_file(self.path), plan.spec.dtype.value
+        names = {name.rpartition(".")[0] for name in tensors}
+        streams = {name: AV(*(tensors[f"{name}.{stream}"] for stream in AV._fields)) for name in names}
+        contexts = {
+            name.removeprefix(TEXT): AV(*(array.astype(dtype) for array in each))
+            for name, each in streams.items()
+            if name.startswith(TEXT)
         }
-        latents, current, contexts = map(streams.get, STREAMS)
-        return Progress(*self.place, latents, current, contexts, self.history)
+        return Progress(*self.place, streams.get("latents"), streams.get("current"), contexts, self.history)
 
 
 def open_unfinished(path: Path) -> Unfinished:

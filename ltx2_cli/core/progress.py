@@ -1,7 +1,7 @@
 """How far a run is: what it goes on from when it is begun again."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -12,6 +12,8 @@ from ltx2_cli.core.record import History
 from ltx2_cli.plan import Plan
 from ltx2_cli.spec import AV
 from ltx2_cli.stages import Stage
+
+Contexts = Mapping[str, AV[jax.Array | np.ndarray]]  # by the name of the connectors that made them
 
 
 class Phase(NamedTuple):
@@ -31,7 +33,7 @@ class Progress:
     step: int = 0  # of that batch
     latents: AV[np.ndarray] | None = None  # after the phase where it is done, else before it, if there was one
     current: AV[jax.Array | np.ndarray] | None = None  # of that batch, after its steps; None: it is not begun
-    contexts: AV[jax.Array | np.ndarray] | None = None  # of the text, once it is read
+    contexts: Contexts = field(default_factory=dict)  # of the text, as far as it is read
     history: History = ()
 
 
@@ -50,6 +52,12 @@ def phases(plan: Plan) -> list[Phase]:
     """What a run goes through, in order, before it decodes."""
     halves = [Phase(number, stage, half) for number, stage in enumerate(plan.stages) for half in (False, True)]
     return [half for half in halves if (len(half.stage.sigmas) > 1 if half.denoises else half.stage.source)]
+
+
+def unread(plan: Plan, start: Progress) -> list[str]:
+    """The connectors whose text is still to be read, for what is still to be denoised."""
+    names = dict.fromkeys(phase.stage.connectors for phase in phases(plan)[start.phase :] if phase.denoises)
+    return [name for name in names if name not in start.contexts]
 
 
 def forget(progress: Progress) -> None:

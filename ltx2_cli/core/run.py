@@ -16,7 +16,7 @@ from ltx2_cli.core.compiling import keep_programs
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.decode import BOTH
 from ltx2_cli.core.programs import Program
-from ltx2_cli.core.progress import Ends, Keep, Progress, forget
+from ltx2_cli.core.progress import Ends, Keep, Progress, forget, unread
 from ltx2_cli.core.record import History, input_files, made_with, stage_name
 from ltx2_cli.core.report import Report, Silent
 from ltx2_cli.diffusion.geometry import clip_size
@@ -69,7 +69,7 @@ def _memory() -> Iterator[None]:
 
 def programs(plan: Plan, ends: Ends = Ends.clips, start: Progress = BEGINNING) -> Iterator[Program]:
     """Every program that a run of the plan compiles, in the order of their use."""
-    read = encode.programs(plan) if _reads(plan, start) else ()
+    read = encode.programs(plan, names) if (names := unread(plan, start)) else ()
     return chain(read, generate.programs(plan, start), decode.programs(plan, DECODED[ends]))
 
 
@@ -102,14 +102,10 @@ def make_latents(
 def _denoise(plan: Plan, components: Components, report: Report, start: Progress, keep: Keep) -> Progress:
     """The run as far as there are latents to decode."""
     _warn(plan, report)
-    if _reads(plan, start):
-        start = replace(start, contexts=encode.encode(plan, components, report))
+    if names := unread(plan, start):
+        start = replace(start, contexts={**start.contexts, **encode.encode(plan, names, components, report)})
         keep(start)
     return generate.generate(plan, start, components, report, keep)
-
-
-def _reads(plan: Plan, start: Progress) -> bool:
-    return start.contexts is None and generate.is_prompted(plan, start)
 
 
 def _warn(plan: Plan, report: Report) -> None:

@@ -36,6 +36,7 @@ class Networks(NamedTuple):
     # of a second stage
     upsampler: LatentUpsampler | None = None
     statistics: LatentStatistics | None = None  # those of the video autoencoder
+    refiner_connectors: TextConnectors | None = None  # where its LoRAs change these too
     refiner: Transformer | None = None  # where LoRAs make it another than the first stage's
 
     def present(self) -> dict[str, nnx.Module]:

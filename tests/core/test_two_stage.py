@@ -17,12 +17,12 @@ from diffusers.pipelines.ltx2 import LTX2LatentUpsamplePipeline
 from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
 
 from clips import ALL_ON, PROMPT, TEXT_TOKENS, Case, Checkpoint, Size, normalised, plan_of, reference
-from loras import DIFFUSERS, ORIGINAL, write_lora
+from loras import DIFFUSERS, OF_2_0, ORIGINAL, write_lora
 from ltx2_cli.cli.preview import preview
 from ltx2_cli.core.components import Components, abstract_network
 from ltx2_cli.core.encode import encode
 from ltx2_cli.core.generate import generate
-from ltx2_cli.core.progress import Progress
+from ltx2_cli.core.progress import Progress, unread
 from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import BEGINNING, going_on, make_latents
 from ltx2_cli.diffusion.latents import pack, unpack
@@ -105,16 +105,20 @@ def second_stage(pipeline: LTX2Pipeline, folder: Path, small: torch.Tensor, soun
     return AV(*normalised(pipeline, *made))
 
 
-@pytest.fixture(scope="module")
-def refined(checkpoint: Checkpoint, folder: Path) -> AV[torch.Tensor]:
+def both_stages(checkpoint: Checkpoint, folder: Path, lora: Path) -> AV[torch.Tensor]:
     """What the same parts of diffusers make of two stages, normalised."""
     pipeline = checkpoint.pipeline
     small, sound = reference(pipeline, SMALL, 5, "latent")
-    pipeline.load_lora_weights(str(folder / "distilled.safetensors"))
+    pipeline.load_lora_weights(str(lora))
     try:
         return second_stage(pipeline, folder, small, sound)
     finally:
         pipeline.unload_lora_weights()
+
+
+@pytest.fixture(scope="module")
+def refined(checkpoint: Checkpoint, folder: Path) -> AV[torch.Tensor]:
+    return both_stages(checkpoint, folder, folder / "distilled.safetensors")
 
 
 def from_the_same_noises(checkpoint: Checkpoint, plan: Plan) -> AV[np.ndarray]:
@@ -126,7 +130,7 @@ def from_the_same_noises(checkpoint: Checkpoint, plan: Plan) -> AV[np.ndarray]:
         for count, channels in ((second.geometry.video_tokens, 8), (second.geometry.audio_frames, 16))
     )
     noises = [in_tokens(draw_noise(checkpoint.pipeline, 5, *SMALL.size)), AV(*drawn)]
-    start = Progress(contexts=encode(plan, components, report))
+    start = Progress(contexts=encode(plan, unread(plan, BEGINNING), components, report))
     latents = generate(plan, start, components, report, noises=noises).latents
     assert latents is not None
     return unpack(latents, plan.latent_shapes)
@@ -223,12 +227,23 @@ def test_one_network_serves_both_stages_where_no_lora_tells_them_apart(
     assert asked(checkpoint, folder).stages[1].network == "refiner"
 
 
-def test_a_lora_of_the_connectors_is_refused_in_the_second_stage(
+def test_a_lora_of_the_connectors_changes_the_text_of_the_second_stage_alone(
     checkpoint: Checkpoint, folder: Path, tmp_path: Path
 ) -> None:
-    lora = write_lora(tmp_path / "lora.safetensors", checkpoint.pipeline, DIFFUSERS, 2)
-    with pytest.raises(SpecError, match="changes the text connectors"):
-        asked(checkpoint, folder, **{"refinement.lora": [str(lora)]})
+    """As the one that distills LTX-2 does; besides one of both stages."""
+    lora = write_lora(tmp_path / "lora.safetensors", checkpoint.pipeline, {**ORIGINAL, **OF_2_0}, 2)
+    plan = asked(checkpoint, folder, **{"refinement.lora": [str(lora)]})
+    assert [stage.connectors for stage in plan.stages] == ["connectors", "refiner_connectors"]
+    wanted = both_stages(checkpoint, folder, lora)
+    ours = from_the_same_noises(checkpoint, plan)
+    errors = [relative_error(got, theirs) for got, theirs in zip(ours, wanted, strict=True)]
+    assert max(errors) <= 1e-4, errors
+    plain = from_the_same_noises(checkpoint, asked(checkpoint, folder))
+    assert relative_error(plain.video, wanted.video) > 1e-3
+    other = write_lora(tmp_path / "other.safetensors", checkpoint.pipeline, OF_2_0, 4)
+    with_both = asked(checkpoint, folder, **{"refinement.lora": [str(lora)]}, lora=[str(other)])
+    ranks = {name: with_both.added[name]["text_proj_in.weight"].rank for name in ("connectors", "refiner_connectors")}
+    assert ranks == {"connectors": 4, "refiner_connectors": 8}
 
 
 def test_a_size_that_no_upsampler_makes(checkpoint: Checkpoint, folder: Path) -> None:
