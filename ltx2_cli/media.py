@@ -98,6 +98,9 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
+        if temporary.is_file():
+            with temporary.open("rb") as written:
+                os.fsync(written.fileno())  # or after a power cut the name may stand before an empty file
         os.replace(temporary, path)
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror or error}", MAKE_ROOM) from error

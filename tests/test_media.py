@@ -19,6 +19,7 @@ from ltx2_cli.media import (
     latents_paths,
     output_paths,
     record_path,
+    replacing,
     unfinished_path,
     write_mp4,
     write_record,
@@ -256,6 +257,16 @@ def test_names_of_latents():
 )
 def test_the_name_of_an_unfinished_run(keys: dict, name: str):
     assert str(unfinished_path(spec(**keys))) == name
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    done, name = [], tmp_path / "a"
+    sync, rename = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda file: (done.append("fsync"), sync(file)))
+    monkeypatch.setattr(os, "replace", lambda *paths: (done.append("replace"), rename(*paths)))
+    with replacing(name) as temporary:
+        temporary.write_text("b")
+    assert (done, name.read_text()) == (["fsync", "replace"], "b")
 
 
 def test_an_unfinished_run_is_not_begun_anew_unless_forced(tmp_path: Path):

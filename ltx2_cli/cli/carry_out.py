@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from ltx2_cli.cli.flaws import noted
 from ltx2_cli.cli.interrupts import stopping
-from ltx2_cli.spec import RunError, StoppedError
+from ltx2_cli.spec import NotFiniteError, RunError, StoppedError
 
 if TYPE_CHECKING:
     from ltx2_cli.core.components import Components
@@ -29,9 +29,11 @@ def carry_out(journal: "Journal", components: "Components", start: "Progress | N
         if journal.kept:
             raise StoppedError("interrupted", on) from None
         raise
+    except NotFiniteError:
+        raise  # it would come again
     except RunError as error:
         if journal.kept:
-            error.hint = f"{error.hint}; then {on}"
+            raise RunError(str(error), f"{error.hint}; then {on}") from error
         raise
     journal.end()
     return flaws

@@ -57,7 +57,8 @@ def resume(
             progress = kept.progress(plan)
             if hosts.count > 1:
                 facts |= {**found(plan), "how far the run is": str(kept.place)}
-        flaws = carry_out(Journal(kept.path, plan, kept.errand, report, hosts.first, keep_every), load(plan), progress)
+        journal = Journal(kept.path, plan, kept.errand, report, hosts.first, keep_every, written=0)
+        flaws = carry_out(journal, load(plan), progress)
     report.note(str(count))
     refuse_flaws(flaws, strict)
 

@@ -54,13 +54,13 @@ class Journal:
     stop: bool = False
     listening: bool = False
     estimate: float = 0.0  # seconds that all steps take
-    written: float = -np.inf  # when
+    written: float = -np.inf  # when, by the monotonic clock
     last: tuple[Progress, float] = (Progress(), 0.0)
 
     @property
     def kept(self) -> bool:
-        """Whether there is anything to go on from."""
-        return self.path.exists()
+        """Whether there is anything of this run to go on from."""
+        return self.written > -np.inf
 
     def __call__(self, progress: Progress) -> None:
         """Keep it, if it is time. Raises `StoppedError` where the run is to stop, `RunError` if that cannot be kept."""
@@ -162,9 +162,13 @@ def open_unfinished(path: Path) -> Unfinished:
     if not said.keys() >= set(ENTRIES):
         raise SpecError(f"{path} is no unfinished run", WANTED)
     record, *others = (said[entry] for entry in ENTRIES)
-    (ends, source), folder, place, history = map(json.loads, others)
-    if source:
-        shapes, fps = source
-        source = Source(AV(*map(tuple, shapes)), fps)
-    request, errand = read_text(record, f"the record in {path}"), Errand(Ends(ends), source)
-    return Unfinished(path, request, errand, folder, tuple(place), tuple(history))
+    request = read_text(record, f"the record in {path}")
+    try:
+        (ends, source), folder, (phase, batch, step), history = map(json.loads, others)
+        if source:
+            shapes, fps = source
+            source = Source(AV(*map(tuple, shapes)), fps)
+        _texts(request.values[MADE_WITH])
+        return Unfinished(path, request, Errand(Ends(ends), source), folder, (phase, batch, step), tuple(history))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise SpecError(f"{path} is damaged: it does not say how far the run is", "begin the run anew") from error

@@ -8,14 +8,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
 import ltx2_cli.cli.preview  # noqa: F401 -- what it imports is kept, and must not be what stands in for it here
 from ltx2_cli.core.report import Report
 from ltx2_cli.media import output_paths
-from ltx2_cli.spec import MAKE_ROOM, DType, RunError, RunSpec
+from ltx2_cli.spec import MAKE_ROOM, DType, NotFiniteError, RunError, RunSpec
 from program import run_program
+
+if TYPE_CHECKING:
+    from ltx2_cli.core.journal import Journal
 
 Run = Callable[..., tuple[int, str, str]]
 FINDINGS = "error: height 500 is not a multiple of 32; nearest: --height 480 or 512\n       num_frames 20 is not 8k + 1"
@@ -249,6 +253,32 @@ def test_an_interrupt_in_a_destructor_is_not_lost(ltx2: Run, core: Core, monkeyp
     code, out, err = ltx2("generate", "--prompt", "rain")
     assert (code, out) == (130, "")
     assert err.endswith("error: interrupted\nhint: finished files stay, the unfinished one is gone\n")
+
+
+@pytest.mark.parametrize(
+    ("failure", "hint"),
+    [
+        (RunError("no room", "make some"), "hint: make some; then `ltx2 resume clip.run` goes on"),
+        (NotFiniteError("not finite", "--dtype float32"), "hint: --dtype float32"),  # it would come again
+        (KeyboardInterrupt(), "hint: `ltx2 resume clip.run` goes on"),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("kept", [True, False])
+def test_how_to_go_on_is_said_where_one_can(
+    ltx2: Run, core: Core, failure: BaseException, hint: str, kept: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """Not where an earlier run of this name was kept and this one was not."""
+
+    def write(plan: Core, components: None, report: Report, ends: str, start: None, journal: "Journal") -> NoReturn:
+        journal.written = 1.0 if kept else journal.written
+        raise failure
+
+    Path("clip.run").touch()
+    monkeypatch.setattr(sys.modules["ltx2_cli.core.run"], "write", write, raising=False)
+    err = ltx2("generate", "--prompt", "rain", "-o", "clip.mp4", "--force")[2]
+    assert (err.splitlines()[-1] == hint) is (kept or isinstance(failure, NotFiniteError))
+    assert ("resume" in err) is (kept and not isinstance(failure, NotFiniteError))
 
 
 def test_debug_adds_the_traceback(ltx2: Run, core: Core):

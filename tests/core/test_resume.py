@@ -23,7 +23,7 @@ from safetensors.numpy import load_file, save
 from clips import ALL_ON, Checkpoint, plan_of
 from ltx2_cli import read_spec, resolve
 from ltx2_cli.core import record
-from ltx2_cli.core.journal import Errand, Journal, open_unfinished
+from ltx2_cli.core.journal import ENTRIES, Errand, Journal, open_unfinished
 from ltx2_cli.core.progress import Ends, Progress
 from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import load, write
@@ -280,8 +280,9 @@ def test_other_versions_and_devices_are_said(
         (b"", "cannot be read as an unfinished run"),
         (save({"video": np.zeros(1)}), "is no unfinished run"),
         (save({"video": np.zeros(1)}, {"record": "prompt: rain"}), "is no unfinished run"),
+        (save({}, dict.fromkeys(ENTRIES, "prompt: rain")), "is damaged: it does not say how far the run is"),
     ],
-    ids=["nothing", "no metadata", "latents"],
+    ids=["nothing", "no metadata", "latents", "changed"],
 )
 def test_what_is_no_unfinished_run(
     wrong: bytes, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
