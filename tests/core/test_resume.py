@@ -64,9 +64,11 @@ def remains(asked: list[str], place: Path, tmp_path_factory: pytest.TempPathFact
             while True:
                 shutil.rmtree(taken[-1], ignore_errors=True)
                 try:
+                    before = finished(place)
                     shutil.copytree(place, taken[-1])
-                    return
-                except shutil.Error:  # a file vanished: this is what it was at no moment
+                    if finished(place) == before:
+                        return  # else it is a mixture of two moments
+                except (FileNotFoundError, shutil.Error):  # a file vanished: the same
                     continue
 
     with watched(place, take), pytest.MonkeyPatch.context() as patch:
@@ -74,6 +76,11 @@ def remains(asked: list[str], place: Path, tmp_path_factory: pytest.TempPathFact
         assert run_program(patch, *asked) == 0
     take()
     return taken
+
+
+def finished(place: Path) -> set[tuple[str, int]]:
+    """The files under their final names; one that is replaced is another."""
+    return {(path.name, path.stat().st_ino) for path in place.iterdir() if not path.name.startswith(".partial")}
 
 
 @contextmanager
