@@ -78,13 +78,13 @@ def resample(wave: jax.Array, rate: int, wanted: int) -> jax.Array:
     band = ROLLOFF * min(1, phases / steps)  # zero crossings of the sinc in an old sample
     reach = math.ceil(ZERO_CROSSINGS / band)
     before = np.arange(phases)[:, None] * steps // phases  # the last old sample not after a new one
-    offsets = np.arange(-reach, reach + 2)
+    offsets = np.arange(-reach, reach + 1)
     time = (before + offsets - np.arange(phases)[:, None] * steps / phases) * band
     window = np.cos(np.clip(time / ZERO_CROSSINGS, -1, 1) * np.pi / 2) ** 2
     taps = (np.sinc(time) * window * band).astype(np.float32)  # [phases, offsets]
     samples = -(-wave.shape[1] * phases // steps)
     rounds = -(-samples // phases)
-    padded = jnp.pad(wave, ((0, 0), (reach, rounds * steps + reach + 1 - wave.shape[1]), (0, 0)))
+    padded = jnp.pad(wave, ((0, 0), (reach, rounds * steps + reach - wave.shape[1]), (0, 0)))
     heard = padded[:, jnp.arange(rounds)[:, None, None] * steps + (before + offsets + reach)]
     made = jnp.einsum("brpoc,po->brpc", heard, taps, precision="highest")
     return made.reshape(len(wave), -1, wave.shape[2])[:, :samples]

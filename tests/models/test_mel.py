@@ -73,14 +73,14 @@ def relative(got: np.ndarray, wanted: np.ndarray) -> float:
     [
         (16000, 513, 2, PUBLISHED),  # the shortest there is
         (16000, 3200, 2, PUBLISHED),
-        (48000, 9601, 2, PUBLISHED),
-        (44100, 8000, 2, PUBLISHED),
-        (24000, 4801, 1, PUBLISHED),
-        (22050, 4409, 2, PUBLISHED),
+        (48000, 4801, 2, PUBLISHED),
+        (44100, 4000, 2, PUBLISHED),
+        (24000, 2401, 1, PUBLISHED),
+        (22050, 2209, 2, PUBLISHED),
         (8000, 1601, 1, PUBLISHED),
-        (16001, 3000, 2, PUBLISHED),
+        (16001, 2000, 2, PUBLISHED),
         (12000, 2399, 3, UNLIKE),
-        (48000, 9000, 1, UNLIKE),
+        (48000, 5000, 1, UNLIKE),
     ],
 )
 def test_a_spectrogram_is_the_one_defined(rate, samples, channels, arch):
@@ -126,7 +126,8 @@ def test_silence_is_the_floor():
 def test_a_spectrogram_is_float32_and_every_product_in_it_too():
     wave = jnp.zeros((1, 4800, 2), jnp.bfloat16)
     assert run(wave, 48000, PUBLISHED).dtype == jnp.float32
-    program = run.lower(wave, 48000, PUBLISHED).as_text()
+    with jax.default_matmul_precision("bfloat16"):
+        program = run.lower(wave, 48000, PUBLISHED).as_text()
     assert program.count("stablehlo.dot_general") == program.count("precision = [HIGHEST, HIGHEST]") == 2
 
 
