@@ -87,8 +87,11 @@ class ResNets(nnx.Module):
         self.channels, self.count, self.convolutions = channels, count, 2 * count
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        unroll = self.count if on_one_cpu() else 1
-        return jax.lax.scan(lambda x, block: (block(x), None), x, self.blocks, unroll=unroll)[0]
+        if not on_one_cpu():
+            return jax.lax.scan(lambda x, block: (block(x), None), x, self.blocks)[0]
+        for layer in range(self.count):
+            x = jax.tree.map(lambda stacked, layer=layer: stacked[layer], self.blocks)(x)
+        return x
 
 
 def space_to_depth(x: jax.Array, stride: Stride) -> jax.Array:

@@ -4,6 +4,7 @@ Where a context's tokens are split over devices, self-attention trades tokens fo
 arXiv:2309.14509); queries that lie whole attend to each part and the results are merged by their softmax's sums.
 """
 
+import math
 from functools import partial
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from ltx2_cli.nn.by_head import attend_by_head
+from ltx2_cli.nn.by_head import SCORES, attend_by_head
 from ltx2_cli.nn.kernels import attend_partly, attend_with
 from ltx2_cli.sharding import ShardingPlan, active, on_one_cpu
 from ltx2_cli.spec import Kernel
@@ -43,11 +44,10 @@ def attend(queries: jax.Array, context: KeysValues, ours: Tokens = WHOLE, theirs
     """
     plan = active()
     if plan is None or plan.mesh.size == 1:
-        return (
-            attend_by_head(queries, *context)
-            if on_one_cpu()
-            else attend_with(plan.attention if plan else Kernel.xla, queries, *context)
-        )
+        many = math.prod(queries.shape[:3]) * context.keys.shape[TOKENS] > SCORES
+        if on_one_cpu() and many:
+            return attend_by_head(queries, *context)
+        return attend_with(plan.attention if plan else Kernel.xla, queries, *context)
     split = plan.activation(("rows", ours.axis, "heads", None), queries.shape)
     whole = plan.activation(("rows", theirs.axis, "heads", None), context.keys.shape)
     local = partial(_attend_locally, plan, theirs.number or context.keys.shape[TOKENS], split, whole)

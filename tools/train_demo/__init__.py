@@ -1,0 +1,1 @@
+"""How the embedded model is trained, from nothing: `python -m tools.train_demo --out FOLDER`."""

@@ -1,0 +1,84 @@
+"""What the embedded model is made of: LTX-2.3's architecture, all of its parts, at the smallest size that works."""
+
+from dataclasses import replace
+
+from ltx2_cli.models.arch import PUBLISHED_SCHEDULE, Arch, AudioVAEArch, BandwidthVocoderArch
+from ltx2_cli.models.published import LTX2_3
+from ltx2_cli.models.upsampler import LatentUpsamplerArch
+
+HEADS = 6
+VIDEO_WIDTH, AUDIO_WIDTH = 192, 96
+TEXT_WIDTH, TEXT_LAYERS = 64, 3
+TEXT_TOKENS = 64  # of a prompt; longer ones are cut
+
+ARCH = Arch(
+    replace(
+        LTX2_3.transformer,
+        in_channels=32,
+        out_channels=32,
+        num_attention_heads=HEADS,
+        attention_head_dim=VIDEO_WIDTH // HEADS,
+        cross_attention_dim=VIDEO_WIDTH,
+        audio_in_channels=64,
+        audio_out_channels=64,
+        audio_num_attention_heads=HEADS,
+        audio_attention_head_dim=AUDIO_WIDTH // HEADS,
+        audio_cross_attention_dim=AUDIO_WIDTH,
+        num_layers=6,
+        caption_channels=TEXT_WIDTH,
+    ),
+    replace(
+        LTX2_3.connectors,
+        caption_channels=TEXT_WIDTH,
+        text_proj_in_factor=TEXT_LAYERS + 1,
+        video_connector_num_attention_heads=HEADS,
+        video_connector_attention_head_dim=VIDEO_WIDTH // HEADS,
+        video_connector_num_layers=2,
+        video_connector_num_learnable_registers=32,
+        audio_connector_num_attention_heads=HEADS,
+        audio_connector_attention_head_dim=AUDIO_WIDTH // HEADS,
+        audio_connector_num_layers=2,
+        audio_connector_num_learnable_registers=32,
+        video_hidden_dim=VIDEO_WIDTH,
+        audio_hidden_dim=AUDIO_WIDTH,
+    ),
+    replace(
+        LTX2_3.video_vae,
+        latent_channels=32,
+        block_out_channels=(32, 64, 64, 128),
+        decoder_block_out_channels=(32, 64, 64, 64),
+        upsample_factor=(1, 2, 1, 1),
+        layers_per_block=(1, 1, 1, 1, 1),
+        decoder_layers_per_block=(1, 1, 1, 1, 1),
+    ),
+    AudioVAEArch(base_channels=16, num_res_blocks=1, latent_channels=4),
+    BandwidthVocoderArch(
+        hidden_channels=128,
+        upsample_kernel_sizes=(20, 8, 8),
+        upsample_factors=(10, 4, 4),
+        resnet_kernel_sizes=(3, 7),
+        resnet_dilations=((1,), (1,)),
+        bwe_hidden_channels=64,
+        bwe_upsample_kernel_sizes=(31, 32),
+        bwe_upsample_factors=(15, 16),
+        bwe_resnet_kernel_sizes=(3,),
+        bwe_resnet_dilations=((1,),),
+    ),
+    PUBLISHED_SCHEDULE,
+)
+UPSAMPLER_ARCH = LatentUpsamplerArch(
+    in_channels=32, mid_channels=64, num_blocks_per_stage=1, use_rational_resampler=False
+)
+TEXT_CONFIG = {
+    "model_type": "gemma3_text",
+    "hidden_size": TEXT_WIDTH,
+    "intermediate_size": 2 * TEXT_WIDTH,
+    "num_hidden_layers": TEXT_LAYERS,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": TEXT_WIDTH // 2,
+    "query_pre_attn_scalar": TEXT_WIDTH // 2,
+    "sliding_window": 1024,
+    "sliding_window_pattern": 2,
+    "max_position_embeddings": 1024,
+}

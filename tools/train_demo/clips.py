@@ -1,0 +1,56 @@
+"""Clips as the denoiser learns them: latents that are made once and kept, captions that are drawn each time."""
+
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from ltx2_cli.media import replacing
+from ltx2_cli.models.audio_vae import AudioVAE
+from ltx2_cli.models.video_vae import VideoVAE
+from tools.train_demo.audio import spectrograms
+from tools.train_demo.training import OPTIONS
+from tools.train_demo.world import Scene, draw_frames, draw_scene, record_sound
+
+AT_ONCE = 4
+KEEP_EVERY = 200  # batches
+
+
+class Clips(NamedTuple):
+    """Scenes and their normalised latents: video [clips, frames, rows, columns, channels], audio [clips, tokens, c]."""
+
+    scenes: list[Scene]
+    video: np.ndarray
+    audio: np.ndarray
+
+
+def scene_of(seed: int, number: int, held_out: bool = False) -> Scene:
+    """The scene of a clip's number."""
+    return draw_scene(np.random.default_rng([seed, number]), held_out)
+
+
+def clips(count: int, pixels: int, vae: VideoVAE, audio_vae: AudioVAE, out: Path, seed: int = 5) -> Clips:
+    """The first `count` clips of the world at a size; those that `out` keeps are not made again."""
+    path = out / f"clips_{pixels}.npz"
+    video, audio = _kept(path)
+    compiled = partial(jax.jit, compiler_options=OPTIONS.get(jax.default_backend()))
+    to_video, to_audio = compiled(lambda x: vae.encode(x)), compiled(lambda x: audio_vae.encode(spectrograms(x)))
+    for first in range(len(video), count, AT_ONCE):
+        scenes = [scene_of(seed, number) for number in range(first, first + AT_ONCE)]
+        video.extend(np.asarray(to_video(np.stack([draw_frames(scene, pixels) for scene in scenes])), np.float16))
+        audio.extend(np.asarray(to_audio(np.stack([record_sound(scene) for scene in scenes])), np.float16))
+        if first // AT_ONCE % KEEP_EVERY == KEEP_EVERY - 1 or first + AT_ONCE >= count:
+            with replacing(path) as temporary, temporary.open("wb") as file:
+                np.savez(file, video=np.stack(video), audio=np.stack(audio))
+            print(f"{len(video)} clips of {pixels} pixels", flush=True)
+    scenes = [scene_of(seed, number) for number in range(count)]
+    return Clips(scenes, np.stack(video[:count]), np.stack(audio[:count]))
+
+
+def _kept(path: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    if not path.exists():
+        return [], []
+    with np.load(path) as kept:
+        return list(kept["video"]), list(kept["audio"])

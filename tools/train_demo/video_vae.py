@@ -1,0 +1,50 @@
+"""The video autoencoder's course."""
+
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ltx2_cli.models.video_vae import VideoVAE
+from ltx2_cli.weights.declare import Scope
+from tools.train_demo.arch import ARCH
+from tools.train_demo.initial import initial
+from tools.train_demo.training import Course, train
+from tools.train_demo.world import FPS, NUM_FRAMES, draw_frames, draw_scene, path
+
+PIXELS, CROP = 128, 64
+NOISE, SMALL = 0.1, 1e-3  # what latents must bear, and what keeps them from growing out of its way
+
+
+def draw(frames: int, pieces: int, rng: np.random.Generator) -> np.ndarray:
+    """Pieces of clips, around where the shape is."""
+    return np.stack([_piece(frames, rng) for _ in range(pieces)])
+
+
+def _piece(frames: int, rng: np.random.Generator) -> np.ndarray:
+    scene, first = draw_scene(rng), rng.integers(NUM_FRAMES - frames + 1)
+    video = draw_frames(scene, PIXELS, slice(first, first + frames))
+    centre = path(scene, np.asarray([(first + frames / 2) / FPS])).centres[0]
+    corner = centre * PIXELS - CROP / 2 + rng.uniform(-CROP / 2, CROP / 2, 2)
+    x, y = np.clip(corner, 0, PIXELS - CROP).astype(int)
+    return video[:, y : y + CROP, x : x + CROP]
+
+
+def loss(vae: VideoVAE, video: jax.Array, key: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """How far pixels are from themselves, absolutely and squared."""
+    latents = vae.encoder(video)
+    made = vae.decoder(latents + NOISE * jax.random.normal(key, latents.shape))
+    error = made - video
+    squared = jnp.mean(jnp.square(error))
+    spread = jnp.mean(jnp.square(latents))
+    psnr = -10 * jnp.log10(jnp.mean(jnp.square(jnp.clip(made, -1, 1) - video)) / 4)
+    return squared + 0.3 * jnp.mean(jnp.abs(error)) + SMALL * spread, {"psnr": psnr, "spread": spread}
+
+
+def trained(images: Course, clips: Course, out: Path) -> VideoVAE:
+    """The autoencoder after a course of single frames, which teach it space at little cost, and one of clips."""
+    vae = initial(VideoVAE(Scope("float32"), ARCH.video_vae), seed=1)
+    vae = train(images, vae, loss, partial(draw, 1, 64), out)
+    return train(clips, vae, loss, partial(draw, 17, 8), out)

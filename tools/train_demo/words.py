@@ -1,0 +1,44 @@
+"""The tokenizer of the small world: a token a word, whatever its case; one for all words that no caption has."""
+
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from ltx2_cli.models.tokenizer import BOS, EOS, PAD
+from tools.train_demo.arch import TEXT_TOKENS
+from tools.train_demo.captions import vocabulary
+
+UNKNOWN = "<unk>"
+VOCABULARY = (PAD, EOS, BOS, UNKNOWN, *vocabulary())
+
+
+def tokenizer() -> Tokenizer:
+    """`<bos>`, then a token for each word."""
+    words = Tokenizer(models.WordLevel({word: number for number, word in enumerate(VOCABULARY)}, UNKNOWN))
+    words.normalizer = normalizers.Lowercase()
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", special_tokens=[(BOS, VOCABULARY.index(BOS))]
+    )
+    return words
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Write a checkpoint's `tokenizer/`."""
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer(), pad_token=PAD, eos_token=EOS, bos_token=BOS, unk_token=UNKNOWN
+    )
+    fast.save_pretrained(folder)
+
+
+def tokens(words: Tokenizer, captions: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Ids int32 and mask bool of captions, [captions, TEXT_TOKENS], padded on the left."""
+    words.enable_truncation(TEXT_TOKENS)
+    words.enable_padding(direction="left", pad_id=VOCABULARY.index(PAD), pad_token=PAD, length=TEXT_TOKENS)
+    encoded = words.encode_batch(captions)
+    return (
+        np.asarray([each.ids for each in encoded], np.int32),
+        np.asarray([each.attention_mask for each in encoded], bool),
+    )
