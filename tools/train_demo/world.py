@@ -170,13 +170,18 @@ def record_sound(scene: Scene) -> np.ndarray:
     if scene.motion == "grow":
         level = level * (0.2 + 0.8 * times / DURATION)
     tone = level * np.sin(2 * np.pi * frequencies(scene, times) * times)
-    pan = np.pi / 2 * (0.15 + 0.7 * where.centres[:, 0])
+    pan = panning(where.centres[:, 0])
     sound = np.sqrt(2) * tone[:, None] * np.stack([np.cos(pan), np.sin(pan)], axis=-1)
     burst = _click()[:, None]
     for time in contacts(scene):
         start = round(time * MEL_RATE) * SAMPLING_RATE // MEL_RATE
         sound[start : start + len(burst)] += CLICK * burst
     return sound.astype(np.float32)
+
+
+def panning(x: np.ndarray) -> np.ndarray:
+    """The angle whose cosine is the left channel's share of what is at `x`, and whose sine is the right one's."""
+    return np.pi / 2 * (0.15 + 0.7 * x)
 
 
 def frequencies(scene: Scene, times: np.ndarray) -> np.ndarray:
