@@ -52,7 +52,7 @@ def _pitch(sound: np.ndarray, rate: int) -> float | None:
     line = rate / (2 * len(sound))
     frequencies = np.arange(len(power)) * line
     power = np.where((frequencies > TONE[0]) & (frequencies < TONE[1]), power, 0)
-    amplitude = np.sqrt(power.sum() / np.square(window).sum() / len(sound) / 2)  # Parseval; one half of the spectrum
+    amplitude = np.sqrt(power.sum() / np.square(window).sum() / len(sound))  # Parseval; half of the spectrum
     if amplitude < SILENCE:
         return None
     peak = int(np.argmax(power))
@@ -84,7 +84,7 @@ def clicks(sound: np.ndarray, rate: int) -> tuple[float, ...]:
     envelope = np.sqrt(ndimage.uniform_filter1d(high, round(0.003 * rate), mode="constant"))
     threshold = max(FAINTEST, STANDS_OUT * np.median(envelope), 0.25 * envelope.max())
     peaks, _ = signal.find_peaks(envelope, height=threshold, distance=round(0.1 * rate))
-    return tuple(_onset(envelope, peak, round(0.02 * rate)) / rate for peak in peaks)
+    return tuple(_onset(envelope, int(peak), round(0.02 * rate)) / rate for peak in peaks)
 
 
 def _onset(envelope: np.ndarray, peak: int, reach: int) -> int:

@@ -31,8 +31,8 @@ from tools.train_demo.world import (
 )
 
 TOGETHER = 0.08  # seconds between a contact and its click
-CLICKED = (0.12, DURATION - 0.09)  # a contact earlier or later may be without one
-NEAR = 0.115  # half of how far places are apart
+CLICKED = (0.12, DURATION - 0.09)  # the world's clicks end there, give or take a frame: other contacts may have none
+NEAR = (PLACES["right"][0] - PLACES["middle"][0]) / 2
 BESIDE = 0.15  # radians between where the shape is and where its tone is
 STEADY = {"right": [1], "left": [1], "up": [0], "down": [0], "bounce": [0]}  # axes along which nothing moves
 
@@ -55,7 +55,7 @@ class Seen:
 
 
 def measure(frames: np.ndarray, waveform: np.ndarray, rate: int, fps: float) -> Seen:
-    """Measure frames, uint8 [frames, height, width, 3], and a waveform, float32 [samples, channels]."""
+    """Measure frames, uint8 [frames, pixels, pixels, 3], and a waveform, float32 [samples, channels]."""
     sight, sound = look(frames), hearing.stereo(waveform)
     tone = hearing.tone_of(sound, rate)
     return Seen(
@@ -100,12 +100,13 @@ def _size(scene: Scene, seen: Seen) -> str | None:
 
 def _loudness(scene: Scene, seen: Seen) -> str | None:
     unit = hearing.level(hearing.tone_of(record_sound(scene), SAMPLING_RATE)) / LOUDNESS[scene.loudness]
-    return _nearest(seen.level, {name: unit * amplitude for name, amplitude in LOUDNESS.items()})
+    audible = seen.level if seen.level > hearing.SILENCE else np.nan
+    return _nearest(audible, {name: unit * amplitude for name, amplitude in LOUDNESS.items()})
 
 
 def _nearest(value: float, table: dict[str, float]) -> str | None:
-    """By ratio."""
-    return min(table, key=lambda name: abs(np.log(value / table[name]))) if value > hearing.SILENCE else None
+    """By ratio; None of NaN."""
+    return min(table, key=lambda name: abs(np.log(value / table[name]))) if np.isfinite(value) else None
 
 
 def _mean(values: np.ndarray) -> float:

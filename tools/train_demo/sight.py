@@ -34,7 +34,7 @@ class Sight:
 
 
 def look(frames: np.ndarray) -> Sight:
-    """Look at frames, uint8 [frames, height, width, 3]."""
+    """Look at frames, uint8 [frames, pixels, pixels, 3]."""
     small = _reduced(frames)
     ground = np.median(_border(small), axis=1)  # [frames, 3]
     away = ndimage.gaussian_filter(small - ground[:, None, None], (0, BLUR, BLUR, 0), truncate=2)
