@@ -29,13 +29,13 @@ RIGHT = Scene("square", "blue", "black", "small", "right", "top", "medium", "qui
 
 
 def drawn(number: int) -> Scene:
-    """Every motion comes as often; every second scene is held out."""
+    """Every motion comes as often; held out and not in turns."""
     rng = np.random.default_rng([7, number])
-    scenes = (draw_scene(rng, held_out=number % 2 == 0) for _ in count())
-    return next(scene for scene in scenes if scene.motion == MOTIONS[number // 2 % len(MOTIONS)])
+    scenes = (draw_scene(rng, held_out=number // len(MOTIONS) % 2 == 0) for _ in count())
+    return next(scene for scene in scenes if scene.motion == MOTIONS[number % len(MOTIONS)])
 
 
-SCENES = [drawn(number) for number in range(32)]
+SCENES = [drawn(number) for number in range(24)]
 
 
 class Clip(NamedTuple):
@@ -93,7 +93,7 @@ def test_all_that_a_scene_says_is_found_in_its_video(clips: list[Clip]):
 
 
 def test_larger_videos_too(tmp_path: Path):
-    scenes = SCENES[::4]
+    scenes = SCENES[:8]
     assert shares(scenes, [clip_of(scene, 256, tmp_path).seen for scene in scenes]) == dict.fromkeys(KEYS, 1.0)
 
 
@@ -207,11 +207,11 @@ DEGRADED = {
 @pytest.mark.parametrize("how", DEGRADED)
 def test_imperfect_clips_are_measured_all_the_same(how: str, clips: list[Clip]):
     rng, seen = np.random.default_rng(1), []
-    for _, media, _ in clips[::2]:
+    for _, media, _ in clips[:16]:
         frames = DEGRADED[how](media.frames.astype(np.float32), rng).clip(0, 255).astype(np.uint8)
         hiss = rng.normal(0, 0.01, media.waveform.shape)
         seen.append(measured(replace(media, frames=frames, waveform=media.waveform + hiss)))
-    assert min(shares(SCENES[::2], seen).values()) >= 0.95
+    assert min(shares(SCENES[:16], seen).values()) >= 0.95
 
 
 def test_a_sharper_picture_has_narrower_edges(bounce: Clip, tmp_path: Path):
