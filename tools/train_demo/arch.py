@@ -5,11 +5,11 @@ from dataclasses import replace
 from ltx2_cli.models.arch import PUBLISHED_SCHEDULE, Arch, AudioVAEArch, BandwidthVocoderArch
 from ltx2_cli.models.published import LTX2_3
 from ltx2_cli.models.upsampler import LatentUpsamplerArch
+from tools.train_demo.words import VOCABULARY
 
-HEADS = 6
-VIDEO_WIDTH, AUDIO_WIDTH = 192, 96
+HEADS = 4
+VIDEO_WIDTH, AUDIO_WIDTH = 128, 64
 TEXT_WIDTH, TEXT_LAYERS = 64, 3
-TEXT_TOKENS = 64  # of a prompt; longer ones are cut
 
 ARCH = Arch(
     replace(
@@ -71,6 +71,7 @@ UPSAMPLER_ARCH = LatentUpsamplerArch(
 )
 TEXT_CONFIG = {
     "model_type": "gemma3_text",
+    "vocab_size": len(VOCABULARY),
     "hidden_size": TEXT_WIDTH,
     "intermediate_size": 2 * TEXT_WIDTH,
     "num_hidden_layers": TEXT_LAYERS,

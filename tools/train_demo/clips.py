@@ -2,18 +2,22 @@
 
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ltx2_cli.media import replacing
-from ltx2_cli.models.audio_vae import AudioVAE
+from ltx2_cli.models.audio_vae import AudioVAE, pack
 from ltx2_cli.models.video_vae import VideoVAE
+from ltx2_cli.weights.declare import Weight, map_weights
 from tools.train_demo.audio import spectrograms
 from tools.train_demo.training import OPTIONS
 from tools.train_demo.world import Scene, draw_frames, draw_scene, record_sound
 
+V = TypeVar("V", VideoVAE, AudioVAE)
+PIXELS = 128
 AT_ONCE = 4
 KEEP_EVERY = 200  # batches
 
@@ -24,6 +28,30 @@ class Clips(NamedTuple):
     scenes: list[Scene]
     video: np.ndarray
     audio: np.ndarray
+
+
+def with_statistics(vae: VideoVAE, audio_vae: AudioVAE, count: int = 128) -> tuple[VideoVAE, AudioVAE]:
+    """The autoencoders with the mean and the spread of what they make of some clips."""
+    compiled = partial(jax.jit, compiler_options=OPTIONS.get(jax.default_backend()))
+    to_video = compiled(lambda x: vae.encoder(x))
+    to_audio = compiled(lambda x: pack(audio_vae.encoder(spectrograms(x))))
+    video, audio = [], []
+    for number in range(count):
+        scene = scene_of(9, number)
+        video.append(np.asarray(to_video(draw_frames(scene, PIXELS)[None])))
+        audio.append(np.asarray(to_audio(record_sound(scene)[None])))
+    return _measured(vae, np.concatenate(video)), _measured(audio_vae, np.concatenate(audio))
+
+
+def _measured(vae: V, latents: np.ndarray) -> V:
+    features = latents.reshape(-1, latents.shape[-1])
+    found = {"latents_mean": features.mean(axis=0), "latents_std": features.std(axis=0)}
+
+    def filled(weight: Weight) -> Weight:
+        name = weight.source.rsplit(".", 1)[-1]
+        return weight.with_value(jnp.asarray(found[name])) if name in found else weight
+
+    return map_weights(filled, vae)
 
 
 def scene_of(seed: int, number: int, held_out: bool = False) -> Scene:

@@ -2,6 +2,7 @@
 
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +21,10 @@ from tools.train_demo.captions import caption, words_of
 from tools.train_demo.clips import Clips
 from tools.train_demo.initial import initial
 from tools.train_demo.training import Course, train
-from tools.train_demo.words import VOCABULARY, tokenizer, tokens
+from tools.train_demo.words import tokenizer, tokens
 from tools.train_demo.world import FPS, NUM_FRAMES
 
-PREFIX = "language_model.model"
-CLIPS = 32
+SMALL, LARGE = 128, 256  # pixels
 SILENT, APART = 0.1, 0.1  # how often a clip comes without its caption, and how often its streams do not meet
 SHIFT = 2.0  # of noise levels towards 1
 
@@ -33,10 +33,10 @@ class Denoiser(nnx.Module):
     """Tokens of a caption and noisy latents in, velocities out."""
 
     def __init__(self) -> None:
-        recipe = gemma_recipe(TEXT_CONFIG | {"vocab_size": len(VOCABULARY)}, "the embedded model")
-        self.text_encoder = Gemma(Scope("float32", PREFIX), recipe)
+        recipe = gemma_recipe(TEXT_CONFIG, "the embedded model")
+        self.text_encoder = Gemma(Scope("float32"), recipe)
         self.connectors = TextConnectors(Scope("float32"), ARCH.connectors)
-        self.transformer = Transformer(Scope("float32"), ARCH.transformer)
+        self.transformer = Transformer(Scope("float32"), ARCH.transformer, scan_layers=False)
 
     def __call__(
         self,
@@ -65,23 +65,23 @@ class Denoiser(nnx.Module):
 @cache
 def ropes(pixels: int) -> AV[Ropes]:
     """The rotary tables of a clip of the world's length."""
-    compression, scales = ARCH.compression, ARCH.scales
-    return rope_tables(clip_geometry(NUM_FRAMES, pixels, pixels, FPS, compression, scales), ARCH.transformer)
+    return rope_tables(
+        clip_geometry(NUM_FRAMES, pixels, pixels, FPS, ARCH.compression, ARCH.transformer.scales), ARCH.transformer
+    )
 
 
-def draw(clips: Clips, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """A batch of clips with new captions, noise levels and noise."""
-    chosen = rng.integers(len(clips.scenes), size=CLIPS)
-    said = [_said(clips.scenes[number], rng) for number in chosen]
-    ids, mask = tokens(tokenizer(), said)
-    even = (np.arange(CLIPS) + rng.random(CLIPS)) / CLIPS
+def draw(number: int, clips: Clips, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """A batch of so many clips with new captions and noise levels."""
+    chosen = rng.integers(len(clips.scenes), size=number)
+    ids, mask = tokens(tokenizer(), [_said(clips.scenes[each], rng) for each in chosen])
+    even = (np.arange(number) + rng.random(number)) / number
     return {
-        "video": clips.video[chosen].reshape(CLIPS, -1, clips.video.shape[-1]).astype(np.float32),
+        "video": clips.video[chosen].reshape(number, -1, clips.video.shape[-1]).astype(np.float32),
         "audio": clips.audio[chosen].astype(np.float32),
         "ids": ids,
         "mask": mask,
         "sigma": (SHIFT * even / (1 + (SHIFT - 1) * even)).astype(np.float32),
-        "exchanging": rng.random(CLIPS) >= APART,
+        "exchanging": rng.random(number) >= APART,
     }
 
 
@@ -105,6 +105,19 @@ def loss(pixels: int, denoiser: Denoiser, batch: dict[str, jax.Array], key: jax.
     return video + audio, {"video": video, "audio": audio}
 
 
-def trained(course: Course, clips: Clips, pixels: int, out: Path) -> Denoiser:
-    """The denoiser at the end of its course."""
-    return train(course, initial(Denoiser(), seed=4), partial(loss, pixels), partial(draw, clips), out)
+def both_losses(denoiser: Denoiser, batches: dict[int, Any], key: jax.Array) -> tuple[jax.Array, dict]:
+    """The sum of the losses of batches by their clips' pixels."""
+    each = {pixels: loss(pixels, denoiser, batch, jax.random.fold_in(key, pixels)) for pixels, batch in batches.items()}
+    figures = {f"{name}_{pixels}": x for pixels, (_, said) in each.items() for name, x in said.items()}
+    return sum(total for total, _ in each.values()), figures
+
+
+def trained(alone: Course, both: Course, small: Clips, large: Clips, out: Path) -> Denoiser:
+    """The denoiser after a course of small clips, and one of small and large ones."""
+    sizes = {SMALL: (32, small), LARGE: (8, large)}
+
+    def drawn(pixels: tuple[int, ...], rng: np.random.Generator) -> dict[int, Any]:
+        return {each: draw(*sizes[each], rng) for each in pixels}
+
+    denoiser = train(alone, initial(Denoiser(), seed=4), both_losses, partial(drawn, (SMALL,)), out)
+    return train(both, denoiser, both_losses, partial(drawn, (SMALL, LARGE)), out)

@@ -15,10 +15,10 @@ import optax
 from optax.contrib import MuonDimensionNumbers, muon
 
 from ltx2_cli.media import replacing
-from ltx2_cli.weights.declare import CONV, TRANSPOSED_CONV, VIDEO_CONV, M, Weight, map_weights, weights
+from ltx2_cli.weights.declare import PLAIN, M, Weight, map_weights, weights
 
-# XLA for the CPU leaves convolutions to a library, whose gradients of narrow ones take four times as long.
-OPTIONS = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": ""}}
+# XLA for the CPU leaves products, convolutions and sums to a library; its own code is faster but for products.
+OPTIONS = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}}
 Draw = Callable[[np.random.Generator], Any]  # a batch
 
 
@@ -31,7 +31,7 @@ class Course:
     rate: float
     warm_up: int = 200
     average: float = 0.999
-    keep_every: int = 250
+    keep_every: int = 100
     seed: int = 0
 
 
@@ -53,6 +53,7 @@ def train(
     `loss(network, batch, key)` gives the loss and a dictionary of figures for the log, `NAME.jsonl` in `out`. What
     another call left in `out` is gone on from: a course that ended is only read. Returns the averaged weights.
     """
+    out.mkdir(parents=True, exist_ok=True)
     schedule = optax.warmup_cosine_decay_schedule(0.0, course.rate, course.warm_up, course.steps, course.rate / 50)
     matrices = [matrix(weight) for weight in weights(network)]
     optimiser = optax.chain(
@@ -90,14 +91,21 @@ def train(
 
 
 def matrix(weight: Weight) -> MuonDimensionNumbers | None:
-    """Which axes of a weight are those of a matrix: in and out; none of what is no matrix, or looked up in."""
+    """Which axes of a weight are those of a matrix, in and out; none of what is no matrix, or is looked up in.
+
+    A window's places are counted to the wider side: the work grows with the narrower one.
+    """
     rank, first = weight.get_value().ndim, bool(weight.layers)
-    if weight.layout in (CONV, VIDEO_CONV):
-        return MuonDimensionNumbers(tuple(range(first, rank - 1)), rank - 1)
-    if weight.layout == TRANSPOSED_CONV:
-        return MuonDimensionNumbers((first + 1,), (first, first + 2))
     looked_up = any(word in weight.source for word in ("table", "embed_tokens", "registers", "filter", "basis"))
-    return None if rank - first < 2 or looked_up else MuonDimensionNumbers(rank - 1, rank - 2)
+    if rank - first < 2 or looked_up:
+        return None
+    if weight.layout == PLAIN:
+        return MuonDimensionNumbers(rank - 1, rank - 2)
+    *_, d_in, d_out = weight.get_value().shape
+    window = tuple(range(first, rank - 2))
+    if d_in < d_out:
+        return MuonDimensionNumbers((rank - 2,), (*window, rank - 1))
+    return MuonDimensionNumbers((*window, rank - 2), (rank - 1,))
 
 
 def filled(network: M, values: list[jax.Array]) -> M:

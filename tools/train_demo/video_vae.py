@@ -14,22 +14,22 @@ from tools.train_demo.initial import initial
 from tools.train_demo.training import Course, train
 from tools.train_demo.world import FPS, NUM_FRAMES, draw_frames, draw_scene, path
 
-PIXELS, CROP = 128, 64
+PIXELS = 128
 NOISE, SMALL = 0.1, 1e-3  # what latents must bear, and what keeps them from growing out of its way
 
 
-def draw(frames: int, pieces: int, rng: np.random.Generator) -> np.ndarray:
-    """Pieces of clips, around where the shape is."""
-    return np.stack([_piece(frames, rng) for _ in range(pieces)])
+def draw(frames: int, pieces: int, crop: int, rng: np.random.Generator) -> np.ndarray:
+    """Pieces of clips, `crop` pixels high and wide, around where the shape is."""
+    return np.stack([_piece(frames, crop, rng) for _ in range(pieces)])
 
 
-def _piece(frames: int, rng: np.random.Generator) -> np.ndarray:
+def _piece(frames: int, crop: int, rng: np.random.Generator) -> np.ndarray:
     scene, first = draw_scene(rng), rng.integers(NUM_FRAMES - frames + 1)
     video = draw_frames(scene, PIXELS, slice(first, first + frames))
     centre = path(scene, np.asarray([(first + frames / 2) / FPS])).centres[0]
-    corner = centre * PIXELS - CROP / 2 + rng.uniform(-CROP / 2, CROP / 2, 2)
-    x, y = np.clip(corner, 0, PIXELS - CROP).astype(int)
-    return video[:, y : y + CROP, x : x + CROP]
+    corner = centre * PIXELS - crop / 2 + rng.uniform(-crop / 2, crop / 2, 2)
+    x, y = np.clip(corner, 0, PIXELS - crop).astype(int)
+    return video[:, y : y + crop, x : x + crop]
 
 
 def loss(vae: VideoVAE, video: jax.Array, key: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -43,8 +43,10 @@ def loss(vae: VideoVAE, video: jax.Array, key: jax.Array) -> tuple[jax.Array, di
     return squared + 0.3 * jnp.mean(jnp.abs(error)) + SMALL * spread, {"psnr": psnr, "spread": spread}
 
 
-def trained(images: Course, clips: Course, out: Path) -> VideoVAE:
-    """The autoencoder after a course of single frames, which teach it space at little cost, and one of clips."""
+def trained(pieces: Course, frames: Course, clips: Course, out: Path) -> VideoVAE:
+    """The autoencoder after a course of pieces of single frames, which teach it much at little cost, one of whole
+    frames, whose borders lie elsewhere, and one of clips."""
     vae = initial(VideoVAE(Scope("float32"), ARCH.video_vae), seed=1)
-    vae = train(images, vae, loss, partial(draw, 1, 64), out)
-    return train(clips, vae, loss, partial(draw, 17, 8), out)
+    vae = train(pieces, vae, loss, partial(draw, 1, 32, PIXELS // 2), out)
+    vae = train(frames, vae, loss, partial(draw, 1, 12, PIXELS), out)
+    return train(clips, vae, loss, partial(draw, 17, 3, PIXELS), out)

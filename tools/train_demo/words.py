@@ -6,11 +6,10 @@ import numpy as np
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from ltx2_cli.models.tokenizer import BOS, EOS, PAD
-from tools.train_demo.arch import TEXT_TOKENS
 from tools.train_demo.captions import vocabulary
 
-UNKNOWN = "<unk>"
+TEXT_TOKENS = 32  # of a caption; longer ones are cut
+PAD, EOS, BOS, UNKNOWN = "<pad>", "<eos>", "<bos>", "<unk>"
 VOCABULARY = (PAD, EOS, BOS, UNKNOWN, *vocabulary())
 
 

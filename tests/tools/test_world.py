@@ -1,0 +1,107 @@
+"""The small world: what is held out, what captions say, and that pictures and sounds are what scenes say."""
+
+import numpy as np
+import pytest
+
+from tools.train_demo.captions import MOTIONS as DOES
+from tools.train_demo.captions import PITCHES as SOUNDING
+from tools.train_demo.captions import SHAPES as CALLED
+from tools.train_demo.captions import caption, words_of
+from tools.train_demo.words import TEXT_TOKENS, UNKNOWN, VOCABULARY, tokenizer, tokens
+from tools.train_demo.world import (
+    COLOURS,
+    DURATION,
+    MOTIONS,
+    NUM_FRAMES,
+    SAMPLING_RATE,
+    SHAPES,
+    Scene,
+    contacts,
+    draw_frames,
+    draw_scene,
+    record_sound,
+)
+
+
+def scenes(count: int, held_out: bool = False) -> list[Scene]:
+    rng = np.random.default_rng(3)
+    return [draw_scene(rng, held_out) for _ in range(count)]
+
+
+def test_a_combination_is_trained_on_or_held_out() -> None:
+    trained, kept = (
+        {(scene.shape, scene.colour, scene.motion) for scene in scenes(3000, held_out)} for held_out in (False, True)
+    )
+    assert not trained & kept
+    assert len(trained | kept) == len(SHAPES) * len(COLOURS) * len(MOTIONS)
+    assert 0.15 < len(kept) / len(trained | kept) < 0.25
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_each_word_of_what_is_held_out_is_trained_on(place: int) -> None:
+    """Each pair of two attributes but for the third one's value, even."""
+    pairs = [
+        {tuple(np.delete([scene.shape, scene.colour, scene.motion], place)) for scene in scenes(3000, held_out)}
+        for held_out in (False, True)
+    ]
+    assert pairs[1] <= pairs[0]
+
+
+def test_captions_say_all_of_a_scene_in_many_ways() -> None:
+    rng, said = np.random.default_rng(0), set()
+    for scene in scenes(300):
+        text = caption(scene, rng, omit=0)
+        said.add(text)
+        assert scene.colour in text
+        assert scene.background in text
+        assert any(name in text for name in CALLED[scene.shape])
+        assert any(phrase in text for phrase in DOES[scene.motion])
+        assert any(word in text for word in SOUNDING[scene.pitch])
+    assert len(said) == 300
+    scene = scenes(1)[0]
+    assert len({caption(scene, rng, omit=0) for _ in range(50)}) > 40
+    assert not any(f" {scene.background} " in caption(scene, rng, omit=1) for _ in range(50))
+
+
+def test_no_caption_has_an_unknown_word_or_too_many() -> None:
+    rng = np.random.default_rng(1)
+    said = [text for scene in scenes(500) for text in (caption(scene, rng, omit=0), words_of(scene, rng))]
+    ids, mask = tokens(tokenizer(), said)
+    assert VOCABULARY.index(UNKNOWN) not in ids
+    assert ids.shape == (1000, TEXT_TOKENS)
+    assert mask.sum(axis=1).max() < TEXT_TOKENS  # so nothing was cut
+    assert not mask[:, 0].any()
+    assert mask[:, -1].all()
+
+
+def test_case_does_not_count_and_other_words_are_unknown() -> None:
+    words = tokenizer()
+    assert words.encode("A Red BALL.").ids == [*words.encode("a red ball").ids, VOCABULARY.index(UNKNOWN)]
+
+
+def test_frames_and_sounds_are_of_the_clip_and_in_range() -> None:
+    for scene in scenes(20):
+        frames, sound = draw_frames(scene, 64), record_sound(scene)
+        assert frames.shape == (NUM_FRAMES, 64, 64, 3)
+        assert np.abs(frames).max() <= 1
+        assert sound.shape == (round(DURATION * SAMPLING_RATE), 2)
+        assert 0.05 < np.abs(sound).max() < 1
+
+
+def test_a_larger_picture_is_the_same_picture() -> None:
+    for scene in scenes(10):
+        small, large = draw_frames(scene, 64, slice(3)), draw_frames(scene, 128, slice(3))
+        halved = large.reshape(3, 64, 2, 64, 2, 3).mean(axis=(2, 4))
+        assert np.abs(halved - small).mean() < 0.01
+
+
+def test_a_click_begins_at_each_contact() -> None:
+    bouncing = [scene for scene in scenes(100) if scene.motion == "bounce"]
+    assert len(bouncing) > 5
+    for scene in bouncing:
+        sound = record_sound(scene)
+        fast = np.abs(np.diff(sound[:, 0], n=2))  # what the tone, which is low, has none of
+        loud = np.flatnonzero(fast > 0.1) / SAMPLING_RATE
+        for time in contacts(scene):
+            assert np.any(np.abs(loud - time) < 0.015)
+        assert all(np.any(np.abs(contacts(scene) - time) < 0.02) for time in loud)

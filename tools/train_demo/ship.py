@@ -1,0 +1,75 @@
+"""Networks as an ordinary checkpoint: a folder in diffusers' layout."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import jax.numpy as jnp
+from flax import nnx
+
+from ltx2_cli.models.arch import Arch, BandwidthVocoderArch, VideoVAEArch
+from ltx2_cli.models.config import Config, NetworkArch
+from ltx2_cli.models.folder import CONFIG, SCHEDULER
+from ltx2_cli.models.networks import TEXT_ENCODER
+from ltx2_cli.weights.declare import M, map_weights
+from ltx2_cli.weights.published import UPSAMPLER
+from ltx2_cli.weights.save import save
+from tools.train_demo.arch import TEXT_CONFIG, UPSAMPLER_ARCH
+from tools.train_demo.words import write_tokenizer
+
+TEXT_CLASS = "Gemma3TextModel"  # in transformers; the others in diffusers
+
+
+def ship(networks: dict[str, nnx.Module], arch: Arch, folder: Path) -> None:
+    """Write `networks`, by the names of their folders, as they are, and all that stands beside them."""
+    extended = isinstance(arch.vocoder, BandwidthVocoderArch)
+    configs = {
+        TEXT_ENCODER: {"architectures": [TEXT_CLASS]} | TEXT_CONFIG,
+        "connectors": _config("LTX2TextConnectors", arch.connectors),
+        "transformer": _config("LTX2VideoTransformer3DModel", arch.transformer),
+        "vae": _config("AutoencoderKLLTX2Video", arch.video_vae) | _for_each_stage(arch.video_vae),
+        "audio_vae": _config("AutoencoderKLLTX2Audio", arch.audio_vae),
+        "vocoder": _config("LTX2VocoderWithBWE" if extended else "LTX2Vocoder", arch.vocoder),
+        UPSAMPLER: _config("LTX2LatentUpsamplerModel", UPSAMPLER_ARCH),
+    }
+    scheduler = _config("FlowMatchEulerDiscreteScheduler", arch.scheduler)
+    for name, network in networks.items():
+        stem = "model" if name == TEXT_ENCODER else "diffusion_pytorch_model"
+        save(network, folder / name / f"{stem}.safetensors")
+        _write(configs[name], folder / name / CONFIG)
+    _write(scheduler, folder / SCHEDULER)
+    _write(_index(configs, scheduler), folder / "model_index.json")
+    write_tokenizer(folder / "tokenizer")
+
+
+def rounded(network: M) -> M:
+    """`network` in bfloat16."""
+    return map_weights(lambda weight: weight.with_value(weight.get_value().astype(jnp.bfloat16)), network)
+
+
+def _config(name: str, arch: NetworkArch) -> Config:
+    return {"_class_name": name} | asdict(arch) | arch.only
+
+
+def _for_each_stage(arch: VideoVAEArch) -> Config:
+    """What diffusers wants of each stage, by default of as many as the first generation has."""
+    stages = len(arch.decoder_block_out_channels)
+    return {"decoder_spatio_temporal_scaling": [True] * stages, "decoder_inject_noise": [False] * (stages + 1)}
+
+
+def _index(configs: dict[str, Config], scheduler: Config) -> Config:
+    """Where diffusers' pipeline finds the class of each of its parts."""
+    places = {"connectors": "ltx2", "vocoder": "ltx2"}
+    names = [name for name in configs if name not in (TEXT_ENCODER, UPSAMPLER)]
+    return {
+        "_class_name": "LTX2Pipeline",
+        TEXT_ENCODER: ["transformers", TEXT_CLASS],
+        "tokenizer": ["transformers", "PreTrainedTokenizerFast"],
+        "scheduler": ["diffusers", scheduler["_class_name"]],
+        **{name: [places.get(name, "diffusers"), configs[name]["_class_name"]] for name in names},
+    }
+
+
+def _write(config: Config, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(config, indent=2) + "\n")
