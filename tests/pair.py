@@ -43,6 +43,6 @@ def start_pair(
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     """Its exit code, what it said on stdout, and on stderr, without the greeting of the library that connects CPUs."""
     out, err = process.communicate(timeout=LIMIT)
-    greeting = ("peer ranks", "\n")  # its threads write a line and its end apart: two ends can follow one another
-    lines = [line for line in err.splitlines(keepends=True) if greeting[0] not in line and line != greeting[1]]
+    # its threads write a line and its end apart, so that two ends can follow one another
+    lines = [line for line in err.splitlines(keepends=True) if "peer ranks" not in line and line.strip()]
     return process.returncode, out, "".join(lines)

@@ -77,17 +77,16 @@ def test_over_a_mesh_it_is_what_it_is_on_one_device(mesh: tuple[int, ...], numbe
         np.testing.assert_allclose(got[:, : lengths[1]], wanted, rtol=1e-5, atol=2e-6)
 
 
-def test_one_cpu_attends_by_head_and_several_devices_do_not() -> None:
-    queries = jax.ShapeDtypeStruct((2, 300, 4, 8), jnp.float32)
-
-    def scores(devices: int) -> bool:
+def test_one_cpu_attends_by_head_where_there_is_much_and_several_devices_do_not() -> None:
+    def scores(devices: int, tokens: int) -> bool:
         """Whether the scores of all heads and queries are one array."""
+        queries = jax.ShapeDtypeStruct((2, tokens, 4, 8), jnp.float32)
         plan = ShardingPlan(Mesh(np.asarray(jax.devices()[:devices]), ("heads",)), (), ())
         with activate(plan):  # the partial is not known to jit, which would otherwise remember what it traced
             program = jax.jit(partial(attend)).lower(queries, KeysValues(queries, queries))
-        return "tensor<2x4x300x300xf32>" in program.as_text()
+        return f"tensor<2x4x{tokens}x{tokens}xf32>" in program.as_text()
 
-    assert (scores(1), scores(2)) == (False, True)
+    assert (scores(1, 300), scores(2, 300), scores(1, 30)) == (False, True, True)
 
 
 @pytest.mark.parametrize(
