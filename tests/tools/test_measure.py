@@ -10,7 +10,7 @@ import pytest
 from scipy.ndimage import gaussian_filter
 
 from ltx2_cli.media import Media, write_mp4
-from tools.train_demo.measure import Seen, judge, main, measure, read_mp4
+from tools.train_demo.measure import Seen, judge, main, measure, read_mp4, shares
 from tools.train_demo.world import (
     FPS,
     MOTIONS,
@@ -75,13 +75,6 @@ def bounce(tmp_path_factory: pytest.TempPathFactory) -> Clip:
 @pytest.fixture(scope="module")
 def right(tmp_path_factory: pytest.TempPathFactory) -> Clip:
     return clip_of(RIGHT, 128, tmp_path_factory.mktemp("right"))
-
-
-def shares(scenes: list[Scene], seen: list[Seen]) -> dict[str, float]:
-    """How many of the judgements by each key are right."""
-    judged = [judge(*pair) for pair in zip(scenes, seen, strict=True)]
-    told = {key: [each[key] for each in judged if each[key] is not None] for key in KEYS}
-    return {key: sum(verdicts) / len(verdicts) for key, verdicts in told.items()}
 
 
 def wrong(scene: Scene, seen: Seen) -> set[str]:
@@ -220,7 +213,7 @@ def test_a_sharper_picture_has_narrower_edges(bounce: Clip, tmp_path: Path):
     doubled = bounce.media.frames.repeat(2, axis=1).repeat(2, axis=2)
     assert large.seen.edge < 0.6 * bounce.seen.edge
     assert large.seen.edge < 0.6 * measured(replace(large.media, frames=soft)).edge
-    assert large.seen.edge < 0.7 * measured(replace(bounce.media, frames=doubled)).edge
+    assert large.seen.edge < 0.75 * measured(replace(bounce.media, frames=doubled)).edge
 
 
 def test_the_program_prints_what_is_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -4,7 +4,7 @@ A line for each way to ask for clips; every clip is written as an mp4 and measur
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +16,8 @@ import typer
 from ltx2_cli import load, read_spec, resolve, run
 from ltx2_cli.media import write_mp4
 from tools.train_demo.captions import caption
-from tools.train_demo.measure import judge, measure_mp4
+from tools.train_demo.measure import Seen, measure_mp4, shares
+from tools.train_demo.reconstruct import given_back
 from tools.train_demo.world import Scene, draw_scene
 
 SEED = 200
@@ -31,6 +32,7 @@ VARIANTS: dict[str, Mapping[str, object]] = {
     "unrolled": {"scan_layers": False},
     "two stages": {"recipe": "two_stage", "height": 256, "width": 256},
 }
+ELSEWHERE = {"eight devices": {"sharding": "trillium"}}  # for machines that have so many
 
 
 def held_out(count: int) -> Iterator[tuple[Scene, str]]:
@@ -41,30 +43,36 @@ def held_out(count: int) -> Iterator[tuple[Scene, str]]:
         yield scene, caption(scene, rng, omit=0)
 
 
-def figures(count: int, variant: Mapping[str, object], model: str = "demo") -> dict[str, float]:
-    """The share of clips, of those that an attribute applies to, that show it; clip i is made from seed i."""
-    asked = list(held_out(count))
-    first = resolve(read_spec({"prompt": asked[0][1], "model": model, "seed": 0, "keep_resident": True} | variant))
-    components, judged = load(first), []
+def filmed(asked: Sequence[tuple[str, int]], request: Mapping[str, object]) -> Iterator[Seen]:
+    """What is to be seen and heard in the clip of each prompt and seed, otherwise asked for by `request`."""
+    prompt, seed = asked[0]
+    first = resolve(read_spec({"prompt": prompt, "seed": seed, "model": "demo", "keep_resident": True} | request))
+    components = load(first)
     with TemporaryDirectory() as folder:
-        for number, (scene, prompt) in enumerate(asked):
-            spec = replace(first.spec, prompt=prompt, seed=(number,))
+        for prompt, seed in asked:
+            spec = replace(first.spec, prompt=prompt, seed=(seed,))
             (media,) = run(replace(first, spec=spec, prompts=(prompt, *first.prompts[1:])), components)
             clip = Path(folder) / "clip.mp4"
             write_mp4(media, clip)
-            judged.append(judge(scene, measure_mp4(clip)))
-    known = {key: [each[key] for each in judged if each[key] is not None] for key in judged[0]}
-    return {key: round(float(np.mean(answers)), 3) if answers else float("nan") for key, answers in known.items()}
+            yield measure_mp4(clip)
 
 
 def main(
     count: Annotated[int, typer.Option(help="Of held-out captions, how many.")] = 200,
     model: Annotated[str, typer.Option(help="As of `ltx2 generate`.")] = "demo",
-    variants: Annotated[str, typer.Option(help=f"Some of: {', '.join(VARIANTS)}.")] = ", ".join(VARIANTS),
+    variants: Annotated[str, typer.Option(help=f"Some of: {', '.join(VARIANTS | ELSEWHERE)}.")] = ", ".join(VARIANTS),
 ) -> None:
-    """Print a line of JSON a variant."""
+    """Print a line of JSON of the autoencoders, and one a variant; clip i is made from seed i."""
+    folder = read_spec(prompt="", model=model).checkpoint
+    print(json.dumps({"autoencoders": given_back(folder, count)}), flush=True)
+    scenes, prompts = zip(*held_out(count), strict=True)
     for name in variants.split(", "):
-        print(json.dumps({"variant": name, "clips": count} | figures(count, VARIANTS[name], model)), flush=True)
+        seen = list(
+            filmed(
+                [(prompt, seed) for seed, prompt in enumerate(prompts)], (VARIANTS | ELSEWHERE)[name] | {"model": model}
+            )
+        )
+        print(json.dumps({"variant": name, "clips": count} | shares(scenes, seen)), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@ whether that is what a scene asked for; and `python -m tools.train_demo.measure 
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path as File
 
@@ -90,6 +91,13 @@ def judge(scene: Scene, seen: Seen) -> dict[str, bool | None]:
         "pan": _beside(seen),
         "sync": _in_time(seen) if scene.motion == "bounce" else None,
     }
+
+
+def shares(scenes: Sequence[Scene], seen: Sequence[Seen]) -> dict[str, float]:
+    """Of the clips that an attribute applies to, the share that shows it; NaN where it applies to none."""
+    judged = [judge(*pair) for pair in zip(scenes, seen, strict=True)]
+    known = {key: [each[key] for each in judged if each[key] is not None] for key in judged[0]}
+    return {key: round(float(np.mean(answers)), 3) if answers else float("nan") for key, answers in known.items()}
 
 
 def _size(scene: Scene, seen: Seen) -> str | None:

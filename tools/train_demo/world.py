@@ -36,7 +36,8 @@ LOUDNESS = {"quiet": 0.1, "loud": 0.4}  # amplitude
 LADDERS = {"up": (2, 3, 4), "down": (4, 3, 2)}  # halves of the pitch, one after the other
 RUNG = 0.68  # how long each lasts
 CLICK = 0.5  # amplitude
-MARGIN = 0.03
+MARGIN = 0.03  # between the edge of a frame and a shape
+HEIGHT = 0.5  # of a bounce
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def path(scene: Scene, times: np.ndarray) -> Path:
     elif scene.motion == "bounce":
         first, period = bounces(scene)
         phase = (times - first) / period % 1
-        y = 1 - edge - (1 - 2 * edge) * 4 * phase * (1 - phase)
+        y = 1 - edge - HEIGHT * 4 * phase * (1 - phase)
     elif scene.motion == "grow":
         radii = radius * (0.5 + 1.2 * times / clip)
     return Path(np.stack([x, y], axis=-1), radii)
@@ -124,7 +125,7 @@ def path(scene: Scene, times: np.ndarray) -> Path:
 
 def bounces(scene: Scene) -> tuple[float, float]:
     """When the shape first meets the ground, and how long it takes to meet it again."""
-    period = 0.5 + 0.2 * scene.chance[1]
+    period = 0.65 + 0.2 * scene.chance[1]
     return 0.08 + scene.chance[0] * period, period
 
 
