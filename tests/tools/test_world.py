@@ -66,7 +66,7 @@ def test_captions_say_all_of_a_scene_in_many_ways() -> None:
 def test_no_caption_has_an_unknown_word_or_too_many() -> None:
     rng = np.random.default_rng(1)
     said = [text for scene in scenes(500) for text in (caption(scene, rng, omit=0), words_of(scene, rng))]
-    ids, mask = tokens(tokenizer(), said)
+    ids, mask = tokens(said)
     assert VOCABULARY.index(UNKNOWN) not in ids
     assert ids.shape == (1000, TEXT_TOKENS)
     assert mask.sum(axis=1).max() < TEXT_TOKENS  # so nothing was cut

@@ -21,8 +21,8 @@ from tools.train_demo.captions import caption, words_of
 from tools.train_demo.clips import Clips
 from tools.train_demo.initial import initial
 from tools.train_demo.training import Course, train
-from tools.train_demo.words import tokenizer, tokens
-from tools.train_demo.world import FPS, NUM_FRAMES
+from tools.train_demo.words import tokens
+from tools.train_demo.world import FPS, NUM_FRAMES, Scene
 
 SMALL, LARGE = 128, 256  # pixels
 SILENT, APART = 0.1, 0.1  # how often a clip comes without its caption, and how often its streams do not meet
@@ -73,7 +73,7 @@ def ropes(pixels: int) -> AV[Ropes]:
 def draw(number: int, clips: Clips, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """A batch of so many clips with new captions and noise levels."""
     chosen = rng.integers(len(clips.scenes), size=number)
-    ids, mask = tokens(tokenizer(), [_said(clips.scenes[each], rng) for each in chosen])
+    ids, mask = tokens([_said(clips.scenes[each], rng) for each in chosen])
     even = (np.arange(number) + rng.random(number)) / number
     return {
         "video": clips.video[chosen].reshape(number, -1, clips.video.shape[-1]).astype(np.float32),
@@ -85,7 +85,7 @@ def draw(number: int, clips: Clips, rng: np.random.Generator) -> dict[str, np.nd
     }
 
 
-def _said(scene, rng: np.random.Generator) -> str:
+def _said(scene: Scene, rng: np.random.Generator) -> str:
     chance = rng.random()
     if chance < SILENT:
         return ""

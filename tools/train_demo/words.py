@@ -1,5 +1,6 @@
 """The tokenizer of the small world: a token a word, whatever its case; one for all words that no caption has."""
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -32,11 +33,17 @@ def write_tokenizer(folder: Path) -> None:
     fast.save_pretrained(folder)
 
 
-def tokens(words: Tokenizer, captions: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Ids int32 and mask bool of captions, [captions, TEXT_TOKENS], padded on the left."""
+@cache
+def _padding() -> Tokenizer:
+    words = tokenizer()
     words.enable_truncation(TEXT_TOKENS)
     words.enable_padding(direction="left", pad_id=VOCABULARY.index(PAD), pad_token=PAD, length=TEXT_TOKENS)
-    encoded = words.encode_batch(captions)
+    return words
+
+
+def tokens(captions: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Ids int32 and mask bool of captions, [captions, TEXT_TOKENS], padded on the left."""
+    encoded = _padding().encode_batch(captions)
     return (
         np.asarray([each.ids for each in encoded], np.int32),
         np.asarray([each.attention_mask for each in encoded], bool),
