@@ -98,6 +98,32 @@ def test_the_sides_of_a_matrix(network: Linear | Conv | Conv3D | TransposedConv,
     assert tuple(np.prod([shape[i] for i in np.atleast_1d(side)]) for side in axes) == sides
 
 
+def test_what_is_computed_is_not_trained(tmp_path: Path) -> None:
+    class Filtered(Linear):
+        def __init__(self) -> None:
+            super().__init__(Scope("float32"), 3, 2, (None, None))
+            self.filter = Scope("float32").weight("filter", (1, 1, 12), (None, None, None))
+
+    def filtered(network: Filtered, batch: jax.Array, key: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        total, figures = loss(network, batch, key)
+        return total + jnp.sum(network.filter[...]), figures
+
+    begun = initial(Filtered(), seed=0)
+    learned = train(COURSE, begun, filtered, draw, tmp_path)
+    np.testing.assert_allclose(learned.filter[...], begun.filter[...], rtol=1e-6)
+    assert not np.array_equal(learned.kernel[...], begun.kernel[...])
+
+
+def test_norms_begin_as_nothing() -> None:
+    """Those of Gemma add 1 to their weights."""
+    ones = [f"transformer_blocks.*.attn1.norm_{x}.weight" for x in "qk"] + ["initial_norm.weight", "latents_std"]
+    zeros = ["norm.weight", "layers.0.self_attn.q_norm.weight", "layers.1.input_layernorm.weight", "latents_mean"]
+    for names, value in ((ones, 1), (zeros, 0)):
+        for name in names:
+            weight = initial(Scope("float32").weight(name, (4,), (None,)), seed=0)
+            np.testing.assert_array_equal(weight.get_value(), np.full(4, value))
+
+
 def test_biases_and_what_is_looked_up_in_are_no_matrices() -> None:
     scope = Scope("float32")
     rows: list[Weight] = [

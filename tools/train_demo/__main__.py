@@ -28,7 +28,8 @@ def main(
     from tools.train_demo.courses import COURSES, LARGE_CLIPS, SMALL_CLIPS
 
     course = {name: replace(each, steps=max(1, round(share * each.steps))) for name, each in COURSES.items()}
-    vae = video_vae.trained(course["pieces"], course["frames"], course["video_vae"], out)
+    of_video = (course[name] for name in ("pieces", "frames", "moving", "video_vae"))
+    vae = video_vae.trained(*of_video, out)
     audio_vae = audio.trained_vae(course["audio_vae"], out)
     vocoder = audio.trained_vocoder(course["vocoder"], audio_vae, out)
     vae, audio_vae = clips.with_statistics(vae, audio_vae)

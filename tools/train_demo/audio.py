@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ltx2_cli.models.audio_vae import AudioVAE
-from ltx2_cli.models.bandwidth import BandwidthVocoder
+from ltx2_cli.models.bandwidth import LEAST_MEL, BandwidthVocoder
 from ltx2_cli.models.mel import log_mel, of_latents, resample
-from ltx2_cli.weights.declare import Scope
+from ltx2_cli.weights.declare import Scope, Weight, map_weights
 from tools.train_demo.arch import ARCH
 from tools.train_demo.initial import initial, with_spectra
 from tools.train_demo.training import Course, train
@@ -46,7 +46,18 @@ def loss(vae: AudioVAE, sounds: jax.Array, key: jax.Array) -> tuple[jax.Array, d
 
 def trained_vae(course: Course, out: Path) -> AudioVAE:
     """The audio autoencoder at the end of its course."""
-    return train(course, initial(AudioVAE(Scope("float32"), ARCH.audio_vae), seed=2), loss, draw, out)
+    return train(course, _silent(initial(AudioVAE(Scope("float32"), ARCH.audio_vae), seed=2)), loss, draw, out)
+
+
+def _silent(vae: AudioVAE) -> AudioVAE:
+    """`vae` with a decoder that begins at silence, which a bias takes long to learn."""
+
+    def with_floor(weight: Weight) -> Weight:
+        if weight.source != "decoder.conv_out.conv.bias":
+            return weight
+        return weight.with_value(jnp.full(weight.shape, np.log(LEAST_MEL), jnp.float32))
+
+    return map_weights(with_floor, vae)
 
 
 def vocoder_loss(

@@ -14,7 +14,7 @@ TAPS = 12
 
 
 def initial(module: M, seed: int) -> M:
-    """`module` with random matrices that keep a signal's spread, ones for norms' weights, zeros for biases."""
+    """`module` with random matrices that keep a signal's spread, norms that change nothing, zeros for biases."""
     return map_weights(lambda weight: weight.with_value(jnp.asarray(_value(weight, seed), jnp.float32)), module)
 
 
@@ -26,8 +26,12 @@ def _value(weight: Weight, seed: int) -> np.ndarray:
         return np.broadcast_to(low_pass(), shape)
     if last in ("bias", "alpha", "beta", "latents_mean"):
         return np.zeros(shape)
-    if "norm" in name.split(".")[-2:][0] or last == "latents_std":
-        return np.zeros(shape) if "layernorm" in name or name.endswith("model.norm.weight") else np.ones(shape)
+    if last == "latents_std":
+        return np.ones(shape)
+    norm = name.rpartition(".")[0].rpartition(".")[2]
+    if "norm" in norm:
+        adds_one = norm.endswith(("layernorm", "q_norm", "k_norm")) or name == "norm.weight"  # Gemma's
+        return np.zeros(shape) if adds_one else np.ones(shape)
     if "table" in last or "embed_tokens" in name:
         return 0.02 * noise
     if last == "learnable_registers":

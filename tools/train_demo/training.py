@@ -17,7 +17,7 @@ from optax.contrib import MuonDimensionNumbers, muon
 from ltx2_cli.media import replacing
 from ltx2_cli.weights.declare import PLAIN, M, Weight, map_weights, weights
 
-# XLA for the CPU leaves products, convolutions and sums to a library; its own code is faster but for products.
+# XLA for the CPU leaves products, convolutions and sums to a library; its own code is mostly faster but for products.
 OPTIONS = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}}
 Draw = Callable[[np.random.Generator], Any]  # a batch
 
@@ -33,6 +33,7 @@ class Course:
     average: float = 0.999
     keep_every: int = 100
     seed: int = 0
+    own_code: bool = True  # XLA's, for all but products, on a CPU
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ def train(
         averaged = jax.tree.map(lambda old, new: keep * old + (1 - keep) * new, averaged, values)
         return values, averaged, moments, {"loss": total, **figures}
 
-    run = jax.jit(step, donate_argnums=(0, 1, 2), compiler_options=OPTIONS.get(jax.default_backend()))
+    options = OPTIONS.get(jax.default_backend()) if course.own_code else None
+    run = jax.jit(step, donate_argnums=(0, 1, 2), compiler_options=options)
     trees, begun, figures = jax.tree.map(jnp.array, (state.weights, state.averaged, state.optimiser)), time.time(), []
     for number in range(state.step, course.steps):
         batch = draw(np.random.default_rng([course.seed, number]))
@@ -96,8 +98,8 @@ def matrix(weight: Weight) -> MuonDimensionNumbers | None:
     A window's places are counted to the wider side: the work grows with the narrower one.
     """
     rank, first = weight.get_value().ndim, bool(weight.layers)
-    looked_up = any(word in weight.source for word in ("table", "embed_tokens", "registers", "filter", "basis"))
-    if rank - first < 2 or looked_up:
+    looked_up = any(word in weight.source for word in ("table", "embed_tokens", "registers"))
+    if rank - first < 2 or looked_up or constant(weight):
         return None
     if weight.layout == PLAIN:
         return MuonDimensionNumbers(rank - 1, rank - 2)
@@ -108,10 +110,20 @@ def matrix(weight: Weight) -> MuonDimensionNumbers | None:
     return MuonDimensionNumbers((*window, rank - 2), (rank - 1,))
 
 
+def constant(weight: Weight) -> bool:
+    """Whether a weight is computed, not learned: a filter, a Fourier transform, mel triangles."""
+    return weight.source.endswith(("filter", "basis"))
+
+
 def filled(network: M, values: list[jax.Array]) -> M:
-    """`network` with these values of its weights, in the order of `weights`."""
+    """`network` with these values of its weights, in the order of `weights`; no gradient reaches a constant."""
     each = iter(values)
-    return map_weights(lambda weight: weight.with_value(next(each)), network)
+
+    def with_next(weight: Weight) -> Weight:
+        value = next(each)
+        return weight.with_value(jax.lax.stop_gradient(value) if constant(weight) else value)
+
+    return map_weights(with_next, network)
 
 
 def keep_state(state: Training, path: Path) -> None:

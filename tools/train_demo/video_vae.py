@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ltx2_cli.models.video_vae import VideoVAE
-from ltx2_cli.weights.declare import Scope
+from ltx2_cli.models.video_vae import STRIDES, VideoVAE
+from ltx2_cli.weights.declare import VIDEO_CONV, Scope, Weight, map_weights
 from tools.train_demo.arch import ARCH
 from tools.train_demo.initial import initial
 from tools.train_demo.training import Course, train
@@ -43,10 +43,29 @@ def loss(vae: VideoVAE, video: jax.Array, key: jax.Array) -> tuple[jax.Array, di
     return squared + 0.3 * jnp.mean(jnp.abs(error)) + SMALL * spread, {"psnr": psnr, "spread": spread}
 
 
-def trained(pieces: Course, frames: Course, clips: Course, out: Path) -> VideoVAE:
-    """The autoencoder after a course of pieces of single frames, which teach it much at little cost, one of whole
-    frames, whose borders lie elsewhere, and one of clips."""
+def inflated(vae: VideoVAE) -> VideoVAE:
+    """`vae`, trained on single frames, as one of clips that knows no motion yet: each frame is heard alone, and where
+    the decoder makes two of one, both are the one that it knows. What it makes of a single frame stays."""
+
+    def alone(weight: Weight) -> Weight:
+        value = weight.get_value()
+        if weight.layout == VIDEO_CONV:
+            now = 2 if weight.source.startswith("encoder") else 1  # the encoder looks back, the decoder both ways
+            value = jnp.zeros_like(value).at[..., now, :, :].set(value.sum(axis=-3))
+        if "upsamplers" in weight.source:
+            stride = STRIDES[ARCH.video_vae.upsample_type[int(weight.source.split(".")[2])]]
+            cells = value.reshape(*value.shape[:-1], -1, *stride)
+            value = jnp.broadcast_to(cells[..., -1:, :, :], cells.shape).reshape(value.shape)
+        return weight.with_value(value)
+
+    return map_weights(alone, vae)
+
+
+def trained(pieces: Course, frames: Course, moving: Course, clips: Course, out: Path) -> VideoVAE:
+    """The autoencoder after courses of pieces of single frames, which teach it much at little cost, of whole frames,
+    whose borders lie elsewhere, and of clips likewise."""
     vae = initial(VideoVAE(Scope("float32"), ARCH.video_vae), seed=1)
     vae = train(pieces, vae, loss, partial(draw, 1, 32, PIXELS // 2), out)
     vae = train(frames, vae, loss, partial(draw, 1, 12, PIXELS), out)
+    vae = train(moving, inflated(vae), loss, partial(draw, 9, 16, PIXELS // 2), out)
     return train(clips, vae, loss, partial(draw, 17, 3, PIXELS), out)

@@ -1,0 +1,55 @@
+"""A checkpoint as the training program writes it: opened here and by diffusers, which makes the same of it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import LTX2Pipeline
+from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
+
+from clips import ALL_ON, Checkpoint, Size, final_latents, plan_of, reference_latents
+from ltx2_cli.models.folder import open_folder
+from ltx2_cli.models.gemma import Gemma, gemma_recipe
+from ltx2_cli.models.networks import abstract_networks
+from ltx2_cli.models.upsampler import LatentUpsampler
+from ltx2_cli.models.upsampler_source import open_upsampler
+from ltx2_cli.spec import DType
+from ltx2_cli.weights.checkpoint import TensorFiles
+from ltx2_cli.weights.declare import Scope, random_weights
+from ltx2_cli.weights.published import UPSAMPLER
+from parity import relative_error
+from tools.train_demo.arch import ARCH, TEXT_CONFIG, UPSAMPLER_ARCH
+from tools.train_demo.ship import rounded, ship
+
+CASE = ALL_ON._replace(size=Size(9, 64, 64, 24.0), steps=2, prompt="A red ball bounces, a low note.")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    text_encoder = Gemma(Scope("float32"), gemma_recipe(TEXT_CONFIG, "a test"))
+    networks = abstract_networks(ARCH, text_encoder, DType.float32).present()
+    networks |= {UPSAMPLER: LatentUpsampler(Scope("float32"), UPSAMPLER_ARCH)}
+    folder = tmp_path_factory.mktemp("shipped")
+    ship(
+        {name: rounded(random_weights(each, seed)) for seed, (name, each) in enumerate(networks.items())}, ARCH, folder
+    )
+    return folder
+
+
+def test_it_is_whole_small_and_in_bfloat16(folder: Path) -> None:
+    found = open_folder(folder)
+    assert found.arch == ARCH
+    assert open_upsampler(folder, ARCH.video_vae)[0] == UPSAMPLER_ARCH
+    upsampler = TensorFiles(folder / UPSAMPLER)
+    stored = {tensor.dtype for network in (*found.files.values(), upsampler) for tensor in network.values()}
+    assert stored == {"BF16"}
+    assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) < 30e6
+
+
+def test_diffusers_loads_all_of_it_and_makes_the_same_latents(folder: Path, tmp_path: Path) -> None:
+    checkpoint = Checkpoint(folder, LTX2Pipeline.from_pretrained(folder, torch_dtype=torch.float32))
+    wanted = reference_latents(checkpoint.pipeline, CASE, seed=5)
+    for got, each in zip(final_latents(plan_of(checkpoint, CASE, 5, tmp_path / "noise")), wanted, strict=True):
+        assert relative_error(got, each) < 1e-4
+    _, said = LTX2LatentUpsamplerModel.from_pretrained(folder / UPSAMPLER, output_loading_info=True)
+    assert not any(said.values())
