@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 DECODE_EXAMPLES = r"""[bold]Examples[/bold]
 
 ltx2 decode out/fox.safetensors
-ltx2 decode out/fox.safetensors -o fox.mp4 -o fox.wav -o frames/
+ltx2 decode out/fox.safetensors -o fox.mp4 -o fox.wav -o frames/ -o fox.png
 ltx2 decode latents.safetensors --model ltx2.3 --fps 25 -o clip.mp4"""
 
 
@@ -32,7 +32,7 @@ def decode(
     ],
     output: Annotated[
         list[Path] | None,
-        option(FILES, "FILE.mp4, FILE.wav (sound alone) or FOLDER/ (frames as PNG); repeatable.", "--output", "-o"),
+        option(FILES, "FILE.mp4, FILE.wav, FILE.png (some frames) or FOLDER/ (all); repeatable.", "--output", "-o"),
     ] = None,
     silent: Annotated[bool, option(FILES, "The mp4 without sound.", "--silent")] = False,
     force: options.Force = False,
@@ -78,6 +78,7 @@ def decode(
                 media if not silent or path.suffix == ".wav" else replace(media, waveform=media.waveform[:0]),
                 path,
                 file,
+                spec.prompt,
             )
         print(path, flush=True)
     flaws = noted(outputs[0], findings(media), report)
@@ -90,15 +91,19 @@ def _heard(outputs: list[Path], silent: bool) -> bool:
 
 
 def _check_kind(path: Path) -> None:
-    if path.suffix not in (".mp4", ".wav", ""):
-        raise SpecError(f"output {path} is no kind of file that is written", "FILE.mp4, FILE.wav, or FOLDER for PNGs")
+    if path.suffix not in (".mp4", ".wav", ".png", ""):
+        hint = "FILE.mp4, FILE.wav, FILE.png for some frames, or FOLDER for all as PNGs"
+        raise SpecError(f"output {path} is no kind of file that is written", hint)
 
 
-def _write(media: "Media", path: Path, latents: "LatentsFile") -> None:
+def _write(media: "Media", path: Path, latents: "LatentsFile", caption: str) -> None:
     """Write one kind of file; an mp4 says of itself what its latents do."""
+    from ltx2_cli.contact_sheet import row, write_contact_sheet
     from ltx2_cli.media import write_frames, write_mp4, write_wav
 
     if path.suffix == ".mp4":
         write_mp4(media, path, latents.metadata)
+    elif path.suffix == ".png":
+        write_contact_sheet([row(caption, media)], path)
     else:
         {".wav": write_wav, "": write_frames}[path.suffix](media, path)

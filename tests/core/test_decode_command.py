@@ -7,6 +7,7 @@ from pathlib import Path
 import imageio_ffmpeg
 import numpy as np
 import pytest
+from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
@@ -49,7 +50,7 @@ def packets(path: Path) -> bytes:
 def test_saved_latents_become_the_clip_of_their_run(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    outputs = [tmp_path / "again.mp4", tmp_path / "again.wav", tmp_path / "frames"]
+    outputs = [tmp_path / "again.mp4", tmp_path / "again.wav", tmp_path / "frames", tmp_path / "again.png"]
     options = [text for path in outputs for text in ("-o", str(path))]
     code = run_program(monkeypatch, "decode", str(made / "latents.safetensors"), *options)
     out, err = capsys.readouterr()
@@ -60,6 +61,9 @@ def test_saved_latents_become_the_clip_of_their_run(
     assert [path.name for path in sorted(outputs[2].iterdir())] == [f"{number:05}.png" for number in range(frames)]
     assert len(sound(outputs[1])) > 100
     assert sound(outputs[1]).any()
+    with Image.open(outputs[3]) as sheet, Image.open(outputs[2] / "00000.png") as first:
+        assert sheet.width > 2 * first.width
+        assert sheet.crop((6, 26, 6 + first.width, 26 + first.height)).tobytes() == first.convert("RGB").tobytes()
 
 
 def test_sound_alone_and_picture_alone(
@@ -176,4 +180,4 @@ def test_kinds_of_files_that_are_not_written(
     made: Path, output: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_program(monkeypatch, "decode", str(made / "latents.safetensors"), "-o", output) == 2
-    assert "FILE.mp4, FILE.wav, or FOLDER" in capsys.readouterr().err
+    assert "FILE.mp4, FILE.wav, FILE.png for some frames, or FOLDER" in capsys.readouterr().err
