@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ltx2_cli.hosts import Hosts
     from ltx2_cli.plan import Plan
 
-FAILED, REFUSED = 1, 2
+FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 Facts = dict[str, str]
 Refusal = tuple[bool, str, str]  # whether it is of the request, the sentence, the hint
@@ -134,8 +134,12 @@ def part(error: Exception) -> bool:
 
 
 def abandon(code: int) -> None:
-    """After a failure, end at once where there are other hosts: jax would wait for them, as they wait for this one."""
-    if code and _are_others():
+    """After a failure, end at once where there are other hosts: jax would wait for them, as they wait for this one.
+
+    So too after Ctrl-C: Python would wait for a program that is being compiled, and for ever for a thread of a pool
+    that was being started.
+    """
+    if code == INTERRUPTED or (code and _are_others()):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
