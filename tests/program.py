@@ -1,5 +1,6 @@
 """The program within a test, in this process."""
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ def run_program(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr(sys, "argv", ["ltx2", *arguments])
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    monkeypatch.setattr(os, "_exit", sys.exit)  # this process goes on
     try:
         with cache_restored(), pytest.raises(SystemExit) as ended:
             main()
