@@ -101,9 +101,12 @@ def _write(media: "Media", path: Path, latents: "LatentsFile", caption: str) -> 
     from ltx2_cli.contact_sheet import row, write_contact_sheet
     from ltx2_cli.media import write_frames, write_mp4, write_wav
 
-    if path.suffix == ".mp4":
-        write_mp4(media, path, latents.metadata)
-    elif path.suffix == ".png":
-        write_contact_sheet([row(caption, media)], path)
-    else:
-        {".wav": write_wav, "": write_frames}[path.suffix](media, path)
+    match path.suffix:
+        case ".mp4":
+            write_mp4(media, path, latents.metadata)
+        case ".wav":
+            write_wav(media, path)
+        case ".png":
+            write_contact_sheet([row(caption, media)], path)
+        case _:
+            write_frames(media, path)

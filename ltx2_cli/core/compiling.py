@@ -4,13 +4,13 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
-from jax._src import compiler
+from jax._src import compilation_cache, compiler
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from ltx2_cli.core.programs import Program
@@ -21,6 +21,9 @@ Ahead = Mapping[str, list[tuple[str, Future[None]]]]  # by network: the names of
 
 # Of jax.monitoring: the first is also heard, after the second, for a program that is read from the cache.
 COMPILED, READ = "/jax/core/compile/backend_compile_duration", "/jax/compilation_cache/cache_retrieval_time_sec"
+
+
+READ_PROGRAM = compilation_cache.get_executable_and_time
 
 
 class NotCompiledError(RunError):
@@ -48,6 +51,20 @@ def keep_programs(folder: str | None) -> None:
         _check_writable(place)
     jax.config.update("jax_compilation_cache_dir", None if place is None else str(place))
     reset_cache()  # it may have been opened elsewhere
+    compilation_cache.get_executable_and_time = _read_or_discard
+
+
+def _read_or_discard(
+    cache_key: str, compile_options: Any, backend: Any, executable_devices: Any
+) -> tuple[Any | None, int | None]:
+    """A program from the cache, if it is there. What was cut short as it was written is deleted, to be compiled and
+    written again: jax would leave it there, and warn in every run."""
+    try:
+        return READ_PROGRAM(cache_key, compile_options, backend, executable_devices)
+    except Exception:  # jax names no class for it: that of a decompressor, or of XLA
+        with suppress(OSError):
+            (Path(jax.config.values["jax_compilation_cache_dir"]) / f"{cache_key}-cache").unlink(missing_ok=True)
+        return None, None
 
 
 def _check_writable(place: Path) -> None:

@@ -4,16 +4,18 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
 
 import jax
+import numpy as np
 import pytest
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from clips import ALL_ON, Case, Checkpoint, Size, final_latents, plan_of
-from ltx2_cli.core.compiling import Count, NotCompiledError, compiled_ahead, keep_programs, none_compiled
+from ltx2_cli.core.compiling import Count, NotCompiledError, compiled_ahead, counted, keep_programs, none_compiled
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Silent
@@ -156,6 +158,22 @@ def test_another_process_compiles_nothing(tmp_path: Path) -> None:
     assert number is not None, said[0]
     assert said[1].endswith(f"compiled no programs, {number[1]} from the cache\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b.mp4", "b.yaml", "cache"]
+
+
+@pytest.mark.usefixtures("nothing_kept")
+def test_a_program_that_was_cut_short_on_disk_is_written_again(tmp_path: Path) -> None:
+    jax.config.update(CACHE, True)
+    said = []
+    for damaged in (False, True, False):
+        keep_programs(str(tmp_path))
+        jax.clear_caches()
+        (*_, entry) = [None, *tmp_path.glob("jit__lambda*-cache")]
+        if damaged:
+            entry.write_bytes(entry.read_bytes()[:100])
+        with warnings.catch_warnings(action="error"), counted() as count:
+            assert np.asarray(jax.jit(lambda x: x * 7 + 2)(np.float32(1))) == 9
+        said.append((len(count.compiled) - len(count.read), len(count.read)))
+    assert said == [(1, 0), (1, 0), (0, 1)]
 
 
 def generate(folder: Path, hash_seed: str, *arguments: str) -> str:

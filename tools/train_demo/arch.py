@@ -51,6 +51,7 @@ ARCH = Arch(
         layers_per_block=(1, 1, 1, 1, 1),
         decoder_layers_per_block=(1, 1, 1, 1, 1),
     ),
+    # diffusers counts the statistics of latents by base_channels, so these are latent_channels · mel_bins / 4
     AudioVAEArch(base_channels=32, ch_mult=(1, 1, 2), num_res_blocks=1, latent_channels=2),
     BandwidthVocoderArch(
         hidden_channels=128,
