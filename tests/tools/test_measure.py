@@ -157,6 +157,12 @@ def test_a_click_without_a_contact_and_a_contact_without_a_click(bounce: Clip):
     assert wrong(BOUNCE, measured(replace(bounce.media, waveform=sound))) == {"sync"}
 
 
+def test_where_a_sound_begins_and_ends_is_no_click(bounce: Clip):
+    sound, noise = bounce.media.waveform.copy(), np.random.default_rng(2).normal(0, 0.5, (2, 480, 2))
+    sound[:480], sound[-480:] = noise
+    assert wrong(BOUNCE, measured(replace(bounce.media, waveform=sound))) == set()
+
+
 @pytest.mark.parametrize(("semitones", "expected"), [(0.8, set()), (-0.8, set()), (1.2, {"pitch"}), (-1.2, {"pitch"})])
 def test_the_pitch_is_right_within_a_semitone(semitones: float, expected: set[str], right: Clip):
     retuned = replace(right.media, sample_rate=round(SAMPLING_RATE * 2 ** (semitones / 12)))

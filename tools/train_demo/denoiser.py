@@ -26,7 +26,8 @@ from tools.train_demo.world import FPS, NUM_FRAMES, Scene
 
 SMALL, LARGE = 128, 256  # pixels
 SILENT, APART = 0.1, 0.1  # how often a clip comes without its caption, and how often its streams do not meet
-SHIFT = 2.0  # of noise levels towards 1
+SHIFT = 4.0  # of noise levels towards 1
+OFTEN = ("circle", "bounce")  # motions that are drawn twice as often: what they take is where all frames agree
 
 
 class Denoiser(nnx.Module):
@@ -72,7 +73,8 @@ def ropes(pixels: int) -> AV[Ropes]:
 
 def draw(number: int, clips: Clips, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """A batch of so many clips with new captions and noise levels."""
-    chosen = rng.integers(len(clips.scenes), size=number)
+    weight = np.array([1 + (scene.motion in OFTEN) for scene in clips.scenes])
+    chosen = rng.choice(len(clips.scenes), size=number, p=weight / weight.sum())
     ids, mask = tokens([_said(clips.scenes[each], rng) for each in chosen])
     even = (np.arange(number) + rng.random(number)) / number
     return {

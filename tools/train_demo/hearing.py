@@ -10,6 +10,7 @@ from tools.train_demo.world import RUNG
 
 TONE = (80, 2500)
 CLICKS = 3000  # and above
+EDGE = 0.05  # seconds at either end
 SILENCE = 0.003  # amplitude
 TONAL = 0.3  # of the energy lies within a semitone of the pitch, or there is none
 SEMITONE = 2 ** (1 / 12)
@@ -75,13 +76,14 @@ def places(tone: np.ndarray, rate: int, times: np.ndarray) -> np.ndarray:
 
 
 def clicks(sound: np.ndarray, rate: int) -> tuple[float, ...]:
-    """When a short noise begins."""
-    fade = round(0.005 * rate)
-    if len(sound) < 10 * fade or rate < 3 * CLICKS:
+    """When a short noise begins; where the sound itself begins or ends is none."""
+    fade, edge = round(0.005 * rate), round(EDGE * rate)
+    if len(sound) < 3 * edge or rate < 3 * CLICKS:
         return ()
     ramp = np.minimum(1, np.minimum(np.arange(len(sound)), np.arange(len(sound))[::-1]) / fade)[:, None]
     high = np.square(_band(sound * ramp, rate, CLICKS, rate)).sum(-1)
     envelope = np.sqrt(ndimage.uniform_filter1d(high, round(0.003 * rate), mode="constant"))
+    envelope[:edge] = envelope[-edge:] = 0
     threshold = max(FAINTEST, STANDS_OUT * np.median(envelope), 0.25 * envelope.max())
     peaks, _ = signal.find_peaks(envelope, height=threshold, distance=round(0.1 * rate))
     return tuple(_onset(envelope, int(peak), round(0.02 * rate)) / rate for peak in peaks)

@@ -112,7 +112,7 @@ def path(scene: Scene, times: np.ndarray) -> Path:
     elif scene.motion in ("up", "down"):
         y = run if scene.motion == "down" else 1 - run
     elif scene.motion == "circle":
-        angle = 2 * np.pi * (scene.chance[0] + times / clip)
+        angle = 2 * np.pi * (0.65 + 0.2 * scene.chance[0] + times / clip)  # from near the top, clockwise
         x, y = 0.5 + 0.25 * np.cos(angle), 0.5 + 0.25 * np.sin(angle)
     elif scene.motion == "bounce":
         first, period = bounces(scene)
@@ -125,8 +125,7 @@ def path(scene: Scene, times: np.ndarray) -> Path:
 
 def bounces(scene: Scene) -> tuple[float, float]:
     """When the shape first meets the ground, and how long it takes to meet it again."""
-    period = 0.65 + 0.2 * scene.chance[1]
-    return 0.08 + scene.chance[0] * period, period
+    return 0.15 + 0.25 * scene.chance[0], 0.65 + 0.2 * scene.chance[1]
 
 
 def contacts(scene: Scene) -> np.ndarray:
