@@ -26,7 +26,7 @@ COLOURS = {
     "pink": (255, 130, 195),
 }
 BACKGROUNDS = {"black": (12, 12, 12), "white": (243, 243, 243), "grey": (120, 120, 120), "navy": (18, 22, 72)}
-SIZES = {"small": 0.10, "medium": 0.14, "large": 0.19}  # radius
+SIZES = {"small": 0.12, "medium": 0.16, "large": 0.21}  # radius
 MOTIONS = ("still", "right", "left", "up", "down", "circle", "bounce", "grow")
 ACROSS = ("top", "middle", "bottom")  # places of what moves from side to side
 UPRIGHT = ("left", "middle", "right")  # of what moves up and down
