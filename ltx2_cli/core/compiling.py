@@ -21,8 +21,6 @@ Ahead = Mapping[str, list[tuple[str, Future[None]]]]  # by network: the names of
 
 # Of jax.monitoring: the first is also heard, after the second, for a program that is read from the cache.
 COMPILED, READ = "/jax/core/compile/backend_compile_duration", "/jax/compilation_cache/cache_retrieval_time_sec"
-
-
 READ_PROGRAM = compilation_cache.get_executable_and_time
 
 
@@ -44,6 +42,7 @@ def keep_programs(folder: str | None) -> None:
         return
     for threshold, least in (("min_compile_time_secs", 0), ("min_entry_size_bytes", -1)):  # also what is compiled soon
         jax.config.update(f"jax_persistent_cache_{threshold}", least)
+    compilation_cache.get_executable_and_time = _read_or_discard
     if folder is None and settings["jax_compilation_cache_dir"]:
         return
     place = None if folder == NO_CACHE else Path(folder).expanduser() if folder else user_cache() / "programs"
@@ -51,20 +50,19 @@ def keep_programs(folder: str | None) -> None:
         _check_writable(place)
     jax.config.update("jax_compilation_cache_dir", None if place is None else str(place))
     reset_cache()  # it may have been opened elsewhere
-    compilation_cache.get_executable_and_time = _read_or_discard
 
 
 def _read_or_discard(
     cache_key: str, compile_options: Any, backend: Any, executable_devices: Any
 ) -> tuple[Any | None, int | None]:
-    """A program from the cache, if it is there. What was cut short as it was written is deleted, to be compiled and
-    written again: jax would leave it there, and warn in every run."""
+    """A program from the cache, if it is there. What cannot be read, as what was cut short when it was written, is
+    deleted: jax, which says so and compiles, would not write it anew, but say so in every run."""
     try:
         return READ_PROGRAM(cache_key, compile_options, backend, executable_devices)
-    except Exception:  # jax names no class for it: that of a decompressor, or of XLA
+    except Exception:  # of the decompressor or of XLA; it goes on to jax
         with suppress(OSError):
             (Path(jax.config.values["jax_compilation_cache_dir"]) / f"{cache_key}-cache").unlink(missing_ok=True)
-        return None, None
+        raise
 
 
 def _check_writable(place: Path) -> None:
