@@ -5,7 +5,7 @@ import numpy as np
 from tools.train_demo.world import BACKGROUNDS, COLOURS, Scene
 
 SHAPES = {"circle": ("circle", "disc", "ball"), "square": ("square", "box"), "triangle": ("triangle",)}
-SIZES = {"small": ("small", "little"), "medium": ("medium",), "large": ("large", "big")}
+SIZES = {"small": ("small", "little"), "large": ("large", "big")}
 GROUNDS = ("on a {} background", "against a {} background", "over a {} backdrop", "in front of a {} wall")
 MOTIONS = {
     "still": ("stays still", "does not move", "rests", "stands still"),

@@ -6,12 +6,12 @@ SMALL_CLIPS, LARGE_CLIPS = 6000, 600
 COURSES = {
     course.name: course
     for course in (
-        Course("pieces", steps=1500, rate=1e-3, warm_up=100, average=0.995),
-        Course("frames", steps=800, rate=7e-4, warm_up=20, average=0.99),
+        Course("pieces", steps=1200, rate=1e-3, warm_up=100, average=0.995),
+        Course("frames", steps=500, rate=7e-4, warm_up=20, average=0.99),
         Course("moving", steps=800, rate=1e-3, warm_up=20, average=0.99),
         Course("video_vae", steps=1400, rate=7e-4, warm_up=20, average=0.99),
         Course("audio_vae", steps=1500, rate=1e-3, warm_up=100, average=0.995),
-        Course("vocoder", steps=1200, rate=1e-3, warm_up=100, average=0.99, own_code=False),
+        Course("vocoder", steps=800, rate=1e-3, warm_up=100, average=0.99, own_code=False),
         Course("upsampler", steps=1000, rate=1e-3, warm_up=100, average=0.995),
         Course("denoiser", steps=9000, rate=2e-3, warm_up=300, average=0.999),
         Course("both_sizes", steps=300, rate=5e-4, warm_up=20, average=0.995),

@@ -26,7 +26,7 @@ COLOURS = {
     "pink": (255, 130, 195),
 }
 BACKGROUNDS = {"black": (12, 12, 12), "white": (243, 243, 243), "grey": (120, 120, 120), "navy": (18, 22, 72)}
-SIZES = {"small": 0.12, "medium": 0.16, "large": 0.21}  # radius
+SIZES = {"small": 0.14, "large": 0.2}  # radius
 MOTIONS = ("still", "right", "left", "up", "down", "circle", "bounce", "grow")
 ACROSS = ("top", "middle", "bottom")  # places of what moves from side to side
 UPRIGHT = ("left", "middle", "right")  # of what moves up and down
@@ -37,7 +37,7 @@ LADDERS = {"up": (2, 3, 4), "down": (4, 3, 2)}  # halves of the pitch, one after
 RUNG = 0.68  # how long each lasts
 CLICK = 0.5  # amplitude
 MARGIN = 0.03  # between the edge of a frame and a shape
-HEIGHT = 0.5  # of a bounce
+HEIGHT, PERIOD = 0.5, 0.75  # of a bounce: from one height all falls take as long
 
 
 @dataclass(frozen=True)
@@ -115,25 +115,23 @@ def path(scene: Scene, times: np.ndarray) -> Path:
         angle = 2 * np.pi * (0.65 + 0.2 * scene.chance[0] + times / clip)  # from near the top, clockwise
         x, y = 0.5 + 0.25 * np.cos(angle), 0.5 + 0.25 * np.sin(angle)
     elif scene.motion == "bounce":
-        first, period = bounces(scene)
-        phase = (times - first) / period % 1
+        phase = (times - first_contact(scene)) / PERIOD % 1
         y = 1 - edge - HEIGHT * 4 * phase * (1 - phase)
     elif scene.motion == "grow":
         radii = radius * (0.5 + 1.2 * times / clip)
     return Path(np.stack([x, y], axis=-1), radii)
 
 
-def bounces(scene: Scene) -> tuple[float, float]:
-    """When the shape first meets the ground, and how long it takes to meet it again."""
-    return 0.15 + 0.25 * scene.chance[0], 0.65 + 0.2 * scene.chance[1]
+def first_contact(scene: Scene) -> float:
+    """When a bouncing shape first meets the ground."""
+    return 0.15 + 0.35 * scene.chance[0]
 
 
 def contacts(scene: Scene) -> np.ndarray:
     """When the shape meets the ground within the clip."""
     if scene.motion != "bounce":
         return np.empty(0)
-    first, period = bounces(scene)
-    times = first + period * np.arange(8)
+    times = first_contact(scene) + PERIOD * np.arange(8)
     return times[times < DURATION - 0.05]
 
 
