@@ -8,8 +8,8 @@ COURSES = {
     for course in (
         Course("pieces", steps=1200, rate=1e-3, warm_up=100, average=0.995),
         Course("frames", steps=500, rate=7e-4, warm_up=20, average=0.99),
-        Course("moving", steps=800, rate=1e-3, warm_up=20, average=0.99),
-        Course("video_vae", steps=1400, rate=7e-4, warm_up=20, average=0.99),
+        Course("moving", steps=500, rate=1e-3, warm_up=20, average=0.99),
+        Course("video_vae", steps=900, rate=7e-4, warm_up=20, average=0.99),
         Course("audio_vae", steps=1500, rate=1e-3, warm_up=100, average=0.995),
         Course("vocoder", steps=800, rate=1e-3, warm_up=100, average=0.99, own_code=False),
         Course("upsampler", steps=1000, rate=1e-3, warm_up=100, average=0.995),
