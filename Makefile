@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 # PyTorch runs no arithmetic here, so its build without CUDA will do: a tenth of the size of the one on PyPI. Where its
 # index cannot be reached, pip warns and takes what the other indexes have.
 TORCH := --no-deps --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0
-PROMPT := A brass music box opens by itself on a window sill at dusk while rain runs down the glass
+PROMPT := A large orange ball bounces in the middle on a navy background with a loud high tone
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint types check bench clean
@@ -22,7 +22,7 @@ $(VENV)/installed: pyproject.toml
 	@touch $@
 
 demo: setup ## Write out/demo.mp4, a video with sound, with the embedded model on this machine
-	$(BIN)/ltx2 generate --model demo --prompt "$(PROMPT)" --force -o out/demo.mp4
+	$(BIN)/ltx2 generate --model demo --prompt "$(PROMPT)" --seed 1 --force -o out/demo.mp4
 
 test: setup ## Run all tests, a file at a time in each of up to four processes
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder

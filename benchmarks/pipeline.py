@@ -101,7 +101,7 @@ def build(folder: Path, parts: Mapping[str, Config]) -> "LTX2Pipeline":
     from diffusers.pipelines.ltx2 import LTX2TextConnectors, LTX2Vocoder, LTX2VocoderWithBWE
     from transformers import AutoTokenizer, Gemma3Config, Gemma3ForConditionalGeneration
 
-    from ltx2_cli.models.tokenizer import byte_tokenizer
+    from benchmarks.spelling import byte_tokenizer
 
     byte_tokenizer(folder / "tokenizer")
     text = Gemma3Config(text_config=parts["text_encoder"], vision_config=NO_SIGHT, mm_tokens_per_image=1)

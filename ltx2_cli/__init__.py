@@ -1,6 +1,6 @@
 """Video with sound from text: LTX-2 in JAX.
 
-spec = read_spec(model="demo", prompt="waves at night")
+spec = read_spec(model="demo", prompt="a red ball bounces")
 plan = resolve(spec)
 components = load(plan)
 for media in run(plan, components):

@@ -4,7 +4,6 @@ import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import jax
 
@@ -12,7 +11,6 @@ from ltx2_cli.decoding import Decoding, divide
 from ltx2_cli.diffusion.guidance import Pass
 from ltx2_cli.diffusion.latents import Shape
 from ltx2_cli.models.arch import Arch
-from ltx2_cli.models.demo import EMBEDDED, UNTRAINED, demo_checkpoint
 from ltx2_cli.models.folder import open_folder, read_text_encoder
 from ltx2_cli.models.lora import find_adapters, unmet_wishes
 from ltx2_cli.models.networks import Checkpoint, Networks
@@ -29,7 +27,7 @@ from ltx2_cli.stages import Added, Loras, Refinement, Source, Stage, enlarged, r
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import weights
 from ltx2_cli.weights.findings import attempt, refuse
-from ltx2_cli.weights.hub import Download, downloads, locate
+from ltx2_cli.weights.hub import Download, downloads, locate, path_of
 from ltx2_cli.weights.lora import LoraFile, open_lora
 from ltx2_cli.weights.lora_source import lora_downloads, lora_file, parse_lora
 from ltx2_cli.weights.published import FOLDER_FILES, TEXT_ENCODER_FILES, UPSAMPLER_FILES
@@ -84,11 +82,10 @@ def missing(spec: RunSpec) -> list[Download]:
 
     Raises `SpecError` where some of it can be had neither from the cache nor from the hub.
     """
-    checkpoint = [] if spec.checkpoint == EMBEDDED else [(spec.checkpoint, FOLDER_FILES)]
+    checkpoint = [(spec.checkpoint, FOLDER_FILES)]
     text_encoder = [] if spec.text_encoder is None else [(spec.text_encoder, TEXT_ENCODER_FILES)]
     second = expected_refinement(spec)
-    inside = spec.checkpoint == EMBEDDED or has_upsampler(Path(spec.checkpoint).expanduser())
-    own = spec.refinement.upsampler is None and inside
+    own = spec.refinement.upsampler is None and has_upsampler(path_of(spec.checkpoint))
     upsampler = [(second.upsampler, UPSAMPLER_FILES)] if second.sigmas and second.upsampler and not own else []
     adding = [*spec.lora, *(second.lora or () if second.sigmas else ())]
     loras, lost = attempt({lora: partial(lora_downloads, parse_lora(lora)[0]) for lora in adding})
@@ -168,7 +165,6 @@ def decide(
     room = _room(spec, networks, added, sharding)
     decoding = _divided(spec, networks, all_stages[-1], sharding, room)
     warnings = (
-        *[UNTRAINED] * (spec.checkpoint == EMBEDDED),
         *contradictions(spec, arch),
         *_gathered(sharding, arch.transformer.num_attention_heads),
         *(warning for lora, _ in loras for warning in unmet_wishes(lora)),
@@ -206,7 +202,7 @@ def _open_lora(text: str) -> tuple[LoraFile, float]:
 
 
 def _open_checkpoint(spec: RunSpec) -> Checkpoint:
-    place = demo_checkpoint() if spec.checkpoint == EMBEDDED else locate(spec.checkpoint, FOLDER_FILES)
+    place = locate(spec.checkpoint, FOLDER_FILES)
     if place.is_dir() and spec.text_encoder is None:
         return open_folder(place)
     if place.is_dir():

@@ -1,20 +1,21 @@
-"""The embedded model's folder, in each generation's architecture."""
+"""The embedded model's architecture with random weights, and one like it of the generation before."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
-from ltx2_cli.models import demo
 from ltx2_cli.models.arch import Arch, VideoVAEArch, VocoderArch
 from ltx2_cli.models.gemma import Gemma, gemma_recipe
+from ltx2_cli.models.networks import abstract_networks
+from ltx2_cli.models.upsampler import LatentUpsampler
+from ltx2_cli.spec import DType
 from ltx2_cli.weights.declare import Scope, random_weights
+from ltx2_cli.weights.published import UPSAMPLER
 from ltx2_cli.weights.save import save
+from tools.train_demo.arch import ARCH as LTX2_3
+from tools.train_demo.arch import TEXT_CONFIG, UPSAMPLER_ARCH
+from tools.train_demo.ship import ship
 
-LTX2_3 = demo.ARCH
 LTX2 = Arch(
     replace(
         LTX2_3.transformer,
@@ -37,8 +38,8 @@ LTX2 = Arch(
         proj_bias=False,
     ),
     VideoVAEArch(
-        latent_channels=16,
-        block_out_channels=(16, 32, 64, 128),
+        latent_channels=32,
+        block_out_channels=(32, 64, 64, 64),
         decoder_block_out_channels=(16, 32, 64),
         layers_per_block=(1, 1, 1, 1, 1),
         decoder_layers_per_block=(1, 1, 1, 1),
@@ -52,16 +53,16 @@ LTX2 = Arch(
 
 def other_text_encoder(folder: Path, **changes: object) -> None:
     """A text encoder in itself sound, in a folder: the embedded model's with other values in its config."""
-    config = demo.TEXT_CONFIG | changes
+    config = TEXT_CONFIG | changes
     recipe = gemma_recipe(config, str(folder))
-    save(random_weights(Gemma(Scope("float32", demo.PREFIX), recipe), seed=0), folder / "model.safetensors")
+    save(random_weights(Gemma(Scope("float32"), recipe), seed=0), folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
 
 
-@contextmanager
-def demo_folder(arch: Arch, cache: Path) -> Iterator[Path]:
-    """The embedded model's folder as it would be if it were `arch`."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(cache))
-        patch.setattr(demo, "ARCH", arch)
-        yield demo.demo_checkpoint()
+def random_folder(arch: Arch, folder: Path) -> Path:
+    """A checkpoint of this architecture with random weights in float32, in `folder`."""
+    text_encoder = Gemma(Scope("float32"), gemma_recipe(TEXT_CONFIG, "a test"))
+    networks = abstract_networks(arch, text_encoder, DType.float32).present()
+    networks |= {UPSAMPLER: LatentUpsampler(Scope("float32"), UPSAMPLER_ARCH)}
+    ship({name: random_weights(each, seed) for seed, (name, each) in enumerate(networks.items())}, arch, folder)
+    return folder

@@ -224,7 +224,7 @@ def test_what_several_hosts_cannot_do(seed: int | None, sentence: str, monkeypat
 def test_who_is_left_does_not_wait_for_who_is_gone(tmp_path: Path) -> None:
     one, other = start_pair(tmp_path, *COMMAND, *TINY)
     assert one.stderr
-    while "untrained" not in one.stderr.readline():
+    while "does not know rain" not in one.stderr.readline():
         assert one.poll() is None
     other.send_signal(signal.SIGINT)
     code, out, err = ended(other)

@@ -224,12 +224,12 @@ def spec(**keys: object) -> RunSpec:
 @pytest.mark.parametrize(
     ("keys", "names"),
     [
-        ({}, ["out/demo-7-128x128x17.mp4"]),
-        ({"model_name": None}, ["out/7-128x128x17.mp4"]),
-        ({"model_name": "", "base_output_directory": "a/b"}, ["a/b/7-128x128x17.mp4"]),
-        ({"base_output_directory": None}, ["demo-7-128x128x17.mp4"]),
-        ({"base_output_directory": ""}, ["demo-7-128x128x17.mp4"]),
-        ({"num_videos": 2, "width": 64}, ["out/demo-7-64x128x17.mp4", "out/demo-8-64x128x17.mp4"]),
+        ({}, ["out/demo-7-128x128x49.mp4"]),
+        ({"model_name": None}, ["out/7-128x128x49.mp4"]),
+        ({"model_name": "", "base_output_directory": "a/b"}, ["a/b/7-128x128x49.mp4"]),
+        ({"base_output_directory": None}, ["demo-7-128x128x49.mp4"]),
+        ({"base_output_directory": ""}, ["demo-7-128x128x49.mp4"]),
+        ({"num_videos": 2, "width": 64}, ["out/demo-7-64x128x49.mp4", "out/demo-8-64x128x49.mp4"]),
         ({"output": "a/clip.mp4"}, ["a/clip.mp4"]),
         ({"output": "a/clip.mp4", "num_videos": 2}, ["a/clip-s7.mp4", "a/clip-s8.mp4"]),
         ({"output": "a/clip.mp4", "seed": None}, ["a/clip.mp4"]),
@@ -250,7 +250,7 @@ def test_names_of_latents():
 @pytest.mark.parametrize(
     ("keys", "name"),
     [
-        ({}, "out/demo-7-128x128x17.run"),
+        ({}, "out/demo-7-128x128x49.run"),
         ({"output": "a/c.mp4", "save_latents": "l.st"}, "a/c.run"),
         ({"save_latents": "a/l.st", "seed": [7, 9]}, "a/l-s7.run"),
     ],
@@ -325,7 +325,7 @@ def test_a_bad_place_is_refused_before_the_seed_is_known(keys: dict, tmp_path: P
 
 
 def test_a_name_that_waits_for_its_seed_is_not_taken(tmp_path: Path):
-    (tmp_path / "demo-0-128x128x17.mp4").write_text("")
+    (tmp_path / "demo-0-128x128x49.mp4").write_text("")
     check_outputs(spec(base_output_directory=str(tmp_path), seed=None), force=False)
     with pytest.raises(SpecError, match="exists"):
         check_outputs(spec(base_output_directory=str(tmp_path), seed=0), force=False)
@@ -347,7 +347,7 @@ def test_a_check_makes_no_folders(tmp_path: Path):
         {"output": "c.mp4", "noise": "noise", "save_latents": "noise"},
         {"output": "c.mp4", "noise": "~/noise", "save_latents": "noise"},
         {"output": "noise.mp4", "noise": "noise.yaml"},
-        {"save_latents": "out/demo-7-128x128x17.yaml"},
+        {"save_latents": "out/demo-7-128x128x49.yaml"},
     ],
     ids=str,
 )

@@ -178,7 +178,7 @@ def test_stg_disturbs_the_block_at_the_published_depth(generation: str, layers: 
 
 def test_what_a_profile_says_wins_over_its_generation():
     demo = read_pages(read_spec(prompt="rain", model="demo"), "one_stage", "ltx2.3", 4)
-    assert (demo.num_inference_steps, demo.stg_blocks, demo.checkpoint) == (8, (1,), "embedded")
+    assert (demo.num_inference_steps, demo.stg_blocks, demo.checkpoint) == (20, (1,), "embedded")
     assert read_pages(read_spec(prompt="rain", model="demo"), "distilled", "ltx2.3", 4).stg_blocks == (1,)
 
 

@@ -9,7 +9,7 @@ from diffusers import LTX2Pipeline
 from safetensors.torch import load_file, save_file
 
 from benchmarks.pipeline import build
-from ltx2_cli.models.tokenizer import BYTE_VOCABULARY
+from benchmarks.spelling import BYTE_VOCABULARY
 from parity import randomise
 
 TEXT = {

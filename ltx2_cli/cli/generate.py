@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = r"""[bold]Examples[/bold]
 
-ltx2 generate --model demo --prompt "rain on a tin roof" -o out/demo.mp4
+ltx2 generate --model demo --prompt "a red ball bounces" -o out/demo.mp4
 ltx2 generate --prompt "a fox yawns at dawn, birdsong" --seed 7
 ltx2 generate --prompt "waves at night" --width 1280 --height 704 --fps 25
 ltx2 generate --prompt "a choir" --model ~/LTX-2 --sharding trillium

@@ -72,7 +72,7 @@ def _row(entry: Published) -> Row:
     from ltx2_cli.weights.hub import cached
 
     if entry.form == EMBEDDED:
-        return Row(entry, None, 0, True)
+        return Row(entry, None, entry.size, True)
     files = cached(entry.name, entry.wanted)
     parts = {file.name.rpartition("/")[0] for file in files if file.name.endswith(".safetensors")}
     complete = all(file.cached for file in files) and entry.parts <= parts

@@ -10,11 +10,9 @@ import numpy as np
 from ltx2_cli.decoding import SHARE, usable_memory
 from ltx2_cli.forecast.chips import chip
 from ltx2_cli.forecast.forecast import DECODE, REFINE, Forecast
-from ltx2_cli.models.demo import ARCH, EMBEDDED, TEXT_CONFIG, UPSAMPLER_ARCH
 from ltx2_cli.models.folder import open_folder, read_text_encoder
 from ltx2_cli.models.networks import Checkpoint
 from ltx2_cli.models.published import (
-    describe,
     described,
     described_lora,
     described_text_encoder,
@@ -42,7 +40,7 @@ def foresee(spec: RunSpec, devices: Sequence[jax.Device]) -> Plan:
     `decide` does, and for what is neither here nor known.
     """
     checkpoint = _checkpoint(spec)
-    own = spec.refinement.upsampler is None and (spec.checkpoint == EMBEDDED or has_upsampler(checkpoint.where))
+    own = spec.refinement.upsampler is None and has_upsampler(checkpoint.where)
     spec = complete(spec, checkpoint.arch)
     if own:
         spec = replace(spec, refinement=replace(spec.refinement, upsampler=None))
@@ -70,13 +68,11 @@ def _refinement(spec: RunSpec, checkpoint: Checkpoint) -> Refinement:
     transformer = Transformer(Scope(spec.dtype.value), checkpoint.arch.transformer)
     named = [parse_lora(lora) for lora in spec.refinement.lora or ()]
     loras = [(_lora(name, transformer), strength) for name, strength in named if strength]
-    return Refinement(_upsampler(spec.refinement.upsampler, checkpoint, spec.checkpoint == EMBEDDED), None, loras)
+    return Refinement(_upsampler(spec.refinement.upsampler, checkpoint), None, loras)
 
 
-def _upsampler(name: str | None, checkpoint: Checkpoint, embedded: bool) -> LatentUpsamplerArch:
+def _upsampler(name: str | None, checkpoint: Checkpoint) -> LatentUpsamplerArch:
     """That of a name, or of none the checkpoint's own."""
-    if name is None and embedded:
-        return UPSAMPLER_ARCH
     place = checkpoint.where if name is None else here(name, UPSAMPLER_FILES)
     if place is None:
         assert name is not None
@@ -91,8 +87,6 @@ def _lora(name: str, transformer: Transformer) -> LoraFile:
 
 
 def _checkpoint(spec: RunSpec) -> Checkpoint:
-    if spec.checkpoint == EMBEDDED:
-        return describe(EMBEDDED, ARCH, TEXT_CONFIG)
     place = here(spec.checkpoint, FOLDER_FILES)
     if place is None:
         return described(spec.checkpoint)

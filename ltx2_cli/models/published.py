@@ -12,7 +12,7 @@ from ltx2_cli.models.arch import (
     VideoVAEArch,
     VocoderArch,
 )
-from ltx2_cli.models.config import EARLIER, LATER, Config
+from ltx2_cli.models.config import EARLIER, LATER
 from ltx2_cli.models.fit import Readings
 from ltx2_cli.models.gemma import gemma_recipe
 from ltx2_cli.models.lora import WEIGHT, linears
@@ -95,21 +95,16 @@ RELEASES = {EARLIER: LTX2, LATER: LTX2_3}
 
 
 def described(checkpoint: str) -> Checkpoint:
-    """A published checkpoint as its configs have it; raises `SpecError` for one that is not known here."""
+    """A published checkpoint as its configs have it, without tensors; raises `SpecError` for one that is unknown."""
     name = checkpoint.partition("@")[0]
     for entry in PUBLISHED:
         if (entry.kind, entry.name) == (MODEL, name):
-            return describe(checkpoint, RELEASES[entry.generation.lower().replace("-", "")], GEMMA)
+            arch, where = RELEASES[entry.generation.lower().replace("-", "")], Path(checkpoint)
+            return Checkpoint(where, arch, gemma_recipe(GEMMA, checkpoint), "", {}, where / "tokenizer")
     raise SpecError(
         f"{checkpoint} is not on this machine, and what its networks are stands in its files alone",
         "fetch it first, or plan one that `ltx2 models` lists: --model ltx2, --model ltx2.3",
     )
-
-
-def describe(checkpoint: str, arch: Arch, text: Config) -> Checkpoint:
-    """A checkpoint by its networks and its text encoder's config alone: it has no tensors and cannot be loaded."""
-    where = Path(checkpoint)
-    return Checkpoint(where, arch, gemma_recipe(text, checkpoint), "", {}, where / "tokenizer")
 
 
 def described_text_encoder() -> Readings:

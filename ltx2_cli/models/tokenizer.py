@@ -1,4 +1,4 @@
-"""Prompts to token ids, by the tokenizer that lies beside the checkpoint; and a tokenizer that needs no file."""
+"""Prompts to token ids, by the tokenizer that lies beside the checkpoint."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,9 +9,7 @@ import numpy as np
 from ltx2_cli.spec import SpecError
 from ltx2_cli.weights.checkpoint import AGAIN, read_json
 
-PAD, EOS, BOS = "<pad>", "<eos>", "<bos>"
 OPTIONAL = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-BYTE_VOCABULARY = 3 + 256  # the special tokens, then every byte
 
 
 @dataclass(frozen=True)
@@ -21,6 +19,7 @@ class Tokens:
     ids: np.ndarray  # int32 [prompts, tokens]
     mask: np.ndarray  # bool [prompts, tokens], true at the prompt's own tokens
     lengths: tuple[int, ...]  # tokens of each prompt before truncation
+    unknown: tuple[tuple[str, ...], ...]  # words of each prompt that the tokenizer has one token for all of
 
     @property
     def truncated(self) -> tuple[bool, ...]:
@@ -52,30 +51,16 @@ def tokenise(folder: Path, prompts: Sequence[str], max_length: int) -> Tokens:
         raise SpecError(f"{folder} holds no tokenizer that transformers can read: {reason}", AGAIN) from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
+    unknown = tokenizer.unk_token_id
     texts = [prompt.strip() for prompt in prompts]
-    whole = tokenizer(texts, verbose=False)
+    whole = tokenizer(texts, verbose=False, return_offsets_mapping=True)
     cut = tokenizer(texts, padding="max_length", truncation=True, max_length=max_length, return_tensors="np")
     return Tokens(
         ids=cut["input_ids"].astype(np.int32),
         mask=cut["attention_mask"].astype(bool),
         lengths=tuple(len(ids) for ids in whole["input_ids"]),
+        unknown=tuple(
+            tuple(text[slice(*where)] for token, where in zip(ids, places, strict=True) if token == unknown)
+            for text, ids, places in zip(texts, whole["input_ids"], whole["offset_mapping"], strict=True)
+        ),
     )
-
-
-def byte_tokenizer(folder: Path) -> None:
-    """Write a `tokenizer/` that any text goes through: `<bos>`, then a token for each byte of UTF-8.
-
-    The ids: 0 `<pad>`, 1 `<eos>`, 2 `<bos>`, and 256 more for the bytes.
-    """
-    from tokenizers import Tokenizer, decoders, models, processors
-    from transformers import PreTrainedTokenizerFast
-
-    letters = (f"<0x{byte:02X}>" for byte in range(256))
-    vocabulary = {token: place for place, token in enumerate((PAD, EOS, BOS, *letters))}
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges=[], byte_fallback=True))
-    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A", special_tokens=[(BOS, vocabulary[BOS])]
-    )
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS, bos_token=BOS)
-    fast.save_pretrained(folder)

@@ -24,6 +24,7 @@ from ltx2_cli.spec import SpecError
 from ltx2_cli.weights.hub_errors import ELSEWHERE, explained, no_file, nothing_wanted
 
 INDEX = ".safetensors.index.json"
+EMBEDDED, INSIDE = "embedded", Path(__file__).parents[1] / "demo"  # the checkpoint in this package, and where it is
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,16 @@ def read_address(checkpoint: str) -> Address:
     return Address("/".join(parts[:2]), "/".join(parts[2:]), revision or None)
 
 
+def path_of(checkpoint: str) -> Path:
+    """Where `checkpoint` is, if it is no repository's."""
+    return INSIDE if checkpoint == EMBEDDED else Path(checkpoint).expanduser()
+
+
 def locate(checkpoint: str, wanted: Sequence[str]) -> Path:
     """The folder or the single file that `checkpoint` is, or that a repository id, with an optional `/FILE` and an
     optional `@revision`, names: fetched into the cache of huggingface_hub, whose environment variables and token
     apply; of a folder, as far as the patterns in `wanted` go. Raises `SpecError` where it cannot be had."""
-    path = Path(checkpoint).expanduser()
+    path = path_of(checkpoint)
     if path.exists():
         return path
     at = read_address(checkpoint)
@@ -68,7 +74,7 @@ def locate(checkpoint: str, wanted: Sequence[str]) -> Path:
 
 def here(checkpoint: str, wanted: Sequence[str]) -> Path | None:
     """What `locate` gives where nothing is to be fetched for it; else None. It asks no network."""
-    path = Path(checkpoint).expanduser()
+    path = path_of(checkpoint)
     if path.exists():
         return path
     with explained(checkpoint), suppress(LocalEntryNotFoundError):
@@ -79,7 +85,7 @@ def here(checkpoint: str, wanted: Sequence[str]) -> Path | None:
 def downloads(checkpoint: str, wanted: Sequence[str]) -> list[Download]:
     """The files that `locate` would look for, by the hub; nothing for a path, and nothing where the hub cannot be
     asked but the cache will do. Nothing is written. Raises `SpecError` where `locate` would."""
-    if Path(checkpoint).expanduser().exists():
+    if path_of(checkpoint).exists():
         return []
     at = read_address(checkpoint)
     with explained(checkpoint):
@@ -161,4 +167,4 @@ def check_room(missing: Sequence[Download]) -> None:
 
 def gigabytes(size: int) -> str:
     """Bytes as people say them: `92.1 GB`, `0.3 GB`, and below a tenth of that `12 MB`."""
-    return f"{size / 1e9:.1f} GB" if size >= 5e7 else f"{size / 1e6:.0f} MB"
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.0f} MB"

@@ -31,7 +31,7 @@ UPSAMPLER = "latent_upsampler"  # the folder of an upsampler beside the networks
 UPSAMPLER_FILES = _files(UPSAMPLER)
 
 DEV, DISTILLED = "one_stage", "distilled"
-FOLDER, FILE, FP8, EMBEDDED = "folder", "single file", "single file, fp8", "made here"
+FOLDER, FILE, FP8, EMBEDDED = "folder", "single file", "single file, fp8", "in this package"
 MODEL, TEXT_ENCODER, UPSCALER, LORA = "models", "text encoders", "upscalers", "LoRAs"
 KINDS = (MODEL, TEXT_ENCODER, UPSCALER, LORA)
 EITHER = "both"
@@ -88,7 +88,7 @@ _CAMERA = {
 
 # The 4-bit files of both generations and the packs of LTX-2.5 are left out: nothing here can run them.
 PUBLISHED = (
-    Published(MODEL, "embedded", "LTX-2.3", DEV, EMBEDDED, 0),
+    Published(MODEL, "embedded", "LTX-2.3", DEV, EMBEDDED, *_rounded(0.021)),
     Published(MODEL, "Lightricks/LTX-2", "LTX-2", DEV, FOLDER, *_rounded(92.1)),
     Published(MODEL, "diffusers/LTX-2.3-Diffusers", "LTX-2.3", DEV, FOLDER, *_rounded(101.3)),
     Published(MODEL, "diffusers/LTX-2.3-Distilled-Diffusers", "LTX-2.3", DISTILLED, FOLDER, *_rounded(101.3)),

@@ -84,7 +84,7 @@ def ltx2(core: Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 def test_the_path_alone_is_on_stdout_and_the_talk_on_stderr(ltx2: Run):
     code, out, err = ltx2("generate", "--model", "demo", "--prompt", "rain")
-    assert (code, out) == (0, "out/demo-5-128x128x17.mp4\n")
+    assert (code, out) == (0, "out/demo-5-128x128x49.mp4\n")
     assert err.splitlines()[0] == "seed: 5"
     assert [line.split(":")[0] for line in err.splitlines()[1:-1]] == ["2 steps", "imagine"]
     assert err.endswith("\ncompiled no programs, 0 from the cache\n")
@@ -195,7 +195,7 @@ def test_an_existing_file_is_refused_before_any_work(ltx2: Run, core: Core, tmp_
 
 def test_an_existing_automatic_name_is_refused_too(ltx2: Run, tmp_path: Path):
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "demo-5-128x128x17.mp4").write_text("mine")
+    (tmp_path / "out" / "demo-5-128x128x49.mp4").write_text("mine")
     assert ltx2("generate", "--prompt", "rain", "--model", "demo")[0] == 2
 
 

@@ -19,7 +19,9 @@ from ltx2_cli.spec import AV, RunSpec
 from ltx2_cli.weights.declare import Scope, declared
 from program import run_program
 
-SPEC: RunSpec = read_spec(prompt="a fox,  ${dawn}\n☂", model="demo", seed=7, num_inference_steps=3, num_frames=9)
+SPEC: RunSpec = read_spec(
+    prompt="a fox,  ${dawn}\n☂", model="demo", negative_prompt="blur", seed=7, num_inference_steps=3
+)
 RECORD = to_yaml(SPEC, {"ltx2": "0.1.0", "jax": "0.10.2"})
 ABOUT = {"generation": "ltx2.3", "fps": "24.0", "stage": "final", "record": RECORD}
 MADE = [

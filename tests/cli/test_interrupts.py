@@ -110,7 +110,7 @@ def test_while_it_starts(moment: str, said: str, imported: str, tmp_path: Path) 
 def test_while_it_runs(tmp_path: Path) -> None:
     program = start(tmp_path, PROGRAM + RUN)
     assert program.stderr
-    while "untrained" not in program.stderr.readline():  # the networks are found, and begin to be loaded
+    while "does not know" not in program.stderr.readline():  # the networks are found, and begin to be loaded
         assert program.poll() is None
     program.send_signal(signal.SIGINT)
     stderr = program.communicate()[1]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from ltx2_cli.models.demo import EMBEDDED
 from ltx2_cli.profiles import GEMMA, REPOSITORY, profile_names, read_spec
+from ltx2_cli.weights.hub import EMBEDDED, INSIDE
 from ltx2_cli.weights.published import DEV, DISTILLED, FOLDER_FILES, NETWORKS, PUBLISHED, TEXT_ENCODER_FILES
 from program import run_program
 
@@ -56,12 +56,14 @@ def whole() -> dict[str, int]:
 def test_with_an_empty_cache_everything_is_to_be_downloaded(models: Models) -> None:
     found = models()
     assert set(found) == {entry.name for entry in PUBLISHED}
-    assert {record["cached"] for record in found.values()} == {0}
+    assert {record["cached"] for name, record in found.items() if name != EMBEDDED} == {0}
     assert found[LTX2]["to_download"] == found[LTX2]["size"]
     assert found[DISTILLED_FILE]["size"] == 46_149_345_334
     assert found[DISTILLED_FILE]["to_download"] == 46_149_345_334 + found[GEMMA]["size"]
     assert found[EMBEDDED]["complete"]
     assert found[EMBEDDED]["to_download"] == 0
+    inside = sum(file.stat().st_size for file in INSIDE.rglob("*") if file.is_file())
+    assert inside == pytest.approx(found[EMBEDDED]["size"], rel=0.05)
 
 
 def test_a_file_in_the_cache_is_not_downloaded_again(models: Models, cache: Path) -> None:
@@ -97,7 +99,7 @@ def test_the_table(
     out, err = capsys.readouterr()
     lines = {line.split("  ")[0]: line.split()[1:] for line in out.splitlines()}
     assert " ".join(lines["ltx2 (Lightricks/LTX-2)"]) == (
-        "(Lightricks/LTX-2) LTX-2 one_stage folder ~92.1 GB 0.1 GB of it ~92.0 GB"
+        "(Lightricks/LTX-2) LTX-2 one_stage folder ~92.1 GB 60 MB of it ~92.0 GB"
     )
     assert " ".join(lines[DISTILLED_FILE]) == "LTX-2.3 distilled single file 0 MB yes ~24.4 GB"
     assert "gated" in " ".join(lines["google/gemma-3-12b-it-qat-q4_0-unquantized"])
@@ -115,7 +117,7 @@ def test_every_profile_is_listed_with_its_checkpoint(models: Models, name: str) 
 def test_every_name_can_be_typed() -> None:
     for entry in PUBLISHED:
         assert entry.name == EMBEDDED or REPOSITORY.fullmatch(entry.name), entry.name
-        assert entry.size or entry.name == EMBEDDED
+        assert entry.size
     assert len({entry.name for entry in PUBLISHED}) == len(PUBLISHED)
     assert {entry.recipe for entry in PUBLISHED} == {"", *(DEV, DISTILLED)}
     assert {DEV, DISTILLED} <= set(profile_names("recipe"))

@@ -22,9 +22,9 @@ from ltx2_cli.forecast.configs import foresee
 from ltx2_cli.forecast.flops import denoiser_flops
 from ltx2_cli.forecast.forecast import Forecast
 from ltx2_cli.forecast.hlo import collectives, wire_bytes
-from ltx2_cli.models.demo import ARCH, UNTRAINED
 from ltx2_cli.profiles import read_spec
 from program import run_program
+from tools.train_demo.arch import ARCH
 
 MESH = """
 mesh: {passes: 2, heads: -1}
@@ -33,7 +33,7 @@ activations: {rows: passes, heads: heads}
 replicate_vae: true
 use_batched_text_encoder: true
 """
-CHIP = Chip("tiny", ("cpu",), hbm_bytes=16e6, flops=1e12, hbm_bandwidth=1e12, wire_bandwidth=1e12)
+CHIP = Chip("tiny", ("cpu",), hbm_bytes=90e6, flops=1e12, hbm_bandwidth=1e12, wire_bandwidth=1e12)
 HAS_LIBTPU = importlib.util.find_spec("libtpu") is not None
 needs_libtpu = pytest.mark.skipif(not HAS_LIBTPU, reason="libtpu is not installed")
 Run = Callable[..., tuple[int, str, str]]
@@ -79,10 +79,10 @@ def test_json_has_the_figures_of_a_device_and_a_forward(planned: Planned) -> Non
     assert memory["arguments_bytes"] >= said["weight_bytes"]["transformer"]
     assert memory["peak_bytes"] >= memory["arguments_bytes"] + memory["temporaries_bytes"] > 0
     assert said["compile_seconds"] > 0
-    assert said["flops"] == denoiser_flops(ARCH.transformer, 48, 18, 128, rows=4, contexts=2) / 8
+    assert said["flops"] == denoiser_flops(ARCH.transformer, 112, 51, 32, rows=4, contexts=2) / 8
     assert said["seconds_per_step"] is None  # nothing is published of a CPU's rates
     assert said["fits"] is True
-    assert said["tokens"] == {"video": 48, "audio": 18, "text": 128}
+    assert said["tokens"] == {"video": 112, "audio": 51, "text": 32}
     assert said["sharding"]["mesh"] == {"passes": 2, "heads": 4}
 
 
@@ -110,12 +110,12 @@ def test_a_page_for_people(plan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert code == 0
     assert err.startswith("compile forward: ")
     rows = [" ".join(line.split()) for line in out.splitlines()]
-    assert "model demo, embedded, by the configs that come with ltx2" in rows
-    assert "tokens 48 of video, 18 of sound, 128 of text" in rows
-    assert "denoise 8 steps, passes: cond, uncond, isolated" in rows
+    assert "model demo, embedded" in rows
+    assert "tokens 112 of video, 51 of sound, 32 of text" in rows
+    assert "denoise 20 steps, passes: cond, uncond, isolated" in rows
     assert "devices 8 cpu, profile ./mesh.yaml: passes 2 x heads 4" in rows
     assert any(row.startswith("warning 3 rows do not divide by the 2 of mesh axis `passes`") for row in rows)
-    assert "memory of a device, of 16 MB" in rows
+    assert "memory of a device, of 90 MB" in rows
     assert any(row.startswith("all-reduce") and "along heads" in row for row in rows)
     assert any(row.startswith("step ") for row in rows)
     assert "if a device does 1 TFLOP/s, reads 1000 GB/s and sends 1000 GB/s, as its maker says" in rows
@@ -130,13 +130,13 @@ def test_two_stages_are_two_forwards(plan: Run, monkeypatch: pytest.MonkeyPatch)
     said = json.loads(out)
     first, second = said["stages"]
     assert [(each["width"], each["tokens"]["video"], len(each["passes"])) for each in said["stages"]] == [
-        (64, 12, 4),
-        (128, 48, 1),
+        (64, 28, 4),
+        (128, 112, 1),
     ]
-    assert second["flops"] == denoiser_flops(ARCH.transformer, 48, 18, 128, rows=1, contexts=2)
+    assert second["flops"] == denoiser_flops(ARCH.transformer, 112, 51, 32, rows=1, contexts=2)
     assert said["memory"] == first["memory"] != second["memory"]
-    assert said["seconds_per_clip"] > 8 * first["seconds_per_step"] + 3 * second["seconds_per_step"]
-    assert said["warnings"] == [UNTRAINED]
+    assert said["seconds_per_clip"] > 20 * first["seconds_per_step"] + 3 * second["seconds_per_step"]
+    assert said["warnings"] == []
 
 
 def test_a_page_speaks_of_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +146,7 @@ def test_a_page_speaks_of_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [" ".join(line.split()) for line in lines(Forecast(two))]
     begin = rows.index("upsample embedded, its own upsampler")
     assert rows[begin + 1 : begin + 3] == [
-        "tokens 48 of video, 18 of sound, 128 of text",
+        "tokens 112 of video, 51 of sound, 32 of text",
         "denoise 3 steps, passes: cond; devices tokens 8",
     ]
     assert [row for row in rows if row.startswith("one forward")] == [
@@ -156,11 +156,12 @@ def test_a_page_speaks_of_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_does_not_fit_ends_with_3_and_says_what_would(plan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chips, "CHIPS", (CHIP,))  # the denoiser weighs 8.7 MB; the decoders 8.9, beside them 6.4
+    monkeypatch.setattr(chips, "CHIPS", (CHIP,))
     code, out, err = plan("--sharding", "single", "--set", "keep_resident=true", "--json")
     assert code == 3
     assert json.loads(out)["fits"] is False
-    assert "error: this does not fit: to decode takes 28 MB of a device, a cpu has 16 MB\nhint: " in err
+    assert "error: this does not fit: to decode takes 99 MB of a device, a cpu has 90 MB\nhint: " in err
+    assert "--set keep_resident=false" in err
     assert "--set keep_resident=false" in err
     assert "more devices" in err
 

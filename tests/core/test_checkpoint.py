@@ -9,27 +9,24 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from generations import LTX2, demo_folder, other_text_encoder
+from generations import LTX2, other_text_encoder, random_folder
 from ltx2_cli import load, read_spec, resolve, run
-from ltx2_cli.models.demo import demo_checkpoint
 from ltx2_cli.plan import Plan
 from ltx2_cli.spec import RunError, SpecError
-from ltx2_cli.weights.hub import locate
+from ltx2_cli.weights.hub import INSIDE, locate
 
 Resolve = Callable[..., Plan]
+WEIGHTS = "diffusion_pytorch_model.safetensors"
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        return demo_checkpoint()
+def demo() -> Path:
+    return INSIDE
 
 
 @pytest.fixture(scope="module")
 def older_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with demo_folder(LTX2, tmp_path_factory.mktemp("older")) as folder:
-        return folder
+    return random_folder(LTX2, tmp_path_factory.mktemp("older"))
 
 
 @pytest.fixture
@@ -49,7 +46,7 @@ def edit(path: Path, **values: object) -> None:
 def test_a_sound_checkpoint_resolves(folder: Path) -> None:
     plan = plan_of(folder, seed=4)
     assert plan.spec.model_name == "checkpoint"
-    assert plan.spec.stg_blocks == (2,)  # of four layers, as 29 of 48
+    assert plan.spec.stg_blocks == (4,)  # of six layers, as 29 of 48
     assert (plan.prompts, plan.spec.seeds) == (("rain", ""), (4,))
 
 
@@ -74,30 +71,30 @@ def test_another_kind_of_text_encoder(folder: Path) -> None:
 
 def test_networks_that_do_not_fit_each_other_and_tensors_that_do_not_fit_their_network(folder: Path) -> None:
     edit(folder / "transformer" / "config.json", in_channels=8)
-    tensors = load_file(folder / "vocoder" / "model.safetensors")
+    tensors = load_file(folder / "vocoder" / WEIGHTS)
     tensors["vocoder.conv_in.bias"] = tensors["vocoder.conv_in.bias"][:-1]
-    save_file(tensors, folder / "vocoder" / "model.safetensors")
+    save_file(tensors, folder / "vocoder" / WEIGHTS)
     with pytest.raises(SpecError) as caught:
         plan_of(folder)
     for part in (
-        "the video VAE's and the transformer's channels differ: 16 and 8",
-        "proj_in.weight is 128x16, not 128x8",
-        "vocoder: 1 of another shape: vocoder.conv_in.bias is 63, not 64",
+        "the video VAE's and the transformer's channels differ: 32 and 8",
+        "proj_in.weight is 128x32, not 128x8",
+        "vocoder: 1 of another shape: vocoder.conv_in.bias is 127, not 128",
     ):
         assert part in str(caught.value)
 
 
 def test_all_files_that_cannot_be_opened_are_named(folder: Path) -> None:
-    (folder / "vae" / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
-    whole = (folder / "connectors" / "model.safetensors").read_bytes()
-    (folder / "connectors" / "model.safetensors").write_bytes(whole[:-1])
+    (folder / "vae" / WEIGHTS).write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    whole = (folder / "connectors" / WEIGHTS).read_bytes()
+    (folder / "connectors" / WEIGHTS).write_bytes(whole[:-1])
     with pytest.raises(SpecError, match=r"connectors.*cut short.*vae.*Git LFS pointer"):
         plan_of(folder)
 
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
-TENSORS = "transformer/model.safetensors"
-INDEX = "transformer/model.safetensors.index.json"
+TENSORS = f"transformer/{WEIGHTS}"
+INDEX = f"{TENSORS}.index.json"
 TRANSFORMER, VAE, TEXT = "transformer/config.json", "vae/config.json", "text_encoder/config.json"
 SCHEDULER, TOKENIZER = "scheduler/scheduler_config.json", "tokenizer/tokenizer.json"
 
@@ -111,8 +108,8 @@ DAMAGED = [
     (TRANSFORMER, {"num_layers": "3"}, "transformer/config.json: .*num_layers is '3'"),
     (TRANSFORMER, {"num_layers": 0}, "num_layers is 0"),
     (TRANSFORMER, {"audio_sampling_rate": 0}, "audio_sampling_rate is 0"),
-    (TRANSFORMER, {"num_layers": 5}, "does not hold what its configs describe. transformer: 86 missing"),
-    (TRANSFORMER, {"out_channels": 8}, "the transformer's channels in and out differ: 16 and 8"),
+    (TRANSFORMER, {"num_layers": 7}, "does not hold what its configs describe. transformer: 86 missing"),
+    (TRANSFORMER, {"out_channels": 8}, "the transformer's channels in and out differ: 32 and 8"),
     (TRANSFORMER, {"audio_out_channels": 8}, "the transformer's audio channels in and out differ: 32 and 8"),
     (
         TRANSFORMER,
@@ -131,15 +128,15 @@ DAMAGED = [
     (TEXT, {"num_key_value_heads": 0}, "num_key_value_heads is 0"),
     (TEXT, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is not implemented"),
     (TENSORS, None, "transformer holds no weights"),
-    (TENSORS, Path, "transformer/model.safetensors cannot be read: Is a directory"),
-    (TENSORS, POINTER, "transformer/model.safetensors is a Git LFS pointer"),
-    (TENSORS, "", "transformer/model.safetensors is damaged or cut short"),
-    (INDEX, Path, "transformer/model.safetensors.index.json cannot be read: Is a directory"),
-    (INDEX, "{}", "transformer/model.safetensors.index.json is no index: its `weight_map`"),
+    (TENSORS, Path, f"{TENSORS} cannot be read: Is a directory"),
+    (TENSORS, POINTER, f"{TENSORS} is a Git LFS pointer"),
+    (TENSORS, "", f"{TENSORS} is damaged or cut short"),
+    (INDEX, Path, f"{INDEX} cannot be read: Is a directory"),
+    (INDEX, "{}", f"{INDEX} is no index: its `weight_map`"),
     (INDEX, '{"weight_map": ["model.safetensors"]}', "is no index"),
     (INDEX, '{"weight_map": {"proj_in.weight": 3}}', "is no index"),
     (INDEX, '{"weight_map": {"proj_in.weight": "lost.safetensors"}}', "transformer/lost.safetensors is missing"),
-    (INDEX, '{"weight_map": {}}', "transformer: 402 missing"),
+    (INDEX, '{"weight_map": {}}', "transformer: 574 missing"),
     (TOKENIZER, None, "tokenizer/tokenizer.json is missing"),
     (TOKENIZER, POINTER, "tokenizer/tokenizer.json is a Git LFS pointer"),
     (TOKENIZER, "{", "tokenizer/tokenizer.json is not JSON"),
@@ -185,9 +182,9 @@ def test_all_configs_that_cannot_be_are_named(folder: Path) -> None:
 
 
 def test_a_clone_without_its_large_files_is_said_at_once_with_every_way_out(folder: Path) -> None:
-    for name in ("vae/model.safetensors", TOKENIZER):
+    for name in (f"vae/{WEIGHTS}", TOKENIZER):
         (folder / name).write_text(POINTER)
-    (folder / "vocoder" / "model.safetensors").unlink()
+    (folder / "vocoder" / WEIGHTS).unlink()
     with pytest.raises(SpecError, match=r"vae/.* pointer.*vocoder holds no weights.*tokenizer.json is a Git") as caught:
         plan_of(folder)
     assert caught.value.hint.count("git lfs pull") == 1
@@ -249,14 +246,14 @@ def test_a_sound_text_encoder_of_another_model(folder: Path) -> None:
 def test_everything_that_is_wrong_is_one_message(folder: Path, older_demo: Path) -> None:
     """Of a network whose files are not there the config is still judged, and of one without a config the files."""
     older(folder, older_demo, "vae")
-    (folder / "vae" / "model.safetensors.index.json").write_text('{"weight_map": {"latents_mean": "lost.safetensors"}}')
+    (folder / "vae" / f"{WEIGHTS}.index.json").write_text('{"weight_map": {"latents_mean": "lost.safetensors"}}')
     other_text_encoder(folder / "text_encoder", hidden_size=96)
     edit(folder / SCHEDULER, shift_terminal=1)
-    (folder / "audio_vae" / "model.safetensors").write_text(POINTER)
+    (folder / "audio_vae" / WEIGHTS).write_text(POINTER)
     (folder / TOKENIZER).unlink()
-    tensors = load_file(folder / "connectors" / "model.safetensors")
+    tensors = load_file(folder / "connectors" / WEIGHTS)
     del tensors["video_text_proj_in.bias"]
-    save_file(tensors, folder / "connectors" / "model.safetensors")
+    save_file(tensors, folder / "connectors" / WEIGHTS)
     with pytest.raises(SpecError) as caught:
         plan_of(folder)
     places = [
@@ -264,7 +261,7 @@ def test_everything_that_is_wrong_is_one_message(folder: Path, older_demo: Path)
         for finding in (
             "shift_terminal is 1",
             "vae/lost.safetensors is missing",
-            "audio_vae/model.safetensors is a Git LFS pointer",
+            f"audio_vae/{WEIGHTS} is a Git LFS pointer",
             "tokenizer/tokenizer.json is missing",
             "(ltx2.3: transformer, connectors, vocoder; ltx2: vae)",
             "caption_channels differ: 96 and 64",
@@ -278,7 +275,7 @@ def test_everything_that_is_wrong_is_one_message(folder: Path, older_demo: Path)
 
 # a network and one of its tensors
 NOT_NUMBERS = [
-    ("text_encoder", "language_model.model.norm.weight"),
+    ("text_encoder", "norm.weight"),
     ("connectors", "video_text_proj_in.bias"),
     ("transformer", "transformer_blocks.1.attn2.to_q.bias"),
     ("vae", "decoder.conv_in.conv.bias"),
@@ -289,7 +286,7 @@ NOT_NUMBERS = [
 
 @pytest.mark.parametrize(("network", "tensor"), NOT_NUMBERS, ids=lambda value: value)
 def test_weights_that_are_not_numbers_are_named(folder: Path, network: str, tensor: str) -> None:
-    path = folder / network / "model.safetensors"
+    path = folder / network / ("model.safetensors" if network == "text_encoder" else WEIGHTS)
     tensors = load_file(path)
     tensors[tensor][0] = np.nan
     save_file(tensors, path)
@@ -304,11 +301,11 @@ def test_a_clip_that_the_decoder_cannot_mirror(folder: Path) -> None:
         plan_of(folder, height=32)
 
 
-@pytest.mark.parametrize(("blocks", "sentence"), [([4], "STG block 4 does not exist: the model has blocks 0 to 3")])
+@pytest.mark.parametrize(("blocks", "sentence"), [([6], "STG block 6 does not exist: the model has blocks 0 to 5")])
 def test_a_block_that_does_not_exist(folder: Path, blocks: list[int], sentence: str) -> None:
     with pytest.raises(SpecError, match=sentence) as caught:
         plan_of(folder, stg_blocks=blocks)
-    assert "--stg-blocks 3" in caught.value.hint
+    assert "--stg-blocks 5" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -316,7 +313,7 @@ def test_a_block_that_does_not_exist(folder: Path, blocks: list[int], sentence: 
     [
         ({"mesh": {"heads": 3}, "weights": {"heads": "heads"}}, r"a mesh of heads 3 does not fit 8 devices"),
         ({"mesh": {"heads": 8}, "weights": {"mlp": "columns"}}, r"has no axis `columns`"),
-        ({"mesh": {"heads": 8}, "weights": {"vocab": "heads"}}, r"259 does not divide by the 8 of mesh axis `heads`"),
+        ({"mesh": {"heads": 8}, "weights": {"vocab": "heads"}}, r"100 does not divide by the 8 of mesh axis `heads`"),
         ({"mesh": {"a": 8}, "weights": {"heads": "a", "embed": "a"}}, r"would lie twice along mesh axis `a`"),
         ({"mesh": {"a": 8}, "weights": {"hedas": "a"}}, r"weights have no axis `hedas`"),
         ({"mesh": {"a": 8}, "activations": {"tokns": "a"}}, r"activations have no axis `tokns`"),

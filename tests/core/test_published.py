@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.spelling import byte_tokenizer
 from loras import distilled, write_header
 from ltx2_cli import read_spec, resolve
 from ltx2_cli.diffusion.guidance import Pass
 from ltx2_cli.models.gemma import Gemma, gemma_recipe
 from ltx2_cli.models.original.names import RENAMINGS, video_vae_renaming
-from ltx2_cli.models.tokenizer import byte_tokenizer
 from ltx2_cli.plan import Plan
 from ltx2_cli.spec import SpecError
 from ltx2_cli.weights.checkpoint import TensorFiles

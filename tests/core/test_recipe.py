@@ -17,11 +17,12 @@ from ltx2_cli.core.run import make_latents
 from ltx2_cli.diffusion.guidance import Pass
 from ltx2_cli.diffusion.schedule import Schedule
 from ltx2_cli.models.arch import PUBLISHED_SCHEDULE, Arch
-from ltx2_cli.models.demo import ARCH, UNTRAINED, demo_checkpoint
 from ltx2_cli.plan import missing
 from ltx2_cli.profiles import to_yaml
 from ltx2_cli.recipe import complete, contradictions, is_distilled
 from ltx2_cli.spec import RunSpec, SpecError
+from ltx2_cli.weights.hub import INSIDE
+from tools.train_demo.arch import ARCH
 
 LEVELS = (1.0, 0.99375, 0.9875, 0.98125, 0.975, 0.909375, 0.725, 0.421875, 0.0)
 ON, OFF = ((3.0, 1.0, 3.0, 0.7), (7.0, 1.0, 3.0, 0.7)), ((1.0, 0.0, 1.0, 0.0),) * 2
@@ -136,7 +137,7 @@ def test_a_named_recipe_is_not_overruled() -> None:
 
 def test_a_profile_keeps_its_own_values_but_for_a_checkpoint_of_the_other_kind() -> None:
     demo = complete(asked("demo"), ARCH)
-    assert (demo.num_inference_steps, demo.stg_blocks, scales(demo)) == (8, (1,), ON)
+    assert (demo.num_inference_steps, demo.stg_blocks, scales(demo)) == (20, (1,), ON)
     other = complete(asked("ltx2", checkpoint="rootonchair/LTX-2-19b-distilled"), arch())
     assert (other.num_inference_steps, other.sigmas, scales(other)) == (8, LEVELS, OFF)
     assert complete(asked("ltx2"), arch()).num_inference_steps == 40
@@ -231,10 +232,8 @@ def test_what_speaks_against_the_checkpoint_is_a_sentence_with_what_to_type(
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        return demo_checkpoint()
+def demo() -> Path:
+    return INSIDE
 
 
 @pytest.fixture(scope="module")
@@ -279,7 +278,6 @@ def test_a_folder_brings_the_upsampler_of_its_second_stage(
     demo: Path, distilled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then none is downloaded, nor is it named in the record, which holds wherever the folder lies."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(demo.parent.parent))
     for model, recipe in ((str(distilled), "auto"), ("demo", "two_stage")):
         spec = asked(model, SMALL, recipe=recipe)
         assert missing(spec) == []
@@ -293,14 +291,17 @@ def test_a_folder_that_is_not_distilled_runs_its_schedule_with_every_pass(demo: 
     plan = resolve(asked(str(demo), SMALL))
     (stage,) = plan.stages
     np.testing.assert_array_equal(stage.sigmas, PUBLISHED_SCHEDULE.sigmas(30, 4096))
-    assert (stage.passes, plan.spec.stg_blocks, plan.warnings) == (tuple(Pass), (2,), ())
+    assert (stage.passes, plan.spec.stg_blocks, plan.warnings) == (tuple(Pass), (4,), ())
 
 
 def test_blocks_beyond_the_layers_are_refused_only_where_they_are_disturbed(demo: Path) -> None:
     off = {"guidance.video.stg_scale": 0.0, "guidance.audio.stg_scale": 0.0}
-    with pytest.raises(SpecError, match="STG block 29 does not exist: the model has blocks 0 to 3"):
+    with pytest.raises(SpecError, match="STG block 29 does not exist: the model has blocks 0 to 5"):
         resolve(asked(str(demo), {**SMALL, **off, "guidance.audio.stg_scale": 1.0}, stg_blocks=[29]))
     assert Pass.PERTURBED not in resolve(asked(str(demo), {**SMALL, **off}, stg_blocks=[29])).stages[0].passes
+
+
+UNKNOWN = "the text encoder does not know "
 
 
 class Stop(Exception):
@@ -320,12 +321,13 @@ class Notes(Silent):
         yield
 
 
-def test_warnings_are_said_before_anything_is_done(
-    distilled: Path, demo: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(demo.parent.parent))
-    embedded = ("demo", {"recipe": "distilled"}, [UNTRAINED, "this model is not distilled"])
-    for model, unusual, wanted in ((str(distilled), {CFG: 3.0}, [GUIDED]), (str(distilled), {}, []), embedded):
+def test_warnings_are_said_before_anything_is_done(distilled: Path) -> None:
+    embedded = ("demo", {"recipe": "distilled"}, ["this model is not distilled", UNKNOWN])
+    for model, unusual, wanted in (
+        (str(distilled), {CFG: 3.0}, [GUIDED, UNKNOWN, UNKNOWN]),
+        (str(distilled), {}, [UNKNOWN]),
+        embedded,
+    ):
         plan, notes = resolve(asked(model, {**SMALL, **unusual})), Notes()
         with pytest.raises(Stop):
             make_latents(plan, load(plan), notes)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from generations import LTX2, LTX2_3, demo_folder, other_text_encoder
+from generations import LTX2, LTX2_3, other_text_encoder, random_folder
 from ltx2_cli import load, read_spec, resolve, run
 from ltx2_cli.core.run import make_latents
 from ltx2_cli.models.arch import Arch
@@ -24,8 +24,8 @@ from ltx2_cli.spec import SpecError
 from program import run_program
 
 TRANSFORMER = {
-    "in_channels": 16,
-    "out_channels": 16,
+    "in_channels": 32,
+    "out_channels": 32,
     "num_attention_heads": 4,
     "attention_head_dim": 32,
     "cross_attention_dim": 128,
@@ -33,7 +33,7 @@ TRANSFORMER = {
     "audio_num_attention_heads": 4,
     "audio_attention_head_dim": 16,
     "audio_cross_attention_dim": 64,
-    "num_layers": 4,
+    "num_layers": 6,
     "caption_channels": 64,
     "activation_fn": "gelu-approximate",
     "attention_bias": True,
@@ -70,10 +70,10 @@ def blocks(*between: tuple[str, dict[str, object]]) -> list[list[object]]:
 VAE = {
     "in_channels": 3,
     "out_channels": 3,
-    "latent_channels": 16,
+    "latent_channels": 32,
     "patch_size": 4,
-    "encoder_base_channels": 16,
-    "decoder_base_channels": 8,
+    "encoder_base_channels": 32,
+    "decoder_base_channels": 32,
     "norm_layer": "pixel_norm",
     "latent_log_var": "uniform",
     "causal_decoder": False,
@@ -82,15 +82,15 @@ VAE = {
 ENCODER = [
     ("compress_space_res", {"multiplier": 1}),
     ("compress_time_res", {"multiplier": 2}),
-    ("compress_all_res", {"multiplier": 2}),
+    ("compress_all_res", {"multiplier": 1}),
 ]
 AUDIO_VAE = {
     "model": {
         "params": {
             "sampling_rate": 16000,
             "ddconfig": {
-                "ch": 16,
-                "ch_mult": [1, 2, 4],
+                "ch": 32,
+                "ch_mult": [1, 1, 2],
                 "num_res_blocks": 1,
                 "z_channels": 2,
                 "in_channels": 2,
@@ -108,8 +108,6 @@ AUDIO_VAE = {
 GENERATOR = {
     "resblock": "AMP1",
     "activation": "snakebeta",
-    "resblock_kernel_sizes": [3],
-    "resblock_dilation_sizes": [[3]],
     "stereo": True,
     "use_tanh_at_final": False,
     "use_bias_at_final": False,
@@ -126,18 +124,18 @@ CONFIG = {
         "text_encoder_norm_type": "per_token_rms",
         "connector_apply_gated_attention": True,
         "connector_num_attention_heads": 4,
-        "connector_num_layers": 3,
+        "connector_num_layers": 2,
         "audio_connector_num_attention_heads": 4,
         "audio_connector_attention_head_dim": 16,
     },
     "vae": {
         **VAE,
-        "encoder_blocks": blocks(*ENCODER, ("compress_all_res", {"multiplier": 1})),
+        "encoder_blocks": blocks(*ENCODER, ("compress_all_res", {"multiplier": 2})),
         "decoder_blocks": blocks(
-            ("compress_space", {"multiplier": 2}),
+            ("compress_space", {"multiplier": 1}),
             ("compress_time", {"multiplier": 2}),
             ("compress_all", {"multiplier": 1}),
-            ("compress_all", {"multiplier": 2}),
+            ("compress_all", {"multiplier": 1}),
         ),
         "spatial_padding_mode": "zeros",
     },
@@ -145,15 +143,19 @@ CONFIG = {
     "vocoder": {
         "vocoder": {
             **GENERATOR,
-            "upsample_initial_channel": 64,
-            "upsample_rates": [10, 16],
-            "upsample_kernel_sizes": [20, 32],
+            "upsample_initial_channel": 128,
+            "upsample_rates": [10, 4, 4],
+            "upsample_kernel_sizes": [20, 8, 8],
+            "resblock_kernel_sizes": [3, 7],
+            "resblock_dilation_sizes": [[1], [1]],
         },
         "bwe": {
             **GENERATOR,
-            "upsample_initial_channel": 32,
+            "upsample_initial_channel": 64,
             "upsample_rates": [15, 16],
             "upsample_kernel_sizes": [31, 32],
+            "resblock_kernel_sizes": [3],
+            "resblock_dilation_sizes": [[1]],
             "apply_final_activation": False,
             "input_sampling_rate": 16000,
             "output_sampling_rate": 48000,
@@ -168,7 +170,8 @@ OLDER = {
     "transformer": {**TRANSFORMER, "connector_num_attention_heads": 2, "connector_num_layers": 2},
     "vae": {
         **VAE,
-        "encoder_blocks": blocks(*ENCODER, ("compress_all_res", {"multiplier": 2})),
+        "encoder_blocks": blocks(*ENCODER, ("compress_all_res", {"multiplier": 1})),
+        "decoder_base_channels": 8,
         "decoder_blocks": blocks(*[("compress_all", {"multiplier": 2, "residual": True})] * 3),
     },
     "audio_vae": AUDIO_VAE,
@@ -197,10 +200,10 @@ class Twins(NamedTuple):
 def twins(arch: Arch, config: Mapping[str, Any], version: str, cache: Path) -> Twins:
     vae = video_vae_renaming(len(arch.video_vae.block_out_channels), len(arch.video_vae.decoder_block_out_channels))
     named = {}
-    with demo_folder(arch, cache) as folder:
-        for network, renaming in {**RENAMINGS, "vae": vae}.items():
-            declared = load_file(folder / network / "model.safetensors")
-            named |= {theirs: declared[ours] for ours, theirs in renaming.originals(declared).items()}
+    folder = random_folder(arch, cache)
+    for network, renaming in {**RENAMINGS, "vae": vae}.items():
+        declared = load_file(folder / network / "diffusion_pytorch_model.safetensors")
+        named |= {theirs: declared[ours] for ours, theirs in renaming.originals(declared).items()}
     return Twins(folder, named, config, version)
 
 
@@ -287,7 +290,7 @@ def test_an_eight_bit_file_gives_the_bytes_of_what_it_means(newer: Twins, tmp_pa
         plan = plan_of(path, text_encoder=str(newer.folder))
         latents.append(make_latents(plan, load(plan)))
     eight_bits = sum(array.dtype == ml_dtypes.float8_e4m3fn for array in stored.values())
-    assert eight_bits == 4 * 34  # linear layers with their gates, in four layers
+    assert eight_bits == 6 * 34  # linear layers with their gates, in six layers
     for one, other, exact in zip(*latents, make_latents(plain, load(plain)), strict=True):
         np.testing.assert_array_equal(one, other)
         assert np.linalg.norm(one - exact) > 1e-3 * np.linalg.norm(exact)  # eight bits are not many
@@ -299,7 +302,7 @@ def test_what_an_untrained_model_makes_is_seen_and_heard(newer: Twins) -> None:
     frames, sound = media.frames / 255, media.waveform
     assert frames.std(axis=(1, 2)).min() > 0.1  # in every frame and colour
     assert frames.std(axis=0).mean() > 0.05  # it moves
-    assert np.isin(media.frames, (0, 255)).mean() < 0.2
+    assert np.isin(media.frames, (0, 255)).mean() < 0.3
     assert (media.sample_rate, sound.shape) == (48000, (round(plan.latent_shapes.audio[2] * 4 - 3) * 480, 2))
     assert (sound.std(axis=0) > 0.005).all()
     assert np.abs(sound).max() < 1

@@ -11,7 +11,6 @@ from safetensors.numpy import load_file
 from loras import distilled, factors, keys, linears, original, write, write_header
 from ltx2_cli.models.arch import ConnectorsArch, TransformerArch
 from ltx2_cli.models.connectors import TextConnectors
-from ltx2_cli.models.demo import ARCH, TEXT_CONFIG
 from ltx2_cli.models.gemma import Gemma, gemma_recipe
 from ltx2_cli.models.lora import find_adapters, unmet_wishes
 from ltx2_cli.models.lora_generation import generation
@@ -21,6 +20,7 @@ from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.spec import DType, SpecError
 from ltx2_cli.weights.declare import Scope, Shape
 from ltx2_cli.weights.lora import LoraFile, LowRank, open_lora
+from tools.train_demo.arch import ARCH, TEXT_CONFIG
 
 NEW = {
     "gated_attn": True,

@@ -18,13 +18,13 @@ from ltx2_cli.models.arch import TransformerArch
 from ltx2_cli.models.block import Switches
 from ltx2_cli.models.config import read_arch
 from ltx2_cli.models.connectors import TextConnectors
-from ltx2_cli.models.demo import TEXT_CONFIG
 from ltx2_cli.models.gemma import Gemma, gemma_recipe
 from ltx2_cli.models.transformer import Transformer, rope_tables
 from ltx2_cli.profiles import read_sharding
 from ltx2_cli.sharding import ShardingPlan, activate, lay_out
 from ltx2_cli.spec import AV
 from ltx2_cli.weights.declare import Scope, Weight, map_weights, random_weights, weights
+from tools.train_demo.arch import TEXT_CONFIG
 
 LAYERS = 3
 EARLIER = {

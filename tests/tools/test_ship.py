@@ -1,4 +1,5 @@
-"""A checkpoint as the training program writes it: opened here and by diffusers, which makes the same of it."""
+"""A checkpoint as the training program writes it, the embedded one too: opened here and by diffusers, which makes the
+same of it."""
 
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from ltx2_cli.models.upsampler_source import open_upsampler
 from ltx2_cli.spec import DType
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope, random_weights
+from ltx2_cli.weights.hub import INSIDE
 from ltx2_cli.weights.published import UPSAMPLER
 from parity import relative_error
 from tools.train_demo.arch import ARCH, TEXT_CONFIG, UPSAMPLER_ARCH
@@ -24,8 +26,10 @@ from tools.train_demo.ship import rounded, ship
 CASE = ALL_ON._replace(size=Size(9, 64, 64, 24.0), steps=2, prompt="A red ball bounces, a low note.")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["random weights", "embedded"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if request.param == "embedded":
+        return INSIDE
     text_encoder = Gemma(Scope("float32"), gemma_recipe(TEXT_CONFIG, "a test"))
     networks = abstract_networks(ARCH, text_encoder, DType.float32).present()
     networks |= {UPSAMPLER: LatentUpsampler(Scope("float32"), UPSAMPLER_ARCH)}

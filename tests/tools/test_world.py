@@ -74,9 +74,11 @@ def test_no_caption_has_an_unknown_word_or_too_many() -> None:
     assert mask[:, -1].all()
 
 
-def test_case_does_not_count_and_other_words_are_unknown() -> None:
+def test_case_and_full_stops_do_not_count_and_other_words_are_unknown() -> None:
     words = tokenizer()
-    assert words.encode("A Red BALL.").ids == [*words.encode("a red ball").ids, VOCABULARY.index(UNKNOWN)]
+    red = words.encode("a red ball").ids
+    assert words.encode("A Red BALL!").ids == red
+    assert words.encode("A Red BALL. Waves;").ids == [*red, VOCABULARY.index(UNKNOWN)]
 
 
 def test_frames_and_sounds_are_of_the_clip_and_in_range() -> None:

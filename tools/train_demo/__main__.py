@@ -27,14 +27,17 @@ def main(
     from tools.train_demo.arch import ARCH
     from tools.train_demo.courses import COURSES, LARGE_CLIPS, SMALL_CLIPS
 
-    course = {name: replace(each, steps=max(1, round(share * each.steps))) for name, each in COURSES.items()}
+    course = {
+        name: replace(each, steps=max(1, round(share * each.steps)), warm_up=round(share * each.warm_up))
+        for name, each in COURSES.items()
+    }
     of_video = (course[name] for name in ("pieces", "frames", "moving", "video_vae"))
     vae = video_vae.trained(*of_video, out)
     audio_vae = audio.trained_vae(course["audio_vae"], out)
     vocoder = audio.trained_vocoder(course["vocoder"], audio_vae, out)
     vae, audio_vae = clips.with_statistics(vae, audio_vae)
-    small = clips.clips(round(share * SMALL_CLIPS), denoiser.SMALL, vae, audio_vae, out)
-    large = clips.clips(round(share * LARGE_CLIPS), denoiser.LARGE, vae, audio_vae, out)
+    small = clips.clips(max(1, round(share * SMALL_CLIPS)), denoiser.SMALL, vae, audio_vae, out)
+    large = clips.clips(max(1, round(share * LARGE_CLIPS)), denoiser.LARGE, vae, audio_vae, out)
     twice = upsampler.trained(course["upsampler"], vae.statistics, small, large, out)
     learned = denoiser.trained(course["denoiser"], course["both_sizes"], small, large, out)
     networks = {"text_encoder": learned.text_encoder, "connectors": learned.connectors}

@@ -63,7 +63,7 @@ def main(
     variants: Annotated[str, typer.Option(help=f"Some of: {', '.join(VARIANTS | ELSEWHERE)}.")] = ", ".join(VARIANTS),
 ) -> None:
     """Print a line of JSON of the autoencoders, and one a variant; clip i is made from seed i."""
-    folder = read_spec(prompt="", model=model).checkpoint
+    folder = read_spec(prompt="any", model=model).checkpoint
     print(json.dumps({"autoencoders": given_back(folder, count)}), flush=True)
     scenes, prompts = zip(*held_out(count), strict=True)
     for name in variants.split(", "):

@@ -4,7 +4,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from tools.train_demo.captions import vocabulary
@@ -17,7 +17,7 @@ VOCABULARY = (PAD, EOS, BOS, UNKNOWN, *vocabulary())
 def tokenizer() -> Tokenizer:
     """`<bos>`, then a token for each word."""
     words = Tokenizer(models.WordLevel({word: number for number, word in enumerate(VOCABULARY)}, UNKNOWN))
-    words.normalizer = normalizers.Lowercase()
+    words.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Replace(Regex("[.!?;:]"), " ")])
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A", special_tokens=[(BOS, VOCABULARY.index(BOS))]

@@ -1,0 +1,112 @@
+"""What the embedded model shows and sounds like, of prompts that it was not trained on: measured from its mp4s."""
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from program import run_program
+from tools.train_demo import evaluate
+from tools.train_demo.evaluate import filmed, held_out
+from tools.train_demo.measure import Seen, judge, shares
+from tools.train_demo.world import Scene
+
+ROOT = Path(__file__).parents[2]
+OPEN = "a shape stays still in the middle on a black background with a low tone"  # says neither what nor of what colour
+SEEDS = range(4)
+
+UNFINISHED = pytest.mark.xfail(reason="the denoiser is at 1,300 of its 9,000 steps")
+
+Asked = list[tuple[Scene, str, int]]  # and the seed
+
+
+def asked() -> Asked:
+    """The first prompts of the evaluation, and those of its first bounces, each with the seed that it has there."""
+    numbered = [(scene, prompt, seed) for seed, (scene, prompt) in enumerate(held_out(80))]
+    bounces = [each for each in numbered[8:] if each[0].motion == "bounce"]
+    return [*numbered[:8], *bounces[:4]]
+
+
+def film(request: Mapping[str, object], prompt: str = OPEN, seeds: range = SEEDS) -> list[Seen]:
+    return list(filmed([(prompt, seed) for seed in seeds], request))
+
+
+@pytest.fixture(scope="module")
+def shown() -> list[tuple[Scene, Seen]]:
+    seen = filmed([(prompt, seed) for _, prompt, seed in asked()], {})
+    return [(scene, each) for (scene, *_), each in zip(asked(), seen, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def variety() -> list[Seen]:
+    return film({})
+
+
+@pytest.mark.parametrize(
+    ("what", "least"),
+    [
+        ("background", 0.9),
+        *[(what, 0.8) for what in ("shape", "size", "place", "loudness")],
+        *[pytest.param(what, 0.9, marks=UNFINISHED) for what in ("colour", "motion", "pitch", "sync")],
+    ],
+)
+def test_a_clip_shows_and_sounds_like_what_was_typed(shown: list[tuple[Scene, Seen]], what: str, least: float) -> None:
+    assert shares(*zip(*shown, strict=True))[what] >= least
+
+
+def test_another_prompts_clip_is_not_what_was_typed(shown: list[tuple[Scene, Seen]]) -> None:
+    """So that the shares above mean something."""
+    scenes, seen = zip(*shown, strict=True)
+    others = [judge(*pair) for pair in zip(scenes, [*seen[1:], seen[0]], strict=True)]
+    for what in ("colour", "shape", "motion", "pitch"):
+        assert np.mean([each[what] for each in others]) < 0.7
+
+
+@UNFINISHED
+def test_what_a_prompt_leaves_open_the_seed_decides(variety: list[Seen]) -> None:
+    assert len({each.colour for each in variety}) > 1
+    assert {each.motion for each in variety} == {"still"}
+
+
+@UNFINISHED
+def test_what_the_negative_prompt_says_is_not_shown(variety: list[Seen]) -> None:
+    for seed, each in enumerate(variety):
+        (without,) = film({"negative_prompt": str(each.colour)}, seeds=range(seed, seed + 1))
+        assert without.colour != each.colour
+
+
+@UNFINISHED
+def test_the_second_stage_sharpens() -> None:
+    """Edges of a clip at twice the size are narrower, as a share of the picture."""
+    small, large = ({}, {"recipe": "two_stage", "height": 256, "width": 256})
+    prompt = "a large red square stays still in the middle on a white background with a low tone"
+    (once,), (twice,) = (film(request, prompt, range(1)) for request in (small, large))
+    assert (twice.colour, twice.shape, twice.motion) == ("red", "square", "still")
+    assert twice.edge < 0.75 * once.edge
+
+
+def test_the_evaluation_says_what_it_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    evaluate.main(count=1, variants="as it comes, scale 1")
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each.get("variant") for each in said] == [None, "as it comes", "scale 1"]
+    assert said[0]["autoencoders"]["psnr"] > 25
+    assert said[0]["autoencoders"]["within_a_quarter"] == 1
+    ((scene, prompt),) = held_out(1)
+    (seen,) = filmed([(prompt, 0)], {})
+    assert said[1] == {"variant": "as it comes", "clips": 1} | json.loads(json.dumps(shares([scene], [seen])))
+
+
+def test_the_picture_in_the_readme_is_what_the_commands_beside_it_make(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands = re.findall(r"^ltx2 (.*demo\.safetensors.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    for command in commands:
+        assert run_program(monkeypatch, *shlex.split(command)) == 0, capsys.readouterr().err
+    made, shipped = (np.asarray(Image.open(file), float) for file in ("demo.png", ROOT / "tools/train_demo/demo.png"))
+    assert np.abs(made - shipped).mean() < 1  # of 255: another machine's XLA rounds elsewhere
