@@ -4,6 +4,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from flax import nnx
+
 from ltx2_cli.models.arch import Arch, VideoVAEArch, VocoderArch
 from ltx2_cli.models.gemma import Gemma, gemma_recipe
 from ltx2_cli.models.networks import abstract_networks
@@ -59,10 +61,15 @@ def other_text_encoder(folder: Path, **changes: object) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def random_folder(arch: Arch, folder: Path) -> Path:
-    """A checkpoint of this architecture with random weights in float32, in `folder`."""
+def random_networks(arch: Arch) -> dict[str, nnx.Module]:
+    """All of a checkpoint's networks, by the names of their folders, with random weights in float32."""
     text_encoder = Gemma(Scope("float32"), gemma_recipe(TEXT_CONFIG, "a test"))
     networks = abstract_networks(arch, text_encoder, DType.float32).present()
     networks |= {UPSAMPLER: LatentUpsampler(Scope("float32"), UPSAMPLER_ARCH)}
-    ship({name: random_weights(each, seed) for seed, (name, each) in enumerate(networks.items())}, arch, folder)
+    return {name: random_weights(each, seed) for seed, (name, each) in enumerate(networks.items())}
+
+
+def random_folder(arch: Arch, folder: Path) -> Path:
+    """A checkpoint of this architecture with such weights, in `folder`."""
+    ship(random_networks(arch), arch, folder)
     return folder

@@ -33,7 +33,7 @@ ltx2 generate --prompt "a street" --guidance-scale 4 --audio-stg-scale 0
 ltx2 generate --config out/fox.yaml --seed 8 -o out/fox8.mp4 --set fps=30"""
 
 COMPILING = "Compiling and timing"
-ANYTHING = "warm-up"  # a prompt is wanted, none is shown
+ANYTHING = "a"  # a prompt is wanted, none is shown; every text encoder knows it
 
 
 @dataclass(frozen=True)

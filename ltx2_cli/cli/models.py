@@ -69,10 +69,10 @@ def _rows(text_encoder: str) -> list[Row]:
 
 def _row(entry: Published) -> Row:
     """What the cache has of it: all of it where no file is missing and its networks are there."""
-    from ltx2_cli.weights.hub import cached
+    from ltx2_cli.weights.hub import INSIDE, cached
 
     if entry.form == EMBEDDED:
-        return Row(entry, None, entry.size, True)
+        return Row(entry, None, sum(file.stat().st_size for file in INSIDE.rglob("*") if file.is_file()), True)
     files = cached(entry.name, entry.wanted)
     parts = {file.name.rpartition("/")[0] for file in files if file.name.endswith(".safetensors")}
     complete = all(file.cached for file in files) and entry.parts <= parts

@@ -162,7 +162,6 @@ def test_what_does_not_fit_ends_with_3_and_says_what_would(plan: Run, monkeypatc
     assert json.loads(out)["fits"] is False
     assert "error: this does not fit: to decode takes 99 MB of a device, a cpu has 90 MB\nhint: " in err
     assert "--set keep_resident=false" in err
-    assert "--set keep_resident=false" in err
     assert "more devices" in err
 
 

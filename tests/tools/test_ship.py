@@ -9,18 +9,14 @@ from diffusers import LTX2Pipeline
 from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
 
 from clips import ALL_ON, Checkpoint, Size, final_latents, plan_of, reference_latents
+from generations import random_networks
 from ltx2_cli.models.folder import open_folder
-from ltx2_cli.models.gemma import Gemma, gemma_recipe
-from ltx2_cli.models.networks import abstract_networks
-from ltx2_cli.models.upsampler import LatentUpsampler
 from ltx2_cli.models.upsampler_source import open_upsampler
-from ltx2_cli.spec import DType
 from ltx2_cli.weights.checkpoint import TensorFiles
-from ltx2_cli.weights.declare import Scope, random_weights
 from ltx2_cli.weights.hub import INSIDE
 from ltx2_cli.weights.published import UPSAMPLER
 from parity import relative_error
-from tools.train_demo.arch import ARCH, TEXT_CONFIG, UPSAMPLER_ARCH
+from tools.train_demo.arch import ARCH, UPSAMPLER_ARCH
 from tools.train_demo.ship import rounded, ship
 
 CASE = ALL_ON._replace(size=Size(9, 64, 64, 24.0), steps=2, prompt="A red ball bounces, a low note.")
@@ -30,13 +26,8 @@ CASE = ALL_ON._replace(size=Size(9, 64, 64, 24.0), steps=2, prompt="A red ball b
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if request.param == "embedded":
         return INSIDE
-    text_encoder = Gemma(Scope("float32"), gemma_recipe(TEXT_CONFIG, "a test"))
-    networks = abstract_networks(ARCH, text_encoder, DType.float32).present()
-    networks |= {UPSAMPLER: LatentUpsampler(Scope("float32"), UPSAMPLER_ARCH)}
     folder = tmp_path_factory.mktemp("shipped")
-    ship(
-        {name: rounded(random_weights(each, seed)) for seed, (name, each) in enumerate(networks.items())}, ARCH, folder
-    )
+    ship({name: rounded(each) for name, each in random_networks(ARCH).items()}, ARCH, folder)
     return folder
 
 
