@@ -1,5 +1,7 @@
 """The small world: what is held out, what captions say, and that pictures and sounds are what scenes say."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ from tools.train_demo.captions import MOTIONS as DOES
 from tools.train_demo.captions import PITCHES as SOUNDING
 from tools.train_demo.captions import SHAPES as CALLED
 from tools.train_demo.captions import caption, words_of
+from tools.train_demo.measure import TOGETHER
 from tools.train_demo.words import TEXT_TOKENS, UNKNOWN, VOCABULARY, tokenizer, tokens
 from tools.train_demo.world import (
     COLOURS,
@@ -15,6 +18,7 @@ from tools.train_demo.world import (
     NUM_FRAMES,
     SAMPLING_RATE,
     SHAPES,
+    SIZES,
     Scene,
     contacts,
     draw_frames,
@@ -107,3 +111,9 @@ def test_a_click_begins_at_each_contact() -> None:
         for time in contacts(scene):
             assert np.any(np.abs(loud - time) < 0.015)
         assert all(np.any(np.abs(contacts(scene) - time) < 0.02) for time in loud)
+
+
+def test_the_clicks_of_a_small_shape_are_not_in_time_with_a_large_one() -> None:
+    scene = next(scene for scene in scenes(100) if scene.motion == "bounce")
+    small, large = (contacts(replace(scene, size=size)) for size in SIZES)
+    assert abs(small[1] - large[1]) > 2 * TOGETHER

@@ -37,7 +37,8 @@ LADDERS = {"up": (2, 3, 4), "down": (4, 3, 2)}  # halves of the pitch, one after
 RUNG = 0.68  # how long each lasts
 CLICK = 0.5  # amplitude
 MARGIN = 0.03  # between the edge of a frame and a shape
-HEIGHT, PERIOD = 0.5, 0.75  # of a bounce: from one height all falls take as long
+HEIGHTS = {"small": 0.55, "large": 0.4}  # from which bouncing shapes fall: the later falls of the larger come sooner
+GRAVITY = 6.5  # frames per second squared
 
 
 @dataclass(frozen=True)
@@ -115,23 +116,23 @@ def path(scene: Scene, times: np.ndarray) -> Path:
         angle = 2 * np.pi * (0.65 + 0.2 * scene.chance[0] + times / clip)  # from near the top, clockwise
         x, y = 0.5 + 0.25 * np.cos(angle), 0.5 + 0.25 * np.sin(angle)
     elif scene.motion == "bounce":
-        phase = (times - first_contact(scene)) / PERIOD % 1
-        y = 1 - edge - HEIGHT * 4 * phase * (1 - phase)
+        phase = (times / fall(scene) + 1) / 2 % 1
+        y = 1 - edge - HEIGHTS[scene.size] * 4 * phase * (1 - phase)
     elif scene.motion == "grow":
         radii = radius * (0.5 + 1.2 * times / clip)
     return Path(np.stack([x, y], axis=-1), radii)
 
 
-def first_contact(scene: Scene) -> float:
-    """When a bouncing shape first meets the ground."""
-    return 0.15 + 0.35 * scene.chance[0]
+def fall(scene: Scene) -> float:
+    """How long a bouncing shape takes from its height to the ground."""
+    return float(np.sqrt(2 * HEIGHTS[scene.size] / GRAVITY))
 
 
 def contacts(scene: Scene) -> np.ndarray:
     """When the shape meets the ground within the clip."""
     if scene.motion != "bounce":
         return np.empty(0)
-    times = first_contact(scene) + PERIOD * np.arange(8)
+    times = fall(scene) * (1 + 2 * np.arange(8))
     return times[times < DURATION - 0.05]
 
 
