@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ltx2_cli.weights.hub import INSIDE
 from program import run_program
 from tools.train_demo import evaluate
 from tools.train_demo.evaluate import filmed, held_out
@@ -91,7 +92,7 @@ def test_the_second_stage_sharpens() -> None:
 
 
 def test_the_evaluation_says_what_it_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    evaluate.main(count=1, variants="as it comes, scale 1")
+    evaluate.main(count=1, checkpoint=str(INSIDE), variants="as it comes, scale 1")
     said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [each.get("variant") for each in said] == [None, "as it comes", "scale 1"]
     assert said[0]["autoencoders"]["psnr"] > 25

@@ -15,6 +15,7 @@ import typer
 
 from ltx2_cli import load, read_spec, resolve, run
 from ltx2_cli.media import write_mp4
+from ltx2_cli.weights.hub import EMBEDDED
 from tools.train_demo.captions import caption
 from tools.train_demo.measure import Seen, measure_mp4, shares
 from tools.train_demo.reconstruct import given_back
@@ -59,19 +60,15 @@ def filmed(asked: Sequence[tuple[str, int]], request: Mapping[str, object]) -> I
 
 def main(
     count: Annotated[int, typer.Option(help="Of held-out captions, how many.")] = 200,
-    model: Annotated[str, typer.Option(help="As of `ltx2 generate`.")] = "demo",
+    checkpoint: Annotated[str, typer.Option(help="Its folder.")] = EMBEDDED,
     variants: Annotated[str, typer.Option(help=f"Some of: {', '.join(VARIANTS | ELSEWHERE)}.")] = ", ".join(VARIANTS),
 ) -> None:
     """Print a line of JSON of the autoencoders, and one a variant; clip i is made from seed i."""
-    folder = read_spec(prompt="any", model=model).checkpoint
-    print(json.dumps({"autoencoders": given_back(folder, count)}), flush=True)
+    print(json.dumps({"autoencoders": given_back(checkpoint, count)}), flush=True)
     scenes, prompts = zip(*held_out(count), strict=True)
     for name in variants.split(", "):
-        seen = list(
-            filmed(
-                [(prompt, seed) for seed, prompt in enumerate(prompts)], (VARIANTS | ELSEWHERE)[name] | {"model": model}
-            )
-        )
+        request = {"checkpoint": checkpoint, **(VARIANTS | ELSEWHERE)[name]}
+        seen = list(filmed([(prompt, seed) for seed, prompt in enumerate(prompts)], request))
         print(json.dumps({"variant": name, "clips": count} | shares(scenes, seen)), flush=True)
 
 
