@@ -178,8 +178,10 @@ def test_stg_disturbs_the_block_at_the_published_depth(generation: str, layers: 
 
 def test_what_a_profile_says_wins_over_its_generation():
     demo = read_pages(read_spec(prompt="rain", model="demo"), "one_stage", "ltx2.3", 4)
-    assert (demo.num_inference_steps, demo.stg_blocks, demo.checkpoint) == (20, (1,), "embedded")
-    assert read_pages(read_spec(prompt="rain", model="demo"), "distilled", "ltx2.3", 4).stg_blocks == (1,)
+    assert (demo.num_inference_steps, demo.stg_blocks, demo.checkpoint) == (20, (0,), "embedded")
+    assert scales(demo) == ((3.0, 0.5, 3.0, 0.7), (1.5, 0.25, 3.0, 0.7))
+    distilled = read_pages(read_spec(prompt="rain", model="demo"), "distilled", "ltx2.3", 4)
+    assert (distilled.stg_blocks, scales(distilled)) == ((0,), ((1.0, 0.0, 1.0, 0.0),) * 2)
 
 
 def test_a_folder_wins_over_a_repository_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
