@@ -13,7 +13,7 @@ COURSES = {
         Course("audio_vae", steps=1500, rate=1e-3, warm_up=100, average=0.995),
         Course("vocoder", steps=800, rate=1e-3, warm_up=100, average=0.99, own_code=False),
         Course("upsampler", steps=1000, rate=1e-3, warm_up=100, average=0.995),
-        Course("denoiser", steps=9000, rate=2e-3, warm_up=300, average=0.999),
+        Course("denoiser", steps=7000, rate=2e-3, warm_up=300, average=0.999),
         Course("both_sizes", steps=300, rate=5e-4, warm_up=20, average=0.995),
     )
 }

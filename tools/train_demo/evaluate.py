@@ -69,7 +69,12 @@ def main(
     for name in variants.split(", "):
         request = {"checkpoint": checkpoint, **(VARIANTS | ELSEWHERE)[name]}
         seen = list(filmed([(prompt, seed) for seed, prompt in enumerate(prompts)], request))
-        print(json.dumps({"variant": name, "clips": count} | shares(scenes, seen)), flush=True)
+        print(json.dumps({"variant": name, "clips": count} | shares(scenes, seen) | edge_of(seen)), flush=True)
+
+
+def edge_of(seen: Sequence[Seen]) -> dict[str, float]:
+    """How wide shapes' edges are on average, as a fraction of the frame's width."""
+    return {"edge": round(float(np.nanmean([each.edge for each in seen])), 4)}
 
 
 if __name__ == "__main__":
