@@ -38,7 +38,7 @@ RUNG = 0.68  # how long each lasts
 CLICK = 0.5  # amplitude
 MARGIN = 0.03  # between the edge of a frame and a shape
 HEIGHTS = {"small": 0.55, "large": 0.4}  # from which bouncing shapes fall: the later falls of the larger come sooner
-GRAVITY = 6.5  # frames per second squared
+GRAVITY = 6.5  # heights of the frame per second squared
 
 
 @dataclass(frozen=True)
