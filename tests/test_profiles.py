@@ -176,10 +176,21 @@ def test_stg_disturbs_the_block_at_the_published_depth(generation: str, layers: 
     assert read_pages(spec, "one_stage", generation, layers).stg_blocks == (block,)
 
 
+@pytest.mark.parametrize(
+    ("model", "levels"),
+    [(model, (0.909375, 0.725, 0.421875, 0.0)) for model in ("ltx2", "ltx2.3", "someone/LTX-2")]
+    + [("demo", (0.2, 0.1, 0.05, 0.0))],
+)
+def test_at_which_levels_a_second_stage_refines_is_the_models_to_say(model: str, levels: tuple[float, ...]) -> None:
+    spec = read_spec(prompt="rain", model=model)
+    levels_of = {recipe: read_pages(spec, recipe, "ltx2.3").refinement.sigmas for recipe in ("one_stage", "two_stage")}
+    assert levels_of == {"one_stage": (), "two_stage": levels}
+
+
 def test_what_a_profile_says_wins_over_its_generation():
     demo = read_pages(read_spec(prompt="rain", model="demo"), "one_stage", "ltx2.3", 4)
     assert (demo.num_inference_steps, demo.stg_blocks, demo.checkpoint) == (20, (0,), "embedded")
-    assert scales(demo) == ((3.0, 0.5, 3.0, 0.7), (1.5, 0.25, 3.0, 0.7))
+    assert scales(demo) == ((3.0, 0.5, 3.0, 0.7), (1.5, 0.25, 1.5, 0.7))
     distilled = read_pages(read_spec(prompt="rain", model="demo"), "distilled", "ltx2.3", 4)
     assert (distilled.stg_blocks, scales(distilled)) == ((0,), ((1.0, 0.0, 1.0, 0.0),) * 2)
 

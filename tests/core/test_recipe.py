@@ -137,7 +137,7 @@ def test_a_named_recipe_is_not_overruled() -> None:
 
 def test_a_profile_keeps_its_own_values_but_for_a_checkpoint_of_the_other_kind() -> None:
     demo = complete(asked("demo"), ARCH)
-    own = ((3.0, 0.5, 3.0, 0.7), (1.5, 0.25, 3.0, 0.7))
+    own = ((3.0, 0.5, 3.0, 0.7), (1.5, 0.25, 1.5, 0.7))
     assert (demo.num_inference_steps, demo.stg_blocks, scales(demo)) == (20, (0,), own)
     other = complete(asked("ltx2", checkpoint="rootonchair/LTX-2-19b-distilled"), arch())
     assert (other.num_inference_steps, other.sigmas, scales(other)) == (8, LEVELS, OFF)
