@@ -8,6 +8,7 @@ import torch
 from diffusers import LTX2Pipeline
 from safetensors.torch import save_file
 
+from ltx2_cli import load, run
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.run import make_latents
 from ltx2_cli.diffusion.latents import unpack
@@ -15,6 +16,7 @@ from ltx2_cli.plan import Plan, resolve
 from ltx2_cli.profiles import read_spec
 from ltx2_cli.spec import AV
 from ltx2_cli.stages import Source
+from parity import relative_error
 from tiny import draw_noise
 
 PROMPT, NEGATIVE = "A red ball bounces, once.", "blurry"
@@ -134,3 +136,25 @@ def final_latents(plan: Plan, components: Components | None = None) -> tuple[np.
     """Normalised latents in the files' layout."""
     tokens = make_latents(plan, components or Components(plan))
     return tuple(unpack(AV(*map(np.asarray, tokens)), plan.latent_shapes))
+
+
+def check_latents(checkpoint: Checkpoint, case: Case, folder: Path) -> None:
+    """Both programs denoise to the same."""
+    ours = final_latents(plan_of(checkpoint, case, seed=5, noise=folder / "noise.safetensors"))
+    theirs = reference_latents(checkpoint.pipeline, case, 5)
+    errors = [relative_error(got, wanted) for got, wanted in zip(ours, theirs, strict=True)]
+    assert max(errors) <= 1e-4, errors
+
+
+def check_media(checkpoint: Checkpoint, case: Case, sample_rate: int, folder: Path) -> None:
+    """Both programs show and sound the same."""
+    plan = plan_of(checkpoint, case, seed=6, noise=folder / "noise.safetensors")
+    (media,) = run(plan, load(plan))
+    frames, waveform = reference(checkpoint.pipeline, case, 6, "pt")
+    assert media.frames.shape == (case.size.num_frames, case.size.height, case.size.width, 3)
+    wanted = (frames[0].movedim(1, -1) * 255).round().numpy()
+    assert np.abs(media.frames - wanted).max() <= 1  # a level of 255 may round the other way
+    assert relative_error(media.waveform.T, waveform[0]) <= 5e-4  # the latents' rounding, through a logarithm
+    assert (media.sample_rate, media.fps) == (sample_rate, case.size.fps)
+    latent_frame = 8 / case.size.fps
+    assert abs(len(media.waveform) / media.sample_rate - len(media.frames) / media.fps) < latent_frame

@@ -88,7 +88,7 @@ _CAMERA = {
 
 # The 4-bit files of both generations and the packs of LTX-2.5 are left out: nothing here can run them.
 PUBLISHED = (
-    Published(MODEL, "embedded", "LTX-2.3", DEV, EMBEDDED, *_rounded(0.021)),
+    Published(MODEL, "embedded", "LTX-2.3", DEV, EMBEDDED, *_rounded(0.025)),
     Published(MODEL, "Lightricks/LTX-2", "LTX-2", DEV, FOLDER, *_rounded(92.1)),
     Published(MODEL, "diffusers/LTX-2.3-Diffusers", "LTX-2.3", DEV, FOLDER, *_rounded(101.3)),
     Published(MODEL, "diffusers/LTX-2.3-Distilled-Diffusers", "LTX-2.3", DISTILLED, FOLDER, *_rounded(101.3)),

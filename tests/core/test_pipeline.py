@@ -6,30 +6,19 @@ import numpy as np
 import pytest
 import torch
 
-from clips import ALL_ON, CASES, UNUSUAL_CASE, Case, Checkpoint, final_latents, plan_of, reference, reference_latents
-from ltx2_cli import load, run
+from clips import (
+    ALL_ON,
+    CASES,
+    UNUSUAL_CASE,
+    Checkpoint,
+    check_latents,
+    check_media,
+    final_latents,
+    plan_of,
+    reference_latents,
+)
 from parity import relative_error
 from tiny import LTX2_3, UNUSUAL, tiny_pipeline
-
-
-def check_latents(checkpoint: Checkpoint, case: Case, folder: Path) -> None:
-    ours = final_latents(plan_of(checkpoint, case, seed=5, noise=folder / "noise.safetensors"))
-    theirs = reference_latents(checkpoint.pipeline, case, 5)
-    errors = [relative_error(got, wanted) for got, wanted in zip(ours, theirs, strict=True)]
-    assert max(errors) <= 1e-4, errors
-
-
-def check_media(checkpoint: Checkpoint, case: Case, sample_rate: int, folder: Path) -> None:
-    plan = plan_of(checkpoint, case, seed=6, noise=folder / "noise.safetensors")
-    (media,) = run(plan, load(plan))
-    frames, waveform = reference(checkpoint.pipeline, case, 6, "pt")
-    assert media.frames.shape == (case.size.num_frames, case.size.height, case.size.width, 3)
-    wanted = (frames[0].movedim(1, -1) * 255).round().numpy()
-    assert np.abs(media.frames - wanted).max() <= 1  # a level of 255 may round the other way
-    assert relative_error(media.waveform.T, waveform[0]) <= 5e-4  # the latents' rounding, through a logarithm
-    assert (media.sample_rate, media.fps) == (sample_rate, case.size.fps)
-    latent_frame = 8 / case.size.fps
-    assert abs(len(media.waveform) / media.sample_rate - len(media.frames) / media.fps) < latent_frame
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -31,7 +31,7 @@ def main(
         name: replace(each, steps=max(1, round(share * each.steps)), warm_up=round(share * each.warm_up))
         for name, each in COURSES.items()
     }
-    of_video = (course[name] for name in ("pieces", "frames", "moving", "video_vae"))
+    of_video = (course[name] for name in ("pieces", "frames", "moving", "video_vae", "decoder"))
     vae = video_vae.trained(*of_video, out)
     audio_vae = audio.trained_vae(course["audio_vae"], out)
     vocoder = audio.trained_vocoder(course["vocoder"], audio_vae, out)

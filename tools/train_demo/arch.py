@@ -49,7 +49,7 @@ ARCH = Arch(
         decoder_block_out_channels=(32, 64, 64, 64),
         upsample_factor=(1, 2, 1, 1),
         layers_per_block=(1, 1, 1, 1, 1),
-        decoder_layers_per_block=(1, 1, 1, 1, 1),
+        decoder_layers_per_block=(1, 1, 3, 4, 4),
     ),
     # diffusers counts the statistics of latents by base_channels, so these are latent_channels · mel_bins / 4
     AudioVAEArch(base_channels=32, ch_mult=(1, 1, 2), num_res_blocks=1, latent_channels=2),
