@@ -156,11 +156,11 @@ def test_a_page_speaks_of_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_does_not_fit_ends_with_3_and_says_what_would(plan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chips, "CHIPS", (CHIP,))
+    monkeypatch.setattr(chips, "CHIPS", (replace(CHIP, hbm_bytes=98e6),))
     code, out, err = plan("--sharding", "single", "--set", "keep_resident=true", "--json")
     assert code == 3
     assert json.loads(out)["fits"] is False
-    assert "error: this does not fit: to decode takes 99 MB of a device, a cpu has 90 MB\nhint: " in err
+    assert "error: this does not fit: to decode takes 0.1 GB of a device, a cpu has 98 MB\nhint: " in err
     assert "--set keep_resident=false" in err
     assert "more devices" in err
 

@@ -87,6 +87,7 @@ def test_the_evaluation_says_what_it_measured(capsys: pytest.CaptureFixture[str]
     assert [each.get("variant") for each in said] == [None, "as it comes", "scale 1"]
     assert said[0]["autoencoders"]["psnr"] > 25
     assert said[0]["autoencoders"]["within_a_quarter"] == 1
+    assert len(said[0]["files"]) == 7
     ((scene, prompt),) = held_out(1)
     (seen,) = filmed([(prompt, 0)], {})
     figures = {"variant": "as it comes", "clips": 1} | shares([scene], [seen]) | {"edge": round(seen.edge, 4)}

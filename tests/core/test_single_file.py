@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,10 +61,13 @@ TRANSFORMER = {
 }
 
 
-def blocks(*between: tuple[str, dict[str, object]]) -> list[list[object]]:
-    """The config of one direction of the video autoencoder: a residual block at either end and between each two."""
-    residual = ["res_x", {"num_layers": 1}]
-    return [residual, *(block for kind, options in between for block in ([kind, options], residual))]
+def blocks(*between: tuple[str, dict[str, object]], counts: Sequence[int] = (1,) * 5) -> list[list[object]]:
+    """The config of one direction of the video autoencoder: residual blocks at either end and between each two."""
+    first, *others = (["res_x", {"num_layers": count}] for count in counts[: len(between) + 1])
+    return [
+        first,
+        *(block for (kind, options), own in zip(between, others, strict=True) for block in ([kind, options], own)),
+    ]
 
 
 VAE = {
@@ -136,6 +139,7 @@ CONFIG = {
             ("compress_time", {"multiplier": 2}),
             ("compress_all", {"multiplier": 1}),
             ("compress_all", {"multiplier": 1}),
+            counts=(1, 1, 3, 4, 4),
         ),
         "spatial_padding_mode": "zeros",
     },

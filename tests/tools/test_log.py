@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from ltx2_cli.weights.digests import digests
+from ltx2_cli.weights.hub import INSIDE
 from tools.train_demo.courses import COURSES
 from tools.train_demo.evaluate import ELSEWHERE, VARIANTS
 
@@ -34,6 +36,10 @@ def test_a_course_ran_to_its_end(name: str) -> None:
     assert lines[-1]["step"] == COURSES[name].steps
     (row,) = (line for line in README if line.startswith(f"| {name} |"))
     assert row.endswith(f" | {COURSES[name].steps} | {minutes} | {figures} |")
+
+
+def test_the_figures_are_those_of_the_shipped_weights() -> None:
+    assert logged("evaluate")[0]["files"] == digests(sorted(INSIDE.rglob("*.safetensors")))
 
 
 def test_held_out_prompts_are_shown_as_often_as_asked() -> None:

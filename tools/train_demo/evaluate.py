@@ -15,7 +15,8 @@ import typer
 
 from ltx2_cli import load, read_spec, resolve, run
 from ltx2_cli.media import write_mp4
-from ltx2_cli.weights.hub import EMBEDDED
+from ltx2_cli.weights.digests import digests
+from ltx2_cli.weights.hub import EMBEDDED, path_of
 from tools.train_demo.captions import caption
 from tools.train_demo.measure import Seen, measure_mp4, shares
 from tools.train_demo.reconstruct import given_back
@@ -63,8 +64,9 @@ def main(
     checkpoint: Annotated[str, typer.Option(help="Its folder.")] = EMBEDDED,
     variants: Annotated[str, typer.Option(help=f"Some of: {', '.join(VARIANTS | ELSEWHERE)}.")] = ", ".join(VARIANTS),
 ) -> None:
-    """Print a line of JSON of the autoencoders, and one a variant; clip i is made from seed i."""
-    print(json.dumps({"autoencoders": given_back(checkpoint, count)}), flush=True)
+    """Print a line of JSON of the autoencoders and the files, and one a variant; clip i is made from seed i."""
+    files = sorted(path_of(checkpoint).rglob("*.safetensors"))
+    print(json.dumps({"autoencoders": given_back(checkpoint, count), "files": digests(files)}), flush=True)
     scenes, prompts = zip(*held_out(count), strict=True)
     for name in variants.split(", "):
         request = {"checkpoint": checkpoint, **(VARIANTS | ELSEWHERE)[name]}
