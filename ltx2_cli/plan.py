@@ -85,9 +85,10 @@ def missing(spec: RunSpec) -> list[Download]:
     checkpoint = [(spec.checkpoint, FOLDER_FILES)]
     text_encoder = [] if spec.text_encoder is None else [(spec.text_encoder, TEXT_ENCODER_FILES)]
     second = expected_refinement(spec)
+    refines = second.sigmas != ()  # None: at levels that the page of the model says, which is not open yet
     own = spec.refinement.upsampler is None and has_upsampler(path_of(spec.checkpoint))
-    upsampler = [(second.upsampler, UPSAMPLER_FILES)] if second.sigmas and second.upsampler and not own else []
-    adding = [*spec.lora, *(second.lora or () if second.sigmas else ())]
+    upsampler = [(second.upsampler, UPSAMPLER_FILES)] if refines and second.upsampler and not own else []
+    adding = [*spec.lora, *(second.lora or () if refines else ())]
     loras, lost = attempt({lora: partial(lora_downloads, parse_lora(lora)[0]) for lora in adding})
     needed = [downloads(name, wanted) for name, wanted in (*checkpoint, *text_encoder, *upsampler)]
     absent = [file for files in (*loras.values(), *needed) for file in files if not file.cached]

@@ -80,6 +80,17 @@ def test_loras_are_counted_and_a_lost_one_is_refused_first(hub: Hub, generate: R
     assert "error: there is no file lost.safetensors\nhint: --lora takes" in err
 
 
+def test_a_second_stages_upsampler_and_lora_are_counted(hub: Hub, generate: Run) -> None:
+    """Also of a model whose page, which says at which noise levels it refines, is not known before it is here."""
+    named = [f"refinement.upsampler={MODEL}/large.safetensors", "refinement.lora=[someone/gemma/model.safetensors]"]
+    second = [part for setting in named for part in ("--set", setting)]
+    for recipe, counted in (("two_stage", True), ("one_stage", False)):
+        code, out, _ = generate("--model", MODEL, "--recipe", recipe, *second, "--dry-run")
+        assert code == 0
+        assert (f"3 MB {MODEL}/large.safetensors" in words(out)) == counted
+        assert ("4 MB someone/gemma/model.safetensors" in words(out)) == counted
+
+
 def test_a_download_is_announced(hub: Hub, generate: Run) -> None:
     code, out, err = generate("--model", MODEL)
     assert (code, out) == (2, "")  # what was fetched is no checkpoint
