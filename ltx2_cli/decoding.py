@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ltx2_cli.models.tiles import Extent, Tiles, activations, cut_video, decode_bytes
 from ltx2_cli.models.video_vae import VideoDecoder
 from ltx2_cli.nn.halo import IMAGE_AXES
-from ltx2_cli.sharding import ShardingPlan
+from ltx2_cli.sharding import ShardingPlan, divisors
 from ltx2_cli.weights.declare import Weight
 
 VIDEOS = "videos"
@@ -100,11 +100,16 @@ def divide(decoder: VideoDecoder, videos: int, size: Extent, devices: np.ndarray
 
 
 def _splits(devices: int, size: Extent) -> Iterator[_Split]:
-    for videos, height, width in product(range(1, devices + 1), repeat=3):
-        parts = ((height, size[1]), (width, size[2]))
-        even = all(part == 1 or (not side % part and side // part >= LEAST_PART) for part, side in parts)
-        if not devices % (videos * height * width) and even:
-            yield _Split(videos, height, width)
+    """All ways to split videos and image sides evenly over a number of devices that divides `devices`."""
+    for videos in divisors(devices):
+        for height in _even_parts(devices // videos, size[1]):
+            for width in _even_parts(devices // (videos * height), size[2]):
+                yield _Split(videos, height, width)
+
+
+def _even_parts(devices: int, side: int) -> list[int]:
+    """Numbers of equal parts of a side of so many latents that divide `devices`."""
+    return [parts for parts in divisors(math.gcd(devices, side)) if parts == 1 or side // parts >= LEAST_PART]
 
 
 @dataclass(frozen=True)

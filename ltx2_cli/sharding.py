@@ -122,13 +122,18 @@ def lay_out(
 
 def _nearest(spec: ShardingSpec, lay: Callable[[ShardingSpec], ShardingPlan], devices: int) -> str:
     """What to type for the mesh that differs along one axis, as little as can be, and fits; empty if none does."""
-    sizes = [size for size in range(1, devices + 1) if devices % size == 0]
+    sizes = divisors(devices)
     others = sorted((abs(size - asked), axis, size) for axis, asked in spec.mesh.items() for size in sizes)
     for _, axis, size in others:
         with suppress(SpecError):
             lay(replace(spec, mesh={**spec.mesh, axis: size}))
             return f"nearest: --set sharding.mesh.{axis}={size}; or "
     return ""
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors of a positive number, smallest first."""
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
 def _lay_out(

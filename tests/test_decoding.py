@@ -1,11 +1,14 @@
 """How decoding is divided, at the published size."""
 
+import sys
+from types import FrameType
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ltx2_cli.decoding import Decoding, divide, usable_memory
+from ltx2_cli.decoding import Decoding, _splits, divide, usable_memory
 from ltx2_cli.models.arch import VideoVAEArch
 from ltx2_cli.models.video_vae import VideoDecoder
 from ltx2_cli.weights.declare import Scope
@@ -58,6 +61,26 @@ def test_tiles_where_memory_is_short() -> None:
 def test_what_never_fits_takes_the_least() -> None:
     least = divided(1, devices=1, room=0)
     assert least.bytes < divided(1, devices=1).bytes / 3
+
+
+def test_splits_of_many_devices_are_found_in_linear_work() -> None:
+    """Lines of Python that run, counted: all triples up to 1024 would be a thousand million."""
+    lines = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> object:
+        nonlocal lines
+        lines += event == "line"
+        assert lines < 50_000
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        splits = list(_splits(1024, (16, 34, 60)))
+    finally:
+        sys.settrace(before)
+    sizes = {(split.videos, split.height, split.width) for split in splits}
+    assert len(sizes) == len(splits) == 8 * 6 + 5 + 3 + 1  # 2 heights x 3 widths for up to 128 videos at once
 
 
 def test_memory_of_the_virtual_devices_is_that_of_one_machine() -> None:

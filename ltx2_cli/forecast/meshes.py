@@ -10,6 +10,7 @@ from ltx2_cli.core.report import Report
 from ltx2_cli.forecast.configs import decided
 from ltx2_cli.forecast.forecast import LOOPS, Forecast, forecast, forward_programs
 from ltx2_cli.plan import Plan
+from ltx2_cli.sharding import divisors
 from ltx2_cli.spec import SpecError
 
 CHEAPEST_FIRST = ("rows", "tokens", "heads")  # by what splitting each sends: nothing, tokens, sums; other axes more
@@ -72,6 +73,5 @@ def _factors(number: int, parts: int) -> Iterator[tuple[int, ...]]:
     if parts == 1:
         yield (number,)
         return
-    for first in range(1, number + 1):
-        if number % first == 0:
-            yield from ((first, *rest) for rest in _factors(number // first, parts - 1))
+    for first in divisors(number):
+        yield from ((first, *rest) for rest in _factors(number // first, parts - 1))
