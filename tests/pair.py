@@ -32,7 +32,7 @@ def start_pair(
     session does."""
     cache = {
         "JAX_ENABLE_COMPILATION_CACHE": "true",
-        "JAX_COMPILATION_CACHE_DIR": jax.config.values["jax_compilation_cache_dir"],
+        "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
     }
     with socket.socket() as free:
         free.bind(("localhost", 0))

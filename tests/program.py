@@ -19,7 +19,7 @@ KEPT = (CACHE, FOLDER, "jax_persistent_cache_min_compile_time_secs", "jax_persis
 @contextmanager
 def cache_restored() -> Iterator[None]:
     """Where jax keeps compiled programs is afterwards as it was before."""
-    before = {name: jax.config.values[name] for name in KEPT}
+    before = {name: getattr(jax.config, name) for name in KEPT}
     try:
         yield
     finally:

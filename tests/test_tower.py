@@ -15,6 +15,7 @@ TOWER = (
         "validation",
         "profiles",
         "profile_layers",
+        "private_api",
         "sharding",
         "media",
         "media_checks",

@@ -4,24 +4,20 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
-from jax._src import compilation_cache, compiler
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from ltx2_cli.core.programs import Program
+from ltx2_cli.private_api import COMPILED_EVENT, READ_EVENT, compilation_refused, discard_unreadable_programs
 from ltx2_cli.profiles import user_cache
 from ltx2_cli.spec import NO_CACHE, RunError, SpecError
 
 Ahead = Mapping[str, list[tuple[str, Future[None]]]]  # by network: the names of its programs, and when each is compiled
-
-# Of jax.monitoring: the first is also heard, after the second, for a program that is read from the cache.
-COMPILED, READ = "/jax/core/compile/backend_compile_duration", "/jax/compilation_cache/cache_retrieval_time_sec"
-READ_PROGRAM = compilation_cache.get_executable_and_time
 
 
 class NotCompiledError(RunError):
@@ -37,32 +33,19 @@ def keep_programs(folder: str | None) -> None:
     None is the folder that jax was given, such as by JAX_COMPILATION_CACHE_DIR, else the user's own; `off` is no
     folder. Where jax was told to keep none, none is kept. Raises `SpecError` for one that cannot be written.
     """
-    settings = jax.config.values
-    if not settings["jax_enable_compilation_cache"]:
+    settings: Any = jax.config  # its options are attributes without types
+    if not settings.jax_enable_compilation_cache:
         return
     for threshold, least in (("min_compile_time_secs", 0), ("min_entry_size_bytes", -1)):  # also what is compiled soon
         jax.config.update(f"jax_persistent_cache_{threshold}", least)
-    compilation_cache.get_executable_and_time = _read_or_discard
-    if folder is None and settings["jax_compilation_cache_dir"]:
+    discard_unreadable_programs()
+    if folder is None and settings.jax_compilation_cache_dir:
         return
     place = None if folder == NO_CACHE else Path(folder).expanduser() if folder else user_cache() / "programs"
     if place is not None:
         _check_writable(place)
     jax.config.update("jax_compilation_cache_dir", None if place is None else str(place))
     reset_cache()  # it may have been opened elsewhere
-
-
-def _read_or_discard(
-    cache_key: str, compile_options: Any, backend: Any, executable_devices: Any
-) -> tuple[Any | None, int | None]:
-    """A program from the cache, if it is there. What cannot be read, as what was cut short when it was written, is
-    deleted: jax, which says so and compiles, would not write it anew, but say so in every run."""
-    try:
-        return READ_PROGRAM(cache_key, compile_options, backend, executable_devices)
-    except Exception:  # of the decompressor or of XLA; it goes on to jax
-        with suppress(OSError):
-            (Path(jax.config.values["jax_compilation_cache_dir"]) / f"{cache_key}-cache").unlink(missing_ok=True)
-        raise
 
 
 def _check_writable(place: Path) -> None:
@@ -119,9 +102,9 @@ def counted() -> Iterator[Count]:
     count = Count()
 
     def listen(event: str, duration_secs: float, **details: str | int) -> None:  # jax may name details
-        if event == COMPILED:
+        if event == COMPILED_EVENT:
             count.compiled.append(duration_secs)
-        elif event == READ:
+        elif event == READ_EVENT:
             count.read.append(duration_secs)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
@@ -135,18 +118,10 @@ def counted() -> Iterator[Count]:
 def none_compiled(programs: Iterable[Program]) -> Iterator[None]:
     """Nothing is compiled in the body. Raises `NotCompiledError`, before it begins, with all programs of these that
     neither this process nor the cache has; and in it, for any other program."""
-    found = compiler.backend_compile_and_load
-
-    def refuse(backend: object, module: Any, *rest: object) -> NoReturn:
-        raise _not_compiled([str(module.operation.attributes["sym_name"]).strip('"')])
-
-    compiler.backend_compile_and_load = refuse
-    try:
+    with compilation_refused(lambda name: _refuse([name])):
         if missing := [program.name for program in programs if not _is_compiled(program)]:
-            raise _not_compiled(missing)
+            _refuse(missing)
         yield
-    finally:
-        compiler.backend_compile_and_load = found
 
 
 def _is_compiled(program: Program) -> bool:
@@ -157,7 +132,7 @@ def _is_compiled(program: Program) -> bool:
     return True
 
 
-def _not_compiled(names: list[str]) -> NotCompiledError:
-    return NotCompiledError(
+def _refuse(names: list[str]) -> NoReturn:
+    raise NotCompiledError(
         f"not compiled yet: {', '.join(names)}", "leave out --no-compile, or compile first: the same with --warmup"
     )

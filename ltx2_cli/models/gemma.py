@@ -5,7 +5,7 @@ declared under the names that it gives them. Importing this module takes seconds
 """
 
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,8 +19,6 @@ from flax import nnx
 from huggingface_hub.errors import StrictDataclassError
 from transformers import Gemma3TextConfig, Gemma3TextModel
 from transformers.activations import ACT2FN
-from transformers.models.gemma3 import modeling_gemma3
-from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 
 from ltx2_cli.spec import SpecError
 from ltx2_cli.weights.checkpoint import AGAIN
@@ -63,6 +61,22 @@ SWITCHES = ("attn_logit_softcapping", "use_bidirectional_attention")
 ROPES = (("default", {"rope_type", "rope_theta"}), ("linear", {"rope_type", "rope_theta", "factor"}))
 
 
+# Overloads by dimension name, by operator of torch.ops.aten: torchax 0.0.13 names them on import, torch 2.13 has none.
+DROPPED_OVERLOADS = {
+    "all": ("dimname", "dimname_out"),
+    "index_add": ("dimname",),
+    "index_copy": ("dimname",),
+    "index_copy_": ("dimname",),
+    "index_fill": ("Dimname_Scalar", "Dimname_Tensor"),
+    "index_fill_": ("Dimname_Scalar", "Dimname_Tensor"),
+    "norm": ("names_ScalarOpt_dim", "names_ScalarOpt_dim_dtype", "names_dtype_out", "names_out"),
+    "prod": ("dim_Dimname",),
+    "std": ("correction_names", "correction_names_out", "names_dim", "names_out"),
+    "std_mean": ("correction_names", "names_dim"),
+    "unbind": ("Dimname",),
+}
+
+
 class TextEncoder(Protocol):
     """What turns prompts into hidden states."""
 
@@ -76,7 +90,8 @@ class TextEncoder(Protocol):
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to compute: a torch module without memory, its buffers, and the operators that run it on jax arrays.
+    """How to compute: a torch module without memory, its buffers, its rotary embedding, which has memory, and the
+    operators that run it on jax arrays.
 
     Recipes of one config are equal: a program compiled with one serves the others.
     """
@@ -84,6 +99,7 @@ class Recipe:
     config: str
     module: torch.nn.Module = field(compare=False)
     buffers: dict[str, np.ndarray] = field(compare=False)
+    rotary: torch.nn.Module = field(compare=False)
     environment: "Environment" = field(compare=False)
 
 
@@ -93,14 +109,32 @@ def gemma_recipe(config: dict[str, Any], where: str) -> Recipe:
     `where` names the file in errors. Raises `SpecError` for what is not a Gemma-3.
     """
     text = _text_config(config, where)
-    text._attn_implementation = "sdpa"
     with torch.device("meta"):
         module = Gemma3TextModel(text).eval()
-    # These two hold no weights but constants, which a module without memory lacks.
-    module.rotary_emb = Gemma3RotaryEmbedding(text)
+    module.set_attn_implementation("sdpa")
+    rotary = type(module.rotary_emb)(text)
+    del module.rotary_emb
+    module.rotary_emb = _table_of_kind
+    # No weight but a constant, which a module without memory lacks.
     module.embed_tokens.embed_scale = torch.tensor(module.embed_tokens.scalar_embed_scale)
     buffers = {name: buffer.numpy() for name, buffer in module.named_buffers()}
-    return Recipe(text.to_json_string(use_diff=False), module, buffers, _environment())
+    return Recipe(text.to_json_string(use_diff=False), module, buffers, rotary, _environment())
+
+
+def _table_of_kind(x: torch.Tensor, tables: Mapping[str, Any], layer_type: str) -> Any:
+    """In place of the module's rotary embedding: the table of a kind of layer, from all of them in place of positions.
+
+    transformers asks for the tables in the order of a set of names, which differs from process to process. Computed
+    there, they would make another program in each, and none would find what another compiled.
+    """
+    return tables[layer_type]
+
+
+def _rope_tables(recipe: Recipe, tokens: int, dtype: jnp.dtype) -> dict[str, tuple[jax.Array, ...]]:
+    """Cosine and sine [1, tokens, head_dim] for each kind of layer, computed in float32 on the host."""
+    kinds = sorted(set(recipe.module.config.layer_types))
+    inputs = torch.empty(0), torch.arange(tokens)[None]  # the first only gives the result its dtype
+    return {kind: tuple(jnp.asarray(table.numpy(), dtype) for table in recipe.rotary(*inputs, kind)) for kind in kinds}
 
 
 def _text_config(config: dict[str, Any], where: str) -> Gemma3TextConfig:
@@ -171,11 +205,11 @@ class Gemma(nnx.Module):
         inputs = {
             "input_ids": jnp.asarray(ids),
             "attention_mask": _attention_masks(jnp.asarray(mask, bool), module.config.sliding_window),
-            "position_ids": jnp.arange(ids.shape[1])[None],
+            "position_ids": _rope_tables(self.recipe, ids.shape[1], arrays["embed_tokens.weight"].dtype),
         }
         arrays, inputs = environment.j2t_iso((arrays, inputs))
         inputs |= {"use_cache": False, "output_hidden_states": True}
-        with environment, _in_order():
+        with environment:
             states = torch.func.functional_call(module, arrays, (), inputs).hidden_states
         return jnp.stack(environment.t2j_iso(states), axis=-1)
 
@@ -243,40 +277,22 @@ def _environment() -> "Environment":
 
 @contextmanager
 def _dropped_overloads() -> Iterator[None]:
-    """Placeholders for overloads by dimension name: torchax 0.0.13 mentions them on import, torch 2.13 has none."""
-    packet = torch._ops.OpOverloadPacket
-    found = packet.__getattr__
-
-    def lenient(self: Any, name: str) -> Any:
-        try:
-            return found(self, name)
-        except AttributeError:
-            if "name" not in name.lower():
-                raise
-            return f"{self}.{name}"
-
-    packet.__getattr__ = lenient
+    """Placeholders for the overloads that torchax names and torch has dropped."""
+    missing = [(getattr(torch.ops.aten, of), name) for of, names in DROPPED_OVERLOADS.items() for name in names]
+    for operator, name in missing:
+        setattr(operator, name, f"{operator}.{name}")
     try:
         yield
     finally:
-        packet.__getattr__ = found
-
-
-@contextmanager
-def _in_order() -> Iterator[None]:
-    """transformers goes through a set of names, whose order differs from process to process: so would the program,
-    and none would find what another compiled."""
-    vars(modeling_gemma3)["set"] = lambda names: sorted(set(names))
-    try:
-        yield
-    finally:
-        vars(modeling_gemma3).pop("set", None)  # two threads may be here at once
+        for operator, name in missing:
+            vars(operator).pop(name, None)  # two threads may be here at once
 
 
 @contextmanager
 def _settings_as_found() -> Iterator[None]:
     """Undo what importing torchax sets for the whole process, none of which it needs here."""
-    options = jax.config.values["jax_pjrt_client_create_options"]
+    settings: Any = jax.config  # its options are attributes without types
+    options = settings.jax_pjrt_client_create_options
     fast_path = torch.backends.mha.get_fastpath_enabled()
     variables = set(os.environ)
     try:

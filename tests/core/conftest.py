@@ -8,6 +8,7 @@ from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
 
 from clips import PROMPT, TEXT_TOKENS, Checkpoint
 from loras import ORIGINAL, write_lora
+from ltx2_cli.private_api import COMPILED_EVENT
 from parity import randomise
 from tiny import tiny_pipeline
 
@@ -39,7 +40,7 @@ def compilations() -> Iterator[list[str]]:
     seen: list[str] = []
 
     def listen(event: str, seconds: float, **details: object) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
+        if event == COMPILED_EVENT:
             seen.append(event)
 
     jax.monitoring.register_event_duration_secs_listener(listen)

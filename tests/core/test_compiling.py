@@ -130,13 +130,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_where_programs_are_kept(cache: Path, tmp_path: Path) -> None:
     keep_programs("off")
-    assert jax.config.values[FOLDER] is None
+    assert jax.config.jax_compilation_cache_dir is None
     keep_programs(None)
-    assert jax.config.values[FOLDER] == str(cache)
+    assert jax.config.jax_compilation_cache_dir == str(cache)
     keep_programs(str(tmp_path / "own"))
-    assert jax.config.values[FOLDER] == str(tmp_path / "own")
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "own")
     keep_programs(None)  # the folder that jax has been given
-    assert jax.config.values[FOLDER] == str(tmp_path / "own")
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "own")
     jax.jit(lambda x: x * 3 + 1)(2)
     assert list((tmp_path / "own").iterdir())
 

@@ -12,10 +12,10 @@ import pytest
 
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
 from ltx2_cli.core import timings as module
-from ltx2_cli.core.compiling import COMPILED
 from ltx2_cli.core.report import PREPARING, Silent
 from ltx2_cli.core.run import load, run
 from ltx2_cli.core.timings import Timings, traced
+from ltx2_cli.private_api import COMPILED_EVENT
 
 UNSEEN = Case(Size(1, 64, 64, 24.0), 2, ALL_ON.video, ALL_ON.audio, (1,))  # of a size that nothing else here compiles
 
@@ -58,7 +58,7 @@ class Watch(Silent):
             self.prepared += time.perf_counter() - began
 
     def hear(self, event: str, seconds: float, fun_name: str = "", **details: object) -> None:
-        if event == COMPILED and current_thread() is main_thread():
+        if event == COMPILED_EVENT and current_thread() is main_thread():
             self.compiled.append((fun_name, self.now))
 
 

@@ -1,0 +1,74 @@
+"""The private names of libraries that this package uses. No other module uses any.
+
+Each is here because its library has nothing public for the purpose. pyproject.toml bounds the library from above for
+it, and tests/test_private_api.py says which version broke it.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import jax
+from jax._src import compilation_cache, compiler
+
+
+class PrivateName(NamedTuple):
+    """A function that is replaced: its module, its name, its parameters as far as they are used, and the reason."""
+
+    module: str
+    name: str
+    parameters: tuple[str, ...]
+    reason: str
+
+
+REPLACED = (
+    PrivateName(
+        "jax._src.compilation_cache",
+        "get_executable_and_time",
+        ("cache_key",),
+        "a program that was cut short on disk is to be deleted: jax compiles it in every run and never writes it anew",
+    ),
+    PrivateName(
+        "jax._src.compiler",
+        "backend_compile_and_load",
+        ("backend", "module"),
+        "--no-compile is to end a run before it compiles: no public event comes between a cache miss and compilation",
+    ),
+)
+# Events of jax.monitoring, whose names jax does not promise: how many programs were compiled, or read from the cache.
+# The first is recorded for both, for a program from the cache after the second.
+COMPILED_EVENT = "/jax/core/compile/backend_compile_duration"
+READ_EVENT = "/jax/compilation_cache/cache_retrieval_time_sec"
+
+_read_program = compilation_cache.get_executable_and_time
+
+
+def discard_unreadable_programs() -> None:
+    """From now on, delete what cannot be read from jax's folder of compiled programs; jax warns, and compiles it."""
+    vars(compilation_cache)["get_executable_and_time"] = _read_or_discard  # whatever its further parameters
+
+
+def _read_or_discard(cache_key: str, *arguments: Any) -> Any:
+    try:
+        return _read_program(cache_key, *arguments)
+    except Exception:  # of the decompressor or of XLA; it goes on to jax
+        settings: Any = jax.config
+        with suppress(OSError):
+            (Path(settings.jax_compilation_cache_dir) / f"{cache_key}-cache").unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def compilation_refused(refuse: Callable[[str], NoReturn]) -> Iterator[None]:
+    """In the body, call `refuse` with a program's name instead of compiling it."""
+    compile_program = compiler.backend_compile_and_load
+
+    def refuse_program(backend: object, module: Any, *arguments: object) -> NoReturn:
+        refuse(str(module.operation.attributes["sym_name"]).strip('"'))
+
+    compiler.backend_compile_and_load = refuse_program
+    try:
+        yield
+    finally:
+        compiler.backend_compile_and_load = compile_program

@@ -1,0 +1,85 @@
+"""Private names of libraries stand in one module, and the installed versions still have them."""
+
+import inspect
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
+from transformers import Gemma3TextConfig, Gemma3TextModel
+
+from ltx2_cli.private_api import COMPILED_EVENT, READ_EVENT, REPLACED, PrivateName
+from program import CACHE, FOLDER, cache_restored
+
+PACKAGE = Path(__file__).parent.parent / "ltx2_cli"
+PRIVATE = re.compile(r"\b(jax|jaxlib|flax|torch|torchax|transformers|huggingface_hub|typer|click)(\.\w+)*\._[a-z]")
+
+
+def test_private_names_are_used_in_one_module_alone() -> None:
+    sources = {path.name: path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
+    found = {name: match[0] for name, text in sources.items() if (match := PRIVATE.search(text))}
+    assert found.keys() == {"private_api.py"}, found
+
+
+@pytest.mark.parametrize("private", REPLACED, ids=lambda private: private.name)
+def test_what_is_replaced_is_still_there(private: PrivateName) -> None:
+    library = private.module.partition(".")[0]
+    broken = f"{library} {version(library)} no longer has {private.module}.{private.name}"
+    try:
+        function = vars(import_module(private.module))[private.name]
+    except (ImportError, KeyError):
+        pytest.fail(f"{broken}: {private.reason}")
+    parameters = tuple(inspect.signature(function).parameters)
+    assert parameters[: len(private.parameters)] == private.parameters, f"{broken}{private.parameters}: {parameters}"
+
+
+@pytest.fixture
+def heard(tmp_path: Path) -> Iterator[list[str]]:
+    """The names of the events, while what is compiled is kept in a folder of its own."""
+    events: list[str] = []
+
+    def listen(event: str, duration: float, **details: object) -> None:
+        events.append(event)
+
+    with cache_restored():
+        jax.config.update(CACHE, True)
+        jax.config.update(FOLDER, str(tmp_path))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        reset_cache()
+        jax.monitoring.register_event_duration_secs_listener(listen)
+        yield events
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_compiling_and_reading_are_still_heard(heard: list[str]) -> None:
+    numbers = jnp.arange(3)
+    heard.clear()
+    jax.jit(lambda x: x * 11 + 4)(numbers)
+    said = f"jax {version('jax')} records {heard}: the programs of a run are counted wrongly"
+    assert (heard.count(COMPILED_EVENT), heard.count(READ_EVENT)) == (1, 0), said
+    jax.clear_caches()
+    heard.clear()
+    jax.jit(lambda x: x * 11 + 4)(numbers)
+    assert (heard.count(COMPILED_EVENT), heard.count(READ_EVENT)) == (1, 1), said
+
+
+def test_gemma_still_takes_rotary_tables_in_place_of_positions() -> None:
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "head_dim": 4, "num_hidden_layers": 1, "vocab_size": 8}
+    module = Gemma3TextModel(Gemma3TextConfig(num_attention_heads=2, num_key_value_heads=1, **sizes))
+    asked = []
+
+    def rotary(x: torch.Tensor, positions: object, layer_type: str) -> tuple[torch.Tensor, torch.Tensor]:
+        asked.append(positions)
+        return torch.ones(1, 3, 4), torch.zeros(1, 3, 4)
+
+    del module.rotary_emb
+    module.rotary_emb = rotary
+    masks = dict.fromkeys(("full_attention", "sliding_attention"))
+    module(torch.zeros(1, 3, dtype=torch.long), attention_mask=masks, position_ids=masks, use_cache=False)
+    assert asked == [masks], f"transformers {version('transformers')} calls Gemma-3's rotary embedding otherwise"
