@@ -42,6 +42,17 @@ DEVICE_PROFILES = {
 
 
 @dataclass(frozen=True)
+class Declared:
+    """The networks that a request uses, without their weights: the same on all devices."""
+
+    checkpoint: Checkpoint
+    networks: Networks
+    added: Added  # by the LoRAs
+    warnings: tuple[str, ...]  # about the LoRAs
+    refinement: Refinement | None
+
+
+@dataclass(frozen=True)
 class Plan:
     """Everything a run needs to know before it reads a weight."""
 
@@ -109,7 +120,7 @@ def resolve(spec: RunSpec, source: Source | None = None) -> Plan:
     if own:
         spec = replace(spec, refinement=replace(spec.refinement, upsampler=None))
     refinement = _open_refinement(spec, checkpoint) if spec.refinement.sigmas or source else None
-    plan = decide(spec, checkpoint, loras, jax.devices(), refinement, source)
+    plan = decide(declare(spec, checkpoint, loras, refinement), spec, jax.devices(), source)
     if jax.process_count() > 1:
         _check_hosts(spec, plan.sharding)
     return plan
@@ -135,29 +146,30 @@ def _check_hosts(spec: RunSpec, sharding: ShardingPlan) -> None:
         )
 
 
-def decide(
-    spec: RunSpec,
-    checkpoint: Checkpoint,
-    loras: Loras,
-    devices: Sequence[jax.Device],
-    refinement: Refinement | None = None,
-    source: Source | None = None,
-) -> Plan:
-    """What the request means for this checkpoint, with these LoRAs at their strengths, on these devices.
+def declare(spec: RunSpec, checkpoint: Checkpoint, loras: Loras, refinement: Refinement | None = None) -> Declared:
+    """The networks of a request for this checkpoint, with these LoRAs at their strengths.
 
-    Raises `SpecError` where that cannot be met.
+    Raises `SpecError` for LoRAs that do not fit them.
     """
-    arch, networks = checkpoint.arch, checkpoint.networks(spec)
+    networks = checkpoint.networks(spec)
     added: Added = find_adapters(loras, networks, RENAMINGS)
     del networks.vae.encoder, networks.audio_vae.encoder  # what a run does not use is not loaded
     if refinement:
         networks, checkpoint, added = with_refiner(networks, checkpoint, added, refinement, spec.dtype)
+    warnings = tuple(warning for lora, _ in loras for warning in unmet_wishes(lora))
+    return Declared(checkpoint, networks, added, warnings, refinement)
+
+
+def decide(declared: Declared, spec: RunSpec, devices: Sequence[jax.Device], source: Source | None = None) -> Plan:
+    """What the request means for these networks on these devices. Raises `SpecError` where that cannot be met."""
+    checkpoint, networks, refinement = declared.checkpoint, declared.networks, declared.refinement
+    arch, added = checkpoint.arch, declared.added
     if refinement and source:
         spec = enlarged(spec, arch, refinement, source)
     spec = _settled(spec, arch, devices)
-    declared = [weight for module in networks.present().values() for weight in weights(module)]
+    declared_weights = [weight for module in networks.present().values() for weight in weights(module)]
     heads = {stream.name: stream.heads for stream in arch.transformer.streams}
-    lay = partial(lay_out, spec.sharding, devices, declared, heads=heads)
+    lay = partial(lay_out, spec.sharding, devices, declared_weights, heads=heads)
     # also for a second stage alone: encoded and laid out as after the first, the text is the same to the bit
     passes = recipe_passes(spec, arch)
     sharding, guided = lay(len(passes) * spec.num_videos), Pass.UNCOND in passes
@@ -168,7 +180,7 @@ def decide(
     warnings = (
         *contradictions(spec, arch),
         *_gathered(sharding, arch.transformer.num_attention_heads),
-        *(warning for lora, _ in loras for warning in unmet_wishes(lora)),
+        *declared.warnings,
         *_too_large(decoding, room),
     )
     prompts = tuple(dict.fromkeys([spec.prompt, *[spec.negative_prompt] * guided]))

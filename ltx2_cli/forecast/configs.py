@@ -22,7 +22,7 @@ from ltx2_cli.models.single_file import open_single_file
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.upsampler import LatentUpsamplerArch
 from ltx2_cli.models.upsampler_source import has_upsampler, open_upsampler
-from ltx2_cli.plan import Plan, decide
+from ltx2_cli.plan import Declared, Plan, decide, declare
 from ltx2_cli.recipe import complete
 from ltx2_cli.spec import Hold, RunSpec
 from ltx2_cli.stages import Refinement
@@ -44,23 +44,24 @@ def foresee(spec: RunSpec, devices: Sequence[jax.Device]) -> Plan:
     spec = complete(spec, checkpoint.arch)
     if own:
         spec = replace(spec, refinement=replace(spec.refinement, upsampler=None))
-    plan, known = decided(spec, checkpoint, devices), chip(devices[0].device_kind)
+    declared = declare_described(spec, checkpoint)
+    plan, known = decide(declared, spec, devices), chip(devices[0].device_kind)
     if known is None or math.isfinite(usable_memory(np.array(devices))):
         return plan
     usable = SHARE * known.hbm_bytes  # as of devices that are here to be asked
     automatic = plan.networks.refiner is not None and spec.refinement.hold is Hold.auto
     if automatic and Forecast(plan).present_bytes[REFINE] > usable:
         spec = replace(spec, refinement=replace(spec.refinement, hold=Hold.low_rank))
-        plan = decided(spec, checkpoint, devices)
+        plan = decide(declared, spec, devices)
     if spec.vae_memory is None:
         room = usable - Forecast(plan).present_bytes[DECODE]
-        plan = decided(replace(spec, vae_memory=room / 1e9), checkpoint, devices)
+        plan = decide(declared, replace(spec, vae_memory=room / 1e9), devices)
     return plan
 
 
-def decided(spec: RunSpec, checkpoint: Checkpoint, devices: Sequence[jax.Device]) -> Plan:
-    """What a completed request means on these devices. Raises `SpecError` as `foresee` does."""
-    return decide(spec, checkpoint, [], devices, _refinement(spec, checkpoint) if spec.refinement.sigmas else None)
+def declare_described(spec: RunSpec, checkpoint: Checkpoint) -> Declared:
+    """The networks of a completed request, of the files that are here, else as they were published."""
+    return declare(spec, checkpoint, [], _refinement(spec, checkpoint) if spec.refinement.sigmas else None)
 
 
 def _refinement(spec: RunSpec, checkpoint: Checkpoint) -> Refinement:

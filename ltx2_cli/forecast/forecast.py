@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ltx2_cli.core.components import abstract_network
+from ltx2_cli.core.components import placement
 from ltx2_cli.core.generate import forward
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Report
@@ -99,9 +99,7 @@ class Forecast:
         plan = self.plan
         own = [bytes_on_device(each, plan.stages[-1].sharding) for each in refiners_own(plan.networks, plan.added)]
         names = [name for name in plan.networks.present() if name != REFINER]
-        return {name: placed_bytes(abstract_network(plan, name)) for name in names} | (
-            {REFINER: sum(own)} if own else {}
-        )
+        return {name: self._network_bytes(name) for name in names} | ({REFINER: sum(own)} if own else {})
 
     def held_bytes(self, phase: str) -> int:
         """The weights of a phase's networks, on each device."""
@@ -111,7 +109,10 @@ class Forecast:
         """The weights that a phase's work reads, on each device: of a denoiser that is changed in a copy, the copy."""
         if phase not in LOOPS:
             return sum(self.weight_bytes[name] for name in PHASES[phase])
-        return placed_bytes(abstract_network(self.plan, self.plan.stages[LOOPS.index(phase)].network))
+        return self._network_bytes(self.plan.stages[LOOPS.index(phase)].network)
+
+    def _network_bytes(self, name: str) -> int:
+        return placed_bytes(weights(self.plan.networks.present()[name]), placement(self.plan, name))
 
     @cached_property
     def present_bytes(self) -> dict[str, int]:

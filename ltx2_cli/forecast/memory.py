@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 
 from ltx2_cli.sharding import ShardingPlan
 from ltx2_cli.weights.declare import Shape, Weight
+from ltx2_cli.weights.on_devices import Placement
 
 
 def local_shape(weight: Weight, plan: ShardingPlan, whole_along: tuple[str, ...] = ()) -> Shape:
@@ -22,10 +22,19 @@ def weight_bytes(weights: Sequence[Weight], plan: ShardingPlan) -> int:
     return sum(math.prod(local_shape(weight, plan)) * _value(weight).dtype.itemsize for weight in weights)
 
 
-def placed_bytes(arrays: Any) -> int:
-    """Bytes on each device of a tree of abstract arrays, laid out as they say."""
-    leaves = jax.tree.leaves(arrays)
-    return sum(math.prod(each.sharding.shard_shape(each.shape)) * each.dtype.itemsize for each in leaves)
+def placed_bytes(weights: Sequence[Weight], place: Placement) -> int:
+    """Bytes of `weights` on each device where `place` puts them. Most weights have many like them: each kind is placed
+    once."""
+    kinds: dict[tuple[object, ...], list[Weight]] = {}
+    for weight in weights:
+        kinds.setdefault((weight.axes, _value(weight).shape, _value(weight).dtype), []).append(weight)
+    return sum(len(alike) * _placed_bytes(alike[0], place) for alike in kinds.values())
+
+
+def _placed_bytes(weight: Weight, place: Placement) -> int:
+    shape, dtype = _value(weight).shape, _value(weight).dtype
+    sharding = jax.ShapeDtypeStruct(shape, dtype, sharding=place(weight)).sharding
+    return math.prod(sharding.shard_shape(shape)) * dtype.itemsize
 
 
 def _value(weight: Weight) -> jax.Array | jax.ShapeDtypeStruct:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import jax
 
 from ltx2_cli.core.report import Report
-from ltx2_cli.forecast.configs import decided
+from ltx2_cli.forecast.configs import declare_described
 from ltx2_cli.forecast.forecast import LOOPS, Forecast, forecast, forward_programs
-from ltx2_cli.plan import Plan
+from ltx2_cli.plan import Plan, decide
 from ltx2_cli.sharding import divisors
 from ltx2_cli.spec import SpecError
 
@@ -55,6 +55,7 @@ def meshes(plan: Plan, devices: Sequence[jax.Device]) -> Iterator[Plan]:
     rules = {**sharding.weights, **sharding.activations}
     order = [rules[name] for name in CHEAPEST_FIRST if name in rules]
     axes = [*dict.fromkeys(order), *(axis for axis in sharding.mesh if axis not in order)]
+    declared = declare_described(plan.spec, plan.checkpoint)
     rows = len(plan.stages[0].passes) * plan.spec.num_videos
     for sizes in sorted(_factors(len(devices), len(axes)), key=lambda sizes: sizes[::-1]):
         chosen = dict(zip(axes, sizes, strict=True))
@@ -63,7 +64,7 @@ def meshes(plan: Plan, devices: Sequence[jax.Device]) -> Iterator[Plan]:
         mesh = {axis: chosen[axis] for axis in sharding.mesh}
         spec = replace(plan.spec, sharding=replace(sharding, mesh=mesh))
         try:
-            yield decided(spec, plan.checkpoint, devices)
+            yield decide(declared, spec, devices)
         except SpecError:  # as it says, something does not divide
             continue
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 import jax
 
 from ltx2_cli.forecast.chips import slices, topology
-from ltx2_cli.forecast.configs import decided
+from ltx2_cli.forecast.configs import declare_described
 from ltx2_cli.forecast.forecast import DECODE, LOOPS, Forecast
 from ltx2_cli.forecast.meshes import meshes
-from ltx2_cli.plan import Plan
+from ltx2_cli.plan import Plan, decide
 from ltx2_cli.profiles import AUTO
 from ltx2_cli.spec import FitError, SpecError
 from ltx2_cli.weights.hub import gigabytes
@@ -82,7 +82,7 @@ def _usual(plan: Plan, devices: Sequence[jax.Device]) -> Iterator[Plan]:
     sharding = plan.spec.sharding
     usual = sharding if sharding.mesh else replace(sharding, profile=AUTO)
     try:
-        yield decided(replace(plan.spec, sharding=usual), plan.checkpoint, devices)
+        yield decide(declare_described(plan.spec, plan.checkpoint), replace(plan.spec, sharding=usual), devices)
     except SpecError:  # it does not divide, or no profile is for such devices
         return
 
