@@ -3,23 +3,30 @@ VENV := .venv
 BIN := $(VENV)/bin
 # PyTorch runs no arithmetic here, so its build without CUDA will do: a tenth of the size of the one on PyPI. Where its
 # index cannot be reached, pip warns and takes what the other indexes have.
-TORCH := --no-deps --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0
+TORCH := --no-deps --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu torch
+# Versions that were tried, of all that is installed.
+INSTALL := $(BIN)/pip install --constraint constraints.txt
+COMPILERS := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["compilers"], sep="\n")
 PROMPT := A large orange ball bounces in the middle on a navy background with a loud high tone
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types check bench clean
+.PHONY: help setup compilers demo test lint types check bench clean
 
 help: ## List what there is
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/installed ## Make a virtual environment with everything in it (.venv)
 
-$(VENV)/installed: pyproject.toml
+$(VENV)/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install $(TORCH)
-	$(BIN)/pip install -e '.[test]'
+	$(INSTALL) $(TORCH)
+	$(INSTALL) -e '.[test]'
 	@touch $@
+
+# Without what they ask for: of NVIDIA's libraries, XLA's compiler needs cuDNN alone.
+compilers: setup ## Install the compilers of TPUs and GPUs, for tests that need no such chip (2.1 GB)
+	$(BIN)/python -c '$(COMPILERS)' | $(INSTALL) --no-deps --requirement /dev/stdin
 
 demo: setup ## Write out/demo.mp4, a video with sound, with the embedded model on this machine
 	$(BIN)/ltx2 generate --model demo --prompt "$(PROMPT)" --seed 1 --force -o out/demo.mp4

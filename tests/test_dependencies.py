@@ -1,0 +1,66 @@
+"""Bounds of dependencies, the versions in constraints.txt, and the compilers that tests need."""
+
+import os
+import platform
+import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from ltx2_cli.private_api import REPLACED
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+REQUIREMENTS = [Requirement(line) for lines in (PROJECT["dependencies"], *EXTRAS.values()) for line in lines]
+CONSTRAINTS = [
+    Requirement(line)
+    for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    if not line.startswith("#")
+]
+TRIED = {canonicalize_name(pin.name): next(iter(pin.specifier)).version for pin in CONSTRAINTS}
+INSIDES_USED = {private.module.partition(".")[0] for private in REPLACED} | {"torch", "torchax", "transformers"}
+
+
+def test_every_constraint_is_one_version() -> None:
+    assert all([bound.operator for bound in pin.specifier] == ["=="] for pin in CONSTRAINTS)
+    assert not any("+" in tried for tried in TRIED.values())  # PyPI has no build of torch of that name
+
+
+@pytest.mark.parametrize("required", REQUIREMENTS, ids=str)
+def test_what_was_tried_and_what_is_installed_are_within_the_bounds(required: Requirement) -> None:
+    name = canonicalize_name(required.name)
+    assert TRIED[name] in required.specifier, f"constraints.txt has {name} {TRIED[name]}"
+    lowest = next(bound.version for bound in required.specifier if bound.operator == ">=")
+    assert TRIED[name].startswith(lowest), f"{lowest} was not tried, but {TRIED[name]}"
+    try:
+        installed = version(name)
+    except PackageNotFoundError:
+        return
+    assert installed in required.specifier, f"{name} {installed} is installed: pip install -c constraints.txt ."
+
+
+@pytest.mark.parametrize("library", sorted(INSIDES_USED))
+def test_what_is_used_from_inside_a_library_has_an_upper_bound(library: str) -> None:
+    bounds = [required.specifier for required in REQUIREMENTS if required.name == library]
+    assert bounds
+    assert all("<" in {bound.operator for bound in specifier} for specifier in bounds), f"{library} is unbounded"
+
+
+def test_a_library_with_its_chips_has_the_bounds_of_the_library_alone() -> None:
+    bounds = {str(required.specifier) for required in REQUIREMENTS if required.name == "jax"}
+    assert len(bounds) == 1
+
+
+@pytest.mark.skipif(os.environ.get("CI") != "true", reason="only continuous integration must have the compilers")
+@pytest.mark.skipif((sys.platform, platform.machine()) != ("linux", "x86_64"), reason="there are none for this machine")
+@pytest.mark.parametrize("required", EXTRAS["compilers"], ids=lambda line: Requirement(line).name)
+def test_no_test_is_skipped_for_want_of_a_compiler(required: str) -> None:
+    try:
+        version(Requirement(required).name)
+    except PackageNotFoundError as error:
+        pytest.fail(f"{error}: tests that need it would be skipped; make compilers")
