@@ -1,26 +1,24 @@
 """Layers of partial requests: read from YAML and flags, merged under the types of `RunSpec`."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from difflib import get_close_matches
 from enum import EnumType
-from io import StringIO
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ltx2_cli.spec import RunSpec, SpecError
 from ltx2_cli.validation import MAX_VIDEOS
+from ltx2_cli.yaml_text import PAGE, Values, in_texts, parse, parse_page
 
-Values = dict[str, Any]
-
-PAGE = "a page of `key: value` lines is expected"
+OPAQUE = "\ud800"  # begins a text that OmegaConf is not to read; in no text that is encoded
 MISFIT = (OmegaConfBaseException, TypeError)  # what a value of the wrong type makes OmegaConf raise
+EVERY_KEY = "default.yaml has every key with an example"
 PLAIN = {str: "text", int: "an integer", float: "a number", bool: "true or false", NoneType: "null"}
 
 
@@ -43,90 +41,52 @@ def read_file(path: Path) -> Layer:
 
 
 def read_text(text: str, source: str) -> Layer:
-    """Keys and values in YAML; `source` says in errors where the text comes from."""
-    try:
-        loaded = OmegaConf.load(StringIO(text))
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise SpecError(f"{source}, line {line}: this is not YAML: {error.problem}", "mend that line") from None
-    except yaml.YAMLError:
-        raise SpecError(f"{source} is not YAML text", PAGE) from None
-    except OmegaConfBaseException as error:
-        raise SpecError(f"{source}: `{error.full_key}` has a broken reference", r"write \${ for a plain ${") from None
-    if not isinstance(loaded, DictConfig):
-        raise SpecError(f"{source} holds no keys", PAGE)
-    return Layer(f"{source}: ", _shorthand(_container(loaded)))
-
-
-def resolved(layer: Layer) -> Values:
-    """The values of a layer, its texts as they are meant. Raises `SpecError` where one refers to what is not there."""
-    try:
-        return _container(OmegaConf.create(layer.values), resolve=True)
-    except OmegaConfBaseException as error:
-        raise SpecError(
-            f"{layer.source}`{error.full_key}` has a broken reference", r"write \${ for a plain ${"
-        ) from None
+    """Keys and values in YAML, which are data: nothing in them is looked up; `source` names the text in errors."""
+    return Layer(f"{source}: ", _shorthand(parse_page(text, source)))
 
 
 def read_setting(setting: str) -> Layer:
     """One `key=value` of `--set`; the value is read as YAML."""
     source = f"--set '{setting}': "
-    key, equals, _ = setting.partition("=")
+    key, equals, text = setting.partition("=")
     if not equals or not all(key.split(".")):
         raise SpecError(f"{source}this is not key=value", "for example: --set guidance.video.stg_scale=0")
     try:
-        return Layer(source, _shorthand(_container(OmegaConf.from_dotlist([setting]))))
-    except (yaml.YAMLError, OmegaConfBaseException):
-        raise SpecError(
-            f"{source}the value is not YAML", "quote text that has brackets, colons, quotes or ${"
-        ) from None
+        return Layer(source, _nested({key: parse(text)}))
+    except yaml.YAMLError:
+        raise SpecError(f"{source}the value is not YAML", "quote text that has brackets, colons or quotes") from None
 
 
 def read_flags(flags: Mapping[str, object]) -> Layer:
-    """Values by dotted key, or nested; texts are taken literally, never as references to other keys."""
-    nested: Values = {}
-    for key, value in _shorthand(dict(flags)).items():
-        *sections, last = key.split(".")
-        place = nested
-        for section in sections:
-            if not isinstance(place.get(section), dict):
-                place[section] = {}
-            place = place[section]
-        place[last] = literal(value)
-    return Layer("", nested)
+    """Values by dotted key, or nested."""
+    return Layer("", _nested(flags))
 
 
 def extend(base: Layer, layer: Layer) -> Layer:
     """`layer` on top of `base`."""
-    merged = OmegaConf.merge(OmegaConf.create(base.values), OmegaConf.create(layer.values))
-    return Layer(layer.source, _container(merged))
+    return Layer(layer.source, _merged(base.values, layer.values))
 
 
 def merge(layers: Sequence[Layer]) -> RunSpec:
-    """The layers on top of each other, later wins. Raises `SpecError` for an unknown key, a wrong type, a gap."""
+    """The layers on top of each other, later wins. Raises `SpecError` for an unknown key or a wrong type."""
     leaves = [list(_leaves(layer, layer.values, RunSpec)) for layer in layers]
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(RunSpec), *(layer.values for layer in layers))
+        merged = OmegaConf.merge(OmegaConf.structured(RunSpec), *(in_texts(_opaque, layer.values) for layer in layers))
     except MISFIT:
         raise _wrong_type(list(zip(layers, leaves, strict=True))) from None
-    try:
-        spec = OmegaConf.to_object(merged)
-    except OmegaConfBaseException as error:
-        reason = str(error).splitlines()[0]
-        raise SpecError(f"`{error.full_key}` has no value: {reason}", r"write \${ for a plain ${") from None
-    assert isinstance(spec, RunSpec)
-    return spec
+    return in_texts(_clear, OmegaConf.to_object(merged))
 
 
-def literal(value: Any) -> Any:
-    """`value` with every `${` in its texts escaped, so that OmegaConf reads no reference to another key there."""
-    if isinstance(value, Mapping):
-        return {key: literal(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [literal(item) for item in value]
-    if isinstance(value, str):
-        return re.sub(r"(\\*)\$\{", lambda match: 2 * match[1] + r"\${", str(value))
-    return value
+def _opaque(text: str) -> str:
+    """`text`, in other letters where OmegaConf would take it for a reference to be looked up, or for a gap."""
+    if "${" in text or "???" in text or text.startswith(OPAQUE):
+        return OPAQUE + text.encode("utf-8", "surrogatepass").hex()
+    return text
+
+
+def _clear(text: str) -> str:
+    """What `_opaque` was given."""
+    return bytes.fromhex(text[1:]).decode("utf-8", "surrogatepass") if text.startswith(OPAQUE) else text
 
 
 def unknown(what: str, name: str, known: Sequence[str], also: str = "", source: str = "") -> SpecError:
@@ -162,8 +122,16 @@ def _leaves(layer: Layer, values: Values, kind: Any, section: str = "") -> Itera
             raise _unknown_key(layer, key, [f"{section}{known}" for known in hints])
         if is_dataclass(hints[name]) and isinstance(value, Mapping):
             yield from _leaves(layer, dict(value), hints[name], f"{key}.")
+        elif _is_tree(value) and not is_dataclass(hints[name]):
+            raise _misfit(layer, key, value, hints[name])
         else:
             yield key, value, hints[name]
+
+
+def _is_tree(value: Any) -> bool:
+    """Whether it is a list or a section with others in it, of which OmegaConf checks no type."""
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return any(isinstance(item, Mapping | list | tuple) for item in items)
 
 
 def _wrong_type(layers: Sequence[tuple[Layer, Sequence[tuple[str, Any, Any]]]]) -> SpecError:
@@ -171,12 +139,15 @@ def _wrong_type(layers: Sequence[tuple[Layer, Sequence[tuple[str, Any, Any]]]]) 
     for layer, leaves in layers:
         for key, value, kind in leaves:
             try:
-                OmegaConf.merge(OmegaConf.structured(RunSpec), read_flags({key: value}).values)
+                OmegaConf.merge(OmegaConf.structured(RunSpec), in_texts(_opaque, _nested({key: value})))
             except MISFIT:
-                sentence = f"{layer.source}`{key}` is {value!r}; expected {_expected(kind)}"
-                return SpecError(sentence, "default.yaml has every key with an example")
+                return _misfit(layer, key, value, kind)
     sources = dict.fromkeys(layer.source for layer, _ in layers if layer.source)
-    return SpecError(f"{''.join(sources)}some values do not fit together", "default.yaml has every key with an example")
+    return SpecError(f"{''.join(sources)}some values do not fit together", EVERY_KEY)
+
+
+def _misfit(layer: Layer, key: str, value: Any, kind: Any) -> SpecError:
+    return SpecError(f"{layer.source}`{key}` is {value!r}; expected {_expected(kind)}", EVERY_KEY)
 
 
 def _expected(kind: Any) -> str:
@@ -192,6 +163,26 @@ def _expected(kind: Any) -> str:
     if get_origin(kind) is dict:
         return f"a section of names, each {_expected(get_args(kind)[1])}"
     return PLAIN[kind]
+
+
+def _nested(flags: Mapping[str, object]) -> Values:
+    """Values by dotted key as a tree of sections."""
+    values: Values = {}
+    for key, value in _shorthand(dict(flags)).items():
+        for section in reversed(key.split(".")):
+            value = {section: value}
+        values = _merged(values, value)
+    return values
+
+
+def _merged(below: Values, above: Values) -> Values:
+    """Both trees; where both have a value, the one `above`."""
+    both = {
+        key: _merged(below[key], value)
+        for key, value in above.items()
+        if isinstance(value, dict) and isinstance(below.get(key), dict)
+    }
+    return {**below, **above, **both}
 
 
 def _shorthand(values: Values) -> Values:
@@ -210,9 +201,3 @@ def _seeds(text: int | str) -> list[int] | str:
             return str(text)
         seeds += range(int(first), int(last or first) + 1)[: MAX_VIDEOS + 1]
     return seeds
-
-
-def _container(config: Any, resolve: bool = False) -> Values:
-    values = OmegaConf.to_container(config, resolve=resolve)
-    assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items()}

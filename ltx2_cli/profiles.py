@@ -8,11 +8,10 @@ from os.path import abspath, expanduser
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
-from ltx2_cli.profile_layers import Layer, Values, extend, literal, merge, read_file, read_flags, read_setting, unknown
+from ltx2_cli.profile_layers import Layer, extend, merge, read_file, read_flags, read_setting, unknown
 from ltx2_cli.spec import RunSpec, ShardingSpec, SpecError
 from ltx2_cli.validation import validate
+from ltx2_cli.yaml_text import Values, dump
 
 KINDS = ("model", "recipe", "reference", "sharding")  # in the order in which their profiles are stacked
 GENERATIONS = ("ltx2", "ltx2.3")  # the model profiles that also serve checkpoints which have no profile
@@ -86,9 +85,9 @@ def user_cache() -> Path:
 
 def to_yaml(spec: RunSpec, made_with: Mapping[str, Any] | None = None) -> str:
     """`spec` as YAML that `read_spec(config=...)` turns into an equal one; `made_with` comes last."""
-    made = {MADE_WITH: literal(made_with)} if made_with else {}
+    made = {MADE_WITH: made_with} if made_with else {}
     seed = {"seed": spec.seed[0]} if spec.seed and len(spec.seed) == 1 else {}
-    return OmegaConf.to_yaml(OmegaConf.create({**literal(asdict(spec)), **seed, **made}))
+    return dump({**asdict(spec), **seed, **made})
 
 
 def spread(sigmas: tuple[float, ...], steps: int) -> tuple[float, ...]:

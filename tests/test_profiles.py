@@ -2,13 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, fields, replace
+from itertools import pairwise
+from math import inf
 from pathlib import Path
+from random import Random
 
 import pytest
 import yaml
 
 from ltx2_cli.profiles import configs, profile_names, read_pages, read_sharding, read_spec, spread, to_yaml
 from ltx2_cli.spec import DType, RefinementSpec, RunSpec, ShardingSpec, ShiftTokens, SpecError, StgRule
+from ltx2_cli.yaml_text import dump, parse
 
 Page = Callable[..., Path]
 
@@ -99,11 +103,20 @@ def test_the_highest_layer_that_names_a_profile_chooses_it(page: Page):
 
 
 def test_set_reads_values_as_yaml_and_flags_literally():
-    settings = ["stg_blocks=[3, 4]", "seed=null", "sharding.mesh.heads=4", "sharding=gpu", "fps=1e1"]
-    spec = read_spec({"prompt": "${height} [1, 2]: null", "seed": 4}, dotlist=settings)
+    settings = [
+        "negative_prompt=${oc.env:HOME}",
+        "stg_blocks=[3, 4]",
+        "seed=null",
+        "sharding.mesh.heads=4",
+        "sharding=gpu",
+        "fps=1e1",
+    ]
+    spec = read_spec(
+        {"prompt": "${height} [1, 2]: null", "seed": 4}, dotlist=[*settings, "negative_prompt=${oc.env:HOME}"]
+    )
     assert (spec.stg_blocks, spec.seed, spec.fps) == ((3, 4), None, 10.0)
     assert spec.sharding.mesh == {"passes": 4, "tokens": -1, "heads": 4}
-    assert spec.prompt == "${height} [1, 2]: null"
+    assert (spec.prompt, spec.negative_prompt) == ("${height} [1, 2]: null", "${oc.env:HOME}")
 
 
 # Steps and noise levels: either says the other
@@ -252,6 +265,14 @@ PROMPTS = [
     "fühl ☂",
     "'\"",
     "0x1F",
+    "???",
+    "\\???",
+    "${",
+    "${oc.env:HOME}",
+    "\\${oc.env:HOME} \\\\${a}",
+    "2020-01-01",
+    "=",
+    "\x1b[31m\x07",
 ]
 
 
@@ -260,6 +281,49 @@ def test_a_record_brings_the_same_request_back(prompt: str, page: Page):
     spec = read_spec(prompt=prompt, model="demo", sharding="trillium", seed=2**32 - 1, stg_blocks=[], fps=23.976)
     spec = replace(spec, lora=(prompt, "a/b:0.5"), sigmas=spread((1.0, 0.3, 0.0), 8), num_inference_steps=8)
     assert read_spec(config=page(to_yaml(spec))) == spec
+
+
+def test_a_record_brings_any_text_back():
+    parts = [
+        "$",
+        "{",
+        "}",
+        "${",
+        "\\",
+        "'",
+        '"',
+        ":",
+        ": ",
+        " ",
+        "#",
+        "\n",
+        "-",
+        "?",
+        "!",
+        "&a",
+        "*a",
+        "☂",
+        "é",
+        "7",
+        "\t",
+        ",",
+    ]
+    texts = ["".join(Random(seed).choices(parts, k=12)) for seed in range(2000)]
+    assert parse(dump({"texts": texts})) == {"texts": texts}
+    assert len({*texts}) > 1900
+
+
+def test_what_older_records_escaped_is_read_as_it_was_meant(page: Page):
+    older = page("prompt: a \\${height} of \\\\\\${width}\nlora: ['\\${x}:1']")
+    spec = read_spec(config=older)
+    assert (spec.prompt, spec.lora) == ("a ${height} of \\${width}", ("${x}:1",))
+
+
+def test_plain_values_have_the_types_of_yaml_1_1_and_floats_without_a_point():
+    numbers = {"1e3": 1000.0, "1e-3": 0.001, "1.5e3": 1500.0, "1_000": 1000, "0x1F": 31, "1:30": 90, ".inf": inf}
+    others = {"yes": True, "off": False, "null": None, "~": None, "y": "y", "2020-01-01": "2020-01-01", "e3": "e3"}
+    for text, value in {**numbers, **others}.items():
+        assert (parse(text), type(parse(text))) == (value, type(value))
 
 
 def test_a_record_says_what_it_was_made_with_and_needs_no_files(page: Page):
@@ -331,16 +395,32 @@ def test_a_wrong_name_key_or_type_is_a_sentence(keys: dict, sentence: str, hint:
     assert hint in error.hint
 
 
+BOMB = "a: &a [x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}]\n" for a, b in pairwise("abcdefghijklmnopqrstuvwxyz"))
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("height: 64\nwidth: [1\n", "line 3: this is not YAML"),
-        ("height: 64\nheight: 96\n", "line 2: this is not YAML: found duplicate key height"),
+        ("height: 64\nwidth: [1\n", "line 3: this is not plain YAML"),
+        ("height: 64\nheight: 96\n", "line 2: this is not plain YAML: found duplicate key height"),
         ("- height", "holds no keys"),
         ("height: tall", "`height` is 'tall'; expected an integer"),
         ("heigth: 64", "unknown key `heigth`; closest: `height`"),
         ("sharding: {profile: gpu, mehs: {}}", "unknown key `sharding.mehs`; closest: `sharding.mesh`"),
-        ("negative_prompt: ${", "`negative_prompt` has a broken reference"),
+        ("fps: ${height}", "`fps` is '${height}'; expected a number"),
+        ("sigmas: [1, [0]]", "`sigmas` is [1, [0]]; expected null or a list, each a number"),
+        ("seed: [1, [2]]", "`seed` is [1, [2]]; expected null or a list, each an integer"),
+        ("sharding: {activations: {x: [1]}}", "`sharding.activations` is {'x': [1]}; expected a section of names"),
+        ("prompt: !!timestamp 2020-01-01", "line 1: this is not plain YAML: the tag tag:yaml.org,2002:timestamp"),
+        ("prompt: !!python/name:os.system", "line 1: this is not plain YAML: the tag tag:yaml.org,2002:python"),
+        ("seed: &a [1]\nstg_blocks: *a", "line 1: this is not plain YAML: anchors and aliases are not read"),
+        (BOMB, "line 1: this is not plain YAML: anchors and aliases are not read"),
+        ("a: " + 100_000 * "[", "line 1: this is not plain YAML: its values are nested more than 32 deep"),
+        ("a: [" + 100_000 * "1," + "]", "line 1: this is not plain YAML: it has more than 10,000 keys and values"),
+        ("a: " + 1_000_000 * "b", "is not YAML text: it has more than 1,000,000 characters"),
+        ("a: " + 5_000 * "9", "is not YAML text: a number in it cannot be read"),
+        ("42", "holds no keys"),
+        ("red", "holds no keys"),
     ],
 )
 def test_a_broken_file_is_named_in_a_sentence(text: str, sentence: str, page: Page):
@@ -358,7 +438,7 @@ def test_a_file_that_cannot_be_read_is_a_sentence(tmp_path: Path):
     assert "cannot be read" in str(refusal(sharding=str(tmp_path / "none.yaml")))
 
 
-@pytest.mark.parametrize("setting", ["height", "=3", "a..b=3", "height=[1,", "prompt=a: b", "prompt=${"])
+@pytest.mark.parametrize("setting", ["height", "=3", "a..b=3", "height=[1,", "prompt=a: b", "[=", "sigmas=[1,[0]]"])
 def test_a_broken_setting_is_a_sentence(setting: str):
     error = refusal(dotlist=[setting])
     assert str(error).startswith(f"--set '{setting}': ")

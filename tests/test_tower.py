@@ -16,6 +16,7 @@ TOWER = (
         "profiles",
         "profile_layers",
         "private_api",
+        "yaml_text",
         "sharding",
         "media",
         "media_checks",

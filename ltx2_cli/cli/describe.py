@@ -204,10 +204,10 @@ def _record(said: Mapping[str, str], path: Path) -> Mapping[str, Any] | None:
 
 def _parsed(text: str, source: str) -> Mapping[str, Any]:
     from ltx2_cli.core.made_with import read_made_with
-    from ltx2_cli.profile_layers import read_text, resolved
+    from ltx2_cli.profile_layers import read_text
     from ltx2_cli.profiles import MADE_WITH
 
-    values = resolved(read_text(text, source))
+    values = read_text(text, source).values
     if not isinstance(values.get(MADE_WITH), dict):
         raise SpecError(f"{source} is no record of a clip: it does not say what it was `{MADE_WITH}`", KNOWN)
     read_made_with(values, source)

@@ -41,7 +41,13 @@ def info(
 
 
 def _as_json(description: Description) -> dict[str, Any]:
-    return {"kind": "lora", **asdict(description)} if isinstance(description, Summary) else asdict(description)
+    """All that is known of a file; the texts of a record as in YAML, so that --config reads it."""
+    from ltx2_cli.yaml_text import escaped, in_texts
+
+    if isinstance(description, Summary):
+        return {"kind": "lora", **asdict(description)}
+    facts = asdict(description)
+    return {**facts, "record": in_texts(escaped, facts["record"])} if "record" in facts else facts
 
 
 def _lines(description: Description) -> Iterator[str]:

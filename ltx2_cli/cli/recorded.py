@@ -64,11 +64,11 @@ class Recorded:
     def request(self, given: Mapping[str, object], settings: list[str]) -> RunSpec:
         """The one that made it, changed by what is `given`; on other devices, for those."""
         from ltx2_cli.core.record import devices
-        from ltx2_cli.profile_layers import Layer, literal
+        from ltx2_cli.profile_layers import Layer
         from ltx2_cli.profiles import AUTO, read_spec
 
         elsewhere = {"sharding": AUTO, "vae_memory": None} if self.made.devices not in (None, devices()) else {}
-        config = Layer(f"the record in {self.path}: ", literal(self.record))
+        config = Layer(f"the record in {self.path}: ", dict(self.record))
         return read_spec({"compile_cache": None, **elsewhere, **given}, config=config, dotlist=settings)
 
 

@@ -1,0 +1,133 @@
+"""YAML as plain data: parsed without interpolation, tags, anchors or surprises in size; written so that it reads back.
+
+The types are those of YAML 1.1, but for times, which are text, and for numbers like `1e-3`, which are floats.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass, replace
+from typing import Any
+
+import yaml
+
+from ltx2_cli.spec import SpecError
+
+Values = dict[str, Any]
+
+PAGE = "a page of `key: value` lines is expected"
+MAX_TEXT = 1_000_000  # characters of a page; a record has some 5,000
+MAX_NODES = 10_000  # keys and values of a page; a record has some 100
+MAX_DEPTH = 32
+FLOAT = "tag:yaml.org,2002:float"
+EXPONENT = re.compile(r"[-+]?\d+(_\d+)*(\.[\d_]*)?[eE][-+]?\d+$")  # a float also without a point or a sign
+TIME = "tag:yaml.org,2002:timestamp"
+ESCAPED = re.compile(r"(\\+)\$\{")
+
+
+class _Loader(yaml.CSafeLoader):
+    """Refuses a key that is there twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        values = super().construct_mapping(node, deep)
+        seen = set()
+        for key, _ in node.value:
+            name = self.construct_object(key, deep=True)
+            if name in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"found duplicate key {name}", key.start_mark)
+            seen.add(name)
+        return values
+
+
+class _Dumper(yaml.CSafeDumper):
+    """Writes values out wherever they stand, without anchors."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver(FLOAT, EXPONENT, list("-+0123456789"))
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != TIME]
+    for first, resolvers in _Loader.yaml_implicit_resolvers.items()
+}
+
+
+def parse(text: str) -> Any:
+    """The value of a YAML document: dictionaries, lists, texts, numbers, truth values and None.
+
+    `${` is text like any other. `\\${`, as records have it, is read as `${`. Raises `yaml.YAMLError`, which has the
+    line where it is a `yaml.MarkedYAMLError`.
+    """
+    if len(text) > MAX_TEXT:
+        raise yaml.YAMLError(f"it has more than {MAX_TEXT:,} characters")
+    _check_events(text)
+    try:
+        return in_texts(_unescaped, yaml.load(text, Loader=_Loader))
+    except ValueError as error:  # of `0x_`, or of thousands of digits
+        raise yaml.YAMLError("a number in it cannot be read") from error
+
+
+def parse_page(text: str, source: str) -> Values:
+    """The keys and values of a YAML page; `source` names it in errors. Raises `SpecError` where it is none."""
+    try:
+        values = parse(text)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise SpecError(f"{source}, line {line}: this is not plain YAML: {error.problem}", "mend that line") from None
+    except yaml.reader.ReaderError:
+        raise SpecError(f"{source} is not YAML text", PAGE) from None
+    except yaml.YAMLError as error:
+        raise SpecError(f"{source} is not YAML text: {error}", PAGE) from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise SpecError(f"{source} holds no keys", PAGE)
+    return {str(key): value for key, value in values.items()}
+
+
+def dump(values: Mapping[str, Any]) -> str:
+    """YAML that `parse` turns into equal values, in the same order."""
+    plain = in_texts(escaped, values)
+    return yaml.dump(plain, Dumper=_Dumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
+
+
+def escaped(text: str) -> str:
+    r"""Text that `parse` reads as `text`: backslashes before a `${` are doubled, and one is added to them."""
+    return ESCAPED.sub(lambda match: 2 * match[1] + r"\${", str(text))
+
+
+def _unescaped(text: str) -> str:
+    return ESCAPED.sub(lambda match: match[1][: len(match[1]) // 2] + "${" if len(match[1]) % 2 else match[0], text)
+
+
+def in_texts(change: Callable[[str], str], value: Any) -> Any:
+    """`value` with every text in it changed: in dictionaries (keys aside), lists, tuples, dataclasses."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **in_texts(change, vars(value)))
+    if isinstance(value, Mapping):
+        return {key: in_texts(change, item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [in_texts(change, item) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    return change(value) if isinstance(value, str) else value
+
+
+def _check_events(text: str) -> None:
+    """Raise `yaml.YAMLError` for what a page of plain values has no use for, before any of it is built."""
+    depth = nodes = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        nodes += isinstance(event, yaml.NodeEvent)
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if isinstance(event, yaml.NodeEvent) and event.anchor is not None:
+            raise _refused("anchors and aliases are not read; write the values out", event)
+        if isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent) and event.tag is not None:
+            raise _refused(f"the tag {event.tag} is not read; write a plain value", event)
+        if nodes > MAX_NODES:
+            raise _refused(f"it has more than {MAX_NODES:,} keys and values", event)
+        if depth > MAX_DEPTH:
+            raise _refused(f"its values are nested more than {MAX_DEPTH} deep", event)
+
+
+def _refused(problem: str, event: yaml.Event) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
