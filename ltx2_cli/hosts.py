@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ltx2_cli.platforms import TPU_DEVICES, skip_absent_tpu
 from ltx2_cli.spec import RunError, SpecError
 
 if TYPE_CHECKING:  # importing jax takes long, and to find that there is one host needs none
@@ -20,7 +21,6 @@ BY_HAND = "--coordinator-address HOST:PORT --num-processes N --process-id I on e
 ALONE = "--num-processes 1 runs alone"
 HEARTBEAT = 30  # seconds of silence after which a host counts as dead, and all the others end
 GRACE = 10  # seconds that jax, which aborts the process, waits longer than we do
-TPU_DEVICES = ("/dev/accel*", "/dev/vfio/[0-9]*")
 METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/worker-network-endpoints"
 
 
@@ -72,6 +72,7 @@ def join(
         return Hosts()
     import jax
 
+    skip_absent_tpu()
     initialize = partial(
         jax.distributed.initialize,
         coordinator_address,

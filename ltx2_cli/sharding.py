@@ -18,7 +18,10 @@ from jax.experimental.layout import Format, Layout
 from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ltx2_cli.platforms import skip_absent_tpu
 from ltx2_cli.spec import Kernel, ShardingSpec, SpecError
+
+skip_absent_tpu()  # all that uses devices imports this module
 
 Rules = tuple[tuple[str, str], ...]
 WEIGHT_AXES = ("layers", "embed", "heads", "mlp", "vocab", "conv_in", "conv_out")

@@ -24,6 +24,7 @@ TOWER = (
         "video_file",
         "video_difference",
         "hosts",
+        "platforms",
     },
     {"weights", "diffusion"},
     {"nn"},
