@@ -21,17 +21,17 @@ FEATURE_SCALE = 8  # the features of one layer span a range of this width
 def features_by_layer(hidden_states: jax.Array, mask: jax.Array) -> jax.Array:
     """Bring every layer of the encoder to one scale: `8·(x − mean) / (max − min)`, zero where there is no token.
 
-    hidden_states [batch, tokens, channels, states], mask bool [batch, tokens]; the result has the shape of
+    hidden_states [batch, states, tokens, channels], mask bool [batch, tokens]; the result has the shape of
     hidden_states and is float32. Mean and range are those of one sample and one layer, over its valid tokens and
     all channels, in float32: half precision has neither room for the sum nor for the 1e-6 that keeps a constant
     layer from dividing by zero.
     """
     wide = hidden_states.astype(jnp.float32)
-    valid = mask[:, :, None, None]
-    count = jnp.sum(mask, axis=1, dtype=jnp.float32)[:, None, None, None] * hidden_states.shape[2]
-    total = jnp.sum(jnp.where(valid, wide, 0), axis=(1, 2), keepdims=True)
-    lowest = jnp.min(wide, axis=(1, 2), keepdims=True, where=valid, initial=jnp.inf)
-    highest = jnp.max(wide, axis=(1, 2), keepdims=True, where=valid, initial=-jnp.inf)
+    valid = mask[:, None, :, None]
+    count = jnp.sum(mask, axis=1, dtype=jnp.float32)[:, None, None, None] * hidden_states.shape[3]
+    total = jnp.sum(jnp.where(valid, wide, 0), axis=(2, 3), keepdims=True)
+    lowest = jnp.min(wide, axis=(2, 3), keepdims=True, where=valid, initial=jnp.inf)
+    highest = jnp.max(wide, axis=(2, 3), keepdims=True, where=valid, initial=-jnp.inf)
     centred = wide - total / (count + NORM_EPS)
     return jnp.where(valid, FEATURE_SCALE * centred / (highest - lowest + NORM_EPS), 0)
 
@@ -42,8 +42,13 @@ def features_by_token(hidden_states: jax.Array, mask: jax.Array) -> jax.Array:
     Arguments and result as those of `features_by_layer`.
     """
     wide = hidden_states.astype(jnp.float32)
-    scale = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=2, keepdims=True) + NORM_EPS)
-    return jnp.where(mask[:, :, None, None], wide * scale, 0)
+    scale = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=3, keepdims=True) + NORM_EPS)
+    return jnp.where(mask[:, None, :, None], wide * scale, 0)
+
+
+def _flat(features: jax.Array) -> jax.Array:
+    """Features [batch, states, tokens, channels] as [batch, tokens, channels × states], as projections take them."""
+    return jnp.moveaxis(features, 1, 3).reshape(features.shape[0], features.shape[2], -1)
 
 
 class SharedProjection(nnx.Module):
@@ -56,7 +61,7 @@ class SharedProjection(nnx.Module):
     def __call__(self, hidden_states: jax.Array, mask: jax.Array) -> AV[jax.Array]:
         """Each stream's features [batch, tokens, width]."""
         features = features_by_layer(hidden_states, mask).astype(self.project.kernel.dtype)
-        projected = self.project(features.reshape(*features.shape[:2], -1))
+        projected = self.project(_flat(features))
         return AV(projected, projected)
 
 
@@ -72,8 +77,7 @@ class StreamProjections(nnx.Module):
 
     def __call__(self, hidden_states: jax.Array, mask: jax.Array) -> AV[jax.Array]:
         """Each stream's features [batch, tokens, width]."""
-        features = features_by_token(hidden_states, mask).astype(self.video.kernel.dtype)
-        features = features.reshape(*features.shape[:2], -1)
+        features = _flat(features_by_token(hidden_states, mask).astype(self.video.kernel.dtype))
         return AV(self.video(features * self.scales.video), self.audio(features * self.scales.audio))
 
 
@@ -156,7 +160,7 @@ class TextConnectors(nnx.Module):
     def __call__(self, hidden_states: jax.Array, mask: jax.Array) -> AV[jax.Array]:
         """Each stream's context [batch, tokens, its width], valid at every token, in the weights' dtype.
 
-        hidden_states [batch, tokens, channels, states] of any floating dtype; mask [batch, tokens] is true or 1
+        hidden_states [batch, states, tokens, channels] of any floating dtype; mask [batch, tokens] is true or 1
         at the prompt's tokens, wherever they stand.
         """
         mask = mask.astype(bool)

@@ -81,7 +81,7 @@ class TextEncoder(Protocol):
     """What turns prompts into hidden states."""
 
     def __call__(self, ids: jax.Array, mask: jax.Array) -> jax.Array:
-        """Hidden states [batch, tokens, channels, states] of ids int32 [batch, tokens].
+        """Hidden states [batch, states, tokens, channels] of ids int32 [batch, tokens].
 
         mask [batch, tokens] is true or 1 at the prompt's tokens; at the others the result is finite and means
         nothing. The first state is the scaled embeddings, the last is taken behind the final norm.
@@ -211,7 +211,7 @@ class Gemma(nnx.Module):
         inputs |= {"use_cache": False, "output_hidden_states": True}
         with environment:
             states = torch.func.functional_call(module, arrays, (), inputs).hidden_states
-        return jnp.stack(environment.t2j_iso(states), axis=-1)
+        return jnp.stack(environment.t2j_iso(states), axis=1)
 
 
 def checkpoint_prefix(names: Collection[str]) -> str:

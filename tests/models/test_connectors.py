@@ -69,8 +69,8 @@ def padded(side: str) -> np.ndarray:
 
 def hidden_states(arch: ConnectorsArch, rows: int) -> np.ndarray:
     """Layers of very different size and offset, as a language model's are; padding holds noise like the rest."""
-    shape = (rows, TOKENS, arch.caption_channels, arch.text_proj_in_factor)
-    layers = np.arange(1, arch.text_proj_in_factor + 1)
+    shape = (rows, arch.text_proj_in_factor, TOKENS, arch.caption_channels)
+    layers = np.arange(1, arch.text_proj_in_factor + 1)[:, None, None]
     return (np.random.default_rng(3).normal(size=shape) * 10.0**layers + layers).astype(np.float32)
 
 
@@ -87,7 +87,8 @@ def test_both_streams_equal_the_reference_under_every_padding(pair, side):
     mask = padded(side)
     states = hidden_states(arch, len(mask))
     with torch.no_grad():
-        wanted = reference(torch.from_numpy(states), torch.from_numpy(mask).long(), padding_side=side)
+        stacked_last = torch.from_numpy(states).permute(0, 2, 3, 1)
+        wanted = reference(stacked_last, torch.from_numpy(mask).long(), padding_side=side)
     got = run(ours, states, mask)
     assert relative_error(got.video, wanted[0]) < 1e-5
     assert relative_error(got.audio, wanted[1]) < 1e-5
@@ -97,7 +98,7 @@ def test_the_padding_side_and_an_integer_mask_make_no_difference(pair):
     _, ours, arch = pair
     left, right = padded("left"), padded("right")
     states = hidden_states(arch, len(left))
-    moved = np.stack([np.roll(row, mask.sum(), axis=0) for row, mask in zip(states, left, strict=True)])
+    moved = np.stack([np.roll(row, mask.sum(), axis=1) for row, mask in zip(states, left, strict=True)])
     for one, other in zip(run(ours, states, left), run(ours, moved, right.astype(np.int32)), strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
 
@@ -106,7 +107,7 @@ def test_what_stands_in_the_padding_is_never_seen(pair):
     _, ours, arch = pair
     mask = padded("left")
     states = hidden_states(arch, len(mask))
-    noisy = np.where(mask[:, :, None, None], states, 1e6).astype(np.float32)
+    noisy = np.where(mask[:, None, :, None], states, 1e6).astype(np.float32)
     for one, other in zip(run(ours, states, mask), run(ours, noisy, mask), strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -124,22 +125,22 @@ def test_bfloat16_stays_near_float32(pair):
 @pytest.mark.parametrize("features_of", [features_by_layer, features_by_token])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16])
 def test_a_constant_layer_and_an_empty_prompt_have_finite_features(features_of, dtype):
-    features = features_of(jnp.full((2, 4, 6, 2), 3.0, dtype), jnp.asarray([4 * [True], 4 * [False]]))
+    features = features_of(jnp.full((2, 2, 4, 6), 3.0, dtype), jnp.asarray([4 * [True], 4 * [False]]))
     assert jnp.all(jnp.isfinite(features.astype(dtype)))
     np.testing.assert_array_equal(features[1], 0)
 
 
 def test_features_span_eight_around_their_mean():
-    states = jnp.asarray([[[[9.0]], [[0.0]], [[1.0]], [[2.0]]]])  # four tokens, the first is padding
+    states = jnp.asarray([[[[9.0], [0.0], [1.0], [2.0]]]])  # four tokens, the first is padding
     features = features_by_layer(states, jnp.asarray([[False, True, True, True]]))
-    np.testing.assert_allclose(features[0, :, 0, 0], [0, -4, 0, 4], atol=1e-5)
+    np.testing.assert_allclose(features[0, 0, :, 0], [0, -4, 0, 4], atol=1e-5)
 
 
 def test_the_features_of_half_precision_states_sum_in_float32():
-    states = jnp.full((1, 64, 64, 1), 60.0, jnp.float16).at[0, 0, 0].set(61.0)  # the sum is past float16's end
+    states = jnp.full((1, 1, 64, 64), 60.0, jnp.float16).at[0, 0, 0, 0].set(61.0)  # the sum is past float16's end
     features = features_by_layer(states, jnp.ones((1, 64), bool))
     np.testing.assert_allclose(features[0, 0, 0, 0], 8, rtol=1e-3)
-    np.testing.assert_allclose(features[0, 1, 0, 0], -8 / 64**2, rtol=1e-1)
+    np.testing.assert_allclose(features[0, 0, 1, 0], -8 / 64**2, rtol=1e-1)
 
 
 def test_registers_stand_behind_the_prompt_by_their_place():

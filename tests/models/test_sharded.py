@@ -149,7 +149,7 @@ MESHES: list[tuple[str, dict[str, int]]] = [
 TEXT_TOKENS = 24
 MASK = np.arange(TEXT_TOKENS) >= np.array([[5], [19]])
 TWO_LAYERS = TEXT_CONFIG | {"num_hidden_layers": 2}  # one of each kind
-STATES = (64, 4)  # channels, and states of the text encoder that the connectors are made for
+STATES, CHANNELS = 4, 64  # of the text encoder that the connectors are made for
 
 
 def text_network(name: str) -> tuple[nnx.Module, np.ndarray]:
@@ -159,7 +159,7 @@ def text_network(name: str) -> tuple[nnx.Module, np.ndarray]:
         network, read = Gemma(scope, gemma_recipe(TWO_LAYERS, name)), draw.integers(1, 99, MASK.shape, np.int32)
     else:
         network = TextConnectors(scope, {"2.0": LTX2, "2.3": LTX2_3}[name].connectors)
-        read = draw.standard_normal((*MASK.shape, *STATES), np.float32)
+        read = draw.standard_normal((len(MASK), STATES, TEXT_TOKENS, CHANNELS), np.float32)
     return random_weights(network, seed=4, scale=0.2), read
 
 
