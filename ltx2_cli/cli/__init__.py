@@ -1,8 +1,13 @@
 """The command line, a file a verb. This one joins them, and turns what went wrong into a sentence and an exit code."""
 
+import os
+import shlex
 import signal
 import sys
+import time
 import traceback
+from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Annotated
 
@@ -117,5 +122,23 @@ def _unforeseen(kind: type[BaseException], error: BaseException, trace: Tracebac
         sys.__excepthook__(kind, error, trace)
     else:
         first_line = (str(error).splitlines() or [""])[0]
-        complain(f"{kind.__name__}: {first_line}", "this was not foreseen; --debug shows where it happened")
+        file = _written("".join(traceback.format_exception(kind, error, trace)))
+        hint = f"{file} shows where it happened" if file else "--debug shows where it happened"
+        complain(f"{kind.__name__}: {first_line}", f"this was not foreseen; {hint}")
     abandon(FAILED)
+
+
+def _written(trace: str) -> Path | None:
+    """The file that a traceback was written to: in the user's cache, else in the current folder; None: in neither."""
+    from ltx2_cli.profiles import user_cache
+
+    name = f"error-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
+    for folder in (user_cache, Path):
+        with suppress(OSError, RuntimeError):  # the latter where there is no home
+            file = folder() / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(
+                f"ltx2 {__version__}: {shlex.join(sys.argv)}\n\n{trace}", encoding="utf-8", errors="replace"
+            )
+            return file
+    return None

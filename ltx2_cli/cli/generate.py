@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 EXAMPLES = r"""[bold]Examples[/bold]
 
-ltx2 generate --model demo --prompt "a red ball bounces" -o out/demo.mp4
-ltx2 generate --prompt "a fox yawns at dawn, birdsong" --seed 7
-ltx2 generate --prompt "waves at night" --width 1280 --height 704 --fps 25
-ltx2 generate --prompt "a choir" --model ~/LTX-2 --sharding trillium
-ltx2 generate --prompt "a street" --guidance-scale 4 --audio-stg-scale 0
+ltx2 generate --model demo "a red ball bounces" -o out/demo.mp4
+ltx2 generate "a fox yawns at dawn, birdsong" --seed 7
+ltx2 generate "waves at night" --width 1280 --height 704 --fps 25
+ltx2 generate "a choir" --model ~/LTX-2 --sharding trillium
+ltx2 generate "a street" --guidance-scale 4 --audio-stg-scale 0
 ltx2 generate --config out/fox.yaml --seed 8 -o out/fox8.mp4 --set fps=30"""
 
 COMPILING = "Compiling and timing"
@@ -60,7 +60,10 @@ class Manner:
 
 def generate(
     context: typer.Context,
-    more_seeds: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PROMPT", help="What to show and to hear, as --prompt.", show_default=False),
+    ] = None,
     prompt: options.Prompt = None,
     negative_prompt: options.NegativePrompt = None,
     height: options.Height = None,
@@ -138,7 +141,7 @@ def generate(
             raise SpecError("--warmup compiles what --no-compile forbids", "leave one of them out")
         if stop_after and not save_latents:
             raise SpecError("--stop-after writes latents, and no file is named for them", "--save-latents FILE")
-        given = options.overrides({**context.params, "seed": options.seeds(seed, more_seeds or [])})
+        given = options.overrides({**context.params, **options.prompt_and_seeds(prompt, seed, words or [])})
         spec = read_spec({"prompt": ANYTHING, **given} if warmup else given, config=config, dotlist=settings or ())
         facts |= asked(spec)
         _check_places(spec, how)

@@ -107,15 +107,17 @@ def overrides(options: Mapping[str, Any]) -> dict[str, object]:
     return {key: str(value) if isinstance(value, Path) else value for key, value in given.items()}
 
 
-def seeds(first: str | None, more: Sequence[str]) -> str | None:
-    """The values of `--seed N N...`, of which the command line gives those behind the first as words of no option."""
-    for word in more:
-        if first is None or not SEEDS.fullmatch(word):
-            raise SpecError(
-                f"`{word}` belongs to no option",
-                f'--prompt "{word} ..."' if word.isalpha() else "text with spaces is quoted",
-            )
-    return first and " ".join([first, *more])
+def prompt_and_seeds(prompt: str | None, seed: str | None, words: Sequence[str]) -> dict[str, str | None]:
+    """The values of --prompt and --seed, with the words that follow no option: one text, which is the prompt, and the
+    numbers behind `--seed N`. Raises `SpecError` for any other word."""
+    numbers = [word for word in words if seed is not None and SEEDS.fullmatch(word)]
+    texts = [word for word in words if word not in numbers]
+    if len(texts) > 1 or (texts and prompt is not None):
+        prompts = [prompt, *texts] if prompt is not None else texts
+        together = " ".join(word for text in prompts for word in text.split())
+        shown = f"{together[:60]}…" if len(together) > 60 else together
+        raise SpecError(f"one prompt makes a clip, and {len(prompts)} texts are given", f'--prompt "{shown}"')
+    return {"prompt": texts[0] if texts else prompt, "seed": seed and " ".join([seed, *numbers])}
 
 
 def _blocks(text: str) -> list[int]:

@@ -141,6 +141,19 @@ def test_loras_that_are_not_given_are_those_of_the_config(ltx2: Run, core: Core,
     assert (core.asked.recipe, core.asked.lora) == ("one_stage", ("a/b", "c:0.5"))
 
 
+@pytest.mark.parametrize("words", [["a red fox"], ["a red fox", "--seed", "1", "2"], ["--seed", "1", "2", "a red fox"]])
+def test_a_text_without_an_option_is_the_prompt(ltx2: Run, core: Core, words: list[str]):
+    assert ltx2("generate", *words)[0] == 0
+    assert core.asked is not None
+    assert (core.asked.prompt, core.asked.seed) == ("a red fox", (1, 2) if len(words) > 1 else None)
+
+
+def test_a_prompt_without_quotes_is_answered_with_quotes(ltx2: Run, core: Core):
+    code, out, err = ltx2("generate", "a", "fox", "--seed", "7")
+    assert (code, out, core.asked) == (2, "", None)
+    assert err == 'error: one prompt makes a clip, and 2 texts are given\nhint: --prompt "a fox"\n'
+
+
 def test_several_videos_are_several_lines(ltx2: Run):
     out = ltx2("generate", "--prompt", "rain", "--num-videos", "2", "--seed", "1", "-o", "a.mp4")[1]
     assert out == "a-s1.mp4\na-s2.mp4\n"
@@ -158,9 +171,8 @@ def test_several_videos_are_several_lines(ltx2: Run):
         ("-o clip.avi", "error: output 'clip.avi' is not an mp4"),
         ("--hieght 3", "error: No such option: --hieght (Possible options: --height"),
         ("--height tall", "error: Invalid value for '--height'"),
-        ("surplus", "error: `surplus` belongs to no option\nhint: --prompt "),
-        ("3 --fps 30", "error: `3` belongs to no option\nhint: text with spaces is quoted"),
-        ("--seed 1 x", "error: `x` belongs to no option"),
+        ("--seed 1 2 at dawn", 'error: one prompt makes a clip, and 3 texts are given\nhint: --prompt "rain at dawn"'),
+        ("3 --fps 30", 'error: one prompt makes a clip, and 2 texts are given\nhint: --prompt "rain 3"'),
         ("--seed 1 2 1", "error: seed 1 is there twice; for example"),
         ("--seed 0 1 --num-videos 2", "error: seed 1 is there twice; video i counts as seed + i; for example"),
         ("--seed 0..1000", "error: 1001 seeds of 1 videos each are more than 1000 clips"),
@@ -289,11 +301,42 @@ def test_debug_adds_the_traceback(ltx2: Run, core: Core):
     assert err.rstrip().endswith("error: no")
 
 
-def test_what_nobody_foresaw_is_a_sentence_too(ltx2: Run, core: Core, capsys: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize("cache", ["cache", "taken/cache"])
+def test_an_unexpected_error_is_a_sentence_and_names_the_file_with_its_traceback(
+    ltx2: Run,
+    core: Core,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    cache: str,
+):
+    (tmp_path / "taken").write_text("no folder")  # the second time the cache cannot be written
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / cache))
     core.failure = ZeroDivisionError("division\nby zero")
     with pytest.raises(ZeroDivisionError) as caught:
         ltx2("generate", "--prompt", "rain")
     sys.excepthook(caught.type, caught.value, caught.tb)
+    (file,) = tmp_path.rglob("error-*.txt")
+    path = file if cache == "cache" else file.relative_to(tmp_path)
     assert capsys.readouterr().err.endswith(
-        "error: ZeroDivisionError: division\nhint: this was not foreseen; --debug shows where it happened\n"
+        f"error: ZeroDivisionError: division\nhint: this was not foreseen; {path} shows where it happened\n"
     )
+    text = file.read_text()
+    assert "ltx2 generate --prompt rain\n" in text
+    assert "Traceback (most recent call last)" in text
+    assert "raise self.failure" in text
+
+
+def test_an_unexpected_error_is_a_sentence_where_nothing_can_be_written(
+    ltx2: Run, core: Core, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    core.failure = ZeroDivisionError("division")
+    with pytest.raises(ZeroDivisionError) as caught:
+        ltx2("generate", "--prompt", "rain")
+    folder = tmp_path / "removed"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    sys.excepthook(caught.type, caught.value, caught.tb)
+    assert capsys.readouterr().err.endswith("hint: this was not foreseen; --debug shows where it happened\n")
