@@ -57,5 +57,5 @@ def _fitting(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.Ima
     """As much of the text as there is room for."""
     if font.getlength(text) <= width:
         return text
-    kept = next(end for end in range(len(text), -1, -1) if font.getlength(f"{text[:end]}…") <= width)
+    kept = next(end for end in range(min(len(text), width), -1, -1) if font.getlength(f"{text[:end]}…") <= width)
     return f"{text[:kept]}…"

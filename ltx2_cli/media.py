@@ -1,6 +1,7 @@
 """Frames and sound to mp4 through ffmpeg, and the record beside it. Nothing is half written under its final name."""
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -32,6 +33,7 @@ PICTURE = ["-vf", f"{TO_YUV},{TAGS}", "-c:v", "libx264", "-crf", "19", "-preset"
 SOUND = ["-c:a", "aac", "-b:a", "192k", "-ac", "2"]
 # Tags under names of our own: players pass over them, and `-movflags use_metadata_tags` keeps them in a copy.
 FILE = ["-movflags", "+faststart+use_metadata_tags", "-f", "mp4"]
+FRAME = re.compile(r"\d{5,}\.png")  # what `write_frames` calls one
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -72,8 +74,11 @@ def write_wav(media: Media, path: Path) -> None:
 
 
 def write_frames(media: Media, folder: Path) -> None:
-    """Write the frames alone as `00000.png`, `00001.png`, … into a new folder. Raises `RunError` as `write_mp4`."""
-    with replacing(folder) as temporary:
+    """Write the frames alone as `00000.png`, `00001.png`, … into a new folder, which replaces one that is there.
+
+    Raises `RunError` as `write_mp4`.
+    """
+    with replacing(folder.resolve()) as temporary:
         temporary.mkdir()
         first, chunks = _chunks(media)
         numbered = ["-start_number", "0", "-f", "image2", f"file:{str(temporary).replace('%', '%%')}/%05d.png"]
@@ -101,12 +106,27 @@ def replacing(path: Path) -> Iterator[Path]:
         if temporary.is_file():
             with temporary.open("rb") as written:
                 os.fsync(written.fileno())  # or after a power cut the name may stand before an empty file
-        os.replace(temporary, path)
+        if path.is_dir():
+            _exchange(temporary, path)
+        else:
+            os.replace(temporary, path)
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror or error}", MAKE_ROOM) from error
     finally:
         with suppress(OSError):
             shutil.rmtree(temporary) if temporary.is_dir() else temporary.unlink()
+
+
+def _exchange(new: Path, folder: Path) -> None:
+    """Put a new folder in the place of one that is there, which is deleted last."""
+    old = folder.with_name(f".partial-{uuid4().hex}")
+    os.replace(folder, old)
+    try:
+        os.replace(new, folder)
+    except OSError:
+        os.replace(old, folder)
+        raise
+    shutil.rmtree(old)
 
 
 def single_specs(spec: RunSpec) -> list[RunSpec]:
@@ -175,6 +195,19 @@ def check_output(file: Path, option: str, force: bool) -> None:
     """Raise `SpecError` if `file`, which `option` named, cannot be written, or exists and not `force`."""
     check_place(file, option)
     _check_free(file, option, force)
+
+
+def check_frames(folder: Path, option: str, force: bool) -> None:
+    """Raise `SpecError` if a folder of frames, which `option` named, cannot be written, or exists with frames in it
+    and not `force`, or with anything else."""
+    check_place(folder, option)
+    if folder.exists() and not folder.is_dir():
+        raise SpecError(f"{folder} is a file", f"name a folder: {option} FOLDER/")
+    names = sorted(file.name for file in folder.iterdir()) if folder.exists() else []
+    if others := [name for name in names if not FRAME.fullmatch(name)]:
+        raise SpecError(f"{folder} holds other files than frames: {others[0]}", f"name another: {option} FOLDER/")
+    if names and not force:
+        raise SpecError(f"{folder} holds frames", f"--force replaces them, or name another: {option} FOLDER/")
 
 
 def _check_free(file: Path, option: str, force: bool) -> None:

@@ -24,6 +24,10 @@ ltx2 decode out/fox.safetensors
 ltx2 decode out/fox.safetensors -o fox.mp4 -o fox.wav -o frames/ -o fox.png
 ltx2 decode latents.safetensors --model ltx2.3 --fps 25 -o clip.mp4"""
 
+ENDINGS = (".mp4", ".wav", ".png")
+FRAMES = "frames"
+KINDS = "FILE.mp4, FILE.wav, FILE.png for some frames, or FOLDER/ for all as PNGs"
+
 
 def decode(
     context: typer.Context,
@@ -31,7 +35,7 @@ def decode(
         Path, typer.Argument(metavar="LATENTS", help="Safetensors file, as --save-latents writes.", show_default=False)
     ],
     output: Annotated[
-        list[Path] | None,
+        list[str] | None,
         option(FILES, "FILE.mp4, FILE.wav, FILE.png (some frames) or FOLDER/ (all); repeatable.", "--output", "-o"),
     ] = None,
     silent: Annotated[bool, option(FILES, "The mp4 without sound.", "--silent")] = False,
@@ -49,13 +53,9 @@ def decode(
     """Decode saved latents to video, frames or sound; their paths are printed. Nothing is denoised."""
     with postponed():
         from ltx2_cli.diffusion.latents import open_latents
-        from ltx2_cli.media import check_output
 
     file = open_latents(latents.expanduser())
-    outputs = output or [file.path.with_suffix(".mp4")]
-    for path in outputs:
-        _check_kind(path)
-        check_output(path, "-o", force)
+    outputs = _outputs(output or [str(file.path.with_suffix(".mp4"))], force)
     given = options.overrides({**context.params, "output": None})
     spec = request(file, given, config, settings or [], {"lora": [], "refinement.sigmas": []})
 
@@ -66,42 +66,65 @@ def decode(
         from ltx2_cli.plan import resolve
 
     report = reporter()
-    wanted = AV(any(path.suffix != ".wav" for path in outputs), _heard(outputs, silent))
+    wanted = AV(
+        {*outputs.values()} != {".wav"}, ".wav" in outputs.values() or (".mp4" in outputs.values() and not silent)
+    )
     with counted() as count:
         keep_programs(spec.compile_cache)
         plan = resolve(spec)
         check_fit(file, plan, plan.latent_shapes, spec.fps)
         media = decode_file(plan, file.read(), load(plan), report, wanted)
-    for path in outputs:
+    for path, kind in outputs.items():
         with report.stage("write"):
             _write(
-                media if not silent or path.suffix == ".wav" else replace(media, waveform=media.waveform[:0]),
+                replace(media, waveform=media.waveform[:0]) if silent and kind == ".mp4" else media,
                 path,
+                kind,
                 file,
                 spec.prompt,
             )
         print(path, flush=True)
-    flaws = noted(outputs[0], findings(media), report)
+    flaws = noted(next(iter(outputs)), findings(media), report)
     report.note(str(count))
     refuse_flaws(flaws, strict)
 
 
-def _heard(outputs: list[Path], silent: bool) -> bool:
-    return any(path.suffix == ".wav" or (path.suffix == ".mp4" and not silent) for path in outputs)
+def _outputs(names: list[str], force: bool) -> dict[Path, str]:
+    """The kind of each file that is named; `FRAMES` for a folder. Raises `SpecError` for what cannot be written."""
+    from ltx2_cli.media import check_frames, check_output
+
+    outputs: dict[Path, str] = {}
+    for name in names:
+        path, kind = Path(name), _kind(name)
+        if path in outputs:
+            raise SpecError(f"{path} is named twice", "name each file once")
+        (check_frames if kind == FRAMES else check_output)(path, "-o", force)
+        outputs[path] = kind
+    for folder in (path for path, kind in outputs.items() if kind == FRAMES):
+        if inside := [path for path in outputs if folder in path.parents]:
+            raise SpecError(f"{inside[0]} lies in {folder}, which holds frames alone", "name another place: -o FILE")
+    return outputs
 
 
-def _check_kind(path: Path) -> None:
-    if path.suffix not in (".mp4", ".wav", ".png", ""):
-        hint = "FILE.mp4, FILE.wav, FILE.png for some frames, or FOLDER for all as PNGs"
-        raise SpecError(f"output {path} is no kind of file that is written", hint)
+def _kind(name: str) -> str:
+    """The ending in small letters, or `FRAMES`."""
+    path = Path(name)
+    ending = path.suffix.lower()
+    if name == "-":
+        raise SpecError("output - is no file: stdout carries the paths of files", KINDS)
+    if name.endswith("/") or not ending or (ending not in ENDINGS and path.is_dir()):
+        return FRAMES
+    if ending not in ENDINGS:
+        raise SpecError(f"output {path} is no kind of file that is written", KINDS)
+    return ending
 
 
-def _write(media: "Media", path: Path, latents: "LatentsFile", caption: str) -> None:
+def _write(media: "Media", path: Path, kind: str, latents: "LatentsFile", caption: str) -> None:
     """Write one kind of file; an mp4 says of itself what its latents do."""
     from ltx2_cli.contact_sheet import row, write_contact_sheet
     from ltx2_cli.media import write_frames, write_mp4, write_wav
 
-    match path.suffix:
+    match kind:
         case ".mp4":
             write_mp4(media, path, latents.metadata)
         case ".wav":

@@ -175,9 +175,60 @@ def test_a_warning_is_said_before_the_work(
     assert capsys.readouterr().err.startswith("decoding takes about ")
 
 
-@pytest.mark.parametrize("output", ["clip.avi", "clip.flac"])
-def test_kinds_of_files_that_are_not_written(
-    made: Path, output: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("outputs", "sentence"),
+    [
+        (
+            ["clip.avi"],
+            "output clip.avi is no kind of file that is written\nhint: FILE.mp4, FILE.wav, FILE.png for some",
+        ),
+        (["clip.v2"], "output clip.v2 is no kind of file that is written"),
+        (["-"], "output - is no file: stdout carries the paths of files"),
+        (["o.png", "./o.png"], "o.png is named twice"),
+        (["o/", "o/"], "o is named twice"),
+        (["o/a.png", "o/"], "o/a.png lies in o, which holds frames alone"),
+        (["full"], "full holds frames\nhint: --force replaces them, or name another: -o FOLDER/"),
+        (["mixed/", "--force"], "mixed holds other files than frames: mine.png\nhint: name another: -o FOLDER/"),
+        (["file/", "--force"], "file is a file\nhint: name a folder: -o FOLDER/"),
+        (["here.png", "--force"], "here.png is a folder\nhint: name a file: -o FILE"),
+    ],
+)
+def test_outputs_that_are_refused(
+    made: Path,
+    outputs: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert run_program(monkeypatch, "decode", str(made / "latents.safetensors"), "-o", output) == 2
-    assert "FILE.mp4, FILE.wav, FILE.png for some frames, or FOLDER" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    for name in ("full/00000.png", "mixed/00000.png", "mixed/mine.png", "here.png/a"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "file").touch()
+    before = sorted(tmp_path.rglob("*"))
+    options = [text for name in outputs for text in (["-o", name] if name != "--force" else [name])]
+    assert run_program(monkeypatch, "decode", str(made / "latents.safetensors"), *options) == 2
+    assert capsys.readouterr().err.startswith(f"error: {sentence}")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_frames_replace_frames_with_force(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("frames.v2", "empty", "linked"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "link").symlink_to("linked")
+    for folder in ("frames.v2", "linked"):
+        (tmp_path / folder / "00077.png").write_text("an older frame")
+    outputs = ["-o", "frames.v2", "-o", "empty", "-o", "new.v2/", "-o", "link/", "-o", "A.PNG"]
+    code = run_program(monkeypatch, "decode", str(made / "latents.safetensors"), *outputs, "--force")
+    out, err = capsys.readouterr()
+    assert (code, out.split()) == (0, ["frames.v2", "empty", "new.v2", "link", "A.PNG"]), err
+    names = [f"{number:05}.png" for number in range(SMALL.size[0])]
+    for folder in ("frames.v2", "empty", "new.v2", "linked"):
+        assert sorted(file.name for file in (tmp_path / folder).iterdir()) == names
+    assert (tmp_path / "link").is_symlink()
+    assert Image.open(tmp_path / "A.PNG").format == "PNG"
+    assert not list(tmp_path.glob(".partial*"))
