@@ -4,12 +4,10 @@ None of it changes a clip.
 """
 
 import math
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 
-import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -23,7 +21,6 @@ VIDEOS = "videos"
 LEAST_PART = 2  # latents along a side that is split: a mirrored border repeats the second
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)  # of tiles along an axis
 SPLITS = 4  # of those with the least work that are tried with tiles
-SHARE = 0.85  # of a device's memory that is planned with
 
 
 @dataclass(frozen=True)
@@ -143,17 +140,6 @@ def _tilings(decoder: VideoDecoder, cut: int, part: Extent, split: _Split) -> It
     for frames, height, width in product(*([count for count in COUNTS if count <= limit] for limit in most)):
         tiles, count = Tiles(cut, (frames, height, width)), frames * height * width
         yield tiles, count * math.prod(axis.seen for axis in cut_video(decoder, tiles, extent)) / math.prod(extent)
-
-
-def usable_memory(devices: np.ndarray) -> float:
-    """Bytes of each device that one plans with; of a CPU, its share of the machine's. Infinite where nobody knows."""
-    here = [device for device in jax.local_devices() if device in devices]
-    if not here:
-        return math.inf
-    if here[0].platform == "cpu":
-        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return SHARE * machine / len(here)
-    return SHARE * here[0].memory_stats()["bytes_limit"]
 
 
 def bytes_on_device(weight: Weight, plan: ShardingPlan) -> int:

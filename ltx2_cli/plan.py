@@ -38,6 +38,8 @@ DEVICE_PROFILES = {
     "TPU v7x": "ironwood",
     "TPU v6 lite": "trillium",
     "TPU v6e": "trillium",
+    "TPU v5 lite": "trillium",
+    "TPU v5e": "trillium",
 }
 
 

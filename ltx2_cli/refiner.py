@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable
 
-from ltx2_cli.decoding import bytes_on_device, usable_memory
+from ltx2_cli.decoding import bytes_on_device
+from ltx2_cli.device_memory import usable_memory
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.networks import Networks
 from ltx2_cli.models.transformer import Transformer
@@ -61,4 +62,4 @@ def left(spec: RunSpec, networks: Networks, added: Added, sharding: ShardingPlan
     names = present if spec.keep_resident else present.keys() & names
     held = [weight for name in names if name != REFINER for weight in weights(present[name])]
     held += refiners_own(networks, added) if REFINER in names else []
-    return usable_memory(sharding.mesh.devices) - sum(bytes_on_device(weight, sharding) for weight in held)
+    return usable_memory(list(sharding.mesh.devices.flat)) - sum(bytes_on_device(weight, sharding) for weight in held)

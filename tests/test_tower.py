@@ -18,6 +18,8 @@ TOWER = (
         "private_api",
         "yaml_text",
         "sharding",
+        "chips",
+        "device_memory",
         "media",
         "media_checks",
         "contact_sheet",

@@ -24,14 +24,14 @@ from ltx2_cli.cli.models import models
 from ltx2_cli.cli.plan import PLAN_EXAMPLES, plan
 from ltx2_cli.cli.replay import REPLAY_EXAMPLES, replay
 from ltx2_cli.cli.resume import RESUME_EXAMPLES, resume
-from ltx2_cli.cli.together import FAILED, INTERRUPTED, REFUSED, abandon, of_system, part
+from ltx2_cli.cli.together import FAILED, INTERRUPTED, REFUSED, TOO_LARGE, abandon, of_system, part
 from ltx2_cli.cli.upsample import UPSAMPLE_EXAMPLES, upsample
 from ltx2_cli.console import complain
 from ltx2_cli.spec import FitError, FlawError, RunError, SpecError, StoppedError
 
-TOO_LARGE, FLAWED = 3, 4
+FLAWED = 4
 EXIT_CODES = "Exit codes: 0 done, 1 the run failed, 2 the request cannot be met, 130 interrupted."
-CLIP_EXIT_CODES = EXIT_CODES.replace(", 130", ", 4 the clip has flaws (--strict), 130")
+CLIP_EXIT_CODES = EXIT_CODES.replace(", 130", ", 3 it does not fit, 4 the clip has flaws (--strict), 130")
 PLAN_EXIT_CODES = "Exit codes: 0 it fits, 2 the request cannot be met, 3 it does not fit, 130 interrupted."
 
 app = typer.Typer(rich_markup_mode="rich", help=f"Video with sound from text: LTX-2 in JAX.\n\n{EXAMPLES}")

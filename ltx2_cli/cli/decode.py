@@ -10,6 +10,7 @@ from ltx2_cli.cli import options
 from ltx2_cli.cli.flaws import Strict, noted, refuse_flaws
 from ltx2_cli.cli.from_latents import check_fit, request
 from ltx2_cli.cli.interrupts import postponed
+from ltx2_cli.cli.memory import OF_LATENTS, fitting_plan
 from ltx2_cli.cli.options import FILES, option
 from ltx2_cli.console import reporter
 from ltx2_cli.spec import AV, SpecError
@@ -60,10 +61,13 @@ def decode(
     spec = request(file, given, config, settings or [], {"lora": [], "refinement.sigmas": []})
 
     with postponed():
+        import jax
+
         from ltx2_cli.core.compiling import counted, keep_programs
         from ltx2_cli.core.run import decode_file, load
+        from ltx2_cli.forecast.phases import DECODE, PHASES
+        from ltx2_cli.forecast.requests import Request
         from ltx2_cli.media_checks import findings
-        from ltx2_cli.plan import resolve
 
     report = reporter()
     wanted = AV(
@@ -71,7 +75,7 @@ def decode(
     )
     with counted() as count:
         keep_programs(spec.compile_cache)
-        plan = resolve(spec)
+        plan = fitting_plan(Request(spec, jax.devices(), skipped=frozenset(PHASES) - {DECODE}, fixed=OF_LATENTS))
         check_fit(file, plan, plan.latent_shapes, spec.fps)
         media = decode_file(plan, file.read(), load(plan), report, wanted)
     for path, kind in outputs.items():

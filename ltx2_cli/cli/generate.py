@@ -11,6 +11,7 @@ from ltx2_cli.cli import options
 from ltx2_cli.cli.carry_out import carry_out
 from ltx2_cli.cli.flaws import Strict, refuse_flaws
 from ltx2_cli.cli.interrupts import postponed
+from ltx2_cli.cli.memory import check_published, fitting_plan
 from ltx2_cli.cli.options import FILES, KEEP_EVERY, SIZE, STEPS, option
 from ltx2_cli.cli.together import asked, begin, found, in_step, with_common_seed
 from ltx2_cli.console import reporter
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ltx2_cli.core.components import Components
     from ltx2_cli.core.progress import Ends
     from ltx2_cli.core.report import Report
+    from ltx2_cli.forecast.requests import Request
     from ltx2_cli.hosts import Hosts
     from ltx2_cli.plan import Plan
 
@@ -49,6 +51,14 @@ class Manner:
     keep_every: float
     perf_dump: Path | None
     profile: Path | None
+
+    def request(self, spec: RunSpec) -> "Request":
+        """What is asked of this machine's devices."""
+        import jax
+
+        from ltx2_cli.forecast.requests import Request
+
+        return Request(spec, jax.devices(), ends=self.ends)
 
     @property
     def ends(self) -> "Ends":
@@ -171,7 +181,7 @@ def _foretell(spec: RunSpec, how: Manner) -> None:
         from ltx2_cli.cli.preview import preview
 
     with in_step(how.hosts):
-        for line in preview(spec, how.force, how.drafts) if how.hosts.first else ():
+        for line in preview(how.request(spec), how.force) if how.hosts.first else ():
             print(line, flush=True)
 
 
@@ -205,17 +215,19 @@ def _ready(spec: RunSpec, how: Manner, report: "Report", around: ExitStack) -> "
         from ltx2_cli.core.compiling import keep_programs, none_compiled
         from ltx2_cli.core.run import load, programs
         from ltx2_cli.media import check_outputs
-        from ltx2_cli.plan import first_stage, missing, resolve
+        from ltx2_cli.plan import missing
         from ltx2_cli.weights.hub import check_room
 
     seeded = with_common_seed(spec, how.hosts)
     with in_step(how.hosts) as facts:
         keep_programs(spec.compile_cache)
+        request = how.request(seeded)
+        check_published(request)
         absent = missing(spec)
         check_room(absent)
         for line in downloading(absent):
             report.note(line)
-        plan = first_stage(resolve(seeded)) if how.drafts else resolve(seeded)
+        plan = fitting_plan(request)
         if how.hosts.count > 1:
             facts |= found(plan)
         if how.hosts.first and not how.warmup:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ltx2_cli.cli.interrupts import postponed
+from ltx2_cli.cli.memory import command_line
 from ltx2_cli.cli.options import (
     AUDIO,
     MODEL,
@@ -90,13 +91,13 @@ def plan(
 
         from ltx2_cli.cli.plan_lines import lines, search_lines
         from ltx2_cli.core.run import programs
-        from ltx2_cli.forecast.chips import topology as slice_of
         from ltx2_cli.forecast.configs import foresee
         from ltx2_cli.forecast.dump import write_hlo
+        from ltx2_cli.forecast.fit import check_forecast
         from ltx2_cli.forecast.forecast import forecast, forward_programs
         from ltx2_cli.forecast.meshes import search as search_meshes
         from ltx2_cli.forecast.record import record, search_record
-        from ltx2_cli.forecast.remedies import check_fit
+        from ltx2_cli.forecast.topology import topology as slice_of
 
     if topology is not None:
         jax.config.update("jax_platforms", "cpu")  # the devices of this machine are left alone
@@ -115,4 +116,4 @@ def plan(
         print(json.dumps({**record(made), **(search_record(found) if found else {})}, indent=2))
     else:
         print("\n".join([*(search_lines(found) if found else ()), *lines(made)]))
-    check_fit(made, devices)
+    check_forecast(spec, devices, made, topology is not None, command_line)

@@ -1,12 +1,14 @@
 """A forecast as a page of text."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 from ltx2_cli.cli.preview import held
 from ltx2_cli.console import columns
-from ltx2_cli.forecast.forecast import LOOPS, Forecast
+from ltx2_cli.forecast.forecast import Forecast
 from ltx2_cli.forecast.hlo import Collective, wire_bytes
 from ltx2_cli.forecast.meshes import Search
+from ltx2_cli.forecast.phases import LOOPS
 from ltx2_cli.forecast.record import assumptions
 from ltx2_cli.stages import REFINER
 from ltx2_cli.weights.hub import gigabytes
@@ -80,13 +82,15 @@ def _stage(forecast: Forecast) -> Iterator[tuple[str, str]]:
 
 
 def _memory(forecast: Forecast) -> Iterator[str]:
-    yield f"memory of a device{f', of {gigabytes(int(forecast.chip.hbm_bytes))}' if forecast.chip else ''}"
+    limit = forecast.hbm_bytes
+    yield f"memory of a device{'' if math.isinf(limit) else f', of {gigabytes(int(limit))}'}"
     rows = []
-    for phase, needed in forecast.phase_bytes.items():
-        present, about = forecast.present_bytes[phase], "about " * forecast.is_estimated(phase)
-        beside = f"weights {gigabytes(present)}, beside them {about}{gigabytes(needed - present)}"
-        parts = "weights alone" if needed == present else beside
-        rows.append((f"  {phase}", gigabytes(needed), parts, "" if needed <= forecast.hbm_bytes else "does not fit"))
+    for phase, memory in forecast.memory.items():
+        about = "about " if forecast.is_estimated(phase) else ""
+        parts = f"weights {gigabytes(memory.weights)}, beside them {about}{gigabytes(memory.activations)}"
+        if memory.loading > memory.weights + memory.activations:
+            parts += f"; {gigabytes(memory.loading)} while it is loaded"
+        rows.append((f"  {phase}", gigabytes(memory.peak), parts, "" if memory.peak <= limit else "does not fit"))
     yield from columns(rows, right=(1,))
 
 

@@ -5,23 +5,28 @@ from itertools import groupby
 
 from huggingface_hub import constants
 
+from ltx2_cli.cli.memory import check_published, fitting_plan
+from ltx2_cli.core.progress import Ends
 from ltx2_cli.decoding import Decoding, bytes_on_device
+from ltx2_cli.forecast.requests import Request
 from ltx2_cli.media import check_outputs, latents_paths, output_paths, sheet_path
 from ltx2_cli.nn.halo import IMAGE_AXES
-from ltx2_cli.plan import Plan, first_stage, missing, resolve
+from ltx2_cli.plan import Plan, missing
 from ltx2_cli.refiner import holding, refiners_own
-from ltx2_cli.spec import Hold, RunSpec
+from ltx2_cli.spec import Hold
 from ltx2_cli.stages import REFINER
 from ltx2_cli.weights.hub import Download, check_room, gigabytes
 
 
-def preview(spec: RunSpec, force: bool, drafts: bool = False) -> Iterator[str]:
-    """The lines of `--dry-run`. Raises `SpecError` where the run would."""
+def preview(request: Request, force: bool) -> Iterator[str]:
+    """The lines of `--dry-run`. Raises `SpecError` and `FitError` where the run would."""
+    spec, drafts = request.spec, request.ends is Ends.drafts
+    check_published(request)
     absent = missing(spec)
     yield from _listing(absent)
     check_room(absent)
     if not absent:
-        plan = first_stage(resolve(spec)) if drafts else resolve(spec)
+        plan = fitting_plan(request)
         check_outputs(plan.spec, force)
         yield from _doing(plan, random=spec.seed is None)
         videos = [*latents_paths(plan.spec), sheet_path(plan.spec)] if drafts else output_paths(plan.spec)

@@ -11,6 +11,7 @@ import typer
 from ltx2_cli.cli import options
 from ltx2_cli.cli.flaws import Strict, noted, refuse_flaws
 from ltx2_cli.cli.interrupts import postponed
+from ltx2_cli.cli.memory import OF_LATENTS, OF_RECORD, fitting_plan
 from ltx2_cli.cli.options import FILES, MODEL, STEPS, option
 from ltx2_cli.console import reporter
 
@@ -114,14 +115,18 @@ def _files(then: "Recorded", folder: Path) -> dict[str, str | None]:
 def _plan(then: "Recorded", spec: "RunSpec", source: "Begun | None") -> "Plan":
     """What the request means, as far as the first time it was carried out."""
     with postponed():
+        import jax
+
         from ltx2_cli.cli.from_latents import check_source
-        from ltx2_cli.plan import first_stage, resolve
+        from ltx2_cli.core.progress import Ends
+        from ltx2_cli.forecast.requests import Request
         from ltx2_cli.stages import Source
 
-    if source is None:
-        return first_stage(resolve(spec)) if then.is_draft else resolve(spec)
-    plan = resolve(spec, Source(source.file.shapes, source.fps))
-    check_source(source.file, plan, source.fps)
+    begin = Source(source.file.shapes, source.fps) if source else None
+    ends, fixed = Ends.drafts if then.is_draft else Ends.clips, OF_LATENTS if source else OF_RECORD
+    plan = fitting_plan(Request(spec, jax.devices(), begin, ends, fixed=fixed))
+    if source:
+        check_source(source.file, plan, source.fps)
     return plan
 
 

@@ -10,6 +10,7 @@ from ltx2_cli.cli import options
 from ltx2_cli.cli.carry_out import carry_out
 from ltx2_cli.cli.flaws import Strict, refuse_flaws
 from ltx2_cli.cli.interrupts import postponed
+from ltx2_cli.cli.memory import OF_RUN, fitting_plan
 from ltx2_cli.cli.options import FILES, KEEP_EVERY, option
 from ltx2_cli.cli.together import begin, found, in_step
 from ltx2_cli.console import reporter
@@ -72,17 +73,18 @@ def _enter(folder: str, report: "Report") -> None:
 
 def _plan(kept: "Unfinished", sharding: str | None, force: bool) -> "Plan":
     """What the run's request means here. Raises `SpecError` where it is not what it was, unless `force`."""
+    import jax
+
     from ltx2_cli.core.compiling import keep_programs
-    from ltx2_cli.core.progress import Ends
-    from ltx2_cli.plan import first_stage, resolve
+    from ltx2_cli.forecast.phases import CONNECT, ENCODE
+    from ltx2_cli.forecast.requests import Request
     from ltx2_cli.profiles import read_spec
 
     other = {} if sharding is None else {"sharding": sharding}
     spec = read_spec(other, config=kept.request)
     keep_programs(spec.compile_cache)
-    plan = resolve(spec, kept.errand.source)
-    if kept.errand.ends is Ends.drafts:
-        plan = first_stage(plan)
+    ends, source = kept.errand  # the text was read before it was kept
+    plan = fitting_plan(Request(spec, jax.devices(), source, ends, frozenset({ENCODE, CONNECT}), OF_RUN))
     if (changes := kept.changes(plan)) and not force:
         raise SpecError(
             f"{kept.path} was kept elsewhere: {'; '.join(changes)}",

@@ -11,16 +11,17 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ltx2_cli.spec import MAKE_ROOM, NotFiniteError, RunError, RunSpec, SpecError
+from ltx2_cli.spec import MAKE_ROOM, FitError, NotFiniteError, RunError, RunSpec, SpecError
 
 if TYPE_CHECKING:
     from ltx2_cli.hosts import Hosts
     from ltx2_cli.plan import Plan
 
-FAILED, REFUSED, INTERRUPTED = 1, 2, 130
+FAILED, REFUSED, TOO_LARGE, INTERRUPTED = 1, 2, 3, 130
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 Facts = dict[str, str]
-Refusal = tuple[bool, str, str]  # whether it is of the request, the sentence, the hint
+Refusal = tuple[int, str, str]  # the exit code, the sentence, the hint
+ERRORS: dict[int, type[SpecError | FitError | RunError]] = {REFUSED: SpecError, TOO_LARGE: FitError, FAILED: RunError}
 
 
 def begin(address: str | None, processes: int | None, process: int | None, timeout: int) -> "Hosts":
@@ -38,18 +39,18 @@ def begin(address: str | None, processes: int | None, process: int | None, timeo
 @contextmanager
 def in_step(hosts: "Hosts") -> Iterator[Facts]:
     """The body is done on every host. Where one refuses, or where they find different facts, all of them end with the
-    same exit code, and the first says why: it raises that `SpecError` or `RunError`, which an `OSError` becomes."""
+    same exit code, and the first says why: it raises that error of `ERRORS`; an `OSError` becomes a `RunError`."""
     facts: Facts = {}
     if hosts.count == 1:
         yield facts
         return
-    cause: SpecError | RunError | OSError | None = None
+    cause: SpecError | FitError | RunError | OSError | None = None
     try:
         yield facts
-    except (SpecError, RunError, OSError) as found:
+    except (SpecError, FitError, RunError, OSError) as found:
         cause = found
     error = of_system(cause) if isinstance(cause, OSError) else cause
-    refusal = error and (isinstance(error, SpecError), str(error), error.hint)
+    refusal = error and (_exit_code(error), str(error), error.hint)
     end = _end([json.loads(said) for said in hosts.gather(json.dumps((refusal, facts)))])
     if end is None:
         return
@@ -58,7 +59,11 @@ def in_step(hosts: "Hosts") -> Iterator[Facts]:
     jax.distributed.shutdown()  # here all are: nobody waits for another
     if hosts.first:
         raise end from cause
-    sys.exit(REFUSED if isinstance(end, SpecError) else FAILED)
+    sys.exit(_exit_code(end))
+
+
+def _exit_code(error: SpecError | FitError | RunError) -> int:
+    return next(code for code, kind in ERRORS.items() if isinstance(error, kind))
 
 
 def of_system(error: OSError) -> RunError:
@@ -67,12 +72,12 @@ def of_system(error: OSError) -> RunError:
     return RunError(f"{error.strerror or error}{place}", MAKE_ROOM if error.errno in FULL else "--debug shows where")
 
 
-def _end(verdicts: list[tuple[Refusal | None, Facts]]) -> SpecError | RunError | None:
+def _end(verdicts: list[tuple[Refusal | None, Facts]]) -> SpecError | FitError | RunError | None:
     """Why the hosts cannot go on, if they cannot."""
     for host, (refusal, _) in enumerate(verdicts):
         if refusal:
-            of_request, sentence, hint = refusal
-            return (SpecError if of_request else RunError)(f"host {host}: " * (host > 0) + sentence, hint)
+            code, sentence, hint = refusal
+            return ERRORS[code](f"host {host}: {sentence}" if host else sentence, hint)
     for host, (_, facts) in enumerate(verdicts):
         for what, value in verdicts[0][1].items():
             if facts.get(what) != value:

@@ -13,6 +13,7 @@ from ltx2_cli.cli.carry_out import carry_out
 from ltx2_cli.cli.flaws import Strict, refuse_flaws
 from ltx2_cli.cli.from_latents import check_source, request, together
 from ltx2_cli.cli.interrupts import postponed
+from ltx2_cli.cli.memory import OF_LATENTS, fitting_plan
 from ltx2_cli.cli.options import CONTENT, FILES, KEEP_EVERY, STEPS, option
 from ltx2_cli.console import reporter
 from ltx2_cli.spec import RunSpec, SpecError
@@ -102,22 +103,24 @@ def _go_on(
 ) -> list[str]:
     """Make the clips that begin with these latents, or only their latents, and print the paths; the clips' flaws."""
     with postponed():
+        import jax
+
         from ltx2_cli.core.compiling import counted, keep_programs
         from ltx2_cli.core.journal import Errand, Journal
         from ltx2_cli.core.progress import Ends
         from ltx2_cli.core.record import begun
         from ltx2_cli.core.run import going_on, load
+        from ltx2_cli.forecast.requests import Request
         from ltx2_cli.media import unfinished_path
-        from ltx2_cli.plan import resolve
         from ltx2_cli.stages import Source
 
     report, source = reporter(), Source(files[0].shapes, spec.fps)
     with counted() as count:
         keep_programs(spec.compile_cache)
-        plan = resolve(spec, source)
+        errand = Errand(Ends.latents if latents_only else Ends.clips, source)
+        plan = fitting_plan(Request(spec, jax.devices(), source, errand.ends, fixed=OF_LATENTS))
         for file in files:
             check_source(file, plan, spec.fps)
-        errand = Errand(Ends.latents if latents_only else Ends.clips, source)
         flaws = carry_out(
             Journal(unfinished_path(plan.spec), plan, errand, report, resumable, keep_every),
             load(plan),

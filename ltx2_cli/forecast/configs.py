@@ -1,15 +1,10 @@
 """A plan from configs alone: those of the checkpoint where it is on this machine, else those that come with us."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import jax
-import numpy as np
 
-from ltx2_cli.decoding import SHARE, usable_memory
-from ltx2_cli.forecast.chips import chip
-from ltx2_cli.forecast.forecast import DECODE, REFINE, Forecast
 from ltx2_cli.models.folder import open_folder, read_text_encoder
 from ltx2_cli.models.networks import Checkpoint
 from ltx2_cli.models.published import (
@@ -23,9 +18,9 @@ from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.upsampler import LatentUpsamplerArch
 from ltx2_cli.models.upsampler_source import has_upsampler, open_upsampler
 from ltx2_cli.plan import Declared, Plan, decide, declare
-from ltx2_cli.recipe import complete
-from ltx2_cli.spec import Hold, RunSpec
-from ltx2_cli.stages import Refinement
+from ltx2_cli.recipe import ONE_STAGE, TWO_STAGE, complete
+from ltx2_cli.spec import RunSpec
+from ltx2_cli.stages import Refinement, Source
 from ltx2_cli.weights.declare import Scope
 from ltx2_cli.weights.hub import here
 from ltx2_cli.weights.lora import LoraFile, open_lora
@@ -33,35 +28,24 @@ from ltx2_cli.weights.lora_source import lora_file, parse_lora
 from ltx2_cli.weights.published import FOLDER_FILES, TEXT_ENCODER_FILES, UPSAMPLER_FILES
 
 
-def foresee(spec: RunSpec, devices: Sequence[jax.Device]) -> Plan:
+def foresee(spec: RunSpec, devices: Sequence[jax.Device], source: Source | None = None) -> Plan:
     """The plan of a request on these devices, be they here or not. It fetches nothing, and may lack the weights.
 
-    The LoRAs of all stages count by their names: added to the weights, they take no memory. Raises `SpecError` as
-    `decide` does, and for what is neither here nor known.
+    With latents `source` it goes on from those, as `resolve` says. The LoRAs of all stages count by their names: added
+    to the weights, they take no memory. Raises `SpecError` as `decide` does, and for what is neither here nor known.
     """
     checkpoint = _checkpoint(spec)
     own = spec.refinement.upsampler is None and has_upsampler(checkpoint.where)
-    spec = complete(spec, checkpoint.arch)
+    spec = complete(spec, checkpoint.arch, TWO_STAGE if source else ONE_STAGE)
     if own:
         spec = replace(spec, refinement=replace(spec.refinement, upsampler=None))
-    declared = declare_described(spec, checkpoint)
-    plan, known = decide(declared, spec, devices), chip(devices[0].device_kind)
-    if known is None or math.isfinite(usable_memory(np.array(devices))):
-        return plan
-    usable = SHARE * known.hbm_bytes  # as of devices that are here to be asked
-    automatic = plan.networks.refiner is not None and spec.refinement.hold is Hold.auto
-    if automatic and Forecast(plan).present_bytes[REFINE] > usable:
-        spec = replace(spec, refinement=replace(spec.refinement, hold=Hold.low_rank))
-        plan = decide(declared, spec, devices)
-    if spec.vae_memory is None:
-        room = usable - Forecast(plan).present_bytes[DECODE]
-        plan = decide(declared, replace(spec, vae_memory=room / 1e9), devices)
-    return plan
+    return decide(declare_described(spec, checkpoint, source), spec, devices, source)
 
 
-def declare_described(spec: RunSpec, checkpoint: Checkpoint) -> Declared:
+def declare_described(spec: RunSpec, checkpoint: Checkpoint, source: Source | None = None) -> Declared:
     """The networks of a completed request, of the files that are here, else as they were published."""
-    return declare(spec, checkpoint, [], _refinement(spec, checkpoint) if spec.refinement.sigmas else None)
+    refinement = _refinement(spec, checkpoint) if spec.refinement.sigmas or source else None
+    return declare(spec, checkpoint, [], refinement)
 
 
 def _refinement(spec: RunSpec, checkpoint: Checkpoint) -> Refinement:

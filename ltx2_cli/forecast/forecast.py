@@ -5,33 +5,31 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ltx2_cli.core.components import placement
+from ltx2_cli.chips import Chip, chip
 from ltx2_cli.core.generate import forward
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Report
-from ltx2_cli.decoding import bytes_on_device
-from ltx2_cli.forecast.chips import Chip, chip
+from ltx2_cli.device_memory import device_memory
 from ltx2_cli.forecast.compiled import Compiled, Refused, compile_program
 from ltx2_cli.forecast.faults import faults
 from ltx2_cli.forecast.flops import denoiser_flops, matrix_flops, upsampler_flops, video_decoder_flops
-from ltx2_cli.forecast.memory import placed_bytes
+from ltx2_cli.forecast.phases import (
+    DECODE,
+    LOOPS,
+    PHASES,
+    REFINE,
+    UPSAMPLE,
+    PhaseMemory,
+    phase_memory,
+    phase_networks,
+    read_bytes,
+    run_phases,
+    weight_bytes,
+)
 from ltx2_cli.forecast.roofline import Roofline, seconds_per_forward
 from ltx2_cli.plan import Plan
-from ltx2_cli.refiner import refiners_own
 from ltx2_cli.stages import DENOISER, REFINER, Stage
 from ltx2_cli.weights.declare import weights
-
-DENOISE, UPSAMPLE, REFINE, DECODE = "denoise", "upsample", "refine", "decode"
-LOOPS = (DENOISE, REFINE)  # the phase of each stage's steps
-# The networks that work, by the phase of a run of two stages.
-PHASES = {
-    "encode": ("text_encoder",),
-    "connect": ("connectors",),
-    DENOISE: (DENOISER,),
-    UPSAMPLE: ("upsampler", "statistics"),
-    REFINE: (DENOISER, REFINER),
-    DECODE: ("vae", "audio_vae", "vocoder"),
-}
 
 
 @dataclass(frozen=True)
@@ -60,8 +58,8 @@ class Forecast:
 
     @property
     def hbm_bytes(self) -> float:
-        """What a program may fill of a device; without limit where that is not known."""
-        return self.chip.hbm_bytes if self.chip else math.inf
+        """What a program may fill of a device; infinite where that is not known."""
+        return device_memory(list(self.plan.sharding.mesh.devices.flat)).limit
 
     @property
     def devices(self) -> int:
@@ -85,65 +83,62 @@ class Forecast:
 
     @cached_property
     def phases(self) -> dict[str, tuple[str, ...]]:
-        """The networks that are in memory together, by the phase of this run. One that LoRAs change for a second stage
-        stays until that has what it takes of it."""
-        present, second = self.plan.networks.present(), len(self.plan.stages) > 1
-        working = {phase: names for phase, names in PHASES.items() if second or phase not in (UPSAMPLE, REFINE)}
-        if REFINER in present:
-            working[UPSAMPLE] += (DENOISER,)
-        return {phase: tuple(name for name in names if name in present) for phase, names in working.items()}
+        """The networks that are in memory together, by the phase of this run."""
+        return phase_networks(self.plan, run_phases(self.plan))
 
     @cached_property
     def weight_bytes(self) -> dict[str, int]:
         """Of each network, on each device; of a second stage's denoiser, what is not the first's."""
-        plan = self.plan
-        own = [bytes_on_device(each, plan.stages[-1].sharding) for each in refiners_own(plan.networks, plan.added)]
-        names = [name for name in plan.networks.present() if name != REFINER]
-        return {name: self._network_bytes(name) for name in names} | ({REFINER: sum(own)} if own else {})
-
-    def held_bytes(self, phase: str) -> int:
-        """The weights of a phase's networks, on each device."""
-        return sum(self.weight_bytes[name] for name in self.phases[phase])
+        return weight_bytes(self.plan)
 
     def read_bytes(self, phase: str) -> int:
         """The weights that a phase's work reads, on each device: of a denoiser that is changed in a copy, the copy."""
-        if phase not in LOOPS:
-            return sum(self.weight_bytes[name] for name in PHASES[phase])
-        return self._network_bytes(self.plan.stages[LOOPS.index(phase)].network)
-
-    def _network_bytes(self, name: str) -> int:
-        return placed_bytes(weights(self.plan.networks.present()[name]), placement(self.plan, name))
+        return read_bytes(self.plan, phase, self.weight_bytes)
 
     @cached_property
-    def present_bytes(self) -> dict[str, int]:
-        """The weights on each device in each phase: those of its networks, or all where they stay resident."""
-        resident = sum(self.weight_bytes.values()) if self.plan.spec.keep_resident else 0
-        return {phase: max(self.held_bytes(phase), resident) for phase in self.phases}
+    def estimates(self) -> dict[str, PhaseMemory]:
+        """What each phase needs of a device by estimate, whatever was compiled."""
+        return phase_memory(self.plan, self.phases)
 
     @cached_property
+    def memory(self) -> dict[str, PhaseMemory]:
+        """What each phase needs of a device: beside the weights what was compiled, else the estimate."""
+        return {
+            phase: estimate if self.is_estimated(phase) else estimate._replace(activations=self.compiled_bytes(phase))
+            for phase, estimate in self.estimates.items()
+        }
+
+    @property
     def phase_bytes(self) -> dict[str, int]:
-        """What each phase needs of a device: weights, and what is beside them."""
-        return {phase: present + self.beside_bytes(phase) for phase, present in self.present_bytes.items()}
+        """What each phase needs of a device at once."""
+        return {phase: memory.peak for phase, memory in self.memory.items()}
 
-    def beside_bytes(self, phase: str) -> int:
-        """What the programs of a phase need of a device beside their networks, as far as they were compiled; of the
-        video decoder, else what the plan estimates."""
-        names, number, read = PHASES[phase], int(phase == REFINE), self.read_bytes(phase)
-        made = [each for each in self.compiled if each.network in names and each.stage == number]
-        unmade = [each for each in self.refused if each.network in names and each.stage == number]
-        needed = (each.memory.peak_bytes - each.weight_bytes for each in made)
-        refused = (each.needed_bytes - read for each in unmade)
-        return max([0, *needed, *refused, self.plan.decoding.bytes if self.is_estimated(phase) else 0])
+    def compiled_bytes(self, phase: str) -> int:
+        """What the programs of a phase that were compiled need of a device beside their networks. Of one that is too
+        large, what the compiler says; where that is nothing, what its weights leave and a byte."""
+        read = self.read_bytes(phase)
+        made, refused = self._tried(phase)
+        needed = [each.memory.peak_bytes - each.weight_bytes for each in made]
+        needed += [(each.needed_bytes or int(self.hbm_bytes) + 1) - read for each in refused]
+        return max([0, *needed])
 
     def is_estimated(self, phase: str) -> bool:
-        """Whether it is the one that decodes, and that was not compiled."""
-        return phase == DECODE and all(each.network != "vae" for each in self.compiled)
+        """Whether nothing was compiled that says what a phase needs: of decoding, the video's decoder."""
+        made, refused = self._tried(phase)
+        networks = [program.network for program in made] + [program.network for program in refused]
+        return "vae" not in networks if phase == DECODE else not networks
+
+    def _tried(self, phase: str) -> tuple[list[Compiled], list[Refused]]:
+        """The programs of a phase that were compiled, and those that are too large to be."""
+        names, number = PHASES[phase], int(phase == REFINE)
+        made = [each for each in self.compiled if each.network in names and each.stage == number]
+        large = [each for each in self.refused if each.network in names and each.stage == number and each.too_large]
+        return made, large
 
     @property
     def fits(self) -> bool:
         """Whether each device can hold every phase, as far as that is known."""
-        refused = any(each.too_large for each in self.refused)
-        return not refused and max(self.phase_bytes.values()) <= self.hbm_bytes
+        return max(self.phase_bytes.values()) <= self.hbm_bytes
 
     @cached_property
     def flops(self) -> int:
@@ -206,7 +201,7 @@ class Forecast:
 def forecast(plan: Plan, programs: Iterable[Program], report: Report) -> Forecast:
     """Compile these programs of the plan for its devices, unless the weights are too large for them already."""
     before = Forecast(plan)
-    if max(before.present_bytes.values()) > before.hbm_bytes:
+    if max(each.weights for each in before.estimates.values()) > before.hbm_bytes:
         return before
     made = []
     for program in programs:

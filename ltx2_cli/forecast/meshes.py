@@ -8,10 +8,11 @@ import jax
 
 from ltx2_cli.core.report import Report
 from ltx2_cli.forecast.configs import declare_described
-from ltx2_cli.forecast.forecast import LOOPS, Forecast, forecast, forward_programs
+from ltx2_cli.forecast.forecast import Forecast, forecast, forward_programs
+from ltx2_cli.forecast.phases import LOOPS
 from ltx2_cli.plan import Plan, decide
 from ltx2_cli.sharding import divisors
-from ltx2_cli.spec import SpecError
+from ltx2_cli.spec import ShardingSpec, SpecError
 
 CHEAPEST_FIRST = ("rows", "tokens", "heads")  # by what splitting each sends: nothing, tokens, sums; other axes more
 COMPILED = 3  # meshes, of those that may fit
@@ -49,24 +50,28 @@ def cost(forecast: Forecast) -> tuple[float, float, float]:
 def meshes(plan: Plan, devices: Sequence[jax.Device]) -> Iterator[Plan]:
     """The plan under each mesh of its profile's axes that divides devices, rows and model, the cheapest first: those
     with few devices along the axes that send most."""
+    declared = declare_described(plan.spec, plan.checkpoint)
+    for sharding in mesh_specs(plan, len(devices)):
+        try:
+            yield decide(declared, replace(plan.spec, sharding=sharding), devices)
+        except SpecError:  # as it says, something does not divide
+            continue
+
+
+def mesh_specs(plan: Plan, devices: int) -> Iterator[ShardingSpec]:
+    """The plan's profile with each mesh of its axes that divides so many devices and the rows, the cheapest first."""
     sharding = plan.spec.sharding
     if not sharding.mesh:
         return
     rules = {**sharding.weights, **sharding.activations}
     order = [rules[name] for name in CHEAPEST_FIRST if name in rules]
     axes = [*dict.fromkeys(order), *(axis for axis in sharding.mesh if axis not in order)]
-    declared = declare_described(plan.spec, plan.checkpoint)
     rows = len(plan.stages[0].passes) * plan.spec.num_videos
-    for sizes in sorted(_factors(len(devices), len(axes)), key=lambda sizes: sizes[::-1]):
+    for sizes in sorted(_factors(devices, len(axes)), key=lambda sizes: sizes[::-1]):
         chosen = dict(zip(axes, sizes, strict=True))
         if rows % chosen.get(sharding.activations.get("rows", ""), 1):
             continue
-        mesh = {axis: chosen[axis] for axis in sharding.mesh}
-        spec = replace(plan.spec, sharding=replace(sharding, mesh=mesh))
-        try:
-            yield decide(declared, spec, devices)
-        except SpecError:  # as it says, something does not divide
-            continue
+        yield replace(sharding, mesh={axis: chosen[axis] for axis in sharding.mesh})
 
 
 def _factors(number: int, parts: int) -> Iterator[tuple[int, ...]]:

@@ -1,11 +1,13 @@
 """A forecast as JSON has it: plain values, sizes in bytes, times in seconds."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
-from ltx2_cli.forecast.forecast import LOOPS, Forecast
+from ltx2_cli.forecast.forecast import Forecast
 from ltx2_cli.forecast.hlo import Collective
 from ltx2_cli.forecast.meshes import Search
+from ltx2_cli.forecast.phases import LOOPS
 from ltx2_cli.refiner import holding
 
 
@@ -27,7 +29,7 @@ def record(forecast: Forecast) -> dict[str, Any]:
         "num_videos": plan.spec.num_videos,
         "stages": [_stage(each) for each in forecast.stages],
         "hold": holding(plan.networks).value if plan.networks.refiner is not None else None,
-        "hbm_bytes": forecast.chip.hbm_bytes if forecast.chip else None,
+        "hbm_bytes": None if math.isinf(forecast.hbm_bytes) else forecast.hbm_bytes,
         "weight_bytes": forecast.weight_bytes,
         "phase_bytes": forecast.phase_bytes,
         "fits": forecast.fits,

@@ -1,94 +1,217 @@
-"""What would fit where a plan does not: a smaller clip, another mesh, more chips."""
+"""The nearest request that fits where one does not: the same clip in another way, else a smaller clip, else the demo.
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+Every alternative is planned before it is suggested.
+"""
 
-import jax
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from itertools import islice, product
+from math import prod
 
-from ltx2_cli.forecast.chips import slices, topology
 from ltx2_cli.forecast.configs import declare_described
-from ltx2_cli.forecast.forecast import DECODE, LOOPS, Forecast
-from ltx2_cli.forecast.meshes import meshes
-from ltx2_cli.plan import Plan, decide
-from ltx2_cli.profiles import AUTO
-from ltx2_cli.spec import FitError, SpecError
-from ltx2_cli.weights.hub import gigabytes
+from ltx2_cli.forecast.meshes import mesh_specs
+from ltx2_cli.forecast.phases import PhaseMemory
+from ltx2_cli.forecast.requests import Alternative, Request, available_memory
+from ltx2_cli.plan import Declared, Plan
+from ltx2_cli.profiles import AUTO, LEFT_OPEN, read_spec
+from ltx2_cli.recipe import ONE_STAGE, TWO_STAGE
+from ltx2_cli.refiner import holding
+from ltx2_cli.sharding import divisors
+from ltx2_cli.spec import DType, Hold, RunSpec, ShardingSpec, SpecError
+
+FRACTION = 0.95  # of a GPU's memory that jax may well take
+USUAL_TEXT = 1024  # tokens that a prompt is cut to
+SHARES = tuple(Fraction(quarters, 4) for quarters in (4, 3, 2, 1))  # of each side of a clip
+MUCH_LARGER = 1.5  # times as many pixels
+MOST_MESHES = 12  # under which a smaller clip is tried
+DEMO = "demo"
 
 
-def check_fit(forecast: Forecast, devices: Sequence[jax.Device]) -> None:
-    """Raise `FitError` if a device cannot hold what the plan needs, with what would fit."""
-    if forecast.fits:
-        return
-    needed = forecast.phase_bytes
-    phase = max(needed, key=lambda phase: needed[phase])
-    kind = forecast.plan.sharding.mesh.devices.flat[0].device_kind
-    limit, least = gigabytes(int(forecast.hbm_bytes)), gigabytes(needed[phase])
-    if needed[phase] > forecast.hbm_bytes:
-        sentence = f"this does not fit: to {phase} takes {least} of a device, a {kind} has {limit}"
-    else:
-        sentence = f"this does not fit: to {phase} takes more of a device than the {limit} that a {kind} has"
-    raise FitError(sentence, "\n      ".join(remedies(forecast, devices)) or "devices with more memory")
+@dataclass(frozen=True)
+class Search:
+    """The search for the nearest request that fits, around one whose plan does not."""
 
+    request: Request
+    plan: Plan
 
-def remedies(forecast: Forecast, devices: Sequence[jax.Device]) -> list[str]:
-    """What to type instead, estimated from weights and from what this plan needs beside them; nothing is compiled."""
-    return [*_fewer_networks(forecast), *_smaller(forecast), *_other_mesh(forecast, devices), *_more_chips(forecast)]
+    @property
+    def spec(self) -> RunSpec:
+        """What does not fit."""
+        return self.plan.spec
 
+    @cached_property
+    def declared(self) -> Declared:
+        """The networks of the plan."""
+        return declare_described(self.spec, self.plan.checkpoint, self.request.source)
 
-def _fewer_networks(forecast: Forecast) -> Iterator[str]:
-    needed = max(forecast.held_bytes(phase) + forecast.beside_bytes(phase) for phase in forecast.phases)
-    if forecast.plan.spec.keep_resident and needed <= forecast.hbm_bytes:
-        yield "a network at a time: --set keep_resident=false"
+    def nearest(self) -> Alternative | None:
+        """What fits and differs least; None if nothing fits."""
+        same = next(filter(self.suits, self.same_clip()), None)
+        return same or self.smaller_clip() or next(filter(self.suits, self.other_networks()), None)
 
+    def suits(self, alternative: Alternative) -> bool:
+        """Whether it can be typed, can be met, and fits."""
+        return self.fits(alternative, lambda phase: phase.peak)
 
-def _smaller(forecast: Forecast) -> Iterator[str]:
-    """As many frames as what is beside the weights leaves room for, where that grows with the clip's length."""
-    latents, growing = forecast.plan.stages[-1].geometry.frames, forecast.phases.keys() & {*LOOPS, DECODE}
-    beside = {each: forecast.beside_bytes(each) for each in growing}
-    room = {phase: forecast.hbm_bytes - forecast.held_bytes(phase) for phase in beside}
-    fitting = min((int(latents * room[phase] / size) for phase, size in beside.items() if size), default=0)
-    if 1 < fitting < latents:
-        factor = forecast.plan.arch.compression.frames
-        yield f"a smaller clip: about --num-frames {(fitting - 1) * factor + 1}"
+    def fits(self, alternative: Alternative, needed: Callable[[PhaseMemory], int]) -> bool:
+        """Whether it can be typed and met, and what is `needed` in each phase fits."""
+        if any(map(self.request.fixed, alternative.options)):
+            return False
+        try:
+            plan = self.altered(alternative)
+        except SpecError:
+            return False
+        available = available_memory(plan)
+        most = FRACTION * available.total if alternative.most_memory else available.limit
+        return max(map(needed, self.request.memory(plan).values())) <= most
 
+    def altered(self, alternative: Alternative) -> Plan:
+        """The plan of an alternative. Raises `SpecError` where it cannot be met."""
+        return self.request.altered(self.plan, alternative, self.declared)
 
-def _other_mesh(forecast: Forecast, devices: Sequence[jax.Device]) -> Iterator[str]:
-    for plan in (*_usual(forecast.plan, devices), *meshes(forecast.plan, devices)):
-        if _holds(plan, forecast):
-            settings = (f" --set sharding.mesh.{axis}={size}" for axis, size in plan.spec.sharding.mesh.items())
-            yield f"another mesh:{_profile(plan, forecast) or ''.join(settings)}"
+    @cached_property
+    def free(self) -> list[Alternative]:
+        """Settings that change nothing in the clip, each by itself."""
+        spec, networks, found = self.spec, self.plan.networks, []
+        available = available_memory(self.plan)
+        if FRACTION * available.total > available.limit:
+            found.append(Alternative(most_memory=True))
+        if spec.keep_resident:
+            found.append(Alternative({"keep_resident": False}, {"keep_resident": "false"}))
+        if networks.refiner is not None and holding(networks) is Hold.copy:
+            low_rank = replace(spec.refinement, hold=Hold.low_rank)
+            found.append(Alternative({"refinement": low_rank}, {"refinement.hold": Hold.low_rank}))
+        if spec.vae_memory is not None:
+            found.append(Alternative({"vae_memory": None}, {"vae_memory": "null"}))
+        return found
+
+    @cached_property
+    def costly(self) -> list[Alternative]:
+        """Settings that change a clip in its last bits, or cut a very long prompt; each by itself."""
+        wide = [key for key in ("text_encoder_dtype", "dtype") if vars(self.spec)[key] is DType.float32]
+        found = [Alternative({key: DType.bfloat16}, {key: DType.bfloat16}) for key in wide]
+        if self.spec.max_sequence_length > USUAL_TEXT:
+            found.append(Alternative({"max_sequence_length": USUAL_TEXT}, {"max_sequence_length": str(USUAL_TEXT)}))
+        return found
+
+    @cached_property
+    def starts(self) -> list[Alternative]:
+        """The request, with all free settings, and with the costly ones too; each once."""
+        starts = [Alternative()]
+        starts += [starts[-1].also(*self.free)] if self.free else []
+        return [*starts, starts[-1].also(*self.costly)] if self.costly else starts
+
+    def same_clip(self) -> Iterator[Alternative]:
+        """Other ways to the same clip, those that change the least first."""
+        yield from self.free
+        yield from self.meshes(Alternative())
+        yield from self.costly
+        for start in self.starts[1:]:
+            yield start
+            yield from self.meshes(start)
+
+    def meshes(self, start: Alternative) -> Iterator[Alternative]:
+        """`start` on other meshes of the devices: that of their own profile for a plan on one of them, else meshes of
+        the plan's axes."""
+        sharding, devices = self.spec.sharding, len(self.request.devices)
+        if not sharding.mesh and devices > 1:
+            yield start.also(Alternative({"sharding": replace(sharding, profile=AUTO)}, {"sharding": AUTO}))
+        for spec in (*_split_more(sharding, devices), *mesh_specs(self.plan, devices)):
+            options = {f"sharding.mesh.{axis}": str(size) for axis, size in spec.mesh.items()}
+            asked = {f"sharding.mesh.{axis}": str(size) for axis, size in sharding.mesh.items()}
+            yield start.also(Alternative({"sharding": spec}, dict(options.items() - asked.items())))
+
+    def smaller_clip(self) -> Alternative | None:
+        """The largest clip that fits: with fewer videos at once, fewer frames, or a smaller picture. Settings are
+        changed too where the clip is much larger for it, or none fits otherwise."""
+        found: Alternative | None = None
+        for start in self.starts:
+            largest = max(self.smaller(start), key=self.volume, default=None)
+            if largest and (found is None or self.volume(largest) > MUCH_LARGER * self.volume(found)):
+                found = largest
+        if found:
+            return found
+        meshes = islice(self.meshes(self.starts[-1]), MOST_MESHES)
+        smaller = next(filter(None, (list(self.smaller(mesh)) for mesh in meshes)), [])
+        return max(smaller, key=self.volume, default=None)
+
+    def smaller(self, start: Alternative) -> Iterator[Alternative]:
+        """Smaller clips that fit, each the largest of its kind; none where the weights alone do not fit."""
+        if not self.fits(start, lambda phase: max(phase.loading, phase.weights)):
             return
-
-
-def _more_chips(forecast: Forecast) -> Iterator[str]:
-    if forecast.chip is None or not forecast.chip.topology:
-        yield "more devices, or such with more memory"
-        return
-    for name in slices(forecast.chip):
-        devices = topology(name)
-        for plan in _usual(forecast.plan, devices) if len(devices) > forecast.devices else ():
-            if _holds(plan, forecast):
-                yield f"more chips: --topology {name}{_profile(plan, forecast)}"
+        if self.spec.num_videos > 1:
+            videos = _largest(self.spec.num_videos, lambda number: self.suits(start.also(_videos(number))))
+            if videos:
+                yield start.also(_videos(videos))
                 return
+            start = start.also(_videos(1))
+        for share in SHARES:
+            picture = start if share == 1 else start.also(self.picture(share))
+            if share < 1 and self.suits(picture):
+                yield picture
+                return
+            if frames := self.most_frames(picture):
+                yield picture.also(_frames(frames))
+
+    def most_frames(self, start: Alternative) -> int:
+        """The most frames below those that are asked with which `start` fits; 0 if it never does."""
+        unit, _ = self.units
+        longest = (self.spec.num_frames - 1) // unit
+        units = _largest(longest, lambda units: self.suits(start.also(_frames(units * unit + 1))))
+        return units * unit + 1 if units else 0
+
+    def picture(self, share: Fraction) -> Alternative:
+        """A smaller picture of the same form, as nearly as its sides can have it."""
+        _, unit = self.units
+        sides = {"width": self.spec.width, "height": self.spec.height}
+        scaled = {side: max(unit, round(length * share / unit) * unit) for side, length in sides.items()}
+        return Alternative(scaled, {side: str(length) for side, length in scaled.items()})
+
+    @cached_property
+    def units(self) -> tuple[int, int]:
+        """Steps of frames and of pixels between clips that can be made, also where a second stage upsamples them."""
+        first, last, scale = self.plan.stages[0].geometry, self.plan.stages[-1].geometry, self.plan.arch.compression
+        along_time = Fraction(max(last.frames - 1, 1), max(first.frames - 1, 1)).numerator
+        return scale.frames * along_time, scale.pixels * Fraction(last.height, first.height).numerator
+
+    def volume(self, alternative: Alternative) -> int:
+        """Pixels of all its videos."""
+        spec = replace(self.spec, **alternative.values)
+        return spec.num_videos * spec.num_frames * spec.height * spec.width
+
+    def other_networks(self) -> Iterator[Alternative]:
+        """Without a second stage; then the embedded model."""
+        spec = self.request.spec
+        if spec.recipe == TWO_STAGE:
+            left_open = {key: vars(spec)[key] for key in LEFT_OPEN}
+            yield Alternative({**left_open, "recipe": ONE_STAGE}, {"recipe": ONE_STAGE})
+        if spec.model != DEMO:
+            yield Alternative(vars(read_spec(prompt=spec.prompt, model=DEMO)), {"model": DEMO}, anew=True)
 
 
-def _profile(plan: Plan, forecast: Forecast) -> str:
-    name = plan.spec.sharding.profile
-    return f" --sharding {name}" * (name != forecast.plan.spec.sharding.profile)
+def _videos(number: int) -> Alternative:
+    return Alternative({"num_videos": number}, {"num_videos": str(number)})
 
 
-def _usual(plan: Plan, devices: Sequence[jax.Device]) -> Iterator[Plan]:
-    """The plan on other devices: under its own profile, or where that is for one device, under the usual one."""
-    sharding = plan.spec.sharding
-    usual = sharding if sharding.mesh else replace(sharding, profile=AUTO)
-    try:
-        yield decide(declare_described(plan.spec, plan.checkpoint), replace(plan.spec, sharding=usual), devices)
-    except SpecError:  # it does not divide, or no profile is for such devices
-        return
+def _frames(number: int) -> Alternative:
+    return Alternative({"num_frames": number}, {"num_frames": str(number)})
 
 
-def _holds(plan: Plan, forecast: Forecast) -> bool:
-    """Whether a device holds another plan: its weights, and beside them what this one's programs need. How decoding is
-    divided, each plan says itself."""
-    other, beside = Forecast(plan), {phase: forecast.beside_bytes(phase) for phase in forecast.phases} | {DECODE: 0}
-    return max(other.phase_bytes[phase] + beside[phase] for phase in beside) <= forecast.hbm_bytes
+def _split_more(sharding: ShardingSpec, devices: int) -> Iterator[ShardingSpec]:
+    """The profile with its weights split otherwise over so many devices, in fewer parts first. The other axes stay, of
+    which one takes the devices that are left."""
+    axes = [axis for axis in dict.fromkeys(sharding.weights.values()) if sharding.mesh.get(axis, -1) != -1]
+    choices = product(divisors(devices), repeat=len(axes)) if -1 in sharding.mesh.values() else ()
+    for sizes in sorted(choices, key=lambda sizes: (prod(sizes), sizes[::-1])):
+        yield replace(sharding, mesh={**sharding.mesh, **dict(zip(axes, sizes, strict=True))})
+
+
+def _largest(count: int, suits: Callable[[int], bool]) -> int:
+    """The largest number from 1 to below `count` that suits; 0 if none does. All below one that suits do."""
+    below, above = 0, count
+    while above - below > 1:
+        middle = (below + above) // 2
+        below, above = (middle, above) if suits(middle) else (below, middle)
+    return below

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ltx2_cli.forecast.chips import Chip
+from ltx2_cli.chips import Chip
 
 
 @dataclass(frozen=True)

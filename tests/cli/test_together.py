@@ -11,7 +11,7 @@ from ltx2_cli import read_spec, resolve
 from ltx2_cli.cli.together import asked, found, in_step
 from ltx2_cli.hosts import Hosts
 from ltx2_cli.plan import Plan
-from ltx2_cli.spec import RunError, SpecError
+from ltx2_cli.spec import FitError, RunError, SpecError
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,21 @@ def test_one_host_finds_its_own_error() -> None:
     [
         ('[null, {"fps": "30.0"}]', "the hosts differ: fps is 24.0 on host 0 and 30.0 on host 1"),
         ("[null, {}]", "the hosts differ: fps is 24.0 on host 0 and None on host 1"),
-        ('[[true, "there is no LoRA", "name one"], {}]', "host 1: there is no LoRA"),
+        ('[[2, "there is no LoRA", "name one"], {}]', "host 1: there is no LoRA"),
     ],
 )
 def test_hosts_that_do_not_agree_end(other: str, sentence: str) -> None:
     with pytest.raises(SpecError, match=sentence), in_step(Echo(0, 2, other)) as facts:
         facts["fps"] = "24.0"
+
+
+def test_what_does_not_fit_one_host_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jax.distributed.shutdown", lambda: None)
+    with pytest.raises(FitError, match=r"^host 1: too large$"), in_step(Echo(0, 2, '[[3, "too large", "less"], {}]')):
+        pass
+    with pytest.raises(SystemExit) as ended, in_step(Echo(1, 2)):
+        raise FitError("too large", "less")
+    assert ended.value.code == 3
 
 
 def test_a_file_that_one_host_cannot_read_ends_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

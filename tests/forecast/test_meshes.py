@@ -2,11 +2,11 @@
 
 import math
 import time
-from dataclasses import dataclass
 
 import jax
 import pytest
 
+from devices import cpu
 from ltx2_cli.core.report import Silent
 from ltx2_cli.forecast import meshes as module
 from ltx2_cli.forecast.compiled import Compiled, Memory, Refused
@@ -25,16 +25,6 @@ activations: {rows: passes, heads: heads}
 replicate_vae: true
 use_batched_text_encoder: true
 """
-
-
-@dataclass(frozen=True)
-class Described:
-    """As much of a device as planning reads."""
-
-    id: int
-    platform: str = "cpu"
-    device_kind: str = "cpu"
-    process_index: int = 0
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +58,7 @@ def test_a_plan_for_a_thousand_devices_takes_no_minutes():
     """Of LTX-2.3 at full size; half a second on a quiet machine, where the work was devices cubed: 27 minutes."""
     began = time.monotonic()
     spec = read_spec(prompt="rain", model="ltx2.3", width=1920, height=1088, sharding="trillium")
-    plan = foresee(spec, [Described(number) for number in range(1024)])
+    plan = foresee(spec, cpu(1024))
     assert plan.sharding.mesh.shape == {"passes": 4, "tokens": 128, "heads": 2, "embed": 1}
     assert plan.decoding.mesh.shape == {"videos": 1, "height": 2, "width": 4, "spare": 128}
     assert time.monotonic() - began < 10

@@ -1,0 +1,68 @@
+"""How much of a device a program may fill: as the device says, as its maker says, as the machine has."""
+
+import os
+
+import jax
+import pytest
+
+from devices import GIB, DescribedDevice, cpu, gpu, tpus
+from ltx2_cli.device_memory import SHARE, device_memory, usable_memory
+
+
+class Silent(DescribedDevice):
+    """A device whose statistics lack a limit, as of some allocators."""
+
+    def memory_stats(self) -> dict[str, int]:
+        return {"bytes_in_use": 0}
+
+
+class Elsewhere(DescribedDevice):
+    """A device of another host, or one that is only described to the compiler."""
+
+    def memory_stats(self) -> dict[str, int]:
+        raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: MemoryStats is only supported for addressable devices.")
+
+
+def test_a_device_says_its_limit() -> None:
+    device = DescribedDevice(0, "tpu", "TPU v6 lite", bytes_limit=30 * GIB)
+    assert device_memory([device]) == (30 * GIB, 30 * GIB, usable_memory([device]))
+    assert usable_memory([device]) == SHARE * 30 * GIB
+
+
+@pytest.mark.parametrize("kind", [DescribedDevice, Silent, Elsewhere])
+def test_without_a_limit_the_published_memory_counts(kind: type[DescribedDevice]) -> None:
+    assert device_memory([kind(0, "tpu", "TPU v6 lite")]).limit == 31.25 * GIB
+    assert device_memory([kind(0, "gpu", "NVIDIA L4")]).limit == 24e9
+    assert device_memory([kind(0, "tpu", "TPU v99")]).limit == float("inf")
+
+
+def test_the_smallest_of_several_devices_counts() -> None:
+    devices = [DescribedDevice(number, "gpu", "GPU", bytes_limit=number * GIB) for number in (3, 2, 4)]
+    assert device_memory(devices).limit == 2 * GIB
+
+
+def test_jax_takes_three_quarters_of_a_gpu_unless_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        monkeypatch.delenv(name, raising=False)
+    assert device_memory(gpu(48))[:2] == (36 * GIB, 48 * GIB)
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", ".5")
+    assert device_memory(gpu(48, fraction=0.5))[:2] == (24 * GIB, 48 * GIB)
+    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.25")
+    assert device_memory(gpu(48, fraction=0.25))[:2] == (12 * GIB, 48 * GIB)
+
+
+def test_virtual_devices_share_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 16 * GIB // 4096}
+    monkeypatch.setattr(os, "sysconf", machine.__getitem__)
+    assert device_memory(cpu()).limit == usable_memory(cpu()) == SHARE * 16 * GIB
+    assert device_memory(cpu(8)).limit == SHARE * 2 * GIB
+    assert device_memory(jax.devices()[:2]).limit == SHARE * 8 * GIB
+
+
+def test_a_slice_of_tpus_is_laid_out_by_chips() -> None:
+    assert [(device.coords, device.core_on_chip) for device in tpus("TPU7x", 4, cores=2)] == [
+        ((0, 0, 0), 0),
+        ((0, 0, 0), 1),
+        ((1, 0, 0), 0),
+        ((1, 0, 0), 1),
+    ]
