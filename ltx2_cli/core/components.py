@@ -9,6 +9,7 @@ import jax
 from flax import nnx
 
 from ltx2_cli.core.compiling import UNTOLD, Ahead, compiled_ahead
+from ltx2_cli.core.out_of_memory import memory_to_load
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Report
 from ltx2_cli.plan import Plan
@@ -46,7 +47,7 @@ class Components:
         """
         module = self.resident.get(name)
         if module is None:
-            with report.stage(f"load {name.replace('_', ' ')}"):
+            with report.stage(f"load {name.replace('_', ' ')}"), memory_to_load(name, self.plan):
                 module = jax.block_until_ready(self._refiner() if name == REFINER else self._loaded(name, name))
         for program, compiled in self.ahead.get(name, ()):
             if not compiled.done():

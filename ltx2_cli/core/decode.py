@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 from ltx2_cli.core.components import Components, abstract_network
 from ltx2_cli.core.generate import abstract_latents
 from ltx2_cli.core.not_finite import in_float32
+from ltx2_cli.core.out_of_memory import DECODE, memory_for
 from ltx2_cli.core.programs import Program, convolving
 from ltx2_cli.core.report import Report
 from ltx2_cli.decoding import VIDEOS, Decoding
@@ -38,7 +39,7 @@ def decode(
     """The media of each video, from its latents as tokens [videos, tokens, channels]; what is not wanted is empty."""
     videos, at_once = len(latents.video), plan.decoding.videos
     to_frames, to_sound = _decoders(plan)
-    with ExitStack() as loaded:
+    with memory_for(DECODE, plan), ExitStack() as loaded:
         vae, audio_vae, vocoder = (
             loaded.enter_context(components.use(name, report)) if needed else None
             for name, needed in (("vae", wanted.video), ("audio_vae", wanted.audio), ("vocoder", wanted.audio))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ltx2_cli.core.components import Components, abstract_network
+from ltx2_cli.core.out_of_memory import CONNECT, ENCODE, memory_for
 from ltx2_cli.core.programs import Program, abstract, results
 from ltx2_cli.core.progress import Contexts
 from ltx2_cli.core.report import Report
@@ -74,7 +75,11 @@ def _hidden_states(tokens: Tokens, plan: Plan, components: Components, report: R
     """Those of each batch of prompts."""
     run, batch = _encode if plan.spec.compile_text_encoder else _states, _batch(plan)
     batches = [slice(row, row + batch) for row in range(0, len(tokens.ids), batch)]
-    with components.use("text_encoder", report) as encoder, report.stage("encode text"):
+    with (
+        memory_for(ENCODE, plan),
+        components.use("text_encoder", report) as encoder,
+        report.stage("encode text"),
+    ):
         arrays = jax.device_put([(tokens.ids[rows], tokens.mask[rows]) for rows in batches], plan.sharding.replicated)
         parts = [run(encoder, ids, mask, plan.sharding) for ids, mask in arrays]
         _check_finite([finite for _, finite in parts], "text encoder", plan.spec.text_encoder_dtype)
@@ -84,7 +89,7 @@ def _hidden_states(tokens: Tokens, plan: Plan, components: Components, report: R
 def _connected(
     name: str, states: list[jax.Array], tokens: Tokens, plan: Plan, components: Components, report: Report
 ) -> AV[jax.Array]:
-    with components.use(name, report) as connectors, report.stage("connect text"):
+    with memory_for(CONNECT, plan), components.use(name, report) as connectors, report.stage("connect text"):
         mask = jax.device_put(tokens.mask, plan.sharding.replicated)
         contexts, finite = _connect(connectors, states, mask, plan.sharding)
         _check_finite([finite], "text connectors", plan.spec.dtype)

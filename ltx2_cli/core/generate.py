@@ -14,6 +14,7 @@ from ltx2_cli.core import loop
 from ltx2_cli.core.components import Components, abstract_network
 from ltx2_cli.core.encode import abstract_contexts
 from ltx2_cli.core.not_finite import check_finite, locate
+from ltx2_cli.core.out_of_memory import DENOISE, memory_for
 from ltx2_cli.core.programs import Program, abstract, results
 from ltx2_cli.core.progress import Keep, Progress, forget, phases
 from ltx2_cli.core.record import continued
@@ -51,11 +52,12 @@ def generate(
         network = ""
         denoiser: Any = None
         for done, (_, stage, denoises) in enumerate(phases(plan)[start.phase :], start.phase + 1):
-            if denoises and network != stage.network:  # else it is the one that the stage before left
-                loaded.close()
-                network, denoiser = stage.network, loaded.enter_context(components.use(stage.network, report))
             if denoises:
-                latents = _run_stage(plan, stage, denoiser, progress, report, keep, noises)
+                with memory_for(DENOISE, plan):
+                    if network != stage.network:  # else it is the one that the stage before left
+                        loaded.close()
+                        network, denoiser = stage.network, loaded.enter_context(components.use(stage.network, report))
+                    latents = _run_stage(plan, stage, denoiser, progress, report, keep, noises)
             else:
                 assert progress.latents is not None
                 latents = upsample(plan, stage, progress.latents, components, report)

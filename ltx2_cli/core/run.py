@@ -35,7 +35,7 @@ from ltx2_cli.media import (
 from ltx2_cli.media_checks import findings
 from ltx2_cli.plan import Plan
 from ltx2_cli.profiles import to_yaml
-from ltx2_cli.spec import AV, RunError
+from ltx2_cli.spec import AV
 from ltx2_cli.weights.digests import digests_beside
 
 SILENT = Silent()
@@ -54,17 +54,12 @@ def load(plan: Plan) -> Components:
 
 
 @contextmanager
-def _memory() -> Iterator[None]:
-    """Say in a sentence that the devices are too small, or that another host is gone."""
+def _other_hosts() -> Iterator[None]:
+    """Say in a sentence that another host is gone."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise (lost(error) if jax.process_count() > 1 else error) from error
-        raise RunError(
-            "the devices ran out of memory",
-            "a smaller --height, --width or --num-frames, fewer --num-videos, or more devices with --sharding",
-        ) from error
+        raise (lost(error) if jax.process_count() > 1 else error) from error
 
 
 def programs(plan: Plan, ends: Ends = Ends.clips, start: Progress = BEGINNING) -> Iterator[Program]:
@@ -75,7 +70,7 @@ def programs(plan: Plan, ends: Ends = Ends.clips, start: Progress = BEGINNING) -
 
 def run(plan: Plan, components: Components, report: Report = SILENT) -> Iterator[Media]:
     """The media of each video, one after the other."""
-    with _memory(), components.compiling(programs(plan)):
+    with _other_hosts(), components.compiling(programs(plan)):
         yield from decode.decode(plan, make_latents(plan, components, report), components, report)
 
 
@@ -133,7 +128,7 @@ def write(
     """
     first = jax.process_index() == 0
     hashes = digests_beside(input_files(plan) if first else ())
-    with _memory(), components.compiling(programs(plan, ends, start)):
+    with _other_hosts(), components.compiling(programs(plan, ends, start)):
         done = _denoise(plan, components, report, start, keep)
         said = list(_provenance(plan, _waited(hashes, report), done.history)) if first else []
         for number, file in enumerate(latents_paths(plan.spec) if first else ()):
@@ -208,5 +203,5 @@ def decode_file(
 ) -> Media:
     """The media of one video's latents in the files' layout; what is not wanted is empty."""
     _warn(plan, report)
-    with _memory(), components.compiling(decode.programs(plan, wanted)):
+    with _other_hosts(), components.compiling(decode.programs(plan, wanted)):
         return next(decode.decode(plan, pack(latents), components, report, wanted))

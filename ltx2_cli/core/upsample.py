@@ -5,6 +5,7 @@ import numpy as np
 
 from ltx2_cli.core.components import Components, abstract_network
 from ltx2_cli.core.not_finite import in_float32
+from ltx2_cli.core.out_of_memory import UPSAMPLE, memory_for
 from ltx2_cli.core.programs import Program, convolving
 from ltx2_cli.core.report import Report
 from ltx2_cli.hosts import fetch
@@ -26,6 +27,7 @@ def upsample(
     other, and the sound, of as many latents as the clip has then."""
     run, size = convolving(_upsampled, plan.sharding, *STATIC), _size(stage)
     with (
+        memory_for(UPSAMPLE, plan),
         components.use("statistics", report) as statistics,
         components.use("upsampler", report) as upsampler,
         report.stage("upsample"),

@@ -1,0 +1,104 @@
+"""A device that runs out of memory: the error names the phase, and what helps that phase."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from ltx2_cli.core import components, decode, encode, generate
+from ltx2_cli.core.components import Components
+from ltx2_cli.core.out_of_memory import ENCODE, memory_for
+from ltx2_cli.core.progress import Progress
+from ltx2_cli.core.report import Report, Silent
+from ltx2_cli.forecast.configs import foresee
+from ltx2_cli.plan import Plan
+from ltx2_cli.profiles import read_spec
+from ltx2_cli.spec import AV, DType, RunError
+
+FULL = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8589934592 bytes."
+NOTHING = AV(np.zeros((1, 1, 1), np.float32), np.zeros((1, 1, 1), np.float32))
+
+
+class Exhausted(Components):
+    """Networks of which none can be used: compiling or running their programs takes too much."""
+
+    @contextmanager
+    def use(self, name: str, report: Report) -> Iterator[None]:
+        raise jax.errors.JaxRuntimeError(FULL)
+        yield
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    """The embedded model in two stages, on one device; nothing of it is loaded."""
+    return foresee(read_spec(prompt="a red ball", model="demo", recipe="two_stage"), jax.devices()[:1])
+
+
+def encoding(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode.encode(plan, ["connectors"], Exhausted(plan), Silent())
+
+
+def connecting(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encode, "_hidden_states", lambda *_: [])
+    encode.encode(plan, ["connectors"], Exhausted(plan), Silent())
+
+
+def denoising(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    generate.generate(plan, Progress(contexts={"connectors": NOTHING}), Exhausted(plan), Silent())
+
+
+def upsampling(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    generate.generate(plan, Progress(phase=1, latents=NOTHING), Exhausted(plan), Silent())
+
+
+def refining(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = Progress(phase=2, latents=NOTHING, contexts={"connectors": NOTHING})
+    generate.generate(plan, start, Exhausted(plan), Silent())
+
+
+def decoding(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    next(decode.decode(plan, NOTHING, Exhausted(plan), Silent()))
+
+
+def loading(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: object) -> None:
+        raise jax.errors.JaxRuntimeError(FULL)
+
+    monkeypatch.setattr(components, "load", load)
+    full = replace(plan, checkpoint=replace(plan.checkpoint, files={"text_encoder": None}))
+    encode.encode(full, ["connectors"], Components(full), Silent())
+
+
+@pytest.mark.parametrize(
+    ("phase", "sentence", "hint"),
+    [
+        (encoding, "to encode the text", "--text-encoder-dtype bfloat16"),
+        (loading, "to load the text encoder", "--text-encoder-dtype bfloat16"),
+        (connecting, "to connect the text", "more devices"),
+        (denoising, "to denoise", "a smaller clip: --num-frames"),
+        (upsampling, "to upsample", "a smaller clip: --num-frames"),
+        (refining, "to denoise", "a smaller clip: --num-frames"),
+        (decoding, "to decode", "--set vae_memory=0."),
+    ],
+)
+def test_each_phase_says_what_helps_it(phase, sentence: str, hint: str, plan: Plan, monkeypatch) -> None:
+    with pytest.raises(RunError) as caught:
+        phase(plan, monkeypatch)
+    assert str(caught.value) == f"the devices ran out of memory {sentence}"
+    assert caught.value.hint.startswith(hint)
+
+
+def test_what_would_not_help_is_not_said(plan: Plan) -> None:
+    half = replace(plan, spec=replace(plan.spec, text_encoder_dtype=DType.bfloat16, keep_resident=True))
+    with pytest.raises(RunError) as caught, memory_for(ENCODE, half):
+        raise jax.errors.JaxRuntimeError(FULL)
+    assert "--text-encoder-dtype" not in caught.value.hint
+    assert "--set keep_resident=false" in caught.value.hint
+
+
+def test_other_errors_of_devices_are_their_own(plan: Plan) -> None:
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), memory_for(ENCODE, plan):
+        raise jax.errors.JaxRuntimeError("INTERNAL: a link is down")
