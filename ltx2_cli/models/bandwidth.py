@@ -50,7 +50,8 @@ class LogMel(nnx.Module):
         seen = jnp.pad(mono, ((0, 0), (self.past, hops * self.hop)))[:, : samples + (hops - 1) * self.hop]
         spectrum = convolve(seen.reshape(batch * channels, -1, self.hop), filters, ((0, 0),))
         real, imaginary = jnp.split(spectrum, 2, axis=-1)
-        mel = jnp.sqrt(jnp.square(real) + jnp.square(imaginary)) @ self.mel_basis[...].mT
+        magnitudes = jnp.sqrt(jnp.square(real) + jnp.square(imaginary))
+        mel = jnp.matmul(magnitudes, self.mel_basis[...].mT, precision="highest")
         mel = jnp.log(jnp.maximum(mel, LEAST_MEL))
         return jnp.moveaxis(mel.reshape(batch, channels, *mel.shape[1:]), 1, -1)
 
@@ -75,8 +76,7 @@ class BandwidthVocoder(nnx.Module):
             wave = within_limits(wave)
         samples = wave.shape[1]
         wave = jnp.pad(wave, ((0, 0), (0, -samples % self.hop), (0, 0)))
-        with jax.default_matmul_precision("highest"):
-            missing = self.extension(self.log_mel(wave))
+        missing = self.extension(self.log_mel(wave))
         taps = hann_sinc(self.ratio)
         resampled = upsample(wave, taps.astype(np.float32), self.ratio, len(taps) // 2)
         return within_limits(missing + resampled)[:, : samples * self.ratio]

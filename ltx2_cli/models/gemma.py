@@ -209,7 +209,8 @@ class Gemma(nnx.Module):
         }
         arrays, inputs = environment.j2t_iso((arrays, inputs))
         inputs |= {"use_cache": False, "output_hidden_states": True}
-        with environment:
+        # Of float32, which the angles of the rotary embedding are in every dtype; products of 16 bit are the same.
+        with environment, jax.default_matmul_precision("highest"):
             states = torch.func.functional_call(module, arrays, (), inputs).hidden_states
         return jnp.stack(environment.t2j_iso(states), axis=1)
 

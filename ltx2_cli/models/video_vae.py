@@ -14,7 +14,6 @@ from ltx2_cli.models.arch import VideoVAEArch
 from ltx2_cli.nn.basic import rms_norm
 from ltx2_cli.nn.conv import Conv3D
 from ltx2_cli.nn.halo import surround
-from ltx2_cli.sharding import on_one_cpu
 from ltx2_cli.weights.declare import Scope
 
 NORM_EPS = 1e-8
@@ -77,8 +76,7 @@ class ResNet(nnx.Module):
 
 
 class ResNets(nnx.Module):
-    """The `count` residual blocks of one stage: a loop, since a TPU's compiler takes long over every convolution. One
-    CPU, whose library has them compiled, works faster through a list."""
+    """The `count` residual blocks of one stage: a loop, since a TPU's compiler takes long over every convolution."""
 
     stride: Stride = (1, 1, 1)
 
@@ -87,11 +85,7 @@ class ResNets(nnx.Module):
         self.channels, self.count, self.convolutions = channels, count, 2 * count
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        if not on_one_cpu():
-            return jax.lax.scan(lambda x, block: (block(x), None), x, self.blocks)[0]
-        for layer in range(self.count):
-            x = jax.tree.map(lambda stacked, layer=layer: stacked[layer], self.blocks)(x)
-        return x
+        return jax.lax.scan(lambda x, block: (block(x), None), x, self.blocks)[0]
 
 
 def space_to_depth(x: jax.Array, stride: Stride) -> jax.Array:

@@ -196,8 +196,7 @@ class Vocoder(nnx.Module):
         It lies in [-1, 1] where the architecture's final activation, tanh or clamp, keeps it there.
         """
         x = mel.astype(jnp.float32).swapaxes(2, 3).reshape(*mel.shape[:2], -1)
-        with jax.default_matmul_precision("highest"):  # or accelerators would multiply in less than float32
-            x = self.conv_in(x)
-            for stage in self.stages:
-                x = stage(x)
-            return self.final(self.conv_out(self.last(x)))
+        x = self.conv_in(x)
+        for stage in self.stages:
+            x = stage(x)
+        return self.final(self.conv_out(self.last(x)))

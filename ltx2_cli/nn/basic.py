@@ -29,7 +29,13 @@ class Linear(nnx.Module):
 def _times(x: jax.Array, w: jax.Array) -> jax.Array:
     """x·wᵀ over the last axis."""
     # Not x @ w.mT: for a single row XLA on a CPU would first write wᵀ.
-    return jax.lax.dot_general(x, w, (((x.ndim - 1,), (1,)), ((), ())))
+    return jax.lax.dot_general(x, w, (((x.ndim - 1,), (1,)), ((), ())), precision=precision(x.dtype))
+
+
+def precision(dtype: jnp.dtype) -> jax.lax.Precision | None:
+    """The precision of products of arrays of `dtype`: float32 is multiplied in float32, where TPUs would by default
+    round to bfloat16 and GPUs to TF32."""
+    return jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
 
 
 def rms_norm(x: jax.Array, eps: float, weight: jax.Array | None = None) -> jax.Array:

@@ -1,17 +1,13 @@
 """Convolutions of channels-last arrays [batch, *axes, channels]."""
 
-from collections.abc import Callable
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ltx2_cli.sharding import on_one_cpu
+from ltx2_cli.nn.basic import precision
 from ltx2_cli.weights.declare import CONV, TRANSPOSED_CONV, VIDEO_CONV, Scope, Shape
 
 Padding = tuple[tuple[int, int], ...]  # places added before and after each axis
-Lengthen = Callable[[jax.Array], jax.Array]
 
 
 def convolve(x: jax.Array, kernel: jax.Array, padding: Padding, stride: int = 1, dilation: int = 1) -> jax.Array:
@@ -28,6 +24,7 @@ def convolve(x: jax.Array, kernel: jax.Array, padding: Padding, stride: int = 1,
         padding=padding,
         rhs_dilation=(dilation,) * rank,
         dimension_numbers=(f"N{axes}C", f"{axes}IO", f"N{axes}C"),
+        precision=precision(x.dtype),
     )
 
 
@@ -73,37 +70,18 @@ class Conv3D(nnx.Module):
         self.around, self.beyond = around, beyond
 
     def __call__(self, x: jax.Array, beside: Padding) -> jax.Array:
-        """x [batch, frames, height, width, in], `around` frames added and zeros `beside` the others, to [..., out]."""
+        """x [batch, frames, height, width, in], `around` frames added and zeros `beside` the others, to [..., out].
+
+        The frames under the window stand side by side in the channels.
+        """
         kernel = self.kernel[...]
-        *_, d_in, d_out = kernel.shape
-        lengthen = partial(jnp.pad, pad_width=((0, 0), self.around, (0, 0), (0, 0), (0, 0)), mode=self.beyond)
-        single = on_one_cpu() and d_in >= d_out and x.size >= kernel.size
-        return (_of_single_frames if single else _of_joined_frames)(x, kernel, lengthen, beside) + self.bias[...]
-
-
-def _of_joined_frames(x: jax.Array, kernel: jax.Array, lengthen: Lengthen, beside: Padding) -> jax.Array:
-    """One convolution of the frames under the window, which stand side by side in the channels."""
-    height, width, places, d_in, d_out = kernel.shape
-    x = lengthen(x)
-    kept = x.shape[1] - places + 1
-    seen = jnp.concatenate([x[:, place : place + kept] for place in range(places)], axis=-1)
-    return _of_each_frame(seen, kernel.reshape(height, width, places * d_in, d_out), beside)
-
-
-def _of_single_frames(x: jax.Array, kernel: jax.Array, lengthen: Lengthen, beside: Padding) -> jax.Array:
-    """A sum of convolutions, one for each frame under the window: faster where they are narrow and a CPU's cache holds
-    them, and to cut the kernel costs little. Since adding frames and convolving each commute, they are added to the
-    results."""
-    places = kernel.shape[2]
-    seen = [lengthen(_of_each_frame(x, kernel[:, :, place], beside)) for place in range(places)]
-    kept = seen[0].shape[1] - places + 1
-    first, *rest = (y[:, place : place + kept] for place, y in enumerate(seen))
-    return sum(rest, first)
-
-
-def _of_each_frame(x: jax.Array, kernel: jax.Array, beside: Padding) -> jax.Array:
-    y = convolve(x.reshape(-1, *x.shape[2:]), kernel, beside)
-    return y.reshape(*x.shape[:2], *y.shape[1:])
+        height, width, frames, d_in, d_out = kernel.shape
+        x = jnp.pad(x, ((0, 0), self.around, (0, 0), (0, 0), (0, 0)), mode=self.beyond)
+        kept = x.shape[1] - frames + 1
+        joined = jnp.concatenate([x[:, frame : frame + kept] for frame in range(frames)], axis=-1)
+        images = joined.reshape(-1, *joined.shape[2:])
+        y = convolve(images, kernel.reshape(height, width, frames * d_in, d_out), beside)
+        return y.reshape(x.shape[0], kept, *y.shape[1:]) + self.bias[...]
 
 
 class TransposedConv(nnx.Module):
