@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
 from diffusers import AutoencoderKLLTX2Video, LTX2VideoTransformer3DModel
+from jax.sharding import Mesh
 
 from benchmarks import pipeline, plans
 from benchmarks.loading import denoiser, to_one_device, write_checkpoint
@@ -31,6 +33,8 @@ from ltx2_cli.models.block import Switches
 from ltx2_cli.models.config import read_arch
 from ltx2_cli.models.transformer import Transformer, rope_tables
 from ltx2_cli.models.video_vae import VideoVAE
+from ltx2_cli.nn.kernels import NATIVE
+from ltx2_cli.sharding import ShardingPlan, activate
 from ltx2_cli.spec import AV
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope, random_weights
@@ -87,9 +91,15 @@ def denoiser_step(folder: Path) -> Row:
     draw = partial(random.standard_normal, dtype=np.float32)
     video, audio = draw((1, geometry.video_tokens, 128)), draw((1, geometry.audio_frames, 128))
     text = draw((1, 256, arch.caption_channels))
+    one_cpu = ShardingPlan(Mesh(np.asarray(jax.devices()[:1]), ("device",)), (), (), NATIVE["cpu"])
     context = jax.jit(lambda model, text: model.text_context(text))(ours, AV(text, text))
     switches = Switches(jnp.ones((arch.num_layers, 1), bool), jnp.ones(1, bool))
-    step = jax.jit(Transformer.__call__)
+
+    @jax.jit
+    def step(*inputs: Any) -> Any:
+        with activate(one_cpu):
+            return Transformer.__call__(*inputs)
+
     ropes = jax.device_put(rope_tables(geometry, arch))
     tensors = {
         "hidden_states": torch.tensor(video),

@@ -18,6 +18,7 @@ from ltx2_cli.models.original.names import RENAMINGS
 from ltx2_cli.models.single_file import open_single_file
 from ltx2_cli.models.upsampler import LatentUpsamplerArch
 from ltx2_cli.models.upsampler_source import has_upsampler, open_upsampler
+from ltx2_cli.nn.kernels import choose_kernel
 from ltx2_cli.profiles import AUTO, profile_names, read_sharding
 from ltx2_cli.recipe import ONE_STAGE, TWO_STAGE, complete, contradictions, expected_refinement
 from ltx2_cli.refiner import hold_refiner, left
@@ -171,7 +172,8 @@ def decide(declared: Declared, spec: RunSpec, devices: Sequence[jax.Device], sou
     spec = _settled(spec, arch, devices)
     declared_weights = [weight for module in networks.present().values() for weight in weights(module)]
     heads = {stream.name: stream.heads for stream in arch.transformer.streams}
-    lay = partial(lay_out, spec.sharding, devices, declared_weights, heads=heads)
+    kernel, slow = choose_kernel(spec.sharding.attention, devices[0], spec.dtype, arch.head_sizes)
+    lay = partial(lay_out, replace(spec.sharding, attention=kernel), devices, declared_weights, heads=heads)
     # also for a second stage alone: encoded and laid out as after the first, the text is the same to the bit
     passes = recipe_passes(spec, arch)
     sharding, guided = lay(len(passes) * spec.num_videos), Pass.UNCOND in passes
@@ -181,6 +183,7 @@ def decide(declared: Declared, spec: RunSpec, devices: Sequence[jax.Device], sou
     decoding = _divided(spec, networks, all_stages[-1], sharding, room)
     warnings = (
         *contradictions(spec, arch),
+        *((slow,) if slow else ()),
         *_gathered(sharding, arch.transformer.num_attention_heads),
         *declared.warnings,
         *_too_large(decoding, room),

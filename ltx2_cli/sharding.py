@@ -27,7 +27,6 @@ Rules = tuple[tuple[str, str], ...]
 WEIGHT_AXES = ("layers", "embed", "heads", "mlp", "vocab", "conv_in", "conv_out")
 ACTIVATION_AXES = ("rows", "tokens", "audio_tokens", "heads")
 LANES = 128  # columns of a TPU's tile
-PLATFORMS = {Kernel.splash: "tpu", Kernel.cudnn: "gpu"}  # what each kernel is made for
 
 
 class Declared(Protocol):
@@ -110,7 +109,8 @@ def lay_out(
 ) -> ShardingPlan:
     """The plan that a profile means on these devices for batches of `rows`: one device where its mesh has no axis.
 
-    `heads` counts those of each attention that the rules split. Raises `SpecError` with everything that does not fit:
+    `heads` counts those of each attention that the rules split; the profile's attention kernel is one of the table, not
+    `auto`. Raises `SpecError` with everything that does not fit:
     rules to the mesh, sizes to the devices, weights and heads to both; and with the nearest mesh that does.
     """
     if wrong := list(_wrong_rules(spec)):
@@ -143,9 +143,9 @@ def _lay_out(
     spec: ShardingSpec, devices: Sequence[jax.Device], weights: Sequence[Declared], rows: int, heads: Mapping[str, int]
 ) -> ShardingPlan:
     mesh = _mesh(spec, devices, rows)
-    kernel, tile_rows = _kernel(spec, devices[0].platform), spec.tile_rows if devices[0].platform == "tpu" else None
+    tile_rows = spec.tile_rows if devices[0].platform == "tpu" else None
     weight_rules, activation_rules = (tuple(sorted(each.items())) for each in (spec.weights, spec.activations))
-    plan = ShardingPlan(mesh, weight_rules, activation_rules, kernel, tile_rows)
+    plan = ShardingPlan(mesh, weight_rules, activation_rules, spec.attention, tile_rows)
     if problems := [
         *(problem for weight in weights for problem in _misfits(plan, weight)),
         *_shared_heads(plan, heads),
@@ -223,18 +223,6 @@ def _quoted(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def _kernel(spec: ShardingSpec, platform: str) -> Kernel:
-    """How attention is computed there. A CPU stands in for the devices of every profile, without their kernels."""
-    made_for = {platform: kernel for kernel, platform in PLATFORMS.items()}
-    wanted = made_for.get(platform, Kernel.xla) if spec.attention is Kernel.auto else spec.attention
-    if platform == "cpu" or PLATFORMS.get(wanted, platform) == platform:
-        return Kernel.xla if platform == "cpu" else wanted
-    raise SpecError(
-        f"sharding profile {spec.profile}: attention by {wanted} runs on a {PLATFORMS[wanted]}, not on a {platform}",
-        "--set sharding.attention=auto",
-    )
-
-
 def _shared_heads(plan: ShardingPlan, heads: Mapping[str, int]) -> Iterator[str]:
     parts = plan.parts("heads")
     for name, count in heads.items():
@@ -270,12 +258,10 @@ def active() -> ShardingPlan | None:
     return _active.get()
 
 
-def on_one_cpu() -> bool:
-    """Whether what is traced will run on one CPU: the active plan's, or where none is active, the default device."""
+def platform() -> str:
+    """The platform that the traced program is for: that of the active plan's devices, else of the default device."""
     plan = _active.get()
-    if plan is None:
-        return jax.default_backend() == "cpu"
-    return plan.mesh.size == 1 and plan.mesh.devices.flat[0].platform == "cpu"
+    return jax.default_backend() if plan is None else plan.mesh.devices.flat[0].platform
 
 
 def constrain(x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:

@@ -142,11 +142,13 @@ class RefinementSpec:
 
 
 class Kernel(StrEnum):
-    """How attention is computed: a kernel made for TPUs, one for GPUs, plain XLA; `auto`: the one for the devices."""
+    """How attention is computed: `splash` is made for TPUs, `cudnn` for NVIDIA's GPUs, `blockwise` for CPUs, `xla` is
+    the plain definition; `auto`: the one for the devices."""
 
     auto = "auto"
     splash = "splash"
     cudnn = "cudnn"
+    blockwise = "blockwise"
     xla = "xla"
 
 

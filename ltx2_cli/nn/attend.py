@@ -4,7 +4,6 @@ Where a context's tokens are split over devices, self-attention trades tokens fo
 arXiv:2309.14509); queries that lie whole attend to each part and the results are merged by their softmax's sums.
 """
 
-import math
 from functools import partial
 from typing import NamedTuple
 
@@ -12,9 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from ltx2_cli.nn.by_head import SCORES, attend_by_head
 from ltx2_cli.nn.kernels import attend_partly, attend_with
-from ltx2_cli.sharding import ShardingPlan, active, on_one_cpu
+from ltx2_cli.sharding import ShardingPlan, active
 from ltx2_cli.spec import Kernel
 
 TOKENS, HEADS = 1, 2  # the dimensions of every array here
@@ -44,9 +42,6 @@ def attend(queries: jax.Array, context: KeysValues, ours: Tokens = WHOLE, theirs
     """
     plan = active()
     if plan is None or plan.mesh.size == 1:
-        many = math.prod(queries.shape[:3]) * context.keys.shape[TOKENS] > SCORES
-        if on_one_cpu() and many:
-            return attend_by_head(queries, *context)
         return attend_with(plan.attention if plan else Kernel.xla, queries, *context)
     split = plan.activation(("rows", ours.axis, "heads", None), queries.shape)
     whole = plan.activation(("rows", theirs.axis, "heads", None), context.keys.shape)

@@ -1,144 +1,212 @@
-"""softmax(q·kᵀ)·v on one device, with float32 scores that are never all in memory: a function for each `Kernel`.
+"""softmax(q·kᵀ)·v on one device, with float32 scores that are never all in memory: a row of a table for each `Kernel`.
 
-Arrays are [rows, tokens, heads, head_dim], the queries already scaled. Where only part of a context is here, `valid`
-of its keys count, and the logarithm of the sum of exponentials, float32 [rows, queries, heads], tells their weight.
+Arrays are [rows, tokens, heads, head_dim], the queries already scaled. Every row is held to one definition: the same
+float64 attention at the same lengths. A row attends to a whole context, or to the part of it that lies on this device:
+then the first `valid` keys count, and the logarithm of the sum of their exponentials tells how much the part weighs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
-from ltx2_cli.spec import Kernel
+from ltx2_cli.nn.basic import precision
+from ltx2_cli.sharding import platform
+from ltx2_cli.spec import DType, Kernel, SpecError
 
-SCORE_BYTES = 2**30  # float32 scores held at a time by XLA, over all rows and heads: bounds memory, not the result
-LEAST_QUERIES = 128
-LANES = 128  # of a TPU: what a block's length divides by
-LARGEST_BLOCK = 1024  # of queries and of keys, whose scores splash keeps in a TPU core's own memory
-LOWEST = -1e30  # a score that does not count
+SCORE_BYTES = 2**30  # float32 scores that XLA holds at a time, over all rows and heads: bounds memory, not the result
+CACHED_SCORES = 2**19  # float32 scores that fit the cache of a CPU core
+LEAST_QUERIES = 128  # in a block: a product of fewer rows wastes the reading of its columns
+LANES = 128  # of a TPU: the length of a block is a multiple of it
+BLOCKS = (1024, 896, 768, 640, 512)  # lengths of splash's blocks, whose scores stay in a TPU core's own memory
+MASKED = -1e30  # a score that does not count: exp is 0, and no sum of such scores overflows
+LEAST_CAPABILITY = 8.0  # compute capability of the oldest GPUs that cuDNN's attention is made for
 
 
 class Part(NamedTuple):
-    """What queries gather from a part of their context, and how much that part weighs."""
+    """Attention over a part of a context, and the weight of that part."""
 
-    gathered: jax.Array
-    log_sum: jax.Array
+    gathered: jax.Array  # [rows, queries, heads, head_dim]
+    log_sum: jax.Array  # float32 [rows, queries, heads]: log Σ exp(q·k) over the part's keys
+
+
+class Row(NamedTuple):
+    """One kernel: attention over a whole context, and over the first `valid` keys of a part of one."""
+
+    whole: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+    partly: Callable[[jax.Array, jax.Array, jax.Array, jax.Array], Part]
 
 
 def attend_with(kernel: Kernel, queries: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
-    """What queries gather from the whole of their context."""
-    return KERNELS[_fitting(kernel, queries)](queries, keys, values)
+    """Attention over a whole context, in the dtype of the values."""
+    return KERNELS[kernel].whole(queries, keys, values)
 
 
 def attend_partly(kernel: Kernel, queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array) -> Part:
-    """What they gather from the first `valid` keys."""
-    return PARTIAL_KERNELS[_fitting(kernel, queries)](queries, keys, values, valid)
-
-
-def _fitting(kernel: Kernel, queries: jax.Array) -> Kernel:
-    """cuDNN's kernel is one for 16 bit."""
-    return Kernel.xla if kernel is Kernel.cudnn and queries.dtype == jnp.float32 else kernel
+    """Attention over the first `valid` keys, which may be none."""
+    return KERNELS[kernel].partly(queries, keys, values, valid)
 
 
 def _xla(queries: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
-    return _xla_partly(queries, keys, values, keys.shape[1]).gathered
+    return _xla_partly(queries, keys, values, None).gathered
 
 
-def _xla_partly(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array | int) -> Part:
-    """A block of queries at a time."""
+def _xla_partly(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array | None) -> Part:
+    """Plain XLA, a block of the queries of all rows and heads at a time."""
     rows, tokens, heads, dim = queries.shape
     affordable = SCORE_BYTES // (4 * rows * heads * keys.shape[1])
     block = min(tokens, max(LEAST_QUERIES, affordable // LEAST_QUERIES * LEAST_QUERIES))
     if tokens == block:
-        return _xla_block(queries, keys, values, valid)
+        return _softmax(queries, keys, values, valid)
     split = _padded(queries, block).reshape(rows, -1, block, heads, dim).swapaxes(0, 1)
-    done = jax.lax.map(lambda part: _xla_block(part, keys, values, valid), split)
-    return Part(*(x.swapaxes(0, 1).reshape(rows, -1, *x.shape[3:])[:, :tokens] for x in done))
+    blocks = jax.lax.map(lambda part: _softmax(part, keys, values, valid), split)
+    return Part(*(x.swapaxes(0, 1).reshape(rows, -1, *x.shape[3:])[:, :tokens] for x in blocks))
 
 
-def _xla_block(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array | int) -> Part:
+def _blockwise(queries: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
+    return _blockwise_partly(queries, keys, values, None).gathered
+
+
+def _blockwise_partly(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array | None) -> Part:
+    """For CPUs: a head of a row and a block of its queries at a time, so that scores stay in a core's cache."""
+    rows, tokens, heads, dim = queries.shape
+    if rows * heads * tokens * keys.shape[1] <= CACHED_SCORES:
+        return _softmax(queries, keys, values, valid)
+    blocks = -(-tokens // max(LEAST_QUERIES, CACHED_SCORES // keys.shape[1]))
+    padded = _padded(queries, -(-tokens // blocks), blocks).swapaxes(1, 2).reshape(rows * heads, blocks, 1, -1, 1, dim)
+    context = (x.swapaxes(1, 2).reshape(rows * heads, 1, -1, 1, dim) for x in (keys, values))
+
+    def one_head(head: tuple[jax.Array, jax.Array, jax.Array]) -> Part:
+        queries, keys, values = head
+        return jax.lax.map(lambda block: _softmax(block, keys, values, valid), queries)
+
+    gathered, log_sum = jax.lax.map(one_head, (padded, *context))
+    return Part(
+        gathered.reshape(rows, heads, -1, dim)[:, :, :tokens].swapaxes(1, 2),
+        log_sum.reshape(rows, heads, -1)[:, :, :tokens].swapaxes(1, 2),
+    )
+
+
+def _softmax(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array | None) -> Part:
+    """All scores at once."""
     # jax.nn.dot_product_attention is this, but does not compile in float16.
-    scores = jnp.einsum("rqhd,rkhd->rhqk", queries, keys, preferred_element_type=jnp.float32)
-    if isinstance(valid, jax.Array):
-        scores = jnp.where(jnp.arange(keys.shape[1]) < valid, scores, LOWEST)
+    exact = precision(queries.dtype)
+    scores = jnp.einsum("rqhd,rkhd->rhqk", queries, keys, preferred_element_type=jnp.float32, precision=exact)
+    if valid is not None:
+        scores = jnp.where(jnp.arange(keys.shape[1]) < valid, scores, MASKED)
     log_sum = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
     # Fused into each other, both products overflow the stack of libtpu 0.0.42's compiler for TPU v7x.
     weights = jax.lax.optimization_barrier(jnp.exp(scores - log_sum).astype(values.dtype))
-    return Part(jnp.einsum("rhqk,rkhd->rqhd", weights, values), log_sum[..., 0].swapaxes(1, 2))
+    return Part(jnp.einsum("rhqk,rkhd->rqhd", weights, values, precision=exact), log_sum[..., 0].swapaxes(1, 2))
 
 
 def _cudnn(queries: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
     return jax.nn.dot_product_attention(queries, keys, values, scale=1.0, implementation="cudnn")
 
 
-def _cudnn_partly(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array) -> Part:
-    # A length of 0 is none to cuDNN: one key stands in, and its weight is taken away.
-    lengths = jnp.full(len(queries), jnp.maximum(valid, 1), jnp.int32)
-    gathered, log_sum = jax.nn.dot_product_attention(
-        queries,
-        keys,
-        values,
-        scale=1.0,
-        key_value_seq_lengths=lengths,
-        implementation="cudnn",
-        return_residual=True,
-    )
-    return Part(gathered, jnp.where(valid > 0, log_sum, LOWEST))
-
-
 def _splash(queries: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
-    valid = keys.shape[1] if keys.shape[1] % LANES else None
-    gathered = _splash_kernel(queries, keys, values, valid, save_residuals=False)
-    return gathered.swapaxes(1, 2)[:, : queries.shape[1]]
+    return _by_splash(queries, keys, values, keys.shape[1], save_residuals=False).swapaxes(1, 2)[:, : queries.shape[1]]
 
 
 def _splash_partly(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array) -> Part:
-    gathered, (log_sum,) = _splash_kernel(queries, keys, values, valid, save_residuals=True)
+    gathered, (log_sum,) = _by_splash(queries, keys, values, valid, save_residuals=True)
     return Part(*(x.swapaxes(1, 2)[:, : queries.shape[1]] for x in (gathered, log_sum)))
 
 
-def _splash_kernel(
-    queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array | int | None, save_residuals: bool
+def _by_splash(
+    queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array | int, save_residuals: bool
 ) -> Any:
-    """The TPU kernel with blocks that fit the lengths; heads come before tokens in what it gives."""
-    ours, theirs = _block(queries.shape[1]), _block(keys.shape[1])
-    queries = _padded(queries, ours).swapaxes(1, 2)
-    keys, values = (_padded(x, theirs).swapaxes(1, 2) for x in (keys, values))
+    """jax's attention kernel for TPUs, interpreted elsewhere, with [rows, heads, tokens, ...] as results.
+
+    Zeros fill tokens up to whole blocks. Filled keys are in another segment than the queries, which masks them.
+    """
+    query_block, key_block = splash_block(queries.shape[1]), splash_block(keys.shape[1])
+    queries = _padded(queries, query_block).swapaxes(1, 2)
+    keys, values = (_padded(x, key_block).swapaxes(1, 2) for x in (keys, values))
     _, heads, tokens, _ = queries.shape
     kernel = splash.make_splash_mha(
         splash.MultiHeadMask([splash.FullMask((tokens, keys.shape[2]))] * heads),
-        block_sizes=splash.BlockSizes(block_q=ours, block_kv=theirs, block_kv_compute=theirs),
+        block_sizes=splash.BlockSizes(block_q=query_block, block_kv=key_block, block_kv_compute=key_block),
         save_residuals=save_residuals,
         head_shards=1,
         q_seq_shards=1,
+        interpret=platform() != "tpu",
     )
     segments = None
-    if valid is not None:
+    if isinstance(valid, jax.Array) or valid < keys.shape[2]:
         counts = jnp.arange(keys.shape[2]) < valid
         segments = splash.SegmentIds(jnp.ones(tokens, jnp.int32), counts.astype(jnp.int32))
-    return jax.vmap(lambda q, k, v: kernel(q, k, v, segment_ids=segments))(queries, keys, values)
+    with _products_in(queries.dtype):
+        return jax.vmap(lambda q, k, v: kernel(q, k, v, segment_ids=segments))(queries, keys, values)
 
 
-def _block(length: int) -> int:
-    """The length of equal blocks, as few as can be, that waste the least on filling the last."""
-    blocks = -(-length // LARGEST_BLOCK)
-    return -(-length // (blocks * LANES)) * LANES
+def _products_in(dtype: jnp.dtype) -> AbstractContextManager[Any]:
+    """Products of a library's kernel at the precision of this dtype."""
+    exact = precision(dtype)
+    return nullcontext() if exact is None else jax.default_matmul_precision(exact.name.lower())
 
 
-def _padded(x: jax.Array, block: int) -> jax.Array:
-    """x [rows, tokens, ...] with zeros behind, so that its tokens divide into blocks."""
-    return jnp.pad(x, [(0, 0), (0, -x.shape[1] % block), (0, 0), (0, 0)])
+def splash_block(length: int) -> int:
+    """The length of splash's blocks for so many tokens: one block where it suffices, else that which fills up the
+    fewest tokens (none where it divides the length); of equals the largest."""
+    if length <= BLOCKS[0]:
+        return -(-length // LANES) * LANES
+    return min(BLOCKS, key=lambda block: (-length % block, -block))
 
 
-KERNELS: dict[Kernel, Callable[[jax.Array, jax.Array, jax.Array], jax.Array]] = {
-    Kernel.xla: _xla,
-    Kernel.cudnn: _cudnn,
-    Kernel.splash: _splash,
+def _padded(x: jax.Array, block: int, blocks: int | None = None) -> jax.Array:
+    """x [rows, tokens, ...] with zeros behind, so that its tokens are whole blocks."""
+    missing = -x.shape[1] % block if blocks is None else block * blocks - x.shape[1]
+    return jnp.pad(x, [(0, 0), (0, missing), (0, 0), (0, 0)])
+
+
+KERNELS = {
+    Kernel.xla: Row(_xla, _xla_partly),
+    Kernel.blockwise: Row(_blockwise, _blockwise_partly),
+    # Of cuDNN's own partial results jax rounds the logarithms to the dtype of the values: in bfloat16 that is a wrong
+    # weight. Queries that attend to parts are few, those of the sound.
+    Kernel.cudnn: Row(_cudnn, _xla_partly),
+    Kernel.splash: Row(_splash, _splash_partly),
 }
-PARTIAL_KERNELS: dict[Kernel, Callable[[jax.Array, jax.Array, jax.Array, jax.Array], Part]] = {
-    Kernel.xla: _xla_partly,
-    Kernel.cudnn: _cudnn_partly,
-    Kernel.splash: _splash_partly,
-}
+NATIVE = {"tpu": Kernel.splash, "gpu": Kernel.cudnn, "cpu": Kernel.blockwise}  # by the platform of a device
+
+
+def choose_kernel(wanted: Kernel, device: jax.Device, dtype: DType, head_sizes: Iterable[int]) -> tuple[Kernel, str]:
+    """The kernel that attends on `device`, and a sentence to tell the user; empty if there is nothing to tell.
+
+    `auto` is the platform's own kernel, or plain XLA where that cannot run. Raises `SpecError` for a kernel that is
+    asked for by name and cannot run.
+    """
+    kernel = NATIVE.get(device.platform, Kernel.xla) if wanted is Kernel.auto else wanted
+    obstacle = _obstacle(kernel, device, dtype, head_sizes)
+    if not obstacle:
+        slow = kernel is Kernel.splash and device.platform == "cpu"
+        return kernel, "attention by splash is interpreted on a CPU, which is slow" if slow else ""
+    if wanted is Kernel.auto:
+        return Kernel.xla, f"attention is computed by XLA, which is slower: {obstacle}"
+    raise SpecError(f"attention by {kernel} cannot run: {obstacle}", "--set sharding.attention=auto")
+
+
+def _obstacle(kernel: Kernel, device: jax.Device, dtype: DType, head_sizes: Iterable[int]) -> str:
+    """Why a kernel cannot run on a device; empty if it can."""
+    if kernel is Kernel.splash and device.platform == "gpu":
+        return f"splash is made for TPUs, this is a {device.device_kind}"
+    if kernel is not Kernel.cudnn:
+        return ""
+    if device.platform != "gpu" or device.compute_capability.startswith("gfx"):  # as AMD's are called
+        return f"cuDNN is made for NVIDIA's GPUs, this is a {device.device_kind}"
+    if float(device.compute_capability) < LEAST_CAPABILITY:
+        capability = f"compute capability {device.compute_capability}"
+        return f"cuDNN's attention needs {LEAST_CAPABILITY} or newer, a {device.device_kind} has {capability}"
+    if dtype is DType.float32:
+        return "cuDNN's attention computes in 16 bits, not in float32"
+    for head_size in sorted(set(head_sizes)):  # jax knows the head sizes and whether cuDNN is installed
+        queries = jax.ShapeDtypeStruct((1, LANES, 1, head_size), dtype.value)
+        try:
+            jax.eval_shape(_cudnn, queries, queries, queries)
+        except (NotImplementedError, RuntimeError, ValueError) as error:
+            return " ".join(str(error).split())
+    return ""

@@ -20,6 +20,7 @@ from ltx2_cli.models.config import read_arch
 from ltx2_cli.models.connectors import TextConnectors
 from ltx2_cli.models.gemma import Gemma, gemma_recipe
 from ltx2_cli.models.transformer import Transformer, rope_tables
+from ltx2_cli.nn.kernels import NATIVE
 from ltx2_cli.profiles import read_sharding
 from ltx2_cli.sharding import ShardingPlan, activate, lay_out
 from ltx2_cli.spec import AV
@@ -96,7 +97,8 @@ def placed(network: nnx.Module, plan: ShardingPlan) -> nnx.Module:
 
 def plan_for(network: nnx.Module, profile: str, mesh: dict[str, int], rows: int = ROWS) -> ShardingPlan:
     spec, heads = read_sharding(profile), {"video": 4, "audio": 4}
-    return lay_out(replace(spec, mesh={**spec.mesh, **mesh}), jax.devices(), weights(network), rows, heads)
+    spec = replace(spec, mesh={**spec.mesh, **mesh}, attention=NATIVE["cpu"])
+    return lay_out(spec, jax.devices(), weights(network), rows, heads)
 
 
 def plan_of(config: dict[str, object], profile: str, mesh: dict[str, int], rows: int = ROWS) -> ShardingPlan:

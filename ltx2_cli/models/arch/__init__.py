@@ -49,3 +49,10 @@ class Arch:
         audio, factor = self.audio_vae, 2 ** (len(self.audio_vae.ch_mult) - 1)
         rate = audio.sample_rate / audio.mel_hop_length / factor
         return Compression(self.video_vae.temporal_compression_ratio, self.video_vae.spatial_compression_ratio, rate)
+
+    @property
+    def head_sizes(self) -> frozenset[int]:
+        """The channels of a head in every attention that these networks have."""
+        streams, connectors = self.transformer.streams, self.connectors
+        sizes = (connectors.video_connector_attention_head_dim, connectors.audio_connector_attention_head_dim)
+        return frozenset({*sizes, *(stream.head_dim for stream in streams)})

@@ -1,0 +1,34 @@
+"""Clips with the TPU's attention kernel, interpreted, on eight devices: those of plain attention."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from generations import LTX2, LTX2_3, random_folder
+from ltx2_cli import read_spec, resolve
+from ltx2_cli.core.run import load, make_latents
+from ltx2_cli.models.arch import Arch
+from ltx2_cli.spec import AV, Kernel
+
+TOKENS = 1152  # of the video: nine times 128, which splash's blocks of 640 do not divide
+CLIP = {"height": 768, "width": 768, "num_frames": 9, "num_inference_steps": 1, "seed": 1, "max_sequence_length": 140}
+
+
+def latents(folder: Path, sharding: str, attention: str) -> AV[np.ndarray]:
+    float32 = {"dtype": "float32", "text_encoder_dtype": "float32"}
+    sharded = {"sharding.profile": sharding, "sharding.attention": attention}
+    plan = resolve(read_spec({**CLIP, **float32, **sharded}, model=str(folder), prompt="a red ball bounces"))
+    assert {stage.sharding.attention for stage in plan.stages} == {Kernel(attention)}
+    assert plan.stages[0].geometry.video_tokens == TOKENS
+    return make_latents(plan, load(plan))
+
+
+@pytest.mark.parametrize("arch", [LTX2, LTX2_3], ids=["ltx2", "ltx2.3"])
+def test_a_clip_by_splash_is_that_of_plain_attention(arch: Arch, tmp_path: Path) -> None:
+    folder = random_folder(replace(arch, transformer=replace(arch.transformer, num_layers=2)), tmp_path)
+    plain = latents(folder, "ironwood", "xla")
+    for sharding in ("ironwood", "trillium"):
+        for stream, wanted in zip(latents(folder, sharding, "splash"), plain, strict=True):
+            assert np.linalg.norm(stream - wanted) <= 1e-5 * np.linalg.norm(wanted)

@@ -1,0 +1,194 @@
+"""Attention by every row of the kernel table, whole and in part, against its definition in float64."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle, product
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+
+from ltx2_cli.nn.kernels import KERNELS, attend_partly, attend_with, choose_kernel, splash_block
+from ltx2_cli.spec import DType, Kernel, SpecError
+
+ON_CPU = tuple(kernel for kernel in KERNELS if kernel is not Kernel.cudnn)
+LONG = (1024, 1152, 1280, 1408, 2047, 6144, 6400, 12672, 14080, 16320)  # keys of one head
+SHORT = range(1, 131)
+QUERIES = 34  # with the longest context they are more scores than a CPU's kernel takes at once
+VARIANTS = tuple(product((64, 128), ("float32", "bfloat16")))  # head size, dtype
+Programs = (Jaxpr, ClosedJaxpr)
+TOLERANCE = {"float32": 2e-6, "bfloat16": 4e-3}  # relative, in the Euclidean norm; half a bfloat16 step is 2e-3
+
+
+def drawn(keys: int, head_size: int, dtype: str) -> "Arrays":
+    """Scores of a few units, whose softmax is far from uniform."""
+    random = np.random.default_rng(keys)
+    shapes = ((1, QUERIES, 1, head_size), (1, keys, 1, head_size), (1, keys, 1, head_size))
+    queries, keys_, values = (random.standard_normal(shape, np.float32) for shape in shapes)
+    return tuple(jnp.asarray(x, dtype) for x in (queries * 2 * head_size**-0.5, keys_, values + 1))
+
+
+def defined(queries: jax.Array, keys: jax.Array, values: jax.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Attention and the logarithm of the sum of exponentials, in float64."""
+    q, k, v = (np.asarray(x, np.float64) for x in (queries, keys, values))
+    scores = np.einsum("rqhd,rkhd->rqhk", q, k)
+    largest = scores.max(axis=-1, keepdims=True)
+    weights = np.exp(scores - largest)
+    total = weights.sum(axis=-1, keepdims=True)
+    return np.einsum("rqhk,rkhd->rqhd", weights / total, v), (largest + np.log(total))[..., 0]
+
+
+def error(got: jax.Array, wanted: np.ndarray) -> float:
+    return float(np.linalg.norm(np.asarray(got, np.float64) - wanted) / np.linalg.norm(wanted))
+
+
+Arrays = tuple[jax.Array, jax.Array, jax.Array]
+
+
+@partial(jax.jit, static_argnames=("kernel", "lengths"))
+def attend_whole(kernel: Kernel, cases: list[Arrays], lengths: tuple[int, ...]) -> list[jax.Array]:
+    """Over the first keys of each case, so many. One program for many lengths compiles sooner than many."""
+    cut = [
+        (queries, keys[:, :length], values[:, :length])
+        for (queries, keys, values), length in zip(cases, lengths, strict=True)
+    ]
+    return [attend_with(kernel, *case) for case in cut]
+
+
+attend_part = jax.jit(attend_partly, static_argnames="kernel")
+
+
+def check_whole(kernel: Kernel, lengths: Sequence[int], head_size: int, dtype: str) -> None:
+    cases = [drawn(length, head_size, dtype) for length in lengths]
+    for case, attended in zip(cases, attend_whole(kernel, cases, tuple(lengths)), strict=True):
+        assert attended.dtype == dtype
+        assert error(attended, defined(*case)[0]) < TOLERANCE[dtype], case[1].shape
+
+
+def check_part(kernel: Kernel, length: int, head_size: int, dtype: str, capacity: int) -> None:
+    """The first `length` of so many keys."""
+    queries, keys, values = drawn(capacity, head_size, dtype)
+    wanted, log_sum = defined(queries, keys[:, :length], values[:, :length])
+    part = attend_part(kernel, queries, keys, values, jnp.int32(length))
+    assert error(part.gathered, wanted) < TOLERANCE[dtype]
+    assert part.log_sum.dtype == jnp.float32
+    np.testing.assert_allclose(part.log_sum, log_sum, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("kernel", ON_CPU)
+def test_short_contexts(kernel: Kernel) -> None:
+    for number, variant in enumerate(VARIANTS):
+        check_whole(kernel, SHORT[number :: len(VARIANTS)], *variant)
+
+
+@pytest.mark.parametrize("kernel", ON_CPU)
+def test_short_parts(kernel: Kernel) -> None:
+    for length, variant in zip(SHORT, cycle(VARIANTS), strict=False):
+        check_part(kernel, length, *variant, capacity=SHORT[-1] + 3)
+
+
+@pytest.mark.parametrize("length", LONG)
+@pytest.mark.parametrize("kernel", ON_CPU)
+def test_long_contexts_and_parts(kernel: Kernel, length: int) -> None:
+    for variant in VARIANTS:
+        check_whole(kernel, [length], *variant)
+        check_part(kernel, length - 5, *variant, capacity=length)
+
+
+@pytest.mark.parametrize("kernel", ON_CPU)
+def test_a_part_without_valid_keys_weighs_nothing(kernel: Kernel) -> None:
+    part = attend_part(kernel, *drawn(130, 64, "float32"), jnp.int32(0))
+    assert np.isfinite(part.gathered).all()
+    assert (part.log_sum < -1e29).all()
+
+
+@pytest.mark.parametrize(
+    ("length", "block"),
+    [
+        *((1, 128), (126, 128), (1024, 1024), (1152, 640), (1280, 640)),
+        *((6144, 1024), (6400, 640), (12672, 640), (14080, 640), (16320, 1024)),
+    ],
+)
+def test_blocks_of_splash_divide_the_length_or_fill_up_little(length: int, block: int) -> None:
+    assert splash_block(length) == block
+
+
+def test_splash_multiplies_float32_in_float32() -> None:
+    """Inside the kernel too, which Mosaic compiles for TPUs."""
+    for dtype, wanted in (("float32", (jax.lax.Precision.HIGHEST,) * 2), ("bfloat16", None)):
+        program = jax.make_jaxpr(partial(attend_with, Kernel.splash))(*drawn(130, 64, dtype))
+        assert [product.params["precision"] for product in products(program.jaxpr)] == [wanted] * 2
+
+
+def products(program: Jaxpr) -> Iterator[JaxprEqn]:
+    """The dot products of a program, those of its loops and kernels included."""
+    for equation in program.eqns:
+        if equation.primitive.name == "dot_general":
+            yield equation
+        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda leaf: isinstance(leaf, Programs)):
+            if isinstance(inner, Programs):
+                yield from products(inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner)
+
+
+# Which kernel attends
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a choice depends on."""
+
+    platform: str
+    device_kind: str = "a chip"
+    compute_capability: str = ""
+
+
+CPU, TPU, V100 = Device("cpu"), Device("tpu"), Device("gpu", "Tesla V100", "7.0")
+MI300 = Device("gpu", "AMD Instinct MI300X", "gfx942")
+
+
+@pytest.mark.parametrize(
+    ("device", "kernel", "reason"),
+    [
+        (CPU, Kernel.blockwise, ""),
+        (TPU, Kernel.splash, ""),
+        (V100, Kernel.xla, "cuDNN's attention needs 8.0 or newer, a Tesla V100 has compute capability 7.0"),
+        (MI300, Kernel.xla, "cuDNN is made for NVIDIA's GPUs, this is a AMD Instinct MI300X"),
+        (Device("gpu", "NVIDIA A100", "8.0"), Kernel.xla, "cuDNN is not detected"),  # as in these tests
+        (Device("other"), Kernel.xla, ""),
+    ],
+    ids=lambda value: value.device_kind if isinstance(value, Device) else None,
+)
+def test_auto_takes_the_platforms_own_kernel_or_says_why_not(device: Device, kernel: Kernel, reason: str) -> None:
+    chosen, sentence = choose_kernel(Kernel.auto, device, DType.bfloat16, (64, 128))
+    assert chosen is kernel
+    assert sentence == "" if not reason else reason in sentence
+
+
+def test_cudnn_does_not_compute_in_float32() -> None:
+    chosen, sentence = choose_kernel(Kernel.auto, Device("gpu", "NVIDIA A100", "8.0"), DType.float32, (64,))
+    assert (chosen, "in 16 bits" in sentence) == (Kernel.xla, True)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "device", "reason"),
+    [
+        (Kernel.splash, V100, "splash is made for TPUs"),
+        (Kernel.cudnn, CPU, "cuDNN is made for NVIDIA's GPUs"),
+        (Kernel.cudnn, TPU, "cuDNN is made for NVIDIA's GPUs"),
+        (Kernel.cudnn, MI300, "cuDNN is made for NVIDIA's GPUs"),
+    ],
+)
+def test_a_kernel_asked_for_by_name_that_cannot_run(kernel: Kernel, device: Device, reason: str) -> None:
+    with pytest.raises(SpecError, match=f"attention by {kernel} cannot run: {reason}") as refusal:
+        choose_kernel(kernel, device, DType.bfloat16, (64,))
+    assert refusal.value.hint == "--set sharding.attention=auto"
+
+
+def test_splash_on_a_cpu_is_interpreted_and_said_to_be_slow() -> None:
+    assert choose_kernel(Kernel.splash, CPU, DType.float32, (64,)) == (
+        Kernel.splash,
+        "attention by splash is interpreted on a CPU, which is slow",
+    )
