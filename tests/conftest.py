@@ -1,4 +1,4 @@
-"""Every test runs on the CPU, offline, with eight virtual devices and full-precision products.
+"""Every test runs on the CPU, offline, with eight virtual devices.
 
 Most of their time would be XLA's: it compiles nothing twice in a session, and leaves out what makes code fast, as that
 takes longer than tiny programs do. What XLA_FLAGS says comes last: --xla_backend_optimization_level=3 is as for users.
@@ -20,8 +20,6 @@ import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs the tests in the background ignores it
-
-jax.config.update("jax_default_matmul_precision", "highest")
 
 
 def pytest_collection_finish() -> None:

@@ -1,0 +1,58 @@
+"""Float32 is float32 everywhere: what programs ask of the chips, which by themselves multiply in less."""
+
+import re
+
+import jax
+import pytest
+
+from compilers import devices, needs_cuda, needs_libtpu
+from ltx2_cli import read_spec
+from ltx2_cli.core.generate import forward
+from ltx2_cli.core.run import programs
+from ltx2_cli.forecast.configs import foresee
+from ltx2_cli.plan import Plan
+from ltx2_cli.spec import Kernel
+
+PRODUCT = re.compile(r"stablehlo\.(?:dot_general|convolution).*")
+FLOAT32 = {"dtype": "float32", "text_encoder_dtype": "float32"}
+MULTIPLYING = ("text encoder", "connectors", "denoise 1", "upsample", "denoise 2", "frames", "sound")
+SLICES = [
+    *(pytest.param(name, marks=needs_libtpu) for name in ("v6e:2x4", "tpu7x:2x2x1")),
+    pytest.param("h100", marks=needs_cuda),
+]
+
+
+def plan_for(name: str, **keys: object) -> Plan:
+    return foresee(read_spec(prompt="a", **keys), devices(name))
+
+
+def count_products(program: jax.stages.Lowered) -> int:
+    """How many products a lowered program has; each multiplies float32 at the highest precision."""
+    products = PRODUCT.findall(program.as_text())
+    for product in products:
+        assert "f32>" in product
+        assert product.count("HIGHEST") == 2, product
+    return len(products)
+
+
+@pytest.mark.parametrize("model", ["ltx2", "ltx2.3"])
+@pytest.mark.parametrize("name", SLICES)
+def test_the_denoiser_at_its_real_size(name: str, model: str) -> None:
+    plan = plan_for(name, model=model, **FLOAT32)
+    assert count_products(forward(plan, plan.stages[0]).lower()) > 50
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_every_network(name: str) -> None:
+    """Of the embedded model, which has them all."""
+    plan = plan_for(name, model="demo", recipe="two_stage", **FLOAT32)
+    products = {program.name: count_products(program.lower()) for program in programs(plan)}
+    assert all(products[name] for name in MULTIPLYING), products
+
+
+@needs_cuda
+def test_the_denoiser_compiles_for_an_h100_with_cudnns_attention() -> None:
+    plan = plan_for("h100", model="ltx2.3")
+    assert (plan.stages[0].sharding.attention, plan.warnings) == (Kernel.cudnn, ())
+    compiled = forward(plan, plan.stages[0]).lower().compile()
+    assert compiled.as_text().count('custom_call_target="__cudnn$fmhaSoftmax"') == 5  # self 2, text 2, audio to video
