@@ -9,19 +9,20 @@ from pathlib import Path
 
 import jax
 
+from xla_flags import QUICK, virtual_devices
+
 LIMIT = 300  # seconds that anything here may take on a machine that is busy
 
 
 def start(folder: Path, *arguments: Sequence[str], **environment: str) -> subprocess.Popen[str]:
     """One process of Python with these arguments, in `folder`."""
-    four = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
     return subprocess.Popen(
         [sys.executable, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=folder,
-        env={**os.environ, "XLA_FLAGS": four, **environment},
+        env={**os.environ, "XLA_FLAGS": f"{QUICK} {virtual_devices(4)}", **environment},
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ltx2_cli.cli.interrupts import postponed
+from xla_flags import QUICK
 
 SENTENCE = "error: interrupted\n"
 HINT = "hint: finished files stay, the unfinished one is gone\n"
@@ -77,7 +78,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are a P
 
 def start(folder: Path, program: str, moment: str = "", **environment: str) -> subprocess.Popen[str]:
     environment = {
-        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+        "XLA_FLAGS": QUICK,
         "XDG_CACHE_HOME": str(folder / "cache"),
         **environment,
     }

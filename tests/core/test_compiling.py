@@ -23,6 +23,7 @@ from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import load, programs, warm_up
 from ltx2_cli.spec import SpecError
 from program import CACHE, FOLDER, cache_restored
+from xla_flags import QUICK
 
 SMALL = Case(Size(9, 64, 64, 24.0), 2, ALL_ON.video, ALL_ON.audio, (1,))
 
@@ -181,7 +182,7 @@ def test_a_program_that_was_cut_short_on_disk_is_written_again(tmp_path: Path) -
 def generate(folder: Path, hash_seed: str, *arguments: str) -> str:
     """What the program says on stderr, making the demo's smallest clip with a cache in `folder`."""
     settings = {
-        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+        "XLA_FLAGS": QUICK,
         "XDG_CACHE_HOME": str(folder / "cache"),
         "PYTHONHASHSEED": hash_seed,
     }
