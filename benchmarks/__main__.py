@@ -38,7 +38,7 @@ from ltx2_cli.sharding import ShardingPlan, activate
 from ltx2_cli.spec import AV
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope, random_weights
-from ltx2_cli.weights.load import load
+from ltx2_cli.weights.load import CHUNK, load
 from ltx2_cli.weights.save import save
 
 ROUNDS = 5
@@ -147,22 +147,29 @@ def video_decode(folder: Path) -> Row:
     return alternate("video decode, 17 frames 256x256, diffusers", lambda: decode(ours, latents), reference)
 
 
-def loading(folder: Path) -> Row:
+def loading(folder: Path, way: str, chunk: int | None) -> Row:
     """Weights from a warm file to the device, bfloat16, against `cat` of the same file."""
     module, path = denoiser(), folder / "model.safetensors"
-    write_checkpoint(module, path)
+    if not path.exists():
+        write_checkpoint(module, path)
     return alternate(
-        f"load {path.stat().st_size / 1e9:.2f} GB, `cat`",
-        lambda: jax.tree.leaves(load(module, TensorFiles(folder), to_one_device)),
+        f"load {path.stat().st_size / 1e9:.2f} GB {way}, `cat`",
+        lambda: jax.tree.leaves(load(module, TensorFiles(folder), to_one_device, chunk=chunk)),
         lambda: subprocess.run(["cat", path], stdout=subprocess.DEVNULL, check=True),
     )
+
+
+WAYS: dict[str, int | None] = {"in chunks, as to a TPU or GPU": CHUNK, "as on a CPU": None}
 
 
 def loading_memory(folder: Path) -> str:
     """The memory that loading the same file takes beyond the weights, in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.loading", folder / "model.safetensors"]
     said = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
-    return f"Loading {said['weights'] / 1e9:.2f} GB takes {said['beyond'] / 1e6:.0f} MB of memory beyond the weights'."
+    beyond = "{chunks:.0f} MB of memory beyond the weights' in chunks, {cpu:.0f} MB as on a CPU".format(
+        **{way: size / 1e6 for way, size in said["beyond"].items()}
+    )
+    return f"Loading {said['weights'] / 1e9:.2f} GB takes {beyond}."
 
 
 def demo(folder: Path) -> str:
@@ -216,7 +223,8 @@ def lines() -> Iterator[str]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         # torch's threads go on spinning after its work: what needs all cores for itself comes first
-        yield from (str(measure(folder)) for measure in (loading, denoiser_step, video_decode))
+        yield from (str(loading(folder, way, chunk)) for way, chunk in WAYS.items())
+        yield from (str(measure(folder)) for measure in (denoiser_step, video_decode))
         yield str(help_time())
         yield from map(str, whole_pipeline(folder / "pipeline"))
         yield from ("", loading_memory(folder), demo(folder), "")

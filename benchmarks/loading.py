@@ -1,5 +1,6 @@
-"""Weights from a file to the CPU: a checkpoint to load, and the memory that this takes beyond the weights' own.
+"""Weights from a file to a device: a checkpoint to load, and the memory that this takes beyond the weights' own.
 
+Loaded in chunks, as to devices with a memory of their own, and as on a CPU, which computes with what was read.
 `python -m benchmarks.loading FILE` prints both in bytes, measured in a process that does nothing else.
 """
 
@@ -16,7 +17,7 @@ from ltx2_cli.models.arch import TransformerArch
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope, declared
-from ltx2_cli.weights.load import load
+from ltx2_cli.weights.load import CHUNK, load
 
 LAYERS = 2  # of 48: 2.4 GB
 
@@ -53,16 +54,22 @@ def most_resident() -> int:
     return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmHWM:")))
 
 
-def main(path: Path) -> None:
-    """Load the denoiser in `path` and print what that took. Linux alone counts it."""
-    module = denoiser()
-    files = TensorFiles(path.parent, (path.stem,))
+def memory(path: Path, chunk: int | None) -> tuple[int, int]:
+    """The bytes of the weights in `path`, and of the memory beyond theirs that loading them took at most."""
+    module, files = denoiser(), TensorFiles(path.parent, (path.stem,))
     jax.block_until_ready(jax.device_put(np.zeros(1), to_one_device(None)))
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = most_resident()
-    loaded = jax.block_until_ready(jax.tree.leaves(load(module, files, to_one_device)))
+    loaded = jax.block_until_ready(jax.tree.leaves(load(module, files, to_one_device, chunk=chunk)))
     size = sum(array.nbytes for array in loaded)
-    print(json.dumps({"weights": size, "beyond": most_resident() - before - size}))
+    return size, most_resident() - before - size
+
+
+def main(path: Path) -> None:
+    """Load the denoiser in `path` both ways and print what that took. Linux alone counts it."""
+    size, on_a_cpu = memory(path, None)
+    _, as_elsewhere = memory(path, CHUNK)
+    print(json.dumps({"weights": size, "beyond": {"cpu": on_a_cpu, "chunks": as_elsewhere}}))
 
 
 if __name__ == "__main__":

@@ -8,15 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.experimental.layout import Format
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from ltx2_cli.weights.declare import A, B, Weight, map_weights, weights
-from ltx2_cli.weights.load import THREADS
-from ltx2_cli.weights.on_devices import LowRank, Placement, arrange, insert, send, sharding_of
+from ltx2_cli.weights.on_devices import Factors, Place, Placement, plus, put, send_factors, sharding_of
+from ltx2_cli.weights.staging import THREADS, LowRank
 
 M = TypeVar("M", bound=nnx.Module)
-ONE = np.float32(1)
 
 
 def hold(module: M, base: nnx.Module, place: Placement, added: Mapping[str, LowRank]) -> M:
@@ -43,7 +41,7 @@ def hold(module: M, base: nnx.Module, place: Placement, added: Mapping[str, LowR
     return map_weights(held, module)
 
 
-def _moved(array: jax.Array, place: NamedSharding | Format) -> jax.Array:
+def _moved(array: jax.Array, place: Place) -> jax.Array:
     """`array` laid out so: the same memory, if every device has its part of it, be the mesh another."""
     sharding, shape = sharding_of(place), array.shape
     if array.sharding.devices_indices_map(shape) != sharding.devices_indices_map(shape):
@@ -65,35 +63,28 @@ def _factors(
     layers = [(layer, name) for layer, (name, _) in enumerate(target.tensors()) if name in added]
     for _ in THREADS.map(fill, *zip(*layers, strict=True)):
         pass
-    return [(each, _placed(array, place(each))) for each, array in zip(pair, (a, b), strict=True)]
+    return [(each, put(array, place(each))) for each, array in zip(pair, (a, b), strict=True)]
 
 
-def _placed(array: np.ndarray, place: NamedSharding | Format) -> jax.Array:
-    return jax.device_put(send(array.shape, sharding_of(place), array.__getitem__), place, donate=True)
-
-
-def _with(array: jax.Array, weight: Weight, place: NamedSharding | Format, added: Mapping[str, LowRank]) -> jax.Array:
+def _with(array: jax.Array, weight: Weight, place: Place, added: Mapping[str, LowRank]) -> jax.Array:
     """A copy of a weight with what is added to its tensors."""
-    sharding = sharding_of(place)
-    if not weight.layers:
-        made = arrange(array, ONE, added[weight.source].read(), weight.order, array.dtype, sharding)
-        return jax.device_put(made, place, donate=True)
-    made = jnp.copy(array)
+    changed = jnp.copy(array)
     for layer, (name, _) in enumerate(weight.tensors()):
         if name in added:
-            made = _add(made, added[name].read(), np.int32(layer), weight.order, sharding)
-            jax.block_until_ready(made)  # the host lets go of one pair before it reads the next
-    return jax.device_put(made, place, donate=True)
+            number = np.int32(layer) if weight.layers else None
+            changed = _add(changed, send_factors(*added[name].read(), place), number, weight.order, sharding_of(place))
+            jax.block_until_ready(changed)  # the host lets go of one pair before it reads the next
+    return jax.device_put(changed, place, donate=True)
 
 
-@partial(jax.jit, static_argnames=("order", "sharding"), donate_argnames="stack")
+@partial(jax.jit, static_argnames=("order", "sharding"), donate_argnames="array")
 def _add(
-    stack: jax.Array,
-    factors: tuple[jax.Array, jax.Array],
-    layer: jax.Array,
-    order: tuple[int, ...],
-    sharding: NamedSharding,
+    array: jax.Array, factors: Factors, layer: jax.Array | None, order: tuple[int, ...], sharding: NamedSharding
 ) -> jax.Array:
-    """`stack` with b·a added to one layer's weight."""
-    weight = jax.lax.dynamic_index_in_dim(stack, layer, keepdims=False)
-    return insert(stack, weight, ONE, factors, layer, order, sharding)
+    """`array` with b·a added, in float32, to it or to one layer of the stack that it is."""
+    factors = jax.lax.with_sharding_constraint(factors, NamedSharding(sharding.mesh, PartitionSpec()))
+    tensor = array if layer is None else jax.lax.dynamic_index_in_dim(array, layer, keepdims=False)
+    changed = plus(tensor.astype(jnp.float32), factors, order).astype(array.dtype)
+    if layer is not None:
+        changed = jax.lax.dynamic_update_index_in_dim(array, changed, layer, 0)
+    return jax.lax.with_sharding_constraint(changed, sharding)

@@ -1,32 +1,40 @@
 """From files to devices: what is declared is checked against the headers, then placed one tensor at a time."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from math import prod
-from operator import call
-from os import cpu_count
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import NamedSharding
 
 from ltx2_cli.hosts import fetch
-from ltx2_cli.weights.checkpoint import DTYPES, EIGHT_BITS, Index, Tensor, TensorFiles
-from ltx2_cli.weights.declare import Shape, Weight, declared, map_weights, weights
+from ltx2_cli.weights.checkpoint import DTYPES, EIGHT_BITS, Tensor, TensorFiles
+from ltx2_cli.weights.declare import Weight, declared, map_weights, weights
 from ltx2_cli.weights.findings import by, some
-from ltx2_cli.weights.on_devices import LowRank, Placement, on_devices, sharding_of
+from ltx2_cli.weights.on_devices import (
+    Place,
+    Placement,
+    Sent,
+    Transfer,
+    arrival,
+    insertion,
+    send,
+    send_factors,
+    sharding_of,
+)
+from ltx2_cli.weights.staging import LowRank, Piece, Staged, batches, pieces, stage
 
 M = TypeVar("M", bound=nnx.Module)
-SMALL = 2**20  # elements
-PORTION = 2**24  # bytes that one thread brings at a time
-TILE = (128, 16)  # of rows and, in more than a matrix, columns: stays in a core's cache while it is put in order
 IN_HOST_MEMORY = ("cpu",)  # platforms whose devices read what the host wrote, without a copy
-ALIGNMENT = 64  # bytes, that they ask for
-THREADS = ThreadPoolExecutor(cpu_count())
+CHUNK = 2**27  # bytes that travel together
+READ_AHEAD = 2**29  # bytes that are read before they are asked for
+IN_FLIGHT = 2  # batches that are sent while the next one is
 
 
 def mismatches(module: nnx.Module, files: TensorFiles, ours: Callable[[str], bool] = lambda name: True) -> list[str]:
@@ -64,30 +72,103 @@ def _unscaled(found: Mapping[str, Tensor]) -> list[str]:
     return names if any(tensor.scale for tensor in found.values()) else []
 
 
-def load(module: M, files: TensorFiles, place: Placement, added: Mapping[str, LowRank] | None = None) -> M:
+def load(
+    module: M,
+    files: TensorFiles,
+    place: Placement,
+    added: Mapping[str, LowRank] | None = None,
+    chunk: int | None = None,
+) -> M:
     """`module` with its weights on the devices, each cast once to its declared dtype and laid out by `place`.
 
     What is stored is multiplied by its scale, and what `added` holds for a tensor is added, before the cast, both in
-    float32. Of several hosts each reads what its own devices hold. Beside the devices' memory a host holds no more than
-    one tensor.
+    float32. Threads read the next tensors while one is sent. Of several hosts each reads what its own devices get.
+    `chunk` bytes travel together, by default `CHUNK`; a CPU by default computes with the memory that was read into.
+    Beside the devices' memory a host holds no more than `READ_AHEAD` bytes and four chunks, or tensors if larger.
     """
-    added = added or {}
-    lying = {each.source: sharding_of(place(each)) for each in weights(module)}
-    hosted = {each.source: each for each in weights(module) if _on_host(each, lying[each.source])}
-    memory = {source: _parts(weight.get_value(), lying[source]) for source, weight in hosted.items()}
-    parts = ((hosted[source], *part) for source, parts in memory.items() for part in parts)
-    for _ in THREADS.map(call, (work for part in parts for work in _fill(*part, files, added))):
-        pass
+    added, every = added or {}, weights(module)
+    if chunk is None and not all(_in_host_memory(place(weight)) for weight in every):
+        chunk = CHUNK
+    everything = [piece for weight in every for piece in pieces(weight, files, place, added, chunk)]
+    travelling, arrays = list(batches(everything, chunk or CHUNK)), dict[str, jax.Array]()
+    in_flight: deque[list[Sent]] = deque()
+    with _compiling(travelling) as programs:
+        for batch, staged in zip(travelling, _staged(travelling, files, added), strict=True):
+            in_flight.append([_sent(each) for each in staged])
+            _arrive(batch, in_flight[-1], programs, arrays)
+            if len(in_flight) > IN_FLIGHT:
+                jax.block_until_ready(in_flight.popleft())
+    return map_weights(lambda weight: weight.with_value(arrays[weight.source]), module)
 
-    def placed(weight: Weight) -> Weight:
-        where, parts = lying[weight.source], memory.pop(weight.source, None)
-        if parts is None:
-            return weight.with_value(
-                jax.device_put(on_devices(weight, files, where, added), place(weight), donate=True)
-            )
-        return weight.with_value(jax.make_array_from_callback(weight.get_value().shape, where, partial(_part, parts)))
 
-    return map_weights(placed, module)
+def _in_host_memory(place: Place) -> bool:
+    return sharding_of(place).mesh.devices.flat[0].platform in IN_HOST_MEMORY
+
+
+Batch = tuple[Piece, ...]
+Programs = Mapping[tuple[Transfer, ...], "Future[Any]"]
+
+
+def _unfinished(batch: Batch) -> tuple[Transfer, ...]:
+    """Those of a batch that a program has to finish on the devices."""
+    return tuple(piece.transfer for piece in batch if not piece.transfer.final)
+
+
+@contextmanager
+def _compiling(travelling: Iterable[Batch]) -> Iterator[Programs]:
+    """While the body runs, one thread compiles the programs that finish these batches, in the order of their use."""
+    pool, programs = ThreadPoolExecutor(1, "compile"), dict[tuple[Transfer, ...], "Future[Any]"]()
+    try:
+        for transfers in filter(None, map(_unfinished, travelling)):
+            if transfers not in programs:
+                compiled = partial(insertion, *transfers) if transfers[0].stack else partial(arrival, transfers)
+                programs[transfers] = pool.submit(compiled)
+        yield programs
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _staged(travelling: Iterable[Batch], files: TensorFiles, added: Mapping[str, LowRank]) -> Iterator[list[Staged]]:
+    """Each batch when it is read, while threads read as much of those behind it as `READ_AHEAD` allows."""
+    ahead: deque[tuple[int, list[Staged]]] = deque()
+    try:
+        for batch in travelling:
+            size = sum(piece.host_bytes for piece in batch)
+            while ahead and size + sum(held for held, _ in ahead) > READ_AHEAD:
+                yield _read(ahead)
+            ahead.append((size, [stage(piece, files, added) for piece in batch]))
+        while ahead:
+            yield _read(ahead)
+    finally:
+        for piece in (piece for _, staged in ahead for piece in staged):
+            piece.cancel()
+
+
+def _read(ahead: deque[tuple[int, list[Staged]]]) -> list[Staged]:
+    """The first batch when it is read; till then it counts as one that is."""
+    for piece in ahead[0][1]:
+        piece.wait()
+    return ahead.popleft()[1]
+
+
+def _sent(staged: Staged) -> Sent:
+    transfer, (scale, factors) = staged.piece.transfer, staged.change.result()
+    return Sent(send(transfer, staged.parts), scale, factors and send_factors(*factors, transfer.place))
+
+
+def _arrive(batch: Batch, sent: Sequence[Sent], programs: Programs, arrays: dict[str, jax.Array]) -> None:
+    """Put what was sent into `arrays`, by the weight's name: as it is, finished by a program, or into its stack."""
+    arrays |= {piece.weight.source: each.array for piece, each in zip(batch, sent, strict=True) if piece.transfer.final}
+    if not (unfinished := _unfinished(batch)):
+        return
+    if unfinished[0].stack:
+        empty, insert = programs[unfinished].result()
+        source = batch[0].weight.source
+        arrays[source] = insert(arrays.pop(source) if source in arrays else empty(), sent[0], np.int32(batch[0].first))
+        return
+    waiting = [(piece, each) for piece, each in zip(batch, sent, strict=True) if not piece.transfer.final]
+    finished = programs[unfinished].result()([each for _, each in waiting])
+    arrays |= {piece.weight.source: array for (piece, _), array in zip(waiting, finished, strict=True)}
 
 
 def not_finite(module: nnx.Module) -> list[str]:
@@ -115,105 +196,3 @@ def _finite_here(weight: Weight) -> np.ndarray:
 @partial(jax.jit, static_argnames="by_layer")
 def _finite(array: jax.Array, by_layer: bool) -> jax.Array:
     return jnp.isfinite(array).all(axis=range(1, array.ndim) if by_layer else None)
-
-
-def _on_host(weight: Weight, place: NamedSharding) -> bool:
-    """Whether a weight is put together in the host's memory: a small one, since to compile a program for its shape
-    would take longer, and every one where that memory is the devices' own."""
-    return weight.get_value().size <= SMALL or place.mesh.devices.flat[0].platform in IN_HOST_MEMORY
-
-
-Part = tuple[Index, np.ndarray]  # where in a weight, and memory for it
-
-
-def _parts(value: jax.ShapeDtypeStruct, place: NamedSharding) -> list[Part]:
-    """Every part of a weight that a device of this host holds, once."""
-    parts: list[Part] = []
-    for index in place.addressable_devices_indices_map(value.shape).values():
-        assert index is not None
-        if all(index != other for other, _ in parts):
-            shape = tuple(len(range(length)[each]) for length, each in zip(value.shape, index, strict=True))
-            parts.append((index, _aligned(shape, value.dtype)))
-    return parts
-
-
-def _part(parts: Sequence[Part], index: Index | None) -> np.ndarray:
-    return next(memory for each, memory in parts if each == index)
-
-
-def _aligned(shape: Shape, dtype: np.dtype) -> np.ndarray:
-    """Memory that the CPU backend takes over as it is."""
-    size = prod(shape) * dtype.itemsize
-    room = np.empty(size + ALIGNMENT, np.uint8)
-    begin = -room.ctypes.data % ALIGNMENT
-    return room[begin : begin + size].view(dtype).reshape(shape)
-
-
-def _fill(
-    weight: Weight, index: Index, memory: np.ndarray, files: TensorFiles, added: Mapping[str, LowRank]
-) -> Iterator[Callable[[], None]]:
-    """Pieces of work, for several threads, that bring a part of a weight to its place in memory."""
-    layers, *within = index if weight.layers else (slice(None), *index)
-    stack = memory if weight.layers else memory[None]
-    for layer, (name, shape) in enumerate(list(weight.tensors())[layers]):
-        out = np.atleast_1d(stack[layer, ...].transpose(np.argsort(weight.order)))
-        window = tuple(range(length)[within[weight.order.index(i)]] for i, length in enumerate(shape)) or (range(1),)
-        if name in added:
-            yield partial(_convert, files, name, window, out, added[name])
-            continue
-        whole_rows = all(len(part) == length for part, length in zip(window[1:], shape[1:], strict=True))
-        as_stored = whole_rows and files[name].scale is None and DTYPES[files[name].dtype] == out.dtype
-        for rows in _portions(out):
-            if as_stored and out[rows].flags.c_contiguous:
-                yield partial(files.read_into, name, window[0][rows].start, out[rows])
-            else:
-                yield partial(_convert, files, name, (window[0][rows], *window[1:]), out[rows])
-
-
-def _portions(out: np.ndarray) -> Iterator[slice]:
-    """All rows of an array, as many at a time as are no more than a portion."""
-    yield from _blocks(len(out), PORTION * len(out) // max(out.nbytes, 1))
-
-
-def _tiles(out: np.ndarray) -> Iterator[Index]:
-    """All of an array, in tiles."""
-    columns = [()] if out.ndim < 3 else [(each,) for each in _blocks(out.shape[1], TILE[1])]
-    yield from ((rows, *each) for rows in _blocks(len(out), TILE[0]) for each in columns)
-
-
-def _blocks(length: int, step: int) -> Iterator[slice]:
-    """All of a length, `step` at a time, but at least one."""
-    yield from (slice(first, first + max(1, step)) for first in range(0, length, max(1, step)))
-
-
-Window = tuple[range, ...]  # a part of a tensor on disk: which rows, which columns
-
-
-def _convert(files: TensorFiles, name: str, window: Window, out: np.ndarray, low_rank: LowRank | None = None) -> None:
-    """A part of one tensor into `out`, which differs in type, order or extent, or takes more than what is stored."""
-    scale, factors = files.scale(name), None
-    if low_rank is not None:
-        a, b = low_rank.read()
-        factors = a[:, _slice(window[1])], b[_slice(window[0])]
-    for rows in _portions(out):
-        part, stored = out[rows], _stored(files, name, (window[0][rows], *window[1:]))
-        for place in _tiles(part):
-            block = stored[place] if scale == 1 else stored[place].astype(np.float32) * scale
-            if factors is not None:
-                a, b = factors
-                block = block.astype(np.float32) + b[rows][place] @ a
-            np.copyto(part[place], block, casting="unsafe")
-
-
-def _stored(files: TensorFiles, name: str, window: Window) -> np.ndarray:
-    """A part of one tensor as it is stored. Whole rows are read; the pages of others are, where they are touched."""
-    tensor, (rows, *columns) = files[name], window
-    if any(len(part) < length for part, length in zip(columns, tensor.shape[1:], strict=True)):
-        return files.read(name, tuple(map(_slice, window)))
-    stored = np.empty((len(rows), *tensor.shape[1:]), DTYPES[tensor.dtype])
-    files.read_into(name, rows.start, stored)
-    return stored
-
-
-def _slice(part: range) -> slice:
-    return slice(part.start, part.stop)

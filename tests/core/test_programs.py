@@ -1,36 +1,66 @@
 """What is compiled, and when: the programs of a run are known without its weights, and are all that it compiles."""
 
+from collections.abc import Callable
+
 import jax
 import pytest
+from jax.experimental.layout import Format, Layout
 
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
+from ltx2_cli.core.components import abstract_network
 from ltx2_cli.core.generate import forward
+from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import load, programs, run
+from ltx2_cli.sharding import ShardingPlan
+from ltx2_cli.weights.declare import Weight, weights
+from ltx2_cli.weights.on_devices import Place
 
 SMALL = Case(Size(9, 64, 64, 24.0), 2, ALL_ON.video, ALL_ON.audio, (1,))
 
 
+OPTIONS: list[dict[str, object]] = [
+    {},
+    {"num_videos": 2, "sharding": {"profile": "single", "use_batched_text_encoder": False}},
+    {"sharding": {"profile": "trillium", "mesh": {"heads": 2}}},
+    {"sharding": {"profile": "gpu", "mesh": {"passes": 4, "heads": 2}}},
+]
+
+
+def turned(plan: ShardingPlan, weight: Weight) -> Place:
+    """As on a TPU stacked matrices are in other tiles, here they are in another order."""
+    sharding = plan.weight(weight.axes)
+    return Format(Layout((0, 2, 1), ()), sharding) if weight.layers and weight.ndim == 3 else sharding
+
+
 @pytest.mark.parametrize(
-    "option",
-    [
-        {},
-        {"num_videos": 2, "sharding": {"profile": "single", "use_batched_text_encoder": False}},
-        {"sharding": {"profile": "trillium", "mesh": {"heads": 2}}},
-        {"sharding": {"profile": "gpu", "mesh": {"passes": 4, "heads": 2}}},
-    ],
-    ids=str,
+    ("option", "place"),
+    [*((option, ShardingPlan.place) for option in OPTIONS), (OPTIONS[2], turned)],
+    ids=[*map(str, OPTIONS), "trillium, another layout"],
 )
 def test_a_run_compiles_its_programs_and_no_others(
-    checkpoint: Checkpoint, compilations: list[str], option: dict[str, object]
+    checkpoint: Checkpoint,
+    compilations: list[str],
+    option: dict[str, object],
+    place: Callable[[ShardingPlan, Weight], Place],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plan = plan_of(checkpoint, SMALL, 3, **option)
+    """Beside those by which weights arrive on several devices; and weights lie as the programs were told."""
+    monkeypatch.setattr(ShardingPlan, "place", place)
+    plan = plan_of(checkpoint, SMALL, 3, keep_resident=True, **option)
     jax.clear_caches()
     compilations.clear()
     for program in programs(plan):
         program.lower().compile()
     assert len(compilations) == len(list(programs(plan))) == 7
+    components = load(plan)
+    for name in plan.networks.present():
+        with components.use(name, Silent()) as network:
+            for weight, promised in zip(weights(network), weights(abstract_network(plan, name)), strict=True):
+                array, wanted = weight.get_value(), promised.get_value()
+                assert array.sharding == wanted.sharding, weight.source
+                assert wanted.format.layout in (None, array.format.layout), weight.source
     compilations.clear()
-    list(run(plan, load(plan)))
+    list(run(plan, components))
     assert not compilations
 
 

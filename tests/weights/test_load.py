@@ -1,7 +1,5 @@
 """What is declared reaches the devices unchanged, whole or split, and what is wrong with a file is said at once."""
 
-import gc
-import weakref
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from safetensors.torch import save_file as save_torch_file
 from ltx2_cli.nn.basic import Linear
 from ltx2_cli.spec import RunError, SpecError
 from ltx2_cli.weights import load as load_module
-from ltx2_cli.weights import on_devices
+from ltx2_cli.weights import staging
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import CONV, TRANSPOSED_CONV, Scope, Weight, declared, random_weights
 from ltx2_cli.weights.load import load, mismatches, not_finite
@@ -36,7 +34,7 @@ class Layer(nnx.Module):
 class Network(nnx.Module):
     def __init__(self, dtype: str = "float32"):
         scope = Scope(dtype)
-        self.layers = Layer(scope.stacked("blocks", 3))
+        self.layers = Layer(scope.stacked("blocks", 4))
         self.conv = scope.weight("conv", (3, 2, 4, 8), (None, None, "conv_in", "conv_out"), CONV)
         self.up = scope.weight("up", (5, 4, 2), (None, "conv_in", "conv_out"), TRANSPOSED_CONV)
         self.whole = Linear(scope / "whole", 16, 32, (None, None))
@@ -75,75 +73,41 @@ def test_names_and_shapes_on_disk() -> None:
     assert names["blocks.0.table"] == (3, 8)
     assert names["conv"] == (8, 4, 3, 2)
     assert names["up"] == (4, 2, 5)
-    assert len(names) == 3 * 3 + 2 + 2
+    assert len(names) == 4 * 3 + 2 + 2
 
 
-def _far_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Devices with a memory of their own, and weights that are large to them."""
-    monkeypatch.setattr(load_module, "IN_HOST_MEMORY", ())
-    monkeypatch.setattr(load_module, "SMALL", 0)
-    monkeypatch.setattr(on_devices, "SPLIT_ABOVE", 256)  # `whole` travels in parts
-
-
-@pytest.fixture(params=["host", "host, in portions", "devices"])
-def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the network's weights are put together."""
-    if request.param == "devices":
-        _far_away(monkeypatch)
+@pytest.fixture(params=["host", "host, in portions", "devices, some layers", "devices, a layer"])
+def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int | None:
+    """The bytes that travel together to devices with a memory of their own; None for those of the host."""
     if request.param == "host, in portions":
-        monkeypatch.setattr(load_module, "PORTION", 100)
-        monkeypatch.setattr(load_module, "TILE", (3, 3))
+        monkeypatch.setattr(staging, "PORTION", 100)
+        monkeypatch.setattr(staging, "TILE", (3, 3))
+    monkeypatch.setattr(staging, "SMALL", 200)
+    return {"devices, some layers": 1100, "devices, a layer": 1}.get(request.param)
 
 
-@pytest.mark.usefixtures("size")
 @pytest.mark.parametrize("place", [one_device, split, split_convolutions])
-def test_what_was_saved_is_loaded(folder: Path, network: Network, place: load_module.Placement) -> None:
-    loaded = load(Network(), TensorFiles(folder), place)
+def test_what_was_saved_is_loaded(
+    folder: Path, chunk: int | None, network: Network, place: load_module.Placement
+) -> None:
+    loaded = load(Network(), TensorFiles(folder), place, chunk=chunk)
     jax.tree.map(np.testing.assert_array_equal, loaded, network)
     kernel = loaded.layers.linear.kernel
     assert kernel.sharding.is_equivalent_to(place(kernel), kernel.ndim)
     assert loaded.whole.kernel.sharding.is_fully_replicated
 
 
-def test_the_host_holds_one_tensor_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _far_away(monkeypatch)
-    read, held, most = TensorFiles.read, weakref.WeakSet(), []
-
-    class Counted(np.ndarray):
-        """An array that can be counted while it lives."""
-
-        __hash__ = object.__hash__
-
-    def counting(files: TensorFiles, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        gc.collect(0)  # what is new since the last time
-        most.append(len(held))
-        array = read(files, name, index).view(Counted)
-        held.add(array)
-        return array
-
-    monkeypatch.setattr(TensorFiles, "read", counting)
-    gc.disable()  # nothing new grows old
-    try:
-        load(Network(), TensorFiles(folder), one_device)
-    finally:
-        gc.enable()
-    assert len(most) == len(declared(Network()))
-    assert max(most) == 0
-
-
-@pytest.mark.usefixtures("size")
-def test_the_cast_is_direct_and_once(folder: Path, network: Network) -> None:
-    loaded = load(Network("bfloat16"), TensorFiles(folder), one_device)
+def test_the_cast_is_direct_and_once(folder: Path, chunk: int | None, network: Network) -> None:
+    loaded = load(Network("bfloat16"), TensorFiles(folder), one_device, chunk=chunk)
     kernel = np.asarray(network.layers.linear.kernel[...])
     np.testing.assert_array_equal(loaded.layers.linear.kernel[...], kernel.astype(ml_dtypes.bfloat16))
     assert loaded.layers.table.dtype == jnp.float32
 
 
-@pytest.mark.usefixtures("size")
-def test_a_bfloat16_file_is_read(tmp_path: Path, network: Network) -> None:
+def test_a_bfloat16_file_is_read(tmp_path: Path, chunk: int | None, network: Network) -> None:
     half = jax.tree.map(lambda array: array.astype(jnp.bfloat16), network)
     save(half, tmp_path / "model.safetensors")
-    loaded = load(Network(), TensorFiles(tmp_path), one_device)
+    loaded = load(Network(), TensorFiles(tmp_path), one_device, chunk=chunk)
     np.testing.assert_array_equal(loaded.conv[...], np.asarray(half.conv[...]).astype(np.float32))
 
 
@@ -172,13 +136,13 @@ def test_weights_that_are_not_finite_are_named(folder: Path) -> None:
 def test_on_the_cpu_a_file_is_read_into_the_memory_that_is_computed_with(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    allocate, places = load_module._aligned, []
+    allocate, places = staging._aligned, []
 
     def noting(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         places.append(allocate(shape, dtype))
         return places[-1]
 
-    monkeypatch.setattr(load_module, "_aligned", noting)
+    monkeypatch.setattr(staging, "_aligned", noting)
     loaded = jax.tree.leaves(load(Network(), TensorFiles(folder), one_device))
     assert [array.unsafe_buffer_pointer() for array in loaded] == [place.ctypes.data for place in places]
 
@@ -204,19 +168,18 @@ def eight_bits(path: Path, scaled: bool) -> dict[str, np.ndarray]:
     return meant
 
 
-@pytest.mark.usefixtures("size")
 @pytest.mark.parametrize("scaled", [True, False], ids=["scaled", "unscaled"])
 @pytest.mark.parametrize("place", [one_device, split])
 def test_an_eight_bit_file_is_multiplied_by_its_scales(
-    tmp_path: Path, scaled: bool, place: load_module.Placement
+    tmp_path: Path, chunk: int | None, scaled: bool, place: load_module.Placement
 ) -> None:
     meant = eight_bits(tmp_path, scaled)
     files = TensorFiles(tmp_path)
     assert mismatches(Network(), files) == []
-    save(load(Network(), files, place), tmp_path / "loaded.safetensors")
+    save(load(Network(), files, place, chunk=chunk), tmp_path / "loaded.safetensors")
     for name, array in load_file(tmp_path / "loaded.safetensors").items():
         np.testing.assert_array_equal(array, meant[name])
-    half = load(Network("bfloat16"), files, place).whole.kernel[...]
+    half = load(Network("bfloat16"), files, place, chunk=chunk).whole.kernel[...]
     np.testing.assert_array_equal(half, meant["whole.weight"].astype(ml_dtypes.bfloat16))
 
 
@@ -240,7 +203,7 @@ def test_a_file_that_lost_all_its_scales_is_not_one_without(tmp_path: Path) -> N
         {name: tensor for name, tensor in stored.items() if not name.endswith("weight_scale")},
         tmp_path / "model.safetensors",
     )
-    assert "4 not known: blocks.0.linear.input_scale" in " ".join(mismatches(Network(), TensorFiles(tmp_path)))
+    assert "5 not known: blocks.0.linear.input_scale" in " ".join(mismatches(Network(), TensorFiles(tmp_path)))
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, np.nan, np.inf])
@@ -253,17 +216,16 @@ def test_a_scale_that_is_none(tmp_path: Path, value: float) -> None:
         load(Network(), TensorFiles(tmp_path), one_device)
 
 
-@pytest.mark.usefixtures("size")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_file_that_changes_while_it_is_read(folder: Path, dtype: str) -> None:
+def test_a_file_that_changes_while_it_is_read(folder: Path, chunk: int | None, dtype: str) -> None:
     files = TensorFiles(folder)
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(RunError, match=r"model.safetensors was removed or changed while it was read"):
-        load(Network(dtype), files, one_device)
+        load(Network(dtype), files, one_device, chunk=chunk)
     path.unlink()
     with pytest.raises(RunError, match=r"model.safetensors was removed or changed while it was read"):
-        load(Network(dtype), files, one_device)
+        load(Network(dtype), files, one_device, chunk=chunk)
 
 
 class Odd(nnx.Module):
@@ -276,12 +238,15 @@ class Odd(nnx.Module):
         self.nothing = scope.weight("nothing", (0, 4), (None, None))
 
 
+@pytest.mark.parametrize("place", [one_device, split])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_numbers_and_nothing_are_loaded_too(tmp_path: Path, dtype: type) -> None:
+def test_numbers_and_nothing_are_loaded_too(
+    tmp_path: Path, dtype: type, place: load_module.Placement, chunk: int | None
+) -> None:
     tensors = {"number": np.array(5, dtype), "nothing": np.zeros((0, 4), dtype)}
     tensors |= {f"blocks.{layer}.number": np.array(layer, dtype) for layer in range(3)}
     save_file(tensors, tmp_path / "model.safetensors")
-    loaded = load(Odd(), TensorFiles(tmp_path), one_device)
+    loaded = load(Odd(), TensorFiles(tmp_path), place, chunk=chunk)
     assert (float(loaded.number[...]), loaded.numbers[...].tolist(), loaded.nothing.shape) == (5, [0, 1, 2], (0, 4))
 
 
@@ -310,14 +275,13 @@ ADDED = {  # another rank in each layer, and one layer without
 }
 
 
-@pytest.mark.usefixtures("size")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("place", [one_device, split])
 def test_a_low_rank_matrix_is_added_before_the_one_rounding(
-    folder: Path, place: load_module.Placement, dtype: str
+    folder: Path, chunk: int | None, place: load_module.Placement, dtype: str
 ) -> None:
-    loaded = load(Network(dtype), TensorFiles(folder), place, ADDED)
-    kernels = {f"blocks.{layer}.linear.weight": loaded.layers.linear.kernel[layer] for layer in range(3)}
+    loaded = load(Network(dtype), TensorFiles(folder), place, ADDED, chunk=chunk)
+    kernels = {f"blocks.{layer}.linear.weight": loaded.layers.linear.kernel[layer] for layer in range(4)}
     kernels["whole.weight"] = loaded.whole.kernel[...]
     disk = load_file(folder / "model.safetensors")
     for name, kernel in kernels.items():
@@ -331,13 +295,12 @@ def test_a_low_rank_matrix_is_added_before_the_one_rounding(
             assert np.mean(np.asarray(kernel) == wanted.astype(np.float32).astype(ml_dtypes.bfloat16)) > 0.99
 
 
-@pytest.mark.usefixtures("size")
-def test_strength_zero_changes_nothing(folder: Path) -> None:
+def test_strength_zero_changes_nothing(folder: Path, chunk: int | None) -> None:
     files = TensorFiles(folder)
     nothing = {name: replace(factors, strength=0.0) for name, factors in ADDED.items()}
     for one, other in zip(
-        jax.tree.leaves(load(Network("bfloat16"), files, one_device, nothing)),
-        jax.tree.leaves(load(Network("bfloat16"), files, one_device)),
+        jax.tree.leaves(load(Network("bfloat16"), files, one_device, nothing, chunk=chunk)),
+        jax.tree.leaves(load(Network("bfloat16"), files, one_device, chunk=chunk)),
         strict=True,
     ):
         np.testing.assert_array_equal(one, other)
@@ -376,3 +339,17 @@ def test_a_folder_without_weights(tmp_path: Path) -> None:
         SpecError, match=r"holds no weights: no diffusion_pytorch_model.safetensors or model.safetensors"
     ):
         TensorFiles(tmp_path)
+
+
+def test_layers_of_several_types_each_travel_as_they_are(tmp_path: Path) -> None:
+    """Sixteen bits of one kind hold no sixteen bits of the other."""
+    values = np.array([1 + 2**-10, 2.0**-30], np.float32)
+    tensors = {"blocks.0.number": torch.tensor(values[0]).half(), "blocks.1.number": torch.tensor(values[1]).bfloat16()}
+    save_torch_file(tensors, tmp_path / "model.safetensors")
+
+    class Numbers(nnx.Module):
+        def __init__(self) -> None:
+            self.numbers = Scope("float32").stacked("blocks", 2).weight("number", (), ())
+
+    loaded = load(Numbers(), TensorFiles(tmp_path), one_device, chunk=2**20)
+    np.testing.assert_array_equal(loaded.numbers[...], values)
