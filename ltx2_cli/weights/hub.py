@@ -124,13 +124,13 @@ def cached(checkpoint: str, wanted: Sequence[str]) -> list[Download]:
     folder = _snapshot(at)
     if folder is None:
         return []
-    here = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+    present = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
     try:
         listed = {file.path: file.size for file in get_cached_repo_tree(at.repository, revision=at.revision)}
     except CachedRepoTreeNotFoundError:
-        listed = dict.fromkeys(_shards(folder, here), 0) | here
+        listed = dict.fromkeys(_shards(folder, present), 0) | present
     names = filter_repo_objects(listed, allow_patterns=[*wanted])
-    return [Download(at.repository, name, listed[name], name in here) for name in names]
+    return [Download(at.repository, name, listed[name], name in present) for name in names]
 
 
 def _snapshot(at: Address) -> Path | None:
