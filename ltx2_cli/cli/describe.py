@@ -18,6 +18,14 @@ UPSAMPLES = "initial_conv.weight"  # a tensor of every latent upsampler
 DENOISES = "model.diffusion_model."  # how the denoiser's begin in a single file
 RECORDS = (".yaml", ".yml", ".json")
 SHORT = 12  # digits of a hash that people read
+
+
+def shortened(digest: str) -> str:
+    """A hash as people read it, and of what it is if not of a whole file."""
+    what, _, digits = digest.rpartition(" ")
+    return f"{what} {digits[:SHORT]}".strip()
+
+
 DAMAGED = "it was changed after it was written"
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ltx2_cli.cli.describe import SHORT, Clip, Description, Record, Weights, describe
+from ltx2_cli.cli.describe import SHORT, Clip, Description, Record, Weights, describe, shortened
 from ltx2_cli.cli.interrupts import postponed
 from ltx2_cli.cli.lora import Summary, lora_lines
 from ltx2_cli.console import columns
@@ -95,7 +95,7 @@ def _of_record(record: Mapping[str, Any]) -> Iterator[Row]:
     if made.source:
         yield "went on from", f"{made.source.file} {made.source.sha256[:SHORT]}"
     for number, (file, digest) in enumerate(made.files.items()):
-        yield "" if number else "files", f"{file} {digest[:SHORT]}"
+        yield "" if number else "files", f"{file} {shortened(digest)}"
     for stage, latents in made.latents.items():
         hashes = (f"{name} {each.sha256[:SHORT]}" for name, each in latents._asdict().items())
         yield f"after {stage}", ", ".join(hashes)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ltx2_cli.cli.describe import SHORT, Clip, Record, describe
+from ltx2_cli.cli.describe import SHORT, Clip, Record, describe, shortened
 from ltx2_cli.spec import AV, RunSpec, SpecError
 
 if TYPE_CHECKING:
@@ -137,14 +137,16 @@ def check_weights(made: Recorded, plan: "Plan", asked: Collection[str], any_weig
     """Sentences on files that are not those of the record. Raises `SpecError` with them, unless other files are
     `asked` for, or any will do."""
     from ltx2_cli.core.record import input_files
-    from ltx2_cli.weights.digests import digests
+    from ltx2_cli.weights.digests import HEADER, digests, header_digests
 
-    then, now = made.made.files, digests(input_files(plan))
-    changed = [
-        f"{name} was {was[:SHORT]}, is {now[name][:SHORT] if name in now else 'not used'}"
-        for name, was in then.items()
-        if was not in now.values()
-    ]
+    then, files = made.made.files, input_files(plan)
+    whole = any(not was.startswith(HEADER) for was in then.values())
+    now, headers = digests(files) if whole else {}, header_digests(files)
+    changed = []
+    for name, was in then.items():
+        found = headers if was.startswith(HEADER) else now
+        if was not in found.values():
+            changed.append(f"{name} was {shortened(was)}, is {shortened(found.get(name, 'not used'))}")
     if changed and not (any_weights or WEIGHTS & set(asked)):
         raise SpecError(
             f"{made.path} was made of other files: {'; '.join(changed)}",
@@ -156,8 +158,11 @@ def check_weights(made: Recorded, plan: "Plan", asked: Collection[str], any_weig
 def circumstances(made: "MadeWith", plan: "Plan") -> Iterator[str]:
     """What else is not as it was."""
     from ltx2_cli.core.record import made_with, versions
+    from ltx2_cli.weights.digests import HEADER
 
     now = made_with(plan, {}, {})
+    if unread := [name for name, was in made.files.items() if was.startswith(HEADER)]:
+        yield f"of {', '.join(unread)} the header alone was compared: the rest had not been hashed when it was made"
     for package, version in versions().items():
         if (was := made.versions.get(package, version)) != version:
             yield f"{package} was {was}, is {version}"

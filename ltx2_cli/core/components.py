@@ -1,6 +1,6 @@
 """The networks on the devices: each is loaded when its phase begins and, unless kept resident, dropped after it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -29,6 +29,7 @@ class Components:
         self.plan = plan
         self.resident: dict[str, nnx.Module] = {}
         self.ahead: Ahead = {}
+        self.after_load: Callable[[str], None] = lambda name: None  # is called with each network's name
 
     @contextmanager
     def compiling(self, programs: Iterable[Program]) -> Iterator[None]:
@@ -49,6 +50,7 @@ class Components:
         if module is None:
             with report.stage(f"load {name.replace('_', ' ')}"), memory_to_load(name, self.plan):
                 module = jax.block_until_ready(self._refiner() if name == REFINER else self._loaded(name, name))
+            self.after_load(name)
         for program, compiled in self.ahead.get(name, ()):
             if not compiled.done():
                 with report.stage(f"compile {program}"):

@@ -56,6 +56,7 @@ def generate(
                 with memory_for(DENOISE, plan):
                     if network != stage.network:  # else it is the one that the stage before left
                         loaded.close()
+                        denoiser = None  # the last reference: its memory is free before the next is loaded
                         network, denoiser = stage.network, loaded.enter_context(components.use(stage.network, report))
                     latents = _run_stage(plan, stage, denoiser, progress, report, keep, noises)
             else:

@@ -31,7 +31,7 @@ class MadeWith:
     devices: str | None
     meshes: Mapping[str, str]  # of each stage
     at_once: int  # in a batch of so many videos
-    files: Mapping[str, str]  # the SHA-256 of each that was read, weights and noise
+    files: Mapping[str, str]  # of each that was read, weights and noise: its SHA-256, or `header` and its header's
     latents: Mapping[str, AV[Fingerprint]]  # after each stage; nothing in an older one
     source: Source | None  # None: it began as noise
 

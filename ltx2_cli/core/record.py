@@ -61,6 +61,12 @@ def stage_name(plan: Plan, stage: Stage) -> str:
 
 def input_files(plan: Plan) -> Collection[Path]:
     """Every file that the clips depend on, but for configs, tokenizers and latents."""
-    weights = {tensor.file for files in plan.checkpoint.files.values() for tensor in files.values()}
-    loras = {part.lora.path for network in plan.added.values() for each in network.values() for part in each.parts}
-    return sorted(weights | loras | ({Path(plan.spec.noise).expanduser()} if plan.spec.noise else set()))
+    networks = {*plan.checkpoint.files, *plan.added}
+    weights = {file for network in networks for file in network_files(plan, network)}
+    return sorted(weights | ({Path(plan.spec.noise).expanduser()} if plan.spec.noise else set()))
+
+
+def network_files(plan: Plan, network: str) -> Collection[Path]:
+    """The files of a network's weights and of what is added to them."""
+    weights = {tensor.file for tensor in plan.checkpoint.files.get(network, {}).values()}
+    return weights | {part.lora.path for lora in plan.added.get(network, {}).values() for part in lora.parts}

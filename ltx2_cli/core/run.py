@@ -1,9 +1,9 @@
 """A plan carried out: encode, generate, decode; and everything about it written to files."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from ltx2_cli.core.components import Components
 from ltx2_cli.core.decode import BOTH
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.progress import Ends, Keep, Progress, forget, unread
-from ltx2_cli.core.record import History, input_files, made_with, stage_name
+from ltx2_cli.core.record import History, input_files, made_with, network_files, stage_name
 from ltx2_cli.core.report import Report, Silent
 from ltx2_cli.diffusion.geometry import clip_size
 from ltx2_cli.diffusion.latents import SIZE, pack, save_latents, unpack
@@ -36,7 +36,7 @@ from ltx2_cli.media_checks import findings
 from ltx2_cli.plan import Plan
 from ltx2_cli.profiles import to_yaml
 from ltx2_cli.spec import AV
-from ltx2_cli.weights.digests import digests_beside
+from ltx2_cli.weights.digests import hash_later, quick_digests
 
 SILENT = Silent()
 BEGINNING = Progress()
@@ -127,10 +127,11 @@ def write(
     `start` and `keep` as in `make_latents`. Where no clips are made, the paths are those of latents.
     """
     first = jax.process_index() == 0
-    hashes = digests_beside(input_files(plan) if first else ())
+    if first:
+        components.after_load = partial(_hash_files, plan)
     with _other_hosts(), components.compiling(programs(plan, ends, start)):
         done = _denoise(plan, components, report, start, keep)
-        said = list(_provenance(plan, _waited(hashes, report), done.history)) if first else []
+        said = list(_provenance(plan, _known_digests(plan, report), done.history)) if first else []
         for number, file in enumerate(latents_paths(plan.spec) if first else ()):
             row = AV(*(stream[number : number + 1] for stream in _latents(done)))
             save_latents(unpack(row, plan.latent_shapes), file, said[number])
@@ -147,13 +148,15 @@ def _latents(done: Progress) -> AV[np.ndarray]:
     return done.latents
 
 
-def _waited(hashes: Future[dict[str, str]], report: Report) -> dict[str, str]:
-    """The digests of files; of those that this machine never read before they may take longer than the clip."""
-    if not hashes.done():
-        with report.stage("hash the weights"):
-            wait([hashes])
+def _hash_files(plan: Plan, network: str) -> None:
+    """Have the files of a loaded network hashed, for later runs at least: their pages are in memory now."""
+    hash_later(network_files(plan, network))
+
+
+def _known_digests(plan: Plan, report: Report) -> dict[str, str]:
+    """What is known by now of the files that clips are made of; no clip waits for what is not."""
     try:
-        return hashes.result()
+        return quick_digests(input_files(plan))
     except OSError as error:  # no reason to lose the clip
         report.note(f"the record will not say which weights these are: {error}")
         return {}

@@ -2,6 +2,8 @@
 
 import hashlib
 from pathlib import Path
+from threading import Event
+from typing import BinaryIO
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from ltx2_cli.core.run import load, write
 from ltx2_cli.diffusion.latents import open_latents
 from ltx2_cli.spec import SpecError
 from ltx2_cli.video_file import open_video
+from ltx2_cli.weights import digests
 
 SMALL = Case(Size(9, 64, 64, 24.0), 3, ALL_ON.video, ALL_ON.audio, (1,))
 
@@ -57,6 +60,29 @@ def test_it_says_with_what_it_was_made(clips: Path, checkpoint: Checkpoint) -> N
     files = {f"{file.parent.name}/{file.name}": file for file in checkpoint.folder.rglob("*.safetensors")}
     assert made.files == {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
     assert made.source is None
+
+
+def test_no_clip_waits_for_its_files_to_be_hashed(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The threads that hash are held up until the clip is written: then its record says what headers are."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(digests, "LARGE", 0)  # no file is small enough to be hashed at once
+    held_up, usual, hashed = Event(), hashlib.file_digest, []
+
+    def hash_slowly(file: BinaryIO, name: str) -> object:
+        assert held_up.wait(60)
+        hashed.append(file.name)
+        return usual(file, name)
+
+    monkeypatch.setattr(hashlib, "file_digest", hash_slowly)
+    plan = plan_of(checkpoint, SMALL, 3, output=str(tmp_path / "clip.mp4"))
+    ((clip, _),) = write(plan, load(plan))
+    files = read_made_with(record_of(clip), "clip").files
+    assert files == digests.header_digests(input_files(plan))
+    assert (len(files), hashed) == (6, [])
+    held_up.set()
+    assert digests.digests(input_files(plan)) == digests.quick_digests(input_files(plan))
 
 
 def test_a_mesh_is_said_by_its_axes(checkpoint: Checkpoint) -> None:

@@ -17,7 +17,7 @@ from ltx2_cli.cli.recorded import circumstances, recorded
 from ltx2_cli.diffusion.latents import open_latents, save_latents
 from ltx2_cli.media import Media, write_mp4
 from ltx2_cli.plan import resolve
-from ltx2_cli.weights.digests import digest
+from ltx2_cli.weights.digests import digest, header_digests
 from parity import randomise
 from program import run_program
 
@@ -130,6 +130,23 @@ def test_weights_that_changed_are_named_with_both_hashes(ltx2, made: Path, model
         assert "picture is the first that differs" in said.err
     finally:
         file.write_bytes(whole)
+
+
+def test_of_files_that_were_not_hashed_the_headers_are_compared(ltx2, made: Path, model: Path, tmp_path: Path) -> None:
+    record = yaml.safe_load((made / "clip.yaml").read_text())
+    files = record["made_with"]["files"]
+    files |= header_digests(sorted(model.glob("vae/*.safetensors")))
+    (name,) = (name for name in files if name.startswith("vae/"))
+    (tmp_path / "clip.yaml").write_text(yaml.safe_dump(record))
+    said = ltx2("replay", "--verify", tmp_path / "clip.yaml")
+    assert (said.code, said.out) == (0, "identical\n")
+    assert f"of {name} the header alone was compared" in " ".join(said.err.split())
+    assert f"{name} {files[name][:19]} " in " ".join(ltx2("info", tmp_path / "clip.yaml").out.split())
+    files[name] = "header " + "0" * 64
+    (tmp_path / "clip.yaml").write_text(yaml.safe_dump(record))
+    said = ltx2("replay", tmp_path / "clip.yaml")
+    assert (said.code, said.out) == (2, "")
+    assert f"{name} was header {'0' * 12}, is header " in " ".join(said.err.split())
 
 
 def test_latents_that_a_clip_went_on_from_are_gone_or_changed(ltx2, made: Path, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Two stages: as the same parts of diffusers make them, in one go as in two, under every option."""
 
+import gc
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -29,7 +31,7 @@ from ltx2_cli.diffusion.latents import pack, unpack
 from ltx2_cli.plan import Plan, first_stage
 from ltx2_cli.refiner import hold_refiner, holding, refiners_own
 from ltx2_cli.spec import AV, Hold, SpecError
-from ltx2_cli.stages import Source
+from ltx2_cli.stages import DENOISER, REFINER, Source
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import declared, weights
 from parity import randomise, relative_error
@@ -292,6 +294,22 @@ def test_no_weight_is_read_twice(
     assert set(read.values()) == {1}
     assert {name for _, name in read} >= {*declared(components.plan.networks.transformer)}
     assert not components.resident
+
+
+def test_the_first_denoiser_is_gone_when_the_second_is_here(checkpoint: Checkpoint, folder: Path) -> None:
+    components = Components(asked(checkpoint, folder, **{"refinement.hold": "copy"}))
+    first, alive = [], []
+
+    def look(name: str) -> None:
+        gc.collect()
+        if DENOISER in components.resident:  # when the upsampler is loaded
+            first.append(weakref.ref(components.resident[DENOISER]))
+        alive.extend(module() is not None for module in first if name == REFINER)
+
+    components.after_load = look
+    make_latents(components.plan, components)
+    assert alive
+    assert not any(alive)
 
 
 def test_low_rank_factors_change_no_more_than_rounding(

@@ -4,17 +4,19 @@ import hashlib
 import json
 import os
 from pathlib import Path
+from threading import Event
 
 import pytest
 
-from ltx2_cli.weights.digests import digests, digests_beside
+from ltx2_cli.weights import digests as digests_module
+from ltx2_cli.weights.digests import HEADER, digests, hash_later, header_digests, quick_digests
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("ltx2_cli.weights.digests.LARGE", 4)
-    return tmp_path / "cache" / "ltx2" / "digests.json"
+    return tmp_path / "cache" / "ltx2" / "digests"
 
 
 @pytest.fixture
@@ -51,13 +53,15 @@ def test_a_file_is_read_once_and_again_when_it_has_changed(tmp_path: Path, reads
     assert len(reads) == 2
 
 
-def test_the_memory_is_of_large_files_that_are_there(tmp_path: Path, cache: Path) -> None:
+def test_large_files_are_remembered_each_by_itself(tmp_path: Path, cache: Path) -> None:
+    """So of two processes none overwrites what the other has just remembered."""
     large, small = write(tmp_path / "f" / "large", b"rain"), write(tmp_path / "f" / "small", b"dew")
     digests([large, small])
-    assert json.loads(cache.read_text()).keys() == {str(large)}
-    large.unlink()
+    (memory,) = cache.iterdir()
     digests([write(tmp_path / "f" / "other", b"snow")])
-    assert json.loads(cache.read_text()).keys() == {str(tmp_path / "f" / "other")}
+    kept = {json.loads(path.read_text())[0]: path for path in cache.iterdir()}
+    assert kept.keys() == {str(large), str(tmp_path / "f" / "other")}
+    assert kept[str(large)] == memory
 
 
 def test_the_hub_calls_a_file_by_its_digest(tmp_path: Path, reads: list[str], cache: Path) -> None:
@@ -78,8 +82,11 @@ def test_names_are_as_long_as_tells_files_apart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("memory", [b"", b"[1]", b"\xff", b'{"x": 3}'])
 def test_a_damaged_memory_is_no_memory(tmp_path: Path, memory: bytes, cache: Path) -> None:
-    write(cache, memory)
-    assert digests([write(tmp_path / "f" / "x", b"rain")]) == {"f/x": sha256(b"rain")}
+    file = write(tmp_path / "f" / "x", b"rain")
+    digests([file])
+    (kept,) = cache.iterdir()
+    kept.write_bytes(memory)
+    assert digests([file]) == {"f/x": sha256(b"rain")}
 
 
 def test_without_a_place_to_remember_it_is_still_digested(tmp_path: Path, cache: Path) -> None:
@@ -87,9 +94,43 @@ def test_without_a_place_to_remember_it_is_still_digested(tmp_path: Path, cache:
     assert digests([write(tmp_path / "f" / "x", b"rain")]) == {"f/x": sha256(b"rain")}
 
 
-def test_beside_the_run(tmp_path: Path) -> None:
-    file = write(tmp_path / "f" / "x", b"rain")
-    assert digests_beside([file]).result(10) == {"f/x": sha256(b"rain")}
-    file.unlink()
-    with pytest.raises(FileNotFoundError):
-        digests_beside([file]).result(10)
+def safetensors(path: Path, numbers: bytes) -> Path:
+    """Something like a safetensors file: a length, a header so long, numbers."""
+    return write(path, (6).to_bytes(8, "little") + b"header" + numbers)
+
+
+def test_a_large_file_is_known_by_its_header_until_it_is_hashed(tmp_path: Path, reads: list[str]) -> None:
+    file, like = safetensors(tmp_path / "f" / "x", b"rain"), safetensors(tmp_path / "g" / "y", b"snow")
+    header = HEADER + sha256(file.read_bytes()[:14])
+    assert quick_digests([file, like]) == {"f/x": header, "g/y": header} == header_digests([file, like])
+    assert reads == []
+    whole = digests([file])
+    assert quick_digests([file]) == whole == {"f/x": sha256(file.read_bytes())}
+    small = write(tmp_path / "f" / "z", b"dew")
+    assert quick_digests([small]) == {"f/z": sha256(b"dew")}
+
+
+def test_a_header_that_claims_more_than_the_file_has(tmp_path: Path) -> None:
+    file = write(tmp_path / "f" / "x", b"\xff" * 8 + b"rain")
+    assert quick_digests([file]) == {"f/x": HEADER + sha256(file.read_bytes())}
+
+
+def test_files_are_hashed_later_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    running, most, finished = [], [], Event()
+
+    def digest(file: Path) -> str:
+        running.append(file)
+        most.append(len(running))
+        if file.name == "gone":
+            running.remove(file)
+            raise FileNotFoundError(file)
+        running.remove(file)
+        if file.name == "last":
+            finished.set()
+        return ""
+
+    monkeypatch.setattr(digests_module, "digest", digest)
+    hash_later([tmp_path / "gone", tmp_path / "one"])
+    hash_later([tmp_path / "last"])
+    assert finished.wait(10)
+    assert most == [1, 1, 1]
