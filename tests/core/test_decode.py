@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
-from ltx2_cli.core.components import Components
+from ltx2_cli import read_spec, resolve
+from ltx2_cli.core.components import Components, abstract_network
 from ltx2_cli.core.decode import decode, programs
 from ltx2_cli.core.report import Silent
 from ltx2_cli.forecast.hlo import Collective, collectives
@@ -20,8 +21,12 @@ EIGHT = {"profile": "gpu", "mesh": {"passes": 4, "heads": 2}}
 
 
 def decoded(plan: Plan) -> list[Media]:
-    draw = np.random.default_rng(3).standard_normal
-    tokens = AV(draw((8, plan.stages[0].geometry.video_tokens, 8)), draw((8, plan.stages[0].geometry.audio_frames, 16)))
+    draw, (stage,), arch = np.random.default_rng(3).standard_normal, plan.stages, plan.arch.transformer
+    video, audio = (
+        (8, stage.geometry.video_tokens, arch.in_channels),
+        (8, stage.geometry.audio_frames, arch.audio_in_channels),
+    )
+    tokens = AV(draw(video), draw(audio))
     rows = AV(*(stream[: plan.spec.num_videos].astype(np.float32) for stream in tokens))
     return list(decode(plan, rows, Components(plan), Silent()))
 
@@ -45,6 +50,15 @@ def test_eight_devices_make_the_clips_of_one(
     plan = plan_of(checkpoint, CASE, 3, num_videos=videos, sharding=EIGHT)
     assert tuple(plan.decoding.mesh.shape.values())[:3] == parts
     check(decoded(plan), plain[:videos])
+
+
+def test_decoders_whose_weights_are_split_make_the_same_clip() -> None:
+    clip = {"model": "demo", "prompt": "a", "height": 128, "width": 256, "num_frames": 9, "dtype": "float32"}
+    split = {**EIGHT, "weights": {"conv_out": "heads"}, "replicate_vae": False}
+    plain, plan = (resolve(read_spec({**clip, "sharding": sharding})) for sharding in ("single", split))
+    kernel = abstract_network(plan, "vae").decoder.conv_in.conv.kernel.get_value()
+    assert kernel.sharding.shard_shape(kernel.shape)[-1] == kernel.shape[-1] // 2
+    check(decoded(plan), decoded(plain))
 
 
 def test_tiles_make_the_same_clip(checkpoint: Checkpoint, plain: list[Media]) -> None:

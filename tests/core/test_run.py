@@ -91,6 +91,14 @@ def test_how_it_is_run_does_not_change_the_clip(checkpoint: Checkpoint, option: 
         assert error(got, plain) <= 2e-5
 
 
+def test_a_run_in_float16_is_near_one_in_float32(checkpoint: Checkpoint) -> None:
+    """Text encoder and denoiser; a rounding in float16 is 5e-4."""
+    wanted = final_latents(plan_of(checkpoint, SMALL, 3))
+    half = final_latents(plan_of(checkpoint, SMALL, 3, dtype="float16", text_encoder_dtype="float16"))
+    for got, exact in zip(half, wanted, strict=True):
+        assert 1e-6 < error(got, exact) <= 2e-2
+
+
 def test_noise_is_that_of_the_seed_alone() -> None:
     shapes = AV((1, 4, 2, 3, 3), (1, 2, 5, 4))
     first, again, other = noise(2**32 - 1, shapes), noise(2**32 - 1, shapes), noise(0, shapes)
