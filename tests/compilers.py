@@ -8,7 +8,8 @@ from importlib.util import find_spec
 import jax
 import pytest
 from jax.experimental import topologies
-from ltx2_cli.forecast.chips import topology
+
+from ltx2_cli.forecast.topology import topology
 
 # Facts that XLA asks for of a GPU: NVIDIA's H100 SXM data sheet and the CUDA programming guide, compute capability 9.0.
 H100 = """
