@@ -12,7 +12,8 @@ estimate in parentheses):
 | forward, LTX-2, 1280x704x257 | v6e-8, passes 4 x heads 2 | 5.25 (5.29) |
 | forward, LTX-2.3, 768x512x121 | tpu7x-8, passes 4 x tokens 2 | 0.82 (0.89) |
 | forward, LTX-2.3, 1536x1024x121 | tpu7x-8, tokens 8 | 1.33 (1.35) |
-| upsample to 1536x1024x121 | tpu7x-8 | 0.40 (0.46) |
+| forward, LTX-2, 768x512x121 | tpu7x, passes 2 | 4.75 (5.40) |
+| upsample to 1536x1024x121 | tpu7x-8 | 0.40 (0.45) |
 """
 
 import math

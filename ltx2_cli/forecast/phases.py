@@ -68,10 +68,10 @@ def _network_bytes(plan: Plan, name: str) -> int:
 
 
 def phase_networks(plan: Plan, phases: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """The networks whose weights are in memory in each of these phases. The first stage's denoiser stays until a
-    refiner has taken what it needs of it."""
+    """The networks whose weights are in memory in each of these phases. The first stage's denoiser stays while latents
+    are upsampled: the second refines with it, or with what LoRAs make of it."""
     present = plan.networks.present()
-    awaited = {DENOISE, UPSAMPLE} <= set(phases) and REFINER in present
+    awaited = {DENOISE, UPSAMPLE} <= set(phases)
     return {
         phase: tuple(
             name for name in (*PHASES[phase], *([DENOISER] if awaited and phase == UPSAMPLE else [])) if name in present

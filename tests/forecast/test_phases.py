@@ -1,0 +1,90 @@
+"""What each phase of a run needs of a device: weights, what loading takes for a moment, activations by estimate."""
+
+from dataclasses import replace
+from functools import lru_cache
+
+import pytest
+
+from devices import cpu, tpus
+from ltx2_cli.core.progress import Ends, Progress
+from ltx2_cli.forecast.configs import foresee
+from ltx2_cli.forecast.phases import (
+    CONNECT,
+    DECODE,
+    DENOISE,
+    ENCODE,
+    PHASES,
+    REFINE,
+    UPSAMPLE,
+    activation_bytes,
+    phase_memory,
+    run_phases,
+)
+from ltx2_cli.plan import Plan, first_stage
+from ltx2_cli.profiles import read_spec
+from ltx2_cli.spec import AV
+from ltx2_cli.stages import Source
+
+V6E, TPU7X = tpus("TPU v6 lite", 8), tpus("TPU7x", 8, cores=2)
+LARGE = {"model": "ltx2.3", "recipe": "two_stage", "width": 1536, "height": 1024}
+
+
+@lru_cache
+def planned(devices: tuple, **keys: object) -> Plan:
+    return foresee(read_spec(prompt="rain", **keys), devices)
+
+
+@pytest.mark.parametrize(
+    ("devices", "request_", "phase", "compiled"),
+    [
+        (V6E, {"model": "ltx2"}, ENCODE, 1.62),
+        (V6E, {"model": "ltx2"}, CONNECT, 2.38),
+        (V6E, {"model": "ltx2.3"}, CONNECT, 3.18),
+        (V6E, {"model": "ltx2"}, DENOISE, 2.00),
+        (V6E, {"model": "ltx2", "width": 1280, "height": 704, "num_frames": 257}, DENOISE, 5.25),
+        (TPU7X[:2], {"model": "ltx2"}, DENOISE, 4.75),
+        (TPU7X, LARGE, DENOISE, 0.82),
+        (TPU7X, LARGE, UPSAMPLE, 0.40),
+        (TPU7X, LARGE, REFINE, 1.33),
+    ],
+)
+def test_estimates_are_near_what_libtpu_compiled(devices: tuple, request_: dict, phase: str, compiled: float) -> None:
+    """GB beside the weights, by `memory_analysis()` of libtpu 0.0.42; the first forward of two devices has two rows."""
+    assert 0.95 < activation_bytes(planned(devices, **request_), phase) / 1e9 / compiled < 1.2
+
+
+def test_stacks_in_other_tiles_are_there_twice_for_a_moment() -> None:
+    """The largest stack of LTX-2: 48 matrices of 16,384 x 4,096 in two bytes."""
+    tiled = phase_memory(planned(TPU7X, model="ltx2"), [DENOISE])[DENOISE]
+    assert tiled.weights == 2 * 18_876_174_592
+    assert tiled.loading - tiled.weights == 2 * 48 * 16384 * 4096
+    # on Trillium half a matrix as it came from the disk, and half of one that is put into its stack; nothing on a CPU
+    plain = phase_memory(planned(V6E, model="ltx2", sharding="single"), [DENOISE])[DENOISE]
+    assert plain.loading - plain.weights == 2 * 2 * 16384 * 4096
+    here = phase_memory(planned(cpu(), model="ltx2"), [DENOISE])[DENOISE]
+    assert here.loading == here.weights == tiled.weights
+
+
+def test_a_second_stage_is_loaded_beside_the_first() -> None:
+    """A copy takes both while it is made, then itself alone; factors take both all the time."""
+    copied = phase_memory(planned(TPU7X, **LARGE), [REFINE])[REFINE]
+    assert copied.loading > 2 * 0.99 * copied.weights
+    plan = planned(TPU7X, **LARGE)
+    low_rank = planned(V6E, **LARGE)
+    factors = phase_memory(low_rank, [DENOISE, REFINE])
+    assert factors[REFINE].weights > factors[DENOISE].weights
+    kept = replace(plan, spec=replace(plan.spec, keep_resident=True))
+    everything = {memory.weights for memory in phase_memory(kept, run_phases(kept)).values()}
+    assert len(everything) == 1
+    assert everything.pop() > 1.9 * copied.weights
+
+
+def test_a_run_goes_through_the_phases_of_its_command() -> None:
+    plan = planned(cpu(), model="demo", recipe="two_stage")
+    assert run_phases(plan) == tuple(PHASES)
+    assert run_phases(first_stage(plan), Ends.drafts) == (ENCODE, CONNECT, DENOISE, DECODE)
+    assert run_phases(plan, start=Progress(phase=2, contexts={"connectors": AV(None, None)})) == (REFINE, DECODE)
+    source = Source(plan.stages[0].shapes, 24.0)
+    later = foresee(read_spec(prompt="rain", model="demo"), cpu(), source)
+    assert run_phases(later, Ends.latents) == (ENCODE, CONNECT, UPSAMPLE, REFINE)
+    assert phase_memory(later, [UPSAMPLE])[UPSAMPLE].weights < phase_memory(plan, [DENOISE, UPSAMPLE])[UPSAMPLE].weights
