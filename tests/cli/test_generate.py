@@ -65,12 +65,13 @@ class Core:
 @pytest.fixture
 def core(monkeypatch: pytest.MonkeyPatch) -> Core:
     core = Core()
-    plan, run = ModuleType("plan"), ModuleType("run")
-    vars(plan).update(resolve=core.resolve, missing=lambda spec: [], Plan=Core, first_stage=lambda plan: plan)
+    verb, run = sys.modules["ltx2_cli.cli.generate"], ModuleType("run")
+    monkeypatch.setattr("ltx2_cli.plan.missing", lambda spec: [])
+    monkeypatch.setattr(verb, "check_published", lambda request: None)
+    monkeypatch.setattr(verb, "fitting_plan", lambda request: core.resolve(request.spec))
     vars(run).update(
         load=core.load, programs=lambda plan, ends: [], warm_up=core.warm_up, write=core.write, BEGINNING=None
     )
-    monkeypatch.setitem(sys.modules, "ltx2_cli.plan", plan)
     monkeypatch.setitem(sys.modules, "ltx2_cli.core.run", run)
     return core
 

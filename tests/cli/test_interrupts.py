@@ -54,12 +54,13 @@ from ltx2_cli.media import Media, write_mp4
 def write(plan, components, report, *more):
     write_mp4(Media(np.zeros((9, 64, 64, 3), np.uint8), np.zeros((9, 2), np.float32), 24.0, 24000), Path("out/a.mp4"))
     yield Path("out/a.mp4"), []
-sys.modules["ltx2_cli.plan"] = SimpleNamespace(
-    resolve=lambda spec: SimpleNamespace(spec=replace(spec, seed=(5,))),
-    missing=lambda spec: [],
-    first_stage=None,
-    Plan=None,
-)
+sys.modules["ltx2_cli.plan"] = SimpleNamespace(missing=lambda spec: [], Plan=None)
+sys.modules["ltx2_cli.cli.preview"] = SimpleNamespace(downloading=lambda absent: [])
+sys.modules["ltx2_cli.forecast.requests"] = SimpleNamespace(Request=lambda spec, devices, ends: spec)
+import ltx2_cli.cli
+generate = sys.modules["ltx2_cli.cli.generate"]
+generate.check_published = lambda request: None
+generate.fitting_plan = lambda request: SimpleNamespace(spec=replace(request, seed=(5,)))
 sys.modules["ltx2_cli.core.run"] = SimpleNamespace(
     load=lambda plan: None, programs=None, warm_up=None, write=write, BEGINNING=None
 )
