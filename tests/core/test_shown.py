@@ -19,7 +19,8 @@ from tools.train_demo.world import Scene
 
 ROOT = Path(__file__).parents[2]
 OPEN = "a shape stays still in the middle on a black background with a low tone"  # says neither what nor of what colour
-SEEDS = range(4)
+SEEDS = range(3)
+WHAT = ("colour", "shape", "motion", "pitch", "sync", "background", "size", "place", "loudness")
 
 Asked = list[tuple[Scene, str, int]]  # and the seed
 
@@ -27,12 +28,13 @@ Asked = list[tuple[Scene, str, int]]  # and the seed
 def asked() -> Asked:
     """The first prompts of the evaluation, and those of its first bounces, each with the seed that it has there."""
     numbered = [(scene, prompt, seed) for seed, (scene, prompt) in enumerate(held_out(80))]
-    bounces = [each for each in numbered[8:] if each[0].motion == "bounce"]
-    return [*numbered[:8], *bounces[:4]]
+    bounces = [each for each in numbered[6:] if each[0].motion == "bounce"]
+    return [*numbered[:6], *bounces[:2]]
 
 
 def film(request: Mapping[str, object], prompt: str = OPEN, seeds: range = SEEDS) -> list[Seen]:
-    return list(filmed([(prompt, seed) for seed in seeds], request))
+    """Clips in half of the usual steps."""
+    return list(filmed([(prompt, seed) for seed in seeds], {"num_inference_steps": 10} | request))
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +48,9 @@ def variety() -> list[Seen]:
     return film({})
 
 
-@pytest.mark.parametrize(
-    "what", ["colour", "shape", "motion", "pitch", "sync", "background", "size", "place", "loudness"]
-)
-def test_a_clip_shows_and_sounds_like_what_was_typed(shown: list[tuple[Scene, Seen]], what: str) -> None:
-    assert shares(*zip(*shown, strict=True))[what] >= 0.9
+def test_a_clip_shows_and_sounds_like_what_was_typed(shown: list[tuple[Scene, Seen]]) -> None:
+    found = shares(*zip(*shown, strict=True))
+    assert all(found[what] >= 0.9 for what in WHAT), found
 
 
 def test_another_prompts_clip_is_not_what_was_typed(shown: list[tuple[Scene, Seen]]) -> None:
@@ -67,7 +67,7 @@ def test_what_a_prompt_leaves_open_the_seed_decides(variety: list[Seen]) -> None
 
 
 def test_what_the_negative_prompt_says_is_not_shown(variety: list[Seen]) -> None:
-    for seed, each in enumerate(variety):
+    for seed, each in enumerate(variety[:2]):
         (without,) = film({"negative_prompt": str(each.colour)}, seeds=range(seed, seed + 1))
         assert without.colour != each.colour
 
@@ -81,15 +81,16 @@ def test_the_second_stage_sharpens() -> None:
     assert twice.edge < 0.85 * once.edge
 
 
-def test_the_evaluation_says_what_it_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    evaluate.main(count=1, checkpoint=str(INSIDE), variants="as it comes, scale 1")
+def test_the_evaluation_says_what_it_measured(
+    shown: list[tuple[Scene, Seen]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluate.main(count=1, checkpoint=str(INSIDE), variants="as it comes, scale 6")
     said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [each.get("variant") for each in said] == [None, "as it comes", "scale 1"]
+    assert [each.get("variant") for each in said] == [None, "as it comes", "scale 6"]
     assert said[0]["autoencoders"]["psnr"] > 25
     assert said[0]["autoencoders"]["within_a_quarter"] == 1
     assert len(said[0]["files"]) == 7
-    ((scene, prompt),) = held_out(1)
-    (seen,) = filmed([(prompt, 0)], {})
+    scene, seen = shown[0]
     figures = {"variant": "as it comes", "clips": 1} | shares([scene], [seen]) | {"edge": round(seen.edge, 4)}
     assert said[1] == json.loads(json.dumps(figures))
 
