@@ -1,6 +1,7 @@
 """What the user sees on stderr: stages with their times, steps with what is left of them, errors with a way out."""
 
 import os
+import re
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ from rich.text import Text
 
 from ltx2_cli.core.report import Report, Steps
 
+STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
 
 def reporter(stream: TextIO | None = None) -> Report:
     """The report for `stream` (stderr): live on a terminal, plain lines where there is none or nobody wants colour."""
@@ -36,13 +39,19 @@ def complain(sentence: str, hint: str) -> None:
     """An error on stderr: what is wrong, and what to do instead."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     indent = "\n" + " " * len("error: ")
-    console.print(Text.assemble(("error: ", "bold red"), sentence.replace("\n", indent)))
+    console.print(Text.assemble(("error: ", "bold red"), visible(sentence).replace("\n", indent)))
     if hint:
-        console.print(Text.assemble(("hint: ", "bold cyan"), hint))
+        console.print(Text.assemble(("hint: ", "bold cyan"), visible(hint)))
+
+
+def visible(text: str) -> str:
+    """`text` with characters that steer a terminal, or turn its writing round, as escapes; lines and tabs stay."""
+    return STEERING.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
     """Rows as lines of a table, alike on a terminal and in a pipe; the columns in `right` are set flush right."""
+    rows = [[visible(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     flush = [">" if number in right else "<" for number in range(len(widths))]
     return [
@@ -70,7 +79,7 @@ class Plain:
         self.note(_done(f"{total} steps", began))
 
     def note(self, text: str) -> None:
-        print(text, file=self.stream, flush=True)
+        print(visible(text), file=self.stream, flush=True)
 
     def advance(self, steps: int = 1) -> None:
         pass
@@ -99,7 +108,7 @@ class Live:
         self._tick(_done(f"{total} steps", began))
 
     def note(self, text: str) -> None:
-        self.console.print(Text(f"  {text}"))
+        self.console.print(Text(f"  {visible(text)}"))
 
     def _tick(self, text: str) -> None:
         self.console.print(Text.assemble(("✓ ", "green"), text))

@@ -12,9 +12,10 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from ltx2_cli.files import read_limited
 from ltx2_cli.spec import RunSpec, SpecError
 from ltx2_cli.validation import MAX_VIDEOS
-from ltx2_cli.yaml_text import PAGE, Values, in_texts, parse, parse_page
+from ltx2_cli.yaml_text import MAX_TEXT, PAGE, Values, in_texts, parse, parse_page
 
 OPAQUE = "\ud800"  # begins a text that OmegaConf is not to read; in no text that is encoded
 MISFIT = (OmegaConfBaseException, TypeError)  # what a value of the wrong type makes OmegaConf raise
@@ -33,7 +34,7 @@ class Layer:
 def read_file(path: Path) -> Layer:
     """A YAML file of keys and values."""
     try:
-        return read_text(path.read_text(encoding="utf-8"), str(path))
+        return read_text(read_limited(path, MAX_TEXT, PAGE).decode("utf-8"), str(path))
     except UnicodeDecodeError:
         raise SpecError(f"{path} is not YAML text", PAGE) from None
     except OSError as error:

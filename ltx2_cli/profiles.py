@@ -19,6 +19,7 @@ AUTO = "auto"  # the recipe and the sharding that are chosen when the checkpoint
 EITHER = {"num_inference_steps", "sigmas"}  # of two layers, the higher says both
 # what the checkpoint's recipe fills in
 LEFT_OPEN = ("num_inference_steps", "sigmas", "guidance", "stg_blocks", "refinement")
+CACHE = "compile_cache"  # never taken from a file, which may be a stranger's: programs are code
 MADE_WITH = "made_with"  # what a record says besides the request, ignored where that is read
 REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*(/[\w./-]+\.safetensors)?(@[^@\s]+)?")
 SINGLE_FILE = ".safetensors"
@@ -87,7 +88,7 @@ def to_yaml(spec: RunSpec, made_with: Mapping[str, Any] | None = None) -> str:
     """`spec` as YAML that `read_spec(config=...)` turns into an equal one; `made_with` comes last."""
     made = {MADE_WITH: made_with} if made_with else {}
     seed = {"seed": spec.seed[0]} if spec.seed and len(spec.seed) == 1 else {}
-    return dump({**asdict(spec), **seed, **made})
+    return dump({**asdict(spec), CACHE: None, **seed, **made})
 
 
 def spread(sigmas: tuple[float, ...], steps: int) -> tuple[float, ...]:
@@ -207,16 +208,21 @@ def _alone(layers: Sequence[Layer]) -> list[Layer]:
 
 
 def _under(above: Sequence[Layer], file: Layer) -> Layer:
-    """`file` without its versions, and without what it only repeats from profiles that `above` replaces by others.
+    """`file` without its versions and what is never shared, and without what it only repeats from profiles that
+    `above` replaces by others.
 
     A record holds every value. Were all of them kept, `--config clip.yaml --model demo` would load the old weights.
     """
-    plain = replace(file, values={key: value for key, value in file.values.items() if key != MADE_WITH})
+    is_record = MADE_WITH in file.values
+    if not is_record and file.values.get(CACHE) is not None:
+        raise SpecError(f"{file.source}`{CACHE}` is not taken from a file: programs are code", "--compile-cache FOLDER")
+    ours = {key: value for key, value in file.values.items() if key not in (MADE_WITH, CACHE)}
+    plain = replace(file, values=ours)
     named = {kind: plain.values[kind] for kind in KINDS if _name(plain, kind) is not None}
     renamed = {kind for kind in named for layer in above if _name(layer, kind) not in (None, _name(plain, kind))}
     if not renamed:
         return plain
-    gone = renamed | (_chosen(plain) if MADE_WITH in file.values and "model" in renamed else set())
+    gone = renamed | (_chosen(plain) if is_record and "model" in renamed else set())
     kept = {**_without_repeats(plain, named), **named}
     return replace(plain, values={key: value for key, value in kept.items() if key not in gone})
 

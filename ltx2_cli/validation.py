@@ -14,6 +14,9 @@ MAX_STEPS = 1000
 MAX_VIDEOS = 1000
 LEAST_STEP = 1e-6  # between noise levels, which float32 tells apart
 MAX_FPS = 240
+MAX_SIDE = 2**14  # pixels
+MAX_FRAMES = 2**14 + 1
+MAX_TOKENS = 2**17  # of text: what Gemma-3 reads
 MAX_SEED = 2**32 - 1
 SURROGATE = re.compile("[\ud800-\udfff]")  # how Python keeps a byte that is no UTF-8
 
@@ -27,6 +30,8 @@ def validate(spec: RunSpec) -> None:
 
 def _wrong_text(spec: RunSpec) -> Iterator[str]:
     for key, value in [*vars(spec).items(), *(("lora", lora) for lora in spec.lora)]:
+        if isinstance(value, str) and "\0" in value:
+            yield f"{key} {value!r} has a NUL in it; leave it out"
         if isinstance(value, str) and SURROGATE.search(value):
             yield f"{key} {value!r} is not text in UTF-8; type or save it as UTF-8"
 
@@ -34,16 +39,19 @@ def _wrong_text(spec: RunSpec) -> Iterator[str]:
 def _wrong_content(spec: RunSpec) -> Iterator[str]:
     if not spec.prompt.strip():
         yield 'the prompt is empty; say what to show: --prompt "..."'
-    yield from _off_grid("height", spec.height, 32, 0)
-    yield from _off_grid("width", spec.width, 32, 0)
-    yield from _off_grid("num_frames", spec.num_frames, 8, 1)
+    yield from _off_grid("height", spec.height, 32, 0, MAX_SIDE)
+    yield from _off_grid("width", spec.width, 32, 0, MAX_SIDE)
+    yield from _off_grid("num_frames", spec.num_frames, 8, 1, MAX_FRAMES)
     yield from _beyond("fps", spec.fps, 1, MAX_FPS)
     yield from _beyond("num_videos", spec.num_videos, 1, MAX_VIDEOS)
     yield from _wrong_seeds(spec)
 
 
-def _off_grid(key: str, value: int, step: int, first: int) -> Iterator[str]:
-    """A finding if `value` is not a positive `k * step + first`, with the nearest that are."""
+def _off_grid(key: str, value: int, step: int, first: int, most: int) -> Iterator[str]:
+    """A finding if `value` is not a positive `k * step + first` up to `most`, with the nearest that are."""
+    if value > most:
+        yield f"{key} {value} is more than {most}; nearest: --{key.replace('_', '-')} {most}"
+        return
     if value > 0 and value % step == first:
         return
     below = (value - first) // step * step + first
@@ -92,6 +100,11 @@ def _wrong_process(spec: RunSpec) -> Iterator[str]:
         yield f"sharding.tile_rows {rows} is no number of rows; --set sharding.tile_rows=null leaves it to the device"
     if spec.max_sequence_length < 1:
         yield f"max_sequence_length {spec.max_sequence_length} leaves no text; usual: --set max_sequence_length=1024"
+    if spec.max_sequence_length > MAX_TOKENS:
+        yield (
+            f"max_sequence_length {spec.max_sequence_length} is more than {MAX_TOKENS};"
+            " usual: --set max_sequence_length=1024"
+        )
 
 
 def _wrong_refinement(refinement: RefinementSpec) -> Iterator[str]:

@@ -1,11 +1,12 @@
 """What an mp4 is and what it says of itself: as ffmpeg writes it into the file, and as it is read back."""
 
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen
+from tempfile import TemporaryFile
 
 import imageio_ffmpeg
 
@@ -15,6 +16,7 @@ OURS = "ltx2."  # how the keys of what we say begin
 SPECIAL = re.compile(r"([=;#\\\n])")  # what ffmpeg's metadata format wants a backslash before
 ENTRY = re.compile(r"^((?:\\.|[^\\=\n])+)=((?:\\[\s\S]|[^\\\n])*)$", re.MULTILINE)
 ESCAPED = re.compile(r"\\([\s\S])")
+MAX_SAID = 2**26  # bytes that ffmpeg prints of a file: about 60 of each packet
 BOX = slice(4, 8), b"ftyp"  # where an mp4's first box has its name, and the name
 AGAIN = "the file is cut short or changed; copy or make it again"
 
@@ -82,10 +84,18 @@ def _plain(text: str) -> str:
 def ask_ffmpeg(path: Path, wanted: Sequence[str]) -> str:
     """What ffmpeg prints of a file; raises `SpecError` with its first complaint."""
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-loglevel", "error", "-i", f"file:{path}", *wanted]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    if done.returncode or done.stderr:
-        raise SpecError(f"{path} is damaged: {first_complaint(done.stderr, done.returncode)}", AGAIN)
-    return done.stdout.decode("utf-8", errors="replace")
+    with TemporaryFile() as log, Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=log) as process:
+        assert process.stdout
+        said = process.stdout.read(MAX_SAID + 1)
+        if len(said) > MAX_SAID:
+            process.kill()
+            raise SpecError(f"{path} says more of itself than {MAX_SAID:,} bytes", AGAIN)
+        process.wait()
+        log.seek(0)
+        complaint = log.read(MAX_SAID)
+    if process.returncode or complaint:
+        raise SpecError(f"{path} is damaged: {first_complaint(complaint, process.returncode)}", AGAIN)
+    return said.decode("utf-8", errors="replace")
 
 
 def first_complaint(log: bytes, code: int) -> str:

@@ -15,7 +15,7 @@ from ltx2_cli.spec import SpecError
 Values = dict[str, Any]
 
 PAGE = "a page of `key: value` lines is expected"
-MAX_TEXT = 1_000_000  # characters of a page; a record has some 5,000
+MAX_TEXT = 1_000_000  # characters of a page, and bytes; a record has some 5,000
 MAX_NODES = 10_000  # keys and values of a page; a record has some 100
 MAX_DEPTH = 32
 FLOAT = "tag:yaml.org,2002:float"

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from ltx2_cli.console import Live, Plain, complain, reporter
+from ltx2_cli.console import Live, Plain, columns, complain, reporter
 from ltx2_cli.core.report import Report, Silent
 
 
@@ -74,3 +74,14 @@ def test_silence(capfd: pytest.CaptureFixture[str]):
 def test_an_error_is_not_read_as_markup_nor_wrapped(capfd: pytest.CaptureFixture[str]):
     complain("no [bold]model[/bold]\n" + "x" * 200, "REPO[@REV]")
     assert capfd.readouterr().err == f"error: no [bold]model[/bold]\n       {'x' * 200}\nhint: REPO[@REV]\n"
+
+
+def test_what_steers_a_terminal_is_shown_and_not_obeyed(capsys: pytest.CaptureFixture[str]):
+    stranger = "\x1b[2J\x1b]0;title\x07 \x9b31m\u202eRED ☂ 👩\u200d🚀"
+    shown = r"\x1b[2J\x1b]0;title\x07 \x9b31m\u202eRED ☂ " + "👩\u200d🚀"
+    assert columns([["prompt", stranger]]) == [f"prompt  {shown}"]
+    complain(f"no\n{stranger}", stranger)
+    assert capsys.readouterr().err == f"error: no\n       {shown}\nhint: {shown}\n"
+    for stream in (io.StringIO(), Terminal()):
+        reporter(stream).note(stranger)
+        assert shown in stream.getvalue()

@@ -13,10 +13,11 @@ import yaml
 from safetensors.numpy import load_file, save_file
 
 from ltx2_cli import hosts, read_spec, resolve
-from ltx2_cli.core.journal import Errand, Journal
+from ltx2_cli.core.journal import Journal
 from ltx2_cli.core.progress import Ends, Progress
 from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import load, make_latents
+from ltx2_cli.core.unfinished import Errand
 from ltx2_cli.diffusion.latents import unpack
 from ltx2_cli.hosts import Hosts, join
 from ltx2_cli.media import unfinished_path

@@ -417,7 +417,7 @@ BOMB = "a: &a [x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}]\n" for a, b in pai
         (BOMB, "line 1: this is not plain YAML: anchors and aliases are not read"),
         ("a: " + 100_000 * "[", "line 1: this is not plain YAML: its values are nested more than 32 deep"),
         ("a: [" + 100_000 * "1," + "]", "line 1: this is not plain YAML: it has more than 10,000 keys and values"),
-        ("a: " + 1_000_000 * "b", "is not YAML text: it has more than 1,000,000 characters"),
+        ("a: " + 1_000_000 * "b", "has more than 1,000,000 bytes"),
         ("a: " + 5_000 * "9", "is not YAML text: a number in it cannot be read"),
         ("42", "holds no keys"),
         ("red", "holds no keys"),

@@ -27,6 +27,7 @@ TOWER = (
         "video_difference",
         "hosts",
         "platforms",
+        "files",
     },
     {"weights", "diffusion"},
     {"nn"},

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ltx2_cli import video_file
 from ltx2_cli.media import Media, write_mp4
 from ltx2_cli.spec import SpecError
 from ltx2_cli.video_file import is_video, open_video
@@ -82,3 +83,24 @@ def test_a_file_that_is_cut_short_is_a_sentence(share: float, tmp_path: Path) ->
     path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
     with pytest.raises(SpecError, match=rf"^{path} is damaged: [^\n]+$"):
         open_video(path)
+
+
+@pytest.mark.parametrize("box", ["stsz", "stts", "stsc", "stsd", "trak", "ftyp"])
+def test_a_box_that_promises_too_much_is_a_sentence(box: str, tmp_path: Path) -> None:
+    """A count, or a length, of four thousand million; no memory is taken for them."""
+    path = tmp_path / "clip.mp4"
+    write_mp4(clip(), path, {"record": "x"})
+    content = bytearray(path.read_bytes())
+    counts = {"stsz": 12, "trak": -4, "ftyp": -4}  # behind its name
+    place = content.index(box.encode()) + counts.get(box, 8)
+    content[place : place + 4] = b"\xff" * 4
+    path.write_bytes(content)
+    with pytest.raises(SpecError, match=rf"^{path} is damaged: [^\n]+$"):
+        open_video(path)
+
+
+def test_a_file_that_says_too_much_of_itself_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_mp4(clip(), tmp_path / "clip.mp4", {"record": "x" * 1000})
+    monkeypatch.setattr(video_file, "MAX_SAID", 500)
+    with pytest.raises(SpecError, match="says more of itself than 500 bytes"):
+        open_video(tmp_path / "clip.mp4")

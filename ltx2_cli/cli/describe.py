@@ -85,8 +85,10 @@ Description = Record | Clip | Weights | Summary
 
 def describe(path: Path) -> Description:
     """What `path` is. Raises `SpecError` where it is damaged, or nothing that is known."""
+    from ltx2_cli.files import refuse_special
     from ltx2_cli.video_file import is_video
 
+    refuse_special(path, KNOWN)
     if path.is_dir():
         return _folder(path)
     try:
@@ -154,7 +156,6 @@ def _latents(path: Path) -> Clip:
     file = open_latents(path)
     frames, height, width = file.size
     said = file.metadata
-    fps = _number(said["fps"], path) if "fps" in said else None
     return Clip(
         "latents",
         str(path),
@@ -164,19 +165,12 @@ def _latents(path: Path) -> Clip:
         width,
         height,
         frames,
-        fps,
-        frames / fps if fps else None,
+        file.fps,
+        frames / file.fps if file.fps else None,
         None,
         file.shapes._asdict(),
         _record(said, path),
     )
-
-
-def _number(text: str, path: Path) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise SpecError(f"{path} says {text!r} frames a second", DAMAGED) from None
 
 
 def _video(path: Path) -> Clip:
@@ -223,8 +217,11 @@ def _parsed(text: str, source: str) -> Mapping[str, Any]:
 
 
 def _record_file(path: Path) -> Record:
+    from ltx2_cli.files import read_limited
+    from ltx2_cli.yaml_text import MAX_TEXT
+
     try:
-        return Record("record", str(path), _parsed(path.read_text(encoding="utf-8"), str(path)))
+        return Record("record", str(path), _parsed(read_limited(path, MAX_TEXT, KNOWN).decode("utf-8"), str(path)))
     except UnicodeDecodeError:
         raise _unknown(path, ": it is not text") from None
 

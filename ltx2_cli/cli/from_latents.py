@@ -29,7 +29,7 @@ def request(
     from ltx2_cli.profiles import AUTO, read_spec
 
     files = dict.fromkeys(("noise", "save_latents", "output", "compile_cache"))
-    rate = {"fps": float(file.metadata["fps"])} if "fps" in file.metadata else {}
+    rate = {} if file.fps is None else {"fps": file.fps}
     size = dict(zip(SIZE, file.size, strict=True))
     here = {"sharding": AUTO, "vae_memory": None, **size, **rate, **files, **instead, **given}
     if record := file.metadata.get("record"):

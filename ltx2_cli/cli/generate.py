@@ -12,7 +12,7 @@ from ltx2_cli.cli.carry_out import carry_out
 from ltx2_cli.cli.flaws import Strict, refuse_flaws
 from ltx2_cli.cli.interrupts import postponed
 from ltx2_cli.cli.memory import check_published, fitting_plan
-from ltx2_cli.cli.options import FILES, KEEP_EVERY, SIZE, STEPS, option
+from ltx2_cli.cli.options import COMPILING, FILES, KEEP_EVERY, SIZE, STEPS, option
 from ltx2_cli.cli.together import asked, begin, found, in_step, with_common_seed
 from ltx2_cli.console import reporter
 from ltx2_cli.spec import RunSpec, SpecError
@@ -34,7 +34,6 @@ ltx2 generate "a choir" --model ~/LTX-2 --sharding trillium
 ltx2 generate "a street" --guidance-scale 4 --audio-stg-scale 0
 ltx2 generate --config out/fox.yaml --seed 8 -o out/fox8.mp4 --set fps=30"""
 
-COMPILING = "Compiling and timing"
 ANYTHING = "a"  # a prompt is wanted, none is shown; every text encoder knows it
 
 
@@ -118,9 +117,7 @@ def generate(
     keep_every: options.KeepEvery = KEEP_EVERY,
     config: options.Config = None,
     settings: options.Settings = None,
-    compile_cache: Annotated[
-        options.Text, option(COMPILING, "Where compiled programs are kept; off: nowhere.", metavar="FOLDER")
-    ] = None,
+    compile_cache: options.CompileCache = None,
     no_compile: Annotated[
         bool, option(COMPILING, "Fail where a program is not in the cache yet.", "--no-compile")
     ] = False,
@@ -240,8 +237,9 @@ def _ready(spec: RunSpec, how: Manner, report: "Report", around: ExitStack) -> "
 
 def _make(plan: "Plan", components: "Components", report: "Report", how: Manner) -> list[str]:
     """Carry out the plan, or only warm up for it; the flaws of what was made."""
-    from ltx2_cli.core.journal import Errand, Journal
+    from ltx2_cli.core.journal import Journal
     from ltx2_cli.core.run import warm_up
+    from ltx2_cli.core.unfinished import Errand
     from ltx2_cli.media import unfinished_path
 
     if how.warmup:

@@ -19,6 +19,7 @@ GUIDANCE = {
     for field in fields(Guidance)
 }
 KEEP_EVERY = 60.0  # seconds between keeping how far a run is
+COMPILING = "Compiling and timing"
 HOSTS = "Several hosts (found by themselves under SLURM, Open MPI and in TPU pod slices)"
 ABSENT: tuple[object, ...] = (None, [], ())  # what an option is that was not given; the last two if it is repeatable
 REFINEMENT = {name: f"refinement.{name}" for name in ("upsampler", "adain", "tone_map", "lengthen")}
@@ -90,6 +91,7 @@ Resumable = Annotated[
         "--resumable/--no-resumable",
     ),
 ]
+CompileCache = Annotated[Text, option(COMPILING, "Where compiled programs are kept; off: nowhere.", metavar="FOLDER")]
 KeepEvery = Annotated[float, option(FILES, "Seconds between keeping it.", metavar="SECONDS")]
 CoordinatorAddress = Annotated[Text, option(HOSTS, "Where process 0 listens.", metavar="HOST:PORT")]
 NumProcesses = Annotated[Count, option(HOSTS, "One a host; 1: alone, whatever is found.")]

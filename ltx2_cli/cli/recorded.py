@@ -69,7 +69,7 @@ class Recorded:
 
         elsewhere = {"sharding": AUTO, "vae_memory": None} if self.made.devices not in (None, devices()) else {}
         config = Layer(f"the record in {self.path}: ", dict(self.record))
-        return read_spec({"compile_cache": None, **elsewhere, **given}, config=config, dotlist=settings)
+        return read_spec({**elsewhere, **given}, config=config, dotlist=settings)
 
 
 def recorded(path: Path) -> Recorded:
@@ -130,7 +130,7 @@ def find_source(made: Recorded, instead: Path | None) -> Begun | None:
             f"--latents {place} takes them as they are",
         )
     file = open_latents(place)
-    return Begun(file, then.fps if then else float(file.metadata.get("fps", made.record["fps"])))
+    return Begun(file, then.fps if then else file.fps or made.record["fps"])
 
 
 def check_weights(made: Recorded, plan: "Plan", asked: Collection[str], any_weights: bool) -> list[str]:

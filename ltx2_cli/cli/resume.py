@@ -14,11 +14,11 @@ from ltx2_cli.cli.memory import OF_RUN, fitting_plan
 from ltx2_cli.cli.options import FILES, KEEP_EVERY, option
 from ltx2_cli.cli.together import begin, found, in_step
 from ltx2_cli.console import reporter
-from ltx2_cli.spec import SpecError
+from ltx2_cli.spec import NO_CACHE, SpecError
 
 if TYPE_CHECKING:
-    from ltx2_cli.core.journal import Unfinished
     from ltx2_cli.core.report import Report
+    from ltx2_cli.core.unfinished import Unfinished
     from ltx2_cli.plan import Plan
 
 RESUME_EXAMPLES = r"""[bold]Examples[/bold]
@@ -31,10 +31,16 @@ def resume(
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="The .run file beside the clip it makes.", show_default=False)
     ],
+    output: Annotated[
+        Path | None, option(FILES, "The mp4, in place of the one that was asked for.", "--output", "-o", metavar="FILE")
+    ] = None,
+    save_latents: options.SaveLatents = None,
+    overwrite: Annotated[bool, option(FILES, "Overwrite what other runs left where it writes.", "--overwrite")] = False,
     force: Annotated[bool, option(FILES, "Also with other versions or devices than before.", "--force")] = False,
     sharding: options.Sharding = None,
     strict: Strict = False,
     keep_every: options.KeepEvery = KEEP_EVERY,
+    compile_cache: options.CompileCache = None,
     debug: options.Debug = False,
     coordinator_address: options.CoordinatorAddress = None,
     num_processes: options.NumProcesses = None,
@@ -43,19 +49,28 @@ def resume(
 ) -> None:
     """Go on with an unfinished run; it ends with the bytes of one that was never interrupted."""
     with postponed():
+        from ltx2_cli.cli.resumed_files import check_own
         from ltx2_cli.core.compiling import counted
-        from ltx2_cli.core.journal import Journal, open_unfinished
+        from ltx2_cli.core.journal import Journal
+        from ltx2_cli.core.progress import written_clips
         from ltx2_cli.core.report import Silent
         from ltx2_cli.core.run import load
+        from ltx2_cli.core.unfinished import open_unfinished
 
     hosts = begin(coordinator_address, num_processes, process_id, initialization_timeout)
     report = reporter() if hosts.first else Silent()
     with counted() as count:
         with in_step(hosts) as facts:
             kept = open_unfinished(run.expanduser().absolute())
+            cache = Path(compile_cache) if compile_cache not in (None, NO_CACHE) else None
+            given = {"output": output, "save_latents": save_latents, "compile_cache": cache}
+            asked = {key: str(path.expanduser().absolute()) for key, path in given.items() if path}
+            others = {"sharding": sharding, "compile_cache": compile_cache}
             _enter(kept.folder, report)
-            plan = _plan(kept, sharding, force)
+            plan = _plan(kept, {key: value for key, value in others.items() if value} | asked, force)
             progress = kept.progress(plan)
+            if hosts.first and not overwrite:
+                check_own(plan, kept.errand.ends, written_clips(plan, progress))
             if hosts.count > 1:
                 facts |= {**found(plan), "how far the run is": str(kept.place)}
         journal = Journal(kept.path, plan, kept.errand, report, hosts.first, keep_every, written=0)
@@ -71,17 +86,19 @@ def _enter(folder: str, report: "Report") -> None:
         os.chdir(folder)
 
 
-def _plan(kept: "Unfinished", sharding: str | None, force: bool) -> "Plan":
-    """What the run's request means here. Raises `SpecError` where it is not what it was, unless `force`."""
+def _plan(kept: "Unfinished", asked: dict[str, str], force: bool) -> "Plan":
+    """What the run's request means here, changed by what is `asked` for now. Raises `SpecError` where it is not what it
+    was, unless `force`, and where it would write elsewhere than beside its file, unless that place is asked for."""
     import jax
 
+    from ltx2_cli.cli.resumed_files import places
     from ltx2_cli.core.compiling import keep_programs
     from ltx2_cli.forecast.phases import CONNECT, ENCODE
     from ltx2_cli.forecast.requests import Request
     from ltx2_cli.profiles import read_spec
 
-    other = {} if sharding is None else {"sharding": sharding}
-    spec = read_spec(other, config=kept.request)
+    moved = places(read_spec(config=kept.request), kept, asked)
+    spec = read_spec({**moved, **asked}, config=kept.request)
     keep_programs(spec.compile_cache)
     ends, source = kept.errand  # the text was read before it was kept
     plan = fitting_plan(Request(spec, jax.devices(), source, ends, frozenset({ENCODE, CONNECT}), OF_RUN))

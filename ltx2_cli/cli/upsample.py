@@ -106,10 +106,11 @@ def _go_on(
         import jax
 
         from ltx2_cli.core.compiling import counted, keep_programs
-        from ltx2_cli.core.journal import Errand, Journal
+        from ltx2_cli.core.journal import Journal
         from ltx2_cli.core.progress import Ends
         from ltx2_cli.core.record import begun
         from ltx2_cli.core.run import going_on, load
+        from ltx2_cli.core.unfinished import Errand
         from ltx2_cli.forecast.requests import Request
         from ltx2_cli.media import unfinished_path
         from ltx2_cli.stages import Source

@@ -3,38 +3,24 @@
 import json
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
 
-from ltx2_cli.core.made_with import UNFINISHED
-from ltx2_cli.core.progress import Ends, Progress, phases
-from ltx2_cli.core.record import History, made_with
+from ltx2_cli.core.progress import Progress, phases
+from ltx2_cli.core.record import made_with
 from ltx2_cli.core.report import Report
+from ltx2_cli.core.unfinished import ENTRIES, TEXT, Errand
 from ltx2_cli.media import replacing
 from ltx2_cli.plan import Plan
-from ltx2_cli.profile_layers import Layer, read_text
-from ltx2_cli.profiles import MADE_WITH, to_yaml
-from ltx2_cli.spec import AV, MAKE_ROOM, RunError, SpecError, StoppedError
-from ltx2_cli.stages import Source
+from ltx2_cli.profiles import to_yaml
+from ltx2_cli.spec import MAKE_ROOM, RunError, StoppedError
 
 WORTHWHILE = 60  # seconds: a run that is estimated to take longer is kept without being asked
-ENTRIES = ("record", UNFINISHED, "folder", "place", "history")  # of the file's metadata
-TEXT = "contexts."  # how the names of contexts begin, behind which the connectors' name stands
-WANTED = "a file NAME.run, as `ltx2 generate --resumable` keeps beside the clip that it makes"
-
-
-class Errand(NamedTuple):
-    """What a run is to do, besides what its request says."""
-
-    ends: Ends
-    source: Source | None  # the latents that it goes on from
 
 
 @dataclass
@@ -115,60 +101,3 @@ def _where(plan: Plan, progress: Progress) -> str:
     number, stage, _ = phases(plan)[progress.phase]
     batch = f" of batch {progress.batch + 1}" * (len(plan.batches) > 1)
     return f"after step {progress.step} of {len(stage.sigmas) - 1} of stage {number + 1}{batch}"
-
-
-def _texts(made_with: Mapping[str, Any]) -> dict[str, str]:
-    """What a run was made with, the mesh of each stage by itself."""
-    plain = {key: str(value) for key, value in made_with.items() if not isinstance(value, Mapping)}
-    return {**plain, **{f"the mesh of {stage}": mesh for stage, mesh in made_with["meshes"].items()}}
-
-
-@dataclass(frozen=True)
-class Unfinished:
-    """A run as it was kept; its arrays are not read yet."""
-
-    path: Path
-    request: Layer
-    errand: Errand
-    folder: str  # in which it was started
-    place: tuple[int, int, int]  # phase, batch, step
-    history: History
-
-    def changes(self, plan: Plan) -> list[str]:
-        """What is not as it was."""
-        was, now = (_texts(each) for each in (self.request.values[MADE_WITH], made_with(plan, {}, {})))
-        return [f"{what} was {was.get(what)}, is {value}" for what, value in now.items() if was.get(what) != value]
-
-    def progress(self, plan: Plan) -> Progress:
-        """How far it was."""
-        tensors, dtype = load_file(self.path), plan.spec.dtype.value
-        names = {name.rpartition(".")[0] for name in tensors}
-        streams = {name: AV(*(tensors[f"{name}.{stream}"] for stream in AV._fields)) for name in names}
-        contexts = {
-            name.removeprefix(TEXT): AV(*(array.astype(dtype) for array in each))
-            for name, each in streams.items()
-            if name.startswith(TEXT)
-        }
-        return Progress(*self.place, streams.get("latents"), streams.get("current"), contexts, self.history)
-
-
-def open_unfinished(path: Path) -> Unfinished:
-    """The header of a run that was kept. Raises `SpecError` where it is none."""
-    try:
-        with safe_open(path, "np") as file:
-            said = file.metadata() or {}
-    except (OSError, SafetensorError) as error:
-        raise SpecError(f"{path} cannot be read as an unfinished run: {error}", WANTED) from error
-    if not said.keys() >= set(ENTRIES):
-        raise SpecError(f"{path} is no unfinished run", WANTED)
-    record, *others = (said[entry] for entry in ENTRIES)
-    request = read_text(record, f"the record in {path}")
-    try:
-        (ends, source), folder, (phase, batch, step), history = map(json.loads, others)
-        if source:
-            shapes, fps = source
-            source = Source(AV(*map(tuple, shapes)), fps)
-        _texts(request.values[MADE_WITH])
-        return Unfinished(path, request, Errand(Ends(ends), source), folder, (phase, batch, step), tuple(history))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise SpecError(f"{path} is damaged: it does not say how far the run is", "begin the run anew") from error

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from ltx2_cli.diffusion.fingerprints import Fingerprint, read_fingerprint
+from ltx2_cli.diffusion.latents import STAGES
 from ltx2_cli.profiles import MADE_WITH
 from ltx2_cli.spec import AV, SpecError
+from ltx2_cli.validation import MAX_FPS
 
 UNFINISHED = "errand"  # what a file says that keeps how far a run is, and no other does
 PACKAGES = ("ltx2", "jax", "jaxlib")
-FIRST, UPSAMPLED, FINAL = "stage1", "upsampled", "final"  # what the latents after a stage are
+FIRST, UPSAMPLED, FINAL = STAGES
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,9 @@ def read_made_with(record: Mapping[str, Any], place: str) -> MadeWith:
             int(said.get("at_once", 1)),
             _texts(said.get("files", {})),
             {stage: AV(*(read_fingerprint(streams[name]) for name in AV._fields)) for stage, streams in stages.items()},
-            source and Source(Path(source["file"]), str(source["sha256"]), float(source["fps"])),
+            source and Source(Path(source["file"]), str(source["sha256"]), _rate(source["fps"])),
         )
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise SpecError(
             f"{place} is damaged: its `{MADE_WITH}` is not what was written", "make the clip anew from its request"
         ) from error
@@ -58,3 +60,10 @@ def read_made_with(record: Mapping[str, Any], place: str) -> MadeWith:
 
 def _texts(values: Mapping[Any, Any]) -> dict[str, str]:
     return {str(key): str(value) for key, value in values.items()}
+
+
+def _rate(value: Any) -> float:
+    """Frames a second. Raises `ValueError` or `TypeError` for what is none."""
+    if not 1 <= (rate := float(value)) <= MAX_FPS:
+        raise ValueError(f"{rate} frames a second")
+    return rate

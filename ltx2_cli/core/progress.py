@@ -54,6 +54,11 @@ def phases(plan: Plan) -> list[Phase]:
     return [half for half in halves if (len(half.stage.sigmas) > 1 if half.denoises else half.stage.source)]
 
 
+def written_clips(plan: Plan, progress: Progress) -> int:
+    """How many clips are written."""
+    return progress.batch if progress.phase == len(phases(plan)) else 0
+
+
 def unread(plan: Plan, start: Progress) -> list[str]:
     """The connectors whose text is still to be read, for what is still to be denoised."""
     names = dict.fromkeys(phase.stage.connectors for phase in phases(plan)[start.phase :] if phase.denoises)

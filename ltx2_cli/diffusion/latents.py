@@ -4,6 +4,7 @@ Tokens are float32 [videos, tokens, channels]; files hold video [1, channels, fr
 [1, channels, frames, mel], normalised, as the denoiser sees them.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +17,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from ltx2_cli.diffusion.geometry import Geometry
+from ltx2_cli.files import refuse_special
 from ltx2_cli.media import replacing
 from ltx2_cli.spec import AV, MAKE_ROOM, RunError, SpecError
+from ltx2_cli.validation import MAX_FPS, MAX_FRAMES, MAX_SIDE
 
 A = TypeVar("A", jax.Array, np.ndarray)  # nothing is compiled for what lies on the host
 Shape = tuple[int, ...]
 SIZE = ("num_frames", "height", "width")  # of the clip, in a file's metadata
+STAGES = ("stage1", "upsampled", "final")  # what latents are that a stage left
+DIGITS = re.compile("[0-9]{1,9}")
 HOLDS = "a safetensors file of `video` (1, C, F, H, W) and `audio` (1, C, A, M), as --save-latents writes"
 WANTED = "a safetensors file of float32 `video` (1, C, F, H, W) and `audio` (1, C, A, M), or no --noise at all"
 
@@ -48,6 +53,13 @@ def pack(latents: AV[A]) -> AV[A]:
     )
 
 
+def token_shapes(videos: int, shapes: AV[Shape]) -> AV[Shape]:
+    """Shapes of the tokens of so many videos, of one video's shapes in a file."""
+    _, channels, frames, height, width = shapes.video
+    _, audio_channels, audio_frames, mels = shapes.audio
+    return AV((videos, frames * height * width, channels), (videos, audio_frames, audio_channels * mels))
+
+
 def unpack(tokens: AV[A], shapes: AV[Shape]) -> AV[A]:
     """Tokens to the files' layout, one row a video."""
     _, channels, frames, height, width = shapes.video
@@ -59,6 +71,7 @@ def unpack(tokens: AV[A], shapes: AV[Shape]) -> AV[A]:
 
 def read_noise(path: str, shapes: AV[Shape]) -> AV[np.ndarray]:
     """The noise in a safetensors file of `video` and `audio`; raises `SpecError` unless they have these shapes."""
+    refuse_special(Path(path).expanduser(), WANTED)
     try:
         found = load_file(Path(path).expanduser())
     except (OSError, SafetensorError) as error:
@@ -84,12 +97,16 @@ class LatentsFile:
     metadata: Mapping[str, str]  # what `save_latents` was given; nothing in a file that another program wrote
 
     @property
+    def fps(self) -> float | None:
+        """Frames a second; None where the file does not say it."""
+        return float(self.metadata["fps"]) if "fps" in self.metadata else None
+
+    @property
     def size(self) -> tuple[int, int, int]:
         """Frames, height and width of the clip that they decode to; where the file does not say it, as the published
         autoencoders compress."""
-        said = [self.metadata.get(name, "") for name in SIZE]
-        if all(map(str.isdecimal, said)):
-            frames, height, width = map(int, said)
+        if all(name in self.metadata for name in SIZE):
+            frames, height, width = (int(self.metadata[name]) for name in SIZE)
             return frames, height, width
         _, _, frames, height, width = self.shapes.video
         return 8 * frames - 7, 32 * height, 32 * width
@@ -103,7 +120,8 @@ class LatentsFile:
 
 
 def open_latents(path: Path) -> LatentsFile:
-    """The header of the latents in `path`. Raises `SpecError` for a file that holds none."""
+    """The header of the latents in `path`. Raises `SpecError` for a file that holds none, or says what cannot be."""
+    refuse_special(path, HOLDS)
     try:
         with safe_open(path, "np") as file:
             names, metadata = file.keys(), file.metadata() or {}
@@ -111,10 +129,34 @@ def open_latents(path: Path) -> LatentsFile:
     except (OSError, SafetensorError) as error:
         raise SpecError(f"{path} cannot be read as latents: {error}", HOLDS) from error
     found = [shapes.get(name, ()) for name in AV._fields]
-    if [(len(shape), *shape[:1]) for shape in found] != [(5, 1), (4, 1)]:
+    if [(len(shape), *shape[:1]) for shape in found] != [(5, 1), (4, 1)] or not all(map(all, found)):
         said = ", ".join(f"`{name}` {'x'.join(map(str, shape))}" for name, shape in list(shapes.items())[:4])
         raise SpecError(f"{path} holds no latents of one video but {said or 'nothing'}", HOLDS)
+    _check_metadata(path, metadata)
     return LatentsFile(path, AV(*found), metadata)
+
+
+def _check_metadata(path: Path, metadata: Mapping[str, str]) -> None:
+    """Raise `SpecError` for a size, a rate or a stage that no latents have."""
+    limits = dict(zip(SIZE, (MAX_FRAMES, MAX_SIDE, MAX_SIDE), strict=True))
+    wrong = [
+        name
+        for name, most in limits.items()
+        if name in metadata and not (DIGITS.fullmatch(metadata[name]) and 0 < int(metadata[name]) <= most)
+    ]
+    wrong += ["fps"] * ("fps" in metadata and not _is_rate(metadata["fps"]))
+    wrong += ["stage"] * (metadata.get("stage", STAGES[0]) not in STAGES)
+    if wrong:
+        raise SpecError(
+            f"{path} says that its {wrong[0]} is {metadata[wrong[0]]!r}", "it was changed after it was written"
+        )
+
+
+def _is_rate(text: str) -> bool:
+    try:
+        return 1 <= float(text) <= MAX_FPS
+    except ValueError:
+        return False
 
 
 def save_latents(latents: AV[jax.Array | np.ndarray], path: Path, metadata: Mapping[str, str]) -> None:

@@ -14,9 +14,11 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from ltx2_cli.files import refuse_special
 from ltx2_cli.spec import RunError, SpecError
 from ltx2_cli.weights.findings import attempt, refuse, shortened
 
+MAX_JSON = 64_000_000  # bytes of a config or an index
 STEMS = ("diffusion_pytorch_model", "model")
 LFS_POINTER = b"version https://git-lfs"
 AGAIN = "download the checkpoint again, or name another: --model FOLDER or --model REPO"
@@ -78,7 +80,7 @@ class TensorFiles(Mapping[str, Tensor]):
         JSON object."""
         try:
             config = json.loads(self._metadata.get("config", absent))
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         return config if isinstance(config, dict) else None
 
@@ -167,8 +169,9 @@ def _input_scale(name: str) -> str:
     return f"{name.removesuffix('.weight')}.input_scale"
 
 
-def _begin(path: Path, size: int = -1) -> bytes:
-    """The first bytes of a file that exists, or all; raises `SpecError` where they cannot be read or are a pointer."""
+def _begin(path: Path, size: int) -> bytes:
+    """The first bytes of a file that exists; raises `SpecError` where they cannot be read or are a pointer."""
+    refuse_special(path, AGAIN)
     try:
         with path.open("rb") as file:
             content = file.read(size)
@@ -212,9 +215,12 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from `path`; raises `SpecError` where it is missing or is none."""
+    text = _begin(path, MAX_JSON + 1)
+    if len(text) > MAX_JSON:
+        raise SpecError(f"{path} has more than {MAX_JSON:,} bytes", AGAIN)
     try:
-        value = json.loads(_begin(path))
-    except ValueError as error:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise SpecError(f"{path} is not JSON: {error}", AGAIN) from error
     if not isinstance(value, dict):
         raise SpecError(f"{path} is not a JSON object", AGAIN)

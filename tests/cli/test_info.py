@@ -228,7 +228,13 @@ def test_files_that_are_nothing_known_are_one_sentence(
     [
         (metadata(record="prompt: rain"), "is no record of a clip"),
         (metadata(record="a: ["), "line 2: this is not plain YAML"),
-        (metadata(fps="fast"), "says 'fast' frames a second"),
+        (metadata(fps="fast"), "says that its fps is 'fast'"),
+        (metadata(fps="nan"), "says that its fps is 'nan'"),
+        (metadata(fps="0"), "says that its fps is '0'"),
+        (metadata(stage="foo"), "says that its stage is 'foo'"),
+        (metadata(height="abc"), "says that its height is 'abc'"),
+        (metadata(num_frames="-1"), "says that its num_frames is '-1'"),
+        (metadata(width=str(2**40)), "says that its width is '1099511627776'"),
     ],
 )
 def test_a_damaged_record_in_latents(info, about: dict[str, str], sentence: str, latents: Path) -> None:

@@ -23,10 +23,11 @@ from safetensors.numpy import load_file, save
 from clips import ALL_ON, Checkpoint, plan_of
 from ltx2_cli import read_spec, resolve
 from ltx2_cli.core import record
-from ltx2_cli.core.journal import ENTRIES, Errand, Journal, open_unfinished
+from ltx2_cli.core.journal import Journal
 from ltx2_cli.core.progress import Ends, Progress
 from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import load, write
+from ltx2_cli.core.unfinished import ENTRIES, Errand, open_unfinished
 from ltx2_cli.diffusion.latents import open_latents
 from ltx2_cli.spec import AV
 from program import run_program

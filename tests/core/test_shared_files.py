@@ -1,0 +1,291 @@
+"""What a stranger's file says is data: nothing is looked up, nothing is written elsewhere, no number is believed."""
+
+import json
+import os
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+from clips import ALL_ON, Case, Checkpoint, Size, plan_of
+from ltx2_cli.cli.recorded import recorded
+from ltx2_cli.cli.resumed_files import places
+from ltx2_cli.core.journal import Journal
+from ltx2_cli.core.progress import Ends, Progress
+from ltx2_cli.core.report import Silent
+from ltx2_cli.core.run import load, write
+from ltx2_cli.core.unfinished import Errand, Unfinished, open_unfinished
+from ltx2_cli.diffusion.latents import open_latents
+from ltx2_cli.plan import Plan
+from ltx2_cli.profile_layers import Layer
+from ltx2_cli.profiles import read_spec, to_yaml
+from ltx2_cli.spec import AV, RunSpec, SpecError
+from ltx2_cli.weights.checkpoint import read_header, read_json
+from program import run_program
+
+SECRET = "hf_not_for_strangers"
+PROMPT = "a ball ${oc.env:LTX2_SECRET} \\${height} ${oc.decode:1}"
+SMALL = Case(Size(9, 64, 64, 24.0), 1, ALL_ON.video, ALL_ON.audio, (1,), PROMPT)
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def ltx2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    monkeypatch.setenv("LTX2_SECRET", SECRET)
+    return lambda *arguments: (run_program(monkeypatch, *map(str, arguments)), *capsys.readouterr())
+
+
+@pytest.fixture(scope="module")
+def made(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Plan]:
+    """A clip, its record and latents, whose prompt names a variable of the environment; and a run that is begun."""
+    folder = tmp_path_factory.mktemp("made")
+    names = {"output": str(folder / "clip.mp4"), "save_latents": str(folder / "latents.safetensors")}
+    plan = plan_of(checkpoint, SMALL, 3, **names)
+    assert [path for path, _ in write(plan, load(plan))] == [folder / "clip.mp4"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        kept = replace(plan, spec=replace(plan.spec, output="again.mp4", save_latents=None))
+        Journal(folder / "again.run", kept, Errand(Ends.clips, None), Silent(), True, 0)(Progress())
+    return folder, kept
+
+
+def test_no_variable_of_the_environment_leaves_by_a_prompt(
+    ltx2: Run, made: tuple[Path, Plan], two_stages: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = made
+    monkeypatch.chdir(tmp_path)
+    upsampler = two_stages[two_stages.index("--upsampler") + 1]
+    text = ["--set", "prompt=${oc.env:LTX2_SECRET}"]
+    commands = [
+        ["info", *(folder / name for name in ("clip.mp4", "clip.yaml", "latents.safetensors", "again.run"))],
+        ["info", "--json", *(folder / name for name in ("clip.mp4", "clip.yaml", "latents.safetensors", "again.run"))],
+        ["replay", folder / "clip.mp4", "-o", "replayed.mp4"],
+        ["decode", folder / "latents.safetensors", "-o", "decoded.mp4", "-o", "decoded.png"],
+        ["upsample", folder / "latents.safetensors", "--no-refine", "--upsampler", upsampler, "-o", "large.mp4"],
+        ["resume", folder / "again.run"],
+        ["generate", "--config", folder / "clip.yaml", "--dry-run", "-o", "a.mp4", "--save-latents", "a.safetensors"],
+        ["generate", "--config", folder / "clip.yaml", *text, "--dry-run", "-o", "a.mp4", "--save-latents", "a"],
+    ]
+    for command in commands:
+        code, out, err = ltx2(*command)
+        assert code == 0, err
+        assert SECRET not in out + err
+        if "info" in command:
+            assert out.count("${oc.env:LTX2_SECRET}") == 4
+    for settings in (["--set", "fps=${oc.env:LTX2_SECRET}"], ["--set", "model=${oc.env:LTX2_SECRET}"]):
+        code, out, err = ltx2("generate", "--config", folder / "clip.yaml", *settings)
+        assert (code, "${oc.env:LTX2_SECRET}" in err, SECRET in out + err) == (2, True, False)
+    for file in [*tmp_path.iterdir(), *folder.iterdir()]:
+        assert SECRET.encode() not in file.read_bytes()
+    for clip in ("replayed.mp4", "decoded.mp4", "large.mp4", folder / "again.mp4", "replayed.yaml"):
+        assert recorded(tmp_path / clip).record["prompt"] == PROMPT
+
+
+def test_where_programs_lie_is_taken_from_no_file(made: tuple[Path, Plan], tmp_path: Path) -> None:
+    spec = read_spec(prompt="rain", compile_cache="/stranger")
+    assert "compile_cache: null" in to_yaml(spec)
+    record = to_yaml(spec, {"ltx2": "1"}).replace("compile_cache: null", "compile_cache: /stranger")
+    (tmp_path / "record.yaml").write_text(record)
+    (tmp_path / "page.yaml").write_text("compile_cache: /stranger")
+    assert read_spec(config=tmp_path / "record.yaml").compile_cache is None
+    assert read_spec(config=tmp_path / "record.yaml", compile_cache="mine").compile_cache == "mine"
+    with pytest.raises(SpecError, match="`compile_cache` is not taken from a file") as caught:
+        read_spec(config=tmp_path / "page.yaml", prompt="rain")
+    assert caught.value.hint == "--compile-cache FOLDER"
+
+
+# Where a resumed run writes
+
+
+def unfinished(path: Path, folder: str, ends: Ends = Ends.clips) -> Unfinished:
+    return Unfinished(path, Layer("", {}), Errand(ends, None), folder, (0, 0, 0), ())
+
+
+def asked(**names: str | None) -> RunSpec:
+    return read_spec(prompt="rain", model="demo", seed=1, **names)
+
+
+def test_a_run_that_lies_where_it_was_begun_writes_what_was_asked_for(tmp_path: Path) -> None:
+    kept, folder = unfinished(tmp_path / "out" / "a.run", str(tmp_path)), str(tmp_path)
+    assert places(asked(output="out/a.mp4", save_latents="out/l.safetensors"), kept, {}) == {}
+    assert places(asked(output=f"{folder}/out/a.mp4"), kept, {}) == {}
+    assert places(asked(), kept, {}) == {}
+    drafts = unfinished(tmp_path / "lat" / "l.run", str(tmp_path), Ends.drafts)
+    assert places(asked(save_latents="lat/l.safetensors"), drafts, {}) == {}
+
+
+def test_a_run_that_was_moved_writes_beside_itself(tmp_path: Path) -> None:
+    kept, here = unfinished(tmp_path / "a.run", "/home/someone"), str(tmp_path)
+    assert places(asked(output="out/a.mp4"), kept, {}) == {"output": f"{here}/a.mp4"}
+    assert places(asked(output="/etc/a.mp4"), kept, {}) == {"output": f"{here}/a.mp4"}
+    assert places(asked(output="~/a.mp4"), kept, {}) == {"output": f"{here}/a.mp4"}
+    assert places(asked(), kept, {}) == {"base_output_directory": here}
+    below = places(asked(output="out/a.mp4", save_latents="out/l/b.safetensors"), kept, {})
+    assert below == {"output": f"{here}/a.mp4", "save_latents": f"{here}/l/b.safetensors"}
+
+
+@pytest.mark.parametrize("latents", ["../l.safetensors", "/etc/l.safetensors", "out/link/l.safetensors"])
+def test_a_place_outside_of_the_runs_folder_is_refused_unless_it_is_typed(latents: str, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "link").symlink_to("/tmp")
+    kept = unfinished(tmp_path / "out" / "a.run", str(tmp_path))
+    spec = asked(output="out/a.mp4", save_latents=latents)
+    with pytest.raises(SpecError, match="names a place outside of its folder: /") as caught:
+        places(spec, kept, {})
+    assert caught.value.hint.startswith(f"`ltx2 resume {kept.path} --save-latents FILE` says")
+    assert places(spec, kept, {"save_latents": "/mine"}) == {}
+
+
+def test_a_resumed_run_overwrites_nothing_of_others(ltx2: Run, made: tuple[Path, Plan], tmp_path: Path) -> None:
+    _, plan = made
+    for name in ("again.mp4", "again.yaml"):
+        Journal(tmp_path / "again.run", plan, Errand(Ends.clips, None), Silent(), True, 0)(Progress())
+        (tmp_path / name).write_text("PRECIOUS")
+        code, out, err = ltx2("resume", tmp_path / "again.run")
+        assert (code, out) == (2, "")
+        assert f"error: {tmp_path / name} exists, and is not of this run\nhint: move it, or --overwrite" in err
+        assert (tmp_path / name).read_text() == "PRECIOUS"
+        (tmp_path / name).unlink()
+    assert ltx2("resume", tmp_path / "again.run")[:2] == (0, f"{tmp_path / 'again.mp4'}\n")
+    assert not (tmp_path / "again.run").exists()
+    clip = (tmp_path / "again.mp4").read_bytes()
+    Journal(tmp_path / "again.run", plan, Errand(Ends.clips, None), Silent(), True, 0)(Progress())
+    code, _, err = ltx2("resume", tmp_path / "again.run")
+    assert code == 0, err  # it is its own clip
+    assert (tmp_path / "again.mp4").read_bytes() == clip
+
+
+# Damaged files
+
+
+DAMAGE = {
+    "behind the end": ({"place": "[9, 0, 0]"}, "how far the run is"),
+    "batch": ({"place": "[0, 7, 0]"}, "how far the run is"),
+    "step": ({"place": "[0, 0, 1000000000]"}, "how far the run is"),
+    "negative": ({"place": "[0, 0, -1]"}, "how far the run is"),
+    "part of a step": ({"place": "[0.5, 0, 0]"}, "how far the run is"),
+    "truth": ({"place": "[true, 0, 0]"}, "how far the run is"),
+    "short": ({"place": "[0]"}, "how far the run is"),
+    "nested": ({"place": "[" * 100_000}, "how far the run is"),
+    "text": ({"history": '"abc"'}, "is not what was written"),
+    "numbers": ({"history": "[[1, 2, 3]]"}, "is not what was written"),
+    "too many": ({"history": "[{}, {}, {}]"}, "how far the run is"),
+    "long": ({"history": " " * 2**26 + "[]"}, "it says more than a run has to say"),
+    "folder": ({"folder": '"a\\u0000b"'}, "how far the run is"),
+    "relative": ({"folder": '"a"'}, "how far the run is"),
+    "ends": ({"errand": '["all", null]'}, "how far the run is"),
+    "shapes": ({"errand": '["clips", [[[1, 2], [1, 2]], 24]]'}, "how far the run is"),
+    "huge": ({"errand": f'["clips", [[[1, 2, 3, 4, {2**40}], [1, 2, 3, 4]], 24]]'}, "how far the run is"),
+    "rate": ({"errand": '["clips", [[[1, 2, 3, 4, 5], [1, 2, 3, 4]], "fast"]]'}, "how far the run is"),
+    "surplus": ({"foo": np.zeros(1, np.float32)}, "its `foo` has no place in the run"),
+    "half": ({"current.audio": None}, "there is no `current.audio`"),
+    "shape": ({"current.video": np.zeros((1, 3, 8), np.float32)}, "its `current.video` is float32 (1, 3, 8), not"),
+    "dtype": ({"current.video": np.zeros((1, 8, 8), np.float64)}, "its `current.video` is float64"),
+    "values": ({"current.audio": np.nan}, "its `current.audio` is not finite"),
+    "contexts": ({"contexts.connectors.video": np.zeros((1, 2, 3), np.float32)}, "its `contexts.connectors.video` is"),
+}
+
+
+@pytest.fixture(scope="module")
+def begun(made: tuple[Path, Plan], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Plan]:
+    """A run within its first stage."""
+    _, plan = made
+    _, tokens, channels = (1, *np.array(plan.latent_shapes.video)[[2, 1]])
+    video = np.zeros((1, int(tokens * np.prod(plan.latent_shapes.video[3:])), int(channels)), np.float32)
+    _, channels, frames, mels = plan.latent_shapes.audio
+    current = AV(video, np.zeros((1, frames, channels * mels), np.float32))
+    path = tmp_path_factory.mktemp("begun") / "again.run"
+    Journal(path, plan, Errand(Ends.clips, None), Silent(), True, 0)(Progress(current=current))
+    return path, plan
+
+
+def changed(run: Path, folder: Path, changes: dict[str, object]) -> Path:
+    """A copy with other metadata or tensors; None: without, a number: full of it."""
+    with safe_open(run, "np") as file:
+        metadata = file.metadata()
+    tensors = load_file(run)
+    for name, value in changes.items():
+        if isinstance(value, str):
+            metadata[name] = value
+        elif value is None:
+            del tensors[name]
+        else:
+            tensors[name] = value if isinstance(value, np.ndarray) else np.full_like(tensors[name], value)
+    save_file(tensors, folder / "changed.run", metadata)
+    return folder / "changed.run"
+
+
+def test_a_kept_run_is_read_as_it_was(begun: tuple[Path, Plan], tmp_path: Path) -> None:
+    path, plan = begun
+    progress = open_unfinished(changed(path, tmp_path, {})).progress(plan)
+    assert progress.current is not None
+    assert (progress.phase, progress.batch, progress.step, progress.latents) == (0, 0, 0, None)
+
+
+@pytest.mark.parametrize(("changes", "sentence"), DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_run_is_a_sentence(
+    begun: tuple[Path, Plan], changes: dict[str, object], sentence: str, tmp_path: Path
+) -> None:
+    path, plan = begun
+    file = changed(path, tmp_path, changes)
+    with pytest.raises(SpecError) as caught:
+        open_unfinished(file).progress(plan)
+    assert str(caught.value).startswith(f"{file} is damaged: ")
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_of_another_size_is_refused(begun: tuple[Path, Plan], checkpoint: Checkpoint) -> None:
+    path, _ = begun
+    other = plan_of(checkpoint, SMALL._replace(size=Size(9, 96, 64, 24.0)), 3)
+    with pytest.raises(SpecError, match=r"its `current\.video` is float32 "):
+        open_unfinished(path).progress(other)
+
+
+def test_a_record_of_a_giant_clip_is_refused_before_anything_is_loaded(
+    ltx2: Run, made: tuple[Path, Plan], tmp_path: Path
+) -> None:
+    text = (made[0] / "clip.yaml").read_text()
+    for key, most in (("height", 2**14), ("num_frames", 2**14 + 1), ("max_sequence_length", 2**17)):
+        (line,) = (line for line in text.splitlines() if line.startswith(f"{key}:"))
+        (tmp_path / "clip.yaml").write_text(text.replace(line, f"{key}: {2**40}"))
+        code, _, err = ltx2("replay", tmp_path / "clip.yaml")
+        assert code == 2
+        assert f"{key} {2**40} is more than {most}; " in err
+
+
+def test_pipes_and_devices_are_refused(ltx2: Run, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.safetensors"
+    os.mkfifo(pipe)
+    for command in (["info"], ["decode"], ["upsample"], ["resume"], ["replay"], ["generate", "--config"]):
+        for path in (pipe, "/dev/zero"):
+            code, out, err = ltx2(*command, path)
+            assert (code, out) == (2, ""), command
+            assert err.startswith(f"error: {path} is a pipe or a device, not a file\nhint: "), command
+    for read in (read_header, read_json, open_latents):
+        with pytest.raises(SpecError, match="is a pipe or a device"):
+            read(pipe)
+
+
+def test_headers_that_promise_too_much(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    entry = {"dtype": "F32", "shape": [2**40, 2**40], "data_offsets": [0, 4]}
+    header = json.dumps({"video": entry}).encode()
+    for content in (struct.pack("<Q", 2**60) + b"{}", struct.pack("<Q", len(header)) + header + bytes(4)):
+        path.write_bytes(content)
+        for read in (read_header, open_latents, open_unfinished):
+            with pytest.raises(SpecError, match=rf"^{path} (is damaged|cannot be read)"):
+                read(path)
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(SpecError, match="is not JSON"):
+        read_json(tmp_path / "config.json")
+    empty = {"video": np.zeros((1, 8, 0, 2, 2), np.float32), "audio": np.zeros((1, 2, 9, 4), np.float32)}
+    save_file(empty, path)
+    with pytest.raises(SpecError, match="holds no latents of one video"):
+        open_latents(path)
