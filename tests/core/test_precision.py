@@ -56,3 +56,12 @@ def test_the_denoiser_compiles_for_an_h100_with_cudnns_attention() -> None:
     assert (plan.stages[0].sharding.attention, plan.warnings) == (Kernel.cudnn, ())
     compiled = forward(plan, plan.stages[0]).lower().compile()
     assert compiled.as_text().count('custom_call_target="__cudnn$fmhaSoftmax"') == 5  # self 2, text 2, audio to video
+
+
+@needs_cuda
+def test_what_cudnn_cannot_compute_is_left_to_xla_and_said_once() -> None:
+    plan = plan_for("h100", model="demo", **FLOAT32)
+    assert {stage.sharding.attention for stage in plan.stages} == {Kernel.xla}
+    assert [warning for warning in plan.warnings if "attention" in warning] == [
+        "attention is computed by XLA, which is slower: cuDNN's attention computes in 16 bits, not in float32"
+    ]
