@@ -1,6 +1,6 @@
 """The phases of a run, and the memory that each needs of a device: the one place that knows what is there when."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from jax.experimental.layout import Format
@@ -14,7 +14,8 @@ from ltx2_cli.forecast.memory import placed_bytes
 from ltx2_cli.plan import Plan
 from ltx2_cli.refiner import refiners_own
 from ltx2_cli.stages import DENOISER, REFINER, Stage
-from ltx2_cli.weights.declare import Weight, weights
+from ltx2_cli.weights.declare import weights
+from ltx2_cli.weights.load import CHUNK, IN_FLIGHT
 
 ENCODE, CONNECT, DENOISE, UPSAMPLE, REFINE, DECODE = "encode", "connect", "denoise", "upsample", "refine", "decode"
 # The networks that work in each phase; a refining stage has the denoiser, and what LoRAs make of it.
@@ -88,7 +89,7 @@ def phase_memory(plan: Plan, phases: Collection[str]) -> dict[str, PhaseMemory]:
     for phase, names in phase_networks(plan, phases).items():
         loaded = max(resident, sum(sizes[name] for name in names))
         computing = max(resident, read_bytes(plan, phase, sizes)) if phase in LOOPS else loaded
-        found[phase] = PhaseMemory(computing, loaded + _transient(plan, names), activation_bytes(plan, phase))
+        found[phase] = PhaseMemory(computing, loaded + _transient(plan, names, loaded), activation_bytes(plan, phase))
     return found
 
 
@@ -122,19 +123,12 @@ def activation_bytes(plan: Plan, phase: str) -> int:
             return denoise_bytes(plan, stage_of(plan, phase))
 
 
-def _transient(plan: Plan, names: Collection[str]) -> int:
-    """What loading these networks takes for a moment beside their weights, at most."""
+def _transient(plan: Plan, names: Collection[str], loaded: int) -> int:
+    """What loading these networks takes for a moment beside their weights: what is on its way to the devices, and where
+    LoRAs are added to a copy of a stack, that copy before it has the memory layout of stacks."""
     if plan.sharding.mesh.devices.flat[0].platform == "cpu":  # weights are read into their place
         return 0
-    present = plan.networks.present()
-    return max((size for name in names for size in _copies(plan, name, weights(present[name]))), default=0)
-
-
-def _copies(plan: Plan, name: str, network: list[Weight]) -> Iterator[int]:
-    """Of each weight: a second one while a stack is laid out in other tiles, else a tensor as it came from the disk
-    and, for a stack, as it is put into its place."""
-    place = placement(plan, name)
-    for weight in network:
-        where = place(weight)
-        size = placed_bytes([weight], place)
-        yield size if isinstance(where, Format) or not weight.layers else 2 * size // weight.layers
+    place = placement(plan, REFINER)
+    copied = refiners_own(plan.networks, plan.added) if REFINER in names else []
+    layouts = [placed_bytes([weight], place) for weight in copied if isinstance(place(weight), Format)]
+    return max([min((IN_FLIGHT + 1) * CHUNK, loaded), *layouts])

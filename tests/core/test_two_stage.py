@@ -28,6 +28,7 @@ from ltx2_cli.core.progress import Progress, unread
 from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import BEGINNING, going_on, make_latents
 from ltx2_cli.diffusion.latents import pack, unpack
+from ltx2_cli.forecast.requests import Request
 from ltx2_cli.plan import Plan, first_stage
 from ltx2_cli.refiner import hold_refiner, holding, refiners_own
 from ltx2_cli.spec import AV, Hold, SpecError
@@ -398,5 +399,5 @@ def test_memory_decides_unless_the_request_does(
         (both - 1, "as low-rank factors beside the weights"),
     ):
         monkeypatch.setattr("ltx2_cli.refiner.usable_memory", lambda devices, memory=memory: memory)
-        held = next(line for line in preview(plan.spec, force=True) if line.startswith("held"))
+        held = next(line for line in preview(Request(plan.spec, jax.devices()), force=True) if line.startswith("held"))
         assert held.split(maxsplit=1)[1].startswith(how)

@@ -19,11 +19,13 @@ from ltx2_cli.forecast.phases import (
     activation_bytes,
     phase_memory,
     run_phases,
+    weight_bytes,
 )
 from ltx2_cli.plan import Plan, first_stage
 from ltx2_cli.profiles import read_spec
 from ltx2_cli.spec import AV
 from ltx2_cli.stages import Source
+from ltx2_cli.weights.load import CHUNK
 
 V6E, TPU7X = tpus("TPU v6 lite", 8), tpus("TPU7x", 8, cores=2)
 LARGE = {"model": "ltx2.3", "recipe": "two_stage", "width": 1536, "height": 1024}
@@ -53,16 +55,19 @@ def test_estimates_are_near_what_libtpu_compiled(devices: tuple, request_: dict,
     assert 0.95 < activation_bytes(planned(devices, **request_), phase) / 1e9 / compiled < 1.2
 
 
-def test_stacks_in_other_tiles_are_there_twice_for_a_moment() -> None:
-    """The largest stack of LTX-2: 48 matrices of 16,384 x 4,096 in two bytes."""
-    tiled = phase_memory(planned(TPU7X, model="ltx2"), [DENOISE])[DENOISE]
-    assert tiled.weights == 2 * 18_876_174_592
-    assert tiled.loading - tiled.weights == 2 * 48 * 16384 * 4096
-    # on Trillium half a matrix as it came from the disk, and half of one that is put into its stack; nothing on a CPU
-    plain = phase_memory(planned(V6E, model="ltx2", sharding="single"), [DENOISE])[DENOISE]
-    assert plain.loading - plain.weights == 2 * 2 * 16384 * 4096
+def test_loading_takes_what_is_on_its_way() -> None:
+    """Three chunks; nothing on a CPU, whose memory the weights are read into."""
+    tpu = phase_memory(planned(V6E, model="ltx2", sharding="single"), [DENOISE])[DENOISE]
+    assert (tpu.weights, tpu.loading - tpu.weights) == (2 * 18_876_174_592, 3 * CHUNK)
     here = phase_memory(planned(cpu(), model="ltx2"), [DENOISE])[DENOISE]
-    assert here.loading == here.weights == tiled.weights
+    assert here.loading == here.weights == tpu.weights
+
+
+def test_a_copied_stack_is_there_twice_while_its_layout_changes() -> None:
+    """On tpu7x: the largest stack, 48 matrices of 16,384 x 4,096 in two bytes."""
+    sizes = weight_bytes(planned(TPU7X, **LARGE))
+    memory = phase_memory(planned(TPU7X, **LARGE), [REFINE])[REFINE]
+    assert memory.loading == sizes["transformer"] + sizes["refiner"] + 2 * 48 * 16384 * 4096
 
 
 def test_a_second_stage_is_loaded_beside_the_first() -> None:
