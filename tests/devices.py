@@ -16,6 +16,7 @@ class DescribedDevice:
     coords: tuple[int, int, int] = (0, 0, 0)
     core_on_chip: int = 0
     process_index: int = 0
+    compute_capability: str = "8.9"  # of a GPU
 
     def memory_stats(self) -> dict[str, int] | None:
         """As jax has it of a device that is here."""

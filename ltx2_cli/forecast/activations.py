@@ -96,8 +96,7 @@ def _layer_bytes(plan: Plan, stage: Stage, arch: TransformerArch, tokens: AV[int
         for count, stream in zip(local, arch.streams, strict=True)
     )
     activations = LIVE_FORWARD * rows * inner * itemsize(plan.spec.dtype)
-    kernel = stage.sharding.attention
-    if kernel is not Kernel.xla and (kernel, plan.spec.dtype) != (Kernel.cudnn, DType.float32):
+    if stage.sharding.attention is not Kernel.xla:
         return activations  # scores stay in the kernel
     scores = FLOAT32 * rows * _parts(arch.streams.video.heads, stage, "heads") * local.video * tokens.video
     return activations + SCORE_COPIES * min(scores, SCORE_BYTES)

@@ -31,7 +31,7 @@ REQUESTS: dict[str, dict[str, object]] = {
     "demo": {"model": "demo"},
 }
 FITS, DEMO, MOST = "fits", "demo", "most of the memory"
-HEADS, FRAMES = "--set sharding.mesh.heads=4", f"{MOST} --set num_frames="
+HEADS, SMALLER = "--set sharding.mesh.heads=4", f"{MOST} --set "
 # What each device is told, by request: that it fits; what to ask instead; or that only the embedded model fits.
 EXPECTED = {
     "v6e-1": (DEMO, DEMO, DEMO, DEMO, DEMO, FITS),
@@ -39,7 +39,7 @@ EXPECTED = {
     "v5e-8": (HEADS, HEADS, HEADS, HEADS, HEADS, FITS),
     "tpu7x-8": (FITS, FITS, FITS, FITS, FITS, FITS),
     "24 GB": (DEMO, DEMO, DEMO, DEMO, DEMO, FITS),
-    "48 GB": (MOST, MOST, f"{MOST} --set width=", FRAMES, FRAMES, FITS),
+    "48 GB": (MOST, MOST, SMALLER, SMALLER, SMALLER, FITS),
     "80 GB": (FITS, FITS, FITS, FITS, FITS, FITS),
     "cpu": (DEMO, DEMO, DEMO, DEMO, DEMO, FITS),
 }
