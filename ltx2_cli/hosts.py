@@ -1,13 +1,17 @@
 """Several hosts that run one program, a process each: how they find one another, and what they tell one another."""
 
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from glob import glob
-from typing import TYPE_CHECKING
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from threading import Thread
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,10 +20,14 @@ from ltx2_cli.spec import RunError, SpecError
 
 if TYPE_CHECKING:  # importing jax takes long, and to find that there is one host needs none
     import jax
+    from jax.sharding import Sharding
 
 BY_HAND = "--coordinator-address HOST:PORT --num-processes N --process-id I on each host, I from 0 to N - 1"
 ALONE = "--num-processes 1 runs alone"
 HEARTBEAT = 30  # seconds of silence after which a host counts as dead, and all the others end
+POLL = 0.2  # seconds between two questions whether another host is interrupted
+LAST_WORDS = 2.0  # seconds that the first waits until all know
+INTERRUPTED = "ltx2/interrupted"  # in the coordination service
 GRACE = 10  # seconds that jax, which aborts the process, waits longer than we do
 METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/worker-network-endpoints"
 
@@ -57,7 +65,8 @@ def join(
     timeout: int = 300,
 ) -> Hosts:
     """Meet the other processes, within `timeout` seconds: those that are told, or those that SLURM, a TPU pod slice or
-    Open MPI started; without them, or for one process, nothing is done. To be called before jax is used.
+    Open MPI started; without them, for one process, or where they have met, nothing is done. To be called before jax is
+    used.
 
     Raises `SpecError` for what cannot be meant and `RunError` where not all come.
     """
@@ -72,7 +81,10 @@ def join(
         return Hosts()
     import jax
 
+    if jax.distributed.is_initialized():
+        return Hosts(jax.process_index(), jax.process_count())
     skip_absent_tpu()
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from us, and knows no Ctrl-C
     initialize = partial(
         jax.distributed.initialize,
         coordinator_address,
@@ -88,13 +100,111 @@ def join(
     return Hosts(jax.process_index(), jax.process_count())
 
 
+def place(arrays: Any, sharding: "Sharding") -> Any:
+    """A tree of arrays in this host's memory, the same on every host, laid out over the devices; or of arrays that lie
+    on them already. `jax.device_put` would compare each array in memory with that of all other hosts."""
+    import jax
+
+    def placed(array: "jax.Array | np.ndarray | np.generic") -> "jax.Array":
+        if isinstance(array, jax.Array):
+            return jax.device_put(array, sharding)
+        return jax.make_array_from_callback(array.shape, sharding, np.asarray(array).__getitem__)
+
+    return jax.tree.map(placed, arrays)
+
+
 def fetch(array: "jax.Array") -> np.ndarray:
     """All of an array in this host's memory, wherever its parts lie: several hosts call it together."""
-    if array.is_fully_addressable or array.is_fully_replicated:
-        return np.asarray(array)
-    from jax.experimental import multihost_utils
+    return np.asarray(_replicated(array))
 
-    return multihost_utils.process_allgather(array, tiled=True)
+
+def fetch_on_first(array: "jax.Array") -> np.ndarray | None:
+    """All of an array in the first host's memory; None on the others, which call it too: their devices send their
+    parts."""
+    import jax
+
+    whole = _replicated(array)
+    return np.asarray(whole) if jax.process_index() == 0 else None
+
+
+def _replicated(array: "jax.Array") -> "jax.Array":
+    """`array` where this host can read it: whole on each of the devices that it lies on, if it lies on other hosts."""
+    if array.is_fully_addressable or array.is_fully_replicated:
+        return array
+    import jax
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    assert isinstance(array.sharding, NamedSharding)
+    return jax.jit(_same, out_shardings=NamedSharding(array.sharding.mesh, PartitionSpec()))(array)
+
+
+def _same(array: "jax.Array") -> "jax.Array":
+    return array
+
+
+def any_host(*flags: bool) -> list[bool]:
+    """Each of the flags: whether any host has it. Several hosts call it together, and each waits for the last."""
+    import jax
+
+    if jax.process_count() == 1:
+        return list(flags)
+    from jax.experimental.multihost_utils import process_allgather
+
+    return [bool(flag) for flag in process_allgather(np.array(flags)).any(axis=0)]
+
+
+def is_shared(folder: Path) -> bool:
+    """Whether it is the same folder on all hosts. They call it together; the first must be able to write there."""
+    import jax
+
+    hosts = Hosts(jax.process_index(), jax.process_count())
+    with NamedTemporaryFile(dir=folder, prefix=".shared-") if hosts.first else nullcontext() as file:
+        name = hosts.gather(Path(file.name).name if file else "")[0]
+        (hidden,) = any_host(not (folder / name).exists())
+    return not hidden
+
+
+def end_with_others(end: Callable[[], None]) -> None:
+    """From now on, call `end` once another host is interrupted. A thread asks the coordination service, since this
+    host's main thread may be waiting for that host."""
+    Thread(target=_watch, args=(end,), daemon=True).start()
+
+
+def end_others() -> None:
+    """End all other hosts. The first waits until they know: without it, the coordination service is gone."""
+    import jax
+
+    from ltx2_cli.private_api import coordination_client
+
+    client, deadline = coordination_client(), time.monotonic() + LAST_WORDS
+    with suppress(jax.errors.JaxRuntimeError):
+        _say_interrupted(client)
+        while jax.process_index() == 0 and _interrupted(client) < jax.process_count() and time.monotonic() < deadline:
+            time.sleep(POLL)
+
+
+def _watch(end: Callable[[], None]) -> None:
+    import jax
+
+    from ltx2_cli.private_api import coordination_client
+
+    client = coordination_client()
+    with suppress(jax.errors.JaxRuntimeError):  # the service is gone: at the end of the run, or jax ends the process
+        while not _interrupted(client):
+            time.sleep(POLL)
+        _say_interrupted(client)
+        end()
+
+
+def _interrupted(client: Any) -> int:
+    """How many hosts said that they are interrupted, or know that another is."""
+    return len(client.key_value_dir_get(INTERRUPTED))
+
+
+def _say_interrupted(client: Any) -> None:
+    import jax
+
+    client.key_value_set(f"{INTERRUPTED}/{jax.process_index()}", "", allow_overwrite=True)
 
 
 def _check_alike(processes: int, here: int, in_all: int) -> None:

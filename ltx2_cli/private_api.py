@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import jax
-from jax._src import compilation_cache, compiler
+from jax._src import compilation_cache, compiler, distributed
 
 
 class PrivateName(NamedTuple):
@@ -72,3 +72,9 @@ def compilation_refused(refuse: Callable[[str], NoReturn]) -> Iterator[None]:
         yield
     finally:
         compiler.backend_compile_and_load = compile_program
+
+
+def coordination_client() -> Any:
+    """The client of jax's coordination service, by which processes exchange short texts without their devices; None
+    where there are no others. `multihost_utils` has only collectives, which wait for what runs on the devices."""
+    return distributed.global_state.client

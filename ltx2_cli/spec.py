@@ -43,7 +43,16 @@ class FlawError(Exception):
 
 
 class StoppedError(Exception):
-    """A run that was asked to stop, and can be gone on with: one sentence and a hint. Exit code 130."""
+    """A run that all hosts stopped after the same step, and that can be gone on with: one sentence and a hint. Exit
+    code 130."""
+
+    def __init__(self, sentence: str, hint: str):
+        super().__init__(sentence)
+        self.hint = hint
+
+
+class AbortedError(Exception):
+    """A run that was ended at once, of which an earlier state was kept: one sentence and a hint. Exit code 130."""
 
     def __init__(self, sentence: str, hint: str):
         super().__init__(sentence)

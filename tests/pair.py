@@ -1,5 +1,6 @@
 """Two processes of four CPU devices each, as two hosts."""
 
+import json
 import os
 import socket
 import subprocess
@@ -11,6 +12,55 @@ import jax
 
 from xla_flags import QUICK, virtual_devices
 
+# Runs the commands in argv[1], lists of arguments in JSON, one after the other as `ltx2` would each; what comes behind
+# them on the command line is added to each. `mv` renames a file, once; `shared` says
+# whether a folder is, to whose name each host adds its number. `--signal NAME PHASE STEP` has the process send
+# itself that signal when its run has done that step. No host may compare an array with the other hosts' on its way to
+# the devices.
+PROGRAM = """
+import json, os, signal, sys
+from jax.experimental import multihost_utils
+from ltx2_cli.cli import main
+from ltx2_cli.core.journal import Journal
+from ltx2_cli.hosts import is_shared
+from pathlib import Path
+
+commands, common = json.loads(sys.argv[1]), sys.argv[2:]
+if "--signal" in common:
+    first = common.index("--signal")
+    _, name, *moment = common[first : first + 4]
+    del common[first : first + 4]
+    measure = Journal._measure
+
+    def measure_and_signal(journal, progress):
+        measure(journal, progress)
+        if [str(progress.phase), str(progress.step)] == moment:
+            os.kill(os.getpid(), signal.Signals[name])
+
+    Journal._measure = measure_and_signal
+
+def refuse(*arguments):
+    raise AssertionError(f"an array is compared across hosts: {arguments}")
+
+multihost_utils.assert_equal = refuse
+results, stdout = os.dup(1), sys.stdout
+for command in commands:
+    if command[0] == "mv":
+        if common[-1] == "0":
+            os.rename(*command[1:])
+        continue
+    if command[0] == "shared":
+        if is_shared(Path(command[1] + common[-1])) and common[-1] == "0":
+            os.write(results, b"shared\\n")
+        continue
+    os.dup2(results, 1)
+    sys.stdout, sys.argv = stdout, ["ltx2", *command, *common]
+    try:
+        main()
+    except SystemExit as ended:
+        if ended.code:
+            raise
+"""
 LIMIT = 300  # seconds that anything here may take on a machine that is busy
 
 
@@ -39,6 +89,13 @@ def start_pair(
         free.bind(("localhost", 0))
         told = ["--coordinator-address", f"localhost:{free.getsockname()[1]}", "--num-processes", "2", "--process-id"]
     return [start(folder, *arguments, *own, *told, str(i), **cache) for i, own in enumerate((first, second))]
+
+
+def start_programs(
+    folder: Path, *commands: Sequence[str], first: Sequence[str] = (), second: Sequence[str] = ()
+) -> list[subprocess.Popen[str]]:
+    """`ltx2` commands, one after the other, on two hosts."""
+    return start_pair(folder, "-c", PROGRAM, json.dumps(commands), first=first, second=second)
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:

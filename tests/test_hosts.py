@@ -4,28 +4,26 @@ import json
 import os
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-import yaml
 from safetensors.numpy import load_file, save_file
 
 from ltx2_cli import hosts, read_spec, resolve
-from ltx2_cli.core.journal import Journal
-from ltx2_cli.core.progress import Ends, Progress
-from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import load, make_latents
-from ltx2_cli.core.unfinished import Errand
 from ltx2_cli.diffusion.latents import unpack
 from ltx2_cli.hosts import Hosts, join
-from ltx2_cli.media import unfinished_path
-from ltx2_cli.spec import SpecError, StoppedError
-from pair import ended, start, start_pair
+from ltx2_cli.spec import SpecError
+from pair import ended, start, start_pair, start_programs
+from program import run_program
 
-COMMAND = ("-m", "ltx2_cli", "generate", "--model", "demo", "--prompt", "rain")
-TINY = ("--height", "64", "--width", "64", "--num-frames", "9", "--steps", "2", "--sharding", "trillium")
+DEMO = ("--model", "demo", "--prompt", "rain")
+MESH = ("--sharding", "trillium")
+TINY = ("--height", "64", "--width", "64", "--num-frames", "9", *MESH)
+DRAFT = ("--recipe", "two_stage", "--stop-after", "stage1", "--seed", "3", "--num-frames", "9", "--steps", "1", *MESH)
 
 
 @pytest.fixture
@@ -142,74 +140,146 @@ def test_what_jax_does_not_find(monkeypatch: pytest.MonkeyPatch, started: list) 
 def test_who_never_comes_is_not_waited_for_longer_than_said(tmp_path: Path) -> None:
     alone = ("--coordinator-address", "localhost:1", "--num-processes", "2", "--process-id", "1")
     began = time.monotonic()
-    code, out, err = ended(start(tmp_path, *COMMAND, *alone, "--initialization-timeout", "1"))
+    code, out, err = ended(
+        start(tmp_path, "-m", "ltx2_cli", "generate", *DEMO, *alone, "--initialization-timeout", "1")
+    )
     assert (code, out) == (1, "")
     assert err.startswith("error: not all of the 2 processes of the command line met within 1 s\nhint: ")
     assert err.count("\n") == 2
     assert time.monotonic() - began < hosts.GRACE
 
 
-# One command on two hosts of four devices each
+# Commands on two hosts of four devices each
 
 
-def test_two_hosts_make_the_clip_of_one(tmp_path: Path) -> None:
-    """The seed is drawn once; one writes and speaks; the latents are those of one process with eight devices."""
-    files = ("-o", "clip.mp4", "--save-latents", "latents")
-    (code, out, err), other = map(ended, start_pair(tmp_path, *COMMAND, *TINY, *files))
-    assert (code, out) == (0, "clip.mp4\n"), err
+@dataclass(frozen=True)
+class Runs:
+    """What two hosts did in one folder: exit code, stdout and stderr of each."""
+
+    folder: Path
+    stopped_by_first: list[tuple[int, str, str]]
+    stopped_by_second: list[tuple[int, str, str]]
+    finished: list[tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """A run that the first host's SIGTERM stops, gone on with until the second host's SIGHUP, gone on with to its end;
+    then the same without interruption, and every command that goes on from its files."""
+    folder = tmp_path_factory.mktemp("hosts")
+    clip = ["generate", *DEMO, *TINY, "--steps", "4", "--seed", "3", "--resumable"]
+    clip += ["-o", "clip.mp4", "--save-latents", "clip.safetensors"]
+    commands = [
+        ["resume", "clip.run"],
+        ["mv", "clip.mp4", "resumed.mp4"],
+        ["mv", "clip.safetensors", "resumed.safetensors"],
+        [*clip, "--force"],  # over the record alone
+        ["replay", "--verify", "clip.mp4", *MESH],
+        ["decode", "clip.safetensors", "-o", "decoded/", "-o", "decoded.wav", *MESH],
+        ["generate", *DEMO, *DRAFT, "--save-latents", "draft.safetensors"],
+        ["upsample", "draft.safetensors", "--latents-only", "--save-latents", "large.safetensors", *MESH],
+        ["shared", "own"],
+        ["shared", "common"],
+    ]
+    for host in range(2):
+        (folder / f"own{host}").mkdir()
+        (folder / f"common{host}").symlink_to(folder)
+    return Runs(
+        folder,
+        [*map(ended, start_programs(folder, clip, first=["--signal", "SIGTERM", "0", "1"]))],
+        [*map(ended, start_programs(folder, ["resume", "clip.run"], second=["--signal", "SIGHUP", "0", "3"]))],
+        [*map(ended, start_programs(folder, *commands))],
+    )
+
+
+def check_stopped(hosts: list[tuple[int, str, str]], number: int, step: int) -> None:
+    """All ended after that step, and the first says so; the one of that number had the signal."""
+    assert [(code, out) for code, out, _ in hosts] == [(130, "")] * 2
+    assert f"error: stopped after step {step} of 4 of stage 1\n" in hosts[0][2]
+    assert ["stopping after this step" in err for *_, err in hosts] == [number == host for host in range(2)]
+    assert "error" not in hosts[1][2]
+
+
+def test_sigterm_on_the_first_host_stops_both_after_the_same_step(runs: Runs) -> None:
+    check_stopped(runs.stopped_by_first, 0, 1)
+    assert "hint: `ltx2 resume clip.run` goes on\n" in runs.stopped_by_first[0][2]
+
+
+def test_sighup_on_the_second_host_stops_both_after_the_same_step(runs: Runs) -> None:
+    check_stopped(runs.stopped_by_second, 1, 3)
+
+
+def test_what_two_hosts_stopped_ends_in_the_bytes_of_an_uninterrupted_run(runs: Runs) -> None:
+    (code, _, err), other = runs.finished
+    assert code == 0, err
     assert other == (0, "", "")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["clip.mp4", "clip.yaml", "latents"]
-    record = yaml.safe_load((tmp_path / "clip.yaml").read_text())
-    assert f"seed: {record['seed']}\n" in err
-    plan = resolve(read_spec(config=tmp_path / "clip.yaml"))
+    assert not list(runs.folder.glob("*.run"))
+    assert (runs.folder / "resumed.mp4").read_bytes() == (runs.folder / "clip.mp4").read_bytes()
+    resumed, whole = (load_file(runs.folder / f"{name}.safetensors") for name in ("resumed", "clip"))
+    assert {name: array.tobytes() for name, array in resumed.items()} == {
+        name: array.tobytes() for name, array in whole.items()
+    }
+
+
+def test_one_of_two_hosts_writes_and_speaks(runs: Runs) -> None:
+    _, out, _ = runs.finished[0]
+    paths = [line for line in out.splitlines() if "identical" not in line and line != "shared"]
+    assert [Path(path).name for path in paths] == [
+        "clip.mp4",
+        "clip.mp4",
+        "decoded",
+        "decoded.wav",
+        "draft.safetensors",
+        "draft.png",
+        "large.safetensors",
+    ]
+
+
+def test_a_folder_that_all_hosts_see_is_told_from_those_of_their_own(runs: Runs) -> None:
+    assert runs.finished[0][1].splitlines().count("shared") == 1
+
+
+def test_two_hosts_make_the_clip_of_one(runs: Runs) -> None:
+    """Sums over devices differ in their last bits by how these are connected."""
+    plan = resolve(read_spec(config=runs.folder / "clip.yaml"))
     assert plan.sharding.mesh.size == 8
     alone = unpack(make_latents(plan, load(plan)), plan.latent_shapes)
-    together = load_file(tmp_path / "latents")
     for name, wanted in alone._asdict().items():
-        assert np.linalg.norm(together[name] - wanted) <= 2e-5 * np.linalg.norm(wanted)
+        assert_near(load_file(runs.folder / "clip.safetensors")[name], wanted)
 
 
-def test_two_hosts_go_on_with_a_run(tmp_path: Path) -> None:
-    """One that stopped after a step with eight devices in one process ends in the same latents."""
-    files = {"output": str(tmp_path / "clip.mp4"), "save_latents": str(tmp_path / "latents")}
-    size = {"height": 64, "width": 64, "num_frames": 9, "num_inference_steps": 2}
-    plan = resolve(read_spec(model="demo", prompt="rain", seed=3, sharding="trillium", **size, **files))
-    unfinished = unfinished_path(plan.spec)
-
-    def stop(progress: Progress) -> None:
-        kept(progress)
-        if progress.step == 1:
-            raise StoppedError("", "")
-
-    kept = Journal(unfinished, plan, Errand(Ends.clips, None), Silent(), True, 0)
-    with pytest.raises(StoppedError):
-        make_latents(plan, load(plan), keep=stop)
-    alone = unpack(make_latents(plan, load(plan)), plan.latent_shapes)
-    (code, out, err), other = map(ended, start_pair(tmp_path, "-m", "ltx2_cli", "resume", str(unfinished)))
-    assert (code, out) == (0, f"{tmp_path / 'clip.mp4'}\n"), err
-    assert other == (0, "", "")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["clip.mp4", "clip.yaml", "latents"]
-    for name, wanted in alone._asdict().items():
-        assert np.linalg.norm(load_file(tmp_path / "latents")[name] - wanted) <= 2e-5 * np.linalg.norm(wanted)
+def assert_near(found: np.ndarray, wanted: np.ndarray) -> None:
+    assert np.linalg.norm(found - wanted) <= 2e-5 * np.linalg.norm(wanted)
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "code", "sentence"),
-    [
-        ("--seed 3", "--seed 4", 2, "the hosts differ: seed is 3 on host 0 and 4 on host 1"),
-        ("-o taken.mp4", "-o taken.mp4", 2, "taken.mp4 exists"),
-        ("--noise taken.mp4", "--noise taken.mp4", 2, "the noise file taken.mp4 cannot be read"),  # when it runs
-        ("", "--config nowhere.yaml", 2, "host 1: nowhere.yaml cannot be read"),
-    ],
-)
-def test_what_one_refuses_none_does(first: str, second: str, code: int, sentence: str, tmp_path: Path) -> None:
-    (tmp_path / "taken.mp4").touch()
-    pair = start_pair(tmp_path, *COMMAND, *TINY, first=first.split(), second=second.split())
-    (one, out, err), other = map(ended, pair)
-    assert (one, out) == (code, "")
-    assert err.splitlines()[-2].startswith(f"error: {sentence}")
+def test_two_hosts_replay_the_clip_identically(runs: Runs) -> None:
+    assert "identical" in runs.finished[0][1]
+
+
+def test_two_hosts_decode_to_the_frames_of_one(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    latents = str(runs.folder / "clip.safetensors")
+    assert run_program(monkeypatch, "decode", latents, "-o", f"{tmp_path}/frames/", *MESH) == 0
+    frames = sorted((tmp_path / "frames").iterdir())
+    assert len(frames) == 9
+    for frame in frames:
+        assert frame.read_bytes() == (runs.folder / "decoded" / frame.name).read_bytes()
+    assert (runs.folder / "decoded.wav").stat().st_size > 9000
+
+
+def test_two_hosts_upsample_to_the_latents_of_one(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draft, large = str(runs.folder / "draft.safetensors"), tmp_path / "large.safetensors"
+    assert run_program(monkeypatch, "upsample", draft, "--latents-only", "--save-latents", str(large), *MESH) == 0
+    for name, wanted in load_file(large).items():
+        assert_near(load_file(runs.folder / "large.safetensors")[name], wanted)
+
+
+def test_what_one_refuses_none_does(tmp_path: Path) -> None:
+    pair = start_programs(tmp_path, ["generate", *DEMO, *TINY], second=["--config", "nowhere.yaml"])
+    (code, out, err), other = map(ended, pair)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: host 1: nowhere.yaml cannot be read")
     assert err.count("error: ") == 1
-    assert other == (code, "", "")
+    assert other == (2, "", "")
 
 
 @pytest.mark.parametrize(
@@ -222,20 +292,16 @@ def test_what_several_hosts_cannot_do(seed: int | None, sentence: str, monkeypat
         resolve(read_spec(model="demo", prompt="rain", seed=seed, sharding="single"))
 
 
-def test_who_is_left_does_not_wait_for_who_is_gone(tmp_path: Path) -> None:
-    one, other = start_pair(tmp_path, *COMMAND, *TINY)
+def test_an_interrupt_of_one_host_ends_both(tmp_path: Path) -> None:
+    """Where a run is not kept. The other host is not told by a broken connection, but by the one that ends."""
+    one, other = start_programs(tmp_path, ["generate", *DEMO, *TINY])
     assert one.stderr
     while "does not know rain" not in one.stderr.readline():
         assert one.poll() is None
     other.send_signal(signal.SIGINT)
-    code, out, err = ended(other)
-    assert (code, out) == (130, "")
-    assert err.startswith("error: interrupted\n")
-    began = time.monotonic()
-    code, out, err = ended(one)
-    assert code != 0
-    assert time.monotonic() - began < hosts.HEARTBEAT + 10
-    assert "another host ended" in err or "another task died" in err  # our words, or jax's where it ends the process
+    for code, out, err in map(ended, (other, one)):
+        assert (code, out) == (130, "")
+        assert "error: interrupted\n" in err
     assert not list(tmp_path.rglob("*.mp4"))
 
 

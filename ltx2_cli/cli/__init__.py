@@ -27,9 +27,10 @@ from ltx2_cli.cli.resume import RESUME_EXAMPLES, resume
 from ltx2_cli.cli.together import FAILED, INTERRUPTED, REFUSED, TOO_LARGE, abandon, of_system, part
 from ltx2_cli.cli.upsample import UPSAMPLE_EXAMPLES, upsample
 from ltx2_cli.console import complain
-from ltx2_cli.spec import FitError, FlawError, RunError, SpecError, StoppedError
+from ltx2_cli.spec import AbortedError, FitError, FlawError, RunError, SpecError, StoppedError
 
 FLAWED = 4
+EXPECTED = (SpecError, FitError, FlawError, StoppedError, AbortedError, RunError)
 EXIT_CODES = "Exit codes: 0 done, 1 the run failed, 2 the request cannot be met, 130 interrupted."
 CLIP_EXIT_CODES = EXIT_CODES.replace(", 130", ", 3 it does not fit, 4 the clip has flaws (--strict), 130")
 PLAN_EXIT_CODES = "Exit codes: 0 it fits, 2 the request cannot be met, 3 it does not fit, 130 interrupted."
@@ -75,7 +76,16 @@ def main() -> None:
     sentence, hint = "interrupted", "finished files stay, the unfinished one is gone"  # typer's own exit code is 130
     try:
         code = get_command(app)(prog_name="ltx2", standalone_mode=False) or 0
-    except (SpecError, FitError, FlawError, StoppedError, RunError, OSError, typer.TyperException) as error:
+    except (
+        SpecError,
+        FitError,
+        FlawError,
+        StoppedError,
+        AbortedError,
+        RunError,
+        OSError,
+        typer.TyperException,
+    ) as error:
         if debug:
             traceback.print_exc()
         sentence, hint, code = _explain(error)
@@ -98,7 +108,7 @@ def _explain(error: Exception) -> tuple[str, str, int]:
             return str(error), error.hint, TOO_LARGE
         case FlawError():
             return str(error), error.hint, FLAWED
-        case StoppedError():
+        case StoppedError() | AbortedError():
             return str(error), error.hint, INTERRUPTED
         case RunError():
             return str(error), error.hint, FAILED

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from ltx2_cli.cli.flaws import noted
 from ltx2_cli.cli.interrupts import stopping
-from ltx2_cli.spec import NotFiniteError, RunError, StoppedError
+from ltx2_cli.spec import AbortedError, NotFiniteError, RunError
 
 if TYPE_CHECKING:
     from ltx2_cli.core.components import Components
@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 
 def carry_out(journal: "Journal", components: "Components", start: "Progress | None" = None) -> list[str]:
     """Carry out the journal's plan, from `start` where it is not the beginning, and print the path of each file that
-    is finished; the flaws found. Raises `StoppedError` where the run was interrupted and can be gone on with."""
+    is finished; the flaws found. Raises `StoppedError` or `AbortedError` where the run was interrupted and can be
+    gone on with."""
     from ltx2_cli.core.run import BEGINNING, write
 
     flaws, on = list[str](), f"`ltx2 resume {journal.path}` goes on"
     try:
-        with stopping(journal):
+        with stopping(journal.stop):
             for path, findings in write(
                 journal.plan, components, journal.report, journal.errand.ends, start or BEGINNING, journal
             ):
@@ -27,7 +28,7 @@ def carry_out(journal: "Journal", components: "Components", start: "Progress | N
                 flaws += noted(path, findings, journal.report)
     except KeyboardInterrupt:
         if journal.kept:
-            raise StoppedError("interrupted", on) from None
+            raise AbortedError("interrupted", on) from None
         raise
     except NotFiniteError:
         raise  # it would come again

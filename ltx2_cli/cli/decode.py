@@ -9,9 +9,10 @@ import typer
 from ltx2_cli.cli import options
 from ltx2_cli.cli.flaws import Strict, noted, refuse_flaws
 from ltx2_cli.cli.from_latents import check_fit, request
-from ltx2_cli.cli.interrupts import postponed
+from ltx2_cli.cli.interrupts import postponed, stopping
 from ltx2_cli.cli.memory import OF_LATENTS, fitting_plan
 from ltx2_cli.cli.options import FILES, option
+from ltx2_cli.cli.together import asked, begin, found, held, in_step
 from ltx2_cli.console import reporter
 from ltx2_cli.spec import AV, SpecError
 
@@ -50,34 +51,49 @@ def decode(
     config: options.Config = None,
     settings: options.Settings = None,
     debug: options.Debug = False,
+    coordinator_address: options.CoordinatorAddress = None,
+    num_processes: options.NumProcesses = None,
+    process_id: options.ProcessId = None,
+    initialization_timeout: options.InitializationTimeout = 300,
 ) -> None:
     """Decode saved latents to video, frames or sound; their paths are printed. Nothing is denoised."""
     with postponed():
         from ltx2_cli.diffusion.latents import open_latents
 
-    file = open_latents(latents.expanduser())
-    outputs = _outputs(output or [str(file.path.with_suffix(".mp4"))], force)
-    given = options.overrides({**context.params, "output": None})
-    spec = request(file, given, config, settings or [], {"lora": [], "refinement.sigmas": []})
+    hosts = begin(coordinator_address, num_processes, process_id, initialization_timeout)
+    with in_step(hosts) as facts:
+        file = open_latents(latents.expanduser())
+        outputs = _outputs(output or [str(file.path.with_suffix(".mp4"))])
+        if hosts.first:
+            _check_outputs(outputs, force)
+        given = options.overrides({**context.params, "output": None})
+        spec = request(file, given, config, settings or [], {"lora": [], "refinement.sigmas": []})
+        facts |= {**asked(spec), **held([file.path]), "output": str(outputs), "silent": str(silent)}
 
     with postponed():
         import jax
 
         from ltx2_cli.core.compiling import counted, keep_programs
+        from ltx2_cli.core.report import Silent
         from ltx2_cli.core.run import decode_file, load
+        from ltx2_cli.core.stop import StopRequest
         from ltx2_cli.forecast.phases import DECODE, PHASES
         from ltx2_cli.forecast.requests import Request
         from ltx2_cli.media_checks import findings
 
-    report = reporter()
+    report = reporter() if hosts.first else Silent()
     wanted = AV(
         {*outputs.values()} != {".wav"}, ".wav" in outputs.values() or (".mp4" in outputs.values() and not silent)
     )
-    with counted() as count:
-        keep_programs(spec.compile_cache)
-        plan = fitting_plan(Request(spec, jax.devices(), skipped=frozenset(PHASES) - {DECODE}, fixed=OF_LATENTS))
-        check_fit(file, plan, plan.latent_shapes, spec.fps)
+    with counted() as count, stopping(StopRequest()):
+        with in_step(hosts) as facts:
+            keep_programs(spec.compile_cache)
+            plan = fitting_plan(Request(spec, jax.devices(), skipped=frozenset(PHASES) - {DECODE}, fixed=OF_LATENTS))
+            check_fit(file, plan, plan.latent_shapes, spec.fps)
+            facts |= found(plan) if hosts.count > 1 else {}
         media = decode_file(plan, file.read(), load(plan), report, wanted)
+    if not hosts.first:
+        return
     for path, kind in outputs.items():
         with report.stage("write"):
             _write(
@@ -93,21 +109,26 @@ def decode(
     refuse_flaws(flaws, strict)
 
 
-def _outputs(names: list[str], force: bool) -> dict[Path, str]:
-    """The kind of each file that is named; `FRAMES` for a folder. Raises `SpecError` for what cannot be written."""
-    from ltx2_cli.media import check_frames, check_output
-
+def _outputs(names: list[str]) -> dict[Path, str]:
+    """The kind of each file that is named; `FRAMES` for a folder. Raises `SpecError` for a name that is none."""
     outputs: dict[Path, str] = {}
     for name in names:
         path, kind = Path(name), _kind(name)
         if path in outputs:
             raise SpecError(f"{path} is named twice", "name each file once")
-        (check_frames if kind == FRAMES else check_output)(path, "-o", force)
         outputs[path] = kind
     for folder in (path for path, kind in outputs.items() if kind == FRAMES):
         if inside := [path for path in outputs if folder in path.parents]:
             raise SpecError(f"{inside[0]} lies in {folder}, which holds frames alone", "name another place: -o FILE")
     return outputs
+
+
+def _check_outputs(outputs: dict[Path, str], force: bool) -> None:
+    """Raise `SpecError` for what cannot be written."""
+    from ltx2_cli.media import check_frames, check_output
+
+    for path, kind in outputs.items():
+        (check_frames if kind == FRAMES else check_output)(path, "-o", force)
 
 
 def _kind(name: str) -> str:

@@ -245,6 +245,6 @@ def _make(plan: "Plan", components: "Components", report: "Report", how: Manner)
     if how.warmup:
         warm_up(plan, components, report)
         return []
-    resumable = how.resumable if how.hosts.first else False
     errand = Errand(how.ends, source=None)
-    return carry_out(Journal(unfinished_path(plan.spec), plan, errand, report, resumable, how.keep_every), components)
+    path = unfinished_path(plan.spec)
+    return carry_out(Journal(path, plan, errand, report, how.resumable, how.keep_every), components)

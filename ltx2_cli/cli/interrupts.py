@@ -5,13 +5,19 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from queue import SimpleQueue
 from types import FrameType
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ltx2_cli.core.journal import Journal
+from rich.console import Console
+
+from ltx2_cli.cli.together import GRACE, INTERRUPTED, abandon
+from ltx2_cli.console import complain
+from ltx2_cli.core.stop import StopRequest
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+MARK = b"\0"  # no signal's number
 
 
 @contextmanager
@@ -28,22 +34,68 @@ def postponed() -> Iterator[None]:
 
 
 @contextmanager
-def stopping(journal: "Journal") -> Iterator[None]:
-    """The first Ctrl-C, or SIGTERM as machines send it that are taken away, lets a run stop after its step where it is
-    kept how far it is; otherwise, and the second time, it ends at once."""
+def stopping(request: StopRequest) -> Iterator[None]:
+    """In the body, the first Ctrl-C, or the SIGTERM or SIGHUP of a machine that is taken away, asks for a stop where
+    the run listens for one; otherwise, and the second time, it raises `KeyboardInterrupt`.
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        if journal.stop or not journal.listening:
-            raise KeyboardInterrupt
-        journal.stop = True
-        os.write(2, b"\nstopping after this step; once more: at once\n")  # print may be at work already
-
-    usual = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
+    A thread hears the signals, since Python runs handlers only between two calls into C++, where a step or a wait for
+    another host may take long. If the exception is not raised within `GRACE` seconds, that thread ends the process.
+    """
+    numbers = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # as nohup asks
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    listener = _Listener(request, write_end)
+    thread = threading.Thread(target=listener.listen, args=(read_end, numbers), daemon=True)
+    thread.start()
+    usual_end = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    usual = {number: signal.signal(number, listener.handle) for number in numbers}
     try:
         yield
     finally:
-        for each, handler in usual.items():
-            signal.signal(each, handler)
+        for number, handler in usual.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(usual_end)
+        listener.over.set()
+        os.close(write_end)
+        thread.join()
+        os.close(read_end)
+
+
+class _Listener:
+    """What the thread that hears signals shares with the main thread."""
+
+    def __init__(self, request: StopRequest, write_end: int):
+        self.request = request
+        self.write_end = write_end
+        self.interrupted = False  # the run is to end at once
+        self.over = threading.Event()
+        self.marks: SimpleQueue[threading.Event] = SimpleQueue()
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """In the main thread: raise what the other thread decided on all signals that came before."""
+        mark = threading.Event()
+        self.marks.put(mark)
+        os.write(self.write_end, MARK)
+        mark.wait(GRACE)
+        if self.interrupted:
+            raise KeyboardInterrupt
+
+    def listen(self, read_end: int, numbers: Sequence[int]) -> None:
+        """Decide on each signal, whose number the system writes, until the other end is closed."""
+        while byte := os.read(read_end, 1):
+            if byte == MARK:
+                self.marks.get().set()
+            elif byte[0] in numbers and self.request.ask():
+                os.write(2, b"\nstopping after this step; once more: at once\n")
+            elif byte[0] in numbers and not self.interrupted:
+                self.interrupted = True
+                threading.Thread(target=self._end, daemon=True).start()
+
+    def _end(self) -> None:
+        if not self.over.wait(GRACE):
+            Console(stderr=True).show_cursor()
+            complain("interrupted", "finished files stay; what was being written stays under a temporary name")
+            abandon(INTERRUPTED)
 
 
 def raise_again(lost: "sys.UnraisableHookArgs") -> None:

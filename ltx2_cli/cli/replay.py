@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
@@ -10,9 +11,10 @@ import typer
 
 from ltx2_cli.cli import options
 from ltx2_cli.cli.flaws import Strict, noted, refuse_flaws
-from ltx2_cli.cli.interrupts import postponed
+from ltx2_cli.cli.interrupts import postponed, stopping
 from ltx2_cli.cli.memory import OF_LATENTS, OF_RECORD, fitting_plan
 from ltx2_cli.cli.options import FILES, MODEL, STEPS, option
+from ltx2_cli.cli.together import asked, begin, found, held, in_step
 from ltx2_cli.console import reporter
 
 if TYPE_CHECKING:
@@ -72,30 +74,46 @@ def replay(
     save_latents: options.SaveLatents = None,
     settings: options.Settings = None,
     debug: options.Debug = False,
+    coordinator_address: options.CoordinatorAddress = None,
+    num_processes: options.NumProcesses = None,
+    process_id: options.ProcessId = None,
+    initialization_timeout: options.InitializationTimeout = 300,
 ) -> None:
     """Make a clip again by its record; its path is printed, or with --verify whether it is the same."""
     with postponed():
         from ltx2_cli.cli.recorded import check_overrides, find_source, recorded
         from ltx2_cli.cli.verdict import check_comparable, verdict
+        from ltx2_cli.core.report import Silent
         from ltx2_cli.media import check_outputs
 
-    then, given, report = recorded(clip.expanduser()), options.overrides(context.params), reporter()
-    asked = {*given, *(setting.partition("=")[0] for setting in settings or ())}
-    check_overrides(then, asked)
-    source, flaws, kept = find_source(then, latents), list[str](), not verify or bool(output or save_latents)
+    hosts = begin(coordinator_address, num_processes, process_id, initialization_timeout)
+    report = reporter() if hosts.first else Silent()
+    flaws, kept = list[str](), not verify or bool(output or save_latents)
     with ExitStack() as around:
-        folder = then.path.parent if kept else Path(around.enter_context(TemporaryDirectory()))
-        spec = then.request({**_files(then, folder), **given}, settings or [])
-        for lack in check_comparable(then, spec) if verify else ():
-            report.note(lack)
-        check_outputs(spec, force)
+        with in_step(hosts) as facts:
+            then, given = recorded(clip.expanduser()), options.overrides(context.params)
+            changed = {*given, *(setting.partition("=")[0] for setting in settings or ())}
+            check_overrides(then, changed)
+            source = find_source(then, latents)
+            folder = then.path.parent if kept else Path(around.enter_context(TemporaryDirectory()))
+            spec = then.request({**_files(then, folder), **given}, settings or [])
+            for lack in check_comparable(then, spec) if verify else ():
+                report.note(lack)
+            if hosts.first:
+                check_outputs(spec, force)
+            facts |= asked(replace(spec, output=None, save_latents=None)) | {"stage": then.stage}
+            facts |= held([source.file.path] if source else [])
 
         with postponed():
             from ltx2_cli.core.compiling import counted
+            from ltx2_cli.core.stop import StopRequest
 
         count = around.enter_context(counted())
-        plan = _plan(then, spec, source)
-        others = _others(then, plan, asked, any_weights, report)
+        around.enter_context(stopping(StopRequest()))
+        with in_step(hosts) as facts:
+            plan = _plan(then, spec, source)
+            others = _others(then, plan, changed, any_weights, report) if hosts.first else []
+            facts |= found(plan) if hosts.count > 1 else {}
         for path, findings in _again(then, plan, source, report):
             if kept:
                 print(path, flush=True)

@@ -73,7 +73,7 @@ def resume(
                 check_own(plan, kept.errand.ends, written_clips(plan, progress))
             if hosts.count > 1:
                 facts |= {**found(plan), "how far the run is": str(kept.place)}
-        journal = Journal(kept.path, plan, kept.errand, report, hosts.first, keep_every, written=0)
+        journal = Journal(kept.path, plan, kept.errand, report, True, keep_every, written=0)
         flaws = carry_out(journal, load(plan), progress)
     report.note(str(count))
     refuse_flaws(flaws, strict)

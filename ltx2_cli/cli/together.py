@@ -1,23 +1,29 @@
 """One command on several hosts: what one of them refuses none does, and the first speaks for all."""
 
+import _thread
 import errno
 import hashlib
 import json
 import os
+import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ltx2_cli.spec import MAKE_ROOM, FitError, NotFiniteError, RunError, RunSpec, SpecError
+from ltx2_cli.console import complain
+from ltx2_cli.spec import MAKE_ROOM, FitError, NotFiniteError, RunError, RunSpec, SpecError, StoppedError
 
 if TYPE_CHECKING:
     from ltx2_cli.hosts import Hosts
     from ltx2_cli.plan import Plan
 
 FAILED, REFUSED, TOO_LARGE, INTERRUPTED = 1, 2, 3, 130
+OTHER_HOST = signal.SIGUSR2  # by whose handler a thread raises `KeyboardInterrupt` in the main thread
+GRACE = 2.0  # seconds in which the main thread may end by itself
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 Facts = dict[str, str]
 Refusal = tuple[int, str, str]  # the exit code, the sentence, the hint
@@ -27,13 +33,26 @@ ERRORS: dict[int, type[SpecError | FitError | RunError]] = {REFUSED: SpecError, 
 def begin(address: str | None, processes: int | None, process: int | None, timeout: int) -> "Hosts":
     """Meet the other hosts, if there are any. Libraries that connect CPUs talk on stdout, which is for results: from
     then on they are heard on stderr."""
-    from ltx2_cli.hosts import join
+    from ltx2_cli.hosts import end_with_others, join
 
     hosts = join(address, processes, process, timeout)
     if hosts.count > 1:
         sys.stdout = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
+        for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C, also where a run does not stop after its step
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, signal.default_int_handler)
+        signal.signal(OTHER_HOST, signal.default_int_handler)
+        end_with_others(_end_at_once)
     return hosts
+
+
+def _end_at_once() -> None:
+    """Another host was interrupted: end this one within `GRACE` seconds, be it by force."""
+    _thread.interrupt_main(OTHER_HOST)
+    time.sleep(GRACE)
+    complain("interrupted", "another host was, and all end together")
+    abandon(INTERRUPTED)
 
 
 @contextmanager
@@ -94,6 +113,11 @@ def asked(spec: RunSpec) -> Facts:
     return {key: ", ".join(map(str, value)) if isinstance(value, tuple) else repr(value) for key, value in values}
 
 
+def held(files: Iterable[Path]) -> Facts:
+    """What these files hold, which must be the same on every host."""
+    return {f"what {path.name} holds": _digest(path.read_bytes()) for path in files}
+
+
 def found(plan: "Plan") -> Facts:
     """What must be the same on every host before they load: what computes, the files' headers, the noise."""
     from importlib.metadata import version
@@ -128,9 +152,9 @@ def with_common_seed(spec: RunSpec, hosts: "Hosts") -> RunSpec:
 
 
 def part(error: Exception) -> bool:
-    """After what all hosts fail at alike, a request that was agreed on or numbers that all compute, let them leave at
-    once; whether the first says it for this one."""
-    if not (isinstance(error, SpecError | NotFiniteError) and _are_others()):
+    """After what all hosts end with alike, such as a request that was agreed on, numbers that all compute, or a stop
+    after the same step, let them leave at once; whether the first says it for this one."""
+    if not (isinstance(error, SpecError | NotFiniteError | StoppedError) and _are_others()):
         return False
     jax = sys.modules["jax"]
     silent = bool(jax.process_index())
@@ -141,9 +165,13 @@ def part(error: Exception) -> bool:
 def abandon(code: int) -> None:
     """After a failure, end at once where there are other hosts: jax would wait for them, as they wait for this one.
 
-    So too after Ctrl-C: Python would wait for a program that is being compiled, and for ever for a thread of a pool
-    that was being started.
+    So too after Ctrl-C, which ends all hosts: Python would wait for a program that is being compiled, and for ever for
+    a thread of a pool that was being started.
     """
+    if code == INTERRUPTED and _are_others():
+        from ltx2_cli.hosts import end_others
+
+        end_others()
     if code == INTERRUPTED or (code and _are_others()):
         sys.stdout.flush()
         sys.stderr.flush()

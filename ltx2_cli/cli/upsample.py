@@ -15,11 +15,13 @@ from ltx2_cli.cli.from_latents import check_source, request, together
 from ltx2_cli.cli.interrupts import postponed
 from ltx2_cli.cli.memory import OF_LATENTS, fitting_plan
 from ltx2_cli.cli.options import CONTENT, FILES, KEEP_EVERY, STEPS, option
+from ltx2_cli.cli.together import asked, begin, found, held, in_step
 from ltx2_cli.console import reporter
 from ltx2_cli.spec import RunSpec, SpecError
 
 if TYPE_CHECKING:
     from ltx2_cli.diffusion.latents import LatentsFile
+    from ltx2_cli.hosts import Hosts
 
 UPSAMPLE_EXAMPLES = r"""[bold]Examples[/bold]
 
@@ -70,6 +72,10 @@ def upsample(
     config: options.Config = None,
     settings: options.Settings = None,
     debug: options.Debug = False,
+    coordinator_address: options.CoordinatorAddress = None,
+    num_processes: options.NumProcesses = None,
+    process_id: options.ProcessId = None,
+    initialization_timeout: options.InitializationTimeout = 300,
 ) -> None:
     """Upsample saved latents and refine them at their new size; the path of the video or latents is printed."""
     with postponed():
@@ -77,19 +83,23 @@ def upsample(
         from ltx2_cli.media import check_outputs
         from ltx2_cli.profiles import AUTO
 
-    given = options.overrides(context.params)
-    files = [open_latents(each.expanduser()) for each in latents]
-    if latents_only and not save_latents:
-        raise SpecError("--latents-only writes latents, and no file is named for them", "--save-latents FILE")
-    for file in files:
-        if not (prompt or no_refine or config or "record" in file.metadata):
-            raise SpecError(f"{file.path} does not say what it shows", '--prompt "...", or --no-refine')
-    instead = {"output": str(_named(files)), "recipe": AUTO, "num_videos": 1}
-    spec = together(files, [request(file, given, config, settings or [], instead) for file in files])
-    if no_refine:
-        spec = replace(spec, refinement=replace(spec.refinement, sigmas=(), lora=()))
-    check_outputs(spec, force)
-    refuse_flaws(_go_on(files, spec, latents_only, resumable, keep_every), strict)
+    hosts = begin(coordinator_address, num_processes, process_id, initialization_timeout)
+    with in_step(hosts) as facts:
+        given = options.overrides(context.params)
+        files = [open_latents(each.expanduser()) for each in latents]
+        if latents_only and not save_latents:
+            raise SpecError("--latents-only writes latents, and no file is named for them", "--save-latents FILE")
+        for file in files:
+            if not (prompt or no_refine or config or "record" in file.metadata):
+                raise SpecError(f"{file.path} does not say what it shows", '--prompt "...", or --no-refine')
+        instead = {"output": str(_named(files)), "recipe": AUTO, "num_videos": 1}
+        spec = together(files, [request(file, given, config, settings or [], instead) for file in files])
+        if no_refine:
+            spec = replace(spec, refinement=replace(spec.refinement, sigmas=(), lora=()))
+        if hosts.first:
+            check_outputs(spec, force)
+        facts |= {**asked(spec), **held(file.path for file in files), "latents_only": str(latents_only)}
+    refuse_flaws(_go_on(hosts, files, spec, latents_only, resumable, keep_every), strict)
 
 
 def _named(files: "Sequence[LatentsFile]") -> Path:
@@ -99,7 +109,12 @@ def _named(files: "Sequence[LatentsFile]") -> Path:
 
 
 def _go_on(
-    files: "Sequence[LatentsFile]", spec: RunSpec, latents_only: bool, resumable: bool | None, keep_every: float
+    hosts: "Hosts",
+    files: "Sequence[LatentsFile]",
+    spec: RunSpec,
+    latents_only: bool,
+    resumable: bool | None,
+    keep_every: float,
 ) -> list[str]:
     """Make the clips that begin with these latents, or only their latents, and print the paths; the clips' flaws."""
     with postponed():
@@ -109,19 +124,22 @@ def _go_on(
         from ltx2_cli.core.journal import Journal
         from ltx2_cli.core.progress import Ends
         from ltx2_cli.core.record import begun
+        from ltx2_cli.core.report import Silent
         from ltx2_cli.core.run import going_on, load
         from ltx2_cli.core.unfinished import Errand
         from ltx2_cli.forecast.requests import Request
         from ltx2_cli.media import unfinished_path
         from ltx2_cli.stages import Source
 
-    report, source = reporter(), Source(files[0].shapes, spec.fps)
+    report, source = reporter() if hosts.first else Silent(), Source(files[0].shapes, spec.fps)
     with counted() as count:
-        keep_programs(spec.compile_cache)
-        errand = Errand(Ends.latents if latents_only else Ends.clips, source)
-        plan = fitting_plan(Request(spec, jax.devices(), source, errand.ends, fixed=OF_LATENTS))
-        for file in files:
-            check_source(file, plan, spec.fps)
+        with in_step(hosts) as facts:
+            keep_programs(spec.compile_cache)
+            errand = Errand(Ends.latents if latents_only else Ends.clips, source)
+            plan = fitting_plan(Request(spec, jax.devices(), source, errand.ends, fixed=OF_LATENTS))
+            for file in files:
+                check_source(file, plan, spec.fps)
+            facts |= found(plan) if hosts.count > 1 else {}
         flaws = carry_out(
             Journal(unfinished_path(plan.spec), plan, errand, report, resumable, keep_every),
             load(plan),

@@ -13,6 +13,8 @@ import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from ltx2_cli.core.programs import Program
+from ltx2_cli.core.report import Report
+from ltx2_cli.hosts import is_shared
 from ltx2_cli.private_api import COMPILED_EVENT, READ_EVENT, compilation_refused, discard_unreadable_programs
 from ltx2_cli.profiles import user_cache
 from ltx2_cli.spec import NO_CACHE, RunError, SpecError
@@ -60,6 +62,25 @@ def _check_writable(place: Path) -> None:
         f"compiled programs cannot be kept in {place}: {reason}",
         f"--compile-cache FOLDER, or --compile-cache {NO_CACHE}",
     )
+
+
+def agree_on_programs(report: Report) -> None:
+    """On several hosts with GPUs, keep no programs where each host has a folder of its own.
+
+    jax writes on the first host alone, and hosts that compile tune a program together: who found it in its folder would
+    be waited for in vain.
+    """
+    settings: Any = jax.config
+    if jax.process_count() == 1 or jax.default_backend() != "gpu" or not settings.jax_enable_compilation_cache:
+        return
+    folder = settings.jax_compilation_cache_dir
+    if folder and not is_shared(Path(folder)):
+        jax.config.update("jax_enable_compilation_cache", False)
+        reset_cache()
+        report.note(
+            f"compiled programs are not kept: each host has its own {folder}; --compile-cache FOLDER names one that"
+            " all share"
+        )
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from ltx2_cli.core.out_of_memory import DECODE, memory_for
 from ltx2_cli.core.programs import Program, convolving
 from ltx2_cli.core.report import Report
 from ltx2_cli.decoding import VIDEOS, Decoding
-from ltx2_cli.hosts import fetch
+from ltx2_cli.hosts import fetch, fetch_on_first, place
 from ltx2_cli.media import Media
 from ltx2_cli.models.audio_vae import AudioVAE
 from ltx2_cli.models.bandwidth import BandwidthVocoder
@@ -36,7 +36,10 @@ NO_FRAMES, SILENCE = np.empty((0, 0, 0, 3), np.uint8), np.empty((0, 2), np.float
 def decode(
     plan: Plan, latents: AV[np.ndarray], components: Components, report: Report, wanted: AV[bool] = BOTH
 ) -> Iterator[Media]:
-    """The media of each video, from its latents as tokens [videos, tokens, channels]; what is not wanted is empty."""
+    """The media of each video, from its latents as tokens [videos, tokens, channels]; what is not wanted is empty.
+
+    So is everything on all of several hosts but the first.
+    """
     videos, at_once = len(latents.video), plan.decoding.videos
     to_frames, to_sound = _decoders(plan)
     with memory_for(DECODE, plan), ExitStack() as loaded:
@@ -54,10 +57,12 @@ def decode(
                 sound = to_sound(audio_vae, vocoder, audio, plan.decoding, plan.sharding) if vocoder else None
                 if picture:
                     _check_finite("picture", picture[1], plan)
-                    frames = [clip.reshape(*clip.shape[:2], -1, 3) for clip in fetch(picture[0])]
+                    if (levels := fetch_on_first(picture[0])) is not None:
+                        frames = [clip.reshape(*clip.shape[:2], -1, 3) for clip in levels]
                 if sound:
                     _check_finite("sound", sound[1], plan)
-                    waveforms = list(fetch(sound[0]))
+                    if (samples := fetch_on_first(sound[0])) is not None:
+                        waveforms = list(samples)
             for clip, waveform in list(zip(frames, waveforms, strict=True))[: videos - first]:
                 yield Media(clip, waveform, plan.spec.fps, plan.arch.vocoder.output_sampling_rate)
 
@@ -86,7 +91,7 @@ def _place(plan: Plan, tokens: AV[np.ndarray]) -> AV[jax.Array]:
     """Each device's part: of video latents [videos, frames, height, width, channels], of sound as many tokens."""
     _, channels, *size = plan.latent_shapes.video
     video = tokens.video.reshape(-1, *size, channels)
-    return AV(jax.device_put(video, plan.decoding.latents), jax.device_put(tokens.audio, plan.decoding.tokens))
+    return AV(place(video, plan.decoding.latents), place(tokens.audio, plan.decoding.tokens))
 
 
 def _check_finite(what: str, finite: jax.Array, plan: Plan) -> None:

@@ -13,6 +13,7 @@ from ltx2_cli.core.out_of_memory import CONNECT, ENCODE, memory_for
 from ltx2_cli.core.programs import Program, abstract, results
 from ltx2_cli.core.progress import Contexts
 from ltx2_cli.core.report import Report
+from ltx2_cli.hosts import place
 from ltx2_cli.models.connectors import TextConnectors
 from ltx2_cli.models.gemma import Gemma
 from ltx2_cli.models.tokenizer import Tokens, tokenise
@@ -80,7 +81,7 @@ def _hidden_states(tokens: Tokens, plan: Plan, components: Components, report: R
         components.use("text_encoder", report) as encoder,
         report.stage("encode text"),
     ):
-        arrays = jax.device_put([(tokens.ids[rows], tokens.mask[rows]) for rows in batches], plan.sharding.replicated)
+        arrays = place([(tokens.ids[rows], tokens.mask[rows]) for rows in batches], plan.sharding.replicated)
         parts = [run(encoder, ids, mask, plan.sharding) for ids, mask in arrays]
         _check_finite([finite for _, finite in parts], "text encoder", plan.spec.text_encoder_dtype)
         return [states for states, _ in parts]
@@ -90,7 +91,7 @@ def _connected(
     name: str, states: list[jax.Array], tokens: Tokens, plan: Plan, components: Components, report: Report
 ) -> AV[jax.Array]:
     with memory_for(CONNECT, plan), components.use(name, report) as connectors, report.stage("connect text"):
-        mask = jax.device_put(tokens.mask, plan.sharding.replicated)
+        mask = place(tokens.mask, plan.sharding.replicated)
         contexts, finite = _connect(connectors, states, mask, plan.sharding)
         _check_finite([finite], "text connectors", plan.spec.dtype)
         return contexts

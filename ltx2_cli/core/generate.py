@@ -23,9 +23,9 @@ from ltx2_cli.core.upsample import upsample, upsampling_program
 from ltx2_cli.diffusion.guidance import Pass, Weights, traced_weights
 from ltx2_cli.diffusion.latents import pack, read_noise
 from ltx2_cli.diffusion.schedule import padded
-from ltx2_cli.hosts import fetch
+from ltx2_cli.hosts import fetch, place
 from ltx2_cli.models.block import Ropes, Switches
-from ltx2_cli.models.transformer import Transformer, rope_tables
+from ltx2_cli.models.transformer import Transformer, abstract_rope_tables, rope_tables
 from ltx2_cli.plan import Plan
 from ltx2_cli.spec import AV, NotFiniteError
 from ltx2_cli.stages import Stage
@@ -80,13 +80,13 @@ def _begin(
     noise = noises[_number(stage)] if noises else _stage_noise(plan, stage, now.batch)
     if before is None:
         return noise
-    return loop.mixed(*jax.device_put((before, noise, stage.sigmas[0]), stage.sharding.replicated))
+    return loop.mixed(*place((before, noise, stage.sigmas[0]), stage.sharding.replicated))
 
 
 def _stage_noise(plan: Plan, stage: Stage, batch: int) -> AV[jax.Array]:
     """Pure noise: that of the given file for what begins as noise, else that of each video's seed."""
     if (file := _noise_file(plan, stage)) is not None:
-        return jax.device_put(pack(read_noise(file, stage.shapes)), stage.sharding.replicated)
+        return place(pack(read_noise(file, stage.shapes)), stage.sharding.replicated)
     return loop.pure_noise(np.asarray(plan.batches[batch], np.uint32), stage.shapes, _number(stage), stage.sharding)
 
 
@@ -155,7 +155,8 @@ def _lower_denoise(plan: Plan, stage: Stage) -> jax.stages.Lowered:
 def _abstract_inputs(plan: Plan, stage: Stage) -> tuple[Any, ...]:
     """The transformer, latents, text and rows that a forward takes, abstract."""
     text = results(_trace_text_context(plan, stage))
-    rows = abstract(_rows(plan, stage), stage.sharding.replicated)
+    ropes = abstract_rope_tables(stage.geometry, plan.arch.transformer)
+    rows = abstract(_rows(plan, stage, ropes), stage.sharding.replicated)
     return abstract_network(plan, stage.network), abstract_latents(plan, stage), text, *rows
 
 
@@ -170,9 +171,10 @@ def _run_stage(
 ) -> AV[np.ndarray]:
     """The latents of all videos after a stage, of which `progress` may be a part."""
     latents, current, size = progress.latents, progress.current, plan.spec.num_videos
-    contexts = jax.device_put(progress.contexts[stage.connectors], stage.sharding.replicated)
+    contexts = place(progress.contexts[stage.connectors], stage.sharding.replicated)
     text = jax.block_until_ready(loop.text_context(transformer, contexts, stage.sharding))
-    fixed = jax.device_put((*_rows(plan, stage), *_course(stage)), stage.sharding.replicated)
+    ropes = rope_tables(stage.geometry, plan.arch.transformer)
+    fixed = place((*_rows(plan, stage, ropes), *_course(stage)), stage.sharding.replicated)
     inputs = transformer, text, *fixed
     if _noise_file(plan, stage) is None:
         with report.stage("compile noise"):  # jax remembers it
@@ -211,7 +213,7 @@ def _run_steps(
 ) -> AV[jax.Array]:
     """The latents of a batch after all steps."""
     transformer, *fixed = inputs
-    latents = jax.device_put(now.current, stage.sharding.replicated)
+    latents = place(now.current, stage.sharding.replicated)
     steps, done, chunk = len(stage.sigmas) - 1, now.step, 1
     keep(now)
     while done < steps:
@@ -229,12 +231,12 @@ def _run_steps(
     return latents
 
 
-def _rows(plan: Plan, stage: Stage) -> tuple[np.ndarray, AV[Ropes], Switches]:
+def _rows(plan: Plan, stage: Stage, ropes: AV[Ropes]) -> tuple[np.ndarray, AV[Ropes], Switches]:
     """Which text context each row reads, the rotary tables, and what each row leaves out; rows run over passes, then
     videos."""
     videos, arch = plan.spec.num_videos, plan.arch.transformer
     contexts = np.repeat(np.asarray(plan.contexts(stage.passes), np.int32), videos)
-    return contexts, rope_tables(stage.geometry, arch), _switches(stage, arch.num_layers, videos)
+    return contexts, ropes, _switches(stage, arch.num_layers, videos)
 
 
 def _course(stage: Stage) -> tuple[np.ndarray, AV[Weights]]:

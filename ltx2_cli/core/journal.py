@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import jax
@@ -14,7 +14,9 @@ from safetensors.numpy import save_file
 from ltx2_cli.core.progress import Progress, phases
 from ltx2_cli.core.record import made_with
 from ltx2_cli.core.report import Report
+from ltx2_cli.core.stop import StopRequest
 from ltx2_cli.core.unfinished import ENTRIES, TEXT, Errand
+from ltx2_cli.hosts import any_host
 from ltx2_cli.media import replacing
 from ltx2_cli.plan import Plan
 from ltx2_cli.profiles import to_yaml
@@ -27,8 +29,7 @@ WORTHWHILE = 60  # seconds: a run that is estimated to take longer is kept witho
 class Journal:
     """Told how far a run is, writes it down every so many seconds, after each phase, and when the run is to stop.
 
-    `stop` may be set at any moment, by a signal; while `listening`, the run stops after its step. Else ending it at
-    once loses no more.
+    All of several hosts tell it of the same moments and decide alike; the first writes.
     """
 
     path: Path
@@ -37,8 +38,7 @@ class Journal:
     report: Report
     wanted: bool | None  # None: where the run is estimated to take more than a minute
     every: float  # seconds
-    stop: bool = False
-    listening: bool = False
+    stop: StopRequest = field(default_factory=StopRequest)
     estimate: float = 0.0  # seconds that all steps take
     written: float = -np.inf  # when, by the monotonic clock
     last: tuple[Progress, float] = (Progress(), 0.0)
@@ -49,13 +49,17 @@ class Journal:
         return self.written > -np.inf
 
     def __call__(self, progress: Progress) -> None:
-        """Keep it, if it is time. Raises `StoppedError` where the run is to stop, `RunError` if that cannot be kept."""
+        """Keep it, if it is time. Raises `StoppedError` where the run is to stop, `RunError` if that cannot be kept.
+
+        A stop that was asked for is a promise: it is kept whatever the estimate says by then.
+        """
         self._measure(progress)
-        keeping = self.estimate > WORTHWHILE if self.wanted is None else self.wanted
-        self.listening = keeping and progress.current is not None
-        if self.stop and keeping:
+        worthwhile = self.estimate > WORTHWHILE if self.wanted is None else self.wanted
+        stop, keeping = any_host(self.stop.requested, worthwhile)
+        if stop:
             self._write(progress)
             raise StoppedError(f"stopped {_where(self.plan, progress)}", f"`ltx2 resume {self.path}` goes on")
+        self.stop.listening = keeping and progress.current is not None
         if keeping and (progress.current is None or time.monotonic() - self.written >= self.every):
             try:
                 self._write(progress)
@@ -75,6 +79,11 @@ class Journal:
         self.last = progress, now
 
     def _write(self, progress: Progress) -> None:
+        if jax.process_index() == 0:
+            self._save(progress)
+        self.written = time.monotonic()
+
+    def _save(self, progress: Progress) -> None:
         place = [progress.phase, progress.batch, progress.step]
         record = to_yaml(self.plan.spec, made_with(self.plan, {}, {}))
         others = [self.errand, os.getcwd(), place, progress.history]
@@ -91,11 +100,12 @@ class Journal:
                 save_file(tensors, temporary, metadata)
             except SafetensorError as error:
                 raise RunError(f"cannot write {self.path}: {error}", MAKE_ROOM) from error
-        self.written = time.monotonic()
 
 
 def _where(plan: Plan, progress: Progress) -> str:
     """Of which stage how many steps are done."""
+    if progress.phase == len(phases(plan)):
+        return f"after clip {progress.batch} of {len(plan.spec.seeds)}" if progress.batch else "before decoding"
     if progress.current is None:
         return "between two stages"
     number, stage, _ = phases(plan)[progress.phase]

@@ -11,7 +11,7 @@ from ltx2_cli.core import loop
 from ltx2_cli.core.compiling import UNTOLD
 from ltx2_cli.core.progress import Progress, phases
 from ltx2_cli.core.report import Report
-from ltx2_cli.hosts import fetch
+from ltx2_cli.hosts import fetch, place
 from ltx2_cli.plan import Plan
 from ltx2_cli.spec import AV, DType, NotFiniteError
 from ltx2_cli.weights.load import not_finite
@@ -48,7 +48,7 @@ def locate(plan: Plan, now: Progress, begin: Callable[[], AV[Any]], inputs: tupl
     with report.stage("find what is not finite"), suppress(*UNTOLD):
         if not_finite(transformer):  # no step is to blame
             return
-        latents = jax.device_put(begin(), stage.sharding.replicated)
+        latents = place(begin(), stage.sharding.replicated)
         for step in range(now.step, len(stage.sigmas) - 1):
             before = AV(*(np.array(fetch(stream)) for stream in latents))
             bounds = np.int32(step), np.int32(step + 1)
@@ -62,7 +62,7 @@ def _first_part(plan: Plan, now: Progress, before: AV[np.ndarray], step: int, in
     transformer, text, contexts, ropes, switches, *_ = inputs
     _, stage, _ = phases(plan)[now.phase]
     rows, layers = (text, contexts, ropes, switches), plan.arch.transformer.num_layers
-    latents, sigma = jax.device_put((before, stage.sigmas[step]), stage.sharding.replicated)
+    latents, sigma = place((before, stage.sigmas[step]), stage.sharding.replicated)
     parts = (
         "the text that the denoiser reads is not finite",
         "what enters its first block is not finite",

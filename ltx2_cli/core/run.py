@@ -12,7 +12,7 @@ import numpy as np
 
 from ltx2_cli.contact_sheet import row, write_contact_sheet
 from ltx2_cli.core import decode, encode, generate
-from ltx2_cli.core.compiling import keep_programs
+from ltx2_cli.core.compiling import agree_on_programs, keep_programs
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.decode import BOTH
 from ltx2_cli.core.programs import Program
@@ -70,6 +70,7 @@ def programs(plan: Plan, ends: Ends = Ends.clips, start: Progress = BEGINNING) -
 
 def run(plan: Plan, components: Components, report: Report = SILENT) -> Iterator[Media]:
     """The media of each video, one after the other."""
+    agree_on_programs(report)
     with _other_hosts(), components.compiling(programs(plan)):
         yield from decode.decode(plan, make_latents(plan, components, report), components, report)
 
@@ -129,6 +130,7 @@ def write(
     first = jax.process_index() == 0
     if first:
         components.after_load = partial(_hash_files, plan)
+    agree_on_programs(report)
     with _other_hosts(), components.compiling(programs(plan, ends, start)):
         done = _denoise(plan, components, report, start, keep)
         said = list(_provenance(plan, _known_digests(plan, report), done.history)) if first else []
@@ -169,21 +171,23 @@ def _write(
     media = decode.decode(plan, AV(*(stream[done.batch :] for stream in _latents(done))), components, report)
     paths = output_paths(plan.spec)
     for number, clip in enumerate(media, done.batch):
-        if jax.process_index():
-            continue
-        with report.stage("write"):
-            write_mp4(clip, paths[number], said[number])
-            write_record(record_path(paths[number]), said[number]["record"])
+        first = jax.process_index() == 0
+        if first:
+            with report.stage("write"):
+                write_mp4(clip, paths[number], said[number])
+                write_record(record_path(paths[number]), said[number]["record"])
         keep(replace(done, batch=number + 1))
-        yield paths[number], findings(clip)
+        if first:
+            yield paths[number], findings(clip)
 
 
 def _write_sheet(
     plan: Plan, done: Progress, components: Components, report: Report
 ) -> Iterator[tuple[Path, list[str]]]:
     media = decode.decode(plan, _latents(done), components, report, DECODED[Ends.drafts])
-    rows = [row(f"seed {seed}: {plan.spec.prompt}", clip) for seed, clip in zip(plan.spec.seeds, media, strict=True)]
-    if not jax.process_index():
+    first, clips = jax.process_index() == 0, zip(plan.spec.seeds, media, strict=True)
+    rows = [row(f"seed {seed}: {plan.spec.prompt}", clip) for seed, clip in clips if first]
+    if first:
         write_contact_sheet(rows, path := sheet_path(plan.spec))
         yield path, []
 
@@ -206,5 +210,6 @@ def decode_file(
 ) -> Media:
     """The media of one video's latents in the files' layout; what is not wanted is empty."""
     _warn(plan, report)
+    agree_on_programs(report)
     with _other_hosts(), components.compiling(decode.programs(plan, wanted)):
         return next(decode.decode(plan, pack(latents), components, report, wanted))

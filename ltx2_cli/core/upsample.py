@@ -8,7 +8,7 @@ from ltx2_cli.core.not_finite import in_float32
 from ltx2_cli.core.out_of_memory import UPSAMPLE, memory_for
 from ltx2_cli.core.programs import Program, convolving
 from ltx2_cli.core.report import Report
-from ltx2_cli.hosts import fetch
+from ltx2_cli.hosts import fetch, place
 from ltx2_cli.models import upsampler as network
 from ltx2_cli.models.video_vae import LatentStatistics
 from ltx2_cli.plan import Plan
@@ -34,7 +34,7 @@ def upsample(
     ):
         videos = [
             fetch(run(upsampler, statistics, picture, *_strengths(plan), size, plan.sharding))
-            for picture in jax.device_put([video[None] for video in latents.video], plan.sharding.replicated)
+            for picture in place([video[None] for video in latents.video], plan.sharding.replicated)
         ]
         if not all(np.isfinite(video).all() for video in videos):
             raise NotFiniteError(f"the upsampled latents are not finite in {plan.spec.dtype.value}", in_float32(plan))

@@ -1,7 +1,7 @@
 """The audio-video diffusion transformer: latents, noise level and text in; velocities out (arXiv:2601.03233)."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -182,3 +182,16 @@ def rope_tables(geometry: Geometry, arch: TransformerArch) -> AV[Ropes]:
         return Ropes(own, table(positions[:, :1], (seconds,), cross_width))
 
     return AV(*map(tables, arch.streams, (geometry.video_positions(), geometry.audio_positions())))
+
+
+def abstract_rope_tables(geometry: Geometry, arch: TransformerArch) -> AV[Ropes]:
+    """What `rope_tables` returns, without its values: a long clip's take seconds."""
+
+    def tables(stream: StreamArch, tokens: int) -> Ropes:
+        def table(width: int) -> Rope:
+            values: Any = jax.ShapeDtypeStruct((tokens, stream.heads, width // stream.heads // 2), np.float32)
+            return Rope(values, values)
+
+        return Ropes(table(stream.width), table(arch.streams.audio.width))
+
+    return AV(*map(tables, arch.streams, (geometry.video_tokens, geometry.audio_frames)))

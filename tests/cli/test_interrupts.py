@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ltx2_cli.cli.interrupts import postponed
+from ltx2_cli.cli.interrupts import postponed, stopping
+from ltx2_cli.core.stop import StopRequest
 from xla_flags import QUICK
 
 SENTENCE = "error: interrupted\n"
@@ -44,26 +45,16 @@ import threading, time
 threading.Thread(target=time.sleep, args=(600,)).start()
 """
 
-# In place of the networks, a run that only writes its video.
+# In place of a run, one that only writes its video.
 WRITER = """
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 import numpy as np
+from ltx2_cli.core import run
 from ltx2_cli.media import Media, write_mp4
 def write(plan, components, report, *more):
     write_mp4(Media(np.zeros((9, 64, 64, 3), np.uint8), np.zeros((9, 2), np.float32), 24.0, 24000), Path("out/a.mp4"))
     yield Path("out/a.mp4"), []
-sys.modules["ltx2_cli.plan"] = SimpleNamespace(missing=lambda spec: [], Plan=None)
-sys.modules["ltx2_cli.cli.preview"] = SimpleNamespace(downloading=lambda absent: [])
-sys.modules["ltx2_cli.forecast.requests"] = SimpleNamespace(Request=lambda spec, devices, ends: spec)
-import ltx2_cli.cli
-generate = sys.modules["ltx2_cli.cli.generate"]
-generate.check_published = lambda request: None
-generate.fitting_plan = lambda request: SimpleNamespace(spec=replace(request, seed=(5,)))
-sys.modules["ltx2_cli.core.run"] = SimpleNamespace(
-    load=lambda plan: None, programs=None, warm_up=None, write=write, BEGINNING=None
-)
+run.write = write
 """
 
 # An ffmpeg that has written half of its file and goes on working.
@@ -141,6 +132,44 @@ def test_while_it_writes(tmp_path: Path) -> None:
     assert stderr.splitlines(keepends=True)[1:] == [SENTENCE, HINT]  # the first line says the seed
     assert program.returncode == 130
     assert os.listdir(tmp_path / "out") == []
+
+
+# A run whose step never ends, within one call into C++, and that listens.
+ENDLESS = """
+import os, sys
+import jax
+from ltx2_cli.cli.interrupts import stopping
+from ltx2_cli.core.stop import StopRequest
+from xla_flags import QUICK
+endless = jax.jit(lambda x: jax.lax.while_loop(lambda x: x >= 0, lambda x: x * 0.5, x)).lower(1.0).compile()
+with stopping(StopRequest(listening=True)):
+    print("begun", flush=True)
+    endless(1.0).block_until_ready()
+"""
+
+
+def test_a_second_signal_ends_a_step_that_takes_long(tmp_path: Path) -> None:
+    """The first is answered while the step runs, too."""
+    program = start(tmp_path, ENDLESS)
+    assert program.stdout
+    assert program.stderr
+    assert program.stdout.readline() == "begun\n"
+    program.send_signal(signal.SIGTERM)
+    assert program.stderr.readline() == "\n"
+    assert program.stderr.readline() == "stopping after this step; once more: at once\n"
+    program.send_signal(signal.SIGHUP)
+    assert program.communicate(timeout=60)[1].splitlines(keepends=True)[0] == SENTENCE
+    assert program.returncode == 130
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    request, usual = StopRequest(listening=True), signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stopping(request):
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, usual)
+    assert not request.requested
 
 
 def test_a_postponed_interrupt_comes_at_the_end() -> None:

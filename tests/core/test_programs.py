@@ -7,10 +7,15 @@ import pytest
 from jax.experimental.layout import Format, Layout
 
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
+from ltx2_cli import read_spec
 from ltx2_cli.core.components import abstract_network
 from ltx2_cli.core.generate import forward
 from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import load, programs, run
+from ltx2_cli.diffusion.geometry import clip_geometry
+from ltx2_cli.forecast.configs import foresee
+from ltx2_cli.models import transformer
+from ltx2_cli.models.transformer import abstract_rope_tables, rope_tables
 from ltx2_cli.sharding import ShardingPlan
 from ltx2_cli.weights.declare import Weight, weights
 from ltx2_cli.weights.on_devices import Place
@@ -62,6 +67,21 @@ def test_a_run_compiles_its_programs_and_no_others(
     compilations.clear()
     list(run(plan, components))
     assert not compilations
+
+
+def test_lowering_at_full_size_computes_no_rope_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are shapes there, and those of the tables that a run computes."""
+    plan = foresee(read_spec(prompt="rain", model="ltx2.3", width=1920, height=1088), jax.devices()[:1])
+    (stage,) = plan.stages
+    small = clip_geometry(9, 64, 64, 24.0, plan.arch.compression, plan.arch.transformer.scales)
+    real, abstract = (make(small, plan.arch.transformer) for make in (rope_tables, abstract_rope_tables))
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), real) == jax.tree.map(lambda x: (x.shape, x.dtype), abstract)
+
+    def compute(*arguments: object) -> None:
+        raise AssertionError("a rotary table is computed")
+
+    monkeypatch.setattr(transformer, "rope_table", compute)
+    forward(plan, stage).lower()
 
 
 def test_a_forward_is_a_program_of_its_own(checkpoint: Checkpoint) -> None:

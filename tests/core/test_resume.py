@@ -29,7 +29,7 @@ from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import load, write
 from ltx2_cli.core.unfinished import ENTRIES, Errand, open_unfinished
 from ltx2_cli.diffusion.latents import open_latents
-from ltx2_cli.spec import AV
+from ltx2_cli.spec import AV, StoppedError
 from program import run_program
 
 KILLS = int(os.environ.get("LTX2_KILLS", "1"))  # real ones; each takes a process
@@ -312,5 +312,23 @@ def test_short_runs_are_not_kept_unless_asked(
     current = AV(np.zeros(1), np.zeros(1))
     for step, listening in ((0, False), (1, False), (2, True)):  # of 3, at 10 and 20.1 s each
         kept(Progress(step=step, current=current))
-        assert kept.listening is listening
+        assert kept.stop.listening is listening
     assert written == [2]
+
+
+def test_a_stop_that_was_announced_is_made_whatever_the_estimate_says(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first step took long, the second does not: the run would no longer be worth keeping."""
+    plan = plan_of(checkpoint, ALL_ON, 3, output=str(tmp_path / "c.mp4"))
+    seconds, written = iter([0.0, 30.0, 30.0, 30.1]), list[int]()
+    monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(Journal, "_write", lambda journal, progress: written.append(progress.step))
+    kept = Journal(tmp_path / "c.run", plan, Errand(Ends.clips, None), Silent(), None, 100)
+    current = AV(np.zeros(1), np.zeros(1))
+    for step in range(2):
+        kept(Progress(step=step, current=current))
+    assert kept.stop.ask()
+    with pytest.raises(StoppedError, match="stopped after step 2 of 3 of stage 1"):
+        kept(Progress(step=2, current=current))
+    assert written[-1] == 2
