@@ -23,6 +23,13 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs the tests in the background ignores it
 
+LONGEST = ("test_hosts.py", "test_shown.py", "test_kernels.py", "test_courses.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files come first: at the end no process waits for another."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
 
 def pytest_collection_finish() -> None:
     """What is imported by now stays: to look for garbage in all of torch and jax takes half a second each time."""

@@ -14,8 +14,12 @@ import torch
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from transformers import Gemma3TextConfig, Gemma3TextModel
 
-from ltx2_cli.private_api import COMPILED_EVENT, READ_EVENT, REPLACED, PrivateName
 from program import CACHE, FOLDER, cache_restored
+
+try:
+    from ltx2_cli.private_api import COMPILED_EVENT, READ_EVENT, REPLACED, PrivateName, coordination_client
+except ImportError as error:
+    pytest.fail(f"jax {version('jax')} no longer has what ltx2_cli/private_api.py takes from it: {error}")
 
 PACKAGE = Path(__file__).parent.parent / "ltx2_cli"
 PRIVATE = re.compile(r"\b(jax|jaxlib|flax|torch|torchax|transformers|huggingface_hub|typer|click)(\.\w+)*\._[a-z]")
@@ -37,6 +41,14 @@ def test_what_is_replaced_is_still_there(private: PrivateName) -> None:
         pytest.fail(f"{broken}: {private.reason}")
     parameters = tuple(inspect.signature(function).parameters)
     assert parameters[: len(private.parameters)] == private.parameters, f"{broken}{private.parameters}: {parameters}"
+
+
+def test_processes_still_exchange_texts_through_the_same_client() -> None:
+    try:
+        client = coordination_client()
+    except AttributeError as error:
+        pytest.fail(f"jax {version('jax')} no longer has jax._src.distributed.global_state.client: {error}")
+    assert client is None  # this process is alone
 
 
 @pytest.fixture
