@@ -113,6 +113,7 @@ def find_source(made: Recorded, instead: Path | None) -> Begun | None:
     changed."""
     from ltx2_cli.core.made_with import UPSAMPLED
     from ltx2_cli.diffusion.latents import open_latents
+    from ltx2_cli.files import refuse_special
     from ltx2_cli.weights.digests import digest
 
     then, hint = made.made.source, "--latents FILE says where they are now"
@@ -123,6 +124,7 @@ def find_source(made: Recorded, instead: Path | None) -> Begun | None:
         return None
     if not place.exists():
         raise SpecError(f"the latents that {made.path} went on from are gone: there is no {place}", hint)
+    refuse_special(place, hint)
     if then and not instead and (now := digest(place)) != then.sha256:
         raise SpecError(
             f"the latents that {made.path} went on from have changed: {place} was {then.sha256[:SHORT]}, is"

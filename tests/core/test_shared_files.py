@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
-from ltx2_cli.cli.recorded import recorded
+from ltx2_cli.cli.recorded import find_source, recorded
 from ltx2_cli.cli.resumed_files import places
 from ltx2_cli.core.journal import Journal
 from ltx2_cli.core.progress import Ends, Progress
@@ -271,6 +271,10 @@ def test_pipes_and_devices_are_refused(ltx2: Run, tmp_path: Path) -> None:
     for read in (read_header, read_json, open_latents):
         with pytest.raises(SpecError, match="is a pipe or a device"):
             read(pipe)
+    made_with = {"ltx2": "1", "source": {"file": str(pipe), "sha256": "0", "fps": 24.0}}
+    (tmp_path / "clip.yaml").write_text(to_yaml(read_spec(prompt="rain"), made_with))
+    with pytest.raises(SpecError, match="is a pipe or a device"):
+        find_source(recorded(tmp_path / "clip.yaml"), None)
 
 
 def test_headers_that_promise_too_much(tmp_path: Path) -> None:
