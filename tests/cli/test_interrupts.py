@@ -140,7 +140,6 @@ import os, sys
 import jax
 from ltx2_cli.cli.interrupts import stopping
 from ltx2_cli.core.stop import StopRequest
-from xla_flags import QUICK
 endless = jax.jit(lambda x: jax.lax.while_loop(lambda x: x >= 0, lambda x: x * 0.5, x)).lower(1.0).compile()
 with stopping(StopRequest(listening=True)):
     print("begun", flush=True)
