@@ -156,7 +156,6 @@ def declare(spec: RunSpec, checkpoint: Checkpoint, loras: Loras, refinement: Ref
     """
     networks = checkpoint.networks(spec)
     added: Added = find_adapters(loras, networks, RENAMINGS)
-    del networks.vae.encoder, networks.audio_vae.encoder  # what a run does not use is not loaded
     if refinement:
         networks, checkpoint, added = with_refiner(networks, checkpoint, added, refinement, spec.dtype)
     warnings = tuple(warning for lora, _ in loras for warning in unmet_wishes(lora))

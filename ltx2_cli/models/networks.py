@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,9 +67,28 @@ class Checkpoint:
     tokenizer: Path
 
     def networks(self, spec: RunSpec) -> Networks:
-        """The networks without their weights, as the request wants them."""
-        text_encoder = Gemma(Scope(spec.text_encoder_dtype.value, self.prefix), self.recipe)
-        return abstract_networks(self.arch, text_encoder, spec.dtype, spec.scan_layers, spec.clamp_vocoder)
+        """The networks that a run uses, without their weights, as the request wants them; no autoencoder's encoder.
+
+        Built once for requests that want the same: nobody may change them.
+        """
+        text = self.recipe, self.prefix, spec.text_encoder_dtype
+        return _run_networks(self.arch, *text, spec.dtype, spec.scan_layers, spec.clamp_vocoder)
+
+
+@lru_cache(maxsize=4)
+def _run_networks(
+    arch: Arch,
+    recipe: Recipe,
+    prefix: str,
+    text_dtype: DType,
+    dtype: DType,
+    scan_layers: bool,
+    clamp_vocoder: bool,
+) -> Networks:
+    text_encoder = Gemma(Scope(text_dtype.value, prefix), recipe)
+    networks = abstract_networks(arch, text_encoder, dtype, scan_layers, clamp_vocoder)
+    del networks.vae.encoder, networks.audio_vae.encoder  # what a run does not use is not loaded
+    return networks
 
 
 def abstract_networks(

@@ -1,5 +1,6 @@
 """What the published networks are, so that a run can be planned before anything of them is here."""
 
+from functools import cache
 from pathlib import Path
 
 from ltx2_cli.models.arch import (
@@ -94,6 +95,7 @@ DISTILLING, RANK = "distilled-lora-384", 384  # in the names of LoRAs, and their
 RELEASES = {EARLIER: LTX2, LATER: LTX2_3}
 
 
+@cache
 def described(checkpoint: str) -> Checkpoint:
     """A published checkpoint as its configs have it, without tensors; raises `SpecError` for one that is unknown."""
     name = checkpoint.partition("@")[0]
