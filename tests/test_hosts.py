@@ -164,7 +164,7 @@ class Runs:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """A run that the first host's SIGTERM stops, gone on with until the second host's SIGHUP, gone on with to its end;
+    """A run that the first host's SIGTERM stops, gone on with until the second host's, gone on with to its end;
     then the same without interruption, and every command that goes on from its files."""
     folder = tmp_path_factory.mktemp("hosts")
     clip = ["generate", *DEMO, *TINY, "--steps", "4", "--seed", "3", "--resumable"]
@@ -187,7 +187,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(
         folder,
         [*map(ended, start_programs(folder, clip, first=["--signal", "SIGTERM", "0", "1"]))],
-        [*map(ended, start_programs(folder, ["resume", "clip.run"], second=["--signal", "SIGHUP", "0", "3"]))],
+        [*map(ended, start_programs(folder, ["resume", "clip.run"], second=["--signal", "SIGTERM", "0", "3"]))],
         [*map(ended, start_programs(folder, *commands))],
     )
 
@@ -205,7 +205,7 @@ def test_sigterm_on_the_first_host_stops_both_after_the_same_step(runs: Runs) ->
     assert "hint: `ltx2 resume clip.run` goes on\n" in runs.stopped_by_first[0][2]
 
 
-def test_sighup_on_the_second_host_stops_both_after_the_same_step(runs: Runs) -> None:
+def test_sigterm_on_the_second_host_stops_both_after_the_same_step(runs: Runs) -> None:
     check_stopped(runs.stopped_by_second, 1, 3)
 
 

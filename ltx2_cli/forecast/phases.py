@@ -15,7 +15,7 @@ from ltx2_cli.plan import Plan
 from ltx2_cli.refiner import refiners_own
 from ltx2_cli.stages import DENOISER, REFINER, Stage
 from ltx2_cli.weights.declare import weights
-from ltx2_cli.weights.load import CHUNK, IN_FLIGHT
+from ltx2_cli.weights.load import CHUNK, ON_THE_WAY
 
 ENCODE, CONNECT, DENOISE, UPSAMPLE, REFINE, DECODE = "encode", "connect", "denoise", "upsample", "refine", "decode"
 # The networks that work in each phase; a refining stage has the denoiser, and what LoRAs make of it.
@@ -131,4 +131,4 @@ def _transient(plan: Plan, names: Collection[str], loaded: int) -> int:
     place = placement(plan, REFINER)
     copied = refiners_own(plan.networks, plan.added) if REFINER in names else []
     layouts = [placed_bytes([weight], place) for weight in copied if isinstance(place(weight), Format)]
-    return max([min((IN_FLIGHT + 1) * CHUNK, loaded), *layouts])
+    return max([min(ON_THE_WAY * CHUNK, loaded), *layouts])

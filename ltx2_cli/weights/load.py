@@ -34,7 +34,7 @@ M = TypeVar("M", bound=nnx.Module)
 IN_HOST_MEMORY = ("cpu",)  # platforms whose devices read what the host wrote, without a copy
 CHUNK = 2**27  # bytes that travel together
 READ_AHEAD = 2**29  # bytes that are read before they are asked for
-IN_FLIGHT = 2  # batches that are sent while the next one is
+ON_THE_WAY = 2  # batches on the devices that are not in their places: one arrives while the next is sent
 
 
 def mismatches(module: nnx.Module, files: TensorFiles, ours: Callable[[str], bool] = lambda name: True) -> list[str]:
@@ -91,13 +91,13 @@ def load(
         chunk = CHUNK
     everything = [piece for weight in every for piece in pieces(weight, files, place, added, chunk)]
     travelling, arrays = list(batches(everything, chunk or CHUNK)), dict[str, jax.Array]()
-    in_flight: deque[list[Sent]] = deque()
+    arriving: list[jax.Array] = []
     with _compiling(travelling) as programs:
         for batch, staged in zip(travelling, _staged(travelling, files, added), strict=True):
-            in_flight.append([_sent(each) for each in staged])
-            _arrive(batch, in_flight[-1], programs, arrays)
-            if len(in_flight) > IN_FLIGHT:
-                jax.block_until_ready(in_flight.popleft())
+            sent = [_sent(each) for each in staged]
+            # So one program gathers at a time: those of CPUs may wait for each other's threads.
+            jax.block_until_ready(arriving)
+            arriving = _arrive(batch, sent, programs, arrays)
     return map_weights(lambda weight: weight.with_value(arrays[weight.source]), module)
 
 
@@ -156,19 +156,22 @@ def _sent(staged: Staged) -> Sent:
     return Sent(send(transfer, staged.parts), scale, factors and send_factors(*factors, transfer.place))
 
 
-def _arrive(batch: Batch, sent: Sequence[Sent], programs: Programs, arrays: dict[str, jax.Array]) -> None:
-    """Put what was sent into `arrays`, by the weight's name: as it is, finished by a program, or into its stack."""
+def _arrive(batch: Batch, sent: Sequence[Sent], programs: Programs, arrays: dict[str, jax.Array]) -> list[jax.Array]:
+    """Put what was sent into `arrays`, by the weight's name: as it is, finished by a program, or into its stack.
+
+    Returns the arrays that were put there.
+    """
     arrays |= {piece.weight.source: each.array for piece, each in zip(batch, sent, strict=True) if piece.transfer.final}
-    if not (unfinished := _unfinished(batch)):
-        return
-    if unfinished[0].stack:
+    unfinished = _unfinished(batch)
+    if unfinished and unfinished[0].stack:
         empty, insert = programs[unfinished].result()
         source = batch[0].weight.source
         arrays[source] = insert(arrays.pop(source) if source in arrays else empty(), sent[0], np.int32(batch[0].first))
-        return
-    waiting = [(piece, each) for piece, each in zip(batch, sent, strict=True) if not piece.transfer.final]
-    finished = programs[unfinished].result()([each for _, each in waiting])
-    arrays |= {piece.weight.source: array for (piece, _), array in zip(waiting, finished, strict=True)}
+    elif unfinished:
+        waiting = [(piece, each) for piece, each in zip(batch, sent, strict=True) if not piece.transfer.final]
+        finished = programs[unfinished].result()([each for _, each in waiting])
+        arrays |= {piece.weight.source: array for (piece, _), array in zip(waiting, finished, strict=True)}
+    return [arrays[piece.weight.source] for piece in batch]
 
 
 def not_finite(module: nnx.Module) -> list[str]:
