@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH := --no-deps --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu torch
 # Versions that were tried, of all that is installed.
 INSTALL := $(BIN)/pip install --constraint constraints.txt
-COMPILERS := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["compilers"], sep="\n")
+EXTRA := import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]], sep="\n")
 PROMPT := A large orange ball bounces in the middle on a navy background with a loud high tone
 
 .DEFAULT_GOAL := help
@@ -24,9 +24,11 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(INSTALL) -e '.[test]'
 	@touch $@
 
-# Without what they ask for: of NVIDIA's libraries, XLA's compiler needs cuDNN alone.
+# Without what they ask for: of NVIDIA's libraries, XLA's compiler needs cuDNN alone. That of GPUs has a folder of its own,
+# which only the tests look into: in the environment itself, jax would print an error wherever there is no GPU.
 compilers: setup ## Install the compilers of TPUs and GPUs, for tests that need no such chip (2.1 GB)
-	$(BIN)/python -c '$(COMPILERS)' | $(INSTALL) --no-deps --requirement /dev/stdin
+	$(BIN)/python -c '$(EXTRA)' tpu-compiler | $(INSTALL) --no-deps --requirement /dev/stdin
+	$(BIN)/python -c '$(EXTRA)' gpu-compiler | $(INSTALL) --no-deps --upgrade --target $(VENV)/gpu-compiler --requirement /dev/stdin
 
 demo: setup ## Write out/demo.mp4, a video with sound, with the embedded model on this machine
 	$(BIN)/ltx2 generate --model demo --prompt "$(PROMPT)" --seed 1 --force -o out/demo.mp4

@@ -1,6 +1,6 @@
 """Devices that are not here, to compile for: those of TPU slices, and H100 GPUs.
 
-Their compilers are the optional dependencies `compilers`; `make compilers` installs them, as CI does.
+`make compilers` installs their compilers, the optional dependencies `tpu-compiler` and `gpu-compiler`, as CI does.
 """
 
 from importlib.util import find_spec

@@ -7,6 +7,8 @@ XLA_FLAGS says comes last: --xla_backend_optimization_level=3 --xla_cpu_use_fusi
 import gc
 import os
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # in other processes: nothing is left behind
 os.environ["OMP_NUM_THREADS"] = "1"  # torch's threads wait busily for each other
 os.environ["XLA_FLAGS"] = " ".join([QUICK, os.environ.get("XLA_FLAGS", ""), virtual_devices(8)])
+
+sys.path.append(str(Path(sys.prefix) / "gpu-compiler"))  # as `make compilers` installs it
 
 import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache

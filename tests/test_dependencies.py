@@ -16,6 +16,7 @@ from ltx2_cli.private_api import REPLACED
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
+COMPILERS = [*EXTRAS["tpu-compiler"], *EXTRAS["gpu-compiler"]]
 REQUIREMENTS = [Requirement(line) for lines in (PROJECT["dependencies"], *EXTRAS.values()) for line in lines]
 CONSTRAINTS = [
     Requirement(line)
@@ -58,7 +59,9 @@ def test_a_library_with_its_chips_has_the_bounds_of_the_library_alone() -> None:
 
 @pytest.mark.skipif(os.environ.get("CI") != "true", reason="only continuous integration must have the compilers")
 @pytest.mark.skipif((sys.platform, platform.machine()) != ("linux", "x86_64"), reason="there are none for this machine")
-@pytest.mark.parametrize("required", EXTRAS["compilers"], ids=lambda line: Requirement(line).name)
+@pytest.mark.parametrize(
+    "required", [*EXTRAS["tpu-compiler"], *EXTRAS["gpu-compiler"]], ids=lambda line: Requirement(line).name
+)
 def test_no_test_is_skipped_for_want_of_a_compiler(required: str) -> None:
     try:
         version(Requirement(required).name)

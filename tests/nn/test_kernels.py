@@ -145,6 +145,7 @@ class Device:
     compute_capability: str = ""
 
 
+A100 = Device("gpu", "NVIDIA A100", "8.0")
 CPU, TPU, V100 = Device("cpu"), Device("tpu"), Device("gpu", "Tesla V100", "7.0")
 MI300 = Device("gpu", "AMD Instinct MI300X", "gfx942")
 
@@ -156,7 +157,6 @@ MI300 = Device("gpu", "AMD Instinct MI300X", "gfx942")
         (TPU, Kernel.splash, ""),
         (V100, Kernel.xla, "cuDNN's attention needs 8.0 or newer, a Tesla V100 has compute capability 7.0"),
         (MI300, Kernel.xla, "cuDNN is made for NVIDIA's GPUs, this is a AMD Instinct MI300X"),
-        (Device("gpu", "NVIDIA A100", "8.0"), Kernel.xla, "cuDNN is not detected"),  # as in these tests
         (Device("other"), Kernel.xla, ""),
     ],
     ids=lambda value: value.device_kind if isinstance(value, Device) else None,
@@ -168,8 +168,18 @@ def test_auto_takes_the_platforms_own_kernel_or_says_why_not(device: Device, ker
 
 
 def test_cudnn_does_not_compute_in_float32() -> None:
-    chosen, sentence = choose_kernel(Kernel.auto, Device("gpu", "NVIDIA A100", "8.0"), DType.float32, (64,))
+    chosen, sentence = choose_kernel(Kernel.auto, A100, DType.float32, (64,))
     assert (chosen, "in 16 bits" in sentence) == (Kernel.xla, True)
+
+
+@pytest.mark.parametrize("reason", ["cuDNN is not detected.", "The head dim must be <= 128 and a multiple of 8"])
+def test_what_jax_refuses_to_cudnn_is_left_to_xla(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise RuntimeError(reason)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", refuse)
+    chosen, sentence = choose_kernel(Kernel.auto, A100, DType.bfloat16, (64, 128))
+    assert (chosen, reason in sentence) == (Kernel.xla, True)
 
 
 @pytest.mark.parametrize(

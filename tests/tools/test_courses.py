@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ltx2_cli import read_spec
 from ltx2_cli.models.audio_vae import AudioVAE
 from ltx2_cli.models.folder import open_folder
+from ltx2_cli.models.gemma import Gemma
+from ltx2_cli.models.networks import abstract_networks
 from ltx2_cli.models.video_vae import VideoVAE
 from ltx2_cli.spec import DType
+from ltx2_cli.weights.declare import Scope
 from ltx2_cli.weights.hub import INSIDE
 from ltx2_cli.weights.load import load
 from tools.train_demo import __main__ as command
@@ -66,8 +68,8 @@ def test_the_embedded_weights_tell_a_clip_by_its_caption(tmp_path: Path) -> None
 def embedded() -> tuple[denoiser.Denoiser, VideoVAE, AudioVAE]:
     """The embedded model's networks as training has them, with its weights."""
     found, device = open_folder(INSIDE), Mesh(np.array(jax.devices()[:1]), ("one",))
-    spec = read_spec({"model": "demo", "prompt": "any", "scan_layers": False})
-    networks = found.networks(replace(spec, dtype=DType.float32, text_encoder_dtype=DType.float32))
+    text_encoder = Gemma(Scope("float32", found.prefix), found.recipe)
+    networks = abstract_networks(found.arch, text_encoder, DType.float32, scan_layers=False)
     place = NamedSharding(device, PartitionSpec())
     names = ("text_encoder", "connectors", "transformer", "vae", "audio_vae")
     loaded = {name: load(networks._asdict()[name], found.files[name], lambda weight: place) for name in names}
