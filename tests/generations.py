@@ -7,7 +7,7 @@ from pathlib import Path
 from flax import nnx
 
 from ltx2_cli.models.arch import Arch, VideoVAEArch, VocoderArch
-from ltx2_cli.models.gemma import Gemma, gemma_recipe
+from ltx2_cli.models.gemma import Gemma, gemma_arch
 from ltx2_cli.models.networks import abstract_networks
 from ltx2_cli.models.upsampler import LatentUpsampler
 from ltx2_cli.spec import DType
@@ -56,14 +56,14 @@ LTX2 = Arch(
 def other_text_encoder(folder: Path, **changes: object) -> None:
     """A text encoder in itself sound, in a folder: the embedded model's with other values in its config."""
     config = TEXT_CONFIG | changes
-    recipe = gemma_recipe(config, str(folder))
-    save(random_weights(Gemma(Scope("float32"), recipe), seed=0), folder / "model.safetensors")
+    arch = gemma_arch(config, str(folder))
+    save(random_weights(Gemma(Scope("float32"), arch), seed=0), folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
 
 
 def random_networks(arch: Arch) -> dict[str, nnx.Module]:
     """All of a checkpoint's networks, by the names of their folders, with random weights in float32."""
-    text_encoder = Gemma(Scope("float32"), gemma_recipe(TEXT_CONFIG, "a test"))
+    text_encoder = Gemma(Scope("float32"), gemma_arch(TEXT_CONFIG, "a test"))
     networks = abstract_networks(arch, text_encoder, DType.float32).present()
     networks |= {UPSAMPLER: LatentUpsampler(Scope("float32"), UPSAMPLER_ARCH)}
     return {name: random_weights(each, seed) for seed, (name, each) in enumerate(networks.items())}

@@ -28,6 +28,7 @@ def encode(plan: Plan, names: Iterable[str], components: Components, report: Rep
 
     The prompts are read once for all of them.
     """
+    plan.networks.text_encoder.check()
     tokens = tokenise(plan.checkpoint.tokenizer, plan.prompts, plan.spec.max_sequence_length)
     for prompt, truncated, unknown in zip(plan.prompts, tokens.truncated, tokens.unknown, strict=True):
         if truncated:
@@ -60,8 +61,10 @@ def _trace_encoder(plan: Plan) -> jax.stages.Traced:
 
 
 def _trace_connectors(plan: Plan) -> jax.stages.Traced:
-    part, _ = results(_trace_encoder(plan))
+    text, dtype = plan.checkpoint.text_encoder, plan.spec.text_encoder_dtype.value
     shape = (len(plan.prompts), plan.spec.max_sequence_length)
+    states = (_batch(plan), text.states, shape[1], text.hidden_size)
+    part = jax.ShapeDtypeStruct(states, dtype, sharding=plan.sharding.replicated)
     mask = abstract(np.empty(shape, bool), plan.sharding.replicated)
     parts = [part] * (len(plan.prompts) // _batch(plan))
     return _connect.trace(abstract_network(plan, CONNECTORS), parts, mask, plan.sharding)

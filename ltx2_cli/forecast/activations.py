@@ -33,8 +33,8 @@ FLOAT32 = 4  # bytes
 
 def encode_bytes(plan: Plan) -> int:
     """The text encoder: the hidden states of all layers, twice while they are stacked, and attention scores."""
-    config, length = plan.checkpoint.recipe.module.config, plan.spec.max_sequence_length
-    heads = -(-config.num_attention_heads // plan.sharding.parts("heads"))
+    arch, length = plan.checkpoint.text_encoder, plan.spec.max_sequence_length
+    heads = -(-arch.num_attention_heads // plan.sharding.parts("heads"))
     at_once = len(plan.prompts) if plan.spec.sharding.use_batched_text_encoder else 1
     return 2 * hidden_state_bytes(plan) + SCORE_COPIES * FLOAT32 * at_once * heads * length**2
 
@@ -51,8 +51,7 @@ def connect_bytes(plan: Plan) -> int:
 
 
 def _hidden_states(plan: Plan) -> int:
-    config = plan.checkpoint.recipe.module.config
-    states = config.hidden_size * (config.num_hidden_layers + 1)
+    states = plan.checkpoint.text_encoder.hidden_size * plan.checkpoint.text_encoder.states
     return len(plan.prompts) * plan.spec.max_sequence_length * states
 
 

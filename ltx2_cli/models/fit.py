@@ -30,12 +30,12 @@ class Side(NamedTuple):
 EQUAL: tuple[tuple[str, Side, Side], ...] = (
     (
         "the text encoder's width and the connectors' caption_channels",
-        Side(TEXT_ENCODER, lambda recipe: recipe.module.config.hidden_size),
+        Side(TEXT_ENCODER, lambda arch: arch.hidden_size),
         Side("connectors", lambda arch: arch.caption_channels),
     ),
     (
         "the text encoder's states and the connectors' text_proj_in_factor",
-        Side(TEXT_ENCODER, lambda recipe: recipe.module.config.num_hidden_layers + 1),
+        Side(TEXT_ENCODER, lambda arch: arch.states),
         Side("connectors", lambda arch: arch.text_proj_in_factor),
     ),
     (

@@ -9,7 +9,7 @@ from ltx2_cli.models.arch import AudioVAEArch, ConnectorsArch, SchedulerArch, Tr
 from ltx2_cli.models.bandwidth import vocoder_arch
 from ltx2_cli.models.config import Config, read_arch
 from ltx2_cli.models.fit import Readings
-from ltx2_cli.models.gemma import checkpoint_prefix, gemma_recipe
+from ltx2_cli.models.gemma import checkpoint_prefix, gemma_arch
 from ltx2_cli.models.networks import BUILDERS, TEXT_ENCODER, Checkpoint
 from ltx2_cli.models.tokenizer import check_tokenizer
 from ltx2_cli.spec import SpecError
@@ -58,7 +58,7 @@ def read_text_encoder(folder: Path) -> Readings:
     """The text encoder in a folder of its own, or in that of a checkpoint in diffusers' layout, and its tokenizer."""
     inside = (folder / TEXT_ENCODER).is_dir()
     place, tokenizer = (folder / TEXT_ENCODER, folder / "tokenizer") if inside else (folder, folder)
-    described, misread = attempt({TEXT_ENCODER: partial(_read_config, place / CONFIG, gemma_recipe)})
+    described, misread = attempt({TEXT_ENCODER: partial(_read_config, place / CONFIG, gemma_arch)})
     files, unopened = attempt({TEXT_ENCODER: partial(TensorFiles, place, ("model",))})
     prefix, unnamed = attempt({name: partial(checkpoint_prefix, tensors) for name, tensors in files.items()})
     _, unspelt = attempt({"tokenizer": partial(check_tokenizer, tokenizer)})

@@ -12,7 +12,7 @@ from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.audio_vae import AudioVAE
 from ltx2_cli.models.bandwidth import BandwidthVocoder, build_vocoder
 from ltx2_cli.models.connectors import TextConnectors
-from ltx2_cli.models.gemma import Gemma, Recipe
+from ltx2_cli.models.gemma import Gemma, GemmaArch
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.upsampler import LatentUpsampler
 from ltx2_cli.models.video_vae import LatentStatistics, VideoVAE
@@ -61,7 +61,7 @@ class Checkpoint:
 
     where: Path
     arch: Arch
-    recipe: Recipe
+    text_encoder: GemmaArch
     prefix: str  # of the text encoder's names
     files: Mapping[str, TensorFiles]  # of each network
     tokenizer: Path
@@ -71,21 +71,21 @@ class Checkpoint:
 
         Built once for requests that want the same: nobody may change them.
         """
-        text = self.recipe, self.prefix, spec.text_encoder_dtype
+        text = self.text_encoder, self.prefix, spec.text_encoder_dtype
         return _run_networks(self.arch, *text, spec.dtype, spec.scan_layers, spec.clamp_vocoder)
 
 
 @lru_cache(maxsize=4)
 def _run_networks(
     arch: Arch,
-    recipe: Recipe,
+    text: GemmaArch,
     prefix: str,
     text_dtype: DType,
     dtype: DType,
     scan_layers: bool,
     clamp_vocoder: bool,
 ) -> Networks:
-    text_encoder = Gemma(Scope(text_dtype.value, prefix), recipe)
+    text_encoder = Gemma(Scope(text_dtype.value, prefix), text)
     networks = abstract_networks(arch, text_encoder, dtype, scan_layers, clamp_vocoder)
     del networks.vae.encoder, networks.audio_vae.encoder  # what a run does not use is not loaded
     return networks

@@ -15,7 +15,7 @@ from ltx2_cli.models.arch import (
 )
 from ltx2_cli.models.config import EARLIER, LATER
 from ltx2_cli.models.fit import Readings
-from ltx2_cli.models.gemma import gemma_recipe
+from ltx2_cli.models.gemma import gemma_arch
 from ltx2_cli.models.lora import WEIGHT, linears
 from ltx2_cli.models.networks import TEXT_ENCODER, Checkpoint
 from ltx2_cli.models.transformer import Transformer
@@ -102,7 +102,7 @@ def described(checkpoint: str) -> Checkpoint:
     for entry in PUBLISHED:
         if (entry.kind, entry.name) == (MODEL, name):
             arch, where = RELEASES[entry.generation.lower().replace("-", "")], Path(checkpoint)
-            return Checkpoint(where, arch, gemma_recipe(GEMMA, checkpoint), "", {}, where / "tokenizer")
+            return Checkpoint(where, arch, gemma_arch(GEMMA, checkpoint), "", {}, where / "tokenizer")
     raise SpecError(
         f"{checkpoint} is not on this machine, and what its networks are stands in its files alone",
         "fetch it first, or plan one that `ltx2 models` lists: --model ltx2, --model ltx2.3",
@@ -111,8 +111,8 @@ def described(checkpoint: str) -> Checkpoint:
 
 def described_text_encoder() -> Readings:
     """The published text encoder by its config alone."""
-    recipe = gemma_recipe(GEMMA, TEXT_ENCODER)
-    return Readings(Path(TEXT_ENCODER), {TEXT_ENCODER: recipe}, {}, "", Path(TEXT_ENCODER), [])
+    arch = gemma_arch(GEMMA, TEXT_ENCODER)
+    return Readings(Path(TEXT_ENCODER), {TEXT_ENCODER: arch}, {}, "", Path(TEXT_ENCODER), [])
 
 
 def described_upsampler(name: str) -> LatentUpsamplerArch:

@@ -10,7 +10,7 @@ from benchmarks.spelling import byte_tokenizer
 from loras import distilled, write_header
 from ltx2_cli import read_spec, resolve
 from ltx2_cli.diffusion.guidance import Pass
-from ltx2_cli.models.gemma import Gemma, gemma_recipe
+from ltx2_cli.models.gemma import Gemma, gemma_arch
 from ltx2_cli.models.original.names import RENAMINGS, video_vae_renaming
 from ltx2_cli.plan import Plan
 from ltx2_cli.spec import SpecError
@@ -53,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text, shapes = folder / "gemma", tensors()
     byte_tokenizer(text)
     (text / "config.json").write_text(json.dumps(GEMMA))
-    write_header(text / "model.safetensors", declared(Gemma(Scope("bfloat16", "model"), gemma_recipe(GEMMA, "here"))))
+    write_header(text / "model.safetensors", declared(Gemma(Scope("bfloat16", "model"), gemma_arch(GEMMA, "here"))))
     metadata = {"config": (KEYS / "ltx2.3" / "embedded_config.json").read_text(), "model_version": "2.3"}
     tables = {name: "F32" for name in shapes if "scale_shift_table" in name}
     for name in (DEV, DISTILLED):

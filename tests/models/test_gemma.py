@@ -9,7 +9,8 @@ import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3TextConfig, Gemma3TextModel
 
-from ltx2_cli.models.gemma import Gemma, checkpoint_prefix, gemma_recipe, in_language_model
+from ltx2_cli.models.gemma import Gemma, GemmaArch, checkpoint_prefix, gemma_arch, in_language_model
+from ltx2_cli.models.gemma_torch import build_recipe
 from ltx2_cli.spec import SpecError
 from ltx2_cli.weights.declare import Scope, Weight, declared, map_weights
 from parity import adopt, randomise, relative_error
@@ -58,8 +59,8 @@ def config(text: dict) -> dict:
 @pytest.fixture(scope="module", params=[ALTERNATING, LISTED], ids=["alternating", "listed"])
 def pair(request: pytest.FixtureRequest) -> tuple[Gemma3TextModel, Gemma]:
     reference = randomise(Gemma3TextModel(Gemma3TextConfig(**request.param)), seed=1)
-    recipe = gemma_recipe(config(request.param), "config.json")
-    return reference, adopt(Gemma(Scope(jnp.float32), recipe), reference.state_dict())
+    arch = gemma_arch(config(request.param), "config.json")
+    return reference, adopt(Gemma(Scope(jnp.float32), arch), reference.state_dict())
 
 
 @pytest.fixture(scope="module")
@@ -127,13 +128,20 @@ def test_weights_spread_over_eight_devices_give_the_same_states(pair, got):
     np.testing.assert_allclose(encode(gemma, IDS, MASK), got, rtol=1e-4, atol=1e-4)
 
 
-def test_the_recipe_keeps_no_memory(pair, got):
-    assert all(tensor.is_meta for tensor in pair[1].recipe.module.parameters())
+def test_the_recipe_keeps_no_memory_and_has_the_declared_weights(pair, got):
+    parameters = dict(build_recipe(pair[1].arch).module.named_parameters())
+    assert all(tensor.is_meta for tensor in parameters.values())
+    assert declared(pair[1]) == {name: tuple(tensor.shape) for name, tensor in parameters.items()}
+
+
+def test_the_default_sizes_are_transformers():
+    usual, sizes = Gemma3TextConfig(), vars(GemmaArch()).keys() - {"config", "where"}
+    assert {name: getattr(usual, name) for name in sizes} == {name: getattr(GemmaArch(), name) for name in sizes}
 
 
 def test_a_language_model_alone_is_the_same_network():
-    alone = Gemma(Scope(jnp.float32), gemma_recipe({"model_type": "gemma3_text", **LISTED}, "config.json"))
-    inside = Gemma(Scope(jnp.float32), gemma_recipe(config(LISTED), "config.json"))
+    alone = Gemma(Scope(jnp.float32), gemma_arch({"model_type": "gemma3_text", **LISTED}, "config.json"))
+    inside = Gemma(Scope(jnp.float32), gemma_arch(config(LISTED), "config.json"))
     assert declared(alone) == declared(inside)
 
 
@@ -143,7 +151,7 @@ def test_names_are_those_of_the_whole_model_without_its_eyes_and_head():
     prefix = checkpoint_prefix(whole)
     ours = {name: tuple(tensor.shape) for name, tensor in whole.items() if in_language_model(name, prefix)}
     assert len(ours) < len(whole)
-    assert declared(Gemma(Scope(jnp.float32, prefix), gemma_recipe(config(ALTERNATING), "config.json"))) == ours
+    assert declared(Gemma(Scope(jnp.float32, prefix), gemma_arch(config(ALTERNATING), "config.json"))) == ours
 
 
 @pytest.mark.parametrize("prefix", ["language_model.model", "model.language_model", "language_model", "model", ""])
@@ -164,6 +172,11 @@ def test_a_checkpoint_without_embeddings_is_refused():
     with pytest.raises(SpecError, match="embed_tokens") as caught:
         checkpoint_prefix(["encoder.block.0.weight"])
     assert caught.value.hint
+
+
+def check(change: dict) -> None:
+    arch = gemma_arch({"model_type": "gemma3_text", **ALTERNATING, **change}, "te/config.json")
+    Gemma(Scope("float32"), arch).check()
 
 
 @pytest.mark.parametrize(
@@ -203,7 +216,7 @@ def test_a_checkpoint_without_embeddings_is_refused():
 )
 def test_another_model_is_refused(change, said):
     with pytest.raises(SpecError, match=said) as caught:
-        gemma_recipe({"model_type": "gemma3_text", **ALTERNATING, **change}, "te/config.json")
+        check(change)
     assert str(caught.value).startswith("te/config.json: ")
     assert caught.value.hint
 
@@ -217,7 +230,7 @@ def test_another_model_is_refused(change, said):
 )
 def test_all_that_is_wrong_with_a_text_encoder_is_said_at_once(change, said):
     with pytest.raises(SpecError, match=said):
-        gemma_recipe({"model_type": "gemma3_text", **ALTERNATING, **change}, "te/config.json")
+        check(change)
 
 
 UNDISTURBED = """
@@ -231,9 +244,10 @@ def found():
 
 jax.config.update("jax_pjrt_client_create_options", "ml_framework_name:JAX")  # as on a TPU host
 before = found()
-from ltx2_cli.models.gemma import gemma_recipe
+from ltx2_cli.models.gemma import GemmaArch
+from ltx2_cli.models.gemma_torch import build_recipe
 variables = dict(os.environ)
-recipe = gemma_recipe({"model_type": "gemma3_text", "vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 1}, "")
+recipe = build_recipe(GemmaArch(config='{"vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 1}'))
 assert found() == before
 assert dict(os.environ) == variables
 """

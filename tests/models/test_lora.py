@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from loras import distilled, factors, keys, linears, original, write, write_header
 from ltx2_cli.models.arch import ConnectorsArch, TransformerArch
 from ltx2_cli.models.connectors import TextConnectors
-from ltx2_cli.models.gemma import Gemma, gemma_recipe
+from ltx2_cli.models.gemma import Gemma, gemma_arch
 from ltx2_cli.models.lora import find_adapters, unmet_wishes
 from ltx2_cli.models.lora_generation import generation
 from ltx2_cli.models.networks import Networks, abstract_networks
@@ -48,8 +48,8 @@ PREFIXES = ("diffusion_model.", "model.diffusion_model.", "", "base_model.model.
 @pytest.fixture(scope="module")
 def models() -> dict[str, Networks]:
     """Both generations without weights."""
-    recipe = gemma_recipe(TEXT_CONFIG, "here")
-    tiny = abstract_networks(ARCH, Gemma(Scope("float32"), recipe), DType.bfloat16)
+    arch = gemma_arch(TEXT_CONFIG, "here")
+    tiny = abstract_networks(ARCH, Gemma(Scope("float32"), arch), DType.bfloat16)
     scope = Scope("bfloat16")
     return {
         name: tiny._replace(

@@ -18,7 +18,7 @@ from ltx2_cli.models.arch import TransformerArch
 from ltx2_cli.models.block import Switches
 from ltx2_cli.models.config import read_arch
 from ltx2_cli.models.connectors import TextConnectors
-from ltx2_cli.models.gemma import Gemma, gemma_recipe
+from ltx2_cli.models.gemma import Gemma, gemma_arch
 from ltx2_cli.models.transformer import Transformer, rope_tables
 from ltx2_cli.nn.kernels import NATIVE
 from ltx2_cli.profiles import read_sharding
@@ -158,7 +158,7 @@ def text_network(name: str) -> tuple[nnx.Module, np.ndarray]:
     """The text encoder, or a generation's connectors, with weights; and what it reads of two prompts."""
     scope, draw = Scope(jnp.float32), np.random.default_rng(3)
     if name == "text encoder":
-        network, read = Gemma(scope, gemma_recipe(TWO_LAYERS, name)), draw.integers(1, 99, MASK.shape, np.int32)
+        network, read = Gemma(scope, gemma_arch(TWO_LAYERS, name)), draw.integers(1, 99, MASK.shape, np.int32)
     else:
         network = TextConnectors(scope, {"2.0": LTX2, "2.3": LTX2_3}[name].connectors)
         read = draw.standard_normal((len(MASK), STATES, TEXT_TOKENS, CHANNELS), np.float32)

@@ -68,7 +68,7 @@ def test_the_embedded_weights_tell_a_clip_by_its_caption(tmp_path: Path) -> None
 def embedded() -> tuple[denoiser.Denoiser, VideoVAE, AudioVAE]:
     """The embedded model's networks as training has them, with its weights."""
     found, device = open_folder(INSIDE), Mesh(np.array(jax.devices()[:1]), ("one",))
-    text_encoder = Gemma(Scope("float32", found.prefix), found.recipe)
+    text_encoder = Gemma(Scope("float32", found.prefix), found.text_encoder)
     networks = abstract_networks(found.arch, text_encoder, DType.float32, scan_layers=False)
     place = NamedSharding(device, PartitionSpec())
     names = ("text_encoder", "connectors", "transformer", "vae", "audio_vae")

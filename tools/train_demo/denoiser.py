@@ -12,7 +12,7 @@ from flax import nnx
 from ltx2_cli.diffusion.geometry import clip_geometry
 from ltx2_cli.models.block import Ropes, Switches
 from ltx2_cli.models.connectors import TextConnectors
-from ltx2_cli.models.gemma import Gemma, gemma_recipe
+from ltx2_cli.models.gemma import Gemma, gemma_arch
 from ltx2_cli.models.transformer import Transformer, rope_tables
 from ltx2_cli.spec import AV
 from ltx2_cli.weights.declare import Scope
@@ -34,8 +34,8 @@ class Denoiser(nnx.Module):
     """Tokens of a caption and noisy latents in, velocities out."""
 
     def __init__(self) -> None:
-        recipe = gemma_recipe(TEXT_CONFIG, "the embedded model")
-        self.text_encoder = Gemma(Scope("float32"), recipe)
+        arch = gemma_arch(TEXT_CONFIG, "the embedded model")
+        self.text_encoder = Gemma(Scope("float32"), arch)
         self.connectors = TextConnectors(Scope("float32"), ARCH.connectors)
         self.transformer = Transformer(Scope("float32"), ARCH.transformer, scan_layers=False)
 

@@ -1,0 +1,203 @@
+"""What computes the text encoder: transformers' Gemma-3, run by torchax on jax arrays.
+
+The torch module is only a recipe: it is built without memory, and the parameters it runs on are our own weights.
+Importing this module takes seconds.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import Gemma3TextConfig, Gemma3TextModel
+from transformers.activations import ACT2FN
+
+from ltx2_cli.models.gemma import GemmaArch
+from ltx2_cli.spec import SpecError
+from ltx2_cli.weights.checkpoint import AGAIN
+
+if TYPE_CHECKING:
+    from torchax.tensor import Environment
+
+ROPES = (("default", {"rope_type", "rope_theta"}), ("linear", {"rope_type", "rope_theta", "factor"}))  # by their keys
+
+# Overloads by dimension name, by operator of torch.ops.aten: torchax 0.0.13 names them on import, torch 2.13 has none.
+DROPPED_OVERLOADS = {
+    "all": ("dimname", "dimname_out"),
+    "index_add": ("dimname",),
+    "index_copy": ("dimname",),
+    "index_copy_": ("dimname",),
+    "index_fill": ("Dimname_Scalar", "Dimname_Tensor"),
+    "index_fill_": ("Dimname_Scalar", "Dimname_Tensor"),
+    "norm": ("names_ScalarOpt_dim", "names_ScalarOpt_dim_dtype", "names_dtype_out", "names_out"),
+    "prod": ("dim_Dimname",),
+    "std": ("correction_names", "correction_names_out", "names_dim", "names_out"),
+    "std_mean": ("correction_names", "names_dim"),
+    "unbind": ("Dimname",),
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to compute: a torch module without memory, its buffers, its rotary embedding, which has memory, and the
+    operators that run it on jax arrays."""
+
+    module: torch.nn.Module
+    buffers: dict[str, np.ndarray]
+    rotary: torch.nn.Module
+    environment: "Environment"
+
+
+@lru_cache(maxsize=4)
+def build_recipe(arch: GemmaArch) -> Recipe:
+    """The module that computes a language model. Raises `SpecError` for a config that it cannot be built of."""
+    config = _config(arch)
+    with torch.device("meta"):
+        module = Gemma3TextModel(config).eval()
+    module.set_attn_implementation("sdpa")
+    rotary = type(module.rotary_emb)(config)
+    del module.rotary_emb
+    module.rotary_emb = _table_of_kind
+    # No weight but a constant, which a module without memory lacks.
+    module.embed_tokens.embed_scale = torch.tensor(module.embed_tokens.scalar_embed_scale)
+    buffers = {name: buffer.numpy() for name, buffer in module.named_buffers()}
+    return Recipe(module, buffers, rotary, _environment())
+
+
+def hidden_states(recipe: Recipe, weights: Mapping[str, jax.Array], ids: jax.Array, mask: jax.Array) -> jax.Array:
+    """What `TextEncoder` says, of a module and the weights by its names."""
+    arrays = {**weights, **{name: jnp.asarray(buffer) for name, buffer in recipe.buffers.items()}}
+    inputs = {
+        "input_ids": jnp.asarray(ids),
+        "attention_mask": _attention_masks(jnp.asarray(mask, bool), recipe.module.config.sliding_window),
+        "position_ids": _rope_tables(recipe, ids.shape[1], arrays["embed_tokens.weight"].dtype),
+    }
+    arrays, inputs = recipe.environment.j2t_iso((arrays, inputs))
+    inputs |= {"use_cache": False, "output_hidden_states": True}
+    # Of float32, which the angles of the rotary embedding are in every dtype; products of 16 bit are the same.
+    with recipe.environment, jax.default_matmul_precision("highest"):
+        states = torch.func.functional_call(recipe.module, arrays, (), inputs).hidden_states
+    return jnp.stack(recipe.environment.t2j_iso(states), axis=1)
+
+
+def _table_of_kind(x: torch.Tensor, tables: Mapping[str, Any], layer_type: str) -> Any:
+    """In place of the module's rotary embedding: the table of a kind of layer, from all of them in place of positions.
+
+    transformers asks for the tables in the order of a set of names, which differs from process to process. Computed
+    there, they would make another program in each, and none would find what another compiled.
+    """
+    return tables[layer_type]
+
+
+def _rope_tables(recipe: Recipe, tokens: int, dtype: jnp.dtype) -> dict[str, tuple[jax.Array, ...]]:
+    """Cosine and sine [1, tokens, head_dim] for each kind of layer, computed in float32 on the host."""
+    kinds = sorted(set(recipe.module.config.layer_types))
+    inputs = torch.empty(0), torch.arange(tokens)[None]  # the first only gives the result its dtype
+    return {kind: tuple(jnp.asarray(table.numpy(), dtype) for table in recipe.rotary(*inputs, kind)) for kind in kinds}
+
+
+def _config(arch: GemmaArch) -> Gemma3TextConfig:
+    try:
+        config = Gemma3TextConfig(**json.loads(arch.config))
+    except (StrictDataclassError, TypeError, ValueError, KeyError, AttributeError) as error:
+        raise SpecError(f"{arch.where}: {' '.join(str(error).split())}", AGAIN) from error
+    if findings := "; ".join(_not_computed(config)):
+        raise SpecError(f"{arch.where}: {findings}", AGAIN)
+    return config
+
+
+def _not_computed(text: Gemma3TextConfig) -> Iterator[str]:
+    """What transformers takes for a config of Gemma-3 and then fails on."""
+    if text.hidden_activation not in ACT2FN:
+        yield f"hidden_activation is {text.hidden_activation!r}, which transformers does not know"
+    if text.num_attention_heads % text.num_key_value_heads:
+        yield f"{text.num_attention_heads} heads do not share {text.num_key_value_heads} keys and values equally"
+    if not -text.vocab_size <= (text.pad_token_id or 0) < text.vocab_size:
+        yield f"pad_token_id is {text.pad_token_id} in a vocabulary of {text.vocab_size}"
+    for kind in sorted(set(text.layer_types) - {"full_attention", "sliding_attention"}):
+        yield f"layers of type {kind!r} are not implemented"
+    for kind, rope in text.rope_parameters.items():
+        if not _is_rope(rope):
+            yield f"rope_parameters of {kind} are {rope!r}, not a theta ('default') or a theta and a factor ('linear')"
+
+
+def _is_rope(rope: Any) -> bool:
+    if not isinstance(rope, dict) or (rope.get("rope_type"), set(rope)) not in ROPES:
+        return False
+    return all(isinstance(rope[key], int | float) and rope[key] > 0 for key in set(rope) - {"rope_type"})
+
+
+def _attention_masks(valid: jax.Array, window: int) -> dict[str, jax.Array]:
+    """Which token (a row) sees which (a column) in each kind of layer, bool [batch, 1, tokens, tokens]."""
+    places = jnp.arange(valid.shape[1])
+    distance = places[:, None] - places[None, :]
+    causal = (distance >= 0) & valid[:, None, None, :]
+    return {"full_attention": causal, "sliding_attention": causal & (distance < window)}
+
+
+def _attend(
+    environment: "Environment",
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    attn_mask: torch.Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float,
+) -> torch.Tensor:
+    """In place of torch's scaled_dot_product_attention, all [batch, heads, tokens, head_dim]: float32 scores.
+
+    A masked score is finite, so that a token that may see nothing gathers something rather than NaN.
+    """
+    q, k, v, mask = environment.t2j_iso((query, key, value, attn_mask))
+    scores = scale * jnp.einsum("bhqd,bhkd->bhqk", q, k, preferred_element_type=jnp.float32)
+    weights = jax.nn.softmax(jnp.where(mask, scores, np.finfo(np.float32).min), axis=-1)
+    return environment.j2t_iso(jnp.einsum("bhqk,bhkd->bhqd", weights.astype(v.dtype), v))
+
+
+def _environment() -> "Environment":
+    """torchax's operators, with attention of our own, switched on only inside `with`."""
+    with _dropped_overloads(), _settings_as_found():
+        from torchax.tensor import Environment
+
+        environment = Environment()
+    environment.override_op_definition(torch.nn.functional.scaled_dot_product_attention, partial(_attend, environment))
+    return environment
+
+
+@contextmanager
+def _dropped_overloads() -> Iterator[None]:
+    """Placeholders for the overloads that torchax names and torch has dropped."""
+    missing = [(getattr(torch.ops.aten, of), name) for of, names in DROPPED_OVERLOADS.items() for name in names]
+    for operator, name in missing:
+        setattr(operator, name, f"{operator}.{name}")
+    try:
+        yield
+    finally:
+        for operator, name in missing:
+            vars(operator).pop(name, None)  # two threads may be here at once
+
+
+@contextmanager
+def _settings_as_found() -> Iterator[None]:
+    """Undo what importing torchax sets for the whole process, none of which it needs here."""
+    settings: Any = jax.config  # its options are attributes without types
+    options = settings.jax_pjrt_client_create_options
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    variables = set(os.environ)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_pjrt_client_create_options", options)
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+        for name in set(os.environ) - variables:
+            del os.environ[name]
