@@ -3,8 +3,6 @@
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from huggingface_hub import constants
-
 from ltx2_cli.cli.memory import check_published, fitting_plan
 from ltx2_cli.core.progress import Ends
 from ltx2_cli.decoding import Decoding, bytes_on_device
@@ -15,7 +13,7 @@ from ltx2_cli.plan import Plan, missing
 from ltx2_cli.refiner import holding, refiners_own
 from ltx2_cli.spec import Hold
 from ltx2_cli.stages import REFINER
-from ltx2_cli.weights.hub import Download, check_room, gigabytes
+from ltx2_cli.weights.hub import Download, cache_folder, check_room, gigabytes
 
 
 def preview(request: Request, force: bool) -> Iterator[str]:
@@ -38,14 +36,14 @@ def downloading(absent: Sequence[Download]) -> Iterator[str]:
     """A line for each repository of which something is to be downloaded."""
     for repository, files in groupby(absent, lambda file: file.repository):
         size = gigabytes(sum(file.size for file in files))
-        yield f"downloading {size} of {repository} into {constants.HF_HUB_CACHE}"
+        yield f"downloading {size} of {repository} into {cache_folder()}"
 
 
 def _listing(absent: Sequence[Download]) -> Iterator[str]:
     if not absent:
         yield _line("download", "nothing")
         return
-    yield f"to download into {constants.HF_HUB_CACHE}:"
+    yield f"to download into {cache_folder()}:"
     sizes: dict[str, int] = {}
     for file in absent:
         place = f"{file.repository}/{file.name.split('/')[0]}"

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
 from ltx2_cli.nn.basic import precision
 from ltx2_cli.sharding import platform
@@ -123,6 +122,8 @@ def _by_splash(
 
     Zeros fill tokens up to whole blocks. Filled keys are in another segment than the queries, which masks them.
     """
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash  # takes long to import
+
     query_block, key_block = splash_block(queries.shape[1]), splash_block(keys.shape[1])
     queries = _padded(queries, query_block).swapaxes(1, 2)
     keys, values = (_padded(x, key_block).swapaxes(1, 2) for x in (keys, values))

@@ -21,12 +21,12 @@ from huggingface_hub.errors import (
 )
 
 from ltx2_cli.spec import SpecError
+from ltx2_cli.weights.hub import ELSEWHERE
 
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 TOKENS = "https://huggingface.co/settings/tokens"
 LOG_IN = f"set HF_TOKEN or run `hf auth login` with a token from {TOKENS}"
 AGAIN = "try again, or name a folder or a file on this machine"
-ELSEWHERE = "make room there, or set HF_HOME to a folder on another disk"
 
 
 @contextmanager

@@ -1,7 +1,6 @@
-"""The hub: a checkpoint that is not a path here is fetched into the cache of huggingface_hub."""
+"""Repositories of the hub: what they hold, and fetching it into the cache of huggingface_hub."""
 
 import json
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,21 +19,10 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import filter_repo_objects, tqdm
 
-from ltx2_cli.spec import SpecError
-from ltx2_cli.weights.hub_errors import ELSEWHERE, explained, no_file, nothing_wanted
+from ltx2_cli.weights.hub import Download
+from ltx2_cli.weights.hub_errors import explained, no_file, nothing_wanted
 
 INDEX = ".safetensors.index.json"
-EMBEDDED, INSIDE = "embedded", Path(__file__).parents[1] / "demo"  # the checkpoint in this package, and where it is
-
-
-@dataclass(frozen=True)
-class Download:
-    """One file of a repository: its name there, its bytes, and whether the cache has it."""
-
-    repository: str
-    name: str
-    size: int
-    cached: bool
 
 
 @dataclass(frozen=True)
@@ -53,40 +41,30 @@ def read_address(checkpoint: str) -> Address:
     return Address("/".join(parts[:2]), "/".join(parts[2:]), revision or None)
 
 
-def path_of(checkpoint: str) -> Path:
-    """Where `checkpoint` is, if it is no repository's."""
-    return INSIDE if checkpoint == EMBEDDED else Path(checkpoint).expanduser()
-
-
-def locate(checkpoint: str, wanted: Sequence[str]) -> Path:
-    """The folder or the single file that `checkpoint` is, or that a repository id, with an optional `/FILE` and an
-    optional `@revision`, names: fetched into the cache of huggingface_hub, whose environment variables and token
-    apply; of a folder, as far as the patterns in `wanted` go. Raises `SpecError` where it cannot be had."""
-    path = path_of(checkpoint)
-    if path.exists():
-        return path
+def fetch(checkpoint: str, wanted: Sequence[str]) -> Path:
+    """The file or the folder of `REPO[/FILE][@revision]` in the cache; what the cache lacks is fetched. Where the hub
+    gives no answer the cache will do. Raises `SpecError` where it cannot be had."""
     at = read_address(checkpoint)
     with explained(checkpoint):
+        try:
+            _commit(at)  # where there is no network, a download would try five times, for half a minute
+        except (HTTPError, OfflineModeIsEnabled) as error:
+            return _from_cache(at, wanted, error)
         if at.file:
             return Path(hf_hub_download(at.repository, at.file, revision=at.revision))
         return Path(snapshot_download(at.repository, revision=at.revision, allow_patterns=[*wanted]))
 
 
-def here(checkpoint: str, wanted: Sequence[str]) -> Path | None:
-    """What `locate` gives where nothing is to be fetched for it; else None. It asks no network."""
-    path = path_of(checkpoint)
-    if path.exists():
-        return path
+def fetched(checkpoint: str, wanted: Sequence[str]) -> Path | None:
+    """What `fetch` gives where nothing is to be fetched for it; else None. It asks no network."""
     with explained(checkpoint), suppress(LocalEntryNotFoundError):
-        return _from_cache(read_address(checkpoint), [*wanted])
+        return _from_cache(read_address(checkpoint), wanted)
     return None
 
 
-def downloads(checkpoint: str, wanted: Sequence[str]) -> list[Download]:
-    """The files that `locate` would look for, by the hub; nothing for a path, and nothing where the hub cannot be
-    asked but the cache will do. Nothing is written. Raises `SpecError` where `locate` would."""
-    if path_of(checkpoint).exists():
-        return []
+def listing(checkpoint: str, wanted: Sequence[str]) -> list[Download]:
+    """The files that `fetch` would look for; none where the hub gives no answer and the cache has what is needed.
+    Raises `SpecError` where `fetch` would."""
     at = read_address(checkpoint)
     with explained(checkpoint):
         found = _ask(at, [escape(at.file)] if at.file else [*wanted])
@@ -99,27 +77,33 @@ def _ask(at: Address, wanted: list[str]) -> list[DryRunFileInfo] | None:
     """The wanted files by the hub; None where it gives no answer and the cache has what is needed."""
     try:
         # A branch would be noted in the cache as what it is now, and the older files there no longer found offline.
-        commit = HfApi().model_info(at.repository, revision=at.revision, timeout=constants.HF_HUB_ETAG_TIMEOUT).sha
-        silent = partial(tqdm, disable=True)
+        commit, silent = _commit(at), partial(tqdm, disable=True)
         return snapshot_download(at.repository, revision=commit, allow_patterns=wanted, dry_run=True, tqdm_class=silent)
     except (HTTPError, OfflineModeIsEnabled, DryRunError) as error:
-        try:
-            _from_cache(at, wanted)
-        except LocalEntryNotFoundError as nothing:
-            raise nothing from error
+        _from_cache(at, wanted, error)
         return None
 
 
-def _from_cache(at: Address, wanted: list[str]) -> Path:
-    """What `locate` gives without a network; raises `LocalEntryNotFoundError` where that is not enough."""
-    if at.file:
-        return Path(hf_hub_download(at.repository, at.file, revision=at.revision, local_files_only=True))
-    return Path(snapshot_download(at.repository, revision=at.revision, allow_patterns=wanted, local_files_only=True))
+def _commit(at: Address) -> str | None:
+    """The commit of a repository's revision, by the hub."""
+    return HfApi().model_info(at.repository, revision=at.revision, timeout=constants.HF_HUB_ETAG_TIMEOUT).sha
 
 
-def cached(checkpoint: str, wanted: Sequence[str]) -> list[Download]:
-    """What the cache alone says of a repository's wanted files: those of the listing that was kept when it was last
-    fetched; where none was, those that are here and, of size 0, the shards that an index among them names."""
+def _from_cache(at: Address, wanted: Sequence[str], reason: Exception | None = None) -> Path:
+    """What `fetch` gives without a network; raises `LocalEntryNotFoundError`, because of `reason`, where that is not
+    enough."""
+    try:
+        if at.file:
+            return Path(hf_hub_download(at.repository, at.file, revision=at.revision, local_files_only=True))
+        return Path(
+            snapshot_download(at.repository, revision=at.revision, allow_patterns=[*wanted], local_files_only=True)
+        )
+    except LocalEntryNotFoundError as nothing:
+        raise nothing from reason
+
+
+def cached_files(checkpoint: str, wanted: Sequence[str]) -> list[Download]:
+    """What `cached` in `hub` says."""
     at = read_address(checkpoint)
     folder = _snapshot(at)
     if folder is None:
@@ -152,19 +136,3 @@ def _shards(folder: Path, names: Iterable[str]) -> Iterator[str]:
                 f"{beside}/{shard}".lstrip("/")
                 for shard in json.loads((folder / index).read_bytes())["weight_map"].values()
             )
-
-
-def check_room(missing: Sequence[Download]) -> None:
-    """Raise `SpecError` if the disk that holds the cache has no room for what is to be downloaded."""
-    needed, cache = sum(file.size for file in missing), Path(constants.HF_HUB_CACHE)
-    existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
-    free = shutil.disk_usage(existing).free
-    if free < needed:
-        raise SpecError(
-            f"{gigabytes(needed)} are to be downloaded, and {cache} has room for {gigabytes(free)}", ELSEWHERE
-        )
-
-
-def gigabytes(size: int) -> str:
-    """Bytes as people say them: `92.1 GB`, `0.3 GB`, and below a tenth of that `12 MB`."""
-    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.0f} MB"

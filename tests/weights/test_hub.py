@@ -1,6 +1,7 @@
 """What a run would download, what it does download, and what is said where that fails. The client is the real one."""
 
 import errno
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from local_hub import GATED, Hub, local_hub
 from ltx2_cli.models.networks import Networks
 from ltx2_cli.spec import SpecError
 from ltx2_cli.weights import hub as hub_module
+from ltx2_cli.weights import repositories
 from ltx2_cli.weights.hub import Download, cached, check_room, downloads, gigabytes, locate
 from ltx2_cli.weights.published import FOLDER_FILES, NETWORKS, TEXT_ENCODER_FILES
 
@@ -105,10 +107,16 @@ def test_a_repository_of_something_else_is_refused_before_it_is_taken_for_an_emp
 
 
 @pytest.mark.parametrize("ask", ASK)
-def test_a_hub_that_cannot_be_reached(hub: Hub, monkeypatch: pytest.MonkeyPatch, ask: Callable[..., object]) -> None:
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
-    with pytest.raises(SpecError, match="not in the local cache and the hub cannot be reached") as caught:
-        ask(MODEL, FOLDER_FILES)
+@pytest.mark.parametrize("name", [MODEL, f"{MODEL}/one-file.safetensors"])
+def test_a_hub_that_cannot_be_reached_is_said_at_once(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, ask: Callable[..., object], name: str
+) -> None:
+    """The client would wait between attempts to fetch a file."""
+    for address in ("ENDPOINT", "HUGGINGFACE_CO_URL_TEMPLATE"):
+        monkeypatch.setattr(constants, address, "http://127.0.0.1:1")
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail(f"waits {seconds} s"))
+    with pytest.raises(SpecError, match=f"^{name} is not in the local cache and the hub cannot be reached$") as caught:
+        ask(name, FOLDER_FILES)
     assert caught.value.hint == "check the network or the proxy"
 
 
@@ -159,7 +167,7 @@ def test_a_disk_that_fills_up_is_named(monkeypatch: pytest.MonkeyPatch, failure:
     def fetch(*asked: object, **how: object) -> None:
         raise failure
 
-    monkeypatch.setattr(hub_module, "snapshot_download", fetch)
+    monkeypatch.setattr(repositories, "_commit", fetch)
     with pytest.raises(SpecError, match="the disk with the cache is full: ") as caught:
         locate(MODEL, FOLDER_FILES)
     assert "HF_HOME" in caught.value.hint
@@ -169,7 +177,7 @@ def test_a_failure_of_the_downloader_is_one_line(monkeypatch: pytest.MonkeyPatch
     def fetch(*asked: object, **how: object) -> None:
         raise RuntimeError("\n\nthe stream ended\nat byte 7")
 
-    monkeypatch.setattr(hub_module, "snapshot_download", fetch)
+    monkeypatch.setattr(repositories, "_commit", fetch)
     with pytest.raises(SpecError, match=r"^someone/model could not be fetched: the stream ended$"):
         locate(MODEL, FOLDER_FILES)
 
