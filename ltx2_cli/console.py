@@ -25,7 +25,8 @@ from rich.text import Text
 
 from ltx2_cli.core.report import Report, Steps
 
-STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+LONGEST_LINE = 2000  # characters of an error
+STEERING = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 def reporter(stream: TextIO | None = None) -> Report:
@@ -35,17 +36,22 @@ def reporter(stream: TextIO | None = None) -> Report:
     return Live(Console(file=stream, highlight=False)) if live else Plain(stream)
 
 
-def complain(sentence: str, hint: str) -> None:
-    """An error on stderr: what is wrong, and what to do instead."""
+def complain(sentences: str, hint: str) -> None:
+    """An error on stderr: what is wrong, a line each, and what to do instead."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    indent = "\n" + " " * len("error: ")
-    console.print(Text.assemble(("error: ", "bold red"), visible(sentence).replace("\n", indent)))
-    if hint:
-        console.print(Text.assemble(("hint: ", "bold cyan"), visible(hint)))
+    for name, style, text in (("error: ", "bold red", sentences), ("hint: ", "bold cyan", hint)):
+        lines = [_shortened(visible(line)) for line in text.split("\n") if text]
+        if lines:
+            console.print(Text.assemble((name, style), ("\n" + " " * len(name)).join(lines)))
+
+
+def _shortened(line: str) -> str:
+    """A line without its middle, where nobody would read that."""
+    return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE // 2]} … {line[-LONGEST_LINE // 4 :]}"
 
 
 def visible(text: str) -> str:
-    """`text` with characters that steer a terminal, or turn its writing round, as escapes; lines and tabs stay."""
+    """`text` with characters that steer a terminal, end a line or turn its writing round, as escapes; tabs stay."""
     return STEERING.sub(lambda match: repr(match[0])[1:-1], text)
 
 

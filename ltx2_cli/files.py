@@ -7,9 +7,9 @@ from ltx2_cli.spec import SpecError
 
 
 def refuse_special(path: Path, hint: str) -> None:
-    """Raise `SpecError` for a pipe, a socket or a device: they would be waited for, or never end."""
-    if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
-        raise SpecError(f"{path} is a pipe or a device, not a file", hint)
+    """Raise `SpecError` for a folder, and for a pipe, a socket or a device: they would be waited for, or never end."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise SpecError(f"{path} is a {'folder' if path.is_dir() else 'pipe or a device'}, not a file", hint)
 
 
 def read_limited(path: Path, limit: int, hint: str) -> bytes:

@@ -9,7 +9,7 @@ import jax
 
 from ltx2_cli.decoding import Decoding, divide
 from ltx2_cli.diffusion.guidance import Pass
-from ltx2_cli.diffusion.latents import Shape
+from ltx2_cli.diffusion.latents import Shape, read_noise
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.folder import open_folder, read_text_encoder
 from ltx2_cli.models.lora import find_adapters, unmet_wishes
@@ -20,7 +20,7 @@ from ltx2_cli.models.upsampler import LatentUpsamplerArch
 from ltx2_cli.models.upsampler_source import has_upsampler, open_upsampler
 from ltx2_cli.nn.kernels import choose_kernel
 from ltx2_cli.profiles import AUTO, profile_names, read_sharding
-from ltx2_cli.recipe import ONE_STAGE, TWO_STAGE, complete, contradictions, expected_refinement
+from ltx2_cli.recipe import ONE_STAGE, TWO_STAGE, complete, contradictions, expected_refinement, ignored
 from ltx2_cli.refiner import hold_refiner, left
 from ltx2_cli.sharding import ShardingPlan, lay_out
 from ltx2_cli.spec import AV, RunSpec, SpecError
@@ -126,6 +126,8 @@ def resolve(spec: RunSpec, source: Source | None = None) -> Plan:
     plan = decide(declare(spec, checkpoint, loras, refinement), spec, jax.devices(), source)
     if jax.process_count() > 1:
         _check_hosts(spec, plan.sharding)
+    if spec.noise is not None and source is None:
+        read_noise(spec.noise, plan.stages[0].shapes)
     return plan
 
 
@@ -182,6 +184,7 @@ def decide(declared: Declared, spec: RunSpec, devices: Sequence[jax.Device], sou
     decoding = _divided(spec, networks, all_stages[-1], sharding, room)
     warnings = (
         *contradictions(spec, arch),
+        *ignored(spec, arch, refinement.upsampler.upsampling.time if refinement else None),
         *((slow,) if slow else ()),
         *_gathered(sharding, arch.transformer.num_attention_heads),
         *declared.warnings,

@@ -196,9 +196,10 @@ def _shorthand(values: Values) -> Values:
 def _seeds(text: int | str) -> list[int] | str:
     """Numbers and ranges FIRST..LAST, apart by spaces or commas; what is neither, as it is."""
     seeds: list[int] = []
-    for each in str(text).replace(",", " ").split():
-        first, _, last = each.partition("..")
-        if not (first.lstrip("-").isdecimal() and (last or first).lstrip("-").isdecimal()):
+    for part in str(text).replace(",", " ").split():
+        first, dots, last = part.partition("..")
+        try:
+            seeds += range(int(first), int(last if dots else first) + 1)[: MAX_VIDEOS + 1]
+        except ValueError:  # also of thousands of digits
             return str(text)
-        seeds += range(int(first), int(last or first) + 1)[: MAX_VIDEOS + 1]
     return seeds

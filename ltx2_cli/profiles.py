@@ -194,10 +194,8 @@ def _find_model(model: str) -> None:
     ):
         return
     if "/" in model:
-        raise SpecError(
-            f"there is no folder or file `{model}`",
-            "a model is a profile, a folder, a .safetensors file, or a repository REPO[/FILE][@REV]",
-        )
+        what = f"`{model}` is no .safetensors file" if path.exists() else f"there is no folder or file `{model}`"
+        raise SpecError(what, "a model is a profile, a folder, a .safetensors file, or a repository REPO[/FILE][@REV]")
     raise unknown("model", model, known, ", a folder, a .safetensors file, or a repository REPO[/FILE][@REV]")
 
 

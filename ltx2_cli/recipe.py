@@ -1,6 +1,7 @@
 """The recipe that a checkpoint was published with: which one it is, what it fills in, and what speaks against it."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -15,6 +16,7 @@ from ltx2_cli.weights.published import PUBLISHED
 
 ONE_STAGE, TWO_STAGE, DISTILLED = "one_stage", "two_stage", "distilled"
 NEGATIONS = {"de", "non", "not", "un"}  # de-distilled: made to want guidance again
+MAX_STRENGTH = 10  # of a LoRA; usual are 0.5 to 1.5
 NOT_DISTILLED = {"dev", "undistilled"}
 
 
@@ -55,6 +57,26 @@ def contradictions(spec: RunSpec, arch: Arch) -> Iterator[str]:
     steps = read_pages(spec, DISTILLED).num_inference_steps
     if spec.num_inference_steps != steps:
         yield f"a distilled model was made for {steps} steps, not {spec.num_inference_steps}: --steps {steps}"
+
+
+def ignored(spec: RunSpec, arch: Arch, time: int | None) -> Iterator[str]:
+    """What a completed request asks for that changes nothing, or hardly what is meant; `time`: by which factor its
+    upsampler lengthens, None: there is no second stage."""
+    usual = read_pages(spec, spec.recipe, arch.generation, arch.transformer.num_layers).refinement.upsampler
+    if time is None and spec.refinement.upsampler not in (None, usual):
+        yield f"the upsampler {spec.refinement.upsampler} is not used, there is one stage: --recipe two_stage"
+    if time is None and spec.refinement.lengthen:
+        yield "nothing is lengthened, there is one stage: --recipe two_stage"
+    if time == 1 and spec.refinement.lengthen:
+        yield "nothing is lengthened, the upsampler leaves time as it is: --upsampler names another"
+    for loras in (spec.lora, spec.refinement.lora or ()):
+        parsed = [parse_lora(lora) for lora in loras]
+        for name, strength in parsed:
+            if abs(strength) > MAX_STRENGTH:
+                yield f"the strength {strength:g} of {name} is beyond what LoRAs are made for: --lora {name}:1"
+        for name, number in Counter(name for name, _ in parsed).items():
+            if number > 1:
+                yield f"{name} is added {number} times; once is --lora {name}"
 
 
 def is_distilled(checkpoint: str, schedule: Schedule) -> bool:

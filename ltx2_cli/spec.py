@@ -1,5 +1,6 @@
 """What was asked: `RunSpec` and its parts. Plain frozen values; the numbers live in `configs/*.yaml`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, NamedTuple, TypeVar
@@ -9,54 +10,45 @@ NO_CACHE = "off"  # in place of the folder for compiled programs
 MAKE_ROOM = "free some space, or name another place: -o FILE"  # the hint where a file cannot be written
 
 
-class SpecError(Exception):
-    """A request that cannot be met: one sentence, and a hint that says what to do instead; empty where the
-    sentence says it. Exit code 2."""
+class CommandError(Exception):
+    """What ends a command: a sentence, or several, a line each, and a hint that says what to do instead; the hint is
+    empty where the sentence says it.
 
-    def __init__(self, sentence: str, hint: str):
-        super().__init__(sentence)
-        self.hint = hint
+    Line breaks within a sentence, as text of a file has them, are escaped: no file writes lines of its own.
+    """
 
-
-class RunError(Exception):
-    """A run that failed after a legal request: one sentence and a hint. Exit code 1."""
-
-    def __init__(self, sentence: str, hint: str):
-        super().__init__(sentence)
-        self.hint = hint
+    def __init__(self, sentences: str | Sequence[str], hint: str | Sequence[str]):
+        super().__init__(_lines(sentences))
+        self.hint = _lines(hint)
 
 
-class FitError(Exception):
-    """A plan that the devices have no memory for: one sentence, and a hint that says what would fit. Exit code 3."""
-
-    def __init__(self, sentence: str, hint: str):
-        super().__init__(sentence)
-        self.hint = hint
+def _lines(sentences: str | Sequence[str]) -> str:
+    several = [sentences] if isinstance(sentences, str) else sentences
+    return "\n".join(sentence.replace("\n", "\\n") for sentence in several)
 
 
-class FlawError(Exception):
-    """A clip that was written and has flaws, where none are accepted: one sentence and a hint. Exit code 4."""
-
-    def __init__(self, sentence: str, hint: str):
-        super().__init__(sentence)
-        self.hint = hint
+class SpecError(CommandError):
+    """A request that cannot be met. Exit code 2."""
 
 
-class StoppedError(Exception):
-    """A run that all hosts stopped after the same step, and that can be gone on with: one sentence and a hint. Exit
-    code 130."""
-
-    def __init__(self, sentence: str, hint: str):
-        super().__init__(sentence)
-        self.hint = hint
+class RunError(CommandError):
+    """A run that failed after a legal request. Exit code 1."""
 
 
-class AbortedError(Exception):
-    """A run that was ended at once, of which an earlier state was kept: one sentence and a hint. Exit code 130."""
+class FitError(CommandError):
+    """A plan that the devices have no memory for; the hint says what would fit. Exit code 3."""
 
-    def __init__(self, sentence: str, hint: str):
-        super().__init__(sentence)
-        self.hint = hint
+
+class FlawError(CommandError):
+    """A clip that was written and has flaws, where none are accepted. Exit code 4."""
+
+
+class StoppedError(CommandError):
+    """A run that all hosts stopped after the same step, and that can be gone on with. Exit code 130."""
+
+
+class AbortedError(CommandError):
+    """A run that was ended at once, of which an earlier state was kept. Exit code 130."""
 
 
 class NotFiniteError(RunError):

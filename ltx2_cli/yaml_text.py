@@ -1,6 +1,7 @@
 """YAML as plain data: parsed without interpolation, tags, anchors or surprises in size; written so that it reads back.
 
-The types are those of YAML 1.1, but for times, which are text, and for numbers like `1e-3`, which are floats.
+The types are those of YAML 1.1, but for times, which are text, and for numbers: as everybody writes them, `7`, `0.5`
+and `1e-3`; what YAML 1.1 reads as another number, `1:30` and `0100`, is text.
 """
 
 import re
@@ -18,9 +19,11 @@ PAGE = "a page of `key: value` lines is expected"
 MAX_TEXT = 1_000_000  # characters of a page, and bytes; a record has some 5,000
 MAX_NODES = 10_000  # keys and values of a page; a record has some 100
 MAX_DEPTH = 32
-FLOAT = "tag:yaml.org,2002:float"
-EXPONENT = re.compile(r"[-+]?\d+(_\d+)*(\.[\d_]*)?[eE][-+]?\d+$")  # a float also without a point or a sign
-TIME = "tag:yaml.org,2002:timestamp"
+FLOAT, INT, TIME = (f"tag:yaml.org,2002:{name}" for name in ("float", "int", "timestamp"))
+NUMBERS = {
+    INT: re.compile(r"[-+]?(0|[1-9]\d*)$"),
+    FLOAT: re.compile(r"[-+]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][-+]?\d+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"),
+}
 ESCAPED = re.compile(r"(\\+)\$\{")
 
 
@@ -45,12 +48,13 @@ class _Dumper(yaml.CSafeDumper):
         return True
 
 
-for _kind in (_Loader, _Dumper):
-    _kind.add_implicit_resolver(FLOAT, EXPONENT, list("-+0123456789"))
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != TIME]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in (FLOAT, INT, TIME)]
     for first, resolvers in _Loader.yaml_implicit_resolvers.items()
 }
+for _kind in (_Loader, _Dumper):
+    for _tag, _pattern in NUMBERS.items():
+        _kind.add_implicit_resolver(_tag, _pattern, list("-+.0123456789"))
 
 
 def parse(text: str) -> Any:

@@ -319,9 +319,10 @@ def test_what_older_records_escaped_is_read_as_it_was_meant(page: Page):
     assert (spec.prompt, spec.lora) == ("a ${height} of \\${width}", ("${x}:1",))
 
 
-def test_plain_values_have_the_types_of_yaml_1_1_and_floats_without_a_point():
-    numbers = {"1e3": 1000.0, "1e-3": 0.001, "1.5e3": 1500.0, "1_000": 1000, "0x1F": 31, "1:30": 90, ".inf": inf}
-    others = {"yes": True, "off": False, "null": None, "~": None, "y": "y", "2020-01-01": "2020-01-01", "e3": "e3"}
+def test_plain_values_have_the_types_of_yaml_1_1_but_for_numbers_that_nobody_means():
+    numbers = {"1e3": 1000.0, "1e-3": 0.001, "1.5e3": 1500.0, "-7": -7, "0": 0, ".5": 0.5, "1.": 1.0, ".inf": inf}
+    others = {"yes": True, "off": False, "null": None, "~": None, "y": "y"}
+    others |= {text: text for text in ("2020-01-01", "e3", "1:30", "1:30.5", "0100", "0x1F", "0b1", "1_000", "1_0.5")}
     for text, value in {**numbers, **others}.items():
         assert (parse(text), type(parse(text))) == (value, type(value))
 
@@ -433,7 +434,7 @@ def test_a_broken_file_is_named_in_a_sentence(text: str, sentence: str, page: Pa
 def test_a_file_that_cannot_be_read_is_a_sentence(tmp_path: Path):
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00\x80")
     assert "cannot be read: No such file" in str(refusal(config=tmp_path / "none.yaml"))
-    assert "cannot be read: Is a directory" in str(refusal(config=tmp_path))
+    assert "is a folder, not a file" in str(refusal(config=tmp_path))
     assert "is not YAML text" in str(refusal(config=tmp_path / "binary.yaml"))
     assert "cannot be read" in str(refusal(sharding=str(tmp_path / "none.yaml")))
 
@@ -465,10 +466,10 @@ def test_everything_illegal_is_said_at_once_with_what_to_type(tmp_path: Path):
     lines = str(error).splitlines()
     assert 'the prompt is empty; say what to show: --prompt "..."' in lines
     assert "height 500 is not a multiple of 32; nearest: --height 480 or 512" in lines
-    assert "width -5 is not a multiple of 32; nearest: --width 32" in lines
+    assert "width -5 is not in 32 to 16384; nearest: --width 32" in lines
     assert "num_frames 120 is not 8k + 1; nearest: --num-frames 113 or 121" in lines
     assert "num_inference_steps 1001 is not in 1 to 1000; nearest: --num-inference-steps 1000" in lines
-    assert "guidance.audio.stg_scale nan is not a finite number; for example: --audio-stg-scale 1" in lines
+    assert "guidance.audio.stg_scale nan is not in -100 to 100; nearest: --audio-stg-scale 0" in lines
     others = ("fps", "num_videos", "seed", "stg_blocks", "max_sequence_length", "output", "model_name", "noise file")
     assert all(any(other in line for line in lines) for other in others)
     assert len(lines) == 14
@@ -536,11 +537,26 @@ def test_seeds_that_are_none(illegal: dict, nearest: str):
         ({"fps": 240.5}, "--fps 240"),
         ({"fps": float("inf")}, "--fps 240"),
         ({"fps": float("nan")}, "--fps 1"),
+        ({"num_frames": 2**14 + 9}, "--num-frames 16385"),
+        ({"width": 2**14 + 32}, "--width 16384"),
+        ({"guidance.video.guidance_scale": -1e6}, "--guidance-scale -100"),
+        ({"guidance.audio.modality_scale": 1e38}, "--audio-modality-scale 100"),
+        ({"guidance.video.guidance_rescale": 50}, "--guidance-rescale 1"),
+        ({"refinement.adain": -0.5}, "--set refinement.adain=0"),
+        ({"vae_memory": 0}, "--set vae_memory=1e-06"),
+        ({"sharding.tile_rows": 0}, "--set sharding.tile_rows=1"),
+        ({"max_sequence_length": 2**17 + 1}, "--set max_sequence_length=131072"),
+        ({"stg_blocks": [2, 1, 2]}, "--stg-blocks 2,1"),
+        ({"seed": "0..999999999"}, "--seed 0..999 --num-videos 1"),
+        ({"output": ".mp4"}, "-o video.mp4"),
+        ({"output": "out/.mp4"}, "-o out/video.mp4"),
+        ({"output": ".."}, "-o ../video.mp4"),
+        ({"output": "out/clip.avi"}, "-o out/clip.mp4"),
     ],
 )
 def test_beyond_the_edges_is_not(illegal: dict, nearest: str):
     (line,) = str(refusal(illegal)).splitlines()
-    assert line.startswith(next(iter(illegal)))
+    assert line.startswith((next(iter(illegal)), "more than 1000 clips"))
     assert line.endswith(nearest) or nearest in line
 
 
@@ -558,6 +574,30 @@ def test_noise_levels_that_contradict_the_steps_or_are_too_many():
     assert line == "sigmas has 3 noise levels, which is not 8 steps but --steps 2"
     (line,) = str(refusal(sigmas=[1 - step / 1001 for step in range(1002)])).splitlines()
     assert line.startswith("sigmas has 1002 noise levels, at most 1001 are")
+
+
+@pytest.mark.parametrize("key", ["text_encoder", "noise", "save_latents", "output", "refinement.upsampler"])
+def test_an_empty_name_is_refused(key: str):
+    assert str(refusal({key: ""})) == f"{key} is empty; leave it out, or name one"
+
+
+def test_an_empty_lora_is_refused():
+    assert str(refusal(lora=[""])) == "lora is empty; leave it out, or name one"
+
+
+@pytest.mark.parametrize("seed", ["0..", "..3", "a", "1..2..3", "9" * 5000])
+def test_what_is_no_range_of_seeds_is_refused(seed: str):
+    assert "expected null or a list, each an integer" in str(refusal(seed=seed))
+
+
+def test_numbers_that_yaml_1_1_reads_otherwise_than_people_are_refused():
+    assert "`fps` is '1:30'; expected a number" in str(refusal(dotlist=["fps=1:30"]))
+    assert "height 100 is not a multiple of 32" in str(refusal(dotlist=["height=0100"]))
+
+
+def test_a_line_break_in_a_value_begins_no_line():
+    error = refusal(noise="a\nerror: b")
+    assert str(error) == "there is no noise file a\\nerror: b; check the path after --noise"
 
 
 def test_a_lora_that_is_no_utf_8_could_not_be_recorded():

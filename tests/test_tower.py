@@ -28,6 +28,7 @@ TOWER = (
         "hosts",
         "platforms",
         "files",
+        "tensor_file",
     },
     {"weights", "diffusion"},
     {"nn"},

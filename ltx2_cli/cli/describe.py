@@ -88,9 +88,9 @@ def describe(path: Path) -> Description:
     from ltx2_cli.files import refuse_special
     from ltx2_cli.video_file import is_video
 
-    refuse_special(path, KNOWN)
     if path.is_dir():
         return _folder(path)
+    refuse_special(path, KNOWN)
     try:
         video, looks = is_video(path), _looks_like_safetensors(path)
     except OSError as error:

@@ -28,6 +28,8 @@ def request(
     from ltx2_cli.profile_layers import read_text
     from ltx2_cli.profiles import AUTO, read_spec
 
+    if sized := {setting.partition("=")[0] for setting in settings} & set(SIZE):
+        raise SpecError(f"{file.path} has a size of its own", f"leave --set {min(sized)} out")
     files = dict.fromkeys(("noise", "save_latents", "output", "compile_cache"))
     rate = {} if file.fps is None else {"fps": file.fps}
     size = dict(zip(SIZE, file.size, strict=True))

@@ -14,8 +14,8 @@ from ltx2_cli.cli.interrupts import postponed
 from ltx2_cli.cli.memory import check_published, fitting_plan
 from ltx2_cli.cli.options import COMPILING, FILES, KEEP_EVERY, SIZE, STEPS, option
 from ltx2_cli.cli.together import asked, begin, found, in_step, with_common_seed
-from ltx2_cli.console import reporter
-from ltx2_cli.spec import RunSpec, SpecError
+from ltx2_cli.console import reporter, visible
+from ltx2_cli.spec import NO_CACHE, RunSpec, SpecError
 
 if TYPE_CHECKING:
     from ltx2_cli.core.components import Components
@@ -170,6 +170,8 @@ def _check_places(spec: RunSpec, how: Manner) -> None:
         check_output(how.perf_dump, "--perf-dump", how.force)
     if how.profile:
         check_folder(how.profile, "--profile")
+    if spec.compile_cache not in (None, NO_CACHE):
+        check_folder(Path(spec.compile_cache).expanduser(), "--compile-cache")
 
 
 def _foretell(spec: RunSpec, how: Manner) -> None:
@@ -178,8 +180,8 @@ def _foretell(spec: RunSpec, how: Manner) -> None:
         from ltx2_cli.cli.preview import preview
 
     with in_step(how.hosts):
-        for line in preview(how.request(spec), how.force) if how.hosts.first else ():
-            print(line, flush=True)
+        lines = list(preview(how.request(spec), how.force)) if how.hosts.first else []
+        print("\n".join(map(visible, lines)), end="\n" * bool(lines))
 
 
 def _carry_out(spec: RunSpec, how: Manner) -> list[str]:

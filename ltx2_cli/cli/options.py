@@ -19,6 +19,7 @@ GUIDANCE = {
     for field in fields(Guidance)
 }
 KEEP_EVERY = 60.0  # seconds between keeping how far a run is
+WEEK = 604_800.0  # seconds
 COMPILING = "Compiling and timing"
 HOSTS = "Several hosts (found by themselves under SLURM, Open MPI and in TPU pod slices)"
 ABSENT: tuple[object, ...] = (None, [], ())  # what an option is that was not given; the last two if it is repeatable
@@ -39,10 +40,21 @@ def _profiles(kind: str) -> Callable[[str], list[str]]:
     return complete
 
 
-def option(panel: str, text: str, *names: str, metavar: str | None = None, profiles: str = "") -> Any:
-    """What typer needs of an option; `profiles` is the kind that the shell may complete it to."""
+def option(
+    panel: str,
+    text: str,
+    *names: str,
+    metavar: str | None = None,
+    profiles: str = "",
+    least: float | None = None,
+    most: float | None = None,
+) -> Any:
+    """What typer needs of an option; `profiles` is the kind that the shell may complete it to, `least` and `most` the
+    range of a number."""
     complete = _profiles(profiles) if profiles else None
-    return typer.Option(*names, help=text, rich_help_panel=panel, metavar=metavar, autocompletion=complete)
+    return typer.Option(
+        *names, help=text, rich_help_panel=panel, metavar=metavar, autocompletion=complete, min=least, max=most
+    )
 
 
 Text = str | None
@@ -92,11 +104,11 @@ Resumable = Annotated[
     ),
 ]
 CompileCache = Annotated[Text, option(COMPILING, "Where compiled programs are kept; off: nowhere.", metavar="FOLDER")]
-KeepEvery = Annotated[float, option(FILES, "Seconds between keeping it.", metavar="SECONDS")]
+KeepEvery = Annotated[float, option(FILES, "Seconds between keeping it.", metavar="SECONDS", least=0, most=WEEK)]
 CoordinatorAddress = Annotated[Text, option(HOSTS, "Where process 0 listens.", metavar="HOST:PORT")]
 NumProcesses = Annotated[Count, option(HOSTS, "One a host; 1: alone, whatever is found.")]
 ProcessId = Annotated[Count, option(HOSTS, "Of this one, from 0; process 0 writes the files.")]
-InitializationTimeout = Annotated[int, option(HOSTS, "Seconds to wait for all.")]
+InitializationTimeout = Annotated[int, option(HOSTS, "Seconds to wait for all.", least=1)]
 Debug = Annotated[bool, option(FILES, "Show tracebacks.", "--debug")]
 Settings = Annotated[list[str] | None, option(FILES, "Any value by its key; repeatable.", "--set", metavar="KEY=VALUE")]
 
@@ -124,6 +136,8 @@ def prompt_and_seeds(prompt: str | None, seed: str | None, words: Sequence[str])
 
 def _blocks(text: str) -> list[int]:
     try:
-        return [int(block) for block in text.split(",") if block.strip()]
+        return [int(block) for block in text.split(",")]
     except ValueError:
-        raise SpecError(f"stg_blocks {text} is not a list of blocks", "for example: --stg-blocks 28,29") from None
+        raise SpecError(
+            f"stg_blocks {text!r} is not a list of blocks", "for example: --stg-blocks 0,1; no STG: --stg-scale 0"
+        ) from None

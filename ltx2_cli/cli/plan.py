@@ -31,7 +31,7 @@ from ltx2_cli.cli.options import (
     option,
     overrides,
 )
-from ltx2_cli.console import reporter
+from ltx2_cli.console import reporter, visible
 
 PLAN_EXAMPLES = r"""[bold]Examples[/bold]
 
@@ -115,5 +115,5 @@ def plan(
     if as_json:
         print(json.dumps({**record(made), **(search_record(found) if found else {})}, indent=2))
     else:
-        print("\n".join([*(search_lines(found) if found else ()), *lines(made)]))
+        print("\n".join(map(visible, [*(search_lines(found) if found else ()), *lines(made)])))
     check_forecast(spec, devices, made, topology is not None, command_line)

@@ -125,13 +125,12 @@ def find_source(made: Recorded, instead: Path | None) -> Begun | None:
     if not place.exists():
         raise SpecError(f"the latents that {made.path} went on from are gone: there is no {place}", hint)
     refuse_special(place, hint)
-    if then and not instead and (now := digest(place)) != then.sha256:
-        raise SpecError(
-            f"the latents that {made.path} went on from have changed: {place} was {then.sha256[:SHORT]}, is"
-            f" {now[:SHORT]}",
-            f"--latents {place} takes them as they are",
-        )
     file = open_latents(place)
+    if then and then.sha256 not in (now := file.sha256(), digest(place)):  # an older record has the whole file's
+        raise SpecError(
+            f"{made.path} went on from other latents: {place} is {now[:SHORT]}, they were {then.sha256[:SHORT]}",
+            f"--latents FILE names those; `ltx2 upsample {place}` goes on from others",
+        )
     return Begun(file, then.fps if then else file.fps or made.record["fps"])
 
 

@@ -85,8 +85,12 @@ def _exit_code(error: SpecError | FitError | RunError) -> int:
     return next(code for code, kind in ERRORS.items() if isinstance(error, kind))
 
 
-def of_system(error: OSError) -> RunError:
+def of_system(error: OSError) -> RunError | SpecError:
     """What the system refused, in a sentence."""
+    if error.errno == errno.ENAMETOOLONG:
+        return SpecError(f"a name of {len(str(error.filename))} characters is too long for a file", "a shorter name")
+    if error.errno == errno.ENOENT and error.filename is None:  # of `os.getcwd`
+        return SpecError("the current folder is gone", "cd to one that is there")
     place = f": {error.filename}" if error.filename else ""
     return RunError(f"{error.strerror or error}{place}", MAKE_ROOM if error.errno in FULL else "--debug shows where")
 
@@ -96,7 +100,7 @@ def _end(verdicts: list[tuple[Refusal | None, Facts]]) -> SpecError | FitError |
     for host, (refusal, _) in enumerate(verdicts):
         if refusal:
             code, sentence, hint = refusal
-            return ERRORS[code](f"host {host}: {sentence}" if host else sentence, hint)
+            return ERRORS[code]((f"host {host}: {sentence}" if host else sentence).split("\n"), hint.split("\n"))
     for host, (_, facts) in enumerate(verdicts):
         for what, value in verdicts[0][1].items():
             if facts.get(what) != value:

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
 from ltx2_cli.core.progress import Progress, phases
 from ltx2_cli.core.record import made_with
@@ -17,10 +15,10 @@ from ltx2_cli.core.report import Report
 from ltx2_cli.core.stop import StopRequest
 from ltx2_cli.core.unfinished import ENTRIES, TEXT, Errand
 from ltx2_cli.hosts import any_host
-from ltx2_cli.media import replacing
 from ltx2_cli.plan import Plan
 from ltx2_cli.profiles import to_yaml
-from ltx2_cli.spec import MAKE_ROOM, RunError, StoppedError
+from ltx2_cli.spec import RunError, StoppedError
+from ltx2_cli.tensor_file import write_tensors
 
 WORTHWHILE = 60  # seconds: a run that is estimated to take longer is kept without being asked
 
@@ -90,16 +88,12 @@ class Journal:
         metadata = dict(zip(ENTRIES, [record, *map(json.dumps, others)], strict=True))
         texts = {f"{TEXT}{name}": context for name, context in progress.contexts.items()}
         tensors = {
-            f"{name}.{stream}": np.ascontiguousarray(array, np.float32)
+            f"{name}.{stream}": np.asarray(array, np.float32)
             for name, streams in {"latents": progress.latents, "current": progress.current, **texts}.items()
             if streams is not None
             for stream, array in streams._asdict().items()
         }
-        with replacing(self.path) as temporary:
-            try:
-                save_file(tensors, temporary, metadata)
-            except SafetensorError as error:
-                raise RunError(f"cannot write {self.path}: {error}", MAKE_ROOM) from error
+        write_tensors(self.path, tensors, metadata)
 
 
 def _where(plan: Plan, progress: Progress) -> str:

@@ -14,14 +14,13 @@ from ltx2_cli.diffusion.latents import LatentsFile, unpack
 from ltx2_cli.plan import Plan
 from ltx2_cli.spec import AV
 from ltx2_cli.stages import Stage
-from ltx2_cli.weights.digests import digest
 
 History = tuple[Mapping[str, Any], ...]  # of each video, what its record says of latents: those it began with and made
 
 
 def begun(file: LatentsFile, fps: float) -> Mapping[str, Any]:
     """The history of a video that goes on from latents of so many frames a second."""
-    return {"source": {"file": str(file.path.absolute()), "sha256": digest(file.path), "fps": fps}}
+    return {"source": {"file": str(file.path.absolute()), "sha256": file.sha256(), "fps": fps}}
 
 
 def continued(history: History, plan: Plan, stage: Stage, tokens: AV[np.ndarray]) -> History:

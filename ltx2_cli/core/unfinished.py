@@ -7,20 +7,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load_file
 
 from ltx2_cli.core.encode import abstract_contexts
 from ltx2_cli.core.made_with import UNFINISHED, read_made_with
 from ltx2_cli.core.progress import Ends, Progress, phases
 from ltx2_cli.core.record import History, made_with
 from ltx2_cli.diffusion.latents import Shape, token_shapes
-from ltx2_cli.files import refuse_special
 from ltx2_cli.plan import Plan
 from ltx2_cli.profile_layers import Layer, read_text
 from ltx2_cli.profiles import MADE_WITH
 from ltx2_cli.spec import AV, SpecError
 from ltx2_cli.stages import Source
+from ltx2_cli.tensor_file import CHECKSUM, read_tensors
 from ltx2_cli.validation import MAX_FPS
 from ltx2_cli.yaml_text import MAX_TEXT
 
@@ -40,7 +38,7 @@ class Errand(NamedTuple):
 
 @dataclass(frozen=True)
 class Unfinished:
-    """A run as it was kept; its arrays are not read yet."""
+    """A run as it was kept; whether its tensors are the plan's is not known yet."""
 
     path: Path
     request: Layer
@@ -48,6 +46,7 @@ class Unfinished:
     folder: str  # in which it was started
     place: tuple[int, int, int]  # phase, batch, step
     history: History
+    tensors: Mapping[str, np.ndarray]
 
     def changes(self, plan: Plan) -> list[str]:
         """What is not as it was."""
@@ -58,12 +57,9 @@ class Unfinished:
         """How far it was. Raises `SpecError` where that is no place in the plan, or its arrays are not the plan's."""
         if not _is_place(plan, self.place) or len(self.history) not in (0, len(plan.spec.seeds)):
             raise _damaged(self.path, "it does not say how far the run is")
-        try:
-            tensors, dtype = load_file(self.path), plan.spec.dtype.value
-        except (OSError, SafetensorError) as error:
-            raise _damaged(self.path, str(error)) from error
-        _check_tensors(self.path, tensors, _shapes(plan, self.place, {name.rpartition(".")[0] for name in tensors}))
+        tensors, dtype = self.tensors, plan.spec.dtype.value
         names = {name.rpartition(".")[0] for name in tensors}
+        _check_tensors(self.path, tensors, _shapes(plan, self.place, names))
         streams = {name: AV(*(tensors[f"{name}.{stream}"] for stream in AV._fields)) for name in names}
         contexts = {
             name.removeprefix(TEXT): AV(*(array.astype(dtype) for array in each))
@@ -74,14 +70,9 @@ class Unfinished:
 
 
 def open_unfinished(path: Path) -> Unfinished:
-    """The header of a run that was kept. Raises `SpecError` where it is none."""
-    refuse_special(path, WANTED)
-    try:
-        with safe_open(path, "np") as file:
-            said = file.metadata() or {}
-    except (OSError, SafetensorError) as error:
-        raise SpecError(f"{path} cannot be read as an unfinished run: {error}", WANTED) from error
-    if not said.keys() >= set(ENTRIES):
+    """A run that was kept. Raises `SpecError` where it is none."""
+    tensors, said = read_tensors(path, "an unfinished run", WANTED)
+    if not said.keys() >= {*ENTRIES, CHECKSUM}:
         raise SpecError(f"{path} is no unfinished run", WANTED)
     if max(map(len, (said[entry] for entry in ENTRIES[:-1]))) > MAX_TEXT or len(said["history"]) > MAX_HISTORY:
         raise _damaged(path, "it says more than a run has to say")
@@ -91,7 +82,7 @@ def open_unfinished(path: Path) -> Unfinished:
         _texts(request.values[MADE_WITH])
         for each in [request.values, *({MADE_WITH: past} for past in history)]:
             read_made_with(each, str(path))
-        return Unfinished(path, request, _errand(*errand), _folder(folder), _place(*place), tuple(history))
+        return Unfinished(path, request, _errand(*errand), _folder(folder), _place(*place), tuple(history), tensors)
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
         raise _damaged(path, "it does not say how far the run is") from error
 

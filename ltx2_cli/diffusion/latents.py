@@ -7,6 +7,7 @@ Tokens are float32 [videos, tokens, channels]; files hold video [1, channels, fr
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,17 +15,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load_file, save_file
 
 from ltx2_cli.diffusion.geometry import Geometry
 from ltx2_cli.files import refuse_special
-from ltx2_cli.media import replacing
-from ltx2_cli.spec import AV, MAKE_ROOM, RunError, SpecError
+from ltx2_cli.spec import AV, SpecError
+from ltx2_cli.tensor_file import CHECKSUM, read_tensors, write_tensors
 from ltx2_cli.validation import MAX_FPS, MAX_FRAMES, MAX_SIDE
 
 A = TypeVar("A", jax.Array, np.ndarray)  # nothing is compiled for what lies on the host
 Shape = tuple[int, ...]
 SIZE = ("num_frames", "height", "width")  # of the clip, in a file's metadata
+LEAST_NOISE = 0.1  # standard deviation; that of noise is 1
 STAGES = ("stage1", "upsampled", "final")  # what latents are that a stage left
 DIGITS = re.compile("[0-9]{1,9}")
 HOLDS = "a safetensors file of `video` (1, C, F, H, W) and `audio` (1, C, A, M), as --save-latents writes"
@@ -71,11 +72,11 @@ def unpack(tokens: AV[A], shapes: AV[Shape]) -> AV[A]:
 
 def read_noise(path: str, shapes: AV[Shape]) -> AV[np.ndarray]:
     """The noise in a safetensors file of `video` and `audio`; raises `SpecError` unless they have these shapes."""
-    refuse_special(Path(path).expanduser(), WANTED)
-    try:
-        found = load_file(Path(path).expanduser())
-    except (OSError, SafetensorError) as error:
-        raise SpecError(f"the noise file {path} cannot be read: {error}", WANTED) from error
+    found, metadata = read_tensors(Path(path).expanduser(), "noise", WANTED)
+    if "stage" in metadata:
+        raise SpecError(
+            f"{path} holds the latents of a clip, no noise", f"{WANTED}; `ltx2 upsample` goes on from latents"
+        )
     problems = [
         f"`{name}` is {found[name].dtype} {found[name].shape}, not float32 {shape}" if name in found else f"no `{name}`"
         for name, shape in shapes._asdict().items()
@@ -83,8 +84,11 @@ def read_noise(path: str, shapes: AV[Shape]) -> AV[np.ndarray]:
     ]
     if problems:
         raise SpecError(f"the noise file {path} does not fit this clip: {'; '.join(problems)}", WANTED)
-    if not all(np.isfinite(found[name]).all() for name in AV._fields):
-        raise SpecError(f"the noise file {path} holds values that are not finite", WANTED)
+    for name in AV._fields:
+        if not np.isfinite(found[name]).all():
+            raise SpecError(f"the noise file {path} holds values that are not finite", WANTED)
+        if found[name].std() < LEAST_NOISE:
+            raise SpecError(f"the `{name}` of the noise file {path} is nearly the same everywhere, no noise", WANTED)
     return AV(found["video"], found["audio"])
 
 
@@ -112,11 +116,16 @@ class LatentsFile:
         return 8 * frames - 7, 32 * height, 32 * width
 
     def read(self) -> AV[np.ndarray]:
-        """The latents, float32 in the files' layout. Raises `SpecError` where they are not finite."""
-        tensors = load_file(self.path)
+        """The latents, float32 in the files' layout. Raises `SpecError` where they are not finite, or not those that
+        were written."""
+        tensors, _ = read_tensors(self.path, "a clip's latents", HOLDS)
         if not all(np.isfinite(tensors[name]).all() for name in AV._fields):
             raise SpecError(f"the latents in {self.path} are not finite", "make them again")
         return AV(*(tensors[name].astype(np.float32) for name in AV._fields))
+
+    def sha256(self) -> str:
+        """Of the numbers alone: latents that are made again have the same, whatever else their file says."""
+        return sha256(b"".join(stream.tobytes() for stream in self.read())).hexdigest()
 
 
 def open_latents(path: Path) -> LatentsFile:
@@ -133,7 +142,7 @@ def open_latents(path: Path) -> LatentsFile:
         said = ", ".join(f"`{name}` {'x'.join(map(str, shape))}" for name, shape in list(shapes.items())[:4])
         raise SpecError(f"{path} holds no latents of one video but {said or 'nothing'}", HOLDS)
     _check_metadata(path, metadata)
-    return LatentsFile(path, AV(*found), metadata)
+    return LatentsFile(path, AV(*found), {key: value for key, value in metadata.items() if key != CHECKSUM})
 
 
 def _check_metadata(path: Path, metadata: Mapping[str, str]) -> None:
@@ -164,9 +173,4 @@ def save_latents(latents: AV[jax.Array | np.ndarray], path: Path, metadata: Mapp
 
     Raises `RunError` where there is no room.
     """
-    tensors = {name: np.ascontiguousarray(stream) for name, stream in latents._asdict().items()}
-    with replacing(path) as temporary:
-        try:
-            save_file(tensors, temporary, dict(metadata))
-        except SafetensorError as error:
-            raise RunError(f"the latents could not be written to {path}: {error}", MAKE_ROOM) from error
+    write_tensors(path, {name: np.asarray(stream) for name, stream in latents._asdict().items()}, metadata)

@@ -1,6 +1,6 @@
 """A plan from configs alone: those of the checkpoint where it is on this machine, else those that come with us."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import jax
@@ -24,7 +24,7 @@ from ltx2_cli.stages import Refinement, Source
 from ltx2_cli.weights.declare import Scope
 from ltx2_cli.weights.hub import here
 from ltx2_cli.weights.lora import LoraFile, open_lora
-from ltx2_cli.weights.lora_source import lora_file, parse_lora
+from ltx2_cli.weights.lora_source import check_address, lora_file, parse_lora
 from ltx2_cli.weights.published import FOLDER_FILES, TEXT_ENCODER_FILES, UPSAMPLER_FILES
 
 
@@ -42,10 +42,18 @@ def foresee(spec: RunSpec, devices: Sequence[jax.Device], source: Source | None 
     return decide(declare_described(spec, checkpoint, source), spec, devices, source)
 
 
+def _present(loras: Sequence[str]) -> Iterator[tuple[LoraFile, float]]:
+    """The LoRAs that are on this machine, each with its strength."""
+    for name, strength in map(parse_lora, loras):
+        check_address(name)
+        if (path := here(name, [])) is not None:
+            yield open_lora(lora_file(str(path))), strength
+
+
 def declare_described(spec: RunSpec, checkpoint: Checkpoint, source: Source | None = None) -> Declared:
     """The networks of a completed request, of the files that are here, else as they were published."""
     refinement = _refinement(spec, checkpoint) if spec.refinement.sigmas or source else None
-    return declare(spec, checkpoint, [], refinement)
+    return declare(spec, checkpoint, list(_present(spec.lora)), refinement)
 
 
 def _refinement(spec: RunSpec, checkpoint: Checkpoint) -> Refinement:

@@ -37,7 +37,7 @@ def check_fit(request: Request, plan: Plan, typed: Typed = options_alone) -> Non
         return
     raise FitError(
         f"this does not fit: {_needs(phase, memory[phase], available)}; {_has(request.devices[0], available)}",
-        "\n      ".join(_hints(Search(request, plan), typed)),
+        _hints(Search(request, plan), typed),
     )
 
 

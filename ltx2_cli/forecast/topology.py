@@ -1,6 +1,7 @@
 """The devices of a TPU slice that nobody has to own."""
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import combinations_with_replacement
@@ -18,6 +19,8 @@ _ALONE = {
     "TPU_ACCELERATOR_TYPE": "v6e-8",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
+_SLICE = re.compile(r"(v\d|tpu)\w*:\d+(x\d+)*")
+_EXAMPLES = [each.topology for each in CHIPS if each.topology]
 _SIDES = (2, 4, 8, 16)  # of the slices that are named in errors
 _NAMED_DEVICES = 64  # that the largest of them has
 
@@ -27,6 +30,8 @@ def topology(name: str) -> tuple[jax.Device, ...]:
 
     Raises `SpecError` where libtpu is not installed or knows no such slice.
     """
+    if not _SLICE.fullmatch(name):
+        raise SpecError(f"{name} is no TPU slice", f"for example: --topology {', --topology '.join(_EXAMPLES)}")
     try:
         return _devices(name)
     except jax.errors.JaxRuntimeError as error:

@@ -21,14 +21,14 @@ def parse_lora(text: str) -> tuple[str, float]:
     name, colon, strength = text.rpartition(":")
     if not colon or (len(name) == 1 and DRIVE.fullmatch(text)) or Path(text).expanduser().exists():
         return text, 1.0
+    if not name:
+        raise SpecError(f"--lora {text} names no file", TAKES)
     try:
         number = float(strength)
     except ValueError:
         number = math.nan
-    if not name or not abs(number) <= STRONGEST:
-        raise SpecError(
-            f"--lora {text}: the strength `{strength}` is not a finite number", f"--lora {name or 'FILE'}:0.8"
-        )
+    if not abs(number) <= STRONGEST:
+        raise SpecError(f"--lora {text}: the strength `{strength}` is not a finite number", f"--lora {name}:0.8")
     return name, number
 
 
@@ -43,6 +43,13 @@ def lora_file(name: str) -> Path:
     return path if path.exists() else _fetched(_on_hub(name))
 
 
+def check_address(name: str) -> None:
+    """Raise `SpecError` for a LoRA that is not here and not written like one of a repository."""
+    is_file = name.endswith(SUFFIX)
+    if not Path(name).expanduser().exists() and (name.startswith(("/", ".", "~")) or name.count("/") < 1 + is_file):
+        raise SpecError(f"there is no file {name}", TAKES)
+
+
 def lora_downloads(name: str) -> list[Download]:
     """What `lora_file` would look for on the hub; nothing for a path. Raises `SpecError` where that would."""
     return [] if Path(name).expanduser().exists() else downloads(_on_hub(name), [])
@@ -51,8 +58,7 @@ def lora_downloads(name: str) -> list[Download]:
 def _on_hub(name: str) -> str:
     """`REPO/FILE[@REVISION]`; of a repository alone the only LoRA at its top, since which files hold one is not known
     before they are fetched."""
-    if name.startswith(("/", ".", "~")) or name.count("/") < 1 + name.endswith(SUFFIX):
-        raise SpecError(f"there is no file {name}", TAKES)
+    check_address(name)
     if not REPOSITORY.fullmatch(name):
         return name
     repository, at, revision = name.partition("@")

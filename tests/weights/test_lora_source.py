@@ -48,13 +48,17 @@ def test_what_exists_under_its_whole_name_is_that(tmp_path: Path) -> None:
         ("a:0,8", "--lora a:0.8"),
         ("a:nan", "--lora a:0.8"),
         ("a:inf", "--lora a:0.8"),
-        (":0.8", "--lora FILE:0.8"),
     ],
 )
 def test_any_other_strength_is_refused_with_what_to_type(text: str, hint: str) -> None:
     with pytest.raises(SpecError, match="is not a finite number") as caught:
         parse_lora(text)
     assert caught.value.hint == hint
+
+
+def test_a_strength_without_a_file_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"^--lora :0\.8 names no file"):
+        parse_lora(":0.8")
 
 
 def test_the_one_lora_of_a_folder_is_taken(tmp_path: Path) -> None:

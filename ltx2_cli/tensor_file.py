@@ -1,0 +1,59 @@
+"""Safetensors files that runs leave and go on from: written whole, read back only as they were written."""
+
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from ltx2_cli.files import refuse_special
+from ltx2_cli.media import replacing
+from ltx2_cli.spec import MAKE_ROOM, RunError, SpecError
+
+CHECKSUM = "crc32"  # in a file's metadata, of all else in it: finds bits that a disk or a network changed
+DTYPES = ("F16", "F32", "F64")  # of these files
+
+
+def write_tensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file with a checksum, under a temporary name until it is whole. Raises `RunError` where it
+    cannot be written."""
+    lying = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    with replacing(path) as temporary:
+        try:
+            save_file(lying, temporary, {**metadata, CHECKSUM: checksum(lying, metadata)})
+        except SafetensorError as error:
+            raise RunError(f"cannot write {path}: {error}", MAKE_ROOM) from error
+
+
+def read_tensors(path: Path, what: str, hint: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The tensors and the metadata of a safetensors file. Raises `SpecError` where it is none, or not as it was
+    written; a file that another program wrote has no checksum."""
+    refuse_special(path, hint)
+    try:
+        with safe_open(path, "np") as file:
+            names, metadata = file.keys(), file.metadata() or {}
+            for name in names:
+                if (dtype := file.get_slice(name).get_dtype()) not in DTYPES:
+                    raise SpecError(f"`{name}` in {path} is {dtype}, which {what} never is", "save it as F32")
+            tensors = {name: file.get_tensor(name) for name in names}
+    except (OSError, SafetensorError) as error:
+        raise SpecError(f"{path} cannot be read as {what}: {error}", hint) from error
+    if metadata.get(CHECKSUM) not in (None, checksum(tensors, metadata)):
+        raise SpecError(
+            f"{path} is damaged: it is not what was written",
+            f"copy or make it again; a change on purpose leaves out `{CHECKSUM}`",
+        )
+    return tensors, metadata
+
+
+def checksum(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> str:
+    """The CRC-32 of contiguous tensors, and of all metadata but the checksum; their order changes nothing."""
+    total = 0
+    for name, text in sorted(metadata.items()):
+        total = zlib.crc32(f"{name}={text}\0".encode() if name != CHECKSUM else b"", total)
+    for name, array in sorted(tensors.items()):
+        total = zlib.crc32(f"{name} {array.dtype} {array.shape}".encode(), total)
+        total = zlib.crc32(array.reshape(-1).view(np.uint8).data, total)
+    return f"{total:08x}"
