@@ -16,6 +16,7 @@ from ltx2_cli.models.lora import find_adapters, unmet_wishes
 from ltx2_cli.models.networks import Checkpoint, Networks
 from ltx2_cli.models.original.names import RENAMINGS
 from ltx2_cli.models.single_file import open_single_file
+from ltx2_cli.models.trained_on import clip_warnings, prompt_warnings, read_trained_on
 from ltx2_cli.models.upsampler import LatentUpsamplerArch
 from ltx2_cli.models.upsampler_source import has_upsampler, open_upsampler
 from ltx2_cli.nn.kernels import choose_kernel
@@ -182,6 +183,7 @@ def decide(declared: Declared, spec: RunSpec, devices: Sequence[jax.Device], sou
     all_stages = stages(spec, arch, networks, refinement, source, lay)
     room = _room(spec, networks, added, sharding)
     decoding = _divided(spec, networks, all_stages[-1], sharding, room)
+    prompts = tuple(dict.fromkeys([spec.prompt, *[spec.negative_prompt] * guided]))
     warnings = (
         *contradictions(spec, arch),
         *ignored(spec, arch, refinement.upsampler.upsampling.time if refinement else None),
@@ -189,8 +191,8 @@ def decide(declared: Declared, spec: RunSpec, devices: Sequence[jax.Device], sou
         *_gathered(sharding, arch.transformer.num_attention_heads),
         *declared.warnings,
         *_too_large(decoding, room),
+        *_untrained(spec, checkpoint, all_stages, prompts),
     )
-    prompts = tuple(dict.fromkeys([spec.prompt, *[spec.negative_prompt] * guided]))
     return Plan(spec, checkpoint, networks, added, sharding, prompts, all_stages, decoding, warnings)
 
 
@@ -311,6 +313,20 @@ def _divided(spec: RunSpec, networks: Networks, last: Stage, sharding: ShardingP
     clip = last.geometry
     size = clip.frames, clip.height, clip.width
     return divide(networks.vae.decoder, spec.num_videos, size, sharding.mesh.devices.ravel(), room)
+
+
+def _untrained(
+    spec: RunSpec, checkpoint: Checkpoint, all_stages: Sequence[Stage], prompts: Sequence[str]
+) -> Iterator[str]:
+    """A sentence for all of the request that the model was not trained on, as far as its checkpoint lists that."""
+    trained_on = read_trained_on(checkpoint.where)
+    if trained_on is None:
+        return
+    pixels = checkpoint.arch.compression.pixels
+    sizes = [(pixels * stage.geometry.width, pixels * stage.geometry.height) for stage in all_stages]
+    yield from clip_warnings(trained_on, sizes, spec.num_frames, spec.fps)
+    for prompt in prompts:
+        yield from prompt_warnings(trained_on, checkpoint.tokenizer, prompt)
 
 
 def _too_large(decoding: Decoding, room: float) -> Iterator[str]:

@@ -19,6 +19,7 @@ AUTO = "auto"  # the recipe and the sharding that are chosen when the checkpoint
 EITHER = {"num_inference_steps", "sigmas"}  # of two layers, the higher says both
 # what the checkpoint's recipe fills in
 LEFT_OPEN = ("num_inference_steps", "sigmas", "guidance", "stg_blocks", "refinement")
+BY_RECIPE = "by_recipe"  # in a model profile: values that it has with a recipe of this name
 CACHE = "compile_cache"  # never taken from a file, which may be a stranger's: programs are code
 MADE_WITH = "made_with"  # what a record says besides the request, ignored where that is read
 REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*(/[\w./-]+\.safetensors)?(@[^@\s]+)?")
@@ -104,13 +105,17 @@ def spread(sigmas: tuple[float, ...], steps: int) -> tuple[float, ...]:
 def _stack(above: Sequence[Layer], below: Sequence[Layer] = (), without: Sequence[str] = ()) -> list[Layer]:
     """All layers, lowest first: the defaults, `below`, each profile that the highest layer names but for the keys
     `without`, `above`."""
-    stack = [read_file(configs() / "default.yaml"), *below]
+    stack, by_recipe = [read_file(configs() / "default.yaml"), *below], dict[str, Values]()
     for kind in KINDS:
         named = [(name, layer) for layer in [*stack, *above] if (name := _name(layer, kind)) is not None]
         name, layer = named[-1]
         if not (kind == "sharding" and _is_whole(layer.values["sharding"])):
             page = _profile(kind, name)
-            stack.append(replace(page, values={key: page.values[key] for key in page.values if key not in without}))
+            by_recipe |= page.values.get(BY_RECIPE, {})
+            skipped = {*without, BY_RECIPE}
+            stack.append(replace(page, values={key: page.values[key] for key in page.values if key not in skipped}))
+            if kind == "recipe":
+                stack.append(Layer("", by_recipe.get(name, {})))
     return [*stack, *above]
 
 

@@ -615,3 +615,16 @@ def test_noise_may_lie_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert "there is no noise file ~/noise" in str(refusal(noise="~/noise"))
     (tmp_path / "noise").write_text("")
     assert read_spec(prompt="rain", noise="~/noise").noise == "~/noise"
+
+
+def test_a_model_profile_has_values_for_a_recipe() -> None:
+    """The demo's two stages end at twice the size of its one stage; what is asked for wins."""
+    sizes = [
+        (spec.height, spec.width)
+        for spec in (
+            read_spec(prompt="rain", model="demo"),
+            read_spec(prompt="rain", model="demo", recipe="two_stage"),
+            read_spec(prompt="rain", model="demo", recipe="two_stage", width=512),
+        )
+    ]
+    assert sizes == [(128, 128), (256, 256), (256, 512)]

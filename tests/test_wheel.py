@@ -72,7 +72,7 @@ def test_the_demo_from_the_wheel(installed: Path, tmp_path: Path) -> None:
     (video,) = run.stdout.splitlines()
     seed = re.search(r"seed: (\d+)", run.stderr)[1]
     assert video == f"out/demo-{seed}-64x64x9.mp4"
-    assert "the text encoder does not know waves" in run.stderr
+    assert "the model does not know waves" in run.stderr
     probe = subprocess.run(
         [imageio_ffmpeg.get_ffmpeg_exe(), "-i", tmp_path / video], capture_output=True, text=True
     ).stderr

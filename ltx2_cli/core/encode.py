@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator
 from functools import partial
-from textwrap import shorten
 
 import jax
 import jax.numpy as jnp
@@ -30,12 +29,9 @@ def encode(plan: Plan, names: Iterable[str], components: Components, report: Rep
     """
     plan.networks.text_encoder.check()
     tokens = tokenise(plan.checkpoint.tokenizer, plan.prompts, plan.spec.max_sequence_length)
-    for prompt, truncated, unknown in zip(plan.prompts, tokens.truncated, tokens.unknown, strict=True):
+    for prompt, truncated in zip(plan.prompts, tokens.truncated, strict=True):
         if truncated:
             report.note(f"only the first {plan.spec.max_sequence_length} tokens are read of: {prompt[:40]}…")
-        if unknown:
-            words = shorten(", ".join(dict.fromkeys(unknown)), 60, placeholder=" …")
-            report.note(f"the text encoder does not know {words}")
     states = _hidden_states(tokens, plan, components, report)
     return {name: _connected(name, states, tokens, plan, components, report) for name in names}
 

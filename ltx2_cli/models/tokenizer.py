@@ -19,7 +19,6 @@ class Tokens:
     ids: np.ndarray  # int32 [prompts, tokens]
     mask: np.ndarray  # bool [prompts, tokens], true at the prompt's own tokens
     lengths: tuple[int, ...]  # tokens of each prompt before truncation
-    unknown: tuple[tuple[str, ...], ...]  # words of each prompt that the tokenizer has one token for all of
 
     @property
     def truncated(self) -> tuple[bool, ...]:
@@ -51,16 +50,11 @@ def tokenise(folder: Path, prompts: Sequence[str], max_length: int) -> Tokens:
         raise SpecError(f"{folder} holds no tokenizer that transformers can read: {reason}", AGAIN) from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    unknown = tokenizer.unk_token_id
     texts = [prompt.strip() for prompt in prompts]
-    whole = tokenizer(texts, verbose=False, return_offsets_mapping=True)
+    whole = tokenizer(texts, verbose=False)
     cut = tokenizer(texts, padding="max_length", truncation=True, max_length=max_length, return_tensors="np")
     return Tokens(
         ids=cut["input_ids"].astype(np.int32),
         mask=cut["attention_mask"].astype(bool),
         lengths=tuple(len(ids) for ids in whole["input_ids"]),
-        unknown=tuple(
-            tuple(text[slice(*where)] for token, where in zip(ids, places, strict=True) if token == unknown)
-            for text, ids, places in zip(texts, whole["input_ids"], whole["offset_mapping"], strict=True)
-        ),
     )

@@ -10,7 +10,6 @@ from transformers import AutoTokenizer
 from benchmarks.spelling import BYTE_VOCABULARY, byte_tokenizer
 from ltx2_cli.models.tokenizer import check_tokenizer, tokenise
 from ltx2_cli.spec import SpecError
-from ltx2_cli.weights.hub import INSIDE
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +52,6 @@ def test_a_long_prompt_loses_its_end_and_the_result_says_so(folder):
     np.testing.assert_array_equal(tokens.ids[0], tokens.ids[1])
     assert tokens.lengths == (7, 4)
     assert tokens.truncated == (True, False)
-    assert tokens.unknown == ((), ())
 
 
 @pytest.mark.parametrize("text", ["Ünï ▁ <0x41> 𝄞", "a\x00b", "東京", "".join(map(chr, range(1, 256)))])
@@ -74,11 +72,6 @@ def test_the_special_tokens_are_the_published_ids(folder):
 def test_gemmas_own_class_puts_bos_in_front(gemma_like):
     tokens = tokenise(gemma_like, ["ab a"], 6)
     np.testing.assert_array_equal(tokens.ids[tokens.mask], [2, 8, 5, 6])
-
-
-def test_words_that_the_embedded_model_does_not_know_are_named():
-    tokens = tokenise(INSIDE / "tokenizer", ["A red Zebra orbits, twice", "a red ball!"], 8)
-    assert tokens.unknown == (("Zebra", "twice"), ())
 
 
 def test_a_missing_folder_is_named(tmp_path):

@@ -1,0 +1,104 @@
+"""What a request has that a model was not trained on: told from the list in the model's folder."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+from ltx2_cli.models.trained_on import FILE, TrainedOn, clip_warnings, prompt_warnings, read_trained_on
+from ltx2_cli.spec import SpecError
+from ltx2_cli.weights.hub import INSIDE
+
+LIST = {
+    "sizes": ["128x128", "256x256"],
+    "num_frames": [49],
+    "fps": [24.0],
+    "next_words": {"a": "ball", "ball": "moves", "moves": "up left", "up": "", "left": "", "blue": "ball"},
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / FILE).write_text(json.dumps(LIST))
+    tokenizer = Tokenizer(models.WordLevel({"?": 0}, "?"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+@pytest.fixture
+def listed(folder: Path) -> TrainedOn:
+    trained_on = read_trained_on(folder)
+    assert trained_on is not None
+    return trained_on
+
+
+@pytest.mark.parametrize(
+    ("sizes", "num_frames", "fps", "warnings"),
+    [
+        ([(128, 128)], 49, 24, []),
+        ([(128, 128), (256, 256)], 49, 24, []),
+        (
+            [(192, 128)],
+            97,
+            24,
+            [
+                "the model was trained at 128x128 and 256x256 pixels, not at 192x128: --width 128 --height 128",
+                "the model was trained on clips of 49 frames, not of 97: --num-frames 49",
+            ],
+        ),
+        (
+            [(64, 64), (128, 128)],
+            49,
+            30,
+            [
+                "the model was trained at 128x128 and 256x256 pixels, not at 64x64, the size of the first stage: "
+                "--width 256 --height 256",
+                "the model was trained at 24 frames a second, not at 30: --fps 24",
+            ],
+        ),
+    ],
+)
+def test_a_clip_unlike_those_of_the_training_is_warned_about(
+    listed: TrainedOn, sizes: list[tuple[int, int]], num_frames: int, fps: float, warnings: list[str]
+) -> None:
+    assert list(clip_warnings(listed, sizes, num_frames, fps)) == warnings
+
+
+@pytest.mark.parametrize(
+    ("prompt", "warnings"),
+    [
+        ("A BALL moves up", []),
+        ("", []),
+        ("a ball, blue ball", []),  # a comma divides
+        ("a blue fox moves <pad>", ["the model does not know fox, pad", "the model was not trained on `a blue`: "]),
+        ("a ball moves up left", ["the model was not trained on `up left`: "]),
+        ("...", ["the prompt has no word that the model knows"]),
+    ],
+)
+def test_unknown_words_and_pairs_of_words_are_named(
+    folder: Path, listed: TrainedOn, prompt: str, warnings: list[str]
+) -> None:
+    found = list(prompt_warnings(listed, folder, prompt))
+    assert [warning.startswith(start) for warning, start in zip(found, warnings, strict=True)] == [True] * len(found)
+
+
+@pytest.mark.parametrize("text", ["{}", '{"sizes": 1}', json.dumps(LIST | {"next_words": []}), "[", '{"sizes": null}'])
+def test_a_damaged_list_is_an_error_that_names_the_file(folder: Path, text: str) -> None:
+    (folder / FILE).write_text(text)
+    with pytest.raises(SpecError, match=FILE):
+        read_trained_on(folder)
+
+
+def test_most_models_have_no_list(tmp_path: Path) -> None:
+    assert read_trained_on(tmp_path) is None
+
+
+def test_the_embedded_model_has_one() -> None:
+    trained_on = read_trained_on(INSIDE)
+    assert trained_on is not None
+    assert list(prompt_warnings(trained_on, INSIDE / "tokenizer", "a red ball bounces")) == []
+    (unknown, untrained) = prompt_warnings(trained_on, INSIDE / "tokenizer", "a fox on a blue background")
+    assert unknown == "the model does not know fox"
+    assert "`blue background`" in untrained
