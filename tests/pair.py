@@ -13,12 +13,12 @@ import jax
 from xla_flags import QUICK, virtual_devices
 
 # Runs the commands in argv[1], lists of arguments in JSON, one after the other as `ltx2` would each; what comes behind
-# them on the command line is added to each. `mv` renames a file, once; `shared` says
-# whether a folder is, to whose name each host adds its number. `--signal NAME PHASE STEP` has the process send
+# them on the command line is added to each. `shared` says whether a folder is, to whose name each host adds its number. `--signal NAME PHASE STEP` has the process send
 # itself that signal when its run has done that step. No host may compare an array with the other hosts' on its way to
 # the devices.
 PROGRAM = """
-import json, os, signal, sys
+import gc, json, os, signal, sys
+gc.set_threshold(100_000, 20, 20)  # as conftest.py
 from jax.experimental import multihost_utils
 from ltx2_cli.cli import main
 from ltx2_cli.core.journal import Journal
@@ -45,10 +45,6 @@ def refuse(*arguments):
 multihost_utils.assert_equal = refuse
 results, stdout = os.dup(1), sys.stdout
 for command in commands:
-    if command[0] == "mv":
-        if common[-1] == "0":
-            os.rename(*command[1:])
-        continue
     if command[0] == "shared":
         if is_shared(Path(command[1] + common[-1])) and common[-1] == "0":
             os.write(results, b"shared\\n")

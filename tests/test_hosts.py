@@ -165,16 +165,13 @@ class Runs:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """A run that the first host's SIGTERM stops, gone on with until the second host's, gone on with to its end;
-    then the same without interruption, and every command that goes on from its files."""
+    then the same without interruption, as `replay` makes it, and every command that goes on from its files."""
     folder = tmp_path_factory.mktemp("hosts")
     clip = ["generate", *DEMO, *TINY, "--steps", "4", "--seed", "3", "--resumable"]
     clip += ["-o", "clip.mp4", "--save-latents", "clip.safetensors"]
     commands = [
         ["resume", "clip.run"],
-        ["mv", "clip.mp4", "resumed.mp4"],
-        ["mv", "clip.safetensors", "resumed.safetensors"],
-        [*clip, "--force"],  # over the record alone
-        ["replay", "--verify", "clip.mp4", *MESH],
+        ["replay", "--verify", "clip.mp4", "-o", "again.mp4", "--save-latents", "again.safetensors", *MESH],
         ["decode", "clip.safetensors", "-o", "decoded/", "-o", "decoded.wav", *MESH],
         ["generate", *DEMO, *DRAFT, "--save-latents", "draft.safetensors"],
         ["upsample", "draft.safetensors", "--latents-only", "--save-latents", "large.safetensors", *MESH],
@@ -214,8 +211,8 @@ def test_what_two_hosts_stopped_ends_in_the_bytes_of_an_uninterrupted_run(runs: 
     assert code == 0, err
     assert other == (0, "", "")
     assert not list(runs.folder.glob("*.run"))
-    assert (runs.folder / "resumed.mp4").read_bytes() == (runs.folder / "clip.mp4").read_bytes()
-    resumed, whole = (load_file(runs.folder / f"{name}.safetensors") for name in ("resumed", "clip"))
+    assert (runs.folder / "clip.mp4").read_bytes() == (runs.folder / "again.mp4").read_bytes()
+    resumed, whole = (load_file(runs.folder / f"{name}.safetensors") for name in ("clip", "again"))
     assert {name: array.tobytes() for name, array in resumed.items()} == {
         name: array.tobytes() for name, array in whole.items()
     }
@@ -226,7 +223,7 @@ def test_one_of_two_hosts_writes_and_speaks(runs: Runs) -> None:
     paths = [line for line in out.splitlines() if "identical" not in line and line != "shared"]
     assert [Path(path).name for path in paths] == [
         "clip.mp4",
-        "clip.mp4",
+        "again.mp4",
         "decoded",
         "decoded.wav",
         "draft.safetensors",

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -36,7 +35,7 @@ def traced(function: Callable[..., Any], **_: object) -> Callable[..., Any]:
 
     def run(*arguments: Any) -> Any:
         shapes = jax.eval_shape(function, *arguments)
-        return jax.tree.map(lambda each: jnp.ones(each.shape, each.dtype), shapes)
+        return jax.tree.map(lambda each: np.ones(each.shape, each.dtype), shapes)
 
     return run
 

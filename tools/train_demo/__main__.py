@@ -35,7 +35,7 @@ def main(
     vae = video_vae.trained(*of_video, out)
     audio_vae = audio.trained_vae(course["audio_vae"], out)
     vocoder = audio.trained_vocoder(course["vocoder"], audio_vae, out)
-    vae, audio_vae = clips.with_statistics(vae, audio_vae)
+    vae, audio_vae = clips.with_statistics(vae, audio_vae, max(1, round(share * clips.MEASURED)))
     small = clips.clips(max(1, round(share * SMALL_CLIPS)), denoiser.SMALL, vae, audio_vae, out)
     large = clips.clips(max(1, round(share * LARGE_CLIPS)), denoiser.LARGE, vae, audio_vae, out)
     twice = upsampler.trained(course["upsampler"], vae.statistics, small, large, out)

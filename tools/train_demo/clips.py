@@ -18,6 +18,7 @@ from tools.train_demo.world import Scene, draw_frames, draw_scene, record_sound
 
 V = TypeVar("V", VideoVAE, AudioVAE)
 PIXELS = 128
+MEASURED = 128  # clips whose latents' mean and spread are measured
 AT_ONCE = 4
 KEEP_EVERY = 200  # batches
 
@@ -30,7 +31,7 @@ class Clips(NamedTuple):
     audio: np.ndarray
 
 
-def with_statistics(vae: VideoVAE, audio_vae: AudioVAE, count: int = 128) -> tuple[VideoVAE, AudioVAE]:
+def with_statistics(vae: VideoVAE, audio_vae: AudioVAE, count: int) -> tuple[VideoVAE, AudioVAE]:
     """The autoencoders with the mean and the spread of what they make of some clips."""
     compiled = partial(jax.jit, compiler_options=OPTIONS.get(jax.default_backend()))
     to_video = compiled(lambda x: vae.encoder(x))
