@@ -13,9 +13,9 @@ import jax
 from xla_flags import QUICK, virtual_devices
 
 # Runs the commands in argv[1], lists of arguments in JSON, one after the other as `ltx2` would each; what comes behind
-# them on the command line is added to each. `shared` says whether a folder is, to whose name each host adds its number. `--signal NAME PHASE STEP` has the process send
-# itself that signal when its run has done that step. No host may compare an array with the other hosts' on its way to
-# the devices.
+# them on the command line is added to each. `shared` says whether a folder is, to whose name each host adds its number.
+# `--signal NAME PHASE STEP` has the process send itself that signal when its run has done that step. No host may
+# compare an array with the other hosts' on its way to the devices.
 PROGRAM = """
 import gc, json, os, signal, sys
 gc.set_threshold(100_000, 20, 20)  # as conftest.py

@@ -3,10 +3,12 @@
 import json
 import os
 import signal
+import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import imageio_ffmpeg
 import jax
 import numpy as np
 import pytest
@@ -211,11 +213,17 @@ def test_what_two_hosts_stopped_ends_in_the_bytes_of_an_uninterrupted_run(runs: 
     assert code == 0, err
     assert other == (0, "", "")
     assert not list(runs.folder.glob("*.run"))
-    assert (runs.folder / "clip.mp4").read_bytes() == (runs.folder / "again.mp4").read_bytes()
+    assert streams(runs.folder / "clip.mp4") == streams(runs.folder / "again.mp4")
     resumed, whole = (load_file(runs.folder / f"{name}.safetensors") for name in ("clip", "again"))
     assert {name: array.tobytes() for name, array in resumed.items()} == {
         name: array.tobytes() for name, array in whole.items()
     }
+
+
+def streams(clip: Path) -> str:
+    """The hashes of its encoded picture and sound; the records differ by the files' names."""
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", clip, "-c", "copy", "-f", "streamhash", "-"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def test_one_of_two_hosts_writes_and_speaks(runs: Runs) -> None:
