@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from ltx2_cli.media import Media, replacing
+from ltx2_cli.media import Media
+from ltx2_cli.writing import replacing
 
 ACROSS = 6  # frames of a clip
 LONGEST = 192  # pixels of a frame's longer side

@@ -1,28 +1,24 @@
 """Frames and sound to mp4 through ffmpeg, and the record beside it. Nothing is half written under its final name."""
 
-import os
-import re
-import shutil
 import subprocess
 import tempfile
 import wave
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
-from os.path import expanduser
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO
-from uuid import uuid4
 
 import imageio_ffmpeg
 import numpy as np
 from numpy.typing import NDArray
 
-from ltx2_cli.spec import MAKE_ROOM, RunError, RunSpec, SpecError
+from ltx2_cli.spec import MAKE_ROOM, RunError
 from ltx2_cli.video_file import first_complaint, metadata_text
+from ltx2_cli.writing import replacing
 
 Frames = NDArray[np.uint8]
 
@@ -33,7 +29,6 @@ PICTURE = ["-vf", f"{TO_YUV},{TAGS}", "-c:v", "libx264", "-crf", "19", "-preset"
 SOUND = ["-c:a", "aac", "-b:a", "192k", "-ac", "2"]
 # Tags under names of our own: players pass over them, and `-movflags use_metadata_tags` keeps them in a copy.
 FILE = ["-movflags", "+faststart+use_metadata_tags", "-f", "mp4"]
-FRAME = re.compile(r"\d{5,}\.png")  # what `write_frames` calls one
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -53,8 +48,8 @@ def write_mp4(media: Media, path: Path, about: Mapping[str, str] = NOTHING) -> N
 
     Raises `RunError` with what the system or ffmpeg says.
     """
-    with replacing(path) as temporary, tempfile.TemporaryDirectory(prefix=".partial-", dir=path.parent) as folder:
-        sound, tags = Path(folder) / "sound.f32", Path(folder) / "tags"
+    with replacing(path) as temporary:
+        sound, tags = temporary.with_suffix(".f32"), temporary.with_suffix(".tags")
         sound.write_bytes(media.waveform.clip(-1, 1).astype("<f4").tobytes())
         tags.write_text(metadata_text(about), encoding="utf-8")
         first, chunks = _chunks(media)
@@ -91,186 +86,6 @@ def write_record(path: Path, text: str) -> None:
     """Write the YAML record of a video."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` that becomes `path` when the body succeeds and vanishes when it does not.
-
-    Raises `RunError` with `path` for what the system refuses in the body, be it room or permission.
-    """
-    temporary = path.with_name(f".partial-{uuid4().hex}{path.suffix}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-        if temporary.is_file():
-            with temporary.open("rb") as written:
-                os.fsync(written.fileno())  # or after a power cut the name may stand before an empty file
-        if path.is_dir():
-            _exchange(temporary, path)
-        else:
-            os.replace(temporary, path)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}", MAKE_ROOM) from error
-    finally:
-        with suppress(OSError):
-            shutil.rmtree(temporary) if temporary.is_dir() else temporary.unlink()
-
-
-def _exchange(new: Path, folder: Path) -> None:
-    """Put a new folder in the place of one that is there, which is deleted last."""
-    old = folder.with_name(f".partial-{uuid4().hex}")
-    os.replace(folder, old)
-    try:
-        os.replace(new, folder)
-    except OSError:
-        os.replace(old, folder)
-        raise
-    shutil.rmtree(old)
-
-
-def single_specs(spec: RunSpec) -> list[RunSpec]:
-    """The requests that make each video of a run alone; of several, none while their seed is not known yet.
-
-    A file that a run of several names is named once for each video, with its seed.
-    """
-    if spec.num_videos * len(spec.seed or (0,)) == 1:
-        return [spec]
-    return [
-        replace(
-            spec,
-            seed=(seed,),
-            num_videos=1,
-            output=_numbered(spec.output, seed),
-            save_latents=_numbered(spec.save_latents, seed),
-        )
-        for seed in spec.seeds
-    ]
-
-
-def output_paths(spec: RunSpec) -> list[Path]:
-    """Where each video of a run goes; none while the names need a seed that is not known yet."""
-    return [Path(expanduser(name)) for single in single_specs(spec) if (name := single.output or _automatic(single))]
-
-
-def latents_paths(spec: RunSpec) -> list[Path]:
-    """Where the latents of each video go; none if they are not asked for."""
-    return [Path(expanduser(single.save_latents)) for single in single_specs(spec) if single.save_latents]
-
-
-def record_path(video: Path) -> Path:
-    """The record beside a video."""
-    return video.with_suffix(".yaml")
-
-
-def sheet_path(spec: RunSpec) -> Path:
-    """The contact sheet beside the latents of drafts."""
-    return Path(expanduser(spec.save_latents or "")).with_suffix(".png")
-
-
-def unfinished_path(spec: RunSpec) -> Path:
-    """Where it is kept how far a run is, whose seeds are known: beside the first video, or the latents if they alone
-    have a name."""
-    files = latents_paths(spec) if spec.save_latents and not spec.output else output_paths(spec)
-    return files[0].with_suffix(".run")
-
-
-def check_outputs(spec: RunSpec, force: bool) -> None:
-    """Raise `SpecError` if a file of this run cannot be written where it should go, would overwrite another one of
-    this run, or exists and not `force`. Nothing is written, no folder made."""
-    files = list(_named_files(replace(spec, seed=spec.seed or (0,))))  # names that wait for a seed lie beside these
-    for option, file in files:
-        check_place(file, option)
-    read = [Path(expanduser(spec.noise))] if spec.noise else []
-    _check_distinct([*read, *(file for _, file in files)])
-    for option, file in _named_files(spec):
-        _check_free(file, option, force)
-    if spec.seed is not None and (unfinished := unfinished_path(spec)).exists() and not force:
-        raise SpecError(
-            f"{unfinished} is an unfinished run", f"`ltx2 resume {unfinished}` goes on, --force begins anew"
-        )
-
-
-def check_output(file: Path, option: str, force: bool) -> None:
-    """Raise `SpecError` if `file`, which `option` named, cannot be written, or exists and not `force`."""
-    check_place(file, option)
-    _check_free(file, option, force)
-
-
-def check_frames(folder: Path, option: str, force: bool) -> None:
-    """Raise `SpecError` if a folder of frames, which `option` named, cannot be written, or exists with frames in it
-    and not `force`, or with anything else."""
-    check_place(folder, option)
-    if folder.exists() and not folder.is_dir():
-        raise SpecError(f"{folder} is a file", f"name a folder: {option} FOLDER/")
-    names = sorted(file.name for file in folder.iterdir()) if folder.exists() else []
-    if others := [name for name in names if not FRAME.fullmatch(name)]:
-        raise SpecError(f"{folder} holds other files than frames: {others[0]}", f"name another: {option} FOLDER/")
-    if names and not force:
-        raise SpecError(f"{folder} holds frames", f"--force replaces them, or name another: {option} FOLDER/")
-
-
-def _check_free(file: Path, option: str, force: bool) -> None:
-    if file.is_dir():
-        raise SpecError(f"{file} is a folder", f"name a file: {option} FILE")
-    if file.exists() and not force:
-        raise SpecError(f"{file} exists", f"--force overwrites it, or name another: {option} FILE")
-
-
-def _named_files(spec: RunSpec) -> Iterator[tuple[str, Path]]:
-    """What this run writes, each with the option that names it; without what needs a seed that is not known yet."""
-    for video in output_paths(spec):
-        yield from (("-o", video), ("-o", record_path(video)))
-    for latents in latents_paths(spec):
-        yield "--save-latents", latents
-
-
-def _automatic(spec: RunSpec) -> str | None:
-    """Model, seed and size: the name of a video that was given none."""
-    if spec.seed is None:
-        return None
-    parts = (spec.model_name, str(*spec.seed), f"{spec.width}x{spec.height}x{spec.num_frames}")
-    return str(Path(spec.base_output_directory or "") / f"{'-'.join(filter(None, parts))}.mp4")
-
-
-def _numbered(name: str | None, seed: int) -> str | None:
-    return name and str(Path(name).with_stem(f"{Path(name).stem}-s{seed}"))
-
-
-def check_place(file: Path, option: str) -> None:
-    """Refuse a file whose folder, or the nearest one above it that exists, takes none of this name."""
-    if reason := _refusal(file):
-        raise SpecError(f"cannot write {file}: {reason}", f"name another place: {option} FILE")
-
-
-def check_folder(folder: Path, option: str) -> None:
-    """Refuse a folder, be it there or to be made, that takes no files."""
-    if reason := _refusal(folder / "file"):
-        raise SpecError(f"cannot write into {folder}: {reason}", f"name another place: {option} FOLDER")
-
-
-def _refusal(file: Path) -> str:
-    """Why the system would refuse to make `file` and the folders above it that are missing; empty if it would not."""
-    place = next(folder for folder in file.absolute().parents if os.path.lexists(folder))
-    try:
-        tempfile.TemporaryFile(dir=place).close()
-        for name in file.absolute().relative_to(place).parts:
-            with suppress(FileNotFoundError):
-                (place / name).lstat()  # refused if the name is too long
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
-
-
-def _check_distinct(files: list[Path]) -> None:
-    """Refuse a file that is named twice, whichever way."""
-    taken = set()
-    for file in files:
-        if (place := os.path.realpath(file)) in taken:
-            raise SpecError(
-                f"{file} is named for two things", "video, record (.yaml), latents and noise are four files"
-            )
-        taken.add(place)
 
 
 def _chunks(media: Media) -> tuple[Frames, Iterable[Frames]]:

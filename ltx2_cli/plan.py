@@ -1,6 +1,5 @@
 """What a request means here: `resolve(RunSpec) -> Plan`, the only place that decides. It reads no weights."""
 
-import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,6 +25,7 @@ from ltx2_cli.refiner import hold_refiner, left
 from ltx2_cli.sharding import ShardingPlan, lay_out
 from ltx2_cli.spec import AV, RunSpec, SpecError
 from ltx2_cli.stages import Added, Loras, Refinement, Source, Stage, enlarged, recipe_passes, stages, with_refiner
+from ltx2_cli.validation import random_seed
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import weights
 from ltx2_cli.weights.findings import attempt, refuse
@@ -251,11 +251,6 @@ def _settled(spec: RunSpec, arch: Arch, devices: Sequence[jax.Device]) -> RunSpe
     auto = spec.sharding.profile == AUTO
     sharding = read_sharding(_device_profile(devices), spec.sharding) if auto else spec.sharding
     return replace(spec, seed=seed, sharding=sharding)
-
-
-def random_seed(spec: RunSpec) -> int:
-    """One that is legal for the request."""
-    return secrets.randbelow(2**32 - spec.num_videos + 1)
 
 
 def _check_size(spec: RunSpec, arch: Arch) -> None:

@@ -21,6 +21,7 @@ EITHER = {"num_inference_steps", "sigmas"}  # of two layers, the higher says bot
 LEFT_OPEN = ("num_inference_steps", "sigmas", "guidance", "stg_blocks", "refinement")
 BY_RECIPE = "by_recipe"  # in a model profile: values that it has with a recipe of this name
 CACHE = "compile_cache"  # never taken from a file, which may be a stranger's: programs are code
+PLACES = ("output", "save_latents", "base_output_directory")  # where a clip was written is no part of what it is
 MADE_WITH = "made_with"  # what a record says besides the request, ignored where that is read
 REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*(/[\w./-]+\.safetensors)?(@[^@\s]+)?")
 SINGLE_FILE = ".safetensors"
@@ -211,15 +212,16 @@ def _alone(layers: Sequence[Layer]) -> list[Layer]:
 
 
 def _under(above: Sequence[Layer], file: Layer) -> Layer:
-    """`file` without its versions and what is never shared, and without what it only repeats from profiles that
-    `above` replaces by others.
+    """`file` without its versions and what is never shared, of a record without where the clip was written, and
+    without what it only repeats from profiles that `above` replaces by others.
 
     A record holds every value. Were all of them kept, `--config clip.yaml --model demo` would load the old weights.
     """
     is_record = MADE_WITH in file.values
     if not is_record and file.values.get(CACHE) is not None:
         raise SpecError(f"{file.source}`{CACHE}` is not taken from a file: programs are code", "--compile-cache FOLDER")
-    ours = {key: value for key, value in file.values.items() if key not in (MADE_WITH, CACHE)}
+    others = {MADE_WITH, CACHE, *(PLACES if is_record else ())}
+    ours = {key: value for key, value in file.values.items() if key not in others}
     plain = replace(file, values=ours)
     named = {kind: plain.values[kind] for kind in KINDS if _name(plain, kind) is not None}
     renamed = {kind for kind in named for layer in above if _name(layer, kind) not in (None, _name(plain, kind))}

@@ -9,8 +9,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from ltx2_cli.files import refuse_special
-from ltx2_cli.media import replacing
 from ltx2_cli.spec import MAKE_ROOM, RunError, SpecError
+from ltx2_cli.writing import replacing
 
 CHECKSUM = "crc32"  # in a file's metadata, of all else in it: finds bits that a disk or a network changed
 DTYPES = ("F16", "F32", "F64")  # of these files

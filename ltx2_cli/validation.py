@@ -1,6 +1,7 @@
 """What is wrong with a request by itself, before any checkpoint is looked at."""
 
 import re
+import secrets
 from collections.abc import Iterator
 from functools import reduce
 from itertools import pairwise
@@ -60,6 +61,11 @@ def validate(spec: RunSpec) -> None:
     findings = [*_wrong_text(spec), *_wrong_numbers(spec), *_wrong_seeds(spec), *_wrong_process(spec)]
     if findings := [*findings, *_wrong_files(spec)]:
         raise SpecError(findings, "")
+
+
+def random_seed(spec: RunSpec) -> int:
+    """One that is legal for the request."""
+    return secrets.randbelow(MAX_SEED - spec.num_videos + 2)
 
 
 def _wrong_text(spec: RunSpec) -> Iterator[str]:

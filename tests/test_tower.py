@@ -21,6 +21,8 @@ TOWER = (
         "chips",
         "device_memory",
         "media",
+        "outputs",
+        "writing",
         "media_checks",
         "contact_sheet",
         "video_file",

@@ -14,7 +14,9 @@ from ltx2_cli.cli.memory import OF_LATENTS, fitting_plan
 from ltx2_cli.cli.options import FILES, option
 from ltx2_cli.cli.together import asked, begin, found, held, in_step
 from ltx2_cli.console import reporter
+from ltx2_cli.outputs import check_frames, check_outputs, read_files
 from ltx2_cli.spec import AV, SpecError
+from ltx2_cli.writing import Output, hold
 
 if TYPE_CHECKING:
     from ltx2_cli.diffusion.latents import LatentsFile
@@ -64,11 +66,12 @@ def decode(
     with in_step(hosts) as facts:
         file = open_latents(latents.expanduser())
         outputs = _outputs(output or [str(file.path.with_suffix(".mp4"))])
-        if hosts.first:
-            _check_outputs(outputs, force)
         given = options.overrides({**context.params, "output": None})
         spec = request(file, given, config, settings or [], {"lora": [], "refinement.sigmas": []})
         facts |= {**asked(spec), **held([file.path]), "output": str(outputs), "silent": str(silent)}
+        if hosts.first:
+            _check_outputs(outputs, [file.path, *([config] if config else []), *read_files(spec)], force)
+            context.with_resource(hold(Output(path, "-o") for path in outputs))
 
     with postponed():
         import jax
@@ -123,12 +126,13 @@ def _outputs(names: list[str]) -> dict[Path, str]:
     return outputs
 
 
-def _check_outputs(outputs: dict[Path, str], force: bool) -> None:
+def _check_outputs(outputs: dict[Path, str], reads: list[Path], force: bool) -> None:
     """Raise `SpecError` for what cannot be written."""
-    from ltx2_cli.media import check_frames, check_output
-
-    for path, kind in outputs.items():
-        (check_frames if kind == FRAMES else check_output)(path, "-o", force)
+    folders = [Output(path, "-o") for path, kind in outputs.items() if kind == FRAMES]
+    files = [Output(path, "-o") for path, kind in outputs.items() if kind != FRAMES]
+    check_outputs(files, reads, force, folders=folders)
+    for folder in folders:
+        check_frames(*folder, force)
 
 
 def _kind(name: str) -> str:

@@ -51,6 +51,9 @@ def together(files: "Sequence[LatentsFile]", specs: Sequence[RunSpec]) -> RunSpe
             raise SpecError(
                 f"{file.path} was not made like {files[0].path}: {', '.join(others)}", "go on from them one by one"
             )
+    seeds = [spec.seed for spec in specs]
+    if len(set(seeds)) < len(seeds):
+        raise SpecError("several of these latents have one seed", "upsample them one by one")
     spec = replace(first, seed=tuple(seed for each in specs for seed in each.seed or ()))
     validate(spec)
     return spec

@@ -15,11 +15,12 @@ from ltx2_cli.cli.memory import check_published, fitting_plan
 from ltx2_cli.cli.options import COMPILING, FILES, KEEP_EVERY, SIZE, STEPS, option
 from ltx2_cli.cli.together import asked, begin, found, in_step, with_common_seed
 from ltx2_cli.console import reporter, visible
+from ltx2_cli.outputs import Ends, check_distinct, check_folder, check_outputs, named, outputs, read_files, run_file
 from ltx2_cli.spec import NO_CACHE, RunSpec, SpecError
+from ltx2_cli.writing import Output, hold
 
 if TYPE_CHECKING:
     from ltx2_cli.core.components import Components
-    from ltx2_cli.core.progress import Ends
     from ltx2_cli.core.report import Report
     from ltx2_cli.forecast.requests import Request
     from ltx2_cli.hosts import Hosts
@@ -60,11 +61,15 @@ class Manner:
         return Request(spec, jax.devices(), ends=self.ends)
 
     @property
-    def ends(self) -> "Ends":
+    def ends(self) -> Ends:
         """The clips, or the drafts that a first stage leaves."""
-        from ltx2_cli.core.progress import Ends
-
         return Ends.drafts if self.drafts else Ends.clips
+
+    def files(self, spec: RunSpec) -> list[Output]:
+        """All that this host writes."""
+        dump = [Output(self.perf_dump, "--perf-dump")] if self.perf_dump else []
+        clips = [] if self.warmup else [*outputs(spec, self.ends), run_file(spec)]
+        return [*clips, *dump] if self.hosts.first else []
 
 
 def generate(
@@ -103,7 +108,7 @@ def generate(
     text_encoder_dtype: options.TextPrecision = None,
     sharding: options.Sharding = None,
     output: Annotated[
-        Path | None, option(FILES, "The mp4; without it the name says model, seed, size.", "--output", "-o")
+        Path | None, option(FILES, "The mp4; without it named after prompt, model, seed.", "--output", "-o")
     ] = None,
     force: options.Force = False,
     strict: Strict = False,
@@ -151,40 +156,34 @@ def generate(
         given = options.overrides({**context.params, **options.prompt_and_seeds(prompt, seed, words or [])})
         spec = read_spec({"prompt": ANYTHING, **given} if warmup else given, config=config, dotlist=settings or ())
         facts |= asked(spec)
-        _check_places(spec, how)
+    seeded, random = with_common_seed(spec, hosts), spec.seed is None
+    with in_step(hosts):
+        seeded = seeded if force or not hosts.first else named(seeded, how.ends)
+        traces = [Output(profile, "--profile")] if profile else []
+        for folder, flag in traces:
+            check_folder(folder, flag)
+        if spec.compile_cache not in (None, NO_CACHE):
+            check_folder(Path(spec.compile_cache).expanduser(), "--compile-cache")
+        reads = [*read_files(spec), *([config] if config else [])]
+        check_outputs(how.files(seeded), reads, force, folders=traces)
+        context.with_resource(hold(() if dry_run else how.files(seeded)))
     if dry_run:
-        _foretell(spec, how)
+        _foretell(seeded, random, how)
     else:
-        refuse_flaws(_carry_out(spec, how), strict)
+        refuse_flaws(_carry_out(seeded, random, how), strict)
 
 
-def _check_places(spec: RunSpec, how: Manner) -> None:
-    """Raise `SpecError` where something that would be written is there, or its folder cannot be written to."""
-    from ltx2_cli.media import check_folder, check_output, check_outputs, sheet_path
-
-    if how.hosts.first and not how.warmup:
-        check_outputs(spec, how.force)
-    if how.hosts.first and how.drafts:
-        check_output(sheet_path(spec), "--save-latents", how.force)
-    if how.hosts.first and how.perf_dump:
-        check_output(how.perf_dump, "--perf-dump", how.force)
-    if how.profile:
-        check_folder(how.profile, "--profile")
-    if spec.compile_cache not in (None, NO_CACHE):
-        check_folder(Path(spec.compile_cache).expanduser(), "--compile-cache")
-
-
-def _foretell(spec: RunSpec, how: Manner) -> None:
+def _foretell(spec: RunSpec, random: bool, how: Manner) -> None:
     """Print what would be done."""
     with postponed():
         from ltx2_cli.cli.preview import preview
 
     with in_step(how.hosts):
-        lines = list(preview(how.request(spec), how.force)) if how.hosts.first else []
+        lines = list(preview(how.request(spec), random, how.files(spec))) if how.hosts.first else []
         print("\n".join(map(visible, lines)), end="\n" * bool(lines))
 
 
-def _carry_out(spec: RunSpec, how: Manner) -> list[str]:
+def _carry_out(spec: RunSpec, random: bool, how: Manner) -> list[str]:
     """Make the clips and print their paths; their flaws."""
     with postponed():
         from ltx2_cli.core.compiling import counted
@@ -195,7 +194,7 @@ def _carry_out(spec: RunSpec, how: Manner) -> list[str]:
     with ExitStack() as around:
         count = around.enter_context(counted())
         plan, components = _ready(spec, how, report, around)
-        if spec.seed is None and not how.warmup:
+        if random and not how.warmup:
             report.note(f"seed: {plan.spec.seeds[0]}")
         around.enter_context(traced(how.profile))
         timings = Timings(report)
@@ -212,15 +211,14 @@ def _ready(spec: RunSpec, how: Manner, report: "Report", around: ExitStack) -> "
     with postponed():
         from ltx2_cli.cli.preview import downloading
         from ltx2_cli.core.compiling import keep_programs, none_compiled
+        from ltx2_cli.core.record import input_files
         from ltx2_cli.core.run import load, programs
-        from ltx2_cli.media import check_outputs
         from ltx2_cli.plan import missing
         from ltx2_cli.weights.hub import check_room
 
-    seeded = with_common_seed(spec, how.hosts)
     with in_step(how.hosts) as facts:
         keep_programs(spec.compile_cache)
-        request = how.request(seeded)
+        request = how.request(spec)
         check_published(request)
         absent = missing(spec)
         check_room(absent)
@@ -229,8 +227,7 @@ def _ready(spec: RunSpec, how: Manner, report: "Report", around: ExitStack) -> "
         plan = fitting_plan(request)
         if how.hosts.count > 1:
             facts |= found(plan)
-        if how.hosts.first and not how.warmup:
-            check_outputs(plan.spec, how.force)
+        check_distinct(how.files(spec), input_files(plan))
         components = load(plan)
         if how.no_compile:
             around.enter_context(none_compiled(programs(plan, how.ends)))
@@ -242,11 +239,9 @@ def _make(plan: "Plan", components: "Components", report: "Report", how: Manner)
     from ltx2_cli.core.journal import Journal
     from ltx2_cli.core.run import warm_up
     from ltx2_cli.core.unfinished import Errand
-    from ltx2_cli.media import unfinished_path
 
     if how.warmup:
         warm_up(plan, components, report)
         return []
     errand = Errand(how.ends, source=None)
-    path = unfinished_path(plan.spec)
-    return carry_out(Journal(path, plan, errand, report, how.resumable, how.keep_every), components)
+    return carry_out(Journal(run_file(plan.spec).path, plan, errand, report, how.resumable, how.keep_every), components)

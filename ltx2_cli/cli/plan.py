@@ -79,7 +79,7 @@ def plan(
 ) -> None:
     """Say what a clip would need and take: memory, what travels between devices, time. No weights, no network."""
     with postponed():
-        from ltx2_cli.media import check_folder
+        from ltx2_cli.outputs import check_folder
         from ltx2_cli.profiles import read_spec
 
     if dump_hlo:

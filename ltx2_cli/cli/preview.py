@@ -4,31 +4,31 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from ltx2_cli.cli.memory import check_published, fitting_plan
-from ltx2_cli.core.progress import Ends
+from ltx2_cli.core.record import input_files
 from ltx2_cli.decoding import Decoding, bytes_on_device
 from ltx2_cli.forecast.requests import Request
-from ltx2_cli.media import check_outputs, latents_paths, output_paths, sheet_path
 from ltx2_cli.nn.halo import IMAGE_AXES
+from ltx2_cli.outputs import RUN, check_distinct
 from ltx2_cli.plan import Plan, missing
 from ltx2_cli.refiner import holding, refiners_own
 from ltx2_cli.spec import Hold
 from ltx2_cli.stages import REFINER
 from ltx2_cli.weights.hub import Download, cache_folder, check_room, gigabytes
+from ltx2_cli.writing import Output
 
 
-def preview(request: Request, force: bool) -> Iterator[str]:
-    """The lines of `--dry-run`. Raises `SpecError` and `FitError` where the run would."""
-    spec, drafts = request.spec, request.ends is Ends.drafts
+def preview(request: Request, random: bool, files: Sequence[Output]) -> Iterator[str]:
+    """The lines of `--dry-run`; `random`: another seed will be drawn. Raises `SpecError` and `FitError` where the run
+    would."""
     check_published(request)
-    absent = missing(spec)
+    absent = missing(request.spec)
     yield from _listing(absent)
     check_room(absent)
     if not absent:
         plan = fitting_plan(request)
-        check_outputs(plan.spec, force)
-        yield from _doing(plan, random=spec.seed is None)
-        videos = [*latents_paths(plan.spec), sheet_path(plan.spec)] if drafts else output_paths(plan.spec)
-        yield from (_line("write", str(path)) for path in videos)
+        check_distinct(files, input_files(plan))
+        yield from _doing(plan, random)
+        yield from (_line("write", str(path)) for path, _ in files if path.suffix != RUN)
         yield from (_line("warning", warning) for warning in plan.warnings)
 
 

@@ -16,6 +16,8 @@ from ltx2_cli.cli.memory import OF_LATENTS, OF_RECORD, fitting_plan
 from ltx2_cli.cli.options import FILES, MODEL, STEPS, option
 from ltx2_cli.cli.together import asked, begin, found, held, in_step
 from ltx2_cli.console import reporter
+from ltx2_cli.outputs import Ends, check_outputs, outputs, read_files
+from ltx2_cli.writing import hold
 
 if TYPE_CHECKING:
     from ltx2_cli.cli.recorded import Begun, Recorded
@@ -84,7 +86,6 @@ def replay(
         from ltx2_cli.cli.recorded import check_overrides, find_source, recorded
         from ltx2_cli.cli.verdict import check_comparable, verdict
         from ltx2_cli.core.report import Silent
-        from ltx2_cli.media import check_outputs
 
     hosts = begin(coordinator_address, num_processes, process_id, initialization_timeout)
     report = reporter() if hosts.first else Silent()
@@ -100,7 +101,10 @@ def replay(
             for lack in check_comparable(then, spec) if verify else ():
                 report.note(lack)
             if hosts.first:
-                check_outputs(spec, force)
+                reads = [then.path, then.video, source and source.file.path, *read_files(spec)]
+                written = outputs(spec, Ends.latents if then.is_draft else Ends.clips)
+                check_outputs(written, [path for path in reads if path], force)
+                around.enter_context(hold(written))
             facts |= asked(replace(spec, output=None, save_latents=None)) | {"stage": then.stage}
             facts |= held([source.file.path] if source else [])
 
@@ -136,7 +140,6 @@ def _plan(then: "Recorded", spec: "RunSpec", source: "Begun | None") -> "Plan":
         import jax
 
         from ltx2_cli.cli.from_latents import check_source
-        from ltx2_cli.core.progress import Ends
         from ltx2_cli.forecast.requests import Request
         from ltx2_cli.stages import Source
 
@@ -164,7 +167,6 @@ def _again(
     then: "Recorded", plan: "Plan", source: "Begun | None", report: "Report"
 ) -> Iterator[tuple[Path, list[str]]]:
     """Each file when it is finished, and what is wrong with it."""
-    from ltx2_cli.core.progress import Ends
     from ltx2_cli.core.run import BEGINNING, going_on, load, write
 
     start = going_on([source.file.read()], (source.begun,)) if source else BEGINNING

@@ -14,7 +14,9 @@ from ltx2_cli.cli.memory import OF_RUN, fitting_plan
 from ltx2_cli.cli.options import FILES, KEEP_EVERY, option
 from ltx2_cli.cli.together import begin, found, in_step
 from ltx2_cli.console import reporter
+from ltx2_cli.outputs import check_outputs, outputs
 from ltx2_cli.spec import NO_CACHE, SpecError
+from ltx2_cli.writing import Output, hold
 
 if TYPE_CHECKING:
     from ltx2_cli.core.report import Report
@@ -28,6 +30,7 @@ ltx2 resume out/fox.run"""
 
 
 def resume(
+    context: typer.Context,
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="The .run file beside the clip it makes.", show_default=False)
     ],
@@ -49,7 +52,7 @@ def resume(
 ) -> None:
     """Go on with an unfinished run; it ends with the bytes of one that was never interrupted."""
     with postponed():
-        from ltx2_cli.cli.resumed_files import check_own
+        from ltx2_cli.cli.resumed_files import own_files
         from ltx2_cli.core.compiling import counted
         from ltx2_cli.core.journal import Journal
         from ltx2_cli.core.progress import written_clips
@@ -62,6 +65,7 @@ def resume(
     with counted() as count:
         with in_step(hosts) as facts:
             kept = open_unfinished(run.expanduser().absolute())
+            context.with_resource(hold([Output(kept.path, "-o")] if hosts.first else []))
             cache = Path(compile_cache) if compile_cache not in (None, NO_CACHE) else None
             given = {"output": output, "save_latents": save_latents, "compile_cache": cache}
             asked = {key: str(path.expanduser().absolute()) for key, path in given.items() if path}
@@ -69,8 +73,11 @@ def resume(
             _enter(kept.folder, report)
             plan = _plan(kept, {key: value for key, value in others.items() if value} | asked, force)
             progress = kept.progress(plan)
-            if hosts.first and not overwrite:
-                check_own(plan, kept.errand.ends, written_clips(plan, progress))
+            if hosts.first:
+                ends = kept.errand.ends
+                own = own_files(plan.spec, ends, written_clips(plan, progress))
+                check_outputs(outputs(plan.spec, ends), [kept.path], overwrite, own, "--overwrite")
+                context.with_resource(hold(outputs(plan.spec, ends)))
             if hosts.count > 1:
                 facts |= {**found(plan), "how far the run is": str(kept.place)}
         journal = Journal(kept.path, plan, kept.errand, report, True, keep_every, written=0)
@@ -95,10 +102,8 @@ def _plan(kept: "Unfinished", asked: dict[str, str], force: bool) -> "Plan":
     from ltx2_cli.core.compiling import keep_programs
     from ltx2_cli.forecast.phases import CONNECT, ENCODE
     from ltx2_cli.forecast.requests import Request
-    from ltx2_cli.profiles import read_spec
 
-    moved = places(read_spec(config=kept.request), kept, asked)
-    spec = read_spec({**moved, **asked}, config=kept.request)
+    spec = kept.spec({**places(kept.spec({}), kept, asked), **asked})
     keep_programs(spec.compile_cache)
     ends, source = kept.errand  # the text was read before it was kept
     plan = fitting_plan(Request(spec, jax.devices(), source, ends, frozenset({ENCODE, CONNECT}), OF_RUN))

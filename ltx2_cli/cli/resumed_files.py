@@ -7,17 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ltx2_cli.cli.describe import Clip, Record, describe
-from ltx2_cli.media import latents_paths, output_paths, record_path, sheet_path, single_specs, unfinished_path
+from ltx2_cli.outputs import Ends, latents_paths, output_paths, record_path, sheet_path, single_specs, unfinished_path
 from ltx2_cli.profile_layers import read_text
-from ltx2_cli.profiles import MADE_WITH, to_yaml
+from ltx2_cli.profiles import MADE_WITH, PLACES, to_yaml
 from ltx2_cli.spec import RunSpec, SpecError
 
 if TYPE_CHECKING:
-    from ltx2_cli.core.progress import Ends
     from ltx2_cli.core.unfinished import Unfinished
-    from ltx2_cli.plan import Plan
 
-PLACES = ("output", "save_latents", "base_output_directory", "compile_cache", MADE_WITH)  # no part of what a clip is
+NO_CONTENT = {*PLACES, "compile_cache", MADE_WITH}  # keys of a record that are no part of what a clip is
 OPTIONS = {  # by the key of a place: the key and the option that name another
     "output": ("output", "-o FILE"),
     "base_output_directory": ("output", "-o FILE"),
@@ -49,36 +47,22 @@ def places(spec: RunSpec, kept: "Unfinished", asked: Mapping[str, str]) -> dict[
     return moved
 
 
-def _written(spec: RunSpec, ends: "Ends") -> list[str]:
+def _written(spec: RunSpec, ends: Ends) -> list[str]:
     """The keys that say where something is written."""
-    from ltx2_cli.core.progress import Ends
-
     clips = ["output" if spec.output else "base_output_directory"] if ends is Ends.clips else []
     return [*clips, *(["save_latents"] if spec.save_latents else [])]
 
 
-def check_own(plan: "Plan", ends: "Ends", done: int) -> None:
-    """Raise `SpecError` if something else than what this run has made lies where it writes, but for its first `done`
-    clips, which are written."""
-    from ltx2_cli.core.progress import Ends
-
-    specs = single_specs(plan.spec)
-    files = list(zip(latents_paths(plan.spec), specs, strict=False))
-    if ends is Ends.clips:
-        clips = list(zip(output_paths(plan.spec), specs, strict=True))[done:]
-        files += [(file, spec) for clip, spec in clips for file in (clip, record_path(clip))]
-    if ends is Ends.drafts and not all(file.exists() for file, _ in files):
-        _refuse(sheet_path(plan.spec))
-    for file, spec in files:
-        if not _is_of(file, spec):
-            _refuse(file)
-
-
-def _refuse(file: Path) -> None:
-    if file.exists():
-        raise SpecError(
-            f"{file} exists, and is not of this run", "move it, or --overwrite replaces it, or name another: -o FILE"
-        )
+def own_files(spec: RunSpec, ends: Ends, done: int) -> set[Path]:
+    """The files of a run that it has made itself: its first `done` clips, and what says of itself that its request
+    made it; the contact sheet where all latents do."""
+    singles, latents = single_specs(spec), latents_paths(spec)
+    clips = [(video, record_path(video)) for video in output_paths(spec)]
+    own = {file for pair in clips[:done] for file in pair}
+    for pair, single in zip(clips[done:], singles[done:], strict=True):
+        own |= {file for file in pair if _is_of(file, single)}
+    own |= {file for file, single in zip(latents, singles, strict=False) if _is_of(file, single)}
+    return own | ({sheet_path(spec)} if ends is Ends.drafts and own.issuperset(latents) else set())
 
 
 def _is_of(file: Path, spec: RunSpec) -> bool:
@@ -92,4 +76,4 @@ def _is_of(file: Path, spec: RunSpec) -> bool:
 
 
 def _content(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in record.items() if key not in PLACES}
+    return {key: value for key, value in record.items() if key not in NO_CONTENT}

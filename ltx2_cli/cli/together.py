@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ltx2_cli.console import complain
 from ltx2_cli.spec import MAKE_ROOM, FitError, NotFiniteError, RunError, RunSpec, SpecError, StoppedError
+from ltx2_cli.validation import random_seed
 
 if TYPE_CHECKING:
     from ltx2_cli.hosts import Hosts
@@ -147,11 +148,9 @@ def _digest(content: bytes) -> str:
 
 
 def with_common_seed(spec: RunSpec, hosts: "Hosts") -> RunSpec:
-    """The request with a seed that the first of several hosts draws for all, unless it names one."""
-    if spec.seed is not None or hosts.count == 1:
+    """The request with a seed that the first host draws for all, unless it names one."""
+    if spec.seed is not None:
         return spec
-    from ltx2_cli.plan import random_seed
-
     return replace(spec, seed=(int(hosts.gather(str(random_seed(spec)))[0]),))
 
 

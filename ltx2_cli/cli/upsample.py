@@ -1,7 +1,8 @@
 """`ltx2 upsample`: from saved latents to larger ones, refined, and to their video."""
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,12 +18,15 @@ from ltx2_cli.cli.memory import OF_LATENTS, fitting_plan
 from ltx2_cli.cli.options import CONTENT, FILES, KEEP_EVERY, STEPS, option
 from ltx2_cli.cli.together import asked, begin, found, held, in_step
 from ltx2_cli.console import reporter
+from ltx2_cli.outputs import Ends, check_distinct, check_outputs, outputs, read_files, run_file
 from ltx2_cli.spec import RunSpec, SpecError
+from ltx2_cli.writing import hold
 
 if TYPE_CHECKING:
     from ltx2_cli.diffusion.latents import LatentsFile
     from ltx2_cli.hosts import Hosts
 
+SEED = re.compile(r"-s\d+$")  # what tells the files of several drafts apart
 UPSAMPLE_EXAMPLES = r"""[bold]Examples[/bold]
 
 ltx2 generate --recipe two_stage --prompt "a fox" --stop-after stage1 --save-latents fox.safetensors
@@ -80,8 +84,6 @@ def upsample(
     """Upsample saved latents and refine them at their new size; the path of the video or latents is printed."""
     with postponed():
         from ltx2_cli.diffusion.latents import open_latents
-        from ltx2_cli.media import check_outputs
-        from ltx2_cli.profiles import AUTO
 
     hosts = begin(coordinator_address, num_processes, process_id, initialization_timeout)
     with in_step(hosts) as facts:
@@ -92,27 +94,66 @@ def upsample(
         for file in files:
             if not (prompt or no_refine or config or "record" in file.metadata):
                 raise SpecError(f"{file.path} does not say what it shows", '--prompt "...", or --no-refine')
-        instead = {"output": str(_named(files)), "recipe": AUTO, "num_videos": 1}
-        spec = together(files, [request(file, given, config, settings or [], instead) for file in files])
-        if no_refine:
-            spec = replace(spec, refinement=replace(spec.refinement, sigmas=(), lora=()))
+        ends = Ends.latents if latents_only else Ends.clips
+        groups = _runs(files, bool(output) or latents_only, bool(save_latents))
+        runs = [(group, _spec(group, given, config, settings or [], no_refine)) for group in groups]
+        written = [file for _, spec in runs for file in (*outputs(spec, ends), run_file(spec))]
+        for group, spec in runs:
+            facts |= {f"{group[0].path.name}: {key}": value for key, value in asked(spec).items()}
+        facts |= {**held(file.path for file in files), "latents_only": str(latents_only)}
         if hosts.first:
-            check_outputs(spec, force)
-        facts |= {**asked(spec), **held(file.path for file in files), "latents_only": str(latents_only)}
-    refuse_flaws(_go_on(hosts, files, spec, latents_only, resumable, keep_every), strict)
+            reads = [*(file.path for file in files), *([config] if config else []), *read_files(runs[0][1])]
+            check_outputs(written, reads, force)
+            context.with_resource(hold(written))
+    flaws = [_go_on(hosts, group, spec, ends, resumable, keep_every) for group, spec in runs]
+    refuse_flaws([flaw for of_run in flaws for flaw in of_run], strict)
 
 
-def _named(files: "Sequence[LatentsFile]") -> Path:
-    """The video of the first file, without the seed that tells the files of several drafts apart."""
-    path, seeds = files[0].path, r"-s\d+$" if len(files) > 1 else "$"
-    return path.with_name(f"{re.sub(seeds, '', path.stem)}-upsampled.mp4")
+def _runs(files: "Sequence[LatentsFile]", one_name: bool, saving: bool) -> "list[list[LatentsFile]]":
+    """The files that each run goes on from: all, if `one_name` is given to what is made, else those that differ in
+    the seed alone.
+
+    Raises `SpecError` where a file is named twice, or where `saving` the latents of several runs under one name.
+    """
+    named: dict[Path, list[LatentsFile]] = {}
+    for file in files:
+        named.setdefault(file.path.with_stem(SEED.sub("", file.path.stem)), []).append(file)
+    for group in named.values():
+        for file in group:
+            if sum(os.path.samefile(file.path, other.path) for other in files) > 1:
+                raise SpecError(f"{file.path} is named twice", "name each file once")
+    if one_name:
+        return [list(files)]
+    if saving and len(named) > 1:
+        raise SpecError(
+            f"--save-latents is one name, and {', '.join(str(file.path) for file in files)} have several",
+            "-o FILE too, to name all by their seeds; or upsample them one by one",
+        )
+    return list(named.values())
+
+
+def _spec(
+    files: "Sequence[LatentsFile]",
+    given: Mapping[str, object],
+    config: Path | None,
+    settings: list[str],
+    no_refine: bool,
+) -> RunSpec:
+    """What is asked of one run; without -o its clips are named after their latents."""
+    from ltx2_cli.profiles import AUTO
+
+    path = files[0].path
+    stem = SEED.sub("", path.stem) if len(files) > 1 else path.stem
+    instead = {"output": str(path.with_name(f"{stem}-upsampled.mp4")), "recipe": AUTO, "num_videos": 1}
+    spec = together(files, [request(file, given, config, settings, instead) for file in files])
+    return replace(spec, refinement=replace(spec.refinement, sigmas=(), lora=())) if no_refine else spec
 
 
 def _go_on(
     hosts: "Hosts",
     files: "Sequence[LatentsFile]",
     spec: RunSpec,
-    latents_only: bool,
+    ends: Ends,
     resumable: bool | None,
     keep_every: float,
 ) -> list[str]:
@@ -122,26 +163,25 @@ def _go_on(
 
         from ltx2_cli.core.compiling import counted, keep_programs
         from ltx2_cli.core.journal import Journal
-        from ltx2_cli.core.progress import Ends
-        from ltx2_cli.core.record import begun
+        from ltx2_cli.core.record import begun, input_files
         from ltx2_cli.core.report import Silent
         from ltx2_cli.core.run import going_on, load
         from ltx2_cli.core.unfinished import Errand
         from ltx2_cli.forecast.requests import Request
-        from ltx2_cli.media import unfinished_path
         from ltx2_cli.stages import Source
 
     report, source = reporter() if hosts.first else Silent(), Source(files[0].shapes, spec.fps)
     with counted() as count:
         with in_step(hosts) as facts:
             keep_programs(spec.compile_cache)
-            errand = Errand(Ends.latents if latents_only else Ends.clips, source)
-            plan = fitting_plan(Request(spec, jax.devices(), source, errand.ends, fixed=OF_LATENTS))
+            errand = Errand(ends, source)
+            plan = fitting_plan(Request(spec, jax.devices(), source, ends, fixed=OF_LATENTS))
+            check_distinct(outputs(spec, ends), input_files(plan))
             for file in files:
                 check_source(file, plan, spec.fps)
             facts |= found(plan) if hosts.count > 1 else {}
         flaws = carry_out(
-            Journal(unfinished_path(plan.spec), plan, errand, report, resumable, keep_every),
+            Journal(run_file(plan.spec).path, plan, errand, report, resumable, keep_every),
             load(plan),
             going_on([file.read() for file in files], tuple(begun(file, spec.fps) for file in files)),
         )

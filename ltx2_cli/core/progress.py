@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import NamedTuple
 
 import jax
@@ -35,14 +34,6 @@ class Progress:
     current: AV[jax.Array | np.ndarray] | None = None  # of that batch, after its steps; None: it is not begun
     contexts: Contexts = field(default_factory=dict)  # of the text, as far as it is read
     history: History = ()
-
-
-class Ends(StrEnum):
-    """With what a run ends."""
-
-    clips = "clips"
-    latents = "latents"
-    drafts = "drafts"  # latents, and a contact sheet of their frames
 
 
 Keep = Callable[[Progress], None]

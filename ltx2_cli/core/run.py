@@ -16,23 +16,15 @@ from ltx2_cli.core.compiling import agree_on_programs, keep_programs
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.decode import BOTH
 from ltx2_cli.core.programs import Program
-from ltx2_cli.core.progress import Ends, Keep, Progress, forget, unread
+from ltx2_cli.core.progress import Keep, Progress, forget, unread
 from ltx2_cli.core.record import History, input_files, made_with, network_files, stage_name
 from ltx2_cli.core.report import Report, Silent
 from ltx2_cli.diffusion.geometry import clip_size
 from ltx2_cli.diffusion.latents import SIZE, pack, save_latents, unpack
 from ltx2_cli.hosts import lost
-from ltx2_cli.media import (
-    Media,
-    latents_paths,
-    output_paths,
-    record_path,
-    sheet_path,
-    single_specs,
-    write_mp4,
-    write_record,
-)
+from ltx2_cli.media import Media, write_mp4, write_record
 from ltx2_cli.media_checks import findings
+from ltx2_cli.outputs import Ends, latents_paths, output_paths, record_path, sheet_path, single_specs
 from ltx2_cli.plan import Plan
 from ltx2_cli.profiles import to_yaml
 from ltx2_cli.spec import AV

@@ -10,13 +10,14 @@ import numpy as np
 
 from ltx2_cli.core.encode import abstract_contexts
 from ltx2_cli.core.made_with import UNFINISHED, read_made_with
-from ltx2_cli.core.progress import Ends, Progress, phases
+from ltx2_cli.core.progress import Progress, phases
 from ltx2_cli.core.record import History, made_with
 from ltx2_cli.diffusion.latents import Shape, token_shapes
+from ltx2_cli.outputs import Ends
 from ltx2_cli.plan import Plan
 from ltx2_cli.profile_layers import Layer, read_text
-from ltx2_cli.profiles import MADE_WITH
-from ltx2_cli.spec import AV, SpecError
+from ltx2_cli.profiles import MADE_WITH, PLACES, read_spec
+from ltx2_cli.spec import AV, RunSpec, SpecError
 from ltx2_cli.stages import Source
 from ltx2_cli.tensor_file import CHECKSUM, read_tensors
 from ltx2_cli.validation import MAX_FPS
@@ -47,6 +48,11 @@ class Unfinished:
     place: tuple[int, int, int]  # phase, batch, step
     history: History
     tensors: Mapping[str, np.ndarray]
+
+    def spec(self, overrides: Mapping[str, object]) -> RunSpec:
+        """What is asked of the run, with where it writes, changed by `overrides`."""
+        places = {key: self.request.values[key] for key in PLACES if key in self.request.values}
+        return read_spec({**places, **overrides}, config=self.request)
 
     def changes(self, plan: Plan) -> list[str]:
         """What is not as it was."""

@@ -6,11 +6,12 @@ from typing import NamedTuple
 from jax.experimental.layout import Format
 
 from ltx2_cli.core.components import placement
-from ltx2_cli.core.progress import Ends, Progress, unread
+from ltx2_cli.core.progress import Progress, unread
 from ltx2_cli.core.progress import phases as halves
 from ltx2_cli.decoding import bytes_on_device
 from ltx2_cli.forecast.activations import connect_bytes, denoise_bytes, encode_bytes, upsample_bytes
 from ltx2_cli.forecast.memory import placed_bytes
+from ltx2_cli.outputs import Ends
 from ltx2_cli.plan import Plan
 from ltx2_cli.refiner import refiners_own
 from ltx2_cli.stages import DENOISER, REFINER, Stage

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from ltx2_cli.core.progress import Ends
 from ltx2_cli.device_memory import DeviceMemory, device_memory
 from ltx2_cli.forecast.configs import foresee
 from ltx2_cli.forecast.phases import PhaseMemory, phase_memory, run_phases
+from ltx2_cli.outputs import Ends
 from ltx2_cli.plan import Declared, Plan, decide, first_stage, resolve
 from ltx2_cli.spec import RunSpec
 from ltx2_cli.stages import Source

@@ -9,9 +9,9 @@ from itertools import count
 from pathlib import Path
 from threading import Lock, Thread
 
-from ltx2_cli.media import replacing
 from ltx2_cli.profiles import user_cache
 from ltx2_cli.spec import RunError
+from ltx2_cli.writing import replacing
 
 LARGE = 2**24  # bytes: to read fewer takes no longer than to look them up
 BLOB = re.compile("[0-9a-f]{64}")  # what the hub's cache calls a large file: its SHA-256

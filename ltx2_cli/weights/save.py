@@ -7,9 +7,9 @@ from flax import nnx
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from ltx2_cli.media import replacing
 from ltx2_cli.spec import MAKE_ROOM, RunError
 from ltx2_cli.weights.declare import weights
+from ltx2_cli.writing import replacing
 
 
 def save(module: nnx.Module, path: Path) -> None:

@@ -147,7 +147,7 @@ def test_with_nothing_missing_what_the_run_would_do(generate: Run) -> None:
     assert re.fullmatch(r"\d+ .+, profile single", said["devices"])
     assert said["seed"] == "7, 8"
     assert [line.split()[1] for line in out.splitlines() if line.startswith("write")] == [
-        f"out/demo-{seed}-96x64x9.mp4" for seed in (7, 8)
+        f"out/rain-demo-s{seed}.{kind}" for seed in (7, 8) for kind in ("mp4", "yaml")
     ]
     assert "warning" not in said
     assert list(Path.cwd().iterdir()) == []
@@ -164,7 +164,7 @@ def test_drafts_are_one_stage_and_a_sheet(generate: Run) -> None:
 
 def test_a_seed_that_the_run_would_draw_anew_is_called_random(generate: Run) -> None:
     out = generate("--model", "demo", "--dry-run")[1]
-    assert re.search(r"^seed      random, for example (\d+)\nwrite     out/demo-\1-128x128x49.mp4$", out, re.MULTILINE)
+    assert re.search(r"^seed      random, for example (\d+)\nwrite     out/rain-demo-s\1.mp4$", out, re.MULTILINE)
 
 
 def test_what_the_run_would_refuse_is_refused(generate: Run) -> None:

@@ -2,19 +2,23 @@
 
 import errno
 import json
+import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import pytest
 
 import ltx2_cli.cli.preview  # noqa: F401 -- what it imports is kept, and must not be what stands in for it here
+from ltx2_cli import writing
 from ltx2_cli.core.report import Report
-from ltx2_cli.media import output_paths
+from ltx2_cli.outputs import output_paths
+from ltx2_cli.profiles import read_spec, to_yaml
 from ltx2_cli.spec import MAKE_ROOM, DType, NotFiniteError, RunError, RunSpec
 from program import run_program
 
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
     from ltx2_cli.core.journal import Journal
 
 Run = Callable[..., tuple[int, str, str]]
+README = Path(__file__).parents[2] / "README.md"
 FINDINGS = "error: height 500 is not a multiple of 32; nearest: --height 480 or 512\n       num_frames 20 is not 8k + 1"
 
 EVERY_OPTION = """
@@ -35,6 +40,12 @@ EVERY_OPTION = """
 """
 
 
+class Checkpoint(NamedTuple):
+    """One without networks."""
+
+    files: dict[str, object]
+
+
 @dataclass
 class Core:
     """Stands in for the plan and the run: both fail as told, and keep the request."""
@@ -42,10 +53,11 @@ class Core:
     asked: RunSpec | None = None
     failure: BaseException | None = None
     findings: tuple[str, ...] = ()
+    checkpoint: Checkpoint = field(default_factory=lambda: Checkpoint({}))
+    added: dict[str, object] = field(default_factory=dict)
 
     def resolve(self, spec: RunSpec) -> "Core":
-        self.spec = replace(spec, seed=(5,) if spec.seed is None else spec.seed)
-        self.asked = spec
+        self.spec = self.asked = spec
         return self
 
     def load(self, plan: "Core") -> None:
@@ -68,6 +80,7 @@ def core(monkeypatch: pytest.MonkeyPatch) -> Core:
     verb, run = sys.modules["ltx2_cli.cli.generate"], ModuleType("run")
     monkeypatch.setattr("ltx2_cli.plan.missing", lambda spec: [])
     monkeypatch.setattr(verb, "check_published", lambda request: None)
+    monkeypatch.setattr("ltx2_cli.cli.together.random_seed", lambda spec: 5)
     monkeypatch.setattr(verb, "fitting_plan", lambda request: core.resolve(request.spec))
     vars(run).update(
         load=core.load, programs=lambda plan, ends: [], warm_up=core.warm_up, write=core.write, BEGINNING=None
@@ -85,7 +98,7 @@ def ltx2(core: Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 def test_the_path_alone_is_on_stdout_and_the_talk_on_stderr(ltx2: Run):
     code, out, err = ltx2("generate", "--model", "demo", "--prompt", "rain")
-    assert (code, out) == (0, "out/demo-5-128x128x49.mp4\n")
+    assert (code, out) == (0, "out/rain-demo-s5.mp4\n")
     assert err.splitlines()[0] == "seed: 5"
     assert [line.split(":")[0] for line in err.splitlines()[1:-1]] == ["2 steps", "imagine"]
     assert err.endswith("\ncompiled no programs, 0 from the cache\n")
@@ -146,7 +159,7 @@ def test_loras_that_are_not_given_are_those_of_the_config(ltx2: Run, core: Core,
 def test_a_text_without_an_option_is_the_prompt(ltx2: Run, core: Core, words: list[str]):
     assert ltx2("generate", *words)[0] == 0
     assert core.asked is not None
-    assert (core.asked.prompt, core.asked.seed) == ("a red fox", (1, 2) if len(words) > 1 else None)
+    assert (core.asked.prompt, core.asked.seed) == ("a red fox", (1, 2) if len(words) > 1 else (5,))
 
 
 def test_a_prompt_without_quotes_is_answered_with_quotes(ltx2: Run, core: Core):
@@ -185,7 +198,10 @@ def test_several_videos_are_several_lines(ltx2: Run):
         ("--warmup --no-compile", "error: --warmup compiles what --no-compile forbids\nhint: leave one"),
         ("--perf-dump /dev/null/p.json", "error: cannot write /dev/null/p.json: Not a directory\nhint: name another"),
         ("--profile /dev/null", "error: cannot write into /dev/null: Not a directory\nhint: name another place: --pr"),
-        ("-o c.mp4 --save-latents c.mp4", "error: c.mp4 is named for two things\nhint: video, record (.yaml),"),
+        (
+            "-o c.mp4 --save-latents c.mp4",
+            "error: c.mp4 is named for two things\nhint: name another: --save-lat",
+        ),
     ],
 )
 def test_a_bad_request_is_a_sentence_a_hint_and_exit_code_2(ltx2: Run, core: Core, arguments: str, sentence: str):
@@ -206,10 +222,95 @@ def test_an_existing_file_is_refused_before_any_work(ltx2: Run, core: Core, tmp_
     assert ltx2("generate", "--prompt", "rain", "-o", "clip.mp4", "--force")[:2] == (0, "clip.mp4\n")
 
 
-def test_an_existing_automatic_name_is_refused_too(ltx2: Run, tmp_path: Path):
+def test_an_existing_automatic_name_gets_a_number_unless_forced(ltx2: Run, tmp_path: Path):
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "demo-5-128x128x49.mp4").write_text("mine")
-    assert ltx2("generate", "--prompt", "rain", "--model", "demo")[0] == 2
+    (tmp_path / "out" / "rain-demo-s5.mp4").write_text("mine")
+    asked = ("generate", "--prompt", "rain", "--model", "demo")
+    assert ltx2(*asked)[:2] == (0, "out/rain-demo-s5-2.mp4\n")
+    assert ltx2(*asked, "--force")[:2] == (0, "out/rain-demo-s5.mp4\n")
+
+
+def test_the_readmes_loop_over_prompts_makes_all_clips(ltx2: Run, tmp_path: Path):
+    """Also of prompts whose first words are the same; the shell calls a program that notes how it was called."""
+    (loop,) = re.findall("^while read .*", README.read_text(encoding="utf-8"), re.MULTILINE)
+    noting = tmp_path / "ltx2"
+    noting.write_text('#!/bin/sh\nprintf "%s\\0" "$@" >> words; echo >> words\n')
+    noting.chmod(0o755)
+    prompts = [
+        "a fox yawns at dawn in the tall, wet grass, birdsong",
+        "a fox yawns at dawn in the tall, wet grass, rain",
+    ]
+    (tmp_path / "prompts.txt").write_text(
+        "".join(f"{prompt}\n" for prompt in [*prompts, "it's 'quoted' \"twice\"", "雨"])
+    )
+    subprocess.run(["bash", "-c", loop.partition("#")[0]], cwd=tmp_path, env={"PATH": f"{tmp_path}:/bin"}, check=True)
+    made: list[str] = []
+    for call in (tmp_path / "words").read_text().splitlines():
+        code, out, err = ltx2(*call.split("\0")[:-1])
+        assert code == 0, err
+        for path in map(Path, out.split()):
+            path.parent.mkdir(exist_ok=True)
+            path.touch()
+            made.append(path.name)
+    fox = "a-fox-yawns-at-dawn-in-the-tall-wet"
+    names = [f"{fox}-ltx2", f"{fox}-ltx2-2", "its-quoted-twice-ltx2", "ltx2"]
+    assert made == [f"{name}-s{seed}.mp4" for name in names for seed in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("--config fox.yaml -o fox.mp4", "fox.yaml is read, and would be overwritten"),
+        ("--prompt rain -o x.mp4 --perf-dump x.mp4", "x.mp4 is named for two things"),
+        ("--prompt rain -o x.mp4 --perf-dump x.yaml", "x.yaml is named for two things"),
+        ("--prompt rain -o x.mp4 --profile x.mp4", "x.mp4 is named for two things"),
+        ("--prompt rain -o x.mp4 --sharding ./fox.yaml --save-latents fox.yaml", "fox.yaml is read, and would be"),
+    ],
+)
+def test_force_replaces_nothing_that_the_command_reads_or_writes_besides(
+    ltx2: Run, tmp_path: Path, arguments: str, sentence: str
+):
+    (tmp_path / "fox.yaml").write_text("extends: single" if "sharding" in arguments else "prompt: rain")
+    code, out, err = ltx2("generate", *arguments.split(), "--force")
+    assert (code, out) == (2, "")
+    assert f"error: {sentence}" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["fox.yaml"]
+
+
+def test_a_record_is_made_again_without_the_files_that_were_saved_then(ltx2: Run, core: Core, tmp_path: Path):
+    spec = read_spec(prompt="rain", model="demo", seed=1, output="fox.mp4", save_latents="fox.safetensors")
+    (tmp_path / "fox.yaml").write_text(to_yaml(spec, {"ltx2": "1"}))
+    for name in ("fox.mp4", "fox.safetensors"):
+        (tmp_path / name).write_text("mine")
+    assert ltx2("generate", "--config", "fox.yaml", "-o", "again.mp4")[:2] == (0, "again.mp4\n")
+    assert core.asked is not None
+    assert (core.asked.prompt, core.asked.seed, core.asked.save_latents) == ("rain", (1,), None)
+    assert ltx2("generate", "--config", "fox.yaml", "--seed", "8")[:2] == (0, "out/rain-demo-s8.mp4\n")
+
+
+def test_drafts_look_at_no_clip(ltx2: Run, core: Core, tmp_path: Path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "rain-demo-s1.mp4").write_text("mine")
+    asked = ("generate", "--model", "demo", "--prompt", "rain", "--seed", "1", "--stop-after", "stage1")
+    assert ltx2(*asked, "--save-latents", "draft.safetensors")[0] == 0
+    assert core.asked is not None
+    assert core.asked.output is None
+    (tmp_path / "draft.png").write_text("mine")
+    assert "error: draft.png exists" in ltx2(*asked, "--save-latents", "draft.safetensors")[2]
+
+
+def test_all_files_are_held_while_they_are_made(ltx2: Run, core: Core, monkeypatch: pytest.MonkeyPatch):
+    asked = ("generate", "--prompt", "rain", "--save-latents", "l.st", "--perf-dump", "p.json", "-o", "out/c.mp4")
+    locked: set[str] = set()
+
+    def write(*arguments: object) -> Iterator[tuple[Path, list[str]]]:
+        locked.update(name for folder in writing._folders.values() for name in folder.holders)
+        yield from ()
+
+    monkeypatch.setattr(sys.modules["ltx2_cli.core.run"], "write", write)
+    assert ltx2(*asked)[0] == 0
+    assert locked == {"c.mp4", "c.yaml", "c.run", "l.st", "p.json"}
+    assert writing._folders == {}
 
 
 @pytest.mark.parametrize(
@@ -240,10 +341,10 @@ def test_a_failed_run_is_a_sentence_and_its_exit_code(
 @pytest.mark.parametrize("found", [(), ("the picture is black", "the sound is silent")])
 def test_what_is_wrong_with_a_clip_is_said_and_with_strict_an_error(ltx2: Run, core: Core, found: tuple[str, ...]):
     core.findings = found
-    flaws = [f"out/ltx2-{seed}-768x512x121.mp4: {flaw}" for seed in (5, 6) for flaw in found]
+    flaws = [f"out/rain-ltx2-s{seed}.mp4: {flaw}" for seed in (5, 6) for flaw in found]
     for options, expected in (([], 0), (["--strict", "--perf-dump", "perf.json"], 4 if found else 0)):
         code, out, err = ltx2("generate", "--prompt", "rain", "--num-videos", "2", *options)
-        assert (code, out.splitlines()) == (expected, [f"out/ltx2-{seed}-768x512x121.mp4" for seed in (5, 6)])
+        assert (code, out.splitlines()) == (expected, [f"out/rain-ltx2-s{seed}.mp4" for seed in (5, 6)])
         assert [line for line in err.splitlines() if line.startswith("out/")] == flaws
         assert err.endswith(
             f"error: {'. '.join(flaws)}\nhint: all files are written; without --strict this is no error\n"

@@ -86,6 +86,25 @@ def test_a_clip_made_again_lies_beside_it(ltx2, made: Path, tmp_path: Path) -> N
     assert (said.code, said.err.count("clip-replay.mp4 exists")) == (2, 1)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "file"),
+    [
+        (["clip.mp4", "-o", "clip.mp4"], "clip.mp4"),
+        (["clip.mp4", "--verify", "--seed", "8", "-o", "clip.mp4"], "clip.mp4"),
+        (["clip.yaml", "-o", "clip.mp4"], "clip.mp4"),
+        (["clip.safetensors", "-o", "again.mp4", "--save-latents", "clip.safetensors"], "clip.safetensors"),
+    ],
+)
+def test_a_clip_is_never_replaced_by_what_is_made_of_it(
+    ltx2, made: Path, arguments: list[str], file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(made)
+    before = (made / file).read_bytes()
+    said = ltx2("replay", *arguments, "--force")
+    assert (said.code, said.err.splitlines()[0]) == (2, f"error: {file} is read, and would be overwritten")
+    assert (made / file).read_bytes() == before
+
+
 @pytest.mark.parametrize(("flags", "least", "most"), [(["--seed", 4], 0.5, 2), (["--guidance-scale", 4], 1e-5, 0.1)])
 def test_another_clip_is_told_by_how_much_it_differs(
     ltx2, made: Path, tmp_path: Path, flags: list[object], least: float, most: float

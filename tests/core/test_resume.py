@@ -21,14 +21,15 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save
 
 from clips import ALL_ON, Checkpoint, plan_of
-from ltx2_cli import read_spec, resolve
+from ltx2_cli import resolve
 from ltx2_cli.core import record
 from ltx2_cli.core.journal import Journal
-from ltx2_cli.core.progress import Ends, Progress
+from ltx2_cli.core.progress import Progress
 from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import load, write
 from ltx2_cli.core.unfinished import ENTRIES, Errand, open_unfinished
 from ltx2_cli.diffusion.latents import open_latents
+from ltx2_cli.outputs import Ends
 from ltx2_cli.spec import AV, StoppedError
 from program import run_program
 
@@ -149,7 +150,7 @@ def test_what_a_kill_leaves_at_any_moment_is_gone_on_with(
     distinct = sorted(different.values())  # about fifty, by how fast the machine is
     chosen = [*random.Random(1).sample(distinct, len(distinct)), *begun][:50]
     kept = open_unfinished(chosen[0] / "c-s3.run")
-    plan = resolve(read_spec(config=kept.request))
+    plan = resolve(kept.spec({}))
     components = load(replace(plan, spec=replace(plan.spec, keep_resident=True)))
     for left in chosen:
         empty(place)

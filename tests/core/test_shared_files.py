@@ -16,17 +16,19 @@ from clips import ALL_ON, Case, Checkpoint, Size, plan_of
 from ltx2_cli.cli.recorded import find_source, recorded
 from ltx2_cli.cli.resumed_files import places
 from ltx2_cli.core.journal import Journal
-from ltx2_cli.core.progress import Ends, Progress
+from ltx2_cli.core.progress import Progress
 from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import load, write
 from ltx2_cli.core.unfinished import Errand, Unfinished, open_unfinished
 from ltx2_cli.diffusion.latents import open_latents
+from ltx2_cli.outputs import Ends
 from ltx2_cli.plan import Plan
 from ltx2_cli.profile_layers import Layer
 from ltx2_cli.profiles import read_spec, to_yaml
 from ltx2_cli.spec import AV, RunSpec, SpecError
 from ltx2_cli.tensor_file import CHECKSUM, checksum
 from ltx2_cli.weights.checkpoint import read_header, read_json
+from other_process import other_process
 from program import run_program
 
 SECRET = "hf_not_for_strangers"
@@ -150,9 +152,13 @@ def test_a_resumed_run_overwrites_nothing_of_others(ltx2: Run, made: tuple[Path,
         (tmp_path / name).write_text("PRECIOUS")
         code, out, err = ltx2("resume", tmp_path / "again.run")
         assert (code, out) == (2, "")
-        assert f"error: {tmp_path / name} exists, and is not of this run\nhint: move it, or --overwrite" in err
+        assert f"error: {tmp_path / name} exists\nhint: --overwrite overwrites it" in err
         assert (tmp_path / name).read_text() == "PRECIOUS"
         (tmp_path / name).unlink()
+    with other_process(tmp_path / "again.run"):
+        code, out, err = ltx2("resume", tmp_path / "again.run")
+        assert (code, out) == (2, "")
+        assert f"error: another process is writing {tmp_path / 'again.run'}\n" in err
     assert ltx2("resume", tmp_path / "again.run")[:2] == (0, f"{tmp_path / 'again.mp4'}\n")
     assert not (tmp_path / "again.run").exists()
     clip = (tmp_path / "again.mp4").read_bytes()

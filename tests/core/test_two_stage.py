@@ -399,5 +399,5 @@ def test_memory_decides_unless_the_request_does(
         (both - 1, "as low-rank factors beside the weights"),
     ):
         monkeypatch.setattr("ltx2_cli.refiner.usable_memory", lambda devices, memory=memory: memory)
-        held = next(line for line in preview(Request(plan.spec, jax.devices()), force=True) if line.startswith("held"))
+        held = next(line for line in preview(Request(plan.spec, jax.devices()), False, []) if line.startswith("held"))
         assert held.split(maxsplit=1)[1].startswith(how)

@@ -1,5 +1,6 @@
 """`ltx2 upsample`: from latents of a first stage, or of any clip, to larger ones and their video."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,8 @@ from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 from clips import PROMPT, Checkpoint
-from ltx2_cli.diffusion.latents import open_latents
+from ltx2_cli.diffusion.latents import LatentsFile, open_latents
+from ltx2_cli.spec import RunSpec
 from ltx2_cli.video_file import open_video
 from parity import randomise
 from program import run_program
@@ -105,12 +107,44 @@ def test_of_many_drafts_the_chosen_ones_are_finished(
     assert capsys.readouterr().out.split() == ["d-upsampled-s3.mp4", "d-upsampled-s5.mp4"]
     for name, wanted in load_file(made / "whole.safetensors").items():
         np.testing.assert_array_equal(load_file("large-s3.safetensors")[name], wanted)
-    assert run_program(monkeypatch, "upsample", drafts[0], drafts[0]) == 2
-    assert "seed 3 is there twice" in capsys.readouterr().err
-    assert run_program(monkeypatch, "upsample", drafts[1], str(made / "whole.safetensors")) == 2
-    assert "was not made like d-s4.safetensors: height, " in capsys.readouterr().err
+    whole = str(made / "whole.safetensors")
+    for arguments, sentence in (
+        ([drafts[0], f"./{drafts[0]}"], f"{drafts[0]} is named twice"),
+        ([drafts[1], whole, "-o", "both.mp4"], "was not made like d-s4.safetensors: height, "),
+        ([drafts[0], whole, "--save-latents", "both.st"], "--save-latents is one name, and d-s3.safetensors, "),
+        ([drafts[1], "--save-latents", drafts[1], "--force"], f"{drafts[1]} is read, and would be overwritten"),
+    ):
+        assert run_program(monkeypatch, "upsample", *arguments) == 2
+        assert sentence in capsys.readouterr().err
     assert run_program(monkeypatch, "generate", *two_stages, *stop, "--seed", "6") == 2
     assert "d.png exists" in capsys.readouterr().err
+
+
+def test_what_is_made_of_latents_is_named_after_them(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each after its own, in its folder, but for several seeds of one name, which one run makes."""
+    files = [tmp_path / "a" / "x-s3.st", tmp_path / "b" / "y.st", tmp_path / "a" / "x-s4.st"]
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes((made / "first.safetensors").read_bytes())
+    runs: list[list[str]] = []
+
+    def go_on(hosts: object, group: list[LatentsFile], spec: RunSpec, *more: object) -> list[str]:
+        runs.append([spec.output or "", *(file.path.name for file in group)])
+        return []
+
+    verb = sys.modules["ltx2_cli.cli.upsample"]
+    monkeypatch.setattr(verb, "_go_on", go_on)
+    monkeypatch.setattr(verb, "together", lambda files, specs: specs[0])
+    assert run_program(monkeypatch, "upsample", *map(str, files)) == 0, capsys.readouterr().err
+    assert runs == [
+        [f"{tmp_path}/a/x-upsampled.mp4", "x-s3.st", "x-s4.st"],
+        [f"{tmp_path}/b/y-upsampled.mp4", "y.st"],
+    ]
+    runs.clear()
+    assert run_program(monkeypatch, "upsample", *map(str, files[:2])) == 0
+    assert [run[0] for run in runs] == [f"{tmp_path}/a/x-s3-upsampled.mp4", f"{tmp_path}/b/y-upsampled.mp4"]
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from functools import lru_cache
 import pytest
 
 from devices import cpu, tpus
-from ltx2_cli.core.progress import Ends, Progress
+from ltx2_cli.core.progress import Progress
 from ltx2_cli.forecast.configs import foresee
 from ltx2_cli.forecast.phases import (
     CONNECT,
@@ -21,6 +21,7 @@ from ltx2_cli.forecast.phases import (
     run_phases,
     weight_bytes,
 )
+from ltx2_cli.outputs import Ends
 from ltx2_cli.plan import Plan, first_stage
 from ltx2_cli.profiles import read_spec
 from ltx2_cli.spec import AV

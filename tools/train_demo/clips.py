@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ltx2_cli.media import replacing
 from ltx2_cli.models.audio_vae import AudioVAE, pack
 from ltx2_cli.models.video_vae import VideoVAE
 from ltx2_cli.weights.declare import Weight, map_weights
+from ltx2_cli.writing import replacing
 from tools.train_demo.audio import spectrograms
 from tools.train_demo.training import OPTIONS
 from tools.train_demo.world import Scene, draw_frames, draw_scene, record_sound

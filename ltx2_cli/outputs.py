@@ -1,0 +1,217 @@
+"""Every file that a command writes: its name, and whether it may be written. All of it is known before work begins."""
+
+import os
+import re
+import tempfile
+import unicodedata
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from enum import StrEnum
+from itertools import count
+from os.path import expanduser
+from pathlib import Path
+
+from ltx2_cli.spec import RunSpec, SpecError
+from ltx2_cli.writing import Output, refuse_held
+
+FRAME = re.compile(r"\d{5,}\.png")  # the name of a PNG in a folder of frames
+LONGEST_SLUG = 40  # characters
+FORCE = "--force"
+RUN = ".run"  # the ending of a file that keeps how far a run is
+
+
+class Ends(StrEnum):
+    """With what a run ends."""
+
+    clips = "clips"
+    latents = "latents"
+    drafts = "drafts"  # latents, and a contact sheet of their frames
+
+
+# Names
+
+
+def single_specs(spec: RunSpec) -> list[RunSpec]:
+    """The requests that make each video of a run alone; of several, none while their seed is not known yet.
+
+    A file that a run of several names is named once for each video, with its seed.
+    """
+    if spec.num_videos * len(spec.seed or (0,)) == 1:
+        return [spec]
+    return [
+        replace(
+            spec,
+            seed=(seed,),
+            num_videos=1,
+            output=_numbered(spec.output, seed),
+            save_latents=_numbered(spec.save_latents, seed),
+        )
+        for seed in spec.seeds
+    ]
+
+
+def output_paths(spec: RunSpec) -> list[Path]:
+    """The mp4 of each video of a run."""
+    return [Path(expanduser(single.output or _automatic(single))) for single in single_specs(spec)]
+
+
+def latents_paths(spec: RunSpec) -> list[Path]:
+    """The latents of each video; none if they are not asked for."""
+    return [Path(expanduser(single.save_latents)) for single in single_specs(spec) if single.save_latents]
+
+
+def record_path(video: Path) -> Path:
+    """The record beside a video."""
+    return video.with_suffix(".yaml")
+
+
+def sheet_path(spec: RunSpec) -> Path:
+    """The contact sheet beside the latents of drafts."""
+    return Path(expanduser(spec.save_latents or "")).with_suffix(".png")
+
+
+def unfinished_path(spec: RunSpec) -> Path:
+    """The file that keeps how far a run is: beside the first video, or the latents if they alone have a name."""
+    files = latents_paths(spec) if spec.save_latents and not spec.output else output_paths(spec)
+    return files[0].with_suffix(RUN)
+
+
+def outputs(spec: RunSpec, ends: Ends = Ends.clips) -> list[Output]:
+    """All files that a run leaves."""
+    videos = output_paths(spec) if ends is Ends.clips else []
+    return [
+        *(Output(path, "-o") for video in videos for path in (video, record_path(video))),
+        *(Output(path, "--save-latents") for path in latents_paths(spec)),
+        *([Output(sheet_path(spec), "--save-latents")] if ends is Ends.drafts else []),
+    ]
+
+
+def run_file(spec: RunSpec) -> Output:
+    """The file that a run keeps while it is unfinished."""
+    return Output(unfinished_path(spec), "-o" if spec.output or not spec.save_latents else "--save-latents")
+
+
+def read_files(spec: RunSpec) -> list[Path]:
+    """The files that a request names and that are read, but for weights."""
+    profile = spec.sharding.profile
+    return [Path(name) for name in (spec.noise, profile if profile.endswith((".yaml", ".yml")) else None) if name]
+
+
+def named(spec: RunSpec, ends: Ends) -> RunSpec:
+    """The request with a number in the names of its videos where they have automatic ones that are taken."""
+    if spec.output or ends is not Ends.clips:
+        return spec
+    single = spec.num_videos * len(spec.seed or (0,)) == 1
+    name = Path(_automatic(spec if single else replace(spec, seed=None)))
+    numbered = (replace(spec, output=str(name.with_stem(f"{name.stem}-{number}"))) for number in count(2))
+    return spec if not _is_taken(spec) else next(candidate for candidate in numbered if not _is_taken(candidate))
+
+
+def _is_taken(spec: RunSpec) -> bool:
+    """Whether a video or record of these names is there, or another process writes it."""
+    files = outputs(replace(spec, save_latents=None))
+    try:
+        refuse_held(files)
+    except SpecError:
+        return True
+    return any(path.exists() for path, _ in files)
+
+
+def _automatic(spec: RunSpec) -> str:
+    """Words of the prompt, model and seed: the name of a video that was given none."""
+    seed = f"s{spec.seed[0]}" if spec.seed else ""
+    parts = (slug(spec.prompt), slug(spec.model_name or "", "[a-z0-9.]+").strip("."), seed)
+    return str(Path(spec.base_output_directory or "") / f"{'-'.join(filter(None, parts)) or 'video'}.mp4")
+
+
+def slug(text: str, word: str = "[a-z0-9]+") -> str:
+    """The first words of a text, as every file system takes them: small letters and digits of ASCII."""
+    plain = unicodedata.normalize("NFKD", text[: 10 * LONGEST_SLUG]).encode("ascii", "ignore").decode().lower()
+    name = "-".join(re.findall(word, plain.replace("'", "")))
+    return name if len(name) <= LONGEST_SLUG else name[: LONGEST_SLUG + 1].rpartition("-")[0] or name[:LONGEST_SLUG]
+
+
+def _numbered(name: str | None, seed: int) -> str | None:
+    return name and str(Path(name).with_stem(f"{Path(name).stem}-s{seed}"))
+
+
+# Checks
+
+
+def check_outputs(
+    files: Sequence[Output],
+    reads: Iterable[Path] = (),
+    force: bool = False,
+    own: Collection[Path] = (),
+    forcing: str = FORCE,
+    folders: Sequence[Output] = (),
+) -> None:
+    """Raise `SpecError` if one of these files cannot be written where it should go, would overwrite another of them or
+    one that is read, is being written by another process, or exists, is none of the command's `own` and not `force`,
+    which is the option `forcing`. The `folders` are written into. No file or folder is made."""
+    for path, option in files:
+        check_place(path, option)
+    check_distinct([*files, *folders], reads)
+    for path, option in files:
+        if path.is_dir():
+            raise SpecError(f"{path} is a folder", f"name a file: {option} FILE")
+    refuse_held(files)
+    for path, option in files:
+        if path.exists() and not force and path not in own:
+            raise _is_there(path, option, forcing)
+
+
+def _is_there(path: Path, option: str, forcing: str) -> SpecError:
+    if path.suffix == RUN:
+        return SpecError(f"{path} is an unfinished run", f"`ltx2 resume {path}` goes on, {forcing} begins anew")
+    return SpecError(f"{path} exists", f"{forcing} overwrites it, or name another: {option} FILE")
+
+
+def check_frames(folder: Path, option: str, force: bool) -> None:
+    """Raise `SpecError` if a folder of frames, which `option` named, cannot be written, or exists with frames in it
+    and not `force`, or with anything else."""
+    check_place(folder, option)
+    if folder.exists() and not folder.is_dir():
+        raise SpecError(f"{folder} is a file", f"name a folder: {option} FOLDER/")
+    names = sorted(file.name for file in folder.iterdir()) if folder.exists() else []
+    if others := [name for name in names if not FRAME.fullmatch(name)]:
+        raise SpecError(f"{folder} holds other files than frames: {others[0]}", f"name another: {option} FOLDER/")
+    if names and not force:
+        raise SpecError(f"{folder} holds frames", f"--force replaces them, or name another: {option} FOLDER/")
+
+
+def check_place(file: Path, option: str) -> None:
+    """Refuse a file whose folder, or the nearest one above it that exists, takes none of this name."""
+    if reason := _refusal(file):
+        raise SpecError(f"cannot write {file}: {reason}", f"name another place: {option} FILE")
+
+
+def check_folder(folder: Path, option: str) -> None:
+    """Refuse a folder, be it there or to be made, that takes no files."""
+    if reason := _refusal(folder / "file"):
+        raise SpecError(f"cannot write into {folder}: {reason}", f"name another place: {option} FOLDER")
+
+
+def _refusal(file: Path) -> str:
+    """Why the system would refuse to make `file` and the folders above it that are missing; empty if it would not."""
+    place = next(folder for folder in file.absolute().parents if os.path.lexists(folder))
+    try:
+        tempfile.TemporaryFile(dir=place).close()
+        for name in file.absolute().relative_to(place).parts:
+            with suppress(FileNotFoundError):
+                (place / name).lstat()  # refused if the name is too long
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def check_distinct(files: Iterable[Output], reads: Iterable[Path]) -> None:
+    """Raise `SpecError` for a file that is named twice, whichever way, or that the command reads."""
+    sources, taken = {os.path.realpath(path.expanduser()) for path in reads}, set[str]()
+    for path, option in files:
+        if (place := os.path.realpath(path)) in taken:
+            raise SpecError(f"{path} is named for two things", f"name another: {option} FILE")
+        if place in sources:
+            raise SpecError(f"{path} is read, and would be overwritten", f"name another: {option} FILE")
+        taken.add(place)

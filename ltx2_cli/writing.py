@@ -1,0 +1,240 @@
+"""Files appear whole under their names, and no two processes write the same file at once.
+
+A process that writes into a folder keeps the file `.partial-lock` there open; the byte at a hash of a name stands for
+that name. Locks on bytes are the system's (`fcntl`): network file systems pass them on to other hosts, and they end
+with their process, however it ends. A file that is not whole yet is called `.partial-<hash>-…`. Where nobody has that
+byte locked, its process is dead, and the next one that writes into the folder deletes the file.
+"""
+
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import RLock
+from typing import NamedTuple
+from uuid import uuid4
+
+from ltx2_cli.spec import MAKE_ROOM, RunError, SpecError
+
+LOCK = ".partial-lock"
+PRESENCE = 0  # the byte that each process which holds a name has locked too, together with the others
+TAKEN = (errno.EACCES, errno.EAGAIN)  # what the system says of a byte that another process has locked
+TRIES = 100  # a hundredth of a second apart: another process may be deleting the file of locks
+UMASK = os.umask(0o077)
+os.umask(UMASK)
+
+
+class Output(NamedTuple):
+    """A file or folder that a command writes, and the option that names it."""
+
+    path: Path
+    option: str
+
+
+@dataclass
+class _Folder:
+    """The names in a folder that this process holds."""
+
+    path: Path
+    made: list[Path]  # of it and the folders above it, the innermost first
+    file: int | None  # None: there are no locks on this file system
+    holders: Counter[str] = field(default_factory=Counter)
+
+    def hold(self, name: str) -> None:
+        """Raises `BlockingIOError` where another process holds the name."""
+        if not (self.holders[name] or self.lock(_byte(name))):
+            raise BlockingIOError(errno.EBUSY, "another process is writing it")
+        self.holders[name] += 1
+
+    def release(self, name: str) -> None:
+        self.holders[name] -= 1
+        if not self.holders[name]:
+            del self.holders[name]
+            self.unlock(_byte(name))
+
+    def lock(self, byte: int) -> bool:
+        return self.file is None or _lock(self.file, fcntl.LOCK_EX, byte)
+
+    def unlock(self, byte: int) -> None:
+        if self.file is not None:
+            fcntl.lockf(self.file, fcntl.LOCK_UN, 1, byte)
+
+    def clean(self) -> None:
+        """Delete what dead processes left."""
+        for path in self.path.glob(".partial-*-*") if self.file is not None else ():
+            with suppress(OSError, ValueError):  # another user's, or nothing of ours
+                byte = int(path.name.split("-")[1], 16)
+                if self.lock(byte):
+                    _delete(path)
+                    self.unlock(byte)
+
+    def close(self) -> None:
+        """Delete the file of locks, unless other processes have it open, and the folders that were made in vain."""
+        if self.file is not None:
+            with suppress(OSError):
+                if _lock(self.file, fcntl.LOCK_EX, 0, 0):
+                    (self.path / LOCK).unlink()
+            os.close(self.file)
+        with suppress(OSError):
+            for folder in self.made:
+                folder.rmdir()  # refused for one that holds anything
+
+
+_MUTEX = RLock()
+_folders: dict[Path, _Folder] = {}  # closing a file ends all locks that the process has in it: one for each folder
+
+
+@contextmanager
+def hold(outputs: Iterable[Output]) -> Iterator[None]:
+    """While the body runs no other process writes these files. Raises `SpecError` where one does so already."""
+    with ExitStack() as held:
+        for path, option in outputs:
+            try:
+                held.enter_context(_held(path))
+            except BlockingIOError as error:
+                sentence, hint = f"another process is writing {path}", f"wait for it, or name another: {option} FILE"
+                raise SpecError(sentence, hint) from error
+        yield
+
+
+def refuse_held(outputs: Iterable[Output]) -> None:
+    """Raise `SpecError` where another process writes one of these files now. No file or folder is made."""
+    with hold(output for output in outputs if (output.path.parent / LOCK).exists()):
+        pass
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path` that becomes `path` when the body succeeds and vanishes when it does not, with all
+    that differs from it in the suffix alone. Who may read the file is as the process's umask says.
+
+    Raises `RunError` with `path` for what the system refuses in the body, be it room or permission, or where another
+    process is writing it.
+    """
+    temporary = path.with_name(f".partial-{_byte(path.name):x}-{uuid4().hex}{path.suffix}")
+    try:
+        with _held(path):
+            try:
+                yield temporary
+                _put(temporary, path)
+            finally:
+                for left in path.parent.glob(f"{temporary.stem}*"):
+                    _delete(left)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}", MAKE_ROOM) from error
+
+
+def _put(temporary: Path, path: Path) -> None:
+    """Give what is whole its name."""
+    if temporary.is_file():
+        temporary.chmod(0o666 & ~UMASK)  # some libraries write what nobody else may read
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())  # or after a power cut the name may stand before an empty file
+    if path.is_dir():
+        _exchange(temporary, path)
+    else:
+        os.replace(temporary, path)
+
+
+def _exchange(new: Path, folder: Path) -> None:
+    """Put a new folder in the place of one that is there, which is deleted last."""
+    old = folder.with_name(f".replaced-{uuid4().hex}")
+    os.replace(folder, old)
+    try:
+        os.replace(new, folder)
+    except OSError:
+        os.replace(old, folder)
+        raise
+    shutil.rmtree(old)
+
+
+def _delete(path: Path) -> None:
+    with suppress(OSError):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+@contextmanager
+def _held(path: Path) -> Iterator[None]:
+    """Hold a path, which this process may do already. Raises `BlockingIOError` where another process does, `OSError`
+    where the folder cannot be made or written to."""
+    place = Path(os.path.realpath(path.parent))
+    with _MUTEX:
+        folder = _folders.get(place) or _opened(place)
+        try:
+            folder.hold(path.name)
+            _folders[place] = folder
+        finally:
+            if not folder.holders.total():
+                folder.close()
+    try:
+        yield
+    finally:
+        with _MUTEX:
+            folder.release(path.name)
+            if not folder.holders:
+                del _folders[place]
+                folder.close()
+
+
+def _opened(place: Path) -> _Folder:
+    """A folder, made if it is missing, of which nothing is held yet."""
+    made = [folder for folder in (place, *place.parents) if not folder.exists()]
+    place.mkdir(parents=True, exist_ok=True)
+    for _ in range(TRIES):
+        with suppress(FileNotFoundError):  # another process deleted it
+            folder = _Folder(place, made, _file_of_locks(place / LOCK))
+            if folder.file is None or _is_usable(folder.file, place / LOCK):
+                folder.clean()
+                return folder
+            os.close(folder.file)
+        time.sleep(0.01)
+    raise OSError(errno.EBUSY, "other processes keep its folder locked")
+
+
+def _file_of_locks(path: Path) -> int | None:
+    """The open file; None where there are no locks, or it is another user's and closed to this one."""
+    flags = os.O_RDWR | os.O_NOFOLLOW
+    try:
+        file = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+        os.fchmod(file, 0o666)  # for all who may write into the folder
+    except FileExistsError:
+        try:
+            file = os.open(path, flags)
+        except PermissionError:
+            return None
+    try:
+        fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, PRESENCE)
+    except OSError as error:
+        if error.errno not in TAKEN:
+            os.close(file)
+            path.unlink(missing_ok=True)
+            return None
+    return file
+
+
+def _is_usable(file: int, path: Path) -> bool:
+    """Whether this process has locked its presence in the file of that name, which nobody has deleted."""
+    return _lock(file, fcntl.LOCK_SH, PRESENCE) and os.path.samestat(os.fstat(file), path.stat())
+
+
+def _lock(file: int, kind: int, byte: int, length: int = 1) -> bool:
+    """Lock so many bytes, 0: all from there on; whether no other process has locked one of them."""
+    try:
+        fcntl.lockf(file, kind | fcntl.LOCK_NB, length, byte)
+    except OSError as error:
+        if error.errno in TAKEN:
+            return False
+        raise
+    return True
+
+
+def _byte(name: str) -> int:
+    """The one that stands for a name in the file of locks; none is `PRESENCE`."""
+    return 1 + int.from_bytes(hashlib.sha256(os.fsencode(name)).digest()[:6])
