@@ -36,10 +36,10 @@ def reporter(stream: TextIO | None = None) -> Report:
     return Live(Console(file=stream, highlight=False)) if live else Plain(stream)
 
 
-def complain(sentences: str, hint: str) -> None:
-    """An error on stderr: what is wrong, a line each, and what to do instead."""
+def complain(sentences: str, hint: str, label: str = "error: ") -> None:
+    """An error on stderr: what is wrong, a line each, and what to do instead. What the user asked for has no label."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    for name, style, text in (("error: ", "bold red", sentences), ("hint: ", "bold cyan", hint)):
+    for name, style, text in ((label, "bold red", sentences), ("hint: ", "bold cyan", hint)):
         lines = [_shortened(visible(line)) for line in text.split("\n") if text]
         if lines:
             console.print(Text.assemble((name, style), ("\n" + " " * len(name)).join(lines)))

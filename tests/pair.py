@@ -20,7 +20,7 @@ PROGRAM = """
 import gc, json, os, signal, sys
 gc.set_threshold(100_000, 20, 20)  # as conftest.py
 from jax.experimental import multihost_utils
-from ltx2_cli.cli import main
+from ltx2_cli.__main__ import main
 from ltx2_cli.core.journal import Journal
 from ltx2_cli.hosts import is_shared
 from pathlib import Path
@@ -36,6 +36,8 @@ if "--signal" in common:
         measure(journal, progress)
         if [str(progress.phase), str(progress.step)] == moment:
             os.kill(os.getpid(), signal.Signals[name])
+            while not journal.stop.requested:
+                pass  # a thread hears the signal
 
     Journal._measure = measure_and_signal
 

@@ -1,7 +1,6 @@
 """The program within a test, in this process."""
 
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ import jax
 import pytest
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
-from ltx2_cli.cli import main
+from ltx2_cli.__main__ import main
 
 CACHE, FOLDER = "jax_enable_compilation_cache", "jax_compilation_cache_dir"
 KEPT = (CACHE, FOLDER, "jax_persistent_cache_min_compile_time_secs", "jax_persistent_cache_min_entry_size_bytes")
@@ -29,15 +28,11 @@ def cache_restored() -> Iterator[None]:
 
 
 def run_program(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """Run `ltx2` and give its exit code. It ends deaf to Ctrl-C, which pytest does not want to be."""
-    usual = signal.getsignal(signal.SIGINT)
+    """Run `ltx2` and give its exit code."""
     monkeypatch.setattr(sys, "argv", ["ltx2", *arguments])
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     monkeypatch.setattr(os, "_exit", sys.exit)  # this process goes on
-    try:
-        with cache_restored(), pytest.raises(SystemExit) as ended:
-            main()
-    finally:
-        signal.signal(signal.SIGINT, usual)
+    with cache_restored(), pytest.raises(SystemExit) as ended:
+        main()
     return ended.value.code

@@ -194,9 +194,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 def check_stopped(hosts: list[tuple[int, str, str]], number: int, step: int) -> None:
     """All ended after that step, and the first says so; the one of that number had the signal."""
     assert [(code, out) for code, out, _ in hosts] == [(130, "")] * 2
-    assert f"error: stopped after step {step} of 4 of stage 1\n" in hosts[0][2]
+    assert f"stopped after step {step} of 4 of stage 1\n" in hosts[0][2]
     assert ["stopping after this step" in err for *_, err in hosts] == [number == host for host in range(2)]
-    assert "error" not in hosts[1][2]
+    assert "stopped" not in hosts[1][2]
 
 
 def test_sigterm_on_the_first_host_stops_both_after_the_same_step(runs: Runs) -> None:
@@ -306,7 +306,7 @@ def test_an_interrupt_of_one_host_ends_both(tmp_path: Path) -> None:
     other.send_signal(signal.SIGINT)
     for code, out, err in map(ended, (other, one)):
         assert (code, out) == (130, "")
-        assert "error: interrupted\n" in err
+        assert "interrupted\n" in err
     assert not list(tmp_path.rglob("*.mp4"))
 
 

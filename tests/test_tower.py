@@ -31,6 +31,7 @@ TOWER = (
         "platforms",
         "files",
         "tensor_file",
+        "interrupts",
     },
     {"weights", "diffusion"},
     {"nn"},

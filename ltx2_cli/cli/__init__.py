@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import signal
 import sys
 import time
 import traceback
@@ -18,18 +17,17 @@ from ltx2_cli import __version__
 from ltx2_cli.cli.decode import DECODE_EXAMPLES, decode
 from ltx2_cli.cli.generate import EXAMPLES, generate
 from ltx2_cli.cli.info import INFO_EXAMPLES, info
-from ltx2_cli.cli.interrupts import raise_again
 from ltx2_cli.cli.lora import lora
 from ltx2_cli.cli.models import models
 from ltx2_cli.cli.plan import PLAN_EXAMPLES, plan
 from ltx2_cli.cli.replay import REPLAY_EXAMPLES, replay
 from ltx2_cli.cli.resume import RESUME_EXAMPLES, resume
-from ltx2_cli.cli.together import FAILED, INTERRUPTED, REFUSED, TOO_LARGE, abandon, of_system, part
+from ltx2_cli.cli.together import FAILED, FLAWED, REFUSED, TOO_LARGE, leave, of_system, part
 from ltx2_cli.cli.upsample import UPSAMPLE_EXAMPLES, upsample
 from ltx2_cli.console import complain
+from ltx2_cli.interrupts import INTERRUPTED, ignore_signals, raise_again
 from ltx2_cli.spec import AbortedError, FitError, FlawError, RunError, SpecError, StoppedError
 
-FLAWED = 4
 EXPECTED = (SpecError, FitError, FlawError, StoppedError, AbortedError, RunError)
 EXIT_CODES = "Exit codes: 0 done, 1 the run failed, 2 the request cannot be met, 130 interrupted."
 CLIP_EXIT_CODES = EXIT_CODES.replace(", 130", ", 3 it does not fit, 4 the clip has flaws (--strict), 130")
@@ -73,7 +71,7 @@ def main() -> None:
     debug = "--debug" in sys.argv
     sys.excepthook = _unforeseen
     sys.unraisablehook = raise_again
-    sentence, hint = "interrupted", "finished files stay, the unfinished one is gone"  # typer's own exit code is 130
+    sentence, hint = "interrupted", ""  # typer's own exit code is 130
     try:
         code = get_command(app)(prog_name="ltx2", standalone_mode=False) or 0
     except (
@@ -91,12 +89,10 @@ def main() -> None:
         sentence, hint, code = _explain(error)
         if part(error):
             sys.exit(code)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is over: another Ctrl-C would only garble how
+    ignore_signals()
     if code:
-        complain(sentence, hint)
-    if code != FLAWED:  # flawed clips are finished: no host waits for another
-        abandon(code)
-    sys.exit(code)
+        complain(sentence, hint, "" if code == INTERRUPTED else "error: ")
+    leave(code)
 
 
 def _explain(error: Exception) -> tuple[str, str, int]:
@@ -135,7 +131,7 @@ def _unforeseen(kind: type[BaseException], error: BaseException, trace: Tracebac
         file = _written("".join(traceback.format_exception(kind, error, trace)))
         hint = f"{file} shows where it happened" if file else "--debug shows where it happened"
         complain(f"{kind.__name__}: {first_line}", f"this was not foreseen; {hint}")
-    abandon(FAILED)
+    leave(FAILED)
 
 
 def _written(trace: str) -> Path | None:

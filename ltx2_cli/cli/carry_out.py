@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from ltx2_cli.cli.flaws import noted
-from ltx2_cli.cli.interrupts import stopping
+from ltx2_cli.interrupts import stopping
 from ltx2_cli.spec import AbortedError, NotFiniteError, RunError
 
 if TYPE_CHECKING:
@@ -18,17 +18,20 @@ def carry_out(journal: "Journal", components: "Components", start: "Progress | N
     gone on with."""
     from ltx2_cli.core.run import BEGINNING, write
 
-    flaws, on = list[str](), f"`ltx2 resume {journal.path}` goes on"
+    flaws, on, finished = list[str](), f"`ltx2 resume {journal.path}` goes on", 0
     try:
         with stopping(journal.stop):
             for path, findings in write(
                 journal.plan, components, journal.report, journal.errand.ends, start or BEGINNING, journal
             ):
                 print(path, flush=True)
+                finished += 1
                 flaws += noted(path, findings, journal.report)
     except KeyboardInterrupt:
         if journal.kept:
             raise AbortedError("interrupted", on) from None
+        if finished:
+            raise AbortedError("interrupted", f"{finished} of {len(journal.plan.spec.seeds)} are finished") from None
         raise
     except NotFiniteError:
         raise  # it would come again

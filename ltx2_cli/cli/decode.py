@@ -9,7 +9,6 @@ import typer
 from ltx2_cli.cli import options
 from ltx2_cli.cli.flaws import Strict, noted, refuse_flaws
 from ltx2_cli.cli.from_latents import check_fit, request
-from ltx2_cli.cli.interrupts import postponed, stopping
 from ltx2_cli.cli.memory import OF_LATENTS, fitting_plan
 from ltx2_cli.cli.options import FILES, option
 from ltx2_cli.cli.together import asked, begin, found, held, in_step
@@ -59,8 +58,7 @@ def decode(
     initialization_timeout: options.InitializationTimeout = 300,
 ) -> None:
     """Decode saved latents to video, frames or sound; their paths are printed. Nothing is denoised."""
-    with postponed():
-        from ltx2_cli.diffusion.latents import open_latents
+    from ltx2_cli.diffusion.latents import open_latents
 
     hosts = begin(coordinator_address, num_processes, process_id, initialization_timeout)
     with in_step(hosts) as facts:
@@ -73,22 +71,20 @@ def decode(
             _check_outputs(outputs, [file.path, *([config] if config else []), *read_files(spec)], force)
             context.with_resource(hold(Output(path, "-o") for path in outputs))
 
-    with postponed():
-        import jax
+    import jax
 
-        from ltx2_cli.core.compiling import counted, keep_programs
-        from ltx2_cli.core.report import Silent
-        from ltx2_cli.core.run import decode_file, load
-        from ltx2_cli.core.stop import StopRequest
-        from ltx2_cli.forecast.phases import DECODE, PHASES
-        from ltx2_cli.forecast.requests import Request
-        from ltx2_cli.media_checks import findings
+    from ltx2_cli.core.compiling import counted, keep_programs
+    from ltx2_cli.core.report import Silent
+    from ltx2_cli.core.run import decode_file, load
+    from ltx2_cli.forecast.phases import DECODE, PHASES
+    from ltx2_cli.forecast.requests import Request
+    from ltx2_cli.media_checks import findings
 
     report = reporter() if hosts.first else Silent()
     wanted = AV(
         {*outputs.values()} != {".wav"}, ".wav" in outputs.values() or (".mp4" in outputs.values() and not silent)
     )
-    with counted() as count, stopping(StopRequest()):
+    with counted() as count:
         with in_step(hosts) as facts:
             keep_programs(spec.compile_cache)
             plan = fitting_plan(Request(spec, jax.devices(), skipped=frozenset(PHASES) - {DECODE}, fixed=OF_LATENTS))

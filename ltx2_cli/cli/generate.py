@@ -10,7 +10,6 @@ import typer
 from ltx2_cli.cli import options
 from ltx2_cli.cli.carry_out import carry_out
 from ltx2_cli.cli.flaws import Strict, refuse_flaws
-from ltx2_cli.cli.interrupts import postponed
 from ltx2_cli.cli.memory import check_published, fitting_plan
 from ltx2_cli.cli.options import COMPILING, FILES, KEEP_EVERY, SIZE, STEPS, option
 from ltx2_cli.cli.together import asked, begin, found, in_step, with_common_seed
@@ -143,8 +142,7 @@ def generate(
     initialization_timeout: options.InitializationTimeout = 300,
 ) -> None:
     """Make a video with sound from a prompt; its path is printed, and a record that --config reads lies beside it."""
-    with postponed():
-        from ltx2_cli.profiles import read_spec
+    from ltx2_cli.profiles import read_spec
 
     hosts = begin(coordinator_address, num_processes, process_id, initialization_timeout)
     how = Manner(hosts, force, bool(stop_after), warmup, no_compile, resumable, keep_every, perf_dump, profile)
@@ -175,8 +173,7 @@ def generate(
 
 def _foretell(spec: RunSpec, random: bool, how: Manner) -> None:
     """Print what would be done."""
-    with postponed():
-        from ltx2_cli.cli.preview import preview
+    from ltx2_cli.cli.preview import preview
 
     with in_step(how.hosts):
         lines = list(preview(how.request(spec), random, how.files(spec))) if how.hosts.first else []
@@ -185,10 +182,9 @@ def _foretell(spec: RunSpec, random: bool, how: Manner) -> None:
 
 def _carry_out(spec: RunSpec, random: bool, how: Manner) -> list[str]:
     """Make the clips and print their paths; their flaws."""
-    with postponed():
-        from ltx2_cli.core.compiling import counted
-        from ltx2_cli.core.report import Silent
-        from ltx2_cli.core.timings import Timings, traced
+    from ltx2_cli.core.compiling import counted
+    from ltx2_cli.core.report import Silent
+    from ltx2_cli.core.timings import Timings, traced
 
     report = reporter() if how.hosts.first else Silent()
     with ExitStack() as around:
@@ -208,13 +204,12 @@ def _carry_out(spec: RunSpec, random: bool, how: Manner) -> list[str]:
 def _ready(spec: RunSpec, how: Manner, report: "Report", around: ExitStack) -> "tuple[Plan, Components]":
     """What the request means, all hosts agreed, and its networks, of which no weight is read yet; no program is
     compiled `around` what follows, where that is asked."""
-    with postponed():
-        from ltx2_cli.cli.preview import downloading
-        from ltx2_cli.core.compiling import keep_programs, none_compiled
-        from ltx2_cli.core.record import input_files
-        from ltx2_cli.core.run import load, programs
-        from ltx2_cli.plan import missing
-        from ltx2_cli.weights.hub import check_room
+    from ltx2_cli.cli.preview import downloading
+    from ltx2_cli.core.compiling import keep_programs, none_compiled
+    from ltx2_cli.core.record import input_files
+    from ltx2_cli.core.run import load, programs
+    from ltx2_cli.plan import missing
+    from ltx2_cli.weights.hub import check_room
 
     with in_step(how.hosts) as facts:
         keep_programs(spec.compile_cache)

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from ltx2_cli.cli.describe import SHORT, Clip, Description, Record, Weights, describe, shortened
-from ltx2_cli.cli.interrupts import postponed
 from ltx2_cli.cli.lora import Summary, lora_lines
 from ltx2_cli.console import columns
 
@@ -29,8 +28,7 @@ def info(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, a list; sizes in bytes, records whole.")] = False,
 ) -> None:
     """Say what latents, videos, records, checkpoints, LoRAs and upsamplers are. Of weights only headers are read."""
-    with postponed():
-        from ltx2_cli.weights.findings import attempt, refuse
+    from ltx2_cli.weights.findings import attempt, refuse
 
     found, problems = attempt({str(file): partial(describe, file.expanduser()) for file in files})
     if as_json:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ltx2_cli.cli.interrupts import postponed
 from ltx2_cli.console import columns
 
 if TYPE_CHECKING:
@@ -61,9 +60,8 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, the size in bytes.")] = False,
 ) -> None:
     """Say what a LoRA adds to and for which generation it was made. Only the file's header is read."""
-    with postponed():
-        from ltx2_cli.weights.lora import open_lora
-        from ltx2_cli.weights.lora_source import lora_file, parse_lora
+    from ltx2_cli.weights.lora import open_lora
+    from ltx2_cli.weights.lora_source import lora_file, parse_lora
 
     path = lora_file(parse_lora(name)[0])
     summary = summarise(path, open_lora(path))

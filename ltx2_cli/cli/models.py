@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from ltx2_cli.cli.interrupts import postponed
 from ltx2_cli.console import columns, reporter
 from ltx2_cli.weights.published import EMBEDDED, MODEL, PUBLISHED, TEXT_ENCODER, Published
 
@@ -44,10 +43,9 @@ class Row:
 
 def models(as_json: Annotated[bool, typer.Option("--json", help="As JSON, sizes in bytes.")] = False) -> None:
     """List what is published, how large it is, and what of it is in the local cache. It asks no network."""
-    with postponed():
-        from huggingface_hub import constants
+    from huggingface_hub import constants
 
-        from ltx2_cli.profiles import GEMMA
+    from ltx2_cli.profiles import GEMMA
 
     rows = _rows(GEMMA)
     if as_json:

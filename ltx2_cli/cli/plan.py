@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from ltx2_cli.cli.interrupts import postponed
 from ltx2_cli.cli.memory import command_line
 from ltx2_cli.cli.options import (
     AUDIO,
@@ -78,26 +77,24 @@ def plan(
     debug: Debug = False,
 ) -> None:
     """Say what a clip would need and take: memory, what travels between devices, time. No weights, no network."""
-    with postponed():
-        from ltx2_cli.outputs import check_folder
-        from ltx2_cli.profiles import read_spec
+    from ltx2_cli.outputs import check_folder
+    from ltx2_cli.profiles import read_spec
 
     if dump_hlo:
         check_folder(dump_hlo, "--dump-hlo")
     spec = read_spec({"prompt": "any", **overrides(context.params)}, config=config, dotlist=settings or ())
 
-    with postponed():
-        import jax
+    import jax
 
-        from ltx2_cli.cli.plan_lines import lines, search_lines
-        from ltx2_cli.core.run import programs
-        from ltx2_cli.forecast.configs import foresee
-        from ltx2_cli.forecast.dump import write_hlo
-        from ltx2_cli.forecast.fit import check_forecast
-        from ltx2_cli.forecast.forecast import forecast, forward_programs
-        from ltx2_cli.forecast.meshes import search as search_meshes
-        from ltx2_cli.forecast.record import record, search_record
-        from ltx2_cli.forecast.topology import topology as slice_of
+    from ltx2_cli.cli.plan_lines import lines, search_lines
+    from ltx2_cli.core.run import programs
+    from ltx2_cli.forecast.configs import foresee
+    from ltx2_cli.forecast.dump import write_hlo
+    from ltx2_cli.forecast.fit import check_forecast
+    from ltx2_cli.forecast.forecast import forecast, forward_programs
+    from ltx2_cli.forecast.meshes import search as search_meshes
+    from ltx2_cli.forecast.record import record, search_record
+    from ltx2_cli.forecast.topology import topology as slice_of
 
     if topology is not None:
         jax.config.update("jax_platforms", "cpu")  # the devices of this machine are left alone

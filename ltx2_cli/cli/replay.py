@@ -11,7 +11,6 @@ import typer
 
 from ltx2_cli.cli import options
 from ltx2_cli.cli.flaws import Strict, noted, refuse_flaws
-from ltx2_cli.cli.interrupts import postponed, stopping
 from ltx2_cli.cli.memory import OF_LATENTS, OF_RECORD, fitting_plan
 from ltx2_cli.cli.options import FILES, MODEL, STEPS, option
 from ltx2_cli.cli.together import asked, begin, found, held, in_step
@@ -82,10 +81,9 @@ def replay(
     initialization_timeout: options.InitializationTimeout = 300,
 ) -> None:
     """Make a clip again by its record; its path is printed, or with --verify whether it is the same."""
-    with postponed():
-        from ltx2_cli.cli.recorded import check_overrides, find_source, recorded
-        from ltx2_cli.cli.verdict import check_comparable, verdict
-        from ltx2_cli.core.report import Silent
+    from ltx2_cli.cli.recorded import check_overrides, find_source, recorded
+    from ltx2_cli.cli.verdict import check_comparable, verdict
+    from ltx2_cli.core.report import Silent
 
     hosts = begin(coordinator_address, num_processes, process_id, initialization_timeout)
     report = reporter() if hosts.first else Silent()
@@ -108,12 +106,9 @@ def replay(
             facts |= asked(replace(spec, output=None, save_latents=None)) | {"stage": then.stage}
             facts |= held([source.file.path] if source else [])
 
-        with postponed():
-            from ltx2_cli.core.compiling import counted
-            from ltx2_cli.core.stop import StopRequest
+        from ltx2_cli.core.compiling import counted
 
         count = around.enter_context(counted())
-        around.enter_context(stopping(StopRequest()))
         with in_step(hosts) as facts:
             plan = _plan(then, spec, source)
             others = _others(then, plan, changed, any_weights, report) if hosts.first else []
@@ -136,12 +131,11 @@ def _files(then: "Recorded", folder: Path) -> dict[str, str | None]:
 
 def _plan(then: "Recorded", spec: "RunSpec", source: "Begun | None") -> "Plan":
     """What the request means, as far as the first time it was carried out."""
-    with postponed():
-        import jax
+    import jax
 
-        from ltx2_cli.cli.from_latents import check_source
-        from ltx2_cli.forecast.requests import Request
-        from ltx2_cli.stages import Source
+    from ltx2_cli.cli.from_latents import check_source
+    from ltx2_cli.forecast.requests import Request
+    from ltx2_cli.stages import Source
 
     begin = Source(source.file.shapes, source.fps) if source else None
     ends, fixed = Ends.drafts if then.is_draft else Ends.clips, OF_LATENTS if source else OF_RECORD

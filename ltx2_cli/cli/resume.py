@@ -9,7 +9,6 @@ import typer
 from ltx2_cli.cli import options
 from ltx2_cli.cli.carry_out import carry_out
 from ltx2_cli.cli.flaws import Strict, refuse_flaws
-from ltx2_cli.cli.interrupts import postponed
 from ltx2_cli.cli.memory import OF_RUN, fitting_plan
 from ltx2_cli.cli.options import FILES, KEEP_EVERY, option
 from ltx2_cli.cli.together import begin, found, in_step
@@ -51,14 +50,13 @@ def resume(
     initialization_timeout: options.InitializationTimeout = 300,
 ) -> None:
     """Go on with an unfinished run; it ends with the bytes of one that was never interrupted."""
-    with postponed():
-        from ltx2_cli.cli.resumed_files import own_files
-        from ltx2_cli.core.compiling import counted
-        from ltx2_cli.core.journal import Journal
-        from ltx2_cli.core.progress import written_clips
-        from ltx2_cli.core.report import Silent
-        from ltx2_cli.core.run import load
-        from ltx2_cli.core.unfinished import open_unfinished
+    from ltx2_cli.cli.resumed_files import own_files
+    from ltx2_cli.core.compiling import counted
+    from ltx2_cli.core.journal import Journal
+    from ltx2_cli.core.progress import written_clips
+    from ltx2_cli.core.report import Silent
+    from ltx2_cli.core.run import load
+    from ltx2_cli.core.unfinished import open_unfinished
 
     hosts = begin(coordinator_address, num_processes, process_id, initialization_timeout)
     report = reporter() if hosts.first else Silent()

@@ -1,20 +1,17 @@
 """One command on several hosts: what one of them refuses none does, and the first speaks for all."""
 
-import _thread
 import errno
 import hashlib
 import json
 import os
-import signal
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from ltx2_cli.console import complain
+from ltx2_cli.interrupts import INTERRUPTED, before_forced_end, end_soon
 from ltx2_cli.spec import MAKE_ROOM, FitError, NotFiniteError, RunError, RunSpec, SpecError, StoppedError
 from ltx2_cli.validation import random_seed
 
@@ -22,9 +19,8 @@ if TYPE_CHECKING:
     from ltx2_cli.hosts import Hosts
     from ltx2_cli.plan import Plan
 
-FAILED, REFUSED, TOO_LARGE, INTERRUPTED = 1, 2, 3, 130
-OTHER_HOST = signal.SIGUSR2  # by whose handler a thread raises `KeyboardInterrupt` in the main thread
-GRACE = 2.0  # seconds in which the main thread may end by itself
+FAILED, REFUSED, TOO_LARGE, FLAWED = 1, 2, 3, 4
+FINISHED = (0, FLAWED)  # all clips are written
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 Facts = dict[str, str]
 Refusal = tuple[int, str, str]  # the exit code, the sentence, the hint
@@ -34,26 +30,15 @@ ERRORS: dict[int, type[SpecError | FitError | RunError]] = {REFUSED: SpecError, 
 def begin(address: str | None, processes: int | None, process: int | None, timeout: int) -> "Hosts":
     """Meet the other hosts, if there are any. Libraries that connect CPUs talk on stdout, which is for results: from
     then on they are heard on stderr."""
-    from ltx2_cli.hosts import end_with_others, join
+    from ltx2_cli.hosts import end_others, end_with_others, join
 
     hosts = join(address, processes, process, timeout)
     if hosts.count > 1:
         sys.stdout = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
-        for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C, also where a run does not stop after its step
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, signal.default_int_handler)
-        signal.signal(OTHER_HOST, signal.default_int_handler)
-        end_with_others(_end_at_once)
+        before_forced_end(end_others)
+        end_with_others(end_soon)
     return hosts
-
-
-def _end_at_once() -> None:
-    """Another host was interrupted: end this one within `GRACE` seconds, be it by force."""
-    _thread.interrupt_main(OTHER_HOST)
-    time.sleep(GRACE)
-    complain("interrupted", "another host was, and all end together")
-    abandon(INTERRUPTED)
 
 
 @contextmanager
@@ -165,20 +150,22 @@ def part(error: Exception) -> bool:
     return silent
 
 
-def abandon(code: int) -> None:
-    """After a failure, end at once where there are other hosts: jax would wait for them, as they wait for this one.
+def leave(code: int) -> NoReturn:
+    """End the process at once: Python would take seconds to clear its memory, would wait for a program that is being
+    compiled, and after Ctrl-C for ever for a thread of a pool that was being started.
 
-    So too after Ctrl-C, which ends all hosts: Python would wait for a program that is being compiled, and for ever for
-    a thread of a pool that was being started.
+    Where other hosts are finished too, all leave together; after a failure they wait for this one in vain.
     """
-    if code == INTERRUPTED and _are_others():
+    others = _are_others()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if others and code in FINISHED:
+        sys.exit(code)
+    if others and code == INTERRUPTED:
         from ltx2_cli.hosts import end_others
 
         end_others()
-    if code == INTERRUPTED or (code and _are_others()):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    os._exit(code)
 
 
 def _are_others() -> bool:

@@ -13,7 +13,6 @@ from ltx2_cli.cli import options
 from ltx2_cli.cli.carry_out import carry_out
 from ltx2_cli.cli.flaws import Strict, refuse_flaws
 from ltx2_cli.cli.from_latents import check_source, request, together
-from ltx2_cli.cli.interrupts import postponed
 from ltx2_cli.cli.memory import OF_LATENTS, fitting_plan
 from ltx2_cli.cli.options import CONTENT, FILES, KEEP_EVERY, STEPS, option
 from ltx2_cli.cli.together import asked, begin, found, held, in_step
@@ -82,8 +81,7 @@ def upsample(
     initialization_timeout: options.InitializationTimeout = 300,
 ) -> None:
     """Upsample saved latents and refine them at their new size; the path of the video or latents is printed."""
-    with postponed():
-        from ltx2_cli.diffusion.latents import open_latents
+    from ltx2_cli.diffusion.latents import open_latents
 
     hosts = begin(coordinator_address, num_processes, process_id, initialization_timeout)
     with in_step(hosts) as facts:
@@ -158,17 +156,16 @@ def _go_on(
     keep_every: float,
 ) -> list[str]:
     """Make the clips that begin with these latents, or only their latents, and print the paths; the clips' flaws."""
-    with postponed():
-        import jax
+    import jax
 
-        from ltx2_cli.core.compiling import counted, keep_programs
-        from ltx2_cli.core.journal import Journal
-        from ltx2_cli.core.record import begun, input_files
-        from ltx2_cli.core.report import Silent
-        from ltx2_cli.core.run import going_on, load
-        from ltx2_cli.core.unfinished import Errand
-        from ltx2_cli.forecast.requests import Request
-        from ltx2_cli.stages import Source
+    from ltx2_cli.core.compiling import counted, keep_programs
+    from ltx2_cli.core.journal import Journal
+    from ltx2_cli.core.record import begun, input_files
+    from ltx2_cli.core.report import Silent
+    from ltx2_cli.core.run import going_on, load
+    from ltx2_cli.core.unfinished import Errand
+    from ltx2_cli.forecast.requests import Request
+    from ltx2_cli.stages import Source
 
     report, source = reporter() if hosts.first else Silent(), Source(files[0].shapes, spec.fps)
     with counted() as count:

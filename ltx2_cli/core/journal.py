@@ -5,6 +5,7 @@ import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 import jax
 import numpy as np
@@ -12,9 +13,9 @@ import numpy as np
 from ltx2_cli.core.progress import Progress, phases
 from ltx2_cli.core.record import made_with
 from ltx2_cli.core.report import Report
-from ltx2_cli.core.stop import StopRequest
 from ltx2_cli.core.unfinished import ENTRIES, TEXT, Errand
 from ltx2_cli.hosts import any_host
+from ltx2_cli.interrupts import StopRequest
 from ltx2_cli.plan import Plan
 from ltx2_cli.profiles import to_yaml
 from ltx2_cli.spec import RunError, StoppedError
@@ -49,15 +50,14 @@ class Journal:
     def __call__(self, progress: Progress) -> None:
         """Keep it, if it is time. Raises `StoppedError` where the run is to stop, `RunError` if that cannot be kept.
 
-        A stop that was asked for is a promise: it is kept whatever the estimate says by then.
+        The estimate decides what is kept, never whether the run stops.
         """
         self._measure(progress)
         worthwhile = self.estimate > WORTHWHILE if self.wanted is None else self.wanted
-        stop, keeping = any_host(self.stop.requested, worthwhile)
+        stop, keeping = any_host(self.stop.requested, worthwhile or self.kept)
         if stop:
-            self._write(progress)
-            raise StoppedError(f"stopped {_where(self.plan, progress)}", f"`ltx2 resume {self.path}` goes on")
-        self.stop.listening = keeping and progress.current is not None
+            self._stop(progress, keeping)
+        self.stop.listening = progress.current is not None
         if keeping and (progress.current is None or time.monotonic() - self.written >= self.every):
             try:
                 self._write(progress)
@@ -68,6 +68,12 @@ class Journal:
         """All is made."""
         if jax.process_index() == 0:
             self.path.unlink(missing_ok=True)
+
+    def _stop(self, progress: Progress, keeping: bool) -> NoReturn:
+        if keeping:
+            self._write(progress)
+        hint = f"`ltx2 resume {self.path}` goes on" if keeping else "it was not kept; --resumable keeps every run"
+        raise StoppedError(f"stopped {_where(self.plan, progress)}", hint)
 
     def _measure(self, progress: Progress) -> None:
         now, (before, then) = time.monotonic(), self.last

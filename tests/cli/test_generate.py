@@ -325,7 +325,7 @@ def test_all_files_are_held_while_they_are_made(ltx2: Run, core: Core, monkeypat
         (OSError(errno.EFBIG, "Too large"), 1, f"error: Too large\nhint: {MAKE_ROOM}\n"),
         (OSError(errno.EDQUOT, "No quota"), 1, f"error: No quota\nhint: {MAKE_ROOM}\n"),
         (OSError(errno.EIO, "Broken"), 1, "error: Broken\nhint: --debug shows where\n"),
-        (KeyboardInterrupt(), 130, "error: interrupted\nhint: "),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
     ],
 )
 def test_a_failed_run_is_a_sentence_and_its_exit_code(
@@ -366,7 +366,7 @@ def test_an_interrupt_in_a_destructor_is_not_lost(ltx2: Run, core: Core, monkeyp
     monkeypatch.setattr(sys.modules["ltx2_cli.core.run"], "write", write, raising=False)
     code, out, err = ltx2("generate", "--prompt", "rain")
     assert (code, out) == (130, "")
-    assert err.endswith("error: interrupted\nhint: finished files stay, the unfinished one is gone\n")
+    assert err.endswith("\ninterrupted\n")
 
 
 @pytest.mark.parametrize(
@@ -417,7 +417,8 @@ def test_an_unexpected_error_is_a_sentence_and_names_the_file_with_its_traceback
     core.failure = ZeroDivisionError("division\nby zero")
     with pytest.raises(ZeroDivisionError) as caught:
         ltx2("generate", "--prompt", "rain")
-    sys.excepthook(caught.type, caught.value, caught.tb)
+    with pytest.raises(SystemExit):
+        sys.excepthook(caught.type, caught.value, caught.tb)
     (file,) = tmp_path.rglob("error-*.txt")
     path = file if cache == "cache" else file.relative_to(tmp_path)
     assert capsys.readouterr().err.endswith(
@@ -440,5 +441,6 @@ def test_an_unexpected_error_is_a_sentence_where_nothing_can_be_written(
     folder.mkdir()
     monkeypatch.chdir(folder)
     folder.rmdir()
-    sys.excepthook(caught.type, caught.value, caught.tb)
+    with pytest.raises(SystemExit):
+        sys.excepthook(caught.type, caught.value, caught.tb)
     assert capsys.readouterr().err.endswith("hint: this was not foreseen; --debug shows where it happened\n")

@@ -10,8 +10,9 @@ import pytest
 from ltx2_cli.spec import Guidance
 
 PROGRAM = """
-import sys
+import os, sys
 from ltx2_cli.__main__ import main
+os._exit = sys.exit
 try:
     main()
 finally:

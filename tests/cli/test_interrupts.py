@@ -1,4 +1,4 @@
-"""Ctrl-C, as real signals: one sentence, exit code 130, no traceback and nothing half written, whenever it comes."""
+"""Real signals: one sentence, exit code 130, no traceback and nothing half written, whenever they come."""
 
 import os
 import signal
@@ -9,41 +9,33 @@ from pathlib import Path
 
 import pytest
 
-from ltx2_cli.cli.interrupts import postponed, stopping
-from ltx2_cli.core.stop import StopRequest
 from xla_flags import QUICK
 
-SENTENCE = "error: interrupted\n"
-HINT = "hint: finished files stay, the unfinished one is gone\n"
-
-# Ctrl-C comes when argv[1] is imported, and again at the very end; stdout says which imports were finished.
-PROGRAM = """
-import os, signal, sys
+# A signal comes when jaxlib is imported, while a thread is at work that nobody may wait for.
+STARTING = """
+import os, signal, sys, threading, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
-moment = sys.argv.pop(1)
+threading.Thread(target=time.sleep, args=(600,)).start()
 def interrupt(event, arguments):
-    if event == "import" and arguments[0] == moment:
-        os.kill(os.getpid(), signal.SIGINT)
+    if event == "import" and arguments[0] == "jaxlib":
+        print(time.monotonic(), flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
 sys.addaudithook(interrupt)
 from ltx2_cli.__main__ import main
+main()
 """
-RUN = """
-def end():
-    os.kill(os.getpid(), signal.SIGINT)
-    print([name for name in ("profiles", "core.timings") if f"ltx2_cli.{name}" in sys.modules], flush=True)
+
+# Ctrl-C comes again at the very end.
+PROGRAM = """
+import os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from ltx2_cli.__main__ import main
 def at_once(code, leave=os._exit):
-    end()
+    os.kill(os.getpid(), signal.SIGINT)
     leave(code)
 os._exit = at_once
-try:
-    main()
-finally:
-    end()
 """
-BUSY = """
-import threading, time
-threading.Thread(target=time.sleep, args=(600,)).start()
-"""
+RUN = "main()"
 
 # In place of a run, one that only writes its video.
 WRITER = """
@@ -68,14 +60,14 @@ exec sleep 60
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are a POSIX thing")
 
 
-def start(folder: Path, program: str, moment: str = "", **environment: str) -> subprocess.Popen[str]:
+def start(folder: Path, program: str, **environment: str) -> subprocess.Popen[str]:
     environment = {
         "XLA_FLAGS": QUICK,
         "XDG_CACHE_HOME": str(folder / "cache"),
         **environment,
     }
     return subprocess.Popen(
-        [sys.executable, "-c", program, moment, "generate", "--model", "demo", "--prompt", "x"],
+        [sys.executable, "-c", program, "generate", "--model", "demo", "--prompt", "x"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -84,18 +76,12 @@ def start(folder: Path, program: str, moment: str = "", **environment: str) -> s
     )
 
 
-@pytest.mark.parametrize(
-    ("moment", "said", "imported"),
-    [
-        ("typer", SENTENCE, "[]\n"),
-        ("numpy", SENTENCE + HINT, "['profiles']\n"),
-        ("jaxlib", SENTENCE + HINT, "['profiles', 'core.timings']\n"),
-    ],
-)
-def test_while_it_starts(moment: str, said: str, imported: str, tmp_path: Path) -> None:
-    """The import of compiled modules is not cut short."""
-    program = start(tmp_path, PROGRAM + RUN, moment)
-    assert program.communicate() == (imported, said)
+def test_while_it_starts(tmp_path: Path) -> None:
+    """The import of a compiled module is not cut short: the process ends."""
+    program = start(tmp_path, STARTING)
+    stdout, stderr = program.communicate(timeout=120)
+    assert time.monotonic() - float(stdout) < 1
+    assert stderr == "interrupted\n"
     assert program.returncode == 130
     assert list(tmp_path.iterdir()) == []
 
@@ -108,16 +94,9 @@ def test_while_it_runs(tmp_path: Path) -> None:
     program.send_signal(signal.SIGINT)
     stderr = program.communicate()[1]
     assert program.returncode == 130
-    assert stderr.endswith(SENTENCE + HINT)
+    assert "interrupted" in stderr.splitlines()
     assert "Traceback" not in stderr
     assert set(os.listdir(tmp_path)) <= {"cache"}
-
-
-def test_a_thread_at_work_is_not_waited_for(tmp_path: Path) -> None:
-    """As one that compiles is."""
-    program = start(tmp_path, PROGRAM + BUSY + RUN, "numpy")
-    assert program.communicate(timeout=120) == ("['profiles']\n", SENTENCE + HINT)
-    assert program.returncode == 130
 
 
 def test_while_it_writes(tmp_path: Path) -> None:
@@ -129,7 +108,7 @@ def test_while_it_writes(tmp_path: Path) -> None:
         time.sleep(0.01)
     program.send_signal(signal.SIGINT)
     stderr = program.communicate()[1]
-    assert stderr.splitlines(keepends=True)[1:] == [SENTENCE, HINT]  # the first line says the seed
+    assert stderr.splitlines()[1:] == ["interrupted"]  # the first line says the seed
     assert program.returncode == 130
     assert not (tmp_path / "out").exists()
 
@@ -138,10 +117,9 @@ def test_while_it_writes(tmp_path: Path) -> None:
 ENDLESS = """
 import os, sys
 import jax
-from ltx2_cli.cli.interrupts import stopping
-from ltx2_cli.core.stop import StopRequest
+from ltx2_cli.interrupts import StopRequest, heard, stopping
 endless = jax.jit(lambda x: jax.lax.while_loop(lambda x: x >= 0, lambda x: x * 0.5, x)).lower(1.0).compile()
-with stopping(StopRequest(listening=True)):
+with heard(), stopping(StopRequest(listening=True)):
     print("begun", flush=True)
     endless(1.0).block_until_ready()
 """
@@ -154,40 +132,7 @@ def test_a_second_signal_ends_a_step_that_takes_long(tmp_path: Path) -> None:
     assert program.stderr
     assert program.stdout.readline() == "begun\n"
     program.send_signal(signal.SIGTERM)
-    assert program.stderr.readline() == "\n"
     assert program.stderr.readline() == "stopping after this step; once more: at once\n"
     program.send_signal(signal.SIGHUP)
-    assert program.communicate(timeout=60)[1].splitlines(keepends=True)[0] == SENTENCE
+    assert program.communicate(timeout=60)[1].splitlines()[0] == "interrupted"
     assert program.returncode == 130
-
-
-def test_what_nohup_ignores_stays_ignored() -> None:
-    request, usual = StopRequest(listening=True), signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with stopping(request):
-            signal.raise_signal(signal.SIGHUP)
-    finally:
-        signal.signal(signal.SIGHUP, usual)
-    assert not request.requested
-
-
-def test_a_postponed_interrupt_comes_at_the_end() -> None:
-    done = []
-
-    def body() -> None:
-        signal.raise_signal(signal.SIGINT)
-        done.append("the body")
-
-    with pytest.raises(KeyboardInterrupt), postponed():
-        body()
-    assert done == ["the body"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_an_ignored_interrupt_stays_ignored() -> None:
-    usual = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with postponed():
-            signal.raise_signal(signal.SIGINT)
-    finally:
-        signal.signal(signal.SIGINT, usual)

@@ -14,8 +14,9 @@ from program import run_program
 
 ATTENTION = "transformer_blocks.{}.attn1.to_q"
 PROGRAM = """
-import sys
+import os, sys
 from ltx2_cli.__main__ import main
+os._exit = sys.exit
 try:
     main()
 finally:

@@ -131,8 +131,9 @@ def test_what_is_wanted_of_each() -> None:
 
 
 PROGRAM = """
-import sys
+import os, sys
 from ltx2_cli.__main__ import main
+os._exit = sys.exit
 try:
     main()
 finally:

@@ -5,8 +5,9 @@ import sys
 from pathlib import Path
 
 SCRIPT = """
-import sys
-from ltx2_cli.cli import main
+import os, sys
+from ltx2_cli.__main__ import main
+os._exit = sys.exit
 for more in (["--height", "33"], ["--dry-run"]):
     sys.argv = ["ltx2", "generate", "--model", "demo", "--prompt", "a red ball", *more]
     try:

@@ -1,0 +1,123 @@
+"""A run that is asked to stop, at forty moments of it, ends within a step; what is worth keeping is kept."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clips import Case, Checkpoint, Size, plan_of
+from ltx2_cli.cli.carry_out import carry_out
+from ltx2_cli.core import generate
+from ltx2_cli.core.components import Components
+from ltx2_cli.core.journal import Journal
+from ltx2_cli.core.progress import Progress
+from ltx2_cli.core.report import Silent
+from ltx2_cli.core.run import load
+from ltx2_cli.core.unfinished import Errand
+from ltx2_cli.interrupts import STOP_SIGNALS, StopRequest, heard, stopping
+from ltx2_cli.outputs import Ends
+from ltx2_cli.plan import Plan
+from ltx2_cli.spec import AbortedError, StoppedError
+
+OFF = (1.0, 0.0, 1.0, 0.0)
+CLIP = Case(Size(1, 64, 64, 24.0), 5, OFF, OFF, (1,))
+MOMENTS = 40
+ENDS = (StoppedError, AbortedError, KeyboardInterrupt)  # all with exit code 130
+
+
+class Moments(Silent):
+    """A report of a run that sends itself a signal at one of the moments at which the run is told of something."""
+
+    def __init__(self, signalled: int):
+        self.signalled, self.passed, self.steps_after = signalled, 0, 0
+        self.at, self.in_step = 0.0, False
+        self.stop = StopRequest()
+
+    def moment(self, in_step: bool = False) -> None:
+        self.passed += 1
+        if self.passed == self.signalled:
+            self.at, self.in_step = time.monotonic(), in_step
+            os.kill(os.getpid(), STOP_SIGNALS[self.signalled % 3])
+            while not self.stop.requested and time.monotonic() < self.at + 5:
+                pass  # until the thread that hears signals has asked for a stop, or this is interrupted
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        self.moment()
+        yield
+        self.moment()
+
+    def note(self, text: str) -> None:
+        self.moment()
+
+    def advance(self, steps: int = 1) -> None:
+        self.steps_after += bool(self.at) * steps
+        self.moment(in_step=True)
+
+
+class Told(Journal):
+    """A journal that is a moment itself."""
+
+    def __call__(self, progress: Progress) -> None:
+        self.report.moment()
+        super().__call__(progress)
+
+
+@pytest.fixture(scope="module")
+def ready(checkpoint: Checkpoint) -> tuple[Plan, Components]:
+    plan = plan_of(checkpoint, CLIP, 3)
+    spec = replace(plan.spec, seed=(3, 4), keep_resident=True)
+    return (plan := replace(plan, spec=spec)), load(plan)
+
+
+def stopped(ready: tuple[Plan, Components], moment: int, wanted: bool | None) -> tuple[Moments, Journal, str]:
+    """The run, asked to stop at this moment; what is said of its end, if it did not come to its own."""
+    plan, components = ready
+    report = Moments(moment)
+    plan = replace(plan, spec=replace(plan.spec, output="clip.mp4"))
+    journal = Told(Path("clip.run"), plan, Errand(Ends.clips, None), report, wanted, 1e6, report.stop)
+    try:
+        with heard():
+            carry_out(journal, components)
+    except ENDS as end:
+        return report, journal, str(end) or "interrupted"
+    return report, journal, ""
+
+
+@pytest.mark.parametrize("wanted", [True, None], ids=["resumable", "by estimate"])
+def test_a_run_stops_at_each_of_forty_moments(
+    wanted: bool | None, ready: tuple[Plan, Components], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alike for all three signals. The steps of this run are short: no estimate says that it is worth keeping."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(generate, "SECONDS_BETWEEN_REPORTS", 0.0)  # a report of every step
+    moments, ends = stopped(ready, 0, wanted)[0].passed, list[tuple[str, bool]]()
+    for moment in range(1, moments + 1):
+        for file in tmp_path.iterdir():
+            file.unlink()
+        report, journal, end = stopped(ready, moment, wanted)
+        if not report.at:
+            continue  # the first run waited for programs, which was a moment more
+        assert time.monotonic() - report.at < 1  # a step takes milliseconds
+        assert report.steps_after <= 1
+        assert end.startswith(("stopped",) if report.in_step else ("stopped", "interrupted"))
+        assert journal.path.exists() == journal.kept
+        assert journal.kept <= bool(wanted)
+        ends.append((end.split(" ")[0], journal.kept))
+    assert len(ends) >= MOMENTS
+    assert set(ends) == {("stopped", bool(wanted)), ("interrupted", False), *([("interrupted", True)] * bool(wanted))}
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    request, usual = StopRequest(listening=True), signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with heard(), stopping(request):
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, usual)
+    assert not request.requested
