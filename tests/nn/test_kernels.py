@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from ltx2_cli.nn.kernels import KERNELS, attend_partly, attend_with, choose_kernel, splash_block
+from ltx2_cli.nn.kernels import KERNELS, Part, attend_partly, attend_with, choose_kernel, splash_block
 from ltx2_cli.spec import DType, Kernel, SpecError
 
 ON_CPU = tuple(kernel for kernel in KERNELS if kernel is not Kernel.cudnn)
@@ -58,21 +58,35 @@ def attend_whole(kernel: Kernel, cases: list[Arrays], lengths: tuple[int, ...]) 
     return [attend_with(kernel, *case) for case in cut]
 
 
+@partial(jax.jit, static_argnames="kernel")
+def attend_all(kernel: Kernel, cases: list[Arrays], length: jax.Array) -> list[tuple[jax.Array, Part]]:
+    """Over all keys of each case, and over the first of them, so many."""
+    return [(attend_with(kernel, *case), attend_partly(kernel, *case, length)) for case in cases]
+
+
 attend_part = jax.jit(attend_partly, static_argnames="kernel")
 
 
 def check_whole(kernel: Kernel, lengths: Sequence[int], head_size: int, dtype: str) -> None:
     cases = [drawn(length, head_size, dtype) for length in lengths]
     for case, attended in zip(cases, attend_whole(kernel, cases, tuple(lengths)), strict=True):
-        assert attended.dtype == dtype
-        assert error(attended, defined(*case)[0]) < TOLERANCE[dtype], case[1].shape
+        check_attended(attended, case, dtype)
+
+
+def check_attended(attended: jax.Array, case: Arrays, dtype: str) -> None:
+    assert attended.dtype == dtype
+    assert error(attended, defined(*case)[0]) < TOLERANCE[dtype], case[1].shape
 
 
 def check_part(kernel: Kernel, length: int, head_size: int, dtype: str, capacity: int) -> None:
     """The first `length` of so many keys."""
-    queries, keys, values = drawn(capacity, head_size, dtype)
+    case = drawn(capacity, head_size, dtype)
+    check_gathered(attend_part(kernel, *case, jnp.int32(length)), case, length, dtype)
+
+
+def check_gathered(part: Part, case: Arrays, length: int, dtype: str) -> None:
+    queries, keys, values = case
     wanted, log_sum = defined(queries, keys[:, :length], values[:, :length])
-    part = attend_part(kernel, queries, keys, values, jnp.int32(length))
     assert error(part.gathered, wanted) < TOLERANCE[dtype]
     assert part.log_sum.dtype == jnp.float32
     np.testing.assert_allclose(part.log_sum, log_sum, rtol=2e-6, atol=2e-6)
@@ -93,9 +107,10 @@ def test_short_parts(kernel: Kernel) -> None:
 @pytest.mark.parametrize("length", LONG)
 @pytest.mark.parametrize("kernel", ON_CPU)
 def test_long_contexts_and_parts(kernel: Kernel, length: int) -> None:
-    for variant in VARIANTS:
-        check_whole(kernel, [length], *variant)
-        check_part(kernel, length - 5, *variant, capacity=length)
+    cases = [drawn(length, *variant) for variant in VARIANTS]
+    for (_, dtype), case, (whole, part) in zip(VARIANTS, cases, attend_all(kernel, cases, length - 5), strict=True):
+        check_attended(whole, case, dtype)
+        check_gathered(part, case, length - 5, dtype)
 
 
 @pytest.mark.parametrize("kernel", ON_CPU)
