@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from difflib import get_close_matches
 from enum import EnumType
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -106,9 +107,15 @@ def _unknown_key(layer: Layer, key: str, section: Sequence[str]) -> SpecError:
     return SpecError(f"{layer.source}unknown key `{key}`; closest: `{twins[0]}`", f"known: {', '.join(twins)}")
 
 
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """The declared type of each field of a dataclass."""
+    return get_type_hints(kind)
+
+
 def _keys(kind: Any, section: str = "") -> Iterator[str]:
     """Every dotted key of a dataclass."""
-    for name, hint in get_type_hints(kind).items():
+    for name, hint in _hints(kind).items():
         yield f"{section}{name}"
         if is_dataclass(hint):
             yield from _keys(hint, f"{section}{name}.")
@@ -116,7 +123,7 @@ def _keys(kind: Any, section: str = "") -> Iterator[str]:
 
 def _leaves(layer: Layer, values: Values, kind: Any, section: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Each value that no dataclass of `RunSpec` splits further, with its dotted key and its declared type."""
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     for name, value in values.items():
         key = f"{section}{name}"
         if name not in hints:

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
+from functools import cache
 from os.path import abspath, expanduser
 from pathlib import Path
 from typing import Any
@@ -55,18 +56,29 @@ def read_spec(
 def read_pages(spec: RunSpec, recipe: str, generation: str | None = None, layers: int = PUBLISHED_LAYERS) -> RunSpec:
     """What a request would be that named no more than `spec` names and `recipe`, for a model that is like
     `generation` where it has no profile of its own, with so many blocks."""
-    named = {"model": spec.model, "recipe": recipe, "reference": spec.reference}
-    below = [_generation(generation, layers)] if generation else []
-    return merge(_stack([Layer("", {**named, "sharding": {"profile": AUTO}})], below))
+    return _read_pages(spec.model, recipe, spec.reference, generation, layers)
+
+
+@cache
+def _read_pages(model: str, recipe: str, reference: str, generation: str | None, layers: int) -> RunSpec:
+    """The same by names: shipped files, which every plan of a search asks for."""
+    named = {"model": model, "recipe": recipe, "reference": reference, "sharding": {"profile": AUTO}}
+    return merge(_stack([Layer("", named)], [_generation(generation, layers)] if generation else []))
 
 
 def read_sharding(name: str, beside: ShardingSpec | None = None) -> ShardingSpec:
     """The sharding profile of this name, or in this YAML file, under what was asked for `beside` the profile `auto`."""
-    below = [read_file(configs() / "default.yaml"), _page("model", "ltx2")]
-    neutral = asdict(merge(below).sharding)
+    below, neutral = _no_sharding()
     asked = {key: value for key, value in asdict(beside).items() if value != neutral[key]} if beside else {}
     top = Layer("", {"sharding": {**asked, "profile": name}})
-    return merge([*below, _profile("sharding", name), top]).sharding
+    return merge([below, _profile("sharding", name), top]).sharding
+
+
+@cache
+def _no_sharding() -> tuple[Layer, Values]:
+    """A request without a sharding profile, and what it says of sharding."""
+    below = extend(read_file(configs() / "default.yaml"), _page("model", "ltx2"))
+    return below, asdict(merge([below]).sharding)
 
 
 def profile_names(kind: str) -> list[str]:
