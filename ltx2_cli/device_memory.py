@@ -2,7 +2,9 @@
 
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -11,6 +13,8 @@ from ltx2_cli.chips import chip
 
 SHARE = 0.85  # of a device's memory that is planned with; the rest is for what no plan counts
 FRACTION_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+OWN_GROUP = Path("/proc/self/cgroup")  # ends with 0::PATH of the process's control group
+GROUPS = Path("/sys/fs/cgroup")
 DEFAULT_FRACTION = 0.75  # of a GPU's memory that jax allocates for itself
 
 
@@ -25,8 +29,8 @@ class DeviceMemory(NamedTuple):
 def device_memory(devices: Sequence[jax.Device]) -> DeviceMemory:
     """The memory of each of `devices`, which are of one kind.
 
-    By what the device says of itself, else by what its maker publishes. A CPU's devices share the machine's memory, of
-    which they get `SHARE`. Unknown: infinite.
+    By what the device says of itself, else by what its maker publishes. A CPU's devices share the memory that
+    this process may have, of which they get `SHARE`. Unknown: infinite.
     """
     reported = min((found for found in map(_reported_limit, devices) if found), default=None)
     if reported is not None:
@@ -68,4 +72,16 @@ def _machine_share(devices: Sequence[jax.Device]) -> float:
     here = [device for device in devices if device.process_index == jax.process_index()]
     if devices[0].platform != "cpu" or not here:
         return math.inf
-    return SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / len(here)
+    return SHARE * _machine_memory() / len(here)
+
+
+def _machine_memory() -> int:
+    """Bytes that this process may have: the machine's, or the least that its control groups (of a container, of a
+    SLURM job) leave it: cgroup v2, and v1 as containers see it."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    own = re.search("^0::/(.*)$", OWN_GROUP.read_text() if OWN_GROUP.exists() else "", re.MULTILINE)
+    group = GROUPS / (own[1] if own else "")
+    groups = [each for each in (group, *group.parents) if each.is_relative_to(GROUPS)]
+    files = [*(each / "memory.max" for each in groups), GROUPS / "memory" / "memory.limit_in_bytes"]
+    limits = [file.read_text().strip() for file in files if file.is_file()]
+    return min([memory, *(int(limit) for limit in limits if limit.isdecimal())])  # v2 writes `max` for no limit

@@ -1,6 +1,7 @@
 """How much of a device a program may fill: as the device says, as its maker says, as the machine has."""
 
 import os
+from pathlib import Path
 
 import jax
 import pytest
@@ -54,9 +55,32 @@ def test_jax_takes_three_quarters_of_a_gpu_unless_it_is_told(monkeypatch: pytest
 def test_virtual_devices_share_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 16 * GIB // 4096}
     monkeypatch.setattr(os, "sysconf", machine.__getitem__)
+    monkeypatch.setattr("ltx2_cli.device_memory.GROUPS", Path("/nowhere"))
     assert device_memory(cpu()).limit == usable_memory(cpu()) == SHARE * 16 * GIB
     assert device_memory(cpu(8)).limit == SHARE * 2 * GIB
     assert device_memory(jax.devices()[:2]).limit == SHARE * 8 * GIB
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"memory.max": f"{GIB}\n"},  # in a container
+        {"job/memory.max": f"{GIB}\n", "job/step/memory.max": "max\n"},  # in a step of a SLURM job
+        {"job/memory.max": f"{3 * GIB}\n", "job/step/memory.max": f"{GIB}\n"},
+        {"memory/memory.limit_in_bytes": f"{GIB}\n"},  # cgroup v1
+    ],
+)
+def test_a_control_group_limits_the_memory(
+    files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups, own = tmp_path / "groups", tmp_path / "own"
+    own.write_text("1:name=systemd:/old\n0::/job/step\n")
+    for name, text in files.items():
+        (groups / name).parent.mkdir(parents=True, exist_ok=True)
+        (groups / name).write_text(text)
+    monkeypatch.setattr("ltx2_cli.device_memory.GROUPS", groups)
+    monkeypatch.setattr("ltx2_cli.device_memory.OWN_GROUP", own)
+    assert device_memory(cpu()).limit == SHARE * GIB
 
 
 def test_a_slice_of_tpus_is_laid_out_by_chips() -> None:
