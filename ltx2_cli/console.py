@@ -24,6 +24,7 @@ from rich.progress import (
 from rich.text import Text
 
 from ltx2_cli.core.report import Report, Steps
+from ltx2_cli.spec import RunError
 
 LONGEST_LINE = 2000  # characters of an error
 STEERING = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
@@ -53,6 +54,16 @@ def _shortened(line: str) -> str:
 def visible(text: str) -> str:
     """`text` with characters that steer a terminal, end a line or turn its writing round, as escapes; tabs stay."""
     return STEERING.sub(lambda match: repr(match[0])[1:-1], text)
+
+
+def print_out(text: str) -> None:
+    """Print results on stdout, as they are for a pipe; they do not steer a terminal. Raises `RunError` where stdout
+    takes no more."""
+    try:
+        print("\n".join(map(visible, text.split("\n"))) if sys.stdout.isatty() else text, flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python tries again at its end
+        raise RunError(f"stdout cannot be written: {error.strerror}", "the files that were made are whole") from error
 
 
 def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:

@@ -74,8 +74,10 @@ def merge(layers: Sequence[Layer]) -> RunSpec:
     leaves = [list(_leaves(layer, layer.values, RunSpec)) for layer in layers]
     try:
         merged = OmegaConf.merge(OmegaConf.structured(RunSpec), *(in_texts(_opaque, layer.values) for layer in layers))
-    except MISFIT:
-        raise _wrong_type(list(zip(layers, leaves, strict=True))) from None
+    except OmegaConfBaseException as error:
+        raise _wrong_type(list(zip(layers, leaves, strict=True)), error.full_key or "") from None
+    except TypeError:  # of a key that no name can have
+        raise _wrong_type(list(zip(layers, leaves, strict=True)), "") from None
     return in_texts(_clear, OmegaConf.to_object(merged))
 
 
@@ -142,14 +144,15 @@ def _is_tree(value: Any) -> bool:
     return any(isinstance(item, Mapping | list | tuple) for item in items)
 
 
-def _wrong_type(layers: Sequence[tuple[Layer, Sequence[tuple[str, Any, Any]]]]) -> SpecError:
-    """The error for the first leaf of these layers that cannot be merged by itself."""
-    for layer, leaves in layers:
-        for key, value, kind in leaves:
-            try:
-                OmegaConf.merge(OmegaConf.structured(RunSpec), in_texts(_opaque, _nested({key: value})))
-            except MISFIT:
-                return _misfit(layer, key, value, kind)
+def _wrong_type(layers: Sequence[tuple[Layer, Sequence[tuple[str, Any, Any]]]], where: str) -> SpecError:
+    """The error for the first leaf of these layers that cannot be merged by itself; those at the key `where` are
+    tried first, since each takes some milliseconds."""
+    found = [(layer, *leaf) for layer, leaves in layers for leaf in leaves]
+    for layer, key, value, kind in sorted(found, key=lambda leaf: not where.startswith(leaf[1])):
+        try:
+            OmegaConf.merge(OmegaConf.structured(RunSpec), in_texts(_opaque, _nested({key: value})))
+        except MISFIT:
+            return _misfit(layer, key, value, kind)
     sources = dict.fromkeys(layer.source for layer, _ in layers if layer.source)
     return SpecError(f"{''.join(sources)}some values do not fit together", EVERY_KEY)
 

@@ -1,12 +1,16 @@
 """What a run says: live on a terminal, one line a stage elsewhere."""
 
 import io
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
-from ltx2_cli.console import Live, Plain, columns, complain, reporter
+from ltx2_cli.console import Live, Plain, columns, complain, print_out, reporter
 from ltx2_cli.core.report import Report, Silent
+from ltx2_cli.spec import RunError
 
 
 class Terminal(io.StringIO):
@@ -85,3 +89,44 @@ def test_what_steers_a_terminal_is_shown_and_not_obeyed(capsys: pytest.CaptureFi
     for stream in (io.StringIO(), Terminal()):
         reporter(stream).note(stranger)
         assert shown in stream.getvalue()
+
+
+def test_results_are_as_they_are_for_a_pipe_and_do_not_steer_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    print_out("a\x1b[2J\nb")
+    assert capsys.readouterr().out == "a\x1b[2J\nb\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    print_out("a\x1b[2J\nb")
+    assert capsys.readouterr().out == "a\\x1b[2J\nb\n"
+
+
+def test_a_full_stdout_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with pytest.raises(RunError, match=r"^stdout cannot be written: No space left on device"):
+            print_out("clip.mp4")
+
+
+def test_a_stdout_that_nobody_reads_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        with pytest.raises(RunError, match=r"^stdout cannot be written: Broken pipe"):
+            print_out("clip.mp4")
+
+
+def test_a_program_without_stderr_refuses_and_works() -> None:
+    """Whose number nothing that is opened later may get."""
+    command = f"{sys.executable} -m ltx2_cli info /nothing 2>&-; echo $?; {sys.executable} -m ltx2_cli --version 2>&-"
+    done = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, text=True)
+    assert done.stdout.split()[:2] == ["2", "ltx2"]
+
+
+def test_the_middle_of_an_endless_line_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    complain("there is no " + "x" * 100_000 + ".mp4", "")
+    err = capsys.readouterr().err
+    assert err.startswith("error: there is no xxx")
+    assert err.endswith("x.mp4\n")
+    assert len(err) < 2000

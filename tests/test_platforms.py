@@ -6,10 +6,12 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import jax
 import pytest
 
 from ltx2_cli import platforms
-from ltx2_cli.platforms import TPU_DEVICES, is_tpu_absent
+from ltx2_cli.platforms import TPU_DEVICES, find_devices, is_tpu_absent
+from ltx2_cli.spec import SpecError
 
 COMMAND = """
 import sys
@@ -47,3 +49,22 @@ def test_a_tpu_is_looked_for_where_one_may_be(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("JAX_FORCE_TPU_INIT", "1")
     assert not is_tpu_absent(None)
     assert TPU_DEVICES == ("/dev/accel*", "/dev/vfio/[0-9]*")
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        (AssertionError(), "its plugin is not installed"),
+        (RuntimeError("Unable to initialize backend 'tpu': no TPU (set JAX_PLATFORMS='' to choose)"), "no TPU"),
+    ],
+)
+def test_a_platform_that_is_not_here_is_a_sentence(
+    failure: Exception, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def devices() -> None:
+        raise failure
+
+    monkeypatch.setattr(jax, "devices", devices)
+    with pytest.raises(SpecError, match=r"^jax cannot use JAX_PLATFORMS=cpu: ") as caught:
+        find_devices()
+    assert str(caught.value).endswith(reason)

@@ -68,6 +68,8 @@ def overview(
 
 def main() -> None:
     """Run the command line and exit. Tracebacks are shown with `--debug` alone."""
+    if sys.stderr is None:  # closed; nothing that is opened later may get its number
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     debug = "--debug" in sys.argv
     sys.excepthook = _unforeseen
     sys.unraisablehook = raise_again

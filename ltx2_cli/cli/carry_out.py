@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from ltx2_cli.cli.flaws import noted
+from ltx2_cli.console import print_out
 from ltx2_cli.interrupts import stopping
 from ltx2_cli.spec import AbortedError, NotFiniteError, RunError
 
@@ -24,7 +25,7 @@ def carry_out(journal: "Journal", components: "Components", start: "Progress | N
             for path, findings in write(
                 journal.plan, components, journal.report, journal.errand.ends, start or BEGINNING, journal
             ):
-                print(path, flush=True)
+                print_out(str(path))
                 finished += 1
                 flaws += noted(path, findings, journal.report)
     except KeyboardInterrupt:

@@ -12,8 +12,9 @@ from ltx2_cli.cli.from_latents import check_fit, request
 from ltx2_cli.cli.memory import OF_LATENTS, fitting_plan
 from ltx2_cli.cli.options import FILES, option
 from ltx2_cli.cli.together import asked, begin, found, held, in_step
-from ltx2_cli.console import reporter
+from ltx2_cli.console import print_out, reporter
 from ltx2_cli.outputs import check_frames, check_outputs, read_files
+from ltx2_cli.platforms import find_devices
 from ltx2_cli.spec import AV, SpecError
 from ltx2_cli.writing import Output, hold
 
@@ -71,8 +72,6 @@ def decode(
             _check_outputs(outputs, [file.path, *([config] if config else []), *read_files(spec)], force)
             context.with_resource(hold(Output(path, "-o") for path in outputs))
 
-    import jax
-
     from ltx2_cli.core.compiling import counted, keep_programs
     from ltx2_cli.core.report import Silent
     from ltx2_cli.core.run import decode_file, load
@@ -87,7 +86,7 @@ def decode(
     with counted() as count:
         with in_step(hosts) as facts:
             keep_programs(spec.compile_cache)
-            plan = fitting_plan(Request(spec, jax.devices(), skipped=frozenset(PHASES) - {DECODE}, fixed=OF_LATENTS))
+            plan = fitting_plan(Request(spec, find_devices(), skipped=frozenset(PHASES) - {DECODE}, fixed=OF_LATENTS))
             check_fit(file, plan, plan.latent_shapes, spec.fps)
             facts |= found(plan) if hosts.count > 1 else {}
         media = decode_file(plan, file.read(), load(plan), report, wanted)
@@ -102,7 +101,7 @@ def decode(
                 file,
                 spec.prompt,
             )
-        print(path, flush=True)
+        print_out(str(path))
     flaws = noted(next(iter(outputs)), findings(media), report)
     report.note(str(count))
     refuse_flaws(flaws, strict)

@@ -13,8 +13,9 @@ from ltx2_cli.cli.flaws import Strict, refuse_flaws
 from ltx2_cli.cli.memory import check_published, fitting_plan
 from ltx2_cli.cli.options import COMPILING, FILES, KEEP_EVERY, SIZE, STEPS, option
 from ltx2_cli.cli.together import asked, begin, found, in_step, with_common_seed
-from ltx2_cli.console import reporter, visible
+from ltx2_cli.console import print_out, reporter, visible
 from ltx2_cli.outputs import Ends, check_distinct, check_folder, check_outputs, named, outputs, read_files, run_file
+from ltx2_cli.platforms import find_devices
 from ltx2_cli.spec import NO_CACHE, RunSpec, SpecError
 from ltx2_cli.writing import Output, hold
 
@@ -53,11 +54,9 @@ class Manner:
 
     def request(self, spec: RunSpec) -> "Request":
         """What is asked of this machine's devices."""
-        import jax
-
         from ltx2_cli.forecast.requests import Request
 
-        return Request(spec, jax.devices(), ends=self.ends)
+        return Request(spec, find_devices(), ends=self.ends)
 
     @property
     def ends(self) -> Ends:
@@ -177,7 +176,8 @@ def _foretell(spec: RunSpec, random: bool, how: Manner) -> None:
 
     with in_step(how.hosts):
         lines = list(preview(how.request(spec), random, how.files(spec))) if how.hosts.first else []
-        print("\n".join(map(visible, lines)), end="\n" * bool(lines))
+        if lines:
+            print_out("\n".join(map(visible, lines)))
 
 
 def _carry_out(spec: RunSpec, random: bool, how: Manner) -> list[str]:

@@ -11,7 +11,7 @@ import typer
 
 from ltx2_cli.cli.describe import SHORT, Clip, Description, Record, Weights, describe, shortened
 from ltx2_cli.cli.lora import Summary, lora_lines
-from ltx2_cli.console import columns
+from ltx2_cli.console import columns, print_out
 
 INFO_EXAMPLES = r"""[bold]Examples[/bold]
 
@@ -32,9 +32,9 @@ def info(
 
     found, problems = attempt({str(file): partial(describe, file.expanduser()) for file in files})
     if as_json:
-        print(json.dumps([_as_json(each) for each in found.values()], indent=2))
-    else:
-        print("\n\n".join("\n".join(_lines(each)) for each in found.values()), end="\n" * bool(found))
+        print_out(json.dumps([_as_json(each) for each in found.values()], indent=2))
+    elif found:
+        print_out("\n\n".join("\n".join(_lines(each)) for each in found.values()))
     refuse(problems)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ltx2_cli.console import columns
+from ltx2_cli.console import columns, print_out
 
 if TYPE_CHECKING:
     from ltx2_cli.weights.lora import LoraFile, Pair
@@ -65,7 +65,7 @@ def inspect(
 
     path = lora_file(parse_lora(name)[0])
     summary = summarise(path, open_lora(path))
-    print(json.dumps(asdict(summary), indent=2) if as_json else "\n".join(lora_lines(summary)))
+    print_out(json.dumps(asdict(summary), indent=2) if as_json else "\n".join(lora_lines(summary)))
 
 
 def summarise(path: Path, file: "LoraFile") -> Summary:

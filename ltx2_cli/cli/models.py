@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ltx2_cli.console import columns, reporter
+from ltx2_cli.console import columns, print_out, reporter
 from ltx2_cli.weights.published import EMBEDDED, MODEL, PUBLISHED, TEXT_ENCODER, Published
 
 HEADINGS = {MODEL: "models, for --model", TEXT_ENCODER: "text encoders, for --text-encoder"}
@@ -49,10 +49,10 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="As JSON, sizes 
 
     rows = _rows(GEMMA)
     if as_json:
-        print(json.dumps([_record(row) for row in rows], indent=2))
+        print_out(json.dumps([_record(row) for row in rows], indent=2))
         return
     for kind, of_kind in groupby(rows, lambda row: row.entry.kind):
-        print("\n".join(columns([(HEADINGS.get(kind, kind), *COLUMNS), *map(_cells, of_kind)], RIGHT)), end="\n\n")
+        print_out("\n".join([*columns([(HEADINGS.get(kind, kind), *COLUMNS), *map(_cells, of_kind)], RIGHT), ""]))
     reporter().note(f"~ is about; the cache is {constants.HF_HUB_CACHE}")
     reporter().note(f"a single file needs the text encoder {GEMMA} too, which is counted as to be downloaded")
 

@@ -30,7 +30,8 @@ from ltx2_cli.cli.options import (
     option,
     overrides,
 )
-from ltx2_cli.console import reporter, visible
+from ltx2_cli.console import print_out, reporter, visible
+from ltx2_cli.platforms import find_devices
 
 PLAN_EXAMPLES = r"""[bold]Examples[/bold]
 
@@ -100,7 +101,7 @@ def plan(
         jax.config.update("jax_platforms", "cpu")  # the devices of this machine are left alone
     if dump_hlo:
         dump_hlo.mkdir(parents=True, exist_ok=True)
-    report, devices = reporter(), slice_of(topology) if topology is not None else tuple(jax.devices())
+    report, devices = reporter(), slice_of(topology) if topology is not None else tuple(find_devices())
     wanted = foresee(spec, devices)
     found = search_meshes(wanted, devices, report) if search else None
     made = found.best if found and found.best else None
@@ -110,7 +111,7 @@ def plan(
     if dump_hlo:
         write_hlo(made, dump_hlo)
     if as_json:
-        print(json.dumps({**record(made), **(search_record(found) if found else {})}, indent=2))
+        print_out(json.dumps({**record(made), **(search_record(found) if found else {})}, indent=2))
     else:
-        print("\n".join(map(visible, [*(search_lines(found) if found else ()), *lines(made)])))
+        print_out("\n".join(map(visible, [*(search_lines(found) if found else ()), *lines(made)])))
     check_forecast(spec, devices, made, topology is not None, command_line)

@@ -14,8 +14,9 @@ from ltx2_cli.cli.flaws import Strict, noted, refuse_flaws
 from ltx2_cli.cli.memory import OF_LATENTS, OF_RECORD, fitting_plan
 from ltx2_cli.cli.options import FILES, MODEL, STEPS, option
 from ltx2_cli.cli.together import asked, begin, found, held, in_step
-from ltx2_cli.console import reporter
+from ltx2_cli.console import print_out, reporter
 from ltx2_cli.outputs import Ends, check_outputs, outputs, read_files
+from ltx2_cli.platforms import find_devices
 from ltx2_cli.writing import hold
 
 if TYPE_CHECKING:
@@ -115,10 +116,10 @@ def replay(
             facts |= found(plan) if hosts.count > 1 else {}
         for path, findings in _again(then, plan, source, report):
             if kept:
-                print(path, flush=True)
+                print_out(str(path))
                 flaws += noted(path, findings, report)
             if verify:
-                print(verdict(then, recorded(path), others), flush=True)
+                print_out(verdict(then, recorded(path), others))
     report.note(str(count))
     refuse_flaws(flaws, strict)
 
@@ -131,15 +132,13 @@ def _files(then: "Recorded", folder: Path) -> dict[str, str | None]:
 
 def _plan(then: "Recorded", spec: "RunSpec", source: "Begun | None") -> "Plan":
     """What the request means, as far as the first time it was carried out."""
-    import jax
-
     from ltx2_cli.cli.from_latents import check_source
     from ltx2_cli.forecast.requests import Request
     from ltx2_cli.stages import Source
 
     begin = Source(source.file.shapes, source.fps) if source else None
     ends, fixed = Ends.drafts if then.is_draft else Ends.clips, OF_LATENTS if source else OF_RECORD
-    plan = fitting_plan(Request(spec, jax.devices(), begin, ends, fixed=fixed))
+    plan = fitting_plan(Request(spec, find_devices(), begin, ends, fixed=fixed))
     if source:
         check_source(source.file, plan, source.fps)
     return plan

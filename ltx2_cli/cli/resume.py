@@ -14,6 +14,7 @@ from ltx2_cli.cli.options import FILES, KEEP_EVERY, option
 from ltx2_cli.cli.together import begin, found, in_step
 from ltx2_cli.console import reporter
 from ltx2_cli.outputs import check_outputs, outputs
+from ltx2_cli.platforms import find_devices
 from ltx2_cli.spec import NO_CACHE, SpecError
 from ltx2_cli.writing import Output, hold
 
@@ -94,8 +95,6 @@ def _enter(folder: str, report: "Report") -> None:
 def _plan(kept: "Unfinished", asked: dict[str, str], force: bool) -> "Plan":
     """What the run's request means here, changed by what is `asked` for now. Raises `SpecError` where it is not what it
     was, unless `force`, and where it would write elsewhere than beside its file, unless that place is asked for."""
-    import jax
-
     from ltx2_cli.cli.resumed_files import places
     from ltx2_cli.core.compiling import keep_programs
     from ltx2_cli.forecast.phases import CONNECT, ENCODE
@@ -104,7 +103,7 @@ def _plan(kept: "Unfinished", asked: dict[str, str], force: bool) -> "Plan":
     spec = kept.spec({**places(kept.spec({}), kept, asked), **asked})
     keep_programs(spec.compile_cache)
     ends, source = kept.errand  # the text was read before it was kept
-    plan = fitting_plan(Request(spec, jax.devices(), source, ends, frozenset({ENCODE, CONNECT}), OF_RUN))
+    plan = fitting_plan(Request(spec, find_devices(), source, ends, frozenset({ENCODE, CONNECT}), OF_RUN))
     if (changes := kept.changes(plan)) and not force:
         raise SpecError(
             f"{kept.path} was kept elsewhere: {'; '.join(changes)}",

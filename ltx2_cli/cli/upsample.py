@@ -18,6 +18,7 @@ from ltx2_cli.cli.options import CONTENT, FILES, KEEP_EVERY, STEPS, option
 from ltx2_cli.cli.together import asked, begin, found, held, in_step
 from ltx2_cli.console import reporter
 from ltx2_cli.outputs import Ends, check_distinct, check_outputs, outputs, read_files, run_file
+from ltx2_cli.platforms import find_devices
 from ltx2_cli.spec import RunSpec, SpecError
 from ltx2_cli.writing import hold
 
@@ -156,8 +157,6 @@ def _go_on(
     keep_every: float,
 ) -> list[str]:
     """Make the clips that begin with these latents, or only their latents, and print the paths; the clips' flaws."""
-    import jax
-
     from ltx2_cli.core.compiling import counted, keep_programs
     from ltx2_cli.core.journal import Journal
     from ltx2_cli.core.record import begun, input_files
@@ -172,7 +171,7 @@ def _go_on(
         with in_step(hosts) as facts:
             keep_programs(spec.compile_cache)
             errand = Errand(ends, source)
-            plan = fitting_plan(Request(spec, jax.devices(), source, ends, fixed=OF_LATENTS))
+            plan = fitting_plan(Request(spec, find_devices(), source, ends, fixed=OF_LATENTS))
             check_distinct(outputs(spec, ends), input_files(plan))
             for file in files:
                 check_source(file, plan, spec.fps)

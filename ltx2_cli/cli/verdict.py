@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ltx2_cli.cli.recorded import Recorded
-from ltx2_cli.console import columns
+from ltx2_cli.console import columns, print_out
 from ltx2_cli.spec import AV, RunError, RunSpec, SpecError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def verdict(then: Recorded, now: Recorded, others: list[str]) -> str:
     first = next((name for name, found in rows if found != SAME), None)
     if first is None:
         return SAME
-    print("\n".join(columns(rows)), flush=True)
+    print_out("\n".join(columns(rows)))
     raise RunError(
         f"what was made again is not {then.path}: {first} is the first that differs",
         "; ".join(others) or "request, weights, versions and devices are the same: something here computes by chance",

@@ -1,13 +1,15 @@
 """When programs are compiled: once for all runs, beside the loading of weights, or not at all; and how many were."""
 
 import os
+import re
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
@@ -22,6 +24,11 @@ from ltx2_cli.spec import NO_CACHE, RunError, SpecError
 Ahead = Mapping[str, list[tuple[str, Future[None]]]]  # by network: the names of its programs, and when each is compiled
 
 
+KEPT_NOWHERE = "compiled programs are kept nowhere: "
+# What jax warns of each program, and what is warned of here: the reason.
+TROUBLE = re.compile(rf"(?:Error \w+ persistent compilation cache entry for '.*?': |{KEPT_NOWHERE})(.*)", re.DOTALL)
+
+
 class NotCompiledError(RunError):
     """A program that is not in the cache, where none may be compiled."""
 
@@ -32,8 +39,9 @@ UNTOLD = (NotCompiledError, jax.errors.JaxRuntimeError)  # why a fault may not b
 def keep_programs(folder: str | None) -> None:
     """Keep what this process compiles in `folder`, and read from there what an earlier one compiled.
 
-    None is the folder that jax was given, such as by JAX_COMPILATION_CACHE_DIR, else the user's own; `off` is no
-    folder. Where jax was told to keep none, none is kept. Raises `SpecError` for one that cannot be written.
+    None is the folder that jax was given, such as by JAX_COMPILATION_CACHE_DIR, else the user's own, and none with a
+    warning where that cannot be written; `off` is no folder. Where jax was told to keep none, none is kept. Raises
+    `SpecError` for a folder that was asked for and cannot be written.
     """
     settings: Any = jax.config  # its options are attributes without types
     if not settings.jax_enable_compilation_cache:
@@ -44,24 +52,25 @@ def keep_programs(folder: str | None) -> None:
     if folder is None and settings.jax_compilation_cache_dir:
         return
     place = None if folder == NO_CACHE else Path(folder).expanduser() if folder else user_cache() / "programs"
-    if place is not None:
-        _check_writable(place)
+    if place is not None and (reason := _unwritable(place)):
+        if folder is not None:
+            raise SpecError(
+                f"compiled programs cannot be kept in {place}: {reason}",
+                f"--compile-cache FOLDER, or --compile-cache {NO_CACHE}",
+            )
+        warnings.warn(f"{KEPT_NOWHERE}{place}: {reason}", stacklevel=2)
+        place = None
     jax.config.update("jax_compilation_cache_dir", None if place is None else str(place))
     reset_cache()  # it may have been opened elsewhere
 
 
-def _check_writable(place: Path) -> None:
-    reason = "permission denied"
+def _unwritable(place: Path) -> str:
+    """Why no file can be written into a folder, which is made; empty if it can."""
     try:
         place.mkdir(parents=True, exist_ok=True)
-        if os.access(place, os.W_OK):
-            return
+        return "" if os.access(place, os.W_OK) else "permission denied"
     except OSError as error:
-        reason = error.strerror or str(error)
-    raise SpecError(
-        f"compiled programs cannot be kept in {place}: {reason}",
-        f"--compile-cache FOLDER, or --compile-cache {NO_CACHE}",
-    )
+        return error.strerror or str(error)
 
 
 def agree_on_programs(report: Report) -> None:
@@ -105,22 +114,39 @@ def _compile(program: Program) -> None:
 
 @dataclass(frozen=True)
 class Count:
-    """Programs that were compiled, and those that were read from the cache, in seconds each."""
+    """Programs that were compiled, and those that were read from the cache, in seconds each; and why some could not be
+    kept there, or read."""
 
     compiled: list[float] = field(default_factory=list)
     read: list[float] = field(default_factory=list)
+    troubles: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         number = len(self.compiled) - len(self.read)
         programs = "1 program" if number == 1 else f"{number or 'no'} programs"
         seconds = f" in {sum(self.compiled) - sum(self.read):.1f} s" if number else ""
-        return f"compiled {programs}{seconds}, {len(self.read)} from the cache"
+        trouble = f"; the cache failed: {self.troubles[0]}; --compile-cache FOLDER" if self.troubles else ""
+        return f"compiled {programs}{seconds}, {len(self.read)} from the cache{trouble}"
 
 
 @contextmanager
 def counted() -> Iterator[Count]:
-    """How many programs XLA compiles in the body, on all threads."""
-    count = Count()
+    """How many programs XLA compiles in the body, on all threads; what Python would warn of their cache is kept for the
+    count."""
+    count, show = Count(), warnings.showwarning
+
+    def hear(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if trouble := TROUBLE.match(str(message)):
+            count.troubles.append(trouble[1])
+        else:
+            show(message, category, filename, lineno, file, line)
 
     def listen(event: str, duration_secs: float, **details: str | int) -> None:  # jax may name details
         if event == COMPILED_EVENT:
@@ -130,7 +156,9 @@ def counted() -> Iterator[Count]:
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        yield count
+        with warnings.catch_warnings():
+            warnings.showwarning = hear
+            yield count
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
 
