@@ -167,6 +167,8 @@ def _wrong_files(spec: RunSpec) -> Iterator[str]:
         yield f"model_name {spec.model_name} begins file names and cannot hold a `/`; use -o to name the file"
     if spec.output and Path(spec.output).suffix.lower() != ".mp4":
         yield f"output {spec.output!r} is not an mp4; name one: -o {_as_mp4(Path(spec.output))}"
+    if spec.save_latents and not Path(spec.save_latents).name:
+        yield f"save_latents {spec.save_latents!r} is a folder; name a file: --save-latents clip.safetensors"
     if spec.noise and not Path(expanduser(spec.noise)).is_file():
         yield f"there is no noise file {spec.noise}; check the path after --noise"
     if spec.noise and (videos := spec.num_videos * len(spec.seed or (0,))) > 1:

@@ -54,6 +54,7 @@ REFUSED = {
     "a deep path": (["-o", "a/" * 3000 + "x.mp4"], "a name of 6005 characters is too long for a file"),
     "a long model": (["--model", "x" * 5000], "a name of 5000 characters is too long for a file"),
     "a folder": (["-o", "."], "output '.' is not an mp4; name one: -o video.mp4"),
+    "latents without a name": (["--save-latents", ""], "save_latents '.' is a folder; name a file"),
     "a lost LoRA": (["--lora", "nope.safetensors"], "there is no file nope.safetensors"),
 }
 
