@@ -1,7 +1,9 @@
 """Many clips on one picture, to choose from: a row a clip, frames across, a caption above."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +58,8 @@ def write_contact_sheet(rows: Sequence[Row], path: Path) -> None:
 
 def _fitting(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
     """As much of the text as there is room for."""
-    if font.getlength(text) <= width:
+    shown = text[:width]  # no letter is narrower than a pixel
+    if shown == text and font.getlength(text) <= width:
         return text
-    kept = next(end for end in range(min(len(text), width), -1, -1) if font.getlength(f"{text[:end]}…") <= width)
-    return f"{text[:kept]}…"
+    kept = bisect_right(range(len(shown) + 1), width, key=lambda end: ceil(font.getlength(f"{shown[:end]}…"))) - 1
+    return f"{shown[: max(kept, 0)]}…"

@@ -25,6 +25,7 @@ from ltx2_cli.refiner import hold_refiner, left
 from ltx2_cli.sharding import ShardingPlan, lay_out
 from ltx2_cli.spec import AV, RunSpec, SpecError
 from ltx2_cli.stages import Added, Loras, Refinement, Source, Stage, enlarged, recipe_passes, stages, with_refiner
+from ltx2_cli.units import natural
 from ltx2_cli.validation import random_seed
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import weights
@@ -327,6 +328,6 @@ def _untrained(
 def _too_large(decoding: Decoding, room: float) -> Iterator[str]:
     if decoding.bytes > room:
         yield (
-            f"decoding takes about {decoding.bytes / 1e9:.3g} GB on a device that has {max(room, 0) / 1e9:.3g} for it;"
+            f"decoding takes about {natural(decoding.bytes)} on a device that has {natural(max(room, 0))} for it;"
             " fewer --num-frames, a smaller --height or --width, or more devices"
         )

@@ -30,6 +30,7 @@ TOWER = (
         "hosts",
         "platforms",
         "files",
+        "units",
         "tensor_file",
         "interrupts",
     },

@@ -1,10 +1,12 @@
 """The command line, a file a verb. This one joins them, and turns what went wrong into a sentence and an exit code."""
 
 import os
+import re
 import shlex
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +21,7 @@ from ltx2_cli.cli.generate import EXAMPLES, generate
 from ltx2_cli.cli.info import INFO_EXAMPLES, info
 from ltx2_cli.cli.lora import lora
 from ltx2_cli.cli.models import models
+from ltx2_cli.cli.options import KEYS
 from ltx2_cli.cli.plan import PLAN_EXAMPLES, plan
 from ltx2_cli.cli.replay import REPLAY_EXAMPLES, replay
 from ltx2_cli.cli.resume import RESUME_EXAMPLES, resume
@@ -28,23 +31,35 @@ from ltx2_cli.console import complain
 from ltx2_cli.interrupts import INTERRUPTED, ignore_signals, raise_again
 from ltx2_cli.spec import AbortedError, FitError, FlawError, RunError, SpecError, StoppedError
 
+OPTION = re.compile(r"--(?P<name>[a-z][a-z-]+)(?: (?P<value>-?\d[\d.]*))?")
 EXPECTED = (SpecError, FitError, FlawError, StoppedError, AbortedError, RunError)
-EXIT_CODES = "Exit codes: 0 done, 1 the run failed, 2 the request cannot be met, 130 interrupted."
-CLIP_EXIT_CODES = EXIT_CODES.replace(", 130", ", 3 it does not fit, 4 the clip has flaws (--strict), 130")
-PLAN_EXIT_CODES = "Exit codes: 0 it fits, 2 the request cannot be met, 3 it does not fit, 130 interrupted."
+EXIT_CODES = (
+    "Exit codes: 0 done, 1 the run failed, 2 the request cannot be met, 3 it does not fit into memory, 4 the clip has"
+    " flaws (--strict), 130 interrupted."
+)
+VERBS: dict[Callable[..., None], str] = {
+    generate: EXAMPLES,
+    upsample: UPSAMPLE_EXAMPLES,
+    resume: RESUME_EXAMPLES,
+    decode: DECODE_EXAMPLES,
+    replay: REPLAY_EXAMPLES,
+    plan: PLAN_EXAMPLES,
+    info: INFO_EXAMPLES,
+    models: "[bold]Examples[/bold]\n\nltx2 models",
+}
+ONE_OF_EACH = [
+    next(line for line in examples.splitlines() if line.startswith(f"ltx2 {verb.__name__}"))
+    for verb, examples in VERBS.items()
+]
+HELP = "\n".join([*ONE_OF_EACH, "ltx2 lora inspect lora.safetensors"])
 
-app = typer.Typer(rich_markup_mode="rich", help=f"Video with sound from text: LTX-2 in JAX.\n\n{EXAMPLES}")
-for verb, examples, codes in (
-    (generate, EXAMPLES, CLIP_EXIT_CODES),
-    (upsample, UPSAMPLE_EXAMPLES, CLIP_EXIT_CODES),
-    (resume, RESUME_EXAMPLES, CLIP_EXIT_CODES),
-    (decode, DECODE_EXAMPLES, CLIP_EXIT_CODES),
-    (replay, REPLAY_EXAMPLES, CLIP_EXIT_CODES),
-    (plan, PLAN_EXAMPLES, PLAN_EXIT_CODES),
-    (info, INFO_EXAMPLES, EXIT_CODES),
-):
-    app.command(help=f"{verb.__doc__}\n\n{examples}", short_help=verb.__doc__, epilog=codes)(verb)
-app.command(epilog=EXIT_CODES)(models)
+app = typer.Typer(
+    rich_markup_mode="rich",
+    help=f"Video with sound from text: LTX-2 in JAX.\n\n[bold]Examples[/bold]\n\n{HELP}",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for verb, examples in VERBS.items():
+    app.command(help=f"{verb.__doc__}\n\n{examples}", short_help=verb.__doc__, epilog=EXIT_CODES)(verb)
 app.add_typer(lora, name="lora")
 
 
@@ -93,7 +108,7 @@ def main() -> None:
             sys.exit(code)
     ignore_signals()
     if code:
-        complain(sentence, hint, "" if code == INTERRUPTED else "error: ")
+        complain(of_verb(sentence), of_verb(hint), "" if code == INTERRUPTED else "error: ")
     leave(code)
 
 
@@ -116,6 +131,19 @@ def _explain(error: Exception) -> tuple[str, str, int]:
             return _explain(of_system(error))
         case _:
             raise error
+
+
+def of_verb(text: str) -> str:
+    """A text with options as the verb has them that was typed: what it has no option for is set by its key."""
+    command = get_group(app).commands.get(sys.argv[1] if len(sys.argv) > 1 else "")
+    flags = {flag for parameter in command.params for flag in parameter.opts} if command else set()
+
+    def settled(found: re.Match[str]) -> str:
+        name, value = found["name"], found["value"] or "N"
+        key = "num_inference_steps" if name == "steps" else KEYS.get(name.replace("-", "_"))
+        return found[0] if key is None or f"--{name}" in flags else f"--set {key}={value}"
+
+    return OPTION.sub(settled, text) if "--set" in flags else text
 
 
 def _options() -> str:

@@ -1,6 +1,7 @@
 """What a file is: latents, a video, a record, a checkpoint, a LoRA or a latent upsampler. Of weights the headers alone
 are read."""
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -11,6 +12,7 @@ from ltx2_cli.cli.lora import Summary, summarise
 from ltx2_cli.spec import AV, SpecError
 
 if TYPE_CHECKING:
+    from ltx2_cli.profile_layers import Layer
     from ltx2_cli.weights.checkpoint import Tensor, TensorFiles
 
 KNOWN = "known are latents, mp4 videos, records, checkpoints (a folder or a file), LoRAs and latent upsamplers"
@@ -102,6 +104,32 @@ def describe(path: Path) -> Description:
     if path.suffix in RECORDS:
         return _record_file(path)
     raise _unknown(path, "")
+
+
+def config_page(path: Path | None) -> "Layer | None":
+    """The request that --config names: a page of YAML, or what a clip, latents or the output of `ltx2 info --json` of
+    one file say of what made them. Raises `SpecError` for anything else."""
+    from ltx2_cli.files import read_limited
+    from ltx2_cli.profile_layers import Layer, read_file, read_text
+    from ltx2_cli.video_file import is_video
+    from ltx2_cli.yaml_text import MAX_TEXT, PAGE
+
+    if path is None:
+        return None
+    if not path.is_file():
+        return read_file(path)
+    if is_video(path) or _looks_like_safetensors(path):
+        found = describe(path)
+        if not isinstance(found, Clip | Record) or found.record is None:
+            raise SpecError(f"{path} does not say what made it", PAGE)
+        return Layer(f"the record in {path}: ", dict(found.record))
+    try:
+        match json.loads(read_limited(path, MAX_TEXT, PAGE)):
+            case [{"record": dict(record)}]:
+                return read_text(json.dumps(record), f"the record in {path}")
+    except (ValueError, RecursionError):
+        pass  # it is no JSON
+    return read_file(path)
 
 
 def _looks_like_safetensors(path: Path) -> bool:

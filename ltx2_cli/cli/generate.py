@@ -9,6 +9,7 @@ import typer
 
 from ltx2_cli.cli import options
 from ltx2_cli.cli.carry_out import carry_out
+from ltx2_cli.cli.describe import config_page
 from ltx2_cli.cli.flaws import Strict, refuse_flaws
 from ltx2_cli.cli.memory import check_published, fitting_plan
 from ltx2_cli.cli.options import COMPILING, FILES, KEEP_EVERY, SIZE, STEPS, option
@@ -151,7 +152,9 @@ def generate(
         if stop_after and not save_latents:
             raise SpecError("--stop-after writes latents, and no file is named for them", "--save-latents FILE")
         given = options.overrides({**context.params, **options.prompt_and_seeds(prompt, seed, words or [])})
-        spec = read_spec({"prompt": ANYTHING, **given} if warmup else given, config=config, dotlist=settings or ())
+        spec = read_spec(
+            {"prompt": ANYTHING, **given} if warmup else given, config=config_page(config), dotlist=settings or ()
+        )
         facts |= asked(spec)
     seeded, random = with_common_seed(spec, hosts), spec.seed is None
     with in_step(hosts):

@@ -65,10 +65,11 @@ def _heading(description: Record | Clip | Weights) -> Row:
 
 
 def _of_clip(clip: Clip) -> Iterator[Row]:
+    from ltx2_cli.units import natural
     from ltx2_cli.weights.findings import by
 
     rate = f", {clip.seconds:.2f} s at {clip.fps:g} frames a second" if clip.seconds and clip.fps else ""
-    yield "size", f"{clip.bytes / 1e6:.3g} MB"
+    yield "size", natural(clip.bytes)
     yield "clip", f"{clip.width}x{clip.height}, {clip.num_frames} frames{rate}"
     if clip.latents:
         yield "latents", ", ".join(f"{name} {by(shape)}" for name, shape in clip.latents.items())
@@ -105,9 +106,9 @@ def _line(value: object) -> str:
 
 
 def _of_weights(weights: Weights) -> Iterator[Row]:
-    from ltx2_cli.weights.hub import gigabytes
+    from ltx2_cli.units import natural
 
-    yield "size", f"{gigabytes(weights.bytes)}, {_count(weights.parameters)} parameters"
+    yield "size", f"{natural(weights.bytes)}, {_count(weights.parameters)} parameters"
     yield "generation", weights.generation or "not to be told from its header: ltx2 or ltx2.3"
     if weights.variant:
         yield "variant", weights.variant

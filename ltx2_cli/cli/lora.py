@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ltx2_cli.console import columns, print_out
+from ltx2_cli.units import natural
 
 if TYPE_CHECKING:
     from ltx2_cli.weights.lora import LoraFile, Pair
@@ -105,7 +106,7 @@ def lora_lines(summary: Summary) -> Iterator[str]:
     yield from columns(
         [
             ("file", summary.file),
-            ("size", f"{summary.bytes / 1e6:.1f} MB, {' and '.join(summary.dtypes)}"),
+            ("size", f"{natural(summary.bytes)}, {' and '.join(summary.dtypes)}"),
             ("generation", summary.generation or "not to be told from its header: ltx2 or ltx2.3"),
             ("targets", f"{summary.pairs}, each a pair of keys"),
             ("rank", _range(summary.ranks)),

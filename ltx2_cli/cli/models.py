@@ -87,18 +87,18 @@ def _profiles() -> dict[str, str]:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    from ltx2_cli.weights.hub import gigabytes
+    from ltx2_cli.units import natural
 
     entry = row.entry
-    partly = f"{gigabytes(row.cached)} of it" if row.cached else "no"
+    partly = f"{natural(row.cached)} of it" if row.cached else "no"
     return (
         f"{row.profile} ({entry.name})" if row.profile else entry.name,
         entry.generation,
         entry.recipe,
         entry.form + ", gated" * entry.gated,
-        _about(row.exact) + gigabytes(row.size),
+        _about(row.exact) + natural(row.size),
         "yes" if row.complete else partly,
-        _about(row.exact and not row.text_encoder) + gigabytes(row.missing + row.text_encoder),
+        _about(row.exact and not row.text_encoder) + natural(row.missing + row.text_encoder),
     )
 
 

@@ -21,7 +21,7 @@ GUIDANCE = {
 KEEP_EVERY = 60.0  # seconds between keeping how far a run is
 WEEK = 604_800.0  # seconds
 COMPILING = "Compiling and timing"
-HOSTS = "Several hosts (found by themselves under SLURM, Open MPI and in TPU pod slices)"
+HOSTS = "Several hosts"
 ABSENT: tuple[object, ...] = (None, [], ())  # what an option is that was not given; the last two if it is repeatable
 REFINEMENT = {name: f"refinement.{name}" for name in ("upsampler", "adain", "tone_map", "lengthen")}
 SEEDS = re.compile(r"\d+(\.\.\d+)?,?")
@@ -67,7 +67,7 @@ Width = Annotated[Count, option(SIZE, "Pixels, a multiple of 32.")]
 Frames = Annotated[Count, option(SIZE, "A multiple of 8, plus 1.")]
 Rate = Annotated[Real, option(SIZE, "Frames per second, 1 to 240.")]
 StepCount = Annotated[
-    Count, option(STEPS, "Of the denoiser; without it the recipe's.", "--num-inference-steps", "--steps")
+    Count, option(STEPS, "Of the denoiser; without it the recipe's.", "--steps", "--num-inference-steps")
 ]
 GuidanceScale = Annotated[Real, option(VIDEO, "Away from the negative prompt; off: 1.")]
 StgScale = Annotated[Real, option(VIDEO, "Away from disturbed self-attention; off: 0.")]
@@ -94,7 +94,9 @@ Sharding = Annotated[Text, option(MODEL, "NAME or FILE of a profile.", profiles=
 Force = Annotated[bool, option(FILES, "Overwrite what is there.", "--force")]
 Noise = Annotated[Path | None, option(FILES, "Safetensors file to start from.")]
 SaveLatents = Annotated[Path | None, option(FILES, "Safetensors file for the final latents.")]
-Config = Annotated[Path | None, option(FILES, "YAML under the options; a record, for example.")]
+Config = Annotated[
+    Path | None, option(FILES, "YAML under the options: a page, or a clip's record; or the clip itself.")
+]
 Resumable = Annotated[
     bool | None,
     option(
@@ -105,7 +107,9 @@ Resumable = Annotated[
 ]
 CompileCache = Annotated[Text, option(COMPILING, "Where compiled programs are kept; off: nowhere.", metavar="FOLDER")]
 KeepEvery = Annotated[float, option(FILES, "Seconds between keeping it.", metavar="SECONDS", least=0, most=WEEK)]
-CoordinatorAddress = Annotated[Text, option(HOSTS, "Where process 0 listens.", metavar="HOST:PORT")]
+CoordinatorAddress = Annotated[
+    Text, option(HOSTS, "Where process 0 listens; found under SLURM and the like.", metavar="HOST:PORT")
+]
 NumProcesses = Annotated[Count, option(HOSTS, "One a host; 1: alone, whatever is found.")]
 ProcessId = Annotated[Count, option(HOSTS, "Of this one, from 0; process 0 writes the files.")]
 InitializationTimeout = Annotated[int, option(HOSTS, "Seconds to wait for all.", least=1)]

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ltx2_cli.cli.describe import config_page
 from ltx2_cli.cli.memory import command_line
 from ltx2_cli.cli.options import (
     AUDIO,
@@ -83,7 +84,7 @@ def plan(
 
     if dump_hlo:
         check_folder(dump_hlo, "--dump-hlo")
-    spec = read_spec({"prompt": "any", **overrides(context.params)}, config=config, dotlist=settings or ())
+    spec = read_spec({"prompt": "any", **overrides(context.params)}, config=config_page(config), dotlist=settings or ())
 
     import jax
 

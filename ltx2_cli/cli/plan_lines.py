@@ -11,7 +11,7 @@ from ltx2_cli.forecast.meshes import Search
 from ltx2_cli.forecast.phases import LOOPS
 from ltx2_cli.forecast.record import assumptions
 from ltx2_cli.stages import REFINER
-from ltx2_cli.weights.hub import gigabytes
+from ltx2_cli.units import natural
 
 
 def lines(forecast: Forecast) -> Iterator[str]:
@@ -43,13 +43,13 @@ def mesh_of(forecast: Forecast) -> str:
 
 
 def _tried(forecast: Forecast) -> tuple[str, str, str]:
-    needed = gigabytes(max(forecast.phase_bytes.values()))
+    needed = natural(max(forecast.phase_bytes.values()))
     if not forecast.fits:
         return needed, "does not fit", ""
     if forecast.forward is None:
         return needed, "not compiled", ""
     step = forecast.step
-    return needed, gigabytes(forecast.forward.wire_bytes), _seconds(step.seconds) if step else ""
+    return needed, natural(forecast.forward.wire_bytes), _seconds(step.seconds) if step else ""
 
 
 def _request(forecast: Forecast) -> list[tuple[str, str]]:
@@ -83,27 +83,27 @@ def _stage(forecast: Forecast) -> Iterator[tuple[str, str]]:
 
 def _memory(forecast: Forecast) -> Iterator[str]:
     limit = forecast.hbm_bytes
-    yield f"memory of a device{'' if math.isinf(limit) else f', of {gigabytes(int(limit))}'}"
+    yield f"memory of a device{'' if math.isinf(limit) else f', of {natural(int(limit))}'}"
     rows = []
     for phase, memory in forecast.memory.items():
         about = "about " if forecast.is_estimated(phase) else ""
-        parts = f"weights {gigabytes(memory.weights)}, beside them {about}{gigabytes(memory.activations)}"
+        parts = f"weights {natural(memory.weights)}, beside them {about}{natural(memory.activations)}"
         if memory.loading > memory.weights + memory.activations:
-            parts += f"; {gigabytes(memory.loading)} while it is loaded"
-        rows.append((f"  {phase}", gigabytes(memory.peak), parts, "" if memory.peak <= limit else "does not fit"))
+            parts += f"; {natural(memory.loading)} while it is loaded"
+        rows.append((f"  {phase}", natural(memory.peak), parts, "" if memory.peak <= limit else "does not fit"))
     yield from columns(rows, right=(1,))
 
 
 def _forward(forecast: Forecast) -> Iterator[str]:
     yield "one forward of a device" + _of(forecast)
-    rows = [("  work", f"{forecast.flops / forecast.devices / 1e12:.1f} TFLOP", "", "")]
+    rows = [("  work", natural(forecast.flops / forecast.devices, "FLOP"), "", "")]
     forward = forecast.forward
     if forward is None:
         reasons = [each.reason for each in forecast.refused] or ["the weights do not fit"]
         yield from columns([*rows, ("  not compiled", "", reasons[0], "")], right=(1,))
         return
-    rows += [(f"  {_words(name)}", gigabytes(size), "", "") for name, size in vars(forward.memory).items()]
-    rows += [("  sends", gigabytes(forward.wire_bytes), "", ""), *_collectives(forward.collectives)]
+    rows += [(f"  {_words(name)}", natural(size), "", "") for name, size in vars(forward.memory).items()]
+    rows += [("  sends", natural(forward.wire_bytes), "", ""), *_collectives(forward.collectives)]
     yield from columns(rows, right=(1,))
     yield f"  compiled in {forward.compile_seconds:.0f} s"
 
@@ -124,7 +124,7 @@ def _collectives(collectives: Sequence[Collective]) -> Iterator[tuple[str, str, 
         alike.setdefault((each.kind, each.axes), []).append(each)
     for (kind, axes), group in sorted(alike.items(), key=lambda item: -wire_bytes(item[1])):
         times = sum(each.times for each in group)
-        yield f"    {kind}", gigabytes(wire_bytes(group)), f"along {', '.join(axes)}" if axes else "", f"{times} times"
+        yield f"    {kind}", natural(wire_bytes(group)), f"along {', '.join(axes)}" if axes else "", f"{times} times"
 
 
 def _time(forecast: Forecast) -> Iterator[str]:

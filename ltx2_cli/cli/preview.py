@@ -13,7 +13,8 @@ from ltx2_cli.plan import Plan, missing
 from ltx2_cli.refiner import holding, refiners_own
 from ltx2_cli.spec import Hold
 from ltx2_cli.stages import REFINER
-from ltx2_cli.weights.hub import Download, cache_folder, check_room, gigabytes
+from ltx2_cli.units import natural
+from ltx2_cli.weights.hub import Download, cache_folder, check_room
 from ltx2_cli.writing import Output
 
 
@@ -35,7 +36,7 @@ def preview(request: Request, random: bool, files: Sequence[Output]) -> Iterator
 def downloading(absent: Sequence[Download]) -> Iterator[str]:
     """A line for each repository of which something is to be downloaded."""
     for repository, files in groupby(absent, lambda file: file.repository):
-        size = gigabytes(sum(file.size for file in files))
+        size = natural(sum(file.size for file in files))
         yield f"downloading {size} of {repository} into {cache_folder()}"
 
 
@@ -49,8 +50,8 @@ def _listing(absent: Sequence[Download]) -> Iterator[str]:
         place = f"{file.repository}/{file.name.split('/')[0]}"
         sizes[place] = sizes.get(place, 0) + file.size
     for place, size in sorted(sizes.items(), key=lambda item: -item[1]):
-        yield f"{gigabytes(size):>9}  {place}"
-    yield f"{gigabytes(sum(sizes.values())):>9}  in all"
+        yield f"{natural(size):>9}  {place}"
+    yield f"{natural(sum(sizes.values())):>9}  in all"
 
 
 def _doing(plan: Plan, random: bool) -> Iterator[str]:
@@ -81,7 +82,7 @@ def held(plan: Plan) -> str:
     copied = holding(plan.networks) is Hold.copy
     how = "added to a second copy of weights" if copied else "as low-rank factors beside the weights"
     size = sum(bytes_on_device(weight, plan.sharding) for weight in refiners_own(plan.networks, plan.added))
-    return f"{how}, {gigabytes(size)} on a device"
+    return f"{how}, {natural(size)} on a device"
 
 
 def _decoding(decoding: Decoding) -> str:
@@ -91,7 +92,7 @@ def _decoding(decoding: Decoding) -> str:
     parts += [f"images in {height}x{width} parts"] * (height * width > 1)
     if decoding.tiles:
         parts.append("{}x{}x{} tiles of frames, height and width".format(*decoding.tiles.counts))
-    return ", ".join([*parts, f"about {gigabytes(decoding.bytes)} on a device"])
+    return ", ".join([*parts, f"about {natural(decoding.bytes)} on a device"])
 
 
 def _line(what: str, value: str) -> str:

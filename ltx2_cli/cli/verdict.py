@@ -67,6 +67,8 @@ def _far(then: "Fingerprint", now: "Fingerprint") -> str:
         return SAME
     if then.size != now.size:
         return "of another size"
+    if not (then.has_sketch and now.has_sketch):
+        return "differs"
     error = then.error(now)
     return f"differs by about {error:.2g}" if error >= LEAST else f"differs by less than {LEAST:g}"
 

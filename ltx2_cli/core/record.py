@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from ltx2_cli.core.made_with import FINAL, FIRST, PACKAGES, UPSAMPLED
-from ltx2_cli.diffusion.fingerprints import fingerprint
+from ltx2_cli.diffusion.fingerprints import SKETCH, fingerprint
 from ltx2_cli.diffusion.latents import LatentsFile, unpack
 from ltx2_cli.plan import Plan
 from ltx2_cli.spec import AV
@@ -39,6 +39,18 @@ def made_with(plan: Plan, files: Mapping[str, str], history: Mapping[str, Any]) 
     meshes = {stage_name(plan, stage): stage.sharding.text for stage in plan.stages}
     here = {"devices": devices(), "meshes": meshes, "at_once": plan.spec.num_videos}
     return {**versions(), **here, "files": dict(files), **history}
+
+
+def without_sketches(history: Mapping[str, Any]) -> dict[str, Any]:
+    """The history of a video as people read it: without the sketches of its latents, which are long and say by how much
+    others differ. The video has them."""
+    stages = {
+        stage: {
+            name: {key: value for key, value in stream.items() if key != SKETCH} for name, stream in streams.items()
+        }
+        for stage, streams in history.get("latents", {}).items()
+    }
+    return {**history, "latents": stages}
 
 
 def versions() -> dict[str, str]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -17,7 +18,7 @@ from ltx2_cli.core.components import Components
 from ltx2_cli.core.decode import BOTH
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.progress import Keep, Progress, forget, unread
-from ltx2_cli.core.record import History, input_files, made_with, network_files, stage_name
+from ltx2_cli.core.record import History, input_files, made_with, network_files, stage_name, without_sketches
 from ltx2_cli.core.report import Report, Silent
 from ltx2_cli.diffusion.geometry import clip_size
 from ltx2_cli.diffusion.latents import SIZE, pack, save_latents, unpack
@@ -34,6 +35,13 @@ SILENT = Silent()
 BEGINNING = Progress()
 
 DECODED = {Ends.clips: BOTH, Ends.latents: AV(False, False), Ends.drafts: AV(True, False)}
+
+
+class _Provenance(NamedTuple):
+    """What a video says of itself: all that decoding it, going on from it or making it again needs."""
+
+    metadata: Mapping[str, str]  # of its latents and its mp4
+    page: str  # the record beside it
 
 
 def load(plan: Plan) -> Components:
@@ -128,7 +136,7 @@ def write(
         said = list(_provenance(plan, _known_digests(plan, report), done.history)) if first else []
         for number, file in enumerate(latents_paths(plan.spec) if first else ()):
             row = AV(*(stream[number : number + 1] for stream in _latents(done)))
-            save_latents(unpack(row, plan.latent_shapes), file, said[number])
+            save_latents(unpack(row, plan.latent_shapes), file, said[number].metadata)
             if ends is not Ends.clips:
                 yield file, []
         if ends is Ends.clips:
@@ -157,7 +165,7 @@ def _known_digests(plan: Plan, report: Report) -> dict[str, str]:
 
 
 def _write(
-    plan: Plan, done: Progress, said: Sequence[Mapping[str, str]], components: Components, report: Report, keep: Keep
+    plan: Plan, done: Progress, said: Sequence[_Provenance], components: Components, report: Report, keep: Keep
 ) -> Iterator[tuple[Path, list[str]]]:
     """The clips that are not written yet."""
     media = decode.decode(plan, AV(*(stream[done.batch :] for stream in _latents(done))), components, report)
@@ -166,8 +174,8 @@ def _write(
         first = jax.process_index() == 0
         if first:
             with report.stage("write"):
-                write_mp4(clip, paths[number], said[number])
-                write_record(record_path(paths[number]), said[number]["record"])
+                write_mp4(clip, paths[number], said[number].metadata)
+                write_record(record_path(paths[number]), said[number].page)
         keep(replace(done, batch=number + 1))
         if first:
             yield paths[number], findings(clip)
@@ -184,9 +192,7 @@ def _write_sheet(
         yield path, []
 
 
-def _provenance(plan: Plan, files: Mapping[str, str], history: History) -> Iterator[dict[str, str]]:
-    """What the latents and the clip of each video say of themselves: all that decoding them, going on from them or
-    making them again needs."""
+def _provenance(plan: Plan, files: Mapping[str, str], history: History) -> Iterator[_Provenance]:
     facts = {
         "generation": plan.arch.generation,
         "fps": str(plan.stages[-1].geometry.fps),
@@ -194,7 +200,8 @@ def _provenance(plan: Plan, files: Mapping[str, str], history: History) -> Itera
         **dict(zip(SIZE, map(str, clip_size(plan.stages[-1].geometry, plan.arch.compression)), strict=True)),
     }
     for spec, past in zip(single_specs(plan.spec), history, strict=True):
-        yield {**facts, "record": to_yaml(spec, made_with(plan, files, past))}
+        record, page = (to_yaml(spec, made_with(plan, files, each)) for each in (past, without_sketches(past)))
+        yield _Provenance({**facts, "record": record}, page)
 
 
 def decode_file(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 BUCKETS = 256
+SKETCH = "sketch"  # the key of sketches in records
 
 
 @dataclass(frozen=True)
@@ -17,17 +18,22 @@ class Fingerprint:
 
     size: int  # how many numbers there are
     sha256: str  # of them in float32, little-endian, as they lie
-    sketch: np.ndarray  # float32 [BUCKETS]
+    sketch: np.ndarray  # float32 [BUCKETS]; empty where it was left out
 
     def error(self, other: "Fingerprint") -> float:
         """About the relative L2 error of the array behind `other`, of the same size: off by more than 4 % of itself in
         one case of three, and 0 also for what float32 does not tell apart."""
         return float(np.linalg.norm(other.sketch - self.sketch) / np.linalg.norm(self.sketch))
 
+    @property
+    def has_sketch(self) -> bool:
+        """Whether errors can be told."""
+        return len(self.sketch) > 0
+
     def values(self) -> dict[str, int | str]:
         """In plain values, for a record."""
         sketch = b64encode(self.sketch.astype("<f4").tobytes()).decode()
-        return {"size": self.size, "sha256": self.sha256, "sketch": sketch}
+        return {"size": self.size, "sha256": self.sha256, SKETCH: sketch}
 
 
 def fingerprint(array: np.ndarray) -> Fingerprint:
@@ -43,7 +49,7 @@ def fingerprint(array: np.ndarray) -> Fingerprint:
 
 def read_fingerprint(values: Mapping[str, Any]) -> Fingerprint:
     """What `Fingerprint.values` gave. Raises `ValueError`, `KeyError` or `TypeError` where it is something else."""
-    sketch = np.frombuffer(b64decode(values["sketch"], validate=True), "<f4")
-    if sketch.shape != (BUCKETS,):
+    sketch = np.frombuffer(b64decode(values.get(SKETCH, ""), validate=True), "<f4")
+    if SKETCH in values and sketch.shape != (BUCKETS,):
         raise ValueError("not a sketch")
     return Fingerprint(int(values["size"]), str(values["sha256"]), sketch)

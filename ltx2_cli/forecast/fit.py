@@ -15,7 +15,7 @@ from ltx2_cli.forecast.topology import slices, topology
 from ltx2_cli.plan import Plan
 from ltx2_cli.profiles import AUTO, read_sharding
 from ltx2_cli.spec import FitError, RunSpec, SpecError
-from ltx2_cli.weights.hub import gigabytes
+from ltx2_cli.units import natural
 
 Typed = Callable[[Alternative], str]
 
@@ -46,18 +46,18 @@ def _needs(phase: str, memory: PhaseMemory, available: DeviceMemory) -> str:
     if memory.peak == int(available.limit) + 1:
         return f"to {phase} takes more"
     if memory.loading > memory.weights + memory.activations:
-        return f"to load what it takes to {phase} takes {gigabytes(memory.loading)} of a device"
-    return f"to {phase} takes about {gigabytes(memory.peak)} of a device, {gigabytes(memory.weights)} of it for weights"
+        return f"to load what it takes to {phase} takes {natural(memory.loading)} of a device"
+    return f"to {phase} takes about {natural(memory.peak)} of a device, {natural(memory.weights)} of it for weights"
 
 
 def _has(device: jax.Device, available: DeviceMemory) -> str:
     """What a device has for a program, in words."""
     if device.platform == "cpu":
-        return f"this machine has {gigabytes(int(available.limit))} for each of its devices"
-    has = f"a {device.device_kind} has {gigabytes(int(available.limit))}"
+        return f"this machine has {natural(int(available.limit))} for each of its devices"
+    has = f"a {device.device_kind} has {natural(int(available.limit))}"
     if available.total > available.limit:
         fraction = available.limit / available.total
-        return f"{has}, the {fraction:.0%} of its {gigabytes(int(available.total))} that jax takes"
+        return f"{has}, the {fraction:.0%} of its {natural(int(available.total))} that jax takes"
     return has
 
 
@@ -114,4 +114,4 @@ def _sufficient(search: Search) -> str:
     needed = max(each.loading if phase == DECODE else each.peak for phase, each in memory.items())
     names = [each.name for each in CHIPS if each.hbm_bytes * (1 if each.topology else FRACTION) >= needed]
     known = f", such as {', '.join(names)}" if names else ""
-    return f"it takes a device with {gigabytes(needed)}{known}, or several that share the weights"
+    return f"it takes a device with {natural(needed)}{known}, or several that share the weights"

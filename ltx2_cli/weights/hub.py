@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ltx2_cli.spec import SpecError
+from ltx2_cli.units import natural
 
 EMBEDDED, INSIDE = "embedded", Path(__file__).parents[1] / "demo"  # the checkpoint in this package, and where it is
 ELSEWHERE = "make room there, or set HF_HOME to a folder on another disk"
@@ -77,9 +78,7 @@ def check_room(missing: Sequence[Download]) -> None:
     existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
     free = shutil.disk_usage(existing).free
     if free < needed:
-        raise SpecError(
-            f"{gigabytes(needed)} are to be downloaded, and {cache} has room for {gigabytes(free)}", ELSEWHERE
-        )
+        raise SpecError(f"{natural(needed)} are to be downloaded, and {cache} has room for {natural(free)}", ELSEWHERE)
 
 
 def cache_folder() -> str:
@@ -87,8 +86,3 @@ def cache_folder() -> str:
     from huggingface_hub import constants
 
     return constants.HF_HUB_CACHE
-
-
-def gigabytes(size: int) -> str:
-    """Bytes as people say them: `92.1 GB`, `0.3 GB`, and below a tenth of that `12 MB`."""
-    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.0f} MB"

@@ -16,7 +16,7 @@ from ltx2_cli.weights.findings import some
 
 FLOATS = DTYPES.keys() - EIGHT_BITS.keys()
 SUFFIX = ".safetensors"
-LEAVE_OUT = "leave out --lora"
+LEAVE_OUT = "name another LoRA, or none"
 # A factor's key; what may stand before `weight` is the name that peft gave the adapter.
 FACTOR = re.compile(r"(.+)\.(?:(lora_A|lora_down|lora\.down)|lora_B|lora_up|lora\.up)(?:\.[^.]+)?\.weight")
 ALPHA = ".alpha"

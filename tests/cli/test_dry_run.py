@@ -66,7 +66,7 @@ def test_a_single_file_needs_its_text_encoder_too(hub: Hub, generate: Run) -> No
     assert words(out)[1:] == [
         "4 MB someone/gemma/model.safetensors",
         f"3 MB {model}",
-        "0 MB someone/gemma/config.json",
+        "2 B someone/gemma/config.json",
         "7 MB in all",
     ]
 

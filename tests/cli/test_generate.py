@@ -12,14 +12,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
+import numpy as np
 import pytest
 
 import ltx2_cli.cli.preview  # noqa: F401 -- what it imports is kept, and must not be what stands in for it here
 from ltx2_cli import writing
 from ltx2_cli.core.report import Report
+from ltx2_cli.diffusion.latents import save_latents
+from ltx2_cli.media import Media, write_mp4
 from ltx2_cli.outputs import output_paths
 from ltx2_cli.profiles import read_spec, to_yaml
-from ltx2_cli.spec import MAKE_ROOM, DType, NotFiniteError, RunError, RunSpec
+from ltx2_cli.spec import AV, MAKE_ROOM, DType, NotFiniteError, RunError, RunSpec
 from program import run_program
 
 if TYPE_CHECKING:
@@ -286,6 +289,31 @@ def test_a_record_is_made_again_without_the_files_that_were_saved_then(ltx2: Run
     assert core.asked is not None
     assert (core.asked.prompt, core.asked.seed, core.asked.save_latents) == ("rain", (1,), None)
     assert ltx2("generate", "--config", "fox.yaml", "--seed", "8")[:2] == (0, "out/rain-demo-s8.mp4\n")
+
+
+@pytest.mark.parametrize("kind", ["yaml", "mp4", "json", "safetensors"])
+def test_any_file_that_says_what_made_a_clip_is_a_config(ltx2: Run, core: Core, tmp_path: Path, kind: str):
+    record = to_yaml(read_spec(prompt="${rain} at dawn", model="demo", seed=3, height=64), {"ltx2": "1"})
+    (tmp_path / "fox.yaml").write_text(record)
+    media = Media(np.zeros((9, 64, 64, 3), np.uint8), np.zeros((0, 2), np.float32), 24.0, 24000)
+    if kind in ("mp4", "json"):
+        write_mp4(media, tmp_path / "fox.mp4", {"record": record})
+    if kind == "json":
+        (tmp_path / "fox.json").write_text(ltx2("info", "--json", "fox.mp4")[1])
+    if kind == "safetensors":
+        arrays = AV(np.zeros((1, 4, 2, 2, 3), np.float32), np.zeros((1, 2, 9, 4), np.float32))
+        save_latents(arrays, tmp_path / "fox.safetensors", {"record": record})
+    code, out, err = ltx2("generate", "--config", f"fox.{kind}", "--fps", "12")
+    assert (code, out) == (0, "out/rain-at-dawn-demo-s3.mp4\n"), err
+    assert core.asked is not None
+    assert (core.asked.prompt, core.asked.height, core.asked.fps) == ("${rain} at dawn", 64, 12)
+
+
+@pytest.mark.parametrize("content", ['[{"record": 1}]', "[1]", '[{"record": {}}, {}]', "[" * 10_000, '["a", '])
+def test_what_says_nothing_of_a_clip_is_no_config(ltx2: Run, tmp_path: Path, content: str):
+    (tmp_path / "a.json").write_text(content)
+    code, out, err = ltx2("generate", "--config", "a.json", "--prompt", "rain")
+    assert (code, out, err.startswith("error: a.json")) == (2, "", True), err
 
 
 def test_drafts_look_at_no_clip(ltx2: Run, core: Core, tmp_path: Path):

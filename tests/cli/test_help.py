@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from ltx2_cli.cli import of_verb
 from ltx2_cli.spec import Guidance
 
 PROGRAM = """
@@ -85,7 +86,38 @@ def test_help_shows_every_option_and_examples():
     assert "REPO[@REV]" in shown
     examples = re.compile(r"^ *ltx2 generate [-\"]", re.MULTILINE)
     assert len(examples.findall(shown)) == 6
-    assert len(examples.findall(ltx2("--help").stdout)) == 6
+
+
+def test_help_has_an_example_of_every_verb_and_all_exit_codes():
+    shown = ltx2("-h").stdout
+    verbs = ("generate", "upsample", "resume", "decode", "replay", "plan", "info", "models", "lora")
+    assert [verb for verb in verbs if not re.search(rf"^ *ltx2 {verb}", shown, re.MULTILINE)] == []
+    assert re.findall(r"(\d+) [a-z]", shown.partition("Exit codes:")[2]) == ["0", "1", "2", "3", "4", "130"]
+
+
+def test_a_narrow_terminal_shows_the_short_names():
+    shown = ltx2("generate", "-h", COLUMNS="60").stdout
+    assert "--steps" in shown
+    assert "─ Several hosts ─" in shown
+
+
+@pytest.mark.parametrize(
+    ("verb", "text", "said"),
+    [
+        ("decode", "nearest: --height 480 or 512", "nearest: --set height=480 or 512"),
+        ("upsample", "more --num-frames or less --fps", "more --set num_frames=N or less --fps"),
+        ("upsample", "nearest: --num-inference-steps 1000", "nearest: --set num_inference_steps=1000"),
+        ("decode", "--guidance-scale 1", "--set guidance.video.guidance_scale=1"),
+        ("decode", "not 3 but --steps 4", "not 3 but --set num_inference_steps=4"),
+        ("generate", "nearest: --height 480; --steps 4", "nearest: --height 480; --steps 4"),
+        ("decode", "`--force` or -o FILE", "`--force` or -o FILE"),
+        ("models", "--height 3", "--height 3"),
+        ("none", "--height 3", "--height 3"),
+    ],
+)
+def test_a_hint_names_options_that_the_verb_has(verb: str, text: str, said: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "argv", ["ltx2", verb])
+    assert of_verb(text) == said
 
 
 def test_help_of_plan_shows_its_own_options_and_examples():

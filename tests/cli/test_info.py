@@ -16,6 +16,7 @@ from ltx2_cli.models.published import UPSAMPLERS
 from ltx2_cli.models.upsampler import LatentUpsampler
 from ltx2_cli.profiles import read_spec, to_yaml
 from ltx2_cli.spec import AV, RunSpec
+from ltx2_cli.units import natural
 from ltx2_cli.weights.declare import Scope, declared
 from program import run_program
 
@@ -75,7 +76,7 @@ def test_a_file_knows_what_made_it(info, kind: str, own: list[str], request: pyt
     path = request.getfixturevalue(kind)
     assert info(path).rows == [
         [kind, str(path)],
-        ["size", f"{path.stat().st_size / 1e6:.3g} MB"],
+        ["size", natural(path.stat().st_size)],
         ["clip", "96x64, 9 frames, 0.38 s at 24 frames a second"],
         own,
         ["generation", "ltx2.3"],

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from loras import distilled, factors, keys, write, write_header
+from ltx2_cli.units import natural
 from ltx2_cli.weights.checkpoint import TensorFiles
 from program import run_program
 
@@ -41,8 +42,8 @@ def test_it_prints_what_the_header_says(
     assert run_program(monkeypatch, "lora", "inspect", str(small)) == 0
     facts, targets = capsys.readouterr().out.split("\n\n")
     lines = [line.split(maxsplit=1) for line in facts.splitlines()]
-    size = f"{small.stat().st_size / 1e6:.1f} MB, BF16"
-    assert size == "1.4 MB, BF16"
+    size = f"{natural(small.stat().st_size)}, BF16"
+    assert size == "1 MB, BF16"
     assert lines == [
         ["file", str(small)],
         ["size", size],

@@ -248,8 +248,8 @@ def test_files_that_cannot_be_made_again(ltx2, made: Path, model: Path, name: st
         Media(np.zeros((9, 64, 64, 3), np.uint8), np.zeros((0, 2), np.float32), 24.0, 24000), tmp_path / "foreign.mp4"
     )
     (tmp_path / "short.mp4").write_bytes(whole[: len(whole) // 2])
-    sketch = re.compile("sketch: .*")
-    (tmp_path / "changed.yaml").write_text(sketch.sub("sketch: rain", (made / "clip.yaml").read_text()))
+    size = re.compile("  size: .*")
+    (tmp_path / "changed.yaml").write_text(size.sub("  size: rain", (made / "clip.yaml").read_text()))
     (tmp_path / "weights").symlink_to(model)
     said = ltx2("replay", tmp_path / name)
     assert (said.code, said.out) == (2, "")

@@ -55,6 +55,12 @@ def test_a_record_brings_it_back() -> None:
     assert again.error(kept) == 0
 
 
+def test_a_record_may_leave_the_sketch_out() -> None:
+    values = fingerprint(np.ones(3, np.float32)).values()
+    read = read_fingerprint({key: value for key, value in values.items() if key != "sketch"})
+    assert (read.sha256, read.has_sketch) == (values["sha256"], False)
+
+
 @pytest.mark.parametrize("sketch", ["", "rain", "AAAA"])
 def test_what_is_no_sketch(sketch: str) -> None:
     with pytest.raises(ValueError, match=r"sketch|base64|padding|multiple|buffer"):

@@ -15,7 +15,7 @@ from ltx2_cli.models.networks import Networks
 from ltx2_cli.spec import SpecError
 from ltx2_cli.weights import hub as hub_module
 from ltx2_cli.weights import repositories
-from ltx2_cli.weights.hub import Download, cached, check_room, downloads, gigabytes, locate
+from ltx2_cli.weights.hub import Download, cached, check_room, downloads, locate
 from ltx2_cli.weights.published import FOLDER_FILES, NETWORKS, TEXT_ENCODER_FILES
 
 MODEL = "someone/model"
@@ -279,10 +279,3 @@ def test_of_a_published_repository_no_copy_and_no_stranger_is_wanted() -> None:
 
 def test_the_folders_of_a_checkpoint_are_those_of_its_networks() -> None:
     assert tuple(name for name in Networks._fields if name not in Networks._field_defaults) == NETWORKS
-
-
-@pytest.mark.parametrize(
-    ("size", "said"), [(92_060_000_000, "92.1 GB"), (327_309_208, "0.3 GB"), (4_700_000, "5 MB"), (0, "0 MB")]
-)
-def test_sizes_are_said_as_people_say_them(size: int, said: str) -> None:
-    assert gigabytes(size) == said

@@ -144,7 +144,7 @@ def test_what_is_no_plain_lora_is_refused_by_name(
         open_lora(write_header(tmp_path / "x.safetensors", keys))
     assert finding in str(caught.value)
     assert "x.safetensors" in str(caught.value)
-    assert "--lora" in caught.value.hint
+    assert "another LoRA" in caught.value.hint
 
 
 @pytest.mark.parametrize("dtype", ["I64", "F8_E4M3"])
