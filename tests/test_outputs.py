@@ -35,15 +35,14 @@ def spec(**keys: object) -> RunSpec:
     [
         ({}, ["out/rain-demo-s7.mp4"]),
         ({"model_name": None}, ["out/rain-s7.mp4"]),
-        ({"model_name": "", "base_output_directory": "a/b"}, ["a/b/rain-s7.mp4"]),
+        ({"model_name": None, "base_output_directory": "a/b"}, ["a/b/rain-s7.mp4"]),
         ({"base_output_directory": None}, ["rain-demo-s7.mp4"]),
-        ({"base_output_directory": ""}, ["rain-demo-s7.mp4"]),
         ({"num_videos": 2, "width": 64}, ["out/rain-demo-s7.mp4", "out/rain-demo-s8.mp4"]),
         ({"output": "a/clip.mp4"}, ["a/clip.mp4"]),
         ({"output": "a/clip.mp4", "num_videos": 2}, ["a/clip-s7.mp4", "a/clip-s8.mp4"]),
         ({"output": "a/clip.mp4", "seed": None}, ["a/clip.mp4"]),
         ({"model_name": "..a b ltx2.3"}, ["out/rain-a-b-ltx2.3-s7.mp4"]),
-        ({"prompt": "雨", "model_name": ""}, ["out/s7.mp4"]),
+        ({"prompt": "雨", "model_name": None}, ["out/s7.mp4"]),
     ],
 )
 def test_names(keys: dict, names: list[str]):
