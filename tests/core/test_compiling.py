@@ -16,6 +16,7 @@ import pytest
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from clips import ALL_ON, Case, Checkpoint, Size, final_latents, plan_of
+from ltx2_cli.core import compiling
 from ltx2_cli.core.compiling import Count, NotCompiledError, compiled_ahead, counted, keep_programs, none_compiled
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.programs import Program
@@ -140,6 +141,22 @@ def test_where_programs_are_kept(cache: Path, tmp_path: Path) -> None:
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "own")
     jax.jit(lambda x: x * 3 + 1)(2)
     assert list((tmp_path / "own").iterdir())
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_hosts_with_gpus_keep_programs_in_one_folder_or_nowhere(
+    shared: bool, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GPUs tune a program together: a host that finds it alone would be waited for."""
+    noted: list[str] = []
+    keep_programs(None)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(compiling, "is_shared", lambda folder: shared and folder == cache)
+    monkeypatch.setattr(report := Silent(), "note", noted.append)
+    compiling.agree_on_programs(report)
+    assert jax.config.jax_enable_compilation_cache is shared
+    assert [f"each host has its own {cache}" in note for note in noted] == [True] * (not shared)
 
 
 def test_a_folder_that_cannot_be_made_is_refused(cache: Path, tmp_path: Path) -> None:
