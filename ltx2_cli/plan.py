@@ -172,6 +172,11 @@ def decide(declared: Declared, spec: RunSpec, devices: Sequence[jax.Device], sou
     arch, added = checkpoint.arch, declared.added
     if refinement and source:
         spec = enlarged(spec, arch, refinement, source)
+    if spec.max_sequence_length > (most := checkpoint.text_encoder.max_position_embeddings):
+        raise SpecError(
+            f"max_sequence_length {spec.max_sequence_length} is more than the text encoder's {most} tokens",
+            f"--set max_sequence_length={most}",
+        )
     spec = _settled(spec, arch, devices)
     declared_weights = [weight for module in networks.present().values() for weight in weights(module)]
     heads = {stream.name: stream.heads for stream in arch.transformer.streams}

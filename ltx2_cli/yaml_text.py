@@ -4,6 +4,7 @@ The types are those of YAML 1.1, but for times, which are text, and for numbers:
 and `1e-3`; what YAML 1.1 reads as another number, `1:30` and `0100`, is text.
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass, replace
@@ -87,7 +88,7 @@ def parse_page(text: str, source: str) -> Values:
         return {}
     if not isinstance(values, dict):
         raise SpecError(f"{source} holds no keys", PAGE)
-    return {str(key): value for key, value in values.items()}
+    return {key if isinstance(key, str) else json.dumps(key, default=str): value for key, value in values.items()}
 
 
 def dump(values: Mapping[str, Any]) -> str:

@@ -405,6 +405,8 @@ BOMB = "a: &a [x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}]\n" for a, b in pai
         ("height: 64\nwidth: [1\n", "line 3: this is not plain YAML"),
         ("height: 64\nheight: 96\n", "line 2: this is not plain YAML: found duplicate key height"),
         ("- height", "holds no keys"),
+        ("null: 2", "unknown key `null`"),
+        ("true: 2", "unknown key `true`"),
         ("height: tall", "`height` is 'tall'; expected an integer"),
         ("heigth: 64", "unknown key `heigth`; closest: `height`"),
         ("sharding: {profile: gpu, mehs: {}}", "unknown key `sharding.mehs`; closest: `sharding.mesh`"),

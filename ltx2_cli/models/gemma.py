@@ -64,6 +64,7 @@ class GemmaArch:
     num_attention_heads: int = 8
     num_key_value_heads: int = 4
     head_dim: int = 256
+    max_position_embeddings: int = 131_072  # tokens that it was made for
     attention_bias: bool = False
     config: str = "{}"  # the object of all keys, as JSON
     where: str = field(default="", compare=False)  # the file that the config stands in, for errors

@@ -142,7 +142,7 @@ def read_header(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         safe_open(path, "np")  # checks that the header is whole and that the file is as long as it says
     except SafetensorError as error:
-        raise SpecError(f"{path} is damaged or cut short ({error})", "download it again") from error
+        raise SpecError(f"{path} is damaged or cut short ({error})", "make, copy or download it again") from error
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))

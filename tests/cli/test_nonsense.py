@@ -55,6 +55,7 @@ REFUSED = {
     "a long model": (["--model", "x" * 5000], "a name of 5000 characters is too long for a file"),
     "a folder": (["-o", "."], "output '.' is not an mp4; name one: -o video.mp4"),
     "latents without a name": (["--save-latents", ""], "save_latents '.' is a folder; name a file"),
+    "more text than is read": (["--set", "max_sequence_length=1025"], "is more than the text encoder's 1024 tokens"),
     "a lost LoRA": (["--lora", "nope.safetensors"], "there is no file nope.safetensors"),
 }
 

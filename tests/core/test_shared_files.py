@@ -300,3 +300,61 @@ def test_headers_that_promise_too_much(tmp_path: Path) -> None:
     save_file(empty, path)
     with pytest.raises(SpecError, match="holds no latents of one video"):
         open_latents(path)
+
+
+# Flipped bits
+
+
+def flipped(file: Path, copy: Path, place: int) -> Path:
+    """A copy with another bit, so many bytes before its end."""
+    content = bytearray(file.read_bytes())
+    content[-place] ^= 1
+    copy.write_bytes(content)
+    return copy
+
+
+@pytest.mark.parametrize("place", [1, 2000])
+def test_a_flipped_bit_in_a_run_is_found(begun: tuple[Path, Plan], place: int, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="is damaged: it is not what was written"):
+        open_unfinished(flipped(begun[0], tmp_path / "a.run", place))
+
+
+@pytest.mark.parametrize("entry", ["place", "history", CHECKSUM])
+def test_metadata_of_a_run_without_a_right_checksum_is_refused(
+    begun: tuple[Path, Plan], entry: str, tmp_path: Path
+) -> None:
+    with safe_open(begun[0], "np") as file:
+        metadata = file.metadata()
+    save_file(load_file(begun[0]), tmp_path / "a.run", {**metadata, entry: "[0, 0, 1]"})
+    with pytest.raises(SpecError, match="is damaged: it is not what was written"):
+        open_unfinished(tmp_path / "a.run")
+    del metadata[CHECKSUM]
+    save_file(load_file(begun[0]), tmp_path / "a.run", metadata)
+    with pytest.raises(SpecError, match="is no unfinished run"):
+        open_unfinished(tmp_path / "a.run")
+
+
+def test_a_flipped_bit_in_latents_is_found_unless_another_program_wrote_them(
+    made: tuple[Path, Plan], tmp_path: Path
+) -> None:
+    latents = made[0] / "latents.safetensors"
+    file = open_latents(flipped(latents, tmp_path / "a.safetensors", 1000))
+    with pytest.raises(SpecError, match="is damaged: it is not what was written"):
+        file.read()
+    save_file(load_file(tmp_path / "a.safetensors"), tmp_path / "b.safetensors")
+    assert open_latents(tmp_path / "b.safetensors").read().video.shape == file.shapes.video
+    assert CHECKSUM not in open_latents(latents).metadata
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "I16", "U16"])
+def test_latents_of_a_type_that_none_have_are_a_sentence(dtype: str, tmp_path: Path) -> None:
+    header = {
+        "video": {"dtype": dtype, "shape": [1, 8, 2, 2, 2], "data_offsets": [0, 128]},
+        "audio": {"dtype": dtype, "shape": [1, 2, 9, 4], "data_offsets": [128, 272]},
+    }
+    text = json.dumps(header).encode()
+    (tmp_path / "a").write_bytes(struct.pack("<Q", len(text)) + text + bytes(272))
+    with pytest.raises(
+        SpecError, match=rf"`(video|audio)` in {tmp_path}/a is {dtype}, which a clip's latents never is"
+    ):
+        open_latents(tmp_path / "a").read()
