@@ -313,7 +313,7 @@ def flipped(file: Path, copy: Path, place: int) -> Path:
     return copy
 
 
-@pytest.mark.parametrize("place", [1, 2000])
+@pytest.mark.parametrize("place", [2, 100])
 def test_a_flipped_bit_in_a_run_is_found(begun: tuple[Path, Plan], place: int, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="is damaged: it is not what was written"):
         open_unfinished(flipped(begun[0], tmp_path / "a.run", place))
@@ -338,7 +338,7 @@ def test_a_flipped_bit_in_latents_is_found_unless_another_program_wrote_them(
     made: tuple[Path, Plan], tmp_path: Path
 ) -> None:
     latents = made[0] / "latents.safetensors"
-    file = open_latents(flipped(latents, tmp_path / "a.safetensors", 1000))
+    file = open_latents(flipped(latents, tmp_path / "a.safetensors", 2))
     with pytest.raises(SpecError, match="is damaged: it is not what was written"):
         file.read()
     save_file(load_file(tmp_path / "a.safetensors"), tmp_path / "b.safetensors")
