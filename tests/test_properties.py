@@ -1,0 +1,332 @@
+"""Whatever is asked for and whatever lies in a file, the answer is a clip's request or a sentence: a thousand cases,
+always the same ones."""
+
+import io
+import json
+import time
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("hypothesis", reason="`make setup` installs it")
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+from ltx2_cli.cli.describe import describe
+from ltx2_cli.cli.from_latents import request
+from ltx2_cli.cli.options import KEYS
+from ltx2_cli.cli.recorded import find_source, recorded
+from ltx2_cli.cli.resumed_files import places
+from ltx2_cli.cli.together import of_system
+from ltx2_cli.console import complain
+from ltx2_cli.core.journal import Journal
+from ltx2_cli.core.progress import Progress
+from ltx2_cli.core.record import begun, continued, made_with
+from ltx2_cli.core.report import Silent
+from ltx2_cli.core.unfinished import Errand, open_unfinished
+from ltx2_cli.diffusion.latents import SIZE, open_latents, pack, save_latents
+from ltx2_cli.media import Media, write_mp4
+from ltx2_cli.outputs import Ends
+from ltx2_cli.plan import Plan, resolve
+from ltx2_cli.profiles import read_spec, to_yaml
+from ltx2_cli.spec import AV, CommandError, FitError, RunSpec, SpecError
+from ltx2_cli.tensor_file import CHECKSUM, checksum
+from ltx2_cli.validation import RANGES
+from ltx2_cli.yaml_text import dump, parse
+from program import run_program
+
+LONGEST = 10.0  # seconds
+MOST_LINES = 3
+REFUSED = (SpecError, FitError)
+
+
+def cases(number: int) -> Any:
+    """Runs a test so many times, with the same values every time."""
+    slow = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
+    return settings(max_examples=number, derandomize=True, database=None, deadline=None, suppress_health_check=slow)
+
+
+# Values of every kind, those at the edges more often
+
+TEXTS = st.one_of(
+    st.text(max_size=20),
+    st.sampled_from(["", " ", "0..", "..", "1:30", "0100", "nan", "-1", "a/b", "a\0b", "\x1b[2J", "a\nb", "${height}"]),
+    st.sampled_from(
+        ["x" * 5000, "/dev/zero", "/dev/null", ".", "..", "~", "~nobody/x", "/etc/passwd", "C:\\x", ":0.8"]
+    ),
+)
+PIECES = st.binary(max_size=8) | st.text(max_size=8).map(lambda text: text.encode("utf-8", "replace"))
+NUMBERS = st.one_of(
+    st.integers(), st.floats(), st.integers(-2, 70), st.sampled_from([2**31, 2**32, 2**63, 10**30, -(2**63), 1e38])
+)
+PLAIN = st.one_of(TEXTS, NUMBERS, st.booleans(), st.none())
+VALUES = st.recursive(
+    PLAIN,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+NAMES = [*KEYS.values(), "sharding.mesh", "sharding.mesh.heads", "sharding.weights.embed", "sharding.profile"]
+NUMERIC = {*RANGES, "seed", "sigmas", "stg_blocks", "refinement.sigmas", "sharding.mesh.heads"}
+
+
+@st.composite
+def asked(draw: Callable[..., Any]) -> tuple[str, Any]:
+    """A key and a value for it, often of the right kind."""
+    key = draw(st.sampled_from(NAMES)) if draw(st.integers(0, 9)) else draw(st.text(max_size=10))
+    fitting = NUMBERS if key in NUMERIC else TEXTS
+    return key, draw(fitting | st.lists(fitting, max_size=3) | VALUES)
+
+
+@st.composite
+def mutated(draw: Callable[..., Any], content: bytes) -> bytes:
+    """Bytes of which some bits are flipped, some are cut off, put in or written over; more often near the beginning."""
+    changed = bytearray(content)
+    for _ in range(draw(st.sampled_from([1, 1, 3]))):
+        place = draw(st.integers(0, 200) | st.integers(0, max(len(changed) - 1, 0)))
+        match draw(st.sampled_from(["flip", "cut", "insert", "overwrite"])):
+            case "flip" if place < len(changed):
+                changed[place] ^= 1 << draw(st.integers(0, 6))
+            case "cut":
+                del changed[place : draw(st.none() | st.integers(place, place + 100))]
+            case "insert":
+                changed[place:place] = draw(PIECES)
+            case "overwrite":
+                new = draw(PIECES)
+                changed[place : place + len(new)] = new
+    return bytes(changed)
+
+
+@st.composite
+def altered(draw: Callable[..., Any], page: Mapping[str, Any]) -> dict[str, Any]:
+    """A page with another value somewhere, or without one, or with one more."""
+    changed: Any = parse(dump(page))
+    section = changed
+    while True:
+        key = draw(st.sampled_from(sorted(section)))
+        if not (isinstance(section[key], dict) and section[key] and draw(st.booleans())):
+            break
+        section = section[key]
+    match draw(st.sampled_from(["value", "gone", "more"])):
+        case "value":
+            section[key] = draw(VALUES)
+        case "gone":
+            del section[key]
+        case "more":
+            section[draw(st.text(max_size=5))] = draw(VALUES)
+    return changed
+
+
+# What must hold
+
+
+def answered(folder: Path, act: Callable[[], object]) -> None:
+    """The action succeeds or refuses in at most three lines, in time, and writes nothing into the folder."""
+    before, began = contents(folder), time.monotonic()
+    try:
+        act()
+    except (SpecError, FitError, OSError) as failure:
+        error = of_system(failure) if isinstance(failure, OSError) else failure
+        assert isinstance(error, REFUSED)
+        lines = shown(error).splitlines()
+        assert 1 <= len(lines) <= MOST_LINES, lines
+        assert lines[0].startswith("error: ")
+    assert time.monotonic() - began < LONGEST
+    assert contents(folder) == before
+
+
+def contents(folder: Path) -> dict[Path, int]:
+    return {path: path.lstat().st_mtime_ns for path in folder.rglob("*")}
+
+
+def shown(error: CommandError) -> str:
+    """What a terminal shows of a refusal; nothing in it steers the terminal."""
+    with redirect_stderr(io.StringIO()) as stream:
+        complain(str(error), error.hint)
+    text = stream.getvalue()
+    assert all(letter.isprintable() or letter in "\n\t" or ord(letter) > 0x9F for letter in text), text
+    return text
+
+
+# What there is to damage
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return resolve(read_spec(prompt="a ball", model="demo", seed=3, num_frames=9, height=64, width=64))
+
+
+@pytest.fixture(scope="module")
+def files(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A clip, its record, its latents and the run that makes it, half done, as the program writes them."""
+    folder = tmp_path_factory.mktemp("files")
+    paths = {kind: folder / f"clip.{kind}" for kind in ("mp4", "yaml", "safetensors", "run")}
+    noise = np.random.default_rng(0)
+    latents = AV(*(noise.standard_normal(shape, np.float32) for shape in plan.latent_shapes))
+    facts = {"generation": plan.arch.generation, "fps": "24.0", "stage": "final"} | dict(
+        zip(SIZE, ("9", "64", "64"), strict=True)
+    )
+    save_latents(latents, paths["safetensors"], facts)
+    history = continued(
+        (begun(open_latents(paths["safetensors"]), 24.0),), plan, plan.stages[-1], AV(*map(np.asarray, pack(latents)))
+    )
+    about = {**facts, "record": to_yaml(plan.spec, made_with(plan, {"vae/a.safetensors": "0" * 64}, history[0]))}
+    save_latents(latents, paths["safetensors"], about)
+    paths["yaml"].write_text(about["record"])
+    frames, sound = np.zeros((9, 64, 64, 3), np.uint8), np.zeros((18_000, 2), np.float32)
+    write_mp4(Media(frames, sound, 24.0, 48_000), paths["mp4"], about)
+    progress = Progress(0, 0, 7, None, AV(*map(np.asarray, pack(latents))), {}, ())
+    Journal(paths["run"], plan, Errand(Ends.clips, None), Silent(), True, 0)(progress)
+    return paths
+
+
+@pytest.fixture(scope="module")
+def record(files: dict[str, Path]) -> dict[str, Any]:
+    return parse(files["yaml"].read_text())
+
+
+def test_what_is_damaged_below_is_whole(files: dict[str, Path], plan: Plan) -> None:
+    """Or nothing below would be tested."""
+    for kind, read in readings(plan).items():
+        read(files[kind])
+
+
+def readings(plan: Plan) -> dict[str, Callable[[Path], object]]:
+    """What the verbs do with each kind of file before anything is loaded."""
+
+    def page(path: Path) -> None:
+        describe(path)
+        find_source(recorded(path), None)
+        recorded(path).request({}, [])
+
+    def latents(path: Path) -> None:
+        describe(path)
+        file = open_latents(path)
+        file.read()
+        request(file, {"model": "demo"}, None, [], {"lora": []})
+
+    def run(path: Path) -> None:
+        kept = open_unfinished(path)
+        places(kept.spec({}), kept, {})
+        kept.changes(plan)
+        kept.progress(plan)
+
+    return {"mp4": page, "yaml": page, "safetensors": latents, "run": run}
+
+
+# The cases
+
+
+@cases(250)
+@given(st.lists(asked(), min_size=1, max_size=2))
+def test_any_request(tmp_path: Path, values: list[tuple[str, Any]]) -> None:
+    answered(tmp_path, lambda: read_spec({"prompt": "a ball", "model": "demo", **dict(values)}))
+
+
+@cases(100)
+@given(st.lists(asked().map(lambda pair: "{}={}".format(*pair)) | TEXTS, min_size=1, max_size=2))
+def test_any_setting(tmp_path: Path, dotlist: list[str]) -> None:
+    answered(tmp_path, lambda: read_spec({"prompt": "a ball", "model": "demo"}, dotlist=dotlist))
+
+
+@cases(100)
+@given(st.data())
+def test_any_config(tmp_path: Path, record: dict[str, Any], data: st.DataObject) -> None:
+    page = {key: record[key] for key in data.draw(st.lists(st.sampled_from(sorted(record)), max_size=4))}
+    text = data.draw(mutated(dump({"prompt": "a ball", "model": "demo", **page}).encode()) | st.binary(max_size=40))
+    (tmp_path / "page.yaml").write_bytes(text)
+    answered(tmp_path, lambda: read_spec(config=tmp_path / "page.yaml"))
+
+
+@cases(150)
+@given(st.data())
+def test_any_record(
+    tmp_path: Path, files: dict[str, Path], record: dict[str, Any], plan: Plan, data: st.DataObject
+) -> None:
+    path = tmp_path / "clip.yaml"
+    content = altered(record).map(lambda page: dump(page).encode("utf-8", "surrogatepass"))
+    path.write_bytes(data.draw(content | mutated(files["yaml"].read_bytes())))
+    answered(tmp_path, lambda: readings(plan)["yaml"](path))
+
+
+def any_tensors(path: Path, data: st.DataObject) -> bytes:
+    """A safetensors file with changed bytes; or under a right checksum, with other metadata or tensors."""
+    if not data.draw(st.integers(0, 2)):
+        return data.draw(mutated(path.read_bytes()))
+    with safe_open(path, "np") as file:
+        metadata = file.metadata()
+    tensors = load_file(path)
+    if data.draw(st.booleans()):
+        key = data.draw(st.sampled_from(sorted(metadata)) | st.text(max_size=5))
+        metadata[key] = data.draw(TEXTS | NUMBERS.map(str) | VALUES.map(lambda value: json.dumps(value, default=str)))
+    else:
+        name = data.draw(st.sampled_from(sorted(tensors)) | st.text(max_size=5))
+        shape = data.draw(st.just(tensors.get(name, np.zeros(1)).shape) | st.lists(st.integers(0, 3), max_size=5))
+        tensors[name] = np.full(
+            shape, data.draw(st.floats()), data.draw(st.sampled_from(["f2", "f4", "f8", "i8", "?"]))
+        )
+    if data.draw(st.integers(0, 4)):
+        metadata[CHECKSUM] = checksum(tensors, metadata)
+    save_file(tensors, path.with_name("changed"), metadata)
+    return path.with_name("changed").read_bytes()
+
+
+@cases(150)
+@given(st.data())
+def test_any_latents(tmp_path: Path, files: dict[str, Path], plan: Plan, data: st.DataObject) -> None:
+    path = tmp_path / "clip.safetensors"
+    path.write_bytes(any_tensors(files["safetensors"], data))
+    answered(tmp_path, lambda: readings(plan)["safetensors"](path))
+
+
+@cases(150)
+@given(st.data())
+def test_any_unfinished_run(tmp_path: Path, files: dict[str, Path], plan: Plan, data: st.DataObject) -> None:
+    path = tmp_path / "clip.run"
+    path.write_bytes(any_tensors(files["run"], data))
+    answered(tmp_path, lambda: readings(plan)["run"](path))
+
+
+@cases(60)
+@given(st.data())
+def test_any_video(tmp_path: Path, files: dict[str, Path], plan: Plan, data: st.DataObject) -> None:
+    path = tmp_path / "clip.mp4"
+    path.write_bytes(data.draw(mutated(files["mp4"].read_bytes())))
+    answered(tmp_path, lambda: readings(plan)["mp4"](path))
+
+
+OPTIONS = st.sampled_from(
+    [f"--{name.replace('_', '-')}" for name in KEYS if "." not in name] + ["--stop-after", "--keep-every"]
+)
+WORDS = st.lists(st.tuples(OPTIONS, TEXTS | NUMBERS.map(str)), max_size=2)
+
+
+@cases(40)
+@given(WORDS)
+def test_any_command(tmp_path: Path, words: list[tuple[str, str]]) -> None:
+    options = [f"{option}={value}" for option, value in words]
+    command = ["generate", "--dry-run", "--model", "demo", "--prompt", "a ball", *options]
+    before, began = contents(tmp_path), time.monotonic()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        redirect_stdout(io.StringIO()) as out,
+        redirect_stderr(io.StringIO()) as err,
+    ):
+        patch.chdir(tmp_path)
+        code = run_program(patch, *command)
+    assert code in (0, 2, 3), err.getvalue()
+    assert bool(out.getvalue()) == (code == 0)
+    assert len(err.getvalue().splitlines()) <= MOST_LINES, err.getvalue()
+    assert time.monotonic() - began < LONGEST
+    assert contents(tmp_path) == before
+
+
+def test_every_key_is_asked_for() -> None:
+    assert {field.name for field in fields(RunSpec)} <= {name.split(".")[0] for name in NAMES}
