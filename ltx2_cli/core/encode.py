@@ -27,7 +27,6 @@ def encode(plan: Plan, names: Iterable[str], components: Components, report: Rep
 
     The prompts are read once for all of them.
     """
-    plan.networks.text_encoder.check()
     tokens = tokenise(plan.checkpoint.tokenizer, plan.prompts, plan.spec.max_sequence_length)
     for prompt, truncated in zip(plan.prompts, tokens.truncated, strict=True):
         if truncated:
@@ -37,7 +36,12 @@ def encode(plan: Plan, names: Iterable[str], components: Components, report: Rep
 
 
 def programs(plan: Plan, names: Iterable[str]) -> Iterator[Program]:
-    """Those that `encode` runs."""
+    """Those that `encode` runs. Raises `SpecError` for a text encoder that cannot be computed."""
+    plan.networks.text_encoder.check()  # now, in this thread: others lower the programs
+    return _programs(plan, names)
+
+
+def _programs(plan: Plan, names: Iterable[str]) -> Iterator[Program]:
     if plan.spec.compile_text_encoder:
         yield Program("text encoder", "text_encoder", lambda: _trace_encoder(plan).lower())
     for name in names:

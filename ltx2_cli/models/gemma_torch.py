@@ -169,7 +169,8 @@ def _environment() -> "Environment":
     with _dropped_overloads(), _settings_as_found():
         from torchax.tensor import Environment
 
-        environment = Environment()
+        with jax.ensure_compile_time_eval():  # it makes a random key, which is to be none of a trace
+            environment = Environment()
     environment.override_op_definition(torch.nn.functional.scaled_dot_product_attention, partial(_attend, environment))
     return environment
 
