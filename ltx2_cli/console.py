@@ -5,36 +5,38 @@ import re
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import TextIO
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
     ProgressColumn,
     SpinnerColumn,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.text import Text
 
-from ltx2_cli.core.report import Report, Steps
+from ltx2_cli.core.report import DECODE, WRITE, Report, Steps
 from ltx2_cli.spec import RunError
 
 LONGEST_LINE = 2000  # characters of an error
+SECONDS = 30.0  # between two lines of a log that say how far a run is
 STEERING = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
-def reporter(stream: TextIO | None = None) -> Report:
-    """The report for `stream` (stderr): live on a terminal, plain lines where there is none or nobody wants colour."""
+def reporter(verbose: bool = False, stream: TextIO | None = None) -> Report:
+    """The report for `stream` (stderr): live on a terminal, lines elsewhere. `verbose`: with every stage and its time.
+
+    rich leaves out colours where NO_COLOR says so.
+    """
     stream = stream or sys.stderr
-    live = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    return Live(Console(file=stream, highlight=False)) if live else Plain(stream)
+    live = stream.isatty() and os.environ.get("TERM") != "dumb"
+    return Live(Console(file=stream, highlight=False), verbose) if live else Plain(stream, verbose)
 
 
 def complain(sentences: str, hint: str, label: str = "error: ") -> None:
@@ -77,36 +79,92 @@ def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[
     ]
 
 
+@dataclass
+class _Work:
+    """How long a run still takes, by what was measured of it."""
+
+    total: int  # steps of the stage at work
+    later: float  # what is denoised after it, in such steps
+    clips: int  # to be decoded and written
+    clip_seconds: float | None  # to decode and write one; None: none was yet
+    began: float
+    done: int = 0
+
+    def said(self) -> str:
+        """The steps that are done, and about what time is left."""
+        seconds = (monotonic() - self.began) / self.done * (self.total - self.done + self.later)
+        end = " until decoding" if self.clip_seconds is None else " left"
+        left = clock(seconds + self.clips * (self.clip_seconds or 0))
+        return f"{self.done} of {counted_steps(self.total)}, about {left}{end}"
+
+
+@dataclass
+class _Measured:
+    """Seconds that stages took, by name."""
+
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, name: str, seconds: float) -> None:
+        self.seconds.setdefault(name, []).append(seconds)
+
+    def of_clip(self) -> float | None:
+        """Seconds in which a clip is decoded and written, on average; None where none was."""
+        written = len(self.seconds.get(WRITE, []))
+        return sum(sum(self.seconds.get(name, [])) for name in (DECODE, WRITE)) / written if written else None
+
+
 @dataclass(frozen=True)
 class Plain:
-    """A `Report` for logs and pipes: a line when a stage is done."""
+    """A `Report` for logs and pipes: a line now and then while steps are made, and when they are done."""
 
     stream: TextIO
+    verbose: bool = False
+    measured: _Measured = field(default_factory=_Measured)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         began = monotonic()
         yield
-        self.note(_done(name, began))
+        seconds = monotonic() - began
+        self.measured.add(name, seconds)
+        if self.verbose and _is_told(name, seconds):
+            self.note(f"{name}: {seconds:.1f} s")
 
     @contextmanager
-    def steps(self, total: int) -> Iterator[Steps]:
-        began = monotonic()
-        yield self
-        self.note(_done(f"{total} steps", began))
+    def steps(self, total: int, later: float = 0, clips: int = 0) -> Iterator[Steps]:
+        work = _Work(total, later, clips, self.measured.of_clip(), monotonic())
+        yield _Lines(self, work, work.began)
+        self.note(f"{counted_steps(total)}: {monotonic() - work.began:.1f} s")
 
     def note(self, text: str) -> None:
         print(visible(text), file=self.stream, flush=True)
 
+
+@dataclass
+class _Lines:
+    """Steps of a log: a line when a tenth of them is done, but not before `SECONDS` have passed since the last."""
+
+    report: Plain
+    work: _Work
+    told: float  # when the last line was written
+    steps_told: int = 0
+
     def advance(self, steps: int = 1) -> None:
-        pass
+        work, now = self.work, monotonic()
+        work.done += steps
+        due = now - self.told >= SECONDS and work.done - self.steps_told >= work.total / 10
+        if due and work.done < work.total:
+            self.report.note(work.said())
+            self.told, self.steps_told = now, work.done
 
 
 @dataclass(frozen=True)
 class Live:
-    """A `Report` for terminals: a line that moves while a stage runs and stays with its time when it is done."""
+    """A `Report` for terminals: a line that moves while a stage runs, and what is left of the run."""
 
     console: Console
+    verbose: bool = False
+    measured: _Measured = field(default_factory=_Measured)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -114,15 +172,17 @@ class Live:
         with _line(self.console, SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()) as line:
             line.add_task(name, total=None)
             yield
-        self._tick(_done(name, began))
+        seconds = monotonic() - began
+        self.measured.add(name, seconds)
+        if self.verbose and _is_told(name, seconds):
+            self._tick(f"{name}: {seconds:.1f} s")
 
     @contextmanager
-    def steps(self, total: int) -> Iterator[Steps]:
-        began = monotonic()
-        left = (TextColumn("left:"), TimeRemainingColumn())
-        with _line(self.console, SpinnerColumn(), MofNCompleteColumn(), BarColumn(), *left) as line:
-            yield _Bar(line, line.add_task("", total=total))
-        self._tick(_done(f"{total} steps", began))
+    def steps(self, total: int, later: float = 0, clips: int = 0) -> Iterator[Steps]:
+        work = _Work(total, later, clips, self.measured.of_clip(), monotonic())
+        with _line(self.console, SpinnerColumn(), BarColumn(), TextColumn("{task.description}")) as line:
+            yield _Bar(line, line.add_task(f"0 of {counted_steps(total)}", total=total), work)
+        self._tick(f"{counted_steps(total)}: {monotonic() - work.began:.1f} s")
 
     def note(self, text: str) -> None:
         self.console.print(Text(f"  {visible(text)}"))
@@ -135,9 +195,11 @@ class Live:
 class _Bar:
     line: Progress
     task: TaskID
+    work: _Work
 
     def advance(self, steps: int = 1) -> None:
-        self.line.advance(self.task, steps)
+        self.work.done += steps
+        self.line.update(self.task, advance=steps, description=self.work.said())
 
 
 def _line(console: Console, *columns: ProgressColumn) -> Progress:
@@ -145,5 +207,17 @@ def _line(console: Console, *columns: ProgressColumn) -> Progress:
     return Progress(*columns, console=console, transient=True, redirect_stdout=False)
 
 
-def _done(name: str, began: float) -> str:
-    return f"{name}: {monotonic() - began:.1f} s"
+def _is_told(name: str, seconds: float) -> bool:
+    """Whether a stage is worth a line: a program that is read from the cache takes no time to compile."""
+    return seconds >= 0.1 or not name.startswith("compile")
+
+
+def counted_steps(number: int) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{number} step{'s' * (number != 1)}"
+
+
+def clock(seconds: float) -> str:
+    """`0:07`, `12:30`, `1:02:03`."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"

@@ -57,14 +57,23 @@ def fraction_variable() -> str:
     return next((name for name in FRACTION_VARIABLES if os.environ.get(name)), FRACTION_VARIABLES[-1])
 
 
+def peak_memory(devices: Sequence[jax.Device]) -> int | None:
+    """The most bytes that were in use at once on one of `devices`; None where none of them says it."""
+    return max((found for device in devices if (found := _statistics(device).get("peak_bytes_in_use"))), default=None)
+
+
 def _reported_limit(device: jax.Device) -> int | None:
-    """What the device says that it may fill; None where it says nothing, as one of another host, one that is only
-    described to the compiler, a CPU, or a GPU whose memory jax does not manage (XLA_PYTHON_CLIENT_ALLOCATOR)."""
+    """What the device says that it may fill; None where it says nothing."""
+    return _statistics(device).get("bytes_limit")
+
+
+def _statistics(device: jax.Device) -> Mapping[str, int]:
+    """What the device says of its memory: nothing, if it is one of another host, one that is only described to the
+    compiler, a CPU, or a GPU whose memory jax does not manage (XLA_PYTHON_CLIENT_ALLOCATOR)."""
     try:
-        statistics: Mapping[str, int] | None = device.memory_stats()
+        return device.memory_stats() or {}
     except (jax.errors.JaxRuntimeError, NotImplementedError):
-        return None
-    return (statistics or {}).get("bytes_limit")
+        return {}
 
 
 def _machine_share(devices: Sequence[jax.Device]) -> float:

@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import NoReturn
 
@@ -40,7 +40,7 @@ class _State:
     run: StopRequest
     ending: bool = False
     over: bool = False  # nothing is left to be ended
-    farewell: Callable[[], None] = lambda: None  # called before the process is ended by force
+    farewells: list[Callable[[], None]] = field(default_factory=list)  # called before the process is ended by force
 
 
 _state = _State(StopRequest())
@@ -96,7 +96,7 @@ def ignore_signals() -> None:
 
 def before_forced_end(farewell: Callable[[], None]) -> None:
     """Have this called, such as to tell other hosts, before the process is ended by force."""
-    _state.farewell = farewell
+    _state.farewells.append(farewell)
 
 
 def end_soon() -> None:
@@ -156,7 +156,8 @@ def _end_by_force(state: _State) -> None:
 
 def _end(text: str) -> NoReturn:
     _say(SHOW_CURSOR + text if os.isatty(2) else text)
-    _state.farewell()
+    for farewell in _state.farewells:
+        farewell()
     os._exit(INTERRUPTED)
 
 

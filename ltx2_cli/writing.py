@@ -183,6 +183,12 @@ def _held(path: Path) -> Iterator[None]:
                 folder.close()
 
 
+def leave_folders() -> None:
+    """Of a process that is ended by force: delete the files of locks, and the folders that were made in vain."""
+    for folder in list(_folders.values()):
+        folder.close()
+
+
 def _opened(place: Path) -> _Folder:
     """A folder, made if it is missing, of which nothing is held yet."""
     made = [folder for folder in (place, *place.parents) if not folder.exists()]

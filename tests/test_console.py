@@ -1,4 +1,4 @@
-"""What a run says: live on a terminal, one line a stage elsewhere."""
+"""What a run says: live on a terminal, a few lines elsewhere."""
 
 import io
 import os
@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from ltx2_cli import console
 from ltx2_cli.console import Live, Plain, columns, complain, print_out, reporter
 from ltx2_cli.core.report import Report, Silent
 from ltx2_cli.spec import RunError
@@ -33,39 +34,104 @@ def tell(report: Report) -> None:
         steps.advance(2)
 
 
-def test_a_pipe_gets_a_line_a_stage():
+LINES = ["seed: 5", "encode: T s", "3 steps: T s", "denoise: T s"]
+
+
+def timeless(text: str) -> str:
+    return re.sub(r"\d+\.\d", "T", text)
+
+
+@pytest.mark.parametrize(("verbose", "lines"), [(True, LINES), (False, [LINES[0], LINES[2]])])
+def test_a_pipe_gets_a_line_a_stage_where_that_is_asked(verbose: bool, lines: list[str]):
     stream = io.StringIO()
-    tell(reporter(stream))
-    lines = [re.sub(r"\d+\.\d", "T", line) for line in stream.getvalue().splitlines()]
-    assert lines == ["seed: 5", "encode: T s", "3 steps: T s", "denoise: T s"]
+    tell(reporter(verbose, stream))
+    assert timeless(stream.getvalue()).splitlines() == lines
 
 
-def test_a_terminal_gets_the_same_lines_and_colour():
+@pytest.mark.parametrize("verbose", [True, False])
+def test_a_terminal_gets_the_same_lines_and_colour(verbose: bool):
     stream = Terminal()
-    tell(reporter(stream))
-    said = re.sub(r"\d+\.\d", "T", stream.getvalue())
-    assert "\x1b[" in said
-    assert all(line in said for line in ("seed: 5", "encode: T s", "3 steps: T s", "denoise: T s"))
+    tell(reporter(verbose, stream))
+    said = timeless(stream.getvalue())
+    assert "\x1b[32m" in said
+    assert [line in said for line in LINES] == [True, verbose, True, verbose]
 
 
-def test_a_terminal_shows_how_far_the_steps_are():
+@pytest.mark.parametrize("colour", [True, False])
+def test_a_terminal_shows_how_far_the_steps_are_without_colour_too(colour: bool, monkeypatch: pytest.MonkeyPatch):
+    if not colour:
+        monkeypatch.setenv("NO_COLOR", "1")
     stream = Terminal()
-    with reporter(stream).steps(3) as steps:
+    with reporter(stream=stream).steps(3) as steps:
         steps.advance()
         steps.advance(2)
-    assert "3/3" in stream.getvalue()
+    assert "3 of 3 steps, about 0:00 until decoding" in stream.getvalue()
+    assert ("\x1b[32m" in stream.getvalue()) == colour
 
 
-@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
-def test_who_wants_no_colour_gets_plain_lines(name: str, value: str, monkeypatch: pytest.MonkeyPatch):
-    assert isinstance(reporter(Terminal()), Live)
-    monkeypatch.setenv(name, value)
-    assert isinstance(reporter(Terminal()), Plain)
+def test_a_terminal_that_moves_nothing_gets_lines(monkeypatch: pytest.MonkeyPatch):
+    assert isinstance(reporter(stream=Terminal()), Live)
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(reporter(stream=Terminal()), Plain)
+
+
+def test_a_log_says_about_what_time_the_whole_run_takes(monkeypatch: pytest.MonkeyPatch):
+    """40 steps of 10 s, 5 such steps in a second stage, then two clips: of the first run there was one, of 8 s."""
+    clock, stream = [0.0], io.StringIO()
+    monkeypatch.setattr(console, "monotonic", lambda: clock[0])
+    report = Plain(stream)
+    for seconds in (6.0, 2.0):
+        with report.stage("decode" if seconds == 6 else "write"):
+            clock[0] += seconds
+    with report.steps(40, later=5, clips=2) as steps:
+        for _ in range(40):
+            clock[0] += 10
+            steps.advance()
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "4 of 40 steps, about 7:06 left"  # 36 and 5 steps of 10 s, two clips of 8 s
+    assert lines[8] == "36 of 40 steps, about 1:46 left"
+    assert lines[9:] == ["40 steps: 400.0 s"]
+
+
+def test_a_log_of_fast_steps_says_it_every_half_minute(monkeypatch: pytest.MonkeyPatch):
+    clock, stream = [0.0], io.StringIO()
+    monkeypatch.setattr(console, "monotonic", lambda: clock[0])
+    with Plain(stream).steps(100) as steps:
+        for _ in range(100):
+            clock[0] += 1
+            steps.advance()
+    assert stream.getvalue().splitlines() == [
+        "30 of 100 steps, about 1:10 until decoding",
+        "60 of 100 steps, about 0:40 until decoding",
+        "90 of 100 steps, about 0:10 until decoding",
+        "100 steps: 100.0 s",
+    ]
+
+
+def test_one_step_is_one():
+    stream = io.StringIO()
+    with Plain(stream).steps(1) as steps:
+        steps.advance()
+    assert timeless(stream.getvalue()) == "1 step: T s\n"
+
+
+def test_a_program_that_needs_no_compiling_is_not_said_to_be_compiled(monkeypatch: pytest.MonkeyPatch):
+    clock, stream = [0.0], io.StringIO()
+    monkeypatch.setattr(console, "monotonic", lambda: clock[0])
+    for seconds in (0.04, 3.0):
+        with Plain(stream, verbose=True).stage("compile noise"):
+            clock[0] += seconds
+    assert stream.getvalue() == "compile noise: 3.0 s\n"
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(7.4, "0:07"), (750, "12:30"), (3723, "1:02:03")])
+def test_a_clock(seconds: float, said: str):
+    assert console.clock(seconds) == said
 
 
 def test_a_failed_stage_is_not_said_to_be_done():
     stream = io.StringIO()
-    with pytest.raises(ZeroDivisionError), reporter(stream).stage("divide"):
+    with pytest.raises(ZeroDivisionError), reporter(True, stream).stage("divide"):
         raise ZeroDivisionError
     assert stream.getvalue() == ""
 
@@ -87,7 +153,7 @@ def test_what_steers_a_terminal_is_shown_and_not_obeyed(capsys: pytest.CaptureFi
     complain(f"no\n{stranger}", stranger)
     assert capsys.readouterr().err == f"error: no\n       {shown}\nhint: {shown}\n"
     for stream in (io.StringIO(), Terminal()):
-        reporter(stream).note(stranger)
+        reporter(stream=stream).note(stranger)
         assert shown in stream.getvalue()
 
 

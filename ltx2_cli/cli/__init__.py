@@ -28,8 +28,9 @@ from ltx2_cli.cli.resume import RESUME_EXAMPLES, resume
 from ltx2_cli.cli.together import FAILED, FLAWED, REFUSED, TOO_LARGE, leave, of_system, part
 from ltx2_cli.cli.upsample import UPSAMPLE_EXAMPLES, upsample
 from ltx2_cli.console import complain
-from ltx2_cli.interrupts import INTERRUPTED, ignore_signals, raise_again
+from ltx2_cli.interrupts import INTERRUPTED, before_forced_end, ignore_signals, raise_again
 from ltx2_cli.spec import AbortedError, FitError, FlawError, RunError, SpecError, StoppedError
+from ltx2_cli.writing import leave_folders
 
 OPTION = re.compile(r"--(?P<name>[a-z][a-z-]+)(?: (?P<value>-?\d[\d.]*))?")
 EXPECTED = (SpecError, FitError, FlawError, StoppedError, AbortedError, RunError)
@@ -88,6 +89,7 @@ def main() -> None:
     debug = "--debug" in sys.argv
     sys.excepthook = _unforeseen
     sys.unraisablehook = raise_again
+    before_forced_end(leave_folders)
     sentence, hint = "interrupted", ""  # typer's own exit code is 130
     try:
         code = get_command(app)(prog_name="ltx2", standalone_mode=False) or 0

@@ -11,8 +11,9 @@ from ltx2_cli.cli.flaws import Strict, noted, refuse_flaws
 from ltx2_cli.cli.from_latents import check_fit, request
 from ltx2_cli.cli.memory import OF_LATENTS, fitting_plan
 from ltx2_cli.cli.options import FILES, option
+from ltx2_cli.cli.telling import report_for, say_end
 from ltx2_cli.cli.together import asked, begin, found, held, in_step
-from ltx2_cli.console import print_out, reporter
+from ltx2_cli.console import print_out
 from ltx2_cli.outputs import check_frames, check_outputs, read_files
 from ltx2_cli.platforms import find_devices
 from ltx2_cli.spec import AV, SpecError
@@ -52,6 +53,8 @@ def decode(
     fps: options.Rate = None,
     config: options.Config = None,
     settings: options.Settings = None,
+    verbose: options.Verbose = False,
+    quiet: options.Quiet = False,
     debug: options.Debug = False,
     coordinator_address: options.CoordinatorAddress = None,
     num_processes: options.NumProcesses = None,
@@ -62,6 +65,7 @@ def decode(
     from ltx2_cli.diffusion.latents import open_latents
 
     hosts = begin(coordinator_address, num_processes, process_id, initialization_timeout)
+    report = report_for(context, hosts.first)
     with in_step(hosts) as facts:
         file = open_latents(latents.expanduser())
         outputs = _outputs(output or [str(file.path.with_suffix(".mp4"))])
@@ -72,14 +76,13 @@ def decode(
             _check_outputs(outputs, [file.path, *([config] if config else []), *read_files(spec)], force)
             context.with_resource(hold(Output(path, "-o") for path in outputs))
 
+    report.note("starting …")
     from ltx2_cli.core.compiling import counted, keep_programs
-    from ltx2_cli.core.report import Silent
     from ltx2_cli.core.run import decode_file, load
     from ltx2_cli.forecast.phases import DECODE, PHASES
     from ltx2_cli.forecast.requests import Request
     from ltx2_cli.media_checks import findings
 
-    report = reporter() if hosts.first else Silent()
     wanted = AV(
         {*outputs.values()} != {".wav"}, ".wav" in outputs.values() or (".mp4" in outputs.values() and not silent)
     )
@@ -103,7 +106,7 @@ def decode(
             )
         print_out(str(path))
     flaws = noted(next(iter(outputs)), findings(media), report)
-    report.note(str(count))
+    say_end(report, list(outputs), count)
     refuse_flaws(flaws, strict)
 
 

@@ -13,8 +13,10 @@ from ltx2_cli.cli.describe import config_page
 from ltx2_cli.cli.flaws import Strict, refuse_flaws
 from ltx2_cli.cli.memory import check_published, fitting_plan
 from ltx2_cli.cli.options import COMPILING, FILES, KEEP_EVERY, SIZE, STEPS, option
+from ltx2_cli.cli.telling import report_for, say_end
 from ltx2_cli.cli.together import asked, begin, found, in_step, with_common_seed
-from ltx2_cli.console import print_out, reporter, visible
+from ltx2_cli.console import print_out, visible
+from ltx2_cli.core.report import Report
 from ltx2_cli.outputs import Ends, check_distinct, check_folder, check_outputs, named, outputs, read_files, run_file
 from ltx2_cli.platforms import find_devices
 from ltx2_cli.spec import NO_CACHE, RunSpec, SpecError
@@ -22,7 +24,6 @@ from ltx2_cli.writing import Output, hold
 
 if TYPE_CHECKING:
     from ltx2_cli.core.components import Components
-    from ltx2_cli.core.report import Report
     from ltx2_cli.forecast.requests import Request
     from ltx2_cli.hosts import Hosts
     from ltx2_cli.plan import Plan
@@ -44,6 +45,7 @@ class Manner:
     """How a request is carried out, which changes nothing in its clip."""
 
     hosts: "Hosts"
+    report: Report
     force: bool
     drafts: bool
     warmup: bool
@@ -135,6 +137,8 @@ def generate(
     dry_run: Annotated[
         bool, option(FILES, "Print what would be downloaded and done; do nothing.", "--dry-run")
     ] = False,
+    verbose: options.Verbose = False,
+    quiet: options.Quiet = False,
     debug: options.Debug = False,
     coordinator_address: options.CoordinatorAddress = None,
     num_processes: options.NumProcesses = None,
@@ -145,7 +149,8 @@ def generate(
     from ltx2_cli.profiles import read_spec
 
     hosts = begin(coordinator_address, num_processes, process_id, initialization_timeout)
-    how = Manner(hosts, force, bool(stop_after), warmup, no_compile, resumable, keep_every, perf_dump, profile)
+    report = report_for(context, hosts.first)
+    how = Manner(hosts, report, force, bool(stop_after), warmup, no_compile, resumable, keep_every, perf_dump, profile)
     with in_step(hosts) as facts:
         if warmup and no_compile:
             raise SpecError("--warmup compiles what --no-compile forbids", "leave one of them out")
@@ -185,11 +190,11 @@ def _foretell(spec: RunSpec, random: bool, how: Manner) -> None:
 
 def _carry_out(spec: RunSpec, random: bool, how: Manner) -> list[str]:
     """Make the clips and print their paths; their flaws."""
+    report = how.report
+    report.note("starting …")
     from ltx2_cli.core.compiling import counted
-    from ltx2_cli.core.report import Silent
     from ltx2_cli.core.timings import Timings, traced
 
-    report = reporter() if how.hosts.first else Silent()
     with ExitStack() as around:
         count = around.enter_context(counted())
         plan, components = _ready(spec, how, report, around)
@@ -200,11 +205,12 @@ def _carry_out(spec: RunSpec, random: bool, how: Manner) -> list[str]:
         flaws = _make(plan, components, timings, how)
         if how.hosts.first and how.perf_dump:
             timings.write(how.perf_dump)
-    report.note(str(count))
+    written = [] if how.warmup else [path for path, _ in outputs(plan.spec, how.ends)]
+    say_end(report, written, count)
     return flaws
 
 
-def _ready(spec: RunSpec, how: Manner, report: "Report", around: ExitStack) -> "tuple[Plan, Components]":
+def _ready(spec: RunSpec, how: Manner, report: Report, around: ExitStack) -> "tuple[Plan, Components]":
     """What the request means, all hosts agreed, and its networks, of which no weight is read yet; no program is
     compiled `around` what follows, where that is asked."""
     from ltx2_cli.cli.preview import downloading
@@ -232,7 +238,7 @@ def _ready(spec: RunSpec, how: Manner, report: "Report", around: ExitStack) -> "
     return plan, components
 
 
-def _make(plan: "Plan", components: "Components", report: "Report", how: Manner) -> list[str]:
+def _make(plan: "Plan", components: "Components", report: Report, how: Manner) -> list[str]:
     """Carry out the plan, or only warm up for it; the flaws of what was made."""
     from ltx2_cli.core.journal import Journal
     from ltx2_cli.core.run import warm_up

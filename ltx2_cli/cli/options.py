@@ -113,6 +113,8 @@ CoordinatorAddress = Annotated[
 NumProcesses = Annotated[Count, option(HOSTS, "One a host; 1: alone, whatever is found.")]
 ProcessId = Annotated[Count, option(HOSTS, "Of this one, from 0; process 0 writes the files.")]
 InitializationTimeout = Annotated[int, option(HOSTS, "Seconds to wait for all.", least=1)]
+Verbose = Annotated[bool, option(FILES, "Say every stage and how long it took.", "--verbose", "-v")]
+Quiet = Annotated[bool, option(FILES, "Say nothing but errors.", "--quiet", "-q")]
 Debug = Annotated[bool, option(FILES, "Show tracebacks.", "--debug")]
 Settings = Annotated[list[str] | None, option(FILES, "Any value by its key; repeatable.", "--set", metavar="KEY=VALUE")]
 

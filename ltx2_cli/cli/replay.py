@@ -13,8 +13,9 @@ from ltx2_cli.cli import options
 from ltx2_cli.cli.flaws import Strict, noted, refuse_flaws
 from ltx2_cli.cli.memory import OF_LATENTS, OF_RECORD, fitting_plan
 from ltx2_cli.cli.options import FILES, MODEL, STEPS, option
+from ltx2_cli.cli.telling import report_for, say_end
 from ltx2_cli.cli.together import asked, begin, found, held, in_step
-from ltx2_cli.console import print_out, reporter
+from ltx2_cli.console import print_out
 from ltx2_cli.outputs import Ends, check_outputs, outputs, read_files
 from ltx2_cli.platforms import find_devices
 from ltx2_cli.writing import hold
@@ -75,6 +76,8 @@ def replay(
     latents: Annotated[Path | None, option(FILES, "Where those are now that `ltx2 upsample` went on from.")] = None,
     save_latents: options.SaveLatents = None,
     settings: options.Settings = None,
+    verbose: options.Verbose = False,
+    quiet: options.Quiet = False,
     debug: options.Debug = False,
     coordinator_address: options.CoordinatorAddress = None,
     num_processes: options.NumProcesses = None,
@@ -84,10 +87,9 @@ def replay(
     """Make a clip again by its record; its path is printed, or with --verify whether it is the same."""
     from ltx2_cli.cli.recorded import check_overrides, find_source, recorded
     from ltx2_cli.cli.verdict import check_comparable, verdict
-    from ltx2_cli.core.report import Silent
 
     hosts = begin(coordinator_address, num_processes, process_id, initialization_timeout)
-    report = reporter() if hosts.first else Silent()
+    report = report_for(context, hosts.first)
     flaws, kept = list[str](), not verify or bool(output or save_latents)
     with ExitStack() as around:
         with in_step(hosts) as facts:
@@ -99,14 +101,15 @@ def replay(
             spec = then.request({**_files(then, folder), **given}, settings or [])
             for lack in check_comparable(then, spec) if verify else ():
                 report.note(lack)
+            written = outputs(spec, Ends.latents if then.is_draft else Ends.clips)
             if hosts.first:
                 reads = [then.path, then.video, source and source.file.path, *read_files(spec)]
-                written = outputs(spec, Ends.latents if then.is_draft else Ends.clips)
                 check_outputs(written, [path for path in reads if path], force)
                 around.enter_context(hold(written))
             facts |= asked(replace(spec, output=None, save_latents=None)) | {"stage": then.stage}
             facts |= held([source.file.path] if source else [])
 
+        report.note("starting …")
         from ltx2_cli.core.compiling import counted
 
         count = around.enter_context(counted())
@@ -120,7 +123,7 @@ def replay(
                 flaws += noted(path, findings, report)
             if verify:
                 print_out(verdict(then, recorded(path), others))
-    report.note(str(count))
+    say_end(report, [path for path, _ in written] if kept else [], count)
     refuse_flaws(flaws, strict)
 
 

@@ -11,8 +11,8 @@ from ltx2_cli.cli.carry_out import carry_out
 from ltx2_cli.cli.flaws import Strict, refuse_flaws
 from ltx2_cli.cli.memory import OF_RUN, fitting_plan
 from ltx2_cli.cli.options import FILES, KEEP_EVERY, option
+from ltx2_cli.cli.telling import report_for, say_end
 from ltx2_cli.cli.together import begin, found, in_step
-from ltx2_cli.console import reporter
 from ltx2_cli.outputs import check_outputs, outputs
 from ltx2_cli.platforms import find_devices
 from ltx2_cli.spec import NO_CACHE, SpecError
@@ -44,6 +44,8 @@ def resume(
     strict: Strict = False,
     keep_every: options.KeepEvery = KEEP_EVERY,
     compile_cache: options.CompileCache = None,
+    verbose: options.Verbose = False,
+    quiet: options.Quiet = False,
     debug: options.Debug = False,
     coordinator_address: options.CoordinatorAddress = None,
     num_processes: options.NumProcesses = None,
@@ -51,16 +53,16 @@ def resume(
     initialization_timeout: options.InitializationTimeout = 300,
 ) -> None:
     """Go on with an unfinished run; it ends with the bytes of one that was never interrupted."""
+    hosts = begin(coordinator_address, num_processes, process_id, initialization_timeout)
+    report = report_for(context, hosts.first)
+    report.note("starting …")
     from ltx2_cli.cli.resumed_files import own_files
     from ltx2_cli.core.compiling import counted
     from ltx2_cli.core.journal import Journal
     from ltx2_cli.core.progress import written_clips
-    from ltx2_cli.core.report import Silent
     from ltx2_cli.core.run import load
     from ltx2_cli.core.unfinished import open_unfinished
 
-    hosts = begin(coordinator_address, num_processes, process_id, initialization_timeout)
-    report = reporter() if hosts.first else Silent()
     with counted() as count:
         with in_step(hosts) as facts:
             kept = open_unfinished(run.expanduser().absolute())
@@ -81,7 +83,7 @@ def resume(
                 facts |= {**found(plan), "how far the run is": str(kept.place)}
         journal = Journal(kept.path, plan, kept.errand, report, True, keep_every, written=0)
         flaws = carry_out(journal, load(plan), progress)
-    report.note(str(count))
+    say_end(report, [path for path, _ in outputs(plan.spec, kept.errand.ends)], count)
     refuse_flaws(flaws, strict)
 
 

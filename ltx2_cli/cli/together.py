@@ -157,8 +157,8 @@ def leave(code: int) -> NoReturn:
     Where other hosts are finished too, all leave together; after a failure they wait for this one in vain.
     """
     others = _are_others()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None: it was closed before the program began
+        stream.flush()
     if others and code in FINISHED:
         sys.exit(code)
     if others and code == INTERRUPTED:

@@ -15,8 +15,9 @@ from ltx2_cli.cli.flaws import Strict, refuse_flaws
 from ltx2_cli.cli.from_latents import check_source, request, together
 from ltx2_cli.cli.memory import OF_LATENTS, fitting_plan
 from ltx2_cli.cli.options import CONTENT, FILES, KEEP_EVERY, STEPS, option
+from ltx2_cli.cli.telling import report_for, say_end
 from ltx2_cli.cli.together import asked, begin, found, held, in_step
-from ltx2_cli.console import reporter
+from ltx2_cli.core.report import Report
 from ltx2_cli.outputs import Ends, check_distinct, check_outputs, outputs, read_files, run_file
 from ltx2_cli.platforms import find_devices
 from ltx2_cli.spec import RunSpec, SpecError
@@ -75,6 +76,8 @@ def upsample(
     keep_every: options.KeepEvery = KEEP_EVERY,
     config: options.Config = None,
     settings: options.Settings = None,
+    verbose: options.Verbose = False,
+    quiet: options.Quiet = False,
     debug: options.Debug = False,
     coordinator_address: options.CoordinatorAddress = None,
     num_processes: options.NumProcesses = None,
@@ -85,6 +88,7 @@ def upsample(
     from ltx2_cli.diffusion.latents import open_latents
 
     hosts = begin(coordinator_address, num_processes, process_id, initialization_timeout)
+    report = report_for(context, hosts.first)
     with in_step(hosts) as facts:
         given = options.overrides(context.params)
         files = [open_latents(each.expanduser()) for each in latents]
@@ -104,7 +108,8 @@ def upsample(
             reads = [*(file.path for file in files), *([config] if config else []), *read_files(runs[0][1])]
             check_outputs(written, reads, force)
             context.with_resource(hold(written))
-    flaws = [_go_on(hosts, group, spec, ends, resumable, keep_every) for group, spec in runs]
+    report.note("starting …")
+    flaws = [_go_on(hosts, report, group, spec, ends, resumable, keep_every) for group, spec in runs]
     refuse_flaws([flaw for of_run in flaws for flaw in of_run], strict)
 
 
@@ -150,6 +155,7 @@ def _spec(
 
 def _go_on(
     hosts: "Hosts",
+    report: Report,
     files: "Sequence[LatentsFile]",
     spec: RunSpec,
     ends: Ends,
@@ -160,13 +166,12 @@ def _go_on(
     from ltx2_cli.core.compiling import counted, keep_programs
     from ltx2_cli.core.journal import Journal
     from ltx2_cli.core.record import begun, input_files
-    from ltx2_cli.core.report import Silent
     from ltx2_cli.core.run import going_on, load
     from ltx2_cli.core.unfinished import Errand
     from ltx2_cli.forecast.requests import Request
     from ltx2_cli.stages import Source
 
-    report, source = reporter() if hosts.first else Silent(), Source(files[0].shapes, spec.fps)
+    source = Source(files[0].shapes, spec.fps)
     with counted() as count:
         with in_step(hosts) as facts:
             keep_programs(spec.compile_cache)
@@ -181,5 +186,5 @@ def _go_on(
             load(plan),
             going_on([file.read() for file in files], tuple(begun(file, spec.fps) for file in files)),
         )
-    report.note(str(count))
+    say_end(report, [path for path, _ in outputs(spec, ends)], count)
     return flaws

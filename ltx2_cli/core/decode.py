@@ -14,6 +14,7 @@ from ltx2_cli.core.generate import abstract_latents
 from ltx2_cli.core.not_finite import in_float32
 from ltx2_cli.core.out_of_memory import DECODE, memory_for
 from ltx2_cli.core.programs import Program, convolving
+from ltx2_cli.core.report import DECODE as DECODING
 from ltx2_cli.core.report import Report
 from ltx2_cli.decoding import VIDEOS, Decoding
 from ltx2_cli.hosts import fetch, fetch_on_first, place
@@ -49,7 +50,7 @@ def decode(
         )
         for first in range(0, videos, at_once):
             frames, waveforms = [NO_FRAMES] * at_once, [SILENCE] * at_once
-            with report.stage("decode"):
+            with report.stage(DECODING):
                 rows = np.minimum(np.arange(first, first + at_once), videos - 1)  # the last one fills up the devices
                 video, audio = _place(plan, AV(*(stream[rows] for stream in latents)))
                 # Both are begun before either is waited for.

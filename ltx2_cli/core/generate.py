@@ -16,7 +16,7 @@ from ltx2_cli.core.encode import abstract_contexts
 from ltx2_cli.core.not_finite import check_finite, locate
 from ltx2_cli.core.out_of_memory import DENOISE, memory_for
 from ltx2_cli.core.programs import Program, abstract, results
-from ltx2_cli.core.progress import Keep, Progress, forget, phases
+from ltx2_cli.core.progress import Keep, Progress, forget, later_steps, phases
 from ltx2_cli.core.record import continued
 from ltx2_cli.core.report import Report, Steps
 from ltx2_cli.core.upsample import upsample, upsampling_program
@@ -181,7 +181,8 @@ def _run_stage(
             _lower_noise(plan, stage).compile()
     todo = range(progress.batch, len(plan.batches))
     try:
-        with report.steps(len(todo) * (len(stage.sigmas) - 1) - progress.step) as steps:
+        total = len(todo) * (len(stage.sigmas) - 1) - progress.step
+        with report.steps(total, later_steps(plan, progress.phase), len(plan.spec.seeds)) as steps:
             for batch in todo:
                 now, first = replace(progress, batch=batch, latents=latents, current=current), batch * size
                 now = now if current else replace(now, step=0)

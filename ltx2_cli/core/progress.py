@@ -50,6 +50,17 @@ def written_clips(plan: Plan, progress: Progress) -> int:
     return progress.batch if progress.phase == len(phases(plan)) else 0
 
 
+def later_steps(plan: Plan, phase: int) -> float:
+    """What is denoised after a phase, in steps of that phase: a step works on the tokens of every pass."""
+
+    def work(stage: Stage) -> int:
+        return len(stage.passes) * (stage.geometry.video_tokens + stage.geometry.audio_frames)
+
+    later = [stage for _, stage, denoises in phases(plan)[phase + 1 :] if denoises]
+    steps = sum((len(stage.sigmas) - 1) * work(stage) for stage in later) * len(plan.batches)
+    return steps / work(phases(plan)[phase].stage)
+
+
 def unread(plan: Plan, start: Progress) -> list[str]:
     """The connectors whose text is still to be read, for what is still to be denoised."""
     names = dict.fromkeys(phase.stage.connectors for phase in phases(plan)[start.phase :] if phase.denoises)

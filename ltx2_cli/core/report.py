@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 PREPARING = ("load", "compile")  # how the names begin of stages that a second run would not need
+DECODE, WRITE = "decode", "write"  # the stages that end a clip
 
 
 class Steps(Protocol):
@@ -20,8 +21,9 @@ class Report(Protocol):
     def stage(self, name: str) -> AbstractContextManager[None]:
         """The work inside is one named stage, such as `encode the prompt`. Stages do not nest."""
 
-    def steps(self, total: int) -> AbstractContextManager[Steps]:
-        """The work inside, part of a stage, is `total` equal steps."""
+    def steps(self, total: int, later: float = 0, clips: int = 0) -> AbstractContextManager[Steps]:
+        """The work inside, part of a stage, is `total` equal steps. After them the run does as much as `later` such
+        steps, and decodes and writes so many clips."""
 
     def note(self, text: str) -> None:
         """A fact that the user should see once, such as the seed that was chosen."""
@@ -35,7 +37,7 @@ class Silent:
         yield
 
     @contextmanager
-    def steps(self, total: int) -> Iterator[Steps]:
+    def steps(self, total: int, later: float = 0, clips: int = 0) -> Iterator[Steps]:
         yield self
 
     def note(self, text: str) -> None:

@@ -19,7 +19,7 @@ from ltx2_cli.core.decode import BOTH
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.progress import Keep, Progress, forget, unread
 from ltx2_cli.core.record import History, input_files, made_with, network_files, stage_name, without_sketches
-from ltx2_cli.core.report import Report, Silent
+from ltx2_cli.core.report import WRITE, Report, Silent
 from ltx2_cli.diffusion.geometry import clip_size
 from ltx2_cli.diffusion.latents import SIZE, pack, save_latents, unpack
 from ltx2_cli.hosts import lost
@@ -173,7 +173,7 @@ def _write(
     for number, clip in enumerate(media, done.batch):
         first = jax.process_index() == 0
         if first:
-            with report.stage("write"):
+            with report.stage(WRITE):
                 write_mp4(clip, paths[number], said[number].metadata)
                 write_record(record_path(paths[number]), said[number].page)
         keep(replace(done, batch=number + 1))

@@ -45,9 +45,9 @@ class Timings:
             self.stages.append((name, seconds))
 
     @contextmanager
-    def steps(self, total: int) -> Iterator[Steps]:
+    def steps(self, total: int, later: float = 0, clips: int = 0) -> Iterator[Steps]:
         began = perf_counter()
-        with self.report.steps(total) as steps:
+        with self.report.steps(total, later, clips) as steps:
             yield _Stopwatch(steps, self.denoise_steps)
         self.stages.append(("denoise", perf_counter() - began))
 

@@ -102,9 +102,23 @@ def ltx2(core: Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 def test_the_path_alone_is_on_stdout_and_the_talk_on_stderr(ltx2: Run):
     code, out, err = ltx2("generate", "--model", "demo", "--prompt", "rain")
     assert (code, out) == (0, "out/rain-demo-s5.mp4\n")
-    assert err.splitlines()[0] == "seed: 5"
-    assert [line.split(":")[0] for line in err.splitlines()[1:-1]] == ["2 steps", "imagine"]
-    assert err.endswith("\ncompiled no programs, 0 from the cache\n")
+    lines = [re.sub(r"\d+\.\d", "T", line) for line in err.splitlines()]
+    assert lines == [
+        "starting …",
+        "seed: 5",
+        "2 steps: T s",
+        "wrote out/rain-demo-s5.mp4, out/rain-demo-s5.yaml in T s; at most T GB of memory;"
+        " compiled no programs, 0 from the cache",
+    ]
+
+
+def test_verbose_says_every_stage_and_quiet_nothing(ltx2: Run):
+    asked = ("generate", "--model", "demo", "--prompt", "rain", "--force")
+    assert "\nimagine: 0.0 s\n" in ltx2(*asked, "-v")[2]
+    assert ltx2(*asked, "-q") == (0, "out/rain-demo-s5.mp4\n", "")
+    code, out, err = ltx2(*asked, "-q", "--height", "33")
+    assert (code, out, err.splitlines()[0].split(" ")[0]) == (2, "", "error:")
+    assert "--verbose and --quiet contradict each other\nhint: leave one of them out" in ltx2(*asked, "-qv")[2]
 
 
 @pytest.mark.parametrize("seeds", ["3 5..7", "3, 5..7", "3,5,6 7"])

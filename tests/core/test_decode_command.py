@@ -71,11 +71,11 @@ def test_sound_alone_and_picture_alone(
 ) -> None:
     """What is not asked for is not loaded."""
     latents = str(made / "latents.safetensors")
-    assert run_program(monkeypatch, "decode", latents, "-o", str(tmp_path / "a.wav")) == 0
+    assert run_program(monkeypatch, "decode", latents, "-v", "-o", str(tmp_path / "a.wav")) == 0
     loaded = capsys.readouterr().err
     assert "load vocoder" in loaded
     assert "load vae" not in loaded
-    assert run_program(monkeypatch, "decode", latents, "--silent", "-o", str(tmp_path / "b.mp4")) == 0
+    assert run_program(monkeypatch, "decode", latents, "-v", "--silent", "-o", str(tmp_path / "b.mp4")) == 0
     loaded = capsys.readouterr().err
     assert "load vae" in loaded
     assert "load vocoder" not in loaded
@@ -172,7 +172,7 @@ def test_a_warning_is_said_before_the_work(
 ) -> None:
     short = ["--set", "vae_memory=1e-6", "-o", str(tmp_path / "a.wav")]
     assert run_program(monkeypatch, "decode", str(made / "latents.safetensors"), *short) == 0
-    assert capsys.readouterr().err.startswith("decoding takes about ")
+    assert capsys.readouterr().err.startswith("starting …\ndecoding takes about ")
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from ltx2_cli.plan import Plan
 from ltx2_cli.spec import AbortedError, StoppedError
 
 OFF = (1.0, 0.0, 1.0, 0.0)
-CLIP = Case(Size(1, 64, 64, 24.0), 5, OFF, OFF, (1,))
+CLIP = Case(Size(1, 64, 96, 24.0), 5, OFF, OFF, (1,))
 MOMENTS = 40
 ENDS = (StoppedError, AbortedError, KeyboardInterrupt)  # all with exit code 130
 

@@ -63,9 +63,10 @@ def test_any_latents_are_upsampled_without_being_refined(
     only = ["--no-refine", "--latents-only", "--save-latents"]
     large, bare = tmp_path / "large.safetensors", tmp_path / "bare.safetensors"
     whole = made / "whole.safetensors"
-    assert run_program(monkeypatch, "upsample", str(whole), *upsampler, *only, str(large)) == 0
+    assert run_program(monkeypatch, "upsample", "-v", str(whole), *upsampler, *only, str(large)) == 0
     said = capsys.readouterr()
     assert said.out.strip() == str(large)
+    assert "load upsampler" in said.err
     assert "load text encoder" not in said.err
     assert "load transformer" not in said.err
     assert open_latents(large).shapes.video == (1, 8, 2, 8, 8)
@@ -130,7 +131,7 @@ def test_what_is_made_of_latents_is_named_after_them(
         file.write_bytes((made / "first.safetensors").read_bytes())
     runs: list[list[str]] = []
 
-    def go_on(hosts: object, group: list[LatentsFile], spec: RunSpec, *more: object) -> list[str]:
+    def go_on(hosts: object, report: object, group: list[LatentsFile], spec: RunSpec, *more: object) -> list[str]:
         runs.append([spec.output or "", *(file.path.name for file in group)])
         return []
 
