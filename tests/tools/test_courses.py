@@ -1,6 +1,7 @@
 """The training of the embedded model: the whole command, traced, and what the shipped weights make of its batches."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -10,21 +11,16 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ltx2_cli.models.audio_vae import AudioVAE
 from ltx2_cli.models.folder import open_folder
-from ltx2_cli.models.gemma import Gemma
-from ltx2_cli.models.networks import abstract_networks
-from ltx2_cli.models.video_vae import VideoVAE
-from ltx2_cli.spec import DType
-from ltx2_cli.weights.declare import Scope
+from ltx2_cli.weights.declare import weights
 from ltx2_cli.weights.hub import INSIDE
-from ltx2_cli.weights.load import load
 from tools.train_demo import __main__ as command
 from tools.train_demo import arch, denoiser
 from tools.train_demo.clips import clips
 from tools.train_demo.courses import COURSES
+from tools.train_demo.shipped import as_denoiser, read_networks
+from tools.train_demo.words import LIKE, VOCABULARY
 
 # One block of the denoiser: training compiles each by itself.
 ONE_LAYER = replace(arch.ARCH, transformer=replace(arch.ARCH.transformer, num_layers=1))
@@ -56,7 +52,8 @@ def test_the_whole_command_goes_from_nothing_to_a_checkpoint(tmp_path: Path, mon
 
 def test_the_embedded_weights_tell_a_clip_by_its_caption(tmp_path: Path) -> None:
     """Those weights were trained to make the loss small on batches as they are drawn: another caption misleads them."""
-    learned, vae, audio_vae = embedded()
+    networks = read_networks(INSIDE)
+    learned, (vae, audio_vae) = as_denoiser(networks), (networks["vae"], networks["audio_vae"])
     batch = denoiser.draw(8, clips(8, denoiser.SMALL, vae, audio_vae, tmp_path), np.random.default_rng(1))
     misled = batch | {name: np.roll(batch[name], 1, axis=0) for name in ("ids", "mask")}
     loss = jax.jit(partial(denoiser.loss, denoiser.SMALL))
@@ -64,15 +61,18 @@ def test_the_embedded_weights_tell_a_clip_by_its_caption(tmp_path: Path) -> None
     assert right < 0.5 * wrong
 
 
-def embedded() -> tuple[denoiser.Denoiser, VideoVAE, AudioVAE]:
-    """The embedded model's networks as training has them, with its weights."""
-    found, device = open_folder(INSIDE), Mesh(np.array(jax.devices()[:1]), ("one",))
-    text_encoder = Gemma(Scope("float32", found.prefix), found.text_encoder)
-    networks = abstract_networks(found.arch, text_encoder, DType.float32, scan_layers=False)
-    place = NamedSharding(device, PartitionSpec())
-    names = ("text_encoder", "connectors", "transformer", "vae", "audio_vae")
-    loaded = {name: load(networks._asdict()[name], found.files[name], lambda weight: place) for name in names}
-    learned = denoiser.Denoiser()
-    learned.text_encoder, learned.connectors = loaded["text_encoder"], loaded["connectors"]
-    learned.transformer = loaded["transformer"]
-    return learned, loaded["vae"], loaded["audio_vae"]
+def test_a_word_that_a_checkpoint_lacks_begins_as_the_one_that_it_is_like(tmp_path: Path) -> None:
+    folder = shutil.copytree(INSIDE, tmp_path / "checkpoint")
+    path = folder / "tokenizer" / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    del tokenizer["model"]["vocab"]["hops"]
+    path.write_text(json.dumps(tokenizer))
+    (rows,) = (
+        np.asarray(weight.get_value())
+        for weight in weights(read_networks(folder)["text_encoder"])
+        if "embed_tokens" in weight.source
+    )
+    assert len(rows) == len(VOCABULARY)
+    hops, like, another = (rows[VOCABULARY.index(word)] for word in ("hops", LIKE["hops"], "grows"))
+    np.testing.assert_array_equal(hops, like)
+    assert not np.array_equal(hops, another)

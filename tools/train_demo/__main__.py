@@ -4,9 +4,14 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from flax import nnx
+
+    from tools.train_demo.training import Course
 
 # Memory in huge pages that are not given back between steps: a step takes two thirds of the time.
 MEMORY = (
@@ -17,33 +22,50 @@ MEMORY = (
 def main(
     out: Annotated[Path, typer.Option(help="Where states, logs and the model go.")] = Path("out/train_demo"),
     share: Annotated[float, typer.Option(help="Of every course's steps and of the clips, how much.")] = 1.0,
+    start: Annotated[Path | None, typer.Option(help="A trained model; only the last course follows.")] = None,
 ) -> None:
     """Train the embedded model; call it again to go on."""
     if sys.platform == "linux" and os.environ.get("GLIBC_TUNABLES") != MEMORY:
         command = [sys.executable, "-m", "tools.train_demo", *sys.argv[1:]]
         os.execve(sys.executable, command, os.environ | {"GLIBC_TUNABLES": MEMORY})
-    from ltx2_cli.weights.published import UPSAMPLER
-    from tools.train_demo import audio, clips, denoiser, ship, upsampler, video_vae
+    from tools.train_demo import ship, trained_on
     from tools.train_demo.arch import ARCH
-    from tools.train_demo.courses import COURSES, LARGE_CLIPS, SMALL_CLIPS
+    from tools.train_demo.courses import COURSES
 
-    course = {
-        name: replace(each, steps=max(1, round(share * each.steps)), warm_up=round(share * each.warm_up))
-        for name, each in COURSES.items()
+    courses = {
+        name: replace(course, steps=max(1, round(share * course.steps)), warm_up=round(share * course.warm_up))
+        for name, course in COURSES.items()
     }
-    of_video = (course[name] for name in ("pieces", "frames", "moving", "video_vae", "decoder"))
+    networks = trained_further(start, courses, share, out) if start else trained(courses, share, out)
+    ship.ship({name: ship.rounded(network) for name, network in networks.items()}, ARCH, out / "model")
+    trained_on.write_trained_on(out / "model", max(1, round(share * trained_on.CAPTIONS)))
+
+
+def trained(courses: "dict[str, Course]", share: float, out: Path) -> "dict[str, nnx.Module]":
+    """Every network after all of its courses, from nothing."""
+    from ltx2_cli.weights.published import UPSAMPLER
+    from tools.train_demo import audio, clips, denoiser, upsampler, video_vae
+
+    of_video = (courses[name] for name in ("pieces", "frames", "moving", "video_vae", "decoder"))
     vae = video_vae.trained(*of_video, out)
-    audio_vae = audio.trained_vae(course["audio_vae"], out)
-    vocoder = audio.trained_vocoder(course["vocoder"], audio_vae, out)
+    audio_vae = audio.trained_vae(courses["audio_vae"], out)
+    vocoder = audio.trained_vocoder(courses["vocoder"], audio_vae, out)
     vae, audio_vae = clips.with_statistics(vae, audio_vae, max(1, round(share * clips.MEASURED)))
-    small = clips.clips(max(1, round(share * SMALL_CLIPS)), denoiser.SMALL, vae, audio_vae, out)
-    large = clips.clips(max(1, round(share * LARGE_CLIPS)), denoiser.LARGE, vae, audio_vae, out)
-    twice = upsampler.trained(course["upsampler"], vae.statistics, small, large, out)
-    learned = denoiser.trained(course["denoiser"], course["both_sizes"], small, large, out)
-    networks = {"text_encoder": learned.text_encoder, "connectors": learned.connectors}
-    networks |= {"transformer": learned.transformer, "vae": vae, "audio_vae": audio_vae, "vocoder": vocoder}
-    networks = {name: ship.rounded(network) for name, network in (networks | {UPSAMPLER: twice}).items()}
-    ship.ship(networks, ARCH, out / "model")
+    small, large = clips.of_both_sizes(share, vae, audio_vae, out)
+    twice = upsampler.trained(courses["upsampler"], vae.statistics, small, large, out)
+    learned = denoiser.trained(courses, small, large, out)
+    networks = {"vae": vae, "audio_vae": audio_vae, "vocoder": vocoder, UPSAMPLER: twice}
+    return networks | denoiser.by_folder(learned)
+
+
+def trained_further(start: Path, courses: "dict[str, Course]", share: float, out: Path) -> "dict[str, nnx.Module]":
+    """The networks in the folder `start`: those of the denoiser after the course `brief`."""
+    from tools.train_demo import clips, denoiser, shipped
+
+    networks = shipped.read_networks(start)
+    small, large = clips.of_both_sizes(share, networks["vae"], networks["audio_vae"], out)
+    learned = denoiser.briefly_trained(courses["brief"], shipped.as_denoiser(networks), small, large, out)
+    return networks | denoiser.by_folder(learned)
 
 
 if __name__ == "__main__":

@@ -14,11 +14,12 @@ from ltx2_cli.weights.declare import Weight, map_weights
 from ltx2_cli.writing import replacing
 from tools.train_demo.audio import spectrograms
 from tools.train_demo.training import OPTIONS
-from tools.train_demo.world import Scene, draw_frames, draw_scene, record_sound
+from tools.train_demo.world import Scene, draw_frames, draw_scene, plain, record_sound
 
 V = TypeVar("V", VideoVAE, AudioVAE)
 PIXELS = 128
 MEASURED = 128  # clips whose latents' mean and spread are measured
+TRAINING_CLIPS = {PIXELS: 6000, 2 * PIXELS: 600}  # how many of each size
 AT_ONCE = 4
 KEEP_EVERY = 200  # batches
 
@@ -60,21 +61,35 @@ def scene_of(seed: int, number: int, held_out: bool = False) -> Scene:
     return draw_scene(np.random.default_rng([seed, number]), held_out)
 
 
-def clips(count: int, pixels: int, vae: VideoVAE, audio_vae: AudioVAE, out: Path, seed: int = 5) -> Clips:
+def training_scene(number: int) -> Scene:
+    """The scene of a training clip: every second one is plain, so that a short caption states all of it."""
+    scene = scene_of(5, number)
+    return plain(scene) if number % 2 else scene
+
+
+def of_both_sizes(share: float, vae: VideoVAE, audio_vae: AudioVAE, out: Path) -> tuple[Clips, Clips]:
+    """This share of the small and of the large training clips."""
+    small, large = (
+        clips(max(1, round(share * count)), pixels, vae, audio_vae, out) for pixels, count in TRAINING_CLIPS.items()
+    )
+    return small, large
+
+
+def clips(count: int, pixels: int, vae: VideoVAE, audio_vae: AudioVAE, out: Path) -> Clips:
     """The first `count` clips of the world at a size; those that `out` keeps are not made again."""
     path = out / f"clips_{pixels}.npz"
     video, audio = _kept(path)
     compiled = partial(jax.jit, compiler_options=OPTIONS.get(jax.default_backend()))
     to_video, to_audio = compiled(lambda x: vae.encode(x)), compiled(lambda x: audio_vae.encode(spectrograms(x)))
     for first in range(len(video), count, AT_ONCE):
-        scenes = [scene_of(seed, number) for number in range(first, first + AT_ONCE)]
+        scenes = [training_scene(number) for number in range(first, first + AT_ONCE)]
         video.extend(np.asarray(to_video(np.stack([draw_frames(scene, pixels) for scene in scenes])), np.float16))
         audio.extend(np.asarray(to_audio(np.stack([record_sound(scene) for scene in scenes])), np.float16))
         if first // AT_ONCE % KEEP_EVERY == KEEP_EVERY - 1 or first + AT_ONCE >= count:
             with replacing(path) as temporary, temporary.open("wb") as file:
                 np.savez(file, video=np.stack(video), audio=np.stack(audio))
             print(f"{len(video)} clips of {pixels} pixels", flush=True)
-    scenes = [scene_of(seed, number) for number in range(count)]
+    scenes = [training_scene(number) for number in range(count)]
     return Clips(scenes, np.stack(video[:count]), np.stack(audio[:count]))
 
 

@@ -2,7 +2,6 @@
 
 from tools.train_demo.training import Course
 
-SMALL_CLIPS, LARGE_CLIPS = 6000, 600
 COURSES = {
     course.name: course
     for course in (
@@ -16,5 +15,6 @@ COURSES = {
         Course("upsampler", steps=2000, rate=1e-3, warm_up=100, average=0.995),
         Course("denoiser", steps=7000, rate=2e-3, warm_up=300, average=0.999),
         Course("both_sizes", steps=300, rate=5e-4, warm_up=20, average=0.995),
+        Course("brief", steps=650, rate=7e-4, warm_up=50, average=0.995),
     )
 }

@@ -1,5 +1,6 @@
 """The course of what makes latents of text: text encoder, connectors and transformer, trained together."""
 
+from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,11 @@ from tools.train_demo.clips import Clips
 from tools.train_demo.initial import initial
 from tools.train_demo.training import Course, train
 from tools.train_demo.words import tokens
-from tools.train_demo.world import FPS, NUM_FRAMES, Scene
+from tools.train_demo.world import FPS, NUM_FRAMES, Scene, plain
 
 SMALL, LARGE = 128, 256  # pixels
-SILENT, APART = 0.1, 0.1  # how often a clip comes without its caption, and how often its streams do not meet
+SILENT, APART = 0.2, 0.1  # how often a clip that is not plain comes without its caption; how often streams do not meet
+BRIEF = 0.8  # how often a plain clip has a short caption
 SHIFT = 4.0  # of noise levels towards 1
 OFTEN = ("circle", "bounce")  # motions that are drawn twice as often: what they take is where all frames agree
 
@@ -63,6 +65,11 @@ class Denoiser(nnx.Module):
         return jax.vmap(one)(latents, sigmas, contexts, exchanging)
 
 
+def by_folder(denoiser: Denoiser) -> dict[str, nnx.Module]:
+    """The networks of `denoiser` by the names of their folders in a checkpoint."""
+    return {name: vars(denoiser)[name] for name in ("text_encoder", "connectors", "transformer")}
+
+
 @cache
 def ropes(pixels: int) -> AV[Ropes]:
     """The rotary tables of a clip of the world's length."""
@@ -75,7 +82,7 @@ def draw(number: int, clips: Clips, rng: np.random.Generator) -> dict[str, np.nd
     """A batch of so many clips with new captions and noise levels."""
     weight = np.array([1 + (scene.motion in OFTEN) for scene in clips.scenes])
     chosen = rng.choice(len(clips.scenes), size=number, p=weight / weight.sum())
-    ids, mask = tokens([_said(clips.scenes[each], rng) for each in chosen])
+    ids, mask = tokens([_described(clips.scenes[number], rng) for number in chosen])
     even = (np.arange(number) + rng.random(number)) / number
     return {
         "video": clips.video[chosen].reshape(number, -1, clips.video.shape[-1]).astype(np.float32),
@@ -87,13 +94,16 @@ def draw(number: int, clips: Clips, rng: np.random.Generator) -> dict[str, np.nd
     }
 
 
-def _said(scene: Scene, rng: np.random.Generator) -> str:
+def _described(scene: Scene, rng: np.random.Generator) -> str:
+    """A caption of every kind, or none: those of plain scenes are mostly short."""
     chance = rng.random()
+    if scene == plain(scene):
+        return caption(scene, rng, omit=0.9 if chance < BRIEF else 0.3, brief=chance < BRIEF).text
     if chance < SILENT:
         return ""
-    if chance < SILENT + 0.05:
+    if chance < SILENT + 0.1:
         return words_of(scene, rng)
-    return caption(scene, rng, omit=0.5 if chance > 0.9 else 0.1)
+    return caption(scene, rng, omit=0.9 if chance > 0.85 else 0.1, brief=chance > 0.75).text
 
 
 def loss(pixels: int, denoiser: Denoiser, batch: dict[str, jax.Array], key: jax.Array) -> tuple[jax.Array, dict]:
@@ -107,19 +117,29 @@ def loss(pixels: int, denoiser: Denoiser, batch: dict[str, jax.Array], key: jax.
     return video + audio, {"video": video, "audio": audio}
 
 
-def both_losses(denoiser: Denoiser, batches: dict[int, Any], key: jax.Array) -> tuple[jax.Array, dict]:
-    """The sum of the losses of batches by their clips' pixels."""
+def both_losses(
+    weights: Mapping[int, float], denoiser: Denoiser, batches: dict[int, Any], key: jax.Array
+) -> tuple[jax.Array, dict]:
+    """The weighted sum of the losses of batches, both by their clips' pixels."""
     each = {pixels: loss(pixels, denoiser, batch, jax.random.fold_in(key, pixels)) for pixels, batch in batches.items()}
     figures = {f"{name}_{pixels}": x for pixels, (_, said) in each.items() for name, x in said.items()}
-    return sum(total for total, _ in each.values()), figures
+    return sum(weights[pixels] * total for pixels, (total, _) in each.items()), figures
 
 
-def trained(alone: Course, both: Course, small: Clips, large: Clips, out: Path) -> Denoiser:
-    """The denoiser after a course of small clips, and one of small and large ones."""
-    sizes = {SMALL: (32, small), LARGE: (8, large)}
+def trained(courses: dict[str, Course], small: Clips, large: Clips, out: Path) -> Denoiser:
+    """The denoiser after a course of small clips, one of small and large ones, and `briefly_trained`."""
+    even, first = partial(both_losses, {SMALL: 1, LARGE: 1}), {SMALL: (32, small)}
+    denoiser = train(courses["denoiser"], initial(Denoiser(), seed=4), even, partial(_drawn, first), out)
+    both = first | {LARGE: (8, large)}
+    denoiser = train(courses["both_sizes"], denoiser, even, partial(_drawn, both), out)
+    return briefly_trained(courses["brief"], denoiser, small, large, out)
 
-    def drawn(pixels: tuple[int, ...], rng: np.random.Generator) -> dict[int, Any]:
-        return {each: draw(*sizes[each], rng) for each in pixels}
 
-    denoiser = train(alone, initial(Denoiser(), seed=4), both_losses, partial(drawn, (SMALL,)), out)
-    return train(both, denoiser, both_losses, partial(drawn, (SMALL, LARGE)), out)
+def briefly_trained(course: Course, denoiser: Denoiser, small: Clips, large: Clips, out: Path) -> Denoiser:
+    """`denoiser` after a further course of small clips and few large ones."""
+    drawn = partial(_drawn, {SMALL: (24, small), LARGE: (2, large)})
+    return train(course, denoiser, partial(both_losses, {SMALL: 1, LARGE: 0.25}), drawn, out)
+
+
+def _drawn(sizes: dict[int, tuple[int, Clips]], rng: np.random.Generator) -> dict[int, Any]:
+    return {pixels: draw(*numbered, rng) for pixels, numbered in sizes.items()}

@@ -17,14 +17,16 @@ from ltx2_cli import load, read_spec, resolve, run
 from ltx2_cli.media import write_mp4
 from ltx2_cli.weights.digests import digests
 from ltx2_cli.weights.hub import EMBEDDED, path_of
-from tools.train_demo.captions import caption
+from tools.train_demo.captions import Caption, caption
 from tools.train_demo.measure import Seen, measure_mp4, shares
 from tools.train_demo.reconstruct import given_back
-from tools.train_demo.world import Scene, draw_scene
+from tools.train_demo.world import Scene, draw_scene, plain
 
 SEED = 200
+OPEN = frozenset(("colour", "shape", "place"))  # what a caption that does not state it leaves open
 BOTH = ("video", "audio")
 SCALES = {f"scale {scale}": {f"guidance.{each}.guidance_scale": float(scale) for each in BOTH} for scale in (1, 3, 6)}
+SHORT = "short prompts"
 VARIANTS: dict[str, Mapping[str, object]] = {
     "as it comes": {},
     **SCALES,
@@ -32,17 +34,27 @@ VARIANTS: dict[str, Mapping[str, object]] = {
     "without modality guidance": {f"guidance.{each}.modality_scale": 1.0 for each in BOTH},
     "bfloat16": {"dtype": "bfloat16", "text_encoder_dtype": "bfloat16"},
     "unrolled": {"scan_layers": False},
-    "two stages": {"recipe": "two_stage", "height": 256, "width": 256},
+    "two stages": {"recipe": "two_stage"},
+    SHORT: {},
 }
 ELSEWHERE = {"eight devices": {"sharding": "trillium"}}  # for machines that have so many
 
 
-def held_out(count: int) -> Iterator[tuple[Scene, str]]:
+def held_out(count: int) -> Iterator[tuple[Scene, Caption]]:
     """Scenes that were never trained on, and what says all of each."""
     for number in range(count):
         rng = np.random.default_rng([SEED, number])
         scene = draw_scene(rng, held_out=True)
         yield scene, caption(scene, rng, omit=0)
+
+
+def held_out_briefly(count: int) -> Iterator[tuple[Scene, Caption]]:
+    """Scenes that were never trained on, each in three to five words."""
+    for number in range(count):
+        rng = np.random.default_rng([SEED + 1, number])
+        scene = plain(draw_scene(rng, held_out=True))
+        captions = (caption(scene, rng, omit=0.9, brief=True) for _ in iter(int, 1))
+        yield scene, next(said for said in captions if 3 <= len(said.text.split()) <= 5)
 
 
 def filmed(asked: Sequence[tuple[str, int]], request: Mapping[str, object]) -> Iterator[Seen]:
@@ -62,16 +74,17 @@ def filmed(asked: Sequence[tuple[str, int]], request: Mapping[str, object]) -> I
 def main(
     count: Annotated[int, typer.Option(help="Of held-out captions, how many.")] = 200,
     checkpoint: Annotated[str, typer.Option(help="Its folder.")] = EMBEDDED,
-    variants: Annotated[str, typer.Option(help=f"Some of: {', '.join(VARIANTS | ELSEWHERE)}.")] = ", ".join(VARIANTS),
+    variants: Annotated[str, typer.Option(help=f"Some of: {'; '.join(VARIANTS | ELSEWHERE)}.")] = "; ".join(VARIANTS),
 ) -> None:
     """Print a line of JSON of the autoencoders and the files, and one a variant; clip i is made from seed i."""
     files = sorted(path_of(checkpoint).rglob("*.safetensors"))
     print(json.dumps({"autoencoders": given_back(checkpoint, count), "files": digests(files)}), flush=True)
-    scenes, prompts = zip(*held_out(count), strict=True)
-    for name in variants.split(", "):
+    for name in variants.split("; "):
+        scenes, captions = zip(*(held_out_briefly if SHORT in name else held_out)(count), strict=True)
         request = {"checkpoint": checkpoint, **(VARIANTS | ELSEWHERE)[name]}
-        seen = list(filmed([(prompt, seed) for seed, prompt in enumerate(prompts)], request))
-        print(json.dumps({"variant": name, "clips": count} | shares(scenes, seen) | edge_of(seen)), flush=True)
+        seen = list(filmed([(caption.text, seed) for seed, caption in enumerate(captions)], request))
+        figures = shares(scenes, seen, [OPEN - caption.stated for caption in captions])
+        print(json.dumps({"variant": name, "clips": count} | figures | edge_of(seen)), flush=True)
 
 
 def edge_of(seen: Sequence[Seen]) -> dict[str, float]:

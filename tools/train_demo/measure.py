@@ -3,7 +3,7 @@ whether that is what a scene asked for; and `python -m tools.train_demo.measure 
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path as File
 
@@ -93,9 +93,16 @@ def judge(scene: Scene, seen: Seen) -> dict[str, bool | None]:
     }
 
 
-def shares(scenes: Sequence[Scene], seen: Sequence[Seen]) -> dict[str, float]:
-    """Of the clips that an attribute applies to, the share that shows it; NaN where it applies to none."""
+def shares(
+    scenes: Sequence[Scene], seen: Sequence[Seen], left_open: Sequence[Collection[str]] | None = None
+) -> dict[str, float]:
+    """Of the clips that an attribute applies to, the share that shows it; NaN where it applies to none.
+
+    `left_open` are the attributes of each scene that its prompt leaves open: they do not apply.
+    """
     judged = [judge(*pair) for pair in zip(scenes, seen, strict=True)]
+    for answers, open_attributes in zip(judged, left_open or [], strict=left_open is not None):
+        answers.update(dict.fromkeys(open_attributes))
     known = {key: [each[key] for each in judged if each[key] is not None] for key in judged[0]}
     return {key: round(float(np.mean(answers)), 3) if answers else float("nan") for key, answers in known.items()}
 

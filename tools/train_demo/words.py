@@ -11,6 +11,30 @@ from tools.train_demo.captions import vocabulary
 
 TEXT_TOKENS = 32  # of a caption; longer ones are cut
 PAD, EOS, BOS, UNKNOWN = "<pad>", "<eos>", "<bos>", "<unk>"
+# Of words that an earlier vocabulary lacks, the one whose meaning each begins with in further training.
+LIKE = {
+    **dict.fromkeys(("moving", "going", "travelling"), "moves"),
+    **dict.fromkeys(("rolls", "rolling", "sliding", "flies", "flying"), "slides"),
+    **dict.fromkeys(("falling", "drops", "dropping"), "falls"),
+    **dict.fromkeys(("circling", "orbiting"), "orbits"),
+    **dict.fromkeys(("hops", "hopping", "jumping"), "bounces"),
+    **dict.fromkeys(("expands", "expanding"), "grows"),
+    **dict.fromkeys(("sphere", "dot"), "ball"),
+    **dict.fromkeys(("standing", "staying", "resting"), "rests"),
+    "an": "a",
+    "becoming": "becomes",
+    "getting": "gets",
+    "center": "centre",
+    "cube": "box",
+    "floating": "floats",
+    "gray": "grey",
+    "huge": "large",
+    "rising": "rises",
+    "sinking": "sinks",
+    "tiny": "small",
+    "turquoise": "cyan",
+    "violet": "purple",
+}
 VOCABULARY = (PAD, EOS, BOS, UNKNOWN, *vocabulary())
 
 

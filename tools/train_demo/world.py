@@ -3,7 +3,7 @@
 Lengths are fractions of the frame, x to the right and y downwards; times are seconds.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -34,6 +34,8 @@ PLACES = {"top": (0.5, 0.27), "bottom": (0.5, 0.73), "left": (0.27, 0.5), "right
 PITCHES = {"low": 200, "medium": 400, "high": 800}  # Hz: whole periods an instant, so that a vocoder can keep the phase
 LOUDNESS = {"quiet": 0.1, "loud": 0.4}  # amplitude
 LADDERS = {"up": (2, 3, 4), "down": (4, 3, 2)}  # halves of the pitch, one after the other
+# The value of an attribute that no caption states. The others are left open by a caption that does not state them.
+UNSAID = {"background": "black", "size": "large", "motion": "still", "pitch": "medium", "loudness": "loud"}
 RUNG = 0.68  # how long each lasts
 CLICK = 0.5  # amplitude
 MARGIN = 0.03  # between the edge of a frame and a shape
@@ -85,6 +87,11 @@ def draw_scene(rng: np.random.Generator, held_out: bool = False) -> Scene:
         )
         if scene.held_out == held_out:
             return scene
+
+
+def plain(scene: Scene) -> Scene:
+    """`scene` with what a caption need not say."""
+    return replace(scene, **{name: value for name, value in UNSAID.items() if name != "motion"})
 
 
 def _one_of(rng: np.random.Generator, names: object) -> str:

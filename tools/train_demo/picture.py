@@ -1,0 +1,66 @@
+"""What the demo makes of prompts that are typed first, on one picture: `python -m tools.train_demo.picture`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+from PIL import Image
+
+from ltx2_cli import load, read_spec, resolve, run
+from ltx2_cli.contact_sheet import Row, row, write_contact_sheet
+from ltx2_cli.plan import Plan, first_stage
+from ltx2_cli.weights.hub import EMBEDDED
+
+PROMPTS = (
+    "a red ball bounces",
+    "blue square",
+    "a green triangle moving right",
+    "a yellow circle moves left",
+    "an orange ball on a white background",
+    "a big purple box falls",
+    "a small pink dot rises",
+    "a cyan triangle gets bigger",
+    "a bouncing ball",
+    "red sphere moving in a circle",
+)
+IN_TWO_STAGES = PROMPTS[:3]
+SEED = 1
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="The picture.")] = Path("docs/demo_prompts.jpg"),
+    checkpoint: Annotated[str, typer.Option(help="Its folder.")] = EMBEDDED,
+) -> None:
+    """Write a row for each prompt, then drafts and finished clips of two stages."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory() as folder:
+        sheet = Path(folder) / "sheet.png"
+        write_contact_sheet(list(rows(checkpoint)), sheet)
+        Image.open(sheet).save(out, quality=85)
+
+
+def rows(checkpoint: str) -> Iterator[Row]:
+    """All of the picture, top down."""
+    for prompt in PROMPTS:
+        yield shown(prompt, planned(prompt, "one_stage", checkpoint))
+    for prompt in IN_TWO_STAGES:
+        plan = planned(prompt, "two_stage", checkpoint)
+        yield shown(f"{prompt} (draft: the first of two stages)", first_stage(plan))
+        yield shown(f"{prompt} (two stages)", plan)
+
+
+def planned(prompt: str, recipe: str, checkpoint: str) -> Plan:
+    """A request for nothing but this prompt in this recipe."""
+    return resolve(read_spec(model="demo", checkpoint=checkpoint, prompt=prompt, recipe=recipe, seed=SEED))
+
+
+def shown(caption: str, plan: Plan) -> Row:
+    """Frames of the clip of a plan."""
+    (clip,) = run(plan, load(plan))
+    return row(caption, clip)
+
+
+if __name__ == "__main__":
+    typer.run(main)
