@@ -27,6 +27,7 @@ Shape = tuple[int, ...]
 SIZE = ("num_frames", "height", "width")  # of the clip, in a file's metadata
 LEAST_NOISE = 0.1  # standard deviation; that of noise is 1
 STAGES = ("stage1", "upsampled", "final")  # what latents are that a stage left
+CHANGED = "it was changed after it was written"
 DIGITS = re.compile("[0-9]{1,9}")
 HOLDS = "a safetensors file of `video` (1, C, F, H, W) and `audio` (1, C, A, M), as --save-latents writes"
 WANTED = "a safetensors file of float32 `video` (1, C, F, H, W) and `audio` (1, C, A, M), or no --noise at all"
@@ -142,7 +143,11 @@ def open_latents(path: Path) -> LatentsFile:
         said = ", ".join(f"`{name}` {'x'.join(map(str, shape))}" for name, shape in list(shapes.items())[:4])
         raise SpecError(f"{path} holds no latents of one video but {said or 'nothing'}", HOLDS)
     _check_metadata(path, metadata)
-    return LatentsFile(path, AV(*found), {key: value for key, value in metadata.items() if key != CHECKSUM})
+    file = LatentsFile(path, AV(*found), {key: value for key, value in metadata.items() if key != CHECKSUM})
+    _, height, width = file.size
+    if height * file.shapes.video[4] != width * file.shapes.video[3]:
+        raise SpecError(f"{path} says that its clip is {width}x{height}, and its latents are of another shape", CHANGED)
+    return file
 
 
 def _check_metadata(path: Path, metadata: Mapping[str, str]) -> None:
@@ -156,9 +161,7 @@ def _check_metadata(path: Path, metadata: Mapping[str, str]) -> None:
     wrong += ["fps"] * ("fps" in metadata and not _is_rate(metadata["fps"]))
     wrong += ["stage"] * (metadata.get("stage", STAGES[0]) not in STAGES)
     if wrong:
-        raise SpecError(
-            f"{path} says that its {wrong[0]} is {metadata[wrong[0]]!r}", "it was changed after it was written"
-        )
+        raise SpecError(f"{path} says that its {wrong[0]} is {metadata[wrong[0]]!r}", CHANGED)
 
 
 def _is_rate(text: str) -> bool:

@@ -31,12 +31,15 @@ from ltx2_cli.core.unfinished import ENTRIES, Errand, open_unfinished
 from ltx2_cli.diffusion.latents import open_latents
 from ltx2_cli.outputs import Ends
 from ltx2_cli.spec import AV, StoppedError
+from ltx2_cli.tensor_file import CHECKSUM, checksum
 from program import run_program
 
 KILLS = int(os.environ.get("LTX2_KILLS", "1"))  # real ones; each takes a process
 FILES = [
     f"{name}-s{seed}.{kind}" for name, kind in (("c", "mp4"), ("c", "yaml"), ("l", "safetensors")) for seed in (3, 4)
 ]
+CHANGED = dict.fromkeys(ENTRIES, "prompt: rain")
+SUMMED = {**CHANGED, CHECKSUM: checksum({}, CHANGED)}
 SEEDS = ["--seed", "3", "4", "-o", "c.mp4", "--save-latents", "l.safetensors", "--resumable", "--keep-every", "0"]
 
 
@@ -291,9 +294,10 @@ def test_other_versions_and_devices_are_said(
         (b"", "cannot be read as an unfinished run"),
         (save({"video": np.zeros(1)}), "is no unfinished run"),
         (save({"video": np.zeros(1)}, {"record": "prompt: rain"}), "is no unfinished run"),
-        (save({}, dict.fromkeys(ENTRIES, "prompt: rain")), "is damaged: it does not say how far the run is"),
+        (save({}, CHANGED), "is no unfinished run"),
+        (save({}, SUMMED), "is damaged: it does not say how far the run is"),
     ],
-    ids=["nothing", "no metadata", "latents", "changed"],
+    ids=["nothing", "no metadata", "latents", "no checksum", "changed"],
 )
 def test_what_is_no_unfinished_run(
     wrong: bytes, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

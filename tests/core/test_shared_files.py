@@ -20,7 +20,7 @@ from ltx2_cli.core.progress import Progress
 from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import load, write
 from ltx2_cli.core.unfinished import Errand, Unfinished, open_unfinished
-from ltx2_cli.diffusion.latents import open_latents
+from ltx2_cli.diffusion.latents import open_latents, save_latents
 from ltx2_cli.outputs import Ends
 from ltx2_cli.plan import Plan
 from ltx2_cli.profile_layers import Layer
@@ -344,6 +344,13 @@ def test_a_flipped_bit_in_latents_is_found_unless_another_program_wrote_them(
     save_file(load_file(tmp_path / "a.safetensors"), tmp_path / "b.safetensors")
     assert open_latents(tmp_path / "b.safetensors").read().video.shape == file.shapes.video
     assert CHECKSUM not in open_latents(latents).metadata
+
+
+def test_latents_that_say_another_shape_than_they_have_are_refused(made: tuple[Path, Plan], tmp_path: Path) -> None:
+    file = open_latents(made[0] / "latents.safetensors")
+    save_latents(file.read(), tmp_path / "a", {**file.metadata, "height": "4096"})
+    with pytest.raises(SpecError, match="says that its clip is 64x4096, and its latents are of another shape"):
+        open_latents(tmp_path / "a")
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "I16", "U16"])
