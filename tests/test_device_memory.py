@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from devices import GIB, DescribedDevice, cpu, gpu, tpus
-from ltx2_cli.device_memory import SHARE, device_memory, usable_memory
+from ltx2_cli.device_memory import SHARE, device_memory, peak_memory, usable_memory
 
 
 class Silent(DescribedDevice):
@@ -35,6 +35,19 @@ def test_without_a_limit_the_published_memory_counts(kind: type[DescribedDevice]
     assert device_memory([kind(0, "tpu", "TPU v6 lite")]).limit == 31.25 * GIB
     assert device_memory([kind(0, "gpu", "NVIDIA L4")]).limit == 24e9
     assert device_memory([kind(0, "tpu", "TPU v99")]).limit == float("inf")
+
+
+class Used(DescribedDevice):
+    """A device that says how much was in use at most."""
+
+    def memory_stats(self) -> dict[str, int]:
+        return {"peak_bytes_in_use": self.id * GIB}
+
+
+def test_the_most_that_any_device_used_counts() -> None:
+    devices = [kind(number, "tpu", "TPU") for number, kind in enumerate((Used, Used, Used, Silent, Elsewhere))]
+    assert peak_memory(devices) == 2 * GIB
+    assert peak_memory(devices[3:]) is None
 
 
 def test_the_smallest_of_several_devices_counts() -> None:
