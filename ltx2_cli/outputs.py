@@ -99,8 +99,9 @@ def read_files(spec: RunSpec) -> list[Path]:
 
 
 def named(spec: RunSpec, ends: Ends) -> RunSpec:
-    """The request with a number in the names of its videos where they have automatic ones that are taken."""
-    if spec.output or ends is not Ends.clips:
+    """The request with a number in the names of its videos where they have automatic ones that are taken; not where a
+    run of these names was interrupted, which can be gone on with."""
+    if spec.output or ends is not Ends.clips or _is_interrupted(spec):
         return spec
     single = spec.num_videos * len(spec.seed or (0,)) == 1
     name = Path(_automatic(spec if single else replace(spec, seed=None)))
@@ -108,14 +109,25 @@ def named(spec: RunSpec, ends: Ends) -> RunSpec:
     return spec if not _is_taken(spec) else next(candidate for candidate in numbered if not _is_taken(candidate))
 
 
+def _is_interrupted(spec: RunSpec) -> bool:
+    """Whether a run of these names was begun, of which some videos may be there, and no process goes on with it."""
+    run = run_file(spec)
+    return run.path.exists() and not _is_held([run])
+
+
 def _is_taken(spec: RunSpec) -> bool:
     """Whether a video or record of these names is there, or another process writes it."""
     files = outputs(replace(spec, save_latents=None))
+    return _is_held(files) or any(path.exists() for path, _ in files)
+
+
+def _is_held(files: Sequence[Output]) -> bool:
+    """Whether another process writes one of these."""
     try:
         refuse_held(files)
     except SpecError:
         return True
-    return any(path.exists() for path, _ in files)
+    return False
 
 
 def _automatic(spec: RunSpec) -> str:
@@ -157,7 +169,7 @@ def check_outputs(
         if path.is_dir():
             raise SpecError(f"{path} is a folder", f"name a file: {option} FILE")
     refuse_held(files)
-    for path, option in files:
+    for path, option in sorted(files, key=lambda file: file.path.suffix != RUN):  # which says how to go on
         if path.exists() and not force and path not in own:
             raise _is_there(path, option, forcing)
 

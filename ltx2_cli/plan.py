@@ -24,7 +24,19 @@ from ltx2_cli.recipe import ONE_STAGE, TWO_STAGE, complete, contradictions, expe
 from ltx2_cli.refiner import hold_refiner, left
 from ltx2_cli.sharding import ShardingPlan, lay_out
 from ltx2_cli.spec import AV, RunSpec, SpecError
-from ltx2_cli.stages import Added, Loras, Refinement, Source, Stage, enlarged, recipe_passes, stages, with_refiner
+from ltx2_cli.stages import (
+    DENOISER,
+    REFINER,
+    Added,
+    Loras,
+    Refinement,
+    Source,
+    Stage,
+    enlarged,
+    recipe_passes,
+    stages,
+    with_refiner,
+)
 from ltx2_cli.units import natural
 from ltx2_cli.validation import random_seed
 from ltx2_cli.weights.checkpoint import TensorFiles
@@ -35,6 +47,7 @@ from ltx2_cli.weights.lora import LoraFile, open_lora
 from ltx2_cli.weights.lora_source import lora_downloads, lora_file, parse_lora
 from ltx2_cli.weights.published import FOLDER_FILES, TEXT_ENCODER_FILES, UPSAMPLER_FILES
 
+DECODERS = ("vae", "audio_vae", "vocoder")
 DEVICE_PROFILES = {
     "gpu": "gpu",
     "TPU7x": "ironwood",
@@ -91,6 +104,13 @@ class Plan:
         """The seeds of the videos that are made at once."""
         at_once = self.spec.num_videos
         return tuple(self.spec.seeds[first : first + at_once] for first in range(0, len(self.spec.seeds), at_once))
+
+
+def decodes_beside(plan: Plan) -> bool:
+    """Whether the decoders and their work fit beside the denoisers, so that no clip waits for the last seed. A step
+    computes in the room that decoding takes after it."""
+    room = left(plan.spec, plan.networks, plan.added, plan.sharding, (DENOISER, REFINER, *DECODERS))
+    return len(plan.batches) > 1 and room >= plan.decoding.bytes
 
 
 def missing(spec: RunSpec) -> list[Download]:
@@ -306,7 +326,7 @@ def _room(spec: RunSpec, networks: Networks, added: Added, sharding: ShardingPla
     """Bytes on each device that decoding may take."""
     if spec.vae_memory is not None:
         return spec.vae_memory * 1e9
-    return left(spec, networks, added, sharding, ("vae", "audio_vae", "vocoder"))
+    return left(spec, networks, added, sharding, DECODERS)
 
 
 def _divided(spec: RunSpec, networks: Networks, last: Stage, sharding: ShardingPlan, room: float) -> Decoding:

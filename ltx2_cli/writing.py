@@ -21,6 +21,7 @@ from threading import RLock
 from typing import NamedTuple
 from uuid import uuid4
 
+from ltx2_cli.interrupts import before_forced_end
 from ltx2_cli.spec import MAKE_ROOM, RunError, SpecError
 
 LOCK = ".partial-lock"
@@ -82,6 +83,7 @@ class _Folder:
                 if _lock(self.file, fcntl.LOCK_EX, 0, 0):
                     (self.path / LOCK).unlink()
             os.close(self.file)
+            self.file = None
         with suppress(OSError):
             for folder in self.made:
                 folder.rmdir()  # refused for one that holds anything
@@ -198,6 +200,7 @@ def _opened(place: Path) -> _Folder:
             folder = _Folder(place, made, _file_of_locks(place / LOCK))
             if folder.file is None or _is_usable(folder.file, place / LOCK):
                 folder.clean()
+                before_forced_end(folder.close)
                 return folder
             os.close(folder.file)
         time.sleep(0.01)

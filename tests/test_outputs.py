@@ -80,7 +80,8 @@ def test_an_automatic_name_that_is_taken_has_a_number(tmp_path: Path):
 
 def test_an_automatic_name_of_an_unfinished_run_is_not_taken_over(tmp_path: Path):
     asked = spec(base_output_directory=str(tmp_path))
-    (tmp_path / "rain-demo-s7.run").touch()
+    for name in ("rain-demo-s7.run", "rain-demo-s7.mp4"):
+        (tmp_path / name).touch()
     with pytest.raises(SpecError, match=r"rain-demo-s7.run is an unfinished run"):
         check(named(asked, Ends.clips), force=False)
 

@@ -59,7 +59,6 @@ def resume(
     from ltx2_cli.cli.resumed_files import own_files
     from ltx2_cli.core.compiling import counted
     from ltx2_cli.core.journal import Journal
-    from ltx2_cli.core.progress import written_clips
     from ltx2_cli.core.run import load
     from ltx2_cli.core.unfinished import open_unfinished
 
@@ -76,7 +75,7 @@ def resume(
             progress = kept.progress(plan)
             if hosts.first:
                 ends = kept.errand.ends
-                own = own_files(plan.spec, ends, written_clips(plan, progress))
+                own = own_files(plan.spec, ends, progress.written)
                 check_outputs(outputs(plan.spec, ends), [kept.path], overwrite, own, "--overwrite")
                 context.with_resource(hold(outputs(plan.spec, ends)))
             if hosts.count > 1:

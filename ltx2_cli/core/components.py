@@ -1,6 +1,6 @@
 """The networks on the devices: each is loaded when its phase begins and, unless kept resident, dropped after it."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -28,6 +28,7 @@ class Components:
     def __init__(self, plan: Plan):
         self.plan = plan
         self.resident: dict[str, nnx.Module] = {}
+        self.kept: frozenset[str] = frozenset()  # names of networks that stay once they are used
         self.ahead: Ahead = {}
         self.after_load: Callable[[str], None] = lambda name: None  # is called with each network's name
 
@@ -39,6 +40,17 @@ class Components:
                 yield
         finally:
             self.ahead = {}
+
+    @contextmanager
+    def keeping(self, names: Collection[str]) -> Iterator[None]:
+        """In the body these networks stay once they are used."""
+        self.kept = frozenset(names)
+        try:
+            yield
+        finally:
+            for name in self.kept if not self.plan.spec.keep_resident else ():
+                self.resident.pop(name, None)
+            self.kept = frozenset()
 
     @contextmanager
     def use(self, name: str, report: Report) -> Iterator[Any]:
@@ -57,7 +69,7 @@ class Components:
                     wait([compiled])
             compiled.result()
         awaited = name == DENOISER and any(stage.network == REFINER for stage in self.plan.stages)
-        if self.plan.spec.keep_resident or awaited:
+        if self.plan.spec.keep_resident or awaited or name in self.kept:
             self.resident[name] = module
         try:
             yield module

@@ -1,7 +1,7 @@
 """Text contexts to latents: the noise, the passes of a step as one batch, the loop, and what lies outside it."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -47,6 +47,21 @@ def generate(
     denoises one batch after the other, and upsamples all before; it begins with noise of its own, that of each video's
     seed, or what `noises` gives instead.
     """
+    *_, progress = batches(plan, start, components, report, keep, noises, pausing=False)
+    return progress
+
+
+def batches(
+    plan: Plan,
+    start: Progress,
+    components: Components,
+    report: Report,
+    keep: Keep,
+    noises: Sequence[AV[jax.Array]] = (),
+    *,
+    pausing: bool,
+) -> Generator[Progress, None, None]:
+    """`generate`, told at its end, and with `pausing` also between two batches of the last stage."""
     progress = start
     with ExitStack() as loaded:
         network = ""
@@ -58,16 +73,20 @@ def generate(
                         loaded.close()
                         denoiser = None  # the last reference: its memory is free before the next is loaded
                         network, denoiser = stage.network, loaded.enter_context(components.use(stage.network, report))
-                    latents = _run_stage(plan, stage, denoiser, progress, report, keep, noises)
+                    pauses = pausing and done == len(phases(plan))
+                    for now in _run_stage(plan, stage, denoiser, progress, report, keep, noises, pauses):
+                        latents = all_latents(now)
+                        if now.batch < len(plan.batches):
+                            yield now
             else:
-                assert progress.latents is not None
-                latents = upsample(plan, stage, progress.latents, components, report)
+                latents = upsample(plan, stage, all_latents(progress), components, report)
             history = progress.history
             if denoises or len(stage.sigmas) < 2:
                 history = continued(history, plan, stage, latents)
             progress = Progress(done, latents=latents, contexts=progress.contexts, history=history)
             keep(progress)
-    return progress
+    denoiser = None  # its memory is free while clips are decoded
+    yield progress
 
 
 def _begin(
@@ -168,9 +187,10 @@ def _run_stage(
     report: Report,
     keep: Keep,
     noises: Sequence[AV[jax.Array]],
-) -> AV[np.ndarray]:
-    """The latents of all videos after a stage, of which `progress` may be a part."""
-    latents, current, size = progress.latents, progress.current, plan.spec.num_videos
+    pauses: bool,
+) -> Iterator[Progress]:
+    """How far it is when all batches of a stage are done, of which `progress` may be a part; if it `pauses`, also
+    after each one."""
     contexts = place(progress.contexts[stage.connectors], stage.sharding.replicated)
     text = jax.block_until_ready(loop.text_context(transformer, contexts, stage.sharding))
     ropes = rope_tables(stage.geometry, plan.arch.transformer)
@@ -179,24 +199,46 @@ def _run_stage(
     if _noise_file(plan, stage) is None:
         with report.stage("compile noise"):  # jax remembers it
             _lower_noise(plan, stage).compile()
-    todo = range(progress.batch, len(plan.batches))
+    while (todo := len(plan.batches) - progress.batch) > 0:
+        stage_steps, at_once = len(stage.sigmas) - 1, 1 if pauses else todo
+        later = later_steps(plan, progress.phase) + (todo - at_once) * stage_steps
+        clips = todo * plan.spec.num_videos if pauses else len(plan.spec.seeds)
+        with report.steps(at_once * stage_steps - progress.step, later, clips) as steps:
+            for _ in range(at_once):
+                progress = _run_batch(plan, stage, inputs, progress, steps, report, keep, noises)
+        yield progress
+
+
+def _run_batch(
+    plan: Plan,
+    stage: Stage,
+    inputs: tuple[Any, ...],
+    now: Progress,
+    steps: Steps,
+    report: Report,
+    keep: Keep,
+    noises: Sequence[AV[jax.Array]],
+) -> Progress:
+    """How far it is when the batch is done that `now` is at."""
+    first, size = now.batch * plan.spec.num_videos, plan.spec.num_videos
+    now = now if now.current else replace(now, step=0)
+    before = None if stage.source is None or now.latents is None else _some(now.latents, first, size)
+    begin = partial(_begin, plan, stage, now, before, noises)
     try:
-        total = len(todo) * (len(stage.sigmas) - 1) - progress.step
-        with report.steps(total, later_steps(plan, progress.phase), len(plan.spec.seeds)) as steps:
-            for batch in todo:
-                now, first = replace(progress, batch=batch, latents=latents, current=current), batch * size
-                now = now if current else replace(now, step=0)
-                before = None if stage.source is None or latents is None else _some(latents, first, size)
-                begin = partial(_begin, plan, stage, now, before, noises)
-                made = AV(*map(fetch, _run_steps(plan, stage, inputs, replace(now, current=begin()), steps, keep)))
-                if before and plan.spec.refinement.keep_audio:
-                    made = made._replace(audio=before.audio)
-                latents, current = made if latents is None else _put(latents, first, made), None
+        made = AV(*map(fetch, _run_steps(plan, stage, inputs, replace(now, current=begin()), steps, keep)))
     except NotFiniteError:
         locate(plan, now, begin, inputs, report)
         raise
-    assert latents is not None
-    return latents
+    if before and plan.spec.refinement.keep_audio:
+        made = made._replace(audio=before.audio)
+    latents = made if now.latents is None else _put(now.latents, first, made)
+    return replace(now, batch=now.batch + 1, step=0, latents=latents, current=None)
+
+
+def all_latents(progress: Progress) -> AV[np.ndarray]:
+    """Those that are there."""
+    assert progress.latents is not None
+    return progress.latents
 
 
 def _some(latents: AV[np.ndarray], first: int, number: int) -> AV[np.ndarray]:

@@ -88,7 +88,7 @@ class Journal:
         self.written = time.monotonic()
 
     def _save(self, progress: Progress) -> None:
-        place = [progress.phase, progress.batch, progress.step]
+        place = [progress.phase, progress.batch, progress.step, progress.written]
         record = to_yaml(self.plan.spec, made_with(self.plan, {}, {}))
         others = [self.errand, os.getcwd(), place, progress.history]
         metadata = dict(zip(ENTRIES, [record, *map(json.dumps, others)], strict=True))
@@ -104,8 +104,10 @@ class Journal:
 
 def _where(plan: Plan, progress: Progress) -> str:
     """Of which stage how many steps are done."""
+    if progress.written and progress.current is None:
+        return f"after clip {progress.written} of {len(plan.spec.seeds)}"
     if progress.phase == len(phases(plan)):
-        return f"after clip {progress.batch} of {len(plan.spec.seeds)}" if progress.batch else "before decoding"
+        return "before decoding"
     if progress.current is None:
         return "between two stages"
     number, stage, _ = phases(plan)[progress.phase]

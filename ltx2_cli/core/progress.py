@@ -28,8 +28,9 @@ class Progress:
     """What is done of a run. Latents are tokens float32 [videos, tokens, channels], on the host but for `current`."""
 
     phase: int = 0  # of `phases`, the first that is not done; behind the last one, the clips are written
-    batch: int = 0  # of it, the first that is not done; of written clips, their number
+    batch: int = 0  # of it, the first that is not done
     step: int = 0  # of that batch
+    written: int = 0  # clips, of which each may follow its batch at once
     latents: AV[np.ndarray] | None = None  # after the phase where it is done, else before it, if there was one
     current: AV[jax.Array | np.ndarray] | None = None  # of that batch, after its steps; None: it is not begun
     contexts: Contexts = field(default_factory=dict)  # of the text, as far as it is read
@@ -45,9 +46,11 @@ def phases(plan: Plan) -> list[Phase]:
     return [half for half in halves if (len(half.stage.sigmas) > 1 if half.denoises else half.stage.source)]
 
 
-def written_clips(plan: Plan, progress: Progress) -> int:
-    """How many clips are written."""
-    return progress.batch if progress.phase == len(phases(plan)) else 0
+def clean_videos(plan: Plan, phase: int, batch: int) -> int:
+    """How many videos a run has finished denoising that is at this phase and batch."""
+    if phase == len(phases(plan)):
+        return len(plan.spec.seeds)
+    return batch * plan.spec.num_videos if phase == len(phases(plan)) - 1 else 0
 
 
 def later_steps(plan: Plan, phase: int) -> float:

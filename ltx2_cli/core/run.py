@@ -1,7 +1,7 @@
 """A plan carried out: encode, generate, decode; and everything about it written to files."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -17,8 +17,8 @@ from ltx2_cli.core.compiling import agree_on_programs, keep_programs
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.decode import BOTH
 from ltx2_cli.core.programs import Program
-from ltx2_cli.core.progress import Keep, Progress, forget, unread
-from ltx2_cli.core.record import History, input_files, made_with, network_files, stage_name, without_sketches
+from ltx2_cli.core.progress import Keep, Progress, clean_videos, forget, phases, unread
+from ltx2_cli.core.record import History, continued, input_files, made_with, network_files, stage_name, without_sketches
 from ltx2_cli.core.report import WRITE, Report, Silent
 from ltx2_cli.diffusion.geometry import clip_size
 from ltx2_cli.diffusion.latents import SIZE, pack, save_latents, unpack
@@ -26,7 +26,7 @@ from ltx2_cli.hosts import lost
 from ltx2_cli.media import Media, write_mp4, write_record
 from ltx2_cli.media_checks import findings
 from ltx2_cli.outputs import Ends, latents_paths, output_paths, record_path, sheet_path, single_specs
-from ltx2_cli.plan import Plan
+from ltx2_cli.plan import DECODERS, Plan, decodes_beside
 from ltx2_cli.profiles import to_yaml
 from ltx2_cli.spec import AV
 from ltx2_cli.weights.digests import hash_later, quick_digests
@@ -90,18 +90,18 @@ def make_latents(
 
     `start` is what an earlier run left to go on from, and `keep` is told how far this one is.
     """
-    latents = _denoise(plan, components, report, start, keep).latents
-    assert latents is not None
-    return latents
+    return generate.all_latents(
+        generate.generate(plan, _with_text(plan, components, report, start, keep), components, report, keep)
+    )
 
 
-def _denoise(plan: Plan, components: Components, report: Report, start: Progress, keep: Keep) -> Progress:
-    """The run as far as there are latents to decode."""
+def _with_text(plan: Plan, components: Components, report: Report, start: Progress, keep: Keep) -> Progress:
+    """`start` when the text is read."""
     _warn(plan, report)
     if names := unread(plan, start):
         start = replace(start, contexts={**start.contexts, **encode.encode(plan, names, components, report)})
         keep(start)
-    return generate.generate(plan, start, components, report, keep)
+    return start
 
 
 def _warn(plan: Plan, report: Report) -> None:
@@ -127,27 +127,48 @@ def write(
 
     `start` and `keep` as in `make_latents`. Where no clips are made, the paths are those of latents.
     """
-    first = jax.process_index() == 0
+    first, written = jax.process_index() == 0, start.written
     if first:
         components.after_load = partial(_hash_files, plan)
     agree_on_programs(report)
-    with _other_hosts(), components.compiling(programs(plan, ends, start)):
-        done = _denoise(plan, components, report, start, keep)
-        said = list(_provenance(plan, _known_digests(plan, report), done.history)) if first else []
-        for number, file in enumerate(latents_paths(plan.spec) if first else ()):
-            row = AV(*(stream[number : number + 1] for stream in _latents(done)))
-            save_latents(unpack(row, plan.latent_shapes), file, said[number].metadata)
-            if ends is not Ends.clips:
-                yield file, []
-        if ends is Ends.clips:
-            yield from _write(plan, done, said, components, report, keep)
-        if ends is Ends.drafts:
-            yield from _write_sheet(plan, done, components, report)
+
+    def keep_written(progress: Progress) -> None:
+        keep(replace(progress, written=written))
+
+    beside = ends is Ends.clips and decodes_beside(plan)
+    with _other_hosts(), components.compiling(programs(plan, ends, start)), ExitStack() as around:
+        around.enter_context(components.keeping(DECODERS if beside else ()))
+        begun = _with_text(plan, components, report, start, keep)
+        batches = generate.batches(plan, begun, components, report, keep_written, pausing=beside)
+        for done in around.enter_context(closing(batches)):
+            rows = range(written, clean_videos(plan, done.phase, done.batch))
+            said = list(_provenance(plan, _known_digests(plan, report), done, rows)) if first else []
+            for number, file in list(enumerate(latents_paths(plan.spec)))[rows.start : rows.stop] if first else ():
+                metadata = said[number - rows.start].metadata
+                save_latents(unpack(_some(done, range(number, number + 1)), plan.latent_shapes), file, metadata)
+                if ends is not Ends.clips:
+                    yield file, []
+            if ends is Ends.drafts:
+                yield from _write_sheet(plan, done, components, report)
+            clips = decode.decode(plan, _some(done, rows), components, report) if rows and ends is Ends.clips else ()
+            for written, clip in enumerate(clips, rows.start + 1):
+                path = output_paths(plan.spec)[written - 1]
+                if first:
+                    with report.stage(WRITE):
+                        _write(clip, path, said[written - 1 - rows.start])
+                keep_written(done)
+                if first:
+                    yield path, findings(clip)
 
 
-def _latents(done: Progress) -> AV[np.ndarray]:
-    assert done.latents is not None
-    return done.latents
+def _write(clip: Media, path: Path, said: _Provenance) -> None:
+    write_mp4(clip, path, said.metadata)
+    write_record(record_path(path), said.page)
+
+
+def _some(done: Progress, rows: range) -> AV[np.ndarray]:
+    """The latents of these videos."""
+    return AV(*(stream[rows.start : rows.stop] for stream in generate.all_latents(done)))
 
 
 def _hash_files(plan: Plan, network: str) -> None:
@@ -164,27 +185,10 @@ def _known_digests(plan: Plan, report: Report) -> dict[str, str]:
         return {}
 
 
-def _write(
-    plan: Plan, done: Progress, said: Sequence[_Provenance], components: Components, report: Report, keep: Keep
-) -> Iterator[tuple[Path, list[str]]]:
-    """The clips that are not written yet."""
-    media = decode.decode(plan, AV(*(stream[done.batch :] for stream in _latents(done))), components, report)
-    paths = output_paths(plan.spec)
-    for number, clip in enumerate(media, done.batch):
-        first = jax.process_index() == 0
-        if first:
-            with report.stage(WRITE):
-                write_mp4(clip, paths[number], said[number].metadata)
-                write_record(record_path(paths[number]), said[number].page)
-        keep(replace(done, batch=number + 1))
-        if first:
-            yield paths[number], findings(clip)
-
-
 def _write_sheet(
     plan: Plan, done: Progress, components: Components, report: Report
 ) -> Iterator[tuple[Path, list[str]]]:
-    media = decode.decode(plan, _latents(done), components, report, DECODED[Ends.drafts])
+    media = decode.decode(plan, generate.all_latents(done), components, report, DECODED[Ends.drafts])
     first, clips = jax.process_index() == 0, zip(plan.spec.seeds, media, strict=True)
     rows = [row(f"seed {seed}: {plan.spec.prompt}", clip) for seed, clip in clips if first]
     if first:
@@ -192,14 +196,18 @@ def _write_sheet(
         yield path, []
 
 
-def _provenance(plan: Plan, files: Mapping[str, str], history: History) -> Iterator[_Provenance]:
+def _provenance(plan: Plan, files: Mapping[str, str], done: Progress, rows: range) -> Iterator[_Provenance]:
+    """Of the videos `rows`, whose latents are clean."""
+    history = done.history[rows.start : rows.stop]
+    if done.phase < len(phases(plan)):  # the others of the stage are not done
+        history = continued(history, plan, plan.stages[-1], _some(done, rows))
     facts = {
         "generation": plan.arch.generation,
         "fps": str(plan.stages[-1].geometry.fps),
         "stage": stage_name(plan, plan.stages[-1]),
         **dict(zip(SIZE, map(str, clip_size(plan.stages[-1].geometry, plan.arch.compression)), strict=True)),
     }
-    for spec, past in zip(single_specs(plan.spec), history, strict=True):
+    for spec, past in zip(single_specs(plan.spec)[rows.start : rows.stop], history, strict=True):
         record, page = (to_yaml(spec, made_with(plan, files, each)) for each in (past, without_sketches(past)))
         yield _Provenance({**facts, "record": record}, page)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ltx2_cli.core.encode import abstract_contexts
 from ltx2_cli.core.made_with import UNFINISHED, read_made_with
-from ltx2_cli.core.progress import Progress, phases
+from ltx2_cli.core.progress import Progress, clean_videos, phases
 from ltx2_cli.core.record import History, made_with
 from ltx2_cli.diffusion.latents import Shape, token_shapes
 from ltx2_cli.outputs import Ends
@@ -45,7 +45,7 @@ class Unfinished:
     request: Layer
     errand: Errand
     folder: str  # in which it was started
-    place: tuple[int, int, int]  # phase, batch, step
+    place: tuple[int, int, int, int]  # phase, batch, step, written clips
     history: History
     tensors: Mapping[str, np.ndarray]
 
@@ -122,8 +122,8 @@ def _folder(value: Any) -> str:
     return value
 
 
-def _place(phase: Any, batch: Any, step: Any) -> tuple[int, int, int]:
-    return _whole(phase), _whole(batch), _whole(step)
+def _place(phase: Any, batch: Any, step: Any, written: Any) -> tuple[int, int, int, int]:
+    return _whole(phase), _whole(batch), _whole(step), _whole(written)
 
 
 def _whole(value: Any) -> int:
@@ -132,22 +132,22 @@ def _whole(value: Any) -> int:
     return value
 
 
-def _is_place(plan: Plan, place: tuple[int, int, int]) -> bool:
+def _is_place(plan: Plan, place: tuple[int, int, int, int]) -> bool:
     """Whether a run of the plan comes by there."""
-    number, batch, step = place
-    if min(place) < 0 or number > len(phases(plan)):
+    number, batch, step, written = place
+    if min(place) < 0 or number > len(phases(plan)) or written > clean_videos(plan, number, batch):
         return False
     if number == len(phases(plan)):
-        return step == 0 and batch <= len(plan.spec.seeds)
+        return batch == step == 0
     phase = phases(plan)[number]
     steps = len(phase.stage.sigmas) - 1
     return (batch < len(plan.batches) and step <= steps) if phase.denoises else batch == step == 0
 
 
-def _shapes(plan: Plan, place: tuple[int, int, int], names: set[str]) -> dict[str, AV[Shape]]:
+def _shapes(plan: Plan, place: tuple[int, int, int, int], names: set[str]) -> dict[str, AV[Shape]]:
     """The shapes of what a run of the plan keeps there: of the latents where there are some, and of `names` the
     latents that are at work and the text as far as it is read."""
-    number, batch, _ = place
+    number, batch, *_ = place
     videos, at_once = len(plan.spec.seeds), plan.spec.num_videos
     pending = phases(plan)[number : number + 1]
     stage = pending[0].stage if pending else plan.stages[-1]

@@ -101,7 +101,7 @@ def test_the_table(
     assert " ".join(lines["ltx2 (Lightricks/LTX-2)"]) == (
         "(Lightricks/LTX-2) LTX-2 one_stage folder ~92.1 GB 60 MB of it ~92.0 GB"
     )
-    assert " ".join(lines[DISTILLED_FILE]) == "LTX-2.3 distilled single file 0 MB yes ~24.4 GB"
+    assert " ".join(lines[DISTILLED_FILE]) == "LTX-2.3 distilled single file 700 B yes ~24.4 GB"
     assert "gated" in " ".join(lines["google/gemma-3-12b-it-qat-q4_0-unquantized"])
     assert [heading for heading in ("upscalers", "LoRAs") if heading not in lines] == []
     assert str(cache) in err

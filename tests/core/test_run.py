@@ -15,8 +15,9 @@ from safetensors.numpy import load_file, save_file
 from clips import ALL_ON, Case, Checkpoint, Size, final_latents, plan_of
 from ltx2_cli import read_spec, resolve
 from ltx2_cli.core.components import Components
+from ltx2_cli.core.progress import Progress
 from ltx2_cli.core.report import Silent
-from ltx2_cli.core.run import load, run, write
+from ltx2_cli.core.run import BEGINNING, load, run, write
 from ltx2_cli.diffusion.latents import noise, open_latents
 from ltx2_cli.spec import AV, SpecError
 from ltx2_cli.video_file import open_video
@@ -132,6 +133,54 @@ def test_files_of_a_run(checkpoint: Checkpoint, tmp_path: Path) -> None:
         assert len(whole["made_with"]["latents"]["final"][stream].pop("sketch")) == 1368
     assert page == whole
     assert sorted(path.name for path in tmp_path.iterdir()) == ["clip.mp4", "clip.safetensors", "clip.yaml"]
+
+
+class Order(Silent):
+    """What a run did, in order."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        self.names.append(name)
+        yield
+
+    @contextmanager
+    def steps(self, total: int, later: float = 0, clips: int = 0) -> Iterator["Order"]:
+        self.names.append(f"{total} steps")
+        yield self
+
+
+def test_a_clip_is_written_when_its_seed_is_done_where_the_decoders_fit(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the denoiser, to a byte; and a run gone on with elsewhere writes what is not written."""
+    monkeypatch.chdir(tmp_path)
+    plan = plan_of(checkpoint, SMALL, 3, output="clip.mp4", save_latents="clip.safetensors")
+    plan = replace(plan, spec=replace(plan.spec, seed=(3, 4, 5)))
+    monkeypatch.setattr("ltx2_cli.refiner.usable_memory", lambda devices: 1e12)
+    order, made, kept = Order(), [], list[Progress]()
+    for path, _ in write(plan, load(plan), order, keep=kept.append):
+        made.append(path.name)
+        assert Path(f"clip-{path.stem[-2:]}.safetensors").exists()
+        assert len(list(tmp_path.glob("*.mp4"))) == len(made)
+    assert made == ["clip-s3.mp4", "clip-s4.mp4", "clip-s5.mp4"]
+    assert [name for name in order.names if name in ("3 steps", "load vae", "decode", "write")] == (
+        ["3 steps", "load vae", *["decode", "write", "3 steps"] * 2, "decode", "write"]
+    )
+    files = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.suffix != ".safetensors"}
+    tensors = {path: load_file(path)["video"].tobytes() for path in tmp_path.glob("*.safetensors")}
+    monkeypatch.setattr("ltx2_cli.refiner.usable_memory", lambda devices: 0)
+    for start, names in ((BEGINNING, made), (next(each for each in kept if each.written == 1), made[1:])):
+        for path in [*map(Path, names), *(Path(name).with_suffix(".yaml") for name in names)]:
+            path.unlink()
+        order = Order()
+        assert [path.name for path, _ in write(plan, load(plan), order, start=start)] == names
+        assert order.names.count("decode") == len(names)
+        assert len([name for name in order.names if name.endswith(" steps")]) == 1
+        assert files == {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name in files}
+        assert tensors == {path: load_file(path)["video"].tobytes() for path in tensors}
 
 
 def test_a_batch_is_recorded_video_by_video(checkpoint: Checkpoint, tmp_path: Path) -> None:
