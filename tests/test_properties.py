@@ -12,9 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("hypothesis", reason="`make setup` installs it")
-
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open

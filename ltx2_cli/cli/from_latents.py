@@ -41,7 +41,7 @@ def request(
         return read_spec(here, config=read_text(record, f"the record in {file.path}"), dotlist=settings)
     if "model" not in given and config is None:
         raise SpecError(f"{file.path} does not say which model made it", "--model NAME and, unless it is 24, --fps N")
-    return read_spec({"prompt": "any", "seed": 0, **here}, config=config_page(config), dotlist=settings)
+    return read_spec({"prompt": "a", "seed": 0, **here}, config=config_page(config), dotlist=settings)
 
 
 def together(files: "Sequence[LatentsFile]", specs: Sequence[RunSpec]) -> RunSpec:

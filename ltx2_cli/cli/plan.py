@@ -84,7 +84,7 @@ def plan(
 
     if dump_hlo:
         check_folder(dump_hlo, "--dump-hlo")
-    spec = read_spec({"prompt": "any", **overrides(context.params)}, config=config_page(config), dotlist=settings or ())
+    spec = read_spec({"prompt": "a", **overrides(context.params)}, config=config_page(config), dotlist=settings or ())
 
     import jax
 

@@ -149,7 +149,9 @@ def test_with_nothing_missing_what_the_run_would_do(generate: Run) -> None:
     assert [line.split()[1] for line in out.splitlines() if line.startswith("write")] == [
         f"out/rain-demo-s{seed}.{kind}" for seed in (7, 8) for kind in ("mp4", "yaml")
     ]
-    assert out.count("\nwarning   the model ") == 3  # of the size, the length and a word that it was not trained on
+    assert (
+        out.count("\nwarning   the model ") == 4
+    )  # of the size, the length, the rate and a word that it was not trained on
     assert list(Path.cwd().iterdir()) == []
 
 

@@ -114,9 +114,11 @@ def test_what_is_not_a_block_is_named(broken: Checkpoint, tensor: str, stream: s
 
 
 def test_guidance_is_named_and_its_scales_are_the_way_out(checkpoint: Checkpoint) -> None:
-    plan = plan_of(checkpoint, ONE._replace(audio=(3e38, 0.5, 2.0, 0.4)), 3)
+    plan = plan_of(checkpoint, ONE, 3)
+    (stage,) = plan.stages
+    audio = replace(stage.guidance.audio, guidance_scale=3e38)  # more than can be asked for
     with pytest.raises(NotFiniteError) as caught:
-        final_latents(plan)
+        final_latents(replace(plan, stages=(replace(stage, guidance=stage.guidance._replace(audio=audio)),)))
     assert str(caught.value) == (
         "the audio latents of stage 1 are not finite after step 1 of 8:"
         " what the denoiser makes is finite, what guidance and the step make of it is not"
