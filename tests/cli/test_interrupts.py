@@ -115,7 +115,8 @@ def test_while_it_writes(tmp_path: Path) -> None:
 
 # A run whose step never ends, within one call into C++, and that listens.
 ENDLESS = """
-import os, sys
+import signal
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored
 import jax
 from ltx2_cli.interrupts import StopRequest, heard, stopping
 endless = jax.jit(lambda x: jax.lax.while_loop(lambda x: x >= 0, lambda x: x * 0.5, x)).lower(1.0).compile()
@@ -134,5 +135,8 @@ def test_a_second_signal_ends_a_step_that_takes_long(tmp_path: Path) -> None:
     program.send_signal(signal.SIGTERM)
     assert program.stderr.readline() == "stopping after this step; once more: at once\n"
     program.send_signal(signal.SIGHUP)
-    assert program.communicate(timeout=60)[1].splitlines()[0] == "interrupted"
+    try:
+        assert program.communicate(timeout=60)[1].splitlines()[0] == "interrupted"
+    finally:
+        program.kill()  # or it would run for ever
     assert program.returncode == 130
