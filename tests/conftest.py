@@ -25,7 +25,9 @@ sys.path.append(str(Path(sys.prefix) / "gpu-compiler"))  # as `make compilers` i
 import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs the tests in the background ignores it
+# A shell that runs the tests in the background, or nohup, has them ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 LONGEST = ("test_hosts.py", "test_shown.py", "test_kernels.py", "test_courses.py")
 

@@ -115,8 +115,6 @@ def test_while_it_writes(tmp_path: Path) -> None:
 
 # A run whose step never ends, within one call into C++, and that listens.
 ENDLESS = """
-import signal
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored
 import jax
 from ltx2_cli.interrupts import StopRequest, heard, stopping
 endless = jax.jit(lambda x: jax.lax.while_loop(lambda x: x >= 0, lambda x: x * 0.5, x)).lower(1.0).compile()
