@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from ltx2_cli.files import refuse_special
-from ltx2_cli.spec import MAKE_ROOM, RunError, SpecError
+from ltx2_cli.spec import SpecError
 from ltx2_cli.writing import replacing
 
 CHECKSUM = "crc32"  # in a file's metadata, of all else in it: finds bits that a disk or a network changed
@@ -21,10 +21,8 @@ def write_tensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mappi
     cannot be written."""
     lying = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     with replacing(path) as temporary:
-        try:
-            save_file(lying, temporary, {**metadata, CHECKSUM: checksum(lying, metadata)})
-        except SafetensorError as error:
-            raise RunError(f"cannot write {path}: {error}", MAKE_ROOM) from error
+        # not by safetensors' own writing, which leaves a temporary file of another name where the process is killed
+        temporary.write_bytes(save(lying, {**metadata, CHECKSUM: checksum(lying, metadata)}))
 
 
 def read_tensors(path: Path, what: str, hint: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:

@@ -179,7 +179,7 @@ def files(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pat
     paths["yaml"].write_text(about["record"])
     frames, sound = np.zeros((9, 64, 64, 3), np.uint8), np.zeros((18_000, 2), np.float32)
     write_mp4(Media(frames, sound, 24.0, 48_000), paths["mp4"], about)
-    progress = Progress(0, 0, 7, None, AV(*map(np.asarray, pack(latents))), {}, ())
+    progress = Progress(step=7, current=AV(*map(np.asarray, pack(latents))))
     Journal(paths["run"], plan, Errand(Ends.clips, None), Silent(), True, 0)(progress)
     return paths
 

@@ -71,7 +71,7 @@ def test_the_demo_from_the_wheel(installed: Path, tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
     (video,) = run.stdout.splitlines()
     seed = re.search(r"seed: (\d+)", run.stderr)[1]
-    assert video == f"out/demo-{seed}-64x64x9.mp4"
+    assert video == f"out/waves-demo-s{seed}.mp4"
     assert "the model does not know waves" in run.stderr
     probe = subprocess.run(
         [imageio_ffmpeg.get_ffmpeg_exe(), "-i", tmp_path / video], capture_output=True, text=True
@@ -80,6 +80,6 @@ def test_the_demo_from_the_wheel(installed: Path, tmp_path: Path) -> None:
     assert re.search(r"Audio: aac.*48000 Hz, stereo", probe)
 
     record = tmp_path / video.replace(".mp4", ".yaml")
-    again = ltx2(installed, tmp_path, "generate", "--config", str(record))
+    again = ltx2(installed, tmp_path, "generate", "--config", str(record), "-o", video)
     assert (again.returncode, again.stdout) == (2, "")
     assert "exists" in again.stderr

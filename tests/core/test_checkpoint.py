@@ -101,7 +101,7 @@ SCHEDULER, TOKENIZER = "scheduler/scheduler_config.json", "tokenizer/tokenizer.j
 # a file, what becomes of it — its text, values of its JSON, a folder, or nothing — and what is said of that
 DAMAGED = [
     (TRANSFORMER, None, "transformer/config.json is missing"),
-    (TRANSFORMER, Path, "transformer/config.json cannot be read: Is a directory"),
+    (TRANSFORMER, Path, "transformer/config.json is a folder, not a file"),
     (TRANSFORMER, POINTER, "transformer/config.json is a Git LFS pointer"),
     (TRANSFORMER, "", "transformer/config.json is not JSON"),
     (TRANSFORMER, "[]", "transformer/config.json is not a JSON object"),
@@ -128,10 +128,10 @@ DAMAGED = [
     (TEXT, {"num_key_value_heads": 0}, "num_key_value_heads is 0"),
     (TEXT, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is not implemented"),
     (TENSORS, None, "transformer holds no weights"),
-    (TENSORS, Path, f"{TENSORS} cannot be read: Is a directory"),
+    (TENSORS, Path, f"{TENSORS} is a folder, not a file"),
     (TENSORS, POINTER, f"{TENSORS} is a Git LFS pointer"),
     (TENSORS, "", f"{TENSORS} is damaged or cut short"),
-    (INDEX, Path, f"{INDEX} cannot be read: Is a directory"),
+    (INDEX, Path, f"{INDEX} is a folder, not a file"),
     (INDEX, "{}", f"{INDEX} is no index: its `weight_map`"),
     (INDEX, '{"weight_map": ["model.safetensors"]}', "is no index"),
     (INDEX, '{"weight_map": {"proj_in.weight": 3}}', "is no index"),
@@ -313,7 +313,7 @@ def test_a_block_that_does_not_exist(folder: Path, blocks: list[int], sentence: 
     [
         ({"mesh": {"heads": 3}, "weights": {"heads": "heads"}}, r"a mesh of heads 3 does not fit 8 devices"),
         ({"mesh": {"heads": 8}, "weights": {"mlp": "columns"}}, r"has no axis `columns`"),
-        ({"mesh": {"heads": 8}, "weights": {"vocab": "heads"}}, r"100 does not divide by the 8 of mesh axis `heads`"),
+        ({"mesh": {"heads": 8}, "weights": {"conv_out": "heads"}}, r"does not divide by the 8 of mesh axis"),
         ({"mesh": {"a": 8}, "weights": {"heads": "a", "embed": "a"}}, r"would lie twice along mesh axis `a`"),
         ({"mesh": {"a": 8}, "weights": {"hedas": "a"}}, r"weights have no axis `hedas`"),
         ({"mesh": {"a": 8}, "activations": {"tokns": "a"}}, r"activations have no axis `tokns`"),
@@ -323,7 +323,7 @@ def test_a_block_that_does_not_exist(folder: Path, blocks: list[int], sentence: 
         ),
         ({"mesh": {"a": 2, "b": 4}, "activations": {"rows": "a"}}, r"no rule names mesh axis `b`$"),
         ({"mesh": {"a": 8}, "activations": {"rows": "a", "tokens": "a"}}, r"rows and tokens of activations both lie"),
-        ({"mesh": {"a": 8}, "weights": {"mlp": "a"}, "tile_rows": 0}, r"sharding.tile_rows 0 is no number of rows"),
+        ({"mesh": {"a": 8}, "weights": {"mlp": "a"}, "tile_rows": 0}, r"sharding.tile_rows 0 is not in 1 to 1024"),
         ({"mesh": {"a": 8}, "activations": {"heads": "a"}}, r"the 4 heads of audio do not divide by the 8 devices"),
     ],
 )
@@ -342,6 +342,7 @@ def test_a_profile_that_does_not_fit(folder: Path, sharding: dict[str, object], 
     ids=str,
 )
 def test_heads_that_the_tokens_devices_cannot_share(folder: Path, mesh: dict[str, int], sentences: list[str]) -> None:
-    warnings = plan_of(folder, sharding={"profile": "gpu", "mesh": mesh}).warnings
+    plan = plan_of(folder, sharding={"profile": "gpu", "mesh": mesh})
+    warnings = [warning for warning in plan.warnings if "heads" in warning]
     assert len(warnings) == len(sentences)
     assert all(warning.startswith(sentence) for warning, sentence in zip(warnings, sentences, strict=True))

@@ -118,7 +118,8 @@ def test_the_dev_file_is_run_with_its_recipe(folder: Path, name: str) -> None:
     assert plan.stages[0].passes == tuple(Pass)
     assert plan.arch.vocoder.output_sampling_rate == 48000
     assert plan.latent_shapes == ((1, 128, 16, 16, 24), (1, 8, 126, 16))
-    assert plan.warnings == ()
+    (unused,) = plan.warnings  # the upsampler that `plan_of` names
+    assert unused.endswith("is not used, there is one stage: --recipe two_stage")
 
 
 def test_the_distilled_file_is_run_with_its_recipe(folder: Path) -> None:
