@@ -82,4 +82,4 @@ def test_the_demo_from_the_wheel(installed: Path, tmp_path: Path) -> None:
     record = tmp_path / video.replace(".mp4", ".yaml")
     again = ltx2(installed, tmp_path, "generate", "--config", str(record), "-o", video)
     assert (again.returncode, again.stdout) == (2, "")
-    assert "exists" in again.stderr
+    assert "is read, and would be overwritten" in again.stderr
