@@ -10,7 +10,7 @@ EXTRA := import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))[
 PROMPT := A large orange ball bounces in the middle on a navy background with a loud high tone
 
 .DEFAULT_GOAL := help
-.PHONY: help setup compilers demo test lint types check bench clean
+.PHONY: help setup compilers demo test lint types check docs bench clean
 
 help: ## List what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,7 +45,10 @@ types: setup ## Check types
 
 check: lint types test ## All three
 
-bench: setup ## Measure what the README says
+docs: setup ## Write the table in README.md and the pages in docs/commands
+	$(BIN)/python -m tools.docs
+
+bench: setup ## Measure time and memory beside diffusers
 	$(BIN)/python -m benchmarks
 
 clean: ## Remove the virtual environment, caches and builds; videos stay

@@ -27,19 +27,18 @@ from jax.sharding import Mesh
 from benchmarks import pipeline, plans
 from benchmarks.loading import denoiser, to_one_device, write_checkpoint
 from ltx2_cli.core.programs import CONVOLUTION_OPTIONS
-from ltx2_cli.diffusion.geometry import Compression, clip_geometry
+from ltx2_cli.diffusion.geometry import VAECompression, clip_geometry
 from ltx2_cli.models.arch import TransformerArch, VideoVAEArch
-from ltx2_cli.models.block import Switches
+from ltx2_cli.models.block import PassMasks
 from ltx2_cli.models.config import read_arch
-from ltx2_cli.models.transformer import Transformer, rope_tables
+from ltx2_cli.models.transformer import DenoiserInputs, Transformer, rope_tables
 from ltx2_cli.models.video_vae import VideoVAE
 from ltx2_cli.nn.kernels import NATIVE
+from ltx2_cli.request.spec import Streams
 from ltx2_cli.sharding import ShardingPlan, activate
-from ltx2_cli.spec import AV
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope, random_weights
-from ltx2_cli.weights.load import CHUNK, load
-from ltx2_cli.weights.save import save
+from ltx2_cli.weights.load import CHUNK, load, save
 
 ROUNDS = 5
 PIPELINE_ROUNDS = 3  # a quarter of a minute each
@@ -86,19 +85,19 @@ def denoiser_step(folder: Path) -> Row:
     save(ours, folder / "transformer.safetensors")
     theirs = LTX2VideoTransformer3DModel(**TRANSFORMER).eval()
     theirs.load_state_dict(_torch_state(folder / "transformer.safetensors"))
-    geometry = clip_geometry(49, 448, 512, 24.0, Compression(8, 32, 25.0), arch.scales)
+    geometry = clip_geometry(49, 448, 512, 24.0, VAECompression(8, 32, 25.0), arch.scales)
     random = np.random.default_rng(0)
     draw = partial(random.standard_normal, dtype=np.float32)
     video, audio = draw((1, geometry.video_tokens, 128)), draw((1, geometry.audio_frames, 128))
     text = draw((1, 256, arch.caption_channels))
     one_cpu = ShardingPlan(Mesh(np.asarray(jax.devices()[:1]), ("device",)), (), (), NATIVE["cpu"])
-    context = jax.jit(lambda model, text: model.text_context(text))(ours, AV(text, text))
-    switches = Switches(jnp.ones((arch.num_layers, 1), bool), jnp.ones(1, bool))
+    context = jax.jit(lambda model, text: model.text_context(text))(ours, Streams(text, text))
+    switches = PassMasks(jnp.ones((arch.num_layers, 1), bool), jnp.ones(1, bool))
 
     @jax.jit
-    def step(*inputs: Any) -> Any:
+    def step(*arguments: Any) -> Any:
         with activate(one_cpu):
-            return Transformer.__call__(*inputs)
+            return Transformer.__call__(*arguments)
 
     ropes = jax.device_put(rope_tables(geometry, arch))
     tensors = {
@@ -121,10 +120,10 @@ def denoiser_step(folder: Path) -> Row:
         with torch.no_grad():
             theirs(**tensors, **sizes)
 
-    zero = jnp.zeros(1, jnp.int32)
+    inputs = DenoiserInputs(context, jnp.zeros(1, jnp.int32), ropes, switches)
     return alternate(
         f"denoiser forward, {geometry.video_tokens} video tokens, diffusers",
-        lambda: step(ours, AV(video, audio), jnp.float32(0.5), context, zero, ropes, switches),
+        lambda: step(ours, Streams(video, audio), jnp.float32(0.5), inputs),
         reference,
     )
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flax import nnx
 
-    from ltx2_cli.plan import Plan
+    from ltx2_cli.plan.resolve import Plan
 
 PASSES = (2, 1)
 REACHED = 790e12  # FLOP/s of a large bfloat16 product on an H200
@@ -45,15 +45,15 @@ def plan_of(tiny: bool, passes: int) -> "Plan":
     """The clip, on one device."""
     import jax
 
-    from ltx2_cli.forecast.configs import foresee
-    from ltx2_cli.profiles import read_spec
+    from ltx2_cli.estimate.offline import plan_offline
+    from ltx2_cli.request.profiles import read_spec
 
     size = {"model": "demo", "height": 64, "width": 64, "num_frames": 9} if tiny else {"model": "ltx2"}
     scales = {"guidance_scale": 1.0 + (passes > 1), "stg_scale": 0.0, "modality_scale": 1.0}
     guidance = {f"guidance.{each}.{name}": scale for each in ("video", "audio") for name, scale in scales.items()}
     _, steps = repetitions(tiny)
     asked = {"prompt": "rain", "seed": 0, "sharding": "single", "num_inference_steps": steps, **size, **guidance}
-    return foresee(read_spec(asked), jax.devices()[:1])
+    return plan_offline(read_spec(asked), jax.devices()[:1])
 
 
 def ours(tiny: bool) -> Turn:
@@ -63,10 +63,10 @@ def ours(tiny: bool) -> Turn:
     from ltx2_cli.core.components import Components, abstract_network
     from ltx2_cli.core.encode import abstract_contexts
     from ltx2_cli.core.generate import generate
-    from ltx2_cli.core.progress import Progress
     from ltx2_cli.core.report import Silent
+    from ltx2_cli.core.run_state import RunState
     from ltx2_cli.core.timings import Timings
-    from ltx2_cli.stages import CONNECTORS
+    from ltx2_cli.plan.stages import CONNECTORS
 
     def normal(x: jax.ShapeDtypeStruct) -> jax.Array:
         return jax.random.normal(jax.random.key(0), x.shape, x.dtype)
@@ -78,7 +78,7 @@ def ours(tiny: bool) -> Turn:
 
     def turn(asked: Asked) -> float:
         timings, passes = Timings(Silent()), asked["passes"]
-        generate(plans[passes], Progress(contexts={CONNECTORS: contexts[passes]}), components, timings)
+        generate(plans[passes], RunState(contexts={CONNECTORS: contexts[passes]}), components, timings)
         return median(timings.denoise_steps[1:])
 
     return turn
@@ -106,7 +106,7 @@ def drawn(network: "nnx.Module") -> "nnx.Module":
 
 def asked(tiny: bool, passes: int) -> Asked:
     """The same clip in words that need nothing of ours: what JAX brings confuses torch's compiler."""
-    from ltx2_cli.forecast.forecast import Forecast
+    from ltx2_cli.estimate.flops import forward_flops
 
     plan = plan_of(tiny, passes)
     arch, (stage,) = plan.arch.transformer, plan.stages
@@ -115,7 +115,7 @@ def asked(tiny: bool, passes: int) -> Asked:
     return {
         "passes": passes,
         "steps": repetitions(tiny)[1],
-        "flops": Forecast(plan).flops,
+        "flops": forward_flops(plan, stage),
         "config": asdict(arch) | arch.only,
         "arrays": {
             "hidden_states": (rows, geometry.video_tokens, video.in_channels),

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ltx2_cli.core.run import load, run
     from ltx2_cli.media import Media
-    from ltx2_cli.plan import resolve
-    from ltx2_cli.profiles import read_spec
+    from ltx2_cli.plan.resolve import resolve
+    from ltx2_cli.request.profiles import read_spec
 
 __version__ = "0.1.0"
 __all__ = ["Media", "__version__", "load", "read_spec", "resolve", "run"]
@@ -22,8 +22,8 @@ __all__ = ["Media", "__version__", "load", "read_spec", "resolve", "run"]
 _HOMES = {
     "Media": "ltx2_cli.media",
     "load": "ltx2_cli.core.run",
-    "read_spec": "ltx2_cli.profiles",
-    "resolve": "ltx2_cli.plan",
+    "read_spec": "ltx2_cli.request.profiles",
+    "resolve": "ltx2_cli.plan.resolve",
     "run": "ltx2_cli.core.run",
 }
 

@@ -3,12 +3,12 @@
 import os
 import sys
 
-from ltx2_cli.interrupts import INTERRUPTED, heard
+from ltx2_cli.interrupts import INTERRUPTED, handle_signals
 
 
 def main() -> None:
     """Run the command line and exit; also where Ctrl-C comes before there is one."""
-    with heard():
+    with handle_signals():
         try:
             from ltx2_cli.cli import main as command_line
 

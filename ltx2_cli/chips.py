@@ -14,7 +14,7 @@ class Chip:
     hbm_bytes: float  # that a program may fill
     flops: float  # a second, dense bfloat16
     hbm_bandwidth: float  # bytes a second
-    wire_bandwidth: float  # bytes a second that a device sends over all its links to its like: half of both directions
+    link_bandwidth: float  # bytes a second that a device sends over all its links to its like: half of both directions
     topology: str = ""  # an example of a slice, in libtpu's spelling; none for what is no TPU
 
 

@@ -2,10 +2,13 @@
 
 import os
 import re
+import shutil
 import sys
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from time import monotonic
 from typing import TextIO
 
@@ -22,7 +25,7 @@ from rich.progress import (
 from rich.text import Text
 
 from ltx2_cli.core.report import DECODE, WRITE, Report, Steps
-from ltx2_cli.spec import RunError
+from ltx2_cli.errors import RunError
 
 LONGEST_LINE = 2000  # characters of an error
 SECONDS = 30.0  # between two lines of a log that say how far a run is
@@ -36,10 +39,10 @@ def reporter(verbose: bool = False, stream: TextIO | None = None) -> Report:
     """
     stream = stream or sys.stderr
     live = stream.isatty() and os.environ.get("TERM") != "dumb"
-    return Live(Console(file=stream, highlight=False), verbose) if live else Plain(stream, verbose)
+    return Live(stream, verbose) if live else Plain(stream, verbose)
 
 
-def complain(sentences: str, hint: str, label: str = "error: ") -> None:
+def print_error(sentences: str, hint: str, label: str = "error: ") -> None:
     """An error on stderr: what is wrong, a line each, and what to do instead. What the user asked for has no label."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     for name, style, text in ((label, "bold red", sentences), ("hint: ", "bold cyan", hint)):
@@ -49,7 +52,7 @@ def complain(sentences: str, hint: str, label: str = "error: ") -> None:
 
 
 def _shortened(line: str) -> str:
-    """A line without its middle, where nobody would read that."""
+    """A line without the middle of one that nobody would read."""
     return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE // 2]} … {line[-LONGEST_LINE // 4 :]}"
 
 
@@ -79,18 +82,34 @@ def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[
     ]
 
 
+def out_width() -> int:
+    """Characters in a line of the terminal that stdout is; a pipe takes any number."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+
+
+def columns_within(width: int, rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """Rows as `columns`. Where those are wider than `width`, two lines a row: the first cell, then the other cells."""
+    lines = columns(rows, right)
+    if max(map(len, lines)) <= width:
+        return lines
+    cells = columns([row[1:] for row in rows], [number - 1 for number in right])
+    if max(map(len, cells)) > width - 2:
+        cells = [" ".join(" ".join(map(visible, row[1:])).split()) for row in rows]
+    return [line for row, rest in zip(rows, cells, strict=True) for line in (visible(row[0]), f"  {rest}")]
+
+
 @dataclass
 class _Work:
-    """How long a run still takes, by what was measured of it."""
+    """The steps of a stage, and how long the run still takes by what was measured of it."""
 
-    total: int  # steps of the stage at work
+    total: int  # steps of the stage
     later: float  # what is denoised after it, in such steps
     clips: int  # to be decoded and written
     clip_seconds: float | None  # to decode and write one; None: none was yet
     began: float
     done: int = 0
 
-    def said(self) -> str:
+    def progress(self) -> str:
         """The steps that are done, and about what time is left."""
         seconds = (monotonic() - self.began) / self.done * (self.total - self.done + self.later)
         end = " until decoding" if self.clip_seconds is None else " left"
@@ -99,45 +118,46 @@ class _Work:
 
 
 @dataclass
-class _Measured:
-    """Seconds that stages took, by name."""
-
-    seconds: dict[str, list[float]] = field(default_factory=dict)
-
-    def add(self, name: str, seconds: float) -> None:
-        self.seconds.setdefault(name, []).append(seconds)
-
-    def of_clip(self) -> float | None:
-        """Seconds in which a clip is decoded and written, on average; None where none was."""
-        written = len(self.seconds.get(WRITE, []))
-        return sum(sum(self.seconds.get(name, [])) for name in (DECODE, WRITE)) / written if written else None
-
-
-@dataclass(frozen=True)
 class Plain:
     """A `Report` for logs and pipes: a line now and then while steps are made, and when they are done."""
 
     stream: TextIO
     verbose: bool = False
-    measured: _Measured = field(default_factory=_Measured)
+    seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # of each stage of a name
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         began = monotonic()
-        yield
+        with self._shown(name):
+            yield
         seconds = monotonic() - began
-        self.measured.add(name, seconds)
-        if self.verbose and _is_told(name, seconds):
-            self.note(f"{name}: {seconds:.1f} s")
+        self.seconds[name].append(seconds)
+        if self.verbose and (seconds >= 0.1 or not name.startswith("compile")):  # a program from the cache takes less
+            self._end(f"{name}: {seconds:.1f} s")
 
     @contextmanager
     def steps(self, total: int, later: float = 0, clips: int = 0) -> Iterator[Steps]:
-        work = _Work(total, later, clips, self.measured.of_clip(), monotonic())
-        yield _Lines(self, work, work.began)
-        self.note(f"{counted_steps(total)}: {monotonic() - work.began:.1f} s")
+        written = len(self.seconds[WRITE])
+        clip_seconds = sum(self.seconds[DECODE] + self.seconds[WRITE]) / written if written else None
+        work = _Work(total, later, clips, clip_seconds, monotonic())
+        with self._counted(work) as steps:
+            yield steps
+        self._end(f"{counted_steps(total)}: {monotonic() - work.began:.1f} s")
 
     def note(self, text: str) -> None:
         print(visible(text), file=self.stream, flush=True)
+
+    def _shown(self, name: str) -> AbstractContextManager[object]:
+        """While a stage runs."""
+        return nullcontext()
+
+    def _counted(self, work: _Work) -> AbstractContextManager[Steps]:
+        """While steps are made."""
+        return nullcontext(_Lines(self, work, work.began))
+
+    def _end(self, text: str) -> None:
+        """A stage or its steps are done."""
+        self.note(text)
 
 
 @dataclass
@@ -146,49 +166,40 @@ class _Lines:
 
     report: Plain
     work: _Work
-    told: float  # when the last line was written
-    steps_told: int = 0
+    last: float  # when the last line was written
+    last_done: int = 0
 
     def advance(self, steps: int = 1) -> None:
         work, now = self.work, monotonic()
         work.done += steps
-        due = now - self.told >= SECONDS and work.done - self.steps_told >= work.total / 10
+        due = now - self.last >= SECONDS and work.done - self.last_done >= work.total / 10
         if due and work.done < work.total:
-            self.report.note(work.said())
-            self.told, self.steps_told = now, work.done
+            self.report.note(work.progress())
+            self.last, self.last_done = now, work.done
 
 
-@dataclass(frozen=True)
-class Live:
+class Live(Plain):
     """A `Report` for terminals: a line that moves while a stage runs, and what is left of the run."""
 
-    console: Console
-    verbose: bool = False
-    measured: _Measured = field(default_factory=_Measured)
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        began = monotonic()
-        with _line(self.console, SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()) as line:
-            line.add_task(name, total=None)
-            yield
-        seconds = monotonic() - began
-        self.measured.add(name, seconds)
-        if self.verbose and _is_told(name, seconds):
-            self._tick(f"{name}: {seconds:.1f} s")
-
-    @contextmanager
-    def steps(self, total: int, later: float = 0, clips: int = 0) -> Iterator[Steps]:
-        work = _Work(total, later, clips, self.measured.of_clip(), monotonic())
-        with _line(self.console, SpinnerColumn(), BarColumn(), TextColumn("{task.description}")) as line:
-            yield _Bar(line, line.add_task(f"0 of {counted_steps(total)}", total=total), work)
-        self._tick(f"{counted_steps(total)}: {monotonic() - work.began:.1f} s")
-
     def note(self, text: str) -> None:
-        self.console.print(Text(f"  {visible(text)}"))
+        self._console.print(Text(f"  {visible(text)}"))
 
-    def _tick(self, text: str) -> None:
-        self.console.print(Text.assemble(("✓ ", "green"), text))
+    @cached_property
+    def _console(self) -> Console:
+        return Console(file=self.stream, highlight=False)
+
+    @contextmanager
+    def _shown(self, name: str) -> Iterator[object]:
+        with _line(self._console, SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()) as line:
+            yield line.add_task(name, total=None)
+
+    @contextmanager
+    def _counted(self, work: _Work) -> Iterator[Steps]:
+        with _line(self._console, SpinnerColumn(), BarColumn(), TextColumn("{task.description}")) as line:
+            yield _Bar(line, line.add_task(f"0 of {counted_steps(work.total)}", total=work.total), work)
+
+    def _end(self, text: str) -> None:
+        self._console.print(Text.assemble(("✓ ", "green"), text))
 
 
 @dataclass(frozen=True)
@@ -199,17 +210,12 @@ class _Bar:
 
     def advance(self, steps: int = 1) -> None:
         self.work.done += steps
-        self.line.update(self.task, advance=steps, description=self.work.said())
+        self.line.update(self.task, advance=steps, description=self.work.progress())
 
 
 def _line(console: Console, *columns: ProgressColumn) -> Progress:
     """A line that is gone when it is done. stdout is left alone: it carries the results."""
     return Progress(*columns, console=console, transient=True, redirect_stdout=False)
-
-
-def _is_told(name: str, seconds: float) -> bool:
-    """Whether a stage is worth a line: a program that is read from the cache takes no time to compile."""
-    return seconds >= 0.1 or not name.startswith("compile")
 
 
 def counted_steps(number: int) -> str:

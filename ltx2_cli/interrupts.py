@@ -40,14 +40,14 @@ class _State:
     run: StopRequest
     ending: bool = False
     over: bool = False  # nothing is left to be ended
-    farewells: list[Callable[[], None]] = field(default_factory=list)  # called before the process is ended by force
+    callbacks: list[Callable[[], None]] = field(default_factory=list)  # called before the process is ended by force
 
 
 _state = _State(StopRequest())
 
 
 @contextmanager
-def heard() -> Iterator[None]:
+def handle_signals() -> Iterator[None]:
     """In the body, a signal asks the run that listens to stop after its step; without one, and the second time, it
     raises `KeyboardInterrupt` in the main thread. While that imports a module, which might crash, and where it does not
     end within `GRACE` seconds, the process is ended.
@@ -63,7 +63,7 @@ def heard() -> Iterator[None]:
     thread = threading.Thread(target=_listen, args=(read_end, numbers), daemon=True)
     thread.start()
     usual_end = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-    usual = {number: signal.signal(number, _leave_to_thread) for number in numbers}
+    usual = {number: signal.signal(number, _ignore) for number in numbers}
     usual[AT_ONCE] = signal.signal(AT_ONCE, _interrupt)
     try:
         yield
@@ -78,7 +78,7 @@ def heard() -> Iterator[None]:
 
 
 @contextmanager
-def stopping(run: StopRequest) -> Iterator[None]:
+def stop_on_signal(run: StopRequest) -> Iterator[None]:
     """In the body, signals ask this run to stop after its step, where it listens."""
     outer, _state.run = _state.run, run
     try:
@@ -94,22 +94,22 @@ def ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def before_forced_end(farewell: Callable[[], None]) -> None:
+def on_forced_exit(callback: Callable[[], None]) -> None:
     """Have this called, such as to tell other hosts, before the process is ended by force."""
-    _state.farewells.append(farewell)
+    _state.callbacks.append(callback)
 
 
-def end_soon() -> None:
+def interrupt_soon() -> None:
     """In any thread: raise `KeyboardInterrupt` in the main thread, and end the process where that takes too long."""
     if not (_state.ending or _state.over):
         _state.ending = True
         _wake_main_thread()
-        timer = threading.Timer(GRACE, _end_by_force, [_state])
+        timer = threading.Timer(GRACE, _force_exit, [_state])
         timer.daemon = True
         timer.start()
 
 
-def raise_again(lost: "sys.UnraisableHookArgs") -> None:
+def resend_interrupt(lost: "sys.UnraisableHookArgs") -> None:
     """Python drops an exception raised in a destructor or in jax's callback of the garbage collector. A Ctrl-C that
     arrived there is sent again, a moment later, when the program is out of it."""
     if lost.exc_type is KeyboardInterrupt:
@@ -131,12 +131,12 @@ def _listen(read_end: int, numbers: list[signal.Signals]) -> None:
         if byte[0] not in numbers:
             continue
         if _state.run.ask():
-            _say("stopping after this step; once more: at once")
+            _write_stderr("stopping after this step; once more: at once")
         else:
-            end_soon()
+            interrupt_soon()
 
 
-def _leave_to_thread(number: int, frame: FrameType | None) -> None:
+def _ignore(number: int, frame: FrameType | None) -> None:
     """The handler in the main thread; without one the system would act."""
 
 
@@ -144,24 +144,24 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     """In the main thread: end what it does."""
     while frame is not None:
         if frame.f_code.co_filename == IMPORTING:
-            _end("interrupted")
+            _exit("interrupted")
         frame = frame.f_back
     raise KeyboardInterrupt
 
 
-def _end_by_force(state: _State) -> None:
+def _force_exit(state: _State) -> None:
     if not state.over:
-        _end("interrupted\nhint: what was being written stays under a temporary name")
+        _exit("interrupted\nhint: what was being written stays under a temporary name")
 
 
-def _end(text: str) -> NoReturn:
-    _say(SHOW_CURSOR + text if os.isatty(2) else text)
-    for farewell in _state.farewells:
-        farewell()
+def _exit(text: str) -> NoReturn:
+    _write_stderr(SHOW_CURSOR + text if os.isatty(2) else text)
+    for callback in _state.callbacks:
+        callback()
     os._exit(INTERRUPTED)
 
 
-def _say(text: str) -> None:
+def _write_stderr(text: str) -> None:
     """Write to stderr without the libraries that may be at work in the other thread; on a terminal below its `^C`."""
     with suppress(OSError):
         os.write(2, b"\n" * os.isatty(2) + text.encode() + b"\n")

@@ -12,8 +12,9 @@ from itertools import count
 from os.path import expanduser
 from pathlib import Path
 
-from ltx2_cli.spec import RunSpec, SpecError
-from ltx2_cli.writing import Output, refuse_held
+from ltx2_cli.errors import UsageError
+from ltx2_cli.files import Output, check_unreserved
+from ltx2_cli.request.spec import RunSpec
 
 FRAME = re.compile(r"\d{5,}\.png")  # the name of a PNG in a folder of frames
 LONGEST_SLUG = 40  # characters
@@ -95,13 +96,18 @@ def run_file(spec: RunSpec) -> Output:
 def read_files(spec: RunSpec) -> list[Path]:
     """The files that a request names and that are read, but for weights."""
     profile = spec.sharding.profile
-    return [Path(name) for name in (spec.noise, profile if profile.endswith((".yaml", ".yml")) else None) if name]
+    return [
+        Path(name) for name in (spec.initial_noise, profile if profile.endswith((".yaml", ".yml")) else None) if name
+    ]
 
 
-def named(spec: RunSpec, ends: Ends) -> RunSpec:
+def with_free_names(spec: RunSpec, ends: Ends) -> RunSpec:
     """The request with a number in the names of its videos where they have automatic ones that are taken; not where a
     run of these names was interrupted, which can be gone on with."""
-    if spec.output or ends is not Ends.clips or _is_interrupted(spec):
+    if spec.output or ends is not Ends.clips:
+        return spec
+    run = run_file(spec)
+    if run.path.exists() and not _is_reserved([run]):
         return spec
     single = spec.num_videos * len(spec.seed or (0,)) == 1
     name = Path(_automatic(spec if single else replace(spec, seed=None)))
@@ -109,23 +115,17 @@ def named(spec: RunSpec, ends: Ends) -> RunSpec:
     return spec if not _is_taken(spec) else next(candidate for candidate in numbered if not _is_taken(candidate))
 
 
-def _is_interrupted(spec: RunSpec) -> bool:
-    """Whether a run of these names was begun, of which some videos may be there, and no process goes on with it."""
-    run = run_file(spec)
-    return run.path.exists() and not _is_held([run])
-
-
 def _is_taken(spec: RunSpec) -> bool:
     """Whether a video or record of these names is there, or another process writes it."""
     files = outputs(replace(spec, save_latents=None))
-    return _is_held(files) or any(path.exists() for path, _ in files)
+    return _is_reserved(files) or any(path.exists() for path, _ in files)
 
 
-def _is_held(files: Sequence[Output]) -> bool:
+def _is_reserved(files: Sequence[Output]) -> bool:
     """Whether another process writes one of these."""
     try:
-        refuse_held(files)
-    except SpecError:
+        check_unreserved(files)
+    except UsageError:
         return True
     return False
 
@@ -159,7 +159,7 @@ def check_outputs(
     forcing: str = FORCE,
     folders: Sequence[Output] = (),
 ) -> None:
-    """Raise `SpecError` if one of these files cannot be written where it should go, would overwrite another of them or
+    """Raise `UsageError` if one of these files cannot be written where it should go, would overwrite another of them or
     one that is read, is being written by another process, or exists, is none of the command's `own` and not `force`,
     which is the option `forcing`. The `folders` are written into. No file or folder is made."""
     for path, option in files:
@@ -167,46 +167,36 @@ def check_outputs(
     check_distinct([*files, *folders], reads)
     for path, option in files:
         if path.is_dir():
-            raise SpecError(f"{path} is a folder", f"name a file: {option} FILE")
-    refuse_held(files)
+            raise UsageError(f"{path} is a folder", f"name a file: {option} FILE")
+    check_unreserved(files)
     for path, option in sorted(files, key=lambda file: file.path.suffix != RUN):  # which says how to go on
-        if path.exists() and not force and path not in own:
-            raise _is_there(path, option, forcing)
-
-
-def _is_there(path: Path, option: str, forcing: str) -> SpecError:
-    if path.suffix == RUN:
-        return SpecError(f"{path} is an unfinished run", f"`ltx2 resume {path}` goes on, {forcing} begins anew")
-    return SpecError(f"{path} exists", f"{forcing} overwrites it, or name another: {option} FILE")
+        if not path.exists() or force or path in own:
+            continue
+        if path.suffix == RUN:
+            raise UsageError(f"{path} is an unfinished run", f"`ltx2 resume {path}` goes on, {forcing} begins anew")
+        raise UsageError(f"{path} exists", f"{forcing} overwrites it, or name another: {option} FILE")
 
 
 def check_frames(folder: Path, option: str, force: bool) -> None:
-    """Raise `SpecError` if a folder of frames, which `option` named, cannot be written, or exists with frames in it
+    """Raise `UsageError` if a folder of frames, which `option` named, cannot be written, or exists with frames in it
     and not `force`, or with anything else."""
     check_place(folder, option)
     if folder.exists() and not folder.is_dir():
-        raise SpecError(f"{folder} is a file", f"name a folder: {option} FOLDER/")
+        raise UsageError(f"{folder} is a file", f"name a folder: {option} FOLDER/")
     names = sorted(file.name for file in folder.iterdir()) if folder.exists() else []
     if others := [name for name in names if not FRAME.fullmatch(name)]:
-        raise SpecError(f"{folder} holds other files than frames: {others[0]}", f"name another: {option} FOLDER/")
+        raise UsageError(f"{folder} holds other files than frames: {others[0]}", f"name another: {option} FOLDER/")
     if names and not force:
-        raise SpecError(f"{folder} holds frames", f"--force replaces them, or name another: {option} FOLDER/")
-
-
-def check_place(file: Path, option: str) -> None:
-    """Refuse a file whose folder, or the nearest one above it that exists, takes none of this name."""
-    if reason := _refusal(file):
-        raise SpecError(f"cannot write {file}: {reason}", f"name another place: {option} FILE")
+        raise UsageError(f"{folder} holds frames", f"--force replaces them, or name another: {option} FOLDER/")
 
 
 def check_folder(folder: Path, option: str) -> None:
-    """Refuse a folder, be it there or to be made, that takes no files."""
-    if reason := _refusal(folder / "file"):
-        raise SpecError(f"cannot write into {folder}: {reason}", f"name another place: {option} FOLDER")
+    """Raise `UsageError` for a folder, present or to be made, that takes no files."""
+    check_place(folder / "file", option, f"into {folder}", "FOLDER")
 
 
-def _refusal(file: Path) -> str:
-    """Why the system would refuse to make `file` and the folders above it that are missing; empty if it would not."""
+def check_place(file: Path, option: str, shown: str = "", metavar: str = "FILE") -> None:
+    """Raise `UsageError` if the system would refuse to make `file`, or the folders above it that are missing."""
     place = next(folder for folder in file.absolute().parents if os.path.lexists(folder))
     try:
         tempfile.TemporaryFile(dir=place).close()
@@ -214,16 +204,16 @@ def _refusal(file: Path) -> str:
             with suppress(FileNotFoundError):
                 (place / name).lstat()  # refused if the name is too long
     except OSError as error:
-        return error.strerror or str(error)
-    return ""
+        reason = f"cannot write {shown or file}: {error.strerror or error}"
+        raise UsageError(reason, f"name another place: {option} {metavar}") from error
 
 
 def check_distinct(files: Iterable[Output], reads: Iterable[Path]) -> None:
-    """Raise `SpecError` for a file that is named twice, whichever way, or that the command reads."""
+    """Raise `UsageError` for a file that is named twice, whichever way, or that the command reads."""
     sources, taken = {os.path.realpath(path.expanduser()) for path in reads}, set[str]()
     for path, option in files:
         if (place := os.path.realpath(path)) in taken:
-            raise SpecError(f"{path} is named for two things", f"name another: {option} FILE")
+            raise UsageError(f"{path} is named for two things", f"name another: {option} FILE")
         if place in sources:
-            raise SpecError(f"{path} is read, and would be overwritten", f"name another: {option} FILE")
+            raise UsageError(f"{path} is read, and would be overwritten", f"name another: {option} FILE")
         taken.add(place)

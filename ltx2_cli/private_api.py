@@ -7,35 +7,11 @@ it, and tests/test_private_api.py says which version broke it.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import jax
 from jax._src import compilation_cache, compiler, distributed
 
-
-class PrivateName(NamedTuple):
-    """A function that is replaced: its module, its name, its parameters as far as they are used, and the reason."""
-
-    module: str
-    name: str
-    parameters: tuple[str, ...]
-    reason: str
-
-
-REPLACED = (
-    PrivateName(
-        "jax._src.compilation_cache",
-        "get_executable_and_time",
-        ("cache_key",),
-        "a program that was cut short on disk is to be deleted: jax compiles it in every run and never writes it anew",
-    ),
-    PrivateName(
-        "jax._src.compiler",
-        "backend_compile_and_load",
-        ("backend", "module"),
-        "--no-compile is to end a run before it compiles: no public event comes between a cache miss and compilation",
-    ),
-)
 # Events of jax.monitoring, whose names jax does not promise: how many programs were compiled, or read from the cache.
 # The first is recorded for both, for a program from the cache after the second.
 COMPILED_EVENT = "/jax/core/compile/backend_compile_duration"
@@ -45,7 +21,10 @@ _read_program = compilation_cache.get_executable_and_time
 
 
 def discard_unreadable_programs() -> None:
-    """From now on, delete what cannot be read from jax's folder of compiled programs; jax warns, and compiles it."""
+    """From now on, delete what cannot be read from jax's folder of compiled programs; jax warns, and compiles it.
+
+    Without it, jax compiles a program that was cut short on disk in every run, and never writes it anew.
+    """
     vars(compilation_cache)["get_executable_and_time"] = _read_or_discard  # whatever its further parameters
 
 
@@ -61,7 +40,8 @@ def _read_or_discard(cache_key: str, *arguments: Any) -> Any:
 
 @contextmanager
 def compilation_refused(refuse: Callable[[str], NoReturn]) -> Iterator[None]:
-    """In the body, call `refuse` with a program's name instead of compiling it."""
+    """In the body, call `refuse` with a program's name instead of compiling it: no public event comes between a cache
+    miss and compilation."""
     compile_program = compiler.backend_compile_and_load
 
     def refuse_program(backend: object, module: Any, *arguments: object) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Sharding is rules: a mesh, and which mesh axis each logical axis of a weight or an activation lies along."""
+"""Sharding: a mesh, and rules from the logical axes of weights and activations to the axes of the mesh."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,8 +18,9 @@ from jax.experimental.layout import Format, Layout
 from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ltx2_cli.platforms import skip_absent_tpu
-from ltx2_cli.spec import Kernel, ShardingSpec, SpecError
+from ltx2_cli.devices import skip_absent_tpu
+from ltx2_cli.errors import UsageError
+from ltx2_cli.request.spec import AttentionBackend, ShardingSpec
 
 skip_absent_tpu()  # all that uses devices imports this module
 
@@ -30,23 +31,17 @@ LANES = 128  # columns of a TPU's tile
 
 
 class Declared(Protocol):
-    """What a plan asks of a weight."""
+    """What a plan asks of a weight: its name in the checkpoint, a logical axis or None for each dimension, its shape,
+    and its dtype."""
 
     @property
-    def source(self) -> str:
-        """Its name in the checkpoint."""
-
+    def source(self) -> str: ...
     @property
-    def axes(self) -> tuple[str | None, ...]:
-        """A logical name or None for each dimension."""
-
+    def axes(self) -> tuple[str | None, ...]: ...
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Its size in each dimension."""
-
+    def shape(self) -> tuple[int, ...]: ...
     @property
-    def dtype(self) -> np.dtype:
-        """What its numbers are."""
+    def dtype(self) -> np.dtype: ...
 
 
 @dataclass(frozen=True)
@@ -56,31 +51,31 @@ class ShardingPlan:
     mesh: Mesh
     weights: Rules
     activations: Rules
-    attention: Kernel = Kernel.xla
-    tile_rows: int | None = None
+    attention: AttentionBackend = AttentionBackend.xla
+    bf16_tile_sublanes: int | None = None
 
     def weight(self, axes: tuple[str | None, ...]) -> NamedSharding:
-        """Where a weight of these logical axes lies."""
+        """The sharding of a weight of these logical axes."""
         return NamedSharding(self.mesh, PartitionSpec(*_lookup(self.weights, axes)))
 
     def place(self, weight: Declared) -> NamedSharding | Format:
-        """Where a weight lies, and in which tiles if that is not left to the device."""
-        sharding, rows = self.weight(weight.axes), self.tile_rows
+        """The sharding of a weight, with its tiles where the device does not choose them."""
+        sharding, rows = self.weight(weight.axes), self.bf16_tile_sublanes
         stacked = weight.axes[:1] == ("layers",) and len(weight.axes) == 3 and weight.dtype.itemsize == 2
         if rows is None or not stacked or weight.shape[1] % rows:  # libtpu 0.0.42 aborts where a tile is not filled
             return sharding
         return Format(Layout((0, 1, 2), ((rows, LANES), (2, 1))), sharding)
 
     def activation(self, axes: tuple[str | None, ...], shape: tuple[int, ...]) -> PartitionSpec:
-        """How an activation of these logical axes lies. What does not divide by its mesh axis, such as the single row
-        of an unguided pass, stays whole."""
+        """The spec of an activation. A dimension that its mesh axis does not divide, such as the single row of an
+        unguided pass, stays whole."""
         mesh_axes = zip(shape, _lookup(self.activations, axes), strict=True)
         return PartitionSpec(
             *(axis if axis and not length % self.mesh.shape[axis] else None for length, axis in mesh_axes)
         )
 
     def parts(self, axis: str) -> int:
-        """Into how many parts a logical axis of activations is divided."""
+        """The number of parts of a logical axis of activations."""
         (along,) = _lookup(self.activations, (axis,))
         return self.mesh.shape[along] if along else 1
 
@@ -107,28 +102,28 @@ def lay_out(
     rows: int = 1,
     heads: Mapping[str, int] = MappingProxyType({}),
 ) -> ShardingPlan:
-    """The plan that a profile means on these devices for batches of `rows`: one device where its mesh has no axis.
+    """The plan of a profile on these devices for batches of `rows`; a mesh without axes is one device.
 
-    `heads` counts those of each attention that the rules split; the profile's attention kernel is one of the table, not
-    `auto`. Raises `SpecError` with everything that does not fit:
-    rules to the mesh, sizes to the devices, weights and heads to both; and with the nearest mesh that does.
+    `heads` counts those of each attention that the rules split; the attention backend must be chosen already. Raises
+    `UsageError` with everything that does not fit (rules and mesh, mesh and devices, weights and heads and both), and
+    with the nearest mesh that does.
     """
     if wrong := list(_wrong_rules(spec)):
-        sentences, hints = (dict.fromkeys(each) for each in zip(*wrong, strict=True))
-        raise SpecError(f"sharding profile {spec.profile}: {'; '.join(sentences)}", "; ".join(hints))
+        sentences, hints = map(dict.fromkeys, zip(*wrong, strict=True))
+        raise UsageError(f"sharding profile {spec.profile}: {'; '.join(sentences)}", "; ".join(hints))
     lay = partial(_lay_out, devices=devices, weights=weights, rows=rows, heads=heads)
     try:
         return lay(spec)
-    except SpecError as error:
-        raise SpecError(str(error), _nearest(spec, lay, len(devices)) + error.hint) from None
+    except UsageError as error:
+        raise UsageError(str(error), _nearest(spec, lay, len(devices)) + error.hint) from None
 
 
 def _nearest(spec: ShardingSpec, lay: Callable[[ShardingSpec], ShardingPlan], devices: int) -> str:
-    """What to type for the mesh that differs along one axis, as little as can be, and fits; empty if none does."""
+    """What to type for the nearest mesh that fits and differs along one axis; empty if there is none."""
     sizes = divisors(devices)
-    others = sorted((abs(size - asked), axis, size) for axis, asked in spec.mesh.items() for size in sizes)
+    others = sorted((abs(size - given), axis, size) for axis, given in spec.mesh.items() for size in sizes)
     for _, axis, size in others:
-        with suppress(SpecError):
+        with suppress(UsageError):
             lay(replace(spec, mesh={**spec.mesh, axis: size}))
             return f"nearest: --set sharding.mesh.{axis}={size}; or "
     return ""
@@ -143,15 +138,13 @@ def _lay_out(
     spec: ShardingSpec, devices: Sequence[jax.Device], weights: Sequence[Declared], rows: int, heads: Mapping[str, int]
 ) -> ShardingPlan:
     mesh = _mesh(spec, devices, rows)
-    tile_rows = spec.tile_rows if devices[0].platform == "tpu" else None
-    weight_rules, activation_rules = (tuple(sorted(each.items())) for each in (spec.weights, spec.activations))
-    plan = ShardingPlan(mesh, weight_rules, activation_rules, spec.attention, tile_rows)
-    if problems := [
-        *(problem for weight in weights for problem in _misfits(plan, weight)),
-        *_shared_heads(plan, heads),
-    ]:
+    bf16_tile_sublanes = spec.bf16_tile_sublanes if devices[0].platform == "tpu" else None
+    weight_rules, activation_rules = (tuple(sorted(rules.items())) for rules in (spec.weights, spec.activations))
+    plan = ShardingPlan(mesh, weight_rules, activation_rules, spec.attention, bf16_tile_sublanes)
+    misfits = [problem for weight in weights for problem in _misfits(plan, weight)]
+    if problems := [*misfits, *_shared_heads(plan, heads)]:
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise SpecError(
+        raise UsageError(
             f"sharding profile {spec.profile} does not fit the model: {'; '.join(problems[:5])}{more}",
             "another mesh with --set sharding.mesh.AXIS=SIZE, another profile, or --sharding single",
         )
@@ -161,22 +154,20 @@ def _lay_out(
 def _mesh(spec: ShardingSpec, devices: Sequence[jax.Device], rows: int) -> Mesh:
     if not spec.mesh:
         return Mesh(np.asarray(devices[:1]), ("device",))
-    asked = [size for size in spec.mesh.values() if size != -1]
-    countable = min(asked, default=1) > 0 and len(spec.mesh) - len(asked) <= 1
+    given = [size for size in spec.mesh.values() if size != -1]
+    countable = min(given, default=1) > 0 and len(spec.mesh) - len(given) <= 1
     sizes = _sizes(spec, len(devices), rows) if countable else {}
     if not sizes or math.prod(sizes.values()) != len(devices):
         shape = " x ".join(f"{axis} {size}" for axis, size in spec.mesh.items())
-        raise SpecError(
+        raise UsageError(
             f"sharding profile {spec.profile}: a mesh of {shape} does not fit {len(devices)} devices",
             "another with --set sharding.mesh.AXIS=SIZE, or --sharding single",
         )
-    laid = create_device_mesh(list(sizes.values()), devices, allow_split_physical_axes=True)
-    return Mesh(laid, tuple(sizes))
+    return Mesh(create_device_mesh([*sizes.values()], devices, allow_split_physical_axes=True), tuple(sizes))
 
 
 def _sizes(spec: ShardingSpec, devices: int, rows: int) -> dict[str, int]:
-    """Devices along each axis. The axis of the rows takes no more than there are rows to lie side by side, where that
-    of the tokens has the rest."""
+    """Devices along each axis. If the axis of tokens takes the rest, that of rows has no more devices than rows."""
     sizes = dict(spec.mesh)
     rest = [axis for axis, size in sizes.items() if size == -1]
     axis, tokens = spec.activations.get("rows"), spec.activations.get("tokens")
@@ -193,30 +184,22 @@ def _wrong_rules(spec: ShardingSpec) -> Iterator[tuple[str, str]]:
         ("weights", spec.weights, WEIGHT_AXES),
         ("activations", spec.activations, ACTIVATION_AXES),
     ):
-        for axis in rules:
-            if axis not in known:
-                yield f"{what} have no axis `{axis}`{_closest(axis, known)}", f"{what} have {_quoted(known)}"
+        for axis in (axis for axis in rules if axis not in known):
+            yield f"{what} have no axis `{axis}`{_closest(axis, known)}", f"{what} have {_quoted(known)}"
     named = {*spec.weights.values(), *spec.activations.values()}
     for axis in sorted(named - set(spec.mesh)):
-        yield (
-            f"its mesh has no axis `{axis}`{_closest(axis, spec.mesh)}",
-            f"the mesh has {_quoted(spec.mesh) or 'none'}",
-        )
-    for axis, size in spec.mesh.items():
-        if size != 1 and axis not in named:
-            yield (
-                f"no rule names mesh axis `{axis}`{_closest(axis, named)}",
-                f"leave out {axis}: its devices do the same work",
-            )
-    for one, other in combinations(sorted(spec.activations), 2):
-        if spec.activations[one] == spec.activations[other] and {one, other} != {"tokens", "audio_tokens"}:
-            axis = spec.activations[one]
+        hint = f"the mesh has {_quoted(spec.mesh) or 'none'}"
+        yield f"its mesh has no axis `{axis}`{_closest(axis, spec.mesh)}", hint
+    for axis in (axis for axis, size in spec.mesh.items() if size != 1 and axis not in named):
+        hint = f"leave out {axis}: its devices do the same work"
+        yield f"no rule names mesh axis `{axis}`{_closest(axis, named)}", hint
+    for (one, axis), (other, same) in combinations(sorted(spec.activations.items()), 2):
+        if axis == same and {one, other} != {"tokens", "audio_tokens"}:
             yield f"{one} and {other} of activations both lie along mesh axis `{axis}`", "give each an axis of its own"
 
 
 def _closest(name: str, known: Iterable[str]) -> str:
-    found = get_close_matches(name, known, 1)
-    return f"; closest: `{found[0]}`" if found else ""
+    return "".join(f"; closest: `{match}`" for match in get_close_matches(name, known, 1))
 
 
 def _quoted(names: Iterable[str]) -> str:
@@ -245,7 +228,7 @@ _active: ContextVar[ShardingPlan | None] = ContextVar("active sharding plan", de
 
 @contextmanager
 def activate(plan: ShardingPlan) -> Iterator[None]:
-    """While a function is traced inside, `constrain` follows `plan`."""
+    """In the body, traced functions follow `plan`."""
     token = _active.set(plan)
     try:
         yield
@@ -254,12 +237,12 @@ def activate(plan: ShardingPlan) -> Iterator[None]:
 
 
 def active() -> ShardingPlan | None:
-    """The plan that is followed here."""
+    """The plan of the innermost `activate`."""
     return _active.get()
 
 
 def platform() -> str:
-    """The platform that the traced program is for: that of the active plan's devices, else of the default device."""
+    """The platform of the active plan's devices, else of the default device."""
     plan = _active.get()
     return jax.default_backend() if plan is None else plan.mesh.devices.flat[0].platform
 
@@ -273,7 +256,7 @@ def constrain(x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
 
 
 def fill(x: jax.Array, axes: tuple[str | None, ...], dimension: int) -> jax.Array:
-    """`x` laid out by its logical axes, with zeros behind one dimension so that the devices share it evenly."""
+    """`x` laid out by its logical axes, with zeros behind one dimension so that its parts are equal."""
     plan, axis = _active.get(), axes[dimension]
     if plan is None or axis is None:
         return x

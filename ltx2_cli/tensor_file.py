@@ -1,5 +1,6 @@
 """Safetensors files that runs leave and go on from: written whole, read back only as they were written."""
 
+import json
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,25 +9,36 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from ltx2_cli.files import refuse_special
-from ltx2_cli.spec import SpecError
-from ltx2_cli.writing import replacing
+from ltx2_cli.errors import UsageError
+from ltx2_cli.files import refuse_special, replacing
 
 CHECKSUM = "crc32"  # in a file's metadata, of all else in it: finds bits that a disk or a network changed
 DTYPES = ("F16", "F32", "F64")  # of these files
 
 
 def write_tensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file with a checksum, under a temporary name until it is whole. Raises `RunError` where it
-    cannot be written."""
+    """Write a safetensors file with a checksum, under a temporary name until it is whole. Equal tensors and metadata
+    make equal bytes. Raises `RunError` where it cannot be written."""
     lying = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     with replacing(path) as temporary:
         # not by safetensors' own writing, which leaves a temporary file of another name where the process is killed
-        temporary.write_bytes(save(lying, {**metadata, CHECKSUM: checksum(lying, metadata)}))
+        content = memoryview(save(lying, {**metadata, CHECKSUM: checksum(lying, metadata)}))
+        with temporary.open("wb") as file:
+            file.writelines(_with_sorted_header(content))
+
+
+def _with_sorted_header(content: memoryview) -> tuple[bytes, bytes, memoryview]:
+    """A safetensors file in its parts: the header's length, the header with its keys in order, which safetensors leaves
+    to chance, and the tensors."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    text = json.dumps(json.loads(bytes(content[8:end])), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    header = text.encode()
+    header += b" " * (-len(header) % 8)  # tensors begin at multiples of eight
+    return len(header).to_bytes(8, "little"), header, content[end:]
 
 
 def read_tensors(path: Path, what: str, hint: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The tensors and the metadata of a safetensors file. Raises `SpecError` where it is none, or not as it was
+    """The tensors and the metadata of a safetensors file. Raises `UsageError` where it is none, or not as it was
     written; a file that another program wrote has no checksum."""
     refuse_special(path, hint)
     try:
@@ -34,12 +46,12 @@ def read_tensors(path: Path, what: str, hint: str) -> tuple[dict[str, np.ndarray
             names, metadata = file.keys(), file.metadata() or {}
             for name in names:
                 if (dtype := file.get_slice(name).get_dtype()) not in DTYPES:
-                    raise SpecError(f"`{name}` in {path} is {dtype}, which {what} never is", "save it as F32")
+                    raise UsageError(f"`{name}` in {path} is {dtype}, which {what} never is", "save it as F32")
             tensors = {name: file.get_tensor(name) for name in names}
     except (OSError, SafetensorError) as error:
-        raise SpecError(f"{path} cannot be read as {what}: {error}", hint) from error
+        raise UsageError(f"{path} cannot be read as {what}: {error}", hint) from error
     if metadata.get(CHECKSUM) not in (None, checksum(tensors, metadata)):
-        raise SpecError(
+        raise UsageError(
             f"{path} is damaged: it is not what was written",
             f"copy or make it again; a change on purpose leaves out `{CHECKSUM}`",
         )

@@ -12,10 +12,10 @@ from ltx2_cli import load, run
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.run import make_latents
 from ltx2_cli.diffusion.latents import unpack
-from ltx2_cli.plan import Plan, resolve
-from ltx2_cli.profiles import read_spec
-from ltx2_cli.spec import AV
-from ltx2_cli.stages import Source
+from ltx2_cli.plan.resolve import Plan, resolve
+from ltx2_cli.plan.stages import InitialLatents
+from ltx2_cli.request.profiles import read_spec
+from ltx2_cli.request.spec import Streams
 from parity import relative_error
 from tiny import draw_noise
 
@@ -101,7 +101,7 @@ def plan_of(
     case: Case,
     seed: int | None,
     noise: Path | None = None,
-    source: Source | None = None,
+    source: InitialLatents | None = None,
     **overrides: object,
 ) -> Plan:
     if noise is not None:
@@ -116,14 +116,14 @@ def plan_of(
         "prompt": case.prompt,
         "negative_prompt": NEGATIVE,
         "model": str(checkpoint.folder),
-        "reference": "diffusers",
+        "compat": "diffusers",
         **case.size._asdict(),
         "num_inference_steps": case.steps,
         "stg_blocks": case.stg_blocks,
         "dtype": "float32",
         "text_encoder_dtype": "float32",
         "max_sequence_length": TEXT_TOKENS,
-        "noise": None if noise is None else str(noise),
+        "initial_noise": None if noise is None else str(noise),
         "seed": seed,
         "sharding": "single",
         **guidance,
@@ -135,7 +135,7 @@ def plan_of(
 def final_latents(plan: Plan, components: Components | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Normalised latents in the files' layout."""
     tokens = make_latents(plan, components or Components(plan))
-    return tuple(unpack(AV(*map(np.asarray, tokens)), plan.latent_shapes))
+    return tuple(unpack(Streams(*map(np.asarray, tokens)), plan.latent_shapes))
 
 
 def check_latents(checkpoint: Checkpoint, case: Case, folder: Path) -> None:

@@ -46,4 +46,4 @@ def test_figures_are_in_bytes_and_operations():
     for each in CHIPS:
         assert 0.005 < each.hbm_bytes / each.hbm_bandwidth < 0.09, each.name
         assert 100 < each.flops / each.hbm_bandwidth < 700, each.name
-        assert 700 < each.flops / each.wire_bandwidth < 12000, each.name
+        assert 700 < each.flops / each.link_bandwidth < 12000, each.name

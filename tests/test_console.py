@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from ltx2_cli import console
-from ltx2_cli.console import Live, Plain, columns, complain, print_out, reporter
+from ltx2_cli.console import Live, Plain, columns, print_error, print_out, reporter
 from ltx2_cli.core.report import Report, Silent
-from ltx2_cli.spec import RunError
+from ltx2_cli.errors import RunError
 
 
 class Terminal(io.StringIO):
@@ -142,7 +142,7 @@ def test_silence(capfd: pytest.CaptureFixture[str]):
 
 
 def test_an_error_is_not_read_as_markup_nor_wrapped(capfd: pytest.CaptureFixture[str]):
-    complain("no [bold]model[/bold]\n" + "x" * 200, "REPO[@REV]")
+    print_error("no [bold]model[/bold]\n" + "x" * 200, "REPO[@REV]")
     assert capfd.readouterr().err == f"error: no [bold]model[/bold]\n       {'x' * 200}\nhint: REPO[@REV]\n"
 
 
@@ -150,7 +150,7 @@ def test_what_steers_a_terminal_is_shown_and_not_obeyed(capsys: pytest.CaptureFi
     stranger = "\x1b[2J\x1b]0;title\x07 \x9b31m\u202eRED ☂ 👩\u200d🚀"
     shown = r"\x1b[2J\x1b]0;title\x07 \x9b31m\u202eRED ☂ " + "👩\u200d🚀"
     assert columns([["prompt", stranger]]) == [f"prompt  {shown}"]
-    complain(f"no\n{stranger}", stranger)
+    print_error(f"no\n{stranger}", stranger)
     assert capsys.readouterr().err == f"error: no\n       {shown}\nhint: {shown}\n"
     for stream in (io.StringIO(), Terminal()):
         reporter(stream=stream).note(stranger)
@@ -191,7 +191,7 @@ def test_a_program_without_stderr_refuses_and_works() -> None:
 
 
 def test_the_middle_of_an_endless_line_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    complain("there is no " + "x" * 100_000 + ".mp4", "")
+    print_error("there is no " + "x" * 100_000 + ".mp4", "")
     err = capsys.readouterr().err
     assert err.startswith("error: there is no xxx")
     assert err.endswith("x.mp4\n")

@@ -5,21 +5,22 @@ from pathlib import Path
 
 import pytest
 
+from ltx2_cli.errors import UsageError
+from ltx2_cli.files import Output
 from ltx2_cli.outputs import (
     Ends,
     check_outputs,
     latents_paths,
-    named,
     output_paths,
     outputs,
     read_files,
     run_file,
     slug,
     unfinished_path,
+    with_free_names,
 )
-from ltx2_cli.profiles import read_spec
-from ltx2_cli.spec import RunSpec, SpecError
-from ltx2_cli.writing import Output
+from ltx2_cli.request.profiles import read_spec
+from ltx2_cli.request.spec import RunSpec
 
 
 def check(spec: RunSpec, force: bool) -> None:
@@ -69,21 +70,21 @@ def test_an_automatic_name_that_is_taken_has_a_number(tmp_path: Path):
     asked = spec(base_output_directory=str(tmp_path))
     names = ["rain-demo-s7.mp4", "rain-demo-s7-2.mp4", "rain-demo-s7-3.mp4", "rain-demo-s7-4.mp4"]
     for name in names:
-        (path,) = output_paths(named(asked, Ends.clips))
+        (path,) = output_paths(with_free_names(asked, Ends.clips))
         assert path == tmp_path / name
         (path.with_suffix(".yaml") if name.endswith("2.mp4") else path).touch()
-    several = named(replace(asked, seed=(6, 7)), Ends.clips)
+    several = with_free_names(replace(asked, seed=(6, 7)), Ends.clips)
     assert [path.name for path in output_paths(several)] == ["rain-demo-2-s6.mp4", "rain-demo-2-s7.mp4"]
-    assert named(asked, Ends.drafts) is asked
-    assert named(replace(asked, output="a.mp4"), Ends.clips).output == "a.mp4"
+    assert with_free_names(asked, Ends.drafts) is asked
+    assert with_free_names(replace(asked, output="a.mp4"), Ends.clips).output == "a.mp4"
 
 
 def test_an_automatic_name_of_an_unfinished_run_is_not_taken_over(tmp_path: Path):
     asked = spec(base_output_directory=str(tmp_path))
     for name in ("rain-demo-s7.run", "rain-demo-s7.mp4"):
         (tmp_path / name).touch()
-    with pytest.raises(SpecError, match=r"rain-demo-s7.run is an unfinished run"):
-        check(named(asked, Ends.clips), force=False)
+    with pytest.raises(UsageError, match=r"rain-demo-s7.run is an unfinished run"):
+        check(with_free_names(asked, Ends.clips), force=False)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_the_name_of_an_unfinished_run(keys: dict, name: str):
 def test_an_unfinished_run_is_not_begun_anew_unless_forced(tmp_path: Path):
     asked = spec(output=str(tmp_path / "clip.mp4"))
     (tmp_path / "clip.run").touch()
-    with pytest.raises(SpecError, match=r"clip.run is an unfinished run") as refused:
+    with pytest.raises(UsageError, match=r"clip.run is an unfinished run") as refused:
         check(asked, force=False)
     assert "ltx2 resume" in refused.value.hint
     check(asked, force=True)
@@ -132,7 +133,7 @@ def test_no_file_is_overwritten_unless_forced(taken: str, tmp_path: Path):
     asked = spec(output=str(tmp_path / "clip.mp4"), save_latents=str(tmp_path / "latents.safetensors"))
     check(asked, force=False)
     (tmp_path / taken).write_text("mine")
-    with pytest.raises(SpecError, match=f"{taken} exists"):
+    with pytest.raises(UsageError, match=f"{taken} exists"):
         check(asked, force=False)
     check(asked, force=True)
 
@@ -155,7 +156,7 @@ def test_places_that_cannot_be_written_are_refused(place: str, reason: str, key:
     (tmp_path / "folder.mp4").mkdir()
     (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(UsageError) as caught:
         check(spec(**{"output": str(tmp_path / "a.mp4"), key: str(tmp_path / place)}), force=True)
     assert str(caught.value) == reason.format(tmp_path / place)
     assert option in caught.value.hint
@@ -166,14 +167,14 @@ def test_what_is_read_is_never_replaced(tmp_path: Path):
     (tmp_path / "c.yaml").write_text("prompt: mine")
     (tmp_path / "link").symlink_to(tmp_path)
     asked = spec(output=str(tmp_path / "link" / "c.mp4"))
-    with pytest.raises(SpecError, match=r"link/c.yaml is read, and would be overwritten") as refused:
+    with pytest.raises(UsageError, match=r"link/c.yaml is read, and would be overwritten") as refused:
         check_outputs(outputs(asked), [tmp_path / "c.yaml"], force=True)
     assert refused.value.hint == "name another: -o FILE"
 
 
 def test_a_folder_that_is_written_into_is_no_file(tmp_path: Path):
     files = [Output(tmp_path / "a.mp4", "-o")]
-    with pytest.raises(SpecError, match=r"a.mp4 is named for two things"):
+    with pytest.raises(UsageError, match=r"a.mp4 is named for two things"):
         check_outputs(files, folders=[Output(tmp_path / "a.mp4", "--profile")])
 
 
@@ -202,16 +203,16 @@ def test_no_file_of_a_run_overwrites_another(keys: dict, tmp_path: Path, monkeyp
     (tmp_path / "link").symlink_to(tmp_path)
     for name in ("noise", "noise.yaml"):
         (tmp_path / name).write_text("")
-    with pytest.raises(SpecError, match="is named for two things"):
+    with pytest.raises(UsageError, match="is named for two things"):
         check(spec(**keys), force=True)
 
 
 @pytest.mark.parametrize(
     "keys",
     [
-        {"noise": "noise", "save_latents": "noise"},
-        {"noise": "~/noise", "save_latents": "noise"},
-        {"output": "noise.mp4", "noise": "noise.yaml"},
+        {"initial_noise": "noise", "save_latents": "noise"},
+        {"initial_noise": "~/noise", "save_latents": "noise"},
+        {"output": "noise.mp4", "initial_noise": "noise.yaml"},
         {"output": "noise.mp4", "sharding": "./noise.yaml"},
     ],
     ids=str,
@@ -221,5 +222,5 @@ def test_no_file_of_a_run_overwrites_its_sources(keys: dict, tmp_path: Path, mon
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "noise").write_text("")
     (tmp_path / "noise.yaml").write_text("extends: single")
-    with pytest.raises(SpecError, match="is read, and would be overwritten"):
+    with pytest.raises(UsageError, match="is read, and would be overwritten"):
         check(spec(**{"output": "c.mp4", **keys}), force=True)

@@ -17,32 +17,32 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from ltx2_cli.cli.describe import describe
-from ltx2_cli.cli.from_latents import request
-from ltx2_cli.cli.options import KEYS
-from ltx2_cli.cli.recorded import find_source, recorded
-from ltx2_cli.cli.resumed_files import places
-from ltx2_cli.cli.together import of_system
-from ltx2_cli.console import complain
-from ltx2_cli.core.journal import Journal
-from ltx2_cli.core.progress import Progress
-from ltx2_cli.core.record import begun, continued, made_with
+from ltx2_cli.cli.inspect import inspect
+from ltx2_cli.cli.multihost import system_error
+from ltx2_cli.cli.options import KEYS, ConfigOptions
+from ltx2_cli.cli.recorded_clip import find_source, read_clip
+from ltx2_cli.cli.resume import places
+from ltx2_cli.cli.saved_latents import latents_request
+from ltx2_cli.console import print_error
+from ltx2_cli.core.provenance import extend_history, provenance, source_history
 from ltx2_cli.core.report import Silent
-from ltx2_cli.core.unfinished import Errand, open_unfinished
+from ltx2_cli.core.run_state import RunState
+from ltx2_cli.core.saved_run import RunCheckpointer, RunGoal, open_saved_run
 from ltx2_cli.diffusion.latents import SIZE, open_latents, pack, save_latents
+from ltx2_cli.errors import CommandError, DoesNotFitError, UsageError
 from ltx2_cli.media import Media, write_mp4
 from ltx2_cli.outputs import Ends
-from ltx2_cli.plan import Plan, resolve
-from ltx2_cli.profiles import read_spec, to_yaml
-from ltx2_cli.spec import AV, CommandError, FitError, RunSpec, SpecError
+from ltx2_cli.plan.resolve import Plan, resolve
+from ltx2_cli.request.profiles import read_spec, to_yaml
+from ltx2_cli.request.spec import RunSpec, Streams
+from ltx2_cli.request.validation import RANGES
+from ltx2_cli.request.yaml_text import dump, parse
 from ltx2_cli.tensor_file import CHECKSUM, checksum
-from ltx2_cli.validation import RANGES
-from ltx2_cli.yaml_text import dump, parse
 from program import run_program
 
 LONGEST = 10.0  # seconds
 MOST_LINES = 3
-REFUSED = (SpecError, FitError)
+REFUSED = (UsageError, DoesNotFitError)
 
 
 def cases(number: int) -> Any:
@@ -71,7 +71,7 @@ VALUES = st.recursive(
     max_leaves=5,
 )
 NAMES = [*KEYS.values(), "sharding.mesh", "sharding.mesh.heads", "sharding.weights.embed", "sharding.profile"]
-NUMERIC = {*RANGES, "seed", "sigmas", "stg_blocks", "refinement.sigmas", "sharding.mesh.heads"}
+NUMERIC = {*RANGES, "seed", "sigmas", "stg_blocks", "second_stage.sigmas", "sharding.mesh.heads"}
 
 
 @st.composite
@@ -129,8 +129,8 @@ def answered(folder: Path, act: Callable[[], object]) -> None:
     before, began = contents(folder), time.monotonic()
     try:
         act()
-    except (SpecError, FitError, OSError) as failure:
-        error = of_system(failure) if isinstance(failure, OSError) else failure
+    except (UsageError, DoesNotFitError, OSError) as failure:
+        error = system_error(failure) if isinstance(failure, OSError) else failure
         assert isinstance(error, REFUSED)
         lines = shown(error).splitlines()
         assert 1 <= len(lines) <= MOST_LINES, lines
@@ -146,7 +146,7 @@ def contents(folder: Path) -> dict[Path, int]:
 def shown(error: CommandError) -> str:
     """What a terminal shows of a refusal; nothing in it steers the terminal."""
     with redirect_stderr(io.StringIO()) as stream:
-        complain(str(error), error.hint)
+        print_error(str(error), error.hint)
     text = stream.getvalue()
     assert all(letter.isprintable() or letter in "\n\t" or ord(letter) > 0x9F for letter in text), text
     return text
@@ -166,21 +166,23 @@ def files(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pat
     folder = tmp_path_factory.mktemp("files")
     paths = {kind: folder / f"clip.{kind}" for kind in ("mp4", "yaml", "safetensors", "run")}
     noise = np.random.default_rng(0)
-    latents = AV(*(noise.standard_normal(shape, np.float32) for shape in plan.latent_shapes))
-    facts = {"generation": plan.arch.generation, "fps": "24.0", "stage": "final"} | dict(
+    latents = Streams(*(noise.standard_normal(shape, np.float32) for shape in plan.latent_shapes))
+    facts = {"model_version": plan.arch.model_version, "fps": "24.0", "stage": "final"} | dict(
         zip(SIZE, ("9", "64", "64"), strict=True)
     )
     save_latents(latents, paths["safetensors"], facts)
-    history = continued(
-        (begun(open_latents(paths["safetensors"]), 24.0),), plan, plan.stages[-1], AV(*map(np.asarray, pack(latents)))
+    history = extend_history(
+        (source_history(open_latents(paths["safetensors"]), 24.0),),
+        plan.stages[-1],
+        Streams(*map(np.asarray, pack(latents))),
     )
-    about = {**facts, "record": to_yaml(plan.spec, made_with(plan, {"vae/a.safetensors": "0" * 64}, history[0]))}
+    about = {**facts, "record": to_yaml(plan.spec, provenance(plan, {"vae/a.safetensors": "0" * 64}, history[0]))}
     save_latents(latents, paths["safetensors"], about)
     paths["yaml"].write_text(about["record"])
     frames, sound = np.zeros((9, 64, 64, 3), np.uint8), np.zeros((18_000, 2), np.float32)
     write_mp4(Media(frames, sound, 24.0, 48_000), paths["mp4"], about)
-    progress = Progress(step=7, current=AV(*map(np.asarray, pack(latents))))
-    Journal(paths["run"], plan, Errand(Ends.clips, None), Silent(), True, 0)(progress)
+    progress = RunState(step=7, current=Streams(*map(np.asarray, pack(latents))))
+    RunCheckpointer(paths["run"], plan, RunGoal(Ends.clips, None), Silent(), True, 0)(progress)
     return paths
 
 
@@ -199,18 +201,18 @@ def readings(plan: Plan) -> dict[str, Callable[[Path], object]]:
     """What the verbs do with each kind of file before anything is loaded."""
 
     def page(path: Path) -> None:
-        describe(path)
-        find_source(recorded(path), None)
-        recorded(path).request({}, [])
+        inspect(path)
+        find_source(read_clip(path), None)
+        read_clip(path).request({}, [])
 
     def latents(path: Path) -> None:
-        describe(path)
+        inspect(path)
         file = open_latents(path)
         file.read()
-        request(file, {"model": "demo"}, None, [], {"lora": []})
+        latents_request(file, {"model": "demo"}, ConfigOptions(), {"lora": []})
 
     def run(path: Path) -> None:
-        kept = open_unfinished(path)
+        kept = open_saved_run(path)
         places(kept.spec({}), kept, {})
         kept.changes(plan)
         kept.progress(plan)

@@ -1,32 +1,36 @@
 """`ltx2 generate`: from a prompt to a video with sound."""
 
-from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from ltx2_cli.cli import options
-from ltx2_cli.cli.carry_out import carry_out
-from ltx2_cli.cli.describe import config_page
-from ltx2_cli.cli.flaws import Strict, refuse_flaws
-from ltx2_cli.cli.memory import check_published, fitting_plan
-from ltx2_cli.cli.options import COMPILING, FILES, KEEP_EVERY, SIZE, STEPS, option
-from ltx2_cli.cli.telling import report_for, say_end
-from ltx2_cli.cli.together import asked, begin, found, in_step, with_common_seed
+from ltx2_cli.cli.execute import Session, execute, open_session
+from ltx2_cli.cli.inspect import config_page
+from ltx2_cli.cli.multihost import request_facts, with_common_seed
+from ltx2_cli.cli.options import COMPILING, FILES, SIZE, STEPS, Count, Text, command, option, overrides
+from ltx2_cli.cli.preflight import check_published, download_lines, dry_run_lines
 from ltx2_cli.console import print_out, visible
-from ltx2_cli.core.report import Report
-from ltx2_cli.outputs import Ends, check_distinct, check_folder, check_outputs, named, outputs, read_files, run_file
-from ltx2_cli.platforms import find_devices
-from ltx2_cli.spec import NO_CACHE, RunSpec, SpecError
-from ltx2_cli.writing import Output, hold
+from ltx2_cli.devices import find_devices
+from ltx2_cli.errors import UsageError
+from ltx2_cli.files import Output
+from ltx2_cli.outputs import (
+    Ends,
+    check_distinct,
+    check_folder,
+    check_outputs,
+    outputs,
+    read_files,
+    run_file,
+    with_free_names,
+)
+from ltx2_cli.request.spec import NO_CACHE, RunSpec
 
 if TYPE_CHECKING:
-    from ltx2_cli.core.components import Components
-    from ltx2_cli.forecast.requests import Request
-    from ltx2_cli.hosts import Hosts
-    from ltx2_cli.plan import Plan
+    from ltx2_cli.estimate.requests import Request
+    from ltx2_cli.plan.resolve import Plan
 
 EXAMPLES = r"""[bold]Examples[/bold]
 
@@ -37,215 +41,179 @@ ltx2 generate "a choir" --model ~/LTX-2 --sharding trillium
 ltx2 generate "a street" --guidance-scale 4 --audio-stg-scale 0
 ltx2 generate --config out/fox.yaml --seed 8 -o out/fox8.mp4 --set fps=30"""
 
-ANYTHING = "a"  # a prompt is wanted, none is shown; every text encoder knows it
+ANYTHING = "a"  # the prompt of a warm-up; every text encoder knows it
 
 
 @dataclass(frozen=True)
-class Manner:
-    """How a request is carried out, which changes nothing in its clip."""
+class SamplingOptions:
+    """How many videos, of which noise, in how many steps."""
 
-    hosts: "Hosts"
-    report: Report
-    force: bool
-    drafts: bool
-    warmup: bool
-    no_compile: bool
-    resumable: bool | None
-    keep_every: float
-    perf_dump: Path | None
-    profile: Path | None
+    num_videos: Count = option(SIZE, "Videos at once: the seeds that follow each other.")
+    num_inference_steps: Count = options.steps()
+    seed: Text = option(
+        STEPS, "As many as wanted: 7, 1 2 3 or 0..15; without it a random one, said.", metavar="N [N...]"
+    )
 
-    def request(self, spec: RunSpec) -> "Request":
-        """What is asked of this machine's devices."""
-        from ltx2_cli.forecast.requests import Request
 
-        return Request(spec, find_devices(), ends=self.ends)
+@dataclass(frozen=True)
+class FileOptions:
+    """The files that are read and written."""
+
+    output: Path | None = option(FILES, "The mp4; without it named after prompt, model, seed.", "--output", "-o")
+    force: bool = options.force()
+    strict: bool = options.strict()
+    noise: Path | None = options.noise()
+    save_latents: Path | None = options.save_latents()
+    stop_after: Literal["stage1"] | None = option(
+        FILES, "Make drafts: latents of a first stage, which `ltx2 upsample` goes on from, and a PNG of all."
+    )
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a request is carried out; nothing of it changes a clip."""
+
+    compile_cache: Text = options.compile_cache()
+    no_compile: bool = option(COMPILING, "Fail where a program is not in the cache yet.", "--no-compile", default=False)
+    warmup: bool = option(
+        COMPILING, "Compile, load and run all with one step; make no clip.", "--warmup", default=False
+    )
+    perf_dump: Path | None = option(COMPILING, "JSON file for how long each stage and step took.", metavar="FILE")
+    profile: Path | None = option(COMPILING, "Folder for a trace that xprof reads.", metavar="FOLDER")
+    dry_run: bool = option(FILES, "Print what would be downloaded and done; do nothing.", "--dry-run", default=False)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request on this host, with all that decides what is done."""
+
+    spec: RunSpec
+    ends: Ends
+    options: RunOptions
+    session: Session
 
     @property
-    def ends(self) -> Ends:
-        """The clips, or the drafts that a first stage leaves."""
-        return Ends.drafts if self.drafts else Ends.clips
+    def request(self) -> "Request":
+        """The request of this machine's devices."""
+        from ltx2_cli.estimate.requests import Request
 
-    def files(self, spec: RunSpec) -> list[Output]:
-        """All that this host writes."""
-        dump = [Output(self.perf_dump, "--perf-dump")] if self.perf_dump else []
-        clips = [] if self.warmup else [*outputs(spec, self.ends), run_file(spec)]
-        return [*clips, *dump] if self.hosts.first else []
+        return Request(self.spec, find_devices(), ends=self.ends)
+
+    @property
+    def files(self) -> list[Output]:
+        """All files that this host writes."""
+        dump = [Output(self.options.perf_dump, "--perf-dump")] if self.options.perf_dump else []
+        clips = [] if self.options.warmup else [*outputs(self.spec, self.ends), run_file(self.spec)]
+        return [*clips, *dump] if self.session.hosts.first else []
 
 
+@command
 def generate(
-    context: typer.Context,
     words: Annotated[
         list[str] | None,
         typer.Argument(metavar="PROMPT", help="What to show and to hear, as --prompt.", show_default=False),
     ] = None,
-    prompt: options.Prompt = None,
-    negative_prompt: options.NegativePrompt = None,
-    height: options.Height = None,
-    width: options.Width = None,
-    num_frames: options.Frames = None,
-    fps: options.Rate = None,
-    num_videos: Annotated[options.Count, option(SIZE, "Videos at once: the seeds that follow each other.")] = None,
-    num_inference_steps: options.StepCount = None,
-    seed: Annotated[
-        options.Text,
-        option(STEPS, "As many as wanted: 7, 1 2 3 or 0..15; without it a random one, said.", metavar="N [N...]"),
-    ] = None,
-    guidance_scale: options.GuidanceScale = None,
-    stg_scale: options.StgScale = None,
-    modality_scale: options.ModalityScale = None,
-    guidance_rescale: options.GuidanceRescale = None,
-    stg_blocks: options.StgBlocks = None,
-    audio_guidance_scale: options.AudioGuidanceScale = None,
-    audio_stg_scale: options.AudioStgScale = None,
-    audio_modality_scale: options.AudioModalityScale = None,
-    audio_guidance_rescale: options.AudioGuidanceRescale = None,
-    model: options.Model = None,
-    recipe: options.Recipe = None,
-    upsampler: options.Upsampler = None,
-    lora: options.Loras = None,
-    dtype: options.Precision = None,
-    text_encoder: options.TextEncoder = None,
-    text_encoder_dtype: options.TextPrecision = None,
-    sharding: options.Sharding = None,
-    output: Annotated[
-        Path | None, option(FILES, "The mp4; without it named after prompt, model, seed.", "--output", "-o")
-    ] = None,
-    force: options.Force = False,
-    strict: Strict = False,
-    noise: options.Noise = None,
-    save_latents: options.SaveLatents = None,
-    stop_after: Annotated[
-        Literal["stage1"] | None,
-        option(FILES, "Make drafts: latents of a first stage, which `ltx2 upsample` goes on from, and a PNG of all."),
-    ] = None,
-    resumable: options.Resumable = None,
-    keep_every: options.KeepEvery = KEEP_EVERY,
-    config: options.Config = None,
-    settings: options.Settings = None,
-    compile_cache: options.CompileCache = None,
-    no_compile: Annotated[
-        bool, option(COMPILING, "Fail where a program is not in the cache yet.", "--no-compile")
-    ] = False,
-    warmup: Annotated[
-        bool, option(COMPILING, "Compile, load and run all with one step; make no clip.", "--warmup")
-    ] = False,
-    perf_dump: Annotated[
-        Path | None, option(COMPILING, "JSON file for how long each stage and step took.", metavar="FILE")
-    ] = None,
-    profile: Annotated[Path | None, option(COMPILING, "Folder for a trace that xprof reads.", metavar="FOLDER")] = None,
-    dry_run: Annotated[
-        bool, option(FILES, "Print what would be downloaded and done; do nothing.", "--dry-run")
-    ] = False,
-    verbose: options.Verbose = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
-    coordinator_address: options.CoordinatorAddress = None,
-    num_processes: options.NumProcesses = None,
-    process_id: options.ProcessId = None,
-    initialization_timeout: options.InitializationTimeout = 300,
+    *,
+    clip: options.ClipOptions,
+    sampling: SamplingOptions,
+    guidance: options.GuidanceOptions,
+    models: options.ModelOptions,
+    hardware: options.HardwareOptions,
+    files: FileOptions,
+    resuming: options.ResumeOptions,
+    page: options.ConfigOptions,
+    run: RunOptions,
+    session: options.SessionOptions,
 ) -> None:
     """Make a video with sound from a prompt; its path is printed, and a record that --config reads lies beside it."""
-    from ltx2_cli.profiles import read_spec
+    from ltx2_cli.request.profiles import read_spec
 
-    hosts = begin(coordinator_address, num_processes, process_id, initialization_timeout)
-    report = report_for(context, hosts.first)
-    how = Manner(hosts, report, force, bool(stop_after), warmup, no_compile, resumable, keep_every, perf_dump, profile)
-    with in_step(hosts) as facts:
-        if warmup and no_compile:
-            raise SpecError("--warmup compiles what --no-compile forbids", "leave one of them out")
-        if stop_after and not save_latents:
-            raise SpecError("--stop-after writes latents, and no file is named for them", "--save-latents FILE")
-        given = options.overrides({**context.params, **options.prompt_and_seeds(prompt, seed, words or [])})
-        spec = read_spec(
-            {"prompt": ANYTHING, **given} if warmup else given, config=config_page(config), dotlist=settings or ()
-        )
-        facts |= asked(spec)
-    seeded, random = with_common_seed(spec, hosts), spec.seed is None
-    with in_step(hosts):
-        seeded = seeded if force or not hosts.first else named(seeded, how.ends)
-        traces = [Output(profile, "--profile")] if profile else []
+    with open_session(session) as opened:
+        with opened.synchronized() as facts:
+            if run.warmup and run.no_compile:
+                raise UsageError("--warmup compiles what --no-compile forbids", "leave one of them out")
+            if files.stop_after and not files.save_latents:
+                raise UsageError("--stop-after writes latents, and no file is named for them", "--save-latents FILE")
+            text = options.prompt_and_seeds(clip.prompt, sampling.seed, words or [])
+            given = overrides(clip, sampling, guidance, models, hardware, files, run, **text)
+            anything = {"prompt": ANYTHING} if run.warmup else {}
+            spec = read_spec({**anything, **given}, config=config_page(page.config), dotlist=page.settings or ())
+            facts |= request_facts(spec)
+        ends = Ends.drafts if files.stop_after else Ends.clips
+        job = Job(with_common_seed(spec, opened.hosts), ends, run, opened)
+        job = _reserved(job, files.force, [page.config] if page.config else [])
+        if run.dry_run:
+            _dry_run(job, spec.seed is None)
+        else:
+            _execute(job, spec.seed is None, resuming, files.strict)
+
+
+def _reserved(job: Job, force: bool, reads: list[Path]) -> Job:
+    """The job under names that are free, its files kept from other processes."""
+    with job.session.synchronized():
+        if job.session.hosts.first and not force:
+            job = replace(job, spec=with_free_names(job.spec, job.ends))
+        spec, traces = job.spec, [Output(job.options.profile, "--profile")] if job.options.profile else []
         for folder, flag in traces:
             check_folder(folder, flag)
         if spec.compile_cache not in (None, NO_CACHE):
             check_folder(Path(spec.compile_cache).expanduser(), "--compile-cache")
-        reads = [*read_files(spec), *([config] if config else [])]
-        check_outputs(how.files(seeded), reads, force, folders=traces)
-        context.with_resource(hold(() if dry_run else how.files(seeded)))
-    if dry_run:
-        _foretell(seeded, random, how)
-    else:
-        refuse_flaws(_carry_out(seeded, random, how), strict)
+        check_outputs(job.files, [*read_files(spec), *reads], force, folders=traces)
+        if not job.options.dry_run:
+            job.session.reserve(job.files)
+    return job
 
 
-def _foretell(spec: RunSpec, random: bool, how: Manner) -> None:
-    """Print what would be done."""
-    from ltx2_cli.cli.preview import preview
-
-    with in_step(how.hosts):
-        lines = list(preview(how.request(spec), random, how.files(spec))) if how.hosts.first else []
+def _dry_run(job: Job, random: bool) -> None:
+    """Print what would be done; `random`: another seed will be drawn."""
+    with job.session.synchronized():
+        lines = list(dry_run_lines(job.request, random, job.files)) if job.session.hosts.first else []
         if lines:
             print_out("\n".join(map(visible, lines)))
 
 
-def _carry_out(spec: RunSpec, random: bool, how: Manner) -> list[str]:
-    """Make the clips and print their paths; their flaws."""
-    report = how.report
-    report.note("starting …")
-    from ltx2_cli.core.compiling import counted
+def _execute(job: Job, random: bool, resuming: options.ResumeOptions, strict: bool) -> None:
+    """Make the clips and print their paths; or only warm up."""
+    count = job.session.start()
+    from ltx2_cli.core.run import load, warm_up
+    from ltx2_cli.core.saved_run import RunCheckpointer, RunGoal
     from ltx2_cli.core.timings import Timings, traced
 
-    with ExitStack() as around:
-        count = around.enter_context(counted())
-        plan, components = _ready(spec, how, report, around)
-        if random and not how.warmup:
-            report.note(f"seed: {plan.spec.seeds[0]}")
-        around.enter_context(traced(how.profile))
-        timings = Timings(report)
-        flaws = _make(plan, components, timings, how)
-        if how.hosts.first and how.perf_dump:
-            timings.write(how.perf_dump)
-    written = [] if how.warmup else [path for path, _ in outputs(plan.spec, how.ends)]
-    say_end(report, written, count)
-    return flaws
+    session, run = job.session, job.options
+    plan = _agreed_plan(job)
+    components, flaws = load(plan), list[str]()
+    if random and not run.warmup:
+        session.report.note(f"seed: {plan.spec.seeds[0]}")
+    with traced(run.profile):
+        timings = Timings(session.report)
+        if run.warmup:
+            warm_up(plan, components, timings)
+        else:
+            goal, keep = RunGoal(job.ends, source=None), (resuming.resumable, resuming.keep_every)
+            flaws = execute(RunCheckpointer(run_file(plan.spec).path, plan, goal, timings, *keep), components)
+        if session.hosts.first and run.perf_dump:
+            timings.write(run.perf_dump)
+    session.finish([] if run.warmup else [path for path, _ in outputs(plan.spec, job.ends)], count, flaws, strict)
 
 
-def _ready(spec: RunSpec, how: Manner, report: Report, around: ExitStack) -> "tuple[Plan, Components]":
-    """What the request means, all hosts agreed, and its networks, of which no weight is read yet; no program is
-    compiled `around` what follows, where that is asked."""
-    from ltx2_cli.cli.preview import downloading
-    from ltx2_cli.core.compiling import keep_programs, none_compiled
-    from ltx2_cli.core.record import input_files
-    from ltx2_cli.core.run import load, programs
-    from ltx2_cli.plan import missing
-    from ltx2_cli.weights.hub import check_room
+def _agreed_plan(job: Job) -> "Plan":
+    """The plan, after what has to be downloaded was said; from then on nothing is compiled, with --no-compile."""
+    from ltx2_cli.core.compiling import forbid_compilation
+    from ltx2_cli.core.provenance import input_files
+    from ltx2_cli.core.run import programs
+    from ltx2_cli.plan.resolve import missing_downloads
+    from ltx2_cli.weights.hub import check_disk_space
 
-    with in_step(how.hosts) as facts:
-        keep_programs(spec.compile_cache)
-        request = how.request(spec)
+    def check(plan: "Plan") -> None:
+        check_distinct(job.files, input_files(plan))
+        if job.options.no_compile:
+            job.session.resources.enter_context(forbid_compilation(programs(plan, job.ends)))
+
+    request = job.request
+    with job.session.synchronized():
         check_published(request)
-        absent = missing(spec)
-        check_room(absent)
-        for line in downloading(absent):
-            report.note(line)
-        plan = fitting_plan(request)
-        if how.hosts.count > 1:
-            facts |= found(plan)
-        check_distinct(how.files(spec), input_files(plan))
-        components = load(plan)
-        if how.no_compile:
-            around.enter_context(none_compiled(programs(plan, how.ends)))
-    return plan, components
-
-
-def _make(plan: "Plan", components: "Components", report: Report, how: Manner) -> list[str]:
-    """Carry out the plan, or only warm up for it; the flaws of what was made."""
-    from ltx2_cli.core.journal import Journal
-    from ltx2_cli.core.run import warm_up
-    from ltx2_cli.core.unfinished import Errand
-
-    if how.warmup:
-        warm_up(plan, components, report)
-        return []
-    errand = Errand(how.ends, source=None)
-    return carry_out(Journal(run_file(plan.spec).path, plan, errand, report, how.resumable, how.keep_every), components)
+        absent = missing_downloads(job.spec)
+        check_disk_space(absent)
+        for line in download_lines(absent):
+            job.session.report.note(line)
+    return job.session.plan(request, check)

@@ -16,12 +16,15 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Report
-from ltx2_cli.hosts import is_shared
+from ltx2_cli.distributed import is_shared
+from ltx2_cli.errors import RunError, UsageError
 from ltx2_cli.private_api import COMPILED_EVENT, READ_EVENT, compilation_refused, discard_unreadable_programs
-from ltx2_cli.profiles import user_cache
-from ltx2_cli.spec import NO_CACHE, RunError, SpecError
+from ltx2_cli.request.profiles import user_cache
+from ltx2_cli.request.spec import NO_CACHE
 
-Ahead = Mapping[str, list[tuple[str, Future[None]]]]  # by network: the names of its programs, and when each is compiled
+CompileFutures = Mapping[
+    str, list[tuple[str, Future[None]]]
+]  # by network: the names of its programs, and when each is compiled
 
 
 KEPT_NOWHERE = "compiled programs are kept nowhere: "
@@ -33,15 +36,18 @@ class NotCompiledError(RunError):
     """A program that is not in the cache, where none may be compiled."""
 
 
-UNTOLD = (NotCompiledError, jax.errors.JaxRuntimeError)  # why a fault may not be looked into: no program, no memory
+UNDIAGNOSABLE = (
+    NotCompiledError,
+    jax.errors.JaxRuntimeError,
+)  # why a fault may not be looked into: no program, no memory
 
 
-def keep_programs(folder: str | None) -> None:
+def enable_compilation_cache(folder: str | None) -> None:
     """Keep what this process compiles in `folder`, and read from there what an earlier one compiled.
 
-    None is the folder that jax was given, such as by JAX_COMPILATION_CACHE_DIR, else the user's own, and none with a
-    warning where that cannot be written; `off` is no folder. Where jax was told to keep none, none is kept. Raises
-    `SpecError` for a folder that was asked for and cannot be written.
+    None is the folder that jax was given, such as by JAX_COMPILATION_CACHE_DIR, else the user's own, with a warning
+    where that cannot be written; `off` is no folder. Where jax was told to keep none, none is kept. Raises `UsageError`
+    for a folder that was asked for and cannot be written.
     """
     settings: Any = jax.config  # its options are attributes without types
     if not settings.jax_enable_compilation_cache:
@@ -49,12 +55,15 @@ def keep_programs(folder: str | None) -> None:
     for threshold, least in (("min_compile_time_secs", 0), ("min_entry_size_bytes", -1)):  # also what is compiled soon
         jax.config.update(f"jax_persistent_cache_{threshold}", least)
     discard_unreadable_programs()
-    if folder is None and settings.jax_compilation_cache_dir:
+    given = settings.jax_compilation_cache_dir
+    if folder is None and given:
+        if "://" not in given and (reason := _unwritable(Path(given))):
+            warnings.warn(f"{KEPT_NOWHERE}{given}: {reason}", stacklevel=2)
         return
     place = None if folder == NO_CACHE else Path(folder).expanduser() if folder else user_cache() / "programs"
     if place is not None and (reason := _unwritable(place)):
         if folder is not None:
-            raise SpecError(
+            raise UsageError(
                 f"compiled programs cannot be kept in {place}: {reason}",
                 f"--compile-cache FOLDER, or --compile-cache {NO_CACHE}",
             )
@@ -69,6 +78,8 @@ def _unwritable(place: Path) -> str:
     try:
         place.mkdir(parents=True, exist_ok=True)
         return "" if os.access(place, os.W_OK) else "permission denied"
+    except FileExistsError:
+        return "it is no folder"
     except OSError as error:
         return error.strerror or str(error)
 
@@ -93,7 +104,7 @@ def agree_on_programs(report: Report) -> None:
 
 
 @contextmanager
-def compiled_ahead(programs: Iterable[Program]) -> Iterator[Ahead]:
+def compile_in_background(programs: Iterable[Program]) -> Iterator[CompileFutures]:
     """While the body runs, its programs are compiled beside it, in their order, by one thread.
 
     What goes wrong there is raised to who waits for that program. At the end, those that wait are forgotten.
@@ -113,7 +124,7 @@ def _compile(program: Program) -> None:
 
 
 @dataclass(frozen=True)
-class Count:
+class CompileStats:
     """Programs that were compiled, and those that were read from the cache, in seconds each; and why some could not be
     kept there, or read."""
 
@@ -130,10 +141,10 @@ class Count:
 
 
 @contextmanager
-def counted() -> Iterator[Count]:
+def count_compilations() -> Iterator[CompileStats]:
     """How many programs XLA compiles in the body, on all threads; what Python would warn of their cache is kept for the
     count."""
-    count, show = Count(), warnings.showwarning
+    count, show = CompileStats(), warnings.showwarning
 
     def hear(
         message: Warning | str,
@@ -164,7 +175,7 @@ def counted() -> Iterator[Count]:
 
 
 @contextmanager
-def none_compiled(programs: Iterable[Program]) -> Iterator[None]:
+def forbid_compilation(programs: Iterable[Program]) -> Iterator[None]:
     """Nothing is compiled in the body. Raises `NotCompiledError`, before it begins, with all programs of these that
     neither this process nor the cache has; and in it, for any other program."""
     with compilation_refused(lambda name: _refuse([name])):

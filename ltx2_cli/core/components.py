@@ -8,35 +8,38 @@ from typing import Any
 import jax
 from flax import nnx
 
-from ltx2_cli.core.compiling import UNTOLD, Ahead, compiled_ahead
-from ltx2_cli.core.out_of_memory import memory_to_load
+from ltx2_cli.core.compiling import UNDIAGNOSABLE, CompileFutures, compile_in_background
+from ltx2_cli.core.out_of_memory import LOAD, memory_for
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Report
-from ltx2_cli.plan import Plan
-from ltx2_cli.spec import NotFiniteError, RunError
-from ltx2_cli.stages import DENOISER, REFINER
+from ltx2_cli.errors import NotFiniteError, RunError
+from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.plan.stages import DENOISER, REFINER
+from ltx2_cli.weights.checkpoint import count_and_list
 from ltx2_cli.weights.declare import Weight, map_weights
-from ltx2_cli.weights.findings import some
-from ltx2_cli.weights.hold import hold
-from ltx2_cli.weights.load import load, not_finite
-from ltx2_cli.weights.on_devices import Placement
+from ltx2_cli.weights.load import load, merge_lora, not_finite
+from ltx2_cli.weights.transfer import Placement
 
 
 class Components:
-    """A plan's networks with their weights, by the names of its `networks`: `with components.use("vae", report)`."""
+    """A plan's networks with their weights, by name: `with components.use("vae", report)`.
+
+    There is one denoiser in memory: a second stage's LoRAs are merged into the first stage's weights, which are read
+    again where they are wanted after that.
+    """
 
     def __init__(self, plan: Plan):
         self.plan = plan
         self.resident: dict[str, nnx.Module] = {}
         self.kept: frozenset[str] = frozenset()  # names of networks that stay once they are used
-        self.ahead: Ahead = {}
+        self.ahead: CompileFutures = {}
         self.after_load: Callable[[str], None] = lambda name: None  # is called with each network's name
 
     @contextmanager
     def compiling(self, programs: Iterable[Program]) -> Iterator[None]:
         """While the body runs, compile these beside the loading; a network is ready when its programs are."""
         try:
-            with compiled_ahead(programs) as self.ahead:
+            with compile_in_background(programs) as self.ahead:
                 yield
         finally:
             self.ahead = {}
@@ -48,7 +51,7 @@ class Components:
         try:
             yield
         finally:
-            for name in self.kept if not self.plan.spec.keep_resident else ():
+            for name in self.kept if not self.plan.keep_resident else ():
                 self.resident.pop(name, None)
             self.kept = frozenset()
 
@@ -60,7 +63,10 @@ class Components:
         """
         module = self.resident.get(name)
         if module is None:
-            with report.stage(f"load {name.replace('_', ' ')}"), memory_to_load(name, self.plan):
+            if name == DENOISER:
+                self.resident.pop(REFINER, None)  # subtracting what was merged would not be exact
+            spoken = name.replace("_", " ")
+            with report.stage(f"load {spoken}"), memory_for(f"{LOAD}{spoken}", self.plan):
                 module = jax.block_until_ready(self._refiner() if name == REFINER else self._loaded(name, name))
             self.after_load(name)
         for program, compiled in self.ahead.get(name, ()):
@@ -69,32 +75,29 @@ class Components:
                     wait([compiled])
             compiled.result()
         awaited = name == DENOISER and any(stage.network == REFINER for stage in self.plan.stages)
-        if self.plan.spec.keep_resident or awaited or name in self.kept:
+        if self.plan.keep_resident or awaited or name in self.kept:
             self.resident[name] = module
         try:
             yield module
         except NotFiniteError as error:
             files, broken = self.plan.checkpoint.files[name], []
-            with suppress(*UNTOLD):
+            with suppress(*UNDIAGNOSABLE):
                 broken = [tensor for tensor in not_finite(module) if tensor in files]
             if broken:
-                file, found = files[broken[0]].file, "; ".join(some("not finite", broken))
+                file, found = files[broken[0]].file, "; ".join(count_and_list("not finite", broken))
                 raise RunError(f"the {name} in {file} is damaged: {found}", "download it again") from error
             raise
 
-    def _loaded(self, name: str, where: str) -> nnx.Module:
+    def _loaded(self, name: str, where: str) -> Any:
         """The network `name`, lying as the one that is called `where` does."""
         plan = self.plan
-        network: nnx.Module = getattr(plan.networks, name)
-        return load(network, plan.checkpoint.files[name], placement(plan, where), plan.added.get(name))
+        return load(plan.network(name), plan.checkpoint.files[name], placement(plan, where), plan.added.get(name))
 
     def _refiner(self) -> nnx.Module:
         """The second stage's denoiser out of the first's, which is here but where that stage is left out."""
-        plan, base = self.plan, self.resident.get(DENOISER) or self._loaded(DENOISER, REFINER)
-        if not plan.spec.keep_resident:
-            self.resident.pop(DENOISER, None)
-        assert plan.networks.refiner is not None
-        return hold(plan.networks.refiner, base, placement(plan, REFINER), plan.added[REFINER])
+        plan, denoiser = self.plan, self.resident.pop(DENOISER, None) or self._loaded(DENOISER, REFINER)
+        merge_lora(denoiser, placement(plan, REFINER), plan.added[REFINER])
+        return denoiser
 
 
 def placement(plan: Plan, name: str) -> Placement:
@@ -102,8 +105,7 @@ def placement(plan: Plan, name: str) -> Placement:
     for stage in plan.stages:
         if stage.network == name:
             return stage.sharding.place
-    whole = name in ("vae", "audio_vae", "vocoder") and plan.spec.sharding.replicate_vae
-    return (lambda weight: plan.decoding.whole) if whole else plan.sharding.place
+    return (lambda weight: plan.decoding.whole) if name in plan.replicated else plan.sharding.place
 
 
 def abstract_network(plan: Plan, name: str) -> Any:
@@ -114,4 +116,4 @@ def abstract_network(plan: Plan, name: str) -> Any:
         value = weight.get_value()
         return weight.with_value(jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=place(weight)))
 
-    return map_weights(placed, getattr(plan.networks, name))
+    return map_weights(placed, plan.network(name))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,17 +10,18 @@ import numpy as np
 
 from ltx2_cli.core.components import Components, abstract_network
 from ltx2_cli.core.out_of_memory import CONNECT, ENCODE, memory_for
-from ltx2_cli.core.programs import Program, abstract, results
-from ltx2_cli.core.progress import Contexts
+from ltx2_cli.core.programs import Program, as_abstract, jitted
 from ltx2_cli.core.report import Report
-from ltx2_cli.hosts import place
+from ltx2_cli.core.run_state import Contexts
+from ltx2_cli.distributed import to_devices
+from ltx2_cli.errors import NotFiniteError
 from ltx2_cli.models.connectors import TextConnectors
 from ltx2_cli.models.gemma import Gemma
 from ltx2_cli.models.tokenizer import Tokens, tokenise
-from ltx2_cli.plan import Plan
+from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.plan.stages import CONNECTORS
+from ltx2_cli.request.spec import DType, Streams
 from ltx2_cli.sharding import ShardingPlan, activate
-from ltx2_cli.spec import AV, DType, NotFiniteError
-from ltx2_cli.stages import CONNECTORS
 
 
 def encode(plan: Plan, names: Iterable[str], components: Components, report: Report) -> Contexts:
@@ -27,76 +29,75 @@ def encode(plan: Plan, names: Iterable[str], components: Components, report: Rep
 
     The prompts are read once for all of them.
     """
-    tokens = tokenise(plan.checkpoint.tokenizer, plan.prompts, plan.spec.max_sequence_length)
+    tokens = tokenise(plan.checkpoint.tokenizer, plan.prompts, plan.text.tokens)
     for prompt, truncated in zip(plan.prompts, tokens.truncated, strict=True):
         if truncated:
-            report.note(f"only the first {plan.spec.max_sequence_length} tokens are read of: {prompt[:40]}…")
+            report.note(f"only the first {plan.text.tokens} tokens are read of: {prompt[:40]}…")
     states = _hidden_states(tokens, plan, components, report)
     return {name: _connected(name, states, tokens, plan, components, report) for name in names}
 
 
 def programs(plan: Plan, names: Iterable[str]) -> Iterator[Program]:
-    """Those that `encode` runs. Raises `SpecError` for a text encoder that cannot be computed."""
+    """Those that `encode` runs. Raises `UsageError` for a text encoder that cannot be computed."""
     plan.networks.text_encoder.check()  # now, in this thread: others lower the programs
-    return _programs(plan, names)
+    encoder = [_encoder_program(plan)] if plan.text.compiled else []
+    return iter([*encoder, *(_connector_program(plan, name) for name in names)])
 
 
-def _programs(plan: Plan, names: Iterable[str]) -> Iterator[Program]:
-    if plan.spec.compile_text_encoder:
-        yield Program("text encoder", "text_encoder", lambda: _trace_encoder(plan).lower())
-    for name in names:
-        yield Program(name.replace("_", " "), name, lambda: _trace_connectors(plan).lower())
-
-
-def abstract_contexts(plan: Plan) -> AV[jax.ShapeDtypeStruct]:
+def abstract_contexts(plan: Plan) -> Streams[jax.ShapeDtypeStruct]:
     """What `encode` returns of any connectors, without its values."""
-    contexts, _ = results(_trace_connectors(plan))
+    contexts, _ = _connector_program(plan, CONNECTORS).outputs()
     return contexts
 
 
-def _trace_encoder(plan: Plan) -> jax.stages.Traced:
-    shape = (_batch(plan), plan.spec.max_sequence_length)
-    tokens = abstract((np.empty(shape, np.int32), np.empty(shape, bool)), plan.sharding.replicated)
-    return _encode.trace(abstract_network(plan, "text_encoder"), *tokens, plan.sharding)
+def _encoder_program(plan: Plan) -> Program:
+    """Tokens and mask [prompts, tokens] to hidden states, and whether they are finite."""
+
+    def arguments() -> tuple[Any, ...]:
+        shape = (plan.text.at_once, plan.text.tokens)
+        tokens = as_abstract((np.empty(shape, np.int32), np.empty(shape, bool)), plan.sharding.replicated)
+        return abstract_network(plan, "text_encoder"), *tokens
+
+    function = jitted(_states, plan.sharding.replicated, sharding=plan.sharding)
+    return Program("text encoder", "text_encoder", function, arguments)
 
 
-def _trace_connectors(plan: Plan) -> jax.stages.Traced:
-    text, dtype = plan.checkpoint.text_encoder, plan.spec.text_encoder_dtype.value
-    shape = (len(plan.prompts), plan.spec.max_sequence_length)
-    states = (_batch(plan), text.states, shape[1], text.hidden_size)
-    part = jax.ShapeDtypeStruct(states, dtype, sharding=plan.sharding.replicated)
-    mask = abstract(np.empty(shape, bool), plan.sharding.replicated)
-    parts = [part] * (len(plan.prompts) // _batch(plan))
-    return _connect.trace(abstract_network(plan, CONNECTORS), parts, mask, plan.sharding)
+def _connector_program(plan: Plan, name: str) -> Program:
+    """Hidden states of each batch of prompts and the mask of all to contexts, and whether they are finite."""
 
+    def arguments() -> tuple[Any, ...]:
+        encoder, text, where = plan.checkpoint.text_encoder, plan.text, plan.sharding.replicated
+        shape = (text.at_once, encoder.states, text.tokens, encoder.hidden_size)
+        part = jax.ShapeDtypeStruct(shape, text.dtype.value, sharding=where)
+        mask = jax.ShapeDtypeStruct((len(plan.prompts), text.tokens), bool, sharding=where)
+        return abstract_network(plan, name), [part] * (len(plan.prompts) // text.at_once), mask
 
-def _batch(plan: Plan) -> int:
-    """How many prompts are encoded at once."""
-    return len(plan.prompts) if plan.spec.sharding.use_batched_text_encoder else 1
+    function = jitted(_connect, plan.sharding.replicated, sharding=plan.sharding)
+    return Program(name.replace("_", " "), name, function, arguments)
 
 
 def _hidden_states(tokens: Tokens, plan: Plan, components: Components, report: Report) -> list[jax.Array]:
     """Those of each batch of prompts."""
-    run, batch = _encode if plan.spec.compile_text_encoder else _states, _batch(plan)
-    batches = [slice(row, row + batch) for row in range(0, len(tokens.ids), batch)]
+    run = _encoder_program(plan) if plan.text.compiled else partial(_states, sharding=plan.sharding)
+    batches = [slice(row, row + plan.text.at_once) for row in range(0, len(tokens.ids), plan.text.at_once)]
     with (
         memory_for(ENCODE, plan),
         components.use("text_encoder", report) as encoder,
         report.stage("encode text"),
     ):
-        arrays = place([(tokens.ids[rows], tokens.mask[rows]) for rows in batches], plan.sharding.replicated)
-        parts = [run(encoder, ids, mask, plan.sharding) for ids, mask in arrays]
-        _check_finite([finite for _, finite in parts], "text encoder", plan.spec.text_encoder_dtype)
+        arrays = to_devices([(tokens.ids[rows], tokens.mask[rows]) for rows in batches], plan.sharding.replicated)
+        parts = [run(encoder, ids, mask) for ids, mask in arrays]
+        _check_finite([finite for _, finite in parts], "text encoder", plan.text.dtype)
         return [states for states, _ in parts]
 
 
 def _connected(
     name: str, states: list[jax.Array], tokens: Tokens, plan: Plan, components: Components, report: Report
-) -> AV[jax.Array]:
+) -> Streams[jax.Array]:
     with memory_for(CONNECT, plan), components.use(name, report) as connectors, report.stage("connect text"):
-        mask = place(tokens.mask, plan.sharding.replicated)
-        contexts, finite = _connect(connectors, states, mask, plan.sharding)
-        _check_finite([finite], "text connectors", plan.spec.dtype)
+        mask = to_devices(tokens.mask, plan.sharding.replicated)
+        contexts, finite = _connector_program(plan, name)(connectors, states, mask)
+        _check_finite([finite], "text connectors", plan.dtype)
         return contexts
 
 
@@ -109,20 +110,13 @@ def _check_finite(finite: list[jax.Array], network: str, dtype: DType) -> None:
 
 
 def _states(encoder: Gemma, ids: jax.Array, mask: jax.Array, sharding: ShardingPlan) -> tuple[jax.Array, jax.Array]:
-    """Hidden states, whole on every device, and whether they are finite."""
-    states = jax.lax.with_sharding_constraint(encoder(ids, mask), sharding.replicated)
+    states = jax.lax.with_sharding_constraint(encoder(ids, mask), sharding.replicated)  # also where it is not compiled
     return states, jnp.isfinite(states).all()
 
 
-_encode = jax.jit(_states, static_argnames="sharding")
-
-
-@partial(jax.jit, static_argnames="sharding")
 def _connect(
     connectors: TextConnectors, states: list[jax.Array], mask: jax.Array, sharding: ShardingPlan
-) -> tuple[AV[jax.Array], jax.Array]:
-    """The contexts, whole on every device, and whether they are finite."""
+) -> tuple[Streams[jax.Array], jax.Array]:
     with activate(sharding):
         contexts = connectors(jnp.concatenate(states), mask)
-    finite = jnp.isfinite(contexts.video).all() & jnp.isfinite(contexts.audio).all()
-    return jax.lax.with_sharding_constraint(contexts, sharding.replicated), finite
+    return contexts, jnp.isfinite(contexts.video).all() & jnp.isfinite(contexts.audio).all()

@@ -1,8 +1,8 @@
-"""The compiled programs of a run, each described before there is a weight, or a device to run it on."""
+"""The compiled programs of a run: each is one function and its arguments, for a run and for compilation ahead of it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -17,38 +17,44 @@ CONVOLUTION_OPTIONS = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": ""}}
 
 @dataclass(frozen=True)
 class Program:
-    """One compiled program: what it is called, and how it is lowered from abstract arguments.
+    """One compiled program, described before there is a weight, or a device to run it on.
 
-    They have the shapes, dtypes and shardings that the run's have, so that the run compiles nothing more.
+    The abstract arguments have the shapes, dtypes and shardings of a run's, so that the run compiles nothing more.
     """
 
     name: str
     network: str | None  # whose weights it takes, the last to be loaded of several; None: no network's
-    lower: Callable[[], jax.stages.Lowered]
-    stage: int = 0  # the plan's, whose loop it belongs to
+    function: Any  # of `jitted` or `jit_for_convs`
+    arguments: Callable[[], tuple[Any, ...]]  # abstract
+    stage: int = 0  # the index of the plan's stage to which it belongs
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run it."""
+        return self.function(*arguments)
+
+    def lower(self) -> jax.stages.Lowered:
+        """The program before XLA compiles it."""
+        return self.function.lower(*self.arguments())
+
+    def outputs(self) -> Any:
+        """The results, abstract, laid out as the function lays them out."""
+        return self.function.eval_shape(*self.arguments())
 
 
 @cache
-def convolving(function: Callable[..., Any], sharding: ShardingPlan, *static: str) -> Any:
-    """`function`, whose work is convolutions, compiled for the devices of `sharding`; which arguments are static."""
-    platform = sharding.mesh.devices.flat[0].platform
-    return jax.jit(function, static_argnames=static, compiler_options=CONVOLUTION_OPTIONS.get(platform))
+def jitted(function: Callable[..., Any], out_shardings: Any, donate: tuple[str, ...] = (), **static: Any) -> Any:
+    """`function` with its static arguments, compiled to lay its results out so; once for the same arguments."""
+    return jax.jit(partial(function, **static), out_shardings=out_shardings, donate_argnames=donate)
 
 
-def abstract(arrays: Any, sharding: Sharding) -> Any:
+@cache
+def jit_for_convs(function: Callable[..., Any], sharding: ShardingPlan, out_shardings: Any, **static: Any) -> Any:
+    """As `jitted`, for a function whose work is convolutions on the devices of `sharding`."""
+    options = CONVOLUTION_OPTIONS.get(sharding.mesh.devices.flat[0].platform)
+    bound = partial(function, sharding=sharding, **static)
+    return jax.jit(bound, out_shardings=out_shardings, compiler_options=options)
+
+
+def as_abstract(arrays: Any, sharding: Sharding) -> Any:
     """Any tree of arrays without their values, laid out as `sharding` says."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=sharding), arrays)
-
-
-def results(traced: jax.stages.Traced) -> Any:
-    """What a traced program returns, abstract: each array lies as the constraint says that the program ends it with.
-
-    One that is left to the compiler has no sharding here.
-    """
-    equations = (each for each in traced.jaxpr.eqns if each.primitive.name == "sharding_constraint")
-    shardings = {each.outvars[0]: each.params["sharding"] for each in equations}
-    ends = [
-        jax.ShapeDtypeStruct(each.aval.shape, each.aval.dtype, sharding=shardings.get(each))
-        for each in traced.jaxpr.jaxpr.outvars
-    ]
-    return jax.tree.unflatten(jax.tree.structure(traced.out_info), ends)

@@ -10,7 +10,7 @@ from time import perf_counter
 import jax
 
 from ltx2_cli.core.report import PREPARING, Report, Steps
-from ltx2_cli.writing import replacing
+from ltx2_cli.files import replacing
 
 
 @contextmanager

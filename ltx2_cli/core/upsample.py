@@ -1,31 +1,34 @@
 """Latents to more of them, between two stages."""
 
+from math import prod
+from typing import Any
+
 import jax
 import numpy as np
 
 from ltx2_cli.core.components import Components, abstract_network
 from ltx2_cli.core.not_finite import in_float32
 from ltx2_cli.core.out_of_memory import UPSAMPLE, memory_for
-from ltx2_cli.core.programs import Program, convolving
+from ltx2_cli.core.programs import Program, jit_for_convs
 from ltx2_cli.core.report import Report
-from ltx2_cli.hosts import fetch, place
+from ltx2_cli.distributed import to_devices, to_host
+from ltx2_cli.errors import NotFiniteError
 from ltx2_cli.models import upsampler as network
 from ltx2_cli.models.video_vae import LatentStatistics
-from ltx2_cli.plan import Plan
+from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.plan.stages import Stage
+from ltx2_cli.request.spec import Streams
 from ltx2_cli.sharding import ShardingPlan, activate
-from ltx2_cli.spec import AV, NotFiniteError
-from ltx2_cli.stages import Stage
 
 Size = tuple[int, int, int]  # latents in time, in height, in width
-STATIC = ("size", "sharding")
 
 
 def upsample(
-    plan: Plan, stage: Stage, latents: AV[np.ndarray], components: Components, report: Report
-) -> AV[np.ndarray]:
+    plan: Plan, stage: Stage, latents: Streams[np.ndarray], components: Components, report: Report
+) -> Streams[np.ndarray]:
     """What `stage` goes on from, tokens float32 [videos, tokens, channels]: the picture upsampled, one video after the
     other, and the sound, of as many latents as the clip has then."""
-    run, size = convolving(_upsampled, plan.sharding, *STATIC), _size(stage)
+    run, strengths = upsampling_program(plan, stage), (np.float32(stage.adain), np.float32(stage.tone_map))
     with (
         memory_for(UPSAMPLE, plan),
         components.use("statistics", report) as statistics,
@@ -33,38 +36,28 @@ def upsample(
         report.stage("upsample"),
     ):
         videos = [
-            fetch(run(upsampler, statistics, picture, *_strengths(plan), size, plan.sharding))
-            for picture in place([video[None] for video in latents.video], plan.sharding.replicated)
+            to_host(run(upsampler, statistics, picture, *strengths))
+            for picture in to_devices([video[None] for video in latents.video], plan.sharding.replicated)
         ]
         if not all(np.isfinite(video).all() for video in videos):
-            raise NotFiniteError(f"the upsampled latents are not finite in {plan.spec.dtype.value}", in_float32(plan))
-        return AV(np.concatenate(videos), _lasting(latents.audio, stage.geometry.audio_frames))
+            raise NotFiniteError(f"the upsampled latents are not finite in {plan.dtype.value}", in_float32(plan))
+        return Streams(np.concatenate(videos), _lasting(latents.audio, stage.geometry.audio_frames))
 
 
 def upsampling_program(plan: Plan, stage: Stage) -> Program:
-    """The one that `upsample` runs."""
+    """The upsampler, its statistics, one video's tokens and two strengths to the tokens that the stage begins with."""
     assert stage.source is not None
-    _, channels, *_ = stage.source.video
-    tokens = jax.ShapeDtypeStruct(
-        (1, int(np.prod(_size(stage))), channels), np.float32, sharding=plan.sharding.replicated
-    )
+    _, channels, *size = stage.source.video
+    where = plan.sharding.replicated
 
-    def lower() -> jax.stages.Lowered:
-        upsampler, statistics = (abstract_network(plan, name) for name in ("upsampler", "statistics"))
-        run = convolving(_upsampled, plan.sharding, *STATIC)
-        return run.lower(upsampler, statistics, tokens, *_strengths(plan), _size(stage), plan.sharding)
+    def arguments() -> tuple[Any, ...]:
+        tokens = jax.ShapeDtypeStruct((1, prod(size), channels), np.float32, sharding=where)
+        strength = jax.ShapeDtypeStruct((), np.float32)
+        networks = (abstract_network(plan, name) for name in ("upsampler", "statistics"))
+        return *networks, tokens, strength, strength
 
-    return Program("upsample", "upsampler", lower)
-
-
-def _size(stage: Stage) -> Size:
-    assert stage.source is not None
-    _, _, frames, height, width = stage.source.video
-    return frames, height, width
-
-
-def _strengths(plan: Plan) -> tuple[np.float32, np.float32]:
-    return np.float32(plan.spec.refinement.adain), np.float32(plan.spec.refinement.tone_map)
+    function = jit_for_convs(_upsampled, plan.sharding, where, size=tuple(size))
+    return Program("upsample", "upsampler", function, arguments)
 
 
 def _lasting(sound: np.ndarray, length: int) -> np.ndarray:
@@ -91,4 +84,4 @@ def _upsampled(
     latents = tokens.reshape(len(tokens), *size, -1)
     with activate(sharding):
         large = network.upsample(upsampler, statistics, latents, adain, tone_map)
-    return jax.lax.with_sharding_constraint(large.reshape(len(tokens), -1, large.shape[-1]), sharding.replicated)
+    return large.reshape(len(tokens), -1, large.shape[-1])

@@ -6,7 +6,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Compression:
+class VAECompression:
     """How the autoencoders divide a clip: frames and pixels of a video latent, audio latents of a second."""
 
     frames: int
@@ -15,7 +15,7 @@ class Compression:
 
 
 @dataclass(frozen=True)
-class Scales:
+class LatentScale:
     """What one latent covers for the denoiser: frames, pixels, and steps of the mel spectrogram.
 
     `causal_offset` is how many frames (mel steps) the first latent covers; the others cover `time` (`mel`).
@@ -39,7 +39,7 @@ class Geometry:
     width: int
     audio_frames: int
     fps: float
-    scales: Scales
+    scales: LatentScale
 
     @property
     def video_tokens(self) -> int:
@@ -65,14 +65,14 @@ class Geometry:
         return (start + end) / 2
 
 
-def clip_size(geometry: Geometry, compression: Compression) -> tuple[int, int, int]:
+def clip_size(geometry: Geometry, compression: VAECompression) -> tuple[int, int, int]:
     """Frames, height and width of the clip that these latents decode to."""
     frames, height, width = geometry.frames, geometry.height, geometry.width
     return (frames - 1) * compression.frames + 1, height * compression.pixels, width * compression.pixels
 
 
 def clip_geometry(
-    num_frames: int, height: int, width: int, fps: float, compression: Compression, scales: Scales
+    num_frames: int, height: int, width: int, fps: float, compression: VAECompression, scales: LatentScale
 ) -> Geometry:
     """The latents of `num_frames` (8k + 1) frames of `height` x `width` pixels, and of as much sound."""
     return Geometry(

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ltx2_cli.spec import AV, Guidance
+from ltx2_cli.request.spec import Guidance, Streams
 
 SMALLEST_STD = 1e-12
 
@@ -27,7 +27,7 @@ class Pass(Enum):
     ISOLATED = "the prompt, with video and audio apart"
 
 
-class Weights(NamedTuple):
+class GuidanceWeights(NamedTuple):
     """Traced: the weight of each pass [passes], and how far the result's spread returns to the conditional's."""
 
     passes: jax.Array | np.ndarray
@@ -45,26 +45,26 @@ def pass_weights(guidance: Guidance) -> dict[Pass, float]:
     }
 
 
-def needed_passes(guidance: AV[Guidance]) -> tuple[Pass, ...]:
+def needed_passes(guidance: Streams[Guidance]) -> tuple[Pass, ...]:
     """The passes that either stream wants, the conditional first."""
     wanted = [pass_weights(stream) for stream in guidance]
     return tuple(each for each in Pass if each is Pass.COND or any(weights[each] for weights in wanted))
 
 
-def traced_weights(guidance: Guidance, passes: tuple[Pass, ...]) -> Weights:
+def traced_weights(guidance: Guidance, passes: tuple[Pass, ...]) -> GuidanceWeights:
     """The arrays that `guide` takes, for one stream."""
     weights = pass_weights(guidance)
-    return Weights(
+    return GuidanceWeights(
         np.asarray([weights[each] for each in passes], np.float32), np.asarray(guidance.guidance_rescale, np.float32)
     )
 
 
-def guide(predictions: jax.Array, weights: Weights) -> jax.Array:
+def guide(predictions: jax.Array, weights: GuidanceWeights) -> jax.Array:
     """One prediction from those of all passes, float32 [passes, videos, tokens, channels], the conditional first.
 
     The rescale compares standard deviations over one video's tokens and channels.
     """
     guided = jnp.tensordot(weights.passes, predictions, axes=1, precision="highest")
-    spread = jnp.std(predictions[0], axis=(1, 2), keepdims=True)
-    ratio = spread / jnp.maximum(jnp.std(guided, axis=(1, 2), keepdims=True), SMALLEST_STD)
+    deviation = jnp.std(predictions[0], axis=(1, 2), keepdims=True)
+    ratio = deviation / jnp.maximum(jnp.std(guided, axis=(1, 2), keepdims=True), SMALLEST_STD)
     return guided * (weights.rescale * ratio + 1 - weights.rescale)

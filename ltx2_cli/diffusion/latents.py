@@ -17,10 +17,11 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from ltx2_cli.diffusion.geometry import Geometry
+from ltx2_cli.errors import UsageError
 from ltx2_cli.files import refuse_special
-from ltx2_cli.spec import AV, SpecError
+from ltx2_cli.request.spec import Streams
+from ltx2_cli.request.validation import MAX_FPS, MAX_FRAMES, MAX_SIDE
 from ltx2_cli.tensor_file import CHECKSUM, read_tensors, write_tensors
-from ltx2_cli.validation import MAX_FPS, MAX_FRAMES, MAX_SIDE
 
 A = TypeVar("A", jax.Array, np.ndarray)  # nothing is compiled for what lies on the host
 Shape = tuple[int, ...]
@@ -29,53 +30,55 @@ LEAST_NOISE = 0.1  # standard deviation; that of noise is 1
 STAGES = ("stage1", "upsampled", "final")  # what latents are that a stage left
 CHANGED = "it was changed after it was written"
 DIGITS = re.compile("[0-9]{1,9}")
-HOLDS = "a safetensors file of `video` (1, C, F, H, W) and `audio` (1, C, A, M), as --save-latents writes"
+HOLDS = "a safetensors file of `video` (1, C, F, H, W) and `audio` (1, C, A, M), as `ltx2 generate` saves"
 WANTED = "a safetensors file of float32 `video` (1, C, F, H, W) and `audio` (1, C, A, M), or no --noise at all"
 
 
-def noise(seed: int, shapes: AV[Shape], stage: int = 0) -> AV[jax.Array]:
+def noise(seed: int, shapes: Streams[Shape], stage: int = 0) -> Streams[jax.Array]:
     """Standard normal noise of one video's stage in the files' layout; the same on any number of devices."""
     key = jax.random.key(jnp.uint32(seed))
     numbers = (2 * stage, 2 * stage + 1)
-    return AV(*(jax.random.normal(jax.random.fold_in(key, i), shape) for i, shape in zip(numbers, shapes, strict=True)))
+    return Streams(
+        *(jax.random.normal(jax.random.fold_in(key, i), shape) for i, shape in zip(numbers, shapes, strict=True))
+    )
 
 
-def file_shapes(geometry: Geometry, channels: AV[int], audio_latent_mels: int) -> AV[Shape]:
+def file_shapes(geometry: Geometry, channels: Streams[int], audio_latent_mels: int) -> Streams[Shape]:
     """Shapes of one video's latents in a file, the leading 1 included; `channels` are those of a token."""
     video = (1, channels.video, geometry.frames, geometry.height, geometry.width)
-    return AV(video, (1, channels.audio // audio_latent_mels, geometry.audio_frames, audio_latent_mels))
+    return Streams(video, (1, channels.audio // audio_latent_mels, geometry.audio_frames, audio_latent_mels))
 
 
-def pack(latents: AV[A]) -> AV[A]:
+def pack(latents: Streams[A]) -> Streams[A]:
     """Files' layout to tokens: video tokens run over frame, row, column; audio features over channel, mel."""
     video, audio = latents
-    return AV(
+    return Streams(
         video.transpose(0, 2, 3, 4, 1).reshape(video.shape[0], -1, video.shape[1]),
         audio.transpose(0, 2, 1, 3).reshape(audio.shape[0], audio.shape[2], -1),
     )
 
 
-def token_shapes(videos: int, shapes: AV[Shape]) -> AV[Shape]:
+def token_shapes(videos: int, shapes: Streams[Shape]) -> Streams[Shape]:
     """Shapes of the tokens of so many videos, of one video's shapes in a file."""
     _, channels, frames, height, width = shapes.video
     _, audio_channels, audio_frames, mels = shapes.audio
-    return AV((videos, frames * height * width, channels), (videos, audio_frames, audio_channels * mels))
+    return Streams((videos, frames * height * width, channels), (videos, audio_frames, audio_channels * mels))
 
 
-def unpack(tokens: AV[A], shapes: AV[Shape]) -> AV[A]:
+def unpack(tokens: Streams[A], shapes: Streams[Shape]) -> Streams[A]:
     """Tokens to the files' layout, one row a video."""
     _, channels, frames, height, width = shapes.video
     video = tokens.video.reshape(-1, frames, height, width, channels)
     _, channels, frames, mels = shapes.audio
     audio = tokens.audio.reshape(-1, frames, channels, mels)
-    return AV(video.transpose(0, 4, 1, 2, 3), audio.transpose(0, 2, 1, 3))
+    return Streams(video.transpose(0, 4, 1, 2, 3), audio.transpose(0, 2, 1, 3))
 
 
-def read_noise(path: str, shapes: AV[Shape]) -> AV[np.ndarray]:
-    """The noise in a safetensors file of `video` and `audio`; raises `SpecError` unless they have these shapes."""
+def read_noise(path: str, shapes: Streams[Shape]) -> Streams[np.ndarray]:
+    """The noise in a safetensors file of `video` and `audio`; raises `UsageError` unless they have these shapes."""
     found, metadata = read_tensors(Path(path).expanduser(), "noise", WANTED)
     if "stage" in metadata:
-        raise SpecError(
+        raise UsageError(
             f"{path} holds the latents of a clip, no noise", f"{WANTED}; `ltx2 upsample` goes on from latents"
         )
     problems = [
@@ -84,13 +87,13 @@ def read_noise(path: str, shapes: AV[Shape]) -> AV[np.ndarray]:
         if name not in found or found[name].shape != shape or found[name].dtype != np.float32
     ]
     if problems:
-        raise SpecError(f"the noise file {path} does not fit this clip: {'; '.join(problems)}", WANTED)
-    for name in AV._fields:
+        raise UsageError(f"the noise file {path} does not fit this clip: {'; '.join(problems)}", WANTED)
+    for name in Streams._fields:
         if not np.isfinite(found[name]).all():
-            raise SpecError(f"the noise file {path} holds values that are not finite", WANTED)
+            raise UsageError(f"the noise file {path} holds values that are not finite", WANTED)
         if found[name].std() < LEAST_NOISE:
-            raise SpecError(f"the `{name}` of the noise file {path} is nearly the same everywhere, no noise", WANTED)
-    return AV(found["video"], found["audio"])
+            raise UsageError(f"the `{name}` of the noise file {path} is nearly the same everywhere, no noise", WANTED)
+    return Streams(found["video"], found["audio"])
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ class LatentsFile:
     """The header of a file of one video's latents."""
 
     path: Path
-    shapes: AV[Shape]
+    shapes: Streams[Shape]
     metadata: Mapping[str, str]  # what `save_latents` was given; nothing in a file that another program wrote
 
     @property
@@ -116,13 +119,13 @@ class LatentsFile:
         _, _, frames, height, width = self.shapes.video
         return 8 * frames - 7, 32 * height, 32 * width
 
-    def read(self) -> AV[np.ndarray]:
-        """The latents, float32 in the files' layout. Raises `SpecError` where they are not finite, or not those that
+    def read(self) -> Streams[np.ndarray]:
+        """The latents, float32 in the files' layout. Raises `UsageError` where they are not finite, or not those that
         were written."""
         tensors, _ = read_tensors(self.path, "a clip's latents", HOLDS)
-        if not all(np.isfinite(tensors[name]).all() for name in AV._fields):
-            raise SpecError(f"the latents in {self.path} are not finite", "make them again")
-        return AV(*(tensors[name].astype(np.float32) for name in AV._fields))
+        if not all(np.isfinite(tensors[name]).all() for name in Streams._fields):
+            raise UsageError(f"the latents in {self.path} are not finite", "make them again")
+        return Streams(*(tensors[name].astype(np.float32) for name in Streams._fields))
 
     def sha256(self) -> str:
         """Of the numbers alone: latents that are made again have the same, whatever else their file says."""
@@ -130,28 +133,30 @@ class LatentsFile:
 
 
 def open_latents(path: Path) -> LatentsFile:
-    """The header of the latents in `path`. Raises `SpecError` for a file that holds none, or says what cannot be."""
+    """The header of the latents in `path`. Raises `UsageError` for a file that holds none, or says what cannot be."""
     refuse_special(path, HOLDS)
     try:
         with safe_open(path, "np") as file:
             names, metadata = file.keys(), file.metadata() or {}
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
     except (OSError, SafetensorError) as error:
-        raise SpecError(f"{path} cannot be read as latents: {error}", HOLDS) from error
-    found = [shapes.get(name, ()) for name in AV._fields]
+        raise UsageError(f"{path} cannot be read as latents: {error}", HOLDS) from error
+    found = [shapes.get(name, ()) for name in Streams._fields]
     if [(len(shape), *shape[:1]) for shape in found] != [(5, 1), (4, 1)] or not all(map(all, found)):
         said = ", ".join(f"`{name}` {'x'.join(map(str, shape))}" for name, shape in list(shapes.items())[:4])
-        raise SpecError(f"{path} holds no latents of one video but {said or 'nothing'}", HOLDS)
+        raise UsageError(f"{path} holds no latents of one video but {said or 'nothing'}", HOLDS)
     _check_metadata(path, metadata)
-    file = LatentsFile(path, AV(*found), {key: value for key, value in metadata.items() if key != CHECKSUM})
+    file = LatentsFile(path, Streams(*found), {key: value for key, value in metadata.items() if key != CHECKSUM})
     _, height, width = file.size
     if height * file.shapes.video[4] != width * file.shapes.video[3]:
-        raise SpecError(f"{path} says that its clip is {width}x{height}, and its latents are of another shape", CHANGED)
+        raise UsageError(
+            f"{path} says that its clip is {width}x{height}, and its latents are of another shape", CHANGED
+        )
     return file
 
 
 def _check_metadata(path: Path, metadata: Mapping[str, str]) -> None:
-    """Raise `SpecError` for a size, a rate or a stage that no latents have."""
+    """Raise `UsageError` for a size, a rate or a stage that no latents have."""
     limits = dict(zip(SIZE, (MAX_FRAMES, MAX_SIDE, MAX_SIDE), strict=True))
     wrong = [
         name
@@ -161,7 +166,7 @@ def _check_metadata(path: Path, metadata: Mapping[str, str]) -> None:
     wrong += ["fps"] * ("fps" in metadata and not _is_rate(metadata["fps"]))
     wrong += ["stage"] * (metadata.get("stage", STAGES[0]) not in STAGES)
     if wrong:
-        raise SpecError(f"{path} says that its {wrong[0]} is {metadata[wrong[0]]!r}", CHANGED)
+        raise UsageError(f"{path} says that its {wrong[0]} is {metadata[wrong[0]]!r}", CHANGED)
 
 
 def _is_rate(text: str) -> bool:
@@ -171,7 +176,7 @@ def _is_rate(text: str) -> bool:
         return False
 
 
-def save_latents(latents: AV[jax.Array | np.ndarray], path: Path, metadata: Mapping[str, str]) -> None:
+def save_latents(latents: Streams[jax.Array | np.ndarray], path: Path, metadata: Mapping[str, str]) -> None:
     """Write one video's latents as float32 `video` and `audio`, under a temporary name until they are whole.
 
     Raises `RunError` where there is no room.

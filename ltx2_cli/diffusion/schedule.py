@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ltx2_cli.validation import MAX_STEPS
+from ltx2_cli.request.validation import MAX_STEPS
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Schedule:
     max_image_seq_len: int = 4096
     shift_terminal: float | None = None
 
-    def growth(self, tokens: int) -> float:
+    def shift_factor(self, tokens: int) -> float:
         """How strongly so many tokens shift the line: e^μ, μ on a line through the two anchors, not clamped."""
         if not self.use_dynamic_shifting:
             return self.shift
@@ -29,16 +29,16 @@ class Schedule:
     def sigmas(self, steps: int, tokens: int) -> np.ndarray:
         """Noise levels float32 [steps + 1], the first 1, the last 0.
 
-        s' = growth / (growth + 1/s − 1), then 1 − s' is scaled so that the last s' above zero is `shift_terminal`.
+        s' = shift / (shift + 1/s − 1), then 1 − s' is scaled so that the last s' above zero is `shift_terminal`.
         """
         line = np.linspace(1, 1 / steps, steps)
-        growth = self.growth(tokens)
-        sigmas = growth / (growth + 1 / line - 1)
+        shift = self.shift_factor(tokens)
+        sigmas = shift / (shift + 1 / line - 1)
         if self.shift_terminal and sigmas[-1] < 1:  # 0 means none, as in the reference
             sigmas = 1 - (1 - sigmas) * (1 - self.shift_terminal) / (1 - sigmas[-1])
         return np.append(sigmas, 0).astype(np.float32)
 
 
-def padded(sigmas: np.ndarray) -> np.ndarray:
+def pad_sigmas(sigmas: np.ndarray) -> np.ndarray:
     """`sigmas` in a table of fixed length, so that another number of steps is not another program."""
     return np.pad(sigmas, (0, MAX_STEPS + 1 - len(sigmas)))

@@ -1,14 +1,17 @@
-"""What upsampling makes of a clip's size, and of which clip a size is made."""
+"""Upsampled clips: their sizes, and what may be done to their latents before they are refined."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ltx2_cli.diffusion.geometry import Compression
-from ltx2_cli.spec import SpecError
+import jax
+import jax.numpy as jnp
+
+from ltx2_cli.diffusion.geometry import VAECompression
+from ltx2_cli.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Upsampling:
+class UpsampleFactors:
     """How latents are resampled: `time` for each one along time, but for the first, which stands alone; `up` for each
     one in height and in width, of which every `down`-th is kept."""
 
@@ -25,12 +28,12 @@ class Upsampling:
         return -(-latents * self.up // self.down)
 
 
-def source_size(
-    num_frames: int, height: int, width: int, by: Upsampling, compression: Compression
+def stage1_size(
+    num_frames: int, height: int, width: int, by: UpsampleFactors, compression: VAECompression
 ) -> tuple[int, int, int]:
     """Frames, height and width of the clip of which one of this size is made, all in frames and pixels.
 
-    Raises `SpecError` with the nearest size that can be made where this one cannot.
+    Raises `UsageError` with the nearest size that can be made where this one cannot.
     """
 
     def along_time(latents: int) -> int:
@@ -46,7 +49,7 @@ def source_size(
     ]
     (_, frames_made), (_, height_made), (_, width_made) = found
     if (frames_made, height_made, width_made) != (num_frames, height, width):
-        raise SpecError(
+        raise UsageError(
             f"no clip is upsampled to {width}x{height}x{num_frames}: latents are made {by.time} for each one in time,"
             f" and {by.up / by.down:g} in height and width",
             f"the nearest is --width {width_made} --height {height_made} --num-frames {frames_made}",
@@ -62,3 +65,42 @@ def _nearest(wanted: int, size: Callable[[int], int], made: Callable[[int], int]
         latents += 1
     nearest = min(latents, latents + 1, key=lambda latents: abs(size(made(latents)) - wanted))
     return size(nearest), size(made(nearest))
+
+
+# Of de-normalised latents [batch, frames, height, width, channels]. A strength of 0 leaves them as they are, to the
+# bit.
+
+PLACES = (1, 2, 3)  # frames, height, width
+STEEPNESS, KNEE = 4.0, 1.0  # of the sigmoid that says how large a latent is
+MOST, SHARE = 0.8, 0.75  # what is taken of the largest latents, and how much of that at full compression
+
+
+def adain(latents: jax.Array, reference: jax.Array, factor: jax.Array | float) -> jax.Array:
+    """`latents` moved by `factor` of the way to the mean and standard deviation that `reference`, of any size, has in
+    each clip and channel; float32.
+
+    Adaptive instance normalisation: Huang and Belongie, 2017, https://arxiv.org/abs/1703.06868, equation 8.
+    """
+    latents = latents.astype(jnp.float32)
+    mean, std = _statistics(latents)
+    wanted_mean, wanted_std = _statistics(reference.astype(jnp.float32))
+    level = jnp.where(std > 0, (latents - mean) / jnp.where(std > 0, std, 1), 0)
+    return latents + factor * (level * wanted_std + wanted_mean - latents)
+
+
+def tone_map(latents: jax.Array, compression: jax.Array | float) -> jax.Array:
+    """`latents` with the large ones made smaller, by at most 60 % at a `compression` of 1; float32.
+
+    x · (1 − 0.8·s·sigmoid(4·s·(|x| − 1))) with s = 0.75·compression: `tone_map_latents` of diffusers'
+    LTX2LatentUpsamplePipeline, for which no paper is named.
+    """
+    latents, strength = latents.astype(jnp.float32), SHARE * compression
+    size = jax.nn.sigmoid(STEEPNESS * strength * (jnp.abs(latents) - KNEE))
+    return latents * (1 - MOST * strength * size)
+
+
+def _statistics(latents: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Mean and unbiased standard deviation of each channel; 0 for a single latent."""
+    mean = latents.mean(PLACES, keepdims=True)
+    squares = jnp.square(latents - mean).sum(PLACES, keepdims=True)
+    return mean, jnp.sqrt(squares / max(latents[0, ..., 0].size - 1, 1))

@@ -1,5 +1,6 @@
 """One layer of the two-stream transformer: self, text, cross-modal attention and feed-forward, all modulated."""
 
+from itertools import repeat
 from typing import NamedTuple
 
 import jax
@@ -8,19 +9,17 @@ import numpy as np
 from flax import nnx
 
 from ltx2_cli.models.arch import StreamArch, TransformerArch
-from ltx2_cli.nn.attend import KeysValues, Tokens
-from ltx2_cli.nn.attention import Attention
+from ltx2_cli.nn.attention import Attention, KeysValues, Rope, TokenAxis
 from ltx2_cli.nn.basic import FeedForward, rms_norm
-from ltx2_cli.nn.rope import Rope
+from ltx2_cli.request.spec import Streams
 from ltx2_cli.sharding import constrain
-from ltx2_cli.spec import AV
 from ltx2_cli.weights.declare import Scope
 
 
 class Modulation(NamedTuple):
-    """Rows that the noise level adds to every layer's tables, each [rows, dim] for one stream."""
+    """Rows that the noise level adds to the tables of every layer, each [rows, dim] for one stream."""
 
-    self_and_mlp: jax.Array  # shift, scale, gate of self-attention; of the feed-forward; of the text query if modulated
+    self_and_mlp: jax.Array  # shift, scale and gate of self-attention, feed-forward and, if modulated, the text query
     cross: jax.Array  # scale and shift towards the video, scale and shift towards the audio
     cross_gate: jax.Array
     text: jax.Array | None  # shift and scale of the text keys and values, where the model modulates them
@@ -33,11 +32,11 @@ class Ropes(NamedTuple):
     cross: Rope
 
 
-class Switches(NamedTuple):
-    """What a layer leaves out for which row; bool [rows]."""
+class PassMasks(NamedTuple):
+    """What a layer computes for each row; bool [rows]."""
 
-    attending: jax.Array | np.ndarray  # false: self-attention is perturbed
-    exchanging: jax.Array | np.ndarray  # false: no attention between video and audio
+    self_attention: jax.Array | np.ndarray  # false: self-attention is perturbed
+    cross_modal: jax.Array | np.ndarray  # false: no attention between video and audio
 
 
 def modulate(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
@@ -46,7 +45,7 @@ def modulate(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
 
 
 class Stream(nnx.Module):
-    """The half of a layer that belongs to one stream. Video and audio are this class with two sets of names."""
+    """One stream's half of a layer. Video and audio are this class under two sets of names."""
 
     def __init__(self, scope: Scope, arch: StreamArch, eps: float):
         width, heads, head_dim = arch.width, arch.heads, arch.head_dim
@@ -66,7 +65,7 @@ class Stream(nnx.Module):
         self.eps = eps
 
     def text_keys_values(self, text: jax.Array, modulation: jax.Array | None) -> KeysValues:
-        """What this layer attends to in the text [contexts, tokens, dim]."""
+        """Keys and values of the text [contexts, tokens, dim]."""
         if self.text_table is None or modulation is None:
             return self.text_attention.keys_values(text)
         shift, scale = self.text_table[...] + modulation
@@ -74,41 +73,41 @@ class Stream(nnx.Module):
 
     @jax.named_scope("self_attention")
     def attend_to_itself(
-        self, x: jax.Array, modulation: Modulation, rope: Rope, attending: jax.Array | np.ndarray, tokens: Tokens
+        self, x: jax.Array, modulation: Modulation, rope: Rope, mask: jax.Array | np.ndarray, tokens: TokenAxis
     ) -> jax.Array:
         """x after self-attention."""
         shift, scale, gate = (self.table[...] + modulation.self_and_mlp)[:3]
         normed = modulate(rms_norm(x, self.eps), scale, shift)
-        gathered = self.self_attention.keys_values(normed, rope)
-        return x + self.self_attention(normed, gathered, rope, attending, tokens, tokens) * gate
+        context = self.self_attention.keys_values(normed, rope)
+        return x + self.self_attention(normed, context, rope, mask, tokens, tokens) * gate
 
     @jax.named_scope("text_attention")
-    def attend_to_text(self, x: jax.Array, modulation: Modulation, text: KeysValues, tokens: Tokens) -> jax.Array:
+    def attend_to_text(self, x: jax.Array, modulation: Modulation, text: KeysValues, tokens: TokenAxis) -> jax.Array:
         """x after text cross-attention."""
         normed = rms_norm(x, self.eps)
         if self.text_table is None:
-            return x + self.text_attention(normed, text, ours=tokens)
+            return x + self.text_attention(normed, text, query_axis=tokens)
         shift, scale, gate = (self.table[...] + modulation.self_and_mlp)[6:9]
-        return x + self.text_attention(modulate(normed, scale, shift), text, ours=tokens) * gate
+        return x + self.text_attention(modulate(normed, scale, shift), text, query_axis=tokens) * gate
 
     @jax.named_scope("feed_forward")
-    def feed(self, x: jax.Array, modulation: Modulation) -> jax.Array:
+    def mlp(self, x: jax.Array, modulation: Modulation) -> jax.Array:
         """x after the feed-forward."""
         shift, scale, gate = (self.table[...] + modulation.self_and_mlp)[3:6]
         return x + self.feed_forward(modulate(rms_norm(x, self.eps), scale, shift)) * gate
 
-    def for_exchange(self, x: jax.Array, modulation: Modulation) -> AV[jax.Array]:
-        """This stream as it enters attention towards the video, and towards the audio."""
+    def cross_inputs(self, x: jax.Array, modulation: Modulation) -> Streams[jax.Array]:
+        """x, normalised and modulated, for the attention towards the video and for that towards the audio."""
         rows = self.cross_table[:4] + modulation.cross
         normed = rms_norm(x, self.eps)
-        return AV(modulate(normed, rows[0], rows[1]), modulate(normed, rows[2], rows[3]))
+        return Streams(modulate(normed, rows[0], rows[1]), modulate(normed, rows[2], rows[3]))
 
-    def receive(
-        self, x: jax.Array, message: jax.Array, modulation: Modulation, exchanging: jax.Array | np.ndarray
+    def add_cross(
+        self, x: jax.Array, gathered: jax.Array, modulation: Modulation, mask: jax.Array | np.ndarray
     ) -> jax.Array:
-        """x with what the other stream told it, where the streams may talk."""
+        """x plus what was gathered from the other stream, gated, where `mask` allows it."""
         gate = self.cross_table[4] + modulation.cross_gate[0]
-        return x + jnp.where(exchanging[:, None, None], message * gate, 0)
+        return x + jnp.where(mask[:, None, None], gathered * gate, 0)
 
 
 class Block(nnx.Module):
@@ -119,58 +118,50 @@ class Block(nnx.Module):
         self.video = Stream(scope, video, arch.norm_eps)
         self.audio = Stream(scope, audio, arch.norm_eps)
         heads, head_dim = audio.heads, audio.head_dim
-        self.to_video = Attention(scope / "audio_to_video_attn", video.width, audio.width, heads, head_dim, video.gated)
-        self.to_audio = Attention(scope / "video_to_audio_attn", audio.width, video.width, heads, head_dim, audio.gated)
-
-    def text_keys_values(self, text: AV[jax.Array], modulation: AV[jax.Array | None]) -> AV[KeysValues]:
-        """What this layer attends to in each stream's text context [contexts, tokens, dim]."""
-        return AV(
-            self.video.text_keys_values(text.video, modulation.video),
-            self.audio.text_keys_values(text.audio, modulation.audio),
+        self.audio_to_video = Attention(
+            scope / "audio_to_video_attn", video.width, audio.width, heads, head_dim, video.gated
         )
+        self.video_to_audio = Attention(
+            scope / "video_to_audio_attn", audio.width, video.width, heads, head_dim, audio.gated
+        )
+
+    def text_keys_values(self, text: Streams[jax.Array], modulation: Streams[jax.Array | None]) -> Streams[KeysValues]:
+        """Keys and values of each stream's text context [contexts, tokens, dim]."""
+        return Streams(*map(Stream.text_keys_values, (self.video, self.audio), text, modulation))
 
     def __call__(
         self,
-        x: AV[jax.Array],
-        text: AV[KeysValues],
-        modulation: AV[Modulation],
-        ropes: AV[Ropes],
-        switches: Switches,
-        tokens: AV[Tokens],
-    ) -> AV[jax.Array]:
-        """x [rows, tokens, dim] of both streams, one layer further."""
-        each = zip((self.video, self.audio), x, modulation, ropes, text, tokens, strict=True)
-        x = AV(
-            *(
-                stream.attend_to_text(
-                    stream.attend_to_itself(x, mods, rope.own, switches.attending, tokens), mods, context, tokens
-                )
-                for stream, x, mods, rope, context, tokens in each
-            )
-        )
-        video, audio = self._exchange(x, modulation, ropes, switches.exchanging, tokens)
-        return AV(
-            constrain(self.video.feed(video, modulation.video), ("rows", tokens.video.axis, None)),
-            constrain(self.audio.feed(audio, modulation.audio), ("rows", tokens.audio.axis, None)),
-        )
+        x: Streams[jax.Array],
+        text: Streams[KeysValues],
+        modulation: Streams[Modulation],
+        ropes: Streams[Ropes],
+        masks: PassMasks,
+        tokens: Streams[TokenAxis],
+    ) -> Streams[jax.Array]:
+        """x [rows, tokens, dim] of both streams after this layer."""
+        streams, own = (self.video, self.audio), (ropes.video.own, ropes.audio.own)
+        attended = map(Stream.attend_to_itself, streams, x, modulation, own, repeat(masks.self_attention), tokens)
+        x = Streams(*map(Stream.attend_to_text, streams, attended, modulation, text, tokens))
+        x = self._exchange(x, modulation, ropes, masks.cross_modal, tokens)
+        outputs = map(Stream.mlp, streams, x, modulation)
+        return Streams(*(constrain(y, ("rows", axis.name, None)) for y, axis in zip(outputs, tokens, strict=True)))
 
     @jax.named_scope("exchange")
     def _exchange(
         self,
-        x: AV[jax.Array],
-        modulation: AV[Modulation],
-        ropes: AV[Ropes],
-        exchanging: jax.Array | np.ndarray,
-        tokens: AV[Tokens],
-    ) -> AV[jax.Array]:
+        x: Streams[jax.Array],
+        modulation: Streams[Modulation],
+        ropes: Streams[Ropes],
+        mask: jax.Array | np.ndarray,
+        tokens: Streams[TokenAxis],
+    ) -> Streams[jax.Array]:
         """Audio-to-video and video-to-audio attention, both from the streams as they were before either."""
-        video = self.video.for_exchange(x.video, modulation.video)
-        audio = self.audio.for_exchange(x.audio, modulation.audio)
-        sounds = self.to_video.keys_values(audio.video, ropes.audio.cross)
-        sights = self.to_audio.keys_values(video.audio, ropes.video.cross)
-        heard = self.to_video(video.video, sounds, ropes.video.cross, ours=tokens.video, theirs=tokens.audio)
-        seen = self.to_audio(audio.audio, sights, ropes.audio.cross, ours=tokens.audio, theirs=tokens.video)
-        return AV(
-            self.video.receive(x.video, heard, modulation.video, exchanging),
-            self.audio.receive(x.audio, seen, modulation.audio, exchanging),
+        streams, cross = (self.video, self.audio), Streams(ropes.video.cross, ropes.audio.cross)
+        video, audio = map(Stream.cross_inputs, streams, x, modulation)
+        audio_kv = self.audio_to_video.keys_values(audio.video, cross.audio)
+        video_kv = self.video_to_audio.keys_values(video.audio, cross.video)
+        gathered = (
+            self.audio_to_video(video.video, audio_kv, cross.video, None, tokens.video, tokens.audio),
+            self.video_to_audio(audio.audio, video_kv, cross.audio, None, tokens.audio, tokens.video),
         )
+        return Streams(*map(Stream.add_cross, streams, x, gathered, modulation, repeat(mask)))

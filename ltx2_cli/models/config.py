@@ -7,12 +7,12 @@ from itertools import repeat
 from types import NoneType, UnionType
 from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
-from ltx2_cli.spec import SpecError
+from ltx2_cli.errors import UsageError
 from ltx2_cli.weights.checkpoint import AGAIN
 
 Config = dict[str, Any]
 
-EARLIER, LATER = "ltx2", "ltx2.3"  # generations, by the names of their model profiles
+LTX2, LTX2_3 = "ltx2", "ltx2.3"  # model versions, by the names of their model profiles
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class NetworkArch:
     """What `read_arch` asks of every network's description."""
 
     only: ClassVar[Config] = {}  # key: the one value that is implemented
-    each: ClassVar[Config] = {}  # the same for keys that may hold a list of it
+    per_level: ClassVar[Config] = {}  # the same for keys that hold a list of it, or are left out
     omitted: ClassVar[Config] = {}  # key of `only`: what leaving it out means, where that is not the value above
     unread: ClassVar[frozenset[str]] = frozenset()  # keys that change nothing here
     nullable: ClassVar[frozenset[str]] = frozenset()  # keys for which null is a value; elsewhere it means the default
@@ -31,8 +31,8 @@ class NetworkArch:
         yield from ()
 
     @property
-    def generation(self) -> str | None:
-        """The generation of models that a network of this layout is of; None where the layout does not tell."""
+    def model_version(self) -> str | None:
+        """The model version of models that a network of this layout is of; None where the layout does not tell."""
         return None
 
 
@@ -42,7 +42,7 @@ A = TypeVar("A", bound=NetworkArch)
 def read_arch(kind: type[A], config: Config, where: str) -> A:
     """The network that `config` describes; `where` names the file in errors.
 
-    Raises `SpecError` with every value that is of another type or not implemented. Keys that begin with `_` are
+    Raises `UsageError` with every value that is of another type or not implemented. Keys that begin with `_` are
     bookkeeping; a key nobody here knows is harmless only while it is switched off (false, null or empty).
     """
     stated = {key: value for key, value in config.items() if value is not None or key in kind.nullable}
@@ -52,7 +52,7 @@ def read_arch(kind: type[A], config: Config, where: str) -> A:
         arch = kind(**{field.name: _tuples(stated[field.name]) for field in fields(kind) if field.name in stated})
         problems += arch.conflicts()
     if problems:
-        raise SpecError(f"{where}: this model is not implemented: {'; '.join(problems)}", AGAIN)
+        raise UsageError(f"{where}: this model is not implemented: {'; '.join(problems)}", AGAIN)
     return arch
 
 
@@ -84,8 +84,8 @@ def _fits(value: Any, hint: Any, least: float) -> bool:
     if origin is tuple:
         if not isinstance(value, tuple) or not value:
             return False
-        wanted = parts[:1] * len(value) if parts[-1] is Ellipsis else parts
-        return len(wanted) == len(value) and all(map(_fits, value, wanted, repeat(least)))
+        hints = parts[:1] * len(value) if parts[-1] is Ellipsis else parts
+        return len(hints) == len(value) and all(map(_fits, value, hints, repeat(least)))
     if hint in (int, float):
         return type(value) in (int, hint) and least < value < math.inf
     return hint is Any or isinstance(value, origin or hint)
@@ -101,16 +101,11 @@ def _named(hint: Any, least: float) -> str:
 
 
 def _not_implemented(kind: type[NetworkArch], config: Config) -> Iterator[str]:
-    known = {field.name for field in fields(kind)} | set(kind.only) | set(kind.each) | kind.unread
-    for key, wanted in kind.only.items():
-        got = config.get(key, kind.omitted.get(key, wanted))
-        if got != wanted:
-            yield f"{key} is {got!r}, only {wanted!r} is"
-    for key, wanted in kind.each.items():
-        got = config.get(key)
-        values = got if isinstance(got, list) else [wanted if got is None else got]
-        if any(value != wanted for value in values):
-            yield f"{key} is {got!r}, only {wanted!r} is"
+    known = {field.name for field in fields(kind)} | set(kind.only) | set(kind.per_level) | kind.unread
+    for key, implemented in {**kind.only, **kind.per_level}.items():
+        stated = config.get(key, kind.omitted.get(key, implemented))
+        if any(value != implemented for value in (stated if isinstance(stated, list) else [stated])):
+            yield f"{key} is {stated!r}, only {implemented!r} is"
     for key, value in config.items():
         if key not in known and not key.startswith("_") and value:
             yield f"{key} (is {value!r}) is not known"

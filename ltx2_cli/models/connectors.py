@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from ltx2_cli.models.arch import ConnectorsArch
-from ltx2_cli.nn.attention import Attention
+from ltx2_cli.models.arch import ConnectorArch, ConnectorsArch
+from ltx2_cli.nn.attention import Attention, Rope, rope_table
 from ltx2_cli.nn.basic import FeedForward, Linear, rms_norm
-from ltx2_cli.nn.rope import Rope, rope_table
-from ltx2_cli.spec import AV
+from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.declare import Scope
 
 NORM_EPS = 1e-6
@@ -58,11 +57,11 @@ class SharedProjection(nnx.Module):
         features = arch.caption_channels * arch.text_proj_in_factor
         self.project = Linear(scope / "text_proj_in", features, arch.widths.video, (None, "embed"), arch.proj_bias)
 
-    def __call__(self, hidden_states: jax.Array, mask: jax.Array) -> AV[jax.Array]:
+    def __call__(self, hidden_states: jax.Array, mask: jax.Array) -> Streams[jax.Array]:
         """Each stream's features [batch, tokens, width]."""
         features = features_by_layer(hidden_states, mask).astype(self.project.kernel.dtype)
         projected = self.project(_flat(features))
-        return AV(projected, projected)
+        return Streams(projected, projected)
 
 
 class StreamProjections(nnx.Module):
@@ -73,18 +72,18 @@ class StreamProjections(nnx.Module):
         axes, bias = (None, "embed"), arch.proj_bias
         self.video = Linear(scope / "video_text_proj_in", features, arch.widths.video, axes, bias)
         self.audio = Linear(scope / "audio_text_proj_in", features, arch.widths.audio, axes, bias)
-        self.scales = AV(*((width / arch.caption_channels) ** 0.5 for width in arch.widths))
+        self.scales = Streams(*((width / arch.caption_channels) ** 0.5 for width in arch.widths))
 
-    def __call__(self, hidden_states: jax.Array, mask: jax.Array) -> AV[jax.Array]:
+    def __call__(self, hidden_states: jax.Array, mask: jax.Array) -> Streams[jax.Array]:
         """Each stream's features [batch, tokens, width]."""
         features = _flat(features_by_token(hidden_states, mask).astype(self.video.kernel.dtype))
-        return AV(self.video(features * self.scales.video), self.audio(features * self.scales.audio))
+        return Streams(self.video(features * self.scales.video), self.audio(features * self.scales.audio))
 
 
 def fill_with_registers(x: jax.Array, mask: jax.Array, registers: jax.Array) -> jax.Array:
-    """Move the valid tokens of x [batch, tokens, dim] to the front, in order; registers take the places behind.
+    """Move the valid tokens of x [batch, tokens, dim] to the front, in order, with registers behind them.
 
-    The register at a place is that of the place's absolute number, counted round and round.
+    Position i gets register i modulo the number of registers.
     """
     tokens = x.shape[1]
     order = jnp.argsort(~mask, axis=1, stable=True)
@@ -115,15 +114,13 @@ class ConnectorBlock(nnx.Module):
 
 
 class Connector(nnx.Module):
-    """One stream's transformer over text features; its registers make every place of the sequence mean something."""
+    """One stream's transformer over text features; learned registers fill the tokens behind the text."""
 
-    def __init__(
-        self, scope: Scope, heads: int, head_dim: int, layers: int, registers: int, gated: bool, arch: ConnectorsArch
-    ):
-        width = heads * head_dim
-        self.registers = scope.weight("learnable_registers", (registers, width), (None, "embed"))
-        self.blocks = ConnectorBlock(scope.stacked("transformer_blocks", layers), heads, head_dim, gated)
-        self.rope = (arch.connector_rope_base_seq_len, width, heads, arch.rope_theta)
+    def __init__(self, scope: Scope, arch: ConnectorArch, rope_base: int, rope_theta: float):
+        blocks = scope.stacked("transformer_blocks", arch.layers)
+        self.registers = scope.weight("learnable_registers", (arch.registers, arch.width), (None, "embed"))
+        self.blocks = ConnectorBlock(blocks, arch.heads, arch.head_dim, arch.gated)
+        self.rope = (rope_base, arch.width, arch.heads, rope_theta)
 
     def __call__(self, features: jax.Array, mask: jax.Array) -> jax.Array:
         """The context [batch, tokens, width] of features of that shape, mask bool [batch, tokens]."""
@@ -138,26 +135,11 @@ class TextConnectors(nnx.Module):
 
     def __init__(self, scope: Scope, arch: ConnectorsArch):
         self.project = (StreamProjections if arch.per_modality_projections else SharedProjection)(scope, arch)
-        self.video = Connector(
-            scope / "video_connector",
-            arch.video_connector_num_attention_heads,
-            arch.video_connector_attention_head_dim,
-            arch.video_connector_num_layers,
-            arch.video_connector_num_learnable_registers,
-            arch.video_gated_attn,
-            arch,
-        )
-        self.audio = Connector(
-            scope / "audio_connector",
-            arch.audio_connector_num_attention_heads,
-            arch.audio_connector_attention_head_dim,
-            arch.audio_connector_num_layers,
-            arch.audio_connector_num_learnable_registers,
-            arch.audio_gated_attn,
-            arch,
-        )
+        rope = arch.connector_rope_base_seq_len, arch.rope_theta
+        self.video = Connector(scope / "video_connector", arch.connectors.video, *rope)
+        self.audio = Connector(scope / "audio_connector", arch.connectors.audio, *rope)
 
-    def __call__(self, hidden_states: jax.Array, mask: jax.Array) -> AV[jax.Array]:
+    def __call__(self, hidden_states: jax.Array, mask: jax.Array) -> Streams[jax.Array]:
         """Each stream's context [batch, tokens, its width], valid at every token, in the weights' dtype.
 
         hidden_states [batch, states, tokens, channels] of any floating dtype; mask [batch, tokens] is true or 1
@@ -165,4 +147,4 @@ class TextConnectors(nnx.Module):
         """
         mask = mask.astype(bool)
         features = self.project(hidden_states, mask)
-        return AV(self.video(features.video, mask), self.audio(features.audio, mask))
+        return Streams(self.video(features.video, mask), self.audio(features.audio, mask))

@@ -1,17 +1,17 @@
-"""The text encoder: Gemma-3's language model, by its config and the names and shapes of its weights.
+"""The text encoder: the config, weight names and shapes of Gemma-3's language model.
 
-What computes is transformers' module, in `gemma_torch`: importing that takes seconds, and is left to the first call.
+transformers' module computes, in `gemma_torch`; importing that takes seconds, and is left to the first call.
 """
 
 import json
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 from flax import nnx
 
-from ltx2_cli.spec import SpecError
+from ltx2_cli.errors import UsageError
 from ltx2_cli.weights.checkpoint import AGAIN
 from ltx2_cli.weights.declare import Axes, Scope, Shape
 
@@ -42,17 +42,6 @@ BLOCK_NORMS = (
 )
 
 
-class TextEncoder(Protocol):
-    """What turns prompts into hidden states."""
-
-    def __call__(self, ids: jax.Array, mask: jax.Array) -> jax.Array:
-        """Hidden states [batch, states, tokens, channels] of ids int32 [batch, tokens].
-
-        mask [batch, tokens] is true or 1 at the prompt's tokens; at the others the result is finite and means
-        nothing. The first state is the scaled embeddings, the last is taken behind the final norm.
-        """
-
-
 @dataclass(frozen=True)
 class GemmaArch:
     """The sizes of a Gemma-3 language model, and its whole config; the defaults are transformers'."""
@@ -76,19 +65,19 @@ class GemmaArch:
 
 
 def gemma_arch(config: dict[str, Any], where: str) -> GemmaArch:
-    """The language model that a `config.json` describes, be it alone or part of a model that also sees.
+    """The language model of a `config.json`, alone or as part of a vision model.
 
-    `where` names the file in errors. Raises `SpecError` for another model, and for values that transformers would
+    `where` names the file in errors. Raises `UsageError` for another model, and for values that transformers would
     divide by or ignore; `Gemma.check` finds the rest.
     """
     kind = config.get("model_type")
     if kind not in ("gemma3", "gemma3_text"):
-        raise SpecError(f"{where}: the text encoder is {kind!r}, only Gemma-3 is implemented", AGAIN)
+        raise UsageError(f"{where}: the text encoder is {kind!r}, only Gemma-3 is implemented", AGAIN)
     stated = config if kind == "gemma3_text" else config.get("text_config", {})
     if not isinstance(stated, dict):
-        raise SpecError(f"{where}: text_config is {stated!r}, not an object", AGAIN)
+        raise UsageError(f"{where}: text_config is {stated!r}, not an object", AGAIN)
     if findings := "; ".join(_wrong_values(stated)):
-        raise SpecError(f"{where}: {findings}", AGAIN)
+        raise UsageError(f"{where}: {findings}", AGAIN)
     sizes = {size.name: stated[size.name] for size in fields(GemmaArch) if size.name in stated}
     return GemmaArch(**{**sizes, "config": json.dumps(stated, sort_keys=True), "where": where})
 
@@ -103,24 +92,28 @@ def _wrong_values(stated: dict[str, Any]) -> Iterator[str]:
 
 
 class Gemma(nnx.Module):
-    """Gemma-3's language model, a `TextEncoder`: weights under the names that transformers gives them."""
+    """Gemma-3's language model: weights under the names that transformers gives them."""
 
     def __init__(self, scope: Scope, arch: GemmaArch):
         self.arch = arch
         self.tensors = nnx.Dict({name: scope.weight(name, shape, axes) for name, shape, axes in _weights(arch)})
 
     def __call__(self, ids: jax.Array, mask: jax.Array) -> jax.Array:
-        """Hidden states as `TextEncoder` says, in the weights' dtype."""
-        from ltx2_cli.models.gemma_torch import build_recipe, hidden_states
+        """Hidden states [batch, states, tokens, channels] of ids int32 [batch, tokens], in the weights' dtype.
+
+        mask [batch, tokens] is true or 1 at the prompt's tokens; at the others the result is finite and means nothing.
+        The first state is the scaled embeddings, the last is taken behind the final norm.
+        """
+        from ltx2_cli.models.gemma_torch import build_torch_module, hidden_states
 
         weights = {name: weight[...] for name, weight in self.tensors.items()}
-        return hidden_states(build_recipe(self.arch), weights, ids, mask)
+        return hidden_states(build_torch_module(self.arch), weights, ids, mask)
 
     def check(self) -> None:
-        """Raise `SpecError` for a config that transformers does not accept. The first call takes seconds."""
-        from ltx2_cli.models.gemma_torch import build_recipe
+        """Raise `UsageError` for a config that transformers does not accept. The first call takes seconds."""
+        from ltx2_cli.models.gemma_torch import build_torch_module
 
-        build_recipe(self.arch)
+        build_torch_module(self.arch)
 
 
 def _weights(arch: GemmaArch) -> Iterator[tuple[str, Shape, Axes]]:
@@ -151,7 +144,7 @@ def checkpoint_prefix(names: Collection[str]) -> str:
     for prefix in PREFIXES:
         if _below(prefix, "embed_tokens.weight") in names:
             return prefix
-    raise SpecError("the text encoder's files hold no `embed_tokens.weight`: this is not a Gemma-3", AGAIN)
+    raise UsageError("the text encoder's files hold no `embed_tokens.weight`: this is not a Gemma-3", AGAIN)
 
 
 def in_language_model(name: str, prefix: str) -> bool:

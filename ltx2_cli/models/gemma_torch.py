@@ -1,6 +1,6 @@
 """What computes the text encoder: transformers' Gemma-3, run by torchax on jax arrays.
 
-The torch module is only a recipe: it is built without memory, and the parameters it runs on are our own weights.
+The torch module has no memory of its own: the parameters that it runs on are our weights.
 Importing this module takes seconds.
 """
 
@@ -20,8 +20,8 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import Gemma3TextConfig, Gemma3TextModel
 from transformers.activations import ACT2FN
 
+from ltx2_cli.errors import UsageError
 from ltx2_cli.models.gemma import GemmaArch
-from ltx2_cli.spec import SpecError
 from ltx2_cli.weights.checkpoint import AGAIN
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ DROPPED_OVERLOADS = {
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TorchModule:
     """How to compute: a torch module without memory, its buffers, its rotary embedding, which has memory, and the
     operators that run it on jax arrays."""
 
@@ -57,8 +57,8 @@ class Recipe:
 
 
 @lru_cache(maxsize=4)
-def build_recipe(arch: GemmaArch) -> Recipe:
-    """The module that computes a language model. Raises `SpecError` for a config that it cannot be built of."""
+def build_torch_module(arch: GemmaArch) -> TorchModule:
+    """The module that computes a language model. Raises `UsageError` for a config that it cannot be built of."""
     config = _config(arch)
     with torch.device("meta"):
         module = Gemma3TextModel(config).eval()
@@ -69,23 +69,23 @@ def build_recipe(arch: GemmaArch) -> Recipe:
     # No weight but a constant, which a module without memory lacks.
     module.embed_tokens.embed_scale = torch.tensor(module.embed_tokens.scalar_embed_scale)
     buffers = {name: buffer.numpy() for name, buffer in module.named_buffers()}
-    return Recipe(module, buffers, rotary, _environment())
+    return TorchModule(module, buffers, rotary, _environment())
 
 
-def hidden_states(recipe: Recipe, weights: Mapping[str, jax.Array], ids: jax.Array, mask: jax.Array) -> jax.Array:
-    """What `TextEncoder` says, of a module and the weights by its names."""
-    arrays = {**weights, **{name: jnp.asarray(buffer) for name, buffer in recipe.buffers.items()}}
+def hidden_states(module: TorchModule, weights: Mapping[str, jax.Array], ids: jax.Array, mask: jax.Array) -> jax.Array:
+    """What `Gemma` returns, by a module and the weights under its names."""
+    arrays = {**weights, **{name: jnp.asarray(buffer) for name, buffer in module.buffers.items()}}
     inputs = {
         "input_ids": jnp.asarray(ids),
-        "attention_mask": _attention_masks(jnp.asarray(mask, bool), recipe.module.config.sliding_window),
-        "position_ids": _rope_tables(recipe, ids.shape[1], arrays["embed_tokens.weight"].dtype),
+        "attention_mask": _attention_masks(jnp.asarray(mask, bool), module.module.config.sliding_window),
+        "position_ids": _rope_tables(module, ids.shape[1], arrays["embed_tokens.weight"].dtype),
     }
-    arrays, inputs = recipe.environment.j2t_iso((arrays, inputs))
+    arrays, inputs = module.environment.j2t_iso((arrays, inputs))
     inputs |= {"use_cache": False, "output_hidden_states": True}
     # Of float32, which the angles of the rotary embedding are in every dtype; products of 16 bit are the same.
-    with recipe.environment, jax.default_matmul_precision("highest"):
-        states = torch.func.functional_call(recipe.module, arrays, (), inputs).hidden_states
-    return jnp.stack(recipe.environment.t2j_iso(states), axis=1)
+    with module.environment, jax.default_matmul_precision("highest"):
+        states = torch.func.functional_call(module.module, arrays, (), inputs).hidden_states
+    return jnp.stack(module.environment.t2j_iso(states), axis=1)
 
 
 def _table_of_kind(x: torch.Tensor, tables: Mapping[str, Any], layer_type: str) -> Any:
@@ -97,20 +97,20 @@ def _table_of_kind(x: torch.Tensor, tables: Mapping[str, Any], layer_type: str) 
     return tables[layer_type]
 
 
-def _rope_tables(recipe: Recipe, tokens: int, dtype: jnp.dtype) -> dict[str, tuple[jax.Array, ...]]:
+def _rope_tables(module: TorchModule, tokens: int, dtype: jnp.dtype) -> dict[str, tuple[jax.Array, ...]]:
     """Cosine and sine [1, tokens, head_dim] for each kind of layer, computed in float32 on the host."""
-    kinds = sorted(set(recipe.module.config.layer_types))
+    kinds = sorted(set(module.module.config.layer_types))
     inputs = torch.empty(0), torch.arange(tokens)[None]  # the first only gives the result its dtype
-    return {kind: tuple(jnp.asarray(table.numpy(), dtype) for table in recipe.rotary(*inputs, kind)) for kind in kinds}
+    return {kind: tuple(jnp.asarray(table.numpy(), dtype) for table in module.rotary(*inputs, kind)) for kind in kinds}
 
 
 def _config(arch: GemmaArch) -> Gemma3TextConfig:
     try:
         config = Gemma3TextConfig(**json.loads(arch.config))
     except (StrictDataclassError, TypeError, ValueError, KeyError, AttributeError) as error:
-        raise SpecError(f"{arch.where}: {' '.join(str(error).split())}", AGAIN) from error
+        raise UsageError(f"{arch.where}: {' '.join(str(error).split())}", AGAIN) from error
     if findings := "; ".join(_not_computed(config)):
-        raise SpecError(f"{arch.where}: {findings}", AGAIN)
+        raise UsageError(f"{arch.where}: {findings}", AGAIN)
     return config
 
 

@@ -1,17 +1,15 @@
-"""Which tensors of the networks the LoRAs add to, under all the names that files have for them."""
+"""LoRAs and the networks: which tensors a file adds to, under all the names that files have for them."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flax import nnx
 
-from ltx2_cli.models.lora_generation import generation, generation_of
+from ltx2_cli.errors import UsageError
 from ltx2_cli.models.networks import Networks
-from ltx2_cli.spec import SpecError
+from ltx2_cli.weights.checkpoint import Renaming, count_and_list, raise_all, shape_text
 from ltx2_cli.weights.declare import declared
-from ltx2_cli.weights.findings import by, refuse, some
-from ltx2_cli.weights.lora import LoraFile, LowRank, Part
-from ltx2_cli.weights.rename import Renaming
+from ltx2_cli.weights.lora import LoraDelta, LoraFile, LoraTerm, model_version, version_of
 
 TARGETED = ("transformer", "connectors")
 ORIGINAL = "model.diffusion_model."
@@ -31,7 +29,7 @@ class Target:
 
 @dataclass
 class _Match:
-    """How the targets of one file fit the networks: those that do, and those that do not by what is wrong."""
+    """The targets of one file that match the networks, and those that do not, by the reason."""
 
     placed: dict[Target, str] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
@@ -40,26 +38,30 @@ class _Match:
 
 
 def find_adapters(
-    loras: Iterable[tuple[LoraFile, float]], networks: Networks, renamings: Mapping[str, Renaming]
-) -> dict[str, dict[str, LowRank]]:
-    """What files, each of a strength, add to which tensors: by network, then by declared name.
+    loras: Sequence[tuple[LoraFile, float]], networks: Networks, renamings: Mapping[str, Renaming]
+) -> dict[str, dict[str, LoraDelta]]:
+    """The sums that files, each with a strength, add to tensors: by network, then by declared name.
 
-    `renamings` are those of the published single files. Every target of every file must be a linear layer of the
-    transformer or the connectors and of its shape; otherwise one `SpecError` says what is not, for all files.
+    `renamings` are those of the published single files. Raises one `UsageError` for all targets of all files that are
+    no linear layer of the transformer or the connectors, or have another shape.
     """
+    if not loras:
+        return {network: {} for network in TARGETED}
     modules = {name: module for name, module in networks._asdict().items() if name in TARGETED}
     targets = dict(_aliases(modules, renamings))
-    ours = generation_of({target.tensor.removesuffix(WEIGHT): target.shape for target in targets.values()})
-    parts: dict[Target, list[Part]] = {}
-    problems: list[SpecError] = []
+    wanted_version = version_of({target.tensor.removesuffix(WEIGHT): target.shape for target in targets.values()})
+    parts: dict[Target, list[LoraTerm]] = {}
+    problems: list[UsageError] = []
     for lora, strength in loras:
         match = _match(lora, targets)
-        problems += _problems(lora, match, ours)
+        problems += _problems(lora, match, wanted_version)
         for target, name in match.placed.items():
-            parts.setdefault(target, []).append(Part(lora, lora.pairs[name], strength))
-    refuse(problems)
+            parts.setdefault(target, []).append(LoraTerm(lora, lora.pairs[name], strength))
+    raise_all(problems)
     return {
-        network: {target.tensor: LowRank(tuple(each)) for target, each in parts.items() if target.network == network}
+        network: {
+            target.tensor: LoraDelta(tuple(terms)) for target, terms in parts.items() if target.network == network
+        }
         for network in TARGETED
     }
 
@@ -96,21 +98,21 @@ def _match(lora: LoraFile, targets: Mapping[str, Target]) -> _Match:
         elif target in match.placed:
             match.twice.append(f"{name}, also called {match.placed[target]}")
         elif target.shape != pair.shape:
-            match.misshapen.append(f"{name} is {by(pair.shape)}, not {by(target.shape)}")
+            match.misshapen.append(f"{name} is {shape_text(pair.shape)}, not {shape_text(target.shape)}")
         else:
             match.placed[target] = name
     return match
 
 
-def _problems(lora: LoraFile, match: _Match, ours: str | None) -> Iterator[SpecError]:
+def _problems(lora: LoraFile, match: _Match, wanted_version: str | None) -> Iterator[UsageError]:
     """What is wrong with one file, if anything, and what to do about it."""
     findings = {"not in it": match.unknown, "of another shape": match.misshapen, "there twice": match.twice}
-    listed = [finding for what, names in findings.items() for finding in some(what, names)]
-    model, theirs = NAMES.get(ours or "", "LTX-2"), generation(lora)
-    other = theirs is not None and theirs != ours
+    listed = [finding for what, names in findings.items() for finding in count_and_list(what, names)]
+    model, version = NAMES.get(wanted_version or "", "LTX-2"), model_version(lora)
+    other = version is not None and version != wanted_version
     if not listed and not other:
         return
     count = f"{len(match.placed)} of {len(lora.pairs)} targets (each a pair of keys, A and B) match this {model} model"
-    made_for = f"; it was made for {NAMES[theirs]}" if other and theirs else ""
-    hint = f"--model {theirs}, or leave out --lora {lora.path}" if other else f"leave out --lora {lora.path}"
-    yield SpecError(f"{lora.path}: {count}{made_for}. {'. '.join(listed)}", hint)
+    made_for = f"; it was made for {NAMES[version]}" if other and version else ""
+    hint = f"--model {version}, or leave out --lora {lora.path}" if other else f"leave out --lora {lora.path}"
+    yield UsageError(f"{lora.path}: {count}{made_for}. {'. '.join(listed)}", hint)

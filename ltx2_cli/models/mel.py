@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import AudioVAEArch
-from ltx2_cli.models.bandwidth import LEAST_MEL, ROLLOFF, ZERO_CROSSINGS
-from ltx2_cli.spec import SpecError
+from ltx2_cli.models.vocoder_with_bwe import LEAST_MEL, ROLLOFF, ZERO_CROSSINGS
 
 WINDOW = 1024  # samples that one instant hears
 
@@ -22,16 +22,16 @@ def log_mel(wave: jax.Array | np.ndarray, rate: int, arch: AudioVAEArch) -> jax.
 
     An instant is the middle of its window: one at the start of the sound, one after each whole hop. What lies beyond
     both ends is the sound mirrored. Values are natural logarithms of magnitudes, of 1e-5 at least. A single channel
-    is heard on all. Raises `SpecError` for any other number of channels, and for less sound than can be mirrored.
+    is heard on all. Raises `UsageError` for any other number of channels, and for less sound than can be mirrored.
     """
     if wave.shape[2] not in (1, arch.in_channels):
         sentence = f"the sound has {wave.shape[2]} channels, the audio autoencoder hears {arch.in_channels}"
-        raise SpecError(sentence, f"mix it down to {arch.in_channels} channels or to one")
+        raise UsageError(sentence, f"mix it down to {arch.in_channels} channels or to one")
     wave = resample(jnp.asarray(wave, jnp.float32), rate, arch.sample_rate)
     batch, samples, _ = wave.shape
     if samples <= WINDOW // 2:
         sentence = f"the sound lasts {samples / arch.sample_rate:.4f} s, which is too short for a spectrogram"
-        raise SpecError(sentence, f"{(WINDOW // 2 + 1) / arch.sample_rate:.4f} s is the least")
+        raise UsageError(sentence, f"{(WINDOW // 2 + 1) / arch.sample_rate:.4f} s is the least")
     wave = jnp.broadcast_to(wave, (batch, samples, arch.in_channels))
     mirrored = jnp.pad(wave, ((0, 0), (WINDOW // 2, WINDOW // 2), (0, 0)), mode="reflect")
     starts = jnp.arange(samples // arch.mel_hop_length + 1) * arch.mel_hop_length
@@ -42,8 +42,8 @@ def log_mel(wave: jax.Array | np.ndarray, rate: int, arch: AudioVAEArch) -> jax.
     return jnp.log(jnp.maximum(jnp.einsum("btfc,fm->btmc", magnitudes, bank, precision="highest"), LEAST_MEL))
 
 
-def of_latents(mel: jax.Array, latents: int, arch: AudioVAEArch) -> jax.Array:
-    """`mel` at the 4 · `latents` − 3 instants that the encoder makes so many latents of: cut, or silent, at its end."""
+def crop_or_pad(mel: jax.Array, latents: int, arch: AudioVAEArch) -> jax.Array:
+    """`mel` cropped, or padded with silence, to the 4·latents − 3 frames that encode to exactly `latents`."""
     instants = 2 ** (len(arch.ch_mult) - 1) * (latents - 1) + 1
     missing = max(0, instants - mel.shape[1])
     longer = jnp.pad(mel, ((0, 0), (0, missing), (0, 0), (0, 0)), constant_values=math.log(LEAST_MEL))
@@ -68,10 +68,10 @@ def resample(wave: jax.Array, rate: int, wanted: int) -> jax.Array:
     """A waveform of `rate` samples a second at `wanted`, with silence beyond its ends; an equal rate changes nothing.
 
     The filter is a sinc of 6 zero crossings on each side under a Hann window, which lets 0.99 of the lower rate's
-    band pass: torchaudio's default. Raises `SpecError` for a rate below 1.
+    band pass: torchaudio's default. Raises `UsageError` for a rate below 1.
     """
     if rate < 1:
-        raise SpecError(f"the sound has a sampling rate of {rate} Hz", "1 Hz is the least")
+        raise UsageError(f"the sound has a sampling rate of {rate} Hz", "1 Hz is the least")
     if rate == wanted:
         return wave
     steps, phases = rate // math.gcd(rate, wanted), wanted // math.gcd(rate, wanted)  # samples of a round: old, new
@@ -85,6 +85,6 @@ def resample(wave: jax.Array, rate: int, wanted: int) -> jax.Array:
     samples = -(-wave.shape[1] * phases // steps)
     rounds = -(-samples // phases)
     padded = jnp.pad(wave, ((0, 0), (reach, rounds * steps + reach - wave.shape[1]), (0, 0)))
-    heard = padded[:, jnp.arange(rounds)[:, None, None] * steps + (before + offsets + reach)]
-    made = jnp.einsum("brpoc,po->brpc", heard, taps, precision="highest")
-    return made.reshape(len(wave), -1, wave.shape[2])[:, :samples]
+    windows = padded[:, jnp.arange(rounds)[:, None, None] * steps + (before + offsets + reach)]
+    resampled = jnp.einsum("brpoc,po->brpc", windows, taps, precision="highest")
+    return resampled.reshape(len(wave), -1, wave.shape[2])[:, :samples]

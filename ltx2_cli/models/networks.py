@@ -1,4 +1,4 @@
-"""All networks of a checkpoint: what it says of them before a weight is read, and they themselves, born abstract."""
+"""All networks of a checkpoint: their description before a weight is read, and the abstract networks."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from flax import nnx
 
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.audio_vae import AudioVAE
-from ltx2_cli.models.bandwidth import BandwidthVocoder, build_vocoder
 from ltx2_cli.models.connectors import TextConnectors
 from ltx2_cli.models.gemma import Gemma, GemmaArch
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.upsampler import LatentUpsampler
 from ltx2_cli.models.video_vae import LatentStatistics, VideoVAE
 from ltx2_cli.models.vocoder import Vocoder
-from ltx2_cli.spec import DType, RunSpec
+from ltx2_cli.models.vocoder_with_bwe import VocoderWithBWE, build_vocoder
+from ltx2_cli.request.spec import DType, RunSpec
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope
 
@@ -33,19 +33,18 @@ class Networks(NamedTuple):
     transformer: Transformer
     vae: VideoVAE
     audio_vae: AudioVAE
-    vocoder: Vocoder | BandwidthVocoder
+    vocoder: Vocoder | VocoderWithBWE
     # of a second stage
     upsampler: LatentUpsampler | None = None
     statistics: LatentStatistics | None = None  # those of the video autoencoder
     refiner_connectors: TextConnectors | None = None  # where its LoRAs change these too
-    refiner: Transformer | None = None  # where LoRAs make it another than the first stage's
 
     def present(self) -> dict[str, nnx.Module]:
         """Those that there are, by name."""
         return {name: module for name, module in self._asdict().items() if module is not None}
 
 
-# what makes each network, abstract, of its description; the text encoder needs a prefix besides
+# builds each abstract network from its description; the text encoder needs a prefix besides
 BUILDERS: dict[str, Callable[[Scope, Any], nnx.Module]] = {
     "connectors": TextConnectors,
     "transformer": Transformer,
@@ -57,7 +56,7 @@ BUILDERS: dict[str, Callable[[Scope, Any], nnx.Module]] = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint says of itself before a weight is read: what its networks are, and where their tensors lie."""
+    """A checkpoint before a weight is read: the description of its networks, and where their tensors lie."""
 
     where: Path
     arch: Arch

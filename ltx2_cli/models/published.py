@@ -3,27 +3,27 @@
 from functools import cache
 from pathlib import Path
 
+from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import (
     PUBLISHED_SCHEDULE,
     Arch,
     AudioVAEArch,
-    BandwidthVocoderArch,
     ConnectorsArch,
     TransformerArch,
     VideoVAEArch,
     VocoderArch,
+    VocoderWithBWEArch,
 )
-from ltx2_cli.models.config import EARLIER, LATER
-from ltx2_cli.models.fit import Readings
+from ltx2_cli.models.config import LTX2, LTX2_3
 from ltx2_cli.models.gemma import gemma_arch
 from ltx2_cli.models.lora import WEIGHT, linears
 from ltx2_cli.models.networks import TEXT_ENCODER, Checkpoint
+from ltx2_cli.models.parsed_checkpoint import ParsedCheckpoint
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.upsampler import LatentUpsamplerArch
-from ltx2_cli.spec import SpecError
 from ltx2_cli.weights.checkpoint import TensorFiles
-from ltx2_cli.weights.lora import LoraFile, Pair
-from ltx2_cli.weights.published import LORA, MODEL, PUBLISHED
+from ltx2_cli.weights.lora import LoraFile, LoraPair
+from ltx2_cli.weights.published import CATALOG, LORA, MODEL
 
 # Gemma-3 12B, the language model alone; what is left out is transformers' default.
 GEMMA = {
@@ -38,7 +38,7 @@ GEMMA = {
     "query_pre_attn_scalar": 256,
     "sliding_window": 1024,
 }
-LTX2 = Arch(
+LTX2_ARCH = Arch(
     TransformerArch(),
     ConnectorsArch(),
     VideoVAEArch(decoder_causal=False),
@@ -46,7 +46,7 @@ LTX2 = Arch(
     VocoderArch(),
     PUBLISHED_SCHEDULE,
 )
-LTX2_3 = Arch(
+LTX2_3_ARCH = Arch(
     TransformerArch(
         gated_attn=True,
         cross_attn_mod=True,
@@ -78,7 +78,7 @@ LTX2_3 = Arch(
         decoder_spatial_padding_mode="zeros",
     ),
     AudioVAEArch(),
-    BandwidthVocoderArch(),
+    VocoderWithBWEArch(),
     PUBLISHED_SCHEDULE,
 )
 _TWICE = LatentUpsamplerArch(use_rational_resampler=False)
@@ -92,50 +92,50 @@ UPSAMPLERS = {
     "Lightricks/LTX-2.3/ltx-2.3-temporal-upscaler-x2-1.0.safetensors": _DENSER,
 }
 DISTILLING, RANK = "distilled-lora-384", 384  # in the names of LoRAs, and their rank
-RELEASES = {EARLIER: LTX2, LATER: LTX2_3}
+PRESETS = {LTX2: LTX2_ARCH, LTX2_3: LTX2_3_ARCH}
 
 
 @cache
-def described(checkpoint: str) -> Checkpoint:
-    """A published checkpoint as its configs have it, without tensors; raises `SpecError` for one that is unknown."""
+def preset_checkpoint(checkpoint: str) -> Checkpoint:
+    """A published checkpoint as its configs have it, without tensors; raises `UsageError` for one that is unknown."""
     name = checkpoint.partition("@")[0]
-    for entry in PUBLISHED:
+    for entry in CATALOG:
         if (entry.kind, entry.name) == (MODEL, name):
-            arch, where = RELEASES[entry.generation.lower().replace("-", "")], Path(checkpoint)
+            arch, where = PRESETS[entry.model_version.lower().replace("-", "")], Path(checkpoint)
             return Checkpoint(where, arch, gemma_arch(GEMMA, checkpoint), "", {}, where / "tokenizer")
-    raise SpecError(
+    raise UsageError(
         f"{checkpoint} is not on this machine, and what its networks are stands in its files alone",
         "fetch it first, or plan one that `ltx2 models` lists: --model ltx2, --model ltx2.3",
     )
 
 
-def described_text_encoder() -> Readings:
+def preset_text_encoder() -> ParsedCheckpoint:
     """The published text encoder by its config alone."""
     arch = gemma_arch(GEMMA, TEXT_ENCODER)
-    return Readings(Path(TEXT_ENCODER), {TEXT_ENCODER: arch}, {}, "", Path(TEXT_ENCODER), [])
+    return ParsedCheckpoint(Path(TEXT_ENCODER), {TEXT_ENCODER: arch}, {}, "", Path(TEXT_ENCODER), [])
 
 
-def described_upsampler(name: str) -> LatentUpsamplerArch:
-    """A published upsampler; raises `SpecError` for one that is not known here."""
+def preset_upsampler(name: str) -> LatentUpsamplerArch:
+    """A published upsampler; raises `UsageError` for one that is not known here."""
     if (known := UPSAMPLERS.get(name.partition("@")[0])) is None:
-        raise SpecError(
+        raise UsageError(
             f"{name} is not on this machine, and what it makes of a clip stands in its file alone",
             f"--upsampler of a file that is here, or one of: {', '.join(UPSAMPLERS)}",
         )
     return known
 
 
-def described_lora(name: str, transformer: Transformer) -> LoraFile:
+def preset_lora(name: str, transformer: Transformer) -> LoraFile:
     """A published LoRA that distills: factors for every linear layer of the denoiser, as large as the rank or the
-    layer allows. It has no tensors. Raises `SpecError` for one that is not known here."""
-    known = [entry.name for entry in PUBLISHED if entry.kind == LORA and DISTILLING in entry.name]
+    layer allows. It has no tensors. Raises `UsageError` for one that is not known here."""
+    known = [entry.name for entry in CATALOG if entry.kind == LORA and DISTILLING in entry.name]
     if name.partition("@")[0] not in known:
-        raise SpecError(
+        raise UsageError(
             f"{name} is not on this machine, and what it adds to stands in its file alone",
-            f"--set refinement.lora=[NAME] of a file that is here, or one of: {', '.join(known)}",
+            f"--set second_stage.lora=[NAME] of a file that is here, or one of: {', '.join(known)}",
         )
     pairs = {
-        tensor.removesuffix(WEIGHT): Pair("", "", None, (out, into), min(RANK, out, into), ("BF16", "BF16"))
+        tensor.removesuffix(WEIGHT): LoraPair("", "", None, (out, into), min(RANK, out, into), ("BF16", "BF16"))
         for tensor, (out, into) in linears(transformer).items()
     }
     return LoraFile(Path(name), TensorFiles(Path(name), ()), pairs)

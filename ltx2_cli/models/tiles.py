@@ -1,8 +1,6 @@
-"""Latents to frames, where need be with the decoder's last layers tile by tile: there the activations are largest, and
-only those of one tile exist at a time.
+"""Latents to frames, if need be with the decoder's last layers in tiles, where the activations are largest.
 
-A tile sees as far beyond what is kept of it as its layers look. So its pixels are those of the whole clip, and there is
-no seam to blend.
+A tile reads its layers' receptive field beyond what is kept of it, so its pixels are exactly those of the whole clip.
 """
 
 import math
@@ -17,7 +15,7 @@ import numpy as np
 from ltx2_cli.models.video_vae import VideoDecoder, VideoVAE
 
 Extent = tuple[int, int, int]  # frames, height, width
-ALIVE = 10  # activations as large as the largest that there are at a time: for a TPU v6e 8 to 10, on the CPU 7
+LIVE_BUFFERS = 10  # activations as large as the largest that there are at a time: for a TPU v6e 8 to 10, on the CPU 7
 
 
 @dataclass(frozen=True)
@@ -29,40 +27,40 @@ class Tiles:
 
 
 @dataclass(frozen=True)
-class Cuts:
-    """One axis in tiles of one size: each sees `seen` places from one of `begins`, and of what becomes of them the part
-    of `kept` places from one of `firsts` is kept. Together they keep the axis."""
+class AxisTiling:
+    """Tiling of one axis: tile i reads `read_size` positions from `read_starts[i]`, and yields `write_size` positions
+    from `write_starts[i]`, which is inside what it reads. The written ranges cover the axis."""
 
-    seen: int
-    begins: tuple[int, ...]
-    kept: int
-    firsts: tuple[int, ...]
-
-
-def cut_axis(length: int, count: int, reach: int, shared: int) -> Cuts:
-    """`count` tiles of `length` places; what is kept depends on `reach` places around it, and neighbours both keep at
-    least the `shared` places between them."""
-    kept = -(-(length - shared) // count) + shared
-    seen = min(length, kept + 2 * reach)
-    firsts = tuple(min(tile * (kept - shared), length - kept) for tile in range(count))
-    begins = tuple(min(max(first - reach, 0), length - seen) for first in firsts)
-    return Cuts(seen, begins, kept, firsts)
+    read_size: int
+    read_starts: tuple[int, ...]
+    write_size: int
+    write_starts: tuple[int, ...]
 
 
-def cut_video(decoder: VideoDecoder, tiles: Tiles, size: Extent) -> tuple[Cuts, Cuts, Cuts]:
-    """The tiles of what the layers before the cut give, which is of this size.
+def tile_axis(length: int, count: int, halo: int, shared: int) -> AxisTiling:
+    """Split `length` into `count` tiles of one size that read `halo` positions on each side of what they write;
+    neighbours both write at least the `shared` positions between them."""
+    write = -(-(length - shared) // count) + shared
+    read = min(length, write + 2 * halo)
+    write_starts = tuple(min(tile * (write - shared), length - write) for tile in range(count))
+    read_starts = tuple(min(max(start - halo, 0), length - read) for start in write_starts)
+    return AxisTiling(read, read_starts, write, write_starts)
 
-    A frame there becomes several, but the first of a video, and of a tile, becomes one: the last of them. So a tile
-    gives whole frames from the last of its first place on, and its last place is the first of the next tile.
+
+def tile_video(decoder: VideoDecoder, tiles: Tiles, size: Extent) -> tuple[AxisTiling, AxisTiling, AxisTiling]:
+    """The tiles of the cut layers' output, whose extent is `size`.
+
+    A position in time becomes several frames, but the first of a tile becomes only the last of them. So neighbouring
+    tiles share one position.
     """
-    frames, side = reach(decoder, tiles.cut)
-    along_frames = cut_axis(size[0], tiles.counts[0], frames, shared=1)
-    height, width = (cut_axis(size[axis], tiles.counts[axis], side, shared=0) for axis in (1, 2))
+    frames, side = receptive_field(decoder, tiles.cut)
+    along_frames = tile_axis(size[0], tiles.counts[0], frames, shared=1)
+    height, width = (tile_axis(size[axis], tiles.counts[axis], side, shared=0) for axis in (1, 2))
     return along_frames, height, width
 
 
-def reach(decoder: VideoDecoder, cut: int) -> tuple[int, int]:
-    """How many frames, and how many places to each side, of what the first `cut` layers give a pixel depends on."""
+def receptive_field(decoder: VideoDecoder, cut: int) -> tuple[int, int]:
+    """The frames before, and the positions on each side, in the output of the first `cut` layers that a pixel needs."""
     past = max(decoder.conv_out.conv.around)
     frames, side = past, 1
     for layer in reversed(decoder.layers[cut:]):
@@ -99,10 +97,10 @@ def decode_bytes(decoder: VideoDecoder, size: Extent, tiles: Tiles | None, items
     pixels, _ = after[-1]
     frames = 3 * math.prod(pixels) * decoder.patch_size**2
     if tiles is None:
-        return ALIVE * max(most) * itemsize + frames
+        return LIVE_BUFFERS * max(most) * itemsize + frames
     extent, _ = after[tiles.cut]
-    seen = math.prod(axis.seen for axis in cut_video(decoder, tiles, extent)) / math.prod(extent)
-    at_once = ALIVE * max(*most[: tiles.cut + 1], seen * max(most[tiles.cut :])) + most[tiles.cut]
+    seen = math.prod(axis.read_size for axis in tile_video(decoder, tiles, extent)) / math.prod(extent)
+    at_once = LIVE_BUFFERS * max(*most[: tiles.cut + 1], seen * max(most[tiles.cut :])) + most[tiles.cut]
     return round(at_once * itemsize) + 2 * frames
 
 
@@ -117,22 +115,22 @@ def decode_frames(vae: VideoVAE, latents: jax.Array, tiles: Tiles | None) -> tup
         return _levels(decoder(latents))
     x = decoder.head(latents, tiles.cut)
     _, frames, height, width, _ = x.shape
-    cuts, scales = cut_video(decoder, tiles, (frames, height, width)), scale(decoder, tiles.cut)
-    frames, height, width = (axis.kept * times for axis, times in zip(cuts, scales, strict=True))
+    cuts, scales = tile_video(decoder, tiles, (frames, height, width)), scale(decoder, tiles.cut)
+    frames, height, width = (axis.write_size * times for axis, times in zip(cuts, scales, strict=True))
     kept = frames - (scales[0] - 1), height, width
 
-    def tile(begin: jax.Array, skipped: jax.Array) -> tuple[jax.Array, jax.Array]:
-        seen = _part(x, begin, [axis.seen for axis in cuts])
+    def tile(start: jax.Array, skipped: jax.Array) -> tuple[jax.Array, jax.Array]:
+        seen = _part(x, start, [axis.read_size for axis in cuts])
         return _levels(_part(decoder.tail(seen, tiles.cut), skipped, kept))
 
-    begins = np.array(list(product(*(axis.begins for axis in cuts))))
-    firsts = np.array(list(product(*(axis.firsts for axis in cuts))))
-    pieces, finite = jax.lax.map(lambda place: tile(*place), (begins, (firsts - begins) * scales))
-    return _assemble(pieces, firsts * scales), finite.all()
+    read_starts = np.array(list(product(*(axis.read_starts for axis in cuts))))
+    write_starts = np.array(list(product(*(axis.write_starts for axis in cuts))))
+    pieces, finite = jax.lax.map(lambda starts: tile(*starts), (read_starts, (write_starts - read_starts) * scales))
+    return _assemble(pieces, write_starts * scales), finite.all()
 
 
-def _part(x: jax.Array, begin: jax.Array, size: Sequence[int]) -> jax.Array:
-    return jax.lax.dynamic_slice(x, (0, *begin, 0), (x.shape[0], *size, x.shape[-1]))
+def _part(x: jax.Array, start: jax.Array, size: Sequence[int]) -> jax.Array:
+    return jax.lax.dynamic_slice(x, (0, *start, 0), (x.shape[0], *size, x.shape[-1]))
 
 
 def _levels(pixels: jax.Array) -> tuple[jax.Array, jax.Array]:

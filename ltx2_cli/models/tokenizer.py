@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ltx2_cli.spec import SpecError
+from ltx2_cli.errors import UsageError
 from ltx2_cli.weights.checkpoint import AGAIN, read_json
 
 OPTIONAL = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
@@ -27,7 +27,7 @@ class Tokens:
 
 
 def check_tokenizer(folder: Path) -> None:
-    """Raise `SpecError` unless the files of a checkpoint's `tokenizer/` are there and JSON.
+    """Raise `UsageError` unless the files of a checkpoint's `tokenizer/` are there and JSON.
 
     That is cheap enough to find a broken one before a weight is read.
     """
@@ -39,7 +39,7 @@ def tokenise(folder: Path, prompts: Sequence[str], max_length: int) -> Tokens:
     """Token ids of `prompts`, without white space at their ends, cut and padded on the left to `max_length`.
 
     `folder` is a checkpoint's `tokenizer/`: its files say which special tokens stand around a prompt. Raises
-    `SpecError` where transformers cannot read them.
+    `UsageError` where transformers cannot read them.
     """
     from transformers import AutoTokenizer
 
@@ -47,7 +47,7 @@ def tokenise(folder: Path, prompts: Sequence[str], max_length: int) -> Tokens:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, padding_side="left")
     except Exception as error:  # what its parser in Rust raises is of this class itself
         reason = " ".join(str(error).split())
-        raise SpecError(f"{folder} holds no tokenizer that transformers can read: {reason}", AGAIN) from error
+        raise UsageError(f"{folder} holds no tokenizer that transformers can read: {reason}", AGAIN) from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     texts = [prompt.strip() for prompt in prompts]

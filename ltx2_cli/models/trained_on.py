@@ -1,4 +1,4 @@
-"""What a small model was trained on: `trained_on.json` in its folder. Published checkpoints have none."""
+"""The training data of a small model: `trained_on.json` in its folder. Published checkpoints have none."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from textwrap import shorten
 
 from tokenizers import Tokenizer
 
-from ltx2_cli.spec import SpecError
+from ltx2_cli.errors import UsageError
 from ltx2_cli.weights.checkpoint import AGAIN, read_json
 
 FILE = "trained_on.json"
@@ -26,7 +26,7 @@ class TrainedOn:
 
 
 def read_trained_on(folder: Path) -> TrainedOn | None:
-    """The file in a checkpoint's `folder`, None without one. Raises `SpecError` where it is damaged."""
+    """The file in a checkpoint's `folder`, None without one. Raises `UsageError` where it is damaged."""
     path = folder / FILE
     if not path.exists():
         return None
@@ -39,7 +39,7 @@ def read_trained_on(folder: Path) -> TrainedOn | None:
             {word: frozenset(following.split()) for word, following in values["next_words"].items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise SpecError(f"{path} does not list sizes, num_frames, fps and next_words: {error}", AGAIN) from None
+        raise UsageError(f"{path} does not list sizes, num_frames, fps and next_words: {error}", AGAIN) from None
 
 
 def clip_warnings(trained_on: TrainedOn, sizes: list[tuple[int, int]], num_frames: int, fps: float) -> Iterator[str]:

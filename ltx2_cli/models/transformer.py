@@ -9,26 +9,33 @@ from flax import nnx
 
 from ltx2_cli.diffusion.geometry import Geometry
 from ltx2_cli.models.arch import StreamArch, TransformerArch
-from ltx2_cli.models.block import Block, Modulation, Ropes, Switches, modulate
-from ltx2_cli.nn.attend import KeysValues, Tokens
-from ltx2_cli.nn.basic import Linear, layer_norm
-from ltx2_cli.nn.modulation import AdaLayerNormSingle
-from ltx2_cli.nn.rope import Rope, rope_table
+from ltx2_cli.models.block import Block, Modulation, PassMasks, Ropes, modulate
+from ltx2_cli.nn.attention import KeysValues, Rope, TokenAxis, rope_table
+from ltx2_cli.nn.basic import AdaLayerNormSingle, Linear, layer_norm
+from ltx2_cli.request.spec import Streams
 from ltx2_cli.sharding import constrain, fill
-from ltx2_cli.spec import AV
 from ltx2_cli.weights.declare import Scope
 
 T = TypeVar("T")
 OUTPUT_EPS = 1e-6
-TRAIN_TIMESTEPS = 1000  # the noise levels between 0 and 1 that a model learns by number
+TRAIN_TIMESTEPS = 1000  # the timestep of noise level 1
 
 
 class TextContext(NamedTuple):
-    """Text as the layers want it: its tokens [contexts, tokens, dim] and, where no layer modulates them by the
-    noise level, every layer's keys and values [layers, contexts, tokens, heads, head_dim], made once."""
+    """Text for the layers: its tokens [contexts, tokens, dim] and, where no layer modulates them by the noise level,
+    the keys and values of all layers [layers, contexts, tokens, heads, head_dim]."""
 
-    tokens: AV[jax.Array]
-    keys_values: AV[KeysValues] | None
+    tokens: Streams[jax.Array]
+    keys_values: Streams[KeysValues] | None
+
+
+class DenoiserInputs(NamedTuple):
+    """What a forward reads besides latents and noise level: the same at every step. Rows are passes times videos."""
+
+    text: TextContext
+    contexts: jax.Array | np.ndarray  # int [rows]: each row's text context
+    ropes: Streams[Ropes]
+    masks: PassMasks  # `self_attention` has a leading layers axis
 
 
 class CaptionProjection(nnx.Module):
@@ -42,8 +49,8 @@ class CaptionProjection(nnx.Module):
         return self.linear_2(jax.nn.gelu(self.linear_1(text), approximate=True))
 
 
-class StreamEnds(nnx.Module):
-    """What one stream has outside the layers: projections in and out, text, and the noise level's modulation."""
+class StreamIO(nnx.Module):
+    """One stream outside the layers: projections in and out, text, and modulation by the noise level."""
 
     def __init__(self, scope: Scope, arch: StreamArch):
         width = arch.width
@@ -83,93 +90,77 @@ class Transformer(nnx.Module):
     """LTX-2's denoiser. Layers are one abstract block whose weights carry a leading `layers` axis."""
 
     def __init__(self, scope: Scope, arch: TransformerArch, scan_layers: bool = True):
-        self.video = StreamEnds(scope, arch.streams.video)
-        self.audio = StreamEnds(scope, arch.streams.audio)
+        self.video = StreamIO(scope, arch.streams.video)
+        self.audio = StreamIO(scope, arch.streams.audio)
         self.blocks = Block(scope.stacked("transformer_blocks", arch.num_layers), arch)
         self.arch, self.scan_layers = arch, scan_layers
 
-    def text_context(self, text: AV[jax.Array]) -> TextContext:
-        """The connectors' output [contexts, tokens, dim] as the layers want it; once for all steps."""
-        tokens = AV(
-            text.video if self.video.caption is None else self.video.caption(text.video),
-            text.audio if self.audio.caption is None else self.audio.caption(text.audio),
-        )
+    def text_context(self, text: Streams[jax.Array]) -> TextContext:
+        """The connectors' output [contexts, tokens, dim] as the layers want it; computed once for all steps."""
+        streams = zip((self.video, self.audio), text, strict=True)
+        tokens = Streams(*(tokens if stream.caption is None else stream.caption(tokens) for stream, tokens in streams))
         if self.video.text_time is not None or self.audio.text_time is not None:
             return TextContext(tokens, None)
-        made = jax.lax.map(lambda block: block.text_keys_values(tokens, AV(None, None)), self.blocks)
-        return TextContext(tokens, jax.tree.map(lambda x: constrain(x, (None, None, None, "heads", None)), made))
+        keys_values = jax.lax.map(lambda block: block.text_keys_values(tokens, Streams(None, None)), self.blocks)
+        heads_split = (None, None, None, "heads", None)
+        return TextContext(tokens, jax.tree.map(lambda x: constrain(x, heads_split), keys_values))
 
-    def __call__(
-        self,
-        latents: AV[jax.Array],
-        sigma: jax.Array,
-        text: TextContext,
-        contexts: jax.Array,
-        ropes: AV[Ropes],
-        switches: Switches,
-    ) -> AV[jax.Array]:
+    def __call__(self, latents: Streams[jax.Array], sigma: jax.Array, inputs: DenoiserInputs) -> Streams[jax.Array]:
         """Velocities (noise minus clean) of noisy latents.
 
-        `latents` are tokens [rows, tokens, channels]; `sigma` the noise level, a scalar in (0, 1]; `contexts` int
-        [rows] says which of the text contexts a row reads; `switches.attending` has a leading layers axis.
+        `latents` are tokens [rows, tokens, channels]; `sigma` is the noise level, a scalar in (0, 1].
         """
-        velocities, _ = self.observed(latents, sigma, text, contexts, ropes, switches, lambda x: None)
+        velocities, _ = self.forward_with_intermediates(latents, sigma, inputs, lambda x: None)
         return velocities
 
-    def observed(
+    def forward_with_intermediates(
         self,
-        latents: AV[jax.Array],
+        latents: Streams[jax.Array],
         sigma: jax.Array,
-        text: TextContext,
-        contexts: jax.Array,
-        ropes: AV[Ropes],
-        switches: Switches,
-        observe: Callable[[AV[jax.Array]], T],
-    ) -> tuple[AV[jax.Array], tuple[T, T]]:
-        """The velocities, and what `observe` sees of the streams [rows, tokens, dim], which zeros may fill up: as they
-        enter the layers, and as they leave each, with a leading layers axis."""
+        inputs: DenoiserInputs,
+        tap: Callable[[Streams[jax.Array]], T],
+    ) -> tuple[Streams[jax.Array], tuple[T, T]]:
+        """As `__call__`, and `tap(x)` of the streams x [rows, tokens, dim], whose tokens zeros may fill up: before the
+        layers, and after each, with a leading layers axis."""
+        text, contexts, ropes, masks = inputs
         timestep = sigma * TRAIN_TIMESTEPS
         gate_timestep = timestep * (
             self.arch.cross_attn_timestep_scale_multiplier / self.arch.timestep_scale_multiplier
         )
-        video_rows, video_embedded = self.video.modulation(timestep, gate_timestep)
-        audio_rows, audio_embedded = self.audio.modulation(timestep, gate_timestep)
-        modulation = AV(video_rows, audio_rows)
-        tokens = AV(Tokens("tokens", latents.video.shape[1]), Tokens("audio_tokens", latents.audio.shape[1]))
-        x = AV(
-            *(
-                ends.proj_in(fill(stream, ("rows", each.axis, None), 1))
-                for ends, stream, each in zip((self.video, self.audio), latents, tokens, strict=True)
-            )
-        )
-        ropes = AV(
-            *(
-                jax.tree.map(lambda table, axis=each.axis: fill(table, (axis, "heads", None), 0), rope)
-                for rope, each in zip(ropes, tokens, strict=True)
-            )
-        )
+        streams, tokens = (self.video, self.audio), _token_axes(latents)
+        rows, embedded = zip(*(stream.modulation(timestep, gate_timestep) for stream in streams), strict=True)
+        modulation = Streams(*rows)
+        text_modulation = Streams(modulation.video.text, modulation.audio.text)
+        filled = (fill(x, ("rows", axis.name, None), 1) for x, axis in zip(latents, tokens, strict=True))
+        x = Streams(*(stream.proj_in(tokens) for stream, tokens in zip(streams, filled, strict=True)))
+        ropes = Streams(*map(_fill_tables, ropes, tokens))
 
         def layer(
-            x: AV[jax.Array], each: tuple[Block, AV[KeysValues] | None, jax.Array | np.ndarray]
-        ) -> tuple[AV[jax.Array], T]:
-            block, keys_values, attending = each
+            x: Streams[jax.Array], scanned: tuple[Block, Streams[KeysValues] | None, jax.Array | np.ndarray]
+        ) -> tuple[Streams[jax.Array], T]:
+            block, keys_values, self_attention = scanned
             if keys_values is None:
-                keys_values = block.text_keys_values(text.tokens, AV(video_rows.text, audio_rows.text))
-            rows = jax.tree.map(lambda array: array[contexts], keys_values)
-            x = block(x, rows, modulation, ropes, Switches(attending, switches.exchanging), tokens)
-            return x, observe(x)
+                keys_values = block.text_keys_values(text.tokens, text_modulation)
+            context = jax.tree.map(lambda array: array[contexts], keys_values)
+            x = block(x, context, modulation, ropes, PassMasks(self_attention, masks.cross_modal), tokens)
+            return x, tap(x)
 
-        layers = (self.blocks, text.keys_values, switches.attending)
-        entering = observe(x)
-        x, leaving = jax.lax.scan(layer, x, layers, unroll=1 if self.scan_layers else self.arch.num_layers)
-        velocities = AV(
-            self.video.output(x.video, video_embedded)[:, : tokens.video.number],
-            self.audio.output(x.audio, audio_embedded)[:, : tokens.audio.number],
-        )
-        return velocities, (entering, leaving)
+        scanned = (self.blocks, text.keys_values, masks.self_attention)
+        before = tap(x)
+        x, after = jax.lax.scan(layer, x, scanned, unroll=1 if self.scan_layers else self.arch.num_layers)
+        outputs = (stream.output(y, final) for stream, y, final in zip(streams, x, embedded, strict=True))
+        return Streams(*(y[:, : axis.length] for y, axis in zip(outputs, tokens, strict=True))), (before, after)
 
 
-def rope_tables(geometry: Geometry, arch: TransformerArch) -> AV[Ropes]:
+def _token_axes(latents: Streams[jax.Array]) -> Streams[TokenAxis]:
+    return Streams(TokenAxis("tokens", latents.video.shape[1]), TokenAxis("audio_tokens", latents.audio.shape[1]))
+
+
+def _fill_tables(ropes: Ropes, axis: TokenAxis) -> Ropes:
+    return jax.tree.map(lambda table: fill(table, (axis.name, "heads", None), 0), ropes)
+
+
+def rope_tables(geometry: Geometry, arch: TransformerArch) -> Streams[Ropes]:
     """The rotary tables of a clip, made on the host once for all steps."""
     seconds = max(stream.max_positions[0] for stream in arch.streams)
     cross_width = arch.streams.audio.width
@@ -181,10 +172,10 @@ def rope_tables(geometry: Geometry, arch: TransformerArch) -> AV[Ropes]:
         own = table(positions, stream.max_positions, stream.width)
         return Ropes(own, table(positions[:, :1], (seconds,), cross_width))
 
-    return AV(*map(tables, arch.streams, (geometry.video_positions(), geometry.audio_positions())))
+    return Streams(*map(tables, arch.streams, (geometry.video_positions(), geometry.audio_positions())))
 
 
-def abstract_rope_tables(geometry: Geometry, arch: TransformerArch) -> AV[Ropes]:
+def abstract_rope_tables(geometry: Geometry, arch: TransformerArch) -> Streams[Ropes]:
     """What `rope_tables` returns, without its values: a long clip's take seconds."""
 
     def tables(stream: StreamArch, tokens: int) -> Ropes:
@@ -194,4 +185,4 @@ def abstract_rope_tables(geometry: Geometry, arch: TransformerArch) -> AV[Ropes]
 
         return Ropes(table(stream.width), table(arch.streams.audio.width))
 
-    return AV(*map(tables, arch.streams, (geometry.video_tokens, geometry.audio_frames)))
+    return Streams(*map(tables, arch.streams, (geometry.video_tokens, geometry.audio_frames)))

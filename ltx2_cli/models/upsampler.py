@@ -1,7 +1,7 @@
 """The latent upsampler: de-normalised latents [batch, frames, height, width, channels] at more frames, rows, columns.
 
-Residual blocks, a convolution whose channels become cells of time or space, residual blocks again. Beyond the clip
-everything sees zeros, in time too.
+Residual blocks, a convolution whose channels become frames or pixels (depth to space), residual blocks again. All
+padding is zeros, in time too.
 """
 
 import math
@@ -13,9 +13,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ltx2_cli.diffusion.adjust import adain, tone_map
-from ltx2_cli.diffusion.upsampling import Upsampling
-from ltx2_cli.models.config import EARLIER, LATER, Config, NetworkArch
+from ltx2_cli.diffusion.upsampling import UpsampleFactors, adain, tone_map
+from ltx2_cli.models.config import LTX2, LTX2_3, Config, NetworkArch
 from ltx2_cli.models.video_vae import LatentStatistics, depth_to_space
 from ltx2_cli.nn.conv import Conv, Conv3D
 from ltx2_cli.weights.declare import Scope
@@ -23,12 +22,12 @@ from ltx2_cli.weights.declare import Scope
 GROUPS = 32
 NORM_EPS = 1e-5
 BLUR_WINDOW = 5
-RATIONAL = {1.5: (3, 2), 2.0: (2, 1)}  # cells made of one, of which every so manieth is kept
+RATIONAL = {1.5: (3, 2), 2.0: (2, 1)}  # upsampling and then decimation factor of each scale
 
 
 @dataclass(frozen=True)
 class LatentUpsamplerArch(NetworkArch):
-    """A latent upsampler; one that resamples time makes plain cells, whatever the last two say."""
+    """A latent upsampler; the last two fields are ignored where it resamples time."""
 
     in_channels: int = 128
     mid_channels: int = 1024
@@ -51,21 +50,21 @@ class LatentUpsamplerArch(NetworkArch):
 
     @property
     def rational(self) -> bool:
-        """Whether it blurs and thins the cells that it made, and so has the blur's kernel."""
+        """Whether it has a blur kernel, to decimate what it upsampled."""
         return self.use_rational_resampler and not self.temporal_upsample
 
     @property
-    def upsampling(self) -> Upsampling:
+    def upsampling(self) -> UpsampleFactors:
         """What it does to a clip's size."""
         up, down = RATIONAL[self.rational_spatial_scale] if self.rational else (2, 1)
-        return Upsampling(2 if self.temporal_upsample else 1, *((up, down) if self.spatial_upsample else (1, 1)))
+        return UpsampleFactors(2 if self.temporal_upsample else 1, *((up, down) if self.spatial_upsample else (1, 1)))
 
     @property
-    def generation(self) -> str | None:
-        """Of spatial ones LTX-2 had only the rational one of twice the size; those of time are alike in all."""
+    def model_version(self) -> str | None:
+        """LTX-2's only spatial one is rational and of scale 2; temporal ones are alike in all versions."""
         if self.temporal_upsample:
             return None
-        return EARLIER if self.rational and self.upsampling.down == 1 else LATER
+        return LTX2 if self.rational and self.upsampling.down == 1 else LTX2_3
 
 
 class ClipConv(nnx.Module):
@@ -108,14 +107,14 @@ class ResNet(nnx.Module):
         return jax.nn.silu(x + self.norm2(self.conv2(y)))
 
 
-def by_image(change: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
-    """Each frame of x by itself through a change of images [batch, height, width, channels]."""
+def per_frame(change: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    """A function of images [batch, height, width, channels], applied to each frame of x."""
     y = change(x.reshape(-1, *x.shape[2:]))
     return y.reshape(*x.shape[:2], *y.shape[1:])
 
 
-def thinned(x: jax.Array, kernel: jax.Array, every: int) -> jax.Array:
-    """Every `every`-th row and column of x, each channel under `kernel` [rows, columns]; summed in float32."""
+def decimate(x: jax.Array, kernel: jax.Array, every: int) -> jax.Array:
+    """Each channel of x convolved with `kernel` [rows, columns] at every `every`-th row and column; float32 sums."""
     around, kernel = len(kernel) // 2, kernel.astype(jnp.float32)
     last_row, last_column = ((length - 1) // every * every + 1 for length in x.shape[2:4])
     seen = jnp.pad(x, ((0, 0), (0, 0), (around, around), (around, around), (0, 0)))
@@ -126,7 +125,7 @@ def thinned(x: jax.Array, kernel: jax.Array, every: int) -> jax.Array:
 
 
 class Resample(nnx.Module):
-    """Channels of a convolution to cells; the first frame, which stands alone, keeps the last of its own."""
+    """Depth to space of a convolution; the first frame, which stands alone, gives one frame."""
 
     def __init__(self, scope: Scope, arch: LatentUpsamplerArch):
         by, width = arch.upsampling, arch.mid_channels
@@ -140,9 +139,9 @@ class Resample(nnx.Module):
         self.blur = (scope / "blur_down").weight("kernel", shape, (None,) * 4) if arch.rational else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = self.conv(x) if self.cell[0] > 1 else by_image(self.conv, x)
+        y = self.conv(x) if self.cell[0] > 1 else per_frame(self.conv, x)
         y = depth_to_space(y, self.cell)[:, self.cell[0] - 1 :]
-        return y if self.blur is None or self.every == 1 else thinned(y, self.blur[0, 0], self.every)
+        return y if self.blur is None or self.every == 1 else decimate(y, self.blur[0, 0], self.every)
 
 
 class LatentUpsampler(nnx.Module):
@@ -173,10 +172,10 @@ def upsample(
     adain_factor: jax.Array | float = 0.0,
     compression: jax.Array | float = 0.0,
 ) -> jax.Array:
-    """Normalised latents to more of them, normalised, float32.
+    """Normalised latents to upsampled ones, normalised, float32.
 
-    In between they are on the autoencoder's scale, which the upsampler was trained on; there they are also moved to
-    the statistics that they had (`adain`), then their range compressed (`tone_map`), as far as is asked.
+    The upsampler works on the autoencoder's scale. There the result is moved to the statistics of its input by
+    `adain_factor` (`adain`), and its range compressed by `compression` (`tone_map`).
     """
     small = statistics.denormalise(latents)
     large = adain(upsampler(small), small, adain_factor)

@@ -10,13 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import VideoVAEArch
 from ltx2_cli.models.config import Config, read_arch
 from ltx2_cli.models.upsampler import LatentUpsampler, LatentUpsamplerArch
-from ltx2_cli.spec import SpecError
-from ltx2_cli.weights.checkpoint import AGAIN, TensorFiles, read_json
+from ltx2_cli.weights.checkpoint import AGAIN, TensorFiles, abbreviate, collect, raise_all, read_json, shape_text
 from ltx2_cli.weights.declare import Scope
-from ltx2_cli.weights.findings import attempt, by, refuse, shortened
 from ltx2_cli.weights.load import mismatches
 from ltx2_cli.weights.published import UPSAMPLER
 
@@ -49,59 +48,57 @@ def open_upsampler(path: Path, vae: VideoVAEArch | None) -> tuple[LatentUpsample
     """The upsampler in a single file, in a folder, or in the `latent_upsampler` of a checkpoint's folder, for the
     latents of `vae`; None: for any.
 
-    Raises `SpecError` with all that is missing, damaged, not implemented, or does not fit.
+    Raises `UsageError` with all that is missing, damaged, not implemented, or does not fit.
     """
     place = path / UPSAMPLER if has_upsampler(path) else path
     try:
         files, config = _in_folder(place) if place.is_dir() else _in_file(place)
         return _described(files, config, place, vae), files
-    except SpecError as error:
+    except UsageError as error:
         hints = [HINT if hint == AGAIN else hint for hint in error.hint.split("; ")]
-        raise SpecError(str(error), "; ".join(dict.fromkeys(hints))) from error
+        raise UsageError(str(error), "; ".join(dict.fromkeys(hints))) from error
 
 
 def _in_folder(folder: Path) -> tuple[TensorFiles, Config]:
     config = folder / "config.json"
-    single = sorted(each.name for each in folder.glob(f"*upscaler*{SUFFIX}"))
+    single = sorted(file.name for file in folder.glob(f"*upscaler*{SUFFIX}"))
     if single and not config.exists():
-        raise SpecError(
-            f"{folder} holds single files: {shortened(single)}", f"name one: --upsampler {folder / single[0]}"
+        raise UsageError(
+            f"{folder} holds single files: {abbreviate(single)}", f"name one: --upsampler {folder / single[0]}"
         )
-    opened, problems = attempt({"tensors": partial(TensorFiles, folder)})
-    read, misread = attempt({"config": partial(read_json, config)})
-    refuse([*problems, *misread])
+    opened, problems = collect({"tensors": partial(TensorFiles, folder)})
+    read, misread = collect({"config": partial(read_json, config)})
+    raise_all([*problems, *misread])
     return opened["tensors"], read["config"]
 
 
 def _in_file(path: Path) -> tuple[TensorFiles, Config]:
     if path.suffix != SUFFIX or not path.exists():
-        raise SpecError(f"{path} is no folder and no safetensors file", HINT)
+        raise UsageError(f"{path} is no folder and no safetensors file", HINT)
     files = TensorFiles(path.parent, (path.stem,))
     config = files.config(absent="{}")
     if config is None:
-        raise SpecError(f"{path}: the config in its metadata is not a JSON object", HINT)
+        raise UsageError(f"{path}: the config in its metadata is not a JSON object", HINT)
     return files, {ORIGINAL.get(key) or key: value for key, value in config.items()}
 
 
 def _described(files: TensorFiles, config: Config, where: Path, vae: VideoVAEArch | None) -> LatentUpsamplerArch:
-    """What the tensors are; raises `SpecError` for what is wrong with them, the config, or both."""
-    seen = _by_tensors(files, where)
-    problems = [*_contradictions(seen, config, where)]
-    read, refused = attempt({"arch": partial(read_arch, LatentUpsamplerArch, config | seen, str(where))})
-    problems += refused
+    """The upsampler by its tensors; raises `UsageError` for what is wrong with them, the config, or both."""
+    by_tensors = _by_tensors(files, where)
+    sentences = [*_contradictions(by_tensors, config, where)]
+    read, refused = collect({"arch": partial(read_arch, LatentUpsamplerArch, config | by_tensors, str(where))})
     for arch in read.values():
-        found = mismatches(LatentUpsampler(Scope("float32"), arch), files)
-        problems += [SpecError(f"{where}: {each}", HINT) for each in found]
-        problems += _misfits(arch, where, vae) if vae else []
-    refuse(problems)
+        sentences += [f"{where}: {mismatch}" for mismatch in mismatches(LatentUpsampler(Scope("float32"), arch), files)]
+        sentences += _misfits(arch, where, vae) if vae else []
+    raise_all([*refused, *(UsageError(sentence, HINT) for sentence in sentences)])
     return read["arch"]
 
 
 def _by_tensors(files: TensorFiles, where: Path) -> dict[str, Any]:
-    """What the config of such tensors has to say."""
+    """The config that belongs to these tensors."""
     first = files.get(FIRST)
     if first is None or len(first.shape) != 5:
-        raise SpecError(f"{where} is no latent upsampler: it has no `{FIRST}` of five dimensions", HINT)
+        raise UsageError(f"{where} is no latent upsampler: it has no `{FIRST}` of five dimensions", HINT)
     mid_channels, in_channels = first.shape[:2]
     for (name, rank, factor), kind in KINDS.items():
         if name in files and len(files[name].shape) == rank and files[name].shape[0] == factor * mid_channels:
@@ -109,29 +106,25 @@ def _by_tensors(files: TensorFiles, where: Path) -> dict[str, Any]:
             sizes = {"in_channels": in_channels, "mid_channels": mid_channels, "num_blocks_per_stage": len(blocks)}
             return kind | sizes
     names = dict.fromkeys(name for name, _, _ in KINDS)
-    found = [f"`{name}` is {by(files[name].shape)}" for name in names if name in files]
+    found = [f"`{name}` is {shape_text(files[name].shape)}" for name in names if name in files]
     lacking = f"it has no {' and no '.join(f'`{name}`' for name in names)}"
-    raise SpecError(
+    raise UsageError(
         f"{where} is a latent upsampler of no known kind: with {mid_channels} channels, {', '.join(found) or lacking}",
         HINT,
     )
 
 
-def _contradictions(seen: Config, config: Config, where: Path) -> Iterator[SpecError]:
-    """What a config states that its tensors are not."""
-    for key, value in seen.items():
+def _contradictions(by_tensors: Config, config: Config, where: Path) -> Iterator[str]:
+    """What the config states otherwise than the tensors."""
+    for key, value in by_tensors.items():
         stated = config.get(key)
         if stated is not None and stated != value:
-            yield SpecError(f"{where}: the config says {key} {stated!r}, by its tensors it is {value!r}", HINT)
+            yield f"{where}: the config says {key} {stated!r}, by its tensors it is {value!r}"
 
 
-def _misfits(arch: LatentUpsamplerArch, where: Path, vae: VideoVAEArch) -> Iterator[SpecError]:
+def _misfits(arch: LatentUpsamplerArch, where: Path, vae: VideoVAEArch) -> Iterator[str]:
     """Latents that it cannot take, or was not trained on."""
     if arch.in_channels != vae.latent_channels:
-        yield SpecError(
-            f"{where} upsamples latents of {arch.in_channels} channels, the model's have {vae.latent_channels}", HINT
-        )
-    if arch.generation and vae.generation and arch.generation != vae.generation:
-        yield SpecError(
-            f"{where} was trained on latents of {arch.generation}, the model's are of {vae.generation}", HINT
-        )
+        yield f"{where} upsamples latents of {arch.in_channels} channels, the model's have {vae.latent_channels}"
+    if arch.model_version and vae.model_version and arch.model_version != vae.model_version:
+        yield f"{where} was trained on latents of {arch.model_version}, the model's are of {vae.model_version}"

@@ -12,8 +12,7 @@ from flax import nnx
 
 from ltx2_cli.models.arch import VideoVAEArch
 from ltx2_cli.nn.basic import rms_norm
-from ltx2_cli.nn.conv import Conv3D
-from ltx2_cli.nn.halo import surround
+from ltx2_cli.nn.conv import Conv3D, halo_pad
 from ltx2_cli.weights.declare import Scope
 
 NORM_EPS = 1e-8
@@ -40,8 +39,8 @@ class LatentStatistics(nnx.Module):
 
 @dataclass(frozen=True)
 class Borders:
-    """What a window sees outside the video: copies of the first frame before it — `causal` — or of the first before
-    and the last behind it; beside each frame zeros, or the frame mirrored."""
+    """Padding around the video: in time copies of the first frame in front (`causal`), or of the first in front and the
+    last behind; around each frame zeros, or its reflection."""
 
     causal: bool
     spatial: str  # zeros or reflect
@@ -56,7 +55,7 @@ class VideoConv(nnx.Module):
         self.conv = Conv3D(scope / "conv", d_in, d_out, (3, 3, 3), around)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return self.conv(*surround(x, self.mirrored))
+        return self.conv(*halo_pad(x, self.mirrored))
 
 
 def norm_silu(x: jax.Array) -> jax.Array:
@@ -76,7 +75,7 @@ class ResNet(nnx.Module):
 
 
 class ResNets(nnx.Module):
-    """The `count` residual blocks of one stage: a loop, since a TPU's compiler takes long over every convolution."""
+    """The `count` residual blocks of one stage, as a loop: a TPU's compiler takes long over every convolution."""
 
     stride: Stride = (1, 1, 1)
 
@@ -115,21 +114,21 @@ def unpatchify(x: jax.Array, size: int) -> jax.Array:
 
 
 class Downsample(nnx.Module):
-    """Cells of `stride` to channels, of a convolution and, averaged in groups, of the input itself."""
+    """Space to depth by `stride` of a convolution, plus that of the input, averaged in groups of channels."""
 
     def __init__(self, scope: Scope, d_in: int, d_out: int, stride: Stride, borders: Borders):
         self.conv = VideoConv(scope / "conv", d_in, d_out // math.prod(stride), borders)
         self.stride, self.d_out = stride, d_out
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        x = jnp.concatenate([x[:, : self.stride[0] - 1], x], axis=1)  # the first frame fills a cell alone
+        x = jnp.concatenate([x[:, : self.stride[0] - 1], x], axis=1)  # the first frame is repeated to fill its cell
         skip = space_to_depth(x, self.stride)
         skip = skip.reshape(*skip.shape[:-1], self.d_out, -1).mean(axis=-1)
         return space_to_depth(self.conv(x), self.stride) + skip
 
 
 class Upsample(nnx.Module):
-    """Channels of a convolution to cells of `stride`, leaving d_in / factor; `residual` adds the input's own cells."""
+    """Depth to space by `stride` of a convolution, to d_in / factor channels; `residual` adds that of the input."""
 
     convolutions = 1
 
@@ -142,7 +141,7 @@ class Upsample(nnx.Module):
         if self.residual:
             skip = depth_to_space(x, self.stride)
             y = y + jnp.tile(skip, y.shape[-1] // skip.shape[-1])
-        return y[:, self.stride[0] - 1 :]  # the first frame came from a cell of its own
+        return y[:, self.stride[0] - 1 :]  # of the first frame's cell only the last frame is kept
 
 
 def resnets(scope: Scope, count: int, channels: int, borders: Borders) -> list[ResNets]:
@@ -179,7 +178,7 @@ class VideoEncoder(nnx.Module):
 
 
 class VideoDecoder(nnx.Module):
-    """Latents, de-normalised, to pixels: in [-1, 1], but not clamped to it."""
+    """De-normalised latents to pixels, about in [-1, 1]: they are not clamped."""
 
     def __init__(self, scope: Scope, arch: VideoVAEArch):
         borders = Borders(arch.decoder_causal, arch.decoder_spatial_padding_mode)
@@ -204,21 +203,21 @@ class VideoDecoder(nnx.Module):
         return self.tail(self.head(latents, len(self.layers)), len(self.layers))
 
     def head(self, latents: jax.Array, cut: int) -> jax.Array:
-        """What the first `cut` layers make of latents."""
+        """The output of the first `cut` layers for latents."""
         x = self.conv_in(latents.astype(self.conv_in.conv.kernel.dtype))
         for layer in self.layers[:cut]:
             x = layer(x)
         return x
 
     def tail(self, x: jax.Array, cut: int) -> jax.Array:
-        """The pixels that all but the first `cut` layers make of x."""
+        """The pixels from the output x of the first `cut` layers."""
         for layer in self.layers[cut:]:
             x = layer(x)
         return unpatchify(self.conv_out(norm_silu(x)), self.patch_size)
 
 
 class VideoVAE(nnx.Module):
-    """Both directions, and the scale between them and the denoiser."""
+    """Encoder, decoder, and the statistics that scale their latents for the denoiser."""
 
     def __init__(self, scope: Scope, arch: VideoVAEArch):
         self.encoder = VideoEncoder(scope / "encoder", arch)

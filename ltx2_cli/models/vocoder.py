@@ -5,7 +5,6 @@ The two have one structure and differ in their activations.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +69,7 @@ class LeakyReLU:
         return jax.nn.leaky_relu(x, self.slope)
 
 
-class SmoothSnake(nnx.Module):
+class SnakeBeta(nnx.Module):
     """x + sin²(α·x) / β, with α and β for each channel, stored as logarithms.
 
     It is computed at `ratio` times the sampling rate, between two low-pass filters of `taps` taps from the
@@ -91,24 +90,11 @@ class SmoothSnake(nnx.Module):
         return downsample(x + swing / (jnp.exp(self.log_beta[...]) + SNAKE_EPS), falling, self.ratio)
 
 
-@dataclass(frozen=True)
-class Activations:
-    """What a generator applies where. Those that may own weights are made of a scope and a number of channels."""
-
-    before_upsampling: Activation
-    inner: Callable[[Scope, int], Activation]  # of residual blocks
-    last: Callable[[Scope, int], Activation]
-
-
-def activations(arch: VocoderArch) -> Activations:
-    """The activations of HiFi-GAN or those of BigVGAN."""
-    leaky = LeakyReLU(arch.leaky_relu_negative_slope)
-    snake = partial(SmoothSnake, ratio=arch.antialias_ratio, taps=arch.antialias_kernel_size)
-    known = {
-        "leaky_relu": Activations(leaky, lambda *_: leaky, lambda *_: LeakyReLU(LAST_SLOPE)),
-        "snakebeta": Activations(identity, snake, snake),
-    }
-    return known[arch.act_fn]
+def activation(scope: Scope, arch: VocoderArch, channels: int, slope: float | None = None) -> Activation:
+    """HiFi-GAN's activation, with the architecture's slope unless another is given, or BigVGAN's."""
+    if arch.act_fn == "leaky_relu":
+        return LeakyReLU(arch.leaky_relu_negative_slope if slope is None else slope)
+    return SnakeBeta(scope, channels, arch.antialias_ratio, arch.antialias_kernel_size)
 
 
 def identity(x: jax.Array) -> jax.Array:
@@ -133,10 +119,10 @@ def same_conv(scope: Scope, d_in: int, d_out: int, window: int, dilation: int = 
 class ResidualStep(nnx.Module):
     """x + conv(act(dilated(act(x)))), the `index`-th of its block."""
 
-    def __init__(self, scope: Scope, index: int, channels: int, window: int, dilation: int, chosen: Activations):
-        self.act_dilated = chosen.inner(scope / "acts1" / index, channels)
+    def __init__(self, scope: Scope, arch: VocoderArch, index: int, channels: int, window: int, dilation: int):
+        self.act_dilated = activation(scope / "acts1" / index, arch, channels)
         self.dilated = same_conv(scope / "convs1" / index, channels, channels, window, dilation)
-        self.act_plain = chosen.inner(scope / "acts2" / index, channels)
+        self.act_plain = activation(scope / "acts2" / index, arch, channels)
         self.plain = same_conv(scope / "convs2" / index, channels, channels, window)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -146,9 +132,9 @@ class ResidualStep(nnx.Module):
 class ResBlock(nnx.Module):
     """A residual step for each dilation."""
 
-    def __init__(self, scope: Scope, channels: int, window: int, dilations: tuple[int, ...], chosen: Activations):
+    def __init__(self, scope: Scope, arch: VocoderArch, channels: int, window: int, dilations: tuple[int, ...]):
         self.steps = nnx.List(
-            ResidualStep(scope, index, channels, window, dilation, chosen) for index, dilation in enumerate(dilations)
+            ResidualStep(scope, arch, index, channels, window, dilation) for index, dilation in enumerate(dilations)
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -161,14 +147,15 @@ class Stage(nnx.Module):
     """Upsampling in time to half the channels, then the mean of residual blocks of several windows."""
 
     def __init__(self, scope: Scope, arch: VocoderArch, index: int):
-        d_in, chosen = arch.hidden_channels // 2**index, activations(arch)
+        d_in = arch.hidden_channels // 2**index
         window, factor = arch.upsample_kernel_sizes[index], arch.upsample_factors[index]
-        self.activate = chosen.before_upsampling
+        leaky = arch.act_fn == "leaky_relu"
+        self.activate: Activation = LeakyReLU(arch.leaky_relu_negative_slope) if leaky else identity
         self.upsample = TransposedConv(scope / "upsamplers" / index, d_in, d_in // 2, window, factor)
         first = index * len(arch.resnet_kernel_sizes)
         blocks = enumerate(zip(arch.resnet_kernel_sizes, arch.resnet_dilations, strict=True), start=first)
         self.blocks = nnx.List(
-            ResBlock(scope / "resnets" / i, d_in // 2, window, dilations, chosen) for i, (window, dilations) in blocks
+            ResBlock(scope / "resnets" / i, arch, d_in // 2, window, dilations) for i, (window, dilations) in blocks
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -186,7 +173,7 @@ class Vocoder(nnx.Module):
         d_out = arch.hidden_channels // 2**depth
         self.conv_in = same_conv(scope / "conv_in", arch.in_channels, arch.hidden_channels, OUTER_WINDOW)
         self.stages = nnx.List(Stage(scope, arch, index) for index in range(depth))
-        self.last = activations(arch).last(scope / "act_out", d_out)
+        self.last = activation(scope / "act_out", arch, d_out, LAST_SLOPE)
         self.conv_out = same_conv(scope / "conv_out", d_out, arch.out_channels, OUTER_WINDOW, bias=arch.final_bias)
         self.final = FINAL[arch.final_act_fn]
 

@@ -1,17 +1,74 @@
-"""Multi-head attention as every LTX-2 transformer uses it (arXiv:2601.03233)."""
+"""Multi-head attention as every LTX-2 transformer uses it (arXiv:2601.03233), on one device or over a mesh.
+
+Where a context's tokens are split over devices, self-attention trades tokens for heads before and after (Ulysses,
+arXiv:2309.14509); queries that lie whole attend to each part, and the results are merged by their softmax's sums.
+"""
+
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import PartitionSpec
 
-from ltx2_cli.nn.attend import WHOLE, KeysValues, Tokens, attend
 from ltx2_cli.nn.basic import Linear, rms_norm
-from ltx2_cli.nn.rope import Rope, rotate
-from ltx2_cli.sharding import constrain
+from ltx2_cli.nn.kernels import attend_partly, attend_with
+from ltx2_cli.request.spec import AttentionBackend
+from ltx2_cli.sharding import ShardingPlan, active, constrain
 from ltx2_cli.weights.declare import Scope
 
+TOKENS, HEADS = 1, 2  # the dimensions of every array here
 NORM_EPS = 1e-6  # of queries and keys, whatever a model's other norms add
+
+
+class KeysValues(NamedTuple):
+    """Keys (normalised, rotated) and values of one context, each [rows, tokens, heads, head_dim]."""
+
+    keys: jax.Array
+    values: jax.Array
+
+
+class TokenAxis(NamedTuple):
+    """The logical axis along which tokens lie, and their number without the zeros that fill the devices' parts."""
+
+    name: str | None = None
+    length: int | None = None  # None: all
+
+
+WHOLE = TokenAxis()
+
+
+class Rope(NamedTuple):
+    """Rotary position embedding in its split form (arXiv:2104.09864): cos and sin of one stream's positions, each
+    float32 [tokens, heads, head_dim / 2]."""
+
+    cos: jax.Array | np.ndarray
+    sin: jax.Array | np.ndarray
+
+
+def rope_table(fractions: np.ndarray, width: int, heads: int, theta: float) -> Rope:
+    """The table for positions given as fractions of the largest position, float32 [tokens, axes].
+
+    Frequencies are a log grid from π/2 to theta·π/2 made in float64; angles are float32 because that is what the
+    weights were trained with. The axes run fastest; what does not fill width/2 is identity, in front.
+    """
+    tokens, axes = fractions.shape
+    count = width // (2 * axes)
+    grid = theta ** np.linspace(0.0, 1.0, count, dtype=np.float64) * (np.pi / 2)
+    centred = fractions.astype(np.float32) * 2 - 1
+    angles = (centred[:, None, :] * grid.astype(np.float32)[None, :, None]).reshape(tokens, count * axes)
+    padded = np.pad(angles, ((0, 0), (width // 2 - count * axes, 0)))
+    exact = padded.reshape(tokens, heads, width // heads // 2).astype(np.float64)
+    return Rope(np.cos(exact).astype(np.float32), np.sin(exact).astype(np.float32))
+
+
+def rotate(x: jax.Array, rope: Rope) -> jax.Array:
+    """Rotate the halves of each head of x [batch, tokens, heads, head_dim] by its token's angles."""
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    rotated = (first * rope.cos - second * rope.sin, second * rope.cos + first * rope.sin)
+    return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
 
 
 class Attention(nnx.Module):
@@ -40,24 +97,74 @@ class Attention(nnx.Module):
         x: jax.Array,
         context: KeysValues,
         rope: Rope | None = None,
-        attending: jax.Array | np.ndarray | None = None,
-        ours: Tokens = WHOLE,
-        theirs: Tokens = WHOLE,
+        mask: jax.Array | np.ndarray | None = None,
+        query_axis: TokenAxis = WHOLE,
+        context_axis: TokenAxis = WHOLE,
     ) -> jax.Array:
-        """Attend from x [rows, tokens, dim], whose tokens are `ours`, to `context`, whose are `theirs`.
+        """Attention from x [rows, tokens, dim] to `context`.
 
-        `attending` (bool [rows]) is for self-attention: where false, a token's own value stands in for what it
-        would have gathered — the perturbation of spatio-temporal guidance.
+        `mask` (bool [rows]) is for self-attention: where false, a token keeps its own value, which is the perturbation
+        of spatio-temporal guidance.
         """
         # Scaled by 1/√d before they are rounded to the run's dtype.
         scale = self.norm_q[...].astype(jnp.float32) * (self.norm_q.shape[-1] // self.heads) ** -0.5
         queries = self._split(rms_norm(self.to_q(x), NORM_EPS, scale))
-        heads = attend(queries if rope is None else rotate(queries, rope), context, ours, theirs)
-        if attending is not None:
-            heads = jnp.where(attending[:, None, None, None], heads, context.values)
+        heads = attend(queries if rope is None else rotate(queries, rope), context, query_axis, context_axis)
+        if mask is not None:
+            heads = jnp.where(mask[:, None, None, None], heads, context.values)
         if self.gate is not None:
             heads = heads * (2 * jax.nn.sigmoid(self.gate(x)))[..., None]
-        return self.to_out(constrain(heads.reshape(*x.shape[:2], -1), ("rows", ours.axis, self.out_axis)))
+        return self.to_out(constrain(heads.reshape(*x.shape[:2], -1), ("rows", query_axis.name, self.out_axis)))
 
     def _split(self, x: jax.Array) -> jax.Array:
         return x.reshape(*x.shape[:2], self.heads, -1)
+
+
+def attend(
+    queries: jax.Array, context: KeysValues, query_axis: TokenAxis = WHOLE, context_axis: TokenAxis = WHOLE
+) -> jax.Array:
+    """softmax(q·kᵀ)·v with float32 scores; all arrays [rows, tokens, heads, head_dim], the queries already scaled."""
+    plan = active()
+    if plan is None or plan.mesh.size == 1:
+        return attend_with(plan.attention if plan else AttentionBackend.xla, queries, *context)
+    split = plan.activation(("rows", query_axis.name, "heads", None), queries.shape)
+    whole = plan.activation(("rows", context_axis.name, "heads", None), context.keys.shape)
+    local = partial(_attend_locally, plan, context_axis.length or context.keys.shape[TOKENS], split, whole)
+    return jax.shard_map(local, mesh=plan.mesh, in_specs=(split, whole, whole), out_specs=split, check_vma=False)(
+        queries, *context
+    )
+
+
+def _attend_locally(
+    plan: ShardingPlan,
+    count: int,
+    query_spec: PartitionSpec,
+    context_spec: PartitionSpec,
+    queries: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+) -> jax.Array:
+    """On one device: its own queries, and the part of the context that it holds, `count` tokens in all."""
+    along = context_spec[TOKENS]
+    if along is None:
+        return attend_with(plan.attention, queries, keys, values)
+    if query_spec[TOKENS] is None:
+        return _merged(along, count, plan.attention, queries, keys, values)
+    if queries.shape[HEADS] % plan.mesh.shape[along]:
+        whole = (jax.lax.all_gather(x, along, axis=TOKENS, tiled=True)[:, :count] for x in (keys, values))
+        return attend_with(plan.attention, queries, *whole)
+    traded, *others = (jax.lax.all_to_all(x, along, HEADS, TOKENS, tiled=True) for x in (queries, keys, values))
+    gathered = attend_with(plan.attention, traded, *(x[:, :count] for x in others))
+    return jax.lax.all_to_all(gathered, along, TOKENS, HEADS, tiled=True)
+
+
+def _merged(
+    along: str, count: int, kernel: AttentionBackend, queries: jax.Array, keys: jax.Array, values: jax.Array
+) -> jax.Array:
+    """Whole queries over a context in parts: each part's result, weighted by its share of the softmax's sum."""
+    here = keys.shape[TOKENS]
+    valid = jnp.clip(count - here * jax.lax.axis_index(along), 0, here)
+    part = attend_partly(kernel, queries, keys, values, valid)
+    weight = jnp.exp(part.log_sum - jax.lax.pmax(part.log_sum, along))[..., None]
+    total, gathered = jax.lax.psum((weight, weight * part.gathered), along)
+    return (gathered / total).astype(values.dtype)

@@ -1,35 +1,30 @@
-"""Linear layers, norms and the feed-forward that every network here shares."""
+"""Layers that the networks share: linear, norms, feed-forward, and modulation by the noise level."""
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from ltx2_cli.weights.declare import Axes, Scope
 
+SINUSOID_WIDTH = 256
+
 
 class Linear(nnx.Module):
-    """y = x·Wᵀ + b over the last axis, and (x·Aᵀ)·Bᵀ where the scope has factors. `axes` are the logical axes of
-    (input, output).
+    """y = x·Wᵀ + b over the last axis. `axes` are the logical axes of (input, output).
 
     W is kept (out, in), as on disk: loading moves no element, and XLA multiplies by it from either side equally fast.
     """
 
     def __init__(self, scope: Scope, d_in: int, d_out: int, axes: Axes, bias: bool = True):
         self.kernel = scope.weight("weight", (d_out, d_in), axes[::-1])
-        self.a, self.b = scope.factors("weight", (d_out, d_in), axes[::-1])
         self.bias = scope.weight("bias", (d_out,), axes[1:]) if bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = _times(x, self.kernel[...])
-        if self.a is not None and self.b is not None:
-            y = y + _times(_times(x, self.a[...]), self.b[...])
+        # Not x @ w.mT: for a single row XLA on a CPU would first write wᵀ.
+        last = (((x.ndim - 1,), (1,)), ((), ()))
+        y = jax.lax.dot_general(x, self.kernel[...], last, precision=precision(x.dtype))
         return y if self.bias is None else y + self.bias[...]
-
-
-def _times(x: jax.Array, w: jax.Array) -> jax.Array:
-    """x·wᵀ over the last axis."""
-    # Not x @ w.mT: for a single row XLA on a CPU would first write wᵀ.
-    return jax.lax.dot_general(x, w, (((x.ndim - 1,), (1,)), ((), ())), precision=precision(x.dtype))
 
 
 def precision(dtype: jnp.dtype) -> jax.lax.Precision | None:
@@ -62,3 +57,33 @@ class FeedForward(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.down(jax.nn.gelu(self.up(x), approximate=True))
+
+
+def sinusoid(timesteps: jax.Array) -> jax.Array:
+    """[cos, sin] of timesteps [...] at 128 frequencies from 1 down to nearly 1e-4, float32 [..., 256].
+
+    The frequencies' exponents are float32: timesteps reach 1000, and the weights know the angles so rounded.
+    """
+    half = SINUSOID_WIDTH // 2
+    exponents = np.float32(-np.log(10_000.0)) * np.arange(half, dtype=np.float32) / np.float32(half)
+    frequencies = np.exp(exponents.astype(np.float64)).astype(np.float32)
+    angles = timesteps.astype(jnp.float32)[..., None] * frequencies
+    return jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1)
+
+
+class AdaLayerNormSingle(nnx.Module):
+    """Modulation rows from a timestep, after PixArt-α (arXiv:2310.00426)."""
+
+    def __init__(self, scope: Scope, dim: int, rows: int):
+        embedder = scope / "emb" / "timestep_embedder"
+        self.linear_1 = Linear(embedder / "linear_1", SINUSOID_WIDTH, dim, (None, "embed"))
+        self.linear_2 = Linear(embedder / "linear_2", dim, dim, (None, "embed"))
+        self.linear = Linear(scope / "linear", dim, rows * dim, (None, "embed"))
+        self.rows = rows
+
+    def __call__(self, timesteps: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The modulation [..., rows, dim] and the embedding it was made from [..., dim], in the weights' dtype."""
+        dtype = self.linear_1.kernel.dtype
+        embedded = self.linear_2(jax.nn.silu(self.linear_1(sinusoid(timesteps).astype(dtype))))
+        rows = jnp.split(self.linear(jax.nn.silu(embedded)), self.rows, axis=-1)
+        return jnp.stack(rows, axis=-2), embedded

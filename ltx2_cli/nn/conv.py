@@ -1,4 +1,4 @@
-"""Convolutions of channels-last arrays [batch, *axes, channels]."""
+"""Convolutions of channels-last arrays [batch, *axes, channels], and of images split over devices."""
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +8,7 @@ from ltx2_cli.nn.basic import precision
 from ltx2_cli.weights.declare import CONV, TRANSPOSED_CONV, VIDEO_CONV, Scope, Shape
 
 Padding = tuple[tuple[int, int], ...]  # places added before and after each axis
+IMAGE_AXES = ("height", "width")  # mesh axes that images may be split along, inside `jax.shard_map`
 
 
 def convolve(x: jax.Array, kernel: jax.Array, padding: Padding, stride: int = 1, dilation: int = 1) -> jax.Array:
@@ -104,3 +105,39 @@ class TransposedConv(nnx.Module):
         y = convolve(x, kernel[::-1], ((places - 1, places - 1),)).reshape(x.shape[0], -1, d_out)
         trim = (window - self.stride) // 2
         return y[:, trim : x.shape[1] * self.stride + window - self.stride - trim] + self.bias[...]
+
+
+def halo_pad(x: jax.Array, mirrored: bool) -> tuple[jax.Array, Padding]:
+    """Pad x [..., height, width, channels] by one pixel on each side, and return the zero padding still left to the
+    convolution.
+
+    An axis that lies in parts on several devices gets the neighbours' edges, sent by them. Around the whole image are
+    zeros or, if `mirrored`, a reflection.
+    """
+    sizes = jax.sharding.get_abstract_mesh().shape
+    split = [sizes.get(axis, 1) > 1 for axis in IMAGE_AXES]
+    left = tuple((0, 0) if is_split or mirrored else (1, 1) for is_split in split)
+    if mirrored and not all(split):
+        reflected = tuple((0, 0) if is_split else (1, 1) for is_split in split)
+        x = jnp.pad(x, ((0, 0),) * (x.ndim - 3) + reflected + ((0, 0),), mode="reflect")
+    for axis, is_split in zip(IMAGE_AXES, split, strict=True):
+        if is_split:
+            x = _exchange_edges(x, axis, sizes[axis], mirrored)
+    return x, left
+
+
+def _exchange_edges(x: jax.Array, mesh_axis: str, parts: int, mirrored: bool) -> jax.Array:
+    axis = x.ndim - 3 + IMAGE_AXES.index(mesh_axis)
+
+    def edge(index: int) -> jax.Array:
+        return jax.lax.slice_in_dim(x, index, index + 1, axis=axis)
+
+    last, length = parts - 1, x.shape[axis]
+    # without a sender: zeros
+    before = jax.lax.ppermute(edge(length - 1), mesh_axis, [(part, part + 1) for part in range(last)])
+    behind = jax.lax.ppermute(edge(0), mesh_axis, [(part + 1, part) for part in range(last)])
+    if mirrored:
+        part = jax.lax.axis_index(mesh_axis)
+        before = jnp.where(part == 0, edge(1), before)
+        behind = jnp.where(part == last, edge(length - 2), behind)
+    return jnp.concatenate([before, x, behind], axis=axis)

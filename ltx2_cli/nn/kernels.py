@@ -1,4 +1,5 @@
-"""softmax(q·kᵀ)·v on one device, with float32 scores that are never all in memory: a row of a table for each `Kernel`.
+"""softmax(q·kᵀ)·v on one device, with float32 scores that are never all in memory: a row of a table for each
+`AttentionBackend`.
 
 Arrays are [rows, tokens, heads, head_dim], the queries already scaled. Every row is held to one definition: the same
 float64 attention at the same lengths. A row attends to a whole context, or to the part of it that lies on this device:
@@ -12,9 +13,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ltx2_cli.errors import UsageError
 from ltx2_cli.nn.basic import precision
+from ltx2_cli.request.spec import AttentionBackend, DType
 from ltx2_cli.sharding import platform
-from ltx2_cli.spec import DType, Kernel, SpecError
 
 SCORE_BYTES = 2**30  # float32 scores that XLA holds at a time, over all rows and heads: bounds memory, not the result
 CACHED_SCORES = 2**19  # float32 scores that fit the cache of a CPU core
@@ -25,35 +27,34 @@ MASKED = -1e30  # a score that does not count: exp is 0, and no sum of such scor
 LEAST_CAPABILITY = 8.0  # compute capability of the oldest GPUs that cuDNN's attention is made for
 
 
-class Part(NamedTuple):
+class PartialAttention(NamedTuple):
     """Attention over a part of a context, and the weight of that part."""
 
     gathered: jax.Array  # [rows, queries, heads, head_dim]
     log_sum: jax.Array  # float32 [rows, queries, heads]: log Σ exp(q·k) over the part's keys
 
 
-class Row(NamedTuple):
-    """One kernel: attention over a whole context, and over the first `valid` keys of a part of one."""
+class AttentionKernel(NamedTuple):
+    """One kernel: attention over the first `valid` keys, None for all; and over all keys, where another does that."""
 
-    whole: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
-    partly: Callable[[jax.Array, jax.Array, jax.Array, jax.Array], Part]
+    partly: Callable[[jax.Array, jax.Array, jax.Array, Any], PartialAttention]
+    whole: Callable[[jax.Array, jax.Array, jax.Array], jax.Array] | None = None
 
 
-def attend_with(kernel: Kernel, queries: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
+def attend_with(kernel: AttentionBackend, queries: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
     """Attention over a whole context, in the dtype of the values."""
-    return KERNELS[kernel].whole(queries, keys, values)
+    row = KERNELS[kernel]
+    return row.whole(queries, keys, values) if row.whole else row.partly(queries, keys, values, None).gathered
 
 
-def attend_partly(kernel: Kernel, queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array) -> Part:
+def attend_partly(
+    kernel: AttentionBackend, queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array
+) -> PartialAttention:
     """Attention over the first `valid` keys, which may be none."""
     return KERNELS[kernel].partly(queries, keys, values, valid)
 
 
-def _xla(queries: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
-    return _xla_partly(queries, keys, values, None).gathered
-
-
-def _xla_partly(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array | None) -> Part:
+def _xla(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array | None) -> PartialAttention:
     """Plain XLA, a block of the queries of all rows and heads at a time."""
     rows, tokens, heads, dim = queries.shape
     affordable = SCORE_BYTES // (4 * rows * heads * keys.shape[1])
@@ -62,14 +63,10 @@ def _xla_partly(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: j
         return _softmax(queries, keys, values, valid)
     split = _padded(queries, block).reshape(rows, -1, block, heads, dim).swapaxes(0, 1)
     blocks = jax.lax.map(lambda part: _softmax(part, keys, values, valid), split)
-    return Part(*(x.swapaxes(0, 1).reshape(rows, -1, *x.shape[3:])[:, :tokens] for x in blocks))
+    return PartialAttention(*(x.swapaxes(0, 1).reshape(rows, -1, *x.shape[3:])[:, :tokens] for x in blocks))
 
 
-def _blockwise(queries: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
-    return _blockwise_partly(queries, keys, values, None).gathered
-
-
-def _blockwise_partly(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array | None) -> Part:
+def _blockwise(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array | None) -> PartialAttention:
     """For CPUs: a head of a row and a block of its queries at a time, so that scores stay in a core's cache."""
     rows, tokens, heads, dim = queries.shape
     if rows * heads * tokens * keys.shape[1] <= CACHED_SCORES:
@@ -78,18 +75,18 @@ def _blockwise_partly(queries: jax.Array, keys: jax.Array, values: jax.Array, va
     padded = _padded(queries, -(-tokens // blocks), blocks).swapaxes(1, 2).reshape(rows * heads, blocks, 1, -1, 1, dim)
     context = (x.swapaxes(1, 2).reshape(rows * heads, 1, -1, 1, dim) for x in (keys, values))
 
-    def one_head(head: tuple[jax.Array, jax.Array, jax.Array]) -> Part:
+    def one_head(head: tuple[jax.Array, jax.Array, jax.Array]) -> PartialAttention:
         queries, keys, values = head
         return jax.lax.map(lambda block: _softmax(block, keys, values, valid), queries)
 
     gathered, log_sum = jax.lax.map(one_head, (padded, *context))
-    return Part(
+    return PartialAttention(
         gathered.reshape(rows, heads, -1, dim)[:, :, :tokens].swapaxes(1, 2),
         log_sum.reshape(rows, heads, -1)[:, :, :tokens].swapaxes(1, 2),
     )
 
 
-def _softmax(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array | None) -> Part:
+def _softmax(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array | None) -> PartialAttention:
     """All scores at once."""
     # jax.nn.dot_product_attention is this, but does not compile in float16.
     exact = precision(queries.dtype)
@@ -99,7 +96,9 @@ def _softmax(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.
     log_sum = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
     # Fused into each other, both products overflow the stack of libtpu 0.0.42's compiler for TPU v7x.
     weights = jax.lax.optimization_barrier(jnp.exp(scores - log_sum).astype(values.dtype))
-    return Part(jnp.einsum("rhqk,rkhd->rqhd", weights, values, precision=exact), log_sum[..., 0].swapaxes(1, 2))
+    return PartialAttention(
+        jnp.einsum("rhqk,rkhd->rqhd", weights, values, precision=exact), log_sum[..., 0].swapaxes(1, 2)
+    )
 
 
 def _cudnn(queries: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
@@ -110,9 +109,9 @@ def _splash(queries: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array
     return _by_splash(queries, keys, values, keys.shape[1], save_residuals=False).swapaxes(1, 2)[:, : queries.shape[1]]
 
 
-def _splash_partly(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array) -> Part:
+def _splash_partly(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array) -> PartialAttention:
     gathered, (log_sum,) = _by_splash(queries, keys, values, valid, save_residuals=True)
-    return Part(*(x.swapaxes(1, 2)[:, : queries.shape[1]] for x in (gathered, log_sum)))
+    return PartialAttention(*(x.swapaxes(1, 2)[:, : queries.shape[1]] for x in (gathered, log_sum)))
 
 
 def _by_splash(
@@ -165,37 +164,43 @@ def _padded(x: jax.Array, block: int, blocks: int | None = None) -> jax.Array:
 
 
 KERNELS = {
-    Kernel.xla: Row(_xla, _xla_partly),
-    Kernel.blockwise: Row(_blockwise, _blockwise_partly),
+    AttentionBackend.xla: AttentionKernel(_xla),
+    AttentionBackend.blockwise: AttentionKernel(_blockwise),
     # Of cuDNN's own partial results jax rounds the logarithms to the dtype of the values: in bfloat16 that is a wrong
     # weight. Queries that attend to parts are few, those of the sound.
-    Kernel.cudnn: Row(_cudnn, _xla_partly),
-    Kernel.splash: Row(_splash, _splash_partly),
+    AttentionBackend.cudnn: AttentionKernel(_xla, _cudnn),
+    AttentionBackend.splash: AttentionKernel(_splash_partly, _splash),
 }
-NATIVE = {"tpu": Kernel.splash, "gpu": Kernel.cudnn, "cpu": Kernel.blockwise}  # by the platform of a device
+NATIVE = {
+    "tpu": AttentionBackend.splash,
+    "gpu": AttentionBackend.cudnn,
+    "cpu": AttentionBackend.blockwise,
+}  # by the platform of a device
 
 
-def choose_kernel(wanted: Kernel, device: jax.Device, dtype: DType, head_sizes: Iterable[int]) -> tuple[Kernel, str]:
+def choose_backend(
+    wanted: AttentionBackend, device: jax.Device, dtype: DType, head_sizes: Iterable[int]
+) -> tuple[AttentionBackend, str]:
     """The kernel that attends on `device`, and a sentence to tell the user; empty if there is nothing to tell.
 
-    `auto` is the platform's own kernel, or plain XLA where that cannot run. Raises `SpecError` for a kernel that is
+    `auto` is the platform's own kernel, or plain XLA where that cannot run. Raises `UsageError` for a kernel that is
     asked for by name and cannot run.
     """
-    kernel = NATIVE.get(device.platform, Kernel.xla) if wanted is Kernel.auto else wanted
+    kernel = NATIVE.get(device.platform, AttentionBackend.xla) if wanted is AttentionBackend.auto else wanted
     obstacle = _obstacle(kernel, device, dtype, head_sizes)
     if not obstacle:
-        slow = kernel is Kernel.splash and device.platform == "cpu"
+        slow = kernel is AttentionBackend.splash and device.platform == "cpu"
         return kernel, "attention by splash is interpreted on a CPU, which is slow" if slow else ""
-    if wanted is Kernel.auto:
-        return Kernel.xla, f"attention is computed by XLA, which is slower: {obstacle}"
-    raise SpecError(f"attention by {kernel} cannot run: {obstacle}", "--set sharding.attention=auto")
+    if wanted is AttentionBackend.auto:
+        return AttentionBackend.xla, f"attention is computed by XLA, which is slower: {obstacle}"
+    raise UsageError(f"attention by {kernel} cannot run: {obstacle}", "--set sharding.attention=auto")
 
 
-def _obstacle(kernel: Kernel, device: jax.Device, dtype: DType, head_sizes: Iterable[int]) -> str:
+def _obstacle(kernel: AttentionBackend, device: jax.Device, dtype: DType, head_sizes: Iterable[int]) -> str:
     """Why a kernel cannot run on a device; empty if it can."""
-    if kernel is Kernel.splash and device.platform == "gpu":
+    if kernel is AttentionBackend.splash and device.platform == "gpu":
         return f"splash is made for TPUs, this is a {device.device_kind}"
-    if kernel is not Kernel.cudnn:
+    if kernel is not AttentionBackend.cudnn:
         return ""
     if device.platform != "gpu" or device.compute_capability.startswith("gfx"):  # as AMD's are called
         return f"cuDNN is made for NVIDIA's GPUs, this is a {device.device_kind}"
@@ -207,7 +212,8 @@ def _obstacle(kernel: Kernel, device: jax.Device, dtype: DType, head_sizes: Iter
     for head_size in sorted(set(head_sizes)):  # jax knows the head sizes and whether cuDNN is installed
         queries = jax.ShapeDtypeStruct((1, LANES, 1, head_size), dtype.value)
         try:
-            jax.eval_shape(_cudnn, queries, queries, queries)
+            # A new function each time: jax would remember the answer of an earlier call.
+            jax.eval_shape(lambda q, k, v: _cudnn(q, k, v), queries, queries, queries)
         except (NotImplementedError, RuntimeError, ValueError) as error:
             return " ".join(str(error).split())
     return ""

@@ -3,9 +3,8 @@
 Everything else — names, loading, sharding, the check of a file, random weights — is derived from that line.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import jax
@@ -22,8 +21,6 @@ PLAIN = "plain"  # as on disk, linear layers (out, in) too
 CONV = "conv"  # disk (out, in, *window) -> ours (*window, in, out)
 VIDEO_CONV = "video_conv"  # disk (out, in, frames, height, width) -> ours (height, width, frames, in, out)
 TRANSPOSED_CONV = "transposed_conv"  # disk (in, out, *window) -> ours (*window, in, out)
-
-A, B = ".a", ".b"  # behind a weight's name: the low-rank factors of what is added to it
 
 
 def disk_order(layout: str, rank: int) -> tuple[int, ...]:
@@ -58,8 +55,8 @@ class Weight(nnx.Param[Any]):
     def tensors(self) -> Iterator[tuple[str, Shape]]:
         """Name and shape of each tensor on disk, layer by layer where it is a stack."""
         shape = self.get_value().shape
-        ours = shape[1:] if self.layers else shape
-        disk = tuple(ours[self.order.index(i)] for i in range(len(ours)))
+        tensor = shape[1:] if self.layers else shape
+        disk = tuple(tensor[self.order.index(i)] for i in range(len(tensor)))
         if not self.layers:
             yield self.source, disk
         for layer in range(self.layers):
@@ -77,7 +74,6 @@ class Scope:
     dtype: DTypeLike
     path: str = ""
     layers: int = 0
-    ranks: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))  # of factors, by `Weight.source`
 
     def __truediv__(self, name: str | int) -> "Scope":
         return replace(self, path=f"{self.path}.{name}" if self.path else str(name))
@@ -96,15 +92,6 @@ class Scope:
             shape, axes = (self.layers, *shape), ("layers", *axes)
         value = jax.ShapeDtypeStruct(shape, jnp.dtype(dtype or self.dtype))
         return Weight(value, source=(self / name).path, axes=axes, layout=layout, layers=self.layers)
-
-    def factors(self, name: str, shape: Shape, axes: Axes) -> tuple[Weight | None, Weight | None]:
-        """Declare a [rank, in] and b [out, rank] of b·a, which is added to the weight `name` (out, in), if any is."""
-        rank, (d_out, d_in) = self.ranks.get((self / name).path), shape
-        if rank is None:
-            return None, None
-        return self.weight(name + A, (rank, d_in), (None, axes[1])), self.weight(
-            name + B, (d_out, rank), (axes[0], None)
-        )
 
 
 def _is_weight(node: object) -> bool:

@@ -1,18 +1,33 @@
-"""A checkpoint by its name: a path here, or a repository that is fetched into the cache of huggingface_hub.
+"""A checkpoint by its name: a path here, or a repository of the hub, which is fetched into huggingface_hub's cache.
 
-That library is imported only where a repository is asked for.
+What takes long to import of that library is imported where a repository is asked for.
 """
 
+import errno
+import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from glob import escape
 from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
 
-from ltx2_cli.spec import SpecError
+import huggingface_hub as hf
+from huggingface_hub import constants, errors
+
+from ltx2_cli.errors import UsageError
 from ltx2_cli.units import natural
 
-EMBEDDED, INSIDE = "embedded", Path(__file__).parents[1] / "demo"  # the checkpoint in this package, and where it is
+EMBEDDED, DEMO_FOLDER = "embedded", Path(__file__).parents[1] / "demo"  # the checkpoint in this package
 ELSEWHERE = "make room there, or set HF_HOME to a folder on another disk"
+INDEX = ".safetensors.index.json"
+FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+TOKENS = "https://huggingface.co/settings/tokens"
+LOG_IN = f"set HF_TOKEN or run `hf auth login` with a token from {TOKENS}"
+AGAIN = "try again, or name a folder or a file on this machine"
 
 
 @dataclass(frozen=True)
@@ -25,64 +40,226 @@ class Download:
     cached: bool
 
 
-def path_of(checkpoint: str) -> Path:
-    """Where `checkpoint` is, if it is no repository's."""
-    return INSIDE if checkpoint == EMBEDDED else Path(checkpoint).expanduser()
+class _Address(NamedTuple):
+    """The parts of `REPO[/FILE][@revision]`."""
+
+    repository: str
+    file: str
+    revision: str | None
+
+
+def _address(checkpoint: str) -> _Address:
+    name, _, revision = checkpoint.partition("@")
+    parts = name.split("/")
+    return _Address("/".join(parts[:2]), "/".join(parts[2:]), revision or None)
+
+
+def as_path(checkpoint: str) -> Path:
+    """`checkpoint` as a path, which exists unless it is a repository."""
+    return DEMO_FOLDER if checkpoint == EMBEDDED else Path(checkpoint).expanduser()
 
 
 def locate(checkpoint: str, wanted: Sequence[str]) -> Path:
-    """The folder or the single file that `checkpoint` is, or that a repository id, with an optional `/FILE` and an
-    optional `@revision`, names: fetched into the cache of huggingface_hub, whose environment variables and token
-    apply; of a folder, as far as the patterns in `wanted` go. Raises `SpecError` where it cannot be had."""
-    path = path_of(checkpoint)
+    """The folder or file at the path `checkpoint`, or of the repository `REPO[/FILE][@revision]`.
+
+    Of a repository, the files that match `wanted` are fetched unless the cache has them; the cache will do where the
+    hub does not answer. Raises `UsageError` where it cannot be had.
+    """
+    path, at = as_path(checkpoint), _address(checkpoint)
     if path.exists():
         return path
-    from ltx2_cli.weights.repositories import fetch
+    with _hub_errors(checkpoint):
+        try:
+            _commit(at)  # where there is no network, a download would try five times, for half a minute
+        except (errors.HTTPError, errors.OfflineModeIsEnabled) as error:
+            return _fetch(at, wanted, local_only=True, reason=error)
+        return _fetch(at, wanted)
 
-    return fetch(checkpoint, wanted)
 
-
-def here(checkpoint: str, wanted: Sequence[str]) -> Path | None:
-    """What `locate` gives where nothing is to be fetched for it; else None. It asks no network."""
-    path = path_of(checkpoint)
+def local_path(checkpoint: str, wanted: Sequence[str]) -> Path | None:
+    """What `locate` returns if nothing is to be fetched, else None. The hub is not asked."""
+    path = as_path(checkpoint)
     if path.exists():
         return path
-    from ltx2_cli.weights.repositories import fetched
+    with _hub_errors(checkpoint), suppress(errors.LocalEntryNotFoundError):
+        return _fetch(_address(checkpoint), wanted, local_only=True)
+    return None
 
-    return fetched(checkpoint, wanted)
 
-
-def downloads(checkpoint: str, wanted: Sequence[str]) -> list[Download]:
-    """The files that `locate` would look for, by the hub; nothing for a path, and nothing where the hub cannot be
-    asked but the cache will do. Nothing is written. Raises `SpecError` where `locate` would."""
-    if path_of(checkpoint).exists():
+def list_downloads(checkpoint: str, wanted: Sequence[str]) -> list[Download]:
+    """The files that `locate` would look for, as the hub lists them; empty for a path, and where the hub does not
+    answer but the cache will do. Nothing is written. Raises `UsageError` where `locate` would."""
+    if as_path(checkpoint).exists():
         return []
-    from ltx2_cli.weights.repositories import listing
-
-    return listing(checkpoint, wanted)
-
-
-def cached(checkpoint: str, wanted: Sequence[str]) -> list[Download]:
-    """What the cache alone says of a repository's wanted files: those of the listing that was kept when it was last
-    fetched; where none was, those that are here and, of size 0, the shards that an index among them names."""
-    from ltx2_cli.weights.repositories import cached_files
-
-    return cached_files(checkpoint, wanted)
+    at = _address(checkpoint)
+    with _hub_errors(checkpoint):
+        files = _dry_run(at, [escape(at.file)] if at.file else [*wanted])
+    if files == []:
+        raise _no_file(at) if at.file else _nothing_wanted(at)
+    return [Download(at.repository, file.filename, file.file_size or 0, not file.will_download) for file in files or []]
 
 
-def check_room(missing: Sequence[Download]) -> None:
-    """Raise `SpecError` if the disk that holds the cache has no room for what is to be downloaded."""
+def _dry_run(at: _Address, wanted: list[str]) -> "list[hf.DryRunFileInfo] | None":
+    """The wanted files by the hub; None where it does not answer and the cache has what is needed."""
+    from huggingface_hub.utils import tqdm
+
+    try:
+        # A branch would be noted in the cache as what it is now, and the older files there no longer found offline.
+        commit, silent = _commit(at), partial(tqdm, disable=True)
+        return hf.snapshot_download(
+            at.repository, revision=commit, allow_patterns=wanted, dry_run=True, tqdm_class=silent
+        )
+    except (errors.HTTPError, errors.OfflineModeIsEnabled, errors.DryRunError) as error:
+        _fetch(at, wanted, local_only=True, reason=error)
+        return None
+
+
+def _commit(at: _Address) -> str | None:
+    """The commit of a repository's revision, by the hub."""
+    return hf.HfApi().model_info(at.repository, revision=at.revision, timeout=constants.HF_HUB_ETAG_TIMEOUT).sha
+
+
+def _fetch(at: _Address, wanted: Sequence[str], local_only: bool = False, reason: BaseException | None = None) -> Path:
+    """The file or folder in the cache; `local_only` asks no network, and raises `LocalEntryNotFoundError`, because of
+    `reason`, where the cache is not enough."""
+    try:
+        if at.file:
+            return Path(hf.hf_hub_download(at.repository, at.file, revision=at.revision, local_files_only=local_only))
+        return Path(
+            hf.snapshot_download(
+                at.repository, revision=at.revision, allow_patterns=[*wanted], local_files_only=local_only
+            )
+        )
+    except errors.LocalEntryNotFoundError as absent:
+        raise absent from reason or absent.__cause__
+
+
+def cached_files(checkpoint: str, wanted: Sequence[str]) -> list[Download]:
+    """The wanted files of a repository, by the cache alone: those of the listing kept when it was last fetched, else
+    those in the cache and, with size 0, the shards that an index among them names."""
+    from huggingface_hub.utils import filter_repo_objects
+
+    at = _address(checkpoint)
+    folder = _snapshot(at)
+    if folder is None:
+        return []
+    present = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+    try:
+        listed = {file.path: file.size for file in hf.get_cached_repo_tree(at.repository, revision=at.revision)}
+    except errors.CachedRepoTreeNotFoundError:
+        listed = dict.fromkeys(_shards(folder, present), 0) | present
+    names = filter_repo_objects(listed, allow_patterns=[*wanted])
+    return [Download(at.repository, name, listed[name], name in present) for name in names]
+
+
+def _snapshot(at: _Address) -> Path | None:
+    """The folder of a repository in the cache, complete or not."""
+    try:
+        return Path(hf.snapshot_download(at.repository, revision=at.revision, local_files_only=True))
+    except errors.IncompleteSnapshotError as partly:
+        return Path(partly.snapshot_path)
+    except errors.LocalEntryNotFoundError:
+        return None
+
+
+def _shards(folder: Path, names: Iterable[str]) -> Iterator[str]:
+    """The files that the indices among `names` name; a damaged index names none, and a run refuses it."""
+    for index in (name for name in names if name.endswith(INDEX)):
+        with suppress(ValueError, KeyError, TypeError, AttributeError):
+            files = json.loads((folder / index).read_bytes())["weight_map"].values()
+            yield from ((Path(index).parent / file).as_posix() for file in files)
+
+
+def check_disk_space(missing: Sequence[Download]) -> None:
+    """Raise `UsageError` if the disk that holds the cache has no room for what is to be downloaded."""
     if not missing:
         return
     needed, cache = sum(file.size for file in missing), Path(cache_folder())
     existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
     free = shutil.disk_usage(existing).free
     if free < needed:
-        raise SpecError(f"{natural(needed)} are to be downloaded, and {cache} has room for {natural(free)}", ELSEWHERE)
+        raise UsageError(f"{natural(needed)} are to be downloaded, and {cache} has room for {natural(free)}", ELSEWHERE)
 
 
 def cache_folder() -> str:
     """The folder that repositories are fetched into."""
-    from huggingface_hub import constants
-
     return constants.HF_HUB_CACHE
+
+
+@contextmanager
+def _hub_errors(checkpoint: str) -> Iterator[None]:
+    """Raise `UsageError` for all that huggingface_hub raises in the body about `checkpoint`."""
+    try:
+        yield
+    except (errors.HTTPError, OSError, errors.HFValidationError, RuntimeError) as error:  # the last of its Rust part
+        answer: BaseException | None = error
+        while answer is not None and not isinstance(answer, errors.HfHubHTTPError):
+            answer = answer.__cause__
+        raise _refusal(answer, checkpoint) if answer else _failure(error, checkpoint) from error
+
+
+def _refusal(answer: errors.HfHubHTTPError, checkpoint: str) -> UsageError:
+    """What the hub answered, in a sentence."""
+    at, token = _address(checkpoint), hf.get_token()
+    status, page = answer.response.status_code, f"https://huggingface.co/{quote(at.repository)}"
+    match answer:
+        case errors.GatedRepoError():
+            whose = ", and the account of your token has no access to it" if token else ""
+            then = " with that account; once granted, run again" if token else f", then {LOG_IN}"
+            return UsageError(f"{at.repository} is gated{whose}", f"accept its terms at {page}{then}")
+        case errors.RevisionNotFoundError():
+            newest = f"without `@{at.revision}` it is the newest: {checkpoint.partition('@')[0]}"
+            return UsageError(f"{at.repository} has no revision `{at.revision}`", newest)
+        case errors.RemoteEntryNotFoundError():
+            return _no_file(at)
+        case errors.RepositoryNotFoundError():
+            return _unknown(checkpoint)
+        case errors.DisabledRepoError():
+            return UsageError(
+                f"the hub has disabled {at.repository}", f"{page} may say why; `ltx2 models` lists others"
+            )
+    if status == 401:
+        return UsageError("the hub does not accept your token", f"it may have expired: {LOG_IN}")
+    if status == 429:
+        return UsageError("the hub answers no more requests for now", f"wait some minutes, or {LOG_IN}")
+    if status == 403 and token:
+        return UsageError(
+            f"your token may not read {at.repository}: {_first_line(answer.server_message or answer)}",
+            f"give it read access to the repository, or to all gated ones you can access, at {TOKENS}",
+        )
+    return UsageError(f"{checkpoint} could not be fetched: {_first_line(answer)}", AGAIN)
+
+
+def _failure(error: Exception, checkpoint: str) -> UsageError:
+    """What failed before the hub answered, in a sentence."""
+    if (isinstance(error, OSError) and error.errno in FULL) or "No space left" in str(error):
+        return UsageError(f"the disk with the cache is full: {constants.HF_HUB_CACHE}", ELSEWHERE)
+    if isinstance(error, errors.HFValidationError):
+        return _unknown(checkpoint)
+    if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled | errors.HTTPError):
+        part = "only in part" if isinstance(error, errors.IncompleteSnapshotError) else "not"
+        offline = "HF_HUB_OFFLINE is set: unset it" if constants.HF_HUB_OFFLINE else "check the network or the proxy"
+        return UsageError(f"{checkpoint} is {part} in the local cache and the hub cannot be reached", offline)
+    return UsageError(f"{checkpoint} could not be fetched: {_first_line(error)}", AGAIN)
+
+
+def _no_file(at: _Address) -> UsageError:
+    files = f"https://huggingface.co/{at.repository}/tree/main"
+    hint = f"`ltx2 models` lists those that are known, {files} all there are"
+    return UsageError(f"{at.repository} has no file `{at.file}`", hint)
+
+
+def _nothing_wanted(at: _Address) -> UsageError:
+    hint = f"of a single file name it too: {at.repository}/FILE; `ltx2 models` lists what is known"
+    return UsageError(f"{at.repository} holds no file that is needed of it", hint)
+
+
+def _unknown(checkpoint: str) -> UsageError:
+    private = "your token may not read it" if hf.get_token() else f"for a private one {LOG_IN}"
+    hint = f"`ltx2 models` lists what is known, and a path here will do too; {private}"
+    return UsageError(f"no folder and no repository is called `{checkpoint}`", hint)
+
+
+def _first_line(text: object) -> str:
+    """The first line that is not empty."""
+    return next((line.strip() for line in str(text).splitlines() if line.strip()), "no reason given")

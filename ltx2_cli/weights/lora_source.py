@@ -5,9 +5,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from ltx2_cli.spec import SpecError
-from ltx2_cli.weights.findings import shortened
-from ltx2_cli.weights.hub import Download, cached, downloads, locate
+from ltx2_cli.errors import UsageError
+from ltx2_cli.weights.checkpoint import abbreviate
+from ltx2_cli.weights.hub import Download, cached_files, list_downloads, locate
 from ltx2_cli.weights.lora import PEFT_CONFIG, PEFT_FILE, SUFFIX, holds_lora
 
 TAKES = "--lora takes a FILE, a FOLDER or REPO[/FILE], and a strength behind it: --lora FILE:0.8"
@@ -22,37 +22,37 @@ def parse_lora(text: str) -> tuple[str, float]:
     if not colon or (len(name) == 1 and DRIVE.fullmatch(text)) or Path(text).expanduser().exists():
         return text, 1.0
     if not name:
-        raise SpecError(f"--lora {text} names no file", TAKES)
+        raise UsageError(f"--lora {text} names no file", TAKES)
     try:
         number = float(strength)
     except ValueError:
         number = math.nan
     if not abs(number) <= STRONGEST:
-        raise SpecError(f"--lora {text}: the strength `{strength}` is not a finite number", f"--lora {name}:0.8")
+        raise UsageError(f"--lora {text}: the strength `{strength}` is not a finite number", f"--lora {name}:0.8")
     return name, number
 
 
 def lora_file(name: str) -> Path:
     """The file that a path or `REPO/FILE[@REVISION]` names, or the only LoRA in a folder or `REPO[@REVISION]`.
 
-    Of a repository no more is fetched than that file. Raises `SpecError` where there is none, or several.
+    Of a repository no more is fetched than that file. Raises `UsageError` where there is none, or several.
     """
     path = Path(name).expanduser()
     if path.is_dir():
-        return path / _only([each.name for each in sorted(path.glob(f"*{SUFFIX}")) if holds_lora(each)], name)
+        return path / _only([file.name for file in sorted(path.glob(f"*{SUFFIX}")) if holds_lora(file)], name)
     return path if path.exists() else _fetched(_on_hub(name))
 
 
 def check_address(name: str) -> None:
-    """Raise `SpecError` for a LoRA that is not here and not written like one of a repository."""
+    """Raise `UsageError` for a LoRA that is not here and not written like one of a repository."""
     is_file = name.endswith(SUFFIX)
     if not Path(name).expanduser().exists() and (name.startswith(("/", ".", "~")) or name.count("/") < 1 + is_file):
-        raise SpecError(f"there is no file {name}", TAKES)
+        raise UsageError(f"there is no file {name}", TAKES)
 
 
 def lora_downloads(name: str) -> list[Download]:
-    """What `lora_file` would look for on the hub; nothing for a path. Raises `SpecError` where that would."""
-    return [] if Path(name).expanduser().exists() else downloads(_on_hub(name), [])
+    """What `lora_file` would look for on the hub; nothing for a path. Raises `UsageError` where that would."""
+    return [] if Path(name).expanduser().exists() else list_downloads(_on_hub(name), [])
 
 
 def _on_hub(name: str) -> str:
@@ -63,7 +63,7 @@ def _on_hub(name: str) -> str:
         return name
     repository, at, revision = name.partition("@")
     wanted = [f"*{SUFFIX}"]
-    listed = downloads(name, wanted) or cached(name, wanted)
+    listed = list_downloads(name, wanted) or cached_files(name, wanted)
     return (
         f"{repository}/{_only(sorted(file.name for file in listed if '/' not in file.name), repository)}{at}{revision}"
     )
@@ -73,9 +73,9 @@ def _only(names: Sequence[str], place: str) -> str:
     if len(names) == 1:
         return names[0]
     if not names:
-        raise SpecError(f"{place} holds no LoRA", TAKES)
+        raise UsageError(f"{place} holds no LoRA", TAKES)
     likely = sorted(names, key=lambda name: ("lora" not in name.lower(), name))
-    raise SpecError(f"{place} holds {len(names)} files: {shortened(likely)}", f"name one: --lora {place}/{likely[0]}")
+    raise UsageError(f"{place} holds {len(names)} files: {abbreviate(likely)}", f"name one: --lora {place}/{likely[0]}")
 
 
 def _fetched(name: str) -> Path:

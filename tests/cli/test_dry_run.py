@@ -82,7 +82,7 @@ def test_loras_are_counted_and_a_lost_one_is_refused_first(hub: Hub, generate: R
 
 def test_a_second_stages_upsampler_and_lora_are_counted(hub: Hub, generate: Run) -> None:
     """Also of a model whose page, which says at which noise levels it refines, is not known before it is here."""
-    named = [f"refinement.upsampler={MODEL}/large.safetensors", "refinement.lora=[someone/gemma/model.safetensors]"]
+    named = [f"second_stage.upsampler={MODEL}/large.safetensors", "second_stage.lora=[someone/gemma/model.safetensors]"]
     second = [part for setting in named for part in ("--set", setting)]
     for recipe, counted in (("two_stage", True), ("one_stage", False)):
         code, out, _ = generate("--model", MODEL, "--recipe", recipe, *second, "--dry-run")
@@ -141,10 +141,10 @@ def test_with_nothing_missing_what_the_run_would_do(generate: Run) -> None:
     said = dict(line.split(None, 1) for line in out.splitlines())
     assert said["download"] == "nothing"
     assert said["model"] == "demo, embedded"
-    assert said["video"] == "96x64, 9 frames at 18 a second: 0.5 s"
+    assert said["video"] == "96x64, 9 frames at 18 a second: 0.5 s, 2 at once"
     assert said["denoise"] == "3 steps, passes: cond, uncond, perturbed, isolated"
     assert re.fullmatch(r"about \d+ MB on a device", said["decode"])
-    assert re.fullmatch(r"\d+ .+, profile single", said["devices"])
+    assert re.fullmatch(r"\d+ .+, profile single: one device", said["devices"])
     assert said["seed"] == "7, 8"
     assert [line.split()[1] for line in out.splitlines() if line.startswith("write")] == [
         f"out/rain-demo-s{seed}.{kind}" for seed in (7, 8) for kind in ("mp4", "yaml")
@@ -157,7 +157,7 @@ def test_with_nothing_missing_what_the_run_would_do(generate: Run) -> None:
 
 def test_drafts_are_one_stage_and_a_sheet(generate: Run) -> None:
     asked = ("--model", "demo", "--recipe", "two_stage", "--seed", "1..2", "--stop-after", "stage1")
-    code, out, _ = generate(*asked, "--prompt", "rain", "--save-latents", "d.st", "--dry-run")
+    code, out, _ = generate(*asked, "--save-latents", "d.st", "--dry-run")
     assert code == 0
     lines = [line.split(maxsplit=1) for line in out.splitlines()]
     assert [what for what, _ in lines].count("denoise") == 1

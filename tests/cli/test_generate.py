@@ -15,18 +15,19 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 import numpy as np
 import pytest
 
-import ltx2_cli.cli.preview  # noqa: F401 -- what it imports is kept, and must not be what stands in for it here
-from ltx2_cli import writing
+import ltx2_cli.cli.preflight  # noqa: F401 -- what it imports is kept, and must not be what stands in for it here
+from ltx2_cli import files
 from ltx2_cli.core.report import Report
 from ltx2_cli.diffusion.latents import save_latents
+from ltx2_cli.errors import MAKE_ROOM, NotFiniteError, RunError
 from ltx2_cli.media import Media, write_mp4
 from ltx2_cli.outputs import output_paths
-from ltx2_cli.profiles import read_spec, to_yaml
-from ltx2_cli.spec import AV, MAKE_ROOM, DType, NotFiniteError, RunError, RunSpec
+from ltx2_cli.request.profiles import read_spec, to_yaml
+from ltx2_cli.request.spec import DType, RunSpec, Streams
 from program import run_program
 
 if TYPE_CHECKING:
-    from ltx2_cli.core.journal import Journal
+    from ltx2_cli.core.saved_run import RunCheckpointer
 
 Run = Callable[..., tuple[int, str, str]]
 README = Path(__file__).parents[2] / "README.md"
@@ -58,6 +59,7 @@ class Core:
     findings: tuple[str, ...] = ()
     checkpoint: Checkpoint = field(default_factory=lambda: Checkpoint({}))
     added: dict[str, object] = field(default_factory=dict)
+    stages: tuple[()] = ()
 
     def resolve(self, spec: RunSpec) -> "Core":
         self.spec = self.asked = spec
@@ -81,13 +83,11 @@ class Core:
 def core(monkeypatch: pytest.MonkeyPatch) -> Core:
     core = Core()
     verb, run = sys.modules["ltx2_cli.cli.generate"], ModuleType("run")
-    monkeypatch.setattr("ltx2_cli.plan.missing", lambda spec: [])
+    monkeypatch.setattr("ltx2_cli.plan.resolve.missing_downloads", lambda spec: [])
     monkeypatch.setattr(verb, "check_published", lambda request: None)
-    monkeypatch.setattr("ltx2_cli.cli.together.random_seed", lambda spec: 5)
-    monkeypatch.setattr(verb, "fitting_plan", lambda request: core.resolve(request.spec))
-    vars(run).update(
-        load=core.load, programs=lambda plan, ends: [], warm_up=core.warm_up, write=core.write, BEGINNING=None
-    )
+    monkeypatch.setattr("ltx2_cli.cli.multihost.random_seed", lambda spec: 5)
+    monkeypatch.setattr("ltx2_cli.cli.execute.fitting_plan", lambda request: core.resolve(request.spec))
+    vars(run).update(load=core.load, programs=lambda plan, ends: [], warm_up=core.warm_up, write=core.write, START=None)
     monkeypatch.setitem(sys.modules, "ltx2_cli.core.run", run)
     return core
 
@@ -160,7 +160,7 @@ def test_every_option_reaches_its_value(ltx2: Run, core: Core, tmp_path: Path):
     assert tuple(vars(spec.guidance.video).values()) == (2.0, 0.0, 1.5, 0.1)
     assert tuple(vars(spec.guidance.audio).values()) == (6.0, 0.5, 2.5, 0.2)
     assert (spec.dtype, spec.text_encoder_dtype) == (DType.bfloat16, DType.float16)
-    assert (spec.sharding.profile, spec.noise, spec.save_latents) == ("single", "noise", "latents")
+    assert (spec.sharding.profile, spec.initial_noise, spec.save_latents) == ("single", "noise", "latents")
     assert spec.compile_cache == "programs"
     assert (spec.keep_resident, spec.scan_layers, spec.max_sequence_length) == (True, False, 7)
 
@@ -315,7 +315,7 @@ def test_any_file_that_says_what_made_a_clip_is_a_config(ltx2: Run, core: Core, 
     if kind == "json":
         (tmp_path / "fox.json").write_text(ltx2("info", "--json", "fox.mp4")[1])
     if kind == "safetensors":
-        arrays = AV(np.zeros((1, 4, 2, 2, 3), np.float32), np.zeros((1, 2, 9, 4), np.float32))
+        arrays = Streams(np.zeros((1, 4, 2, 2, 3), np.float32), np.zeros((1, 2, 9, 4), np.float32))
         save_latents(arrays, tmp_path / "fox.safetensors", {"record": record})
     code, out, err = ltx2("generate", "--config", f"fox.{kind}", "--fps", "12")
     assert (code, out) == (0, "out/rain-at-dawn-demo-s3.mp4\n"), err
@@ -346,13 +346,13 @@ def test_all_files_are_held_while_they_are_made(ltx2: Run, core: Core, monkeypat
     locked: set[str] = set()
 
     def write(*arguments: object) -> Iterator[tuple[Path, list[str]]]:
-        locked.update(name for folder in writing._folders.values() for name in folder.holders)
+        locked.update(name for folder in files._folders.values() for name in folder.holders)
         yield from ()
 
     monkeypatch.setattr(sys.modules["ltx2_cli.core.run"], "write", write)
     assert ltx2(*asked)[0] == 0
     assert locked == {"c.mp4", "c.yaml", "c.run", "l.st", "p.json"}
-    assert writing._folders == {}
+    assert files._folders == {}
 
 
 @pytest.mark.parametrize(
@@ -426,8 +426,10 @@ def test_how_to_go_on_is_said_where_one_can(
 ):
     """Not where an earlier run of this name was kept and this one was not."""
 
-    def write(plan: Core, components: None, report: Report, ends: str, start: None, journal: "Journal") -> NoReturn:
-        journal.written = 1.0 if kept else journal.written
+    def write(
+        plan: Core, components: None, report: Report, ends: str, start: None, checkpointer: "RunCheckpointer"
+    ) -> NoReturn:
+        checkpointer.written = 1.0 if kept else checkpointer.written
         raise failure
 
     Path("clip.run").touch()

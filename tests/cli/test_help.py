@@ -4,11 +4,13 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from ltx2_cli.cli import of_verb
-from ltx2_cli.spec import Guidance
+from ltx2_cli.cli import EXIT_CODES, VERBS, of_verb
+from ltx2_cli.request.spec import Guidance
+from program import run_program
 
 PROGRAM = """
 import os, sys
@@ -93,6 +95,25 @@ def test_help_has_an_example_of_every_verb_and_all_exit_codes():
     verbs = ("generate", "upsample", "resume", "decode", "replay", "plan", "info", "models", "lora")
     assert [verb for verb in verbs if not re.search(rf"^ *ltx2 {verb}", shown, re.MULTILINE)] == []
     assert re.findall(r"(\d+) [a-z]", shown.partition("Exit codes:")[2]) == ["0", "1", "2", "3", "4", "130"]
+
+
+@pytest.mark.parametrize("verb", [verb.__name__ for verb in VERBS])
+def test_help_of_every_verb_has_examples_of_it_and_all_exit_codes(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    assert run_program(monkeypatch, verb, "-h") == 0
+    shown = capsys.readouterr().out
+    assert re.search(rf"^ *ltx2 {verb}\b", shown, re.MULTILINE)
+    assert " ".join(shown.split()).endswith(EXIT_CODES)
+
+
+def test_the_readme_says_how_the_command_is_found_first_and_all_exit_codes():
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^(?:source \S+|ltx2 \w+)", readme, re.MULTILINE)
+    assert commands[:2] == ["source .venv/bin/activate", "ltx2 generate"]
+    assert re.findall(r"\d+ [a-z]+", readme.partition("Exit codes:")[2].partition(".")[0]) == re.findall(
+        r"\d+ [a-z]+", EXIT_CODES
+    )
 
 
 def test_a_narrow_terminal_shows_the_short_names():

@@ -14,8 +14,8 @@ from ltx2_cli.diffusion.latents import save_latents
 from ltx2_cli.media import Media, write_mp4, write_record
 from ltx2_cli.models.published import UPSAMPLERS
 from ltx2_cli.models.upsampler import LatentUpsampler
-from ltx2_cli.profiles import read_spec, to_yaml
-from ltx2_cli.spec import AV, RunSpec
+from ltx2_cli.request.profiles import read_spec, to_yaml
+from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.units import natural
 from ltx2_cli.weights.declare import Scope, declared
 from program import run_program
@@ -24,7 +24,7 @@ SPEC: RunSpec = read_spec(
     prompt="a fox,  ${dawn}\n☂", model="demo", negative_prompt="blur", seed=7, num_inference_steps=3
 )
 RECORD = to_yaml(SPEC, {"ltx2": "0.1.0", "jax": "0.10.2"})
-ABOUT = {"generation": "ltx2.3", "fps": "24.0", "stage": "final", "record": RECORD}
+ABOUT = {"model_version": "ltx2.3", "fps": "24.0", "stage": "final", "record": RECORD}
 MADE = [
     ["prompt", "a fox, ${dawn} ☂"],
     ["negative prompt", SPEC.negative_prompt],
@@ -54,7 +54,7 @@ def info(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
 
 @pytest.fixture
 def latents(tmp_path: Path) -> Path:
-    arrays = AV(np.zeros((1, 4, 2, 2, 3), np.float32), np.zeros((1, 2, 9, 4), np.float32))
+    arrays = Streams(np.zeros((1, 4, 2, 2, 3), np.float32), np.zeros((1, 2, 9, 4), np.float32))
     save_latents(arrays, tmp_path / "latents", ABOUT)
     return tmp_path / "latents"
 
@@ -79,7 +79,7 @@ def test_a_file_knows_what_made_it(info, kind: str, own: list[str], request: pyt
         ["size", natural(path.stat().st_size)],
         ["clip", "96x64, 9 frames, 0.38 s at 24 frames a second"],
         own,
-        ["generation", "ltx2.3"],
+        ["model version", "ltx2.3"],
         ["stage", "final"],
         *MADE,
     ]
@@ -91,10 +91,10 @@ def test_json_has_the_whole_record(info, latents: Path, video: Path) -> None:
     of_latents, of_video = json.loads(said.out)
     record = of_video.pop("record")
     assert record == of_latents.pop("record")
-    assert (record["prompt"], record["made_with"]["jax"]) == (SPEC.prompt, "0.10.2")
-    assert record.keys() - {"made_with"} == asdict(SPEC).keys()
+    assert (record["prompt"], record["provenance"]["jax"]) == (SPEC.prompt, "0.10.2")
+    assert record.keys() - {"provenance"} == asdict(SPEC).keys()
     clip = {"width": 96, "height": 64, "num_frames": 9, "fps": 24.0, "seconds": 0.375}
-    common = {"generation": "ltx2.3", "stage": "final", **clip}
+    common = {"model_version": "ltx2.3", "stage": "final", **clip}
     shapes = {"video": [1, 4, 2, 2, 3], "audio": [1, 2, 9, 4]}
     for said, path, own in (
         (of_video, video, {"kind": "video", "sample_rate": 24000, "latents": None}),
@@ -112,7 +112,7 @@ def test_config_reads_the_record_in_json(info, prompt: str, tmp_path: Path) -> N
 
 
 def test_files_that_another_program_wrote(info, tmp_path: Path, video: Path) -> None:
-    bare = AV(np.zeros((1, 4, 2, 2, 3), np.float32), np.zeros((1, 2, 9, 4), np.float32))
+    bare = Streams(np.zeros((1, 4, 2, 2, 3), np.float32), np.zeros((1, 2, 9, 4), np.float32))
     save_latents(bare, tmp_path / "bare.safetensors", {"format": "pt"})
     assert info(tmp_path / "bare.safetensors").rows[2:] == [
         ["clip", "96x64, 9 frames"],
@@ -130,7 +130,7 @@ def test_a_record(info, tmp_path: Path) -> None:
 
 def test_what_a_clip_was_made_with(info, tmp_path: Path) -> None:
     """Hashes as far as people compare them."""
-    prints = AV(fingerprint(np.zeros(4)), fingerprint(np.ones(4)))
+    prints = Streams(fingerprint(np.zeros(4)), fingerprint(np.ones(4)))
     latents = {"final": {name: each.values() for name, each in prints._asdict().items()}}
     made = {
         "ltx2": "0.1.0",
@@ -150,7 +150,7 @@ def test_what_a_clip_was_made_with(info, tmp_path: Path) -> None:
         ["after final", ", ".join(f"{name} {each.sha256[:12]}" for name, each in prints._asdict().items())],
     ]
     (said,) = json.loads(info("--json", tmp_path / "clip.yaml").out)
-    assert said["record"]["made_with"] == made
+    assert said["record"]["provenance"] == made
 
 
 def test_a_lora_is_what_lora_inspect_says(
@@ -166,13 +166,13 @@ def test_a_lora_is_what_lora_inspect_says(
 
 
 @pytest.mark.parametrize(
-    ("name", "generation", "factors"),
+    ("name", "model_version", "factors"),
     [
         ("Lightricks/LTX-2.3/ltx-2.3-spatial-upscaler-x1.5-1.0.safetensors", "ltx2.3", (1, 1.5)),
         ("Lightricks/LTX-2/ltx-2-temporal-upscaler-x2-1.0.safetensors", None, (2, 1)),
     ],
 )
-def test_latent_upsamplers(info, name: str, generation: str | None, factors: tuple[float, float], tmp_path: Path):
+def test_latent_upsamplers(info, name: str, model_version: str | None, factors: tuple[float, float], tmp_path: Path):
     shapes = declared(LatentUpsampler(Scope("bfloat16"), UPSAMPLERS[name]))
     path = write_header(tmp_path / Path(name).name, shapes)
     parameters = sum(int(np.prod(shape)) for shape in shapes.values())
@@ -181,7 +181,7 @@ def test_latent_upsamplers(info, name: str, generation: str | None, factors: tup
         "kind": "latent upsampler",
         "file": str(path),
         "bytes": path.stat().st_size,
-        "generation": generation,
+        "model_version": model_version,
         "variant": None,
         "upsamples": dict(zip(("time", "space"), factors, strict=True)),
         "parameters": parameters,
@@ -209,7 +209,7 @@ def metadata(**values: str) -> dict[str, str]:
         ("clip.mp4", b"\0\0\0\x18ftypisom", "clip.mp4 is damaged: "),
         ("x.safetensors", b"rain", "x.safetensors is damaged or cut short"),
         ("x.safetensors", b"version https://git-lfs.github.com/spec/v1", "is a Git LFS pointer"),
-        ("page.yaml", b"prompt: rain", "page.yaml is no record of a clip: it does not say what it was `made_with`"),
+        ("page.yaml", b"prompt: rain", "page.yaml is no record of a clip: it does not say what it was `provenance`"),
         ("page.yaml", b"a: [", "page.yaml, line 2: this is not plain YAML"),
         ("page.yaml", b"\xff\xfe", "page.yaml is nothing that is known here: it is not text"),
     ],
@@ -239,7 +239,7 @@ def test_files_that_are_nothing_known_are_one_sentence(
     ],
 )
 def test_a_damaged_record_in_latents(info, about: dict[str, str], sentence: str, latents: Path) -> None:
-    save_latents(AV(np.zeros((1, 4, 2, 2, 3)), np.zeros((1, 2, 9, 4))), latents, about)
+    save_latents(Streams(np.zeros((1, 4, 2, 2, 3)), np.zeros((1, 2, 9, 4))), latents, about)
     said = info(latents)
     assert (said.code, said.out) == (2, "")
     assert sentence in said.err

@@ -116,9 +116,9 @@ def test_while_it_writes(tmp_path: Path) -> None:
 # A run whose step never ends, within one call into C++, and that listens.
 ENDLESS = """
 import jax
-from ltx2_cli.interrupts import StopRequest, heard, stopping
+from ltx2_cli.interrupts import StopRequest, handle_signals, stop_on_signal
 endless = jax.jit(lambda x: jax.lax.while_loop(lambda x: x >= 0, lambda x: x * 0.5, x)).lower(1.0).compile()
-with heard(), stopping(StopRequest(listening=True)):
+with handle_signals(), stop_on_signal(StopRequest(listening=True)):
     print("begun", flush=True)
     endless(1.0).block_until_ready()
 """

@@ -1,6 +1,7 @@
 """`ltx2 lora inspect`: what it prints, and that it reads no more than a header."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,13 +42,13 @@ def test_it_prints_what_the_header_says(
 ) -> None:
     assert run_program(monkeypatch, "lora", "inspect", str(small)) == 0
     facts, targets = capsys.readouterr().out.split("\n\n")
-    lines = [line.split(maxsplit=1) for line in facts.splitlines()]
+    lines = [re.split("  +", line, maxsplit=1) for line in facts.splitlines()]
     size = f"{natural(small.stat().st_size)}, BF16"
     assert size == "1 MB, BF16"
     assert lines == [
         ["file", str(small)],
         ["size", size],
-        ["generation", "ltx2.3"],
+        ["model version", "ltx2.3"],
         ["targets", "3, each a pair of keys"],
         ["rank", "8 to 32"],
         ["alpha", "none: the strength alone scales it"],
@@ -67,7 +68,7 @@ def test_json_says_the_same_in_full(
     assert json.loads(capsys.readouterr().out) == {
         "file": str(small),
         "bytes": small.stat().st_size,
-        "generation": "ltx2.3",
+        "model_version": "ltx2.3",
         "pairs": 3,
         "ranks": [8, 16, 32],
         "alphas": [None],

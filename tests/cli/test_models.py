@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from ltx2_cli.profiles import GEMMA, REPOSITORY, profile_names, read_spec
-from ltx2_cli.weights.hub import EMBEDDED, INSIDE
-from ltx2_cli.weights.published import DEV, DISTILLED, FOLDER_FILES, NETWORKS, PUBLISHED, TEXT_ENCODER_FILES
+from ltx2_cli.request.profiles import GEMMA, REPOSITORY, profile_names, read_spec
+from ltx2_cli.weights.hub import DEMO_FOLDER, EMBEDDED
+from ltx2_cli.weights.published import CATALOG, DEV, DISTILLED, FOLDER_FILES, NETWORKS, TEXT_ENCODER_FILES
 from program import run_program
 
 DISTILLED_FILE = "Lightricks/LTX-2.3/ltx-2.3-22b-distilled.safetensors"
@@ -55,15 +55,15 @@ def whole() -> dict[str, int]:
 
 def test_with_an_empty_cache_everything_is_to_be_downloaded(models: Models) -> None:
     found = models()
-    assert set(found) == {entry.name for entry in PUBLISHED}
+    assert set(found) == {entry.name for entry in CATALOG}
     assert {record["cached"] for name, record in found.items() if name != EMBEDDED} == {0}
     assert found[LTX2]["to_download"] == found[LTX2]["size"]
     assert found[DISTILLED_FILE]["size"] == 46_149_345_334
     assert found[DISTILLED_FILE]["to_download"] == 46_149_345_334 + found[GEMMA]["size"]
     assert found[EMBEDDED]["complete"]
     assert found[EMBEDDED]["to_download"] == 0
-    inside = sum(file.stat().st_size for file in INSIDE.rglob("*") if file.is_file())
-    assert inside == found[EMBEDDED]["size"] == pytest.approx(PUBLISHED[0].size, rel=0.05)
+    inside = sum(file.stat().st_size for file in DEMO_FOLDER.rglob("*") if file.is_file())
+    assert inside == found[EMBEDDED]["size"] == pytest.approx(CATALOG[0].size, rel=0.05)
 
 
 def test_a_file_in_the_cache_is_not_downloaded_again(models: Models, cache: Path) -> None:
@@ -108,6 +108,19 @@ def test_the_table(
     assert max(map(len, out.splitlines())) < 180
 
 
+@pytest.mark.parametrize("width", [60, 80])
+def test_rows_fit_a_narrow_terminal_and_names_stay_whole(
+    cache: Path, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert run_program(monkeypatch, "models") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > width and line not in {entry.name for entry in CATALOG}] == []
+    details = lines[lines.index("Lightricks/LTX-2.3/ltx-2.3-22b-distilled.safetensors") + 1]
+    assert details.split() == ["LTX-2.3", "distilled", "single", "file", "46.1", "GB", "no", "~70.6", "GB"]
+
+
 @pytest.mark.parametrize("name", profile_names("model"))
 def test_every_profile_is_listed_with_its_checkpoint(models: Models, name: str) -> None:
     found = models()[read_spec(prompt="x", model=name).checkpoint]
@@ -115,16 +128,16 @@ def test_every_profile_is_listed_with_its_checkpoint(models: Models, name: str) 
 
 
 def test_every_name_can_be_typed() -> None:
-    for entry in PUBLISHED:
+    for entry in CATALOG:
         assert entry.name == EMBEDDED or REPOSITORY.fullmatch(entry.name), entry.name
         assert entry.size
-    assert len({entry.name for entry in PUBLISHED}) == len(PUBLISHED)
-    assert {entry.recipe for entry in PUBLISHED} == {"", *(DEV, DISTILLED)}
+    assert len({entry.name for entry in CATALOG}) == len(CATALOG)
+    assert {entry.recipe for entry in CATALOG} == {"", *(DEV, DISTILLED)}
     assert {DEV, DISTILLED} <= set(profile_names("recipe"))
 
 
 def test_what_is_wanted_of_each() -> None:
-    wanted = {entry.name: entry.wanted for entry in PUBLISHED}
+    wanted = {entry.name: entry.wanted for entry in CATALOG}
     assert wanted[LTX2] == FOLDER_FILES
     assert wanted[GEMMA] == TEXT_ENCODER_FILES
     assert wanted[DISTILLED_FILE] == ("ltx-2.3-22b-distilled.safetensors",)

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from ltx2_cli.profiles import read_spec
-from ltx2_cli.recipe import complete, ignored
-from ltx2_cli.spec import RunSpec
+from ltx2_cli.plan.recipe import apply_recipe, unused_option_warnings
+from ltx2_cli.request.profiles import read_spec
+from ltx2_cli.request.spec import RunSpec
 from program import run_program
 from tools.train_demo.arch import ARCH
 
 VIDEO, AUDIO = (1, 32, 7, 4, 4), (1, 2, 51, 16)  # of the demo's default clip
-GENERATE = ["generate", "--model", "demo", "--prompt", "a ball", "--seed", "1", "--dry-run"]
+DEMO = ["--model", "demo"]
+GENERATE = ["generate", "--prompt", "a ball", "--dry-run", *DEMO]
 LORA = "loras/a.safetensors"
 
 Run = Callable[..., tuple[int, str, str]]
@@ -29,10 +30,14 @@ def ltx2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 REFUSED = {
+    "two names": (["-o", "a.mp4", "--output=b.mp4"], "--output is given 2 times: a.mp4, b.mp4\nhint: --output b.mp4"),
+    "two configs": (["--config", "a", "--config", "b"], "--config is given 2 times: a, b\nhint: --config b"),
+    "two prompts": (["--prompt", "a cat"], "--prompt is given 2 times: a ball, a cat\nhint: --prompt 'a cat'"),
+    "seeds one by one": (["--seed", "1", "--seed", "2"], "--seed is given 2 times: 1, 2\nhint: --seed 1 2"),
     "half a range of seeds": (["--seed", "0.."], "`seed` is '0..'; expected null or a list, each an integer"),
     "a LoRA of an unset variable": (["--lora", ""], "lora is empty"),
     "a strength alone": (["--lora", ":0.8"], "--lora :0.8 names no file"),
-    "an empty upsampler": (["--upsampler", ""], "refinement.upsampler is empty"),
+    "an empty upsampler": (["--upsampler", ""], "second_stage.upsampler is empty"),
     "a device for a profile": (["--sharding", "/dev/null"], "/dev/null is a pipe or a device"),
     "no block": (["--stg-blocks", ""], "stg_blocks '' is not a list of blocks"),
     "a gap in the blocks": (["--stg-blocks", "0,,1"], "stg_blocks '0,,1' is not a list of blocks"),
@@ -53,6 +58,7 @@ REFUSED = {
     "a checkpoint of torch": (["--model", "./model.ckpt"], "`./model.ckpt` is no .safetensors file"),
     "a deep path": (["-o", "a/" * 3000 + "x.mp4"], "a name of 6005 characters is too long for a file"),
     "a long model": (["--model", "x" * 5000], "a name of 5000 characters is too long for a file"),
+    "a name with a NUL": (["--config", "nul.yaml"], "save_latents 'a\\x00b' has a NUL in it; leave it out"),
     "a folder": (["-o", "."], "output '.' is not an mp4; name one: -o video.mp4"),
     "latents without a name": (["--save-latents", ""], "save_latents '.' is a folder; name a file"),
     "more text than is read": (["--set", "max_sequence_length=1025"], "is more than the text encoder's 1024 tokens"),
@@ -65,6 +71,7 @@ def test_a_dry_run_refuses_it_and_prints_nothing_before(
     ltx2: Run, arguments: list[str], sentence: str, tmp_path: Path
 ) -> None:
     Path("model.ckpt").write_text("")
+    Path("nul.yaml").write_text('save_latents: "a\\0b"')
     zeros = {"video": np.zeros(VIDEO, np.float32), "audio": np.zeros(AUDIO, np.float32)}
     save_file(zeros, "zeros")
     save_file(
@@ -73,7 +80,8 @@ def test_a_dry_run_refuses_it_and_prints_nothing_before(
         {"stage": "final"},
     )
     before = set(tmp_path.rglob("*"))
-    code, out, err = ltx2(*GENERATE, *arguments)
+    model = [] if "--model" in arguments else DEMO
+    code, out, err = ltx2("generate", "--prompt", "a ball", "--dry-run", *model, *arguments)
     assert (code, out) == (2, "")
     assert sentence in err
     assert len(err.splitlines()) == 2
@@ -85,6 +93,9 @@ def test_a_dry_run_refuses_it_and_prints_nothing_before(
     ("command", "sentence"),
     [
         (["plan", "--model", "demo", "--lora", "nope.safetensors"], "there is no file nope.safetensors"),
+        (["plan", "--height", "64", "--height", "96"], "--height is given 2 times: 64, 96"),
+        (["decode", "x", "-o", "a.png", "-o", "b.png", "--fps", "8", "--fps", "9"], "--fps is given 2 times: 8, 9"),
+        (["replay", "x.mp4", "--seed", "8", "--seed", "9"], "--seed is given 2 times: 8, 9"),
         (["plan", "--topology", "foo"], "foo is no TPU slice"),
         (["plan", "--topology", ":"], ": is no TPU slice"),
         (["plan", "--topology", "h100:8"], "h100:8 is no TPU slice"),
@@ -118,16 +129,16 @@ def test_a_folder_that_is_gone_is_a_sentence(ltx2: Run, tmp_path: Path) -> None:
 
 
 def asked(**values: object) -> RunSpec:
-    return complete(read_spec({"prompt": "a ball", "model": "demo", **values}), ARCH)
+    return apply_recipe(read_spec({"prompt": "a ball", "model": "demo", **values}), ARCH)
 
 
 WARNED = [
     ({"lora": [f"{LORA}:1e30"]}, None, f"the strength 1e+30 of {LORA} is beyond"),
-    ({"refinement.lora": [f"{LORA}:-11"], "recipe": "two_stage"}, 1, f"the strength -11 of {LORA} is beyond"),
+    ({"second_stage.lora": [f"{LORA}:-11"], "recipe": "two_stage"}, 1, f"the strength -11 of {LORA} is beyond"),
     ({"lora": [LORA] * 50}, None, f"{LORA} is added 50 times; once is --lora {LORA}"),
-    ({"refinement.upsampler": "nope"}, None, "the upsampler nope is not used, there is one stage"),
-    ({"refinement.lengthen": True}, None, "nothing is lengthened, there is one stage"),
-    ({"refinement.lengthen": True}, 1, "nothing is lengthened, the upsampler leaves time as it is"),
+    ({"second_stage.upsampler": "nope"}, None, "the upsampler nope is not used, there is one stage"),
+    ({"second_stage.temporal_upsample": "duration"}, None, "temporal_upsample changes nothing, there is one stage"),
+    ({"second_stage.temporal_upsample": "duration"}, 1, "temporal_upsample changes nothing, the upsampler is spatial"),
 ]
 
 
@@ -135,7 +146,7 @@ WARNED = [
 def test_what_changes_nothing_or_too_much_is_warned_about(
     values: dict[str, object], time: int | None, sentence: str
 ) -> None:
-    (warning,) = ignored(asked(**values), ARCH, time)
+    (warning,) = unused_option_warnings(asked(**values), ARCH, time)
     assert warning.startswith(sentence)
 
 
@@ -144,12 +155,12 @@ def test_what_changes_nothing_or_too_much_is_warned_about(
     [
         ({}, None),
         ({"lora": [f"{LORA}:10", "b:-2"]}, None),
-        ({"refinement.lengthen": True}, 2),
-        ({"refinement.upsampler": "a"}, 1),
+        ({"second_stage.temporal_upsample": "duration"}, 2),
+        ({"second_stage.upsampler": "a"}, 1),
     ],
 )
 def test_what_may_be_meant_is_not(values: dict[str, object], time: int | None) -> None:
-    assert list(ignored(asked(**values), ARCH, time)) == []
+    assert list(unused_option_warnings(asked(**values), ARCH, time)) == []
 
 
 def test_a_dry_run_warns(ltx2: Run) -> None:

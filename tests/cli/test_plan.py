@@ -18,14 +18,14 @@ from jax.sharding import Mesh
 from compilers import needs_libtpu
 from ltx2_cli import chips
 from ltx2_cli.chips import Chip
-from ltx2_cli.cli.plan_lines import lines
-from ltx2_cli.forecast import meshes
-from ltx2_cli.forecast.compiled import Refused
-from ltx2_cli.forecast.configs import foresee
-from ltx2_cli.forecast.flops import denoiser_flops
-from ltx2_cli.forecast.forecast import Forecast
-from ltx2_cli.forecast.hlo import collectives, wire_bytes
-from ltx2_cli.profiles import read_spec
+from ltx2_cli.cli.plan_text import estimate_lines
+from ltx2_cli.estimate import meshes
+from ltx2_cli.estimate.collectives import collectives, sent_bytes
+from ltx2_cli.estimate.compiled import CompileFailure
+from ltx2_cli.estimate.estimate import estimate_plan
+from ltx2_cli.estimate.flops import denoiser_flops
+from ltx2_cli.estimate.offline import plan_offline
+from ltx2_cli.request.profiles import read_spec
 from program import run_program
 from tools.train_demo.arch import ARCH
 
@@ -36,7 +36,7 @@ activations: {rows: passes, heads: heads}
 replicate_vae: true
 use_batched_text_encoder: true
 """
-CHIP = Chip("tiny", ("cpu",), hbm_bytes=90e6, flops=1e12, hbm_bandwidth=1e12, wire_bandwidth=1e12)
+CHIP = Chip("tiny", ("cpu",), hbm_bytes=90e6, flops=1e12, hbm_bandwidth=1e12, link_bandwidth=1e12)
 # As on a machine without libtpu, installed here or not.
 WITHOUT_LIBTPU = """
 import os, sys
@@ -100,7 +100,7 @@ def test_the_dumped_program_is_the_one_that_was_counted(planned: Planned) -> Non
     mesh = Mesh(np.asarray(jax.devices()).reshape(2, 4), ("passes", "heads"))
     found = collectives(planned.hlo["forward.hlo"], mesh)
     said = planned.said["collectives"]
-    assert planned.said["wire_bytes"] == wire_bytes(found) == sum(each["wire_bytes"] for each in said) > 0
+    assert planned.said["sent_bytes"] == sent_bytes(found) == sum(each["sent_bytes"] for each in said) > 0
     assert [(each["kind"], each["axes"], each["bytes"], each["times"]) for each in said] == [
         (each.kind, list(each.axes), each.bytes, each.times) for each in found
     ]
@@ -151,8 +151,8 @@ def test_two_stages_are_two_forwards(plan: Run, monkeypatch: pytest.MonkeyPatch)
 def test_a_page_speaks_of_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     """One mesh for both, whose weights are the same: that of the second's single row; the text is laid out for four."""
     monkeypatch.setattr(chips, "CHIPS", (CHIP,))
-    two = foresee(read_spec(prompt="rain", model="demo", recipe="two_stage", sharding="gpu"), jax.devices())
-    rows = [" ".join(line.split()) for line in lines(Forecast(two))]
+    two = plan_offline(read_spec(prompt="rain", model="demo", recipe="two_stage", sharding="gpu"), jax.devices())
+    rows = [" ".join(line.split()) for line in estimate_lines(estimate_plan(two))]
     begin = rows.index("upsample embedded, its own upsampler")
     assert rows[begin + 1 : begin + 3] == [
         "tokens 448 of video, 51 of sound, 32 of text",
@@ -180,7 +180,7 @@ def test_search_compares_meshes_and_plans_the_best(plan: Run, monkeypatch: pytes
     said = json.loads(out)
     (chosen,) = (each for each in said["search"] if each["chosen"])
     assert chosen["mesh"] == said["sharding"]["mesh"] == {"passes": 4, "heads": 2}
-    assert chosen["wire_bytes"] == said["wire_bytes"]
+    assert chosen["sent_bytes"] == said["sent_bytes"]
     assert {"passes": 2, "heads": 4} in [each["mesh"] for each in said["search"]]
     assert said["search_seconds"] > 0
 
@@ -211,8 +211,8 @@ def test_search_compares_meshes_and_plans_the_best(plan: Run, monkeypatch: pytes
         (("--sharding", "./keys.yaml"), "unknown key `sharding.mash`"),
         (("--sharding", "ironwod"), "unknown sharding profile `ironwod`; closest: `ironwood`"),
         (("--topology", ""), " is no TPU slice"),
-        (("--model", "ltx3"), "unknown model `ltx3`; closest: `ltx2"),
-        (("--model", "someone/model"), "someone/model is not on this machine"),
+        (("--set", "model=ltx3"), "unknown model `ltx3`; closest: `ltx2"),
+        (("--set", "model=someone/model"), "someone/model is not on this machine"),
         (("--height", "100"), "height 100 is not a multiple of 32; nearest: --height 96 or 128"),
     ],
 )
@@ -251,9 +251,9 @@ def test_a_slice_that_nobody_owns_is_planned(plan: Run) -> None:
 
 
 def test_what_cannot_be_compiled_is_still_counted() -> None:
-    plan = foresee(read_spec(prompt="rain", model="ltx2", sharding="single"), jax.devices())
-    refused = Refused("forward", "transformer", "UNIMPLEMENTED: no such thing", too_large=False)
-    rows = [" ".join(line.split()) for line in lines(Forecast(plan, refused=(refused,)))]
+    plan = plan_offline(read_spec(prompt="rain", model="ltx2", sharding="single"), jax.devices())
+    failure = CompileFailure("forward", "transformer", 0, "UNIMPLEMENTED: no such thing", None)
+    rows = [" ".join(line.split()) for line in estimate_lines(estimate_plan(plan, [failure]))]
     assert "not compiled UNIMPLEMENTED: no such thing" in rows
     assert "tokens 6144 of video, 126 of sound, 1024 of text" in rows
     (denoise,) = (row for row in rows if row.startswith("denoise") and "weights" in row)

@@ -30,7 +30,7 @@ def two_stages(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory)
     lora = write_lora(folder / "distilled.safetensors", checkpoint.pipeline, ORIGINAL, 3)
     model = ["--model", str(checkpoint.folder), "--dtype", "float32", "--text-encoder-dtype", "float32"]
     length = ["--set", f"max_sequence_length={TEXT_TOKENS}"]
-    second = ["--recipe", "two_stage", "--upsampler", str(folder / "upsampler"), "--set", f"refinement.lora=[{lora}]"]
+    second = ["--recipe", "two_stage", "--upsampler", str(folder / "upsampler"), "--set", f"second_stage.lora=[{lora}]"]
     return ["--prompt", PROMPT, *CLIP, *model, *length, *second]
 
 

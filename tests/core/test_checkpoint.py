@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from generations import LTX2, other_text_encoder, random_folder
 from ltx2_cli import load, read_spec, resolve, run
-from ltx2_cli.plan import Plan
-from ltx2_cli.spec import RunError, SpecError
-from ltx2_cli.weights.hub import INSIDE, locate
+from ltx2_cli.errors import RunError, UsageError
+from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.weights.hub import DEMO_FOLDER, locate
+from model_versions import LTX2, other_text_encoder, random_folder
 
 Resolve = Callable[..., Plan]
 WEIGHTS = "diffusion_pytorch_model.safetensors"
@@ -21,7 +21,7 @@ WEIGHTS = "diffusion_pytorch_model.safetensors"
 
 @pytest.fixture(scope="module")
 def demo() -> Path:
-    return INSIDE
+    return DEMO_FOLDER
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +51,13 @@ def test_a_sound_checkpoint_resolves(folder: Path) -> None:
 
 
 def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"is no LTX-2 checkpoint: it holds none of transformer/config.json, "):
+    with pytest.raises(UsageError, match=r"is no LTX-2 checkpoint: it holds none of transformer/config.json, "):
         plan_of(tmp_path)
 
 
 def test_a_config_value_that_is_not_implemented(folder: Path) -> None:
     edit(folder / "transformer" / "config.json", rope_type="interleaved", norm_elementwise_affine=True, novelty=3)
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(UsageError) as caught:
         plan_of(folder)
     for part in ("rope_type is 'interleaved'", "norm_elementwise_affine is True", "novelty (is 3) is not known"):
         assert part in str(caught.value)
@@ -65,7 +65,7 @@ def test_a_config_value_that_is_not_implemented(folder: Path) -> None:
 
 def test_another_kind_of_text_encoder(folder: Path) -> None:
     edit(folder / "text_encoder" / "config.json", model_type="t5")
-    with pytest.raises(SpecError, match="'t5', only Gemma-3"):
+    with pytest.raises(UsageError, match="'t5', only Gemma-3"):
         plan_of(folder)
 
 
@@ -74,7 +74,7 @@ def test_networks_that_do_not_fit_each_other_and_tensors_that_do_not_fit_their_n
     tensors = load_file(folder / "vocoder" / WEIGHTS)
     tensors["vocoder.conv_in.bias"] = tensors["vocoder.conv_in.bias"][:-1]
     save_file(tensors, folder / "vocoder" / WEIGHTS)
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(UsageError) as caught:
         plan_of(folder)
     for part in (
         "the video VAE's and the transformer's channels differ: 32 and 8",
@@ -88,7 +88,7 @@ def test_all_files_that_cannot_be_opened_are_named(folder: Path) -> None:
     (folder / "vae" / WEIGHTS).write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
     whole = (folder / "connectors" / WEIGHTS).read_bytes()
     (folder / "connectors" / WEIGHTS).write_bytes(whole[:-1])
-    with pytest.raises(SpecError, match=r"connectors.*cut short.*vae.*Git LFS pointer"):
+    with pytest.raises(UsageError, match=r"connectors.*cut short.*vae.*Git LFS pointer"):
         plan_of(folder)
 
 
@@ -159,14 +159,14 @@ def test_a_damaged_checkpoint_is_refused_in_a_sentence_with_a_way_out(
     folder: Path, name: str, what: object, sentence: str
 ) -> None:
     damage(folder / name, what)
-    with pytest.raises(SpecError, match=sentence) as caught:
+    with pytest.raises(UsageError, match=sentence) as caught:
         plan_of(folder)
     assert "\n" not in str(caught.value)
     assert caught.value.hint
 
 
 def test_what_is_neither_a_folder_nor_a_repository() -> None:
-    with pytest.raises(SpecError, match="no folder and no repository is called `a//b`") as caught:
+    with pytest.raises(UsageError, match="no folder and no repository is called `a//b`") as caught:
         locate("a//b", [])
     assert "`ltx2 models` lists" in caught.value.hint
 
@@ -176,7 +176,7 @@ def test_all_configs_that_cannot_be_are_named(folder: Path) -> None:
     edit(folder / TEXT, head_dim=0)
     edit(folder / SCHEDULER, shift=0)
     with pytest.raises(
-        SpecError, match=r"transformer/config.json: .*scheduler_config.json: .*text_encoder/config.json: "
+        UsageError, match=r"transformer/config.json: .*scheduler_config.json: .*text_encoder/config.json: "
     ):
         plan_of(folder)
 
@@ -185,14 +185,16 @@ def test_a_clone_without_its_large_files_is_said_at_once_with_every_way_out(fold
     for name in (f"vae/{WEIGHTS}", TOKENIZER):
         (folder / name).write_text(POINTER)
     (folder / "vocoder" / WEIGHTS).unlink()
-    with pytest.raises(SpecError, match=r"vae/.* pointer.*vocoder holds no weights.*tokenizer.json is a Git") as caught:
+    with pytest.raises(
+        UsageError, match=r"vae/.* pointer.*vocoder holds no weights.*tokenizer.json is a Git"
+    ) as caught:
         plan_of(folder)
     assert caught.value.hint.count("git lfs pull") == 1
     assert "download the checkpoint again" in caught.value.hint
 
 
 def older(folder: Path, older_demo: Path, *names: str) -> None:
-    """Networks of the older generation in the place of these: sound ones, of the sizes that the others ask for."""
+    """Networks of the older model version in the place of these: sound ones, of the sizes that the others ask for."""
     for name in names:
         shutil.rmtree(folder / name)
         shutil.copytree(older_demo / name, folder / name)
@@ -210,9 +212,9 @@ def test_networks_of_two_generations_are_refused_though_their_sizes_agree(
     folder: Path, older_demo: Path, names: list[str], said: str
 ) -> None:
     older(folder, older_demo, *names)
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(UsageError) as caught:
         plan_of(folder)
-    mixed = "mixes networks of different generations, which were not trained together"
+    mixed = "mixes networks of different model versions, which were not trained together"
     assert str(caught.value) == f"{folder} {mixed} ({said})"
     assert caught.value.hint.startswith("take all networks from one release, or name another checkpoint: --model")
 
@@ -220,20 +222,20 @@ def test_networks_of_two_generations_are_refused_though_their_sizes_agree(
 def test_connectors_of_the_other_generation(folder: Path, older_demo: Path) -> None:
     older(folder, older_demo, "connectors")
     with pytest.raises(
-        SpecError, match=r"ltx2.3: transformer, vae, vocoder; ltx2: connectors\).* text differ: 64 and 128"
+        UsageError, match=r"ltx2.3: transformer, vae, vocoder; ltx2: connectors\).* text differ: 64 and 128"
     ):
         plan_of(folder)
 
 
 def test_the_older_generation_is_legal_and_so_is_what_is_like_none(folder: Path, older_demo: Path) -> None:
-    assert plan_of(older_demo).arch.generation == "ltx2"
+    assert plan_of(older_demo).arch.model_version == "ltx2"
     edit(folder / VAE, decoder_spatial_padding_mode="reflect", upsample_residual=[False, True, False, False])
-    assert plan_of(folder).arch.video_vae.generation is None
+    assert plan_of(folder).arch.video_vae.model_version is None
 
 
 def test_a_sound_text_encoder_of_another_model(folder: Path) -> None:
     other_text_encoder(folder / "text_encoder", hidden_size=96, num_hidden_layers=2)
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(UsageError) as caught:
         plan_of(folder)
     assert str(caught.value) == (
         f"{folder} does not hold what its configs describe."
@@ -254,7 +256,7 @@ def test_everything_that_is_wrong_is_one_message(folder: Path, older_demo: Path)
     tensors = load_file(folder / "connectors" / WEIGHTS)
     del tensors["video_text_proj_in.bias"]
     save_file(tensors, folder / "connectors" / WEIGHTS)
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(UsageError) as caught:
         plan_of(folder)
     places = [
         str(caught.value).index(finding)
@@ -297,13 +299,13 @@ def test_weights_that_are_not_numbers_are_named(folder: Path, network: str, tens
 
 def test_a_clip_that_the_decoder_cannot_mirror(folder: Path) -> None:
     edit(folder / VAE, decoder_spatial_padding_mode="reflect")
-    with pytest.raises(SpecError, match="96x32 is too small"):
+    with pytest.raises(UsageError, match="96x32 is too small"):
         plan_of(folder, height=32)
 
 
 @pytest.mark.parametrize(("blocks", "sentence"), [([6], "STG block 6 does not exist: the model has blocks 0 to 5")])
 def test_a_block_that_does_not_exist(folder: Path, blocks: list[int], sentence: str) -> None:
-    with pytest.raises(SpecError, match=sentence) as caught:
+    with pytest.raises(UsageError, match=sentence) as caught:
         plan_of(folder, stg_blocks=blocks)
     assert "--stg-blocks 5" in caught.value.hint
 
@@ -323,12 +325,15 @@ def test_a_block_that_does_not_exist(folder: Path, blocks: list[int], sentence: 
         ),
         ({"mesh": {"a": 2, "b": 4}, "activations": {"rows": "a"}}, r"no rule names mesh axis `b`$"),
         ({"mesh": {"a": 8}, "activations": {"rows": "a", "tokens": "a"}}, r"rows and tokens of activations both lie"),
-        ({"mesh": {"a": 8}, "weights": {"mlp": "a"}, "tile_rows": 0}, r"sharding.tile_rows 0 is not in 1 to 1024"),
+        (
+            {"mesh": {"a": 8}, "weights": {"mlp": "a"}, "bf16_tile_sublanes": 0},
+            r"sharding.bf16_tile_sublanes 0 is not in 1 to 1024",
+        ),
         ({"mesh": {"a": 8}, "activations": {"heads": "a"}}, r"the 4 heads of audio do not divide by the 8 devices"),
     ],
 )
 def test_a_profile_that_does_not_fit(folder: Path, sharding: dict[str, object], sentence: str) -> None:
-    with pytest.raises(SpecError, match=sentence):
+    with pytest.raises(UsageError, match=sentence):
         plan_of(folder, sharding={"profile": "single", **sharding})
 
 

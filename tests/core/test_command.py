@@ -35,7 +35,7 @@ def test_the_command_makes_the_latents_of_the_reference(checkpoint: Checkpoint, 
         "output": "new/clip.mp4",
     }
     options = [text for name, value in asked.items() for text in (f"--{name}", str(value))]
-    settings = ["--set", "reference=diffusers", "--set", f"max_sequence_length={TEXT_TOKENS}"]
+    settings = ["--set", "compat=diffusers", "--set", f"max_sequence_length={TEXT_TOKENS}"]
     command = [sys.executable, "-m", "ltx2_cli", "generate", *options, *settings]
     plain = {**os.environ, "XLA_FLAGS": ""}
     done = subprocess.run(command, cwd=tmp_path, env=plain, capture_output=True, text=True, check=False)

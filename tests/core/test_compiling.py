@@ -17,16 +17,24 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from clips import ALL_ON, Case, Checkpoint, Size, final_latents, plan_of
 from ltx2_cli.core import compiling
-from ltx2_cli.core.compiling import Count, NotCompiledError, compiled_ahead, counted, keep_programs, none_compiled
+from ltx2_cli.core.compiling import (
+    CompileStats,
+    NotCompiledError,
+    compile_in_background,
+    count_compilations,
+    enable_compilation_cache,
+    forbid_compilation,
+)
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import load, programs, warm_up
-from ltx2_cli.spec import SpecError
+from ltx2_cli.errors import UsageError
 from program import CACHE, FOLDER, cache_restored
 from xla_flags import QUICK
 
 SMALL = Case(Size(9, 64, 64, 24.0), 2, ALL_ON.video, ALL_ON.audio, (1,))
+NOTHING = jax.jit(lambda: 0)
 
 
 def fail() -> jax.stages.Lowered:
@@ -47,10 +55,10 @@ def nothing_kept() -> Iterator[None]:
 def test_without_leave_to_compile_all_that_is_missing_is_said_first(checkpoint: Checkpoint) -> None:
     plan = plan_of(checkpoint, SMALL, 3)
     names = ", ".join(program.name for program in programs(plan))
-    with pytest.raises(NotCompiledError, match=f"^not compiled yet: {names}$"), none_compiled(programs(plan)):
+    with pytest.raises(NotCompiledError, match=f"^not compiled yet: {names}$"), forbid_compilation(programs(plan)):
         pytest.fail("it began")
     unheard = jax.jit(lambda x: x * 5 + 3)
-    with pytest.raises(NotCompiledError, match="not compiled yet: jit__lambda"), none_compiled([]):
+    with pytest.raises(NotCompiledError, match="not compiled yet: jit__lambda"), forbid_compilation([]):
         unheard(1)
 
 
@@ -64,7 +72,7 @@ def test_a_warm_up_leaves_nothing_to_compile_and_the_result_unchanged(
     components = load(plan)
     warm_up(plan, components)
     compilations.clear()
-    with none_compiled(programs(plan)):
+    with forbid_compilation(programs(plan)):
         again = final_latents(plan, components)
     assert not compilations
     assert [stream.tobytes() for stream in again] == [stream.tobytes() for stream in wanted]
@@ -72,7 +80,7 @@ def test_a_warm_up_leaves_nothing_to_compile_and_the_result_unchanged(
 
 def test_what_goes_wrong_beside_the_loading_is_raised_where_it_is_needed(checkpoint: Checkpoint) -> None:
     components = Components(plan_of(checkpoint, SMALL, 3))
-    with components.compiling([Program("frames", "vae", fail)]):
+    with components.compiling([Program("frames", "vae", NOTHING, fail)]):
         with components.use("vocoder", Silent()):
             pass
         with pytest.raises(ZeroDivisionError), components.use("vae", Silent()):
@@ -86,7 +94,9 @@ def test_an_abandoned_run_leaves_nothing_to_wait_for(checkpoint: Checkpoint) -> 
         may_end.wait()
         raise ZeroDivisionError
 
-    with components.compiling([Program("slow", "connectors", slow), Program("sound", "vocoder", fail)]):
+    with components.compiling(
+        [Program("slow", "connectors", NOTHING, slow), Program("sound", "vocoder", NOTHING, fail)]
+    ):
         pass
     may_end.set()
     with components.use("vocoder", Silent()):
@@ -105,7 +115,7 @@ def test_what_waits_at_the_end_is_not_compiled() -> None:
         lowered.append("late")
         raise ZeroDivisionError
 
-    with compiled_ahead([Program("slow", "vae", slow), Program("late", "vae", late)]) as ahead:
+    with compile_in_background([Program("slow", "vae", NOTHING, slow), Program("late", "vae", NOTHING, late)]) as ahead:
         begun.wait()
     may_end.set()
     (_, first), (_, second) = ahead["vae"]
@@ -115,9 +125,9 @@ def test_what_waits_at_the_end_is_not_compiled() -> None:
 
 
 def test_a_count_tells_what_was_compiled_from_what_was_read() -> None:
-    assert str(Count([1.5, 0.25, 2.0], [0.25])) == "compiled 2 programs in 3.5 s, 1 from the cache"
-    assert str(Count([1.5])) == "compiled 1 program in 1.5 s, 0 from the cache"
-    assert str(Count([0.5, 0.5], [0.5, 0.5])) == "compiled no programs, 2 from the cache"
+    assert str(CompileStats([1.5, 0.25, 2.0], [0.25])) == "compiled 2 programs in 3.5 s, 1 from the cache"
+    assert str(CompileStats([1.5])) == "compiled 1 program in 1.5 s, 0 from the cache"
+    assert str(CompileStats([0.5, 0.5], [0.5, 0.5])) == "compiled no programs, 2 from the cache"
 
 
 @pytest.fixture
@@ -131,13 +141,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_where_programs_are_kept(cache: Path, tmp_path: Path) -> None:
-    keep_programs("off")
+    enable_compilation_cache("off")
     assert jax.config.jax_compilation_cache_dir is None
-    keep_programs(None)
+    enable_compilation_cache(None)
     assert jax.config.jax_compilation_cache_dir == str(cache)
-    keep_programs(str(tmp_path / "own"))
+    enable_compilation_cache(str(tmp_path / "own"))
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "own")
-    keep_programs(None)  # the folder that jax has been given
+    enable_compilation_cache(None)  # the folder that jax has been given
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "own")
     jax.jit(lambda x: x * 3 + 1)(2)
     assert list((tmp_path / "own").iterdir())
@@ -149,7 +159,7 @@ def test_hosts_with_gpus_keep_programs_in_one_folder_or_nowhere(
 ) -> None:
     """GPUs tune a program together: a host that finds it alone would be waited for."""
     noted: list[str] = []
-    keep_programs(None)
+    enable_compilation_cache(None)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(compiling, "is_shared", lambda folder: shared and folder == cache)
@@ -161,8 +171,8 @@ def test_hosts_with_gpus_keep_programs_in_one_folder_or_nowhere(
 
 def test_a_folder_that_cannot_be_made_is_refused(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(SpecError, match=r"compiled programs cannot be kept in .*file/inside: Not a directory"):
-        keep_programs(str(tmp_path / "file" / "inside"))
+    with pytest.raises(UsageError, match=r"compiled programs cannot be kept in .*file/inside: Not a directory"):
+        enable_compilation_cache(str(tmp_path / "file" / "inside"))
 
 
 def test_where_nothing_can_be_written_programs_are_kept_nowhere(
@@ -171,21 +181,42 @@ def test_where_nothing_can_be_written_programs_are_kept_nowhere(
     jax.config.update("jax_compilation_cache_dir", None)
     (tmp_path / "home").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    with counted() as count:
-        keep_programs(None)
-        keep_programs(None)
+    with count_compilations() as count:
+        enable_compilation_cache(None)
+        enable_compilation_cache(None)
     assert jax.config.jax_compilation_cache_dir is None
     place = tmp_path / "home" / "ltx2" / "programs"
     assert str(count).endswith(f"; the cache failed: {place}: Not a directory; --compile-cache FOLDER")
 
 
+def test_a_folder_of_jaxs_environment_that_is_none_is_one_sentence(
+    cache: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    jax.config.update(FOLDER, "/dev/null")
+    with count_compilations() as count:
+        enable_compilation_cache(None)
+        jax.jit(lambda x: x * 3 + 5)(2)
+    assert str(count).endswith("; the cache failed: /dev/null: it is no folder; --compile-cache FOLDER")
+    assert not recwarn.list
+
+
+def test_a_bucket_of_jaxs_environment_is_left_to_jax(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    jax.config.update(FOLDER, "gs://bucket/programs")
+    with count_compilations() as count:
+        enable_compilation_cache(None)
+    assert (count.troubles, list(tmp_path.iterdir())) == ([], [])
+
+
 def test_a_cache_that_fails_is_one_sentence_for_all_programs(
     cache: Path, tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
-    keep_programs(str(tmp_path / "full"))
+    enable_compilation_cache(str(tmp_path / "full"))
     shutil.rmtree(tmp_path / "full")
     (tmp_path / "full").write_text("")
-    with counted() as count:
+    with count_compilations() as count:
         jax.jit(lambda x: x * 3 + 2)(2)
         jax.jit(lambda x: x * 3 + 4)(2)
     assert str(count).count("the cache failed: ") == 1
@@ -211,12 +242,12 @@ def test_a_program_that_was_cut_short_on_disk_is_written_again(tmp_path: Path) -
     jax.config.update(CACHE, True)
     said = []
     for damaged in (False, True, False):
-        keep_programs(str(tmp_path))
+        enable_compilation_cache(str(tmp_path))
         jax.clear_caches()
         (*_, entry) = [None, *tmp_path.glob("jit__lambda*-cache")]
         if damaged:
             entry.write_bytes(entry.read_bytes()[:100])
-        with warnings.catch_warnings(action="always"), counted() as count:
+        with warnings.catch_warnings(action="always"), count_compilations() as count:
             assert np.asarray(jax.jit(lambda x: x * 7 + 2)(np.float32(1))) == 9
         said.append((len(count.compiled) - len(count.read), len(count.read), len(count.troubles)))
     assert said == [(1, 0, 0), (1, 0, 1), (0, 1, 0)]

@@ -11,10 +11,10 @@ from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
-from ltx2_cli import media_checks
 from ltx2_cli.core.run import load, write
 from ltx2_cli.diffusion.latents import open_latents
-from ltx2_cli.video_file import open_video
+from ltx2_cli.media import checks
+from ltx2_cli.media.video_file import open_video
 from program import run_program
 
 SMALL = Case(Size(9, 64, 64, 24.0), 2, ALL_ON.video, ALL_ON.audio, (1,))
@@ -86,7 +86,7 @@ def test_sound_alone_and_picture_alone(
 def test_flaws_are_said_and_with_strict_an_error(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(media_checks, "DARK", 255)
+    monkeypatch.setattr(checks, "DARK", 255)
     clip = tmp_path / "clip.mp4"
     decode = ("decode", str(made / "latents.safetensors"), "-o", str(clip))
     assert run_program(monkeypatch, *decode) == 0
@@ -101,7 +101,7 @@ def test_flaws_are_said_and_with_strict_an_error(
 
 def test_the_file_says_what_made_it(made: Path) -> None:
     file = open_latents(made / "latents.safetensors")
-    assert (file.metadata["generation"], file.metadata["fps"], file.metadata["stage"]) == ("ltx2", "24.0", "final")
+    assert (file.metadata["model_version"], file.metadata["fps"], file.metadata["stage"]) == ("ltx2", "24.0", "final")
     assert f"seed: {3}" in file.metadata["record"]
 
 
@@ -119,10 +119,10 @@ def test_arrays_alone_need_a_model(
     model = ["--model", str(checkpoint.folder)]
     assert run_program(monkeypatch, "decode", str(bare), *model, "--fps", "6", "-o", str(clip)) == 2
     assert "the audio latents in" in capsys.readouterr().err
-    settings = ["--dtype", "float32", "--set", "reference=diffusers"]
+    settings = ["--dtype", "float32", "--set", "compat=diffusers"]
     assert run_program(monkeypatch, "decode", str(bare), *model, *settings, "-o", str(clip)) == 0
     assert packets(clip) == packets(made / "clip.mp4")
-    assert open_video(clip).about == {}  # nobody knows
+    assert open_video(clip).metadata == {}  # nobody knows
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_latents_of_another_generation(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = open_latents(made / "latents.safetensors")
-    other = {**file.metadata, "generation": "ltx2.3"}
+    other = {**file.metadata, "model_version": "ltx2.3"}
     save_file(load_file(file.path), tmp_path / "l.safetensors", other)
     assert run_program(monkeypatch, "decode", str(tmp_path / "l.safetensors")) == 2
     assert "was made by ltx2.3" in capsys.readouterr().err
@@ -162,7 +162,9 @@ def test_what_the_denoiser_read_may_be_gone(
     file, path = open_latents(made / "latents.safetensors"), tmp_path / "l.safetensors"
     record = file.metadata["record"]
     assert "lora: []" in record
-    record = record.replace("lora: []", "lora: [gone.safetensors]").replace("noise: null", "noise: gone")
+    record = record.replace("lora: []", "lora: [gone.safetensors]").replace(
+        "initial_noise: null", "initial_noise: gone"
+    )
     save_file(load_file(file.path), path, {**file.metadata, "record": record})
     assert run_program(monkeypatch, "decode", str(path), "-o", str(tmp_path / "a.wav")) == 0, capsys.readouterr().err
 
@@ -170,7 +172,7 @@ def test_what_the_denoiser_read_may_be_gone(
 def test_a_warning_is_said_before_the_work(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    short = ["--set", "vae_memory=1e-6", "-o", str(tmp_path / "a.wav")]
+    short = ["--set", "vae_memory_gb=1e-6", "-o", str(tmp_path / "a.wav")]
     assert run_program(monkeypatch, "decode", str(made / "latents.safetensors"), *short) == 0
     assert capsys.readouterr().err.startswith("starting …\ndecoding takes about ")
 

@@ -7,7 +7,7 @@ import pytest
 
 from clips import ALL_ON, Checkpoint, final_latents, plan_of, reference_latents
 from loras import DIFFUSERS, OF_2_0, OF_2_3, ORIGINAL, write_lora
-from ltx2_cli.spec import SpecError
+from ltx2_cli.errors import UsageError
 from parity import relative_error
 from tiny import LTX2_3, tiny_pipeline
 
@@ -90,7 +90,7 @@ def test_what_is_wrong_with_loras_and_checkpoint_is_said_at_once(
     checkpoint: Checkpoint, files: list[Path], tmp_path: Path
 ) -> None:
     (tmp_path / "torn.safetensors").write_bytes(files[0].read_bytes()[:-8])
-    with pytest.raises(SpecError, match=r"torn.safetensors is damaged.*lost.safetensors"):
+    with pytest.raises(UsageError, match=r"torn.safetensors is damaged.*lost.safetensors"):
         plan_of(checkpoint, ALL_ON, seed=5, lora=[f"{tmp_path}/torn.safetensors:2", f"{tmp_path}/lost.safetensors"])
-    with pytest.raises(SpecError, match=r"is no LTX-2 checkpoint.*torn.safetensors is damaged"):
+    with pytest.raises(UsageError, match=r"is no LTX-2 checkpoint.*torn.safetensors is damaged"):
         plan_of(checkpoint, ALL_ON, seed=5, model=str(tmp_path), lora=[f"{tmp_path}/torn.safetensors"])

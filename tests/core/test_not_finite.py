@@ -10,15 +10,16 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from clips import ALL_ON, Case, Checkpoint, Size, final_latents, plan_of
-from ltx2_cli.core import generate, loop
-from ltx2_cli.core.compiling import none_compiled
+from ltx2_cli.core import generate, not_finite
+from ltx2_cli.core.compiling import forbid_compilation
 from ltx2_cli.core.components import Components
-from ltx2_cli.core.progress import Progress
 from ltx2_cli.core.report import Silent
-from ltx2_cli.core.run import BEGINNING, make_latents, run
-from ltx2_cli.nn.modulation import AdaLayerNormSingle
-from ltx2_cli.plan import Plan, resolve
-from ltx2_cli.spec import AV, NotFiniteError, RunError
+from ltx2_cli.core.run import START, make_latents, run
+from ltx2_cli.core.run_state import RunState
+from ltx2_cli.errors import NotFiniteError, RunError
+from ltx2_cli.nn.basic import AdaLayerNormSingle
+from ltx2_cli.plan.resolve import Plan, resolve
+from ltx2_cli.request.spec import Streams
 
 STEPS = 8
 ONE = Case(Size(9, 64, 64, 24.0), STEPS, ALL_ON.video, ALL_ON.audio, (1,))
@@ -39,7 +40,7 @@ def broken(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def second(two_stages: list[str]) -> dict[str, object]:
     """A second stage by the weights of the first."""
     upsampler = two_stages[two_stages.index("--upsampler") + 1]
-    return {"recipe": "two_stage", "refinement.upsampler": upsampler, "refinement.lora": []}
+    return {"recipe": "two_stage", "second_stage.upsampler": upsampler, "second_stage.lora": []}
 
 
 def fill(path: Path, tensor: str, value: float) -> None:
@@ -85,13 +86,13 @@ def test_however_it_is_run(broken: Checkpoint, option: dict[str, object]) -> Non
 def test_a_run_that_is_gone_on_with_looks_from_there_on(broken: Checkpoint) -> None:
     plan, kept = overflow(broken, plan_of(broken, ONE, 3), 0, 4, 1), []
 
-    def keep(progress: Progress) -> None:
+    def keep(progress: RunState) -> None:
         if progress.step == 2:
-            kept.append(replace(progress, current=AV(*map(np.array, progress.current))))
+            kept.append(replace(progress, current=Streams(*map(np.array, progress.current))))
 
-    for begin in (lambda: BEGINNING, kept.pop):
+    for begin in (lambda: START, kept.pop):
         with pytest.raises(NotFiniteError, match=f"after step 5 of 8{BLOCK}"):
-            make_latents(plan, Components(plan), start=begin(), keep=keep)
+            make_latents(plan, Components(plan), start=begin(), on_progress=keep)
 
 
 def test_in_the_second_stage(broken: Checkpoint, second: dict[str, object]) -> None:
@@ -132,7 +133,7 @@ def test_without_room_or_leave_to_look_the_stage_is_said(broken: Checkpoint, mon
     def full(*arguments: object) -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
-    monkeypatch.setattr(loop, "finite_parts", full)
+    monkeypatch.setattr(not_finite, "finite_program", lambda plan, number: full)
     assert sentence(plan) == "the video latents of stage 1 are not finite after step 5 of 8"
     monkeypatch.setattr(generate, "locate", lambda *arguments: None)
     assert sentence(plan) == "the video latents of stage 1 are not finite after step 8 of 8"  # of one call
@@ -142,18 +143,14 @@ def test_where_nothing_may_be_compiled_the_step_is_said(broken: Checkpoint) -> N
     plan = plan_of(broken, ONE, 3)
     final_latents(plan)
     plan = overflow(broken, plan, 0, 4, 1)
-    jax.config.update("jax_enable_compilation_cache", False)
-    try:
-        with none_compiled([]):
-            loop.finite_parts.clear_cache()
-            assert sentence(plan) == "the video latents of stage 1 are not finite after step 5 of 8"
-    finally:
-        jax.config.update("jax_enable_compilation_cache", True)
+    with forbid_compilation([]):
+        not_finite.finite_program(plan, 0).function.clear_cache()
+        assert sentence(plan) == "the video latents of stage 1 are not finite after step 5 of 8"
 
 
 def test_upsampled_latents_are_looked_at(broken: Checkpoint, second: dict[str, object], tmp_path: Path) -> None:
-    upsampler = shutil.copytree(str(second["refinement.upsampler"]), tmp_path / "upsampler")
-    plan = plan_of(broken, TWO, 3, **second | {"refinement.upsampler": str(upsampler)})
+    upsampler = shutil.copytree(str(second["second_stage.upsampler"]), tmp_path / "upsampler")
+    plan = plan_of(broken, TWO, 3, **second | {"second_stage.upsampler": str(upsampler)})
     fill(upsampler / FILE, "final_conv.weight", 3e38)
     assert sentence(resolve(plan.spec)) == "the upsampled latents are not finite in float32"
     fill(upsampler / FILE, "final_conv.weight", np.inf)

@@ -11,15 +11,16 @@ import pytest
 from ltx2_cli.core import components, decode, encode, generate
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.out_of_memory import ENCODE, memory_for
-from ltx2_cli.core.progress import Progress
 from ltx2_cli.core.report import Report, Silent
-from ltx2_cli.forecast.configs import foresee
-from ltx2_cli.plan import Plan
-from ltx2_cli.profiles import read_spec
-from ltx2_cli.spec import AV, DType, RunError
+from ltx2_cli.core.run_state import RunState
+from ltx2_cli.errors import RunError
+from ltx2_cli.estimate.offline import plan_offline
+from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.request.profiles import read_spec
+from ltx2_cli.request.spec import DType, Streams
 
 FULL = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8589934592 bytes."
-NOTHING = AV(np.zeros((1, 1, 1), np.float32), np.zeros((1, 1, 1), np.float32))
+NOTHING = Streams(np.zeros((1, 1, 1), np.float32), np.zeros((1, 1, 1), np.float32))
 
 
 class Exhausted(Components):
@@ -34,7 +35,7 @@ class Exhausted(Components):
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     """The embedded model in two stages, on one device; nothing of it is loaded."""
-    return foresee(read_spec(prompt="a red ball", model="demo", recipe="two_stage"), jax.devices()[:1])
+    return plan_offline(read_spec(prompt="a red ball", model="demo", recipe="two_stage"), jax.devices()[:1])
 
 
 def encoding(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,15 +48,15 @@ def connecting(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def denoising(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    generate.generate(plan, Progress(contexts={"connectors": NOTHING}), Exhausted(plan), Silent())
+    generate.generate(plan, RunState(contexts={"connectors": NOTHING}), Exhausted(plan), Silent())
 
 
 def upsampling(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    generate.generate(plan, Progress(phase=1, latents=NOTHING), Exhausted(plan), Silent())
+    generate.generate(plan, RunState(phase=1, latents=NOTHING), Exhausted(plan), Silent())
 
 
 def refining(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    start = Progress(phase=2, latents=NOTHING, contexts={"connectors": NOTHING})
+    start = RunState(phase=2, latents=NOTHING, contexts={"connectors": NOTHING})
     generate.generate(plan, start, Exhausted(plan), Silent())
 
 
@@ -81,7 +82,7 @@ def loading(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
         (denoising, "to denoise", "a smaller clip: --num-frames"),
         (upsampling, "to upsample", "a smaller clip: --num-frames"),
         (refining, "to denoise", "a smaller clip: --num-frames"),
-        (decoding, "to decode", "--set vae_memory=0."),
+        (decoding, "to decode", "--set vae_memory_gb=0."),
     ],
 )
 def test_each_phase_says_what_helps_it(phase, sentence: str, hint: str, plan: Plan, monkeypatch) -> None:

@@ -70,9 +70,7 @@ def test_bfloat16_is_finite_and_within_its_rounding(checkpoint: Checkpoint, tmp_
 
 
 def test_the_published_sides_differ_in_their_schedule(checkpoint: Checkpoint) -> None:
-    sigmas = {
-        side: plan_of(checkpoint, ALL_ON, 1, reference=side).stages[0].sigmas for side in ("ltx-core", "diffusers")
-    }
+    sigmas = {side: plan_of(checkpoint, ALL_ON, 1, compat=side).stages[0].sigmas for side in ("ltx-core", "diffusers")}
     tokens = ALL_ON.size.height // 32 * ALL_ON.size.width // 32 * 3
     scheduler = plan_of(checkpoint, ALL_ON, 1).arch.scheduler
     np.testing.assert_array_equal(sigmas["ltx-core"], scheduler.sigmas(ALL_ON.steps, 4096))

@@ -7,11 +7,11 @@ import pytest
 
 from compilers import devices, needs_cuda, needs_libtpu
 from ltx2_cli import read_spec
-from ltx2_cli.core.generate import forward
+from ltx2_cli.core.denoising import forward_program
 from ltx2_cli.core.run import programs
-from ltx2_cli.forecast.configs import foresee
-from ltx2_cli.plan import Plan
-from ltx2_cli.spec import Kernel
+from ltx2_cli.estimate.offline import plan_offline
+from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.request.spec import AttentionBackend
 
 PRODUCT = re.compile(r"stablehlo\.(?:dot_general|convolution).*")
 FLOAT32 = {"dtype": "float32", "text_encoder_dtype": "float32"}
@@ -23,7 +23,7 @@ SLICES = [
 
 
 def plan_for(name: str, **keys: object) -> Plan:
-    return foresee(read_spec(prompt="a", **keys), devices(name))
+    return plan_offline(read_spec(prompt="a", **keys), devices(name))
 
 
 def count_products(program: jax.stages.Lowered) -> int:
@@ -39,7 +39,7 @@ def count_products(program: jax.stages.Lowered) -> int:
 @pytest.mark.parametrize("name", SLICES)
 def test_the_denoiser_at_its_real_size(name: str, model: str) -> None:
     plan = plan_for(name, model=model, **FLOAT32)
-    assert count_products(forward(plan, plan.stages[0]).lower()) > 40
+    assert count_products(forward_program(plan, 0).lower()) > 40
 
 
 @pytest.mark.parametrize("name", SLICES)
@@ -53,15 +53,15 @@ def test_every_network(name: str) -> None:
 @needs_cuda
 def test_the_denoiser_compiles_for_an_h100_with_cudnns_attention() -> None:
     plan = plan_for("h100", model="ltx2.3")
-    assert (plan.stages[0].sharding.attention, plan.warnings) == (Kernel.cudnn, ())
-    compiled = forward(plan, plan.stages[0]).lower().compile()
+    assert (plan.stages[0].sharding.attention, plan.warnings) == (AttentionBackend.cudnn, ())
+    compiled = forward_program(plan, 0).lower().compile()
     assert compiled.as_text().count('custom_call_target="__cudnn$fmhaSoftmax"') == 5  # self 2, text 2, audio to video
 
 
 @needs_cuda
 def test_what_cudnn_cannot_compute_is_left_to_xla_and_said_once() -> None:
     plan = plan_for("h100", model="demo", **FLOAT32)
-    assert {stage.sharding.attention for stage in plan.stages} == {Kernel.xla}
+    assert {stage.sharding.attention for stage in plan.stages} == {AttentionBackend.xla}
     assert [warning for warning in plan.warnings if "attention" in warning] == [
         "attention is computed by XLA, which is slower: cuDNN's attention computes in 16 bits, not in float32"
     ]

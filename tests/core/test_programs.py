@@ -9,16 +9,16 @@ from jax.experimental.layout import Format, Layout
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
 from ltx2_cli import read_spec
 from ltx2_cli.core.components import abstract_network
-from ltx2_cli.core.generate import forward
+from ltx2_cli.core.denoising import forward_program
 from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import load, programs, run
 from ltx2_cli.diffusion.geometry import clip_geometry
-from ltx2_cli.forecast.configs import foresee
+from ltx2_cli.estimate.offline import plan_offline
 from ltx2_cli.models import transformer
 from ltx2_cli.models.transformer import abstract_rope_tables, rope_tables
 from ltx2_cli.sharding import ShardingPlan
 from ltx2_cli.weights.declare import Weight, weights
-from ltx2_cli.weights.on_devices import Place
+from ltx2_cli.weights.transfer import Place
 
 SMALL = Case(Size(9, 64, 64, 24.0), 2, ALL_ON.video, ALL_ON.audio, (1,))
 
@@ -72,8 +72,7 @@ def test_a_run_compiles_its_programs_and_no_others(
 
 def test_lowering_at_full_size_computes_no_rope_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are shapes there, and those of the tables that a run computes."""
-    plan = foresee(read_spec(prompt="rain", model="ltx2.3", width=1920, height=1088), jax.devices()[:1])
-    (stage,) = plan.stages
+    plan = plan_offline(read_spec(prompt="rain", model="ltx2.3", width=1920, height=1088), jax.devices()[:1])
     small = clip_geometry(9, 64, 64, 24.0, plan.arch.compression, plan.arch.transformer.scales)
     real, abstract = (make(small, plan.arch.transformer) for make in (rope_tables, abstract_rope_tables))
     assert jax.tree.map(lambda x: (x.shape, x.dtype), real) == jax.tree.map(lambda x: (x.shape, x.dtype), abstract)
@@ -82,12 +81,12 @@ def test_lowering_at_full_size_computes_no_rope_table(monkeypatch: pytest.Monkey
         raise AssertionError("a rotary table is computed")
 
     monkeypatch.setattr(transformer, "rope_table", compute)
-    forward(plan, stage).lower()
+    forward_program(plan, 0).lower()
 
 
 def test_a_forward_is_a_program_of_its_own(checkpoint: Checkpoint) -> None:
     plan = plan_of(checkpoint, SMALL, 3)
-    lowered = forward(plan, plan.stages[0]).lower()
+    lowered = forward_program(plan, 0).lower()
     passes = len(plan.stages[0].passes)
     assert jax.tree.map(lambda out: out.shape, lowered.out_info) == ((passes, 1, 8, 8), (passes, 1, 9, 16))
     assert "while" in lowered.as_text()  # over the layers

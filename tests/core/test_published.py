@@ -10,10 +10,10 @@ from benchmarks.spelling import byte_tokenizer
 from loras import distilled, write_header
 from ltx2_cli import read_spec, resolve
 from ltx2_cli.diffusion.guidance import Pass
+from ltx2_cli.errors import UsageError
 from ltx2_cli.models.gemma import Gemma, gemma_arch
-from ltx2_cli.models.original.names import RENAMINGS, video_vae_renaming
-from ltx2_cli.plan import Plan
-from ltx2_cli.spec import SpecError
+from ltx2_cli.models.ltx_native.names import RENAMINGS, video_vae_renaming
+from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope, Shape, declared
 from parity import published
@@ -96,7 +96,7 @@ def test_info_says_what_a_single_file_is(
     assert run_program(monkeypatch, "info", "--json", str(folder / name)) == 0
     (said,) = json.loads(capsys.readouterr().out)
     parameters = sum(prod(shape) for shape in tensors().values())
-    assert (said["kind"], said["generation"], said["variant"]) == ("checkpoint", "ltx2.3", variant)
+    assert (said["kind"], said["model_version"], said["variant"]) == ("checkpoint", "ltx2.3", variant)
     assert (said["parameters"], said["bytes"]) == (parameters, (folder / name).stat().st_size)
     (transformer,) = (part for part in said["networks"] if part["name"] == "transformer")
     assert transformer["dtypes"] == dtypes
@@ -106,14 +106,14 @@ def test_info_says_what_a_single_file_is(
 
 def plan_of(folder: Path, name: str, **keys: object) -> Plan:
     model, text = str(folder / name), str(folder / "gemma")
-    second = {"refinement.upsampler": str(folder / "upscaler.safetensors")}
+    second = {"second_stage.upsampler": str(folder / "upscaler.safetensors")}
     return resolve(read_spec({"prompt": "rain", "model": model, "text_encoder": text, **second, **keys}))
 
 
 @pytest.mark.parametrize("name", [DEV, "ltx-2.3-22b-dev-fp8.safetensors"])
 def test_the_dev_file_is_run_with_its_recipe(folder: Path, name: str) -> None:
     plan = plan_of(folder, name)
-    assert plan.arch.generation == "ltx2.3"
+    assert plan.arch.model_version == "ltx2.3"
     assert (plan.spec.recipe, plan.spec.num_inference_steps, plan.spec.stg_blocks) == ("one_stage", 30, (28,))
     assert plan.stages[0].passes == tuple(Pass)
     assert plan.arch.vocoder.output_sampling_rate == 48000
@@ -133,14 +133,14 @@ def test_the_distilled_file_is_run_with_its_recipe(folder: Path) -> None:
 
 def test_two_stages_of_the_dev_file_have_a_denoiser_each(folder: Path) -> None:
     lora = str(folder / "ltx-2.3-22b-distilled-lora-384.safetensors")
-    plan = plan_of(folder, DEV, recipe="two_stage", **{"refinement.lora": [lora]})
+    plan = plan_of(folder, DEV, recipe="two_stage", **{"second_stage.lora": [lora]})
     assert [(stage.network, stage.passes) for stage in plan.stages] == [
         ("transformer", tuple(Pass)),
         ("refiner", (Pass.COND,)),
     ]
     assert (len(plan.added["transformer"]), len(plan.added["refiner"])) == (0, 1660)
     assert plan.stages[1].sigmas.tolist() == pytest.approx([0.909375, 0.725, 0.421875, 0.0])
-    assert plan.spec.refinement.keep_audio
+    assert plan.spec.second_stage.keep_audio
     assert plan.warnings == ()
 
 
@@ -156,7 +156,7 @@ def test_statistics_that_nobody_needs_are_no_fault(folder: Path) -> None:
     more = {f"vae.per_channel_statistics.{name}": (128,) for name in ("channel", "mean-of-stds")}
     metadata = {"config": (KEYS / "ltx2.3" / "embedded_config.json").read_text()}
     write_header(folder / "more.safetensors", shapes | more, metadata)
-    assert plan_of(folder, "more.safetensors").arch.generation == "ltx2.3"
+    assert plan_of(folder, "more.safetensors").arch.model_version == "ltx2.3"
     write_header(folder / "more.safetensors", shapes | {"vae.novelty": (128,)}, metadata)
-    with pytest.raises(SpecError, match=r"1 not known: vae.novelty"):
+    with pytest.raises(UsageError, match=r"1 not known: vae.novelty"):
         plan_of(folder, "more.safetensors")

@@ -16,13 +16,14 @@ from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import make_latents
 from ltx2_cli.diffusion.guidance import Pass
 from ltx2_cli.diffusion.schedule import Schedule
+from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import PUBLISHED_SCHEDULE, Arch
 from ltx2_cli.models.trained_on import FILE
-from ltx2_cli.plan import missing
-from ltx2_cli.profiles import to_yaml
-from ltx2_cli.recipe import complete, contradictions, is_distilled
-from ltx2_cli.spec import RunSpec, SpecError
-from ltx2_cli.weights.hub import INSIDE
+from ltx2_cli.plan.recipe import apply_recipe, is_distilled, recipe_warnings
+from ltx2_cli.plan.resolve import missing_downloads
+from ltx2_cli.request.profiles import to_yaml
+from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.weights.hub import DEMO_FOLDER
 from tools.train_demo.arch import ARCH
 
 LEVELS = (1.0, 0.99375, 0.9875, 0.98125, 0.975, 0.909375, 0.725, 0.421875, 0.0)
@@ -31,8 +32,8 @@ GIVEN = replace(PUBLISHED_SCHEDULE, use_dynamic_shifting=False, shift_terminal=N
 CFG = "guidance.video.guidance_scale"
 
 
-def arch(generation: str = "ltx2", layers: int = 48, schedule: Schedule = PUBLISHED_SCHEDULE) -> Arch:
-    newer = generation == "ltx2.3"
+def arch(model_version: str = "ltx2", layers: int = 48, schedule: Schedule = PUBLISHED_SCHEDULE) -> Arch:
+    newer = model_version == "ltx2.3"
     transformer = replace(ARCH.transformer, cross_attn_mod=newer, audio_cross_attn_mod=newer, num_layers=layers)
     return replace(ARCH, transformer=transformer, scheduler=schedule)
 
@@ -99,7 +100,7 @@ def test_a_schedule_that_computes_no_levels_is_of_a_distilled_model(schedule: Sc
 
 
 @pytest.mark.parametrize(
-    ("generation", "schedule", "recipe", "steps", "sigmas", "guidance", "block"),
+    ("model_version", "schedule", "recipe", "steps", "sigmas", "guidance", "block"),
     [
         ("ltx2", PUBLISHED_SCHEDULE, "one_stage", 40, None, ON, 29),
         ("ltx2.3", PUBLISHED_SCHEDULE, "one_stage", 30, None, ON, 28),
@@ -108,18 +109,18 @@ def test_a_schedule_that_computes_no_levels_is_of_a_distilled_model(schedule: Sc
     ],
 )
 def test_what_is_not_asked_for_is_as_published_for_the_checkpoint(
-    generation: str, schedule: Schedule, recipe: str, steps: int, sigmas: object, guidance: object, block: int
+    model_version: str, schedule: Schedule, recipe: str, steps: int, sigmas: object, guidance: object, block: int
 ) -> None:
-    spec = complete(asked(), arch(generation, schedule=schedule))
+    spec = apply_recipe(asked(), arch(model_version, schedule=schedule))
     assert (spec.recipe, spec.num_inference_steps, spec.sigmas) == (recipe, steps, sigmas)
     assert (scales(spec), spec.stg_blocks) == (guidance, (block,))
-    assert complete(asked(), arch(generation, 4, schedule)).stg_blocks == (2,)
-    assert list(contradictions(spec, arch(generation, schedule=schedule))) == []
+    assert apply_recipe(asked(), arch(model_version, 4, schedule)).stg_blocks == (2,)
+    assert list(recipe_warnings(spec, arch(model_version, schedule=schedule))) == []
 
 
 @pytest.mark.parametrize("schedule", [PUBLISHED_SCHEDULE, GIVEN])
 def test_what_is_asked_for_stays(schedule: Schedule) -> None:
-    spec = complete(
+    spec = apply_recipe(
         asked("ltx2.3", {CFG: 4.0, "guidance.audio.stg_scale": 0.0}, num_inference_steps=5, stg_blocks=[]),
         arch("ltx2.3", schedule=schedule),
     )
@@ -130,42 +131,42 @@ def test_what_is_asked_for_stays(schedule: Schedule) -> None:
 
 
 def test_a_named_recipe_is_not_overruled() -> None:
-    spec = complete(asked("someone/distilled", recipe="one_stage"), arch("ltx2.3", schedule=GIVEN))
+    spec = apply_recipe(asked("someone/distilled", recipe="one_stage"), arch("ltx2.3", schedule=GIVEN))
     assert (spec.recipe, spec.num_inference_steps, spec.sigmas, scales(spec)) == ("one_stage", 30, None, ON)
-    spec = complete(asked("ltx2", recipe="distilled"), arch())
+    spec = apply_recipe(asked("ltx2", recipe="distilled"), arch())
     assert (spec.num_inference_steps, spec.sigmas, scales(spec)) == (8, LEVELS, OFF)
 
 
 def test_a_profile_keeps_its_own_values_but_for_a_checkpoint_of_the_other_kind() -> None:
-    demo = complete(asked("demo"), ARCH)
+    demo = apply_recipe(asked("demo"), ARCH)
     own = ((3.0, 0.5, 3.0, 0.7), (1.5, 0.25, 1.5, 0.7))
     assert (demo.num_inference_steps, demo.stg_blocks, scales(demo)) == (20, (0,), own)
-    other = complete(asked("ltx2", checkpoint="rootonchair/LTX-2-19b-distilled"), arch())
+    other = apply_recipe(asked("ltx2", checkpoint="rootonchair/LTX-2-19b-distilled"), arch())
     assert (other.num_inference_steps, other.sigmas, scales(other)) == (8, LEVELS, OFF)
-    assert complete(asked("ltx2"), arch()).num_inference_steps == 40
+    assert apply_recipe(asked("ltx2"), arch()).num_inference_steps == 40
 
 
 def test_other_steps_of_a_distilled_model_lie_along_its_noise_levels() -> None:
     for spec in (asked(num_inference_steps=4), asked(num_inference_steps=4, recipe="distilled")):
-        completed = complete(spec, arch(schedule=GIVEN))
+        completed = apply_recipe(spec, arch(schedule=GIVEN))
         assert (completed.num_inference_steps, completed.sigmas) == (4, LEVELS[::2])
 
 
 def test_given_noise_levels_are_taken_and_counted() -> None:
     for model, schedule in (("someone/model", GIVEN), ("ltx2", PUBLISHED_SCHEDULE)):
-        spec = complete(asked(model, sigmas=[0.9, 0.5, 0.0]), arch(schedule=schedule))
+        spec = apply_recipe(asked(model, sigmas=[0.9, 0.5, 0.0]), arch(schedule=schedule))
         assert (spec.num_inference_steps, spec.sigmas) == (2, (0.9, 0.5, 0.0))
     levels = tuple(1 - step / 40 for step in range(41))  # as many as the page of ltx2 has steps
-    spec = complete(asked("ltx2", sigmas=levels, checkpoint="someone/distilled"), arch())
+    spec = apply_recipe(asked("ltx2", sigmas=levels, checkpoint="someone/distilled"), arch())
     assert (spec.recipe, spec.num_inference_steps, spec.sigmas) == ("distilled", 40, levels)
 
 
 def test_a_distilled_lora_brings_its_recipe() -> None:
     lora = "Lightricks/LTX-2/ltx-2-19b-distilled-lora-384.safetensors:0.8"
-    assert complete(asked("ltx2", lora=[lora]), arch()).recipe == "distilled"
-    assert complete(asked("ltx2", lora=["someone/style:0.8"]), arch()).recipe == "one_stage"
-    assert complete(asked("ltx2", lora=["someone/distilled-lora:0"]), arch()).recipe == "one_stage"
-    assert complete(asked("ltx2", lora=[lora], recipe="one_stage"), arch()).recipe == "one_stage"
+    assert apply_recipe(asked("ltx2", lora=[lora]), arch()).recipe == "distilled"
+    assert apply_recipe(asked("ltx2", lora=["someone/style:0.8"]), arch()).recipe == "one_stage"
+    assert apply_recipe(asked("ltx2", lora=["someone/distilled-lora:0"]), arch()).recipe == "one_stage"
+    assert apply_recipe(asked("ltx2", lora=[lora], recipe="one_stage"), arch()).recipe == "one_stage"
 
 
 # What is warned about
@@ -227,7 +228,7 @@ def test_what_speaks_against_the_checkpoint_is_a_sentence_with_what_to_type(
     schedule: Schedule, request_: dict[str, object], warnings: list[str]
 ) -> None:
     networks = arch(schedule=schedule)
-    assert list(contradictions(complete(asked(overrides=request_), networks), networks)) == warnings
+    assert list(recipe_warnings(apply_recipe(asked(overrides=request_), networks), networks)) == warnings
 
 
 # On real folders: the plan, the run, the record
@@ -237,7 +238,7 @@ def test_what_speaks_against_the_checkpoint_is_a_sentence_with_what_to_type(
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The embedded model without the list of what it was trained on."""
     folder = tmp_path_factory.mktemp("demo") / "checkpoint"
-    return shutil.copytree(INSIDE, folder, ignore=shutil.ignore_patterns(FILE))
+    return shutil.copytree(DEMO_FOLDER, folder, ignore=shutil.ignore_patterns(FILE))
 
 
 @pytest.fixture(scope="module")
@@ -284,10 +285,10 @@ def test_a_folder_brings_the_upsampler_of_its_second_stage(
     """Then none is downloaded, nor is it named in the record, which holds wherever the folder lies."""
     for model, recipe in ((str(distilled), "auto"), ("demo", "two_stage")):
         spec = asked(model, SMALL, recipe=recipe)
-        assert missing(spec) == []
+        assert missing_downloads(spec) == []
         plan = resolve(spec)
         assert plan.checkpoint.files["upsampler"].folder.is_relative_to(plan.checkpoint.where)
-        assert plan.spec.refinement.upsampler is None
+        assert plan.spec.second_stage.upsampler is None
         assert len(plan.stages) == 2
 
 
@@ -300,7 +301,7 @@ def test_a_folder_that_is_not_distilled_runs_its_schedule_with_every_pass(demo: 
 
 def test_blocks_beyond_the_layers_are_refused_only_where_they_are_disturbed(demo: Path) -> None:
     off = {"guidance.video.stg_scale": 0.0, "guidance.audio.stg_scale": 0.0}
-    with pytest.raises(SpecError, match="STG block 29 does not exist: the model has blocks 0 to 5"):
+    with pytest.raises(UsageError, match="STG block 29 does not exist: the model has blocks 0 to 5"):
         resolve(asked(str(demo), {**SMALL, **off, "guidance.audio.stg_scale": 1.0}, stg_blocks=[29]))
     assert Pass.PERTURBED not in resolve(asked(str(demo), {**SMALL, **off}, stg_blocks=[29])).stages[0].passes
 
@@ -375,7 +376,7 @@ def test_another_recipe_over_a_record_brings_its_own_values(distilled: Path, rec
 
 
 def test_a_record_of_the_other_generation_lets_go_of_its_steps_too(checkpoint: Checkpoint, record: Record) -> None:
-    """A folder of the first generation, with 40 steps."""
+    """A folder of the first model version, with 40 steps."""
     path = record(asked(str(checkpoint.folder), {**SMALL, "max_sequence_length": 32}))
     assert read_spec(config=path).num_inference_steps == 40
     assert read_spec(config=path, model="ltx2.3") == asked("ltx2.3", {**SMALL, "max_sequence_length": 32})

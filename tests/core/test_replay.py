@@ -13,15 +13,15 @@ from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
 from safetensors.numpy import load_file, save_file
 
 from clips import PROMPT, TEXT_TOKENS, Checkpoint
-from ltx2_cli.cli.recorded import circumstances, recorded
+from ltx2_cli.cli.recorded_clip import environment_changes, read_clip
 from ltx2_cli.diffusion.latents import open_latents, save_latents
 from ltx2_cli.media import Media, write_mp4
-from ltx2_cli.plan import resolve
-from ltx2_cli.weights.digests import digest, header_digests
+from ltx2_cli.plan.resolve import resolve
+from ltx2_cli.weights.digests import digest, digests, header_digest
 from parity import randomise
 from program import run_program
 
-SECOND = ["--recipe", "two_stage", "--height", "128", "--width", "128", "--set", "refinement.lora=[]"]
+SECOND = ["--recipe", "two_stage", "--set", "height=128", "--set", "width=128", "--set", "second_stage.lora=[]"]
 
 
 class Said:
@@ -128,7 +128,7 @@ def test_another_clip_is_told_by_how_much_it_differs(
 
 
 def test_the_stage_is_named_from_which_on_it_differs(ltx2, made: Path) -> None:
-    said = ltx2("replay", "--verify", made / "whole.mp4", "--set", "refinement.tone_map=0.5")
+    said = ltx2("replay", "--verify", made / "whole.mp4", "--set", "second_stage.tone_map=0.5")
     assert said.code == 1
     assert list(said.rows) == ["stage1", "final", "picture", "sound"]
     assert said.rows["stage1"] == "identical"
@@ -153,8 +153,8 @@ def test_weights_that_changed_are_named_with_both_hashes(ltx2, made: Path, model
 
 def test_of_files_that_were_not_hashed_the_headers_are_compared(ltx2, made: Path, model: Path, tmp_path: Path) -> None:
     record = yaml.safe_load((made / "clip.yaml").read_text())
-    files = record["made_with"]["files"]
-    files |= header_digests(sorted(model.glob("vae/*.safetensors")))
+    files = record["provenance"]["files"]
+    files |= digests(sorted(model.glob("vae/*.safetensors")), header_digest)
     (name,) = (name for name in files if name.startswith("vae/"))
     (tmp_path / "clip.yaml").write_text(yaml.safe_dump(record))
     said = ltx2("replay", "--verify", tmp_path / "clip.yaml")
@@ -205,7 +205,7 @@ def test_what_cannot_be_changed(ltx2, made: Path, name: str, flags: list[str], s
 
 def test_an_older_record_knows_no_latents(ltx2, made: Path, tmp_path: Path) -> None:
     record = yaml.safe_load((made / "clip.yaml").read_text())
-    record["made_with"] = {"ltx2": "0.0.1", "jax": record["made_with"]["jax"]}
+    record["provenance"] = {"ltx2": "0.0.1", "jax": record["provenance"]["jax"]}
     (tmp_path / "clip.yaml").write_text(yaml.safe_dump(record))
     said = ltx2("replay", "--verify", tmp_path / "clip.yaml")
     assert said.code == 2
@@ -227,18 +227,20 @@ def test_latents_that_are_not_those_of_their_record(ltx2, made: Path, tmp_path: 
 
 
 def test_other_versions_devices_and_meshes_are_noted(made: Path) -> None:
-    then = recorded(made / "clip.mp4")
-    assert then.made.devices == "8 cpu"
+    then = read_clip(made / "clip.mp4")
+    assert then.provenance.devices == "8 cpu"
     plan = resolve(then.request({}, []))
-    assert list(circumstances(then.made, plan)) == []
-    other = replace(then.made, versions={"jax": "0.1"}, devices="4 TPU7x", meshes={"final": "tokens 4"}, at_once=2)
-    assert list(circumstances(other, plan)) == [
+    assert list(environment_changes(then.provenance, plan)) == []
+    other = replace(
+        then.provenance, versions={"jax": "0.1"}, devices="4 TPU7x", meshes={"final": "tokens 4"}, at_once=2
+    )
+    assert list(environment_changes(other, plan)) == [
         f"jax was 0.1, is {jax.__version__}",
         "devices were 4 TPU7x, are 8 cpu",
         "the mesh of final was tokens 4, is one device",
         "it was one of 2 videos made at once, which may change its last bits",
     ]
-    assert replace(then, made=other).request({}, []).sharding.profile == "auto"
+    assert replace(then, provenance=other).request({}, []).sharding.profile == "auto"
 
 
 @pytest.mark.parametrize("name", ["short.mp4", "foreign.mp4", "changed.yaml", "weights"])
@@ -256,7 +258,7 @@ def test_files_that_cannot_be_made_again(ltx2, made: Path, model: Path, name: st
     sentence = {
         "short.mp4": "short.mp4 is damaged",
         "foreign.mp4": "foreign.mp4 does not say what made it",
-        "changed.yaml": "changed.yaml is damaged: its `made_with` is not what was written",
+        "changed.yaml": "changed.yaml is damaged: its `provenance` is not what was written",
         "weights": "weights is no clip",
     }
     assert sentence[name] in " ".join(said.err.split())

@@ -5,7 +5,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -21,16 +20,17 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save
 
 from clips import ALL_ON, Checkpoint, plan_of
+from forked import Forked, fork, run_main
 from ltx2_cli import resolve
-from ltx2_cli.core import record
-from ltx2_cli.core.journal import Journal
-from ltx2_cli.core.progress import Progress
+from ltx2_cli.core import provenance
 from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import load, write
-from ltx2_cli.core.unfinished import ENTRIES, Errand, open_unfinished
+from ltx2_cli.core.run_state import RunState
+from ltx2_cli.core.saved_run import ENTRIES, RunCheckpointer, RunGoal, open_saved_run
 from ltx2_cli.diffusion.latents import open_latents
+from ltx2_cli.errors import InterruptedRunError
 from ltx2_cli.outputs import Ends
-from ltx2_cli.spec import AV, StoppedError
+from ltx2_cli.request.spec import Streams
 from ltx2_cli.tensor_file import CHECKSUM, checksum
 from program import run_program
 
@@ -40,7 +40,7 @@ FILES = [
 ]
 CHANGED = dict.fromkeys(ENTRIES, "prompt: rain")
 SUMMED = {**CHANGED, CHECKSUM: checksum({}, CHANGED)}
-SEEDS = ["--seed", "3", "4", "-o", "c.mp4", "--save-latents", "l.safetensors", "--resumable", "--keep-every", "0"]
+SEEDS = ["--set", "seed=[3,4]", "-o", "c.mp4", "--save-latents", "l.safetensors", "--resumable", "--keep-every", "0"]
 
 
 @pytest.fixture(scope="module")
@@ -152,15 +152,15 @@ def test_what_a_kill_leaves_at_any_moment_is_gone_on_with(
     assert {said[1] for said, *_ in different} == set("0123")  # denoising, upsampling, denoising, decoding
     distinct = sorted(different.values())  # about fifty, by how fast the machine is
     chosen = [*random.Random(1).sample(distinct, len(distinct)), *begun][:50]
-    kept = open_unfinished(chosen[0] / "c-s3.run")
+    kept = open_saved_run(chosen[0] / "c-s3.run")
     plan = resolve(kept.spec({}))
     components = load(replace(plan, spec=replace(plan.spec, keep_resident=True)))
     for left in chosen:
         empty(place)
         shutil.copytree(left, place, dirs_exist_ok=True)
-        kept = open_unfinished(place / "c-s3.run")
-        told = Journal(kept.path, plan, kept.errand, Silent(), True, 0)
-        for _ in write(plan, components, Silent(), kept.errand.ends, kept.progress(plan), told):
+        kept = open_saved_run(place / "c-s3.run")
+        told = RunCheckpointer(kept.path, plan, kept.goal, Silent(), True, 0)
+        for _ in write(plan, components, Silent(), kept.goal.ends, kept.progress(plan), told):
             pass
         told.end()
         check(place, remains[-1])
@@ -173,15 +173,15 @@ def test_no_file_is_torn_at_any_moment(remains: list[Path]) -> None:
                 assert content(path) == content(remains[-1] / path.name)
 
 
-def signalled(place: Path, asked: list[str], seconds: float, number: signal.Signals) -> subprocess.Popen[bytes]:
+def signalled(place: Path, asked: list[str], seconds: float, number: signal.Signals) -> Forked:
     """A run to which this is sent so long after it began to keep how far it is, and which has ended."""
-    run = subprocess.Popen([sys.executable, "-m", "ltx2_cli", *asked], cwd=place, stderr=subprocess.PIPE)
+    run = fork(place, run_main, *asked)
     while not (place / "c-s3.run").exists():
         assert run.poll() is None
         time.sleep(0.01)
     time.sleep(seconds)
     run.send_signal(number)
-    run.wait()
+    run.communicate(timeout=300)
     return run
 
 
@@ -191,7 +191,7 @@ def test_a_killed_run_is_gone_on_with(
 ) -> None:
     monkeypatch.chdir(place)
     empty(place)
-    run = signalled(place, asked, random.Random(attempt).uniform(0, 4), signal.SIGKILL)
+    run = signalled(place, asked, random.Random(attempt).uniform(0, 1.5), signal.SIGKILL)
     if run.returncode:  # else it was done before
         assert run_program(monkeypatch, "resume", "c-s3.run") == 0
     check(place, remains[-1])
@@ -209,16 +209,16 @@ def test_a_run_that_is_asked_to_stop_stops_after_its_step(
     """The signal comes while the run is told of a step."""
     monkeypatch.chdir(place)
     empty(place)
-    measure = Journal._measure
+    measure = RunCheckpointer._measure
 
-    def interrupted(journal: Journal, progress: Progress) -> None:
-        measure(journal, progress)
+    def interrupted(checkpointer: RunCheckpointer, progress: RunState) -> None:
+        measure(checkpointer, progress)
         if (progress.phase, progress.batch, progress.step) == (2, 1, 1):
             os.kill(os.getpid(), number)
-            while not journal.stop.requested:
+            while not checkpointer.stop.requested:
                 pass  # a thread hears the signal
 
-    monkeypatch.setattr(Journal, "_measure", interrupted)
+    monkeypatch.setattr(RunCheckpointer, "_measure", interrupted)
     assert run_program(monkeypatch, *asked) == 130
     said = capsys.readouterr()
     assert said.out == "c-s3.mp4\n"  # its seed was done
@@ -231,7 +231,7 @@ def test_a_run_that_is_asked_to_stop_stops_after_its_step(
     assert capsys.readouterr().out.startswith("unfinished run")
     assert run_program(monkeypatch, *asked) == 2
     assert "c-s3.run is an unfinished run" in capsys.readouterr().err
-    monkeypatch.setattr(Journal, "_measure", measure)
+    monkeypatch.setattr(RunCheckpointer, "_measure", measure)
     monkeypatch.chdir(place.parent)
     assert run_program(monkeypatch, "resume", str(place / "c-s3.run")) == 0
     assert capsys.readouterr().out == "c-s4.mp4\n"
@@ -278,7 +278,7 @@ def test_other_versions_and_devices_are_said(
     left = next(left for left in remains if (left / "c-s3.run").exists() and state(left)[0][1] == "2")
     empty(place)
     shutil.copytree(left, place, dirs_exist_ok=True)
-    monkeypatch.setattr(record, "version", lambda package: f"{package} 9.9")
+    monkeypatch.setattr(provenance, "version", lambda package: f"{package} 9.9")
     assert run_program(monkeypatch, "resume", "c-s3.run", "--sharding", "gpu") == 2
     said = capsys.readouterr().err
     assert f"jax was {jax.__version__}, is jax 9.9" in said
@@ -314,11 +314,11 @@ def test_short_runs_are_not_kept_unless_asked(
     plan = plan_of(checkpoint, ALL_ON, 3, output=str(tmp_path / "c.mp4"))
     seconds, written = iter([0.0, 10.0, 30.1, 30.1]), list[int]()
     monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
-    monkeypatch.setattr(Journal, "_write", lambda journal, progress: written.append(progress.step))
-    kept = Journal(tmp_path / "c.run", plan, Errand(Ends.clips, None), Silent(), None, 0)
-    current = AV(np.zeros(1), np.zeros(1))
+    monkeypatch.setattr(RunCheckpointer, "_write", lambda checkpointer, progress: written.append(progress.step))
+    kept = RunCheckpointer(tmp_path / "c.run", plan, RunGoal(Ends.clips, None), Silent(), None, 0)
+    current = Streams(np.zeros(1), np.zeros(1))
     for step in range(3):  # of 3, at 10 and 20.1 s each
-        kept(Progress(step=step, current=current))
+        kept(RunState(step=step, current=current))
         assert kept.stop.listening
     assert written == [2]
 
@@ -330,12 +330,12 @@ def test_a_stop_that_was_announced_is_made_whatever_the_estimate_says(
     plan = plan_of(checkpoint, ALL_ON, 3, output=str(tmp_path / "c.mp4"))
     seconds, written = iter([0.0, *3 * [30.0], *2 * [30.1]]), list[int]()
     monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
-    monkeypatch.setattr(Journal, "_save", lambda journal, progress: written.append(progress.step))
-    kept = Journal(tmp_path / "c.run", plan, Errand(Ends.clips, None), Silent(), None, 100)
-    current = AV(np.zeros(1), np.zeros(1))
+    monkeypatch.setattr(RunCheckpointer, "_save", lambda checkpointer, progress: written.append(progress.step))
+    kept = RunCheckpointer(tmp_path / "c.run", plan, RunGoal(Ends.clips, None), Silent(), None, 100)
+    current = Streams(np.zeros(1), np.zeros(1))
     for step in range(2):
-        kept(Progress(step=step, current=current))
+        kept(RunState(step=step, current=current))
     assert kept.stop.ask()
-    with pytest.raises(StoppedError, match="stopped after step 2 of 3 of stage 1"):
-        kept(Progress(step=2, current=current))
+    with pytest.raises(InterruptedRunError, match="stopped after step 2 of 3 of stage 1"):
+        kept(RunState(step=2, current=current))
     assert written == [1, 2]

@@ -15,12 +15,13 @@ from safetensors.numpy import load_file, save_file
 from clips import ALL_ON, Case, Checkpoint, Size, final_latents, plan_of
 from ltx2_cli import read_spec, resolve
 from ltx2_cli.core.components import Components
-from ltx2_cli.core.progress import Progress
 from ltx2_cli.core.report import Silent
-from ltx2_cli.core.run import BEGINNING, load, run, write
+from ltx2_cli.core.run import START, load, run, write
+from ltx2_cli.core.run_state import RunState
 from ltx2_cli.diffusion.latents import noise, open_latents
-from ltx2_cli.spec import AV, SpecError
-from ltx2_cli.video_file import open_video
+from ltx2_cli.errors import UsageError
+from ltx2_cli.media.video_file import open_video
+from ltx2_cli.request.spec import Streams
 
 SMALL = Case(Size(9, 64, 64, 24.0), 3, ALL_ON.video, ALL_ON.audio, (1,))
 
@@ -101,7 +102,7 @@ def test_a_run_in_float16_is_near_one_in_float32(checkpoint: Checkpoint) -> None
 
 
 def test_noise_is_that_of_the_seed_alone() -> None:
-    shapes = AV((1, 4, 2, 3, 3), (1, 2, 5, 4))
+    shapes = Streams((1, 4, 2, 3, 3), (1, 2, 5, 4))
     first, again, other = noise(2**32 - 1, shapes), noise(2**32 - 1, shapes), noise(0, shapes)
     np.testing.assert_array_equal(first.video, again.video)
     assert error(np.asarray(other.audio), np.asarray(first.audio)) > 0.1
@@ -123,14 +124,14 @@ def test_files_of_a_run(checkpoint: Checkpoint, tmp_path: Path) -> None:
     assert "jax: " + jax.__version__ in record.read_text()
     files = {"output": str(output), "save_latents": str(saved)}
     assert resolve(read_spec(files, config=record)).spec == plan.spec
-    assert open_video(output).about == open_latents(saved).metadata
+    assert open_video(output).metadata == open_latents(saved).metadata
     said = open_latents(saved).metadata
     assert [said[key] for key in ("num_frames", "height", "width", "fps")] == ["9", "64", "64", "24.0"]
-    assert (said["generation"], said["stage"]) == ("ltx2", "final")
+    assert (said["model_version"], said["stage"]) == ("ltx2", "final")
     page, whole = (yaml.safe_load(text) for text in (record.read_text(), said["record"]))
     assert all(len(line) < 200 for line in record.read_text().splitlines())  # a person reads it
-    for stream in AV._fields:
-        assert len(whole["made_with"]["latents"]["final"][stream].pop("sketch")) == 1368
+    for stream in Streams._fields:
+        assert len(whole["provenance"]["latents"]["final"][stream].pop("sketch")) == 1368
     assert page == whole
     assert sorted(path.name for path in tmp_path.iterdir()) == ["clip.mp4", "clip.safetensors", "clip.yaml"]
 
@@ -159,9 +160,9 @@ def test_a_clip_is_written_when_its_seed_is_done_where_the_decoders_fit(
     monkeypatch.chdir(tmp_path)
     plan = plan_of(checkpoint, SMALL, 3, output="clip.mp4", save_latents="clip.safetensors")
     plan = replace(plan, spec=replace(plan.spec, seed=(3, 4, 5)))
-    monkeypatch.setattr("ltx2_cli.refiner.usable_memory", lambda devices: 1e12)
-    order, made, kept = Order(), [], list[Progress]()
-    for path, _ in write(plan, load(plan), order, keep=kept.append):
+    monkeypatch.setattr("ltx2_cli.plan.decoding.usable_memory", lambda devices: 1e12)
+    order, made, kept = Order(), [], list[RunState]()
+    for path, _ in write(plan, load(plan), order, on_progress=kept.append):
         made.append(path.name)
         assert Path(f"clip-{path.stem[-2:]}.safetensors").exists()
         assert len(list(tmp_path.glob("*.mp4"))) == len(made)
@@ -171,8 +172,8 @@ def test_a_clip_is_written_when_its_seed_is_done_where_the_decoders_fit(
     )
     files = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.suffix != ".safetensors"}
     tensors = {path: load_file(path)["video"].tobytes() for path in tmp_path.glob("*.safetensors")}
-    monkeypatch.setattr("ltx2_cli.refiner.usable_memory", lambda devices: 0)
-    for start, names in ((BEGINNING, made), (next(each for each in kept if each.written == 1), made[1:])):
+    monkeypatch.setattr("ltx2_cli.plan.decoding.usable_memory", lambda devices: 0)
+    for start, names in ((START, made), (next(each for each in kept if each.written == 1), made[1:])):
         for path in [*map(Path, names), *(Path(name).with_suffix(".yaml") for name in names)]:
             path.unlink()
         order = Order()
@@ -236,6 +237,6 @@ def test_noise_that_does_not_fit(checkpoint: Checkpoint, tmp_path: Path) -> None
     path = tmp_path / "noise.safetensors"
     save_file({"video": np.zeros((1, 8, 2, 2, 3), np.float32)}, path)
     with pytest.raises(
-        SpecError, match=r"`video` is float32 \(1, 8, 2, 2, 3\), not float32 \(1, 8, 2, 2, 2\); no `audio`"
+        UsageError, match=r"`video` is float32 \(1, 8, 2, 2, 3\), not float32 \(1, 8, 2, 2, 2\); no `audio`"
     ):
-        final_latents(resolve(replace(plan_of(checkpoint, SMALL, 3).spec, noise=str(path))))
+        final_latents(resolve(replace(plan_of(checkpoint, SMALL, 3).spec, initial_noise=str(path))))

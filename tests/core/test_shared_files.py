@@ -13,20 +13,20 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
-from ltx2_cli.cli.recorded import find_source, recorded
-from ltx2_cli.cli.resumed_files import places
-from ltx2_cli.core.journal import Journal
-from ltx2_cli.core.progress import Progress
+from ltx2_cli.cli.recorded_clip import find_source, read_clip
+from ltx2_cli.cli.resume import places
 from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import load, write
-from ltx2_cli.core.unfinished import Errand, Unfinished, open_unfinished
+from ltx2_cli.core.run_state import RunState
+from ltx2_cli.core.saved_run import RunCheckpointer, RunGoal, SavedRun, open_saved_run
 from ltx2_cli.diffusion.latents import open_latents, save_latents
+from ltx2_cli.errors import UsageError
 from ltx2_cli.outputs import Ends
-from ltx2_cli.plan import Plan
-from ltx2_cli.profile_layers import Layer
-from ltx2_cli.profiles import read_spec, to_yaml
-from ltx2_cli.spec import AV, RunSpec, SpecError
-from ltx2_cli.tensor_file import CHECKSUM, checksum
+from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.request.layers import ConfigLayer
+from ltx2_cli.request.profiles import read_spec, to_yaml
+from ltx2_cli.request.spec import RunSpec, Streams
+from ltx2_cli.tensor_file import CHECKSUM, checksum, write_tensors
 from ltx2_cli.weights.checkpoint import read_header, read_json
 from other_process import other_process
 from program import run_program
@@ -54,7 +54,7 @@ def made(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> tu
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         kept = replace(plan, spec=replace(plan.spec, output="again.mp4", save_latents=None))
-        Journal(folder / "again.run", kept, Errand(Ends.clips, None), Silent(), True, 0)(Progress())
+        RunCheckpointer(folder / "again.run", kept, RunGoal(Ends.clips, None), Silent(), True, 0)(RunState())
     return folder, kept
 
 
@@ -87,7 +87,7 @@ def test_no_variable_of_the_environment_leaves_by_a_prompt(
     for file in [*tmp_path.iterdir(), *folder.iterdir()]:
         assert SECRET.encode() not in file.read_bytes()
     for clip in ("replayed.mp4", "decoded.mp4", "large.mp4", folder / "again.mp4", "replayed.yaml"):
-        assert recorded(tmp_path / clip).record["prompt"] == PROMPT
+        assert read_clip(tmp_path / clip).record["prompt"] == PROMPT
 
 
 def test_where_programs_lie_is_taken_from_no_file(made: tuple[Path, Plan], tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_where_programs_lie_is_taken_from_no_file(made: tuple[Path, Plan], tmp_p
     (tmp_path / "page.yaml").write_text("compile_cache: /stranger")
     assert read_spec(config=tmp_path / "record.yaml").compile_cache is None
     assert read_spec(config=tmp_path / "record.yaml", compile_cache="mine").compile_cache == "mine"
-    with pytest.raises(SpecError, match="`compile_cache` is not taken from a file") as caught:
+    with pytest.raises(UsageError, match="`compile_cache` is not taken from a file") as caught:
         read_spec(config=tmp_path / "page.yaml", prompt="rain")
     assert caught.value.hint == "--compile-cache FOLDER"
 
@@ -106,8 +106,8 @@ def test_where_programs_lie_is_taken_from_no_file(made: tuple[Path, Plan], tmp_p
 # Where a resumed run writes
 
 
-def unfinished(path: Path, folder: str, ends: Ends = Ends.clips) -> Unfinished:
-    return Unfinished(path, Layer("", {}), Errand(ends, None), folder, (0, 0, 0), (), {})
+def unfinished(path: Path, folder: str, ends: Ends = Ends.clips) -> SavedRun:
+    return SavedRun(path, ConfigLayer("", {}), RunGoal(ends, None), folder, (0, 0, 0), (), {})
 
 
 def asked(**names: str | None) -> RunSpec:
@@ -139,7 +139,7 @@ def test_a_place_outside_of_the_runs_folder_is_refused_unless_it_is_typed(latent
     (tmp_path / "out" / "link").symlink_to("/tmp")
     kept = unfinished(tmp_path / "out" / "a.run", str(tmp_path))
     spec = asked(output="out/a.mp4", save_latents=latents)
-    with pytest.raises(SpecError, match="names a place outside of its folder: /") as caught:
+    with pytest.raises(UsageError, match="names a place outside of its folder: /") as caught:
         places(spec, kept, {})
     assert caught.value.hint.startswith(f"`ltx2 resume {kept.path} --save-latents FILE` says")
     assert places(spec, kept, {"save_latents": "/mine"}) == {}
@@ -148,7 +148,7 @@ def test_a_place_outside_of_the_runs_folder_is_refused_unless_it_is_typed(latent
 def test_a_resumed_run_overwrites_nothing_of_others(ltx2: Run, made: tuple[Path, Plan], tmp_path: Path) -> None:
     _, plan = made
     for name in ("again.mp4", "again.yaml"):
-        Journal(tmp_path / "again.run", plan, Errand(Ends.clips, None), Silent(), True, 0)(Progress())
+        RunCheckpointer(tmp_path / "again.run", plan, RunGoal(Ends.clips, None), Silent(), True, 0)(RunState())
         (tmp_path / name).write_text("PRECIOUS")
         code, out, err = ltx2("resume", tmp_path / "again.run")
         assert (code, out) == (2, "")
@@ -162,7 +162,7 @@ def test_a_resumed_run_overwrites_nothing_of_others(ltx2: Run, made: tuple[Path,
     assert ltx2("resume", tmp_path / "again.run")[:2] == (0, f"{tmp_path / 'again.mp4'}\n")
     assert not (tmp_path / "again.run").exists()
     clip = (tmp_path / "again.mp4").read_bytes()
-    Journal(tmp_path / "again.run", plan, Errand(Ends.clips, None), Silent(), True, 0)(Progress())
+    RunCheckpointer(tmp_path / "again.run", plan, RunGoal(Ends.clips, None), Silent(), True, 0)(RunState())
     code, _, err = ltx2("resume", tmp_path / "again.run")
     assert code == 0, err  # it is its own clip
     assert (tmp_path / "again.mp4").read_bytes() == clip
@@ -186,10 +186,10 @@ DAMAGE = {
     "long": ({"history": " " * 2**26 + "[]"}, "it says more than a run has to say"),
     "folder": ({"folder": '"a\\u0000b"'}, "how far the run is"),
     "relative": ({"folder": '"a"'}, "how far the run is"),
-    "ends": ({"errand": '["all", null]'}, "how far the run is"),
-    "shapes": ({"errand": '["clips", [[[1, 2], [1, 2]], 24]]'}, "how far the run is"),
-    "huge": ({"errand": f'["clips", [[[1, 2, 3, 4, {2**40}], [1, 2, 3, 4]], 24]]'}, "how far the run is"),
-    "rate": ({"errand": '["clips", [[[1, 2, 3, 4, 5], [1, 2, 3, 4]], "fast"]]'}, "how far the run is"),
+    "ends": ({"goal": '["all", null]'}, "how far the run is"),
+    "shapes": ({"goal": '["clips", [[[1, 2], [1, 2]], 24]]'}, "how far the run is"),
+    "huge": ({"goal": f'["clips", [[[1, 2, 3, 4, {2**40}], [1, 2, 3, 4]], 24]]'}, "how far the run is"),
+    "rate": ({"goal": '["clips", [[[1, 2, 3, 4, 5], [1, 2, 3, 4]], "fast"]]'}, "how far the run is"),
     "surplus": ({"foo": np.zeros(1, np.float32)}, "its `foo` has no place in the run"),
     "half": ({"current.audio": None}, "there is no `current.audio`"),
     "shape": ({"current.video": np.zeros((1, 3, 8), np.float32)}, "its `current.video` is float32 (1, 3, 8), not"),
@@ -206,9 +206,9 @@ def begun(made: tuple[Path, Plan], tmp_path_factory: pytest.TempPathFactory) -> 
     _, tokens, channels = (1, *np.array(plan.latent_shapes.video)[[2, 1]])
     video = np.zeros((1, int(tokens * np.prod(plan.latent_shapes.video[3:])), int(channels)), np.float32)
     _, channels, frames, mels = plan.latent_shapes.audio
-    current = AV(video, np.zeros((1, frames, channels * mels), np.float32))
+    current = Streams(video, np.zeros((1, frames, channels * mels), np.float32))
     path = tmp_path_factory.mktemp("begun") / "again.run"
-    Journal(path, plan, Errand(Ends.clips, None), Silent(), True, 0)(Progress(current=current))
+    RunCheckpointer(path, plan, RunGoal(Ends.clips, None), Silent(), True, 0)(RunState(current=current))
     return path, plan
 
 
@@ -230,7 +230,7 @@ def changed(run: Path, folder: Path, changes: dict[str, object]) -> Path:
 
 def test_a_kept_run_is_read_as_it_was(begun: tuple[Path, Plan], tmp_path: Path) -> None:
     path, plan = begun
-    progress = open_unfinished(changed(path, tmp_path, {})).progress(plan)
+    progress = open_saved_run(changed(path, tmp_path, {})).progress(plan)
     assert progress.current is not None
     assert (progress.phase, progress.batch, progress.step, progress.latents) == (0, 0, 0, None)
 
@@ -241,8 +241,8 @@ def test_a_damaged_run_is_a_sentence(
 ) -> None:
     path, plan = begun
     file = changed(path, tmp_path, changes)
-    with pytest.raises(SpecError) as caught:
-        open_unfinished(file).progress(plan)
+    with pytest.raises(UsageError) as caught:
+        open_saved_run(file).progress(plan)
     assert str(caught.value).startswith(f"{file} is damaged: ")
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -251,8 +251,8 @@ def test_a_damaged_run_is_a_sentence(
 def test_a_run_of_another_size_is_refused(begun: tuple[Path, Plan], checkpoint: Checkpoint) -> None:
     path, _ = begun
     other = plan_of(checkpoint, SMALL._replace(size=Size(9, 96, 64, 24.0)), 3)
-    with pytest.raises(SpecError, match=r"its `current\.video` is float32 "):
-        open_unfinished(path).progress(other)
+    with pytest.raises(UsageError, match=r"its `current\.video` is float32 "):
+        open_saved_run(path).progress(other)
 
 
 def test_a_record_of_a_giant_clip_is_refused_before_anything_is_loaded(
@@ -277,12 +277,12 @@ def test_pipes_and_devices_are_refused(ltx2: Run, tmp_path: Path) -> None:
             said = err.removeprefix("starting …\n")
             assert said.startswith(f"error: {path} is a pipe or a device, not a file\nhint: "), command
     for read in (read_header, read_json, open_latents):
-        with pytest.raises(SpecError, match="is a pipe or a device"):
+        with pytest.raises(UsageError, match="is a pipe or a device"):
             read(pipe)
-    made_with = {"ltx2": "1", "source": {"file": str(pipe), "sha256": "0", "fps": 24.0}}
-    (tmp_path / "clip.yaml").write_text(to_yaml(read_spec(prompt="rain"), made_with))
-    with pytest.raises(SpecError, match="is a pipe or a device"):
-        find_source(recorded(tmp_path / "clip.yaml"), None)
+    provenance = {"ltx2": "1", "source": {"file": str(pipe), "sha256": "0", "fps": 24.0}}
+    (tmp_path / "clip.yaml").write_text(to_yaml(read_spec(prompt="rain"), provenance))
+    with pytest.raises(UsageError, match="is a pipe or a device"):
+        find_source(read_clip(tmp_path / "clip.yaml"), None)
 
 
 def test_headers_that_promise_too_much(tmp_path: Path) -> None:
@@ -291,15 +291,15 @@ def test_headers_that_promise_too_much(tmp_path: Path) -> None:
     header = json.dumps({"video": entry}).encode()
     for content in (struct.pack("<Q", 2**60) + b"{}", struct.pack("<Q", len(header)) + header + bytes(4)):
         path.write_bytes(content)
-        for read in (read_header, open_latents, open_unfinished):
-            with pytest.raises(SpecError, match=rf"^{path} (is damaged|cannot be read)"):
+        for read in (read_header, open_latents, open_saved_run):
+            with pytest.raises(UsageError, match=rf"^{path} (is damaged|cannot be read)"):
                 read(path)
     (tmp_path / "config.json").write_text("[" * 100_000)
-    with pytest.raises(SpecError, match="is not JSON"):
+    with pytest.raises(UsageError, match="is not JSON"):
         read_json(tmp_path / "config.json")
     empty = {"video": np.zeros((1, 8, 0, 2, 2), np.float32), "audio": np.zeros((1, 2, 9, 4), np.float32)}
     save_file(empty, path)
-    with pytest.raises(SpecError, match="holds no latents of one video"):
+    with pytest.raises(UsageError, match="holds no latents of one video"):
         open_latents(path)
 
 
@@ -316,8 +316,8 @@ def flipped(file: Path, copy: Path, place: int) -> Path:
 
 @pytest.mark.parametrize("place", [2, 100])
 def test_a_flipped_bit_in_a_run_is_found(begun: tuple[Path, Plan], place: int, tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="is damaged: it is not what was written"):
-        open_unfinished(flipped(begun[0], tmp_path / "a.run", place))
+    with pytest.raises(UsageError, match="is damaged: it is not what was written"):
+        open_saved_run(flipped(begun[0], tmp_path / "a.run", place))
 
 
 @pytest.mark.parametrize("entry", ["place", "history", CHECKSUM])
@@ -327,12 +327,12 @@ def test_metadata_of_a_run_without_a_right_checksum_is_refused(
     with safe_open(begun[0], "np") as file:
         metadata = file.metadata()
     save_file(load_file(begun[0]), tmp_path / "a.run", {**metadata, entry: "[0, 0, 1]"})
-    with pytest.raises(SpecError, match="is damaged: it is not what was written"):
-        open_unfinished(tmp_path / "a.run")
+    with pytest.raises(UsageError, match="is damaged: it is not what was written"):
+        open_saved_run(tmp_path / "a.run")
     del metadata[CHECKSUM]
     save_file(load_file(begun[0]), tmp_path / "a.run", metadata)
-    with pytest.raises(SpecError, match="is no unfinished run"):
-        open_unfinished(tmp_path / "a.run")
+    with pytest.raises(UsageError, match="is no unfinished run"):
+        open_saved_run(tmp_path / "a.run")
 
 
 def test_a_flipped_bit_in_latents_is_found_unless_another_program_wrote_them(
@@ -340,17 +340,34 @@ def test_a_flipped_bit_in_latents_is_found_unless_another_program_wrote_them(
 ) -> None:
     latents = made[0] / "latents.safetensors"
     file = open_latents(flipped(latents, tmp_path / "a.safetensors", 2))
-    with pytest.raises(SpecError, match="is damaged: it is not what was written"):
+    with pytest.raises(UsageError, match="is damaged: it is not what was written"):
         file.read()
     save_file(load_file(tmp_path / "a.safetensors"), tmp_path / "b.safetensors")
     assert open_latents(tmp_path / "b.safetensors").read().video.shape == file.shapes.video
     assert CHECKSUM not in open_latents(latents).metadata
 
 
+def test_equal_tensors_and_metadata_are_equal_files(tmp_path: Path) -> None:
+    """safetensors writes metadata in an order of chance."""
+    tensors = {name: np.full(3, len(name), np.float32) for name in ("video", "audio", "öl")}
+    metadata = {name: name.upper() for name in ("stage", "fps", "record", "height", "width", "num_frames")}
+    for name, backwards in (("a", False), ("b", True)):
+        orders = (sorted(mapping.items(), reverse=backwards) for mapping in (tensors, metadata))
+        write_tensors(tmp_path / name, *map(dict, orders))
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert {name: array.tolist() for name, array in load_file(tmp_path / "a").items()} == {
+        "video": [5, 5, 5],
+        "audio": [5, 5, 5],
+        "öl": [2, 2, 2],
+    }
+    with safe_open(tmp_path / "a", "np") as file:
+        assert file.metadata() == {**metadata, CHECKSUM: checksum(tensors, metadata)}
+
+
 def test_latents_that_say_another_shape_than_they_have_are_refused(made: tuple[Path, Plan], tmp_path: Path) -> None:
     file = open_latents(made[0] / "latents.safetensors")
     save_latents(file.read(), tmp_path / "a", {**file.metadata, "height": "4096"})
-    with pytest.raises(SpecError, match="says that its clip is 64x4096, and its latents are of another shape"):
+    with pytest.raises(UsageError, match="says that its clip is 64x4096, and its latents are of another shape"):
         open_latents(tmp_path / "a")
 
 
@@ -363,6 +380,6 @@ def test_latents_of_a_type_that_none_have_are_a_sentence(dtype: str, tmp_path: P
     text = json.dumps(header).encode()
     (tmp_path / "a").write_bytes(struct.pack("<Q", len(text)) + text + bytes(272))
     with pytest.raises(
-        SpecError, match=rf"`(video|audio)` in {tmp_path}/a is {dtype}, which a clip's latents never is"
+        UsageError, match=rf"`(video|audio)` in {tmp_path}/a is {dtype}, which a clip's latents never is"
     ):
         open_latents(tmp_path / "a").read()

@@ -6,21 +6,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from generations import LTX2, LTX2_3, random_folder
 from ltx2_cli import read_spec, resolve
 from ltx2_cli.core.run import load, make_latents
 from ltx2_cli.models.arch import Arch
-from ltx2_cli.spec import AV, Kernel
+from ltx2_cli.request.spec import AttentionBackend, Streams
+from model_versions import LTX2, LTX2_3, random_folder
 
 TOKENS = 1152  # of the video: nine times 128, which splash's blocks of 640 do not divide
 CLIP = {"height": 768, "width": 768, "num_frames": 9, "num_inference_steps": 1, "seed": 1, "max_sequence_length": 140}
 
 
-def latents(folder: Path, sharding: str, attention: str) -> AV[np.ndarray]:
+def latents(folder: Path, sharding: str, attention: str) -> Streams[np.ndarray]:
     float32 = {"dtype": "float32", "text_encoder_dtype": "float32"}
     sharded = {"sharding.profile": sharding, "sharding.attention": attention}
     plan = resolve(read_spec({**CLIP, **float32, **sharded}, model=str(folder), prompt="a red ball bounces"))
-    assert {stage.sharding.attention for stage in plan.stages} == {Kernel(attention)}
+    assert {stage.sharding.attention for stage in plan.stages} == {AttentionBackend(attention)}
     assert plan.stages[0].geometry.video_tokens == TOKENS
     return make_latents(plan, load(plan))
 

@@ -11,23 +11,22 @@ from pathlib import Path
 import pytest
 
 from clips import Case, Checkpoint, Size, plan_of
-from ltx2_cli.cli.carry_out import carry_out
+from ltx2_cli.cli.execute import execute
 from ltx2_cli.core import generate
 from ltx2_cli.core.components import Components
-from ltx2_cli.core.journal import Journal
-from ltx2_cli.core.progress import Progress
 from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import load
-from ltx2_cli.core.unfinished import Errand
-from ltx2_cli.interrupts import STOP_SIGNALS, StopRequest, heard, stopping
+from ltx2_cli.core.run_state import RunState
+from ltx2_cli.core.saved_run import RunCheckpointer, RunGoal
+from ltx2_cli.errors import AbortedRunError, InterruptedRunError
+from ltx2_cli.interrupts import STOP_SIGNALS, StopRequest, handle_signals, stop_on_signal
 from ltx2_cli.outputs import Ends
-from ltx2_cli.plan import Plan
-from ltx2_cli.spec import AbortedError, StoppedError
+from ltx2_cli.plan.resolve import Plan
 
 OFF = (1.0, 0.0, 1.0, 0.0)
 CLIP = Case(Size(1, 64, 96, 24.0), 5, OFF, OFF, (1,))
 MOMENTS = 40
-ENDS = (StoppedError, AbortedError, KeyboardInterrupt)  # all with exit code 130
+ENDS = (InterruptedRunError, AbortedRunError, KeyboardInterrupt)  # all with exit code 130
 
 
 class Moments(Silent):
@@ -60,10 +59,10 @@ class Moments(Silent):
         self.moment(in_step=True)
 
 
-class Told(Journal):
-    """A journal that is a moment itself."""
+class Told(RunCheckpointer):
+    """A checkpointer that is a moment itself."""
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: RunState) -> None:
         self.report.moment()
         super().__call__(progress)
 
@@ -75,18 +74,18 @@ def ready(checkpoint: Checkpoint) -> tuple[Plan, Components]:
     return (plan := replace(plan, spec=spec)), load(plan)
 
 
-def stopped(ready: tuple[Plan, Components], moment: int, wanted: bool | None) -> tuple[Moments, Journal, str]:
+def stopped(ready: tuple[Plan, Components], moment: int, wanted: bool | None) -> tuple[Moments, RunCheckpointer, str]:
     """The run, asked to stop at this moment; what is said of its end, if it did not come to its own."""
     plan, components = ready
     report = Moments(moment)
     plan = replace(plan, spec=replace(plan.spec, output="clip.mp4"))
-    journal = Told(Path("clip.run"), plan, Errand(Ends.clips, None), report, wanted, 1e6, report.stop)
+    checkpointer = Told(Path("clip.run"), plan, RunGoal(Ends.clips, None), report, wanted, 1e6, report.stop)
     try:
-        with heard():
-            carry_out(journal, components)
+        with handle_signals():
+            execute(checkpointer, components)
     except ENDS as end:
-        return report, journal, str(end) or "interrupted"
-    return report, journal, ""
+        return report, checkpointer, str(end) or "interrupted"
+    return report, checkpointer, ""
 
 
 @pytest.mark.parametrize("wanted", [True, None], ids=["resumable", "by estimate"])
@@ -100,15 +99,15 @@ def test_a_run_stops_at_each_of_forty_moments(
     for moment in range(1, moments + 1):
         for file in tmp_path.iterdir():
             file.unlink()
-        report, journal, end = stopped(ready, moment, wanted)
+        report, checkpointer, end = stopped(ready, moment, wanted)
         if not report.at:
             continue  # the first run waited for programs, which was a moment more
         assert time.monotonic() - report.at < 1  # a step takes milliseconds
         assert report.steps_after <= 1
         assert end.startswith(("stopped",) if report.in_step else ("stopped", "interrupted"))
-        assert journal.path.exists() == journal.kept
-        assert journal.kept <= bool(wanted)
-        ends.append((end.split(" ")[0], journal.kept))
+        assert checkpointer.path.exists() == checkpointer.kept
+        assert checkpointer.kept <= bool(wanted)
+        ends.append((end.split(" ")[0], checkpointer.kept))
     assert len(ends) >= MOMENTS
     assert set(ends) == {("stopped", bool(wanted)), ("interrupted", False), *([("interrupted", True)] * bool(wanted))}
 
@@ -116,7 +115,7 @@ def test_a_run_stops_at_each_of_forty_moments(
 def test_what_nohup_ignores_stays_ignored() -> None:
     request, usual = StopRequest(listening=True), signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with heard(), stopping(request):
+        with handle_signals(), stop_on_signal(request):
             signal.raise_signal(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, usual)

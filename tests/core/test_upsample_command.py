@@ -10,9 +10,9 @@ from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 from clips import PROMPT, Checkpoint
-from ltx2_cli.diffusion.latents import LatentsFile, open_latents
-from ltx2_cli.spec import RunSpec
-from ltx2_cli.video_file import open_video
+from ltx2_cli.cli.upsample import Job
+from ltx2_cli.diffusion.latents import open_latents
+from ltx2_cli.media.video_file import open_video
 from parity import randomise
 from program import run_program
 
@@ -74,7 +74,7 @@ def test_any_latents_are_upsampled_without_being_refined(
     save_file(load_file(whole), bare)
     assert run_program(monkeypatch, "upsample", str(bare), *upsampler) == 2
     assert "does not say what it shows" in capsys.readouterr().err
-    model = ["--model", str(checkpoint.folder), "--dtype", "float32", "--set", "reference=diffusers"]
+    model = ["--model", str(checkpoint.folder), "--dtype", "float32", "--set", "compat=diffusers"]
     same = tmp_path / "same.safetensors"
     assert run_program(monkeypatch, "upsample", str(bare), *upsampler, *model, *only, str(same)) == 0
     np.testing.assert_array_equal(load_file(same)["video"], load_file(large)["video"])
@@ -90,7 +90,7 @@ def test_of_many_drafts_the_chosen_ones_are_finished(
     """The sheet shows their frames; what is made of one is what one run makes."""
     monkeypatch.chdir(tmp_path)
     stop = ["--stop-after", "stage1", "--save-latents", "d.safetensors"]
-    assert run_program(monkeypatch, "generate", *two_stages, *stop, "--seed", "3", "4", "5") == 0
+    assert run_program(monkeypatch, "generate", *two_stages, *stop, "--set", "seed=3..5") == 0
     drafts = [f"d-s{seed}.safetensors" for seed in (3, 4, 5)]
     assert capsys.readouterr().out.split() == [*drafts, "d.png"]
     for number, draft in enumerate(drafts):
@@ -117,7 +117,7 @@ def test_of_many_drafts_the_chosen_ones_are_finished(
     ):
         assert run_program(monkeypatch, "upsample", *arguments) == 2
         assert sentence in capsys.readouterr().err
-    assert run_program(monkeypatch, "generate", *two_stages, *stop, "--seed", "6") == 2
+    assert run_program(monkeypatch, "generate", *two_stages, *stop, "--set", "seed=6") == 2
     assert "d.png exists" in capsys.readouterr().err
 
 
@@ -131,13 +131,13 @@ def test_what_is_made_of_latents_is_named_after_them(
         file.write_bytes((made / "first.safetensors").read_bytes())
     runs: list[list[str]] = []
 
-    def go_on(hosts: object, report: object, group: list[LatentsFile], spec: RunSpec, *more: object) -> list[str]:
-        runs.append([spec.output or "", *(file.path.name for file in group)])
+    def execute(session: object, job: Job, resuming: object) -> list[str]:
+        runs.append([job.spec.output or "", *(file.path.name for file in job.files)])
         return []
 
     verb = sys.modules["ltx2_cli.cli.upsample"]
-    monkeypatch.setattr(verb, "_go_on", go_on)
-    monkeypatch.setattr(verb, "together", lambda files, specs: specs[0])
+    monkeypatch.setattr(verb, "_execute", execute)
+    monkeypatch.setattr(verb, "merged_request", lambda files, specs: specs[0])
     assert run_program(monkeypatch, "upsample", *map(str, files)) == 0, capsys.readouterr().err
     assert runs == [
         [f"{tmp_path}/a/x-upsampled.mp4", "x-s3.st", "x-s4.st"],
@@ -154,14 +154,16 @@ def denser(made: Path, two_stages: list[str], tmp_path_factory: pytest.TempPathF
     folder = tmp_path_factory.mktemp("denser")
     config = {"in_channels": 8, "mid_channels": 32, "num_blocks_per_stage": 1, "spatial_upsample": False}
     randomise(LTX2LatentUpsamplerModel(**config, temporal_upsample=True), seed=2).save_pretrained(folder)
-    return [*two_stages, "--upsampler", str(folder), "--height", "64", "--width", "64", "--num-frames", "17"]
+    changed = (f"second_stage.upsampler={folder}", "height=64", "width=64", "num_frames=17")
+    return [*two_stages, *(text for setting in changed for text in ("--set", setting))]
 
 
 @pytest.mark.parametrize(
-    ("lengthened", "rates", "sounds"), [([], ("12.0", "24.0"), (19, 18)), (["--lengthen"], ("24.0", "24.0"), (9, 18))]
+    ("option", "rates", "sounds"),
+    [([], ("12.0", "24.0"), (19, 18)), (["--temporal-upsample", "duration"], ("24.0", "24.0"), (9, 18))],
 )
 def test_time_is_upsampled_and_the_sound_fits(
-    lengthened: list[str],
+    option: list[str],
     rates: tuple[str, str],
     sounds: tuple[int, int],
     denser: list[str],
@@ -170,12 +172,12 @@ def test_time_is_upsampled_and_the_sound_fits(
 ) -> None:
     """17 frames of 9: in one go as in two, twice as many a second or twice as long."""
     whole, first, again = (tmp_path / f"{name}.safetensors" for name in ("whole", "first", "again"))
-    lengthen = ["--set", "refinement.lengthen=true"] * bool(lengthened)
+    doubled = ["--set", "second_stage.temporal_upsample=duration"] if option else []
     clip = tmp_path / "clip.mp4"
-    assert run_program(monkeypatch, "generate", *denser, *lengthen, "--save-latents", str(whole), "-o", str(clip)) == 0
+    assert run_program(monkeypatch, "generate", *denser, *doubled, "--save-latents", str(whole), "-o", str(clip)) == 0
     stop = ["--stop-after", "stage1", "--save-latents", str(first)]
-    assert run_program(monkeypatch, "generate", *denser, *lengthen, *stop) == 0
-    only = ["--latents-only", "--save-latents", str(again), *lengthened]
+    assert run_program(monkeypatch, "generate", *denser, *doubled, *stop) == 0
+    only = ["--latents-only", "--save-latents", str(again), *option]
     assert run_program(monkeypatch, "upsample", str(first), *only) == 0
     files = [open_latents(path) for path in (first, again)]
     assert tuple(file.metadata["fps"] for file in files) == rates

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ltx2_cli.diffusion.denoise import denoise
-from ltx2_cli.diffusion.guidance import Pass, Weights, guide, needed_passes, pass_weights, traced_weights
-from ltx2_cli.spec import AV, Guidance
+from ltx2_cli.diffusion.guidance import GuidanceWeights, Pass, guide, needed_passes, pass_weights, traced_weights
+from ltx2_cli.request.spec import Guidance, Streams
 
 OFF = Guidance(1.0, 0.0, 1.0, 0.0)
 
@@ -18,10 +18,10 @@ def test_published_weights() -> None:
 
 
 def test_a_pass_runs_if_either_stream_wants_it() -> None:
-    assert needed_passes(AV(OFF, OFF)) == (Pass.COND,)
-    assert needed_passes(AV(OFF, Guidance(7.0, 0.0, 1.0, 0.7))) == (Pass.COND, Pass.UNCOND)
-    assert needed_passes(AV(Guidance(1.0, 0.5, 2.0, 0.0), OFF)) == (Pass.COND, Pass.PERTURBED, Pass.ISOLATED)
-    assert len(needed_passes(AV(Guidance(3.0, 1.0, 3.0, 0.7), OFF))) == 4
+    assert needed_passes(Streams(OFF, OFF)) == (Pass.COND,)
+    assert needed_passes(Streams(OFF, Guidance(7.0, 0.0, 1.0, 0.7))) == (Pass.COND, Pass.UNCOND)
+    assert needed_passes(Streams(Guidance(1.0, 0.5, 2.0, 0.0), OFF)) == (Pass.COND, Pass.PERTURBED, Pass.ISOLATED)
+    assert len(needed_passes(Streams(Guidance(3.0, 1.0, 3.0, 0.7), OFF))) == 4
 
 
 @pytest.mark.parametrize("guidance", [Guidance(3.0, 1.0, 3.0, 0.7), Guidance(7.0, 0.4, 1.5, 1.0), OFF])
@@ -43,18 +43,18 @@ def test_guide_equals_the_formula(guidance: Guidance) -> None:
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 def test_a_prediction_without_spread_stays_finite(dtype: jnp.dtype) -> None:
     flat = jnp.zeros((2, 1, 5, 3), dtype)
-    assert bool(jnp.isfinite(guide(flat, Weights(jnp.array([3.0, -2.0]), jnp.float32(0.7)))).all())
+    assert bool(jnp.isfinite(guide(flat, GuidanceWeights(jnp.array([3.0, -2.0]), jnp.float32(0.7)))).all())
 
 
 def test_steps_follow_the_flow_and_may_be_taken_in_pieces() -> None:
     """Towards a fixed clean value the path is a straight line, whatever the steps and wherever they are cut."""
     random = np.random.default_rng(1)
-    noise = AV(*(jnp.asarray(random.standard_normal((2, n, 3)), jnp.float32) for n in (5, 4)))
-    clean = AV(*(jnp.asarray(random.standard_normal(x.shape), jnp.float32) for x in noise))
-    weights = AV(*(Weights(jnp.ones(1), jnp.float32(0)) for _ in "va"))
+    noise = Streams(*(jnp.asarray(random.standard_normal((2, n, 3)), jnp.float32) for n in (5, 4)))
+    clean = Streams(*(jnp.asarray(random.standard_normal(x.shape), jnp.float32) for x in noise))
+    weights = Streams(*(GuidanceWeights(jnp.ones(1), jnp.float32(0)) for _ in "va"))
     sigmas = jnp.asarray([1.0, 0.8, 0.3, 0.0])
 
-    def velocity(latents: AV, sigma: jax.Array) -> AV:
+    def velocity(latents: Streams, sigma: jax.Array) -> Streams:
         return jax.tree.map(lambda x, x0: ((x - x0) / sigma)[None], latents, clean)
 
     half = denoise(velocity, noise, sigmas, weights, 0, 2)

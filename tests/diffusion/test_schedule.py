@@ -8,7 +8,7 @@ import pytest
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.pipelines.ltx2.pipeline_ltx2 import calculate_shift
 
-from ltx2_cli.diffusion.schedule import MAX_STEPS, Schedule, padded
+from ltx2_cli.diffusion.schedule import MAX_STEPS, Schedule, pad_sigmas
 
 PUBLISHED = Schedule(True, 1.0, 0.95, 2.05, 1024, 4096, 0.1)
 SCHEDULES = [
@@ -33,7 +33,7 @@ def test_sigmas_equal_the_reference(schedule: Schedule, steps: int, tokens: int)
 
 
 def test_the_published_shift_at_its_anchors() -> None:
-    assert [math.log(PUBLISHED.growth(tokens)) for tokens in (1024, 4096, 6144)] == pytest.approx(
+    assert [math.log(PUBLISHED.shift_factor(tokens)) for tokens in (1024, 4096, 6144)] == pytest.approx(
         [0.95, 2.05, 2.783333]
     )
 
@@ -48,4 +48,4 @@ def test_one_step_goes_from_noise_to_nothing() -> None:
 
 
 def test_every_number_of_steps_has_a_table_of_one_length() -> None:
-    assert {len(padded(PUBLISHED.sigmas(steps, 4096))) for steps in (1, 8, MAX_STEPS)} == {MAX_STEPS + 1}
+    assert {len(pad_sigmas(PUBLISHED.sigmas(steps, 4096))) for steps in (1, 8, MAX_STEPS)} == {MAX_STEPS + 1}

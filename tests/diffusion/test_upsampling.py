@@ -2,12 +2,12 @@
 
 import pytest
 
-from ltx2_cli.diffusion.geometry import Compression
-from ltx2_cli.diffusion.upsampling import Upsampling, source_size
-from ltx2_cli.spec import SpecError
+from ltx2_cli.diffusion.geometry import VAECompression
+from ltx2_cli.diffusion.upsampling import UpsampleFactors, stage1_size
+from ltx2_cli.errors import UsageError
 
-COMPRESSION = Compression(8, 32, 25.0)
-TWICE, HALF_MORE, DENSER = Upsampling(1, 2, 1), Upsampling(1, 3, 2), Upsampling(2, 1, 1)
+COMPRESSION = VAECompression(8, 32, 25.0)
+TWICE, HALF_MORE, DENSER = UpsampleFactors(1, 2, 1), UpsampleFactors(1, 3, 2), UpsampleFactors(2, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -16,23 +16,23 @@ TWICE, HALF_MORE, DENSER = Upsampling(1, 2, 1), Upsampling(1, 3, 2), Upsampling(
         (TWICE, (16, 16, 24), (121, 512, 768)),
         (HALF_MORE, (16, 12, 18), (121, 384, 576)),
         (DENSER, (31, 8, 12), (241, 256, 384)),
-        (Upsampling(2, 2, 1), (31, 16, 24), (241, 512, 768)),
+        (UpsampleFactors(2, 2, 1), (31, 16, 24), (241, 512, 768)),
     ],
 )
 def test_what_is_made_of_a_clip_of_121_by_256_by_384(by, latents, size):
     assert (by.frames(16), by.side(8), by.side(12)) == latents
-    assert source_size(*size, by, COMPRESSION) == (121, 256, 384)
+    assert stage1_size(*size, by, COMPRESSION) == (121, 256, 384)
 
 
 def test_half_more_of_an_odd_side_is_rounded_up():
     assert (HALF_MORE.frames(2), HALF_MORE.side(3), HALF_MORE.side(1)) == (2, 5, 2)  # 4.5 and 1.5 latents
-    assert source_size(9, 160, 64, HALF_MORE, COMPRESSION) == (9, 96, 32)
+    assert stage1_size(9, 160, 64, HALF_MORE, COMPRESSION) == (9, 96, 32)
 
 
-def makeable(by: Upsampling, num_frames: int, side: int) -> bool:
+def makeable(by: UpsampleFactors, num_frames: int, side: int) -> bool:
     try:
-        return bool(source_size(num_frames, side, side, by, COMPRESSION))
-    except SpecError:
+        return bool(stage1_size(num_frames, side, side, by, COMPRESSION))
+    except UsageError:
         return False
 
 
@@ -57,6 +57,6 @@ def test_the_sides_that_can_be_made():
     ],
 )
 def test_a_size_that_cannot_be_made_is_refused_with_the_nearest(size, by, nearest):
-    with pytest.raises(SpecError, match=f"no clip is upsampled to {size[2]}x{size[1]}x{size[0]}") as error:
-        source_size(*size, by, COMPRESSION)
+    with pytest.raises(UsageError, match=f"no clip is upsampled to {size[2]}x{size[1]}x{size[0]}") as error:
+        stage1_size(*size, by, COMPRESSION)
     assert error.value.hint == f"the nearest is {nearest}"

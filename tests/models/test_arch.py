@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 from diffusers import FlowMatchEulerDiscreteScheduler
 
+from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import (
     AudioVAEArch,
-    BandwidthVocoderArch,
     ConnectorsArch,
     SchedulerArch,
     TransformerArch,
     VideoVAEArch,
     VocoderArch,
+    VocoderWithBWEArch,
 )
 from ltx2_cli.models.config import Config, NetworkArch, read_arch
-from ltx2_cli.spec import SpecError
 
 KINDS = (
     TransformerArch,
@@ -25,7 +25,7 @@ KINDS = (
     VideoVAEArch,
     AudioVAEArch,
     VocoderArch,
-    BandwidthVocoderArch,
+    VocoderWithBWEArch,
     SchedulerArch,
 )
 WHOLE = "only a whole number above 0 is"
@@ -64,8 +64,8 @@ REFUSED = [
     (VocoderArch, {"hidden_channels": 31}, "hidden_channels cannot be halved 5 times"),
     (VocoderArch, {"output_sampling_rate": 0}, f"output_sampling_rate is 0, {WHOLE}"),
     (VocoderArch, {"final_act_fn": 3}, "final_act_fn is 3, only a string or null is"),
-    (BandwidthVocoderArch, {"input_sampling_rate": 0}, f"input_sampling_rate is 0, {WHOLE}"),
-    (BandwidthVocoderArch, {"bwe_resnet_dilations": [[1]]}, "of the second generator, resnet_kernel_sizes and"),
+    (VocoderWithBWEArch, {"input_sampling_rate": 0}, f"input_sampling_rate is 0, {WHOLE}"),
+    (VocoderWithBWEArch, {"bwe_resnet_dilations": [[1]]}, "of the second generator, resnet_kernel_sizes and"),
     (SchedulerArch, {"max_image_seq_len": 256}, "base_image_seq_len and max_image_seq_len are equal"),
     (SchedulerArch, {"shift_terminal": "a"}, "shift_terminal is 'a', only a number or null is"),
     (SchedulerArch, {"shift_terminal": 1.0}, "shift_terminal is 1.0, only from 0 to below 1 is"),
@@ -77,7 +77,7 @@ REFUSED = [
 @pytest.mark.parametrize(("kind", "config", "finding"), REFUSED, ids=lambda value: str(value)[:50])
 def test_a_value_that_cannot_be_is_refused_by_name(kind: type[NetworkArch], config: Config, finding: str) -> None:
     needed = SPLIT if kind in (TransformerArch, ConnectorsArch) else {}
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(UsageError) as caught:
         read_arch(kind, {**needed, **config}, "here/config.json")
     assert finding in str(caught.value).replace("here/config.json: this model is not implemented: ", "; ")
     assert caught.value.hint
@@ -85,7 +85,7 @@ def test_a_value_that_cannot_be_is_refused_by_name(kind: type[NetworkArch], conf
 
 def test_everything_wrong_is_said_at_once() -> None:
     wrong = {"num_layers": "3", "gated_attn": 1, "activation_fn": "relu", "novelty": [4]}
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(UsageError) as caught:
         read_arch(TransformerArch, wrong, "here")
     for part in ("num_layers is '3'", "gated_attn is 1", "activation_fn is 'relu'", "novelty", "rope_type is 'inter"):
         assert part in str(caught.value)
@@ -102,11 +102,11 @@ def test_a_config_written_out_is_the_network(kind: type[NetworkArch]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_null_means_what_leaving_the_key_out_means(kind: type[NetworkArch]) -> None:
-    null = dict.fromkeys({*asdict(kind()), *kind.only, *kind.each, "novelty"} - kind.nullable)
+    null = dict.fromkeys({*asdict(kind()), *kind.only, *kind.per_level, "novelty"} - kind.nullable)
     if not kind.omitted:
         assert read_arch(kind, null, "here") == read_arch(kind, {}, "here") == kind()
     for config in (null, {}) if kind.omitted else ():
-        with pytest.raises(SpecError, match=r"rope_type is 'interleaved', only 'split' is$"):
+        with pytest.raises(UsageError, match=r"rope_type is 'interleaved', only 'split' is$"):
             read_arch(kind, config, "here")
 
 
@@ -117,7 +117,7 @@ def test_null_is_a_value_of_few_keys() -> None:
 
 def test_numbers_that_may_be_whole_zero_or_less() -> None:
     assert read_arch(TransformerArch, {**SPLIT, "rope_theta": 500}, "here").rope_theta == 500
-    assert read_arch(SchedulerArch, {"base_shift": -1, "max_shift": 0}, "here").growth(4096) == 1
+    assert read_arch(SchedulerArch, {"base_shift": -1, "max_shift": 0}, "here").shift_factor(4096) == 1
 
 
 def test_a_last_level_of_zero_is_none_as_in_the_reference() -> None:
@@ -158,6 +158,6 @@ def test_what_is_of_its_type_is_read(config: Config) -> None:
     ],
 )
 def test_what_is_not_of_its_type_is_told_what_is(config: Config, wanted: str) -> None:
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(UsageError) as caught:
         read_arch(Section, config, "here")
     assert wanted in str(caught.value)

@@ -9,9 +9,9 @@ import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3TextConfig, Gemma3TextModel
 
+from ltx2_cli.errors import UsageError
 from ltx2_cli.models.gemma import Gemma, GemmaArch, checkpoint_prefix, gemma_arch, in_language_model
-from ltx2_cli.models.gemma_torch import build_recipe
-from ltx2_cli.spec import SpecError
+from ltx2_cli.models.gemma_torch import build_torch_module
 from ltx2_cli.weights.declare import Scope, Weight, declared, map_weights
 from parity import adopt, randomise, relative_error
 
@@ -128,8 +128,8 @@ def test_weights_spread_over_eight_devices_give_the_same_states(pair, got):
     np.testing.assert_allclose(encode(gemma, IDS, MASK), got, rtol=1e-4, atol=1e-4)
 
 
-def test_the_recipe_keeps_no_memory_and_has_the_declared_weights(pair, got):
-    parameters = dict(build_recipe(pair[1].arch).module.named_parameters())
+def test_the_torch_module_keeps_no_memory_and_has_the_declared_weights(pair, got):
+    parameters = dict(build_torch_module(pair[1].arch).module.named_parameters())
     assert all(tensor.is_meta for tensor in parameters.values())
     assert declared(pair[1]) == {name: tuple(tensor.shape) for name, tensor in parameters.items()}
 
@@ -169,7 +169,7 @@ def test_the_prefix_is_where_the_embeddings_are(prefix):
 
 
 def test_a_checkpoint_without_embeddings_is_refused():
-    with pytest.raises(SpecError, match="embed_tokens") as caught:
+    with pytest.raises(UsageError, match="embed_tokens") as caught:
         checkpoint_prefix(["encoder.block.0.weight"])
     assert caught.value.hint
 
@@ -215,7 +215,7 @@ def check(change: dict) -> None:
     ],
 )
 def test_another_model_is_refused(change, said):
-    with pytest.raises(SpecError, match=said) as caught:
+    with pytest.raises(UsageError, match=said) as caught:
         check(change)
     assert str(caught.value).startswith("te/config.json: ")
     assert caught.value.hint
@@ -229,7 +229,7 @@ def test_another_model_is_refused(change, said):
     ],
 )
 def test_all_that_is_wrong_with_a_text_encoder_is_said_at_once(change, said):
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(UsageError, match=said):
         check(change)
 
 
@@ -245,9 +245,9 @@ def found():
 jax.config.update("jax_pjrt_client_create_options", "ml_framework_name:JAX")  # as on a TPU host
 before = found()
 from ltx2_cli.models.gemma import GemmaArch
-from ltx2_cli.models.gemma_torch import build_recipe
+from ltx2_cli.models.gemma_torch import build_torch_module
 variables = dict(os.environ)
-recipe = build_recipe(GemmaArch(config='{"vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 1}'))
+module = build_torch_module(GemmaArch(config='{"vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 1}'))
 assert found() == before
 assert dict(os.environ) == variables
 """

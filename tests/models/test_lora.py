@@ -1,4 +1,4 @@
-"""LoRAs against the networks of both generations at real size: every naming, every count, every error."""
+"""LoRAs against the networks of both model versions at real size: every naming, every count, every error."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,17 +9,17 @@ from diffusers.loaders.lora_conversion_utils import _convert_non_diffusers_ltx2_
 from safetensors.numpy import load_file
 
 from loras import distilled, factors, keys, linears, original, write, write_header
+from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import ConnectorsArch, TransformerArch
 from ltx2_cli.models.connectors import TextConnectors
 from ltx2_cli.models.gemma import Gemma, gemma_arch
 from ltx2_cli.models.lora import find_adapters, unmet_wishes
-from ltx2_cli.models.lora_generation import generation
+from ltx2_cli.models.ltx_native.names import RENAMINGS
 from ltx2_cli.models.networks import Networks, abstract_networks
-from ltx2_cli.models.original.names import RENAMINGS
 from ltx2_cli.models.transformer import Transformer
-from ltx2_cli.spec import DType, SpecError
+from ltx2_cli.request.spec import DType
 from ltx2_cli.weights.declare import Scope, Shape
-from ltx2_cli.weights.lora import LoraFile, LowRank, open_lora
+from ltx2_cli.weights.lora import LoraDelta, LoraFile, model_version, open_lora
 from tools.train_demo.arch import ARCH, TEXT_CONFIG
 
 NEW = {
@@ -47,7 +47,7 @@ PREFIXES = ("diffusion_model.", "model.diffusion_model.", "", "base_model.model.
 
 @pytest.fixture(scope="module")
 def models() -> dict[str, Networks]:
-    """Both generations without weights."""
+    """Both model versions without weights."""
     arch = gemma_arch(TEXT_CONFIG, "here")
     tiny = abstract_networks(ARCH, Gemma(Scope("float32"), arch), DType.bfloat16)
     scope = Scope("bfloat16")
@@ -64,12 +64,12 @@ def opened(path: Path, shapes: Mapping[str, Shape], metadata: Mapping[str, str] 
     return open_lora(write_header(path / f"{len(list(path.iterdir()))}.safetensors", shapes, metadata))
 
 
-def found(networks: Networks, *loras: LoraFile) -> dict[str, dict[str, LowRank]]:
+def found(networks: Networks, *loras: LoraFile) -> dict[str, dict[str, LoraDelta]]:
     return find_adapters([(lora, 1.0) for lora in loras], networks, RENAMINGS)
 
 
-def refusal(networks: Networks, *loras: LoraFile) -> SpecError:
-    with pytest.raises(SpecError) as caught:
+def refusal(networks: Networks, *loras: LoraFile) -> UsageError:
+    with pytest.raises(UsageError) as caught:
         found(networks, *loras)
     return caught.value
 
@@ -263,9 +263,9 @@ def test_the_findings_of_all_files_are_said_at_once(models: dict[str, Networks],
 def test_what_tells_the_generation(
     tmp_path: Path, shapes: dict[str, tuple[int, int]], metadata: dict[str, str], wanted: str | None
 ) -> None:
-    assert generation(opened(tmp_path, keys(shapes, 4), metadata)) == wanted
+    assert model_version(opened(tmp_path, keys(shapes, 4), metadata)) == wanted
 
 
 @pytest.mark.parametrize("model", SIZES)
 def test_the_published_distillation_tells_its_generation(tmp_path: Path, model: str) -> None:
-    assert generation(opened(tmp_path, distilled(model))) == model
+    assert model_version(opened(tmp_path, distilled(model))) == model

@@ -1,14 +1,15 @@
 import math
+from functools import lru_cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import AudioVAEArch
 from ltx2_cli.models.audio_vae import AudioVAE
-from ltx2_cli.models.mel import log_mel, of_latents, resample
-from ltx2_cli.spec import SpecError
+from ltx2_cli.models.mel import crop_or_pad, log_mel, resample
 from ltx2_cli.weights.declare import Scope
 
 PUBLISHED = AudioVAEArch()
@@ -20,12 +21,16 @@ run = jax.jit(log_mel, static_argnums=(1, 2))
 
 def resampled(x: np.ndarray, rate: int, wanted: int) -> np.ndarray:
     """Each new sample is a sum over all old ones."""
-    if rate == wanted:
-        return x
+    return x if rate == wanted else shares(len(x), rate, wanted) @ x
+
+
+@lru_cache(maxsize=1)
+def shares(samples: int, rate: int, wanted: int) -> np.ndarray:
+    """Of each old sample in each new one."""
     lower = 0.99 * min(rate, wanted)
-    new, old = np.arange(math.ceil(len(x) * wanted / rate)) / wanted, np.arange(len(x)) / rate
+    new, old = np.arange(math.ceil(samples * wanted / rate)) / wanted, np.arange(samples) / rate
     t = np.clip((new[:, None] - old) * lower, -6, 6)
-    return np.sinc(t) * np.cos(math.pi * t / 12) ** 2 * lower / rate @ x
+    return np.sinc(t) * np.cos(math.pi * t / 12) ** 2 * lower / rate
 
 
 def hertz(mel: float) -> float:
@@ -141,7 +146,7 @@ def test_gradients_are_finite(make):
 def test_the_encoder_makes_as_many_latents_as_were_wanted(latents):
     """A second has 101 instants, those of 26 latents."""
     mel = run(sound(16000, 16000, 2), 16000, PUBLISHED)
-    fitted = np.asarray(of_latents(mel, latents, PUBLISHED))
+    fitted = np.asarray(crop_or_pad(mel, latents, PUBLISHED))
     assert fitted.shape == (1, 4 * latents - 3, 64, 2)
     np.testing.assert_array_equal(fitted[:, :101], mel[:, : 4 * latents - 3])
     np.testing.assert_allclose(fitted[:, 101:], FLOOR, rtol=1e-6)
@@ -164,6 +169,6 @@ def test_the_encoder_makes_as_many_latents_as_were_wanted(latents):
     ],
 )
 def test_a_sound_that_has_no_spectrogram_is_refused(shape, rate, sentence, hint):
-    with pytest.raises(SpecError, match=sentence) as refused:
+    with pytest.raises(UsageError, match=sentence) as refused:
         log_mel(np.zeros(shape, np.float32), rate, PUBLISHED)
     assert refused.value.hint == hint

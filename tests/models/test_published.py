@@ -5,55 +5,55 @@ import math
 import jax.numpy as jnp
 import pytest
 
+from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.networks import BUILDERS
-from ltx2_cli.models.published import RELEASES, UPSAMPLERS, described
+from ltx2_cli.models.published import PRESETS, UPSAMPLERS, preset_checkpoint
 from ltx2_cli.models.upsampler import LatentUpsampler
-from ltx2_cli.profiles import read_spec
-from ltx2_cli.spec import SpecError
+from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.weights.declare import Scope, declared, weights
-from ltx2_cli.weights.published import EMBEDDED, MODEL, PUBLISHED, UPSCALER
+from ltx2_cli.weights.published import CATALOG, EMBEDDED, MODEL, UPSCALER
 from parity import published
 
 FIELDS = {"vae": "video_vae"}  # of an `Arch`, where they are not called as their network
 
 
 @pytest.mark.parametrize("network", BUILDERS)
-@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("release", PRESETS)
 def test_names_and_shapes_are_the_published_ones(release: str, network: str):
     folder = "ltx2" if network == "audio_vae" else release  # it is the same in both
-    arch = vars(RELEASES[release])[FIELDS.get(network, network)]
+    arch = vars(PRESETS[release])[FIELDS.get(network, network)]
     assert declared(BUILDERS[network](Scope(jnp.bfloat16), arch)) == published(f"{folder}/{network}.tsv")
 
 
-@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("release", PRESETS)
 def test_every_value_is_legal_and_of_one_generation(release: str):
-    arch: Arch = RELEASES[release]
-    assert arch.generation == release
+    arch: Arch = PRESETS[release]
+    assert arch.model_version == release
     for each in vars(arch).values():
         assert not list(each.conflicts())
-        assert each.generation in (release, None)
+        assert each.model_version in (release, None)
 
 
 def test_the_text_encoder_is_the_language_model_of_gemma_3_12b():
     """Its parameters: embeddings 262208·3840; 48 layers of q, o 4096·3840, k, v 2048·3840, three MLP matrices
     15360·3840, two head norms of 256 and four norms of 3840; the last norm."""
     layer = 3840 * (2 * 4096 + 2 * 2048 + 3 * 15360) + 2 * 256 + 4 * 3840
-    networks = described("Lightricks/LTX-2").networks(read_spec(prompt="rain"))
+    networks = preset_checkpoint("Lightricks/LTX-2").networks(read_spec(prompt="rain"))
     shapes = (weight.get_value().shape for weight in weights(networks.text_encoder))
     assert sum(map(math.prod, shapes)) == 262208 * 3840 + 48 * layer + 3840 == 11_766_034_176
 
 
 def test_every_published_model_is_described():
-    for entry in PUBLISHED:
+    for entry in CATALOG:
         if entry.kind == MODEL and entry.form != EMBEDDED:
-            assert described(entry.name).arch == RELEASES[entry.generation.lower().replace("-", "")]
-    assert described("Lightricks/LTX-2@v1").arch.generation == "ltx2"
+            assert preset_checkpoint(entry.name).arch == PRESETS[entry.model_version.lower().replace("-", "")]
+    assert preset_checkpoint("Lightricks/LTX-2@v1").arch.model_version == "ltx2"
 
 
 def test_every_published_upsampler_is_described_and_of_its_size():
     """Sixteen bits a number, and a header."""
-    sizes = {entry.name: entry.size for entry in PUBLISHED if entry.kind == UPSCALER}
+    sizes = {entry.name: entry.size for entry in CATALOG if entry.kind == UPSCALER}
     assert sizes.keys() == UPSAMPLERS.keys()
     for name, arch in UPSAMPLERS.items():
         assert not list(arch.conflicts())
@@ -63,6 +63,6 @@ def test_every_published_upsampler_is_described_and_of_its_size():
 
 @pytest.mark.parametrize("name", ["someone/model", "Lightricks/LTX-2/ltx-2-19b-distilled-lora-384.safetensors"])
 def test_what_is_not_known_is_refused(name: str):
-    with pytest.raises(SpecError, match=f"{name} is not on this machine") as error:
-        described(name)
+    with pytest.raises(UsageError, match=f"{name} is not on this machine") as error:
+        preset_checkpoint(name)
     assert "--model ltx2.3" in error.value.hint

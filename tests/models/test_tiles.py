@@ -9,7 +9,7 @@ import pytest
 
 from ltx2_cli.models import tiles as module
 from ltx2_cli.models.arch import VideoVAEArch
-from ltx2_cli.models.tiles import Cuts, Tiles, cut_axis, cut_video, decode_bytes, decode_frames
+from ltx2_cli.models.tiles import AxisTiling, Tiles, decode_bytes, decode_frames, tile_axis, tile_video
 from ltx2_cli.models.video_vae import VideoVAE
 from ltx2_cli.weights.declare import Scope, random_weights
 
@@ -57,7 +57,7 @@ def whole(vae: VideoVAE) -> np.ndarray:
 def test_frames_in_tiles_are_those_of_the_whole(vae: VideoVAE, whole: np.ndarray, cut: int) -> None:
     tiles = Tiles(cut, COUNTS[cut])
     extent, _ = module.activations(vae.decoder, LATENTS[1:4])[cut]
-    seen = [axis.seen for axis in cut_video(vae.decoder, tiles, extent)]
+    seen = [axis.read_size for axis in tile_video(vae.decoder, tiles, extent)]
     assert all(some < side for some, side, count in zip(seen, extent, tiles.counts, strict=True) if count > 1)
     levels, finite = decode(vae, normal(*LATENTS), tiles)
     assert finite
@@ -65,9 +65,9 @@ def test_frames_in_tiles_are_those_of_the_whole(vae: VideoVAE, whole: np.ndarray
 
 
 def test_tiles_that_see_less_are_noticed(vae: VideoVAE, whole: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
-    frames, side = module.reach(vae.decoder, 3)
+    frames, side = module.receptive_field(vae.decoder, 3)
     for less, counts in (((0, side), (2, 1, 1)), ((frames, side - 2), (1, 1, 3))):
-        monkeypatch.setattr(module, "reach", lambda decoder, cut, less=less: less)
+        monkeypatch.setattr(module, "receptive_field", lambda decoder, cut, less=less: less)
         levels, _ = jax.jit(partial(decode_frames, tiles=Tiles(3, counts)))(vae, normal(*LATENTS))
         assert np.abs(levels - whole).max() > 1
 
@@ -80,9 +80,9 @@ def test_what_is_not_finite_in_one_tile_is_said(vae: VideoVAE) -> None:
 
 def test_tiles_of_an_axis() -> None:
     # 0 1 2 3 | 4 5 6 7 | 6 7 8 9, and two places more on either side that has them
-    assert cut_axis(10, 3, reach=2, shared=0) == Cuts(8, (0, 2, 2), 4, (0, 4, 6))
-    assert cut_axis(9, 2, reach=1, shared=1) == Cuts(7, (0, 2), 5, (0, 4))  # both keep place 4
-    assert cut_axis(5, 1, reach=3, shared=1) == Cuts(5, (0,), 5, (0,))
+    assert tile_axis(10, 3, halo=2, shared=0) == AxisTiling(8, (0, 2, 2), 4, (0, 4, 6))
+    assert tile_axis(9, 2, halo=1, shared=1) == AxisTiling(7, (0, 2), 5, (0, 4))  # both keep place 4
+    assert tile_axis(5, 1, halo=3, shared=1) == AxisTiling(5, (0,), 5, (0,))
 
 
 @pytest.mark.parametrize("tiles", [None, Tiles(5, (1, 3, 4))])

@@ -8,8 +8,8 @@ from tokenizers import Tokenizer, models, processors
 from transformers import AutoTokenizer
 
 from benchmarks.spelling import BYTE_VOCABULARY, byte_tokenizer
+from ltx2_cli.errors import UsageError
 from ltx2_cli.models.tokenizer import check_tokenizer, tokenise
-from ltx2_cli.spec import SpecError
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_gemmas_own_class_puts_bos_in_front(gemma_like):
 
 
 def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(SpecError, match="nowhere"):
+    with pytest.raises(UsageError, match="nowhere"):
         tokenise(tmp_path / "nowhere", ["a"], 4)
 
 
@@ -101,7 +101,7 @@ def test_a_broken_file_is_named_without_loading_the_tokenizer(folder, tmp_path, 
         (broken / name).unlink()
     else:
         (broken / name).write_text(content)
-    with pytest.raises(SpecError, match=sentence) as caught:
+    with pytest.raises(UsageError, match=sentence) as caught:
         check_tokenizer(broken)
     assert caught.value.hint
 
@@ -121,7 +121,7 @@ def test_what_transformers_cannot_read_is_a_sentence(folder, tmp_path, content, 
         (broken / "tokenizer.json").unlink()
     else:
         (broken / "tokenizer.json").write_text(content)
-    with pytest.raises(SpecError, match=r"broken holds no tokenizer that transformers can read: .") as caught:
+    with pytest.raises(UsageError, match=r"broken holds no tokenizer that transformers can read: .") as caught:
         tokenise(broken, ["a"], 4)
     assert type(caught.value.__cause__) is raised
     assert "\n" not in str(caught.value)

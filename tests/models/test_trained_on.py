@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
+from ltx2_cli.errors import UsageError
 from ltx2_cli.models.trained_on import FILE, TrainedOn, clip_warnings, prompt_warnings, read_trained_on
-from ltx2_cli.spec import SpecError
-from ltx2_cli.weights.hub import INSIDE
+from ltx2_cli.weights.hub import DEMO_FOLDER
 
 LIST = {
     "sizes": ["128x128", "256x256"],
@@ -87,7 +87,7 @@ def test_unknown_words_and_pairs_of_words_are_named(
 @pytest.mark.parametrize("text", ["{}", '{"sizes": 1}', json.dumps(LIST | {"next_words": []}), "[", '{"sizes": null}'])
 def test_a_damaged_list_is_an_error_that_names_the_file(folder: Path, text: str) -> None:
     (folder / FILE).write_text(text)
-    with pytest.raises(SpecError, match=FILE):
+    with pytest.raises(UsageError, match=FILE):
         read_trained_on(folder)
 
 
@@ -96,9 +96,9 @@ def test_most_models_have_no_list(tmp_path: Path) -> None:
 
 
 def test_the_embedded_model_has_one() -> None:
-    trained_on = read_trained_on(INSIDE)
+    trained_on = read_trained_on(DEMO_FOLDER)
     assert trained_on is not None
-    assert list(prompt_warnings(trained_on, INSIDE / "tokenizer", "a red ball bounces")) == []
-    (unknown, untrained) = prompt_warnings(trained_on, INSIDE / "tokenizer", "a fox on a blue background")
+    assert list(prompt_warnings(trained_on, DEMO_FOLDER / "tokenizer", "a red ball bounces")) == []
+    (unknown, untrained) = prompt_warnings(trained_on, DEMO_FOLDER / "tokenizer", "a fox on a blue background")
     assert unknown == "the model does not know fox"
     assert "`blue background`" in untrained

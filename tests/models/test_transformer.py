@@ -10,12 +10,12 @@ import pytest
 import torch
 from diffusers import LTX2VideoTransformer3DModel
 
-from ltx2_cli.diffusion.geometry import Compression, Geometry, clip_geometry
+from ltx2_cli.diffusion.geometry import Geometry, VAECompression, clip_geometry
 from ltx2_cli.models.arch import TransformerArch
-from ltx2_cli.models.block import Switches
+from ltx2_cli.models.block import PassMasks
 from ltx2_cli.models.config import read_arch
-from ltx2_cli.models.transformer import Transformer, rope_tables
-from ltx2_cli.spec import AV
+from ltx2_cli.models.transformer import DenoiserInputs, Transformer, rope_tables
+from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.declare import Scope, declared
 from parity import adopt, published, randomise, relative_error
 
@@ -82,8 +82,8 @@ class Case(NamedTuple):
     arch: TransformerArch
     model: Transformer
     geometry: Geometry
-    latents: AV
-    text: AV
+    latents: Streams
+    text: Streams
     reference: LTX2VideoTransformer3DModel
 
     def wanted(self, perturbed: bool, isolated: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -118,7 +118,7 @@ def case(request: pytest.FixtureRequest) -> Case:
     model = adopt(Transformer(Scope(jnp.float32), arch), reference.state_dict())
     random = np.random.default_rng(2)
     draw = partial(random.standard_normal, dtype=np.float32)
-    latents = AV(
+    latents = Streams(
         draw((2, geometry.video_tokens, arch.in_channels)), draw((2, geometry.audio_frames, arch.audio_in_channels))
     )
     widths = (
@@ -126,22 +126,28 @@ def case(request: pytest.FixtureRequest) -> Case:
         if arch.use_prompt_embeddings
         else [arch.cross_attention_dim, arch.audio_cross_attention_dim]
     )
-    return Case(arch, model, geometry, latents, AV(*(draw((2, 7, width)) for width in widths)), reference)
+    return Case(arch, model, geometry, latents, Streams(*(draw((2, 7, width)) for width in widths)), reference)
 
 
 @partial(jax.jit, static_argnames="scan_layers")
 def velocities(
-    model: Transformer, latents: AV, sigma: float, text: AV, ropes: AV, switches: Switches, scan_layers: bool = True
-) -> AV:
+    model: Transformer,
+    latents: Streams,
+    sigma: float,
+    text: Streams,
+    ropes: Streams,
+    switches: PassMasks,
+    scan_layers: bool = True,
+) -> Streams:
     model.scan_layers = scan_layers
     context = model.text_context(text)
-    return model(latents, sigma, context, jnp.arange(latents.video.shape[0]), ropes, switches)
+    return model(latents, sigma, DenoiserInputs(context, jnp.arange(latents.video.shape[0]), ropes, switches))
 
 
-def switches(case: Case, perturbed: list[bool], isolated: list[bool]) -> Switches:
+def switches(case: Case, perturbed: list[bool], isolated: list[bool]) -> PassMasks:
     attending = np.ones((case.arch.num_layers, len(perturbed)), bool)
     attending[PERTURBED_LAYER] = np.logical_not(perturbed)
-    return Switches(jnp.asarray(attending), jnp.logical_not(jnp.asarray(isolated)))
+    return PassMasks(jnp.asarray(attending), jnp.logical_not(jnp.asarray(isolated)))
 
 
 @pytest.mark.parametrize(
@@ -201,17 +207,17 @@ def test_published_names_and_shapes(model: str, config: dict[str, bool]) -> None
 def test_a_real_clip_goes_through_the_real_size_abstractly(config: dict[str, bool]) -> None:
     """512 x 768 x 121 with all four passes: shapes and dtypes alone, no memory."""
     arch = read_arch(TransformerArch, {"rope_type": "split", **config}, "config.json")
-    geometry = clip_geometry(121, 512, 768, 24.0, Compression(8, 32, 25.0), arch.scales)
+    geometry = clip_geometry(121, 512, 768, 24.0, VAECompression(8, 32, 25.0), arch.scales)
     shape = partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
-    latents = AV(shape((4, geometry.video_tokens, 128)), shape((4, geometry.audio_frames, 128)))
+    latents = Streams(shape((4, geometry.video_tokens, 128)), shape((4, geometry.audio_frames, 128)))
     widths = (3840, 3840) if arch.use_prompt_embeddings else (4096, 2048)
-    text = AV(*(shape((2, 1024, width)) for width in widths))
-    sides = Switches(np.ones((48, 4), bool), np.ones(4, bool))
+    text = Streams(*(shape((2, 1024, width)) for width in widths))
+    sides = PassMasks(np.ones((48, 4), bool), np.ones(4, bool))
 
-    def forward(model: Transformer, latents: AV, text: AV) -> AV:
+    def forward(model: Transformer, latents: Streams, text: Streams) -> Streams:
         contexts = jnp.asarray([0, 1, 0, 0])
         ropes = rope_tables(geometry, arch)
-        return model(latents, jnp.float32(1), model.text_context(text), contexts, ropes, sides)
+        return model(latents, jnp.float32(1), DenoiserInputs(model.text_context(text), contexts, ropes, sides))
 
     got = jax.eval_shape(forward, Transformer(Scope(jnp.bfloat16), arch), latents, text)
     assert [(stream.shape, stream.dtype) for stream in got] == [
@@ -226,13 +232,14 @@ def test_rope_table_at_real_size() -> None:
     config = {"num_layers": 1, "rope_type": "split"}
     with torch.device("meta"):
         reference = LTX2VideoTransformer3DModel(**config)
-    geometry = clip_geometry(121, 512, 768, 24.0, Compression(8, 32, 25.0), arch.scales)
+    geometry = clip_geometry(121, 512, 768, 24.0, VAECompression(8, 32, 25.0), arch.scales)
     assert (geometry.video_tokens, geometry.audio_frames) == (6144, 126)
     coordinates = reference.rope.prepare_video_coords(1, 16, 16, 24, torch.device("cpu"), fps=24.0)
     cosines, sines = reference.rope(coordinates, device="cpu")
-    ours = rope_tables(geometry, arch).video.own
+    tables = rope_tables(geometry, arch)
+    ours = tables.video.own
     assert relative_error(ours.cos, cosines[0].swapaxes(0, 1)) <= 1e-6
     assert relative_error(ours.sin, sines[0].swapaxes(0, 1)) <= 1e-6
     seconds = reference.audio_rope.prepare_audio_coords(1, 126, torch.device("cpu"))
     cosines, _ = reference.cross_attn_audio_rope(seconds, device="cpu")
-    assert relative_error(rope_tables(geometry, arch).audio.cross.cos, cosines[0].swapaxes(0, 1)) <= 1e-6
+    assert relative_error(tables.audio.cross.cos, cosines[0].swapaxes(0, 1)) <= 1e-6

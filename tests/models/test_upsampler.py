@@ -7,8 +7,8 @@ from diffusers import AutoencoderKLLTX2Video
 from diffusers.pipelines.ltx2 import LTX2LatentUpsamplePipeline
 from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
 
-from ltx2_cli.diffusion.upsampling import Upsampling
-from ltx2_cli.models.upsampler import GroupNorm, LatentUpsampler, LatentUpsamplerArch, thinned, upsample
+from ltx2_cli.diffusion.upsampling import UpsampleFactors
+from ltx2_cli.models.upsampler import GroupNorm, LatentUpsampler, LatentUpsamplerArch, decimate, upsample
 from ltx2_cli.models.video_vae import LatentStatistics
 from ltx2_cli.weights.declare import Scope
 from parity import adopt, randomise, relative_error
@@ -111,8 +111,8 @@ def test_thinning_takes_every_second_place_under_the_kernel():
     image = np.arange(1.0, 6).reshape(1, 1, 1, 5, 1)
     kernel = np.zeros((3, 3))
     kernel[1] = [1, 10, 100]  # left, here, right
-    assert thinned(jnp.asarray(image), jnp.asarray(kernel), 2).ravel().tolist() == [210, 432, 54]
-    assert thinned(jnp.asarray(image), jnp.asarray(kernel), 3).ravel().tolist() == [210, 543]
+    assert decimate(jnp.asarray(image), jnp.asarray(kernel), 2).ravel().tolist() == [210, 432, 54]
+    assert decimate(jnp.asarray(image), jnp.asarray(kernel), 3).ravel().tolist() == [210, 543]
 
 
 @pytest.mark.parametrize(
@@ -120,12 +120,12 @@ def test_thinning_takes_every_second_place_under_the_kernel():
     zip(KINDS, [(1, 2, 1), (1, 2, 1), (1, 3, 2), (2, 1, 1), (2, 2, 1)], strict=True),
 )
 def test_what_each_kind_does_to_a_clip(kind, expected):
-    assert LatentUpsamplerArch(**KINDS[kind]).upsampling == Upsampling(*expected)
+    assert LatentUpsamplerArch(**KINDS[kind]).upsampling == UpsampleFactors(*expected)
 
 
 @pytest.mark.parametrize(("kind", "expected"), zip(KINDS, ["ltx2", "ltx2.3", "ltx2.3", None, None], strict=True))
 def test_the_generation_that_a_layout_was_published_for(kind, expected):
-    assert LatentUpsamplerArch(**KINDS[kind]).generation == expected
+    assert LatentUpsamplerArch(**KINDS[kind]).model_version == expected
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from safetensors.numpy import load_file
 
 from loras import write, write_header
+from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import VideoVAEArch
-from ltx2_cli.models.published import LTX2, LTX2_3, UPSAMPLERS
+from ltx2_cli.models.published import LTX2_3_ARCH, LTX2_ARCH, UPSAMPLERS
 from ltx2_cli.models.upsampler import LatentUpsampler, LatentUpsamplerArch
 from ltx2_cli.models.upsampler_source import HINT, open_upsampler
-from ltx2_cli.spec import SpecError
 from ltx2_cli.weights.declare import Scope, declared
 from ltx2_cli.weights.load import load
 from ltx2_cli.weights.published import UPSAMPLER_FILES
@@ -38,7 +38,7 @@ EMBEDDED = {
     "rational_resampler": False,
     **SIZES,
 }
-VAE = VideoVAEArch(latent_channels=8, upsample_residual=(True, False, True))  # of no generation
+VAE = VideoVAEArch(latent_channels=8, upsample_residual=(True, False, True))  # of no model version
 KEYS = {
     "Lightricks/LTX-2/ltx-2-spatial-upscaler-x2-1.0.safetensors": "ltx2/latent_upsampler.tsv",
     "Lightricks/LTX-2/ltx-2-temporal-upscaler-x2-1.0.safetensors": "ltx2/temporal_upscaler_x2.tsv",
@@ -58,8 +58,8 @@ def header(path: Path, arch: LatentUpsamplerArch = PLAIN, **config: object) -> P
     return write_header(path, shapes(arch), {"config": json.dumps(config)} if config else {"format": "pt"})
 
 
-def refusal(opening: Callable[[], object]) -> SpecError:
-    with pytest.raises(SpecError) as error:
+def refusal(opening: Callable[[], object]) -> UsageError:
+    with pytest.raises(UsageError) as error:
         opening()
     assert "--model" not in error.value.hint
     return error.value
@@ -68,7 +68,7 @@ def refusal(opening: Callable[[], object]) -> SpecError:
 @pytest.mark.parametrize("name", UPSAMPLERS)
 def test_the_published_files_are_recognised_by_their_tensors(tmp_path, name):
     path = write_header(tmp_path / name.rpartition("/")[2], published(KEYS[name]))
-    arch, files = open_upsampler(path, (LTX2_3 if "2.3" in name else LTX2).video_vae)
+    arch, files = open_upsampler(path, (LTX2_3_ARCH if "2.3" in name else LTX2_ARCH).video_vae)
     assert arch.upsampling == UPSAMPLERS[name].upsampling
     assert shapes(arch) == shapes(UPSAMPLERS[name]) == published(KEYS[name])
     assert {tensor.dtype for tensor in files.values()} == {"BF16"}
@@ -135,7 +135,7 @@ def test_everything_that_is_wrong_is_said_at_once(tmp_path):
     tensors = shapes(PLAIN) | {"final_conv.weight": (8, 32, 1, 1, 1), "vae.encoder": (3,)}
     del tensors["res_blocks.1.norm2.bias"]
     path = write_header(tmp_path / "a.safetensors", tensors, {"config": json.dumps({**EMBEDDED, "spatial_scale": 1.5})})
-    error = refusal(lambda: open_upsampler(path, LTX2.video_vae))
+    error = refusal(lambda: open_upsampler(path, LTX2_ARCH.video_vae))
     for sentence in (
         "rational_spatial_scale 1.5, by its tensors it is 2.0",
         "1 missing: res_blocks.1.norm2.bias",

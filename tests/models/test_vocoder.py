@@ -11,10 +11,10 @@ from diffusers.pipelines.ltx2 import LTX2Vocoder
 from diffusers.pipelines.ltx2.vocoder import LTX2VocoderWithBWE
 from flax import nnx
 
-from ltx2_cli.models.arch import BandwidthVocoderArch, VocoderArch
-from ltx2_cli.models.bandwidth import BandwidthVocoder, build_vocoder, vocoder_arch
+from ltx2_cli.errors import UsageError
+from ltx2_cli.models.arch import VocoderArch, VocoderWithBWEArch
 from ltx2_cli.models.vocoder import Vocoder
-from ltx2_cli.spec import SpecError
+from ltx2_cli.models.vocoder_with_bwe import VocoderWithBWE, build_vocoder, vocoder_arch
 from ltx2_cli.weights.declare import PLAIN, Scope, declared, weights
 from parity import adopt, published, randomise, relative_error
 
@@ -135,7 +135,7 @@ def pair(request: pytest.FixtureRequest) -> tuple[LTX2Vocoder, Vocoder, VocoderA
 
 
 @pytest.fixture(scope="module", params=EXTENDED.values(), ids=EXTENDED.keys())
-def extended(request: pytest.FixtureRequest) -> tuple[LTX2VocoderWithBWE, BandwidthVocoder, BandwidthVocoderArch]:
+def extended(request: pytest.FixtureRequest) -> tuple[LTX2VocoderWithBWE, VocoderWithBWE, VocoderWithBWEArch]:
     """As `pair`, but every third mel bin is always under the floor, and both generators are soft enough that no
     limit is reached."""
     reference = randomise(LTX2VocoderWithBWE(**request.param), seed=3)
@@ -143,7 +143,7 @@ def extended(request: pytest.FixtureRequest) -> tuple[LTX2VocoderWithBWE, Bandwi
     state["mel_stft.mel_basis"].abs_()[::3].neg_()
     state["vocoder.conv_out.weight"].mul_(0.25)
     state["bwe_generator.conv_out.weight"].mul_(0.1)
-    arch = BandwidthVocoderArch(**request.param)
+    arch = VocoderWithBWEArch(**request.param)
     return reference, adopt(build_vocoder(Scope(jnp.bfloat16), arch), state), arch
 
 
@@ -201,7 +201,7 @@ def test_the_extended_wave_is_float32_in_every_run_and_as_long_as_its_spectrogra
     mel = jax.ShapeDtypeStruct((1, 5, arch.in_channels // arch.out_channels, arch.out_channels), jnp.bfloat16)
     samples = {16000: 5 * 3 * 2, 48000: 5 * 10 * 3}[arch.output_sampling_rate]
     wave = jax.ShapeDtypeStruct((1, samples, arch.out_channels), jnp.float32)
-    assert jax.eval_shape(BandwidthVocoder.__call__, ours, mel) == wave
+    assert jax.eval_shape(VocoderWithBWE.__call__, ours, mel) == wave
 
 
 def check_products(vocoder: nnx.Module, arch: VocoderArch) -> None:
@@ -226,16 +226,16 @@ def test_products_of_the_extended_vocoder_are_float32_too(extended):
 
 def test_names_and_shapes_are_the_published_ones():
     assert declared(Vocoder(Scope(jnp.bfloat16), VocoderArch())) == published("ltx2/vocoder.tsv")
-    extended = build_vocoder(Scope(jnp.bfloat16), BandwidthVocoderArch())
+    extended = build_vocoder(Scope(jnp.bfloat16), VocoderWithBWEArch())
     assert declared(extended) == published("ltx2.3/vocoder.tsv")
 
 
 def test_a_config_names_its_class_or_shows_it():
     assert vocoder_arch({}, "here") == VocoderArch()
-    assert vocoder_arch({"_class_name": "LTX2VocoderWithBWE"}, "here") == BandwidthVocoderArch()
-    assert vocoder_arch({"bwe_in_channels": 128}, "here") == BandwidthVocoderArch()
+    assert vocoder_arch({"_class_name": "LTX2VocoderWithBWE"}, "here") == VocoderWithBWEArch()
+    assert vocoder_arch({"bwe_in_channels": 128}, "here") == VocoderWithBWEArch()
     assert vocoder_arch({"final_act_fn": None}, "here").final_act_fn is None
-    with pytest.raises(SpecError, match=r"here: a vocoder of class 'Other' .*, only LTX2Vocoder, LTX2VocoderWithBWE"):
+    with pytest.raises(UsageError, match=r"here: a vocoder of class 'Other' .*, only LTX2Vocoder, LTX2VocoderWithBWE"):
         vocoder_arch({"_class_name": "Other"}, "here")
 
 
@@ -264,5 +264,5 @@ REFUSED = {
 
 @pytest.mark.parametrize(("reason", "config"), REFUSED.items(), ids=REFUSED.keys())
 def test_what_is_not_implemented_is_refused(reason, config):
-    with pytest.raises(SpecError, match=f"here: this model is not implemented: .*{reason}"):
+    with pytest.raises(UsageError, match=f"here: this model is not implemented: .*{reason}"):
         vocoder_arch(config, "here")

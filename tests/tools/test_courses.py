@@ -14,7 +14,7 @@ import pytest
 
 from ltx2_cli.models.folder import open_folder
 from ltx2_cli.weights.declare import weights
-from ltx2_cli.weights.hub import INSIDE
+from ltx2_cli.weights.hub import DEMO_FOLDER
 from tools.train_demo import __main__ as command
 from tools.train_demo import arch, denoiser
 from tools.train_demo.clips import clips
@@ -52,7 +52,7 @@ def test_the_whole_command_goes_from_nothing_to_a_checkpoint(tmp_path: Path, mon
 
 def test_the_embedded_weights_tell_a_clip_by_its_caption(tmp_path: Path) -> None:
     """Those weights were trained to make the loss small on batches as they are drawn: another caption misleads them."""
-    networks = read_networks(INSIDE)
+    networks = read_networks(DEMO_FOLDER)
     learned, (vae, audio_vae) = as_denoiser(networks), (networks["vae"], networks["audio_vae"])
     batch = denoiser.draw(8, clips(8, denoiser.SMALL, vae, audio_vae, tmp_path), np.random.default_rng(1))
     misled = batch | {name: np.roll(batch[name], 1, axis=0) for name in ("ids", "mask")}
@@ -62,7 +62,7 @@ def test_the_embedded_weights_tell_a_clip_by_its_caption(tmp_path: Path) -> None
 
 
 def test_a_word_that_a_checkpoint_lacks_begins_as_the_one_that_it_is_like(tmp_path: Path) -> None:
-    folder = shutil.copytree(INSIDE, tmp_path / "checkpoint")
+    folder = shutil.copytree(DEMO_FOLDER, tmp_path / "checkpoint")
     path = folder / "tokenizer" / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
     del tokenizer["model"]["vocab"]["hops"]

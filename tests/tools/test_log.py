@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ltx2_cli.weights.digests import digests
-from ltx2_cli.weights.hub import INSIDE
+from ltx2_cli.weights.hub import DEMO_FOLDER
 from tools.train_demo.courses import COURSES
 from tools.train_demo.evaluate import ELSEWHERE, SHORT, VARIANTS
 
@@ -38,7 +38,7 @@ def test_every_course_ran_to_its_end() -> None:
 
 
 def test_the_figures_are_those_of_the_shipped_weights() -> None:
-    assert logged("evaluate")[0]["files"] == digests(sorted(INSIDE.rglob("*.safetensors")))
+    assert logged("evaluate")[0]["files"] == digests(sorted(DEMO_FOLDER.rglob("*.safetensors")))
 
 
 def test_held_out_prompts_are_shown_as_often_as_asked() -> None:

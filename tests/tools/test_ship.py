@@ -9,12 +9,12 @@ from diffusers import LTX2Pipeline
 from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
 
 from clips import ALL_ON, Checkpoint, Size, check_latents, check_media
-from generations import random_networks
 from ltx2_cli.models.folder import open_folder
 from ltx2_cli.models.upsampler_source import open_upsampler
 from ltx2_cli.weights.checkpoint import TensorFiles
-from ltx2_cli.weights.hub import INSIDE
+from ltx2_cli.weights.hub import DEMO_FOLDER
 from ltx2_cli.weights.published import UPSAMPLER
+from model_versions import random_networks
 from tools.train_demo.arch import ARCH, UPSAMPLER_ARCH
 from tools.train_demo.ship import rounded, ship
 
@@ -24,7 +24,7 @@ CASE = ALL_ON._replace(size=Size(9, 64, 64, 24.0), steps=2, prompt="A red ball b
 @pytest.fixture(scope="module", params=["random weights", "embedded"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if request.param == "embedded":
-        return INSIDE
+        return DEMO_FOLDER
     folder = tmp_path_factory.mktemp("shipped")
     ship({name: rounded(each) for name, each in random_networks(ARCH).items()}, ARCH, folder)
     return folder

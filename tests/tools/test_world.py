@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ltx2_cli.models.trained_on import prompt_warnings, read_trained_on
-from ltx2_cli.weights.hub import INSIDE
+from ltx2_cli.weights.hub import DEMO_FOLDER
 from tools.train_demo.captions import MOTIONS as DOES
 from tools.train_demo.captions import PITCHES as SOUNDING
 from tools.train_demo.captions import SHAPES as CALLED
@@ -134,8 +134,8 @@ def test_the_clicks_of_a_small_shape_are_not_in_time_with_a_large_one() -> None:
 
 
 def test_the_embedded_model_is_not_warned_about_captions_of_its_training() -> None:
-    trained_on, rng = read_trained_on(INSIDE), np.random.default_rng(5)
+    trained_on, rng = read_trained_on(DEMO_FOLDER), np.random.default_rng(5)
     assert trained_on is not None
     for scene in scenes(40):
         for text in (caption(scene, rng, omit=0.1).text, caption(plain(scene), rng, omit=0.9, brief=True).text):
-            assert list(prompt_warnings(trained_on, INSIDE / "tokenizer", text)) == []
+            assert list(prompt_warnings(trained_on, DEMO_FOLDER / "tokenizer", text)) == []

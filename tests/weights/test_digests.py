@@ -9,7 +9,7 @@ from threading import Event
 import pytest
 
 from ltx2_cli.weights import digests as digests_module
-from ltx2_cli.weights.digests import HEADER, digests, hash_later, header_digests, quick_digests
+from ltx2_cli.weights.digests import HEADER, digests, hash_later, header_digest, quick_digest
 
 
 @pytest.fixture(autouse=True)
@@ -102,17 +102,17 @@ def safetensors(path: Path, numbers: bytes) -> Path:
 def test_a_large_file_is_known_by_its_header_until_it_is_hashed(tmp_path: Path, reads: list[str]) -> None:
     file, like = safetensors(tmp_path / "f" / "x", b"rain"), safetensors(tmp_path / "g" / "y", b"snow")
     header = HEADER + sha256(file.read_bytes()[:14])
-    assert quick_digests([file, like]) == {"f/x": header, "g/y": header} == header_digests([file, like])
+    assert digests([file, like], quick_digest) == {"f/x": header, "g/y": header} == digests([file, like], header_digest)
     assert reads == []
     whole = digests([file])
-    assert quick_digests([file]) == whole == {"f/x": sha256(file.read_bytes())}
+    assert digests([file], quick_digest) == whole == {"f/x": sha256(file.read_bytes())}
     small = write(tmp_path / "f" / "z", b"dew")
-    assert quick_digests([small]) == {"f/z": sha256(b"dew")}
+    assert digests([small], quick_digest) == {"f/z": sha256(b"dew")}
 
 
 def test_a_header_that_claims_more_than_the_file_has(tmp_path: Path) -> None:
     file = write(tmp_path / "f" / "x", b"\xff" * 8 + b"rain")
-    assert quick_digests([file]) == {"f/x": HEADER + sha256(file.read_bytes())}
+    assert digests([file], quick_digest) == {"f/x": HEADER + sha256(file.read_bytes())}
 
 
 def test_files_are_hashed_later_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

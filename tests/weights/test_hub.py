@@ -11,11 +11,10 @@ from huggingface_hub import constants
 from huggingface_hub.utils import filter_repo_objects
 
 from local_hub import GATED, Hub, local_hub
+from ltx2_cli.errors import UsageError
 from ltx2_cli.models.networks import Networks
-from ltx2_cli.spec import SpecError
 from ltx2_cli.weights import hub as hub_module
-from ltx2_cli.weights import repositories
-from ltx2_cli.weights.hub import Download, cached, check_room, downloads, locate
+from ltx2_cli.weights.hub import Download, cached_files, check_disk_space, list_downloads, locate
 from ltx2_cli.weights.published import FOLDER_FILES, NETWORKS, TEXT_ENCODER_FILES
 
 MODEL = "someone/model"
@@ -30,7 +29,7 @@ FILES = {
 }
 NEEDED = {name: len(content) for name, content in list(FILES.items())[:4]}
 TOKENS = "https://huggingface.co/settings/tokens"
-ASK: tuple[Callable[..., object], ...] = (downloads, locate)
+ASK: tuple[Callable[..., object], ...] = (list_downloads, locate)
 
 
 @pytest.fixture
@@ -44,10 +43,12 @@ def names(files: list[Download]) -> dict[str, int]:
 
 
 def test_what_would_be_downloaded_is_said_and_nothing_is_written(hub: Hub, tmp_path: Path) -> None:
-    found = downloads(MODEL, FOLDER_FILES)
+    found = list_downloads(MODEL, FOLDER_FILES)
     assert names(found) == NEEDED
     assert {(file.repository, file.cached) for file in found} == {(MODEL, False)}
-    assert downloads(f"{MODEL}/one-file.safetensors@main", ()) == [Download(MODEL, "one-file.safetensors", 70, False)]
+    assert list_downloads(f"{MODEL}/one-file.safetensors@main", ()) == [
+        Download(MODEL, "one-file.safetensors", 70, False)
+    ]
     assert hub.sent == 0
     assert list(tmp_path.iterdir()) == []
 
@@ -56,11 +57,11 @@ def test_no_more_than_that_is_downloaded_and_then_nothing_is_missing(hub: Hub) -
     folder = locate(MODEL, FOLDER_FILES)
     assert {path.relative_to(folder).as_posix() for path in folder.rglob("*.*")} == set(NEEDED)
     assert hub.sent == sum(NEEDED.values())
-    assert all(file.cached for file in downloads(MODEL, FOLDER_FILES))
+    assert all(file.cached for file in list_downloads(MODEL, FOLDER_FILES))
     assert locate(f"{MODEL}/one-file.safetensors", ()).read_bytes() == FILES["one-file.safetensors"]
     (folder / "transformer/config.json").unlink()
     (folder.parent.parent / "blobs").joinpath(next(iter(_blobs(folder, b"{}")))).unlink()
-    assert [file.name for file in downloads(MODEL, FOLDER_FILES) if not file.cached] == ["transformer/config.json"]
+    assert [file.name for file in list_downloads(MODEL, FOLDER_FILES) if not file.cached] == ["transformer/config.json"]
 
 
 def _blobs(folder: Path, content: bytes) -> Iterator[str]:
@@ -73,13 +74,13 @@ def test_of_a_newer_commit_only_what_changed_and_the_older_one_is_still_found(
     older = locate(MODEL, FOLDER_FILES)
     hub.commit = "b" * 40
     hub.files[MODEL]["transformer/config.json"] = b'{"newer": true}'
-    assert [file.name for file in downloads(MODEL, FOLDER_FILES) if not file.cached] == ["transformer/config.json"]
+    assert [file.name for file in list_downloads(MODEL, FOLDER_FILES) if not file.cached] == ["transformer/config.json"]
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert locate(MODEL, FOLDER_FILES) == older
 
 
 def test_a_path_is_never_asked_for(tmp_path: Path) -> None:
-    assert downloads(str(tmp_path), FOLDER_FILES) == []
+    assert list_downloads(str(tmp_path), FOLDER_FILES) == []
     assert locate(str(tmp_path), FOLDER_FILES) == tmp_path
 
 
@@ -89,20 +90,20 @@ def test_without_a_network_the_cache_will_do_if_it_is_complete(
 ) -> None:
     folder = locate(MODEL, FOLDER_FILES)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert ask(MODEL, FOLDER_FILES) == ([] if ask is downloads else folder)
+    assert ask(MODEL, FOLDER_FILES) == ([] if ask is list_downloads else folder)
     (folder / "transformer/config.json").unlink()
-    with pytest.raises(SpecError, match=f"^{MODEL} is only in part in the local cache and the hub cannot") as caught:
+    with pytest.raises(UsageError, match=f"^{MODEL} is only in part in the local cache and the hub cannot") as caught:
         ask(MODEL, FOLDER_FILES)
     assert caught.value.hint == "HF_HUB_OFFLINE is set: unset it"
-    with pytest.raises(SpecError, match=r"^someone/other is not in the local cache and the hub cannot be reached$"):
+    with pytest.raises(UsageError, match=r"^someone/other is not in the local cache and the hub cannot be reached$"):
         ask("someone/other", FOLDER_FILES)
-    with pytest.raises(SpecError, match=r"^someone/model/one-file.safetensors is not in the local cache"):
+    with pytest.raises(UsageError, match=r"^someone/model/one-file.safetensors is not in the local cache"):
         ask(f"{MODEL}/one-file.safetensors", ())
 
 
 def test_a_repository_of_something_else_is_refused_before_it_is_taken_for_an_empty_folder(hub: Hub) -> None:
-    with pytest.raises(SpecError, match=f"^{MODEL} holds no file that is needed of it$") as caught:
-        downloads(MODEL, ["vocoder/*"])
+    with pytest.raises(UsageError, match=f"^{MODEL} holds no file that is needed of it$") as caught:
+        list_downloads(MODEL, ["vocoder/*"])
     assert f"{MODEL}/FILE" in caught.value.hint
 
 
@@ -115,7 +116,7 @@ def test_a_hub_that_cannot_be_reached_is_said_at_once(
     for address in ("ENDPOINT", "HUGGINGFACE_CO_URL_TEMPLATE"):
         monkeypatch.setattr(constants, address, "http://127.0.0.1:1")
     monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail(f"waits {seconds} s"))
-    with pytest.raises(SpecError, match=f"^{name} is not in the local cache and the hub cannot be reached$") as caught:
+    with pytest.raises(UsageError, match=f"^{name} is not in the local cache and the hub cannot be reached$") as caught:
         ask(name, FOLDER_FILES)
     assert caught.value.hint == "check the network or the proxy"
 
@@ -152,7 +153,7 @@ def test_every_refusal_is_a_sentence_with_a_way_out(
     hint: str,
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", token)
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(UsageError) as caught:
         ask(checkpoint, FOLDER_FILES)
     assert str(caught.value).startswith(sentence)
     assert hint in caught.value.hint
@@ -167,8 +168,8 @@ def test_a_disk_that_fills_up_is_named(monkeypatch: pytest.MonkeyPatch, failure:
     def fetch(*asked: object, **how: object) -> None:
         raise failure
 
-    monkeypatch.setattr(repositories, "_commit", fetch)
-    with pytest.raises(SpecError, match="the disk with the cache is full: ") as caught:
+    monkeypatch.setattr(hub_module, "_commit", fetch)
+    with pytest.raises(UsageError, match="the disk with the cache is full: ") as caught:
         locate(MODEL, FOLDER_FILES)
     assert "HF_HOME" in caught.value.hint
 
@@ -177,8 +178,8 @@ def test_a_failure_of_the_downloader_is_one_line(monkeypatch: pytest.MonkeyPatch
     def fetch(*asked: object, **how: object) -> None:
         raise RuntimeError("\n\nthe stream ended\nat byte 7")
 
-    monkeypatch.setattr(repositories, "_commit", fetch)
-    with pytest.raises(SpecError, match=r"^someone/model could not be fetched: the stream ended$"):
+    monkeypatch.setattr(hub_module, "_commit", fetch)
+    with pytest.raises(UsageError, match=r"^someone/model could not be fetched: the stream ended$"):
         locate(MODEL, FOLDER_FILES)
 
 
@@ -186,9 +187,9 @@ def test_a_disk_without_room_is_refused_before(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "not" / "there" / "yet"))
     monkeypatch.setattr(hub_module.shutil, "disk_usage", lambda place: SimpleNamespace(free=5e9 * (place == tmp_path)))
     missing = [Download(MODEL, name, 2_600_000_000, False) for name in ("a", "b")]
-    check_room(missing[:1])
-    with pytest.raises(SpecError, match=r"^5.2 GB are to be downloaded, and .*/not/there/yet has room for 5.0 GB$"):
-        check_room(missing)
+    check_disk_space(missing[:1])
+    with pytest.raises(UsageError, match=r"^5.2 GB are to be downloaded, and .*/not/there/yet has room for 5.0 GB$"):
+        check_disk_space(missing)
 
 
 def test_a_repository_comes_from_the_cache_by_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,16 +201,16 @@ def test_a_repository_comes_from_the_cache_by_revision(tmp_path: Path, monkeypat
         (repository / "refs" / revision).write_text(commit)
     assert locate(MODEL, []).name == "a" * 40
     assert locate(f"{MODEL}@v2", []).name == "b" * 40
-    with pytest.raises(SpecError, match="not in the local cache"):
+    with pytest.raises(UsageError, match="not in the local cache"):
         locate("someone/other", [])
 
 
 def test_the_cache_is_read_by_the_listing_that_was_kept(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cached(MODEL, FOLDER_FILES) == []
+    assert cached_files(MODEL, FOLDER_FILES) == []
     folder = locate(MODEL, FOLDER_FILES)
     (folder / "transformer/config.json").unlink()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    found = cached(MODEL, FOLDER_FILES)
+    found = cached_files(MODEL, FOLDER_FILES)
     assert names(found) == NEEDED
     assert [file.name for file in found if not file.cached] == ["transformer/config.json"]
 
@@ -231,7 +232,7 @@ def test_without_a_listing_the_cache_is_read_by_its_files_and_their_indices(
         (folder / name).write_text(content)
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(folder.name)
-    found = {file.name: (file.size, file.cached) for file in cached("someone/older", FOLDER_FILES)}
+    found = {file.name: (file.size, file.cached) for file in cached_files("someone/older", FOLDER_FILES)}
     assert found == {
         "text_encoder/model.safetensors.index.json": (len(shards), True),
         "text_encoder/model-00001-of-00002.safetensors": (500, True),

@@ -1,5 +1,9 @@
 """What is declared reaches the devices unchanged, whole or split, and what is wrong with a file is said at once."""
 
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,17 +19,16 @@ from safetensors.numpy import load_file, save_file
 from safetensors.torch import load_file as load_torch_file
 from safetensors.torch import save_file as save_torch_file
 
+from ltx2_cli.errors import RunError, UsageError
 from ltx2_cli.nn.basic import Linear
-from ltx2_cli.spec import RunError, SpecError
 from ltx2_cli.weights import load as load_module
-from ltx2_cli.weights import staging
+from ltx2_cli.weights import reading
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import CONV, TRANSPOSED_CONV, Scope, Weight, declared, random_weights
-from ltx2_cli.weights.load import load, mismatches, not_finite
-from ltx2_cli.weights.save import save
+from ltx2_cli.weights.load import load, merge_lora, mismatches, not_finite, save
 
 
-class Layer(nnx.Module):
+class ConfigLayer(nnx.Module):
     def __init__(self, scope: Scope):
         self.linear = Linear(scope / "linear", 8, 16, ("embed", "heads"))
         self.table = scope.weight("table", (3, 8), (None, "embed"), dtype=jnp.float32)
@@ -34,7 +37,7 @@ class Layer(nnx.Module):
 class Network(nnx.Module):
     def __init__(self, dtype: str = "float32"):
         scope = Scope(dtype)
-        self.layers = Layer(scope.stacked("blocks", 4))
+        self.layers = ConfigLayer(scope.stacked("blocks", 4))
         self.conv = scope.weight("conv", (3, 2, 4, 8), (None, None, "conv_in", "conv_out"), CONV)
         self.up = scope.weight("up", (5, 4, 2), (None, "conv_in", "conv_out"), TRANSPOSED_CONV)
         self.whole = Linear(scope / "whole", 16, 32, (None, None))
@@ -80,9 +83,9 @@ def test_names_and_shapes_on_disk() -> None:
 def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int | None:
     """The bytes that travel together to devices with a memory of their own; None for those of the host."""
     if request.param == "host, in portions":
-        monkeypatch.setattr(staging, "PORTION", 100)
-        monkeypatch.setattr(staging, "TILE", (3, 3))
-    monkeypatch.setattr(staging, "SMALL", 200)
+        monkeypatch.setattr(reading, "PORTION", 100)
+        monkeypatch.setattr(reading, "CACHED", 40)
+    monkeypatch.setattr(reading, "SMALL", 200)
     return {"devices, some layers": 1100, "devices, a layer": 1}.get(request.param)
 
 
@@ -136,13 +139,13 @@ def test_weights_that_are_not_finite_are_named(folder: Path) -> None:
 def test_on_the_cpu_a_file_is_read_into_the_memory_that_is_computed_with(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    allocate, places = staging._aligned, []
+    allocate, places = reading._aligned, []
 
     def noting(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         places.append(allocate(shape, dtype))
         return places[-1]
 
-    monkeypatch.setattr(staging, "_aligned", noting)
+    monkeypatch.setattr(reading, "_aligned", noting)
     loaded = jax.tree.leaves(load(Network(), TensorFiles(folder), one_device))
     assert [array.unsafe_buffer_pointer() for array in loaded] == [place.ctypes.data for place in places]
 
@@ -295,6 +298,34 @@ def test_a_low_rank_matrix_is_added_before_the_one_rounding(
             assert np.mean(np.asarray(kernel) == wanted.astype(np.float32).astype(ml_dtypes.bfloat16)) > 0.99
 
 
+def reversed_devices(weight: Weight) -> NamedSharding:
+    return NamedSharding(Mesh(MESH.devices[::-1], MESH.axis_names), split(weight).spec)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("place", [one_device, split, reversed_devices])
+def test_a_merged_lora_is_one_that_was_read_with_the_weights(
+    folder: Path, place: load_module.Placement, dtype: str
+) -> None:
+    """To the byte, in the same memory, or moved to where it is to lie."""
+    save(random_weights(Network(dtype), seed=0), folder / "model.safetensors")
+    files, before = TensorFiles(folder), one_device if place is one_device else split
+    merged, read = (
+        jax.tree.map(jnp.copy, load(Network(dtype), files, before)),
+        load(Network(dtype), files, place, ADDED),
+    )
+    pointers = [addresses(array) for array in jax.tree.leaves(merged)]
+    merge_lora(merged, place, ADDED)
+    for one, other, address in zip(*map(jax.tree.leaves, (merged, read)), pointers, strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert (one.sharding, one.dtype) == (other.sharding, other.dtype)
+        assert (addresses(one) == address) == (place is before)
+
+
+def addresses(array: jax.Array) -> list[int]:
+    return [shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards]
+
+
 def test_strength_zero_changes_nothing(folder: Path, chunk: int | None) -> None:
     files = TensorFiles(folder)
     nothing = {name: replace(factors, strength=0.0) for name, factors in ADDED.items()}
@@ -317,26 +348,26 @@ def test_shards_and_their_index(tmp_path: Path, network: Network) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(f'{{"weight_map": {str(shards).replace(chr(39), chr(34))}}}')
     jax.tree.map(np.testing.assert_array_equal, load(Network(), TensorFiles(tmp_path), one_device), network)
     (tmp_path / "model-1.safetensors").unlink()
-    with pytest.raises(SpecError, match=r"model-1.safetensors is missing"):
+    with pytest.raises(UsageError, match=r"model-1.safetensors is missing"):
         TensorFiles(tmp_path)
 
 
 def test_a_file_cut_short(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(SpecError, match="damaged or cut short"):
+    with pytest.raises(UsageError, match="damaged or cut short"):
         TensorFiles(folder)
 
 
 def test_a_pointer_instead_of_weights(folder: Path) -> None:
     (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
-    with pytest.raises(SpecError, match="Git LFS pointer"):
+    with pytest.raises(UsageError, match="Git LFS pointer"):
         TensorFiles(folder)
 
 
 def test_a_folder_without_weights(tmp_path: Path) -> None:
     with pytest.raises(
-        SpecError, match=r"holds no weights: no diffusion_pytorch_model.safetensors or model.safetensors"
+        UsageError, match=r"holds no weights: no diffusion_pytorch_model.safetensors or model.safetensors"
     ):
         TensorFiles(tmp_path)
 
@@ -353,3 +384,21 @@ def test_layers_of_several_types_each_travel_as_they_are(tmp_path: Path) -> None
 
     loaded = load(Numbers(), TensorFiles(tmp_path), one_device, chunk=2**20)
     np.testing.assert_array_equal(loaded.numbers[...], values)
+
+
+@contextmanager
+def full_disk(room: int) -> Iterator[None]:
+    """No file grows beyond `room` bytes."""
+    found = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, found[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, found)
+
+
+def test_a_network_that_does_not_fit_on_the_disk(tmp_path: Path, network: Network) -> None:
+    with full_disk(1000), pytest.raises(RunError, match=r"cannot write .*network.safetensors: .") as caught:
+        save(network, tmp_path / "network.safetensors")
+    assert caught.value.hint
+    assert os.listdir(tmp_path) == []

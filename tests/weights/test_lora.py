@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 
 from loras import factors, write, write_header
-from ltx2_cli.spec import RunError, SpecError
+from ltx2_cli.errors import RunError, UsageError
 from ltx2_cli.weights.checkpoint import TensorFiles
-from ltx2_cli.weights.lora import LowRank, Part, open_lora
+from ltx2_cli.weights.lora import LoraDelta, LoraTerm, open_lora
 
 A, B = (4, 8), (6, 4)  # of rank 4, for a weight of 6x8
 EXACT = 2e-7  # float32 rounds at 6e-8, twice here
 
 
-def part(path: Path, target: str, strength: float = 1.0) -> Part:
+def part(path: Path, target: str, strength: float = 1.0) -> LoraTerm:
     lora = open_lora(path)
-    return Part(lora, lora.pairs[target], strength)
+    return LoraTerm(lora, lora.pairs[target], strength)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_opening_reads_the_header_alone(tmp_path: Path, monkeypatch: pytest.Monk
 
     path = write_header(tmp_path / "x.safetensors", {"x.lora_A.weight": A, "x.lora_B.weight": B, "x.alpha": ()})
     monkeypatch.setattr(TensorFiles, "read", read)
-    low_rank = LowRank((part(path, "x"),) * 2)
+    low_rank = LoraDelta((part(path, "x"),) * 2)
     assert low_rank.rank == 8
     with pytest.raises(AssertionError, match="data was read"):
         low_rank.read()
@@ -67,7 +67,7 @@ def test_the_sum_of_files_equals_float64(tmp_path: Path) -> None:
         parts.append(part(write(tmp_path / f"{number}.safetensors", {**tensors, **stored}), "x", strength))
         a, b = (tensor.astype(np.float64) for tensor in tensors.values())
         wanted += strength * (1.0 if alpha is None else alpha / rank) * b @ a
-    a, b = LowRank(tuple(parts)).read()
+    a, b = LoraDelta(tuple(parts)).read()
     assert (a.dtype, b.dtype, a.shape, b.shape) == (np.float32, np.float32, (15, 8), (6, 15))
     got = b.astype(np.float64) @ a.astype(np.float64)
     assert np.linalg.norm(got - wanted) / np.linalg.norm(wanted) < EXACT
@@ -79,7 +79,7 @@ def test_an_alpha_divides_by_the_rank_of_its_layer(tmp_path: Path, shape: tuple[
     alphas = {"x.alpha": np.full(shape, 2, np.float32), "y.alpha": np.full(shape, 2, np.float32)}
     path = write(tmp_path / "x.safetensors", {**tensors, **alphas})
     for target, factor in (("x", 0.5), ("y", 1.0)):
-        a, b = LowRank((part(path, target),)).read()
+        a, b = LoraDelta((part(path, target),)).read()
         np.testing.assert_array_equal(a, tensors[f"{target}.lora_A.weight"])
         np.testing.assert_array_equal(b, np.float32(factor) * tensors[f"{target}.lora_B.weight"])
 
@@ -140,7 +140,7 @@ REFUSED = [
 def test_what_is_no_plain_lora_is_refused_by_name(
     tmp_path: Path, keys: dict[str, tuple[int, ...]], finding: str
 ) -> None:
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(UsageError) as caught:
         open_lora(write_header(tmp_path / "x.safetensors", keys))
     assert finding in str(caught.value)
     assert "x.safetensors" in str(caught.value)
@@ -149,13 +149,13 @@ def test_what_is_no_plain_lora_is_refused_by_name(
 
 @pytest.mark.parametrize("dtype", ["I64", "F8_E4M3"])
 def test_types_that_are_not_read_are_named(tmp_path: Path, dtype: str) -> None:
-    with pytest.raises(SpecError, match=f"1 of type {dtype}, which is not read: x"):
+    with pytest.raises(UsageError, match=f"1 of type {dtype}, which is not read: x"):
         open_lora(write_header(tmp_path / "x.safetensors", PAIR, dtype=dtype))
 
 
 def test_all_is_said_at_once_the_first_five_by_name(tmp_path: Path) -> None:
     halves = {f"y{number}.lora_A.weight": A for number in range(7)}
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(UsageError) as caught:
         open_lora(
             write_header(tmp_path / "x.safetensors", {**PAIR, **halves, "x.dora_scale": (6,), "x.lora.bias": (6,)})
         )
@@ -179,7 +179,7 @@ def test_all_is_said_at_once_the_first_five_by_name(tmp_path: Path) -> None:
     ],
 )
 def test_a_config_with_more_than_an_alpha_is_refused(tmp_path: Path, config: str, finding: str) -> None:
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(UsageError) as caught:
         open_lora(write_header(tmp_path / "x.safetensors", PAIR, {"lora_adapter_metadata": config}))
     assert finding in str(caught.value)
 
@@ -197,8 +197,8 @@ def test_what_is_not_finite_is_a_failed_run(tmp_path: Path, key: str, value: flo
 def test_files_that_are_cut_short_or_of_another_kind(tmp_path: Path) -> None:
     path = write(tmp_path / "x.safetensors", factors("x", 6, 8, 4, 0))
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(SpecError, match="damaged or cut short"):
+    with pytest.raises(UsageError, match="damaged or cut short"):
         open_lora(path)
     (tmp_path / "x.ckpt").write_bytes(b"")
-    with pytest.raises(SpecError, match=r"is not a \.safetensors file"):
+    with pytest.raises(UsageError, match=r"is not a \.safetensors file"):
         open_lora(tmp_path / "x.ckpt")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from loras import write_header
-from ltx2_cli.spec import SpecError
+from ltx2_cli.errors import UsageError
 from ltx2_cli.weights import lora_source
 from ltx2_cli.weights.hub import Download
 from ltx2_cli.weights.lora_source import lora_file, parse_lora
@@ -51,25 +51,25 @@ def test_what_exists_under_its_whole_name_is_that(tmp_path: Path) -> None:
     ],
 )
 def test_any_other_strength_is_refused_with_what_to_type(text: str, hint: str) -> None:
-    with pytest.raises(SpecError, match="is not a finite number") as caught:
+    with pytest.raises(UsageError, match="is not a finite number") as caught:
         parse_lora(text)
     assert caught.value.hint == hint
 
 
 def test_a_strength_without_a_file_is_refused() -> None:
-    with pytest.raises(SpecError, match=r"^--lora :0\.8 names no file"):
+    with pytest.raises(UsageError, match=r"^--lora :0\.8 names no file"):
         parse_lora(":0.8")
 
 
 def test_the_one_lora_of_a_folder_is_taken(tmp_path: Path) -> None:
     write_header(tmp_path / "scene.safetensors", {"video_context": (3, 4)})
     (tmp_path / "README.md").write_text("")
-    with pytest.raises(SpecError, match="holds no LoRA"):
+    with pytest.raises(UsageError, match="holds no LoRA"):
         lora_file(str(tmp_path))
     path = write_header(tmp_path / "b.safetensors", PAIR)
     assert lora_file(str(tmp_path)) == lora_file(str(path)) == path
     write_header(tmp_path / "a.safetensors", PAIR)
-    with pytest.raises(SpecError, match=r"holds 2 files: a.safetensors, b.safetensors") as caught:
+    with pytest.raises(UsageError, match=r"holds 2 files: a.safetensors, b.safetensors") as caught:
         lora_file(str(tmp_path))
     assert caught.value.hint == f"name one: --lora {tmp_path}/a.safetensors"
 
@@ -79,7 +79,7 @@ def test_a_path_that_is_not_there_is_said_to_be_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SpecError, match=f"there is no file {name}") as caught:
+    with pytest.raises(UsageError, match=f"there is no file {name}") as caught:
         lora_file(name)
     assert "--lora FILE:0.8" in caught.value.hint
 
@@ -91,11 +91,11 @@ class Hub:
         self.listed, self.kept = listed, kept
         self.fetched: list[str] = []
 
-    def downloads(self, name: str, wanted: Sequence[str]) -> list[Download]:
+    def list_downloads(self, name: str, wanted: Sequence[str]) -> list[Download]:
         assert wanted == ["*.safetensors"]
         return [Download("owner/name", file, 1, False) for file in self.listed]
 
-    def cached(self, name: str, wanted: Sequence[str]) -> list[Download]:
+    def cached_files(self, name: str, wanted: Sequence[str]) -> list[Download]:
         return [Download("owner/name", file, 1, True) for file in self.kept]
 
     def locate(self, name: str, wanted: Sequence[str]) -> Path:
@@ -104,7 +104,7 @@ class Hub:
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, hub: Hub) -> Hub:
-    for name in ("downloads", "cached", "locate"):
+    for name in ("list_downloads", "cached_files", "locate"):
         monkeypatch.setattr(lora_source, name, vars(Hub)[name].__get__(hub))
     return hub
 
@@ -118,7 +118,7 @@ def test_the_one_file_of_a_repository_is_fetched_and_no_other(monkeypatch: pytes
 
 def test_several_files_of_a_repository_are_listed_likely_ones_first(monkeypatch: pytest.MonkeyPatch) -> None:
     hub = stand_in(monkeypatch, Hub(["dev.safetensors", "x-lora-2.safetensors", "x-LoRA-1.safetensors"]))
-    with pytest.raises(SpecError, match=r"3 files: x-LoRA-1.safetensors, x-lora-2.safetensors, dev") as caught:
+    with pytest.raises(UsageError, match=r"3 files: x-LoRA-1.safetensors, x-lora-2.safetensors, dev") as caught:
         lora_file("owner/name")
     assert caught.value.hint == "name one: --lora owner/name/x-LoRA-1.safetensors"
     assert hub.fetched == []
@@ -129,7 +129,7 @@ def test_where_the_hub_cannot_be_asked_the_cache_is(monkeypatch: pytest.MonkeyPa
     lora_file("owner/name")
     assert hub.fetched == ["owner/name/lora.safetensors"]
     stand_in(monkeypatch, Hub([]))
-    with pytest.raises(SpecError, match="owner/name holds no LoRA"):
+    with pytest.raises(UsageError, match="owner/name holds no LoRA"):
         lora_file("owner/name")
 
 

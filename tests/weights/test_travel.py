@@ -15,20 +15,19 @@ from flax import nnx
 from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from generations import LTX2_3
 from ltx2_cli.core.components import placement
-from ltx2_cli.forecast.configs import foresee
+from ltx2_cli.estimate.offline import plan_offline
 from ltx2_cli.models.transformer import Transformer
-from ltx2_cli.profiles import read_sharding, read_spec
+from ltx2_cli.request.profiles import read_sharding, read_spec
 from ltx2_cli.sharding import lay_out
 from ltx2_cli.weights import load as load_module
-from ltx2_cli.weights import staging
+from ltx2_cli.weights import reading
 from ltx2_cli.weights.checkpoint import Tensor, TensorFiles
 from ltx2_cli.weights.declare import CONV, Scope, Weight, declared, random_weights, weights
-from ltx2_cli.weights.load import CHUNK, load
-from ltx2_cli.weights.on_devices import Place, spread
-from ltx2_cli.weights.save import save
-from ltx2_cli.weights.staging import pieces
+from ltx2_cli.weights.load import CHUNK, load, save
+from ltx2_cli.weights.reading import pieces
+from ltx2_cli.weights.transfer import Place, spread
+from model_versions import LTX2_3
 
 PROFILES = ("ironwood", "trillium", "gpu", "single")
 
@@ -69,7 +68,7 @@ def denoiser() -> Transformer:
 def test_every_byte_is_sent_to_one_device(
     folder: Path, sent: list[int], profile: str, chunk: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "SMALL", 2**8)  # the tiny denoiser's matrices are large
+    monkeypatch.setattr(reading, "SMALL", 2**8)  # the tiny denoiser's matrices are large
     plan = lay_out(read_sharding(profile), jax.devices(), weights(denoiser()), rows=2)
     loaded = jax.tree.leaves(load(denoiser(), TensorFiles(folder), plan.place, chunk=chunk))
     assert plan.mesh.size == (1 if profile == "single" else 8)
@@ -86,7 +85,7 @@ class Described(TensorFiles):
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_every_byte_of_the_published_networks_is_sent_to_one_device(profile: str) -> None:
-    plan = foresee(read_spec(prompt="rain", model="ltx2", sharding=profile), jax.devices())
+    plan = plan_offline(read_spec(prompt="rain", model="ltx2", sharding=profile), jax.devices())
     size = total = 0
     for name, network in plan.networks.present().items():
         described = Described(network)
@@ -200,7 +199,7 @@ def test_the_host_reads_no_further_ahead_than_it_says(tmp_path: Path, monkeypatc
     stack = random_weights(Stack(), seed=0)
     save(stack, tmp_path / "model.safetensors")
     layer, read, most = stack.layers[0].nbytes, [], []
-    monkeypatch.setattr(load_module, "READ_AHEAD", 3 * layer)
+    monkeypatch.setattr(reading, "READ_AHEAD", 3 * layer)
     send = load_module.send
 
     class Noting(TensorFiles):
@@ -245,14 +244,14 @@ def turned(mesh: Mesh) -> Callable[[Weight], Place]:
     return place
 
 
-@pytest.mark.parametrize("small", [0, staging.SMALL])
+@pytest.mark.parametrize("small", [0, reading.SMALL])
 @pytest.mark.parametrize("devices", [1, 8])
 @pytest.mark.parametrize("chunk", [None, 2**14, 1])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_weight_lies_as_its_place_says(
     tmp_path: Path, chunk: int | None, devices: int, dtype: str, small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "SMALL", small)
+    monkeypatch.setattr(reading, "SMALL", small)
     network = random_weights(Network(), seed=0)
     save(network, tmp_path / "model.safetensors")
     place = turned(Mesh(np.asarray(jax.devices()[:devices]).reshape(-1, min(2, devices)), ("tokens", "heads")))

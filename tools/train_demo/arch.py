@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from ltx2_cli.models.arch import PUBLISHED_SCHEDULE, Arch, AudioVAEArch, BandwidthVocoderArch
-from ltx2_cli.models.published import LTX2_3
+from ltx2_cli.models.arch import PUBLISHED_SCHEDULE, Arch, AudioVAEArch, VocoderWithBWEArch
+from ltx2_cli.models.published import LTX2_3_ARCH
 from ltx2_cli.models.upsampler import LatentUpsamplerArch
 from tools.train_demo.words import VOCABULARY
 
@@ -13,7 +13,7 @@ TEXT_WIDTH, TEXT_LAYERS = 64, 3
 
 ARCH = Arch(
     replace(
-        LTX2_3.transformer,
+        LTX2_3_ARCH.transformer,
         in_channels=32,
         out_channels=32,
         num_attention_heads=HEADS,
@@ -28,7 +28,7 @@ ARCH = Arch(
         caption_channels=TEXT_WIDTH,
     ),
     replace(
-        LTX2_3.connectors,
+        LTX2_3_ARCH.connectors,
         caption_channels=TEXT_WIDTH,
         text_proj_in_factor=TEXT_LAYERS + 1,
         video_connector_num_attention_heads=HEADS,
@@ -43,7 +43,7 @@ ARCH = Arch(
         audio_hidden_dim=AUDIO_WIDTH,
     ),
     replace(
-        LTX2_3.video_vae,
+        LTX2_3_ARCH.video_vae,
         latent_channels=32,
         block_out_channels=(32, 64, 64, 128),
         decoder_block_out_channels=(32, 64, 64, 64),
@@ -53,7 +53,7 @@ ARCH = Arch(
     ),
     # diffusers counts the statistics of latents by base_channels, so these are latent_channels · mel_bins / 4
     AudioVAEArch(base_channels=32, ch_mult=(1, 1, 2), num_res_blocks=1, latent_channels=2),
-    BandwidthVocoderArch(
+    VocoderWithBWEArch(
         hidden_channels=128,
         upsample_kernel_sizes=(20, 8, 8),
         upsample_factors=(10, 4, 4),

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ltx2_cli.models.audio_vae import AudioVAE
-from ltx2_cli.models.bandwidth import LEAST_MEL, BandwidthVocoder
-from ltx2_cli.models.mel import log_mel, of_latents, resample
+from ltx2_cli.models.mel import crop_or_pad, log_mel, resample
+from ltx2_cli.models.vocoder_with_bwe import LEAST_MEL, VocoderWithBWE
 from ltx2_cli.weights.declare import Scope, Weight, map_weights
 from tools.train_demo.arch import ARCH
 from tools.train_demo.initial import initial, with_spectra
@@ -30,7 +30,7 @@ def draw(rng: np.random.Generator, clips: int = CLIPS) -> np.ndarray:
 
 def spectrograms(sounds: jax.Array) -> jax.Array:
     """What the autoencoder takes of sounds [clips, samples, 2]."""
-    return of_latents(log_mel(sounds, SAMPLING_RATE, ARCH.audio_vae), LATENTS, ARCH.audio_vae)
+    return crop_or_pad(log_mel(sounds, SAMPLING_RATE, ARCH.audio_vae), LATENTS, ARCH.audio_vae)
 
 
 def loss(vae: AudioVAE, sounds: jax.Array, key: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -61,7 +61,7 @@ def _silent(vae: AudioVAE) -> AudioVAE:
 
 
 def vocoder_loss(
-    vae: AudioVAE, vocoder: BandwidthVocoder, sounds: jax.Array, key: jax.Array
+    vae: AudioVAE, vocoder: VocoderWithBWE, sounds: jax.Array, key: jax.Array
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """How far waveforms are from the sounds whose spectrograms the autoencoder made, sample by sample: every note has
     whole periods an instant, so that a vocoder can know its phase."""
@@ -86,7 +86,7 @@ def _spectral(made: jax.Array, wanted: jax.Array) -> jax.Array:
     return jnp.mean(jnp.abs(made - wanted))
 
 
-def trained_vocoder(course: Course, vae: AudioVAE, out: Path) -> BandwidthVocoder:
+def trained_vocoder(course: Course, vae: AudioVAE, out: Path) -> VocoderWithBWE:
     """The vocoder at the end of its course."""
-    vocoder = with_spectra(initial(BandwidthVocoder(Scope("float32"), ARCH.vocoder, clamp=False), seed=3), ARCH.vocoder)
+    vocoder = with_spectra(initial(VocoderWithBWE(Scope("float32"), ARCH.vocoder, clamp=False), seed=3), ARCH.vocoder)
     return train(course, vocoder, partial(vocoder_loss, vae), partial(draw, clips=PIECES), out)

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ltx2_cli.files import replacing
 from ltx2_cli.models.audio_vae import AudioVAE, pack
 from ltx2_cli.models.video_vae import VideoVAE
 from ltx2_cli.weights.declare import Weight, map_weights
-from ltx2_cli.writing import replacing
 from tools.train_demo.audio import spectrograms
 from tools.train_demo.training import OPTIONS
 from tools.train_demo.world import Scene, draw_frames, draw_scene, plain, record_sound
@@ -35,13 +35,13 @@ class Clips(NamedTuple):
 def with_statistics(vae: VideoVAE, audio_vae: AudioVAE, count: int) -> tuple[VideoVAE, AudioVAE]:
     """The autoencoders with the mean and the spread of what they make of some clips."""
     compiled = partial(jax.jit, compiler_options=OPTIONS.get(jax.default_backend()))
-    to_video = compiled(lambda x: vae.encoder(x))
-    to_audio = compiled(lambda x: pack(audio_vae.encoder(spectrograms(x))))
+    to_video = compiled(lambda vae, x: vae.encoder(x))
+    to_audio = compiled(lambda audio_vae, x: pack(audio_vae.encoder(spectrograms(x))))
     video, audio = [], []
     for number in range(count):
         scene = scene_of(9, number)
-        video.append(np.asarray(to_video(draw_frames(scene, PIXELS)[None])))
-        audio.append(np.asarray(to_audio(record_sound(scene)[None])))
+        video.append(np.asarray(to_video(vae, draw_frames(scene, PIXELS)[None])))
+        audio.append(np.asarray(to_audio(audio_vae, record_sound(scene)[None])))
     return _measured(vae, np.concatenate(video)), _measured(audio_vae, np.concatenate(audio))
 
 
@@ -80,11 +80,12 @@ def clips(count: int, pixels: int, vae: VideoVAE, audio_vae: AudioVAE, out: Path
     path = out / f"clips_{pixels}.npz"
     video, audio = _kept(path)
     compiled = partial(jax.jit, compiler_options=OPTIONS.get(jax.default_backend()))
-    to_video, to_audio = compiled(lambda x: vae.encode(x)), compiled(lambda x: audio_vae.encode(spectrograms(x)))
+    to_video = compiled(lambda vae, x: vae.encode(x))
+    to_audio = compiled(lambda audio_vae, x: audio_vae.encode(spectrograms(x)))
     for first in range(len(video), count, AT_ONCE):
         scenes = [training_scene(number) for number in range(first, first + AT_ONCE)]
-        video.extend(np.asarray(to_video(np.stack([draw_frames(scene, pixels) for scene in scenes])), np.float16))
-        audio.extend(np.asarray(to_audio(np.stack([record_sound(scene) for scene in scenes])), np.float16))
+        video.extend(np.asarray(to_video(vae, np.stack([draw_frames(scene, pixels) for scene in scenes])), np.float16))
+        audio.extend(np.asarray(to_audio(audio_vae, np.stack([record_sound(scene) for scene in scenes])), np.float16))
         if first // AT_ONCE % KEEP_EVERY == KEEP_EVERY - 1 or first + AT_ONCE >= count:
             with replacing(path) as temporary, temporary.open("wb") as file:
                 np.savez(file, video=np.stack(video), audio=np.stack(audio))

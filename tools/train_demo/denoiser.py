@@ -11,11 +11,11 @@ import numpy as np
 from flax import nnx
 
 from ltx2_cli.diffusion.geometry import clip_geometry
-from ltx2_cli.models.block import Ropes, Switches
+from ltx2_cli.models.block import PassMasks, Ropes
 from ltx2_cli.models.connectors import TextConnectors
 from ltx2_cli.models.gemma import Gemma, gemma_arch
-from ltx2_cli.models.transformer import Transformer, rope_tables
-from ltx2_cli.spec import AV
+from ltx2_cli.models.transformer import DenoiserInputs, Transformer, rope_tables
+from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.declare import Scope
 from tools.train_demo.arch import ARCH, TEXT_CONFIG
 from tools.train_demo.captions import caption, words_of
@@ -43,24 +43,24 @@ class Denoiser(nnx.Module):
 
     def __call__(
         self,
-        latents: AV[jax.Array],
+        latents: Streams[jax.Array],
         sigmas: jax.Array,
         ids: jax.Array,
         mask: jax.Array,
         exchanging: jax.Array,
-        ropes: AV[Ropes],
-    ) -> AV[jax.Array]:
+        ropes: Streams[Ropes],
+    ) -> Streams[jax.Array]:
         """Velocities of latents [clips, tokens, channels], each clip at a noise level and with a caption of its own."""
         contexts = self.connectors(self.text_encoder(ids, mask), mask)
 
         def one(
-            latents: AV[jax.Array], sigma: jax.Array, context: AV[jax.Array], exchanging: jax.Array
-        ) -> AV[jax.Array]:
-            text = self.transformer.text_context(AV(*(stream[None] for stream in context)))
-            switches = Switches(np.ones((ARCH.transformer.num_layers, 1), bool), exchanging[None])
-            rows = AV(*(stream[None] for stream in latents))
-            velocities = self.transformer(rows, sigma, text, jnp.zeros(1, int), ropes, switches)
-            return AV(*(stream[0] for stream in velocities))
+            latents: Streams[jax.Array], sigma: jax.Array, context: Streams[jax.Array], exchanging: jax.Array
+        ) -> Streams[jax.Array]:
+            text = self.transformer.text_context(Streams(*(stream[None] for stream in context)))
+            switches = PassMasks(np.ones((ARCH.transformer.num_layers, 1), bool), exchanging[None])
+            rows = Streams(*(stream[None] for stream in latents))
+            velocities = self.transformer(rows, sigma, DenoiserInputs(text, jnp.zeros(1, int), ropes, switches))
+            return Streams(*(stream[0] for stream in velocities))
 
         return jax.vmap(one)(latents, sigmas, contexts, exchanging)
 
@@ -71,7 +71,7 @@ def by_folder(denoiser: Denoiser) -> dict[str, nnx.Module]:
 
 
 @cache
-def ropes(pixels: int) -> AV[Ropes]:
+def ropes(pixels: int) -> Streams[Ropes]:
     """The rotary tables of a clip of the world's length."""
     return rope_tables(
         clip_geometry(NUM_FRAMES, pixels, pixels, FPS, ARCH.compression, ARCH.transformer.scales), ARCH.transformer
@@ -108,10 +108,10 @@ def _described(scene: Scene, rng: np.random.Generator) -> str:
 
 def loss(pixels: int, denoiser: Denoiser, batch: dict[str, jax.Array], key: jax.Array) -> tuple[jax.Array, dict]:
     """How far velocities are from noise minus latents, squared (arXiv:2210.02747)."""
-    clean, sigma = AV(batch["video"], batch["audio"]), batch["sigma"]
-    noise = AV(*(jax.random.normal(jax.random.fold_in(key, i), x.shape) for i, x in enumerate(clean)))
+    clean, sigma = Streams(batch["video"], batch["audio"]), batch["sigma"]
+    noise = Streams(*(jax.random.normal(jax.random.fold_in(key, i), x.shape) for i, x in enumerate(clean)))
     level = sigma[:, None, None]
-    noisy = AV(*((1 - level) * x + level * n for x, n in zip(clean, noise, strict=True)))
+    noisy = Streams(*((1 - level) * x + level * n for x, n in zip(clean, noise, strict=True)))
     made = denoiser(noisy, sigma, batch["ids"], batch["mask"], batch["exchanging"], ropes(pixels))
     video, audio = (jnp.mean(jnp.square(v - (n - x))) for v, n, x in zip(made, noise, clean, strict=True))
     return video + audio, {"video": video, "audio": audio}

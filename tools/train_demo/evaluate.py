@@ -16,7 +16,7 @@ import typer
 from ltx2_cli import load, read_spec, resolve, run
 from ltx2_cli.media import write_mp4
 from ltx2_cli.weights.digests import digests
-from ltx2_cli.weights.hub import EMBEDDED, path_of
+from ltx2_cli.weights.hub import EMBEDDED, as_path
 from tools.train_demo.captions import Caption, caption
 from tools.train_demo.measure import Seen, measure_mp4, shares
 from tools.train_demo.reconstruct import given_back
@@ -77,7 +77,7 @@ def main(
     variants: Annotated[str, typer.Option(help=f"Some of: {'; '.join(VARIANTS | ELSEWHERE)}.")] = "; ".join(VARIANTS),
 ) -> None:
     """Print a line of JSON of the autoencoders and the files, and one a variant; clip i is made from seed i."""
-    files = sorted(path_of(checkpoint).rglob("*.safetensors"))
+    files = sorted(as_path(checkpoint).rglob("*.safetensors"))
     print(json.dumps({"autoencoders": given_back(checkpoint, count), "files": digests(files)}), flush=True)
     for name in variants.split("; "):
         scenes, captions = zip(*(held_out_briefly if SHORT in name else held_out)(count), strict=True)

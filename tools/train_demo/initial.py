@@ -5,9 +5,9 @@ import zlib
 import jax.numpy as jnp
 import numpy as np
 
-from ltx2_cli.models.arch import BandwidthVocoderArch
-from ltx2_cli.models.bandwidth import BandwidthVocoder
+from ltx2_cli.models.arch import VocoderWithBWEArch
 from ltx2_cli.models.mel import mel_bank
+from ltx2_cli.models.vocoder_with_bwe import VocoderWithBWE
 from ltx2_cli.weights.declare import CONV, TRANSPOSED_CONV, VIDEO_CONV, M, Weight, map_weights
 
 TAPS = 12
@@ -56,7 +56,7 @@ def low_pass() -> np.ndarray:
     return taps / taps.sum()
 
 
-def with_spectra(vocoder: BandwidthVocoder, arch: BandwidthVocoderArch) -> BandwidthVocoder:
+def with_spectra(vocoder: VocoderWithBWE, arch: VocoderWithBWEArch) -> VocoderWithBWE:
     """`vocoder` with the Fourier transform and the mel filters that its second generator hears through."""
     length, bins = arch.filter_length, arch.filter_length // 2 + 1
     angles = 2 * np.pi * np.outer(np.arange(bins), np.arange(length)) / length

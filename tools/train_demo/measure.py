@@ -11,7 +11,7 @@ import imageio_ffmpeg
 import numpy as np
 
 from ltx2_cli.media import Media
-from ltx2_cli.video_file import open_video
+from ltx2_cli.media.video_file import open_video
 from tools.train_demo import hearing
 from tools.train_demo.hearing import SEMITONE
 from tools.train_demo.sight import look
@@ -162,7 +162,7 @@ def _in_time(seen: Seen) -> bool:
 
 
 def read_mp4(file: File) -> Media:
-    """The frames and the sound of an mp4, decoded. Raises `SpecError` where it is damaged."""
+    """The frames and the sound of an mp4, decoded. Raises `UsageError` where it is damaged."""
     video = open_video(file)
     # The matrix and the range are those that the file says.
     picture = ["-vf", "scale=out_range=pc:flags=accurate_rnd", "-pix_fmt", "rgb24", "-f", "rawvideo", "-"]

@@ -1,5 +1,6 @@
 """What the demo makes of prompts that are typed first, on one picture: `python -m tools.train_demo.picture`."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,9 +10,10 @@ import typer
 from PIL import Image
 
 from ltx2_cli import load, read_spec, resolve, run
-from ltx2_cli.contact_sheet import Row, row, write_contact_sheet
-from ltx2_cli.plan import Plan, first_stage
-from ltx2_cli.weights.hub import EMBEDDED
+from ltx2_cli.media.contact_sheet import Row, row, write_contact_sheet
+from ltx2_cli.plan.resolve import Plan, stage1_plan
+from ltx2_cli.weights.digests import digests
+from ltx2_cli.weights.hub import EMBEDDED, as_path
 
 PROMPTS = (
     "a red ball bounces",
@@ -38,7 +40,13 @@ def main(
     with TemporaryDirectory() as folder:
         sheet = Path(folder) / "sheet.png"
         write_contact_sheet(list(rows(checkpoint)), sheet)
-        Image.open(sheet).save(out, quality=85)
+        Image.open(sheet).save(out, quality=85, comment=origin(checkpoint))
+
+
+def origin(checkpoint: str) -> str:
+    """What the picture depends on, which it carries as its comment: JSON of the weights' SHA-256 and the prompts."""
+    files = digests(sorted(as_path(checkpoint).rglob("*.safetensors")))
+    return json.dumps({"files": files, "prompts": PROMPTS, "in_two_stages": IN_TWO_STAGES, "seed": SEED})
 
 
 def rows(checkpoint: str) -> Iterator[Row]:
@@ -47,7 +55,7 @@ def rows(checkpoint: str) -> Iterator[Row]:
         yield shown(prompt, planned(prompt, "one_stage", checkpoint))
     for prompt in IN_TWO_STAGES:
         plan = planned(prompt, "two_stage", checkpoint)
-        yield shown(f"{prompt} (draft: the first of two stages)", first_stage(plan))
+        yield shown(f"{prompt} (draft: the first of two stages)", stage1_plan(plan))
         yield shown(f"{prompt} (two stages)", plan)
 
 

@@ -7,9 +7,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ltx2_cli.models.audio_vae import AudioVAE
-from ltx2_cli.models.bandwidth import BandwidthVocoder
 from ltx2_cli.models.folder import open_folder
 from ltx2_cli.models.video_vae import VideoVAE
+from ltx2_cli.models.vocoder_with_bwe import VocoderWithBWE
 from ltx2_cli.weights.declare import Scope
 from ltx2_cli.weights.hub import locate
 from ltx2_cli.weights.load import load
@@ -30,17 +30,18 @@ def given_back(checkpoint: str, count: int) -> dict[str, float]:
     place, scope = (lambda weight: NamedSharding(device, PartitionSpec())), Scope("float32")
     vae = load(VideoVAE(scope, found.arch.video_vae), found.files["vae"], place)
     audio_vae = load(AudioVAE(scope, found.arch.audio_vae), found.files["audio_vae"], place)
-    vocoder = load(BandwidthVocoder(scope, found.arch.vocoder, clamp=True), found.files["vocoder"], place)
+    vocoder = load(VocoderWithBWE(scope, found.arch.vocoder, clamp=True), found.files["vocoder"], place)
     compiled = partial(jax.jit, compiler_options=OPTIONS.get(jax.default_backend()))
-    again = compiled(lambda video: vae.decode(vae.encode(video)).clip(-1, 1))
-    heard = compiled(lambda sound: vocoder(audio_vae.decode(audio_vae.encode(spectrograms(sound)))))
+    # weights are arguments: as constants, XLA would compute with them while it compiles
+    again = compiled(lambda vae, video: vae.decode(vae.encode(video)).clip(-1, 1))
+    heard = compiled(lambda audio_vae, vocoder, x: vocoder(audio_vae.decode(audio_vae.encode(spectrograms(x)))))
     signal_to_noise, semitones = [], []
     for number in range(count):
         scene = scene_of(SEED, number, held_out=True)
         video, sound = draw_frames(scene, PIXELS)[None], record_sound(scene)[None]
-        error = np.square(np.asarray(again(video)) - video).mean()
+        error = np.square(np.asarray(again(vae, video)) - video).mean()
         signal_to_noise.append(-10 * np.log10(error / 4))  # the values lie 2 apart at most
-        semitones.extend(_apart(scene, np.asarray(heard(sound))[0]))
+        semitones.extend(_apart(scene, np.asarray(heard(audio_vae, vocoder, sound))[0]))
     return {
         "clips": count,
         "psnr": round(float(np.mean(signal_to_noise)), 2),

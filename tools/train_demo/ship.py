@@ -7,13 +7,13 @@ from pathlib import Path
 import jax.numpy as jnp
 from flax import nnx
 
-from ltx2_cli.models.arch import Arch, BandwidthVocoderArch, VideoVAEArch
+from ltx2_cli.models.arch import Arch, VideoVAEArch, VocoderWithBWEArch
 from ltx2_cli.models.config import Config, NetworkArch
 from ltx2_cli.models.folder import CONFIG, SCHEDULER
 from ltx2_cli.models.networks import TEXT_ENCODER
 from ltx2_cli.weights.declare import M, map_weights
+from ltx2_cli.weights.load import save
 from ltx2_cli.weights.published import UPSAMPLER
-from ltx2_cli.weights.save import save
 from tools.train_demo.arch import TEXT_CONFIG, UPSAMPLER_ARCH
 from tools.train_demo.words import write_tokenizer
 
@@ -22,7 +22,7 @@ TEXT_CLASS = "Gemma3TextModel"  # in transformers; the others in diffusers
 
 def ship(networks: dict[str, nnx.Module], arch: Arch, folder: Path) -> None:
     """Write `networks`, by the names of their folders, as they are, and all that stands beside them."""
-    extended = isinstance(arch.vocoder, BandwidthVocoderArch)
+    extended = isinstance(arch.vocoder, VocoderWithBWEArch)
     configs = {
         TEXT_ENCODER: {"architectures": [TEXT_CLASS]} | TEXT_CONFIG,
         "connectors": _config("LTX2TextConnectors", arch.connectors),
@@ -52,7 +52,7 @@ def _config(name: str, arch: NetworkArch) -> Config:
 
 
 def _for_each_stage(arch: VideoVAEArch) -> Config:
-    """What diffusers wants of each stage, by default of as many as the first generation has."""
+    """What diffusers wants of each stage, by default of as many as the first model version has."""
     stages = len(arch.decoder_block_out_channels)
     return {"decoder_spatio_temporal_scaling": [True] * stages, "decoder_inject_noise": [False] * (stages + 1)}
 

@@ -12,7 +12,7 @@ from ltx2_cli.models.folder import open_folder
 from ltx2_cli.models.gemma import Gemma, gemma_arch
 from ltx2_cli.models.networks import TEXT_ENCODER, abstract_networks
 from ltx2_cli.models.upsampler import LatentUpsampler
-from ltx2_cli.spec import DType
+from ltx2_cli.request.spec import DType
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope, Weight, map_weights, weights
 from ltx2_cli.weights.load import load

@@ -14,8 +14,8 @@ import numpy as np
 import optax
 from optax.contrib import MuonDimensionNumbers, muon
 
+from ltx2_cli.files import replacing
 from ltx2_cli.weights.declare import PLAIN, M, Weight, map_weights, weights
-from ltx2_cli.writing import replacing
 
 # XLA for the CPU leaves products, convolutions and sums to a library; its own code is mostly faster but for products.
 OPTIONS = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}}

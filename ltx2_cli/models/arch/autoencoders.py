@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ltx2_cli.models.config import EARLIER, LATER, Config, NetworkArch
+from ltx2_cli.models.config import LTX2, LTX2_3, Config, NetworkArch
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class VideoVAEArch(NetworkArch):
     temporal_compression_ratio: int = 8
 
     only: ClassVar[Config] = {"timestep_conditioning": False, "scaling_factor": 1.0, "patch_size_t": 1}
-    each: ClassVar[Config] = {
+    per_level: ClassVar[Config] = {
         "down_block_types": "LTX2VideoDownBlock3D",
         "spatio_temporal_scaling": True,
         "decoder_spatio_temporal_scaling": True,
@@ -65,11 +65,11 @@ class VideoVAEArch(NetworkArch):
                 )
 
     @property
-    def generation(self) -> str | None:
+    def model_version(self) -> str | None:
         mode = self.decoder_spatial_padding_mode
         if all(self.upsample_residual) and mode == "reflect":
-            return EARLIER
-        return LATER if not any(self.upsample_residual) and mode == "zeros" else None
+            return LTX2
+        return LTX2_3 if not any(self.upsample_residual) and mode == "zeros" else None
 
     @property
     def smallest(self) -> int:
@@ -98,12 +98,22 @@ class AudioVAEArch(NetworkArch):
         "is_causal": True,
         "double_z": True,
     }
-    each: ClassVar[Config] = {"attn_resolutions": None}
+    per_level: ClassVar[Config] = {"attn_resolutions": None}
     unread: ClassVar[frozenset[str]] = frozenset({"dropout", "resolution"})
 
     def conflicts(self) -> Iterator[str]:
         if len(self.ch_mult) != 3 or self.mel_bins % 4:
             yield "only three levels (len(ch_mult)) and mel_bins that divide by 4 are"
+
+    @property
+    def features(self) -> int:
+        """Numbers of a latent: all its channels and mel bins."""
+        return self.latent_channels * self.latent_mels
+
+    @property
+    def mel_channels(self) -> int:
+        """Mel bins of all channels of the sound."""
+        return self.output_channels * self.mel_bins
 
     @property
     def latent_mels(self) -> int:

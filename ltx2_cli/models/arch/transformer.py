@@ -1,12 +1,13 @@
-"""The denoiser and its two streams."""
+"""The denoiser, the text connectors before it, and the noise levels."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
-from ltx2_cli.diffusion.geometry import Scales
-from ltx2_cli.models.config import EARLIER, LATER, Config, NetworkArch
-from ltx2_cli.spec import AV
+from ltx2_cli.diffusion.geometry import LatentScale
+from ltx2_cli.diffusion.schedule import Schedule
+from ltx2_cli.models.config import LTX2, LTX2_3, Config, NetworkArch
+from ltx2_cli.request.spec import Streams
 
 
 @dataclass(frozen=True)
@@ -105,48 +106,152 @@ class TransformerArch(NetworkArch):
                 yield f"{stream.prefix}cross_attention_dim is {stream.text_width}, text is projected to {stream.width}"
 
     @property
-    def generation(self) -> str:
-        return LATER if self.cross_attn_mod else EARLIER
+    def model_version(self) -> str:
+        return LTX2_3 if self.cross_attn_mod else LTX2
 
     @property
-    def streams(self) -> AV[StreamArch]:
+    def context_widths(self) -> Streams[int]:
+        """Channels of the text that each stream takes."""
+        return Streams(*(stream.context_width for stream in self.streams))
+
+    @property
+    def streams(self) -> Streams[StreamArch]:
         """The two halves."""
-        caption = self.caption_channels if self.use_prompt_embeddings else 0
-        video = StreamArch(
-            name="video",
-            prefix="",
-            gate="a2v",
-            in_channels=self.in_channels,
-            out_channels=self.out_channels,
-            heads=self.num_attention_heads,
-            head_dim=self.attention_head_dim,
-            text_width=self.cross_attention_dim,
-            caption_channels=caption,
-            gated=self.gated_attn,
-            text_modulated=self.cross_attn_mod,
-            feed_forward_bias=self.ff_bias,
-            max_positions=(self.pos_embed_max_pos, self.base_height, self.base_width),
+        return Streams(
+            self._stream("video", "", "a2v", (self.pos_embed_max_pos, self.base_height, self.base_width)),
+            self._stream("audio", "audio_", "v2a", (self.audio_pos_embed_max_pos,)),
         )
-        audio = StreamArch(
-            name="audio",
-            prefix="audio_",
-            gate="v2a",
-            in_channels=self.audio_in_channels,
-            out_channels=self.audio_out_channels,
-            heads=self.audio_num_attention_heads,
-            head_dim=self.audio_attention_head_dim,
-            text_width=self.audio_cross_attention_dim,
-            caption_channels=caption,
-            gated=self.audio_gated_attn,
-            text_modulated=self.audio_cross_attn_mod,
-            feed_forward_bias=self.audio_ff_bias,
-            max_positions=(self.audio_pos_embed_max_pos,),
+
+    def _stream(self, name: str, prefix: str, gate: str, max_positions: tuple[int, ...]) -> StreamArch:
+        values = {key.removeprefix(prefix): value for key, value in vars(self).items() if key.startswith(prefix)}
+        return StreamArch(
+            name,
+            prefix,
+            gate,
+            in_channels=values["in_channels"],
+            out_channels=values["out_channels"],
+            heads=values["num_attention_heads"],
+            head_dim=values["attention_head_dim"],
+            text_width=values["cross_attention_dim"],
+            caption_channels=self.caption_channels if self.use_prompt_embeddings else 0,
+            gated=values["gated_attn"],
+            text_modulated=values["cross_attn_mod"],
+            feed_forward_bias=values["ff_bias"],
+            max_positions=max_positions,
         )
-        return AV(video, audio)
 
     @property
-    def scales(self) -> Scales:
+    def scales(self) -> LatentScale:
         """How latents lie in time and space."""
         time, height, width = self.vae_scale_factors
         mel = (self.audio_scale_factor, self.audio_hop_length, self.audio_sampling_rate)
-        return Scales(time, height, width, *mel, self.causal_offset)
+        return LatentScale(time, height, width, *mel, self.causal_offset)
+
+
+class ConnectorArch(NamedTuple):
+    """The sizes of one stream's connector."""
+
+    heads: int
+    head_dim: int
+    layers: int
+    registers: int
+    gated: bool
+
+    @property
+    def width(self) -> int:
+        """Channels of a token."""
+        return self.heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class ConnectorsArch(NetworkArch):
+    """Text features and the two connectors."""
+
+    caption_channels: int = 3840
+    text_proj_in_factor: int = 49
+    video_connector_num_attention_heads: int = 30
+    video_connector_attention_head_dim: int = 128
+    video_connector_num_layers: int = 2
+    video_connector_num_learnable_registers: int = 128
+    audio_connector_num_attention_heads: int = 30
+    audio_connector_attention_head_dim: int = 128
+    audio_connector_num_layers: int = 2
+    audio_connector_num_learnable_registers: int = 128
+    video_gated_attn: bool = False
+    audio_gated_attn: bool = False
+    connector_rope_base_seq_len: int = 4096
+    rope_theta: float = 10000.0
+    per_modality_projections: bool = False
+    video_hidden_dim: int = 4096
+    audio_hidden_dim: int = 2048
+    proj_bias: bool = False
+
+    only: ClassVar[Config] = {"rope_double_precision": True, "rope_type": "split"}
+    omitted: ClassVar[Config] = {"rope_type": "interleaved"}
+    unread: ClassVar[frozenset[str]] = frozenset({"causal_temporal_positioning"})
+
+    @property
+    def model_version(self) -> str:
+        return LTX2_3 if self.per_modality_projections else LTX2
+
+    @property
+    def widths(self) -> Streams[int]:
+        """Channels of each stream's features, which its connector must share."""
+        if self.per_modality_projections:
+            return Streams(self.video_hidden_dim, self.audio_hidden_dim)
+        return Streams(self.caption_channels, self.caption_channels)
+
+    @property
+    def connectors(self) -> Streams[ConnectorArch]:
+        """The sizes of each stream's connector."""
+        values = vars(self)
+
+        def connector(stream: str) -> ConnectorArch:
+            return ConnectorArch(
+                heads=values[f"{stream}_connector_num_attention_heads"],
+                head_dim=values[f"{stream}_connector_attention_head_dim"],
+                layers=values[f"{stream}_connector_num_layers"],
+                registers=values[f"{stream}_connector_num_learnable_registers"],
+                gated=values[f"{stream}_gated_attn"],
+            )
+
+        return Streams(connector("video"), connector("audio"))
+
+    def conflicts(self) -> Iterator[str]:
+        for stream, connector, features in zip(Streams._fields, self.connectors, self.widths, strict=True):
+            if connector.width != features:
+                yield f"the {stream} connector is {connector.width} wide, its features {features}"
+            if connector.head_dim % 2:
+                yield f"{stream}_connector_attention_head_dim is odd, and heads are rotated in halves"
+
+
+@dataclass(frozen=True)
+class SchedulerArch(Schedule, NetworkArch):
+    """The noise levels a checkpoint was made for."""
+
+    only: ClassVar[Config] = {
+        "num_train_timesteps": 1000,
+        "time_shift_type": "exponential",
+        "invert_sigmas": False,
+        "use_karras_sigmas": False,
+        "use_exponential_sigmas": False,
+        "use_beta_sigmas": False,
+        "stochastic_sampling": False,
+    }
+    signed: ClassVar[frozenset[str]] = frozenset({"base_shift", "max_shift", "shift_terminal"})
+
+    def conflicts(self) -> Iterator[str]:
+        if not 0 <= (self.shift_terminal or 0) < 1:
+            yield f"shift_terminal is {self.shift_terminal}, only from 0 to below 1 is"
+        if self.base_image_seq_len == self.max_image_seq_len:
+            yield "base_image_seq_len and max_image_seq_len are equal"
+
+
+PUBLISHED_SCHEDULE = SchedulerArch(
+    use_dynamic_shifting=True,
+    base_shift=0.95,
+    max_shift=2.05,
+    base_image_seq_len=1024,
+    max_image_seq_len=4096,
+    shift_terminal=0.1,
+)

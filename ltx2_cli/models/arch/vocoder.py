@@ -1,11 +1,11 @@
-"""The vocoders of the two generations."""
+"""The vocoders of the two model versions."""
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
-from ltx2_cli.models.config import EARLIER, LATER, NetworkArch
+from ltx2_cli.models.config import LTX2, LTX2_3, NetworkArch
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class VocoderArch(NetworkArch):
     nullable: ClassVar[frozenset[str]] = frozenset({"final_act_fn"})
 
     @property
-    def generation(self) -> str:
-        return EARLIER
+    def model_version(self) -> str:
+        return LTX2
 
     def conflicts(self) -> Iterator[str]:
         if (self.act_fn, self.antialias) not in (("leaky_relu", False), ("snakebeta", True)):
@@ -53,7 +53,7 @@ class VocoderArch(NetworkArch):
 
 
 @dataclass(frozen=True)
-class BandwidthVocoderArch(VocoderArch):
+class VocoderWithBWEArch(VocoderArch):
     """Mel spectrogram to waveform, by two generators: the first as in `VocoderArch` at `input_sampling_rate`, the
     second adds what `output_sampling_rate` has room for."""
 
@@ -86,29 +86,14 @@ class BandwidthVocoderArch(VocoderArch):
     output_sampling_rate: int = 48000
 
     @property
-    def generation(self) -> str:
-        return LATER
+    def model_version(self) -> str:
+        return LTX2_3
 
     @property
-    def extension(self) -> VocoderArch:
+    def bwe(self) -> VocoderArch:
         """The second generator."""
-        return VocoderArch(
-            in_channels=self.bwe_in_channels,
-            hidden_channels=self.bwe_hidden_channels,
-            out_channels=self.bwe_out_channels,
-            upsample_kernel_sizes=self.bwe_upsample_kernel_sizes,
-            upsample_factors=self.bwe_upsample_factors,
-            resnet_kernel_sizes=self.bwe_resnet_kernel_sizes,
-            resnet_dilations=self.bwe_resnet_dilations,
-            act_fn=self.bwe_act_fn,
-            leaky_relu_negative_slope=self.bwe_leaky_relu_negative_slope,
-            antialias=self.bwe_antialias,
-            antialias_ratio=self.bwe_antialias_ratio,
-            antialias_kernel_size=self.bwe_antialias_kernel_size,
-            final_act_fn=self.bwe_final_act_fn,
-            final_bias=self.bwe_final_bias,
-            output_sampling_rate=self.output_sampling_rate,
-        )
+        values = vars(self)
+        return VocoderArch(**{key.name: values.get(f"bwe_{key.name}", values[key.name]) for key in fields(VocoderArch)})
 
     @property
     def ratio(self) -> int:
@@ -117,7 +102,7 @@ class BandwidthVocoderArch(VocoderArch):
 
     def conflicts(self) -> Iterator[str]:
         yield from super().conflicts()
-        yield from (f"of the second generator, {conflict}" for conflict in self.extension.conflicts())
+        yield from (f"of the second generator, {conflict}" for conflict in self.bwe.conflicts())
         hop, extended = self.hop_length * self.ratio, math.prod(self.bwe_upsample_factors)
         mels = self.out_channels * self.num_mel_channels
         if self.output_sampling_rate % self.input_sampling_rate:

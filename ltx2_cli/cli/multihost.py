@@ -1,0 +1,174 @@
+"""One command on several hosts: what one of them refuses none does, and the first speaks for all."""
+
+import errno
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from ltx2_cli.errors import (
+    MAKE_ROOM,
+    CommandError,
+    DoesNotFitError,
+    InterruptedRunError,
+    MediaCheckError,
+    NotFiniteError,
+    RunError,
+    UsageError,
+)
+from ltx2_cli.interrupts import INTERRUPTED, interrupt_soon, on_forced_exit
+from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.request.validation import random_seed
+
+if TYPE_CHECKING:
+    from ltx2_cli.distributed import ProcessGroup
+    from ltx2_cli.plan.resolve import Plan
+
+FINISHED = (0, MediaCheckError.exit_code)  # all clips are written
+FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+REFUSALS: dict[int, type[CommandError]] = {error.exit_code: error for error in (UsageError, DoesNotFitError, RunError)}
+Facts = dict[str, str]
+
+
+def join_hosts(address: str | None, processes: int | None, process: int | None, timeout: int) -> "ProcessGroup":
+    """Meet the other hosts, if there are any. Libraries that connect CPUs talk on stdout, which is for results: from
+    then on they are heard on stderr."""
+    from ltx2_cli.distributed import end_others, end_with_others, init_distributed
+
+    hosts = init_distributed(address, processes, process, timeout)
+    if hosts.count > 1:
+        sys.stdout = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
+        on_forced_exit(end_others)
+        end_with_others(interrupt_soon)
+    return hosts
+
+
+@contextmanager
+def synchronized(hosts: "ProcessGroup") -> Iterator[Facts]:
+    """The body runs on every host, and all continue together. Where one host refuses, or where their facts differ, all
+    end with the same exit code, and the first host raises the error: a `UsageError`, `DoesNotFitError` or `RunError`;
+    an `OSError` becomes one of them."""
+    facts: Facts = {}
+    if hosts.count == 1:
+        yield facts
+        return
+    cause: CommandError | OSError | None = None
+    try:
+        yield facts
+    except (UsageError, DoesNotFitError, RunError, OSError) as caught:
+        cause = caught
+    error = system_error(cause) if isinstance(cause, OSError) else cause
+    refusal = error and (error.exit_code, str(error), error.hint)
+    failure = _failure([json.loads(answer) for answer in hosts.allgather_text(json.dumps((refusal, facts)))])
+    if failure is None:
+        return
+    import jax
+
+    jax.distributed.shutdown()  # all hosts are here: none waits for another
+    if hosts.first:
+        raise failure from cause
+    sys.exit(failure.exit_code)
+
+
+def _failure(answers: list[tuple[tuple[int, str, str] | None, Facts]]) -> CommandError | None:
+    """The first refusal, or the first difference between facts, of all hosts' answers."""
+    for host, (refusal, _) in enumerate(answers):
+        if refusal:
+            code, sentence, hint = refusal
+            return REFUSALS[code]((f"host {host}: {sentence}" if host else sentence).split("\n"), hint.split("\n"))
+    for host, (_, facts) in enumerate(answers):
+        for name, value in answers[0][1].items():
+            if facts.get(name) != value:
+                return UsageError(
+                    f"the hosts differ: {name} is {value} on host 0 and {facts.get(name)} on host {host}",
+                    "start the same command on every host, with the same files; --num-processes 1 runs one alone",
+                )
+    return None
+
+
+def system_error(error: OSError) -> RunError | UsageError:
+    """An error of the operating system, as a sentence."""
+    if error.errno == errno.ENAMETOOLONG:
+        return UsageError(f"a name of {len(str(error.filename))} characters is too long for a file", "a shorter name")
+    if error.errno == errno.ENOENT and error.filename is None:  # of `os.getcwd`
+        return UsageError("the current folder is gone", "cd to one that is there")
+    place = f": {error.filename}" if error.filename else ""
+    return RunError(f"{error.strerror or error}{place}", MAKE_ROOM if error.errno in FULL else "--debug shows where")
+
+
+def request_facts(spec: RunSpec) -> Facts:
+    """Facts of a request, before a seed is drawn."""
+    values = asdict(spec).items()
+    return {key: ", ".join(map(str, value)) if isinstance(value, tuple) else repr(value) for key, value in values}
+
+
+def file_facts(files: Iterable[Path]) -> Facts:
+    """Facts of files: a hash of their content."""
+    return {f"what {path.name} holds": _digest(path.read_bytes()) for path in files}
+
+
+def plan_facts(plan: "Plan") -> Facts:
+    """Facts of a plan, before weights are loaded: versions, the weight files' headers, the noise."""
+    from importlib.metadata import version
+
+    headers: dict[str, object] = {
+        name: [(tensor, entry.shape, entry.dtype) for tensor, entry in sorted(files.items())]
+        for name, files in plan.checkpoint.files.items()
+    }
+    headers["lora"] = {name: sorted(tensors) for name, tensors in plan.added.items()}
+    noise = Path(plan.spec.initial_noise).expanduser().read_bytes() if plan.spec.initial_noise else b""
+    return {
+        **{f"version of {package}": version(package) for package in ("ltx2", "jax", "jaxlib")},
+        **{f"what {name} holds": _digest(repr(header).encode()) for name, header in headers.items()},
+        "what noise holds": _digest(noise),
+    }
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:8]
+
+
+def with_common_seed(spec: RunSpec, hosts: "ProcessGroup") -> RunSpec:
+    """The request with a seed that the first host draws for all, unless it has one."""
+    if spec.seed is not None:
+        return spec
+    return replace(spec, seed=(int(hosts.allgather_text(str(random_seed(spec)))[0]),))
+
+
+def leave_quietly(error: Exception) -> bool:
+    """Disconnect from the other hosts after an error that all of them have: a request that they agreed on, numbers that
+    all compute, a stop after the same step. Returns whether the first host says it for this one."""
+    if not (isinstance(error, UsageError | NotFiniteError | InterruptedRunError) and _is_distributed()):
+        return False
+    jax = sys.modules["jax"]
+    silent = bool(jax.process_index())
+    jax.distributed.shutdown()  # a host that leaves without this is a failure to the others
+    return silent
+
+
+def exit_now(code: int) -> NoReturn:
+    """End the process at once: Python would take seconds to clear its memory, would wait for a program that is being
+    compiled, and after Ctrl-C for ever for a thread of a pool that was being started.
+
+    Hosts that have finished leave together; after a failure they would wait for this one in vain.
+    """
+    distributed = _is_distributed()
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None: it was closed before the program began
+        stream.flush()
+    if distributed and code in FINISHED:
+        sys.exit(code)
+    if distributed and code == INTERRUPTED:
+        from ltx2_cli.distributed import end_others
+
+        end_others()
+    os._exit(code)
+
+
+def _is_distributed() -> bool:
+    return "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized()

@@ -1,0 +1,142 @@
+"""What a record says besides the request: of which files, on which devices, what each stage left; made and read."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from ltx2_cli.diffusion.fingerprints import SKETCH, Fingerprint, fingerprint, read_fingerprint
+from ltx2_cli.diffusion.latents import STAGES, LatentsFile, unpack
+from ltx2_cli.errors import UsageError
+from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.plan.stages import Stage
+from ltx2_cli.request.profiles import PROVENANCE
+from ltx2_cli.request.spec import Streams
+from ltx2_cli.request.validation import MAX_FPS
+
+UNFINISHED = "goal"  # what a file says that keeps how far a run is, and no other does
+PACKAGES = ("ltx2", "jax", "jaxlib")
+FIRST, UPSAMPLED, FINAL = STAGES
+
+
+@dataclass(frozen=True)
+class Source:
+    """The latents that a clip went on from."""
+
+    file: Path
+    sha256: str
+    fps: float
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What a record says; an older one says less."""
+
+    versions: Mapping[str, str]
+    devices: str | None
+    meshes: Mapping[str, str]  # of each stage
+    at_once: int  # in a batch of so many videos
+    files: Mapping[str, str]  # of each that was read, weights and noise: its SHA-256, or `header` and its header's
+    latents: Mapping[str, Streams[Fingerprint]]  # after each stage; nothing in an older one
+    source: Source | None  # None: it began as noise
+
+
+def read_provenance(record: Mapping[str, Any], place: str) -> Provenance:
+    """What a record in `place` says. Raises `UsageError` where that makes no sense."""
+    said = record[PROVENANCE]
+    try:
+        source, stages = said.get("source"), said.get("latents", {})
+        return Provenance(
+            {package: str(said[package]) for package in PACKAGES if package in said},
+            said.get("devices"),
+            _texts(said.get("meshes", {})),
+            int(said.get("at_once", 1)),
+            _texts(said.get("files", {})),
+            {
+                stage: Streams(*(read_fingerprint(streams[name]) for name in Streams._fields))
+                for stage, streams in stages.items()
+            },
+            source and Source(Path(source["file"]), str(source["sha256"]), _rate(source["fps"])),
+        )
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"{place} is damaged: its `{PROVENANCE}` is not what was written", "make the clip anew from its request"
+        ) from error
+
+
+def _texts(values: Mapping[Any, Any]) -> dict[str, str]:
+    return {str(key): str(value) for key, value in values.items()}
+
+
+def _rate(value: Any) -> float:
+    """Frames a second. Raises `ValueError` or `TypeError` for what is none."""
+    if not 1 <= (rate := float(value)) <= MAX_FPS:
+        raise ValueError(f"{rate} frames a second")
+    return rate
+
+
+# What is written
+
+History = tuple[Mapping[str, Any], ...]  # of each video, what its record says of latents: those it began with and made
+
+
+def source_history(file: LatentsFile, fps: float) -> Mapping[str, Any]:
+    """The history of a video that goes on from latents of so many frames a second."""
+    return {"source": {"file": str(file.path.absolute()), "sha256": file.sha256(), "fps": fps}}
+
+
+def extend_history(history: History, stage: Stage, tokens: Streams[np.ndarray]) -> History:
+    """With the latents of each video that a stage left, as tokens."""
+    latents = unpack(tokens, stage.shapes)
+    rows = range(len(tokens.video))
+    left = [{each: fingerprint(stream[row]).values() for each, stream in latents._asdict().items()} for row in rows]
+    before = history or ({},) * len(left)
+    return tuple(
+        {**one, "latents": {**one.get("latents", {}), stage.name: each}} for one, each in zip(before, left, strict=True)
+    )
+
+
+def provenance(plan: Plan, files: Mapping[str, str], history: Mapping[str, Any]) -> dict[str, Any]:
+    """What the record of a video says that was made here."""
+    meshes = {stage.name: stage.sharding.text for stage in plan.stages}
+    here = {"devices": devices(), "meshes": meshes, "at_once": plan.batch_size}
+    return {**versions(), **here, "files": dict(files), **history}
+
+
+def without_sketches(history: Mapping[str, Any]) -> dict[str, Any]:
+    """The history of a video as people read it: without the sketches of its latents, which are long and say by how much
+    others differ. The video has them."""
+    stages = {
+        stage: {
+            name: {key: value for key, value in stream.items() if key != SKETCH} for name, stream in streams.items()
+        }
+        for stage, streams in history.get("latents", {}).items()
+    }
+    return {**history, "latents": stages}
+
+
+def versions() -> dict[str, str]:
+    """Of what decides how a clip is computed."""
+    return {package: version(package) for package in PACKAGES}
+
+
+def devices() -> str:
+    """All that there are: how many, of which kind."""
+    return f"{jax.device_count()} {jax.devices()[0].device_kind}"
+
+
+def input_files(plan: Plan) -> Collection[Path]:
+    """Every file that the clips depend on, but for configs, tokenizers and latents."""
+    networks = {*plan.checkpoint.files, *plan.added}
+    weights = {file for network in networks for file in network_files(plan, network)}
+    return sorted(weights | {Path(stage.noise).expanduser() for stage in plan.stages if stage.noise})
+
+
+def network_files(plan: Plan, network: str) -> Collection[Path]:
+    """The files of a network's weights and of what is added to them."""
+    weights = {tensor.file for tensor in plan.checkpoint.files.get(network, {}).values()}
+    return weights | {part.lora.path for lora in plan.added.get(network, {}).values() for part in lora.parts}

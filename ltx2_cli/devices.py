@@ -1,0 +1,135 @@
+"""The devices: which platforms jax tries, what it finds, and how much of each device's memory a program may fill."""
+
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from glob import glob
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ltx2_cli.chips import chip
+from ltx2_cli.errors import UsageError
+
+if TYPE_CHECKING:  # importing jax takes long
+    import jax
+
+TPU_DEVICES = ("/dev/accel*", "/dev/vfio/[0-9]*")
+SHARE = 0.85  # of a device's memory that is planned with; the rest is for what no plan counts
+FRACTION_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+OWN_GROUP = Path("/proc/self/cgroup")  # ends with 0::PATH of the process's control group
+GROUPS = Path("/sys/fs/cgroup")
+DEFAULT_FRACTION = 0.75  # of a GPU's memory that jax allocates for itself
+
+
+def skip_absent_tpu() -> None:
+    """Keep jax from starting libtpu on a machine without a TPU, which takes up to half a minute and prints lines.
+
+    Call it before jax looks for devices; later it does nothing. GPUs, a platform that JAX_PLATFORMS names, and
+    compilation for a described TPU are not affected.
+    """
+    import jax
+    from jax.extend.backend import register_backend_factory
+
+    settings: Any = jax.config  # has no types
+    if is_tpu_absent(settings.jax_platforms):
+        with suppress(RuntimeError):  # it was started
+            register_backend_factory("tpu", lambda: None, priority=0, fail_quietly=True)
+
+
+def is_tpu_absent(platforms: str | None) -> bool:
+    """Whether no platform is requested and no TPU has a device file. jax itself requests `tpu,cpu` where it finds a TPU
+    on the PCI bus."""
+    return not (platforms or "JAX_FORCE_TPU_INIT" in os.environ or any(map(glob, TPU_DEVICES)))
+
+
+def find_devices() -> "list[jax.Device]":
+    """The devices that jax finds. Raises `UsageError` where it finds none of the platforms that JAX_PLATFORMS names."""
+    import jax
+
+    try:
+        return jax.devices()
+    except (RuntimeError, AssertionError) as error:  # the latter where a platform's plugin is not installed
+        settings: Any = jax.config
+        reason = str(error).partition(" (set JAX_PLATFORMS")[0] or "its plugin is not installed"
+        raise UsageError(
+            f"jax cannot use JAX_PLATFORMS={settings.jax_platforms}: {reason}",
+            "leave JAX_PLATFORMS out to take what is here; pip install 'ltx2[gpu]' or 'ltx2[tpu]' installs others",
+        ) from error
+
+
+class DeviceMemory(NamedTuple):
+    """Memory of one device, in bytes; infinite where unknown."""
+
+    limit: float  # that a program may fill
+    total: float  # of the device: more than the limit on a GPU, of which jax takes a fraction
+    planned: float  # that a plan may use
+
+
+def device_memory(devices: "Sequence[jax.Device]") -> DeviceMemory:
+    """The memory of each of `devices`, which are of one kind: what the device reports, else what its maker publishes.
+
+    CPU devices share `SHARE` of the memory that this process may have.
+    """
+    limits = [limit for device in devices if (limit := _statistics(device).get("bytes_limit"))]
+    if limits:
+        fraction = memory_fraction() if devices[0].platform == "gpu" else 1
+        return DeviceMemory(min(limits), min(limits) / fraction, SHARE * min(limits))
+    if known := chip(devices[0].device_kind):
+        return DeviceMemory(known.hbm_bytes, known.hbm_bytes, SHARE * known.hbm_bytes)
+    share = _machine_share(devices)
+    return DeviceMemory(share, share, share)
+
+
+def usable_memory(devices: "Sequence[jax.Device]") -> float:
+    """Bytes of each device that a plan may use."""
+    return device_memory(devices).planned
+
+
+def memory_fraction() -> float:
+    """The fraction of a GPU's memory that jax takes in this process."""
+    return float(os.environ.get(fraction_variable()) or DEFAULT_FRACTION)
+
+
+def fraction_variable() -> str:
+    """The environment variable that sets that fraction: the one that is set, else the one that every jax knows."""
+    return next((name for name in FRACTION_VARIABLES if os.environ.get(name)), FRACTION_VARIABLES[-1])
+
+
+def peak_memory(devices: "Sequence[jax.Device]") -> int | None:
+    """The largest number of bytes that were in use at once on one of `devices`; None where none reports it."""
+    return max((peak for device in devices if (peak := _statistics(device).get("peak_bytes_in_use"))), default=None)
+
+
+def _statistics(device: "jax.Device") -> Mapping[str, int]:
+    """What the device reports of its memory. Empty for a device of another host, one described to a compiler, a CPU, or
+    a GPU whose memory jax does not manage (XLA_PYTHON_CLIENT_ALLOCATOR)."""
+    import jax
+
+    try:
+        return device.memory_stats() or {}
+    except (jax.errors.JaxRuntimeError, NotImplementedError):
+        return {}
+
+
+def _machine_share(devices: "Sequence[jax.Device]") -> float:
+    """Each CPU device's share of this machine's memory; infinite for other devices."""
+    import jax
+
+    here = [device for device in devices if device.process_index == jax.process_index()]
+    if devices[0].platform != "cpu" or not here:
+        return math.inf
+    return SHARE * _machine_memory() / len(here)
+
+
+def _machine_memory() -> int:
+    """Bytes that this process may use: the machine's, or the least limit of its control groups (of a container, of a
+    SLURM job): cgroup v2, and v1 as containers see it."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    own = re.search("^0::/(.*)$", OWN_GROUP.read_text() if OWN_GROUP.exists() else "", re.MULTILINE)
+    group = GROUPS / (own[1] if own else "")
+    files = [folder / "memory.max" for folder in (group, *group.parents) if folder.is_relative_to(GROUPS)]
+    files.append(GROUPS / "memory" / "memory.limit_in_bytes")
+    limits = [file.read_text().strip() for file in files if file.is_file()]
+    return min([memory, *(int(limit) for limit in limits if limit.isdecimal())])  # v2 writes `max` for no limit

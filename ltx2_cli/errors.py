@@ -1,0 +1,61 @@
+"""The errors that end a command, each with its exit code."""
+
+from collections.abc import Sequence
+
+MAKE_ROOM = "free some space, or name another place: -o FILE"  # hint for a file that cannot be written
+
+
+class CommandError(Exception):
+    """An error that ends a command: sentences, a line each, and a hint that says what to type instead (may be empty).
+
+    Line breaks within a sentence are escaped, so that text from a file adds no lines.
+    """
+
+    exit_code = 1
+
+    def __init__(self, sentences: str | Sequence[str], hint: str | Sequence[str]):
+        super().__init__(_lines(sentences))
+        self.hint = _lines(hint)
+
+
+def _lines(sentences: str | Sequence[str]) -> str:
+    several = [sentences] if isinstance(sentences, str) else sentences
+    return "\n".join(sentence.replace("\n", "\\n") for sentence in several)
+
+
+class UsageError(CommandError):
+    """A request that cannot be met."""
+
+    exit_code = 2
+
+
+class RunError(CommandError):
+    """A run that failed after a legal request."""
+
+
+class DoesNotFitError(CommandError):
+    """A plan that needs more memory than the devices have; the hint is a request that fits."""
+
+    exit_code = 3
+
+
+class MediaCheckError(CommandError):
+    """A clip that was written and failed its checks, with `--strict`."""
+
+    exit_code = 4
+
+
+class InterruptedRunError(CommandError):
+    """A run that all hosts stopped after the same step; it can be resumed."""
+
+    exit_code = 130
+
+
+class AbortedRunError(CommandError):
+    """A run that was ended at once, of which an earlier state was kept."""
+
+    exit_code = 130
+
+
+class NotFiniteError(RunError):
+    """What a network made holds a NaN or an infinity."""

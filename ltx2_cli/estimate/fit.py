@@ -1,0 +1,119 @@
+"""Whether a request fits into the memory of its devices, and what to say where it does not."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import jax
+
+from ltx2_cli.chips import CHIPS
+from ltx2_cli.chips import chip as known_chip
+from ltx2_cli.devices import DeviceMemory
+from ltx2_cli.errors import DoesNotFitError, UsageError
+from ltx2_cli.estimate.estimate import Estimate
+from ltx2_cli.estimate.phases import DECODE, PhaseMemory
+from ltx2_cli.estimate.requests import Alternative, Request, available_memory
+from ltx2_cli.estimate.suggestions import FRACTION, Suggestions
+from ltx2_cli.estimate.topology import slices, topology
+from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.request.profiles import AUTO, read_sharding
+from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.units import natural
+
+Typed = Callable[[Alternative], str]
+
+
+def options_alone(alternative: Alternative) -> str:
+    """What to type for an alternative, without the command."""
+    return " ".join(f"--set {key}={value}" for key, value in alternative.options.items())
+
+
+def check_fit(request: Request, plan: Plan, typed: Typed = options_alone) -> None:
+    """Raise `DoesNotFitError` if a phase of the request's plan needs more memory than a device has, with the nearest
+    request that fits as `typed` spells it.
+
+    Nothing is compiled, loaded or downloaded. Where a device's memory is not known, everything fits.
+    """
+    available, memory = available_memory(plan), request.memory(plan)
+    phase = max(memory, key=lambda phase: memory[phase].peak)
+    if memory[phase].peak <= available.limit:
+        return
+    raise DoesNotFitError(
+        f"this does not fit: {_needs(phase, memory[phase], available)}; {_has(request.devices[0], available)}",
+        _hints(Suggestions(request, plan), typed),
+    )
+
+
+def _needs(phase: str, memory: PhaseMemory, available: DeviceMemory) -> str:
+    """What a phase takes of a device, in words; a byte too much stands for what a compiler did not say."""
+    if memory.peak == int(available.limit) + 1:
+        return f"to {phase} takes more"
+    if memory.loading > memory.weights + memory.activations:
+        return f"to load what it takes to {phase} takes {natural(memory.loading)} of a device"
+    return f"to {phase} takes about {natural(memory.peak)} of a device, {natural(memory.weights)} of it for weights"
+
+
+def _has(device: jax.Device, available: DeviceMemory) -> str:
+    """What a device has for a program, in words."""
+    if device.platform == "cpu":
+        return f"this machine has {natural(int(available.limit))} for each of its devices"
+    has = f"a {device.device_kind} has {natural(int(available.limit))}"
+    if available.total > available.limit:
+        fraction = available.limit / available.total
+        return f"{has}, the {fraction:.0%} of its {natural(int(available.total))} that jax takes"
+    return has
+
+
+def _hints(search: Suggestions, typed: Typed) -> list[str]:
+    """The nearest request that fits; which devices would do where it is of another model, or none fits."""
+    found = search.nearest()
+    slice_ = _larger_slice(search)
+    larger = f"or more chips: {typed(slice_)}" if slice_ else ""
+    if found is None:
+        hints = [_sufficient(search), larger]
+    elif found.anew:
+        hints = [_sufficient(search), f"or a miniature, here: {typed(found)}", larger]
+    else:
+        hints = [typed(found), larger]
+    return [hint for hint in hints if hint]
+
+
+def _larger_slice(search: Suggestions) -> Alternative | None:
+    """The same request on the smallest TPU slice of more chips that it fits, where devices are those of a slice."""
+    request, sharding = search.request, search.spec.sharding
+    known = known_chip(request.devices[0].device_kind)
+    if not request.on_slice or known is None:
+        return None
+    auto = sharding if sharding.mesh else replace(sharding, profile=AUTO)
+    for name in slices(known):
+        devices = topology(name)
+        larger = Suggestions(replace(request, devices=devices), search.plan)
+        alternative = Alternative({"sharding": auto}, {"topology": name})
+        if len(devices) > len(request.devices) and larger.suits(alternative):
+            return alternative
+    return None
+
+
+def check_estimate(
+    spec: RunSpec, devices: Sequence[jax.Device], estimate: Estimate, on_slice: bool, typed: Typed = options_alone
+) -> None:
+    """`check_fit` of a plan by its compiled programs: alternatives need as many times their estimates as it does."""
+    corrections = {
+        phase: estimate.memory[phase].activations / formula.activations
+        for phase, formula in estimate.uncompiled.items()
+        if formula.activations
+    }
+    request = Request(spec, devices, fixed="model".__eq__, corrections=corrections, on_slice=on_slice)
+    check_fit(request, estimate.plan, typed)
+
+
+def _sufficient(search: Suggestions) -> str:
+    """Which devices would do, by what one of them needs alone."""
+    alone = Alternative({"sharding": read_sharding("single"), "keep_resident": False})
+    try:
+        memory = search.request.memory(search.altered(alone))
+    except UsageError:
+        return "devices with more memory, or more of them"
+    needed = max(need.loading if phase == DECODE else need.peak for phase, need in memory.items())
+    names = [chip.name for chip in CHIPS if chip.hbm_bytes * (1 if chip.topology else FRACTION) >= needed]
+    known = f", such as {', '.join(names)}" if names else ""
+    return f"it takes a device with {natural(needed)}{known}, or several that share the weights"

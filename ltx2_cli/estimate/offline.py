@@ -1,0 +1,84 @@
+"""A plan from configs alone: those of the checkpoint where it is on this machine, else those that come with us."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import jax
+
+from ltx2_cli.models.folder import open_folder, read_text_encoder
+from ltx2_cli.models.networks import Checkpoint
+from ltx2_cli.models.published import preset_checkpoint, preset_lora, preset_text_encoder, preset_upsampler
+from ltx2_cli.models.single_file import open_single_file
+from ltx2_cli.models.transformer import Transformer
+from ltx2_cli.models.upsampler import LatentUpsamplerArch
+from ltx2_cli.models.upsampler_source import has_upsampler, open_upsampler
+from ltx2_cli.plan.recipe import ONE_STAGE, TWO_STAGE, apply_recipe
+from ltx2_cli.plan.resolve import Declared, Plan, build_plan, declare
+from ltx2_cli.plan.stages import InitialLatents, SecondStage
+from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.weights.declare import Scope
+from ltx2_cli.weights.hub import local_path
+from ltx2_cli.weights.lora import LoraFile, open_lora
+from ltx2_cli.weights.lora_source import check_address, lora_file, parse_lora
+from ltx2_cli.weights.published import FOLDER_FILES, TEXT_ENCODER_FILES, UPSAMPLER_FILES
+
+
+def plan_offline(spec: RunSpec, devices: Sequence[jax.Device], source: InitialLatents | None = None) -> Plan:
+    """The plan of a request on these devices, be they here or not. It fetches nothing, and may lack the weights.
+
+    With latents `source` it goes on from those, as `resolve` says. The LoRAs of all stages count by their names: added
+    to the weights, they take no memory. Raises `UsageError` as `decide` does, and for what is neither here nor known.
+    """
+    checkpoint = _checkpoint(spec)
+    own = spec.second_stage.upsampler is None and has_upsampler(checkpoint.where)
+    spec = apply_recipe(spec, checkpoint.arch, TWO_STAGE if source else ONE_STAGE)
+    if own:
+        spec = replace(spec, second_stage=replace(spec.second_stage, upsampler=None))
+    return build_plan(declare_offline(spec, checkpoint, source), spec, devices, source)
+
+
+def _present(loras: Sequence[str]) -> Iterator[tuple[LoraFile, float]]:
+    """The LoRAs that are on this machine, each with its strength."""
+    for name, strength in map(parse_lora, loras):
+        check_address(name)
+        if (path := local_path(name, [])) is not None:
+            yield open_lora(lora_file(str(path))), strength
+
+
+def declare_offline(spec: RunSpec, checkpoint: Checkpoint, source: InitialLatents | None = None) -> Declared:
+    """The networks of a completed request, of the files that are here, else as they were published."""
+    second_stage = _second_stage(spec, checkpoint) if spec.second_stage.sigmas or source else None
+    return declare(spec, checkpoint, list(_present(spec.lora)), second_stage)
+
+
+def _second_stage(spec: RunSpec, checkpoint: Checkpoint) -> SecondStage:
+    """What the second stage takes, of the files that are here, else as it was published."""
+    transformer = Transformer(Scope(spec.dtype.value), checkpoint.arch.transformer)
+    named = [parse_lora(lora) for lora in spec.second_stage.lora or ()]
+    loras = [(_lora(name, transformer), strength) for name, strength in named if strength]
+    return SecondStage(_upsampler(spec.second_stage.upsampler, checkpoint), None, loras)
+
+
+def _upsampler(name: str | None, checkpoint: Checkpoint) -> LatentUpsamplerArch:
+    """That of a name, or of none the checkpoint's own."""
+    place = checkpoint.where if name is None else local_path(name, UPSAMPLER_FILES)
+    if place is None:
+        assert name is not None
+        return preset_upsampler(name)
+    arch, _ = open_upsampler(place, checkpoint.arch.video_vae)
+    return arch
+
+
+def _lora(name: str, transformer: Transformer) -> LoraFile:
+    path = local_path(name, [])
+    return preset_lora(name, transformer) if path is None else open_lora(lora_file(str(path)))
+
+
+def _checkpoint(spec: RunSpec) -> Checkpoint:
+    place = local_path(spec.checkpoint, FOLDER_FILES)
+    if place is None:
+        return preset_checkpoint(spec.checkpoint)
+    if place.is_dir():
+        return open_folder(place)
+    text = local_path(spec.text_encoder, TEXT_ENCODER_FILES) if spec.text_encoder else None
+    return open_single_file(place, preset_text_encoder() if text is None else read_text_encoder(text))

@@ -1,0 +1,104 @@
+"""What an mp4 is and what it says of itself: as ffmpeg writes it into the file, and as it is read back."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen
+from tempfile import TemporaryFile
+
+import imageio_ffmpeg
+
+from ltx2_cli.errors import UsageError
+
+KEY_PREFIX = "ltx2."  # of the keys of our metadata
+SPECIAL = re.compile(r"([=;#\\\n])")  # what ffmpeg's metadata format wants a backslash before
+ENTRY = re.compile(r"^((?:\\.|[^\\=\n])+)=((?:\\[\s\S]|[^\\\n])*)$", re.MULTILINE)
+ESCAPED = re.compile(r"\\([\s\S])")
+MAX_OUTPUT = 2**26  # bytes; ffmpeg prints about 60 a packet
+BOX = slice(4, 8), b"ftyp"  # where an mp4's first box has its name, and the name
+RETRY = "the file is cut short or changed; copy or make it again"
+
+
+@dataclass(frozen=True)
+class VideoFile:
+    """The picture and the sound of a file, by its packets; nothing is decoded."""
+
+    path: Path
+    width: int
+    height: int
+    num_frames: int
+    seconds: float
+    sample_rate: int | None  # None: no sound
+    metadata: Mapping[str, str]  # what the writer was told; nothing where another program wrote the file
+
+    @property
+    def fps(self) -> float:
+        """Frames per second, on average."""
+        return round(self.num_frames / self.seconds, 3)
+
+
+def metadata_text(metadata: Mapping[str, str]) -> str:
+    """What a file is to say of itself, in ffmpeg's metadata format; the order of the keys changes nothing."""
+    lines = [f"{KEY_PREFIX}{_escaped(key)}={_escaped(value)}" for key, value in sorted(metadata.items())]
+    return "\n".join([";FFMETADATA1", *lines, ""])
+
+
+def is_video(path: Path) -> bool:
+    """Whether a file begins as an mp4 does. Raises `OSError` where it cannot be read."""
+    where, name = BOX
+    with path.open("rb") as file:
+        return file.read(where.stop)[where] == name
+
+
+def open_video(path: Path) -> VideoFile:
+    """The video in `path`. Raises `UsageError` where it is damaged, or has no picture."""
+    output = run_ffmpeg(path, ["-f", "ffmetadata", "-"])
+    entries = {_plain(key): _plain(value) for key, value in ENTRY.findall(output)}
+    packets = run_ffmpeg(path, ["-map", "0:v:0?", "-map", "0:a:0?", "-c", "copy", "-f", "framecrc", "-"])
+    facts = dict(re.findall(r"^#(\w+ \d): (.*)$", packets, re.MULTILINE))
+    lengths = [int(length) for length in re.findall(r"^0,\s*-?\d+,\s*-?\d+,\s*(\d+),", packets, re.MULTILINE)]
+    if facts.get("media_type 0") != "video" or not sum(lengths):
+        raise UsageError(f"{path} is an mp4 without a picture", "name a video")
+    width, height = map(int, facts["dimensions 0"].split("x"))
+    return VideoFile(
+        path,
+        width,
+        height,
+        len(lengths),
+        float(sum(lengths) * Fraction(facts["tb 0"])),
+        int(facts["sample_rate 1"]) if "sample_rate 1" in facts else None,
+        {key.removeprefix(KEY_PREFIX): value for key, value in entries.items() if key.startswith(KEY_PREFIX)},
+    )
+
+
+def _escaped(text: str) -> str:
+    return SPECIAL.sub(r"\\\1", text)
+
+
+def _plain(text: str) -> str:
+    return ESCAPED.sub(r"\1", text)
+
+
+def run_ffmpeg(path: Path, wanted: Sequence[str]) -> str:
+    """What ffmpeg prints of a file; raises `UsageError` with its first error."""
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-loglevel", "error", "-i", f"file:{path}", *wanted]
+    with TemporaryFile() as log, Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=log) as process:
+        assert process.stdout
+        output = process.stdout.read(MAX_OUTPUT + 1)
+        if len(output) > MAX_OUTPUT:
+            process.kill()
+            raise UsageError(f"{path} says more of itself than {MAX_OUTPUT:,} bytes", RETRY)
+        process.wait()
+        log.seek(0)
+        errors = log.read(MAX_OUTPUT)
+    if process.returncode or errors:
+        raise UsageError(f"{path} is damaged: {first_error(errors, process.returncode)}", RETRY)
+    return output.decode("utf-8", errors="replace")
+
+
+def first_error(log: bytes, code: int) -> str:
+    """The first line of ffmpeg's log, which is the cause of the others, without the name of the part that complains."""
+    lines = [line for line in log.decode(errors="replace").splitlines() if line.strip()]
+    return re.sub(r"^(\[[^]]*\] )+", "", lines[0]) if lines else f"it ended with code {code}"

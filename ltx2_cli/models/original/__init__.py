@@ -1,1 +1,0 @@
-"""The published single files: which names their tensors have, and what their configs describe."""

@@ -1,0 +1,1 @@
+"""What a request means for a checkpoint and its devices."""

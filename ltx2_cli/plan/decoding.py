@@ -1,0 +1,166 @@
+"""How decoding is divided: videos and parts of their images over the devices, and tiles where memory is short.
+
+None of it changes a clip.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ltx2_cli.devices import usable_memory
+from ltx2_cli.models.networks import Networks
+from ltx2_cli.models.tiles import Extent, Tiles, activations, decode_bytes, tile_video
+from ltx2_cli.models.video_vae import VideoDecoder
+from ltx2_cli.nn.conv import IMAGE_AXES
+from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.sharding import ShardingPlan, divisors
+from ltx2_cli.weights.declare import Weight, weights
+
+VIDEOS = "videos"
+LEAST_PART = 2  # latents along a side that is split: a mirrored border repeats the second
+COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)  # of tiles along an axis
+SPLITS = 4  # of those with the least work that are tried with tiles
+
+
+@dataclass(frozen=True)
+class DecodePlan:
+    """Where the decoders run. Hashable: a static argument of compiled functions."""
+
+    mesh: Mesh  # the devices of a sharding plan, in its order
+    tiles: Tiles | None
+    bytes: int  # about what the video decoder takes on each device, without weights
+
+    @property
+    def videos(self) -> int:
+        """How many are decoded at a time."""
+        return self.mesh.shape[VIDEOS]
+
+    @property
+    def whole(self) -> NamedSharding:
+        """Where weights lie: all of them on every device."""
+        return NamedSharding(self.mesh, PartitionSpec())
+
+    @property
+    def latents(self) -> NamedSharding:
+        """Where latents [videos, frames, height, width, channels] lie; frames and pixels lie alike."""
+        return NamedSharding(self.mesh, PartitionSpec(VIDEOS, None, *IMAGE_AXES))
+
+    @property
+    def tokens(self) -> NamedSharding:
+        """Where the latents of sound [videos, tokens, channels] lie, and waveforms."""
+        return NamedSharding(self.mesh, PartitionSpec(VIDEOS))
+
+
+@dataclass(frozen=True)
+class _Split:
+    """Over how many devices videos, heights and widths are split."""
+
+    videos: int
+    height: int
+    width: int
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Those of an image; a tile lies on one device, so a side is cut into parts or into tiles."""
+        return self.height, self.width
+
+    def part(self, size: Extent) -> Extent:
+        return size[0], size[1] // self.height, size[2] // self.width
+
+    def cost(self, videos: int, size: Extent) -> tuple[int, int]:
+        """Latents that a device works on, an edge for each side that is split among them, for the time that neighbours
+        take to exchange theirs; then how many sides are split."""
+        frames, height, width = self.part(size)
+        seen = (height + (self.height > 1)) * (width + (self.width > 1))
+        return -(-videos // self.videos) * frames * seen, (self.height > 1) + (self.width > 1)
+
+
+def plan_tiling(decoder: VideoDecoder, videos: int, size: Extent, devices: np.ndarray, room: float) -> DecodePlan:
+    """The least work for each of `devices` that takes at most `room` bytes; where nothing does, what takes the least.
+
+    `size` is that of a video's latents.
+    """
+    splits = sorted(_splits(devices.size, size), key=lambda split: split.cost(videos, size))
+
+    # what a CPU convolves is float32 in between
+    itemsize = 4 if devices[0].platform == "cpu" else decoder.conv_in.conv.kernel.dtype.itemsize
+
+    def choices(split: _Split, cut: int | None) -> Iterator[_Choice]:
+        part, (work, _) = split.part(size), split.cost(videos, size)
+        for tiles, more in [(None, 1.0)] if cut is None else _tilings(decoder, cut, part, split):
+            yield _Choice(work * more, decode_bytes(decoder, part, tiles, itemsize), split, tiles)
+
+    best = _least_work(splits, choices, decoder, room)
+    shape = (best.split.videos, *best.split.sides, -1)
+    return DecodePlan(Mesh(devices.reshape(shape), (VIDEOS, *IMAGE_AXES, "spare")), best.tiles, best.bytes)
+
+
+def _splits(devices: int, size: Extent) -> Iterator[_Split]:
+    """All ways to split videos and image sides evenly over a number of devices that divides `devices`."""
+    for videos in divisors(devices):
+        for height in _even_parts(devices // videos, size[1]):
+            for width in _even_parts(devices // (videos * height), size[2]):
+                yield _Split(videos, height, width)
+
+
+def _even_parts(devices: int, side: int) -> list[int]:
+    """Numbers of equal parts of a side of so many latents that divide `devices`."""
+    return [parts for parts in divisors(math.gcd(devices, side)) if parts == 1 or side // parts >= LEAST_PART]
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """One way to decode: what a device does and takes."""
+
+    work: float
+    bytes: int
+    split: _Split
+    tiles: Tiles | None
+
+
+def _least_work(
+    splits: list[_Split], choices: Callable[[_Split, int | None], Iterator[_Choice]], decoder: VideoDecoder, room: float
+) -> _Choice:
+    """The fewest layers in tiles that fit, and of those the least work."""
+    upsampling = [index for index, layer in enumerate(decoder.layers) if math.prod(layer.stride) > 1]
+    seen: list[_Choice] = []
+    for cut in (None, *reversed(upsampling)):
+        new = [choice for split in splits[: None if cut is None else SPLITS] for choice in choices(split, cut)]
+        if fitting := [choice for choice in new if choice.bytes <= room]:
+            return min(fitting, key=lambda choice: choice.work)
+        seen += new
+    return min(seen, key=lambda choice: choice.bytes)
+
+
+def _tilings(decoder: VideoDecoder, cut: int, part: Extent, split: _Split) -> Iterator[tuple[Tiles, float]]:
+    """Tiles of a device's part, and how many times as much work they are."""
+    extent, _ = activations(decoder, part)[cut]
+    most = (extent[0], *(1 if parts > 1 else side for parts, side in zip(split.sides, extent[1:], strict=True)))
+    for frames, height, width in product(*([count for count in COUNTS if count <= limit] for limit in most)):
+        tiles, count = Tiles(cut, (frames, height, width)), frames * height * width
+        yield (
+            tiles,
+            count * math.prod(axis.read_size for axis in tile_video(decoder, tiles, extent)) / math.prod(extent),
+        )
+
+
+def free_bytes(spec: RunSpec, networks: Networks, sharding: ShardingPlan, names: Collection[str]) -> float:
+    """Bytes of each device that one plans with and that the weights of these networks leave, or of all of them where
+    they stay resident."""
+    held = [
+        weight
+        for name, network in networks.present().items()
+        for weight in weights(network)
+        if spec.keep_resident or name in names
+    ]
+    return usable_memory(list(sharding.mesh.devices.flat)) - sum(bytes_on_device(weight, sharding) for weight in held)
+
+
+def bytes_on_device(weight: Weight, plan: ShardingPlan) -> int:
+    """Bytes of a weight on each device."""
+    value = weight.get_value()
+    return math.prod(plan.weight(weight.axes).shard_shape(value.shape)) * value.dtype.itemsize

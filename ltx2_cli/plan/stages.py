@@ -1,0 +1,275 @@
+"""The stages of a run: the clip from noise, and the clip upsampled, noised again and refined."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from ltx2_cli.diffusion.geometry import Geometry, clip_geometry
+from ltx2_cli.diffusion.guidance import Pass, needed_passes
+from ltx2_cli.diffusion.latents import STAGES, Shape, file_shapes
+from ltx2_cli.diffusion.upsampling import stage1_size
+from ltx2_cli.models.arch import Arch
+from ltx2_cli.models.lora import find_adapters
+from ltx2_cli.models.ltx_native.names import RENAMINGS
+from ltx2_cli.models.networks import Checkpoint, Networks
+from ltx2_cli.models.upsampler import LatentUpsampler, LatentUpsamplerArch
+from ltx2_cli.request.spec import (
+    NO_GUIDANCE,
+    DType,
+    Guidance,
+    RunSpec,
+    ShiftTokens,
+    StgRule,
+    StreamGuidanceSpec,
+    Streams,
+    TemporalUpsample,
+)
+from ltx2_cli.sharding import ShardingPlan
+from ltx2_cli.weights.checkpoint import TensorFiles
+from ltx2_cli.weights.declare import Scope
+from ltx2_cli.weights.lora import LoraDelta, LoraFile
+
+REFERENCE_TOKENS = 4096
+FIRST, UPSAMPLED, FINAL = STAGES
+DENOISER, REFINER = "transformer", "refiner"  # the denoiser, and the same with the second stage's LoRAs merged in
+CONNECTORS, REFINERS_CONNECTORS = "connectors", "refiner_connectors"
+UNREFINED = (0.0,)  # the noise levels of upsampled latents that are left as they are
+
+Loras = Sequence[tuple[LoraFile, float]]  # each with its strength
+LoraDeltas = Mapping[str, Mapping[str, LoraDelta]]  # to which tensors of which network
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One run of the denoising loop, and what it begins with."""
+
+    name: str  # of what it leaves, one of `STAGES`
+    geometry: Geometry
+    shapes: Streams[Shape]  # of one video's latents in a file
+    sigmas: np.ndarray  # no steps: nothing is denoised
+    passes: tuple[Pass, ...]
+    guidance: Streams[Guidance]
+    stg_blocks: tuple[int, ...]
+    network: str  # DENOISER or REFINER
+    connectors: str  # the name of those that make the text it reads
+    sharding: ShardingPlan  # of that network and the loop
+    source: Streams[Shape] | None  # of the latents that it upsamples and noises first; None: it begins as noise
+    noise: str | None = None  # the file of it; None: it is drawn
+    adain: float = 0.0  # how far upsampled latents are moved to the statistics they had
+    tone_map: float = 0.0  # how far their range is compressed
+    keep_audio: bool = False  # the sound is that of the source
+
+    @property
+    def steps(self) -> int:
+        """How often it denoises."""
+        return len(self.sigmas) - 1
+
+    @property
+    def noise_stage(self) -> int:
+        """Which of a seed's noises it takes: each stage has its own."""
+        return 0 if self.source is None else 1
+
+
+@dataclass(frozen=True)
+class Upsample:
+    """A phase of a run: the latents of all videos become what a stage begins with."""
+
+    number: int  # of the stage
+    stage: Stage
+
+
+@dataclass(frozen=True)
+class Denoise:
+    """A phase of a run: the steps of a stage, one batch after the other."""
+
+    number: int
+    stage: Stage
+
+
+Phase = Upsample | Denoise
+
+
+def phases(stages: Sequence[Stage]) -> tuple[Phase, ...]:
+    """What a run goes through, in order, between text and decoding."""
+    found: list[Phase] = []
+    for number, stage in enumerate(stages):
+        found += [Upsample(number, stage)] if stage.source else []
+        found += [Denoise(number, stage)] if stage.steps else []
+    return tuple(found)
+
+
+class InitialLatents(NamedTuple):
+    """Latents that a run goes on from."""
+
+    shapes: Streams[Shape]  # of one video's in a file
+    fps: float
+
+
+@dataclass(frozen=True)
+class SecondStage:
+    """What a second stage takes besides the checkpoint."""
+
+    upsampler: LatentUpsamplerArch
+    files: TensorFiles | None  # None: the networks are described, not loaded
+    loras: Loras
+
+
+def add_second_stage(
+    networks: Networks, checkpoint: Checkpoint, added: LoraDeltas, second_stage: SecondStage, dtype: DType
+) -> tuple[Networks, Checkpoint, LoraDeltas]:
+    """With the networks of a second stage, and what its LoRAs add to the denoiser as those of REFINER.
+
+    Raises `UsageError` for a LoRA that does not fit.
+    """
+    files = dict(checkpoint.files)
+    if second_stage.files is not None:
+        files |= {"upsampler": second_stage.files, "statistics": files["vae"]}
+    upsampler = LatentUpsampler(Scope(dtype.value), second_stage.upsampler)
+    networks = networks._replace(upsampler=upsampler, statistics=networks.vae.statistics)
+    if second_stage.loras:
+        theirs = find_adapters(second_stage.loras, networks, RENAMINGS)
+        if theirs[CONNECTORS]:
+            networks = networks._replace(refiner_connectors=networks.connectors)
+            files[REFINERS_CONNECTORS] = files[CONNECTORS]
+            added = {**added, REFINERS_CONNECTORS: _summed_deltas(added[CONNECTORS], theirs[CONNECTORS])}
+        added = {**added, REFINER: theirs[DENOISER]}
+        if second_stage.files is not None:
+            files[REFINER] = files[DENOISER]
+    return networks, replace(checkpoint, files=files), added
+
+
+def _summed_deltas(*added: Mapping[str, LoraDelta]) -> dict[str, LoraDelta]:
+    """All that is added to each tensor."""
+    names = {name for each in added for name in each}
+    return {
+        name: LoraDelta(tuple(part for each in added if name in each for part in each[name].parts)) for name in names
+    }
+
+
+def upsampled_spec(spec: RunSpec, arch: Arch, second_stage: SecondStage, source: InitialLatents) -> RunSpec:
+    """The request for what the upsampler makes of these latents."""
+    by, (_, _, frames, height, width) = second_stage.upsampler.upsampling, source.shapes.video
+    return replace(
+        spec,
+        num_frames=arch.compression.frames * (by.frames(frames) - 1) + 1,
+        height=arch.compression.pixels * by.side(height),
+        width=arch.compression.pixels * by.side(width),
+        fps=source.fps * _faster(spec, second_stage),
+    )
+
+
+def _faster(spec: RunSpec, second_stage: SecondStage) -> int:
+    """By which factor the upsampled clip has more frames a second."""
+    duration = spec.second_stage.temporal_upsample is TemporalUpsample.duration
+    return 1 if duration else second_stage.upsampler.upsampling.time
+
+
+def build_stages(
+    spec: RunSpec,
+    arch: Arch,
+    added: LoraDeltas,
+    second_stage: SecondStage | None,
+    source: InitialLatents | None,
+    lay_out: Callable[[int], ShardingPlan],
+) -> tuple[Stage, ...]:
+    """All stages of a run, or the one that goes on from `source`.
+
+    `lay_out` divides the devices for so many rows. Raises `UsageError` for a size that no upsampler makes.
+    """
+    size, fps = (spec.num_frames, spec.height, spec.width), spec.fps
+    rows = len(recipe_passes(spec, arch)) * spec.num_videos
+    if second_stage is None:
+        return (_first_stage(spec, arch, FINAL, _measured(arch, size, fps), lay_out(rows)),)
+    small = stage1_size(*size, second_stage.upsampler.upsampling, arch.compression)
+    last = partial(_second_stage, spec, added, _measured(arch, size, fps), lay_out)
+    if source:
+        return (last(source.shapes),)
+    measured = _measured(arch, small, fps / _faster(spec, second_stage))
+    # The second stage takes the weights where they lie, but for those that its LoRAs are merged into.
+    sharding = lay_out(rows if REFINER in added else spec.num_videos)
+    first = _first_stage(spec, arch, FIRST, measured, sharding)
+    return first, last(first.shapes)
+
+
+Measured = tuple[Geometry, Streams[Shape]]  # and the shapes of one video's latents in a file
+
+
+def _measured(arch: Arch, size: tuple[int, int, int], fps: float) -> Measured:
+    geometry = clip_geometry(*size, fps, arch.compression, arch.transformer.scales)
+    channels = Streams(arch.transformer.in_channels, arch.transformer.audio_in_channels)
+    return geometry, file_shapes(geometry, channels, arch.audio_vae.latent_mels)
+
+
+def _first_stage(spec: RunSpec, arch: Arch, name: str, measured: Measured, sharding: ShardingPlan) -> Stage:
+    """The stage that begins as noise."""
+    geometry, shapes = measured
+    return Stage(
+        name=name,
+        geometry=geometry,
+        shapes=shapes,
+        sigmas=_sigmas(spec, arch, geometry),
+        passes=recipe_passes(spec, arch),
+        guidance=_guidance(spec, arch),
+        stg_blocks=spec.stg_blocks or (),
+        network=DENOISER,
+        connectors=CONNECTORS,
+        sharding=sharding,
+        source=None,
+        noise=spec.initial_noise,
+    )
+
+
+def _second_stage(
+    spec: RunSpec,
+    added: LoraDeltas,
+    measured: Measured,
+    lay_out: Callable[[int], ShardingPlan],
+    source: Streams[Shape],
+) -> Stage:
+    """The stage that upsamples latents of these shapes, and refines them in one pass."""
+    sigmas = np.asarray(spec.second_stage.sigmas or UNREFINED, np.float32)
+    geometry, shapes = measured
+    return Stage(
+        name=FINAL if len(sigmas) > 1 else UPSAMPLED,
+        geometry=geometry,
+        shapes=shapes,
+        sigmas=sigmas,
+        passes=(Pass.COND,),
+        guidance=Streams(NO_GUIDANCE, NO_GUIDANCE),
+        stg_blocks=(),
+        network=REFINER if REFINER in added else DENOISER,
+        connectors=REFINERS_CONNECTORS if REFINERS_CONNECTORS in added else CONNECTORS,
+        sharding=lay_out(spec.num_videos),
+        source=source,
+        adain=spec.second_stage.adain,
+        tone_map=spec.second_stage.tone_map,
+        keep_audio=bool(spec.second_stage.keep_audio),
+    )
+
+
+def recipe_passes(spec: RunSpec, arch: Arch) -> tuple[Pass, ...]:
+    """The passes of a step of the first stage."""
+    return needed_passes(_guidance(spec, arch))
+
+
+def _guidance(spec: RunSpec, arch: Arch) -> Streams[Guidance]:
+    guidance = Streams(_filled(spec.guidance.video), _filled(spec.guidance.audio))
+    if not spec.stg_blocks or (spec.stg_rule is StgRule.config and not arch.transformer.perturbed_attn):
+        return Streams(*(replace(stream, stg_scale=0.0) for stream in guidance))
+    return guidance
+
+
+def _filled(stream: StreamGuidanceSpec) -> Guidance:
+    return Guidance(*(scale for scale in vars(stream).values() if scale is not None))
+
+
+def _sigmas(spec: RunSpec, arch: Arch, geometry: Geometry) -> np.ndarray:
+    """The noise levels float32 [steps + 1]: those that are given, else those of the checkpoint's schedule."""
+    if spec.sigmas is not None:
+        return np.asarray(spec.sigmas, np.float32)
+    assert spec.num_inference_steps is not None
+    tokens = geometry.video_tokens if spec.shift_tokens is ShiftTokens.actual else REFERENCE_TOKENS
+    return arch.scheduler.sigmas(spec.num_inference_steps, tokens)

@@ -1,0 +1,279 @@
+"""Merge profiles, files and flags into a `RunSpec`; write a `RunSpec` as a record and read it back."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from functools import cache
+from os.path import abspath, expanduser
+from pathlib import Path
+from typing import Any
+
+from ltx2_cli.errors import UsageError
+from ltx2_cli.request.layers import (
+    ASKED,
+    ConfigLayer,
+    extend,
+    leaf_keys,
+    merge,
+    read_file,
+    read_flags,
+    read_setting,
+    unknown_name_error,
+    with_keys,
+)
+from ltx2_cli.request.spec import RunSpec, ShardingSpec
+from ltx2_cli.request.validation import validate
+from ltx2_cli.request.yaml_text import Values, dump
+
+KINDS = ("model", "recipe", "compat", "sharding")  # of profiles, in stacking order
+MODEL_VERSIONS = ("ltx2", "ltx2.3")  # profiles that also serve checkpoints without one
+AUTO = "auto"  # chosen by `resolve`, from the checkpoint and the devices
+STEPS_OR_SIGMAS = {"num_inference_steps", "sigmas"}  # two spellings of one choice: the higher layer decides both
+RECIPE_KEYS = (
+    "num_inference_steps",
+    "sigmas",
+    "guidance",
+    "stg_blocks",
+    "second_stage",
+)  # None in a request: the recipe's
+BY_RECIPE = "by_recipe"  # section of a model profile: recipe name -> values
+CACHE = "compile_cache"  # never read from a file: compiled programs are code, and the file may be a stranger's
+OUTPUT_KEYS = ("output", "save_latents", "base_output_directory")  # not repeated from a record
+PROVENANCE = "provenance"  # section of a record that is not part of the request
+REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*(/[\w./-]+\.safetensors)?(@[^@\s]+)?")
+SINGLE_FILE = ".safetensors"
+PUBLISHED_LAYERS = 48  # blocks of the published transformers; `stg_blocks` of a profile counts among these
+GEMMA = "Lightricks/gemma-3-12b-it-qat-q4_0-unquantized"  # text encoder of every release, in an ungated repository
+
+
+def read_spec(
+    overrides: Mapping[str, object] | None = None,
+    *,
+    config: str | Path | ConfigLayer | None = None,
+    dotlist: Sequence[str] = (),
+    **keys: object,
+) -> RunSpec:
+    """Merge all layers into one request. Later wins: defaults, the profiles of model, recipe, compat and sharding,
+    `config` (a YAML file or a layer), `overrides` and `keys`, `dotlist` (`["dotted.key=value"]`).
+
+    Example: `read_spec(prompt="rain", model="demo")`. Dotted keys go into `overrides`:
+    `{"guidance.video.stg_scale": 0.0}`. A key of `RECIPE_KEYS` that nobody sets is None; `resolve` fills it.
+    Raises `UsageError` for an unknown name or key, a wrong type, a broken file, and everything `validate` finds.
+    """
+    above = [read_flags({**(overrides or {}), **keys}), *map(read_setting, dotlist)]
+    layer = read_file(Path(config)) if isinstance(config, str | Path) else config
+    file, given = _config_values(layer or ConfigLayer("", {}), above)
+    spec = merge(_profile_stack([*_drop_alternative([file]), *_drop_alternative(above)], without=RECIPE_KEYS))
+    _check_model(spec.model)
+    validate(spec)
+    asked = tuple(sorted(given.union(*map(leaf_keys, above)).difference(OUTPUT_KEYS, {CACHE})))
+    steps = spec.num_inference_steps if spec.sigmas is None else len(spec.sigmas) - 1
+    return replace(spec, num_inference_steps=steps, asked=asked)
+
+
+def recipe_defaults(
+    spec: RunSpec, recipe: str, model_version: str | None = None, layers: int = PUBLISHED_LAYERS
+) -> RunSpec:
+    """The request with the profiles of `spec`, this recipe, and nothing else set. A model without a profile uses that
+    of `model_version`, with STG blocks rescaled to `layers`."""
+    return _recipe_defaults(spec.model, recipe, spec.compat, model_version, layers)
+
+
+@cache
+def _recipe_defaults(model: str, recipe: str, compat: str, model_version: str | None, layers: int) -> RunSpec:
+    """Cached by profile names: a search over plans asks for the same ones hundreds of times."""
+    named = {"model": model, "recipe": recipe, "compat": compat, "sharding": {"profile": AUTO}}
+    return merge(
+        _profile_stack([ConfigLayer("", named)], [_model_version_layer(model_version, layers)] if model_version else [])
+    )
+
+
+def read_sharding(name: str, beside: ShardingSpec | None = None) -> ShardingSpec:
+    """The sharding profile `name` (or YAML file), overridden by what `beside`, a section with profile `auto`, sets."""
+    below, neutral = _without_sharding()
+    asked = {key: value for key, value in asdict(beside).items() if value != neutral[key]} if beside else {}
+    top = ConfigLayer("", {"sharding": {**asked, "profile": name}})
+    return merge([below, _profile_layer("sharding", name), top]).sharding
+
+
+@cache
+def _without_sharding() -> tuple[ConfigLayer, Values]:
+    """The defaults without a sharding profile: as a layer, and their typed sharding section."""
+    below = extend(read_file(configs() / "default.yaml"), _shipped_profile("model", "ltx2"))
+    return below, asdict(merge([below]).sharding)
+
+
+def profile_names(kind: str) -> list[str]:
+    """Names of the shipped profiles of one kind: the files in `configs/<kind>`."""
+    return sorted(path.stem for path in (configs() / kind).glob("*.yaml"))
+
+
+def configs() -> Path:
+    """The folder of shipped YAML files: inside an installed package, else at the root of the checkout."""
+    package = Path(__file__).parents[1]
+    inside = package / "configs"
+    return inside if inside.is_dir() else package.parent / "configs"
+
+
+def user_cache() -> Path:
+    """The user's cache folder of this program."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ltx2"
+
+
+def to_yaml(spec: RunSpec, provenance: Mapping[str, Any] | None = None) -> str:
+    """`spec` as a YAML record: `read_spec(config=...)` gives an equal one. `asked` and `provenance` come last."""
+    extra = {ASKED: list(spec.asked), **({PROVENANCE: provenance} if provenance else {})}
+    seed = {"seed": spec.seed[0]} if spec.seed and len(spec.seed) == 1 else {}
+    return dump({**asdict(spec), CACHE: None, **seed, **extra})
+
+
+def resample_sigmas(sigmas: tuple[float, ...], steps: int) -> tuple[float, ...]:
+    """Interpolate noise levels [n + 1] linearly to [steps + 1]; unchanged where n == steps."""
+    levels = []
+    for step in range(steps + 1):
+        below, part = divmod(step * (len(sigmas) - 1), steps)
+        level, after = sigmas[below], sigmas[min(below + 1, len(sigmas) - 1)]
+        levels.append(level + (after - level) * part / steps)
+    return tuple(levels)
+
+
+def _profile_stack(
+    above: Sequence[ConfigLayer], below: Sequence[ConfigLayer] = (), without: Sequence[str] = ()
+) -> list[ConfigLayer]:
+    """All layers, lowest first: the defaults, `below`, the profile of each kind without the keys `without`, `above`.
+    The highest layer that names a profile of a kind chooses it."""
+    stack, by_recipe = [read_file(configs() / "default.yaml"), *below], dict[str, Values]()
+    for kind in KINDS:
+        named = [(name, layer) for layer in [*stack, *above] if (name := _profile_name(layer, kind)) is not None]
+        name, layer = named[-1]
+        if not (kind == "sharding" and _is_complete(layer.values["sharding"])):
+            profile = _profile_layer(kind, name)
+            by_recipe |= profile.values.get(BY_RECIPE, {})
+            kept = {key: value for key, value in profile.values.items() if key not in {*without, BY_RECIPE}}
+            stack.append(replace(profile, values=kept))
+            if kind == "recipe":
+                stack.append(ConfigLayer("", by_recipe.get(name, {})))
+    return [*stack, *above]
+
+
+def _profile_name(layer: ConfigLayer, kind: str) -> str | None:
+    """The name of the profile of this kind in `layer`; None if it names none."""
+    value = layer.values.get(kind)
+    if kind == "sharding":
+        value = value.get("profile") if isinstance(value, Mapping) else None
+    if value is not None and not isinstance(value, str):
+        raise UsageError(
+            f"{layer.source}`{kind}` is {value!r}; expected the name of a profile",
+            f"known: {', '.join(profile_names(kind))}",
+        )
+    return value
+
+
+def _is_complete(sharding: Values) -> bool:
+    """Whether a sharding section sets every field, as a record does: then no profile is read."""
+    return sharding["profile"] != AUTO and {field.name for field in fields(ShardingSpec)} <= set(sharding)
+
+
+def _profile_layer(kind: str, name: str) -> ConfigLayer:
+    """The layer of a profile. A model may also be a folder, file or repository; a sharding profile may be a file."""
+    if kind == "model" and name not in profile_names("model"):
+        return _checkpoint_layer(name)
+    if kind in ("recipe", "sharding") and name == AUTO:
+        return ConfigLayer("", {})
+    if kind != "sharding":
+        return _shipped_profile(kind, name)
+    is_file = "/" in name or name.endswith((".yaml", ".yml"))
+    profile = _with_parent(kind, read_file(Path(expanduser(name)))) if is_file else _shipped_profile(kind, name)
+    return replace(profile, values={"sharding": {**profile.values, "profile": name}})
+
+
+def _shipped_profile(kind: str, name: str) -> ConfigLayer:
+    """A shipped profile on top of the profile that it extends."""
+    known = profile_names(kind)
+    if name not in known:
+        also = {"recipe": f", `{AUTO}`", "sharding": f", `{AUTO}`, or a YAML file"}
+        raise unknown_name_error("sharding profile" if kind == "sharding" else kind, name, known, also.get(kind, ""))
+    return _with_parent(kind, read_file(configs() / kind / f"{name}.yaml"))
+
+
+def _with_parent(kind: str, layer: ConfigLayer) -> ConfigLayer:
+    own = {key: value for key, value in layer.values.items() if key != "extends"}
+    parent = layer.values.get("extends")
+    return extend(_shipped_profile(kind, str(parent)), replace(layer, values=own)) if parent else layer
+
+
+def _checkpoint_layer(model: str) -> ConfigLayer:
+    """The layer of a folder, single file or repository. Its model version is known once it is open."""
+    path = expanduser(model)
+    name = checkpoint_names(path)[-1]
+    values = {"checkpoint": path, "model_name": name.removesuffix(SINGLE_FILE)}
+    return ConfigLayer("", {**values, "text_encoder": GEMMA} if name.endswith(SINGLE_FILE) else values)
+
+
+def checkpoint_names(checkpoint: str) -> list[str]:
+    """The names of a checkpoint: the last element of an existing path, or each element of REPO[/FILE]."""
+    path = Path(expanduser(checkpoint))
+    # A link keeps its own name: those in the hub's cache lead to files that are named by a checksum.
+    return [Path(abspath(path)).name] if path.exists() else checkpoint.split("@")[0].split("/")
+
+
+def _model_version_layer(name: str, layers: int) -> ConfigLayer:
+    """The profile of a model version, with STG blocks rescaled to a model of `layers` blocks."""
+    profile = _shipped_profile("model", name)
+    blocks = [min(round(block * layers / PUBLISHED_LAYERS), layers - 1) for block in profile.values["stg_blocks"]]
+    return replace(profile, values={**profile.values, "stg_blocks": blocks})
+
+
+def _check_model(model: str) -> None:
+    """Raise `UsageError` unless `model` is a profile, a folder, a single file or spelt like a repository."""
+    known = profile_names("model")
+    path = Path(expanduser(model))
+    if (
+        model in known
+        or path.is_dir()
+        or REPOSITORY.fullmatch(model)
+        or (path.is_file() and path.suffix == SINGLE_FILE)
+    ):
+        return
+    if "/" in model:
+        what = f"`{model}` is no .safetensors file" if path.exists() else f"there is no folder or file `{model}`"
+        raise UsageError(what, "a model is a profile, a folder, a .safetensors file, or a repository REPO[/FILE][@REV]")
+    raise unknown_name_error(
+        "model", model, known, ", a folder, a .safetensors file, or a repository REPO[/FILE][@REV]"
+    )
+
+
+def _drop_alternative(layers: Sequence[ConfigLayer]) -> list[ConfigLayer]:
+    """`layers`; if they set only one of `STEPS_OR_SIGMAS`, preceded by a layer that unsets the other."""
+    given = {key for key in STEPS_OR_SIGMAS for layer in layers if layer.values.get(key) is not None}
+    return [*([ConfigLayer("", dict.fromkeys(STEPS_OR_SIGMAS - given))] if len(given) == 1 else []), *layers]
+
+
+def _config_values(file: ConfigLayer, above: Sequence[ConfigLayer]) -> tuple[ConfigLayer, set[str]]:
+    """The values of a config file that apply under the layers `above`, and the keys that its user had set.
+
+    A record holds every value, and as `asked` the keys that were set. If `above` names another model, recipe or
+    compat profile, only those keys and the seed apply; if another sharding profile, all but the sharding section.
+    Output paths of a record never apply.
+    """
+    asked, is_record = file.values.get(ASKED), PROVENANCE in file.values or ASKED in file.values
+    if not is_record and file.values.get(CACHE) is not None:
+        raise UsageError(
+            f"{file.source}`{CACHE}` is not taken from a file: programs are code", "--compile-cache FOLDER"
+        )
+    others = {PROVENANCE, ASKED, CACHE, *(OUTPUT_KEYS if is_record else ())}
+    own = replace(file, values={key: value for key, value in file.values.items() if key not in others})
+    if not is_record:
+        return own, set(leaf_keys(own))
+    names = {kind: name for kind in KINDS if (name := _profile_name(own, kind)) is not None}
+    renamed = {kind for kind in names for layer in above if _profile_name(layer, kind) not in (None, names[kind])}
+    if renamed and not isinstance(asked, list):
+        raise UsageError(
+            f"{file.source}this record does not list what was asked for, so its {min(renamed)} cannot be replaced",
+            f"leave --{min(renamed)} out, or start from its prompt: --prompt",
+        )
+    kept = {str(key) for key in asked or ()}
+    if renamed - {"sharding"}:
+        own = with_keys(own, {*kept, "seed"})
+    return replace(own, values={key: own.values[key] for key in own.values if key not in renamed}), kept

@@ -1,0 +1,174 @@
+"""The request: `RunSpec` and its parts, frozen values. The defaults are in `configs/*.yaml`."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Generic, NamedTuple, TypeVar
+
+T_co = TypeVar("T_co", covariant=True)
+NO_CACHE = "off"  # value of `compile_cache` that turns the cache off
+
+
+class Streams(NamedTuple, Generic[T_co]):
+    """A video thing and its audio twin. A pytree, since it is a named tuple."""
+
+    video: T_co
+    audio: T_co
+
+
+class DType(StrEnum):
+    """A floating-point type that a network can run in."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+class ShiftTokens(StrEnum):
+    """Which token count shifts the schedule: always 4096, or the clip's own."""
+
+    reference = "reference"
+    actual = "actual"
+
+
+class StgRule(StrEnum):
+    """When spatio-temporal guidance perturbs: whenever asked, or only where the checkpoint's config says
+    `perturbed_attn`."""
+
+    always = "always"
+    config = "config"
+
+
+class TemporalUpsample(StrEnum):
+    """What a temporal upsampler doubles: the frame rate, or the duration, which stretches the sound."""
+
+    fps = "fps"
+    duration = "duration"
+
+
+@dataclass(frozen=True)
+class Guidance:
+    """Guidance scales of one stream."""
+
+    guidance_scale: float
+    stg_scale: float
+    modality_scale: float
+    guidance_rescale: float
+
+
+NO_GUIDANCE = Guidance(guidance_scale=1.0, stg_scale=0.0, modality_scale=1.0, guidance_rescale=0.0)
+
+
+@dataclass(frozen=True)
+class StreamGuidanceSpec:
+    """Requested guidance of one stream; None: the recipe's value."""
+
+    guidance_scale: float | None
+    stg_scale: float | None
+    modality_scale: float | None
+    guidance_rescale: float | None
+
+
+@dataclass(frozen=True)
+class GuidanceSpec:
+    """Requested guidance of both streams."""
+
+    video: StreamGuidanceSpec
+    audio: StreamGuidanceSpec
+
+
+@dataclass(frozen=True)
+class SecondStageSpec:
+    """Requested second stage: latents are upsampled, noised again and denoised in a few steps without guidance.
+    None: the recipe's value."""
+
+    upsampler: str | None  # file, folder or REPO[/FILE]; None also: the one in the checkpoint's folder
+    lora: tuple[str, ...] | None  # added to `lora` for this stage
+    sigmas: tuple[float, ...] | None  # noise levels; empty: no second stage
+    keep_audio: bool | None  # take the sound of the first stage
+    adain: float  # share of the way to the statistics before upsampling, 0 to 1
+    tone_map: float  # how far the range of the latents is compressed, 0 to 1
+    temporal_upsample: TemporalUpsample
+
+
+class AttentionBackend(StrEnum):
+    """Attention implementation: `splash` for TPUs, `cudnn` for NVIDIA GPUs, `blockwise` for CPUs, `xla` everywhere;
+    `auto`: the one for the devices."""
+
+    auto = "auto"
+    splash = "splash"
+    cudnn = "cudnn"
+    blockwise = "blockwise"
+    xla = "xla"
+
+
+@dataclass(frozen=True)
+class ShardingSpec:
+    """One hardware profile: a mesh, and rules from logical axes to mesh axes.
+
+    `mesh` maps each mesh axis to its size, -1 for the remaining devices; with fewer rows than the row axis has devices,
+    the token axis takes the rest. `weights` and `activations` map a logical axis to a mesh axis; an axis without a rule
+    is replicated.
+    """
+
+    profile: str
+    mesh: dict[str, int]
+    weights: dict[str, str]
+    activations: dict[str, str]
+    attention: AttentionBackend
+    bf16_tile_sublanes: int | None  # tile height of stacked 16-bit weights in TPU memory; None: the compiler's choice
+    replicate_vae: bool
+    use_batched_text_encoder: bool
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """The request: merged from `configs/`, files and flags, read by `resolve`, stored with the video."""
+
+    # what to show and to hear
+    prompt: str
+    negative_prompt: str
+    height: int  # pixels, a multiple of 32
+    width: int  # pixels, a multiple of 32
+    num_frames: int  # 8k + 1
+    fps: float
+    num_videos: int  # per batch; video i is the one that seed + i makes alone
+    seed: tuple[int, ...] | None  # one batch each; None: a random one
+    # which networks
+    model: str
+    model_name: str | None  # begins default file names
+    checkpoint: str  # a folder, a single file, a repository REPO[/FILE][@REV], or `embedded`
+    text_encoder: str | None  # a folder or a repository with Gemma-3, for a single file
+    lora: tuple[str, ...]  # each a file or a repository REPO[/FILE], with an optional :STRENGTH
+    recipe: str  # `auto`: the one the checkpoint was published with
+    compat: str  # which published implementation to follow where they differ
+    # how to denoise; None: the recipe's value
+    num_inference_steps: int | None
+    sigmas: tuple[float, ...] | None  # noise levels from at most 1 down to 0; None: from the schedule
+    guidance: GuidanceSpec
+    stg_blocks: tuple[int, ...] | None
+    second_stage: SecondStageSpec
+    stg_rule: StgRule
+    shift_tokens: ShiftTokens
+    clamp_vocoder: bool  # clip the first of two waveforms at full scale
+    max_sequence_length: int  # text tokens
+    # in which arithmetic, on which devices
+    dtype: DType
+    text_encoder_dtype: DType
+    compile_text_encoder: bool
+    scan_layers: bool
+    compile_cache: str | None  # folder of compiled programs, or `off`; None: in the user's cache
+    vae_memory_gb: float | None  # GB per device for video decoding; None: what the weights leave
+    keep_resident: bool  # keep every network in memory instead of dropping it after its phase
+    sharding: ShardingSpec
+    # files
+    initial_noise: str | None
+    save_latents: str | None
+    output: str | None
+    base_output_directory: str | None  # None: the current folder
+    # the dotted keys that files and flags set; no config key itself
+    asked: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seed of each video, batch by batch; empty while no seed is chosen."""
+        return tuple(first + video for first in self.seed or () for video in range(self.num_videos))

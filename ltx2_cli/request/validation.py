@@ -1,0 +1,182 @@
+"""Checks of a request that need no checkpoint."""
+
+import re
+import secrets
+from collections.abc import Iterator
+from functools import reduce
+from itertools import pairwise
+from math import isnan
+from os.path import expanduser
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ltx2_cli.errors import UsageError
+from ltx2_cli.request.spec import RunSpec
+
+MAX_STEPS = 1000
+MAX_VIDEOS = 1000
+LEAST_STEP = 1e-6  # smallest difference of noise levels
+MAX_FPS = 240
+MAX_SIDE = 2**14  # pixels
+MAX_FRAMES = 2**14 + 1
+MAX_TOKENS = 2**17  # of text; Gemma-3's context length
+MAX_SEED = 2**32 - 1
+MAX_SCALE = 100  # of guidance; published recipes use 1 to 7
+SURROGATE = re.compile("[\ud800-\udfff]")  # a byte that is no UTF-8, as Python decodes it
+MAY_BE_EMPTY = ("prompt", "negative_prompt", "checkpoint")  # the prompt has its own check
+
+
+class Range(NamedTuple):
+    """Legal numbers of a key: `lowest` to `highest`; with `step`, only multiples of it plus `first`."""
+
+    lowest: float
+    highest: float
+    step: int = 0
+    first: int = 0
+
+
+RANGES = {
+    "height": Range(32, MAX_SIDE, 32),
+    "width": Range(32, MAX_SIDE, 32),
+    "num_frames": Range(1, MAX_FRAMES, 8, 1),
+    "fps": Range(1, MAX_FPS),
+    "num_videos": Range(1, MAX_VIDEOS),
+    "num_inference_steps": Range(1, MAX_STEPS),
+    **{
+        f"guidance.{stream}.{name}": Range(-MAX_SCALE, MAX_SCALE)
+        for stream in ("video", "audio")
+        for name in ("guidance_scale", "stg_scale", "modality_scale")
+    },
+    **{f"guidance.{stream}.guidance_rescale": Range(0, 1) for stream in ("video", "audio")},
+    "second_stage.adain": Range(0, 1),
+    "second_stage.tone_map": Range(0, 1),
+    "max_sequence_length": Range(1, MAX_TOKENS),
+    "vae_memory_gb": Range(1e-6, 1e6),  # GB
+    "sharding.bf16_tile_sublanes": Range(1, 1024),
+}
+
+
+def validate(spec: RunSpec) -> None:
+    """Raise `UsageError` with all findings about `spec`, a line each with what to type instead."""
+    findings = [*_wrong_text(spec), *_wrong_numbers(spec), *_wrong_seeds(spec), *_wrong_process(spec)]
+    if findings := [*findings, *_wrong_files(spec)]:
+        raise UsageError(findings, "")
+
+
+def random_seed(spec: RunSpec) -> int:
+    """A random seed that is legal for the request."""
+    return secrets.randbelow(MAX_SEED - spec.num_videos + 2)
+
+
+def _wrong_text(spec: RunSpec) -> Iterator[str]:
+    second = spec.second_stage
+    loras = [*(("lora", lora) for lora in spec.lora), *(("second_stage.lora", lora) for lora in second.lora or ())]
+    for key, value in [*vars(spec).items(), ("second_stage.upsampler", second.upsampler), *loras]:
+        if not isinstance(value, str):
+            continue
+        if not value and key not in MAY_BE_EMPTY:
+            yield f"{key} is empty; leave it out, or name one"
+        if "\0" in value:
+            yield f"{key} {value!r} has a NUL in it; leave it out"
+        if SURROGATE.search(value):
+            yield f"{key} {value!r} is not text in UTF-8; type or save it as UTF-8"
+    if not spec.prompt.strip():
+        yield 'the prompt is empty; say what to show: --prompt "..."'
+
+
+def _wrong_numbers(spec: RunSpec) -> Iterator[str]:
+    for key, legal in RANGES.items():
+        value: Any = reduce(lambda section, name: vars(section)[name], key.split("."), spec)
+        if value is not None and (rule := _broken_rule(value, legal)):
+            yield f"{key} {value} is not {rule}; nearest: {_typed(key)}{_nearest(value, legal)}"
+
+
+def _broken_rule(value: float, legal: Range) -> str:
+    """The rule that `value` breaks, in words; empty if it is legal."""
+    if not legal.lowest <= value <= legal.highest:
+        return f"in {legal.lowest:.7g} to {legal.highest:.7g}"
+    if not legal.step or value % legal.step == legal.first:
+        return ""
+    return f"{legal.step}k + {legal.first}" if legal.first else f"a multiple of {legal.step}"
+
+
+def _nearest(value: float, legal: Range) -> str:
+    """The nearest legal numbers, in words; for NaN the one nearest to 0."""
+    if legal.lowest <= value <= legal.highest:
+        below = value - (value - legal.first) % legal.step
+        return f"{below} or {below + legal.step}"
+    return f"{legal.highest if value > legal.highest else max(legal.lowest, 0 if isnan(value) else legal.lowest):.7g}"
+
+
+def _typed(key: str) -> str:
+    """The option or `--set` for a key, up to its value."""
+    section, _, name = key.rpartition(".")
+    option = f"--{name.replace('_', '-')} "
+    match section:
+        case "guidance.audio":
+            return option.replace("--", "--audio-")
+        case "guidance.video":
+            return option
+        case "" if key not in ("max_sequence_length", "vae_memory_gb"):
+            return option
+    return f"--set {key}="
+
+
+def _wrong_seeds(spec: RunSpec) -> Iterator[str]:
+    for seed in spec.seed or ():
+        if not 0 <= seed <= MAX_SEED - max(spec.num_videos - 1, 0):
+            yield f"seed {seed} is out of range, video i counts as seed + i; legal: --seed 0 to {MAX_SEED}"
+    if spec.seed == ():
+        yield "seed is a list of none; for example: --seed 7, or --seed 0..3"
+    elif len(spec.seed or ()) * max(spec.num_videos, 0) > MAX_VIDEOS:
+        yield f"more than {MAX_VIDEOS} clips are asked for; nearest: --seed 0..{MAX_VIDEOS - 1} --num-videos 1"
+    elif len(set(spec.seeds)) < len(spec.seeds):
+        twice = next(seed for place, seed in enumerate(spec.seeds) if seed in spec.seeds[:place])
+        apart = "; video i counts as seed + i" * (spec.num_videos > 1)
+        yield f"seed {twice} is there twice{apart}; for example: --seed 0..3 --num-videos 1"
+
+
+def _wrong_process(spec: RunSpec) -> Iterator[str]:
+    if spec.sigmas is not None:
+        yield from _wrong_sigmas(spec.sigmas, spec.num_inference_steps)
+    if spec.second_stage.sigmas:
+        yield from _wrong_sigmas(spec.second_stage.sigmas, None, "second_stage.sigmas", "[0.9, 0.7, 0.4, 0]")
+    blocks = spec.stg_blocks or ()
+    if min(blocks, default=0) < 0:
+        yield f"stg_blocks {list(blocks)} has a negative block; blocks count from 0: --stg-blocks 0"
+    if len(set(blocks)) < len(blocks):
+        once = ",".join(map(str, dict.fromkeys(blocks)))
+        yield f"stg_blocks {list(blocks)} has a block twice; nearest: --stg-blocks {once}"
+
+
+def _wrong_sigmas(
+    sigmas: tuple[float, ...], steps: int | None, key: str = "sigmas", good: str = "[1, 0.98, 0.9, 0.7, 0]"
+) -> Iterator[str]:
+    example = f"for example: --set '{key}={good}'"
+    falling = all(level - after >= LEAST_STEP for level, after in pairwise(sigmas))
+    if len(sigmas) < 2 or sigmas[0] > 1 or sigmas[-1] != 0 or not falling:
+        yield f"{key} {list(sigmas)} do not fall from at most 1 to 0; {example}"
+    elif len(sigmas) > MAX_STEPS + 1:
+        yield f"{key} has {len(sigmas)} noise levels, at most {MAX_STEPS + 1} are; {example}"
+    elif steps is not None and steps != len(sigmas) - 1:
+        yield f"{key} has {len(sigmas)} noise levels, which is not {steps} steps but --steps {len(sigmas) - 1}"
+
+
+def _wrong_files(spec: RunSpec) -> Iterator[str]:
+    if "/" in (spec.model_name or ""):
+        yield f"model_name {spec.model_name} begins file names and cannot hold a `/`; use -o to name the file"
+    if spec.output and Path(spec.output).suffix.lower() != ".mp4":
+        yield f"output {spec.output!r} is not an mp4; name one: -o {_as_mp4(Path(spec.output))}"
+    if spec.save_latents and not Path(spec.save_latents).name:
+        yield f"save_latents {spec.save_latents!r} is a folder; name a file: --save-latents clip.safetensors"
+    if spec.initial_noise and not Path(expanduser(spec.initial_noise)).is_file():
+        yield f"there is no noise file {spec.initial_noise}; check the path after --noise"
+    if spec.initial_noise and (videos := spec.num_videos * len(spec.seed or (0,))) > 1:
+        yield f"a noise file starts one video, {videos} are asked for; nearest: --num-videos 1 and one --seed"
+
+
+def _as_mp4(path: Path) -> Path:
+    """The nearest legal mp4 path; `video.mp4` in a folder or for a name without a stem."""
+    if path.expanduser().is_dir():
+        return path / "video.mp4"
+    return path.with_name("video.mp4") if path.name.startswith(".") else path.with_suffix(".mp4")

@@ -1,0 +1,115 @@
+"""What a record says of a clip that was made: its files, its devices, and what latents each stage left."""
+
+import hashlib
+from pathlib import Path
+from threading import Event
+from typing import BinaryIO
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import load_file
+
+from clips import ALL_ON, Case, Checkpoint, Size, plan_of
+from ltx2_cli.core.provenance import devices, input_files, provenance, read_provenance, versions
+from ltx2_cli.core.run import load, write
+from ltx2_cli.diffusion.latents import open_latents
+from ltx2_cli.errors import UsageError
+from ltx2_cli.media.video_file import open_video
+from ltx2_cli.weights import digests
+
+SMALL = Case(Size(9, 64, 64, 24.0), 3, ALL_ON.video, ALL_ON.audio, (1,))
+
+
+@pytest.fixture(scope="module")
+def clips(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two of a batch, and their latents."""
+    folder = tmp_path_factory.mktemp("clips")
+    files = {"output": str(folder / "clip.mp4"), "save_latents": str(folder / "clip.safetensors")}
+    plan = plan_of(checkpoint, SMALL, 3, num_videos=2, **files)
+    assert len(list(write(plan, load(plan)))) == 2
+    return folder
+
+
+def record_of(path: Path) -> dict:
+    return yaml.safe_load(open_video(path).metadata["record"])
+
+
+def test_it_says_what_latents_each_video_has(clips: Path) -> None:
+    hashes = set()
+    for name in ("clip-s3", "clip-s4"):
+        record = record_of(clips / f"{name}.mp4")
+        assert yaml.safe_load(open_latents(clips / f"{name}.safetensors").metadata["record"]) == record
+        (latents,) = read_provenance(record, name).latents.items()
+        assert latents[0] == "final"
+        for stream, array in load_file(clips / f"{name}.safetensors").items():
+            kept = latents[1]._asdict()[stream]
+            assert kept.sha256 == hashlib.sha256(array.tobytes()).hexdigest()
+            assert np.linalg.norm(kept.sketch) == pytest.approx(np.linalg.norm(array), rel=0.2)
+            hashes.add(kept.sha256)
+    assert len(hashes) == 4
+
+
+def test_it_says_with_what_it_was_made(clips: Path, checkpoint: Checkpoint) -> None:
+    made = read_provenance(record_of(clips / "clip-s3.mp4"), "clip")
+    assert made.versions == versions()
+    assert made.devices == devices() == "8 cpu"
+    assert made.at_once == 2
+    assert made.meshes == {"final": "one device"}
+    files = {f"{file.parent.name}/{file.name}": file for file in checkpoint.folder.rglob("*.safetensors")}
+    assert made.files == {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
+    assert made.source is None
+
+
+def test_no_clip_waits_for_its_files_to_be_hashed(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The threads that hash are held up until the clip is written: then its record says what headers are."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(digests, "LARGE", 0)  # no file is small enough to be hashed at once
+    held_up, usual, hashed = Event(), hashlib.file_digest, []
+
+    def hash_slowly(file: BinaryIO, name: str) -> object:
+        assert held_up.wait(60)
+        hashed.append(file.name)
+        return usual(file, name)
+
+    monkeypatch.setattr(hashlib, "file_digest", hash_slowly)
+    plan = plan_of(checkpoint, SMALL, 3, output=str(tmp_path / "clip.mp4"))
+    ((clip, _),) = write(plan, load(plan))
+    files = read_provenance(record_of(clip), "clip").files
+    assert files == digests.digests(input_files(plan), digests.header_digest)
+    assert (len(files), hashed) == (6, [])
+    held_up.set()
+    assert digests.digests(input_files(plan)) == digests.digests(input_files(plan), digests.quick_digest)
+
+
+def test_a_mesh_is_said_by_its_axes(checkpoint: Checkpoint) -> None:
+    plan = plan_of(checkpoint, SMALL, 3, sharding="ironwood")
+    assert provenance(plan, {}, {})["meshes"] == {"final": "passes 4 x tokens 2"}
+
+
+def test_noise_is_a_file_that_the_clip_depends_on(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    plan = plan_of(checkpoint, SMALL, 3, tmp_path / "noise.safetensors")
+    assert tmp_path / "noise.safetensors" in input_files(plan)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        {"latents": {"final": {"video": {}}}},
+        {"latents": ["final"]},
+        {"files": ["a"]},
+        {"source": {"file": "a"}},
+        {"source": {"file": "a", "sha256": "b", "fps": "fast"}},
+    ],
+    ids=str,
+)
+def test_a_record_that_was_changed(made: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match=r"clip.mp4 is damaged: its `provenance` is not what was written"):
+        read_provenance({"provenance": made}, "clip.mp4")
+
+
+def test_an_older_record_says_less() -> None:
+    made = read_provenance({"provenance": {"ltx2": "0.1.0", "jax": "0.10.2"}}, "clip.mp4")
+    assert (made.versions, made.latents, made.files) == ({"ltx2": "0.1.0", "jax": "0.10.2"}, {}, {})

@@ -1,0 +1,109 @@
+"""Requests against devices: each fits, or is refused with a request that then fits. No device is needed."""
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from devices import GIB, DescribedDevice, cpu, gpu, tpus
+from ltx2_cli.errors import DoesNotFitError
+from ltx2_cli.estimate.fit import check_fit
+from ltx2_cli.estimate.requests import Alternative, Request, available_memory
+from ltx2_cli.estimate.suggestions import FRACTION
+from ltx2_cli.request.profiles import read_spec
+
+DEVICES = {
+    "v6e-1": tpus("TPU v6 lite", 1),
+    "v6e-8": tpus("TPU v6 lite", 8),
+    "v5e-8": tpus("TPU v5 lite", 8),
+    "tpu7x-8": tpus("TPU7x", 8, cores=2),
+    "24 GB": gpu(24),
+    "48 GB": gpu(48),
+    "80 GB": gpu(80),
+    "cpu": cpu(),
+}
+REQUESTS: dict[str, dict[str, object]] = {
+    "ltx2": {"model": "ltx2"},
+    "ltx2.3": {"model": "ltx2.3"},
+    "two stages": {"model": "ltx2.3", "recipe": "two_stage", "width": 1536, "height": 1024},
+    "720p": {"model": "ltx2", "width": 1280, "height": 704},
+    "long": {"model": "ltx2", "num_frames": 257},
+    "demo": {"model": "demo"},
+}
+FITS, DEMO, MOST = "fits", "demo", "most of the memory"
+HEADS, SMALLER = "--set sharding.mesh.heads=4", f"{MOST} --set "
+# What each device is told, by request: that it fits; what to ask instead; or that only the embedded model fits.
+EXPECTED = {
+    "v6e-1": (DEMO, DEMO, DEMO, DEMO, DEMO, FITS),
+    "v6e-8": (FITS, FITS, FITS, FITS, FITS, FITS),
+    "v5e-8": (HEADS, HEADS, HEADS, HEADS, HEADS, FITS),
+    "tpu7x-8": (FITS, FITS, FITS, FITS, FITS, FITS),
+    "24 GB": (DEMO, DEMO, DEMO, DEMO, DEMO, FITS),
+    "48 GB": (MOST, MOST, MOST, SMALLER, SMALLER, FITS),
+    "80 GB": (FITS, FITS, FITS, FITS, FITS, FITS),
+    "cpu": (DEMO, DEMO, DEMO, DEMO, DEMO, FITS),
+}
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    """One of 16 GiB, with nothing in the hub's cache."""
+    usual = os.sysconf
+    memory = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 16 * GIB // 4096}
+    monkeypatch.setattr(os, "sysconf", lambda name: memory[name] if name in memory else usual(name))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def ask(devices: tuple[DescribedDevice, ...], **keys: object) -> Request:
+    return Request(read_spec(prompt="a fox", **keys), devices)
+
+
+def refusal(request: Request) -> tuple[DoesNotFitError, Alternative | None]:
+    """Why the request does not fit, and what was suggested."""
+    suggested: list[Alternative] = []
+
+    def typed(alternative: Alternative) -> str:
+        suggested.append(alternative)
+        options = " ".join(f"--set {key}={value}" for key, value in alternative.options.items())
+        return f"{MOST} {options}" if alternative.most_memory else options
+
+    with pytest.raises(DoesNotFitError) as caught:
+        check_fit(request, request.plan(), typed)
+    return caught.value, suggested[0] if suggested else None
+
+
+def fits_now(request: Request, alternative: Alternative) -> bool:
+    """Whether the suggested request fits, planned for itself."""
+    spec = replace(request.plan().spec, **alternative.values)
+    again = replace(request, spec=spec)
+    plan = again.plan()
+    available = available_memory(plan)
+    most = FRACTION * available.total if alternative.most_memory else available.limit
+    return max(memory.peak for memory in again.memory(plan).values()) <= most
+
+
+@pytest.mark.parametrize(
+    ("device", "request_", "expected"),
+    [
+        (device, request_, expected)
+        for device, row in EXPECTED.items()
+        for request_, expected in zip(REQUESTS, row, strict=True)
+    ],
+)
+def test_each_request_fits_or_is_refused_with_one_that_does(device: str, request_: str, expected: str) -> None:
+    request = ask(DEVICES[device], **REQUESTS[request_])
+    if expected == FITS:
+        check_fit(request, request.plan())
+        return
+    error, suggested = refusal(request)
+    assert str(error).startswith("this does not fit: to ")
+    assert suggested is not None
+    assert fits_now(request, suggested)
+    if expected == DEMO:
+        assert error.hint.startswith("it takes a device with ")
+        assert "H100" in error.hint
+        assert suggested.options == {"model": "demo"}
+    else:
+        assert error.hint.startswith(expected)

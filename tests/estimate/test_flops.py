@@ -1,0 +1,175 @@
+"""FLOPs by formula against every product that jax traces, against XLA's count, and against one counted by hand."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import jaxprs_in_params
+from jax.sharding import Mesh
+
+from ltx2_cli.diffusion.geometry import VAECompression, clip_geometry
+from ltx2_cli.estimate.flops import denoiser_flops, video_decoder_flops
+from ltx2_cli.models.arch import TransformerArch, VideoVAEArch
+from ltx2_cli.models.block import PassMasks
+from ltx2_cli.models.transformer import DenoiserInputs, Transformer, rope_tables
+from ltx2_cli.models.video_vae import VideoDecoder
+from ltx2_cli.request.spec import Streams
+from ltx2_cli.sharding import ShardingPlan, activate
+from ltx2_cli.weights.declare import Scope
+
+SIZES = {
+    "in_channels": 6,
+    "out_channels": 10,
+    "num_attention_heads": 2,
+    "attention_head_dim": 12,
+    "cross_attention_dim": 24,
+    "audio_in_channels": 3,
+    "audio_out_channels": 5,
+    "audio_num_attention_heads": 2,
+    "audio_attention_head_dim": 8,
+    "audio_cross_attention_dim": 16,
+    "num_layers": 3,
+    "caption_channels": 20,
+}
+LATER = {
+    "gated_attn": True,
+    "audio_gated_attn": True,
+    "cross_attn_mod": True,
+    "audio_cross_attn_mod": True,
+    "use_prompt_embeddings": False,
+}
+ARCHS = {"ltx2": TransformerArch(**SIZES), "ltx2.3": TransformerArch(**SIZES | LATER)}
+TEXT_TOKENS = 7
+
+
+def products(jaxpr: Any) -> Iterator[int]:
+    """2·m·n·k of every product and every convolution, those in loops as often as they turn."""
+    for each in jaxpr.eqns:
+        inner = [products(parameter) for parameter in jaxprs_in_params(each.params)]
+        if each.primitive.name == "dot_general":
+            (contracted, _), _ = each.params["dimension_numbers"]
+            left = each.invars[0].aval.shape
+            yield 2 * math.prod(each.outvars[0].aval.shape) * math.prod(left[axis] for axis in contracted)
+        elif each.primitive.name == "conv_general_dilated":
+            kernel = each.invars[1].aval.shape
+            yield 2 * math.prod(each.outvars[0].aval.shape) * math.prod(kernel[:-1])
+        elif each.primitive.name == "cond":  # one platform or another
+            yield min(sum(branch) for branch in inner)
+        else:
+            yield each.params.get("length", 1) * sum(sum(part) for part in inner)
+
+
+def traced(function: Any, *arguments: Any) -> int:
+    return sum(products(jax.make_jaxpr(function)(*arguments).jaxpr))
+
+
+def forward(arch: TransformerArch, frames: int, rows: int, contexts: int, text_tokens: int, unrolled: bool = False):
+    """A forward of the model with its arguments, abstract, and how many tokens each stream has."""
+    model = Transformer(Scope(jnp.float32), arch, scan_layers=not unrolled)
+    geometry = clip_geometry(frames, 64, 96, 24.0, VAECompression(8, 32, 25.0), arch.scales)
+    tokens = Streams(geometry.video_tokens, geometry.audio_frames)
+    channels = Streams(arch.in_channels, arch.audio_in_channels)
+    latents = Streams(
+        *(jax.ShapeDtypeStruct((rows, *size), jnp.float32) for size in zip(tokens, channels, strict=True))
+    )
+    widths = Streams(*(stream.context_width for stream in arch.streams))
+    text = Streams(*(jax.ShapeDtypeStruct((contexts, text_tokens, width), jnp.float32) for width in widths))
+    context = jax.eval_shape(lambda model, text: model.text_context(text), model, text)
+    switches = PassMasks(np.ones((arch.num_layers, rows), bool), np.ones(rows, bool))
+    which = np.zeros(rows, np.int32)
+    inputs = DenoiserInputs(context, which, rope_tables(geometry, arch), switches)
+    arguments = (model, latents, np.float32(0.5), inputs)
+    return (lambda model, *rest: model(*rest)), arguments, text, tokens
+
+
+@pytest.mark.parametrize(("rows", "contexts"), [(1, 1), (4, 2)])
+@pytest.mark.parametrize("arch", ARCHS.values(), ids=ARCHS)
+def test_a_forward_has_the_products_that_jax_traces(arch: TransformerArch, rows: int, contexts: int):
+    function, arguments, _, tokens = forward(arch, 17, rows, contexts, TEXT_TOKENS)
+    assert tokens == (18, 18)
+    longer, more, _, others = forward(arch, 33, rows, contexts, TEXT_TOKENS)
+    assert traced(function, *arguments) == denoiser_flops(arch, *tokens, TEXT_TOKENS, rows, contexts)
+    assert traced(longer, *more) == denoiser_flops(arch, *others, TEXT_TOKENS, rows, contexts)
+
+
+def test_xla_counts_two_percent_more_at_most():
+    """It counts what is done element by element too; the wider the model, the less that is."""
+    wide = {"num_attention_heads": 4, "attention_head_dim": 128, "cross_attention_dim": 512}
+    audio = {"audio_num_attention_heads": 4, "audio_attention_head_dim": 64, "audio_cross_attention_dim": 256}
+    arch = TransformerArch(**SIZES | wide | audio | {"num_layers": 1})
+    function, arguments, _, tokens = forward(arch, 65, 2, 2, 64, unrolled=True)
+    everywhere = ShardingPlan(Mesh(np.asarray(jax.devices()), ("device",)), (), ())
+    with activate(everywhere):  # on a single CPU attention is a loop, whose body XLA counts once
+        theirs = jax.jit(function).lower(*arguments).cost_analysis()["flops"]
+    ours = denoiser_flops(arch, *tokens, 64, 2, 2)
+    assert ours < theirs < 1.02 * ours
+
+
+def test_one_layer_by_hand():
+    """Video 4 wide, audio 2 wide, one head each; 3 and 5 tokens, 7 of text."""
+    arch = TransformerArch(
+        in_channels=1,
+        out_channels=1,
+        num_attention_heads=1,
+        attention_head_dim=4,
+        cross_attention_dim=4,
+        audio_in_channels=1,
+        audio_out_channels=1,
+        audio_num_attention_heads=1,
+        audio_attention_head_dim=2,
+        audio_cross_attention_dim=2,
+        num_layers=1,
+        caption_channels=0,
+    )
+    video_self = 4 * 2 * 3 * 4 * 4 + 2 * 2 * 3 * 3 * 4  # q, k, v, o; scores and values
+    audio_self = 4 * 2 * 5 * 2 * 2 + 2 * 2 * 5 * 5 * 2
+    video_text = 2 * 2 * 3 * 4 * 4 + 2 * 2 * 3 * 7 * 4  # q, o
+    audio_text = 2 * 2 * 5 * 2 * 2 + 2 * 2 * 5 * 7 * 2
+    to_video = 2 * 2 * 3 * 4 * 2 + 2 * 2 * 5 * 2 * 2 + 2 * 2 * 3 * 5 * 2  # q, o; k, v; scores and values
+    to_audio = 2 * 2 * 5 * 2 * 2 + 2 * 2 * 3 * 4 * 2 + 2 * 2 * 5 * 3 * 2
+    feed_forward = 2 * 2 * 3 * 4 * 16 + 2 * 2 * 5 * 2 * 8
+    layer = video_self + audio_self + video_text + audio_text + to_video + to_audio + feed_forward
+    ends = 2 * 2 * 3 * 1 * 4 + 2 * 2 * 5 * 1 * 2
+    video_time = 3 * (2 * 256 * 4 + 2 * 4 * 4) + 2 * 4 * 4 * (6 + 4 + 1)
+    audio_time = 3 * (2 * 256 * 2 + 2 * 2 * 2) + 2 * 2 * 2 * (6 + 4 + 1)
+    assert denoiser_flops(arch, 3, 5, 7, 1, 1) == layer + ends + video_time + audio_time
+
+
+def test_the_published_size_of_a_forward():
+    """Some 0.2 PFLOP a pass at 768 x 512 x 121."""
+    arch = TransformerArch()
+    one, two = (denoiser_flops(arch, 6144, 126, 1024, rows, rows) for rows in (1, 2))
+    assert one == pytest.approx(0.2e15, rel=0.25)
+    assert two == pytest.approx(2 * one, rel=1e-4)
+
+
+DECODERS = {
+    "published order": {},
+    "kinds and factors": {
+        "decoder_block_out_channels": (4, 8, 24),
+        "decoder_layers_per_block": (2, 1, 3, 0),
+        "upsample_type": ("spatiotemporal", "temporal", "spatial"),
+        "upsample_factor": (1, 2, 3),
+        "upsample_residual": (False, True, False),
+        "decoder_spatial_padding_mode": "zeros",
+        "patch_size": 2,
+    },
+}
+
+
+@pytest.mark.parametrize("differently", DECODERS.values(), ids=DECODERS)
+def test_the_video_decoder_has_the_convolutions_that_jax_traces(differently: dict[str, Any]):
+    small = {
+        "latent_channels": 6,
+        "decoder_block_out_channels": (8, 16, 32),
+        "decoder_layers_per_block": (1, 0, 2, 1),
+        "decoder_causal": False,
+    }
+    arch = VideoVAEArch(**small | differently)
+    decoder = VideoDecoder(Scope(jnp.float32), arch)
+    latents = jax.ShapeDtypeStruct((1, 3, 2, 4, 6), jnp.float32)
+    assert traced(lambda decoder, latents: decoder(latents), decoder, latents) == video_decoder_flops(arch, 3, 2, 4)

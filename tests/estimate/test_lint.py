@@ -1,0 +1,75 @@
+"""Warnings of a sharding, and their absence where there is nothing to warn of."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from ltx2_cli.estimate.collectives import collectives
+from ltx2_cli.estimate.lint import replicated, split_inputs, undivided
+from ltx2_cli.sharding import ShardingPlan
+from ltx2_cli.weights.declare import Scope, Weight
+
+LAYERS, WIDTH, INNER = 6, 16, 48
+GATHER = """
+ENTRY %main (x: f32[1]) -> f32[1] {
+  %far = f32[500000000] all-gather(%x), replica_groups={{0,1,2,3},{4,5,6,7}}
+  %near = f32[500000000] all-gather(%x), replica_groups={{0,4},{1,5},{2,6},{3,7}}
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def plan() -> ShardingPlan:
+    mesh = Mesh(np.asarray(jax.devices()).reshape(2, 4), ("heads", "embed"))
+    return ShardingPlan(mesh, (("embed", "embed"), ("heads", "heads")), (("rows", "heads"), ("tokens", "embed")))
+
+
+@pytest.fixture
+def to_q() -> Weight:
+    return projection("to_q")
+
+
+def projection(name: str) -> Weight:
+    blocks = Scope(jnp.float32).stacked("blocks", LAYERS)
+    return (blocks / "attn1" / name).weight("weight", (INNER, WIDTH), ("heads", "embed"))
+
+
+def test_input_channels_that_are_split(plan: ShardingPlan, to_q: Weight):
+    (sentence,) = split_inputs([to_q, projection("to_k"), projection("to_out")], plan)
+    assert sentence == (
+        "the input channels of 2 projections to queries, keys and values are split along mesh axis `embed`:"
+        " every layer gathers these weights or sums their products"
+    )
+
+
+def test_of_a_compiled_forward_it_says_what_is_sent(plan: ShardingPlan, to_q: Weight):
+    """Three of four parts of two billion bytes, along that axis alone."""
+    (sentence,) = split_inputs([to_q], plan, collectives(GATHER, plan.mesh))
+    assert sentence.endswith("; a device sends 1.5 GB along it in a forward")
+
+
+def test_whole_input_channels_are_no_fault(plan: ShardingPlan, to_q: Weight):
+    assert not list(split_inputs([to_q], replace(plan, weights=(("heads", "heads"),))))
+    mesh = Mesh(np.asarray(jax.devices()).reshape(8, 1), ("heads", "embed"))
+    assert not list(split_inputs([to_q], replace(plan, mesh=mesh)))
+
+
+def test_lengths_that_do_not_divide(plan: ShardingPlan):
+    assert not list(undivided(plan, {"rows": 2, "tokens": 40, "heads": 5}))
+    (sentence,) = undivided(plan, {"rows": 2, "tokens": 42})
+    assert "42 tokens do not divide by the 4 of mesh axis `embed`" in sentence
+
+
+def test_weights_that_lie_whole_everywhere(plan: ShardingPlan, to_q: Weight):
+    size = LAYERS * INNER * WIDTH * 4
+    whole = replace(plan, weights=())
+    (sentence,) = replicated([to_q], whole, 2 * size - 1)
+    assert "whole on each of 8 devices" in sentence
+    assert not list(replicated([to_q], whole, 2 * size))
+    assert not list(replicated([to_q], plan, 1))
+    one = ShardingPlan(Mesh(np.asarray(jax.devices()[:1]), ("device",)), (), ())
+    assert not list(replicated([to_q], one, 1))

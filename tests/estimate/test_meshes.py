@@ -1,0 +1,101 @@
+"""Which meshes are tried, in which order, and which of those that were compiled is chosen."""
+
+import math
+import time
+
+import jax
+import pytest
+
+from devices import cpu
+from ltx2_cli.core.report import Silent
+from ltx2_cli.estimate import meshes as module
+from ltx2_cli.estimate.collectives import Collective
+from ltx2_cli.estimate.compiled import Compiled, CompileFailure, Memory
+from ltx2_cli.estimate.estimate import Estimate, estimate_plan
+from ltx2_cli.estimate.meshes import meshes, search_meshes
+from ltx2_cli.estimate.offline import plan_offline
+from ltx2_cli.models import networks
+from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.request.profiles import read_spec
+
+PROFILE = """
+mesh: {passes: 1, heads: 4, embed: -1}
+weights: {heads: heads, mlp: heads, embed: embed}
+activations: {rows: passes, heads: heads}
+replicate_vae: true
+use_batched_text_encoder: true
+"""
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    """The embedded model, whose four passes are the rows and whose heads are four, on eight devices."""
+    profile = tmp_path_factory.mktemp("profile") / "mine.yaml"
+    profile.write_text(PROFILE)
+    return plan_offline(read_spec(prompt="rain", model="demo", sharding=str(profile)), jax.devices())
+
+
+def test_every_mesh_that_divides_rows_and_weights_those_first_that_send_least(plan: Plan):
+    """Up to the four passes that there are, and up to four heads; few parts of the channels, then of the heads."""
+    found = [tuple(each.sharding.mesh.shape.values()) for each in meshes(plan, jax.devices())]
+    expected = [(4, 2, 1), (2, 4, 1), (4, 1, 2), (2, 2, 2), (1, 4, 2), (2, 1, 4), (1, 2, 4), (1, 1, 8)]
+    assert found == expected
+
+
+def test_the_networks_are_declared_once_for_all_meshes(plan: Plan, monkeypatch: pytest.MonkeyPatch):
+    declared, abstract_networks = list[str](), networks.abstract_networks
+
+    def count(*arguments: object) -> object:
+        declared.append("networks")
+        return abstract_networks(*arguments)
+
+    monkeypatch.setattr(networks, "abstract_networks", count)
+    assert len(list(meshes(plan, jax.devices()))) == 8
+    assert len(declared) <= 1  # none where another test has planned the same
+
+
+def test_a_plan_for_a_thousand_devices_takes_no_minutes():
+    """Of LTX-2.3 at full size; half a second on a quiet machine, where the work was devices cubed: 27 minutes."""
+    began = time.monotonic()
+    spec = read_spec(prompt="rain", model="ltx2.3", width=1920, height=1088, sharding="trillium")
+    plan = plan_offline(spec, cpu(1024))
+    assert plan.sharding.mesh.shape == {"passes": 4, "tokens": 128, "heads": 2, "embed": 1}
+    assert plan.decoding.mesh.shape == {"videos": 1, "height": 2, "width": 4, "spare": 128}
+    assert time.monotonic() - began < 10
+
+
+def test_a_profile_for_one_device_has_no_other_mesh():
+    single = plan_offline(read_spec(prompt="rain", model="demo", sharding="single"), jax.devices())
+    assert list(meshes(single, jax.devices())) == []
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_factors_multiply_to_their_number(parts: int):
+    found = list(module._factors(12, parts))
+    assert len(set(found)) == len(found) == {1: 1, 2: 6, 3: 18}[parts]
+    assert {math.prod(each) for each in found} == {12}
+
+
+def test_the_best_of_those_compiled_is_chosen(plan: Plan, monkeypatch: pytest.MonkeyPatch):
+    """Of three meshes the compiler refuses the first, and the last sends less than the second."""
+    results = iter((0, 500, 300))
+
+    def compiled(plan: Plan, *_: object) -> Estimate:
+        if sent := next(results):
+            gather = Collective("all-gather", (), 8, (), sent, 1, sent, False, (), "")
+            forward = Compiled("forward", "transformer", 0, 1.0, Memory(1, 1, 2), 1, (gather,), "")
+            return estimate_plan(plan, [forward])
+        return estimate_plan(plan, [CompileFailure("forward", "transformer", 0, "RESOURCE_EXHAUSTED", 0)])
+
+    monkeypatch.setattr(module, "compile_and_estimate", compiled)
+    found = search_meshes(plan, jax.devices(), Silent())
+    assert found.best is found.tried[2]
+    assert [bool(each.programs) for each in found.tried[:4]] == [True, True, True, False]
+    assert len(found.tried) == len(list(meshes(plan, jax.devices())))
+
+
+def test_no_mesh_is_begun_after_the_time(plan: Plan, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "SECONDS", 0.0)
+    found = search_meshes(plan, jax.devices(), Silent())
+    assert found.best is None
+    assert not any(each.programs for each in found.tried)

@@ -1,0 +1,97 @@
+"""What is planned without weights and without a network, and from whose configs."""
+
+import importlib.util
+from pathlib import Path
+
+import jax
+import pytest
+
+from ltx2_cli import chips
+from ltx2_cli.chips import Chip
+from ltx2_cli.diffusion.guidance import Pass
+from ltx2_cli.errors import UsageError
+from ltx2_cli.estimate.offline import plan_offline
+from ltx2_cli.estimate.phases import PHASES, weight_bytes
+from ltx2_cli.estimate.topology import topology
+from ltx2_cli.models.published import PRESETS
+from ltx2_cli.request.profiles import read_spec
+from model_versions import LTX2, LTX2_3, random_folder
+
+ONE = jax.devices()[:1]
+
+
+@pytest.fixture(autouse=True)
+def empty_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is in the hub's cache, and the embedded model was never written."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize(("model", "steps", "block"), [("ltx2", 40, 29), ("ltx2.3", 30, 28)])
+def test_a_model_that_is_not_here_is_planned_as_it_was_published(
+    model: str, steps: int, block: int, tmp_path: Path
+) -> None:
+    plan = plan_offline(read_spec(prompt="rain", model=model), jax.devices())
+    assert plan.arch == PRESETS[model]
+    (stage,) = plan.stages
+    assert (stage.steps, stage.passes, stage.stg_blocks) == (steps, tuple(Pass), (block,))
+    assert (stage.geometry.video_tokens, stage.geometry.audio_frames) == (6144, 126)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_published_file_is_planned_with_its_recipe() -> None:
+    model = "Lightricks/LTX-2.3/ltx-2.3-22b-distilled-1.1.safetensors"
+    plan = plan_offline(read_spec(prompt="rain", model=model), jax.devices())
+    assert (plan.spec.recipe, plan.stages[0].passes) == ("distilled", (Pass.COND,))
+    assert [stage.geometry.video_tokens for stage in plan.stages] == [1536, 6144]
+    assert [stage.steps for stage in plan.stages] == [8, 3]
+    assert [stage.network for stage in plan.stages] == ["transformer"] * 2
+
+
+def test_a_distilling_lora_counts_by_its_name() -> None:
+    lora = "Lightricks/LTX-2.3/ltx-2.3-22b-distilled-lora-384.safetensors"
+    plan = plan_offline(read_spec(prompt="rain", model="ltx2.3", lora=[lora]), jax.devices())
+    assert plan.spec.recipe == "distilled"
+
+
+def test_a_second_stage_by_what_nobody_knows_is_refused() -> None:
+    for key, value in (("upsampler", "someone/upsampler"), ("lora", ["someone/lora/a.safetensors"])):
+        with pytest.raises(UsageError, match="is not on this machine") as caught:
+            plan_offline(
+                read_spec({"prompt": "a", "model": "ltx2", "recipe": "two_stage", f"second_stage.{key}": value}), ONE
+            )
+        assert "Lightricks/LTX-2" in caught.value.hint
+
+
+def test_a_folder_is_planned_from_its_own_configs(tmp_path: Path) -> None:
+    for model, recipe, arch in (
+        (str(random_folder(LTX2, tmp_path)), "one_stage", LTX2),
+        ("demo", "one_stage", LTX2_3),
+        ("demo", "two_stage", LTX2_3),
+    ):
+        assert plan_offline(read_spec(prompt="rain", model=model, recipe=recipe), jax.devices()).arch == arch
+
+
+def test_what_is_neither_here_nor_known_is_refused() -> None:
+    with pytest.raises(UsageError, match="someone/model is not on this machine"):
+        plan_offline(read_spec(prompt="rain", model="someone/model"), jax.devices())
+
+
+def test_devices_that_are_not_here_decode_in_what_the_weights_leave_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """85 % of the 60 MB that a chip has, without the 18 MB of the decoders, or without all that stays resident."""
+    monkeypatch.setattr(chips, "CHIPS", (Chip("far", ("cpu",), 60e6, 1e9, 1e9, 1e9),))
+    single = {"prompt": "rain", "model": "demo", "sharding": "single"}
+    plan, kept = (plan_offline(read_spec(single, keep_resident=each), jax.devices()) for each in (False, True))
+    held = weight_bytes(plan)
+    left = 0.85 * 60e6 - sum(held[name] for name in PHASES["decode"])
+    own = plan_offline(read_spec(single, vae_memory_gb=8), jax.devices())
+    assert own.decoding.tiles is None
+    assert own.decoding.bytes > left >= plan.decoding.bytes
+    assert kept.decoding.bytes < plan.decoding.bytes
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+def test_a_mesh_may_divide_a_side_of_a_slice() -> None:
+    """Four passes along the eight chips of a side, whose other half is for tokens."""
+    plan = plan_offline(read_spec(prompt="rain", model="demo"), topology("v6e:2x8"))
+    assert dict(plan.sharding.mesh.shape) == {"passes": 4, "tokens": 2, "heads": 2, "embed": 1}

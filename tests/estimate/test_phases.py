@@ -1,0 +1,85 @@
+"""What each phase of a run needs of a device: weights, what loading takes for a moment, activations by estimate."""
+
+from dataclasses import replace
+from functools import lru_cache
+
+import pytest
+
+from devices import cpu, tpus
+from ltx2_cli.core.run_state import RunState
+from ltx2_cli.estimate.offline import plan_offline
+from ltx2_cli.estimate.phases import (
+    CONNECT,
+    DECODE,
+    DENOISE,
+    ENCODE,
+    PHASES,
+    REFINE,
+    UPSAMPLE,
+    activation_bytes,
+    phase_memory,
+    run_phases,
+    weight_bytes,
+)
+from ltx2_cli.outputs import Ends
+from ltx2_cli.plan.resolve import Plan, stage1_plan
+from ltx2_cli.plan.stages import InitialLatents
+from ltx2_cli.request.profiles import read_spec
+from ltx2_cli.request.spec import Streams
+from ltx2_cli.weights.load import CHUNK
+
+V6E, TPU7X = tpus("TPU v6 lite", 8), tpus("TPU7x", 8, cores=2)
+LARGE = {"model": "ltx2.3", "recipe": "two_stage", "width": 1536, "height": 1024}
+
+
+@lru_cache
+def planned(devices: tuple, **keys: object) -> Plan:
+    return plan_offline(read_spec(prompt="rain", **keys), devices)
+
+
+@pytest.mark.parametrize(
+    ("devices", "request_", "phase", "compiled"),
+    [
+        (V6E, {"model": "ltx2"}, ENCODE, 1.62),
+        (V6E, {"model": "ltx2"}, CONNECT, 2.38),
+        (V6E, {"model": "ltx2.3"}, CONNECT, 3.18),
+        (V6E, {"model": "ltx2"}, DENOISE, 2.00),
+        (V6E, {"model": "ltx2", "width": 1280, "height": 704, "num_frames": 257}, DENOISE, 5.25),
+        (TPU7X[:2], {"model": "ltx2"}, DENOISE, 4.75),
+        (TPU7X, LARGE, DENOISE, 0.82),
+        (TPU7X, LARGE, UPSAMPLE, 0.40),
+        (TPU7X, LARGE, REFINE, 1.33),
+    ],
+)
+def test_estimates_are_near_what_libtpu_compiled(devices: tuple, request_: dict, phase: str, compiled: float) -> None:
+    """GB beside the weights, by `memory_analysis()` of libtpu 0.0.42; the first forward of two devices has two rows."""
+    assert 0.95 < activation_bytes(planned(devices, **request_), phase) / 1e9 / compiled < 1.2
+
+
+def test_loading_takes_what_is_on_its_way() -> None:
+    """Three chunks; nothing on a CPU, whose memory the weights are read into."""
+    tpu = phase_memory(planned(V6E, model="ltx2", sharding="single"), [DENOISE])[DENOISE]
+    assert (tpu.weights, tpu.loading - tpu.weights) == (2 * 18_876_174_592, 2 * CHUNK)
+    here = phase_memory(planned(cpu(), model="ltx2"), [DENOISE])[DENOISE]
+    assert here.loading == here.weights == tpu.weights
+
+
+def test_a_second_stage_keeps_no_second_denoiser() -> None:
+    for devices in (V6E, TPU7X):
+        plan = planned(devices, **LARGE)
+        found = phase_memory(plan, [DENOISE, REFINE])
+        assert found[REFINE].weights == found[DENOISE].weights == weight_bytes(plan)["transformer"]
+        kept = replace(plan, spec=replace(plan.spec, keep_resident=True))
+        everything = {memory.weights for memory in phase_memory(kept, run_phases(kept)).values()}
+        assert everything == {sum(weight_bytes(plan).values())}
+
+
+def test_a_run_goes_through_the_phases_of_its_command() -> None:
+    plan = planned(cpu(), model="demo", recipe="two_stage")
+    assert run_phases(plan) == tuple(PHASES)
+    assert run_phases(stage1_plan(plan), Ends.drafts) == (ENCODE, CONNECT, DENOISE, DECODE)
+    assert run_phases(plan, start=RunState(phase=2, contexts={"connectors": Streams(None, None)})) == (REFINE, DECODE)
+    source = InitialLatents(plan.stages[0].shapes, 24.0)
+    later = plan_offline(read_spec(prompt="rain", model="demo"), cpu(), source)
+    assert run_phases(later, Ends.latents) == (ENCODE, CONNECT, UPSAMPLE, REFINE)
+    assert phase_memory(later, [UPSAMPLE])[UPSAMPLE].weights < phase_memory(plan, [DENOISE, UPSAMPLE])[UPSAMPLE].weights

@@ -1,0 +1,59 @@
+"""The slices that libtpu knows, and the roofline over their chips."""
+
+import math
+import os
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from compilers import needs_libtpu
+from ltx2_cli.chips import CHIPS, Chip, chip
+from ltx2_cli.errors import UsageError
+from ltx2_cli.estimate.flops import roofline
+from ltx2_cli.estimate.topology import slices, topology
+
+
+@needs_libtpu
+def test_a_slice_can_be_compiled_for(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "elsewhere")
+    before = dict(os.environ)
+    devices = topology("v6e:2x4")
+    assert dict(os.environ) == before
+    assert len(devices) == 8
+    assert chip(devices[0].device_kind) == chip("v6e:2x4")
+    alone = jax.sharding.SingleDeviceSharding(devices[0])
+    x = jax.ShapeDtypeStruct((8, 128), jnp.float32, sharding=alone)
+    assert "ENTRY" in jax.jit(jnp.sin).lower(x).compile().as_text()
+
+
+@needs_libtpu
+@pytest.mark.parametrize("name", ["v6e:3x5", "v6e", "v9:2x2", "tpu7x-8", ""])
+def test_a_slice_that_does_not_exist_names_some_that_do(name: str):
+    with pytest.raises(UsageError, match=f"knows no TPU slice {name}$|^{name} is no TPU slice$") as error:
+        topology(name)
+    assert "tpu7x:2x2x1" in error.value.hint or "v6e:2x2, v6e:2x4" in error.value.hint
+    assert ("v5p" in error.value.hint) == (name != "v6e:3x5")  # of a chip that it knows, that one's alone
+
+
+@needs_libtpu
+def test_the_slices_of_a_chip_are_named_by_their_size():
+    v6e, tpu7x = chip("v6e"), chip("tpu7x")
+    assert v6e
+    assert tpu7x
+    assert slices(v6e)[:4] == ["v6e:1x1", "v6e:2x2", "v6e:2x4", "v6e:2x8"]
+    assert slices(tpu7x)[:2] == ["tpu7x:1x1x1", "tpu7x:2x2x1"]
+    for name in (*slices(v6e), *slices(tpu7x)):
+        assert len(topology(name)) == math.prod(map(int, name.split(":")[1].split("x"))) * (1 + (name[0] == "t")) <= 64
+
+
+@needs_libtpu
+def test_every_named_slice_exists_and_has_its_chips():
+    for each in CHIPS:
+        if each.topology:
+            assert chip(topology(each.topology)[0].device_kind) == each
+
+
+def test_the_time_of_each_part():
+    unit = Chip("unit", (), hbm_bytes=1.0, flops=100.0, hbm_bandwidth=10.0, link_bandwidth=2.0)
+    assert roofline(200, 5, 1, unit) == {"compute": 2.0, "memory": 0.5, "communication": 0.5}

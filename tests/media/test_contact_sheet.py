@@ -1,0 +1,31 @@
+"""Many clips on one picture."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFont
+
+from ltx2_cli.media import Media
+from ltx2_cli.media.contact_sheet import TEXT, _fitting, row, write_contact_sheet
+
+CLIP = Media(np.zeros((9, 64, 64, 3), np.uint8), np.zeros((0, 2), np.float32), 24.0, 24000)
+
+
+def test_a_caption_is_as_much_of_the_prompt_as_fits():
+    font = ImageFont.load_default(TEXT)
+    text = "a fox yawns at dawn"
+    width = int(font.getlength("a fox yawns…")) + 1
+    assert _fitting(text, width, font) == "a fox yawns…"
+    assert _fitting(text, 1000, font) == text
+    assert _fitting(text, 1, font) == "…"
+
+
+@pytest.mark.parametrize("letter", ["i", "W", "雨"])
+def test_a_long_prompt_costs_nothing(letter: str, tmp_path: Path):
+    began = time.process_time()
+    write_contact_sheet([row(f"{letter} " * 50_000, CLIP)] * 3, tmp_path / "sheet.png")
+    assert time.process_time() - began < 1
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert sheet.width == 6 * 70 + 6

@@ -1,0 +1,83 @@
+"""How decoding is divided, at the published size."""
+
+import sys
+from types import FrameType
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ltx2_cli.models.arch import VideoVAEArch
+from ltx2_cli.models.video_vae import VideoDecoder
+from ltx2_cli.plan.decoding import DecodePlan, _splits, plan_tiling
+from ltx2_cli.weights.declare import Scope
+
+CLIP = (16, 16, 24)  # 768x512, 121 frames
+DECODER = VideoDecoder(Scope(jnp.bfloat16), VideoVAEArch(decoder_causal=False))
+
+
+def shape(decoding: DecodePlan) -> tuple[int, ...]:
+    return tuple(decoding.mesh.shape.values())
+
+
+def divided(videos: int, size: tuple[int, int, int] = CLIP, devices: int = 8, room: float = 80e9) -> DecodePlan:
+    return plan_tiling(DECODER, videos, size, np.array(jax.devices()[:devices]), room)
+
+
+@pytest.mark.parametrize(
+    ("videos", "parts"),
+    [
+        (1, (1, 2, 4, 1)),
+        (2, (2, 1, 4, 1)),
+        (8, (8, 1, 1, 1)),
+        (16, (8, 1, 1, 1)),
+        (9, (2, 1, 4, 1)),  # five rounds of quarters, where two of whole images would be one for a single video
+    ],
+)
+def test_videos_go_to_devices_of_their_own_as_far_as_they_reach(videos: int, parts: tuple[int, ...]) -> None:
+    decoding = divided(videos)
+    assert shape(decoding) == parts
+    assert decoding.tiles is None
+    assert decoding.mesh.devices.ravel().tolist() == jax.devices()[:8]
+
+
+def test_sides_that_do_not_divide_leave_devices_over() -> None:
+    assert shape(divided(1, (1, 7, 6), devices=8)) == (1, 1, 2, 4)
+    assert shape(divided(1, (1, 3, 3), devices=8)) == (1, 1, 1, 8)
+
+
+def test_tiles_where_memory_is_short() -> None:
+    whole = divided(1, devices=1)
+    assert (shape(whole), whole.tiles) == ((1, 1, 1, 1), None)
+    largest = 121 * 128 * 192 * 128 * 4  # bytes of 128 channels at a quarter of the pixels, in float32 on a CPU
+    assert whole.bytes == 10 * largest + 121 * 512 * 768 * 3
+    less = divided(1, devices=1, room=0.5 * whole.bytes)
+    assert less.tiles is not None
+    assert less.bytes <= 0.5 * whole.bytes
+    assert divided(1, room=0.5 * whole.bytes).tiles is None  # eight devices need none
+
+
+def test_what_never_fits_takes_the_least() -> None:
+    least = divided(1, devices=1, room=0)
+    assert least.bytes < divided(1, devices=1).bytes / 3
+
+
+def test_splits_of_many_devices_are_found_in_linear_work() -> None:
+    """Lines of Python that run, counted: all triples up to 1024 would be a thousand million."""
+    lines = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> object:
+        nonlocal lines
+        lines += event == "line"
+        assert lines < 50_000
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        splits = list(_splits(1024, (16, 34, 60)))
+    finally:
+        sys.settrace(before)
+    sizes = {(split.videos, split.height, split.width) for split in splits}
+    assert len(sizes) == len(splits) == 8 * 6 + 5 + 3 + 1  # 2 heights x 3 widths for up to 128 videos at once

@@ -1,0 +1,381 @@
+"""Several hosts run one command: they find one another, each reads its slices, one writes, and they end together."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import imageio_ffmpeg
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from ltx2_cli import distributed, read_spec, resolve
+from ltx2_cli.core.run import load, make_latents
+from ltx2_cli.diffusion.latents import unpack
+from ltx2_cli.distributed import ProcessGroup, init_distributed
+from ltx2_cli.errors import UsageError
+from pair import ended, start, start_pair, start_programs
+from program import run_program
+
+DEMO = ("--model", "demo", "--prompt", "rain")
+MESH = ("--sharding", "trillium")
+TINY = ("--height", "64", "--width", "64", "--num-frames", "9", *MESH)
+DRAFT = ("--recipe", "two_stage", "--stop-after", "stage1", "--seed", "3", "--num-frames", "9", "--steps", "1", *MESH)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[object, ...], dict[str, object]]]:
+    """What jax.distributed is asked for, on hosts of eight devices."""
+    asked = []
+    monkeypatch.setattr(jax, "device_count", lambda: 8 * asked[-1][0][1])
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *values, **named: asked.append((values, named)))
+    monkeypatch.setattr(distributed, "TPU_DEVICES", ())
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "OMPI_", "TPU_", "JAX_LOCAL"))]:
+        monkeypatch.delenv(name)
+    return asked
+
+
+# Who is there
+
+
+def test_one_host_does_nothing_and_imports_no_jax() -> None:
+    code = "import sys; from ltx2_cli.distributed import init_distributed"
+    code += "; print(init_distributed().count, 'jax' in sys.modules)"
+    assert ended(start(Path.cwd(), "-c", code)) == (0, "1 False\n", "")
+
+
+@pytest.mark.parametrize(
+    ("environment", "processes", "own_devices"),
+    [
+        ("SLURM_JOB_ID=7 SLURM_NTASKS=4", None, None),  # a batch script: the tasks are not started yet
+        ("SLURM_STEP_NUM_TASKS=1 SLURM_NTASKS=4", None, None),
+        ("SLURM_STEP_NUM_TASKS=4 SLURM_STEP_NUM_NODES=4", 4, ()),
+        ("SLURM_STEP_NUM_TASKS=4 SLURM_STEP_NUM_NODES=2", 4, None),  # two tasks a node: a device each, as jax has it
+        ("SLURM_STEP_NUM_TASKS=4 SLURM_STEP_NUM_NODES=4 JAX_LOCAL_DEVICE_IDS=0", 4, None),
+        ("OMPI_COMM_WORLD_SIZE=1", None, None),
+        ("OMPI_COMM_WORLD_SIZE=3 OMPI_COMM_WORLD_LOCAL_SIZE=1", 3, ()),
+        ("OMPI_COMM_WORLD_SIZE=3 OMPI_COMM_WORLD_LOCAL_SIZE=3", 3, None),
+        ("TPU_WORKER_HOSTNAMES=a,b", None, None),  # without a TPU
+    ],
+)
+def test_who_started_the_processes(
+    environment: str, processes: int | None, own_devices: object, started: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for setting in environment.split():
+        monkeypatch.setenv(*setting.split("="))
+    init_distributed()
+    assert [values for values, _ in started] == [(None, processes, None)] * (processes is not None)
+    assert [named["local_device_ids"] for _, named in started] == [own_devices] * (processes is not None)
+
+
+@pytest.mark.parametrize(
+    ("environment", "processes"),
+    [
+        ("TPU_WORKER_HOSTNAMES=a,b", 2),
+        ("TPU_WORKER_HOSTNAMES=localhost", 1),
+        ("TPU_WORKER_HOSTNAMES=a,b MEGASCALE_NUM_SLICES=2", 4),
+        ("TPU_PROCESS_ADDRESSES=a:1,b:1,c:1 TPU_WORKER_HOSTNAMES=a", 3),
+        ("TPU_WORKER_HOSTNAMES=a,b JAX_PLATFORMS=cpu", 1),
+        ("JAX_PLATFORMS=tpu,cpu", 2),  # the machine's own description
+        ("TPU_SKIP_MDS_QUERY=1", 1),
+    ],
+)
+def test_a_tpu_pod_slice(
+    environment: str, processes: int, started: list, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    described = tmp_path / "worker-network-endpoints"
+    described.write_text("unknown:unknown:10.0.0.1,unknown:unknown:10.0.0.2")
+    monkeypatch.setattr(distributed, "TPU_DEVICES", (str(described),))
+    monkeypatch.setattr(distributed, "METADATA", described.as_uri())
+    monkeypatch.setenv("JAX_PLATFORMS", "tpu")
+    for setting in environment.split():
+        monkeypatch.setenv(*setting.split("="))
+    init_distributed()
+    assert [values[1] for values, _ in started] == [processes] * (processes > 1)
+
+
+def test_what_is_told_wins(started: list, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    assert init_distributed(num_processes=1) == ProcessGroup()
+    assert started == []
+    init_distributed("10.0.0.1:8476", 3, 2)
+    assert started[0][0] == ("10.0.0.1:8476", 3, 2)
+    assert started[0][1]["cluster_detection_method"] == "deactivate"
+
+
+@pytest.mark.parametrize(
+    ("told", "sentence"),
+    [
+        (("a:1", None, None), "several hosts are told of in part"),
+        ((None, 2, 0), "several hosts are told of in part"),
+        (("a", 2, 0), "coordinator_address a is not HOST:PORT"),
+        (("a:port", 2, 0), "coordinator_address a:port is not HOST:PORT"),
+        (("a:1", 2, 2), "process_id 2 is not one of 2 processes"),
+    ],
+)
+def test_what_cannot_be_meant(told: tuple, sentence: str, started: list) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        init_distributed(*told)
+    assert started == []
+
+
+def test_hosts_that_are_not_alike(started: list, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "device_count", lambda: 12)
+    with pytest.raises(UsageError, match="the 2 processes have 12 devices, but this one has 8"):
+        init_distributed("10.0.0.1:8476", 2, 0)
+
+
+def test_what_jax_does_not_find(monkeypatch: pytest.MonkeyPatch, started: list) -> None:
+    def nowhere(*values: object, **named: object) -> None:
+        raise ValueError("coordinator_address should be defined.")
+
+    monkeypatch.setattr(jax.distributed, "initialize", nowhere)
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="jax does not find the 2 processes of Open MPI"):
+        init_distributed()
+
+
+def test_who_never_comes_is_not_waited_for_longer_than_said(tmp_path: Path) -> None:
+    alone = ("--coordinator-address", "localhost:1", "--num-processes", "2", "--process-id", "1")
+    began = time.monotonic()
+    code, out, err = ended(
+        start(tmp_path, "-m", "ltx2_cli", "generate", *DEMO, *alone, "--initialization-timeout", "1")
+    )
+    assert (code, out) == (1, "")
+    assert err.startswith("error: not all of the 2 processes of the command line met within 1 s\nhint: ")
+    assert err.count("\n") == 2
+    assert time.monotonic() - began < distributed.GRACE
+
+
+# Commands on two hosts of four devices each
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What two hosts did in one folder: exit code, stdout and stderr of each."""
+
+    folder: Path
+    stopped_by_first: list[tuple[int, str, str]]
+    stopped_by_second: list[tuple[int, str, str]]
+    finished: list[tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """A run that the first host's SIGTERM stops, gone on with until the second host's, gone on with to its end;
+    then the same without interruption, as `replay` makes it, and every command that goes on from its files."""
+    folder = tmp_path_factory.mktemp("hosts")
+    clip = ["generate", *DEMO, *TINY, "--steps", "4", "--seed", "3", "--resumable"]
+    clip += ["-o", "clip.mp4", "--save-latents", "clip.safetensors"]
+    commands = [
+        ["resume", "clip.run"],
+        ["replay", "--verify", "clip.mp4", "-o", "again.mp4", "--save-latents", "again.safetensors", *MESH],
+        ["decode", "clip.safetensors", "-o", "decoded/", "-o", "decoded.wav", *MESH],
+        ["generate", *DEMO, *DRAFT, "--save-latents", "draft.safetensors"],
+        ["upsample", "draft.safetensors", "--latents-only", "--save-latents", "large.safetensors", *MESH],
+        ["shared", "own"],
+        ["shared", "common"],
+    ]
+    for host in range(2):
+        (folder / f"own{host}").mkdir()
+        (folder / f"common{host}").symlink_to(folder)
+    return Runs(
+        folder,
+        [*map(ended, start_programs(folder, clip, first=["--signal", "SIGTERM", "0", "1"]))],
+        [*map(ended, start_programs(folder, ["resume", "clip.run"], second=["--signal", "SIGTERM", "0", "3"]))],
+        [*map(ended, start_programs(folder, *commands))],
+    )
+
+
+def check_stopped(hosts: list[tuple[int, str, str]], number: int, step: int) -> None:
+    """All ended after that step, and the first says so; the one of that number had the signal."""
+    assert [(code, out) for code, out, _ in hosts] == [(130, "")] * 2
+    assert f"stopped after step {step} of 4 of stage 1\n" in hosts[0][2]
+    assert ["stopping after this step" in err for *_, err in hosts] == [number == host for host in range(2)]
+    assert "stopped" not in hosts[1][2]
+
+
+def test_sigterm_on_the_first_host_stops_both_after_the_same_step(runs: Runs) -> None:
+    check_stopped(runs.stopped_by_first, 0, 1)
+    assert "hint: `ltx2 resume clip.run` goes on\n" in runs.stopped_by_first[0][2]
+
+
+def test_sigterm_on_the_second_host_stops_both_after_the_same_step(runs: Runs) -> None:
+    check_stopped(runs.stopped_by_second, 1, 3)
+
+
+def test_what_two_hosts_stopped_ends_in_the_bytes_of_an_uninterrupted_run(runs: Runs) -> None:
+    (code, _, err), other = runs.finished
+    assert code == 0, err
+    assert other == (0, "", "")
+    assert not list(runs.folder.glob("*.run"))
+    assert streams(runs.folder / "clip.mp4") == streams(runs.folder / "again.mp4")
+    resumed, whole = (load_file(runs.folder / f"{name}.safetensors") for name in ("clip", "again"))
+    assert {name: array.tobytes() for name, array in resumed.items()} == {
+        name: array.tobytes() for name, array in whole.items()
+    }
+
+
+def streams(clip: Path) -> str:
+    """The hashes of its encoded picture and sound; the records differ by the files' names."""
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", clip, "-c", "copy", "-f", "streamhash", "-"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_one_of_two_hosts_writes_and_speaks(runs: Runs) -> None:
+    _, out, _ = runs.finished[0]
+    paths = [line for line in out.splitlines() if "identical" not in line and line != "shared"]
+    assert [Path(path).name for path in paths] == [
+        "clip.mp4",
+        "again.mp4",
+        "decoded",
+        "decoded.wav",
+        "draft.safetensors",
+        "draft.png",
+        "large.safetensors",
+    ]
+
+
+def test_a_folder_that_all_hosts_see_is_told_from_those_of_their_own(runs: Runs) -> None:
+    assert runs.finished[0][1].splitlines().count("shared") == 1
+
+
+def test_two_hosts_make_the_clip_of_one(runs: Runs) -> None:
+    """Sums over devices differ in their last bits by how these are connected."""
+    plan = resolve(read_spec(config=runs.folder / "clip.yaml"))
+    assert plan.sharding.mesh.size == 8
+    alone = unpack(make_latents(plan, load(plan)), plan.latent_shapes)
+    for name, wanted in alone._asdict().items():
+        assert_near(load_file(runs.folder / "clip.safetensors")[name], wanted)
+
+
+def assert_near(found: np.ndarray, wanted: np.ndarray) -> None:
+    assert np.linalg.norm(found - wanted) <= 2e-5 * np.linalg.norm(wanted)
+
+
+def test_two_hosts_replay_the_clip_identically(runs: Runs) -> None:
+    assert "identical" in runs.finished[0][1]
+
+
+def test_two_hosts_decode_to_the_frames_of_one(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    latents = str(runs.folder / "clip.safetensors")
+    assert run_program(monkeypatch, "decode", latents, "-o", f"{tmp_path}/frames/", *MESH) == 0
+    frames = sorted((tmp_path / "frames").iterdir())
+    assert len(frames) == 9
+    for frame in frames:
+        assert frame.read_bytes() == (runs.folder / "decoded" / frame.name).read_bytes()
+    assert (runs.folder / "decoded.wav").stat().st_size > 9000
+
+
+def test_two_hosts_upsample_to_the_latents_of_one(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draft, large = str(runs.folder / "draft.safetensors"), tmp_path / "large.safetensors"
+    assert run_program(monkeypatch, "upsample", draft, "--latents-only", "--save-latents", str(large), *MESH) == 0
+    for name, wanted in load_file(large).items():
+        assert_near(load_file(runs.folder / "large.safetensors")[name], wanted)
+
+
+def test_what_one_refuses_none_does(tmp_path: Path) -> None:
+    pair = start_programs(tmp_path, ["generate", *DEMO, *TINY], second=["--config", "nowhere.yaml"])
+    (code, out, err), other = map(ended, pair)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: host 1: nowhere.yaml cannot be read")
+    assert err.count("error: ") == 1
+    assert other == (2, "", "")
+
+
+@pytest.mark.parametrize(
+    ("seed", "sentence"),
+    [(None, "several hosts need one seed"), (3, "one of 8 devices on 2 hosts would do all the work")],
+)
+def test_what_several_hosts_cannot_do(seed: int | None, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(UsageError, match=sentence):
+        resolve(read_spec(model="demo", prompt="rain", seed=seed, sharding="single"))
+
+
+def test_an_interrupt_of_one_host_ends_both(tmp_path: Path) -> None:
+    """Where a run is not kept. The other host is not told by a broken connection, but by the one that ends."""
+    one, other = start_programs(tmp_path, ["generate", *DEMO, *TINY])
+    while not one.err.exists() or "does not know rain" not in one.err.read_text():
+        assert one.poll() is None
+        time.sleep(0.01)
+    other.send_signal(signal.SIGINT)
+    for code, out, err in map(ended, (other, one)):
+        assert (code, out) == (130, "")
+        assert "interrupted\n" in err
+    assert not list(tmp_path.rglob("*.mp4"))
+
+
+# Each host reads its own slices
+
+WORKER = """
+import json, sys
+from pathlib import Path
+import jax, numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from ltx2_cli.distributed import init_distributed, to_host
+from ltx2_cli.nn.basic import Linear
+from ltx2_cli.weights import load as loading, reading
+from ltx2_cli.weights.checkpoint import DTYPES, TensorFiles
+from ltx2_cli.weights.declare import Scope
+
+_, where, _, address, _, count, _, number = sys.argv
+reading.SMALL = 0  # nothing is sent whole to every device
+init_distributed(address, int(count), int(number))
+bytes_read = dict.fromkeys(["rows", "columns", "stack", "replicated"], 0)
+mapped = set()
+
+class Counting(TensorFiles):
+    def read(self, name, index):
+        part = super().read(name, index)  # a map: its pages are read once, however many devices want them
+        if (name, str(index)) not in mapped:
+            bytes_read[name.split(".")[0]] += part.nbytes
+        mapped.add((name, str(index)))
+        return part
+
+    def read_into(self, name, first, out):
+        super().read_into(name, first, out)
+        bytes_read[name.split(".")[0]] += out.nbytes
+
+class Network(nnx.Module):
+    def __init__(self):
+        scope = Scope("float32")
+        self.rows = scope.weight("rows", (64, 32), ("across", None))
+        self.columns = scope.weight("columns", (64, 32), (None, "across"))
+        self.stack = scope.stacked("stack", 3).weight("kernel", (16, 32), ("across", "within"))
+        self.replicated = scope.weight("replicated", (64, 32), (None, None))
+
+mesh = Mesh(np.asarray(jax.devices()).reshape(2, 4), ("across", "within"))  # hosts, devices of a host
+spread = lambda axes: PartitionSpec(*(axis if axis in mesh.shape else None for axis in axes))
+place = lambda weight: NamedSharding(mesh, spread(weight.axes))
+loaded = loading.load(Network(), Counting(Path.cwd()), place, chunk=1 if where == "devices" else None)
+same = [np.array_equal(to_host(getattr(loaded, name)[...]), np.load(f"{name}.npy")) for name in bytes_read]
+print(json.dumps([all(same), bytes_read]))
+"""
+
+
+@pytest.mark.parametrize("where", ["host", "devices"])
+def test_a_host_reads_what_its_devices_hold(where: str, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    rows, columns, replicated = random.standard_normal((3, 64, 32), np.float32)
+    stack = random.standard_normal((3, 16, 32), np.float32)
+    for name, array in {"rows": rows, "columns": columns, "replicated": replicated, "stack": stack}.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    layers = {f"stack.{i}.kernel": layer for i, layer in enumerate(stack)}
+    save_file({"rows": rows, "columns": columns, "replicated": replicated, **layers}, tmp_path / "model.safetensors")
+    for code, out, err in map(ended, start_pair(tmp_path, "-c", WORKER, where)):
+        assert code == 0, err
+        same, read = json.loads(out.splitlines()[-1])
+        assert same
+        assert (read["rows"], read["columns"], read["stack"]) == (
+            rows.nbytes // 2,
+            columns.nbytes // 2,
+            stack.nbytes // 2,
+        )
+        assert read["replicated"] == replicated.nbytes // 2  # the other half comes from the other host

@@ -1,0 +1,66 @@
+"""What CONTRIBUTING.md promises of new parts: its own profile and its own network work as they stand there."""
+
+import re
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from ltx2_cli.estimate.offline import plan_offline
+from ltx2_cli.nn.basic import rms_norm
+from ltx2_cli.request.profiles import read_sharding, read_spec
+from ltx2_cli.sharding import lay_out
+from ltx2_cli.weights.checkpoint import TensorFiles
+from ltx2_cli.weights.declare import Scope, declared, random_weights, weights
+from ltx2_cli.weights.load import load, mismatches, save
+
+CONTRIBUTING = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+def block(language: str) -> str:
+    """The only code block of a language."""
+    (text,) = re.findall(rf"^```{language}\n(.*?)^```$", CONTRIBUTING, re.MULTILINE | re.DOTALL)
+    return text
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> str:
+    (tmp_path / "mine.yaml").write_text(block("yaml"))
+    return str(tmp_path / "mine.yaml")
+
+
+def test_a_new_sharding_profile_is_one_file_of_ten_lines(profile: str):
+    assert len(block("yaml").splitlines()) <= 10
+    plan = plan_offline(read_spec(prompt="rain", model="demo", sharding=profile), jax.devices())
+    assert plan.sharding.text == "passes 4 x heads 2"
+
+
+def test_a_new_network_is_one_file_that_is_checked_loaded_and_sharded(
+    profile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "classifier.py").write_text(block("python"))
+    module_spec = spec_from_file_location("classifier", tmp_path / "classifier.py")
+    module = module_from_spec(module_spec)
+    monkeypatch.setitem(sys.modules, "classifier", module)
+    module_spec.loader.exec_module(module)
+
+    network = module.Classifier(Scope("float32"), width=16, classes=4)
+    assert declared(network) == {"norm.weight": (16,), "head.weight": (4, 16), "head.bias": (4,)}
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    stored = random_weights(network, seed=0)
+    save(stored, folder / "model.safetensors")
+    files = TensorFiles(folder)
+    assert mismatches(network, files) == []
+    place = lay_out(read_sharding(profile), jax.devices(), weights(network), rows=4).place
+    loaded = load(network, files, place)
+    assert loaded.head.kernel[...].sharding.shard_shape((4, 16)) == (2, 16)
+    assert loaded.norm[...].sharding.is_fully_replicated
+
+    x = np.linspace(-1, 1, 32, dtype=np.float32).reshape(2, 16)
+    kernel, bias = (np.asarray(weight[...]) for weight in (stored.head.kernel, stored.head.bias))
+    expected = np.asarray(rms_norm(x, 1e-6, np.asarray(stored.norm[...]))) @ kernel.T + bias
+    np.testing.assert_allclose(loaded(x), expected, rtol=1e-5, atol=1e-6)

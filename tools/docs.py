@@ -1,0 +1,118 @@
+"""The parts of README.md and docs/ that commands and estimates decide: `make docs` writes them, a test compares."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+from typer.testing import CliRunner
+
+from ltx2_cli.cli import VERBS, app
+from ltx2_cli.devices import SHARE
+from ltx2_cli.estimate.estimate import Estimate, estimate_plan
+from ltx2_cli.estimate.offline import plan_offline
+from ltx2_cli.nn.kernels import NATIVE
+from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.request.profiles import read_spec
+from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.units import natural
+from tests.devices import GIB, DescribedDevice, gpu, tpus
+
+ROOT = Path(__file__).parent.parent
+BEGIN, END = "<!-- what fits where: written by `make docs` -->\n", "<!-- end -->\n"
+MODELS = ("ltx2", "ltx2.3")
+COMMANDS = (*((verb.__name__,) for verb in VERBS), ("lora", "inspect"))
+TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+MOST = 0.95  # of a GPU's memory that jax takes where XLA_PYTHON_CLIENT_MEM_FRACTION says so
+
+
+class Machine(NamedTuple):
+    """Devices, a setting that they need, and what else to type for them."""
+
+    name: str
+    devices: tuple[DescribedDevice, ...]
+    settings: tuple[str, ...] = ()
+    note: str = ""
+
+
+def named_gpu(kind: str, gigabytes: int, fraction: float = 0.75) -> tuple[DescribedDevice, ...]:
+    """One GPU of a kind whose rates are known."""
+    return tuple(replace(device, device_kind=kind) for device in gpu(gigabytes, fraction))
+
+
+MACHINES = (
+    Machine("4 TPU v7x", tpus("TPU7x", 8, cores=2)),
+    Machine("8 TPU v6e", tpus("TPU v6 lite", 8)),
+    Machine("8 TPU v5e", tpus("TPU v5 lite", 8), ("sharding.mesh.heads=4",), " (1)"),
+    Machine("1 TPU v6e", tpus("TPU v6 lite", 1)),
+    Machine("1 H100, 80 GB", named_gpu("NVIDIA H100", 80)),
+    Machine("1 RTX 6000 Ada, 48 GB", named_gpu("NVIDIA RTX 6000 Ada", 48, MOST), note=" (2)"),
+    Machine("1 RTX 4090, 24 GB", named_gpu("NVIDIA GeForce RTX 4090", 24)),
+    Machine("a CPU, 16 GB", (DescribedDevice(0, "cpu", "cpu", int(SHARE * 16 * GIB)),)),
+)
+
+
+@cache
+def request(model: str, settings: tuple[str, ...]) -> RunSpec:
+    """A clip of the model's own size, length and number of steps."""
+    return read_spec({"prompt": "a", "model": model}, dotlist=settings)
+
+
+def fit_table() -> Iterator[str]:
+    """The lines of the README's table, by the estimates that `ltx2` itself decides by."""
+    yield "| devices | for a program | profile: mesh | `ltx2` | `ltx2.3` |\n"
+    yield "|---|---|---|---|---|\n"
+    for machine in MACHINES:
+        plans = [native(plan_offline(request(model, machine.settings), machine.devices), machine) for model in MODELS]
+        estimates = [estimate_plan(plan) for plan in plans]
+        mesh = f"{plans[0].spec.sharding.profile}: {plans[0].sharding.text}{machine.note}"
+        row = (machine.name, natural(int(estimates[0].device_bytes)), mesh, *map(cell, estimates))
+        yield f"| {' | '.join(row)} |\n"
+
+
+def native(plan: Plan, machine: Machine) -> Plan:
+    """The plan with the attention that runs on the machine: cuDNN may be missing where this program runs."""
+    attention = NATIVE[machine.devices[0].platform]
+    stages = (replace(stage, sharding=replace(stage.sharding, attention=attention)) for stage in plan.stages)
+    return replace(plan, sharding=replace(plan.sharding, attention=attention), stages=tuple(stages))
+
+
+def cell(estimate: Estimate) -> str:
+    """Whether a clip fits, the memory that a device needs, and the least time of the clip."""
+    needed = natural(max(estimate.phase_bytes.values()))
+    return f"{needed}, {sum(estimate.phase_seconds.values()):.1f} s" if estimate.fits else f"no: takes {needed}"
+
+
+def with_fit_table(readme: str) -> str:
+    """The README's text with the table as it is now."""
+    before, after = readme.split(BEGIN)[0], readme.split(END)[1]
+    return "".join([before, BEGIN, *fit_table(), END, after])
+
+
+def help_pages() -> dict[Path, str]:
+    """The text of the page of each command, by its path."""
+    return {ROOT / f"docs/commands/{'-'.join(command)}.md": _help_page(command) for command in COMMANDS}
+
+
+def _help_page(command: tuple[str, ...]) -> str:
+    """What `--help` prints on a terminal of fixed width, as Markdown."""
+    typed = f"ltx2 {' '.join(command)}"
+    printed = CliRunner().invoke(app, [*command, "--help"], prog_name="ltx2", env=TERMINAL).stdout
+    lines = [line.rstrip() for line in printed.strip("\n").splitlines()]
+    return "\n".join([f"# {typed}", "", f"What `{typed} --help` prints.", "", "```text", *lines, "```", ""])
+
+
+def main() -> None:
+    """Write the table and the pages."""
+    readme = ROOT / "README.md"
+    pages = {readme: with_fit_table(readme.read_text(encoding="utf-8")), **help_pages()}
+    for path, text in pages.items():
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
