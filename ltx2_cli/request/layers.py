@@ -3,27 +3,25 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from difflib import get_close_matches
-from enum import EnumType
+from enum import Enum, EnumType
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import BooleanNode, EnumNode, FloatNode, IntegerNode, StringNode, ValidationError
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.files import read_limited
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.validation import MAX_VIDEOS
-from ltx2_cli.request.yaml_text import MAX_TEXT, PAGE, Values, in_texts, parse, parse_page
+from ltx2_cli.request.yaml_text import MAX_TEXT, PAGE, Values, parse, parse_page
 
 ASKED = "asked"  # a field of `RunSpec` that is no config key
-ESCAPE = "\ud800"  # prefix of text hidden from OmegaConf; no text that UTF-8 encodes contains it
-TYPE_ERRORS = (OmegaConfBaseException, TypeError)  # what OmegaConf raises for a value of the wrong type
 EXAMPLES_HINT = "default.yaml has every key with an example"
 TYPE_NAMES = {str: "text", int: "an integer", float: "a number", bool: "true or false", NoneType: "null"}
+NODES = {str: StringNode(), int: IntegerNode(), float: FloatNode(), bool: BooleanNode()}
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,6 @@ class ConfigLayer:
 class _Leaf(NamedTuple):
     """A value that is no section, with its dotted key and declared type."""
 
-    layer: ConfigLayer
     key: str
     value: Any
     type: Any
@@ -82,19 +79,11 @@ def extend(base: ConfigLayer, layer: ConfigLayer) -> ConfigLayer:
 
 def merge(layers: Sequence[ConfigLayer]) -> RunSpec:
     """Merge layers, later wins. Raises `UsageError` for an unknown key or a wrong type."""
-    leaves = [leaf for layer in layers for leaf in _leaves(layer, layer.values, RunSpec)]
-    try:
-        merged = OmegaConf.to_object(_merge(*(layer.values for layer in layers)))
-    except OmegaConfBaseException as error:
-        raise _merge_error(leaves, error.full_key or "") from None
-    except TypeError:  # a key that is no text
-        raise _merge_error(leaves, "") from None
-    return in_texts(_unescape_interpolation, merged)
-
-
-def _merge(*values: Values) -> Any:
-    """OmegaConf's merge of these values under the types of `RunSpec`."""
-    return OmegaConf.merge(OmegaConf.structured(RunSpec), *(in_texts(_escape_interpolation, tree) for tree in values))
+    values: Values = {}
+    for layer, leaves in [(layer, list(_leaves(layer, layer.values, RunSpec))) for layer in layers]:
+        values = _deep_merge(values, _nested({leaf.key: _typed(layer, leaf) for leaf in leaves}))
+    spec: RunSpec = _build(RunSpec, values)
+    return spec
 
 
 def leaf_keys(layer: ConfigLayer) -> list[str]:
@@ -106,18 +95,6 @@ def with_keys(layer: ConfigLayer, keys: Collection[str]) -> ConfigLayer:
     """`layer` with only the values at these dotted keys."""
     leaves = _leaves(layer, layer.values, RunSpec)
     return replace(layer, values=_nested({leaf.key: leaf.value for leaf in leaves if leaf.key in keys}))
-
-
-def _escape_interpolation(text: str) -> str:
-    """`text`, hex-encoded if OmegaConf would read an interpolation or a missing value in it."""
-    if "${" in text or "???" in text or text.startswith(ESCAPE):
-        return ESCAPE + text.encode("utf-8", "surrogatepass").hex()
-    return text
-
-
-def _unescape_interpolation(text: str) -> str:
-    """Inverse of `_escape_interpolation`."""
-    return bytes.fromhex(text[1:]).decode("utf-8", "surrogatepass") if text.startswith(ESCAPE) else text
 
 
 def unknown_name_error(what: str, name: str, known: Sequence[str], also: str = "", source: str = "") -> UsageError:
@@ -145,49 +122,47 @@ def _field_types(kind: Any) -> dict[str, Any]:
 
 
 def _dotted_keys(kind: Any, section: str = "") -> Iterator[str]:
-    """Every dotted key of a section."""
     for name, hint in _field_types(kind).items():
         yield f"{section}{name}"
         if is_dataclass(hint):
             yield from _dotted_keys(hint, f"{section}{name}.")
 
 
-def _leaves(layer: ConfigLayer, values: Values, kind: Any, section: str = "") -> Iterator[_Leaf]:
+def _leaves(layer: ConfigLayer, values: Mapping[str, Any], kind: Any, section: str = "") -> Iterator[_Leaf]:
     """Each value that is no section. Raises `UsageError` for an unknown key."""
-    hints = _field_types(kind)
+    types = _field_types(kind)
     for name, value in values.items():
         key = f"{section}{name}"
-        if name not in hints:
-            raise _unknown_key(layer, key, [f"{section}{known}" for known in hints])
-        if is_dataclass(hints[name]) and isinstance(value, Mapping):
-            yield from _leaves(layer, dict(value), hints[name], f"{key}.")
-        elif _is_nested(value) and not is_dataclass(hints[name]):
-            raise _type_error(_Leaf(layer, key, value, hints[name]))
+        if name not in types:
+            raise _unknown_key(layer, key, [f"{section}{known}" for known in types])
+        if is_dataclass(types[name]) and isinstance(value, Mapping):
+            yield from _leaves(layer, value, types[name], f"{key}.")
         else:
-            yield _Leaf(layer, key, value, hints[name])
+            yield _Leaf(key, value, types[name])
 
 
-def _is_nested(value: Any) -> bool:
-    """Whether a list or mapping holds others: OmegaConf does not check their types."""
-    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    return any(isinstance(item, Mapping | list | tuple) for item in items)
+def _typed(layer: ConfigLayer, leaf: _Leaf) -> Any:
+    """The value of a leaf, converted to its declared type. Raises `UsageError` for another type."""
+    try:
+        return _convert(leaf.value, leaf.type)
+    except ValidationError:
+        sentence = f"{layer.source}`{leaf.key}` is {leaf.value!r}; expected {_type_name(leaf.type)}"
+        raise UsageError(sentence, EXAMPLES_HINT) from None
 
 
-def _merge_error(leaves: Sequence[_Leaf], failed_key: str) -> UsageError:
-    """The error for the first leaf that cannot be merged alone; leaves at `failed_key` are tried first, since a merge
-    takes milliseconds."""
-    for leaf in sorted(leaves, key=lambda leaf: not failed_key.startswith(leaf.key)):
-        try:
-            _merge(_nested({leaf.key: leaf.value}))
-        except TYPE_ERRORS:
-            return _type_error(leaf)
-    sources = dict.fromkeys(leaf.layer.source for leaf in leaves if leaf.layer.source)
-    return UsageError(f"{''.join(sources)}some values do not fit together", EXAMPLES_HINT)
-
-
-def _type_error(leaf: _Leaf) -> UsageError:
-    sentence = f"{leaf.layer.source}`{leaf.key}` is {leaf.value!r}; expected {_type_name(leaf.type)}"
-    return UsageError(sentence, EXAMPLES_HINT)
+def _convert(value: Any, kind: Any) -> Any:
+    """`value` as OmegaConf converts it to a declared type. Raises `ValidationError` for another type."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        return None if value is None else _convert(value, arguments[0])
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(_convert(item, arguments[0]) for item in value)
+    if origin is dict and isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: _convert(item, arguments[1]) for key, item in value.items()}
+    node = EnumNode(kind) if isinstance(kind, type) and issubclass(kind, Enum) else NODES.get(kind)
+    if node is None or value is None:
+        raise ValidationError
+    return node.validate_and_convert(value)
 
 
 def _type_name(kind: Any) -> str:
@@ -196,13 +171,22 @@ def _type_name(kind: Any) -> str:
         return f"a section with {', '.join(get_type_hints(kind))}"
     if isinstance(kind, EnumType):
         return f"one of {', '.join(kind.__members__)}"
+    names = [_type_name(option) for option in get_args(kind) if option is not Ellipsis]
     if get_origin(kind) is UnionType:
-        return " or ".join(_type_name(option) for option in reversed(get_args(kind)))
+        return " or ".join(reversed(names))
     if get_origin(kind) is tuple:
-        return f"a list, each {_type_name(get_args(kind)[0])}"
+        return f"a list, each {names[0]}"
     if get_origin(kind) is dict:
-        return f"a section of names, each {_type_name(get_args(kind)[1])}"
+        return f"a section of names, each {names[1]}"
     return TYPE_NAMES[kind]
+
+
+def _build(kind: Any, values: Values) -> Any:
+    """A section (a dataclass) of typed values."""
+    types = _field_types(kind)
+    return kind(
+        **{name: _build(types[name], value) if is_dataclass(types[name]) else value for name, value in values.items()}
+    )
 
 
 def _nested(flags: Mapping[str, object]) -> Values:

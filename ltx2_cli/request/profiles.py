@@ -77,31 +77,22 @@ def recipe_defaults(
 ) -> RunSpec:
     """The request with the profiles of `spec`, this recipe, and nothing else set. A model without a profile uses that
     of `model_version`, with STG blocks rescaled to `layers`."""
-    return _recipe_defaults(spec.model, recipe, spec.compat, model_version, layers)
-
-
-@cache
-def _recipe_defaults(model: str, recipe: str, compat: str, model_version: str | None, layers: int) -> RunSpec:
-    """Cached by profile names: a search over plans asks for the same ones hundreds of times."""
-    named = {"model": model, "recipe": recipe, "compat": compat, "sharding": {"profile": AUTO}}
-    return merge(
-        _profile_stack([ConfigLayer("", named)], [_model_version_layer(model_version, layers)] if model_version else [])
-    )
+    named = {"model": spec.model, "recipe": recipe, "compat": spec.compat, "sharding": {"profile": AUTO}}
+    below = [_model_version_layer(model_version, layers)] if model_version else []
+    return merge(_profile_stack([ConfigLayer("", named)], below))
 
 
 def read_sharding(name: str, beside: ShardingSpec | None = None) -> ShardingSpec:
     """The sharding profile `name` (or YAML file), overridden by what `beside`, a section with profile `auto`, sets."""
-    below, neutral = _without_sharding()
-    asked = {key: value for key, value in asdict(beside).items() if value != neutral[key]} if beside else {}
+    neutral = merge([_defaults()]).sharding
+    asked = {key: value for key, value in vars(beside or neutral).items() if value != vars(neutral)[key]}
     top = ConfigLayer("", {"sharding": {**asked, "profile": name}})
-    return merge([below, _profile_layer("sharding", name), top]).sharding
+    return merge([_defaults(), _profile_layer("sharding", name), top]).sharding
 
 
 @cache
-def _without_sharding() -> tuple[ConfigLayer, Values]:
-    """The defaults without a sharding profile: as a layer, and their typed sharding section."""
-    below = extend(read_file(configs() / "default.yaml"), _shipped_profile("model", "ltx2"))
-    return below, asdict(merge([below]).sharding)
+def _defaults() -> ConfigLayer:
+    return read_file(configs() / "default.yaml")
 
 
 def profile_names(kind: str) -> list[str]:
@@ -143,7 +134,7 @@ def _profile_stack(
 ) -> list[ConfigLayer]:
     """All layers, lowest first: the defaults, `below`, the profile of each kind without the keys `without`, `above`.
     The highest layer that names a profile of a kind chooses it."""
-    stack, by_recipe = [read_file(configs() / "default.yaml"), *below], dict[str, Values]()
+    stack, by_recipe = [_defaults(), *below], dict[str, Values]()
     for kind in KINDS:
         named = [(name, layer) for layer in [*stack, *above] if (name := _profile_name(layer, kind)) is not None]
         name, layer = named[-1]
@@ -188,6 +179,7 @@ def _profile_layer(kind: str, name: str) -> ConfigLayer:
     return replace(profile, values={"sharding": {**profile.values, "profile": name}})
 
 
+@cache
 def _shipped_profile(kind: str, name: str) -> ConfigLayer:
     """A shipped profile on top of the profile that it extends."""
     known = profile_names(kind)

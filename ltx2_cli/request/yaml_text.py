@@ -7,7 +7,6 @@ Types are those of YAML 1.1 with two exceptions: times are text, and only `7`, `
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import is_dataclass, replace
 from typing import Any
 
 import yaml
@@ -106,9 +105,7 @@ def _unescaped(text: str) -> str:
 
 
 def in_texts(change: Callable[[str], str], value: Any) -> Any:
-    """Apply `change` to every string in `value`: in dict values, lists, tuples and dataclasses."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **in_texts(change, vars(value)))
+    """Apply `change` to every string in `value`: in dict values, lists and tuples."""
     if isinstance(value, Mapping):
         return {key: in_texts(change, item) for key, item in value.items()}
     if isinstance(value, list | tuple):
