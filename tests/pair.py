@@ -1,12 +1,15 @@
 """Two processes of four CPU devices each, as two hosts."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import pytest
 
 from forked import Forked, fork
 from xla_flags import QUICK, virtual_devices
@@ -32,19 +35,9 @@ def start_pair(folder: Path, *arguments: str) -> list[subprocess.Popen[str]]:
     return [start(folder, *arguments, *told) for told in meeting()]
 
 
-def start_programs(
-    folder: Path, *commands: Sequence[str], first: Sequence[str] = (), second: Sequence[str] = ()
-) -> list[Forked]:
-    """`ltx2` commands, one after the other, on two hosts that begin where it is imported, and keep what they compile
-    beside `folder`; each host's last arguments are added to every command."""
-    kept = {
-        "jax_enable_compilation_cache": True,
-        "jax_compilation_cache_dir": str(folder.parent / "programs"),
-    }
-    return [
-        fork(folder, run_commands, commands, [*own, *told], environment=FOUR_DEVICES, **kept)
-        for own, told in zip((first, second), meeting(), strict=True)
-    ]
+def start_programs(folder: Path, *commands: Sequence[str]) -> list[Forked]:
+    """`ltx2` commands, one after the other, on two hosts that begin where it is imported."""
+    return [fork(folder, run_commands, commands, told, environment=FOUR_DEVICES) for told in meeting()]
 
 
 def meeting() -> list[list[str]]:
@@ -56,41 +49,67 @@ def meeting() -> list[list[str]]:
     return [[*told, str(number)] for number in range(2)]
 
 
-def run_commands(commands: Sequence[Sequence[str]], common: list[str]) -> None:
-    """In a process of its own: each command as `ltx2` would, with the arguments that all have in common.
+def run_commands(commands: Sequence[Sequence[str]], told: list[str]) -> None:
+    """In a process of its own: each command as `ltx2` would, with the options by which the hosts meet.
 
-    `shared` says whether a folder is, to whose name each host adds its number. `--signal NAME PHASE STEP` has the
-    process send itself that signal when its run has done that step. No host may compare an array with the other hosts'
-    on its way to the devices.
+    The process ends as its last command does. Before that, hosts stay connected, and a line `exit CODE` on stdout and
+    on stderr ends what a command wrote. `signal NAME HOST PHASE STEP` has a host send itself a signal when the run of
+    the next command has done that step; `shared FOLDER` says whether a folder is, to whose name each host adds its
+    number; a host adds the arguments of `only HOST ARGUMENT...` to the next command. No host may compare an array with
+    the other hosts' on its way to the devices.
     """
     from jax.experimental import multihost_utils
 
     from ltx2_cli.__main__ import main
     from ltx2_cli.distributed import is_shared
 
-    if "--signal" in common:
-        place = common.index("--signal")
-        _, name, *moment = common[place : place + 4]
-        del common[place : place + 4]
-        signal_at(signal.Signals[name], moment)
     multihost_utils.assert_equal = refuse
-    results, stdout = os.dup(1), sys.stdout
+    output, stdout = os.dup(1), sys.stdout
+    added: list[str] = []
+    undo = [lambda: None]
     for command in commands:
-        if command[0] == "shared":
-            if is_shared(Path(command[1] + common[-1])) and common[-1] == "0":
-                os.write(results, b"shared\n")
-            continue
-        os.dup2(results, 1)
-        sys.stdout, sys.argv = stdout, ["ltx2", *command, *common]
+        name, *arguments = command
+        if name == "signal":
+            number, host, *moment = arguments
+            if host == told[-1]:
+                undo.append(signal_at(signal.Signals[number], moment))
+        elif name == "only":
+            added = arguments[1:] if arguments[0] == told[-1] else []
+        elif name == "shared":
+            if is_shared(Path(arguments[0] + told[-1])) and told[-1] == "0":
+                os.write(1, b"shared\n")
+        else:
+            sys.argv = ["ltx2", *command, *added, *told]
+            if command is commands[-1]:
+                main()
+            code = exit_code_of(main)
+            os.dup2(output, 1)  # the program keeps stdout for itself
+            sys.stdout = stdout
+            for number in (1, 2):
+                os.write(number, b"exit %d\n" % code)
+            undo.pop()()
+            undo, added = [lambda: None], []
+
+
+def exit_code_of(main: Callable[[], None]) -> int:
+    """That of one command, which neither ends the process nor its connection."""
+    import jax
+
+    left: list[bool] = []
+    with pytest.MonkeyPatch.context() as patch:
+        connected = jax.distributed.is_initialized
+        patch.setattr(jax.distributed, "is_initialized", lambda: connected() and not left)
+        patch.setattr(jax.distributed, "shutdown", lambda: left.append(True))
+        patch.setattr(os, "_exit", sys.exit)
         try:
             main()
         except SystemExit as end:
-            if end.code:
-                raise
+            return end.code or 0
+    raise AssertionError("the command did not end")
 
 
-def signal_at(number: signal.Signals, moment: Sequence[str]) -> None:
-    """Have this process send itself a signal when a run has done a step of a phase."""
+def signal_at(number: signal.Signals, moment: Sequence[str]) -> Callable[[], None]:
+    """Have this process send itself a signal when a run has done a step of a phase; gives what ends that."""
     from ltx2_cli.core.run_state import RunState
     from ltx2_cli.core.saved_run import RunCheckpointer
 
@@ -103,7 +122,11 @@ def signal_at(number: signal.Signals, moment: Sequence[str]) -> None:
             while not checkpointer.stop.requested:
                 pass  # a thread hears the signal
 
+    def undo() -> None:
+        RunCheckpointer._measure = measure
+
     RunCheckpointer._measure = measure_and_signal
+    return undo
 
 
 def refuse(*arguments: object) -> None:
@@ -116,3 +139,12 @@ def ended(process: subprocess.Popen[str] | Forked) -> tuple[int, str, str]:
     # its threads write a line and its end apart, so that two ends can follow one another
     lines = [line for line in err.splitlines(keepends=True) if "peer ranks" not in line and line.strip()]
     return process.returncode, out, "".join(lines)
+
+
+def ended_commands(process: Forked) -> list[tuple[int, str, str]]:
+    """Of each command of `start_programs`: its exit code, and what it said on stdout and stderr."""
+    code, *texts = ended(process)
+    out, err = (re.split(r"^exit (.+)\n", text, flags=re.MULTILINE) for text in texts)
+    assert out[1::2] == err[1::2]
+    codes = [*map(int, out[1::2]), code]
+    return list(zip(codes, out[::2], err[::2], strict=True))

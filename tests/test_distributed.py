@@ -19,7 +19,7 @@ from ltx2_cli.core.run import load, make_latents
 from ltx2_cli.diffusion.latents import unpack
 from ltx2_cli.distributed import ProcessGroup, init_distributed
 from ltx2_cli.errors import UsageError
-from pair import ended, start, start_pair, start_programs
+from pair import ended, ended_commands, start, start_pair, start_programs
 from program import run_program
 
 DEMO = ("--model", "demo", "--prompt", "rain")
@@ -155,14 +155,17 @@ def test_who_never_comes_is_not_waited_for_longer_than_said(tmp_path: Path) -> N
 # Commands on two hosts of four devices each
 
 
+Hosts = tuple[tuple[int, str, str], tuple[int, str, str]]  # exit code, stdout and stderr of each of two
+
+
 @dataclass(frozen=True)
 class Runs:
-    """What two hosts did in one folder: exit code, stdout and stderr of each."""
+    """What two hosts did in one folder."""
 
     folder: Path
-    stopped_by_first: list[tuple[int, str, str]]
-    stopped_by_second: list[tuple[int, str, str]]
-    finished: list[tuple[int, str, str]]
+    stopped_by_first: Hosts
+    stopped_by_second: Hosts
+    finished: Hosts
 
 
 @pytest.fixture(scope="module")
@@ -173,26 +176,27 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     clip = ["generate", *DEMO, *TINY, "--steps", "4", "--seed", "3", "--resumable"]
     clip += ["-o", "clip.mp4", "--save-latents", "clip.safetensors"]
     commands = [
+        ["signal", "SIGTERM", "1", "0", "3"],
         ["resume", "clip.run"],
+        ["resume", "clip.run"],
+        ["shared", "own"],
+        ["shared", "common"],
         ["replay", "--verify", "clip.mp4", "-o", "again.mp4", "--save-latents", "again.safetensors", *MESH],
         ["decode", "clip.safetensors", "-o", "decoded/", "-o", "decoded.wav", *MESH],
         ["generate", *DEMO, *DRAFT, "--save-latents", "draft.safetensors"],
         ["upsample", "draft.safetensors", "--latents-only", "--save-latents", "large.safetensors", *MESH],
-        ["shared", "own"],
-        ["shared", "common"],
     ]
     for host in range(2):
         (folder / f"own{host}").mkdir()
         (folder / f"common{host}").symlink_to(folder)
-    return Runs(
-        folder,
-        [*map(ended, start_programs(folder, clip, first=["--signal", "SIGTERM", "0", "1"]))],
-        [*map(ended, start_programs(folder, ["resume", "clip.run"], second=["--signal", "SIGTERM", "0", "3"]))],
-        [*map(ended, start_programs(folder, *commands))],
-    )
+    stopped = tuple(map(ended, start_programs(folder, ["signal", "SIGTERM", "0", "0", "1"], clip)))
+    first, second = map(ended_commands, start_programs(folder, *commands))
+    codes, outs, errs = zip(*(zip(*host[1:], strict=True) for host in (first, second)), strict=True)
+    finished = tuple(zip(map(max, codes), map("".join, outs), map("".join, errs), strict=True))
+    return Runs(folder, stopped, (first[0], second[0]), finished)
 
 
-def check_stopped(hosts: list[tuple[int, str, str]], number: int, step: int) -> None:
+def check_stopped(hosts: Hosts, number: int, step: int) -> None:
     """All ended after that step, and the first says so; the one of that number had the signal."""
     assert [(code, out) for code, out, _ in hosts] == [(130, "")] * 2
     assert f"stopped after step {step} of 4 of stage 1\n" in hosts[0][2]
@@ -280,7 +284,7 @@ def test_two_hosts_upsample_to_the_latents_of_one(runs: Runs, tmp_path: Path, mo
 
 
 def test_what_one_refuses_none_does(tmp_path: Path) -> None:
-    pair = start_programs(tmp_path, ["generate", *DEMO, *TINY], second=["--config", "nowhere.yaml"])
+    pair = start_programs(tmp_path, ["only", "1", "--config", "nowhere.yaml"], ["generate", *DEMO, *TINY])
     (code, out, err), other = map(ended, pair)
     assert (code, out) == (2, "")
     assert err.startswith("error: host 1: nowhere.yaml cannot be read")

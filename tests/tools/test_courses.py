@@ -2,22 +2,25 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from ltx2_cli.models.folder import open_folder
-from ltx2_cli.weights.declare import weights
+from ltx2_cli.nn.conv import Padding
+from ltx2_cli.weights.declare import Shape, weights
 from ltx2_cli.weights.hub import DEMO_FOLDER
 from tools.train_demo import __main__ as command
 from tools.train_demo import arch, denoiser
 from tools.train_demo.clips import clips
+from tools.train_demo.convolution import by_products, convolve
 from tools.train_demo.courses import COURSES
 from tools.train_demo.shipped import as_denoiser, read_networks
 from tools.train_demo.words import LIKE, VOCABULARY
@@ -36,10 +39,24 @@ def traced(function: Callable[..., Any], **_: object) -> Callable[..., Any]:
     return run
 
 
+DIFFERENTIATED = {"video_vae", "audio_vae", "vocoder", "upsampler", "denoiser"}  # the other courses have their losses
+
+
+def first_differentiated(
+    loss: Callable[..., Any], has_aux: bool, courses: Iterator[str], differentiate: Callable[..., Any]
+) -> Callable[..., Any]:
+    """`jax.value_and_grad` in the courses of `DIFFERENTIATED`; elsewhere gradients are as large as values."""
+    if next(courses) in DIFFERENTIATED:
+        return differentiate(loss, has_aux=has_aux)
+    return lambda values: (loss(values), values)
+
+
 def test_the_whole_command_goes_from_nothing_to_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every course, one step of it; every network's shapes and gradients."""
     monkeypatch.setenv("GLIBC_TUNABLES", command.MEMORY)
     monkeypatch.setattr(jax, "jit", traced)
+    gradients = partial(first_differentiated, courses=iter(COURSES), differentiate=jax.value_and_grad)
+    monkeypatch.setattr(jax, "value_and_grad", gradients)
     monkeypatch.setattr(arch, "ARCH", ONE_LAYER)
     monkeypatch.setattr(denoiser, "ARCH", ONE_LAYER)
     denoiser.ropes.cache_clear()
@@ -76,3 +93,18 @@ def test_a_word_that_a_checkpoint_lacks_begins_as_the_one_that_it_is_like(tmp_pa
     hops, like, another = (rows[VOCABULARY.index(word)] for word in ("hops", LIKE["hops"], "grows"))
     np.testing.assert_array_equal(hops, like)
     assert not np.array_equal(hops, another)
+
+
+@pytest.mark.parametrize(
+    ("window", "padding"), [((3, 3), ((1, 1), (0, 2))), ((3, 3), ((0, 0), (1, 1))), ((1, 1), ((0, 0), (0, 0)))]
+)
+def test_gradients_by_products_are_those_of_the_convolution(window: Shape, padding: Padding) -> None:
+    rng = np.random.default_rng(0)
+    x, kernel = (rng.standard_normal(shape, np.float32) for shape in ((2, 7, 6, 3), (*window, 3, 5)))
+
+    def squares(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+        return lambda x, kernel: jnp.sum(jnp.square(function(x, kernel, padding)))
+
+    found, wanted = (jax.grad(squares(function), argnums=(0, 1))(x, kernel) for function in (by_products, convolve))
+    for gradient, reference in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(gradient, reference, rtol=1e-5, atol=1e-4)

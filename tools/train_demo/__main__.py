@@ -22,7 +22,7 @@ MEMORY = (
 def main(
     out: Annotated[Path, typer.Option(help="Where states, logs and the model go.")] = Path("out/train_demo"),
     share: Annotated[float, typer.Option(help="Of every course's steps and of the clips, how much.")] = 1.0,
-    start: Annotated[Path | None, typer.Option(help="A trained model; only the last course follows.")] = None,
+    start: Annotated[Path | None, typer.Option(help="A trained model: large and brief alone follow.")] = None,
 ) -> None:
     """Train the embedded model; call it again to go on."""
     if sys.platform == "linux" and os.environ.get("GLIBC_TUNABLES") != MEMORY:
@@ -46,7 +46,7 @@ def trained(courses: "dict[str, Course]", share: float, out: Path) -> "dict[str,
     from ltx2_cli.weights.published import UPSAMPLER
     from tools.train_demo import audio, clips, denoiser, upsampler, video_vae
 
-    of_video = (courses[name] for name in ("pieces", "frames", "moving", "video_vae", "decoder"))
+    of_video = (courses[name] for name in ("pieces", "frames", "moving", "video_vae", "decoder", "large"))
     vae = video_vae.trained(*of_video, out)
     audio_vae = audio.trained_vae(courses["audio_vae"], out)
     vocoder = audio.trained_vocoder(courses["vocoder"], audio_vae, out)
@@ -59,10 +59,11 @@ def trained(courses: "dict[str, Course]", share: float, out: Path) -> "dict[str,
 
 
 def trained_further(start: Path, courses: "dict[str, Course]", share: float, out: Path) -> "dict[str, nnx.Module]":
-    """The networks in the folder `start`: those of the denoiser after the course `brief`."""
-    from tools.train_demo import clips, denoiser, shipped
+    """The networks in the folder `start`: the video decoder after the course `large`, the denoiser after `brief`."""
+    from tools.train_demo import clips, denoiser, shipped, video_vae
 
     networks = shipped.read_networks(start)
+    networks["vae"] = video_vae.decoder_trained(courses["large"], networks["vae"], out, video_vae.BOTH_SIZES)
     small, large = clips.of_both_sizes(share, networks["vae"], networks["audio_vae"], out)
     learned = denoiser.briefly_trained(courses["brief"], shipped.as_denoiser(networks), small, large, out)
     return networks | denoiser.by_folder(learned)

@@ -16,6 +16,7 @@ from optax.contrib import MuonDimensionNumbers, muon
 
 from ltx2_cli.files import replacing
 from ltx2_cli.weights.declare import PLAIN, M, Weight, map_weights, weights
+from tools.train_demo.convolution import gradients_by_products
 
 # XLA for the CPU leaves products, convolutions and sums to a library; its own code is mostly faster but for products.
 OPTIONS = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}}
@@ -79,7 +80,8 @@ def train(
     trees, begun, figures = jax.tree.map(jnp.array, (state.weights, state.averaged, state.optimiser)), time.time(), []
     for number in range(state.step, course.steps):
         batch = draw(np.random.default_rng([course.seed, number]))
-        *trees, said = run(*trees, batch, jnp.int32(number))
+        with gradients_by_products():
+            *trees, said = run(*trees, batch, jnp.int32(number))
         figures.append(said)
         if (number + 1) % course.keep_every == 0 or number + 1 == course.steps:
             means = {key: round(float(np.mean([each[key] for each in figures])), 5) for key in said}

@@ -16,27 +16,35 @@ from tools.train_demo.training import Course, train
 from tools.train_demo.world import FPS, NUM_FRAMES, Scene, draw_frames, draw_scene, path
 
 PIXELS = 128
+BOTH_SIZES = (PIXELS, 2 * PIXELS)
 SHALLOW = replace(ARCH.video_vae, decoder_layers_per_block=(1, 1, 1, 1, 1))
 NEAR, WEIGHT = 9, 10.0  # pixels about an edge, and how much they count
 NOISE, SMALL = 0.1, 1e-3  # what latents must bear, and what keeps them from growing out of its way
 
 
-def draw(frames: int, pieces: int, crop: int, rng: np.random.Generator, among: int = 1) -> np.ndarray:
-    """Pieces of clips, `crop` pixels high and wide, around where the shape is: of one that bounces, and so is fastest,
-    if there is any `among` so many."""
-    return np.stack([_piece(_fastest(among, rng), frames, crop, rng) for _ in range(pieces)])
+def draw(
+    frames: int,
+    pieces: int,
+    crop: int,
+    rng: np.random.Generator,
+    among: int = 1,
+    sizes: tuple[int, ...] = (PIXELS,),
+) -> np.ndarray:
+    """Pieces of clips of any of these sizes, `crop` pixels high and wide, around where the shape is: of one that
+    bounces, and so is fastest, if there is any `among` so many."""
+    return np.stack([_piece(_fastest(among, rng), frames, crop, rng, rng.choice(sizes)) for _ in range(pieces)])
 
 
 def _fastest(among: int, rng: np.random.Generator) -> Scene:
     return max((draw_scene(rng) for _ in range(among)), key=lambda scene: scene.motion == "bounce")
 
 
-def _piece(scene: Scene, frames: int, crop: int, rng: np.random.Generator) -> np.ndarray:
+def _piece(scene: Scene, frames: int, crop: int, rng: np.random.Generator, pixels: int) -> np.ndarray:
     first = rng.integers(NUM_FRAMES - frames + 1)
-    video = draw_frames(scene, PIXELS, slice(first, first + frames))
+    video = draw_frames(scene, pixels, slice(first, first + frames))
     centre = path(scene, np.asarray([(first + frames / 2) / FPS])).centres[0]
-    corner = centre * PIXELS - crop / 2 + rng.uniform(-crop / 2, crop / 2, 2)
-    x, y = np.clip(corner, 0, PIXELS - crop).astype(int)
+    corner = centre * pixels - crop / 2 + rng.uniform(-crop / 2, crop / 2, 2)
+    x, y = np.clip(corner, 0, pixels - crop).astype(int)
     return video[:, y : y + crop, x : x + crop]
 
 
@@ -100,18 +108,27 @@ def deepened(decoder: VideoDecoder) -> VideoDecoder:
     return map_weights(grown, initial(VideoDecoder(Scope("float32") / "decoder", ARCH.video_vae), seed=7))
 
 
-def trained(pieces: Course, frames: Course, moving: Course, clips: Course, last: Course, out: Path) -> VideoVAE:
+def trained(
+    pieces: Course, frames: Course, moving: Course, clips: Course, decoder: Course, large: Course, out: Path
+) -> VideoVAE:
     """The autoencoder after courses of pieces of single frames, which teach it much at little cost, of whole frames,
-    whose borders lie elsewhere, and of clips likewise; the decoder, deepened, goes on alone with what moves fast."""
+    whose borders lie elsewhere, and of clips likewise; the decoder, deepened, goes on alone with what moves fast, then
+    with pieces of larger clips too."""
     vae = initial(VideoVAE(Scope("float32"), SHALLOW), seed=1)
     vae = train(pieces, vae, loss, partial(draw, 1, 32, PIXELS // 2), out)
     vae = train(frames, vae, loss, partial(draw, 1, 12, PIXELS), out)
     vae = train(moving, inflated(vae), loss, partial(draw, 9, 16, PIXELS // 2), out)
     vae = train(clips, vae, loss, partial(draw, 17, 3, PIXELS), out)
-    encoder, fast = vae.encoder, partial(draw, 17, 3, PIXELS, among=6)
+    vae.decoder = deepened(vae.decoder)
+    return decoder_trained(large, decoder_trained(decoder, vae, out), out, BOTH_SIZES)
+
+
+def decoder_trained(course: Course, vae: VideoVAE, out: Path, sizes: tuple[int, ...] = (PIXELS,)) -> VideoVAE:
+    """`vae` after a course of its decoder alone, on clips of these sizes or pieces of them that are as small."""
+    encoder = vae.encoder
 
     def alone(decoder: VideoDecoder, video: jax.Array, key: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
         return decoder_loss(decoder, encoder(video), video, key)
 
-    vae.decoder = train(last, deepened(vae.decoder), alone, fast, out)
+    vae.decoder = train(course, vae.decoder, alone, partial(draw, 17, 3, PIXELS, among=6, sizes=sizes), out)
     return vae
