@@ -29,8 +29,8 @@ Asked = list[tuple[Scene, str, int]]  # and the seed
 def asked() -> Asked:
     """The first prompts of the evaluation, and those of its first bounces, each with the seed that it has there."""
     numbered = [(scene, caption.text, seed) for seed, (scene, caption) in enumerate(held_out(80))]
-    bounces = [each for each in numbered[4:] if each[0].motion == "bounce"]
-    return [*numbered[:4], *bounces[:2]]
+    bounces = [each for each in numbered[3:] if each[0].motion == "bounce"]
+    return [*numbered[:3], bounces[0]]
 
 
 def film(request: Mapping[str, object], prompt: str = OPEN, seeds: range = SEEDS) -> list[Seen]:
@@ -70,14 +70,13 @@ def test_what_a_prompt_leaves_open_the_seed_decides(variety: list[Seen]) -> None
 
 
 def test_what_the_negative_prompt_says_is_not_shown(variety: list[Seen]) -> None:
-    for seed, each in enumerate(variety[:2]):
-        (without,) = film({"negative_prompt": str(each.colour)}, seeds=range(seed, seed + 1))
-        assert without.colour != each.colour
+    (without,) = film({"negative_prompt": str(variety[0].colour)}, seeds=SEEDS[:1])
+    assert without.colour != variety[0].colour
 
 
 def test_a_short_prompt_shows_what_it_says() -> None:
     """What it need not say is as documented: large, still, on black."""
-    scenes, captions = zip(*held_out_briefly(4), strict=True)
+    scenes, captions = zip(*held_out_briefly(3), strict=True)
     asked = [(caption.text, seed) for seed, caption in enumerate(captions)]
     seen = list(filmed(asked, {"num_inference_steps": 10}))
     found = shares(scenes, seen, [evaluate.OPEN - caption.stated for caption in captions])
