@@ -18,11 +18,11 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from ltx2_cli.cli.inspect import inspect
-from ltx2_cli.cli.multihost import system_error
 from ltx2_cli.cli.options import KEYS, ConfigOptions
-from ltx2_cli.cli.recorded_clip import find_source, read_clip
+from ltx2_cli.cli.replay import find_source, read_clip
+from ltx2_cli.cli.requests import latents_request
 from ltx2_cli.cli.resume import places
-from ltx2_cli.cli.saved_latents import latents_request
+from ltx2_cli.cli.session import system_error
 from ltx2_cli.console import print_error
 from ltx2_cli.core.provenance import extend_history, provenance, source_history
 from ltx2_cli.core.report import Silent
@@ -209,7 +209,7 @@ def readings(plan: Plan) -> dict[str, Callable[[Path], object]]:
         inspect(path)
         file = open_latents(path)
         file.read()
-        latents_request(file, {"model": "demo"}, ConfigOptions(), {"lora": []})
+        latents_request(file, {"model": "demo"}, ConfigOptions(config=None, settings=None), {"lora": []})
 
     def run(path: Path) -> None:
         kept = open_saved_run(path)

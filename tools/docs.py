@@ -25,7 +25,7 @@ from tests.devices import GIB, DescribedDevice, gpu, tpus
 ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- what fits where: written by `make docs` -->\n", "<!-- end -->\n"
 MODELS = ("ltx2", "ltx2.3")
-COMMANDS = (*((verb.__name__,) for verb in VERBS), ("lora", "inspect"))
+COMMANDS = (*((verb.__name__.lower(),) for verb in VERBS), ("lora", "inspect"))
 TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
 MOST = 0.95  # of a GPU's memory that jax takes where XLA_PYTHON_CLIENT_MEM_FRACTION says so
 

@@ -1,4 +1,4 @@
-"""The command line, a file a verb. This one joins them, and turns what went wrong into a sentence and an exit code."""
+"""The command line: imports each command only when it runs, and turns errors into sentences and exit codes."""
 
 import os
 import re
@@ -7,25 +7,20 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from importlib import import_module
+from inspect import Parameter, Signature, cleandoc, get_annotations
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated
+from typing import Any
 
 import typer
+from typer.core import TyperCommand, TyperOption
 from typer.main import get_command, get_group
 
 from ltx2_cli import __version__
-from ltx2_cli.cli.decode import DECODE_EXAMPLES, decode
-from ltx2_cli.cli.generate import EXAMPLES, generate
-from ltx2_cli.cli.info import INFO_EXAMPLES, info, lora
-from ltx2_cli.cli.models import models
-from ltx2_cli.cli.multihost import exit_now, leave_quietly, system_error
-from ltx2_cli.cli.options import KEYS, Verb
-from ltx2_cli.cli.plan import PLAN_EXAMPLES, plan
-from ltx2_cli.cli.replay import REPLAY_EXAMPLES, replay
-from ltx2_cli.cli.resume import RESUME_EXAMPLES, resume
-from ltx2_cli.cli.upsample import UPSAMPLE_EXAMPLES, upsample
+from ltx2_cli.cli.options import KEYS, PANELS, VERBS, Lora, Options, SessionOptions
+from ltx2_cli.cli.session import exit_now, leave_quietly, open_session, system_error
 from ltx2_cli.console import print_error
 from ltx2_cli.errors import CommandError, RunError, UsageError
 from ltx2_cli.files import remove_locks
@@ -36,30 +31,67 @@ EXIT_CODES = (
     "Exit codes: 0 done, 1 the run failed, 2 the request cannot be met, 3 it does not fit into memory, 4 the clip has"
     " flaws (--strict), 130 interrupted."
 )
-VERBS: dict[Callable[..., None], str] = {
-    generate: EXAMPLES,
-    upsample: UPSAMPLE_EXAMPLES,
-    resume: RESUME_EXAMPLES,
-    decode: DECODE_EXAMPLES,
-    replay: REPLAY_EXAMPLES,
-    plan: PLAN_EXAMPLES,
-    info: INFO_EXAMPLES,
-    models: "[bold]Examples[/bold]\n\nltx2 models",
-}
-ONE_OF_EACH = [
-    next(line for line in examples.splitlines() if line.startswith(f"ltx2 {verb.__name__}"))
-    for verb, examples in VERBS.items()
-]
-HELP = "\n".join([*ONE_OF_EACH, "ltx2 lora inspect lora.safetensors"])
 
-app = typer.Typer(
-    rich_markup_mode="rich",
-    help=f"Video with sound from text: LTX-2 in JAX.\n\n[bold]Examples[/bold]\n\n{HELP}",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for verb, examples in VERBS.items():
-    app.command(cls=Verb, help=f"{verb.__doc__}\n\n{examples}", short_help=verb.__doc__, epilog=EXIT_CODES)(verb)
+
+class Verb(TyperCommand):
+    """A command that refuses a second value of an option that takes one; typer drops the first."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Raises `UsageError` with both values. `ctx` is of a class that typer does not export."""
+        parser = self.make_parser(ctx)
+        options = [parameter for parameter in self.params if isinstance(parameter, TyperOption)]
+        single = [option for option in options if not (option.is_flag or option.multiple)]
+        for option in single:
+            parser.add_option(option, option.opts, option.name, action="append")
+        found, _, _ = parser.parse_args(list(args))
+        for option in single:
+            flag, given = option.opts[0], found.get(option.name, [])
+            if len(given) > 1 and not ctx.resilient_parsing:  # as for completion
+                values = given if flag == "--seed" and self.name == "generate" else given[-1:]
+                raise UsageError(f"{flag} is given {len(given)} times: {', '.join(given)}", shlex.join([flag, *values]))
+        return super().parse_args(ctx, args)
+
+
+def as_function(verb: type[Options]) -> Callable[..., None]:
+    """The command as typer reads it: a function of its options. It imports the module that carries the command out."""
+    annotations = {name: kind for part in verb.__mro__ for name, kind in get_annotations(part).items()}
+    parameters = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=getattr(verb, name), annotation=kind)
+        for name, kind in annotations.items()
+    ]
+    parameters.sort(key=lambda parameter: PANELS.index(parameter.default.rich_help_panel))
+
+    def run(**values: object) -> None:
+        options, name = verb(**values), verb.__name__.lower()
+        with open_session(options) if isinstance(options, SessionOptions) else nullcontext() as session:
+            function = getattr(import_module(f"ltx2_cli.cli.{name}"), name)
+            function(options, session) if session else function(options)
+
+    run.__dict__["__signature__"], run.__annotations__ = Signature(parameters), annotations
+    return run
+
+
+def _help(sentences: str, examples: str) -> str:
+    return f"{sentences}\n\n[bold]Examples[/bold]\n\n{examples}"
+
+
+lora, overview_lines = typer.Typer(), list[str]()
+app = typer.Typer(rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]})
+for verb in VERBS:
+    name, (sentences, _, examples) = verb.__name__.lower(), cleandoc(verb.__doc__ or "").partition("\n\n")
+    text = _help(sentences, examples)
+    app.command(name, cls=Verb, help=text, short_help=sentences, epilog=EXIT_CODES)(as_function(verb))
+    overview_lines.append(next(line for line in examples.splitlines() if line.startswith(f"ltx2 {name}")))
+overview_lines.append("ltx2 lora inspect lora.safetensors")
+lora.command("inspect", help=Lora.__doc__)(as_function(Lora))
 app.add_typer(lora, name="lora")
+
+
+@lora.callback(invoke_without_command=True, help="Look into LoRA files.")
+def show_help(context: typer.Context) -> None:
+    """What happens without a verb."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 def _version(wanted: bool) -> None:
@@ -68,16 +100,17 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(invoke_without_command=True, epilog=EXIT_CODES)
+@app.callback(
+    invoke_without_command=True,
+    help=_help("Video with sound from text: LTX-2 in JAX.", "\n".join(overview_lines)),
+    epilog=EXIT_CODES,
+)
 def overview(
     context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", help="Say the version.", callback=_version, is_eager=True)
-    ] = False,
+    version: bool = typer.Option(False, "--version", help="Say the version.", callback=_version, is_eager=True),
 ) -> None:
-    """What `ltx2` does without a verb: show its help."""
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+    """What happens without a verb."""
+    show_help(context)
 
 
 def main() -> None:
@@ -127,29 +160,22 @@ def _options() -> str:
 
 
 def _unexpected(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Python's hook for any other exception."""
+    """Python's hook for any other exception. The traceback is written into the user's cache, else into the current
+    folder."""
     if "--debug" in sys.argv:
         sys.__excepthook__(kind, error, trace)
-    else:
-        first_line = (str(error).splitlines() or [""])[0]
-        file = _save_traceback("".join(traceback.format_exception(kind, error, trace)))
-        hint = f"{file} shows where it happened" if file else "--debug shows where it happened"
-        print_error(f"{kind.__name__}: {first_line}", f"this was not foreseen; {hint}")
-    exit_now(RunError.exit_code)
-
-
-def _save_traceback(trace: str) -> Path | None:
-    """Write a traceback into the user's cache, else into the current folder. Returns the file; None where neither
-    takes it."""
+        exit_now(RunError.exit_code)
     from ltx2_cli.request.profiles import user_cache
 
-    name = f"error-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
+    place, lines = "--debug", traceback.format_exception(kind, error, trace)
     for folder in (user_cache, Path):
         with suppress(OSError, RuntimeError):  # the latter where there is no home
-            file = folder() / name
+            file = folder() / f"error-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(
-                f"ltx2 {__version__}: {shlex.join(sys.argv)}\n\n{trace}", encoding="utf-8", errors="replace"
-            )
-            return file
-    return None
+            text = f"ltx2 {__version__}: {shlex.join(sys.argv)}\n\n{''.join(lines)}"
+            file.write_text(text, encoding="utf-8", errors="replace")
+            place = str(file)
+            break
+    first_line = (str(error).splitlines() or [""])[0]
+    print_error(f"{kind.__name__}: {first_line}", f"this was not foreseen; {place} shows where it happened")
+    exit_now(RunError.exit_code)

@@ -3,12 +3,16 @@
 import json
 from dataclasses import asdict
 from itertools import groupby
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+from huggingface_hub import constants
 
+from ltx2_cli.cli.options import Models
 from ltx2_cli.console import columns_within, out_width, print_out, reporter
+from ltx2_cli.request.layers import read_file
+from ltx2_cli.request.profiles import GEMMA, configs, profile_names
 from ltx2_cli.units import natural
+from ltx2_cli.weights.hub import DEMO_FOLDER, cached_files
 from ltx2_cli.weights.published import CATALOG, EMBEDDED, MODEL, TEXT_ENCODER, CatalogEntry
 
 HEADINGS = {MODEL: "models, for --model", TEXT_ENCODER: "text encoders, for --text-encoder"}
@@ -16,14 +20,10 @@ COLUMNS = ("model version", "recipe", "format", "size", "in the cache", "to down
 RIGHT = (4, 6)  # columns of numbers, counted with the name before them
 
 
-def models(as_json: Annotated[bool, typer.Option("--json", help="As JSON, sizes in bytes.")] = False) -> None:
-    """List what is published, how large it is, and what of it is in the local cache. It asks no network."""
-    from huggingface_hub import constants
-
-    from ltx2_cli.request.profiles import GEMMA
-
-    records = _records(GEMMA)
-    if as_json:
+def models(options: Models) -> None:
+    """Print the catalogue."""
+    records = _records()
+    if options.as_json:
         print_out(json.dumps(records, indent=2))
         return
     for kind, of_kind in groupby(records, lambda record: record["kind"]):
@@ -33,10 +33,12 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="As JSON, sizes 
     reporter().note(f"a single file needs the text encoder {GEMMA} too, which is counted as to be downloaded")
 
 
-def _records(text_encoder: str) -> list[dict[str, Any]]:
+def _records() -> list[dict[str, Any]]:
     """The catalogue, with the bytes of each entry that are here and those to download: of a single file also the
     text encoder's."""
-    records, profiles = dict[str, dict[str, Any]](), _profiles()
+    pages = {name: read_file(configs() / "model" / f"{name}.yaml").values for name in profile_names("model")}
+    profiles = {str(values["checkpoint"]): name for name, values in pages.items() if "checkpoint" in values}
+    records = dict[str, dict[str, Any]]()
     for entry in CATALOG:
         cached, complete = _cached(entry)
         size = cached if complete else entry.size
@@ -49,7 +51,7 @@ def _records(text_encoder: str) -> list[dict[str, Any]]:
             "complete": complete,
             "to_download": max(size - cached, 0),
         }
-    missing = records[text_encoder]["to_download"]
+    missing = records[GEMMA]["to_download"]
     for entry in CATALOG:
         if entry.lacks_text_encoder:
             records[entry.name]["to_download"] += missing
@@ -58,22 +60,11 @@ def _records(text_encoder: str) -> list[dict[str, Any]]:
 
 def _cached(entry: CatalogEntry) -> tuple[int, bool]:
     """Bytes of an entry in the cache, and whether that is all: no file is missing and its networks are there."""
-    from ltx2_cli.weights.hub import DEMO_FOLDER, cached_files
-
     if entry.form == EMBEDDED:
         return sum(file.stat().st_size for file in DEMO_FOLDER.rglob("*") if file.is_file()), True
     files = cached_files(entry.name, entry.wanted)
     parts = {file.name.rpartition("/")[0] for file in files if file.name.endswith(".safetensors")}
     return sum(file.size for file in files if file.cached), all(file.cached for file in files) and entry.parts <= parts
-
-
-def _profiles() -> dict[str, str]:
-    """The profile of each checkpoint that has one."""
-    from ltx2_cli.request.layers import read_file
-    from ltx2_cli.request.profiles import configs, profile_names
-
-    pages = {name: read_file(configs() / "model" / f"{name}.yaml") for name in profile_names("model")}
-    return {str(page.values["checkpoint"]): name for name, page in pages.items() if "checkpoint" in page.values}
 
 
 def _cells(record: dict[str, Any]) -> tuple[str, ...]:

@@ -1,41 +1,51 @@
-"""The options of commands, in groups that are declared once, and how options become values of a `RunSpec`."""
+"""The options of every command: a class for each command, of groups of options that several commands share."""
 
-import re
-import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
-from functools import partial
-from inspect import Parameter, Signature, signature
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import typer
-from typer.core import TyperCommand, TyperOption
 
-from ltx2_cli.errors import UsageError
 from ltx2_cli.request.spec import Guidance, RunSpec
 
-CONTENT, SIZE, STEPS, MODEL = "What to show", "Size and number", "Steps and seed", "Model and hardware"
-VIDEO, AUDIO, FILES = "Guidance of the picture", "Guidance of the sound", "Files and settings"
-
-GUIDANCE = {
-    f"{prefix}{field.name}": f"guidance.{stream}.{field.name}"
-    for stream, prefix in (("video", ""), ("audio", "audio_"))
-    for field in fields(Guidance)
+PLAN, CONTENT, SIZE, STEPS = "The plan", "What to show", "Size and number", "Steps and seed"
+VIDEO, AUDIO, MODEL = "Guidance of the picture", "Guidance of the sound", "Model and hardware"
+FILES, COMPILING, HOSTS = "Files and settings", "Compiling and timing", "Several hosts"
+PANELS = (None, PLAN, CONTENT, SIZE, STEPS, VIDEO, AUDIO, MODEL, FILES, COMPILING, HOSTS)  # in their order on a page
+# option: dotted key of the RunSpec
+KEYS = {
+    **{field.name: field.name for field in fields(RunSpec)},
+    **{field.name: f"guidance.video.{field.name}" for field in fields(Guidance)},
+    **{f"audio_{field.name}": f"guidance.audio.{field.name}" for field in fields(Guidance)},
+    **{name: f"second_stage.{name}" for name in ("upsampler", "adain", "tone_map", "temporal_upsample")},
+    "noise": "initial_noise",
 }
 WEEK = 604_800.0  # seconds
-COMPILING = "Compiling and timing"
-HOSTS = "Several hosts"
-ABSENT: tuple[object, ...] = (None, [], ())  # what an option is that was not given; the last two if it is repeatable
-SECOND_STAGE = {name: f"second_stage.{name}" for name in ("upsampler", "adain", "tone_map", "temporal_upsample")}
-SEEDS = re.compile(r"\d+(\.\.\d+)?,?")
-# option: dotted key of the RunSpec
-KEYS = {**{field.name: field.name for field in fields(RunSpec)}, **GUIDANCE, **SECOND_STAGE, "noise": "initial_noise"}
+Text = str | None
+Count = int | None
+Real = float | None
+Texts = list[str] | None
+File = Path | None
 
 
-def _profiles(kind: str) -> Callable[[str], list[str]]:
-    """What the shell may complete an option to."""
+def option(panel: str | None, text: str, *names: str, default: object = None, profiles: str = "", **more: Any) -> Any:
+    """An option, without names called like its attribute. `profiles` is the kind that a shell may complete it to."""
+    complete = _completion(profiles) if profiles else None
+    return typer.Option(default, *names, help=text, rich_help_panel=panel, autocompletion=complete, **more)
 
+
+def flag(panel: str | None, text: str, *names: str) -> Any:
+    """An option without a value."""
+    return option(panel, text, *names, default=False)
+
+
+def argument(metavar: str, text: str, default: object = ...) -> Any:
+    """A word that follows no option, or several."""
+    return typer.Argument(default, metavar=metavar, help=text, show_default=False)
+
+
+def _completion(kind: str) -> Callable[[str], list[str]]:
     def complete(incomplete: str) -> list[str]:
         from ltx2_cli.request.profiles import profile_names
 
@@ -44,90 +54,37 @@ def _profiles(kind: str) -> Callable[[str], list[str]]:
     return complete
 
 
-def option(
-    panel: str,
-    text: str,
-    *names: str,
-    default: object = None,
-    metavar: str | None = None,
-    profiles: str = "",
-    least: float | None = None,
-    most: float | None = None,
-) -> Any:
-    """An option, as a field of a group. `profiles` is the kind that the shell may complete it to, `least` and `most`
-    the range of a number."""
-    complete = _profiles(profiles) if profiles else None
-    declared = typer.Option(
-        *names, help=text, rich_help_panel=panel, metavar=metavar, autocompletion=complete, min=least, max=most
-    )
-    return field(default=default, metadata={"option": declared})
+# Options of several commands
+FPS = option(SIZE, "Frames per second, 1 to 240.")
+NUM_STEPS = option(STEPS, "Of the denoiser; without it the recipe's.", "--steps", "--num-inference-steps")
+UPSAMPLER = option(MODEL, r"Of a second stage: FILE, FOLDER or REPO\[/FILE].")
+LORA = option(MODEL, r"FILE, FOLDER or REPO\[/FILE]; repeatable.", "--lora", metavar="LORA[:STRENGTH]")
+DTYPE = option(MODEL, "Of all but the text encoder.")
+TEXT_ENCODER = option(MODEL, r"FOLDER or REPO\[@REV] with Gemma-3, for a single file.")
+SHARDING = option(MODEL, "NAME or FILE of a profile.", profiles="sharding")
+NOISE = option(FILES, "Safetensors file to start from.")
+SAVE_LATENTS = option(FILES, "Safetensors file for the final latents.")
+KEEP_EVERY = option(FILES, "Seconds between keeping it.", default=60.0, metavar="SECONDS", min=0, max=WEEK)
+SETTINGS = option(FILES, "Any value by its key; repeatable.", "--set", metavar="KEY=VALUE")
+COMPILE_CACHE = option(COMPILING, "Where compiled programs are kept; off: nowhere.", metavar="FOLDER")
+DEBUG = flag(FILES, "Show tracebacks.", "--debug")
 
 
-class Verb(TyperCommand):
-    """A command that refuses a second value of an option that takes one; typer drops the first."""
+class Options:
+    """What was typed for a command, an attribute an option. Its help is the docstring of its class: a sentence or two,
+    and examples."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Raises `UsageError` with both values. `ctx` is of a class that typer does not export."""
-        parser = self.make_parser(ctx)
-        options = [parameter for parameter in self.params if isinstance(parameter, TyperOption)]
-        single = [option for option in options if not (option.is_flag or option.multiple)]
-        for option in single:
-            parser.add_option(option, option.opts, option.name, action="append")
-        found, _, _ = parser.parse_args(list(args))
-        for option in single:
-            flag, given = option.opts[0], found.get(option.name, [])
-            if len(given) > 1 and not ctx.resilient_parsing:  # as for completion
-                values = given if flag == "--seed" and self.name == "generate" else given[-1:]
-                raise UsageError(f"{flag} is given {len(given)} times: {', '.join(given)}", shlex.join([flag, *values]))
-        return super().parse_args(ctx, args)
+    def __init__(self, **values: object) -> None:
+        vars(self).update(values)
 
 
-Text = str | None
-Count = int | None
-Real = float | None
-Texts = list[str] | None
-DType = Literal["bfloat16", "float32"] | None
-# Options of several groups
-height = partial(option, SIZE, "Pixels, a multiple of 32.")
-width = partial(option, SIZE, "Pixels, a multiple of 32.")
-num_frames = partial(option, SIZE, "A multiple of 8, plus 1.")
-fps = partial(option, SIZE, "Frames per second, 1 to 240.")
-steps = partial(option, STEPS, "Of the denoiser; without it the recipe's.", "--steps", "--num-inference-steps")
-recipe = partial(option, MODEL, "one_stage, two_stage, distilled; without it the model's own.", profiles="recipe")
-upsampler = partial(option, MODEL, r"Of a second stage: FILE, FOLDER or REPO\[/FILE].")
-lora = partial(option, MODEL, r"FILE, FOLDER or REPO\[/FILE]; repeatable.", "--lora", metavar="LORA[:STRENGTH]")
-dtype = partial(option, MODEL, "Of all but the text encoder.")
-text_encoder = partial(option, MODEL, r"FOLDER or REPO\[@REV] with Gemma-3, for a single file.")
-sharding = partial(option, MODEL, "NAME or FILE of a profile.", profiles="sharding")
-force = partial(option, FILES, "Overwrite what is there.", "--force", default=False)
-strict = partial(
-    option, FILES, "Exit code 4 if what is written is black, frozen, silent, clipped, …", "--strict", default=False
-)
-noise = partial(option, FILES, "Safetensors file to start from.")
-save_latents = partial(option, FILES, "Safetensors file for the final latents.")
-keep_every = partial(option, FILES, "Seconds between keeping it.", default=60.0, metavar="SECONDS", least=0, most=WEEK)
-config = partial(option, FILES, "YAML under the options: a page, or a clip's record; or the clip itself.")
-settings = partial(option, FILES, "Any value by its key; repeatable.", "--set", metavar="KEY=VALUE")
-compile_cache = partial(option, COMPILING, "Where compiled programs are kept; off: nowhere.", metavar="FOLDER")
-debug = partial(option, FILES, "Show tracebacks.", "--debug", default=False)
-
-
-@dataclass(frozen=True)
-class ClipOptions:
-    """What is to be seen and heard, and its size."""
-
+class ClipOptions(Options):
     prompt: Text = option(CONTENT, "What to show and to hear.")
     negative_prompt: Text = option(CONTENT, "What to keep away from.")
-    height: Count = height()
-    width: Count = width()
-    num_frames: Count = num_frames()
-    fps: Real = fps()
-
-
-@dataclass(frozen=True)
-class GuidanceOptions:
-    """Guidance of the picture and of the sound."""
-
+    height: Count = option(SIZE, "Pixels, a multiple of 32.")
+    width: Count = option(SIZE, "Pixels, a multiple of 32.")
+    num_frames: Count = option(SIZE, "A multiple of 8, plus 1.")
+    fps: Real = FPS
     guidance_scale: Real = option(VIDEO, "Away from the negative prompt; off: 1.")
     stg_scale: Real = option(VIDEO, "Away from disturbed self-attention; off: 0.")
     modality_scale: Real = option(VIDEO, "Closer to the sound; off: 1.")
@@ -137,126 +94,209 @@ class GuidanceOptions:
     audio_stg_scale: Real = option(AUDIO, "Away from disturbed self-attention; off: 0.")
     audio_modality_scale: Real = option(AUDIO, "Closer to the picture; off: 1.")
     audio_guidance_rescale: Real = option(AUDIO, "How far contrast is pulled back; off: 0.")
-
-
-@dataclass(frozen=True)
-class ModelOptions:
-    """The networks."""
-
+    num_inference_steps: Count = NUM_STEPS
     model: Text = option(MODEL, r"ltx2, ltx2.3, demo, FOLDER, FILE, REPO\[/FILE]\[@REV].", profiles="model")
-    recipe: Text = recipe()
-    upsampler: Text = upsampler()
-    lora: Texts = lora()
-
-
-@dataclass(frozen=True)
-class HardwareOptions:
-    """Arithmetic and devices."""
-
-    dtype: DType = dtype()
-    text_encoder: Text = text_encoder()
+    recipe: Text = option(MODEL, "one_stage, two_stage, distilled; without it the model's own.", profiles="recipe")
+    upsampler: Text = UPSAMPLER
+    lora: Texts = LORA
+    dtype: Literal["bfloat16", "float32"] | None = DTYPE
+    text_encoder: Text = TEXT_ENCODER
     text_encoder_dtype: Literal["float32", "bfloat16", "float16"] | None = option(MODEL, "Of the text encoder.")
-    sharding: Text = sharding()
+    sharding: Text = SHARDING
 
 
-@dataclass(frozen=True)
-class SavedModelOptions:
-    """The model of saved latents."""
-
+class SavedModelOptions(Options):
     model: Text = option(MODEL, "Where the file does not say which, or in its place.", profiles="model")
-    text_encoder: Text = text_encoder()
+    text_encoder: Text = TEXT_ENCODER
+    dtype: Literal["bfloat16", "float32"] | None = DTYPE
+    sharding: Text = SHARDING
+    fps: Real = FPS
 
 
-@dataclass(frozen=True)
-class ResumeOptions:
-    """Whether an unfinished run can be resumed."""
-
+class KeepOptions(Options):
     resumable: bool | None = option(
         FILES,
         "Keep in a .run file how far it is, for `ltx2 resume`; by default where a run takes more than a minute.",
         "--resumable/--no-resumable",
     )
-    keep_every: float = keep_every()
+    keep_every: float = KEEP_EVERY
 
 
-@dataclass(frozen=True)
-class ConfigOptions:
-    """Values from a file, and by their keys."""
-
-    config: Path | None = config()
-    settings: Texts = settings()
+class ConfigOptions(Options):
+    config: File = option(FILES, "YAML under the options: a page, or a clip's record; or the clip itself.")
+    settings: Texts = SETTINGS
 
 
-@dataclass(frozen=True)
-class SessionOptions:
-    """What a command says, and the hosts that run it."""
-
-    verbose: bool = option(FILES, "Say every stage and how long it took.", "--verbose", "-v", default=False)
-    quiet: bool = option(FILES, "Say nothing but errors.", "--quiet", "-q", default=False)
-    debug: bool = debug()
+class SessionOptions(Options):
+    force: bool = flag(FILES, "Overwrite what is there.", "--force")
+    strict: bool = flag(FILES, "Exit code 4 if what is written is black, frozen, silent, clipped, …", "--strict")
+    verbose: bool = flag(FILES, "Say every stage and how long it took.", "--verbose", "-v")
+    quiet: bool = flag(FILES, "Say nothing but errors.", "--quiet", "-q")
+    debug: bool = DEBUG
     coordinator_address: Text = option(
         HOSTS, "Where process 0 listens; found under SLURM and the like.", metavar="HOST:PORT"
     )
     num_processes: Count = option(HOSTS, "One a host; 1: alone, whatever is found.")
     process_id: Count = option(HOSTS, "Of this one, from 0; process 0 writes the files.")
-    initialization_timeout: int = option(HOSTS, "Seconds to wait for all.", default=300, least=1)
+    initialization_timeout: int = option(HOSTS, "Seconds to wait for all.", default=300, min=1)
 
 
-def command(function: Callable[..., None]) -> Callable[..., None]:
-    """The command as typer reads it: a parameter that is a group of options becomes one parameter for each of them."""
-    parameters, groups = list[Parameter](), dict[str, Any]()
-    for parameter in signature(function).parameters.values():
-        group = parameter.annotation
-        if isinstance(group, type) and is_dataclass(group):
-            groups[parameter.name] = group
-            parameters += [
-                parameter.replace(
-                    name=part.name, default=part.default, annotation=Annotated[part.type, part.metadata["option"]]
-                )
-                for part in fields(group)
-            ]
-        else:
-            parameters.append(parameter)
-
-    def flat(**values: object) -> None:
-        instances = {
-            name: group(**{part.name: values.pop(part.name) for part in fields(group)})
-            for name, group in groups.items()
-        }
-        function(**values, **instances)
-
-    flat.__name__, flat.__doc__ = function.__name__, function.__doc__
-    flat.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    flat.__dict__["__signature__"] = Signature([part.replace(kind=Parameter.KEYWORD_ONLY) for part in parameters])
-    return flat
+# Commands
 
 
-def overrides(*groups: Any, **others: object) -> dict[str, object]:
-    """The options that were given, by their keys in the `RunSpec`. `others` take the place of those in groups."""
-    values = {name: value for group in groups for name, value in vars(group).items()} | others
-    given = {KEYS[name]: value for name, value in values.items() if name in KEYS and value not in ABSENT}
-    if "stg_blocks" in given:
-        given["stg_blocks"] = _blocks(given["stg_blocks"])
-    return {key: str(value) if isinstance(value, Path) else value for key, value in given.items()}
+class Generate(ClipOptions, KeepOptions, ConfigOptions, SessionOptions):
+    """Make a video with sound from a prompt; its path is printed, and a record that --config reads lies beside it.
+
+    ltx2 generate --model demo "a red ball bounces" -o out/demo.mp4
+    ltx2 generate "a fox yawns at dawn, birdsong" --seed 7
+    ltx2 generate "waves at night" --width 1280 --height 704 --fps 25
+    ltx2 generate "a choir" --model ~/LTX-2 --sharding trillium
+    ltx2 generate "a street" --guidance-scale 4 --audio-stg-scale 0
+    ltx2 generate --config out/fox.yaml --seed 8 -o out/fox8.mp4 --set fps=30
+    """
+
+    words: Texts = argument("PROMPT", "What to show and to hear, as --prompt.", default=None)
+    num_videos: Count = option(SIZE, "Videos at once: the seeds that follow each other.")
+    seed: Text = option(
+        STEPS, "As many as wanted: 7, 1 2 3 or 0..15; without it a random one, said.", metavar="N [N...]"
+    )
+    output: File = option(FILES, "The mp4; without it named after prompt, model, seed.", "--output", "-o")
+    noise: File = NOISE
+    save_latents: File = SAVE_LATENTS
+    stop_after: Literal["stage1"] | None = option(
+        FILES, "Make drafts: latents of a first stage, which `ltx2 upsample` goes on from, and a PNG of all."
+    )
+    dry_run: bool = flag(FILES, "Print what would be downloaded and done; do nothing.", "--dry-run")
+    compile_cache: Text = COMPILE_CACHE
+    no_compile: bool = flag(COMPILING, "Fail where a program is not in the cache yet.", "--no-compile")
+    warmup: bool = flag(COMPILING, "Compile, load and run all with one step; make no clip.", "--warmup")
+    perf_dump: File = option(COMPILING, "JSON file for how long each stage and step took.", metavar="FILE")
+    profile: File = option(COMPILING, "Folder for a trace that xprof reads.", metavar="FOLDER")
 
 
-def prompt_and_seeds(prompt: str | None, seed: str | None, words: Sequence[str]) -> dict[str, str | None]:
-    """The values of --prompt and --seed, with the words that follow no option: one text, which is the prompt, and the
-    numbers behind `--seed N`. Raises `UsageError` for any other word."""
-    numbers = [word for word in words if seed is not None and SEEDS.fullmatch(word)]
-    texts = [word for word in words if word not in numbers]
-    if len(texts) > 1 or (texts and prompt is not None):
-        prompts = [prompt, *texts] if prompt is not None else texts
-        joined = " ".join(word for text in prompts for word in text.split())
-        shown = f"{joined[:60]}…" if len(joined) > 60 else joined
-        raise UsageError(f"one prompt makes a clip, and {len(prompts)} texts are given", f'--prompt "{shown}"')
-    return {"prompt": texts[0] if texts else prompt, "seed": seed and " ".join([seed, *numbers])}
+class Upsample(SavedModelOptions, KeepOptions, ConfigOptions, SessionOptions):
+    """Upsample saved latents and refine them at their new size; the path of the video or latents is printed.
+
+    ltx2 generate --recipe two_stage --prompt "a fox" --stop-after stage1 --save-latents fox.safetensors
+    ltx2 upsample fox.safetensors -o fox.mp4
+    ltx2 upsample drafts-s3.safetensors drafts-s7.safetensors
+    ltx2 upsample fox.safetensors --no-refine --latents-only --save-latents large.safetensors
+    """
+
+    latents: list[Path] = argument("LATENTS...", "Safetensors files, as --save-latents writes.")
+    prompt: Text = option(CONTENT, "What to show and to hear, where it is not what the file says.")
+    no_refine: bool = flag(STEPS, "Upsample and denoise no more.", "--no-refine")
+    adain: Real = option(STEPS, "How far upsampled latents return to the statistics they had, 0 to 1.", metavar="SHARE")
+    tone_map: Real = option(STEPS, "How far the range of upsampled latents is compressed, 0 to 1.", metavar="SHARE")
+    temporal_upsample: Literal["fps", "duration"] | None = option(
+        STEPS, "What a temporal upsampler doubles; duration stretches the sound."
+    )
+    seed: Count = option(STEPS, "Of the noise; without it the file's.")
+    upsampler: Text = UPSAMPLER
+    lora: Texts = LORA
+    output: File = option(FILES, "The mp4; without it named after LATENTS.", "--output", "-o", metavar="FILE")
+    save_latents: File = option(FILES, "Safetensors file for the upsampled latents.")
+    latents_only: bool = flag(FILES, "Make no video.", "--latents-only")
 
 
-def _blocks(text: str) -> list[int]:
-    try:
-        return [int(block) for block in text.split(",")]
-    except ValueError:
-        raise UsageError(
-            f"stg_blocks {text!r} is not a list of blocks", "for example: --stg-blocks 0,1; no STG: --stg-scale 0"
-        ) from None
+class Resume(SessionOptions):
+    """Go on with an unfinished run; it ends with the bytes of one that was never interrupted.
+
+    ltx2 generate --prompt "a fox yawns" -o out/fox.mp4 --resumable    # Ctrl-C, or the machine is taken away
+    ltx2 resume out/fox.run
+    """
+
+    run: Path = argument("RUN", "The .run file beside the clip it makes.")
+    output: File = option(FILES, "The mp4, in place of the one that was asked for.", "--output", "-o", metavar="FILE")
+    save_latents: File = SAVE_LATENTS
+    overwrite: bool = flag(FILES, "Overwrite what other runs left where it writes.", "--overwrite")
+    force: bool = flag(FILES, "Also with other versions or devices than before.", "--force")
+    keep_every: float = KEEP_EVERY
+    sharding: Text = SHARDING
+    compile_cache: Text = COMPILE_CACHE
+
+
+class Decode(SavedModelOptions, ConfigOptions, SessionOptions):
+    """Decode saved latents to video, frames or sound; their paths are printed. Nothing is denoised.
+
+    ltx2 decode out/fox.safetensors
+    ltx2 decode out/fox.safetensors -o fox.mp4 -o fox.wav -o frames/ -o fox.png
+    ltx2 decode latents.safetensors --model ltx2.3 --fps 25 -o clip.mp4
+    """
+
+    latents: Path = argument("LATENTS", "Safetensors file, as --save-latents writes.")
+    files: Texts = option(
+        FILES, "FILE.mp4, FILE.wav, FILE.png (some frames) or FOLDER/ (all); repeatable.", "--output", "-o"
+    )
+    silent: bool = flag(FILES, "The mp4 without sound.", "--silent")
+
+
+class Replay(ClipOptions, SessionOptions):
+    """Make a clip again by its record; its path is printed, or with --verify whether it is the same.
+
+    ltx2 replay out/fox.mp4
+    ltx2 replay --verify out/fox.mp4
+    ltx2 replay out/fox.mp4 --seed 8 --steps 20 -o out/fox8.mp4
+    """
+
+    clip: Path = argument("FILE", "An mp4, its record (.yaml) or latents.")
+    seed: Count = option(STEPS, "0 to 4294967295.")
+    any_weights: bool = flag(MODEL, "Also where weights have changed since.", "--any-weights")
+    verify: bool = flag(FILES, "Compare with FILE; without -o nothing is kept. Exit code 1 if it differs.", "--verify")
+    output: File = option(FILES, "The mp4; without it named after FILE.", "--output", "-o", metavar="FILE")
+    noise: File = NOISE
+    latents: File = option(FILES, "Where those are now that `ltx2 upsample` went on from.")
+    save_latents: File = SAVE_LATENTS
+    settings: Texts = SETTINGS
+
+
+class Plan(ClipOptions, ConfigOptions):
+    """Say what a clip would need and take: memory, what travels between devices, time. No weights, no network.
+
+    ltx2 plan --model ltx2.3 --topology v6e:2x4
+    ltx2 plan --model ltx2 --topology tpu7x:2x2x1 --height 768 --width 1280
+    ltx2 plan --topology v6e:2x4 --sharding trillium --set sharding.mesh.heads=4
+    ltx2 plan --topology v6e:2x4 --search
+    ltx2 plan --config out/fox.yaml --json
+    """
+
+    topology: Text = option(
+        PLAN, "TPU slice to compile for, as v6e:2x4; without it the devices here.", metavar="CHIP:SHAPE"
+    )
+    search: bool = flag(PLAN, "Compare the meshes of the profile's axes first.", "--search")
+    everything: bool = flag(PLAN, "Compile every program of a run, not one forward a stage alone: minutes.", "--all")
+    dump_hlo: File = option(PLAN, "Folder for the optimised HLO, a file a program.")
+    as_json: bool = flag(PLAN, "As JSON: bytes, seconds.", "--json")
+    num_videos: Count = option(SIZE, "Videos at once.")
+    debug: bool = DEBUG
+
+
+class Info(Options):
+    """Say what latents, videos, records, checkpoints, LoRAs and upsamplers are. Of weights only headers are read.
+
+    ltx2 info out/fox.mp4 out/fox.safetensors
+    ltx2 info --json out/fox.mp4
+    ltx2 info ~/LTX-2 ltx-2.3-22b-dev.safetensors
+    """
+
+    files: list[Path] = argument("FILE...", "Files or folders.")
+    as_json: bool = flag(None, "As JSON, a list; sizes in bytes, records whole.", "--json")
+
+
+class Models(Options):
+    """List what is published, how large it is, and what of it is in the local cache. It asks no network.
+
+    ltx2 models
+    """
+
+    as_json: bool = flag(None, "As JSON, sizes in bytes.", "--json")
+
+
+class Lora(Options):
+    """Say what a LoRA adds to and for which model version it was made. Only the file's header is read."""
+
+    name: str = argument("FILE", r"FILE, FOLDER or REPO\[/FILE]\[@REV].")
+    as_json: bool = flag(None, "As JSON, the size in bytes.", "--json")
+
+
+VERBS = (Generate, Upsample, Resume, Decode, Replay, Plan, Info, Models)

@@ -1,124 +1,257 @@
-"""`ltx2 plan`: the memory, communication and least time of a run, without weights, on devices that need not be here."""
+"""What a clip would need: `ltx2 plan`, without weights, on devices that need not be here; `--dry-run`; whether a
+request fits, and the command to type instead."""
 
 import json
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+import math
+import shlex
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 
-from ltx2_cli.cli import options
-from ltx2_cli.cli.inspect import config_page
-from ltx2_cli.cli.options import SIZE, Count, Text, command, option, overrides
-from ltx2_cli.cli.preflight import command_line
-from ltx2_cli.console import print_out, reporter, visible
-from ltx2_cli.devices import find_devices
+import jax
+from typer.main import get_group
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from ltx2_cli.cli import app
+from ltx2_cli.cli.options import Plan as PlanOptions
+from ltx2_cli.cli.requests import configured_spec, overrides
+from ltx2_cli.console import columns, print_out, reporter, visible
+from ltx2_cli.core.provenance import input_files
+from ltx2_cli.core.run import programs
+from ltx2_cli.devices import find_devices, fraction_variable
+from ltx2_cli.errors import UsageError
+from ltx2_cli.estimate.collectives import Collective, sent_bytes
+from ltx2_cli.estimate.compiled import write_hlo
+from ltx2_cli.estimate.estimate import Estimate, assumptions, compile_and_estimate, forward_programs, record
+from ltx2_cli.estimate.fit import check_estimate, check_fit
+from ltx2_cli.estimate.meshes import MeshSearch, search_meshes, search_record
+from ltx2_cli.estimate.offline import plan_offline
+from ltx2_cli.estimate.requests import Alternative, Request
+from ltx2_cli.estimate.suggestions import FRACTION
+from ltx2_cli.estimate.topology import topology
+from ltx2_cli.files import Output
+from ltx2_cli.nn.conv import IMAGE_AXES
+from ltx2_cli.outputs import RUN, check_distinct, check_folder
+from ltx2_cli.plan.resolve import Plan, missing_downloads
+from ltx2_cli.plan.stages import REFINER
+from ltx2_cli.units import natural
+from ltx2_cli.weights.hub import cache_folder, check_disk_space, local_path
+from ltx2_cli.weights.published import FOLDER_FILES
 
-    import jax
-
-    from ltx2_cli.estimate.estimate import Estimate
-    from ltx2_cli.estimate.meshes import MeshSearch
-    from ltx2_cli.plan.resolve import Plan
-
-PLAN_EXAMPLES = r"""[bold]Examples[/bold]
-
-ltx2 plan --model ltx2.3 --topology v6e:2x4
-ltx2 plan --model ltx2 --topology tpu7x:2x2x1 --height 768 --width 1280
-ltx2 plan --topology v6e:2x4 --sharding trillium --set sharding.mesh.heads=4
-ltx2 plan --topology v6e:2x4 --search
-ltx2 plan --config out/fox.yaml --json"""
-PLAN = "The plan"
-
-
-@dataclass(frozen=True)
-class PlanOptions:
-    """What is planned."""
-
-    topology: Text = option(
-        PLAN, "TPU slice to compile for, as v6e:2x4; without it the devices here.", metavar="CHIP:SHAPE"
-    )
-    search: bool = option(PLAN, "Compare the meshes of the profile's axes first.", "--search", default=False)
-    everything: bool = option(
-        PLAN, "Compile every program of a run, not one forward a stage alone: minutes.", "--all", default=False
-    )
-    dump_hlo: Path | None = option(PLAN, "Folder for the optimised HLO, a file a program.")
-    as_json: bool = option(PLAN, "As JSON: bytes, seconds.", "--json", default=False)
+SETTING = "--set"
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """What decides how much a run takes, besides the clip and the model."""
-
-    num_videos: Count = option(SIZE, "Videos at once.")
-    num_inference_steps: Count = options.steps()
-
-
-@dataclass(frozen=True)
-class ConfigOptions(options.ConfigOptions):
-    """Values from a file, and by their keys."""
-
-    debug: bool = options.debug()
-
-
-@command
-def plan(
-    what: PlanOptions,
-    models: options.ModelOptions,
-    hardware: options.HardwareOptions,
-    clip: options.ClipOptions,
-    run: RunOptions,
-    guidance: options.GuidanceOptions,
-    page: ConfigOptions,
-) -> None:
-    """Say what a clip would need and take: memory, what travels between devices, time. No weights, no network."""
-    from ltx2_cli.outputs import check_folder
-    from ltx2_cli.request.profiles import read_spec
-
-    if what.dump_hlo:
-        check_folder(what.dump_hlo, "--dump-hlo")
-    given = {"prompt": "a", **overrides(clip, run, guidance, models, hardware)}
-    spec = read_spec(given, config=config_page(page.config), dotlist=page.settings or ())
-
-    import jax
-
-    from ltx2_cli.cli.plan_text import estimate_lines, search_lines
-    from ltx2_cli.estimate.compiled import write_hlo
-    from ltx2_cli.estimate.estimate import record
-    from ltx2_cli.estimate.fit import check_estimate
-    from ltx2_cli.estimate.meshes import search_record
-    from ltx2_cli.estimate.offline import plan_offline
-    from ltx2_cli.estimate.topology import topology as slice_of
-
-    if what.topology is not None:
+def plan(options: PlanOptions) -> None:
+    """Print the plan and its estimate. Raises `DoesNotFitError` afterwards where it does not fit."""
+    if options.dump_hlo:
+        check_folder(options.dump_hlo, "--dump-hlo")
+    spec = configured_spec({"prompt": "a", **overrides(options)}, options)
+    if options.topology is not None:
         jax.config.update("jax_platforms", "cpu")  # the devices of this machine are left alone
-    if what.dump_hlo:
-        what.dump_hlo.mkdir(parents=True, exist_ok=True)
-    devices = slice_of(what.topology) if what.topology is not None else tuple(find_devices())
-    meshes, estimate = _estimated(plan_offline(spec, devices), devices, what.search, what.everything)
-    if what.dump_hlo:
-        write_hlo(estimate.compiled, what.dump_hlo)
-    if what.as_json:
+    if options.dump_hlo:
+        options.dump_hlo.mkdir(parents=True, exist_ok=True)
+    devices = topology(options.topology) if options.topology is not None else tuple(find_devices())
+    chosen, report = plan_offline(spec, devices), reporter()
+    meshes = search_meshes(chosen, devices, report) if options.search else None
+    best = meshes.best if meshes else None
+    if best and not options.everything:
+        estimate = best
+    else:
+        chosen = best.plan if best else chosen
+        others = programs(chosen) if options.everything else ()
+        estimate = compile_and_estimate(chosen, [*forward_programs(chosen), *others], report)
+    if options.dump_hlo:
+        write_hlo(estimate.compiled, options.dump_hlo)
+    if options.as_json:
         print_out(json.dumps({**record(estimate), **(search_record(meshes) if meshes else {})}, indent=2))
     else:
         print_out("\n".join(map(visible, [*(search_lines(meshes) if meshes else ()), *estimate_lines(estimate)])))
-    check_estimate(spec, devices, estimate, what.topology is not None, command_line)
+    check_estimate(spec, devices, estimate, options.topology is not None, command_line)
 
 
-def _estimated(
-    plan: "Plan", devices: "Sequence[jax.Device]", search: bool, everything: bool
-) -> "tuple[MeshSearch | None, Estimate]":
-    """The meshes that were compared, if that is asked, and the estimate of the best of them or of `plan`."""
-    from ltx2_cli.core.run import programs
-    from ltx2_cli.estimate.estimate import compile_and_estimate, forward_programs
-    from ltx2_cli.estimate.meshes import search_meshes
+# Preflight
 
-    report = reporter()
-    meshes = search_meshes(plan, devices, report) if search else None
-    best = meshes.best if meshes else None
-    if best and not everything:
-        return meshes, best
-    chosen = best.plan if best else plan
-    return meshes, compile_and_estimate(
-        chosen, [*forward_programs(chosen), *(programs(chosen) if everything else ())], report
-    )
+
+def check_published(request: Request) -> None:
+    """Raise `DoesNotFitError` for a published model that is not on this machine and does not fit its devices.
+
+    What is not known before it is downloaded is let through.
+    """
+    with suppress(UsageError):
+        if local_path(request.spec.checkpoint, FOLDER_FILES) is None:
+            check_fit(request, request.plan(), command_line)
+
+
+def fitting_plan(request: Request) -> Plan:
+    """The plan of a request, whose files are downloaded if they are not here. Raises `DoesNotFitError` where it does
+    not fit: of a published model before anything is downloaded."""
+    check_published(request)
+    plan = request.resolved()
+    check_fit(request, plan, command_line)
+    return plan
+
+
+def dry_run_lines(request: Request, random: bool, files: Sequence[Output]) -> Iterator[str]:
+    """The lines of `--dry-run`: what would be downloaded, by folder; once nothing is missing, what the run would do.
+
+    `random`: another seed will be drawn. Raises `UsageError` and `DoesNotFitError` where the run would.
+    """
+    check_published(request)
+    sizes: dict[str, int] = {}
+    for file in (downloads := missing_downloads(request.spec)):
+        folder = f"{file.repository}/{file.name.split('/')[0]}"
+        sizes[folder] = sizes.get(folder, 0) + file.size
+    if sizes:
+        yield f"to download into {cache_folder()}:"
+        yield from (f"{natural(sizes[folder]):>9}  {folder}" for folder in sorted(sizes, key=lambda name: -sizes[name]))
+        yield f"{natural(sum(sizes.values())):>9}  in all"
+    check_disk_space(downloads)
+    if not downloads:
+        plan = fitting_plan(request)
+        check_distinct(files, input_files(plan))
+        seeds = ", ".join(map(str, plan.spec.seeds))
+        rows = [("download", "nothing"), *request_rows(plan)]
+        rows += [("seed", f"random, for example {seeds}" if random else seeds)]
+        rows += [("write", str(path)) for path, _ in files if path.suffix != RUN]
+        yield from columns([*rows, *(("warning", warning) for warning in plan.warnings)])
+
+
+def command_line(alternative: Alternative) -> str:
+    """The command line that was typed, with what an alternative asks otherwise, ready to be copied."""
+    verb, *words = sys.argv[1:]
+    options = {parameter.name for parameter in get_group(app).commands[verb].params}
+    if alternative.anew:
+        words = ["--prompt", alternative.values["prompt"]]
+    for key, value in alternative.options.items():
+        flag = f"--{key.replace('_', '-')}" if key in options else None
+        words = [*_without(words, flag, key), *([flag, value] if flag else [SETTING, f"{key}={value}"])]
+    variable = [f"{fraction_variable()}={FRACTION}"] if alternative.most_memory else []
+    return " ".join([*variable, shlex.join(["ltx2", verb, *words])])
+
+
+def _without(words: Sequence[str], flag: str | None, key: str) -> Iterator[str]:
+    """A command's words without those that give `key` a value."""
+    rest = iter(words)
+    for word in rest:
+        option, joined, value = word.partition("=")
+        if option == SETTING:
+            setting = value if joined else next(rest, "")
+            if setting.partition("=")[0] != key:
+                yield from (SETTING, setting)
+        elif flag is None or option != flag:
+            yield word
+        elif not joined:
+            next(rest, None)
+
+
+# Text
+
+
+def request_rows(plan: Plan) -> Iterator[tuple[str, str]]:
+    """What a run would do, a name and a value a row."""
+    spec, mesh, decoding = plan.spec, plan.sharding.mesh, plan.decoding
+    files = "" if plan.checkpoint.files else ", by the configs that come with ltx2"
+    yield "model", (spec.model if spec.model == spec.checkpoint else f"{spec.model}, {spec.checkpoint}") + files
+    if spec.text_encoder is not None:
+        yield "text", spec.text_encoder
+    yield from (("lora", lora) for lora in spec.lora)
+    yield "recipe", spec.recipe
+    clip = f"{spec.width}x{spec.height}, {spec.num_frames} frames at {spec.fps:g} a second"
+    videos = f", {spec.num_videos} at once" if spec.num_videos > 1 else ""
+    yield "video", f"{clip}: {spec.num_frames / spec.fps:.1f} s{videos}"
+    for stage in plan.stages:
+        if stage.source is not None:
+            yield "upsample", spec.second_stage.upsampler or f"{spec.checkpoint}, its own upsampler"
+        if stage.network == REFINER:
+            yield from (("lora", lora) for lora in spec.second_stage.lora or ())
+        video, audio, text = stage.geometry.video_tokens, stage.geometry.audio_frames, spec.max_sequence_length
+        yield "tokens", f"{video} of video, {audio} of sound, {text} of text"
+        passes = ", ".join(guidance_pass.name.lower() for guidance_pass in stage.passes)
+        other = f"; devices {stage.sharding.text}" if stage.sharding != plan.sharding else ""
+        yield "denoise", f"{stage.steps} steps, passes: {passes}{other}"
+    height, width = (decoding.mesh.shape[axis] for axis in IMAGE_AXES)
+    parts = [f"{decoding.videos} videos at a time"] if decoding.videos > 1 else []
+    parts += [f"images in {height}x{width} parts"] if height * width > 1 else []
+    parts += ["{}x{}x{} tiles of frames, height and width".format(*decoding.tiles.counts)] if decoding.tiles else []
+    yield "decode", ", ".join([*parts, f"about {natural(decoding.bytes)} on a device"])
+    kind = mesh.devices.flat[0].device_kind
+    yield "devices", f"{mesh.size} {kind}, profile {spec.sharding.profile}: {plan.sharding.text}"
+
+
+def estimate_lines(estimate: Estimate) -> Iterator[str]:
+    """The page of `ltx2 plan`, a heading over each part."""
+    yield from columns([*request_rows(estimate.plan), *(("warning", warning) for warning in estimate.warnings)])
+    yield from ("", *_memory(estimate))
+    names = [f", stage {number}" for number in range(1, len(estimate.stages) + 1)] if estimate.stages[1:] else [""]
+    for number, name in enumerate(names):
+        yield from ("", f"one forward of a device{name}", *_forward(estimate, number))
+    if estimate.phase_seconds:
+        yield from ("", "least time: no run is faster")
+        rows = []
+        for name, stage in zip(names, estimate.stages, strict=True):
+            parts = (stage.roofline_seconds or {}).items()
+            rows.append((f"  step{name}", _duration(stage.seconds_per_step or 0), _durations(parts)))
+        phases = estimate.phase_seconds
+        rows.append(("  clip", _duration(sum(phases.values())), _durations(phases.items())))
+        yield from columns(rows, right=(1,))
+        yield from (f"  if {assumption}" for assumption in assumptions(estimate.plan))
+
+
+def _memory(estimate: Estimate) -> Iterator[str]:
+    limit = estimate.device_bytes
+    yield "memory of a device" + ("" if math.isinf(limit) else f", of {natural(int(limit))}")
+    rows = []
+    for phase, memory in estimate.memory.items():
+        about = "about " if memory == estimate.uncompiled[phase] else ""
+        parts = f"weights {natural(memory.weights)}, beside them {about}{natural(memory.activations)}"
+        if memory.loading > memory.weights + memory.activations:
+            parts += f"; {natural(memory.loading)} while it is loaded"
+        rows.append((f"  {phase}", natural(memory.peak), parts, "" if memory.peak <= limit else "does not fit"))
+    yield from columns(rows, right=(1,))
+
+
+def _forward(estimate: Estimate, number: int) -> Iterator[str]:
+    """One forward of a stage on a device. Collectives of one kind along the same axes are one row, those that send most
+    first."""
+    stage = estimate.stages[number]
+    rows = [("  work", natural(stage.flops, "FLOP"), "", "")]
+    if stage.collectives is None or stage.sent_bytes is None:
+        reasons = [failure.reason for failure in estimate.failures] or ["the weights do not fit"]
+        yield from columns([*rows, ("  not compiled", "", reasons[0], "")], right=(1,))
+        return
+    rows += [(f"  {name.removesuffix('_bytes')}", natural(size or 0), "", "") for name, size in stage.memory.items()]
+    rows.append(("  sends", natural(stage.sent_bytes), "", ""))
+    groups: dict[tuple[str, tuple[str, ...]], list[Collective]] = {}
+    for collective in stage.collectives:
+        groups.setdefault((collective.kind, collective.axes), []).append(collective)
+    for (kind, axes), group in sorted(groups.items(), key=lambda item: -sent_bytes(item[1])):
+        times = sum(collective.times for collective in group)
+        along = f"along {', '.join(axes)}" if axes else ""
+        rows.append((f"    {kind}", natural(sent_bytes(group)), along, f"{times} times"))
+    yield from columns(rows, right=(1,))
+    yield f"  compiled in {stage.compile_seconds:.0f} s"
+
+
+def search_lines(search: MeshSearch) -> Iterator[str]:
+    """Each mesh that was tried, and which was chosen, and why."""
+    yield f"meshes, the cheapest first; {search.seconds:.0f} s"
+    rows = [("  mesh", "a device needs", "sends", "step")]
+    for candidate in search.tried:
+        stage, sends, step = candidate.stages[0], "does not fit", ""
+        if candidate.fits:
+            sends = "not compiled" if stage.sent_bytes is None else natural(stage.sent_bytes)
+            step = _duration(stage.seconds_per_step) if stage.seconds_per_step and stage.sent_bytes is not None else ""
+        rows.append((f"  {candidate.plan.sharding.text}", natural(max(candidate.phase_bytes.values())), sends, step))
+    yield from columns(rows, right=(1, 2, 3))
+    if search.best is None:
+        yield "none of them fits"
+    else:
+        yield f"chosen: {search.best.plan.sharding.text}; its step is the shortest, of equal ones it sends least"
+    yield ""
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+def _durations(parts: Iterable[tuple[str, float]]) -> str:
+    return ", ".join(f"{part} {_duration(seconds)}" for part, seconds in parts)

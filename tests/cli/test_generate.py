@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 import numpy as np
 import pytest
 
-import ltx2_cli.cli.preflight  # noqa: F401 -- what it imports is kept, and must not be what stands in for it here
 from ltx2_cli import files
+from ltx2_cli.cli import execute
 from ltx2_cli.core.report import Report
 from ltx2_cli.diffusion.latents import save_latents
 from ltx2_cli.errors import MAKE_ROOM, NotFiniteError, RunError
@@ -82,12 +82,13 @@ class Core:
 @pytest.fixture
 def core(monkeypatch: pytest.MonkeyPatch) -> Core:
     core = Core()
-    verb, run = sys.modules["ltx2_cli.cli.generate"], ModuleType("run")
-    monkeypatch.setattr("ltx2_cli.plan.resolve.missing_downloads", lambda spec: [])
-    monkeypatch.setattr(verb, "check_published", lambda request: None)
-    monkeypatch.setattr("ltx2_cli.cli.multihost.random_seed", lambda spec: 5)
-    monkeypatch.setattr("ltx2_cli.cli.execute.fitting_plan", lambda request: core.resolve(request.spec))
-    vars(run).update(load=core.load, programs=lambda plan, ends: [], warm_up=core.warm_up, write=core.write, START=None)
+    run = ModuleType("run")
+    monkeypatch.setattr("ltx2_cli.cli.session.random_seed", lambda spec: 5)
+    monkeypatch.setattr(execute, "missing_downloads", lambda spec: [])
+    monkeypatch.setattr(execute, "check_published", lambda request: None)
+    monkeypatch.setattr(execute, "fitting_plan", lambda request: core.resolve(request.spec))
+    monkeypatch.setattr(execute, "write", core.write)
+    vars(run).update(load=core.load, programs=lambda plan, ends: [], warm_up=core.warm_up)
     monkeypatch.setitem(sys.modules, "ltx2_cli.core.run", run)
     return core
 
@@ -349,7 +350,7 @@ def test_all_files_are_held_while_they_are_made(ltx2: Run, core: Core, monkeypat
         locked.update(name for folder in files._folders.values() for name in folder.holders)
         yield from ()
 
-    monkeypatch.setattr(sys.modules["ltx2_cli.core.run"], "write", write)
+    monkeypatch.setattr(execute, "write", write)
     assert ltx2(*asked)[0] == 0
     assert locked == {"c.mp4", "c.yaml", "c.run", "l.st", "p.json"}
     assert files._folders == {}
@@ -405,7 +406,7 @@ def test_an_interrupt_in_a_destructor_is_not_lost(ltx2: Run, core: Core, monkeyp
             time.sleep(0.01)
         yield Path("too late"), []
 
-    monkeypatch.setattr(sys.modules["ltx2_cli.core.run"], "write", write, raising=False)
+    monkeypatch.setattr(execute, "write", write)
     code, out, err = ltx2("generate", "--prompt", "rain")
     assert (code, out) == (130, "")
     assert err.endswith("\ninterrupted\n")
@@ -433,7 +434,7 @@ def test_how_to_go_on_is_said_where_one_can(
         raise failure
 
     Path("clip.run").touch()
-    monkeypatch.setattr(sys.modules["ltx2_cli.core.run"], "write", write, raising=False)
+    monkeypatch.setattr(execute, "write", write)
     err = ltx2("generate", "--prompt", "rain", "-o", "clip.mp4", "--force")[2]
     assert (err.splitlines()[-1] == hint) is (kept or isinstance(failure, NotFiniteError))
     assert ("resume" in err) is (kept and not isinstance(failure, NotFiniteError))

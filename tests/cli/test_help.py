@@ -97,7 +97,7 @@ def test_help_has_an_example_of_every_verb_and_all_exit_codes():
     assert re.findall(r"(\d+) [a-z]", shown.partition("Exit codes:")[2]) == ["0", "1", "2", "3", "4", "130"]
 
 
-@pytest.mark.parametrize("verb", [verb.__name__ for verb in VERBS])
+@pytest.mark.parametrize("verb", [verb.__name__.lower() for verb in VERBS])
 def test_help_of_every_verb_has_examples_of_it_and_all_exit_codes(
     verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from compilers import needs_libtpu
 from ltx2_cli import chips
 from ltx2_cli.chips import Chip
-from ltx2_cli.cli.plan_text import estimate_lines
+from ltx2_cli.cli.plan import estimate_lines
 from ltx2_cli.estimate import meshes
 from ltx2_cli.estimate.collectives import collectives, sent_bytes
 from ltx2_cli.estimate.compiled import CompileFailure

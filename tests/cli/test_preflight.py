@@ -11,7 +11,7 @@ import pytest
 from devices import cpu
 from ltx2_cli import chips
 from ltx2_cli.chips import Chip
-from ltx2_cli.cli.preflight import command_line
+from ltx2_cli.cli.plan import command_line
 from ltx2_cli.core.components import Components
 from ltx2_cli.diffusion.latents import save_latents
 from ltx2_cli.estimate.offline import plan_offline

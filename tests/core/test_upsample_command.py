@@ -1,6 +1,5 @@
 """`ltx2 upsample`: from latents of a first stage, or of any clip, to larger ones and their video."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 from clips import PROMPT, Checkpoint
+from ltx2_cli.cli import upsample
 from ltx2_cli.cli.upsample import Job
 from ltx2_cli.diffusion.latents import open_latents
 from ltx2_cli.media.video_file import open_video
@@ -131,13 +131,12 @@ def test_what_is_made_of_latents_is_named_after_them(
         file.write_bytes((made / "first.safetensors").read_bytes())
     runs: list[list[str]] = []
 
-    def execute(session: object, job: Job, resuming: object) -> list[str]:
+    def execute(session: object, job: Job, options: object) -> list[str]:
         runs.append([job.spec.output or "", *(file.path.name for file in job.files)])
         return []
 
-    verb = sys.modules["ltx2_cli.cli.upsample"]
-    monkeypatch.setattr(verb, "_execute", execute)
-    monkeypatch.setattr(verb, "merged_request", lambda files, specs: specs[0])
+    monkeypatch.setattr(upsample, "_execute", execute)
+    monkeypatch.setattr(upsample, "merged_request", lambda files, specs: specs[0])
     assert run_program(monkeypatch, "upsample", *map(str, files)) == 0, capsys.readouterr().err
     assert runs == [
         [f"{tmp_path}/a/x-upsampled.mp4", "x-s3.st", "x-s4.st"],

@@ -1,16 +1,21 @@
-"""One command on several hosts: what one of them refuses none does, and the first speaks for all."""
+"""A command at work, on one host or several: what one host refuses none does, the first writes and speaks for all, and
+all of them end together."""
 
 import errno
 import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, NoReturn
 
+from ltx2_cli.cli.options import SessionOptions
+from ltx2_cli.console import reporter
+from ltx2_cli.core.report import Report, Silent
 from ltx2_cli.errors import (
     MAKE_ROOM,
     CommandError,
@@ -21,32 +26,85 @@ from ltx2_cli.errors import (
     RunError,
     UsageError,
 )
+from ltx2_cli.files import Output, reserve
 from ltx2_cli.interrupts import INTERRUPTED, interrupt_soon, on_forced_exit
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.validation import random_seed
 
 if TYPE_CHECKING:
+    from ltx2_cli.core.compiling import CompileStats
     from ltx2_cli.distributed import ProcessGroup
     from ltx2_cli.plan.resolve import Plan
 
+STARTED = monotonic()  # when the program was started
+MOST = 4  # files that are named; of more their number
 FINISHED = (0, MediaCheckError.exit_code)  # all clips are written
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 REFUSALS: dict[int, type[CommandError]] = {error.exit_code: error for error in (UsageError, DoesNotFitError, RunError)}
 Facts = dict[str, str]
 
 
-def join_hosts(address: str | None, processes: int | None, process: int | None, timeout: int) -> "ProcessGroup":
-    """Meet the other hosts, if there are any. Libraries that connect CPUs talk on stdout, which is for results: from
-    then on they are heard on stderr."""
+@dataclass
+class Session:
+    """One command on this host, until its end."""
+
+    options: SessionOptions
+    hosts: "ProcessGroup"
+    report: Report
+    resources: ExitStack  # released at the end
+    compiled: "CompileStats | None" = None
+
+    def reserve(self, files: Iterable[Output]) -> None:
+        """Keep other processes from writing these files until the end. The first host writes."""
+        if self.hosts.first:
+            self.resources.enter_context(reserve(files, self.report.note))
+
+    def start(self) -> None:
+        """Import jax; count the programs that are compiled from here on."""
+        self.report.note("starting …")
+        from ltx2_cli.core.compiling import count_compilations
+
+        self.compiled = self.resources.enter_context(count_compilations())
+
+    def finish(self, written: Iterable[Output], flaws: Sequence[str] = ()) -> None:
+        """Say what was written, how long it took and how much memory. Raises `MediaCheckError` for flaws, with
+        --strict."""
+        import resource
+
+        import jax
+
+        from ltx2_cli.devices import peak_memory
+
+        names = [str(file.path) for file in written]
+        files = ", ".join(names) if len(names) <= MOST else f"{len(names)} files"
+        host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        device = peak_memory(jax.local_devices())
+        memory = f"{host / 1e9:.1f} GB of memory" + (f", {device / 1e9:.1f} GB of a device" if device else "")
+        done = f"{f'wrote {files}' if names else 'done'} in {monotonic() - STARTED:.1f} s"
+        self.report.note(f"{done}; at most {memory}; {self.compiled}")
+        if flaws and self.options.strict:
+            raise MediaCheckError(". ".join(flaws), "all files are written; without --strict this is no error")
+
+
+@contextmanager
+def open_session(options: SessionOptions) -> Iterator[Session]:
+    """Meet the other hosts, if there are any. The first one reports, as --verbose and --quiet say."""
     from ltx2_cli.distributed import end_others, end_with_others, init_distributed
 
-    hosts = init_distributed(address, processes, process, timeout)
+    hosts = init_distributed(
+        options.coordinator_address, options.num_processes, options.process_id, options.initialization_timeout
+    )
     if hosts.count > 1:
+        # Libraries that connect CPUs talk on stdout, which is for results: they are heard on stderr.
         sys.stdout = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
         on_forced_exit(end_others)
         end_with_others(interrupt_soon)
-    return hosts
+    if options.verbose and options.quiet:
+        raise UsageError("--verbose and --quiet contradict each other", "leave one of them out")
+    report = reporter(options.verbose) if hosts.first and not options.quiet else Silent()
+    with ExitStack() as resources:
+        yield Session(options, hosts, report, resources)
 
 
 @contextmanager
