@@ -6,10 +6,12 @@ from pathlib import Path
 
 from flax import nnx
 
-from ltx2_cli.models.arch import Arch, VideoVAEArch, VocoderArch
+from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.gemma import Gemma, gemma_arch
 from ltx2_cli.models.networks import abstract_networks
 from ltx2_cli.models.upsampler import LatentUpsampler
+from ltx2_cli.models.video_vae import VideoVAEArch
+from ltx2_cli.models.vocoder import VocoderArch
 from ltx2_cli.request.spec import DType
 from ltx2_cli.weights.declare import Scope, random_weights
 from ltx2_cli.weights.load import save

@@ -14,10 +14,10 @@ from ltx2_cli.diffusion.latents import SIZE, open_latents
 from ltx2_cli.errors import UsageError
 from ltx2_cli.files import read_limited, refuse_special
 from ltx2_cli.media.video_file import is_video, open_video
-from ltx2_cli.models.folder import is_checkpoint, open_folder
-from ltx2_cli.models.parsed_checkpoint import ParsedCheckpoint
-from ltx2_cli.models.single_file import read_single_file
-from ltx2_cli.models.upsampler_source import open_upsampler
+from ltx2_cli.models.layouts import is_checkpoint, open_folder
+from ltx2_cli.models.layouts import ParsedCheckpoint
+from ltx2_cli.models.layouts import read_single_file
+from ltx2_cli.models.upsampler import open_upsampler
 from ltx2_cli.plan.recipe import is_distilled
 from ltx2_cli.request.layers import read_text
 from ltx2_cli.request.profiles import PROVENANCE
@@ -145,7 +145,7 @@ def _tensors(path: Path, place: Path) -> FileInfo:
         factors = {"time": float(arch.upsampling.time), "space": arch.upsampling.up / arch.upsampling.down}
         return _weights("latent upsampler", place, arch.model_version, {"latent_upsampler": files}, None, factors)
     if any(name.startswith(DENOISER) for name in tensors):
-        found = read_single_file(path, ParsedCheckpoint(path, {}, {}, None, path, []))
+        found = read_single_file(path, ParsedCheckpoint(path, {}, {}, path, []))
         found.check()
         return _checkpoint(path, found.archs["transformer"].model_version, found.files, found.archs["scheduler"])
     names = ", ".join(f"`{name}`" for name in list(tensors)[:3])

@@ -23,8 +23,7 @@ from ltx2_cli.media import Media
 from ltx2_cli.models.audio_vae import AudioVAE
 from ltx2_cli.models.tiles import decode_frames
 from ltx2_cli.models.video_vae import VideoVAE
-from ltx2_cli.models.vocoder import Vocoder
-from ltx2_cli.models.vocoder_with_bwe import VocoderWithBWE
+from ltx2_cli.models.vocoder import Vocoder, VocoderWithBWE
 from ltx2_cli.nn.conv import IMAGE_AXES
 from ltx2_cli.plan.decoding import VIDEOS, DecodePlan
 from ltx2_cli.plan.resolve import Plan

@@ -12,9 +12,9 @@ from functools import lru_cache
 
 from ltx2_cli.chips import Chip
 from ltx2_cli.estimate.phases import stage_of
-from ltx2_cli.models.arch import TransformerArch, VideoVAEArch
+from ltx2_cli.models.arch import TransformerArch
 from ltx2_cli.models.transformer import Transformer
-from ltx2_cli.models.video_vae import STRIDES
+from ltx2_cli.models.video_vae import STRIDES, VideoVAEArch
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Stage
 from ltx2_cli.weights.declare import Scope, Weight, weights

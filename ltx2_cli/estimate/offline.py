@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import jax
 
-from ltx2_cli.models.folder import open_folder, read_text_encoder
+from ltx2_cli.models.layouts import open_folder, open_single_file, preset_text_encoder, read_text_encoder
 from ltx2_cli.models.networks import Checkpoint
-from ltx2_cli.models.published import preset_checkpoint, preset_lora, preset_text_encoder, preset_upsampler
-from ltx2_cli.models.single_file import open_single_file
+from ltx2_cli.models.published import preset_checkpoint, preset_lora, preset_upsampler
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.upsampler import LatentUpsamplerArch
 from ltx2_cli.models.upsampler_source import has_upsampler, open_upsampler

@@ -3,27 +3,78 @@
 Time and mel shrink by 4, but for the first instant, which stands alone. Nothing looks ahead in time.
 """
 
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ltx2_cli.models.arch import AudioVAEArch
+from ltx2_cli.models import video_vae
+from ltx2_cli.models.config import Config, NetworkArch
 from ltx2_cli.models.video_vae import LatentStatistics
-from ltx2_cli.nn.basic import rms_norm
 from ltx2_cli.nn.conv import Conv
 from ltx2_cli.weights.declare import Scope
 
-NORM_EPS = 1e-6
+norm_silu = partial(video_vae.norm_silu, eps=1e-6)
+MIDDLE = ("block_1", "block_2")  # the residual blocks between the levels and the latents
+
+
+@dataclass(frozen=True)
+class AudioVAEArch(NetworkArch):
+    """The audio autoencoder over stereo log-mel spectrograms."""
+
+    base_channels: int = 128
+    output_channels: int = 2
+    ch_mult: tuple[int, ...] = (1, 2, 4)
+    num_res_blocks: int = 2
+    in_channels: int = 2
+    latent_channels: int = 8
+    sample_rate: int = 16000
+    mel_hop_length: int = 160
+    mel_bins: int = 64
+
+    only: ClassVar[Config] = {
+        "norm_type": "pixel",
+        "causality_axis": "height",
+        "mid_block_add_attention": False,
+        "is_causal": True,
+        "double_z": True,
+    }
+    per_level: ClassVar[Config] = {"attn_resolutions": None}
+    unread: ClassVar[frozenset[str]] = frozenset({"dropout", "resolution"})
+
+    def conflicts(self) -> Iterator[str]:
+        if len(self.ch_mult) != 3 or self.mel_bins % 4:
+            yield "only three levels (len(ch_mult)) and mel_bins that divide by 4 are"
+
+    @property
+    def compression(self) -> int:
+        """Instants and mel bins of a spectrogram for one of its latents."""
+        return 2 ** (len(self.ch_mult) - 1)
+
+    @property
+    def latent_mels(self) -> int:
+        """Mel bins of a latent."""
+        return self.mel_bins // self.compression
+
+    @property
+    def features(self) -> int:
+        """Numbers of a latent: all its channels and mel bins."""
+        return self.latent_channels * self.latent_mels
+
+    @property
+    def mel_channels(self) -> int:
+        """Mel bins of all channels of the sound."""
+        return self.output_channels * self.mel_bins
 
 
 def causal_conv(scope: Scope, d_in: int, d_out: int, window: int = 3) -> Conv:
     """A convolution that keeps the spectrogram's size: zeros before it in time, on both sides in mel."""
     return Conv(scope / "conv", d_in, d_out, (window, window), ((window - 1, 0), (window // 2, window // 2)))
-
-
-def norm_silu(x: jax.Array) -> jax.Array:
-    """SiLU of x over its root mean square across channels."""
-    return jax.nn.silu(rms_norm(x, NORM_EPS))
 
 
 class ResNet(nnx.Module):
@@ -49,19 +100,9 @@ class Upsample(nnx.Module):
         return self.conv(x.repeat(2, axis=1).repeat(2, axis=2))[:, 1:]
 
 
-def downsample(scope: Scope, channels: int) -> Conv:
-    """Half the time, rounded up, and half the mel bins."""
-    return Conv(scope / "conv", channels, channels, (3, 3), ((2, 0), (0, 1)), stride=2)
-
-
-def stage(scope: Scope, count: int, d_in: int, d_out: int) -> list[nnx.Module]:
-    """The `count` residual blocks of one level; the first changes the channels."""
-    return [ResNet(scope / "block" / i, d_out if i else d_in, d_out) for i in range(count)]
-
-
-def middle(scope: Scope, channels: int) -> list[nnx.Module]:
-    """The two residual blocks between the levels and the latents."""
-    return [ResNet(scope / "mid" / f"block_{i}", channels, channels) for i in (1, 2)]
+def resnets(scope: Scope, names: Iterable[str | int], d_in: int, d_out: int) -> list[nnx.Module]:
+    """Residual blocks in a row; the first changes the channels."""
+    return [ResNet(scope / name, d_out if i else d_in, d_out) for i, name in enumerate(names)]
 
 
 class AudioEncoder(nnx.Module):
@@ -70,13 +111,14 @@ class AudioEncoder(nnx.Module):
     def __init__(self, scope: Scope, arch: AudioVAEArch):
         widths = [arch.base_channels * multiple for multiple in (1, *arch.ch_mult)]
         layers: list[nnx.Module] = []
-        for level in range(len(arch.ch_mult)):
+        for level, (d_in, d_out) in enumerate(pairwise(widths)):
             place = scope / "down" / level
-            layers += stage(place, arch.num_res_blocks, widths[level], widths[level + 1])
-            if level < len(arch.ch_mult) - 1:
-                layers += [downsample(place / "downsample", widths[level + 1])]
+            layers += resnets(place / "block", range(arch.num_res_blocks), d_in, d_out)
+            if level < len(arch.ch_mult) - 1:  # half the time, rounded up, and half the mel bins
+                conv = place / "downsample" / "conv"
+                layers += [Conv(conv, d_out, d_out, (3, 3), ((2, 0), (0, 1)), stride=2)]
         self.conv_in = causal_conv(scope / "conv_in", arch.in_channels, widths[0])
-        self.layers = nnx.List(layers + middle(scope, widths[-1]))
+        self.layers = nnx.List(layers + resnets(scope / "mid", MIDDLE, widths[-1], widths[-1]))
         self.conv_out = causal_conv(scope / "conv_out", widths[-1], 2 * arch.latent_channels)
 
     def __call__(self, mel: jax.Array) -> jax.Array:
@@ -92,10 +134,10 @@ class AudioDecoder(nnx.Module):
 
     def __init__(self, scope: Scope, arch: AudioVAEArch):
         widths = [arch.base_channels * multiple for multiple in (*arch.ch_mult, arch.ch_mult[-1])]
-        layers = middle(scope, widths[-1])
+        layers = resnets(scope / "mid", MIDDLE, widths[-1], widths[-1])
         for level in reversed(range(len(arch.ch_mult))):
             place = scope / "up" / level
-            layers += stage(place, arch.num_res_blocks + 1, widths[level + 1], widths[level])
+            layers += resnets(place / "block", range(arch.num_res_blocks + 1), widths[level + 1], widths[level])
             if level:
                 layers += [Upsample(place / "upsample", widths[level])]
         self.conv_in = causal_conv(scope / "conv_in", arch.latent_channels, widths[-1])
@@ -120,8 +162,7 @@ class AudioVAE(nnx.Module):
     def __init__(self, scope: Scope, arch: AudioVAEArch):
         self.encoder = AudioEncoder(scope / "encoder", arch)
         self.decoder = AudioDecoder(scope / "decoder", arch)
-        mels = arch.mel_bins // 2 ** (len(arch.ch_mult) - 1)
-        self.statistics = LatentStatistics(scope, arch.latent_channels * mels)
+        self.statistics = LatentStatistics(scope, arch.features)
         self.channels = arch.latent_channels
 
     def encode(self, mel: jax.Array) -> jax.Array:

@@ -16,30 +16,10 @@ from ltx2_cli.weights.checkpoint import AGAIN
 from ltx2_cli.weights.declare import Axes, Scope, Shape
 
 # The language model's place in a checkpoint, the longest first, and what lies there.
-PREFIXES = ("language_model.model", "model.language_model", "language_model", "model", "")
-PARTS = ("embed_tokens", "layers", "norm")
-
-# Of the config: what counts something, and what would change the arithmetic.
-SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-    "query_pre_attn_scalar",
-    "sliding_window",
-    "sliding_window_pattern",
-)
+PREFIXES = ("language_model.model.", "model.language_model.", "language_model.", "model.", "")
+PARTS = ("embed_tokens.", "layers.", "norm.")
+# Of the config: what would change the arithmetic.
 SWITCHES = ("attn_logit_softcapping", "use_bidirectional_attention")
-BLOCK_NORMS = (
-    "input_layernorm",
-    "post_attention_layernorm",
-    "pre_feedforward_layernorm",
-    "post_feedforward_layernorm",
-)
 
 
 @dataclass(frozen=True)
@@ -55,6 +35,7 @@ class GemmaArch:
     head_dim: int = 256
     max_position_embeddings: int = 131_072  # tokens that it was made for
     attention_bias: bool = False
+    prefix: str = ""  # of its tensors' names in the checkpoint
     config: str = "{}"  # the object of all keys, as JSON
     where: str = field(default="", compare=False)  # the file that the config stands in, for errors
 
@@ -76,19 +57,17 @@ def gemma_arch(config: dict[str, Any], where: str) -> GemmaArch:
     stated = config if kind == "gemma3_text" else config.get("text_config", {})
     if not isinstance(stated, dict):
         raise UsageError(f"{where}: text_config is {stated!r}, not an object", AGAIN)
-    if findings := "; ".join(_wrong_values(stated)):
-        raise UsageError(f"{where}: {findings}", AGAIN)
-    sizes = {size.name: stated[size.name] for size in fields(GemmaArch) if size.name in stated}
-    return GemmaArch(**{**sizes, "config": json.dumps(stated, sort_keys=True), "where": where})
-
-
-def _wrong_values(stated: dict[str, Any]) -> Iterator[str]:
-    for key in SIZES:
-        if key in stated and not (type(stated[key]) is int and stated[key] > 0):
-            yield f"{key} is {stated[key]!r}, not a whole number above 0"
-    for key in SWITCHES:
-        if stated.get(key, False) not in (None, False):
-            yield f"{key} is not implemented"
+    sizes = [field.name for field in fields(GemmaArch) if field.type is int]
+    findings = [
+        f"{key} is {stated[key]!r}, not a whole number above 0"
+        for key in (*sizes, "query_pre_attn_scalar", "sliding_window", "sliding_window_pattern")
+        if key in stated and not (type(stated[key]) is int and stated[key] > 0)
+    ]
+    findings += [f"{key} is not implemented" for key in SWITCHES if stated.get(key, False) not in (None, False)]
+    if findings:
+        raise UsageError(f"{where}: {'; '.join(findings)}", AGAIN)
+    known = {key: stated[key] for key in (*sizes, "attention_bias") if key in stated}
+    return GemmaArch(**known, config=json.dumps(stated, sort_keys=True), where=where)
 
 
 class Gemma(nnx.Module):
@@ -96,7 +75,8 @@ class Gemma(nnx.Module):
 
     def __init__(self, scope: Scope, arch: GemmaArch):
         self.arch = arch
-        self.tensors = nnx.Dict({name: scope.weight(name, shape, axes) for name, shape, axes in _weights(arch)})
+        place = scope / arch.prefix if arch.prefix else scope
+        self.tensors = nnx.Dict({name: place.weight(name, shape, axes) for name, shape, axes in _weights(arch)})
 
     def __call__(self, ids: jax.Array, mask: jax.Array) -> jax.Array:
         """Hidden states [batch, states, tokens, channels] of ids int32 [batch, tokens], in the weights' dtype.
@@ -134,23 +114,19 @@ def _weights(arch: GemmaArch) -> Iterator[tuple[str, Shape, Axes]]:
         for name in ("gate_proj", "up_proj"):
             yield f"{mlp}.{name}.weight", (inner, hidden), ("mlp", "embed")
         yield f"{mlp}.down_proj.weight", (hidden, inner), ("embed", "mlp")
-        for name in BLOCK_NORMS:
-            yield f"layers.{layer}.{name}.weight", (hidden,), (None,)
+        for name in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
+            yield f"layers.{layer}.{name}_layernorm.weight", (hidden,), (None,)
     yield "norm.weight", (hidden,), (None,)
 
 
 def checkpoint_prefix(names: Collection[str]) -> str:
     """The path of the language model among a checkpoint's tensor names, by where its embeddings are."""
     for prefix in PREFIXES:
-        if _below(prefix, "embed_tokens.weight") in names:
-            return prefix
+        if f"{prefix}embed_tokens.weight" in names:
+            return prefix.rstrip(".")
     raise UsageError("the text encoder's files hold no `embed_tokens.weight`: this is not a Gemma-3", AGAIN)
 
 
 def in_language_model(name: str, prefix: str) -> bool:
     """Whether a checkpoint's tensor belongs to the language model at `prefix`; vision tower and head do not."""
-    return any(name.startswith(_below(prefix, f"{part}.")) for part in PARTS)
-
-
-def _below(prefix: str, name: str) -> str:
-    return f"{prefix}.{name}" if prefix else name
+    return name.startswith(tuple(f"{prefix}.{part}".lstrip(".") for part in PARTS))

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ltx2_cli.errors import UsageError
-from ltx2_cli.models.arch import AudioVAEArch
-from ltx2_cli.models.vocoder_with_bwe import LEAST_MEL, ROLLOFF, ZERO_CROSSINGS
+from ltx2_cli.models.audio_vae import AudioVAEArch
+from ltx2_cli.models.vocoder import LEAST_MEL, ROLLOFF, ZERO_CROSSINGS, hann_sinc
 
 WINDOW = 1024  # samples that one instant hears
 
@@ -44,7 +44,7 @@ def log_mel(wave: jax.Array | np.ndarray, rate: int, arch: AudioVAEArch) -> jax.
 
 def crop_or_pad(mel: jax.Array, latents: int, arch: AudioVAEArch) -> jax.Array:
     """`mel` cropped, or padded with silence, to the 4·latents − 3 frames that encode to exactly `latents`."""
-    instants = 2 ** (len(arch.ch_mult) - 1) * (latents - 1) + 1
+    instants = arch.compression * (latents - 1) + 1
     missing = max(0, instants - mel.shape[1])
     longer = jnp.pad(mel, ((0, 0), (0, missing), (0, 0), (0, 0)), constant_values=math.log(LEAST_MEL))
     return longer[:, :instants]
@@ -80,8 +80,7 @@ def resample(wave: jax.Array, rate: int, wanted: int) -> jax.Array:
     before = np.arange(phases)[:, None] * steps // phases  # the last old sample not after a new one
     offsets = np.arange(-reach, reach + 1)
     time = (before + offsets - np.arange(phases)[:, None] * steps / phases) * band
-    window = np.cos(np.clip(time / ZERO_CROSSINGS, -1, 1) * np.pi / 2) ** 2
-    taps = (np.sinc(time) * window * band).astype(np.float32)  # [phases, offsets]
+    taps = (hann_sinc(time) * band).astype(np.float32)  # [phases, offsets]
     samples = -(-wave.shape[1] * phases // steps)
     rounds = -(-samples // phases)
     padded = jnp.pad(wave, ((0, 0), (reach, rounds * steps + reach - wave.shape[1]), (0, 0)))

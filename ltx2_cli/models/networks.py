@@ -15,14 +15,21 @@ from ltx2_cli.models.gemma import Gemma, GemmaArch
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.upsampler import LatentUpsampler
 from ltx2_cli.models.video_vae import LatentStatistics, VideoVAE
-from ltx2_cli.models.vocoder import Vocoder
-from ltx2_cli.models.vocoder_with_bwe import VocoderWithBWE, build_vocoder
+from ltx2_cli.models.vocoder import Vocoder, VocoderWithBWE, build_vocoder
 from ltx2_cli.request.spec import DType, RunSpec
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope
 
 TEXT_ENCODER = "text_encoder"
 ARCHS = ("transformer", "connectors", "vae", "audio_vae", "vocoder", "scheduler")  # what an `Arch` is made of, in order
+# builds each abstract network of an `Arch` from its description
+BUILDERS: dict[str, Callable[[Scope, Any], nnx.Module]] = {
+    "connectors": TextConnectors,
+    "transformer": Transformer,
+    "vae": VideoVAE,
+    "audio_vae": AudioVAE,
+    "vocoder": build_vocoder,
+}
 
 
 class Networks(NamedTuple):
@@ -44,16 +51,6 @@ class Networks(NamedTuple):
         return {name: module for name, module in self._asdict().items() if module is not None}
 
 
-# builds each abstract network from its description; the text encoder needs a prefix besides
-BUILDERS: dict[str, Callable[[Scope, Any], nnx.Module]] = {
-    "connectors": TextConnectors,
-    "transformer": Transformer,
-    "vae": VideoVAE,
-    "audio_vae": AudioVAE,
-    "vocoder": build_vocoder,
-}
-
-
 @dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint before a weight is read: the description of its networks, and where their tensors lie."""
@@ -61,7 +58,6 @@ class Checkpoint:
     where: Path
     arch: Arch
     text_encoder: GemmaArch
-    prefix: str  # of the text encoder's names
     files: Mapping[str, TensorFiles]  # of each network
     tokenizer: Path
 
@@ -70,22 +66,13 @@ class Checkpoint:
 
         Built once for requests that want the same: nobody may change them.
         """
-        text = self.text_encoder, self.prefix, spec.text_encoder_dtype
-        return _run_networks(self.arch, *text, spec.dtype, spec.scan_layers, spec.clamp_vocoder)
+        options = spec.dtype, spec.scan_layers, spec.clamp_vocoder
+        return _run_networks(self.arch, self.text_encoder, spec.text_encoder_dtype, *options)
 
 
 @lru_cache(maxsize=4)
-def _run_networks(
-    arch: Arch,
-    text: GemmaArch,
-    prefix: str,
-    text_dtype: DType,
-    dtype: DType,
-    scan_layers: bool,
-    clamp_vocoder: bool,
-) -> Networks:
-    text_encoder = Gemma(Scope(text_dtype.value, prefix), text)
-    networks = abstract_networks(arch, text_encoder, dtype, scan_layers, clamp_vocoder)
+def _run_networks(arch: Arch, text: GemmaArch, text_dtype: DType, *options: Any) -> Networks:
+    networks = abstract_networks(arch, Gemma(Scope(text_dtype.value), text), *options)
     del networks.vae.encoder, networks.audio_vae.encoder  # what a run does not use is not loaded
     return networks
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ltx2_cli.errors import UsageError
-from ltx2_cli.models.arch import VideoVAEArch
 from ltx2_cli.models.config import Config, read_arch
 from ltx2_cli.models.upsampler import LatentUpsampler, LatentUpsamplerArch
+from ltx2_cli.models.video_vae import VideoVAEArch
 from ltx2_cli.weights.checkpoint import AGAIN, TensorFiles, abbreviate, collect, raise_all, read_json, shape_text
 from ltx2_cli.weights.declare import Scope
 from ltx2_cli.weights.load import mismatches

@@ -4,13 +4,15 @@ Time shrinks by 8, but for the first frame, which stands alone; height and width
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ltx2_cli.models.arch import VideoVAEArch
+from ltx2_cli.models.config import LTX2, LTX2_3, Config, NetworkArch
 from ltx2_cli.nn.basic import rms_norm
 from ltx2_cli.nn.conv import Conv3D, halo_pad
 from ltx2_cli.weights.declare import Scope
@@ -18,7 +20,76 @@ from ltx2_cli.weights.declare import Scope
 NORM_EPS = 1e-8
 
 Stride = tuple[int, int, int]  # frames, height, width
+# Padding around the video: whether in time the first frame is repeated before it alone, or also the last behind it; and
+# around each frame zeros, or its reflection ("reflect").
+Borders = tuple[bool, str]
 STRIDES: dict[str, Stride] = {"spatial": (1, 2, 2), "temporal": (2, 1, 1), "spatiotemporal": (2, 2, 2)}
+
+
+@dataclass(frozen=True)
+class VideoVAEArch(NetworkArch):
+    """The video autoencoder. Decoder lists run shallow to deep, but for `upsample_type`."""
+
+    in_channels: int = 3
+    out_channels: int = 3
+    latent_channels: int = 128
+    block_out_channels: tuple[int, ...] = (256, 512, 1024, 2048)
+    decoder_block_out_channels: tuple[int, ...] = (256, 512, 1024)
+    layers_per_block: tuple[int, ...] = (4, 6, 6, 2, 2)
+    decoder_layers_per_block: tuple[int, ...] = (5, 5, 5, 5)
+    downsample_type: tuple[str, ...] = ("spatial", "temporal", "spatiotemporal", "spatiotemporal")
+    upsample_type: tuple[str, ...] = ("spatiotemporal", "spatiotemporal", "spatiotemporal")
+    upsample_residual: tuple[bool, ...] = (True, True, True)
+    upsample_factor: tuple[int, ...] = (2, 2, 2)
+    patch_size: int = 4
+    encoder_causal: bool = True
+    decoder_causal: bool = True
+    encoder_spatial_padding_mode: str = "zeros"
+    decoder_spatial_padding_mode: str = "reflect"
+    spatial_compression_ratio: int = 32
+    temporal_compression_ratio: int = 8
+
+    only: ClassVar[Config] = {"timestep_conditioning": False, "scaling_factor": 1.0, "patch_size_t": 1}
+    per_level: ClassVar[Config] = {
+        "down_block_types": "LTX2VideoDownBlock3D",
+        "spatio_temporal_scaling": True,
+        "decoder_spatio_temporal_scaling": True,
+        "decoder_inject_noise": False,
+    }
+    unread: ClassVar[frozenset[str]] = frozenset({"resnet_norm_eps"})
+
+    def conflicts(self) -> Iterator[str]:
+        modes = {self.encoder_spatial_padding_mode, self.decoder_spatial_padding_mode}
+        for mode in sorted(modes - {"zeros", "reflect"}):
+            yield f"a spatial padding mode is {mode!r}, only 'zeros' and 'reflect' are"
+        for kind in sorted({*self.downsample_type, *self.upsample_type} - {"spatial", "temporal", "spatiotemporal"}):
+            yield f"a resampling type is {kind!r}, only 'spatial', 'temporal' and 'spatiotemporal' are"
+        if not len(self.layers_per_block) - 1 == len(self.block_out_channels) == len(self.downsample_type):
+            yield "the encoder's lists differ in length"
+        deep_first = self.decoder_block_out_channels[::-1]
+        stages = (deep_first, self.upsample_factor, self.upsample_residual, self.upsample_type)
+        if {len(stage) for stage in stages} != {len(self.decoder_layers_per_block) - 1}:
+            yield "the decoder's lists differ in length"
+        chain = zip(deep_first, self.upsample_factor[::-1], deep_first[1:], strict=False)
+        if any(deep // factor != shallow for deep, factor, shallow in chain):
+            yield "decoder_block_out_channels do not shrink by upsample_factor"
+        stated = self.temporal_compression_ratio, self.spatial_compression_ratio
+        for direction, kinds in (("encoder", self.downsample_type), ("decoder", self.upsample_type)):
+            frames = 2 ** sum(kind != "spatial" for kind in kinds)
+            pixels = self.patch_size * 2 ** sum(kind != "temporal" for kind in kinds)
+            if (frames, pixels) != stated:
+                ratios = f"the compression ratios are {stated[0]} and {stated[1]}"
+                yield f"the {direction} divides by {frames} and {pixels}, {ratios}"
+
+    @property
+    def model_version(self) -> str | None:
+        layout = {*self.upsample_residual, self.decoder_spatial_padding_mode}
+        return LTX2 if layout == {True, "reflect"} else LTX2_3 if layout == {False, "zeros"} else None
+
+    @property
+    def smallest(self) -> int:
+        """Pixels that a frame needs at least in height and width: mirroring takes a cell beside the border's."""
+        return self.spatial_compression_ratio * (2 if self.decoder_spatial_padding_mode == "reflect" else 1)
 
 
 class LatentStatistics(nnx.Module):
@@ -37,30 +108,21 @@ class LatentStatistics(nnx.Module):
         return latents.astype(jnp.float32) * self.std[...] + self.mean[...]
 
 
-@dataclass(frozen=True)
-class Borders:
-    """Padding around the video: in time copies of the first frame in front (`causal`), or of the first in front and the
-    last behind; around each frame zeros, or its reflection."""
-
-    causal: bool
-    spatial: str  # zeros or reflect
-
-
 class VideoConv(nnx.Module):
     """A 3×3×3 convolution that keeps the video's size."""
 
     def __init__(self, scope: Scope, d_in: int, d_out: int, borders: Borders):
-        self.mirrored = {"zeros": False, "reflect": True}[borders.spatial]
-        around = (2, 0) if borders.causal else (1, 1)
-        self.conv = Conv3D(scope / "conv", d_in, d_out, (3, 3, 3), around)
+        causal, mode = borders
+        self.mirrored = mode == "reflect"
+        self.conv = Conv3D(scope / "conv", d_in, d_out, (3, 3, 3), (2, 0) if causal else (1, 1))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.conv(*halo_pad(x, self.mirrored))
 
 
-def norm_silu(x: jax.Array) -> jax.Array:
+def norm_silu(x: jax.Array, eps: float = NORM_EPS) -> jax.Array:
     """SiLU of x over its root mean square across channels."""
-    return jax.nn.silu(rms_norm(x, NORM_EPS))
+    return jax.nn.silu(rms_norm(x, eps))
 
 
 class ResNet(nnx.Module):
@@ -103,16 +165,6 @@ def depth_to_space(x: jax.Array, stride: Stride) -> jax.Array:
     return cells.reshape(b, f * t, h * p, w * q, c // (t * p * q))
 
 
-def patchify(video: jax.Array, size: int) -> jax.Array:
-    """Squares of size² pixels to channels (channel, column, row), the last running fastest."""
-    return space_to_depth(video.swapaxes(2, 3), (1, size, size)).swapaxes(2, 3)
-
-
-def unpatchify(x: jax.Array, size: int) -> jax.Array:
-    """The inverse of `patchify`."""
-    return depth_to_space(x.swapaxes(2, 3), (1, size, size)).swapaxes(2, 3)
-
-
 class Downsample(nnx.Module):
     """Space to depth by `stride` of a convolution, plus that of the input, averaged in groups of channels."""
 
@@ -153,7 +205,7 @@ class VideoEncoder(nnx.Module):
     """Pixels in [-1, 1] to the mean of their latents' distribution, not normalised."""
 
     def __init__(self, scope: Scope, arch: VideoVAEArch):
-        borders = Borders(arch.encoder_causal, arch.encoder_spatial_padding_mode)
+        borders = (arch.encoder_causal, arch.encoder_spatial_padding_mode)
         widths = (arch.latent_channels, *arch.block_out_channels)
         *counts, mid_count = arch.layers_per_block
         layers: list[ResNets | Downsample] = []
@@ -170,8 +222,9 @@ class VideoEncoder(nnx.Module):
 
     def __call__(self, video: jax.Array) -> jax.Array:
         """[batch, 8k + 1, 32h, 32w, 3] to [batch, k + 1, h, w, channels]."""
-        x = patchify(video.astype(self.conv_in.conv.kernel.dtype), self.patch_size)
-        x = self.conv_in(x)
+        # squares of pixels to channels (channel, column, row), the last running fastest
+        columns_first = video.astype(self.conv_in.conv.kernel.dtype).swapaxes(2, 3)
+        x = self.conv_in(space_to_depth(columns_first, (1, self.patch_size, self.patch_size)).swapaxes(2, 3))
         for layer in self.layers:
             x = layer(x)
         return self.conv_out(norm_silu(x))[..., :-1]
@@ -181,7 +234,7 @@ class VideoDecoder(nnx.Module):
     """De-normalised latents to pixels, about in [-1, 1]: they are not clamped."""
 
     def __init__(self, scope: Scope, arch: VideoVAEArch):
-        borders = Borders(arch.decoder_causal, arch.decoder_spatial_padding_mode)
+        borders = (arch.decoder_causal, arch.decoder_spatial_padding_mode)
         # published lists run from the pixels to the latents, all but `upsample_type`
         mid_count, *counts = reversed(arch.decoder_layers_per_block)
         widths = tuple(reversed(arch.decoder_block_out_channels))
@@ -213,7 +266,8 @@ class VideoDecoder(nnx.Module):
         """The pixels from the output x of the first `cut` layers."""
         for layer in self.layers[cut:]:
             x = layer(x)
-        return unpatchify(self.conv_out(norm_silu(x)), self.patch_size)
+        patches = self.conv_out(norm_silu(x)).swapaxes(2, 3)
+        return depth_to_space(patches, (1, self.patch_size, self.patch_size)).swapaxes(2, 3)
 
 
 class VideoVAE(nnx.Module):

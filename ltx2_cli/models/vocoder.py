@@ -1,25 +1,149 @@
-"""The vocoder: log-mel spectrogram to waveform, after HiFi-GAN (Kong et al., 2020) or BigVGAN (Lee et al., 2023).
+"""The vocoders: log-mel spectrogram to waveform, after HiFi-GAN (Kong et al., 2020) or BigVGAN (Lee et al., 2023).
 
-The two have one structure and differ in their activations.
+The two differ in their activations. Bandwidth extension (BWE) adds a second generator, for the bands of a higher
+sampling rate. All is float32 whatever the run's dtype: rounding is heard as noise, and the networks are small.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from functools import reduce
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from ltx2_cli.models.arch import VocoderArch
-from ltx2_cli.nn.conv import Conv, TransposedConv
-from ltx2_cli.weights.declare import Scope
-
-Activation = Callable[[jax.Array], jax.Array]
+from ltx2_cli.errors import UsageError
+from ltx2_cli.models.config import LTX2, LTX2_3, Config, NetworkArch, read_arch
+from ltx2_cli.nn.conv import Conv, TransposedConv, convolve
+from ltx2_cli.weights.declare import CONV, Scope
 
 OUTER_WINDOW = 7
 LAST_SLOPE = 0.01  # of the last activation alone: the published weights were trained so
 SNAKE_EPS = 1e-9
+LEAST_MEL = 1e-5  # the magnitude of silence, before the logarithm
+ZERO_CROSSINGS = 6  # of the resampler's sinc, on each side
+ROLLOFF = 0.99  # of the resampler's band
+
+
+@dataclass(frozen=True)
+class VocoderArch(NetworkArch):
+    """Mel spectrogram to waveform, by one generator."""
+
+    in_channels: int = 128
+    hidden_channels: int = 1024
+    out_channels: int = 2
+    upsample_kernel_sizes: tuple[int, ...] = (16, 15, 8, 4, 4)
+    upsample_factors: tuple[int, ...] = (6, 5, 2, 2, 2)
+    resnet_kernel_sizes: tuple[int, ...] = (3, 7, 11)
+    resnet_dilations: tuple[tuple[int, ...], ...] = ((1, 3, 5), (1, 3, 5), (1, 3, 5))
+    act_fn: str = "leaky_relu"
+    leaky_relu_negative_slope: float = 0.1
+    antialias: bool = False
+    antialias_ratio: int = 2
+    antialias_kernel_size: int = 12
+    final_act_fn: str | None = "tanh"
+    final_bias: bool = True
+    output_sampling_rate: int = 24000
+
+    nullable: ClassVar[frozenset[str]] = frozenset({"final_act_fn"})
+
+    @property
+    def model_version(self) -> str:
+        return LTX2
+
+    def conflicts(self) -> Iterator[str]:
+        if (self.act_fn, self.antialias) not in (("leaky_relu", False), ("snakebeta", True)):
+            implemented = "only 'leaky_relu' without and 'snakebeta' with it are"
+            yield f"act_fn is {self.act_fn!r} with antialias {self.antialias}, {implemented}"
+        if self.final_act_fn not in ("tanh", "clamp", None):
+            yield f"final_act_fn is {self.final_act_fn!r}, only 'tanh', 'clamp' and None are"
+        if self.antialias_kernel_size < 2 * self.antialias_ratio:
+            yield "antialias_kernel_size is less than twice antialias_ratio"
+        if len(self.upsample_kernel_sizes) != len(self.upsample_factors):
+            yield "upsample_kernel_sizes and upsample_factors differ in length"
+        if len(self.resnet_kernel_sizes) != len(self.resnet_dilations):
+            yield "resnet_kernel_sizes and resnet_dilations differ in length"
+        if self.hidden_channels < 2 ** len(self.upsample_factors):
+            yield f"hidden_channels cannot be halved {len(self.upsample_factors)} times"
+
+
+@dataclass(frozen=True)
+class VocoderWithBWEArch(VocoderArch):
+    """The same by two generators, the first at `input_sampling_rate`; the second adds the bands above."""
+
+    hidden_channels: int = 1536
+    upsample_kernel_sizes: tuple[int, ...] = (11, 4, 4, 4, 4, 4)
+    upsample_factors: tuple[int, ...] = (5, 2, 2, 2, 2, 2)
+    act_fn: str = "snakebeta"
+    antialias: bool = True
+    final_act_fn: str | None = None
+    final_bias: bool = False
+    bwe_in_channels: int = 128
+    bwe_hidden_channels: int = 512
+    bwe_out_channels: int = 2
+    bwe_upsample_kernel_sizes: tuple[int, ...] = (12, 11, 4, 4, 4)
+    bwe_upsample_factors: tuple[int, ...] = (6, 5, 2, 2, 2)
+    bwe_resnet_kernel_sizes: tuple[int, ...] = (3, 7, 11)
+    bwe_resnet_dilations: tuple[tuple[int, ...], ...] = ((1, 3, 5), (1, 3, 5), (1, 3, 5))
+    bwe_act_fn: str = "snakebeta"
+    bwe_leaky_relu_negative_slope: float = 0.1
+    bwe_antialias: bool = True
+    bwe_antialias_ratio: int = 2
+    bwe_antialias_kernel_size: int = 12
+    bwe_final_act_fn: str | None = None
+    bwe_final_bias: bool = False
+    filter_length: int = 512
+    hop_length: int = 80
+    window_length: int = 512
+    num_mel_channels: int = 64
+    input_sampling_rate: int = 16000
+    output_sampling_rate: int = 48000
+
+    @property
+    def model_version(self) -> str:
+        return LTX2_3
+
+    @property
+    def bwe(self) -> VocoderArch:
+        """The second generator."""
+        values = vars(self)
+        return VocoderArch(**{key.name: values.get(f"bwe_{key.name}", values[key.name]) for key in fields(VocoderArch)})
+
+    @property
+    def ratio(self) -> int:
+        """Samples out for each sample of the first generator."""
+        return self.output_sampling_rate // self.input_sampling_rate
+
+    def conflicts(self) -> Iterator[str]:
+        yield from super().conflicts()
+        yield from (f"of the second generator, {conflict}" for conflict in self.bwe.conflicts())
+        if self.output_sampling_rate % self.input_sampling_rate:
+            yield "output_sampling_rate is no multiple of input_sampling_rate"
+        if (hop := self.hop_length * self.ratio) != (extended := math.prod(self.bwe_upsample_factors)):
+            yield f"the second generator makes {extended} samples of a hop, which lasts {hop}"
+        if any((k - f) % 2 for k, f in zip(self.bwe_upsample_kernel_sizes, self.bwe_upsample_factors, strict=False)):
+            yield "a factor of the second generator is odd and its kernel size even, or the other way round"
+        if (mels := self.out_channels * self.num_mel_channels) != self.bwe_in_channels:
+            yield f"the second generator takes {self.bwe_in_channels} channels, its spectrograms have {mels}"
+        if self.out_channels != self.bwe_out_channels:
+            yield "out_channels and bwe_out_channels differ"
+        if not 0 <= self.window_length - self.filter_length < self.hop_length:
+            yield "filter_length and window_length give more or fewer spectra than hops"
+
+
+CLASSES: dict[str, type[VocoderArch]] = {"LTX2Vocoder": VocoderArch, "LTX2VocoderWithBWE": VocoderWithBWEArch}
+
+
+def vocoder_arch(config: Config, where: str) -> VocoderArch:
+    """The vocoder of a config, by the class it names, else by its keys; otherwise as `read_arch`."""
+    name = config.get("_class_name", "LTX2VocoderWithBWE" if "bwe_in_channels" in config else "LTX2Vocoder")
+    if name not in CLASSES:
+        problem = f"a vocoder of class {name!r} is not implemented, only {', '.join(CLASSES)} are"
+        raise UsageError(f"{where}: {problem}", "--model names another checkpoint")
+    return read_arch(CLASSES[name], config, where)
 
 
 def upsample(x: jax.Array, taps: jax.Array | np.ndarray, ratio: int, lead: int) -> jax.Array:
@@ -59,55 +183,30 @@ def _total(terms: Iterator[jax.Array]) -> jax.Array:
     return sum(rest, first)
 
 
-@dataclass(frozen=True)
-class LeakyReLU:
-    """x where it is positive, elsewhere slope · x."""
+class Activation(nnx.Module):
+    """HiFi-GAN's leaky ReLU, or BigVGAN's SnakeBeta: x + sin²(α·x) / β, α and β for each channel, stored as logarithms.
 
-    slope: float
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return jax.nn.leaky_relu(x, self.slope)
-
-
-class SnakeBeta(nnx.Module):
-    """x + sin²(α·x) / β, with α and β for each channel, stored as logarithms.
-
-    It is computed at `ratio` times the sampling rate, between two low-pass filters of `taps` taps from the
-    checkpoint, lest the overtones it makes come back as false low ones.
+    SnakeBeta is computed at `ratio` times the sampling rate, between two low-pass filters from the checkpoint, lest
+    the overtones it makes come back as false low ones.
     """
 
-    def __init__(self, scope: Scope, channels: int, ratio: int, taps: int):
-        self.rising = (scope / "upsample").weight("filter", (1, 1, taps), (None, None, None))
-        self.log_alpha = (scope / "act").weight("alpha", (channels,), ("conv_out",))
-        self.log_beta = (scope / "act").weight("beta", (channels,), ("conv_out",))
-        self.falling = (scope / "downsample").weight("filter", (1, 1, taps), (None, None, None))
-        self.ratio = ratio
+    def __init__(self, scope: Scope, arch: VocoderArch, channels: int, slope: float | None = None):
+        self.slope, self.ratio = arch.leaky_relu_negative_slope if slope is None else slope, arch.antialias_ratio
+        self.snake = arch.act_fn == "snakebeta"
+        if self.snake:
+            taps = (1, 1, arch.antialias_kernel_size)
+            self.rising = (scope / "upsample").weight("filter", taps, (None, None, None))
+            self.log_alpha = (scope / "act").weight("alpha", (channels,), ("conv_out",))
+            self.log_beta = (scope / "act").weight("beta", (channels,), ("conv_out",))
+            self.falling = (scope / "downsample").weight("filter", taps, (None, None, None))
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        if not self.snake:
+            return jax.nn.leaky_relu(x, self.slope)
         rising, falling = self.rising[0, 0], self.falling[0, 0]
         x = upsample(x, rising, self.ratio, (len(rising) - self.ratio) // 2)
         swing = jnp.square(jnp.sin(x * jnp.exp(self.log_alpha[...])))
         return downsample(x + swing / (jnp.exp(self.log_beta[...]) + SNAKE_EPS), falling, self.ratio)
-
-
-def activation(scope: Scope, arch: VocoderArch, channels: int, slope: float | None = None) -> Activation:
-    """HiFi-GAN's activation, with the architecture's slope unless another is given, or BigVGAN's."""
-    if arch.act_fn == "leaky_relu":
-        return LeakyReLU(arch.leaky_relu_negative_slope if slope is None else slope)
-    return SnakeBeta(scope, channels, arch.antialias_ratio, arch.antialias_kernel_size)
-
-
-def identity(x: jax.Array) -> jax.Array:
-    """x."""
-    return x
-
-
-def within_limits(x: jax.Array) -> jax.Array:
-    """x, cut off at -1 and 1."""
-    return jnp.clip(x, -1, 1)
-
-
-FINAL: dict[str | None, Activation] = {"tanh": jnp.tanh, "clamp": within_limits, None: identity}
 
 
 def same_conv(scope: Scope, d_in: int, d_out: int, window: int, dilation: int = 1, bias: bool = True) -> Conv:
@@ -120,52 +219,41 @@ class ResidualStep(nnx.Module):
     """x + conv(act(dilated(act(x)))), the `index`-th of its block."""
 
     def __init__(self, scope: Scope, arch: VocoderArch, index: int, channels: int, window: int, dilation: int):
-        self.act_dilated = activation(scope / "acts1" / index, arch, channels)
+        self.act_dilated = Activation(scope / "acts1" / index, arch, channels)
         self.dilated = same_conv(scope / "convs1" / index, channels, channels, window, dilation)
-        self.act_plain = activation(scope / "acts2" / index, arch, channels)
+        self.act_plain = Activation(scope / "acts2" / index, arch, channels)
         self.plain = same_conv(scope / "convs2" / index, channels, channels, window)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return x + self.plain(self.act_plain(self.dilated(self.act_dilated(x))))
 
 
-class ResBlock(nnx.Module):
-    """A residual step for each dilation."""
-
-    def __init__(self, scope: Scope, arch: VocoderArch, channels: int, window: int, dilations: tuple[int, ...]):
-        self.steps = nnx.List(
-            ResidualStep(scope, arch, index, channels, window, dilation) for index, dilation in enumerate(dilations)
-        )
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        for step in self.steps:
-            x = step(x)
-        return x
-
-
 class Stage(nnx.Module):
-    """Upsampling in time to half the channels, then the mean of residual blocks of several windows."""
+    """Upsampling in time to half the channels, then the mean of residual blocks: a step for each dilation."""
 
     def __init__(self, scope: Scope, arch: VocoderArch, index: int):
         d_in = arch.hidden_channels // 2**index
         window, factor = arch.upsample_kernel_sizes[index], arch.upsample_factors[index]
-        leaky = arch.act_fn == "leaky_relu"
-        self.activate: Activation = LeakyReLU(arch.leaky_relu_negative_slope) if leaky else identity
+        self.activate = Activation(scope, arch, d_in) if arch.act_fn == "leaky_relu" else None
         self.upsample = TransposedConv(scope / "upsamplers" / index, d_in, d_in // 2, window, factor)
         first = index * len(arch.resnet_kernel_sizes)
         blocks = enumerate(zip(arch.resnet_kernel_sizes, arch.resnet_dilations, strict=True), start=first)
         self.blocks = nnx.List(
-            ResBlock(scope / "resnets" / i, arch, d_in // 2, window, dilations) for i, (window, dilations) in blocks
+            nnx.List(
+                ResidualStep(scope / "resnets" / i, arch, step, d_in // 2, window, dilation)
+                for step, dilation in enumerate(dilations)
+            )
+            for i, (window, dilations) in blocks
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        x = self.upsample(self.activate(x))
-        first, *rest = [block(x) for block in self.blocks]
+        x = self.upsample(self.activate(x) if self.activate else x)
+        first, *rest = [reduce(lambda y, step: step(y), steps, x) for steps in self.blocks]
         return sum(rest, first) / len(self.blocks)
 
 
 class Vocoder(nnx.Module):
-    """Spectrograms to sound. Float32 whatever the run's dtype: rounding is heard as noise, and the network is small."""
+    """Spectrograms to sound, by one generator."""
 
     def __init__(self, scope: Scope, arch: VocoderArch):
         scope = replace(scope, dtype=jnp.float32)
@@ -173,17 +261,81 @@ class Vocoder(nnx.Module):
         d_out = arch.hidden_channels // 2**depth
         self.conv_in = same_conv(scope / "conv_in", arch.in_channels, arch.hidden_channels, OUTER_WINDOW)
         self.stages = nnx.List(Stage(scope, arch, index) for index in range(depth))
-        self.last = activation(scope / "act_out", arch, d_out, LAST_SLOPE)
+        self.last = Activation(scope / "act_out", arch, d_out, LAST_SLOPE)
         self.conv_out = same_conv(scope / "conv_out", d_out, arch.out_channels, OUTER_WINDOW, bias=arch.final_bias)
-        self.final = FINAL[arch.final_act_fn]
+        self.final = arch.final_act_fn
 
     def __call__(self, mel: jax.Array) -> jax.Array:
-        """The wave [batch, time · factors, channels] of mel [batch, time, mel bins, channels].
-
-        It lies in [-1, 1] where the architecture's final activation, tanh or clamp, keeps it there.
-        """
+        """The wave [batch, time · factors, channels] of mel [batch, time, mel bins, channels], limited to [-1, 1] where
+        the final activation does it."""
         x = mel.astype(jnp.float32).swapaxes(2, 3).reshape(*mel.shape[:2], -1)
         x = self.conv_in(x)
         for stage in self.stages:
             x = stage(x)
-        return self.final(self.conv_out(self.last(x)))
+        x = self.conv_out(self.last(x))
+        return jnp.tanh(x) if self.final == "tanh" else jnp.clip(x, -1, 1) if self.final == "clamp" else x
+
+
+def hann_sinc(time: np.ndarray) -> np.ndarray:
+    """A sinc under a Hann window, at times counted in its zero crossings; float64."""
+    return np.sinc(time) * np.cos(np.clip(time / ZERO_CROSSINGS, -1, 1) * np.pi / 2) ** 2
+
+
+class LogMel(nnx.Module):
+    """The log-mel spectrogram of a waveform, causal: a frame depends on its own hop and on those before."""
+
+    def __init__(self, scope: Scope, arch: VocoderWithBWEArch):
+        bins, stft = arch.filter_length // 2 + 1, scope / "stft_fn"
+        self.forward_basis = stft.weight("forward_basis", (arch.filter_length, 1, 2 * bins), (None, None, None), CONV)
+        # published beside it for the way back, which nothing takes
+        self.inverse_basis = stft.weight("inverse_basis", (2 * bins, 1, arch.filter_length), (None, None, None))
+        self.mel_basis = scope.weight("mel_basis", (arch.num_mel_channels, bins), (None, None))
+        self.hop, self.past = arch.hop_length, max(0, arch.window_length - arch.hop_length)
+
+    def __call__(self, wave: jax.Array) -> jax.Array:
+        """[batch, samples, channels], whole hops, to [batch, hops, mel bins, channels]."""
+        batch, samples, channels = wave.shape
+        # Whole hops as channels, and zeros behind the filters: over single samples a TPU's compiler takes minutes.
+        filters = self.forward_basis[:, 0]
+        hops = -(-len(filters) // self.hop)
+        filters = jnp.pad(filters, ((0, hops * self.hop - len(filters)), (0, 0))).reshape(hops, self.hop, -1)
+        mono = wave.swapaxes(1, 2).reshape(batch * channels, samples)
+        seen = jnp.pad(mono, ((0, 0), (self.past, hops * self.hop)))[:, : samples + (hops - 1) * self.hop]
+        spectrum = convolve(seen.reshape(batch * channels, -1, self.hop), filters, ((0, 0),))
+        real, imaginary = jnp.split(spectrum, 2, axis=-1)
+        magnitudes = jnp.sqrt(jnp.square(real) + jnp.square(imaginary))
+        mel = jnp.matmul(magnitudes, self.mel_basis[...].mT, precision="highest")
+        mel = jnp.log(jnp.maximum(mel, LEAST_MEL))
+        return jnp.moveaxis(mel.reshape(batch, channels, *mel.shape[1:]), 1, -1)
+
+
+class VocoderWithBWE(nnx.Module):
+    """Spectrograms to sound: the first generator's waveform, resampled, plus the bands of the second generator.
+
+    `clamp` limits the first waveform to [-1, 1] before it is used.
+    """
+
+    def __init__(self, scope: Scope, arch: VocoderWithBWEArch, clamp: bool):
+        scope = replace(scope, dtype=jnp.float32)
+        self.vocoder = Vocoder(scope / "vocoder", arch)
+        self.log_mel = LogMel(scope / "mel_stft", arch)
+        self.bwe = Vocoder(scope / "bwe_generator", arch.bwe)
+        self.hop, self.ratio, self.clamp = arch.hop_length, arch.ratio, clamp
+
+    def __call__(self, mel: jax.Array) -> jax.Array:
+        """[batch, time, mel bins, channels] to [batch, time · factors · ratio, channels], in [-1, 1]."""
+        wave = self.vocoder(mel)
+        if self.clamp:
+            wave = jnp.clip(wave, -1, 1)
+        samples = wave.shape[1]
+        wave = jnp.pad(wave, ((0, 0), (0, -samples % self.hop), (0, 0)))
+        missing = self.bwe(self.log_mel(wave))
+        reach = math.ceil(ZERO_CROSSINGS / ROLLOFF) * self.ratio
+        taps = hann_sinc(np.arange(-reach, reach + 1) / self.ratio * ROLLOFF) * ROLLOFF / self.ratio
+        resampled = upsample(wave, taps.astype(np.float32), self.ratio, reach)
+        return jnp.clip(missing + resampled, -1, 1)[:, : samples * self.ratio]
+
+
+def build_vocoder(scope: Scope, arch: VocoderArch, clamp: bool = True) -> Vocoder | VocoderWithBWE:
+    """The network that `arch` describes, abstract; `clamp` as in `VocoderWithBWE`, elsewhere it means nothing."""
+    return VocoderWithBWE(scope, arch, clamp) if isinstance(arch, VocoderWithBWEArch) else Vocoder(scope, arch)

@@ -11,11 +11,9 @@ from ltx2_cli.diffusion.guidance import Pass
 from ltx2_cli.diffusion.latents import Shape, read_noise
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import Arch
-from ltx2_cli.models.folder import open_folder, read_text_encoder
+from ltx2_cli.models.layouts import open_folder, open_single_file, read_text_encoder
 from ltx2_cli.models.lora import find_adapters, unmet_wishes
-from ltx2_cli.models.ltx_native.names import RENAMINGS
 from ltx2_cli.models.networks import Checkpoint, Networks
-from ltx2_cli.models.single_file import open_single_file
 from ltx2_cli.models.upsampler import LatentUpsamplerArch
 from ltx2_cli.models.upsampler_source import has_upsampler, open_upsampler
 from ltx2_cli.nn.kernels import choose_backend
@@ -224,7 +222,7 @@ def declare(spec: RunSpec, checkpoint: Checkpoint, loras: Loras, second_stage: S
     Raises `UsageError` for LoRAs that do not fit them.
     """
     networks = checkpoint.networks(spec)
-    added: LoraDeltas = find_adapters(loras, networks, RENAMINGS)
+    added: LoraDeltas = find_adapters(loras, networks)
     if second_stage:
         networks, checkpoint, added = add_second_stage(networks, checkpoint, added, second_stage, spec.dtype)
     warnings = tuple(warning for lora, _ in loras for warning in unmet_wishes(lora))

@@ -13,7 +13,6 @@ from ltx2_cli.diffusion.latents import STAGES, Shape, file_shapes
 from ltx2_cli.diffusion.upsampling import stage1_size
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.lora import find_adapters
-from ltx2_cli.models.ltx_native.names import RENAMINGS
 from ltx2_cli.models.networks import Checkpoint, Networks
 from ltx2_cli.models.upsampler import LatentUpsampler, LatentUpsamplerArch
 from ltx2_cli.request.spec import (
@@ -130,7 +129,7 @@ def add_second_stage(
     upsampler = LatentUpsampler(Scope(dtype.value), second_stage.upsampler)
     networks = networks._replace(upsampler=upsampler, statistics=networks.vae.statistics)
     if second_stage.loras:
-        theirs = find_adapters(second_stage.loras, networks, RENAMINGS)
+        theirs = find_adapters(second_stage.loras, networks)
         if theirs[CONNECTORS]:
             networks = networks._replace(refiner_connectors=networks.connectors)
             files[REFINERS_CONNECTORS] = files[CONNECTORS]

@@ -5,8 +5,7 @@ import pytest
 import torch
 from diffusers import AutoencoderKLLTX2Audio
 
-from ltx2_cli.models.arch import AudioVAEArch
-from ltx2_cli.models.audio_vae import AudioVAE, norm_silu, pack, unpack
+from ltx2_cli.models.audio_vae import AudioVAE, AudioVAEArch, norm_silu, pack, unpack
 from ltx2_cli.weights.declare import Scope, declared
 from parity import adopt, published, randomise, relative_error
 

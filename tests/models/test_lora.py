@@ -14,7 +14,6 @@ from ltx2_cli.models.arch import ConnectorsArch, TransformerArch
 from ltx2_cli.models.connectors import TextConnectors
 from ltx2_cli.models.gemma import Gemma, gemma_arch
 from ltx2_cli.models.lora import find_adapters, unmet_wishes
-from ltx2_cli.models.ltx_native.names import RENAMINGS
 from ltx2_cli.models.networks import Networks, abstract_networks
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.request.spec import DType
@@ -65,7 +64,7 @@ def opened(path: Path, shapes: Mapping[str, Shape], metadata: Mapping[str, str] 
 
 
 def found(networks: Networks, *loras: LoraFile) -> dict[str, dict[str, LoraDelta]]:
-    return find_adapters([(lora, 1.0) for lora in loras], networks, RENAMINGS)
+    return find_adapters([(lora, 1.0) for lora in loras], networks)
 
 
 def refusal(networks: Networks, *loras: LoraFile) -> UsageError:
@@ -158,7 +157,7 @@ def test_several_files_add_up_each_with_its_strength(models: dict[str, Networks]
     ]
     elsewhere = opened(tmp_path, keys({"transformer.proj_in": (4096, 128)}, 2))
     loras = [(files[0], 0.5), (files[1], -2.0), (elsewhere, 1.0)]
-    adapters = find_adapters(loras, models["ltx2.3"], RENAMINGS)["transformer"]
+    adapters = find_adapters(loras, models["ltx2.3"])["transformer"]
     assert {name: each.rank for name, each in adapters.items()} == {f"{gate}.weight": 3, "proj_in.weight": 2}
     a, b = adapters[f"{gate}.weight"].read()
     (a0, b0), (a1, b1) = ([tensor.astype(np.float64) for tensor in load_file(file.path).values()] for file in files)

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from ltx2_cli.models import tiles as module
-from ltx2_cli.models.arch import VideoVAEArch
 from ltx2_cli.models.tiles import AxisTiling, Tiles, decode_bytes, decode_frames, tile_axis, tile_video
-from ltx2_cli.models.video_vae import VideoVAE
+from ltx2_cli.models.video_vae import VideoVAE, VideoVAEArch
 from ltx2_cli.weights.declare import Scope, random_weights
 
 SHAPES = {

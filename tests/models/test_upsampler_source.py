@@ -15,10 +15,10 @@ from safetensors.numpy import load_file
 
 from loras import write, write_header
 from ltx2_cli.errors import UsageError
-from ltx2_cli.models.arch import VideoVAEArch
-from ltx2_cli.models.published import LTX2_3_ARCH, LTX2_ARCH, UPSAMPLERS
+from ltx2_cli.models.published import PRESETS, UPSAMPLERS
 from ltx2_cli.models.upsampler import LatentUpsampler, LatentUpsamplerArch
 from ltx2_cli.models.upsampler_source import HINT, open_upsampler
+from ltx2_cli.models.video_vae import VideoVAEArch
 from ltx2_cli.weights.declare import Scope, declared
 from ltx2_cli.weights.load import load
 from ltx2_cli.weights.published import UPSAMPLER_FILES
@@ -68,7 +68,7 @@ def refusal(opening: Callable[[], object]) -> UsageError:
 @pytest.mark.parametrize("name", UPSAMPLERS)
 def test_the_published_files_are_recognised_by_their_tensors(tmp_path, name):
     path = write_header(tmp_path / name.rpartition("/")[2], published(KEYS[name]))
-    arch, files = open_upsampler(path, (LTX2_3_ARCH if "2.3" in name else LTX2_ARCH).video_vae)
+    arch, files = open_upsampler(path, PRESETS["ltx2.3" if "2.3" in name else "ltx2"].video_vae)
     assert arch.upsampling == UPSAMPLERS[name].upsampling
     assert shapes(arch) == shapes(UPSAMPLERS[name]) == published(KEYS[name])
     assert {tensor.dtype for tensor in files.values()} == {"BF16"}
@@ -135,7 +135,7 @@ def test_everything_that_is_wrong_is_said_at_once(tmp_path):
     tensors = shapes(PLAIN) | {"final_conv.weight": (8, 32, 1, 1, 1), "vae.encoder": (3,)}
     del tensors["res_blocks.1.norm2.bias"]
     path = write_header(tmp_path / "a.safetensors", tensors, {"config": json.dumps({**EMBEDDED, "spatial_scale": 1.5})})
-    error = refusal(lambda: open_upsampler(path, LTX2_ARCH.video_vae))
+    error = refusal(lambda: open_upsampler(path, PRESETS["ltx2"].video_vae))
     for sentence in (
         "rational_spatial_scale 1.5, by its tensors it is 2.0",
         "1 missing: res_blocks.1.norm2.bias",

@@ -12,9 +12,14 @@ from diffusers.pipelines.ltx2.vocoder import LTX2VocoderWithBWE
 from flax import nnx
 
 from ltx2_cli.errors import UsageError
-from ltx2_cli.models.arch import VocoderArch, VocoderWithBWEArch
-from ltx2_cli.models.vocoder import Vocoder
-from ltx2_cli.models.vocoder_with_bwe import VocoderWithBWE, build_vocoder, vocoder_arch
+from ltx2_cli.models.vocoder import (
+    Vocoder,
+    VocoderArch,
+    VocoderWithBWE,
+    VocoderWithBWEArch,
+    build_vocoder,
+    vocoder_arch,
+)
 from ltx2_cli.weights.declare import PLAIN, Scope, declared, weights
 from parity import adopt, published, randomise, relative_error
 

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ltx2_cli.models.arch import VideoVAEArch
-from ltx2_cli.models.video_vae import VideoDecoder
+from ltx2_cli.models.video_vae import VideoDecoder, VideoVAEArch
 from ltx2_cli.plan.decoding import DecodePlan, _splits, plan_tiling
 from ltx2_cli.weights.declare import Scope
 

@@ -2,18 +2,21 @@
 
 from dataclasses import replace
 
-from ltx2_cli.models.arch import PUBLISHED_SCHEDULE, Arch, AudioVAEArch, VocoderWithBWEArch
-from ltx2_cli.models.published import LTX2_3_ARCH
+from ltx2_cli.models.arch import PUBLISHED_SCHEDULE, Arch
+from ltx2_cli.models.audio_vae import AudioVAEArch
+from ltx2_cli.models.published import PRESETS
 from ltx2_cli.models.upsampler import LatentUpsamplerArch
+from ltx2_cli.models.vocoder import VocoderWithBWEArch
 from tools.train_demo.words import VOCABULARY
 
+LTX2_3 = PRESETS["ltx2.3"]
 HEADS = 4
 VIDEO_WIDTH, AUDIO_WIDTH = 128, 64
 TEXT_WIDTH, TEXT_LAYERS = 64, 3
 
 ARCH = Arch(
     replace(
-        LTX2_3_ARCH.transformer,
+        LTX2_3.transformer,
         in_channels=32,
         out_channels=32,
         num_attention_heads=HEADS,
@@ -28,7 +31,7 @@ ARCH = Arch(
         caption_channels=TEXT_WIDTH,
     ),
     replace(
-        LTX2_3_ARCH.connectors,
+        LTX2_3.connectors,
         caption_channels=TEXT_WIDTH,
         text_proj_in_factor=TEXT_LAYERS + 1,
         video_connector_num_attention_heads=HEADS,
@@ -43,7 +46,7 @@ ARCH = Arch(
         audio_hidden_dim=AUDIO_WIDTH,
     ),
     replace(
-        LTX2_3_ARCH.video_vae,
+        LTX2_3.video_vae,
         latent_channels=32,
         block_out_channels=(32, 64, 64, 128),
         decoder_block_out_channels=(32, 64, 64, 64),

@@ -9,7 +9,7 @@ import numpy as np
 
 from ltx2_cli.models.audio_vae import AudioVAE
 from ltx2_cli.models.mel import crop_or_pad, log_mel, resample
-from ltx2_cli.models.vocoder_with_bwe import LEAST_MEL, VocoderWithBWE
+from ltx2_cli.models.vocoder import LEAST_MEL, VocoderWithBWE
 from ltx2_cli.weights.declare import Scope, Weight, map_weights
 from tools.train_demo.arch import ARCH
 from tools.train_demo.initial import initial, with_spectra

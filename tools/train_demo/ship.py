@@ -7,10 +7,11 @@ from pathlib import Path
 import jax.numpy as jnp
 from flax import nnx
 
-from ltx2_cli.models.arch import Arch, VideoVAEArch, VocoderWithBWEArch
+from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.config import Config, NetworkArch
-from ltx2_cli.models.folder import CONFIG, SCHEDULER
 from ltx2_cli.models.networks import TEXT_ENCODER
+from ltx2_cli.models.video_vae import VideoVAEArch
+from ltx2_cli.models.vocoder import VocoderWithBWEArch
 from ltx2_cli.weights.declare import M, map_weights
 from ltx2_cli.weights.load import save
 from ltx2_cli.weights.published import UPSAMPLER
@@ -36,8 +37,8 @@ def ship(networks: dict[str, nnx.Module], arch: Arch, folder: Path) -> None:
     for name, network in networks.items():
         stem = "model" if name == TEXT_ENCODER else "diffusion_pytorch_model"
         save(network, folder / name / f"{stem}.safetensors")
-        _write(configs[name], folder / name / CONFIG)
-    _write(scheduler, folder / SCHEDULER)
+        _write(configs[name], folder / name / "config.json")
+    _write(scheduler, folder / "scheduler" / "scheduler_config.json")
     _write(_index(configs, scheduler), folder / "model_index.json")
     write_tokenizer(folder / "tokenizer")
 

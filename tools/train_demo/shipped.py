@@ -8,8 +8,8 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ltx2_cli.models.folder import open_folder
 from ltx2_cli.models.gemma import Gemma, gemma_arch
+from ltx2_cli.models.layouts import open_folder
 from ltx2_cli.models.networks import TEXT_ENCODER, abstract_networks
 from ltx2_cli.models.upsampler import LatentUpsampler
 from ltx2_cli.request.spec import DType
@@ -27,7 +27,7 @@ def read_networks(folder: Path) -> dict[str, nnx.Module]:
     vocabulary: the row of a word that the checkpoint does not know is that of the word it is `LIKE`."""
     found, device = open_folder(folder), Mesh(np.array(jax.devices()[:1]), ("one",))
     place = NamedSharding(device, PartitionSpec())
-    text_encoder = Gemma(Scope("float32", found.prefix), found.text_encoder)
+    text_encoder = Gemma(Scope("float32"), found.text_encoder)
     networks = abstract_networks(found.arch, text_encoder, DType.float32, scan_layers=False)._asdict()
     loaded = {name: load(networks[name], files, lambda weight: place) for name, files in found.files.items()}
     upsampler = LatentUpsampler(Scope("float32"), UPSAMPLER_ARCH)

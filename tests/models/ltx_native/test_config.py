@@ -12,7 +12,7 @@ import pytest
 
 from embedded_configs import NATIVE
 from ltx2_cli.models.config import Config
-from ltx2_cli.models.ltx_native.config import config_problems
+from ltx2_cli.models.ltx_native import config_problems
 
 DDCONFIG = "audio_vae.model.params.ddconfig"
 
@@ -63,7 +63,7 @@ def test_what_changes_nothing_is_read_over(path: str, value: Any) -> None:
 
 @pytest.mark.parametrize("version", NATIVE)
 def test_every_value_that_no_shape_shows_is_held_to_the_published_one(version: str) -> None:
-    values = json.loads(files("ltx2_cli.models.ltx_native").joinpath(f"{version}.json").read_text())
+    values = json.loads(files("ltx2_cli.models").joinpath(f"native.{version}.json").read_text())
     keys = {key.split(".")[-1] for key, _ in flat(values)}
     assert {"norm_eps", "rope_type", "causal_decoder", "hop_length", "upsample_rates", "stereo"} <= keys
     for key, value in flat(values):

@@ -1,32 +1,43 @@
-"""The denoiser, the text connectors before it, and the noise levels."""
+"""What the networks are: the classes of the configs. Those of VAEs, vocoders and upsamplers stand with their networks.
+
+Field names are those of the published configs. A default is what a config that omits the key means, so it equals
+the default of the reference class, not necessarily the value of a release.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from ltx2_cli.diffusion.geometry import LatentScale
+from ltx2_cli.diffusion.geometry import LatentScale, VAECompression
 from ltx2_cli.diffusion.schedule import Schedule
+from ltx2_cli.models.audio_vae import AudioVAEArch
 from ltx2_cli.models.config import LTX2, LTX2_3, Config, NetworkArch
+from ltx2_cli.models.video_vae import VideoVAEArch
+from ltx2_cli.models.vocoder import VocoderArch
 from ltx2_cli.request.spec import Streams
 
+HEADS = ("num_attention_heads", "attention_head_dim")
+# The keys of a `StreamArch`'s and of a `ConnectorArch`'s last fields, behind what tells the streams apart.
+STREAM_KEYS = ("in_channels", "out_channels", *HEADS, "cross_attention_dim", "gated_attn", "cross_attn_mod", "ff_bias")
+CONNECTOR_KEYS = (*(f"connector_{key}" for key in (*HEADS, "num_layers", "num_learnable_registers")), "gated_attn")
 
-@dataclass(frozen=True)
-class StreamArch:
+
+class StreamArch(NamedTuple):
     """One half of the denoiser: the sizes of the video stream or of the audio stream."""
 
     name: str
     prefix: str  # of its weights' names, where the two differ by a prefix alone
     gate: str  # what its cross-modal gate is called
+    max_positions: tuple[int, ...]
+    caption_channels: int  # 0: text arrives at the stream's width
     in_channels: int
     out_channels: int
     heads: int
     head_dim: int
     text_width: int
-    caption_channels: int  # 0: text arrives at the stream's width
     gated: bool
     text_modulated: bool
     feed_forward_bias: bool
-    max_positions: tuple[int, ...]
 
     @property
     def width(self) -> int:
@@ -78,16 +89,11 @@ class TransformerArch(NetworkArch):
     audio_ff_bias: bool = True
 
     only: ClassVar[Config] = {
-        "patch_size": 1,
-        "patch_size_t": 1,
-        "audio_patch_size": 1,
-        "audio_patch_size_t": 1,
+        **dict.fromkeys(("patch_size", "patch_size_t", "audio_patch_size", "audio_patch_size_t"), 1),
+        **dict.fromkeys(("attention_bias", "attention_out_bias", "rope_double_precision"), True),
         "activation_fn": "gelu-approximate",
         "qk_norm": "rms_norm_across_heads",
         "norm_elementwise_affine": False,
-        "attention_bias": True,
-        "attention_out_bias": True,
-        "rope_double_precision": True,
         "rope_type": "split",
         "use_prompt_adaln_single": True,
         "use_keyframes_abs_pos_embedding": False,
@@ -117,35 +123,19 @@ class TransformerArch(NetworkArch):
     @property
     def streams(self) -> Streams[StreamArch]:
         """The two halves."""
+        caption_channels = self.caption_channels if self.use_prompt_embeddings else 0
+        video, audio = ([vars(self)[prefix + key] for key in STREAM_KEYS] for prefix in ("", "audio_"))
+        positions = self.pos_embed_max_pos, self.base_height, self.base_width
         return Streams(
-            self._stream("video", "", "a2v", (self.pos_embed_max_pos, self.base_height, self.base_width)),
-            self._stream("audio", "audio_", "v2a", (self.audio_pos_embed_max_pos,)),
-        )
-
-    def _stream(self, name: str, prefix: str, gate: str, max_positions: tuple[int, ...]) -> StreamArch:
-        values = {key.removeprefix(prefix): value for key, value in vars(self).items() if key.startswith(prefix)}
-        return StreamArch(
-            name,
-            prefix,
-            gate,
-            in_channels=values["in_channels"],
-            out_channels=values["out_channels"],
-            heads=values["num_attention_heads"],
-            head_dim=values["attention_head_dim"],
-            text_width=values["cross_attention_dim"],
-            caption_channels=self.caption_channels if self.use_prompt_embeddings else 0,
-            gated=values["gated_attn"],
-            text_modulated=values["cross_attn_mod"],
-            feed_forward_bias=values["ff_bias"],
-            max_positions=max_positions,
+            StreamArch("video", "", "a2v", positions, caption_channels, *video),
+            StreamArch("audio", "audio_", "v2a", (self.audio_pos_embed_max_pos,), caption_channels, *audio),
         )
 
     @property
     def scales(self) -> LatentScale:
         """How latents lie in time and space."""
-        time, height, width = self.vae_scale_factors
-        mel = (self.audio_scale_factor, self.audio_hop_length, self.audio_sampling_rate)
-        return LatentScale(time, height, width, *mel, self.causal_offset)
+        mel = self.audio_scale_factor, self.audio_hop_length, self.audio_sampling_rate
+        return LatentScale(*self.vae_scale_factors, *mel, self.causal_offset)
 
 
 class ConnectorArch(NamedTuple):
@@ -204,18 +194,8 @@ class ConnectorsArch(NetworkArch):
     @property
     def connectors(self) -> Streams[ConnectorArch]:
         """The sizes of each stream's connector."""
-        values = vars(self)
-
-        def connector(stream: str) -> ConnectorArch:
-            return ConnectorArch(
-                heads=values[f"{stream}_connector_num_attention_heads"],
-                head_dim=values[f"{stream}_connector_attention_head_dim"],
-                layers=values[f"{stream}_connector_num_layers"],
-                registers=values[f"{stream}_connector_num_learnable_registers"],
-                gated=values[f"{stream}_gated_attn"],
-            )
-
-        return Streams(connector("video"), connector("audio"))
+        sizes = ([vars(self)[f"{stream}_{key}"] for key in CONNECTOR_KEYS] for stream in Streams._fields)
+        return Streams(*(ConnectorArch(*values) for values in sizes))
 
     def conflicts(self) -> Iterator[str]:
         for stream, connector, features in zip(Streams._fields, self.connectors, self.widths, strict=True):
@@ -232,11 +212,8 @@ class SchedulerArch(Schedule, NetworkArch):
     only: ClassVar[Config] = {
         "num_train_timesteps": 1000,
         "time_shift_type": "exponential",
-        "invert_sigmas": False,
-        "use_karras_sigmas": False,
-        "use_exponential_sigmas": False,
-        "use_beta_sigmas": False,
-        "stochastic_sampling": False,
+        **dict.fromkeys(("invert_sigmas", "stochastic_sampling"), False),
+        **dict.fromkeys(("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas"), False),
     }
     signed: ClassVar[frozenset[str]] = frozenset({"base_shift", "max_shift", "shift_terminal"})
 
@@ -247,11 +224,32 @@ class SchedulerArch(Schedule, NetworkArch):
             yield "base_image_seq_len and max_image_seq_len are equal"
 
 
-PUBLISHED_SCHEDULE = SchedulerArch(
-    use_dynamic_shifting=True,
-    base_shift=0.95,
-    max_shift=2.05,
-    base_image_seq_len=1024,
-    max_image_seq_len=4096,
-    shift_terminal=0.1,
-)
+PUBLISHED_SCHEDULE = SchedulerArch(True, base_shift=0.95, max_shift=2.05, base_image_seq_len=1024, shift_terminal=0.1)
+
+
+@dataclass(frozen=True)
+class Arch:
+    """Every network of one checkpoint but the text encoder, whose config belongs to transformers."""
+
+    transformer: TransformerArch
+    connectors: ConnectorsArch
+    video_vae: VideoVAEArch
+    audio_vae: AudioVAEArch
+    vocoder: VocoderArch
+    scheduler: SchedulerArch
+
+    @property
+    def model_version(self) -> str:
+        """The model profile whose defaults were published for such networks."""
+        return self.transformer.model_version
+
+    @property
+    def compression(self) -> VAECompression:
+        """How the autoencoders divide a clip."""
+        rate = self.audio_vae.sample_rate / self.audio_vae.mel_hop_length / self.audio_vae.compression
+        return VAECompression(self.video_vae.temporal_compression_ratio, self.video_vae.spatial_compression_ratio, rate)
+
+    @property
+    def head_sizes(self) -> frozenset[int]:
+        """The channels of a head in every attention that these networks have."""
+        return frozenset(part.head_dim for part in (*self.transformer.streams, *self.connectors.connectors))
