@@ -9,8 +9,7 @@ from ltx2_cli.models.layouts import open_folder, open_single_file, preset_text_e
 from ltx2_cli.models.networks import Checkpoint
 from ltx2_cli.models.published import preset_checkpoint, preset_lora, preset_upsampler
 from ltx2_cli.models.transformer import Transformer
-from ltx2_cli.models.upsampler import LatentUpsamplerArch
-from ltx2_cli.models.upsampler_source import has_upsampler, open_upsampler
+from ltx2_cli.models.upsampler import LatentUpsamplerArch, has_upsampler, open_upsampler
 from ltx2_cli.plan.recipe import ONE_STAGE, TWO_STAGE, apply_recipe
 from ltx2_cli.plan.resolve import Declared, Plan, build_plan, declare
 from ltx2_cli.plan.stages import InitialLatents, SecondStage

@@ -61,7 +61,7 @@ def tile_video(decoder: VideoDecoder, tiles: Tiles, size: Extent) -> tuple[AxisT
 
 def receptive_field(decoder: VideoDecoder, cut: int) -> tuple[int, int]:
     """The frames before, and the positions on each side, in the output of the first `cut` layers that a pixel needs."""
-    past = max(decoder.conv_out.conv.around)
+    past = max(decoder.conv_out.around)
     frames, side = past, 1
     for layer in reversed(decoder.layers[cut:]):
         frames = -(-frames // layer.stride[0]) + layer.convolutions * past
@@ -78,7 +78,7 @@ def scale(decoder: VideoDecoder, cut: int) -> Extent:
 
 def activations(decoder: VideoDecoder, size: Extent) -> list[tuple[Extent, int]]:
     """The extent and channels of one video after the first `n` layers, for n from 0; its latents are of this size."""
-    extent, channels = size, decoder.conv_in.conv.bias.shape[0]
+    extent, channels = size, decoder.conv_in.bias.shape[0]
     found = [(extent, channels)]
     for layer in decoder.layers:
         frames, height, width = (side * times for side, times in zip(extent, layer.stride, strict=True))

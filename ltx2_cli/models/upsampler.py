@@ -2,11 +2,17 @@
 
 Residual blocks, a convolution whose channels become frames or pixels (depth to space), residual blocks again. All
 padding is zeros, in time too.
+
+On disk it is a folder in diffusers' layout, with a config.json, or a published single file, with or without a config
+in its metadata. The tensors decide, as a config may leave out how its upsampler resamples; what it states must agree.
 """
 
 import math
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import ClassVar
 
 import jax
@@ -14,15 +20,36 @@ import jax.numpy as jnp
 from flax import nnx
 
 from ltx2_cli.diffusion.upsampling import UpsampleFactors, adain, tone_map
-from ltx2_cli.models.config import LTX2, LTX2_3, Config, NetworkArch
-from ltx2_cli.models.video_vae import LatentStatistics, depth_to_space
+from ltx2_cli.errors import UsageError
+from ltx2_cli.models.config import LTX2, LTX2_3, Config, NetworkArch, read_arch
+from ltx2_cli.models.video_vae import LatentStatistics, VideoVAEArch, depth_to_space
 from ltx2_cli.nn.conv import Conv, Conv3D
+from ltx2_cli.weights.checkpoint import AGAIN, TensorFiles, abbreviate, collect, raise_all, read_json, shape_text
 from ltx2_cli.weights.declare import Scope
+from ltx2_cli.weights.load import mismatches
+from ltx2_cli.weights.published import UPSAMPLER
 
 GROUPS = 32
 NORM_EPS = 1e-5
 BLUR_WINDOW = 5
 RATIONAL = {1.5: (3, 2), 2.0: (2, 1)}  # upsampling and then decimation factor of each scale
+
+HINT = "download the upsampler again, or name another: --upsampler FILE, FOLDER or REPO"
+SUFFIX = ".safetensors"
+FIRST = "initial_conv.weight"
+BLOCK = re.compile(r"(?:post_upsample_)?res_blocks\.(\d+)\..*")
+# keys of the single files' configs that diffusers' call otherwise
+NATIVE_KEYS = {"spatial_scale": "rational_spatial_scale", "rational_resampler": "use_rational_resampler"}
+SPACE: Config = {"spatial_upsample": True, "temporal_upsample": False}
+BLURRED: Config = SPACE | {"use_rational_resampler": True}
+# the weight that makes cells, its dimensions, and its channels out for one in: what an upsampler that has it is
+KINDS: dict[tuple[str, int, int], Config] = {
+    ("upsampler.0.weight", 4, 4): SPACE | {"use_rational_resampler": False, "rational_spatial_scale": 2.0},
+    ("upsampler.conv.weight", 4, 4): BLURRED | {"rational_spatial_scale": 2.0},
+    ("upsampler.conv.weight", 4, 9): BLURRED | {"rational_spatial_scale": 1.5},
+    ("upsampler.0.weight", 5, 2): {"spatial_upsample": False, "temporal_upsample": True},
+    ("upsampler.0.weight", 5, 8): {"spatial_upsample": True, "temporal_upsample": True},
+}
 
 
 @dataclass(frozen=True)
@@ -67,16 +94,6 @@ class LatentUpsamplerArch(NetworkArch):
         return LTX2 if self.rational and self.upsampling.down == 1 else LTX2_3
 
 
-class ClipConv(nnx.Module):
-    """A 3×3×3 convolution that keeps the clip's size."""
-
-    def __init__(self, scope: Scope, d_in: int, d_out: int):
-        self.conv = Conv3D(scope, d_in, d_out, (3, 3, 3), (1, 1), beyond="constant")
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.conv(x, ((1, 1), (1, 1)))
-
-
 class GroupNorm(nnx.Module):
     """Mean 0 and variance 1 in each clip and group of neighbouring channels, then a scale and a shift for each channel;
     statistics in float32. Wu and He, 2018, https://arxiv.org/abs/1803.08494."""
@@ -93,24 +110,21 @@ class GroupNorm(nnx.Module):
         return (normed * self.scale[...] + self.shift[...]).astype(x.dtype)
 
 
+zero_padded_conv = partial(Conv3D, around=(1, 1), beyond="constant")
+
+
 class ResNet(nnx.Module):
     """silu(x + norm(conv(silu(norm(conv(x))))))."""
 
     def __init__(self, scope: Scope, channels: int):
-        self.conv1 = ClipConv(scope / "conv1", channels, channels)
+        self.conv1 = zero_padded_conv(scope / "conv1", channels, channels)
         self.norm1 = GroupNorm(scope / "norm1", channels)
-        self.conv2 = ClipConv(scope / "conv2", channels, channels)
+        self.conv2 = zero_padded_conv(scope / "conv2", channels, channels)
         self.norm2 = GroupNorm(scope / "norm2", channels)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         y = jax.nn.silu(self.norm1(self.conv1(x)))
         return jax.nn.silu(x + self.norm2(self.conv2(y)))
-
-
-def per_frame(change: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
-    """A function of images [batch, height, width, channels], applied to each frame of x."""
-    y = change(x.reshape(-1, *x.shape[2:]))
-    return y.reshape(*x.shape[:2], *y.shape[1:])
 
 
 def decimate(x: jax.Array, kernel: jax.Array, every: int) -> jax.Array:
@@ -125,22 +139,23 @@ def decimate(x: jax.Array, kernel: jax.Array, every: int) -> jax.Array:
 
 
 class Resample(nnx.Module):
-    """Depth to space of a convolution; the first frame, which stands alone, gives one frame."""
+    """Depth to space of a convolution, in each frame or across frames; the first frame, which stands alone, gives one
+    frame."""
 
     def __init__(self, scope: Scope, arch: LatentUpsamplerArch):
         by, width = arch.upsampling, arch.mid_channels
         self.cell, self.every = (by.time, by.up, by.up), by.down
         place, d_out = scope / ("conv" if arch.rational else 0), width * math.prod(self.cell)
-        across = arch.temporal_upsample
-        self.conv: ClipConv | Conv = (
-            ClipConv(place, width, d_out) if across else Conv(place, width, d_out, (3, 3), ((1, 1), (1, 1)))
-        )
+        if arch.temporal_upsample:
+            self.conv: Conv3D | Conv = zero_padded_conv(place, width, d_out)
+        else:
+            self.conv = Conv(place, width, d_out, (3, 3), ((1, 1), (1, 1)))
         shape = (1, 1, BLUR_WINDOW, BLUR_WINDOW)
         self.blur = (scope / "blur_down").weight("kernel", shape, (None,) * 4) if arch.rational else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = self.conv(x) if self.cell[0] > 1 else per_frame(self.conv, x)
-        y = depth_to_space(y, self.cell)[:, self.cell[0] - 1 :]
+        y = self.conv(x if isinstance(self.conv, Conv3D) else x.reshape(-1, *x.shape[2:]))
+        y = depth_to_space(y.reshape(*x.shape[:-1], -1), self.cell)[:, self.cell[0] - 1 :]
         return y if self.blur is None or self.every == 1 else decimate(y, self.blur[0, 0], self.every)
 
 
@@ -149,16 +164,16 @@ class LatentUpsampler(nnx.Module):
 
     def __init__(self, scope: Scope, arch: LatentUpsamplerArch):
         width, numbers = arch.mid_channels, range(arch.num_blocks_per_stage)
-        self.conv_in = ClipConv(scope / "initial_conv", arch.in_channels, width)
+        self.conv_in = zero_padded_conv(scope / "initial_conv", arch.in_channels, width)
         self.norm_in = GroupNorm(scope / "initial_norm", width)
         self.before = nnx.List([ResNet(scope / "res_blocks" / i, width) for i in numbers])
         self.resample = Resample(scope / "upsampler", arch)
         self.after = nnx.List([ResNet(scope / "post_upsample_res_blocks" / i, width) for i in numbers])
-        self.conv_out = ClipConv(scope / "final_conv", width, arch.in_channels)
+        self.conv_out = zero_padded_conv(scope / "final_conv", width, arch.in_channels)
 
     def __call__(self, latents: jax.Array) -> jax.Array:
         """De-normalised latents to more of them, as `LatentUpsamplerArch.upsampling` says."""
-        x = self.conv_in(latents.astype(self.conv_in.conv.kernel.dtype))
+        x = self.conv_in(latents.astype(self.conv_in.kernel.dtype))
         x = jax.nn.silu(self.norm_in(x))
         for block in (*self.before, self.resample, *self.after):
             x = block(x)
@@ -180,3 +195,84 @@ def upsample(
     small = statistics.denormalise(latents)
     large = adain(upsampler(small), small, adain_factor)
     return statistics.normalise(tone_map(large, compression))
+
+
+def has_upsampler(folder: Path) -> bool:
+    """Whether a checkpoint's folder holds one."""
+    return (folder / UPSAMPLER).is_dir()
+
+
+def open_upsampler(path: Path, vae: VideoVAEArch | None) -> tuple[LatentUpsamplerArch, TensorFiles]:
+    """The upsampler in a single file, in a folder, or in the `latent_upsampler` of a checkpoint's folder, for the
+    latents of `vae`; None: for any.
+
+    Raises `UsageError` with all that is missing, damaged, not implemented, or does not fit.
+    """
+    place = path / UPSAMPLER if has_upsampler(path) else path
+    try:
+        files, config = _in_folder(place) if place.is_dir() else _in_file(place)
+        return _described(files, config, place, vae), files
+    except UsageError as error:
+        hints = [HINT if hint == AGAIN else hint for hint in error.hint.split("; ")]
+        raise UsageError(str(error), "; ".join(dict.fromkeys(hints))) from error
+
+
+def _in_folder(folder: Path) -> tuple[TensorFiles, Config]:
+    config = folder / "config.json"
+    single = sorted(file.name for file in folder.glob(f"*upscaler*{SUFFIX}"))
+    if single and not config.exists():
+        hint = f"name one: --upsampler {folder / single[0]}"
+        raise UsageError(f"{folder} holds single files: {abbreviate(single)}", hint)
+    opened, problems = collect({"tensors": partial(TensorFiles, folder)})
+    read, misread = collect({"config": partial(read_json, config)})
+    raise_all([*problems, *misread])
+    return opened["tensors"], read["config"]
+
+
+def _in_file(path: Path) -> tuple[TensorFiles, Config]:
+    if path.suffix != SUFFIX or not path.exists():
+        raise UsageError(f"{path} is no folder and no safetensors file", HINT)
+    files = TensorFiles(path.parent, (path.stem,))
+    if (config := files.config(absent="{}")) is None:
+        raise UsageError(f"{path}: the config in its metadata is not a JSON object", HINT)
+    return files, {NATIVE_KEYS.get(key, key): value for key, value in config.items()}
+
+
+def _described(files: TensorFiles, config: Config, where: Path, vae: VideoVAEArch | None) -> LatentUpsamplerArch:
+    """The upsampler by its tensors; raises `UsageError` for what is wrong with them, the config, or both."""
+    by_tensors = _by_tensors(files, where)
+    problems = [
+        f"the config says {key} {config[key]!r}, by its tensors it is {value!r}"
+        for key, value in by_tensors.items()
+        if config.get(key) is not None and config[key] != value
+    ]
+    read, refused = collect({"arch": partial(read_arch, LatentUpsamplerArch, config | by_tensors, str(where))})
+    if arch := read.get("arch"):
+        problems += mismatches(LatentUpsampler(Scope("float32"), arch), files)
+    sentences = [f"{where}: {problem}" for problem in problems]
+    if arch and vae and arch.in_channels != vae.latent_channels:
+        model = f"the model's have {vae.latent_channels}"
+        sentences.append(f"{where} upsamples latents of {arch.in_channels} channels, {model}")
+    if arch and vae and {arch.model_version, vae.model_version} >= {LTX2, LTX2_3}:
+        model = f"the model's are of {vae.model_version}"
+        sentences.append(f"{where} was trained on latents of {arch.model_version}, {model}")
+    raise_all([*refused, *(UsageError(sentence, HINT) for sentence in sentences)])
+    return read["arch"]
+
+
+def _by_tensors(files: TensorFiles, where: Path) -> Config:
+    """The config that belongs to these tensors."""
+    first = files.get(FIRST)
+    if first is None or len(first.shape) != 5:
+        raise UsageError(f"{where} is no latent upsampler: it has no `{FIRST}` of five dimensions", HINT)
+    mid_channels, in_channels = first.shape[:2]
+    for (name, rank, factor), kind in KINDS.items():
+        if name in files and len(files[name].shape) == rank and files[name].shape[0] == factor * mid_channels:
+            blocks = {block[1] for block in map(BLOCK.fullmatch, files) if block}
+            sizes = {"in_channels": in_channels, "mid_channels": mid_channels, "num_blocks_per_stage": len(blocks)}
+            return kind | sizes
+    names = dict.fromkeys(name for name, _, _ in KINDS)
+    found = ", ".join(f"`{name}` is {shape_text(files[name].shape)}" for name in names if name in files)
+    lacking = f"it has no {' and no '.join(f'`{name}`' for name in names)}"
+    finding = f"with {mid_channels} channels, {found or lacking}"
+    raise UsageError(f"{where} is a latent upsampler of no known kind: {finding}", HINT)

@@ -14,7 +14,7 @@ from flax import nnx
 
 from ltx2_cli.models.config import LTX2, LTX2_3, Config, NetworkArch
 from ltx2_cli.nn.basic import rms_norm
-from ltx2_cli.nn.conv import Conv3D, halo_pad
+from ltx2_cli.nn.conv import Conv3D
 from ltx2_cli.weights.declare import Scope
 
 NORM_EPS = 1e-8
@@ -108,16 +108,10 @@ class LatentStatistics(nnx.Module):
         return latents.astype(jnp.float32) * self.std[...] + self.mean[...]
 
 
-class VideoConv(nnx.Module):
-    """A 3×3×3 convolution that keeps the video's size."""
-
-    def __init__(self, scope: Scope, d_in: int, d_out: int, borders: Borders):
-        causal, mode = borders
-        self.mirrored = mode == "reflect"
-        self.conv = Conv3D(scope / "conv", d_in, d_out, (3, 3, 3), (2, 0) if causal else (1, 1))
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.conv(*halo_pad(x, self.mirrored))
+def video_conv(scope: Scope, d_in: int, d_out: int, borders: Borders) -> Conv3D:
+    """A convolution that keeps the video's size."""
+    causal, mode = borders
+    return Conv3D(scope / "conv", d_in, d_out, (2, 0) if causal else (1, 1), mirrored=mode == "reflect")
 
 
 def norm_silu(x: jax.Array, eps: float = NORM_EPS) -> jax.Array:
@@ -129,8 +123,8 @@ class ResNet(nnx.Module):
     """x + conv(norm_silu(conv(norm_silu(x))))."""
 
     def __init__(self, scope: Scope, channels: int, borders: Borders):
-        self.conv1 = VideoConv(scope / "conv1", channels, channels, borders)
-        self.conv2 = VideoConv(scope / "conv2", channels, channels, borders)
+        self.conv1 = video_conv(scope / "conv1", channels, channels, borders)
+        self.conv2 = video_conv(scope / "conv2", channels, channels, borders)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return x + self.conv2(norm_silu(self.conv1(norm_silu(x))))
@@ -169,7 +163,7 @@ class Downsample(nnx.Module):
     """Space to depth by `stride` of a convolution, plus that of the input, averaged in groups of channels."""
 
     def __init__(self, scope: Scope, d_in: int, d_out: int, stride: Stride, borders: Borders):
-        self.conv = VideoConv(scope / "conv", d_in, d_out // math.prod(stride), borders)
+        self.conv = video_conv(scope / "conv", d_in, d_out // math.prod(stride), borders)
         self.stride, self.d_out = stride, d_out
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -185,7 +179,7 @@ class Upsample(nnx.Module):
     convolutions = 1
 
     def __init__(self, scope: Scope, d_in: int, factor: int, stride: Stride, residual: bool, borders: Borders):
-        self.conv = VideoConv(scope / "conv", d_in, d_in * math.prod(stride) // factor, borders)
+        self.conv = video_conv(scope / "conv", d_in, d_in * math.prod(stride) // factor, borders)
         self.stride, self.residual, self.channels = stride, residual, d_in // factor
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -214,16 +208,16 @@ class VideoEncoder(nnx.Module):
             layers += resnets(stage, count, widths[i], borders)
             layers += [Downsample(stage / "downsamplers" / 0, widths[i], widths[i + 1], STRIDES[kind], borders)]
         layers += resnets(scope / "mid_block", mid_count, widths[-1], borders)
-        self.conv_in = VideoConv(scope / "conv_in", arch.in_channels * arch.patch_size**2, widths[0], borders)
+        self.conv_in = video_conv(scope / "conv_in", arch.in_channels * arch.patch_size**2, widths[0], borders)
         self.layers = nnx.List(layers)
         # one more channel than the mean: a log-variance for all of them
-        self.conv_out = VideoConv(scope / "conv_out", widths[-1], arch.latent_channels + 1, borders)
+        self.conv_out = video_conv(scope / "conv_out", widths[-1], arch.latent_channels + 1, borders)
         self.patch_size = arch.patch_size
 
     def __call__(self, video: jax.Array) -> jax.Array:
         """[batch, 8k + 1, 32h, 32w, 3] to [batch, k + 1, h, w, channels]."""
         # squares of pixels to channels (channel, column, row), the last running fastest
-        columns_first = video.astype(self.conv_in.conv.kernel.dtype).swapaxes(2, 3)
+        columns_first = video.astype(self.conv_in.kernel.dtype).swapaxes(2, 3)
         x = self.conv_in(space_to_depth(columns_first, (1, self.patch_size, self.patch_size)).swapaxes(2, 3))
         for layer in self.layers:
             x = layer(x)
@@ -239,7 +233,7 @@ class VideoDecoder(nnx.Module):
         mid_count, *counts = reversed(arch.decoder_layers_per_block)
         widths = tuple(reversed(arch.decoder_block_out_channels))
         factors, residuals = reversed(arch.upsample_factor), reversed(arch.upsample_residual)
-        self.conv_in = VideoConv(scope / "conv_in", arch.latent_channels, widths[0], borders)
+        self.conv_in = video_conv(scope / "conv_in", arch.latent_channels, widths[0], borders)
         layers: list[ResNets | Upsample] = [*resnets(scope / "mid_block", mid_count, widths[0], borders)]
         stages = zip(counts, widths, factors, residuals, arch.upsample_type, strict=True)
         for i, (count, width, factor, residual, kind) in enumerate(stages):
@@ -248,7 +242,7 @@ class VideoDecoder(nnx.Module):
             layers += resnets(stage, count, width // factor, borders)
         width = widths[-1] // arch.upsample_factor[0]
         self.layers = nnx.List(layers)
-        self.conv_out = VideoConv(scope / "conv_out", width, arch.out_channels * arch.patch_size**2, borders)
+        self.conv_out = video_conv(scope / "conv_out", width, arch.out_channels * arch.patch_size**2, borders)
         self.patch_size = arch.patch_size
 
     def __call__(self, latents: jax.Array) -> jax.Array:
@@ -257,7 +251,7 @@ class VideoDecoder(nnx.Module):
 
     def head(self, latents: jax.Array, cut: int) -> jax.Array:
         """The output of the first `cut` layers for latents."""
-        x = self.conv_in(latents.astype(self.conv_in.conv.kernel.dtype))
+        x = self.conv_in(latents.astype(self.conv_in.kernel.dtype))
         for layer in self.layers[:cut]:
             x = layer(x)
         return x

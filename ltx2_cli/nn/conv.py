@@ -54,31 +54,28 @@ class Conv(nnx.Module):
 
 
 class Conv3D(nnx.Module):
-    """A convolution with bias along frames, height and width; beside each frame are zeros, `beyond` the video copies of
-    its first and last frame (edge) or zeros too (constant).
+    """A 3×3×3 convolution with bias that keeps the size of a video [batch, frames, height, width, channels].
+
+    In time `around` frames are added before and behind: copies of the first and the last (edge), or zeros (constant).
+    Around each frame are zeros or, if `mirrored`, its reflection; an image that lies in parts on several devices gets
+    the neighbours' edges.
 
     It is made of convolutions in two dimensions, with the frames merged into the batch. XLA makes that faster than one
     in three dimensions, and with half the temporaries.
     """
 
     def __init__(
-        self, scope: Scope, d_in: int, d_out: int, window: Shape, around: tuple[int, int], beyond: str = "edge"
+        self, scope: Scope, d_in: int, d_out: int, around: tuple[int, int], beyond: str = "edge", mirrored: bool = False
     ):
-        frames, *image = window
-        axes = (None, None, None, "conv_in", "conv_out")
-        self.kernel = scope.weight("weight", (*image, frames, d_in, d_out), axes, VIDEO_CONV)
+        self.kernel = scope.weight("weight", (3, 3, 3, d_in, d_out), (*(None,) * 3, "conv_in", "conv_out"), VIDEO_CONV)
         self.bias = scope.weight("bias", (d_out,), ("conv_out",))
-        self.around, self.beyond = around, beyond
+        self.around, self.beyond, self.mirrored = around, beyond, mirrored
 
-    def __call__(self, x: jax.Array, beside: Padding) -> jax.Array:
-        """x [batch, frames, height, width, in], `around` frames added and zeros `beside` the others, to [..., out].
-
-        The frames under the window stand side by side in the channels.
-        """
-        kernel = self.kernel[...]
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x, beside = halo_pad(x, self.mirrored)
+        kernel, kept = self.kernel[...], x.shape[1]
         height, width, frames, d_in, d_out = kernel.shape
         x = jnp.pad(x, ((0, 0), self.around, (0, 0), (0, 0), (0, 0)), mode=self.beyond)
-        kept = x.shape[1] - frames + 1
         joined = jnp.concatenate([x[:, frame : frame + kept] for frame in range(frames)], axis=-1)
         images = joined.reshape(-1, *joined.shape[2:])
         y = convolve(images, kernel.reshape(height, width, frames * d_in, d_out), beside)
@@ -127,17 +124,17 @@ def halo_pad(x: jax.Array, mirrored: bool) -> tuple[jax.Array, Padding]:
 
 
 def _exchange_edges(x: jax.Array, mesh_axis: str, parts: int, mirrored: bool) -> jax.Array:
-    axis = x.ndim - 3 + IMAGE_AXES.index(mesh_axis)
+    axis, last = x.ndim - 3 + IMAGE_AXES.index(mesh_axis), parts - 1
 
     def edge(index: int) -> jax.Array:
+        index %= x.shape[axis]
         return jax.lax.slice_in_dim(x, index, index + 1, axis=axis)
 
-    last, length = parts - 1, x.shape[axis]
     # without a sender: zeros
-    before = jax.lax.ppermute(edge(length - 1), mesh_axis, [(part, part + 1) for part in range(last)])
+    before = jax.lax.ppermute(edge(-1), mesh_axis, [(part, part + 1) for part in range(last)])
     behind = jax.lax.ppermute(edge(0), mesh_axis, [(part + 1, part) for part in range(last)])
     if mirrored:
         part = jax.lax.axis_index(mesh_axis)
         before = jnp.where(part == 0, edge(1), before)
-        behind = jnp.where(part == last, edge(length - 2), behind)
+        behind = jnp.where(part == last, edge(-2), behind)
     return jnp.concatenate([before, x, behind], axis=axis)

@@ -87,7 +87,7 @@ def plan_tiling(decoder: VideoDecoder, videos: int, size: Extent, devices: np.nd
     splits = sorted(_splits(devices.size, size), key=lambda split: split.cost(videos, size))
 
     # what a CPU convolves is float32 in between
-    itemsize = 4 if devices[0].platform == "cpu" else decoder.conv_in.conv.kernel.dtype.itemsize
+    itemsize = 4 if devices[0].platform == "cpu" else decoder.conv_in.kernel.dtype.itemsize
 
     def choices(split: _Split, cut: int | None) -> Iterator[_Choice]:
         part, (work, _) = split.part(size), split.cost(videos, size)

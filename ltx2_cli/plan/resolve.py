@@ -14,8 +14,7 @@ from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.layouts import open_folder, open_single_file, read_text_encoder
 from ltx2_cli.models.lora import find_adapters, unmet_wishes
 from ltx2_cli.models.networks import Checkpoint, Networks
-from ltx2_cli.models.upsampler import LatentUpsamplerArch
-from ltx2_cli.models.upsampler_source import has_upsampler, open_upsampler
+from ltx2_cli.models.upsampler import LatentUpsamplerArch, has_upsampler, open_upsampler
 from ltx2_cli.nn.kernels import choose_backend
 from ltx2_cli.plan.checks import (
     check_hosts,

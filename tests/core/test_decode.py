@@ -58,7 +58,7 @@ def test_decoders_whose_weights_are_split_make_the_same_clip() -> None:
     clip = {"model": "demo", "prompt": "a", "height": 128, "width": 256, "num_frames": 9, "dtype": "float32"}
     split = {**EIGHT, "weights": {"conv_out": "heads"}, "replicate_vae": False}
     plain, plan = (resolve(read_spec({**clip, "sharding": sharding})) for sharding in ("single", split))
-    kernel = abstract_network(plan, "vae").decoder.conv_in.conv.kernel.get_value()
+    kernel = abstract_network(plan, "vae").decoder.conv_in.kernel.get_value()
     assert kernel.sharding.shard_shape(kernel.shape)[-1] == kernel.shape[-1] // 2
     check(decoded(plan), decoded(plain))
 

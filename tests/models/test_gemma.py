@@ -135,7 +135,7 @@ def test_the_torch_module_keeps_no_memory_and_has_the_declared_weights(pair, got
 
 
 def test_the_default_sizes_are_transformers():
-    usual, sizes = Gemma3TextConfig(), vars(GemmaArch()).keys() - {"config", "where"}
+    usual, sizes = Gemma3TextConfig(), vars(GemmaArch()).keys() - {"prefix", "config", "where"}
     assert {name: getattr(usual, name) for name in sizes} == {name: getattr(GemmaArch(), name) for name in sizes}
 
 
