@@ -63,9 +63,8 @@ def ours(tiny: bool) -> Turn:
     from ltx2_cli.core.components import Components, abstract_network
     from ltx2_cli.core.encode import abstract_contexts
     from ltx2_cli.core.generate import generate
-    from ltx2_cli.core.report import Silent
+    from ltx2_cli.core.report import Silent, Timings
     from ltx2_cli.core.run_state import RunState
-    from ltx2_cli.core.timings import Timings
     from ltx2_cli.plan.stages import CONNECTORS
 
     def normal(x: jax.ShapeDtypeStruct) -> jax.Array:

@@ -26,8 +26,7 @@ from ltx2_cli.cli.session import system_error
 from ltx2_cli.console import print_error
 from ltx2_cli.core.provenance import extend_history, provenance, source_history
 from ltx2_cli.core.report import Silent
-from ltx2_cli.core.run_state import RunState
-from ltx2_cli.core.saved_run import RunCheckpointer, RunGoal, open_saved_run
+from ltx2_cli.core.run_state import RunCheckpointer, RunGoal, RunState, open_saved_run
 from ltx2_cli.diffusion.latents import SIZE, open_latents, pack, save_latents
 from ltx2_cli.errors import CommandError, DoesNotFitError, UsageError
 from ltx2_cli.media import Media, write_mp4

@@ -8,12 +8,11 @@ from pathlib import Path
 from ltx2_cli.cli.plan import check_published, fitting_plan
 from ltx2_cli.cli.session import Session, plan_facts, synchronized
 from ltx2_cli.console import print_out
-from ltx2_cli.core.compiling import enable_compilation_cache
 from ltx2_cli.core.components import Components
+from ltx2_cli.core.programs import enable_compilation_cache
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import START, write
-from ltx2_cli.core.run_state import RunState
-from ltx2_cli.core.saved_run import RunCheckpointer
+from ltx2_cli.core.run_state import RunCheckpointer, RunState
 from ltx2_cli.errors import AbortedRunError, NotFiniteError, RunError
 from ltx2_cli.estimate.requests import Request
 from ltx2_cli.interrupts import stop_on_signal

@@ -78,11 +78,11 @@ def _dry_run(session: Session, spec: RunSpec, ends: Ends, random: bool, files: l
 def _run(options: Generate, session: Session, spec: RunSpec, ends: Ends, random: bool, files: list[Output]) -> None:
     session.start()
     from ltx2_cli.cli.execute import agreed_plan, execute, note_downloads
-    from ltx2_cli.core.compiling import forbid_compilation
+    from ltx2_cli.core.programs import forbid_compilation
     from ltx2_cli.core.provenance import input_files
-    from ltx2_cli.core.run import load, programs, warm_up
-    from ltx2_cli.core.saved_run import RunCheckpointer, RunGoal
-    from ltx2_cli.core.timings import Timings, traced
+    from ltx2_cli.core.report import Timings
+    from ltx2_cli.core.run import load, programs, traced, warm_up
+    from ltx2_cli.core.run_state import RunCheckpointer, RunGoal
     from ltx2_cli.estimate.requests import Request
     from ltx2_cli.plan.resolve import Plan
 

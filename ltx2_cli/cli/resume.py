@@ -12,7 +12,7 @@ from ltx2_cli.cli.inspect import ClipInfo, RecordInfo, inspect
 from ltx2_cli.cli.options import Resume
 from ltx2_cli.cli.session import Session, synchronized
 from ltx2_cli.core.run import load
-from ltx2_cli.core.saved_run import RunCheckpointer, SavedRun, open_saved_run
+from ltx2_cli.core.run_state import RunCheckpointer, SavedRun, open_saved_run
 from ltx2_cli.devices import find_devices
 from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.phases import CONNECT, ENCODE

@@ -32,7 +32,7 @@ from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.validation import random_seed
 
 if TYPE_CHECKING:
-    from ltx2_cli.core.compiling import CompileStats
+    from ltx2_cli.core.programs import CompileStats
     from ltx2_cli.distributed import ProcessGroup
     from ltx2_cli.plan.resolve import Plan
 
@@ -62,7 +62,7 @@ class Session:
     def start(self) -> None:
         """Import jax; count the programs that are compiled from here on."""
         self.report.note("starting …")
-        from ltx2_cli.core.compiling import count_compilations
+        from ltx2_cli.core.programs import count_compilations
 
         self.compiled = self.resources.enter_context(count_compilations())
 

@@ -12,7 +12,7 @@ from ltx2_cli.cli.requests import check_source, latents_request, merged_request,
 from ltx2_cli.cli.session import Session, file_facts, request_facts, synchronized
 from ltx2_cli.core.provenance import input_files, source_history
 from ltx2_cli.core.run import load, state_from_latents
-from ltx2_cli.core.saved_run import RunCheckpointer, RunGoal
+from ltx2_cli.core.run_state import RunCheckpointer, RunGoal
 from ltx2_cli.devices import find_devices
 from ltx2_cli.diffusion.latents import LatentsFile, open_latents
 from ltx2_cli.errors import UsageError

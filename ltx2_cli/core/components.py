@@ -1,4 +1,5 @@
-"""The networks on the devices: each is loaded when its phase begins and, unless kept resident, dropped after it."""
+"""The networks on the devices: each is loaded when its phase begins and, unless kept resident, dropped after it. Where
+devices run out of memory, the error names what was being done, and what would help that."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import wait
@@ -8,17 +9,66 @@ from typing import Any
 import jax
 from flax import nnx
 
-from ltx2_cli.core.compiling import UNDIAGNOSABLE, CompileFutures, compile_in_background
-from ltx2_cli.core.out_of_memory import LOAD, memory_for
-from ltx2_cli.core.programs import Program
+from ltx2_cli.core.programs import UNDIAGNOSABLE, CompileFutures, Program, compile_in_background
 from ltx2_cli.core.report import Report
+from ltx2_cli.devices import DEFAULT_FRACTION, fraction_variable, memory_fraction
 from ltx2_cli.errors import NotFiniteError, RunError
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import DENOISER, REFINER
+from ltx2_cli.request.spec import DType
 from ltx2_cli.weights.checkpoint import count_and_list
 from ltx2_cli.weights.declare import Weight, map_weights
 from ltx2_cli.weights.load import load, merge_lora, not_finite
 from ltx2_cli.weights.transfer import Placement
+
+ENCODE, CONNECT, UPSAMPLE, DENOISE, DECODE = "encode the text", "connect the text", "upsample", "denoise", "decode"
+LOAD = "load the "
+EXHAUSTED = "RESOURCE_EXHAUSTED"  # how XLA's message begins, be it of the compiler, of an allocation or of a run
+SHORT_TEXT = 256  # tokens
+
+
+@contextmanager
+def memory_for(activity: str, plan: Plan) -> Iterator[None]:
+    """The body is the `activity`, one of the above. Raises `RunError` where the devices run out of memory in it."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if EXHAUSTED not in str(error):
+            raise
+        hint = "; or ".join(_remedies(activity, plan))
+        raise RunError(f"the devices ran out of memory to {activity}", hint) from error
+
+
+def _remedies(activity: str, plan: Plan) -> Iterator[str]:
+    """What to type, that which changes the least first."""
+    text_encoder = activity == f"{LOAD}text encoder"
+    gpu = plan.sharding.mesh.devices.flat[0].platform == "gpu"
+    if gpu and memory_fraction() <= DEFAULT_FRACTION:  # jax takes a part alone
+        yield f"{fraction_variable()}=.95 before the command, for more than {memory_fraction():.0%} of the memory"
+    if (activity == ENCODE or text_encoder) and plan.text.dtype is DType.float32:
+        yield "--text-encoder-dtype bfloat16"
+    if activity == ENCODE and plan.text.at_once > 1:
+        yield "--set sharding.use_batched_text_encoder=false"
+    if plan.keep_resident and not text_encoder:
+        yield "--set keep_resident=false"
+    if LOAD in activity and not text_encoder and plan.dtype is DType.float32:
+        yield "--dtype bfloat16"
+    if activity in (ENCODE, CONNECT) and plan.text.tokens > SHORT_TEXT:
+        yield f"--set max_sequence_length={SHORT_TEXT}"
+    if activity in (UPSAMPLE, DENOISE):
+        if plan.batch_size > 1:
+            yield "fewer --num-videos"
+        yield "a smaller clip: --num-frames, --width and --height"
+    if activity == DECODE:
+        yield f"--set vae_memory_gb={max(plan.decoding.bytes / 2e9, 0.001):.2g}, which decodes in smaller tiles"
+    yield "more devices with --sharding NAME"
+
+
+def in_float32(plan: Plan) -> str:
+    """What to type where a network overflows."""
+    if plan.dtype is DType.float32:
+        return "other weights: these overflow even in float32"
+    return "--dtype float32 has the range it needs"
 
 
 class Components:
@@ -59,7 +109,7 @@ class Components:
     def use(self, name: str, report: Report) -> Iterator[Any]:
         """The network `name`, loaded now unless it is resident.
 
-        Raises `RunError` that names its tensors which are not finite if the body finds that what it made is not.
+        Raises `RunError` that names its tensors which are not finite if the body finds that its output is not.
         """
         module = self.resident.get(name)
         if module is None:
@@ -74,8 +124,8 @@ class Components:
                 with report.stage(f"compile {program}"):
                     wait([compiled])
             compiled.result()
-        awaited = name == DENOISER and any(stage.network == REFINER for stage in self.plan.stages)
-        if self.plan.keep_resident or awaited or name in self.kept:
+        needed_later = name == DENOISER and any(stage.network == REFINER for stage in self.plan.stages)
+        if self.plan.keep_resident or needed_later or name in self.kept:
             self.resident[name] = module
         try:
             yield module
@@ -95,8 +145,8 @@ class Components:
 
     def _refiner(self) -> nnx.Module:
         """The second stage's denoiser out of the first's, which is here but where that stage is left out."""
-        plan, denoiser = self.plan, self.resident.pop(DENOISER, None) or self._loaded(DENOISER, REFINER)
-        merge_lora(denoiser, placement(plan, REFINER), plan.added[REFINER])
+        denoiser = self.resident.pop(DENOISER, None) or self._loaded(DENOISER, REFINER)
+        merge_lora(denoiser, placement(self.plan, REFINER), self.plan.added[REFINER])
         return denoiser
 
 

@@ -1,8 +1,8 @@
-"""Latents to media: frames by the video VAE, sound by the audio VAE and the vocoder."""
+"""What becomes of latents: more latents between two stages, and media by the VAEs and the vocoder."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
-from itertools import chain
+from math import prod
 from typing import Any
 
 import jax
@@ -10,25 +10,87 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from ltx2_cli.core.components import Components, abstract_network
-from ltx2_cli.core.not_finite import in_float32
-from ltx2_cli.core.out_of_memory import DECODE, memory_for
-from ltx2_cli.core.programs import Program, jit_for_convs
+from ltx2_cli.core.components import DECODE, UPSAMPLE, Components, abstract_network, in_float32, memory_for
+from ltx2_cli.core.programs import Program, jitted
 from ltx2_cli.core.report import DECODE as DECODING
 from ltx2_cli.core.report import Report
 from ltx2_cli.diffusion.latents import token_shapes
 from ltx2_cli.distributed import to_devices, to_first_host, to_host
 from ltx2_cli.errors import NotFiniteError
 from ltx2_cli.media import Media
+from ltx2_cli.models import upsampler as network
 from ltx2_cli.models.audio_vae import AudioVAE
 from ltx2_cli.models.tiles import decode_frames
-from ltx2_cli.models.video_vae import VideoVAE
+from ltx2_cli.models.video_vae import LatentStatistics, VideoVAE
 from ltx2_cli.models.vocoder import Vocoder, VocoderWithBWE
 from ltx2_cli.nn.conv import IMAGE_AXES
 from ltx2_cli.plan.decoding import VIDEOS, DecodePlan
 from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.plan.stages import Stage
 from ltx2_cli.request.spec import Streams
-from ltx2_cli.sharding import ShardingPlan, activate
+
+Size = tuple[int, int, int]  # latents in time, in height, in width
+
+
+def upsample(
+    plan: Plan, stage: Stage, latents: Streams[np.ndarray], components: Components, report: Report
+) -> Streams[np.ndarray]:
+    """What `stage` goes on from, tokens float32 [videos, tokens, channels]: the picture upsampled, one video after the
+    other, and the sound, of as many latents as the clip has then."""
+    run, strengths = upsampling_program(plan, stage), (np.float32(stage.adain), np.float32(stage.tone_map))
+    with memory_for(UPSAMPLE, plan), ExitStack() as loaded:
+        names = ("statistics", "upsampler")
+        statistics, upsampler = (loaded.enter_context(components.use(name, report)) for name in names)
+        loaded.enter_context(report.stage("upsample"))
+        videos = [
+            to_host(run(upsampler, statistics, picture, *strengths))
+            for picture in to_devices([video[None] for video in latents.video], plan.sharding.replicated)
+        ]
+        if not all(np.isfinite(video).all() for video in videos):
+            raise NotFiniteError(f"the upsampled latents are not finite in {plan.dtype.value}", in_float32(plan))
+        return Streams(np.concatenate(videos), _lasting(latents.audio, stage.geometry.audio_frames))
+
+
+def upsampling_program(plan: Plan, stage: Stage) -> Program:
+    """The upsampler, its statistics, one video's tokens and two strengths to the tokens that the stage begins with."""
+    assert stage.source is not None
+    _, channels, *size = stage.source.video
+    where = plan.sharding.replicated
+
+    def arguments() -> tuple[Any, ...]:
+        tokens = jax.ShapeDtypeStruct((1, prod(size), channels), np.float32, sharding=where)
+        strength = jax.ShapeDtypeStruct((), np.float32)
+        networks = (abstract_network(plan, name) for name in ("upsampler", "statistics"))
+        return *networks, tokens, strength, strength
+
+    function = jitted(_upsampled, where, plan.sharding, convolves=True, size=tuple(size))
+    return Program("upsample", "upsampler", function, arguments)
+
+
+def _lasting(sound: np.ndarray, length: int) -> np.ndarray:
+    """`sound` [videos, tokens, channels] of this length: cut, or its end held, where the two lengths differ by their
+    rounding; else stretched, each token between its neighbours."""
+    tokens = sound.shape[1]
+    if abs(length - tokens) <= 1:
+        return np.pad(sound[:, :length], ((0, 0), (0, max(length - tokens, 0)), (0, 0)), mode="edge")
+    places = np.clip((np.arange(length) + 0.5) * tokens / length - 0.5, 0, tokens - 1)
+    below = places.astype(int)
+    part = (places - below).astype(np.float32)[:, None]
+    return sound[:, below] * (1 - part) + sound[:, np.minimum(below + 1, tokens - 1)] * part
+
+
+def _upsampled(
+    upsampler: network.LatentUpsampler,
+    statistics: LatentStatistics,
+    tokens: jax.Array,
+    adain: jax.Array,
+    tone_map: jax.Array,
+    size: Size,
+) -> jax.Array:
+    latents = tokens.reshape(len(tokens), *size, -1)
+    large = network.upsample(upsampler, statistics, latents, adain, tone_map)
+    return large.reshape(len(tokens), -1, large.shape[-1])
+
 
 WHOLE = PartitionSpec()
 BOTH = Streams(True, True)
@@ -44,6 +106,7 @@ def decode(
     """
     videos, at_once = len(latents.video), plan.decoding.videos
     to_frames, to_sound = _video_program(plan), _audio_program(plan)
+    _, channels, *size = plan.latent_shapes.video
     with memory_for(DECODE, plan), ExitStack() as loaded:
         vae, audio_vae, vocoder = (
             loaded.enter_context(components.use(name, report)) if needed else None
@@ -53,25 +116,22 @@ def decode(
             frames, waveforms = [NO_FRAMES] * at_once, [SILENCE] * at_once
             with report.stage(DECODING):
                 rows = np.minimum(np.arange(first, first + at_once), videos - 1)  # the last one fills up the devices
-                video, audio = _place(plan, Streams(*(stream[rows] for stream in latents)))
                 # Both are begun before either is waited for.
-                picture = to_frames(vae, video) if vae else None
-                sound = to_sound(audio_vae, vocoder, audio) if vocoder else None
-                if picture:
-                    _check_finite("picture", picture[1], plan)
-                    if (levels := to_first_host(picture[0])) is not None:
-                        frames = [clip.reshape(*clip.shape[:2], -1, 3) for clip in levels]
-                if sound:
-                    _check_finite("sound", sound[1], plan)
-                    if (samples := to_first_host(sound[0])) is not None:
-                        waveforms = list(samples)
+                video = latents.video[rows].reshape(at_once, *size, channels)
+                picture = to_frames(vae, to_devices(video, plan.decoding.latents)) if vae else None
+                tokens = to_devices(latents.audio[rows], plan.decoding.tokens)
+                sound = to_sound(audio_vae, vocoder, tokens) if vocoder else None
+                if picture and (levels := _on_first_host(picture, "picture", plan)) is not None:
+                    frames = [clip.reshape(*clip.shape[:2], -1, 3) for clip in levels]
+                if sound and (samples := _on_first_host(sound, "sound", plan)) is not None:
+                    waveforms = list(samples)
             for clip, waveform in list(zip(frames, waveforms, strict=True))[: videos - first]:
                 yield Media(clip, waveform, plan.stages[-1].geometry.fps, plan.arch.vocoder.output_sampling_rate)
 
 
-def programs(plan: Plan, wanted: Streams[bool] = BOTH) -> Iterator[Program]:
+def programs(plan: Plan, wanted: Streams[bool] = BOTH) -> list[Program]:
     """Those that `decode` runs."""
-    return chain([_video_program(plan)] if wanted.video else [], [_audio_program(plan)] if wanted.audio else [])
+    return [*([_video_program(plan)] if wanted.video else []), *([_audio_program(plan)] if wanted.audio else [])]
 
 
 def _video_program(plan: Plan) -> Program:
@@ -82,7 +142,8 @@ def _video_program(plan: Plan) -> Program:
         shape = plan.decoding.videos, *size, channels
         return abstract_network(plan, "vae"), jax.ShapeDtypeStruct(shape, np.float32, sharding=plan.decoding.latents)
 
-    return Program("frames", "vae", _jit_decoder(_frames, plan), arguments)
+    function = jitted(_frames, None, plan.sharding, convolves=True, decoding=plan.decoding)
+    return Program("frames", "vae", function, arguments)
 
 
 def _audio_program(plan: Plan) -> Program:
@@ -93,28 +154,19 @@ def _audio_program(plan: Plan) -> Program:
         networks = (abstract_network(plan, name) for name in ("audio_vae", "vocoder"))
         return *networks, jax.ShapeDtypeStruct(shape, np.float32, sharding=plan.decoding.tokens)
 
-    return Program("sound", "vocoder", _jit_decoder(_waveforms, plan), arguments)
+    function = jitted(_waveforms, None, plan.sharding, convolves=True, decoding=plan.decoding)
+    return Program("sound", "vocoder", function, arguments)
 
 
-def _jit_decoder(function: Callable[..., Any], plan: Plan) -> Any:
-    return jit_for_convs(function, plan.sharding, None, decoding=plan.decoding)
-
-
-def _place(plan: Plan, tokens: Streams[np.ndarray]) -> Streams[jax.Array]:
-    """Each device's part: of video latents [videos, frames, height, width, channels], of sound as many tokens."""
-    _, channels, *size = plan.latent_shapes.video
-    video = tokens.video.reshape(-1, *size, channels)
-    return Streams(to_devices(video, plan.decoding.latents), to_devices(tokens.audio, plan.decoding.tokens))
-
-
-def _check_finite(what: str, finite: jax.Array, plan: Plan) -> None:
+def _on_first_host(output: tuple[jax.Array, jax.Array], what: str, plan: Plan) -> np.ndarray | None:
+    """The decoded `what` on the first host. Raises `NotFiniteError`."""
+    decoded, finite = output
     if not to_host(finite).all():
         raise NotFiniteError(f"the decoded {what} is not finite in {plan.dtype.value}", in_float32(plan))
+    return to_first_host(decoded)
 
 
-def _frames(
-    vae: VideoVAE, latents: jax.Array, decoding: DecodePlan, sharding: ShardingPlan
-) -> tuple[jax.Array, jax.Array]:
+def _frames(vae: VideoVAE, latents: jax.Array, decoding: DecodePlan) -> tuple[jax.Array, jax.Array]:
     """uint8 [videos, frames, height, width · 3] of latents [videos, frames, height, width, channels]; for each device,
     whether its part is finite."""
 
@@ -124,16 +176,11 @@ def _frames(
 
     where, whose = decoding.latents.spec, PartitionSpec(VIDEOS, *IMAGE_AXES)
     split = jax.shard_map(part, mesh=decoding.mesh, in_specs=(WHOLE, where), out_specs=(where, whose))
-    with activate(sharding):
-        return split(vae, latents)
+    return split(vae, latents)
 
 
 def _waveforms(
-    audio_vae: AudioVAE,
-    vocoder: Vocoder | VocoderWithBWE,
-    tokens: jax.Array,
-    decoding: DecodePlan,
-    sharding: ShardingPlan,
+    audio_vae: AudioVAE, vocoder: Vocoder | VocoderWithBWE, tokens: jax.Array, decoding: DecodePlan
 ) -> tuple[jax.Array, jax.Array]:
     """float32 [videos, samples, channels] in [-1, 1] of tokens [videos, tokens, channels · mels]; for each device,
     whether its videos' are finite."""
@@ -145,5 +192,4 @@ def _waveforms(
 
     where = decoding.tokens.spec
     split = jax.shard_map(part, mesh=decoding.mesh, in_specs=(WHOLE, where), out_specs=(where, where))
-    with activate(sharding):
-        return split((audio_vae, vocoder), tokens)
+    return split((audio_vae, vocoder), tokens)

@@ -1,18 +1,17 @@
 """Prompts to text contexts: every distinct prompt once, in one batch where the profile says so."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Sharding
 
-from ltx2_cli.core.components import Components, abstract_network
-from ltx2_cli.core.out_of_memory import CONNECT, ENCODE, memory_for
+from ltx2_cli.core.components import CONNECT, ENCODE, Components, abstract_network, memory_for
 from ltx2_cli.core.programs import Program, as_abstract, jitted
 from ltx2_cli.core.report import Report
-from ltx2_cli.core.run_state import Contexts
 from ltx2_cli.distributed import to_devices
 from ltx2_cli.errors import NotFiniteError
 from ltx2_cli.models.connectors import TextConnectors
@@ -21,10 +20,9 @@ from ltx2_cli.models.tokenizer import Tokens, tokenise
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import CONNECTORS
 from ltx2_cli.request.spec import DType, Streams
-from ltx2_cli.sharding import ShardingPlan, activate
 
 
-def encode(plan: Plan, names: Iterable[str], components: Components, report: Report) -> Contexts:
+def encode(plan: Plan, names: Iterable[str], components: Components, report: Report) -> dict[str, Streams[jax.Array]]:
     """By the names of connectors, the context of each stream for each of the plan's prompts, [prompts, tokens, width].
 
     The prompts are read once for all of them.
@@ -33,15 +31,20 @@ def encode(plan: Plan, names: Iterable[str], components: Components, report: Rep
     for prompt, truncated in zip(plan.prompts, tokens.truncated, strict=True):
         if truncated:
             report.note(f"only the first {plan.text.tokens} tokens are read of: {prompt[:40]}…")
-    states = _hidden_states(tokens, plan, components, report)
-    return {name: _connected(name, states, tokens, plan, components, report) for name in names}
+    states, contexts = _hidden_states(tokens, plan, components, report), {}
+    for name in names:
+        with memory_for(CONNECT, plan), components.use(name, report) as connectors, report.stage("connect text"):
+            mask = to_devices(tokens.mask, plan.sharding.replicated)
+            contexts[name], finite = _connector_program(plan, name)(connectors, states, mask)
+            _check_finite([finite], "text connectors", plan.dtype)
+    return contexts
 
 
-def programs(plan: Plan, names: Iterable[str]) -> Iterator[Program]:
+def programs(plan: Plan, names: Iterable[str]) -> list[Program]:
     """Those that `encode` runs. Raises `UsageError` for a text encoder that cannot be computed."""
     plan.networks.text_encoder.check()  # now, in this thread: others lower the programs
     encoder = [_encoder_program(plan)] if plan.text.compiled else []
-    return iter([*encoder, *(_connector_program(plan, name) for name in names)])
+    return [*encoder, *(_connector_program(plan, name) for name in names)]
 
 
 def abstract_contexts(plan: Plan) -> Streams[jax.ShapeDtypeStruct]:
@@ -58,7 +61,7 @@ def _encoder_program(plan: Plan) -> Program:
         tokens = as_abstract((np.empty(shape, np.int32), np.empty(shape, bool)), plan.sharding.replicated)
         return abstract_network(plan, "text_encoder"), *tokens
 
-    function = jitted(_states, plan.sharding.replicated, sharding=plan.sharding)
+    function = jitted(_states, plan.sharding.replicated, where=plan.sharding.replicated)
     return Program("text encoder", "text_encoder", function, arguments)
 
 
@@ -72,33 +75,19 @@ def _connector_program(plan: Plan, name: str) -> Program:
         mask = jax.ShapeDtypeStruct((len(plan.prompts), text.tokens), bool, sharding=where)
         return abstract_network(plan, name), [part] * (len(plan.prompts) // text.at_once), mask
 
-    function = jitted(_connect, plan.sharding.replicated, sharding=plan.sharding)
+    function = jitted(_connect, plan.sharding.replicated, plan.sharding)
     return Program(name.replace("_", " "), name, function, arguments)
 
 
 def _hidden_states(tokens: Tokens, plan: Plan, components: Components, report: Report) -> list[jax.Array]:
     """Those of each batch of prompts."""
-    run = _encoder_program(plan) if plan.text.compiled else partial(_states, sharding=plan.sharding)
+    run = _encoder_program(plan) if plan.text.compiled else partial(_states, where=plan.sharding.replicated)
     batches = [slice(row, row + plan.text.at_once) for row in range(0, len(tokens.ids), plan.text.at_once)]
-    with (
-        memory_for(ENCODE, plan),
-        components.use("text_encoder", report) as encoder,
-        report.stage("encode text"),
-    ):
+    with memory_for(ENCODE, plan), components.use("text_encoder", report) as encoder, report.stage("encode text"):
         arrays = to_devices([(tokens.ids[rows], tokens.mask[rows]) for rows in batches], plan.sharding.replicated)
         parts = [run(encoder, ids, mask) for ids, mask in arrays]
         _check_finite([finite for _, finite in parts], "text encoder", plan.text.dtype)
         return [states for states, _ in parts]
-
-
-def _connected(
-    name: str, states: list[jax.Array], tokens: Tokens, plan: Plan, components: Components, report: Report
-) -> Streams[jax.Array]:
-    with memory_for(CONNECT, plan), components.use(name, report) as connectors, report.stage("connect text"):
-        mask = to_devices(tokens.mask, plan.sharding.replicated)
-        contexts, finite = _connector_program(plan, name)(connectors, states, mask)
-        _check_finite([finite], "text connectors", plan.dtype)
-        return contexts
 
 
 def _check_finite(finite: list[jax.Array], network: str, dtype: DType) -> None:
@@ -109,14 +98,13 @@ def _check_finite(finite: list[jax.Array], network: str, dtype: DType) -> None:
         )
 
 
-def _states(encoder: Gemma, ids: jax.Array, mask: jax.Array, sharding: ShardingPlan) -> tuple[jax.Array, jax.Array]:
-    states = jax.lax.with_sharding_constraint(encoder(ids, mask), sharding.replicated)  # also where it is not compiled
+def _states(encoder: Gemma, ids: jax.Array, mask: jax.Array, where: Sharding) -> tuple[jax.Array, jax.Array]:
+    states = jax.lax.with_sharding_constraint(encoder(ids, mask), where)  # also where it is not compiled
     return states, jnp.isfinite(states).all()
 
 
 def _connect(
-    connectors: TextConnectors, states: list[jax.Array], mask: jax.Array, sharding: ShardingPlan
+    connectors: TextConnectors, states: list[jax.Array], mask: jax.Array
 ) -> tuple[Streams[jax.Array], jax.Array]:
-    with activate(sharding):
-        contexts = connectors(jnp.concatenate(states), mask)
+    contexts = connectors(jnp.concatenate(states), mask)
     return contexts, jnp.isfinite(contexts.video).all() & jnp.isfinite(contexts.audio).all()

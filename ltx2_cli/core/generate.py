@@ -9,29 +9,29 @@ from typing import Any
 import jax
 import numpy as np
 
-from ltx2_cli.core.components import Components
+from ltx2_cli.core.components import DENOISE, Components, memory_for
+from ltx2_cli.core.decode import upsample, upsampling_program
 from ltx2_cli.core.denoising import (
     StageRun,
     add_noise,
+    check_finite,
+    locate,
     noise_program,
     stage_rows,
     stage_schedule,
     steps_program,
     text_program,
 )
-from ltx2_cli.core.not_finite import check_finite, locate
-from ltx2_cli.core.out_of_memory import DENOISE, memory_for
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.provenance import extend_history
 from ltx2_cli.core.report import Report, Steps
 from ltx2_cli.core.run_state import OnProgress, RunState, all_latents, later_steps, no_checkpoint
-from ltx2_cli.core.upsample import upsample, upsampling_program
 from ltx2_cli.diffusion.latents import pack, read_noise
 from ltx2_cli.distributed import to_devices, to_host
 from ltx2_cli.errors import NotFiniteError
 from ltx2_cli.models.transformer import DenoiserInputs, Transformer, rope_tables
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import Denoise, Upsample
+from ltx2_cli.plan.stages import Phase
 from ltx2_cli.request.spec import Streams
 
 SECONDS_BETWEEN_REPORTS = 1.0
@@ -40,7 +40,7 @@ SECONDS_BETWEEN_REPORTS = 1.0
 def programs(plan: Plan, start: RunState) -> Iterator[Program]:
     """Those that `generate` runs."""
     for phase in plan.phases[start.phase :]:
-        if isinstance(phase, Upsample):
+        if phase.upsamples:
             yield upsampling_program(plan, phase.stage)
             continue
         if phase.stage.noise is None:
@@ -83,7 +83,7 @@ def batches(
     with ExitStack() as loaded:
         for done, phase in enumerate(plan.phases[start.phase :], start.phase + 1):
             history, stage = state.history, phase.stage
-            if isinstance(phase, Upsample):
+            if phase.upsamples:
                 latents = upsample(plan, stage, all_latents(state), components, report)
             else:
                 with memory_for(DENOISE, plan):
@@ -96,7 +96,7 @@ def batches(
                         latents = all_latents(now)
                         if now.batch < len(plan.batches):
                             yield now
-            if isinstance(phase, Denoise) or not stage.steps:
+            if not phase.upsamples or not stage.steps:
                 history = extend_history(history, stage, latents)
             state = RunState(done, latents=latents, contexts=state.contexts, history=history)
             on_progress(state)
@@ -106,7 +106,7 @@ def batches(
 
 def _run_stage(
     plan: Plan,
-    phase: Denoise,
+    phase: Phase,
     transformer: Transformer,
     state: RunState,
     report: Report,
@@ -114,17 +114,17 @@ def _run_stage(
     noises: Sequence[Streams[jax.Array]],
     pauses: bool,
 ) -> Iterator[RunState]:
-    """How far it is when all batches of a stage are done, of which `state` may be a part; if it `pauses`, also after
-    each one."""
+    """The state when all batches of a stage are done, of which `state` may be a part; if it `pauses`, also after each
+    one."""
     stage, noise = phase.stage, noise_program(plan, phase.number)
     contexts = to_devices(state.contexts[stage.connectors], stage.sharding.replicated)
     text = jax.block_until_ready(text_program(plan, phase.number)(transformer, contexts))
     rows = stage_rows(plan, stage, rope_tables(stage.geometry, plan.arch.transformer))
-    fixed = to_devices((rows, stage_schedule(stage)), stage.sharding.replicated)
-    run = StageRun(plan, phase, transformer, DenoiserInputs(text, *fixed[0]), fixed[1], noises)
+    rows, schedule = to_devices((rows, stage_schedule(stage)), stage.sharding.replicated)
+    run = StageRun(plan, phase, transformer, DenoiserInputs(text, *rows), schedule, noises)
     if stage.noise is None:
-        with report.stage("compile noise"):  # jax remembers it
-            noise.lower().compile()
+        with report.stage("compile noise"):
+            noise.compile()
     while (todo := len(plan.batches) - state.batch) > 0:
         at_once = 1 if pauses else todo
         later = later_steps(plan, state.phase) + (todo - at_once) * stage.steps
@@ -135,51 +135,39 @@ def _run_stage(
         yield state
 
 
-def _initial_latents(run: StageRun, state: RunState) -> Streams[Any]:
-    """What the steps of a batch begin with: what an earlier run left; or pure noise, or the upsampled latents with as
-    much of it as the first noise level says, (1 − σ)·x + σ·noise."""
+def _run_batch(run: StageRun, state: RunState, steps: Steps, report: Report, on_progress: OnProgress) -> RunState:
+    """The state when the batch is done that `state` is at."""
+    state = state if state.current else replace(state, step=0)
+    first, size, source = state.batch * run.plan.batch_size, run.plan.batch_size, None
+    if run.phase.stage.source is not None and state.latents is not None:
+        source = Streams(*(stream[first : first + size] for stream in state.latents))
+    try:
+        begun = replace(state, current=_initial_latents(run, state, source))
+        latents = Streams(*map(to_host, _run_steps(run, begun, steps, on_progress)))
+    except NotFiniteError:
+        locate(run, state.step, _initial_latents(run, state, source), report)
+        raise
+    if source and run.phase.stage.keep_audio:
+        latents = latents._replace(audio=source.audio)
+    if state.latents is not None:  # those of other batches, and before an upsampled one of this
+        streams = zip(state.latents, latents, strict=True)
+        latents = Streams(*(np.concatenate([old[:first], new, old[first + size :]]) for old, new in streams))
+    return replace(state, batch=state.batch + 1, step=0, latents=latents, current=None)
+
+
+def _initial_latents(run: StageRun, state: RunState, source: Streams[np.ndarray] | None) -> Streams[Any]:
+    """What the steps of a batch begin with: what an earlier run left; or pure noise, or the upsampled latents `source`
+    with as much of it as the first noise level says, (1 − σ)·x + σ·noise."""
     plan, stage = run.plan, run.phase.stage
     if state.current is not None:
         return state.current
     if run.noises:
-        noise = run.noises[stage.noise_stage]
+        noise = run.noises[int(stage.source is not None)]
     elif stage.noise is not None:
         noise = run.place(pack(read_noise(stage.noise, stage.shapes)))
     else:
         noise = noise_program(plan, run.phase.number)(np.asarray(plan.batches[state.batch], np.uint32))
-    before = _batch_source(run, state)
-    return noise if before is None else add_noise(*run.place((before, noise, stage.sigmas[0])))
-
-
-def _batch_source(run: StageRun, state: RunState) -> Streams[np.ndarray] | None:
-    """The upsampled latents of a batch, where the stage begins with such."""
-    if run.phase.stage.source is None or state.latents is None:
-        return None
-    first, size = state.batch * run.plan.batch_size, run.plan.batch_size
-    return Streams(*(stream[first : first + size] for stream in state.latents))
-
-
-def _run_batch(run: StageRun, state: RunState, steps: Steps, report: Report, on_progress: OnProgress) -> RunState:
-    """How far it is when the batch is done that `state` is at."""
-    state = state if state.current else replace(state, step=0)
-    try:
-        made = Streams(
-            *map(to_host, _run_steps(run, replace(state, current=_initial_latents(run, state)), steps, on_progress))
-        )
-    except NotFiniteError:
-        locate(run, state.step, _initial_latents(run, state), report)
-        raise
-    before = _batch_source(run, state)
-    if before and run.phase.stage.keep_audio:
-        made = made._replace(audio=before.audio)
-    latents = made if state.latents is None else _write_batch(state.latents, state.batch * run.plan.batch_size, made)
-    return replace(state, batch=state.batch + 1, step=0, latents=latents, current=None)
-
-
-def _write_batch(latents: Streams[np.ndarray], first: int, batch: Streams[np.ndarray]) -> Streams[np.ndarray]:
-    """`latents` with the videos from `first` on replaced by those of a batch, or longer by them."""
-    rest = first + len(batch.video)
-    return Streams(*(np.concatenate([old[:first], new, old[rest:]]) for old, new in zip(latents, batch, strict=True)))
+    return noise if source is None else add_noise(*run.place((source, noise, stage.sigmas[0])))
 
 
 def _run_steps(run: StageRun, state: RunState, progress: Steps, on_progress: OnProgress) -> Streams[jax.Array]:
@@ -188,10 +176,10 @@ def _run_steps(run: StageRun, state: RunState, progress: Steps, on_progress: OnP
     done, chunk = state.step, 1
     on_progress(state)
     while done < run.phase.stage.steps:
-        began, end = time.monotonic(), min(done + chunk, run.phase.stage.steps)
+        started, end = time.monotonic(), min(done + chunk, run.phase.stage.steps)
         latents, finite = run.denoise(latents, done, end)
         check_finite(run.plan, run.phase, finite, end)
-        seconds = (time.monotonic() - began) / (end - done)
+        seconds = (time.monotonic() - started) / (end - done)
         progress.advance(end - done)
         # The first call may have compiled: its time says nothing about a step.
         # Several hosts, which must run the same programs, go step by step: their clocks differ.

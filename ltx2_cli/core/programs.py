@@ -1,18 +1,36 @@
-"""The compiled programs of a run: each is one function and its arguments, for a run and for compilation ahead of it."""
+"""The compiled programs of a run; and when they are compiled: once for all runs, beside the loading of weights, or not
+at all."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache, partial
-from typing import Any
+import os
+import re
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import cache, wraps
+from pathlib import Path
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from jax.sharding import Sharding
 
-from ltx2_cli.sharding import ShardingPlan
+from ltx2_cli.core.report import Report
+from ltx2_cli.distributed import is_shared
+from ltx2_cli.errors import RunError, UsageError
+from ltx2_cli.private_api import COMPILED_EVENT, READ_EVENT, compilation_refused, discard_unreadable_programs
+from ltx2_cli.request.profiles import user_cache
+from ltx2_cli.request.spec import NO_CACHE
+from ltx2_cli.sharding import ShardingPlan, activate
 
 # By platform: XLA for the CPU leaves convolutions to a library, over wide ones for up to twice its own code's time.
 CONVOLUTION_OPTIONS = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": ""}}
+KEPT_NOWHERE = "compiled programs are kept nowhere: "
+# What jax warns of each program, and what is warned of here: the reason.
+TROUBLE = re.compile(rf"(?:Error \w+ persistent compilation cache entry for '.*?': |{KEPT_NOWHERE})(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -24,7 +42,7 @@ class Program:
 
     name: str
     network: str | None  # whose weights it takes, the last to be loaded of several; None: no network's
-    function: Any  # of `jitted` or `jit_for_convs`
+    function: Any  # of `jitted`
     arguments: Callable[[], tuple[Any, ...]]  # abstract
     stage: int = 0  # the index of the plan's stage to which it belongs
 
@@ -36,25 +54,187 @@ class Program:
         """The program before XLA compiles it."""
         return self.function.lower(*self.arguments())
 
+    def compile(self) -> None:
+        """Compile it. jax remembers it: the call that follows finds it compiled."""
+        self.lower().compile()
+
     def outputs(self) -> Any:
         """The results, abstract, laid out as the function lays them out."""
         return self.function.eval_shape(*self.arguments())
 
 
 @cache
-def jitted(function: Callable[..., Any], out_shardings: Any, donate: tuple[str, ...] = (), **static: Any) -> Any:
-    """`function` with its static arguments, compiled to lay its results out so; once for the same arguments."""
-    return jax.jit(partial(function, **static), out_shardings=out_shardings, donate_argnames=donate)
+def jitted(
+    function: Callable[..., Any],
+    out_shardings: Any,
+    sharding: ShardingPlan | None = None,
+    donate: tuple[str, ...] = (),
+    convolves: bool = False,
+    **static: Any,
+) -> Any:
+    """`function` under a sharding plan with its static arguments, compiled to lay its results out so; once for the same
+    arguments. `convolves`: its work is convolutions."""
 
+    @wraps(function)
+    def bound(*arguments: Any) -> Any:
+        with activate(sharding) if sharding else nullcontext():
+            return function(*arguments, **static)
 
-@cache
-def jit_for_convs(function: Callable[..., Any], sharding: ShardingPlan, out_shardings: Any, **static: Any) -> Any:
-    """As `jitted`, for a function whose work is convolutions on the devices of `sharding`."""
-    options = CONVOLUTION_OPTIONS.get(sharding.mesh.devices.flat[0].platform)
-    bound = partial(function, sharding=sharding, **static)
-    return jax.jit(bound, out_shardings=out_shardings, compiler_options=options)
+    options = CONVOLUTION_OPTIONS.get(sharding.mesh.devices.flat[0].platform) if sharding and convolves else None
+    return jax.jit(bound, out_shardings=out_shardings, donate_argnames=donate, compiler_options=options)
 
 
 def as_abstract(arrays: Any, sharding: Sharding) -> Any:
     """Any tree of arrays without their values, laid out as `sharding` says."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=sharding), arrays)
+
+
+class NotCompiledError(RunError):
+    """A program that is not in the cache, where none may be compiled."""
+
+
+UNDIAGNOSABLE = (NotCompiledError, jax.errors.JaxRuntimeError)  # no program or no memory to look into a fault
+
+
+def enable_compilation_cache(folder: str | None) -> None:
+    """Keep what this process compiles in `folder`, and read from there what an earlier one compiled.
+
+    None is the folder that jax was given, such as by JAX_COMPILATION_CACHE_DIR, else the user's own, with a warning
+    where that cannot be written; `off` is no folder. Where jax was told to keep none, none is kept. Raises `UsageError`
+    for a folder that was asked for and cannot be written.
+    """
+    settings: Any = jax.config  # its options are attributes without types
+    if not settings.jax_enable_compilation_cache:
+        return
+    for threshold, least in (("min_compile_time_secs", 0), ("min_entry_size_bytes", -1)):  # also what is compiled soon
+        jax.config.update(f"jax_persistent_cache_{threshold}", least)
+    discard_unreadable_programs()
+    given = settings.jax_compilation_cache_dir
+    if folder is None and given:
+        if "://" not in given and (reason := _unwritable(Path(given))):
+            warnings.warn(f"{KEPT_NOWHERE}{given}: {reason}", stacklevel=2)
+        return
+    place = None if folder == NO_CACHE else Path(folder).expanduser() if folder else user_cache() / "programs"
+    if place is not None and (reason := _unwritable(place)):
+        if folder is not None:
+            raise UsageError(
+                f"compiled programs cannot be kept in {place}: {reason}",
+                f"--compile-cache FOLDER, or --compile-cache {NO_CACHE}",
+            )
+        warnings.warn(f"{KEPT_NOWHERE}{place}: {reason}", stacklevel=2)
+        place = None
+    jax.config.update("jax_compilation_cache_dir", None if place is None else str(place))
+    reset_cache()  # it may have been opened elsewhere
+
+
+def _unwritable(place: Path) -> str:
+    """Why no file can be written into a folder, which is made; empty if it can."""
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        return "" if os.access(place, os.W_OK) else "permission denied"
+    except FileExistsError:
+        return "it is no folder"
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def agree_on_programs(report: Report) -> None:
+    """On several hosts with GPUs, keep no programs where each host has a folder of its own.
+
+    jax writes on the first host alone, and hosts that compile tune a program together: who found it in its folder would
+    be waited for in vain.
+    """
+    settings: Any = jax.config
+    if jax.process_count() == 1 or jax.default_backend() != "gpu" or not settings.jax_enable_compilation_cache:
+        return
+    folder = settings.jax_compilation_cache_dir
+    if folder and not is_shared(Path(folder)):
+        jax.config.update("jax_enable_compilation_cache", False)
+        reset_cache()
+        report.note(
+            f"compiled programs are not kept: each host has its own {folder}; --compile-cache FOLDER names one that"
+            " all share"
+        )
+
+
+CompileFutures = Mapping[str, list[tuple[str, Future[None]]]]  # by network: its programs' names and compilations
+
+
+@contextmanager
+def compile_in_background(programs: Iterable[Program]) -> Iterator[CompileFutures]:
+    """While the body runs, its programs are compiled beside it, in their order, by one thread.
+
+    What goes wrong there is raised to who waits for that program. At the end, those that wait are forgotten.
+    """
+    pool, ahead = ThreadPoolExecutor(1, "compile"), defaultdict(list)
+    try:
+        for program in programs:
+            if program.network is not None:
+                ahead[program.network].append((program.name, pool.submit(program.compile)))
+        yield ahead
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclass(frozen=True)
+class CompileStats:
+    """Programs that were compiled, and those that were read from the cache, in seconds each; and why some could not be
+    kept there, or read."""
+
+    compiled: list[float] = field(default_factory=list)
+    read: list[float] = field(default_factory=list)
+    troubles: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        number = len(self.compiled) - len(self.read)
+        programs = "1 program" if number == 1 else f"{number or 'no'} programs"
+        seconds = f" in {sum(self.compiled) - sum(self.read):.1f} s" if number else ""
+        trouble = f"; the cache failed: {self.troubles[0]}; --compile-cache FOLDER" if self.troubles else ""
+        return f"compiled {programs}{seconds}, {len(self.read)} from the cache{trouble}"
+
+
+@contextmanager
+def count_compilations() -> Iterator[CompileStats]:
+    """How many programs XLA compiles in the body, on all threads; what Python would warn of their cache is kept for the
+    count."""
+    stats, show = CompileStats(), warnings.showwarning
+
+    def on_warning(message: Warning | str, *details: Any, **options: Any) -> None:
+        if trouble := TROUBLE.match(str(message)):
+            stats.troubles.append(trouble[1])
+        else:
+            show(message, *details, **options)
+
+    def on_event(event: str, duration_secs: float, **details: str | int) -> None:  # jax may name details
+        if event in (COMPILED_EVENT, READ_EVENT):
+            (stats.compiled if event == COMPILED_EVENT else stats.read).append(duration_secs)
+
+    jax.monitoring.register_event_duration_secs_listener(on_event)
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = on_warning
+            yield stats
+    finally:
+        jax.monitoring.unregister_event_duration_listener(on_event)
+
+
+@contextmanager
+def forbid_compilation(programs: Iterable[Program]) -> Iterator[None]:
+    """Nothing is compiled in the body. Raises `NotCompiledError`, before it begins, with all programs of these that
+    neither this process nor the cache has; and in it, for any other program."""
+    with compilation_refused(lambda name: _refuse([name])):
+        missing = []
+        for program in programs:
+            try:
+                program.compile()
+            except NotCompiledError:
+                missing.append(program.name)
+        if missing:
+            _refuse(missing)
+        yield
+
+
+def _refuse(names: list[str]) -> NoReturn:
+    raise NotCompiledError(
+        f"not compiled yet: {', '.join(names)}", "leave out --no-compile, or compile first: the same with --warmup"
+    )

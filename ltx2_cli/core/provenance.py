@@ -47,20 +47,24 @@ class Provenance:
 
 def read_provenance(record: Mapping[str, Any], place: str) -> Provenance:
     """What a record in `place` says. Raises `UsageError` where that makes no sense."""
-    said = record[PROVENANCE]
+    values = record[PROVENANCE]
     try:
-        source, stages = said.get("source"), said.get("latents", {})
+        source, stages = values.get("source"), values.get("latents", {})
+        if source:
+            source = Source(Path(source["file"]), str(source["sha256"]), float(source["fps"]))
+            if not 1 <= source.fps <= MAX_FPS:
+                raise ValueError(source)
         return Provenance(
-            {package: str(said[package]) for package in PACKAGES if package in said},
-            said.get("devices"),
-            _texts(said.get("meshes", {})),
-            int(said.get("at_once", 1)),
-            _texts(said.get("files", {})),
+            {package: str(values[package]) for package in PACKAGES if package in values},
+            values.get("devices"),
+            _texts(values.get("meshes", {})),
+            int(values.get("at_once", 1)),
+            _texts(values.get("files", {})),
             {
                 stage: Streams(*(read_fingerprint(streams[name]) for name in Streams._fields))
                 for stage, streams in stages.items()
             },
-            source and Source(Path(source["file"]), str(source["sha256"]), _rate(source["fps"])),
+            source,
         )
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise UsageError(
@@ -70,13 +74,6 @@ def read_provenance(record: Mapping[str, Any], place: str) -> Provenance:
 
 def _texts(values: Mapping[Any, Any]) -> dict[str, str]:
     return {str(key): str(value) for key, value in values.items()}
-
-
-def _rate(value: Any) -> float:
-    """Frames a second. Raises `ValueError` or `TypeError` for what is none."""
-    if not 1 <= (rate := float(value)) <= MAX_FPS:
-        raise ValueError(f"{rate} frames a second")
-    return rate
 
 
 # What is written
@@ -91,13 +88,12 @@ def source_history(file: LatentsFile, fps: float) -> Mapping[str, Any]:
 
 def extend_history(history: History, stage: Stage, tokens: Streams[np.ndarray]) -> History:
     """With the latents of each video that a stage left, as tokens."""
-    latents = unpack(tokens, stage.shapes)
-    rows = range(len(tokens.video))
-    left = [{each: fingerprint(stream[row]).values() for each, stream in latents._asdict().items()} for row in rows]
-    before = history or ({},) * len(left)
-    return tuple(
-        {**one, "latents": {**one.get("latents", {}), stage.name: each}} for one, each in zip(before, left, strict=True)
-    )
+    latents = unpack(tokens, stage.shapes)._asdict()
+    extended = []
+    for row, past in enumerate(history or ({},) * len(tokens.video)):
+        prints = {name: fingerprint(stream[row]).values() for name, stream in latents.items()}
+        extended.append({**past, "latents": {**past.get("latents", {}), stage.name: prints}})
+    return tuple(extended)
 
 
 def provenance(plan: Plan, files: Mapping[str, str], history: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,13 +106,11 @@ def provenance(plan: Plan, files: Mapping[str, str], history: Mapping[str, Any])
 def without_sketches(history: Mapping[str, Any]) -> dict[str, Any]:
     """The history of a video as people read it: without the sketches of its latents, which are long and say by how much
     others differ. The video has them."""
-    stages = {
-        stage: {
-            name: {key: value for key, value in stream.items() if key != SKETCH} for name, stream in streams.items()
-        }
-        for stage, streams in history.get("latents", {}).items()
-    }
-    return {**history, "latents": stages}
+
+    def short(value: Any) -> Any:
+        return {key: short(item) for key, item in value.items() if key != SKETCH} if isinstance(value, dict) else value
+
+    return {**history, "latents": short(history.get("latents", {}))}
 
 
 def versions() -> dict[str, str]:

@@ -1,9 +1,8 @@
 """A plan carried out: encode, generate, decode; and everything about it written to files."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -12,10 +11,9 @@ import jax
 import numpy as np
 
 from ltx2_cli.core import decode, encode, generate
-from ltx2_cli.core.compiling import agree_on_programs, enable_compilation_cache
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.decode import BOTH
-from ltx2_cli.core.programs import Program
+from ltx2_cli.core.programs import Program, agree_on_programs, enable_compilation_cache
 from ltx2_cli.core.provenance import (
     History,
     extend_history,
@@ -44,7 +42,7 @@ START = RunState()
 DECODED = {Ends.clips: BOTH, Ends.latents: Streams(False, False), Ends.drafts: Streams(True, False)}
 
 
-class _Provenance(NamedTuple):
+class _Record(NamedTuple):
     """What a video says of itself: all that decoding it, going on from it or making it again needs."""
 
     metadata: Mapping[str, str]  # of its latents and its mp4
@@ -56,8 +54,13 @@ def load(plan: Plan) -> Components:
 
     From here on this process keeps its compiled programs where the request says. Raises `UsageError` where it cannot.
     """
-    enable_compilation_cache(plan.spec.compile_cache)
+    enable_compilation_cache(plan.compile_cache)
     return Components(plan)
+
+
+def traced(folder: Path | None) -> AbstractContextManager[None]:
+    """While the body runs, write what host and devices do into `folder`, for xprof; nothing if None."""
+    return nullcontext() if folder is None else jax.profiler.trace(str(folder))
 
 
 @contextmanager
@@ -71,8 +74,8 @@ def _other_hosts() -> Iterator[None]:
 
 def programs(plan: Plan, ends: Ends = Ends.clips, start: RunState = START) -> Iterator[Program]:
     """Every program that a run of the plan compiles, in the order of their use."""
-    read = encode.programs(plan, names) if (names := missing_contexts(plan, start)) else ()
-    return chain(read, generate.programs(plan, start), decode.programs(plan, DECODED[ends]))
+    text = encode.programs(plan, names) if (names := missing_contexts(plan, start)) else ()
+    return chain(text, generate.programs(plan, start), decode.programs(plan, DECODED[ends]))
 
 
 def run(plan: Plan, components: Components, report: Report = SILENT) -> Iterator[Media]:
@@ -85,8 +88,8 @@ def run(plan: Plan, components: Components, report: Report = SILENT) -> Iterator
 def warm_up(plan: Plan, components: Components, report: Report = SILENT) -> None:
     """Load and run everything once, with a single step, so that the next run finds all compiled."""
     stages = tuple(replace(stage, sigmas=stage.sigmas[[0, -1]][: len(stage.sigmas)]) for stage in plan.stages)
-    spec = replace(plan.spec, seed=(plan.seeds[0],))  # other batches are alike
-    for _ in run(replace(plan, spec=spec, stages=stages), components, report):
+    first_batch = replace(plan, seeds=plan.batches[0], stages=stages)  # other batches are alike
+    for _ in run(first_batch, components, report):
         pass
 
 
@@ -101,27 +104,20 @@ def make_latents(
 
     `start` is what an earlier run left to go on from, and `on_progress` is told how far this one is.
     """
-    return all_latents(
-        generate.generate(
-            plan, _with_text(plan, components, report, start, on_progress), components, report, on_progress
-        )
-    )
+    start = _with_text(plan, components, report, start, on_progress)
+    return all_latents(generate.generate(plan, start, components, report, on_progress))
 
 
 def _with_text(
     plan: Plan, components: Components, report: Report, start: RunState, on_progress: OnProgress
 ) -> RunState:
-    """`start` when the text is read."""
-    _warn(plan, report)
+    """`start` with the text contexts that are missing."""
+    for warning in plan.warnings:
+        report.note(warning)
     if names := missing_contexts(plan, start):
         start = replace(start, contexts={**start.contexts, **encode.encode(plan, names, components, report)})
         on_progress(start)
     return start
-
-
-def _warn(plan: Plan, report: Report) -> None:
-    for warning in plan.warnings:
-        report.note(warning)
 
 
 def state_from_latents(latents: Iterable[Streams[np.ndarray]], history: History = ()) -> RunState:
@@ -143,8 +139,8 @@ def write(
     `start` and `on_progress` as in `make_latents`. Where no clips are made, the paths are those of latents.
     """
     first, written = jax.process_index() == 0, start.written
-    if first:
-        components.after_load = partial(_hash_files, plan)
+    if first:  # hashed for later runs at least: the pages of a network's files are in memory once it is loaded
+        components.after_load = lambda network: hash_later(network_files(plan, network))
     agree_on_programs(report)
 
     def keep_written(progress: RunState) -> None:
@@ -153,48 +149,39 @@ def write(
     beside = ends is Ends.clips and decodes_beside(plan)
     with _other_hosts(), components.compiling(programs(plan, ends, start)), ExitStack() as around:
         around.enter_context(components.keeping(DECODERS if beside else ()))
-        begun = _with_text(plan, components, report, start, on_progress)
-        batches = generate.batches(plan, begun, components, report, keep_written, pausing=beside)
-        for done in around.enter_context(closing(batches)):
-            rows = range(written, clean_videos(plan, done.phase, done.batch))
-            said = list(_provenance(plan, _known_digests(plan, report), done, rows)) if first else []
-            for number, file in list(enumerate(latents_paths(plan.spec)))[rows.start : rows.stop] if first else ():
-                metadata = said[number - rows.start].metadata
-                save_latents(unpack(_slice_batch(done, range(number, number + 1)), plan.latent_shapes), file, metadata)
+        start = _with_text(plan, components, report, start, on_progress)
+        batches = generate.batches(plan, start, components, report, keep_written, pausing=beside)
+        for state in around.enter_context(closing(batches)):
+            rows = range(written, clean_videos(plan, state.phase, state.batch))
+            made = _records(plan, _known_digests(plan, report), state, rows) if first else ()
+            records = dict(zip(rows, made, strict=first))
+            for row, file in list(enumerate(latents_paths(plan.spec)))[rows.start : rows.stop] if first else ():
+                latents = unpack(_rows(state, range(row, row + 1)), plan.latent_shapes)
+                save_latents(latents, file, records[row].metadata)
                 if ends is not Ends.clips:
                     yield file, []
             if ends is Ends.drafts:
-                yield from _write_sheet(plan, done, components, report)
-            clips = (
-                decode.decode(plan, _slice_batch(done, rows), components, report) if rows and ends is Ends.clips else ()
-            )
-            for written, clip in enumerate(clips, rows.start + 1):
-                path = output_paths(plan.spec)[written - 1]
+                yield from _write_sheet(plan, state, components, report)
+            make_clips = rows and ends is Ends.clips
+            clips = decode.decode(plan, _rows(state, rows), components, report) if make_clips else ()
+            for clip, row in zip(clips, rows, strict=False):
+                path, written = output_paths(plan.spec)[row], row + 1
                 if first:
                     with report.stage(WRITE):
-                        _write(clip, path, said[written - 1 - rows.start])
-                keep_written(done)
+                        write_mp4(clip, path, records[row].metadata)
+                        write_record(record_path(path), records[row].page)
+                keep_written(state)
                 if first:
                     yield path, findings(clip)
 
 
-def _write(clip: Media, path: Path, said: _Provenance) -> None:
-    write_mp4(clip, path, said.metadata)
-    write_record(record_path(path), said.page)
-
-
-def _slice_batch(done: RunState, rows: range) -> Streams[np.ndarray]:
+def _rows(state: RunState, rows: range) -> Streams[np.ndarray]:
     """The latents of these videos."""
-    return Streams(*(stream[rows.start : rows.stop] for stream in all_latents(done)))
-
-
-def _hash_files(plan: Plan, network: str) -> None:
-    """Have the files of a loaded network hashed, for later runs at least: their pages are in memory now."""
-    hash_later(network_files(plan, network))
+    return Streams(*(stream[rows.start : rows.stop] for stream in all_latents(state)))
 
 
 def _known_digests(plan: Plan, report: Report) -> dict[str, str]:
-    """What is known by now of the files that clips are made of; no clip waits for what is not."""
+    """The digests that are known by now of the files that clips are made of; no clip waits for others."""
     try:
         return digests(input_files(plan), quick_digest)
     except OSError as error:  # no reason to lose the clip
@@ -203,30 +190,26 @@ def _known_digests(plan: Plan, report: Report) -> dict[str, str]:
 
 
 def _write_sheet(
-    plan: Plan, done: RunState, components: Components, report: Report
+    plan: Plan, state: RunState, components: Components, report: Report
 ) -> Iterator[tuple[Path, list[str]]]:
-    media = decode.decode(plan, all_latents(done), components, report, DECODED[Ends.drafts])
+    media = decode.decode(plan, all_latents(state), components, report, DECODED[Ends.drafts])
     first, clips = jax.process_index() == 0, zip(plan.seeds, media, strict=True)
-    rows = [row(f"seed {seed}: {plan.spec.prompt}", clip) for seed, clip in clips if first]
+    rows = [row(f"seed {seed}: {plan.prompts[0]}", clip) for seed, clip in clips if first]
     if first:
         write_contact_sheet(rows, path := sheet_path(plan.spec))
         yield path, []
 
 
-def _provenance(plan: Plan, files: Mapping[str, str], done: RunState, rows: range) -> Iterator[_Provenance]:
+def _records(plan: Plan, files: Mapping[str, str], state: RunState, rows: range) -> Iterator[_Record]:
     """Of the videos `rows`, whose latents are clean."""
-    history = done.history[rows.start : rows.stop]
-    if done.phase < len(plan.phases):  # the others of the stage are not done
-        history = extend_history(history, plan.stages[-1], _slice_batch(done, rows))
-    facts = {
-        "model_version": plan.arch.model_version,
-        "fps": str(plan.stages[-1].geometry.fps),
-        "stage": plan.stages[-1].name,
-        **dict(zip(SIZE, map(str, clip_size(plan.stages[-1].geometry, plan.arch.compression)), strict=True)),
-    }
+    last, history = plan.stages[-1], state.history[rows.start : rows.stop]
+    if state.phase < len(plan.phases):  # the others of the stage are not done
+        history = extend_history(history, last, _rows(state, rows))
+    facts = {"model_version": plan.arch.model_version, "fps": str(last.geometry.fps), "stage": last.name}
+    facts |= dict(zip(SIZE, map(str, clip_size(last.geometry, plan.arch.compression)), strict=True))
     for spec, past in zip(single_specs(plan.spec)[rows.start : rows.stop], history, strict=True):
         record, page = (to_yaml(spec, provenance(plan, files, each)) for each in (past, without_sketches(past)))
-        yield _Provenance({**facts, "record": record}, page)
+        yield _Record({**facts, "record": record}, page)
 
 
 def decode_file(
@@ -237,7 +220,8 @@ def decode_file(
     wanted: Streams[bool] = BOTH,
 ) -> Media:
     """The media of one video's latents in the files' layout; what is not wanted is empty."""
-    _warn(plan, report)
+    for warning in plan.warnings:
+        report.note(warning)
     agree_on_programs(report)
     with _other_hosts(), components.compiling(decode.programs(plan, wanted)):
         return next(decode.decode(plan, pack(latents), components, report, wanted))

@@ -1,15 +1,32 @@
-"""How far a run is: what it goes on from when it is begun again."""
+"""How far a run is; kept in a file that `ltx2 resume` goes on from, and read again: every value is checked."""
 
+import json
+import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from ltx2_cli.core.provenance import History
+from ltx2_cli.core.encode import abstract_contexts
+from ltx2_cli.core.provenance import UNFINISHED, History, provenance, read_provenance
+from ltx2_cli.core.report import Report
+from ltx2_cli.diffusion.latents import Shape, token_shapes
+from ltx2_cli.distributed import any_host
+from ltx2_cli.errors import InterruptedRunError, RunError, UsageError
+from ltx2_cli.interrupts import StopRequest
+from ltx2_cli.outputs import Ends
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import Denoise, Stage
-from ltx2_cli.request.spec import Streams
+from ltx2_cli.plan.stages import InitialLatents, Phase, Stage
+from ltx2_cli.request.layers import ConfigLayer, read_text
+from ltx2_cli.request.profiles import OUTPUT_KEYS, PROVENANCE, read_spec, to_yaml
+from ltx2_cli.request.spec import RunSpec, Streams
+from ltx2_cli.request.validation import MAX_FPS
+from ltx2_cli.request.yaml_text import MAX_TEXT
+from ltx2_cli.tensor_file import CHECKSUM, read_tensors, write_tensors
 
 Contexts = Mapping[str, Streams[jax.Array | np.ndarray]]  # by the name of the connectors that made them
 
@@ -50,15 +67,254 @@ def later_steps(plan: Plan, phase: int) -> float:
     def work(stage: Stage) -> int:
         return len(stage.passes) * (stage.geometry.video_tokens + stage.geometry.audio_frames)
 
-    later = [phase.stage for phase in plan.phases[phase + 1 :] if isinstance(phase, Denoise)]
+    later = [phase.stage for phase in plan.phases[phase + 1 :] if not phase.upsamples]
     return sum(stage.steps * work(stage) for stage in later) * len(plan.batches) / work(plan.phases[phase].stage)
 
 
 def missing_contexts(plan: Plan, start: RunState) -> list[str]:
     """The connectors whose text is still to be read, for what is still to be denoised."""
-    later = [phase.stage for phase in plan.phases[start.phase :] if isinstance(phase, Denoise)]
+    later = [phase.stage for phase in plan.phases[start.phase :] if not phase.upsamples]
     return [name for name in dict.fromkeys(stage.connectors for stage in later) if name not in start.contexts]
 
 
 def no_checkpoint(progress: RunState) -> None:
     """OnProgress nothing."""
+
+
+ENTRIES = ("record", UNFINISHED, "folder", "place", "history")  # of the file's metadata
+TEXT = "contexts."  # how the names of contexts begin, behind which the connectors' name stands
+WANTED = "a file NAME.run, as `ltx2 generate --resumable` keeps beside the clip that it makes"
+MAX_HISTORY = 2**26  # characters: 1,000 videos of three stages
+MAX_SIZE = 2**31
+
+
+class RunGoal(NamedTuple):
+    """What a run is to do, besides what its request says."""
+
+    ends: Ends
+    source: InitialLatents | None  # the latents that it goes on from
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A run as it was kept; whether its tensors are the plan's is not known yet."""
+
+    path: Path
+    request: ConfigLayer
+    goal: RunGoal
+    folder: str  # in which it was started
+    place: tuple[int, int, int, int]  # phase, batch, step, written clips
+    history: History
+    tensors: Mapping[str, np.ndarray]
+
+    def spec(self, overrides: Mapping[str, object]) -> RunSpec:
+        """The run's request, with where it writes, changed by `overrides`."""
+        places = {key: self.request.values[key] for key in OUTPUT_KEYS if key in self.request.values}
+        return read_spec({**places, **overrides}, config=self.request)
+
+    def changes(self, plan: Plan) -> list[str]:
+        """What is not as it was."""
+        was, now = (_texts(record) for record in (self.request.values[PROVENANCE], provenance(plan, {}, {})))
+        return [f"{what} was {was.get(what)}, is {value}" for what, value in now.items() if was.get(what) != value]
+
+    def progress(self, plan: Plan) -> RunState:
+        """How far it was. Raises `UsageError` where that is no place in the plan, or its arrays are not the plan's."""
+        if not _is_place(plan, self.place) or len(self.history) not in (0, len(plan.seeds)):
+            raise _damaged(self.path, "it does not say how far the run is")
+        names = {name.rpartition(".")[0] for name in self.tensors}
+        _check_tensors(self.path, self.tensors, _shapes(plan, self.place, names))
+        streams = {name: Streams(*(self.tensors[f"{name}.{stream}"] for stream in Streams._fields)) for name in names}
+        contexts = {
+            name.removeprefix(TEXT): Streams(*(array.astype(plan.dtype.value) for array in arrays))
+            for name, arrays in streams.items()
+            if name.startswith(TEXT)
+        }
+        return RunState(*self.place, streams.get("latents"), streams.get("current"), contexts, self.history)
+
+
+def open_saved_run(path: Path) -> SavedRun:
+    """A run that was kept. Raises `UsageError` where it is none."""
+    tensors, metadata = read_tensors(path, "an unfinished run", WANTED)
+    if not metadata.keys() >= {*ENTRIES, CHECKSUM}:
+        raise UsageError(f"{path} is no unfinished run", WANTED)
+    if max(len(metadata[entry]) for entry in ENTRIES[:-1]) > MAX_TEXT or len(metadata["history"]) > MAX_HISTORY:
+        raise _damaged(path, "it says more than a run has to say")
+    request = read_text(metadata["record"], f"the record in {path}")
+    try:
+        goal, folder, place, history = (json.loads(metadata[entry]) for entry in ENTRIES[1:])
+        _texts(request.values[PROVENANCE])
+        for record in [request.values, *({PROVENANCE: past} for past in history)]:
+            read_provenance(record, str(path))
+        if not isinstance(folder, str) or "\0" in folder or not Path(folder).is_absolute():
+            raise ValueError(folder)
+        phase, batch, step, written = map(_whole, place)
+        return SavedRun(path, request, _goal(*goal), folder, (phase, batch, step, written), tuple(history), tensors)
+    except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
+        raise _damaged(path, "it does not say how far the run is") from error
+
+
+def _damaged(path: Path, why: str) -> UsageError:
+    return UsageError(f"{path} is damaged: {why}", "begin the run anew")
+
+
+def _texts(provenance: Mapping[str, Any]) -> dict[str, str]:
+    """What a run was made with, the mesh of each stage by itself."""
+    plain = {key: str(value) for key, value in provenance.items() if not isinstance(value, Mapping)}
+    return {**plain, **{f"the mesh of {stage}": mesh for stage, mesh in provenance["meshes"].items()}}
+
+
+def _goal(ends: Any, source: Any) -> RunGoal:
+    """Raises `TypeError` or `ValueError` for values that are no goal."""
+    if source is not None:
+        (video, audio), fps = source
+        sizes = [_whole(size) for size in (*video, *audio)]
+        if (len(video), len(audio)) != (5, 4) or not 1 <= fps <= MAX_FPS or not 0 < min(sizes) <= max(sizes) < MAX_SIZE:
+            raise ValueError(source)
+        source = InitialLatents(Streams(tuple(video), tuple(audio)), fps)
+    return RunGoal(Ends(ends), source)
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError(f"{value!r} is no whole number")
+    return value
+
+
+def _is_place(plan: Plan, place: tuple[int, int, int, int]) -> bool:
+    """Whether a run of the plan comes by there."""
+    number, batch, step, written = place
+    if min(place) < 0 or number > len(plan.phases) or written > clean_videos(plan, number, batch):
+        return False
+    match plan.phases[number : number + 1]:
+        case (Phase(_, stage, False),):
+            return batch < len(plan.batches) and step <= stage.steps
+        case _:
+            return batch == step == 0
+
+
+def _shapes(plan: Plan, place: tuple[int, int, int, int], names: set[str]) -> dict[str, tuple[int, ...]]:
+    """By name, the shapes of the tensors that a run of the plan keeps there: of the latents where there are some, and
+    of `names` the latents that are at work and the text as far as it is read."""
+    number, batch, *_ = place
+    rows, shapes = len(plan.seeds), plan.latent_shapes
+    kept: dict[str, Streams[Shape]] = {}
+    if number < len(plan.phases):
+        _, stage, upsamples = plan.phases[number]
+        if not upsamples and "current" in names:
+            kept["current"] = token_shapes(plan.batch_size, stage.shapes)
+        if stage.source is None:
+            rows, shapes = batch * plan.batch_size, stage.shapes
+        else:
+            shapes = stage.source if upsamples else stage.shapes
+    if rows:
+        kept["latents"] = token_shapes(rows, shapes)
+    if texts := {f"{TEXT}{stage.connectors}" for stage in plan.stages} & names:
+        contexts = abstract_contexts(plan)
+        kept |= {name: Streams(contexts.video.shape, contexts.audio.shape) for name in texts}
+    return _by_stream(kept)
+
+
+def _by_stream(streams: Mapping[str, Streams[Any] | None]) -> dict[str, Any]:
+    """What there is of each stream, by the name of its tensor."""
+    present = {name: pair._asdict() for name, pair in streams.items() if pair is not None}
+    return {f"{name}.{stream}": value for name, pair in present.items() for stream, value in pair.items()}
+
+
+def _check_tensors(path: Path, tensors: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise `UsageError` unless these are float32 numbers of these shapes, all of them and no others."""
+    if surplus := sorted(tensors.keys() - shapes.keys()):
+        raise _damaged(path, f"its `{surplus[0]}` has no place in the run")
+    for name, shape in shapes.items():
+        if name not in tensors:
+            raise _damaged(path, f"there is no `{name}`")
+        array = tensors[name]
+        if array.shape != shape or array.dtype != np.float32:
+            raise _damaged(path, f"its `{name}` is {array.dtype} {array.shape}, not float32 {shape}")
+        if not np.isfinite(array).all():
+            raise _damaged(path, f"its `{name}` is not finite")
+
+
+# What is written
+
+WORTHWHILE = 60  # seconds: a run that is estimated to take longer is kept without being asked
+
+
+@dataclass
+class RunCheckpointer:
+    """Told how far a run is, writes it down every so many seconds, after each phase, and when the run is to stop.
+
+    All of several hosts tell it of the same moments and decide alike; the first writes.
+    """
+
+    path: Path
+    plan: Plan
+    goal: RunGoal
+    report: Report
+    wanted: bool | None  # None: where the run is estimated to take more than a minute
+    every: float  # seconds
+    stop: StopRequest = field(default_factory=StopRequest)
+    estimate: float = 0.0  # seconds that all steps take
+    written: float = -np.inf  # when, by the monotonic clock
+    last: tuple[RunState, float] = (RunState(), 0.0)
+
+    @property
+    def kept(self) -> bool:
+        """Whether there is anything of this run to go on from."""
+        return self.written > -np.inf
+
+    def __call__(self, progress: RunState) -> None:
+        """Keep it, if it is time. Raises `InterruptedRunError` where the run is to stop, `RunError` if that cannot be
+        kept.
+
+        The estimate decides what is kept, never whether the run stops.
+        """
+        self._measure(progress)
+        worthwhile = self.estimate > WORTHWHILE if self.wanted is None else self.wanted
+        stop, keeping = any_host(self.stop.requested, worthwhile or self.kept)
+        if stop:
+            if keeping:
+                self._write(progress)
+            hint = f"`ltx2 resume {self.path}` goes on" if keeping else "it was not kept; --resumable keeps every run"
+            raise InterruptedRunError(f"stopped {_where(self.plan, progress)}", hint)
+        self.stop.listening = progress.current is not None
+        if keeping and (progress.current is None or time.monotonic() - self.written >= self.every):
+            try:
+                self._write(progress)
+            except RunError as error:  # the run itself may still succeed
+                self.report.note(f"the run goes on, but how far it is was not kept: {error}")
+
+    def end(self) -> None:
+        """All is made."""
+        if jax.process_index() == 0:
+            self.path.unlink(missing_ok=True)
+
+    def _measure(self, progress: RunState) -> None:
+        now, (before, then) = time.monotonic(), self.last
+        if progress.current is not None and progress.step > before.step:
+            steps = sum(stage.steps for stage in self.plan.stages) * len(self.plan.batches)
+            self.estimate = (now - then) / (progress.step - before.step) * steps
+        self.last = progress, now
+
+    def _write(self, progress: RunState) -> None:
+        if jax.process_index() == 0:
+            place = [progress.phase, progress.batch, progress.step, progress.written]
+            record = to_yaml(self.plan.spec, provenance(self.plan, {}, {}))
+            others = [self.goal, os.getcwd(), place, progress.history]
+            metadata = dict(zip(ENTRIES, [record, *map(json.dumps, others)], strict=True))
+            texts = {f"{TEXT}{name}": context for name, context in progress.contexts.items()}
+            arrays = _by_stream({"latents": progress.latents, "current": progress.current, **texts})
+            write_tensors(self.path, {name: np.asarray(array, np.float32) for name, array in arrays.items()}, metadata)
+        self.written = time.monotonic()
+
+
+def _where(plan: Plan, progress: RunState) -> str:
+    """How many steps of which stage are done."""
+    if progress.written and progress.current is None:
+        return f"after clip {progress.written} of {len(plan.seeds)}"
+    if progress.phase == len(plan.phases):
+        return "before decoding"
+    if progress.current is None:
+        return "between two stages"
+    number, stage, _ = plan.phases[progress.phase]
+    batch = f" of batch {progress.batch + 1}" if len(plan.batches) > 1 else ""
+    return f"after step {progress.step} of {stage.steps} of stage {number + 1}{batch}"

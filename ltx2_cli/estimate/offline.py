@@ -1,7 +1,6 @@
 """A plan from configs alone: those of the checkpoint where it is on this machine, else those that come with us."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import jax
 
@@ -9,8 +8,8 @@ from ltx2_cli.models.layouts import open_folder, open_single_file, preset_text_e
 from ltx2_cli.models.networks import Checkpoint
 from ltx2_cli.models.published import preset_checkpoint, preset_lora, preset_upsampler
 from ltx2_cli.models.transformer import Transformer
-from ltx2_cli.models.upsampler import LatentUpsamplerArch, has_upsampler, open_upsampler
-from ltx2_cli.plan.recipe import ONE_STAGE, TWO_STAGE, apply_recipe
+from ltx2_cli.models.upsampler import LatentUpsamplerArch, open_upsampler
+from ltx2_cli.plan.recipe import complete_request
 from ltx2_cli.plan.resolve import Declared, Plan, build_plan, declare
 from ltx2_cli.plan.stages import InitialLatents, SecondStage
 from ltx2_cli.request.spec import RunSpec
@@ -25,13 +24,10 @@ def plan_offline(spec: RunSpec, devices: Sequence[jax.Device], source: InitialLa
     """The plan of a request on these devices, be they here or not. It fetches nothing, and may lack the weights.
 
     With latents `source` it goes on from those, as `resolve` says. The LoRAs of all stages count by their names: added
-    to the weights, they take no memory. Raises `UsageError` as `decide` does, and for what is neither here nor known.
+    to the weights, they take no memory. Raises `UsageError` as `build_plan` does, and for what is neither here nor known.
     """
     checkpoint = _checkpoint(spec)
-    own = spec.second_stage.upsampler is None and has_upsampler(checkpoint.where)
-    spec = apply_recipe(spec, checkpoint.arch, TWO_STAGE if source else ONE_STAGE)
-    if own:
-        spec = replace(spec, second_stage=replace(spec.second_stage, upsampler=None))
+    spec = complete_request(spec, checkpoint, source is not None)
     return build_plan(declare_offline(spec, checkpoint, source), spec, devices, source)
 
 

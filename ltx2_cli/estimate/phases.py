@@ -11,7 +11,7 @@ from ltx2_cli.core.run_state import RunState, missing_contexts
 from ltx2_cli.estimate.activations import connect_bytes, denoise_bytes, encode_bytes, upsample_bytes
 from ltx2_cli.outputs import Ends
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import DENOISER, REFINER, Stage, Upsample
+from ltx2_cli.plan.stages import DENOISER, REFINER, Stage
 from ltx2_cli.weights.declare import Weight, weights
 from ltx2_cli.weights.load import CHUNK, ON_THE_WAY
 from ltx2_cli.weights.transfer import Placement
@@ -47,7 +47,7 @@ def run_phases(plan: Plan, ends: Ends = Ends.clips, start: RunState = START) -> 
     """The phases that a run goes through from `start`, in their order."""
     names = [ENCODE, CONNECT] if missing_contexts(plan, start) else []
     for phase in plan.phases[start.phase :]:
-        names.append(UPSAMPLE if isinstance(phase, Upsample) else REFINE if phase.stage.source else DENOISE)
+        names.append(UPSAMPLE if phase.upsamples else REFINE if phase.stage.source else DENOISE)
     return (*names, *([] if ends is Ends.latents else [DECODE]))
 
 
@@ -62,7 +62,7 @@ def phase_memory(plan: Plan, phases: Collection[str]) -> dict[str, PhaseMemory]:
     The first stage's denoiser stays while latents are upsampled: the second refines with it.
     """
     sizes, found = weight_bytes(plan), {}
-    resident = sum(sizes.values()) if plan.spec.keep_resident else 0
+    resident = sum(sizes.values()) if plan.keep_resident else 0
     for phase in phases:
         names = (*PHASES[phase], DENOISER) if phase == UPSAMPLE and DENOISE in phases else PHASES[phase]
         loaded = max(resident, read_bytes(plan, phase, sizes), sum(sizes.get(name, 0) for name in names))

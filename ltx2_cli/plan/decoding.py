@@ -4,9 +4,10 @@ None of it changes a clip.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -16,7 +17,6 @@ from ltx2_cli.models.networks import Networks
 from ltx2_cli.models.tiles import Extent, Tiles, activations, decode_bytes, tile_video
 from ltx2_cli.models.video_vae import VideoDecoder
 from ltx2_cli.nn.conv import IMAGE_AXES
-from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.sharding import ShardingPlan, divisors
 from ltx2_cli.weights.declare import Weight, weights
 
@@ -55,18 +55,12 @@ class DecodePlan:
         return NamedSharding(self.mesh, PartitionSpec(VIDEOS))
 
 
-@dataclass(frozen=True)
-class _Split:
+class _Split(NamedTuple):
     """Over how many devices videos, heights and widths are split."""
 
     videos: int
     height: int
     width: int
-
-    @property
-    def sides(self) -> tuple[int, int]:
-        """Those of an image; a tile lies on one device, so a side is cut into parts or into tiles."""
-        return self.height, self.width
 
     def part(self, size: Extent) -> Extent:
         return size[0], size[1] // self.height, size[2] // self.width
@@ -79,24 +73,37 @@ class _Split:
         return -(-videos // self.videos) * frames * seen, (self.height > 1) + (self.width > 1)
 
 
+class _Choice(NamedTuple):
+    """One way to decode: what a device does and takes."""
+
+    work: float
+    bytes: int
+    split: _Split
+    tiles: Tiles | None
+
+
 def plan_tiling(decoder: VideoDecoder, videos: int, size: Extent, devices: np.ndarray, room: float) -> DecodePlan:
-    """The least work for each of `devices` that takes at most `room` bytes; where nothing does, what takes the least.
+    """The least work for each of `devices` that takes at most `room` bytes, with the fewest layers in tiles; where
+    nothing does, what takes the least.
 
     `size` is that of a video's latents.
     """
     splits = sorted(_splits(devices.size, size), key=lambda split: split.cost(videos, size))
-
     # what a CPU convolves is float32 in between
     itemsize = 4 if devices[0].platform == "cpu" else decoder.conv_in.kernel.dtype.itemsize
-
-    def choices(split: _Split, cut: int | None) -> Iterator[_Choice]:
-        part, (work, _) = split.part(size), split.cost(videos, size)
-        for tiles, more in [(None, 1.0)] if cut is None else _tilings(decoder, cut, part, split):
-            yield _Choice(work * more, decode_bytes(decoder, part, tiles, itemsize), split, tiles)
-
-    best = _least_work(splits, choices, decoder, room)
-    shape = (best.split.videos, *best.split.sides, -1)
-    return DecodePlan(Mesh(devices.reshape(shape), (VIDEOS, *IMAGE_AXES, "spare")), best.tiles, best.bytes)
+    upsampling = [index for index, layer in enumerate(decoder.layers) if math.prod(layer.stride) > 1]
+    choices: list[_Choice] = []
+    for cut in (None, *reversed(upsampling)):
+        for split in splits[: None if cut is None else SPLITS]:
+            part, (work, _) = split.part(size), split.cost(videos, size)
+            for tiles, factor in [(None, 1.0)] if cut is None else _tilings(decoder, cut, part, split):
+                choices.append(_Choice(work * factor, decode_bytes(decoder, part, tiles, itemsize), split, tiles))
+        if fitting := [choice for choice in choices if choice.bytes <= room]:
+            best = min(fitting, key=lambda choice: choice.work)
+            break
+    else:
+        best = min(choices, key=lambda choice: choice.bytes)
+    return DecodePlan(Mesh(devices.reshape(*best.split, -1), (VIDEOS, *IMAGE_AXES, "spare")), best.tiles, best.bytes)
 
 
 def _splits(devices: int, size: Extent) -> Iterator[_Split]:
@@ -112,52 +119,27 @@ def _even_parts(devices: int, side: int) -> list[int]:
     return [parts for parts in divisors(math.gcd(devices, side)) if parts == 1 or side // parts >= LEAST_PART]
 
 
-@dataclass(frozen=True)
-class _Choice:
-    """One way to decode: what a device does and takes."""
-
-    work: float
-    bytes: int
-    split: _Split
-    tiles: Tiles | None
-
-
-def _least_work(
-    splits: list[_Split], choices: Callable[[_Split, int | None], Iterator[_Choice]], decoder: VideoDecoder, room: float
-) -> _Choice:
-    """The fewest layers in tiles that fit, and of those the least work."""
-    upsampling = [index for index, layer in enumerate(decoder.layers) if math.prod(layer.stride) > 1]
-    seen: list[_Choice] = []
-    for cut in (None, *reversed(upsampling)):
-        new = [choice for split in splits[: None if cut is None else SPLITS] for choice in choices(split, cut)]
-        if fitting := [choice for choice in new if choice.bytes <= room]:
-            return min(fitting, key=lambda choice: choice.work)
-        seen += new
-    return min(seen, key=lambda choice: choice.bytes)
-
-
 def _tilings(decoder: VideoDecoder, cut: int, part: Extent, split: _Split) -> Iterator[tuple[Tiles, float]]:
-    """Tiles of a device's part, and how many times as much work they are."""
+    """Tiles of a device's part, and how many times as much work they are. A tile lies on one device: a side is cut into
+    parts or into tiles."""
     extent, _ = activations(decoder, part)[cut]
-    most = (extent[0], *(1 if parts > 1 else side for parts, side in zip(split.sides, extent[1:], strict=True)))
+    most = (extent[0], 1 if split.height > 1 else extent[1], 1 if split.width > 1 else extent[2])
     for frames, height, width in product(*([count for count in COUNTS if count <= limit] for limit in most)):
         tiles, count = Tiles(cut, (frames, height, width)), frames * height * width
-        yield (
-            tiles,
-            count * math.prod(axis.read_size for axis in tile_video(decoder, tiles, extent)) / math.prod(extent),
-        )
+        read = math.prod(axis.read_size for axis in tile_video(decoder, tiles, extent))
+        yield tiles, count * read / math.prod(extent)
 
 
-def free_bytes(spec: RunSpec, networks: Networks, sharding: ShardingPlan, names: Collection[str]) -> float:
+def free_bytes(all_resident: bool, networks: Networks, sharding: ShardingPlan, names: Collection[str]) -> float:
     """Bytes of each device that one plans with and that the weights of these networks leave, or of all of them where
     they stay resident."""
     held = [
-        weight
+        bytes_on_device(weight, sharding)
         for name, network in networks.present().items()
         for weight in weights(network)
-        if spec.keep_resident or name in names
+        if all_resident or name in names
     ]
-    return usable_memory(list(sharding.mesh.devices.flat)) - sum(bytes_on_device(weight, sharding) for weight in held)
+    return usable_memory(list(sharding.mesh.devices.flat)) - sum(held)
 
 
 def bytes_on_device(weight: Weight, plan: ShardingPlan) -> int:

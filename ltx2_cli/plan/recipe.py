@@ -1,15 +1,31 @@
-"""The recipe that a checkpoint was published with: which one it is, what it fills in, and what speaks against it."""
+"""The recipe that a checkpoint was published with: which one it is, and what it fills in; and what speaks against a
+request: what a checkpoint and devices cannot do, and what is legal but hardly meant."""
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
+
+import jax
 
 from ltx2_cli.diffusion.schedule import Schedule
+from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import Arch
-from ltx2_cli.request.profiles import AUTO, RECIPE_KEYS, checkpoint_names, recipe_defaults, resample_sigmas
+from ltx2_cli.models.networks import Checkpoint
+from ltx2_cli.models.trained_on import clip_warnings, prompt_warnings, read_trained_on
+from ltx2_cli.models.upsampler import has_upsampler
+from ltx2_cli.plan.decoding import DecodePlan
+from ltx2_cli.plan.stages import Stage
+from ltx2_cli.request.profiles import (
+    AUTO,
+    RECIPE_KEYS,
+    checkpoint_names,
+    profile_names,
+    recipe_defaults,
+    resample_sigmas,
+)
 from ltx2_cli.request.spec import (
     NO_GUIDANCE,
     GuidanceSpec,
@@ -18,6 +34,8 @@ from ltx2_cli.request.spec import (
     StreamGuidanceSpec,
     TemporalUpsample,
 )
+from ltx2_cli.sharding import ShardingPlan
+from ltx2_cli.units import natural
 from ltx2_cli.weights.lora_source import parse_lora
 from ltx2_cli.weights.published import CATALOG
 
@@ -25,6 +43,14 @@ ONE_STAGE, TWO_STAGE, DISTILLED = "one_stage", "two_stage", "distilled"
 NEGATIONS = {"de", "non", "not", "un"}  # de-distilled: made to want guidance again
 MAX_STRENGTH = 10  # of a LoRA; usual are 0.5 to 1.5
 NOT_DISTILLED = {"dev", "undistilled"}
+
+
+def complete_request(spec: RunSpec, checkpoint: Checkpoint, from_latents: bool) -> RunSpec:
+    """`spec` with the values of its recipe; the second stage alone where it goes on from latents. An upsampler in the
+    checkpoint's folder is preferred to the recipe's."""
+    own = spec.second_stage.upsampler is None and has_upsampler(checkpoint.where)
+    spec = apply_recipe(spec, checkpoint.arch, TWO_STAGE if from_latents else ONE_STAGE)
+    return replace(spec, second_stage=replace(spec.second_stage, upsampler=None)) if own else spec
 
 
 def apply_recipe(spec: RunSpec, arch: Arch, usual: str = ONE_STAGE) -> RunSpec:
@@ -45,8 +71,7 @@ def guess_second_stage(spec: RunSpec) -> SecondStageSpec:
     recipe = spec.recipe if spec.recipe != AUTO else DISTILLED if distilled else ONE_STAGE
     known = [entry.model_version for entry in CATALOG if entry.name == spec.checkpoint.split("@")[0]]
     pages = recipe_defaults(spec, recipe, known[0].lower().replace("-", "") if known else None)
-    second_stage: SecondStageSpec = _asked_or(pages.second_stage, spec.second_stage)
-    return second_stage
+    return cast(SecondStageSpec, _asked_or(pages.second_stage, spec.second_stage))
 
 
 def recipe_warnings(spec: RunSpec, arch: Arch) -> Iterator[str]:
@@ -59,7 +84,13 @@ def recipe_warnings(spec: RunSpec, arch: Arch) -> Iterator[str]:
     if not distilled and not any(strength for _, strength in map(parse_lora, spec.lora)):
         yield "this model is not distilled, the recipe `distilled` is not for it: --recipe one_stage"
         return
-    if unguided := " ".join(_switched_off(spec.guidance)):
+    unguided = " ".join(
+        f"{prefix}{name.replace('_', '-')} {vars(NO_GUIDANCE)[name]:g}"
+        for stream, prefix in ((spec.guidance.video, "--"), (spec.guidance.audio, "--audio-"))
+        for name in ("guidance_scale", "stg_scale", "modality_scale")  # rescaling has nothing to do then
+        if vars(stream)[name] != vars(NO_GUIDANCE)[name]
+    )
+    if unguided:
         yield f"guidance costs a distilled model time and gains it nothing; without: {unguided}"
     steps = recipe_defaults(spec, DISTILLED).num_inference_steps
     if spec.num_inference_steps != steps:
@@ -122,9 +153,84 @@ def _asked_or(published: Any, asked: Any) -> Any:
     return published if asked is None else asked
 
 
-def _switched_off(guidance: GuidanceSpec) -> Iterator[str]:
-    """The options that leave one evaluation of the model in a step, as far as they are not what is asked."""
-    for stream, prefix in ((guidance.video, "--"), (guidance.audio, "--audio-")):
-        for name in ("guidance_scale", "stg_scale", "modality_scale"):  # the rescale of nothing is nothing
-            if vars(stream)[name] != vars(NO_GUIDANCE)[name]:
-                yield f"{prefix}{name.replace('_', '-')} {vars(NO_GUIDANCE)[name]:g}"
+DEVICE_PROFILES = {
+    "gpu": "gpu",
+    "TPU7x": "ironwood",
+    "TPU v7x": "ironwood",
+    "TPU v6 lite": "trillium",
+    "TPU v6e": "trillium",
+    "TPU v5 lite": "trillium",
+    "TPU v5e": "trillium",
+}
+
+
+def check_hosts(spec: RunSpec, sharding: ShardingPlan) -> None:
+    """Raise `UsageError` for what each of several hosts would understand in another way, or leaves one without work."""
+    if spec.seed is None:
+        raise UsageError("several hosts need one seed between them", "--seed N")
+    if sharding.mesh.size < jax.device_count():
+        raise UsageError(
+            f"one of {jax.device_count()} devices on {jax.process_count()} hosts would do all the work",
+            "--sharding NAME or FILE of a profile with a mesh, or --num-processes 1 to run one host alone",
+        )
+
+
+def check_size(spec: RunSpec, arch: Arch) -> None:
+    """Raise `UsageError` for a clip that this checkpoint's autoencoders cannot divide or decode."""
+    frames, pixels = arch.compression.frames, arch.compression.pixels
+    if spec.height % pixels or spec.width % pixels or (spec.num_frames - 1) % frames:
+        raise UsageError(
+            f"{spec.width}x{spec.height}x{spec.num_frames} does not divide into this model's latents",
+            f"sides that are multiples of {pixels}, and {frames}k + 1 frames",
+        )
+    if min(spec.height, spec.width) < (smallest := arch.video_vae.smallest):
+        raise UsageError(
+            f"{spec.width}x{spec.height} is too small for this model's decoder", f"at least {smallest} pixels a side"
+        )
+    if round(spec.num_frames / spec.fps * arch.compression.audio_rate) < 1:
+        raise UsageError(
+            f"{spec.num_frames} frames at {spec.fps:g} a second are too short for sound",
+            "more --num-frames or less --fps",
+        )
+
+
+def device_profile(devices: Sequence[jax.Device]) -> str:
+    """The profile for these devices; raises `UsageError` where they are several of an unknown kind."""
+    platform, kind = devices[0].platform, devices[0].device_kind
+    if platform == "cpu" or len(devices) == 1:
+        return "single"
+    for known, profile in DEVICE_PROFILES.items():
+        if kind.startswith(known) or platform == known:
+            return profile
+    known = ", ".join(f"--sharding {name}" for name in profile_names("sharding"))
+    raise UsageError(
+        f"no sharding profile is made for {len(devices)} devices of kind {kind}", f"name one: {known}, or a FILE"
+    )
+
+
+def layout_warnings(sharding: ShardingPlan, heads: int, decoding: DecodePlan, room: float) -> Iterator[str]:
+    """A sentence if self-attention cannot trade tokens for heads, and one if decoding needs more than `room` bytes."""
+    local, parts = heads // sharding.parts("heads"), sharding.parts("tokens")
+    if local % parts:
+        yield (
+            f"{local} attention heads do not divide by the {parts} devices that split the tokens: each of them gathers"
+            " all keys and values; fewer devices along that axis, or --sharding with another mesh, would not"
+        )
+    if decoding.bytes > room:
+        yield (
+            f"decoding takes about {natural(decoding.bytes)} on a device that has {natural(max(room, 0))} for it;"
+            " fewer --num-frames, a smaller --height or --width, or more devices"
+        )
+
+
+def untrained_warnings(
+    spec: RunSpec, checkpoint: Checkpoint, stages: Sequence[Stage], prompts: Sequence[str]
+) -> Iterator[str]:
+    """A sentence for all of the request that the model was not trained on, as far as its checkpoint lists that."""
+    if (trained_on := read_trained_on(checkpoint.where)) is None:
+        return
+    pixels = checkpoint.arch.compression.pixels
+    sizes = [(pixels * stage.geometry.width, pixels * stage.geometry.height) for stage in stages]
+    yield from clip_warnings(trained_on, sizes, spec.num_frames, spec.fps)
+    for prompt in prompts:
+        yield from prompt_warnings(trained_on, checkpoint.tokenizer, prompt)

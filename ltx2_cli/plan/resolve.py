@@ -14,23 +14,18 @@ from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.layouts import open_folder, open_single_file, read_text_encoder
 from ltx2_cli.models.lora import find_adapters, unmet_wishes
 from ltx2_cli.models.networks import Checkpoint, Networks
-from ltx2_cli.models.upsampler import LatentUpsamplerArch, has_upsampler, open_upsampler
+from ltx2_cli.models.upsampler import has_upsampler, open_upsampler
 from ltx2_cli.nn.kernels import choose_backend
-from ltx2_cli.plan.checks import (
-    check_hosts,
-    check_size,
-    decode_warnings,
-    device_profile,
-    gather_warnings,
-    untrained_warnings,
-)
 from ltx2_cli.plan.decoding import DecodePlan, free_bytes, plan_tiling
 from ltx2_cli.plan.recipe import (
-    ONE_STAGE,
-    TWO_STAGE,
-    apply_recipe,
+    check_hosts,
+    check_size,
+    complete_request,
+    device_profile,
     guess_second_stage,
+    layout_warnings,
     recipe_warnings,
+    untrained_warnings,
     unused_option_warnings,
 )
 from ltx2_cli.plan.stages import (
@@ -44,7 +39,6 @@ from ltx2_cli.plan.stages import (
     Stage,
     add_second_stage,
     build_stages,
-    phases,
     recipe_passes,
     upsampled_spec,
 )
@@ -52,7 +46,7 @@ from ltx2_cli.request.profiles import AUTO, read_sharding
 from ltx2_cli.request.spec import DType, RunSpec, Streams
 from ltx2_cli.request.validation import random_seed
 from ltx2_cli.sharding import ShardingPlan, lay_out
-from ltx2_cli.weights.checkpoint import TensorFiles, collect, raise_all
+from ltx2_cli.weights.checkpoint import collect, raise_all
 from ltx2_cli.weights.declare import weights
 from ltx2_cli.weights.hub import Download, as_path, list_downloads, locate
 from ltx2_cli.weights.lora import LoraFile, open_lora
@@ -86,66 +80,32 @@ class TextPlan(NamedTuple):
 class Plan:
     """Everything a run needs to know before it reads a weight."""
 
-    spec: RunSpec  # with the seed, the recipe and its values, and the sharding profile that were chosen
+    spec: RunSpec  # the complete request, for records and the names of files
     checkpoint: Checkpoint
+    arch: Arch
     networks: Networks  # without their weights
     added: LoraDeltas  # by the LoRAs
     sharding: ShardingPlan  # of all but the denoisers
-    prompts: tuple[str, ...]  # distinct, in the order of the passes that read them
+    prompts: tuple[str, ...]  # distinct: the prompt, then the negative prompt if a pass reads it
+    text: TextPlan
     stages: tuple[Stage, ...]
     decoding: DecodePlan
+    dtype: DType  # of all networks but the text encoder
+    seeds: tuple[int, ...]  # of each video
+    batch_size: int  # videos that are made at once
+    replicated: tuple[str, ...]  # the networks whose weights lie whole on every device
+    keep_resident: bool  # networks stay in memory after their phase
+    compile_cache: str | None
     warnings: tuple[str, ...]  # what is legal and hardly meant, a sentence each
-
-    def contexts(self, passes: tuple[Pass, ...]) -> tuple[int, ...]:
-        """Which of the prompts each pass reads."""
-        negative = self.prompts.index(self.spec.negative_prompt) if Pass.UNCOND in passes else 0
-        return tuple(negative if each is Pass.UNCOND else 0 for each in passes)
 
     def network(self, name: str) -> Any:
         """The network `name` without its weights; `REFINER` is the denoiser with other numbers."""
         return self.networks.present()[DENOISER if name == REFINER else name]
 
     @property
-    def arch(self) -> Arch:
-        """What the networks are."""
-        return self.checkpoint.arch
-
-    @property
     def latent_shapes(self) -> Streams[Shape]:
-        """Those of one video in a file, when the last stage is done."""
+        """The shapes of one video's latents in a file, after the last stage."""
         return self.stages[-1].shapes
-
-    @property
-    def dtype(self) -> DType:
-        """That of all networks but the text encoder."""
-        return self.spec.dtype
-
-    @property
-    def text(self) -> TextPlan:
-        """How prompts are read."""
-        spec, prompts = self.spec, len(self.prompts)
-        at_once = prompts if spec.sharding.use_batched_text_encoder else 1
-        return TextPlan(spec.max_sequence_length, at_once, spec.text_encoder_dtype, spec.compile_text_encoder)
-
-    @property
-    def replicated(self) -> tuple[str, ...]:
-        """The networks whose weights lie whole on every device."""
-        return DECODERS if self.spec.sharding.replicate_vae else ()
-
-    @property
-    def keep_resident(self) -> bool:
-        """Whether networks stay in memory after their phase."""
-        return self.spec.keep_resident
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        """That of each video."""
-        return self.spec.seeds
-
-    @property
-    def batch_size(self) -> int:
-        """How many videos are made at once."""
-        return self.spec.num_videos
 
     @property
     def batches(self) -> tuple[tuple[int, ...], ...]:
@@ -156,13 +116,17 @@ class Plan:
     @property
     def phases(self) -> tuple[Phase, ...]:
         """What a run goes through, in order, between text and decoding."""
-        return phases(self.stages)
+        found: list[Phase] = []
+        for number, stage in enumerate(self.stages):
+            found += [Phase(number, stage, True)] if stage.source else []
+            found += [Phase(number, stage, False)] if stage.steps else []
+        return tuple(found)
 
 
 def decodes_beside(plan: Plan) -> bool:
     """Whether the decoders and their work fit beside the denoisers, so that no clip waits for the last seed. A step
     computes in the room that decoding takes after it."""
-    room = free_bytes(plan.spec, plan.networks, plan.sharding, (DENOISER, *DECODERS))
+    room = free_bytes(plan.keep_resident, plan.networks, plan.sharding, (DENOISER, *DECODERS))
     return len(plan.batches) > 1 and room >= plan.decoding.bytes
 
 
@@ -193,10 +157,7 @@ def resolve(spec: RunSpec, source: InitialLatents | None = None) -> Plan:
     them. Raises `UsageError` for a request or a checkpoint that cannot be met, with every finding of its kind.
     """
     checkpoint, loras = _open(spec)
-    own = spec.second_stage.upsampler is None and has_upsampler(checkpoint.where)
-    spec = apply_recipe(spec, checkpoint.arch, TWO_STAGE if source else ONE_STAGE)
-    if own:
-        spec = replace(spec, second_stage=replace(spec.second_stage, upsampler=None))
+    spec = complete_request(spec, checkpoint, source is not None)
     second_stage = _open_second_stage(spec, checkpoint) if spec.second_stage.sigmas or source else None
     plan = build_plan(declare(spec, checkpoint, loras, second_stage), spec, jax.devices(), source)
     if jax.process_count() > 1:
@@ -210,9 +171,8 @@ def stage1_plan(plan: Plan) -> Plan:
     """The plan up to where a second stage goes on. Raises `UsageError` where there is none."""
     if len(plan.stages) == 1:
         raise UsageError(f"the recipe {plan.spec.recipe} has one stage", "--recipe two_stage, or no --stop-after")
-    stage = plan.stages[0]
-    room = _decode_budget(plan.spec, plan.networks, plan.sharding)
-    return replace(plan, stages=(stage,), decoding=_plan_decoding(plan.spec, plan.networks, stage, plan.sharding, room))
+    decoding, _ = _plan_decoding(plan.spec, plan.networks, plan.stages[0], plan.sharding)
+    return replace(plan, stages=plan.stages[:1], decoding=decoding)
 
 
 def declare(spec: RunSpec, checkpoint: Checkpoint, loras: Loras, second_stage: SecondStage | None = None) -> Declared:
@@ -249,42 +209,61 @@ def build_plan(
     # also for a second stage alone: encoded and laid out as after the first, the text is the same to the bit
     passes = recipe_passes(spec, arch)
     sharding, guided = lay(len(passes) * spec.num_videos), Pass.UNCOND in passes
-    all_stages = build_stages(spec, arch, added, second_stage, source, lay)
-    room = _decode_budget(spec, networks, sharding)
-    decoding = _plan_decoding(spec, networks, all_stages[-1], sharding, room)
+    stages = build_stages(spec, arch, added, second_stage, source, lay)
+    decoding, room = _plan_decoding(spec, networks, stages[-1], sharding)
     prompts = tuple(dict.fromkeys([spec.prompt, *[spec.negative_prompt] * guided]))
+    at_once = len(prompts) if spec.sharding.use_batched_text_encoder else 1
     warnings = (
         *recipe_warnings(spec, arch),
         *unused_option_warnings(spec, arch, second_stage.upsampler.upsampling.time if second_stage else None),
         *((slow,) if slow else ()),
-        *gather_warnings(sharding, arch.transformer.num_attention_heads),
         *declared.warnings,
-        *decode_warnings(decoding, room),
-        *untrained_warnings(spec, checkpoint, all_stages, prompts),
+        *layout_warnings(sharding, arch.transformer.num_attention_heads, decoding, room),
+        *untrained_warnings(spec, checkpoint, stages, prompts),
     )
-    return Plan(spec, checkpoint, networks, added, sharding, prompts, all_stages, decoding, warnings)
+    return Plan(
+        spec=spec,
+        checkpoint=checkpoint,
+        arch=arch,
+        networks=networks,
+        added=added,
+        sharding=sharding,
+        prompts=prompts,
+        text=TextPlan(spec.max_sequence_length, at_once, spec.text_encoder_dtype, spec.compile_text_encoder),
+        stages=stages,
+        decoding=decoding,
+        dtype=spec.dtype,
+        seeds=spec.seeds,
+        batch_size=spec.num_videos,
+        replicated=DECODERS if spec.sharding.replicate_vae else (),
+        keep_resident=spec.keep_resident,
+        compile_cache=spec.compile_cache,
+        warnings=warnings,
+    )
 
 
-def _open(spec: RunSpec) -> tuple[Checkpoint, list[tuple[LoraFile, float]]]:
+def _open(spec: RunSpec) -> tuple[Checkpoint, Loras]:
     """The headers of the checkpoint and of the LoRAs, each with its strength; all that is wrong is said at once."""
-    loras, unread = collect({str(i): partial(_open_lora, lora) for i, lora in enumerate(spec.lora)})
-    opened, misread = collect({spec.checkpoint: partial(_open_checkpoint, spec)})
-    raise_all([*misread, *unread])
-    return opened[spec.checkpoint], list(loras.values())
+    opened, problems = collect({spec.checkpoint: partial(_open_checkpoint, spec)})
+    loras = _open_loras(spec.lora, problems)
+    return opened[spec.checkpoint], loras
 
 
 def _open_second_stage(spec: RunSpec, checkpoint: Checkpoint) -> SecondStage:
     """The headers of what the second stage takes; all that is wrong with them is said at once."""
-    loras = spec.second_stage.lora or ()
-    opened, misread = collect({"upsampler": partial(_open_upsampler, spec.second_stage.upsampler, checkpoint)})
-    adding, unread = collect({str(i): partial(_open_lora, lora) for i, lora in enumerate(loras)})
-    raise_all([*misread, *unread])
-    return SecondStage(*opened["upsampler"], [each for each in adding.values() if each[1]])
+    name, vae = spec.second_stage.upsampler, checkpoint.arch.video_vae
+    opened, problems = collect(
+        {"upsampler": lambda: open_upsampler(locate(name, UPSAMPLER_FILES) if name else checkpoint.where, vae)}
+    )
+    loras = _open_loras(spec.second_stage.lora or (), problems)
+    return SecondStage(*opened["upsampler"], [lora for lora in loras if lora[1]])
 
 
-def _open_upsampler(name: str | None, checkpoint: Checkpoint) -> tuple[LatentUpsamplerArch, TensorFiles]:
-    """That of a name, or of none that in the checkpoint's folder."""
-    return open_upsampler(locate(name, UPSAMPLER_FILES) if name else checkpoint.where, checkpoint.arch.video_vae)
+def _open_loras(texts: Sequence[str], problems: Sequence[UsageError]) -> Loras:
+    """The LoRAs, each with its strength. Raises `UsageError` for `problems` and all that is wrong with LoRAs."""
+    loras, unread = collect({str(number): partial(_open_lora, text) for number, text in enumerate(texts)})
+    raise_all([*problems, *unread])
+    return list(loras.values())
 
 
 def _open_lora(text: str) -> tuple[LoraFile, float]:
@@ -322,15 +301,12 @@ def _fill_defaults(spec: RunSpec, arch: Arch, devices: Sequence[jax.Device]) -> 
     return replace(spec, seed=seed, sharding=sharding)
 
 
-def _decode_budget(spec: RunSpec, networks: Networks, sharding: ShardingPlan) -> float:
-    """Bytes on each device that decoding may take."""
+def _plan_decoding(spec: RunSpec, networks: Networks, last: Stage, sharding: ShardingPlan) -> tuple[DecodePlan, float]:
+    """How the latents of the last stage are decoded, and the bytes on each device that this may take."""
     if spec.vae_memory_gb is not None:
-        return spec.vae_memory_gb * 1e9
-    return free_bytes(spec, networks, sharding, DECODERS)
-
-
-def _plan_decoding(spec: RunSpec, networks: Networks, last: Stage, sharding: ShardingPlan, room: float) -> DecodePlan:
-    """How what the last stage makes is decoded."""
+        room = spec.vae_memory_gb * 1e9
+    else:
+        room = free_bytes(spec.keep_resident, networks, sharding, DECODERS)
     clip = last.geometry
-    size = clip.frames, clip.height, clip.width
-    return plan_tiling(networks.vae.decoder, spec.num_videos, size, sharding.mesh.devices.ravel(), room)
+    size, devices = (clip.frames, clip.height, clip.width), sharding.mesh.devices.ravel()
+    return plan_tiling(networks.vae.decoder, spec.num_videos, size, devices, room), room

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +21,6 @@ from ltx2_cli.request.spec import (
     RunSpec,
     ShiftTokens,
     StgRule,
-    StreamGuidanceSpec,
     Streams,
     TemporalUpsample,
 )
@@ -35,6 +33,7 @@ REFERENCE_TOKENS = 4096
 FIRST, UPSAMPLED, FINAL = STAGES
 DENOISER, REFINER = "transformer", "refiner"  # the denoiser, and the same with the second stage's LoRAs merged in
 CONNECTORS, REFINERS_CONNECTORS = "connectors", "refiner_connectors"
+UNGUIDED = Streams(NO_GUIDANCE, NO_GUIDANCE)
 UNREFINED = (0.0,)  # the noise levels of upsampled latents that are left as they are
 
 Loras = Sequence[tuple[LoraFile, float]]  # each with its strength
@@ -48,15 +47,15 @@ class Stage:
     name: str  # of what it leaves, one of `STAGES`
     geometry: Geometry
     shapes: Streams[Shape]  # of one video's latents in a file
-    sigmas: np.ndarray  # no steps: nothing is denoised
-    passes: tuple[Pass, ...]
-    guidance: Streams[Guidance]
-    stg_blocks: tuple[int, ...]
-    network: str  # DENOISER or REFINER
-    connectors: str  # the name of those that make the text it reads
-    sharding: ShardingPlan  # of that network and the loop
-    source: Streams[Shape] | None  # of the latents that it upsamples and noises first; None: it begins as noise
-    noise: str | None = None  # the file of it; None: it is drawn
+    sigmas: np.ndarray  # float32 [steps + 1]; no steps: nothing is denoised
+    sharding: ShardingPlan  # of its network and the loop
+    passes: tuple[Pass, ...] = (Pass.COND,)
+    guidance: Streams[Guidance] = UNGUIDED
+    stg_blocks: tuple[int, ...] = ()
+    network: str = DENOISER  # or REFINER
+    connectors: str = CONNECTORS  # that make the text it reads, or REFINERS_CONNECTORS
+    source: Streams[Shape] | None = None  # of the latents that it upsamples and noises first; None: it begins as noise
+    noise: str | None = None  # file of the initial noise; None: it is drawn
     adain: float = 0.0  # how far upsampled latents are moved to the statistics they had
     tone_map: float = 0.0  # how far their range is compressed
     keep_audio: bool = False  # the sound is that of the source
@@ -66,38 +65,14 @@ class Stage:
         """How often it denoises."""
         return len(self.sigmas) - 1
 
-    @property
-    def noise_stage(self) -> int:
-        """Which of a seed's noises it takes: each stage has its own."""
-        return 0 if self.source is None else 1
 
-
-@dataclass(frozen=True)
-class Upsample:
-    """A phase of a run: the latents of all videos become what a stage begins with."""
+class Phase(NamedTuple):
+    """A part of a run: the latents of all videos are upsampled to what a stage begins with, or the stage's steps, one
+    batch after the other."""
 
     number: int  # of the stage
     stage: Stage
-
-
-@dataclass(frozen=True)
-class Denoise:
-    """A phase of a run: the steps of a stage, one batch after the other."""
-
-    number: int
-    stage: Stage
-
-
-Phase = Upsample | Denoise
-
-
-def phases(stages: Sequence[Stage]) -> tuple[Phase, ...]:
-    """What a run goes through, in order, between text and decoding."""
-    found: list[Phase] = []
-    for number, stage in enumerate(stages):
-        found += [Upsample(number, stage)] if stage.source else []
-        found += [Denoise(number, stage)] if stage.steps else []
-    return tuple(found)
+    upsamples: bool
 
 
 class InitialLatents(NamedTuple):
@@ -129,23 +104,17 @@ def add_second_stage(
     upsampler = LatentUpsampler(Scope(dtype.value), second_stage.upsampler)
     networks = networks._replace(upsampler=upsampler, statistics=networks.vae.statistics)
     if second_stage.loras:
-        theirs = find_adapters(second_stage.loras, networks)
-        if theirs[CONNECTORS]:
+        deltas = find_adapters(second_stage.loras, networks)
+        if deltas[CONNECTORS]:
             networks = networks._replace(refiner_connectors=networks.connectors)
             files[REFINERS_CONNECTORS] = files[CONNECTORS]
-            added = {**added, REFINERS_CONNECTORS: _summed_deltas(added[CONNECTORS], theirs[CONNECTORS])}
-        added = {**added, REFINER: theirs[DENOISER]}
+            first, second = added[CONNECTORS], deltas[CONNECTORS]
+            both = {name: LoraDelta((*first[name].parts, *second[name].parts)) for name in first.keys() & second.keys()}
+            added = {**added, REFINERS_CONNECTORS: {**first, **second, **both}}
+        added = {**added, REFINER: deltas[DENOISER]}
         if second_stage.files is not None:
             files[REFINER] = files[DENOISER]
     return networks, replace(checkpoint, files=files), added
-
-
-def _summed_deltas(*added: Mapping[str, LoraDelta]) -> dict[str, LoraDelta]:
-    """All that is added to each tensor."""
-    names = {name for each in added for name in each}
-    return {
-        name: LoraDelta(tuple(part for each in added if name in each for part in each[name].parts)) for name in names
-    }
 
 
 def upsampled_spec(spec: RunSpec, arch: Arch, second_stage: SecondStage, source: InitialLatents) -> RunSpec:
@@ -182,15 +151,27 @@ def build_stages(
     rows = len(recipe_passes(spec, arch)) * spec.num_videos
     if second_stage is None:
         return (_first_stage(spec, arch, FINAL, _measured(arch, size, fps), lay_out(rows)),)
-    small = stage1_size(*size, second_stage.upsampler.upsampling, arch.compression)
-    last = partial(_second_stage, spec, added, _measured(arch, size, fps), lay_out)
-    if source:
-        return (last(source.shapes),)
-    measured = _measured(arch, small, fps / _faster(spec, second_stage))
-    # The second stage takes the weights where they lie, but for those that its LoRAs are merged into.
-    sharding = lay_out(rows if REFINER in added else spec.num_videos)
-    first = _first_stage(spec, arch, FIRST, measured, sharding)
-    return first, last(first.shapes)
+    stages: tuple[Stage, ...] = ()
+    if source is None:
+        small = stage1_size(*size, second_stage.upsampler.upsampling, arch.compression)
+        measured = _measured(arch, small, fps / _faster(spec, second_stage))
+        # The second stage takes the weights where they lie, but for those that its LoRAs are merged into.
+        sharding = lay_out(rows if REFINER in added else spec.num_videos)
+        stages = (_first_stage(spec, arch, FIRST, measured, sharding),)
+    sigmas = np.asarray(spec.second_stage.sigmas or UNREFINED, np.float32)
+    last = Stage(
+        FINAL if len(sigmas) > 1 else UPSAMPLED,
+        *_measured(arch, size, fps),
+        sigmas,
+        lay_out(spec.num_videos),
+        network=REFINER if REFINER in added else DENOISER,
+        connectors=REFINERS_CONNECTORS if REFINERS_CONNECTORS in added else CONNECTORS,
+        source=source.shapes if source else stages[0].shapes,
+        adain=spec.second_stage.adain,
+        tone_map=spec.second_stage.tone_map,
+        keep_audio=bool(spec.second_stage.keep_audio),
+    )
+    return (*stages, last)
 
 
 Measured = tuple[Geometry, Streams[Shape]]  # and the shapes of one video's latents in a file
@@ -203,50 +184,16 @@ def _measured(arch: Arch, size: tuple[int, int, int], fps: float) -> Measured:
 
 
 def _first_stage(spec: RunSpec, arch: Arch, name: str, measured: Measured, sharding: ShardingPlan) -> Stage:
-    """The stage that begins as noise."""
-    geometry, shapes = measured
-    return Stage(
-        name=name,
-        geometry=geometry,
-        shapes=shapes,
-        sigmas=_sigmas(spec, arch, geometry),
-        passes=recipe_passes(spec, arch),
-        guidance=_guidance(spec, arch),
-        stg_blocks=spec.stg_blocks or (),
-        network=DENOISER,
-        connectors=CONNECTORS,
-        sharding=sharding,
-        source=None,
-        noise=spec.initial_noise,
-    )
-
-
-def _second_stage(
-    spec: RunSpec,
-    added: LoraDeltas,
-    measured: Measured,
-    lay_out: Callable[[int], ShardingPlan],
-    source: Streams[Shape],
-) -> Stage:
-    """The stage that upsamples latents of these shapes, and refines them in one pass."""
-    sigmas = np.asarray(spec.second_stage.sigmas or UNREFINED, np.float32)
-    geometry, shapes = measured
-    return Stage(
-        name=FINAL if len(sigmas) > 1 else UPSAMPLED,
-        geometry=geometry,
-        shapes=shapes,
-        sigmas=sigmas,
-        passes=(Pass.COND,),
-        guidance=Streams(NO_GUIDANCE, NO_GUIDANCE),
-        stg_blocks=(),
-        network=REFINER if REFINER in added else DENOISER,
-        connectors=REFINERS_CONNECTORS if REFINERS_CONNECTORS in added else CONNECTORS,
-        sharding=lay_out(spec.num_videos),
-        source=source,
-        adain=spec.second_stage.adain,
-        tone_map=spec.second_stage.tone_map,
-        keep_audio=bool(spec.second_stage.keep_audio),
-    )
+    """The stage that begins as noise, at the given noise levels, else those of the checkpoint's schedule."""
+    guidance = _guidance(spec, arch)
+    if spec.sigmas is not None:
+        sigmas = np.asarray(spec.sigmas, np.float32)
+    else:
+        assert spec.num_inference_steps is not None
+        tokens = measured[0].video_tokens if spec.shift_tokens is ShiftTokens.actual else REFERENCE_TOKENS
+        sigmas = arch.scheduler.sigmas(spec.num_inference_steps, tokens)
+    blocks = spec.stg_blocks or ()
+    return Stage(name, *measured, sigmas, sharding, needed_passes(guidance), guidance, blocks, noise=spec.initial_noise)
 
 
 def recipe_passes(spec: RunSpec, arch: Arch) -> tuple[Pass, ...]:
@@ -255,20 +202,8 @@ def recipe_passes(spec: RunSpec, arch: Arch) -> tuple[Pass, ...]:
 
 
 def _guidance(spec: RunSpec, arch: Arch) -> Streams[Guidance]:
-    guidance = Streams(_filled(spec.guidance.video), _filled(spec.guidance.audio))
+    asked = (vars(spec.guidance.video), vars(spec.guidance.audio))
+    guidance = Streams(*(Guidance(*(scale for scale in stream.values() if scale is not None)) for stream in asked))
     if not spec.stg_blocks or (spec.stg_rule is StgRule.config and not arch.transformer.perturbed_attn):
         return Streams(*(replace(stream, stg_scale=0.0) for stream in guidance))
     return guidance
-
-
-def _filled(stream: StreamGuidanceSpec) -> Guidance:
-    return Guidance(*(scale for scale in vars(stream).values() if scale is not None))
-
-
-def _sigmas(spec: RunSpec, arch: Arch, geometry: Geometry) -> np.ndarray:
-    """The noise levels float32 [steps + 1]: those that are given, else those of the checkpoint's schedule."""
-    if spec.sigmas is not None:
-        return np.asarray(spec.sigmas, np.float32)
-    assert spec.num_inference_steps is not None
-    tokens = geometry.video_tokens if spec.shift_tokens is ShiftTokens.actual else REFERENCE_TOKENS
-    return arch.scheduler.sigmas(spec.num_inference_steps, tokens)

@@ -30,13 +30,7 @@ KINDS = ("model", "recipe", "compat", "sharding")  # of profiles, in stacking or
 MODEL_VERSIONS = ("ltx2", "ltx2.3")  # profiles that also serve checkpoints without one
 AUTO = "auto"  # chosen by `resolve`, from the checkpoint and the devices
 STEPS_OR_SIGMAS = {"num_inference_steps", "sigmas"}  # two spellings of one choice: the higher layer decides both
-RECIPE_KEYS = (
-    "num_inference_steps",
-    "sigmas",
-    "guidance",
-    "stg_blocks",
-    "second_stage",
-)  # None in a request: the recipe's
+RECIPE_KEYS = ("num_inference_steps", "sigmas", "guidance", "stg_blocks", "second_stage")  # None: the recipe's
 BY_RECIPE = "by_recipe"  # section of a model profile: recipe name -> values
 CACHE = "compile_cache"  # never read from a file: compiled programs are code, and the file may be a stranger's
 OUTPUT_KEYS = ("output", "save_latents", "base_output_directory")  # not repeated from a record
@@ -78,7 +72,11 @@ def recipe_defaults(
     """The request with the profiles of `spec`, this recipe, and nothing else set. A model without a profile uses that
     of `model_version`, with STG blocks rescaled to `layers`."""
     named = {"model": spec.model, "recipe": recipe, "compat": spec.compat, "sharding": {"profile": AUTO}}
-    below = [_model_version_layer(model_version, layers)] if model_version else []
+    below = []
+    if model_version:
+        profile = _shipped_profile("model", model_version)
+        blocks = [min(round(block * layers / PUBLISHED_LAYERS), layers - 1) for block in profile.values["stg_blocks"]]
+        below = [replace(profile, values={**profile.values, "stg_blocks": blocks})]
     return merge(_profile_stack([ConfigLayer("", named)], below))
 
 
@@ -135,10 +133,12 @@ def _profile_stack(
     """All layers, lowest first: the defaults, `below`, the profile of each kind without the keys `without`, `above`.
     The highest layer that names a profile of a kind chooses it."""
     stack, by_recipe = [_defaults(), *below], dict[str, Values]()
+    section_keys = {field.name for field in fields(ShardingSpec)}
     for kind in KINDS:
         named = [(name, layer) for layer in [*stack, *above] if (name := _profile_name(layer, kind)) is not None]
         name, layer = named[-1]
-        if not (kind == "sharding" and _is_complete(layer.values["sharding"])):
+        complete = name != AUTO and kind == "sharding" and section_keys <= set(layer.values["sharding"])
+        if not complete:  # as in a record: then no profile is read
             profile = _profile_layer(kind, name)
             by_recipe |= profile.values.get(BY_RECIPE, {})
             kept = {key: value for key, value in profile.values.items() if key not in {*without, BY_RECIPE}}
@@ -161,15 +161,13 @@ def _profile_name(layer: ConfigLayer, kind: str) -> str | None:
     return value
 
 
-def _is_complete(sharding: Values) -> bool:
-    """Whether a sharding section sets every field, as a record does: then no profile is read."""
-    return sharding["profile"] != AUTO and {field.name for field in fields(ShardingSpec)} <= set(sharding)
-
-
 def _profile_layer(kind: str, name: str) -> ConfigLayer:
     """The layer of a profile. A model may also be a folder, file or repository; a sharding profile may be a file."""
-    if kind == "model" and name not in profile_names("model"):
-        return _checkpoint_layer(name)
+    if kind == "model" and name not in profile_names("model"):  # its model version is known once it is open
+        path = expanduser(name)
+        last = checkpoint_names(path)[-1]
+        text = {"text_encoder": GEMMA} if last.endswith(SINGLE_FILE) else {}
+        return ConfigLayer("", {"checkpoint": path, "model_name": last.removesuffix(SINGLE_FILE), **text})
     if kind in ("recipe", "sharding") and name == AUTO:
         return ConfigLayer("", {})
     if kind != "sharding":
@@ -195,14 +193,6 @@ def _with_parent(kind: str, layer: ConfigLayer) -> ConfigLayer:
     return extend(_shipped_profile(kind, str(parent)), replace(layer, values=own)) if parent else layer
 
 
-def _checkpoint_layer(model: str) -> ConfigLayer:
-    """The layer of a folder, single file or repository. Its model version is known once it is open."""
-    path = expanduser(model)
-    name = checkpoint_names(path)[-1]
-    values = {"checkpoint": path, "model_name": name.removesuffix(SINGLE_FILE)}
-    return ConfigLayer("", {**values, "text_encoder": GEMMA} if name.endswith(SINGLE_FILE) else values)
-
-
 def checkpoint_names(checkpoint: str) -> list[str]:
     """The names of a checkpoint: the last element of an existing path, or each element of REPO[/FILE]."""
     path = Path(expanduser(checkpoint))
@@ -210,30 +200,17 @@ def checkpoint_names(checkpoint: str) -> list[str]:
     return [Path(abspath(path)).name] if path.exists() else checkpoint.split("@")[0].split("/")
 
 
-def _model_version_layer(name: str, layers: int) -> ConfigLayer:
-    """The profile of a model version, with STG blocks rescaled to a model of `layers` blocks."""
-    profile = _shipped_profile("model", name)
-    blocks = [min(round(block * layers / PUBLISHED_LAYERS), layers - 1) for block in profile.values["stg_blocks"]]
-    return replace(profile, values={**profile.values, "stg_blocks": blocks})
-
-
 def _check_model(model: str) -> None:
     """Raise `UsageError` unless `model` is a profile, a folder, a single file or spelt like a repository."""
-    known = profile_names("model")
-    path = Path(expanduser(model))
-    if (
-        model in known
-        or path.is_dir()
-        or REPOSITORY.fullmatch(model)
-        or (path.is_file() and path.suffix == SINGLE_FILE)
-    ):
+    known, path = profile_names("model"), Path(expanduser(model))
+    is_file = path.is_file() and path.suffix == SINGLE_FILE
+    if model in known or path.is_dir() or is_file or REPOSITORY.fullmatch(model):
         return
+    others = "a folder, a .safetensors file, or a repository REPO[/FILE][@REV]"
     if "/" in model:
         what = f"`{model}` is no .safetensors file" if path.exists() else f"there is no folder or file `{model}`"
-        raise UsageError(what, "a model is a profile, a folder, a .safetensors file, or a repository REPO[/FILE][@REV]")
-    raise unknown_name_error(
-        "model", model, known, ", a folder, a .safetensors file, or a repository REPO[/FILE][@REV]"
-    )
+        raise UsageError(what, f"a model is a profile, {others}")
+    raise unknown_name_error("model", model, known, f", {others}")
 
 
 def _drop_alternative(layers: Sequence[ConfigLayer]) -> list[ConfigLayer]:

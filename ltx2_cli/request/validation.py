@@ -34,6 +34,17 @@ class Range(NamedTuple):
     step: int = 0
     first: int = 0
 
+    def finding(self, value: float, typed: str) -> str:
+        """Which rule `value` breaks, and the nearest legal numbers after what is `typed` before them; empty if none."""
+        if not self.lowest <= value <= self.highest:
+            nearest = self.highest if value > self.highest else max(self.lowest, 0 if isnan(value) else self.lowest)
+            return f"not in {self.lowest:.7g} to {self.highest:.7g}; nearest: {typed}{nearest:.7g}"
+        if not self.step or value % self.step == self.first:
+            return ""
+        rule = f"{self.step}k + {self.first}" if self.first else f"a multiple of {self.step}"
+        below = value - (value - self.first) % self.step
+        return f"not {rule}; nearest: {typed}{below} or {below + self.step}"
+
 
 RANGES = {
     "height": Range(32, MAX_SIDE, 32),
@@ -87,39 +98,17 @@ def _wrong_text(spec: RunSpec) -> Iterator[str]:
 def _wrong_numbers(spec: RunSpec) -> Iterator[str]:
     for key, legal in RANGES.items():
         value: Any = reduce(lambda section, name: vars(section)[name], key.split("."), spec)
-        if value is not None and (rule := _broken_rule(value, legal)):
-            yield f"{key} {value} is not {rule}; nearest: {_typed(key)}{_nearest(value, legal)}"
-
-
-def _broken_rule(value: float, legal: Range) -> str:
-    """The rule that `value` breaks, in words; empty if it is legal."""
-    if not legal.lowest <= value <= legal.highest:
-        return f"in {legal.lowest:.7g} to {legal.highest:.7g}"
-    if not legal.step or value % legal.step == legal.first:
-        return ""
-    return f"{legal.step}k + {legal.first}" if legal.first else f"a multiple of {legal.step}"
-
-
-def _nearest(value: float, legal: Range) -> str:
-    """The nearest legal numbers, in words; for NaN the one nearest to 0."""
-    if legal.lowest <= value <= legal.highest:
-        below = value - (value - legal.first) % legal.step
-        return f"{below} or {below + legal.step}"
-    return f"{legal.highest if value > legal.highest else max(legal.lowest, 0 if isnan(value) else legal.lowest):.7g}"
+        if value is not None and (finding := legal.finding(value, _typed(key))):
+            yield f"{key} {value} is {finding}"
 
 
 def _typed(key: str) -> str:
     """The option or `--set` for a key, up to its value."""
     section, _, name = key.rpartition(".")
-    option = f"--{name.replace('_', '-')} "
-    match section:
-        case "guidance.audio":
-            return option.replace("--", "--audio-")
-        case "guidance.video":
-            return option
-        case "" if key not in ("max_sequence_length", "vae_memory_gb"):
-            return option
-    return f"--set {key}="
+    prefixes = {"guidance.audio": "--audio-", "guidance.video": "--", "": "--"}
+    if section not in prefixes or key in ("max_sequence_length", "vae_memory_gb"):
+        return f"--set {key}="
+    return f"{prefixes[section]}{name.replace('_', '-')} "
 
 
 def _wrong_seeds(spec: RunSpec) -> Iterator[str]:

@@ -27,7 +27,7 @@ from ltx2_cli.request.spec import DType, RunSpec, Streams
 from program import run_program
 
 if TYPE_CHECKING:
-    from ltx2_cli.core.saved_run import RunCheckpointer
+    from ltx2_cli.core.run_state import RunCheckpointer
 
 Run = Callable[..., tuple[int, str, str]]
 README = Path(__file__).parents[2] / "README.md"

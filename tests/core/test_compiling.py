@@ -16,17 +16,17 @@ import pytest
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from clips import ALL_ON, Case, Checkpoint, Size, final_latents, plan_of
-from ltx2_cli.core import compiling
-from ltx2_cli.core.compiling import (
+from ltx2_cli.core import programs as compiling
+from ltx2_cli.core.components import Components
+from ltx2_cli.core.programs import (
     CompileStats,
     NotCompiledError,
+    Program,
     compile_in_background,
     count_compilations,
     enable_compilation_cache,
     forbid_compilation,
 )
-from ltx2_cli.core.components import Components
-from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import load, programs, warm_up
 from ltx2_cli.errors import UsageError

@@ -10,9 +10,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from clips import ALL_ON, Case, Checkpoint, Size, final_latents, plan_of
-from ltx2_cli.core import generate, not_finite
-from ltx2_cli.core.compiling import forbid_compilation
+from ltx2_cli.core import denoising, generate
 from ltx2_cli.core.components import Components
+from ltx2_cli.core.programs import forbid_compilation
 from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import START, make_latents, run
 from ltx2_cli.core.run_state import RunState
@@ -133,7 +133,7 @@ def test_without_room_or_leave_to_look_the_stage_is_said(broken: Checkpoint, mon
     def full(*arguments: object) -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
-    monkeypatch.setattr(not_finite, "finite_program", lambda plan, number: full)
+    monkeypatch.setattr(denoising, "finite_program", lambda plan, number: full)
     assert sentence(plan) == "the video latents of stage 1 are not finite after step 5 of 8"
     monkeypatch.setattr(generate, "locate", lambda *arguments: None)
     assert sentence(plan) == "the video latents of stage 1 are not finite after step 8 of 8"  # of one call
@@ -144,7 +144,7 @@ def test_where_nothing_may_be_compiled_the_step_is_said(broken: Checkpoint) -> N
     final_latents(plan)
     plan = overflow(broken, plan, 0, 4, 1)
     with forbid_compilation([]):
-        not_finite.finite_program(plan, 0).function.clear_cache()
+        denoising.finite_program(plan, 0).function.clear_cache()
         assert sentence(plan) == "the video latents of stage 1 are not finite after step 5 of 8"
 
 

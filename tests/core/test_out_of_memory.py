@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from ltx2_cli.core import components, decode, encode, generate
-from ltx2_cli.core.components import Components
-from ltx2_cli.core.out_of_memory import ENCODE, memory_for
+from ltx2_cli.core.components import ENCODE, Components, memory_for
 from ltx2_cli.core.report import Report, Silent
 from ltx2_cli.core.run_state import RunState
 from ltx2_cli.errors import RunError
@@ -93,7 +92,7 @@ def test_each_phase_says_what_helps_it(phase, sentence: str, hint: str, plan: Pl
 
 
 def test_what_would_not_help_is_not_said(plan: Plan) -> None:
-    half = replace(plan, spec=replace(plan.spec, text_encoder_dtype=DType.bfloat16, keep_resident=True))
+    half = replace(plan, text=plan.text._replace(dtype=DType.bfloat16), keep_resident=True)
     with pytest.raises(RunError) as caught, memory_for(ENCODE, half):
         raise jax.errors.JaxRuntimeError(FULL)
     assert "--text-encoder-dtype" not in caught.value.hint

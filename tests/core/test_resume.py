@@ -25,8 +25,7 @@ from ltx2_cli import resolve
 from ltx2_cli.core import provenance
 from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import load, write
-from ltx2_cli.core.run_state import RunState
-from ltx2_cli.core.saved_run import ENTRIES, RunCheckpointer, RunGoal, open_saved_run
+from ltx2_cli.core.run_state import ENTRIES, RunCheckpointer, RunGoal, RunState, open_saved_run
 from ltx2_cli.diffusion.latents import open_latents
 from ltx2_cli.errors import InterruptedRunError
 from ltx2_cli.outputs import Ends
@@ -154,7 +153,7 @@ def test_what_a_kill_leaves_at_any_moment_is_gone_on_with(
     chosen = [*random.Random(1).sample(distinct, len(distinct)), *begun][:50]
     kept = open_saved_run(chosen[0] / "c-s3.run")
     plan = resolve(kept.spec({}))
-    components = load(replace(plan, spec=replace(plan.spec, keep_resident=True)))
+    components = load(replace(plan, keep_resident=True))
     for left in chosen:
         empty(place)
         shutil.copytree(left, place, dirs_exist_ok=True)

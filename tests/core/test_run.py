@@ -159,7 +159,7 @@ def test_a_clip_is_written_when_its_seed_is_done_where_the_decoders_fit(
     """Beside the denoiser, to a byte; and a run gone on with elsewhere writes what is not written."""
     monkeypatch.chdir(tmp_path)
     plan = plan_of(checkpoint, SMALL, 3, output="clip.mp4", save_latents="clip.safetensors")
-    plan = replace(plan, spec=replace(plan.spec, seed=(3, 4, 5)))
+    plan = resolve(replace(plan.spec, seed=(3, 4, 5)))
     monkeypatch.setattr("ltx2_cli.plan.decoding.usable_memory", lambda devices: 1e12)
     order, made, kept = Order(), [], list[RunState]()
     for path, _ in write(plan, load(plan), order, on_progress=kept.append):

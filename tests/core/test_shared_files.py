@@ -17,8 +17,7 @@ from ltx2_cli.cli.replay import find_source, read_clip
 from ltx2_cli.cli.resume import places
 from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import load, write
-from ltx2_cli.core.run_state import RunState
-from ltx2_cli.core.saved_run import RunCheckpointer, RunGoal, SavedRun, open_saved_run
+from ltx2_cli.core.run_state import RunCheckpointer, RunGoal, RunState, SavedRun, open_saved_run
 from ltx2_cli.diffusion.latents import open_latents, save_latents
 from ltx2_cli.errors import UsageError
 from ltx2_cli.outputs import Ends

@@ -16,12 +16,11 @@ from ltx2_cli.core import generate
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import load
-from ltx2_cli.core.run_state import RunState
-from ltx2_cli.core.saved_run import RunCheckpointer, RunGoal
+from ltx2_cli.core.run_state import RunCheckpointer, RunGoal, RunState
 from ltx2_cli.errors import AbortedRunError, InterruptedRunError
 from ltx2_cli.interrupts import STOP_SIGNALS, StopRequest, handle_signals, stop_on_signal
 from ltx2_cli.outputs import Ends
-from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.plan.resolve import Plan, resolve
 
 OFF = (1.0, 0.0, 1.0, 0.0)
 CLIP = Case(Size(1, 64, 96, 24.0), 5, OFF, OFF, (1,))
@@ -69,9 +68,8 @@ class Told(RunCheckpointer):
 
 @pytest.fixture(scope="module")
 def ready(checkpoint: Checkpoint) -> tuple[Plan, Components]:
-    plan = plan_of(checkpoint, CLIP, 3)
-    spec = replace(plan.spec, seed=(3, 4), keep_resident=True)
-    return (plan := replace(plan, spec=spec)), load(plan)
+    plan = resolve(replace(plan_of(checkpoint, CLIP, 3).spec, seed=(3, 4), keep_resident=True))
+    return plan, load(plan)
 
 
 def stopped(ready: tuple[Plan, Components], moment: int, wanted: bool | None) -> tuple[Moments, RunCheckpointer, str]:

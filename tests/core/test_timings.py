@@ -11,10 +11,9 @@ import jax
 import pytest
 
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
-from ltx2_cli.core import timings as module
-from ltx2_cli.core.report import PREPARING, Silent
-from ltx2_cli.core.run import load, run
-from ltx2_cli.core.timings import Timings, traced
+from ltx2_cli.core import report as module
+from ltx2_cli.core.report import PREPARING, Silent, Timings
+from ltx2_cli.core.run import load, run, traced
 from ltx2_cli.private_api import COMPILED_EVENT
 
 UNSEEN = Case(Size(1, 64, 64, 24.0), 2, ALL_ON.video, ALL_ON.audio, (1,))  # of a size that nothing else here compiles
@@ -24,7 +23,7 @@ def test_stages_and_steps_without_loading_and_compiling(tmp_path: Path, monkeypa
     """By a clock that these stages alone move."""
     clock = [100.0]
     monkeypatch.setattr(module, "perf_counter", lambda: clock[0])
-    timings = Timings(Silent(), began=100.0)
+    timings = Timings(Silent(), started=100.0)
     for name, seconds in (("load vae", 32.0), ("compile frames", 64.0), ("decode", 2.0)):
         with timings.stage(name):
             clock[0] += seconds

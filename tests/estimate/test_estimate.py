@@ -111,7 +111,7 @@ def test_decoding_that_is_not_compiled_takes_what_the_plan_estimates(one: Plan) 
 
 
 def test_what_stays_resident_is_there_in_every_phase(one: Plan) -> None:
-    kept = replace(one, spec=replace(one.spec, keep_resident=True))
+    kept = replace(one, spec=replace(one.spec, keep_resident=True), keep_resident=True)
     everything = sum(estimate_plan(one).weight_bytes.values())
     assert {memory.weights for memory in estimate_plan(kept).memory.values()} == {everything}
     held = estimate_plan(one).weight_bytes["transformer"]
@@ -204,7 +204,7 @@ def test_a_refusal_by_the_compiler_does_not_fit(one: Plan, slow: None) -> None:
 
 def test_networks_that_need_not_stay_are_let_go(one: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chips, "CHIPS", (replace(SLOW, hbm_bytes=60e9),))
-    kept = replace(one, spec=replace(one.spec, keep_resident=True))
+    kept = replace(one, spec=replace(one.spec, keep_resident=True), keep_resident=True)
     with pytest.raises(DoesNotFitError) as error:
         check(estimate_plan(kept))
     assert error.value.hint == "--set keep_resident=false"
