@@ -1,34 +1,28 @@
-"""Files of strangers are read with limits; files appear whole under their names, and no two processes write the same
-file at once.
+"""Reading with limits; writing whole files, each by one process at a time.
 
-A process that writes into a folder keeps the file `.partial-lock` there open; the byte at a hash of a name stands for
-that name. Locks on bytes are the system's (`fcntl`): network file systems pass them on to other hosts, and they end
-with their process, however it ends. A file that is not whole yet is called `.partial-<hash>-…`. Where nobody has that
-byte locked, its process is dead, and the next one that writes into the folder deletes the file.
+A process that writes a file holds the system's lock on `.partial-<hash of its name>` beside it, which network file
+systems pass on to other hosts, and which ends with its process, however that ends. Content that is not whole yet is
+called `.partial-<hash>-…`. Where nobody holds the lock, the next process that writes into the folder deletes it.
 """
 
-import errno
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
 from typing import NamedTuple
 from uuid import uuid4
 
 from ltx2_cli.errors import MAKE_ROOM, RunError, UsageError
-from ltx2_cli.interrupts import on_forced_exit
 
-LOCK = ".partial-lock"
-PRESENCE = 0  # the byte that each process which holds a name has locked too, together with the others
-TAKEN = (errno.EACCES, errno.EAGAIN)  # what the system says of a byte that another process has locked
-TRIES = 100  # a hundredth of a second apart: another process may be deleting the file of locks
+LOCK_NAME = re.compile(r"\.partial-[0-9a-f]{12}(?=-|$)")
+CLEANING = 0.1  # seconds for which at most a process holds the lock of a dead one, or one that it takes for dead
 UMASK = os.umask(0o077)
 os.umask(UMASK)
 
@@ -57,84 +51,51 @@ class Output(NamedTuple):
 
 
 @dataclass
-class _Folder:
-    """The names in a folder that this process holds."""
+class _Lock:
+    """The lock of a name, as long as this process holds it."""
 
     path: Path
-    made: list[Path]  # of it and the folders above it, the innermost first
-    file: int | None  # None: there are no locks on this file system
-    holders: Counter[str] = field(default_factory=Counter)
-    lack_is_noted: bool = False  # of locks
+    file: int | None  # None: this file system has no locks
+    new_folders: list[Path]  # made for it, the innermost first
+    holders: int = 0
 
-    def hold(self, name: str) -> None:
-        """Raises `BlockingIOError` where another process holds the name."""
-        if not (self.holders[name] or self.lock(_byte_of(name))):
-            raise BlockingIOError(errno.EBUSY, "another process is writing it")
-        self.holders[name] += 1
-
-    def release(self, name: str) -> None:
-        self.holders[name] -= 1
-        if not self.holders[name]:
-            del self.holders[name]
-            self.unlock(_byte_of(name))
-
-    def lock(self, byte: int) -> bool:
-        return self.file is None or _lock(self.file, fcntl.LOCK_EX, byte)
-
-    def unlock(self, byte: int) -> None:
+    def release(self) -> None:
+        """Delete the lock file, and the new folders in which nothing was written."""
         if self.file is not None:
-            fcntl.lockf(self.file, fcntl.LOCK_UN, 1, byte)
-
-    def clean(self) -> None:
-        """Delete what dead processes left."""
-        for path in self.path.glob(".partial-*-*") if self.file is not None else ():
-            with suppress(OSError, ValueError):  # another user's, or nothing of ours
-                byte = int(path.name.split("-")[1], 16)
-                if self.lock(byte):
-                    _delete(path)
-                    self.unlock(byte)
-
-    def close(self) -> None:
-        """Delete the file of locks, unless other processes have it open, and the folders that were made in vain."""
-        if self.file is not None:
-            with suppress(OSError):
-                if _lock(self.file, fcntl.LOCK_EX, 0, 0):
-                    (self.path / LOCK).unlink()
+            self.path.unlink(missing_ok=True)
             os.close(self.file)
             self.file = None
         with suppress(OSError):
-            for folder in self.made:
+            for folder in self.new_folders:
                 folder.rmdir()  # refused for one that holds anything
 
 
-_MUTEX = RLock()
-_folders: dict[Path, _Folder] = {}  # closing a file ends all locks that the process has in it: one for each folder
-
-
-def _ignore(note: str) -> None:
-    pass
+_mutex = RLock()
+_locks: dict[Path, _Lock] = {}  # by the path of the lock file
+_folders_without_locks: set[Path] = set()  # that were noted
 
 
 @contextmanager
-def reserve(outputs: Iterable[Output], note: Callable[[str], None] = _ignore) -> Iterator[None]:
+def reserve(outputs: Iterable[Output], note: Callable[[str], None] | None = None) -> Iterator[None]:
     """While the body runs no other process writes these files. Raises `UsageError` where one does so already. Where the
     file system has no locks, `note` is called once for each folder."""
     with ExitStack() as held:
         for path, option in outputs:
             try:
-                folder = held.enter_context(_reserved(path))
+                lock = held.enter_context(_locked(path))
             except BlockingIOError as error:
                 sentence, hint = f"another process is writing {path}", f"wait for it, or name another: {option} FILE"
                 raise UsageError(sentence, hint) from error
-            if folder.file is None and not folder.lack_is_noted:
-                note(f"{folder.path} has no file locks: another run could write the same files at the same time")
-                folder.lack_is_noted = True
+            folder = lock.path.parent
+            if note and lock.file is None and folder not in _folders_without_locks:
+                note(f"{folder} has no file locks: another run could write the same files at the same time")
+                _folders_without_locks.add(folder)
         yield
 
 
 def check_unreserved(outputs: Iterable[Output]) -> None:
     """Raise `UsageError` where another process writes one of these files now. No file or folder is made."""
-    with reserve(output for output in outputs if (output.path.parent / LOCK).exists()):
+    with reserve(output for output in outputs if _lock_path(output.path).exists()):
         pass
 
 
@@ -146,39 +107,40 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises `RunError` with `path` for what the system refuses in the body, be it room or permission, or where another
     process is writing it.
     """
-    temporary = path.with_name(f".partial-{_byte_of(path.name):x}-{uuid4().hex}{path.suffix}")
+    temporary = path.with_name(f"{_lock_path(path).name}-{uuid4().hex}{path.suffix}")
     try:
-        with _reserved(path):
+        with _locked(path):
             try:
                 yield temporary
-                _put(temporary, path)
+                _rename(temporary, path)
             finally:
-                for left in path.parent.glob(f"{temporary.stem}*"):
-                    _delete(left)
+                for remnant in path.parent.glob(f"{temporary.stem}*"):
+                    _delete(remnant)
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror or error}", MAKE_ROOM) from error
 
 
-def _put(temporary: Path, path: Path) -> None:
-    """Give what is whole its name."""
+def remove_locks() -> None:
+    """For a process that is ended by force: release all locks, of which the first one had the folders made."""
+    for lock in reversed(list(_locks.values())):
+        lock.release()
+
+
+def _rename(temporary: Path, path: Path) -> None:
+    """Give a whole file or folder its name. A folder that is there is deleted last."""
     if temporary.is_file():
         temporary.chmod(0o666 & ~UMASK)  # some libraries write what nobody else may read
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())  # or after a power cut the name may stand before an empty file
-    if path.is_dir():
-        _exchange(temporary, path)
-    else:
+        with temporary.open("rb") as content:
+            os.fsync(content.fileno())  # or after a power cut the name may stand before an empty file
+    if not path.is_dir():
         os.replace(temporary, path)
-
-
-def _exchange(new: Path, folder: Path) -> None:
-    """Put a new folder in the place of one that is there, which is deleted last."""
-    old = folder.with_name(f".replaced-{uuid4().hex}")
-    os.replace(folder, old)
+        return
+    old = path.with_name(f".replaced-{uuid4().hex}")
+    os.replace(path, old)
     try:
-        os.replace(new, folder)
+        os.replace(temporary, path)
     except OSError:
-        os.replace(old, folder)
+        os.replace(old, path)
         raise
     shutil.rmtree(old)
 
@@ -188,88 +150,65 @@ def _delete(path: Path) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
+def _lock_path(path: Path) -> Path:
+    """The lock file of `path`, whose folder may have several names."""
+    return Path(os.path.realpath(path.parent), f".partial-{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:12]}")
+
+
 @contextmanager
-def _reserved(path: Path) -> Iterator[_Folder]:
-    """Hold a path in its folder, which this process may do already. Raises `BlockingIOError` where another process
-    does, `OSError` where the folder cannot be made or written to."""
-    place = Path(os.path.realpath(path.parent))
-    with _MUTEX:
-        folder = _folders.get(place) or _open_folder(place)
-        try:
-            folder.hold(path.name)
-            _folders[place] = folder
-        finally:
-            if not folder.holders.total():
-                folder.close()
+def _locked(path: Path) -> Iterator[_Lock]:
+    """Hold the lock of `path`, which this process may do already. Raises `BlockingIOError` where another process holds
+    it, `OSError` where the folder cannot be made or written to."""
+    lock_path = _lock_path(path)
+    with _mutex:
+        lock = _locks.get(lock_path) or _acquire(lock_path)
+        lock.holders += 1
     try:
-        yield folder
+        yield lock
     finally:
-        with _MUTEX:
-            folder.release(path.name)
-            if not folder.holders:
-                del _folders[place]
-                folder.close()
+        with _mutex:
+            lock.holders -= 1
+            if not lock.holders:
+                del _locks[lock_path]
+                lock.release()
 
 
-def remove_locks() -> None:
-    """Of a process that is ended by force: delete the files of locks, and the folders that were made in vain."""
-    for folder in list(_folders.values()):
-        folder.close()
+def _acquire(path: Path) -> _Lock:
+    """A new lock in a folder that is made if it is missing. Deletes what dead processes left in it."""
+    new_folders = [folder for folder in path.parents if not folder.exists()]
+    for remnant in path.parent.glob(".partial-*"):
+        name = LOCK_NAME.match(remnant.name)
+        if name and (lock_path := path.with_name(name[0])) not in _locks:
+            with suppress(OSError):  # its process lives, or it is another user's
+                lock = _Lock(lock_path, _open_locked(lock_path), [])
+                if lock.file is not None:
+                    _delete(remnant)
+                    lock.release()
+    _locks[path] = _Lock(path, _open_locked(path, time.monotonic() + CLEANING), new_folders)
+    return _locks[path]
 
 
-def _open_folder(place: Path) -> _Folder:
-    """A folder, made if it is missing, of which nothing is held yet."""
-    made = [folder for folder in (place, *place.parents) if not folder.exists()]
-    place.mkdir(parents=True, exist_ok=True)
-    for _ in range(TRIES):
-        with suppress(FileNotFoundError):  # another process deleted it
-            folder = _Folder(place, made, _open_lock_file(place / LOCK))
-            if folder.file is None or _is_usable(folder.file, place / LOCK):
-                folder.clean()
-                on_forced_exit(folder.close)
-                return folder
-            os.close(folder.file)
-        time.sleep(0.01)
-    raise OSError(errno.EBUSY, "other processes keep its folder locked")
-
-
-def _open_lock_file(path: Path) -> int | None:
-    """The open file; None where there are no locks, or it is another user's and closed to this one."""
-    flags = os.O_RDWR | os.O_NOFOLLOW
-    try:
-        file = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
-        os.fchmod(file, 0o666)  # for all who may write into the folder
-    except FileExistsError:
-        try:
-            file = os.open(path, flags)
-        except PermissionError:
-            return None
-    try:
-        fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, PRESENCE)
-    except OSError as error:
-        if error.errno not in TAKEN:
-            os.close(file)
-            path.unlink(missing_ok=True)
-            return None
-    return file
-
-
-def _is_usable(file: int, path: Path) -> bool:
-    """Whether this process has locked its presence in the file of that name, which nobody has deleted."""
-    return _lock(file, fcntl.LOCK_SH, PRESENCE) and os.path.samestat(os.fstat(file), path.stat())
-
-
-def _lock(file: int, kind: int, byte: int, length: int = 1) -> bool:
-    """Lock so many bytes, 0: all from there on; whether no other process has locked one of them."""
-    try:
-        fcntl.lockf(file, kind | fcntl.LOCK_NB, length, byte)
-    except OSError as error:
-        if error.errno in TAKEN:
-            return False
-        raise
-    return True
-
-
-def _byte_of(name: str) -> int:
-    """The one that stands for a name in the file of locks; none is `PRESENCE`."""
-    return 1 + int.from_bytes(hashlib.sha256(os.fsencode(name)).digest()[:6])
+def _open_locked(path: Path, deadline: float = 0.0) -> int | None:
+    """The lock file, open and locked; None where the file system has no locks. Raises `BlockingIOError` where another
+    process holds the lock and does not release it before the deadline."""
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        creation = 0 if os.path.lexists(path) else os.O_CREAT | os.O_EXCL  # refused for another user's file in /tmp
+        with suppress(FileExistsError, FileNotFoundError), ExitStack() as closing:  # another process made or deleted it
+            file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | creation, 0o666)
+            closing.callback(os.close, file)
+            if creation:
+                os.fchmod(file, 0o666)  # for all who may write into the folder
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if time.monotonic() < deadline:
+                    time.sleep(0.001)
+                    continue
+                raise BlockingIOError(error.errno, "another process is writing it") from error
+            except OSError:
+                path.unlink()
+                return None
+            if os.path.samestat(os.fstat(file), path.stat()):  # else its holder deleted it meanwhile: it locks nothing
+                closing.pop_all()
+                return file

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ltx2_cli.errors import RunError, UsageError
-from ltx2_cli.files import LOCK, Output, check_unreserved, replacing, reserve
+from ltx2_cli.files import Output, check_unreserved, replacing, reserve
 from other_process import other_process
 
 
@@ -54,7 +54,7 @@ def test_a_process_may_write_what_it_holds(tmp_path: Path) -> None:
         for path, _ in files:
             with replacing(path) as temporary:
                 temporary.write_text("whole")
-        assert sorted(os.listdir(tmp_path / "new")) == [LOCK, "a", "b"]
+        assert sorted(path.name for path in (tmp_path / "new").glob("[!.]*")) == ["a", "b"]
     assert sorted(os.listdir(tmp_path / "new")) == ["a", "b"]
 
 
@@ -75,12 +75,12 @@ def test_where_there_are_no_locks_files_are_written_and_nothing_is_cleaned_which
         raise OSError(code, os.strerror(code))
 
     notes: list[str] = []
-    monkeypatch.setattr(fcntl, "lockf", refuse)
-    (tmp_path / ".partial-1-a").touch()
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    (tmp_path / ".partial-0123456789ab-a").touch()
     files = [Output(tmp_path / name, "-o") for name in ("a", "b")]
     with reserve(files, notes.append), reserve(files, notes.append), replacing(tmp_path / "a") as temporary:
         temporary.write_text("whole")
-    assert sorted(os.listdir(tmp_path)) == [".partial-1-a", "a"]
+    assert sorted(os.listdir(tmp_path)) == [".partial-0123456789ab-a", "a"]
     assert notes == [f"{tmp_path} has no file locks: another run could write the same files at the same time"]
 
 
