@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
-from itertools import count
+from itertools import chain, count
 from os.path import expanduser
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from ltx2_cli.request.spec import RunSpec
 
 FRAME = re.compile(r"\d{5,}\.png")  # the name of a PNG in a folder of frames
 LONGEST_SLUG = 40  # characters
-FORCE = "--force"
 RUN = ".run"  # the ending of a file that keeps how far a run is
 
 
@@ -30,26 +29,26 @@ class Ends(StrEnum):
     drafts = "drafts"  # latents, and a contact sheet of their frames
 
 
-# Names
-
-
 def single_specs(spec: RunSpec) -> list[RunSpec]:
     """The requests that make each video of a run alone; of several, none while their seed is not known yet.
 
     A file that a run of several names is named once for each video, with its seed.
     """
-    if spec.num_videos * len(spec.seed or (0,)) == 1:
+    if _makes_one(spec):
         return [spec]
+
+    def numbered(name: str | None, seed: int) -> str | None:
+        return name and str(Path(name).with_stem(f"{Path(name).stem}-s{seed}"))
+
+    alone = replace(spec, num_videos=1)
     return [
-        replace(
-            spec,
-            seed=(seed,),
-            num_videos=1,
-            output=_numbered(spec.output, seed),
-            save_latents=_numbered(spec.save_latents, seed),
-        )
+        replace(alone, seed=(seed,), output=numbered(spec.output, seed), save_latents=numbered(spec.save_latents, seed))
         for seed in spec.seeds
     ]
+
+
+def _makes_one(spec: RunSpec) -> bool:
+    return spec.num_videos * len(spec.seed or (0,)) == 1
 
 
 def output_paths(spec: RunSpec) -> list[Path]:
@@ -72,47 +71,41 @@ def sheet_path(spec: RunSpec) -> Path:
     return Path(expanduser(spec.save_latents or "")).with_suffix(".png")
 
 
-def unfinished_path(spec: RunSpec) -> Path:
-    """The file that keeps how far a run is: beside the first video, or the latents if they alone have a name."""
-    files = latents_paths(spec) if spec.save_latents and not spec.output else output_paths(spec)
-    return files[0].with_suffix(RUN)
-
-
 def outputs(spec: RunSpec, ends: Ends = Ends.clips) -> list[Output]:
     """All files that a run leaves."""
     videos = output_paths(spec) if ends is Ends.clips else []
+    latents = [*latents_paths(spec), *([sheet_path(spec)] if ends is Ends.drafts else [])]
     return [
         *(Output(path, "-o") for video in videos for path in (video, record_path(video))),
-        *(Output(path, "--save-latents") for path in latents_paths(spec)),
-        *([Output(sheet_path(spec), "--save-latents")] if ends is Ends.drafts else []),
+        *(Output(path, "--save-latents") for path in latents),
     ]
 
 
 def run_file(spec: RunSpec) -> Output:
-    """The file that a run keeps while it is unfinished."""
-    return Output(unfinished_path(spec), "-o" if spec.output or not spec.save_latents else "--save-latents")
+    """The file that keeps how far a run is: beside the first video, or the latents if they alone have a name."""
+    latents_only = spec.save_latents and not spec.output
+    paths, option = (latents_paths(spec), "--save-latents") if latents_only else (output_paths(spec), "-o")
+    return Output(paths[0].with_suffix(RUN), option)
 
 
 def read_files(spec: RunSpec) -> list[Path]:
     """The files that a request names and that are read, but for weights."""
     profile = spec.sharding.profile
-    return [
-        Path(name) for name in (spec.initial_noise, profile if profile.endswith((".yaml", ".yml")) else None) if name
-    ]
+    names = (spec.initial_noise, profile if profile.endswith((".yaml", ".yml")) else None)
+    return [Path(name) for name in names if name]
 
 
 def with_free_names(spec: RunSpec, ends: Ends) -> RunSpec:
     """The request with a number in the names of its videos where they have automatic ones that are taken; not where a
-    run of these names was interrupted, which can be gone on with."""
+    run of these names was interrupted and can be resumed."""
     if spec.output or ends is not Ends.clips:
         return spec
     run = run_file(spec)
     if run.path.exists() and not _is_reserved([run]):
         return spec
-    single = spec.num_videos * len(spec.seed or (0,)) == 1
-    name = Path(_automatic(spec if single else replace(spec, seed=None)))
+    name = Path(_automatic(spec if _makes_one(spec) else replace(spec, seed=None)))
     numbered = (replace(spec, output=str(name.with_stem(f"{name.stem}-{number}"))) for number in count(2))
-    return spec if not _is_taken(spec) else next(candidate for candidate in numbered if not _is_taken(candidate))
+    return next(candidate for candidate in chain([spec], numbered) if not _is_taken(candidate))
 
 
 def _is_taken(spec: RunSpec) -> bool:
@@ -122,7 +115,6 @@ def _is_taken(spec: RunSpec) -> bool:
 
 
 def _is_reserved(files: Sequence[Output]) -> bool:
-    """Whether another process writes one of these."""
     try:
         check_unreserved(files)
     except UsageError:
@@ -144,19 +136,12 @@ def slug(text: str, word: str = "[a-z0-9]+") -> str:
     return name if len(name) <= LONGEST_SLUG else name[: LONGEST_SLUG + 1].rpartition("-")[0] or name[:LONGEST_SLUG]
 
 
-def _numbered(name: str | None, seed: int) -> str | None:
-    return name and str(Path(name).with_stem(f"{Path(name).stem}-s{seed}"))
-
-
-# Checks
-
-
 def check_outputs(
     files: Sequence[Output],
     reads: Iterable[Path] = (),
     force: bool = False,
     own: Collection[Path] = (),
-    forcing: str = FORCE,
+    forcing: str = "--force",
     folders: Sequence[Output] = (),
 ) -> None:
     """Raise `UsageError` if one of these files cannot be written where it should go, would overwrite another of them or
@@ -169,9 +154,8 @@ def check_outputs(
         if path.is_dir():
             raise UsageError(f"{path} is a folder", f"name a file: {option} FILE")
     check_unreserved(files)
-    for path, option in sorted(files, key=lambda file: file.path.suffix != RUN):  # which says how to go on
-        if not path.exists() or force or path in own:
-            continue
+    existing = [file for file in files if file.path.exists() and file.path not in own and not force]
+    for path, option in sorted(existing, key=lambda file: file.path.suffix != RUN):
         if path.suffix == RUN:
             raise UsageError(f"{path} is an unfinished run", f"`ltx2 resume {path}` goes on, {forcing} begins anew")
         raise UsageError(f"{path} exists", f"{forcing} overwrites it, or name another: {option} FILE")
@@ -212,8 +196,8 @@ def check_distinct(files: Iterable[Output], reads: Iterable[Path]) -> None:
     """Raise `UsageError` for a file that is named twice, whichever way, or that the command reads."""
     sources, taken = {os.path.realpath(path.expanduser()) for path in reads}, set[str]()
     for path, option in files:
-        if (place := os.path.realpath(path)) in taken:
-            raise UsageError(f"{path} is named for two things", f"name another: {option} FILE")
-        if place in sources:
-            raise UsageError(f"{path} is read, and would be overwritten", f"name another: {option} FILE")
+        place = os.path.realpath(path)
+        if place in taken or place in sources:
+            fault = "is named for two things" if place in taken else "is read, and would be overwritten"
+            raise UsageError(f"{path} {fault}", f"name another: {option} FILE")
         taken.add(place)

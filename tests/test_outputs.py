@@ -16,7 +16,6 @@ from ltx2_cli.outputs import (
     read_files,
     run_file,
     slug,
-    unfinished_path,
     with_free_names,
 )
 from ltx2_cli.request.profiles import read_spec
@@ -116,7 +115,7 @@ def test_names_of_latents():
     ],
 )
 def test_the_name_of_an_unfinished_run(keys: dict, name: str):
-    assert str(unfinished_path(spec(**keys))) == name
+    assert str(run_file(spec(**keys)).path) == name
 
 
 def test_an_unfinished_run_is_not_begun_anew_unless_forced(tmp_path: Path):

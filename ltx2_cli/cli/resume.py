@@ -25,9 +25,9 @@ from ltx2_cli.outputs import (
     output_paths,
     outputs,
     record_path,
+    run_file,
     sheet_path,
     single_specs,
-    unfinished_path,
 )
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.layers import ASKED, read_text
@@ -98,7 +98,7 @@ def places(spec: RunSpec, kept: SavedRun, given: Mapping[str, str]) -> dict[str,
     Raises `UsageError` for a place outside of the folder of that file.
     """
     here = kept.path.parent.resolve()
-    started = os.path.join(kept.folder, unfinished_path(spec).parent)
+    started = os.path.join(kept.folder, run_file(spec).path.parent)
     clips = ["output" if spec.output else "base_output_directory"] if kept.goal.ends is Ends.clips else []
     moved = {}
     for key in [*clips, *(["save_latents"] if spec.save_latents else [])]:

@@ -344,16 +344,17 @@ def test_drafts_look_at_no_clip(ltx2: Run, core: Core, tmp_path: Path):
 
 def test_all_files_are_held_while_they_are_made(ltx2: Run, core: Core, monkeypatch: pytest.MonkeyPatch):
     asked = ("generate", "--prompt", "rain", "--save-latents", "l.st", "--perf-dump", "p.json", "-o", "out/c.mp4")
-    locked: set[str] = set()
+    locked: set[Path] = set()
 
     def write(*arguments: object) -> Iterator[tuple[Path, list[str]]]:
-        locked.update(name for folder in files._folders.values() for name in folder.holders)
+        locked.update(files._locks)
         yield from ()
 
     monkeypatch.setattr(execute, "write", write)
     assert ltx2(*asked)[0] == 0
-    assert locked == {"c.mp4", "c.yaml", "c.run", "l.st", "p.json"}
-    assert files._folders == {}
+    names = ("out/c.mp4", "out/c.yaml", "out/c.run", "l.st", "p.json")
+    assert locked == {files._lock_path(Path(name)) for name in names}
+    assert files._locks == {}
 
 
 @pytest.mark.parametrize(
