@@ -27,7 +27,7 @@ ALONE = "--num-processes 1 runs alone"
 HEARTBEAT = 30  # seconds of silence after which a host counts as dead, and all the others end
 POLL = 0.2  # seconds between two questions whether another host is interrupted
 LAST_WORDS = 2.0  # seconds that the first waits until all know
-INTERRUPTED = "ltx2/interrupted"  # in the coordination service
+INTERRUPTED = "ltx2/interrupted"  # in the coordination service: an entry for each host that is interrupted or knows it
 GRACE = 10  # seconds that jax, which aborts the process, waits longer than we do
 METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/worker-network-endpoints"
 
@@ -46,7 +46,18 @@ class ProcessGroup:
 
     def allgather_text(self, text: str) -> list[str]:
         """Every process's text, in their order. Each waits for the last; raises `RunError` if one is gone."""
-        return [text] if self.count == 1 else _allgather(text)
+        if self.count == 1:
+            return [text]
+        import jax
+        from jax.experimental.multihost_utils import process_allgather
+
+        own = np.frombuffer(text.encode(), np.uint8)
+        try:
+            lengths = process_allgather(np.int32(len(own)))
+            rows = process_allgather(np.pad(own, (0, max(lengths) - len(own))))
+        except jax.errors.JaxRuntimeError as error:
+            raise device_error(error) from error
+        return [bytes(row[:length]).decode() for row, length in zip(rows, lengths, strict=True)]
 
 
 class _Launcher(NamedTuple):
@@ -73,7 +84,7 @@ def init_distributed(
     if (coordinator_address, num_processes, process_id) == (None, None, None):
         launcher = _detect_launcher()
     else:
-        launcher = _stated(coordinator_address, num_processes, process_id)
+        launcher = _stated_launcher(coordinator_address, num_processes, process_id)
     if launcher is None:
         return ProcessGroup()
     import jax
@@ -81,20 +92,77 @@ def init_distributed(
     if not jax.distributed.is_initialized():
         skip_absent_tpu()
         jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from us, and knows no Ctrl-C
-        all_here = launcher.one_per_host and "JAX_LOCAL_DEVICE_IDS" not in os.environ
+        all_devices = launcher.one_per_host and "JAX_LOCAL_DEVICE_IDS" not in os.environ
         initialize = partial(
             jax.distributed.initialize,
             coordinator_address,
             launcher.processes,
             process_id,
-            local_device_ids=() if all_here else None,  # where jax would take one device for each process
+            local_device_ids=() if all_devices else None,  # where jax would take one device for each process
             cluster_detection_method="deactivate" if coordinator_address else None,
             initialization_timeout=timeout + GRACE,
             heartbeat_timeout_seconds=HEARTBEAT,
         )
-        _within(timeout, initialize, launcher)
-        _check_alike(launcher.processes, jax.local_device_count(), jax.device_count())
+        _call_within(timeout, initialize, launcher)
     return ProcessGroup(jax.process_index(), jax.process_count())
+
+
+def _stated_launcher(address: str | None, processes: int | None, process: int | None) -> _Launcher:
+    """What the command line says of the processes."""
+    if address is None or processes is None or process is None:
+        raise UsageError(
+            "several hosts need an address, the number of processes and the own one, and some are missing", BY_HAND
+        )
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal() and 0 < int(port) < 2**16):
+        raise UsageError(f"coordinator_address {address} is not HOST:PORT", "for example: 10.0.0.1:8476, of process 0")
+    if not 0 <= process < processes:
+        raise UsageError(f"process_id {process} is not one of {processes} processes", BY_HAND)
+    return _Launcher("the command line", processes, False)
+
+
+def _detect_launcher() -> _Launcher | None:
+    """Who started several processes of this program, if anyone did. `jax.distributed.initialize` finds the rest; asked
+    first, it would wait for tasks that a batch script has not started."""
+    variable = os.environ.get
+    tasks, ranks = int(variable("SLURM_STEP_NUM_TASKS", 1)), int(variable("OMPI_COMM_WORLD_SIZE", 1))
+    if tasks > 1:
+        return _Launcher("SLURM", tasks, tasks == int(variable("SLURM_STEP_NUM_NODES", 1)))
+    if ranks > 1:
+        return _Launcher("Open MPI", ranks, variable("OMPI_COMM_WORLD_LOCAL_SIZE") == "1")
+    if "tpu" not in variable("JAX_PLATFORMS", "tpu") or not any(map(glob, TPU_DEVICES)):
+        return None
+    names = variable("TPU_PROCESS_ADDRESSES") or variable("TPU_WORKER_HOSTNAMES")
+    if names is None and "TPU_SKIP_MDS_QUERY" not in os.environ:
+        from urllib.request import Request, urlopen  # takes 0.1 s
+
+        request = Request(METADATA, headers={"Metadata-Flavor": "Google"})
+        with suppress(OSError), urlopen(request, timeout=2) as answer:  # in Google's cloud
+            names = answer.read().decode()
+    workers = len((names or "").split(",")) * int(variable("MEGASCALE_NUM_SLICES", 1))
+    return _Launcher("the TPU pod slice", workers, True) if workers > 1 else None
+
+
+def _call_within(seconds: int, initialize: Callable[[], None], launcher: _Launcher) -> None:
+    """Call it in a thread: jax would abort the process, with a stack trace, where it waits in vain."""
+    import jax
+
+    processes = f"the {launcher.processes} processes of {launcher.name}"
+    try:
+        ThreadPoolExecutor(1).submit(initialize).result(seconds)
+    except TimeoutError:
+        hint = f"start the same command on every host; --initialization-timeout waits longer, {ALONE}"
+        raise RunError(f"not all of {processes} met within {seconds} s", hint) from None
+    except ValueError as error:
+        raise UsageError(f"jax does not find {processes}: {error}", BY_HAND) from error
+    except jax.errors.JaxRuntimeError as error:
+        raise RunError(f"{processes} cannot meet: {error}", BY_HAND) from error
+    if jax.local_device_count() * launcher.processes != jax.device_count():
+        raise UsageError(
+            f"the {launcher.processes} processes have {jax.device_count()} devices, but this one has"
+            f" {jax.local_device_count()}",
+            "start on hosts that are alike, one process a host or a device",
+        )
 
 
 def to_devices(arrays: Any, sharding: "Sharding") -> Any:
@@ -131,11 +199,7 @@ def _replicated(array: "jax.Array") -> "jax.Array":
     from jax.sharding import NamedSharding, PartitionSpec
 
     assert isinstance(array.sharding, NamedSharding)
-    return jax.jit(_identity, out_shardings=NamedSharding(array.sharding.mesh, PartitionSpec()))(array)
-
-
-def _identity(array: "jax.Array") -> "jax.Array":
-    return array
+    return jax.device_put(array, NamedSharding(array.sharding.mesh, PartitionSpec()))
 
 
 def any_host(*flags: bool) -> list[bool]:
@@ -163,7 +227,20 @@ def is_shared(folder: Path) -> bool:
 def end_with_others(end: Callable[[], None]) -> None:
     """Call `end` once another host is interrupted. A thread polls the coordination service, since the main thread may
     be waiting for that host."""
-    Thread(target=_watch, args=(end,), daemon=True).start()
+    import jax
+
+    from ltx2_cli.private_api import coordination_client
+
+    client = coordination_client()
+
+    def watch() -> None:
+        with suppress(jax.errors.JaxRuntimeError):  # the service is gone: the run ends, or jax ends the process
+            while not client.key_value_dir_get(INTERRUPTED):
+                time.sleep(POLL)
+            client.key_value_set(f"{INTERRUPTED}/{jax.process_index()}", "", allow_overwrite=True)
+            end()
+
+    Thread(target=watch, daemon=True).start()
 
 
 def end_others() -> None:
@@ -174,119 +251,11 @@ def end_others() -> None:
 
     client, deadline = coordination_client(), time.monotonic() + LAST_WORDS
     with suppress(jax.errors.JaxRuntimeError):
-        _report_interrupt(client)
-        while (
-            jax.process_index() == 0
-            and _count_interrupted(client) < jax.process_count()
-            and time.monotonic() < deadline
-        ):
+        client.key_value_set(f"{INTERRUPTED}/{jax.process_index()}", "", allow_overwrite=True)
+        while jax.process_index() == 0 and time.monotonic() < deadline:
+            if len(client.key_value_dir_get(INTERRUPTED)) == jax.process_count():
+                break
             time.sleep(POLL)
-
-
-def _watch(end: Callable[[], None]) -> None:
-    import jax
-
-    from ltx2_cli.private_api import coordination_client
-
-    client = coordination_client()
-    with suppress(jax.errors.JaxRuntimeError):  # the service is gone: at the end of the run, or jax ends the process
-        while not _count_interrupted(client):
-            time.sleep(POLL)
-        _report_interrupt(client)
-        end()
-
-
-def _count_interrupted(client: Any) -> int:
-    """The number of hosts that are interrupted, or know that another is."""
-    return len(client.key_value_dir_get(INTERRUPTED))
-
-
-def _report_interrupt(client: Any) -> None:
-    import jax
-
-    client.key_value_set(f"{INTERRUPTED}/{jax.process_index()}", "", allow_overwrite=True)
-
-
-def _check_alike(processes: int, here: int, in_all: int) -> None:
-    if here * processes != in_all:
-        raise UsageError(
-            f"the {processes} processes have {in_all} devices, but this one has {here}",
-            "start on hosts that are alike, one process a host or a device",
-        )
-
-
-def _stated(address: str | None, processes: int | None, process: int | None) -> _Launcher:
-    """What the command line says of the processes."""
-    if address is None or processes is None or process is None:
-        raise UsageError("several hosts are told of in part: address, number and own number belong together", BY_HAND)
-    host, _, port = address.rpartition(":")
-    if not (host and port.isdecimal() and 0 < int(port) < 2**16):
-        raise UsageError(f"coordinator_address {address} is not HOST:PORT", "for example: 10.0.0.1:8476, of process 0")
-    if not 0 <= process < processes:
-        raise UsageError(f"process_id {process} is not one of {processes} processes", BY_HAND)
-    return _Launcher("the command line", processes, False)
-
-
-def _detect_launcher() -> _Launcher | None:
-    """Who started several processes of this program, if anyone did. `jax.distributed.initialize` finds the rest; asked
-    first, it would wait for tasks that a batch script has not started."""
-    variable = os.environ.get
-    tasks, ranks = int(variable("SLURM_STEP_NUM_TASKS", 1)), int(variable("OMPI_COMM_WORLD_SIZE", 1))
-    if tasks > 1:
-        return _Launcher("SLURM", tasks, tasks == int(variable("SLURM_STEP_NUM_NODES", 1)))
-    if ranks > 1:
-        return _Launcher("Open MPI", ranks, variable("OMPI_COMM_WORLD_LOCAL_SIZE") == "1")
-    workers = _tpu_workers()
-    return _Launcher("the TPU pod slice", workers, True) if workers > 1 else None
-
-
-def _tpu_workers() -> int:
-    """The number of hosts whose TPUs belong together; 1 without a TPU, or where JAX_PLATFORMS excludes it."""
-    variable = os.environ.get
-    if "tpu" not in variable("JAX_PLATFORMS", "tpu") or not any(map(glob, TPU_DEVICES)):
-        return 1
-    names = variable("TPU_PROCESS_ADDRESSES") or variable("TPU_WORKER_HOSTNAMES")
-    if names is None and "TPU_SKIP_MDS_QUERY" not in os.environ:
-        from urllib.request import Request, urlopen  # takes 0.1 s
-
-        request = Request(METADATA, headers={"Metadata-Flavor": "Google"})
-        with suppress(OSError), urlopen(request, timeout=2) as answer:  # in Google's cloud
-            names = answer.read().decode()
-    return len((names or "").split(",")) * int(variable("MEGASCALE_NUM_SLICES", 1))
-
-
-def _within(seconds: int, initialize: Callable[[], None], launcher: _Launcher) -> None:
-    """Call it in a thread: jax would abort the process, with a stack trace, where it waits in vain."""
-    import jax
-
-    try:
-        ThreadPoolExecutor(1).submit(initialize).result(seconds)
-    except TimeoutError:
-        raise RunError(
-            f"not all of the {launcher.processes} processes of {launcher.name} met within {seconds} s",
-            f"start the same command on every host; --initialization-timeout waits longer, {ALONE}",
-        ) from None
-    except ValueError as error:
-        raise UsageError(
-            f"jax does not find the {launcher.processes} processes of {launcher.name}: {error}", BY_HAND
-        ) from error
-    except jax.errors.JaxRuntimeError as error:
-        raise RunError(
-            f"the {launcher.processes} processes of {launcher.name} cannot meet: {error}", BY_HAND
-        ) from error
-
-
-def _allgather(text: str) -> list[str]:
-    import jax
-    from jax.experimental.multihost_utils import process_allgather
-
-    own = np.frombuffer(text.encode(), np.uint8)
-    try:
-        lengths = process_allgather(np.int32(len(own)))
-        rows = process_allgather(np.pad(own, (0, max(lengths) - len(own))))
-    except jax.errors.JaxRuntimeError as error:
-        raise device_error(error) from error
-    return [bytes(row[:length]).decode() for row, length in zip(rows, lengths, strict=True)]
 
 
 def device_error(error: Exception) -> RunError:

@@ -25,25 +25,18 @@ class StopRequest:
     listening: bool = False  # steps are made; otherwise the program is ended at once
     requested: bool = False
 
-    def ask(self) -> bool:
-        """Ask for a stop; whether that is new and the run listens."""
-        if self.requested or not self.listening:
-            return False
-        self.requested = True
-        return True
-
 
 @dataclass
 class _State:
     """What the thread that hears signals shares with the main thread."""
 
-    run: StopRequest
+    run: StopRequest = field(default_factory=StopRequest)
     ending: bool = False
     over: bool = False  # nothing is left to be ended
     callbacks: list[Callable[[], None]] = field(default_factory=list)  # called before the process is ended by force
 
 
-_state = _State(StopRequest())
+_state = _State()
 
 
 @contextmanager
@@ -56,14 +49,14 @@ def handle_signals() -> Iterator[None]:
     another host may take long.
     """
     global _state
-    _state = _State(StopRequest())
+    _state = _State()
     numbers = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # as nohup asks
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     thread = threading.Thread(target=_listen, args=(read_end, numbers), daemon=True)
     thread.start()
     usual_end = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-    usual = {number: signal.signal(number, _ignore) for number in numbers}
+    usual = {number: signal.signal(number, lambda *_: None) for number in numbers}  # without a handler the system acts
     usual[AT_ONCE] = signal.signal(AT_ONCE, _interrupt)
     try:
         yield
@@ -101,21 +94,27 @@ def on_forced_exit(callback: Callable[[], None]) -> None:
 
 def interrupt_soon() -> None:
     """In any thread: raise `KeyboardInterrupt` in the main thread, and end the process where that takes too long."""
-    if not (_state.ending or _state.over):
-        _state.ending = True
+    state = _state
+
+    def force_exit() -> None:
+        if not state.over:
+            _exit("interrupted\nhint: what was being written stays under a temporary name")
+
+    if not (state.ending or state.over):
+        state.ending = True
         _wake_main_thread()
-        timer = threading.Timer(GRACE, _force_exit, [_state])
+        timer = threading.Timer(GRACE, force_exit)
         timer.daemon = True
         timer.start()
 
 
-def resend_interrupt(lost: "sys.UnraisableHookArgs") -> None:
+def resend_interrupt(unraisable: "sys.UnraisableHookArgs") -> None:
     """Python drops an exception raised in a destructor or in jax's callback of the garbage collector. A Ctrl-C that
     arrived there is sent again, a moment later, when the program is out of it."""
-    if lost.exc_type is KeyboardInterrupt:
+    if unraisable.exc_type is KeyboardInterrupt:
         threading.Timer(0.05, _wake_main_thread).start()
     else:
-        sys.__unraisablehook__(lost)
+        sys.__unraisablehook__(unraisable)
 
 
 def _wake_main_thread() -> None:
@@ -128,30 +127,21 @@ def _wake_main_thread() -> None:
 def _listen(read_end: int, numbers: list[signal.Signals]) -> None:
     """Obey each signal, whose number the system writes, until the other end is closed."""
     while byte := os.read(read_end, 1):
-        if byte[0] not in numbers:
-            continue
-        if _state.run.ask():
+        run = _state.run
+        if byte[0] in numbers and run.listening and not run.requested:
+            run.requested = True
             _write_stderr("stopping after this step; once more: at once")
-        else:
+        elif byte[0] in numbers:
             interrupt_soon()
 
 
-def _ignore(number: int, frame: FrameType | None) -> None:
-    """The handler in the main thread; without one the system would act."""
-
-
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """In the main thread: end what it does."""
+    """The handler of `AT_ONCE`: end what the main thread does."""
     while frame is not None:
         if frame.f_code.co_filename == IMPORTING:
             _exit("interrupted")
         frame = frame.f_back
     raise KeyboardInterrupt
-
-
-def _force_exit(state: _State) -> None:
-    if not state.over:
-        _exit("interrupted\nhint: what was being written stays under a temporary name")
 
 
 def _exit(text: str) -> NoReturn:

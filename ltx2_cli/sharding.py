@@ -1,12 +1,11 @@
 """Sharding: a mesh, and rules from the logical axes of weights and activations to the axes of the mesh."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import partial
 from itertools import combinations
 from types import MappingProxyType
 from typing import Protocol
@@ -69,15 +68,15 @@ class ShardingPlan:
     def activation(self, axes: tuple[str | None, ...], shape: tuple[int, ...]) -> PartitionSpec:
         """The spec of an activation. A dimension that its mesh axis does not divide, such as the single row of an
         unguided pass, stays whole."""
-        mesh_axes = zip(shape, _lookup(self.activations, axes), strict=True)
+        mesh_axes = zip(_lookup(self.activations, axes), shape, strict=True)
         return PartitionSpec(
-            *(axis if axis and not length % self.mesh.shape[axis] else None for length, axis in mesh_axes)
+            *(axis if axis and length % self.mesh.shape[axis] == 0 else None for axis, length in mesh_axes)
         )
 
     def parts(self, axis: str) -> int:
         """The number of parts of a logical axis of activations."""
-        (along,) = _lookup(self.activations, (axis,))
-        return self.mesh.shape[along] if along else 1
+        mesh_axis = dict(self.activations).get(axis)
+        return self.mesh.shape[mesh_axis] if mesh_axis else 1
 
     @property
     def text(self) -> str:
@@ -108,25 +107,19 @@ def lay_out(
     `UsageError` with everything that does not fit (rules and mesh, mesh and devices, weights and heads and both), and
     with the nearest mesh that does.
     """
-    if wrong := list(_wrong_rules(spec)):
-        sentences, hints = map(dict.fromkeys, zip(*wrong, strict=True))
+    if mistakes := list(_rule_mistakes(spec)):
+        sentences, hints = map(dict.fromkeys, zip(*mistakes, strict=True))
         raise UsageError(f"sharding profile {spec.profile}: {'; '.join(sentences)}", "; ".join(hints))
-    lay = partial(_lay_out, devices=devices, weights=weights, rows=rows, heads=heads)
     try:
-        return lay(spec)
+        return _lay_out(spec, devices, weights, rows, heads)
     except UsageError as error:
-        raise UsageError(str(error), _nearest(spec, lay, len(devices)) + error.hint) from None
-
-
-def _nearest(spec: ShardingSpec, lay: Callable[[ShardingSpec], ShardingPlan], devices: int) -> str:
-    """What to type for the nearest mesh that fits and differs along one axis; empty if there is none."""
-    sizes = divisors(devices)
-    others = sorted((abs(size - given), axis, size) for axis, given in spec.mesh.items() for size in sizes)
-    for _, axis, size in others:
-        with suppress(UsageError):
-            lay(replace(spec, mesh={**spec.mesh, axis: size}))
-            return f"nearest: --set sharding.mesh.{axis}={size}; or "
-    return ""
+        hint, sizes = error.hint, [(axis, size) for axis in spec.mesh for size in divisors(len(devices))]
+        for axis, size in sorted(sizes, key=lambda change: (abs(change[1] - spec.mesh[change[0]]), change)):
+            with suppress(UsageError):
+                _lay_out(replace(spec, mesh={**spec.mesh, axis: size}), devices, weights, rows, heads)
+                hint = f"nearest: --set sharding.mesh.{axis}={size}; or {hint}"
+                break
+        raise UsageError(str(error), hint) from None
 
 
 def divisors(number: int) -> list[int]:
@@ -141,8 +134,14 @@ def _lay_out(
     bf16_tile_sublanes = spec.bf16_tile_sublanes if devices[0].platform == "tpu" else None
     weight_rules, activation_rules = (tuple(sorted(rules.items())) for rules in (spec.weights, spec.activations))
     plan = ShardingPlan(mesh, weight_rules, activation_rules, spec.attention, bf16_tile_sublanes)
-    misfits = [problem for weight in weights for problem in _misfits(plan, weight)]
-    if problems := [*misfits, *_shared_heads(plan, heads)]:
+    problems = [problem for weight in weights for problem in _misfits(plan, weight)]
+    parts = plan.parts("heads")
+    problems += [
+        f"the {count} heads of {name} do not divide by the {parts} devices that share them"
+        for name, count in heads.items()
+        if count % parts
+    ]
+    if problems:
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise UsageError(
             f"sharding profile {spec.profile} does not fit the model: {'; '.join(problems[:5])}{more}",
@@ -151,13 +150,28 @@ def _lay_out(
     return plan
 
 
+def _misfits(plan: ShardingPlan, weight: Declared) -> Iterator[str]:
+    mesh_axes = _lookup(plan.weights, weight.axes)
+    if repeated := [axis for axis in mesh_axes if axis and mesh_axes.count(axis) > 1]:
+        yield f"{weight.source} would lie twice along mesh axis `{repeated[0]}`"
+    for length, axis in zip(weight.shape, mesh_axes, strict=True):
+        if axis is not None and length % plan.mesh.shape[axis]:
+            yield f"{weight.source}: {length} does not divide by the {plan.mesh.shape[axis]} of mesh axis `{axis}`"
+
+
 def _mesh(spec: ShardingSpec, devices: Sequence[jax.Device], rows: int) -> Mesh:
+    """The mesh of devices. If the axis of tokens takes the rest of them, that of rows has no more devices than rows."""
     if not spec.mesh:
         return Mesh(np.asarray(devices[:1]), ("device",))
-    given = [size for size in spec.mesh.values() if size != -1]
-    countable = min(given, default=1) > 0 and len(spec.mesh) - len(given) <= 1
-    sizes = _sizes(spec, len(devices), rows) if countable else {}
-    if not sizes or math.prod(sizes.values()) != len(devices):
+    sizes, open_axes = dict(spec.mesh), [axis for axis, size in spec.mesh.items() if size == -1]
+    if all(size > 0 for axis, size in sizes.items() if axis not in open_axes) and len(open_axes) <= 1:
+        row_axis, token_axis = spec.activations.get("rows"), spec.activations.get("tokens")
+        if row_axis in sizes and open_axes == [token_axis]:
+            others = math.prod(size for axis, size in sizes.items() if axis not in (row_axis, token_axis))
+            sizes[row_axis] = math.gcd(sizes[row_axis], rows, len(devices) // others)
+        known = math.prod(size for size in sizes.values() if size != -1)
+        sizes |= dict.fromkeys(open_axes, len(devices) // known)
+    if min(sizes.values()) < 1 or math.prod(sizes.values()) != len(devices):
         shape = " x ".join(f"{axis} {size}" for axis, size in spec.mesh.items())
         raise UsageError(
             f"sharding profile {spec.profile}: a mesh of {shape} does not fit {len(devices)} devices",
@@ -166,26 +180,12 @@ def _mesh(spec: ShardingSpec, devices: Sequence[jax.Device], rows: int) -> Mesh:
     return Mesh(create_device_mesh([*sizes.values()], devices, allow_split_physical_axes=True), tuple(sizes))
 
 
-def _sizes(spec: ShardingSpec, devices: int, rows: int) -> dict[str, int]:
-    """Devices along each axis. If the axis of tokens takes the rest, that of rows has no more devices than rows."""
-    sizes = dict(spec.mesh)
-    rest = [axis for axis, size in sizes.items() if size == -1]
-    axis, tokens = spec.activations.get("rows"), spec.activations.get("tokens")
-    if axis in sizes and rest == [tokens]:
-        others = math.prod(size for name, size in sizes.items() if name not in (axis, tokens))
-        sizes[axis] = math.gcd(sizes[axis], rows, devices // others)
-    known = math.prod(size for size in sizes.values() if size != -1)
-    return {axis: devices // known if size == -1 else size for axis, size in sizes.items()}
-
-
-def _wrong_rules(spec: ShardingSpec) -> Iterator[tuple[str, str]]:
+def _rule_mistakes(spec: ShardingSpec) -> Iterator[tuple[str, str]]:
     """What is wrong with the rules and the mesh's axes by themselves, and what to do about it."""
-    for what, rules, known in (
-        ("weights", spec.weights, WEIGHT_AXES),
-        ("activations", spec.activations, ACTIVATION_AXES),
-    ):
+    rules_of = {"weights": (spec.weights, WEIGHT_AXES), "activations": (spec.activations, ACTIVATION_AXES)}
+    for kind, (rules, known) in rules_of.items():
         for axis in (axis for axis in rules if axis not in known):
-            yield f"{what} have no axis `{axis}`{_closest(axis, known)}", f"{what} have {_quoted(known)}"
+            yield f"{kind} have no axis `{axis}`{_closest(axis, known)}", f"{kind} have {_quoted(known)}"
     named = {*spec.weights.values(), *spec.activations.values()}
     for axis in sorted(named - set(spec.mesh)):
         hint = f"the mesh has {_quoted(spec.mesh) or 'none'}"
@@ -193,9 +193,12 @@ def _wrong_rules(spec: ShardingSpec) -> Iterator[tuple[str, str]]:
     for axis in (axis for axis, size in spec.mesh.items() if size != 1 and axis not in named):
         hint = f"leave out {axis}: its devices do the same work"
         yield f"no rule names mesh axis `{axis}`{_closest(axis, named)}", hint
-    for (one, axis), (other, same) in combinations(sorted(spec.activations.items()), 2):
-        if axis == same and {one, other} != {"tokens", "audio_tokens"}:
-            yield f"{one} and {other} of activations both lie along mesh axis `{axis}`", "give each an axis of its own"
+    for (first, axis), (second, other_axis) in combinations(sorted(spec.activations.items()), 2):
+        if axis == other_axis and {first, second} != {"tokens", "audio_tokens"}:
+            yield (
+                f"{first} and {second} of activations both lie along mesh axis `{axis}`",
+                "give each an axis of its own",
+            )
 
 
 def _closest(name: str, known: Iterable[str]) -> str:
@@ -204,23 +207,6 @@ def _closest(name: str, known: Iterable[str]) -> str:
 
 def _quoted(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
-
-
-def _shared_heads(plan: ShardingPlan, heads: Mapping[str, int]) -> Iterator[str]:
-    parts = plan.parts("heads")
-    for name, count in heads.items():
-        if count % parts:
-            yield f"the {count} heads of {name} do not divide by the {parts} devices that share them"
-
-
-def _misfits(plan: ShardingPlan, weight: Declared) -> Iterator[str]:
-    placed = _lookup(plan.weights, weight.axes)
-    axes = [axis for axis in placed if axis is not None]
-    if len(axes) != len(set(axes)):
-        yield f"{weight.source} would lie twice along mesh axis `{max(axes, key=axes.count)}`"
-    for length, axis in zip(weight.shape, placed, strict=True):
-        if axis is not None and length % plan.mesh.shape[axis]:
-            yield f"{weight.source}: {length} does not divide by the {plan.mesh.shape[axis]} of mesh axis `{axis}`"
 
 
 _active: ContextVar[ShardingPlan | None] = ContextVar("active sharding plan", default=None)

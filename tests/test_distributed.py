@@ -111,8 +111,8 @@ def test_what_is_told_wins(started: list, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("told", "sentence"),
     [
-        (("a:1", None, None), "several hosts are told of in part"),
-        ((None, 2, 0), "several hosts are told of in part"),
+        (("a:1", None, None), "some are missing"),
+        ((None, 2, 0), "some are missing"),
         (("a", 2, 0), "coordinator_address a is not HOST:PORT"),
         (("a:port", 2, 0), "coordinator_address a:port is not HOST:PORT"),
         (("a:1", 2, 2), "process_id 2 is not one of 2 processes"),

@@ -24,7 +24,6 @@ from ltx2_cli.core.provenance import (
 )
 from ltx2_cli.core.report import WRITE, Report, Silent
 from ltx2_cli.core.run_state import OnProgress, RunState, all_latents, clean_videos, missing_contexts, no_checkpoint
-from ltx2_cli.diffusion.geometry import clip_size
 from ltx2_cli.diffusion.latents import SIZE, pack, save_latents, unpack
 from ltx2_cli.distributed import device_error
 from ltx2_cli.media import Media, write_mp4, write_record
@@ -206,7 +205,8 @@ def _records(plan: Plan, files: Mapping[str, str], state: RunState, rows: range)
     if state.phase < len(plan.phases):  # the others of the stage are not done
         history = extend_history(history, last, _rows(state, rows))
     facts = {"model_version": plan.arch.model_version, "fps": str(last.geometry.fps), "stage": last.name}
-    facts |= dict(zip(SIZE, map(str, clip_size(last.geometry, plan.arch.compression)), strict=True))
+    size = plan.arch.compression.clip_size(last.geometry.frames, last.geometry.height, last.geometry.width)
+    facts |= dict(zip(SIZE, map(str, size), strict=True))
     for spec, past in zip(single_specs(plan.spec)[rows.start : rows.stop], history, strict=True):
         record, page = (to_yaml(spec, provenance(plan, files, each)) for each in (past, without_sketches(past)))
         yield _Record({**facts, "record": record}, page)

@@ -13,6 +13,10 @@ class VAECompression:
     pixels: int
     audio_rate: float
 
+    def clip_size(self, frames: int, height: int, width: int) -> tuple[int, int, int]:
+        """Frames, height and width of the clip that so many latents decode to."""
+        return (frames - 1) * self.frames + 1, height * self.pixels, width * self.pixels
+
 
 @dataclass(frozen=True)
 class LatentScale:
@@ -60,15 +64,9 @@ class Geometry:
 
     def _seconds(self, cells: np.ndarray, scale: int, hop: int, rate: float) -> np.ndarray:
         """Seconds at the middle of latents of `scale` steps, each of hop / rate seconds; float32 all the way."""
-        edges = (np.maximum(each * scale + self.scales.causal_offset - scale, 0) for each in (cells, cells + 1))
+        edges = (np.maximum(edge * scale + self.scales.causal_offset - scale, 0) for edge in (cells, cells + 1))
         start, end = (edge * np.float32(hop) / np.float32(rate) for edge in edges)
         return (start + end) / 2
-
-
-def clip_size(geometry: Geometry, compression: VAECompression) -> tuple[int, int, int]:
-    """Frames, height and width of the clip that these latents decode to."""
-    frames, height, width = geometry.frames, geometry.height, geometry.width
-    return (frames - 1) * compression.frames + 1, height * compression.pixels, width * compression.pixels
 
 
 def clip_geometry(

@@ -1,10 +1,10 @@
 """Upsampled clips: their sizes, and what may be done to their latents before they are refined."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ltx2_cli.diffusion.geometry import VAECompression
 from ltx2_cli.errors import UsageError
@@ -19,13 +19,9 @@ class UpsampleFactors:
     up: int
     down: int
 
-    def frames(self, latents: int) -> int:
-        """How many latents along time are made of so many."""
-        return self.time * (latents - 1) + 1
-
-    def side(self, latents: int) -> int:
-        """How many latents in height or width are made of so many; what is left over of a cell counts as one."""
-        return -(-latents * self.up // self.down)
+    def upsampled(self, frames: int, height: int, width: int) -> tuple[int, int, int]:
+        """How many latents are made of so many; what is left over of a cell in height or width counts as one."""
+        return self.time * (frames - 1) + 1, -(-height * self.up // self.down), -(-width * self.up // self.down)
 
 
 def stage1_size(
@@ -35,40 +31,20 @@ def stage1_size(
 
     Raises `UsageError` with the nearest size that can be made where this one cannot.
     """
-
-    def along_time(latents: int) -> int:
-        return (latents - 1) * compression.frames + 1
-
-    def along_side(latents: int) -> int:
-        return latents * compression.pixels
-
-    found = [
-        _nearest(num_frames, along_time, by.frames),
-        _nearest(height, along_side, by.side),
-        _nearest(width, along_side, by.side),
-    ]
-    (_, frames_made), (_, height_made), (_, width_made) = found
-    if (frames_made, height_made, width_made) != (num_frames, height, width):
+    wanted = (num_frames, height, width)
+    sizes = [compression.clip_size(*by.upsampled(side, side, side)) for side in range(1, max(wanted) + 1)]
+    nearest = np.abs(np.subtract(sizes, wanted)).argmin(axis=0).tolist()  # by axis, of two the smaller
+    made = tuple(sizes[index][axis] for axis, index in enumerate(nearest))
+    if made != wanted:
         raise UsageError(
             f"no clip is upsampled to {width}x{height}x{num_frames}: latents are made {by.time} for each one in time,"
             f" and {by.up / by.down:g} in height and width",
-            f"the nearest is --width {width_made} --height {height_made} --num-frames {frames_made}",
+            f"the nearest is --width {made[2]} --height {made[1]} --num-frames {made[0]}",
         )
-    (frames, _), (rows, _), (columns, _) = found
-    return frames, rows, columns
+    return compression.clip_size(*(index + 1 for index in nearest))
 
 
-def _nearest(wanted: int, size: Callable[[int], int], made: Callable[[int], int]) -> tuple[int, int]:
-    """A size, and the one made of it that is nearest to `wanted`; the smaller of two. Both grow with the latents."""
-    latents = 1
-    while size(made(latents + 1)) <= wanted:
-        latents += 1
-    nearest = min(latents, latents + 1, key=lambda latents: abs(size(made(latents)) - wanted))
-    return size(nearest), size(made(nearest))
-
-
-# Of de-normalised latents [batch, frames, height, width, channels]. A strength of 0 leaves them as they are, to the
-# bit.
+# Of de-normalised latents [batch, frames, height, width, channels]. A strength of 0 leaves them bit-identical.
 
 PLACES = (1, 2, 3)  # frames, height, width
 STEEPNESS, KNEE = 4.0, 1.0  # of the sigmoid that says how large a latent is

@@ -119,14 +119,10 @@ def add_second_stage(
 
 def upsampled_spec(spec: RunSpec, arch: Arch, second_stage: SecondStage, source: InitialLatents) -> RunSpec:
     """The request for what the upsampler makes of these latents."""
-    by, (_, _, frames, height, width) = second_stage.upsampler.upsampling, source.shapes.video
-    return replace(
-        spec,
-        num_frames=arch.compression.frames * (by.frames(frames) - 1) + 1,
-        height=arch.compression.pixels * by.side(height),
-        width=arch.compression.pixels * by.side(width),
-        fps=source.fps * _faster(spec, second_stage),
-    )
+    upsampled = second_stage.upsampler.upsampling.upsampled(*source.shapes.video[2:])
+    num_frames, height, width = arch.compression.clip_size(*upsampled)
+    fps = source.fps * _faster(spec, second_stage)
+    return replace(spec, num_frames=num_frames, height=height, width=width, fps=fps)
 
 
 def _faster(spec: RunSpec, second_stage: SecondStage) -> int:

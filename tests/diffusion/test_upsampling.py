@@ -20,12 +20,12 @@ TWICE, HALF_MORE, DENSER = UpsampleFactors(1, 2, 1), UpsampleFactors(1, 3, 2), U
     ],
 )
 def test_what_is_made_of_a_clip_of_121_by_256_by_384(by, latents, size):
-    assert (by.frames(16), by.side(8), by.side(12)) == latents
+    assert by.upsampled(16, 8, 12) == latents
     assert stage1_size(*size, by, COMPRESSION) == (121, 256, 384)
 
 
 def test_half_more_of_an_odd_side_is_rounded_up():
-    assert (HALF_MORE.frames(2), HALF_MORE.side(3), HALF_MORE.side(1)) == (2, 5, 2)  # 4.5 and 1.5 latents
+    assert HALF_MORE.upsampled(2, 3, 1) == (2, 5, 2)  # 4.5 and 1.5 latents
     assert stage1_size(9, 160, 64, HALF_MORE, COMPRESSION) == (9, 96, 32)
 
 
