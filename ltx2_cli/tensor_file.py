@@ -2,8 +2,10 @@
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -19,37 +21,41 @@ DTYPES = ("F16", "F32", "F64")  # of these files
 def write_tensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
     """Write a safetensors file with a checksum, under a temporary name until it is whole. Equal tensors and metadata
     make equal bytes. Raises `RunError` where it cannot be written."""
-    lying = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    arrays = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     with replacing(path) as temporary:
         # not by safetensors' own writing, which leaves a temporary file of another name where the process is killed
-        content = memoryview(save(lying, {**metadata, CHECKSUM: checksum(lying, metadata)}))
+        content = memoryview(save(arrays, {**metadata, CHECKSUM: checksum(arrays, metadata)}))
+        end = 8 + int.from_bytes(content[:8], "little")
+        # safetensors leaves the order of the header's keys to chance
+        ordered = json.dumps(
+            json.loads(bytes(content[8:end])), sort_keys=True, separators=(",", ":"), ensure_ascii=False
+        )
+        header = ordered.encode()
+        header += b" " * (-len(header) % 8)  # tensors begin at multiples of eight
         with temporary.open("wb") as file:
-            file.writelines(_with_sorted_header(content))
+            file.writelines((len(header).to_bytes(8, "little"), header, content[end:]))
 
 
-def _with_sorted_header(content: memoryview) -> tuple[bytes, bytes, memoryview]:
-    """A safetensors file in its parts: the header's length, the header with its keys in order, which safetensors leaves
-    to chance, and the tensors."""
-    end = 8 + int.from_bytes(content[:8], "little")
-    text = json.dumps(json.loads(bytes(content[8:end])), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    header = text.encode()
-    header += b" " * (-len(header) % 8)  # tensors begin at multiples of eight
-    return len(header).to_bytes(8, "little"), header, content[end:]
-
-
-def read_tensors(path: Path, what: str, hint: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The tensors and the metadata of a safetensors file. Raises `UsageError` where it is none, or not as it was
-    written; a file that another program wrote has no checksum."""
+@contextmanager
+def open_tensors(path: Path, content: str, hint: str) -> Iterator[Any]:
+    """A safetensors file. Raises `UsageError` where it is none, or cannot be read in the body."""
     refuse_special(path, hint)
     try:
         with safe_open(path, "np") as file:
-            names, metadata = file.keys(), file.metadata() or {}
-            for name in names:
-                if (dtype := file.get_slice(name).get_dtype()) not in DTYPES:
-                    raise UsageError(f"`{name}` in {path} is {dtype}, which {what} never is", "save it as F32")
-            tensors = {name: file.get_tensor(name) for name in names}
+            yield file
     except (OSError, SafetensorError) as error:
-        raise UsageError(f"{path} cannot be read as {what}: {error}", hint) from error
+        raise UsageError(f"{path} cannot be read as {content}: {error}", hint) from error
+
+
+def read_tensors(path: Path, content: str, hint: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The tensors and the metadata of a safetensors file. Raises `UsageError` where it is none, or not as it was
+    written; a file that another program wrote has no checksum."""
+    with open_tensors(path, content, hint) as file:
+        names, metadata = file.keys(), file.metadata() or {}
+        for name in names:
+            if (dtype := file.get_slice(name).get_dtype()) not in DTYPES:
+                raise UsageError(f"`{name}` in {path} is {dtype}, which {content} never is", "save it as F32")
+        tensors = {name: file.get_tensor(name) for name in names}
     if metadata.get(CHECKSUM) not in (None, checksum(tensors, metadata)):
         raise UsageError(
             f"{path} is damaged: it is not what was written",

@@ -14,33 +14,31 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
-from ltx2_cli.diffusion.geometry import Geometry
+from ltx2_cli.diffusion.geometry import Geometry, VAECompression
 from ltx2_cli.errors import UsageError
-from ltx2_cli.files import refuse_special
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.request.validation import MAX_FPS, MAX_FRAMES, MAX_SIDE
-from ltx2_cli.tensor_file import CHECKSUM, read_tensors, write_tensors
+from ltx2_cli.tensor_file import CHECKSUM, open_tensors, read_tensors, write_tensors
 
 A = TypeVar("A", jax.Array, np.ndarray)  # nothing is compiled for what lies on the host
 Shape = tuple[int, ...]
 SIZE = ("num_frames", "height", "width")  # of the clip, in a file's metadata
 LEAST_NOISE = 0.1  # standard deviation; that of noise is 1
 STAGES = ("stage1", "upsampled", "final")  # what latents are that a stage left
+LIMITS = {**dict(zip(SIZE, (MAX_FRAMES, MAX_SIDE, MAX_SIDE), strict=True)), "fps": MAX_FPS}
+DIGITS, DECIMAL = re.compile("[0-9]{1,9}"), re.compile(r"[0-9]{1,9}(\.[0-9]{1,20})?")
+PUBLISHED_COMPRESSION = VAECompression(frames=8, pixels=32, audio_rate=25.0)
 CHANGED = "it was changed after it was written"
-DIGITS = re.compile("[0-9]{1,9}")
-HOLDS = "a safetensors file of `video` (1, C, F, H, W) and `audio` (1, C, A, M), as `ltx2 generate` saves"
-WANTED = "a safetensors file of float32 `video` (1, C, F, H, W) and `audio` (1, C, A, M), or no --noise at all"
+LATENTS_FILE = "a safetensors file of `video` (1, C, F, H, W) and `audio` (1, C, A, M), as `ltx2 generate` saves"
+NOISE_FILE = "a safetensors file of float32 `video` (1, C, F, H, W) and `audio` (1, C, A, M), or no --noise at all"
 
 
 def noise(seed: int, shapes: Streams[Shape], stage: int = 0) -> Streams[jax.Array]:
     """Standard normal noise of one video's stage in the files' layout; the same on any number of devices."""
     key = jax.random.key(jnp.uint32(seed))
-    numbers = (2 * stage, 2 * stage + 1)
-    return Streams(
-        *(jax.random.normal(jax.random.fold_in(key, i), shape) for i, shape in zip(numbers, shapes, strict=True))
-    )
+    keys = (jax.random.fold_in(key, 2 * stage + stream) for stream in range(2))
+    return Streams(*map(jax.random.normal, keys, shapes))
 
 
 def file_shapes(geometry: Geometry, channels: Streams[int], audio_latent_mels: int) -> Streams[Shape]:
@@ -76,24 +74,26 @@ def unpack(tokens: Streams[A], shapes: Streams[Shape]) -> Streams[A]:
 
 def read_noise(path: str, shapes: Streams[Shape]) -> Streams[np.ndarray]:
     """The noise in a safetensors file of `video` and `audio`; raises `UsageError` unless they have these shapes."""
-    found, metadata = read_tensors(Path(path).expanduser(), "noise", WANTED)
+    tensors, metadata = read_tensors(Path(path).expanduser(), "noise", NOISE_FILE)
     if "stage" in metadata:
-        raise UsageError(
-            f"{path} holds the latents of a clip, no noise", f"{WANTED}; `ltx2 upsample` goes on from latents"
-        )
-    problems = [
-        f"`{name}` is {found[name].dtype} {found[name].shape}, not float32 {shape}" if name in found else f"no `{name}`"
-        for name, shape in shapes._asdict().items()
-        if name not in found or found[name].shape != shape or found[name].dtype != np.float32
-    ]
+        hint = f"{NOISE_FILE}; `ltx2 upsample` goes on from latents"
+        raise UsageError(f"{path} holds the latents of a clip, no noise", hint)
+    problems = []
+    for name, shape in shapes._asdict().items():
+        if (noise := tensors.get(name)) is None:
+            problems.append(f"no `{name}`")
+        elif noise.shape != shape or noise.dtype != np.float32:
+            problems.append(f"`{name}` is {noise.dtype} {noise.shape}, not float32 {shape}")
     if problems:
-        raise UsageError(f"the noise file {path} does not fit this clip: {'; '.join(problems)}", WANTED)
+        raise UsageError(f"the noise file {path} does not fit this clip: {'; '.join(problems)}", NOISE_FILE)
     for name in Streams._fields:
-        if not np.isfinite(found[name]).all():
-            raise UsageError(f"the noise file {path} holds values that are not finite", WANTED)
-        if found[name].std() < LEAST_NOISE:
-            raise UsageError(f"the `{name}` of the noise file {path} is nearly the same everywhere, no noise", WANTED)
-    return Streams(found["video"], found["audio"])
+        if not np.isfinite(tensors[name]).all():
+            raise UsageError(f"the noise file {path} holds values that are not finite", NOISE_FILE)
+        if tensors[name].std() < LEAST_NOISE:
+            raise UsageError(
+                f"the `{name}` of the noise file {path} is nearly the same everywhere, no noise", NOISE_FILE
+            )
+    return Streams(tensors["video"], tensors["audio"])
 
 
 @dataclass(frozen=True)
@@ -116,13 +116,12 @@ class LatentsFile:
         if all(name in self.metadata for name in SIZE):
             frames, height, width = (int(self.metadata[name]) for name in SIZE)
             return frames, height, width
-        _, _, frames, height, width = self.shapes.video
-        return 8 * frames - 7, 32 * height, 32 * width
+        return PUBLISHED_COMPRESSION.clip_size(*self.shapes.video[2:])
 
     def read(self) -> Streams[np.ndarray]:
         """The latents, float32 in the files' layout. Raises `UsageError` where they are not finite, or not those that
         were written."""
-        tensors, _ = read_tensors(self.path, "a clip's latents", HOLDS)
+        tensors, _ = read_tensors(self.path, "a clip's latents", LATENTS_FILE)
         if not all(np.isfinite(tensors[name]).all() for name in Streams._fields):
             raise UsageError(f"the latents in {self.path} are not finite", "make them again")
         return Streams(*(tensors[name].astype(np.float32) for name in Streams._fields))
@@ -134,46 +133,25 @@ class LatentsFile:
 
 def open_latents(path: Path) -> LatentsFile:
     """The header of the latents in `path`. Raises `UsageError` for a file that holds none, or says what cannot be."""
-    refuse_special(path, HOLDS)
-    try:
-        with safe_open(path, "np") as file:
-            names, metadata = file.keys(), file.metadata() or {}
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
-    except (OSError, SafetensorError) as error:
-        raise UsageError(f"{path} cannot be read as latents: {error}", HOLDS) from error
-    found = [shapes.get(name, ()) for name in Streams._fields]
-    if [(len(shape), *shape[:1]) for shape in found] != [(5, 1), (4, 1)] or not all(map(all, found)):
-        said = ", ".join(f"`{name}` {'x'.join(map(str, shape))}" for name, shape in list(shapes.items())[:4])
-        raise UsageError(f"{path} holds no latents of one video but {said or 'nothing'}", HOLDS)
-    _check_metadata(path, metadata)
-    file = LatentsFile(path, Streams(*found), {key: value for key, value in metadata.items() if key != CHECKSUM})
-    _, height, width = file.size
-    if height * file.shapes.video[4] != width * file.shapes.video[3]:
+    with open_tensors(path, "latents", LATENTS_FILE) as file:
+        names, metadata = file.keys(), file.metadata() or {}
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
+    streams = Streams(*(shapes.get(name, ()) for name in Streams._fields))
+    if [(len(shape), *shape[:1]) for shape in streams] != [(5, 1), (4, 1)] or not all(map(all, streams)):
+        content = ", ".join(f"`{name}` {'x'.join(map(str, shape))}" for name, shape in list(shapes.items())[:4])
+        raise UsageError(f"{path} holds no latents of one video but {content or 'nothing'}", LATENTS_FILE)
+    for name, text in metadata.items():
+        is_number = (DECIMAL if name == "fps" else DIGITS).fullmatch(text)
+        is_wrong = name in LIMITS and not (is_number and 1 <= float(text) <= LIMITS[name])
+        if is_wrong or (name == "stage" and text not in STAGES):
+            raise UsageError(f"{path} says that its {name} is {text!r}", CHANGED)
+    latents = LatentsFile(path, streams, {key: text for key, text in metadata.items() if key != CHECKSUM})
+    _, height, width = latents.size
+    if height * streams.video[4] != width * streams.video[3]:
         raise UsageError(
             f"{path} says that its clip is {width}x{height}, and its latents are of another shape", CHANGED
         )
-    return file
-
-
-def _check_metadata(path: Path, metadata: Mapping[str, str]) -> None:
-    """Raise `UsageError` for a size, a rate or a stage that no latents have."""
-    limits = dict(zip(SIZE, (MAX_FRAMES, MAX_SIDE, MAX_SIDE), strict=True))
-    wrong = [
-        name
-        for name, most in limits.items()
-        if name in metadata and not (DIGITS.fullmatch(metadata[name]) and 0 < int(metadata[name]) <= most)
-    ]
-    wrong += ["fps"] * ("fps" in metadata and not _is_rate(metadata["fps"]))
-    wrong += ["stage"] * (metadata.get("stage", STAGES[0]) not in STAGES)
-    if wrong:
-        raise UsageError(f"{path} says that its {wrong[0]} is {metadata[wrong[0]]!r}", CHANGED)
-
-
-def _is_rate(text: str) -> bool:
-    try:
-        return 1 <= float(text) <= MAX_FPS
-    except ValueError:
-        return False
+    return latents
 
 
 def save_latents(latents: Streams[jax.Array | np.ndarray], path: Path, metadata: Mapping[str, str]) -> None:
