@@ -31,7 +31,7 @@ from ltx2_cli.diffusion.latents import LatentsFile, open_latents
 from ltx2_cli.errors import RunError, UsageError
 from ltx2_cli.estimate.requests import Request
 from ltx2_cli.files import refuse_special
-from ltx2_cli.media.comparison import STREAMS, video_differences
+from ltx2_cli.media.video_file import STREAMS, video_differences
 from ltx2_cli.outputs import Ends, check_outputs, outputs, read_files
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import InitialLatents

@@ -1,13 +1,13 @@
 """Frames and sound to mp4 through ffmpeg, and the record beside it. Nothing is half written under its final name."""
 
-import subprocess
-import tempfile
 import wave
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from subprocess import PIPE, Popen
+from tempfile import TemporaryFile
 from types import MappingProxyType
 
 import imageio_ffmpeg
@@ -50,9 +50,11 @@ def write_mp4(media: Media, path: Path, metadata: Mapping[str, str] = NOTHING) -
         sound, tags = temporary.with_suffix(".f32"), temporary.with_suffix(".tags")
         sound.write_bytes(media.waveform.clip(-1, 1).astype("<f4").tobytes())
         tags.write_text(metadata_text(metadata), encoding="utf-8")
-        failure = _ffmpeg(_command(media, sound, tags, temporary), media.frames)
-        if failure:
-            raise RunError(f"ffmpeg cannot write {path}: {failure}", MAKE_ROOM)
+        channels, rate = str(media.waveform.shape[1]), str(media.sample_rate)
+        samples = ["-f", "f32le", "-ar", rate, "-ac", channels, "-i", f"file:{sound}", *PICTURE, *SOUND]
+        streams = samples if len(media.waveform) else PICTURE
+        command = ["-f", "ffmetadata", "-i", f"file:{tags}", *streams, "-map_metadata", "1", *FILE, f"file:{temporary}"]
+        _run_ffmpeg(media, command, path)
 
 
 def write_wav(media: Media, path: Path) -> None:
@@ -72,10 +74,8 @@ def write_frames(media: Media, folder: Path) -> None:
     """
     with replacing(folder.resolve()) as temporary:
         temporary.mkdir()
-        numbered = ["-start_number", "0", "-f", "image2", f"file:{str(temporary).replace('%', '%%')}/%05d.png"]
-        failure = _ffmpeg([*_reading(media), *numbered], media.frames)
-        if failure:
-            raise RunError(f"ffmpeg cannot write {folder}: {failure}", MAKE_ROOM)
+        names = f"file:{str(temporary).replace('%', '%%')}/%05d.png"
+        _run_ffmpeg(media, ["-start_number", "0", "-f", "image2", names], folder)
 
 
 def write_record(path: Path, text: str) -> None:
@@ -84,31 +84,20 @@ def write_record(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def _reading(media: Media) -> list[str]:
-    """The ffmpeg command as far as it reads raw frames from its standard input."""
+def _run_ffmpeg(media: Media, command: list[str], path: Path) -> None:
+    """Run ffmpeg with the raw frames as its first input. Raises `RunError` that names `path`."""
     rate = Fraction(media.fps).limit_denominator(100_000)  # 23.976 stays what it is, 24000 / 1001 too
     size = f"{media.frames.shape[2]}x{media.frames.shape[1]}"
+    program = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-loglevel", "error", "-y"]
     frames = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-framerate", str(rate), "-i", "-"]
-    return [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-loglevel", "error", "-y", *frames]
-
-
-def _command(media: Media, sound: Path, tags: Path, output: Path) -> list[str]:
-    """The ffmpeg command that makes an mp4, without a sound track where there is no sound."""
-    about = ["-f", "ffmetadata", "-i", f"file:{tags}"]
-    samples = ["-f", "f32le", "-ar", str(media.sample_rate), "-ac", str(media.waveform.shape[1]), "-i", f"file:{sound}"]
-    heard = [*samples, *PICTURE, *SOUND] if len(media.waveform) else PICTURE
-    return [*_reading(media), *about, *heard, "-map_metadata", "1", *FILE, f"file:{output}"]
-
-
-def _ffmpeg(command: list[str], frames: Frames) -> str:
-    """Run ffmpeg on raw frames. Returns the reason if it fails."""
-    with tempfile.TemporaryFile() as log, subprocess.Popen(command, stdin=subprocess.PIPE, stderr=log) as process:
+    with TemporaryFile() as log, Popen([*program, *frames, *command], stdin=PIPE, stderr=log) as process:
         try:
             assert process.stdin
             with suppress(BrokenPipeError), process.stdin as pipe:  # ffmpeg gave up, and its log says why
-                pipe.write(np.ascontiguousarray(frames).data)
+                pipe.write(np.ascontiguousarray(media.frames).data)
             process.wait()
         finally:
             process.kill()  # nothing to a process that has ended by itself
         log.seek(0)
-        return first_error(log.read(), process.returncode) if process.returncode else ""
+        if process.returncode:
+            raise RunError(f"ffmpeg cannot write {path}: {first_error(log.read(), process.returncode)}", MAKE_ROOM)

@@ -20,11 +20,14 @@ APART = 0.1  # seconds: sound is as long as whole latents of 0.04 s but for 0.03
 
 def findings(media: Media) -> list[str]:
     """A sentence for each thing that is wrong with `media`. A picture or a sound that was left out is not wrong."""
-    return [*_of_picture(media.frames), *_of_sound(media.waveform), *_of_lengths(media, len(media.frames))]
+    picture, sound = len(media.frames) / media.fps, len(media.waveform) / media.sample_rate
+    differ = picture and sound and abs(picture - sound) > APART
+    lengths = [f"picture and sound differ in length: {picture:.2f} s and {sound:.2f} s"] if differ else []
+    return [*_picture_findings(media.frames), *_sound_findings(media.waveform), *lengths]
 
 
-def _of_picture(frames: Frames) -> Iterator[str]:
-    """The gravest finding: what is black is also one colour and still. Mostly the first frames tell that it is none."""
+def _picture_findings(frames: Frames) -> Iterator[str]:
+    """The gravest of black, one colour and frozen: the former imply the latter. The first frames mostly decide."""
     if not frames.size:
         return
     step = max(1, min(frames.shape[1:3]) // SIDE)
@@ -42,16 +45,10 @@ def _rare(values: NDArray[np.bool_]) -> bool:
     return bool(np.count_nonzero(values) <= FEW * values.size)
 
 
-def _of_sound(waveform: NDArray[np.float32]) -> Iterator[str]:
+def _sound_findings(waveform: NDArray[np.float32]) -> Iterator[str]:
     if not len(waveform):
         return
     if all(np.ptp(channel) <= 2 * SILENT for channel in waveform.T):  # a constant is not heard either
         yield "the sound is silent"
     elif (share := np.count_nonzero(np.abs(waveform) >= FULL) / waveform.size) > CLIPPED:
         yield f"the sound is clipped: {100 * share:.0f} % of it is at full scale"
-
-
-def _of_lengths(media: Media, num_frames: int) -> Iterator[str]:
-    picture, sound = num_frames / media.fps, len(media.waveform) / media.sample_rate
-    if picture and sound and abs(picture - sound) > APART:
-        yield f"picture and sound differ in length: {picture:.2f} s and {sound:.2f} s"

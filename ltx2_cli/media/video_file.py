@@ -1,11 +1,11 @@
-"""What an mp4 is and what it says of itself: as ffmpeg writes it into the file, and as it is read back."""
+"""An mp4: what it is, what it says of itself, and how far it is from another."""
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, Popen
+from subprocess import DEVNULL, PIPE, Popen, run
 from tempfile import TemporaryFile
 
 import imageio_ffmpeg
@@ -18,6 +18,12 @@ ENTRY = re.compile(r"^((?:\\.|[^\\=\n])+)=((?:\\[\s\S]|[^\\\n])*)$", re.MULTILIN
 ESCAPED = re.compile(r"\\([\s\S])")
 MAX_OUTPUT = 2**26  # bytes; ffmpeg prints about 60 a packet
 BOX = slice(4, 8), b"ftyp"  # where an mp4's first box has its name, and the name
+STREAMS = {"v": "picture", "a": "sound"}
+# by stream: what ffmpeg computes, the name it is printed under, and its unit
+MEASURES = {
+    "v": (("psnr", r"PSNR .*average:(\S+)", "PSNR {:.2f} dB"), ("ssim", r"SSIM .*All:(\S+)", "SSIM {:.4f}")),
+    "a": (("asdr", r"SDR ch0: (\S+) dB", "SDR {:.2f} dB"),),
+}
 RETRY = "the file is cut short or changed; copy or make it again"
 
 
@@ -41,8 +47,8 @@ class VideoFile:
 
 def metadata_text(metadata: Mapping[str, str]) -> str:
     """What a file is to say of itself, in ffmpeg's metadata format; the order of the keys changes nothing."""
-    lines = [f"{KEY_PREFIX}{_escaped(key)}={_escaped(value)}" for key, value in sorted(metadata.items())]
-    return "\n".join([";FFMETADATA1", *lines, ""])
+    pairs = ((SPECIAL.sub(r"\\\1", key), SPECIAL.sub(r"\\\1", text)) for key, text in sorted(metadata.items()))
+    return "\n".join([";FFMETADATA1", *(f"{KEY_PREFIX}{key}={text}" for key, text in pairs), ""])
 
 
 def is_video(path: Path) -> bool:
@@ -55,7 +61,7 @@ def is_video(path: Path) -> bool:
 def open_video(path: Path) -> VideoFile:
     """The video in `path`. Raises `UsageError` where it is damaged, or has no picture."""
     output = run_ffmpeg(path, ["-f", "ffmetadata", "-"])
-    entries = {_plain(key): _plain(value) for key, value in ENTRY.findall(output)}
+    pairs = [[ESCAPED.sub(r"\1", text) for text in pair] for pair in ENTRY.findall(output)]
     packets = run_ffmpeg(path, ["-map", "0:v:0?", "-map", "0:a:0?", "-c", "copy", "-f", "framecrc", "-"])
     facts = dict(re.findall(r"^#(\w+ \d): (.*)$", packets, re.MULTILINE))
     lengths = [int(length) for length in re.findall(r"^0,\s*-?\d+,\s*-?\d+,\s*(\d+),", packets, re.MULTILINE)]
@@ -69,16 +75,8 @@ def open_video(path: Path) -> VideoFile:
         len(lengths),
         float(sum(lengths) * Fraction(facts["tb 0"])),
         int(facts["sample_rate 1"]) if "sample_rate 1" in facts else None,
-        {key.removeprefix(KEY_PREFIX): value for key, value in entries.items() if key.startswith(KEY_PREFIX)},
+        {key.removeprefix(KEY_PREFIX): text for key, text in pairs if key.startswith(KEY_PREFIX)},
     )
-
-
-def _escaped(text: str) -> str:
-    return SPECIAL.sub(r"\\\1", text)
-
-
-def _plain(text: str) -> str:
-    return ESCAPED.sub(r"\1", text)
 
 
 def run_ffmpeg(path: Path, wanted: Sequence[str]) -> str:
@@ -102,3 +100,35 @@ def first_error(log: bytes, code: int) -> str:
     """The first line of ffmpeg's log, which is the cause of the others, without the name of the part that complains."""
     lines = [line for line in log.decode(errors="replace").splitlines() if line.strip()]
     return re.sub(r"^(\[[^]]*\] )+", "", lines[0]) if lines else f"it ended with code {code}"
+
+
+def video_differences(first: Path, second: Path) -> dict[str, str]:
+    """`picture` and `sound`, each if its packets differ: by how much once they are decoded, as far as it is to be
+    measured. Raises `UsageError` for a file that is damaged."""
+    hashes = [_packet_hashes(first), _packet_hashes(second)]
+    different = [kind for kind in STREAMS if hashes[0].get(kind) != hashes[1].get(kind)]
+    return {STREAMS[kind]: _difference(kind, first, second) for kind in different}
+
+
+def _packet_hashes(path: Path) -> dict[str, str]:
+    """A hash for each kind of stream."""
+    output = run_ffmpeg(path, ["-map", "0", "-c", "copy", "-f", "streamhash", "-"])
+    return dict(re.findall(r"^\d+,([va]),(\S+)$", output, re.MULTILINE))
+
+
+def _difference(kind: str, first: Path, second: Path) -> str:
+    """What ffmpeg measures of two streams, or their sizes where these differ."""
+    sizes = [_size(kind, open_video(path)) for path in (first, second)]
+    graph = ";".join(f"[0:{kind}][1:{kind}]{measure}" for measure, _, _ in MEASURES[kind])
+    inputs = ["-i", f"file:{first}", "-i", f"file:{second}"]
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-nostats", *inputs, "-lavfi", graph, "-f", "null", "-"]
+    log = run(command, stdin=DEVNULL, capture_output=True, check=False).stderr.decode(errors="replace")
+    matches = [(re.search(printed, log), text) for _, printed, text in MEASURES[kind]]
+    measured = ", ".join(text.format(float(match[1])) for match, text in matches if match)
+    return measured or ("differs" if sizes[0] == sizes[1] else f"{sizes[1]}, not {sizes[0]}")
+
+
+def _size(kind: str, file: VideoFile) -> str:
+    if kind == "a":
+        return f"{file.sample_rate} Hz" if file.sample_rate else "none"
+    return f"{file.width}x{file.height}, {file.num_frames} frames"

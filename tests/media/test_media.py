@@ -123,7 +123,7 @@ def test_an_interrupted_video_leaves_what_was_there(
         raise failure
 
     (tmp_path / "clip.mp4").write_text("old")
-    monkeypatch.setattr("ltx2_cli.media._ffmpeg", interrupt)
+    monkeypatch.setattr("ltx2_cli.media._run_ffmpeg", interrupt)
     with pytest.raises(type(failure)):
         write_mp4(clip(), tmp_path / "clip.mp4")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("clip.mp4", "old")]
