@@ -57,4 +57,7 @@ CHIPS = (
 
 def chip(name: str) -> Chip | None:
     """The chip of a `device_kind`, of a topology such as `v6e:2x4`, or of its name; None for one not known here."""
-    return next((each for each in CHIPS if name.startswith((*each.kinds, f"{each.name}:")) or name == each.name), None)
+    for entry in CHIPS:
+        if name == entry.name or name.startswith((*entry.kinds, f"{entry.name}:")):
+            return entry
+    return None

@@ -72,19 +72,16 @@ def device_memory(devices: "Sequence[jax.Device]") -> DeviceMemory:
 
     CPU devices share `SHARE` of the memory that this process may have.
     """
-    limits = [limit for device in devices if (limit := _statistics(device).get("bytes_limit"))]
-    if limits:
+    if limit := min((size for device in devices if (size := _statistics(device).get("bytes_limit"))), default=0):
         fraction = memory_fraction() if devices[0].platform == "gpu" else 1
-        return DeviceMemory(min(limits), min(limits) / fraction, SHARE * min(limits))
+        return DeviceMemory(limit, limit / fraction, SHARE * limit)
     if known := chip(devices[0].device_kind):
         return DeviceMemory(known.hbm_bytes, known.hbm_bytes, SHARE * known.hbm_bytes)
-    share = _machine_share(devices)
+    import jax
+
+    here = [device for device in devices if device.process_index == jax.process_index()]
+    share = SHARE * _machine_memory() / len(here) if devices[0].platform == "cpu" and here else math.inf
     return DeviceMemory(share, share, share)
-
-
-def usable_memory(devices: "Sequence[jax.Device]") -> float:
-    """Bytes of each device that a plan may use."""
-    return device_memory(devices).planned
 
 
 def memory_fraction() -> float:
@@ -111,16 +108,6 @@ def _statistics(device: "jax.Device") -> Mapping[str, int]:
         return device.memory_stats() or {}
     except (jax.errors.JaxRuntimeError, NotImplementedError):
         return {}
-
-
-def _machine_share(devices: "Sequence[jax.Device]") -> float:
-    """Each CPU device's share of this machine's memory; infinite for other devices."""
-    import jax
-
-    here = [device for device in devices if device.process_index == jax.process_index()]
-    if devices[0].platform != "cpu" or not here:
-        return math.inf
-    return SHARE * _machine_memory() / len(here)
 
 
 def _machine_memory() -> int:

@@ -14,13 +14,9 @@ class CommandError(Exception):
     exit_code = 1
 
     def __init__(self, sentences: str | Sequence[str], hint: str | Sequence[str]):
-        super().__init__(_lines(sentences))
-        self.hint = _lines(hint)
-
-
-def _lines(sentences: str | Sequence[str]) -> str:
-    several = [sentences] if isinstance(sentences, str) else sentences
-    return "\n".join(sentence.replace("\n", "\\n") for sentence in several)
+        lines = [[text] if isinstance(text, str) else text for text in (sentences, hint)]
+        message, self.hint = ("\n".join(line.replace("\n", "\\n") for line in text) for text in lines)
+        super().__init__(message)
 
 
 class UsageError(CommandError):
@@ -46,7 +42,7 @@ class MediaCheckError(CommandError):
 
 
 class InterruptedRunError(CommandError):
-    """A run that all hosts stopped after the same step; it can be resumed."""
+    """A run that all hosts stopped after the same step and that can be resumed."""
 
     exit_code = 130
 

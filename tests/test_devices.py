@@ -18,7 +18,6 @@ from ltx2_cli.devices import (
     find_devices,
     is_tpu_absent,
     peak_memory,
-    usable_memory,
 )
 from ltx2_cli.errors import UsageError
 
@@ -96,8 +95,7 @@ class Elsewhere(DescribedDevice):
 
 def test_a_device_says_its_limit() -> None:
     device = DescribedDevice(0, "tpu", "TPU v6 lite", bytes_limit=30 * GIB)
-    assert device_memory([device]) == (30 * GIB, 30 * GIB, usable_memory([device]))
-    assert usable_memory([device]) == SHARE * 30 * GIB
+    assert device_memory([device]) == (30 * GIB, 30 * GIB, SHARE * 30 * GIB)
 
 
 @pytest.mark.parametrize("kind", [DescribedDevice, Silent, Elsewhere])
@@ -139,7 +137,7 @@ def test_virtual_devices_share_the_machine(monkeypatch: pytest.MonkeyPatch) -> N
     machine = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 16 * GIB // 4096}
     monkeypatch.setattr(os, "sysconf", machine.__getitem__)
     monkeypatch.setattr("ltx2_cli.devices.GROUPS", Path("/nowhere"))
-    assert device_memory(cpu()).limit == usable_memory(cpu()) == SHARE * 16 * GIB
+    assert device_memory(cpu()) == (SHARE * 16 * GIB,) * 3
     assert device_memory(cpu(8)).limit == SHARE * 2 * GIB
     assert device_memory(jax.devices()[:2]).limit == SHARE * 8 * GIB
 

@@ -277,7 +277,7 @@ def _comparison(first: Fingerprint, second: Fingerprint) -> str:
         return SAME
     if first.size != second.size:
         return "of another size"
-    if not (first.has_sketch and second.has_sketch):
+    if not (len(first.sketch) and len(second.sketch)):
         return "differs"
     error = first.error(second)
     return f"differs by about {error:.2g}" if error >= LEAST else f"differs by less than {LEAST:g}"

@@ -27,7 +27,8 @@ def denoise(
     def step(index: jax.Array, latents: Streams[jax.Array]) -> Streams[jax.Array]:
         sigma, following = sigmas[index], sigmas[index + 1]
         velocities = velocity(latents, sigma)
-        return Streams(*(euler(*each, sigma, following) for each in zip(latents, velocities, guidance, strict=True)))
+        streams = zip(latents, velocities, guidance, strict=True)
+        return Streams(*(euler(*stream, sigma, following) for stream in streams))
 
     return jax.lax.fori_loop(start, stop, step, latents)
 

@@ -1,4 +1,4 @@
-"""Arrays by their fingerprints: whether two are the same, and without either about how far apart they are."""
+"""Fingerprints of arrays: whether two are equal, and about how far apart they are, without either array."""
 
 import hashlib
 from base64 import b64decode, b64encode
@@ -18,17 +18,12 @@ class Fingerprint:
 
     size: int  # how many numbers there are
     sha256: str  # of them in float32, little-endian, as they lie
-    sketch: np.ndarray  # float32 [BUCKETS]; empty where it was left out
+    sketch: np.ndarray  # float32 [BUCKETS]; empty where it was left out, and errors are unknown
 
     def error(self, other: "Fingerprint") -> float:
         """About the relative L2 error of the array behind `other`, of the same size: off by more than 4 % of itself in
         one case of three, and 0 also for what float32 does not tell apart."""
         return float(np.linalg.norm(other.sketch - self.sketch) / np.linalg.norm(self.sketch))
-
-    @property
-    def has_sketch(self) -> bool:
-        """Whether errors can be told."""
-        return len(self.sketch) > 0
 
     def values(self) -> dict[str, int | str]:
         """In plain values, for a record."""
@@ -37,12 +32,12 @@ class Fingerprint:
 
 
 def fingerprint(array: np.ndarray) -> Fingerprint:
-    """Of an array in float32. The sketch is a count sketch (Charikar, Chen and Farach-Colton, 2002): every number goes
-    into one of a few sums, under a sign, both drawn at random once and for all. Norms of sketches, and of their
-    differences, are about those of the arrays."""
+    """The fingerprint of an array in float32. The sketch is a count sketch (Charikar, Chen and Farach-Colton, 2002):
+    every number goes into one of a few sums, under a sign, both drawn at random once and for all. Norms of sketches,
+    and of their differences, are about those of the arrays."""
     numbers = np.ascontiguousarray(array, "<f4").reshape(-1)
-    drawn = np.random.Philox(key=0).random_raw(-(-numbers.size // 4)).astype("<u8").view("<u2")[: numbers.size]
-    sums = np.bincount(drawn % (2 * BUCKETS), numbers, 2 * BUCKETS)
+    random = np.random.Philox(key=0).random_raw(-(-numbers.size // 4)).astype("<u8").view("<u2")[: numbers.size]
+    sums = np.bincount(random % (2 * BUCKETS), numbers, 2 * BUCKETS)
     sketch = (sums[:BUCKETS] - sums[BUCKETS:]).astype(np.float32)
     return Fingerprint(numbers.size, hashlib.sha256(numbers.data).hexdigest(), sketch)
 

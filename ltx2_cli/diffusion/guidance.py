@@ -47,16 +47,14 @@ def pass_weights(guidance: Guidance) -> dict[Pass, float]:
 
 def needed_passes(guidance: Streams[Guidance]) -> tuple[Pass, ...]:
     """The passes that either stream wants, the conditional first."""
-    wanted = [pass_weights(stream) for stream in guidance]
-    return tuple(each for each in Pass if each is Pass.COND or any(weights[each] for weights in wanted))
+    streams = [pass_weights(stream) for stream in guidance]
+    return tuple(name for name in Pass if name is Pass.COND or any(weights[name] for weights in streams))
 
 
 def traced_weights(guidance: Guidance, passes: tuple[Pass, ...]) -> GuidanceWeights:
     """The arrays that `guide` takes, for one stream."""
-    weights = pass_weights(guidance)
-    return GuidanceWeights(
-        np.asarray([weights[each] for each in passes], np.float32), np.asarray(guidance.guidance_rescale, np.float32)
-    )
+    weights = [pass_weights(guidance)[name] for name in passes]
+    return GuidanceWeights(np.asarray(weights, np.float32), np.asarray(guidance.guidance_rescale, np.float32))
 
 
 def guide(predictions: jax.Array, weights: GuidanceWeights) -> jax.Array:

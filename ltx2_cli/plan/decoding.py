@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ltx2_cli.devices import usable_memory
+from ltx2_cli.devices import device_memory
 from ltx2_cli.models.networks import Networks
 from ltx2_cli.models.tiles import Extent, Tiles, activations, decode_bytes, tile_video
 from ltx2_cli.models.video_vae import VideoDecoder
@@ -139,7 +139,7 @@ def free_bytes(all_resident: bool, networks: Networks, sharding: ShardingPlan, n
         for weight in weights(network)
         if all_resident or name in names
     ]
-    return usable_memory(list(sharding.mesh.devices.flat)) - sum(held)
+    return device_memory(list(sharding.mesh.devices.flat)).planned - sum(held)
 
 
 def bytes_on_device(weight: Weight, plan: ShardingPlan) -> int:

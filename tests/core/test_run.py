@@ -18,6 +18,7 @@ from ltx2_cli.core.components import Components
 from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import START, load, run, write
 from ltx2_cli.core.run_state import RunState
+from ltx2_cli.devices import DeviceMemory
 from ltx2_cli.diffusion.latents import noise, open_latents
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.video_file import open_video
@@ -160,7 +161,7 @@ def test_a_clip_is_written_when_its_seed_is_done_where_the_decoders_fit(
     monkeypatch.chdir(tmp_path)
     plan = plan_of(checkpoint, SMALL, 3, output="clip.mp4", save_latents="clip.safetensors")
     plan = resolve(replace(plan.spec, seed=(3, 4, 5)))
-    monkeypatch.setattr("ltx2_cli.plan.decoding.usable_memory", lambda devices: 1e12)
+    monkeypatch.setattr("ltx2_cli.plan.decoding.device_memory", lambda devices: DeviceMemory(1e12, 1e12, 1e12))
     order, made, kept = Order(), [], list[RunState]()
     for path, _ in write(plan, load(plan), order, on_progress=kept.append):
         made.append(path.name)
@@ -172,7 +173,7 @@ def test_a_clip_is_written_when_its_seed_is_done_where_the_decoders_fit(
     )
     files = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.suffix != ".safetensors"}
     tensors = {path: load_file(path)["video"].tobytes() for path in tmp_path.glob("*.safetensors")}
-    monkeypatch.setattr("ltx2_cli.plan.decoding.usable_memory", lambda devices: 0)
+    monkeypatch.setattr("ltx2_cli.plan.decoding.device_memory", lambda devices: DeviceMemory(0, 0, 0))
     for start, names in ((START, made), (next(each for each in kept if each.written == 1), made[1:])):
         for path in [*map(Path, names), *(Path(name).with_suffix(".yaml") for name in names)]:
             path.unlink()

@@ -118,7 +118,7 @@ class Stop(BaseException):
 def test_an_interrupted_video_leaves_what_was_there(
     failure: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def interrupt(command: list[str], frames: np.ndarray) -> str:
+    def interrupt(media: Media, command: list[str], path: Path) -> None:
         assert list(tmp_path.glob(".partial-*.f32"))  # on the disk that is to hold the video
         raise failure
 
