@@ -174,13 +174,10 @@ def check_frames(folder: Path, option: str, force: bool) -> None:
         raise UsageError(f"{folder} holds frames", f"--force replaces them, or name another: {option} FOLDER/")
 
 
-def check_folder(folder: Path, option: str) -> None:
-    """Raise `UsageError` for a folder, present or to be made, that takes no files."""
-    check_place(folder / "file", option, f"into {folder}", "FOLDER")
-
-
-def check_place(file: Path, option: str, shown: str = "", metavar: str = "FILE") -> None:
-    """Raise `UsageError` if the system would refuse to make `file`, or the folders above it that are missing."""
+def check_place(path: Path, option: str, metavar: str = "FILE") -> None:
+    """Raise `UsageError` if the system would refuse to make this file, or a file in this FOLDER, or the folders above
+    it that are missing."""
+    file, shown = (path, path) if metavar == "FILE" else (path / "file", f"into {path}")
     place = next(folder for folder in file.absolute().parents if os.path.lexists(folder))
     try:
         tempfile.TemporaryFile(dir=place).close()
@@ -188,8 +185,8 @@ def check_place(file: Path, option: str, shown: str = "", metavar: str = "FILE")
             with suppress(FileNotFoundError):
                 (place / name).lstat()  # refused if the name is too long
     except OSError as error:
-        reason = f"cannot write {shown or file}: {error.strerror or error}"
-        raise UsageError(reason, f"name another place: {option} {metavar}") from error
+        sentence = f"cannot write {shown}: {error.strerror or error}"
+        raise UsageError(sentence, f"name another place: {option} {metavar}") from error
 
 
 def check_distinct(files: Iterable[Output], reads: Iterable[Path]) -> None:

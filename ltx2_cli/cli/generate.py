@@ -12,8 +12,8 @@ from ltx2_cli.files import Output
 from ltx2_cli.outputs import (
     Ends,
     check_distinct,
-    check_folder,
     check_outputs,
+    check_place,
     outputs,
     read_files,
     run_file,
@@ -51,9 +51,9 @@ def _claimed(options: Generate, session: Session, spec: RunSpec, ends: Ends) -> 
     """All files that this host writes, checked and kept from other processes."""
     traces = [Output(options.profile, "--profile")] if options.profile else []
     for folder, flag in traces:
-        check_folder(folder, flag)
+        check_place(folder, flag, "FOLDER")
     if spec.compile_cache not in (None, NO_CACHE):
-        check_folder(Path(spec.compile_cache).expanduser(), "--compile-cache")
+        check_place(Path(spec.compile_cache).expanduser(), "--compile-cache", "FOLDER")
     clips = [] if options.warmup else [*outputs(spec, ends), run_file(spec)]
     dump = [Output(options.perf_dump, "--perf-dump")] if options.perf_dump else []
     files = [*clips, *dump] if session.hosts.first else []

@@ -30,7 +30,7 @@ from ltx2_cli.estimate.suggestions import FRACTION
 from ltx2_cli.estimate.topology import topology
 from ltx2_cli.files import Output
 from ltx2_cli.nn.conv import IMAGE_AXES
-from ltx2_cli.outputs import RUN, check_distinct, check_folder
+from ltx2_cli.outputs import RUN, check_distinct, check_place
 from ltx2_cli.plan.resolve import Plan, missing_downloads
 from ltx2_cli.plan.stages import REFINER
 from ltx2_cli.units import natural
@@ -43,7 +43,7 @@ SETTING = "--set"
 def plan(options: PlanOptions) -> None:
     """Print the plan and its estimate. Raises `DoesNotFitError` afterwards where it does not fit."""
     if options.dump_hlo:
-        check_folder(options.dump_hlo, "--dump-hlo")
+        check_place(options.dump_hlo, "--dump-hlo", "FOLDER")
     spec = configured_spec({"prompt": "a", **overrides(options)}, options)
     if options.topology is not None:
         jax.config.update("jax_platforms", "cpu")  # the devices of this machine are left alone
