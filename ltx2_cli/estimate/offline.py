@@ -24,7 +24,7 @@ def plan_offline(spec: RunSpec, devices: Sequence[jax.Device], source: InitialLa
     """The plan of a request on these devices, be they here or not. It fetches nothing, and may lack the weights.
 
     With latents `source` it goes on from those, as `resolve` says. The LoRAs of all stages count by their names: added
-    to the weights, they take no memory. Raises `UsageError` as `build_plan` does, and for what is neither here nor known.
+    to the weights, they take no memory. Raises `UsageError` as `build_plan`, and for what is neither here nor known.
     """
     checkpoint = _checkpoint(spec)
     spec = complete_request(spec, checkpoint, source is not None)
