@@ -21,12 +21,12 @@ LONGEST_SLUG = 40  # characters
 RUN = ".run"  # the ending of a file that keeps how far a run is
 
 
-class Ends(StrEnum):
-    """With what a run ends."""
+class Product(StrEnum):
+    """What a run produces."""
 
     clips = "clips"
     latents = "latents"
-    drafts = "drafts"  # latents, and a contact sheet of their frames
+    drafts = "drafts"  # latents of a first stage, and a contact sheet of their frames
 
 
 def single_specs(spec: RunSpec) -> list[RunSpec]:
@@ -71,10 +71,10 @@ def sheet_path(spec: RunSpec) -> Path:
     return Path(expanduser(spec.save_latents or "")).with_suffix(".png")
 
 
-def outputs(spec: RunSpec, ends: Ends = Ends.clips) -> list[Output]:
+def outputs(spec: RunSpec, product: Product = Product.clips) -> list[Output]:
     """All files that a run leaves."""
-    videos = output_paths(spec) if ends is Ends.clips else []
-    latents = [*latents_paths(spec), *([sheet_path(spec)] if ends is Ends.drafts else [])]
+    videos = output_paths(spec) if product is Product.clips else []
+    latents = [*latents_paths(spec), *([sheet_path(spec)] if product is Product.drafts else [])]
     return [
         *(Output(path, "-o") for video in videos for path in (video, record_path(video))),
         *(Output(path, "--save-latents") for path in latents),
@@ -95,10 +95,10 @@ def read_files(spec: RunSpec) -> list[Path]:
     return [Path(name) for name in names if name]
 
 
-def with_free_names(spec: RunSpec, ends: Ends) -> RunSpec:
+def with_free_names(spec: RunSpec, product: Product) -> RunSpec:
     """The request with a number in the names of its videos where they have automatic ones that are taken; not where a
     run of these names was interrupted and can be resumed."""
-    if spec.output or ends is not Ends.clips:
+    if spec.output or product is not Product.clips:
         return spec
     run = run_file(spec)
     if run.path.exists() and not _is_reserved([run]):

@@ -3,7 +3,7 @@
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
-def natural(value: float, unit: str = "B") -> str:
+def quantity(value: float, unit: str = "B") -> str:
     """A quantity with its prefix: `92.1 GB`, `0.3 GB`, from a tenth of that down `12 MB`, `76 kB`, `2 B`."""
     power = 0
     while power < len(PREFIXES) - 1 and value >= (100 if power == 2 else 1000):

@@ -8,7 +8,7 @@ import pytest
 from ltx2_cli.errors import UsageError
 from ltx2_cli.files import Output
 from ltx2_cli.outputs import (
-    Ends,
+    Product,
     check_outputs,
     latents_paths,
     output_paths,
@@ -69,13 +69,13 @@ def test_an_automatic_name_that_is_taken_has_a_number(tmp_path: Path):
     asked = spec(base_output_directory=str(tmp_path))
     names = ["rain-demo-s7.mp4", "rain-demo-s7-2.mp4", "rain-demo-s7-3.mp4", "rain-demo-s7-4.mp4"]
     for name in names:
-        (path,) = output_paths(with_free_names(asked, Ends.clips))
+        (path,) = output_paths(with_free_names(asked, Product.clips))
         assert path == tmp_path / name
         (path.with_suffix(".yaml") if name.endswith("2.mp4") else path).touch()
-    several = with_free_names(replace(asked, seed=(6, 7)), Ends.clips)
+    several = with_free_names(replace(asked, seed=(6, 7)), Product.clips)
     assert [path.name for path in output_paths(several)] == ["rain-demo-2-s6.mp4", "rain-demo-2-s7.mp4"]
-    assert with_free_names(asked, Ends.drafts) is asked
-    assert with_free_names(replace(asked, output="a.mp4"), Ends.clips).output == "a.mp4"
+    assert with_free_names(asked, Product.drafts) is asked
+    assert with_free_names(replace(asked, output="a.mp4"), Product.clips).output == "a.mp4"
 
 
 def test_an_automatic_name_of_an_unfinished_run_is_not_taken_over(tmp_path: Path):
@@ -83,20 +83,20 @@ def test_an_automatic_name_of_an_unfinished_run_is_not_taken_over(tmp_path: Path
     for name in ("rain-demo-s7.run", "rain-demo-s7.mp4"):
         (tmp_path / name).touch()
     with pytest.raises(UsageError, match=r"rain-demo-s7.run is an unfinished run"):
-        check(with_free_names(asked, Ends.clips), force=False)
+        check(with_free_names(asked, Product.clips), force=False)
 
 
 @pytest.mark.parametrize(
-    ("ends", "names"),
+    ("product", "names"),
     [
-        (Ends.clips, ["c-s1.mp4", "c-s1.yaml", "c-s2.mp4", "c-s2.yaml", "l-s1.st", "l-s2.st"]),
-        (Ends.latents, ["l-s1.st", "l-s2.st"]),
-        (Ends.drafts, ["l-s1.st", "l-s2.st", "l.png"]),
+        (Product.clips, ["c-s1.mp4", "c-s1.yaml", "c-s2.mp4", "c-s2.yaml", "l-s1.st", "l-s2.st"]),
+        (Product.latents, ["l-s1.st", "l-s2.st"]),
+        (Product.drafts, ["l-s1.st", "l-s2.st", "l.png"]),
     ],
 )
-def test_all_files_of_a_run(ends: Ends, names: list[str]):
+def test_all_files_of_a_run(product: Product, names: list[str]):
     asked = spec(output="c.mp4", save_latents="l.st", seed=[1, 2])
-    assert [str(path) for path, _ in outputs(asked, ends)] == names
+    assert [str(path) for path, _ in outputs(asked, product)] == names
 
 
 def test_names_of_latents():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ltx2_cli.units import natural
+from ltx2_cli.units import quantity
 
 
 @pytest.mark.parametrize(
@@ -20,8 +20,8 @@ from ltx2_cli.units import natural
     ],
 )
 def test_bytes(size: float, text: str):
-    assert natural(size) == text
+    assert quantity(size) == text
 
 
 def test_other_units():
-    assert natural(98.4e12, "FLOP") == "98.4 TFLOP"
+    assert quantity(98.4e12, "FLOP") == "98.4 TFLOP"

@@ -19,7 +19,7 @@ from ltx2_cli.nn.kernels import NATIVE
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.request.spec import RunSpec
-from ltx2_cli.units import natural
+from ltx2_cli.units import quantity
 from tests.devices import GIB, DescribedDevice, gpu, tpus
 
 ROOT = Path(__file__).parent.parent
@@ -70,7 +70,7 @@ def fit_table() -> Iterator[str]:
         plans = [native(plan_offline(request(model, machine.settings), machine.devices), machine) for model in MODELS]
         estimates = [estimate_plan(plan) for plan in plans]
         mesh = f"{plans[0].spec.sharding.profile}: {plans[0].sharding.text}{machine.note}"
-        row = (machine.name, natural(int(estimates[0].device_bytes)), mesh, *map(cell, estimates))
+        row = (machine.name, quantity(int(estimates[0].device_bytes)), mesh, *map(cell, estimates))
         yield f"| {' | '.join(row)} |\n"
 
 
@@ -83,7 +83,7 @@ def native(plan: Plan, machine: Machine) -> Plan:
 
 def cell(estimate: Estimate) -> str:
     """Whether a clip fits, the memory that a device needs, and the least time of the clip."""
-    needed = natural(max(estimate.phase_bytes.values()))
+    needed = quantity(max(estimate.phase_bytes.values()))
     return f"{needed}, {sum(estimate.phase_seconds.values()):.1f} s" if estimate.fits else f"no: takes {needed}"
 
 

@@ -17,7 +17,7 @@ from ltx2_cli.errors import AbortedRunError, NotFiniteError, RunError
 from ltx2_cli.estimate.requests import Request
 from ltx2_cli.interrupts import stop_on_signal
 from ltx2_cli.plan.resolve import Plan, missing_downloads
-from ltx2_cli.units import natural
+from ltx2_cli.units import quantity
 from ltx2_cli.weights.hub import cache_folder, check_disk_space
 
 # What a command cannot change, by dotted key: what saved latents decide, a clip's record, an unfinished run.
@@ -44,7 +44,7 @@ def note_downloads(session: Session, request: Request) -> None:
         downloads = missing_downloads(request.spec)
         check_disk_space(downloads)
         for repository, files in groupby(downloads, lambda file: file.repository):
-            size = natural(sum(file.size for file in files))
+            size = quantity(sum(file.size for file in files))
             session.report.note(f"downloading {size} of {repository} into {cache_folder()}")
 
 
@@ -55,7 +55,7 @@ def execute(checkpointer: RunCheckpointer, components: Components, start: RunSta
     flaws, resume, finished = list[str](), f"`ltx2 resume {checkpointer.path}` goes on", 0
     try:
         with stop_on_signal(checkpointer.stop):
-            for path, findings in write(plan, components, report, goal.ends, start, checkpointer):
+            for path, findings in write(plan, components, report, goal.product, start, checkpointer):
                 print_out(str(path))
                 finished += 1
                 flaws += report_flaws(path, findings, report)

@@ -10,7 +10,7 @@ from ltx2_cli.devices import find_devices
 from ltx2_cli.errors import UsageError
 from ltx2_cli.files import Output
 from ltx2_cli.outputs import (
-    Ends,
+    Product,
     check_distinct,
     check_outputs,
     check_place,
@@ -35,26 +35,26 @@ def generate(options: Generate, session: Session) -> None:
         anything = {"prompt": ANYTHING} if options.warmup else {}
         spec = configured_spec({**anything, **overrides(options, **text)}, options)
         facts |= request_facts(spec)
-    random, ends = spec.seed is None, Ends.drafts if options.stop_after else Ends.clips
+    random, product = spec.seed is None, Product.drafts if options.stop_after else Product.clips
     spec = with_common_seed(spec, session.hosts)
     with synchronized(session.hosts):
         if session.hosts.first and not options.force:
-            spec = with_free_names(spec, ends)
-        files = _claimed(options, session, spec, ends)
+            spec = with_free_names(spec, product)
+        files = _claimed(options, session, spec, product)
     if options.dry_run:
-        _dry_run(session, spec, ends, random, files)
+        _dry_run(session, spec, product, random, files)
     else:
-        _run(options, session, spec, ends, random, files)
+        _run(options, session, spec, product, random, files)
 
 
-def _claimed(options: Generate, session: Session, spec: RunSpec, ends: Ends) -> list[Output]:
+def _claimed(options: Generate, session: Session, spec: RunSpec, product: Product) -> list[Output]:
     """All files that this host writes, checked and kept from other processes."""
     traces = [Output(options.profile, "--profile")] if options.profile else []
     for folder, flag in traces:
         check_place(folder, flag, "FOLDER")
     if spec.compile_cache not in (None, NO_CACHE):
         check_place(Path(spec.compile_cache).expanduser(), "--compile-cache", "FOLDER")
-    clips = [] if options.warmup else [*outputs(spec, ends), run_file(spec)]
+    clips = [] if options.warmup else [*outputs(spec, product), run_file(spec)]
     dump = [Output(options.perf_dump, "--perf-dump")] if options.perf_dump else []
     files = [*clips, *dump] if session.hosts.first else []
     reads = [*read_files(spec), *([options.config] if options.config else [])]
@@ -64,18 +64,20 @@ def _claimed(options: Generate, session: Session, spec: RunSpec, ends: Ends) -> 
     return files
 
 
-def _dry_run(session: Session, spec: RunSpec, ends: Ends, random: bool, files: list[Output]) -> None:
+def _dry_run(session: Session, spec: RunSpec, product: Product, random: bool, files: list[Output]) -> None:
     """Print what would be done; `random`: another seed will be drawn."""
     from ltx2_cli.cli.plan import dry_run_lines
     from ltx2_cli.estimate.requests import Request
 
     with synchronized(session.hosts):
         if session.hosts.first:
-            lines = dry_run_lines(Request(spec, find_devices(), ends=ends), random, files)
+            lines = dry_run_lines(Request(spec, find_devices(), product=product), random, files)
             print_out("\n".join(map(visible, lines)))
 
 
-def _run(options: Generate, session: Session, spec: RunSpec, ends: Ends, random: bool, files: list[Output]) -> None:
+def _run(
+    options: Generate, session: Session, spec: RunSpec, product: Product, random: bool, files: list[Output]
+) -> None:
     session.start()
     from ltx2_cli.cli.execute import agreed_plan, execute, note_downloads
     from ltx2_cli.core.programs import forbid_compilation
@@ -89,9 +91,9 @@ def _run(options: Generate, session: Session, spec: RunSpec, ends: Ends, random:
     def check(plan: Plan) -> None:
         check_distinct(files, input_files(plan))
         if options.no_compile:
-            session.resources.enter_context(forbid_compilation(programs(plan, ends)))
+            session.resources.enter_context(forbid_compilation(programs(plan, product)))
 
-    request = Request(spec, find_devices(), ends=ends)
+    request = Request(spec, find_devices(), product=product)
     note_downloads(session, request)
     plan = agreed_plan(session, request, check)
     components, flaws = load(plan), list[str]()
@@ -102,8 +104,8 @@ def _run(options: Generate, session: Session, spec: RunSpec, ends: Ends, random:
         if options.warmup:
             warm_up(plan, components, timings)
         else:
-            goal, keep = RunGoal(ends, source=None), (options.resumable, options.keep_every)
+            goal, keep = RunGoal(product, source=None), (options.resumable, options.keep_every)
             flaws = execute(RunCheckpointer(run_file(plan.spec).path, plan, goal, timings, *keep), components)
         if session.hosts.first and options.perf_dump:
             timings.write(options.perf_dump)
-    session.finish([] if options.warmup else outputs(plan.spec, ends), flaws)
+    session.finish([] if options.warmup else outputs(plan.spec, product), flaws)

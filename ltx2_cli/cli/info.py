@@ -12,7 +12,7 @@ from ltx2_cli.cli.options import Info
 from ltx2_cli.console import columns, print_out
 from ltx2_cli.core.provenance import read_provenance
 from ltx2_cli.request.yaml_text import escaped, in_texts
-from ltx2_cli.units import natural
+from ltx2_cli.units import quantity
 from ltx2_cli.weights.checkpoint import collect, raise_all, shape_text
 
 REQUEST = ("prompt", "negative_prompt", "model", "lora", "recipe", "num_inference_steps", "seed")  # shown of a record
@@ -55,7 +55,7 @@ def _lines(info: FileInfo) -> Iterator[str]:
 
 def _clip_rows(clip: ClipInfo) -> Iterator[Row]:
     rate = f", {clip.seconds:.2f} s at {clip.fps:g} frames a second" if clip.seconds and clip.fps else ""
-    yield "size", natural(clip.bytes)
+    yield "size", quantity(clip.bytes)
     yield "clip", f"{clip.width}x{clip.height}, {clip.num_frames} frames{rate}"
     if clip.latents:
         yield "latents", ", ".join(f"{name} {shape_text(shape)}" for name, shape in clip.latents.items())
@@ -84,7 +84,7 @@ def _record_rows(record: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def _checkpoint_rows(info: CheckpointInfo) -> Iterator[Row]:
-    yield "size", f"{natural(info.bytes)}, {_count(info.parameters)} parameters"
+    yield "size", f"{quantity(info.bytes)}, {_count(info.parameters)} parameters"
     yield "model version", info.model_version or UNKNOWN
     if info.variant:
         yield "variant", info.variant

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from ltx2_cli.cli.options import Lora
 from ltx2_cli.console import columns, print_out
-from ltx2_cli.units import natural
+from ltx2_cli.units import quantity
 from ltx2_cli.weights.checkpoint import shape_text
 from ltx2_cli.weights.lora import LoraFile, LoraPair, model_version, open_lora
 from ltx2_cli.weights.lora_source import lora_file, parse_lora
@@ -76,7 +76,7 @@ def lora_lines(info: LoraInfo) -> Iterator[str]:
     alphas = " and ".join("none" if alpha is None else str(alpha) for alpha in info.alphas)
     facts = [
         ("file", info.file),
-        ("size", f"{natural(info.bytes)}, {' and '.join(info.dtypes)}"),
+        ("size", f"{quantity(info.bytes)}, {' and '.join(info.dtypes)}"),
         ("model version", info.model_version or UNKNOWN),
         ("targets", f"{info.pairs}, each a pair of keys"),
         ("rank", _range(info.ranks)),

@@ -11,7 +11,7 @@ from ltx2_cli.cli.options import Models
 from ltx2_cli.console import columns_within, out_width, print_out, reporter
 from ltx2_cli.request.layers import read_file
 from ltx2_cli.request.profiles import GEMMA, configs, profile_names
-from ltx2_cli.units import natural
+from ltx2_cli.units import quantity
 from ltx2_cli.weights.hub import DEMO_FOLDER, cached_files
 from ltx2_cli.weights.published import CATALOG, EMBEDDED, MODEL, TEXT_ENCODER, CatalogEntry
 
@@ -68,14 +68,14 @@ def _cached(entry: CatalogEntry) -> tuple[int, bool]:
 
 
 def _cells(record: dict[str, Any]) -> tuple[str, ...]:
-    partly = f"{natural(record['cached'])} of it" if record["cached"] else "no"
+    partly = f"{quantity(record['cached'])} of it" if record["cached"] else "no"
     exact = record["exact"] and record["to_download"] <= max(record["size"] - record["cached"], 0)
     return (
         f"{record['profile']} ({record['name']})" if record["profile"] else record["name"],
         record["model_version"],
         record["recipe"],
         f"{record['form']}, gated" if record["gated"] else record["form"],
-        f"{'' if record['exact'] else '~'}{natural(record['size'])}",
+        f"{'' if record['exact'] else '~'}{quantity(record['size'])}",
         "yes" if record["complete"] else partly,
-        f"{'' if exact else '~'}{natural(record['to_download'])}",
+        f"{'' if exact else '~'}{quantity(record['to_download'])}",
     )

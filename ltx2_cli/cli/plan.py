@@ -33,7 +33,7 @@ from ltx2_cli.nn.conv import IMAGE_AXES
 from ltx2_cli.outputs import RUN, check_distinct, check_place
 from ltx2_cli.plan.resolve import Plan, missing_downloads
 from ltx2_cli.plan.stages import REFINER
-from ltx2_cli.units import natural
+from ltx2_cli.units import quantity
 from ltx2_cli.weights.hub import cache_folder, check_disk_space, local_path
 from ltx2_cli.weights.published import FOLDER_FILES
 
@@ -102,8 +102,10 @@ def dry_run_lines(request: Request, random: bool, files: Sequence[Output]) -> It
         sizes[folder] = sizes.get(folder, 0) + file.size
     if sizes:
         yield f"to download into {cache_folder()}:"
-        yield from (f"{natural(sizes[folder]):>9}  {folder}" for folder in sorted(sizes, key=lambda name: -sizes[name]))
-        yield f"{natural(sum(sizes.values())):>9}  in all"
+        yield from (
+            f"{quantity(sizes[folder]):>9}  {folder}" for folder in sorted(sizes, key=lambda name: -sizes[name])
+        )
+        yield f"{quantity(sum(sizes.values())):>9}  in all"
     check_disk_space(downloads)
     if not downloads:
         plan = fitting_plan(request)
@@ -172,7 +174,7 @@ def request_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     parts = [f"{decoding.videos} videos at a time"] if decoding.videos > 1 else []
     parts += [f"images in {height}x{width} parts"] if height * width > 1 else []
     parts += ["{}x{}x{} tiles of frames, height and width".format(*decoding.tiles.counts)] if decoding.tiles else []
-    yield "decode", ", ".join([*parts, f"about {natural(decoding.bytes)} on a device"])
+    yield "decode", ", ".join([*parts, f"about {quantity(decoding.bytes)} on a device"])
     kind = mesh.devices.flat[0].device_kind
     yield "devices", f"{mesh.size} {kind}, profile {spec.sharding.profile}: {plan.sharding.text}"
 
@@ -198,14 +200,14 @@ def estimate_lines(estimate: Estimate) -> Iterator[str]:
 
 def _memory(estimate: Estimate) -> Iterator[str]:
     limit = estimate.device_bytes
-    yield "memory of a device" + ("" if math.isinf(limit) else f", of {natural(int(limit))}")
+    yield "memory of a device" + ("" if math.isinf(limit) else f", of {quantity(int(limit))}")
     rows = []
     for phase, memory in estimate.memory.items():
         about = "about " if memory == estimate.uncompiled[phase] else ""
-        parts = f"weights {natural(memory.weights)}, beside them {about}{natural(memory.activations)}"
+        parts = f"weights {quantity(memory.weights)}, beside them {about}{quantity(memory.activations)}"
         if memory.loading > memory.weights + memory.activations:
-            parts += f"; {natural(memory.loading)} while it is loaded"
-        rows.append((f"  {phase}", natural(memory.peak), parts, "" if memory.peak <= limit else "does not fit"))
+            parts += f"; {quantity(memory.loading)} while it is loaded"
+        rows.append((f"  {phase}", quantity(memory.peak), parts, "" if memory.peak <= limit else "does not fit"))
     yield from columns(rows, right=(1,))
 
 
@@ -213,20 +215,20 @@ def _forward(estimate: Estimate, number: int) -> Iterator[str]:
     """One forward of a stage on a device. Collectives of one kind along the same axes are one row, those that send most
     first."""
     stage = estimate.stages[number]
-    rows = [("  work", natural(stage.flops, "FLOP"), "", "")]
+    rows = [("  work", quantity(stage.flops, "FLOP"), "", "")]
     if stage.collectives is None or stage.sent_bytes is None:
         reasons = [failure.reason for failure in estimate.failures] or ["the weights do not fit"]
         yield from columns([*rows, ("  not compiled", "", reasons[0], "")], right=(1,))
         return
-    rows += [(f"  {name.removesuffix('_bytes')}", natural(size or 0), "", "") for name, size in stage.memory.items()]
-    rows.append(("  sends", natural(stage.sent_bytes), "", ""))
+    rows += [(f"  {name.removesuffix('_bytes')}", quantity(size or 0), "", "") for name, size in stage.memory.items()]
+    rows.append(("  sends", quantity(stage.sent_bytes), "", ""))
     groups: dict[tuple[str, tuple[str, ...]], list[Collective]] = {}
     for collective in stage.collectives:
         groups.setdefault((collective.kind, collective.axes), []).append(collective)
     for (kind, axes), group in sorted(groups.items(), key=lambda item: -sent_bytes(item[1])):
         times = sum(collective.times for collective in group)
         along = f"along {', '.join(axes)}" if axes else ""
-        rows.append((f"    {kind}", natural(sent_bytes(group)), along, f"{times} times"))
+        rows.append((f"    {kind}", quantity(sent_bytes(group)), along, f"{times} times"))
     yield from columns(rows, right=(1,))
     yield f"  compiled in {stage.compile_seconds:.0f} s"
 
@@ -238,9 +240,9 @@ def search_lines(search: MeshSearch) -> Iterator[str]:
     for candidate in search.tried:
         stage, sends, step = candidate.stages[0], "does not fit", ""
         if candidate.fits:
-            sends = "not compiled" if stage.sent_bytes is None else natural(stage.sent_bytes)
+            sends = "not compiled" if stage.sent_bytes is None else quantity(stage.sent_bytes)
             step = _duration(stage.seconds_per_step) if stage.seconds_per_step and stage.sent_bytes is not None else ""
-        rows.append((f"  {candidate.plan.sharding.text}", natural(max(candidate.phase_bytes.values())), sends, step))
+        rows.append((f"  {candidate.plan.sharding.text}", quantity(max(candidate.phase_bytes.values())), sends, step))
     yield from columns(rows, right=(1, 2, 3))
     if search.best is None:
         yield "none of them fits"

@@ -32,7 +32,7 @@ from ltx2_cli.errors import RunError, UsageError
 from ltx2_cli.estimate.requests import Request
 from ltx2_cli.files import refuse_special
 from ltx2_cli.media.video_file import STREAMS, video_differences
-from ltx2_cli.outputs import Ends, check_outputs, outputs, read_files
+from ltx2_cli.outputs import Product, check_outputs, outputs, read_files
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import InitialLatents
 from ltx2_cli.request.layers import ConfigLayer
@@ -90,7 +90,7 @@ def replay(options: Replay, session: Session) -> None:
         spec = clip.request({**places, **given}, settings)
         for sentence in check_comparable(clip, spec) if options.verify else ():
             session.report.note(sentence)
-        files = outputs(spec, ends := Ends.latents if clip.is_draft else Ends.clips)
+        files = outputs(spec, product := Product.latents if clip.is_draft else Product.clips)
         if session.hosts.first:
             reads = [clip.path, clip.video, source and source[0].path, *read_files(spec)]
             check_outputs(files, [path for path in reads if path], options.force)
@@ -101,7 +101,7 @@ def replay(options: Replay, session: Session) -> None:
     plan, changes = _plan(options, session, clip, spec, source, changed)
     flaws = list[str]()
     start = state_from_latents([source[0].read()], (source_history(*source),)) if source else START
-    for path, findings in write(plan, load(plan), session.report, ends, start):
+    for path, findings in write(plan, load(plan), session.report, product, start):
         if kept:
             print_out(str(path))
             flaws += report_flaws(path, findings, session.report)
@@ -133,8 +133,8 @@ def _plan(
             changes.extend(f"another {key} is asked for" for key in sorted({*changed} - {"output", "save_latents"}))
 
     begin = InitialLatents(source[0].shapes, source[1]) if source else None
-    ends, fixed = Ends.drafts if clip.is_draft else Ends.clips, OF_LATENTS if source else OF_RECORD
-    return agreed_plan(session, Request(spec, find_devices(), begin, ends, fixed=fixed), check), changes
+    product, fixed = Product.drafts if clip.is_draft else Product.clips, OF_LATENTS if source else OF_RECORD
+    return agreed_plan(session, Request(spec, find_devices(), begin, product, fixed=fixed), check), changes
 
 
 def read_clip(path: Path) -> RecordedClip:

@@ -19,7 +19,7 @@ from ltx2_cli.estimate.phases import CONNECT, ENCODE
 from ltx2_cli.estimate.requests import Request
 from ltx2_cli.files import Output
 from ltx2_cli.outputs import (
-    Ends,
+    Product,
     check_outputs,
     latents_paths,
     output_paths,
@@ -49,13 +49,13 @@ def resume(options: Resume, session: Session) -> None:
         kept = open_saved_run(options.run.expanduser().absolute())
         session.reserve([Output(kept.path, "-o")])
         spec = _spec(options, session, kept)
-    plan, ends = _plan(session, kept, spec, options.force), kept.goal.ends
-    files = outputs(plan.spec, ends)
+    plan, product = _plan(session, kept, spec, options.force), kept.goal.product
+    files = outputs(plan.spec, product)
     with synchronized(session.hosts) as facts:
         progress = kept.progress(plan)
         facts["how far the run is"] = str(kept.place)
         if session.hosts.first:
-            own = own_files(plan.spec, ends, progress.written)
+            own = own_files(plan.spec, product, progress.written)
             check_outputs(files, [kept.path], options.overwrite, own, "--overwrite")
             session.reserve(files)
     checkpointer = RunCheckpointer(kept.path, plan, kept.goal, session.report, True, options.keep_every, written=0)
@@ -86,8 +86,8 @@ def _plan(session: Session, kept: SavedRun, spec: RunSpec, force: bool) -> Plan:
                 "--force goes on; the clip may differ in its last bits",
             )
 
-    ends, source = kept.goal  # the text was read before it was kept
-    request = Request(spec, find_devices(), source, ends, frozenset({ENCODE, CONNECT}), OF_RUN)
+    product, source = kept.goal  # the text was read before it was kept
+    request = Request(spec, find_devices(), source, product, frozenset({ENCODE, CONNECT}), OF_RUN)
     return agreed_plan(session, request, check)
 
 
@@ -99,7 +99,7 @@ def places(spec: RunSpec, kept: SavedRun, given: Mapping[str, str]) -> dict[str,
     """
     here = kept.path.parent.resolve()
     started = os.path.join(kept.folder, run_file(spec).path.parent)
-    clips = ["output" if spec.output else "base_output_directory"] if kept.goal.ends is Ends.clips else []
+    clips = ["output" if spec.output else "base_output_directory"] if kept.goal.product is Product.clips else []
     moved = {}
     for key in [*clips, *(["save_latents"] if spec.save_latents else [])]:
         before = abspath(os.path.join(kept.folder, expanduser(vars(spec)[key] or "")))
@@ -116,7 +116,7 @@ def places(spec: RunSpec, kept: SavedRun, given: Mapping[str, str]) -> dict[str,
     return moved
 
 
-def own_files(spec: RunSpec, ends: Ends, done: int) -> set[Path]:
+def own_files(spec: RunSpec, product: Product, done: int) -> set[Path]:
     """The files that the run made itself: its first `done` clips, files whose record is its request, and the contact
     sheet where all latents are its own."""
     singles, latents = single_specs(spec), latents_paths(spec)
@@ -125,7 +125,7 @@ def own_files(spec: RunSpec, ends: Ends, done: int) -> set[Path]:
     for pair, single in zip(clips[done:], singles[done:], strict=True):
         own |= {file for file in pair if _has_record(file, single)}
     own |= {file for file, single in zip(latents, singles, strict=False) if _has_record(file, single)}
-    return own | ({sheet_path(spec)} if ends is Ends.drafts and own.issuperset(latents) else set())
+    return own | ({sheet_path(spec)} if product is Product.drafts and own.issuperset(latents) else set())
 
 
 def _has_record(file: Path, spec: RunSpec) -> bool:

@@ -17,7 +17,7 @@ from ltx2_cli.devices import find_devices
 from ltx2_cli.diffusion.latents import LatentsFile, open_latents
 from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.requests import Request
-from ltx2_cli.outputs import Ends, check_distinct, check_outputs, outputs, read_files, run_file
+from ltx2_cli.outputs import Product, check_distinct, check_outputs, outputs, read_files, run_file
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import InitialLatents
 from ltx2_cli.request.profiles import AUTO
@@ -32,12 +32,12 @@ class Job:
 
     files: Sequence[LatentsFile]
     spec: RunSpec
-    ends: Ends
+    product: Product
 
 
 def upsample(options: Upsample, session: Session) -> None:
     """Make the clips, or only their latents, and print the paths."""
-    ends = Ends.latents if options.latents_only else Ends.clips
+    product = Product.latents if options.latents_only else Product.clips
     with synchronized(session.hosts) as facts:
         files = [open_latents(path.expanduser()) for path in options.latents]
         if options.latents_only and not options.save_latents:
@@ -45,18 +45,18 @@ def upsample(options: Upsample, session: Session) -> None:
         for file in files:
             if not (options.prompt or options.no_refine or options.config or "record" in file.metadata):
                 raise UsageError(f"{file.path} does not say what it shows", '--prompt "...", or --no-refine')
-        jobs = [Job(group, _spec(group, options), ends) for group in _groups(files, options)]
+        jobs = [Job(group, _spec(group, options), product) for group in _groups(files, options)]
         for job in jobs:
             facts |= {f"{job.files[0].path.name}: {key}": value for key, value in request_facts(job.spec).items()}
         facts |= {**file_facts(file.path for file in files), "latents_only": str(options.latents_only)}
         if session.hosts.first:
             reads = [*(file.path for file in files), *read_files(jobs[0].spec)]
-            written = [file for job in jobs for file in (*outputs(job.spec, ends), run_file(job.spec))]
+            written = [file for job in jobs for file in (*outputs(job.spec, product), run_file(job.spec))]
             check_outputs(written, [*reads, *([options.config] if options.config else [])], options.force)
             session.reserve(written)
     session.start()
     flaws = [flaw for job in jobs for flaw in _execute(session, job, options)]
-    session.finish([file for job in jobs for file in outputs(job.spec, ends)], flaws)
+    session.finish([file for job in jobs for file in outputs(job.spec, product)], flaws)
 
 
 def _groups(files: Sequence[LatentsFile], options: Upsample) -> list[list[LatentsFile]]:
@@ -94,14 +94,14 @@ def _execute(session: Session, job: Job, options: Upsample) -> list[str]:
     """Print the paths of a job's clips, or of their latents; returns the clips' flaws."""
 
     def check(plan: Plan) -> None:
-        check_distinct(outputs(job.spec, job.ends), input_files(plan))
+        check_distinct(outputs(job.spec, job.product), input_files(plan))
         for file in job.files:
             check_source(file, plan, job.spec.fps)
 
     source = InitialLatents(job.files[0].shapes, job.spec.fps)
-    request = Request(job.spec, find_devices(), source, job.ends, fixed=OF_LATENTS)
+    request = Request(job.spec, find_devices(), source, job.product, fixed=OF_LATENTS)
     plan = agreed_plan(session, request, check)
-    goal, keep = RunGoal(job.ends, source), (options.resumable, options.keep_every)
+    goal, keep = RunGoal(job.product, source), (options.resumable, options.keep_every)
     checkpointer = RunCheckpointer(run_file(plan.spec).path, plan, goal, session.report, *keep)
     history = tuple(source_history(file, job.spec.fps) for file in job.files)
     return execute(checkpointer, load(plan), state_from_latents([file.read() for file in job.files], history))

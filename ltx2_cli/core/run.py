@@ -29,7 +29,7 @@ from ltx2_cli.distributed import device_error
 from ltx2_cli.media import Media, write_mp4, write_record
 from ltx2_cli.media.checks import findings
 from ltx2_cli.media.contact_sheet import row, write_contact_sheet
-from ltx2_cli.outputs import Ends, latents_paths, output_paths, record_path, sheet_path, single_specs
+from ltx2_cli.outputs import Product, latents_paths, output_paths, record_path, sheet_path, single_specs
 from ltx2_cli.plan.resolve import DECODERS, Plan, decodes_beside
 from ltx2_cli.request.profiles import to_yaml
 from ltx2_cli.request.spec import Streams
@@ -38,7 +38,7 @@ from ltx2_cli.weights.digests import digests, hash_later, quick_digest
 SILENT = Silent()
 START = RunState()
 
-DECODED = {Ends.clips: BOTH, Ends.latents: Streams(False, False), Ends.drafts: Streams(True, False)}
+DECODED = {Product.clips: BOTH, Product.latents: Streams(False, False), Product.drafts: Streams(True, False)}
 
 
 class _Record(NamedTuple):
@@ -71,10 +71,10 @@ def _other_hosts() -> Iterator[None]:
         raise (device_error(error) if jax.process_count() > 1 else error) from error
 
 
-def programs(plan: Plan, ends: Ends = Ends.clips, start: RunState = START) -> Iterator[Program]:
+def programs(plan: Plan, product: Product = Product.clips, start: RunState = START) -> Iterator[Program]:
     """Every program that a run of the plan compiles, in the order of their use."""
     text = encode.programs(plan, names) if (names := missing_contexts(plan, start)) else ()
-    return chain(text, generate.programs(plan, start), decode.programs(plan, DECODED[ends]))
+    return chain(text, generate.programs(plan, start), decode.programs(plan, DECODED[product]))
 
 
 def run(plan: Plan, components: Components, report: Report = SILENT) -> Iterator[Media]:
@@ -128,7 +128,7 @@ def write(
     plan: Plan,
     components: Components,
     report: Report = SILENT,
-    ends: Ends = Ends.clips,
+    product: Product = Product.clips,
     start: RunState = START,
     on_progress: OnProgress = no_checkpoint,
 ) -> Iterator[tuple[Path, list[str]]]:
@@ -145,8 +145,8 @@ def write(
     def keep_written(progress: RunState) -> None:
         on_progress(replace(progress, written=written))
 
-    beside = ends is Ends.clips and decodes_beside(plan)
-    with _other_hosts(), components.compiling(programs(plan, ends, start)), ExitStack() as around:
+    beside = product is Product.clips and decodes_beside(plan)
+    with _other_hosts(), components.compiling(programs(plan, product, start)), ExitStack() as around:
         around.enter_context(components.keeping(DECODERS if beside else ()))
         start = _with_text(plan, components, report, start, on_progress)
         batches = generate.batches(plan, start, components, report, keep_written, pausing=beside)
@@ -157,11 +157,11 @@ def write(
             for row, file in list(enumerate(latents_paths(plan.spec)))[rows.start : rows.stop] if first else ():
                 latents = unpack(_rows(state, range(row, row + 1)), plan.latent_shapes)
                 save_latents(latents, file, records[row].metadata)
-                if ends is not Ends.clips:
+                if product is not Product.clips:
                     yield file, []
-            if ends is Ends.drafts:
+            if product is Product.drafts:
                 yield from _write_sheet(plan, state, components, report)
-            make_clips = rows and ends is Ends.clips
+            make_clips = rows and product is Product.clips
             clips = decode.decode(plan, _rows(state, rows), components, report) if make_clips else ()
             for clip, row in zip(clips, rows, strict=False):
                 path, written = output_paths(plan.spec)[row], row + 1
@@ -191,7 +191,7 @@ def _known_digests(plan: Plan, report: Report) -> dict[str, str]:
 def _write_sheet(
     plan: Plan, state: RunState, components: Components, report: Report
 ) -> Iterator[tuple[Path, list[str]]]:
-    media = decode.decode(plan, all_latents(state), components, report, DECODED[Ends.drafts])
+    media = decode.decode(plan, all_latents(state), components, report, DECODED[Product.drafts])
     first, clips = jax.process_index() == 0, zip(plan.seeds, media, strict=True)
     rows = [row(f"seed {seed}: {plan.prompts[0]}", clip) for seed, clip in clips if first]
     if first:

@@ -18,7 +18,7 @@ from ltx2_cli.diffusion.latents import Shape, token_shapes
 from ltx2_cli.distributed import any_host
 from ltx2_cli.errors import InterruptedRunError, RunError, UsageError
 from ltx2_cli.interrupts import StopRequest
-from ltx2_cli.outputs import Ends
+from ltx2_cli.outputs import Product
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import InitialLatents, Phase, Stage
 from ltx2_cli.request.layers import ConfigLayer, read_text
@@ -91,7 +91,7 @@ MAX_SIZE = 2**31
 class RunGoal(NamedTuple):
     """What a run is to do, besides what its request says."""
 
-    ends: Ends
+    product: Product
     source: InitialLatents | None  # the latents that it goes on from
 
 
@@ -163,7 +163,7 @@ def _texts(provenance: Mapping[str, Any]) -> dict[str, str]:
     return {**plain, **{f"the mesh of {stage}": mesh for stage, mesh in provenance["meshes"].items()}}
 
 
-def _goal(ends: Any, source: Any) -> RunGoal:
+def _goal(product: Any, source: Any) -> RunGoal:
     """Raises `TypeError` or `ValueError` for values that are no goal."""
     if source is not None:
         (video, audio), fps = source
@@ -171,7 +171,7 @@ def _goal(ends: Any, source: Any) -> RunGoal:
         if (len(video), len(audio)) != (5, 4) or not 1 <= fps <= MAX_FPS or not 0 < min(sizes) <= max(sizes) < MAX_SIZE:
             raise ValueError(source)
         source = InitialLatents(Streams(tuple(video), tuple(audio)), fps)
-    return RunGoal(Ends(ends), source)
+    return RunGoal(Product(product), source)
 
 
 def _whole(value: Any) -> int:

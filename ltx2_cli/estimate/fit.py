@@ -17,7 +17,7 @@ from ltx2_cli.estimate.topology import slices, topology
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.profiles import AUTO, read_sharding
 from ltx2_cli.request.spec import RunSpec
-from ltx2_cli.units import natural
+from ltx2_cli.units import quantity
 
 Typed = Callable[[Alternative], str]
 
@@ -48,18 +48,18 @@ def _needs(phase: str, memory: PhaseMemory, available: DeviceMemory) -> str:
     if memory.peak == int(available.limit) + 1:
         return f"to {phase} takes more"
     if memory.loading > memory.weights + memory.activations:
-        return f"to load what it takes to {phase} takes {natural(memory.loading)} of a device"
-    return f"to {phase} takes about {natural(memory.peak)} of a device, {natural(memory.weights)} of it for weights"
+        return f"to load what it takes to {phase} takes {quantity(memory.loading)} of a device"
+    return f"to {phase} takes about {quantity(memory.peak)} of a device, {quantity(memory.weights)} of it for weights"
 
 
 def _has(device: jax.Device, available: DeviceMemory) -> str:
     """What a device has for a program, in words."""
     if device.platform == "cpu":
-        return f"this machine has {natural(int(available.limit))} for each of its devices"
-    has = f"a {device.device_kind} has {natural(int(available.limit))}"
+        return f"this machine has {quantity(int(available.limit))} for each of its devices"
+    has = f"a {device.device_kind} has {quantity(int(available.limit))}"
     if available.total > available.limit:
         fraction = available.limit / available.total
-        return f"{has}, the {fraction:.0%} of its {natural(int(available.total))} that jax takes"
+        return f"{has}, the {fraction:.0%} of its {quantity(int(available.total))} that jax takes"
     return has
 
 
@@ -116,4 +116,4 @@ def _sufficient(search: Suggestions) -> str:
     needed = max(need.loading if phase == DECODE else need.peak for phase, need in memory.items())
     names = [chip.name for chip in CHIPS if chip.hbm_bytes * (1 if chip.topology else FRACTION) >= needed]
     known = f", such as {', '.join(names)}" if names else ""
-    return f"it takes a device with {natural(needed)}{known}, or several that share the weights"
+    return f"it takes a device with {quantity(needed)}{known}, or several that share the weights"

@@ -9,7 +9,7 @@ import jax
 from ltx2_cli.core.components import placement
 from ltx2_cli.core.run_state import RunState, missing_contexts
 from ltx2_cli.estimate.activations import connect_bytes, denoise_bytes, encode_bytes, upsample_bytes
-from ltx2_cli.outputs import Ends
+from ltx2_cli.outputs import Product
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import DENOISER, REFINER, Stage
 from ltx2_cli.weights.declare import Weight, weights
@@ -43,12 +43,12 @@ class PhaseMemory(NamedTuple):
         return max(self.loading, self.weights + self.activations)
 
 
-def run_phases(plan: Plan, ends: Ends = Ends.clips, start: RunState = START) -> tuple[str, ...]:
+def run_phases(plan: Plan, product: Product = Product.clips, start: RunState = START) -> tuple[str, ...]:
     """The phases that a run goes through from `start`, in their order."""
     names = [ENCODE, CONNECT] if missing_contexts(plan, start) else []
     for phase in plan.phases[start.phase :]:
         names.append(UPSAMPLE if phase.upsamples else REFINE if phase.stage.source else DENOISE)
-    return (*names, *([] if ends is Ends.latents else [DECODE]))
+    return (*names, *([] if product is Product.latents else [DECODE]))
 
 
 def weight_bytes(plan: Plan) -> dict[str, int]:

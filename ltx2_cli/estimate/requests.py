@@ -10,7 +10,7 @@ import jax
 from ltx2_cli.devices import DeviceMemory, device_memory
 from ltx2_cli.estimate.offline import plan_offline
 from ltx2_cli.estimate.phases import PhaseMemory, phase_memory, run_phases
-from ltx2_cli.outputs import Ends
+from ltx2_cli.outputs import Product
 from ltx2_cli.plan.resolve import Plan, resolve, stage1_plan
 from ltx2_cli.plan.stages import InitialLatents
 from ltx2_cli.request.spec import RunSpec
@@ -50,7 +50,7 @@ class Request:
     spec: RunSpec  # recipe and devices may have left values open
     devices: Sequence[jax.Device]
     source: InitialLatents | None = None  # latents that the run goes on from
-    ends: Ends = Ends.clips
+    product: Product = Product.clips
     skipped: frozenset[str] = frozenset()  # phases that the command does not run
     fixed: Callable[[str], bool] = frozenset[str]().__contains__  # dotted keys that it cannot change
     on_slice: bool = False  # the devices are those of a described TPU slice: another may be named
@@ -69,11 +69,11 @@ class Request:
 
     def until_end(self, plan: Plan) -> Plan:
         """The part of a plan that the command carries out."""
-        return stage1_plan(plan) if self.ends is Ends.drafts else plan
+        return stage1_plan(plan) if self.product is Product.drafts else plan
 
     def memory(self, plan: Plan) -> dict[str, PhaseMemory]:
         """What each phase of a plan of this request needs of a device."""
-        phases = [phase for phase in run_phases(plan, self.ends) if phase not in self.skipped]
+        phases = [phase for phase in run_phases(plan, self.product) if phase not in self.skipped]
         return {
             phase: memory._replace(activations=round(memory.activations * self.corrections.get(phase, 1)))
             for phase, memory in phase_memory(plan, phases).items()

@@ -35,7 +35,7 @@ from ltx2_cli.request.spec import (
     TemporalUpsample,
 )
 from ltx2_cli.sharding import ShardingPlan
-from ltx2_cli.units import natural
+from ltx2_cli.units import quantity
 from ltx2_cli.weights.lora_source import parse_lora
 from ltx2_cli.weights.published import CATALOG
 
@@ -218,7 +218,7 @@ def layout_warnings(sharding: ShardingPlan, heads: int, decoding: DecodePlan, ro
         )
     if decoding.bytes > room:
         yield (
-            f"decoding takes about {natural(decoding.bytes)} on a device that has {natural(max(room, 0))} for it;"
+            f"decoding takes about {quantity(decoding.bytes)} on a device that has {quantity(max(room, 0))} for it;"
             " fewer --num-frames, a smaller --height or --width, or more devices"
         )
 

@@ -19,7 +19,7 @@ import huggingface_hub as hf
 from huggingface_hub import constants, errors
 
 from ltx2_cli.errors import UsageError
-from ltx2_cli.units import natural
+from ltx2_cli.units import quantity
 
 EMBEDDED, DEMO_FOLDER = "embedded", Path(__file__).parents[1] / "demo"  # the checkpoint in this package
 ELSEWHERE = "make room there, or set HF_HOME to a folder on another disk"
@@ -178,7 +178,9 @@ def check_disk_space(missing: Sequence[Download]) -> None:
     existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
     free = shutil.disk_usage(existing).free
     if free < needed:
-        raise UsageError(f"{natural(needed)} are to be downloaded, and {cache} has room for {natural(free)}", ELSEWHERE)
+        raise UsageError(
+            f"{quantity(needed)} are to be downloaded, and {cache} has room for {quantity(free)}", ELSEWHERE
+        )
 
 
 def cache_folder() -> str:

@@ -88,7 +88,7 @@ def core(monkeypatch: pytest.MonkeyPatch) -> Core:
     monkeypatch.setattr(execute, "check_published", lambda request: None)
     monkeypatch.setattr(execute, "fitting_plan", lambda request: core.resolve(request.spec))
     monkeypatch.setattr(execute, "write", core.write)
-    vars(run).update(load=core.load, programs=lambda plan, ends: [], warm_up=core.warm_up)
+    vars(run).update(load=core.load, programs=lambda plan, product: [], warm_up=core.warm_up)
     monkeypatch.setitem(sys.modules, "ltx2_cli.core.run", run)
     return core
 
@@ -429,7 +429,7 @@ def test_how_to_go_on_is_said_where_one_can(
     """Not where an earlier run of this name was kept and this one was not."""
 
     def write(
-        plan: Core, components: None, report: Report, ends: str, start: None, checkpointer: "RunCheckpointer"
+        plan: Core, components: None, report: Report, product: str, start: None, checkpointer: "RunCheckpointer"
     ) -> NoReturn:
         checkpointer.written = 1.0 if kept else checkpointer.written
         raise failure

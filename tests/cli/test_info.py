@@ -16,7 +16,7 @@ from ltx2_cli.models.published import UPSAMPLERS
 from ltx2_cli.models.upsampler import LatentUpsampler
 from ltx2_cli.request.profiles import read_spec, to_yaml
 from ltx2_cli.request.spec import RunSpec, Streams
-from ltx2_cli.units import natural
+from ltx2_cli.units import quantity
 from ltx2_cli.weights.declare import Scope, declared
 from program import run_program
 
@@ -76,7 +76,7 @@ def test_a_file_knows_what_made_it(info, kind: str, own: list[str], request: pyt
     path = request.getfixturevalue(kind)
     assert info(path).rows == [
         [kind, str(path)],
-        ["size", natural(path.stat().st_size)],
+        ["size", quantity(path.stat().st_size)],
         ["clip", "96x64, 9 frames, 0.38 s at 24 frames a second"],
         own,
         ["model version", "ltx2.3"],

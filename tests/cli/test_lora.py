@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from loras import distilled, factors, keys, write, write_header
-from ltx2_cli.units import natural
+from ltx2_cli.units import quantity
 from ltx2_cli.weights.checkpoint import TensorFiles
 from program import run_program
 
@@ -43,7 +43,7 @@ def test_it_prints_what_the_header_says(
     assert run_program(monkeypatch, "lora", "inspect", str(small)) == 0
     facts, targets = capsys.readouterr().out.split("\n\n")
     lines = [re.split("  +", line, maxsplit=1) for line in facts.splitlines()]
-    size = f"{natural(small.stat().st_size)}, BF16"
+    size = f"{quantity(small.stat().st_size)}, BF16"
     assert size == "1 MB, BF16"
     assert lines == [
         ["file", str(small)],

@@ -28,7 +28,7 @@ from ltx2_cli.core.run import load, write
 from ltx2_cli.core.run_state import ENTRIES, RunCheckpointer, RunGoal, RunState, open_saved_run
 from ltx2_cli.diffusion.latents import open_latents
 from ltx2_cli.errors import InterruptedRunError
-from ltx2_cli.outputs import Ends
+from ltx2_cli.outputs import Product
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.tensor_file import CHECKSUM, checksum
 from program import run_program
@@ -159,7 +159,7 @@ def test_what_a_kill_leaves_at_any_moment_is_gone_on_with(
         shutil.copytree(left, place, dirs_exist_ok=True)
         kept = open_saved_run(place / "c-s3.run")
         told = RunCheckpointer(kept.path, plan, kept.goal, Silent(), True, 0)
-        for _ in write(plan, components, Silent(), kept.goal.ends, kept.progress(plan), told):
+        for _ in write(plan, components, Silent(), kept.goal.product, kept.progress(plan), told):
             pass
         told.end()
         check(place, remains[-1])
@@ -314,7 +314,7 @@ def test_short_runs_are_not_kept_unless_asked(
     seconds, written = iter([0.0, 10.0, 30.1, 30.1]), list[int]()
     monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
     monkeypatch.setattr(RunCheckpointer, "_write", lambda checkpointer, progress: written.append(progress.step))
-    kept = RunCheckpointer(tmp_path / "c.run", plan, RunGoal(Ends.clips, None), Silent(), None, 0)
+    kept = RunCheckpointer(tmp_path / "c.run", plan, RunGoal(Product.clips, None), Silent(), None, 0)
     current = Streams(np.zeros(1), np.zeros(1))
     for step in range(3):  # of 3, at 10 and 20.1 s each
         kept(RunState(step=step, current=current))
@@ -330,7 +330,7 @@ def test_a_stop_that_was_announced_is_made_whatever_the_estimate_says(
     seconds, written = iter([0.0, *3 * [30.0], *2 * [30.1]]), list[int]()
     monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
     monkeypatch.setattr(RunCheckpointer, "_save", lambda checkpointer, progress: written.append(progress.step))
-    kept = RunCheckpointer(tmp_path / "c.run", plan, RunGoal(Ends.clips, None), Silent(), None, 100)
+    kept = RunCheckpointer(tmp_path / "c.run", plan, RunGoal(Product.clips, None), Silent(), None, 100)
     current = Streams(np.zeros(1), np.zeros(1))
     for step in range(2):
         kept(RunState(step=step, current=current))

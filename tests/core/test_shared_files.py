@@ -20,7 +20,7 @@ from ltx2_cli.core.run import load, write
 from ltx2_cli.core.run_state import RunCheckpointer, RunGoal, RunState, SavedRun, open_saved_run
 from ltx2_cli.diffusion.latents import open_latents, save_latents
 from ltx2_cli.errors import UsageError
-from ltx2_cli.outputs import Ends
+from ltx2_cli.outputs import Product
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.layers import ConfigLayer
 from ltx2_cli.request.profiles import read_spec, to_yaml
@@ -53,7 +53,7 @@ def made(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> tu
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         kept = replace(plan, spec=replace(plan.spec, output="again.mp4", save_latents=None))
-        RunCheckpointer(folder / "again.run", kept, RunGoal(Ends.clips, None), Silent(), True, 0)(RunState())
+        RunCheckpointer(folder / "again.run", kept, RunGoal(Product.clips, None), Silent(), True, 0)(RunState())
     return folder, kept
 
 
@@ -105,8 +105,8 @@ def test_where_programs_lie_is_taken_from_no_file(made: tuple[Path, Plan], tmp_p
 # Where a resumed run writes
 
 
-def unfinished(path: Path, folder: str, ends: Ends = Ends.clips) -> SavedRun:
-    return SavedRun(path, ConfigLayer("", {}), RunGoal(ends, None), folder, (0, 0, 0), (), {})
+def unfinished(path: Path, folder: str, product: Product = Product.clips) -> SavedRun:
+    return SavedRun(path, ConfigLayer("", {}), RunGoal(product, None), folder, (0, 0, 0), (), {})
 
 
 def asked(**names: str | None) -> RunSpec:
@@ -118,7 +118,7 @@ def test_a_run_that_lies_where_it_was_begun_writes_what_was_asked_for(tmp_path: 
     assert places(asked(output="out/a.mp4", save_latents="out/l.safetensors"), kept, {}) == {}
     assert places(asked(output=f"{folder}/out/a.mp4"), kept, {}) == {}
     assert places(asked(), kept, {}) == {}
-    drafts = unfinished(tmp_path / "lat" / "l.run", str(tmp_path), Ends.drafts)
+    drafts = unfinished(tmp_path / "lat" / "l.run", str(tmp_path), Product.drafts)
     assert places(asked(save_latents="lat/l.safetensors"), drafts, {}) == {}
 
 
@@ -147,7 +147,7 @@ def test_a_place_outside_of_the_runs_folder_is_refused_unless_it_is_typed(latent
 def test_a_resumed_run_overwrites_nothing_of_others(ltx2: Run, made: tuple[Path, Plan], tmp_path: Path) -> None:
     _, plan = made
     for name in ("again.mp4", "again.yaml"):
-        RunCheckpointer(tmp_path / "again.run", plan, RunGoal(Ends.clips, None), Silent(), True, 0)(RunState())
+        RunCheckpointer(tmp_path / "again.run", plan, RunGoal(Product.clips, None), Silent(), True, 0)(RunState())
         (tmp_path / name).write_text("PRECIOUS")
         code, out, err = ltx2("resume", tmp_path / "again.run")
         assert (code, out) == (2, "")
@@ -161,7 +161,7 @@ def test_a_resumed_run_overwrites_nothing_of_others(ltx2: Run, made: tuple[Path,
     assert ltx2("resume", tmp_path / "again.run")[:2] == (0, f"{tmp_path / 'again.mp4'}\n")
     assert not (tmp_path / "again.run").exists()
     clip = (tmp_path / "again.mp4").read_bytes()
-    RunCheckpointer(tmp_path / "again.run", plan, RunGoal(Ends.clips, None), Silent(), True, 0)(RunState())
+    RunCheckpointer(tmp_path / "again.run", plan, RunGoal(Product.clips, None), Silent(), True, 0)(RunState())
     code, _, err = ltx2("resume", tmp_path / "again.run")
     assert code == 0, err  # it is its own clip
     assert (tmp_path / "again.mp4").read_bytes() == clip
@@ -207,7 +207,7 @@ def begun(made: tuple[Path, Plan], tmp_path_factory: pytest.TempPathFactory) -> 
     _, channels, frames, mels = plan.latent_shapes.audio
     current = Streams(video, np.zeros((1, frames, channels * mels), np.float32))
     path = tmp_path_factory.mktemp("begun") / "again.run"
-    RunCheckpointer(path, plan, RunGoal(Ends.clips, None), Silent(), True, 0)(RunState(current=current))
+    RunCheckpointer(path, plan, RunGoal(Product.clips, None), Silent(), True, 0)(RunState(current=current))
     return path, plan
 
 

@@ -19,7 +19,7 @@ from ltx2_cli.core.run import load
 from ltx2_cli.core.run_state import RunCheckpointer, RunGoal, RunState
 from ltx2_cli.errors import AbortedRunError, InterruptedRunError
 from ltx2_cli.interrupts import STOP_SIGNALS, StopRequest, handle_signals, stop_on_signal
-from ltx2_cli.outputs import Ends
+from ltx2_cli.outputs import Product
 from ltx2_cli.plan.resolve import Plan, resolve
 
 OFF = (1.0, 0.0, 1.0, 0.0)
@@ -77,7 +77,7 @@ def stopped(ready: tuple[Plan, Components], moment: int, wanted: bool | None) ->
     plan, components = ready
     report = Moments(moment)
     plan = replace(plan, spec=replace(plan.spec, output="clip.mp4"))
-    checkpointer = Told(Path("clip.run"), plan, RunGoal(Ends.clips, None), report, wanted, 1e6, report.stop)
+    checkpointer = Told(Path("clip.run"), plan, RunGoal(Product.clips, None), report, wanted, 1e6, report.stop)
     try:
         with handle_signals():
             execute(checkpointer, components)

@@ -21,7 +21,7 @@ from ltx2_cli.estimate.phases import (
     run_phases,
     weight_bytes,
 )
-from ltx2_cli.outputs import Ends
+from ltx2_cli.outputs import Product
 from ltx2_cli.plan.resolve import Plan, stage1_plan
 from ltx2_cli.plan.stages import InitialLatents
 from ltx2_cli.request.profiles import read_spec
@@ -77,9 +77,9 @@ def test_a_second_stage_keeps_no_second_denoiser() -> None:
 def test_a_run_goes_through_the_phases_of_its_command() -> None:
     plan = planned(cpu(), model="demo", recipe="two_stage")
     assert run_phases(plan) == tuple(PHASES)
-    assert run_phases(stage1_plan(plan), Ends.drafts) == (ENCODE, CONNECT, DENOISE, DECODE)
+    assert run_phases(stage1_plan(plan), Product.drafts) == (ENCODE, CONNECT, DENOISE, DECODE)
     assert run_phases(plan, start=RunState(phase=2, contexts={"connectors": Streams(None, None)})) == (REFINE, DECODE)
     source = InitialLatents(plan.stages[0].shapes, 24.0)
     later = plan_offline(read_spec(prompt="rain", model="demo"), cpu(), source)
-    assert run_phases(later, Ends.latents) == (ENCODE, CONNECT, UPSAMPLE, REFINE)
+    assert run_phases(later, Product.latents) == (ENCODE, CONNECT, UPSAMPLE, REFINE)
     assert phase_memory(later, [UPSAMPLE])[UPSAMPLE].weights < phase_memory(plan, [DENOISE, UPSAMPLE])[UPSAMPLE].weights
