@@ -37,8 +37,9 @@ from ltx2_cli.nn.kernels import NATIVE
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.sharding import ShardingPlan, activate
 from ltx2_cli.weights.checkpoint import TensorFiles
-from ltx2_cli.weights.declare import Scope, random_weights
-from ltx2_cli.weights.load import CHUNK, load, save
+from ltx2_cli.weights.declare import Scope
+from ltx2_cli.weights.load import CHUNK, load
+from tools.weights import random_weights, save
 
 ROUNDS = 5
 PIPELINE_ROUNDS = 3  # a quarter of a minute each

@@ -105,7 +105,7 @@ def drawn(network: "nnx.Module") -> "nnx.Module":
 
 def asked(tiny: bool, passes: int) -> Asked:
     """The same clip in words that need nothing of ours: what JAX brings confuses torch's compiler."""
-    from ltx2_cli.estimate.flops import forward_flops
+    from ltx2_cli.estimate.phases import forward_flops
 
     plan = plan_of(tiny, passes)
     arch, (stage,) = plan.arch.transformer, plan.stages

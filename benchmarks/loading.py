@@ -56,7 +56,7 @@ def most_resident() -> int:
 
 def memory(path: Path, chunk: int | None) -> tuple[int, int]:
     """The bytes of the weights in `path`, and of the memory beyond theirs that loading them took at most."""
-    module, files = denoiser(), TensorFiles(path.parent, (path.stem,))
+    module, files = denoiser(), TensorFiles(path)
     jax.block_until_ready(jax.device_put(np.zeros(1), to_one_device(None)))
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = most_resident()

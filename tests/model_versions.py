@@ -13,12 +13,12 @@ from ltx2_cli.models.upsampler import LatentUpsampler
 from ltx2_cli.models.video_vae import VideoVAEArch
 from ltx2_cli.models.vocoder import VocoderArch
 from ltx2_cli.request.spec import DType
-from ltx2_cli.weights.declare import Scope, random_weights
-from ltx2_cli.weights.load import save
+from ltx2_cli.weights.declare import Scope
 from ltx2_cli.weights.published import UPSAMPLER
 from tools.train_demo.arch import ARCH as LTX2_3
 from tools.train_demo.arch import TEXT_CONFIG, UPSAMPLER_ARCH
 from tools.train_demo.ship import ship
+from tools.weights import random_weights, save
 
 LTX2 = Arch(
     replace(

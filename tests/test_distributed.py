@@ -325,12 +325,12 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ltx2_cli.distributed import init_distributed, to_host
 from ltx2_cli.nn.basic import Linear
-from ltx2_cli.weights import load as loading, reading
+from ltx2_cli.weights import load as loading, transfer
 from ltx2_cli.weights.checkpoint import DTYPES, TensorFiles
 from ltx2_cli.weights.declare import Scope
 
 _, where, _, address, _, count, _, number = sys.argv
-reading.SMALL = 0  # nothing is sent whole to every device
+transfer.SMALL = 0  # nothing is sent whole to every device
 init_distributed(address, int(count), int(number))
 bytes_read = dict.fromkeys(["rows", "columns", "stack", "replicated"], 0)
 mapped = set()

@@ -14,8 +14,9 @@ from ltx2_cli.nn.basic import rms_norm
 from ltx2_cli.request.profiles import read_sharding, read_spec
 from ltx2_cli.sharding import lay_out
 from ltx2_cli.weights.checkpoint import TensorFiles
-from ltx2_cli.weights.declare import Scope, declared, random_weights, weights
-from ltx2_cli.weights.load import load, mismatches, save
+from ltx2_cli.weights.declare import Scope, declared, weights
+from ltx2_cli.weights.load import load, mismatches
+from tools.weights import random_weights, save
 
 CONTRIBUTING = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
 

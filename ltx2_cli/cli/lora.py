@@ -9,8 +9,7 @@ from ltx2_cli.cli.options import Lora
 from ltx2_cli.console import columns, print_out
 from ltx2_cli.units import quantity
 from ltx2_cli.weights.checkpoint import shape_text
-from ltx2_cli.weights.lora import LoraFile, LoraPair, model_version, open_lora
-from ltx2_cli.weights.lora_source import lora_file, parse_lora
+from ltx2_cli.weights.lora import LoraFile, LoraPair, lora_file, model_version, open_lora, parse_lora
 
 LAYER = re.compile(r"(blocks)\.\d+\.")
 UNKNOWN = "not to be told from its header: ltx2 or ltx2.3"
@@ -62,7 +61,7 @@ def lora_info(file: LoraFile) -> LoraInfo:
         _ranks(file.pairs.values()),
         tuple(sorted(alphas, key=str)),
         tuple(sorted({dtype for pair in file.pairs.values() for dtype in pair.dtypes})),
-        file.files.metadata(),
+        file.files.metadata,
         tuple(LoraTargets(*key, len(group), _ranks(group)) for key, group in sorted(groups.items())),
     )
 

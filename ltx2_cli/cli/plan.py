@@ -19,14 +19,12 @@ from ltx2_cli.core.provenance import input_files
 from ltx2_cli.core.run import programs
 from ltx2_cli.devices import find_devices, fraction_variable
 from ltx2_cli.errors import UsageError
-from ltx2_cli.estimate.collectives import Collective, sent_bytes
-from ltx2_cli.estimate.compiled import write_hlo
+from ltx2_cli.estimate.compiled import Collective, sent_bytes, write_hlo
 from ltx2_cli.estimate.estimate import Estimate, assumptions, compile_and_estimate, forward_programs, record
 from ltx2_cli.estimate.fit import check_estimate, check_fit
-from ltx2_cli.estimate.meshes import MeshSearch, search_meshes, search_record
+from ltx2_cli.estimate.meshes import MeshSearch, search_meshes
 from ltx2_cli.estimate.offline import plan_offline
-from ltx2_cli.estimate.requests import Alternative, Request
-from ltx2_cli.estimate.suggestions import FRACTION
+from ltx2_cli.estimate.requests import FRACTION, Alternative, Request
 from ltx2_cli.estimate.topology import topology
 from ltx2_cli.files import Output
 from ltx2_cli.nn.conv import IMAGE_AXES
@@ -62,7 +60,7 @@ def plan(options: PlanOptions) -> None:
     if options.dump_hlo:
         write_hlo(estimate.compiled, options.dump_hlo)
     if options.as_json:
-        print_out(json.dumps({**record(estimate), **(search_record(meshes) if meshes else {})}, indent=2))
+        print_out(json.dumps({**record(estimate), **(meshes.record() if meshes else {})}, indent=2))
     else:
         print_out("\n".join(map(visible, [*(search_lines(meshes) if meshes else ()), *estimate_lines(estimate)])))
     check_estimate(spec, devices, estimate, options.topology is not None, command_line)
@@ -214,23 +212,24 @@ def _memory(estimate: Estimate) -> Iterator[str]:
 def _forward(estimate: Estimate, number: int) -> Iterator[str]:
     """One forward of a stage on a device. Collectives of one kind along the same axes are one row, those that send most
     first."""
-    stage = estimate.stages[number]
-    rows = [("  work", quantity(stage.flops, "FLOP"), "", "")]
-    if stage.collectives is None or stage.sent_bytes is None:
+    forward = estimate.stages[number].forward
+    rows = [("  work", quantity(estimate.stages[number].flops, "FLOP"), "", "")]
+    if forward is None:
         reasons = [failure.reason for failure in estimate.failures] or ["the weights do not fit"]
         yield from columns([*rows, ("  not compiled", "", reasons[0], "")], right=(1,))
         return
-    rows += [(f"  {name.removesuffix('_bytes')}", quantity(size or 0), "", "") for name, size in stage.memory.items()]
-    rows.append(("  sends", quantity(stage.sent_bytes), "", ""))
+    sizes = vars(forward.memory).items()
+    rows += [(f"  {name.removesuffix('_bytes')}", quantity(size), "", "") for name, size in sizes]
+    rows.append(("  sends", quantity(forward.sent_bytes), "", ""))
     groups: dict[tuple[str, tuple[str, ...]], list[Collective]] = {}
-    for collective in stage.collectives:
+    for collective in forward.collectives:
         groups.setdefault((collective.kind, collective.axes), []).append(collective)
     for (kind, axes), group in sorted(groups.items(), key=lambda item: -sent_bytes(item[1])):
         times = sum(collective.times for collective in group)
         along = f"along {', '.join(axes)}" if axes else ""
         rows.append((f"    {kind}", quantity(sent_bytes(group)), along, f"{times} times"))
     yield from columns(rows, right=(1,))
-    yield f"  compiled in {stage.compile_seconds:.0f} s"
+    yield f"  compiled in {forward.compile_seconds:.0f} s"
 
 
 def search_lines(search: MeshSearch) -> Iterator[str]:
@@ -240,8 +239,8 @@ def search_lines(search: MeshSearch) -> Iterator[str]:
     for candidate in search.tried:
         stage, sends, step = candidate.stages[0], "does not fit", ""
         if candidate.fits:
-            sends = "not compiled" if stage.sent_bytes is None else quantity(stage.sent_bytes)
-            step = _duration(stage.seconds_per_step) if stage.seconds_per_step and stage.sent_bytes is not None else ""
+            sends = quantity(stage.forward.sent_bytes) if stage.forward else "not compiled"
+            step = _duration(stage.seconds_per_step) if stage.seconds_per_step and stage.forward else ""
         rows.append((f"  {candidate.plan.sharding.text}", quantity(max(candidate.phase_bytes.values())), sends, step))
     yield from columns(rows, right=(1, 2, 3))
     if search.best is None:

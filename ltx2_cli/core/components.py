@@ -134,7 +134,7 @@ class Components:
             with suppress(*UNDIAGNOSABLE):
                 broken = [tensor for tensor in not_finite(module) if tensor in files]
             if broken:
-                file, found = files[broken[0]].file, "; ".join(count_and_list("not finite", broken))
+                file, found = files[broken[0]].file, "; ".join(count_and_list({"not finite": broken}))
                 raise RunError(f"the {name} in {file} is damaged: {found}", "download it again") from error
             raise
 

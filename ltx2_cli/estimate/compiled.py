@@ -1,23 +1,74 @@
-"""A program compiled for devices that need not be here: its memory, its collectives, its text."""
+"""A program compiled for devices that need not be here: its memory, its text, and its collectives, which are read from
+the lines of XLA's text. That numbers devices by their place in the mesh's array, row by row.
+"""
 
 import math
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
 from ltx2_cli.core.programs import Program
-from ltx2_cli.estimate.collectives import Collective, collectives, sent_bytes
+from ltx2_cli.files import replacing
 
+Groups = list[tuple[int, ...]]
+Loops = tuple[int | None, ...]
 # How libtpu states what a program that is too large would need: of all memory, or of temporaries alone.
 _NEEDED = re.compile(r"Used ([\d.]+)([KMGT])\w* of|temporaries \(([\d.]+)([KMGT])")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+# Bytes that a device sends for each byte of its result, in a group of n: the minimum, which a ring algorithm reaches.
+SENT: dict[str, Callable[[int], float]] = {
+    "all-gather": lambda n: (n - 1) / n,
+    "all-to-all": lambda n: (n - 1) / n,
+    "all-reduce": lambda n: 2 * (n - 1) / n,
+    "reduce-scatter": lambda n: n - 1,
+    "collective-permute": lambda n: 1,
+}
+
+_COMPUTATION = re.compile(r"^(ENTRY )?%([\w.\-]+) \(.*\{$", re.MULTILINE)
+_COLLECTIVE = re.compile(rf" = (?P<results>.*?) (?P<kind>{'|'.join(SENT)})(?P<start>-start)?\((?P<operands>[^)]*)")
+_WHILE = re.compile(r" while\(.*condition=%(?P<condition>[\w.\-]+), body=%(?P<body>[\w.\-]+)")
+_CALLS = re.compile(
+    r"\b(?:calls|to_apply|true_computation|false_computation|branch_computations)=(%[\w.\-]+|\{[^}]*\})"
+)
+_ENDS = re.compile(r"-(?:done|update)\(")
+_NAME = re.compile(r"%([\w.\-]+)")
+_TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_CONSTANT = re.compile(r" = s\d+\[\]\S* constant\((\d+)\)")
+_SHAPE = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
+_OP_NAME = re.compile(r'op_name="([^"]*)"')
+_CHAIN = re.compile(r'channel_id=(\d+),.*\bchain_id="(\d+)"')
+_LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{((?:\{[\d,]+\},?)+)\}")
+_COUNTED = re.compile(r"replica_groups=\[([\d,]+)\]<=(\[[\d,]+\](?:T\([\d,]+\))?)")
+_MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\((.*?)\))? \{([^}]*)\}")
+_MESH_AXIS = re.compile(r"'?([\w.]+)'?=(\d+)")
+_MESH_PART = re.compile(r"'?([\w.]+)'?(?::\((\d+)\)(\d+))?")
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective of a program, as one device sees it.
+
+    A loop whose number of iterations is an argument of the program counts as one iteration in `times` and `sent_bytes`.
+    """
+
+    kind: str  # a key of SENT
+    axes: tuple[str, ...]  # of the mesh, along which the devices lie
+    devices: int  # that take part together
+    results: tuple[str, ...]  # `bf16[1024,512]`; several where XLA combined several collectives
+    bytes: int  # that a device sends each time it runs
+    times: int  # how often it runs
+    sent_bytes: int  # that a device sends for it in all
+    in_traced_loop: bool  # whether it runs more often than `times`
+    loops: Loops  # iterations of each loop around it, outermost first; None where the program is given the number
+    op_name: str  # path of the operation that it was made for
 
 
 @dataclass(frozen=True)
@@ -49,8 +100,8 @@ class Compiled:
 
     def record(self) -> dict[str, Any]:
         """The figures as JSON has them."""
-        figures = asdict(self)
-        return {**{key: figures[key] for key in figures if key not in ("name", "text")}, "sent_bytes": self.sent_bytes}
+        figures = {key: value for key, value in asdict(self).items() if key not in ("name", "text")}
+        return {**figures, "sent_bytes": self.sent_bytes}
 
 
 @dataclass(frozen=True)
@@ -73,34 +124,13 @@ def compile_program(program: Program, mesh: Mesh) -> Compiled | CompileFailure:
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).splitlines()[0]
         return CompileFailure(*which, reason, needed_bytes(str(error)) if "RESOURCE_EXHAUSTED" in reason else None)
-    seconds, text, memory = time.monotonic() - start, compiled.as_text() or "", _memory(compiled)
-    activations = memory.peak_bytes - _weight_bytes(compiled)
-    return Compiled(*which, seconds, memory, activations, tuple(collectives(text, mesh)), text)
-
-
-def write_hlo(programs: Iterable[Compiled], folder: Path) -> None:
-    """The optimised HLO of each program in a file of its own in `folder`, `forward.hlo` for one."""
-    for program in programs:
-        path = folder / f"{program.name.replace(' ', '_')}.hlo"
-        unfinished = path.with_name(f".{path.name}.part")
-        unfinished.write_text(program.text)
-        unfinished.replace(path)
-
-
-def needed_bytes(message: str) -> int:
-    """The memory that a compiler's refusal states; 0 where it states none."""
-    if (found := _NEEDED.search(message)) is None:
-        return 0
-    number, unit = filter(None, found.groups())
-    return round(float(number) * _UNITS[unit])
-
-
-def _memory(compiled: jax.stages.Compiled) -> Memory:
-    analysis = compiled.memory_analysis()
+    seconds, text, analysis = time.monotonic() - start, compiled.as_text() or "", compiled.memory_analysis()
     assert analysis is not None
     arguments, temporaries = analysis.argument_size_in_bytes, analysis.temp_size_in_bytes
     # On the CPU, XLA's peak leaves out temporaries that are never all in use.
-    return Memory(arguments, temporaries, max(analysis.peak_memory_in_bytes, arguments + temporaries))
+    peak = max(analysis.peak_memory_in_bytes, arguments + temporaries)
+    memory = Memory(arguments, temporaries, peak)
+    return Compiled(*which, seconds, memory, peak - _weight_bytes(compiled), tuple(collectives(text, mesh)), text)
 
 
 def _weight_bytes(compiled: jax.stages.Compiled) -> int:
@@ -112,3 +142,137 @@ def _weight_bytes(compiled: jax.stages.Compiled) -> int:
             for weight, sharding in zip(jax.tree.leaves(argument), leaves, strict=True):
                 size += math.prod(sharding.shard_shape(weight.shape)) * weight.dtype.itemsize if sharding else 0
     return size
+
+
+def needed_bytes(message: str) -> int:
+    """The memory that a compiler's refusal states; 0 where it states none."""
+    if (stated := _NEEDED.search(message)) is None:
+        return 0
+    number, unit = filter(None, stated.groups())
+    return round(float(number) * _UNITS[unit])
+
+
+def write_hlo(programs: Iterable[Compiled], folder: Path) -> None:
+    """The optimised HLO of each program in a file of its own in `folder`, `forward.hlo` for one."""
+    for program in programs:
+        with replacing(folder / f"{program.name.replace(' ', '_')}.hlo") as temporary:
+            temporary.write_text(program.text)
+
+
+def collectives(text: str, mesh: Mesh) -> list[Collective]:
+    """Every collective in `compiled.as_text()` of a program for the devices of `mesh`, in the program's order.
+
+    Of a conditional all branches count. Raises `ValueError` for a text that is not a compiled program's.
+    """
+    parts = _COMPUTATION.split(text)[1:]
+    computations = dict(zip(parts[1::3], parts[2::3], strict=True))
+    entries = [name for entry, name in zip(parts[::3], parts[1::3], strict=True) if entry]
+    if not entries:
+        raise ValueError("this is not the text of a compiled program: it has no ENTRY computation")
+    found: dict[object, Collective] = {}
+    for line, match, loops in _lines(computations, entries[0], ()):
+        chain = _CHAIN.search(line)  # a TPU spreads one collective over several fusions
+        found.setdefault((*chain.groups(), loops) if chain else match, _collective(line, match, loops, mesh))
+    return list(found.values())
+
+
+def sent_bytes(collectives: Iterable[Collective]) -> int:
+    """Bytes that a device sends in one run of the program; a loop of unknown length counts as one iteration."""
+    return sum(collective.sent_bytes for collective in collectives)
+
+
+def _lines(computations: Mapping[str, str], name: str, loops: Loops) -> Iterator[tuple[str, re.Match[str], Loops]]:
+    """Each line that holds a collective, and the loops around it."""
+    for line in computations[name].splitlines():
+        if match := _COLLECTIVE.search(line):
+            yield line, match, loops
+        elif loop := _WHILE.search(line):
+            yield from _lines(computations, loop["body"], (*loops, _iterations(computations, line, loop["condition"])))
+        elif not _ENDS.search(line):
+            for callee in _callees(line):
+                yield from _lines(computations, callee, loops)
+
+
+def _callees(text: str) -> list[str]:
+    return _NAME.findall(" ".join(_CALLS.findall(text)))
+
+
+def _iterations(computations: Mapping[str, str], line: str, condition: str) -> int | None:
+    """Iterations of a `while`, if the text tells: jax counts from 0 by 1 up to the condition's only constant."""
+    if known := _TRIP_COUNT.search(line):
+        return int(known[1])
+    names = (condition, *_callees(computations[condition]))
+    bounds = [bound for name in names for bound in _CONSTANT.findall(computations[name])]
+    return int(bounds[0]) if len(bounds) == 1 else None
+
+
+def _collective(line: str, match: re.Match[str], loops: Loops, mesh: Mesh) -> Collective:
+    kind, joined, op_name = match["kind"], groups(line, mesh.size), _OP_NAME.search(line)
+    results, operands = list(_SHAPE.finditer(match["results"])), match["operands"].count("%")
+    if match["start"] and len(results) >= 2 * operands:  # the operands, the results, handles
+        results = results[operands : 2 * operands]
+    size = 0  # without the padding of tiles
+    for dtype, dims in (result.groups() for result in results):
+        bits = re.search(r"\d+", dtype.replace("pred", "u8"))
+        size += math.ceil(math.prod(_numbers(dims)) * int(bits[0]) / 8) if bits else 0
+    sent, times = round(size * SENT[kind](len(joined[0]))), math.prod(count for count in loops if count is not None)
+    return Collective(
+        kind=kind,
+        axes=axes_of(joined, mesh),
+        devices=len(joined[0]),
+        results=tuple(result[0] for result in results),
+        bytes=sent,
+        times=times,
+        sent_bytes=sent * times,
+        in_traced_loop=None in loops,
+        loops=loops,
+        op_name=op_name[1] if op_name else "",
+    )
+
+
+def groups(attributes: str, devices: int) -> Groups:
+    """The devices of each group of a collective, or the two of each pair of a permutation.
+
+    `{{0,1},{2,3}}` lists them; `[2,2]<=[4]` and `[2,2]<=[2,2]T(1,0)` count, transpose, and cut into rows;
+    `mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'a'}` names axes of a mesh of its own. Without any, all take part.
+    """
+    if listed := _LISTED.search(attributes):
+        return [tuple(_numbers(group)) for group in re.findall(r"\{([\d,]+)\}", listed[1])]
+    if counted := _COUNTED.search(attributes):
+        return [tuple(map(int, row)) for row in _order(counted[2]).reshape(_numbers(counted[1]))]
+    if mesh := _MESH.search(attributes):
+        return _groups_along(mesh[1], mesh[2] or "", mesh[3], devices)
+    return [tuple(range(devices))]
+
+
+def _groups_along(axes: str, order: str, along: str, devices: int) -> Groups:
+    """The devices that differ along these axes alone. A part of an axis, `'a':(2)4`, has length 4 inside an outer part
+    of length 2."""
+    sizes = {name: int(size) for name, size in _MESH_AXIS.findall(axes)}
+    numbers = _order(order) if order else np.arange(devices)
+    places = dict(zip(sizes, np.unravel_index(np.arange(devices), tuple(sizes.values())), strict=True))
+    for name, before, length in _MESH_PART.findall(along):
+        stride = sizes[name] // (int(before) * int(length)) if before else 1
+        places[name] = places[name] - places[name] // stride % int(length or sizes[name]) * stride
+    _, group = np.unique(np.stack(list(places.values())), axis=1, return_inverse=True)
+    return [tuple(map(int, numbers[group == number])) for number in range(group.max() + 1)]
+
+
+def _order(text: str) -> np.ndarray:
+    """Devices in the order of `0,2,1,3`, of `[4]`, or of `[2,2]T(1,0)`: counted row by row, then transposed."""
+    if not text.startswith("["):
+        return np.asarray(_numbers(text))
+    dims, _, order = text.strip("[)").partition("]")
+    shape = _numbers(dims)
+    return np.arange(math.prod(shape)).reshape(shape).transpose(_numbers(order.removeprefix("T(")) or None).reshape(-1)
+
+
+def axes_of(groups: Groups, mesh: Mesh) -> tuple[str, ...]:
+    """The axes of `mesh` along which devices of one group differ."""
+    places = [np.unravel_index(np.asarray(group), mesh.devices.shape) for group in groups]
+    spans = [[np.ptp(along) > 0 for along in place] for place in places]
+    return tuple(axis for axis, crossed in zip(mesh.axis_names, np.any(spans, axis=0), strict=True) if crossed)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",") if number]

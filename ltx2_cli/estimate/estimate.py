@@ -5,54 +5,51 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ltx2_cli.chips import Chip, chip
+from ltx2_cli.chips import chip
 from ltx2_cli.core.denoising import forward_program
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Report
 from ltx2_cli.devices import device_memory
-from ltx2_cli.estimate.collectives import Collective
-from ltx2_cli.estimate.compiled import Compiled, CompileFailure, compile_program
-from ltx2_cli.estimate.flops import forward_flops, phase_flops, roofline
-from ltx2_cli.estimate.lint import replicated, split_inputs, undivided
+from ltx2_cli.estimate.compiled import Collective, Compiled, CompileFailure, compile_program, sent_bytes
 from ltx2_cli.estimate.phases import (
     DECODE,
     LOOPS,
     PHASES,
     REFINE,
     PhaseMemory,
+    phase_flops,
     phase_memory,
     read_bytes,
+    roofline,
     run_phases,
+    stage_of,
     weight_bytes,
 )
+from ltx2_cli.plan.decoding import bytes_on_device
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import DENOISER, REFINER
-from ltx2_cli.weights.declare import weights
+from ltx2_cli.plan.stages import DENOISER, REFINER, Stage
+from ltx2_cli.sharding import ShardingPlan
+from ltx2_cli.weights.checkpoint import abbreviate
+from ltx2_cli.weights.declare import Weight, weights
 
 Programs = Sequence[Compiled | CompileFailure]
+PROJECTIONS = (".to_q.weight", ".to_k.weight", ".to_v.weight")
 
 
 @dataclass(frozen=True)
 class StageEstimate:
-    """One stage, and on one device a forward of its denoiser over all passes: bytes, seconds, and operations.
+    """One stage, and on one device a forward of its denoiser over all passes."""
 
-    None where the forward was not compiled, or the rates of the device are not known.
-    """
-
-    width: int
-    height: int
-    num_frames: int
-    mesh: dict[str, int]
-    tokens: dict[str, int]
-    passes: list[str]
-    steps: int
-    memory: dict[str, int | None]
+    stage: Stage
+    forward: Compiled | None  # None: it was not compiled
+    weights: int  # bytes that it reads
     flops: float
-    sent_bytes: int | None
-    collectives: tuple[Collective, ...] | None
-    compile_seconds: float | None
-    seconds_per_step: float | None  # the least
-    roofline_seconds: dict[str, float] | None
+    roofline_seconds: dict[str, float] | None  # None: the rates of the device are not known
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """The least time of a step."""
+        return max(self.roofline_seconds.values()) if self.roofline_seconds else None
 
 
 @dataclass(frozen=True)
@@ -60,12 +57,13 @@ class Estimate:
     """What is known of a plan before it runs, with what compiling its programs added to that."""
 
     plan: Plan
-    programs: Programs
+    compiled: list[Compiled]
+    failures: list[CompileFailure]  # programs that the compiler refused
     device_bytes: float  # that a program may fill; infinite where it is not known
     weight_bytes: dict[str, int]  # of each network on each device
     uncompiled: dict[str, PhaseMemory]  # by phase, from formulas alone
     memory: dict[str, PhaseMemory]  # the same, with what was compiled
-    stages: tuple[StageEstimate, ...]
+    stages: list[StageEstimate]
     phase_seconds: dict[str, float]  # the least; empty where the device's rates are not known
     warnings: list[str]
 
@@ -79,32 +77,29 @@ class Estimate:
         """Whether each device can hold every phase, as far as that is known."""
         return max(self.phase_bytes.values()) <= self.device_bytes
 
-    @property
-    def compiled(self) -> list[Compiled]:
-        """The programs that were compiled."""
-        return [program for program in self.programs if isinstance(program, Compiled)]
-
-    @property
-    def failures(self) -> list[CompileFailure]:
-        """Those that the compiler refused."""
-        return [program for program in self.programs if isinstance(program, CompileFailure)]
-
 
 def estimate_plan(plan: Plan, programs: Programs = ()) -> Estimate:
     """The estimate of a plan of which these programs were compiled."""
     devices, sizes, phases = list(plan.sharding.mesh.devices.flat), weight_bytes(plan), run_phases(plan)
     limit, rates = device_memory(devices).limit, chip(devices[0].device_kind)
-    uncompiled, compiled = phase_memory(plan, phases), _activations(plan, programs, sizes, limit)
-    memory = {
-        phase: formula._replace(activations=compiled.get(phase, formula.activations))
-        for phase, formula in uncompiled.items()
-    }
-    rooflines = {phase: _roofline(plan, phase, programs, sizes, rates) for phase in phases} if rates else {}
-    stages = tuple(_stage(plan, number, programs, sizes, rooflines) for number in range(len(plan.stages)))
-    steps = dict(zip(LOOPS, (stage.steps for stage in stages), strict=False))
-    seconds = {phase: steps.get(phase, 1) * max(parts.values()) for phase, parts in rooflines.items()}
-    lint = dict.fromkeys(warning for number in range(len(stages)) for warning in _lint(plan, number, programs, limit))
-    return Estimate(plan, programs, limit, sizes, uncompiled, memory, stages, seconds, [*plan.warnings, *lint])
+    memory = uncompiled = phase_memory(plan, phases)
+    for phase, needed in _activations(plan, programs, sizes, limit).items():
+        memory = memory | {phase: memory[phase]._replace(activations=needed)}
+    compiled = [program for program in programs if isinstance(program, Compiled)]
+    by_name = {program.name: program for program in compiled}
+    stages, warnings, seconds = [], dict.fromkeys(plan.warnings), {}
+    forwards = {phase: by_name.get(_forward_name(number)) for number, phase in enumerate(LOOPS)}
+    for phase in phases:  # the seconds are the least, of a denoising phase those of a step
+        forward, read = forwards.get(phase), read_bytes(plan, phase, sizes)
+        flops, stage = phase_flops(plan, phase) / len(devices), stage_of(plan, phase)
+        parts = roofline(flops, read, forward.sent_bytes if forward else 0, rates) if rates else None
+        if parts:
+            seconds[phase] = max(parts.values()) * (stage.steps if phase in LOOPS else 1)
+        if phase in LOOPS:
+            stages.append(StageEstimate(stage, forward, read, flops, parts))
+            warnings |= dict.fromkeys(_sharding_warnings(plan, stage, forward, limit))
+    failures = [program for program in programs if isinstance(program, CompileFailure)]
+    return Estimate(plan, compiled, failures, limit, sizes, uncompiled, memory, stages, seconds, list(warnings))
 
 
 def compile_and_estimate(plan: Plan, programs: Iterable[Program], report: Report) -> Estimate:
@@ -130,86 +125,78 @@ def _forward_name(number: int) -> str:
     return f"forward {number + 1}" if number else "forward"
 
 
-def _forward(programs: Programs, number: int) -> Compiled | None:
-    """The forward of a stage, if it was compiled."""
-    compiled = (program for program in programs if isinstance(program, Compiled))
-    return next((program for program in compiled if program.name == _forward_name(number)), None)
-
-
 def _activations(plan: Plan, programs: Programs, sizes: Mapping[str, int], limit: float) -> dict[str, int]:
     """Bytes beside the weights by phase, as far as compiling tells: of decoding, the video's decoder tells. A program
     that is too large, of which the compiler states no size, needs a byte more than there is."""
-    found: dict[str, dict[str, int]] = {phase: {} for phase in run_phases(plan)}
-    for phase, needed in found.items():
+    activations = {}
+    for phase in run_phases(plan):
+        needed: dict[str, int] = {}
         for program in programs:
-            if program.network in PHASES[phase] and program.stage == int(phase == REFINE):
-                if isinstance(program, Compiled):
-                    needed[program.network] = max(program.activation_bytes, needed.get(program.network, 0))
-                elif program.needed_bytes is not None:
-                    total = program.needed_bytes or int(limit) + 1
-                    needed[program.network] = total - read_bytes(plan, phase, sizes)
-    return {
-        phase: max(needed.values())
-        for phase, needed in found.items()
-        if needed and (phase != DECODE or "vae" in needed)
-    }
+            if program.network not in PHASES[phase] or program.stage != int(phase == REFINE):
+                continue
+            if isinstance(program, Compiled):
+                needed[program.network] = max(program.activation_bytes, needed.get(program.network, 0))
+            elif program.needed_bytes is not None:
+                total = program.needed_bytes or int(limit) + 1
+                needed[program.network] = total - read_bytes(plan, phase, sizes)
+        if needed and (phase != DECODE or "vae" in needed):
+            activations[phase] = max(needed.values())
+    return activations
 
 
-def _roofline(plan: Plan, phase: str, programs: Programs, sizes: Mapping[str, int], rates: Chip) -> dict[str, float]:
-    """The least time of a phase, of a denoising one that of a step."""
-    compiled = _forward(programs, LOOPS.index(phase)) if phase in LOOPS else None
-    flops, sent = phase_flops(plan, phase) / plan.sharding.mesh.size, compiled.sent_bytes if compiled else 0
-    return roofline(flops, read_bytes(plan, phase, sizes), sent, rates)
-
-
-def _stage(
-    plan: Plan, number: int, programs: Programs, sizes: Mapping[str, int], rooflines: Mapping[str, dict[str, float]]
-) -> StageEstimate:
-    stage, scale, phase, compiled = (
-        plan.stages[number],
-        plan.arch.compression,
-        LOOPS[number],
-        _forward(programs, number),
-    )
-    geometry, parts = stage.geometry, rooflines.get(phase)
-    weights_alone = {"arguments_bytes": read_bytes(plan, phase, sizes), "temporaries_bytes": None, "peak_bytes": None}
-    return StageEstimate(
-        width=geometry.width * scale.pixels,
-        height=geometry.height * scale.pixels,
-        num_frames=(geometry.frames - 1) * scale.frames + 1,
-        mesh=dict(stage.sharding.mesh.shape),
-        tokens={
-            "video": geometry.video_tokens,
-            "audio": geometry.audio_frames,
-            "text": plan.spec.max_sequence_length,
-        },
-        passes=[guidance_pass.name.lower() for guidance_pass in stage.passes],
-        steps=stage.steps,
-        memory=asdict(compiled.memory) if compiled else weights_alone,
-        flops=forward_flops(plan, stage) / plan.sharding.mesh.size,
-        sent_bytes=compiled.sent_bytes if compiled else None,
-        collectives=compiled.collectives if compiled else None,
-        compile_seconds=compiled.compile_seconds if compiled else None,
-        seconds_per_step=max(parts.values()) if parts else None,
-        roofline_seconds=parts,
-    )
-
-
-def _lint(plan: Plan, number: int, programs: Programs, limit: float) -> Iterator[str]:
-    """Warnings of a stage's sharding."""
-    stage, compiled = plan.stages[number], _forward(programs, number)
+def _sharding_warnings(plan: Plan, stage: Stage, compiled: Compiled | None, limit: float) -> Iterator[str]:
+    """What is legal, and makes devices send or store much, or do the same work."""
     network = weights(plan.network(stage.network))
-    rows = {"rows": len(stage.passes) * plan.spec.num_videos, "heads": plan.arch.transformer.num_attention_heads}
-    yield from split_inputs(network, stage.sharding, compiled.collectives if compiled else None)
+    rows = {"rows": len(stage.passes) * plan.batch_size, "heads": plan.arch.transformer.num_attention_heads}
+    yield from split_inputs(network, stage.sharding, compiled.collectives if compiled else ())
     yield from undivided(stage.sharding, rows)
     yield from replicated(network, stage.sharding, limit)
+
+
+def split_inputs(
+    weights: Sequence[Weight], plan: ShardingPlan, collectives: Sequence[Collective] = ()
+) -> Iterator[str]:
+    """Queries, keys and values whose input channels are split: every layer gathers the weights, or sums their products.
+    With the `collectives` of a compiled forward also what that sends."""
+    projections = [weight for weight in weights if weight.layers and weight.source.endswith(PROJECTIONS)]
+    for axis in (axis for axis, size in plan.mesh.shape.items() if size > 1):
+        if split := [weight for weight in projections if plan.weight(weight.axes).spec[-1] == axis]:
+            sent = [collective for collective in collectives if axis in collective.axes]
+            amount = f"; a device sends {sent_bytes(sent) / 1e9:.1f} GB along it in a forward" if sent else ""
+            yield (
+                f"the input channels of {len(split)} projections to queries, keys and values are split along mesh axis"
+                f" `{axis}`: every layer gathers these weights or sums their products{amount}"
+            )
+
+
+def undivided(plan: ShardingPlan, sizes: Mapping[str, int]) -> Iterator[str]:
+    """Activations that stay whole since their length does not divide; `sizes` by logical axis."""
+    for logical, axis in plan.activations:
+        parts = plan.mesh.shape[axis]
+        if logical in sizes and sizes[logical] % parts:
+            yield (
+                f"{sizes[logical]} {logical} do not divide by the {parts} of mesh axis `{axis}`: they stay whole, and"
+                f" {parts} devices do the same work"
+            )
+
+
+def replicated(weights: Sequence[Weight], plan: ShardingPlan, limit: float) -> Iterator[str]:
+    """Weights that each of several devices holds whole, and that fill more than half of the `limit` in bytes."""
+    whole = [weight for weight in weights if plan.weight(weight.axes).shard_shape(weight.shape) == weight.shape]
+    size = sum(bytes_on_device(weight, plan) for weight in whole)
+    if plan.mesh.size > 1 and size > limit / 2:
+        largest = sorted(whole, key=lambda weight: -bytes_on_device(weight, plan))
+        yield (
+            f"{size / 1e9:.1f} GB of weights lie whole on each of {plan.mesh.size} devices, which have"
+            f" {limit / 1e9:.1f} GB: {abbreviate([weight.source for weight in largest], 3)}"
+        )
 
 
 def record(estimate: Estimate) -> dict[str, Any]:
     """An estimate as JSON has it; null where a value is not known. At the top level, what is of one stage is of the
     first."""
     plan, seconds = estimate.plan, estimate.phase_seconds
-    spec, mesh = plan.spec, plan.sharding.mesh
+    spec, mesh, stages = plan.spec, plan.sharding.mesh, [_stage_record(plan, stage) for stage in estimate.stages]
     return {
         "model": spec.model,
         "checkpoint": spec.checkpoint,
@@ -217,12 +204,12 @@ def record(estimate: Estimate) -> dict[str, Any]:
         "devices": mesh.size,
         "sharding": {"profile": spec.sharding.profile, "mesh": dict(mesh.shape)},
         "dtype": spec.dtype.value,
-        **asdict(estimate.stages[0]),
+        **stages[0],
         "width": spec.width,
         "height": spec.height,
         "num_frames": spec.num_frames,
         "num_videos": spec.num_videos,
-        "stages": [asdict(stage) for stage in estimate.stages],
+        "stages": stages,
         "hbm_bytes": None if math.isinf(estimate.device_bytes) else estimate.device_bytes,
         "weight_bytes": estimate.weight_bytes,
         "phase_bytes": estimate.phase_bytes,
@@ -233,6 +220,27 @@ def record(estimate: Estimate) -> dict[str, Any]:
         "programs": {program.name: program.record() for program in estimate.compiled},
         "refused": {program.name: program.reason for program in estimate.failures},
         "warnings": estimate.warnings,
+    }
+
+
+def _stage_record(plan: Plan, estimate: StageEstimate) -> dict[str, Any]:
+    stage, forward, geometry, scale = estimate.stage, estimate.forward, estimate.stage.geometry, plan.arch.compression
+    weights_alone = {"arguments_bytes": estimate.weights, "temporaries_bytes": None, "peak_bytes": None}
+    return {
+        "width": geometry.width * scale.pixels,
+        "height": geometry.height * scale.pixels,
+        "num_frames": (geometry.frames - 1) * scale.frames + 1,
+        "mesh": dict(stage.sharding.mesh.shape),
+        "tokens": {"video": geometry.video_tokens, "audio": geometry.audio_frames, "text": plan.text.tokens},
+        "passes": [guidance_pass.name.lower() for guidance_pass in stage.passes],
+        "steps": stage.steps,
+        "memory": asdict(forward.memory) if forward else weights_alone,
+        "flops": estimate.flops,
+        "sent_bytes": forward.sent_bytes if forward else None,
+        "collectives": [asdict(collective) for collective in forward.collectives] if forward else None,
+        "compile_seconds": forward.compile_seconds if forward else None,
+        "seconds_per_step": estimate.seconds_per_step,
+        "roofline_seconds": estimate.roofline_seconds,
     }
 
 

@@ -5,14 +5,12 @@ from dataclasses import replace
 
 import jax
 
-from ltx2_cli.chips import CHIPS
-from ltx2_cli.chips import chip as known_chip
+from ltx2_cli.chips import CHIPS, chip
 from ltx2_cli.devices import DeviceMemory
 from ltx2_cli.errors import DoesNotFitError, UsageError
 from ltx2_cli.estimate.estimate import Estimate
 from ltx2_cli.estimate.phases import DECODE, PhaseMemory
-from ltx2_cli.estimate.requests import Alternative, Request, available_memory
-from ltx2_cli.estimate.suggestions import FRACTION, Suggestions
+from ltx2_cli.estimate.requests import FRACTION, Alternative, Request, Suggestions, available_memory
 from ltx2_cli.estimate.topology import slices, topology
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.profiles import AUTO, read_sharding
@@ -22,12 +20,7 @@ from ltx2_cli.units import quantity
 Typed = Callable[[Alternative], str]
 
 
-def options_alone(alternative: Alternative) -> str:
-    """What to type for an alternative, without the command."""
-    return " ".join(f"--set {key}={value}" for key, value in alternative.options.items())
-
-
-def check_fit(request: Request, plan: Plan, typed: Typed = options_alone) -> None:
+def check_fit(request: Request, plan: Plan, typed: Typed) -> None:
     """Raise `DoesNotFitError` if a phase of the request's plan needs more memory than a device has, with the nearest
     request that fits as `typed` spells it.
 
@@ -35,12 +28,22 @@ def check_fit(request: Request, plan: Plan, typed: Typed = options_alone) -> Non
     """
     available, memory = available_memory(plan), request.memory(plan)
     phase = max(memory, key=lambda phase: memory[phase].peak)
-    if memory[phase].peak <= available.limit:
-        return
-    raise DoesNotFitError(
-        f"this does not fit: {_needs(phase, memory[phase], available)}; {_has(request.devices[0], available)}",
-        _hints(Suggestions(request, plan), typed),
-    )
+    if memory[phase].peak > available.limit:
+        needs, has = _needs(phase, memory[phase], available), _has(request.devices[0], available)
+        raise DoesNotFitError(f"this does not fit: {needs}; {has}", _hints(Suggestions(request, plan), typed))
+
+
+def check_estimate(
+    spec: RunSpec, devices: Sequence[jax.Device], estimate: Estimate, on_slice: bool, typed: Typed
+) -> None:
+    """`check_fit` of a plan by its compiled programs: alternatives need as many times their estimates as it does."""
+    corrections = {
+        phase: estimate.memory[phase].activations / formula.activations
+        for phase, formula in estimate.uncompiled.items()
+        if formula.activations
+    }
+    request = Request(spec, devices, fixed="model".__eq__, corrections=corrections, on_slice=on_slice)
+    check_fit(request, estimate.plan, typed)
 
 
 def _needs(phase: str, memory: PhaseMemory, available: DeviceMemory) -> str:
@@ -54,56 +57,34 @@ def _needs(phase: str, memory: PhaseMemory, available: DeviceMemory) -> str:
 
 def _has(device: jax.Device, available: DeviceMemory) -> str:
     """What a device has for a program, in words."""
+    limit = quantity(int(available.limit))
     if device.platform == "cpu":
-        return f"this machine has {quantity(int(available.limit))} for each of its devices"
-    has = f"a {device.device_kind} has {quantity(int(available.limit))}"
-    if available.total > available.limit:
-        fraction = available.limit / available.total
-        return f"{has}, the {fraction:.0%} of its {quantity(int(available.total))} that jax takes"
-    return has
+        return f"this machine has {limit} for each of its devices"
+    share = f", the {available.limit / available.total:.0%} of its {quantity(int(available.total))} that jax takes"
+    return f"a {device.device_kind} has {limit}{share if available.total > available.limit else ''}"
 
 
 def _hints(search: Suggestions, typed: Typed) -> list[str]:
     """The nearest request that fits; which devices would do where it is of another model, or none fits."""
-    found = search.nearest()
-    slice_ = _larger_slice(search)
-    larger = f"or more chips: {typed(slice_)}" if slice_ else ""
-    if found is None:
-        hints = [_sufficient(search), larger]
-    elif found.anew:
-        hints = [_sufficient(search), f"or a miniature, here: {typed(found)}", larger]
-    else:
-        hints = [typed(found), larger]
-    return [hint for hint in hints if hint]
+    nearest, larger = search.nearest(), _larger_slice(search)
+    hints = [_sufficient(search)] if nearest is None or nearest.anew else [typed(nearest)]
+    if nearest and nearest.anew:
+        hints.append(f"or a miniature, here: {typed(nearest)}")
+    return [*hints, f"or more chips: {typed(larger)}"] if larger else hints
 
 
 def _larger_slice(search: Suggestions) -> Alternative | None:
     """The same request on the smallest TPU slice of more chips that it fits, where devices are those of a slice."""
-    request, sharding = search.request, search.spec.sharding
-    known = known_chip(request.devices[0].device_kind)
-    if not request.on_slice or known is None:
-        return None
+    request, sharding = search.request, search.plan.spec.sharding
+    known = chip(request.devices[0].device_kind) if request.on_slice else None
     auto = sharding if sharding.mesh else replace(sharding, profile=AUTO)
-    for name in slices(known):
+    for name in slices(known) if known else ():
         devices = topology(name)
-        larger = Suggestions(replace(request, devices=devices), search.plan)
         alternative = Alternative({"sharding": auto}, {"topology": name})
+        larger = Suggestions(replace(request, devices=devices), search.plan)
         if len(devices) > len(request.devices) and larger.suits(alternative):
             return alternative
     return None
-
-
-def check_estimate(
-    spec: RunSpec, devices: Sequence[jax.Device], estimate: Estimate, on_slice: bool, typed: Typed = options_alone
-) -> None:
-    """`check_fit` of a plan by its compiled programs: alternatives need as many times their estimates as it does."""
-    corrections = {
-        phase: estimate.memory[phase].activations / formula.activations
-        for phase, formula in estimate.uncompiled.items()
-        if formula.activations
-    }
-    request = Request(spec, devices, fixed="model".__eq__, corrections=corrections, on_slice=on_slice)
-    check_fit(request, estimate.plan, typed)
 
 
 def _sufficient(search: Suggestions) -> str:
@@ -114,6 +95,6 @@ def _sufficient(search: Suggestions) -> str:
     except UsageError:
         return "devices with more memory, or more of them"
     needed = max(need.loading if phase == DECODE else need.peak for phase, need in memory.items())
-    names = [chip.name for chip in CHIPS if chip.hbm_bytes * (1 if chip.topology else FRACTION) >= needed]
-    known = f", such as {', '.join(names)}" if names else ""
-    return f"it takes a device with {quantity(needed)}{known}, or several that share the weights"
+    names = [known.name for known in CHIPS if known.hbm_bytes * (1 if known.topology else FRACTION) >= needed]
+    such = f", such as {', '.join(names)}" if names else ""
+    return f"it takes a device with {quantity(needed)}{such}, or several that share the weights"

@@ -3,6 +3,8 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
 from typing import Any
 
 import jax
@@ -25,9 +27,27 @@ SECONDS = 300.0  # after which no other is begun
 class MeshSearch:
     """The meshes that were tried, and which is best."""
 
-    tried: tuple[Estimate, ...]  # compiled, if the weights leave room
+    tried: list[Estimate]  # compiled, if the weights leave room
     best: Estimate | None  # None: none fits
     seconds: float
+
+    def record(self) -> dict[str, Any]:
+        """The meshes that were tried, as JSON has them; null where one was not compiled."""
+        return {
+            "search": [
+                {
+                    "mesh": dict(candidate.plan.sharding.mesh.shape),
+                    "chosen": candidate is self.best,
+                    "fits": candidate.fits,
+                    "phase_bytes": candidate.phase_bytes,
+                    "sent_bytes": forward.sent_bytes if forward else None,
+                    "seconds_per_step": candidate.stages[0].seconds_per_step if forward else None,
+                    "compile_seconds": forward.compile_seconds if forward else None,
+                }
+                for candidate, forward in ((candidate, candidate.stages[0].forward) for candidate in self.tried)
+            ],
+            "search_seconds": self.seconds,
+        }
 
 
 def search_meshes(plan: Plan, devices: Sequence[jax.Device], report: Report) -> MeshSearch:
@@ -39,34 +59,15 @@ def search_meshes(plan: Plan, devices: Sequence[jax.Device], report: Report) -> 
         if time.monotonic() - start < SECONDS:
             candidate = tried[place].plan
             tried[place] = compile_and_estimate(candidate, forward_programs(candidate), report)
-    fitting = [candidate for candidate in tried if candidate.stages[0].collectives is not None and candidate.fits]
-    return MeshSearch(tuple(tried), min(fitting, key=cost, default=None), time.monotonic() - start)
+    fitting = [candidate for candidate in tried if candidate.stages[0].forward and candidate.fits]
+    return MeshSearch(tried, min(fitting, key=_cost, default=None), time.monotonic() - start)
 
 
-def cost(candidate: Estimate) -> tuple[float, int, int]:
+def _cost(candidate: Estimate) -> tuple[float, int, int]:
     """Sort key, best first: denoising time (2 digits), bytes sent, peak memory."""
     steps = sum(seconds for phase, seconds in candidate.phase_seconds.items() if phase in LOOPS)
     forward = candidate.compiled[0]
     return float(f"{steps:.2g}"), forward.sent_bytes, forward.memory.peak_bytes
-
-
-def search_record(search: MeshSearch) -> dict[str, Any]:
-    """The meshes that were tried, as JSON has them; null where one was not compiled."""
-    return {
-        "search": [
-            {
-                "mesh": dict(candidate.plan.sharding.mesh.shape),
-                "chosen": candidate is search.best,
-                "fits": candidate.fits,
-                "phase_bytes": candidate.phase_bytes,
-                "sent_bytes": candidate.stages[0].sent_bytes,
-                "seconds_per_step": candidate.stages[0].seconds_per_step if candidate.compiled else None,
-                "compile_seconds": candidate.stages[0].compile_seconds,
-            }
-            for candidate in search.tried
-        ],
-        "search_seconds": search.seconds,
-    }
 
 
 def meshes(plan: Plan, devices: Sequence[jax.Device]) -> Iterator[Plan]:
@@ -82,23 +83,14 @@ def meshes(plan: Plan, devices: Sequence[jax.Device]) -> Iterator[Plan]:
 
 def mesh_specs(plan: Plan, devices: int) -> Iterator[ShardingSpec]:
     """The plan's profile with each mesh of its axes that divides so many devices and the rows, the cheapest first."""
-    sharding = plan.spec.sharding
+    sharding, rows = plan.spec.sharding, len(plan.stages[0].passes) * plan.spec.num_videos
     if not sharding.mesh:
         return
     rules = {**sharding.weights, **sharding.activations}
     order = [rules[name] for name in CHEAPEST_FIRST if name in rules]
-    axes = [*dict.fromkeys(order), *(axis for axis in sharding.mesh if axis not in order)]
-    rows = len(plan.stages[0].passes) * plan.spec.num_videos
-    for sizes in sorted(_factors(devices, len(axes)), key=lambda sizes: sizes[::-1]):
-        chosen = dict(zip(axes, sizes, strict=True))
-        if rows % chosen.get(sharding.activations.get("rows", ""), 1) == 0:
+    first, *axes = [*dict.fromkeys(order), *(axis for axis in sharding.mesh if axis not in order)]
+    for reversed_sizes in product(divisors(devices), repeat=len(axes)):  # of the axes, the last of which varies least
+        chosen = dict(zip(axes, reversed_sizes[::-1], strict=True))
+        chosen[first], rest = divmod(devices, prod(reversed_sizes))
+        if not rest and rows % chosen.get(sharding.activations.get("rows", ""), 1) == 0:
             yield replace(sharding, mesh={axis: chosen[axis] for axis in sharding.mesh})
-
-
-def _factors(number: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """The ways to write `number` as a product of so many factors."""
-    if parts == 1:
-        yield (number,)
-        return
-    for first in divisors(number):
-        yield from ((first, *rest) for rest in _factors(number // first, parts - 1))

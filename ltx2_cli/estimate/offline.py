@@ -1,6 +1,6 @@
 """A plan from configs alone: those of the checkpoint where it is on this machine, else those that come with us."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import jax
 
@@ -15,8 +15,7 @@ from ltx2_cli.plan.stages import InitialLatents, SecondStage
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.weights.declare import Scope
 from ltx2_cli.weights.hub import local_path
-from ltx2_cli.weights.lora import LoraFile, open_lora
-from ltx2_cli.weights.lora_source import check_address, lora_file, parse_lora
+from ltx2_cli.weights.lora import LoraFile, check_address, lora_file, open_lora, parse_lora
 from ltx2_cli.weights.published import FOLDER_FILES, TEXT_ENCODER_FILES, UPSAMPLER_FILES
 
 
@@ -24,48 +23,38 @@ def plan_offline(spec: RunSpec, devices: Sequence[jax.Device], source: InitialLa
     """The plan of a request on these devices, be they here or not. It fetches nothing, and may lack the weights.
 
     With latents `source` it goes on from those, as `resolve` says. The LoRAs of all stages count by their names: added
-    to the weights, they take no memory. Raises `UsageError` as `build_plan`, and for what is neither here nor known.
+    to the weights, they take no memory. Raises `UsageError` as `resolve` does, and for what is neither here nor known.
     """
     checkpoint = _checkpoint(spec)
     spec = complete_request(spec, checkpoint, source is not None)
     return build_plan(declare_offline(spec, checkpoint, source), spec, devices, source)
 
 
-def _present(loras: Sequence[str]) -> Iterator[tuple[LoraFile, float]]:
-    """The LoRAs that are on this machine, each with its strength."""
-    for name, strength in map(parse_lora, loras):
-        check_address(name)
-        if (path := local_path(name, [])) is not None:
-            yield open_lora(lora_file(str(path))), strength
-
-
 def declare_offline(spec: RunSpec, checkpoint: Checkpoint, source: InitialLatents | None = None) -> Declared:
     """The networks of a completed request, of the files that are here, else as they were published."""
-    second_stage = _second_stage(spec, checkpoint) if spec.second_stage.sigmas or source else None
-    return declare(spec, checkpoint, list(_present(spec.lora)), second_stage)
-
-
-def _second_stage(spec: RunSpec, checkpoint: Checkpoint) -> SecondStage:
-    """What the second stage takes, of the files that are here, else as it was published."""
+    loras = []
+    for name, strength in map(parse_lora, spec.lora):
+        check_address(name)
+        if lora := _local_lora(name):
+            loras.append((lora, strength))
+    if not (spec.second_stage.sigmas or source):
+        return declare(spec, checkpoint, loras)
     transformer = Transformer(Scope(spec.dtype.value), checkpoint.arch.transformer)
     named = [parse_lora(lora) for lora in spec.second_stage.lora or ()]
-    loras = [(_lora(name, transformer), strength) for name, strength in named if strength]
-    return SecondStage(_upsampler(spec.second_stage.upsampler, checkpoint), None, loras)
+    added = [(_local_lora(name) or preset_lora(name, transformer), strength) for name, strength in named if strength]
+    upsampler = _upsampler(spec.second_stage.upsampler, checkpoint)
+    return declare(spec, checkpoint, loras, SecondStage(upsampler, None, added))
+
+
+def _local_lora(name: str) -> LoraFile | None:
+    path = local_path(name, [])
+    return open_lora(lora_file(str(path))) if path else None
 
 
 def _upsampler(name: str | None, checkpoint: Checkpoint) -> LatentUpsamplerArch:
     """That of a name, or of none the checkpoint's own."""
-    place = checkpoint.where if name is None else local_path(name, UPSAMPLER_FILES)
-    if place is None:
-        assert name is not None
-        return preset_upsampler(name)
-    arch, _ = open_upsampler(place, checkpoint.arch.video_vae)
-    return arch
-
-
-def _lora(name: str, transformer: Transformer) -> LoraFile:
-    path = local_path(name, [])
-    return preset_lora(name, transformer) if path is None else open_lora(lora_file(str(path)))
+    place = local_path(name, UPSAMPLER_FILES) if name else checkpoint.where
+    return open_upsampler(place, checkpoint.arch.video_vae)[0] if place else preset_upsampler(name or "")
 
 
 def _checkpoint(spec: RunSpec) -> Checkpoint:

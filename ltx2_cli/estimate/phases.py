@@ -1,20 +1,32 @@
-"""The phases of a run, and the memory that each needs of a device: the one place that knows what is there when."""
+"""The phases of a run: the memory that each needs of a device, weights exactly and what is beside them by formula; its
+floating-point operations, 2·m·n·k for every product of matrices; and the least time that they take.
+
+The factors of memory were fitted to `memory_analysis()` of programs compiled by libtpu 0.0.42, whose figures stand in
+`tests/estimate/test_phases.py`. Of operations XLA counts a loop's body once, and nothing of a Pallas kernel. Sums,
+norms and activations are left out: they are below a hundredth at the published sizes.
+"""
 
 import math
-from collections.abc import Collection, Mapping
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
-import jax
-
+from ltx2_cli.chips import Chip
 from ltx2_cli.core.components import placement
 from ltx2_cli.core.run_state import RunState, missing_contexts
-from ltx2_cli.estimate.activations import connect_bytes, denoise_bytes, encode_bytes, upsample_bytes
+from ltx2_cli.models.arch import TransformerArch
+from ltx2_cli.models.transformer import Transformer
+from ltx2_cli.models.video_vae import STRIDES, VideoVAEArch
+from ltx2_cli.nn.kernels import SCORE_BYTES
 from ltx2_cli.outputs import Product
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import DENOISER, REFINER, Stage
-from ltx2_cli.weights.declare import Weight, weights
+from ltx2_cli.request.spec import AttentionBackend, DType, Streams
+from ltx2_cli.weights.declare import Scope, Weight, weights
 from ltx2_cli.weights.load import CHUNK, ON_THE_WAY
-from ltx2_cli.weights.transfer import Placement
+from ltx2_cli.weights.transfer import sharding_of
 
 ENCODE, CONNECT, DENOISE, UPSAMPLE, REFINE, DECODE = "encode", "connect", "denoise", "upsample", "refine", "decode"
 # The networks that work in each phase; a refining stage has the denoiser, also with its LoRAs merged in.
@@ -28,6 +40,21 @@ PHASES = {
 }
 LOOPS = (DENOISE, REFINE)  # the phase of each stage's steps
 START = RunState()
+MLP_EXPANSION = 4
+LIVE_FORWARD = 7  # buffers as large as the feed-forward's inner activation that one layer holds at a time
+LIVE_UPSAMPLER = 9  # buffers as large as the upsampler's widest activation
+SCORE_COPIES = 2  # of attention scores in float32: they themselves, and their softmax
+FLOAT32 = 4  # bytes
+UPSAMPLED = ("post_upsample", "final_conv")  # how the names of an upsampler's weights behind the upsampling begin
+# What the denoiser's matrices multiply, by how their names begin; the first that matches
+MULTIPLIED = (
+    (r"(audio_)?caption_projection", "once a stage"),
+    (r"(audio_)?attn2\.to_[kv]\.", "text"),
+    (r"audio_(attn|ff|proj)|video_to_audio_attn\.to_[^kv]|audio_to_video_attn\.to_[kv]\.", "audio"),
+    (r"attn|ff|proj|audio_to_video|video_to_audio", "video"),
+    (r"", "timestep"),
+)
+WINDOW = 27  # of the video VAE's convolutions
 
 
 class PhaseMemory(NamedTuple):
@@ -51,30 +78,21 @@ def run_phases(plan: Plan, product: Product = Product.clips, start: RunState = S
     return (*names, *([] if product is Product.latents else [DECODE]))
 
 
+def stage_of(plan: Plan, phase: str) -> Stage:
+    """The stage whose latents the phase makes."""
+    return plan.stages[0] if phase == DENOISE else plan.stages[-1]
+
+
 def weight_bytes(plan: Plan) -> dict[str, int]:
     """Bytes of each network on each device."""
     return {name: _network_bytes(plan, name) for name in plan.networks.present()}
 
 
-def phase_memory(plan: Plan, phases: Collection[str]) -> dict[str, PhaseMemory]:
-    """What each of these phases needs of a device: weights exactly, what is beside them by estimate.
-
-    The first stage's denoiser stays while latents are upsampled: the second refines with it.
-    """
-    sizes, found = weight_bytes(plan), {}
-    resident = sum(sizes.values()) if plan.keep_resident else 0
-    for phase in phases:
-        names = (*PHASES[phase], DENOISER) if phase == UPSAMPLE and DENOISE in phases else PHASES[phase]
-        loaded = max(resident, read_bytes(plan, phase, sizes), sum(sizes.get(name, 0) for name in names))
-        found[phase] = PhaseMemory(loaded, loaded + _on_the_way(plan, loaded), activation_bytes(plan, phase))
-    return found
-
-
 def read_bytes(plan: Plan, phase: str, sizes: Mapping[str, int]) -> int:
     """The weights that a phase's work reads, on each device; `sizes` are those of `weight_bytes`."""
-    if phase not in LOOPS:
-        return sum(sizes.get(name, 0) for name in PHASES[phase])
-    return _network_bytes(plan, stage_of(plan, phase).network)
+    if phase in LOOPS:
+        return _network_bytes(plan, stage_of(plan, phase).network)
+    return sum(sizes.get(name, 0) for name in PHASES[phase])
 
 
 def _network_bytes(plan: Plan, name: str) -> int:
@@ -83,35 +101,168 @@ def _network_bytes(plan: Plan, name: str) -> int:
     kinds: dict[tuple[object, ...], list[Weight]] = {}
     for weight in weights(plan.network(name)):
         kinds.setdefault((weight.axes, weight.shape, weight.dtype), []).append(weight)
-    place = placement(plan, name)
-    return sum(len(alike) * _placed_bytes(alike[0], place) for alike in kinds.values())
+    place, size = placement(plan, name), 0
+    for weight, *alike in kinds.values():
+        part = sharding_of(place(weight)).shard_shape(weight.shape)
+        size += (1 + len(alike)) * math.prod(part) * weight.dtype.itemsize
+    return size
 
 
-def _placed_bytes(weight: Weight, place: Placement) -> int:
-    sharding = jax.ShapeDtypeStruct(weight.shape, weight.dtype, sharding=place(weight)).sharding
-    return math.prod(sharding.shard_shape(weight.shape)) * weight.dtype.itemsize
+def phase_memory(plan: Plan, phases: Collection[str]) -> dict[str, PhaseMemory]:
+    """What each of these phases needs of a device.
 
-
-def stage_of(plan: Plan, phase: str) -> Stage:
-    """The stage whose latents the phase makes."""
-    return plan.stages[0] if phase == DENOISE else plan.stages[-1]
+    The first stage's denoiser stays while latents are upsampled: the second refines with it. A CPU reads weights into
+    their place; to other devices some are on their way while networks are loaded.
+    """
+    sizes, found = weight_bytes(plan), {}
+    resident = sum(sizes.values()) if plan.keep_resident else 0
+    moving = 0 if plan.sharding.mesh.devices.flat[0].platform == "cpu" else ON_THE_WAY * CHUNK
+    for phase in phases:
+        names = (*PHASES[phase], DENOISER) if phase == UPSAMPLE and DENOISE in phases else PHASES[phase]
+        loaded = max(resident, read_bytes(plan, phase, sizes), sum(sizes.get(name, 0) for name in names))
+        found[phase] = PhaseMemory(loaded, loaded + min(moving, loaded), activation_bytes(plan, phase))
+    return found
 
 
 def activation_bytes(plan: Plan, phase: str) -> int:
-    """Estimate of what a phase needs of a device beside its weights."""
+    """Estimate of what a phase needs of a device beside its weights: activations, inputs and results."""
+    encoder, text = plan.checkpoint.text_encoder, plan.text
+    # The numbers in the text encoder's result for all prompts: the embeddings, and the state behind each layer.
+    states = len(plan.prompts) * text.tokens * encoder.hidden_size * encoder.states
     match phase:
-        case "encode":
-            return encode_bytes(plan)
-        case "connect":
-            return connect_bytes(plan)
-        case "upsample":
-            return upsample_bytes(plan, stage_of(plan, phase))
+        case "encode":  # the result, twice while it is stacked, and attention scores
+            heads = -(-encoder.num_attention_heads // plan.sharding.parts("heads"))
+            scores = SCORE_COPIES * FLOAT32 * text.at_once * heads * text.tokens**2
+            return 2 * states * _itemsize(text.dtype) + scores
+        case "connect":  # the result, its features in float32, and as many scaled for each stream
+            scaled = _itemsize(plan.dtype) if plan.arch.connectors.per_modality_projections else 0
+            return states * (_itemsize(text.dtype) + FLOAT32 + scaled)
+        case "upsample":  # whole on every device; the widest activation is that at the larger size
+            assert plan.networks.upsampler is not None
+            (channels,) = plan.networks.upsampler.norm_in.scale.get_value().shape
+            return LIVE_UPSAMPLER * math.prod(plan.latent_shapes.video[2:]) * channels * _itemsize(plan.dtype)
         case "decode":
             return plan.decoding.bytes
-        case _:
-            return denoise_bytes(plan, stage_of(plan, phase))
+    return _denoise_bytes(plan, stage_of(plan, phase))
 
 
-def _on_the_way(plan: Plan, loaded: int) -> int:
-    """Bytes that are on their way to the devices while networks are loaded; a CPU reads weights into their place."""
-    return 0 if plan.sharding.mesh.devices.flat[0].platform == "cpu" else min(ON_THE_WAY * CHUNK, loaded)
+def _denoise_bytes(plan: Plan, stage: Stage) -> int:
+    """A stage's loop: what is read of the text, rotary tables, latents, and the activations of one layer."""
+    arch, itemsize = plan.arch.transformer, _itemsize(plan.dtype)
+    streams, audio_width = arch.streams, arch.streams.audio.width
+    text_channel = len(plan.prompts) * plan.text.tokens * itemsize
+    text = text_channel * sum(stream.text_width for stream in streams)
+    if not any(stream.text_modulated for stream in streams):  # with the keys and values of every layer
+        split = sum(_parts(stream.width, stage, "heads") for stream in streams)
+        text += 2 * arch.num_layers * text_channel * split
+    # Whole on every device, in float32: sines and cosines for self-attention and towards the other stream; latents and
+    # the velocities of all passes.
+    tokens = Streams(stage.geometry.video_tokens, stage.geometry.audio_frames)
+    widths = [stream.width for stream in streams]
+    ropes = sum(2 * FLOAT32 * count * (width + audio_width) // 2 for count, width in zip(tokens, widths, strict=True))
+    latents = FLOAT32 * sum(map(math.prod, stage.shapes)) * plan.batch_size * (1 + len(stage.passes))
+    rows = _parts(len(stage.passes) * plan.batch_size, stage, "rows")
+    local = Streams(_parts(tokens.video, stage, "tokens"), _parts(tokens.audio, stage, "audio_tokens"))
+    inner = sum(
+        count * MLP_EXPANSION * _parts(width, stage, "heads") for count, width in zip(local, widths, strict=True)
+    )
+    layer = LIVE_FORWARD * rows * inner * itemsize
+    if stage.sharding.attention is AttentionBackend.xla:  # in the other kernels scores stay inside
+        scores = FLOAT32 * rows * _parts(streams.video.heads, stage, "heads") * local.video * tokens.video
+        layer += SCORE_COPIES * min(scores, SCORE_BYTES)
+    return text + ropes + latents + layer
+
+
+def _itemsize(dtype: DType) -> int:
+    return FLOAT32 if dtype is DType.float32 else 2
+
+
+def _parts(size: int, stage: Stage, axis: str) -> int:
+    """What a device has of an axis; an axis that does not divide stays whole."""
+    parts = stage.sharding.parts(axis)
+    return -(-size // parts) if axis.endswith("tokens") or not size % parts else size
+
+
+def denoiser_flops(
+    arch: TransformerArch, video_tokens: int, audio_tokens: int, text_tokens: int, rows: int, contexts: int
+) -> int:
+    """One forward: `rows` (passes times videos) of both streams, reading `contexts` distinct texts.
+
+    Keys and values of the text count only where the noise level modulates them; else they are computed once a stage.
+    """
+    modulated = any(stream.text_modulated for stream in arch.streams)
+    read = {"video": rows * video_tokens, "audio": rows * audio_tokens, "timestep": 1}
+    read["text"] = contexts * text_tokens if modulated else 0
+    products = sum(count * read.get(kind, 0) for kind, count in _denoiser_matrices(arch).items())
+    video, audio = (stream.width for stream in arch.streams)
+    pairs = video * video_tokens * (video_tokens + text_tokens)
+    pairs += audio * audio_tokens * (audio_tokens + text_tokens + 2 * video_tokens)
+    return 2 * products + 4 * rows * arch.num_layers * pairs  # scores and weighted values
+
+
+@lru_cache(maxsize=4)
+def _denoiser_matrices(arch: TransformerArch) -> Counter[str]:
+    """Numbers in the denoiser's matrices, by what they multiply."""
+    counts = Counter[str]()
+    for matrix in _matrices(weights(Transformer(Scope("bfloat16"), arch))):
+        name = matrix.source.removeprefix("transformer_blocks.*.")
+        counts[next(kind for pattern, kind in MULTIPLIED if re.match(pattern, name))] += math.prod(matrix.shape)
+    return counts
+
+
+def _matrices(weights: Sequence[Weight]) -> list[Weight]:
+    return [w for w in weights if len(w.axes) - bool(w.layers) == 2 and w.source.endswith(".weight")]
+
+
+def _elements(weights: Sequence[Weight]) -> int:
+    return sum(math.prod(weight.shape) for weight in weights)
+
+
+def video_decoder_flops(arch: VideoVAEArch, frames: int, height: int, width: int) -> int:
+    """The video VAE's decoder, convolution by convolution, on one video of frames × height × width latents."""
+
+    def convolution(d_in: int, d_out: int) -> int:
+        return 2 * WINDOW * frames * height * width * d_in * d_out
+
+    inner, *_ = channels = arch.decoder_block_out_channels[::-1]
+    middle, *counts = arch.decoder_layers_per_block[::-1]
+    flops = convolution(arch.latent_channels, inner) + 2 * middle * convolution(inner, inner)
+    blocks = zip(counts, channels, arch.upsample_factor[::-1], arch.upsample_type, strict=True)
+    for count, outer, factor, kind in blocks:
+        along_time, along_height, along_width = STRIDES[kind]
+        flops += convolution(outer, outer * along_time * along_height * along_width // factor)
+        inner = outer // factor
+        frames, height, width = (frames - 1) * along_time + 1, height * along_height, width * along_width
+        flops += 2 * count * convolution(inner, inner)
+    return flops + convolution(inner, arch.out_channels * arch.patch_size**2)
+
+
+def forward_flops(plan: Plan, stage: Stage) -> int:
+    """One forward of a stage's denoiser over all its passes, on all devices together."""
+    tokens = (stage.geometry.video_tokens, stage.geometry.audio_frames, plan.text.tokens)
+    return denoiser_flops(plan.arch.transformer, *tokens, len(stage.passes) * plan.batch_size, len(plan.prompts))
+
+
+def phase_flops(plan: Plan, phase: str) -> int:
+    """The work of a phase on all devices together; of a denoising one, that of a step. Sound counts nothing."""
+    _, _, *size = plan.latent_shapes.video
+    match phase:
+        case "encode" | "connect":  # without the products of tokens in attention; a table of embeddings is looked up
+            matrices = _matrices(weights(plan.network(*PHASES[phase])))
+            multiplied = [matrix for matrix in matrices if "vocab" not in matrix.axes]
+            return 2 * len(plan.prompts) * plan.text.tokens * _elements(multiplied)
+        case "decode":
+            return plan.batch_size * video_decoder_flops(plan.arch.video_vae, *size)
+        case "upsample":  # convolutions on small latents up to where it upsamples, from there on large ones
+            small, large = math.prod(plan.stages[0].shapes.video[2:]), math.prod(size)
+            kernels = [weight for weight in weights(plan.network("upsampler")) if len(weight.axes) > 3]
+            later = [kernel for kernel in kernels if kernel.source.startswith(UPSAMPLED)]
+            return plan.batch_size * 2 * (small * _elements(kernels) + (large - small) * _elements(later))
+    return forward_flops(plan, stage_of(plan, phase))
+
+
+def roofline(flops: float, bytes_read: float, bytes_sent: float, chip: Chip) -> dict[str, float]:
+    """Seconds of each part of a device's work, had it the device to itself and ran at the published rate. All parts
+    overlap at best, so that the longest is the least time."""
+    times = flops / chip.flops, bytes_read / chip.hbm_bandwidth, bytes_sent / chip.link_bandwidth
+    return dict(zip(("compute", "memory", "communication"), times, strict=True))

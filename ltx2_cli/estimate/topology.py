@@ -2,8 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import combinations_with_replacement
 
 import jax
@@ -20,7 +19,6 @@ _ALONE = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 _SLICE = re.compile(r"(v\d|tpu)\w*:\d+(x\d+)*")
-_EXAMPLES = [chip.topology for chip in CHIPS if chip.topology]
 _SIDES = (2, 4, 8, 16)  # of the slices that are named in errors
 _NAMED_DEVICES = 64  # that the largest of them has
 
@@ -30,47 +28,42 @@ def topology(name: str) -> tuple[jax.Device, ...]:
 
     Raises `UsageError` where libtpu is not installed or knows no such slice.
     """
+    tpus = [chip for chip in CHIPS if chip.topology]
     if not _SLICE.fullmatch(name):
-        raise UsageError(f"{name} is no TPU slice", f"for example: --topology {', --topology '.join(_EXAMPLES)}")
+        examples = ", ".join(f"--topology {chip.topology}" for chip in tpus)
+        raise UsageError(f"{name} is no TPU slice", f"for example: {examples}")
     try:
         return _devices(name)
     except jax.errors.JaxRuntimeError as error:
         if not str(error).startswith(("INVALID_ARGUMENT", "NOT_FOUND")):
             raise
-        own = [chip for chip in CHIPS if chip.topology and name.startswith(chip.name)]
-        known = "; ".join(", ".join(slices(chip)) for chip in own or CHIPS if chip.topology)
+        own = [chip for chip in tpus if name.startswith(chip.name)]
+        known = "; ".join(", ".join(slices(chip)) for chip in own or tpus)
         raise UsageError(f"libtpu knows no TPU slice {name}", f"it knows {known}") from error
     except RuntimeError as error:  # as jax says that there is no libtpu
-        raise UsageError(
-            f"compiling for {name} needs libtpu, the TPUs' compiler", "pip install 'ltx2[tpu]', on Linux for x86-64"
-        ) from error
+        hint = "pip install 'ltx2[tpu]', on Linux for x86-64"
+        raise UsageError(f"compiling for {name} needs libtpu, the TPUs' compiler", hint) from error
 
 
 def slices(chip: Chip) -> list[str]:
     """The slices of a TPU that libtpu knows, smallest first, up to 64 devices."""
     rank = chip.topology.partition(":")[2].count("x") + 1
-    sides = [(1,) * rank, *combinations_with_replacement(_SIDES, rank)]
-    found: dict[str, int] = {}
-    for name in (chip.topology, *(f"{chip.name}:{'x'.join(map(str, shape))}" for shape in sides)):
+    shapes = [(1,) * rank, *combinations_with_replacement(_SIDES, rank)]
+    sizes: dict[str, int] = {}
+    for name in (chip.topology, *(f"{chip.name}:{'x'.join(map(str, shape))}" for shape in shapes)):
         with suppress(jax.errors.JaxRuntimeError):
-            found[name] = len(_devices(name))
-    return sorted((name for name in found if found[name] <= _NAMED_DEVICES), key=lambda name: found[name])
+            sizes[name] = len(_devices(name))
+    return sorted((name for name in sizes if sizes[name] <= _NAMED_DEVICES), key=sizes.__getitem__)
 
 
 def _devices(name: str) -> tuple[jax.Device, ...]:
     single = set(name.partition(":")[2].split("x")) == {"1"}  # libtpu counts in hosts of 2x2 chips unless it is told
     bounds = {"chips_per_host_bounds": (1, 1, 1)} if single else {}
-    with _environment(_ALONE):
-        return tuple(topologies.get_topology_desc(name, platform="tpu", **bounds).devices)
-
-
-@contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
     before = dict(os.environ)
-    os.environ.update(values)
+    os.environ.update(_ALONE)
     try:
-        yield
+        return tuple(topologies.get_topology_desc(name, platform="tpu", **bounds).devices)
     finally:
-        for name in values:
-            os.environ.pop(name)
+        for variable in _ALONE:
+            del os.environ[variable]
         os.environ.update(before)

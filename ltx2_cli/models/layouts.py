@@ -194,7 +194,7 @@ def read_single_file(path: Path, text: ParsedCheckpoint) -> ParsedCheckpoint:
 
 
 def _open_file(path: Path) -> tuple[TensorFiles, Config]:
-    file = TensorFiles(path.parent, (path.stem,))
+    file = TensorFiles(path)
     if (config := file.config(absent="")) is None:
         raise UsageError(f"{path} has no config in its metadata: it is not one of the published single files", AGAIN)
     return file, config
@@ -214,7 +214,7 @@ def _parts(file: TensorFiles, archs: dict[str, Any]) -> dict[str, TensorFiles]:
 
 def _other_version(file: TensorFiles, version: str, path: Path) -> Iterator[UsageError]:
     """A model version in the metadata that is not that of the tensors."""
-    stated = file.metadata().get("model_version", "")
+    stated = file.metadata.get("model_version", "")
     numbers = tuple(int(number) for number in re.split("[.-]", stated) if number.isdecimal())
     if numbers and (numbers >= LATER_VERSIONS) != (version == LTX2_3):
         yield UsageError(f"{path}: model_version is {stated!r}, the transformer in it is of {version}", AGAIN)

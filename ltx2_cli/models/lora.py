@@ -51,7 +51,7 @@ def find_adapters(loras: Sequence[tuple[LoraFile, float]], networks: Networks) -
 
 def unmet_wishes(lora: LoraFile) -> Iterator[str]:
     """What a LoRA was trained with and does not get here."""
-    if any(key.startswith("reference_") for key in lora.files.metadata()):
+    if any(key.startswith("reference_") for key in lora.files.metadata):
         yield f"{lora.path.name} was trained to follow a reference video, and none can be given; leave out --lora"
 
 
@@ -92,7 +92,7 @@ def _problems(
     lora: LoraFile, matching: int, mismatches: Mapping[str, list[str]], targets: Mapping[str, Target]
 ) -> Iterator[UsageError]:
     """What is wrong with one file, if anything, and what to do about it."""
-    listed = [finding for what, names in mismatches.items() for finding in count_and_list(what, names)]
+    listed = count_and_list(mismatches)
     wanted_version = version_of({target.tensor.removesuffix(WEIGHT): target.shape for target in targets.values()})
     model, version = NAMES.get(wanted_version or "", "LTX-2"), model_version(lora)
     other = version is not None and version != wanted_version

@@ -80,4 +80,4 @@ def preset_lora(name: str, transformer: Transformer) -> LoraFile:
         tensor.removesuffix(WEIGHT): LoraPair("", "", None, (out, into), min(RANK, out, into), ("BF16", "BF16"))
         for tensor, (out, into) in linears(transformer).items()
     }
-    return LoraFile(Path(name), TensorFiles(Path(name), ()), pairs)
+    return LoraFile(Path(name), TensorFiles(), pairs)

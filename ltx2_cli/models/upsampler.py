@@ -232,7 +232,7 @@ def _in_folder(folder: Path) -> tuple[TensorFiles, Config]:
 def _in_file(path: Path) -> tuple[TensorFiles, Config]:
     if path.suffix != SUFFIX or not path.exists():
         raise UsageError(f"{path} is no folder and no safetensors file", HINT)
-    files = TensorFiles(path.parent, (path.stem,))
+    files = TensorFiles(path)
     if (config := files.config(absent="{}")) is None:
         raise UsageError(f"{path}: the config in its metadata is not a JSON object", HINT)
     return files, {NATIVE_KEYS.get(key, key): value for key, value in config.items()}

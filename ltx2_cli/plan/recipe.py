@@ -36,7 +36,7 @@ from ltx2_cli.request.spec import (
 )
 from ltx2_cli.sharding import ShardingPlan
 from ltx2_cli.units import quantity
-from ltx2_cli.weights.lora_source import parse_lora
+from ltx2_cli.weights.lora import parse_lora
 from ltx2_cli.weights.published import CATALOG
 
 ONE_STAGE, TWO_STAGE, DISTILLED = "one_stage", "two_stage", "distilled"

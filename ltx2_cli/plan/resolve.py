@@ -49,8 +49,7 @@ from ltx2_cli.sharding import ShardingPlan, lay_out
 from ltx2_cli.weights.checkpoint import collect, raise_all
 from ltx2_cli.weights.declare import weights
 from ltx2_cli.weights.hub import Download, as_path, list_downloads, locate
-from ltx2_cli.weights.lora import LoraFile, open_lora
-from ltx2_cli.weights.lora_source import lora_downloads, lora_file, parse_lora
+from ltx2_cli.weights.lora import LoraFile, lora_downloads, lora_file, open_lora, parse_lora
 from ltx2_cli.weights.published import FOLDER_FILES, TEXT_ENCODER_FILES, UPSAMPLER_FILES
 
 DECODERS = ("vae", "audio_vae", "vocoder")

@@ -1,11 +1,11 @@
 """A checkpoint on disk: its configs, its tensors as the files' headers describe them, and their data on request."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from io import RawIOBase
 from math import prod
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -44,42 +44,34 @@ class Tensor:
     scale: "Tensor | None" = None  # of eight-bit numbers: the one number by which all are to be multiplied
 
 
-class TensorFiles(Mapping[str, Tensor]):
-    """The tensors of one network, over all its files. Opening reads headers only.
+class TensorFiles(dict[str, Tensor]):
+    """The tensors of one network by name, over all its files, and the files' metadata. Opening reads headers only.
 
-    An eight-bit weight has its scale as a part; what a file keeps for arithmetic in eight bits is left out. Raises
-    `UsageError` where a file is missing, cut short, or not a safetensors file. No stems: what is described, not here.
+    They lie in a folder or a file; None: in no file. An eight-bit weight has its scale as a part; what a file keeps for
+    arithmetic in eight bits is left out. Raises `UsageError` where a file is missing, cut short, or not a safetensors
+    file.
     """
 
-    def __init__(self, folder: Path, stems: tuple[str, ...] = STEMS):
-        self.folder = folder
-        tensors: dict[str, Tensor] = {}
-        self._metadata: dict[str, str] = {}
-        headers, problems = collect({str(path): partial(read_header, path) for path in _files(folder, stems)})
+    def __init__(self, place: Path | None = None, stems: tuple[str, ...] = STEMS):
+        super().__init__()
+        self.metadata: dict[str, str] = {}
+        paths = {str(path): partial(read_header, path) for path in _files(place, stems)}
+        headers, problems = collect(paths)
         raise_all(problems)
-        for described, metadata in headers.values():
-            tensors |= described
-            self._metadata |= metadata
-        self._tensors = _with_scales(tensors)
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-    def metadata(self) -> dict[str, str]:
-        """The metadata of the files."""
-        return self._metadata
+        for tensors, metadata in headers.values():
+            self.update(tensors)
+            self.metadata |= metadata
+        for name, tensor in list(self.items()):
+            if tensor.dtype in EIGHT_BITS and (scale := self.get(f"{name}_scale")):
+                self[name] = replace(tensor, scale=scale)
+                for beside in (f"{name}_scale", f"{name.removesuffix('.weight')}.input_scale"):
+                    self.pop(beside, None)
 
     def config(self, absent: str) -> dict[str, Any] | None:
         """The config in a single file's metadata, or what `absent` says where there is none; None where that is not a
         JSON object."""
         try:
-            config = json.loads(self._metadata.get("config", absent))
+            config = json.loads(self.metadata.get("config", absent))
         except (ValueError, RecursionError):
             return None
         return config if isinstance(config, dict) else None
@@ -87,27 +79,27 @@ class TensorFiles(Mapping[str, Tensor]):
     def renamed(self, names: Mapping[str, str]) -> Self:
         """The tensors of `names`, a table from new name to old, under their new names."""
         part = copy(self)
-        part._tensors = {new: self[old] for new, old in names.items() if old in self}
+        part.clear()
+        part.update({new: self[old] for new, old in names.items() if old in self})
         return part
 
     def read(self, name: str, index: Index) -> np.ndarray:
         """The part of one tensor that `index` selects, as it is stored; the pages are read when they are touched."""
         tensor = self[name]
-        dtype = np.dtype(DTYPES[tensor.dtype])
-        size = prod(tensor.shape) * dtype.itemsize
         try:
-            stored = np.memmap(tensor.file, np.uint8, "r", tensor.begin, (size,)).view(np.ndarray)
+            stored = np.memmap(tensor.file, DTYPES[tensor.dtype], "r", tensor.begin, tensor.shape)
         except (OSError, ValueError) as error:
             raise _lost(tensor.file) from error
-        return stored.view(dtype).reshape(tensor.shape)[index]
+        return stored.view(np.ndarray)[index]
 
     def read_into(self, name: str, first: int, out: np.ndarray) -> None:
         """Rows of one tensor from `first` on, as they are stored, straight into the contiguous `out`."""
         tensor = self[name]
         try:
-            with tensor.file.open("rb", buffering=0) as file:
+            with tensor.file.open("rb") as file:
                 file.seek(tensor.begin + first * out.itemsize * prod(tensor.shape[1:]))
-                _fill(out.reshape(-1).view(np.uint8).data, file)
+                if file.readinto(out.reshape(-1).view(np.uint8).data) < out.nbytes:
+                    raise EOFError
         except (OSError, EOFError) as error:
             raise _lost(tensor.file) from error
 
@@ -136,27 +128,13 @@ class Renaming:
 
     def originals(self, names: Iterable[str]) -> dict[str, str]:
         """The original name of each declared tensor; raises `ValueError` where two would share one."""
-        table = {name: self._original(name) for name in names}
+        replacements = dict(self.fragments)
+        longest_first = "|".join(re.escape(ours) for ours in sorted(replacements, key=len, reverse=True))
+        fragment = re.compile(rf"(?<![^.])({longest_first})(?![^.])")
+        table = {name: self.prefix + fragment.sub(lambda match: replacements[match[0]], name) for name in names}
         if len(set(table.values())) < len(table):
             raise ValueError(f"two tensors below `{self.prefix}` have the same original name")
         return table
-
-    def _original(self, name: str) -> str:
-        table, elements, renamed = dict(self.fragments), name.split("."), []
-        while elements:
-            size = next((n for n in range(len(elements), 0, -1) if ".".join(elements[:n]) in table), 1)
-            fragment = ".".join(elements[:size])
-            renamed.append(table.get(fragment, fragment))
-            elements = elements[size:]
-        return self.prefix + ".".join(renamed)
-
-
-def _fill(memory: memoryview, file: RawIOBase) -> None:
-    while memory:
-        done = file.readinto(memory)
-        if not done:
-            raise EOFError
-        memory = memory[done:]
 
 
 def _lost(file: Path) -> RunError:
@@ -172,29 +150,14 @@ def read_header(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     except SafetensorError as error:
         raise UsageError(f"{path} is damaged or cut short ({error})", "make, copy or download it again") from error
     with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
+        begin = 8 + int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(begin - 8))
     metadata = header.pop("__metadata__", {})
-    begin = 8 + size
-    return {
+    tensors = {
         name: Tensor(tuple(entry["shape"]), entry["dtype"], path, begin + entry["data_offsets"][0])
         for name, entry in header.items()
-    }, metadata
-
-
-def _with_scales(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors with the scales of eight-bit ones folded in: X.weight has X.weight_scale, and X.input_scale."""
-    scaled = [name for name, tensor in tensors.items() if tensor.dtype in EIGHT_BITS and f"{name}_scale" in tensors]
-    beside = {f"{name}_scale" for name in scaled} | {_input_scale(name) for name in scaled}
-    return {
-        name: replace(tensor, scale=tensors.get(f"{name}_scale")) if tensor.dtype in EIGHT_BITS else tensor
-        for name, tensor in tensors.items()
-        if name not in beside
     }
-
-
-def _input_scale(name: str) -> str:
-    return f"{name.removesuffix('.weight')}.input_scale"
+    return tensors, metadata
 
 
 def _begin(path: Path, size: int) -> bytes:
@@ -212,33 +175,30 @@ def _begin(path: Path, size: int) -> bytes:
     return content
 
 
-def _files(folder: Path, stems: tuple[str, ...]) -> list[Path]:
-    if not stems:
-        return []
+def _files(place: Path | None, stems: tuple[str, ...]) -> list[Path]:
+    """The files of a network: one by itself, those that a folder's index names, or its only one."""
+    if place is None or not place.is_dir():
+        return [place] if place else []
     try:
-        next(folder.iterdir(), None)
+        next(place.iterdir(), None)
     except OSError as error:
-        raise UsageError(f"{folder} cannot be read: {error.strerror}", AGAIN) from error
-    for stem in stems:
-        index = folder / f"{stem}.safetensors.index.json"
+        raise UsageError(f"{place} cannot be read: {error.strerror}", AGAIN) from error
+    for file in [place / f"{stem}.safetensors" for stem in stems]:
+        index = file.with_name(f"{file.name}.index.json")
         if index.exists():
-            shards = sorted({folder / name for name in _weight_map(index).values()})
+            names = read_json(index).get("weight_map")
+            if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+                described = "its `weight_map` does not give each tensor the name of a file"
+                raise UsageError(f"{index} is no index: {described}", AGAIN)
+            shards = sorted({place / name for name in names.values()})
             if absent := [str(shard) for shard in shards if not shard.exists()]:
                 are = "is" if len(absent) == 1 else "are"
                 hint = "the index beside it names it; download the checkpoint again"
                 raise UsageError(f"{abbreviate(absent)} {are} missing", hint)
             return shards
-        if (folder / f"{stem}.safetensors").exists():
-            return [folder / f"{stem}.safetensors"]
-    raise UsageError(f"{folder} holds no weights: no {' or '.join(f'{stem}.safetensors' for stem in stems)}", AGAIN)
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    """The file of each tensor, by an index."""
-    names = read_json(index).get("weight_map")
-    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-        raise UsageError(f"{index} is no index: its `weight_map` does not give each tensor the name of a file", AGAIN)
-    return names
+        if file.exists():
+            return [file]
+    raise UsageError(f"{place} holds no weights: no {' or '.join(f'{stem}.safetensors' for stem in stems)}", AGAIN)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -273,10 +233,9 @@ def raise_all(problems: Iterable[UsageError]) -> None:
         raise UsageError(". ".join(map(str, problems)), "; ".join(hints))
 
 
-def count_and_list(what: str, names: Sequence[str]) -> Iterator[str]:
-    """`3 missing: a, b, c` where there are any."""
-    if names:
-        yield f"{len(names)} {what}: {abbreviate(names)}"
+def count_and_list(findings: Mapping[str, Sequence[str]]) -> list[str]:
+    """`3 missing: a, b, c` of each finding that has names."""
+    return [f"{len(names)} {what}: {abbreviate(names)}" for what, names in findings.items() if names]
 
 
 def abbreviate(names: Sequence[str], most: int = 5) -> str:

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
@@ -21,18 +20,6 @@ PLAIN = "plain"  # as on disk, linear layers (out, in) too
 CONV = "conv"  # disk (out, in, *window) -> ours (*window, in, out)
 VIDEO_CONV = "video_conv"  # disk (out, in, frames, height, width) -> ours (height, width, frames, in, out)
 TRANSPOSED_CONV = "transposed_conv"  # disk (in, out, *window) -> ours (*window, in, out)
-
-
-def disk_order(layout: str, rank: int) -> tuple[int, ...]:
-    """The permutation that turns an array on disk into ours: `ours = disk.transpose(disk_order(...))`."""
-    window = tuple(range(2, rank))
-    orders = {
-        PLAIN: tuple(range(rank)),
-        CONV: (*window, 1, 0),
-        VIDEO_CONV: (*window[1:], *window[:1], 1, 0),
-        TRANSPOSED_CONV: (*window, 0, 1),
-    }
-    return orders[layout]
 
 
 class Weight(nnx.Param[Any]):
@@ -49,18 +36,24 @@ class Weight(nnx.Param[Any]):
 
     @property
     def order(self) -> tuple[int, ...]:
-        """The permutation from one tensor on disk to one of ours, the stacked axis left out."""
-        return disk_order(self.layout, len(self.axes) - bool(self.layers))
+        """The permutation that turns a tensor on disk into one of ours, `disk.transpose(order)`, without layers."""
+        rank = len(self.axes) - bool(self.layers)
+        window = tuple(range(2, rank))
+        orders = {
+            PLAIN: tuple(range(rank)),
+            CONV: (*window, 1, 0),
+            VIDEO_CONV: (*window[1:], *window[:1], 1, 0),
+            TRANSPOSED_CONV: (*window, 0, 1),
+        }
+        return orders[self.layout]
 
     def tensors(self) -> Iterator[tuple[str, Shape]]:
         """Name and shape of each tensor on disk, layer by layer where it is a stack."""
         shape = self.get_value().shape
         tensor = shape[1:] if self.layers else shape
         disk = tuple(tensor[self.order.index(i)] for i in range(len(tensor)))
-        if not self.layers:
-            yield self.source, disk
-        for layer in range(self.layers):
-            yield self.source.replace("*", str(layer)), disk
+        for layer in range(self.layers or 1):
+            yield self.source.replace("*", str(layer)) if self.layers else self.source, disk
 
     def with_value(self, value: jax.Array | jax.ShapeDtypeStruct) -> "Weight":
         """The same declaration around another value."""
@@ -111,15 +104,3 @@ def map_weights(change: Callable[[Weight], object], module: M) -> M:
 def declared(module: nnx.Module) -> dict[str, Shape]:
     """Name and shape on disk of every tensor `module` expects."""
     return {name: shape for weight in weights(module) for name, shape in weight.tensors()}
-
-
-def random_weights(module: M, seed: int, scale: float = 0.05) -> M:
-    """`module` with every weight drawn from a normal distribution of standard deviation `scale`, on the host."""
-    streams = iter(np.random.default_rng(seed).spawn(len(weights(module))))
-
-    def draw(weight: Weight) -> Weight:
-        value = weight.get_value()
-        noise = next(streams).standard_normal(value.shape, np.float32)
-        return weight.with_value(jnp.asarray(scale * noise, value.dtype))
-
-    return map_weights(draw, module)

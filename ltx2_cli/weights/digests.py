@@ -1,11 +1,9 @@
 """SHA-256 of files. A large file is read for it once, in the background, and the result is remembered."""
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 from threading import Lock, Thread
 
@@ -14,7 +12,7 @@ from ltx2_cli.files import replacing
 from ltx2_cli.request.profiles import user_cache
 
 LARGE = 2**24  # bytes: to read fewer takes no longer than to look them up
-BLOB = re.compile("[0-9a-f]{64}")  # the name of a large file in the hub's cache: its SHA-256
+SHA256 = re.compile("[0-9a-f]{64}")  # the name of a large file in the hub's cache
 HEADER = "header "  # before the SHA-256 of a file's header alone: names, shapes and types, but not the numbers
 _HASHING = Lock()
 
@@ -39,15 +37,10 @@ def quick_digest(file: Path) -> str:
 
 def digests(files: Collection[Path], digest_of: Callable[[Path], str] = digest) -> dict[str, str]:
     """The digest of each file, by as much of the end of its path as tells it from the others, a folder at least."""
-    return {name: digest_of(file) for file, name in zip(files, _names(files), strict=True)}
-
-
-def _names(files: Collection[Path]) -> list[str]:
-    for parts in count(2):
-        names = ["/".join(file.parts[-parts:]) for file in files]
-        if len(set(names)) == len(files) or all(len(file.parts) <= parts for file in files):
-            return names
-    raise AssertionError
+    parts, longest = 2, max((len(file.parts) for file in files), default=2)
+    while parts < longest and len({file.parts[-parts:] for file in files}) < len(files):
+        parts += 1
+    return {"/".join(file.parts[-parts:]): digest_of(file) for file in files}
 
 
 def hash_later(files: Collection[Path]) -> None:
@@ -66,34 +59,29 @@ def hash_later(files: Collection[Path]) -> None:
 def _known(file: Path) -> str | None:
     """The SHA-256 of a file, if it is found without reading a large one."""
     real = file.resolve()
-    if real.parent.name == "blobs" and BLOB.fullmatch(real.name):
+    if real.parent.name == "blobs" and SHA256.fullmatch(real.name):
         return real.name
-    state = _state(real)
-    if state[0] < LARGE:
+    if (remembered := _remembered(real)) is None:
         return _hashed(real)
     with suppress(OSError, ValueError):
-        match json.loads(_remembered(real).read_text(encoding="utf-8")):
-            case [str(path), size, changed, str(sha256)] if [path, size, changed] == [str(real), *state]:
-                return sha256
+        if SHA256.fullmatch(text := remembered.read_text(encoding="ascii")):
+            return text
     return None
 
 
-def _state(file: Path) -> list[int]:
-    """Size and time of change of a file."""
-    status = file.stat()
-    return [status.st_size, status.st_mtime_ns]
-
-
 def _hashed(real: Path) -> str:
-    state = _state(real)
+    remembered = _remembered(real)
     with real.open("rb") as content:
         sha256 = hashlib.file_digest(content, "sha256").hexdigest()
-    if state[0] >= LARGE:
-        with suppress(RunError), replacing(_remembered(real)) as temporary:  # else it is read again
-            temporary.write_text(json.dumps([str(real), *state, sha256]), encoding="utf-8")
+    if remembered:
+        with suppress(RunError), replacing(remembered) as temporary:  # else it is read again
+            temporary.write_text(sha256, encoding="ascii")
     return sha256
 
 
-def _remembered(real: Path) -> Path:
-    """The cache's file about one file: processes that hash at the same time overwrite nothing."""
-    return user_cache() / "digests" / f"{hashlib.sha256(str(real).encode()).hexdigest()}.json"
+def _remembered(real: Path) -> Path | None:
+    """The cache's file for a large file of this size and time of change: processes that hash at the same time overwrite
+    nothing. None for a small file."""
+    status = real.stat()
+    state = f"{real} {status.st_size} {status.st_mtime_ns}"
+    return user_cache() / "digests" / hashlib.sha256(state.encode()).hexdigest() if status.st_size >= LARGE else None

@@ -6,13 +6,12 @@ What takes long to import of that library is imported where a repository is aske
 import errno
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from glob import escape
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import quote
 
 import huggingface_hub as hf
@@ -40,18 +39,13 @@ class Download:
     cached: bool
 
 
-class _Address(NamedTuple):
+class _Address:
     """The parts of `REPO[/FILE][@revision]`."""
 
-    repository: str
-    file: str
-    revision: str | None
-
-
-def _address(checkpoint: str) -> _Address:
-    name, _, revision = checkpoint.partition("@")
-    parts = name.split("/")
-    return _Address("/".join(parts[:2]), "/".join(parts[2:]), revision or None)
+    def __init__(self, checkpoint: str):
+        name, _, revision = checkpoint.partition("@")
+        parts = name.split("/")
+        self.repository, self.file, self.revision = "/".join(parts[:2]), "/".join(parts[2:]), revision or None
 
 
 def as_path(checkpoint: str) -> Path:
@@ -65,7 +59,7 @@ def locate(checkpoint: str, wanted: Sequence[str]) -> Path:
     Of a repository, the files that match `wanted` are fetched unless the cache has them; the cache will do where the
     hub does not answer. Raises `UsageError` where it cannot be had.
     """
-    path, at = as_path(checkpoint), _address(checkpoint)
+    path, at = as_path(checkpoint), _Address(checkpoint)
     if path.exists():
         return path
     with _hub_errors(checkpoint):
@@ -82,7 +76,7 @@ def local_path(checkpoint: str, wanted: Sequence[str]) -> Path | None:
     if path.exists():
         return path
     with _hub_errors(checkpoint), suppress(errors.LocalEntryNotFoundError):
-        return _fetch(_address(checkpoint), wanted, local_only=True)
+        return _fetch(_Address(checkpoint), wanted, local_only=True)
     return None
 
 
@@ -91,27 +85,24 @@ def list_downloads(checkpoint: str, wanted: Sequence[str]) -> list[Download]:
     answer but the cache will do. Nothing is written. Raises `UsageError` where `locate` would."""
     if as_path(checkpoint).exists():
         return []
-    at = _address(checkpoint)
-    with _hub_errors(checkpoint):
-        files = _dry_run(at, [escape(at.file)] if at.file else [*wanted])
-    if files == []:
-        raise _no_file(at) if at.file else _nothing_wanted(at)
-    return [Download(at.repository, file.filename, file.file_size or 0, not file.will_download) for file in files or []]
-
-
-def _dry_run(at: _Address, wanted: list[str]) -> "list[hf.DryRunFileInfo] | None":
-    """The wanted files by the hub; None where it does not answer and the cache has what is needed."""
     from huggingface_hub.utils import tqdm
 
-    try:
-        # A branch would be noted in the cache as what it is now, and the older files there no longer found offline.
-        commit, silent = _commit(at), partial(tqdm, disable=True)
-        return hf.snapshot_download(
-            at.repository, revision=commit, allow_patterns=wanted, dry_run=True, tqdm_class=silent
-        )
-    except (errors.HTTPError, errors.OfflineModeIsEnabled, errors.DryRunError) as error:
-        _fetch(at, wanted, local_only=True, reason=error)
-        return None
+    at, silent = _Address(checkpoint), partial(tqdm, disable=True)
+    patterns = [escape(at.file)] if at.file else [*wanted]
+    with _hub_errors(checkpoint):
+        try:
+            # A branch would be noted in the cache as what it is now, and the older files there no longer found offline.
+            which = {"revision": _commit(at), "allow_patterns": patterns}
+            files = hf.snapshot_download(at.repository, **which, dry_run=True, tqdm_class=silent)
+        except (errors.HTTPError, errors.OfflineModeIsEnabled, errors.DryRunError) as error:
+            _fetch(at, patterns, local_only=True, reason=error)
+            return []
+    if not files and at.file:
+        raise _no_file(at)
+    if not files:
+        hint = f"of a single file name it too: {at.repository}/FILE; `ltx2 models` lists what is known"
+        raise UsageError(f"{at.repository} holds no file that is needed of it", hint)
+    return [Download(at.repository, file.filename, file.file_size or 0, not file.will_download) for file in files]
 
 
 def _commit(at: _Address) -> str | None:
@@ -122,14 +113,11 @@ def _commit(at: _Address) -> str | None:
 def _fetch(at: _Address, wanted: Sequence[str], local_only: bool = False, reason: BaseException | None = None) -> Path:
     """The file or folder in the cache; `local_only` asks no network, and raises `LocalEntryNotFoundError`, because of
     `reason`, where the cache is not enough."""
+    options = {"revision": at.revision, "local_files_only": local_only}
     try:
         if at.file:
-            return Path(hf.hf_hub_download(at.repository, at.file, revision=at.revision, local_files_only=local_only))
-        return Path(
-            hf.snapshot_download(
-                at.repository, revision=at.revision, allow_patterns=[*wanted], local_files_only=local_only
-            )
-        )
+            return Path(hf.hf_hub_download(at.repository, at.file, **options))
+        return Path(hf.snapshot_download(at.repository, allow_patterns=[*wanted], **options))
     except errors.LocalEntryNotFoundError as absent:
         raise absent from reason or absent.__cause__
 
@@ -139,35 +127,28 @@ def cached_files(checkpoint: str, wanted: Sequence[str]) -> list[Download]:
     those in the cache and, with size 0, the shards that an index among them names."""
     from huggingface_hub.utils import filter_repo_objects
 
-    at = _address(checkpoint)
-    folder = _snapshot(at)
-    if folder is None:
+    at = _Address(checkpoint)
+    try:
+        folder = Path(hf.snapshot_download(at.repository, revision=at.revision, local_files_only=True))
+    except errors.IncompleteSnapshotError as incomplete:
+        folder = Path(incomplete.snapshot_path)
+    except errors.LocalEntryNotFoundError:
         return []
     present = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
     try:
         listed = {file.path: file.size for file in hf.get_cached_repo_tree(at.repository, revision=at.revision)}
     except errors.CachedRepoTreeNotFoundError:
-        listed = dict.fromkeys(_shards(folder, present), 0) | present
+        listed = dict.fromkeys(_shards(folder), 0) | present
     names = filter_repo_objects(listed, allow_patterns=[*wanted])
     return [Download(at.repository, name, listed[name], name in present) for name in names]
 
 
-def _snapshot(at: _Address) -> Path | None:
-    """The folder of a repository in the cache, complete or not."""
-    try:
-        return Path(hf.snapshot_download(at.repository, revision=at.revision, local_files_only=True))
-    except errors.IncompleteSnapshotError as partly:
-        return Path(partly.snapshot_path)
-    except errors.LocalEntryNotFoundError:
-        return None
-
-
-def _shards(folder: Path, names: Iterable[str]) -> Iterator[str]:
-    """The files that the indices among `names` name; a damaged index names none, and a run refuses it."""
-    for index in (name for name in names if name.endswith(INDEX)):
-        with suppress(ValueError, KeyError, TypeError, AttributeError):
-            files = json.loads((folder / index).read_bytes())["weight_map"].values()
-            yield from ((Path(index).parent / file).as_posix() for file in files)
+def _shards(folder: Path) -> Iterator[str]:
+    """The files that the indices in a folder name; a damaged index names none, and a run refuses it."""
+    for index in folder.rglob(f"*{INDEX}"):
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            files = json.loads(index.read_bytes())["weight_map"].values()
+            yield from ((index.parent / file).relative_to(folder).as_posix() for file in files)
 
 
 def check_disk_space(missing: Sequence[Download]) -> None:
@@ -202,34 +183,31 @@ def _hub_errors(checkpoint: str) -> Iterator[None]:
 
 def _refusal(answer: errors.HfHubHTTPError, checkpoint: str) -> UsageError:
     """What the hub answered, in a sentence."""
-    at, token = _address(checkpoint), hf.get_token()
-    status, page = answer.response.status_code, f"https://huggingface.co/{quote(at.repository)}"
-    match answer:
-        case errors.GatedRepoError():
-            whose = ", and the account of your token has no access to it" if token else ""
-            then = " with that account; once granted, run again" if token else f", then {LOG_IN}"
-            return UsageError(f"{at.repository} is gated{whose}", f"accept its terms at {page}{then}")
-        case errors.RevisionNotFoundError():
-            newest = f"without `@{at.revision}` it is the newest: {checkpoint.partition('@')[0]}"
-            return UsageError(f"{at.repository} has no revision `{at.revision}`", newest)
-        case errors.RemoteEntryNotFoundError():
-            return _no_file(at)
-        case errors.RepositoryNotFoundError():
-            return _unknown(checkpoint)
-        case errors.DisabledRepoError():
-            return UsageError(
-                f"the hub has disabled {at.repository}", f"{page} may say why; `ltx2 models` lists others"
-            )
-    if status == 401:
-        return UsageError("the hub does not accept your token", f"it may have expired: {LOG_IN}")
-    if status == 429:
-        return UsageError("the hub answers no more requests for now", f"wait some minutes, or {LOG_IN}")
-    if status == 403 and token:
-        return UsageError(
-            f"your token may not read {at.repository}: {_first_line(answer.server_message or answer)}",
-            f"give it read access to the repository, or to all gated ones you can access, at {TOKENS}",
-        )
-    return UsageError(f"{checkpoint} could not be fetched: {_first_line(answer)}", AGAIN)
+    at, token, status = _Address(checkpoint), hf.get_token(), answer.response.status_code
+    page = f"https://huggingface.co/{quote(at.repository)}"
+    sentence, hint = f"{checkpoint} could not be fetched: {_first_line(answer)}", AGAIN
+    if isinstance(answer, errors.RemoteEntryNotFoundError):
+        return _no_file(at)
+    if isinstance(answer, errors.GatedRepoError) and token:
+        sentence = f"{at.repository} is gated, and the account of your token has no access to it"
+        hint = f"accept its terms at {page} with that account; once granted, run again"
+    elif isinstance(answer, errors.GatedRepoError):
+        sentence, hint = f"{at.repository} is gated", f"accept its terms at {page}, then {LOG_IN}"
+    elif isinstance(answer, errors.RevisionNotFoundError):
+        sentence = f"{at.repository} has no revision `{at.revision}`"
+        hint = f"without `@{at.revision}` it is the newest: {checkpoint.partition('@')[0]}"
+    elif isinstance(answer, errors.RepositoryNotFoundError):
+        return _unknown(checkpoint)
+    elif isinstance(answer, errors.DisabledRepoError):
+        sentence, hint = f"the hub has disabled {at.repository}", f"{page} may say why; `ltx2 models` lists others"
+    elif status == 401:
+        sentence, hint = "the hub does not accept your token", f"it may have expired: {LOG_IN}"
+    elif status == 429:
+        sentence, hint = "the hub answers no more requests for now", f"wait some minutes, or {LOG_IN}"
+    elif status == 403 and token:
+        sentence = f"your token may not read {at.repository}: {_first_line(answer.server_message or answer)}"
+        hint = f"give it read access to the repository, or to all gated ones you can access, at {TOKENS}"
+    return UsageError(sentence, hint)
 
 
 def _failure(error: Exception, checkpoint: str) -> UsageError:
@@ -249,11 +227,6 @@ def _no_file(at: _Address) -> UsageError:
     files = f"https://huggingface.co/{at.repository}/tree/main"
     hint = f"`ltx2 models` lists those that are known, {files} all there are"
     return UsageError(f"{at.repository} has no file `{at.file}`", hint)
-
-
-def _nothing_wanted(at: _Address) -> UsageError:
-    hint = f"of a single file name it too: {at.repository}/FILE; `ltx2 models` lists what is known"
-    return UsageError(f"{at.repository} holds no file that is needed of it", hint)
 
 
 def _unknown(checkpoint: str) -> UsageError:

@@ -1,34 +1,31 @@
-"""From files to devices and back: what is declared is checked against the headers, then placed piece by piece."""
+"""From files to devices: what is declared is checked against the headers, then read ahead by threads, in the parts
+that the devices get, and placed piece by piece."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from math import prod
-from pathlib import Path
-from typing import TypeVar
+from os import cpu_count
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
 from ltx2_cli.distributed import to_host
-from ltx2_cli.errors import MAKE_ROOM, RunError
-from ltx2_cli.files import replacing
-from ltx2_cli.weights.checkpoint import DTYPES, EIGHT_BITS, Tensor, TensorFiles, count_and_list, shape_text
-from ltx2_cli.weights.declare import declared, map_weights, weights
-from ltx2_cli.weights.reading import LowRank, Piece, Reading, pieces, read_ahead
+from ltx2_cli.weights.checkpoint import DTYPES, EIGHT_BITS, Index, Tensor, TensorFiles, count_and_list, shape_text
+from ltx2_cli.weights.declare import Shape, declared, map_weights, weights
 from ltx2_cli.weights.transfer import (
+    Bounds,
+    LowRank,
+    Piece,
     Place,
     Placement,
-    Programs,
-    Sent,
-    Transfer,
     addition,
     compile_transfer,
+    pieces,
     send,
     send_factors,
     sharding_of,
@@ -38,6 +35,11 @@ M = TypeVar("M", bound=nnx.Module)
 IN_HOST_MEMORY = ("cpu",)  # platforms whose devices read what the host wrote, without a copy
 CHUNK = 2**27  # bytes that travel together
 ON_THE_WAY = 2  # pieces on the devices that are not in their places: one arrives while the next is sent
+READ_AHEAD = 2**29  # bytes that are read before they are sent
+PORTION = 2**24  # bytes that one thread reads at a time
+CACHED = 2**19  # bytes that stay in a core's cache while they are cast or transposed
+ALIGNMENT = 64  # bytes; the CPU backend takes over memory that has it
+THREADS = ThreadPoolExecutor(max(8, cpu_count() or 1))  # more than cores: a disk or a network is waited for
 
 
 def mismatches(module: nnx.Module, files: TensorFiles, judged: Callable[[str], bool] = lambda name: True) -> list[str]:
@@ -59,7 +61,7 @@ def mismatches(module: nnx.Module, files: TensorFiles, judged: Callable[[str], b
             f"{name} is {found[name].dtype}" for name in common if found[name].dtype not in DTYPES
         ],
     }
-    return [sentence for problem, names in problems.items() for sentence in count_and_list(problem, names)]
+    return count_and_list(problems)
 
 
 def _is_misscaled(tensor: Tensor) -> bool:
@@ -87,45 +89,122 @@ def load(
     `chunk` bytes travel together, by default `CHUNK`; a CPU by default computes with the memory that was read into.
     Beside the devices' memory a host holds no more than `READ_AHEAD` bytes and four chunks, or tensors if larger.
     """
-    added, every = added or {}, weights(module)
-    if chunk is None and not all(_in_host_memory(place(weight)) for weight in every):
+    added, parameters = added or {}, weights(module)
+    platforms = {sharding_of(place(weight)).mesh.devices.flat[0].platform for weight in parameters}
+    if chunk is None and not platforms <= {*IN_HOST_MEMORY}:
         chunk = CHUNK
-    everything = [piece for weight in every for piece in pieces(weight, files, place, added, chunk)]
+    all_pieces = [piece for weight in parameters for piece in pieces(weight, files, place, added, chunk)]
     arrays: dict[str, jax.Array] = {}
     arriving = None
-    with _compiling(everything) as programs:
-        for reading in read_ahead(everything, files, added):
-            piece, sent = reading.piece, _send(reading)
+    compiler = ThreadPoolExecutor(1, "compile")  # compiles the programs that finish pieces, in the order of their use
+    try:
+        transfers = dict.fromkeys(piece.transfer for piece in all_pieces if not piece.transfer.final)
+        programs = {transfer: compiler.submit(compile_transfer, transfer) for transfer in transfers}
+        for piece, parts, (change, *_) in _read_ahead(all_pieces, files, added):
+            transfer, source, (scale, factors) = piece.transfer, piece.weight.source, change.result()
+            array = send(transfer, parts)
+            sent = array, scale, factors and send_factors(factors, transfer.place)
             # So one program gathers at a time: those of CPUs may wait for each other's threads.
             jax.block_until_ready(arriving)
-            source, first = piece.weight.source, np.int32(piece.first)
-            arriving = sent.array
-            if not piece.transfer.final:
-                empty, finish = programs[piece.transfer].result()
+            arriving = array
+            if not transfer.final:
+                empty, finish = programs[transfer].result()
                 stack = arrays.pop(source, None) if piece.first else empty and empty()
-                arriving = finish(stack, sent, None if empty is None else first)
+                arriving = finish(stack, *sent, np.int32(piece.first))
             arrays[source] = arriving
+    finally:
+        compiler.shutdown(wait=False, cancel_futures=True)
     return map_weights(lambda weight: weight.with_value(arrays[weight.source]), module)
 
 
-def _in_host_memory(place: Place) -> bool:
-    return sharding_of(place).mesh.devices.flat[0].platform in IN_HOST_MEMORY
+class _Reading(NamedTuple):
+    """A piece that threads read."""
+
+    piece: Piece
+    parts: dict[Bounds, np.ndarray]  # complete when the reads are done
+    reads: list[Future[Any]]  # the first is of the scale that the devices multiply by, and the factors that they add
 
 
-@contextmanager
-def _compiling(everything: Iterable[Piece]) -> Iterator[Mapping[Transfer, "Future[Programs]"]]:
-    """While the body runs, one thread compiles the programs that finish these pieces, in the order of their use."""
-    pool = ThreadPoolExecutor(1, "compile")
+def _read_ahead(all_pieces: Iterable[Piece], files: TensorFiles, added: Mapping[str, LowRank]) -> Iterator[_Reading]:
+    """Each piece once it is read, while threads read as much of those behind it as `READ_AHEAD` allows. Raises
+    `RunError` for what cannot be read."""
+    ahead: deque[_Reading] = deque()
     try:
-        transfers = dict.fromkeys(piece.transfer for piece in everything if not piece.transfer.final)
-        yield {transfer: pool.submit(compile_transfer, transfer) for transfer in transfers}
+        for piece in all_pieces:
+            while ahead and piece.host_bytes + sum(reading.piece.host_bytes for reading in ahead) > READ_AHEAD:
+                yield _next(ahead)
+            ahead.append(_begin(piece, files, added))
+        while ahead:
+            yield _next(ahead)
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        for reading in ahead:
+            for read in reading.reads:
+                read.cancel()
 
 
-def _send(reading: Reading) -> Sent:
-    transfer, (scale, factors) = reading.piece.transfer, reading.change.result()
-    return Sent(send(transfer, reading.parts), scale, factors and send_factors(factors, transfer.place))
+def _next(ahead: deque[_Reading]) -> _Reading:
+    """The first piece once it is read; until then it counts as read ahead."""
+    for read in ahead[0].reads:
+        read.result()
+    return ahead.popleft()
+
+
+def _begin(piece: Piece, files: TensorFiles, added: Mapping[str, LowRank]) -> _Reading:
+    """Have threads read a piece."""
+    (name, _), *_ = piece.tensors
+    transfer, parts = piece.transfer, {}
+
+    def change() -> tuple[np.float32 | None, tuple[np.ndarray, np.ndarray] | None]:
+        return files.scale(name) if transfer.scaled else None, added[name].read() if transfer.rank else None
+
+    reads: list[Future[Any]] = [THREADS.submit(change)]
+    for bounds, index in transfer.parts().items():
+        parts[bounds] = _aligned(tuple(end - begin for begin, end in bounds), transfer.stored)
+        reads += [THREADS.submit(work) for work in _work(piece, index, parts[bounds], files)]
+    return _Reading(piece, parts, reads)
+
+
+def _aligned(shape: Shape, dtype: np.dtype) -> np.ndarray:
+    """Memory that the CPU backend takes over without a copy."""
+    size = prod(shape) * dtype.itemsize
+    room = np.empty(size + ALIGNMENT, np.uint8)
+    begin = -room.ctypes.data % ALIGNMENT
+    return room[begin : begin + size].view(dtype).reshape(shape)
+
+
+def _work(piece: Piece, index: Index, memory: np.ndarray, files: TensorFiles) -> Iterator[Callable[[], None]]:
+    """Pieces of work, for several threads, that read a part of a piece into memory."""
+    order, stacked = piece.weight.order, bool(piece.weight.layers)
+    layers, *within = index if stacked else (slice(None), *index)
+    stack = memory if stacked else memory[None]
+    for layer, (name, shape) in enumerate(piece.tensors[layers]):
+        out = np.atleast_1d(stack[layer, ...].transpose(np.argsort(order)))  # as on disk
+        rows, *columns = [range(size)[within[order.index(i)]] for i, size in enumerate(shape)] or [range(1)]
+        for block in _blocks(out, PORTION):
+            yield partial(_read, files, name, (rows[block], *columns), out[block])
+
+
+def _blocks(out: np.ndarray, size: int) -> Iterator[slice]:
+    """All rows of an array, as many at a time as take no more than `size` bytes, but at least one."""
+    step = max(1, size * len(out) // max(out.nbytes, 1))
+    yield from (slice(first, first + step) for first in range(0, len(out), step))
+
+
+def _read(files: TensorFiles, name: str, window: tuple[range, ...], out: np.ndarray) -> None:
+    """A part of one tensor on disk, its rows, columns, …, into `out`, cast to its dtype. Whole rows are read, straight
+    into memory that holds them as they are stored; of others the pages are, when they are touched."""
+    tensor, (rows, *columns) = files[name], window
+    whole = all(len(part) == size for part, size in zip(columns, tensor.shape[1:], strict=True))
+    if whole and DTYPES[tensor.dtype] == out.dtype and out.flags.c_contiguous:
+        files.read_into(name, rows.start, out)
+        return
+    for block in _blocks(out, CACHED):
+        if whole:
+            stored = np.empty((len(rows[block]), *tensor.shape[1:]), DTYPES[tensor.dtype])
+            files.read_into(name, rows[block].start, stored)
+        else:
+            stored = files.read(name, tuple(slice(part.start, part.stop) for part in (rows[block], *columns)))
+        np.copyto(out[block], stored, casting="unsafe")
 
 
 def merge_lora(module: nnx.Module, place: Placement, added: Mapping[str, LowRank]) -> None:
@@ -165,21 +244,3 @@ def not_finite(module: nnx.Module) -> list[str]:
 @partial(jax.jit, static_argnames="by_layer")
 def _finite(array: jax.Array, by_layer: bool) -> jax.Array:
     return jnp.isfinite(array).all(axis=range(1, array.ndim) if by_layer else None)
-
-
-def save(module: nnx.Module, path: Path) -> None:
-    """Write every weight of `module` to a safetensors file as on disk, under a temporary name until it is whole.
-
-    Raises `RunError` where there is no room for it.
-    """
-    tensors = {}
-    for weight in weights(module):
-        array, inverse = np.asarray(weight.get_value()), np.argsort(weight.order)
-        for layer, (name, _) in enumerate(weight.tensors()):
-            tensor = array[layer] if weight.layers else array
-            tensors[name] = np.ascontiguousarray(tensor.transpose(inverse))
-    with replacing(path) as temporary:
-        try:
-            save_file(tensors, temporary)
-        except SafetensorError as error:
-            raise RunError(f"cannot write {path}: {error}", MAKE_ROOM) from error

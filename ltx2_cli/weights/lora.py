@@ -1,22 +1,29 @@
-"""LoRA files: low-rank additions to weights, by their headers; their model version; their arrays on request."""
+"""LoRAs: what `--lora` names, here or in a repository, and how strongly it is to be added; the low-rank additions to
+weights by a file's header; its model version; its arrays on request.
+"""
 
 import json
 import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ltx2_cli.errors import RunError, UsageError
-from ltx2_cli.weights.checkpoint import DTYPES, EIGHT_BITS, TensorFiles, count_and_list, read_json
+from ltx2_cli.weights.checkpoint import DTYPES, EIGHT_BITS, TensorFiles, abbreviate, count_and_list, read_json
+from ltx2_cli.weights.hub import Download, cached_files, list_downloads, locate
 
 FLOATS = DTYPES.keys() - EIGHT_BITS.keys()
 SUFFIX = ".safetensors"
 LEAVE_OUT = "name another LoRA, or none"
+TAKES = "--lora takes a FILE, a FOLDER or REPO[/FILE], and a strength behind it: --lora FILE:0.8"
+REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(@.+)?")
+MAX_FLOAT32 = 3e38
+DRIVE = re.compile(r"[A-Za-z]:[\\/].*")
 # A factor's key; what may stand before `weight` is the name that peft gave the adapter.
 FACTOR = re.compile(r"(.+)\.(?:(lora_A|lora_down|lora\.down)|lora_B|lora_up|lora\.up)(?:\.[^.]+)?\.weight")
 ALPHA = ".alpha"
@@ -34,15 +41,13 @@ UNKNOWN_OPTIONS = ("use_dora", "use_rslora", "lora_bias", "alpha_pattern", "kasa
 CHANGING_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # ways to begin that subtract from the weights
 # Elements of names that one model version has and the other has not, whichever way a file names them.
 MARKS = {
-    "ltx2": ("caption_projection", "audio_caption_projection", "aggregate_embed", "text_proj_in"),
-    "ltx2.3": (
-        "to_gate_logits",
-        *("prompt_adaln", "audio_prompt_adaln", "prompt_adaln_single", "audio_prompt_adaln_single"),
-        *("video_aggregate_embed", "audio_aggregate_embed", "video_text_proj_in", "audio_text_proj_in"),
+    "ltx2": re.compile(r"(audio_)?caption_projection|aggregate_embed|text_proj_in"),
+    "ltx2.3": re.compile(
+        r"to_gate_logits|(audio_)?prompt_adaln(_single)?|(video|audio)_(aggregate_embed|text_proj_in)"
     ),
 }
-MODEL_VERSIONS = {element: model_version for model_version, elements in MARKS.items() for element in elements}
-MODULATIONS = frozenset(("adaln_single", "audio_adaln_single", "time_embed", "audio_time_embed"))
+Keys = dict[str, list[str]]  # of a target: the names of its factors `a` and `b`, and of its `alpha`
+MODULATION = re.compile(r"(audio_)?(adaln_single|time_embed)")
 MODULATION_ROWS = {6: "ltx2", 9: "ltx2.3"}  # that one embedding of the noise level becomes
 VERSION = re.compile(r"(?:^|ltx[-_ ]?)2\.([03])", re.IGNORECASE)
 VERSIONS = {"0": "ltx2", "3": "ltx2.3"}
@@ -81,25 +86,16 @@ class LoraTerm:
     def read(self) -> tuple[np.ndarray, np.ndarray]:
         """float32 a [rank, in], and b [out, rank] times strength · alpha / rank, or times strength without an alpha.
         Raises `RunError` where they are not finite."""
-        a, b = self._array(self.pair.a), self._array(self.pair.b)
-        b *= np.float32(self.strength * self._factor())
+        a, b, alpha = self._array(self.pair.a), self._array(self.pair.b), self.pair.alpha
+        number = float(self._array(alpha).item()) if isinstance(alpha, str) else alpha
+        b *= np.float32(self.strength * (1.0 if number is None else number / self.pair.rank))
         if not (np.isfinite(a).all() and np.isfinite(b).all()):
             again = f"download it again, or {LEAVE_OUT}"
             raise RunError(f"{self.lora.path} is damaged: {self.pair.a} and its twin are not finite", again)
         return a, b
 
-    def _factor(self) -> float:
-        match self.pair.alpha:
-            case None:
-                return 1.0
-            case str(name):
-                return float(self._array(name).item()) / self.pair.rank
-            case alpha:
-                return alpha / self.pair.rank
-
     def _array(self, name: str) -> np.ndarray:
-        whole = (slice(None),) * len(self.lora.files[name].shape)
-        return np.array(self.lora.files.read(name, whole), np.float32)
+        return np.array(self.lora.files.read(name, ()), np.float32)
 
 
 @dataclass(frozen=True)
@@ -124,76 +120,58 @@ def open_lora(path: Path) -> LoraFile:
     if path.suffix != SUFFIX:
         raise UsageError(f"{path} is not a {SUFFIX} file", "--lora takes a FILE, a FOLDER or REPO[/FILE]")
     try:
-        files = TensorFiles(path.parent, (path.stem,))
+        files = TensorFiles(path)
     except UsageError as error:
         raise UsageError(str(error), f"download it again, or {LEAVE_OUT}") from error
-    factors, faults = _sort_out(files)
-    if not factors:
+    faults: defaultdict[str, list[str]] = defaultdict(list)
+    keys = _sort_out(files, faults)
+    if not keys:
         raise UsageError(f"{path} holds no LoRA: none of its {len(files)} keys is a low-rank factor", LEAVE_OUT)
-    for target, keys in factors.items():
-        if fault := _fault(keys, files):
-            faults[fault].append(target)
-    config = _adapter_config(path, files)
-    findings = [finding for kind, names in faults.items() for finding in count_and_list(kind, names)]
-    findings += _unknown_options(config)
-    if findings:
+    config, pairs = _adapter_config(path, files), {}
+    for target, roles in keys.items():
+        match _pair(target, roles, files, config):
+            case LoraPair() as pair:
+                pairs[target] = pair
+            case str(fault):
+                faults[fault].append(target)
+    if findings := [*count_and_list(faults), *_unknown_options(config)]:
         raise UsageError(f"{path} is a LoRA of a kind that is not implemented: {'; '.join(findings)}", LEAVE_OUT)
-    return LoraFile(path, files, {target: _pair(target, keys, files, config) for target, keys in factors.items()})
+    return LoraFile(path, files, pairs)
 
 
-def holds_lora(path: Path) -> bool:
-    """Whether a .safetensors file has any low-rank factor."""
-    return any(FACTOR.fullmatch(name) for name in TensorFiles(path.parent, (path.stem,)))
-
-
-@dataclass(frozen=True)
-class _Keys:
-    """The keys that name one target."""
-
-    a: list[str] = field(default_factory=list)
-    b: list[str] = field(default_factory=list)
-    alpha: list[str] = field(default_factory=list)
-
-
-def _sort_out(names: Iterable[str]) -> tuple[dict[str, _Keys], defaultdict[str, list[str]]]:
-    """The keys of low-rank factors and their alphas by target, and all others by their kind."""
-    factors: defaultdict[str, _Keys] = defaultdict(_Keys)
-    others: defaultdict[str, list[str]] = defaultdict(list)
+def _sort_out(names: Iterable[str], others: defaultdict[str, list[str]]) -> dict[str, Keys]:
+    """The keys of each target; all others by their kind into `others`."""
+    factors: dict[str, Keys] = {}
     alphas = []
     for name in names:
         if match := FACTOR.fullmatch(name):
-            (factors[match[1]].a if match[2] else factors[match[1]].b).append(name)
+            factors.setdefault(match[1], {"a": [], "b": [], "alpha": []})["a" if match[2] else "b"].append(name)
         elif name.endswith(ALPHA):
             alphas.append(name)
         else:
             others[next(kind for kind, pattern in NO_FACTORS.items() if pattern.fullmatch(name))].append(name)
     for name in alphas:
-        keys = factors.get(name.removesuffix(ALPHA))
-        (keys.alpha if keys else others["of an alpha without A and B"]).append(name)
-    return factors, others
+        target = name.removesuffix(ALPHA)
+        (factors[target]["alpha"] if target in factors else others["of an alpha without A and B"]).append(name)
+    return factors
 
 
-def _fault(keys: _Keys, files: TensorFiles) -> str | None:
-    if len(keys.a) != 1 or len(keys.b) != 1:
+def _pair(target: str, keys: Keys, files: TensorFiles, config: Mapping[str, Any]) -> LoraPair | str:
+    """The pair of these keys, or what is wrong with them."""
+    if len(keys["a"]) != 1 or len(keys["b"]) != 1:
         return "without one A and one B"
-    tensors = a, b, *alphas = [files[name] for name in (*keys.a, *keys.b, *keys.alpha)]
+    a, b, *alphas = [files[name] for names in keys.values() for name in names]
     if len(a.shape) != 2 or len(b.shape) != 2:
         return "whose A or B is no matrix"
     if a.shape[0] != b.shape[1] or not a.shape[0]:
         return "whose A and B have no rank in common"
     if any(math.prod(alpha.shape) != 1 for alpha in alphas):
         return "whose alpha is not one number"
-    if unread := {tensor.dtype for tensor in tensors} - FLOATS:
+    if unread := {tensor.dtype for tensor in (a, b, *alphas)} - FLOATS:
         return f"of type {' and '.join(sorted(unread))}, which is not read"
-    return None
-
-
-def _pair(target: str, keys: _Keys, files: TensorFiles, config: Mapping[str, Any]) -> LoraPair:
-    a, b = files[keys.a[0]], files[keys.b[0]]
-    network = target.partition(".")[0]
-    stated = config.get(f"{network}.lora_alpha", config.get("lora_alpha"))
-    alpha = keys.alpha[0] if keys.alpha else stated
-    return LoraPair(keys.a[0], keys.b[0], alpha, (b.shape[0], a.shape[1]), a.shape[0], (a.dtype, b.dtype))
+    stated = config.get(f"{target.partition('.')[0]}.lora_alpha", config.get("lora_alpha"))
+    alpha, shape = keys["alpha"][0] if alphas else stated, (b.shape[0], a.shape[1])
+    return LoraPair(keys["a"][0], keys["b"][0], alpha, shape, a.shape[0], (a.dtype, b.dtype))
 
 
 def _adapter_config(path: Path, files: TensorFiles) -> dict[str, Any]:
@@ -202,7 +180,7 @@ def _adapter_config(path: Path, files: TensorFiles) -> dict[str, Any]:
     if path.name == PEFT_FILE and beside.exists():
         return read_json(beside)
     try:
-        config = json.loads(files.metadata().get(DIFFUSERS_CONFIG, "{}"))
+        config = json.loads(files.metadata.get(DIFFUSERS_CONFIG, "{}"))
     except ValueError:
         config = None
     if not isinstance(config, dict):
@@ -222,22 +200,89 @@ def _unknown_options(config: Mapping[str, Any]) -> Iterator[str]:
 
 def model_version(lora: LoraFile) -> str | None:
     """`ltx2` or `ltx2.3`, by the targets and, where they say nothing, by the metadata; None where nothing tells."""
-    shapes = {target: pair.shape for target, pair in lora.pairs.items()}
-    return version_of(shapes) or _stated_version(lora.files.metadata())
+    if version := version_of({target: pair.shape for target, pair in lora.pairs.items()}):
+        return version
+    stated = {match[1] for key in VERSION_KEYS if (match := VERSION.search(lora.files.metadata.get(key, "")))}
+    return VERSIONS[stated.pop()] if len(stated) == 1 else None
 
 
 def version_of(shapes: Mapping[str, Sequence[int]]) -> str | None:
     """`ltx2` or `ltx2.3`, by the names and shapes (out, in) of linear layers; None where they do not tell."""
-    told = {mark for name, shape in shapes.items() if (mark := _mark(name.split("."), shape))}
-    return told.pop() if len(told) == 1 else None
+    versions = {_version(name.split("."), shape) for name, shape in shapes.items()} - {None}
+    return versions.pop() if len(versions) == 1 else None
 
 
-def _mark(elements: Sequence[str], shape: Sequence[int]) -> str | None:
-    if elements[-1] == "linear" and not MODULATIONS.isdisjoint(elements):
+def _version(elements: Sequence[str], shape: Sequence[int]) -> str | None:
+    if elements[-1] == "linear" and any(map(MODULATION.fullmatch, elements)):
         return MODULATION_ROWS.get(shape[0] // shape[1])
-    return next((MODEL_VERSIONS[element] for element in elements if element in MODEL_VERSIONS), None)
+    marked = (version for element in elements for version, mark in MARKS.items() if mark.fullmatch(element))
+    return next(marked, None)
 
 
-def _stated_version(metadata: Mapping[str, str]) -> str | None:
-    told = {match[1] for key in VERSION_KEYS if (match := VERSION.search(metadata.get(key, "")))}
-    return VERSIONS[told.pop()] if len(told) == 1 else None
+def parse_lora(text: str) -> tuple[str, float]:
+    """`NAME:0.8` is NAME and 0.8; without a strength it is 1. What exists under the whole name is that."""
+    name, colon, strength = text.rpartition(":")
+    if not colon or (len(name) == 1 and DRIVE.fullmatch(text)) or Path(text).expanduser().exists():
+        return text, 1.0
+    if not name:
+        raise UsageError(f"--lora {text} names no file", TAKES)
+    try:
+        number = float(strength)
+    except ValueError:
+        number = math.nan
+    if not abs(number) <= MAX_FLOAT32:
+        raise UsageError(f"--lora {text}: the strength `{strength}` is not a finite number", f"--lora {name}:0.8")
+    return name, number
+
+
+def lora_file(name: str) -> Path:
+    """The file that a path or `REPO/FILE[@REVISION]` names, or the only LoRA in a folder or `REPO[@REVISION]`.
+
+    Of a repository no more is fetched than that file, and the config without which peft's files do not say their alpha.
+    Raises `UsageError` where there is none, or several.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        files = sorted(path.glob(f"*{SUFFIX}"))
+        return path / _only([file.name for file in files if any(map(FACTOR.fullmatch, TensorFiles(file)))], name)
+    if path.exists():
+        return path
+    on_hub = _on_hub(name)
+    path = locate(on_hub, [])
+    if path.name == PEFT_FILE:
+        locate(on_hub.replace(PEFT_FILE, PEFT_CONFIG), [])
+    return path
+
+
+def check_address(name: str) -> None:
+    """Raise `UsageError` for a LoRA that is not here and not written like one of a repository."""
+    is_file = name.endswith(SUFFIX)
+    if not Path(name).expanduser().exists() and (name.startswith(("/", ".", "~")) or name.count("/") < 1 + is_file):
+        raise UsageError(f"there is no file {name}", TAKES)
+
+
+def lora_downloads(name: str) -> list[Download]:
+    """What `lora_file` would look for on the hub; nothing for a path. Raises `UsageError` where that would."""
+    return [] if Path(name).expanduser().exists() else list_downloads(_on_hub(name), [])
+
+
+def _on_hub(name: str) -> str:
+    """`REPO/FILE[@REVISION]`; of a repository alone the only LoRA at its top, since which files hold one is not known
+    before they are fetched."""
+    check_address(name)
+    if not REPOSITORY.fullmatch(name):
+        return name
+    repository, at, revision = name.partition("@")
+    listed = list_downloads(name, [f"*{SUFFIX}"]) or cached_files(name, [f"*{SUFFIX}"])
+    only = _only(sorted(file.name for file in listed if "/" not in file.name), repository)
+    return f"{repository}/{only}{at}{revision}"
+
+
+def _only(names: Sequence[str], place: str) -> str:
+    if not names:
+        raise UsageError(f"{place} holds no LoRA", TAKES)
+    likely, *others = sorted(names, key=lambda name: ("lora" not in name.lower(), name))
+    if others:
+        listed = abbreviate([likely, *others])
+        raise UsageError(f"{place} holds {len(names)} files: {listed}", f"name one: --lora {place}/{likely}")
+    return likely

@@ -1,10 +1,11 @@
-"""Arrays on their way to the devices: each byte leaves the host once; what is replicated is gathered by the devices."""
+"""How weights travel: in which pieces, where each byte leaves the host once, and the programs that finish them on the
+devices, which gather what is replicated."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +13,25 @@ import numpy as np
 from jax.experimental.layout import Format
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ltx2_cli.weights.checkpoint import Index
+from ltx2_cli.weights.checkpoint import DTYPES, Index, TensorFiles
 from ltx2_cli.weights.declare import Shape, Weight
 
+SMALL = 2**22  # bytes: a smaller array crosses once for each device, which takes less time than a program to gather it
 Place = NamedSharding | Format
 Placement = Callable[[Weight], Place]
 Bounds = tuple[tuple[int, int], ...]  # a hashable index: first and last + 1 along each dimension
 Factors = tuple[jax.Array, jax.Array]  # float32 a [rank, in] and b [out, rank]; b·a is added to a matrix as on disk
+
+
+class LowRank(Protocol):
+    """A matrix to be added to one tensor."""
+
+    @property
+    def rank(self) -> int:
+        """The inner dimension of its factors."""
+
+    def read(self) -> tuple[np.ndarray, np.ndarray]:
+        """Its factors, float32 a [rank, in] and b [out, rank]; the matrix is b·a."""
 
 
 def sharding_of(place: Place) -> NamedSharding:
@@ -32,7 +45,7 @@ def spread(shape: Shape, sharding: NamedSharding, order: Sequence[int] | None = 
     """`sharding` with each unused mesh axis put on the first dimension that it divides, so that every device gets a
     part of its own from the host. Dimensions are tried in `order`; one that no size divides stays whole."""
     mesh, spec = sharding.mesh, (*sharding.spec, *[None] * (len(shape) - len(sharding.spec)))
-    axes = [list(_names(entry)) for entry in spec]
+    axes = [[entry] if isinstance(entry, str) else list(entry or ()) for entry in spec]
     used = {axis for entry in axes for axis in entry}
     for axis in [axis for axis, size in mesh.shape.items() if size > 1 and axis not in used]:
         for dimension in range(len(shape)) if order is None else order:
@@ -42,10 +55,6 @@ def spread(shape: Shape, sharding: NamedSharding, order: Sequence[int] | None = 
     if sum(map(len, axes)) == len(used):
         return sharding
     return NamedSharding(mesh, PartitionSpec(*(tuple(entry) or None for entry in axes)))
-
-
-def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    return (entry,) if isinstance(entry, str) else entry or ()
 
 
 @dataclass(frozen=True)
@@ -58,14 +67,9 @@ class Transfer:
     sharding: NamedSharding  # on the way
     place: Place  # of the weight
     order: tuple[int, ...]  # the permutation from a tensor on disk to one of the weight
-    scaled: bool = False  # whether a scale travels with it
-    rank: int = 0  # of the factors that travel with it, 0 for none
-    stack: Shape | None = None  # of the weight, where the array is some of its layers
-
-    @property
-    def nbytes(self) -> int:
-        """The size of the array."""
-        return prod(self.shape) * self.stored.itemsize
+    scaled: bool  # whether a scale travels with it
+    rank: int  # of the factors that travel with it, 0 for none
+    stack: Shape | None  # of the weight, where the array is some of its layers
 
     @property
     def final(self) -> bool:
@@ -83,12 +87,61 @@ def _bounds(index: Index, shape: Shape) -> Bounds:
     return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
 
 
-class Sent(NamedTuple):
-    """An array on the devices as it left the host, and how it changes there; or abstract values of them."""
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """What travels as one array: a weight, or consecutive layers of a stack."""
 
-    array: Any
-    scale: Any = None  # float32, where there is one
-    factors: Any = None  # where there are any
+    weight: Weight
+    transfer: Transfer
+    first: int  # its first layer
+    tensors: tuple[tuple[str, Shape], ...]  # names and shapes on disk, layer by layer
+
+    @cached_property
+    def host_bytes(self) -> int:
+        """The memory that it takes on this host."""
+        transfer = self.transfer
+        part = prod(transfer.sharding.shard_shape(transfer.shape)) * transfer.stored.itemsize
+        factors = transfer.rank * sum(self.tensors[0][1][:2]) * np.dtype(np.float32).itemsize
+        return len(transfer.parts()) * part + factors
+
+
+def pieces(
+    weight: Weight, files: TensorFiles, place: Placement, added: Mapping[str, LowRank], chunk: int | None
+) -> Iterator[Piece]:
+    """A weight in pieces: as many layers together as take no more than `chunk` bytes and divide them evenly.
+
+    None is for devices that compute in the host's memory: all layers together, cast by the host, so that nothing is
+    copied. Small weights are cast by the host for all devices. A layer with a scale or an addition is its own piece.
+    """
+    value, tensors, stacked = weight.get_value(), tuple(weight.tensors()), bool(weight.layers)
+    computed = any(files[name].scale or name in added for name, _ in tensors)
+    count = 1 if computed else len(tensors) if chunk is None else _layers_together(tensors, files, chunk)
+    # The dimensions in the order on disk, so that parts are contiguous there; that of layers last.
+    disk_first = [stacked + weight.order.index(i) for i in range(len(weight.order))] + [0] * stacked
+    for first in range(0, len(tensors), count):
+        (name, _), *_ = part = tensors[first : first + count]
+        shape = (len(part), *value.shape[1:]) if stacked else value.shape
+        small, sharding = prod(shape) * value.dtype.itemsize < SMALL, sharding_of(place(weight))
+        cast_here = not computed and (small or chunk is None)
+        transfer = Transfer(
+            shape=shape,
+            stored=value.dtype if cast_here else np.dtype(DTYPES[files[name].dtype]),
+            dtype=value.dtype,
+            sharding=sharding if small else spread(shape, sharding, disk_first),
+            place=place(weight),
+            order=weight.order,
+            scaled=files[name].scale is not None,
+            rank=added[name].rank if name in added else 0,
+            stack=value.shape if stacked and (computed or len(part) < weight.layers) else None,
+        )
+        yield Piece(weight, transfer, first, part)
+
+
+def _layers_together(tensors: Sequence[tuple[str, Shape]], files: TensorFiles, chunk: int) -> int:
+    """The number of layers that travel as one array: of one dtype, within `chunk` bytes, a divisor of all."""
+    dtype, *others = {files[name].dtype for name, _ in tensors}
+    size, total = prod(tensors[0][1]) * np.dtype(DTYPES[dtype]).itemsize, 1 if others else len(tensors)
+    return max((count for count in range(1, total + 1) if not total % count and count * size <= chunk), default=1)
 
 
 def send(transfer: Transfer, parts: Mapping[Bounds, np.ndarray]) -> jax.Array:
@@ -101,14 +154,14 @@ def send(transfer: Transfer, parts: Mapping[Bounds, np.ndarray]) -> jax.Array:
     return jax.make_array_from_callback(transfer.shape, transfer.sharding, part, dtype=transfer.stored)
 
 
-def _factor_sharding(shape: Shape, place: Place) -> NamedSharding:
-    return spread(shape, NamedSharding(sharding_of(place).mesh, PartitionSpec()))
-
-
 def send_factors(factors: tuple[np.ndarray, np.ndarray], place: Place) -> Factors:
     """The factors of what is added to a matrix at `place`; split, since a program gathers them."""
     a, b = (jax.make_array_from_callback(x.shape, _factor_sharding(x.shape, place), x.__getitem__) for x in factors)
     return a, b
+
+
+def _factor_sharding(shape: Shape, place: Place) -> NamedSharding:
+    return spread(shape, NamedSharding(sharding_of(place).mesh, PartitionSpec()))
 
 
 def _add(wide: jax.Array, factors: Factors, order: tuple[int, ...], place: Place) -> jax.Array:
@@ -117,56 +170,45 @@ def _add(wide: jax.Array, factors: Factors, order: tuple[int, ...], place: Place
     return wide + jnp.matmul(b, a, precision="highest").transpose(order)
 
 
-def _converted(sent: Sent, transfer: Transfer) -> jax.Array:
-    """The weight's numbers: gathered first, computed in float32, cast once. Traced."""
-    array = jax.lax.with_sharding_constraint(sent.array, sharding_of(transfer.place))
-    if sent.scale is None and sent.factors is None:
-        return array.astype(transfer.dtype)
-    wide = array.astype(jnp.float32)
-    if sent.scale is not None:
-        wide = wide * sent.scale
-    if sent.factors is not None:
-        layer = wide.reshape(wide.shape[wide.ndim - len(transfer.order) :])
-        wide = _add(layer, sent.factors, transfer.order, transfer.place).reshape(wide.shape)
-    return wide.astype(transfer.dtype)
+@cache
+def compile_transfer(transfer: Transfer) -> tuple[jax.stages.Compiled | None, jax.stages.Compiled]:
+    """The programs for a transfer that is not final: () -> the empty stack, where there is one; (stack or None, array,
+    scale or None, factors or None, its first layer) -> the weight, in the stack's memory."""
+    place, order = transfer.place, transfer.order
+
+    def finish(stack: Any, array: jax.Array, scale: Any, factors: Factors | None, first: jax.Array) -> jax.Array:
+        array = jax.lax.with_sharding_constraint(array, sharding_of(place))  # gathered first
+        if scale is not None or factors is not None:  # computed in float32, cast once
+            array = array.astype(jnp.float32)
+        if scale is not None:
+            array = array * scale
+        if factors is not None:
+            layer = array.reshape(array.shape[array.ndim - len(order) :])
+            array = _add(layer, factors, order, place).reshape(array.shape)
+        array = array.astype(transfer.dtype)
+        return array if stack is None else jax.lax.dynamic_update_slice_in_dim(stack, array, first, 0)
+
+    empty = stack = None
+    if transfer.stack is not None:
+        stack = jax.ShapeDtypeStruct(transfer.stack, transfer.dtype, sharding=place)
+        empty = jax.jit(partial(jnp.zeros, transfer.stack, transfer.dtype), out_shardings=place).lower().compile()
+    first = jax.ShapeDtypeStruct((), np.int32)
+    finishing = jax.jit(finish, donate_argnums=0, out_shardings=place)
+    return empty, finishing.lower(stack, *_abstract(transfer), first).compile()
 
 
-def _abstract(transfer: Transfer) -> Sent:
+def _abstract(transfer: Transfer) -> tuple[Any, Any, Any]:
+    """What is sent, without values: the array; the scale and the factors where there are any."""
     array = jax.ShapeDtypeStruct(transfer.shape, transfer.stored, sharding=transfer.sharding)
     scale = jax.ShapeDtypeStruct((), np.float32) if transfer.scaled else None
     if not transfer.rank:
-        return Sent(array, scale)
+        return array, scale, None
     d_out, d_in = (transfer.shape[-2:][transfer.order.index(i)] for i in range(2))
-    shapes = (transfer.rank, d_in), (d_out, transfer.rank)
-    factors = (
-        jax.ShapeDtypeStruct(shape, np.float32, sharding=_factor_sharding(shape, transfer.place)) for shape in shapes
-    )
-    return Sent(array, scale, tuple(factors))
-
-
-class Programs(NamedTuple):
-    """Compiled programs for a transfer that is not final."""
-
-    empty: jax.stages.Compiled | None  # () -> the empty stack, where there is one
-    finish: jax.stages.Compiled  # (stack or None, sent, its first layer or None) -> the weight, in the stack's memory
-
-
-@cache
-def compile_transfer(transfer: Transfer) -> Programs:
-    """The programs that make a weight, or layers of a stack, of what was sent."""
-    place, stack = transfer.place, transfer.stack
-
-    def finish(stack: jax.Array | None, sent: Sent, first: jax.Array | None) -> jax.Array:
-        array = _converted(sent, transfer)
-        return array if stack is None or first is None else jax.lax.dynamic_update_slice_in_dim(stack, array, first, 0)
-
-    finishing = jax.jit(finish, donate_argnums=0, out_shardings=place)
-    if stack is None:
-        return Programs(None, finishing.lower(None, _abstract(transfer), None).compile())
-    whole = jax.ShapeDtypeStruct(stack, transfer.dtype, sharding=place)
-    first = jax.ShapeDtypeStruct((), np.int32)
-    empty = jax.jit(partial(jnp.zeros, stack, transfer.dtype), out_shardings=place)
-    return Programs(empty.lower().compile(), finishing.lower(whole, _abstract(transfer), first).compile())
+    factors = []
+    for shape in ((transfer.rank, d_in), (d_out, transfer.rank)):
+        sharding = _factor_sharding(shape, transfer.place)
+        factors.append(jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding))
+    return array, scale, tuple(factors)
 
 
 @cache

@@ -9,13 +9,12 @@ from ltx2_cli import chips
 from ltx2_cli.chips import Chip
 from ltx2_cli.devices import device_memory
 from ltx2_cli.errors import DoesNotFitError
-from ltx2_cli.estimate.collectives import Collective
-from ltx2_cli.estimate.compiled import Compiled, CompileFailure, Memory
+from ltx2_cli.estimate.compiled import Collective, Compiled, CompileFailure, Memory
 from ltx2_cli.estimate.estimate import Estimate, estimate_plan, record
 from ltx2_cli.estimate.fit import check_estimate
-from ltx2_cli.estimate.flops import phase_flops
 from ltx2_cli.estimate.offline import plan_offline
-from ltx2_cli.estimate.phases import PHASES
+from ltx2_cli.estimate.phases import PHASES, phase_flops
+from ltx2_cli.estimate.requests import Alternative
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.profiles import read_spec
 
@@ -171,7 +170,11 @@ def test_an_unknown_device_has_no_times(one: Plan) -> None:
 def check(found: Estimate) -> None:
     """As `ltx2 plan` does after it compiled."""
     devices = list(found.plan.sharding.mesh.devices.flat)
-    check_estimate(found.plan.spec, devices, found, on_slice=False)
+    check_estimate(found.plan.spec, devices, found, on_slice=False, typed=typed)
+
+
+def typed(alternative: Alternative) -> str:
+    return " ".join(f"--set {key}={value}" for key, value in alternative.options.items())
 
 
 def test_what_was_compiled_decides(one: Plan, slow: None) -> None:

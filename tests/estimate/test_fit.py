@@ -8,8 +8,7 @@ import pytest
 from devices import GIB, DescribedDevice, cpu, gpu, tpus
 from ltx2_cli.errors import DoesNotFitError
 from ltx2_cli.estimate.fit import check_fit
-from ltx2_cli.estimate.requests import Alternative, Request, available_memory
-from ltx2_cli.estimate.suggestions import FRACTION
+from ltx2_cli.estimate.requests import FRACTION, Alternative, Request, available_memory
 from ltx2_cli.request.profiles import read_spec
 
 DEVICES = {
@@ -95,7 +94,7 @@ def fits_now(request: Request, alternative: Alternative) -> bool:
 def test_each_request_fits_or_is_refused_with_one_that_does(device: str, request_: str, expected: str) -> None:
     request = ask(DEVICES[device], **REQUESTS[request_])
     if expected == FITS:
-        check_fit(request, request.plan())
+        check_fit(request, request.plan(), str)
         return
     error, suggested = refusal(request)
     assert str(error).startswith("this does not fit: to ")

@@ -12,7 +12,7 @@ from jax.extend.core import jaxprs_in_params
 from jax.sharding import Mesh
 
 from ltx2_cli.diffusion.geometry import VAECompression, clip_geometry
-from ltx2_cli.estimate.flops import denoiser_flops, video_decoder_flops
+from ltx2_cli.estimate.phases import denoiser_flops, video_decoder_flops
 from ltx2_cli.models.arch import TransformerArch
 from ltx2_cli.models.block import PassMasks
 from ltx2_cli.models.transformer import DenoiserInputs, Transformer, rope_tables

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from ltx2_cli.estimate.collectives import collectives
-from ltx2_cli.estimate.lint import replicated, split_inputs, undivided
+from ltx2_cli.estimate.compiled import collectives
+from ltx2_cli.estimate.estimate import replicated, split_inputs, undivided
 from ltx2_cli.sharding import ShardingPlan
 from ltx2_cli.weights.declare import Scope, Weight
 

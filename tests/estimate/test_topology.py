@@ -10,7 +10,7 @@ import pytest
 from compilers import needs_libtpu
 from ltx2_cli.chips import CHIPS, Chip, chip
 from ltx2_cli.errors import UsageError
-from ltx2_cli.estimate.flops import roofline
+from ltx2_cli.estimate.phases import roofline
 from ltx2_cli.estimate.topology import slices, topology
 
 

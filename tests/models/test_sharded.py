@@ -12,7 +12,7 @@ from flax import nnx
 from jax.experimental.layout import Format, Layout
 
 from ltx2_cli.diffusion.geometry import Geometry
-from ltx2_cli.estimate.collectives import collectives
+from ltx2_cli.estimate.compiled import collectives
 from ltx2_cli.models.arch import TransformerArch
 from ltx2_cli.models.block import PassMasks
 from ltx2_cli.models.config import read_arch
@@ -23,9 +23,10 @@ from ltx2_cli.nn.kernels import NATIVE
 from ltx2_cli.request.profiles import read_sharding
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.sharding import ShardingPlan, activate, lay_out
-from ltx2_cli.weights.declare import Scope, Weight, map_weights, random_weights, weights
+from ltx2_cli.weights.declare import Scope, Weight, map_weights, weights
 from model_versions import LTX2, LTX2_3
 from tools.train_demo.arch import TEXT_CONFIG
+from tools.weights import random_weights
 
 LAYERS = 3
 EARLIER = {

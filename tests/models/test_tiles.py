@@ -10,7 +10,8 @@ import pytest
 from ltx2_cli.models import tiles as module
 from ltx2_cli.models.tiles import AxisTiling, Tiles, decode_bytes, decode_frames, tile_axis, tile_video
 from ltx2_cli.models.video_vae import VideoVAE, VideoVAEArch
-from ltx2_cli.weights.declare import Scope, random_weights
+from ltx2_cli.weights.declare import Scope
+from tools.weights import random_weights
 
 SHAPES = {
     "latent_channels": 8,

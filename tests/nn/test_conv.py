@@ -6,7 +6,8 @@ import torch
 from jax.sharding import Mesh, PartitionSpec
 
 from ltx2_cli.nn.conv import IMAGE_AXES, Conv3D, TransposedConv, convolve
-from ltx2_cli.weights.declare import Scope, random_weights
+from ltx2_cli.weights.declare import Scope
+from tools.weights import random_weights
 
 
 def normal(*shape: int) -> np.ndarray:

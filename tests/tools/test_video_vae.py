@@ -4,9 +4,10 @@ import jax
 import numpy as np
 
 from ltx2_cli.models.video_vae import VideoVAE
-from ltx2_cli.weights.declare import Scope, random_weights
+from ltx2_cli.weights.declare import Scope
 from tools.train_demo.initial import initial
 from tools.train_demo.video_vae import SHALLOW, deepened, inflated
+from tools.weights import random_weights
 
 
 @jax.jit

@@ -22,10 +22,11 @@ from safetensors.torch import save_file as save_torch_file
 from ltx2_cli.errors import RunError, UsageError
 from ltx2_cli.nn.basic import Linear
 from ltx2_cli.weights import load as load_module
-from ltx2_cli.weights import reading
+from ltx2_cli.weights import transfer
 from ltx2_cli.weights.checkpoint import TensorFiles
-from ltx2_cli.weights.declare import CONV, TRANSPOSED_CONV, Scope, Weight, declared, random_weights
-from ltx2_cli.weights.load import load, merge_lora, mismatches, not_finite, save
+from ltx2_cli.weights.declare import CONV, TRANSPOSED_CONV, Scope, Weight, declared
+from ltx2_cli.weights.load import load, merge_lora, mismatches, not_finite
+from tools.weights import random_weights, save
 
 
 class ConfigLayer(nnx.Module):
@@ -83,9 +84,9 @@ def test_names_and_shapes_on_disk() -> None:
 def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int | None:
     """The bytes that travel together to devices with a memory of their own; None for those of the host."""
     if request.param == "host, in portions":
-        monkeypatch.setattr(reading, "PORTION", 100)
-        monkeypatch.setattr(reading, "CACHED", 40)
-    monkeypatch.setattr(reading, "SMALL", 200)
+        monkeypatch.setattr(load_module, "PORTION", 100)
+        monkeypatch.setattr(load_module, "CACHED", 40)
+    monkeypatch.setattr(transfer, "SMALL", 200)
     return {"devices, some layers": 1100, "devices, a layer": 1}.get(request.param)
 
 
@@ -139,13 +140,13 @@ def test_weights_that_are_not_finite_are_named(folder: Path) -> None:
 def test_on_the_cpu_a_file_is_read_into_the_memory_that_is_computed_with(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    allocate, places = reading._aligned, []
+    allocate, places = load_module._aligned, []
 
     def noting(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         places.append(allocate(shape, dtype))
         return places[-1]
 
-    monkeypatch.setattr(reading, "_aligned", noting)
+    monkeypatch.setattr(load_module, "_aligned", noting)
     loaded = jax.tree.leaves(load(Network(), TensorFiles(folder), one_device))
     assert [array.unsafe_buffer_pointer() for array in loaded] == [place.ctypes.data for place in places]
 
@@ -339,7 +340,7 @@ def test_strength_zero_changes_nothing(folder: Path, chunk: int | None) -> None:
 
 def test_shards_and_their_index(tmp_path: Path, network: Network) -> None:
     save(network, tmp_path / "all.safetensors")
-    files = TensorFiles(tmp_path, ("all",))
+    files = TensorFiles(tmp_path / "all.safetensors")
     names = sorted(files)
     for number, part in enumerate((names[:5], names[5:])):
         tensors = {name: files.read(name, (slice(None),)) for name in part}

@@ -7,9 +7,9 @@ import pytest
 
 from loras import write_header
 from ltx2_cli.errors import UsageError
-from ltx2_cli.weights import lora_source
+from ltx2_cli.weights import lora
 from ltx2_cli.weights.hub import Download
-from ltx2_cli.weights.lora_source import lora_file, parse_lora
+from ltx2_cli.weights.lora import lora_file, parse_lora
 
 PAIR = {"x.lora_A.weight": (4, 8), "x.lora_B.weight": (6, 4)}
 
@@ -105,7 +105,7 @@ class Hub:
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, hub: Hub) -> Hub:
     for name in ("list_downloads", "cached_files", "locate"):
-        monkeypatch.setattr(lora_source, name, vars(Hub)[name].__get__(hub))
+        monkeypatch.setattr(lora, name, vars(Hub)[name].__get__(hub))
     return hub
 
 

@@ -10,8 +10,7 @@ import pytest
 from benchmarks import loading
 from loras import write_header
 from ltx2_cli.weights.declare import declared
-from ltx2_cli.weights.load import CHUNK
-from ltx2_cli.weights.reading import READ_AHEAD
+from ltx2_cli.weights.load import CHUNK, READ_AHEAD
 
 ROOT = Path(__file__).parents[2]
 

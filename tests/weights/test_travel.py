@@ -21,13 +21,13 @@ from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.request.profiles import read_sharding, read_spec
 from ltx2_cli.sharding import lay_out
 from ltx2_cli.weights import load as load_module
-from ltx2_cli.weights import reading
+from ltx2_cli.weights import transfer as transfer_module
 from ltx2_cli.weights.checkpoint import Tensor, TensorFiles
-from ltx2_cli.weights.declare import CONV, Scope, Weight, declared, random_weights, weights
-from ltx2_cli.weights.load import CHUNK, load, save
-from ltx2_cli.weights.reading import pieces
-from ltx2_cli.weights.transfer import Place, spread
+from ltx2_cli.weights.declare import CONV, Scope, Weight, declared, weights
+from ltx2_cli.weights.load import CHUNK, load
+from ltx2_cli.weights.transfer import SMALL, Place, pieces, spread
 from model_versions import LTX2_3
+from tools.weights import random_weights, save
 
 PROFILES = ("ironwood", "trillium", "gpu", "single")
 
@@ -68,7 +68,7 @@ def denoiser() -> Transformer:
 def test_every_byte_is_sent_to_one_device(
     folder: Path, sent: list[int], profile: str, chunk: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "SMALL", 2**8)  # the tiny denoiser's matrices are large
+    monkeypatch.setattr(transfer_module, "SMALL", 2**8)  # the tiny denoiser's matrices are large
     plan = lay_out(read_sharding(profile), jax.devices(), weights(denoiser()), rows=2)
     loaded = jax.tree.leaves(load(denoiser(), TensorFiles(folder), plan.place, chunk=chunk))
     assert plan.mesh.size == (1 if profile == "single" else 8)
@@ -79,8 +79,8 @@ class Described(TensorFiles):
     """Files of all that a network declares, in bfloat16, which nobody has."""
 
     def __init__(self, network: nnx.Module):
-        super().__init__(Path(), ())
-        self._tensors = {name: Tensor(shape, "BF16", Path(), 0) for name, shape in declared(network).items()}
+        super().__init__()
+        self.update({name: Tensor(shape, "BF16", Path(), 0) for name, shape in declared(network).items()})
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -93,9 +93,10 @@ def test_every_byte_of_the_published_networks_is_sent_to_one_device(profile: str
             for piece in pieces(weight, described, placement(plan, name), {}, CHUNK):
                 transfer = piece.transfer
                 part = prod(transfer.sharding.shard_shape(transfer.shape)) * transfer.stored.itemsize
+                whole = prod(transfer.shape) * transfer.stored.itemsize
                 total += part * transfer.sharding.mesh.size
-                size += transfer.nbytes
-                assert piece.host_bytes <= max(CHUNK, transfer.nbytes)
+                size += whole
+                assert piece.host_bytes <= max(CHUNK, whole)
     assert size > 60e9
     assert total <= 1.02 * size  # small ones cross once for each device
 
@@ -199,7 +200,7 @@ def test_the_host_reads_no_further_ahead_than_it_says(tmp_path: Path, monkeypatc
     stack = random_weights(Stack(), seed=0)
     save(stack, tmp_path / "model.safetensors")
     layer, read, most = stack.layers[0].nbytes, [], []
-    monkeypatch.setattr(reading, "READ_AHEAD", 3 * layer)
+    monkeypatch.setattr(load_module, "READ_AHEAD", 3 * layer)
     send = load_module.send
 
     class Noting(TensorFiles):
@@ -244,14 +245,14 @@ def turned(mesh: Mesh) -> Callable[[Weight], Place]:
     return place
 
 
-@pytest.mark.parametrize("small", [0, reading.SMALL])
+@pytest.mark.parametrize("small", [0, SMALL])
 @pytest.mark.parametrize("devices", [1, 8])
 @pytest.mark.parametrize("chunk", [None, 2**14, 1])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_weight_lies_as_its_place_says(
     tmp_path: Path, chunk: int | None, devices: int, dtype: str, small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "SMALL", small)
+    monkeypatch.setattr(transfer_module, "SMALL", small)
     network = random_weights(Network(), seed=0)
     save(network, tmp_path / "model.safetensors")
     place = turned(Mesh(np.asarray(jax.devices()[:devices]).reshape(-1, min(2, devices)), ("tokens", "heads")))

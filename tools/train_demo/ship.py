@@ -13,10 +13,10 @@ from ltx2_cli.models.networks import TEXT_ENCODER
 from ltx2_cli.models.video_vae import VideoVAEArch
 from ltx2_cli.models.vocoder import VocoderWithBWEArch
 from ltx2_cli.weights.declare import M, map_weights
-from ltx2_cli.weights.load import save
 from ltx2_cli.weights.published import UPSAMPLER
 from tools.train_demo.arch import TEXT_CONFIG, UPSAMPLER_ARCH
 from tools.train_demo.words import write_tokenizer
+from tools.weights import save
 
 TEXT_CLASS = "Gemma3TextModel"  # in transformers; the others in diffusers
 
