@@ -1,4 +1,4 @@
-"""The devices: which platforms jax tries, what it finds, and how much of each device's memory a program may fill."""
+"""Devices: the platforms that jax tries, the devices it finds, and their memory."""
 
 import math
 import os
@@ -16,41 +16,41 @@ if TYPE_CHECKING:  # importing jax takes long
     import jax
 
 TPU_DEVICES = ("/dev/accel*", "/dev/vfio/[0-9]*")
-SHARE = 0.85  # of a device's memory that is planned with; the rest is for what no plan counts
+SHARE = 0.85  # of a device's memory that a plan may use; the rest is a reserve
 FRACTION_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
-OWN_GROUP = Path("/proc/self/cgroup")  # ends with 0::PATH of the process's control group
+OWN_GROUP = Path("/proc/self/cgroup")  # holds 0::PATH of the process's control group
 GROUPS = Path("/sys/fs/cgroup")
-DEFAULT_FRACTION = 0.75  # of a GPU's memory that jax allocates for itself
+DEFAULT_FRACTION = 0.75  # of a GPU's memory, which jax allocates
 
 
 def skip_absent_tpu() -> None:
     """Keep jax from starting libtpu on a machine without a TPU, which takes up to half a minute and prints lines.
 
-    Call it before jax looks for devices; later it does nothing. GPUs, a platform that JAX_PLATFORMS names, and
-    compilation for a described TPU are not affected.
+    Call it before jax detects devices; later it has no effect. GPUs, platforms of JAX_PLATFORMS, and compilation for a
+    described TPU are not affected.
     """
     import jax
     from jax.extend.backend import register_backend_factory
 
-    settings: Any = jax.config  # has no types
+    settings: Any = jax.config  # untyped
     if is_tpu_absent(settings.jax_platforms):
-        with suppress(RuntimeError):  # it was started
+        with suppress(RuntimeError):  # already started
             register_backend_factory("tpu", lambda: None, priority=0, fail_quietly=True)
 
 
 def is_tpu_absent(platforms: str | None) -> bool:
-    """Whether no platform is requested and no TPU has a device file. jax itself requests `tpu,cpu` where it finds a TPU
-    on the PCI bus."""
+    """Whether no platform is requested and there is no device file of a TPU. jax itself requests `tpu,cpu` for a TPU on
+    the PCI bus."""
     return not (platforms or "JAX_FORCE_TPU_INIT" in os.environ or any(map(glob, TPU_DEVICES)))
 
 
 def find_devices() -> "list[jax.Device]":
-    """The devices that jax finds. Raises `UsageError` where it finds none of the platforms that JAX_PLATFORMS names."""
+    """The devices that jax detects. Raises `UsageError` where the platforms of JAX_PLATFORMS are unusable."""
     import jax
 
     try:
         return jax.devices()
-    except (RuntimeError, AssertionError) as error:  # the latter where a platform's plugin is not installed
+    except (RuntimeError, AssertionError) as error:  # the latter for a plugin that is not installed
         settings: Any = jax.config
         reason = str(error).partition(" (set JAX_PLATFORMS")[0] or "its plugin is not installed"
         raise UsageError(
@@ -62,16 +62,14 @@ def find_devices() -> "list[jax.Device]":
 class DeviceMemory(NamedTuple):
     """Memory of one device, in bytes; infinite where unknown."""
 
-    limit: float  # that a program may fill
+    limit: float  # for a program
     total: float  # of the device: more than the limit on a GPU, of which jax takes a fraction
-    planned: float  # that a plan may use
+    planned: float  # for a plan
 
 
 def device_memory(devices: "Sequence[jax.Device]") -> DeviceMemory:
-    """The memory of each of `devices`, which are of one kind: what the device reports, else what its maker publishes.
-
-    CPU devices share `SHARE` of the memory that this process may have.
-    """
+    """The memory of each of `devices`, of one kind: as the device reports it, else as its maker publishes it. CPU
+    devices share `SHARE` of the memory of this process."""
     if limit := min((size for device in devices if (size := _statistics(device).get("bytes_limit"))), default=0):
         fraction = memory_fraction() if devices[0].platform == "gpu" else 1
         return DeviceMemory(limit, limit / fraction, SHARE * limit)
@@ -85,23 +83,23 @@ def device_memory(devices: "Sequence[jax.Device]") -> DeviceMemory:
 
 
 def memory_fraction() -> float:
-    """The fraction of a GPU's memory that jax takes in this process."""
+    """The fraction of a GPU's memory that jax allocates in this process."""
     return float(os.environ.get(fraction_variable()) or DEFAULT_FRACTION)
 
 
 def fraction_variable() -> str:
-    """The environment variable that sets that fraction: the one that is set, else the one that every jax knows."""
+    """The environment variable of that fraction: the one that is set, else the one that every jax version knows."""
     return next((name for name in FRACTION_VARIABLES if os.environ.get(name)), FRACTION_VARIABLES[-1])
 
 
 def peak_memory(devices: "Sequence[jax.Device]") -> int | None:
-    """The largest number of bytes that were in use at once on one of `devices`; None where none reports it."""
+    """The peak of bytes in use on one of `devices`; None where none reports it."""
     return max((peak for device in devices if (peak := _statistics(device).get("peak_bytes_in_use"))), default=None)
 
 
 def _statistics(device: "jax.Device") -> Mapping[str, int]:
-    """What the device reports of its memory. Empty for a device of another host, one described to a compiler, a CPU, or
-    a GPU whose memory jax does not manage (XLA_PYTHON_CLIENT_ALLOCATOR)."""
+    """The device's own figures. Empty for a device of another host, one described to a compiler, a CPU, or a GPU whose
+    memory jax does not manage (XLA_PYTHON_CLIENT_ALLOCATOR)."""
     import jax
 
     try:
@@ -111,8 +109,8 @@ def _statistics(device: "jax.Device") -> Mapping[str, int]:
 
 
 def _machine_memory() -> int:
-    """Bytes that this process may use: the machine's, or the least limit of its control groups (of a container, of a
-    SLURM job): cgroup v2, and v1 as containers see it."""
+    """Bytes for this process: the machine's, or the lowest limit of its control groups (of a container or a SLURM job):
+    cgroup v2, and v1 as in containers."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     own = re.search("^0::/(.*)$", OWN_GROUP.read_text() if OWN_GROUP.exists() else "", re.MULTILINE)
     group = GROUPS / (own[1] if own else "")

@@ -1,4 +1,4 @@
-"""One program on several hosts, one process each: how they meet, and what they exchange."""
+"""Several hosts, one process each: their connection, and the data that they exchange."""
 
 import os
 import time
@@ -18,34 +18,34 @@ import numpy as np
 from ltx2_cli.devices import TPU_DEVICES, skip_absent_tpu
 from ltx2_cli.errors import RunError, UsageError
 
-if TYPE_CHECKING:  # importing jax takes long, and to find that there is one host needs none
+if TYPE_CHECKING:  # importing jax takes long, and a single host is detected without it
     import jax
     from jax.sharding import Sharding
 
 BY_HAND = "--coordinator-address HOST:PORT --num-processes N --process-id I on each host, I from 0 to N - 1"
 ALONE = "--num-processes 1 runs alone"
-HEARTBEAT = 30  # seconds of silence after which a host counts as dead, and all the others end
-POLL = 0.2  # seconds between two questions whether another host is interrupted
-LAST_WORDS = 2.0  # seconds that the first waits until all know
-INTERRUPTED = "ltx2/interrupted"  # in the coordination service: an entry for each host that is interrupted or knows it
-GRACE = 10  # seconds that jax, which aborts the process, waits longer than we do
+HEARTBEAT_TIMEOUT = 30  # seconds without a sign of life after which a host counts as dead, and all others end
+POLL = 0.2  # seconds between two checks for interrupted hosts
+END_TIMEOUT = 2.0  # seconds that the first host waits until all know
+INTERRUPTED = "ltx2/interrupted"  # coordination service: an entry for each host that is interrupted or knows it
+GRACE = 10  # seconds that jax, whose timeout aborts the process, waits longer than we do
 METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/worker-network-endpoints"
 
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """This process, by its index among the `count` processes that run the same command."""
+    """The index of this process, among the `count` processes of one command."""
 
     index: int = 0
     count: int = 1
 
     @property
     def first(self) -> bool:
-        """Whether it is the one that writes and speaks."""
+        """Whether this process writes files and messages."""
         return self.index == 0
 
     def allgather_text(self, text: str) -> list[str]:
-        """Every process's text, in their order. Each waits for the last; raises `RunError` if one is gone."""
+        """The texts of all processes, in order. All call it together; raises `RunError` if one is gone."""
         if self.count == 1:
             return [text]
         import jax
@@ -61,7 +61,7 @@ class ProcessGroup:
 
 
 class _Launcher(NamedTuple):
-    """Who started the processes, how many, and whether no two of them share a host."""
+    """The program that started the processes, their number, and whether each has a host of its own."""
 
     name: str
     processes: int
@@ -74,10 +74,10 @@ def init_distributed(
     process_id: int | None = None,
     timeout: int = 300,
 ) -> ProcessGroup:
-    """Meet the other processes within `timeout` seconds: those of the arguments, or those that SLURM, a TPU pod slice
-    or Open MPI started. Call it before jax is used. For one process, or after they have met, it does nothing.
+    """Connect to the other processes within `timeout` seconds: those of the arguments, or those that SLURM, a TPU pod
+    slice or Open MPI started. Call it before jax is used. It does nothing for one process, or once connected.
 
-    Raises `UsageError` for impossible arguments and `RunError` where not all processes come.
+    Raises `UsageError` for impossible arguments and `RunError` where not all processes connect.
     """
     if num_processes == 1:
         return ProcessGroup()
@@ -91,24 +91,24 @@ def init_distributed(
 
     if not jax.distributed.is_initialized():
         skip_absent_tpu()
-        jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from us, and knows no Ctrl-C
+        jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from us, and ignores Ctrl-C
         all_devices = launcher.one_per_host and "JAX_LOCAL_DEVICE_IDS" not in os.environ
         initialize = partial(
             jax.distributed.initialize,
             coordinator_address,
             launcher.processes,
             process_id,
-            local_device_ids=() if all_devices else None,  # where jax would take one device for each process
+            local_device_ids=() if all_devices else None,  # otherwise jax gives each process one device
             cluster_detection_method="deactivate" if coordinator_address else None,
             initialization_timeout=timeout + GRACE,
-            heartbeat_timeout_seconds=HEARTBEAT,
+            heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT,
         )
         _call_within(timeout, initialize, launcher)
     return ProcessGroup(jax.process_index(), jax.process_count())
 
 
 def _stated_launcher(address: str | None, processes: int | None, process: int | None) -> _Launcher:
-    """What the command line says of the processes."""
+    """The processes of the command line."""
     if address is None or processes is None or process is None:
         raise UsageError(
             "several hosts need an address, the number of processes and the own one, and some are missing", BY_HAND
@@ -122,8 +122,8 @@ def _stated_launcher(address: str | None, processes: int | None, process: int | 
 
 
 def _detect_launcher() -> _Launcher | None:
-    """Who started several processes of this program, if anyone did. `jax.distributed.initialize` finds the rest; asked
-    first, it would wait for tasks that a batch script has not started."""
+    """The launcher of several processes, if there is one. `jax.distributed.initialize` detects the rest; without this
+    check it would wait for tasks that a batch script has not started."""
     variable = os.environ.get
     tasks, ranks = int(variable("SLURM_STEP_NUM_TASKS", 1)), int(variable("OMPI_COMM_WORLD_SIZE", 1))
     if tasks > 1:
@@ -144,7 +144,7 @@ def _detect_launcher() -> _Launcher | None:
 
 
 def _call_within(seconds: int, initialize: Callable[[], None], launcher: _Launcher) -> None:
-    """Call it in a thread: jax would abort the process, with a stack trace, where it waits in vain."""
+    """Call `initialize` in a thread: jax's own timeout aborts the process with a stack trace."""
     import jax
 
     processes = f"the {launcher.processes} processes of {launcher.name}"
@@ -166,16 +166,16 @@ def _call_within(seconds: int, initialize: Callable[[], None], launcher: _Launch
 
 
 def to_devices(arrays: Any, sharding: "Sharding") -> Any:
-    """A tree of arrays laid out over the devices: of arrays in this host's memory, equal on all hosts, or of arrays on
-    the devices. `jax.device_put` would compare each array in memory with those of all other hosts."""
+    """A tree of arrays placed on the devices, from host memory, equal on all hosts, or from devices. `jax.device_put`
+    would compare each array in host memory with those of all other hosts."""
     import jax
 
-    def placed(array: "jax.Array | np.ndarray | np.generic") -> "jax.Array":
+    def place(array: "jax.Array | np.ndarray | np.generic") -> "jax.Array":
         if isinstance(array, jax.Array):
             return jax.device_put(array, sharding)
         return jax.make_array_from_callback(array.shape, sharding, np.asarray(array).__getitem__)
 
-    return jax.tree.map(placed, arrays)
+    return jax.tree.map(place, arrays)
 
 
 def to_host(array: "jax.Array") -> np.ndarray:
@@ -192,7 +192,7 @@ def to_first_host(array: "jax.Array") -> np.ndarray | None:
 
 
 def _replicated(array: "jax.Array") -> "jax.Array":
-    """`array`, replicated over its devices unless this host can read it as it is."""
+    """`array`, replicated over its devices unless this host can read it already."""
     if array.is_fully_addressable or array.is_fully_replicated:
         return array
     import jax
@@ -203,7 +203,7 @@ def _replicated(array: "jax.Array") -> "jax.Array":
 
 
 def any_host(*flags: bool) -> list[bool]:
-    """For each of the flags, whether it is set on any host. All hosts call it together."""
+    """For each flag, whether it is set on any host. All hosts call it together."""
     import jax
 
     if jax.process_count() == 1:
@@ -214,7 +214,7 @@ def any_host(*flags: bool) -> list[bool]:
 
 
 def is_shared(folder: Path) -> bool:
-    """Whether all hosts see the same folder, which the first can write to. All hosts call it together."""
+    """Whether all hosts see one folder, to which the first can write. All hosts call it together."""
     import jax
 
     group = ProcessGroup(jax.process_index(), jax.process_count())
@@ -225,8 +225,8 @@ def is_shared(folder: Path) -> bool:
 
 
 def end_with_others(end: Callable[[], None]) -> None:
-    """Call `end` once another host is interrupted. A thread polls the coordination service, since the main thread may
-    be waiting for that host."""
+    """Call `end` once another host is interrupted. A thread polls the coordination service, as the main thread may wait
+    for that host."""
     import jax
 
     from ltx2_cli.private_api import coordination_client
@@ -234,7 +234,7 @@ def end_with_others(end: Callable[[], None]) -> None:
     client = coordination_client()
 
     def watch() -> None:
-        with suppress(jax.errors.JaxRuntimeError):  # the service is gone: the run ends, or jax ends the process
+        with suppress(jax.errors.JaxRuntimeError):  # the service has ended, as the run or the first host has
             while not client.key_value_dir_get(INTERRUPTED):
                 time.sleep(POLL)
             client.key_value_set(f"{INTERRUPTED}/{jax.process_index()}", "", allow_overwrite=True)
@@ -249,7 +249,7 @@ def end_others() -> None:
 
     from ltx2_cli.private_api import coordination_client
 
-    client, deadline = coordination_client(), time.monotonic() + LAST_WORDS
+    client, deadline = coordination_client(), time.monotonic() + END_TIMEOUT
     with suppress(jax.errors.JaxRuntimeError):
         client.key_value_set(f"{INTERRUPTED}/{jax.process_index()}", "", allow_overwrite=True)
         while jax.process_index() == 0 and time.monotonic() < deadline:
@@ -259,6 +259,6 @@ def end_others() -> None:
 
 
 def device_error(error: Exception) -> RunError:
-    """The error to show where a device or a collective fails: usually another host ended."""
+    """The error for a failed device or collective: usually another host ended."""
     first_line = str(error).splitlines()[0]
     return RunError(f"another host ended, or a device failed: {first_line}", "the host that ended first says why")

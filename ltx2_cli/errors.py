@@ -26,7 +26,7 @@ class UsageError(CommandError):
 
 
 class RunError(CommandError):
-    """A run that failed after a legal request."""
+    """A failure of a valid request."""
 
 
 class DoesNotFitError(CommandError):
@@ -36,7 +36,7 @@ class DoesNotFitError(CommandError):
 
 
 class MediaCheckError(CommandError):
-    """A clip that was written and failed its checks, with `--strict`."""
+    """A written clip that failed its checks, with `--strict`."""
 
     exit_code = 4
 
@@ -48,10 +48,10 @@ class InterruptedRunError(CommandError):
 
 
 class AbortedRunError(CommandError):
-    """A run that was ended at once, of which an earlier state was kept."""
+    """A run that was interrupted at once, with an earlier state kept."""
 
     exit_code = 130
 
 
 class NotFiniteError(RunError):
-    """What a network made holds a NaN or an infinity."""
+    """A network produced a NaN or an infinity."""

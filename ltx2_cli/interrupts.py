@@ -1,4 +1,4 @@
-"""Ctrl-C, and the SIGTERM or SIGHUP of a machine that is taken away. It imports nothing, so that it is there first."""
+"""Ctrl-C, SIGTERM and SIGHUP. Imports the standard library alone, so that it is ready first."""
 
 import os
 import signal
@@ -11,10 +11,10 @@ from types import FrameType
 from typing import NoReturn
 
 INTERRUPTED = 130  # the exit code
-GRACE = 1.0  # seconds in which the main thread may end by itself
+GRACE = 1.0  # seconds for the main thread to end by itself
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-AT_ONCE = signal.SIGUSR2  # by whose handler a thread raises `KeyboardInterrupt` in the main thread
-IMPORTING = "<frozen importlib._bootstrap>"  # the file of the functions that import a module
+RAISE = signal.SIGUSR2  # its handler raises `KeyboardInterrupt` in the main thread
+IMPORTING = "<frozen importlib._bootstrap>"  # the file of Python's import functions
 SHOW_CURSOR = "\x1b[?25h"
 
 
@@ -22,18 +22,18 @@ SHOW_CURSOR = "\x1b[?25h"
 class StopRequest:
     """Whether a run is to stop after its step."""
 
-    listening: bool = False  # steps are made; otherwise the program is ended at once
+    listening: bool = False  # the run is in its steps; otherwise the program is interrupted at once
     requested: bool = False
 
 
 @dataclass
 class _State:
-    """What the thread that hears signals shares with the main thread."""
+    """State that the listening thread shares with the main thread."""
 
     run: StopRequest = field(default_factory=StopRequest)
     ending: bool = False
-    over: bool = False  # nothing is left to be ended
-    callbacks: list[Callable[[], None]] = field(default_factory=list)  # called before the process is ended by force
+    over: bool = False  # nothing is left to interrupt
+    callbacks: list[Callable[[], None]] = field(default_factory=list)  # called before a forced exit
 
 
 _state = _State()
@@ -41,12 +41,12 @@ _state = _State()
 
 @contextmanager
 def handle_signals() -> Iterator[None]:
-    """In the body, a signal asks the run that listens to stop after its step; without one, and the second time, it
-    raises `KeyboardInterrupt` in the main thread. While that imports a module, which might crash, and where it does not
-    end within `GRACE` seconds, the process is ended.
+    """In the body, a signal asks a listening run to stop after its step; without one, or the second time, it raises
+    `KeyboardInterrupt` in the main thread. The process is ended by force while the main thread imports a module, which
+    might crash, and where it does not end within `GRACE` seconds.
 
-    A thread hears the signals, since Python runs handlers only between two calls into C++, where a step or a wait for
-    another host may take long.
+    A thread receives the signals: Python runs handlers only between calls into C++, where a step or a wait for another
+    host may take long.
     """
     global _state
     _state = _State()
@@ -55,16 +55,18 @@ def handle_signals() -> Iterator[None]:
     os.set_blocking(write_end, False)
     thread = threading.Thread(target=_listen, args=(read_end, numbers), daemon=True)
     thread.start()
-    usual_end = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-    usual = {number: signal.signal(number, lambda *_: None) for number in numbers}  # without a handler the system acts
-    usual[AT_ONCE] = signal.signal(AT_ONCE, _interrupt)
+    previous_fd = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    previous = {
+        number: signal.signal(number, lambda *_: None) for number in numbers
+    }  # without a handler the system acts
+    previous[RAISE] = signal.signal(RAISE, _interrupt)
     try:
         yield
     finally:
         _state.over = True
-        for number, handler in usual.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
-        signal.set_wakeup_fd(usual_end)
+        signal.set_wakeup_fd(previous_fd)
         os.close(write_end)
         thread.join()
         os.close(read_end)
@@ -72,7 +74,7 @@ def handle_signals() -> Iterator[None]:
 
 @contextmanager
 def stop_on_signal(run: StopRequest) -> Iterator[None]:
-    """In the body, signals ask this run to stop after its step, where it listens."""
+    """In the body, signals ask this run to stop after its step."""
     outer, _state.run = _state.run, run
     try:
         yield
@@ -81,19 +83,19 @@ def stop_on_signal(run: StopRequest) -> Iterator[None]:
 
 
 def ignore_signals() -> None:
-    """The program is at its end: another Ctrl-C would only garble what it says."""
+    """Ignore signals from here on: at the end of the program, another Ctrl-C would only garble its message."""
     _state.over = True
-    for number in (*STOP_SIGNALS, AT_ONCE):
+    for number in (*STOP_SIGNALS, RAISE):
         signal.signal(number, signal.SIG_IGN)
 
 
 def on_forced_exit(callback: Callable[[], None]) -> None:
-    """Have this called, such as to tell other hosts, before the process is ended by force."""
+    """Call this before the process is ended by force, for example to end other hosts."""
     _state.callbacks.append(callback)
 
 
 def interrupt_soon() -> None:
-    """In any thread: raise `KeyboardInterrupt` in the main thread, and end the process where that takes too long."""
+    """From any thread: raise `KeyboardInterrupt` in the main thread; end the process where that takes too long."""
     state = _state
 
     def force_exit() -> None:
@@ -109,8 +111,8 @@ def interrupt_soon() -> None:
 
 
 def resend_interrupt(unraisable: "sys.UnraisableHookArgs") -> None:
-    """Python drops an exception raised in a destructor or in jax's callback of the garbage collector. A Ctrl-C that
-    arrived there is sent again, a moment later, when the program is out of it."""
+    """Python's hook for exceptions in destructors and in jax's callback of the garbage collector, which it drops. A
+    Ctrl-C that arrived there is sent again a moment later."""
     if unraisable.exc_type is KeyboardInterrupt:
         threading.Timer(0.05, _wake_main_thread).start()
     else:
@@ -118,14 +120,14 @@ def resend_interrupt(unraisable: "sys.UnraisableHookArgs") -> None:
 
 
 def _wake_main_thread() -> None:
-    """Have it run the handler of `AT_ONCE`, also where it waits for a lock."""
+    """Run the handler of `RAISE` in it, also where it waits for a lock."""
     main = threading.main_thread().ident
     if main is not None and not _state.over:
-        signal.pthread_kill(main, AT_ONCE)
+        signal.pthread_kill(main, RAISE)
 
 
 def _listen(read_end: int, numbers: list[signal.Signals]) -> None:
-    """Obey each signal, whose number the system writes, until the other end is closed."""
+    """Handle each signal, whose number the system writes to the pipe, until the other end is closed."""
     while byte := os.read(read_end, 1):
         run = _state.run
         if byte[0] in numbers and run.listening and not run.requested:
@@ -136,7 +138,7 @@ def _listen(read_end: int, numbers: list[signal.Signals]) -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """The handler of `AT_ONCE`: end what the main thread does."""
+    """The handler of `RAISE`."""
     while frame is not None:
         if frame.f_code.co_filename == IMPORTING:
             _exit("interrupted")

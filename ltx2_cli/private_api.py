@@ -1,7 +1,7 @@
-"""The private names of libraries that this package uses. No other module uses any.
+"""Private names of libraries. No other module uses any.
 
-Each is here because its library has nothing public for the purpose. pyproject.toml bounds the library from above for
-it, and tests/test_private_api.py says which version broke it.
+Their libraries have no public equivalent. pyproject.toml bounds their versions from above, and
+tests/test_private_api.py says which version broke it.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,9 +21,9 @@ _read_program = compilation_cache.get_executable_and_time
 
 
 def discard_unreadable_programs() -> None:
-    """From now on, delete what cannot be read from jax's folder of compiled programs; jax warns, and compiles it.
+    """From now on, delete unreadable files in jax's cache of compiled programs; jax warns and compiles the program.
 
-    Without it, jax compiles a program that was cut short on disk in every run, and never writes it anew.
+    Without it, jax compiles a program whose file is truncated in every run, and never writes it again.
     """
     vars(compilation_cache)["get_executable_and_time"] = _read_or_discard  # whatever its further parameters
 

@@ -1,4 +1,4 @@
-"""Safetensors files that runs leave and go on from: written whole, read back only as they were written."""
+"""Safetensors files of latents and unfinished runs, written atomically and checked when they are read."""
 
 import json
 import zlib
@@ -14,19 +14,19 @@ from safetensors.numpy import save
 from ltx2_cli.errors import UsageError
 from ltx2_cli.files import refuse_special, replacing
 
-CHECKSUM = "crc32"  # in a file's metadata, of all else in it: finds bits that a disk or a network changed
-DTYPES = ("F16", "F32", "F64")  # of these files
+CHECKSUM = "crc32"  # metadata key: of all other content, to find bits that a disk or a network changed
+DTYPES = ("F16", "F32", "F64")
 
 
 def write_tensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file with a checksum, under a temporary name until it is whole. Equal tensors and metadata
-    make equal bytes. Raises `RunError` where it cannot be written."""
+    """Write a safetensors file with a checksum, under a temporary name until it is complete. Equal tensors and
+    metadata make equal bytes. Raises `RunError` where it cannot be written."""
     arrays = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     with replacing(path) as temporary:
-        # not by safetensors' own writing, which leaves a temporary file of another name where the process is killed
+        # safetensors' own writer leaves a temporary file of another name where the process is killed
         content = memoryview(save(arrays, {**metadata, CHECKSUM: checksum(arrays, metadata)}))
         end = 8 + int.from_bytes(content[:8], "little")
-        # safetensors leaves the order of the header's keys to chance
+        # safetensors writes the header's keys in random order
         ordered = json.dumps(
             json.loads(bytes(content[8:end])), sort_keys=True, separators=(",", ":"), ensure_ascii=False
         )
@@ -38,7 +38,7 @@ def write_tensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mappi
 
 @contextmanager
 def open_tensors(path: Path, content: str, hint: str) -> Iterator[Any]:
-    """A safetensors file. Raises `UsageError` where it is none, or cannot be read in the body."""
+    """An open safetensors file. Raises `UsageError` where it is another kind of file, or cannot be read in the body."""
     refuse_special(path, hint)
     try:
         with safe_open(path, "np") as file:
@@ -48,8 +48,8 @@ def open_tensors(path: Path, content: str, hint: str) -> Iterator[Any]:
 
 
 def read_tensors(path: Path, content: str, hint: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The tensors and the metadata of a safetensors file. Raises `UsageError` where it is none, or not as it was
-    written; a file that another program wrote has no checksum."""
+    """The tensors and the metadata of a safetensors file. Raises `UsageError` for another kind of file or a damaged
+    one; files of other programs have no checksum."""
     with open_tensors(path, content, hint) as file:
         names, metadata = file.keys(), file.metadata() or {}
         for name in names:
@@ -65,7 +65,7 @@ def read_tensors(path: Path, content: str, hint: str) -> tuple[dict[str, np.ndar
 
 
 def checksum(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> str:
-    """The CRC-32 of contiguous tensors, and of all metadata but the checksum; their order changes nothing."""
+    """The CRC-32 of contiguous tensors and of all metadata but the checksum, in any order."""
     total = 0
     for name, text in sorted(metadata.items()):
         total = zlib.crc32(f"{name}={text}\0".encode() if name != CHECKSUM else b"", total)

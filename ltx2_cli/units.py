@@ -1,4 +1,4 @@
-"""Quantities as people say them."""
+"""Quantities as text."""
 
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 

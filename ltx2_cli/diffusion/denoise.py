@@ -1,4 +1,4 @@
-"""The loop from noise to latents: rectified flow, Euler steps."""
+"""The denoising loop: rectified flow, Euler steps."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ def denoise(
     start: jax.Array,
     stop: jax.Array,
 ) -> Streams[jax.Array]:
-    """`latents`, float32 [videos, tokens, channels] at sigmas[start], taken to sigmas[stop].
+    """`latents`, float32 [videos, tokens, channels], denoised from sigmas[start] to sigmas[stop].
 
     `velocity(latents, sigma)` gives noise minus clean for every pass, [passes, videos, tokens, channels]. The bounds
     are traced: any range of any schedule runs in one compiled program.
@@ -36,6 +36,6 @@ def denoise(
 def euler(
     noisy: jax.Array, velocities: jax.Array, weights: GuidanceWeights, sigma: jax.Array, following: jax.Array
 ) -> jax.Array:
-    """One stream one step on: x0 = x − σ·v for every pass, guided, then x + (σ' − σ)·(x − x0)/σ."""
+    """One Euler step of one stream: x0 = x − σ·v for every pass, guided, then x + (σ' − σ)·(x − x0)/σ."""
     clean = guide(noisy - sigma * velocities.astype(noisy.dtype), weights)
     return noisy + (following - sigma) / sigma * (noisy - clean)

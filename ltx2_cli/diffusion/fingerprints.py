@@ -14,19 +14,19 @@ SKETCH = "sketch"  # the key of sketches in records
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What is kept of an array."""
+    """Size, hash and sketch of an array."""
 
-    size: int  # how many numbers there are
-    sha256: str  # of them in float32, little-endian, as they lie
+    size: int  # number of values
+    sha256: str  # of the values in float32, little-endian, in C order
     sketch: np.ndarray  # float32 [BUCKETS]; empty where it was left out, and errors are unknown
 
     def error(self, other: "Fingerprint") -> float:
-        """About the relative L2 error of the array behind `other`, of the same size: off by more than 4 % of itself in
-        one case of three, and 0 also for what float32 does not tell apart."""
+        """Estimate of the relative L2 error of the array behind `other`, of the same size: within 4 % of the true one
+        in two cases of three, and 0 where float32 rounds the difference away."""
         return float(np.linalg.norm(other.sketch - self.sketch) / np.linalg.norm(self.sketch))
 
     def values(self) -> dict[str, int | str]:
-        """In plain values, for a record."""
+        """Plain values for a record."""
         sketch = b64encode(self.sketch.astype("<f4").tobytes()).decode()
         return {"size": self.size, "sha256": self.sha256, SKETCH: sketch}
 
@@ -43,7 +43,7 @@ def fingerprint(array: np.ndarray) -> Fingerprint:
 
 
 def read_fingerprint(values: Mapping[str, Any]) -> Fingerprint:
-    """What `Fingerprint.values` gave. Raises `ValueError`, `KeyError` or `TypeError` where it is something else."""
+    """The inverse of `Fingerprint.values`. Raises `ValueError`, `KeyError` or `TypeError` for other values."""
     sketch = np.frombuffer(b64decode(values.get(SKETCH, ""), validate=True), "<f4")
     if SKETCH in values and sketch.shape != (BUCKETS,):
         raise ValueError("not a sketch")

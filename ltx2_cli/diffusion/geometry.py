@@ -1,4 +1,4 @@
-"""How many latents a clip has, and where each lies in time and space."""
+"""The number of latents of a clip, and their positions in time and space."""
 
 from dataclasses import dataclass
 
@@ -7,22 +7,22 @@ import numpy as np
 
 @dataclass(frozen=True)
 class VAECompression:
-    """How the autoencoders divide a clip: frames and pixels of a video latent, audio latents of a second."""
+    """Compression of the autoencoders: frames and pixels per video latent, audio latents per second."""
 
     frames: int
     pixels: int
     audio_rate: float
 
     def clip_size(self, frames: int, height: int, width: int) -> tuple[int, int, int]:
-        """Frames, height and width of the clip that so many latents decode to."""
+        """Frames, height and width in pixels of the clip that so many latents decode to."""
         return (frames - 1) * self.frames + 1, height * self.pixels, width * self.pixels
 
 
 @dataclass(frozen=True)
 class LatentScale:
-    """What one latent covers for the denoiser: frames, pixels, and steps of the mel spectrogram.
+    """Extent of one latent for the denoiser: frames, pixels, and steps of the mel spectrogram.
 
-    `causal_offset` is how many frames (mel steps) the first latent covers; the others cover `time` (`mel`).
+    The first latent covers `causal_offset` frames (mel steps), the others `time` (`mel`).
     """
 
     time: int
@@ -51,19 +51,19 @@ class Geometry:
         return self.frames * self.height * self.width
 
     def video_positions(self) -> np.ndarray:
-        """Middles of the video tokens: seconds, pixels down, pixels right; float32 [tokens, 3]."""
+        """Centres of the video tokens: seconds, pixels down, pixels right; float32 [tokens, 3]."""
         cells = np.indices((self.frames, self.height, self.width), dtype=np.float32).reshape(3, -1)
         time = self._seconds(cells[0], self.scales.time, 1, self.fps)
         height, width = (cells[1] + 0.5) * self.scales.height, (cells[2] + 0.5) * self.scales.width
         return np.stack([time, height, width], axis=-1).astype(np.float32)
 
     def audio_positions(self) -> np.ndarray:
-        """Middles of the audio tokens in seconds; float32 [tokens, 1]."""
+        """Centres of the audio tokens in seconds; float32 [tokens, 1]."""
         cells = np.arange(self.audio_frames, dtype=np.float32)
         return self._seconds(cells, self.scales.mel, self.scales.mel_hop, self.scales.sampling_rate)[:, None]
 
     def _seconds(self, cells: np.ndarray, scale: int, hop: int, rate: float) -> np.ndarray:
-        """Seconds at the middle of latents of `scale` steps, each of hop / rate seconds; float32 all the way."""
+        """Seconds at the centres of latents of `scale` steps of hop / rate seconds; float32 throughout."""
         edges = (np.maximum(edge * scale + self.scales.causal_offset - scale, 0) for edge in (cells, cells + 1))
         start, end = (edge * np.float32(hop) / np.float32(rate) for edge in edges)
         return (start + end) / 2
@@ -72,7 +72,7 @@ class Geometry:
 def clip_geometry(
     num_frames: int, height: int, width: int, fps: float, compression: VAECompression, scales: LatentScale
 ) -> Geometry:
-    """The latents of `num_frames` (8k + 1) frames of `height` x `width` pixels, and of as much sound."""
+    """The latents of `num_frames` (8k + 1) frames of `height` x `width` pixels, and of sound of that length."""
     return Geometry(
         frames=(num_frames - 1) // compression.frames + 1,
         height=height // compression.pixels,

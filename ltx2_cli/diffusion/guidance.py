@@ -19,7 +19,7 @@ SMALLEST_STD = 1e-12
 
 
 class Pass(Enum):
-    """One evaluation of the model within a step: what it is shown, what it is denied."""
+    """One evaluation of the model within a step, by its inputs."""
 
     COND = "the prompt"
     UNCOND = "the negative prompt"
@@ -28,7 +28,7 @@ class Pass(Enum):
 
 
 class GuidanceWeights(NamedTuple):
-    """Traced: the weight of each pass [passes], and how far the result's spread returns to the conditional's."""
+    """Traced arrays: the weight of each pass [passes], and the strength of the rescale to the conditional spread."""
 
     passes: jax.Array | np.ndarray
     rescale: jax.Array | np.ndarray
@@ -46,7 +46,7 @@ def pass_weights(guidance: Guidance) -> dict[Pass, float]:
 
 
 def needed_passes(guidance: Streams[Guidance]) -> tuple[Pass, ...]:
-    """The passes that either stream wants, the conditional first."""
+    """The passes that either stream needs, the conditional one first."""
     streams = [pass_weights(stream) for stream in guidance]
     return tuple(name for name in Pass if name is Pass.COND or any(weights[name] for weights in streams))
 
@@ -58,9 +58,9 @@ def traced_weights(guidance: Guidance, passes: tuple[Pass, ...]) -> GuidanceWeig
 
 
 def guide(predictions: jax.Array, weights: GuidanceWeights) -> jax.Array:
-    """One prediction from those of all passes, float32 [passes, videos, tokens, channels], the conditional first.
+    """The weighted sum of all passes' predictions, float32 [passes, videos, tokens, channels], the conditional first.
 
-    The rescale compares standard deviations over one video's tokens and channels.
+    The rescale compares standard deviations over the tokens and channels of one video.
     """
     guided = jnp.tensordot(weights.passes, predictions, axes=1, precision="highest")
     deviation = jnp.std(predictions[0], axis=(1, 2), keepdims=True)

@@ -1,4 +1,4 @@
-"""Latents as tokens and as files, and the noise they begin as.
+"""Latents as tokens and as files, and initial noise.
 
 Tokens are float32 [videos, tokens, channels]; files hold video [1, channels, frames, height, width] and audio
 [1, channels, frames, mel], normalised, as the denoiser sees them.
@@ -21,11 +21,11 @@ from ltx2_cli.request.spec import Streams
 from ltx2_cli.request.validation import MAX_FPS, MAX_FRAMES, MAX_SIDE
 from ltx2_cli.tensor_file import CHECKSUM, open_tensors, read_tensors, write_tensors
 
-A = TypeVar("A", jax.Array, np.ndarray)  # nothing is compiled for what lies on the host
+A = TypeVar("A", jax.Array, np.ndarray)  # arrays on the host need no compiled program
 Shape = tuple[int, ...]
 SIZE = ("num_frames", "height", "width")  # of the clip, in a file's metadata
-LEAST_NOISE = 0.1  # standard deviation; that of noise is 1
-STAGES = ("stage1", "upsampled", "final")  # what latents are that a stage left
+MIN_NOISE_STD = 0.1  # that of noise is 1
+STAGES = ("stage1", "upsampled", "final")  # of which a file holds the latents
 LIMITS = {**dict(zip(SIZE, (MAX_FRAMES, MAX_SIDE, MAX_SIDE), strict=True)), "fps": MAX_FPS}
 DIGITS, DECIMAL = re.compile("[0-9]{1,9}"), re.compile(r"[0-9]{1,9}(\.[0-9]{1,20})?")
 PUBLISHED_COMPRESSION = VAECompression(frames=8, pixels=32, audio_rate=25.0)
@@ -48,7 +48,7 @@ def file_shapes(geometry: Geometry, channels: Streams[int], audio_latent_mels: i
 
 
 def pack(latents: Streams[A]) -> Streams[A]:
-    """Files' layout to tokens: video tokens run over frame, row, column; audio features over channel, mel."""
+    """Files' layout to tokens: video tokens in the order frame, row, column; audio features channel, mel."""
     video, audio = latents
     return Streams(
         video.transpose(0, 2, 3, 4, 1).reshape(video.shape[0], -1, video.shape[1]),
@@ -57,14 +57,14 @@ def pack(latents: Streams[A]) -> Streams[A]:
 
 
 def token_shapes(videos: int, shapes: Streams[Shape]) -> Streams[Shape]:
-    """Shapes of the tokens of so many videos, of one video's shapes in a file."""
+    """Shapes of the tokens of `videos` videos, given the shapes of one in a file."""
     _, channels, frames, height, width = shapes.video
     _, audio_channels, audio_frames, mels = shapes.audio
     return Streams((videos, frames * height * width, channels), (videos, audio_frames, audio_channels * mels))
 
 
 def unpack(tokens: Streams[A], shapes: Streams[Shape]) -> Streams[A]:
-    """Tokens to the files' layout, one row a video."""
+    """Tokens to the files' layout, one row per video."""
     _, channels, frames, height, width = shapes.video
     video = tokens.video.reshape(-1, frames, height, width, channels)
     _, channels, frames, mels = shapes.audio
@@ -89,7 +89,7 @@ def read_noise(path: str, shapes: Streams[Shape]) -> Streams[np.ndarray]:
     for name in Streams._fields:
         if not np.isfinite(tensors[name]).all():
             raise UsageError(f"the noise file {path} holds values that are not finite", NOISE_FILE)
-        if tensors[name].std() < LEAST_NOISE:
+        if tensors[name].std() < MIN_NOISE_STD:
             raise UsageError(
                 f"the `{name}` of the noise file {path} is nearly the same everywhere, no noise", NOISE_FILE
             )
@@ -102,7 +102,7 @@ class LatentsFile:
 
     path: Path
     shapes: Streams[Shape]
-    metadata: Mapping[str, str]  # what `save_latents` was given; nothing in a file that another program wrote
+    metadata: Mapping[str, str]  # as given to `save_latents`; empty in a file of another program
 
     @property
     def fps(self) -> float | None:
@@ -111,28 +111,27 @@ class LatentsFile:
 
     @property
     def size(self) -> tuple[int, int, int]:
-        """Frames, height and width of the clip that they decode to; where the file does not say it, as the published
-        autoencoders compress."""
+        """Frames, height and width of the decoded clip; where the file does not say them, as the published autoencoders
+        compress."""
         if all(name in self.metadata for name in SIZE):
             frames, height, width = (int(self.metadata[name]) for name in SIZE)
             return frames, height, width
         return PUBLISHED_COMPRESSION.clip_size(*self.shapes.video[2:])
 
     def read(self) -> Streams[np.ndarray]:
-        """The latents, float32 in the files' layout. Raises `UsageError` where they are not finite, or not those that
-        were written."""
+        """The latents, float32 in the files' layout. Raises `UsageError` where they are not finite, or damaged."""
         tensors, _ = read_tensors(self.path, "a clip's latents", LATENTS_FILE)
         if not all(np.isfinite(tensors[name]).all() for name in Streams._fields):
             raise UsageError(f"the latents in {self.path} are not finite", "make them again")
         return Streams(*(tensors[name].astype(np.float32) for name in Streams._fields))
 
     def sha256(self) -> str:
-        """Of the numbers alone: latents that are made again have the same, whatever else their file says."""
+        """Hash of the values alone: equal latents have the same one, whatever the metadata."""
         return sha256(b"".join(stream.tobytes() for stream in self.read())).hexdigest()
 
 
 def open_latents(path: Path) -> LatentsFile:
-    """The header of the latents in `path`. Raises `UsageError` for a file that holds none, or says what cannot be."""
+    """The header of the latents in `path`. Raises `UsageError` for a file without latents or with wrong metadata."""
     with open_tensors(path, "latents", LATENTS_FILE) as file:
         names, metadata = file.keys(), file.metadata() or {}
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
@@ -155,8 +154,8 @@ def open_latents(path: Path) -> LatentsFile:
 
 
 def save_latents(latents: Streams[jax.Array | np.ndarray], path: Path, metadata: Mapping[str, str]) -> None:
-    """Write one video's latents as float32 `video` and `audio`, under a temporary name until they are whole.
+    """Write one video's latents as float32 `video` and `audio`, under a temporary name until they are complete.
 
-    Raises `RunError` where there is no room.
+    Raises `RunError` where they cannot be written.
     """
     write_tensors(path, {name: np.asarray(stream) for name, stream in latents._asdict().items()}, metadata)

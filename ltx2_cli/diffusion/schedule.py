@@ -1,4 +1,4 @@
-"""Noise levels from 1 to 0: a shifted line whose last level above zero is fixed (model and pipeline of LTX-2)."""
+"""Noise levels (sigmas) from 1 to 0: a shifted line with a fixed last level above zero, as LTX-2 uses."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from ltx2_cli.request.validation import MAX_STEPS
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a checkpoint wants its noise levels spaced; names and defaults as in its scheduler's config."""
+    """Spacing of a checkpoint's noise levels; names and defaults as in its scheduler's config."""
 
     use_dynamic_shifting: bool = False
     shift: float = 1.0  # where shifting is not dynamic
@@ -20,7 +20,7 @@ class Schedule:
     shift_terminal: float | None = None
 
     def shift_factor(self, tokens: int) -> float:
-        """How strongly so many tokens shift the line: e^μ, μ on a line through the two anchors, not clamped."""
+        """The shift for so many tokens: e^μ, with μ on a line through the two anchors, not clamped."""
         if not self.use_dynamic_shifting:
             return self.shift
         slope = (self.max_shift - self.base_shift) / (self.max_image_seq_len - self.base_image_seq_len)
@@ -40,5 +40,5 @@ class Schedule:
 
 
 def pad_sigmas(sigmas: np.ndarray) -> np.ndarray:
-    """`sigmas` in a table of fixed length, so that another number of steps is not another program."""
+    """`sigmas` padded to a fixed length: another number of steps needs no other program."""
     return np.pad(sigmas, (0, MAX_STEPS + 1 - len(sigmas)))

@@ -1,4 +1,4 @@
-"""Upsampled clips: their sizes, and what may be done to their latents before they are refined."""
+"""Sizes of upsampled clips, and corrections of upsampled latents before the second stage."""
 
 from dataclasses import dataclass
 
@@ -12,24 +12,24 @@ from ltx2_cli.errors import UsageError
 
 @dataclass(frozen=True)
 class UpsampleFactors:
-    """How latents are resampled: `time` for each one along time, but for the first, which stands alone; `up` for each
-    one in height and in width, of which every `down`-th is kept."""
+    """How latents are resampled: `time` for each along time, except the first, which stays one; `up` for each in height
+    and width, of which every `down`-th is kept."""
 
     time: int
     up: int
     down: int
 
     def upsampled(self, frames: int, height: int, width: int) -> tuple[int, int, int]:
-        """How many latents are made of so many; what is left over of a cell in height or width counts as one."""
+        """The size of upsampled latents; height and width are rounded up."""
         return self.time * (frames - 1) + 1, -(-height * self.up // self.down), -(-width * self.up // self.down)
 
 
 def stage1_size(
     num_frames: int, height: int, width: int, by: UpsampleFactors, compression: VAECompression
 ) -> tuple[int, int, int]:
-    """Frames, height and width of the clip of which one of this size is made, all in frames and pixels.
+    """Frames, height and width of the first stage's clip, for a second stage of this size; in frames and pixels.
 
-    Raises `UsageError` with the nearest size that can be made where this one cannot.
+    Raises `UsageError` with the nearest possible size where this one is impossible.
     """
     wanted = (num_frames, height, width)
     sizes = [compression.clip_size(*by.upsampled(side, side, side)) for side in range(1, max(wanted) + 1)]
@@ -46,37 +46,37 @@ def stage1_size(
 
 # Of de-normalised latents [batch, frames, height, width, channels]. A strength of 0 leaves them bit-identical.
 
-PLACES = (1, 2, 3)  # frames, height, width
-STEEPNESS, KNEE = 4.0, 1.0  # of the sigmoid that says how large a latent is
-MOST, SHARE = 0.8, 0.75  # what is taken of the largest latents, and how much of that at full compression
+POSITIONS = (1, 2, 3)  # the axes of frames, height, width
+STEEPNESS, KNEE = 4.0, 1.0  # of the sigmoid that selects large latents
+MAX_REDUCTION, FULL_STRENGTH = 0.8, 0.75  # of the largest latents; the share of it at a compression of 1
 
 
 def adain(latents: jax.Array, reference: jax.Array, factor: jax.Array | float) -> jax.Array:
-    """`latents` moved by `factor` of the way to the mean and standard deviation that `reference`, of any size, has in
-    each clip and channel; float32.
+    """`latents` moved by `factor` of the way to the mean and standard deviation of `reference`, per clip and channel;
+    float32. The reference may have another size.
 
     Adaptive instance normalisation: Huang and Belongie, 2017, https://arxiv.org/abs/1703.06868, equation 8.
     """
     latents = latents.astype(jnp.float32)
     mean, std = _statistics(latents)
-    wanted_mean, wanted_std = _statistics(reference.astype(jnp.float32))
-    level = jnp.where(std > 0, (latents - mean) / jnp.where(std > 0, std, 1), 0)
-    return latents + factor * (level * wanted_std + wanted_mean - latents)
+    reference_mean, reference_std = _statistics(reference.astype(jnp.float32))
+    normalised = jnp.where(std > 0, (latents - mean) / jnp.where(std > 0, std, 1), 0)
+    return latents + factor * (normalised * reference_std + reference_mean - latents)
 
 
 def tone_map(latents: jax.Array, compression: jax.Array | float) -> jax.Array:
-    """`latents` with the large ones made smaller, by at most 60 % at a `compression` of 1; float32.
+    """`latents` with large values reduced, by at most 60 % at a `compression` of 1; float32.
 
     x · (1 − 0.8·s·sigmoid(4·s·(|x| − 1))) with s = 0.75·compression: `tone_map_latents` of diffusers'
-    LTX2LatentUpsamplePipeline, for which no paper is named.
+    LTX2LatentUpsamplePipeline, which names no paper.
     """
-    latents, strength = latents.astype(jnp.float32), SHARE * compression
-    size = jax.nn.sigmoid(STEEPNESS * strength * (jnp.abs(latents) - KNEE))
-    return latents * (1 - MOST * strength * size)
+    latents, strength = latents.astype(jnp.float32), FULL_STRENGTH * compression
+    reduction = jax.nn.sigmoid(STEEPNESS * strength * (jnp.abs(latents) - KNEE))
+    return latents * (1 - MAX_REDUCTION * strength * reduction)
 
 
 def _statistics(latents: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Mean and unbiased standard deviation of each channel; 0 for a single latent."""
-    mean = latents.mean(PLACES, keepdims=True)
-    squares = jnp.square(latents - mean).sum(PLACES, keepdims=True)
+    mean = latents.mean(POSITIONS, keepdims=True)
+    squares = jnp.square(latents - mean).sum(POSITIONS, keepdims=True)
     return mean, jnp.sqrt(squares / max(latents[0, ..., 0].size - 1, 1))

@@ -1,4 +1,4 @@
-"""What is wrong with a finished clip, as far as numbers tell: a picture or a sound that cannot have been meant."""
+"""Checks of a finished clip: black, flat or frozen pictures, silent or clipped sound, unequal lengths."""
 
 from collections.abc import Iterator
 
@@ -7,21 +7,21 @@ from numpy.typing import NDArray
 
 from ltx2_cli.media import Frames, Media
 
-SIDE = 64  # about so many rows and columns of a frame are looked at: they show whatever fills it
-FEW = 1e-3  # of a frame's values may be otherwise: a speck, 20x20 pixels of 768x512
+SIDE = 64  # about the number of rows and columns of a frame that are checked
+SPECK = 1e-3  # the share of a frame's values that may differ: 20x20 pixels of 768x512
 DARK = 16  # levels of 255: less than a four-hundredth of white's light
-FLAT = 6  # levels around a frame's mean: hardly to be seen, and light falls off by more on any wall
-STILL = 3  # levels between frames: less than grain, breath or wind make
+FLAT = 6  # levels around a frame's mean: hardly visible, and light falls off by more on any wall
+STILL = 3  # levels between frames: less than grain, breath or wind cause
 SILENT = 1e-3  # of full scale, -60 dB: under the noise of a quiet room
-FULL = 32767 / 32768  # the largest sample of 16 bits; decoding cuts off what is beyond full scale
-CLIPPED = 1e-2  # of the samples: a pure tone that just reaches full scale is there for 0.005 of them
-APART = 0.1  # seconds: sound is as long as whole latents of 0.04 s but for 0.03 s, so that it may be 0.05 s short
+FULL = 32767 / 32768  # the largest sample of 16 bits; decoding clips to full scale
+CLIPPED = 1e-2  # of the samples: a pure tone that just reaches full scale does so in 0.005 of them
+MAX_DIFFERENCE = 0.1  # of lengths, in seconds: sound of whole latents, less 0.03 s, may be 0.05 s short
 
 
 def findings(media: Media) -> list[str]:
-    """A sentence for each thing that is wrong with `media`. A picture or a sound that was left out is not wrong."""
+    """A sentence for each thing that is wrong with `media`. Missing picture or sound is not wrong."""
     picture, sound = len(media.frames) / media.fps, len(media.waveform) / media.sample_rate
-    differ = picture and sound and abs(picture - sound) > APART
+    differ = picture and sound and abs(picture - sound) > MAX_DIFFERENCE
     lengths = [f"picture and sound differ in length: {picture:.2f} s and {sound:.2f} s"] if differ else []
     return [*_picture_findings(media.frames), *_sound_findings(media.waveform), *lengths]
 
@@ -41,8 +41,8 @@ def _picture_findings(frames: Frames) -> Iterator[str]:
 
 
 def _rare(values: NDArray[np.bool_]) -> bool:
-    """Whether a few at most are true."""
-    return bool(np.count_nonzero(values) <= FEW * values.size)
+    """Whether at most a speck is true."""
+    return bool(np.count_nonzero(values) <= SPECK * values.size)
 
 
 def _sound_findings(waveform: NDArray[np.float32]) -> Iterator[str]:

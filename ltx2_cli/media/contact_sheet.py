@@ -1,4 +1,4 @@
-"""Many clips on one picture, to choose from: a row a clip, frames across, a caption above."""
+"""Contact sheet of several clips: one row of frames per clip, with a caption above."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -12,41 +12,41 @@ from PIL import Image, ImageDraw, ImageFont
 from ltx2_cli.files import replacing
 from ltx2_cli.media import Media
 
-ACROSS = 6  # frames of a clip
-LONGEST = 192  # pixels of a frame's longer side
+FRAMES_PER_CLIP = 6
+LONGER_SIDE = 192  # of a frame, in pixels
 GAP = 6  # pixels between frames
-TEXT = 14  # pixels of a line
-PAPER, INK = "white", "black"
+FONT_SIZE = 14  # pixels
+BACKGROUND, TEXT_COLOUR = "white", "black"
 
 
 @dataclass(frozen=True)
 class Row:
-    """What is shown of one clip."""
+    """The caption and the frames of one clip."""
 
     caption: str
     images: Sequence[Image.Image]
 
 
 def row(caption: str, clip: Media) -> Row:
-    """A clip's first frame, its last, and those between them at equal distances, made small."""
+    """Evenly spaced frames of a clip, the first and the last among them, scaled down."""
     count = len(clip.frames)
-    places = np.linspace(0, count - 1, min(ACROSS, count)).round().astype(int)
-    images = [Image.fromarray(clip.frames[place]) for place in places]
+    indices = np.linspace(0, count - 1, min(FRAMES_PER_CLIP, count)).round().astype(int)
+    images = [Image.fromarray(clip.frames[index]) for index in indices]
     for image in images:
-        image.thumbnail((LONGEST, LONGEST))
+        image.thumbnail((LONGER_SIDE, LONGER_SIDE))
     return Row(" ".join(caption.split()), images)
 
 
 def write_contact_sheet(rows: Sequence[Row], path: Path) -> None:
-    """Write a PNG, replacing what is there. Raises `RunError` with what the system says."""
+    """Write a PNG, replacing an existing file. Raises `RunError` where it cannot be written."""
     width = max(sum(image.width + GAP for image in clip.images) for clip in rows) + GAP
-    line = TEXT + 2 * GAP
+    line = FONT_SIZE + 2 * GAP
     heights = [line + clip.images[0].height for clip in rows]
-    sheet = Image.new("RGB", (width, sum(heights) + GAP), PAPER)
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(TEXT)
+    sheet = Image.new("RGB", (width, sum(heights) + GAP), BACKGROUND)
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(FONT_SIZE)
     top = 0
     for clip, height in zip(rows, heights, strict=True):
-        draw.text((GAP, top + GAP), _fitting(clip.caption, width - 2 * GAP, font), INK, font)
+        draw.text((GAP, top + GAP), _cut(clip.caption, width - 2 * GAP, font), TEXT_COLOUR, font)
         left = GAP
         for image in clip.images:
             sheet.paste(image, (left, top + line))
@@ -56,8 +56,8 @@ def write_contact_sheet(rows: Sequence[Row], path: Path) -> None:
         sheet.save(temporary, "PNG")
 
 
-def _fitting(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
-    """As much of the text as there is room for."""
+def _cut(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
+    """The text, cut to a width in pixels."""
     shown = text[:width]  # no letter is narrower than a pixel
     if shown == text and font.getlength(text) <= width:
         return text

@@ -1,4 +1,4 @@
-"""An mp4: what it is, what it says of itself, and how far it is from another."""
+"""An mp4: its streams, its metadata, and its difference from another."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,11 @@ import imageio_ffmpeg
 from ltx2_cli.errors import UsageError
 
 KEY_PREFIX = "ltx2."  # of the keys of our metadata
-SPECIAL = re.compile(r"([=;#\\\n])")  # what ffmpeg's metadata format wants a backslash before
+SPECIAL = re.compile(r"([=;#\\\n])")  # characters that ffmpeg's metadata format escapes
 ENTRY = re.compile(r"^((?:\\.|[^\\=\n])+)=((?:\\[\s\S]|[^\\\n])*)$", re.MULTILINE)
 ESCAPED = re.compile(r"\\([\s\S])")
 MAX_OUTPUT = 2**26  # bytes; ffmpeg prints about 60 a packet
-BOX = slice(4, 8), b"ftyp"  # where an mp4's first box has its name, and the name
+BOX = slice(4, 8), b"ftyp"  # place and name of an mp4's first box
 STREAMS = {"v": "picture", "a": "sound"}
 # by stream: what ffmpeg computes, the name it is printed under, and its unit
 MEASURES = {
@@ -29,7 +29,7 @@ RETRY = "the file is cut short or changed; copy or make it again"
 
 @dataclass(frozen=True)
 class VideoFile:
-    """The picture and the sound of a file, by its packets; nothing is decoded."""
+    """Picture and sound of a file, read from its packets without decoding."""
 
     path: Path
     width: int
@@ -37,7 +37,7 @@ class VideoFile:
     num_frames: int
     seconds: float
     sample_rate: int | None  # None: no sound
-    metadata: Mapping[str, str]  # what the writer was told; nothing where another program wrote the file
+    metadata: Mapping[str, str]  # as given to `write_mp4`; empty in a file of another program
 
     @property
     def fps(self) -> float:
@@ -46,7 +46,7 @@ class VideoFile:
 
 
 def metadata_text(metadata: Mapping[str, str]) -> str:
-    """What a file is to say of itself, in ffmpeg's metadata format; the order of the keys changes nothing."""
+    """Metadata in ffmpeg's format, sorted by key."""
     pairs = ((SPECIAL.sub(r"\\\1", key), SPECIAL.sub(r"\\\1", text)) for key, text in sorted(metadata.items()))
     return "\n".join([";FFMETADATA1", *(f"{KEY_PREFIX}{key}={text}" for key, text in pairs), ""])
 
@@ -59,7 +59,7 @@ def is_video(path: Path) -> bool:
 
 
 def open_video(path: Path) -> VideoFile:
-    """The video in `path`. Raises `UsageError` where it is damaged, or has no picture."""
+    """The streams and metadata of `path`. Raises `UsageError` where it is damaged, or has no picture."""
     output = run_ffmpeg(path, ["-f", "ffmetadata", "-"])
     pairs = [[ESCAPED.sub(r"\1", text) for text in pair] for pair in ENTRY.findall(output)]
     packets = run_ffmpeg(path, ["-map", "0:v:0?", "-map", "0:a:0?", "-c", "copy", "-f", "framecrc", "-"])
@@ -79,9 +79,9 @@ def open_video(path: Path) -> VideoFile:
     )
 
 
-def run_ffmpeg(path: Path, wanted: Sequence[str]) -> str:
-    """What ffmpeg prints of a file; raises `UsageError` with its first error."""
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-loglevel", "error", "-i", f"file:{path}", *wanted]
+def run_ffmpeg(path: Path, options: Sequence[str]) -> str:
+    """The output of ffmpeg for a file. Raises `UsageError` with its first error."""
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-loglevel", "error", "-i", f"file:{path}", *options]
     with TemporaryFile() as log, Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=log) as process:
         assert process.stdout
         output = process.stdout.read(MAX_OUTPUT + 1)
@@ -97,21 +97,21 @@ def run_ffmpeg(path: Path, wanted: Sequence[str]) -> str:
 
 
 def first_error(log: bytes, code: int) -> str:
-    """The first line of ffmpeg's log, which is the cause of the others, without the name of the part that complains."""
+    """The first line of ffmpeg's log, which causes the others, without the name of the component."""
     lines = [line for line in log.decode(errors="replace").splitlines() if line.strip()]
     return re.sub(r"^(\[[^]]*\] )+", "", lines[0]) if lines else f"it ended with code {code}"
 
 
 def video_differences(first: Path, second: Path) -> dict[str, str]:
-    """`picture` and `sound`, each if its packets differ: by how much once they are decoded, as far as it is to be
-    measured. Raises `UsageError` for a file that is damaged."""
+    """The streams, `picture` and `sound`, whose packets differ, each with the measured difference of the decoded data.
+    Raises `UsageError` for a damaged file."""
     hashes = [_packet_hashes(first), _packet_hashes(second)]
     different = [kind for kind in STREAMS if hashes[0].get(kind) != hashes[1].get(kind)]
     return {STREAMS[kind]: _difference(kind, first, second) for kind in different}
 
 
 def _packet_hashes(path: Path) -> dict[str, str]:
-    """A hash for each kind of stream."""
+    """The hash of each kind of stream."""
     output = run_ffmpeg(path, ["-map", "0", "-c", "copy", "-f", "streamhash", "-"])
     return dict(re.findall(r"^\d+,([va]),(\S+)$", output, re.MULTILINE))
 

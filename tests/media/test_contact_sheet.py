@@ -8,18 +8,18 @@ import pytest
 from PIL import Image, ImageFont
 
 from ltx2_cli.media import Media
-from ltx2_cli.media.contact_sheet import TEXT, _fitting, row, write_contact_sheet
+from ltx2_cli.media.contact_sheet import FONT_SIZE, _cut, row, write_contact_sheet
 
 CLIP = Media(np.zeros((9, 64, 64, 3), np.uint8), np.zeros((0, 2), np.float32), 24.0, 24000)
 
 
 def test_a_caption_is_as_much_of_the_prompt_as_fits():
-    font = ImageFont.load_default(TEXT)
+    font = ImageFont.load_default(FONT_SIZE)
     text = "a fox yawns at dawn"
     width = int(font.getlength("a fox yawns…")) + 1
-    assert _fitting(text, width, font) == "a fox yawns…"
-    assert _fitting(text, 1000, font) == text
-    assert _fitting(text, 1, font) == "…"
+    assert _cut(text, width, font) == "a fox yawns…"
+    assert _cut(text, 1000, font) == text
+    assert _cut(text, 1, font) == "…"
 
 
 @pytest.mark.parametrize("letter", ["i", "W", "雨"])
