@@ -1,5 +1,4 @@
-"""The networks on the devices: each is loaded when its phase begins and, unless kept resident, dropped after it. Where
-devices run out of memory, the error names what was being done, and what would help that."""
+"""The networks on the devices, each loaded when its phase begins; and what helps where devices run out of memory."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import wait
@@ -72,27 +71,24 @@ def in_float32(plan: Plan) -> str:
 
 
 class Components:
-    """A plan's networks with their weights, by name: `with components.use("vae", report)`.
-
-    There is one denoiser in memory: a second stage's LoRAs are merged into the first stage's weights, which are read
-    again where they are wanted after that.
-    """
+    """A plan's networks with their weights, by name: `with components.use("vae", report)`. There is one denoiser in
+    memory: a second stage's LoRAs are merged into the first stage's weights, which are read again if needed later."""
 
     def __init__(self, plan: Plan):
         self.plan = plan
         self.resident: dict[str, nnx.Module] = {}
         self.kept: frozenset[str] = frozenset()  # names of networks that stay once they are used
-        self.ahead: CompileFutures = {}
+        self.compilations: CompileFutures = {}
         self.after_load: Callable[[str], None] = lambda name: None  # is called with each network's name
 
     @contextmanager
     def compiling(self, programs: Iterable[Program]) -> Iterator[None]:
         """While the body runs, compile these beside the loading; a network is ready when its programs are."""
         try:
-            with compile_in_background(programs) as self.ahead:
+            with compile_in_background(programs) as self.compilations:
                 yield
         finally:
-            self.ahead = {}
+            self.compilations = {}
 
     @contextmanager
     def keeping(self, names: Collection[str]) -> Iterator[None]:
@@ -107,10 +103,8 @@ class Components:
 
     @contextmanager
     def use(self, name: str, report: Report) -> Iterator[Any]:
-        """The network `name`, loaded now unless it is resident.
-
-        Raises `RunError` that names its tensors which are not finite if the body finds that its output is not.
-        """
+        """The network `name`, loaded now unless it is resident. Raises `RunError` that names its tensors which are not
+        finite if the body raises `NotFiniteError`."""
         module = self.resident.get(name)
         if module is None:
             if name == DENOISER:
@@ -119,7 +113,7 @@ class Components:
             with report.stage(f"load {spoken}"), memory_for(f"{LOAD}{spoken}", self.plan):
                 module = jax.block_until_ready(self._refiner() if name == REFINER else self._loaded(name, name))
             self.after_load(name)
-        for program, compiled in self.ahead.get(name, ()):
+        for program, compiled in self.compilations.get(name, ()):
             if not compiled.done():
                 with report.stage(f"compile {program}"):
                     wait([compiled])
@@ -134,17 +128,16 @@ class Components:
             with suppress(*UNDIAGNOSABLE):
                 broken = [tensor for tensor in not_finite(module) if tensor in files]
             if broken:
-                file, found = files[broken[0]].file, "; ".join(count_and_list({"not finite": broken}))
-                raise RunError(f"the {name} in {file} is damaged: {found}", "download it again") from error
+                file, names = files[broken[0]].file, "; ".join(count_and_list({"not finite": broken}))
+                raise RunError(f"the {name} in {file} is damaged: {names}", "download it again") from error
             raise
 
     def _loaded(self, name: str, where: str) -> Any:
-        """The network `name`, lying as the one that is called `where` does."""
         plan = self.plan
         return load(plan.network(name), plan.checkpoint.files[name], placement(plan, where), plan.added.get(name))
 
     def _refiner(self) -> nnx.Module:
-        """The second stage's denoiser out of the first's, which is here but where that stage is left out."""
+        """The second stage's denoiser, made of the first's unless that stage is left out."""
         denoiser = self.resident.pop(DENOISER, None) or self._loaded(DENOISER, REFINER)
         merge_lora(denoiser, placement(self.plan, REFINER), self.plan.added[REFINER])
         return denoiser

@@ -35,8 +35,8 @@ Size = tuple[int, int, int]  # latents in time, in height, in width
 def upsample(
     plan: Plan, stage: Stage, latents: Streams[np.ndarray], components: Components, report: Report
 ) -> Streams[np.ndarray]:
-    """What `stage` goes on from, tokens float32 [videos, tokens, channels]: the picture upsampled, one video after the
-    other, and the sound, of as many latents as the clip has then."""
+    """The tokens float32 [videos, tokens, channels] that `stage` begins with: the picture upsampled, video by video,
+    and the sound with the length of the clip."""
     run, strengths = upsampling_program(plan, stage), (np.float32(stage.adain), np.float32(stage.tone_map))
     with memory_for(UPSAMPLE, plan), ExitStack() as loaded:
         names = ("statistics", "upsampler")
@@ -68,8 +68,7 @@ def upsampling_program(plan: Plan, stage: Stage) -> Program:
 
 
 def _lasting(sound: np.ndarray, length: int) -> np.ndarray:
-    """`sound` [videos, tokens, channels] of this length: cut, or its end held, where the two lengths differ by their
-    rounding; else stretched, each token between its neighbours."""
+    """`sound` [videos, tokens, channels] cut or padded to this length if that is rounding; else stretched linearly."""
     tokens = sound.shape[1]
     if abs(length - tokens) <= 1:
         return np.pad(sound[:, :length], ((0, 0), (0, max(length - tokens, 0)), (0, 0)), mode="edge")
@@ -100,10 +99,8 @@ NO_FRAMES, SILENCE = np.empty((0, 0, 0, 3), np.uint8), np.empty((0, 2), np.float
 def decode(
     plan: Plan, latents: Streams[np.ndarray], components: Components, report: Report, wanted: Streams[bool] = BOTH
 ) -> Iterator[Media]:
-    """The media of each video, from its latents as tokens [videos, tokens, channels]; what is not wanted is empty.
-
-    So is everything on all of several hosts but the first.
-    """
+    """The media of each video, from latents as tokens [videos, tokens, channels]; empty where not wanted, and on all of
+    several hosts but the first."""
     videos, at_once = len(latents.video), plan.decoding.videos
     to_frames, to_sound = _video_program(plan), _audio_program(plan)
     _, channels, *size = plan.latent_shapes.video
@@ -159,7 +156,6 @@ def _audio_program(plan: Plan) -> Program:
 
 
 def _on_first_host(output: tuple[jax.Array, jax.Array], what: str, plan: Plan) -> np.ndarray | None:
-    """The decoded `what` on the first host. Raises `NotFiniteError`."""
     decoded, finite = output
     if not to_host(finite).all():
         raise NotFiniteError(f"the decoded {what} is not finite in {plan.dtype.value}", in_float32(plan))
@@ -167,8 +163,7 @@ def _on_first_host(output: tuple[jax.Array, jax.Array], what: str, plan: Plan) -
 
 
 def _frames(vae: VideoVAE, latents: jax.Array, decoding: DecodePlan) -> tuple[jax.Array, jax.Array]:
-    """uint8 [videos, frames, height, width · 3] of latents [videos, frames, height, width, channels]; for each device,
-    whether its part is finite."""
+    """Latents [videos, frames, height, width, channels] to uint8 [videos, frames, height, width · 3]."""
 
     def part(vae: VideoVAE, latents: jax.Array) -> tuple[jax.Array, jax.Array]:
         levels, finite = decode_frames(vae, latents, decoding.tiles)
@@ -182,8 +177,7 @@ def _frames(vae: VideoVAE, latents: jax.Array, decoding: DecodePlan) -> tuple[ja
 def _waveforms(
     audio_vae: AudioVAE, vocoder: Vocoder | VocoderWithBWE, tokens: jax.Array, decoding: DecodePlan
 ) -> tuple[jax.Array, jax.Array]:
-    """float32 [videos, samples, channels] in [-1, 1] of tokens [videos, tokens, channels · mels]; for each device,
-    whether its videos' are finite."""
+    """Tokens [videos, tokens, channels · mels] to float32 [videos, samples, channels] in [-1, 1]."""
 
     def part(networks: tuple[AudioVAE, Vocoder | VocoderWithBWE], tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
         audio_vae, vocoder = networks

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +21,7 @@ from ltx2_cli.diffusion.schedule import pad_sigmas
 from ltx2_cli.distributed import to_devices, to_host
 from ltx2_cli.errors import NotFiniteError
 from ltx2_cli.models.block import PassMasks, Ropes
-from ltx2_cli.models.transformer import (
-    DenoiserInputs,
-    TextContext,
-    Transformer,
-    abstract_rope_tables,
-)
+from ltx2_cli.models.transformer import DenoiserInputs, TextContext, Transformer, abstract_rope_tables
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Phase, Stage
 from ltx2_cli.request.spec import Streams
@@ -41,67 +36,50 @@ def add_noise(latents: Streams[jax.Array], noise: Streams[jax.Array], sigma: jax
     return Streams(*((1 - sigma) * clean + sigma * pure for clean, pure in zip(latents, noise, strict=True)))
 
 
-def noise_program(plan: Plan, number: int) -> Program:
-    """Seeds uint32 [videos] to tokens of standard normal noise; each of the two stages draws its own."""
-    stage = plan.stages[number]
-    function = jitted(_noise, stage.sharding.replicated, shapes=stage.shapes, stage=int(stage.source is not None))
+class StagePrograms(NamedTuple):
+    """The programs of a stage. Each of the two stages draws its own noise."""
+
+    noise: Program  # seeds uint32 [videos] to tokens of standard normal noise
+    text: Program  # connectors' output to what the layers read of it, once for all steps
+    steps: Program  # latents, inputs, sigmas, guidance and two bounds to latents, and whether each stream is finite
+    forward: Program  # what the loop evaluates at every step: one forward over all rows. No run compiles it
+
+
+def stage_programs(plan: Plan, number: int) -> StagePrograms:
+    """The programs of the plan's stage `number`."""
+    stage, arch = plan.stages[number], plan.arch.transformer
+    sharding, whole = stage.sharding, stage.sharding.replicated
+    suffix = f" {number + 1}" if len(plan.stages) > 1 else ""
+    split = NamedSharding(sharding.mesh, sharding.activation(KEYS_VALUES, (1, 1, 1, arch.num_attention_heads, 1)))
+    text_shardings: tuple[Any, Any] = (whole, split)
     seeds = jax.ShapeDtypeStruct((plan.batch_size,), np.uint32)
-    return Program(_name(plan, "noise", number), None, function, lambda: (seeds,), number)
+    step, sigma = jax.ShapeDtypeStruct((), np.int32), jax.ShapeDtypeStruct((), np.float32)
 
-
-def text_program(plan: Plan, number: int) -> Program:
-    """Connectors' output to what the layers read of it, once for all steps."""
-    stage, heads = plan.stages[number], plan.arch.transformer.num_attention_heads
-    whole = stage.sharding.replicated
-    split = NamedSharding(stage.sharding.mesh, stage.sharding.activation(KEYS_VALUES, (1, 1, 1, heads, 1)))
-    shardings: tuple[Any, Any] = (whole, split)
-    function = jitted(Transformer.text_context, TextContext(*shardings), stage.sharding)
-
-    def arguments() -> tuple[Any, ...]:
+    def text_arguments() -> tuple[Any, ...]:
         return abstract_network(plan, stage.network), as_abstract(abstract_contexts(plan), whole)
 
-    return Program(_name(plan, "text context", number), stage.network, function, arguments, number)
+    def forward_arguments() -> tuple[Any, ...]:
+        rows = as_abstract(stage_rows(plan, stage, abstract_rope_tables(stage.geometry, arch)), whole)
+        return abstract_network(plan, stage.network), noise.outputs(), DenoiserInputs(text.outputs(), *rows)
 
+    def steps_arguments() -> tuple[Any, ...]:
+        return *forward_arguments(), *as_abstract(stage_schedule(stage), whole), step, step
 
-def steps_program(plan: Plan, number: int) -> Program:
-    """Latents, the denoiser's inputs, sigmas, guidance and two bounds to the latents after these steps, and whether
-    each stream is finite."""
-    stage = plan.stages[number]
-    function = jitted(_denoise_steps, stage.sharding.replicated, stage.sharding, ("latents",))
-
-    def arguments() -> tuple[Any, ...]:
-        schedule, step = (
-            as_abstract(stage_schedule(stage), stage.sharding.replicated),
-            jax.ShapeDtypeStruct((), np.int32),
-        )
-        return *_forward_arguments(plan, number), *schedule, step, step
-
-    return Program(_name(plan, "denoise", number), stage.network, function, arguments, number)
-
-
-def forward_program(plan: Plan, number: int) -> Program:
-    """What the loop evaluates at every step, by itself: one forward over all rows. No run compiles it."""
-    stage, sigma = plan.stages[number], jax.ShapeDtypeStruct((), np.float32)
-    function = jitted(_velocity, None, stage.sharding)
-    return Program("forward", stage.network, function, lambda: (*_forward_arguments(plan, number), sigma), number)
+    draw = jitted(_noise, whole, shapes=stage.shapes, stage=int(stage.source is not None))
+    read = jitted(Transformer.text_context, TextContext(*text_shardings), sharding)
+    noise = Program(f"noise{suffix}", None, draw, lambda: (seeds,), number)
+    text = Program(f"text context{suffix}", stage.network, read, text_arguments, number)
+    loop, velocity = jitted(_denoise_steps, whole, sharding, ("latents",)), jitted(_velocity, None, sharding)
+    steps = Program(f"denoise{suffix}", stage.network, loop, steps_arguments, number)
+    forward = Program("forward", stage.network, velocity, lambda: (*forward_arguments(), sigma), number)
+    return StagePrograms(noise, text, steps, forward)
 
 
 def finite_program(plan: Plan, number: int) -> Program:
     """What of a forward is finite. No run compiles it unless its latents are not finite."""
     sharding = plan.stages[number].sharding
-    return replace(forward_program(plan, number), function=jitted(_finite_parts, sharding.replicated, sharding))
-
-
-def _name(plan: Plan, name: str, number: int) -> str:
-    return f"{name} {number + 1}" if len(plan.stages) > 1 else name
-
-
-def _forward_arguments(plan: Plan, number: int) -> tuple[Any, ...]:
-    """The transformer, latents and inputs of a forward, abstract."""
-    stage = plan.stages[number]
-    rows = stage_rows(plan, stage, abstract_rope_tables(stage.geometry, plan.arch.transformer))
-    inputs = DenoiserInputs(text_program(plan, number).outputs(), *as_abstract(rows, stage.sharding.replicated))
-    return abstract_network(plan, stage.network), noise_program(plan, number).outputs(), inputs
+    function = jitted(_finite_parts, sharding.replicated, sharding)
+    return replace(stage_programs(plan, number).forward, function=function)
 
 
 def stage_rows(plan: Plan, stage: Stage, tables: Streams[Ropes]) -> tuple[np.ndarray, Streams[Ropes], PassMasks]:
@@ -134,7 +112,7 @@ class StageRun:
 
     def denoise(self, latents: Streams[jax.Array], start: int, stop: int) -> tuple[Streams[jax.Array], Streams[Any]]:
         """The latents after these steps, and whether each stream is finite."""
-        run, bounds = steps_program(self.plan, self.phase.number), (np.int32(start), np.int32(stop))
+        run, bounds = stage_programs(self.plan, self.phase.number).steps, (np.int32(start), np.int32(stop))
         latents, finite = run(self.transformer, latents, self.inputs, *self.schedule, *bounds)
         return latents, finite
 
@@ -161,7 +139,6 @@ def _velocity(
 
 
 def _latent_rows(transformer: Transformer, latents: Streams[jax.Array], inputs: DenoiserInputs) -> Streams[jax.Array]:
-    """The latents once for each pass, as the transformer takes them."""
     dtype, passes = transformer.video.proj_in.kernel.dtype, len(inputs.contexts) // len(latents.video)
     return Streams(*(jnp.tile(stream.astype(dtype), (passes, 1, 1)) for stream in latents))
 
@@ -185,8 +162,7 @@ def _denoise_steps(
 def _finite_parts(
     transformer: Transformer, latents: Streams[jax.Array], inputs: DenoiserInputs, sigma: jax.Array
 ) -> jax.Array:
-    """What of a forward is finite, bool [layers + 3]: the text, what enters the first layer, what leaves each layer,
-    the velocities."""
+    """What in a forward is finite, bool [layers + 3]: text, the first layer's input, each output, the velocities."""
 
     def finite(x: Streams[jax.Array]) -> jax.Array:  # without the tokens that fill up the devices
         own = [stream[:, : tokens.shape[1]] for stream, tokens in zip(x, latents, strict=True)]
@@ -214,12 +190,9 @@ def check_finite(plan: Plan, phase: Phase, finite: Streams[jax.Array], step: int
 
 
 def locate(run: StageRun, start: int, latents: Streams[Any], report: Report) -> None:
-    """After steps that did not end finite, raise the `NotFiniteError` that names the first such step and what in it was
-    first; as much of that as can be found.
-
-    The steps from `start` run again on the latents that they began with, one at a time, by the program that ran before:
-    an ordinary run keeps nothing for this, and compiles nothing.
-    """
+    """Raise the `NotFiniteError` that names the first step from `start` whose latents are not finite, and the first
+    such part in it, as far as that can be found. The steps run again one at a time, by the same program: an ordinary
+    run keeps and compiles nothing for this."""
     with report.stage("find what is not finite"), suppress(*UNDIAGNOSABLE):
         if not_finite(run.transformer):  # no step is to blame
             return
@@ -232,7 +205,7 @@ def locate(run: StageRun, start: int, latents: Streams[Any], report: Report) -> 
 
 
 def _first_part(run: StageRun, before: Streams[np.ndarray], step: int) -> str:
-    """Of a step from these latents, what is the first that is not finite, in words; nothing where it cannot be told."""
+    """The first part of a step from these latents that is not finite, in words; empty where it cannot be told."""
     layers = run.plan.arch.transformer.num_layers
     latents, sigma = run.place((before, run.phase.stage.sigmas[step]))
     parts = (

@@ -23,10 +23,7 @@ from ltx2_cli.request.spec import DType, Streams
 
 
 def encode(plan: Plan, names: Iterable[str], components: Components, report: Report) -> dict[str, Streams[jax.Array]]:
-    """By the names of connectors, the context of each stream for each of the plan's prompts, [prompts, tokens, width].
-
-    The prompts are read once for all of them.
-    """
+    """By the names of connectors, the context of each stream for the plan's prompts, [prompts, tokens, width]."""
     tokens = tokenise(plan.checkpoint.tokenizer, plan.prompts, plan.text.tokens)
     for prompt, truncated in zip(plan.prompts, tokens.truncated, strict=True):
         if truncated:
@@ -80,7 +77,6 @@ def _connector_program(plan: Plan, name: str) -> Program:
 
 
 def _hidden_states(tokens: Tokens, plan: Plan, components: Components, report: Report) -> list[jax.Array]:
-    """Those of each batch of prompts."""
     run = _encoder_program(plan) if plan.text.compiled else partial(_states, where=plan.sharding.replicated)
     batches = [slice(row, row + plan.text.at_once) for row in range(0, len(tokens.ids), plan.text.at_once)]
     with memory_for(ENCODE, plan), components.use("text_encoder", report) as encoder, report.stage("encode text"):

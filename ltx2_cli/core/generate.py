@@ -16,11 +16,9 @@ from ltx2_cli.core.denoising import (
     add_noise,
     check_finite,
     locate,
-    noise_program,
+    stage_programs,
     stage_rows,
     stage_schedule,
-    steps_program,
-    text_program,
 )
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.provenance import extend_history
@@ -43,10 +41,8 @@ def programs(plan: Plan, start: RunState) -> Iterator[Program]:
         if phase.upsamples:
             yield upsampling_program(plan, phase.stage)
             continue
-        if phase.stage.noise is None:
-            yield noise_program(plan, phase.number)
-        yield text_program(plan, phase.number)
-        yield steps_program(plan, phase.number)
+        stage = stage_programs(plan, phase.number)
+        yield from (*([stage.noise] if phase.stage.noise is None else []), stage.text, stage.steps)
 
 
 def generate(
@@ -59,9 +55,8 @@ def generate(
 ) -> RunState:
     """Clean latents of every video, tokens float32 [videos, tokens, channels], normalised, and what led to them.
 
-    It goes on from `start`, whose contexts are those of the prompts, and tells `on_progress` of every few steps. A
-    stage denoises one batch after the other, and upsamples all before; it begins with noise of its own, that of each
-    video's seed, or what `noises` gives instead.
+    Goes on from `start`, which has the contexts, and tells `on_progress` of every few steps. A stage upsamples all
+    videos, then denoises batch by batch, from noise of each video's seed or from `noises`.
     """
     *_, state = batches(plan, start, components, report, on_progress, noises, pausing=False)
     return state
@@ -92,10 +87,10 @@ def batches(
                         denoiser = None  # the last reference: its memory is free before the next is loaded
                         network, denoiser = stage.network, loaded.enter_context(components.use(stage.network, report))
                     pauses = pausing and done == len(plan.phases)
-                    for now in _run_stage(plan, phase, denoiser, state, report, on_progress, noises, pauses):
-                        latents = all_latents(now)
-                        if now.batch < len(plan.batches):
-                            yield now
+                    for progress in _run_stage(plan, phase, denoiser, state, report, on_progress, noises, pauses):
+                        latents = all_latents(progress)
+                        if progress.batch < len(plan.batches):
+                            yield progress
             if not phase.upsamples or not stage.steps:
                 history = extend_history(history, stage, latents)
             state = RunState(done, latents=latents, contexts=state.contexts, history=history)
@@ -114,21 +109,20 @@ def _run_stage(
     noises: Sequence[Streams[jax.Array]],
     pauses: bool,
 ) -> Iterator[RunState]:
-    """The state when all batches of a stage are done, of which `state` may be a part; if it `pauses`, also after each
-    one."""
-    stage, noise = phase.stage, noise_program(plan, phase.number)
+    """The state when the batches of a stage after `state` are done; if it `pauses`, after each one."""
+    stage, compiled = phase.stage, stage_programs(plan, phase.number)
     contexts = to_devices(state.contexts[stage.connectors], stage.sharding.replicated)
-    text = jax.block_until_ready(text_program(plan, phase.number)(transformer, contexts))
+    text = jax.block_until_ready(compiled.text(transformer, contexts))
     rows = stage_rows(plan, stage, rope_tables(stage.geometry, plan.arch.transformer))
     rows, schedule = to_devices((rows, stage_schedule(stage)), stage.sharding.replicated)
     run = StageRun(plan, phase, transformer, DenoiserInputs(text, *rows), schedule, noises)
     if stage.noise is None:
         with report.stage("compile noise"):
-            noise.compile()
-    while (todo := len(plan.batches) - state.batch) > 0:
-        at_once = 1 if pauses else todo
-        later = later_steps(plan, state.phase) + (todo - at_once) * stage.steps
-        clips = todo * plan.batch_size if pauses else len(plan.seeds)
+            compiled.noise.compile()
+    while (remaining := len(plan.batches) - state.batch) > 0:
+        at_once = 1 if pauses else remaining
+        later = later_steps(plan, state.phase) + (remaining - at_once) * stage.steps
+        clips = remaining * plan.batch_size if pauses else len(plan.seeds)
         with report.steps(at_once * stage.steps - state.step, later, clips) as steps:
             for _ in range(at_once):
                 state = _run_batch(run, state, steps, report, on_progress)
@@ -136,14 +130,13 @@ def _run_stage(
 
 
 def _run_batch(run: StageRun, state: RunState, steps: Steps, report: Report, on_progress: OnProgress) -> RunState:
-    """The state when the batch is done that `state` is at."""
     state = state if state.current else replace(state, step=0)
     first, size, source = state.batch * run.plan.batch_size, run.plan.batch_size, None
     if run.phase.stage.source is not None and state.latents is not None:
         source = Streams(*(stream[first : first + size] for stream in state.latents))
     try:
-        begun = replace(state, current=_initial_latents(run, state, source))
-        latents = Streams(*map(to_host, _run_steps(run, begun, steps, on_progress)))
+        initial = replace(state, current=_initial_latents(run, state, source))
+        latents = Streams(*map(to_host, _run_steps(run, initial, steps, on_progress)))
     except NotFiniteError:
         locate(run, state.step, _initial_latents(run, state, source), report)
         raise
@@ -156,8 +149,7 @@ def _run_batch(run: StageRun, state: RunState, steps: Steps, report: Report, on_
 
 
 def _initial_latents(run: StageRun, state: RunState, source: Streams[np.ndarray] | None) -> Streams[Any]:
-    """What the steps of a batch begin with: what an earlier run left; or pure noise, or the upsampled latents `source`
-    with as much of it as the first noise level says, (1 − σ)·x + σ·noise."""
+    """What an earlier run left; else noise, mixed into upsampled latents `source` as (1 − σ)·x + σ·noise."""
     plan, stage = run.plan, run.phase.stage
     if state.current is not None:
         return state.current
@@ -166,12 +158,11 @@ def _initial_latents(run: StageRun, state: RunState, source: Streams[np.ndarray]
     elif stage.noise is not None:
         noise = run.place(pack(read_noise(stage.noise, stage.shapes)))
     else:
-        noise = noise_program(plan, run.phase.number)(np.asarray(plan.batches[state.batch], np.uint32))
+        noise = stage_programs(plan, run.phase.number).noise(np.asarray(plan.batches[state.batch], np.uint32))
     return noise if source is None else add_noise(*run.place((source, noise, stage.sigmas[0])))
 
 
 def _run_steps(run: StageRun, state: RunState, progress: Steps, on_progress: OnProgress) -> Streams[jax.Array]:
-    """The latents of a batch after all steps."""
     latents = run.place(state.current)
     done, chunk = state.step, 1
     on_progress(state)

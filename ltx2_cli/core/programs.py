@@ -1,5 +1,4 @@
-"""The compiled programs of a run; and when they are compiled: once for all runs, beside the loading of weights, or not
-at all."""
+"""The compiled programs of a run, and when they are compiled: beside the loading of weights, or not at all."""
 
 import os
 import re
@@ -35,10 +34,8 @@ TROUBLE = re.compile(rf"(?:Error \w+ persistent compilation cache entry for '.*?
 
 @dataclass(frozen=True)
 class Program:
-    """One compiled program, described before there is a weight, or a device to run it on.
-
-    The abstract arguments have the shapes, dtypes and shardings of a run's, so that the run compiles nothing more.
-    """
+    """One compiled program, described before there is a weight or a device. The abstract arguments have the shapes,
+    dtypes and shardings of a run's, so that the run compiles nothing more."""
 
     name: str
     network: str | None  # whose weights it takes, the last to be loaded of several; None: no network's
@@ -99,9 +96,8 @@ UNDIAGNOSABLE = (NotCompiledError, jax.errors.JaxRuntimeError)  # no program or 
 def enable_compilation_cache(folder: str | None) -> None:
     """Keep what this process compiles in `folder`, and read from there what an earlier one compiled.
 
-    None is the folder that jax was given, such as by JAX_COMPILATION_CACHE_DIR, else the user's own, with a warning
-    where that cannot be written; `off` is no folder. Where jax was told to keep none, none is kept. Raises `UsageError`
-    for a folder that was asked for and cannot be written.
+    None: the folder that jax was given, else the user's own, with a warning where that cannot be written; `off`: none.
+    Where jax was told to keep none, none is kept. Raises `UsageError` for a given folder that cannot be written.
     """
     settings: Any = jax.config  # its options are attributes without types
     if not settings.jax_enable_compilation_cache:
@@ -139,11 +135,8 @@ def _unwritable(place: Path) -> str:
 
 
 def agree_on_programs(report: Report) -> None:
-    """On several hosts with GPUs, keep no programs where each host has a folder of its own.
-
-    jax writes on the first host alone, and hosts that compile tune a program together: who found it in its folder would
-    be waited for in vain.
-    """
+    """On several hosts with GPUs, keep no programs where each host has a folder of its own: jax writes on the first
+    host alone, and hosts tune a program together, so those that compile would wait forever for the one that reads."""
     settings: Any = jax.config
     if jax.process_count() == 1 or jax.default_backend() != "gpu" or not settings.jax_enable_compilation_cache:
         return
@@ -162,24 +155,21 @@ CompileFutures = Mapping[str, list[tuple[str, Future[None]]]]  # by network: its
 
 @contextmanager
 def compile_in_background(programs: Iterable[Program]) -> Iterator[CompileFutures]:
-    """While the body runs, its programs are compiled beside it, in their order, by one thread.
-
-    What goes wrong there is raised to who waits for that program. At the end, those that wait are forgotten.
-    """
-    pool, ahead = ThreadPoolExecutor(1, "compile"), defaultdict(list)
+    """While the body runs, one thread compiles its programs in their order. Errors are raised to who waits for that
+    program; at the end, programs that still wait are dropped."""
+    pool, futures = ThreadPoolExecutor(1, "compile"), defaultdict(list)
     try:
         for program in programs:
             if program.network is not None:
-                ahead[program.network].append((program.name, pool.submit(program.compile)))
-        yield ahead
+                futures[program.network].append((program.name, pool.submit(program.compile)))
+        yield futures
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass(frozen=True)
 class CompileStats:
-    """Programs that were compiled, and those that were read from the cache, in seconds each; and why some could not be
-    kept there, or read."""
+    """Seconds of each program that was compiled, or read from the cache; and why some could not be kept or read."""
 
     compiled: list[float] = field(default_factory=list)
     read: list[float] = field(default_factory=list)
@@ -195,8 +185,7 @@ class CompileStats:
 
 @contextmanager
 def count_compilations() -> Iterator[CompileStats]:
-    """How many programs XLA compiles in the body, on all threads; what Python would warn of their cache is kept for the
-    count."""
+    """Count what XLA compiles in the body, on all threads; warnings of jax's cache become part of the count."""
     stats, show = CompileStats(), warnings.showwarning
 
     def on_warning(message: Warning | str, *details: Any, **options: Any) -> None:
@@ -220,8 +209,8 @@ def count_compilations() -> Iterator[CompileStats]:
 
 @contextmanager
 def forbid_compilation(programs: Iterable[Program]) -> Iterator[None]:
-    """Nothing is compiled in the body. Raises `NotCompiledError`, before it begins, with all programs of these that
-    neither this process nor the cache has; and in it, for any other program."""
+    """Nothing is compiled in the body. Raises `NotCompiledError` with all of `programs` that neither this process nor
+    the cache has; and in the body, for any other program."""
     with compilation_refused(lambda name: _refuse([name])):
         missing = []
         for program in programs:

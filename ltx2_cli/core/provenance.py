@@ -104,8 +104,7 @@ def provenance(plan: Plan, files: Mapping[str, str], history: Mapping[str, Any])
 
 
 def without_sketches(history: Mapping[str, Any]) -> dict[str, Any]:
-    """The history of a video as people read it: without the sketches of its latents, which are long and say by how much
-    others differ. The video has them."""
+    """The history of a video for people: without the sketches of its latents, which are long; the video has them."""
 
     def short(value: Any) -> Any:
         return {key: short(item) for key, item in value.items() if key != SKETCH} if isinstance(value, dict) else value

@@ -55,11 +55,8 @@ class Silent:
 
 @dataclass
 class Timings:
-    """A `Report` that measures what it passes on, for a JSON file with the keys of sglang's benchmark reports. A stage
-    ends when the devices are done, so that nothing is added.
-
-    Loading weights and compiling are what a server does once: they are in no figure.
-    """
+    """A `Report` that measures what it passes on, for a JSON file with the keys of sglang's benchmark reports. Stages
+    end when the devices are done. Loading and compiling, which a server does once, are in no figure."""
 
     report: Report
     started: float = field(default_factory=perf_counter)

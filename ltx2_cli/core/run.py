@@ -14,14 +14,7 @@ from ltx2_cli.core import decode, encode, generate
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.decode import BOTH
 from ltx2_cli.core.programs import Program, agree_on_programs, enable_compilation_cache
-from ltx2_cli.core.provenance import (
-    History,
-    extend_history,
-    input_files,
-    network_files,
-    provenance,
-    without_sketches,
-)
+from ltx2_cli.core.provenance import History, extend_history, input_files, network_files, provenance, without_sketches
 from ltx2_cli.core.report import WRITE, Report, Silent
 from ltx2_cli.core.run_state import OnProgress, RunState, all_latents, clean_videos, missing_contexts, no_checkpoint
 from ltx2_cli.diffusion.latents import SIZE, pack, save_latents, unpack
@@ -49,10 +42,8 @@ class _Record(NamedTuple):
 
 
 def load(plan: Plan) -> Components:
-    """The plan's networks, each loaded when it is first needed; kept where the request says `keep_resident`.
-
-    From here on this process keeps its compiled programs where the request says. Raises `UsageError` where it cannot.
-    """
+    """The plan's networks, each loaded when it is first needed. From here on this process keeps its compiled programs
+    where the request says. Raises `UsageError` where it cannot."""
     enable_compilation_cache(plan.compile_cache)
     return Components(plan)
 
@@ -99,10 +90,8 @@ def make_latents(
     start: RunState = START,
     on_progress: OnProgress = no_checkpoint,
 ) -> Streams[np.ndarray]:
-    """The clean latents of every video, as tokens float32 [videos, tokens, channels].
-
-    `start` is what an earlier run left to go on from, and `on_progress` is told how far this one is.
-    """
+    """The clean latents of every video, as tokens float32 [videos, tokens, channels]. `start` is what an earlier run
+    left, and `on_progress` is told how far this one is."""
     start = _with_text(plan, components, report, start, on_progress)
     return all_latents(generate.generate(plan, start, components, report, on_progress))
 
@@ -110,7 +99,6 @@ def make_latents(
 def _with_text(
     plan: Plan, components: Components, report: Report, start: RunState, on_progress: OnProgress
 ) -> RunState:
-    """`start` with the text contexts that are missing."""
     for warning in plan.warnings:
         report.note(warning)
     if names := missing_contexts(plan, start):
@@ -132,11 +120,9 @@ def write(
     start: RunState = START,
     on_progress: OnProgress = no_checkpoint,
 ) -> Iterator[tuple[Path, list[str]]]:
-    """Carry out the plan; the path of each video when it and the record beside it are written, by the first host, and
-    what is wrong with the clip.
-
-    `start` and `on_progress` as in `make_latents`. Where no clips are made, the paths are those of latents.
-    """
+    """Carry out the plan; yield the path of each video when it and its record are written, by the first host, and what
+    is wrong with the clip. `start` and `on_progress` as in `make_latents`. Without clips, the paths are those of
+    latents."""
     first, written = jax.process_index() == 0, start.written
     if first:  # hashed for later runs at least: the pages of a network's files are in memory once it is loaded
         components.after_load = lambda network: hash_later(network_files(plan, network))
@@ -145,15 +131,15 @@ def write(
     def keep_written(progress: RunState) -> None:
         on_progress(replace(progress, written=written))
 
-    beside = product is Product.clips and decodes_beside(plan)
+    decode_early = product is Product.clips and decodes_beside(plan)
     with _other_hosts(), components.compiling(programs(plan, product, start)), ExitStack() as around:
-        around.enter_context(components.keeping(DECODERS if beside else ()))
+        around.enter_context(components.keeping(DECODERS if decode_early else ()))
         start = _with_text(plan, components, report, start, on_progress)
-        batches = generate.batches(plan, start, components, report, keep_written, pausing=beside)
+        batches = generate.batches(plan, start, components, report, keep_written, pausing=decode_early)
         for state in around.enter_context(closing(batches)):
             rows = range(written, clean_videos(plan, state.phase, state.batch))
-            made = _records(plan, _known_digests(plan, report), state, rows) if first else ()
-            records = dict(zip(rows, made, strict=first))
+            new_records = _records(plan, _known_digests(plan, report), state, rows) if first else ()
+            records = dict(zip(rows, new_records, strict=first))
             for row, file in list(enumerate(latents_paths(plan.spec)))[rows.start : rows.stop] if first else ():
                 latents = unpack(_rows(state, range(row, row + 1)), plan.latent_shapes)
                 save_latents(latents, file, records[row].metadata)
@@ -175,12 +161,11 @@ def write(
 
 
 def _rows(state: RunState, rows: range) -> Streams[np.ndarray]:
-    """The latents of these videos."""
     return Streams(*(stream[rows.start : rows.stop] for stream in all_latents(state)))
 
 
 def _known_digests(plan: Plan, report: Report) -> dict[str, str]:
-    """The digests that are known by now of the files that clips are made of; no clip waits for others."""
+    """The digests that are known by now of the files that clips depend on; no clip waits for others."""
     try:
         return digests(input_files(plan), quick_digest)
     except OSError as error:  # no reason to lose the clip
@@ -200,7 +185,6 @@ def _write_sheet(
 
 
 def _records(plan: Plan, files: Mapping[str, str], state: RunState, rows: range) -> Iterator[_Record]:
-    """Of the videos `rows`, whose latents are clean."""
     last, history = plan.stages[-1], state.history[rows.start : rows.stop]
     if state.phase < len(plan.phases):  # the others of the stage are not done
         history = extend_history(history, last, _rows(state, rows))
@@ -208,7 +192,7 @@ def _records(plan: Plan, files: Mapping[str, str], state: RunState, rows: range)
     size = plan.arch.compression.clip_size(last.geometry.frames, last.geometry.height, last.geometry.width)
     facts |= dict(zip(SIZE, map(str, size), strict=True))
     for spec, past in zip(single_specs(plan.spec)[rows.start : rows.stop], history, strict=True):
-        record, page = (to_yaml(spec, provenance(plan, files, each)) for each in (past, without_sketches(past)))
+        record, page = (to_yaml(spec, provenance(plan, files, text)) for text in (past, without_sketches(past)))
         yield _Record({**facts, "record": record}, page)
 
 

@@ -20,7 +20,7 @@ from ltx2_cli.errors import InterruptedRunError, RunError, UsageError
 from ltx2_cli.interrupts import StopRequest
 from ltx2_cli.outputs import Product
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import InitialLatents, Phase, Stage
+from ltx2_cli.plan.stages import InitialLatents, Stage
 from ltx2_cli.request.layers import ConfigLayer, read_text
 from ltx2_cli.request.profiles import OUTPUT_KEYS, PROVENANCE, read_spec, to_yaml
 from ltx2_cli.request.spec import RunSpec, Streams
@@ -49,7 +49,7 @@ OnProgress = Callable[[RunState], None]
 
 
 def all_latents(progress: RunState) -> Streams[np.ndarray]:
-    """Those that are there."""
+    """The latents of a state that has some."""
     assert progress.latents is not None
     return progress.latents
 
@@ -119,10 +119,11 @@ class SavedRun:
 
     def progress(self, plan: Plan) -> RunState:
         """How far it was. Raises `UsageError` where that is no place in the plan, or its arrays are not the plan's."""
-        if not _is_place(plan, self.place) or len(self.history) not in (0, len(plan.seeds)):
-            raise _damaged(self.path, "it does not say how far the run is")
         names = {name.rpartition(".")[0] for name in self.tensors}
-        _check_tensors(self.path, self.tensors, _shapes(plan, self.place, names))
+        shapes = _shapes(plan, self.place, names)
+        if shapes is None or len(self.history) not in (0, len(plan.seeds)):
+            raise _damaged(self.path, "it does not say how far the run is")
+        _check_tensors(self.path, self.tensors, shapes)
         streams = {name: Streams(*(self.tensors[f"{name}.{stream}"] for stream in Streams._fields)) for name in names}
         contexts = {
             name.removeprefix(TEXT): Streams(*(array.astype(plan.dtype.value) for array in arrays))
@@ -158,13 +159,11 @@ def _damaged(path: Path, why: str) -> UsageError:
 
 
 def _texts(provenance: Mapping[str, Any]) -> dict[str, str]:
-    """What a run was made with, the mesh of each stage by itself."""
     plain = {key: str(value) for key, value in provenance.items() if not isinstance(value, Mapping)}
     return {**plain, **{f"the mesh of {stage}": mesh for stage, mesh in provenance["meshes"].items()}}
 
 
 def _goal(product: Any, source: Any) -> RunGoal:
-    """Raises `TypeError` or `ValueError` for values that are no goal."""
     if source is not None:
         (video, audio), fps = source
         sizes = [_whole(size) for size in (*video, *audio)]
@@ -180,32 +179,26 @@ def _whole(value: Any) -> int:
     return value
 
 
-def _is_place(plan: Plan, place: tuple[int, int, int, int]) -> bool:
-    """Whether a run of the plan comes by there."""
+def _shapes(plan: Plan, place: tuple[int, int, int, int], names: set[str]) -> dict[str, tuple[int, ...]] | None:
+    """By name, the shapes of what a run keeps there: latents if there are some, and of `names` the latents at work and
+    the text that is read. None: no run of the plan comes by there."""
     number, batch, step, written = place
     if min(place) < 0 or number > len(plan.phases) or written > clean_videos(plan, number, batch):
-        return False
-    match plan.phases[number : number + 1]:
-        case (Phase(_, stage, False),):
-            return batch < len(plan.batches) and step <= stage.steps
-        case _:
-            return batch == step == 0
-
-
-def _shapes(plan: Plan, place: tuple[int, int, int, int], names: set[str]) -> dict[str, tuple[int, ...]]:
-    """By name, the shapes of the tensors that a run of the plan keeps there: of the latents where there are some, and
-    of `names` the latents that are at work and the text as far as it is read."""
-    number, batch, *_ = place
-    rows, shapes = len(plan.seeds), plan.latent_shapes
+        return None
+    rows, shapes, steps, batches = len(plan.seeds), plan.latent_shapes, 0, 1
     kept: dict[str, Streams[Shape]] = {}
     if number < len(plan.phases):
         _, stage, upsamples = plan.phases[number]
-        if not upsamples and "current" in names:
-            kept["current"] = token_shapes(plan.batch_size, stage.shapes)
-        if stage.source is None:
-            rows, shapes = batch * plan.batch_size, stage.shapes
+        shapes = stage.shapes
+        if upsamples and stage.source:
+            shapes = stage.source
         else:
-            shapes = stage.source if upsamples else stage.shapes
+            steps, batches = stage.steps, len(plan.batches)
+            rows = rows if stage.source else batch * plan.batch_size
+            if "current" in names:
+                kept["current"] = token_shapes(plan.batch_size, shapes)
+    if batch >= batches or step > steps:
+        return None
     if rows:
         kept["latents"] = token_shapes(rows, shapes)
     if texts := {f"{TEXT}{stage.connectors}" for stage in plan.stages} & names:
@@ -215,7 +208,6 @@ def _shapes(plan: Plan, place: tuple[int, int, int, int], names: set[str]) -> di
 
 
 def _by_stream(streams: Mapping[str, Streams[Any] | None]) -> dict[str, Any]:
-    """What there is of each stream, by the name of its tensor."""
     present = {name: pair._asdict() for name, pair in streams.items() if pair is not None}
     return {f"{name}.{stream}": value for name, pair in present.items() for stream, value in pair.items()}
 
@@ -241,10 +233,8 @@ WORTHWHILE = 60  # seconds: a run that is estimated to take longer is kept witho
 
 @dataclass
 class RunCheckpointer:
-    """Told how far a run is, writes it down every so many seconds, after each phase, and when the run is to stop.
-
-    All of several hosts tell it of the same moments and decide alike; the first writes.
-    """
+    """Told how far a run is, writes it down every so many seconds, after each phase, and when the run is to stop. All
+    of several hosts tell it of the same moments and decide alike; the first writes."""
 
     path: Path
     plan: Plan
@@ -264,10 +254,7 @@ class RunCheckpointer:
 
     def __call__(self, progress: RunState) -> None:
         """Keep it, if it is time. Raises `InterruptedRunError` where the run is to stop, `RunError` if that cannot be
-        kept.
-
-        The estimate decides what is kept, never whether the run stops.
-        """
+        kept. The estimate decides what is kept, never whether the run stops."""
         self._measure(progress)
         worthwhile = self.estimate > WORTHWHILE if self.wanted is None else self.wanted
         stop, keeping = any_host(self.stop.requested, worthwhile or self.kept)
@@ -308,7 +295,6 @@ class RunCheckpointer:
 
 
 def _where(plan: Plan, progress: RunState) -> str:
-    """How many steps of which stage are done."""
     if progress.written and progress.current is None:
         return f"after clip {progress.written} of {len(plan.seeds)}"
     if progress.phase == len(plan.phases):

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ltx2_cli.chips import chip
-from ltx2_cli.core.denoising import forward_program
+from ltx2_cli.core.denoising import stage_programs
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Report
 from ltx2_cli.devices import device_memory
@@ -118,7 +118,7 @@ def compile_and_estimate(plan: Plan, programs: Iterable[Program], report: Report
 def forward_programs(plan: Plan) -> Iterator[Program]:
     """One forward of each stage's denoiser over all its passes."""
     for number in range(len(plan.stages)):
-        yield replace(forward_program(plan, number), name=_forward_name(number))
+        yield replace(stage_programs(plan, number).forward, name=_forward_name(number))
 
 
 def _forward_name(number: int) -> str:

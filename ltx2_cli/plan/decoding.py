@@ -1,7 +1,4 @@
-"""How decoding is divided: videos and parts of their images over the devices, and tiles where memory is short.
-
-None of it changes a clip.
-"""
+"""How decoding is divided, which changes no clip: videos and parts of images over devices, and tiles to save memory."""
 
 import math
 from collections.abc import Collection, Iterator
@@ -33,26 +30,10 @@ class DecodePlan:
     mesh: Mesh  # the devices of a sharding plan, in its order
     tiles: Tiles | None
     bytes: int  # about what the video decoder takes on each device, without weights
-
-    @property
-    def videos(self) -> int:
-        """How many are decoded at a time."""
-        return self.mesh.shape[VIDEOS]
-
-    @property
-    def whole(self) -> NamedSharding:
-        """Where weights lie: all of them on every device."""
-        return NamedSharding(self.mesh, PartitionSpec())
-
-    @property
-    def latents(self) -> NamedSharding:
-        """Where latents [videos, frames, height, width, channels] lie; frames and pixels lie alike."""
-        return NamedSharding(self.mesh, PartitionSpec(VIDEOS, None, *IMAGE_AXES))
-
-    @property
-    def tokens(self) -> NamedSharding:
-        """Where the latents of sound [videos, tokens, channels] lie, and waveforms."""
-        return NamedSharding(self.mesh, PartitionSpec(VIDEOS))
+    videos: int  # that are decoded at a time
+    whole: NamedSharding  # of weights: all of them on every device
+    tokens: NamedSharding  # of the latents of sound [videos, tokens, channels], and of waveforms
+    latents: NamedSharding  # of [videos, frames, height, width, channels]; frames and pixels lie alike
 
 
 class _Split(NamedTuple):
@@ -66,16 +47,14 @@ class _Split(NamedTuple):
         return size[0], size[1] // self.height, size[2] // self.width
 
     def cost(self, videos: int, size: Extent) -> tuple[int, int]:
-        """Latents that a device works on, an edge for each side that is split among them, for the time that neighbours
-        take to exchange theirs; then how many sides are split."""
+        """Latents that a device works on, with an edge that it exchanges for each split side; then how many sides are
+        split."""
         frames, height, width = self.part(size)
         seen = (height + (self.height > 1)) * (width + (self.width > 1))
         return -(-videos // self.videos) * frames * seen, (self.height > 1) + (self.width > 1)
 
 
 class _Choice(NamedTuple):
-    """One way to decode: what a device does and takes."""
-
     work: float
     bytes: int
     split: _Split
@@ -84,10 +63,7 @@ class _Choice(NamedTuple):
 
 def plan_tiling(decoder: VideoDecoder, videos: int, size: Extent, devices: np.ndarray, room: float) -> DecodePlan:
     """The least work for each of `devices` that takes at most `room` bytes, with the fewest layers in tiles; where
-    nothing does, what takes the least.
-
-    `size` is that of a video's latents.
-    """
+    nothing does, what takes the least. `size` is that of a video's latents."""
     splits = sorted(_splits(devices.size, size), key=lambda split: split.cost(videos, size))
     # what a CPU convolves is float32 in between
     itemsize = 4 if devices[0].platform == "cpu" else decoder.conv_in.kernel.dtype.itemsize
@@ -103,7 +79,10 @@ def plan_tiling(decoder: VideoDecoder, videos: int, size: Extent, devices: np.nd
             break
     else:
         best = min(choices, key=lambda choice: choice.bytes)
-    return DecodePlan(Mesh(devices.reshape(*best.split, -1), (VIDEOS, *IMAGE_AXES, "spare")), best.tiles, best.bytes)
+    mesh = Mesh(devices.reshape(*best.split, -1), (VIDEOS, *IMAGE_AXES, "spare"))
+    axes = ((), (VIDEOS,), (VIDEOS, None, *IMAGE_AXES))
+    shardings = (NamedSharding(mesh, PartitionSpec(*names)) for names in axes)
+    return DecodePlan(mesh, best.tiles, best.bytes, best.split.videos, *shardings)
 
 
 def _splits(devices: int, size: Extent) -> Iterator[_Split]:
@@ -120,8 +99,7 @@ def _even_parts(devices: int, side: int) -> list[int]:
 
 
 def _tilings(decoder: VideoDecoder, cut: int, part: Extent, split: _Split) -> Iterator[tuple[Tiles, float]]:
-    """Tiles of a device's part, and how many times as much work they are. A tile lies on one device: a side is cut into
-    parts or into tiles."""
+    """Tiles of a device's part, of sides that are not split, and how many times as much work they are."""
     extent, _ = activations(decoder, part)[cut]
     most = (extent[0], 1 if split.height > 1 else extent[1], 1 if split.width > 1 else extent[2])
     for frames, height, width in product(*([count for count in COUNTS if count <= limit] for limit in most)):
@@ -131,8 +109,7 @@ def _tilings(decoder: VideoDecoder, cut: int, part: Extent, split: _Split) -> It
 
 
 def free_bytes(all_resident: bool, networks: Networks, sharding: ShardingPlan, names: Collection[str]) -> float:
-    """Bytes of each device that one plans with and that the weights of these networks leave, or of all of them where
-    they stay resident."""
+    """Bytes of each device that the weights of these networks leave, or of all networks where they stay resident."""
     held = [
         bytes_on_device(weight, sharding)
         for name, network in networks.present().items()

@@ -1,5 +1,4 @@
-"""The recipe that a checkpoint was published with: which one it is, and what it fills in; and what speaks against a
-request: what a checkpoint and devices cannot do, and what is legal but hardly meant."""
+"""The recipe that a checkpoint was published with, and what it fills in; and what speaks against a request."""
 
 import re
 from collections import Counter
@@ -46,17 +45,15 @@ NOT_DISTILLED = {"dev", "undistilled"}
 
 
 def complete_request(spec: RunSpec, checkpoint: Checkpoint, from_latents: bool) -> RunSpec:
-    """`spec` with the values of its recipe; the second stage alone where it goes on from latents. An upsampler in the
-    checkpoint's folder is preferred to the recipe's."""
+    """`spec` with the values of its recipe; an upsampler in the checkpoint's folder is preferred to the recipe's."""
     own = spec.second_stage.upsampler is None and has_upsampler(checkpoint.where)
     spec = apply_recipe(spec, checkpoint.arch, TWO_STAGE if from_latents else ONE_STAGE)
     return replace(spec, second_stage=replace(spec.second_stage, upsampler=None)) if own else spec
 
 
 def apply_recipe(spec: RunSpec, arch: Arch, usual: str = ONE_STAGE) -> RunSpec:
-    """`spec` with its recipe, and with the recipe's values wherever none was asked for; `usual` is that of a
-    model that is not distilled."""
-    usual = DISTILLED if _is_distilled(spec, arch) else usual
+    """`spec` with its recipe, and the recipe's values where none was asked for; `usual`: if not distilled."""
+    usual = DISTILLED if _by_lora(spec) or is_distilled(spec.checkpoint, arch.scheduler) else usual
     recipe = usual if spec.recipe == AUTO else spec.recipe
     published = recipe_defaults(spec, recipe, arch.model_version, arch.transformer.num_layers)
     values = {key: _asked_or(vars(published)[key], vars(spec)[key]) for key in RECIPE_KEYS}
@@ -69,14 +66,14 @@ def guess_second_stage(spec: RunSpec) -> SecondStageSpec:
     """The second stage as far as names tell of it, before the checkpoint is open."""
     distilled = _by_lora(spec) or _says_distilled(spec.checkpoint)
     recipe = spec.recipe if spec.recipe != AUTO else DISTILLED if distilled else ONE_STAGE
-    known = [entry.model_version for entry in CATALOG if entry.name == spec.checkpoint.split("@")[0]]
-    pages = recipe_defaults(spec, recipe, known[0].lower().replace("-", "") if known else None)
-    return cast(SecondStageSpec, _asked_or(pages.second_stage, spec.second_stage))
+    versions = [entry.model_version for entry in CATALOG if entry.name == spec.checkpoint.split("@")[0]]
+    published = recipe_defaults(spec, recipe, versions[0].lower().replace("-", "") if versions else None)
+    return cast(SecondStageSpec, _asked_or(published.second_stage, spec.second_stage))
 
 
 def recipe_warnings(spec: RunSpec, arch: Arch) -> Iterator[str]:
     """Where a completed request speaks against its checkpoint: a sentence each that ends with what to type."""
-    distilled = _is_distilled(spec, arch)
+    distilled = _by_lora(spec) or is_distilled(spec.checkpoint, arch.scheduler)
     if spec.recipe == ONE_STAGE and distilled:
         yield "this model is distilled, the recipe `one_stage` is not for it: --recipe distilled"
     if spec.recipe != DISTILLED:
@@ -98,8 +95,8 @@ def recipe_warnings(spec: RunSpec, arch: Arch) -> Iterator[str]:
 
 
 def unused_option_warnings(spec: RunSpec, arch: Arch, time: int | None) -> Iterator[str]:
-    """Sentences about options of a completed request without effect. `time` is the factor by which its upsampler
-    multiplies the frames; None: there is no second stage."""
+    """Sentences about options without effect. `time`: the factor by which the upsampler multiplies frames; None: there
+    is one stage."""
     lengthened = spec.second_stage.temporal_upsample is TemporalUpsample.duration
     usual = recipe_defaults(spec, spec.recipe, arch.model_version, arch.transformer.num_layers).second_stage.upsampler
     if time is None and spec.second_stage.upsampler not in (None, usual):
@@ -119,18 +116,14 @@ def unused_option_warnings(spec: RunSpec, arch: Arch, time: int | None) -> Itera
 
 
 def is_distilled(checkpoint: str, schedule: Schedule) -> bool:
-    """Whether it was distilled to few steps without guidance: as its name says, else as its scheduler does, which
-    computes no noise levels then, since they are given."""
+    """Whether it was distilled to few steps without guidance, as its name says, else its scheduler, which then computes
+    no noise levels."""
     by_name = _says_distilled(checkpoint)
     return not (schedule.use_dynamic_shifting or schedule.shift_terminal) if by_name is None else by_name
 
 
-def _is_distilled(spec: RunSpec, arch: Arch) -> bool:
-    """Whether the checkpoint is, or a LoRA makes it so."""
-    return _by_lora(spec) or is_distilled(spec.checkpoint, arch.scheduler)
-
-
 def _by_lora(spec: RunSpec) -> bool:
+    """Whether a LoRA makes the model a distilled one."""
     return any(strength and _says_distilled(name) for name, strength in map(parse_lora, spec.lora))
 
 
@@ -153,26 +146,11 @@ def _asked_or(published: Any, asked: Any) -> Any:
     return published if asked is None else asked
 
 
-DEVICE_PROFILES = {
-    "gpu": "gpu",
-    "TPU7x": "ironwood",
-    "TPU v7x": "ironwood",
-    "TPU v6 lite": "trillium",
-    "TPU v6e": "trillium",
-    "TPU v5 lite": "trillium",
-    "TPU v5e": "trillium",
+DEVICE_PROFILES = {  # by how the names of their platforms or kinds begin
+    "gpu": ("gpu",),
+    "ironwood": ("TPU7x", "TPU v7x"),
+    "trillium": ("TPU v6 lite", "TPU v6e", "TPU v5 lite", "TPU v5e"),
 }
-
-
-def check_hosts(spec: RunSpec, sharding: ShardingPlan) -> None:
-    """Raise `UsageError` for what each of several hosts would understand in another way, or leaves one without work."""
-    if spec.seed is None:
-        raise UsageError("several hosts need one seed between them", "--seed N")
-    if sharding.mesh.size < jax.device_count():
-        raise UsageError(
-            f"one of {jax.device_count()} devices on {jax.process_count()} hosts would do all the work",
-            "--sharding NAME or FILE of a profile with a mesh, or --num-processes 1 to run one host alone",
-        )
 
 
 def check_size(spec: RunSpec, arch: Arch) -> None:
@@ -199,8 +177,8 @@ def device_profile(devices: Sequence[jax.Device]) -> str:
     platform, kind = devices[0].platform, devices[0].device_kind
     if platform == "cpu" or len(devices) == 1:
         return "single"
-    for known, profile in DEVICE_PROFILES.items():
-        if kind.startswith(known) or platform == known:
+    for profile, names in DEVICE_PROFILES.items():
+        if kind.startswith(names) or platform in names:
             return profile
     known = ", ".join(f"--sharding {name}" for name in profile_names("sharding"))
     raise UsageError(

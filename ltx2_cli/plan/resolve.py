@@ -18,7 +18,6 @@ from ltx2_cli.models.upsampler import has_upsampler, open_upsampler
 from ltx2_cli.nn.kernels import choose_backend
 from ltx2_cli.plan.decoding import DecodePlan, free_bytes, plan_tiling
 from ltx2_cli.plan.recipe import (
-    check_hosts,
     check_size,
     complete_request,
     device_profile,
@@ -123,44 +122,47 @@ class Plan:
 
 
 def decodes_beside(plan: Plan) -> bool:
-    """Whether the decoders and their work fit beside the denoisers, so that no clip waits for the last seed. A step
-    computes in the room that decoding takes after it."""
+    """Whether the decoders and their work fit beside the denoisers, whose steps compute in the same room, so that no
+    clip waits for the last seed."""
     room = free_bytes(plan.keep_resident, plan.networks, plan.sharding, (DENOISER, *DECODERS))
     return len(plan.batches) > 1 and room >= plan.decoding.bytes
 
 
 def missing_downloads(spec: RunSpec) -> list[Download]:
-    """The files that `resolve` would download first; none for what is a path here or in the cache.
-
-    Raises `UsageError` where some of it can be had neither from the cache nor from the hub.
-    """
+    """The files that `resolve` would download first. Raises `UsageError` where some can be had neither from the cache
+    nor from the hub."""
     checkpoint = [(spec.checkpoint, FOLDER_FILES)]
     text_encoder = [] if spec.text_encoder is None else [(spec.text_encoder, TEXT_ENCODER_FILES)]
     second = guess_second_stage(spec)
     refines = second.sigmas != ()  # None: at levels that the page of the model says, which is not open yet
     own = spec.second_stage.upsampler is None and has_upsampler(as_path(spec.checkpoint))
     upsampler = [(second.upsampler, UPSAMPLER_FILES)] if refines and second.upsampler and not own else []
-    adding = [*spec.lora, *(second.lora or () if refines else ())]
-    loras, lost = collect({lora: partial(lora_downloads, parse_lora(lora)[0]) for lora in adding})
+    lora_names = [*spec.lora, *(second.lora or () if refines else ())]
+    loras, problems = collect({lora: partial(lora_downloads, parse_lora(lora)[0]) for lora in lora_names})
     needed = [list_downloads(name, wanted) for name, wanted in (*checkpoint, *text_encoder, *upsampler)]
     absent = [file for files in (*loras.values(), *needed) for file in files if not file.cached]
     if absent:
-        raise_all(lost)
+        raise_all(problems)
     return absent  # where nothing is to be fetched first, `resolve` says what is wrong with LoRAs and all else at once
 
 
 def resolve(spec: RunSpec, source: InitialLatents | None = None) -> Plan:
-    """Find the checkpoint, check it against what its configs declare, and decide all that the request left open.
+    """Find the checkpoint, check it against its configs, and decide all that the request left open.
 
-    With latents `source` to go on from, there is the second stage alone, and the size is what it makes of
-    them. Raises `UsageError` for a request or a checkpoint that cannot be met, with every finding of its kind.
+    With latents `source`, there is the second stage alone, and the size is what it makes of them. Raises `UsageError`
+    for a request or a checkpoint that cannot be met, with every finding of its kind.
     """
     checkpoint, loras = _open(spec)
     spec = complete_request(spec, checkpoint, source is not None)
     second_stage = _open_second_stage(spec, checkpoint) if spec.second_stage.sigmas or source else None
     plan = build_plan(declare(spec, checkpoint, loras, second_stage), spec, jax.devices(), source)
-    if jax.process_count() > 1:
-        check_hosts(spec, plan.sharding)
+    if jax.process_count() > 1 and spec.seed is None:
+        raise UsageError("several hosts need one seed between them", "--seed N")
+    if jax.process_count() > 1 and plan.sharding.mesh.size < jax.device_count():
+        raise UsageError(
+            f"one of {jax.device_count()} devices on {jax.process_count()} hosts would do all the work",
+            "--sharding NAME or FILE of a profile with a mesh, or --num-processes 1 to run one host alone",
+        )
     if spec.initial_noise is not None and source is None:
         read_noise(spec.initial_noise, plan.stages[0].shapes)
     return plan
@@ -175,10 +177,7 @@ def stage1_plan(plan: Plan) -> Plan:
 
 
 def declare(spec: RunSpec, checkpoint: Checkpoint, loras: Loras, second_stage: SecondStage | None = None) -> Declared:
-    """The networks of a request for this checkpoint, with these LoRAs at their strengths.
-
-    Raises `UsageError` for LoRAs that do not fit them.
-    """
+    """The networks of a request with these LoRAs at their strengths. Raises `UsageError` for LoRAs that do not fit."""
     networks = checkpoint.networks(spec)
     added: LoraDeltas = find_adapters(loras, networks)
     if second_stage:
@@ -242,14 +241,13 @@ def build_plan(
 
 
 def _open(spec: RunSpec) -> tuple[Checkpoint, Loras]:
-    """The headers of the checkpoint and of the LoRAs, each with its strength; all that is wrong is said at once."""
+    """The headers of the checkpoint and of the LoRAs. Raises `UsageError` for all that is wrong with them."""
     opened, problems = collect({spec.checkpoint: partial(_open_checkpoint, spec)})
     loras = _open_loras(spec.lora, problems)
     return opened[spec.checkpoint], loras
 
 
 def _open_second_stage(spec: RunSpec, checkpoint: Checkpoint) -> SecondStage:
-    """The headers of what the second stage takes; all that is wrong with them is said at once."""
     name, vae = spec.second_stage.upsampler, checkpoint.arch.video_vae
     opened, problems = collect(
         {"upsampler": lambda: open_upsampler(locate(name, UPSAMPLER_FILES) if name else checkpoint.where, vae)}
@@ -259,7 +257,6 @@ def _open_second_stage(spec: RunSpec, checkpoint: Checkpoint) -> SecondStage:
 
 
 def _open_loras(texts: Sequence[str], problems: Sequence[UsageError]) -> Loras:
-    """The LoRAs, each with its strength. Raises `UsageError` for `problems` and all that is wrong with LoRAs."""
     loras, unread = collect({str(number): partial(_open_lora, text) for number, text in enumerate(texts)})
     raise_all([*problems, *unread])
     return list(loras.values())
@@ -285,13 +282,12 @@ def _open_checkpoint(spec: RunSpec) -> Checkpoint:
 
 
 def _fill_defaults(spec: RunSpec, arch: Arch, devices: Sequence[jax.Device]) -> RunSpec:
-    """The request with what it left open filled in; raises `UsageError` for what the model cannot do."""
     check_size(spec, arch)
     layers = arch.transformer.num_layers
-    beyond = [block for block in spec.stg_blocks or () if block >= layers]
-    if beyond and (spec.guidance.video.stg_scale or spec.guidance.audio.stg_scale):
+    absent_blocks = [block for block in spec.stg_blocks or () if block >= layers]
+    if absent_blocks and (spec.guidance.video.stg_scale or spec.guidance.audio.stg_scale):
         raise UsageError(
-            f"STG block {beyond[0]} does not exist: the model has blocks 0 to {layers - 1}",
+            f"STG block {absent_blocks[0]} does not exist: the model has blocks 0 to {layers - 1}",
             f"--stg-blocks {layers - 1}, or --stg-scale 0 --audio-stg-scale 0 to do without",
         )
     seed = spec.seed if spec.seed is not None else (random_seed(spec),)
@@ -301,7 +297,7 @@ def _fill_defaults(spec: RunSpec, arch: Arch, devices: Sequence[jax.Device]) -> 
 
 
 def _plan_decoding(spec: RunSpec, networks: Networks, last: Stage, sharding: ShardingPlan) -> tuple[DecodePlan, float]:
-    """How the latents of the last stage are decoded, and the bytes on each device that this may take."""
+    """How a stage's latents are decoded, and the bytes on each device that this may take."""
     if spec.vae_memory_gb is not None:
         room = spec.vae_memory_gb * 1e9
     else:

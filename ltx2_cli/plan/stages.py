@@ -14,16 +14,7 @@ from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.lora import find_adapters
 from ltx2_cli.models.networks import Checkpoint, Networks
 from ltx2_cli.models.upsampler import LatentUpsampler, LatentUpsamplerArch
-from ltx2_cli.request.spec import (
-    NO_GUIDANCE,
-    DType,
-    Guidance,
-    RunSpec,
-    ShiftTokens,
-    StgRule,
-    Streams,
-    TemporalUpsample,
-)
+from ltx2_cli.request.spec import NO_GUIDANCE, DType, Guidance, RunSpec, ShiftTokens, StgRule, Streams, TemporalUpsample
 from ltx2_cli.sharding import ShardingPlan
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope
@@ -67,8 +58,7 @@ class Stage:
 
 
 class Phase(NamedTuple):
-    """A part of a run: the latents of all videos are upsampled to what a stage begins with, or the stage's steps, one
-    batch after the other."""
+    """A part of a run: all latents are upsampled to what a stage begins with, or the stage's steps, batch by batch."""
 
     number: int  # of the stage
     stage: Stage
@@ -94,10 +84,8 @@ class SecondStage:
 def add_second_stage(
     networks: Networks, checkpoint: Checkpoint, added: LoraDeltas, second_stage: SecondStage, dtype: DType
 ) -> tuple[Networks, Checkpoint, LoraDeltas]:
-    """With the networks of a second stage, and what its LoRAs add to the denoiser as those of REFINER.
-
-    Raises `UsageError` for a LoRA that does not fit.
-    """
+    """With the networks of a second stage, and its LoRAs' deltas as those of REFINER. Raises `UsageError` for LoRAs
+    that do not fit."""
     files = dict(checkpoint.files)
     if second_stage.files is not None:
         files |= {"upsampler": second_stage.files, "statistics": files["vae"]}
@@ -139,10 +127,8 @@ def build_stages(
     source: InitialLatents | None,
     lay_out: Callable[[int], ShardingPlan],
 ) -> tuple[Stage, ...]:
-    """All stages of a run, or the one that goes on from `source`.
-
-    `lay_out` divides the devices for so many rows. Raises `UsageError` for a size that no upsampler makes.
-    """
+    """All stages of a run, or the one that goes on from `source`. `lay_out` divides the devices for so many rows.
+    Raises `UsageError` for a size that no upsampler makes."""
     size, fps = (spec.num_frames, spec.height, spec.width), spec.fps
     rows = len(recipe_passes(spec, arch)) * spec.num_videos
     if second_stage is None:
@@ -180,7 +166,7 @@ def _measured(arch: Arch, size: tuple[int, int, int], fps: float) -> Measured:
 
 
 def _first_stage(spec: RunSpec, arch: Arch, name: str, measured: Measured, sharding: ShardingPlan) -> Stage:
-    """The stage that begins as noise, at the given noise levels, else those of the checkpoint's schedule."""
+    """The stage that begins as noise."""
     guidance = _guidance(spec, arch)
     if spec.sigmas is not None:
         sigmas = np.asarray(spec.sigmas, np.float32)

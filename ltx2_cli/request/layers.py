@@ -1,13 +1,13 @@
 """Config layers: partial requests from YAML and flags, and their merge under the types of `RunSpec`."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
 from difflib import get_close_matches
 from enum import Enum, EnumType
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 from omegaconf import BooleanNode, EnumNode, FloatNode, IntegerNode, StringNode, ValidationError
@@ -32,14 +32,6 @@ class ConfigLayer:
     values: Values
 
 
-class _Leaf(NamedTuple):
-    """A value that is no section, with its dotted key and declared type."""
-
-    key: str
-    value: Any
-    type: Any
-
-
 def read_file(path: Path) -> ConfigLayer:
     """Read a YAML file of keys and values. Raises `UsageError` if it cannot be read."""
     try:
@@ -62,39 +54,23 @@ def read_setting(setting: str) -> ConfigLayer:
     if not equals or not all(key.split(".")):
         raise UsageError(f"{source}this is not key=value", "for example: --set guidance.video.stg_scale=0")
     try:
-        return ConfigLayer(source, _nested({key: parse(text)}))
+        return ConfigLayer(source, nested({key: parse(text)}))
     except yaml.YAMLError:
         raise UsageError(f"{source}the value is not YAML", "quote text that has brackets, colons or quotes") from None
-
-
-def read_flags(flags: Mapping[str, object]) -> ConfigLayer:
-    """A layer of values by dotted key, or nested."""
-    return ConfigLayer("", _nested(flags))
-
-
-def extend(base: ConfigLayer, layer: ConfigLayer) -> ConfigLayer:
-    """`layer` on top of `base`."""
-    return ConfigLayer(layer.source, _deep_merge(base.values, layer.values))
 
 
 def merge(layers: Sequence[ConfigLayer]) -> RunSpec:
     """Merge layers, later wins. Raises `UsageError` for an unknown key or a wrong type."""
     values: Values = {}
-    for layer, leaves in [(layer, list(_leaves(layer, layer.values, RunSpec))) for layer in layers]:
-        values = _deep_merge(values, _nested({leaf.key: _typed(layer, leaf) for leaf in leaves}))
+    for layer in layers:
+        values = deep_merge(values, nested(leaves(layer)))
     spec: RunSpec = _build(RunSpec, values)
     return spec
 
 
-def leaf_keys(layer: ConfigLayer) -> list[str]:
-    """The dotted key of each value in `layer`. Raises `UsageError` for an unknown key."""
-    return [leaf.key for leaf in _leaves(layer, layer.values, RunSpec)]
-
-
-def with_keys(layer: ConfigLayer, keys: Collection[str]) -> ConfigLayer:
-    """`layer` with only the values at these dotted keys."""
-    leaves = _leaves(layer, layer.values, RunSpec)
-    return replace(layer, values=_nested({leaf.key: leaf.value for leaf in leaves if leaf.key in keys}))
+def leaves(layer: ConfigLayer) -> Values:
+    """Each typed value by its dotted key. Raises `UsageError` for an unknown key or a wrong type."""
+    return dict(_leaves(layer, layer.values, RunSpec))
 
 
 def unknown_name_error(what: str, name: str, known: Sequence[str], also: str = "", source: str = "") -> UsageError:
@@ -111,13 +87,11 @@ def _unknown_key(layer: ConfigLayer, key: str, section: Sequence[str]) -> UsageE
     namesakes = [known for known in _dotted_keys(RunSpec) if known.endswith(f".{name}")]
     if not namesakes:
         return unknown_name_error("key", key, section, source=layer.source)
-    sentence = f"{layer.source}unknown key `{key}`; closest: `{namesakes[0]}`"
-    return UsageError(sentence, f"known: {', '.join(namesakes)}")
+    return UsageError(f"{layer.source}unknown key `{key}`; closest: `{namesakes[0]}`", f"known: {', '.join(namesakes)}")
 
 
 @cache
 def _field_types(kind: Any) -> dict[str, Any]:
-    """The declared type of each key of a section (a dataclass)."""
     return {name: hint for name, hint in get_type_hints(kind).items() if name != ASKED}
 
 
@@ -128,8 +102,7 @@ def _dotted_keys(kind: Any, section: str = "") -> Iterator[str]:
             yield from _dotted_keys(hint, f"{section}{name}.")
 
 
-def _leaves(layer: ConfigLayer, values: Mapping[str, Any], kind: Any, section: str = "") -> Iterator[_Leaf]:
-    """Each value that is no section. Raises `UsageError` for an unknown key."""
+def _leaves(layer: ConfigLayer, values: Mapping[str, Any], kind: Any, section: str = "") -> Iterator[tuple[str, Any]]:
     types = _field_types(kind)
     for name, value in values.items():
         key = f"{section}{name}"
@@ -137,17 +110,12 @@ def _leaves(layer: ConfigLayer, values: Mapping[str, Any], kind: Any, section: s
             raise _unknown_key(layer, key, [f"{section}{known}" for known in types])
         if is_dataclass(types[name]) and isinstance(value, Mapping):
             yield from _leaves(layer, value, types[name], f"{key}.")
-        else:
-            yield _Leaf(key, value, types[name])
-
-
-def _typed(layer: ConfigLayer, leaf: _Leaf) -> Any:
-    """The value of a leaf, converted to its declared type. Raises `UsageError` for another type."""
-    try:
-        return _convert(leaf.value, leaf.type)
-    except ValidationError:
-        sentence = f"{layer.source}`{leaf.key}` is {leaf.value!r}; expected {_type_name(leaf.type)}"
-        raise UsageError(sentence, EXAMPLES_HINT) from None
+            continue
+        try:
+            yield key, _convert(value, types[name])
+        except ValidationError:
+            sentence = f"{layer.source}`{key}` is {value!r}; expected {_type_name(types[name])}"
+            raise UsageError(sentence, EXAMPLES_HINT) from None
 
 
 def _convert(value: Any, kind: Any) -> Any:
@@ -166,7 +134,6 @@ def _convert(value: Any, kind: Any) -> Any:
 
 
 def _type_name(kind: Any) -> str:
-    """A declared type in words."""
     if is_dataclass(kind):
         return f"a section with {', '.join(get_type_hints(kind))}"
     if isinstance(kind, EnumType):
@@ -182,27 +149,25 @@ def _type_name(kind: Any) -> str:
 
 
 def _build(kind: Any, values: Values) -> Any:
-    """A section (a dataclass) of typed values."""
     types = _field_types(kind)
-    return kind(
-        **{name: _build(types[name], value) if is_dataclass(types[name]) else value for name, value in values.items()}
-    )
+    sections = {name: _build(types[name], values[name]) for name in types if is_dataclass(types[name])}
+    return kind(**values | sections)
 
 
-def _nested(flags: Mapping[str, object]) -> Values:
+def nested(flags: Mapping[str, object]) -> Values:
     """Values by dotted key as nested sections."""
     values: Values = {}
     for key, value in _expand_shorthand(dict(flags)).items():
         for section in reversed(key.split(".")):
             value = {section: value}
-        values = _deep_merge(values, value)
+        values = deep_merge(values, value)
     return values
 
 
-def _deep_merge(below: Values, above: Values) -> Values:
+def deep_merge(below: Values, above: Values) -> Values:
     """Merge nested values; `above` wins."""
     both = {
-        key: _deep_merge(below[key], value)
+        key: deep_merge(below[key], value)
         for key, value in above.items()
         if isinstance(value, dict) and isinstance(below.get(key), dict)
     }
@@ -210,7 +175,7 @@ def _deep_merge(below: Values, above: Values) -> Values:
 
 
 def _expand_shorthand(values: Values) -> Values:
-    """Write out `sharding: NAME` as `sharding: {profile: NAME}`, and `seed: 7` or `seed: 0..3` as a list."""
+    """Write out `sharding: NAME`, and `seed: 7` or `seed: 0..3`."""
     name, seed = values.get("sharding"), values.get("seed")
     long = {"sharding": {"profile": name}} if isinstance(name, str) else {}
     return {**values, **long, **({"seed": _parse_seeds(seed)} if isinstance(seed, int | str) else {})}

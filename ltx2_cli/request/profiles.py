@@ -13,14 +13,13 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.request.layers import (
     ASKED,
     ConfigLayer,
-    extend,
-    leaf_keys,
+    deep_merge,
+    leaves,
     merge,
+    nested,
     read_file,
-    read_flags,
     read_setting,
     unknown_name_error,
-    with_keys,
 )
 from ltx2_cli.request.spec import RunSpec, ShardingSpec
 from ltx2_cli.request.validation import validate
@@ -55,13 +54,13 @@ def read_spec(
     `{"guidance.video.stg_scale": 0.0}`. A key of `RECIPE_KEYS` that nobody sets is None; `resolve` fills it.
     Raises `UsageError` for an unknown name or key, a wrong type, a broken file, and everything `validate` finds.
     """
-    above = [read_flags({**(overrides or {}), **keys}), *map(read_setting, dotlist)]
+    above = [ConfigLayer("", nested({**(overrides or {}), **keys})), *map(read_setting, dotlist)]
     layer = read_file(Path(config)) if isinstance(config, str | Path) else config
     file, given = _config_values(layer or ConfigLayer("", {}), above)
     spec = merge(_profile_stack([*_drop_alternative([file]), *_drop_alternative(above)], without=RECIPE_KEYS))
     _check_model(spec.model)
     validate(spec)
-    asked = tuple(sorted(given.union(*map(leaf_keys, above)).difference(OUTPUT_KEYS, {CACHE})))
+    asked = tuple(sorted(given.union(*map(leaves, above)).difference(OUTPUT_KEYS, {CACHE})))
     steps = spec.num_inference_steps if spec.sigmas is None else len(spec.sigmas) - 1
     return replace(spec, num_inference_steps=steps, asked=asked)
 
@@ -69,8 +68,8 @@ def read_spec(
 def recipe_defaults(
     spec: RunSpec, recipe: str, model_version: str | None = None, layers: int = PUBLISHED_LAYERS
 ) -> RunSpec:
-    """The request with the profiles of `spec`, this recipe, and nothing else set. A model without a profile uses that
-    of `model_version`, with STG blocks rescaled to `layers`."""
+    """The profiles of `spec` with this recipe, and nothing else set. A model without a profile uses that of
+    `model_version`, with STG blocks rescaled to `layers`."""
     named = {"model": spec.model, "recipe": recipe, "compat": spec.compat, "sharding": {"profile": AUTO}}
     below = []
     if model_version:
@@ -149,7 +148,6 @@ def _profile_stack(
 
 
 def _profile_name(layer: ConfigLayer, kind: str) -> str | None:
-    """The name of the profile of this kind in `layer`; None if it names none."""
     value = layer.values.get(kind)
     if kind == "sharding":
         value = value.get("profile") if isinstance(value, Mapping) else None
@@ -179,7 +177,6 @@ def _profile_layer(kind: str, name: str) -> ConfigLayer:
 
 @cache
 def _shipped_profile(kind: str, name: str) -> ConfigLayer:
-    """A shipped profile on top of the profile that it extends."""
     known = profile_names(kind)
     if name not in known:
         also = {"recipe": f", `{AUTO}`", "sharding": f", `{AUTO}`, or a YAML file"}
@@ -190,7 +187,7 @@ def _shipped_profile(kind: str, name: str) -> ConfigLayer:
 def _with_parent(kind: str, layer: ConfigLayer) -> ConfigLayer:
     own = {key: value for key, value in layer.values.items() if key != "extends"}
     parent = layer.values.get("extends")
-    return extend(_shipped_profile(kind, str(parent)), replace(layer, values=own)) if parent else layer
+    return replace(layer, values=deep_merge(_shipped_profile(kind, str(parent)).values, own)) if parent else layer
 
 
 def checkpoint_names(checkpoint: str) -> list[str]:
@@ -222,9 +219,8 @@ def _drop_alternative(layers: Sequence[ConfigLayer]) -> list[ConfigLayer]:
 def _config_values(file: ConfigLayer, above: Sequence[ConfigLayer]) -> tuple[ConfigLayer, set[str]]:
     """The values of a config file that apply under the layers `above`, and the keys that its user had set.
 
-    A record holds every value, and as `asked` the keys that were set. If `above` names another model, recipe or
-    compat profile, only those keys and the seed apply; if another sharding profile, all but the sharding section.
-    Output paths of a record never apply.
+    A record holds every value, and as `asked` the keys that were set. If `above` names another model, recipe or compat
+    profile, only those keys and the seed apply; if another sharding profile, all but that section.
     """
     asked, is_record = file.values.get(ASKED), PROVENANCE in file.values or ASKED in file.values
     if not is_record and file.values.get(CACHE) is not None:
@@ -234,7 +230,7 @@ def _config_values(file: ConfigLayer, above: Sequence[ConfigLayer]) -> tuple[Con
     others = {PROVENANCE, ASKED, CACHE, *(OUTPUT_KEYS if is_record else ())}
     own = replace(file, values={key: value for key, value in file.values.items() if key not in others})
     if not is_record:
-        return own, set(leaf_keys(own))
+        return own, set(leaves(own))
     names = {kind: name for kind in KINDS if (name := _profile_name(own, kind)) is not None}
     renamed = {kind for kind in names for layer in above if _profile_name(layer, kind) not in (None, names[kind])}
     if renamed and not isinstance(asked, list):
@@ -244,5 +240,5 @@ def _config_values(file: ConfigLayer, above: Sequence[ConfigLayer]) -> tuple[Con
         )
     kept = {str(key) for key in asked or ()}
     if renamed - {"sharding"}:
-        own = with_keys(own, {*kept, "seed"})
+        own = replace(own, values=nested({key: value for key, value in leaves(own).items() if key in {*kept, "seed"}}))
     return replace(own, values={key: own.values[key] for key in own.values if key not in renamed}), kept

@@ -31,8 +31,7 @@ class ShiftTokens(StrEnum):
 
 
 class StgRule(StrEnum):
-    """When spatio-temporal guidance perturbs: whenever asked, or only where the checkpoint's config says
-    `perturbed_attn`."""
+    """When spatio-temporal guidance perturbs: always, or only if the checkpoint's config says `perturbed_attn`."""
 
     always = "always"
     config = "config"

@@ -165,7 +165,7 @@ def _wrong_files(spec: RunSpec) -> Iterator[str]:
 
 
 def _as_mp4(path: Path) -> Path:
-    """The nearest legal mp4 path; `video.mp4` in a folder or for a name without a stem."""
+    """The nearest legal mp4 path."""
     if path.expanduser().is_dir():
         return path / "video.mp4"
     return path.with_name("video.mp4") if path.name.startswith(".") else path.with_suffix(".mp4")

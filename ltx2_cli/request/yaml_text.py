@@ -1,8 +1,5 @@
 """YAML as plain data: no interpolation, tags or anchors, bounded in size; written so that it reads back unchanged.
-
-Types are those of YAML 1.1 with two exceptions: times are text, and only `7`, `0.5`, `1e-3` and the like are numbers
-(YAML 1.1 also reads `1:30` and `0100` as numbers; here they are text).
-"""
+Types are those of YAML 1.1, but times, `1:30` and `0100` are text."""
 
 import json
 import re
@@ -58,10 +55,8 @@ for _kind in (_Loader, _Dumper):
 
 
 def parse(text: str) -> Any:
-    """Parse a YAML document into dicts, lists, strings, numbers, booleans and None.
-
-    `${` is plain text; the escaped `\\${` of records is read as `${`. Raises `yaml.YAMLError`.
-    """
+    r"""Parse a YAML document into plain data; `${` is text, as is the escaped `\${` of records. Raises
+    `yaml.YAMLError`."""
     if len(text) > MAX_TEXT:
         raise yaml.YAMLError(f"it has more than {MAX_TEXT:,} characters")
     _check_events(text)
@@ -115,7 +110,7 @@ def in_texts(change: Callable[[str], str], value: Any) -> Any:
 
 
 def _check_events(text: str) -> None:
-    """Raise `yaml.YAMLError` for anchors, tags, and too many or too deeply nested values, before any is built."""
+    """Raise `yaml.YAMLError` for anchors, tags, and too many or too deep values, before any is built."""
     depth = nodes = 0
     for event in yaml.parse(text, Loader=_Loader):
         nodes += isinstance(event, yaml.NodeEvent)

@@ -7,7 +7,7 @@ import pytest
 
 from compilers import devices, needs_cuda, needs_libtpu
 from ltx2_cli import read_spec
-from ltx2_cli.core.denoising import forward_program
+from ltx2_cli.core.denoising import stage_programs
 from ltx2_cli.core.run import programs
 from ltx2_cli.estimate.offline import plan_offline
 from ltx2_cli.plan.resolve import Plan
@@ -39,7 +39,7 @@ def count_products(program: jax.stages.Lowered) -> int:
 @pytest.mark.parametrize("name", SLICES)
 def test_the_denoiser_at_its_real_size(name: str, model: str) -> None:
     plan = plan_for(name, model=model, **FLOAT32)
-    assert count_products(forward_program(plan, 0).lower()) > 40
+    assert count_products(stage_programs(plan, 0).forward.lower()) > 40
 
 
 @pytest.mark.parametrize("name", SLICES)
@@ -54,7 +54,7 @@ def test_every_network(name: str) -> None:
 def test_the_denoiser_compiles_for_an_h100_with_cudnns_attention() -> None:
     plan = plan_for("h100", model="ltx2.3")
     assert (plan.stages[0].sharding.attention, plan.warnings) == (AttentionBackend.cudnn, ())
-    compiled = forward_program(plan, 0).lower().compile()
+    compiled = stage_programs(plan, 0).forward.lower().compile()
     assert compiled.as_text().count('custom_call_target="__cudnn$fmhaSoftmax"') == 5  # self 2, text 2, audio to video
 
 

@@ -9,7 +9,7 @@ from jax.experimental.layout import Format, Layout
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
 from ltx2_cli import read_spec
 from ltx2_cli.core.components import abstract_network
-from ltx2_cli.core.denoising import forward_program
+from ltx2_cli.core.denoising import stage_programs
 from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import load, programs, run
 from ltx2_cli.diffusion.geometry import clip_geometry
@@ -81,12 +81,12 @@ def test_lowering_at_full_size_computes_no_rope_table(monkeypatch: pytest.Monkey
         raise AssertionError("a rotary table is computed")
 
     monkeypatch.setattr(transformer, "rope_table", compute)
-    forward_program(plan, 0).lower()
+    stage_programs(plan, 0).forward.lower()
 
 
 def test_a_forward_is_a_program_of_its_own(checkpoint: Checkpoint) -> None:
     plan = plan_of(checkpoint, SMALL, 3)
-    lowered = forward_program(plan, 0).lower()
+    lowered = stage_programs(plan, 0).forward.lower()
     passes = len(plan.stages[0].passes)
     assert jax.tree.map(lambda out: out.shape, lowered.out_info) == ((passes, 1, 8, 8), (passes, 1, 9, 16))
     assert "while" in lowered.as_text()  # over the layers
