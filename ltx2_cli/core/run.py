@@ -138,7 +138,7 @@ def write(
         batches = generate.batches(plan, start, components, report, keep_written, pausing=decode_early)
         for state in around.enter_context(closing(batches)):
             rows = range(written, clean_videos(plan, state.phase, state.batch))
-            new_records = _records(plan, _known_digests(plan, report), state, rows) if first else ()
+            new_records = _records(plan, report, state, rows) if first else ()
             records = dict(zip(rows, new_records, strict=first))
             for row, file in list(enumerate(latents_paths(plan.spec)))[rows.start : rows.stop] if first else ():
                 latents = unpack(_rows(state, range(row, row + 1)), plan.latent_shapes)
@@ -164,15 +164,6 @@ def _rows(state: RunState, rows: range) -> Streams[np.ndarray]:
     return Streams(*(stream[rows.start : rows.stop] for stream in all_latents(state)))
 
 
-def _known_digests(plan: Plan, report: Report) -> dict[str, str]:
-    """The digests that are known by now of the files that clips depend on; no clip waits for others."""
-    try:
-        return digests(input_files(plan), quick_digest)
-    except OSError as error:  # no reason to lose the clip
-        report.note(f"the record will not say which weights these are: {error}")
-        return {}
-
-
 def _write_sheet(
     plan: Plan, state: RunState, components: Components, report: Report
 ) -> Iterator[tuple[Path, list[str]]]:
@@ -184,7 +175,12 @@ def _write_sheet(
         yield path, []
 
 
-def _records(plan: Plan, files: Mapping[str, str], state: RunState, rows: range) -> Iterator[_Record]:
+def _records(plan: Plan, report: Report, state: RunState, rows: range) -> Iterator[_Record]:
+    files: Mapping[str, str] = {}
+    try:
+        files = digests(input_files(plan), quick_digest)  # those that are known by now: no clip waits for others
+    except OSError as error:  # no reason to lose the clip
+        report.note(f"the record will not say which weights these are: {error}")
     last, history = plan.stages[-1], state.history[rows.start : rows.stop]
     if state.phase < len(plan.phases):  # the others of the stage are not done
         history = extend_history(history, last, _rows(state, rows))

@@ -152,7 +152,8 @@ def resolve(spec: RunSpec, source: InitialLatents | None = None) -> Plan:
     With latents `source`, there is the second stage alone, and the size is what it makes of them. Raises `UsageError`
     for a request or a checkpoint that cannot be met, with every finding of its kind.
     """
-    checkpoint, loras = _open(spec)
+    opened, problems = collect({spec.checkpoint: partial(_open_checkpoint, spec)})
+    loras, checkpoint = _open_loras(spec.lora, problems), opened[spec.checkpoint]
     spec = complete_request(spec, checkpoint, source is not None)
     second_stage = _open_second_stage(spec, checkpoint) if spec.second_stage.sigmas or source else None
     plan = build_plan(declare(spec, checkpoint, loras, second_stage), spec, jax.devices(), source)
@@ -238,13 +239,6 @@ def build_plan(
         compile_cache=spec.compile_cache,
         warnings=warnings,
     )
-
-
-def _open(spec: RunSpec) -> tuple[Checkpoint, Loras]:
-    """The headers of the checkpoint and of the LoRAs. Raises `UsageError` for all that is wrong with them."""
-    opened, problems = collect({spec.checkpoint: partial(_open_checkpoint, spec)})
-    loras = _open_loras(spec.lora, problems)
-    return opened[spec.checkpoint], loras
 
 
 def _open_second_stage(spec: RunSpec, checkpoint: Checkpoint) -> SecondStage:

@@ -81,15 +81,6 @@ def unknown_name_error(what: str, name: str, known: Sequence[str], also: str = "
     return UsageError(f"{source}unknown {what} `{name}`{nearest}", f"known: {names}{also}")
 
 
-def _unknown_key(layer: ConfigLayer, key: str, section: Sequence[str]) -> UsageError:
-    """The error for a key that its section does not have; a key of that name in another section is the closest."""
-    name = key.rpartition(".")[2]
-    namesakes = [known for known in _dotted_keys(RunSpec) if known.endswith(f".{name}")]
-    if not namesakes:
-        return unknown_name_error("key", key, section, source=layer.source)
-    return UsageError(f"{layer.source}unknown key `{key}`; closest: `{namesakes[0]}`", f"known: {', '.join(namesakes)}")
-
-
 @cache
 def _field_types(kind: Any) -> dict[str, Any]:
     return {name: hint for name, hint in get_type_hints(kind).items() if name != ASKED}
@@ -107,7 +98,11 @@ def _leaves(layer: ConfigLayer, values: Mapping[str, Any], kind: Any, section: s
     for name, value in values.items():
         key = f"{section}{name}"
         if name not in types:
-            raise _unknown_key(layer, key, [f"{section}{known}" for known in types])
+            namesakes = [known for known in _dotted_keys(RunSpec) if known.endswith(f".{key.rpartition('.')[2]}")]
+            if not namesakes:
+                raise unknown_name_error("key", key, [f"{section}{known}" for known in types], source=layer.source)
+            sentence = f"{layer.source}unknown key `{key}`; closest: `{namesakes[0]}`"
+            raise UsageError(sentence, f"known: {', '.join(namesakes)}")
         if is_dataclass(types[name]) and isinstance(value, Mapping):
             yield from _leaves(layer, value, types[name], f"{key}.")
             continue

@@ -26,7 +26,6 @@ from ltx2_cli.request.validation import validate
 from ltx2_cli.request.yaml_text import Values, dump
 
 KINDS = ("model", "recipe", "compat", "sharding")  # of profiles, in stacking order
-MODEL_VERSIONS = ("ltx2", "ltx2.3")  # profiles that also serve checkpoints without one
 AUTO = "auto"  # chosen by `resolve`, from the checkpoint and the devices
 STEPS_OR_SIGMAS = {"num_inference_steps", "sigmas"}  # two spellings of one choice: the higher layer decides both
 RECIPE_KEYS = ("num_inference_steps", "sigmas", "guidance", "stg_blocks", "second_stage")  # None: the recipe's
