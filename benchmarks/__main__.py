@@ -29,9 +29,8 @@ from benchmarks.loading import denoiser, to_one_device, write_checkpoint
 from ltx2_cli.core.programs import CONVOLUTION_OPTIONS
 from ltx2_cli.diffusion.geometry import VAECompression, clip_geometry
 from ltx2_cli.models.arch import TransformerArch
-from ltx2_cli.models.block import PassMasks
 from ltx2_cli.models.config import read_arch
-from ltx2_cli.models.transformer import DenoiserInputs, Transformer, rope_tables
+from ltx2_cli.models.transformer import DenoiserInputs, PassMasks, Transformer, rope_tables
 from ltx2_cli.models.video_vae import VideoVAE, VideoVAEArch
 from ltx2_cli.nn.kernels import NATIVE
 from ltx2_cli.request.spec import Streams

@@ -20,8 +20,7 @@ from ltx2_cli.diffusion.latents import Shape, noise, pack
 from ltx2_cli.diffusion.schedule import pad_sigmas
 from ltx2_cli.distributed import to_devices, to_host
 from ltx2_cli.errors import NotFiniteError
-from ltx2_cli.models.block import PassMasks, Ropes
-from ltx2_cli.models.transformer import DenoiserInputs, TextContext, Transformer, abstract_rope_tables
+from ltx2_cli.models.transformer import DenoiserInputs, PassMasks, Ropes, TextContext, Transformer, abstract_rope_tables
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Phase, Stage
 from ltx2_cli.request.spec import Streams

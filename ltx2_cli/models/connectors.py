@@ -21,9 +21,8 @@ def features_by_layer(hidden_states: jax.Array, mask: jax.Array) -> jax.Array:
     """Bring every layer of the encoder to one scale: `8·(x − mean) / (max − min)`, zero where there is no token.
 
     hidden_states [batch, states, tokens, channels], mask bool [batch, tokens]; the result has the shape of
-    hidden_states and is float32. Mean and range are those of one sample and one layer, over its valid tokens and
-    all channels, in float32: half precision has neither room for the sum nor for the 1e-6 that keeps a constant
-    layer from dividing by zero.
+    hidden_states. Mean and range are those of a sample's layer, over its valid tokens and all channels, in float32:
+    half precision has room neither for the sum nor for the 1e-6 that keeps a constant layer from dividing by zero.
     """
     wide = hidden_states.astype(jnp.float32)
     valid = mask[:, None, :, None]
@@ -36,55 +35,40 @@ def features_by_layer(hidden_states: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def features_by_token(hidden_states: jax.Array, mask: jax.Array) -> jax.Array:
-    """Bring every token of every layer to one scale: `x / √(mean(x²) + 1e-6)` over its channels.
-
-    Arguments and result as those of `features_by_layer`.
-    """
+    """Bring every token of every layer to one scale: `x / √(mean(x²) + 1e-6)` over its channels; otherwise as
+    `features_by_layer`."""
     wide = hidden_states.astype(jnp.float32)
     scale = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=3, keepdims=True) + NORM_EPS)
     return jnp.where(mask[:, None, :, None], wide * scale, 0)
 
 
-def _flat(features: jax.Array) -> jax.Array:
-    """Features [batch, states, tokens, channels] as [batch, tokens, channels × states], as projections take them."""
-    return jnp.moveaxis(features, 1, 3).reshape(features.shape[0], features.shape[2], -1)
-
-
-class SharedProjection(nnx.Module):
-    """Features normalised layer by layer, projected once for both streams."""
+class TextProjection(nnx.Module):
+    """Features of the text encoder's layers: normalised layer by layer and projected once for both streams; or token
+    by token, projected for each stream, and scaled to keep their norm at its width."""
 
     def __init__(self, scope: Scope, arch: ConnectorsArch):
-        features = arch.caption_channels * arch.text_proj_in_factor
-        self.project = Linear(scope / "text_proj_in", features, arch.widths.video, (None, "embed"), arch.proj_bias)
-
-    def __call__(self, hidden_states: jax.Array, mask: jax.Array) -> Streams[jax.Array]:
-        """Each stream's features [batch, tokens, width]."""
-        features = features_by_layer(hidden_states, mask).astype(self.project.kernel.dtype)
-        projected = self.project(_flat(features))
-        return Streams(projected, projected)
-
-
-class StreamProjections(nnx.Module):
-    """Features normalised token by token, projected for each stream, scaled to keep their norm at its width."""
-
-    def __init__(self, scope: Scope, arch: ConnectorsArch):
-        features = arch.caption_channels * arch.text_proj_in_factor
-        axes, bias = (None, "embed"), arch.proj_bias
-        self.video = Linear(scope / "video_text_proj_in", features, arch.widths.video, axes, bias)
-        self.audio = Linear(scope / "audio_text_proj_in", features, arch.widths.audio, axes, bias)
+        self.by_token, features = arch.per_modality_projections, arch.caption_channels * arch.text_proj_in_factor
+        names = ("video_text_proj_in", "audio_text_proj_in") if self.by_token else ("text_proj_in",)
+        widths, axes = dict(zip(names, arch.widths, strict=False)), (None, "embed")
+        linears = {name: Linear(scope / name, features, width, axes, arch.proj_bias) for name, width in widths.items()}
+        self.linears = nnx.Dict(linears)
         self.scales = Streams(*((width / arch.caption_channels) ** 0.5 for width in arch.widths))
 
     def __call__(self, hidden_states: jax.Array, mask: jax.Array) -> Streams[jax.Array]:
         """Each stream's features [batch, tokens, width]."""
-        features = _flat(features_by_token(hidden_states, mask).astype(self.video.kernel.dtype))
-        return Streams(self.video(features * self.scales.video), self.audio(features * self.scales.audio))
+        normed = (features_by_token if self.by_token else features_by_layer)(hidden_states, mask)
+        normed = normed.astype(next(iter(self.linears.values())).kernel.dtype)
+        features = jnp.moveaxis(normed, 1, 3).reshape(normed.shape[0], normed.shape[2], -1)  # channels × states
+        if not self.by_token:
+            projected = self.linears.text_proj_in(features)
+            return Streams(projected, projected)
+        video = self.linears.video_text_proj_in(features * self.scales.video)
+        return Streams(video, self.linears.audio_text_proj_in(features * self.scales.audio))
 
 
 def fill_with_registers(x: jax.Array, mask: jax.Array, registers: jax.Array) -> jax.Array:
-    """Move the valid tokens of x [batch, tokens, dim] to the front, in order, with registers behind them.
-
-    Position i gets register i modulo the number of registers.
-    """
+    """Move the valid tokens of x [batch, tokens, dim] to the front, in order. Behind them, position i gets register i
+    modulo the number of registers."""
     tokens = x.shape[1]
     order = jnp.argsort(~mask, axis=1, stable=True)
     front = jnp.take_along_axis(x, order[:, :, None], axis=1)
@@ -134,7 +118,7 @@ class TextConnectors(nnx.Module):
     """From the text encoder to both streams: projected features, then each stream's connector."""
 
     def __init__(self, scope: Scope, arch: ConnectorsArch):
-        self.project = (StreamProjections if arch.per_modality_projections else SharedProjection)(scope, arch)
+        self.project = TextProjection(scope, arch)
         rope = arch.connector_rope_base_seq_len, arch.rope_theta
         self.video = Connector(scope / "video_connector", arch.connectors.video, *rope)
         self.audio = Connector(scope / "audio_connector", arch.connectors.audio, *rope)

@@ -8,9 +8,8 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,24 +28,24 @@ if TYPE_CHECKING:
 
 ROPES = (("default", {"rope_type", "rope_theta"}), ("linear", {"rope_type", "rope_theta", "factor"}))  # by their keys
 
-# Overloads by dimension name, by operator of torch.ops.aten: torchax 0.0.13 names them on import, torch 2.13 has none.
-DROPPED_OVERLOADS = {
-    "all": ("dimname", "dimname_out"),
-    "index_add": ("dimname",),
-    "index_copy": ("dimname",),
-    "index_copy_": ("dimname",),
-    "index_fill": ("Dimname_Scalar", "Dimname_Tensor"),
-    "index_fill_": ("Dimname_Scalar", "Dimname_Tensor"),
-    "norm": ("names_ScalarOpt_dim", "names_ScalarOpt_dim_dtype", "names_dtype_out", "names_out"),
-    "prod": ("dim_Dimname",),
-    "std": ("correction_names", "correction_names_out", "names_dim", "names_out"),
-    "std_mean": ("correction_names", "names_dim"),
-    "unbind": ("Dimname",),
-}
+# Overloads by dimension name, behind operators of torch.ops.aten: torchax 0.0.13 names them on import, torch 2.13 has
+# none of them.
+DROPPED_OVERLOADS = """
+all dimname dimname_out
+index_add dimname
+index_copy dimname
+index_copy_ dimname
+index_fill Dimname_Scalar Dimname_Tensor
+index_fill_ Dimname_Scalar Dimname_Tensor
+norm names_ScalarOpt_dim names_ScalarOpt_dim_dtype names_dtype_out names_out
+prod dim_Dimname
+std correction_names correction_names_out names_dim names_out
+std_mean correction_names names_dim
+unbind Dimname
+"""
 
 
-@dataclass(frozen=True)
-class TorchModule:
+class TorchModule(NamedTuple):
     """How to compute: a torch module without memory, its buffers, its rotary embedding, which has memory, and the
     operators that run it on jax arrays."""
 
@@ -59,7 +58,13 @@ class TorchModule:
 @lru_cache(maxsize=4)
 def build_torch_module(arch: GemmaArch) -> TorchModule:
     """The module that computes a language model. Raises `UsageError` for a config that it cannot be built of."""
-    config = _config(arch)
+    try:
+        config = Gemma3TextConfig(**json.loads(arch.config))
+        findings = "; ".join(_not_computed(config))
+    except (StrictDataclassError, TypeError, ValueError, KeyError, AttributeError) as error:
+        raise UsageError(f"{arch.where}: {' '.join(str(error).split())}", AGAIN) from error
+    if findings:
+        raise UsageError(f"{arch.where}: {findings}", AGAIN)
     with torch.device("meta"):
         module = Gemma3TextModel(config).eval()
     module.set_attn_implementation("sdpa")
@@ -75,9 +80,14 @@ def build_torch_module(arch: GemmaArch) -> TorchModule:
 def hidden_states(module: TorchModule, weights: Mapping[str, jax.Array], ids: jax.Array, mask: jax.Array) -> jax.Array:
     """What `Gemma` returns, by a module and the weights under its names."""
     arrays = {**weights, **{name: jnp.asarray(buffer) for name, buffer in module.buffers.items()}}
+    valid, places = jnp.asarray(mask, bool), jnp.arange(ids.shape[1])
+    distance = places[:, None] - places[None, :]
+    # which token (a row) sees which (a column) in each kind of layer, bool [batch, 1, tokens, tokens]
+    causal = (distance >= 0) & valid[:, None, None, :]
+    sliding = causal & (distance < module.module.config.sliding_window)
     inputs = {
         "input_ids": jnp.asarray(ids),
-        "attention_mask": _attention_masks(jnp.asarray(mask, bool), module.module.config.sliding_window),
+        "attention_mask": {"full_attention": causal, "sliding_attention": sliding},
         "position_ids": _rope_tables(module, ids.shape[1], arrays["embed_tokens.weight"].dtype),
     }
     arrays, inputs = module.environment.j2t_iso((arrays, inputs))
@@ -104,16 +114,6 @@ def _rope_tables(module: TorchModule, tokens: int, dtype: jnp.dtype) -> dict[str
     return {kind: tuple(jnp.asarray(table.numpy(), dtype) for table in module.rotary(*inputs, kind)) for kind in kinds}
 
 
-def _config(arch: GemmaArch) -> Gemma3TextConfig:
-    try:
-        config = Gemma3TextConfig(**json.loads(arch.config))
-    except (StrictDataclassError, TypeError, ValueError, KeyError, AttributeError) as error:
-        raise UsageError(f"{arch.where}: {' '.join(str(error).split())}", AGAIN) from error
-    if findings := "; ".join(_not_computed(config)):
-        raise UsageError(f"{arch.where}: {findings}", AGAIN)
-    return config
-
-
 def _not_computed(text: Gemma3TextConfig) -> Iterator[str]:
     """What transformers takes for a config of Gemma-3 and then fails on."""
     if text.hidden_activation not in ACT2FN:
@@ -130,35 +130,16 @@ def _not_computed(text: Gemma3TextConfig) -> Iterator[str]:
 
 
 def _is_rope(rope: Any) -> bool:
-    if not isinstance(rope, dict) or (rope.get("rope_type"), set(rope)) not in ROPES:
-        return False
-    return all(isinstance(rope[key], int | float) and rope[key] > 0 for key in set(rope) - {"rope_type"})
+    known = isinstance(rope, dict) and (rope.get("rope_type"), set(rope)) in ROPES
+    return known and all(isinstance(rope[key], int | float) and rope[key] > 0 for key in set(rope) - {"rope_type"})
 
 
-def _attention_masks(valid: jax.Array, window: int) -> dict[str, jax.Array]:
-    """Which token (a row) sees which (a column) in each kind of layer, bool [batch, 1, tokens, tokens]."""
-    places = jnp.arange(valid.shape[1])
-    distance = places[:, None] - places[None, :]
-    causal = (distance >= 0) & valid[:, None, None, :]
-    return {"full_attention": causal, "sliding_attention": causal & (distance < window)}
-
-
-def _attend(
-    environment: "Environment",
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    attn_mask: torch.Tensor,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float,
-) -> torch.Tensor:
+def _attend(environment: "Environment", *arrays: torch.Tensor, attn_mask: Any, scale: float, **_: Any) -> torch.Tensor:
     """In place of torch's scaled_dot_product_attention, all [batch, heads, tokens, head_dim]: float32 scores.
 
     A masked score is finite, so that a token that may see nothing gathers something rather than NaN.
     """
-    q, k, v, mask = environment.t2j_iso((query, key, value, attn_mask))
+    q, k, v, mask = environment.t2j_iso((*arrays, attn_mask))
     scores = scale * jnp.einsum("bhqd,bhkd->bhqk", q, k, preferred_element_type=jnp.float32)
     weights = jax.nn.softmax(jnp.where(mask, scores, np.finfo(np.float32).min), axis=-1)
     return environment.j2t_iso(jnp.einsum("bhqk,bhkd->bhqd", weights.astype(v.dtype), v))
@@ -178,7 +159,8 @@ def _environment() -> "Environment":
 @contextmanager
 def _dropped_overloads() -> Iterator[None]:
     """Placeholders for the overloads that torchax names and torch has dropped."""
-    missing = [(getattr(torch.ops.aten, of), name) for of, names in DROPPED_OVERLOADS.items() for name in names]
+    rows = [line.split() for line in DROPPED_OVERLOADS.strip().splitlines()]
+    missing = [(getattr(torch.ops.aten, operator), name) for operator, *names in rows for name in names]
     for operator, name in missing:
         setattr(operator, name, f"{operator}.{name}")
     try:

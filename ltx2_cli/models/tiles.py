@@ -38,8 +38,8 @@ class AxisTiling:
 
 
 def tile_axis(length: int, count: int, halo: int, shared: int) -> AxisTiling:
-    """Split `length` into `count` tiles of one size that read `halo` positions on each side of what they write;
-    neighbours both write at least the `shared` positions between them."""
+    """`length` in `count` tiles of one size that read `halo` positions on each side of what they write; neighbours both
+    write at least the `shared` positions between them."""
     write = -(-(length - shared) // count) + shared
     read = min(length, write + 2 * halo)
     write_starts = tuple(min(tile * (write - shared), length - write) for tile in range(count))
@@ -48,11 +48,8 @@ def tile_axis(length: int, count: int, halo: int, shared: int) -> AxisTiling:
 
 
 def tile_video(decoder: VideoDecoder, tiles: Tiles, size: Extent) -> tuple[AxisTiling, AxisTiling, AxisTiling]:
-    """The tiles of the cut layers' output, whose extent is `size`.
-
-    A position in time becomes several frames, but the first of a tile becomes only the last of them. So neighbouring
-    tiles share one position.
-    """
+    """The tiles of the cut layers' output, whose extent is `size`. A position in time becomes several frames, but the
+    first of a tile only the last of them: so neighbouring tiles share one position."""
     frames, side = receptive_field(decoder, tiles.cut)
     along_frames = tile_axis(size[0], tiles.counts[0], frames, shared=1)
     height, width = (tile_axis(size[axis], tiles.counts[axis], side, shared=0) for axis in (1, 2))
@@ -78,20 +75,16 @@ def scale(decoder: VideoDecoder, cut: int) -> Extent:
 
 def activations(decoder: VideoDecoder, size: Extent) -> list[tuple[Extent, int]]:
     """The extent and channels of one video after the first `n` layers, for n from 0; its latents are of this size."""
-    extent, channels = size, decoder.conv_in.bias.shape[0]
-    found = [(extent, channels)]
+    after = [(size, decoder.conv_in.bias.shape[0])]
     for layer in decoder.layers:
-        frames, height, width = (side * times for side, times in zip(extent, layer.stride, strict=True))
-        extent, channels = (frames - (layer.stride[0] - 1), height, width), layer.channels
-        found.append((extent, channels))
-    return found
+        frames, height, width = (side * times for side, times in zip(after[-1][0], layer.stride, strict=True))
+        after.append(((frames - (layer.stride[0] - 1), height, width), layer.channels))
+    return after
 
 
 def decode_bytes(decoder: VideoDecoder, size: Extent, tiles: Tiles | None, itemsize: int) -> int:
-    """About what `decode_frames` takes for a video whose latents are of this size, without the weights.
-
-    `itemsize` is that of what the convolutions give.
-    """
+    """About what `decode_frames` takes for a video whose latents are of this size, without the weights; `itemsize` is
+    that of what the convolutions give."""
     after = activations(decoder, size)
     most = [math.prod(extent) * channels for extent, channels in after]
     pixels, _ = after[-1]

@@ -1,8 +1,8 @@
 """Prompts to token ids, by the tokenizer that lies beside the checkpoint."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,8 +12,7 @@ from ltx2_cli.weights.checkpoint import AGAIN, read_json
 OPTIONAL = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
 
-@dataclass(frozen=True)
-class Tokens:
+class Tokens(NamedTuple):
     """Prompts as the text encoder reads them, padded on the left."""
 
     ids: np.ndarray  # int32 [prompts, tokens]
@@ -27,10 +26,8 @@ class Tokens:
 
 
 def check_tokenizer(folder: Path) -> None:
-    """Raise `UsageError` unless the files of a checkpoint's `tokenizer/` are there and JSON.
-
-    That is cheap enough to find a broken one before a weight is read.
-    """
+    """Raise `UsageError` unless the files of a checkpoint's `tokenizer/` are there and JSON: that is cheap enough to
+    find a broken one before a weight is read."""
     for path in [folder / "tokenizer.json", *filter(Path.exists, (folder / name for name in OPTIONAL))]:
         read_json(path)
 
@@ -51,10 +48,6 @@ def tokenise(folder: Path, prompts: Sequence[str], max_length: int) -> Tokens:
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     texts = [prompt.strip() for prompt in prompts]
-    whole = tokenizer(texts, verbose=False)
+    lengths = tuple(len(ids) for ids in tokenizer(texts, verbose=False)["input_ids"])
     cut = tokenizer(texts, padding="max_length", truncation=True, max_length=max_length, return_tensors="np")
-    return Tokens(
-        ids=cut["input_ids"].astype(np.int32),
-        mask=cut["attention_mask"].astype(bool),
-        lengths=tuple(len(ids) for ids in whole["input_ids"]),
-    )
+    return Tokens(cut["input_ids"].astype(np.int32), cut["attention_mask"].astype(bool), lengths)

@@ -32,12 +32,9 @@ def read_trained_on(folder: Path) -> TrainedOn | None:
         return None
     values = read_json(path)
     try:
-        return TrainedOn(
-            tuple(str(size) for size in values["sizes"]),
-            tuple(int(count) for count in values["num_frames"]),
-            tuple(float(rate) for rate in values["fps"]),
-            {word: frozenset(following.split()) for word, following in values["next_words"].items()},
-        )
+        next_words = {word: frozenset(following.split()) for word, following in values["next_words"].items()}
+        sizes, num_frames = tuple(map(str, values["sizes"])), tuple(map(int, values["num_frames"]))
+        return TrainedOn(sizes, num_frames, tuple(map(float, values["fps"])), next_words)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(f"{path} does not list sizes, num_frames, fps and next_words: {error}", AGAIN) from None
 
@@ -64,8 +61,7 @@ def prompt_warnings(trained_on: TrainedOn, tokenizer: Path, prompt: str) -> Iter
     `tokenizer` is the folder of the checkpoint's own, which says where a word begins and ends.
     """
     reader = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
-    text = reader.normalizer.normalize_str(prompt)
-    words = [word for word, _ in reader.pre_tokenizer.pre_tokenize_str(text)]
+    words = [word for word, _ in reader.pre_tokenizer.pre_tokenize_str(reader.normalizer.normalize_str(prompt))]
     known = trained_on.next_words
     if unknown := [word for word in words if word not in known and word.isalnum()]:
         yield f"the model does not know {_listed(unknown)}"

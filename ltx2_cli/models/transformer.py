@@ -1,17 +1,22 @@
-"""The audio-video diffusion transformer: latents, noise level and text in; velocities out (arXiv:2601.03233)."""
+"""The audio-video diffusion transformer: latents, noise level and text in; velocities out (arXiv:2601.03233).
 
-from collections.abc import Callable, Sequence
+A layer has self, text, cross-modal attention and feed-forward, all modulated by the noise level.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import repeat
 from typing import Any, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from ltx2_cli.diffusion.geometry import Geometry
 from ltx2_cli.models.arch import StreamArch, TransformerArch
-from ltx2_cli.models.block import Block, Modulation, PassMasks, Ropes, modulate
-from ltx2_cli.nn.attention import KeysValues, Rope, TokenAxis, rope_table
-from ltx2_cli.nn.basic import AdaLayerNormSingle, Linear, layer_norm
+from ltx2_cli.nn.attention import Attention, KeysValues, Rope, TokenAxis, rope_table
+from ltx2_cli.nn.basic import AdaLayerNormSingle, FeedForward, Linear, layer_norm, rms_norm
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.sharding import constrain, fill
 from ltx2_cli.weights.declare import Scope
@@ -19,6 +24,30 @@ from ltx2_cli.weights.declare import Scope
 T = TypeVar("T")
 OUTPUT_EPS = 1e-6
 TRAIN_TIMESTEPS = 1000  # the timestep of noise level 1
+Mask = jax.Array | np.ndarray
+
+
+class Modulation(NamedTuple):
+    """Rows that the noise level adds to the tables of every layer, each [rows, dim] for one stream."""
+
+    self_and_mlp: jax.Array  # shift, scale and gate of self-attention, feed-forward and, if modulated, the text query
+    cross: jax.Array  # scale and shift towards the video, scale and shift towards the audio
+    cross_gate: jax.Array
+    text: jax.Array | None  # shift and scale of the text keys and values, where the model modulates them
+
+
+class Ropes(NamedTuple):
+    """Rotary tables of one stream: for its self-attention, and for cross-modal attention (time alone)."""
+
+    own: Rope
+    cross: Rope
+
+
+class PassMasks(NamedTuple):
+    """What a layer computes for each row; bool [rows]."""
+
+    self_attention: Mask  # false: self-attention is perturbed
+    cross_modal: Mask  # false: no attention between video and audio
 
 
 class TextContext(NamedTuple):
@@ -38,6 +67,117 @@ class DenoiserInputs(NamedTuple):
     masks: PassMasks  # `self_attention` has a leading layers axis
 
 
+class StreamInputs(NamedTuple):
+    """What every layer of one stream reads: the same in all."""
+
+    modulation: Modulation
+    ropes: Ropes
+    tokens: TokenAxis
+
+
+def modulate(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
+    """x·(1 + scale) + shift."""
+    return x * (1 + scale) + shift
+
+
+class Stream(nnx.Module):
+    """One stream's half of a layer, x [rows, tokens, dim]. Video and audio are this class under two sets of names."""
+
+    def __init__(self, scope: Scope, arch: StreamArch, eps: float):
+        prefix, width, sizes = arch.prefix, arch.width, (arch.heads, arch.head_dim, arch.gated)
+        self.self_attention = Attention(scope / f"{prefix}attn1", width, width, *sizes)
+        self.text_attention = Attention(scope / f"{prefix}attn2", width, arch.text_width, *sizes)
+        self.feed_forward = FeedForward(scope / f"{prefix}ff", width, bias=arch.feed_forward_bias)
+        rows, axes = 9 if arch.text_modulated else 6, (None, "embed")
+        self.table = scope.weight(f"{prefix}scale_shift_table", (rows, width), axes)
+        self.cross_table = scope.weight(f"{arch.name}_a2v_cross_attn_scale_shift_table", (5, width), axes)
+        text_table = f"{prefix}prompt_scale_shift_table", (2, arch.text_width), axes
+        self.text_table = scope.weight(*text_table) if arch.text_modulated else None
+        self.eps = eps
+
+    def text_keys_values(self, text: jax.Array, modulation: jax.Array | None) -> KeysValues:
+        """Keys and values of the text [contexts, tokens, dim]."""
+        if self.text_table is None or modulation is None:
+            return self.text_attention.keys_values(text)
+        shift, scale = self.text_table[...] + modulation
+        return self.text_attention.keys_values(modulate(text, scale, shift))
+
+    @jax.named_scope("self_attention")
+    def attend_to_itself(self, x: jax.Array, inputs: StreamInputs, mask: Mask) -> jax.Array:
+        """x after self-attention."""
+        (rope, _), tokens = inputs.ropes, inputs.tokens
+        shift, scale, gate = (self.table[...] + inputs.modulation.self_and_mlp)[:3]
+        normed = modulate(rms_norm(x, self.eps), scale, shift)
+        context = self.self_attention.keys_values(normed, rope)
+        return x + self.self_attention(normed, context, rope, mask, tokens, tokens) * gate
+
+    @jax.named_scope("text_attention")
+    def attend_to_text(self, x: jax.Array, inputs: StreamInputs, text: KeysValues) -> jax.Array:
+        """x after text cross-attention."""
+        normed = rms_norm(x, self.eps)
+        if self.text_table is None:
+            return x + self.text_attention(normed, text, query_axis=inputs.tokens)
+        shift, scale, gate = (self.table[...] + inputs.modulation.self_and_mlp)[6:9]
+        return x + self.text_attention(modulate(normed, scale, shift), text, query_axis=inputs.tokens) * gate
+
+    @jax.named_scope("feed_forward")
+    def mlp(self, x: jax.Array, inputs: StreamInputs) -> jax.Array:
+        """x after the feed-forward."""
+        shift, scale, gate = (self.table[...] + inputs.modulation.self_and_mlp)[3:6]
+        return x + self.feed_forward(modulate(rms_norm(x, self.eps), scale, shift)) * gate
+
+    def cross_inputs(self, x: jax.Array, inputs: StreamInputs) -> Streams[jax.Array]:
+        """x, normalised and modulated, for the attention towards the video and for that towards the audio."""
+        rows = self.cross_table[:4] + inputs.modulation.cross
+        normed = rms_norm(x, self.eps)
+        return Streams(modulate(normed, rows[0], rows[1]), modulate(normed, rows[2], rows[3]))
+
+    def add_cross(self, x: jax.Array, gathered: jax.Array, inputs: StreamInputs, mask: Mask) -> jax.Array:
+        """x plus what was gathered from the other stream, gated, where `mask` allows it."""
+        gate = self.cross_table[4] + inputs.modulation.cross_gate[0]
+        return x + jnp.where(mask[:, None, None], gathered * gate, 0)
+
+
+class Block(nnx.Module):
+    """One layer: both streams, and the attention between them."""
+
+    def __init__(self, scope: Scope, arch: TransformerArch):
+        video, audio = arch.streams
+        self.video, self.audio = (Stream(scope, stream, arch.norm_eps) for stream in arch.streams)
+        widths, sizes = (video.width, audio.width), (audio.heads, audio.head_dim)
+        self.audio_to_video = Attention(scope / "audio_to_video_attn", *widths, *sizes, video.gated)
+        self.video_to_audio = Attention(scope / "video_to_audio_attn", *widths[::-1], *sizes, audio.gated)
+
+    def text_keys_values(self, text: Streams[jax.Array], modulation: Streams[jax.Array | None]) -> Streams[KeysValues]:
+        """Keys and values of each stream's text context [contexts, tokens, dim]."""
+        return Streams(*map(Stream.text_keys_values, (self.video, self.audio), text, modulation))
+
+    def __call__(
+        self, x: Streams[jax.Array], text: Streams[KeysValues], inputs: Streams[StreamInputs], masks: PassMasks
+    ) -> Streams[jax.Array]:
+        """x [rows, tokens, dim] of both streams after this layer."""
+        streams = (self.video, self.audio)
+        attended = map(Stream.attend_to_itself, streams, x, inputs, repeat(masks.self_attention))
+        x = Streams(*map(Stream.attend_to_text, streams, attended, inputs, text))
+        x = self._exchange(x, inputs, masks.cross_modal)
+        outputs = zip(map(Stream.mlp, streams, x, inputs), inputs, strict=True)
+        return Streams(*(constrain(y, ("rows", stream.tokens.name, None)) for y, stream in outputs))
+
+    @jax.named_scope("exchange")
+    def _exchange(self, x: Streams[jax.Array], inputs: Streams[StreamInputs], mask: Mask) -> Streams[jax.Array]:
+        """Audio-to-video and video-to-audio attention, both from the streams as they were before either."""
+        streams = (self.video, self.audio)
+        (_, (_, video_rope), video_tokens), (_, (_, audio_rope), audio_tokens) = inputs
+        video, audio = map(Stream.cross_inputs, streams, x, inputs)
+        audio_kv = self.audio_to_video.keys_values(audio.video, audio_rope)
+        video_kv = self.video_to_audio.keys_values(video.audio, video_rope)
+        gathered = (
+            self.audio_to_video(video.video, audio_kv, video_rope, None, video_tokens, audio_tokens),
+            self.video_to_audio(audio.audio, video_kv, audio_rope, None, audio_tokens, video_tokens),
+        )
+        return Streams(*map(Stream.add_cross, streams, x, gathered, inputs, repeat(mask)))
+
+
 class CaptionProjection(nnx.Module):
     """Two linears with a GELU that bring text features to a stream's width."""
 
@@ -53,32 +193,23 @@ class StreamIO(nnx.Module):
     """One stream outside the layers: projections in and out, text, and modulation by the noise level."""
 
     def __init__(self, scope: Scope, arch: StreamArch):
-        width = arch.width
-        self.proj_in = Linear(scope / f"{arch.prefix}proj_in", arch.in_channels, width, (None, "embed"))
-        self.proj_out = Linear(scope / f"{arch.prefix}proj_out", width, arch.out_channels, ("embed", None))
-        self.table = scope.weight(f"{arch.prefix}scale_shift_table", (2, width), (None, "embed"))
-        self.time = AdaLayerNormSingle(scope / f"{arch.prefix}time_embed", width, 9 if arch.text_modulated else 6)
-        cross = f"av_cross_attn_{arch.name}"
+        prefix, width, cross = arch.prefix, arch.width, f"av_cross_attn_{arch.name}"
+        self.proj_in = Linear(scope / f"{prefix}proj_in", arch.in_channels, width, (None, "embed"))
+        self.proj_out = Linear(scope / f"{prefix}proj_out", width, arch.out_channels, ("embed", None))
+        self.table = scope.weight(f"{prefix}scale_shift_table", (2, width), (None, "embed"))
+        self.time = AdaLayerNormSingle(scope / f"{prefix}time_embed", width, 9 if arch.text_modulated else 6)
         self.cross = AdaLayerNormSingle(scope / f"{cross}_scale_shift", width, 4)
         self.cross_gate = AdaLayerNormSingle(scope / f"{cross}_{arch.gate}_gate", width, 1)
-        self.text_time = (
-            AdaLayerNormSingle(scope / f"{arch.prefix}prompt_adaln", width, 2) if arch.text_modulated else None
-        )
-        self.caption = (
-            CaptionProjection(scope / f"{arch.prefix}caption_projection", arch.caption_channels, width)
-            if arch.caption_channels
-            else None
-        )
+        text_time = scope / f"{prefix}prompt_adaln", width, 2
+        self.text_time = AdaLayerNormSingle(*text_time) if arch.text_modulated else None
+        caption = scope / f"{prefix}caption_projection", arch.caption_channels, width
+        self.caption = CaptionProjection(*caption) if arch.caption_channels else None
 
     def modulation(self, timestep: jax.Array, gate_timestep: jax.Array) -> tuple[Modulation, jax.Array]:
         """The rows for every layer, and the embedding that modulates the output [dim]."""
         rows, embedded = self.time(timestep)
-        return Modulation(
-            rows,
-            self.cross(timestep)[0],
-            self.cross_gate(gate_timestep)[0],
-            None if self.text_time is None else self.text_time(timestep)[0],
-        ), embedded
+        cross, gate = self.cross(timestep)[0], self.cross_gate(gate_timestep)[0]
+        return Modulation(rows, cross, gate, None if self.text_time is None else self.text_time(timestep)[0]), embedded
 
     def output(self, x: jax.Array, embedded: jax.Array) -> jax.Array:
         """Velocity tokens from the last layer's x."""
@@ -90,8 +221,7 @@ class Transformer(nnx.Module):
     """LTX-2's denoiser. Layers are one abstract block whose weights carry a leading `layers` axis."""
 
     def __init__(self, scope: Scope, arch: TransformerArch, scan_layers: bool = True):
-        self.video = StreamIO(scope, arch.streams.video)
-        self.audio = StreamIO(scope, arch.streams.audio)
+        self.video, self.audio = (StreamIO(scope, stream) for stream in arch.streams)
         self.blocks = Block(scope.stacked("transformer_blocks", arch.num_layers), arch)
         self.arch, self.scan_layers = arch, scan_layers
 
@@ -123,37 +253,28 @@ class Transformer(nnx.Module):
         """As `__call__`, and `tap(x)` of the streams x [rows, tokens, dim], whose tokens zeros may fill up: before the
         layers, and after each, with a leading layers axis."""
         text, contexts, ropes, masks = inputs
-        timestep = sigma * TRAIN_TIMESTEPS
-        gate_timestep = timestep * (
-            self.arch.cross_attn_timestep_scale_multiplier / self.arch.timestep_scale_multiplier
-        )
-        streams, tokens = (self.video, self.audio), _token_axes(latents)
-        rows, embedded = zip(*(stream.modulation(timestep, gate_timestep) for stream in streams), strict=True)
-        modulation = Streams(*rows)
-        text_modulation = Streams(modulation.video.text, modulation.audio.text)
+        arch, timestep = self.arch, sigma * TRAIN_TIMESTEPS
+        gate_timestep = timestep * (arch.cross_attn_timestep_scale_multiplier / arch.timestep_scale_multiplier)
+        streams, lengths = (self.video, self.audio), (stream.shape[1] for stream in latents)
+        tokens = Streams(*map(TokenAxis, ("tokens", "audio_tokens"), lengths))
+        modulation, embedded = zip(*(stream.modulation(timestep, gate_timestep) for stream in streams), strict=True)
+        text_modulation = Streams(*(rows.text for rows in modulation))
         filled = (fill(x, ("rows", axis.name, None), 1) for x, axis in zip(latents, tokens, strict=True))
         x = Streams(*(stream.proj_in(tokens) for stream, tokens in zip(streams, filled, strict=True)))
-        ropes = Streams(*map(_fill_tables, ropes, tokens))
+        shared = Streams(*map(StreamInputs, modulation, map(_fill_tables, ropes, tokens), tokens))
 
-        def layer(
-            x: Streams[jax.Array], scanned: tuple[Block, Streams[KeysValues] | None, jax.Array | np.ndarray]
-        ) -> tuple[Streams[jax.Array], T]:
+        def layer(x: Streams[jax.Array], scanned: tuple[Block, Any, Mask]) -> tuple[Streams[jax.Array], T]:
             block, keys_values, self_attention = scanned
             if keys_values is None:
                 keys_values = block.text_keys_values(text.tokens, text_modulation)
             context = jax.tree.map(lambda array: array[contexts], keys_values)
-            x = block(x, context, modulation, ropes, PassMasks(self_attention, masks.cross_modal), tokens)
+            x = block(x, context, shared, PassMasks(self_attention, masks.cross_modal))
             return x, tap(x)
 
-        scanned = (self.blocks, text.keys_values, masks.self_attention)
-        before = tap(x)
-        x, after = jax.lax.scan(layer, x, scanned, unroll=1 if self.scan_layers else self.arch.num_layers)
+        scanned, before = (self.blocks, text.keys_values, masks.self_attention), tap(x)
+        x, after = jax.lax.scan(layer, x, scanned, unroll=1 if self.scan_layers else arch.num_layers)
         outputs = (stream.output(y, final) for stream, y, final in zip(streams, x, embedded, strict=True))
         return Streams(*(y[:, : axis.length] for y, axis in zip(outputs, tokens, strict=True))), (before, after)
-
-
-def _token_axes(latents: Streams[jax.Array]) -> Streams[TokenAxis]:
-    return Streams(TokenAxis("tokens", latents.video.shape[1]), TokenAxis("audio_tokens", latents.audio.shape[1]))
 
 
 def _fill_tables(ropes: Ropes, axis: TokenAxis) -> Ropes:
@@ -163,14 +284,13 @@ def _fill_tables(ropes: Ropes, axis: TokenAxis) -> Ropes:
 def rope_tables(geometry: Geometry, arch: TransformerArch) -> Streams[Ropes]:
     """The rotary tables of a clip, made on the host once for all steps."""
     seconds = max(stream.max_positions[0] for stream in arch.streams)
-    cross_width = arch.streams.audio.width
 
     def tables(stream: StreamArch, positions: np.ndarray) -> Ropes:
-        def table(positions: np.ndarray, largest: Sequence[int], width: int) -> Rope:
+        def table(positions: np.ndarray, largest: tuple[int, ...], width: int) -> Rope:
             return rope_table(positions / np.asarray(largest, np.float32), width, stream.heads, arch.rope_theta)
 
         own = table(positions, stream.max_positions, stream.width)
-        return Ropes(own, table(positions[:, :1], (seconds,), cross_width))
+        return Ropes(own, table(positions[:, :1], (seconds,), arch.streams.audio.width))
 
     return Streams(*map(tables, arch.streams, (geometry.video_positions(), geometry.audio_positions())))
 
@@ -178,11 +298,8 @@ def rope_tables(geometry: Geometry, arch: TransformerArch) -> Streams[Ropes]:
 def abstract_rope_tables(geometry: Geometry, arch: TransformerArch) -> Streams[Ropes]:
     """What `rope_tables` returns, without its values: a long clip's take seconds."""
 
-    def tables(stream: StreamArch, tokens: int) -> Ropes:
-        def table(width: int) -> Rope:
-            values: Any = jax.ShapeDtypeStruct((tokens, stream.heads, width // stream.heads // 2), np.float32)
-            return Rope(values, values)
+    def tables(one_token: Ropes, tokens: int) -> Ropes:
+        return jax.tree.map(lambda table: jax.ShapeDtypeStruct((tokens, *table.shape[1:]), table.dtype), one_token)
 
-        return Ropes(table(stream.width), table(arch.streams.audio.width))
-
-    return Streams(*map(tables, arch.streams, (geometry.video_tokens, geometry.audio_frames)))
+    one_token = rope_tables(replace(geometry, frames=1, height=1, width=1, audio_frames=1), arch)
+    return Streams(*map(tables, one_token, (geometry.video_tokens, geometry.audio_frames)))

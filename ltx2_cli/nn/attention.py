@@ -4,19 +4,17 @@ Where a context's tokens are split over devices, self-attention trades tokens fo
 arXiv:2309.14509); queries that lie whole attend to each part, and the results are merged by their softmax's sums.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import PartitionSpec
 
 from ltx2_cli.nn.basic import Linear, rms_norm
 from ltx2_cli.nn.kernels import attend_partly, attend_with
 from ltx2_cli.request.spec import AttentionBackend
-from ltx2_cli.sharding import ShardingPlan, active, constrain
+from ltx2_cli.sharding import active, constrain
 from ltx2_cli.weights.declare import Scope
 
 TOKENS, HEADS = 1, 2  # the dimensions of every array here
@@ -127,35 +125,27 @@ def attend(
     plan = active()
     if plan is None or plan.mesh.size == 1:
         return attend_with(plan.attention if plan else AttentionBackend.xla, queries, *context)
+    kernel, count = plan.attention, context_axis.length or context.keys.shape[TOKENS]
     split = plan.activation(("rows", query_axis.name, "heads", None), queries.shape)
     whole = plan.activation(("rows", context_axis.name, "heads", None), context.keys.shape)
-    local = partial(_attend_locally, plan, context_axis.length or context.keys.shape[TOKENS], split, whole)
-    return jax.shard_map(local, mesh=plan.mesh, in_specs=(split, whole, whole), out_specs=split, check_vma=False)(
-        queries, *context
-    )
+    along, parts = whole[TOKENS], plan.mesh.shape.get(whole[TOKENS], 1)
 
+    def attend_locally(queries: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
+        """On one device: its own queries, and the part of the context that it holds, `count` tokens in all."""
+        if along is None:
+            return attend_with(kernel, queries, keys, values)
+        if split[TOKENS] is None:
+            return _merged(along, count, kernel, queries, keys, values)
+        if queries.shape[HEADS] % parts:
+            gathered = (jax.lax.all_gather(x, along, axis=TOKENS, tiled=True)[:, :count] for x in (keys, values))
+            return attend_with(kernel, queries, *gathered)
+        traded, *others = (jax.lax.all_to_all(x, along, HEADS, TOKENS, tiled=True) for x in (queries, keys, values))
+        attended = attend_with(kernel, traded, *(x[:, :count] for x in others))
+        return jax.lax.all_to_all(attended, along, TOKENS, HEADS, tiled=True)
 
-def _attend_locally(
-    plan: ShardingPlan,
-    count: int,
-    query_spec: PartitionSpec,
-    context_spec: PartitionSpec,
-    queries: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-) -> jax.Array:
-    """On one device: its own queries, and the part of the context that it holds, `count` tokens in all."""
-    along = context_spec[TOKENS]
-    if along is None:
-        return attend_with(plan.attention, queries, keys, values)
-    if query_spec[TOKENS] is None:
-        return _merged(along, count, plan.attention, queries, keys, values)
-    if queries.shape[HEADS] % plan.mesh.shape[along]:
-        whole = (jax.lax.all_gather(x, along, axis=TOKENS, tiled=True)[:, :count] for x in (keys, values))
-        return attend_with(plan.attention, queries, *whole)
-    traded, *others = (jax.lax.all_to_all(x, along, HEADS, TOKENS, tiled=True) for x in (queries, keys, values))
-    gathered = attend_with(plan.attention, traded, *(x[:, :count] for x in others))
-    return jax.lax.all_to_all(gathered, along, TOKENS, HEADS, tiled=True)
+    specs = (split, whole, whole)
+    local = jax.shard_map(attend_locally, mesh=plan.mesh, in_specs=specs, out_specs=split, check_vma=False)
+    return local(queries, *context)
 
 
 def _merged(

@@ -7,7 +7,7 @@ then the first `valid` keys count, and the logarithm of the sum of their exponen
 """
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import jax
@@ -31,27 +31,19 @@ class PartialAttention(NamedTuple):
     """Attention over a part of a context, and the weight of that part."""
 
     gathered: jax.Array  # [rows, queries, heads, head_dim]
-    log_sum: jax.Array  # float32 [rows, queries, heads]: log Σ exp(q·k) over the part's keys
-
-
-class AttentionKernel(NamedTuple):
-    """One kernel: attention over the first `valid` keys, None for all; and over all keys, where another does that."""
-
-    partly: Callable[[jax.Array, jax.Array, jax.Array, Any], PartialAttention]
-    whole: Callable[[jax.Array, jax.Array, jax.Array], jax.Array] | None = None
+    log_sum: Any  # float32 [rows, queries, heads]: log Σ exp(q·k) over the part's keys; of a whole context maybe None
 
 
 def attend_with(kernel: AttentionBackend, queries: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
     """Attention over a whole context, in the dtype of the values."""
-    row = KERNELS[kernel]
-    return row.whole(queries, keys, values) if row.whole else row.partly(queries, keys, values, None).gathered
+    return attend_partly(kernel, queries, keys, values, None).gathered
 
 
 def attend_partly(
-    kernel: AttentionBackend, queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array
+    kernel: AttentionBackend, queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array | None
 ) -> PartialAttention:
-    """Attention over the first `valid` keys, which may be none."""
-    return KERNELS[kernel].partly(queries, keys, values, valid)
+    """Attention over the first `valid` keys, which may be none; None: over all, and the weight is not wanted."""
+    return KERNELS[kernel](queries, keys, values, valid)
 
 
 def _xla(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array | None) -> PartialAttention:
@@ -80,10 +72,9 @@ def _blockwise(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: ja
         return jax.lax.map(lambda block: _softmax(block, keys, values, valid), queries)
 
     gathered, log_sum = jax.lax.map(one_head, (padded, *context))
-    return PartialAttention(
-        gathered.reshape(rows, heads, -1, dim)[:, :, :tokens].swapaxes(1, 2),
-        log_sum.reshape(rows, heads, -1)[:, :, :tokens].swapaxes(1, 2),
-    )
+    results = ((gathered, (dim,)), (log_sum, ()))
+    by_head = (x.reshape(rows, heads, -1, *last)[:, :, :tokens].swapaxes(1, 2) for x, last in results)
+    return PartialAttention(*by_head)
 
 
 def _softmax(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array | None) -> PartialAttention:
@@ -101,52 +92,43 @@ def _softmax(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.
     )
 
 
-def _cudnn(queries: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
-    return jax.nn.dot_product_attention(queries, keys, values, scale=1.0, implementation="cudnn")
+def _cudnn(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array | None) -> PartialAttention:
+    # Of cuDNN's own partial results jax rounds the logarithms to the dtype of the values: in bfloat16 that is a wrong
+    # weight. Queries that attend to parts are few, those of the sound.
+    if valid is not None:
+        return _xla(queries, keys, values, valid)
+    attended = jax.nn.dot_product_attention(queries, keys, values, scale=1.0, implementation="cudnn")
+    return PartialAttention(attended, None)
 
 
-def _splash(queries: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
-    return _by_splash(queries, keys, values, keys.shape[1], save_residuals=False).swapaxes(1, 2)[:, : queries.shape[1]]
-
-
-def _splash_partly(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array) -> PartialAttention:
-    gathered, (log_sum,) = _by_splash(queries, keys, values, valid, save_residuals=True)
-    return PartialAttention(*(x.swapaxes(1, 2)[:, : queries.shape[1]] for x in (gathered, log_sum)))
-
-
-def _by_splash(
-    queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array | int, save_residuals: bool
-) -> Any:
-    """jax's attention kernel for TPUs, interpreted elsewhere, with [rows, heads, tokens, ...] as results.
+def _splash(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array | None) -> PartialAttention:
+    """jax's attention kernel for TPUs, interpreted elsewhere.
 
     Zeros fill tokens up to whole blocks. Filled keys are in another segment than the queries, which masks them.
     """
     from jax.experimental.pallas.ops.tpu import splash_attention as splash  # takes long to import
 
-    query_block, key_block = splash_block(queries.shape[1]), splash_block(keys.shape[1])
+    (query_count, key_count), exact = (x.shape[1] for x in (queries, keys)), precision(queries.dtype)
+    query_block, key_block = splash_block(query_count), splash_block(key_count)
     queries = _padded(queries, query_block).swapaxes(1, 2)
     keys, values = (_padded(x, key_block).swapaxes(1, 2) for x in (keys, values))
     _, heads, tokens, _ = queries.shape
     kernel = splash.make_splash_mha(
         splash.MultiHeadMask([splash.FullMask((tokens, keys.shape[2]))] * heads),
         block_sizes=splash.BlockSizes(block_q=query_block, block_kv=key_block, block_kv_compute=key_block),
-        save_residuals=save_residuals,
+        save_residuals=valid is not None,
         head_shards=1,
         q_seq_shards=1,
         interpret=platform() != "tpu",
     )
     segments = None
-    if isinstance(valid, jax.Array) or valid < keys.shape[2]:
-        counts = jnp.arange(keys.shape[2]) < valid
+    if valid is not None or key_count < keys.shape[2]:
+        counts = jnp.arange(keys.shape[2]) < (key_count if valid is None else valid)
         segments = splash.SegmentIds(jnp.ones(tokens, jnp.int32), counts.astype(jnp.int32))
-    with _products_in(queries.dtype):
-        return jax.vmap(lambda q, k, v: kernel(q, k, v, segment_ids=segments))(queries, keys, values)
-
-
-def _products_in(dtype: jnp.dtype) -> AbstractContextManager[Any]:
-    """Products of a library's kernel at the precision of this dtype."""
-    exact = precision(dtype)
-    return nullcontext() if exact is None else jax.default_matmul_precision(exact.name.lower())
+    with nullcontext() if exact is None else jax.default_matmul_precision(exact.name.lower()):
+        attended = jax.vmap(lambda q, k, v: kernel(q, k, v, segment_ids=segments))(queries, keys, values)
+    gathered, log_sum = (attended, None) if valid is None else (attended[0], attended[1][0])
+    return PartialAttention(*jax.tree.map(lambda x: x.swapaxes(1, 2)[:, :query_count], (gathered, log_sum)))
 
 
 def splash_block(length: int) -> int:
@@ -163,19 +145,14 @@ def _padded(x: jax.Array, block: int, blocks: int | None = None) -> jax.Array:
     return jnp.pad(x, [(0, 0), (0, missing), (0, 0), (0, 0)])
 
 
-KERNELS = {
-    AttentionBackend.xla: AttentionKernel(_xla),
-    AttentionBackend.blockwise: AttentionKernel(_blockwise),
-    # Of cuDNN's own partial results jax rounds the logarithms to the dtype of the values: in bfloat16 that is a wrong
-    # weight. Queries that attend to parts are few, those of the sound.
-    AttentionBackend.cudnn: AttentionKernel(_xla, _cudnn),
-    AttentionBackend.splash: AttentionKernel(_splash_partly, _splash),
+KERNELS: dict[AttentionBackend, Callable[[jax.Array, jax.Array, jax.Array, jax.Array | None], PartialAttention]] = {
+    AttentionBackend.xla: _xla,
+    AttentionBackend.blockwise: _blockwise,
+    AttentionBackend.cudnn: _cudnn,
+    AttentionBackend.splash: _splash,
 }
-NATIVE = {
-    "tpu": AttentionBackend.splash,
-    "gpu": AttentionBackend.cudnn,
-    "cpu": AttentionBackend.blockwise,
-}  # by the platform of a device
+# by the platform of a device
+NATIVE = {"tpu": AttentionBackend.splash, "gpu": AttentionBackend.cudnn, "cpu": AttentionBackend.blockwise}
 
 
 def choose_backend(
@@ -213,7 +190,7 @@ def _obstacle(kernel: AttentionBackend, device: jax.Device, dtype: DType, head_s
         queries = jax.ShapeDtypeStruct((1, LANES, 1, head_size), dtype.value)
         try:
             # A new function each time: jax would remember the answer of an earlier call.
-            jax.eval_shape(lambda q, k, v: _cudnn(q, k, v), queries, queries, queries)
+            jax.eval_shape(lambda q, k, v: _cudnn(q, k, v, None), queries, queries, queries)
         except (NotImplementedError, RuntimeError, ValueError) as error:
             return " ".join(str(error).split())
     return ""

@@ -1,8 +1,10 @@
 """What is compiled, and when: the programs of a run are known without its weights, and are all that it compiles."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
+import numpy as np
 import pytest
 from jax.experimental.layout import Format, Layout
 
@@ -16,6 +18,7 @@ from ltx2_cli.diffusion.geometry import clip_geometry
 from ltx2_cli.estimate.offline import plan_offline
 from ltx2_cli.models import transformer
 from ltx2_cli.models.transformer import abstract_rope_tables, rope_tables
+from ltx2_cli.nn.attention import rope_table
 from ltx2_cli.sharding import ShardingPlan
 from ltx2_cli.weights.declare import Weight, weights
 from ltx2_cli.weights.transfer import Place
@@ -77,8 +80,9 @@ def test_lowering_at_full_size_computes_no_rope_table(monkeypatch: pytest.Monkey
     real, abstract = (make(small, plan.arch.transformer) for make in (rope_tables, abstract_rope_tables))
     assert jax.tree.map(lambda x: (x.shape, x.dtype), real) == jax.tree.map(lambda x: (x.shape, x.dtype), abstract)
 
-    def compute(*arguments: object) -> None:
-        raise AssertionError("a rotary table is computed")
+    def compute(fractions: np.ndarray, *arguments: Any) -> Any:
+        assert len(fractions) == 1, "a rotary table of a clip is computed"
+        return rope_table(fractions, *arguments)
 
     monkeypatch.setattr(transformer, "rope_table", compute)
     stage_programs(plan, 0).forward.lower()

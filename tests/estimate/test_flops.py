@@ -14,8 +14,7 @@ from jax.sharding import Mesh
 from ltx2_cli.diffusion.geometry import VAECompression, clip_geometry
 from ltx2_cli.estimate.phases import denoiser_flops, video_decoder_flops
 from ltx2_cli.models.arch import TransformerArch
-from ltx2_cli.models.block import PassMasks
-from ltx2_cli.models.transformer import DenoiserInputs, Transformer, rope_tables
+from ltx2_cli.models.transformer import DenoiserInputs, PassMasks, Transformer, rope_tables
 from ltx2_cli.models.video_vae import VideoDecoder, VideoVAEArch
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.sharding import ShardingPlan, activate

@@ -14,11 +14,10 @@ from jax.experimental.layout import Format, Layout
 from ltx2_cli.diffusion.geometry import Geometry
 from ltx2_cli.estimate.compiled import collectives
 from ltx2_cli.models.arch import TransformerArch
-from ltx2_cli.models.block import PassMasks
 from ltx2_cli.models.config import read_arch
 from ltx2_cli.models.connectors import TextConnectors
 from ltx2_cli.models.gemma import Gemma, gemma_arch
-from ltx2_cli.models.transformer import DenoiserInputs, Transformer, rope_tables
+from ltx2_cli.models.transformer import DenoiserInputs, PassMasks, Transformer, rope_tables
 from ltx2_cli.nn.kernels import NATIVE
 from ltx2_cli.request.profiles import read_sharding
 from ltx2_cli.request.spec import Streams

@@ -12,9 +12,8 @@ from diffusers import LTX2VideoTransformer3DModel
 
 from ltx2_cli.diffusion.geometry import Geometry, VAECompression, clip_geometry
 from ltx2_cli.models.arch import TransformerArch
-from ltx2_cli.models.block import PassMasks
 from ltx2_cli.models.config import read_arch
-from ltx2_cli.models.transformer import DenoiserInputs, Transformer, rope_tables
+from ltx2_cli.models.transformer import DenoiserInputs, PassMasks, Transformer, rope_tables
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.declare import Scope, declared
 from parity import adopt, published, randomise, relative_error

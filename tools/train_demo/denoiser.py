@@ -11,10 +11,9 @@ import numpy as np
 from flax import nnx
 
 from ltx2_cli.diffusion.geometry import clip_geometry
-from ltx2_cli.models.block import PassMasks, Ropes
 from ltx2_cli.models.connectors import TextConnectors
 from ltx2_cli.models.gemma import Gemma, gemma_arch
-from ltx2_cli.models.transformer import DenoiserInputs, Transformer, rope_tables
+from ltx2_cli.models.transformer import DenoiserInputs, PassMasks, Ropes, Transformer, rope_tables
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.declare import Scope
 from tools.train_demo.arch import ARCH, TEXT_CONFIG
