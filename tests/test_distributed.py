@@ -324,7 +324,7 @@ import jax, numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ltx2_cli.distributed import init_distributed, to_host
-from ltx2_cli.nn.basic import Linear
+from ltx2_cli.nn.layers import Linear
 from ltx2_cli.weights import load as loading, transfer
 from ltx2_cli.weights.checkpoint import DTYPES, TensorFiles
 from ltx2_cli.weights.declare import Scope

@@ -27,7 +27,7 @@ from ltx2_cli.estimate.offline import plan_offline
 from ltx2_cli.estimate.requests import FRACTION, Alternative, Request
 from ltx2_cli.estimate.topology import topology
 from ltx2_cli.files import Output
-from ltx2_cli.nn.conv import IMAGE_AXES
+from ltx2_cli.nn.layers import IMAGE_AXES
 from ltx2_cli.outputs import RUN, check_distinct, check_place
 from ltx2_cli.plan.resolve import Plan, missing_downloads
 from ltx2_cli.plan.stages import REFINER

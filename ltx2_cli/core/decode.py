@@ -23,7 +23,7 @@ from ltx2_cli.models.audio_vae import AudioVAE
 from ltx2_cli.models.tiles import decode_frames
 from ltx2_cli.models.video_vae import LatentStatistics, VideoVAE
 from ltx2_cli.models.vocoder import Vocoder, VocoderWithBWE
-from ltx2_cli.nn.conv import IMAGE_AXES
+from ltx2_cli.nn.layers import IMAGE_AXES
 from ltx2_cli.plan.decoding import VIDEOS, DecodePlan
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Stage

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import jax
 
 from ltx2_cli.models.layouts import open_folder, open_single_file, preset_text_encoder, read_text_encoder
-from ltx2_cli.models.networks import Checkpoint
-from ltx2_cli.models.published import preset_checkpoint, preset_lora, preset_upsampler
+from ltx2_cli.models.lora import preset_lora
+from ltx2_cli.models.networks import Checkpoint, preset_checkpoint, preset_upsampler
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.upsampler import LatentUpsamplerArch, open_upsampler
 from ltx2_cli.plan.recipe import complete_request

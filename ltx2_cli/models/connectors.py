@@ -9,7 +9,7 @@ from flax import nnx
 
 from ltx2_cli.models.arch import ConnectorArch, ConnectorsArch
 from ltx2_cli.nn.attention import Attention, Rope, rope_table
-from ltx2_cli.nn.basic import FeedForward, Linear, rms_norm
+from ltx2_cli.nn.layers import FeedForward, Linear, rms_norm
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.declare import Scope
 

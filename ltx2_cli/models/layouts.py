@@ -18,11 +18,9 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import Arch, ConnectorsArch, SchedulerArch, TransformerArch
 from ltx2_cli.models.audio_vae import AudioVAEArch
 from ltx2_cli.models.config import LTX2, LTX2_3, Config, NetworkArch, read_arch
-from ltx2_cli.models.gemma import Gemma, checkpoint_prefix, gemma_arch, in_language_model
+from ltx2_cli.models.gemma import Gemma, check_tokenizer, checkpoint_prefix, gemma_arch, in_language_model
 from ltx2_cli.models.ltx_native import RENAMINGS, config_problems, video_vae_renaming
-from ltx2_cli.models.networks import ARCHS, BUILDERS, TEXT_ENCODER, Checkpoint
-from ltx2_cli.models.published import GEMMA, PRESETS
-from ltx2_cli.models.tokenizer import check_tokenizer
+from ltx2_cli.models.networks import ARCHS, BUILDERS, GEMMA, PRESETS, TEXT_ENCODER, Checkpoint
 from ltx2_cli.models.video_vae import VideoVAEArch
 from ltx2_cli.models.vocoder import vocoder_arch
 from ltx2_cli.weights.checkpoint import AGAIN, TensorFiles, collect, raise_all, read_json

@@ -2,21 +2,25 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from flax import nnx
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.ltx_native import RENAMINGS
 from ltx2_cli.models.networks import Networks
-from ltx2_cli.weights.checkpoint import count_and_list, raise_all, shape_text
+from ltx2_cli.models.transformer import Transformer
+from ltx2_cli.weights.checkpoint import TensorFiles, count_and_list, raise_all, shape_text
 from ltx2_cli.weights.declare import declared
-from ltx2_cli.weights.lora import LoraDelta, LoraFile, LoraTerm, model_version, version_of
+from ltx2_cli.weights.lora import LoraDelta, LoraFile, LoraPair, LoraTerm, model_version, version_of
+from ltx2_cli.weights.published import CATALOG, LORA
 
 TARGETED = ("transformer", "connectors")
 ORIGINAL = "model.diffusion_model."
 PEFT = "base_model.model."
 NAMES = {"ltx2": "LTX-2", "ltx2.3": "LTX-2.3"}
 WEIGHT = ".weight"
+DISTILLING, RANK = "distilled-lora-384", 384  # in the names of published LoRAs, and their rank
 
 
 @dataclass(frozen=True)
@@ -102,3 +106,19 @@ def _problems(
     made_for = f"; it was made for {NAMES[version]}" if other and version else ""
     hint = f"--model {version}, or leave out --lora {lora.path}" if other else f"leave out --lora {lora.path}"
     yield UsageError(f"{lora.path}: {count}{made_for}. {'. '.join(listed)}", hint)
+
+
+def preset_lora(name: str, transformer: Transformer) -> LoraFile:
+    """A published LoRA that distills: factors for every linear layer of the denoiser, as large as the rank or the
+    layer allows. It has no tensors. Raises `UsageError` for one that is not known here."""
+    known = [entry.name for entry in CATALOG if entry.kind == LORA and DISTILLING in entry.name]
+    if name.partition("@")[0] not in known:
+        raise UsageError(
+            f"{name} is not on this machine, and what it adds to stands in its file alone",
+            f"--set second_stage.lora=[NAME] of a file that is here, or one of: {', '.join(known)}",
+        )
+    pairs = {
+        tensor.removesuffix(WEIGHT): LoraPair("", "", None, (out, into), min(RANK, out, into), ("BF16", "BF16"))
+        for tensor, (out, into) in linears(transformer).items()
+    }
+    return LoraFile(Path(name), TensorFiles(), pairs)

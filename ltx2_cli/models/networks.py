@@ -1,24 +1,33 @@
-"""All networks of a checkpoint: their description before a weight is read, and the abstract networks."""
+"""All networks of a checkpoint: their description before a weight is read, and the abstract networks; and what the
+published ones are, so that a run can be planned before anything of them is here.
 
+`published.json` has what their configs say other than the defaults of the classes, and the language model of Gemma-3
+12B, where what is left out is transformers' default.
+"""
+
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from flax import nnx
 
-from ltx2_cli.models.arch import Arch
-from ltx2_cli.models.audio_vae import AudioVAE
+from ltx2_cli.errors import UsageError
+from ltx2_cli.models.arch import PUBLISHED_SCHEDULE, Arch, ConnectorsArch, TransformerArch
+from ltx2_cli.models.audio_vae import AudioVAE, AudioVAEArch
+from ltx2_cli.models.config import LTX2, LTX2_3, Config
 from ltx2_cli.models.connectors import TextConnectors
-from ltx2_cli.models.gemma import Gemma, GemmaArch
+from ltx2_cli.models.gemma import Gemma, GemmaArch, gemma_arch
 from ltx2_cli.models.transformer import Transformer
-from ltx2_cli.models.upsampler import LatentUpsampler
-from ltx2_cli.models.video_vae import LatentStatistics, VideoVAE
-from ltx2_cli.models.vocoder import Vocoder, VocoderWithBWE, build_vocoder
+from ltx2_cli.models.upsampler import LatentUpsampler, LatentUpsamplerArch
+from ltx2_cli.models.video_vae import LatentStatistics, VideoVAE, VideoVAEArch
+from ltx2_cli.models.vocoder import Vocoder, VocoderArch, VocoderWithBWE, VocoderWithBWEArch, build_vocoder
 from ltx2_cli.request.spec import DType, RunSpec
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope
+from ltx2_cli.weights.published import CATALOG, MODEL
 
 TEXT_ENCODER = "text_encoder"
 ARCHS = ("transformer", "connectors", "vae", "audio_vae", "vocoder", "scheduler")  # what an `Arch` is made of, in order
@@ -90,3 +99,45 @@ def abstract_networks(
         AudioVAE(scope, arch.audio_vae),
         build_vocoder(scope, arch.vocoder, clamp_vocoder),
     )
+
+
+CONFIGS: Config = json.loads(Path(__file__).with_name("published.json").read_text(encoding="utf-8"))
+GEMMA: Config = CONFIGS["text_encoder"]
+UPSAMPLERS = {name: LatentUpsamplerArch(**config) for name, config in CONFIGS["upsamplers"].items()}
+
+
+def _preset(version: str, vocoder: VocoderArch) -> Arch:
+    stated: dict[str, dict[str, Any]] = {
+        name: {key: tuple(value) if isinstance(value, list) else value for key, value in config.items()}
+        for name, config in CONFIGS[version].items()
+    }
+    transformer, connectors = TransformerArch(**stated["transformer"]), ConnectorsArch(**stated["connectors"])
+    vae = VideoVAEArch(**stated["video_vae"])
+    return Arch(transformer, connectors, vae, AudioVAEArch(), vocoder, PUBLISHED_SCHEDULE)
+
+
+PRESETS = {LTX2: _preset(LTX2, VocoderArch()), LTX2_3: _preset(LTX2_3, VocoderWithBWEArch())}
+
+
+@cache
+def preset_checkpoint(checkpoint: str) -> Checkpoint:
+    """A published checkpoint as its configs have it, without tensors; raises `UsageError` for one that is unknown."""
+    name = checkpoint.partition("@")[0]
+    for entry in CATALOG:
+        if (entry.kind, entry.name) == (MODEL, name):
+            arch, where = PRESETS[entry.model_version.lower().replace("-", "")], Path(checkpoint)
+            return Checkpoint(where, arch, gemma_arch(GEMMA, checkpoint), {}, where / "tokenizer")
+    raise UsageError(
+        f"{checkpoint} is not on this machine, and what its networks are stands in its files alone",
+        "fetch it first, or plan one that `ltx2 models` lists: --model ltx2, --model ltx2.3",
+    )
+
+
+def preset_upsampler(name: str) -> LatentUpsamplerArch:
+    """A published upsampler; raises `UsageError` for one that is not known here."""
+    if (known := UPSAMPLERS.get(name.partition("@")[0])) is None:
+        raise UsageError(
+            f"{name} is not on this machine, and what it makes of a clip stands in its file alone",
+            f"--upsampler of a file that is here, or one of: {', '.join(UPSAMPLERS)}",
+        )
+    return known

@@ -16,7 +16,7 @@ from flax import nnx
 from ltx2_cli.diffusion.geometry import Geometry
 from ltx2_cli.models.arch import StreamArch, TransformerArch
 from ltx2_cli.nn.attention import Attention, KeysValues, Rope, TokenAxis, rope_table
-from ltx2_cli.nn.basic import AdaLayerNormSingle, FeedForward, Linear, layer_norm, rms_norm
+from ltx2_cli.nn.layers import AdaLayerNormSingle, FeedForward, Linear, layer_norm, rms_norm
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.sharding import constrain, fill
 from ltx2_cli.weights.declare import Scope

@@ -23,7 +23,7 @@ from ltx2_cli.diffusion.upsampling import UpsampleFactors, adain, tone_map
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.config import LTX2, LTX2_3, Config, NetworkArch, read_arch
 from ltx2_cli.models.video_vae import LatentStatistics, VideoVAEArch, depth_to_space
-from ltx2_cli.nn.conv import Conv, Conv3D
+from ltx2_cli.nn.layers import Conv, Conv3D
 from ltx2_cli.weights.checkpoint import AGAIN, TensorFiles, abbreviate, collect, raise_all, read_json, shape_text
 from ltx2_cli.weights.declare import Scope
 from ltx2_cli.weights.load import mismatches

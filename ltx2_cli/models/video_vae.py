@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from ltx2_cli.models.config import LTX2, LTX2_3, Config, NetworkArch
-from ltx2_cli.nn.basic import rms_norm
-from ltx2_cli.nn.conv import Conv3D
+from ltx2_cli.nn.layers import Conv3D, rms_norm
 from ltx2_cli.weights.declare import Scope
 
 NORM_EPS = 1e-8

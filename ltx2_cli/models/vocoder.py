@@ -17,7 +17,7 @@ from flax import nnx
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.config import LTX2, LTX2_3, Config, NetworkArch, read_arch
-from ltx2_cli.nn.conv import Conv, TransposedConv, convolve
+from ltx2_cli.nn.layers import Conv, TransposedConv, convolve
 from ltx2_cli.weights.declare import CONV, Scope
 
 OUTER_WINDOW = 7

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from ltx2_cli.nn.basic import Linear, rms_norm
 from ltx2_cli.nn.kernels import attend_partly, attend_with
+from ltx2_cli.nn.layers import Linear, rms_norm
 from ltx2_cli.request.spec import AttentionBackend
 from ltx2_cli.sharding import active, constrain
 from ltx2_cli.weights.declare import Scope

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from ltx2_cli.errors import UsageError
-from ltx2_cli.nn.basic import precision
+from ltx2_cli.nn.layers import precision
 from ltx2_cli.request.spec import AttentionBackend, DType
 from ltx2_cli.sharding import platform
 

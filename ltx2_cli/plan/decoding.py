@@ -13,7 +13,7 @@ from ltx2_cli.devices import device_memory
 from ltx2_cli.models.networks import Networks
 from ltx2_cli.models.tiles import Extent, Tiles, activations, decode_bytes, tile_video
 from ltx2_cli.models.video_vae import VideoDecoder
-from ltx2_cli.nn.conv import IMAGE_AXES
+from ltx2_cli.nn.layers import IMAGE_AXES
 from ltx2_cli.sharding import ShardingPlan, divisors
 from ltx2_cli.weights.declare import Weight, weights
 

@@ -12,7 +12,7 @@ from loras import distilled, write_header
 from ltx2_cli.diffusion.fingerprints import fingerprint
 from ltx2_cli.diffusion.latents import save_latents
 from ltx2_cli.media import Media, write_mp4, write_record
-from ltx2_cli.models.published import UPSAMPLERS
+from ltx2_cli.models.networks import UPSAMPLERS
 from ltx2_cli.models.upsampler import LatentUpsampler
 from ltx2_cli.request.profiles import read_spec, to_yaml
 from ltx2_cli.request.spec import RunSpec, Streams

@@ -17,7 +17,7 @@ from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import START, make_latents, run
 from ltx2_cli.core.run_state import RunState
 from ltx2_cli.errors import NotFiniteError, RunError
-from ltx2_cli.nn.basic import AdaLayerNormSingle
+from ltx2_cli.nn.layers import AdaLayerNormSingle
 from ltx2_cli.plan.resolve import Plan, resolve
 from ltx2_cli.request.spec import Streams
 

@@ -8,7 +8,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ltx2_cli.core.programs import Program
 from ltx2_cli.estimate.compiled import Compiled, compile_program, needed_bytes
-from ltx2_cli.nn.basic import Linear
+from ltx2_cli.nn.layers import Linear
 from ltx2_cli.weights.declare import Scope, map_weights
 
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from ltx2_cli.errors import UsageError
-from ltx2_cli.models.audio_vae import AudioVAE, AudioVAEArch
-from ltx2_cli.models.mel import crop_or_pad, log_mel, resample
+from ltx2_cli.models.audio_vae import AudioVAE, AudioVAEArch, crop_or_pad, log_mel, resample
 from ltx2_cli.weights.declare import Scope
 
 PUBLISHED = AudioVAEArch()

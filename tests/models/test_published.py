@@ -7,8 +7,7 @@ import pytest
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import Arch
-from ltx2_cli.models.networks import BUILDERS
-from ltx2_cli.models.published import PRESETS, UPSAMPLERS, preset_checkpoint
+from ltx2_cli.models.networks import BUILDERS, PRESETS, UPSAMPLERS, preset_checkpoint
 from ltx2_cli.models.upsampler import LatentUpsampler
 from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.weights.declare import Scope, declared, weights

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from loras import write, write_header
 from ltx2_cli.errors import UsageError
-from ltx2_cli.models.published import PRESETS, UPSAMPLERS
+from ltx2_cli.models.networks import PRESETS, UPSAMPLERS
 from ltx2_cli.models.upsampler import HINT, LatentUpsampler, LatentUpsamplerArch, open_upsampler
 from ltx2_cli.models.video_vae import VideoVAEArch
 from ltx2_cli.weights.declare import Scope, declared

@@ -5,7 +5,7 @@ import pytest
 import torch
 from jax.sharding import Mesh, PartitionSpec
 
-from ltx2_cli.nn.conv import IMAGE_AXES, Conv3D, TransposedConv, convolve
+from ltx2_cli.nn.layers import IMAGE_AXES, Conv3D, TransposedConv, convolve
 from ltx2_cli.weights.declare import Scope
 from tools.weights import random_weights
 

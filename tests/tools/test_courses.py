@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ltx2_cli.models.layouts import open_folder
-from ltx2_cli.nn.conv import Padding
+from ltx2_cli.nn.layers import Padding
 from ltx2_cli.weights.declare import Shape, weights
 from ltx2_cli.weights.hub import DEMO_FOLDER
 from tools.train_demo import __main__ as command

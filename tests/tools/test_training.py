@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ltx2_cli.nn.basic import Linear
-from ltx2_cli.nn.conv import Conv, Conv3D, TransposedConv
+from ltx2_cli.nn.layers import Conv, Conv3D, Linear, TransposedConv
 from ltx2_cli.weights.declare import Scope, Weight, weights
 from tools.train_demo.initial import initial
 from tools.train_demo.training import Course, matrix, train

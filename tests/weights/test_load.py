@@ -20,7 +20,7 @@ from safetensors.torch import load_file as load_torch_file
 from safetensors.torch import save_file as save_torch_file
 
 from ltx2_cli.errors import RunError, UsageError
-from ltx2_cli.nn.basic import Linear
+from ltx2_cli.nn.layers import Linear
 from ltx2_cli.weights import load as load_module
 from ltx2_cli.weights import transfer
 from ltx2_cli.weights.checkpoint import TensorFiles

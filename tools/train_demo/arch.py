@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ltx2_cli.models.arch import PUBLISHED_SCHEDULE, Arch
 from ltx2_cli.models.audio_vae import AudioVAEArch
-from ltx2_cli.models.published import PRESETS
+from ltx2_cli.models.networks import PRESETS
 from ltx2_cli.models.upsampler import LatentUpsamplerArch
 from ltx2_cli.models.vocoder import VocoderWithBWEArch
 from tools.train_demo.words import VOCABULARY

@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ltx2_cli.models.audio_vae import AudioVAE
-from ltx2_cli.models.mel import crop_or_pad, log_mel, resample
+from ltx2_cli.models.audio_vae import AudioVAE, crop_or_pad, log_mel, resample
 from ltx2_cli.models.vocoder import LEAST_MEL, VocoderWithBWE
 from ltx2_cli.weights.declare import Scope, Weight, map_weights
 from tools.train_demo.arch import ARCH
