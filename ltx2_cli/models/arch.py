@@ -6,12 +6,12 @@ the default of the reference class, not necessarily the value of a release.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from ltx2_cli.diffusion.geometry import LatentScale, VAECompression
 from ltx2_cli.diffusion.schedule import Schedule
 from ltx2_cli.models.audio_vae import AudioVAEArch
-from ltx2_cli.models.config import LTX2, LTX2_3, Config, NetworkArch
+from ltx2_cli.models.config import LTX2, LTX2_3, NetworkArch
 from ltx2_cli.models.video_vae import VideoVAEArch
 from ltx2_cli.models.vocoder import VocoderArch
 from ltx2_cli.request.spec import Streams
@@ -87,18 +87,6 @@ class TransformerArch(NetworkArch):
     perturbed_attn: bool = False
     ff_bias: bool = True
     audio_ff_bias: bool = True
-
-    only: ClassVar[Config] = {
-        **dict.fromkeys(("patch_size", "patch_size_t", "audio_patch_size", "audio_patch_size_t"), 1),
-        **dict.fromkeys(("attention_bias", "attention_out_bias", "rope_double_precision"), True),
-        "activation_fn": "gelu-approximate",
-        "qk_norm": "rms_norm_across_heads",
-        "norm_elementwise_affine": False,
-        "rope_type": "split",
-        "use_prompt_adaln_single": True,
-        "use_keyframes_abs_pos_embedding": False,
-    }
-    omitted: ClassVar[Config] = {"rope_type": "interleaved"}
 
     def conflicts(self) -> Iterator[str]:
         if self.num_attention_heads != self.audio_num_attention_heads:
@@ -176,10 +164,6 @@ class ConnectorsArch(NetworkArch):
     audio_hidden_dim: int = 2048
     proj_bias: bool = False
 
-    only: ClassVar[Config] = {"rope_double_precision": True, "rope_type": "split"}
-    omitted: ClassVar[Config] = {"rope_type": "interleaved"}
-    unread: ClassVar[frozenset[str]] = frozenset({"causal_temporal_positioning"})
-
     @property
     def model_version(self) -> str:
         return LTX2_3 if self.per_modality_projections else LTX2
@@ -208,14 +192,6 @@ class ConnectorsArch(NetworkArch):
 @dataclass(frozen=True)
 class SchedulerArch(Schedule, NetworkArch):
     """The noise levels a checkpoint was made for."""
-
-    only: ClassVar[Config] = {
-        "num_train_timesteps": 1000,
-        "time_shift_type": "exponential",
-        **dict.fromkeys(("invert_sigmas", "stochastic_sampling"), False),
-        **dict.fromkeys(("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas"), False),
-    }
-    signed: ClassVar[frozenset[str]] = frozenset({"base_shift", "max_shift", "shift_terminal"})
 
     def conflicts(self) -> Iterator[str]:
         if not 0 <= (self.shift_terminal or 0) < 1:

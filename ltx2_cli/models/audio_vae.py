@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,7 @@ from flax import nnx
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models import video_vae
-from ltx2_cli.models.config import Config, NetworkArch
+from ltx2_cli.models.config import NetworkArch
 from ltx2_cli.models.video_vae import LatentStatistics
 from ltx2_cli.models.vocoder import LEAST_MEL, ROLLOFF, ZERO_CROSSINGS, hann_sinc
 from ltx2_cli.nn.layers import Conv
@@ -44,16 +43,6 @@ class AudioVAEArch(NetworkArch):
     sample_rate: int = 16000
     mel_hop_length: int = 160
     mel_bins: int = 64
-
-    only: ClassVar[Config] = {
-        "norm_type": "pixel",
-        "causality_axis": "height",
-        "mid_block_add_attention": False,
-        "is_causal": True,
-        "double_z": True,
-    }
-    per_level: ClassVar[Config] = {"attn_resolutions": None}
-    unread: ClassVar[frozenset[str]] = frozenset({"dropout", "resolution"})
 
     def conflicts(self) -> Iterator[str]:
         if len(self.ch_mult) != 3 or self.mel_bins % 4:

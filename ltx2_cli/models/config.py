@@ -1,8 +1,10 @@
 """A `config.json` read into a frozen description; what does not fit or is not implemented is refused by name."""
 
+import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
@@ -14,9 +16,13 @@ LTX2, LTX2_3 = "ltx2", "ltx2.3"  # model versions, by the names of their model p
 TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", NoneType: "null"}  # of JSON
 
 
+RULES: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("implemented.json").read_text(encoding="utf-8"))
+
+
 @dataclass(frozen=True)
 class NetworkArch:
-    """What `read_arch` asks of every network's description."""
+    """What `read_arch` asks of every network's description; what a class needs other than here, `implemented.json`
+    says under its name."""
 
     only: ClassVar[Config] = {}  # key: the one value that is implemented
     per_level: ClassVar[Config] = {}  # the same for keys that hold a list of it, or are left out
@@ -24,6 +30,10 @@ class NetworkArch:
     unread: ClassVar[frozenset[str]] = frozenset()  # keys that change nothing here
     nullable: ClassVar[frozenset[str]] = frozenset()  # keys for which null is a value; elsewhere it means the default
     signed: ClassVar[frozenset[str]] = frozenset()  # numbers that need not be above 0
+
+    def __init_subclass__(cls) -> None:
+        for name, value in RULES.get(cls.__name__, {}).items():
+            setattr(cls, name, frozenset(value) if isinstance(value, list) else value)
 
     def conflicts(self) -> Iterator[str]:
         """Values that are legal one by one and not together."""

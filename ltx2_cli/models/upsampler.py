@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -63,8 +62,6 @@ class LatentUpsamplerArch(NetworkArch):
     temporal_upsample: bool = False
     rational_spatial_scale: float = 2.0
     use_rational_resampler: bool = True
-
-    only: ClassVar[Config] = {"dims": 3}
 
     def conflicts(self) -> Iterator[str]:
         if self.mid_channels % GROUPS:

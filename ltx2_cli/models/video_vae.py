@@ -6,13 +6,12 @@ Time shrinks by 8, but for the first frame, which stands alone; height and width
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ltx2_cli.models.config import LTX2, LTX2_3, Config, NetworkArch
+from ltx2_cli.models.config import LTX2, LTX2_3, NetworkArch
 from ltx2_cli.nn.layers import Conv3D, rms_norm
 from ltx2_cli.weights.declare import Scope
 
@@ -47,15 +46,6 @@ class VideoVAEArch(NetworkArch):
     decoder_spatial_padding_mode: str = "reflect"
     spatial_compression_ratio: int = 32
     temporal_compression_ratio: int = 8
-
-    only: ClassVar[Config] = {"timestep_conditioning": False, "scaling_factor": 1.0, "patch_size_t": 1}
-    per_level: ClassVar[Config] = {
-        "down_block_types": "LTX2VideoDownBlock3D",
-        "spatio_temporal_scaling": True,
-        "decoder_spatio_temporal_scaling": True,
-        "decoder_inject_noise": False,
-    }
-    unread: ClassVar[frozenset[str]] = frozenset({"resnet_norm_eps"})
 
     def conflicts(self) -> Iterator[str]:
         modes = {self.encoder_spatial_padding_mode, self.decoder_spatial_padding_mode}

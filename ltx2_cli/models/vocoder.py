@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import reduce
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -47,8 +46,6 @@ class VocoderArch(NetworkArch):
     final_act_fn: str | None = "tanh"
     final_bias: bool = True
     output_sampling_rate: int = 24000
-
-    nullable: ClassVar[frozenset[str]] = frozenset({"final_act_fn"})
 
     @property
     def model_version(self) -> str:
