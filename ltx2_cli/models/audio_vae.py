@@ -150,11 +150,9 @@ class AudioDecoder(nnx.Module):
 
 
 class AudioVAE(nnx.Module):
-    """Both directions, and the scale between them and the denoiser.
-
-    The denoiser sees an instant as one token of channels · mels features, mels running fastest; the statistics are
-    of these features, so they apply to tokens [batch, time, features].
-    """
+    """Both directions, and the scale between them and the denoiser. The denoiser sees an instant as one token of
+    channels · mels features, mels running fastest; the statistics are of these features, so they apply to tokens
+    [batch, time, features]."""
 
     def __init__(self, scope: Scope, arch: AudioVAEArch):
         self.encoder = AudioEncoder(scope / "encoder", arch)
@@ -215,10 +213,8 @@ def crop_or_pad(mel: jax.Array, latents: int, arch: AudioVAEArch) -> jax.Array:
 
 
 def mel_bank(rate: int, bins: int) -> np.ndarray:
-    """Triangles of area 1, evenly apart on Slaney's mel scale from 0 Hz to `rate` / 2: float64 [frequencies, bins].
-
-    The scale is the Auditory Toolbox's (Slaney, 1998): 200/3 Hz a mel up to 1 kHz, above it 27 mels a factor of 6.4.
-    """
+    """Triangles of area 1, evenly apart on Slaney's mel scale from 0 Hz to `rate` / 2: float64 [frequencies, bins]. The
+    scale is the Auditory Toolbox's (Slaney, 1998): 200/3 Hz a mel up to 1 kHz, above it 27 mels a factor of 6.4."""
     most = min(rate / 2, 1000) * 3 / 200 + 27 * math.log(max(rate / 2000, 1), 6.4)
     mels = np.linspace(0, most, bins + 2)
     edges = np.minimum(mels, 15) * 200 / 3 * 6.4 ** (np.maximum(mels - 15, 0) / 27)
@@ -230,10 +226,8 @@ def mel_bank(rate: int, bins: int) -> np.ndarray:
 
 def resample(wave: jax.Array, rate: int, wanted: int) -> jax.Array:
     """A waveform of `rate` samples a second at `wanted`, with silence beyond its ends; an equal rate changes nothing.
-
-    The filter is a sinc of 6 zero crossings on each side under a Hann window, which lets 0.99 of the lower rate's
-    band pass: torchaudio's default. Raises `UsageError` for a rate below 1.
-    """
+    The filter is a sinc of 6 zero crossings on each side under a Hann window, which lets 0.99 of the lower rate's band
+    pass: torchaudio's default. Raises `UsageError` for a rate below 1."""
     if rate < 1:
         raise UsageError(f"the sound has a sampling rate of {rate} Hz", "1 Hz is the least")
     if rate == wanted:

@@ -49,11 +49,9 @@ A = TypeVar("A", bound=NetworkArch)
 
 
 def read_arch(kind: type[A], config: Config, where: str) -> A:
-    """The network that `config` describes; `where` names the file in errors.
-
-    Raises `UsageError` with every value that is of another type or not implemented. Keys that begin with `_` are
-    bookkeeping; an unknown key is harmless only while it is switched off (false, null or empty).
-    """
+    """The network that `config` describes; `where` names the file in errors. Raises `UsageError` with every value that
+    is of another type or not implemented. Keys that begin with `_` are bookkeeping; an unknown key is harmless only
+    while it is switched off (false, null or empty)."""
     stated = {key: _tuples(value) for key, value in config.items() if value is not None or key in kind.nullable}
     hints = {field.name: get_type_hints(kind)[field.name] for field in fields(kind)}
     problems = []

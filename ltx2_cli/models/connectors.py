@@ -124,11 +124,9 @@ class TextConnectors(nnx.Module):
         self.audio = Connector(scope / "audio_connector", arch.connectors.audio, *rope)
 
     def __call__(self, hidden_states: jax.Array, mask: jax.Array) -> Streams[jax.Array]:
-        """Each stream's context [batch, tokens, its width], valid at every token, in the weights' dtype.
-
-        hidden_states [batch, states, tokens, channels] of any floating dtype; mask [batch, tokens] is true or 1
-        at the prompt's tokens, wherever they stand.
-        """
+        """Each stream's context [batch, tokens, its width], valid at every token, in the weights' dtype. hidden_states
+        [batch, states, tokens, channels] of any floating dtype; mask [batch, tokens] is true or 1 at the prompt's
+        tokens, wherever they stand."""
         mask = mask.astype(bool)
         features = self.project(hidden_states, mask)
         return Streams(self.video(features.video, mask), self.audio(features.audio, mask))

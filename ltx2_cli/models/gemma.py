@@ -49,11 +49,9 @@ class GemmaArch:
 
 
 def gemma_arch(config: dict[str, Any], where: str) -> GemmaArch:
-    """The language model of a `config.json`, alone or as part of a vision model.
-
-    `where` names the file in errors. Raises `UsageError` for another model, and for values that transformers would
-    divide by or ignore; `Gemma.check` finds the rest.
-    """
+    """The language model of a `config.json`, alone or as part of a vision model. `where` names the file in errors.
+    Raises `UsageError` for another model, and for values that transformers would divide by or ignore; `Gemma.check`
+    finds the rest."""
     kind = config.get("model_type")
     if kind not in ("gemma3", "gemma3_text"):
         raise UsageError(f"{where}: the text encoder is {kind!r}, only Gemma-3 is implemented", AGAIN)
@@ -82,11 +80,9 @@ class Gemma(nnx.Module):
         self.tensors = nnx.Dict({name: place.weight(name, shape, axes) for name, shape, axes in _weights(arch)})
 
     def __call__(self, ids: jax.Array, mask: jax.Array) -> jax.Array:
-        """Hidden states [batch, states, tokens, channels] of ids int32 [batch, tokens], in the weights' dtype.
-
-        mask [batch, tokens] is true or 1 at the prompt's tokens; at the others the result is finite and means nothing.
-        The first state is the scaled embeddings, the last is taken behind the final norm.
-        """
+        """Hidden states [batch, states, tokens, channels] of ids int32 [batch, tokens], in the weights' dtype. mask
+        [batch, tokens] is true or 1 at the prompt's tokens; at the others the result is finite and means nothing. The
+        first state is the scaled embeddings, the last is taken behind the final norm."""
         from ltx2_cli.models.gemma_torch import build_torch_module, hidden_states
 
         weights = {name: weight[...] for name, weight in self.tensors.items()}
@@ -156,11 +152,9 @@ def check_tokenizer(folder: Path) -> None:
 
 
 def tokenise(folder: Path, prompts: Sequence[str], max_length: int) -> Tokens:
-    """Token ids of `prompts`, without white space at their ends, cut and padded on the left to `max_length`.
-
-    `folder` is a checkpoint's `tokenizer/`: its files say which special tokens stand around a prompt. Raises
-    `UsageError` where transformers cannot read them.
-    """
+    """Token ids of `prompts`, without white space at their ends, cut and padded on the left to `max_length`. `folder`
+    is a checkpoint's `tokenizer/`: its files say which special tokens stand around a prompt. Raises `UsageError` where
+    transformers cannot read them."""
     from transformers import AutoTokenizer
 
     try:

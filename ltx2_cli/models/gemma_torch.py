@@ -100,10 +100,8 @@ def hidden_states(module: TorchModule, weights: Mapping[str, jax.Array], ids: ja
 
 def _table_of_kind(x: torch.Tensor, tables: Mapping[str, Any], layer_type: str) -> Any:
     """In place of the module's rotary embedding: the table of a kind of layer, from all of them in place of positions.
-
     transformers asks for the tables in the order of a set of names, which differs from process to process. Computed
-    there, they would make another program in each, and none would find what another compiled.
-    """
+    there, they would make another program in each, and none would find what another compiled."""
     return tables[layer_type]
 
 
@@ -135,10 +133,8 @@ def _is_rope(rope: Any) -> bool:
 
 
 def _attend(environment: "Environment", *arrays: torch.Tensor, attn_mask: Any, scale: float, **_: Any) -> torch.Tensor:
-    """In place of torch's scaled_dot_product_attention, all [batch, heads, tokens, head_dim]: float32 scores.
-
-    A masked score is finite, so that a token that may see nothing gathers something rather than NaN.
-    """
+    """In place of torch's scaled_dot_product_attention, all [batch, heads, tokens, head_dim]: float32 scores. A masked
+    score is finite, so that a token that may see nothing gathers something rather than NaN."""
     q, k, v, mask = environment.t2j_iso((*arrays, attn_mask))
     scores = scale * jnp.einsum("bhqd,bhkd->bhqk", q, k, preferred_element_type=jnp.float32)
     weights = jax.nn.softmax(jnp.where(mask, scores, np.finfo(np.float32).min), axis=-1)

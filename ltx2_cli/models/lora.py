@@ -33,11 +33,9 @@ class Target:
 
 
 def find_adapters(loras: Sequence[tuple[LoraFile, float]], networks: Networks) -> dict[str, dict[str, LoraDelta]]:
-    """The sums that files, each with a strength, add to tensors: by network, then by declared name.
-
-    Raises one `UsageError` for all targets of all files that are no linear layer of the transformer or the connectors,
-    or have another shape.
-    """
+    """The sums that files, each with a strength, add to tensors: by network, then by declared name. Raises one
+    `UsageError` for all targets of all files that are no linear layer of the transformer or the connectors, or have
+    another shape."""
     terms: dict[Target, list[LoraTerm]] = {}
     problems: list[UsageError] = []
     targets = dict(_aliases(networks)) if loras else {}

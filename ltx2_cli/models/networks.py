@@ -72,9 +72,7 @@ class Checkpoint:
 
     def networks(self, spec: RunSpec) -> Networks:
         """The networks that a run uses, without their weights, as the request wants them; no autoencoder's encoder.
-
-        Built once for requests that want the same: nobody may change them.
-        """
+        Built once for requests that want the same: nobody may change them."""
         options = spec.dtype, spec.scan_layers, spec.clamp_vocoder
         return _run_networks(self.arch, self.text_encoder, spec.text_encoder_dtype, *options)
 

@@ -99,10 +99,8 @@ def decode_bytes(decoder: VideoDecoder, size: Extent, tiles: Tiles | None, items
 
 def decode_frames(vae: VideoVAE, latents: jax.Array, tiles: Tiles | None) -> tuple[jax.Array, jax.Array]:
     """uint8 [videos, frames, height, width · 3] of normalised latents [videos, frames, height, width, channels], and
-    whether the pixels are finite.
-
-    Colours lie along the width: an array whose last axis is 3 takes an accelerator forty times its size.
-    """
+    whether the pixels are finite. Colours lie along the width: an array whose last axis is 3 takes an accelerator forty
+    times its size."""
     decoder, latents = vae.decoder, vae.statistics.denormalise(latents)
     if tiles is None:
         return _levels(decoder(latents))

@@ -57,9 +57,7 @@ def clip_warnings(trained_on: TrainedOn, sizes: list[tuple[int, int]], num_frame
 
 def prompt_warnings(trained_on: TrainedOn, tokenizer: Path, prompt: str) -> Iterator[str]:
     """A sentence for the words of a prompt that no caption had, and one for those that none had next to each other.
-
-    `tokenizer` is the folder of the checkpoint's own, which says where a word begins and ends.
-    """
+    `tokenizer` is the folder of the checkpoint's own, which says where a word begins and ends."""
     reader = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     words = [word for word, _ in reader.pre_tokenizer.pre_tokenize_str(reader.normalizer.normalize_str(prompt))]
     known = trained_on.next_words

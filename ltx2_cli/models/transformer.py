@@ -236,10 +236,8 @@ class Transformer(nnx.Module):
         return TextContext(tokens, jax.tree.map(lambda x: constrain(x, heads_split), keys_values))
 
     def __call__(self, latents: Streams[jax.Array], sigma: jax.Array, inputs: DenoiserInputs) -> Streams[jax.Array]:
-        """Velocities (noise minus clean) of noisy latents.
-
-        `latents` are tokens [rows, tokens, channels]; `sigma` is the noise level, a scalar in (0, 1].
-        """
+        """Velocities (noise minus clean) of noisy latents. `latents` are tokens [rows, tokens, channels]; `sigma` is
+        the noise level, a scalar in (0, 1]."""
         velocities, _ = self.forward_with_intermediates(latents, sigma, inputs, lambda x: None)
         return velocities
 

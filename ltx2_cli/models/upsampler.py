@@ -184,11 +184,9 @@ def upsample(
     adain_factor: jax.Array | float = 0.0,
     compression: jax.Array | float = 0.0,
 ) -> jax.Array:
-    """Normalised latents to upsampled ones, normalised, float32.
-
-    The upsampler works on the autoencoder's scale. There the result is moved to the statistics of its input by
-    `adain_factor` (`adain`), and its range compressed by `compression` (`tone_map`).
-    """
+    """Normalised latents to upsampled ones, normalised, float32. The upsampler works on the autoencoder's scale. There
+    the result is moved to the statistics of its input by `adain_factor` (`adain`), and its range compressed by
+    `compression` (`tone_map`)."""
     small = statistics.denormalise(latents)
     large = adain(upsampler(small), small, adain_factor)
     return statistics.normalise(tone_map(large, compression))
@@ -201,10 +199,8 @@ def has_upsampler(folder: Path) -> bool:
 
 def open_upsampler(path: Path, vae: VideoVAEArch | None) -> tuple[LatentUpsamplerArch, TensorFiles]:
     """The upsampler in a single file, in a folder, or in the `latent_upsampler` of a checkpoint's folder, for the
-    latents of `vae`; None: for any.
-
-    Raises `UsageError` with all that is missing, damaged, not implemented, or does not fit.
-    """
+    latents of `vae`; None: for any. Raises `UsageError` with all that is missing, damaged, not implemented, or does not
+    fit."""
     place = path / UPSAMPLER if has_upsampler(path) else path
     try:
         files, config = _in_folder(place) if place.is_dir() else _in_file(place)

@@ -144,10 +144,8 @@ def vocoder_arch(config: Config, where: str) -> VocoderArch:
 
 
 def upsample(x: jax.Array, taps: jax.Array | np.ndarray, ratio: int, lead: int) -> jax.Array:
-    """x [batch, time, channels] at `ratio` times its rate: y[n] = ratio · Σ_m x[m] · taps[n + lead − ratio·m].
-
-    Beyond its ends x goes on as its first and its last sample.
-    """
+    """x [batch, time, channels] at `ratio` times its rate: y[n] = ratio · Σ_m x[m] · taps[n + lead − ratio·m]. Beyond
+    its ends x goes on as its first and its last sample."""
     batch, time, channels = x.shape
     before, after = (len(taps) - 1 - lead) // ratio, (lead + ratio - 1) // ratio
     x = jnp.pad(x, ((0, 0), (before, after), (0, 0)), mode="edge")
@@ -161,10 +159,8 @@ def upsample(x: jax.Array, taps: jax.Array | np.ndarray, ratio: int, lead: int) 
 
 
 def downsample(x: jax.Array, taps: jax.Array, ratio: int) -> jax.Array:
-    """x [batch, time, channels] at a `ratio`-th of its rate: y[n] = Σ_k x[ratio·n + k − lead] · taps[k].
-
-    Half the taps lead: (len(taps) − 1) // 2. `time` is a multiple of `ratio`; x goes on as in `upsample`.
-    """
+    """x [batch, time, channels] at a `ratio`-th of its rate: y[n] = Σ_k x[ratio·n + k − lead] · taps[k]. Half the taps
+    lead: (len(taps) − 1) // 2. `time` is a multiple of `ratio`; x goes on as in `upsample`."""
     batch, time, channels = x.shape
     lead = (len(taps) - 1) // 2
     before, after = -(-lead // ratio), (len(taps) - 1 - lead) // ratio
@@ -182,10 +178,8 @@ def _total(terms: Iterator[jax.Array]) -> jax.Array:
 
 class Activation(nnx.Module):
     """HiFi-GAN's leaky ReLU, or BigVGAN's SnakeBeta: x + sin²(α·x) / β, α and β for each channel, stored as logarithms.
-
-    SnakeBeta is computed at `ratio` times the sampling rate, between two low-pass filters from the checkpoint, lest
-    the overtones it makes come back as false low ones.
-    """
+    SnakeBeta is computed at `ratio` times the sampling rate, between two low-pass filters from the checkpoint, lest the
+    overtones it makes come back as false low ones."""
 
     def __init__(self, scope: Scope, arch: VocoderArch, channels: int, slope: float | None = None):
         self.slope, self.ratio = arch.leaky_relu_negative_slope if slope is None else slope, arch.antialias_ratio
@@ -307,10 +301,8 @@ class LogMel(nnx.Module):
 
 
 class VocoderWithBWE(nnx.Module):
-    """Spectrograms to sound: the first generator's waveform, resampled, plus the bands of the second generator.
-
-    `clamp` limits the first waveform to [-1, 1] before it is used.
-    """
+    """Spectrograms to sound: the first generator's waveform, resampled, plus the bands of the second generator. `clamp`
+    limits the first waveform to [-1, 1] before it is used."""
 
     def __init__(self, scope: Scope, arch: VocoderWithBWEArch, clamp: bool):
         scope = replace(scope, dtype=jnp.float32)

@@ -47,11 +47,9 @@ class Rope(NamedTuple):
 
 
 def rope_table(fractions: np.ndarray, width: int, heads: int, theta: float) -> Rope:
-    """The table for positions given as fractions of the largest position, float32 [tokens, axes].
-
-    Frequencies are a log grid from π/2 to theta·π/2 made in float64; angles are float32 because that is what the
-    weights were trained with. The axes run fastest; what does not fill width/2 is identity, in front.
-    """
+    """The table for positions given as fractions of the largest position, float32 [tokens, axes]. Frequencies are a log
+    grid from π/2 to theta·π/2 made in float64; angles are float32 because that is what the weights were trained with.
+    The axes run fastest; what does not fill width/2 is identity, in front."""
     tokens, axes = fractions.shape
     count = width // (2 * axes)
     grid = theta ** np.linspace(0.0, 1.0, count, dtype=np.float64) * (np.pi / 2)
@@ -99,11 +97,8 @@ class Attention(nnx.Module):
         query_axis: TokenAxis = WHOLE,
         context_axis: TokenAxis = WHOLE,
     ) -> jax.Array:
-        """Attention from x [rows, tokens, dim] to `context`.
-
-        `mask` (bool [rows]) is for self-attention: where false, a token keeps its own value, which is the perturbation
-        of spatio-temporal guidance.
-        """
+        """Attention from x [rows, tokens, dim] to `context`. `mask` (bool [rows]) is for self-attention: where false, a
+        token keeps its own value, which is the perturbation of spatio-temporal guidance."""
         # Scaled by 1/√d before they are rounded to the run's dtype.
         scale = self.norm_q[...].astype(jnp.float32) * (self.norm_q.shape[-1] // self.heads) ** -0.5
         queries = self._split(rms_norm(self.to_q(x), NORM_EPS, scale))

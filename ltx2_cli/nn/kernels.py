@@ -102,10 +102,8 @@ def _cudnn(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Ar
 
 
 def _splash(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array | None) -> PartialAttention:
-    """jax's attention kernel for TPUs, interpreted elsewhere.
-
-    Zeros fill tokens up to whole blocks. Filled keys are in another segment than the queries, which masks them.
-    """
+    """jax's attention kernel for TPUs, interpreted elsewhere. Zeros fill tokens up to whole blocks. Filled keys are in
+    another segment than the queries, which masks them."""
     from jax.experimental.pallas.ops.tpu import splash_attention as splash  # takes long to import
 
     (query_count, key_count), exact = (x.shape[1] for x in (queries, keys)), precision(queries.dtype)
@@ -158,11 +156,9 @@ NATIVE = {"tpu": AttentionBackend.splash, "gpu": AttentionBackend.cudnn, "cpu": 
 def choose_backend(
     wanted: AttentionBackend, device: jax.Device, dtype: DType, head_sizes: Iterable[int]
 ) -> tuple[AttentionBackend, str]:
-    """The kernel that attends on `device`, and a sentence to tell the user; empty if there is nothing to tell.
-
-    `auto` is the platform's own kernel, or plain XLA where that cannot run. Raises `UsageError` for a kernel that is
-    asked for by name and cannot run.
-    """
+    """The kernel that attends on `device`, and a sentence to tell the user; empty if there is nothing to tell. `auto`
+    is the platform's own kernel, or plain XLA where that cannot run. Raises `UsageError` for a kernel that is asked for
+    by name and cannot run."""
     kernel = NATIVE.get(device.platform, AttentionBackend.xla) if wanted is AttentionBackend.auto else wanted
     obstacle = _obstacle(kernel, device, dtype, head_sizes)
     if not obstacle:

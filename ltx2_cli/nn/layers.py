@@ -14,10 +14,8 @@ IMAGE_AXES = ("height", "width")  # mesh axes that images may be split along, in
 
 
 class Linear(nnx.Module):
-    """y = x·Wᵀ + b over the last axis. `axes` are the logical axes of (input, output).
-
-    W is kept (out, in), as on disk: loading moves no element, and XLA multiplies by it from either side equally fast.
-    """
+    """y = x·Wᵀ + b over the last axis. `axes` are the logical axes of (input, output). W is kept (out, in), as on disk:
+    loading moves no element, and XLA multiplies by it from either side equally fast."""
 
     def __init__(self, scope: Scope, d_in: int, d_out: int, axes: Axes, bias: bool = True):
         self.kernel = scope.weight("weight", (d_out, d_in), axes[::-1])
@@ -63,10 +61,8 @@ class FeedForward(nnx.Module):
 
 
 def sinusoid(timesteps: jax.Array) -> jax.Array:
-    """[cos, sin] of timesteps [...] at 128 frequencies from 1 down to nearly 1e-4, float32 [..., 256].
-
-    The frequencies' exponents are float32: timesteps reach 1000, and the weights know the angles so rounded.
-    """
+    """[cos, sin] of timesteps [...] at 128 frequencies from 1 down to nearly 1e-4, float32 [..., 256]. The frequencies'
+    exponents are float32: timesteps reach 1000, and the weights know the angles so rounded."""
     half = SINUSOID_WIDTH // 2
     exponents = np.float32(-np.log(10_000.0)) * np.arange(half, dtype=np.float32) / np.float32(half)
     frequencies = np.exp(exponents.astype(np.float64)).astype(np.float32)
@@ -93,10 +89,8 @@ class AdaLayerNormSingle(nnx.Module):
 
 
 def convolve(x: jax.Array, kernel: jax.Array, padding: Padding, stride: int = 1, dilation: int = 1) -> jax.Array:
-    """x [batch, *axes, in], zeros around it, under kernel [*window, in, out].
-
-    Along every axis alike the window moves by `stride` and its places lie `dilation` apart.
-    """
+    """x [batch, *axes, in], zeros around it, under kernel [*window, in, out]. Along every axis alike the window moves
+    by `stride` and its places lie `dilation` apart."""
     rank = len(padding)
     axes = "DHW"[-rank:]
     return jax.lax.conv_general_dilated(
@@ -164,10 +158,8 @@ class Conv3D(nnx.Module):
 
 
 class TransposedConv(nnx.Module):
-    """A transposed convolution with bias along one axis: `stride` places out for each one in.
-
-    It is a plain convolution whose channels are those places: sooner compiled than one of an input with zeros between.
-    """
+    """A transposed convolution with bias along one axis: `stride` places out for each one in. It is a plain convolution
+    whose channels are those places: sooner compiled than one of an input with zeros between."""
 
     def __init__(self, scope: Scope, d_in: int, d_out: int, window: int, stride: int):
         self.kernel = scope.weight("weight", (window, d_in, d_out), (None, "conv_in", "conv_out"), TRANSPOSED_CONV)
@@ -187,11 +179,8 @@ class TransposedConv(nnx.Module):
 
 def halo_pad(x: jax.Array, mirrored: bool) -> tuple[jax.Array, Padding]:
     """Pad x [..., height, width, channels] by one pixel on each side, and return the zero padding still left to the
-    convolution.
-
-    An axis that lies in parts on several devices gets the neighbours' edges, sent by them. Around the whole image are
-    zeros or, if `mirrored`, a reflection.
-    """
+    convolution. An axis that lies in parts on several devices gets the neighbours' edges, sent by them. Around the
+    whole image are zeros or, if `mirrored`, a reflection."""
     sizes = jax.sharding.get_abstract_mesh().shape
     split = [sizes.get(axis, 1) > 1 for axis in IMAGE_AXES]
     left = tuple((0, 0) if is_split or mirrored else (1, 1) for is_split in split)
