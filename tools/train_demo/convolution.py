@@ -9,38 +9,40 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ltx2_cli.nn import conv
+from ltx2_cli.nn import layers
 
-convolve = conv.convolve
+convolve = layers.convolve
 
 
 @contextmanager
 def gradients_by_products() -> Iterator[None]:
     """Networks traced in the body have a kernel's gradient as one matrix product for each place of its window."""
-    conv.convolve = _convolve
+    layers.convolve = _convolve
     try:
         yield
     finally:
-        conv.convolve = convolve
+        layers.convolve = convolve
 
 
-def _convolve(x: jax.Array, kernel: jax.Array, padding: conv.Padding, stride: int = 1, dilation: int = 1) -> jax.Array:
+def _convolve(
+    x: jax.Array, kernel: jax.Array, padding: layers.Padding, stride: int = 1, dilation: int = 1
+) -> jax.Array:
     plain = stride == dilation == 1
     return by_products(x, kernel, padding) if plain else convolve(x, kernel, padding, stride, dilation)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def by_products(x: jax.Array, kernel: jax.Array, padding: conv.Padding) -> jax.Array:
+def by_products(x: jax.Array, kernel: jax.Array, padding: layers.Padding) -> jax.Array:
     """`convolve` with stride and dilation 1: x [batch, *axes, in] under kernel [*window, in, out]."""
     return convolve(x, kernel, padding)
 
 
-def _forward(x: jax.Array, kernel: jax.Array, padding: conv.Padding) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+def _forward(x: jax.Array, kernel: jax.Array, padding: layers.Padding) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     return convolve(x, kernel, padding), (x, kernel)
 
 
 def _backward(
-    padding: conv.Padding, inputs: tuple[jax.Array, jax.Array], cotangent: jax.Array
+    padding: layers.Padding, inputs: tuple[jax.Array, jax.Array], cotangent: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     x, kernel = inputs
     window = kernel.shape[:-2]
