@@ -31,17 +31,17 @@ from ltx2_cli.chips import CHIPS, chip
         ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
     ],
 )
-def test_a_chip_by_any_of_its_names(name: str, expected: str):
+def test_chips_are_found_by_every_name(name: str, expected: str):
     found = chip(name)
     assert found is not None
     assert found.name == expected
 
 
-def test_other_devices_are_no_chips():
+def test_unknown_devices_are_no_chips():
     assert [chip(name) for name in ("cpu", "TPU v4", "v6", "v6ex:1", "")] == [None] * 5
 
 
-def test_figures_are_in_bytes_and_operations():
+def test_ratios_of_the_figures_are_plausible():
     """A device can read its memory in a moment and has hundreds of operations for a byte, thousands for one sent."""
     for each in CHIPS:
         assert 0.005 < each.hbm_bytes / each.hbm_bandwidth < 0.09, each.name

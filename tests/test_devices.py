@@ -35,7 +35,7 @@ main()
 
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
 @pytest.mark.skipif(not is_tpu_absent(None), reason="there is a TPU")
-def test_libtpu_is_not_started(tmp_path: Path):
+def test_libtpu_is_not_started_without_a_tpu(tmp_path: Path):
     usual = {name: value for name, value in os.environ.items() if name not in ("JAX_PLATFORMS", "XLA_FLAGS")}
     done = subprocess.run(
         [sys.executable, "-c", COMMAND], env=usual, cwd=tmp_path, capture_output=True, text=True, timeout=120
@@ -44,7 +44,7 @@ def test_libtpu_is_not_started(tmp_path: Path):
     assert done.stdout.endswith("\nnot loaded\n")
 
 
-def test_a_tpu_is_looked_for_where_one_may_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_device_files_and_variables_decide_whether_a_tpu_is_absent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.delenv("JAX_FORCE_TPU_INIT", raising=False)
     monkeypatch.setattr(ltx2_cli.devices, "TPU_DEVICES", (str(tmp_path / "accel*"),))
     assert is_tpu_absent(None)
@@ -67,7 +67,7 @@ def test_a_tpu_is_looked_for_where_one_may_be(monkeypatch: pytest.MonkeyPatch, t
         (RuntimeError("Unable to initialize backend 'tpu': no TPU (set JAX_PLATFORMS='' to choose)"), "no TPU"),
     ],
 )
-def test_a_platform_that_is_not_here_is_a_sentence(
+def test_a_missing_platform_is_an_error_of_one_sentence(
     failure: Exception, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def devices() -> None:
@@ -93,13 +93,13 @@ class Elsewhere(DescribedDevice):
         raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: MemoryStats is only supported for addressable devices.")
 
 
-def test_a_device_says_its_limit() -> None:
+def test_the_reported_limit_is_the_memory() -> None:
     device = DescribedDevice(0, "tpu", "TPU v6 lite", bytes_limit=30 * GIB)
     assert device_memory([device]) == (30 * GIB, 30 * GIB, SHARE * 30 * GIB)
 
 
 @pytest.mark.parametrize("kind", [DescribedDevice, Silent, Elsewhere])
-def test_without_a_limit_the_published_memory_counts(kind: type[DescribedDevice]) -> None:
+def test_published_memory_is_used_without_a_reported_limit(kind: type[DescribedDevice]) -> None:
     assert device_memory([kind(0, "tpu", "TPU v6 lite")]).limit == 31.25 * GIB
     assert device_memory([kind(0, "gpu", "NVIDIA L4")]).limit == 24e9
     assert device_memory([kind(0, "tpu", "TPU v99")]).limit == float("inf")
@@ -112,18 +112,18 @@ class Used(DescribedDevice):
         return {"peak_bytes_in_use": self.id * GIB}
 
 
-def test_the_most_that_any_device_used_counts() -> None:
+def test_peak_memory_is_the_maximum_over_devices() -> None:
     devices = [kind(number, "tpu", "TPU") for number, kind in enumerate((Used, Used, Used, Silent, Elsewhere))]
     assert peak_memory(devices) == 2 * GIB
     assert peak_memory(devices[3:]) is None
 
 
-def test_the_smallest_of_several_devices_counts() -> None:
+def test_memory_is_the_minimum_over_devices() -> None:
     devices = [DescribedDevice(number, "gpu", "GPU", bytes_limit=number * GIB) for number in (3, 2, 4)]
     assert device_memory(devices).limit == 2 * GIB
 
 
-def test_jax_takes_three_quarters_of_a_gpu_unless_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jax_allocates_three_quarters_of_a_gpu_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
         monkeypatch.delenv(name, raising=False)
     assert device_memory(gpu(48))[:2] == (36 * GIB, 48 * GIB)
@@ -133,7 +133,7 @@ def test_jax_takes_three_quarters_of_a_gpu_unless_it_is_told(monkeypatch: pytest
     assert device_memory(gpu(48, fraction=0.25))[:2] == (12 * GIB, 48 * GIB)
 
 
-def test_virtual_devices_share_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_devices_share_the_memory_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 16 * GIB // 4096}
     monkeypatch.setattr(os, "sysconf", machine.__getitem__)
     monkeypatch.setattr("ltx2_cli.devices.GROUPS", Path("/nowhere"))
@@ -151,7 +151,7 @@ def test_virtual_devices_share_the_machine(monkeypatch: pytest.MonkeyPatch) -> N
         {"memory/memory.limit_in_bytes": f"{GIB}\n"},  # cgroup v1
     ],
 )
-def test_a_control_group_limits_the_memory(
+def test_control_groups_limit_the_memory(
     files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     groups, own = tmp_path / "groups", tmp_path / "own"
@@ -164,7 +164,7 @@ def test_a_control_group_limits_the_memory(
     assert device_memory(cpu()).limit == SHARE * GIB
 
 
-def test_a_slice_of_tpus_is_laid_out_by_chips() -> None:
+def test_a_tpu_slice_is_laid_out_by_chips() -> None:
     assert [(device.coords, device.core_on_chip) for device in tpus("TPU7x", 4, cores=2)] == [
         ((0, 0, 0), 0),
         ((0, 0, 0), 1),

@@ -43,7 +43,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[object, ...], d
 # Who is there
 
 
-def test_one_host_does_nothing_and_imports_no_jax() -> None:
+def test_a_single_host_imports_no_jax() -> None:
     code = "import sys; from ltx2_cli.distributed import init_distributed"
     code += "; print(init_distributed().count, 'jax' in sys.modules)"
     assert ended(start(Path.cwd(), "-c", code)) == (0, "1 False\n", "")
@@ -63,7 +63,7 @@ def test_one_host_does_nothing_and_imports_no_jax() -> None:
         ("TPU_WORKER_HOSTNAMES=a,b", None, None),  # without a TPU
     ],
 )
-def test_who_started_the_processes(
+def test_launchers_are_detected(
     environment: str, processes: int | None, own_devices: object, started: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for setting in environment.split():
@@ -85,7 +85,7 @@ def test_who_started_the_processes(
         ("TPU_SKIP_MDS_QUERY=1", 1),
     ],
 )
-def test_a_tpu_pod_slice(
+def test_tpu_pod_slices_are_detected(
     environment: str, processes: int, started: list, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     described = tmp_path / "worker-network-endpoints"
@@ -99,7 +99,7 @@ def test_a_tpu_pod_slice(
     assert [values[1] for values, _ in started] == [processes] * (processes > 1)
 
 
-def test_what_is_told_wins(started: list, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_override_the_detected_launcher(started: list, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
     assert init_distributed(num_processes=1) == ProcessGroup()
     assert started == []
@@ -118,19 +118,19 @@ def test_what_is_told_wins(started: list, monkeypatch: pytest.MonkeyPatch) -> No
         (("a:1", 2, 2), "process_id 2 is not one of 2 processes"),
     ],
 )
-def test_what_cannot_be_meant(told: tuple, sentence: str, started: list) -> None:
+def test_wrong_arguments_are_refused(told: tuple, sentence: str, started: list) -> None:
     with pytest.raises(UsageError, match=sentence):
         init_distributed(*told)
     assert started == []
 
 
-def test_hosts_that_are_not_alike(started: list, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_with_unequal_device_counts_are_refused(started: list, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "device_count", lambda: 12)
     with pytest.raises(UsageError, match="the 2 processes have 12 devices, but this one has 8"):
         init_distributed("10.0.0.1:8476", 2, 0)
 
 
-def test_what_jax_does_not_find(monkeypatch: pytest.MonkeyPatch, started: list) -> None:
+def test_an_incomplete_launcher_environment_is_an_error(monkeypatch: pytest.MonkeyPatch, started: list) -> None:
     def nowhere(*values: object, **named: object) -> None:
         raise ValueError("coordinator_address should be defined.")
 
@@ -140,7 +140,7 @@ def test_what_jax_does_not_find(monkeypatch: pytest.MonkeyPatch, started: list) 
         init_distributed()
 
 
-def test_who_never_comes_is_not_waited_for_longer_than_said(tmp_path: Path) -> None:
+def test_missing_hosts_are_an_error_after_the_timeout(tmp_path: Path) -> None:
     alone = ("--coordinator-address", "localhost:1", "--num-processes", "2", "--process-id", "1")
     began = time.monotonic()
     code, out, err = ended(
@@ -213,7 +213,7 @@ def test_sigterm_on_the_second_host_stops_both_after_the_same_step(runs: Runs) -
     check_stopped(runs.stopped_by_second, 1, 3)
 
 
-def test_what_two_hosts_stopped_ends_in_the_bytes_of_an_uninterrupted_run(runs: Runs) -> None:
+def test_a_run_stopped_on_two_hosts_resumes_to_the_same_bytes(runs: Runs) -> None:
     (code, _, err), other = runs.finished
     assert code == 0, err
     assert other == (0, "", "")
@@ -231,7 +231,7 @@ def streams(clip: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def test_one_of_two_hosts_writes_and_speaks(runs: Runs) -> None:
+def test_only_the_first_host_writes_and_prints(runs: Runs) -> None:
     _, out, _ = runs.finished[0]
     paths = [line for line in out.splitlines() if "identical" not in line and line != "shared"]
     assert [Path(path).name for path in paths] == [
@@ -245,11 +245,11 @@ def test_one_of_two_hosts_writes_and_speaks(runs: Runs) -> None:
     ]
 
 
-def test_a_folder_that_all_hosts_see_is_told_from_those_of_their_own(runs: Runs) -> None:
+def test_shared_folders_are_distinguished_from_local_ones(runs: Runs) -> None:
     assert runs.finished[0][1].splitlines().count("shared") == 1
 
 
-def test_two_hosts_make_the_clip_of_one(runs: Runs) -> None:
+def test_two_hosts_generate_the_same_clip_as_one(runs: Runs) -> None:
     """Sums over devices differ in their last bits by how these are connected."""
     plan = resolve(read_spec(config=runs.folder / "clip.yaml"))
     assert plan.sharding.mesh.size == 8
@@ -266,7 +266,7 @@ def test_two_hosts_replay_the_clip_identically(runs: Runs) -> None:
     assert "identical" in runs.finished[0][1]
 
 
-def test_two_hosts_decode_to_the_frames_of_one(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_hosts_decode_the_same_frames_as_one(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     latents = str(runs.folder / "clip.safetensors")
     assert run_program(monkeypatch, "decode", latents, "-o", f"{tmp_path}/frames/", *MESH) == 0
     frames = sorted((tmp_path / "frames").iterdir())
@@ -276,14 +276,16 @@ def test_two_hosts_decode_to_the_frames_of_one(runs: Runs, tmp_path: Path, monke
     assert (runs.folder / "decoded.wav").stat().st_size > 9000
 
 
-def test_two_hosts_upsample_to_the_latents_of_one(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_hosts_upsample_to_the_same_latents_as_one(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     draft, large = str(runs.folder / "draft.safetensors"), tmp_path / "large.safetensors"
     assert run_program(monkeypatch, "upsample", draft, "--latents-only", "--save-latents", str(large), *MESH) == 0
     for name, wanted in load_file(large).items():
         assert_near(load_file(runs.folder / "large.safetensors")[name], wanted)
 
 
-def test_what_one_refuses_none_does(tmp_path: Path) -> None:
+def test_an_error_on_one_host_ends_all(tmp_path: Path) -> None:
     pair = start_programs(tmp_path, ["only", "1", "--config", "nowhere.yaml"], ["generate", *DEMO, *TINY])
     (code, out, err), other = map(ended, pair)
     assert (code, out) == (2, "")
@@ -296,13 +298,15 @@ def test_what_one_refuses_none_does(tmp_path: Path) -> None:
     ("seed", "sentence"),
     [(None, "several hosts need one seed"), (3, "one of 8 devices on 2 hosts would do all the work")],
 )
-def test_what_several_hosts_cannot_do(seed: int | None, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_that_need_a_single_host_are_refused(
+    seed: int | None, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(UsageError, match=sentence):
         resolve(read_spec(model="demo", prompt="rain", seed=seed, sharding="single"))
 
 
-def test_an_interrupt_of_one_host_ends_both(tmp_path: Path) -> None:
+def test_interrupting_one_host_ends_both(tmp_path: Path) -> None:
     """Where a run is not kept. The other host is not told by a broken connection, but by the one that ends."""
     one, other = start_programs(tmp_path, ["generate", *DEMO, *TINY])
     while not one.err.exists() or "does not know rain" not in one.err.read_text():
@@ -365,7 +369,7 @@ print(json.dumps([all(same), bytes_read]))
 
 
 @pytest.mark.parametrize("where", ["host", "devices"])
-def test_a_host_reads_what_its_devices_hold(where: str, tmp_path: Path) -> None:
+def test_each_host_reads_only_the_slices_of_its_devices(where: str, tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     rows, columns, replicated = random.standard_normal((3, 64, 32), np.float32)
     stack = random.standard_normal((3, 16, 32), np.float32)

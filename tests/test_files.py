@@ -13,7 +13,7 @@ from ltx2_cli.files import Output, check_unreserved, replacing, reserve
 from other_process import other_process
 
 
-def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_is_synced_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     done, name = [], tmp_path / "a"
     sync, rename = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda file: (done.append("fsync"), sync(file)))
@@ -23,7 +23,7 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatc
     assert (done, name.read_text()) == (["fsync", "replace"], "b")
 
 
-def test_what_another_process_writes_is_refused_at_once_and_nothing_else(tmp_path: Path) -> None:
+def test_only_files_that_another_process_writes_are_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with other_process(out / "a.mp4", out / "a.yaml"):
         for path in (out / "a.mp4", tmp_path / "out" / ".." / "out" / "a.yaml"):
@@ -38,7 +38,7 @@ def test_what_another_process_writes_is_refused_at_once_and_nothing_else(tmp_pat
         assert sorted(path.name for path in out.iterdir()) == sorted([*left, "b.mp4"])  # that one is not dead
 
 
-def test_a_killed_process_blocks_nothing_and_the_next_one_cleans_up(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_deleted_by_the_next(tmp_path: Path) -> None:
     path = tmp_path / "a.mp4"
     with other_process(path) as process:
         process.send_signal(signal.SIGKILL)
@@ -48,7 +48,7 @@ def test_a_killed_process_blocks_nothing_and_the_next_one_cleans_up(tmp_path: Pa
     assert os.listdir(tmp_path) == ["b.mp4"]
 
 
-def test_a_process_may_write_what_it_holds(tmp_path: Path) -> None:
+def test_a_process_may_write_files_that_it_has_reserved(tmp_path: Path) -> None:
     files = [Output(tmp_path / "new" / name, "-o") for name in ("a", "b")]
     with reserve(files), reserve(files):
         for path, _ in files:
@@ -58,7 +58,7 @@ def test_a_process_may_write_what_it_holds(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path / "new")) == ["a", "b"]
 
 
-def test_a_folder_that_was_made_in_vain_is_gone(tmp_path: Path) -> None:
+def test_new_folders_without_files_are_deleted(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     with reserve([Output(tmp_path / "new" / "newer" / "a", "-o"), Output(tmp_path / "old" / "a", "-o")]):
         assert (tmp_path / "new" / "newer").is_dir()
@@ -66,7 +66,7 @@ def test_a_folder_that_was_made_in_vain_is_gone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP])
-def test_where_there_are_no_locks_files_are_written_and_nothing_is_cleaned_which_is_said_once(
+def test_without_file_locks_files_are_written_leftovers_kept_and_one_note_is_shown(
     code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on some network file systems: what a process left may be a living one's."""
@@ -84,7 +84,7 @@ def test_where_there_are_no_locks_files_are_written_and_nothing_is_cleaned_which
     assert notes == [f"{tmp_path} has no file locks: another run could write the same files at the same time"]
 
 
-def test_the_umask_says_who_may_read(tmp_path: Path) -> None:
+def test_permissions_follow_the_umask(tmp_path: Path) -> None:
     """Also of what a library writes for its user alone."""
     usual = tmp_path / "usual"
     usual.touch()

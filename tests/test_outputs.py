@@ -45,7 +45,7 @@ def spec(**keys: object) -> RunSpec:
         ({"prompt": "雨", "model_name": None}, ["out/s7.mp4"]),
     ],
 )
-def test_names(keys: dict, names: list[str]):
+def test_video_names(keys: dict, names: list[str]):
     assert list(map(str, output_paths(spec(**keys)))) == names
 
 
@@ -61,11 +61,11 @@ def test_names(keys: dict, names: list[str]):
         ("一只狐狸", ""),
     ],
 )
-def test_words_of_a_prompt_are_a_name_on_any_file_system(prompt: str, name: str):
+def test_a_slug_is_a_valid_name_on_any_file_system(prompt: str, name: str):
     assert slug(prompt) == name
 
 
-def test_an_automatic_name_that_is_taken_has_a_number(tmp_path: Path):
+def test_taken_automatic_names_get_a_number(tmp_path: Path):
     asked = spec(base_output_directory=str(tmp_path))
     names = ["rain-demo-s7.mp4", "rain-demo-s7-2.mp4", "rain-demo-s7-3.mp4", "rain-demo-s7-4.mp4"]
     for name in names:
@@ -78,7 +78,7 @@ def test_an_automatic_name_that_is_taken_has_a_number(tmp_path: Path):
     assert with_free_names(replace(asked, output="a.mp4"), Product.clips).output == "a.mp4"
 
 
-def test_an_automatic_name_of_an_unfinished_run_is_not_taken_over(tmp_path: Path):
+def test_the_automatic_name_of_an_unfinished_run_is_refused(tmp_path: Path):
     asked = spec(base_output_directory=str(tmp_path))
     for name in ("rain-demo-s7.run", "rain-demo-s7.mp4"):
         (tmp_path / name).touch()
@@ -94,12 +94,12 @@ def test_an_automatic_name_of_an_unfinished_run_is_not_taken_over(tmp_path: Path
         (Product.drafts, ["l-s1.st", "l-s2.st", "l.png"]),
     ],
 )
-def test_all_files_of_a_run(product: Product, names: list[str]):
+def test_outputs_lists_all_files_of_a_run(product: Product, names: list[str]):
     asked = spec(output="c.mp4", save_latents="l.st", seed=[1, 2])
     assert [str(path) for path, _ in outputs(asked, product)] == names
 
 
-def test_names_of_latents():
+def test_latents_names():
     assert latents_paths(spec()) == []
     assert latents_paths(spec(save_latents="a/l.safetensors")) == [Path("a/l.safetensors")]
     several = latents_paths(spec(save_latents="a/l.safetensors", num_videos=2))
@@ -114,11 +114,11 @@ def test_names_of_latents():
         ({"save_latents": "a/l.st", "seed": [7, 9]}, "a/l-s7.run"),
     ],
 )
-def test_the_name_of_an_unfinished_run(keys: dict, name: str):
+def test_run_file_names(keys: dict, name: str):
     assert str(run_file(spec(**keys)).path) == name
 
 
-def test_an_unfinished_run_is_not_begun_anew_unless_forced(tmp_path: Path):
+def test_an_unfinished_run_is_restarted_only_with_force(tmp_path: Path):
     asked = spec(output=str(tmp_path / "clip.mp4"))
     (tmp_path / "clip.run").touch()
     with pytest.raises(UsageError, match=r"clip.run is an unfinished run") as refused:
@@ -128,7 +128,7 @@ def test_an_unfinished_run_is_not_begun_anew_unless_forced(tmp_path: Path):
 
 
 @pytest.mark.parametrize("taken", ["clip.mp4", "clip.yaml", "latents.safetensors"])
-def test_no_file_is_overwritten_unless_forced(taken: str, tmp_path: Path):
+def test_existing_files_are_overwritten_only_with_force(taken: str, tmp_path: Path):
     asked = spec(output=str(tmp_path / "clip.mp4"), save_latents=str(tmp_path / "latents.safetensors"))
     check(asked, force=False)
     (tmp_path / taken).write_text("mine")
@@ -150,7 +150,7 @@ def test_no_file_is_overwritten_unless_forced(taken: str, tmp_path: Path):
     ],
 )
 @pytest.mark.parametrize(("key", "option"), [("output", "-o FILE"), ("save_latents", "--save-latents FILE")])
-def test_places_that_cannot_be_written_are_refused(place: str, reason: str, key: str, option: str, tmp_path: Path):
+def test_unwritable_paths_are_refused(place: str, reason: str, key: str, option: str, tmp_path: Path):
     (tmp_path / "file").write_text("")
     (tmp_path / "folder.mp4").mkdir()
     (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
@@ -162,7 +162,7 @@ def test_places_that_cannot_be_written_are_refused(place: str, reason: str, key:
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_what_is_read_is_never_replaced(tmp_path: Path):
+def test_input_files_are_never_overwritten(tmp_path: Path):
     (tmp_path / "c.yaml").write_text("prompt: mine")
     (tmp_path / "link").symlink_to(tmp_path)
     asked = spec(output=str(tmp_path / "link" / "c.mp4"))
@@ -171,13 +171,13 @@ def test_what_is_read_is_never_replaced(tmp_path: Path):
     assert refused.value.hint == "name another: -o FILE"
 
 
-def test_a_folder_that_is_written_into_is_no_file(tmp_path: Path):
+def test_a_file_and_a_folder_of_one_name_are_refused(tmp_path: Path):
     files = [Output(tmp_path / "a.mp4", "-o")]
     with pytest.raises(UsageError, match=r"a.mp4 is named for two things"):
         check_outputs(files, folders=[Output(tmp_path / "a.mp4", "--profile")])
 
 
-def test_a_check_makes_no_folders(tmp_path: Path):
+def test_checking_outputs_creates_no_folders(tmp_path: Path):
     check(spec(output=str(tmp_path / "new" / "a.mp4"), save_latents=str(tmp_path / "b" / "l")), force=False)
     assert list(tmp_path.iterdir()) == []
 
@@ -195,7 +195,7 @@ def test_a_check_makes_no_folders(tmp_path: Path):
     ],
     ids=str,
 )
-def test_no_file_of_a_run_overwrites_another(keys: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_outputs_of_a_run_may_not_overwrite_each_other(keys: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "there").mkdir()
@@ -216,7 +216,7 @@ def test_no_file_of_a_run_overwrites_another(keys: dict, tmp_path: Path, monkeyp
     ],
     ids=str,
 )
-def test_no_file_of_a_run_overwrites_its_sources(keys: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_outputs_of_a_run_may_not_overwrite_its_inputs(keys: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "noise").write_text("")

@@ -38,7 +38,7 @@ def test_private_names_are_used_in_one_module_alone() -> None:
         ("jax._src.compiler", "backend_compile_and_load", ["backend", "module"]),
     ],
 )
-def test_what_is_replaced_is_still_there(module: str, name: str, used: list[str]) -> None:
+def test_replaced_functions_still_exist(module: str, name: str, used: list[str]) -> None:
     broken = f"jax {version('jax')} no longer has {module}.{name}"
     try:
         parameters = [*inspect.signature(vars(import_module(module))[name]).parameters]
@@ -47,7 +47,7 @@ def test_what_is_replaced_is_still_there(module: str, name: str, used: list[str]
     assert parameters[: len(used)] == used, f"{broken} of {used}: {parameters}"
 
 
-def test_processes_still_exchange_texts_through_the_same_client() -> None:
+def test_the_coordination_client_still_exchanges_texts() -> None:
     try:
         client = coordination_client()
     except AttributeError as error:
@@ -73,7 +73,7 @@ def heard(tmp_path: Path) -> Iterator[list[str]]:
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
-def test_compiling_and_reading_are_still_heard(heard: list[str]) -> None:
+def test_compilation_events_are_still_recorded(heard: list[str]) -> None:
     numbers = jnp.arange(3)
     heard.clear()
     jax.jit(lambda x: x * 11 + 4)(numbers)
@@ -85,7 +85,7 @@ def test_compiling_and_reading_are_still_heard(heard: list[str]) -> None:
     assert (heard.count(COMPILED_EVENT), heard.count(READ_EVENT)) == (1, 1), said
 
 
-def test_gemma_still_takes_rotary_tables_in_place_of_positions() -> None:
+def test_gemma_still_accepts_rotary_tables_as_positions() -> None:
     sizes = {"hidden_size": 8, "intermediate_size": 8, "head_dim": 4, "num_hidden_layers": 1, "vocab_size": 8}
     module = Gemma3TextModel(Gemma3TextConfig(num_attention_heads=2, num_key_value_heads=1, **sizes))
     asked = []

@@ -190,7 +190,7 @@ def record(files: dict[str, Path]) -> dict[str, Any]:
     return parse(files["yaml"].read_text())
 
 
-def test_what_is_damaged_below_is_whole(files: dict[str, Path], plan: Plan) -> None:
+def test_the_undamaged_examples_are_valid(files: dict[str, Path], plan: Plan) -> None:
     """Or nothing below would be tested."""
     for kind, read in readings(plan).items():
         read(files[kind])
@@ -224,19 +224,21 @@ def readings(plan: Plan) -> dict[str, Callable[[Path], object]]:
 
 @cases(250)
 @given(st.lists(asked(), min_size=1, max_size=2))
-def test_any_request(tmp_path: Path, values: list[tuple[str, Any]]) -> None:
+def test_any_request_is_resolved_or_refused_in_a_sentence(tmp_path: Path, values: list[tuple[str, Any]]) -> None:
     answered(tmp_path, lambda: read_spec({"prompt": "a ball", "model": "demo", **dict(values)}))
 
 
 @cases(100)
 @given(st.lists(asked().map(lambda pair: "{}={}".format(*pair)) | TEXTS, min_size=1, max_size=2))
-def test_any_setting(tmp_path: Path, dotlist: list[str]) -> None:
+def test_any_setting_is_accepted_or_refused_in_a_sentence(tmp_path: Path, dotlist: list[str]) -> None:
     answered(tmp_path, lambda: read_spec({"prompt": "a ball", "model": "demo"}, dotlist=dotlist))
 
 
 @cases(100)
 @given(st.data())
-def test_any_config(tmp_path: Path, record: dict[str, Any], data: st.DataObject) -> None:
+def test_any_config_is_accepted_or_refused_in_a_sentence(
+    tmp_path: Path, record: dict[str, Any], data: st.DataObject
+) -> None:
     page = {key: record[key] for key in data.draw(st.lists(st.sampled_from(sorted(record)), max_size=4))}
     text = data.draw(mutated(dump({"prompt": "a ball", "model": "demo", **page}).encode()) | st.binary(max_size=40))
     (tmp_path / "page.yaml").write_bytes(text)
@@ -245,7 +247,7 @@ def test_any_config(tmp_path: Path, record: dict[str, Any], data: st.DataObject)
 
 @cases(150)
 @given(st.data())
-def test_any_record(
+def test_any_record_is_accepted_or_refused_in_a_sentence(
     tmp_path: Path, files: dict[str, Path], record: dict[str, Any], plan: Plan, data: st.DataObject
 ) -> None:
     path = tmp_path / "clip.yaml"
@@ -278,7 +280,9 @@ def any_tensors(path: Path, data: st.DataObject) -> bytes:
 
 @cases(150)
 @given(st.data())
-def test_any_latents(tmp_path: Path, files: dict[str, Path], plan: Plan, data: st.DataObject) -> None:
+def test_any_latents_file_is_accepted_or_refused_in_a_sentence(
+    tmp_path: Path, files: dict[str, Path], plan: Plan, data: st.DataObject
+) -> None:
     path = tmp_path / "clip.safetensors"
     path.write_bytes(any_tensors(files["safetensors"], data))
     answered(tmp_path, lambda: readings(plan)["safetensors"](path))
@@ -286,7 +290,9 @@ def test_any_latents(tmp_path: Path, files: dict[str, Path], plan: Plan, data: s
 
 @cases(150)
 @given(st.data())
-def test_any_unfinished_run(tmp_path: Path, files: dict[str, Path], plan: Plan, data: st.DataObject) -> None:
+def test_any_run_file_is_accepted_or_refused_in_a_sentence(
+    tmp_path: Path, files: dict[str, Path], plan: Plan, data: st.DataObject
+) -> None:
     path = tmp_path / "clip.run"
     path.write_bytes(any_tensors(files["run"], data))
     answered(tmp_path, lambda: readings(plan)["run"](path))
@@ -294,7 +300,9 @@ def test_any_unfinished_run(tmp_path: Path, files: dict[str, Path], plan: Plan, 
 
 @cases(60)
 @given(st.data())
-def test_any_video(tmp_path: Path, files: dict[str, Path], plan: Plan, data: st.DataObject) -> None:
+def test_any_video_is_accepted_or_refused_in_a_sentence(
+    tmp_path: Path, files: dict[str, Path], plan: Plan, data: st.DataObject
+) -> None:
     path = tmp_path / "clip.mp4"
     path.write_bytes(data.draw(mutated(files["mp4"].read_bytes())))
     answered(tmp_path, lambda: readings(plan)["mp4"](path))
@@ -308,7 +316,7 @@ WORDS = st.lists(st.tuples(OPTIONS, TEXTS | NUMBERS.map(str)), max_size=2)
 
 @cases(40)
 @given(WORDS)
-def test_any_command(tmp_path: Path, words: list[tuple[str, str]]) -> None:
+def test_any_command_line_is_accepted_or_refused_in_a_sentence(tmp_path: Path, words: list[tuple[str, str]]) -> None:
     options = [f"{option}={value}" for option, value in words]
     command = ["generate", "--dry-run", "--model", "demo", "--prompt", "a ball", *options]
     before, began = contents(tmp_path), time.monotonic()
@@ -326,5 +334,5 @@ def test_any_command(tmp_path: Path, words: list[tuple[str, str]]) -> None:
     assert contents(tmp_path) == before
 
 
-def test_every_key_is_asked_for() -> None:
+def test_every_key_is_covered_by_a_property() -> None:
     assert {field.name for field in fields(RunSpec)} <= {name.split(".")[0] for name in NAMES}

@@ -50,7 +50,7 @@ def imports(path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_storey_imports_only_from_below(path: Path):
+def test_each_storey_imports_only_from_its_level_or_below(path: Path):
     storey = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
     for name in imports(path):
         assert not any(storey == who and f"{name}.".startswith(f"{what}.") for who, what in FORBIDDEN), name
@@ -65,7 +65,7 @@ def test_every_storey_is_in_the_tower():
 
 
 @pytest.mark.parametrize("module", ["ltx2_cli", "ltx2_cli.cli", "ltx2_cli.request.profiles", "ltx2_cli.media"])
-def test_the_door_and_the_front_need_no_jax(module: str):
+def test_the_package_and_the_command_line_import_without_jax(module: str):
     script = f"import sys, {module}; print([name for name in ('jax', 'torch', 'transformers') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

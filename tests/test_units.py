@@ -19,9 +19,9 @@ from ltx2_cli.units import quantity
         (7.61e16, "76.1 PB"),
     ],
 )
-def test_bytes(size: float, text: str):
+def test_byte_quantities(size: float, text: str):
     assert quantity(size) == text
 
 
-def test_other_units():
+def test_quantities_of_other_units():
     assert quantity(98.4e12, "FLOP") == "98.4 TFLOP"

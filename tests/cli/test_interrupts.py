@@ -76,7 +76,7 @@ def start(folder: Path, program: str, **environment: str) -> subprocess.Popen[st
     )
 
 
-def test_while_it_starts(tmp_path: Path) -> None:
+def test_a_signal_during_imports_ends_the_program(tmp_path: Path) -> None:
     """The import of a compiled module is not cut short: the process ends."""
     program = start(tmp_path, STARTING)
     stdout, stderr = program.communicate(timeout=120)
@@ -86,7 +86,7 @@ def test_while_it_starts(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_while_it_runs(tmp_path: Path) -> None:
+def test_a_signal_during_a_run_ends_it_cleanly(tmp_path: Path) -> None:
     program = start(tmp_path, PROGRAM + RUN)
     assert program.stderr
     while "does not know" not in program.stderr.readline():  # the networks are found, and begin to be loaded
@@ -99,7 +99,7 @@ def test_while_it_runs(tmp_path: Path) -> None:
     assert set(os.listdir(tmp_path)) <= {"cache"}
 
 
-def test_while_it_writes(tmp_path: Path) -> None:
+def test_a_signal_during_writing_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / "ffmpeg").write_text(SLOW_FFMPEG)
     (tmp_path / "ffmpeg").chmod(0o755)
     program = start(tmp_path, PROGRAM + WRITER + RUN, IMAGEIO_FFMPEG_EXE=str(tmp_path / "ffmpeg"))
@@ -124,7 +124,7 @@ with handle_signals(), stop_on_signal(StopRequest(listening=True)):
 """
 
 
-def test_a_second_signal_ends_a_step_that_takes_long(tmp_path: Path) -> None:
+def test_a_second_signal_ends_a_long_step(tmp_path: Path) -> None:
     """The first is answered while the step runs, too."""
     program = start(tmp_path, ENDLESS)
     assert program.stdout

@@ -87,7 +87,7 @@ def stopped(ready: tuple[Plan, Components], moment: int, wanted: bool | None) ->
 
 
 @pytest.mark.parametrize("wanted", [True, None], ids=["resumable", "by estimate"])
-def test_a_run_stops_at_each_of_forty_moments(
+def test_a_run_stops_at_any_of_forty_moments(
     wanted: bool | None, ready: tuple[Plan, Components], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alike for all three signals. The steps of this run are short: no estimate says that it is worth keeping."""
@@ -110,7 +110,7 @@ def test_a_run_stops_at_each_of_forty_moments(
     assert set(ends) == {("stopped", bool(wanted)), ("interrupted", False), *([("interrupted", True)] * bool(wanted))}
 
 
-def test_what_nohup_ignores_stays_ignored() -> None:
+def test_signals_ignored_by_nohup_stay_ignored() -> None:
     request, usual = StopRequest(listening=True), signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with handle_signals(), stop_on_signal(request):

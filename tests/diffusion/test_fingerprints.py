@@ -8,14 +8,14 @@ import pytest
 from ltx2_cli.diffusion.fingerprints import fingerprint, read_fingerprint
 
 
-def test_the_hash_is_that_of_the_numbers_as_a_file_holds_them() -> None:
+def test_the_hash_is_of_the_values_as_stored_in_a_file() -> None:
     numbers = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     assert fingerprint(numbers).sha256 == hashlib.sha256(numbers.tobytes()).hexdigest()
     turned = numbers.transpose(1, 0, 2)
     assert fingerprint(turned).sha256 == hashlib.sha256(np.ascontiguousarray(turned).tobytes()).hexdigest()
 
 
-def test_a_number_goes_into_one_sum_under_a_sign() -> None:
+def test_sketches_are_linear() -> None:
     """So a sketch of a sum is the sum of the sketches, and one number's is its own size."""
     one = np.zeros(1000, np.float32)
     one[417] = -3
@@ -38,7 +38,7 @@ def test_the_error_is_estimated_without_the_array(error: float) -> None:
         assert fingerprint(array).error(fingerprint(other)) == pytest.approx(exact, rel=0.16)
 
 
-def test_where_a_difference_lies_does_not_matter() -> None:
+def test_the_estimate_does_not_depend_on_the_place_of_the_difference() -> None:
     array = np.random.default_rng(2).standard_normal((8, 5, 16, 16)).astype(np.float32)
     for where in (np.s_[:, :, :, :1], np.s_[:1], np.s_[:, 2:3, 4:6, 4:6]):
         other = array.copy()
@@ -47,7 +47,7 @@ def test_where_a_difference_lies_does_not_matter() -> None:
         assert fingerprint(array).error(fingerprint(other)) == pytest.approx(exact, rel=0.2)
 
 
-def test_a_record_brings_it_back() -> None:
+def test_fingerprints_round_trip_through_a_record() -> None:
     kept = fingerprint(np.random.default_rng(3).standard_normal(777))
     again = read_fingerprint(kept.values())
     assert (again.size, again.sha256) == (777, kept.sha256)
@@ -55,13 +55,13 @@ def test_a_record_brings_it_back() -> None:
     assert again.error(kept) == 0
 
 
-def test_a_record_may_leave_the_sketch_out() -> None:
+def test_a_recorded_fingerprint_may_lack_its_sketch() -> None:
     values = fingerprint(np.ones(3, np.float32)).values()
     read = read_fingerprint({key: value for key, value in values.items() if key != "sketch"})
     assert (read.sha256, len(read.sketch)) == (values["sha256"], 0)
 
 
 @pytest.mark.parametrize("sketch", ["", "rain", "AAAA"])
-def test_what_is_no_sketch(sketch: str) -> None:
+def test_wrong_sketches_are_refused(sketch: str) -> None:
     with pytest.raises(ValueError, match=r"sketch|base64|padding|multiple|buffer"):
         read_fingerprint({"size": 1, "sha256": "0", "sketch": sketch})

@@ -12,12 +12,12 @@ from ltx2_cli.request.spec import Guidance, Streams
 OFF = Guidance(1.0, 0.0, 1.0, 0.0)
 
 
-def test_published_weights() -> None:
+def test_pass_weights_equal_the_published_ones() -> None:
     weights = pass_weights(Guidance(3.0, 1.0, 3.0, 0.7))
     assert weights == {Pass.COND: 6, Pass.UNCOND: -2, Pass.PERTURBED: -1, Pass.ISOLATED: -2}
 
 
-def test_a_pass_runs_if_either_stream_wants_it() -> None:
+def test_a_pass_runs_if_either_stream_needs_it() -> None:
     assert needed_passes(Streams(OFF, OFF)) == (Pass.COND,)
     assert needed_passes(Streams(OFF, Guidance(7.0, 0.0, 1.0, 0.7))) == (Pass.COND, Pass.UNCOND)
     assert needed_passes(Streams(Guidance(1.0, 0.5, 2.0, 0.0), OFF)) == (Pass.COND, Pass.PERTURBED, Pass.ISOLATED)
@@ -41,12 +41,12 @@ def test_guide_equals_the_formula(guidance: Guidance) -> None:
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
-def test_a_prediction_without_spread_stays_finite(dtype: jnp.dtype) -> None:
+def test_a_constant_prediction_stays_finite(dtype: jnp.dtype) -> None:
     flat = jnp.zeros((2, 1, 5, 3), dtype)
     assert bool(jnp.isfinite(guide(flat, GuidanceWeights(jnp.array([3.0, -2.0]), jnp.float32(0.7)))).all())
 
 
-def test_steps_follow_the_flow_and_may_be_taken_in_pieces() -> None:
+def test_euler_steps_equal_the_flow_in_any_ranges() -> None:
     """Towards a fixed clean value the path is a straight line, whatever the steps and wherever they are cut."""
     random = np.random.default_rng(1)
     noise = Streams(*(jnp.asarray(random.standard_normal((2, n, 3)), jnp.float32) for n in (5, 4)))

@@ -32,20 +32,20 @@ def test_sigmas_equal_the_reference(schedule: Schedule, steps: int, tokens: int)
     )  # float32 there, float64 here
 
 
-def test_the_published_shift_at_its_anchors() -> None:
+def test_the_shift_equals_the_published_anchors() -> None:
     assert [math.log(PUBLISHED.shift_factor(tokens)) for tokens in (1024, 4096, 6144)] == pytest.approx(
         [0.95, 2.05, 2.783333]
     )
 
 
-def test_eight_steps_by_hand() -> None:
+def test_eight_steps_equal_a_calculation_by_hand() -> None:
     wanted = [1, 0.965712, 0.921875, 0.863856, 0.783445, 0.664579, 0.471003, 0.1, 0]
     np.testing.assert_allclose(PUBLISHED.sigmas(8, 4096), wanted, atol=1e-6)
 
 
-def test_one_step_goes_from_noise_to_nothing() -> None:
+def test_one_step_goes_from_one_to_zero() -> None:
     np.testing.assert_array_equal(PUBLISHED.sigmas(1, 4096), [1, 0])
 
 
-def test_every_number_of_steps_has_a_table_of_one_length() -> None:
+def test_padded_tables_have_one_length() -> None:
     assert {len(pad_sigmas(PUBLISHED.sigmas(steps, 4096))) for steps in (1, 8, MAX_STEPS)} == {MAX_STEPS + 1}

@@ -19,12 +19,12 @@ TWICE, HALF_MORE, DENSER = UpsampleFactors(1, 2, 1), UpsampleFactors(1, 3, 2), U
         (UpsampleFactors(2, 2, 1), (31, 16, 24), (241, 512, 768)),
     ],
 )
-def test_what_is_made_of_a_clip_of_121_by_256_by_384(by, latents, size):
+def test_sizes_upsampled_from_121_by_256_by_384(by, latents, size):
     assert by.upsampled(16, 8, 12) == latents
     assert stage1_size(*size, by, COMPRESSION) == (121, 256, 384)
 
 
-def test_half_more_of_an_odd_side_is_rounded_up():
+def test_upsampled_odd_sides_are_rounded_up():
     assert HALF_MORE.upsampled(2, 3, 1) == (2, 5, 2)  # 4.5 and 1.5 latents
     assert stage1_size(9, 160, 64, HALF_MORE, COMPRESSION) == (9, 96, 32)
 
@@ -36,12 +36,12 @@ def makeable(by: UpsampleFactors, num_frames: int, side: int) -> bool:
         return False
 
 
-def test_the_frame_counts_that_doubling_can_make():
+def test_possible_frame_counts():
     assert [n for n in range(1, 70) if makeable(DENSER, n, 32)] == [1, 17, 33, 49, 65]
     assert [n for n in range(1, 34) if makeable(TWICE, n, 64)] == [1, 9, 17, 25, 33]
 
 
-def test_the_sides_that_can_be_made():
+def test_possible_sides():
     assert [side for side in range(1, 260) if makeable(TWICE, 9, side)] == [64, 128, 192, 256]
     assert [side for side in range(1, 260) if makeable(HALF_MORE, 9, side)] == [64, 96, 160, 192, 256]
 
@@ -56,7 +56,7 @@ def test_the_sides_that_can_be_made():
         ((0, 5, 5), TWICE, "--width 64 --height 64 --num-frames 1"),
     ],
 )
-def test_a_size_that_cannot_be_made_is_refused_with_the_nearest(size, by, nearest):
+def test_an_impossible_size_is_refused_with_the_nearest(size, by, nearest):
     with pytest.raises(UsageError, match=f"no clip is upsampled to {size[2]}x{size[1]}x{size[0]}") as error:
         stage1_size(*size, by, COMPRESSION)
     assert error.value.hint == f"the nearest is {nearest}"

@@ -58,7 +58,7 @@ def test_a_good_clip_has_no_findings() -> None:
     ],
     ids=["zeros", "dark noise", "an unlit scene", "a moon", "a dim scene", "noise"],
 )
-def test_black(frames: np.ndarray, found: list[str]) -> None:
+def test_a_black_picture_is_a_finding(frames: np.ndarray, found: list[str]) -> None:
     assert [each for each in findings(clip(frames)) if each != FROZEN] == found
 
 
@@ -75,7 +75,7 @@ def test_black(frames: np.ndarray, found: list[str]) -> None:
     ],
     ids=["grey", "a ripple", "flashes", "a colour", "noise", "a sky", "one frame of a scene"],
 )
-def test_a_single_colour(frames: np.ndarray, found: list[str]) -> None:
+def test_a_single_colour_is_a_finding(frames: np.ndarray, found: list[str]) -> None:
     assert findings(clip(frames)) == found
 
 
@@ -91,7 +91,7 @@ def test_a_single_colour(frames: np.ndarray, found: list[str]) -> None:
     ],
     ids=["a still", "a still with noise", "grain", "a ball", "a late move", "one frame"],
 )
-def test_frozen(frames: np.ndarray, found: list[str]) -> None:
+def test_a_frozen_picture_is_a_finding(frames: np.ndarray, found: list[str]) -> None:
     waveform = TONE[: len(frames) * RATE // 24] / 2
     assert findings(clip(frames, waveform)) == found
 
@@ -108,7 +108,7 @@ def test_frozen(frames: np.ndarray, found: list[str]) -> None:
     ],
     ids=["zeros", "-66 dB", "a constant", "-50 dB", "one channel", "left out"],
 )
-def test_silent(waveform: np.ndarray, found: list[str]) -> None:
+def test_silent_sound_is_a_finding(waveform: np.ndarray, found: list[str]) -> None:
     assert findings(clip(waveform=waveform.astype(np.float32))) == found
 
 
@@ -122,7 +122,7 @@ def test_silent(waveform: np.ndarray, found: list[str]) -> None:
     ],
     ids=["twice too loud", "a little too loud", "a tone at full scale", "clicks"],
 )
-def test_clipped(waveform: np.ndarray, found: list[str]) -> None:
+def test_clipped_sound_is_a_finding(waveform: np.ndarray, found: list[str]) -> None:
     """Of a sine of amplitude 2, two thirds are beyond 1."""
     assert findings(clip(waveform=waveform)) == found
 
@@ -136,15 +136,15 @@ def test_clipped(waveform: np.ndarray, found: list[str]) -> None:
         (1.05, []),
     ],
 )
-def test_lengths(seconds: float, found: list[str]) -> None:
+def test_unequal_lengths_are_a_finding(seconds: float, found: list[str]) -> None:
     waveform = np.concatenate([TONE, TONE])[: round(seconds * RATE)] / 2
     assert findings(clip(waveform=waveform)) == found
 
 
-def test_a_picture_that_was_left_out_is_nothing_wrong() -> None:
+def test_a_missing_picture_is_no_finding() -> None:
     assert findings(clip(np.empty((0, 0, 0, 3), np.uint8))) == []
 
 
-def test_all_that_is_wrong_is_said() -> None:
+def test_all_findings_are_listed() -> None:
     found = findings(clip(filled(0), 0 * TONE[: RATE // 2]))
     assert found == [BLACK, SILENT, "picture and sound differ in length: 1.00 s and 0.50 s"]

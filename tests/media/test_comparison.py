@@ -30,13 +30,13 @@ def now(tmp_path: Path) -> Path:
     return tmp_path / "now.mp4"
 
 
-def test_the_same_streams_whatever_the_file_says_of_itself(then: Path, now: Path) -> None:
+def test_metadata_makes_no_difference(then: Path, now: Path) -> None:
     write_mp4(clip(100, 0.5), now, {"record": "another"})
     assert then.read_bytes() != now.read_bytes()
     assert video_differences(then, now) == {}
 
 
-def test_a_picture_that_differs(then: Path, now: Path) -> None:
+def test_a_different_picture_is_measured(then: Path, now: Path) -> None:
     """Luma, two thirds of the numbers, goes from 102 to 110: 20·log10(255 / 8) + 10·log10(3 / 2) = 31.83 dB."""
     write_mp4(clip(110, 0.5), now)
     found = video_differences(then, now)
@@ -46,7 +46,7 @@ def test_a_picture_that_differs(then: Path, now: Path) -> None:
     assert 0.9 < float(ssim) < 1
 
 
-def test_a_sound_that_differs(then: Path, now: Path) -> None:
+def test_a_different_sound_is_measured(then: Path, now: Path) -> None:
     """By a tenth of itself: 20 dB below it."""
     write_mp4(clip(100, 0.45), now)
     found = video_differences(then, now)
@@ -54,7 +54,7 @@ def test_a_sound_that_differs(then: Path, now: Path) -> None:
     assert float(re.fullmatch(r"SDR ([\d.]+) dB", found["sound"])[1]) == pytest.approx(20, abs=1)
 
 
-def test_another_size_and_no_sound(then: Path, now: Path) -> None:
+def test_different_sizes_and_missing_sound_are_named(then: Path, now: Path) -> None:
     silent = clip(100, 0.5, 17, 128)
     write_mp4(replace(silent, waveform=silent.waveform[:0]), now)
     assert video_differences(then, now) == {
@@ -63,7 +63,7 @@ def test_another_size_and_no_sound(then: Path, now: Path) -> None:
     }
 
 
-def test_a_clip_that_is_cut_short(then: Path, now: Path) -> None:
+def test_a_truncated_clip_is_refused(then: Path, now: Path) -> None:
     now.write_bytes(then.read_bytes()[: then.stat().st_size // 2])
     with pytest.raises(UsageError, match=r"now\.mp4 is damaged"):
         video_differences(then, now)

@@ -13,7 +13,7 @@ from ltx2_cli.media.contact_sheet import FONT_SIZE, _cut, row, write_contact_she
 CLIP = Media(np.zeros((9, 64, 64, 3), np.uint8), np.zeros((0, 2), np.float32), 24.0, 24000)
 
 
-def test_a_caption_is_as_much_of_the_prompt_as_fits():
+def test_captions_are_cut_to_the_width():
     font = ImageFont.load_default(FONT_SIZE)
     text = "a fox yawns at dawn"
     width = int(font.getlength("a fox yawns…")) + 1
@@ -23,7 +23,7 @@ def test_a_caption_is_as_much_of_the_prompt_as_fits():
 
 
 @pytest.mark.parametrize("letter", ["i", "W", "雨"])
-def test_a_long_prompt_costs_nothing(letter: str, tmp_path: Path):
+def test_long_prompts_take_no_time(letter: str, tmp_path: Path):
     began = time.process_time()
     write_contact_sheet([row(f"{letter} " * 50_000, CLIP)] * 3, tmp_path / "sheet.png")
     assert time.process_time() - began < 1

@@ -57,7 +57,7 @@ def clip(frames: int = 17, height: int = 64, width: int = 96, fps: float = 24.0,
         (clip(frames=25, fps=12.5, sample_rate=16000), "12.50 fps"),
     ],
 )
-def test_an_mp4_has_the_rates_sizes_and_lengths_of_its_media(media: Media, rate: str, tmp_path: Path):
+def test_an_mp4_keeps_rates_sizes_and_lengths(media: Media, rate: str, tmp_path: Path):
     path = tmp_path / "new" / "clip.mp4"
     write_mp4(media, path)
     count, height, width, _ = media.frames.shape
@@ -69,13 +69,13 @@ def test_an_mp4_has_the_rates_sizes_and_lengths_of_its_media(media: Media, rate:
     assert os.listdir(path.parent) == ["clip.mp4"]
 
 
-def test_a_fractional_rate_is_not_rounded(tmp_path: Path):
+def test_fractional_frame_rates_are_exact(tmp_path: Path):
     write_mp4(clip(frames=25, fps=12.5), tmp_path / "clip.mp4")
     times = ffmpeg("-i", tmp_path / "clip.mp4", "-vf", "showinfo", "-f", "null", "-").stderr.decode()
     assert [float(time) for time in re.findall(r"pts_time:([\d.]+)", times)] == [frame / 12.5 for frame in range(25)]
 
 
-def test_the_picture_survives(tmp_path: Path):
+def test_the_picture_is_encoded_closely(tmp_path: Path):
     media = clip()
     write_mp4(media, tmp_path / "clip.mp4")
     error = frames_of(tmp_path / "clip.mp4", 64, 96).astype(float) - media.frames
@@ -83,14 +83,14 @@ def test_the_picture_survives(tmp_path: Path):
 
 
 @pytest.mark.parametrize("colour", [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255), (0, 0, 0), (200, 100, 50)])
-def test_colours_survive(colour: tuple[int, int, int], tmp_path: Path):
+def test_colours_are_encoded_closely(colour: tuple[int, int, int], tmp_path: Path):
     frames = np.broadcast_to(np.array(colour, np.uint8), (9, 32, 32, 3))
     write_mp4(replace(clip(frames=9), frames=frames), tmp_path / "clip.mp4")
     decoded = frames_of(tmp_path / "clip.mp4", 32, 32).astype(int)
     assert np.abs(decoded - colour).max() <= 3
 
 
-def test_the_sound_survives_in_both_channels_and_is_limited(tmp_path: Path):
+def test_both_channels_of_sound_are_encoded_closely_and_clipped_at_full_scale(tmp_path: Path):
     media = clip(frames=49)
     write_mp4(media, tmp_path / "clip.mp4")
     sound = sound_of(tmp_path / "clip.mp4")[: len(media.waveform)]
@@ -115,7 +115,7 @@ class Stop(BaseException):
 
 
 @pytest.mark.parametrize("failure", [Stop(), KeyboardInterrupt(), RunError("no", "")])
-def test_an_interrupted_video_leaves_what_was_there(
+def test_an_interrupted_video_keeps_the_old_file(
     failure: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def interrupt(media: Media, command: list[str], path: Path) -> None:
@@ -129,7 +129,7 @@ def test_an_interrupted_video_leaves_what_was_there(
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("clip.mp4", "old")]
 
 
-def test_what_ffmpeg_refuses_is_a_run_error(tmp_path: Path):
+def test_an_error_of_ffmpeg_is_a_run_error(tmp_path: Path):
     with pytest.raises(RunError, match=f"ffmpeg cannot write {tmp_path}/clip.mp4: width not divisible by 2"):
         write_mp4(clip(width=33), tmp_path / "clip.mp4")
     assert os.listdir(tmp_path) == []
@@ -179,19 +179,19 @@ def test_a_full_disk_is_a_run_error_that_names_the_file(write: str, tmp_path: Pa
     assert os.listdir(tmp_path) == []
 
 
-def test_a_folder_that_cannot_be_made_is_a_run_error(tmp_path: Path):
+def test_an_impossible_folder_is_a_run_error(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match=f"cannot write {tmp_path}/file/a/clip.yaml: Not a directory"):
         write_record(tmp_path / "file" / "a" / "clip.yaml", "")
 
 
-def test_ffmpeg_takes_every_name_for_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_ffmpeg_accepts_every_file_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     write_mp4(clip(), Path("-at:12") / "clip.mp4")
     assert os.listdir(tmp_path / "-at:12") == ["clip.mp4"]
 
 
-def test_a_record_is_written_whole(tmp_path: Path):
+def test_records_are_written_atomically(tmp_path: Path):
     path = record_path(tmp_path / "new" / "clip.mp4")
     write_record(path, "prompt: fühl\n")
     write_record(path, "prompt: ☂\n")

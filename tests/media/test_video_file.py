@@ -30,7 +30,7 @@ def test_sizes_and_rates_are_read_back(frames: int, fps: float, tmp_path: Path) 
     assert video.metadata == {}
 
 
-def test_a_clip_without_sound(tmp_path: Path) -> None:
+def test_clips_without_sound_are_read(tmp_path: Path) -> None:
     write_mp4(replace(clip(), waveform=clip().waveform[:0]), tmp_path / "clip.mp4", {"stage": "final"})
     video = open_video(tmp_path / "clip.mp4")
     assert (video.num_frames, video.sample_rate, video.metadata) == (17, None, {"stage": "final"})
@@ -41,7 +41,7 @@ def test_a_clip_without_sound(tmp_path: Path) -> None:
     ["a: 1\nb:\n- '☂ = ; # \\ \\\\'\n", "\n\n", "", "[section]\n;comment\nkey=value\n\\\n", "x" * 300_000],
     ids=["YAML", "lines", "nothing", "its own grammar", "more than a command line takes"],
 )
-def test_any_text_is_read_back_letter_for_letter(text: str, tmp_path: Path) -> None:
+def test_metadata_of_any_text_is_read_back_exactly(text: str, tmp_path: Path) -> None:
     about = {"record": text, "model_version": "ltx2"}
     write_mp4(clip(1), tmp_path / "clip.mp4", about)
     assert open_video(tmp_path / "clip.mp4").metadata == about
@@ -57,7 +57,7 @@ def boxes(content: bytes) -> list[str]:
     return names
 
 
-def test_the_metadata_keep_to_a_box_that_players_pass_over(tmp_path: Path) -> None:
+def test_metadata_is_stored_in_a_box_that_players_ignore(tmp_path: Path) -> None:
     """What plays the clip comes first, as it does without them, and nothing of theirs lies within it."""
     levels = []
     for name, about in (("bare.mp4", {}), ("said.mp4", {"record": "x" * 100})):
@@ -69,14 +69,14 @@ def test_the_metadata_keep_to_a_box_that_players_pass_over(tmp_path: Path) -> No
     assert levels[0] == levels[1] == (["ftyp", "moov", "free", "mdat"], ["mvhd", "trak", "trak", "udta"])
 
 
-def test_it_says_the_same_in_any_order(tmp_path: Path) -> None:
+def test_the_order_of_metadata_keys_makes_no_difference(tmp_path: Path) -> None:
     for name, keys in (("a.mp4", "abc"), ("b.mp4", "cab")):
         write_mp4(clip(1), tmp_path / name, {key: key for key in keys})
     assert (tmp_path / "a.mp4").read_bytes() == (tmp_path / "b.mp4").read_bytes()
 
 
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.5, 0.9])
-def test_a_file_that_is_cut_short_is_a_sentence(share: float, tmp_path: Path) -> None:
+def test_a_truncated_file_is_an_error_of_one_sentence(share: float, tmp_path: Path) -> None:
     path = tmp_path / "clip.mp4"
     write_mp4(clip(), path, {"record": "x"})
     path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
@@ -85,7 +85,7 @@ def test_a_file_that_is_cut_short_is_a_sentence(share: float, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("box", ["stsz", "stts", "stsc", "stsd", "trak", "ftyp"])
-def test_a_box_that_promises_too_much_is_a_sentence(box: str, tmp_path: Path) -> None:
+def test_a_box_with_a_false_size_is_an_error_of_one_sentence(box: str, tmp_path: Path) -> None:
     """A count, or a length, of four thousand million; no memory is taken for them."""
     path = tmp_path / "clip.mp4"
     write_mp4(clip(), path, {"record": "x"})
@@ -98,7 +98,7 @@ def test_a_box_that_promises_too_much_is_a_sentence(box: str, tmp_path: Path) ->
         open_video(path)
 
 
-def test_a_file_that_says_too_much_of_itself_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_metadata_is_an_error_of_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_mp4(clip(), tmp_path / "clip.mp4", {"record": "x" * 1000})
     monkeypatch.setattr(video_file, "MAX_OUTPUT", 500)
     with pytest.raises(UsageError, match="says more of itself than 500 bytes"):
