@@ -46,7 +46,7 @@ def words(text: str) -> list[str]:
     return [" ".join(line.split()) for line in text.splitlines()]
 
 
-def test_what_would_be_downloaded_by_folder_and_in_all(hub: Hub, generate: Run, tmp_path: Path) -> None:
+def test_a_dry_run_lists_downloads_by_folder_and_in_total(hub: Hub, generate: Run, tmp_path: Path) -> None:
     code, out, err = generate("--model", MODEL, "--dry-run")
     assert (code, err) == (0, "")
     assert words(out) == [
@@ -59,7 +59,7 @@ def test_what_would_be_downloaded_by_folder_and_in_all(hub: Hub, generate: Run, 
     assert [path.name for path in tmp_path.rglob("*")] == ["here"]
 
 
-def test_a_single_file_needs_its_text_encoder_too(hub: Hub, generate: Run) -> None:
+def test_a_single_file_also_needs_its_text_encoder(hub: Hub, generate: Run) -> None:
     model = f"{MODEL}/large.safetensors"
     code, out, _ = generate("--model", model, "--text-encoder", "someone/gemma", "--dry-run")
     assert code == 0
@@ -71,7 +71,7 @@ def test_a_single_file_needs_its_text_encoder_too(hub: Hub, generate: Run) -> No
     ]
 
 
-def test_loras_are_counted_and_a_lost_one_is_refused_first(hub: Hub, generate: Run) -> None:
+def test_loras_are_counted_and_a_missing_one_is_refused_first(hub: Hub, generate: Run) -> None:
     lora = f"{MODEL}/large.safetensors:0.5"
     code, out, _ = generate("--model", "demo", "--lora", lora, "--dry-run")
     assert (code, words(out)[1:]) == (0, [f"3 MB {MODEL}/large.safetensors", "3 MB in all"])
@@ -125,7 +125,7 @@ def test_a_disk_without_room_is_refused(
         (["--model", f"{MODEL}/large.safetensors", "--text-encoder", GATED], f"{GATED} is gated\nhint: "),
     ],
 )
-def test_what_cannot_be_had_is_a_sentence_and_exit_code_2(
+def test_unavailable_files_are_an_error_with_exit_code_2(
     hub: Hub, generate: Run, dry: list[str], arguments: list[str], sentence: str
 ) -> None:
     code, out, err = generate(*arguments, *dry)
@@ -134,7 +134,7 @@ def test_what_cannot_be_had_is_a_sentence_and_exit_code_2(
     assert hub.sent == 0
 
 
-def test_with_nothing_missing_what_the_run_would_do(generate: Run) -> None:
+def test_a_dry_run_without_downloads_describes_the_run(generate: Run) -> None:
     size = ["--height", "64", "--width", "96", "--num-frames", "9", "--fps", "18"]
     code, out, err = generate("--model", "demo", "--seed", "7", "--num-videos", "2", "--steps", "3", *size, "--dry-run")
     assert (code, err) == (0, "")
@@ -155,7 +155,7 @@ def test_with_nothing_missing_what_the_run_would_do(generate: Run) -> None:
     assert list(Path.cwd().iterdir()) == []
 
 
-def test_drafts_are_one_stage_and_a_sheet(generate: Run) -> None:
+def test_a_dry_run_of_drafts_lists_one_stage_and_a_sheet(generate: Run) -> None:
     asked = ("--model", "demo", "--recipe", "two_stage", "--seed", "1..2", "--stop-after", "stage1")
     code, out, _ = generate(*asked, "--save-latents", "d.st", "--dry-run")
     assert code == 0
@@ -164,12 +164,12 @@ def test_drafts_are_one_stage_and_a_sheet(generate: Run) -> None:
     assert [value for what, value in lines if what == "write"] == ["d-s1.st", "d-s2.st", "d.png"]
 
 
-def test_a_seed_that_the_run_would_draw_anew_is_called_random(generate: Run) -> None:
+def test_an_unset_seed_is_called_random(generate: Run) -> None:
     out = generate("--model", "demo", "--dry-run")[1]
     assert re.search(r"^seed      random, for example (\d+)\nwrite     out/rain-demo-s\1.mp4$", out, re.MULTILINE)
 
 
-def test_what_the_run_would_refuse_is_refused(generate: Run) -> None:
+def test_a_dry_run_refuses_what_the_run_refuses(generate: Run) -> None:
     Path("clip.mp4").write_text("mine")
     code, out, err = generate("--model", "demo", "-o", "clip.mp4", "--dry-run")
     assert (code, out) == (2, "")

@@ -100,7 +100,7 @@ def ltx2(core: Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     return lambda *arguments: (run_program(monkeypatch, *arguments), *capsys.readouterr())
 
 
-def test_the_path_alone_is_on_stdout_and_the_talk_on_stderr(ltx2: Run):
+def test_stdout_has_only_the_path_and_stderr_the_messages(ltx2: Run):
     code, out, err = ltx2("generate", "--model", "demo", "--prompt", "rain")
     assert (code, out) == (0, "out/rain-demo-s5.mp4\n")
     lines = [re.sub(r"\d+\.\d", "T", line) for line in err.splitlines()]
@@ -113,7 +113,7 @@ def test_the_path_alone_is_on_stdout_and_the_talk_on_stderr(ltx2: Run):
     ]
 
 
-def test_verbose_says_every_stage_and_quiet_nothing(ltx2: Run):
+def test_verbose_prints_every_stage_and_quiet_nothing(ltx2: Run):
     asked = ("generate", "--model", "demo", "--prompt", "rain", "--force")
     assert "\nimagine: 0.0 s\n" in ltx2(*asked, "-v")[2]
     assert ltx2(*asked, "-q") == (0, "out/rain-demo-s5.mp4\n", "")
@@ -123,12 +123,12 @@ def test_verbose_says_every_stage_and_quiet_nothing(ltx2: Run):
 
 
 @pytest.mark.parametrize("seeds", ["3 5..7", "3, 5..7", "3,5,6 7"])
-def test_many_seeds_are_many_clips(ltx2: Run, core: Core, seeds: str):
+def test_several_seeds_make_several_clips(ltx2: Run, core: Core, seeds: str):
     code, out, _ = ltx2("generate", "--seed", *seeds.split(), "--prompt", "rain", "-o", "clip.mp4")
     assert (code, out.split()) == (0, [f"clip-s{seed}.mp4" for seed in (3, 5, 6, 7)])
 
 
-def test_a_warm_up_makes_nothing_and_needs_no_prompt(ltx2: Run, tmp_path: Path):
+def test_a_warm_up_makes_no_clip_and_needs_no_prompt(ltx2: Run, tmp_path: Path):
     (tmp_path / "clip.mp4").write_text("mine")
     assert ltx2("generate", "--warmup", "-o", "clip.mp4")[:2] == (0, "")
     assert [path.name for path in tmp_path.iterdir()] == ["clip.mp4"]
@@ -166,7 +166,7 @@ def test_every_option_reaches_its_value(ltx2: Run, core: Core, tmp_path: Path):
     assert (spec.keep_resident, spec.scan_layers, spec.max_sequence_length) == (True, False, 7)
 
 
-def test_loras_that_are_not_given_are_those_of_the_config(ltx2: Run, core: Core, tmp_path: Path):
+def test_loras_default_to_those_of_the_config(ltx2: Run, core: Core, tmp_path: Path):
     (tmp_path / "file.yaml").write_text("prompt: rain\nlora: [a/b, 'c:0.5']\nrecipe: one_stage")
     assert ltx2("generate", "--config", "file.yaml")[0] == 0
     assert core.asked is not None
@@ -174,19 +174,19 @@ def test_loras_that_are_not_given_are_those_of_the_config(ltx2: Run, core: Core,
 
 
 @pytest.mark.parametrize("words", [["a red fox"], ["a red fox", "--seed", "1", "2"], ["--seed", "1", "2", "a red fox"]])
-def test_a_text_without_an_option_is_the_prompt(ltx2: Run, core: Core, words: list[str]):
+def test_a_positional_text_is_the_prompt(ltx2: Run, core: Core, words: list[str]):
     assert ltx2("generate", *words)[0] == 0
     assert core.asked is not None
     assert (core.asked.prompt, core.asked.seed) == ("a red fox", (1, 2) if len(words) > 1 else (5,))
 
 
-def test_a_prompt_without_quotes_is_answered_with_quotes(ltx2: Run, core: Core):
+def test_an_unquoted_prompt_is_refused_with_the_quoted_one(ltx2: Run, core: Core):
     code, out, err = ltx2("generate", "a", "fox", "--seed", "7")
     assert (code, out, core.asked) == (2, "", None)
     assert err == 'error: one prompt makes a clip, and 2 texts are given\nhint: --prompt "a fox"\n'
 
 
-def test_several_videos_are_several_lines(ltx2: Run):
+def test_several_videos_print_several_lines(ltx2: Run):
     out = ltx2("generate", "--prompt", "rain", "--num-videos", "2", "--seed", "1", "-o", "a.mp4")[1]
     assert out == "a-s1.mp4\na-s2.mp4\n"
 
@@ -222,7 +222,7 @@ def test_several_videos_are_several_lines(ltx2: Run):
         ),
     ],
 )
-def test_a_bad_request_is_a_sentence_a_hint_and_exit_code_2(ltx2: Run, core: Core, arguments: str, sentence: str):
+def test_a_wrong_request_is_an_error_with_a_hint_and_exit_code_2(ltx2: Run, core: Core, arguments: str, sentence: str):
     code, out, err = ltx2("generate", "--prompt", "rain", *arguments.split())
     assert (code, out) == (2, "")
     assert err.startswith(sentence)
@@ -231,7 +231,7 @@ def test_a_bad_request_is_a_sentence_a_hint_and_exit_code_2(ltx2: Run, core: Cor
 
 
 @pytest.mark.parametrize("taken", ["clip.mp4", "clip.yaml"])
-def test_an_existing_file_is_refused_before_any_work(ltx2: Run, core: Core, tmp_path: Path, taken: str):
+def test_existing_files_are_refused_before_any_work(ltx2: Run, core: Core, tmp_path: Path, taken: str):
     (tmp_path / taken).write_text("mine")
     code, out, err = ltx2("generate", "--prompt", "rain", "-o", "clip.mp4")
     assert (code, out) == (2, "")
@@ -240,7 +240,7 @@ def test_an_existing_file_is_refused_before_any_work(ltx2: Run, core: Core, tmp_
     assert ltx2("generate", "--prompt", "rain", "-o", "clip.mp4", "--force")[:2] == (0, "clip.mp4\n")
 
 
-def test_an_existing_automatic_name_gets_a_number_unless_forced(ltx2: Run, tmp_path: Path):
+def test_taken_automatic_names_get_a_number_without_force(ltx2: Run, tmp_path: Path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "rain-demo-s5.mp4").write_text("mine")
     asked = ("generate", "--prompt", "rain", "--model", "demo")
@@ -248,7 +248,7 @@ def test_an_existing_automatic_name_gets_a_number_unless_forced(ltx2: Run, tmp_p
     assert ltx2(*asked, "--force")[:2] == (0, "out/rain-demo-s5.mp4\n")
 
 
-def test_the_readmes_loop_over_prompts_makes_all_clips(ltx2: Run, tmp_path: Path):
+def test_the_loop_over_prompts_of_the_readme_makes_all_clips(ltx2: Run, tmp_path: Path):
     """Also of prompts whose first words are the same; the shell calls a program that notes how it was called."""
     (loop,) = re.findall("^while read .*", README.read_text(encoding="utf-8"), re.MULTILINE)
     noting = tmp_path / "ltx2"
@@ -285,9 +285,7 @@ def test_the_readmes_loop_over_prompts_makes_all_clips(ltx2: Run, tmp_path: Path
         ("--prompt rain -o x.mp4 --sharding ./fox.yaml --save-latents fox.yaml", "fox.yaml is read, and would be"),
     ],
 )
-def test_force_replaces_nothing_that_the_command_reads_or_writes_besides(
-    ltx2: Run, tmp_path: Path, arguments: str, sentence: str
-):
+def test_force_replaces_no_other_input_or_output(ltx2: Run, tmp_path: Path, arguments: str, sentence: str):
     (tmp_path / "fox.yaml").write_text("extends: single" if "sharding" in arguments else "prompt: rain")
     code, out, err = ltx2("generate", *arguments.split(), "--force")
     assert (code, out) == (2, "")
@@ -295,7 +293,7 @@ def test_force_replaces_nothing_that_the_command_reads_or_writes_besides(
     assert [path.name for path in tmp_path.iterdir()] == ["fox.yaml"]
 
 
-def test_a_record_is_made_again_without_the_files_that_were_saved_then(ltx2: Run, core: Core, tmp_path: Path):
+def test_a_record_is_repeated_without_its_saved_files(ltx2: Run, core: Core, tmp_path: Path):
     spec = read_spec(prompt="rain", model="demo", seed=1, output="fox.mp4", save_latents="fox.safetensors")
     (tmp_path / "fox.yaml").write_text(to_yaml(spec, {"ltx2": "1"}))
     for name in ("fox.mp4", "fox.safetensors"):
@@ -307,7 +305,7 @@ def test_a_record_is_made_again_without_the_files_that_were_saved_then(ltx2: Run
 
 
 @pytest.mark.parametrize("kind", ["yaml", "mp4", "json", "safetensors"])
-def test_any_file_that_says_what_made_a_clip_is_a_config(ltx2: Run, core: Core, tmp_path: Path, kind: str):
+def test_every_file_with_a_record_is_a_config(ltx2: Run, core: Core, tmp_path: Path, kind: str):
     record = to_yaml(read_spec(prompt="${rain} at dawn", model="demo", seed=3, height=64), {"ltx2": "1"})
     (tmp_path / "fox.yaml").write_text(record)
     media = Media(np.zeros((9, 64, 64, 3), np.uint8), np.zeros((0, 2), np.float32), 24.0, 24000)
@@ -325,13 +323,13 @@ def test_any_file_that_says_what_made_a_clip_is_a_config(ltx2: Run, core: Core, 
 
 
 @pytest.mark.parametrize("content", ['[{"record": 1}]', "[1]", '[{"record": {}}, {}]', "[" * 10_000, '["a", '])
-def test_what_says_nothing_of_a_clip_is_no_config(ltx2: Run, tmp_path: Path, content: str):
+def test_files_without_a_record_are_no_config(ltx2: Run, tmp_path: Path, content: str):
     (tmp_path / "a.json").write_text(content)
     code, out, err = ltx2("generate", "--config", "a.json", "--prompt", "rain")
     assert (code, out, err.startswith("error: a.json")) == (2, "", True), err
 
 
-def test_drafts_look_at_no_clip(ltx2: Run, core: Core, tmp_path: Path):
+def test_drafts_are_not_checked_as_clips(ltx2: Run, core: Core, tmp_path: Path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "rain-demo-s1.mp4").write_text("mine")
     asked = ("generate", "--model", "demo", "--prompt", "rain", "--seed", "1", "--stop-after", "stage1")
@@ -342,7 +340,7 @@ def test_drafts_look_at_no_clip(ltx2: Run, core: Core, tmp_path: Path):
     assert "error: draft.png exists" in ltx2(*asked, "--save-latents", "draft.safetensors")[2]
 
 
-def test_all_files_are_held_while_they_are_made(ltx2: Run, core: Core, monkeypatch: pytest.MonkeyPatch):
+def test_all_outputs_are_reserved_during_the_run(ltx2: Run, core: Core, monkeypatch: pytest.MonkeyPatch):
     asked = ("generate", "--prompt", "rain", "--save-latents", "l.st", "--perf-dump", "p.json", "-o", "out/c.mp4")
     locked: set[Path] = set()
 
@@ -372,7 +370,7 @@ def test_all_files_are_held_while_they_are_made(ltx2: Run, core: Core, monkeypat
         (KeyboardInterrupt(), 130, "interrupted\n"),
     ],
 )
-def test_a_failed_run_is_a_sentence_and_its_exit_code(
+def test_a_failed_run_prints_a_sentence_and_has_an_exit_code(
     ltx2: Run, core: Core, failure: BaseException, code: int, sentence: str
 ):
     core.failure = failure
@@ -383,7 +381,7 @@ def test_a_failed_run_is_a_sentence_and_its_exit_code(
 
 
 @pytest.mark.parametrize("found", [(), ("the picture is black", "the sound is silent")])
-def test_what_is_wrong_with_a_clip_is_said_and_with_strict_an_error(ltx2: Run, core: Core, found: tuple[str, ...]):
+def test_flaws_are_printed_and_an_error_with_strict(ltx2: Run, core: Core, found: tuple[str, ...]):
     core.findings = found
     flaws = [f"out/rain-ltx2-s{seed}.mp4: {flaw}" for seed in (5, 6) for flaw in found]
     for options, expected in (([], 0), (["--strict", "--perf-dump", "perf.json"], 4 if found else 0)):
@@ -423,7 +421,7 @@ def test_an_interrupt_in_a_destructor_is_not_lost(ltx2: Run, core: Core, monkeyp
     ids=repr,
 )
 @pytest.mark.parametrize("kept", [True, False])
-def test_how_to_go_on_is_said_where_one_can(
+def test_a_failed_run_says_how_to_resume(
     ltx2: Run, core: Core, failure: BaseException, hint: str, kept: bool, monkeypatch: pytest.MonkeyPatch
 ):
     """Not where an earlier run of this name was kept and this one was not."""
@@ -450,7 +448,7 @@ def test_debug_adds_the_traceback(ltx2: Run, core: Core):
 
 
 @pytest.mark.parametrize("cache", ["cache", "taken/cache"])
-def test_an_unexpected_error_is_a_sentence_and_names_the_file_with_its_traceback(
+def test_an_unexpected_error_names_the_file_with_its_traceback(
     ltx2: Run,
     core: Core,
     capsys: pytest.CaptureFixture[str],
@@ -476,7 +474,7 @@ def test_an_unexpected_error_is_a_sentence_and_names_the_file_with_its_traceback
     assert "raise self.failure" in text
 
 
-def test_an_unexpected_error_is_a_sentence_where_nothing_can_be_written(
+def test_an_unexpected_error_is_a_sentence_without_a_writable_folder(
     ltx2: Run, core: Core, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")

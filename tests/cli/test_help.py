@@ -53,7 +53,7 @@ def ltx2(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
         (("generate", "--dtype", "float8"), 2),
     ],
 )
-def test_nothing_heavy_is_imported_to_answer(arguments: tuple[str, ...], code: int):
+def test_help_imports_no_heavy_library(arguments: tuple[str, ...], code: int):
     done = ltx2(*arguments)
     assert done.returncode == code
     assert done.stderr.endswith("imported []\n")
@@ -98,7 +98,7 @@ def test_help_has_an_example_of_every_verb_and_all_exit_codes():
 
 
 @pytest.mark.parametrize("verb", [verb.__name__.lower() for verb in VERBS])
-def test_help_of_every_verb_has_examples_of_it_and_all_exit_codes(
+def test_help_of_every_verb_has_its_examples_and_all_exit_codes(
     verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     assert run_program(monkeypatch, verb, "-h") == 0
@@ -107,7 +107,7 @@ def test_help_of_every_verb_has_examples_of_it_and_all_exit_codes(
     assert " ".join(shown.split()).endswith(EXIT_CODES)
 
 
-def test_the_readme_says_how_the_command_is_found_first_and_all_exit_codes():
+def test_the_readme_explains_the_command_and_all_exit_codes():
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     commands = re.findall(r"^(?:source \S+|ltx2 \w+)", readme, re.MULTILINE)
     assert commands[:2] == ["source .venv/bin/activate", "ltx2 generate"]
@@ -136,7 +136,7 @@ def test_a_narrow_terminal_shows_the_short_names():
         ("none", "--height 3", "--height 3"),
     ],
 )
-def test_a_hint_names_options_that_the_verb_has(verb: str, text: str, said: str, monkeypatch: pytest.MonkeyPatch):
+def test_hints_name_only_options_of_the_verb(verb: str, text: str, said: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "argv", ["ltx2", verb])
     assert of_verb(text) == said
 
@@ -167,7 +167,7 @@ def test_the_version_is_that_of_the_package():
         (("--novelty",), ""),
     ],
 )
-def test_an_error_of_the_options_names_the_help_of_its_verb(arguments: tuple[str, ...], verb: str) -> None:
+def test_option_errors_name_the_help_of_the_verb(arguments: tuple[str, ...], verb: str) -> None:
     done = ltx2(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert f"hint: `ltx2{verb} --help` lists" in done.stderr

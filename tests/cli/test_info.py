@@ -72,7 +72,7 @@ def video(tmp_path: Path) -> Path:
     ("kind", "own"),
     [("video", ["sound", "24000 Hz"]), ("latents", ["latents", "video 1x4x2x2x3, audio 1x2x9x4"])],
 )
-def test_a_file_knows_what_made_it(info, kind: str, own: list[str], request: pytest.FixtureRequest) -> None:
+def test_info_prints_the_origin_of_a_file(info, kind: str, own: list[str], request: pytest.FixtureRequest) -> None:
     path = request.getfixturevalue(kind)
     assert info(path).rows == [
         [kind, str(path)],
@@ -85,7 +85,7 @@ def test_a_file_knows_what_made_it(info, kind: str, own: list[str], request: pyt
     ]
 
 
-def test_json_has_the_whole_record(info, latents: Path, video: Path) -> None:
+def test_json_has_the_complete_record(info, latents: Path, video: Path) -> None:
     """Which --config reads: JSON is YAML."""
     said = info("--json", latents, video)
     of_latents, of_video = json.loads(said.out)
@@ -104,14 +104,14 @@ def test_json_has_the_whole_record(info, latents: Path, video: Path) -> None:
 
 
 @pytest.mark.parametrize("prompt", ["a ${dawn}", r"a \\${dawn}", r"a \\\\${dawn}"])
-def test_config_reads_the_record_in_json(info, prompt: str, tmp_path: Path) -> None:
+def test_config_accepts_the_record_as_json(info, prompt: str, tmp_path: Path) -> None:
     write_record(tmp_path / "clip.yaml", to_yaml(replace(SPEC, prompt=prompt), {"ltx2": "0.1.0"}))
     (said,) = json.loads(info("--json", tmp_path / "clip.yaml").out)
     (tmp_path / "again.json").write_text(json.dumps(said["record"]))
     assert read_spec(config=tmp_path / "again.json").prompt == prompt
 
 
-def test_files_that_another_program_wrote(info, tmp_path: Path, video: Path) -> None:
+def test_files_of_other_programs_are_described(info, tmp_path: Path, video: Path) -> None:
     bare = Streams(np.zeros((1, 4, 2, 2, 3), np.float32), np.zeros((1, 2, 9, 4), np.float32))
     save_latents(bare, tmp_path / "bare.safetensors", {"format": "pt"})
     assert info(tmp_path / "bare.safetensors").rows[2:] == [
@@ -123,12 +123,12 @@ def test_files_that_another_program_wrote(info, tmp_path: Path, video: Path) -> 
     assert info(video).rows[3:] == [["sound", "none"], ["record", "none: the file does not say what made it"]]
 
 
-def test_a_record(info, tmp_path: Path) -> None:
+def test_records_are_described(info, tmp_path: Path) -> None:
     write_record(tmp_path / "clip.yaml", RECORD)
     assert info(tmp_path / "clip.yaml").rows == [["record", str(tmp_path / "clip.yaml")], *MADE]
 
 
-def test_what_a_clip_was_made_with(info, tmp_path: Path) -> None:
+def test_info_prints_the_provenance_of_a_clip(info, tmp_path: Path) -> None:
     """Hashes as far as people compare them."""
     prints = Streams(fingerprint(np.zeros(4)), fingerprint(np.ones(4)))
     latents = {"final": {name: each.values() for name, each in prints._asdict().items()}}
@@ -153,7 +153,7 @@ def test_what_a_clip_was_made_with(info, tmp_path: Path) -> None:
     assert said["record"]["provenance"] == made
 
 
-def test_a_lora_is_what_lora_inspect_says(
+def test_info_of_a_lora_equals_lora_inspect(
     info, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_header(tmp_path / "lora.safetensors", distilled("ltx2.3"))
@@ -172,7 +172,9 @@ def test_a_lora_is_what_lora_inspect_says(
         ("Lightricks/LTX-2/ltx-2-temporal-upscaler-x2-1.0.safetensors", None, (2, 1)),
     ],
 )
-def test_latent_upsamplers(info, name: str, model_version: str | None, factors: tuple[float, float], tmp_path: Path):
+def test_latent_upsamplers_are_described(
+    info, name: str, model_version: str | None, factors: tuple[float, float], tmp_path: Path
+):
     shapes = declared(LatentUpsampler(Scope("bfloat16"), UPSAMPLERS[name]))
     path = write_header(tmp_path / Path(name).name, shapes)
     parameters = sum(int(np.prod(shape)) for shape in shapes.values())
@@ -190,7 +192,7 @@ def test_latent_upsamplers(info, name: str, model_version: str | None, factors: 
     assert ["space", f"x{factors[1]:g}"] in info(path).rows
 
 
-def test_what_is_known_is_said_before_what_is_not(info, video: Path) -> None:
+def test_readable_files_are_described_before_errors(info, video: Path) -> None:
     said = info(video.with_name("gone.mp4"), video)
     assert said.code == 2
     assert said.rows[0] == ["video", str(video)]
@@ -214,7 +216,7 @@ def metadata(**values: str) -> dict[str, str]:
         ("page.yaml", b"\xff\xfe", "page.yaml is nothing that is known here: it is not text"),
     ],
 )
-def test_files_that_are_nothing_known_are_one_sentence(
+def test_unknown_files_are_an_error_of_one_sentence(
     info, name: str, content: bytes, sentence: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_bytes(content)
@@ -238,14 +240,14 @@ def test_files_that_are_nothing_known_are_one_sentence(
         (metadata(width=str(2**40)), "says that its width is '1099511627776'"),
     ],
 )
-def test_a_damaged_record_in_latents(info, about: dict[str, str], sentence: str, latents: Path) -> None:
+def test_a_damaged_record_in_latents_is_refused(info, about: dict[str, str], sentence: str, latents: Path) -> None:
     save_latents(Streams(np.zeros((1, 4, 2, 2, 3)), np.zeros((1, 2, 9, 4))), latents, about)
     said = info(latents)
     assert (said.code, said.out) == (2, "")
     assert sentence in said.err
 
 
-def test_other_tensors_and_folders(info, tmp_path: Path) -> None:
+def test_other_tensors_and_folders_are_refused(info, tmp_path: Path) -> None:
     write_header(tmp_path / "a.safetensors", {"proj_in.weight": (4, 8)})
     for place in (tmp_path / "a.safetensors", tmp_path):
         said = info(place)

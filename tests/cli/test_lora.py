@@ -37,7 +37,7 @@ def small(tmp_path: Path) -> Path:
     return write_header(tmp_path / "small.safetensors", shapes, {"reference_downscale_factor": "2", "notes": "a " * 99})
 
 
-def test_it_prints_what_the_header_says(
+def test_lora_inspect_prints_the_header(
     small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_program(monkeypatch, "lora", "inspect", str(small)) == 0
@@ -61,9 +61,7 @@ def test_it_prints_what_the_header_says(
     ]
 
 
-def test_json_says_the_same_in_full(
-    small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_has_all_facts(small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_program(monkeypatch, "lora", "inspect", "--json", f"{small}:0.5") == 0
     assert json.loads(capsys.readouterr().out) == {
         "file": str(small),
@@ -86,7 +84,7 @@ def test_json_says_the_same_in_full(
     }
 
 
-def test_alphas_and_an_untold_generation(
+def test_alphas_and_an_unknown_model_version_are_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     both = {**factors(ATTENTION.format(0), 8, 8, 4, 0), **factors(ATTENTION.format(1), 8, 8, 4, 1, "bfloat16")}
@@ -99,7 +97,7 @@ def test_alphas_and_an_untold_generation(
     assert "BF16 and F32" in out
 
 
-def test_a_file_of_7_gb_takes_a_moment_and_no_data(
+def test_a_file_of_7_gb_is_inspected_without_reading_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is a hole behind a header, and reading from it fails."""
@@ -117,7 +115,7 @@ def test_a_file_of_7_gb_takes_a_moment_and_no_data(
     assert len(layered) == (1660 - len(out.split("\n\n")[1].splitlines()) + len(layered)) / 48
 
 
-def test_no_jax_is_imported(small: Path) -> None:
+def test_lora_inspect_imports_no_jax(small: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, "lora", "inspect", str(small)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stderr == "imported []\n"
@@ -132,7 +130,7 @@ def test_no_jax_is_imported(small: Path) -> None:
         (None, "there is no file"),
     ],
 )
-def test_what_cannot_be_used_is_refused(
+def test_unusable_files_are_refused(
     keys: dict[str, tuple[int, ...]] | None,
     said: str,
     tmp_path: Path,
@@ -149,7 +147,9 @@ def test_what_cannot_be_used_is_refused(
     assert "hint: " in shown.err
 
 
-def test_without_a_verb_it_shows_its_verbs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lora_without_a_command_shows_its_commands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run_program(monkeypatch, "lora") == 0
     shown = capsys.readouterr()
     assert "inspect" in shown.out

@@ -53,7 +53,7 @@ def whole() -> dict[str, int]:
     return {f"{name}/model.safetensors": 1000 for name in NETWORKS} | {f"{name}/config.json": 2 for name in NETWORKS}
 
 
-def test_with_an_empty_cache_everything_is_to_be_downloaded(models: Models) -> None:
+def test_an_empty_cache_means_downloading_everything(models: Models) -> None:
     found = models()
     assert set(found) == {entry.name for entry in CATALOG}
     assert {record["cached"] for name, record in found.items() if name != EMBEDDED} == {0}
@@ -90,7 +90,7 @@ def test_a_folder_is_complete_with_all_its_networks(models: Models, cache: Path)
     assert not models()[LTX2]["complete"]
 
 
-def test_the_table(
+def test_models_prints_a_table(
     models: Models, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keep(cache, LTX2, {"vae/config.json": 60_000_000})
@@ -109,7 +109,7 @@ def test_the_table(
 
 
 @pytest.mark.parametrize("width", [60, 80])
-def test_rows_fit_a_narrow_terminal_and_names_stay_whole(
+def test_rows_fit_a_narrow_terminal_with_complete_names(
     cache: Path, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
@@ -136,7 +136,7 @@ def test_every_name_can_be_typed() -> None:
     assert {DEV, DISTILLED} <= set(profile_names("recipe"))
 
 
-def test_what_is_wanted_of_each() -> None:
+def test_each_entry_lists_the_needed_files() -> None:
     wanted = {entry.name: entry.wanted for entry in CATALOG}
     assert wanted[LTX2] == FOLDER_FILES
     assert wanted[GEMMA] == TEXT_ENCODER_FILES
@@ -156,7 +156,7 @@ finally:
 
 
 @pytest.mark.parametrize(("arguments", "imported"), [(["models", "--help"], []), (["models"], ["huggingface_hub"])])
-def test_it_takes_less_than_a_second_and_no_jax(arguments: list[str], imported: list[str]) -> None:
+def test_models_takes_less_than_a_second_without_jax(arguments: list[str], imported: list[str]) -> None:
     """Of the processor's time: how busy the machine is otherwise says nothing about the program."""
     before = os.times()
     done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, check=True)

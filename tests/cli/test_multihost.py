@@ -29,13 +29,13 @@ def plan() -> Plan:
     return resolve(read_spec(model="demo", prompt="rain"))
 
 
-def test_hosts_that_agree_go_on(plan: Plan) -> None:
+def test_hosts_with_equal_facts_continue(plan: Plan) -> None:
     with synchronized(Echo(0, 2)) as facts:
         facts |= request_facts(plan.spec) | plan_facts(plan)
     assert len(facts) > 40
 
 
-def test_one_host_finds_its_own_error() -> None:
+def test_a_single_host_raises_its_own_error() -> None:
     error = UsageError("no", "yes")
     with pytest.raises(UsageError) as caught, synchronized(ProcessGroup()):
         raise error
@@ -50,12 +50,12 @@ def test_one_host_finds_its_own_error() -> None:
         ('[[2, "there is no LoRA", "name one"], {}]', "host 1: there is no LoRA"),
     ],
 )
-def test_hosts_that_do_not_agree_end(other: str, sentence: str) -> None:
+def test_hosts_with_different_facts_end(other: str, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence), synchronized(Echo(0, 2, other)) as facts:
         facts["fps"] = "24.0"
 
 
-def test_what_does_not_fit_one_host_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_memory_error_on_one_host_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jax.distributed.shutdown", lambda: None)
     with (
         pytest.raises(DoesNotFitError, match=r"^host 1: too large$"),
@@ -67,7 +67,7 @@ def test_what_does_not_fit_one_host_ends_all(monkeypatch: pytest.MonkeyPatch) ->
     assert ended.value.code == 3
 
 
-def test_a_file_that_one_host_cannot_read_ends_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_file_on_one_host_ends_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first says it of itself and of another; the other ends, once all are there, and is silent."""
     said, torn = list[str](), tmp_path / "torn"
     monkeypatch.setattr(Echo, "allgather_text", lambda hosts, text: [said.append(text) or text, hosts.other or text])
@@ -85,7 +85,7 @@ def test_a_file_that_one_host_cannot_read_ends_all(tmp_path: Path, monkeypatch: 
     assert said[1::2] == ["all are here"] * 3
 
 
-def test_other_files_are_noticed(plan: Plan, tmp_path: Path) -> None:
+def test_different_files_are_different_facts(plan: Plan, tmp_path: Path) -> None:
     """A tensor less, or other noise under the same name."""
     vae = plan.checkpoint.files["vae"]
     fewer = vae.renamed({name: name for name in sorted(vae)[1:]})

@@ -67,7 +67,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), REFUSED.values(), ids=REFUSED)
-def test_a_dry_run_refuses_it_and_prints_nothing_before(
+def test_a_dry_run_refuses_nonsense_without_output(
     ltx2: Run, arguments: list[str], sentence: str, tmp_path: Path
 ) -> None:
     Path("model.ckpt").write_text("")
@@ -105,14 +105,14 @@ def test_a_dry_run_refuses_it_and_prints_nothing_before(
         (["generate", "--config", ".", "--prompt", "rain"], ". is a folder, not a file"),
     ],
 )
-def test_other_verbs_refuse_it(ltx2: Run, command: list[str], sentence: str) -> None:
+def test_other_verbs_refuse_nonsense(ltx2: Run, command: list[str], sentence: str) -> None:
     code, out, err = ltx2(*command)
     assert (code, out) == (2, "")
     assert f"{sentence}\nhint: " in err
 
 
 @pytest.mark.parametrize("verb", ["decode", "upsample"])
-def test_the_size_of_latents_is_theirs(ltx2: Run, verb: str) -> None:
+def test_the_size_of_saved_latents_cannot_be_changed(ltx2: Run, verb: str) -> None:
     save_file({"video": np.ones(VIDEO, np.float32), "audio": np.ones(AUDIO, np.float32)}, "latents")
     code, out, err = ltx2(verb, "latents", "--model", "demo", "--prompt", "a ball", "--set", "height=64")
     if verb == "decode":
@@ -120,7 +120,7 @@ def test_the_size_of_latents_is_theirs(ltx2: Run, verb: str) -> None:
     assert (code, out, err) == (2, "", "error: latents has a size of its own\nhint: leave --set height out\n")
 
 
-def test_a_folder_that_is_gone_is_a_sentence(ltx2: Run, tmp_path: Path) -> None:
+def test_a_deleted_folder_is_an_error_of_one_sentence(ltx2: Run, tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     os.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
@@ -143,7 +143,7 @@ WARNED = [
 
 
 @pytest.mark.parametrize(("values", "time", "sentence"), WARNED)
-def test_what_changes_nothing_or_too_much_is_warned_about(
+def test_ineffective_or_extreme_values_are_warned_about(
     values: dict[str, object], time: int | None, sentence: str
 ) -> None:
     (warning,) = unused_option_warnings(asked(**values), ARCH, time)
@@ -159,11 +159,11 @@ def test_what_changes_nothing_or_too_much_is_warned_about(
         ({"second_stage.upsampler": "a"}, 1),
     ],
 )
-def test_what_may_be_meant_is_not(values: dict[str, object], time: int | None) -> None:
+def test_plausible_values_are_not_warned_about(values: dict[str, object], time: int | None) -> None:
     assert list(unused_option_warnings(asked(**values), ARCH, time)) == []
 
 
-def test_a_dry_run_warns(ltx2: Run) -> None:
+def test_a_dry_run_prints_warnings(ltx2: Run) -> None:
     code, out, _ = ltx2(*GENERATE, "--upsampler", "nope")
     assert code == 0
     assert "warning   the upsampler nope is not used, there is one stage: --recipe two_stage\n" in out

@@ -94,7 +94,7 @@ def test_json_has_the_figures_of_a_device_and_a_forward(planned: Planned) -> Non
     assert said["sharding"]["mesh"] == {"passes": 2, "heads": 4}
 
 
-def test_the_dumped_program_is_the_one_that_was_counted(planned: Planned) -> None:
+def test_the_dumped_program_is_the_estimated_one(planned: Planned) -> None:
     assert list(planned.hlo) == ["forward.hlo"]
     mesh = Mesh(np.asarray(jax.devices()).reshape(2, 4), ("passes", "heads"))
     found = collectives(planned.hlo["forward.hlo"], mesh)
@@ -106,13 +106,13 @@ def test_the_dumped_program_is_the_one_that_was_counted(planned: Planned) -> Non
     assert {each["times"] for each in said} >= {ARCH.transformer.num_layers}
 
 
-def test_a_plan_leaves_nothing_behind(plan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_leaves_no_files(plan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chips, "CHIPS", (replace(CHIP, hbm_bytes=1e6),))
     assert plan()[0] == 3
     assert [path.name for path in Path.cwd().iterdir()] == ["mesh.yaml"]
 
 
-def test_a_page_for_people(plan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_is_printed_as_a_table(plan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chips, "CHIPS", (CHIP,))
     code, out, err = plan("--sharding", "./mesh.yaml", "--stg-scale", "0", "--audio-stg-scale", "0")
     assert code == 0
@@ -129,7 +129,7 @@ def test_a_page_for_people(plan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "if a device does 1 TFLOP/s, reads 1000 GB/s and sends 1000 GB/s, as its maker says" in rows
 
 
-def test_two_stages_are_two_forwards(plan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_stages_have_two_forwards(plan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first at half the size with all passes; the second with one."""
     monkeypatch.setattr(chips, "CHIPS", (replace(CHIP, hbm_bytes=1e9),))
     code, out, _ = plan("--recipe", "two_stage", "--sharding", "single", "--dump-hlo", "hlo", "--json")
@@ -147,7 +147,7 @@ def test_two_stages_are_two_forwards(plan: Run, monkeypatch: pytest.MonkeyPatch)
     assert said["warnings"] == []
 
 
-def test_a_page_speaks_of_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_has_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     """One mesh for both, whose weights are the same: that of the second's single row; the text is laid out for four."""
     monkeypatch.setattr(chips, "CHIPS", (CHIP,))
     two = plan_offline(read_spec(prompt="rain", model="demo", recipe="two_stage", sharding="gpu"), jax.devices())
@@ -163,7 +163,7 @@ def test_a_page_speaks_of_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row[:13] for row in rows if row.startswith("step")] == ["step, stage 1", "step, stage 2"]
 
 
-def test_what_does_not_fit_ends_with_3_and_says_what_would(plan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_does_not_fit_exits_with_3_and_an_alternative(plan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chips, "CHIPS", (replace(CHIP, hbm_bytes=60e6),))
     code, out, err = plan("--sharding", "single", "--set", "keep_resident=true", "--json")
     assert code == 3
@@ -215,7 +215,7 @@ def test_search_compares_meshes_and_plans_the_best(plan: Run, monkeypatch: pytes
         (("--height", "100"), "height 100 is not a multiple of 32; nearest: --height 96 or 128"),
     ],
 )
-def test_bad_input_is_a_sentence_and_exit_code_2(plan: Run, arguments: tuple[str, ...], sentence: str) -> None:
+def test_wrong_input_is_an_error_with_exit_code_2(plan: Run, arguments: tuple[str, ...], sentence: str) -> None:
     Path("keys.yaml").write_text(MESH + "mash: {}\n")
     code, out, err = plan(*arguments)
     assert (code, out) == (2, "")
@@ -223,7 +223,7 @@ def test_bad_input_is_a_sentence_and_exit_code_2(plan: Run, arguments: tuple[str
     assert "hint: " in err
 
 
-def test_without_libtpu_it_says_what_to_install() -> None:
+def test_a_missing_libtpu_is_an_error_with_the_command_to_install_it() -> None:
     command = [sys.executable, "-c", WITHOUT_LIBTPU, "plan", "--topology", "v6e:2x4"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
@@ -232,7 +232,7 @@ def test_without_libtpu_it_says_what_to_install() -> None:
 
 
 @needs_libtpu
-def test_an_unknown_slice_is_refused_with_those_that_are_known(plan: Run) -> None:
+def test_an_unknown_slice_is_refused_with_the_known_ones(plan: Run) -> None:
     code, out, err = plan("--topology", "v6e:3x5")
     assert (code, out) == (2, "")
     assert "error: libtpu knows no TPU slice v6e:3x5" in err
@@ -240,7 +240,7 @@ def test_an_unknown_slice_is_refused_with_those_that_are_known(plan: Run) -> Non
 
 
 @needs_libtpu
-def test_a_slice_that_nobody_owns_is_planned(plan: Run) -> None:
+def test_absent_slices_are_planned(plan: Run) -> None:
     code, out, _ = plan("--topology", "v6e:2x2", "--json")
     assert code == 0
     said = json.loads(out)
@@ -249,7 +249,7 @@ def test_a_slice_that_nobody_owns_is_planned(plan: Run) -> None:
     assert said["seconds_per_clip"] == pytest.approx(sum(said["phase_seconds"].values()))
 
 
-def test_what_cannot_be_compiled_is_still_counted() -> None:
+def test_uncompilable_programs_are_still_estimated() -> None:
     plan = plan_offline(read_spec(prompt="rain", model="ltx2", sharding="single"), jax.devices())
     failure = CompileFailure("forward", "transformer", 0, "UNIMPLEMENTED: no such thing", None)
     rows = [" ".join(line.split()) for line in estimate_lines(estimate_plan(plan, [failure]))]

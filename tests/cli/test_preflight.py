@@ -87,7 +87,9 @@ def latents(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(("verb", "phase"), [("decode", "decode"), ("upsample", "")])
-def test_what_goes_on_from_latents_is_refused_too(ltx2: Run, memory, latents: str, verb: str, phase: str) -> None:
+def test_an_upsampled_clip_that_is_too_large_is_refused_too(
+    ltx2: Run, memory, latents: str, verb: str, phase: str
+) -> None:
     """Its size is that of the latents: no other is suggested."""
     memory(10e6)
     prompt = ["--prompt", "a fox"] if verb == "upsample" else []
@@ -113,14 +115,14 @@ def test_what_goes_on_from_latents_is_refused_too(ltx2: Run, memory, latents: st
         ("decode x --sharding single", {"sharding": "auto"}, "ltx2 decode x --sharding auto"),
     ],
 )
-def test_the_command_is_the_one_that_was_typed(
+def test_the_suggested_command_repeats_the_typed_one(
     typed: str, alternative: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["ltx2", *shlex.split(typed)])
     assert command_line(Alternative({}, alternative)) == expected
 
 
-def test_more_of_a_gpu_is_a_variable_before_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_larger_gpu_fraction_is_suggested_as_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["ltx2", "generate", "--prompt", "a fox"])
     command = command_line(Alternative(most_memory=True))
     assert command == "XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 ltx2 generate --prompt 'a fox'"

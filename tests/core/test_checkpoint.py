@@ -43,19 +43,19 @@ def edit(path: Path, **values: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def test_a_sound_checkpoint_resolves(folder: Path) -> None:
+def test_a_valid_checkpoint_resolves(folder: Path) -> None:
     plan = plan_of(folder, seed=4)
     assert plan.spec.model_name == "checkpoint"
     assert plan.spec.stg_blocks == (4,)  # of six layers, as 29 of 48
     assert (plan.prompts, plan.spec.seeds) == (("rain", ""), (4,))
 
 
-def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"is no LTX-2 checkpoint: it holds none of transformer/config.json, "):
         plan_of(tmp_path)
 
 
-def test_a_config_value_that_is_not_implemented(folder: Path) -> None:
+def test_an_unsupported_config_value_is_refused(folder: Path) -> None:
     edit(folder / "transformer" / "config.json", rope_type="interleaved", norm_elementwise_affine=True, novelty=3)
     with pytest.raises(UsageError) as caught:
         plan_of(folder)
@@ -63,13 +63,13 @@ def test_a_config_value_that_is_not_implemented(folder: Path) -> None:
         assert part in str(caught.value)
 
 
-def test_another_kind_of_text_encoder(folder: Path) -> None:
+def test_another_kind_of_text_encoder_is_refused(folder: Path) -> None:
     edit(folder / "text_encoder" / "config.json", model_type="t5")
     with pytest.raises(UsageError, match="'t5', only Gemma-3"):
         plan_of(folder)
 
 
-def test_networks_that_do_not_fit_each_other_and_tensors_that_do_not_fit_their_network(folder: Path) -> None:
+def test_mismatched_networks_and_tensors_are_refused(folder: Path) -> None:
     edit(folder / "transformer" / "config.json", in_channels=8)
     tensors = load_file(folder / "vocoder" / WEIGHTS)
     tensors["vocoder.conv_in.bias"] = tensors["vocoder.conv_in.bias"][:-1]
@@ -84,7 +84,7 @@ def test_networks_that_do_not_fit_each_other_and_tensors_that_do_not_fit_their_n
         assert part in str(caught.value)
 
 
-def test_all_files_that_cannot_be_opened_are_named(folder: Path) -> None:
+def test_all_unreadable_files_are_named(folder: Path) -> None:
     (folder / "vae" / WEIGHTS).write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
     whole = (folder / "connectors" / WEIGHTS).read_bytes()
     (folder / "connectors" / WEIGHTS).write_bytes(whole[:-1])
@@ -165,13 +165,13 @@ def test_a_damaged_checkpoint_is_refused_in_a_sentence_with_a_way_out(
     assert caught.value.hint
 
 
-def test_what_is_neither_a_folder_nor_a_repository() -> None:
+def test_a_name_of_no_folder_or_repository_is_refused() -> None:
     with pytest.raises(UsageError, match="no folder and no repository is called `a//b`") as caught:
         locate("a//b", [])
     assert "`ltx2 models` lists" in caught.value.hint
 
 
-def test_all_configs_that_cannot_be_are_named(folder: Path) -> None:
+def test_all_impossible_configs_are_named(folder: Path) -> None:
     edit(folder / TRANSFORMER, num_layers="3")
     edit(folder / TEXT, head_dim=0)
     edit(folder / SCHEDULER, shift=0)
@@ -181,7 +181,7 @@ def test_all_configs_that_cannot_be_are_named(folder: Path) -> None:
         plan_of(folder)
 
 
-def test_a_clone_without_its_large_files_is_said_at_once_with_every_way_out(folder: Path) -> None:
+def test_a_clone_without_large_files_is_refused_with_every_way_out(folder: Path) -> None:
     for name in (f"vae/{WEIGHTS}", TOKENIZER):
         (folder / name).write_text(POINTER)
     (folder / "vocoder" / WEIGHTS).unlink()
@@ -208,7 +208,7 @@ def older(folder: Path, older_demo: Path, *names: str) -> None:
         (["vae", "vocoder"], "ltx2.3: transformer, connectors; ltx2: vae, vocoder"),
     ],
 )
-def test_networks_of_two_generations_are_refused_though_their_sizes_agree(
+def test_networks_of_two_model_versions_are_refused(
     folder: Path, older_demo: Path, names: list[str], said: str
 ) -> None:
     older(folder, older_demo, *names)
@@ -219,7 +219,7 @@ def test_networks_of_two_generations_are_refused_though_their_sizes_agree(
     assert caught.value.hint.startswith("take all networks from one release, or name another checkpoint: --model")
 
 
-def test_connectors_of_the_other_generation(folder: Path, older_demo: Path) -> None:
+def test_connectors_of_the_other_model_version_are_refused(folder: Path, older_demo: Path) -> None:
     older(folder, older_demo, "connectors")
     with pytest.raises(
         UsageError, match=r"ltx2.3: transformer, vae, vocoder; ltx2: connectors\).* text differ: 64 and 128"
@@ -227,13 +227,13 @@ def test_connectors_of_the_other_generation(folder: Path, older_demo: Path) -> N
         plan_of(folder)
 
 
-def test_the_older_generation_is_legal_and_so_is_what_is_like_none(folder: Path, older_demo: Path) -> None:
+def test_the_older_model_version_and_an_unknown_one_are_accepted(folder: Path, older_demo: Path) -> None:
     assert plan_of(older_demo).arch.model_version == "ltx2"
     edit(folder / VAE, decoder_spatial_padding_mode="reflect", upsample_residual=[False, True, False, False])
     assert plan_of(folder).arch.video_vae.model_version is None
 
 
-def test_a_sound_text_encoder_of_another_model(folder: Path) -> None:
+def test_a_valid_text_encoder_of_another_model_is_refused(folder: Path) -> None:
     other_text_encoder(folder / "text_encoder", hidden_size=96, num_hidden_layers=2)
     with pytest.raises(UsageError) as caught:
         plan_of(folder)
@@ -245,7 +245,7 @@ def test_a_sound_text_encoder_of_another_model(folder: Path) -> None:
     assert "--model FOLDER" in caught.value.hint
 
 
-def test_everything_that_is_wrong_is_one_message(folder: Path, older_demo: Path) -> None:
+def test_all_faults_are_one_message(folder: Path, older_demo: Path) -> None:
     """Of a network whose files are not there the config is still judged, and of one without a config the files."""
     older(folder, older_demo, "vae")
     (folder / "vae" / f"{WEIGHTS}.index.json").write_text('{"weight_map": {"latents_mean": "lost.safetensors"}}')
@@ -287,7 +287,7 @@ NOT_NUMBERS = [
 
 
 @pytest.mark.parametrize(("network", "tensor"), NOT_NUMBERS, ids=lambda value: value)
-def test_weights_that_are_not_numbers_are_named(folder: Path, network: str, tensor: str) -> None:
+def test_weights_with_nan_are_named(folder: Path, network: str, tensor: str) -> None:
     path = folder / network / ("model.safetensors" if network == "text_encoder" else WEIGHTS)
     tensors = load_file(path)
     tensors[tensor][0] = np.nan
@@ -297,14 +297,14 @@ def test_weights_that_are_not_numbers_are_named(folder: Path, network: str, tens
         next(run(plan, load(plan)))
 
 
-def test_a_clip_that_the_decoder_cannot_mirror(folder: Path) -> None:
+def test_a_clip_too_small_for_the_decoder_is_refused(folder: Path) -> None:
     edit(folder / VAE, decoder_spatial_padding_mode="reflect")
     with pytest.raises(UsageError, match="96x32 is too small"):
         plan_of(folder, height=32)
 
 
 @pytest.mark.parametrize(("blocks", "sentence"), [([6], "STG block 6 does not exist: the model has blocks 0 to 5")])
-def test_a_block_that_does_not_exist(folder: Path, blocks: list[int], sentence: str) -> None:
+def test_a_missing_block_is_refused(folder: Path, blocks: list[int], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence) as caught:
         plan_of(folder, stg_blocks=blocks)
     assert "--stg-blocks 5" in caught.value.hint
@@ -332,7 +332,9 @@ def test_a_block_that_does_not_exist(folder: Path, blocks: list[int], sentence: 
         ({"mesh": {"a": 8}, "activations": {"heads": "a"}}, r"the 4 heads of audio do not divide by the 8 devices"),
     ],
 )
-def test_a_profile_that_does_not_fit(folder: Path, sharding: dict[str, object], sentence: str) -> None:
+def test_a_sharding_profile_that_does_not_fit_is_refused(
+    folder: Path, sharding: dict[str, object], sentence: str
+) -> None:
     with pytest.raises(UsageError, match=sentence):
         plan_of(folder, sharding={"profile": "single", **sharding})
 
@@ -346,7 +348,9 @@ def test_a_profile_that_does_not_fit(folder: Path, sharding: dict[str, object], 
     ],
     ids=str,
 )
-def test_heads_that_the_tokens_devices_cannot_share(folder: Path, mesh: dict[str, int], sentences: list[str]) -> None:
+def test_heads_that_do_not_divide_over_the_devices_are_warned_about(
+    folder: Path, mesh: dict[str, int], sentences: list[str]
+) -> None:
     plan = plan_of(folder, sharding={"profile": "gpu", "mesh": mesh})
     warnings = [warning for warning in plan.warnings if "heads" in warning]
     assert len(warnings) == len(sentences)

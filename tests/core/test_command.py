@@ -15,7 +15,7 @@ from tiny import draw_noise
 GUIDANCE = ("guidance-scale", "stg-scale", "modality-scale", "guidance-rescale")
 
 
-def test_the_command_makes_the_latents_of_the_reference(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_generate_makes_the_latents_of_the_reference(checkpoint: Checkpoint, tmp_path: Path) -> None:
     """Compiled as for a user, where the other tests compile in haste."""
     save_file(draw_noise(checkpoint.pipeline, 12, *ALL_ON.size), tmp_path / "noise")
     asked = {

@@ -52,7 +52,7 @@ def nothing_kept() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("nothing_kept")
-def test_without_leave_to_compile_all_that_is_missing_is_said_first(checkpoint: Checkpoint) -> None:
+def test_no_compile_lists_all_missing_programs_first(checkpoint: Checkpoint) -> None:
     plan = plan_of(checkpoint, SMALL, 3)
     names = ", ".join(program.name for program in programs(plan))
     with pytest.raises(NotCompiledError, match=f"^not compiled yet: {names}$"), forbid_compilation(programs(plan)):
@@ -63,7 +63,7 @@ def test_without_leave_to_compile_all_that_is_missing_is_said_first(checkpoint: 
 
 
 @pytest.mark.parametrize("sharding", ["single", "trillium"])
-def test_a_warm_up_leaves_nothing_to_compile_and_the_result_unchanged(
+def test_after_a_warm_up_nothing_is_compiled_and_the_result_is_equal(
     checkpoint: Checkpoint, compilations: list[str], sharding: str
 ) -> None:
     plan = plan_of(checkpoint, SMALL, 3, keep_resident=True, sharding=sharding)
@@ -78,7 +78,7 @@ def test_a_warm_up_leaves_nothing_to_compile_and_the_result_unchanged(
     assert [stream.tobytes() for stream in again] == [stream.tobytes() for stream in wanted]
 
 
-def test_what_goes_wrong_beside_the_loading_is_raised_where_it_is_needed(checkpoint: Checkpoint) -> None:
+def test_background_errors_are_raised_where_the_result_is_needed(checkpoint: Checkpoint) -> None:
     components = Components(plan_of(checkpoint, SMALL, 3))
     with components.compiling([Program("frames", "vae", NOTHING, fail)]):
         with components.use("vocoder", Silent()):
@@ -87,7 +87,7 @@ def test_what_goes_wrong_beside_the_loading_is_raised_where_it_is_needed(checkpo
             pass
 
 
-def test_an_abandoned_run_leaves_nothing_to_wait_for(checkpoint: Checkpoint) -> None:
+def test_an_abandoned_run_leaves_no_compilation_to_wait_for(checkpoint: Checkpoint) -> None:
     components, may_end = Components(plan_of(checkpoint, SMALL, 3)), Event()
 
     def slow() -> jax.stages.Lowered:
@@ -103,7 +103,7 @@ def test_an_abandoned_run_leaves_nothing_to_wait_for(checkpoint: Checkpoint) -> 
         pass
 
 
-def test_what_waits_at_the_end_is_not_compiled() -> None:
+def test_queued_programs_are_not_compiled_after_the_end() -> None:
     begun, may_end, lowered = Event(), Event(), list[str]()
 
     def slow() -> jax.stages.Lowered:
@@ -124,7 +124,7 @@ def test_what_waits_at_the_end_is_not_compiled() -> None:
     assert not lowered
 
 
-def test_a_count_tells_what_was_compiled_from_what_was_read() -> None:
+def test_compiled_and_cached_programs_are_counted_apart() -> None:
     assert str(CompileStats([1.5, 0.25, 2.0], [0.25])) == "compiled 2 programs in 3.5 s, 1 from the cache"
     assert str(CompileStats([1.5])) == "compiled 1 program in 1.5 s, 0 from the cache"
     assert str(CompileStats([0.5, 0.5], [0.5, 0.5])) == "compiled no programs, 2 from the cache"
@@ -140,7 +140,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield tmp_path / "ltx2" / "programs"
 
 
-def test_where_programs_are_kept(cache: Path, tmp_path: Path) -> None:
+def test_the_folder_of_compiled_programs(cache: Path, tmp_path: Path) -> None:
     enable_compilation_cache("off")
     assert jax.config.jax_compilation_cache_dir is None
     enable_compilation_cache(None)
@@ -154,7 +154,7 @@ def test_where_programs_are_kept(cache: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_hosts_with_gpus_keep_programs_in_one_folder_or_nowhere(
+def test_gpu_hosts_share_one_folder_of_programs_or_use_none(
     shared: bool, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """GPUs tune a program together: a host that finds it alone would be waited for."""
@@ -169,13 +169,13 @@ def test_hosts_with_gpus_keep_programs_in_one_folder_or_nowhere(
     assert [f"each host has its own {cache}" in note for note in noted] == [True] * (not shared)
 
 
-def test_a_folder_that_cannot_be_made_is_refused(cache: Path, tmp_path: Path) -> None:
+def test_an_impossible_cache_folder_is_refused(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"compiled programs cannot be kept in .*file/inside: Not a directory"):
         enable_compilation_cache(str(tmp_path / "file" / "inside"))
 
 
-def test_where_nothing_can_be_written_programs_are_kept_nowhere(
+def test_programs_are_not_cached_without_a_writable_folder(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jax.config.update("jax_compilation_cache_dir", None)
@@ -189,7 +189,7 @@ def test_where_nothing_can_be_written_programs_are_kept_nowhere(
     assert str(count).endswith(f"; the cache failed: {place}: Not a directory; --compile-cache FOLDER")
 
 
-def test_a_folder_of_jaxs_environment_that_is_none_is_one_sentence(
+def test_a_wrong_folder_in_the_environment_is_an_error_of_one_sentence(
     cache: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
     jax.config.update(FOLDER, "/dev/null")
@@ -200,7 +200,7 @@ def test_a_folder_of_jaxs_environment_that_is_none_is_one_sentence(
     assert not recwarn.list
 
 
-def test_a_bucket_of_jaxs_environment_is_left_to_jax(
+def test_a_bucket_in_the_environment_is_left_to_jax(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -210,9 +210,7 @@ def test_a_bucket_of_jaxs_environment_is_left_to_jax(
     assert (count.troubles, list(tmp_path.iterdir())) == ([], [])
 
 
-def test_a_cache_that_fails_is_one_sentence_for_all_programs(
-    cache: Path, tmp_path: Path, recwarn: pytest.WarningsRecorder
-) -> None:
+def test_a_failing_cache_is_reported_once(cache: Path, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     enable_compilation_cache(str(tmp_path / "full"))
     shutil.rmtree(tmp_path / "full")
     (tmp_path / "full").write_text("")
@@ -223,7 +221,7 @@ def test_a_cache_that_fails_is_one_sentence_for_all_programs(
     assert not recwarn.list
 
 
-def test_another_process_compiles_nothing(tmp_path: Path) -> None:
+def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
     """Other scales, blocks, steps, seed and prompt, and as many frames a second as leave the sound its length."""
     first = "--seed 1 --prompt rain --steps 2 --fps 24"
     other = "--seed 2 --prompt wind --steps 3 --fps 24.5 --guidance-scale 2.5 --audio-stg-scale 0.5 --stg-blocks 0,2"
@@ -238,7 +236,7 @@ def test_another_process_compiles_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("nothing_kept")
-def test_a_program_that_was_cut_short_on_disk_is_written_again(tmp_path: Path) -> None:
+def test_a_truncated_program_on_disk_is_written_again(tmp_path: Path) -> None:
     jax.config.update(CACHE, True)
     said = []
     for damaged in (False, True, False):

@@ -46,7 +46,7 @@ def check(clips: list[Media], wanted: list[Media]) -> None:
 
 
 @pytest.mark.parametrize(("videos", "parts"), [(1, (1, 2, 4)), (3, (4, 1, 2)), (8, (8, 1, 1))])
-def test_eight_devices_make_the_clips_of_one(
+def test_eight_devices_decode_the_same_clips_as_one(
     checkpoint: Checkpoint, plain: list[Media], videos: int, parts: tuple[int, int, int]
 ) -> None:
     plan = plan_of(checkpoint, CASE, 3, num_videos=videos, sharding=EIGHT)
@@ -54,7 +54,7 @@ def test_eight_devices_make_the_clips_of_one(
     check(decoded(plan), plain[:videos])
 
 
-def test_decoders_whose_weights_are_split_make_the_same_clip() -> None:
+def test_sharded_decoders_make_the_same_clip() -> None:
     clip = {"model": "demo", "prompt": "a", "height": 128, "width": 256, "num_frames": 9, "dtype": "float32"}
     split = {**EIGHT, "weights": {"conv_out": "heads"}, "replicate_vae": False}
     plain, plan = (resolve(read_spec({**clip, "sharding": sharding})) for sharding in ("single", split))
@@ -81,12 +81,12 @@ def travelling(plan: Plan) -> dict[str, list[Collective]]:
     return {each.name: collectives(each.lower().compile().as_text(), mesh) for each in programs(plan)}
 
 
-def test_videos_side_by_side_need_no_collective(checkpoint: Checkpoint) -> None:
+def test_decoding_videos_in_parallel_needs_no_collective(checkpoint: Checkpoint) -> None:
     plan = plan_of(checkpoint, CASE, 3, num_videos=8, sharding=EIGHT)
     assert travelling(plan) == {"frames": [], "sound": []}
 
 
-def test_parts_of_a_clip_exchange_their_edges_and_nothing_else(checkpoint: Checkpoint) -> None:
+def test_parts_of_a_clip_exchange_only_their_edges(checkpoint: Checkpoint) -> None:
     plan = plan_of(checkpoint, CASE, 3, sharding=EIGHT)
     found = travelling(plan)
     assert found["sound"] == []
@@ -97,7 +97,7 @@ def test_parts_of_a_clip_exchange_their_edges_and_nothing_else(checkpoint: Check
     assert all("1" in re.findall(r"\d+", each.results[0])[3:5] for each in found["frames"])
 
 
-def test_what_cannot_fit_is_said_before(checkpoint: Checkpoint) -> None:
+def test_decoding_over_the_memory_limit_is_warned_about(checkpoint: Checkpoint) -> None:
     (warning,) = plan_of(checkpoint, CASE, 3, vae_memory_gb=1e-6).warnings
     assert "decod" in warning
     assert "--num-frames" in warning
@@ -105,7 +105,7 @@ def test_what_cannot_fit_is_said_before(checkpoint: Checkpoint) -> None:
         plan_of(checkpoint, CASE, 3, vae_memory_gb=-1)
 
 
-def test_no_convolution_is_left_to_the_slow_library_for_cpus(checkpoint: Checkpoint) -> None:
+def test_no_convolution_uses_the_slow_library_for_cpus(checkpoint: Checkpoint) -> None:
     """It takes twice as long; which option keeps it out depends on the version of XLA."""
     for program in programs(plan_of(checkpoint, CASE, 3)):
         compiled = program.lower().compile().as_text()

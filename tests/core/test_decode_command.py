@@ -47,7 +47,7 @@ def packets(path: Path) -> bytes:
     return subprocess.run(command, capture_output=True, check=True).stdout
 
 
-def test_saved_latents_become_the_clip_of_their_run(
+def test_saved_latents_decode_to_the_clip_of_their_run(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outputs = [tmp_path / "again.mp4", tmp_path / "again.wav", tmp_path / "frames", tmp_path / "again.png"]
@@ -66,7 +66,7 @@ def test_saved_latents_become_the_clip_of_their_run(
         assert sheet.crop((6, 26, 6 + first.width, 26 + first.height)).tobytes() == first.convert("RGB").tobytes()
 
 
-def test_sound_alone_and_picture_alone(
+def test_sound_and_picture_are_decoded_alone(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What is not asked for is not loaded."""
@@ -83,7 +83,7 @@ def test_sound_alone_and_picture_alone(
     assert "Audio" not in streams(tmp_path / "b.mp4")
 
 
-def test_flaws_are_said_and_with_strict_an_error(
+def test_flaws_are_printed_and_an_error_with_strict(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(checks, "DARK", 255)
@@ -99,13 +99,13 @@ def test_flaws_are_said_and_with_strict_an_error(
     )  # no picture is asked for
 
 
-def test_the_file_says_what_made_it(made: Path) -> None:
+def test_saved_latents_have_a_record(made: Path) -> None:
     file = open_latents(made / "latents.safetensors")
     assert (file.metadata["model_version"], file.metadata["fps"], file.metadata["stage"]) == ("ltx2", "24.0", "final")
     assert f"seed: {3}" in file.metadata["record"]
 
 
-def test_arrays_alone_need_a_model(
+def test_latents_without_metadata_need_a_model(
     made: Path,
     checkpoint: Checkpoint,
     tmp_path: Path,
@@ -134,7 +134,7 @@ def test_arrays_alone_need_a_model(
     ],
     ids=["no sound", "a batch", "nothing"],
 )
-def test_files_that_hold_something_else(
+def test_files_with_other_content_are_refused(
     tensors: dict[str, tuple[int, ...]],
     sentence: str,
     tmp_path: Path,
@@ -146,7 +146,7 @@ def test_files_that_hold_something_else(
     assert sentence in capsys.readouterr().err
 
 
-def test_latents_of_another_generation(
+def test_latents_of_another_model_version_are_refused(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = open_latents(made / "latents.safetensors")
@@ -156,7 +156,7 @@ def test_latents_of_another_generation(
     assert "was made by ltx2.3" in capsys.readouterr().err
 
 
-def test_what_the_denoiser_read_may_be_gone(
+def test_files_of_the_denoiser_may_be_missing(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, path = open_latents(made / "latents.safetensors"), tmp_path / "l.safetensors"
@@ -169,7 +169,7 @@ def test_what_the_denoiser_read_may_be_gone(
     assert run_program(monkeypatch, "decode", str(path), "-o", str(tmp_path / "a.wav")) == 0, capsys.readouterr().err
 
 
-def test_a_warning_is_said_before_the_work(
+def test_warnings_are_printed_before_the_work(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     short = ["--set", "vae_memory_gb=1e-6", "-o", str(tmp_path / "a.wav")]
@@ -195,7 +195,7 @@ def test_a_warning_is_said_before_the_work(
         (["here.png", "--force"], "here.png is a folder\nhint: name a file: -o FILE"),
     ],
 )
-def test_outputs_that_are_refused(
+def test_wrong_outputs_are_refused(
     made: Path,
     outputs: list[str],
     sentence: str,
@@ -215,7 +215,7 @@ def test_outputs_that_are_refused(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_frames_replace_frames_with_force(
+def test_frames_are_replaced_with_force(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -51,7 +51,7 @@ def test_latents_equal_the_reference_with_the_same_loras(
     check_against_diffusers(checkpoint, files, tmp_path)
 
 
-def test_latents_of_the_next_generation_too(tmp_path: Path) -> None:
+def test_latents_of_the_newer_model_equal_the_reference_with_loras(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "checkpoint", tiny_pipeline(tmp_path / "checkpoint", 40, LTX2_3))
     original = write_lora(tmp_path / "original.safetensors", checkpoint.pipeline, {**ORIGINAL, **OF_2_3}, 3)
     diffusers = write_lora(tmp_path / "diffusers.safetensors", checkpoint.pipeline, DIFFUSERS, 4)
@@ -63,7 +63,7 @@ def error(got: np.ndarray, wanted: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("layout", [{}, EIGHT], ids=["one device", "eight"])
-def test_another_strength_compiles_nothing_and_strength_zero_changes_nothing(
+def test_another_strength_compiles_nothing_and_zero_changes_nothing(
     checkpoint: Checkpoint, files: list[Path], compilations: list[str], layout: dict[str, object]
 ) -> None:
     without = final_latents(plan_of(checkpoint, ALL_ON, seed=5, **layout))
@@ -77,7 +77,7 @@ def test_another_strength_compiles_nothing_and_strength_zero_changes_nothing(
 
 
 @pytest.mark.parametrize("layout", [{"scan_layers": False}, EIGHT], ids=["unrolled", "sharded"])
-def test_layout_changes_nothing_but_rounding(
+def test_layouts_change_latents_only_by_rounding(
     checkpoint: Checkpoint, files: list[Path], layout: dict[str, object]
 ) -> None:
     usual = final_latents(plan_of(checkpoint, ALL_ON, seed=5, lora=asked(files)))
@@ -86,7 +86,7 @@ def test_layout_changes_nothing_but_rounding(
         assert error(one, another) < 2e-5
 
 
-def test_what_is_wrong_with_loras_and_checkpoint_is_said_at_once(
+def test_faults_of_loras_and_checkpoint_are_one_message(
     checkpoint: Checkpoint, files: list[Path], tmp_path: Path
 ) -> None:
     (tmp_path / "torn.safetensors").write_bytes(files[0].read_bytes()[:-8])

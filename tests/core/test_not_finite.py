@@ -78,12 +78,12 @@ def test_the_step_and_the_block_are_named(broken: Checkpoint, step: int) -> None
 
 
 @pytest.mark.parametrize("option", [{"scan_layers": False}, {"sharding": "ironwood"}], ids=str)
-def test_however_it_is_run(broken: Checkpoint, option: dict[str, object]) -> None:
+def test_the_step_is_named_under_every_option(broken: Checkpoint, option: dict[str, object]) -> None:
     plan = overflow(broken, plan_of(broken, ONE, 3, **option), 0, 4, 1)
     assert sentence(plan) == f"the video latents of stage 1 are not finite after step 5 of 8{BLOCK}"
 
 
-def test_a_run_that_is_gone_on_with_looks_from_there_on(broken: Checkpoint) -> None:
+def test_a_resumed_run_searches_from_its_start(broken: Checkpoint) -> None:
     plan, kept = overflow(broken, plan_of(broken, ONE, 3), 0, 4, 1), []
 
     def keep(progress: RunState) -> None:
@@ -95,7 +95,7 @@ def test_a_run_that_is_gone_on_with_looks_from_there_on(broken: Checkpoint) -> N
             make_latents(plan, Components(plan), start=begin(), on_progress=keep)
 
 
-def test_in_the_second_stage(broken: Checkpoint, second: dict[str, object]) -> None:
+def test_the_step_of_the_second_stage_is_named(broken: Checkpoint, second: dict[str, object]) -> None:
     plan = overflow(broken, plan_of(broken, TWO, 3, **second), 1, 1, 1)
     assert sentence(plan) == f"the video latents of stage 2 are not finite after step 2 of 3{BLOCK}"
 
@@ -108,13 +108,13 @@ def test_in_the_second_stage(broken: Checkpoint, second: dict[str, object]) -> N
         ("audio_proj_out.weight", "audio", "the output of every block is finite, what the denoiser makes of it is not"),
     ],
 )
-def test_what_is_not_a_block_is_named(broken: Checkpoint, tensor: str, stream: str, part: str) -> None:
+def test_a_fault_outside_the_blocks_is_named(broken: Checkpoint, tensor: str, stream: str, part: str) -> None:
     fill(broken.folder / WEIGHTS, tensor, 3e38)
     plan = plan_of(broken, ONE, 3)
     assert sentence(plan) == f"the {stream} latents of stage 1 are not finite after step 1 of 8: {part}"
 
 
-def test_guidance_is_named_and_its_scales_are_the_way_out(checkpoint: Checkpoint) -> None:
+def test_a_fault_of_guidance_suggests_lower_scales(checkpoint: Checkpoint) -> None:
     plan = plan_of(checkpoint, ONE, 3)
     (stage,) = plan.stages
     audio = replace(stage.guidance.audio, guidance_scale=3e38)  # more than can be asked for
@@ -127,7 +127,7 @@ def test_guidance_is_named_and_its_scales_are_the_way_out(checkpoint: Checkpoint
     assert caught.value.hint.startswith("lower the guidance scales, or ")
 
 
-def test_without_room_or_leave_to_look_the_stage_is_said(broken: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_step_is_named_where_the_search_fails(broken: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = overflow(broken, plan_of(broken, ONE, 3), 0, 4, 1)
 
     def full(*arguments: object) -> None:
@@ -139,7 +139,7 @@ def test_without_room_or_leave_to_look_the_stage_is_said(broken: Checkpoint, mon
     assert sentence(plan) == "the video latents of stage 1 are not finite after step 8 of 8"  # of one call
 
 
-def test_where_nothing_may_be_compiled_the_step_is_said(broken: Checkpoint) -> None:
+def test_the_step_is_named_where_compilation_is_forbidden(broken: Checkpoint) -> None:
     plan = plan_of(broken, ONE, 3)
     final_latents(plan)
     plan = overflow(broken, plan, 0, 4, 1)
@@ -148,7 +148,7 @@ def test_where_nothing_may_be_compiled_the_step_is_said(broken: Checkpoint) -> N
         assert sentence(plan) == "the video latents of stage 1 are not finite after step 5 of 8"
 
 
-def test_upsampled_latents_are_looked_at(broken: Checkpoint, second: dict[str, object], tmp_path: Path) -> None:
+def test_upsampled_latents_are_checked(broken: Checkpoint, second: dict[str, object], tmp_path: Path) -> None:
     upsampler = shutil.copytree(str(second["second_stage.upsampler"]), tmp_path / "upsampler")
     plan = plan_of(broken, TWO, 3, **second | {"second_stage.upsampler": str(upsampler)})
     fill(upsampler / FILE, "final_conv.weight", 3e38)
@@ -166,7 +166,7 @@ def test_upsampled_latents_are_looked_at(broken: Checkpoint, second: dict[str, o
         ("vocoder", "conv_in.weight", "the decoded sound is not finite in float32"),
     ],
 )
-def test_what_is_decoded_is_looked_at(broken: Checkpoint, network: str, tensor: str, wanted: str) -> None:
+def test_decoded_media_are_checked(broken: Checkpoint, network: str, tensor: str, wanted: str) -> None:
     fill(broken.folder / network / FILE, tensor, 3e38)
     plan = plan_of(broken, ONE, 3)
     with pytest.raises(NotFiniteError) as caught:

@@ -84,14 +84,14 @@ def loading(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
         (decoding, "to decode", "--set vae_memory_gb=0."),
     ],
 )
-def test_each_phase_says_what_helps_it(phase, sentence: str, hint: str, plan: Plan, monkeypatch) -> None:
+def test_each_phase_suggests_its_remedies(phase, sentence: str, hint: str, plan: Plan, monkeypatch) -> None:
     with pytest.raises(RunError) as caught:
         phase(plan, monkeypatch)
     assert str(caught.value) == f"the devices ran out of memory {sentence}"
     assert caught.value.hint.startswith(hint)
 
 
-def test_what_would_not_help_is_not_said(plan: Plan) -> None:
+def test_ineffective_remedies_are_not_suggested(plan: Plan) -> None:
     half = replace(plan, text=plan.text._replace(dtype=DType.bfloat16), keep_resident=True)
     with pytest.raises(RunError) as caught, memory_for(ENCODE, half):
         raise jax.errors.JaxRuntimeError(FULL)
@@ -99,6 +99,6 @@ def test_what_would_not_help_is_not_said(plan: Plan) -> None:
     assert "--set keep_resident=false" in caught.value.hint
 
 
-def test_other_errors_of_devices_are_their_own(plan: Plan) -> None:
+def test_other_device_errors_are_not_changed(plan: Plan) -> None:
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), memory_for(ENCODE, plan):
         raise jax.errors.JaxRuntimeError("INTERNAL: a link is down")

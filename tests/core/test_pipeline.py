@@ -30,7 +30,7 @@ def test_frames_and_sound_equal_the_reference(checkpoint: Checkpoint, tmp_path: 
     check_media(checkpoint, ALL_ON, 24000, tmp_path)
 
 
-def test_nothing_is_taken_for_granted(tmp_path: Path) -> None:
+def test_latents_equal_the_reference_with_random_constants(tmp_path: Path) -> None:
     """A checkpoint in which every constant is another one than usual, with some weights in bfloat16 on disk."""
     pipeline = tiny_pipeline(tmp_path / "checkpoint", 30, UNUSUAL, halved=("text_encoder", "transformer", "vae"))
     checkpoint = Checkpoint(tmp_path / "checkpoint", pipeline)
@@ -38,14 +38,14 @@ def test_nothing_is_taken_for_granted(tmp_path: Path) -> None:
     check_media(checkpoint, UNUSUAL_CASE, 6300, tmp_path)
 
 
-def test_the_next_generation_is_other_data(tmp_path: Path) -> None:
+def test_the_newer_model_equals_the_reference(tmp_path: Path) -> None:
     """LTX-2.3: gates, text modulated by the noise level, features by stream, another decoder, sound at 48 kHz."""
     checkpoint = Checkpoint(tmp_path / "checkpoint", tiny_pipeline(tmp_path / "checkpoint", 40, LTX2_3))
     check_latents(checkpoint, ALL_ON, tmp_path)
     check_media(checkpoint, ALL_ON, 48000, tmp_path)
 
 
-def test_guidance_that_the_config_does_not_allow(tmp_path: Path) -> None:
+def test_stg_follows_the_config_only_under_that_rule(tmp_path: Path) -> None:
     """diffusers perturbs nothing unless the config says so; ours does, unless it is told to take that side."""
     folder = tmp_path / "checkpoint"
     folder.mkdir()
@@ -69,7 +69,7 @@ def test_bfloat16_is_finite_and_within_its_rounding(checkpoint: Checkpoint, tmp_
     assert max(errors) <= 0.06, errors
 
 
-def test_the_published_sides_differ_in_their_schedule(checkpoint: Checkpoint) -> None:
+def test_ltx_core_and_diffusers_differ_in_their_schedule(checkpoint: Checkpoint) -> None:
     sigmas = {side: plan_of(checkpoint, ALL_ON, 1, compat=side).stages[0].sigmas for side in ("ltx-core", "diffusers")}
     tokens = ALL_ON.size.height // 32 * ALL_ON.size.width // 32 * 3
     scheduler = plan_of(checkpoint, ALL_ON, 1).arch.scheduler

@@ -37,13 +37,13 @@ def count_products(program: jax.stages.Lowered) -> int:
 
 @pytest.mark.parametrize("model", ["ltx2", "ltx2.3"])
 @pytest.mark.parametrize("name", SLICES)
-def test_the_denoiser_at_its_real_size(name: str, model: str) -> None:
+def test_the_denoiser_of_real_size_multiplies_in_float32(name: str, model: str) -> None:
     plan = plan_for(name, model=model, **FLOAT32)
     assert count_products(stage_programs(plan, 0).forward.lower()) > 40
 
 
 @pytest.mark.parametrize("name", SLICES)
-def test_every_network(name: str) -> None:
+def test_every_network_multiplies_in_float32(name: str) -> None:
     """Of the embedded model, which has them all."""
     plan = plan_for(name, model="demo", recipe="two_stage", **FLOAT32)
     products = {program.name: count_products(program.lower()) for program in programs(plan)}
@@ -51,7 +51,7 @@ def test_every_network(name: str) -> None:
 
 
 @needs_cuda
-def test_the_denoiser_compiles_for_an_h100_with_cudnns_attention() -> None:
+def test_the_denoiser_compiles_for_an_h100_with_cudnn_attention() -> None:
     plan = plan_for("h100", model="ltx2.3")
     assert (plan.stages[0].sharding.attention, plan.warnings) == (AttentionBackend.cudnn, ())
     compiled = stage_programs(plan, 0).forward.lower().compile()
@@ -59,7 +59,7 @@ def test_the_denoiser_compiles_for_an_h100_with_cudnns_attention() -> None:
 
 
 @needs_cuda
-def test_what_cudnn_cannot_compute_is_left_to_xla_and_said_once() -> None:
+def test_xla_replaces_cudnn_where_needed_with_one_note() -> None:
     plan = plan_for("h100", model="demo", **FLOAT32)
     assert {stage.sharding.attention for stage in plan.stages} == {AttentionBackend.xla}
     assert [warning for warning in plan.warnings if "attention" in warning] == [

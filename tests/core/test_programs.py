@@ -45,7 +45,7 @@ def turned(plan: ShardingPlan, weight: Weight) -> Place:
     [*((option, ShardingPlan.place) for option in OPTIONS), (OPTIONS[2], turned)],
     ids=[*map(str, OPTIONS), "trillium, another layout"],
 )
-def test_a_run_compiles_its_programs_and_no_others(
+def test_a_run_compiles_only_its_listed_programs(
     checkpoint: Checkpoint,
     compilations: list[str],
     option: dict[str, object],
@@ -88,7 +88,7 @@ def test_lowering_at_full_size_computes_no_rope_table(monkeypatch: pytest.Monkey
     stage_programs(plan, 0).forward.lower()
 
 
-def test_a_forward_is_a_program_of_its_own(checkpoint: Checkpoint) -> None:
+def test_a_forward_is_a_separate_program(checkpoint: Checkpoint) -> None:
     plan = plan_of(checkpoint, SMALL, 3)
     lowered = stage_programs(plan, 0).forward.lower()
     passes = len(plan.stages[0].passes)

@@ -35,7 +35,7 @@ def record_of(path: Path) -> dict:
     return yaml.safe_load(open_video(path).metadata["record"])
 
 
-def test_it_says_what_latents_each_video_has(clips: Path) -> None:
+def test_the_record_has_the_latents_of_each_video(clips: Path) -> None:
     hashes = set()
     for name in ("clip-s3", "clip-s4"):
         record = record_of(clips / f"{name}.mp4")
@@ -50,7 +50,7 @@ def test_it_says_what_latents_each_video_has(clips: Path) -> None:
     assert len(hashes) == 4
 
 
-def test_it_says_with_what_it_was_made(clips: Path, checkpoint: Checkpoint) -> None:
+def test_the_record_has_versions_devices_and_files(clips: Path, checkpoint: Checkpoint) -> None:
     made = read_provenance(record_of(clips / "clip-s3.mp4"), "clip")
     assert made.versions == versions()
     assert made.devices == devices() == "8 cpu"
@@ -84,12 +84,12 @@ def test_no_clip_waits_for_its_files_to_be_hashed(
     assert digests.digests(input_files(plan)) == digests.digests(input_files(plan), digests.quick_digest)
 
 
-def test_a_mesh_is_said_by_its_axes(checkpoint: Checkpoint) -> None:
+def test_a_mesh_is_recorded_by_its_axes(checkpoint: Checkpoint) -> None:
     plan = plan_of(checkpoint, SMALL, 3, sharding="ironwood")
     assert provenance(plan, {}, {})["meshes"] == {"final": "passes 4 x tokens 2"}
 
 
-def test_noise_is_a_file_that_the_clip_depends_on(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_the_noise_file_is_an_input_of_the_clip(checkpoint: Checkpoint, tmp_path: Path) -> None:
     plan = plan_of(checkpoint, SMALL, 3, tmp_path / "noise.safetensors")
     assert tmp_path / "noise.safetensors" in input_files(plan)
 
@@ -105,11 +105,11 @@ def test_noise_is_a_file_that_the_clip_depends_on(checkpoint: Checkpoint, tmp_pa
     ],
     ids=str,
 )
-def test_a_record_that_was_changed(made: dict[str, object]) -> None:
+def test_a_changed_record_is_refused(made: dict[str, object]) -> None:
     with pytest.raises(UsageError, match=r"clip.mp4 is damaged: its `provenance` is not what was written"):
         read_provenance({"provenance": made}, "clip.mp4")
 
 
-def test_an_older_record_says_less() -> None:
+def test_older_records_have_fewer_facts() -> None:
     made = read_provenance({"provenance": {"ltx2": "0.1.0", "jax": "0.10.2"}}, "clip.mp4")
     assert (made.versions, made.latents, made.files) == ({"ltx2": "0.1.0", "jax": "0.10.2"}, {}, {})

@@ -78,7 +78,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (DISTILLED, "distilled", ["BF16", "F32"]),
     ],
 )
-def test_info_says_what_a_single_file_is(
+def test_info_describes_a_single_file(
     folder: Path,
     name: str,
     variant: str,
@@ -111,7 +111,7 @@ def plan_of(folder: Path, name: str, **keys: object) -> Plan:
 
 
 @pytest.mark.parametrize("name", [DEV, "ltx-2.3-22b-dev-fp8.safetensors"])
-def test_the_dev_file_is_run_with_its_recipe(folder: Path, name: str) -> None:
+def test_the_dev_file_runs_with_its_recipe(folder: Path, name: str) -> None:
     plan = plan_of(folder, name)
     assert plan.arch.model_version == "ltx2.3"
     assert (plan.spec.recipe, plan.spec.num_inference_steps, plan.spec.stg_blocks) == ("one_stage", 30, (28,))
@@ -122,7 +122,7 @@ def test_the_dev_file_is_run_with_its_recipe(folder: Path, name: str) -> None:
     assert unused.endswith("is not used, there is one stage: --recipe two_stage")
 
 
-def test_the_distilled_file_is_run_with_its_recipe(folder: Path) -> None:
+def test_the_distilled_file_runs_with_its_recipe(folder: Path) -> None:
     plan = plan_of(folder, DISTILLED)
     assert (plan.spec.recipe, plan.spec.sigmas) == ("distilled", SIGMAS)
     assert plan.stages[0].sigmas.tolist() == pytest.approx(SIGMAS, abs=1e-7)
@@ -131,7 +131,7 @@ def test_the_distilled_file_is_run_with_its_recipe(folder: Path) -> None:
     assert plan.warnings == ()
 
 
-def test_two_stages_of_the_dev_file_have_a_denoiser_each(folder: Path) -> None:
+def test_each_stage_of_the_dev_file_has_a_denoiser(folder: Path) -> None:
     lora = str(folder / "ltx-2.3-22b-distilled-lora-384.safetensors")
     plan = plan_of(folder, DEV, recipe="two_stage", **{"second_stage.lora": [lora]})
     assert [(stage.network, stage.passes) for stage in plan.stages] == [
@@ -144,14 +144,14 @@ def test_two_stages_of_the_dev_file_have_a_denoiser_each(folder: Path) -> None:
     assert plan.warnings == ()
 
 
-def test_the_distilling_lora_makes_the_dev_file_distilled(folder: Path) -> None:
+def test_the_distilled_lora_gives_the_dev_file_the_distilled_recipe(folder: Path) -> None:
     plan = plan_of(folder, DEV, lora=[str(folder / "ltx-2.3-22b-distilled-lora-384.safetensors:1.0")])
     assert len(plan.added["transformer"]) == 1660
     assert (plan.spec.recipe, plan.stages[0].passes) == ("distilled", (Pass.COND,))
     assert plan.warnings == ()
 
 
-def test_statistics_that_nobody_needs_are_no_fault(folder: Path) -> None:
+def test_unused_statistics_are_accepted(folder: Path) -> None:
     shapes = tensors()
     more = {f"vae.per_channel_statistics.{name}": (128,) for name in ("channel", "mean-of-stds")}
     metadata = {"config": (KEYS / "ltx2.3" / "embedded_config.json").read_text()}
