@@ -5,7 +5,7 @@ import re
 import shutil
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,15 +13,7 @@ from time import monotonic
 from typing import TextIO
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from ltx2_cli.core.report import DECODE, WRITE, Report, Steps
@@ -46,14 +38,12 @@ def print_error(sentences: str, hint: str, label: str = "error: ") -> None:
     """An error on stderr: what is wrong, a line each, and what to do instead. What the user asked for has no label."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     for name, style, text in ((label, "bold red", sentences), ("hint: ", "bold cyan", hint)):
-        lines = [_shortened(visible(line)) for line in text.split("\n") if text]
+        lines = list(map(visible, text.split("\n"))) if text else []
+        for number, line in enumerate(lines):
+            if len(line) > LONGEST_LINE:  # nobody would read the middle
+                lines[number] = f"{line[: LONGEST_LINE // 2]} … {line[-LONGEST_LINE // 4 :]}"
         if lines:
             console.print(Text.assemble((name, style), ("\n" + " " * len(name)).join(lines)))
-
-
-def _shortened(line: str) -> str:
-    """A line without the middle of one that nobody would read."""
-    return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE // 2]} … {line[-LONGEST_LINE // 4 :]}"
 
 
 def visible(text: str) -> str:
@@ -75,20 +65,13 @@ def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[
     """Rows as lines of a table, alike on a terminal and in a pipe; the columns in `right` are set flush right."""
     rows = [[visible(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    flush = [">" if number in right else "<" for number in range(len(widths))]
-    return [
-        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, flush, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    formats = [f"{'>' if number in right else '<'}{width}" for number, width in enumerate(widths)]
+    return ["  ".join(map(format, row, formats)).rstrip() for row in rows]
 
 
-def out_width() -> int:
-    """Characters in a line of the terminal that stdout is; a pipe takes any number."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
-
-
-def columns_within(width: int, rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """Rows as `columns`. Where those are wider than `width`, two lines a row: the first cell, then the other cells."""
+def fitted_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """Rows as `columns`. Where a terminal is too narrow for those, two lines a row: the first cell, then the others."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
     lines = columns(rows, right)
     if max(map(len, lines)) <= width:
         return lines
@@ -106,8 +89,14 @@ class _Work:
     later: float  # what is denoised after it, in such steps
     clips: int  # to be decoded and written
     clip_seconds: float | None  # to decode and write one; None: none was yet
+    show: Callable[["_Work"], None]
     began: float
     done: int = 0
+    logged: tuple[float, int] = (0, 0)  # seconds since the beginning, and steps that were done, of the last line
+
+    def advance(self, steps: int = 1) -> None:
+        self.done += steps
+        self.show(self)
 
     def progress(self) -> str:
         """The steps that are done, and about what time is left."""
@@ -128,7 +117,7 @@ class Plain:
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         began = monotonic()
-        with self._shown(name):
+        with self._line(name):
             yield
         seconds = monotonic() - began
         self.seconds[name].append(seconds)
@@ -139,83 +128,50 @@ class Plain:
     def steps(self, total: int, later: float = 0, clips: int = 0) -> Iterator[Steps]:
         written = len(self.seconds[WRITE])
         clip_seconds = sum(self.seconds[DECODE] + self.seconds[WRITE]) / written if written else None
-        work = _Work(total, later, clips, clip_seconds, monotonic())
-        with self._counted(work) as steps:
-            yield steps
+        with self._line(f"0 of {counted_steps(total)}", total) as show:
+            yield (work := _Work(total, later, clips, clip_seconds, show, monotonic()))
         self._end(f"{counted_steps(total)}: {monotonic() - work.began:.1f} s")
 
     def note(self, text: str) -> None:
         print(visible(text), file=self.stream, flush=True)
 
-    def _shown(self, name: str) -> AbstractContextManager[object]:
-        """While a stage runs."""
-        return nullcontext()
+    def _line(self, text: str, total: int | None = None) -> AbstractContextManager[Callable[[_Work], None]]:
+        """While a stage runs, or so many steps are made. Gives what shows their progress."""
+        return nullcontext(self._log)
 
-    def _counted(self, work: _Work) -> AbstractContextManager[Steps]:
-        """While steps are made."""
-        return nullcontext(_Lines(self, work, work.began))
+    def _log(self, work: _Work) -> None:
+        """A line when a tenth of the steps is done, but not before `SECONDS` have passed since the last."""
+        seconds, (last, done) = monotonic() - work.began, work.logged
+        if seconds - last >= SECONDS and work.total > work.done >= done + work.total / 10:
+            self.note(work.progress())
+            work.logged = seconds, work.done
 
     def _end(self, text: str) -> None:
         """A stage or its steps are done."""
         self.note(text)
 
 
-@dataclass
-class _Lines:
-    """Steps of a log: a line when a tenth of them is done, but not before `SECONDS` have passed since the last."""
-
-    report: Plain
-    work: _Work
-    last: float  # when the last line was written
-    last_done: int = 0
-
-    def advance(self, steps: int = 1) -> None:
-        work, now = self.work, monotonic()
-        work.done += steps
-        due = now - self.last >= SECONDS and work.done - self.last_done >= work.total / 10
-        if due and work.done < work.total:
-            self.report.note(work.progress())
-            self.last, self.last_done = now, work.done
-
-
 class Live(Plain):
     """A `Report` for terminals: a line that moves while a stage runs, and what is left of the run."""
-
-    def note(self, text: str) -> None:
-        self._console.print(Text(f"  {visible(text)}"))
 
     @cached_property
     def _console(self) -> Console:
         return Console(file=self.stream, highlight=False)
 
-    @contextmanager
-    def _shown(self, name: str) -> Iterator[object]:
-        with _line(self._console, SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()) as line:
-            yield line.add_task(name, total=None)
+    def note(self, text: str) -> None:
+        self._console.print(Text(f"  {visible(text)}"))
 
     @contextmanager
-    def _counted(self, work: _Work) -> Iterator[Steps]:
-        with _line(self._console, SpinnerColumn(), BarColumn(), TextColumn("{task.description}")) as line:
-            yield _Bar(line, line.add_task(f"0 of {counted_steps(work.total)}", total=work.total), work)
+    def _line(self, text: str, total: int | None = None) -> Iterator[Callable[[_Work], None]]:
+        """The line is gone when it is done. stdout is left alone: it carries the results."""
+        label = TextColumn("{task.description}")
+        parts = [label, TimeElapsedColumn()] if total is None else [BarColumn(), label]
+        with Progress(SpinnerColumn(), *parts, console=self._console, transient=True, redirect_stdout=False) as line:
+            task = line.add_task(text, total=total)
+            yield lambda work: line.update(task, completed=work.done, description=work.progress())
 
     def _end(self, text: str) -> None:
         self._console.print(Text.assemble(("✓ ", "green"), text))
-
-
-@dataclass(frozen=True)
-class _Bar:
-    line: Progress
-    task: TaskID
-    work: _Work
-
-    def advance(self, steps: int = 1) -> None:
-        self.work.done += steps
-        self.line.update(self.task, advance=steps, description=self.work.progress())
-
-
-def _line(console: Console, *columns: ProgressColumn) -> Progress:
-    """A line that is gone when it is done. stdout is left alone: it carries the results."""
-    return Progress(*columns, console=console, transient=True, redirect_stdout=False)
 
 
 def counted_steps(number: int) -> str:

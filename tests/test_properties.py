@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from ltx2_cli.cli.execute import places
 from ltx2_cli.cli.inspect import inspect
+from ltx2_cli.cli.latents import latents_request
 from ltx2_cli.cli.options import KEYS, ConfigOptions
 from ltx2_cli.cli.replay import find_source, read_clip
-from ltx2_cli.cli.requests import latents_request
-from ltx2_cli.cli.resume import places
 from ltx2_cli.cli.session import system_error
 from ltx2_cli.console import print_error
 from ltx2_cli.core.provenance import extend_history, provenance, source_history

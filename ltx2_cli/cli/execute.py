@@ -1,22 +1,45 @@
-"""A request carried out: the plan that all hosts agree on, what is downloaded for it, the run itself, and what is wrong
-with its clips."""
+"""A request carried out, from its beginning or by `ltx2 resume` from where it was kept: a plan that all hosts agree on,
+what is downloaded for it, the run itself, and what is wrong with its clips."""
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
+from os.path import abspath, expanduser, relpath
 from pathlib import Path
 
+from ltx2_cli.cli.inspect import inspect
+from ltx2_cli.cli.options import Generate, Resume
 from ltx2_cli.cli.plan import check_published, fitting_plan
-from ltx2_cli.cli.session import Session, plan_facts, synchronized
+from ltx2_cli.cli.session import Facts, Session, short_digest, synchronized
 from ltx2_cli.console import print_out
 from ltx2_cli.core.components import Components
-from ltx2_cli.core.programs import enable_compilation_cache
-from ltx2_cli.core.report import Report
-from ltx2_cli.core.run import START, write
-from ltx2_cli.core.run_state import RunCheckpointer, RunState
-from ltx2_cli.errors import AbortedRunError, NotFiniteError, RunError
+from ltx2_cli.core.programs import enable_compilation_cache, forbid_compilation
+from ltx2_cli.core.provenance import input_files, versions
+from ltx2_cli.core.report import Report, Timings
+from ltx2_cli.core.run import START, load, programs, traced, warm_up, write
+from ltx2_cli.core.run_state import RunCheckpointer, RunGoal, RunState, SavedRun, open_saved_run
+from ltx2_cli.devices import find_devices
+from ltx2_cli.errors import AbortedRunError, NotFiniteError, RunError, UsageError
+from ltx2_cli.estimate.phases import CONNECT, ENCODE
 from ltx2_cli.estimate.requests import Request
+from ltx2_cli.files import Output
 from ltx2_cli.interrupts import stop_on_signal
+from ltx2_cli.outputs import (
+    Product,
+    check_distinct,
+    check_outputs,
+    latents_paths,
+    output_paths,
+    outputs,
+    record_path,
+    run_file,
+    sheet_path,
+    single_specs,
+)
 from ltx2_cli.plan.resolve import Plan, missing_downloads
+from ltx2_cli.request.layers import ASKED, read_text
+from ltx2_cli.request.profiles import OUTPUT_KEYS, PROVENANCE, to_yaml
+from ltx2_cli.request.spec import NO_CACHE, RunSpec
 from ltx2_cli.units import quantity
 from ltx2_cli.weights.hub import cache_folder, check_disk_space
 
@@ -24,6 +47,20 @@ from ltx2_cli.weights.hub import cache_folder, check_disk_space
 OF_LATENTS = frozenset({"height", "width", "num_frames", "num_videos", "model", "recipe"}).__contains__
 OF_RECORD = frozenset({"num_videos", "model"}).__contains__
 OF_RUN = "sharding".__ne__
+NO_CONTENT = {*OUTPUT_KEYS, "compile_cache", ASKED, PROVENANCE}  # keys of a record that are no part of what a clip is
+
+
+def plan_facts(plan: Plan) -> Facts:
+    """Facts of a plan, before weights are loaded: versions, the weight files' headers, the noise."""
+    headers: dict[str, object] = {
+        name: [(tensor, entry.shape, entry.dtype) for tensor, entry in sorted(files.items())]
+        for name, files in plan.checkpoint.files.items()
+    }
+    headers["lora"] = {name: sorted(tensors) for name, tensors in plan.added.items()}
+    contents = {name: repr(header).encode() for name, header in headers.items()}
+    contents["noise"] = Path(plan.spec.initial_noise).expanduser().read_bytes() if plan.spec.initial_noise else b""
+    facts = {f"what {name} holds": short_digest(content) for name, content in contents.items()}
+    return {**{f"version of {package}": version for package, version in versions().items()}, **facts}
 
 
 def agreed_plan(session: Session, request: Request, check: Callable[[Plan], None]) -> Plan:
@@ -36,16 +73,39 @@ def agreed_plan(session: Session, request: Request, check: Callable[[Plan], None
     return plan
 
 
-def note_downloads(session: Session, request: Request) -> None:
-    """Say what is to be downloaded, a line for each repository. Raises `DoesNotFitError` and `UsageError` where there
-    is no room for it."""
+def run(
+    options: Generate, session: Session, spec: RunSpec, product: Product, random: bool, files: list[Output]
+) -> None:
+    """Make clips, or only warm up, after what has to be downloaded was said; `random`: say the seed, which was drawn.
+    With --no-compile nothing is compiled once there is a plan."""
+
+    def check(plan: Plan) -> None:
+        check_distinct(files, input_files(plan))
+        if options.no_compile:
+            session.resources.enter_context(forbid_compilation(programs(plan, product)))
+
+    request = Request(spec, find_devices(), product=product)
     with synchronized(session.hosts):
         check_published(request)
-        downloads = missing_downloads(request.spec)
+        downloads = missing_downloads(spec)
         check_disk_space(downloads)
-        for repository, files in groupby(downloads, lambda file: file.repository):
-            size = quantity(sum(file.size for file in files))
+        for repository, parts in groupby(downloads, lambda file: file.repository):
+            size = quantity(sum(part.size for part in parts))
             session.report.note(f"downloading {size} of {repository} into {cache_folder()}")
+    plan = agreed_plan(session, request, check)
+    components, flaws = load(plan), list[str]()
+    if random and not options.warmup:
+        session.report.note(f"seed: {plan.spec.seeds[0]}")
+    with traced(options.profile):
+        timings = Timings(session.report)
+        if options.warmup:
+            warm_up(plan, components, timings)
+        else:
+            goal, keep = RunGoal(product, source=None), (options.resumable, options.keep_every)
+            flaws = execute(RunCheckpointer(run_file(plan.spec).path, plan, goal, timings, *keep), components)
+        if session.hosts.first and options.perf_dump:
+            timings.write(options.perf_dump)
+    session.finish([] if options.warmup else outputs(plan.spec, product), flaws)
 
 
 def execute(checkpointer: RunCheckpointer, components: Components, start: RunState = START) -> list[str]:
@@ -60,17 +120,14 @@ def execute(checkpointer: RunCheckpointer, components: Components, start: RunSta
                 finished += 1
                 flaws += report_flaws(path, findings, report)
     except KeyboardInterrupt:
-        if checkpointer.kept:
-            raise AbortedRunError("interrupted", resume) from None
-        if finished:
-            raise AbortedRunError("interrupted", f"{finished} of {len(plan.spec.seeds)} are finished") from None
-        raise
-    except NotFiniteError:
-        raise  # it would come again
+        if not (checkpointer.kept or finished):
+            raise
+        hint = resume if checkpointer.kept else f"{finished} of {len(plan.spec.seeds)} are finished"
+        raise AbortedRunError("interrupted", hint) from None
     except RunError as error:
-        if checkpointer.kept:
-            raise RunError(str(error), f"{error.hint}; then {resume}") from error
-        raise
+        if isinstance(error, NotFiniteError) or not checkpointer.kept:  # the former would come again
+            raise
+        raise RunError(str(error), f"{error.hint}; then {resume}") from error
     checkpointer.end()
     return flaws
 
@@ -81,3 +138,87 @@ def report_flaws(path: Path, findings: Sequence[str], report: Report) -> list[st
     for flaw in flaws:
         report.note(flaw)
     return flaws
+
+
+# Resuming
+
+
+def resume(options: Resume, session: Session) -> None:
+    """Finish the run and print the paths of what it makes."""
+    session.start()
+    with synchronized(session.hosts):
+        kept = open_saved_run(options.run.expanduser().absolute())
+        session.reserve([Output(kept.path, "-o")])
+        names = ("sharding", "compile_cache", "output", "save_latents")
+        given = {name: str(value) for name in names if (value := vars(options)[name])}
+        for name in given.keys() - {"sharding", *(["compile_cache"] if options.compile_cache == NO_CACHE else [])}:
+            given[name] = str(Path(given[name]).expanduser().absolute())
+        if os.path.isdir(kept.folder) and not os.path.samefile(kept.folder, "."):
+            session.report.note(f"in {kept.folder}, where it was begun")
+            os.chdir(kept.folder)  # relative paths in its request begin there
+        spec = kept.spec({**places(kept.spec({}), kept, given), **given})
+
+    def check(plan: Plan) -> None:
+        if (changes := kept.changes(plan)) and not options.force:
+            hint = "--force goes on; the clip may differ in its last bits"
+            raise UsageError(f"{kept.path} was kept elsewhere: {'; '.join(changes)}", hint)
+
+    product, source = kept.goal  # the text was read before it was kept
+    request = Request(spec, find_devices(), source, product, frozenset({ENCODE, CONNECT}), OF_RUN)
+    plan = agreed_plan(session, request, check)
+    files = outputs(plan.spec, product)
+    with synchronized(session.hosts) as facts:
+        progress = kept.progress(plan)
+        facts["how far the run is"] = str(kept.place)
+        if session.hosts.first:
+            own = own_files(plan.spec, product, progress.written)
+            check_outputs(files, [kept.path], options.overwrite, own, "--overwrite")
+            session.reserve(files)
+    checkpointer = RunCheckpointer(kept.path, plan, kept.goal, session.report, True, options.keep_every, written=0)
+    session.finish(files, execute(checkpointer, load(plan), progress))
+
+
+def places(spec: RunSpec, kept: SavedRun, given: Mapping[str, str]) -> dict[str, str]:
+    """The values of a kept request that name where it writes, where they have changed: each place lies to the run's
+    file as it did when the run was started. Places that are `given` are left out.
+
+    Raises `UsageError` for a place outside of the folder of that file.
+    """
+    here = kept.path.parent.resolve()
+    started = os.path.join(kept.folder, run_file(spec).path.parent)
+    clips = ["output" if spec.output else "base_output_directory"] if kept.goal.product is Product.clips else []
+    moved = {}
+    for key in [*clips, *(["save_latents"] if spec.save_latents else [])]:
+        name, option = ("save_latents", "--save-latents") if key == "save_latents" else ("output", "-o")
+        before = abspath(os.path.join(kept.folder, expanduser(vars(spec)[key] or "")))
+        after = Path(os.path.realpath(here / relpath(before, started)))
+        if name not in given and not after.is_relative_to(here):
+            hint = f"`ltx2 resume {kept.path} {option} FILE` says where to write instead"
+            raise UsageError(f"{kept.path} names a place outside of its folder: {before}", hint)
+        if name not in given and str(after) != os.path.realpath(before):
+            moved[key] = str(after)
+    return moved
+
+
+def own_files(spec: RunSpec, product: Product, done: int) -> set[Path]:
+    """The files that the run made itself: its first `done` clips, files whose record is its request, and the contact
+    sheet where all latents are its own."""
+    singles, latents = single_specs(spec), latents_paths(spec)
+    clips = [(video, record_path(video)) for video in output_paths(spec)]
+    own = {file for pair in clips[:done] for file in pair}
+    for files, single in zip([*clips[done:], *zip(latents)], [*singles[done:], *singles], strict=False):
+        own |= {file for file in files if _has_record(file, single)}
+    return own | ({sheet_path(spec)} if product is Product.drafts and own.issuperset(latents) else set())
+
+
+def _has_record(file: Path, spec: RunSpec) -> bool:
+    """Whether the record in a file is this request."""
+    try:
+        record = inspect(file).get("record")
+    except UsageError:
+        return False
+    if record is None:
+        return False
+    pair = record, read_text(to_yaml(spec), str(file)).values
+    first, second = ({key: value for key, value in values.items() if key not in NO_CONTENT} for values in pair)
+    return first == second

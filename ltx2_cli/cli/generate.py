@@ -1,26 +1,25 @@
-"""`ltx2 generate`: from a prompt to a video with sound."""
+"""`ltx2 generate`: from a prompt to a video with sound. How options become a request."""
 
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from ltx2_cli.cli.options import Generate
-from ltx2_cli.cli.requests import configured_spec, overrides, prompt_and_seeds
-from ltx2_cli.cli.session import Session, request_facts, synchronized, with_common_seed
-from ltx2_cli.console import print_out, visible
-from ltx2_cli.devices import find_devices
+from ltx2_cli.cli.options import KEYS, ConfigOptions, Generate, Options
+from ltx2_cli.cli.session import Session, request_facts, synchronized
 from ltx2_cli.errors import UsageError
-from ltx2_cli.files import Output
-from ltx2_cli.outputs import (
-    Product,
-    check_distinct,
-    check_outputs,
-    check_place,
-    outputs,
-    read_files,
-    run_file,
-    with_free_names,
-)
+from ltx2_cli.files import Output, read_limited
+from ltx2_cli.media.video_file import is_video
+from ltx2_cli.outputs import Product, check_outputs, check_place, outputs, read_files, run_file, with_free_names
+from ltx2_cli.request.layers import ConfigLayer, read_file, read_text
+from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.request.spec import NO_CACHE, RunSpec
+from ltx2_cli.request.validation import random_seed
+from ltx2_cli.request.yaml_text import MAX_TEXT, PAGE
 
+ABSENT: tuple[object, ...] = (None, [], ())  # what an option is that was not given; the last two if it is repeatable
+SEEDS = re.compile(r"\d+(\.\.\d+)?,?")
 ANYTHING = "a"  # the prompt of a warm-up; every text encoder knows it
 
 
@@ -36,15 +35,20 @@ def generate(options: Generate, session: Session) -> None:
         spec = configured_spec({**anything, **overrides(options, **text)}, options)
         facts |= request_facts(spec)
     random, product = spec.seed is None, Product.drafts if options.stop_after else Product.clips
-    spec = with_common_seed(spec, session.hosts)
+    if random:  # the first host draws a seed for all
+        spec = replace(spec, seed=(int(session.hosts.allgather_text(str(random_seed(spec)))[0]),))
     with synchronized(session.hosts):
         if session.hosts.first and not options.force:
             spec = with_free_names(spec, product)
         files = _claimed(options, session, spec, product)
     if options.dry_run:
-        _dry_run(session, spec, product, random, files)
-    else:
-        _run(options, session, spec, product, random, files)
+        from ltx2_cli.cli.plan import print_dry_run
+
+        return print_dry_run(session, spec, product, random, files)
+    session.start()
+    from ltx2_cli.cli.execute import run
+
+    run(options, session, spec, product, random, files)
 
 
 def _claimed(options: Generate, session: Session, spec: RunSpec, product: Product) -> list[Output]:
@@ -64,48 +68,64 @@ def _claimed(options: Generate, session: Session, spec: RunSpec, product: Produc
     return files
 
 
-def _dry_run(session: Session, spec: RunSpec, product: Product, random: bool, files: list[Output]) -> None:
-    """Print what would be done; `random`: another seed will be drawn."""
-    from ltx2_cli.cli.plan import dry_run_lines
-    from ltx2_cli.estimate.requests import Request
-
-    with synchronized(session.hosts):
-        if session.hosts.first:
-            lines = dry_run_lines(Request(spec, find_devices(), product=product), random, files)
-            print_out("\n".join(map(visible, lines)))
+# Options as a request
 
 
-def _run(
-    options: Generate, session: Session, spec: RunSpec, product: Product, random: bool, files: list[Output]
-) -> None:
-    session.start()
-    from ltx2_cli.cli.execute import agreed_plan, execute, note_downloads
-    from ltx2_cli.core.programs import forbid_compilation
-    from ltx2_cli.core.provenance import input_files
-    from ltx2_cli.core.report import Timings
-    from ltx2_cli.core.run import load, programs, traced, warm_up
-    from ltx2_cli.core.run_state import RunCheckpointer, RunGoal
-    from ltx2_cli.estimate.requests import Request
-    from ltx2_cli.plan.resolve import Plan
+def overrides(options: Options, **others: object) -> dict[str, object]:
+    """The options that were given, by their keys in the `RunSpec`. `others` take their place."""
+    values = {**vars(options), **others}
+    given = {KEYS[name]: value for name, value in values.items() if name in KEYS and value not in ABSENT}
+    if isinstance(blocks := given.get("stg_blocks"), str):
+        try:
+            given["stg_blocks"] = [int(block) for block in blocks.split(",")]
+        except ValueError:
+            raise UsageError(
+                f"stg_blocks {blocks!r} is not a list of blocks", "for example: --stg-blocks 0,1; no STG: --stg-scale 0"
+            ) from None
+    return {key: str(value) if isinstance(value, Path) else value for key, value in given.items()}
 
-    def check(plan: Plan) -> None:
-        check_distinct(files, input_files(plan))
-        if options.no_compile:
-            session.resources.enter_context(forbid_compilation(programs(plan, product)))
 
-    request = Request(spec, find_devices(), product=product)
-    note_downloads(session, request)
-    plan = agreed_plan(session, request, check)
-    components, flaws = load(plan), list[str]()
-    if random and not options.warmup:
-        session.report.note(f"seed: {plan.spec.seeds[0]}")
-    with traced(options.profile):
-        timings = Timings(session.report)
-        if options.warmup:
-            warm_up(plan, components, timings)
-        else:
-            goal, keep = RunGoal(product, source=None), (options.resumable, options.keep_every)
-            flaws = execute(RunCheckpointer(run_file(plan.spec).path, plan, goal, timings, *keep), components)
-        if session.hosts.first and options.perf_dump:
-            timings.write(options.perf_dump)
-    session.finish([] if options.warmup else outputs(plan.spec, product), flaws)
+def prompt_and_seeds(prompt: str | None, seed: str | None, words: Sequence[str]) -> dict[str, str | None]:
+    """The values of --prompt and --seed, with the words that follow no option: one text, which is the prompt, and the
+    numbers behind `--seed N`. Raises `UsageError` for any other word."""
+    numbers = [word for word in words if seed is not None and SEEDS.fullmatch(word)]
+    texts = [word for word in words if word not in numbers]
+    if len(texts) > 1 or (texts and prompt is not None):
+        prompts = [prompt, *texts] if prompt is not None else texts
+        joined = " ".join(word for text in prompts for word in text.split())
+        shown = f"{joined[:60]}…" if len(joined) > 60 else joined
+        raise UsageError(f"one prompt makes a clip, and {len(prompts)} texts are given", f'--prompt "{shown}"')
+    return {"prompt": texts[0] if texts else prompt, "seed": seed and " ".join([seed, *numbers])}
+
+
+def configured_spec(values: Mapping[str, object], options: ConfigOptions) -> RunSpec:
+    """The request of these values, over those of --config and under those of --set."""
+    return read_spec(values, config=config_page(options.config), dotlist=options.settings or ())
+
+
+def config_page(path: Path | None) -> ConfigLayer | None:
+    """The request in the file that --config names: a page of YAML, or the record of a clip, of latents or in the output
+    of `ltx2 info --json` of one file. Raises `UsageError` for anything else."""
+    if path is None:
+        return None
+    if not path.is_file():
+        return read_file(path)
+    if is_video(path) or looks_like_safetensors(path):
+        from ltx2_cli.cli.inspect import inspect
+
+        if record := inspect(path).get("record"):
+            return ConfigLayer(f"the record in {path}: ", record)
+        raise UsageError(f"{path} does not say what made it", PAGE)
+    try:
+        match json.loads(read_limited(path, MAX_TEXT, PAGE)):
+            case [{"record": dict(record)}]:
+                return read_text(json.dumps(record), f"the record in {path}")
+    except (ValueError, RecursionError):
+        pass  # it is no JSON
+    return read_file(path)
+
+
+def looks_like_safetensors(path: Path) -> bool:
+    """Whether it begins with the length of a JSON object, and the object."""
+    with path.open("rb") as file:
+        return file.read(9)[8:] == b"{"

@@ -1,14 +1,16 @@
-"""What a file is: latents, a video, a record, a checkpoint, a LoRA or a latent upsampler. Only headers of weights are
-read."""
+"""`ltx2 info`: what a file is, and what made it. Only headers of weights are read."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Mapping
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from ltx2_cli.cli.lora import LoraInfo, lora_info
-from ltx2_cli.cli.requests import looks_like_safetensors
+from ltx2_cli.cli.generate import looks_like_safetensors
+from ltx2_cli.cli.lora import UNKNOWN, lora_facts, lora_lines
+from ltx2_cli.cli.options import Info
+from ltx2_cli.console import columns, print_out
 from ltx2_cli.core.provenance import UNFINISHED, read_provenance
 from ltx2_cli.diffusion.latents import SIZE, open_latents
 from ltx2_cli.errors import UsageError
@@ -20,79 +22,37 @@ from ltx2_cli.plan.recipe import is_distilled
 from ltx2_cli.request.layers import read_text
 from ltx2_cli.request.profiles import PROVENANCE
 from ltx2_cli.request.spec import Streams
-from ltx2_cli.request.yaml_text import MAX_TEXT
-from ltx2_cli.weights.checkpoint import TensorFiles, read_header
+from ltx2_cli.request.yaml_text import MAX_TEXT, escaped, in_texts
+from ltx2_cli.units import quantity
+from ltx2_cli.weights.checkpoint import TensorFiles, collect, raise_all, read_header, shape_text
 from ltx2_cli.weights.lora import FACTOR, open_lora
 
 KNOWN = "known are latents, mp4 videos, records, checkpoints (a folder or a file), LoRAs and latent upsamplers"
 UPSAMPLER = "initial_conv.weight"  # a tensor of every latent upsampler
 DENOISER = "model.diffusion_model."  # prefix of the denoiser's tensors in a single file
 RECORDS = (".yaml", ".yml", ".json")
+REQUEST = ("prompt", "negative_prompt", "model", "lora", "recipe", "num_inference_steps", "seed")  # shown of a record
 SHORT = 12  # digits of a hash that people read
+Facts = dict[str, Any]  # as JSON has them; None is what a file does not say of itself
+Row = tuple[str, str]
 
 
-def short_hash(digest: str) -> str:
-    """A hash as people read it, with the part of a file that it is of, if not the whole."""
-    part, _, digits = digest.rpartition(" ")
-    return f"{part} {digits[:SHORT]}".strip()
+def info(options: Info) -> None:
+    """Print what the files are. Raises `UsageError` afterwards for those that are nothing that is known."""
+    infos, problems = collect({str(file): partial(inspect, file.expanduser()) for file in options.files})
+    if options.as_json:
+        for facts in infos.values():
+            if "record" in facts:  # its texts as in YAML, so that --config reads it
+                facts["record"] = in_texts(escaped, facts["record"])
+        print_out(json.dumps(list(infos.values()), indent=2))
+    elif infos:
+        print_out("\n\n".join("\n".join(_lines(facts)) for facts in infos.values()))
+    raise_all(problems)
 
 
-@dataclass(frozen=True)
-class RecordInfo:
-    """The request that made a clip, and the versions that it was made with."""
-
-    kind: str
-    file: str
-    record: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class ClipInfo:
-    """A video, or latents and the video that they decode to. What a file does not say of itself is None."""
-
-    kind: str
-    file: str
-    bytes: int
-    model_version: str | None
-    stage: str | None
-    width: int
-    height: int
-    num_frames: int
-    fps: float | None
-    seconds: float | None
-    sample_rate: int | None  # of a video's sound; None: it has none
-    latents: Mapping[str, tuple[int, ...]] | None  # their shapes
-    record: Mapping[str, Any] | None
-
-
-@dataclass(frozen=True)
-class NetworkInfo:
-    """One network of a checkpoint."""
-
-    name: str
-    parameters: int
-    dtypes: tuple[str, ...]  # the one with the most numbers first
-
-
-@dataclass(frozen=True)
-class CheckpointInfo:
-    """A checkpoint, or a latent upsampler."""
-
-    kind: str
-    file: str
-    bytes: int
-    model_version: str | None  # None: its header does not tell
-    variant: str | None  # `dev` or `distilled`, of a checkpoint
-    upsamples: Mapping[str, float] | None  # time and space, by these factors
-    parameters: int
-    networks: tuple[NetworkInfo, ...]
-
-
-FileInfo = RecordInfo | ClipInfo | CheckpointInfo | LoraInfo
-
-
-def inspect(path: Path) -> FileInfo:
-    """What `path` is. Raises `UsageError` where it is damaged, or of no known kind."""
+def inspect(path: Path) -> Facts:
+    """What `path` is: its `kind`, `file`, and more; a clip, latents, a record or an unfinished run has a `record`, the
+    request that made it. Raises `UsageError` where it is damaged, or of no known kind."""
     if path.is_dir():
         if is_checkpoint(path):
             folder = open_folder(path)
@@ -110,34 +70,35 @@ def inspect(path: Path) -> FileInfo:
     if video:
         clip = open_video(path)
         facts = {name: value for name, value in vars(clip).items() if name not in ("path", "metadata")}
-        return _clip("video", path, clip.metadata, fps=clip.fps, latents=None, **facts)
+        return _clip("video", path, clip.metadata, {**facts, "fps": clip.fps, "latents": None})
     if tensors or path.suffix == ".safetensors":
         return _tensors(path, path)
     if path.suffix not in RECORDS:
         raise _unknown(path, "")
     try:
-        return RecordInfo("record", str(path), _parsed(read_limited(path, MAX_TEXT, KNOWN).decode("utf-8"), str(path)))
+        text = read_limited(path, MAX_TEXT, KNOWN).decode("utf-8")
     except UnicodeDecodeError:
         raise _unknown(path, ": it is not text") from None
+    return {"kind": "record", "file": str(path), "record": _parsed(text, str(path))}
 
 
 def _unknown(path: Path, reason: str) -> UsageError:
     return UsageError(f"{path} is nothing that is known here{reason}", KNOWN)
 
 
-def _tensors(path: Path, place: Path) -> FileInfo:
+def _tensors(path: Path, place: Path) -> Facts:
     """A safetensors file, by the names of its tensors; `place` is what the user named."""
     tensors, metadata = read_header(path)
     if UNFINISHED in metadata and "record" in metadata:
-        return RecordInfo("unfinished run", str(path), _parsed(metadata["record"], f"the record in {path}"))
+        record = _parsed(metadata["record"], f"the record in {path}")
+        return {"kind": "unfinished run", "file": str(path), "record": record}
     if tensors.keys() >= set(Streams._fields):
         file = open_latents(path)
-        size, shapes = dict(zip(SIZE, file.size, strict=True)), file.shapes._asdict()
         seconds = file.size[0] / file.fps if file.fps else None
-        facts = {**size, "fps": file.fps, "seconds": seconds, "sample_rate": None, "latents": shapes}
-        return _clip("latents", path, file.metadata, **facts)
+        facts = {"fps": file.fps, "seconds": seconds, "sample_rate": None, "latents": file.shapes._asdict()}
+        return _clip("latents", path, file.metadata, {**dict(zip(SIZE, file.size, strict=True)), **facts})
     if any(FACTOR.fullmatch(name) for name in tensors):
-        return lora_info(open_lora(path))
+        return {"kind": "lora", **lora_facts(open_lora(path))}
     if UPSAMPLER in tensors:
         arch, files = open_upsampler(place, None)
         factors = {"time": float(arch.upsampling.time), "space": arch.upsampling.up / arch.upsampling.down}
@@ -150,27 +111,27 @@ def _tensors(path: Path, place: Path) -> FileInfo:
     raise _unknown(path, f": it holds {names or 'nothing'}")
 
 
-def _clip(kind: str, path: Path, metadata: Mapping[str, str], **facts: Any) -> ClipInfo:
+def _clip(kind: str, path: Path, metadata: Mapping[str, str], facts: Facts) -> Facts:
     """A video or latents, with what the metadata says of both alike."""
-    version, stage, record = metadata.get("model_version"), metadata.get("stage"), None
+    record, stated = None, {name: metadata.get(name) for name in ("model_version", "stage")}
     if "record" in metadata:
         try:
             record = _parsed(metadata["record"], f"the record in {path}")
         except UsageError as error:
             raise UsageError(str(error), "it was changed after it was written") from error
-    return ClipInfo(kind, str(path), path.stat().st_size, version, stage, record=record, **facts)
+    return {"kind": kind, "file": str(path), "bytes": path.stat().st_size, **stated, **facts, "record": record}
 
 
-def _parsed(text: str, source: str) -> Mapping[str, Any]:
+def _parsed(text: str, source: str) -> Facts:
     """A record. Raises `UsageError` where the text is none."""
-    values = read_text(text, source).values
+    values = dict(read_text(text, source).values)
     if not isinstance(values.get(PROVENANCE), dict):
         raise UsageError(f"{source} is no record of a clip: it does not say what it was `{PROVENANCE}`", KNOWN)
     read_provenance(values, source)
     return values
 
 
-def _checkpoint(path: Path, version: str, files: Mapping[str, TensorFiles], scheduler: Any) -> CheckpointInfo:
+def _checkpoint(path: Path, version: str, files: Mapping[str, TensorFiles], scheduler: Any) -> Facts:
     variant = "distilled" if is_distilled(str(path), scheduler) else "dev"
     return _weights("checkpoint", path, version, files, variant, None)
 
@@ -182,14 +143,85 @@ def _weights(
     files: Mapping[str, TensorFiles],
     variant: str | None,
     upsamples: Mapping[str, float] | None,
-) -> CheckpointInfo:
-    networks = []
+) -> Facts:
+    networks = list[Facts]()
     for name, tensors in files.items():
         numbers: dict[str, int] = {}
         for tensor in tensors.values():
             numbers[tensor.dtype] = numbers.get(tensor.dtype, 0) + prod(tensor.shape)
-        dtypes = tuple(sorted(numbers, key=numbers.__getitem__, reverse=True))
-        networks.append(NetworkInfo(name, sum(numbers.values()), dtypes))
+        dtypes = sorted(numbers, key=numbers.__getitem__, reverse=True)
+        networks.append({"name": name, "parameters": sum(numbers.values()), "dtypes": dtypes})
     size = sum(path.stat().st_size for path in {tensor.file for part in files.values() for tensor in part.values()})
-    parameters = sum(network.parameters for network in networks)
-    return CheckpointInfo(kind, str(path), size, version, variant, upsamples, parameters, tuple(networks))
+    facts = {"kind": kind, "file": str(path), "bytes": size, "model_version": version, "variant": variant}
+    parameters = sum(network["parameters"] for network in networks)
+    return {**facts, "upsamples": upsamples, "parameters": parameters, "networks": networks}
+
+
+# Text
+
+
+def _lines(facts: Facts) -> Iterator[str]:
+    if facts["kind"] == "lora":
+        return lora_lines(facts)
+    rows = [(facts["kind"], facts["file"])]
+    if "networks" in facts:
+        rows += _checkpoint_rows(facts)
+    elif "bytes" in facts:
+        rows += _clip_rows(facts)
+    if facts.get("record"):
+        rows += _record_rows(facts["record"])
+    elif "record" in facts:
+        rows.append(("record", "none: the file does not say what made it"))
+    return iter(columns(rows))
+
+
+def _clip_rows(clip: Facts) -> Iterator[Row]:
+    rate = f", {clip['seconds']:.2f} s at {clip['fps']:g} frames a second" if clip["seconds"] and clip["fps"] else ""
+    yield "size", quantity(clip["bytes"])
+    yield "clip", f"{clip['width']}x{clip['height']}, {clip['num_frames']} frames{rate}"
+    if clip["latents"]:
+        yield "latents", ", ".join(f"{name} {shape_text(shape)}" for name, shape in clip["latents"].items())
+    else:
+        yield "sound", f"{clip['sample_rate']} Hz" if clip["sample_rate"] else "none"
+    yield from ((key.replace("_", " "), clip[key]) for key in ("model_version", "stage") if clip[key])
+
+
+def _record_rows(record: Facts) -> Iterator[Row]:
+    """The request, as far as one knows a clip by it, and what it was made with."""
+    for key in REQUEST:
+        if (value := record.get(key)) not in (None, "", []):
+            text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            yield key.replace("_", " "), " ".join(text.split())
+    provenance = read_provenance(record, "the record")
+    yield "made with", ", ".join(f"{name} {version}" for name, version in provenance.versions.items())
+    if provenance.devices:
+        meshes = ", ".join(f"{stage} on {mesh}" for stage, mesh in provenance.meshes.items())
+        yield "devices", f"{provenance.devices}: {meshes}"
+    if provenance.source:
+        yield "went on from", f"{provenance.source.file} {provenance.source.sha256[:SHORT]}"
+    for number, (file, digest) in enumerate(provenance.files.items()):
+        yield "" if number else "files", f"{file} {short_hash(digest)}"
+    for stage, latents in provenance.latents.items():
+        hashes = (f"{name} {fingerprint.sha256[:SHORT]}" for name, fingerprint in latents._asdict().items())
+        yield f"after {stage}", ", ".join(hashes)
+
+
+def short_hash(digest: str) -> str:
+    """A hash as people read it, with the part of a file that it is of, if not the whole."""
+    part, _, digits = digest.rpartition(" ")
+    return f"{part} {digits[:SHORT]}".strip()
+
+
+def _checkpoint_rows(facts: Facts) -> Iterator[Row]:
+    yield "size", f"{quantity(facts['bytes'])}, {_count(facts['parameters'])} parameters"
+    yield "model version", facts["model_version"] or UNKNOWN
+    if facts["variant"]:
+        yield "variant", facts["variant"]
+    yield from ((axis, f"x{factor:g}") for axis, factor in (facts["upsamples"] or {}).items())
+    for network in facts["networks"]:
+        yield network["name"], f"{_count(network['parameters'])}, {' and '.join(network['dtypes'])}"
+
+
+def _count(parameters: int) -> str:
+    """Numbers as people say them: `18.9 B`, `0.5 M`."""
+    return f"{parameters / 1e9:.1f} B" if parameters >= 5e7 else f"{parameters / 1e6:.1f} M"

@@ -8,7 +8,7 @@ from typing import Any
 from huggingface_hub import constants
 
 from ltx2_cli.cli.options import Models
-from ltx2_cli.console import columns_within, out_width, print_out, reporter
+from ltx2_cli.console import fitted_columns, print_out, reporter
 from ltx2_cli.request.layers import read_file
 from ltx2_cli.request.profiles import GEMMA, configs, profile_names
 from ltx2_cli.units import quantity
@@ -28,7 +28,7 @@ def models(options: Models) -> None:
         return
     for kind, of_kind in groupby(records, lambda record: record["kind"]):
         table = [(HEADINGS.get(kind, kind), *COLUMNS), *map(_cells, of_kind)]
-        print_out("\n".join([*columns_within(out_width(), table, RIGHT), ""]))
+        print_out("\n".join([*fitted_columns(table, RIGHT), ""]))
     reporter().note(f"~ is about; the cache is {constants.HF_HUB_CACHE}")
     reporter().note(f"a single file needs the text encoder {GEMMA} too, which is counted as to be downloaded")
 

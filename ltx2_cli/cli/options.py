@@ -55,12 +55,8 @@ def _completion(kind: str) -> Callable[[str], list[str]]:
 
 
 # Options of several commands
-FPS = option(SIZE, "Frames per second, 1 to 240.")
-NUM_STEPS = option(STEPS, "Of the denoiser; without it the recipe's.", "--steps", "--num-inference-steps")
 UPSAMPLER = option(MODEL, r"Of a second stage: FILE, FOLDER or REPO\[/FILE].")
 LORA = option(MODEL, r"FILE, FOLDER or REPO\[/FILE]; repeatable.", "--lora", metavar="LORA[:STRENGTH]")
-DTYPE = option(MODEL, "Of all but the text encoder.")
-TEXT_ENCODER = option(MODEL, r"FOLDER or REPO\[@REV] with Gemma-3, for a single file.")
 SHARDING = option(MODEL, "NAME or FILE of a profile.", profiles="sharding")
 NOISE = option(FILES, "Safetensors file to start from.")
 SAVE_LATENTS = option(FILES, "Safetensors file for the final latents.")
@@ -71,20 +67,25 @@ DEBUG = flag(FILES, "Show tracebacks.", "--debug")
 
 
 class Options:
-    """What was typed for a command, an attribute an option. Its help is the docstring of its class: a sentence or two,
-    and examples."""
+    """What was typed for a command. The docstring of its class is its help: a sentence or two, then examples."""
 
     def __init__(self, **values: object) -> None:
         vars(self).update(values)
 
 
-class ClipOptions(Options):
+class ModelOptions(Options):
+    fps: Real = option(SIZE, "Frames per second, 1 to 240.")
+    dtype: Literal["bfloat16", "float32"] | None = option(MODEL, "Of all but the text encoder.")
+    text_encoder: Text = option(MODEL, r"FOLDER or REPO\[@REV] with Gemma-3, for a single file.")
+    sharding: Text = SHARDING
+
+
+class ClipOptions(ModelOptions):
     prompt: Text = option(CONTENT, "What to show and to hear.")
     negative_prompt: Text = option(CONTENT, "What to keep away from.")
     height: Count = option(SIZE, "Pixels, a multiple of 32.")
     width: Count = option(SIZE, "Pixels, a multiple of 32.")
     num_frames: Count = option(SIZE, "A multiple of 8, plus 1.")
-    fps: Real = FPS
     guidance_scale: Real = option(VIDEO, "Away from the negative prompt; off: 1.")
     stg_scale: Real = option(VIDEO, "Away from disturbed self-attention; off: 0.")
     modality_scale: Real = option(VIDEO, "Closer to the sound; off: 1.")
@@ -94,23 +95,18 @@ class ClipOptions(Options):
     audio_stg_scale: Real = option(AUDIO, "Away from disturbed self-attention; off: 0.")
     audio_modality_scale: Real = option(AUDIO, "Closer to the picture; off: 1.")
     audio_guidance_rescale: Real = option(AUDIO, "How far contrast is pulled back; off: 0.")
-    num_inference_steps: Count = NUM_STEPS
+    num_inference_steps: Count = option(
+        STEPS, "Of the denoiser; without it the recipe's.", "--steps", "--num-inference-steps"
+    )
     model: Text = option(MODEL, r"ltx2, ltx2.3, demo, FOLDER, FILE, REPO\[/FILE]\[@REV].", profiles="model")
     recipe: Text = option(MODEL, "one_stage, two_stage, distilled; without it the model's own.", profiles="recipe")
     upsampler: Text = UPSAMPLER
     lora: Texts = LORA
-    dtype: Literal["bfloat16", "float32"] | None = DTYPE
-    text_encoder: Text = TEXT_ENCODER
     text_encoder_dtype: Literal["float32", "bfloat16", "float16"] | None = option(MODEL, "Of the text encoder.")
-    sharding: Text = SHARDING
 
 
-class SavedModelOptions(Options):
+class SavedModelOptions(ModelOptions):
     model: Text = option(MODEL, "Where the file does not say which, or in its place.", profiles="model")
-    text_encoder: Text = TEXT_ENCODER
-    dtype: Literal["bfloat16", "float32"] | None = DTYPE
-    sharding: Text = SHARDING
-    fps: Real = FPS
 
 
 class KeepOptions(Options):
@@ -299,4 +295,13 @@ class Lora(Options):
     as_json: bool = flag(None, "As JSON, the size in bytes.", "--json")
 
 
-VERBS = (Generate, Upsample, Resume, Decode, Replay, Plan, Info, Models)
+VERBS: dict[type[Options], str] = {  # with the modules that carry them out
+    Generate: "generate",
+    Upsample: "latents",
+    Resume: "execute",
+    Decode: "latents",
+    Replay: "replay",
+    Plan: "plan",
+    Info: "inspect",
+    Models: "models",
+}

@@ -12,8 +12,9 @@ import jax
 from typer.main import get_group
 
 from ltx2_cli.cli import app
+from ltx2_cli.cli.generate import configured_spec, overrides
 from ltx2_cli.cli.options import Plan as PlanOptions
-from ltx2_cli.cli.requests import configured_spec, overrides
+from ltx2_cli.cli.session import Session, synchronized
 from ltx2_cli.console import columns, print_out, reporter, visible
 from ltx2_cli.core.provenance import input_files
 from ltx2_cli.core.run import programs
@@ -28,9 +29,10 @@ from ltx2_cli.estimate.requests import FRACTION, Alternative, Request
 from ltx2_cli.estimate.topology import topology
 from ltx2_cli.files import Output
 from ltx2_cli.nn.layers import IMAGE_AXES
-from ltx2_cli.outputs import RUN, check_distinct, check_place
+from ltx2_cli.outputs import RUN, Product, check_distinct, check_place
 from ltx2_cli.plan.resolve import Plan, missing_downloads
 from ltx2_cli.plan.stages import REFINER
+from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.units import quantity
 from ltx2_cli.weights.hub import cache_folder, check_disk_space, local_path
 from ltx2_cli.weights.published import FOLDER_FILES
@@ -88,11 +90,17 @@ def fitting_plan(request: Request) -> Plan:
     return plan
 
 
-def dry_run_lines(request: Request, random: bool, files: Sequence[Output]) -> Iterator[str]:
-    """The lines of `--dry-run`: what would be downloaded, by folder; once nothing is missing, what the run would do.
+def print_dry_run(session: Session, spec: RunSpec, product: Product, random: bool, files: Sequence[Output]) -> None:
+    """Print what `ltx2 generate` would do; `random`: another seed will be drawn. Raises `UsageError` and
+    `DoesNotFitError` where the run would."""
+    with synchronized(session.hosts):
+        if session.hosts.first:
+            lines = _dry_run_lines(Request(spec, find_devices(), product=product), random, files)
+            print_out("\n".join(map(visible, lines)))
 
-    `random`: another seed will be drawn. Raises `UsageError` and `DoesNotFitError` where the run would.
-    """
+
+def _dry_run_lines(request: Request, random: bool, files: Sequence[Output]) -> Iterator[str]:
+    """What would be downloaded, by folder; once nothing is missing, what the run would do."""
     check_published(request)
     sizes: dict[str, int] = {}
     for file in (downloads := missing_downloads(request.spec)):

@@ -7,9 +7,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ltx2_cli.cli.execute import OF_LATENTS, OF_RECORD, agreed_plan, report_flaws
-from ltx2_cli.cli.inspect import SHORT, ClipInfo, RecordInfo, inspect, short_hash
+from ltx2_cli.cli.generate import overrides
+from ltx2_cli.cli.inspect import SHORT, inspect, short_hash
+from ltx2_cli.cli.latents import check_source
 from ltx2_cli.cli.options import Replay
-from ltx2_cli.cli.requests import check_source, overrides
 from ltx2_cli.cli.session import Session, file_facts, request_facts, synchronized
 from ltx2_cli.console import columns, print_out
 from ltx2_cli.core.provenance import (
@@ -139,18 +140,18 @@ def _plan(
 
 def read_clip(path: Path) -> RecordedClip:
     """The record in or beside `path`. Raises `UsageError` where there is none, or it is damaged."""
-    info = inspect(path)
-    if not isinstance(info, RecordInfo | ClipInfo):
+    facts = inspect(path)
+    if "record" not in facts:
         raise UsageError(f"{path} is no clip", NAMES)
-    if info.record is None:
+    if (record := facts["record"]) is None:
         raise UsageError(f"{path} does not say what made it: another program wrote or changed it", NAMES)
-    provenance = read_provenance(info.record, str(path))
-    stage = (info.stage if isinstance(info, ClipInfo) else None) or (list(provenance.latents) or [FINAL])[-1]
-    if info.kind == "latents":
+    provenance = read_provenance(record, str(path))
+    stage = facts.get("stage") or (list(provenance.latents) or [FINAL])[-1]
+    if facts["kind"] == "latents":
         latents = {**provenance.latents, stage: Streams(*map(fingerprint, open_latents(path).read()))}
-        return RecordedClip(path, info.record, provenance, stage, latents, None)
-    video = path.with_suffix(".mp4") if isinstance(info, RecordInfo) else path
-    return RecordedClip(path, info.record, provenance, stage, provenance.latents, video if video.exists() else None)
+        return RecordedClip(path, record, provenance, stage, latents, None)
+    video = path if facts["kind"] == "video" else path.with_suffix(".mp4")
+    return RecordedClip(path, record, provenance, stage, provenance.latents, video if video.exists() else None)
 
 
 def check_overrides(clip: RecordedClip, changed: Collection[str]) -> None:

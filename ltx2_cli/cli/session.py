@@ -5,10 +5,11 @@ import errno
 import hashlib
 import json
 import os
+import resource
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, NoReturn
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 from ltx2_cli.cli.options import SessionOptions
 from ltx2_cli.console import reporter
 from ltx2_cli.core.report import Report, Silent
+from ltx2_cli.devices import peak_memory
 from ltx2_cli.errors import (
     MAKE_ROOM,
     CommandError,
@@ -29,12 +31,10 @@ from ltx2_cli.errors import (
 from ltx2_cli.files import Output, reserve
 from ltx2_cli.interrupts import INTERRUPTED, interrupt_soon, on_forced_exit
 from ltx2_cli.request.spec import RunSpec
-from ltx2_cli.request.validation import random_seed
 
 if TYPE_CHECKING:
     from ltx2_cli.core.programs import CompileStats
     from ltx2_cli.distributed import ProcessGroup
-    from ltx2_cli.plan.resolve import Plan
 
 STARTED = monotonic()  # when the program was started
 MOST = 4  # files that are named; of more their number
@@ -69,11 +69,7 @@ class Session:
     def finish(self, written: Iterable[Output], flaws: Sequence[str] = ()) -> None:
         """Say what was written, how long it took and how much memory. Raises `MediaCheckError` for flaws, with
         --strict."""
-        import resource
-
         import jax
-
-        from ltx2_cli.devices import peak_memory
 
         names = [str(file.path) for file in written]
         files = ", ".join(names) if len(names) <= MOST else f"{len(names)} files"
@@ -162,41 +158,18 @@ def system_error(error: OSError) -> RunError | UsageError:
 
 def request_facts(spec: RunSpec) -> Facts:
     """Facts of a request, before a seed is drawn."""
-    values = asdict(spec).items()
-    return {key: ", ".join(map(str, value)) if isinstance(value, tuple) else repr(value) for key, value in values}
+    facts = asdict(spec).items()
+    return {key: ", ".join(map(str, value)) if isinstance(value, tuple) else repr(value) for key, value in facts}
 
 
 def file_facts(files: Iterable[Path]) -> Facts:
     """Facts of files: a hash of their content."""
-    return {f"what {path.name} holds": _digest(path.read_bytes()) for path in files}
+    return {f"what {path.name} holds": short_digest(path.read_bytes()) for path in files}
 
 
-def plan_facts(plan: "Plan") -> Facts:
-    """Facts of a plan, before weights are loaded: versions, the weight files' headers, the noise."""
-    from importlib.metadata import version
-
-    headers: dict[str, object] = {
-        name: [(tensor, entry.shape, entry.dtype) for tensor, entry in sorted(files.items())]
-        for name, files in plan.checkpoint.files.items()
-    }
-    headers["lora"] = {name: sorted(tensors) for name, tensors in plan.added.items()}
-    noise = Path(plan.spec.initial_noise).expanduser().read_bytes() if plan.spec.initial_noise else b""
-    return {
-        **{f"version of {package}": version(package) for package in ("ltx2", "jax", "jaxlib")},
-        **{f"what {name} holds": _digest(repr(header).encode()) for name, header in headers.items()},
-        "what noise holds": _digest(noise),
-    }
-
-
-def _digest(content: bytes) -> str:
+def short_digest(content: bytes) -> str:
+    """Digits that tell contents apart."""
     return hashlib.sha256(content).hexdigest()[:8]
-
-
-def with_common_seed(spec: RunSpec, hosts: "ProcessGroup") -> RunSpec:
-    """The request with a seed that the first host draws for all, unless it has one."""
-    if spec.seed is not None:
-        return spec
-    return replace(spec, seed=(int(hosts.allgather_text(str(random_seed(spec)))[0]),))
 
 
 def leave_quietly(error: Exception) -> bool:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import numpy as np
@@ -82,14 +81,13 @@ class Core:
 @pytest.fixture
 def core(monkeypatch: pytest.MonkeyPatch) -> Core:
     core = Core()
-    run = ModuleType("run")
-    monkeypatch.setattr("ltx2_cli.cli.session.random_seed", lambda spec: 5)
+    monkeypatch.setattr("ltx2_cli.cli.generate.random_seed", lambda spec: 5)
     monkeypatch.setattr(execute, "missing_downloads", lambda spec: [])
     monkeypatch.setattr(execute, "check_published", lambda request: None)
     monkeypatch.setattr(execute, "fitting_plan", lambda request: core.resolve(request.spec))
-    monkeypatch.setattr(execute, "write", core.write)
-    vars(run).update(load=core.load, programs=lambda plan, product: [], warm_up=core.warm_up)
-    monkeypatch.setitem(sys.modules, "ltx2_cli.core.run", run)
+    monkeypatch.setattr(execute, "programs", lambda plan, ends: [])
+    for name in ("load", "warm_up", "write"):
+        monkeypatch.setattr(execute, name, getattr(core, name))
     return core
 
 

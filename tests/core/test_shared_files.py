@@ -13,8 +13,8 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
+from ltx2_cli.cli.execute import places
 from ltx2_cli.cli.replay import find_source, read_clip
-from ltx2_cli.cli.resume import places
 from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import load, write
 from ltx2_cli.core.run_state import RunCheckpointer, RunGoal, RunState, SavedRun, open_saved_run

@@ -9,8 +9,8 @@ from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 from clips import PROMPT, Checkpoint
-from ltx2_cli.cli import upsample
-from ltx2_cli.cli.upsample import Job
+from ltx2_cli.cli import latents as command
+from ltx2_cli.cli.latents import Job
 from ltx2_cli.diffusion.latents import open_latents
 from ltx2_cli.media.video_file import open_video
 from parity import randomise
@@ -131,12 +131,12 @@ def test_what_is_made_of_latents_is_named_after_them(
         file.write_bytes((made / "first.safetensors").read_bytes())
     runs: list[list[str]] = []
 
-    def execute(session: object, job: Job, options: object) -> list[str]:
+    def execute(session: object, job: Job, *_: object) -> list[str]:
         runs.append([job.spec.output or "", *(file.path.name for file in job.files)])
         return []
 
-    monkeypatch.setattr(upsample, "_execute", execute)
-    monkeypatch.setattr(upsample, "merged_request", lambda files, specs: specs[0])
+    monkeypatch.setattr(command, "_execute", execute)
+    monkeypatch.setattr(command, "merged_request", lambda files, specs: specs[0])
     assert run_program(monkeypatch, "upsample", *map(str, files)) == 0, capsys.readouterr().err
     assert runs == [
         [f"{tmp_path}/a/x-upsampled.mp4", "x-s3.st", "x-s4.st"],

@@ -1,0 +1,243 @@
+"""`ltx2 upsample` and `ltx2 decode`: from saved latents to larger ones, refined, to a video, to frames or sound."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ltx2_cli.cli.execute import OF_LATENTS, agreed_plan, execute, report_flaws
+from ltx2_cli.cli.generate import configured_spec, overrides
+from ltx2_cli.cli.options import ConfigOptions, Decode, Upsample
+from ltx2_cli.cli.session import Session, file_facts, request_facts, synchronized
+from ltx2_cli.console import print_out
+from ltx2_cli.core.provenance import input_files, source_history
+from ltx2_cli.core.run import decode_file, load, state_from_latents
+from ltx2_cli.core.run_state import RunCheckpointer, RunGoal
+from ltx2_cli.devices import find_devices
+from ltx2_cli.diffusion.geometry import clip_geometry
+from ltx2_cli.diffusion.latents import SIZE, LatentsFile, open_latents
+from ltx2_cli.errors import UsageError
+from ltx2_cli.estimate.phases import DECODE, PHASES
+from ltx2_cli.estimate.requests import Request
+from ltx2_cli.files import Output
+from ltx2_cli.media import write_frames, write_mp4, write_wav
+from ltx2_cli.media.checks import findings
+from ltx2_cli.media.contact_sheet import row, write_contact_sheet
+from ltx2_cli.outputs import Product, check_distinct, check_frames, check_outputs, outputs, read_files, run_file
+from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.plan.stages import InitialLatents
+from ltx2_cli.request.layers import read_text
+from ltx2_cli.request.profiles import AUTO, read_spec
+from ltx2_cli.request.spec import RunSpec, Streams
+from ltx2_cli.request.validation import validate
+from ltx2_cli.weights.checkpoint import shape_text
+
+SEED = re.compile(r"-s\d+$")  # what tells the files of several drafts apart
+ENDINGS = (".mp4", ".wav", ".png")
+FRAMES = "frames"
+KINDS = "FILE.mp4, FILE.wav, FILE.png for some frames, or FOLDER/ for all as PNGs"
+
+
+@dataclass(frozen=True)
+class Job:
+    """Latents that are upsampled in one run, and its request."""
+
+    files: Sequence[LatentsFile]
+    spec: RunSpec
+
+
+def upsample(options: Upsample, session: Session) -> None:
+    """Make the clips, or only their latents, and print the paths."""
+    product = Product.latents if options.latents_only else Product.clips
+    with synchronized(session.hosts) as facts:
+        files = [open_latents(path.expanduser()) for path in options.latents]
+        if options.latents_only and not options.save_latents:
+            raise UsageError("--latents-only writes latents, and no file is named for them", "--save-latents FILE")
+        for file in files:
+            if not (options.prompt or options.no_refine or options.config or "record" in file.metadata):
+                raise UsageError(f"{file.path} does not say what it shows", '--prompt "...", or --no-refine')
+        jobs = [Job(group, _spec(group, options)) for group in _groups(files, options)]
+        for job in jobs:
+            facts |= {f"{job.files[0].path.name}: {key}": value for key, value in request_facts(job.spec).items()}
+        facts |= {**file_facts(file.path for file in files), "latents_only": str(options.latents_only)}
+        if session.hosts.first:
+            reads = [*(file.path for file in files), *read_files(jobs[0].spec)]
+            written = [file for job in jobs for file in (*outputs(job.spec, product), run_file(job.spec))]
+            check_outputs(written, [*reads, *([options.config] if options.config else [])], options.force)
+            session.reserve(written)
+    session.start()
+    flaws = [flaw for job in jobs for flaw in _execute(session, job, options, product)]
+    session.finish([file for job in jobs for file in outputs(job.spec, product)], flaws)
+
+
+def _groups(files: Sequence[LatentsFile], options: Upsample) -> list[list[LatentsFile]]:
+    """The files that each run goes on from: all, if what is made has one name, else those that differ in the seed.
+
+    Raises `UsageError` where a file is named twice, or where latents of several runs are saved under one name.
+    """
+    named: dict[Path, list[LatentsFile]] = {}
+    for file in files:
+        named.setdefault(file.path.with_stem(SEED.sub("", file.path.stem)), []).append(file)
+    for file in [file for group in named.values() for file in group]:
+        if sum(os.path.samefile(file.path, other.path) for other in files) > 1:
+            raise UsageError(f"{file.path} is named twice", "name each file once")
+    if options.output or options.latents_only:
+        return [list(files)]
+    if options.save_latents and len(named) > 1:
+        raise UsageError(
+            f"--save-latents is one name, and {', '.join(str(file.path) for file in files)} have several",
+            "-o FILE too, to name all by their seeds; or upsample them one by one",
+        )
+    return list(named.values())
+
+
+def _spec(files: Sequence[LatentsFile], options: Upsample) -> RunSpec:
+    """The request of one run; without -o its clips are named after their latents."""
+    path, given = files[0].path, overrides(options)
+    stem = SEED.sub("", path.stem) if len(files) > 1 else path.stem
+    replaced = {"output": str(path.with_name(f"{stem}-upsampled.mp4")), "recipe": AUTO, "num_videos": 1}
+    spec = merged_request(files, [latents_request(file, given, options, replaced) for file in files])
+    no_stage = replace(spec.second_stage, sigmas=(), lora=())
+    return replace(spec, second_stage=no_stage) if options.no_refine else spec
+
+
+def merged_request(files: Sequence[LatentsFile], specs: Sequence[RunSpec]) -> RunSpec:
+    """One request for all files, with the seeds of all. Raises `UsageError` where more than seeds differs."""
+    first = vars(specs[0])
+    for file, spec in zip(files, specs, strict=True):
+        if others := ", ".join(sorted(key for key in first if key != "seed" and vars(spec)[key] != first[key])):
+            raise UsageError(f"{file.path} was not made like {files[0].path}: {others}", "go on from them one by one")
+    if len({spec.seed for spec in specs}) < len(specs):
+        raise UsageError("several of these latents have one seed", "upsample them one by one")
+    merged = replace(specs[0], seed=tuple(seed for spec in specs for seed in spec.seed or ()))
+    validate(merged)
+    return merged
+
+
+def _execute(session: Session, job: Job, options: Upsample, product: Product) -> list[str]:
+    """Print the paths of a job's clips, or of their latents; returns the clips' flaws."""
+
+    def check(plan: Plan) -> None:
+        check_distinct(outputs(job.spec, product), input_files(plan))
+        for file in job.files:
+            check_source(file, plan, job.spec.fps)
+
+    source = InitialLatents(job.files[0].shapes, job.spec.fps)
+    request = Request(job.spec, find_devices(), source, product, fixed=OF_LATENTS)
+    plan = agreed_plan(session, request, check)
+    goal, keep = RunGoal(product, source), (options.resumable, options.keep_every)
+    checkpointer = RunCheckpointer(run_file(plan.spec).path, plan, goal, session.report, *keep)
+    history = tuple(source_history(file, job.spec.fps) for file in job.files)
+    return execute(checkpointer, load(plan), state_from_latents([file.read() for file in job.files], history))
+
+
+def decode(options: Decode, session: Session) -> None:
+    """Write the files and print their paths."""
+    with synchronized(session.hosts) as facts:
+        file = open_latents(options.latents.expanduser())
+        kinds = _kinds(options.files or [str(file.path.with_suffix(".mp4"))])
+        spec = latents_request(file, overrides(options), options, {"lora": [], "second_stage.sigmas": []})
+        facts |= {**request_facts(spec), **file_facts([file.path])}
+        facts |= {"output": str(kinds), "silent": str(options.silent)}
+        files = [Output(path, "-o") for path in kinds]
+        if session.hosts.first:
+            reads = [file.path, *([options.config] if options.config else []), *read_files(spec)]
+            folders = [output for output in files if kinds[output.path] == FRAMES]
+            check_outputs([output for output in files if output not in folders], reads, options.force, folders=folders)
+            for folder in folders:
+                check_frames(*folder, options.force)
+            session.reserve(files)
+    session.start()
+    request = Request(spec, find_devices(), skipped=frozenset(PHASES) - {DECODE}, fixed=OF_LATENTS)
+    plan = agreed_plan(session, request, lambda plan: check_shapes(file, plan, plan.latent_shapes, spec.fps))
+    sound = ".wav" in kinds.values() or (".mp4" in kinds.values() and not options.silent)
+    streams = Streams({*kinds.values()} != {".wav"}, sound)
+    media = decode_file(plan, file.read(), load(plan), session.report, streams)
+    if not session.hosts.first:
+        return
+    for path, kind in kinds.items():
+        with session.report.stage("write"):
+            match kind:
+                case ".mp4":  # it says of itself what its latents do
+                    shown = replace(media, waveform=media.waveform[:0]) if options.silent else media
+                    write_mp4(shown, path, file.metadata)
+                case ".wav":
+                    write_wav(media, path)
+                case ".png":
+                    write_contact_sheet([row(spec.prompt, media)], path)
+                case _:
+                    write_frames(media, path)
+        print_out(str(path))
+    session.finish(files, report_flaws(files[0].path, findings(media), session.report))
+
+
+def _kinds(names: list[str]) -> dict[Path, str]:
+    """The kind of each file that is named: its ending in small letters, or `FRAMES` for a folder. Raises `UsageError`
+    for a name of no kind."""
+    kinds: dict[Path, str] = {}
+    for name in names:
+        path = Path(name)
+        ending = path.suffix.lower()
+        if name == "-":
+            raise UsageError("output - is no file: stdout carries the paths of files", KINDS)
+        folder = name.endswith("/") or not ending or (ending not in ENDINGS and path.is_dir())
+        if not folder and ending not in ENDINGS:
+            raise UsageError(f"output {path} is no kind of file that is written", KINDS)
+        if path in kinds:
+            raise UsageError(f"{path} is named twice", "name each file once")
+        kinds[path] = FRAMES if folder else ending
+    for place in (path for path, kind in kinds.items() if kind == FRAMES):
+        if inside := [path for path in kinds if place in path.parents]:
+            raise UsageError(f"{inside[0]} lies in {place}, which holds frames alone", "name another place: -o FILE")
+    return kinds
+
+
+def latents_request(
+    file: LatentsFile, given: Mapping[str, object], options: ConfigOptions, replaced: Mapping[str, object]
+) -> RunSpec:
+    """The request that made the latents, or for a file without a record one of their size; for the devices found here.
+
+    `replaced` takes the place of what the record says, `given` of both.
+    """
+    settings = options.settings or []
+    size = dict(zip(SIZE, file.size, strict=True))
+    if sized := {setting.partition("=")[0] for setting in settings} & size.keys():
+        raise UsageError(f"{file.path} has a size of its own", f"leave --set {min(sized)} out")
+    files = dict.fromkeys(("initial_noise", "save_latents", "output", "compile_cache"))
+    rate = {} if file.fps is None else {"fps": file.fps}
+    values = {"sharding": AUTO, "vae_memory_gb": None, **size, **rate, **files, **replaced, **given}
+    if record := file.metadata.get("record"):
+        if options.config:
+            raise UsageError(
+                f"{file.path} has a record of its own", "leave --config out; flags and --set change values"
+            )
+        return read_spec(values, config=read_text(record, f"the record in {file.path}"), dotlist=settings)
+    if "model" not in given and options.config is None:
+        raise UsageError(f"{file.path} does not say which model made it", "--model NAME and, unless it is 24, --fps N")
+    return configured_spec({"prompt": "a", "seed": 0, **values}, options)
+
+
+def check_source(file: LatentsFile, plan: Plan, fps: float) -> None:
+    """Raise `UsageError` for latents of a clip of `fps` frames a second that the plan's model cannot begin with."""
+    arch, (video, audio) = plan.arch, plan.latent_shapes
+    clip = clip_geometry(*file.size, fps, arch.compression, arch.transformer.scales)
+    size = clip.frames, clip.height, clip.width
+    check_shapes(file, plan, Streams((*video[:2], *size), (*audio[:2], clip.audio_frames, *audio[3:])), fps)
+
+
+def check_shapes(file: LatentsFile, plan: Plan, expected: Streams[tuple[int, ...]], fps: float) -> None:
+    """Raise `UsageError` for latents of another model, or of other shapes than expected."""
+    model_version = file.metadata.get("model_version")
+    if model_version not in (None, plan.arch.model_version):
+        raise UsageError(
+            f"{file.path} was made by {model_version}, and {plan.spec.model} is of {plan.arch.model_version}",
+            f"--model {model_version}",
+        )
+    for name, actual, shape in zip(Streams._fields, file.shapes, expected, strict=True):
+        if actual != shape:
+            raise UsageError(
+                f"the {name} latents in {file.path} are {shape_text(actual)}; {plan.spec.model} at {fps:g} frames a"
+                f" second has {shape_text(shape)}",
+                "another --model, or the --fps that they were made with",
+            )
