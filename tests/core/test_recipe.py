@@ -71,12 +71,12 @@ def scales(spec: RunSpec) -> tuple[tuple[float, ...], ...]:
         ("someone/LTX-2@distilled", None),
     ],
 )
-def test_a_name_says_it_in_words_else_the_scheduler_does(name: str, distilled: bool | None) -> None:
+def test_the_name_or_else_the_scheduler_tells_distilled_models(name: str, distilled: bool | None) -> None:
     assert is_distilled(name, PUBLISHED_SCHEDULE) is (distilled or False)
     assert is_distilled(name, GIVEN) is (distilled is None or distilled)
 
 
-def test_of_a_path_the_last_element_counts(tmp_path: Path) -> None:
+def test_the_last_element_of_a_path_is_the_name(tmp_path: Path) -> None:
     folder = tmp_path / "distilled_experiments"
     (folder / "plain").mkdir(parents=True)
     for name in ("ltx-2-19b-dev", "ltx-2.3-22b-distilled-1.1", "mine"):
@@ -92,7 +92,7 @@ def test_of_a_path_the_last_element_counts(tmp_path: Path) -> None:
     ("schedule", "distilled"),
     [(Schedule(), True), (Schedule(True), False), (Schedule(shift_terminal=0.1), False), (Schedule(shift=3.0), True)],
 )
-def test_a_schedule_that_computes_no_levels_is_of_a_distilled_model(schedule: Schedule, distilled: bool) -> None:
+def test_a_schedule_without_computed_levels_means_a_distilled_model(schedule: Schedule, distilled: bool) -> None:
     assert is_distilled("someone/model", schedule) is distilled
 
 
@@ -108,7 +108,7 @@ def test_a_schedule_that_computes_no_levels_is_of_a_distilled_model(schedule: Sc
         ("ltx2.3", GIVEN, "distilled", 8, LEVELS, OFF, 28),
     ],
 )
-def test_what_is_not_asked_for_is_as_published_for_the_checkpoint(
+def test_defaults_are_those_published_for_the_checkpoint(
     model_version: str, schedule: Schedule, recipe: str, steps: int, sigmas: object, guidance: object, block: int
 ) -> None:
     spec = apply_recipe(asked(), arch(model_version, schedule=schedule))
@@ -119,7 +119,7 @@ def test_what_is_not_asked_for_is_as_published_for_the_checkpoint(
 
 
 @pytest.mark.parametrize("schedule", [PUBLISHED_SCHEDULE, GIVEN])
-def test_what_is_asked_for_stays(schedule: Schedule) -> None:
+def test_requested_values_stay(schedule: Schedule) -> None:
     spec = apply_recipe(
         asked("ltx2.3", {CFG: 4.0, "guidance.audio.stg_scale": 0.0}, num_inference_steps=5, stg_blocks=[]),
         arch("ltx2.3", schedule=schedule),
@@ -130,14 +130,14 @@ def test_what_is_asked_for_stays(schedule: Schedule) -> None:
     assert (spec.num_inference_steps, spec.stg_blocks) == (5, ())
 
 
-def test_a_named_recipe_is_not_overruled() -> None:
+def test_a_named_recipe_is_not_overridden() -> None:
     spec = apply_recipe(asked("someone/distilled", recipe="one_stage"), arch("ltx2.3", schedule=GIVEN))
     assert (spec.recipe, spec.num_inference_steps, spec.sigmas, scales(spec)) == ("one_stage", 30, None, ON)
     spec = apply_recipe(asked("ltx2", recipe="distilled"), arch())
     assert (spec.num_inference_steps, spec.sigmas, scales(spec)) == (8, LEVELS, OFF)
 
 
-def test_a_profile_keeps_its_own_values_but_for_a_checkpoint_of_the_other_kind() -> None:
+def test_a_profile_keeps_its_values_except_for_the_other_kind_of_checkpoint() -> None:
     demo = apply_recipe(asked("demo"), ARCH)
     own = ((3.0, 0.5, 3.0, 0.7), (1.5, 0.25, 1.5, 0.7))
     assert (demo.num_inference_steps, demo.stg_blocks, scales(demo)) == (20, (0,), own)
@@ -146,13 +146,13 @@ def test_a_profile_keeps_its_own_values_but_for_a_checkpoint_of_the_other_kind()
     assert apply_recipe(asked("ltx2"), arch()).num_inference_steps == 40
 
 
-def test_other_steps_of_a_distilled_model_lie_along_its_noise_levels() -> None:
+def test_other_step_counts_resample_the_noise_levels_of_a_distilled_model() -> None:
     for spec in (asked(num_inference_steps=4), asked(num_inference_steps=4, recipe="distilled")):
         completed = apply_recipe(spec, arch(schedule=GIVEN))
         assert (completed.num_inference_steps, completed.sigmas) == (4, LEVELS[::2])
 
 
-def test_given_noise_levels_are_taken_and_counted() -> None:
+def test_given_noise_levels_set_the_number_of_steps() -> None:
     for model, schedule in (("someone/model", GIVEN), ("ltx2", PUBLISHED_SCHEDULE)):
         spec = apply_recipe(asked(model, sigmas=[0.9, 0.5, 0.0]), arch(schedule=schedule))
         assert (spec.num_inference_steps, spec.sigmas) == (2, (0.9, 0.5, 0.0))
@@ -161,7 +161,7 @@ def test_given_noise_levels_are_taken_and_counted() -> None:
     assert (spec.recipe, spec.num_inference_steps, spec.sigmas) == ("distilled", 40, levels)
 
 
-def test_a_distilled_lora_brings_its_recipe() -> None:
+def test_a_distilled_lora_sets_its_recipe() -> None:
     lora = "Lightricks/LTX-2/ltx-2-19b-distilled-lora-384.safetensors:0.8"
     assert apply_recipe(asked("ltx2", lora=[lora]), arch()).recipe == "distilled"
     assert apply_recipe(asked("ltx2", lora=["someone/style:0.8"]), arch()).recipe == "one_stage"
@@ -224,7 +224,7 @@ GUIDED = "guidance costs a distilled model time and gains it nothing; without: "
     ],
     ids=str,
 )
-def test_what_speaks_against_the_checkpoint_is_a_sentence_with_what_to_type(
+def test_values_that_contradict_the_checkpoint_are_warned_about_with_a_hint(
     schedule: Schedule, request_: dict[str, object], warnings: list[str]
 ) -> None:
     networks = arch(schedule=schedule)
@@ -268,7 +268,7 @@ def record(tmp_path: Path) -> Record:
 SMALL = {"height": 128, "width": 192, "num_frames": 9, "seed": 3, "sharding": "single"}
 
 
-def test_a_distilled_folder_runs_its_levels_with_one_pass(distilled: Path) -> None:
+def test_a_distilled_folder_runs_its_noise_levels_with_one_pass(distilled: Path) -> None:
     plan = resolve(asked(str(distilled), SMALL))
     first, second = plan.stages
     np.testing.assert_array_equal(first.sigmas, np.asarray(LEVELS, np.float32))
@@ -279,7 +279,7 @@ def test_a_distilled_folder_runs_its_levels_with_one_pass(distilled: Path) -> No
     assert (plan.prompts, plan.warnings) == (("rain",), ())
 
 
-def test_a_folder_brings_the_upsampler_of_its_second_stage(
+def test_a_folder_provides_the_upsampler_of_its_second_stage(
     demo: Path, distilled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then none is downloaded, nor is it named in the record, which holds wherever the folder lies."""
@@ -300,7 +300,7 @@ def test_a_folder_that_is_not_distilled_runs_its_schedule_with_every_pass(demo: 
     assert (stage.passes, plan.spec.stg_blocks, plan.warnings) == (tuple(Pass), (4,), ())
 
 
-def test_blocks_beyond_the_layers_are_refused_only_where_they_are_disturbed(demo: Path) -> None:
+def test_stg_blocks_beyond_the_layers_are_refused_only_with_stg(demo: Path) -> None:
     off = {"guidance.video.stg_scale": 0.0, "guidance.audio.stg_scale": 0.0}
     with pytest.raises(UsageError, match="STG block 29 does not exist: the model has blocks 0 to 5"):
         resolve(asked(str(demo), {**SMALL, **off, "guidance.audio.stg_scale": 1.0}, stg_blocks=[29]))
@@ -324,7 +324,7 @@ class Notes(Silent):
         yield
 
 
-def test_warnings_are_said_before_anything_is_done(distilled: Path) -> None:
+def test_warnings_are_reported_before_any_work(distilled: Path) -> None:
     untrained = ["the model was trained at", "the model was trained on", "the model does not know rain"]
     embedded = ("demo", {"recipe": "distilled"}, ["this model is not distilled", *untrained])
     for model, unusual, wanted in (
@@ -357,7 +357,7 @@ def test_a_record_is_complete_and_repeats_the_run(
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=str)
-def test_another_model_over_a_record_is_asked_for_no_more_than_the_user_asked(
+def test_another_model_over_a_record_keeps_only_requested_values(
     demo: Path, distilled: Path, record: Record, request_: dict[str, object]
 ) -> None:
     others = ("ltx2", "ltx2.3", "demo", "someone/distilled")
@@ -368,7 +368,7 @@ def test_another_model_over_a_record_is_asked_for_no_more_than_the_user_asked(
         assert record(read_spec(config=first)).read_text() == first.read_text()  # of a record, one that says the same
 
 
-def test_another_recipe_over_a_record_brings_its_own_values(distilled: Path, record: Record) -> None:
+def test_another_recipe_over_a_record_sets_its_own_values(distilled: Path, record: Record) -> None:
     path = record(asked(str(distilled), SMALL))
     guided = resolve(read_spec(config=path, recipe="one_stage")).spec
     assert (guided.num_inference_steps, guided.sigmas, scales(guided)) == (30, None, ON)
@@ -376,7 +376,7 @@ def test_another_recipe_over_a_record_brings_its_own_values(distilled: Path, rec
     assert resolve(read_spec(config=path, recipe="auto")).spec == resolve(read_spec(config=path)).spec
 
 
-def test_a_record_of_the_other_generation_lets_go_of_its_steps_too(checkpoint: Checkpoint, record: Record) -> None:
+def test_another_model_version_over_a_record_drops_its_steps(checkpoint: Checkpoint, record: Record) -> None:
     """A folder of the first model version, with 40 steps."""
     path = record(asked(str(checkpoint.folder), {**SMALL, "max_sequence_length": 32}))
     assert read_spec(config=path).num_inference_steps == 40

@@ -70,14 +70,14 @@ def made(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["clip.mp4", "clip.yaml", "clip.safetensors", "draft.safetensors", "large.mp4"])
-def test_made_again_on_the_same_machine_it_is_the_same(ltx2, made: Path, name: str) -> None:
+def test_a_replay_on_the_same_machine_is_identical(ltx2, made: Path, name: str) -> None:
     before = sorted(made.iterdir())
     said = ltx2("replay", "--verify", made / name)
     assert (said.code, said.out) == (0, "identical\n")
     assert sorted(made.iterdir()) == before
 
 
-def test_a_clip_made_again_lies_beside_it(ltx2, made: Path, tmp_path: Path) -> None:
+def test_a_replayed_clip_is_written_beside_the_first(ltx2, made: Path, tmp_path: Path) -> None:
     clip = Path(shutil.copy(made / "clip.mp4", tmp_path))
     said = ltx2("replay", clip)
     assert (said.code, said.out) == (0, f"{tmp_path / 'clip-replay.mp4'}\n")
@@ -95,7 +95,7 @@ def test_a_clip_made_again_lies_beside_it(ltx2, made: Path, tmp_path: Path) -> N
         (["clip.safetensors", "-o", "again.mp4", "--save-latents", "clip.safetensors"], "clip.safetensors"),
     ],
 )
-def test_a_clip_is_never_replaced_by_what_is_made_of_it(
+def test_a_replay_never_replaces_its_source(
     ltx2, made: Path, arguments: list[str], file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(made)
@@ -106,7 +106,7 @@ def test_a_clip_is_never_replaced_by_what_is_made_of_it(
 
 
 @pytest.mark.parametrize(("flags", "least", "most"), [(["--seed", 4], 0.5, 2), (["--guidance-scale", 4], 1e-5, 0.1)])
-def test_another_clip_is_told_by_how_much_it_differs(
+def test_the_difference_of_another_clip_is_printed(
     ltx2, made: Path, tmp_path: Path, flags: list[object], least: float, most: float
 ) -> None:
     """As the latents have it themselves, within four standard deviations of the estimate."""
@@ -127,7 +127,7 @@ def test_another_clip_is_told_by_how_much_it_differs(
     assert f"{flags[0].removeprefix('--').replace('-', '_')} is asked for" in said.err
 
 
-def test_the_stage_is_named_from_which_on_it_differs(ltx2, made: Path) -> None:
+def test_the_first_stage_that_differs_is_named(ltx2, made: Path) -> None:
     said = ltx2("replay", "--verify", made / "whole.mp4", "--set", "second_stage.tone_map=0.5")
     assert said.code == 1
     assert list(said.rows) == ["stage1", "final", "picture", "sound"]
@@ -151,7 +151,7 @@ def test_weights_that_changed_are_named_with_both_hashes(ltx2, made: Path, model
         file.write_bytes(whole)
 
 
-def test_of_files_that_were_not_hashed_the_headers_are_compared(ltx2, made: Path, model: Path, tmp_path: Path) -> None:
+def test_headers_of_unhashed_files_are_compared(ltx2, made: Path, model: Path, tmp_path: Path) -> None:
     record = yaml.safe_load((made / "clip.yaml").read_text())
     files = record["provenance"]["files"]
     files |= digests(sorted(model.glob("vae/*.safetensors")), header_digest)
@@ -168,7 +168,7 @@ def test_of_files_that_were_not_hashed_the_headers_are_compared(ltx2, made: Path
     assert f"{name} was header {'0' * 12}, is header " in " ".join(said.err.split())
 
 
-def test_latents_that_a_clip_went_on_from_are_gone_or_changed(ltx2, made: Path, tmp_path: Path) -> None:
+def test_missing_or_changed_source_latents_are_refused(ltx2, made: Path, tmp_path: Path) -> None:
     draft, now = made / "draft.safetensors", tmp_path / "draft.safetensors"
     shutil.move(draft, now)
     try:
@@ -197,13 +197,13 @@ def test_latents_that_a_clip_went_on_from_are_gone_or_changed(ltx2, made: Path, 
         ("clip.mp4", ["--verify", "--set", "seed=[1,2]"], "--verify compares one clip, 2 are asked for"),
     ],
 )
-def test_what_cannot_be_changed(ltx2, made: Path, name: str, flags: list[str], sentence: str) -> None:
+def test_impossible_overrides_are_refused(ltx2, made: Path, name: str, flags: list[str], sentence: str) -> None:
     said = ltx2("replay", made / name, *flags)
     assert (said.code, said.out) == (2, "")
     assert sentence in " ".join(said.err.split())
 
 
-def test_an_older_record_knows_no_latents(ltx2, made: Path, tmp_path: Path) -> None:
+def test_older_records_have_no_hashes_of_latents(ltx2, made: Path, tmp_path: Path) -> None:
     record = yaml.safe_load((made / "clip.yaml").read_text())
     record["provenance"] = {"ltx2": "0.0.1", "jax": record["provenance"]["jax"]}
     (tmp_path / "clip.yaml").write_text(yaml.safe_dump(record))
@@ -217,7 +217,7 @@ def test_an_older_record_knows_no_latents(ltx2, made: Path, tmp_path: Path) -> N
     assert "ltx2 was 0.0.1, is " in said.err
 
 
-def test_latents_that_are_not_those_of_their_record(ltx2, made: Path, tmp_path: Path) -> None:
+def test_replay_compares_arrays_and_not_recorded_hashes(ltx2, made: Path, tmp_path: Path) -> None:
     """The arrays count, not what the record says of them."""
     file = open_latents(made / "clip.safetensors")
     save_latents(file.read()._replace(audio=2 * file.read().audio), tmp_path / "x.safetensors", file.metadata)
@@ -226,7 +226,7 @@ def test_latents_that_are_not_those_of_their_record(ltx2, made: Path, tmp_path: 
     assert re.fullmatch(r"video identical, audio differs by about 0\.[45]\d?", said.rows["final"])
 
 
-def test_other_versions_devices_and_meshes_are_noted(made: Path) -> None:
+def test_changed_versions_devices_and_meshes_are_noted(made: Path) -> None:
     then = read_clip(made / "clip.mp4")
     assert then.provenance.devices == "8 cpu"
     plan = resolve(then.request({}, []))
@@ -244,7 +244,7 @@ def test_other_versions_devices_and_meshes_are_noted(made: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["short.mp4", "foreign.mp4", "changed.yaml", "weights"])
-def test_files_that_cannot_be_made_again(ltx2, made: Path, model: Path, name: str, tmp_path: Path) -> None:
+def test_files_that_cannot_be_replayed_are_refused(ltx2, made: Path, model: Path, name: str, tmp_path: Path) -> None:
     whole = (made / "clip.mp4").read_bytes()
     write_mp4(
         Media(np.zeros((9, 64, 64, 3), np.uint8), np.zeros((0, 2), np.float32), 24.0, 24000), tmp_path / "foreign.mp4"

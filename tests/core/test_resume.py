@@ -142,7 +142,7 @@ def state(left: Path) -> tuple[object, ...]:
         return file.metadata()["place"], *sorted((path.suffix, path.stat().st_size) for path in left.rglob("*.*"))
 
 
-def test_what_a_kill_leaves_at_any_moment_is_gone_on_with(
+def test_a_run_killed_at_any_moment_can_be_resumed(
     remains: list[Path], place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fifty moments, different as far as there are so many; the networks stay in memory."""
@@ -166,7 +166,7 @@ def test_what_a_kill_leaves_at_any_moment_is_gone_on_with(
         check(place, remains[-1])
 
 
-def test_no_file_is_torn_at_any_moment(remains: list[Path]) -> None:
+def test_files_are_complete_at_any_moment(remains: list[Path]) -> None:
     for left in remains:
         for path in left.iterdir():
             if path.name in FILES:
@@ -186,7 +186,7 @@ def signalled(place: Path, asked: list[str], seconds: float, number: signal.Sign
 
 
 @pytest.mark.parametrize("attempt", range(KILLS))
-def test_a_killed_run_is_gone_on_with(
+def test_a_killed_run_resumes_to_the_same_bytes(
     attempt: int, asked: list[str], remains: list[Path], place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)
@@ -198,7 +198,7 @@ def test_a_killed_run_is_gone_on_with(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_run_that_is_asked_to_stop_stops_after_its_step(
+def test_a_stop_request_ends_a_run_after_its_step(
     number: signal.Signals,
     asked: list[str],
     remains: list[Path],
@@ -239,7 +239,7 @@ def test_a_run_that_is_asked_to_stop_stops_after_its_step(
 
 
 @pytest.mark.parametrize("file", ["c-s3.run", "l-s4.safetensors", "c-s3.mp4", "c-s4.yaml"])
-def test_a_full_disk_loses_nothing(
+def test_a_full_disk_keeps_earlier_files(
     file: str,
     asked: list[str],
     remains: list[Path],
@@ -271,7 +271,7 @@ def test_a_full_disk_loses_nothing(
     check(place, remains[-1])
 
 
-def test_other_versions_and_devices_are_said(
+def test_changed_versions_and_devices_are_named(
     remains: list[Path], place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(place)
@@ -299,7 +299,7 @@ def test_other_versions_and_devices_are_said(
     ],
     ids=["nothing", "no metadata", "latents", "no checksum", "changed"],
 )
-def test_what_is_no_unfinished_run(
+def test_files_that_are_no_unfinished_run_are_refused(
     wrong: bytes, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a.run").write_bytes(wrong)
@@ -307,7 +307,7 @@ def test_what_is_no_unfinished_run(
     assert sentence in capsys.readouterr().err
 
 
-def test_short_runs_are_not_kept_unless_asked(
+def test_short_runs_are_kept_only_on_request(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it takes is estimated from the steps that were made."""
@@ -323,7 +323,7 @@ def test_short_runs_are_not_kept_unless_asked(
     assert written == [2]
 
 
-def test_a_stop_that_was_announced_is_made_whatever_the_estimate_says(
+def test_an_announced_stop_happens_whatever_the_estimate(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first step took long, the second does not: the run would no longer be worth keeping."""

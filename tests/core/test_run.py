@@ -38,7 +38,7 @@ def test_the_same_seed_gives_the_same_bytes(checkpoint: Checkpoint) -> None:
     assert error(other[0], first[0]) > 0.1
 
 
-def test_nothing_new_is_compiled_for_other_scales_seeds_prompts_steps_and_fps(
+def test_other_scales_seeds_prompts_steps_and_fps_compile_nothing(
     checkpoint: Checkpoint, compilations: list[str]
 ) -> None:
     final_latents(plan_of(checkpoint, SMALL, 3))
@@ -51,7 +51,7 @@ def test_nothing_new_is_compiled_for_other_scales_seeds_prompts_steps_and_fps(
 
 
 @pytest.mark.parametrize("sharding", ["single", "ironwood"])
-def test_a_batch_equals_its_videos_made_alone(checkpoint: Checkpoint, sharding: str) -> None:
+def test_a_batch_equals_its_videos_generated_alone(checkpoint: Checkpoint, sharding: str) -> None:
     batch = final_latents(plan_of(checkpoint, SMALL, 5, num_videos=3, sharding=sharding))
     for video in range(3):
         alone = final_latents(plan_of(checkpoint, SMALL, 5 + video))
@@ -59,7 +59,7 @@ def test_a_batch_equals_its_videos_made_alone(checkpoint: Checkpoint, sharding: 
             assert error(together[video : video + 1], single) <= 1e-5
 
 
-def test_seeds_equal_their_videos_made_alone(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_several_seeds_equal_their_videos_generated_alone(checkpoint: Checkpoint, tmp_path: Path) -> None:
     """To the byte, two batches of two; each network is loaded once."""
     report = Shapes()
     plan = plan_of(checkpoint, SMALL, [5, 9], num_videos=2, output=str(tmp_path / "clip.mp4"))
@@ -87,7 +87,9 @@ def test_seeds_equal_their_videos_made_alone(checkpoint: Checkpoint, tmp_path: P
     ],
     ids=str,
 )
-def test_how_it_is_run_does_not_change_the_clip(checkpoint: Checkpoint, option: dict[str, object]) -> None:
+def test_memory_and_compilation_options_do_not_change_the_clip(
+    checkpoint: Checkpoint, option: dict[str, object]
+) -> None:
     """Eight devices under every profile, layers unrolled, text one by one: within float32 rounding of the plain run."""
     wanted = final_latents(plan_of(checkpoint, SMALL, 3))
     for got, plain in zip(final_latents(plan_of(checkpoint, SMALL, 3, **option)), wanted, strict=True):
@@ -102,7 +104,7 @@ def test_a_run_in_float16_is_near_one_in_float32(checkpoint: Checkpoint) -> None
         assert 1e-6 < error(got, exact) <= 2e-2
 
 
-def test_noise_is_that_of_the_seed_alone() -> None:
+def test_noise_depends_only_on_the_seed() -> None:
     shapes = Streams((1, 4, 2, 3, 3), (1, 2, 5, 4))
     first, again, other = noise(2**32 - 1, shapes), noise(2**32 - 1, shapes), noise(0, shapes)
     np.testing.assert_array_equal(first.video, again.video)
@@ -110,7 +112,7 @@ def test_noise_is_that_of_the_seed_alone() -> None:
     assert error(np.asarray(first.video).ravel()[:40], np.asarray(first.audio).ravel()) > 0.1
 
 
-def test_files_of_a_run(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_a_run_writes_its_files(checkpoint: Checkpoint, tmp_path: Path) -> None:
     """The mp4, its record, and latents that another run may start from."""
     output, saved = tmp_path / "clip.mp4", tmp_path / "clip.safetensors"
     plan = plan_of(checkpoint, SMALL, 3, output=str(output), save_latents=str(saved))
@@ -154,7 +156,7 @@ class Order(Silent):
         yield self
 
 
-def test_a_clip_is_written_when_its_seed_is_done_where_the_decoders_fit(
+def test_each_clip_is_written_at_once_where_the_decoders_fit(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside the denoiser, to a byte; and a run gone on with elsewhere writes what is not written."""
@@ -194,13 +196,13 @@ def test_a_batch_is_recorded_video_by_video(checkpoint: Checkpoint, tmp_path: Pa
     assert alone == replace(plan.spec, seed=(4,), num_videos=1, output=None)
 
 
-def test_a_seed_is_chosen_where_none_is_given(checkpoint: Checkpoint) -> None:
+def test_an_unset_seed_is_drawn(checkpoint: Checkpoint) -> None:
     seeds = {plan_of(checkpoint, SMALL, None).spec.seeds[0] for _ in range(3)}
     assert len(seeds) == 3
     assert all(0 <= seed < 2**32 for seed in seeds)
 
 
-def test_networks_stay_only_where_that_is_asked(checkpoint: Checkpoint) -> None:
+def test_networks_stay_loaded_only_on_request(checkpoint: Checkpoint) -> None:
     for keep in (True, False):
         plan = plan_of(checkpoint, SMALL, 3, keep_resident=keep)
         components = Components(plan)
@@ -234,7 +236,7 @@ def test_a_network_is_dropped_after_its_phase(checkpoint: Checkpoint) -> None:
     assert denoiser not in report.alive["load vae"]
 
 
-def test_noise_that_does_not_fit(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_noise_of_wrong_shape_is_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
     path = tmp_path / "noise.safetensors"
     save_file({"video": np.zeros((1, 8, 2, 2, 3), np.float32)}, path)
     with pytest.raises(

@@ -57,7 +57,7 @@ def made(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> tu
     return folder, kept
 
 
-def test_no_variable_of_the_environment_leaves_by_a_prompt(
+def test_prompts_in_files_reveal_no_environment_variable(
     ltx2: Run, made: tuple[Path, Plan], two_stages: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, _ = made
@@ -89,7 +89,7 @@ def test_no_variable_of_the_environment_leaves_by_a_prompt(
         assert read_clip(tmp_path / clip).record["prompt"] == PROMPT
 
 
-def test_where_programs_lie_is_taken_from_no_file(made: tuple[Path, Plan], tmp_path: Path) -> None:
+def test_files_never_set_the_compile_cache(made: tuple[Path, Plan], tmp_path: Path) -> None:
     spec = read_spec(prompt="rain", compile_cache="/stranger")
     assert "compile_cache: null" in to_yaml(spec)
     record = to_yaml(spec, {"ltx2": "1"}).replace("compile_cache: null", "compile_cache: /stranger")
@@ -113,7 +113,7 @@ def asked(**names: str | None) -> RunSpec:
     return read_spec(prompt="rain", model="demo", seed=1, **names)
 
 
-def test_a_run_that_lies_where_it_was_begun_writes_what_was_asked_for(tmp_path: Path) -> None:
+def test_an_unmoved_run_writes_to_the_requested_paths(tmp_path: Path) -> None:
     kept, folder = unfinished(tmp_path / "out" / "a.run", str(tmp_path)), str(tmp_path)
     assert places(asked(output="out/a.mp4", save_latents="out/l.safetensors"), kept, {}) == {}
     assert places(asked(output=f"{folder}/out/a.mp4"), kept, {}) == {}
@@ -122,7 +122,7 @@ def test_a_run_that_lies_where_it_was_begun_writes_what_was_asked_for(tmp_path: 
     assert places(asked(save_latents="lat/l.safetensors"), drafts, {}) == {}
 
 
-def test_a_run_that_was_moved_writes_beside_itself(tmp_path: Path) -> None:
+def test_a_moved_run_writes_beside_itself(tmp_path: Path) -> None:
     kept, here = unfinished(tmp_path / "a.run", "/home/someone"), str(tmp_path)
     assert places(asked(output="out/a.mp4"), kept, {}) == {"output": f"{here}/a.mp4"}
     assert places(asked(output="/etc/a.mp4"), kept, {}) == {"output": f"{here}/a.mp4"}
@@ -133,7 +133,7 @@ def test_a_run_that_was_moved_writes_beside_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("latents", ["../l.safetensors", "/etc/l.safetensors", "out/link/l.safetensors"])
-def test_a_place_outside_of_the_runs_folder_is_refused_unless_it_is_typed(latents: str, tmp_path: Path) -> None:
+def test_paths_outside_of_the_folder_of_a_run_must_be_typed(latents: str, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "link").symlink_to("/tmp")
     kept = unfinished(tmp_path / "out" / "a.run", str(tmp_path))
@@ -144,7 +144,7 @@ def test_a_place_outside_of_the_runs_folder_is_refused_unless_it_is_typed(latent
     assert places(spec, kept, {"save_latents": "/mine"}) == {}
 
 
-def test_a_resumed_run_overwrites_nothing_of_others(ltx2: Run, made: tuple[Path, Plan], tmp_path: Path) -> None:
+def test_a_resumed_run_overwrites_only_its_own_files(ltx2: Run, made: tuple[Path, Plan], tmp_path: Path) -> None:
     _, plan = made
     for name in ("again.mp4", "again.yaml"):
         RunCheckpointer(tmp_path / "again.run", plan, RunGoal(Product.clips, None), Silent(), True, 0)(RunState())
@@ -227,7 +227,7 @@ def changed(run: Path, folder: Path, changes: dict[str, object]) -> Path:
     return folder / "changed.run"
 
 
-def test_a_kept_run_is_read_as_it_was(begun: tuple[Path, Plan], tmp_path: Path) -> None:
+def test_a_saved_run_is_read_back_exactly(begun: tuple[Path, Plan], tmp_path: Path) -> None:
     path, plan = begun
     progress = open_saved_run(changed(path, tmp_path, {})).progress(plan)
     assert progress.current is not None
@@ -235,7 +235,7 @@ def test_a_kept_run_is_read_as_it_was(begun: tuple[Path, Plan], tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("changes", "sentence"), DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_run_is_a_sentence(
+def test_a_damaged_run_is_an_error_of_one_sentence(
     begun: tuple[Path, Plan], changes: dict[str, object], sentence: str, tmp_path: Path
 ) -> None:
     path, plan = begun
@@ -284,7 +284,7 @@ def test_pipes_and_devices_are_refused(ltx2: Run, tmp_path: Path) -> None:
         find_source(read_clip(tmp_path / "clip.yaml"), None)
 
 
-def test_headers_that_promise_too_much(tmp_path: Path) -> None:
+def test_headers_with_false_sizes_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     entry = {"dtype": "F32", "shape": [2**40, 2**40], "data_offsets": [0, 4]}
     header = json.dumps({"video": entry}).encode()
@@ -320,7 +320,7 @@ def test_a_flipped_bit_in_a_run_is_found(begun: tuple[Path, Plan], place: int, t
 
 
 @pytest.mark.parametrize("entry", ["place", "history", CHECKSUM])
-def test_metadata_of_a_run_without_a_right_checksum_is_refused(
+def test_metadata_of_a_run_with_a_wrong_checksum_is_refused(
     begun: tuple[Path, Plan], entry: str, tmp_path: Path
 ) -> None:
     with safe_open(begun[0], "np") as file:
@@ -334,9 +334,7 @@ def test_metadata_of_a_run_without_a_right_checksum_is_refused(
         open_saved_run(tmp_path / "a.run")
 
 
-def test_a_flipped_bit_in_latents_is_found_unless_another_program_wrote_them(
-    made: tuple[Path, Plan], tmp_path: Path
-) -> None:
+def test_a_flipped_bit_in_latents_with_a_checksum_is_found(made: tuple[Path, Plan], tmp_path: Path) -> None:
     latents = made[0] / "latents.safetensors"
     file = open_latents(flipped(latents, tmp_path / "a.safetensors", 2))
     with pytest.raises(UsageError, match="is damaged: it is not what was written"):
@@ -346,7 +344,7 @@ def test_a_flipped_bit_in_latents_is_found_unless_another_program_wrote_them(
     assert CHECKSUM not in open_latents(latents).metadata
 
 
-def test_equal_tensors_and_metadata_are_equal_files(tmp_path: Path) -> None:
+def test_equal_tensors_and_metadata_make_equal_files(tmp_path: Path) -> None:
     """safetensors writes metadata in an order of chance."""
     tensors = {name: np.full(3, len(name), np.float32) for name in ("video", "audio", "öl")}
     metadata = {name: name.upper() for name in ("stage", "fps", "record", "height", "width", "num_frames")}
@@ -363,7 +361,7 @@ def test_equal_tensors_and_metadata_are_equal_files(tmp_path: Path) -> None:
         assert file.metadata() == {**metadata, CHECKSUM: checksum(tensors, metadata)}
 
 
-def test_latents_that_say_another_shape_than_they_have_are_refused(made: tuple[Path, Plan], tmp_path: Path) -> None:
+def test_latents_with_a_contradictory_shape_are_refused(made: tuple[Path, Plan], tmp_path: Path) -> None:
     file = open_latents(made[0] / "latents.safetensors")
     save_latents(file.read(), tmp_path / "a", {**file.metadata, "height": "4096"})
     with pytest.raises(UsageError, match="says that its clip is 64x4096, and its latents are of another shape"):
@@ -371,7 +369,7 @@ def test_latents_that_say_another_shape_than_they_have_are_refused(made: tuple[P
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "I16", "U16"])
-def test_latents_of_a_type_that_none_have_are_a_sentence(dtype: str, tmp_path: Path) -> None:
+def test_latents_of_an_unsupported_dtype_are_refused(dtype: str, tmp_path: Path) -> None:
     header = {
         "video": {"dtype": dtype, "shape": [1, 8, 2, 2, 2], "data_offsets": [0, 128]},
         "audio": {"dtype": dtype, "shape": [1, 2, 9, 4], "data_offsets": [128, 272]},

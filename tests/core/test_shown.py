@@ -51,12 +51,12 @@ def variety() -> list[Seen]:
     return film({})
 
 
-def test_a_clip_shows_and_sounds_like_what_was_typed(shown: list[tuple[Scene, Seen]]) -> None:
+def test_a_clip_shows_and_sounds_like_its_prompt(shown: list[tuple[Scene, Seen]]) -> None:
     found = shares(*zip(*shown, strict=True))
     assert all(found[what] >= 0.9 for what in WHAT), found
 
 
-def test_another_prompts_clip_is_not_what_was_typed(shown: list[tuple[Scene, Seen]]) -> None:
+def test_a_clip_does_not_match_another_prompt(shown: list[tuple[Scene, Seen]]) -> None:
     """So that the shares above mean something."""
     scenes, seen = zip(*shown, strict=True)
     others = [judge(*pair) for pair in zip(scenes, [*seen[1:], seen[0]], strict=True)]
@@ -64,17 +64,17 @@ def test_another_prompts_clip_is_not_what_was_typed(shown: list[tuple[Scene, See
         assert np.mean([each[what] for each in others]) < 0.7
 
 
-def test_what_a_prompt_leaves_open_the_seed_decides(variety: list[Seen]) -> None:
+def test_the_seed_decides_what_the_prompt_leaves_open(variety: list[Seen]) -> None:
     assert len({each.colour for each in variety}) > 1
     assert {each.motion for each in variety} == {"still"}
 
 
-def test_what_the_negative_prompt_says_is_not_shown(variety: list[Seen]) -> None:
+def test_content_of_the_negative_prompt_is_not_shown(variety: list[Seen]) -> None:
     (without,) = film({"negative_prompt": str(variety[0].colour)}, seeds=SEEDS[:1])
     assert without.colour != variety[0].colour
 
 
-def test_a_short_prompt_shows_what_it_says() -> None:
+def test_a_short_prompt_is_shown() -> None:
     """What it need not say is as documented: large, still, on black."""
     scenes, captions = zip(*held_out_briefly(3), strict=True)
     asked = [(caption.text, seed) for seed, caption in enumerate(captions)]
@@ -92,7 +92,7 @@ def test_the_second_stage_sharpens() -> None:
     assert twice.edge < 0.85 * once.edge
 
 
-def test_the_evaluation_says_what_it_measured(
+def test_the_evaluation_prints_its_measurements(
     shown: list[tuple[Scene, Seen]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     evaluate.main(count=1, checkpoint=str(DEMO_FOLDER), variants="as it comes")
@@ -108,7 +108,7 @@ def test_the_evaluation_says_what_it_measured(
     assert said[1] == json.loads(json.dumps(figures))
 
 
-def test_the_picture_in_the_readme_is_what_the_commands_beside_it_make(
+def test_the_picture_in_the_readme_is_made_by_its_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", "")

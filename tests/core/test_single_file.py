@@ -82,7 +82,9 @@ def loaded(plan: Plan, network: str) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("name", ["newer", "older"])
-def test_a_single_file_gives_the_bytes_of_the_folder(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_a_single_file_makes_the_same_bytes_as_the_folder(
+    name: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     model: Twins = request.getfixturevalue(name)
     single = plan_of(single_file(tmp_path, model), text_encoder=str(model.folder))
     whole = plan_of(model.folder)
@@ -95,7 +97,7 @@ def test_a_single_file_gives_the_bytes_of_the_folder(name: str, request: pytest.
 
 
 @pytest.mark.parametrize("name", ["newer", "older"])
-def test_info_says_the_same_of_both_forms(
+def test_info_is_equal_for_both_forms(
     name: str,
     request: pytest.FixtureRequest,
     tmp_path: Path,
@@ -133,7 +135,7 @@ def in_eight_bits(
 
 
 @pytest.mark.parametrize("scaled", [True, False], ids=["scaled", "unscaled"])
-def test_an_eight_bit_file_gives_the_bytes_of_what_it_means(newer: Twins, tmp_path: Path, scaled: bool) -> None:
+def test_an_eight_bit_file_makes_the_bytes_of_its_scaled_weights(newer: Twins, tmp_path: Path, scaled: bool) -> None:
     stored, meant = in_eight_bits(newer.tensors, scaled)
     networks = []
     for name, tensors in (("stored", stored), ("meant", meant)):
@@ -152,7 +154,7 @@ def test_an_eight_bit_file_gives_the_bytes_of_what_it_means(newer: Twins, tmp_pa
     assert any(far)  # eight bits are not many
 
 
-def test_what_no_network_knows_and_what_is_missing_are_named(newer: Twins, tmp_path: Path) -> None:
+def test_unknown_and_missing_tensors_are_named(newer: Twins, tmp_path: Path) -> None:
     changed = {**newer.tensors, "model.diffusion_model.novelty": np.zeros(1, np.float32)}
     del changed["vocoder.vocoder.conv_pre.bias"]
     path = single_file(tmp_path, newer._replace(tensors=changed))
@@ -163,7 +165,7 @@ def test_what_no_network_knows_and_what_is_missing_are_named(newer: Twins, tmp_p
 
 
 @pytest.mark.parametrize("version", ["2.0.0", "2-0", "2", "2.2.9"])
-def test_a_version_that_the_transformer_is_not_of(newer: Twins, tmp_path: Path, version: str) -> None:
+def test_a_version_that_contradicts_the_transformer_is_refused(newer: Twins, tmp_path: Path, version: str) -> None:
     path = single_file(tmp_path, newer._replace(version=version))
     with pytest.raises(UsageError, match=f"model_version is '{version}', the transformer in it is of ltx2.3") as caught:
         open_single_file(path, read_text_encoder(newer.folder))
@@ -171,7 +173,7 @@ def test_a_version_that_the_transformer_is_not_of(newer: Twins, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("version", ["2.3", "2-3", "2.3.1", "2.10", "3", "", "dev"])
-def test_a_version_that_says_nothing_else(newer: Twins, tmp_path: Path, version: str) -> None:
+def test_an_unknown_version_is_accepted(newer: Twins, tmp_path: Path, version: str) -> None:
     path = single_file(tmp_path, newer._replace(version=version))
     assert open_single_file(path, read_text_encoder(newer.folder)).arch == LTX2_3
 
@@ -181,7 +183,7 @@ def test_the_older_models_version(older: Twins, tmp_path: Path) -> None:
         open_single_file(single_file(tmp_path, older._replace(version="2.3")), read_text_encoder(older.folder))
 
 
-def test_networks_of_two_versions_in_one_file(newer: Twins, older: Twins, tmp_path: Path) -> None:
+def test_networks_of_two_versions_in_one_file_are_refused(newer: Twins, older: Twins, tmp_path: Path) -> None:
     mixed = {name: tensor for name, tensor in newer.tensors.items() if not name.startswith("vae.")}
     mixed |= {name: tensor for name, tensor in older.tensors.items() if name.startswith("vae.")}
     config = {**newer.config, "vae": older.config["vae"]}
@@ -190,7 +192,7 @@ def test_networks_of_two_versions_in_one_file(newer: Twins, older: Twins, tmp_pa
         open_single_file(path, read_text_encoder(newer.folder))
 
 
-def test_everything_that_is_wrong_is_one_message(newer: Twins, tmp_path: Path) -> None:
+def test_all_faults_are_one_message(newer: Twins, tmp_path: Path) -> None:
     text = tmp_path / "text"
     other_text_encoder(text, hidden_size=96, num_hidden_layers=2)
     tensors = {**newer.tensors, "vocoder.novelty": np.zeros(1, np.float32)}
@@ -212,7 +214,7 @@ def test_everything_that_is_wrong_is_one_message(newer: Twins, tmp_path: Path) -
     assert "\n" not in str(caught.value)
 
 
-def test_every_section_that_is_wrong_is_named(newer: Twins, tmp_path: Path) -> None:
+def test_every_faulty_section_is_named(newer: Twins, tmp_path: Path) -> None:
     """What depends on none of them is still judged."""
     wrong = {
         "transformer": {**newer.config["transformer"], "rope_type": "interleaved"},
@@ -236,21 +238,21 @@ def test_every_section_that_is_wrong_is_named(newer: Twins, tmp_path: Path) -> N
     assert "--text-encoder FOLDER or REPO" in caught.value.hint
 
 
-def test_a_file_without_a_config(newer: Twins, tmp_path: Path) -> None:
+def test_a_file_without_a_config_is_refused(newer: Twins, tmp_path: Path) -> None:
     save_file(newer.tensors, tmp_path / "bare.safetensors")
     (tmp_path / "nothing").mkdir()
     with pytest.raises(UsageError, match=r"has no config in its metadata.*nothing holds no weights"):
         plan_of(tmp_path / "bare.safetensors", text_encoder=str(tmp_path / "nothing"))
 
 
-def test_a_file_that_is_none(newer: Twins, tmp_path: Path) -> None:
+def test_a_truncated_file_is_refused(newer: Twins, tmp_path: Path) -> None:
     (tmp_path / "cut.safetensors").write_bytes(single_file(tmp_path, newer).read_bytes()[:-1])
     with pytest.raises(UsageError, match=r"cut.safetensors is damaged or cut short") as caught:
         plan_of(tmp_path / "cut.safetensors", text_encoder=str(newer.folder))
     assert "download it again" in caught.value.hint
 
 
-def test_the_text_encoder_must_be_somewhere(newer: Twins, tmp_path: Path) -> None:
+def test_a_missing_text_encoder_is_refused(newer: Twins, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"gemma-3-12b.* is not in the local cache"):
         plan_of(single_file(tmp_path, newer))
     with pytest.raises(UsageError, match="has a text encoder of its own"):

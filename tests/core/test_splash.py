@@ -26,7 +26,7 @@ def latents(folder: Path, sharding: str, attention: str) -> Streams[np.ndarray]:
 
 
 @pytest.mark.parametrize("arch", [LTX2, LTX2_3], ids=["ltx2", "ltx2.3"])
-def test_a_clip_by_splash_is_that_of_plain_attention(arch: Arch, tmp_path: Path) -> None:
+def test_splash_attention_makes_the_clip_of_plain_attention(arch: Arch, tmp_path: Path) -> None:
     folder = random_folder(replace(arch, transformer=replace(arch.transformer, num_layers=2)), tmp_path)
     plain = latents(folder, "ironwood", "xla")
     for sharding in ("ironwood", "trillium"):

@@ -19,7 +19,7 @@ from ltx2_cli.private_api import COMPILED_EVENT
 UNSEEN = Case(Size(1, 64, 64, 24.0), 2, ALL_ON.video, ALL_ON.audio, (1,))  # of a size that nothing else here compiles
 
 
-def test_stages_and_steps_without_loading_and_compiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timings_exclude_loading_and_compiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that these stages alone move."""
     clock = [100.0]
     monkeypatch.setattr(module, "perf_counter", lambda: clock[0])
@@ -61,7 +61,7 @@ class Watch(Silent):
             self.compiled.append((fun_name, self.now))
 
 
-def test_no_figure_of_a_first_run_holds_its_loading_and_compiling(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_timings_of_a_first_run_exclude_loading_and_compiling(checkpoint: Checkpoint, tmp_path: Path) -> None:
     plan, watch, began = plan_of(checkpoint, UNSEEN, 3), Watch(), time.perf_counter()
     timings = Timings(watch)
     jax.monitoring.register_event_duration_secs_listener(watch.hear)
@@ -86,7 +86,7 @@ def test_a_failed_stage_is_not_measured() -> None:
     assert timings.stages == []
 
 
-def test_a_trace_is_written_where_it_is_wanted(tmp_path: Path) -> None:
+def test_a_trace_is_written_to_the_given_folder(tmp_path: Path) -> None:
     with traced(None):
         pass
     with traced(tmp_path / "trace"):

@@ -171,7 +171,7 @@ def first(checkpoint: Checkpoint, folder: Path) -> Streams[np.ndarray]:
     return latents_of(stage1_plan(asked(checkpoint, folder)))
 
 
-def test_the_second_stage_goes_on_from_a_file_to_the_byte(
+def test_the_second_stage_from_a_file_makes_the_same_bytes(
     checkpoint: Checkpoint, folder: Path, first: Streams[np.ndarray], both: Streams[np.ndarray]
 ) -> None:
     assert first.video.shape == (1, 8, 3, 2, 3)
@@ -183,7 +183,7 @@ def test_the_second_stage_goes_on_from_a_file_to_the_byte(
         np.testing.assert_array_equal(got, wanted)
 
 
-def test_the_sound_of_the_first_stage_is_kept_where_asked(
+def test_the_sound_of_the_first_stage_is_kept_on_request(
     checkpoint: Checkpoint, folder: Path, first: Streams[np.ndarray], both: Streams[np.ndarray]
 ) -> None:
     kept = latents_of(asked(checkpoint, folder, **{"second_stage.keep_audio": True}))
@@ -199,7 +199,7 @@ def test_the_sound_of_the_first_stage_is_kept_where_asked(
         ("trillium", {"passes": 4, "tokens": -1, "heads": 2}, [(4, 1, 2), (1, 4, 2)]),
     ],
 )
-def test_eight_devices_make_the_clip_of_one(
+def test_eight_devices_make_the_same_two_stage_clip_as_one(
     checkpoint: Checkpoint,
     folder: Path,
     both: Streams[np.ndarray],
@@ -215,7 +215,7 @@ def test_eight_devices_make_the_clip_of_one(
         assert np.linalg.norm(got - wanted) <= 2e-5 * np.linalg.norm(wanted)
 
 
-def test_without_steps_latents_are_upsampled_alone(
+def test_without_steps_latents_are_only_upsampled(
     checkpoint: Checkpoint, folder: Path, first: Streams[np.ndarray]
 ) -> None:
     source = InitialLatents(Streams(*(stream.shape for stream in first)), 24.0)
@@ -228,7 +228,7 @@ def test_without_steps_latents_are_upsampled_alone(
     assert np.abs(mapped.video - plain.video).max() > 0.01
 
 
-def test_one_network_serves_both_stages_where_no_lora_tells_them_apart(
+def test_without_second_stage_loras_one_network_serves_both_stages(
     checkpoint: Checkpoint, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = asked(checkpoint, folder, **{"second_stage.lora": []})
@@ -236,7 +236,7 @@ def test_one_network_serves_both_stages_where_no_lora_tells_them_apart(
     assert asked(checkpoint, folder).stages[1].network == "refiner"
 
 
-def test_a_lora_of_the_connectors_changes_the_text_of_the_second_stage_alone(
+def test_a_lora_of_the_connectors_changes_only_the_second_stages_text(
     checkpoint: Checkpoint, folder: Path, tmp_path: Path
 ) -> None:
     """As the one that distills LTX-2 does; besides one of both stages."""
@@ -255,7 +255,7 @@ def test_a_lora_of_the_connectors_changes_the_text_of_the_second_stage_alone(
     assert ranks == {"connectors": 4, "refiner_connectors": 8}
 
 
-def test_a_size_that_no_upsampler_makes(checkpoint: Checkpoint, folder: Path) -> None:
+def test_a_size_impossible_for_the_upsampler_is_refused(checkpoint: Checkpoint, folder: Path) -> None:
     odd = LARGE._replace(size=Size(17, 96, 192, 24.0))
     with pytest.raises(UsageError, match="no clip is upsampled to 192x96x17") as refused:
         asked(checkpoint, folder, odd)
@@ -332,7 +332,7 @@ def test_no_second_denoiser_is_in_memory(
     assert max(seen) - seen[0] < min(4 * prod(weight.get_value().shape) for weight in changed)
 
 
-def test_a_lora_of_both_stages_counts_as_one_of_the_second(
+def test_loras_with_a_common_target_add_up_in_the_second_stage(
     checkpoint: Checkpoint, folder: Path, tmp_path: Path, first: Streams[np.ndarray], both: Streams[np.ndarray]
 ) -> None:
     """Two that share a target, one of them in the first stage's weights, or both merged into the second's."""
@@ -349,7 +349,7 @@ def test_a_lora_of_both_stages_counts_as_one_of_the_second(
         assert np.linalg.norm(one - without) > 0.01 * np.linalg.norm(without)
 
 
-def test_a_merged_denoiser_is_what_programs_are_compiled_for(checkpoint: Checkpoint, folder: Path) -> None:
+def test_the_merged_denoiser_has_the_shapes_of_its_programs(checkpoint: Checkpoint, folder: Path) -> None:
     sharding = {"profile": "trillium", "mesh": {"passes": 4, "heads": 2}}
     plan = asked(checkpoint, folder, sharding=sharding)
     components = Components(plan)

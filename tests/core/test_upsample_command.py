@@ -28,7 +28,7 @@ def made(two_stages: list[str], tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder
 
 
-def test_a_clip_made_in_two_runs_is_the_one_of_one(
+def test_a_clip_made_in_two_runs_equals_that_of_one(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, latents = made / "first.safetensors", tmp_path / "latents.safetensors"
@@ -43,14 +43,14 @@ def test_a_clip_made_in_two_runs_is_the_one_of_one(
     assert (tmp_path / "clip.mp4").stat().st_size > 1000
 
 
-def test_latents_of_a_first_stage_are_decoded_at_their_own_size(
+def test_first_stage_latents_are_decoded_at_their_size(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run_program(monkeypatch, "decode", str(made / "first.safetensors"), "-o", str(tmp_path / "frames")) == 0
     assert len(list((tmp_path / "frames").iterdir())) == 9
 
 
-def test_any_latents_are_upsampled_without_being_refined(
+def test_any_latents_can_be_upsampled_without_refinement(
     made: Path,
     two_stages: list[str],
     checkpoint: Checkpoint,
@@ -80,7 +80,7 @@ def test_any_latents_are_upsampled_without_being_refined(
     np.testing.assert_array_equal(load_file(same)["video"], load_file(large)["video"])
 
 
-def test_of_many_drafts_the_chosen_ones_are_finished(
+def test_chosen_drafts_are_finished(
     made: Path,
     two_stages: list[str],
     tmp_path: Path,
@@ -121,7 +121,7 @@ def test_of_many_drafts_the_chosen_ones_are_finished(
     assert "d.png exists" in capsys.readouterr().err
 
 
-def test_what_is_made_of_latents_is_named_after_them(
+def test_upsampled_files_are_named_after_their_latents(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each after its own, in its folder, but for several seeds of one name, which one run makes."""
@@ -161,7 +161,7 @@ def denser(made: Path, two_stages: list[str], tmp_path_factory: pytest.TempPathF
     ("option", "rates", "sounds"),
     [([], ("12.0", "24.0"), (19, 18)), (["--temporal-upsample", "duration"], ("24.0", "24.0"), (9, 18))],
 )
-def test_time_is_upsampled_and_the_sound_fits(
+def test_temporal_upsampling_keeps_the_sound_in_step(
     option: list[str],
     rates: tuple[str, str],
     sounds: tuple[int, int],
@@ -196,7 +196,7 @@ def test_time_is_upsampled_and_the_sound_fits(
     ],
     ids=["channels", "length of the sound"],
 )
-def test_latents_that_the_model_cannot_go_on_from(
+def test_latents_of_another_model_are_refused(
     shapes: dict[str, tuple[int, ...]],
     sentence: str,
     two_stages: list[str],
@@ -214,7 +214,7 @@ def test_latents_that_the_model_cannot_go_on_from(
     assert sentence in capsys.readouterr().err
 
 
-def test_a_recipe_of_one_stage_has_none_to_stop_after(
+def test_stop_after_needs_a_recipe_of_two_stages(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     asked = ["generate", "--prompt", PROMPT, "--model", str(checkpoint.folder), "--stop-after", "stage1"]
