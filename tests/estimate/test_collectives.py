@@ -46,7 +46,7 @@ def outlines(found: list[Collective]) -> dict[str, tuple[int, int, tuple[str, ..
     return {each.kind: (each.bytes, each.devices, each.axes) for each in found}
 
 
-def test_the_five_kinds(mesh: Mesh):
+def test_the_five_kinds_of_collectives_are_counted(mesh: Mesh):
     text = compiled(five_kinds, mesh, PartitionSpec(AXES), np.zeros((64, 16), np.float32))
     found = collectives(text, mesh)  # 8 x 16 floats on a device are 512 bytes
     assert outlines(found) == {
@@ -62,7 +62,7 @@ def test_the_five_kinds(mesh: Mesh):
     assert next(each.op_name for each in found if each.kind == "all-reduce").endswith("/psum")
 
 
-def test_the_five_kinds_as_a_tpu_starts_and_awaits_them(mesh: Mesh):
+def test_asynchronous_collectives_of_tpus_are_counted(mesh: Mesh):
     found = stored("tpu7x_five_kinds.txt", mesh)
     megabyte = 512 * 1024 * 2
     assert len(found) == 5
@@ -80,7 +80,7 @@ def summing(length: int, over: str, inner: Callable[[jax.Array], jax.Array], x: 
     return jax.lax.scan(lambda x, _: (jax.lax.psum(jnp.sin(inner(x)), over), None), x, None, length=length)[0]
 
 
-def test_a_loop_of_known_length_counts_as_often_as_it_turns(mesh: Mesh):
+def test_collectives_in_a_loop_are_multiplied_by_its_trip_count(mesh: Mesh):
     text = compiled(partial(summing, 6, "b", lambda x: x), mesh, PartitionSpec("a"), np.zeros((8, 4), np.float32))
     (found,) = collectives(text, mesh)
     assert (found.loops, found.times, found.bytes) == ((6,), 6, 2 * 64 * 3 // 4)
@@ -88,7 +88,7 @@ def test_a_loop_of_known_length_counts_as_often_as_it_turns(mesh: Mesh):
     assert not found.in_traced_loop
 
 
-def test_loops_within_loops_multiply_and_traced_ones_count_once(mesh: Mesh):
+def test_nested_loops_multiply_and_unknown_lengths_count_once(mesh: Mesh):
     def program(x: jax.Array, steps: jax.Array) -> jax.Array:
         layers = partial(summing, 6, "b", partial(summing, 3, "a", lambda x: x))
         return jax.lax.fori_loop(0, steps, lambda _, x: layers(x), x)
@@ -102,13 +102,13 @@ def test_loops_within_loops_multiply_and_traced_ones_count_once(mesh: Mesh):
     assert sent_bytes(found) == 18 * 64 + 6 * 96
 
 
-def test_loops_without_a_known_trip_count(mesh: Mesh):
+def test_loops_of_unknown_length_count_once(mesh: Mesh):
     (found,) = stored("tpu7x_nested_loops.txt", mesh)
     assert (found.kind, found.axes, found.loops) == ("all-reduce", ("b",), (None, 6))
     assert found.sent_bytes == 6 * (256 * 1024 * 2) * 2 * 3 // 4
 
 
-def test_a_collective_spread_over_fusions_counts_once(mesh: Mesh):
+def test_a_collective_split_over_fusions_counts_once(mesh: Mesh):
     found = stored("v5e_fused_gather.txt", mesh)
     assert [(each.kind, each.axes, each.loops) for each in found].count(("all-gather", ("a",), (6,))) == 2
     assert len(found) == 3
@@ -138,12 +138,12 @@ ENTRY %main (x: f32[4], n: s32[]) -> f32[4] {
 
 
 @pytest.mark.parametrize(("bound", "iterations"), [("constant(5)", 5), ("get-tuple-element(%turn), index=1", None)])
-def test_iterations_are_the_bound_in_the_condition(mesh: Mesh, bound: str, iterations: int | None):
+def test_the_trip_count_is_the_bound_in_the_condition(mesh: Mesh, bound: str, iterations: int | None):
     (found,) = collectives(LOOP.replace("BOUND", bound), mesh)
     assert (found.loops, found.times) == ((iterations,), iterations or 1)
 
 
-def test_a_trip_count_that_xla_states_counts_first(mesh: Mesh):
+def test_a_trip_count_stated_by_xla_takes_precedence(mesh: Mesh):
     stated = 'body=%body, backend_config={"known_trip_count":{"n":"9"},"known_init_step":{"init":"0","step":"1"}}'
     (found,) = collectives(LOOP.replace("BOUND", "constant(5)").replace("body=%body", stated), mesh)
     assert found.loops == (9,)
@@ -178,7 +178,7 @@ ENTRY %main (x: f32[8], which: s32[]) -> f32[8] {
 """
 
 
-def test_what_starts_and_what_it_wraps_counts_once(mesh: Mesh):
+def test_a_start_and_its_wrapped_collective_count_once(mesh: Mesh):
     found = collectives(ASYNCHRONOUS, mesh)
     assert [(each.kind, each.bytes, each.axes) for each in found] == [
         ("all-gather", 256 * 7 // 8, AXES),
@@ -209,11 +209,11 @@ ROWS, COLUMNS = [(0, 1, 2, 3), (4, 5, 6, 7)], [(0, 4), (1, 5), (2, 6), (3, 7)]
         ("channel_id=1, source_target_pairs={{0,4},{1,5},{2,6},{3,7}}, metadata={}", COLUMNS),
     ],
 )
-def test_every_spelling_of_groups(spelling: str, expected: list[tuple[int, ...]]):
+def test_every_spelling_of_groups_is_read(spelling: str, expected: list[tuple[int, ...]]):
     assert groups(spelling, 8) == expected
 
 
-def test_axes_are_those_along_which_any_group_reaches(mesh: Mesh):
+def test_axes_are_those_that_any_group_spans(mesh: Mesh):
     assert axes_of(ROWS, mesh) == ("b",)
     assert axes_of(COLUMNS, mesh) == ("a",)
     assert axes_of([(0, 1), (2, 3), (4, 5), (6, 7)], mesh) == ("b",)
@@ -234,12 +234,12 @@ SIZES = {"bf16[3,5]": 30, "pred[4]": 4, "s4[3]": 2, "f8e4m3fn[7]": 7, "u32[]": 4
 
 
 @pytest.mark.parametrize(("array", "size"), SIZES.items())
-def test_bytes_of_arrays(mesh: Mesh, array: str, size: int):
+def test_bytes_of_arrays_are_counted(mesh: Mesh, array: str, size: int):
     text = f"ENTRY %main () -> x {{\n  %y = {array}{{0}} collective-permute(%x), source_target_pairs={{{{0,1}}}}\n}}"
     (found,) = collectives(text, mesh)
     assert (found.results, found.bytes) == ((array,), size)
 
 
-def test_what_is_no_compiled_program_is_refused(mesh: Mesh):
+def test_text_of_no_compiled_program_is_refused(mesh: Mesh):
     with pytest.raises(ValueError, match="no ENTRY"):
         collectives("module @jit_f {}", mesh)

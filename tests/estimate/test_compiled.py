@@ -12,7 +12,7 @@ from ltx2_cli.nn.layers import Linear
 from ltx2_cli.weights.declare import Scope, map_weights
 
 
-def test_a_program_and_what_it_sends():
+def test_a_program_and_its_communication_are_measured():
     """Each of eight devices holds 64 of 512 rows of 16 floats, has all after a gather, and sends 7 of 8 parts."""
     mesh = Mesh(np.asarray(jax.devices()), ("rows",))
     split, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (["rows"], []))
@@ -29,7 +29,7 @@ def test_a_program_and_what_it_sends():
     assert "ENTRY" in made.text
 
 
-def test_weights_that_a_program_does_not_read_are_not_among_its_own():
+def test_unread_weights_do_not_count_for_a_program():
     """Of a linear of 8 by 16 floats, split in eight parts, it reads the matrix and not the bias."""
     mesh = Mesh(np.asarray(jax.devices()), ("width",))
     split = NamedSharding(mesh, PartitionSpec("width"))
@@ -53,5 +53,5 @@ def test_weights_that_a_program_does_not_read_are_not_among_its_own():
         ("Out of memory", 0),
     ],
 )
-def test_a_refusal_says_what_would_be_needed(message: str, expected: float):
+def test_a_compiler_refusal_states_the_needed_memory(message: str, expected: float):
     assert needed_bytes(f"RESOURCE_EXHAUSTED: {message}") == expected

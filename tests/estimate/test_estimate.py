@@ -46,7 +46,7 @@ def two() -> Plan:
     return plan_offline(spec, jax.devices()[:1])
 
 
-def test_every_network_has_its_phase(one: Plan, two: Plan) -> None:
+def test_every_network_belongs_to_a_phase(one: Plan, two: Plan) -> None:
     for plan in (one, two):
         memory = estimate_plan(plan).memory
         assert {name for phase in memory for name in PHASES[phase]} >= plan.networks.present().keys()
@@ -61,7 +61,7 @@ def test_a_second_stage_takes_the_memory_of_the_first(two: Plan) -> None:
     assert held["upsampler"] == 2 * 497_867_904
 
 
-def test_each_stage_has_its_own_figures(two: Plan, slow: None) -> None:
+def test_each_stage_has_separate_figures(two: Plan, slow: None) -> None:
     """A quarter of the tokens, four passes, thirty steps; then all of them, one pass, three steps."""
     made = (compiled(700, 500), compiled(900, 400, "refiner", "forward 2", stage=1))
     found = estimate_plan(two, made)
@@ -83,7 +83,7 @@ def test_each_stage_has_its_own_figures(two: Plan, slow: None) -> None:
     assert said["seconds_per_clip"] == pytest.approx(sum(clip.values()))
 
 
-def test_upsampling_is_its_convolutions(two: Plan, slow: None) -> None:
+def test_upsampling_counts_its_convolutions(two: Plan, slow: None) -> None:
     """27 cells of 128 to 1024 channels, eight of 1024 to 1024, nine of 1024 to 4096, each frame of 8 x 12 latents; then
     eight of 1024 and one to 128, of 16 x 24."""
     inner, outer, cells = 27 * 1024**2, 27 * 1024 * 128, 9 * 1024 * 4096
@@ -91,7 +91,7 @@ def test_upsampling_is_its_convolutions(two: Plan, slow: None) -> None:
     assert phase_flops(two, "upsample") == flops
 
 
-def test_each_phase_holds_its_own_networks(one: Plan) -> None:
+def test_each_phase_holds_only_its_networks(one: Plan) -> None:
     """In bfloat16, two bytes a parameter: 18,876,174,592 of the denoiser, 11,766,034,176 of the text encoder."""
     alone = estimate_plan(one)
     assert alone.weight_bytes["transformer"] == alone.memory["denoise"].weights == 2 * 18_876_174_592
@@ -100,7 +100,7 @@ def test_each_phase_holds_its_own_networks(one: Plan) -> None:
     assert alone.memory["decode"].weights == sum(alone.weight_bytes[name] for name in decoders)
 
 
-def test_decoding_that_is_not_compiled_takes_what_the_plan_estimates(one: Plan) -> None:
+def test_uncompiled_decoding_takes_the_estimate_of_the_plan(one: Plan) -> None:
     """Compiled, it takes what the compiler says; the sound alone says nothing of the picture."""
     held, formula = estimate_plan(one).memory["decode"].weights, one.decoding.bytes
     sound, picture = compiled(formula // 2, 0, "vocoder", "sound"), compiled(3 * formula, 0, "vae", "frames")
@@ -109,7 +109,7 @@ def test_decoding_that_is_not_compiled_takes_what_the_plan_estimates(one: Plan) 
     assert estimate_plan(one, (sound, picture)).phase_bytes["decode"] == held + 3 * formula
 
 
-def test_what_stays_resident_is_there_in_every_phase(one: Plan) -> None:
+def test_resident_networks_count_in_every_phase(one: Plan) -> None:
     kept = replace(one, spec=replace(one.spec, keep_resident=True), keep_resident=True)
     everything = sum(estimate_plan(one).weight_bytes.values())
     assert {memory.weights for memory in estimate_plan(kept).memory.values()} == {everything}
@@ -118,7 +118,7 @@ def test_what_stays_resident_is_there_in_every_phase(one: Plan) -> None:
     assert working["denoise"] == everything + 500
 
 
-def test_what_a_program_needs_comes_on_top_of_all_networks_of_its_phase(one: Plan) -> None:
+def test_memory_of_a_program_adds_to_all_networks_of_its_phase(one: Plan) -> None:
     """Also where it reads only some of their weights."""
     held = estimate_plan(one).weight_bytes
     made = (compiled(held["transformer"], held["transformer"] - 900), compiled(1500, 1000, "vae", "frames"))
@@ -127,7 +127,7 @@ def test_what_a_program_needs_comes_on_top_of_all_networks_of_its_phase(one: Pla
     assert found["decode"] == held["vae"] + held["audio_vae"] + held["vocoder"] + 500
 
 
-def test_the_work_of_a_forward_is_spread_over_the_devices(one: Plan) -> None:
+def test_work_of_a_forward_is_divided_by_the_devices(one: Plan) -> None:
     """Four passes of 48 layers over 6,144 video tokens 4,096 wide. A token meets 14 matrices that are square (4 of
     self-attention, 2 towards text, 8 of the feed-forward), 4 that halve it (towards sound and back), each other token
     and 1,024 of text, twice. Sound is the rest, below a hundredth."""
@@ -177,14 +177,14 @@ def typed(alternative: Alternative) -> str:
     return " ".join(f"--set {key}={value}" for key, value in alternative.options.items())
 
 
-def test_what_was_compiled_decides(one: Plan, slow: None) -> None:
+def test_compiled_figures_replace_estimates(one: Plan, slow: None) -> None:
     """By estimate the clip takes more than the 40 GB that there are; compiled, 2 GB beside 37.8 of weights."""
     held = estimate_plan(one).weight_bytes["transformer"]
     assert not estimate_plan(one).fits
     check(estimate_plan(one, (compiled(held + 2_000_000_000, held),)))
 
 
-def test_too_little_memory_is_said_with_what_would_fit(one: Plan, slow: None) -> None:
+def test_insufficient_memory_is_an_error_with_an_alternative(one: Plan, slow: None) -> None:
     """Alternatives take as many times their estimates as this clip does; here 5 GB must become 2.2."""
     held = estimate_plan(one).weight_bytes["transformer"]
     with pytest.raises(
@@ -205,7 +205,7 @@ def test_a_refusal_by_the_compiler_does_not_fit(one: Plan, slow: None) -> None:
         check(estimate_plan(one, (silent,)))
 
 
-def test_networks_that_need_not_stay_are_let_go(one: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropping_resident_networks_is_suggested(one: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chips, "CHIPS", (replace(SLOW, hbm_bytes=60e9),))
     kept = replace(one, spec=replace(one.spec, keep_resident=True), keep_resident=True)
     with pytest.raises(DoesNotFitError) as error:
@@ -213,7 +213,7 @@ def test_networks_that_need_not_stay_are_let_go(one: Plan, monkeypatch: pytest.M
     assert error.value.hint == "--set keep_resident=false"
 
 
-def test_another_mesh_holds_what_this_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_mesh_that_fits_is_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chips, "CHIPS", (replace(SLOW, hbm_bytes=25e9),))
     whole = read_spec(prompt="rain", model="ltx2", sharding="trillium", dotlist=["sharding.mesh.heads=1"])
     with pytest.raises(DoesNotFitError) as error:

@@ -91,7 +91,7 @@ def fits_now(request: Request, alternative: Alternative) -> bool:
         for request_, expected in zip(REQUESTS, row, strict=True)
     ],
 )
-def test_each_request_fits_or_is_refused_with_one_that_does(device: str, request_: str, expected: str) -> None:
+def test_each_request_fits_or_is_refused_with_an_alternative(device: str, request_: str, expected: str) -> None:
     request = ask(DEVICES[device], **REQUESTS[request_])
     if expected == FITS:
         check_fit(request, request.plan(), str)

@@ -87,7 +87,7 @@ def forward(arch: TransformerArch, frames: int, rows: int, contexts: int, text_t
 
 @pytest.mark.parametrize(("rows", "contexts"), [(1, 1), (4, 2)])
 @pytest.mark.parametrize("arch", ARCHS.values(), ids=ARCHS)
-def test_a_forward_has_the_products_that_jax_traces(arch: TransformerArch, rows: int, contexts: int):
+def test_flops_of_a_forward_equal_the_traced_products(arch: TransformerArch, rows: int, contexts: int):
     function, arguments, _, tokens = forward(arch, 17, rows, contexts, TEXT_TOKENS)
     assert tokens == (18, 18)
     longer, more, _, others = forward(arch, 33, rows, contexts, TEXT_TOKENS)
@@ -95,7 +95,7 @@ def test_a_forward_has_the_products_that_jax_traces(arch: TransformerArch, rows:
     assert traced(longer, *more) == denoiser_flops(arch, *others, TEXT_TOKENS, rows, contexts)
 
 
-def test_xla_counts_two_percent_more_at_most():
+def test_xla_counts_at_most_two_percent_more():
     """It counts what is done element by element too; the wider the model, the less that is."""
     wide = {"num_attention_heads": 4, "attention_head_dim": 128, "cross_attention_dim": 512}
     audio = {"audio_num_attention_heads": 4, "audio_attention_head_dim": 64, "audio_cross_attention_dim": 256}
@@ -108,7 +108,7 @@ def test_xla_counts_two_percent_more_at_most():
     assert ours < theirs < 1.02 * ours
 
 
-def test_one_layer_by_hand():
+def test_flops_of_one_layer_equal_a_calculation_by_hand():
     """Video 4 wide, audio 2 wide, one head each; 3 and 5 tokens, 7 of text."""
     arch = TransformerArch(
         in_channels=1,
@@ -138,7 +138,7 @@ def test_one_layer_by_hand():
     assert denoiser_flops(arch, 3, 5, 7, 1, 1) == layer + ends + video_time + audio_time
 
 
-def test_the_published_size_of_a_forward():
+def test_flops_of_a_forward_of_the_published_size():
     """Some 0.2 PFLOP a pass at 768 x 512 x 121."""
     arch = TransformerArch()
     one, two = (denoiser_flops(arch, 6144, 126, 1024, rows, rows) for rows in (1, 2))
@@ -161,7 +161,7 @@ DECODERS = {
 
 
 @pytest.mark.parametrize("differently", DECODERS.values(), ids=DECODERS)
-def test_the_video_decoder_has_the_convolutions_that_jax_traces(differently: dict[str, Any]):
+def test_flops_of_the_video_decoder_equal_the_traced_convolutions(differently: dict[str, Any]):
     small = {
         "latent_channels": 6,
         "decoder_block_out_channels": (8, 16, 32),

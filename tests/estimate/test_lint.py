@@ -38,7 +38,7 @@ def projection(name: str) -> Weight:
     return (blocks / "attn1" / name).weight("weight", (INNER, WIDTH), ("heads", "embed"))
 
 
-def test_input_channels_that_are_split(plan: ShardingPlan, to_q: Weight):
+def test_split_input_channels_are_reported(plan: ShardingPlan, to_q: Weight):
     (sentence,) = split_inputs([to_q, projection("to_k"), projection("to_out")], plan)
     assert sentence == (
         "the input channels of 2 projections to queries, keys and values are split along mesh axis `embed`:"
@@ -46,25 +46,25 @@ def test_input_channels_that_are_split(plan: ShardingPlan, to_q: Weight):
     )
 
 
-def test_of_a_compiled_forward_it_says_what_is_sent(plan: ShardingPlan, to_q: Weight):
+def test_communication_of_split_channels_is_reported_for_a_compiled_forward(plan: ShardingPlan, to_q: Weight):
     """Three of four parts of two billion bytes, along that axis alone."""
     (sentence,) = split_inputs([to_q], plan, collectives(GATHER, plan.mesh))
     assert sentence.endswith("; a device sends 1.5 GB along it in a forward")
 
 
-def test_whole_input_channels_are_no_fault(plan: ShardingPlan, to_q: Weight):
+def test_unsplit_input_channels_are_not_reported(plan: ShardingPlan, to_q: Weight):
     assert not list(split_inputs([to_q], replace(plan, weights=(("heads", "heads"),))))
     mesh = Mesh(np.asarray(jax.devices()).reshape(8, 1), ("heads", "embed"))
     assert not list(split_inputs([to_q], replace(plan, mesh=mesh)))
 
 
-def test_lengths_that_do_not_divide(plan: ShardingPlan):
+def test_lengths_that_do_not_divide_are_reported(plan: ShardingPlan):
     assert not list(undivided(plan, {"rows": 2, "tokens": 40, "heads": 5}))
     (sentence,) = undivided(plan, {"rows": 2, "tokens": 42})
     assert "42 tokens do not divide by the 4 of mesh axis `embed`" in sentence
 
 
-def test_weights_that_lie_whole_everywhere(plan: ShardingPlan, to_q: Weight):
+def test_replicated_weights_are_reported(plan: ShardingPlan, to_q: Weight):
     size = LAYERS * INNER * WIDTH * 4
     whole = replace(plan, weights=())
     (sentence,) = replicated([to_q], whole, 2 * size - 1)

@@ -33,14 +33,14 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     return plan_offline(read_spec(prompt="rain", model="demo", sharding=str(profile)), jax.devices())
 
 
-def test_every_mesh_that_divides_rows_and_weights_those_first_that_send_least(plan: Plan):
+def test_possible_meshes_are_listed_by_communication(plan: Plan):
     """Up to the four passes that there are, and up to four heads; few parts of the channels, then of the heads."""
     found = [tuple(each.sharding.mesh.shape.values()) for each in meshes(plan, jax.devices())]
     expected = [(4, 2, 1), (2, 4, 1), (4, 1, 2), (2, 2, 2), (1, 4, 2), (2, 1, 4), (1, 2, 4), (1, 1, 8)]
     assert found == expected
 
 
-def test_the_networks_are_declared_once_for_all_meshes(plan: Plan, monkeypatch: pytest.MonkeyPatch):
+def test_networks_are_declared_once_for_all_meshes(plan: Plan, monkeypatch: pytest.MonkeyPatch):
     declared, abstract_networks = list[str](), networks.abstract_networks
 
     def count(*arguments: object) -> object:
@@ -52,7 +52,7 @@ def test_the_networks_are_declared_once_for_all_meshes(plan: Plan, monkeypatch: 
     assert len(declared) <= 1  # none where another test has planned the same
 
 
-def test_a_plan_for_a_thousand_devices_takes_no_minutes():
+def test_planning_for_a_thousand_devices_takes_seconds():
     """Of LTX-2.3 at full size; half a second on a quiet machine, where the work was devices cubed: 27 minutes."""
     began = time.monotonic()
     spec = read_spec(prompt="rain", model="ltx2.3", width=1920, height=1088, sharding="trillium")
@@ -67,7 +67,7 @@ def test_a_profile_for_one_device_has_no_other_mesh():
     assert list(meshes(single, jax.devices())) == []
 
 
-def test_the_best_of_those_compiled_is_chosen(plan: Plan, monkeypatch: pytest.MonkeyPatch):
+def test_the_best_compiled_mesh_is_chosen(plan: Plan, monkeypatch: pytest.MonkeyPatch):
     """Of three meshes the compiler refuses the first, and the last sends less than the second."""
     results = iter((0, 500, 300))
 
@@ -85,7 +85,7 @@ def test_the_best_of_those_compiled_is_chosen(plan: Plan, monkeypatch: pytest.Mo
     assert len(found.tried) == len(list(meshes(plan, jax.devices())))
 
 
-def test_no_mesh_is_begun_after_the_time(plan: Plan, monkeypatch: pytest.MonkeyPatch):
+def test_no_mesh_is_compiled_after_the_time_limit(plan: Plan, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "SECONDS", 0.0)
     found = search_meshes(plan, jax.devices(), Silent())
     assert found.best is None

@@ -28,9 +28,7 @@ def empty_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("model", "steps", "block"), [("ltx2", 40, 29), ("ltx2.3", 30, 28)])
-def test_a_model_that_is_not_here_is_planned_as_it_was_published(
-    model: str, steps: int, block: int, tmp_path: Path
-) -> None:
+def test_an_absent_model_is_planned_as_published(model: str, steps: int, block: int, tmp_path: Path) -> None:
     plan = plan_offline(read_spec(prompt="rain", model=model), jax.devices())
     assert plan.arch == PRESETS[model]
     (stage,) = plan.stages
@@ -48,13 +46,13 @@ def test_a_published_file_is_planned_with_its_recipe() -> None:
     assert [stage.network for stage in plan.stages] == ["transformer"] * 2
 
 
-def test_a_distilling_lora_counts_by_its_name() -> None:
+def test_a_distilled_lora_is_recognised_by_its_name() -> None:
     lora = "Lightricks/LTX-2.3/ltx-2.3-22b-distilled-lora-384.safetensors"
     plan = plan_offline(read_spec(prompt="rain", model="ltx2.3", lora=[lora]), jax.devices())
     assert plan.spec.recipe == "distilled"
 
 
-def test_a_second_stage_by_what_nobody_knows_is_refused() -> None:
+def test_a_second_stage_with_an_unknown_upsampler_is_refused() -> None:
     for key, value in (("upsampler", "someone/upsampler"), ("lora", ["someone/lora/a.safetensors"])):
         with pytest.raises(UsageError, match="is not on this machine") as caught:
             plan_offline(
@@ -72,12 +70,12 @@ def test_a_folder_is_planned_from_its_own_configs(tmp_path: Path) -> None:
         assert plan_offline(read_spec(prompt="rain", model=model, recipe=recipe), jax.devices()).arch == arch
 
 
-def test_what_is_neither_here_nor_known_is_refused() -> None:
+def test_an_absent_and_unknown_model_is_refused() -> None:
     with pytest.raises(UsageError, match="someone/model is not on this machine"):
         plan_offline(read_spec(prompt="rain", model="someone/model"), jax.devices())
 
 
-def test_devices_that_are_not_here_decode_in_what_the_weights_leave_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absent_devices_decode_in_the_memory_beside_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """85 % of the 60 MB that a chip has, without the 18 MB of the decoders, or without all that stays resident."""
     monkeypatch.setattr(chips, "CHIPS", (Chip("far", ("cpu",), 60e6, 1e9, 1e9, 1e9),))
     single = {"prompt": "rain", "model": "demo", "sharding": "single"}
@@ -91,7 +89,7 @@ def test_devices_that_are_not_here_decode_in_what_the_weights_leave_of_them(monk
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
-def test_a_mesh_may_divide_a_side_of_a_slice() -> None:
+def test_a_mesh_may_split_one_side_of_a_slice() -> None:
     """Four passes along the eight chips of a side, whose other half is for tokens."""
     plan = plan_offline(read_spec(prompt="rain", model="demo"), topology("v6e:2x8"))
     assert dict(plan.sharding.mesh.shape) == {"passes": 4, "tokens": 2, "heads": 2, "embed": 1}

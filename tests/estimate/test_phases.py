@@ -51,12 +51,12 @@ def planned(devices: tuple, **keys: object) -> Plan:
         (TPU7X, LARGE, REFINE, 1.33),
     ],
 )
-def test_estimates_are_near_what_libtpu_compiled(devices: tuple, request_: dict, phase: str, compiled: float) -> None:
+def test_estimates_are_near_the_figures_of_libtpu(devices: tuple, request_: dict, phase: str, compiled: float) -> None:
     """GB beside the weights, by `memory_analysis()` of libtpu 0.0.42; the first forward of two devices has two rows."""
     assert 0.95 < activation_bytes(planned(devices, **request_), phase) / 1e9 / compiled < 1.2
 
 
-def test_loading_takes_what_is_on_its_way() -> None:
+def test_loading_counts_tensors_in_transfer() -> None:
     """Three chunks; nothing on a CPU, whose memory the weights are read into."""
     tpu = phase_memory(planned(V6E, model="ltx2", sharding="single"), [DENOISE])[DENOISE]
     assert (tpu.weights, tpu.loading - tpu.weights) == (2 * 18_876_174_592, 2 * CHUNK)
@@ -74,7 +74,7 @@ def test_a_second_stage_keeps_no_second_denoiser() -> None:
         assert everything == {sum(weight_bytes(plan).values())}
 
 
-def test_a_run_goes_through_the_phases_of_its_command() -> None:
+def test_a_run_has_the_phases_of_its_command() -> None:
     plan = planned(cpu(), model="demo", recipe="two_stage")
     assert run_phases(plan) == tuple(PHASES)
     assert run_phases(stage1_plan(plan), Product.drafts) == (ENCODE, CONNECT, DENOISE, DECODE)

@@ -15,7 +15,7 @@ from ltx2_cli.estimate.topology import slices, topology
 
 
 @needs_libtpu
-def test_a_slice_can_be_compiled_for(monkeypatch: pytest.MonkeyPatch):
+def test_slices_can_be_compiled_for(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "elsewhere")
     before = dict(os.environ)
     devices = topology("v6e:2x4")
@@ -29,7 +29,7 @@ def test_a_slice_can_be_compiled_for(monkeypatch: pytest.MonkeyPatch):
 
 @needs_libtpu
 @pytest.mark.parametrize("name", ["v6e:3x5", "v6e", "v9:2x2", "tpu7x-8", ""])
-def test_a_slice_that_does_not_exist_names_some_that_do(name: str):
+def test_an_impossible_slice_is_refused_with_possible_ones(name: str):
     with pytest.raises(UsageError, match=f"knows no TPU slice {name}$|^{name} is no TPU slice$") as error:
         topology(name)
     assert "tpu7x:2x2x1" in error.value.hint or "v6e:2x2, v6e:2x4" in error.value.hint
@@ -37,7 +37,7 @@ def test_a_slice_that_does_not_exist_names_some_that_do(name: str):
 
 
 @needs_libtpu
-def test_the_slices_of_a_chip_are_named_by_their_size():
+def test_slices_of_a_chip_are_ordered_by_size():
     v6e, tpu7x = chip("v6e"), chip("tpu7x")
     assert v6e
     assert tpu7x
@@ -48,12 +48,12 @@ def test_the_slices_of_a_chip_are_named_by_their_size():
 
 
 @needs_libtpu
-def test_every_named_slice_exists_and_has_its_chips():
+def test_every_listed_slice_exists_with_its_chips():
     for each in CHIPS:
         if each.topology:
             assert chip(topology(each.topology)[0].device_kind) == each
 
 
-def test_the_time_of_each_part():
+def test_roofline_gives_the_time_of_each_part():
     unit = Chip("unit", (), hbm_bytes=1.0, flops=100.0, hbm_bandwidth=10.0, link_bandwidth=2.0)
     assert roofline(200, 5, 1, unit) == {"compute": 2.0, "memory": 0.5, "communication": 0.5}

@@ -69,7 +69,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("kind", "config", "finding"), REFUSED, ids=lambda value: str(value)[:50])
-def test_a_value_that_cannot_be_is_refused_by_name(kind: type[NetworkArch], config: Config, finding: str) -> None:
+def test_impossible_values_are_refused_by_name(kind: type[NetworkArch], config: Config, finding: str) -> None:
     needed = SPLIT if kind in (TransformerArch, ConnectorsArch) else {}
     with pytest.raises(UsageError) as caught:
         read_arch(kind, {**needed, **config}, "here/config.json")
@@ -77,7 +77,7 @@ def test_a_value_that_cannot_be_is_refused_by_name(kind: type[NetworkArch], conf
     assert caught.value.hint
 
 
-def test_everything_wrong_is_said_at_once() -> None:
+def test_all_faults_are_one_message() -> None:
     wrong = {"num_layers": "3", "gated_attn": 1, "activation_fn": "relu", "novelty": [4]}
     with pytest.raises(UsageError) as caught:
         read_arch(TransformerArch, wrong, "here")
@@ -86,7 +86,7 @@ def test_everything_wrong_is_said_at_once() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_config_written_out_is_the_network(kind: type[NetworkArch]) -> None:
+def test_a_config_with_all_defaults_gives_the_default_network(kind: type[NetworkArch]) -> None:
     def listed(value: object) -> object:
         return [listed(each) for each in value] if isinstance(value, tuple) else value
 
@@ -95,7 +95,7 @@ def test_a_config_written_out_is_the_network(kind: type[NetworkArch]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_null_means_what_leaving_the_key_out_means(kind: type[NetworkArch]) -> None:
+def test_null_equals_a_missing_key(kind: type[NetworkArch]) -> None:
     null = dict.fromkeys({*asdict(kind()), *kind.only, *kind.per_level, "novelty"} - kind.nullable)
     if not kind.omitted:
         assert read_arch(kind, null, "here") == read_arch(kind, {}, "here") == kind()
@@ -104,17 +104,17 @@ def test_null_means_what_leaving_the_key_out_means(kind: type[NetworkArch]) -> N
             read_arch(kind, config, "here")
 
 
-def test_null_is_a_value_of_few_keys() -> None:
+def test_null_is_a_valid_value_of_few_keys() -> None:
     assert VocoderArch().final_act_fn == "tanh"
     assert read_arch(VocoderArch, {"final_act_fn": None}, "here").final_act_fn is None
 
 
-def test_numbers_that_may_be_whole_zero_or_less() -> None:
+def test_some_numbers_may_be_integers_zero_or_negative() -> None:
     assert read_arch(TransformerArch, {**SPLIT, "rope_theta": 500}, "here").rope_theta == 500
     assert read_arch(SchedulerArch, {"base_shift": -1, "max_shift": 0}, "here").shift_factor(4096) == 1
 
 
-def test_a_last_level_of_zero_is_none_as_in_the_reference() -> None:
+def test_a_terminal_shift_of_zero_means_none() -> None:
     config = {"shift": 3.0, "shift_terminal": 0}
     reference = FlowMatchEulerDiscreteScheduler(**config)
     reference.set_timesteps(sigmas=np.linspace(1, 1 / 8, 8))

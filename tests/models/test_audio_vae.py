@@ -62,7 +62,7 @@ def test_encoded_tokens_equal_the_mean_of_the_reference(pair, instants):
     assert relative_error(encode(ours, mel), wanted) < 1e-5
 
 
-def test_unpacking_undoes_packing():
+def test_unpacking_inverts_packing():
     latents = normal(2, 5, 4, 3)
     np.testing.assert_array_equal(unpack(pack(latents), 3), latents)
 
@@ -79,7 +79,7 @@ def test_bfloat16_is_near_float32(pair):
         assert np.linalg.norm(got.astype(np.float32) - wanted) < 0.03 * np.linalg.norm(wanted)
 
 
-def test_weak_activations_are_normed_as_in_the_reference(pair):
+def test_weak_activations_are_normalised_as_in_the_reference(pair):
     reference, _, _ = pair
     x = normal(8, 16) * 10.0 ** -np.arange(8, dtype=np.float32)[:, None]
     wanted = torch.nn.functional.silu(reference.decoder.norm_out(torch.from_numpy(x)))
@@ -93,5 +93,5 @@ def test_the_norm_of_silence_and_of_a_burst_is_finite(dtype):
     np.testing.assert_allclose(norm_silu(jnp.full((1, 4), 3e4, dtype)).astype(np.float32), silu_of_one, rtol=1e-2)
 
 
-def test_names_and_shapes_are_the_published_ones():
+def test_names_and_shapes_equal_the_published_ones():
     assert declared(AudioVAE(Scope(jnp.bfloat16), AudioVAEArch())) == published("ltx2/audio_vae.tsv")

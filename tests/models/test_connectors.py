@@ -103,7 +103,7 @@ def test_the_padding_side_and_an_integer_mask_make_no_difference(pair):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
 
 
-def test_what_stands_in_the_padding_is_never_seen(pair):
+def test_padding_content_makes_no_difference(pair):
     _, ours, arch = pair
     mask = padded("left")
     states = hidden_states(arch, len(mask))
@@ -130,7 +130,7 @@ def test_a_constant_layer_and_an_empty_prompt_have_finite_features(features_of, 
     np.testing.assert_array_equal(features[1], 0)
 
 
-def test_features_span_eight_around_their_mean():
+def test_features_have_a_range_of_eight_around_their_mean():
     states = jnp.asarray([[[[9.0], [0.0], [1.0], [2.0]]]])  # four tokens, the first is padding
     features = features_by_layer(states, jnp.asarray([[False, True, True, True]]))
     np.testing.assert_allclose(features[0, 0, :, 0], [0, -4, 0, 4], atol=1e-5)
@@ -143,7 +143,7 @@ def test_the_features_of_half_precision_states_sum_in_float32():
     np.testing.assert_allclose(features[0, 0, 1, 0], -8 / 64**2, rtol=1e-1)
 
 
-def test_registers_stand_behind_the_prompt_by_their_place():
+def test_registers_follow_the_prompt_by_position():
     x = jnp.asarray([[[0.0], [1.0], [0.0], [2.0], [3.0]]])
     mask = jnp.asarray([[False, True, False, True, True]])
     filled = fill_with_registers(x, mask, jnp.asarray([[10.0], [11.0]]))
@@ -164,7 +164,7 @@ LTX2_3 = {
 
 
 @pytest.mark.parametrize(("model", "config"), [("ltx2", {}), ("ltx2.3", LTX2_3)])
-def test_names_and_shapes_are_the_published_ones(model, config):
+def test_names_and_shapes_equal_the_published_ones(model, config):
     assert declared(TextConnectors(Scope(jnp.bfloat16), ConnectorsArch(**config))) == published(
         f"{model}/connectors.tsv"
     )

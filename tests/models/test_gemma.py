@@ -94,13 +94,13 @@ def test_a_prompt_alone_equals_the_same_prompt_in_a_batch(pair, got):
         np.testing.assert_allclose(alone[0], got[row], rtol=1e-4, atol=1e-4)
 
 
-def test_what_is_padding_changes_no_prompt(pair, got):
+def test_padding_changes_no_prompt(pair, got):
     other = encode(pair[1], np.where(MASK, IDS, 7), MASK.astype(np.int32))
     np.testing.assert_array_equal(of_prompts(other), of_prompts(got))
 
 
 @pytest.mark.parametrize("pair", [ALTERNATING], ids=["alternating"], indirect=True)
-def test_compiling_changes_nothing(pair, got):
+def test_compilation_changes_nothing(pair, got):
     plain = pair[1](IDS, MASK)
     np.testing.assert_allclose(plain, got, rtol=1e-4, atol=1e-4)
 
@@ -134,18 +134,18 @@ def test_the_torch_module_keeps_no_memory_and_has_the_declared_weights(pair, got
     assert declared(pair[1]) == {name: tuple(tensor.shape) for name, tensor in parameters.items()}
 
 
-def test_the_default_sizes_are_transformers():
+def test_default_sizes_equal_those_of_transformers():
     usual, sizes = Gemma3TextConfig(), vars(GemmaArch()).keys() - {"prefix", "config", "where"}
     assert {name: getattr(usual, name) for name in sizes} == {name: getattr(GemmaArch(), name) for name in sizes}
 
 
-def test_a_language_model_alone_is_the_same_network():
+def test_a_language_model_alone_gives_the_same_network():
     alone = Gemma(Scope(jnp.float32), gemma_arch({"model_type": "gemma3_text", **LISTED}, "config.json"))
     inside = Gemma(Scope(jnp.float32), gemma_arch(config(LISTED), "config.json"))
     assert declared(alone) == declared(inside)
 
 
-def test_names_are_those_of_the_whole_model_without_its_eyes_and_head():
+def test_names_are_those_of_the_model_without_vision_and_head():
     with torch.device("meta"):
         whole = Gemma3ForConditionalGeneration(Gemma3Config(text_config=ALTERNATING)).state_dict()
     prefix = checkpoint_prefix(whole)
@@ -155,7 +155,7 @@ def test_names_are_those_of_the_whole_model_without_its_eyes_and_head():
 
 
 @pytest.mark.parametrize("prefix", ["language_model.model", "model.language_model", "language_model", "model", ""])
-def test_the_prefix_is_where_the_embeddings_are(prefix):
+def test_the_prefix_is_that_of_the_embeddings(prefix):
     inside = [f"{prefix}.{name}".lstrip(".") for name in ("embed_tokens.weight", "layers.47.mlp.up_proj.weight")]
     outside = [
         "language_model.lm_head.weight",
@@ -228,7 +228,7 @@ def test_another_model_is_refused(change, said):
         ({"hidden_activation": "nope", "pad_token_id": 99, "num_key_value_heads": 3}, "nope.*3 keys.*pad_token_id"),
     ],
 )
-def test_all_that_is_wrong_with_a_text_encoder_is_said_at_once(change, said):
+def test_all_faults_of_a_text_encoder_are_one_message(change, said):
     with pytest.raises(UsageError, match=said):
         check(change)
 
@@ -253,6 +253,6 @@ assert dict(os.environ) == variables
 """
 
 
-def test_torchax_leaves_torch_and_jax_as_it_found_them():
+def test_torchax_leaves_torch_and_jax_unchanged():
     done = subprocess.run([sys.executable, "-c", UNDISTURBED], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

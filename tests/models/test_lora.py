@@ -75,7 +75,7 @@ def refusal(networks: Networks, *loras: LoraFile) -> UsageError:
 
 @pytest.mark.parametrize("prefix", PREFIXES)
 @pytest.mark.parametrize("model", SIZES)
-def test_the_published_distillation_matches_whole(
+def test_the_published_distilled_lora_matches_completely(
     models: dict[str, Networks], tmp_path: Path, model: str, prefix: str
 ) -> None:
     """All 1660 (LTX-2: 1370) linear layers, each of the largest rank up to 384 that it can have."""
@@ -87,7 +87,7 @@ def test_the_published_distillation_matches_whole(
     assert adapters["connectors"] == {}
 
 
-def test_the_published_size_is_that_of_these_keys(tmp_path: Path) -> None:
+def test_the_published_size_equals_that_of_the_keys(tmp_path: Path) -> None:
     """So the targets and ranks above are those of the file that is published."""
     path = write_header(tmp_path / "x.safetensors", distilled("ltx2.3"))
     with path.open("rb") as file:
@@ -104,7 +104,7 @@ def test_diffusers_names_match(models: dict[str, Networks], tmp_path: Path, mode
 
 
 @pytest.mark.parametrize("model", SIZES)
-def test_original_names_go_where_diffusers_puts_them(models: dict[str, Networks], tmp_path: Path, model: str) -> None:
+def test_original_names_have_the_targets_of_diffusers(models: dict[str, Networks], tmp_path: Path, model: str) -> None:
     """And the file that diffusers would write goes to the same tensors."""
     published = distilled(model)
     converted = _convert_non_diffusers_ltx2_lora_to_diffusers(dict(published))
@@ -132,14 +132,14 @@ def test_connectors_are_targets_too(models: dict[str, Networks], tmp_path: Path,
     assert found(models[model], lora)["connectors"].keys() == {f"{name}.weight" for name in shapes}
 
 
-def test_the_projection_of_text_has_its_published_name(models: dict[str, Networks], tmp_path: Path) -> None:
+def test_the_text_projection_has_its_published_name(models: dict[str, Networks], tmp_path: Path) -> None:
     old = keys({"text_embedding_projection.aggregate_embed": (3840, 188160)}, 8)
     assert found(models["ltx2"], opened(tmp_path, old))["connectors"].keys() == {"text_proj_in.weight"}
     new = keys({"text_embedding_projection.audio_aggregate_embed": (2048, 188160)}, 8)
     assert found(models["ltx2.3"], opened(tmp_path, new))["connectors"].keys() == {"audio_text_proj_in.weight"}
 
 
-def test_any_subset_and_another_rank_in_each_layer(models: dict[str, Networks], tmp_path: Path) -> None:
+def test_any_subset_of_layers_and_ranks_matches(models: dict[str, Networks], tmp_path: Path) -> None:
     layers = {f"diffusion_model.transformer_blocks.{layer}.attn1.to_q": layer + 1 for layer in (0, 7, 47)}
     pairs = [keys({name: (4096, 4096)}, rank) for name, rank in layers.items()]
     adapters = found(models["ltx2"], opened(tmp_path, {key: shape for pair in pairs for key, shape in pair.items()}))
@@ -148,7 +148,7 @@ def test_any_subset_and_another_rank_in_each_layer(models: dict[str, Networks], 
     }
 
 
-def test_several_files_add_up_each_with_its_strength(models: dict[str, Networks], tmp_path: Path) -> None:
+def test_several_files_add_up_with_their_strengths(models: dict[str, Networks], tmp_path: Path) -> None:
     out, into = 32, 4096  # a gate
     gate = "transformer_blocks.3.attn1.to_gate_logits"
     files = [
@@ -172,7 +172,7 @@ def test_several_files_add_up_each_with_its_strength(models: dict[str, Networks]
         ("ltx2", "ltx2.3", "1364 of 1370", "4 not in it: diffusion_model.caption_projection.linear_1, "),
     ],
 )
-def test_a_lora_of_the_other_generation_is_counted_and_told(
+def test_a_lora_of_the_other_model_version_is_refused_with_counts(
     models: dict[str, Networks], tmp_path: Path, lora: str, model: str, count: str, missing: str
 ) -> None:
     names = {"ltx2": "LTX-2", "ltx2.3": "LTX-2.3"}
@@ -186,7 +186,7 @@ def test_a_lora_of_the_other_generation_is_counted_and_told(
     assert error.hint == f"--model {lora}, or leave out --lora {tmp_path / '0.safetensors'}"
 
 
-def test_metadata_that_names_the_other_generation_is_enough(models: dict[str, Networks], tmp_path: Path) -> None:
+def test_metadata_of_the_other_model_version_is_refused(models: dict[str, Networks], tmp_path: Path) -> None:
     shapes = keys({"diffusion_model.transformer_blocks.3.attn1.to_q": (4096, 4096)}, 4)
     assert len(found(models["ltx2"], opened(tmp_path, shapes))["transformer"]) == 1
     error = refusal(models["ltx2"], opened(tmp_path, shapes, {"model_version": "2.3"}))
@@ -194,14 +194,14 @@ def test_metadata_that_names_the_other_generation_is_enough(models: dict[str, Ne
     assert error.hint.startswith("--model ltx2.3")
 
 
-def test_a_lora_that_wants_a_reference_video_is_told_of(tmp_path: Path) -> None:
+def test_a_lora_that_needs_a_reference_video_is_reported(tmp_path: Path) -> None:
     shapes = keys({"diffusion_model.transformer_blocks.3.attn1.to_q": (4096, 4096)}, 4)
     assert list(unmet_wishes(opened(tmp_path, shapes))) == []
     (warning,) = unmet_wishes(opened(tmp_path, shapes, {"reference_downscale_factor": "2"}))
     assert warning.startswith("1.safetensors was trained to follow a reference video")
 
 
-def test_the_first_five_are_named_and_the_others_counted(models: dict[str, Networks], tmp_path: Path) -> None:
+def test_five_unknown_keys_are_named_and_the_others_counted(models: dict[str, Networks], tmp_path: Path) -> None:
     unknown = {f"diffusion_model.transformer_blocks.{layer}.attn3.to_q": (4096, 4096) for layer in range(9)}
     error = refusal(models["ltx2"], opened(tmp_path, keys({ATTENTION: (4096, 4096), **unknown}, 4)))
     named = ", ".join(list(unknown)[:5])
@@ -212,7 +212,7 @@ def test_the_first_five_are_named_and_the_others_counted(models: dict[str, Netwo
     assert error.hint == f"leave out --lora {tmp_path / '0.safetensors'}"
 
 
-def test_nothing_but_linear_layers_is_a_target(models: dict[str, Networks], tmp_path: Path) -> None:
+def test_only_linear_layers_are_targets(models: dict[str, Networks], tmp_path: Path) -> None:
     names = ("connectors.video_connector.learnable_registers", "transformer.scale_shift_table", "vae.decoder.conv_in")
     error = refusal(models["ltx2"], opened(tmp_path, keys(dict.fromkeys(names, (128, 3840)), 4)))
     assert f"3 not in it: {', '.join(names)}" in str(error)
@@ -224,7 +224,7 @@ def test_one_tensor_under_two_names_is_refused(models: dict[str, Networks], tmp_
     assert f"1 there twice: diffusion_model.{ATTENTION}, also called transformer.{ATTENTION}" in str(error)
 
 
-def test_the_findings_of_all_files_are_said_at_once(models: dict[str, Networks], tmp_path: Path) -> None:
+def test_faults_of_all_files_are_one_message(models: dict[str, Networks], tmp_path: Path) -> None:
     good = opened(tmp_path, keys({ATTENTION: (4096, 4096)}, 4))
     odd = opened(tmp_path, keys({"unknown": (4096, 4096)}, 4))
     small = opened(tmp_path, keys({ATTENTION: (6, 4096)}, 4))
@@ -259,12 +259,12 @@ def test_the_findings_of_all_files_are_said_at_once(models: dict[str, Networks],
         ({"diffusion_model.adaln_single.linear": (24576, 4096)}, {"model_version": "2.3.0"}, "ltx2"),
     ],
 )
-def test_what_tells_the_generation(
+def test_keys_and_metadata_tell_the_model_version(
     tmp_path: Path, shapes: dict[str, tuple[int, int]], metadata: dict[str, str], wanted: str | None
 ) -> None:
     assert model_version(opened(tmp_path, keys(shapes, 4), metadata)) == wanted
 
 
 @pytest.mark.parametrize("model", SIZES)
-def test_the_published_distillation_tells_its_generation(tmp_path: Path, model: str) -> None:
+def test_the_published_distilled_lora_has_its_model_version(tmp_path: Path, model: str) -> None:
     assert model_version(opened(tmp_path, distilled(model))) == model

@@ -86,7 +86,7 @@ def relative(got: np.ndarray, wanted: np.ndarray) -> float:
         (48000, 5000, 1, UNLIKE),
     ],
 )
-def test_a_spectrogram_is_the_one_defined(rate, samples, channels, arch):
+def test_a_spectrogram_equals_its_definition(rate, samples, channels, arch):
     wave = sound(samples, rate, channels)
     got = np.asarray(run(wave, rate, arch), np.float64)
     each = [defined(channel, rate, arch) for channel in wave[0].T]
@@ -101,20 +101,20 @@ def test_a_spectrogram_is_the_one_defined(rate, samples, channels, arch):
 
 @pytest.mark.parametrize("rate", [48000, 44100, 24000, 16000])
 @pytest.mark.parametrize(("pitch", "place"), [(500, 10), (2000, 35), (6400, 59)])
-def test_a_tone_lies_in_its_bin(rate, pitch, place):
+def test_a_tone_is_in_its_bin(rate, pitch, place):
     """65 steps make 15 + 27 · log 8 / log 6.4 = 45.25 mels; 500, 2000 and 6400 Hz are 7.5, 25.1 and 42 of them."""
     wave = np.sin(2 * np.pi * pitch * np.arange(rate // 10) / rate)[None, :, None]
     assert (np.asarray(run(wave, rate, PUBLISHED)).argmax(axis=2)[:, 2:-2] == place).all()
 
 
-def test_a_click_lies_at_its_instant():
+def test_a_click_is_at_its_time():
     wave = np.zeros((1, 24000, 2), np.float32)
     wave[0, 7200, 0], wave[0, 12000, 1] = 1, 1  # after 0.3 and 0.5 seconds
     loudness = np.asarray(run(wave, 24000, PUBLISHED)).mean(axis=2)
     assert loudness.argmax(axis=1).tolist() == [[30, 50]]
 
 
-def test_what_the_lower_rate_has_no_room_for_is_not_heard():
+def test_resampling_removes_frequencies_above_the_lower_rate():
     time = np.arange(48000)[None, :, None] / 48000
     low, high = (resample(jnp.asarray(np.sin(2 * np.pi * f * time)), 48000, 16000) for f in (4000, 12000))
     assert np.abs(high[:, 20:-20]).max() < 0.003 * np.abs(low).max()
@@ -126,7 +126,7 @@ def test_silence_is_the_floor():
     np.testing.assert_allclose(got, FLOOR, rtol=1e-6)
 
 
-def test_a_spectrogram_is_float32_and_every_product_in_it_too():
+def test_spectrograms_and_their_products_are_float32():
     wave = jnp.zeros((1, 4800, 2), jnp.bfloat16)
     assert run(wave, 48000, PUBLISHED).dtype == jnp.float32
     with jax.default_matmul_precision("bfloat16"):
@@ -141,7 +141,7 @@ def test_gradients_are_finite(make):
 
 
 @pytest.mark.parametrize("latents", [25, 26, 27])
-def test_the_encoder_makes_as_many_latents_as_were_wanted(latents):
+def test_the_encoder_makes_the_requested_number_of_latents(latents):
     """A second has 101 instants, those of 26 latents."""
     mel = run(sound(16000, 16000, 2), 16000, PUBLISHED)
     fitted = np.asarray(crop_or_pad(mel, latents, PUBLISHED))
@@ -166,7 +166,7 @@ def test_the_encoder_makes_as_many_latents_as_were_wanted(latents):
         ((1, 900, 2), 0, "the sound has a sampling rate of 0 Hz", "1 Hz is the least"),
     ],
 )
-def test_a_sound_that_has_no_spectrogram_is_refused(shape, rate, sentence, hint):
+def test_sound_without_a_spectrogram_is_refused(shape, rate, sentence, hint):
     with pytest.raises(UsageError, match=sentence) as refused:
         log_mel(np.zeros(shape, np.float32), rate, PUBLISHED)
     assert refused.value.hint == hint

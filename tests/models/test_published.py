@@ -19,14 +19,14 @@ FIELDS = {"vae": "video_vae"}  # of an `Arch`, where they are not called as thei
 
 @pytest.mark.parametrize("network", BUILDERS)
 @pytest.mark.parametrize("release", PRESETS)
-def test_names_and_shapes_are_the_published_ones(release: str, network: str):
+def test_names_and_shapes_equal_the_published_ones(release: str, network: str):
     folder = "ltx2" if network == "audio_vae" else release  # it is the same in both
     arch = vars(PRESETS[release])[FIELDS.get(network, network)]
     assert declared(BUILDERS[network](Scope(jnp.bfloat16), arch)) == published(f"{folder}/{network}.tsv")
 
 
 @pytest.mark.parametrize("release", PRESETS)
-def test_every_value_is_legal_and_of_one_generation(release: str):
+def test_every_value_is_valid_and_of_one_model_version(release: str):
     arch: Arch = PRESETS[release]
     assert arch.model_version == release
     for each in vars(arch).values():
@@ -50,7 +50,7 @@ def test_every_published_model_is_described():
     assert preset_checkpoint("Lightricks/LTX-2@v1").arch.model_version == "ltx2"
 
 
-def test_every_published_upsampler_is_described_and_of_its_size():
+def test_every_published_upsampler_is_described_with_its_size():
     """Sixteen bits a number, and a header."""
     sizes = {entry.name: entry.size for entry in CATALOG if entry.kind == UPSCALER}
     assert sizes.keys() == UPSAMPLERS.keys()
@@ -61,7 +61,7 @@ def test_every_published_upsampler_is_described_and_of_its_size():
 
 
 @pytest.mark.parametrize("name", ["someone/model", "Lightricks/LTX-2/ltx-2-19b-distilled-lora-384.safetensors"])
-def test_what_is_not_known_is_refused(name: str):
+def test_unknown_checkpoints_are_refused(name: str):
     with pytest.raises(UsageError, match=f"{name} is not on this machine") as error:
         preset_checkpoint(name)
     assert "--model ltx2.3" in error.value.hint

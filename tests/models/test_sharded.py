@@ -132,7 +132,9 @@ def on_one_device(model_version: str) -> Streams[jax.Array]:
     ],
     ids=str,
 )
-def test_every_mesh_gives_the_same(model_version: str, profile: str, mesh: dict[str, int], scan: bool) -> None:
+def test_every_mesh_gives_the_same_velocities(
+    model_version: str, profile: str, mesh: dict[str, int], scan: bool
+) -> None:
     wanted = on_one_device(model_version)
     got, _ = on_eight_devices(model_version, profile, tuple(mesh.items()), scan)
     for one, eight in zip(wanted, got, strict=True):
@@ -163,7 +165,7 @@ def text_network(name: str) -> tuple[nnx.Module, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", ["text encoder", "2.0", "2.3"])
-def test_the_text_networks_give_the_same_on_every_mesh(name: str) -> None:
+def test_every_mesh_gives_the_same_text_features(name: str) -> None:
     network, read = text_network(name)
 
     def run(network: nnx.Module, plan: ShardingPlan) -> list[np.ndarray]:
@@ -189,7 +191,7 @@ def test_the_text_networks_give_the_same_on_every_mesh(name: str) -> None:
     ],
     ids=["2.0 ironwood", "2.3 ironwood", "2.0 trillium", "2.3 trillium"],
 )
-def test_a_block_has_just_the_collectives_that_its_profile_means(
+def test_a_block_has_exactly_the_collectives_of_its_profile(
     model_version: str, profile: str, wanted: Counter[tuple[str, tuple[str, ...]]]
 ) -> None:
     plan = plan_of(CONFIGS[model_version], profile, {})
@@ -215,12 +217,12 @@ def test_a_block_has_just_the_collectives_that_its_profile_means(
         ("trillium", 4, 2, (2, 1, 2, 1)),
     ],
 )
-def test_devices_that_no_pass_needs_take_tokens(profile: str, devices: int, rows: int, shape: tuple[int, ...]) -> None:
+def test_devices_without_a_pass_share_the_tokens(profile: str, devices: int, rows: int, shape: tuple[int, ...]) -> None:
     plan = lay_out(read_sharding(profile), jax.devices()[:devices], [], rows)
     assert plan.mesh.devices.shape == shape
 
 
-def test_stacked_matrices_of_16_bit_lie_in_the_tiles_that_the_profile_names() -> None:
+def test_stacked_16_bit_matrices_have_the_tiles_of_the_profile() -> None:
     """All others as the device has it, and all of them on a CPU, which has no tiles."""
     on_cpu = lay_out(read_sharding("ironwood"), jax.devices(), [], ROWS)
     assert (on_cpu.bf16_tile_sublanes, read_sharding("ironwood").bf16_tile_sublanes) == (None, 16)

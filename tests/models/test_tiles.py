@@ -54,7 +54,7 @@ def whole(vae: VideoVAE) -> np.ndarray:
 
 
 @pytest.mark.parametrize("cut", COUNTS)
-def test_frames_in_tiles_are_those_of_the_whole(vae: VideoVAE, whole: np.ndarray, cut: int) -> None:
+def test_tiled_frames_equal_those_decoded_at_once(vae: VideoVAE, whole: np.ndarray, cut: int) -> None:
     tiles = Tiles(cut, COUNTS[cut])
     extent, _ = module.activations(vae.decoder, LATENTS[1:4])[cut]
     seen = [axis.read_size for axis in tile_video(vae.decoder, tiles, extent)]
@@ -64,7 +64,9 @@ def test_frames_in_tiles_are_those_of_the_whole(vae: VideoVAE, whole: np.ndarray
     assert np.abs(levels - whole).max() <= 1  # a level of 255 may round the other way
 
 
-def test_tiles_that_see_less_are_noticed(vae: VideoVAE, whole: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_small_receptive_fields_are_noticed(
+    vae: VideoVAE, whole: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
     frames, side = module.receptive_field(vae.decoder, 3)
     for less, counts in (((0, side), (2, 1, 1)), ((frames, side - 2), (1, 1, 3))):
         monkeypatch.setattr(module, "receptive_field", lambda decoder, cut, less=less: less)
@@ -72,13 +74,13 @@ def test_tiles_that_see_less_are_noticed(vae: VideoVAE, whole: np.ndarray, monke
         assert np.abs(levels - whole).max() > 1
 
 
-def test_what_is_not_finite_in_one_tile_is_said(vae: VideoVAE) -> None:
+def test_values_that_are_not_finite_in_one_tile_are_reported(vae: VideoVAE) -> None:
     latents = normal(*LATENTS)
     latents[0, 24, 8, 13] = np.nan
     assert not decode(vae, latents, Tiles(5, (2, 2, 3)))[1]
 
 
-def test_tiles_of_an_axis() -> None:
+def test_tiles_cover_an_axis() -> None:
     # 0 1 2 3 | 4 5 6 7 | 6 7 8 9, and two places more on either side that has them
     assert tile_axis(10, 3, halo=2, shared=0) == AxisTiling(8, (0, 2, 2), 4, (0, 4, 6))
     assert tile_axis(9, 2, halo=1, shared=1) == AxisTiling(7, (0, 2), 5, (0, 4))  # both keep place 4
@@ -86,7 +88,7 @@ def test_tiles_of_an_axis() -> None:
 
 
 @pytest.mark.parametrize("tiles", [None, Tiles(5, (1, 3, 4))])
-def test_memory_is_foreseen(tiles: Tiles | None) -> None:
+def test_estimated_memory_is_near_the_compiled_one(tiles: Tiles | None) -> None:
     arch = VideoVAEArch(**SHAPES | {"decoder_block_out_channels": (32, 64, 128)}, decoder_causal=False)
     vae = VideoVAE(Scope(jnp.float32), arch)
     latents = jax.ShapeDtypeStruct((1, 9, 24, 32, 8), jnp.float32)

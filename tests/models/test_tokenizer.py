@@ -33,7 +33,7 @@ def gemma_like(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_prompt_is_bos_and_its_bytes_behind_padding(folder):
+def test_tokens_are_padding_bos_and_bytes(folder):
     tokens = tokenise(folder, ["Aé"], 6)
     assert tokens.ids.dtype == np.int32
     np.testing.assert_array_equal(tokens.ids, [[0, 0, 2, 3 + 0x41, 3 + 0xC3, 3 + 0xA9]])
@@ -47,7 +47,7 @@ def test_white_space_around_a_prompt_is_dropped_and_the_empty_prompt_is_legal(fo
     assert tokens.mask.sum(axis=1).tolist() == [4, 4, 1]
 
 
-def test_a_long_prompt_loses_its_end_and_the_result_says_so(folder):
+def test_a_long_prompt_is_cut_and_reported(folder):
     tokens = tokenise(folder, ["abcdef", "abc"], 4)
     np.testing.assert_array_equal(tokens.ids[0], tokens.ids[1])
     assert tokens.lengths == (7, 4)
@@ -79,7 +79,7 @@ def test_a_missing_folder_is_named(tmp_path):
         tokenise(tmp_path / "nowhere", ["a"], 4)
 
 
-def test_whole_tokenizers_pass(folder, gemma_like):
+def test_complete_tokenizers_are_accepted(folder, gemma_like):
     check_tokenizer(folder)
     check_tokenizer(gemma_like)
 
@@ -115,7 +115,7 @@ def test_a_broken_file_is_named_without_loading_the_tokenizer(folder, tmp_path, 
     ],
     ids=["no model", "a model that the parser does not know", "no file"],
 )
-def test_what_transformers_cannot_read_is_a_sentence(folder, tmp_path, content, raised):
+def test_a_tokenizer_unreadable_by_transformers_is_an_error_of_one_sentence(folder, tmp_path, content, raised):
     broken = shutil.copytree(folder, tmp_path / "broken")
     if content is None:
         (broken / "tokenizer.json").unlink()

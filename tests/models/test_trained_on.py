@@ -60,7 +60,7 @@ def listed(folder: Path) -> TrainedOn:
         ),
     ],
 )
-def test_a_clip_unlike_those_of_the_training_is_warned_about(
+def test_a_clip_unlike_the_training_data_is_warned_about(
     listed: TrainedOn, sizes: list[tuple[int, int]], num_frames: int, fps: float, warnings: list[str]
 ) -> None:
     assert list(clip_warnings(listed, sizes, num_frames, fps)) == warnings
@@ -91,11 +91,11 @@ def test_a_damaged_list_is_an_error_that_names_the_file(folder: Path, text: str)
         read_trained_on(folder)
 
 
-def test_most_models_have_no_list(tmp_path: Path) -> None:
+def test_models_may_lack_the_list(tmp_path: Path) -> None:
     assert read_trained_on(tmp_path) is None
 
 
-def test_the_embedded_model_has_one() -> None:
+def test_the_embedded_model_has_the_list() -> None:
     trained_on = read_trained_on(DEMO_FOLDER)
     assert trained_on is not None
     assert list(prompt_warnings(trained_on, DEMO_FOLDER / "tokenizer", "a red ball bounces")) == []

@@ -162,7 +162,7 @@ def test_velocities_equal_the_reference(case: Case, perturbed: bool, isolated: b
         assert relative_error(ours, theirs) <= TOLERANCE
 
 
-def test_each_row_is_perturbed_and_isolated_alone(case: Case) -> None:
+def test_rows_are_perturbed_and_isolated_separately(case: Case) -> None:
     """A mixed batch equals the uniform ones row by row."""
     ropes = rope_tables(case.geometry, case.arch)
     run = partial(velocities, case.model, case.latents, SIGMA, case.text, ropes)
@@ -197,13 +197,13 @@ LTX2_3 = {
 
 
 @pytest.mark.parametrize(("model", "config"), [("ltx2", {}), ("ltx2.3", LTX2_3)])
-def test_published_names_and_shapes(model: str, config: dict[str, bool]) -> None:
+def test_names_and_shapes_equal_the_published_ones(model: str, config: dict[str, bool]) -> None:
     arch = read_arch(TransformerArch, {"rope_type": "split", **config}, "config.json")
     assert declared(Transformer(Scope(jnp.bfloat16), arch)) == published(f"{model}/transformer.tsv")
 
 
 @pytest.mark.parametrize("config", [{}, LTX2_3], ids=["ltx2", "ltx2.3"])
-def test_a_real_clip_goes_through_the_real_size_abstractly(config: dict[str, bool]) -> None:
+def test_the_real_size_is_traced_abstractly(config: dict[str, bool]) -> None:
     """512 x 768 x 121 with all four passes: shapes and dtypes alone, no memory."""
     arch = read_arch(TransformerArch, {"rope_type": "split", **config}, "config.json")
     geometry = clip_geometry(121, 512, 768, 24.0, VAECompression(8, 32, 25.0), arch.scales)
@@ -225,7 +225,7 @@ def test_a_real_clip_goes_through_the_real_size_abstractly(config: dict[str, boo
     ]
 
 
-def test_rope_table_at_real_size() -> None:
+def test_the_rope_table_of_real_size() -> None:
     """6,144 tokens of 4,096 channels: two identity angles in front, then an angle of every axis per frequency."""
     arch = read_arch(TransformerArch, {"rope_type": "split"}, "config.json")
     config = {"num_layers": 1, "rope_type": "split"}

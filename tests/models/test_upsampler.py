@@ -59,7 +59,7 @@ def test_upsampled_latents_equal_the_reference(kind, sizes, shape):
 
 
 @pytest.mark.parametrize(("adain_factor", "compression"), [(0.0, 0.0), (0.6, 0.0), (1.0, 0.4), (0.0, 1.0)])
-def test_normalised_latents_are_upsampled_as_by_the_reference_pipeline(adain_factor, compression):
+def test_normalised_latents_are_upsampled_as_in_the_reference_pipeline(adain_factor, compression):
     sizes, shape = NARROW
     reference, ours = pair(sizes | KINDS["rational x1.5"])
     vae = AutoencoderKLLTX2Video(**VAE, latent_channels=8)
@@ -86,7 +86,7 @@ def test_normalised_latents_are_upsampled_as_by_the_reference_pipeline(adain_fac
     assert relative_error(np.moveaxis(got * std + mean, -1, 1), wanted) < 1e-5
 
 
-def test_weak_clips_are_normed_as_in_the_reference():
+def test_weak_latents_are_normalised_as_in_the_reference():
     reference = randomise(torch.nn.GroupNorm(32, 64), seed=3)
     ours = adopt(GroupNorm(Scope(jnp.float32), 64), reference.state_dict())
     clips = normal(6, 2, 3, 2, 64) * 10.0 ** -np.arange(6, dtype=np.float32).reshape(6, 1, 1, 1, 1)
@@ -107,7 +107,7 @@ def test_bfloat16_is_near_float32():
     assert np.linalg.norm(got.astype(np.float32) - wanted) < 0.03 * np.linalg.norm(wanted)
 
 
-def test_thinning_takes_every_second_place_under_the_kernel():
+def test_downsampling_takes_every_second_position_of_the_kernel():
     image = np.arange(1.0, 6).reshape(1, 1, 1, 5, 1)
     kernel = np.zeros((3, 3))
     kernel[1] = [1, 10, 100]  # left, here, right
@@ -119,12 +119,12 @@ def test_thinning_takes_every_second_place_under_the_kernel():
     ("kind", "expected"),
     zip(KINDS, [(1, 2, 1), (1, 2, 1), (1, 3, 2), (2, 1, 1), (2, 2, 1)], strict=True),
 )
-def test_what_each_kind_does_to_a_clip(kind, expected):
+def test_factors_of_each_kind(kind, expected):
     assert LatentUpsamplerArch(**KINDS[kind]).upsampling == UpsampleFactors(*expected)
 
 
 @pytest.mark.parametrize(("kind", "expected"), zip(KINDS, ["ltx2", "ltx2.3", "ltx2.3", None, None], strict=True))
-def test_the_generation_that_a_layout_was_published_for(kind, expected):
+def test_the_model_version_of_each_layout(kind, expected):
     assert LatentUpsamplerArch(**KINDS[kind]).model_version == expected
 
 
@@ -136,10 +136,10 @@ def test_the_generation_that_a_layout_was_published_for(kind, expected):
         ({"rational_spatial_scale": 4.0}, "rational_spatial_scale is 4.0, only 1.5 and 2.0 are"),
     ],
 )
-def test_values_that_do_not_go_together(config, conflict):
+def test_contradictory_values_are_refused(config, conflict):
     assert list(LatentUpsamplerArch(**config).conflicts()) == [conflict]
 
 
-def test_a_scale_that_nothing_reads_is_no_conflict():
+def test_an_unused_scale_is_no_conflict():
     for kind in ("plain x2", "temporal x2", "both x2"):
         assert not list(LatentUpsamplerArch(**KINDS[kind], rational_spatial_scale=4.0).conflicts())

@@ -86,7 +86,7 @@ def test_a_folder_that_diffusers_saved_is_read(tmp_path, kind):
     assert here <= set(UPSAMPLER_FILES)
 
 
-def test_a_single_file_is_the_same_with_and_without_a_config(tmp_path):
+def test_a_single_file_gives_the_same_with_and_without_a_config(tmp_path):
     stated = open_upsampler(header(tmp_path / "stated.safetensors", **EMBEDDED), VAE)
     bare = open_upsampler(header(tmp_path / "bare.safetensors"), VAE)
     assert stated[0] == bare[0] == PLAIN
@@ -101,13 +101,13 @@ def test_a_single_file_is_the_same_with_and_without_a_config(tmp_path):
     ],
     ids=["nothing", "something"],
 )
-def test_what_a_temporal_upsamplers_config_says_of_space_does_not_matter(tmp_path, config):
+def test_spatial_keys_of_a_temporal_upsampler_are_ignored(tmp_path, config):
     arch = LatentUpsamplerArch(**SIZES, spatial_upsample=False, temporal_upsample=True)
     opened, _ = open_upsampler(header(tmp_path / "a.safetensors", arch, **config), VAE)
     assert opened.upsampling == arch.upsampling
 
 
-def test_a_config_that_leaves_out_the_resampler_leaves_it_to_the_tensors(tmp_path):
+def test_without_a_resampler_in_the_config_the_tensors_decide(tmp_path):
     assert open_upsampler(header(tmp_path / "a.safetensors", mid_channels=32), VAE)[0] == PLAIN
 
 
@@ -123,14 +123,14 @@ def test_a_config_that_leaves_out_the_resampler_leaves_it_to_the_tensors(tmp_pat
         ({"noise_conditioning": True}, "noise_conditioning (is True) is not known"),
     ],
 )
-def test_a_config_that_says_otherwise_is_refused(tmp_path, changes, sentence):
+def test_a_config_that_contradicts_the_tensors_is_refused(tmp_path, changes, sentence):
     path = header(tmp_path / "a.safetensors", **{**EMBEDDED, **changes})
     error = refusal(lambda: open_upsampler(path, VAE))
     assert sentence in str(error)
     assert str(path) in str(error)
 
 
-def test_everything_that_is_wrong_is_said_at_once(tmp_path):
+def test_all_faults_are_one_message(tmp_path):
     tensors = shapes(PLAIN) | {"final_conv.weight": (8, 32, 1, 1, 1), "vae.encoder": (3,)}
     del tensors["res_blocks.1.norm2.bias"]
     path = write_header(tmp_path / "a.safetensors", tensors, {"config": json.dumps({**EMBEDDED, "spatial_scale": 1.5})})
@@ -157,18 +157,18 @@ def test_everything_that_is_wrong_is_said_at_once(tmp_path):
         ({"upsampler.0.weight": (128, 32, 3, 3, 3)}, "with 32 channels, `upsampler.0.weight` is 128x32x3x3x3"),
     ],
 )
-def test_keys_that_fit_no_kind_are_refused(tmp_path, changes, sentence):
+def test_keys_of_no_known_kind_are_refused(tmp_path, changes, sentence):
     tensors = {name: shape for name, shape in (shapes(PLAIN) | changes).items() if shape}
     path = write_header(tmp_path / "a.safetensors", tensors)
     assert sentence in str(refusal(lambda: open_upsampler(path, VAE)))
 
 
-def test_widths_that_no_groups_divide_are_refused(tmp_path):
+def test_widths_indivisible_by_the_groups_are_refused(tmp_path):
     path = header(tmp_path / "a.safetensors", LatentUpsamplerArch(8, 48, 1))
     assert "mid_channels is 48, only multiples of 32 are" in str(refusal(lambda: open_upsampler(path, VAE)))
 
 
-def test_what_cannot_be_read_is_refused(tmp_path):
+def test_unreadable_files_are_refused(tmp_path):
     whole = write(
         tmp_path / "whole.safetensors", {name: np.zeros(shape, "f4") for name, shape in shapes(PLAIN).items()}
     )
@@ -187,14 +187,14 @@ def test_what_cannot_be_read_is_refused(tmp_path):
     assert load_file(whole).keys() == open_upsampler(whole, VAE)[1].keys()
 
 
-def test_a_folder_is_refused_with_all_that_it_lacks(tmp_path):
+def test_a_folder_is_refused_with_all_missing_files(tmp_path):
     error = refusal(lambda: open_upsampler(tmp_path, VAE))
     assert "config.json is missing" in str(error)
     assert "holds no weights" in str(error)
     assert error.hint == HINT
 
 
-def test_of_a_folder_of_single_files_one_is_to_be_named(tmp_path):
+def test_a_folder_of_several_files_needs_one_name(tmp_path):
     for name in ("ltx-2-temporal-upscaler-x2-1.0", "ltx-2-spatial-upscaler-x2-1.0"):
         header(tmp_path / f"{name}.safetensors")
     error = refusal(lambda: open_upsampler(tmp_path, VAE))

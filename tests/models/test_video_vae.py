@@ -123,7 +123,7 @@ def test_bfloat16_is_near_float32(pair):
         assert np.linalg.norm(got.astype(np.float32) - wanted) < 0.03 * np.linalg.norm(wanted)
 
 
-def test_more_blocks_are_no_more_convolutions_to_compile():
+def test_more_blocks_compile_no_more_convolutions():
     two = ShardingPlan(Mesh(np.array(jax.devices()[:2]), ("device",)), (), ())
 
     def compiled(*counts: int) -> int:
@@ -137,7 +137,7 @@ def test_more_blocks_are_no_more_convolutions_to_compile():
     assert compiled(5, 4, 3, 2) == compiled(1, 1, 1, 1) == 2 + 3 + 2 * 4  # at the ends, upsampling, a block a stage
 
 
-def test_weak_activations_are_normed_as_in_the_reference(pair):
+def test_weak_activations_are_normalised_as_in_the_reference(pair):
     reference, _, _ = pair
     x = normal(8, 16) * 10.0 ** -np.arange(8, dtype=np.float32)[:, None]
     wanted = torch.nn.functional.silu(reference.decoder.norm_out(torch.from_numpy(x)))
@@ -145,7 +145,7 @@ def test_weak_activations_are_normed_as_in_the_reference(pair):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
-def test_the_norm_of_a_dark_and_of_a_glaring_place_is_finite(dtype):
+def test_the_norm_of_small_and_large_values_is_finite(dtype):
     assert not norm_silu(jnp.zeros((1, 4), dtype)).any()
     silu_of_one = 1 / (1 + np.exp(-1))
     np.testing.assert_allclose(norm_silu(jnp.full((1, 4), 3e4, dtype)).astype(np.float32), silu_of_one, rtol=1e-2)
@@ -180,6 +180,6 @@ LTX2_3 = VideoVAEArch(
 
 
 @pytest.mark.parametrize(("model", "arch"), [("ltx2", VideoVAEArch(decoder_causal=False)), ("ltx2.3", LTX2_3)])
-def test_names_and_shapes_are_the_published_ones(model, arch):
+def test_names_and_shapes_equal_the_published_ones(model, arch):
     assert not list(arch.conflicts())
     assert declared(VideoVAE(Scope(jnp.bfloat16), arch)) == published(f"{model}/vae.tsv")

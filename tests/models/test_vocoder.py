@@ -177,7 +177,7 @@ def test_the_extended_wave_equals_the_reference(extended, instants):
     assert error(ours, mel, wanted) < 1e-5
 
 
-def test_the_first_wave_is_cut_off_unless_asked_otherwise(extended):
+def test_the_first_wave_is_clipped_by_default(extended):
     reference, _, arch = extended
     loud = deepcopy(reference)
     loud.state_dict()["vocoder.conv_out.weight"].mul_(12)
@@ -200,7 +200,7 @@ def test_weights_and_wave_are_float32_in_every_run():
     assert jax.eval_shape(Vocoder.__call__, vocoder, mel) == jax.ShapeDtypeStruct((1, 1200, 2), jnp.float32)
 
 
-def test_the_extended_wave_is_float32_in_every_run_and_as_long_as_its_spectrogram(extended):
+def test_the_extended_wave_is_float32_and_as_long_as_its_spectrogram(extended):
     _, ours, arch = extended
     assert {weight.dtype for weight in weights(ours)} == {jnp.dtype(jnp.float32)}
     mel = jax.ShapeDtypeStruct((1, 5, arch.in_channels // arch.out_channels, arch.out_channels), jnp.bfloat16)
@@ -229,13 +229,13 @@ def test_products_of_the_extended_vocoder_are_float32_too(extended):
     check_products(ours, arch)
 
 
-def test_names_and_shapes_are_the_published_ones():
+def test_names_and_shapes_equal_the_published_ones():
     assert declared(Vocoder(Scope(jnp.bfloat16), VocoderArch())) == published("ltx2/vocoder.tsv")
     extended = build_vocoder(Scope(jnp.bfloat16), VocoderWithBWEArch())
     assert declared(extended) == published("ltx2.3/vocoder.tsv")
 
 
-def test_a_config_names_its_class_or_shows_it():
+def test_a_config_names_or_implies_its_class():
     assert vocoder_arch({}, "here") == VocoderArch()
     assert vocoder_arch({"_class_name": "LTX2VocoderWithBWE"}, "here") == VocoderWithBWEArch()
     assert vocoder_arch({"bwe_in_channels": 128}, "here") == VocoderWithBWEArch()
@@ -245,7 +245,7 @@ def test_a_config_names_its_class_or_shows_it():
 
 
 @pytest.mark.parametrize("reference", [LTX2Vocoder, LTX2VocoderWithBWE])
-def test_a_key_left_out_means_what_it_means_to_the_reference(reference):
+def test_missing_keys_have_the_defaults_of_the_reference(reference):
     named = {"_class_name": reference.__name__}
     written_out = {key: value.default for key, value in signature(reference).parameters.items()}
     assert len(written_out) == len(asdict(vocoder_arch(named, "here")))
@@ -268,6 +268,6 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("reason", "config"), REFUSED.items(), ids=REFUSED.keys())
-def test_what_is_not_implemented_is_refused(reason, config):
+def test_unsupported_values_are_refused(reason, config):
     with pytest.raises(UsageError, match=f"here: this model is not implemented: .*{reason}"):
         vocoder_arch(config, "here")

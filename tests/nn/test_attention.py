@@ -40,7 +40,7 @@ def drawn(rows: int, queries: int, keys: int, dim: int = 8) -> tuple[np.ndarray,
     ],
     ids=str,
 )
-def test_over_a_mesh_it_is_what_it_is_on_one_device(
+def test_attention_over_a_mesh_equals_that_of_one_device(
     kernel: AttentionBackend, mesh: tuple[int, ...], number: int
 ) -> None:
     """Heads that divide and heads that do not, tokens that fill the devices and tokens that do not."""
@@ -72,7 +72,9 @@ def test_over_a_mesh_it_is_what_it_is_on_one_device(
 
 
 @pytest.mark.parametrize("kernel", [AttentionBackend.xla, AttentionBackend.blockwise])
-def test_queries_in_blocks_attend_as_all_at_once(kernel: AttentionBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_in_blocks_of_queries_equals_attention_at_once(
+    kernel: AttentionBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arrays = drawn(2, 21, 11)
     monkeypatch.setattr(kernels, "SCORE_BYTES", 0)
     monkeypatch.setattr(kernels, "CACHED_SCORES", 8)

@@ -18,7 +18,7 @@ def normal(*shape: int) -> np.ndarray:
 @pytest.mark.parametrize("beyond", ["edge", "constant"])
 @pytest.mark.parametrize("mirrored", [False, True], ids=["zeros", "mirrored"])
 @pytest.mark.parametrize("around", [(2, 0), (1, 1)])
-def test_a_video_convolution_is_one_in_three_dimensions(around, mirrored, beyond, channels):
+def test_a_video_convolution_equals_one_in_three_dimensions(around, mirrored, beyond, channels):
     layer = random_weights(Conv3D(Scope(jnp.float32), *channels, around, beyond, mirrored), seed=0)
     video = normal(2, 4, 5, 6, channels[0])
     longer = np.pad(video, ((0, 0), around, (0, 0), (0, 0), (0, 0)), mode=beyond)
@@ -28,7 +28,7 @@ def test_a_video_convolution_is_one_in_three_dimensions(around, mirrored, beyond
 
 
 @pytest.mark.parametrize(("window", "stride"), [(16, 6), (15, 5), (4, 2), (5, 4), (3, 3)])
-def test_a_transposed_convolution_is_that_of_torch(window, stride):
+def test_a_transposed_convolution_equals_that_of_torch(window, stride):
     layer = random_weights(TransposedConv(Scope(jnp.float32), 3, 4, window, stride), seed=0)
     x = normal(2, 7, 3)
     kernel, bias = (torch.from_numpy(np.array(weight[...])) for weight in (layer.kernel, layer.bias))
@@ -41,7 +41,7 @@ def test_a_transposed_convolution_is_that_of_torch(window, stride):
 
 @pytest.mark.parametrize("mirrored", [False, True], ids=["zeros", "mirrored"])
 @pytest.mark.parametrize("parts", [(1, 1), (4, 1), (1, 2), (2, 4)])
-def test_parts_see_their_neighbours(parts: tuple[int, int], mirrored: bool) -> None:
+def test_sharded_convolutions_exchange_their_edges(parts: tuple[int, int], mirrored: bool) -> None:
     layer = random_weights(Conv3D(Scope(jnp.float32), 4, 5, (1, 1), "edge", mirrored), seed=0)
     video = np.random.default_rng(5).normal(size=(1, 2, 8, 8, 4)).astype(np.float32)
     mesh = Mesh(np.array(jax.devices()[: parts[0] * parts[1]]).reshape(parts), IMAGE_AXES)

@@ -97,20 +97,20 @@ def check_gathered(part: PartialAttention, case: Arrays, length: int, dtype: str
 
 
 @pytest.mark.parametrize("kernel", ON_CPU)
-def test_short_contexts(kernel: AttentionBackend) -> None:
+def test_kernels_equal_the_definition_on_short_contexts(kernel: AttentionBackend) -> None:
     for number, variant in enumerate(VARIANTS):
         check_whole(kernel, SHORT[number :: len(VARIANTS)], *variant)
 
 
 @pytest.mark.parametrize("kernel", ON_CPU)
-def test_short_parts(kernel: AttentionBackend) -> None:
+def test_kernels_equal_the_definition_on_short_parts(kernel: AttentionBackend) -> None:
     for length, variant in zip(SHORT, cycle(VARIANTS), strict=False):
         check_part(kernel, length, *variant, capacity=SHORT[-1] + 3)
 
 
 @pytest.mark.parametrize("length", LONG)
 @pytest.mark.parametrize("kernel", ON_CPU)
-def test_long_contexts_and_parts(kernel: AttentionBackend, length: int) -> None:
+def test_kernels_equal_the_definition_on_long_contexts_and_parts(kernel: AttentionBackend, length: int) -> None:
     variants = HALVES[LONG.index(length) % 2]
     cases = [drawn(length, *variant) for variant in variants]
     for (_, dtype), case, (whole, part) in zip(variants, cases, attend_all(kernel, cases, length - 5), strict=True):
@@ -119,7 +119,7 @@ def test_long_contexts_and_parts(kernel: AttentionBackend, length: int) -> None:
 
 
 @pytest.mark.parametrize("kernel", ON_CPU)
-def test_a_part_without_valid_keys_weighs_nothing(kernel: AttentionBackend) -> None:
+def test_a_part_without_valid_keys_has_no_weight(kernel: AttentionBackend) -> None:
     part = attend_part(kernel, *drawn(130, 64, "float32"), jnp.int32(0))
     assert np.isfinite(part.gathered).all()
     assert (part.log_sum < -1e29).all()
@@ -132,7 +132,7 @@ def test_a_part_without_valid_keys_weighs_nothing(kernel: AttentionBackend) -> N
         *((6144, 1024), (6400, 640), (12672, 640), (14080, 640), (16320, 1024)),
     ],
 )
-def test_blocks_of_splash_divide_the_length_or_fill_up_little(length: int, block: int) -> None:
+def test_blocks_of_splash_divide_the_length_or_pad_little(length: int, block: int) -> None:
     assert splash_block(length) == block
 
 
@@ -181,7 +181,7 @@ MI300 = Device("gpu", "AMD Instinct MI300X", "gfx942")
     ],
     ids=lambda value: value.device_kind if isinstance(value, Device) else None,
 )
-def test_auto_takes_the_platforms_own_kernel_or_says_why_not(
+def test_auto_chooses_the_kernel_of_the_platform_or_explains(
     device: Device, kernel: AttentionBackend, reason: str
 ) -> None:
     chosen, sentence = choose_backend(AttentionBackend.auto, device, DType.bfloat16, (64, 128))
@@ -195,7 +195,7 @@ def test_cudnn_does_not_compute_in_float32() -> None:
 
 
 @pytest.mark.parametrize("reason", ["cuDNN is not detected.", "The head dim must be <= 128 and a multiple of 8"])
-def test_what_jax_refuses_to_cudnn_is_left_to_xla(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shapes_that_jax_refuses_for_cudnn_use_xla(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object, **options: object) -> None:
         raise RuntimeError(reason)
 
@@ -213,13 +213,13 @@ def test_what_jax_refuses_to_cudnn_is_left_to_xla(reason: str, monkeypatch: pyte
         (AttentionBackend.cudnn, MI300, "cuDNN is made for NVIDIA's GPUs"),
     ],
 )
-def test_a_kernel_asked_for_by_name_that_cannot_run(kernel: AttentionBackend, device: Device, reason: str) -> None:
+def test_a_named_kernel_that_cannot_run_is_refused(kernel: AttentionBackend, device: Device, reason: str) -> None:
     with pytest.raises(UsageError, match=f"attention by {kernel} cannot run: {reason}") as refusal:
         choose_backend(kernel, device, DType.bfloat16, (64,))
     assert refusal.value.hint == "--set sharding.attention=auto"
 
 
-def test_splash_on_a_cpu_is_interpreted_and_said_to_be_slow() -> None:
+def test_splash_on_a_cpu_is_interpreted_with_a_warning() -> None:
     assert choose_backend(AttentionBackend.splash, CPU, DType.float32, (64,)) == (
         AttentionBackend.splash,
         "attention by splash is interpreted on a CPU, which is slow",

@@ -34,19 +34,19 @@ def divided(videos: int, size: tuple[int, int, int] = CLIP, devices: int = 8, ro
         (9, (2, 1, 4, 1)),  # five rounds of quarters, where two of whole images would be one for a single video
     ],
 )
-def test_videos_go_to_devices_of_their_own_as_far_as_they_reach(videos: int, parts: tuple[int, ...]) -> None:
+def test_videos_are_divided_over_the_devices_first(videos: int, parts: tuple[int, ...]) -> None:
     decoding = divided(videos)
     assert shape(decoding) == parts
     assert decoding.tiles is None
     assert decoding.mesh.devices.ravel().tolist() == jax.devices()[:8]
 
 
-def test_sides_that_do_not_divide_leave_devices_over() -> None:
+def test_indivisible_sides_leave_devices_unused() -> None:
     assert shape(divided(1, (1, 7, 6), devices=8)) == (1, 1, 2, 4)
     assert shape(divided(1, (1, 3, 3), devices=8)) == (1, 1, 1, 8)
 
 
-def test_tiles_where_memory_is_short() -> None:
+def test_little_memory_means_tiles() -> None:
     whole = divided(1, devices=1)
     assert (shape(whole), whole.tiles) == ((1, 1, 1, 1), None)
     largest = 121 * 128 * 192 * 128 * 4  # bytes of 128 channels at a quarter of the pixels, in float32 on a CPU
@@ -57,12 +57,12 @@ def test_tiles_where_memory_is_short() -> None:
     assert divided(1, room=0.5 * whole.bytes).tiles is None  # eight devices need none
 
 
-def test_what_never_fits_takes_the_least() -> None:
+def test_a_clip_that_never_fits_gets_the_smallest_memory() -> None:
     least = divided(1, devices=1, room=0)
     assert least.bytes < divided(1, devices=1).bytes / 3
 
 
-def test_splits_of_many_devices_are_found_in_linear_work() -> None:
+def test_splits_of_many_devices_take_linear_time() -> None:
     """Lines of Python that run, counted: all triples up to 1024 would be a thousand million."""
     lines = 0
 

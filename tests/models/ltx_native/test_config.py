@@ -40,7 +40,7 @@ def flat(config: Config, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("version", NATIVE)
-def test_a_published_config_is_as_it_is_meant(version: str) -> None:
+def test_published_configs_are_read_as_published(version: str) -> None:
     assert problems(NATIVE[version], version) == ""
 
 
@@ -57,12 +57,12 @@ def test_a_published_config_is_as_it_is_meant(version: str) -> None:
         ("vocoder.bwe.new_and_empty", []),
     ],
 )
-def test_what_changes_nothing_is_read_over(path: str, value: Any) -> None:
+def test_irrelevant_values_are_ignored(path: str, value: Any) -> None:
     assert problems(changed(path, value)) == ""
 
 
 @pytest.mark.parametrize("version", NATIVE)
-def test_every_value_that_no_shape_shows_is_held_to_the_published_one(version: str) -> None:
+def test_values_without_a_shape_must_equal_the_published_ones(version: str) -> None:
     values = json.loads(files("ltx2_cli.models").joinpath(f"native.{version}.json").read_text())
     keys = {key.split(".")[-1] for key, _ in flat(values)}
     assert {"norm_eps", "rope_type", "causal_decoder", "hop_length", "upsample_rates", "stereo"} <= keys
@@ -85,7 +85,7 @@ def test_every_value_that_no_shape_shows_is_held_to_the_published_one(version: s
         ("vae.encoder_blocks", 4),
     ],
 )
-def test_what_is_not_implemented_is_refused_by_name(path: str, value: Any) -> None:
+def test_unsupported_values_are_refused_by_name(path: str, value: Any) -> None:
     found = problems(changed(path, value))
     assert found.startswith("model.safetensors: this ltx2.3 model is not implemented: ")
     key = re.match(r"[a-z_.]+[a-z]", path)  # up to an index into a list
@@ -106,7 +106,7 @@ def test_a_value_of_the_newer_model_is_refused_in_the_older(path: str, value: An
     assert f"{path} is {value!r}" in problems(changed(path, value, "ltx2"), "ltx2")
 
 
-def test_a_value_without_an_end_is_refused_in_a_sentence() -> None:
+def test_an_endless_value_is_refused_in_one_sentence() -> None:
     deep: dict[str, Any] = {}
     for _ in range(900):
         deep = {"deeper": deep}
@@ -116,7 +116,7 @@ def test_a_value_without_an_end_is_refused_in_a_sentence() -> None:
     assert len(found) < 500
 
 
-def test_everything_is_said_at_once() -> None:
+def test_all_faults_are_one_message() -> None:
     config = changed("transformer.norm_eps", 1e-5) | {"vae": None}
     config["vocoder"]["bwe"]["n_fft"] = 128
     assert problems(config) == (

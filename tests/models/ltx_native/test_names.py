@@ -19,7 +19,7 @@ def originals(model: str) -> dict[str, str]:
     }
 
 
-def test_every_tensor_has_a_name_of_its_own() -> None:
+def test_every_tensor_has_a_unique_name() -> None:
     names = originals("ltx2.3")
     assert len(names) == len(set(names.values())) == 5947  # the count of the published file
 
@@ -91,7 +91,7 @@ def test_every_tensor_has_a_name_of_its_own() -> None:
         ("ltx2.3", "vocoder/mel_stft.stft_fn.forward_basis", "vocoder.mel_stft.stft_fn.forward_basis"),
     ],
 )
-def test_single_names(model: str, declared: str, original: str) -> None:
+def test_single_names_are_translated(model: str, declared: str, original: str) -> None:
     names = originals(model)
     assert names[declared] == original
     assert {theirs: ours for ours, theirs in names.items()}[original] == declared
