@@ -7,7 +7,7 @@ import pytest
 from benchmarks.gpu_step import lines
 
 
-def test_a_step_on_a_gpu_is_measured_with_the_embedded_model_anywhere() -> None:
+def test_the_gpu_benchmark_runs_with_the_embedded_model_anywhere() -> None:
     rows = [line.strip("| ").split(" | ") for line in [*lines(tiny=True, room=math.inf)][4:]]
     assert [int(passes) for passes, *_ in rows] == [2, 1]
     for _, ours, share, theirs, ratio in rows:

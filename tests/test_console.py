@@ -42,14 +42,14 @@ def timeless(text: str) -> str:
 
 
 @pytest.mark.parametrize(("verbose", "lines"), [(True, LINES), (False, [LINES[0], LINES[2]])])
-def test_a_pipe_gets_a_line_a_stage_where_that_is_asked(verbose: bool, lines: list[str]):
+def test_a_pipe_gets_one_line_per_stage_with_verbose(verbose: bool, lines: list[str]):
     stream = io.StringIO()
     tell(reporter(verbose, stream))
     assert timeless(stream.getvalue()).splitlines() == lines
 
 
 @pytest.mark.parametrize("verbose", [True, False])
-def test_a_terminal_gets_the_same_lines_and_colour(verbose: bool):
+def test_a_terminal_gets_the_same_lines_in_colour(verbose: bool):
     stream = Terminal()
     tell(reporter(verbose, stream))
     said = timeless(stream.getvalue())
@@ -58,7 +58,7 @@ def test_a_terminal_gets_the_same_lines_and_colour(verbose: bool):
 
 
 @pytest.mark.parametrize("colour", [True, False])
-def test_a_terminal_shows_how_far_the_steps_are_without_colour_too(colour: bool, monkeypatch: pytest.MonkeyPatch):
+def test_a_terminal_shows_progress_without_colour_too(colour: bool, monkeypatch: pytest.MonkeyPatch):
     if not colour:
         monkeypatch.setenv("NO_COLOR", "1")
     stream = Terminal()
@@ -69,13 +69,13 @@ def test_a_terminal_shows_how_far_the_steps_are_without_colour_too(colour: bool,
     assert ("\x1b[32m" in stream.getvalue()) == colour
 
 
-def test_a_terminal_that_moves_nothing_gets_lines(monkeypatch: pytest.MonkeyPatch):
+def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch):
     assert isinstance(reporter(stream=Terminal()), Live)
     monkeypatch.setenv("TERM", "dumb")
     assert isinstance(reporter(stream=Terminal()), Plain)
 
 
-def test_a_log_says_about_what_time_the_whole_run_takes(monkeypatch: pytest.MonkeyPatch):
+def test_a_log_estimates_the_time_of_the_run(monkeypatch: pytest.MonkeyPatch):
     """40 steps of 10 s, 5 such steps in a second stage, then two clips: of the first run there was one, of 8 s."""
     clock, stream = [0.0], io.StringIO()
     monkeypatch.setattr(console, "monotonic", lambda: clock[0])
@@ -93,7 +93,7 @@ def test_a_log_says_about_what_time_the_whole_run_takes(monkeypatch: pytest.Monk
     assert lines[9:] == ["40 steps: 400.0 s"]
 
 
-def test_a_log_of_fast_steps_says_it_every_half_minute(monkeypatch: pytest.MonkeyPatch):
+def test_a_log_of_fast_steps_reports_every_half_minute(monkeypatch: pytest.MonkeyPatch):
     clock, stream = [0.0], io.StringIO()
     monkeypatch.setattr(console, "monotonic", lambda: clock[0])
     with Plain(stream).steps(100) as steps:
@@ -108,14 +108,14 @@ def test_a_log_of_fast_steps_says_it_every_half_minute(monkeypatch: pytest.Monke
     ]
 
 
-def test_one_step_is_one():
+def test_one_step_is_singular():
     stream = io.StringIO()
     with Plain(stream).steps(1) as steps:
         steps.advance()
     assert timeless(stream.getvalue()) == "1 step: T s\n"
 
 
-def test_a_program_that_needs_no_compiling_is_not_said_to_be_compiled(monkeypatch: pytest.MonkeyPatch):
+def test_cached_programs_are_not_reported_as_compiled(monkeypatch: pytest.MonkeyPatch):
     clock, stream = [0.0], io.StringIO()
     monkeypatch.setattr(console, "monotonic", lambda: clock[0])
     for seconds in (0.04, 3.0):
@@ -125,28 +125,28 @@ def test_a_program_that_needs_no_compiling_is_not_said_to_be_compiled(monkeypatc
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(7.4, "0:07"), (750, "12:30"), (3723, "1:02:03")])
-def test_a_clock(seconds: float, said: str):
+def test_durations_are_formatted(seconds: float, said: str):
     assert console.clock(seconds) == said
 
 
-def test_a_failed_stage_is_not_said_to_be_done():
+def test_a_failed_stage_is_not_reported_as_done():
     stream = io.StringIO()
     with pytest.raises(ZeroDivisionError), reporter(True, stream).stage("divide"):
         raise ZeroDivisionError
     assert stream.getvalue() == ""
 
 
-def test_silence(capfd: pytest.CaptureFixture[str]):
+def test_quiet_prints_nothing(capfd: pytest.CaptureFixture[str]):
     tell(Silent())
     assert capfd.readouterr() == ("", "")
 
 
-def test_an_error_is_not_read_as_markup_nor_wrapped(capfd: pytest.CaptureFixture[str]):
+def test_errors_are_neither_markup_nor_wrapped(capfd: pytest.CaptureFixture[str]):
     print_error("no [bold]model[/bold]\n" + "x" * 200, "REPO[@REV]")
     assert capfd.readouterr().err == f"error: no [bold]model[/bold]\n       {'x' * 200}\nhint: REPO[@REV]\n"
 
 
-def test_what_steers_a_terminal_is_shown_and_not_obeyed(capsys: pytest.CaptureFixture[str]):
+def test_control_characters_are_shown_escaped(capsys: pytest.CaptureFixture[str]):
     stranger = "\x1b[2J\x1b]0;title\x07 \x9b31m\u202eRED ☂ 👩\u200d🚀"
     shown = r"\x1b[2J\x1b]0;title\x07 \x9b31m\u202eRED ☂ " + "👩\u200d🚀"
     assert columns([["prompt", stranger]]) == [f"prompt  {shown}"]
@@ -157,7 +157,7 @@ def test_what_steers_a_terminal_is_shown_and_not_obeyed(capsys: pytest.CaptureFi
         assert shown in stream.getvalue()
 
 
-def test_results_are_as_they_are_for_a_pipe_and_do_not_steer_a_terminal(
+def test_results_are_exact_for_a_pipe_and_escaped_for_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     print_out("a\x1b[2J\nb")
@@ -167,14 +167,14 @@ def test_results_are_as_they_are_for_a_pipe_and_do_not_steer_a_terminal(
     assert capsys.readouterr().out == "a\\x1b[2J\nb\n"
 
 
-def test_a_full_stdout_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_stdout_is_an_error_of_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         with pytest.raises(RunError, match=r"^stdout cannot be written: No space left on device"):
             print_out("clip.mp4")
 
 
-def test_a_stdout_that_nobody_reads_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_stdout_is_an_error_of_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as pipe:
@@ -183,14 +183,14 @@ def test_a_stdout_that_nobody_reads_is_a_sentence(monkeypatch: pytest.MonkeyPatc
             print_out("clip.mp4")
 
 
-def test_a_program_without_stderr_refuses_and_works() -> None:
+def test_the_program_works_without_stderr() -> None:
     """Whose number nothing that is opened later may get."""
     command = f"{sys.executable} -m ltx2_cli info /nothing 2>&-; echo $?; {sys.executable} -m ltx2_cli --version 2>&-"
     done = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, text=True)
     assert done.stdout.split()[:2] == ["2", "ltx2"]
 
 
-def test_the_middle_of_an_endless_line_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_lines_are_shortened_in_the_middle(capsys: pytest.CaptureFixture[str]) -> None:
     print_error("there is no " + "x" * 100_000 + ".mp4", "")
     err = capsys.readouterr().err
     assert err.startswith("error: there is no xxx")

@@ -25,13 +25,13 @@ TRIED = {canonicalize_name(pin.name): next(iter(pin.specifier)).version for pin 
 INSIDES_USED = {"jax", "torch", "torchax", "transformers"}
 
 
-def test_every_constraint_is_one_version() -> None:
+def test_every_constraint_names_one_version() -> None:
     assert all([bound.operator for bound in pin.specifier] == ["=="] for pin in CONSTRAINTS)
     assert not any("+" in tried for tried in TRIED.values())  # PyPI has no build of torch of that name
 
 
 @pytest.mark.parametrize("required", REQUIREMENTS, ids=str)
-def test_what_was_tried_and_what_is_installed_are_within_the_bounds(required: Requirement) -> None:
+def test_constraints_and_installed_versions_are_within_the_bounds(required: Requirement) -> None:
     name = canonicalize_name(required.name)
     assert TRIED[name] in required.specifier, f"constraints.txt has {name} {TRIED[name]}"
     lowest = next(bound.version for bound in required.specifier if bound.operator == ">=")
@@ -44,13 +44,13 @@ def test_what_was_tried_and_what_is_installed_are_within_the_bounds(required: Re
 
 
 @pytest.mark.parametrize("library", sorted(INSIDES_USED))
-def test_what_is_used_from_inside_a_library_has_an_upper_bound(library: str) -> None:
+def test_libraries_with_used_private_names_have_upper_bounds(library: str) -> None:
     bounds = [required.specifier for required in REQUIREMENTS if required.name == library]
     assert bounds
     assert all("<" in {bound.operator for bound in specifier} for specifier in bounds), f"{library} is unbounded"
 
 
-def test_a_library_with_its_chips_has_the_bounds_of_the_library_alone() -> None:
+def test_extras_of_a_library_have_the_bounds_of_the_library() -> None:
     bounds = {str(required.specifier) for required in REQUIREMENTS if required.name == "jax"}
     assert len(bounds) == 1
 
@@ -60,7 +60,7 @@ def test_a_library_with_its_chips_has_the_bounds_of_the_library_alone() -> None:
 @pytest.mark.parametrize(
     "required", [*EXTRAS["tpu-compiler"], *EXTRAS["gpu-compiler"]], ids=lambda line: Requirement(line).name
 )
-def test_no_test_is_skipped_for_want_of_a_compiler(required: str) -> None:
+def test_no_test_is_skipped_for_a_missing_compiler(required: str) -> None:
     try:
         version(Requirement(required).name)
     except PackageNotFoundError as error:

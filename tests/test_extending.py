@@ -33,13 +33,13 @@ def profile(tmp_path: Path) -> str:
     return str(tmp_path / "mine.yaml")
 
 
-def test_a_new_sharding_profile_is_one_file_of_ten_lines(profile: str):
+def test_a_new_sharding_profile_takes_one_file_of_ten_lines(profile: str):
     assert len(block("yaml").splitlines()) <= 10
     plan = plan_offline(read_spec(prompt="rain", model="demo", sharding=profile), jax.devices())
     assert plan.sharding.text == "passes 4 x heads 2"
 
 
-def test_a_new_network_is_one_file_that_is_checked_loaded_and_sharded(
+def test_a_new_network_takes_one_file_to_be_checked_loaded_and_sharded(
     profile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "classifier.py").write_text(block("python"))

@@ -31,7 +31,7 @@ def imported() -> set[str]:
     return {module.split(".")[0] for module in modules} - sys.stdlib_module_names - {"ltx2_cli"}
 
 
-def test_what_is_imported_is_asked_for_and_nothing_else():
+def test_imports_and_dependencies_are_equal():
     asked = names(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"])
     homes = {package: names(packages_distributions()[package]) for package in imported()}
     missing = {package for package, home in homes.items() if not home & (asked | set(COMES_WITH))}
@@ -40,7 +40,7 @@ def test_what_is_imported_is_asked_for_and_nothing_else():
 
 
 @pytest.mark.parametrize(("guest", "host"), COMES_WITH.items())
-def test_what_comes_with_another_does(guest: str, host: str):
+def test_transitive_dependencies_still_come_with_their_hosts(guest: str, host: str):
     assert guest in names(each for each in requires(host) or () if "extra ==" not in each)
     assert host in names(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"])
 
@@ -65,7 +65,7 @@ def ltx2(installed: Path, folder: Path, *arguments: str) -> subprocess.Completed
     )
 
 
-def test_the_demo_from_the_wheel(installed: Path, tmp_path: Path) -> None:
+def test_the_wheel_makes_the_demo_clip(installed: Path, tmp_path: Path) -> None:
     size = ["--height", "64", "--width", "64", "--num-frames", "9"]
     run = ltx2(installed, tmp_path, "generate", "--model", "demo", "--prompt", "waves", "--steps", "2", *size)
     assert run.returncode == 0, run.stderr

@@ -48,7 +48,7 @@ def refusal(overrides: dict | None = None, **keys: object) -> UsageError:
 # The layers and their order
 
 
-def test_the_default_is_ltx2_with_the_recipe_left_to_the_checkpoint():
+def test_the_default_is_ltx2_with_the_recipe_of_the_checkpoint():
     spec = read_spec(prompt="rain")
     assert (spec.height, spec.width, spec.num_frames, spec.fps) == (512, 768, 121, 24.0)
     assert (spec.recipe, spec.sigmas, spec.lora) == ("auto", None, ())
@@ -70,7 +70,7 @@ def scales(spec: RunSpec) -> tuple[tuple[float, ...], ...]:
     return tuple(vars(spec.guidance.video).values()), tuple(vars(spec.guidance.audio).values())
 
 
-def test_the_published_recipes():
+def test_recipes_equal_the_published_ones():
     older, newer = (read_spec(prompt="rain", model=model) for model in ("ltx2", "ltx2.3"))
     one_stage = recipe_defaults(older, "one_stage")
     assert scales(one_stage) == ((3.0, 1.0, 3.0, 0.7), (7.0, 1.0, 3.0, 0.7))
@@ -101,7 +101,7 @@ def test_later_layers_win(page: Page):
     assert spec.clamp_vocoder  # or stays as the defaults have it
 
 
-def test_the_highest_layer_that_names_a_profile_chooses_it(page: Page):
+def test_the_highest_layer_with_a_profile_chooses_it(page: Page):
     file = page("model: demo\nsharding: gpu\ncompat: diffusers")
     spec = read_spec(config=file, prompt="rain")
     assert (spec.checkpoint, spec.sharding.profile) == ("embedded", "gpu")
@@ -112,7 +112,7 @@ def test_the_highest_layer_that_names_a_profile_chooses_it(page: Page):
     assert len(spec.negative_prompt) > 100
 
 
-def test_set_reads_values_as_yaml_and_flags_literally():
+def test_set_parses_yaml_and_flags_are_literal():
     settings = [
         "negative_prompt=${oc.env:HOME}",
         "stg_blocks=[3, 4]",
@@ -132,12 +132,12 @@ def test_set_reads_values_as_yaml_and_flags_literally():
 # Steps and noise levels: either says the other
 
 
-def test_noise_levels_say_how_many_steps():
+def test_noise_levels_set_the_number_of_steps():
     spec = read_spec(prompt="rain", model="demo", dotlist=["sigmas=[1, 0.5, 0.25, 0]"])
     assert (spec.num_inference_steps, spec.sigmas) == (3, (1.0, 0.5, 0.25, 0.0))
 
 
-def test_of_steps_and_noise_levels_the_higher_layer_wins(page: Page):
+def test_steps_and_noise_levels_override_each_other_by_layer(page: Page):
     file = page("sigmas: [1, 0.5, 0]")
     assert read_spec(config=file, prompt="rain", model="demo").num_inference_steps == 2
     spec = read_spec(config=file, prompt="rain", model="demo", num_inference_steps=5)
@@ -149,7 +149,7 @@ def test_of_steps_and_noise_levels_the_higher_layer_wins(page: Page):
     assert read_spec(config=file, prompt="rain", recipe="distilled").sigmas is None
 
 
-def test_other_steps_lie_along_the_same_noise_levels():
+def test_other_step_counts_resample_the_noise_levels():
     levels = (1.0, 0.9, 0.7, 0.4, 0.0)
     assert resample_sigmas(levels, 4) == levels
     assert resample_sigmas(levels, 2) == (1.0, 0.7, 0.0)
@@ -161,14 +161,14 @@ def test_other_steps_lie_along_the_same_noise_levels():
 # Models that are no profile
 
 
-def test_a_folder_runs_under_its_own_name_and_leaves_the_recipe_to_what_is_in_it(tmp_path: Path):
+def test_a_folder_keeps_its_name_and_its_content_decides_the_recipe(tmp_path: Path):
     spec = read_spec(prompt="rain", model=str(tmp_path))
     assert (spec.model, spec.checkpoint, spec.model_name) == (str(tmp_path), str(tmp_path), tmp_path.name)
     assert (spec.num_inference_steps, spec.stg_blocks) == (None, None)
 
 
 @pytest.mark.parametrize("model", ["someone/LTX-2", "someone/LTX-2@main", "someone/LTX-2@refs/pr/1"])
-def test_a_repository_runs_under_its_own_name(model: str):
+def test_a_repository_keeps_its_name(model: str):
     spec = read_spec(prompt="rain", model=model)
     assert (spec.checkpoint, spec.model_name, spec.stg_blocks) == (model, "LTX-2", None)
 
@@ -194,7 +194,7 @@ def test_a_link_keeps_its_name(tmp_path: Path):
         ("ltx2", 1, 0),
     ],
 )
-def test_stg_disturbs_the_block_at_the_published_depth(model_version: str, layers: int, block: int):
+def test_stg_perturbs_the_block_of_the_published_depth(model_version: str, layers: int, block: int):
     spec = read_spec(prompt="rain", model="someone/LTX-2")
     assert recipe_defaults(spec, "one_stage", model_version, layers).stg_blocks == (block,)
 
@@ -204,7 +204,7 @@ def test_stg_disturbs_the_block_at_the_published_depth(model_version: str, layer
     [(model, (0.909375, 0.725, 0.421875, 0.0)) for model in ("ltx2", "ltx2.3", "someone/LTX-2")]
     + [("demo", (0.2, 0.1, 0.05, 0.0))],
 )
-def test_at_which_levels_a_second_stage_refines_is_the_models_to_say(model: str, levels: tuple[float, ...]) -> None:
+def test_the_model_decides_the_noise_levels_of_a_second_stage(model: str, levels: tuple[float, ...]) -> None:
     spec = read_spec(prompt="rain", model=model)
     levels_of = {
         recipe: recipe_defaults(spec, recipe, "ltx2.3").second_stage.sigmas for recipe in ("one_stage", "two_stage")
@@ -212,7 +212,7 @@ def test_at_which_levels_a_second_stage_refines_is_the_models_to_say(model: str,
     assert levels_of == {"one_stage": (), "two_stage": levels}
 
 
-def test_what_a_profile_says_wins_over_its_generation():
+def test_a_profile_overrides_its_model_version():
     demo = recipe_defaults(read_spec(prompt="rain", model="demo"), "one_stage", "ltx2.3", 4)
     assert (demo.num_inference_steps, demo.stg_blocks, demo.checkpoint) == (20, (0,), "embedded")
     assert scales(demo) == ((3.0, 0.5, 3.0, 0.7), (1.5, 0.25, 1.5, 0.7))
@@ -220,7 +220,7 @@ def test_what_a_profile_says_wins_over_its_generation():
     assert (distilled.stg_blocks, scales(distilled)) == ((0,), ((1.0, 0.0, 1.0, 0.0),) * 2)
 
 
-def test_a_folder_wins_over_a_repository_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_folder_takes_precedence_over_a_repository_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "someone" / "model@2").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert read_spec(prompt="rain", model="someone/model@2").model_name == "model@2"
@@ -230,14 +230,14 @@ def test_a_folder_wins_over_a_repository_of_that_name(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("name", ["ironwood", "trillium", "gpu", "single"])
-def test_rules_name_mesh_axes(name: str):
+def test_sharding_rules_name_mesh_axes(name: str):
     sharding = read_sharding(name)
     assert sharding.profile == name
     assert {*sharding.weights.values(), *sharding.activations.values()} <= set(sharding.mesh)
     assert read_spec(prompt="rain", sharding=name).sharding == sharding
 
 
-def test_ironwood_and_trillium_differ_in_where_embed_goes():
+def test_ironwood_and_trillium_differ_in_the_axis_of_embed():
     ironwood, trillium = read_sharding("ironwood"), read_sharding("trillium")
     assert set(trillium.weights.items()) - set(ironwood.weights.items()) == {("embed", "embed")}
     assert set(ironwood.weights.items()) <= set(trillium.weights.items())
@@ -254,7 +254,7 @@ def test_a_sharding_file_may_extend_a_profile(page: Page):
     )
 
 
-def test_what_is_set_beside_auto_stays_on_top_of_the_profile_that_is_chosen():
+def test_values_beside_auto_override_the_chosen_profile():
     asked = read_spec(prompt="rain", dotlist=["sharding.use_batched_text_encoder=false", "sharding.mesh.heads=2"])
     assert asked.sharding.profile == "auto"
     chosen = read_sharding("gpu", asked.sharding)
@@ -289,13 +289,13 @@ PROMPTS = [
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_a_record_brings_the_same_request_back(prompt: str, page: Page):
+def test_a_record_gives_the_same_request(prompt: str, page: Page):
     spec = read_spec(prompt=prompt, model="demo", sharding="trillium", seed=2**32 - 1, stg_blocks=[], fps=23.976)
     spec = replace(spec, lora=(prompt, "a/b:0.5"), sigmas=resample_sigmas((1.0, 0.3, 0.0), 8), num_inference_steps=8)
     assert read_spec(config=page(to_yaml(spec))) == spec
 
 
-def test_a_record_brings_any_text_back():
+def test_a_record_keeps_any_text():
     parts = [
         "$",
         "{",
@@ -325,13 +325,13 @@ def test_a_record_brings_any_text_back():
     assert len({*texts}) > 1900
 
 
-def test_what_older_records_escaped_is_read_as_it_was_meant(page: Page):
+def test_escapes_of_older_records_are_read(page: Page):
     older = page("prompt: a \\${height} of \\\\\\${width}\nlora: ['\\${x}:1']")
     spec = read_spec(config=older)
     assert (spec.prompt, spec.lora) == ("a ${height} of \\${width}", ("${x}:1",))
 
 
-def test_plain_values_have_the_types_of_yaml_1_1_but_for_numbers_that_nobody_means():
+def test_plain_values_have_yaml_1_1_types_except_unusual_numbers():
     numbers = {"1e3": 1000.0, "1e-3": 0.001, "1.5e3": 1500.0, "-7": -7, "0": 0, ".5": 0.5, "1.": 1.0, ".inf": inf}
     others = {"yes": True, "off": False, "null": None, "~": None, "y": "y"}
     others |= {text: text for text in ("2020-01-01", "e3", "1:30", "1:30.5", "0100", "0x1F", "0b1", "1_000", "1_0.5")}
@@ -339,7 +339,7 @@ def test_plain_values_have_the_types_of_yaml_1_1_but_for_numbers_that_nobody_mea
         assert (parse(text), type(parse(text))) == (value, type(value))
 
 
-def test_a_record_says_what_it_was_made_with_and_needs_no_files(page: Page):
+def test_a_record_has_its_provenance_and_needs_no_files(page: Page):
     mine = page((configs() / "sharding" / "trillium.yaml").read_text(), "mine.yaml")
     spec = read_spec(prompt="rain", sharding=str(mine))
     spec = replace(spec, sharding=replace(spec.sharding, mesh={"heads": 8}, activations={}))
@@ -349,7 +349,7 @@ def test_a_record_says_what_it_was_made_with_and_needs_no_files(page: Page):
     assert read_spec(config=page(record)) == spec
 
 
-def test_a_flag_replaces_the_profile_that_a_record_was_made_with(page: Page):
+def test_a_flag_replaces_the_profile_of_a_record(page: Page):
     record = page(to_yaml(read_spec(prompt="rain", height=64, fps=30, sharding="trillium", seed=5)))
     demo = read_spec(config=record, model="demo")
     assert demo == read_spec(prompt="rain", model="demo", height=64, fps=30, sharding="trillium", seed=5)
@@ -367,7 +367,7 @@ def test_a_record_of_a_folder_that_is_gone_runs_with_another_model(page: Page, t
     assert "there is no folder" in str(refusal(config=record))
 
 
-def test_under_another_model_a_record_keeps_what_was_asked_for_also_where_a_profile_says_the_same(page: Page):
+def test_under_another_model_a_record_keeps_requested_values_equal_to_defaults(page: Page):
     usual = read_spec(prompt="rain").height
     record = page(to_yaml(replace(read_spec(prompt="rain", height=usual, stg_blocks=[1], seed=5), recipe="distilled")))
     demo = read_spec(config=record, model="demo")
@@ -376,12 +376,12 @@ def test_under_another_model_a_record_keeps_what_was_asked_for_also_where_a_prof
     assert demo.asked == ("height", "model", "prompt", "seed", "stg_blocks")
 
 
-def test_under_another_sharding_a_record_keeps_all_else(page: Page):
+def test_under_another_sharding_a_record_keeps_everything_else(page: Page):
     spec = replace(read_spec(prompt="rain", sharding="trillium"), recipe="distilled", num_inference_steps=8)
     assert replace(read_spec(config=page(to_yaml(spec)), sharding="gpu"), sharding=spec.sharding) == spec
 
 
-def test_a_record_that_does_not_say_what_was_asked_for_runs_under_no_other_model(page: Page):
+def test_a_record_without_requested_keys_allows_no_other_model(page: Page):
     record = yaml.safe_load(to_yaml(read_spec(prompt="rain"), {"jax": "9"}))
     del record["asked"]
     older = page(yaml.safe_dump(record))
@@ -389,11 +389,11 @@ def test_a_record_that_does_not_say_what_was_asked_for_runs_under_no_other_model
     assert "its model cannot be replaced" in str(refusal(config=older, model="demo"))
 
 
-def test_nobody_sets_what_was_asked():
+def test_the_list_of_requested_keys_cannot_be_set():
     assert "unknown key `asked`" in str(refusal({"asked": ["prompt"]}))
 
 
-def test_a_plain_value_in_a_file_stays_whatever_the_model(page: Page):
+def test_values_of_a_file_stay_under_any_model(page: Page):
     assert read_spec(config=page("height: 512"), prompt="rain", model="demo").height == 512
 
 
@@ -428,7 +428,7 @@ def test_a_plain_value_in_a_file_stays_whatever_the_model(page: Page):
         ({"model": 5}, "`model` is 5; expected the name of a profile", ""),
     ],
 )
-def test_a_wrong_name_key_or_type_is_a_sentence(keys: dict, sentence: str, hint: str):
+def test_wrong_names_keys_and_types_are_errors_of_one_sentence(keys: dict, sentence: str, hint: str):
     error = refusal(keys)
     assert str(error).startswith(sentence)
     assert hint in error.hint
@@ -464,14 +464,14 @@ BOMB = "a: &a [x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}]\n" for a, b in pai
         ("red", "holds no keys"),
     ],
 )
-def test_a_broken_file_is_named_in_a_sentence(text: str, sentence: str, page: Page):
+def test_a_broken_file_is_named_in_one_sentence(text: str, sentence: str, page: Page):
     error = refusal(config=page(text))
     assert str(error).startswith(str(page(text)))
     assert sentence in str(error)
     assert error.hint
 
 
-def test_a_file_that_cannot_be_read_is_a_sentence(tmp_path: Path):
+def test_an_unreadable_file_is_an_error_of_one_sentence(tmp_path: Path):
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00\x80")
     assert "cannot be read: No such file" in str(refusal(config=tmp_path / "none.yaml"))
     assert "is a folder, not a file" in str(refusal(config=tmp_path))
@@ -480,13 +480,13 @@ def test_a_file_that_cannot_be_read_is_a_sentence(tmp_path: Path):
 
 
 @pytest.mark.parametrize("setting", ["height", "=3", "a..b=3", "height=[1,", "prompt=a: b", "[=", "sigmas=[1,[0]]"])
-def test_a_broken_setting_is_a_sentence(setting: str):
+def test_a_broken_setting_is_an_error_of_one_sentence(setting: str):
     error = refusal(dotlist=[setting])
     assert str(error).startswith(f"--set '{setting}': ")
     assert error.hint
 
 
-def test_everything_illegal_is_said_at_once_with_what_to_type(tmp_path: Path):
+def test_all_wrong_values_are_one_message_with_hints(tmp_path: Path):
     error = refusal(
         {"guidance.audio.stg_scale": float("nan")},
         prompt=" ",
@@ -536,7 +536,7 @@ def test_everything_illegal_is_said_at_once_with_what_to_type(tmp_path: Path):
         {"sigmas": [1 - step / 1000 for step in range(1001)]},
     ],
 )
-def test_the_edges_are_legal(legal: dict):
+def test_boundary_values_are_valid(legal: dict):
     spec = asdict(read_spec(legal, prompt="rain"))
     assert all(spec[key] in (value, (value,)) or spec[key] == tuple(value) for key, value in legal.items())
 
@@ -545,7 +545,7 @@ def test_the_edges_are_legal(legal: dict):
     ("said", "seeds"),
     [(7, (7,)), ("7", (7,)), ([7, 2], (7, 2)), ("0..3", (0, 1, 2, 3)), ("9 1..2,5", (9, 1, 2, 5)), (None, None)],
 )
-def test_seeds(said: object, seeds: tuple[int, ...] | None, tmp_path: Path):
+def test_seeds_are_parsed(said: object, seeds: tuple[int, ...] | None, tmp_path: Path):
     assert read_spec(prompt="rain", seed=said).seed == seeds
     record = tmp_path / "record.yaml"
     record.write_text(to_yaml(read_spec(prompt="rain", seed=said)))
@@ -561,7 +561,7 @@ def test_seeds(said: object, seeds: tuple[int, ...] | None, tmp_path: Path):
         ({"seed": [2, 1, 2]}, "--seed 0..3 --num-videos 1"),
     ],
 )
-def test_seeds_that_are_none(illegal: dict, nearest: str):
+def test_wrong_seeds_are_refused(illegal: dict, nearest: str):
     assert str(refusal(illegal)).endswith(nearest)
 
 
@@ -594,7 +594,7 @@ def test_seeds_that_are_none(illegal: dict, nearest: str):
         ({"output": "out/clip.avi"}, "-o out/clip.mp4"),
     ],
 )
-def test_beyond_the_edges_is_not(illegal: dict, nearest: str):
+def test_values_beyond_the_boundaries_are_refused(illegal: dict, nearest: str):
     (line,) = str(refusal(illegal)).splitlines()
     assert line.startswith((next(iter(illegal)), "more than 1000 clips"))
     assert line.endswith(nearest) or nearest in line
@@ -604,12 +604,12 @@ def test_beyond_the_edges_is_not(illegal: dict, nearest: str):
     "sigmas",
     [[], [0.0], [1.0], [1.1, 0.0], [1.0, 0.5], [1.0, 0.5, 0.5, 0.0], [1.0, 0.2, 0.5, 0.0], [float("nan"), 0.0]],
 )
-def test_noise_levels_fall_from_at_most_1_to_0(sigmas: list[float]):
+def test_noise_levels_must_fall_from_at_most_1_to_0(sigmas: list[float]):
     (line,) = str(refusal(sigmas=sigmas)).splitlines()
     assert "do not fall from at most 1 to 0; for example: --set 'sigmas=[1, " in line
 
 
-def test_noise_levels_that_contradict_the_steps_or_are_too_many():
+def test_noise_levels_that_contradict_the_steps_are_refused():
     (line,) = str(refusal(sigmas=[1.0, 0.5, 0.0], num_inference_steps=8)).splitlines()
     assert line == "sigmas has 3 noise levels, which is not 8 steps but --steps 2"
     (line,) = str(refusal(sigmas=[1 - step / 1001 for step in range(1002)])).splitlines()
@@ -626,38 +626,38 @@ def test_an_empty_lora_is_refused():
 
 
 @pytest.mark.parametrize("seed", ["0..", "..3", "a", "1..2..3", "9" * 5000])
-def test_what_is_no_range_of_seeds_is_refused(seed: str):
+def test_wrong_ranges_of_seeds_are_refused(seed: str):
     assert "expected null or a list, each an integer" in str(refusal(seed=seed))
 
 
-def test_numbers_that_yaml_1_1_reads_otherwise_than_people_are_refused():
+def test_numbers_that_yaml_1_1_misreads_are_refused():
     assert "`fps` is '1:30'; expected a number" in str(refusal(dotlist=["fps=1:30"]))
     assert "height 100 is not a multiple of 32" in str(refusal(dotlist=["height=0100"]))
 
 
-def test_a_line_break_in_a_value_begins_no_line():
+def test_line_breaks_in_values_are_escaped():
     error = refusal(initial_noise="a\nerror: b")
     assert str(error) == "there is no noise file a\\nerror: b; check the path after --noise"
 
 
-def test_a_lora_that_is_no_utf_8_could_not_be_recorded():
+def test_a_lora_path_that_is_not_utf_8_is_refused():
     assert "lora 'r\\udce9.safetensors' is not text" in str(refusal(lora=["a", "r\udce9.safetensors"]))
 
 
 @pytest.mark.parametrize("key", ["prompt", "negative_prompt", "output", "save_latents"])
-def test_text_that_is_no_utf_8_could_not_be_recorded(key: str):
+def test_text_that_is_not_utf_8_is_refused(key: str):
     broken = b"r\xe9sum\xe9.mp4".decode("utf-8", "surrogateescape")
     assert f"{key} 'r\\udce9sum\\udce9.mp4' is not text in UTF-8" in str(refusal({key: broken}))
 
 
-def test_noise_may_lie_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_noise_paths_may_begin_with_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert "there is no noise file ~/noise" in str(refusal(initial_noise="~/noise"))
     (tmp_path / "noise").write_text("")
     assert read_spec(prompt="rain", initial_noise="~/noise").initial_noise == "~/noise"
 
 
-def test_a_model_profile_has_values_for_a_recipe() -> None:
+def test_a_model_profile_may_set_values_of_a_recipe() -> None:
     """The demo's two stages end at twice the size of its one stage; what is asked for wins."""
     sizes = [
         (spec.height, spec.width)

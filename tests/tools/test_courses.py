@@ -51,7 +51,7 @@ def first_differentiated(
     return lambda values: (loss(values), values)
 
 
-def test_the_whole_command_goes_from_nothing_to_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_trains_a_complete_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every course, one step of it; every network's shapes and gradients."""
     monkeypatch.setenv("GLIBC_TUNABLES", command.MEMORY)
     monkeypatch.setattr(jax, "jit", traced)
@@ -67,7 +67,7 @@ def test_the_whole_command_goes_from_nothing_to_a_checkpoint(tmp_path: Path, mon
         assert json.loads(line)["step"] == 1
 
 
-def test_the_embedded_weights_tell_a_clip_by_its_caption(tmp_path: Path) -> None:
+def test_the_embedded_weights_match_clips_to_captions(tmp_path: Path) -> None:
     """Those weights were trained to make the loss small on batches as they are drawn: another caption misleads them."""
     networks = read_networks(DEMO_FOLDER)
     learned, (vae, audio_vae) = as_denoiser(networks), (networks["vae"], networks["audio_vae"])
@@ -78,7 +78,7 @@ def test_the_embedded_weights_tell_a_clip_by_its_caption(tmp_path: Path) -> None
     assert right < 0.5 * wrong
 
 
-def test_a_word_that_a_checkpoint_lacks_begins_as_the_one_that_it_is_like(tmp_path: Path) -> None:
+def test_a_new_word_begins_with_the_embedding_of_a_similar_one(tmp_path: Path) -> None:
     folder = shutil.copytree(DEMO_FOLDER, tmp_path / "checkpoint")
     path = folder / "tokenizer" / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
@@ -98,7 +98,7 @@ def test_a_word_that_a_checkpoint_lacks_begins_as_the_one_that_it_is_like(tmp_pa
 @pytest.mark.parametrize(
     ("window", "padding"), [((3, 3), ((1, 1), (0, 2))), ((3, 3), ((0, 0), (1, 1))), ((1, 1), ((0, 0), (0, 0)))]
 )
-def test_gradients_by_products_are_those_of_the_convolution(window: Shape, padding: Padding) -> None:
+def test_gradients_by_products_equal_those_of_the_convolution(window: Shape, padding: Padding) -> None:
     rng = np.random.default_rng(0)
     x, kernel = (rng.standard_normal(shape, np.float32) for shape in ((2, 7, 6, 3), (*window, 3, 5)))
 

@@ -29,18 +29,18 @@ def test_the_readme_is_short():
     assert [line for line in lines if len(line) > 120] == []
 
 
-def test_the_table_of_what_fits_is_what_the_estimates_say():
+def test_the_table_of_fitting_requests_equals_the_estimates():
     assert with_fit_table(README) == README, REFRESH
 
 
-def test_the_page_of_every_command_is_its_help():
+def test_the_page_of_every_command_equals_its_help():
     pages = help_pages()
     assert set(COMMANDS.iterdir()) == set(pages)
     for path, text in pages.items():
         assert path.read_text(encoding="utf-8") == text, REFRESH
 
 
-def test_python_functions_that_are_named_exist():
+def test_named_python_functions_exist():
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     named = re.findall(r"`(ltx2_cli[\w.]*)\.(\w+)\(\)`", text)
     assert named
@@ -73,7 +73,7 @@ def typed(page: Path) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if any(typed(page))], ids=lambda page: page.stem)
-def test_every_command_has_the_options_that_are_typed(page: Path):
+def test_every_typed_option_exists(page: Path):
     commands = get_command(app).commands
     for verb, *words in typed(page):
         known = {name for option in commands[verb].params for name in (*option.opts, *option.secondary_opts)}
@@ -93,7 +93,7 @@ def test_the_tour_leads_to_an_euler_step_in_six_files():
     assert re.search(r"def euler\(.*?return noisy \+ \(following - sigma\)", sources[-1], re.DOTALL)
 
 
-def test_the_tower_in_contributing_is_that_of_the_imports():
+def test_the_tower_in_contributing_equals_that_of_the_imports():
     (tower,) = re.findall(r"^cli > .*$", CONTRIBUTING, re.MULTILINE)
     levels = [{LEVEL[name] for name in storey.split(", ")} for storey in tower.split(" > ")]
     assert all(len(level) == 1 for level in levels)

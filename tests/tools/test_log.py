@@ -26,7 +26,7 @@ def evaluated(name: str = "evaluate") -> dict[str, dict[str, Any]]:
     return {shares["variant"]: shares for shares in variants}
 
 
-def test_every_course_ran_to_its_end() -> None:
+def test_every_course_is_complete() -> None:
     for name, course in COURSES.items():
         lines = logged(name)
         last = {key: value for key, value in lines[-1].items() if key not in ("step", "seconds", "loss")}
@@ -37,11 +37,11 @@ def test_every_course_ran_to_its_end() -> None:
         assert row.endswith(f" | {course.steps} | {minutes} | {figures} |")
 
 
-def test_the_figures_are_those_of_the_shipped_weights() -> None:
+def test_the_figures_belong_to_the_shipped_weights() -> None:
     assert logged("evaluate")[0]["files"] == digests(sorted(DEMO_FOLDER.rglob("*.safetensors")))
 
 
-def test_held_out_prompts_are_shown_as_often_as_asked() -> None:
+def test_held_out_prompts_are_shown_as_often_as_requested() -> None:
     autoencoders, seen = logged("evaluate")[0]["autoencoders"], evaluated()
     assert (autoencoders["psnr"] >= 30, autoencoders["within_a_quarter"]) == (True, 1)
     assert set(seen) | set(evaluated(EARLIER)) == set(VARIANTS | ELSEWHERE)
@@ -57,7 +57,7 @@ def test_held_out_prompts_are_shown_as_often_as_asked() -> None:
         assert seen[SHORT][what] >= least
 
 
-def test_the_tables_say_what_was_measured() -> None:
+def test_the_tables_equal_the_measurements() -> None:
     for name in ("evaluate", EARLIER):
         for variant, shares in evaluated(name).items():
             figures = (f"{100 * shares[what]:.3g}" for what in COLUMNS)

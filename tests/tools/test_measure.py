@@ -81,11 +81,11 @@ def wrong(scene: Scene, seen: Seen) -> set[str]:
     return {key for key, verdict in judge(scene, seen).items() if verdict is False}
 
 
-def test_all_that_a_scene_says_is_found_in_its_video(clips: list[Clip]):
+def test_every_word_of_a_scene_is_found_in_its_video(clips: list[Clip]):
     assert shares(SCENES, [clip.seen for clip in clips]) == dict.fromkeys(KEYS, 1.0)
 
 
-def test_larger_videos_too(tmp_path: Path):
+def test_every_word_is_found_in_larger_videos(tmp_path: Path):
     scenes = SCENES[:8]
     assert shares(scenes, [clip_of(scene, 256, tmp_path).seen for scene in scenes]) == dict.fromkeys(KEYS, 1.0)
 
@@ -103,7 +103,7 @@ def test_tracks_and_contacts_are_finer_than_pixels_and_frames(clips: list[Clip])
             assert (seen.contacts, seen.clicks) == ((), ())
 
 
-def test_another_scene_is_not_found(clips: list[Clip]):
+def test_another_scene_does_not_match(clips: list[Clip]):
     for clip, other in zip(clips, [*clips[1:], clips[0]], strict=True):
         verdicts = judge(clip.scene, other.seen)
         for key in ("colour", "background", "shape", "motion"):
@@ -126,28 +126,28 @@ def test_another_scene_is_not_found(clips: list[Clip]):
     ],
     ids=str,
 )
-def test_one_wrong_word_is_one_wrong_measure(said: dict, key: str, bounce: Clip):
+def test_one_wrong_word_fails_one_measure(said: dict, key: str, bounce: Clip):
     assert wrong(BOUNCE, bounce.seen) == set()
     assert wrong(replace(BOUNCE, **said), bounce.seen) == {key}
 
 
-def test_time_reversed_is_another_motion(right: Clip):
+def test_reversed_time_is_another_motion(right: Clip):
     seen = measured(replace(right.media, frames=right.media.frames[::-1]))
     assert seen.motion == "left"
     assert wrong(RIGHT, seen) == {"motion", "pan"}  # the tone still goes to the right
 
 
-def test_channels_exchanged_are_another_place(right: Clip):
+def test_exchanged_channels_are_another_place(right: Clip):
     assert wrong(RIGHT, measured(replace(right.media, waveform=right.media.waveform[:, ::-1]))) == {"pan"}
 
 
 @pytest.mark.parametrize(("delay", "expected"), [(0.0, set()), (0.04, set()), (0.15, {"sync"}), (-0.15, {"sync"})])
-def test_sound_that_is_late_or_early_is_not_in_time(delay: float, expected: set[str], bounce: Clip):
+def test_late_or_early_sound_is_not_in_time(delay: float, expected: set[str], bounce: Clip):
     late = np.roll(bounce.media.waveform, round(delay * SAMPLING_RATE), axis=0)
     assert wrong(BOUNCE, measured(replace(bounce.media, waveform=late))) == expected
 
 
-def test_a_click_without_a_contact_and_a_contact_without_a_click(bounce: Clip):
+def test_clicks_and_contacts_must_match(bounce: Clip):
     sound, first = bounce.media.waveform.copy(), slice(*(round(48000 * (bounce.seen.clicks[0] + x)) for x in (0, 0.02)))
     click = sound[first]
     more = np.concatenate([sound[: first.start + 12000], click, sound[first.stop + 12000 :]])
@@ -156,7 +156,7 @@ def test_a_click_without_a_contact_and_a_contact_without_a_click(bounce: Clip):
     assert wrong(BOUNCE, measured(replace(bounce.media, waveform=sound))) == {"sync"}
 
 
-def test_where_a_sound_begins_and_ends_is_no_click(bounce: Clip):
+def test_the_edges_of_a_sound_are_no_clicks(bounce: Clip):
     sound, noise = bounce.media.waveform.copy(), np.random.default_rng(2).normal(0, 0.5, (2, 480, 2))
     sound[:480], sound[-480:] = noise
     assert wrong(BOUNCE, measured(replace(bounce.media, waveform=sound))) == set()
@@ -178,7 +178,7 @@ def test_a_ladder_of_pitches_is_not_one_pitch(right: Clip):
     assert not judge(right.scene, ladder)["pitch"]
 
 
-def test_nothing_is_found_where_nothing_is(bounce: Clip):
+def test_nothing_is_found_in_an_empty_clip(bounce: Clip):
     """Silence, noise, a plain ground; half a clip; each without an error."""
     noise = np.random.default_rng(0)
     empty = np.full((49, 128, 128, 3), 120, np.uint8)
@@ -203,7 +203,7 @@ DEGRADED = {
 
 
 @pytest.mark.parametrize("how", DEGRADED)
-def test_imperfect_clips_are_measured_all_the_same(how: str, clips: list[Clip]):
+def test_imperfect_clips_are_measured(how: str, clips: list[Clip]):
     rng, seen = np.random.default_rng(1), []
     for _, media, _ in clips[:16]:
         frames = DEGRADED[how](media.frames.astype(np.float32), rng).clip(0, 255).astype(np.uint8)
@@ -221,7 +221,7 @@ def test_a_sharper_picture_has_narrower_edges(bounce: Clip, tmp_path: Path):
     assert large.seen.edge < 0.75 * measured(replace(bounce.media, frames=doubled)).edge
 
 
-def test_the_program_prints_what_is_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_program_prints_its_measurements(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     main([str(written(RIGHT, 128, tmp_path))])
     said = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[1:])
     assert (said["colour"], said["shape"], said["motion"], said["clicks"]) == ("blue", "square", "right", "none")

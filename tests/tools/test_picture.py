@@ -10,7 +10,7 @@ from tools.train_demo.picture import origin
 PICTURE = Path(__file__).parents[2] / "docs/demo_prompts.jpg"
 
 
-def test_the_picture_is_of_the_weights_that_are_here() -> None:
+def test_the_picture_belongs_to_the_shipped_weights() -> None:
     """Otherwise: `python -m tools.train_demo.picture`."""
     with Image.open(PICTURE) as picture:
         assert picture.info.get("comment", b"").decode() == origin(EMBEDDED)

@@ -30,7 +30,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return folder
 
 
-def test_it_is_whole_small_and_in_bfloat16(folder: Path) -> None:
+def test_the_shipped_model_is_complete_small_and_bfloat16(folder: Path) -> None:
     found = open_folder(folder)
     assert found.arch == ARCH
     assert open_upsampler(folder, ARCH.video_vae)[0] == UPSAMPLER_ARCH
@@ -40,7 +40,7 @@ def test_it_is_whole_small_and_in_bfloat16(folder: Path) -> None:
     assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) < 30e6
 
 
-def test_diffusers_loads_all_of_it_and_makes_the_same_clip(folder: Path, tmp_path: Path) -> None:
+def test_diffusers_loads_the_shipped_model_and_makes_the_same_clip(folder: Path, tmp_path: Path) -> None:
     checkpoint = Checkpoint(folder, LTX2Pipeline.from_pretrained(folder, torch_dtype=torch.float32))
     check_latents(checkpoint, CASE, tmp_path)
     check_media(checkpoint, CASE, 48_000, tmp_path)

@@ -43,7 +43,7 @@ def said(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "line.jsonl").read_text().splitlines()]
 
 
-def test_it_learns_and_says_how_far_it_is(tmp_path: Path) -> None:
+def test_training_learns_and_logs_its_progress(tmp_path: Path) -> None:
     learned = train(replace(COURSE, steps=200), begin(), loss, draw, tmp_path)
     np.testing.assert_allclose(learned.kernel[...], TRUTH, atol=0.05)
     lines = said(tmp_path)
@@ -51,7 +51,7 @@ def test_it_learns_and_says_how_far_it_is(tmp_path: Path) -> None:
     assert lines[-1]["loss"] < 0.01 < lines[0]["loss"]
 
 
-def test_what_is_broken_off_goes_on_to_the_same_weights(tmp_path: Path) -> None:
+def test_interrupted_training_continues_to_the_same_weights(tmp_path: Path) -> None:
     whole = train(COURSE, begin(), loss, draw, tmp_path / "whole")
     drawn: list[int] = []
 
@@ -69,7 +69,7 @@ def test_what_is_broken_off_goes_on_to_the_same_weights(tmp_path: Path) -> None:
     assert [line["step"] for line in said(tmp_path / "parts")] == [10, 20, 30, 40]
 
 
-def test_a_course_that_ended_is_only_read(tmp_path: Path) -> None:
+def test_a_complete_course_is_only_read(tmp_path: Path) -> None:
     first = train(COURSE, begin(), loss, draw, tmp_path)
 
     def never(rng: np.random.Generator) -> np.ndarray:
@@ -90,14 +90,16 @@ def test_a_course_that_ended_is_only_read(tmp_path: Path) -> None:
         (Linear(Scope("float32").stacked("layers", 7), 3, 5, (None, None)), (3, 5)),
     ],
 )
-def test_the_sides_of_a_matrix(network: Linear | Conv | Conv3D | TransposedConv, sides: tuple[int, int]) -> None:
+def test_matrices_have_their_input_and_output_axes(
+    network: Linear | Conv | Conv3D | TransposedConv, sides: tuple[int, int]
+) -> None:
     """A window's places are on the wider side; layers are matrices of their own."""
     shape, axes = network.kernel.get_value().shape, matrix(network.kernel)
     assert axes is not None
     assert tuple(np.prod([shape[i] for i in np.atleast_1d(side)]) for side in axes) == sides
 
 
-def test_what_is_computed_is_not_trained(tmp_path: Path) -> None:
+def test_computed_values_are_not_trained(tmp_path: Path) -> None:
     class Filtered(Linear):
         def __init__(self) -> None:
             super().__init__(Scope("float32"), 3, 2, (None, None))
@@ -113,7 +115,7 @@ def test_what_is_computed_is_not_trained(tmp_path: Path) -> None:
     assert not np.array_equal(learned.kernel[...], begun.kernel[...])
 
 
-def test_norms_begin_as_nothing() -> None:
+def test_norms_begin_as_the_identity() -> None:
     """Those of Gemma add 1 to their weights."""
     ones = [f"transformer_blocks.*.attn1.norm_{x}.weight" for x in "qk"] + ["initial_norm.weight", "latents_std"]
     zeros = ["norm.weight", "layers.0.self_attn.q_norm.weight", "layers.1.input_layernorm.weight", "latents_mean"]
@@ -123,7 +125,7 @@ def test_norms_begin_as_nothing() -> None:
             np.testing.assert_array_equal(weight.get_value(), np.full(4, value))
 
 
-def test_biases_and_what_is_looked_up_in_are_no_matrices() -> None:
+def test_biases_and_embeddings_are_no_matrices() -> None:
     scope = Scope("float32")
     rows: list[Weight] = [
         scope.weight("bias", (4,), (None,)),

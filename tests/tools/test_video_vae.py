@@ -17,7 +17,7 @@ def there_and_back(vae: VideoVAE, video: jax.Array) -> tuple[jax.Array, jax.Arra
     return latents, vae.decoder(latents)
 
 
-def test_a_clip_that_stands_still_begins_as_its_frame() -> None:
+def test_a_still_clip_begins_as_its_frame() -> None:
     single = initial(VideoVAE(Scope("float32"), SHALLOW), seed=1)
     frame = np.random.default_rng(0).uniform(-1, 1, (1, 1, 32, 64, 3)).astype(np.float32)
     latents, wanted = there_and_back(single, frame)

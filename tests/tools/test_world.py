@@ -46,7 +46,7 @@ def test_a_combination_is_trained_on_or_held_out() -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_each_word_of_what_is_held_out_is_trained_on(place: int) -> None:
+def test_every_held_out_word_is_trained_on(place: int) -> None:
     """Each pair of two attributes but for the third one's value, even."""
     pairs = [
         {tuple(np.delete([scene.shape, scene.colour, scene.motion], place)) for scene in scenes(3000, held_out)}
@@ -55,7 +55,7 @@ def test_each_word_of_what_is_held_out_is_trained_on(place: int) -> None:
     assert pairs[1] <= pairs[0]
 
 
-def test_captions_say_all_of_a_scene_in_many_ways() -> None:
+def test_captions_describe_a_scene_in_many_ways() -> None:
     rng, said = np.random.default_rng(0), set()
     for scene in scenes(300):
         text, stated = caption(scene, rng, omit=0)
@@ -71,7 +71,7 @@ def test_captions_say_all_of_a_scene_in_many_ways() -> None:
     assert len({caption(scene, rng, omit=0) for _ in range(50)}) > 40
 
 
-def test_a_caption_leaves_out_only_what_it_need_not_state() -> None:
+def test_captions_leave_out_only_optional_facts() -> None:
     rng = np.random.default_rng(0)
     for scene in scenes(100):
         for each in (scene, plain(scene)):
@@ -92,14 +92,14 @@ def test_no_caption_has_an_unknown_word_or_too_many() -> None:
     assert mask[:, -1].all()
 
 
-def test_case_and_full_stops_do_not_count_and_other_words_are_unknown() -> None:
+def test_case_and_full_stops_are_ignored_and_other_words_unknown() -> None:
     words = tokenizer()
     red = words.encode("a red ball").ids
     assert words.encode("A Red BALL!").ids == red
     assert words.encode("A Red BALL. Waves;").ids == [*red, VOCABULARY.index(UNKNOWN)]
 
 
-def test_frames_and_sounds_are_of_the_clip_and_in_range() -> None:
+def test_frames_and_sounds_have_the_size_and_range_of_the_clip() -> None:
     for scene in scenes(20):
         frames, sound = draw_frames(scene, 64), record_sound(scene)
         assert frames.shape == (NUM_FRAMES, 64, 64, 3)
@@ -108,7 +108,7 @@ def test_frames_and_sounds_are_of_the_clip_and_in_range() -> None:
         assert 0.05 < np.abs(sound).max() < 1
 
 
-def test_a_larger_picture_is_the_same_picture() -> None:
+def test_a_larger_picture_shows_the_same() -> None:
     for scene in scenes(10):
         small, large = draw_frames(scene, 64, slice(3)), draw_frames(scene, 128, slice(3))
         halved = large.reshape(3, 64, 2, 64, 2, 3).mean(axis=(2, 4))
@@ -127,13 +127,13 @@ def test_a_click_begins_at_each_contact() -> None:
         assert all(np.any(np.abs(contacts(scene) - time) < 0.02) for time in loud)
 
 
-def test_the_clicks_of_a_small_shape_are_not_in_time_with_a_large_one() -> None:
+def test_clicks_of_small_and_large_shapes_differ_in_time() -> None:
     scene = next(scene for scene in scenes(100) if scene.motion == "bounce")
     small, large = (contacts(replace(scene, size=size)) for size in SIZES)
     assert abs(small[1] - large[1]) > 2 * TOGETHER
 
 
-def test_the_embedded_model_is_not_warned_about_captions_of_its_training() -> None:
+def test_training_captions_cause_no_warnings() -> None:
     trained_on, rng = read_trained_on(DEMO_FOLDER), np.random.default_rng(5)
     assert trained_on is not None
     for scene in scenes(40):

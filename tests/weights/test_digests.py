@@ -42,7 +42,7 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def test_a_file_is_read_once_and_again_when_it_has_changed(tmp_path: Path, reads: list[str]) -> None:
+def test_a_file_is_read_again_only_when_it_has_changed(tmp_path: Path, reads: list[str]) -> None:
     file = write(tmp_path / "vae" / "model.safetensors", b"rain")
     for _ in range(2):
         assert digests([file]) == {"vae/model.safetensors": sha256(b"rain")}
@@ -52,7 +52,7 @@ def test_a_file_is_read_once_and_again_when_it_has_changed(tmp_path: Path, reads
     assert len(reads) == 2
 
 
-def test_large_files_are_remembered_each_by_itself(tmp_path: Path, cache: Path) -> None:
+def test_digests_of_large_files_are_cached_separately(tmp_path: Path, cache: Path) -> None:
     """So of two processes none overwrites what the other has just remembered."""
     large, small = write(tmp_path / "f" / "large", b"rain"), write(tmp_path / "f" / "small", b"dew")
     digests([large, small])
@@ -62,7 +62,7 @@ def test_large_files_are_remembered_each_by_itself(tmp_path: Path, cache: Path) 
     assert memory.read_text() == sha256(b"rain")
 
 
-def test_the_hub_calls_a_file_by_its_digest(tmp_path: Path, reads: list[str], cache: Path) -> None:
+def test_files_of_the_hub_are_named_by_their_digest(tmp_path: Path, reads: list[str], cache: Path) -> None:
     blob = write(tmp_path / "models--a--b" / "blobs" / ("5" * 64), b"rain")
     link = tmp_path / "models--a--b" / "snapshots" / "0" / "vae" / "model.safetensors"
     link.parent.mkdir(parents=True)
@@ -71,7 +71,7 @@ def test_the_hub_calls_a_file_by_its_digest(tmp_path: Path, reads: list[str], ca
     assert (reads, cache.exists()) == ([], False)
 
 
-def test_names_are_as_long_as_tells_files_apart(tmp_path: Path) -> None:
+def test_names_are_long_enough_to_distinguish_files(tmp_path: Path) -> None:
     places = ["a/lora/x.st", "b/lora/x.st"]
     files = [write(tmp_path / place, place.encode()) for place in places]
     assert digests(files) == {place: sha256(place.encode()) for place in places}
@@ -79,7 +79,7 @@ def test_names_are_as_long_as_tells_files_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("memory", [b"", b"[1]", b"\xff", b'{"x": 3}'])
-def test_a_damaged_memory_is_no_memory(tmp_path: Path, memory: bytes, cache: Path) -> None:
+def test_damaged_cache_entries_are_ignored(tmp_path: Path, memory: bytes, cache: Path) -> None:
     file = write(tmp_path / "f" / "x", b"rain")
     digests([file])
     (kept,) = cache.iterdir()
@@ -87,7 +87,7 @@ def test_a_damaged_memory_is_no_memory(tmp_path: Path, memory: bytes, cache: Pat
     assert digests([file]) == {"f/x": sha256(b"rain")}
 
 
-def test_without_a_place_to_remember_it_is_still_digested(tmp_path: Path, cache: Path) -> None:
+def test_files_are_hashed_without_a_writable_cache(tmp_path: Path, cache: Path) -> None:
     write(cache.parent.parent, b"a file in the way")
     assert digests([write(tmp_path / "f" / "x", b"rain")]) == {"f/x": sha256(b"rain")}
 
@@ -97,7 +97,7 @@ def safetensors(path: Path, numbers: bytes) -> Path:
     return write(path, (6).to_bytes(8, "little") + b"header" + numbers)
 
 
-def test_a_large_file_is_known_by_its_header_until_it_is_hashed(tmp_path: Path, reads: list[str]) -> None:
+def test_a_large_file_has_a_header_digest_until_it_is_hashed(tmp_path: Path, reads: list[str]) -> None:
     file, like = safetensors(tmp_path / "f" / "x", b"rain"), safetensors(tmp_path / "g" / "y", b"snow")
     header = HEADER + sha256(file.read_bytes()[:14])
     assert digests([file, like], quick_digest) == {"f/x": header, "g/y": header} == digests([file, like], header_digest)
@@ -108,12 +108,12 @@ def test_a_large_file_is_known_by_its_header_until_it_is_hashed(tmp_path: Path, 
     assert digests([small], quick_digest) == {"f/z": sha256(b"dew")}
 
 
-def test_a_header_that_claims_more_than_the_file_has(tmp_path: Path) -> None:
+def test_a_false_header_size_means_hashing_the_whole_file(tmp_path: Path) -> None:
     file = write(tmp_path / "f" / "x", b"\xff" * 8 + b"rain")
     assert digests([file], quick_digest) == {"f/x": HEADER + sha256(file.read_bytes())}
 
 
-def test_files_are_hashed_later_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_hashed_later_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     running, most, finished = [], [], Event()
 
     def digest(file: Path) -> str:

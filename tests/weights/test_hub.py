@@ -42,7 +42,7 @@ def names(files: list[Download]) -> dict[str, int]:
     return {file.name: file.size for file in files}
 
 
-def test_what_would_be_downloaded_is_said_and_nothing_is_written(hub: Hub, tmp_path: Path) -> None:
+def test_downloads_are_listed_without_writing(hub: Hub, tmp_path: Path) -> None:
     found = list_downloads(MODEL, FOLDER_FILES)
     assert names(found) == NEEDED
     assert {(file.repository, file.cached) for file in found} == {(MODEL, False)}
@@ -53,7 +53,7 @@ def test_what_would_be_downloaded_is_said_and_nothing_is_written(hub: Hub, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_more_than_that_is_downloaded_and_then_nothing_is_missing(hub: Hub) -> None:
+def test_only_listed_files_are_downloaded_and_none_is_missing_then(hub: Hub) -> None:
     folder = locate(MODEL, FOLDER_FILES)
     assert {path.relative_to(folder).as_posix() for path in folder.rglob("*.*")} == set(NEEDED)
     assert hub.sent == sum(NEEDED.values())
@@ -68,7 +68,7 @@ def _blobs(folder: Path, content: bytes) -> Iterator[str]:
     yield from (path.name for path in (folder.parent.parent / "blobs").iterdir() if path.read_bytes() == content)
 
 
-def test_of_a_newer_commit_only_what_changed_and_the_older_one_is_still_found(
+def test_a_newer_commit_downloads_only_changes_and_keeps_the_older_one(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     older = locate(MODEL, FOLDER_FILES)
@@ -79,13 +79,13 @@ def test_of_a_newer_commit_only_what_changed_and_the_older_one_is_still_found(
     assert locate(MODEL, FOLDER_FILES) == older
 
 
-def test_a_path_is_never_asked_for(tmp_path: Path) -> None:
+def test_paths_are_never_requested_from_the_hub(tmp_path: Path) -> None:
     assert list_downloads(str(tmp_path), FOLDER_FILES) == []
     assert locate(str(tmp_path), FOLDER_FILES) == tmp_path
 
 
 @pytest.mark.parametrize("ask", ASK)
-def test_without_a_network_the_cache_will_do_if_it_is_complete(
+def test_a_complete_cache_is_used_without_a_network(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, ask: Callable[..., object]
 ) -> None:
     folder = locate(MODEL, FOLDER_FILES)
@@ -101,7 +101,7 @@ def test_without_a_network_the_cache_will_do_if_it_is_complete(
         ask(f"{MODEL}/one-file.safetensors", ())
 
 
-def test_a_repository_of_something_else_is_refused_before_it_is_taken_for_an_empty_folder(hub: Hub) -> None:
+def test_a_repository_without_needed_files_is_refused(hub: Hub) -> None:
     with pytest.raises(UsageError, match=f"^{MODEL} holds no file that is needed of it$") as caught:
         list_downloads(MODEL, ["vocoder/*"])
     assert f"{MODEL}/FILE" in caught.value.hint
@@ -109,7 +109,7 @@ def test_a_repository_of_something_else_is_refused_before_it_is_taken_for_an_emp
 
 @pytest.mark.parametrize("ask", ASK)
 @pytest.mark.parametrize("name", [MODEL, f"{MODEL}/one-file.safetensors"])
-def test_a_hub_that_cannot_be_reached_is_said_at_once(
+def test_an_unreachable_hub_is_an_error_at_once(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, ask: Callable[..., object], name: str
 ) -> None:
     """The client would wait between attempts to fetch a file."""
@@ -143,7 +143,7 @@ def test_a_hub_that_cannot_be_reached_is_said_at_once(
         ("someone/broken", "", "someone/broken could not be fetched: ", "try again"),
     ],
 )
-def test_every_refusal_is_a_sentence_with_a_way_out(
+def test_every_refusal_is_one_sentence_with_a_hint(
     hub: Hub,
     monkeypatch: pytest.MonkeyPatch,
     ask: Callable[..., object],
@@ -174,7 +174,7 @@ def test_a_disk_that_fills_up_is_named(monkeypatch: pytest.MonkeyPatch, failure:
     assert "HF_HOME" in caught.value.hint
 
 
-def test_a_failure_of_the_downloader_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_is_an_error_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def fetch(*asked: object, **how: object) -> None:
         raise RuntimeError("\n\nthe stream ended\nat byte 7")
 
@@ -183,7 +183,7 @@ def test_a_failure_of_the_downloader_is_one_line(monkeypatch: pytest.MonkeyPatch
         locate(MODEL, FOLDER_FILES)
 
 
-def test_a_disk_without_room_is_refused_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_refused_before_the_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "not" / "there" / "yet"))
     monkeypatch.setattr(hub_module.shutil, "disk_usage", lambda place: SimpleNamespace(free=5e9 * (place == tmp_path)))
     missing = [Download(MODEL, name, 2_600_000_000, False) for name in ("a", "b")]
@@ -205,7 +205,7 @@ def test_a_repository_comes_from_the_cache_by_revision(tmp_path: Path, monkeypat
         locate("someone/other", [])
 
 
-def test_the_cache_is_read_by_the_listing_that_was_kept(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_read_by_its_saved_listing(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cached_files(MODEL, FOLDER_FILES) == []
     folder = locate(MODEL, FOLDER_FILES)
     (folder / "transformer/config.json").unlink()
@@ -269,7 +269,7 @@ GEMMA = [
 ]
 
 
-def test_of_a_published_repository_no_copy_and_no_stranger_is_wanted() -> None:
+def test_copies_and_unknown_files_of_a_repository_are_not_downloaded() -> None:
     wanted = set(filter_repo_objects([*LTX2, *BESIDE], allow_patterns=[*FOLDER_FILES]))
     assert wanted == set(LTX2) - {"latent_upsampler/config.json"}
     encoder = set(filter_repo_objects([*LTX2, *BESIDE], allow_patterns=[*TEXT_ENCODER_FILES]))
@@ -278,5 +278,5 @@ def test_of_a_published_repository_no_copy_and_no_stranger_is_wanted() -> None:
     assert set(alone) == set(GEMMA)
 
 
-def test_the_folders_of_a_checkpoint_are_those_of_its_networks() -> None:
+def test_folders_of_a_checkpoint_are_those_of_its_networks() -> None:
     assert tuple(name for name in Networks._fields if name not in Networks._field_defaults) == NETWORKS

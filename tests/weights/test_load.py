@@ -71,7 +71,7 @@ def folder(tmp_path: Path, network: Network) -> Path:
     return tmp_path
 
 
-def test_names_and_shapes_on_disk() -> None:
+def test_names_and_shapes_on_disk_are_declared() -> None:
     names = declared(Network())
     assert names["blocks.2.linear.weight"] == (16, 8)
     assert names["blocks.0.table"] == (3, 8)
@@ -91,7 +91,7 @@ def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
 
 
 @pytest.mark.parametrize("place", [one_device, split, split_convolutions])
-def test_what_was_saved_is_loaded(
+def test_saved_weights_are_loaded(
     folder: Path, chunk: int | None, network: Network, place: load_module.Placement
 ) -> None:
     loaded = load(Network(), TensorFiles(folder), place, chunk=chunk)
@@ -101,7 +101,7 @@ def test_what_was_saved_is_loaded(
     assert loaded.whole.kernel.sharding.is_fully_replicated
 
 
-def test_the_cast_is_direct_and_once(folder: Path, chunk: int | None, network: Network) -> None:
+def test_weights_are_cast_once_and_directly(folder: Path, chunk: int | None, network: Network) -> None:
     loaded = load(Network("bfloat16"), TensorFiles(folder), one_device, chunk=chunk)
     kernel = np.asarray(network.layers.linear.kernel[...])
     np.testing.assert_array_equal(loaded.layers.linear.kernel[...], kernel.astype(ml_dtypes.bfloat16))
@@ -115,7 +115,7 @@ def test_a_bfloat16_file_is_read(tmp_path: Path, chunk: int | None, network: Net
     np.testing.assert_array_equal(loaded.conv[...], np.asarray(half.conv[...]).astype(np.float32))
 
 
-def test_every_mismatch_is_found_at_once(folder: Path) -> None:
+def test_all_mismatches_are_one_message(folder: Path) -> None:
     tensors = {name: np.zeros(shape, np.float32) for name, shape in declared(Network()).items()}
     del tensors["blocks.1.table"]
     tensors["conv"] = np.zeros((8, 4, 3, 3), np.float32)
@@ -137,9 +137,7 @@ def test_weights_that_are_not_finite_are_named(folder: Path) -> None:
     assert not_finite(load(Network(), TensorFiles(folder), one_device)) == ["blocks.1.linear.bias", "up"]
 
 
-def test_on_the_cpu_a_file_is_read_into_the_memory_that_is_computed_with(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cpu_weights_are_read_into_their_final_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     allocate, places = load_module._aligned, []
 
     def noting(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -187,7 +185,7 @@ def test_an_eight_bit_file_is_multiplied_by_its_scales(
     np.testing.assert_array_equal(half, meant["whole.weight"].astype(ml_dtypes.bfloat16))
 
 
-def test_eight_bits_that_nothing_scales(tmp_path: Path) -> None:
+def test_eight_bit_weights_without_scales_are_refused(tmp_path: Path) -> None:
     eight_bits(tmp_path, scaled=True)
     stored = load_torch_file(tmp_path / "model.safetensors")
     del stored["whole.weight_scale"], stored["blocks.0.linear.weight_scale"]
@@ -200,7 +198,7 @@ def test_eight_bits_that_nothing_scales(tmp_path: Path) -> None:
     assert "2 scaled by what is not one number: blocks.1.linear.weight, blocks.2.linear.weight" in found
 
 
-def test_a_file_that_lost_all_its_scales_is_not_one_without(tmp_path: Path) -> None:
+def test_a_file_that_lost_all_scales_is_refused(tmp_path: Path) -> None:
     eight_bits(tmp_path, scaled=True)
     stored = load_torch_file(tmp_path / "model.safetensors")
     save_torch_file(
@@ -211,7 +209,7 @@ def test_a_file_that_lost_all_its_scales_is_not_one_without(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, np.nan, np.inf])
-def test_a_scale_that_is_none(tmp_path: Path, value: float) -> None:
+def test_wrong_scales_are_refused(tmp_path: Path, value: float) -> None:
     eight_bits(tmp_path, scaled=True)
     stored = load_torch_file(tmp_path / "model.safetensors")
     stored["whole.weight_scale"] = torch.tensor(value)
@@ -221,7 +219,7 @@ def test_a_scale_that_is_none(tmp_path: Path, value: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_file_that_changes_while_it_is_read(folder: Path, chunk: int | None, dtype: str) -> None:
+def test_a_file_that_changes_while_it_is_read_is_refused(folder: Path, chunk: int | None, dtype: str) -> None:
     files = TensorFiles(folder)
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:200])
@@ -244,7 +242,7 @@ class Odd(nnx.Module):
 
 @pytest.mark.parametrize("place", [one_device, split])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_numbers_and_nothing_are_loaded_too(
+def test_scalars_and_empty_tensors_are_loaded(
     tmp_path: Path, dtype: type, place: load_module.Placement, chunk: int | None
 ) -> None:
     tensors = {"number": np.array(5, dtype), "nothing": np.zeros((0, 4), dtype)}
@@ -281,7 +279,7 @@ ADDED = {  # another rank in each layer, and one layer without
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("place", [one_device, split])
-def test_a_low_rank_matrix_is_added_before_the_one_rounding(
+def test_a_low_rank_matrix_is_added_before_rounding(
     folder: Path, chunk: int | None, place: load_module.Placement, dtype: str
 ) -> None:
     loaded = load(Network(dtype), TensorFiles(folder), place, ADDED, chunk=chunk)
@@ -305,9 +303,7 @@ def reversed_devices(weight: Weight) -> NamedSharding:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("place", [one_device, split, reversed_devices])
-def test_a_merged_lora_is_one_that_was_read_with_the_weights(
-    folder: Path, place: load_module.Placement, dtype: str
-) -> None:
+def test_merging_a_lora_equals_loading_with_it(folder: Path, place: load_module.Placement, dtype: str) -> None:
     """To the byte, in the same memory, or moved to where it is to lie."""
     save(random_weights(Network(dtype), seed=0), folder / "model.safetensors")
     files, before = TensorFiles(folder), one_device if place is one_device else split
@@ -338,7 +334,7 @@ def test_strength_zero_changes_nothing(folder: Path, chunk: int | None) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-def test_shards_and_their_index(tmp_path: Path, network: Network) -> None:
+def test_sharded_files_are_read_by_their_index(tmp_path: Path, network: Network) -> None:
     save(network, tmp_path / "all.safetensors")
     files = TensorFiles(tmp_path / "all.safetensors")
     names = sorted(files)
@@ -353,27 +349,27 @@ def test_shards_and_their_index(tmp_path: Path, network: Network) -> None:
         TensorFiles(tmp_path)
 
 
-def test_a_file_cut_short(folder: Path) -> None:
+def test_a_truncated_file_is_refused(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(UsageError, match="damaged or cut short"):
         TensorFiles(folder)
 
 
-def test_a_pointer_instead_of_weights(folder: Path) -> None:
+def test_a_git_lfs_pointer_is_refused(folder: Path) -> None:
     (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
     with pytest.raises(UsageError, match="Git LFS pointer"):
         TensorFiles(folder)
 
 
-def test_a_folder_without_weights(tmp_path: Path) -> None:
+def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match=r"holds no weights: no diffusion_pytorch_model.safetensors or model.safetensors"
     ):
         TensorFiles(tmp_path)
 
 
-def test_layers_of_several_types_each_travel_as_they_are(tmp_path: Path) -> None:
+def test_layers_of_several_dtypes_are_sent_unchanged(tmp_path: Path) -> None:
     """Sixteen bits of one kind hold no sixteen bits of the other."""
     values = np.array([1 + 2**-10, 2.0**-30], np.float32)
     tensors = {"blocks.0.number": torch.tensor(values[0]).half(), "blocks.1.number": torch.tensor(values[1]).bfloat16()}
@@ -398,7 +394,7 @@ def full_disk(room: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, found)
 
 
-def test_a_network_that_does_not_fit_on_the_disk(tmp_path: Path, network: Network) -> None:
+def test_a_network_larger_than_the_disk_is_refused(tmp_path: Path, network: Network) -> None:
     with full_disk(1000), pytest.raises(RunError, match=r"cannot write .*network.safetensors: .") as caught:
         save(network, tmp_path / "network.safetensors")
     assert caught.value.hint

@@ -30,7 +30,7 @@ def part(path: Path, target: str, strength: float = 1.0) -> LoraTerm:
     ],
 )
 @pytest.mark.parametrize("alpha", [False, True])
-def test_each_way_to_write_a_pair_is_read(tmp_path: Path, a: str, b: str, alpha: bool) -> None:
+def test_every_naming_of_a_pair_is_read(tmp_path: Path, a: str, b: str, alpha: bool) -> None:
     target = "transformer_blocks.0.attn1.to_out.0"
     keys = {f"{target}.{a}": A, f"{target}.{b}": B} | ({f"{target}.alpha": ()} if alpha else {})
     lora = open_lora(write_header(tmp_path / "x.safetensors", keys))
@@ -107,7 +107,7 @@ def test_pefts_alpha_is_in_the_config_beside_its_file(tmp_path: Path) -> None:
         np.testing.assert_array_equal(b, factor * tensors["base_model.model.x.lora_B.weight"])
 
 
-def test_an_alpha_in_the_file_wins_over_a_config(tmp_path: Path) -> None:
+def test_an_alpha_in_the_file_overrides_a_config(tmp_path: Path) -> None:
     tensors = {**factors("x", 6, 8, 4, 0), "x.alpha": np.array(4, np.float32)}
     path = write(tmp_path / "x.safetensors", tensors, {"lora_adapter_metadata": '{"lora_alpha": 8}'})
     np.testing.assert_array_equal(part(path, "x").read()[1], tensors["x.lora_B.weight"])
@@ -137,7 +137,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("keys", "finding"), REFUSED, ids=[finding[:40] for _, finding in REFUSED])
-def test_what_is_no_plain_lora_is_refused_by_name(
+def test_unsupported_adapters_are_refused_by_name(
     tmp_path: Path, keys: dict[str, tuple[int, ...]], finding: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
@@ -148,12 +148,12 @@ def test_what_is_no_plain_lora_is_refused_by_name(
 
 
 @pytest.mark.parametrize("dtype", ["I64", "F8_E4M3"])
-def test_types_that_are_not_read_are_named(tmp_path: Path, dtype: str) -> None:
+def test_unsupported_dtypes_are_named(tmp_path: Path, dtype: str) -> None:
     with pytest.raises(UsageError, match=f"1 of type {dtype}, which is not read: x"):
         open_lora(write_header(tmp_path / "x.safetensors", PAIR, dtype=dtype))
 
 
-def test_all_is_said_at_once_the_first_five_by_name(tmp_path: Path) -> None:
+def test_all_faults_are_one_message_with_five_names(tmp_path: Path) -> None:
     halves = {f"y{number}.lora_A.weight": A for number in range(7)}
     with pytest.raises(UsageError) as caught:
         open_lora(
@@ -187,14 +187,14 @@ def test_a_config_with_more_than_an_alpha_is_refused(tmp_path: Path, config: str
 @pytest.mark.parametrize(
     ("key", "value"), [("x.lora_A.weight", np.nan), ("x.lora_B.weight", np.inf), ("x.alpha", np.nan)]
 )
-def test_what_is_not_finite_is_a_failed_run(tmp_path: Path, key: str, value: float) -> None:
+def test_values_that_are_not_finite_are_a_run_error(tmp_path: Path, key: str, value: float) -> None:
     tensors = {**factors("x", 6, 8, 4, 0), "x.alpha": np.array(4, np.float32)}
     tensors[key].flat[0] = value
     with pytest.raises(RunError, match=r"x\.lora_A\.weight and its twin are not finite"):
         part(write(tmp_path / "x.safetensors", tensors), "x").read()
 
 
-def test_files_that_are_cut_short_or_of_another_kind(tmp_path: Path) -> None:
+def test_truncated_and_foreign_files_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "x.safetensors", factors("x", 6, 8, 4, 0))
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(UsageError, match="damaged or cut short"):

@@ -28,11 +28,11 @@ PAIR = {"x.lora_A.weight": (4, 8), "x.lora_B.weight": (6, 4)}
         ("C:0.5", ("C", 0.5)),
     ],
 )
-def test_a_strength_stands_behind_the_last_colon(text: str, wanted: tuple[str, float]) -> None:
+def test_the_strength_follows_the_last_colon(text: str, wanted: tuple[str, float]) -> None:
     assert parse_lora(text) == wanted
 
 
-def test_what_exists_under_its_whole_name_is_that(tmp_path: Path) -> None:
+def test_an_existing_file_of_the_complete_name_takes_precedence(tmp_path: Path) -> None:
     odd = tmp_path / "take:2"
     assert parse_lora(str(odd)) == (str(tmp_path / "take"), 2.0)
     odd.write_bytes(b"")
@@ -50,7 +50,7 @@ def test_what_exists_under_its_whole_name_is_that(tmp_path: Path) -> None:
         ("a:inf", "--lora a:0.8"),
     ],
 )
-def test_any_other_strength_is_refused_with_what_to_type(text: str, hint: str) -> None:
+def test_wrong_strengths_are_refused_with_a_hint(text: str, hint: str) -> None:
     with pytest.raises(UsageError, match="is not a finite number") as caught:
         parse_lora(text)
     assert caught.value.hint == hint
@@ -75,9 +75,7 @@ def test_the_one_lora_of_a_folder_is_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.safetensors", "here/a.safetensors", "./a/b/c.safetensors", "/a/b/c", "a"])
-def test_a_path_that_is_not_there_is_said_to_be_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_missing_path_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=f"there is no file {name}") as caught:
         lora_file(name)
@@ -109,7 +107,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, hub: Hub) -> Hub:
     return hub
 
 
-def test_the_one_file_of_a_repository_is_fetched_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_one_file_of_a_repository_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     hub = stand_in(monkeypatch, Hub(["lora.safetensors", "vae/model.safetensors"]))
     assert lora_file("owner/name@v1") == Path("/cache/lora.safetensors")
     assert lora_file("owner/name/sub/x.safetensors") == Path("/cache/x.safetensors")
@@ -124,7 +122,7 @@ def test_several_files_of_a_repository_are_listed_likely_ones_first(monkeypatch:
     assert hub.fetched == []
 
 
-def test_where_the_hub_cannot_be_asked_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_used_without_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     hub = stand_in(monkeypatch, Hub([], ["lora.safetensors"]))
     lora_file("owner/name")
     assert hub.fetched == ["owner/name/lora.safetensors"]

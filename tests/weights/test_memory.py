@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux counts it")
-def test_what_the_host_holds_beside_two_gigabytes_of_weights_is_bounded(tmp_path: Path) -> None:
+def test_host_memory_beside_two_gigabytes_of_weights_is_bounded(tmp_path: Path) -> None:
     """In chunks by what `load` says of itself; its largest tensors have the size of a chunk."""
     path = write_header(tmp_path / "model.safetensors", declared(loading.denoiser()))
     command = [sys.executable, "-m", "benchmarks.loading", str(path)]

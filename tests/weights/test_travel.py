@@ -65,7 +65,7 @@ def denoiser() -> Transformer:
 
 @pytest.mark.parametrize("chunk", [None, 2**14])
 @pytest.mark.parametrize("profile", PROFILES)
-def test_every_byte_is_sent_to_one_device(
+def test_every_byte_is_sent_to_only_one_device(
     folder: Path, sent: list[int], profile: str, chunk: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer_module, "SMALL", 2**8)  # the tiny denoiser's matrices are large
@@ -84,7 +84,7 @@ class Described(TensorFiles):
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_every_byte_of_the_published_networks_is_sent_to_one_device(profile: str) -> None:
+def test_every_byte_of_the_published_networks_is_sent_to_only_one_device(profile: str) -> None:
     plan = plan_offline(read_spec(prompt="rain", model="ltx2", sharding=profile), jax.devices())
     size = total = 0
     for name, network in plan.networks.present().items():
@@ -101,7 +101,7 @@ def test_every_byte_of_the_published_networks_is_sent_to_one_device(profile: str
     assert total <= 1.02 * size  # small ones cross once for each device
 
 
-def test_an_array_is_split_over_all_axes_that_divide_it() -> None:
+def test_arrays_are_split_over_all_dividing_axes() -> None:
     mesh = Mesh(np.asarray(jax.devices()).reshape(2, 2, 2), ("passes", "tokens", "heads"))
 
     def split(shape: tuple[int, ...], *spec: str | None) -> PartitionSpec:
@@ -176,7 +176,7 @@ def test_loading_takes_no_longer_than_reading(tmp_path: Path, monkeypatch: pytes
     assert (disk.pieces, link.pieces) == (6, 6)
 
 
-def test_reading_goes_on_while_a_send_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_continues_during_a_slow_transfer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stack = random_weights(Stack(), seed=0)
     save(stack, tmp_path / "model.safetensors")
     layer, send, read, all_read = stack.layers[0].nbytes, load_module.send, set[str](), Event()
@@ -196,7 +196,7 @@ def test_reading_goes_on_while_a_send_takes_long(tmp_path: Path, monkeypatch: py
     load(Stack(), Noting(tmp_path), one_device, chunk=layer)
 
 
-def test_the_host_reads_no_further_ahead_than_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_reads_ahead_only_to_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stack = random_weights(Stack(), seed=0)
     save(stack, tmp_path / "model.safetensors")
     layer, read, most = stack.layers[0].nbytes, [], []
@@ -249,7 +249,7 @@ def turned(mesh: Mesh) -> Callable[[Weight], Place]:
 @pytest.mark.parametrize("devices", [1, 8])
 @pytest.mark.parametrize("chunk", [None, 2**14, 1])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_weight_lies_as_its_place_says(
+def test_every_weight_has_its_declared_sharding(
     tmp_path: Path, chunk: int | None, devices: int, dtype: str, small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer_module, "SMALL", small)
