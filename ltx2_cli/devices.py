@@ -24,11 +24,9 @@ DEFAULT_FRACTION = 0.75  # of a GPU's memory, which jax allocates
 
 
 def skip_absent_tpu() -> None:
-    """Keep jax from starting libtpu on a machine without a TPU, which takes up to half a minute and prints lines.
-
-    Call it before jax detects devices; later it has no effect. GPUs, platforms of JAX_PLATFORMS, and compilation for a
-    described TPU are not affected.
-    """
+    """Keep jax from starting libtpu on a machine without a TPU, which takes up to half a minute and prints lines. Call
+    it before jax detects devices; later it has no effect. GPUs, platforms of JAX_PLATFORMS, and compilation for a
+    described TPU are not affected."""
     import jax
     from jax.extend.backend import register_backend_factory
 

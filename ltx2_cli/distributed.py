@@ -75,10 +75,8 @@ def init_distributed(
     timeout: int = 300,
 ) -> ProcessGroup:
     """Connect to the other processes within `timeout` seconds: those of the arguments, or those that SLURM, a TPU pod
-    slice or Open MPI started. Call it before jax is used. It does nothing for one process, or once connected.
-
-    Raises `UsageError` for impossible arguments and `RunError` where not all processes connect.
-    """
+    slice or Open MPI started. Call it before jax is used. It does nothing for one process, or once connected. Raises
+    `UsageError` for impossible arguments and `RunError` where not all processes connect."""
     if num_processes == 1:
         return ProcessGroup()
     if (coordinator_address, num_processes, process_id) == (None, None, None):

@@ -7,9 +7,7 @@ MAKE_ROOM = "free some space, or name another place: -o FILE"  # hint for a file
 
 class CommandError(Exception):
     """An error that ends a command: sentences, a line each, and a hint that says what to type instead (may be empty).
-
-    Line breaks within a sentence are escaped, so that text from a file adds no lines.
-    """
+    Line breaks within a sentence are escaped, so that text from a file adds no lines."""
 
     exit_code = 1
 

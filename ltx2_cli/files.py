@@ -28,13 +28,13 @@ os.umask(UMASK)
 
 
 def refuse_special(path: Path, hint: str) -> None:
-    """Raise `UsageError` for a folder, and for a pipe, a socket or a device: they would be waited for, or never end."""
+    """Raise `UsageError` for a folder, a pipe, a socket or a device, whose reading would block or never end."""
     if os.path.exists(path) and not os.path.isfile(path):
         raise UsageError(f"{path} is a {'folder' if path.is_dir() else 'pipe or a device'}, not a file", hint)
 
 
 def read_limited(path: Path, limit: int, hint: str) -> bytes:
-    """All of a file of at most `limit` bytes. Raises `UsageError` for a larger one or none, `OSError` as `open`."""
+    """The content of a file of at most `limit` bytes. Raises `UsageError` for other files, `OSError` as `open`."""
     refuse_special(path, hint)
     with path.open("rb") as file:
         content = file.read(limit + 1)
@@ -60,7 +60,7 @@ class _Lock:
     holders: int = 0
 
     def release(self) -> None:
-        """Delete the lock file, and the new folders in which nothing was written."""
+        """Delete the lock file, and new folders that are still empty."""
         if self.file is not None:
             self.path.unlink(missing_ok=True)
             os.close(self.file)
@@ -77,8 +77,8 @@ _folders_without_locks: set[Path] = set()  # that were noted
 
 @contextmanager
 def reserve(outputs: Iterable[Output], note: Callable[[str], None] | None = None) -> Iterator[None]:
-    """While the body runs no other process writes these files. Raises `UsageError` where one does so already. Where the
-    file system has no locks, `note` is called once for each folder."""
+    """Keep other processes from writing these files during the body. Raises `UsageError` where one does so already.
+    Calls `note` once for each folder whose file system has no locks."""
     with ExitStack() as held:
         for path, option in outputs:
             try:
@@ -94,19 +94,16 @@ def reserve(outputs: Iterable[Output], note: Callable[[str], None] | None = None
 
 
 def check_unreserved(outputs: Iterable[Output]) -> None:
-    """Raise `UsageError` where another process writes one of these files now. No file or folder is made."""
+    """Raise `UsageError` where another process is writing one of these files. Creates no file or folder."""
     with reserve(output for output in outputs if _lock_path(output.path).exists()):
         pass
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` that becomes `path` when the body succeeds and vanishes when it does not, with all
-    that differs from it in the suffix alone. Who may read the file is as the process's umask says.
-
-    Raises `RunError` with `path` for what the system refuses in the body, be it room or permission, or where another
-    process is writing it.
-    """
+    """A temporary path beside `path` that becomes `path` when the body succeeds and is deleted when it fails, with all
+    files that differ from it in the suffix alone. Its permissions follow the umask. Raises `RunError` with `path` where
+    the system refuses something in the body, such as space or permission, or where another process is writing it."""
     temporary = path.with_name(f"{_lock_path(path).name}-{uuid4().hex}{path.suffix}")
     try:
         with _locked(path):
@@ -121,13 +118,13 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def remove_locks() -> None:
-    """For a process that is ended by force: release all locks, of which the first one had the folders made."""
+    """Release all locks before a forced exit; the first one of a new folder is released last and deletes it."""
     for lock in reversed(list(_locks.values())):
         lock.release()
 
 
 def _rename(temporary: Path, path: Path) -> None:
-    """Give a whole file or folder its name. A folder that is there is deleted last."""
+    """Rename what is complete. An existing folder is deleted last."""
     if temporary.is_file():
         temporary.chmod(0o666 & ~UMASK)  # some libraries write what nobody else may read
         with temporary.open("rb") as content:
@@ -151,14 +148,14 @@ def _delete(path: Path) -> None:
 
 
 def _lock_path(path: Path) -> Path:
-    """The lock file of `path`, whose folder may have several names."""
+    """The lock file of `path`, one for all spellings of its folder."""
     return Path(os.path.realpath(path.parent), f".partial-{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:12]}")
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[_Lock]:
-    """Hold the lock of `path`, which this process may do already. Raises `BlockingIOError` where another process holds
-    it, `OSError` where the folder cannot be made or written to."""
+    """Hold the lock of `path`, several times if need be. Raises `BlockingIOError` where another process holds it,
+    `OSError` for an impossible folder."""
     lock_path = _lock_path(path)
     with _mutex:
         lock = _locks.get(lock_path) or _acquire(lock_path)
@@ -174,7 +171,7 @@ def _locked(path: Path) -> Iterator[_Lock]:
 
 
 def _acquire(path: Path) -> _Lock:
-    """A new lock in a folder that is made if it is missing. Deletes what dead processes left in it."""
+    """A new lock. Creates its folder, and deletes leftovers of dead processes there."""
     new_folders = [folder for folder in path.parents if not folder.exists()]
     for remnant in path.parent.glob(".partial-*"):
         name = LOCK_NAME.match(remnant.name)
@@ -189,8 +186,8 @@ def _acquire(path: Path) -> _Lock:
 
 
 def _open_locked(path: Path, deadline: float = 0.0) -> int | None:
-    """The lock file, open and locked; None where the file system has no locks. Raises `BlockingIOError` where another
-    process holds the lock and does not release it before the deadline."""
+    """The open lock file; None where the file system has no locks. Raises `BlockingIOError` where another process holds
+    the lock until the deadline."""
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         creation = 0 if os.path.lexists(path) else os.O_CREAT | os.O_EXCL  # refused for another user's file in /tmp

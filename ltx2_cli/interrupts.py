@@ -43,11 +43,8 @@ _state = _State()
 def handle_signals() -> Iterator[None]:
     """In the body, a signal asks a listening run to stop after its step; without one, or the second time, it raises
     `KeyboardInterrupt` in the main thread. The process is ended by force while the main thread imports a module, which
-    might crash, and where it does not end within `GRACE` seconds.
-
-    A thread receives the signals: Python runs handlers only between calls into C++, where a step or a wait for another
-    host may take long.
-    """
+    might crash, and where it does not end within `GRACE` seconds. A thread receives the signals: Python runs handlers
+    only between calls into C++, where a step or a wait for another host may take long."""
     global _state
     _state = _State()
     numbers = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # as nohup asks

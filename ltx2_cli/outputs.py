@@ -1,4 +1,4 @@
-"""Every file that a command writes: its name, and whether it may be written. All of it is known before work begins."""
+"""Names of the files that a command writes, and checks that they can be written, before any work."""
 
 import os
 import re
@@ -17,8 +17,8 @@ from ltx2_cli.files import Output, check_unreserved
 from ltx2_cli.request.spec import RunSpec
 
 FRAME = re.compile(r"\d{5,}\.png")  # the name of a PNG in a folder of frames
-LONGEST_SLUG = 40  # characters
-RUN = ".run"  # the ending of a file that keeps how far a run is
+MAX_SLUG = 40  # characters
+RUN = ".run"  # the ending of the file of an unfinished run
 
 
 class Product(StrEnum):
@@ -30,10 +30,7 @@ class Product(StrEnum):
 
 
 def single_specs(spec: RunSpec) -> list[RunSpec]:
-    """The requests that make each video of a run alone; of several, none while their seed is not known yet.
-
-    A file that a run of several names is named once for each video, with its seed.
-    """
+    """The request of each video alone, with the seed in its file names; none where several seeds are not drawn yet."""
     if _makes_one(spec):
         return [spec]
 
@@ -52,12 +49,12 @@ def _makes_one(spec: RunSpec) -> bool:
 
 
 def output_paths(spec: RunSpec) -> list[Path]:
-    """The mp4 of each video of a run."""
-    return [Path(expanduser(single.output or _automatic(single))) for single in single_specs(spec)]
+    """The mp4 of each video."""
+    return [Path(expanduser(single.output or _automatic_name(single))) for single in single_specs(spec)]
 
 
 def latents_paths(spec: RunSpec) -> list[Path]:
-    """The latents of each video; none if they are not asked for."""
+    """The latents of each video; none if they are not saved."""
     return [Path(expanduser(single.save_latents)) for single in single_specs(spec) if single.save_latents]
 
 
@@ -72,7 +69,7 @@ def sheet_path(spec: RunSpec) -> Path:
 
 
 def outputs(spec: RunSpec, product: Product = Product.clips) -> list[Output]:
-    """All files that a run leaves."""
+    """All files that a run produces."""
     videos = output_paths(spec) if product is Product.clips else []
     latents = [*latents_paths(spec), *([sheet_path(spec)] if product is Product.drafts else [])]
     return [
@@ -82,34 +79,34 @@ def outputs(spec: RunSpec, product: Product = Product.clips) -> list[Output]:
 
 
 def run_file(spec: RunSpec) -> Output:
-    """The file that keeps how far a run is: beside the first video, or the latents if they alone have a name."""
+    """The file of an unfinished run: beside the first video, or beside the latents if only they have a name."""
     latents_only = spec.save_latents and not spec.output
     paths, option = (latents_paths(spec), "--save-latents") if latents_only else (output_paths(spec), "-o")
     return Output(paths[0].with_suffix(RUN), option)
 
 
 def read_files(spec: RunSpec) -> list[Path]:
-    """The files that a request names and that are read, but for weights."""
+    """The files that a request reads, except weights."""
     profile = spec.sharding.profile
     names = (spec.initial_noise, profile if profile.endswith((".yaml", ".yml")) else None)
     return [Path(name) for name in names if name]
 
 
 def with_free_names(spec: RunSpec, product: Product) -> RunSpec:
-    """The request with a number in the names of its videos where they have automatic ones that are taken; not where a
-    run of these names was interrupted and can be resumed."""
+    """The request with a number in the automatic names of its videos where these are taken. An unfinished run keeps
+    its names."""
     if spec.output or product is not Product.clips:
         return spec
     run = run_file(spec)
     if run.path.exists() and not _is_reserved([run]):
         return spec
-    name = Path(_automatic(spec if _makes_one(spec) else replace(spec, seed=None)))
+    name = Path(_automatic_name(spec if _makes_one(spec) else replace(spec, seed=None)))
     numbered = (replace(spec, output=str(name.with_stem(f"{name.stem}-{number}"))) for number in count(2))
     return next(candidate for candidate in chain([spec], numbered) if not _is_taken(candidate))
 
 
 def _is_taken(spec: RunSpec) -> bool:
-    """Whether a video or record of these names is there, or another process writes it."""
+    """Whether a video or record of these names exists, or another process is writing it."""
     files = outputs(replace(spec, save_latents=None))
     return _is_reserved(files) or any(path.exists() for path, _ in files)
 
@@ -122,18 +119,18 @@ def _is_reserved(files: Sequence[Output]) -> bool:
     return False
 
 
-def _automatic(spec: RunSpec) -> str:
-    """Words of the prompt, model and seed: the name of a video that was given none."""
+def _automatic_name(spec: RunSpec) -> str:
+    """The automatic name of a video: words of the prompt, model and seed."""
     seed = f"s{spec.seed[0]}" if spec.seed else ""
     parts = (slug(spec.prompt), slug(spec.model_name or "", "[a-z0-9.]+").strip("."), seed)
     return str(Path(spec.base_output_directory or "") / f"{'-'.join(filter(None, parts)) or 'video'}.mp4")
 
 
 def slug(text: str, word: str = "[a-z0-9]+") -> str:
-    """The first words of a text, as every file system takes them: small letters and digits of ASCII."""
-    plain = unicodedata.normalize("NFKD", text[: 10 * LONGEST_SLUG]).encode("ascii", "ignore").decode().lower()
+    """The first words of a text in lower-case ASCII letters and digits, valid on every file system."""
+    plain = unicodedata.normalize("NFKD", text[: 10 * MAX_SLUG]).encode("ascii", "ignore").decode().lower()
     name = "-".join(re.findall(word, plain.replace("'", "")))
-    return name if len(name) <= LONGEST_SLUG else name[: LONGEST_SLUG + 1].rpartition("-")[0] or name[:LONGEST_SLUG]
+    return name if len(name) <= MAX_SLUG else name[: MAX_SLUG + 1].rpartition("-")[0] or name[:MAX_SLUG]
 
 
 def check_outputs(
@@ -144,9 +141,9 @@ def check_outputs(
     forcing: str = "--force",
     folders: Sequence[Output] = (),
 ) -> None:
-    """Raise `UsageError` if one of these files cannot be written where it should go, would overwrite another of them or
-    one that is read, is being written by another process, or exists, is none of the command's `own` and not `force`,
-    which is the option `forcing`. The `folders` are written into. No file or folder is made."""
+    """Raise `UsageError` for a file that cannot be written, would overwrite another one or an input, is being written
+    by another process, or exists without being the command's `own` or `force` (the option `forcing`). The `folders` are
+    written into. Creates no file or folder."""
     for path, option in files:
         check_place(path, option)
     check_distinct([*files, *folders], reads)
@@ -162,8 +159,7 @@ def check_outputs(
 
 
 def check_frames(folder: Path, option: str, force: bool) -> None:
-    """Raise `UsageError` if a folder of frames, which `option` named, cannot be written, or exists with frames in it
-    and not `force`, or with anything else."""
+    """Raise `UsageError` for a folder of frames that is not writable, holds frames without `force`, or other files."""
     check_place(folder, option)
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file", f"name a folder: {option} FOLDER/")
@@ -175,8 +171,7 @@ def check_frames(folder: Path, option: str, force: bool) -> None:
 
 
 def check_place(path: Path, option: str, metavar: str = "FILE") -> None:
-    """Raise `UsageError` if the system would refuse to make this file, or a file in this FOLDER, or the folders above
-    it that are missing."""
+    """Raise `UsageError` where the system refuses to create this file, or a file in this FOLDER."""
     file, shown = (path, path) if metavar == "FILE" else (path / "file", f"into {path}")
     place = next(folder for folder in file.absolute().parents if os.path.lexists(folder))
     try:
@@ -190,7 +185,7 @@ def check_place(path: Path, option: str, metavar: str = "FILE") -> None:
 
 
 def check_distinct(files: Iterable[Output], reads: Iterable[Path]) -> None:
-    """Raise `UsageError` for a file that is named twice, whichever way, or that the command reads."""
+    """Raise `UsageError` for a file that is named twice, under any spelling, or that the command reads."""
     sources, taken = {os.path.realpath(path.expanduser()) for path in reads}, set[str]()
     for path, option in files:
         place = os.path.realpath(path)

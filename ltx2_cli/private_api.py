@@ -22,9 +22,7 @@ _read_program = compilation_cache.get_executable_and_time
 
 def discard_unreadable_programs() -> None:
     """From now on, delete unreadable files in jax's cache of compiled programs; jax warns and compiles the program.
-
-    Without it, jax compiles a program whose file is truncated in every run, and never writes it again.
-    """
+    Without it, jax compiles a program whose file is truncated in every run, and never writes it again."""
     vars(compilation_cache)["get_executable_and_time"] = _read_or_discard  # whatever its further parameters
 
 
@@ -40,8 +38,7 @@ def _read_or_discard(cache_key: str, *arguments: Any) -> Any:
 
 @contextmanager
 def compilation_refused(refuse: Callable[[str], NoReturn]) -> Iterator[None]:
-    """In the body, call `refuse` with a program's name instead of compiling it: no public event comes between a cache
-    miss and compilation."""
+    """In the body, call `refuse` with a program's name instead of compiling it. jax has no public hook for this."""
     compile_program = compiler.backend_compile_and_load
 
     def refuse_program(backend: object, module: Any, *arguments: object) -> NoReturn:
@@ -55,6 +52,5 @@ def compilation_refused(refuse: Callable[[str], NoReturn]) -> Iterator[None]:
 
 
 def coordination_client() -> Any:
-    """The client of jax's coordination service, by which processes exchange short texts without their devices; None
-    where there are no others. `multihost_utils` has only collectives, which wait for what runs on the devices."""
+    """The client of jax's coordination service, which exchanges short texts without the devices; None on one host."""
     return distributed.global_state.client

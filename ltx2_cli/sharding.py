@@ -30,8 +30,7 @@ LANES = 128  # columns of a TPU's tile
 
 
 class Declared(Protocol):
-    """What a plan asks of a weight: its name in the checkpoint, a logical axis or None for each dimension, its shape,
-    and its dtype."""
+    """A weight: its name in the checkpoint, a logical axis or None for each dimension, its shape and dtype."""
 
     @property
     def source(self) -> str: ...
@@ -66,8 +65,7 @@ class ShardingPlan:
         return Format(Layout((0, 1, 2), ((rows, LANES), (2, 1))), sharding)
 
     def activation(self, axes: tuple[str | None, ...], shape: tuple[int, ...]) -> PartitionSpec:
-        """The spec of an activation. A dimension that its mesh axis does not divide, such as the single row of an
-        unguided pass, stays whole."""
+        """The spec of an activation. A dimension that its mesh axis does not divide stays whole."""
         mesh_axes = zip(_lookup(self.activations, axes), shape, strict=True)
         return PartitionSpec(
             *(axis if axis and length % self.mesh.shape[axis] == 0 else None for axis, length in mesh_axes)
@@ -101,12 +99,9 @@ def lay_out(
     rows: int = 1,
     heads: Mapping[str, int] = MappingProxyType({}),
 ) -> ShardingPlan:
-    """The plan of a profile on these devices for batches of `rows`; a mesh without axes is one device.
-
-    `heads` counts those of each attention that the rules split; the attention backend must be chosen already. Raises
-    `UsageError` with everything that does not fit (rules and mesh, mesh and devices, weights and heads and both), and
-    with the nearest mesh that does.
-    """
+    """The plan of a profile on these devices for batches of `rows`; a mesh without axes is one device. `heads` counts
+    those of each attention that the rules split; the attention backend is chosen already. Raises `UsageError` with all
+    contradictions of rules, mesh, devices, weights and heads, and with the nearest mesh that fits."""
     if mistakes := list(_rule_mistakes(spec)):
         sentences, hints = map(dict.fromkeys, zip(*mistakes, strict=True))
         raise UsageError(f"sharding profile {spec.profile}: {'; '.join(sentences)}", "; ".join(hints))

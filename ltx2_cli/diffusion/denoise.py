@@ -18,11 +18,9 @@ def denoise(
     start: jax.Array,
     stop: jax.Array,
 ) -> Streams[jax.Array]:
-    """`latents`, float32 [videos, tokens, channels], denoised from sigmas[start] to sigmas[stop].
-
-    `velocity(latents, sigma)` gives noise minus clean for every pass, [passes, videos, tokens, channels]. The bounds
-    are traced: any range of any schedule runs in one compiled program.
-    """
+    """Denoise `latents`, float32 [videos, tokens, channels], from sigmas[start] to sigmas[stop]. The bounds are traced:
+    one compiled program runs any range of any schedule. `velocity(latents, sigma)` is noise minus clean for every pass,
+    [passes, videos, tokens, channels]."""
 
     def step(index: jax.Array, latents: Streams[jax.Array]) -> Streams[jax.Array]:
         sigma, following = sigmas[index], sigmas[index + 1]

@@ -20,10 +20,8 @@ class VAECompression:
 
 @dataclass(frozen=True)
 class LatentScale:
-    """Extent of one latent for the denoiser: frames, pixels, and steps of the mel spectrogram.
-
-    The first latent covers `causal_offset` frames (mel steps), the others `time` (`mel`).
-    """
+    """Extent of one latent for the denoiser: frames, pixels, and steps of the mel spectrogram. The first latent covers
+    `causal_offset` frames (mel steps), the others `time` (`mel`)."""
 
     time: int
     height: int

@@ -59,9 +59,7 @@ def traced_weights(guidance: Guidance, passes: tuple[Pass, ...]) -> GuidanceWeig
 
 def guide(predictions: jax.Array, weights: GuidanceWeights) -> jax.Array:
     """The weighted sum of all passes' predictions, float32 [passes, videos, tokens, channels], the conditional first.
-
-    The rescale compares standard deviations over the tokens and channels of one video.
-    """
+    The rescale compares standard deviations over the tokens and channels of one video."""
     guided = jnp.tensordot(weights.passes, predictions, axes=1, precision="highest")
     deviation = jnp.std(predictions[0], axis=(1, 2), keepdims=True)
     ratio = deviation / jnp.maximum(jnp.std(guided, axis=(1, 2), keepdims=True), SMALLEST_STD)

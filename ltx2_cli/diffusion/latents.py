@@ -154,8 +154,6 @@ def open_latents(path: Path) -> LatentsFile:
 
 
 def save_latents(latents: Streams[jax.Array | np.ndarray], path: Path, metadata: Mapping[str, str]) -> None:
-    """Write one video's latents as float32 `video` and `audio`, under a temporary name until they are complete.
-
-    Raises `RunError` where they cannot be written.
-    """
+    """Write one video's latents as float32 `video` and `audio`, under a temporary name until they are complete. Raises
+    `RunError` where they cannot be written."""
     write_tensors(path, {name: np.asarray(stream) for name, stream in latents._asdict().items()}, metadata)

@@ -27,10 +27,8 @@ class Schedule:
         return float(np.exp(self.base_shift + slope * (tokens - self.base_image_seq_len)))
 
     def sigmas(self, steps: int, tokens: int) -> np.ndarray:
-        """Noise levels float32 [steps + 1], the first 1, the last 0.
-
-        s' = shift / (shift + 1/s − 1), then 1 − s' is scaled so that the last s' above zero is `shift_terminal`.
-        """
+        """Noise levels float32 [steps + 1], from 1 to 0: s' = shift / (shift + 1/s − 1), then 1 − s' is scaled so that
+        the last s' above zero is `shift_terminal`."""
         line = np.linspace(1, 1 / steps, steps)
         shift = self.shift_factor(tokens)
         sigmas = shift / (shift + 1 / line - 1)

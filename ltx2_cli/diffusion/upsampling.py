@@ -27,10 +27,8 @@ class UpsampleFactors:
 def stage1_size(
     num_frames: int, height: int, width: int, by: UpsampleFactors, compression: VAECompression
 ) -> tuple[int, int, int]:
-    """Frames, height and width of the first stage's clip, for a second stage of this size; in frames and pixels.
-
-    Raises `UsageError` with the nearest possible size where this one is impossible.
-    """
+    """Frames, height and width of the first stage's clip, for a second stage of this size; in frames and pixels. Raises
+    `UsageError` with the nearest possible size where this one is impossible."""
     wanted = (num_frames, height, width)
     sizes = [compression.clip_size(*by.upsampled(side, side, side)) for side in range(1, max(wanted) + 1)]
     nearest = np.abs(np.subtract(sizes, wanted)).argmin(axis=0).tolist()  # by axis, of two the smaller
@@ -53,10 +51,7 @@ MAX_REDUCTION, FULL_STRENGTH = 0.8, 0.75  # of the largest latents; the share of
 
 def adain(latents: jax.Array, reference: jax.Array, factor: jax.Array | float) -> jax.Array:
     """`latents` moved by `factor` of the way to the mean and standard deviation of `reference`, per clip and channel;
-    float32. The reference may have another size.
-
-    Adaptive instance normalisation: Huang and Belongie, 2017, https://arxiv.org/abs/1703.06868, equation 8.
-    """
+    float32. Adaptive instance normalisation: Huang and Belongie, 2017, https://arxiv.org/abs/1703.06868, equation 8."""
     latents = latents.astype(jnp.float32)
     mean, std = _statistics(latents)
     reference_mean, reference_std = _statistics(reference.astype(jnp.float32))
@@ -65,11 +60,8 @@ def adain(latents: jax.Array, reference: jax.Array, factor: jax.Array | float) -
 
 
 def tone_map(latents: jax.Array, compression: jax.Array | float) -> jax.Array:
-    """`latents` with large values reduced, by at most 60 % at a `compression` of 1; float32.
-
-    x · (1 − 0.8·s·sigmoid(4·s·(|x| − 1))) with s = 0.75·compression: `tone_map_latents` of diffusers'
-    LTX2LatentUpsamplePipeline, which names no paper.
-    """
+    """`latents` with large values reduced, by at most 60 % at a `compression` of 1; float32. With s = 0.75·compression:
+    x · (1 − 0.8·s·sigmoid(4·s·(|x| − 1))), as in diffusers' LTX2LatentUpsamplePipeline, which names no paper."""
     latents, strength = latents.astype(jnp.float32), FULL_STRENGTH * compression
     reduction = jax.nn.sigmoid(STEEPNESS * strength * (jnp.abs(latents) - KNEE))
     return latents * (1 - MAX_REDUCTION * strength * reduction)
