@@ -71,7 +71,7 @@ class AudioVAEArch(NetworkArch):
 
 def causal_conv(scope: Scope, d_in: int, d_out: int, window: int = 3) -> Conv:
     """A convolution that keeps the spectrogram's size: zeros before it in time, on both sides in mel."""
-    return Conv(scope / "conv", d_in, d_out, (window, window), ((window - 1, 0), (window // 2, window // 2)))
+    return Conv(scope / "conv", (window, window, d_in, d_out), ((window - 1, 0), (window // 2, window // 2)))
 
 
 class ResNet(nnx.Module):
@@ -112,8 +112,7 @@ class AudioEncoder(nnx.Module):
             place = scope / "down" / level
             layers += resnets(place / "block", range(arch.num_res_blocks), d_in, d_out)
             if level < len(arch.ch_mult) - 1:  # half the time, rounded up, and half the mel bins
-                conv = place / "downsample" / "conv"
-                layers += [Conv(conv, d_out, d_out, (3, 3), ((2, 0), (0, 1)), stride=2)]
+                layers += [Conv(place / "downsample" / "conv", (3, 3, d_out, d_out), ((2, 0), (0, 1)), stride=2)]
         self.conv_in = causal_conv(scope / "conv_in", arch.in_channels, widths[0])
         self.layers = nnx.List(layers + resnets(scope / "mid", MIDDLE, widths[-1], widths[-1]))
         self.conv_out = causal_conv(scope / "conv_out", widths[-1], 2 * arch.latent_channels)

@@ -93,7 +93,7 @@ class ConnectorBlock(nnx.Module):
     def __call__(self, x: jax.Array, rope: Rope) -> jax.Array:
         """x [batch, tokens, width]; every token sees every other."""
         normed = rms_norm(x, NORM_EPS)
-        x = x + self.attention(normed, self.attention.keys_values(normed, rope), rope)
+        x = x + self.attention(normed, self.attention.keys_values(normed, rope), rope=rope)
         return x + self.feed_forward(rms_norm(x, NORM_EPS))
 
 

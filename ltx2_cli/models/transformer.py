@@ -15,7 +15,7 @@ from flax import nnx
 
 from ltx2_cli.diffusion.geometry import Geometry
 from ltx2_cli.models.arch import StreamArch, TransformerArch
-from ltx2_cli.nn.attention import Attention, KeysValues, Rope, TokenAxis, rope_table
+from ltx2_cli.nn.attention import WHOLE, Attention, KeysValues, Rope, TokenAxis, rope_table
 from ltx2_cli.nn.layers import AdaLayerNormSingle, FeedForward, Linear, layer_norm, rms_norm
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.sharding import constrain, fill
@@ -109,16 +109,16 @@ class Stream(nnx.Module):
         shift, scale, gate = (self.table[...] + inputs.modulation.self_and_mlp)[:3]
         normed = modulate(rms_norm(x, self.eps), scale, shift)
         context = self.self_attention.keys_values(normed, rope)
-        return x + self.self_attention(normed, context, rope, mask, tokens, tokens) * gate
+        return x + self.self_attention(normed, context, (tokens, tokens), rope, mask) * gate
 
     @jax.named_scope("text_attention")
     def attend_to_text(self, x: jax.Array, inputs: StreamInputs, text: KeysValues) -> jax.Array:
         """x after text cross-attention."""
         normed = rms_norm(x, self.eps)
         if self.text_table is None:
-            return x + self.text_attention(normed, text, query_axis=inputs.tokens)
+            return x + self.text_attention(normed, text, (inputs.tokens, WHOLE))
         shift, scale, gate = (self.table[...] + inputs.modulation.self_and_mlp)[6:9]
-        return x + self.text_attention(modulate(normed, scale, shift), text, query_axis=inputs.tokens) * gate
+        return x + self.text_attention(modulate(normed, scale, shift), text, (inputs.tokens, WHOLE)) * gate
 
     @jax.named_scope("feed_forward")
     def mlp(self, x: jax.Array, inputs: StreamInputs) -> jax.Array:
@@ -172,8 +172,8 @@ class Block(nnx.Module):
         audio_kv = self.audio_to_video.keys_values(audio.video, audio_rope)
         video_kv = self.video_to_audio.keys_values(video.audio, video_rope)
         gathered = (
-            self.audio_to_video(video.video, audio_kv, video_rope, None, video_tokens, audio_tokens),
-            self.video_to_audio(audio.audio, video_kv, audio_rope, None, audio_tokens, video_tokens),
+            self.audio_to_video(video.video, audio_kv, (video_tokens, audio_tokens), video_rope),
+            self.video_to_audio(audio.audio, video_kv, (audio_tokens, video_tokens), audio_rope),
         )
         return Streams(*map(Stream.add_cross, streams, x, gathered, inputs, repeat(mask)))
 

@@ -146,7 +146,7 @@ class Resample(nnx.Module):
         if arch.temporal_upsample:
             self.conv: Conv3D | Conv = zero_padded_conv(place, width, d_out)
         else:
-            self.conv = Conv(place, width, d_out, (3, 3), ((1, 1), (1, 1)))
+            self.conv = Conv(place, (3, 3, width, d_out), ((1, 1), (1, 1)))
         shape = (1, 1, BLUR_WINDOW, BLUR_WINDOW)
         self.blur = (scope / "blur_down").weight("kernel", shape, (None,) * 4) if arch.rational else None
 

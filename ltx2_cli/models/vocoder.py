@@ -203,7 +203,7 @@ class Activation(nnx.Module):
 def same_conv(scope: Scope, d_in: int, d_out: int, window: int, dilation: int = 1, bias: bool = True) -> Conv:
     """A convolution along time that keeps the length."""
     reach = dilation * (window - 1)
-    return Conv(scope, d_in, d_out, (window,), ((reach // 2, reach - reach // 2),), dilation=dilation, bias=bias)
+    return Conv(scope, (window, d_in, d_out), ((reach // 2, reach - reach // 2),), dilation=dilation, bias=bias)
 
 
 class ResidualStep(nnx.Module):

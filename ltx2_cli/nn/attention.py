@@ -92,30 +92,27 @@ class Attention(nnx.Module):
         self,
         x: jax.Array,
         context: KeysValues,
+        axes: tuple[TokenAxis, TokenAxis] = (WHOLE, WHOLE),
         rope: Rope | None = None,
         mask: jax.Array | np.ndarray | None = None,
-        query_axis: TokenAxis = WHOLE,
-        context_axis: TokenAxis = WHOLE,
     ) -> jax.Array:
-        """Attention from x [rows, tokens, dim] to `context`. `mask` (bool [rows]) is for self-attention: where false, a
-        token keeps its own value, which is the perturbation of spatio-temporal guidance."""
+        """Attention from x [rows, tokens, dim] to `context`; `axes` are those of their tokens. `mask` (bool [rows]) is
+        for self-attention: where false, a token keeps its own value, the perturbation of spatio-temporal guidance."""
         # Scaled by 1/√d before they are rounded to the run's dtype.
         scale = self.norm_q[...].astype(jnp.float32) * (self.norm_q.shape[-1] // self.heads) ** -0.5
         queries = self._split(rms_norm(self.to_q(x), NORM_EPS, scale))
-        heads = attend(queries if rope is None else rotate(queries, rope), context, query_axis, context_axis)
+        heads = attend(queries if rope is None else rotate(queries, rope), context, *axes)
         if mask is not None:
             heads = jnp.where(mask[:, None, None, None], heads, context.values)
         if self.gate is not None:
             heads = heads * (2 * jax.nn.sigmoid(self.gate(x)))[..., None]
-        return self.to_out(constrain(heads.reshape(*x.shape[:2], -1), ("rows", query_axis.name, self.out_axis)))
+        return self.to_out(constrain(heads.reshape(*x.shape[:2], -1), ("rows", axes[0].name, self.out_axis)))
 
     def _split(self, x: jax.Array) -> jax.Array:
         return x.reshape(*x.shape[:2], self.heads, -1)
 
 
-def attend(
-    queries: jax.Array, context: KeysValues, query_axis: TokenAxis = WHOLE, context_axis: TokenAxis = WHOLE
-) -> jax.Array:
+def attend(queries: jax.Array, context: KeysValues, query_axis: TokenAxis, context_axis: TokenAxis) -> jax.Array:
     """softmax(q·kᵀ)·v with float32 scores; all arrays [rows, tokens, heads, head_dim], the queries already scaled."""
     plan = active()
     if plan is None or plan.mesh.size == 1:

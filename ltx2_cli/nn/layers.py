@@ -50,11 +50,11 @@ def layer_norm(x: jax.Array, eps: float) -> jax.Array:
 
 
 class FeedForward(nnx.Module):
-    """Linear to `expansion` times the width, tanh-approximated GELU, linear back."""
+    """Linear to four times the width, tanh-approximated GELU, linear back."""
 
-    def __init__(self, scope: Scope, dim: int, expansion: int = 4, bias: bool = True):
-        self.up = Linear(scope / "net" / 0 / "proj", dim, expansion * dim, ("embed", "mlp"), bias)
-        self.down = Linear(scope / "net" / 2, expansion * dim, dim, ("mlp", "embed"), bias)
+    def __init__(self, scope: Scope, dim: int, bias: bool = True):
+        self.up = Linear(scope / "net" / 0 / "proj", dim, 4 * dim, ("embed", "mlp"), bias)
+        self.down = Linear(scope / "net" / 2, 4 * dim, dim, ("mlp", "embed"), bias)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.down(jax.nn.gelu(self.up(x), approximate=True))
@@ -93,34 +93,19 @@ def convolve(x: jax.Array, kernel: jax.Array, padding: Padding, stride: int = 1,
     by `stride` and its places lie `dilation` apart."""
     rank = len(padding)
     axes = "DHW"[-rank:]
-    return jax.lax.conv_general_dilated(
-        x,
-        kernel,
-        window_strides=(stride,) * rank,
-        padding=padding,
-        rhs_dilation=(dilation,) * rank,
-        dimension_numbers=(f"N{axes}C", f"{axes}IO", f"N{axes}C"),
-        precision=precision(x.dtype),
-    )
+    layout, exact = (f"N{axes}C", f"{axes}IO", f"N{axes}C"), precision(x.dtype)
+    steps = (stride,) * rank, padding, None, (dilation,) * rank
+    return jax.lax.conv_general_dilated(x, kernel, *steps, dimension_numbers=layout, precision=exact)
 
 
 class Conv(nnx.Module):
-    """A convolution along as many axes as `window` has; the padding is zeros."""
+    """A convolution along as many axes as the window of its kernel, of `shape` (*window, in, out); zeros pad."""
 
     def __init__(
-        self,
-        scope: Scope,
-        d_in: int,
-        d_out: int,
-        window: Shape,
-        padding: Padding,
-        stride: int = 1,
-        dilation: int = 1,
-        bias: bool = True,
+        self, scope: Scope, shape: Shape, padding: Padding, stride: int = 1, dilation: int = 1, bias: bool = True
     ):
-        axes = (*(None,) * len(window), "conv_in", "conv_out")
-        self.kernel = scope.weight("weight", (*window, d_in, d_out), axes, CONV)
-        self.bias = scope.weight("bias", (d_out,), ("conv_out",)) if bias else None
+        self.kernel = scope.weight("weight", shape, (*(None,) * (len(shape) - 2), "conv_in", "conv_out"), CONV)
+        self.bias = scope.weight("bias", shape[-1:], ("conv_out",)) if bias else None
         self.padding, self.stride, self.dilation = padding, stride, dilation
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -132,11 +117,8 @@ class Conv3D(nnx.Module):
     """A 3×3×3 convolution with bias that keeps the size of a video [batch, frames, height, width, channels].
 
     In time `around` frames are added before and behind: copies of the first and the last (edge), or zeros (constant).
-    Around each frame are zeros or, if `mirrored`, its reflection; an image that lies in parts on several devices gets
-    the neighbours' edges.
-
-    It is made of convolutions in two dimensions, with the frames merged into the batch. XLA makes that faster than one
-    in three dimensions, and with half the temporaries.
+    Around each frame is what `halo_pad` says. It is made of convolutions in two dimensions, with the frames merged into
+    the batch: XLA makes that faster than one in three dimensions, and with half the temporaries.
     """
 
     def __init__(

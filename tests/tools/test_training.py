@@ -84,7 +84,7 @@ def test_a_complete_course_is_only_read(tmp_path: Path) -> None:
     ("network", "sides"),
     [
         (Linear(Scope("float32"), 3, 5, (None, None)), (3, 5)),
-        (Conv(Scope("float32"), 4, 2, (3,), ((1, 1),)), (12, 2)),
+        (Conv(Scope("float32"), (3, 4, 2), ((1, 1),)), (12, 2)),
         (Conv3D(Scope("float32"), 2, 4, (1, 1)), (2, 108)),
         (TransposedConv(Scope("float32"), 4, 2, 6, 3), (24, 2)),
         (Linear(Scope("float32").stacked("layers", 7), 3, 5, (None, None)), (3, 5)),
