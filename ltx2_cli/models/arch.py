@@ -104,11 +104,6 @@ class TransformerArch(NetworkArch):
         return LTX2_3 if self.cross_attn_mod else LTX2
 
     @property
-    def context_widths(self) -> Streams[int]:
-        """Channels of the text that each stream takes."""
-        return Streams(*(stream.context_width for stream in self.streams))
-
-    @property
     def streams(self) -> Streams[StreamArch]:
         """The two halves."""
         caption_channels = self.caption_channels if self.use_prompt_embeddings else 0
@@ -198,9 +193,6 @@ class SchedulerArch(Schedule, NetworkArch):
             yield f"shift_terminal is {self.shift_terminal}, only from 0 to below 1 is"
         if self.base_image_seq_len == self.max_image_seq_len:
             yield "base_image_seq_len and max_image_seq_len are equal"
-
-
-PUBLISHED_SCHEDULE = SchedulerArch(True, base_shift=0.95, max_shift=2.05, base_image_seq_len=1024, shift_terminal=0.1)
 
 
 @dataclass(frozen=True)

@@ -15,29 +15,18 @@ from typing import Any
 from flax import nnx
 
 from ltx2_cli.errors import UsageError
-from ltx2_cli.models.arch import Arch, ConnectorsArch, SchedulerArch, TransformerArch
-from ltx2_cli.models.audio_vae import AudioVAEArch
-from ltx2_cli.models.config import LTX2, LTX2_3, Config, NetworkArch, read_arch
+from ltx2_cli.models.arch import Arch
+from ltx2_cli.models.config import LTX2, LTX2_3, Config, NetworkArch
 from ltx2_cli.models.gemma import Gemma, check_tokenizer, checkpoint_prefix, gemma_arch, in_language_model
 from ltx2_cli.models.ltx_native import RENAMINGS, config_problems, video_vae_renaming
-from ltx2_cli.models.networks import ARCHS, BUILDERS, GEMMA, PRESETS, TEXT_ENCODER, Checkpoint
-from ltx2_cli.models.video_vae import VideoVAEArch
-from ltx2_cli.models.vocoder import vocoder_arch
+from ltx2_cli.models.networks import BUILDERS, GEMMA, PRESETS, READERS, TEXT_ENCODER, Checkpoint
 from ltx2_cli.weights.checkpoint import AGAIN, TensorFiles, collect, raise_all, read_json
 from ltx2_cli.weights.declare import Scope, declared
 from ltx2_cli.weights.load import mismatches
 
 ONE_RELEASE = "take all networks from one release, or name another checkpoint: --model FOLDER or --model REPO"
 TEXT_HINT = "--text-encoder FOLDER or REPO names the Gemma-3 that the model was trained with"
-# where each config lies in a folder, and what reads it and says what is wrong with it
-READERS: dict[str, tuple[str, Callable[[Config, str], Any]]] = {
-    "transformer": ("transformer/config.json", partial(read_arch, TransformerArch)),
-    "connectors": ("connectors/config.json", partial(read_arch, ConnectorsArch)),
-    "vae": ("vae/config.json", partial(read_arch, VideoVAEArch)),
-    "audio_vae": ("audio_vae/config.json", partial(read_arch, AudioVAEArch)),
-    "vocoder": ("vocoder/config.json", vocoder_arch),
-    "scheduler": ("scheduler/scheduler_config.json", partial(read_arch, SchedulerArch)),
-}
+CONFIGS = {name: f"{name}/config.json" for name in READERS} | {"scheduler": "scheduler/scheduler_config.json"}
 UNREAD = re.compile(r"(audio_)?vae\.per_channel_statistics\..*")  # more of them than normalising takes
 MODULATION = "model.diffusion_model.prompt_adaln_single.linear.weight"  # of the text: in LTX-2.3 alone
 LATER_VERSIONS = (2, 3)  # the first of them
@@ -45,16 +34,16 @@ LATER_VERSIONS = (2, 3)  # the first of them
 EQUAL = [
     line.split(maxsplit=2)
     for line in """
-    text_encoder.hidden_size connectors.caption_channels the text encoder's width and the connectors' caption_channels
-    text_encoder.states connectors.text_proj_in_factor the text encoder's states and the connectors' text_proj_in_factor
-    vae.latent_channels transformer.in_channels the video VAE's and the transformer's channels
-    audio_vae.features transformer.audio_in_channels the audio VAE's and the transformer's features
-    audio_vae.mel_channels vocoder.in_channels the audio VAE's and the vocoder's mel channels
-    transformer.in_channels transformer.out_channels the transformer's channels in and out
-    transformer.audio_in_channels transformer.audio_out_channels the transformer's audio channels in and out
-    connectors.widths.video transformer.context_widths.video the video connector's width and the transformer's text
-    connectors.widths.audio transformer.context_widths.audio the audio connector's width and the transformer's text
-    """.strip().splitlines()
+text_encoder.hidden_size connectors.caption_channels the text encoder's width and the connectors' caption_channels
+text_encoder.states connectors.text_proj_in_factor the text encoder's states and the connectors' text_proj_in_factor
+vae.latent_channels transformer.in_channels the video VAE's and the transformer's channels
+audio_vae.features transformer.audio_in_channels the audio VAE's and the transformer's features
+audio_vae.mel_channels vocoder.in_channels the audio VAE's and the vocoder's mel channels
+transformer.in_channels transformer.out_channels the transformer's channels in and out
+transformer.audio_in_channels transformer.audio_out_channels the transformer's audio channels in and out
+connectors.widths.video transformer.streams.video.context_width the video connector's width and the transformer's text
+connectors.widths.audio transformer.streams.audio.context_width the audio connector's width and the transformer's text
+""".strip().splitlines()
 ]
 
 
@@ -80,7 +69,7 @@ class ParsedCheckpoint:
     def checkpoint(self) -> Checkpoint:
         """The checkpoint, if nothing is wrong with it."""
         self.check()
-        arch = Arch(*(self.archs[name] for name in ARCHS))
+        arch = Arch(*(self.archs[name] for name in READERS))
         return Checkpoint(self.where, arch, self.archs[TEXT_ENCODER], self.files, self.tokenizer)
 
     def _sizes(self) -> Iterator[UsageError]:
@@ -123,16 +112,15 @@ def _abstract_network(name: str, arch: Any) -> nnx.Module:
 
 def is_checkpoint(folder: Path) -> bool:
     """Whether `folder` has the config of any network of a checkpoint."""
-    return any((folder / file).exists() for file, _ in READERS.values())
+    return any((folder / file).exists() for file in CONFIGS.values())
 
 
 def open_folder(folder: Path) -> Checkpoint:
     """The checkpoint in `folder`; raises `UsageError` with all that is missing, damaged, or does not belong
     together."""
     if not is_checkpoint(folder):
-        files = ", ".join(file for file, _ in READERS.values())
-        raise UsageError(f"{folder} is no LTX-2 checkpoint: it holds none of {files}", AGAIN)
-    readings = {name: partial(_read_config, folder / file, reader) for name, (file, reader) in READERS.items()}
+        raise UsageError(f"{folder} is no LTX-2 checkpoint: it holds none of {', '.join(CONFIGS.values())}", AGAIN)
+    readings = {name: partial(_read_config, folder / CONFIGS[name], reader) for name, reader in READERS.items()}
     archs, misread = collect(readings)
     tensors, unopened = collect({name: partial(TensorFiles, folder / name) for name in BUILDERS})
     text = read_text_encoder(folder)
@@ -181,7 +169,7 @@ def read_single_file(path: Path, text: ParsedCheckpoint) -> ParsedCheckpoint:
     version = LTX2_3 if MODULATION in file else LTX2
     # The reference for these files perturbs attention whenever it is asked to, without a key for it.
     arch = replace(PRESETS[version], transformer=replace(PRESETS[version].transformer, perturbed_attn=True))
-    archs = dict(zip(ARCHS, vars(arch).values(), strict=True))
+    archs = dict(zip(READERS, vars(arch).values(), strict=True))
     problems = [*config_problems(config, version, str(path)), *_other_version(file, version, path), *text_problems]
     files = _parts(file, archs) | text.files
     return ParsedCheckpoint(path, archs | text.archs, files, text.tokenizer, problems, TEXT_HINT)

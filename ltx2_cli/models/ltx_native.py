@@ -42,37 +42,31 @@ def _renaming(prefix: str, fragments: str) -> Renaming:
 RENAMINGS = {
     "transformer": _renaming(
         "model.diffusion_model.",
-        f"""
-        proj_in patchify_proj
-        audio_proj_in audio_patchify_proj
-        time_embed adaln_single
-        audio_time_embed audio_adaln_single
-        prompt_adaln prompt_adaln_single
-        audio_prompt_adaln audio_prompt_adaln_single
+        f"""{NORMS}
+        proj_in patchify_proj audio_proj_in audio_patchify_proj
+        time_embed adaln_single audio_time_embed audio_adaln_single
+        prompt_adaln prompt_adaln_single audio_prompt_adaln audio_prompt_adaln_single
         av_cross_attn_video_scale_shift av_ca_video_scale_shift_adaln_single
         av_cross_attn_audio_scale_shift av_ca_audio_scale_shift_adaln_single
         av_cross_attn_video_a2v_gate av_ca_a2v_gate_adaln_single
         av_cross_attn_audio_v2a_gate av_ca_v2a_gate_adaln_single
         video_a2v_cross_attn_scale_shift_table scale_shift_table_a2v_ca_video
-        audio_a2v_cross_attn_scale_shift_table scale_shift_table_a2v_ca_audio
-        {NORMS}""",
+        audio_a2v_cross_attn_scale_shift_table scale_shift_table_a2v_ca_audio""",
     ),
     "connectors": _renaming(
         "",
-        f"""
+        f"""{NORMS} transformer_blocks transformer_1d_blocks
         video_connector model.diffusion_model.video_embeddings_connector
         audio_connector model.diffusion_model.audio_embeddings_connector
         text_proj_in text_embedding_projection.aggregate_embed
         video_text_proj_in text_embedding_projection.video_aggregate_embed
-        audio_text_proj_in text_embedding_projection.audio_aggregate_embed
-        transformer_blocks transformer_1d_blocks
-        {NORMS}""",
+        audio_text_proj_in text_embedding_projection.audio_aggregate_embed""",
     ),
     "audio_vae": _renaming("audio_vae.", STATISTICS),
     "vocoder": _renaming(
         "vocoder.",
-        "conv_in conv_pre conv_out conv_post upsamplers ups resnets resblocks act_out act_post"
-        " downsample downsample.lowpass",
+        """conv_in conv_pre conv_out conv_post upsamplers ups resnets resblocks
+        act_out act_post downsample downsample.lowpass""",
     ),
 }
 

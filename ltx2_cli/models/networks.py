@@ -1,36 +1,44 @@
 """All networks of a checkpoint: their description before a weight is read, and the abstract networks; and what the
 published ones are, so that a run can be planned before anything of them is here.
 
-`published.json` has what their configs say other than the defaults of the classes, and the language model of Gemma-3
-12B, where what is left out is transformers' default.
+`published.json` has what their configs say other than the defaults of the classes, and that of the language model of
+Gemma-3 12B, where what is left out is transformers' default.
 """
 
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from flax import nnx
 
 from ltx2_cli.errors import UsageError
-from ltx2_cli.models.arch import PUBLISHED_SCHEDULE, Arch, ConnectorsArch, TransformerArch
+from ltx2_cli.models.arch import Arch, ConnectorsArch, SchedulerArch, TransformerArch
 from ltx2_cli.models.audio_vae import AudioVAE, AudioVAEArch
-from ltx2_cli.models.config import LTX2, LTX2_3, Config
+from ltx2_cli.models.config import LTX2, LTX2_3, Config, read_arch
 from ltx2_cli.models.connectors import TextConnectors
 from ltx2_cli.models.gemma import Gemma, GemmaArch, gemma_arch
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.upsampler import LatentUpsampler, LatentUpsamplerArch
 from ltx2_cli.models.video_vae import LatentStatistics, VideoVAE, VideoVAEArch
-from ltx2_cli.models.vocoder import Vocoder, VocoderArch, VocoderWithBWE, VocoderWithBWEArch, build_vocoder
+from ltx2_cli.models.vocoder import Vocoder, VocoderWithBWE, build_vocoder, vocoder_arch
 from ltx2_cli.request.spec import DType, RunSpec
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope
 from ltx2_cli.weights.published import CATALOG, MODEL
 
 TEXT_ENCODER = "text_encoder"
-ARCHS = ("transformer", "connectors", "vae", "audio_vae", "vocoder", "scheduler")  # what an `Arch` is made of, in order
+# reads the config of each part of an `Arch`, in its order
+READERS: dict[str, Callable[[Config, str], Any]] = {
+    "transformer": partial(read_arch, TransformerArch),
+    "connectors": partial(read_arch, ConnectorsArch),
+    "vae": partial(read_arch, VideoVAEArch),
+    "audio_vae": partial(read_arch, AudioVAEArch),
+    "vocoder": vocoder_arch,
+    "scheduler": partial(read_arch, SchedulerArch),
+}
 # builds each abstract network of an `Arch` from its description
 BUILDERS: dict[str, Callable[[Scope, Any], nnx.Module]] = {
     "connectors": TextConnectors,
@@ -104,17 +112,10 @@ GEMMA: Config = CONFIGS["text_encoder"]
 UPSAMPLERS = {name: LatentUpsamplerArch(**config) for name, config in CONFIGS["upsamplers"].items()}
 
 
-def _preset(version: str, vocoder: VocoderArch) -> Arch:
-    stated: dict[str, dict[str, Any]] = {
-        name: {key: tuple(value) if isinstance(value, list) else value for key, value in config.items()}
-        for name, config in CONFIGS[version].items()
-    }
-    transformer, connectors = TransformerArch(**stated["transformer"]), ConnectorsArch(**stated["connectors"])
-    vae = VideoVAEArch(**stated["video_vae"])
-    return Arch(transformer, connectors, vae, AudioVAEArch(), vocoder, PUBLISHED_SCHEDULE)
-
-
-PRESETS = {LTX2: _preset(LTX2, VocoderArch()), LTX2_3: _preset(LTX2_3, VocoderWithBWEArch())}
+PRESETS = {
+    version: Arch(*(read(CONFIGS[version][name], "published.json") for name, read in READERS.items()))
+    for version in (LTX2, LTX2_3)
+}
 
 
 @cache

@@ -17,7 +17,8 @@ from ltx2_cli.core.run import make_latents
 from ltx2_cli.diffusion.guidance import Pass
 from ltx2_cli.diffusion.schedule import Schedule
 from ltx2_cli.errors import UsageError
-from ltx2_cli.models.arch import PUBLISHED_SCHEDULE, Arch
+from ltx2_cli.models.arch import Arch
+from ltx2_cli.models.networks import PRESETS
 from ltx2_cli.models.trained_on import FILE
 from ltx2_cli.plan.recipe import apply_recipe, is_distilled, recipe_warnings
 from ltx2_cli.plan.resolve import missing_downloads
@@ -28,6 +29,7 @@ from tools.train_demo.arch import ARCH
 
 LEVELS = (1.0, 0.99375, 0.9875, 0.98125, 0.975, 0.909375, 0.725, 0.421875, 0.0)
 ON, OFF = ((3.0, 1.0, 3.0, 0.7), (7.0, 1.0, 3.0, 0.7)), ((1.0, 0.0, 1.0, 0.0),) * 2
+PUBLISHED_SCHEDULE = PRESETS["ltx2"].scheduler
 GIVEN = replace(PUBLISHED_SCHEDULE, use_dynamic_shifting=False, shift_terminal=None)  # levels come from elsewhere
 CFG = "guidance.video.guidance_scale"
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ltx2_cli.models.arch import PUBLISHED_SCHEDULE, Arch
+from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.audio_vae import AudioVAEArch
 from ltx2_cli.models.networks import PRESETS
 from ltx2_cli.models.upsampler import LatentUpsamplerArch
@@ -68,7 +68,7 @@ ARCH = Arch(
         bwe_resnet_kernel_sizes=(3,),
         bwe_resnet_dilations=((1,),),
     ),
-    PUBLISHED_SCHEDULE,
+    LTX2_3.scheduler,
 )
 UPSAMPLER_ARCH = LatentUpsamplerArch(
     in_channels=32, mid_channels=64, num_blocks_per_stage=1, use_rational_resampler=False
