@@ -15,7 +15,7 @@ from flax import nnx
 
 from ltx2_cli.diffusion.geometry import Geometry
 from ltx2_cli.models.arch import StreamArch, TransformerArch
-from ltx2_cli.nn.attention import WHOLE, Attention, KeysValues, Rope, TokenAxis, rope_table
+from ltx2_cli.nn.attention import Attention, KeysValues, Rope, TokenAxis, rope_table
 from ltx2_cli.nn.layers import AdaLayerNormSingle, FeedForward, Linear, layer_norm, rms_norm
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.sharding import constrain, fill
@@ -24,6 +24,7 @@ from ltx2_cli.weights.declare import Scope
 T = TypeVar("T")
 OUTPUT_EPS = 1e-6
 TRAIN_TIMESTEPS = 1000  # the timestep of noise level 1
+Arrays = Streams[jax.Array]
 Mask = jax.Array | np.ndarray
 
 
@@ -54,7 +55,7 @@ class TextContext(NamedTuple):
     """Text for the layers: its tokens [contexts, tokens, dim] and, where no layer modulates them by the noise level,
     the keys and values of all layers [layers, contexts, tokens, heads, head_dim]."""
 
-    tokens: Streams[jax.Array]
+    tokens: Arrays
     keys_values: Streams[KeysValues] | None
 
 
@@ -116,9 +117,9 @@ class Stream(nnx.Module):
         """x after text cross-attention."""
         normed = rms_norm(x, self.eps)
         if self.text_table is None:
-            return x + self.text_attention(normed, text, (inputs.tokens, WHOLE))
+            return x + self.text_attention(normed, text, (inputs.tokens, TokenAxis()))
         shift, scale, gate = (self.table[...] + inputs.modulation.self_and_mlp)[6:9]
-        return x + self.text_attention(modulate(normed, scale, shift), text, (inputs.tokens, WHOLE)) * gate
+        return x + self.text_attention(modulate(normed, scale, shift), text, (inputs.tokens, TokenAxis())) * gate
 
     @jax.named_scope("feed_forward")
     def mlp(self, x: jax.Array, inputs: StreamInputs) -> jax.Array:
@@ -126,7 +127,7 @@ class Stream(nnx.Module):
         shift, scale, gate = (self.table[...] + inputs.modulation.self_and_mlp)[3:6]
         return x + self.feed_forward(modulate(rms_norm(x, self.eps), scale, shift)) * gate
 
-    def cross_inputs(self, x: jax.Array, inputs: StreamInputs) -> Streams[jax.Array]:
+    def cross_inputs(self, x: jax.Array, inputs: StreamInputs) -> Arrays:
         """x, normalised and modulated, for the attention towards the video and for that towards the audio."""
         rows = self.cross_table[:4] + inputs.modulation.cross
         normed = rms_norm(x, self.eps)
@@ -148,13 +149,11 @@ class Block(nnx.Module):
         self.audio_to_video = Attention(scope / "audio_to_video_attn", *widths, *sizes, video.gated)
         self.video_to_audio = Attention(scope / "video_to_audio_attn", *widths[::-1], *sizes, audio.gated)
 
-    def text_keys_values(self, text: Streams[jax.Array], modulation: Streams[jax.Array | None]) -> Streams[KeysValues]:
+    def text_keys_values(self, text: Arrays, modulation: Streams[jax.Array | None]) -> Streams[KeysValues]:
         """Keys and values of each stream's text context [contexts, tokens, dim]."""
         return Streams(*map(Stream.text_keys_values, (self.video, self.audio), text, modulation))
 
-    def __call__(
-        self, x: Streams[jax.Array], text: Streams[KeysValues], inputs: Streams[StreamInputs], masks: PassMasks
-    ) -> Streams[jax.Array]:
+    def __call__(self, x: Arrays, text: Streams[KeysValues], inputs: Streams[StreamInputs], masks: PassMasks) -> Arrays:
         """x [rows, tokens, dim] of both streams after this layer."""
         streams = (self.video, self.audio)
         attended = map(Stream.attend_to_itself, streams, x, inputs, repeat(masks.self_attention))
@@ -164,7 +163,7 @@ class Block(nnx.Module):
         return Streams(*(constrain(y, ("rows", stream.tokens.name, None)) for y, stream in outputs))
 
     @jax.named_scope("exchange")
-    def _exchange(self, x: Streams[jax.Array], inputs: Streams[StreamInputs], mask: Mask) -> Streams[jax.Array]:
+    def _exchange(self, x: Arrays, inputs: Streams[StreamInputs], mask: Mask) -> Arrays:
         """Audio-to-video and video-to-audio attention, both from the streams as they were before either."""
         streams = (self.video, self.audio)
         (_, (_, video_rope), video_tokens), (_, (_, audio_rope), audio_tokens) = inputs
@@ -225,7 +224,7 @@ class Transformer(nnx.Module):
         self.blocks = Block(scope.stacked("transformer_blocks", arch.num_layers), arch)
         self.arch, self.scan_layers = arch, scan_layers
 
-    def text_context(self, text: Streams[jax.Array]) -> TextContext:
+    def text_context(self, text: Arrays) -> TextContext:
         """The connectors' output [contexts, tokens, dim] as the layers want it; computed once for all steps."""
         streams = zip((self.video, self.audio), text, strict=True)
         tokens = Streams(*(tokens if stream.caption is None else stream.caption(tokens) for stream, tokens in streams))
@@ -235,19 +234,15 @@ class Transformer(nnx.Module):
         heads_split = (None, None, None, "heads", None)
         return TextContext(tokens, jax.tree.map(lambda x: constrain(x, heads_split), keys_values))
 
-    def __call__(self, latents: Streams[jax.Array], sigma: jax.Array, inputs: DenoiserInputs) -> Streams[jax.Array]:
+    def __call__(self, latents: Arrays, sigma: jax.Array, inputs: DenoiserInputs) -> Arrays:
         """Velocities (noise minus clean) of noisy latents. `latents` are tokens [rows, tokens, channels]; `sigma` is
         the noise level, a scalar in (0, 1]."""
         velocities, _ = self.forward_with_intermediates(latents, sigma, inputs, lambda x: None)
         return velocities
 
     def forward_with_intermediates(
-        self,
-        latents: Streams[jax.Array],
-        sigma: jax.Array,
-        inputs: DenoiserInputs,
-        tap: Callable[[Streams[jax.Array]], T],
-    ) -> tuple[Streams[jax.Array], tuple[T, T]]:
+        self, latents: Arrays, sigma: jax.Array, inputs: DenoiserInputs, tap: Callable[[Arrays], T]
+    ) -> tuple[Arrays, tuple[T, T]]:
         """As `__call__`, and `tap(x)` of the streams x [rows, tokens, dim], whose tokens zeros may fill up: before the
         layers, and after each, with a leading layers axis."""
         text, contexts, ropes, masks = inputs
@@ -261,7 +256,7 @@ class Transformer(nnx.Module):
         x = Streams(*(stream.proj_in(tokens) for stream, tokens in zip(streams, filled, strict=True)))
         shared = Streams(*map(StreamInputs, modulation, map(_fill_tables, ropes, tokens), tokens))
 
-        def layer(x: Streams[jax.Array], scanned: tuple[Block, Any, Mask]) -> tuple[Streams[jax.Array], T]:
+        def layer(x: Arrays, scanned: tuple[Block, Any, Mask]) -> tuple[Arrays, T]:
             block, keys_values, self_attention = scanned
             if keys_values is None:
                 keys_values = block.text_keys_values(text.tokens, text_modulation)

@@ -35,7 +35,9 @@ class TokenAxis(NamedTuple):
     length: int | None = None  # None: all
 
 
-WHOLE = TokenAxis()
+TokenAxes = tuple[TokenAxis, TokenAxis]  # of queries and of their context
+WHOLE = TokenAxis(), TokenAxis()
+Mask = jax.Array | np.ndarray | None
 
 
 class Rope(NamedTuple):
@@ -89,19 +91,14 @@ class Attention(nnx.Module):
         return KeysValues(keys if rope is None else rotate(keys, rope), self._split(self.to_v(context)))
 
     def __call__(
-        self,
-        x: jax.Array,
-        context: KeysValues,
-        axes: tuple[TokenAxis, TokenAxis] = (WHOLE, WHOLE),
-        rope: Rope | None = None,
-        mask: jax.Array | np.ndarray | None = None,
+        self, x: jax.Array, context: KeysValues, axes: TokenAxes = WHOLE, rope: Rope | None = None, mask: Mask = None
     ) -> jax.Array:
         """Attention from x [rows, tokens, dim] to `context`; `axes` are those of their tokens. `mask` (bool [rows]) is
         for self-attention: where false, a token keeps its own value, the perturbation of spatio-temporal guidance."""
         # Scaled by 1/√d before they are rounded to the run's dtype.
         scale = self.norm_q[...].astype(jnp.float32) * (self.norm_q.shape[-1] // self.heads) ** -0.5
         queries = self._split(rms_norm(self.to_q(x), NORM_EPS, scale))
-        heads = attend(queries if rope is None else rotate(queries, rope), context, *axes)
+        heads = attend(queries if rope is None else rotate(queries, rope), context, axes)
         if mask is not None:
             heads = jnp.where(mask[:, None, None, None], heads, context.values)
         if self.gate is not None:
@@ -112,14 +109,16 @@ class Attention(nnx.Module):
         return x.reshape(*x.shape[:2], self.heads, -1)
 
 
-def attend(queries: jax.Array, context: KeysValues, query_axis: TokenAxis, context_axis: TokenAxis) -> jax.Array:
+def attend(queries: jax.Array, context: KeysValues, axes: TokenAxes = WHOLE) -> jax.Array:
     """softmax(q·kᵀ)·v with float32 scores; all arrays [rows, tokens, heads, head_dim], the queries already scaled."""
     plan = active()
     if plan is None or plan.mesh.size == 1:
         return attend_with(plan.attention if plan else AttentionBackend.xla, queries, *context)
-    kernel, count = plan.attention, context_axis.length or context.keys.shape[TOKENS]
-    split = plan.activation(("rows", query_axis.name, "heads", None), queries.shape)
-    whole = plan.activation(("rows", context_axis.name, "heads", None), context.keys.shape)
+    kernel, count = plan.attention, axes[1].length or context.keys.shape[TOKENS]
+    split, whole = (
+        plan.activation(("rows", axis.name, "heads", None), x.shape)
+        for axis, x in zip(axes, (queries, context.keys), strict=True)
+    )
     along, parts = whole[TOKENS], plan.mesh.shape.get(whole[TOKENS], 1)
 
     def attend_locally(queries: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
@@ -127,10 +126,16 @@ def attend(queries: jax.Array, context: KeysValues, query_axis: TokenAxis, conte
         if along is None:
             return attend_with(kernel, queries, keys, values)
         if split[TOKENS] is None:
-            return _merged(along, count, kernel, queries, keys, values)
+            # Whole queries over a context in parts: each part's result, weighted by its share of the softmax's sum.
+            here = keys.shape[TOKENS]
+            valid = jnp.clip(count - here * jax.lax.axis_index(along), 0, here)
+            part = attend_partly(kernel, queries, keys, values, valid)
+            weight = jnp.exp(part.log_sum - jax.lax.pmax(part.log_sum, along))[..., None]
+            total, gathered = jax.lax.psum((weight, weight * part.gathered), along)
+            return (gathered / total).astype(values.dtype)
         if queries.shape[HEADS] % parts:
-            gathered = (jax.lax.all_gather(x, along, axis=TOKENS, tiled=True)[:, :count] for x in (keys, values))
-            return attend_with(kernel, queries, *gathered)
+            entire = (jax.lax.all_gather(x, along, axis=TOKENS, tiled=True)[:, :count] for x in (keys, values))
+            return attend_with(kernel, queries, *entire)
         traded, *others = (jax.lax.all_to_all(x, along, HEADS, TOKENS, tiled=True) for x in (queries, keys, values))
         attended = attend_with(kernel, traded, *(x[:, :count] for x in others))
         return jax.lax.all_to_all(attended, along, TOKENS, HEADS, tiled=True)
@@ -138,15 +143,3 @@ def attend(queries: jax.Array, context: KeysValues, query_axis: TokenAxis, conte
     specs = (split, whole, whole)
     local = jax.shard_map(attend_locally, mesh=plan.mesh, in_specs=specs, out_specs=split, check_vma=False)
     return local(queries, *context)
-
-
-def _merged(
-    along: str, count: int, kernel: AttentionBackend, queries: jax.Array, keys: jax.Array, values: jax.Array
-) -> jax.Array:
-    """Whole queries over a context in parts: each part's result, weighted by its share of the softmax's sum."""
-    here = keys.shape[TOKENS]
-    valid = jnp.clip(count - here * jax.lax.axis_index(along), 0, here)
-    part = attend_partly(kernel, queries, keys, values, valid)
-    weight = jnp.exp(part.log_sum - jax.lax.pmax(part.log_sum, along))[..., None]
-    total, gathered = jax.lax.psum((weight, weight * part.gathered), along)
-    return (gathered / total).astype(values.dtype)

@@ -65,7 +65,7 @@ def test_attention_over_a_mesh_equals_that_of_one_device(
             return np.pad(x, [(0, 0), (0, behind), (0, 0), (0, 0)], constant_values=3.0)
 
         with activate(plan):
-            got = jax.jit(partial(attend, query_axis=ours, context_axis=theirs))(
+            got = jax.jit(partial(attend, axes=(ours, theirs)))(
                 filled(queries, ours), KeysValues(filled(keys, theirs), filled(values, theirs))
             )
         np.testing.assert_allclose(got[:, : lengths[1]], wanted, rtol=2e-5, atol=4e-6)
