@@ -30,19 +30,10 @@ ROPES = (("default", {"rope_type", "rope_theta"}), ("linear", {"rope_type", "rop
 
 # Overloads by dimension name, behind operators of torch.ops.aten: torchax 0.0.13 names them on import, torch 2.13 has
 # none of them.
-DROPPED_OVERLOADS = """
-all dimname dimname_out
-index_add dimname
-index_copy dimname
-index_copy_ dimname
-index_fill Dimname_Scalar Dimname_Tensor
-index_fill_ Dimname_Scalar Dimname_Tensor
-norm names_ScalarOpt_dim names_ScalarOpt_dim_dtype names_dtype_out names_out
-prod dim_Dimname
-std correction_names correction_names_out names_dim names_out
-std_mean correction_names names_dim
-unbind Dimname
-"""
+DROPPED_OVERLOADS = """all dimname dimname_out / index_add dimname / index_copy dimname / index_copy_ dimname
+/ index_fill Dimname_Scalar Dimname_Tensor / index_fill_ Dimname_Scalar Dimname_Tensor / prod dim_Dimname
+/ norm names_ScalarOpt_dim names_ScalarOpt_dim_dtype names_dtype_out names_out / std_mean correction_names names_dim
+/ std correction_names correction_names_out names_dim names_out / unbind Dimname"""
 
 
 class TorchModule(NamedTuple):
@@ -143,7 +134,7 @@ def _attend(environment: "Environment", *arrays: torch.Tensor, attn_mask: Any, s
 
 def _environment() -> "Environment":
     """torchax's operators, with attention of our own, switched on only inside `with`."""
-    with _dropped_overloads(), _settings_as_found():
+    with _torchax_imported_alone():
         from torchax.tensor import Environment
 
         with jax.ensure_compile_time_eval():  # it makes a random key, which is to be none of a trace
@@ -153,10 +144,14 @@ def _environment() -> "Environment":
 
 
 @contextmanager
-def _dropped_overloads() -> Iterator[None]:
-    """Placeholders for the overloads that torchax names and torch has dropped."""
-    rows = [line.split() for line in DROPPED_OVERLOADS.strip().splitlines()]
+def _torchax_imported_alone() -> Iterator[None]:
+    """Placeholders for the overloads that torchax names and torch has dropped; afterwards, all that its import sets for
+    the whole process, and does not need here, is as it was."""
+    rows = [row.split() for row in DROPPED_OVERLOADS.split("/")]
     missing = [(getattr(torch.ops.aten, operator), name) for operator, *names in rows for name in names]
+    settings: Any = jax.config  # its options are attributes without types
+    options = settings.jax_pjrt_client_create_options
+    fast_path, variables = torch.backends.mha.get_fastpath_enabled(), set(os.environ)
     for operator, name in missing:
         setattr(operator, name, f"{operator}.{name}")
     try:
@@ -164,18 +159,6 @@ def _dropped_overloads() -> Iterator[None]:
     finally:
         for operator, name in missing:
             vars(operator).pop(name, None)  # two threads may be here at once
-
-
-@contextmanager
-def _settings_as_found() -> Iterator[None]:
-    """Undo what importing torchax sets for the whole process, none of which it needs here."""
-    settings: Any = jax.config  # its options are attributes without types
-    options = settings.jax_pjrt_client_create_options
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    variables = set(os.environ)
-    try:
-        yield
-    finally:
         jax.config.update("jax_pjrt_client_create_options", options)
         torch.backends.mha.set_fastpath_enabled(fast_path)
         for name in set(os.environ) - variables:
