@@ -47,9 +47,7 @@ class VocoderArch(NetworkArch):
     final_bias: bool = True
     output_sampling_rate: int = 24000
 
-    @property
-    def model_version(self) -> str:
-        return LTX2
+    model_version = LTX2
 
     def conflicts(self) -> Iterator[str]:
         if (self.act_fn, self.antialias) not in (("leaky_relu", False), ("snakebeta", True)):
@@ -99,9 +97,7 @@ class VocoderWithBWEArch(VocoderArch):
     input_sampling_rate: int = 16000
     output_sampling_rate: int = 48000
 
-    @property
-    def model_version(self) -> str:
-        return LTX2_3
+    model_version = LTX2_3
 
     @property
     def bwe(self) -> VocoderArch:
