@@ -136,12 +136,7 @@ class Tokens(NamedTuple):
 
     ids: np.ndarray  # int32 [prompts, tokens]
     mask: np.ndarray  # bool [prompts, tokens], true at the prompt's own tokens
-    lengths: tuple[int, ...]  # tokens of each prompt before truncation
-
-    @property
-    def truncated(self) -> tuple[bool, ...]:
-        """Which prompts lost their end."""
-        return tuple(length > self.ids.shape[1] for length in self.lengths)
+    truncated: tuple[bool, ...]  # which prompts lost their end
 
 
 def check_tokenizer(folder: Path) -> None:
@@ -165,6 +160,6 @@ def tokenise(folder: Path, prompts: Sequence[str], max_length: int) -> Tokens:
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     texts = [prompt.strip() for prompt in prompts]
-    lengths = tuple(len(ids) for ids in tokenizer(texts, verbose=False)["input_ids"])
+    truncated = tuple(len(ids) > max_length for ids in tokenizer(texts, verbose=False)["input_ids"])
     cut = tokenizer(texts, padding="max_length", truncation=True, max_length=max_length, return_tensors="np")
-    return Tokens(cut["input_ids"].astype(np.int32), cut["attention_mask"].astype(bool), lengths)
+    return Tokens(cut["input_ids"].astype(np.int32), cut["attention_mask"].astype(bool), truncated)
