@@ -23,7 +23,7 @@ from ltx2_cli.estimate.requests import Request
 from ltx2_cli.files import Output
 from ltx2_cli.media import write_frames, write_mp4, write_wav
 from ltx2_cli.media.checks import findings
-from ltx2_cli.media.contact_sheet import row, write_contact_sheet
+from ltx2_cli.media.contact_sheet import write_contact_sheet
 from ltx2_cli.outputs import Product, check_distinct, check_frames, check_outputs, outputs, read_files, run_file
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import InitialLatents
@@ -165,7 +165,7 @@ def decode(options: Decode, session: Session) -> None:
                 case ".wav":
                     write_wav(media, path)
                 case ".png":
-                    write_contact_sheet([row(spec.prompt, media)], path)
+                    write_contact_sheet([(spec.prompt, media)], path)
                 case _:
                     write_frames(media, path)
         print_out(str(path))

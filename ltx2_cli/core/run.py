@@ -21,7 +21,7 @@ from ltx2_cli.diffusion.latents import SIZE, pack, save_latents, unpack
 from ltx2_cli.distributed import device_error
 from ltx2_cli.media import Media, write_mp4, write_record
 from ltx2_cli.media.checks import findings
-from ltx2_cli.media.contact_sheet import row, write_contact_sheet
+from ltx2_cli.media.contact_sheet import write_contact_sheet
 from ltx2_cli.outputs import Product, latents_paths, output_paths, record_path, sheet_path, single_specs
 from ltx2_cli.plan.resolve import DECODERS, Plan, decodes_beside
 from ltx2_cli.request.profiles import to_yaml
@@ -168,11 +168,12 @@ def _write_sheet(
     plan: Plan, state: RunState, components: Components, report: Report
 ) -> Iterator[tuple[Path, list[str]]]:
     media = decode.decode(plan, all_latents(state), components, report, DECODED[Product.drafts])
-    first, clips = jax.process_index() == 0, zip(plan.seeds, media, strict=True)
-    rows = [row(f"seed {seed}: {plan.prompts[0]}", clip) for seed, clip in clips if first]
-    if first:
-        write_contact_sheet(rows, path := sheet_path(plan.spec))
+    clips = ((f"seed {seed}: {plan.prompts[0]}", clip) for seed, clip in zip(plan.seeds, media, strict=True))
+    if jax.process_index() == 0:
+        write_contact_sheet(clips, path := sheet_path(plan.spec))
         yield path, []
+    for _ in clips:  # the other hosts decode with the first
+        pass
 
 
 def _records(plan: Plan, report: Report, state: RunState, rows: range) -> Iterator[_Record]:

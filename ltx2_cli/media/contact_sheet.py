@@ -1,8 +1,7 @@
 """Contact sheet of several clips: one row of frames per clip, with a caption above."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from math import ceil
 from pathlib import Path
 
@@ -19,41 +18,33 @@ FONT_SIZE = 14  # pixels
 BACKGROUND, TEXT_COLOUR = "white", "black"
 
 
-@dataclass(frozen=True)
-class Row:
-    """The caption and the frames of one clip."""
+def write_contact_sheet(clips: Iterable[tuple[str, Media]], path: Path) -> None:
+    """Write a PNG of captions and clips, replacing an existing file. Raises `RunError` where it cannot be written."""
+    rows = [(" ".join(caption.split()), _thumbnails(clip)) for caption, clip in clips]
+    width = max(sum(image.width + GAP for image in images) for _, images in rows) + GAP
+    line = FONT_SIZE + 2 * GAP
+    sheet = Image.new("RGB", (width, sum(line + images[0].height for _, images in rows) + GAP), BACKGROUND)
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(FONT_SIZE)
+    top = 0
+    for caption, images in rows:
+        draw.text((GAP, top + GAP), _cut(caption, width - 2 * GAP, font), TEXT_COLOUR, font)
+        left = GAP
+        for image in images:
+            sheet.paste(image, (left, top + line))
+            left += image.width + GAP
+        top += line + images[0].height
+    with replacing(path) as temporary:
+        sheet.save(temporary, "PNG")
 
-    caption: str
-    images: Sequence[Image.Image]
 
-
-def row(caption: str, clip: Media) -> Row:
+def _thumbnails(clip: Media) -> list[Image.Image]:
     """Evenly spaced frames of a clip, the first and the last among them, scaled down."""
     count = len(clip.frames)
     indices = np.linspace(0, count - 1, min(FRAMES_PER_CLIP, count)).round().astype(int)
     images = [Image.fromarray(clip.frames[index]) for index in indices]
     for image in images:
         image.thumbnail((LONGER_SIDE, LONGER_SIDE))
-    return Row(" ".join(caption.split()), images)
-
-
-def write_contact_sheet(rows: Sequence[Row], path: Path) -> None:
-    """Write a PNG, replacing an existing file. Raises `RunError` where it cannot be written."""
-    width = max(sum(image.width + GAP for image in clip.images) for clip in rows) + GAP
-    line = FONT_SIZE + 2 * GAP
-    heights = [line + clip.images[0].height for clip in rows]
-    sheet = Image.new("RGB", (width, sum(heights) + GAP), BACKGROUND)
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(FONT_SIZE)
-    top = 0
-    for clip, height in zip(rows, heights, strict=True):
-        draw.text((GAP, top + GAP), _cut(clip.caption, width - 2 * GAP, font), TEXT_COLOUR, font)
-        left = GAP
-        for image in clip.images:
-            sheet.paste(image, (left, top + line))
-            left += image.width + GAP
-        top += height
-    with replacing(path) as temporary:
-        sheet.save(temporary, "PNG")
+    return images
 
 
 def _cut(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:

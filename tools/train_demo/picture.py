@@ -10,7 +10,8 @@ import typer
 from PIL import Image
 
 from ltx2_cli import load, read_spec, resolve, run
-from ltx2_cli.media.contact_sheet import Row, row, write_contact_sheet
+from ltx2_cli.media import Media
+from ltx2_cli.media.contact_sheet import write_contact_sheet
 from ltx2_cli.plan.resolve import Plan, stage1_plan
 from ltx2_cli.weights.digests import digests
 from ltx2_cli.weights.hub import EMBEDDED, as_path
@@ -39,7 +40,7 @@ def main(
     out.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as folder:
         sheet = Path(folder) / "sheet.png"
-        write_contact_sheet(list(rows(checkpoint)), sheet)
+        write_contact_sheet(rows(checkpoint), sheet)
         Image.open(sheet).save(out, quality=85, comment=origin(checkpoint))
 
 
@@ -49,14 +50,14 @@ def origin(checkpoint: str) -> str:
     return json.dumps({"files": files, "prompts": PROMPTS, "in_two_stages": IN_TWO_STAGES, "seed": SEED})
 
 
-def rows(checkpoint: str) -> Iterator[Row]:
+def rows(checkpoint: str) -> Iterator[tuple[str, Media]]:
     """All of the picture, top down."""
     for prompt in PROMPTS:
-        yield shown(prompt, planned(prompt, "one_stage", checkpoint))
+        yield prompt, clip_of(planned(prompt, "one_stage", checkpoint))
     for prompt in IN_TWO_STAGES:
         plan = planned(prompt, "two_stage", checkpoint)
-        yield shown(f"{prompt} (draft: the first of two stages)", stage1_plan(plan))
-        yield shown(f"{prompt} (two stages)", plan)
+        yield f"{prompt} (draft: the first of two stages)", clip_of(stage1_plan(plan))
+        yield f"{prompt} (two stages)", clip_of(plan)
 
 
 def planned(prompt: str, recipe: str, checkpoint: str) -> Plan:
@@ -64,10 +65,10 @@ def planned(prompt: str, recipe: str, checkpoint: str) -> Plan:
     return resolve(read_spec(model="demo", checkpoint=checkpoint, prompt=prompt, recipe=recipe, seed=SEED))
 
 
-def shown(caption: str, plan: Plan) -> Row:
-    """Frames of the clip of a plan."""
+def clip_of(plan: Plan) -> Media:
+    """The clip of a plan."""
     (clip,) = run(plan, load(plan))
-    return row(caption, clip)
+    return clip
 
 
 if __name__ == "__main__":
