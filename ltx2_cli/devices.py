@@ -75,8 +75,8 @@ def device_memory(devices: "Sequence[jax.Device]") -> DeviceMemory:
         return DeviceMemory(known.hbm_bytes, known.hbm_bytes, SHARE * known.hbm_bytes)
     import jax
 
-    here = [device for device in devices if device.process_index == jax.process_index()]
-    share = SHARE * _machine_memory() / len(here) if devices[0].platform == "cpu" and here else math.inf
+    local = [device for device in devices if device.process_index == jax.process_index()]
+    share = SHARE * _machine_memory() / len(local) if devices[0].platform == "cpu" and local else math.inf
     return DeviceMemory(share, share, share)
 
 

@@ -29,15 +29,15 @@ def stage1_size(
 ) -> tuple[int, int, int]:
     """Frames, height and width of the first stage's clip, for a second stage of this size; in frames and pixels. Raises
     `UsageError` with the nearest possible size where this one is impossible."""
-    wanted = (num_frames, height, width)
-    sizes = [compression.clip_size(*by.upsampled(side, side, side)) for side in range(1, max(wanted) + 1)]
-    nearest = np.abs(np.subtract(sizes, wanted)).argmin(axis=0).tolist()  # by axis, of two the smaller
-    made = tuple(sizes[index][axis] for axis, index in enumerate(nearest))
-    if made != wanted:
+    size = (num_frames, height, width)
+    sizes = [compression.clip_size(*by.upsampled(side, side, side)) for side in range(1, max(size) + 1)]
+    nearest = np.abs(np.subtract(sizes, size)).argmin(axis=0).tolist()  # by axis, of two the smaller
+    nearest_size = tuple(sizes[index][axis] for axis, index in enumerate(nearest))
+    if nearest_size != size:
         raise UsageError(
             f"no clip is upsampled to {width}x{height}x{num_frames}: latents are made {by.time} for each one in time,"
             f" and {by.up / by.down:g} in height and width",
-            f"the nearest is --width {made[2]} --height {made[1]} --num-frames {made[0]}",
+            f"the nearest is --width {nearest_size[2]} --height {nearest_size[1]} --num-frames {nearest_size[0]}",
         )
     return compression.clip_size(*(index + 1 for index in nearest))
 

@@ -31,12 +31,12 @@ def _picture_findings(frames: Frames) -> Iterator[str]:
     if not frames.size:
         return
     step = max(1, min(frames.shape[1:3]) // SIDE)
-    seen = [frame.astype(np.int16) for frame in frames[:, ::step, ::step]]
-    if all(_rare(frame > DARK) for frame in seen):
+    sampled = [frame.astype(np.int16) for frame in frames[:, ::step, ::step]]
+    if all(_rare(frame > DARK) for frame in sampled):
         yield "the picture is black"
-    elif all(_rare(np.abs(frame - frame.mean((0, 1))) > FLAT) for frame in seen):
+    elif all(_rare(np.abs(frame - frame.mean((0, 1))) > FLAT) for frame in sampled):
         yield "every frame of the picture is a single colour"
-    elif seen[1:] and all(_rare(np.abs(frame - seen[0]) > STILL) for frame in seen[1:]):
+    elif sampled[1:] and all(_rare(np.abs(frame - sampled[0]) > STILL) for frame in sampled[1:]):
         yield "the picture is frozen: every frame is like the first"
 
 
