@@ -62,7 +62,7 @@ class _Lock:
     def release(self) -> None:
         """Delete the lock file, and new folders that are still empty."""
         if self.file is not None:
-            self.path.unlink(missing_ok=True)
+            _delete(self.path)  # unless it is another user's, as in /tmp
             os.close(self.file)
             self.file = None
         with suppress(OSError):
@@ -204,7 +204,7 @@ def _open_locked(path: Path, deadline: float = 0.0) -> int | None:
                     continue
                 raise BlockingIOError(error.errno, "another process is writing it") from error
             except OSError:
-                path.unlink()
+                _delete(path)
                 return None
             if os.path.samestat(os.fstat(file), path.stat()):  # else its holder deleted it meanwhile: it locks nothing
                 closing.pop_all()
