@@ -1,14 +1,15 @@
 """The networks on the devices, each loaded when its phase begins; and what helps where devices run out of memory."""
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import jax
 from flax import nnx
 
-from ltx2_cli.core.programs import UNDIAGNOSABLE, CompileFutures, Program, compile_in_background
+from ltx2_cli.core.programs import UNDIAGNOSABLE, Program
 from ltx2_cli.core.report import Report
 from ltx2_cli.devices import DEFAULT_FRACTION, fraction_variable, memory_fraction
 from ltx2_cli.errors import NotFiniteError, RunError
@@ -77,26 +78,23 @@ class Components:
     def __init__(self, plan: Plan):
         self.plan = plan
         self.resident: dict[str, nnx.Module] = {}
-        self.kept: frozenset[str] = frozenset()  # names of networks that stay once they are used
-        self.compilations: CompileFutures = {}
+        self.kept: frozenset[str] = frozenset()
+        self.compilations = defaultdict[str, list[tuple[str, Future[None]]]](list)  # of programs, by network
         self.after_load: Callable[[str], None] = lambda name: None  # is called with each network's name
 
     @contextmanager
-    def compiling(self, programs: Iterable[Program]) -> Iterator[None]:
-        """While the body runs, compile these beside the loading; a network is ready when its programs are."""
+    def compiling(self, programs: Iterable[Program], kept: Collection[str] = ()) -> Iterator[None]:
+        """While the body runs, one thread compiles these in their order; a network is ready when its programs are.
+        Those of the names `kept` stay in the body once they are used."""
+        self.kept, pool = frozenset(kept), ThreadPoolExecutor(1, "compile")
         try:
-            with compile_in_background(programs) as self.compilations:
-                yield
-        finally:
-            self.compilations = {}
-
-    @contextmanager
-    def keeping(self, names: Collection[str]) -> Iterator[None]:
-        """In the body these networks stay once they are used."""
-        self.kept = frozenset(names)
-        try:
+            for program in programs:
+                if program.network is not None:
+                    self.compilations[program.network].append((program.name, pool.submit(program.compile)))
             yield
         finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            self.compilations.clear()
             for name in self.kept if not self.plan.keep_resident else ():
                 self.resident.pop(name, None)
             self.kept = frozenset()

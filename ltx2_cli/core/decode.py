@@ -18,9 +18,10 @@ from ltx2_cli.diffusion.latents import token_shapes
 from ltx2_cli.distributed import to_devices, to_first_host, to_host
 from ltx2_cli.errors import NotFiniteError
 from ltx2_cli.media import Media
-from ltx2_cli.models import upsampler as network
 from ltx2_cli.models.audio_vae import AudioVAE
-from ltx2_cli.models.tiles import decode_frames
+from ltx2_cli.models.tiles import Extent, decode_frames
+from ltx2_cli.models.upsampler import LatentUpsampler
+from ltx2_cli.models.upsampler import upsample as upsample_latents
 from ltx2_cli.models.video_vae import LatentStatistics, VideoVAE
 from ltx2_cli.models.vocoder import Vocoder, VocoderWithBWE
 from ltx2_cli.nn.layers import IMAGE_AXES
@@ -28,8 +29,6 @@ from ltx2_cli.plan.decoding import VIDEOS, DecodePlan
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Stage
 from ltx2_cli.request.spec import Streams
-
-Size = tuple[int, int, int]  # latents in time, in height, in width
 
 
 def upsample(
@@ -79,15 +78,9 @@ def _lasting(sound: np.ndarray, length: int) -> np.ndarray:
 
 
 def _upsampled(
-    upsampler: network.LatentUpsampler,
-    statistics: LatentStatistics,
-    tokens: jax.Array,
-    adain: jax.Array,
-    tone_map: jax.Array,
-    size: Size,
+    upsampler: LatentUpsampler, statistics: LatentStatistics, tokens: jax.Array, *strengths: jax.Array, size: Extent
 ) -> jax.Array:
-    latents = tokens.reshape(len(tokens), *size, -1)
-    large = network.upsample(upsampler, statistics, latents, adain, tone_map)
+    large = upsample_latents(upsampler, statistics, tokens.reshape(len(tokens), *size, -1), *strengths)
     return large.reshape(len(tokens), -1, large.shape[-1])
 
 

@@ -20,7 +20,15 @@ from ltx2_cli.diffusion.latents import Shape, noise, pack
 from ltx2_cli.diffusion.schedule import pad_sigmas
 from ltx2_cli.distributed import to_devices, to_host
 from ltx2_cli.errors import NotFiniteError
-from ltx2_cli.models.transformer import DenoiserInputs, PassMasks, Ropes, TextContext, Transformer, abstract_rope_tables
+from ltx2_cli.models.transformer import (
+    DenoiserInputs,
+    PassMasks,
+    Ropes,
+    TextContext,
+    Transformer,
+    abstract_rope_tables,
+    rope_tables,
+)
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Phase, Stage
 from ltx2_cli.request.spec import Streams
@@ -58,11 +66,11 @@ def stage_programs(plan: Plan, number: int) -> StagePrograms:
         return abstract_network(plan, stage.network), as_abstract(abstract_contexts(plan), whole)
 
     def forward_arguments() -> tuple[Any, ...]:
-        rows = as_abstract(stage_rows(plan, stage, abstract_rope_tables(stage.geometry, arch)), whole)
+        rows = as_abstract(_stage_rows(plan, stage, abstract_rope_tables(stage.geometry, arch)), whole)
         return abstract_network(plan, stage.network), noise.outputs(), DenoiserInputs(text.outputs(), *rows)
 
     def steps_arguments() -> tuple[Any, ...]:
-        return *forward_arguments(), *as_abstract(stage_schedule(stage), whole), step, step
+        return *forward_arguments(), *as_abstract(_stage_schedule(stage), whole), step, step
 
     draw = jitted(_noise, whole, shapes=stage.shapes, stage=int(stage.source is not None))
     read = jitted(Transformer.text_context, TextContext(*text_shardings), sharding)
@@ -81,7 +89,7 @@ def finite_program(plan: Plan, number: int) -> Program:
     return replace(stage_programs(plan, number).forward, function=function)
 
 
-def stage_rows(plan: Plan, stage: Stage, tables: Streams[Ropes]) -> tuple[np.ndarray, Streams[Ropes], PassMasks]:
+def _stage_rows(plan: Plan, stage: Stage, tables: Streams[Ropes]) -> tuple[np.ndarray, Streams[Ropes], PassMasks]:
     """What `DenoiserInputs` holds besides the text, on the host."""
     videos, passes = plan.batch_size, stage.passes
     self_attention = np.ones((plan.arch.transformer.num_layers, len(passes)), bool)
@@ -93,7 +101,7 @@ def stage_rows(plan: Plan, stage: Stage, tables: Streams[Ropes]) -> tuple[np.nda
     return np.repeat(np.asarray(contexts, np.int32), videos), tables, masks
 
 
-def stage_schedule(stage: Stage) -> tuple[np.ndarray, Streams[GuidanceWeights]]:
+def _stage_schedule(stage: Stage) -> tuple[np.ndarray, Streams[GuidanceWeights]]:
     """The noise levels, and the guidance at each."""
     return pad_sigmas(stage.sigmas), Streams(*(traced_weights(stream, stage.passes) for stream in stage.guidance))
 
@@ -118,6 +126,17 @@ class StageRun:
     def place(self, arrays: Any) -> Any:
         """Arrays of the host, whole on each device."""
         return to_devices(arrays, self.phase.stage.sharding.replicated)
+
+
+def start_stage(
+    plan: Plan, phase: Phase, transformer: Transformer, contexts: Streams[Any], noises: Sequence[Streams[jax.Array]]
+) -> StageRun:
+    """A stage with its inputs on the devices."""
+    stage, where = phase.stage, phase.stage.sharding.replicated
+    text = stage_programs(plan, phase.number).text(transformer, to_devices(contexts, where))
+    rows = _stage_rows(plan, stage, rope_tables(stage.geometry, plan.arch.transformer))
+    rows, schedule = to_devices((rows, _stage_schedule(stage)), where)
+    return StageRun(plan, phase, transformer, DenoiserInputs(jax.block_until_ready(text), *rows), schedule, noises)
 
 
 # The functions

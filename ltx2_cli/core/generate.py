@@ -11,25 +11,15 @@ import numpy as np
 
 from ltx2_cli.core.components import DENOISE, Components, memory_for
 from ltx2_cli.core.decode import upsample, upsampling_program
-from ltx2_cli.core.denoising import (
-    StageRun,
-    add_noise,
-    check_finite,
-    locate,
-    stage_programs,
-    stage_rows,
-    stage_schedule,
-)
+from ltx2_cli.core.denoising import StageRun, add_noise, check_finite, locate, stage_programs, start_stage
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.provenance import extend_history
 from ltx2_cli.core.report import Report, Steps
 from ltx2_cli.core.run_state import OnProgress, RunState, all_latents, later_steps, no_checkpoint
 from ltx2_cli.diffusion.latents import pack, read_noise
-from ltx2_cli.distributed import to_devices, to_host
+from ltx2_cli.distributed import to_host
 from ltx2_cli.errors import NotFiniteError
-from ltx2_cli.models.transformer import DenoiserInputs, Transformer, rope_tables
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import Phase
 from ltx2_cli.request.spec import Streams
 
 SECONDS_BETWEEN_REPORTS = 1.0
@@ -52,27 +42,15 @@ def generate(
     report: Report,
     on_progress: OnProgress = no_checkpoint,
     noises: Sequence[Streams[jax.Array]] = (),
-) -> RunState:
-    """Clean latents of every video, tokens float32 [videos, tokens, channels], normalised, and what led to them.
+    *,
+    pausing: bool = False,
+) -> Generator[RunState, None, None]:
+    """At last the state with clean latents of every video, tokens float32 [videos, tokens, channels], normalised; with
+    `pausing`, before it also that between two batches of the last stage.
 
     Goes on from `start`, which has the contexts, and tells `on_progress` of every few steps. A stage upsamples all
     videos, then denoises batch by batch, from noise of each video's seed or from `noises`.
     """
-    *_, state = batches(plan, start, components, report, on_progress, noises, pausing=False)
-    return state
-
-
-def batches(
-    plan: Plan,
-    start: RunState,
-    components: Components,
-    report: Report,
-    on_progress: OnProgress,
-    noises: Sequence[Streams[jax.Array]] = (),
-    *,
-    pausing: bool,
-) -> Generator[RunState, None, None]:
-    """`generate`, told at its end, and with `pausing` also between two batches of the last stage."""
     state, network = start, ""
     denoiser: Any = None
     with ExitStack() as loaded:
@@ -87,7 +65,10 @@ def batches(
                         denoiser = None  # the last reference: its memory is free before the next is loaded
                         network, denoiser = stage.network, loaded.enter_context(components.use(stage.network, report))
                     pauses = pausing and done == len(plan.phases)
-                    for progress in _run_stage(plan, phase, denoiser, state, report, on_progress, noises, pauses):
+                    contexts = state.contexts[stage.connectors]
+                    for progress in _run_stage(
+                        start_stage(plan, phase, denoiser, contexts, noises), state, report, on_progress, pauses
+                    ):
                         latents = all_latents(progress)
                         if progress.batch < len(plan.batches):
                             yield progress
@@ -100,25 +81,13 @@ def batches(
 
 
 def _run_stage(
-    plan: Plan,
-    phase: Phase,
-    transformer: Transformer,
-    state: RunState,
-    report: Report,
-    on_progress: OnProgress,
-    noises: Sequence[Streams[jax.Array]],
-    pauses: bool,
+    run: StageRun, state: RunState, report: Report, on_progress: OnProgress, pauses: bool
 ) -> Iterator[RunState]:
     """The state when the batches of a stage after `state` are done; if it `pauses`, after each one."""
-    stage, compiled = phase.stage, stage_programs(plan, phase.number)
-    contexts = to_devices(state.contexts[stage.connectors], stage.sharding.replicated)
-    text = jax.block_until_ready(compiled.text(transformer, contexts))
-    rows = stage_rows(plan, stage, rope_tables(stage.geometry, plan.arch.transformer))
-    rows, schedule = to_devices((rows, stage_schedule(stage)), stage.sharding.replicated)
-    run = StageRun(plan, phase, transformer, DenoiserInputs(text, *rows), schedule, noises)
+    plan, stage = run.plan, run.phase.stage
     if stage.noise is None:
         with report.stage("compile noise"):
-            compiled.noise.compile()
+            stage_programs(plan, run.phase.number).noise.compile()
     while (remaining := len(plan.batches) - state.batch) > 0:
         at_once = 1 if pauses else remaining
         later = later_steps(plan, state.phase) + (remaining - at_once) * stage.steps

@@ -3,9 +3,7 @@
 import os
 import re
 import warnings
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, wraps
@@ -148,23 +146,6 @@ def agree_on_programs(report: Report) -> None:
             f"compiled programs are not kept: each host has its own {folder}; --compile-cache FOLDER names one that"
             " all share"
         )
-
-
-CompileFutures = Mapping[str, list[tuple[str, Future[None]]]]  # by network: its programs' names and compilations
-
-
-@contextmanager
-def compile_in_background(programs: Iterable[Program]) -> Iterator[CompileFutures]:
-    """While the body runs, one thread compiles its programs in their order. Errors are raised to who waits for that
-    program; at the end, programs that still wait are dropped."""
-    pool, futures = ThreadPoolExecutor(1, "compile"), defaultdict(list)
-    try:
-        for program in programs:
-            if program.network is not None:
-                futures[program.network].append((program.name, pool.submit(program.compile)))
-        yield futures
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,8 @@ def make_latents(
     """The clean latents of every video, as tokens float32 [videos, tokens, channels]. `start` is what an earlier run
     left, and `on_progress` is told how far this one is."""
     start = _with_text(plan, components, report, start, on_progress)
-    return all_latents(generate.generate(plan, start, components, report, on_progress))
+    *_, state = generate.generate(plan, start, components, report, on_progress)
+    return all_latents(state)
 
 
 def _with_text(
@@ -132,11 +133,11 @@ def write(
         on_progress(replace(progress, written=written))
 
     decode_early = product is Product.clips and decodes_beside(plan)
-    with _other_hosts(), components.compiling(programs(plan, product, start)), ExitStack() as around:
-        around.enter_context(components.keeping(DECODERS if decode_early else ()))
+    compiling = components.compiling(programs(plan, product, start), DECODERS if decode_early else ())
+    with _other_hosts(), compiling, ExitStack() as resources:
         start = _with_text(plan, components, report, start, on_progress)
-        batches = generate.batches(plan, start, components, report, keep_written, pausing=decode_early)
-        for state in around.enter_context(closing(batches)):
+        batches = generate.generate(plan, start, components, report, keep_written, pausing=decode_early)
+        for state in resources.enter_context(closing(batches)):
             rows = range(written, clean_videos(plan, state.phase, state.batch))
             new_records = _records(plan, report, state, rows) if first else ()
             records = dict(zip(rows, new_records, strict=first))

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from itertools import pairwise
 from typing import Any, cast
 
@@ -17,22 +17,9 @@ from ltx2_cli.models.trained_on import clip_warnings, prompt_warnings, read_trai
 from ltx2_cli.models.upsampler import has_upsampler
 from ltx2_cli.plan.decoding import DecodePlan
 from ltx2_cli.plan.stages import Stage
-from ltx2_cli.request.profiles import (
-    AUTO,
-    RECIPE_KEYS,
-    checkpoint_names,
-    profile_names,
-    recipe_defaults,
-    resample_sigmas,
-)
-from ltx2_cli.request.spec import (
-    NO_GUIDANCE,
-    GuidanceSpec,
-    RunSpec,
-    SecondStageSpec,
-    StreamGuidanceSpec,
-    TemporalUpsample,
-)
+from ltx2_cli.request.profiles import AUTO, RECIPE_KEYS, checkpoint_names, profile_names, read_sharding, recipe_defaults
+from ltx2_cli.request.spec import NO_GUIDANCE, RunSpec, SecondStageSpec, TemporalUpsample
+from ltx2_cli.request.validation import random_seed
 from ltx2_cli.sharding import ShardingPlan
 from ltx2_cli.units import quantity
 from ltx2_cli.weights.lora import parse_lora
@@ -60,6 +47,16 @@ def apply_recipe(spec: RunSpec, arch: Arch, usual: str = ONE_STAGE) -> RunSpec:
     if spec.sigmas is None and values["sigmas"] is not None:
         values["sigmas"] = resample_sigmas(values["sigmas"], values["num_inference_steps"])
     return replace(spec, recipe=recipe, **values)
+
+
+def resample_sigmas(sigmas: tuple[float, ...], steps: int) -> tuple[float, ...]:
+    """Interpolate noise levels [n + 1] linearly to [steps + 1]; unchanged where n == steps."""
+    levels = []
+    for step in range(steps + 1):
+        below, part = divmod(step * (len(sigmas) - 1), steps)
+        level, after = sigmas[below], sigmas[min(below + 1, len(sigmas) - 1)]
+        levels.append(level + (after - level) * part / steps)
+    return tuple(levels)
 
 
 def guess_second_stage(spec: RunSpec) -> SecondStageSpec:
@@ -141,8 +138,8 @@ def _says_distilled(checkpoint: str) -> bool | None:
 
 def _asked_or(published: Any, asked: Any) -> Any:
     """What was asked for, and where nothing was, what is `published`."""
-    if isinstance(asked, GuidanceSpec | StreamGuidanceSpec | SecondStageSpec):
-        return type(asked)(*map(_asked_or, vars(published).values(), vars(asked).values()))
+    if is_dataclass(asked):
+        return type(published)(*map(_asked_or, vars(published).values(), vars(asked).values()))
     return published if asked is None else asked
 
 
@@ -153,8 +150,8 @@ DEVICE_PROFILES = {  # by how the names of their platforms or kinds begin
 }
 
 
-def check_size(spec: RunSpec, arch: Arch) -> None:
-    """Raise `UsageError` for a clip that this checkpoint's autoencoders cannot divide or decode."""
+def fill_defaults(spec: RunSpec, arch: Arch, devices: Sequence[jax.Device]) -> RunSpec:
+    """The request with its seed and sharding. Raises `UsageError` for a clip that this checkpoint cannot make."""
     frames, pixels = arch.compression.frames, arch.compression.pixels
     if spec.height % pixels or spec.width % pixels or (spec.num_frames - 1) % frames:
         raise UsageError(
@@ -170,9 +167,20 @@ def check_size(spec: RunSpec, arch: Arch) -> None:
             f"{spec.num_frames} frames at {spec.fps:g} a second are too short for sound",
             "more --num-frames or less --fps",
         )
+    layers = arch.transformer.num_layers
+    absent_blocks = [block for block in spec.stg_blocks or () if block >= layers]
+    if absent_blocks and (spec.guidance.video.stg_scale or spec.guidance.audio.stg_scale):
+        raise UsageError(
+            f"STG block {absent_blocks[0]} does not exist: the model has blocks 0 to {layers - 1}",
+            f"--stg-blocks {layers - 1}, or --stg-scale 0 --audio-stg-scale 0 to do without",
+        )
+    seed = spec.seed if spec.seed is not None else (random_seed(spec),)
+    auto = spec.sharding.profile == AUTO
+    sharding = read_sharding(_device_profile(devices), spec.sharding) if auto else spec.sharding
+    return replace(spec, seed=seed, sharding=sharding)
 
 
-def device_profile(devices: Sequence[jax.Device]) -> str:
+def _device_profile(devices: Sequence[jax.Device]) -> str:
     """The profile for these devices; raises `UsageError` where they are several of an unknown kind."""
     platform, kind = devices[0].platform, devices[0].device_kind
     if platform == "cpu" or len(devices) == 1:

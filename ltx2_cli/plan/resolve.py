@@ -16,34 +16,10 @@ from ltx2_cli.models.lora import find_adapters, unmet_wishes
 from ltx2_cli.models.networks import Checkpoint, Networks
 from ltx2_cli.models.upsampler import has_upsampler, open_upsampler
 from ltx2_cli.nn.kernels import choose_backend
+from ltx2_cli.plan import recipe, stages
 from ltx2_cli.plan.decoding import DecodePlan, free_bytes, plan_tiling
-from ltx2_cli.plan.recipe import (
-    check_size,
-    complete_request,
-    device_profile,
-    guess_second_stage,
-    layout_warnings,
-    recipe_warnings,
-    untrained_warnings,
-    unused_option_warnings,
-)
-from ltx2_cli.plan.stages import (
-    DENOISER,
-    REFINER,
-    InitialLatents,
-    LoraDeltas,
-    Loras,
-    Phase,
-    SecondStage,
-    Stage,
-    add_second_stage,
-    build_stages,
-    recipe_passes,
-    upsampled_spec,
-)
-from ltx2_cli.request.profiles import AUTO, read_sharding
+from ltx2_cli.plan.stages import DENOISER, REFINER, InitialLatents, LoraDeltas, Loras, Phase, SecondStage, Stage
 from ltx2_cli.request.spec import DType, RunSpec, Streams
-from ltx2_cli.request.validation import random_seed
 from ltx2_cli.sharding import ShardingPlan, lay_out
 from ltx2_cli.weights.checkpoint import collect, raise_all
 from ltx2_cli.weights.declare import weights
@@ -133,7 +109,7 @@ def missing_downloads(spec: RunSpec) -> list[Download]:
     nor from the hub."""
     checkpoint = [(spec.checkpoint, FOLDER_FILES)]
     text_encoder = [] if spec.text_encoder is None else [(spec.text_encoder, TEXT_ENCODER_FILES)]
-    second = guess_second_stage(spec)
+    second = recipe.guess_second_stage(spec)
     refines = second.sigmas != ()  # None: at levels that the page of the model says, which is not open yet
     own = spec.second_stage.upsampler is None and has_upsampler(as_path(spec.checkpoint))
     upsampler = [(second.upsampler, UPSAMPLER_FILES)] if refines and second.upsampler and not own else []
@@ -154,7 +130,7 @@ def resolve(spec: RunSpec, source: InitialLatents | None = None) -> Plan:
     """
     opened, problems = collect({spec.checkpoint: partial(_open_checkpoint, spec)})
     loras, checkpoint = _open_loras(spec.lora, problems), opened[spec.checkpoint]
-    spec = complete_request(spec, checkpoint, source is not None)
+    spec = recipe.complete_request(spec, checkpoint, source is not None)
     second_stage = _open_second_stage(spec, checkpoint) if spec.second_stage.sigmas or source else None
     plan = build_plan(declare(spec, checkpoint, loras, second_stage), spec, jax.devices(), source)
     if jax.process_count() > 1 and spec.seed is None:
@@ -182,7 +158,7 @@ def declare(spec: RunSpec, checkpoint: Checkpoint, loras: Loras, second_stage: S
     networks = checkpoint.networks(spec)
     added: LoraDeltas = find_adapters(loras, networks)
     if second_stage:
-        networks, checkpoint, added = add_second_stage(networks, checkpoint, added, second_stage, spec.dtype)
+        networks, checkpoint, added = stages.add_second_stage(networks, checkpoint, added, second_stage, spec.dtype)
     warnings = tuple(warning for lora, _ in loras for warning in unmet_wishes(lora))
     return Declared(checkpoint, networks, added, warnings, second_stage)
 
@@ -194,31 +170,31 @@ def build_plan(
     checkpoint, networks, second_stage = declared.checkpoint, declared.networks, declared.second_stage
     arch, added = checkpoint.arch, declared.added
     if second_stage and source:
-        spec = upsampled_spec(spec, arch, second_stage, source)
+        spec = stages.upsampled_spec(spec, arch, second_stage, source)
     if spec.max_sequence_length > (most := checkpoint.text_encoder.max_position_embeddings):
         raise UsageError(
             f"max_sequence_length {spec.max_sequence_length} is more than the text encoder's {most} tokens",
             f"--set max_sequence_length={most}",
         )
-    spec = _fill_defaults(spec, arch, devices)
+    spec = recipe.fill_defaults(spec, arch, devices)
     declared_weights = [weight for module in networks.present().values() for weight in weights(module)]
     heads = {stream.name: stream.heads for stream in arch.transformer.streams}
     kernel, slow = choose_backend(spec.sharding.attention, devices[0], spec.dtype, arch.head_sizes)
     lay = partial(lay_out, replace(spec.sharding, attention=kernel), devices, declared_weights, heads=heads)
     # also for a second stage alone: encoded and laid out as after the first, the text is the same to the bit
-    passes = recipe_passes(spec, arch)
+    passes = stages.recipe_passes(spec, arch)
     sharding, guided = lay(len(passes) * spec.num_videos), Pass.UNCOND in passes
-    stages = build_stages(spec, arch, added, second_stage, source, lay)
-    decoding, room = _plan_decoding(spec, networks, stages[-1], sharding)
+    all_stages = stages.build_stages(spec, arch, added, second_stage, source, lay)
+    decoding, room = _plan_decoding(spec, networks, all_stages[-1], sharding)
     prompts = tuple(dict.fromkeys([spec.prompt, *[spec.negative_prompt] * guided]))
     at_once = len(prompts) if spec.sharding.use_batched_text_encoder else 1
     warnings = (
-        *recipe_warnings(spec, arch),
-        *unused_option_warnings(spec, arch, second_stage.upsampler.upsampling.time if second_stage else None),
+        *recipe.recipe_warnings(spec, arch),
+        *recipe.unused_option_warnings(spec, arch, second_stage.upsampler.upsampling.time if second_stage else None),
         *((slow,) if slow else ()),
         *declared.warnings,
-        *layout_warnings(sharding, arch.transformer.num_attention_heads, decoding, room),
-        *untrained_warnings(spec, checkpoint, stages, prompts),
+        *recipe.layout_warnings(sharding, arch.transformer.num_attention_heads, decoding, room),
+        *recipe.untrained_warnings(spec, checkpoint, all_stages, prompts),
     )
     return Plan(
         spec=spec,
@@ -229,7 +205,7 @@ def build_plan(
         sharding=sharding,
         prompts=prompts,
         text=TextPlan(spec.max_sequence_length, at_once, spec.text_encoder_dtype, spec.compile_text_encoder),
-        stages=stages,
+        stages=all_stages,
         decoding=decoding,
         dtype=spec.dtype,
         seeds=spec.seeds,
@@ -273,21 +249,6 @@ def _open_checkpoint(spec: RunSpec) -> Checkpoint:
     if spec.text_encoder is None:
         raise UsageError(f"{spec.checkpoint} has no text encoder", "--text-encoder FOLDER or REPO names Gemma-3")
     return open_single_file(place, read_text_encoder(locate(spec.text_encoder, TEXT_ENCODER_FILES)))
-
-
-def _fill_defaults(spec: RunSpec, arch: Arch, devices: Sequence[jax.Device]) -> RunSpec:
-    check_size(spec, arch)
-    layers = arch.transformer.num_layers
-    absent_blocks = [block for block in spec.stg_blocks or () if block >= layers]
-    if absent_blocks and (spec.guidance.video.stg_scale or spec.guidance.audio.stg_scale):
-        raise UsageError(
-            f"STG block {absent_blocks[0]} does not exist: the model has blocks 0 to {layers - 1}",
-            f"--stg-blocks {layers - 1}, or --stg-scale 0 --audio-stg-scale 0 to do without",
-        )
-    seed = spec.seed if spec.seed is not None else (random_seed(spec),)
-    auto = spec.sharding.profile == AUTO
-    sharding = read_sharding(device_profile(devices), spec.sharding) if auto else spec.sharding
-    return replace(spec, seed=seed, sharding=sharding)
 
 
 def _plan_decoding(spec: RunSpec, networks: Networks, last: Stage, sharding: ShardingPlan) -> tuple[DecodePlan, float]:

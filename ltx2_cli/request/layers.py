@@ -31,6 +31,10 @@ class ConfigLayer:
     source: str
     values: Values
 
+    def extended(self, layer: "ConfigLayer") -> "ConfigLayer":
+        """`layer` on top of this one."""
+        return ConfigLayer(layer.source, _deep_merge(self.values, layer.values))
+
 
 def read_file(path: Path) -> ConfigLayer:
     """Read a YAML file of keys and values. Raises `UsageError` if it cannot be read."""
@@ -63,7 +67,7 @@ def merge(layers: Sequence[ConfigLayer]) -> RunSpec:
     """Merge layers, later wins. Raises `UsageError` for an unknown key or a wrong type."""
     values: Values = {}
     for layer in layers:
-        values = deep_merge(values, nested(leaves(layer)))
+        values = _deep_merge(values, nested(leaves(layer)))
     spec: RunSpec = _build(RunSpec, values)
     return spec
 
@@ -155,14 +159,14 @@ def nested(flags: Mapping[str, object]) -> Values:
     for key, value in _expand_shorthand(dict(flags)).items():
         for section in reversed(key.split(".")):
             value = {section: value}
-        values = deep_merge(values, value)
+        values = _deep_merge(values, value)
     return values
 
 
-def deep_merge(below: Values, above: Values) -> Values:
+def _deep_merge(below: Values, above: Values) -> Values:
     """Merge nested values; `above` wins."""
     both = {
-        key: deep_merge(below[key], value)
+        key: _deep_merge(below[key], value)
         for key, value in above.items()
         if isinstance(value, dict) and isinstance(below.get(key), dict)
     }

@@ -13,7 +13,6 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.request.layers import (
     ASKED,
     ConfigLayer,
-    deep_merge,
     leaves,
     merge,
     nested,
@@ -115,16 +114,6 @@ def to_yaml(spec: RunSpec, provenance: Mapping[str, Any] | None = None) -> str:
     return dump({**asdict(spec), CACHE: None, **seed, **extra})
 
 
-def resample_sigmas(sigmas: tuple[float, ...], steps: int) -> tuple[float, ...]:
-    """Interpolate noise levels [n + 1] linearly to [steps + 1]; unchanged where n == steps."""
-    levels = []
-    for step in range(steps + 1):
-        below, part = divmod(step * (len(sigmas) - 1), steps)
-        level, after = sigmas[below], sigmas[min(below + 1, len(sigmas) - 1)]
-        levels.append(level + (after - level) * part / steps)
-    return tuple(levels)
-
-
 def _profile_stack(
     above: Sequence[ConfigLayer], below: Sequence[ConfigLayer] = (), without: Sequence[str] = ()
 ) -> list[ConfigLayer]:
@@ -186,7 +175,7 @@ def _shipped_profile(kind: str, name: str) -> ConfigLayer:
 def _with_parent(kind: str, layer: ConfigLayer) -> ConfigLayer:
     own = {key: value for key, value in layer.values.items() if key != "extends"}
     parent = layer.values.get("extends")
-    return replace(layer, values=deep_merge(_shipped_profile(kind, str(parent)).values, own)) if parent else layer
+    return _shipped_profile(kind, str(parent)).extended(replace(layer, values=own)) if parent else layer
 
 
 def checkpoint_names(checkpoint: str) -> list[str]:

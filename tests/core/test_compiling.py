@@ -22,7 +22,6 @@ from ltx2_cli.core.programs import (
     CompileStats,
     NotCompiledError,
     Program,
-    compile_in_background,
     count_compilations,
     enable_compilation_cache,
     forbid_compilation,
@@ -103,8 +102,8 @@ def test_an_abandoned_run_leaves_no_compilation_to_wait_for(checkpoint: Checkpoi
         pass
 
 
-def test_queued_programs_are_not_compiled_after_the_end() -> None:
-    begun, may_end, lowered = Event(), Event(), list[str]()
+def test_queued_programs_are_not_compiled_after_the_end(checkpoint: Checkpoint) -> None:
+    components, begun, may_end, lowered = Components(plan_of(checkpoint, SMALL, 3)), Event(), Event(), list[str]()
 
     def slow() -> jax.stages.Lowered:
         begun.set()
@@ -115,10 +114,10 @@ def test_queued_programs_are_not_compiled_after_the_end() -> None:
         lowered.append("late")
         raise ZeroDivisionError
 
-    with compile_in_background([Program("slow", "vae", NOTHING, slow), Program("late", "vae", NOTHING, late)]) as ahead:
+    with components.compiling([Program("slow", "vae", NOTHING, slow), Program("late", "vae", NOTHING, late)]):
+        (_, first), (_, second) = components.compilations["vae"]
         begun.wait()
     may_end.set()
-    (_, first), (_, second) = ahead["vae"]
     assert isinstance(first.exception(), ZeroDivisionError)
     assert second.cancelled()
     assert not lowered

@@ -47,16 +47,16 @@ def connecting(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def denoising(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    generate.generate(plan, RunState(contexts={"connectors": NOTHING}), Exhausted(plan), Silent())
+    list(generate.generate(plan, RunState(contexts={"connectors": NOTHING}), Exhausted(plan), Silent()))
 
 
 def upsampling(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    generate.generate(plan, RunState(phase=1, latents=NOTHING), Exhausted(plan), Silent())
+    list(generate.generate(plan, RunState(phase=1, latents=NOTHING), Exhausted(plan), Silent()))
 
 
 def refining(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     start = RunState(phase=2, latents=NOTHING, contexts={"connectors": NOTHING})
-    generate.generate(plan, start, Exhausted(plan), Silent())
+    list(generate.generate(plan, start, Exhausted(plan), Silent()))
 
 
 def decoding(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,7 +129,8 @@ def from_the_same_noises(checkpoint: Checkpoint, plan: Plan) -> Streams[np.ndarr
     )
     noises = [in_tokens(draw_noise(checkpoint.pipeline, 5, *SMALL.size)), Streams(*drawn)]
     start = RunState(contexts=encode(plan, missing_contexts(plan, START), components, report))
-    latents = generate(plan, start, components, report, noises=noises).latents
+    *_, state = generate(plan, start, components, report, noises=noises)
+    latents = state.latents
     assert latents is not None
     return unpack(latents, plan.latent_shapes)
 

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from ltx2_cli.errors import UsageError
+from ltx2_cli.plan.recipe import resample_sigmas
 from ltx2_cli.request.layers import ASKED
 from ltx2_cli.request.profiles import (
     configs,
@@ -18,7 +19,6 @@ from ltx2_cli.request.profiles import (
     read_sharding,
     read_spec,
     recipe_defaults,
-    resample_sigmas,
     to_yaml,
 )
 from ltx2_cli.request.spec import DType, RunSpec, SecondStageSpec, ShardingSpec, ShiftTokens, StgRule
