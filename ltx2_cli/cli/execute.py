@@ -7,6 +7,8 @@ from itertools import groupby
 from os.path import abspath, expanduser, relpath
 from pathlib import Path
 
+from huggingface_hub import constants
+
 from ltx2_cli.cli.inspect import inspect
 from ltx2_cli.cli.options import Generate, Resume
 from ltx2_cli.cli.plan import check_published, fitting_plan
@@ -41,7 +43,7 @@ from ltx2_cli.request.layers import ASKED, read_text
 from ltx2_cli.request.profiles import OUTPUT_KEYS, PROVENANCE, to_yaml
 from ltx2_cli.request.spec import NO_CACHE, RunSpec
 from ltx2_cli.units import quantity
-from ltx2_cli.weights.hub import cache_folder, check_disk_space
+from ltx2_cli.weights.hub import check_disk_space
 
 # What a command cannot change, by dotted key: what saved latents decide, a clip's record, an unfinished run.
 OF_LATENTS = frozenset({"height", "width", "num_frames", "num_videos", "model", "recipe"}).__contains__
@@ -91,7 +93,7 @@ def run(
         check_disk_space(downloads)
         for repository, parts in groupby(downloads, lambda file: file.repository):
             size = quantity(sum(part.size for part in parts))
-            session.report.note(f"downloading {size} of {repository} into {cache_folder()}")
+            session.report.note(f"downloading {size} of {repository} into {constants.HF_HUB_CACHE}")
     plan = agreed_plan(session, request, check)
     components, flaws = load(plan), list[str]()
     if random and not options.warmup:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
 import jax
+from huggingface_hub import constants
 from typer.main import get_group
 
 from ltx2_cli.cli import app
@@ -23,8 +24,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.compiled import Collective, sent_bytes, write_hlo
 from ltx2_cli.estimate.estimate import Estimate, assumptions, compile_and_estimate, forward_programs, record
 from ltx2_cli.estimate.fit import check_estimate, check_fit
-from ltx2_cli.estimate.meshes import MeshSearch, search_meshes
-from ltx2_cli.estimate.offline import plan_offline
+from ltx2_cli.estimate.offline import MeshSearch, plan_offline, search_meshes
 from ltx2_cli.estimate.requests import FRACTION, Alternative, Request
 from ltx2_cli.estimate.topology import topology
 from ltx2_cli.files import Output
@@ -34,7 +34,7 @@ from ltx2_cli.plan.resolve import Plan, missing_downloads
 from ltx2_cli.plan.stages import REFINER
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.units import quantity
-from ltx2_cli.weights.hub import cache_folder, check_disk_space, local_path
+from ltx2_cli.weights.hub import check_disk_space, local_path
 from ltx2_cli.weights.published import FOLDER_FILES
 
 SETTING = "--set"
@@ -107,7 +107,7 @@ def _dry_run_lines(request: Request, random: bool, files: Sequence[Output]) -> I
         folder = f"{file.repository}/{file.name.split('/')[0]}"
         sizes[folder] = sizes.get(folder, 0) + file.size
     if sizes:
-        yield f"to download into {cache_folder()}:"
+        yield f"to download into {constants.HF_HUB_CACHE}:"
         yield from (
             f"{quantity(sizes[folder]):>9}  {folder}" for folder in sorted(sizes, key=lambda name: -sizes[name])
         )

@@ -1,14 +1,12 @@
-"""A program compiled for devices that need not be here: its memory, its text, and its collectives, which are read from
-the lines of XLA's text. That numbers devices by their place in the mesh's array, row by row.
-"""
+"""A program compiled for devices that need not be here: its memory, its text, and its collectives, read from the lines
+of XLA's text. There devices are numbered by their place in the mesh's array, row by row."""
 
 import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -54,10 +52,8 @@ _MESH_PART = re.compile(r"'?([\w.]+)'?(?::\((\d+)\)(\d+))?")
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective of a program, as one device sees it.
-
-    A loop whose number of iterations is an argument of the program counts as one iteration in `times` and `sent_bytes`.
-    """
+    """One collective of a program, as one device sees it. A loop whose number of iterations is an argument of the
+    program counts as one iteration in `times` and `sent_bytes`."""
 
     kind: str  # a key of SENT
     axes: tuple[str, ...]  # of the mesh, along which the devices lie
@@ -98,11 +94,6 @@ class Compiled:
         """Bytes that a device sends in one run; a loop whose length is an argument counts as one iteration."""
         return sent_bytes(self.collectives)
 
-    def record(self) -> dict[str, Any]:
-        """The figures as JSON has them."""
-        figures = {key: value for key, value in asdict(self).items() if key not in ("name", "text")}
-        return {**figures, "sent_bytes": self.sent_bytes}
-
 
 @dataclass(frozen=True)
 class CompileFailure:
@@ -117,20 +108,20 @@ class CompileFailure:
 
 def compile_program(program: Program, mesh: Mesh) -> Compiled | CompileFailure:
     """Compile for the devices of `mesh`; the time is the compiler's alone."""
-    which, lowered = (program.name, program.network, program.stage), program.lower()
+    identity, lowered = (program.name, program.network, program.stage), program.lower()
     start = time.monotonic()
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).splitlines()[0]
-        return CompileFailure(*which, reason, needed_bytes(str(error)) if "RESOURCE_EXHAUSTED" in reason else None)
+        return CompileFailure(*identity, reason, needed_bytes(str(error)) if "RESOURCE_EXHAUSTED" in reason else None)
     seconds, text, analysis = time.monotonic() - start, compiled.as_text() or "", compiled.memory_analysis()
     assert analysis is not None
     arguments, temporaries = analysis.argument_size_in_bytes, analysis.temp_size_in_bytes
     # On the CPU, XLA's peak leaves out temporaries that are never all in use.
     peak = max(analysis.peak_memory_in_bytes, arguments + temporaries)
     memory = Memory(arguments, temporaries, peak)
-    return Compiled(*which, seconds, memory, peak - _weight_bytes(compiled), tuple(collectives(text, mesh)), text)
+    return Compiled(*identity, seconds, memory, peak - _weight_bytes(compiled), tuple(collectives(text, mesh)), text)
 
 
 def _weight_bytes(compiled: jax.stages.Compiled) -> int:
@@ -160,10 +151,8 @@ def write_hlo(programs: Iterable[Compiled], folder: Path) -> None:
 
 
 def collectives(text: str, mesh: Mesh) -> list[Collective]:
-    """Every collective in `compiled.as_text()` of a program for the devices of `mesh`, in the program's order.
-
-    Of a conditional all branches count. Raises `ValueError` for a text that is not a compiled program's.
-    """
+    """Every collective in `compiled.as_text()` of a program for the devices of `mesh`, in order, with those of all
+    branches of a conditional. Raises `ValueError` for a text that is not a compiled program's."""
     parts = _COMPUTATION.split(text)[1:]
     computations = dict(zip(parts[1::3], parts[2::3], strict=True))
     entries = [name for entry, name in zip(parts[::3], parts[1::3], strict=True) if entry]
@@ -207,7 +196,7 @@ def _iterations(computations: Mapping[str, str], line: str, condition: str) -> i
 
 
 def _collective(line: str, match: re.Match[str], loops: Loops, mesh: Mesh) -> Collective:
-    kind, joined, op_name = match["kind"], groups(line, mesh.size), _OP_NAME.search(line)
+    kind, members, op_name = match["kind"], groups(line, mesh.size), _OP_NAME.search(line)
     results, operands = list(_SHAPE.finditer(match["results"])), match["operands"].count("%")
     if match["start"] and len(results) >= 2 * operands:  # the operands, the results, handles
         results = results[operands : 2 * operands]
@@ -215,11 +204,14 @@ def _collective(line: str, match: re.Match[str], loops: Loops, mesh: Mesh) -> Co
     for dtype, dims in (result.groups() for result in results):
         bits = re.search(r"\d+", dtype.replace("pred", "u8"))
         size += math.ceil(math.prod(_numbers(dims)) * int(bits[0]) / 8) if bits else 0
-    sent, times = round(size * SENT[kind](len(joined[0]))), math.prod(count for count in loops if count is not None)
+    sent, times = (
+        round(size * SENT[kind](len(members[0]))),
+        math.prod(count for count in loops if count is not None),
+    )
     return Collective(
         kind=kind,
-        axes=axes_of(joined, mesh),
-        devices=len(joined[0]),
+        axes=axes_of(members, mesh),
+        devices=len(members[0]),
         results=tuple(result[0] for result in results),
         bytes=sent,
         times=times,
@@ -231,11 +223,9 @@ def _collective(line: str, match: re.Match[str], loops: Loops, mesh: Mesh) -> Co
 
 
 def groups(attributes: str, devices: int) -> Groups:
-    """The devices of each group of a collective, or the two of each pair of a permutation.
-
-    `{{0,1},{2,3}}` lists them; `[2,2]<=[4]` and `[2,2]<=[2,2]T(1,0)` count, transpose, and cut into rows;
-    `mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'a'}` names axes of a mesh of its own. Without any, all take part.
-    """
+    """The devices of each group of a collective, or the two of each pair of a permutation. `{{0,1},{2,3}}` lists them;
+    `[2,2]<=[4]` and `[2,2]<=[2,2]T(1,0)` count, transpose, and cut into rows; `mesh['a'=2,'b'=2],
+    device_ids=([2,2]T(1,0)) {'a'}` names axes of a mesh of its own. Without any, all take part."""
     if listed := _LISTED.search(attributes):
         return [tuple(_numbers(group)) for group in re.findall(r"\{([\d,]+)\}", listed[1])]
     if counted := _COUNTED.search(attributes):
@@ -246,8 +236,8 @@ def groups(attributes: str, devices: int) -> Groups:
 
 
 def _groups_along(axes: str, order: str, along: str, devices: int) -> Groups:
-    """The devices that differ along these axes alone. A part of an axis, `'a':(2)4`, has length 4 inside an outer part
-    of length 2."""
+    """The groups of devices that differ along these axes alone. `'a':(2)4` is a part of an axis: 4 long, inside an
+    outer part 2 long."""
     sizes = {name: int(size) for name, size in _MESH_AXIS.findall(axes)}
     numbers = _order(order) if order else np.arange(devices)
     places = dict(zip(sizes, np.unravel_index(np.arange(devices), tuple(sizes.values())), strict=True))

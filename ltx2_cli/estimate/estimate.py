@@ -33,6 +33,7 @@ from ltx2_cli.weights.checkpoint import abbreviate
 from ltx2_cli.weights.declare import Weight, weights
 
 Programs = Sequence[Compiled | CompileFailure]
+FORWARD = "forward"  # how names of its programs begin
 PROJECTIONS = (".to_q.weight", ".to_k.weight", ".to_v.weight")
 
 
@@ -80,24 +81,26 @@ class Estimate:
 
 def estimate_plan(plan: Plan, programs: Programs = ()) -> Estimate:
     """The estimate of a plan of which these programs were compiled."""
-    devices, sizes, phases = list(plan.sharding.mesh.devices.flat), weight_bytes(plan), run_phases(plan)
+    devices, sizes = list(plan.sharding.mesh.devices.flat), weight_bytes(plan)
     limit, rates = device_memory(devices).limit, chip(devices[0].device_kind)
-    memory = uncompiled = phase_memory(plan, phases)
-    for phase, needed in _activations(plan, programs, sizes, limit).items():
-        memory = memory | {phase: memory[phase]._replace(activations=needed)}
+    uncompiled, memory = phase_memory(plan, run_phases(plan)), {}
     compiled = [program for program in programs if isinstance(program, Compiled)]
-    by_name = {program.name: program for program in compiled}
     stages, warnings, seconds = [], dict.fromkeys(plan.warnings), {}
-    forwards = {phase: by_name.get(_forward_name(number)) for number, phase in enumerate(LOOPS)}
-    for phase in phases:  # the seconds are the least, of a denoising phase those of a step
+    forwards = {LOOPS[program.stage]: program for program in compiled if program.name.startswith(FORWARD)}
+    for phase, formula in uncompiled.items():  # the seconds are the least, of a denoising phase those of a step
         forward, read = forwards.get(phase), read_bytes(plan, phase, sizes)
+        memory[phase] = _with_compiled(formula, programs, phase, read, limit)
         flops, stage = phase_flops(plan, phase) / len(devices), stage_of(plan, phase)
         parts = roofline(flops, read, forward.sent_bytes if forward else 0, rates) if rates else None
         if parts:
             seconds[phase] = max(parts.values()) * (stage.steps if phase in LOOPS else 1)
         if phase in LOOPS:
             stages.append(StageEstimate(stage, forward, read, flops, parts))
-            warnings |= dict.fromkeys(_sharding_warnings(plan, stage, forward, limit))
+            network, rows = weights(plan.network(stage.network)), len(stage.passes) * plan.batch_size
+            lengths = {"rows": rows, "heads": plan.arch.transformer.num_attention_heads}
+            warnings |= dict.fromkeys(split_inputs(network, stage.sharding, forward.collectives if forward else ()))
+            warnings |= dict.fromkeys(undivided(stage.sharding, lengths))
+            warnings |= dict.fromkeys(replicated(network, stage.sharding, limit))
     failures = [program for program in programs if isinstance(program, CompileFailure)]
     return Estimate(plan, compiled, failures, limit, sizes, uncompiled, memory, stages, seconds, list(warnings))
 
@@ -118,39 +121,21 @@ def compile_and_estimate(plan: Plan, programs: Iterable[Program], report: Report
 def forward_programs(plan: Plan) -> Iterator[Program]:
     """One forward of each stage's denoiser over all its passes."""
     for number in range(len(plan.stages)):
-        yield replace(stage_programs(plan, number).forward, name=_forward_name(number))
+        yield replace(stage_programs(plan, number).forward, name=f"{FORWARD} {number + 1}" if number else FORWARD)
 
 
-def _forward_name(number: int) -> str:
-    return f"forward {number + 1}" if number else "forward"
-
-
-def _activations(plan: Plan, programs: Programs, sizes: Mapping[str, int], limit: float) -> dict[str, int]:
-    """Bytes beside the weights by phase, as far as compiling tells: of decoding, the video's decoder tells. A program
-    that is too large, of which the compiler states no size, needs a byte more than there is."""
-    activations = {}
-    for phase in run_phases(plan):
-        needed: dict[str, int] = {}
-        for program in programs:
-            if program.network not in PHASES[phase] or program.stage != int(phase == REFINE):
-                continue
+def _with_compiled(formula: PhaseMemory, programs: Programs, phase: str, read: int, limit: float) -> PhaseMemory:
+    """`formula` with the activations of compiled programs, if they tell: for decoding, the video's decoder does. A
+    program that is too large, and whose size the compiler does not state, counts a byte more than there is."""
+    needed: dict[str, int] = {}
+    for program in programs:
+        if program.network in PHASES[phase] and program.stage == int(phase == REFINE):
             if isinstance(program, Compiled):
                 needed[program.network] = max(program.activation_bytes, needed.get(program.network, 0))
             elif program.needed_bytes is not None:
-                total = program.needed_bytes or int(limit) + 1
-                needed[program.network] = total - read_bytes(plan, phase, sizes)
-        if needed and (phase != DECODE or "vae" in needed):
-            activations[phase] = max(needed.values())
-    return activations
-
-
-def _sharding_warnings(plan: Plan, stage: Stage, compiled: Compiled | None, limit: float) -> Iterator[str]:
-    """What is legal, and makes devices send or store much, or do the same work."""
-    network = weights(plan.network(stage.network))
-    rows = {"rows": len(stage.passes) * plan.batch_size, "heads": plan.arch.transformer.num_attention_heads}
-    yield from split_inputs(network, stage.sharding, compiled.collectives if compiled else ())
-    yield from undivided(stage.sharding, rows)
-    yield from replicated(network, stage.sharding, limit)
+                needed[program.network] = (program.needed_bytes or int(limit) + 1) - read
+    is_known = needed and (phase != DECODE or "vae" in needed)
+    return formula._replace(activations=max(needed.values())) if is_known else formula
 
 
 def split_inputs(
@@ -193,8 +178,7 @@ def replicated(weights: Sequence[Weight], plan: ShardingPlan, limit: float) -> I
 
 
 def record(estimate: Estimate) -> dict[str, Any]:
-    """An estimate as JSON has it; null where a value is not known. At the top level, what is of one stage is of the
-    first."""
+    """An estimate as JSON; null for unknown values. Values of a stage at the top level are the first stage's."""
     plan, seconds = estimate.plan, estimate.phase_seconds
     spec, mesh, stages = plan.spec, plan.sharding.mesh, [_stage_record(plan, stage) for stage in estimate.stages]
     return {
@@ -205,10 +189,7 @@ def record(estimate: Estimate) -> dict[str, Any]:
         "sharding": {"profile": spec.sharding.profile, "mesh": dict(mesh.shape)},
         "dtype": spec.dtype.value,
         **stages[0],
-        "width": spec.width,
-        "height": spec.height,
-        "num_frames": spec.num_frames,
-        "num_videos": spec.num_videos,
+        **{key: vars(spec)[key] for key in ("width", "height", "num_frames", "num_videos")},
         "stages": stages,
         "hbm_bytes": None if math.isinf(estimate.device_bytes) else estimate.device_bytes,
         "weight_bytes": estimate.weight_bytes,
@@ -217,7 +198,11 @@ def record(estimate: Estimate) -> dict[str, Any]:
         "seconds_per_clip": sum(seconds.values()) if seconds else None,
         "phase_seconds": seconds or None,
         "assumptions": assumptions(plan),
-        "programs": {program.name: program.record() for program in estimate.compiled},
+        "programs": {
+            program.name: {key: value for key, value in asdict(program).items() if key not in ("name", "text")}
+            | {"sent_bytes": program.sent_bytes}
+            for program in estimate.compiled
+        },
         "refused": {program.name: program.reason for program in estimate.failures},
         "warnings": estimate.warnings,
     }

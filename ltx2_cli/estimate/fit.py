@@ -6,10 +6,9 @@ from dataclasses import replace
 import jax
 
 from ltx2_cli.chips import CHIPS, chip
-from ltx2_cli.devices import DeviceMemory
 from ltx2_cli.errors import DoesNotFitError, UsageError
 from ltx2_cli.estimate.estimate import Estimate
-from ltx2_cli.estimate.phases import DECODE, PhaseMemory
+from ltx2_cli.estimate.phases import DECODE
 from ltx2_cli.estimate.requests import FRACTION, Alternative, Request, Suggestions, available_memory
 from ltx2_cli.estimate.topology import slices, topology
 from ltx2_cli.plan.resolve import Plan
@@ -22,21 +21,30 @@ Typed = Callable[[Alternative], str]
 
 def check_fit(request: Request, plan: Plan, typed: Typed) -> None:
     """Raise `DoesNotFitError` if a phase of the request's plan needs more memory than a device has, with the nearest
-    request that fits as `typed` spells it.
-
-    Nothing is compiled, loaded or downloaded. Where a device's memory is not known, everything fits.
-    """
-    available, memory = available_memory(plan), request.memory(plan)
-    phase = max(memory, key=lambda phase: memory[phase].peak)
-    if memory[phase].peak > available.limit:
-        needs, has = _needs(phase, memory[phase], available), _has(request.devices[0], available)
-        raise DoesNotFitError(f"this does not fit: {needs}; {has}", _hints(Suggestions(request, plan), typed))
+    request that fits as a hint, spelt by `typed`. Nothing is compiled, loaded or downloaded. Unknown memory is
+    enough."""
+    available, memories, device = available_memory(plan), request.memory(plan), request.devices[0]
+    phase, memory = max(memories.items(), key=lambda item: item[1].peak)
+    if memory.peak <= available.limit:
+        return
+    limit, total = quantity(int(available.limit)), quantity(int(available.total))
+    has = f"a {device.device_kind} has {limit}"
+    if device.platform == "cpu":
+        has = f"this machine has {limit} for each of its devices"
+    elif available.total > available.limit:
+        has += f", the {available.limit / available.total:.0%} of its {total} that jax takes"
+    needs = f"to {phase} takes about {quantity(memory.peak)} of a device, {quantity(memory.weights)} of it for weights"
+    if memory.peak == int(available.limit) + 1:  # it stands for what a compiler did not say
+        needs = f"to {phase} takes more"
+    elif memory.loading > memory.weights + memory.activations:
+        needs = f"to load what it takes to {phase} takes {quantity(memory.loading)} of a device"
+    raise DoesNotFitError(f"this does not fit: {needs}; {has}", _hints(Suggestions(request, plan), typed))
 
 
 def check_estimate(
     spec: RunSpec, devices: Sequence[jax.Device], estimate: Estimate, on_slice: bool, typed: Typed
 ) -> None:
-    """`check_fit` of a plan by its compiled programs: alternatives need as many times their estimates as it does."""
+    """`check_fit` by compiled programs: estimates of alternatives are scaled as this plan's differ from them."""
     corrections = {
         phase: estimate.memory[phase].activations / formula.activations
         for phase, formula in estimate.uncompiled.items()
@@ -46,26 +54,8 @@ def check_estimate(
     check_fit(request, estimate.plan, typed)
 
 
-def _needs(phase: str, memory: PhaseMemory, available: DeviceMemory) -> str:
-    """What a phase takes of a device, in words; a byte too much stands for what a compiler did not say."""
-    if memory.peak == int(available.limit) + 1:
-        return f"to {phase} takes more"
-    if memory.loading > memory.weights + memory.activations:
-        return f"to load what it takes to {phase} takes {quantity(memory.loading)} of a device"
-    return f"to {phase} takes about {quantity(memory.peak)} of a device, {quantity(memory.weights)} of it for weights"
-
-
-def _has(device: jax.Device, available: DeviceMemory) -> str:
-    """What a device has for a program, in words."""
-    limit = quantity(int(available.limit))
-    if device.platform == "cpu":
-        return f"this machine has {limit} for each of its devices"
-    share = f", the {available.limit / available.total:.0%} of its {quantity(int(available.total))} that jax takes"
-    return f"a {device.device_kind} has {limit}{share if available.total > available.limit else ''}"
-
-
 def _hints(search: Suggestions, typed: Typed) -> list[str]:
-    """The nearest request that fits; which devices would do where it is of another model, or none fits."""
+    """The nearest request that fits; and devices that would do, if it has another model or nothing fits."""
     nearest, larger = search.nearest(), _larger_slice(search)
     hints = [_sufficient(search)] if nearest is None or nearest.anew else [typed(nearest)]
     if nearest and nearest.anew:
@@ -74,7 +64,7 @@ def _hints(search: Suggestions, typed: Typed) -> list[str]:
 
 
 def _larger_slice(search: Suggestions) -> Alternative | None:
-    """The same request on the smallest TPU slice of more chips that it fits, where devices are those of a slice."""
+    """The same request on the smallest larger TPU slice that it fits, if the devices are those of a slice."""
     request, sharding = search.request, search.plan.spec.sharding
     known = chip(request.devices[0].device_kind) if request.on_slice else None
     auto = sharding if sharding.mesh else replace(sharding, profile=AUTO)
@@ -82,13 +72,13 @@ def _larger_slice(search: Suggestions) -> Alternative | None:
         devices = topology(name)
         alternative = Alternative({"sharding": auto}, {"topology": name})
         larger = Suggestions(replace(request, devices=devices), search.plan)
-        if len(devices) > len(request.devices) and larger.suits(alternative):
+        if len(devices) > len(request.devices) and larger.fits(alternative):
             return alternative
     return None
 
 
 def _sufficient(search: Suggestions) -> str:
-    """Which devices would do, by what one of them needs alone."""
+    """Devices that would do, by what a single one needs."""
     alone = Alternative({"sharding": read_sharding("single"), "keep_resident": False})
     try:
         memory = search.request.memory(search.altered(alone))

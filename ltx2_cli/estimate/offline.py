@@ -1,9 +1,19 @@
-"""A plan from configs alone: those of the checkpoint where it is on this machine, else those that come with us."""
+"""Plans from configs alone, the checkpoint's where it is on this machine, else those in this package: of a request, and
+of the same request on other meshes, of which the fastest is searched."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
+from typing import Any
 
 import jax
 
+from ltx2_cli.core.report import Report
+from ltx2_cli.errors import UsageError
+from ltx2_cli.estimate.estimate import Estimate, compile_and_estimate, estimate_plan, forward_programs
+from ltx2_cli.estimate.phases import LOOPS
 from ltx2_cli.models.layouts import open_folder, open_single_file, preset_text_encoder, read_text_encoder
 from ltx2_cli.models.lora import preset_lora
 from ltx2_cli.models.networks import Checkpoint, preset_checkpoint, preset_upsampler
@@ -12,20 +22,30 @@ from ltx2_cli.models.upsampler import LatentUpsamplerArch, open_upsampler
 from ltx2_cli.plan.recipe import complete_request
 from ltx2_cli.plan.resolve import Declared, Plan, build_plan, declare
 from ltx2_cli.plan.stages import InitialLatents, SecondStage
-from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.request.spec import RunSpec, ShardingSpec
+from ltx2_cli.sharding import divisors
 from ltx2_cli.weights.declare import Scope
 from ltx2_cli.weights.hub import local_path
 from ltx2_cli.weights.lora import LoraFile, check_address, lora_file, open_lora, parse_lora
 from ltx2_cli.weights.published import FOLDER_FILES, TEXT_ENCODER_FILES, UPSAMPLER_FILES
 
+CHEAPEST_FIRST = ("rows", "tokens", "heads")  # by what splitting each sends: nothing, tokens, sums; other axes more
+COMPILED = 3  # meshes, of those that may fit
+SECONDS = 300.0  # after which no other is begun
+
 
 def plan_offline(spec: RunSpec, devices: Sequence[jax.Device], source: InitialLatents | None = None) -> Plan:
-    """The plan of a request on these devices, be they here or not. It fetches nothing, and may lack the weights.
-
-    With latents `source` it goes on from those, as `resolve` says. The LoRAs of all stages count by their names: added
-    to the weights, they take no memory. Raises `UsageError` as `resolve` does, and for what is neither here nor known.
-    """
-    checkpoint = _checkpoint(spec)
+    """The plan of a request on these devices, which need not be here. Nothing is fetched; weights may be missing. With
+    latents `source` it starts from them, as in `resolve`. LoRAs count by their names: merged, they take no memory.
+    Raises `UsageError` as `resolve`, and for what is neither here nor known."""
+    place = local_path(spec.checkpoint, FOLDER_FILES)
+    if place is None:
+        checkpoint = preset_checkpoint(spec.checkpoint)
+    elif place.is_dir():
+        checkpoint = open_folder(place)
+    else:
+        text = local_path(spec.text_encoder, TEXT_ENCODER_FILES) if spec.text_encoder else None
+        checkpoint = open_single_file(place, preset_text_encoder() if text is None else read_text_encoder(text))
     spec = complete_request(spec, checkpoint, source is not None)
     return build_plan(declare_offline(spec, checkpoint, source), spec, devices, source)
 
@@ -52,16 +72,79 @@ def _local_lora(name: str) -> LoraFile | None:
 
 
 def _upsampler(name: str | None, checkpoint: Checkpoint) -> LatentUpsamplerArch:
-    """That of a name, or of none the checkpoint's own."""
+    """The named upsampler, or the checkpoint's own."""
     place = local_path(name, UPSAMPLER_FILES) if name else checkpoint.where
     return open_upsampler(place, checkpoint.arch.video_vae)[0] if place else preset_upsampler(name or "")
 
 
-def _checkpoint(spec: RunSpec) -> Checkpoint:
-    place = local_path(spec.checkpoint, FOLDER_FILES)
-    if place is None:
-        return preset_checkpoint(spec.checkpoint)
-    if place.is_dir():
-        return open_folder(place)
-    text = local_path(spec.text_encoder, TEXT_ENCODER_FILES) if spec.text_encoder else None
-    return open_single_file(place, preset_text_encoder() if text is None else read_text_encoder(text))
+@dataclass(frozen=True)
+class MeshSearch:
+    """The meshes that were tried, and which is best."""
+
+    tried: list[Estimate]  # compiled, if the weights leave room
+    best: Estimate | None  # None: none fits
+    seconds: float
+
+    def record(self) -> dict[str, Any]:
+        """The meshes that were tried, as JSON has them; null where one was not compiled."""
+        return {
+            "search": [
+                {
+                    "mesh": dict(candidate.plan.sharding.mesh.shape),
+                    "chosen": candidate is self.best,
+                    "fits": candidate.fits,
+                    "phase_bytes": candidate.phase_bytes,
+                    "sent_bytes": forward.sent_bytes if forward else None,
+                    "seconds_per_step": candidate.stages[0].seconds_per_step if forward else None,
+                    "compile_seconds": forward.compile_seconds if forward else None,
+                }
+                for candidate, forward in ((candidate, candidate.stages[0].forward) for candidate in self.tried)
+            ],
+            "search_seconds": self.seconds,
+        }
+
+
+def search_meshes(plan: Plan, devices: Sequence[jax.Device], report: Report) -> MeshSearch:
+    """Every mesh of the plan's axes by its weights; of those that fit, the likeliest are compiled."""
+    start = time.monotonic()
+    with report.stage("lay out meshes"):
+        tried = [estimate_plan(candidate) for candidate in meshes(plan, devices)]
+    for place in [place for place, candidate in enumerate(tried) if candidate.fits][:COMPILED]:
+        if time.monotonic() - start < SECONDS:
+            candidate = tried[place].plan
+            tried[place] = compile_and_estimate(candidate, forward_programs(candidate), report)
+    fitting = [candidate for candidate in tried if candidate.stages[0].forward and candidate.fits]
+    return MeshSearch(tried, min(fitting, key=_cost, default=None), time.monotonic() - start)
+
+
+def _cost(candidate: Estimate) -> tuple[float, int, int]:
+    """Sort key, best first: denoising time (2 digits), bytes sent, peak memory."""
+    steps = sum(seconds for phase, seconds in candidate.phase_seconds.items() if phase in LOOPS)
+    forward = candidate.compiled[0]
+    return float(f"{steps:.2g}"), forward.sent_bytes, forward.memory.peak_bytes
+
+
+def meshes(plan: Plan, devices: Sequence[jax.Device]) -> Iterator[Plan]:
+    """The plan on each mesh of its profile's axes that divides devices, rows and model, the cheapest first: the one
+    with the fewest devices along the axes that send most."""
+    declared = declare_offline(plan.spec, plan.checkpoint)
+    for sharding in mesh_specs(plan, len(devices)):
+        try:
+            yield build_plan(declared, replace(plan.spec, sharding=sharding), devices)
+        except UsageError:  # something does not divide
+            continue
+
+
+def mesh_specs(plan: Plan, devices: int) -> Iterator[ShardingSpec]:
+    """The plan's profile with each mesh of its axes that divides so many devices and the rows, the cheapest first."""
+    sharding, rows = plan.spec.sharding, len(plan.stages[0].passes) * plan.spec.num_videos
+    if not sharding.mesh:
+        return
+    rules = {**sharding.weights, **sharding.activations}
+    order = [rules[name] for name in CHEAPEST_FIRST if name in rules]
+    first, *axes = [*dict.fromkeys(order), *(axis for axis in sharding.mesh if axis not in order)]
+    for reversed_sizes in product(divisors(devices), repeat=len(axes)):  # of the axes, the last of which varies least
+        chosen = dict(zip(axes, reversed_sizes[::-1], strict=True))
+        chosen[first], rest = divmod(devices, prod(reversed_sizes))
+        if not rest and rows % chosen.get(sharding.activations.get("rows", ""), 1) == 0:
+            yield replace(sharding, mesh={axis: chosen[axis] for axis in sharding.mesh})

@@ -1,10 +1,8 @@
 """The phases of a run: the memory that each needs of a device, weights exactly and what is beside them by formula; its
-floating-point operations, 2·m·n·k for every product of matrices; and the least time that they take.
-
-The factors of memory were fitted to `memory_analysis()` of programs compiled by libtpu 0.0.42, whose figures stand in
+floating-point operations, 2·m·n·k for every product of matrices; and the least time that they take. The factors of
+memory were fitted to `memory_analysis()` of programs compiled by libtpu 0.0.42, whose figures stand in
 `tests/estimate/test_phases.py`. Of operations XLA counts a loop's body once, and nothing of a Pallas kernel. Sums,
-norms and activations are left out: they are below a hundredth at the published sizes.
-"""
+norms and activations are left out: they are below a hundredth at the published sizes."""
 
 import math
 import re
@@ -96,8 +94,7 @@ def read_bytes(plan: Plan, phase: str, sizes: Mapping[str, int]) -> int:
 
 
 def _network_bytes(plan: Plan, name: str) -> int:
-    """Bytes of a network on each device, without the padding of tiles. Most weights have many like them: each kind is
-    placed once."""
+    """Bytes of a network on each device, without the padding of tiles. Weights of one kind are placed once."""
     kinds: dict[tuple[object, ...], list[Weight]] = {}
     for weight in weights(plan.network(name)):
         kinds.setdefault((weight.axes, weight.shape, weight.dtype), []).append(weight)
@@ -109,11 +106,8 @@ def _network_bytes(plan: Plan, name: str) -> int:
 
 
 def phase_memory(plan: Plan, phases: Collection[str]) -> dict[str, PhaseMemory]:
-    """What each of these phases needs of a device.
-
-    The first stage's denoiser stays while latents are upsampled: the second refines with it. A CPU reads weights into
-    their place; to other devices some are on their way while networks are loaded.
-    """
+    """What each of these phases needs of a device. Where latents are upsampled, the first stage's denoiser stays for
+    the second. A CPU reads weights into their place; other devices receive some while they hold others."""
     sizes, found = weight_bytes(plan), {}
     resident = sum(sizes.values()) if plan.keep_resident else 0
     moving = 0 if plan.sharding.mesh.devices.flat[0].platform == "cpu" else ON_THE_WAY * CHUNK
@@ -186,10 +180,8 @@ def _parts(size: int, stage: Stage, axis: str) -> int:
 def denoiser_flops(
     arch: TransformerArch, video_tokens: int, audio_tokens: int, text_tokens: int, rows: int, contexts: int
 ) -> int:
-    """One forward: `rows` (passes times videos) of both streams, reading `contexts` distinct texts.
-
-    Keys and values of the text count only where the noise level modulates them; else they are computed once a stage.
-    """
+    """One forward of `rows` (passes times videos) of both streams with `contexts` distinct texts. Keys and values of
+    the text count where the noise level modulates them; otherwise they are computed once a stage."""
     modulated = any(stream.text_modulated for stream in arch.streams)
     read = {"video": rows * video_tokens, "audio": rows * audio_tokens, "timestep": 1}
     read["text"] = contexts * text_tokens if modulated else 0
@@ -244,7 +236,7 @@ def forward_flops(plan: Plan, stage: Stage) -> int:
 
 
 def phase_flops(plan: Plan, phase: str) -> int:
-    """The work of a phase on all devices together; of a denoising one, that of a step. Sound counts nothing."""
+    """Operations of a phase on all devices together, of a denoising phase those of a step. Sound is not counted."""
     _, _, *size = plan.latent_shapes.video
     match phase:
         case "encode" | "connect":  # without the products of tokens in attention; a table of embeddings is looked up
@@ -262,7 +254,7 @@ def phase_flops(plan: Plan, phase: str) -> int:
 
 
 def roofline(flops: float, bytes_read: float, bytes_sent: float, chip: Chip) -> dict[str, float]:
-    """Seconds of each part of a device's work, had it the device to itself and ran at the published rate. All parts
-    overlap at best, so that the longest is the least time."""
+    """Seconds of each part of a device's work at the published rates. At best all parts overlap: the longest is the
+    least time."""
     times = flops / chip.flops, bytes_read / chip.hbm_bandwidth, bytes_sent / chip.link_bandwidth
     return dict(zip(("compute", "memory", "communication"), times, strict=True))

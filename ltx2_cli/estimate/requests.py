@@ -1,23 +1,22 @@
-"""A request that is to fit into the memory of devices, and the nearest one that does where it does not: the same clip
-in another way, else a smaller clip, else the demo. Every alternative is planned before it is suggested.
-"""
+"""A request that is to fit into the memory of devices, and the nearest one that fits: the same clip in another way,
+else a smaller clip, else the demo. Every alternative is planned before it is suggested."""
 
 import json
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import islice, product
 from math import prod
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import jax
 
 from ltx2_cli.devices import DeviceMemory, device_memory
 from ltx2_cli.errors import UsageError
-from ltx2_cli.estimate.meshes import mesh_specs
-from ltx2_cli.estimate.offline import declare_offline, plan_offline
+from ltx2_cli.estimate.offline import declare_offline, mesh_specs, plan_offline
 from ltx2_cli.estimate.phases import PhaseMemory, phase_memory, run_phases
 from ltx2_cli.outputs import Product
 from ltx2_cli.plan.recipe import ONE_STAGE, TWO_STAGE
@@ -47,14 +46,10 @@ class Alternative(NamedTuple):
     most_memory: bool = False  # jax is to take most of a GPU's memory
     anew: bool = False  # typed by itself, without the words of the request
 
-    def also(self, *others: "Alternative") -> "Alternative":
-        """Together with other changes."""
-        values, options, most_memory = dict(self.values), dict(self.options), self.most_memory
-        for other in others:
-            values |= other.values
-            options |= other.options
-            most_memory |= other.most_memory
-        return Alternative(values, options, most_memory)
+    def also(self, other: "Alternative") -> "Alternative":
+        """Together with another change."""
+        values, options = {**self.values, **other.values}, {**self.options, **other.options}
+        return Alternative(values, options, self.most_memory or other.most_memory)
 
 
 def setting(**values: str | int | None) -> Alternative:
@@ -70,7 +65,7 @@ def available_memory(plan: Plan) -> DeviceMemory:
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of which devices, and how far the command that asks carries it out."""
+    """A request, its devices, and how far the command carries it out."""
 
     spec: RunSpec  # recipe and devices may have left values open
     devices: Sequence[jax.Device]
@@ -82,14 +77,11 @@ class Request:
     corrections: Mapping[str, float] = field(default_factory=dict)  # compiled activations by phase, in estimates
 
     def plan(self) -> Plan:
-        """What the request means, from configs alone. Raises `UsageError` where it cannot be met."""
+        """The plan from configs alone. Raises `UsageError` where the request cannot be met."""
         return self.until_end(plan_offline(self.spec, self.devices, self.source))
 
     def resolved(self) -> Plan:
-        """What the request means, by the files of its networks, which are downloaded if they are not here.
-
-        Raises `UsageError` where it cannot be met.
-        """
+        """The plan from the networks' files, which are downloaded if they are missing. Raises `UsageError` likewise."""
         return self.until_end(resolve(self.spec, self.source))
 
     def until_end(self, plan: Plan) -> Plan:
@@ -118,15 +110,11 @@ class Suggestions:
         return declare_offline(self.plan.spec, self.plan.checkpoint, self.request.source)
 
     def nearest(self) -> Alternative | None:
-        """What fits and differs least; None if nothing fits."""
-        same = next(filter(self.suits, self.same_clip()), None)
-        return same or self.smaller_clip() or next(filter(self.suits, self.other_networks()), None)
+        """The alternative that fits and differs least; None if nothing fits."""
+        same = next(filter(self.fits, self.same_clip()), None)
+        return same or self.smaller_clip() or next(filter(self.fits, self.other_networks()), None)
 
-    def suits(self, alternative: Alternative) -> bool:
-        """Whether it can be typed, can be met, and fits."""
-        return self.fits(alternative, lambda phase: phase.peak)
-
-    def fits(self, alternative: Alternative, needed: Callable[[PhaseMemory], int]) -> bool:
+    def fits(self, alternative: Alternative, needed: Callable[[PhaseMemory], int] = attrgetter("peak")) -> bool:
         """Whether it can be typed and met, and what is `needed` in each phase fits."""
         if any(map(self.request.fixed, alternative.options)):
             return False
@@ -146,41 +134,38 @@ class Suggestions:
         return request.plan()
 
     @cached_property
-    def free(self) -> list[Alternative]:
-        """Settings that change nothing in the clip, each by itself."""
+    def settings(self) -> tuple[list[Alternative], list[Alternative]]:
+        """Settings that change nothing in the clip, and those that change its last bits or cut a very long prompt."""
         available, spec = available_memory(self.plan), self.plan.spec
-        most_memory = [Alternative(most_memory=True)] if FRACTION * available.total > available.limit else []
-        not_resident = [setting(keep_resident=False)] if spec.keep_resident else []
-        return [*most_memory, *not_resident, *([] if spec.vae_memory_gb is None else [setting(vae_memory_gb=None)])]
-
-    @cached_property
-    def costly(self) -> list[Alternative]:
-        """Settings that change a clip in its last bits, or cut a very long prompt; each by itself."""
-        spec = self.plan.spec
+        free = [Alternative(most_memory=True)] if FRACTION * available.total > available.limit else []
+        free += [setting(keep_resident=False)] if spec.keep_resident else []
+        free += [setting(vae_memory_gb=None)] if spec.vae_memory_gb is not None else []
         wide = [key for key in ("text_encoder_dtype", "dtype") if vars(spec)[key] is DType.float32]
-        shorter = [setting(max_sequence_length=USUAL_TEXT)] if spec.max_sequence_length > USUAL_TEXT else []
-        return [*(setting(**{key: DType.bfloat16}) for key in wide), *shorter]
+        costly = [setting(**{key: DType.bfloat16}) for key in wide]
+        costly += [setting(max_sequence_length=USUAL_TEXT)] if spec.max_sequence_length > USUAL_TEXT else []
+        return free, costly
 
     @cached_property
     def starts(self) -> list[Alternative]:
         """The request, with all free settings, and with the costly ones too; each once."""
         starts = [Alternative()]
-        for settings in filter(None, (self.free, self.costly)):
-            starts.append(starts[-1].also(*settings))
+        for settings in filter(None, self.settings):
+            starts.append(reduce(Alternative.also, settings, starts[-1]))
         return starts
 
     def same_clip(self) -> Iterator[Alternative]:
         """Other ways to the same clip, those that change the least first."""
-        yield from self.free
+        free, costly = self.settings
+        yield from free
         yield from self.meshes(Alternative())
-        yield from self.costly
+        yield from costly
         for start in self.starts[1:]:
             yield start
             yield from self.meshes(start)
 
     def meshes(self, start: Alternative) -> Iterator[Alternative]:
-        """`start` on other meshes of the devices: that of their own profile for a plan on one of them, else meshes of
-        the plan's axes."""
+        """`start` on other meshes: the devices' own profile for a plan on a single device, else meshes of the plan's
+        axes."""
         sharding, devices = self.plan.spec.sharding, len(self.request.devices)
         if not sharding.mesh and devices > 1:
             yield start.also(Alternative({"sharding": replace(sharding, profile=AUTO)}, {"sharding": AUTO}))
@@ -190,8 +175,8 @@ class Suggestions:
             yield start.also(Alternative({"sharding": spec}, options))
 
     def smaller_clip(self) -> Alternative | None:
-        """The largest clip that fits: with fewer videos at once, fewer frames, or a smaller picture. Settings are
-        changed too where the clip is much larger for it, or none fits otherwise."""
+        """The largest clip that fits: fewer videos at once, fewer frames, or a smaller picture; with other settings
+        where that makes it much larger, or nothing fits otherwise."""
         found: Alternative | None = None
         for start in self.starts:
             largest = max(self.smaller(start), key=self.volume, default=None)
@@ -218,7 +203,7 @@ class Suggestions:
             sides = {side: round(vars(spec)[side] * share / pixels) for side in ("width", "height")}
             smaller = setting(**{side: max(1, count) * pixels for side, count in sides.items()})
             picture = start.also(smaller) if share < 1 else start
-            if share < 1 and self.suits(picture):
+            if share < 1 and self.fits(picture):
                 yield picture
                 return
             if shorter := self.largest(picture, "num_frames", range(frames + 1, spec.num_frames - frames + 1, frames)):
@@ -226,7 +211,7 @@ class Suggestions:
 
     def largest(self, start: Alternative, key: str, numbers: range) -> Alternative | None:
         """`start` with the largest of `numbers` that fits; None if none does. All below one that fits do."""
-        count = bisect_left(numbers, True, key=lambda number: not self.suits(start.also(setting(**{key: number}))))
+        count = bisect_left(numbers, True, key=lambda number: not self.fits(start.also(setting(**{key: number}))))
         return start.also(setting(**{key: numbers[count - 1]})) if count else None
 
     @cached_property
@@ -252,8 +237,8 @@ class Suggestions:
 
 
 def _split_more(sharding: ShardingSpec, devices: int) -> Iterator[ShardingSpec]:
-    """The profile with its weights split otherwise over so many devices, in fewer parts first. The other axes stay, of
-    which one takes the devices that are left."""
+    """The profile with its weights split otherwise, in fewer parts first. Another axis takes the devices that are
+    left."""
     axes = [axis for axis in dict.fromkeys(sharding.weights.values()) if sharding.mesh.get(axis, -1) != -1]
     choices = product(divisors(devices), repeat=len(axes)) if -1 in sharding.mesh.values() else ()
     for sizes in sorted(choices, key=lambda sizes: (prod(sizes), sizes[::-1])):

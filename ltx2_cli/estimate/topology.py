@@ -24,10 +24,8 @@ _NAMED_DEVICES = 64  # that the largest of them has
 
 
 def topology(name: str) -> tuple[jax.Device, ...]:
-    """The devices of the TPU slice `name`, `v6e:2x4` for one, to compile for: no TPU is needed or touched.
-
-    Raises `UsageError` where libtpu is not installed or knows no such slice.
-    """
+    """The devices of a TPU slice such as `v6e:2x4`, to compile for; no TPU is needed or touched. Raises `UsageError`
+    where libtpu is not installed or does not know it."""
     tpus = [chip for chip in CHIPS if chip.topology]
     if not _SLICE.fullmatch(name):
         examples = ", ".join(f"--topology {chip.topology}" for chip in tpus)

@@ -18,6 +18,7 @@ from ltx2_cli.errors import RunError, UsageError
 from ltx2_cli.files import refuse_special
 
 MAX_JSON = 64_000_000  # bytes of a config or an index
+LOST = "was removed or changed while it was read"
 STEMS = ("diffusion_pytorch_model", "model")
 LFS_POINTER = b"version https://git-lfs"
 AGAIN = "download the checkpoint again, or name another: --model FOLDER or --model REPO"
@@ -29,6 +30,7 @@ DTYPES: dict[str, Any] = {
     "BF16": ml_dtypes.bfloat16,
     **EIGHT_BITS,
 }  # the types that are read
+FLOATS = DTYPES.keys() - EIGHT_BITS.keys()
 Index = tuple[slice, ...]
 T = TypeVar("T")
 
@@ -45,12 +47,9 @@ class Tensor:
 
 
 class TensorFiles(dict[str, Tensor]):
-    """The tensors of one network by name, over all its files, and the files' metadata. Opening reads headers only.
-
-    They lie in a folder or a file; None: in no file. An eight-bit weight has its scale as a part; what a file keeps for
-    arithmetic in eight bits is left out. Raises `UsageError` where a file is missing, cut short, or not a safetensors
-    file.
-    """
+    """The tensors of a network by name, of all files in a folder or of one file (None: of no file), and the files'
+    metadata. Only headers are read. The scale of an eight-bit weight is part of it; other tensors for eight-bit
+    arithmetic are left out. Raises `UsageError` for a file that is missing, cut short, or not a safetensors file."""
 
     def __init__(self, place: Path | None = None, stems: tuple[str, ...] = STEMS):
         super().__init__()
@@ -68,8 +67,7 @@ class TensorFiles(dict[str, Tensor]):
                     self.pop(beside, None)
 
     def config(self, absent: str) -> dict[str, Any] | None:
-        """The config in a single file's metadata, or what `absent` says where there is none; None where that is not a
-        JSON object."""
+        """The config in a single file's metadata, by default the JSON `absent`; None where it is not a JSON object."""
         try:
             config = json.loads(self.metadata.get("config", absent))
         except (ValueError, RecursionError):
@@ -77,23 +75,23 @@ class TensorFiles(dict[str, Tensor]):
         return config if isinstance(config, dict) else None
 
     def renamed(self, names: Mapping[str, str]) -> Self:
-        """The tensors of `names`, a table from new name to old, under their new names."""
+        """The tensors of `names`, which maps new names to old ones, under their new names."""
         part = copy(self)
         part.clear()
         part.update({new: self[old] for new, old in names.items() if old in self})
         return part
 
     def read(self, name: str, index: Index) -> np.ndarray:
-        """The part of one tensor that `index` selects, as it is stored; the pages are read when they are touched."""
+        """The part of a tensor that `index` selects, as stored. Pages are read when they are first accessed."""
         tensor = self[name]
         try:
             stored = np.memmap(tensor.file, DTYPES[tensor.dtype], "r", tensor.begin, tensor.shape)
         except (OSError, ValueError) as error:
-            raise _lost(tensor.file) from error
+            raise RunError(f"{tensor.file} {LOST}", "run again when it is whole") from error
         return stored.view(np.ndarray)[index]
 
     def read_into(self, name: str, first: int, out: np.ndarray) -> None:
-        """Rows of one tensor from `first` on, as they are stored, straight into the contiguous `out`."""
+        """Read rows of a tensor, from row `first` on, as stored, into the contiguous array `out`."""
         tensor = self[name]
         try:
             with tensor.file.open("rb") as file:
@@ -101,11 +99,11 @@ class TensorFiles(dict[str, Tensor]):
                 if file.readinto(out.reshape(-1).view(np.uint8).data) < out.nbytes:
                     raise EOFError
         except (OSError, EOFError) as error:
-            raise _lost(tensor.file) from error
+            raise RunError(f"{tensor.file} {LOST}", "run again when it is whole") from error
 
     def scale(self, name: str) -> np.float32:
-        """The factor of a tensor's stored numbers: 1 unless they have eight bits and a scale. Raises
-        `RunError` where it is not a positive number."""
+        """The factor of a tensor's stored numbers, 1 without a scale. Raises `RunError` unless it is positive and
+        finite."""
         tensor = self[name].scale
         if tensor is None:
             return np.float32(1)
@@ -117,11 +115,8 @@ class TensorFiles(dict[str, Tensor]):
 
 @dataclass(frozen=True)
 class Renaming:
-    """The names of one network's tensors in an original single file: their prefix there, and pairs of fragments, ours
-    and theirs.
-
-    A fragment is one or more elements of a path. At each position the longest that matches is replaced.
-    """
+    """The names of a network's tensors in an original single file: their prefix, and pairs (our fragment, its
+    original). A fragment is one or more elements of a path; at each position the longest match is replaced."""
 
     prefix: str
     fragments: tuple[tuple[str, str], ...]
@@ -137,13 +132,8 @@ class Renaming:
         return table
 
 
-def _lost(file: Path) -> RunError:
-    """The error for a file that was whole when its header was read."""
-    return RunError(f"{file} was removed or changed while it was read", "run again when it is whole")
-
-
 def read_header(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of one safetensors file, and its metadata; raises `UsageError` where it is damaged or none."""
+    """The tensors of a safetensors file, and its metadata. Raises `UsageError` where it is damaged or not one."""
     _begin(path, len(LFS_POINTER))
     try:
         safe_open(path, "np")  # checks that the header is whole and that the file is as long as it says
@@ -161,7 +151,7 @@ def read_header(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _begin(path: Path, size: int) -> bytes:
-    """The first bytes of a file that exists; raises `UsageError` where they cannot be read or are a pointer."""
+    """The first bytes of a file. Raises `UsageError` where it cannot be read or is a Git LFS pointer."""
     refuse_special(path, AGAIN)
     try:
         with path.open("rb") as file:
@@ -176,7 +166,7 @@ def _begin(path: Path, size: int) -> bytes:
 
 
 def _files(place: Path | None, stems: tuple[str, ...]) -> list[Path]:
-    """The files of a network: one by itself, those that a folder's index names, or its only one."""
+    """The files of a network: a single file, the shards of a folder's index, or the folder's only file."""
     if place is None or not place.is_dir():
         return [place] if place else []
     try:
@@ -202,7 +192,7 @@ def _files(place: Path | None, stems: tuple[str, ...]) -> list[Path]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from `path`; raises `UsageError` where it is missing or is none."""
+    """The JSON object in a file. Raises `UsageError` where it is missing or something else."""
     text = _begin(path, MAX_JSON + 1)
     if len(text) > MAX_JSON:
         raise UsageError(f"{path} has more than {MAX_JSON:,} bytes", AGAIN)
@@ -216,7 +206,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def collect(readings: Mapping[str, Callable[[], T]]) -> tuple[dict[str, T], list[UsageError]]:
-    """The results of `readings` by name, and the `UsageError`s of those that fail, so that one message tells all."""
+    """The results of `readings` by name, and the `UsageError`s of those that fail, to be reported together."""
     found, problems = {}, []
     for name, reading in readings.items():
         try:
@@ -227,7 +217,7 @@ def collect(readings: Mapping[str, Callable[[], T]]) -> tuple[dict[str, T], list
 
 
 def raise_all(problems: Iterable[UsageError]) -> None:
-    """Raise one `UsageError` with all sentences and each hint once; nothing where there are no problems."""
+    """Raise one `UsageError` with all sentences, and each hint once, if there are problems."""
     if problems := list(problems):
         hints = dict.fromkeys(problem.hint for problem in problems)
         raise UsageError(". ".join(map(str, problems)), "; ".join(hints))

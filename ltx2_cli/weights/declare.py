@@ -1,7 +1,5 @@
-"""A weight is declared once: its place in the checkpoint, its shape, its logical axes, how it lies on disk.
-
-Everything else — names, loading, sharding, the check of a file, random weights — is derived from that line.
-"""
+"""A weight is declared once: its place in the checkpoint, its shape, its logical axes, how it lies on disk. Names,
+loading, sharding and the check of a file are derived from that line."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -23,11 +21,9 @@ TRANSPOSED_CONV = "transposed_conv"  # disk (in, out, *window) -> ours (*window,
 
 
 class Weight(nnx.Param[Any]):
-    """A parameter that knows where it comes from. Born holding a `jax.ShapeDtypeStruct`, later a `jax.Array`.
-
-    Metadata: `source`, the checkpoint's name with `*` for the layer of a stack; `axes`, a logical name or None
-    for each dimension; `layout`, one of the layouts above; `layers`, the size of the leading stacked axis or 0.
-    """
+    """A parameter that knows where it comes from. Born holding a `jax.ShapeDtypeStruct`, later a `jax.Array`. Metadata:
+    `source`, the checkpoint's name with `*` for the layer of a stack; `axes`, a logical name or None for each
+    dimension; `layout`, one of the layouts above; `layers`, the size of the leading stacked axis or 0."""
 
     source: str
     axes: Axes
@@ -87,18 +83,14 @@ class Scope:
         return Weight(value, source=(self / name).path, axes=axes, layout=layout, layers=self.layers)
 
 
-def _is_weight(node: object) -> bool:
-    return isinstance(node, Weight)
-
-
 def weights(module: nnx.Module) -> list[Weight]:
     """Every weight that `module` declares, in a fixed order."""
-    return jax.tree.leaves(module, is_leaf=_is_weight)
+    return jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, Weight))
 
 
 def map_weights(change: Callable[[Weight], object], module: M) -> M:
     """`module` with each weight replaced by `change(weight)`."""
-    return jax.tree.map(change, module, is_leaf=_is_weight)
+    return jax.tree.map(change, module, is_leaf=lambda node: isinstance(node, Weight))
 
 
 def declared(module: nnx.Module) -> dict[str, Shape]:

@@ -36,7 +36,7 @@ def quick_digest(file: Path) -> str:
 
 
 def digests(files: Collection[Path], digest_of: Callable[[Path], str] = digest) -> dict[str, str]:
-    """The digest of each file, by as much of the end of its path as tells it from the others, a folder at least."""
+    """The digest of each file by the end of its path: a folder and the name, or more where that is not unique."""
     parts, longest = 2, max((len(file.parts) for file in files), default=2)
     while parts < longest and len({file.parts[-parts:] for file in files}) < len(files):
         parts += 1
@@ -44,8 +44,7 @@ def digests(files: Collection[Path], digest_of: Callable[[Path], str] = digest) 
 
 
 def hash_later(files: Collection[Path]) -> None:
-    """Hash files in a thread, after those of earlier calls, and remember the results. Nothing waits for it: what is
-    unfinished when the program ends is hashed in a later run."""
+    """Hash files in a thread, after those of earlier calls, and store the results. The program does not wait for it."""
 
     def work() -> None:
         with _HASHING:
@@ -57,7 +56,7 @@ def hash_later(files: Collection[Path]) -> None:
 
 
 def _known(file: Path) -> str | None:
-    """The SHA-256 of a file, if it is found without reading a large one."""
+    """The SHA-256 of a file, if it is known without reading a large file."""
     real = file.resolve()
     if real.parent.name == "blobs" and SHA256.fullmatch(real.name):
         return real.name
@@ -80,8 +79,7 @@ def _hashed(real: Path) -> str:
 
 
 def _remembered(real: Path) -> Path | None:
-    """The cache's file for a large file of this size and time of change: processes that hash at the same time overwrite
-    nothing. None for a small file."""
+    """The cache's file for a large file in its present state; None for a small file."""
     status = real.stat()
     state = f"{real} {status.st_size} {status.st_mtime_ns}"
     return user_cache() / "digests" / hashlib.sha256(state.encode()).hexdigest() if status.st_size >= LARGE else None

@@ -1,8 +1,8 @@
-"""From files to devices: what is declared is checked against the headers, then read ahead by threads, in the parts
-that the devices get, and placed piece by piece."""
+"""From files to devices: declared weights are checked against the headers, read ahead by threads in the parts that the
+devices get, and placed piece by piece."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from math import prod
@@ -15,11 +15,10 @@ import numpy as np
 from flax import nnx
 
 from ltx2_cli.distributed import to_host
-from ltx2_cli.weights.checkpoint import DTYPES, EIGHT_BITS, Index, Tensor, TensorFiles, count_and_list, shape_text
+from ltx2_cli.weights.checkpoint import DTYPES, EIGHT_BITS, FLOATS, Index, TensorFiles, count_and_list, shape_text
 from ltx2_cli.weights.declare import Shape, declared, map_weights, weights
 from ltx2_cli.weights.transfer import (
-    Bounds,
-    LowRank,
+    Additions,
     Piece,
     Place,
     Placement,
@@ -32,7 +31,6 @@ from ltx2_cli.weights.transfer import (
 )
 
 M = TypeVar("M", bound=nnx.Module)
-IN_HOST_MEMORY = ("cpu",)  # platforms whose devices read what the host wrote, without a copy
 CHUNK = 2**27  # bytes that travel together
 ON_THE_WAY = 2  # pieces on the devices that are not in their places: one arrives while the next is sent
 READ_AHEAD = 2**29  # bytes that are read before they are sent
@@ -43,44 +41,33 @@ THREADS = ThreadPoolExecutor(max(8, cpu_count() or 1))  # more than cores: a dis
 
 
 def mismatches(module: nnx.Module, files: TensorFiles, judged: Callable[[str], bool] = lambda name: True) -> list[str]:
-    """Every difference between `files` and what `module` declares, of the names in the files that are `judged`."""
+    """Every difference between what `module` declares and the tensors in `files` whose names are `judged`."""
     wanted = declared(module)
     found = {name: tensor for name, tensor in files.items() if judged(name)}
-    common = [name for name in wanted if name in found]
+    common = {name: found[name] for name in wanted if name in found}
+    scales = {name: tensor.scale for name, tensor in found.items() if tensor.scale}
+    unscaled = [name for name, tensor in found.items() if tensor.dtype in EIGHT_BITS and not tensor.scale]
     problems = {
         "missing": sorted(wanted.keys() - found.keys()),
         "not known": sorted(found.keys() - wanted.keys()),
         "of another shape": [
-            f"{name} is {shape_text(found[name].shape)}, not {shape_text(wanted[name])}"
-            for name in common
-            if found[name].shape != wanted[name]
+            f"{name} is {shape_text(tensor.shape)}, not {shape_text(wanted[name])}"
+            for name, tensor in common.items()
+            if tensor.shape != wanted[name]
         ],
-        "scaled by what is not one number": [name for name, tensor in found.items() if _is_misscaled(tensor)],
-        "without the scale that others have": _unscaled(found),
+        "scaled by what is not one number": [
+            name for name, scale in scales.items() if prod(scale.shape) != 1 or scale.dtype not in FLOATS
+        ],
+        "without the scale that others have": unscaled if scales else [],
         "of a type that is not read": [
-            f"{name} is {found[name].dtype}" for name in common if found[name].dtype not in DTYPES
+            f"{name} is {tensor.dtype}" for name, tensor in common.items() if tensor.dtype not in DTYPES
         ],
     }
     return count_and_list(problems)
 
 
-def _is_misscaled(tensor: Tensor) -> bool:
-    scale = tensor.scale
-    return scale is not None and (prod(scale.shape) != 1 or scale.dtype not in DTYPES.keys() - EIGHT_BITS.keys())
-
-
-def _unscaled(found: Mapping[str, Tensor]) -> list[str]:
-    """Eight-bit tensors without a scale, where others have one."""
-    names = [name for name, tensor in found.items() if tensor.dtype in EIGHT_BITS and tensor.scale is None]
-    return names if any(tensor.scale for tensor in found.values()) else []
-
-
 def load(
-    module: M,
-    files: TensorFiles,
-    place: Placement,
-    added: Mapping[str, LowRank] | None = None,
-    chunk: int | None = None,
+    module: M, files: TensorFiles, place: Placement, added: Additions | None = None, chunk: int | None = None
 ) -> M:
     """`module` with its weights on the devices, each cast once to its declared dtype and laid out by `place`.
 
@@ -91,7 +78,7 @@ def load(
     """
     added, parameters = added or {}, weights(module)
     platforms = {sharding_of(place(weight)).mesh.devices.flat[0].platform for weight in parameters}
-    if chunk is None and not platforms <= {*IN_HOST_MEMORY}:
+    if chunk is None and platforms - {"cpu"}:  # its devices read what the host wrote, without a copy
         chunk = CHUNK
     all_pieces = [piece for weight in parameters for piece in pieces(weight, files, place, added, chunk)]
     arrays: dict[str, jax.Array] = {}
@@ -121,36 +108,32 @@ class _Reading(NamedTuple):
     """A piece that threads read."""
 
     piece: Piece
-    parts: dict[Bounds, np.ndarray]  # complete when the reads are done
+    parts: dict[str, np.ndarray]  # by index, complete when the reads are done
     reads: list[Future[Any]]  # the first is of the scale that the devices multiply by, and the factors that they add
 
 
-def _read_ahead(all_pieces: Iterable[Piece], files: TensorFiles, added: Mapping[str, LowRank]) -> Iterator[_Reading]:
-    """Each piece once it is read, while threads read as much of those behind it as `READ_AHEAD` allows. Raises
-    `RunError` for what cannot be read."""
+def _read_ahead(all_pieces: Iterable[Piece], files: TensorFiles, added: Additions) -> Iterator[_Reading]:
+    """Yield each piece once it is read, while threads read up to `READ_AHEAD` bytes of the next ones. Raises
+    `RunError`."""
     ahead: deque[_Reading] = deque()
     try:
-        for piece in all_pieces:
-            while ahead and piece.host_bytes + sum(reading.piece.host_bytes for reading in ahead) > READ_AHEAD:
-                yield _next(ahead)
-            ahead.append(_begin(piece, files, added))
-        while ahead:
-            yield _next(ahead)
+        for piece in (*all_pieces, None):
+            held = sum(reading.piece.host_bytes for reading in ahead)
+            while ahead and (piece is None or piece.host_bytes + held > READ_AHEAD):
+                for read in ahead[0].reads:  # until it is read it counts as read ahead
+                    read.result()
+                held -= ahead[0].piece.host_bytes
+                yield ahead.popleft()
+            if piece:
+                ahead.append(_begin(piece, files, added))
     finally:
         for reading in ahead:
             for read in reading.reads:
                 read.cancel()
 
 
-def _next(ahead: deque[_Reading]) -> _Reading:
-    """The first piece once it is read; until then it counts as read ahead."""
-    for read in ahead[0].reads:
-        read.result()
-    return ahead.popleft()
-
-
-def _begin(piece: Piece, files: TensorFiles, added: Mapping[str, LowRank]) -> _Reading:
-    """Have threads read a piece."""
+def _begin(piece: Piece, files: TensorFiles, added: Additions) -> _Reading:
+    """Start threads that read a piece."""
     (name, _), *_ = piece.tensors
     transfer, parts = piece.transfer, {}
 
@@ -158,14 +141,14 @@ def _begin(piece: Piece, files: TensorFiles, added: Mapping[str, LowRank]) -> _R
         return files.scale(name) if transfer.scaled else None, added[name].read() if transfer.rank else None
 
     reads: list[Future[Any]] = [THREADS.submit(change)]
-    for bounds, index in transfer.parts().items():
-        parts[bounds] = _aligned(tuple(end - begin for begin, end in bounds), transfer.stored)
-        reads += [THREADS.submit(work) for work in _work(piece, index, parts[bounds], files)]
+    for text, index in transfer.parts().items():
+        parts[text] = _aligned(transfer.sharding.shard_shape(transfer.shape), transfer.stored)
+        reads += [THREADS.submit(work) for work in _work(piece, index, parts[text], files)]
     return _Reading(piece, parts, reads)
 
 
 def _aligned(shape: Shape, dtype: np.dtype) -> np.ndarray:
-    """Memory that the CPU backend takes over without a copy."""
+    """An empty array that the CPU backend can use without a copy."""
     size = prod(shape) * dtype.itemsize
     room = np.empty(size + ALIGNMENT, np.uint8)
     begin = -room.ctypes.data % ALIGNMENT
@@ -173,7 +156,7 @@ def _aligned(shape: Shape, dtype: np.dtype) -> np.ndarray:
 
 
 def _work(piece: Piece, index: Index, memory: np.ndarray, files: TensorFiles) -> Iterator[Callable[[], None]]:
-    """Pieces of work, for several threads, that read a part of a piece into memory."""
+    """The tasks for threads that read a part of a piece into memory."""
     order, stacked = piece.weight.order, bool(piece.weight.layers)
     layers, *within = index if stacked else (slice(None), *index)
     stack = memory if stacked else memory[None]
@@ -185,14 +168,14 @@ def _work(piece: Piece, index: Index, memory: np.ndarray, files: TensorFiles) ->
 
 
 def _blocks(out: np.ndarray, size: int) -> Iterator[slice]:
-    """All rows of an array, as many at a time as take no more than `size` bytes, but at least one."""
+    """All rows of an array in blocks of at most `size` bytes, but at least one row."""
     step = max(1, size * len(out) // max(out.nbytes, 1))
     yield from (slice(first, first + step) for first in range(0, len(out), step))
 
 
 def _read(files: TensorFiles, name: str, window: tuple[range, ...], out: np.ndarray) -> None:
-    """A part of one tensor on disk, its rows, columns, …, into `out`, cast to its dtype. Whole rows are read, straight
-    into memory that holds them as they are stored; of others the pages are, when they are touched."""
+    """Read a part of a tensor on disk, its rows, columns, …, into `out`, cast to its dtype. Whole rows are read at
+    once, directly if they need no change; otherwise pages are read as they are accessed."""
     tensor, (rows, *columns) = files[name], window
     whole = all(len(part) == size for part, size in zip(columns, tensor.shape[1:], strict=True))
     if whole and DTYPES[tensor.dtype] == out.dtype and out.flags.c_contiguous:
@@ -207,13 +190,10 @@ def _read(files: TensorFiles, name: str, window: tuple[range, ...], out: np.ndar
         np.copyto(out[block], stored, casting="unsafe")
 
 
-def merge_lora(module: nnx.Module, place: Placement, added: Mapping[str, LowRank]) -> None:
-    """Lay the weights of `module` out by `place` and add to their tensors what `added` holds, in float32 before the
-    cast.
-
-    In place, a weight at a time: no device holds two of a weight that it has its part of already, and the host no more
-    than the factors of one tensor.
-    """
+def merge_lora(module: nnx.Module, place: Placement, added: Additions) -> None:
+    """Lay the weights of `module` out by `place` and add `added` to their tensors, in float32 before the cast. It is
+    done in place, a weight at a time: a device holds a weight twice only if it moves, and the host the factors of one
+    tensor."""
     for weight in weights(module):
         weight.set_value(_moved(weight.get_value(), place(weight)))
         add = addition(place(weight), weight.order)
@@ -225,7 +205,7 @@ def merge_lora(module: nnx.Module, place: Placement, added: Mapping[str, LowRank
 
 
 def _moved(array: jax.Array, place: Place) -> jax.Array:
-    """`array` laid out by `place`; the same memory if each device has its part already, in whichever mesh."""
+    """`array` laid out by `place`, in the same memory where each device has its part already."""
     sharding, shape = sharding_of(place), array.shape
     if array.sharding.devices_indices_map(shape) != sharding.devices_indices_map(shape):
         return jax.device_put(array, place)

@@ -1,6 +1,5 @@
-"""LoRAs: what `--lora` names, here or in a repository, and how strongly it is to be added; the low-rank additions to
-weights by a file's header; its model version; its arrays on request.
-"""
+"""LoRAs: what `--lora` names, here or in a repository, and its strength; a file's low-rank additions to weights and its
+model version, by the header; its arrays on request."""
 
 import json
 import math
@@ -14,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from ltx2_cli.errors import RunError, UsageError
-from ltx2_cli.weights.checkpoint import DTYPES, EIGHT_BITS, TensorFiles, abbreviate, count_and_list, read_json
+from ltx2_cli.weights.checkpoint import FLOATS, TensorFiles, abbreviate, count_and_list, read_json
 from ltx2_cli.weights.hub import Download, cached_files, list_downloads, locate
 
-FLOATS = DTYPES.keys() - EIGHT_BITS.keys()
 SUFFIX = ".safetensors"
 LEAVE_OUT = "name another LoRA, or none"
 TAKES = "--lora takes a FILE, a FOLDER or REPO[/FILE], and a strength behind it: --lora FILE:0.8"
@@ -236,11 +234,9 @@ def parse_lora(text: str) -> tuple[str, float]:
 
 
 def lora_file(name: str) -> Path:
-    """The file that a path or `REPO/FILE[@REVISION]` names, or the only LoRA in a folder or `REPO[@REVISION]`.
-
-    Of a repository no more is fetched than that file, and the config without which peft's files do not say their alpha.
-    Raises `UsageError` where there is none, or several.
-    """
+    """The file that a path or `REPO/FILE[@REVISION]` names, or the only LoRA in a folder or `REPO[@REVISION]`. Of a
+    repository no more is fetched than that file, and the config without which peft's files do not say their alpha.
+    Raises `UsageError` where there is none, or several."""
     path = Path(name).expanduser()
     if path.is_dir():
         files = sorted(path.glob(f"*{SUFFIX}"))

@@ -1,5 +1,5 @@
-"""How weights travel: in which pieces, where each byte leaves the host once, and the programs that finish them on the
-devices, which gather what is replicated."""
+"""How weights travel: in pieces that leave the host once and that the devices gather where they are replicated, and the
+programs that finish them on the devices."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,6 @@ from ltx2_cli.weights.declare import Shape, Weight
 SMALL = 2**22  # bytes: a smaller array crosses once for each device, which takes less time than a program to gather it
 Place = NamedSharding | Format
 Placement = Callable[[Weight], Place]
-Bounds = tuple[tuple[int, int], ...]  # a hashable index: first and last + 1 along each dimension
 Factors = tuple[jax.Array, jax.Array]  # float32 a [rank, in] and b [out, rank]; b·a is added to a matrix as on disk
 
 
@@ -32,6 +31,9 @@ class LowRank(Protocol):
 
     def read(self) -> tuple[np.ndarray, np.ndarray]:
         """Its factors, float32 a [rank, in] and b [out, rank]; the matrix is b·a."""
+
+
+Additions = Mapping[str, LowRank]  # by tensor
 
 
 def sharding_of(place: Place) -> NamedSharding:
@@ -77,14 +79,10 @@ class Transfer:
         same = self.stored == self.dtype and self.sharding == self.place
         return same and not self.scaled and not self.rank and self.stack is None
 
-    def parts(self) -> dict[Bounds, Index]:
-        """Each part of the array that a device of this host gets."""
+    def parts(self) -> dict[str, Index]:
+        """Each part of the array that a device of this host gets, by the text of its index."""
         indices = self.sharding.addressable_devices_indices_map(self.shape).values()
-        return {_bounds(index, self.shape): index for index in indices if index is not None}
-
-
-def _bounds(index: Index, shape: Shape) -> Bounds:
-    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
+        return {str(index): index for index in indices if index is not None}
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,13 +104,11 @@ class Piece:
 
 
 def pieces(
-    weight: Weight, files: TensorFiles, place: Placement, added: Mapping[str, LowRank], chunk: int | None
+    weight: Weight, files: TensorFiles, place: Placement, added: Additions, chunk: int | None
 ) -> Iterator[Piece]:
-    """A weight in pieces: as many layers together as take no more than `chunk` bytes and divide them evenly.
-
-    None is for devices that compute in the host's memory: all layers together, cast by the host, so that nothing is
-    copied. Small weights are cast by the host for all devices. A layer with a scale or an addition is its own piece.
-    """
+    """A weight in pieces: the most layers that fit into `chunk` bytes and divide all layers evenly. None is for devices
+    that compute in the host's memory: all layers in one piece, cast by the host, without a copy. The host casts small
+    weights for all devices. A layer with a scale or an addition is a piece of its own."""
     value, tensors, stacked = weight.get_value(), tuple(weight.tensors()), bool(weight.layers)
     computed = any(files[name].scale or name in added for name, _ in tensors)
     count = 1 if computed else len(tensors) if chunk is None else _layers_together(tensors, files, chunk)
@@ -144,14 +140,10 @@ def _layers_together(tensors: Sequence[tuple[str, Shape]], files: TensorFiles, c
     return max((count for count in range(1, total + 1) if not total % count and count * size <= chunk), default=1)
 
 
-def send(transfer: Transfer, parts: Mapping[Bounds, np.ndarray]) -> jax.Array:
+def send(transfer: Transfer, parts: Mapping[str, np.ndarray]) -> jax.Array:
     """An array on the devices from its parts in the host's memory, which must not change afterwards."""
-
-    def part(index: Index | None) -> np.ndarray:
-        assert index is not None
-        return parts[_bounds(index, transfer.shape)]
-
-    return jax.make_array_from_callback(transfer.shape, transfer.sharding, part, dtype=transfer.stored)
+    shape, sharding = transfer.shape, transfer.sharding
+    return jax.make_array_from_callback(shape, sharding, lambda index: parts[str(index)], dtype=transfer.stored)
 
 
 def send_factors(factors: tuple[np.ndarray, np.ndarray], place: Place) -> Factors:

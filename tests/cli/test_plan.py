@@ -19,7 +19,7 @@ from compilers import needs_libtpu
 from ltx2_cli import chips
 from ltx2_cli.chips import Chip
 from ltx2_cli.cli.plan import estimate_lines
-from ltx2_cli.estimate import meshes
+from ltx2_cli.estimate import offline
 from ltx2_cli.estimate.compiled import CompileFailure, collectives, sent_bytes
 from ltx2_cli.estimate.estimate import estimate_plan
 from ltx2_cli.estimate.offline import plan_offline
@@ -173,7 +173,7 @@ def test_a_plan_that_does_not_fit_exits_with_3_and_an_alternative(plan: Run, mon
 
 
 def test_search_compares_meshes_and_plans_the_best(plan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meshes, "COMPILED", 1)
+    monkeypatch.setattr(offline, "COMPILED", 1)
     code, out, _ = plan("--sharding", "./mesh.yaml", "--search", "--json")
     assert code == 0
     said = json.loads(out)

@@ -7,11 +7,10 @@ import pytest
 
 from devices import cpu
 from ltx2_cli.core.report import Silent
-from ltx2_cli.estimate import meshes as module
+from ltx2_cli.estimate import offline as module
 from ltx2_cli.estimate.compiled import Collective, Compiled, CompileFailure, Memory
 from ltx2_cli.estimate.estimate import Estimate, estimate_plan
-from ltx2_cli.estimate.meshes import meshes, search_meshes
-from ltx2_cli.estimate.offline import plan_offline
+from ltx2_cli.estimate.offline import meshes, plan_offline, search_meshes
 from ltx2_cli.models import networks
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.profiles import read_spec
