@@ -13,18 +13,8 @@ from ltx2_cli.cli.latents import check_source
 from ltx2_cli.cli.options import Replay
 from ltx2_cli.cli.session import Session, file_facts, request_facts, synchronized
 from ltx2_cli.console import columns, print_out
-from ltx2_cli.core.provenance import (
-    FINAL,
-    FIRST,
-    UPSAMPLED,
-    Provenance,
-    devices,
-    input_files,
-    provenance,
-    read_provenance,
-    source_history,
-    versions,
-)
+from ltx2_cli.core import provenance
+from ltx2_cli.core.provenance import FIRST, Provenance
 from ltx2_cli.core.run import START, load, state_from_latents, write
 from ltx2_cli.devices import find_devices
 from ltx2_cli.diffusion.fingerprints import Fingerprint, fingerprint
@@ -63,35 +53,32 @@ class RecordedClip:
     latents: Mapping[str, Streams[Fingerprint]]  # after each stage, as far as that is known
     video: Path | None  # the mp4
 
-    @property
-    def is_draft(self) -> bool:
-        """Whether a second stage was to follow."""
-        return self.stage == FIRST
-
     def request(self, given: Mapping[str, object], settings: list[str]) -> RunSpec:
         """The recorded request, changed by what is `given`; on other devices, for those."""
-        elsewhere = self.provenance.devices not in (None, devices())
+        elsewhere = self.provenance.devices not in (None, provenance.devices())
         hardware = {"sharding": AUTO, "vae_memory_gb": None} if elsewhere else {}
         config = ConfigLayer(f"the record in {self.path}: ", dict(self.record))
         return read_spec({**hardware, **given}, config=config, dotlist=settings)
 
 
 def replay(options: Replay, session: Session) -> None:
-    """Make the clip, print its path or whether it is the same."""
+    """Make the clip, print its path or whether it is the same. What is not as it was the first time is reported, unless
+    it was asked for."""
+    changes, flaws = list[str](), list[str]()
     with synchronized(session.hosts) as facts:
         given, settings = overrides(options), options.settings or []
         changed = frozenset({*given, *(setting.partition("=")[0] for setting in settings)})
         kept = not options.verify or bool({"output", "save_latents"} & given.keys())
         clip = read_clip(options.clip.expanduser())
         check_overrides(clip, changed)
-        source = find_source(clip, options.latents)
+        source, draft = find_source(clip, options.latents), clip.stage == FIRST
         folder = clip.path.parent if kept else Path(session.resources.enter_context(TemporaryDirectory()))
         name = folder / f"{clip.path.stem}-replay"
-        places = {"output": f"{name}.mp4", "save_latents": f"{name}.safetensors" if clip.is_draft else None}
+        places = {"output": f"{name}.mp4", "save_latents": f"{name}.safetensors" if draft else None}
         spec = clip.request({**places, **given}, settings)
         for sentence in check_comparable(clip, spec) if options.verify else ():
             session.report.note(sentence)
-        files = outputs(spec, product := Product.latents if clip.is_draft else Product.clips)
+        files = outputs(spec, product := Product.latents if draft else Product.clips)
         if session.hosts.first:
             reads = [clip.path, clip.video, source and source[0].path, *read_files(spec)]
             check_outputs(files, [path for path in reads if path], options.force)
@@ -99,28 +86,6 @@ def replay(options: Replay, session: Session) -> None:
         facts |= request_facts(replace(spec, output=None, save_latents=None)) | {"stage": clip.stage}
         facts |= file_facts([source[0].path] if source else [])
     session.start()
-    plan, changes = _plan(options, session, clip, spec, source, changed)
-    flaws = list[str]()
-    start = state_from_latents([source[0].read()], (source_history(*source),)) if source else START
-    for path, findings in write(plan, load(plan), session.report, product, start):
-        if kept:
-            print_out(str(path))
-            flaws += report_flaws(path, findings, session.report)
-        if options.verify:
-            print_out(check_identical(clip, read_clip(path), changes))
-    session.finish(files if kept else [], flaws)
-
-
-def _plan(
-    options: Replay,
-    session: Session,
-    clip: RecordedClip,
-    spec: RunSpec,
-    source: Source | None,
-    changed: Collection[str],
-) -> tuple[Plan, list[str]]:
-    """The plan, and sentences on what is not as it was the first time; those that nobody asked for are reported."""
-    changes = list[str]()
 
     def check(plan: Plan) -> None:
         if source:
@@ -131,11 +96,21 @@ def _plan(
             changes.extend(environment_changes(clip.provenance, plan))
             for change in changes:
                 session.report.note(change)
-            changes.extend(f"another {key} is asked for" for key in sorted({*changed} - {"output", "save_latents"}))
+            changes.extend(f"another {key} is asked for" for key in sorted(changed - {"output", "save_latents"}))
 
     begin = InitialLatents(source[0].shapes, source[1]) if source else None
-    product, fixed = Product.drafts if clip.is_draft else Product.clips, OF_LATENTS if source else OF_RECORD
-    return agreed_plan(session, Request(spec, find_devices(), begin, product, fixed=fixed), check), changes
+    phases, fixed = Product.drafts if draft else Product.clips, OF_LATENTS if source else OF_RECORD
+    plan = agreed_plan(session, Request(spec, find_devices(), begin, phases, fixed=fixed), check)
+    start = START
+    if source:
+        start = state_from_latents([source[0].read()], (provenance.source_history(*source),))
+    for path, findings in write(plan, load(plan), session.report, product, start):
+        if kept:
+            print_out(str(path))
+            flaws += report_flaws(path, findings, session.report)
+        if options.verify:
+            print_out(check_identical(clip, read_clip(path), changes))
+    session.finish(files if kept else [], flaws)
 
 
 def read_clip(path: Path) -> RecordedClip:
@@ -145,13 +120,13 @@ def read_clip(path: Path) -> RecordedClip:
         raise UsageError(f"{path} is no clip", NAMES)
     if (record := facts["record"]) is None:
         raise UsageError(f"{path} does not say what made it: another program wrote or changed it", NAMES)
-    provenance = read_provenance(record, str(path))
-    stage = facts.get("stage") or (list(provenance.latents) or [FINAL])[-1]
+    history = provenance.read_provenance(record, str(path))
+    stage = facts.get("stage") or [provenance.FINAL, *history.latents][-1]
     if facts["kind"] == "latents":
-        latents = {**provenance.latents, stage: Streams(*map(fingerprint, open_latents(path).read()))}
-        return RecordedClip(path, record, provenance, stage, latents, None)
+        latents = {**history.latents, stage: Streams(*map(fingerprint, open_latents(path).read()))}
+        return RecordedClip(path, record, history, stage, latents, None)
     video = path if facts["kind"] == "video" else path.with_suffix(".mp4")
-    return RecordedClip(path, record, provenance, stage, provenance.latents, video if video.exists() else None)
+    return RecordedClip(path, record, history, stage, history.latents, video if video.exists() else None)
 
 
 def check_overrides(clip: RecordedClip, changed: Collection[str]) -> None:
@@ -162,7 +137,7 @@ def check_overrides(clip: RecordedClip, changed: Collection[str]) -> None:
                 f"{clip.path} went on from latents, and {key} follows from theirs",
                 f"leave --{key.replace('_', '-')} out, or make another first stage: ltx2 generate --stop-after stage1",
             )
-    if clip.is_draft and "output" in changed:
+    if clip.stage == FIRST and "output" in changed:
         raise UsageError(f"{clip.path} is a draft: its latents are made again, no clip", "--save-latents FILE")
 
 
@@ -172,7 +147,7 @@ def find_source(clip: RecordedClip, moved: Path | None) -> Source | None:
     recorded, hint = clip.provenance.source, "--latents FILE says where they are now"
     place = moved.expanduser() if moved else None if recorded is None else recorded.file
     if place is None:
-        if clip.stage == UPSAMPLED:
+        if clip.stage == provenance.UPSAMPLED:
             raise UsageError(f"{clip.path} went on from latents that its record does not name", hint)
         return None
     if not place.exists():
@@ -191,7 +166,7 @@ def find_source(clip: RecordedClip, moved: Path | None) -> Source | None:
 def weight_changes(clip: RecordedClip, plan: Plan, changed: Collection[str], any_weights: bool) -> list[str]:
     """Sentences on files that are not those of the record. Raises `UsageError` with them, unless `changed` keys ask for
     other files, or any will do."""
-    recorded, files = clip.provenance.files, input_files(plan)
+    recorded, files = clip.provenance.files, provenance.input_files(plan)
     has_contents = any(not content.startswith(HEADER) for content in recorded.values())
     contents, headers = digests(files) if has_contents else {}, digests(files, header_digest)
     changes = []
@@ -209,12 +184,12 @@ def weight_changes(clip: RecordedClip, plan: Plan, changed: Collection[str], any
 
 def environment_changes(recorded: Provenance, plan: Plan) -> Iterator[str]:
     """Sentences on versions, devices and batches that are not those of the record."""
-    current = provenance(plan, {}, {})
+    current = provenance.provenance(plan, {}, {})
     if unread := [name for name, content in recorded.files.items() if content.startswith(HEADER)]:
         yield f"of {', '.join(unread)} the header alone was compared: the rest had not been hashed when it was made"
-    for package, version in versions().items():
-        if (before := recorded.versions.get(package, version)) != version:
-            yield f"{package} was {before}, is {version}"
+    for package, version in recorded.versions.items():
+        if version != current[package]:
+            yield f"{package} was {version}, is {current[package]}"
     if recorded.devices not in (None, current["devices"]):
         yield f"devices were {recorded.devices}, are {current['devices']}"
     for stage, mesh in current["meshes"].items():
@@ -234,20 +209,29 @@ def check_comparable(clip: RecordedClip, spec: RunSpec) -> list[str]:
         raise UsageError(f"--verify compares one clip, {len(spec.seeds)} are asked for", "--seed N")
     no_hashes = f"the record in {clip.path} has no hashes of latents, an older version wrote it"
     if not clip.latents and not clip.video:
-        raise UsageError(
-            f"{no_hashes}; and {clip.path.with_suffix('.mp4')} is not there", "without --verify it is made again"
-        )
+        video = clip.path.with_suffix(".mp4")
+        raise UsageError(f"{no_hashes}; and {video} is not there", "without --verify it is made again")
     if not clip.latents:
         return [f"{no_hashes}: only picture and sound are compared"]
-    if clip.video and not clip.is_draft:
+    if clip.video and clip.stage != FIRST:
         return []
-    return [f"only latents are compared: {'it is a draft' if clip.is_draft else 'there is no mp4'}"]
+    return [f"only latents are compared: {'it is a draft' if clip.stage == FIRST else 'there is no mp4'}"]
 
 
 def check_identical(first: RecordedClip, second: RecordedClip, changes: list[str]) -> str:
-    """The line to print where both clips are the same. Raises `RunError` after printing where they differ; `changes`
-    are the reasons."""
-    rows = list(_comparisons(first, second))
+    """The line to print where both clips are the same: the latents after each stage, picture and sound. Raises
+    `RunError` after printing where they differ; `changes` are the reasons."""
+    rows = list[tuple[str, str]]()
+    for stage, latents in first.latents.items():
+        text = "was not made"
+        if stage in second.latents:
+            streams = Streams(*map(_comparison, latents, second.latents[stage]))
+            text = ", ".join(f"{name} {comparison}" for name, comparison in streams._asdict().items())
+            text = SAME if {*streams} == {SAME} else text
+        rows.append((stage, text))
+    if first.video and second.video:
+        differences = video_differences(first.video, second.video)
+        rows += [(name, differences.get(name, SAME)) for name in STREAMS.values()]
     different = next((name for name, comparison in rows if comparison != SAME), None)
     if different is None:
         return SAME
@@ -256,20 +240,6 @@ def check_identical(first: RecordedClip, second: RecordedClip, changes: list[str
         f"what was made again is not {first.path}: {different} is the first that differs",
         "; ".join(changes) or "request, weights, versions and devices are the same: something here computes by chance",
     )
-
-
-def _comparisons(first: RecordedClip, second: RecordedClip) -> Iterator[tuple[str, str]]:
-    """The latents after each stage, then picture and sound."""
-    for stage, latents in first.latents.items():
-        if stage not in second.latents:
-            yield stage, "was not made"
-            continue
-        streams = Streams(*map(_comparison, latents, second.latents[stage]))
-        same = streams == Streams(SAME, SAME)
-        yield stage, SAME if same else ", ".join(f"{name} {text}" for name, text in streams._asdict().items())
-    if first.video and second.video:
-        differences = video_differences(first.video, second.video)
-        yield from ((name, differences.get(name, SAME)) for name in STREAMS.values())
 
 
 def _comparison(first: Fingerprint, second: Fingerprint) -> str:
