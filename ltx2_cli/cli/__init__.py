@@ -31,6 +31,8 @@ EXIT_CODES = (
     "Exit codes: 0 done, 1 the run failed, 2 the request cannot be met, 3 it does not fit into memory, 4 the clip has"
     " flaws (--strict), 130 interrupted."
 )
+HELP = "{}\n\n[bold]Examples[/bold]\n\n{}"
+LORA_EXAMPLE = "ltx2 lora inspect lora.safetensors"
 
 
 class Verb(TyperCommand):
@@ -71,18 +73,13 @@ def as_function(verb: type[Options]) -> Callable[..., None]:
     return run
 
 
-def _help(sentences: str, examples: str) -> str:
-    return f"{sentences}\n\n[bold]Examples[/bold]\n\n{examples}"
-
-
-lora, overview_lines = typer.Typer(), list[str]()
+lora, one_of_each = typer.Typer(), list[str]()
 app = typer.Typer(rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]})
 for verb in VERBS:
     name, (sentences, _, examples) = verb.__name__.lower(), cleandoc(verb.__doc__ or "").partition("\n\n")
-    text = _help(sentences, examples)
+    text = HELP.format(sentences, examples)
     app.command(name, cls=Verb, help=text, short_help=sentences, epilog=EXIT_CODES)(as_function(verb))
-    overview_lines.append(next(line for line in examples.splitlines() if line.startswith(f"ltx2 {name}")))
-overview_lines.append("ltx2 lora inspect lora.safetensors")
+    one_of_each.append(next(line for line in examples.splitlines() if line.startswith(f"ltx2 {name}")))
 lora.command("inspect", help=Lora.__doc__)(as_function(Lora))
 app.add_typer(lora, name="lora")
 
@@ -94,22 +91,16 @@ def show_help(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"ltx2 {__version__}")
-        raise typer.Exit
-
-
 @app.callback(
     invoke_without_command=True,
-    help=_help("Video with sound from text: LTX-2 in JAX.", "\n".join(overview_lines)),
+    help=HELP.format("Video with sound from text: LTX-2 in JAX.", "\n".join([*one_of_each, LORA_EXAMPLE])),
     epilog=EXIT_CODES,
 )
-def overview(
-    context: typer.Context,
-    version: bool = typer.Option(False, "--version", help="Say the version.", callback=_version, is_eager=True),
-) -> None:
+def overview(context: typer.Context, version: bool = typer.Option(False, "--version", help="Say the version.")) -> None:
     """What happens without a verb."""
+    if version:
+        typer.echo(f"ltx2 {__version__}")
+        raise typer.Exit
     show_help(context)
 
 
@@ -127,7 +118,9 @@ def main() -> None:
         if "--debug" in sys.argv:
             traceback.print_exc()
         error = system_error(caught) if isinstance(caught, OSError) else caught
-        sentence, hint, code = str(error), _options(), error.exit_code
+        sentence, code = str(error), error.exit_code
+        verbs = [word for word in sys.argv[1:2] if word in get_group(app).commands]
+        hint = f"`{' '.join(['ltx2', *verbs])} --help` lists what there is"
         if isinstance(error, typer.TyperException):
             sentence = error.format_message()
         elif error.hint or not isinstance(error, UsageError):
@@ -151,12 +144,6 @@ def of_verb(text: str) -> str:
         return found[0] if key is None or f"--{name}" in flags else f"--set {key}={value}"
 
     return OPTION.sub(replacement, text) if "--set" in flags else text
-
-
-def _options() -> str:
-    """The hint that names the help of the typed verb, if there is such a verb."""
-    verbs = [word for word in sys.argv[1:2] if word in get_group(app).commands]
-    return f"`{' '.join(['ltx2', *verbs])} --help` lists what there is"
 
 
 def _unexpected(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

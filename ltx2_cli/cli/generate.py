@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from ltx2_cli.request.spec import NO_CACHE, RunSpec
 from ltx2_cli.request.validation import random_seed
 from ltx2_cli.request.yaml_text import MAX_TEXT, PAGE
 
-ABSENT: tuple[object, ...] = (None, [], ())  # what an option is that was not given; the last two if it is repeatable
 SEEDS = re.compile(r"\d+(\.\.\d+)?,?")
 ANYTHING = "a"  # the prompt of a warm-up; every text encoder knows it
 
@@ -30,9 +29,8 @@ def generate(options: Generate, session: Session) -> None:
             raise UsageError("--warmup compiles what --no-compile forbids", "leave one of them out")
         if options.stop_after and not options.save_latents:
             raise UsageError("--stop-after writes latents, and no file is named for them", "--save-latents FILE")
-        text = prompt_and_seeds(options.prompt, options.seed, options.words or [])
         anything = {"prompt": ANYTHING} if options.warmup else {}
-        spec = configured_spec({**anything, **overrides(options, **text)}, options)
+        spec = configured_spec({**anything, **overrides(options, **prompt_and_seeds(options))}, options)
         facts |= request_facts(spec)
     random, product = spec.seed is None, Product.drafts if options.stop_after else Product.clips
     if random:  # the first host draws a seed for all
@@ -40,7 +38,18 @@ def generate(options: Generate, session: Session) -> None:
     with synchronized(session.hosts):
         if session.hosts.first and not options.force:
             spec = with_free_names(spec, product)
-        files = _claimed(options, session, spec, product)
+        traces = [Output(options.profile, "--profile")] if options.profile else []
+        for folder, flag in traces:
+            check_place(folder, flag, "FOLDER")
+        if spec.compile_cache not in (None, NO_CACHE):
+            check_place(Path(spec.compile_cache).expanduser(), "--compile-cache", "FOLDER")
+        clips = [] if options.warmup else [*outputs(spec, product), run_file(spec)]
+        dump = [Output(options.perf_dump, "--perf-dump")] if options.perf_dump else []
+        files = [*clips, *dump] if session.hosts.first else []
+        reads = [*read_files(spec), *([options.config] if options.config else [])]
+        check_outputs(files, reads, options.force, folders=traces)
+        if not options.dry_run:
+            session.reserve(files)
     if options.dry_run:
         from ltx2_cli.cli.plan import print_dry_run
 
@@ -51,43 +60,26 @@ def generate(options: Generate, session: Session) -> None:
     run(options, session, spec, product, random, files)
 
 
-def _claimed(options: Generate, session: Session, spec: RunSpec, product: Product) -> list[Output]:
-    """All files that this host writes, checked and kept from other processes."""
-    traces = [Output(options.profile, "--profile")] if options.profile else []
-    for folder, flag in traces:
-        check_place(folder, flag, "FOLDER")
-    if spec.compile_cache not in (None, NO_CACHE):
-        check_place(Path(spec.compile_cache).expanduser(), "--compile-cache", "FOLDER")
-    clips = [] if options.warmup else [*outputs(spec, product), run_file(spec)]
-    dump = [Output(options.perf_dump, "--perf-dump")] if options.perf_dump else []
-    files = [*clips, *dump] if session.hosts.first else []
-    reads = [*read_files(spec), *([options.config] if options.config else [])]
-    check_outputs(files, reads, options.force, folders=traces)
-    if not options.dry_run:
-        session.reserve(files)
-    return files
-
-
 # Options as a request
 
 
 def overrides(options: Options, **others: object) -> dict[str, object]:
     """The options that were given, by their keys in the `RunSpec`. `others` take their place."""
     values = {**vars(options), **others}
-    given = {KEYS[name]: value for name, value in values.items() if name in KEYS and value not in ABSENT}
+    given = {KEYS[name]: value for name, value in values.items() if name in KEYS and value not in (None, [], ())}
     if isinstance(blocks := given.get("stg_blocks"), str):
         try:
             given["stg_blocks"] = [int(block) for block in blocks.split(",")]
         except ValueError:
-            raise UsageError(
-                f"stg_blocks {blocks!r} is not a list of blocks", "for example: --stg-blocks 0,1; no STG: --stg-scale 0"
-            ) from None
+            hint = "for example: --stg-blocks 0,1; no STG: --stg-scale 0"
+            raise UsageError(f"stg_blocks {blocks!r} is not a list of blocks", hint) from None
     return {key: str(value) if isinstance(value, Path) else value for key, value in given.items()}
 
 
-def prompt_and_seeds(prompt: str | None, seed: str | None, words: Sequence[str]) -> dict[str, str | None]:
+def prompt_and_seeds(options: Generate) -> dict[str, str | None]:
     """The values of --prompt and --seed, with the words that follow no option: one text, which is the prompt, and the
     numbers behind `--seed N`. Raises `UsageError` for any other word."""
+    prompt, seed, words = options.prompt, options.seed, options.words or []
     numbers = [word for word in words if seed is not None and SEEDS.fullmatch(word)]
     texts = [word for word in words if word not in numbers]
     if len(texts) > 1 or (texts and prompt is not None):

@@ -95,9 +95,7 @@ class ClipOptions(ModelOptions):
     audio_stg_scale: Real = option(AUDIO, "Away from disturbed self-attention; off: 0.")
     audio_modality_scale: Real = option(AUDIO, "Closer to the picture; off: 1.")
     audio_guidance_rescale: Real = option(AUDIO, "How far contrast is pulled back; off: 0.")
-    num_inference_steps: Count = option(
-        STEPS, "Of the denoiser; without it the recipe's.", "--steps", "--num-inference-steps"
-    )
+    num_inference_steps: Count = option(STEPS, "Default: the recipe's number.", "--steps", "--num-inference-steps")
     model: Text = option(MODEL, r"ltx2, ltx2.3, demo, FOLDER, FILE, REPO\[/FILE]\[@REV].", profiles="model")
     recipe: Text = option(MODEL, "one_stage, two_stage, distilled; without it the model's own.", profiles="recipe")
     upsampler: Text = UPSAMPLER
@@ -129,9 +127,7 @@ class SessionOptions(Options):
     verbose: bool = flag(FILES, "Say every stage and how long it took.", "--verbose", "-v")
     quiet: bool = flag(FILES, "Say nothing but errors.", "--quiet", "-q")
     debug: bool = DEBUG
-    coordinator_address: Text = option(
-        HOSTS, "Where process 0 listens; found under SLURM and the like.", metavar="HOST:PORT"
-    )
+    coordinator_address: Text = option(HOSTS, "Of process 0; found under SLURM and the like.", metavar="HOST:PORT")
     num_processes: Count = option(HOSTS, "One a host; 1: alone, whatever is found.")
     process_id: Count = option(HOSTS, "Of this one, from 0; process 0 writes the files.")
     initialization_timeout: int = option(HOSTS, "Seconds to wait for all.", default=300, min=1)
@@ -153,9 +149,7 @@ class Generate(ClipOptions, KeepOptions, ConfigOptions, SessionOptions):
 
     words: Texts = argument("PROMPT", "What to show and to hear, as --prompt.", default=None)
     num_videos: Count = option(SIZE, "Videos at once: the seeds that follow each other.")
-    seed: Text = option(
-        STEPS, "As many as wanted: 7, 1 2 3 or 0..15; without it a random one, said.", metavar="N [N...]"
-    )
+    seed: Text = option(STEPS, "One or more: 7, 1 2 3 or 0..15; without it a random one, said.", metavar="N [N...]")
     output: File = option(FILES, "The mp4; without it named after prompt, model, seed.", "--output", "-o")
     noise: File = NOISE
     save_latents: File = SAVE_LATENTS
@@ -221,9 +215,7 @@ class Decode(SavedModelOptions, ConfigOptions, SessionOptions):
     """
 
     latents: Path = argument("LATENTS", "Safetensors file, as --save-latents writes.")
-    files: Texts = option(
-        FILES, "FILE.mp4, FILE.wav, FILE.png (some frames) or FOLDER/ (all); repeatable.", "--output", "-o"
-    )
+    files: Texts = option(FILES, "FILE.mp4, .wav, .png (some frames) or FOLDER/ (all); repeatable.", "--output", "-o")
     silent: bool = flag(FILES, "The mp4 without sound.", "--silent")
 
 
@@ -256,9 +248,7 @@ class Plan(ClipOptions, ConfigOptions):
     ltx2 plan --config out/fox.yaml --json
     """
 
-    topology: Text = option(
-        PLAN, "TPU slice to compile for, as v6e:2x4; without it the devices here.", metavar="CHIP:SHAPE"
-    )
+    topology: Text = option(PLAN, "TPU slice to compile for, as v6e:2x4; else the devices here.", metavar="CHIP:SHAPE")
     search: bool = flag(PLAN, "Compare the meshes of the profile's axes first.", "--search")
     everything: bool = flag(PLAN, "Compile every program of a run, not one forward a stage alone: minutes.", "--all")
     dump_hlo: File = option(PLAN, "Folder for the optimised HLO, a file a program.")

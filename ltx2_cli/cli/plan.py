@@ -91,36 +91,33 @@ def fitting_plan(request: Request) -> Plan:
 
 
 def print_dry_run(session: Session, spec: RunSpec, product: Product, random: bool, files: Sequence[Output]) -> None:
-    """Print what `ltx2 generate` would do; `random`: another seed will be drawn. Raises `UsageError` and
-    `DoesNotFitError` where the run would."""
+    """Print what `ltx2 generate` would download, by folder, or if nothing is missing, what it would do; `random`:
+    another seed will be drawn. Raises `UsageError` and `DoesNotFitError` where the run would."""
     with synchronized(session.hosts):
-        if session.hosts.first:
-            lines = _dry_run_lines(Request(spec, find_devices(), product=product), random, files)
-            print_out("\n".join(map(visible, lines)))
-
-
-def _dry_run_lines(request: Request, random: bool, files: Sequence[Output]) -> Iterator[str]:
-    """What would be downloaded, by folder; once nothing is missing, what the run would do."""
-    check_published(request)
-    sizes: dict[str, int] = {}
-    for file in (downloads := missing_downloads(request.spec)):
-        folder = f"{file.repository}/{file.name.split('/')[0]}"
-        sizes[folder] = sizes.get(folder, 0) + file.size
-    if sizes:
-        yield f"to download into {constants.HF_HUB_CACHE}:"
-        yield from (
-            f"{quantity(sizes[folder]):>9}  {folder}" for folder in sorted(sizes, key=lambda name: -sizes[name])
-        )
-        yield f"{quantity(sum(sizes.values())):>9}  in all"
-    check_disk_space(downloads)
-    if not downloads:
-        plan = fitting_plan(request)
-        check_distinct(files, input_files(plan))
-        seeds = ", ".join(map(str, plan.spec.seeds))
-        rows = [("download", "nothing"), *request_rows(plan)]
-        rows += [("seed", f"random, for example {seeds}" if random else seeds)]
-        rows += [("write", str(path)) for path, _ in files if path.suffix != RUN]
-        yield from columns([*rows, *(("warning", warning) for warning in plan.warnings)])
+        if not session.hosts.first:
+            return
+        request, sizes = Request(spec, find_devices(), product=product), dict[str, int]()
+        check_published(request)
+        for file in (downloads := missing_downloads(spec)):
+            folder = f"{file.repository}/{file.name.split('/')[0]}"
+            sizes[folder] = sizes.get(folder, 0) + file.size
+        check_disk_space(downloads)
+        if downloads:
+            rows = sorted(sizes.items(), key=lambda item: -item[1])
+            lines = [
+                f"to download into {constants.HF_HUB_CACHE}:",
+                *(f"{quantity(size):>9}  {name}" for name, size in rows),
+            ]
+            lines.append(f"{quantity(sum(sizes.values())):>9}  in all")
+        else:
+            plan = fitting_plan(request)
+            check_distinct(files, input_files(plan))
+            seeds = ", ".join(map(str, plan.spec.seeds))
+            table = [("download", "nothing"), *request_rows(plan)]
+            table += [("seed", f"random, for example {seeds}" if random else seeds)]
+            table += [("write", str(path)) for path, _ in files if path.suffix != RUN]
+            lines = columns([*table, *(("warning", warning) for warning in plan.warnings)])
+        print_out("\n".join(map(visible, lines)))
 
 
 def command_line(alternative: Alternative) -> str:

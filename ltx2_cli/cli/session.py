@@ -108,11 +108,10 @@ def synchronized(hosts: "ProcessGroup") -> Iterator[Facts]:
     """The body runs on every host, and all continue together. Where one host refuses, or where their facts differ, all
     end with the same exit code, and the first host raises the error: a `UsageError`, `DoesNotFitError` or `RunError`;
     an `OSError` becomes one of them."""
-    facts: Facts = {}
+    facts, cause = Facts(), None
     if hosts.count == 1:
         yield facts
         return
-    cause: CommandError | OSError | None = None
     try:
         yield facts
     except (UsageError, DoesNotFitError, RunError, OSError) as caught:
@@ -136,13 +135,11 @@ def _failure(answers: list[tuple[tuple[int, str, str] | None, Facts]]) -> Comman
         if refusal:
             code, sentence, hint = refusal
             return REFUSALS[code]((f"host {host}: {sentence}" if host else sentence).split("\n"), hint.split("\n"))
+    hint = "start the same command on every host, with the same files; --num-processes 1 runs one alone"
     for host, (_, facts) in enumerate(answers):
         for name, value in answers[0][1].items():
-            if facts.get(name) != value:
-                return UsageError(
-                    f"the hosts differ: {name} is {value} on host 0 and {facts.get(name)} on host {host}",
-                    "start the same command on every host, with the same files; --num-processes 1 runs one alone",
-                )
+            if (other := facts.get(name)) != value:
+                return UsageError(f"the hosts differ: {name} is {value} on host 0 and {other} on host {host}", hint)
     return None
 
 
