@@ -23,7 +23,7 @@ from ltx2_cli.weights.transfer import Placement
 
 ENCODE, CONNECT, UPSAMPLE, DENOISE, DECODE = "encode the text", "connect the text", "upsample", "denoise", "decode"
 LOAD = "load the "
-EXHAUSTED = "RESOURCE_EXHAUSTED"  # how XLA's message begins, be it of the compiler, of an allocation or of a run
+EXHAUSTED = "RESOURCE_EXHAUSTED"  # begins XLA's messages about memory
 SHORT_TEXT = 256  # tokens
 
 
@@ -40,10 +40,10 @@ def memory_for(activity: str, plan: Plan) -> Iterator[None]:
 
 
 def _remedies(activity: str, plan: Plan) -> Iterator[str]:
-    """What to type, that which changes the least first."""
+    """What to type, the smallest change first."""
     text_encoder = activity == f"{LOAD}text encoder"
     gpu = plan.sharding.mesh.devices.flat[0].platform == "gpu"
-    if gpu and memory_fraction() <= DEFAULT_FRACTION:  # jax takes a part alone
+    if gpu and memory_fraction() <= DEFAULT_FRACTION:  # jax reserves only a part
         yield f"{fraction_variable()}=.95 before the command, for more than {memory_fraction():.0%} of the memory"
     if (activity == ENCODE or text_encoder) and plan.text.dtype is DType.float32:
         yield "--text-encoder-dtype bfloat16"

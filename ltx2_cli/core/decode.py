@@ -120,7 +120,7 @@ def decode(
 
 
 def programs(plan: Plan, wanted: Streams[bool] = BOTH) -> list[Program]:
-    """Those that `decode` runs."""
+    """The programs that `decode` runs."""
     return [*([_video_program(plan)] if wanted.video else []), *([_audio_program(plan)] if wanted.audio else [])]
 
 

@@ -83,7 +83,7 @@ def stage_programs(plan: Plan, number: int) -> StagePrograms:
 
 
 def finite_program(plan: Plan, number: int) -> Program:
-    """What of a forward is finite. No run compiles it unless its latents are not finite."""
+    """Which parts of a forward are finite. It is compiled only after a run whose latents are not."""
     sharding = plan.stages[number].sharding
     function = jitted(_finite_parts, sharding.replicated, sharding)
     return replace(stage_programs(plan, number).forward, function=function)
@@ -108,7 +108,7 @@ def _stage_schedule(stage: Stage) -> tuple[np.ndarray, Streams[GuidanceWeights]]
 
 @dataclass(frozen=True)
 class StageRun:
-    """A stage whose denoiser is on the devices: everything about it but latents."""
+    """A stage whose denoiser is on the devices, with all its inputs but latents."""
 
     plan: Plan
     phase: Phase

@@ -37,14 +37,14 @@ def encode(plan: Plan, names: Iterable[str], components: Components, report: Rep
 
 
 def programs(plan: Plan, names: Iterable[str]) -> list[Program]:
-    """Those that `encode` runs. Raises `UsageError` for a text encoder that cannot be computed."""
+    """The programs that `encode` runs. Raises `UsageError` for a text encoder that cannot be computed."""
     plan.networks.text_encoder.check()  # now, in this thread: others lower the programs
     encoder = [_encoder_program(plan)] if plan.text.compiled else []
     return [*encoder, *(_connector_program(plan, name) for name in names)]
 
 
 def abstract_contexts(plan: Plan) -> Streams[jax.ShapeDtypeStruct]:
-    """What `encode` returns of any connectors, without its values."""
+    """The contexts that `encode` returns of any connectors, without their values."""
     contexts, _ = _connector_program(plan, CONNECTORS).outputs()
     return contexts
 

@@ -26,7 +26,7 @@ SECONDS_BETWEEN_REPORTS = 1.0
 
 
 def programs(plan: Plan, start: RunState) -> Iterator[Program]:
-    """Those that `generate` runs."""
+    """The programs that `generate` runs."""
     for phase in plan.phases[start.phase :]:
         if phase.upsamples:
             yield upsampling_program(plan, phase.stage)
@@ -45,8 +45,8 @@ def generate(
     *,
     pausing: bool = False,
 ) -> Generator[RunState, None, None]:
-    """At last the state with clean latents of every video, tokens float32 [videos, tokens, channels], normalised; with
-    `pausing`, before it also that between two batches of the last stage.
+    """Yield the state after all stages, with clean normalised latents of every video, tokens float32 [videos, tokens,
+    channels]; with `pausing`, also the state after each batch of the last stage.
 
     Goes on from `start`, which has the contexts, and tells `on_progress` of every few steps. A stage upsamples all
     videos, then denoises batch by batch, from noise of each video's seed or from `noises`.

@@ -18,7 +18,7 @@ from ltx2_cli.request.profiles import PROVENANCE
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.request.validation import MAX_FPS
 
-UNFINISHED = "goal"  # what a file says that keeps how far a run is, and no other does
+UNFINISHED = "goal"  # a metadata entry that only saved runs have
 PACKAGES = ("ltx2", "jax", "jaxlib")
 FIRST, UPSAMPLED, FINAL = STAGES
 
@@ -34,19 +34,19 @@ class Source:
 
 @dataclass(frozen=True)
 class Provenance:
-    """What a record says; an older one says less."""
+    """The provenance section of a record; older records have less."""
 
     versions: Mapping[str, str]
     devices: str | None
     meshes: Mapping[str, str]  # of each stage
-    at_once: int  # in a batch of so many videos
-    files: Mapping[str, str]  # of each that was read, weights and noise: its SHA-256, or `header` and its header's
-    latents: Mapping[str, Streams[Fingerprint]]  # after each stage; nothing in an older one
-    source: Source | None  # None: it began as noise
+    at_once: int  # videos in a batch
+    files: Mapping[str, str]  # SHA-256 of each file of weights or noise, or `header` and its header's
+    latents: Mapping[str, Streams[Fingerprint]]  # after each stage; empty in older records
+    source: Source | None  # None: it started from noise
 
 
 def read_provenance(record: Mapping[str, Any], place: str) -> Provenance:
-    """What a record in `place` says. Raises `UsageError` where that makes no sense."""
+    """Read the provenance of a record in `place`. Raises `UsageError` if it is damaged."""
     values = record[PROVENANCE]
     try:
         source, stages = values.get("source"), values.get("latents", {})
@@ -82,12 +82,12 @@ History = tuple[Mapping[str, Any], ...]  # of each video, what its record says o
 
 
 def source_history(file: LatentsFile, fps: float) -> Mapping[str, Any]:
-    """The history of a video that goes on from latents of so many frames a second."""
+    """The history of a video that starts from saved latents at this frame rate."""
     return {"source": {"file": str(file.path.absolute()), "sha256": file.sha256(), "fps": fps}}
 
 
 def extend_history(history: History, stage: Stage, tokens: Streams[np.ndarray]) -> History:
-    """With the latents of each video that a stage left, as tokens."""
+    """The history of each video with the fingerprints of the latents (tokens) that a stage left."""
     latents = unpack(tokens, stage.shapes)._asdict()
     extended = []
     for row, past in enumerate(history or ({},) * len(tokens.video)):
@@ -97,7 +97,7 @@ def extend_history(history: History, stage: Stage, tokens: Streams[np.ndarray]) 
 
 
 def provenance(plan: Plan, files: Mapping[str, str], history: Mapping[str, Any]) -> dict[str, Any]:
-    """What the record of a video says that was made here."""
+    """The provenance section of a video that is made here."""
     meshes = {stage.name: stage.sharding.text for stage in plan.stages}
     here = {"devices": devices(), "meshes": meshes, "at_once": plan.batch_size}
     return {**versions(), **here, "files": dict(files), **history}
@@ -113,23 +113,23 @@ def without_sketches(history: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of what decides how a clip is computed."""
+    """The versions of the packages that decide how a clip is computed."""
     return {package: version(package) for package in PACKAGES}
 
 
 def devices() -> str:
-    """All that there are: how many, of which kind."""
+    """The number of devices and their kind."""
     return f"{jax.device_count()} {jax.devices()[0].device_kind}"
 
 
 def input_files(plan: Plan) -> Collection[Path]:
-    """Every file that the clips depend on, but for configs, tokenizers and latents."""
+    """Every file that clips depend on, except configs, tokenizers and latents."""
     networks = {*plan.checkpoint.files, *plan.added}
     weights = {file for network in networks for file in network_files(plan, network)}
     return sorted(weights | {Path(stage.noise).expanduser() for stage in plan.stages if stage.noise})
 
 
 def network_files(plan: Plan, network: str) -> Collection[Path]:
-    """The files of a network's weights and of what is added to them."""
+    """The files of a network's weights and of its LoRAs."""
     weights = {tensor.file for tensor in plan.checkpoint.files.get(network, {}).values()}
     return weights | {part.lora.path for lora in plan.added.get(network, {}).values() for part in lora.parts}

@@ -35,7 +35,7 @@ DECODED = {Product.clips: BOTH, Product.latents: Streams(False, False), Product.
 
 
 class _Record(NamedTuple):
-    """What a video says of itself: all that decoding it, going on from it or making it again needs."""
+    """A video's metadata, from which it can be decoded, continued or repeated, and its record."""
 
     metadata: Mapping[str, str]  # of its latents and its mp4
     page: str  # the record beside it
@@ -55,7 +55,7 @@ def traced(folder: Path | None) -> AbstractContextManager[None]:
 
 @contextmanager
 def _other_hosts() -> Iterator[None]:
-    """Say in a sentence that another host is gone."""
+    """Of several hosts, report a lost one in a sentence."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
@@ -109,7 +109,7 @@ def _with_text(
 
 
 def state_from_latents(latents: Iterable[Streams[np.ndarray]], history: History = ()) -> RunState:
-    """What a plan goes on from that begins with its second stage: each video's latents, in the files' layout."""
+    """The state in which a second stage starts from each video's latents, in the files' layout."""
     return RunState(latents=Streams(*map(np.concatenate, zip(*map(pack, latents), strict=True))), history=history)
 
 

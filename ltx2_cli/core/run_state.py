@@ -33,15 +33,15 @@ Contexts = Mapping[str, Streams[jax.Array | np.ndarray]]  # by the name of the c
 
 @dataclass(frozen=True)
 class RunState:
-    """What is done of a run. Latents are tokens float32 [videos, tokens, channels], on the host but for `current`."""
+    """The progress of a run. Latents are tokens float32 [videos, tokens, channels], on the host but for `current`."""
 
-    phase: int = 0  # of the plan's, the first that is not done; behind the last one, the clips are written
-    batch: int = 0  # of it, the first that is not done
-    step: int = 0  # of that batch
-    written: int = 0  # clips, of which each may follow its batch at once
-    latents: Streams[np.ndarray] | None = None  # after the phase where it is done, else before it, if there was one
-    current: Streams[jax.Array | np.ndarray] | None = None  # of that batch, after its steps; None: not begun
-    contexts: Contexts = field(default_factory=dict)  # of the text, as far as it is read
+    phase: int = 0  # the plan's first unfinished phase; after the last one, clips are written
+    batch: int = 0  # the phase's first unfinished batch
+    step: int = 0  # finished steps of that batch
+    written: int = 0  # finished clips
+    latents: Streams[np.ndarray] | None = None  # of finished videos after the phase, of others before it
+    current: Streams[jax.Array | np.ndarray] | None = None  # of the batch, after its steps; None: not started
+    contexts: Contexts = field(default_factory=dict)  # as far as the text is read
     history: History = ()
 
 
@@ -55,14 +55,14 @@ def all_latents(progress: RunState) -> Streams[np.ndarray]:
 
 
 def clean_videos(plan: Plan, phase: int, batch: int) -> int:
-    """How many videos a run has finished denoising that is at this phase and batch."""
+    """The number of videos that are denoised when a run is at this phase and batch."""
     if phase == len(plan.phases):
         return len(plan.seeds)
     return batch * plan.batch_size if phase == len(plan.phases) - 1 else 0
 
 
 def later_steps(plan: Plan, phase: int) -> float:
-    """What is denoised after a phase, in steps of that phase: a step works on the tokens of every pass."""
+    """The denoising after a phase, in steps of that phase; the work of a step is tokens times passes."""
 
     def work(stage: Stage) -> int:
         return len(stage.passes) * (stage.geometry.video_tokens + stage.geometry.audio_frames)
@@ -72,53 +72,53 @@ def later_steps(plan: Plan, phase: int) -> float:
 
 
 def missing_contexts(plan: Plan, start: RunState) -> list[str]:
-    """The connectors whose text is still to be read, for what is still to be denoised."""
+    """The connectors whose text contexts the remaining stages need and `start` lacks."""
     later = [phase.stage for phase in plan.phases[start.phase :] if not phase.upsamples]
     return [name for name in dict.fromkeys(stage.connectors for stage in later) if name not in start.contexts]
 
 
 def no_checkpoint(progress: RunState) -> None:
-    """OnProgress nothing."""
+    """An `OnProgress` that does nothing."""
 
 
 ENTRIES = ("record", UNFINISHED, "folder", "place", "history")  # of the file's metadata
-TEXT = "contexts."  # how the names of contexts begin, behind which the connectors' name stands
+TEXT = "contexts."  # begins the names of contexts, before their connectors' name
 WANTED = "a file NAME.run, as `ltx2 generate --resumable` keeps beside the clip that it makes"
 MAX_HISTORY = 2**26  # characters: 1,000 videos of three stages
 MAX_SIZE = 2**31
 
 
 class RunGoal(NamedTuple):
-    """What a run is to do, besides what its request says."""
+    """The goal of a run besides its request."""
 
     product: Product
-    source: InitialLatents | None  # the latents that it goes on from
+    source: InitialLatents | None  # the latents that it starts from
 
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A run as it was kept; whether its tensors are the plan's is not known yet."""
+    """A saved run, whose tensors are not yet compared with the plan."""
 
     path: Path
     request: ConfigLayer
     goal: RunGoal
-    folder: str  # in which it was started
+    folder: str  # the working folder of its start
     place: tuple[int, int, int, int]  # phase, batch, step, written clips
     history: History
     tensors: Mapping[str, np.ndarray]
 
     def spec(self, overrides: Mapping[str, object]) -> RunSpec:
-        """The run's request, with where it writes, changed by `overrides`."""
+        """The run's request and output paths, changed by `overrides`."""
         places = {key: self.request.values[key] for key in OUTPUT_KEYS if key in self.request.values}
         return read_spec({**places, **overrides}, config=self.request)
 
     def changes(self, plan: Plan) -> list[str]:
-        """What is not as it was."""
+        """A sentence for each version, device or mesh that differs from the saved run's."""
         was, now = (_texts(record) for record in (self.request.values[PROVENANCE], provenance(plan, {}, {})))
         return [f"{what} was {was.get(what)}, is {value}" for what, value in now.items() if was.get(what) != value]
 
     def progress(self, plan: Plan) -> RunState:
-        """How far it was. Raises `UsageError` where that is no place in the plan, or its arrays are not the plan's."""
+        """The state to resume from. Raises `UsageError` if its place or its arrays do not fit the plan."""
         names = {name.rpartition(".")[0] for name in self.tensors}
         shapes = _shapes(plan, self.place, names)
         if shapes is None or len(self.history) not in (0, len(plan.seeds)):
@@ -134,7 +134,7 @@ class SavedRun:
 
 
 def open_saved_run(path: Path) -> SavedRun:
-    """A run that was kept. Raises `UsageError` where it is none."""
+    """Read a saved run. Raises `UsageError` for any other file."""
     tensors, metadata = read_tensors(path, "an unfinished run", WANTED)
     if not metadata.keys() >= {*ENTRIES, CHECKSUM}:
         raise UsageError(f"{path} is no unfinished run", WANTED)
@@ -180,8 +180,8 @@ def _whole(value: Any) -> int:
 
 
 def _shapes(plan: Plan, place: tuple[int, int, int, int], names: set[str]) -> dict[str, tuple[int, ...]] | None:
-    """By name, the shapes of what a run keeps there: latents if there are some, and of `names` the latents at work and
-    the text that is read. None: no run of the plan comes by there."""
+    """The shapes of the tensors that a run saves at a place: latents if there are some, and of `names` the latents in
+    progress and the contexts. None: the plan has no such place."""
     number, batch, step, written = place
     if min(place) < 0 or number > len(plan.phases) or written > clean_videos(plan, number, batch):
         return None
@@ -233,8 +233,8 @@ WORTHWHILE = 60  # seconds: a run that is estimated to take longer is kept witho
 
 @dataclass
 class RunCheckpointer:
-    """Told how far a run is, writes it down every so many seconds, after each phase, and when the run is to stop. All
-    of several hosts tell it of the same moments and decide alike; the first writes."""
+    """Saves the state of a run every so many seconds, after each phase, and when the run is to stop. Several hosts call
+    it at the same moments and decide alike; the first writes."""
 
     path: Path
     plan: Plan
@@ -249,12 +249,12 @@ class RunCheckpointer:
 
     @property
     def kept(self) -> bool:
-        """Whether there is anything of this run to go on from."""
+        """Whether this run was saved."""
         return self.written > -np.inf
 
     def __call__(self, progress: RunState) -> None:
-        """Keep it, if it is time. Raises `InterruptedRunError` where the run is to stop, `RunError` if that cannot be
-        kept. The estimate decides what is kept, never whether the run stops."""
+        """Save the state if it is time. Raises `InterruptedRunError` if the run is to stop, `RunError` if it then
+        cannot be saved. The estimate decides what is saved, never whether the run stops."""
         self._measure(progress)
         worthwhile = self.estimate > WORTHWHILE if self.wanted is None else self.wanted
         stop, keeping = any_host(self.stop.requested, worthwhile or self.kept)
@@ -271,7 +271,7 @@ class RunCheckpointer:
                 self.report.note(f"the run goes on, but how far it is was not kept: {error}")
 
     def end(self) -> None:
-        """All is made."""
+        """Delete the file of a complete run."""
         if jax.process_index() == 0:
             self.path.unlink(missing_ok=True)
 

@@ -39,7 +39,7 @@ def complete_request(spec: RunSpec, checkpoint: Checkpoint, from_latents: bool) 
 
 
 def apply_recipe(spec: RunSpec, arch: Arch, usual: str = ONE_STAGE) -> RunSpec:
-    """`spec` with its recipe, and the recipe's values where none was asked for; `usual`: if not distilled."""
+    """`spec` with its recipe, and the recipe's values where none was asked for. `usual`: if not distilled."""
     usual = DISTILLED if _by_lora(spec) or is_distilled(spec.checkpoint, arch.scheduler) else usual
     recipe = usual if spec.recipe == AUTO else spec.recipe
     published = recipe_defaults(spec, recipe, arch.model_version, arch.transformer.num_layers)
@@ -69,7 +69,7 @@ def guess_second_stage(spec: RunSpec) -> SecondStageSpec:
 
 
 def recipe_warnings(spec: RunSpec, arch: Arch) -> Iterator[str]:
-    """Where a completed request speaks against its checkpoint: a sentence each that ends with what to type."""
+    """Sentences about a complete request that does not fit its checkpoint, each with what to type."""
     distilled = _by_lora(spec) or is_distilled(spec.checkpoint, arch.scheduler)
     if spec.recipe == ONE_STAGE and distilled:
         yield "this model is distilled, the recipe `one_stage` is not for it: --recipe distilled"
@@ -137,7 +137,7 @@ def _says_distilled(checkpoint: str) -> bool | None:
 
 
 def _asked_or(published: Any, asked: Any) -> Any:
-    """What was asked for, and where nothing was, what is `published`."""
+    """`asked`, with `published` in place of None."""
     if is_dataclass(asked):
         return type(published)(*map(_asked_or, vars(published).values(), vars(asked).values()))
     return published if asked is None else asked
@@ -212,7 +212,7 @@ def layout_warnings(sharding: ShardingPlan, heads: int, decoding: DecodePlan, ro
 def untrained_warnings(
     spec: RunSpec, checkpoint: Checkpoint, stages: Sequence[Stage], prompts: Sequence[str]
 ) -> Iterator[str]:
-    """A sentence for all of the request that the model was not trained on, as far as its checkpoint lists that."""
+    """Sentences about sizes and words that the model was not trained on, if its checkpoint lists them."""
     if (trained_on := read_trained_on(checkpoint.where)) is None:
         return
     pixels = checkpoint.arch.compression.pixels

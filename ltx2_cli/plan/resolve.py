@@ -70,7 +70,7 @@ class Plan:
     replicated: tuple[str, ...]  # the networks whose weights lie whole on every device
     keep_resident: bool  # networks stay in memory after their phase
     compile_cache: str | None
-    warnings: tuple[str, ...]  # what is legal and hardly meant, a sentence each
+    warnings: tuple[str, ...]  # sentences about what is legal but probably unintended
 
     def network(self, name: str) -> Any:
         """The network `name` without its weights; `REFINER` is the denoiser with other numbers."""
@@ -98,8 +98,7 @@ class Plan:
 
 
 def decodes_beside(plan: Plan) -> bool:
-    """Whether the decoders and their work fit beside the denoisers, whose steps compute in the same room, so that no
-    clip waits for the last seed."""
+    """Whether the decoders fit in memory beside the denoisers, so that clips are decoded batch by batch."""
     room = free_bytes(plan.keep_resident, plan.networks, plan.sharding, (DENOISER, *DECODERS))
     return len(plan.batches) > 1 and room >= plan.decoding.bytes
 

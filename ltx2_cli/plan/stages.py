@@ -33,7 +33,7 @@ LoraDeltas = Mapping[str, Mapping[str, LoraDelta]]  # to which tensors of which 
 
 @dataclass(frozen=True)
 class Stage:
-    """One run of the denoising loop, and what it begins with."""
+    """One denoising loop and what it starts from."""
 
     name: str  # of what it leaves, one of `STAGES`
     geometry: Geometry
@@ -53,7 +53,7 @@ class Stage:
 
     @property
     def steps(self) -> int:
-        """How often it denoises."""
+        """The number of denoising steps."""
         return len(self.sigmas) - 1
 
 
@@ -66,7 +66,7 @@ class Phase(NamedTuple):
 
 
 class InitialLatents(NamedTuple):
-    """Latents that a run goes on from."""
+    """Latents that a run starts from."""
 
     shapes: Streams[Shape]  # of one video's in a file
     fps: float
@@ -74,7 +74,7 @@ class InitialLatents(NamedTuple):
 
 @dataclass(frozen=True)
 class SecondStage:
-    """What a second stage takes besides the checkpoint."""
+    """What a second stage needs besides the checkpoint."""
 
     upsampler: LatentUpsamplerArch
     files: TensorFiles | None  # None: the networks are described, not loaded
@@ -114,7 +114,7 @@ def upsampled_spec(spec: RunSpec, arch: Arch, second_stage: SecondStage, source:
 
 
 def _faster(spec: RunSpec, second_stage: SecondStage) -> int:
-    """By which factor the upsampled clip has more frames a second."""
+    """The factor of the upsampled clip's frame rate."""
     duration = spec.second_stage.temporal_upsample is TemporalUpsample.duration
     return 1 if duration else second_stage.upsampler.upsampling.time
 
