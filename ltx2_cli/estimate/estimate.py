@@ -98,9 +98,8 @@ def estimate_plan(plan: Plan, programs: Programs = ()) -> Estimate:
             stages.append(StageEstimate(stage, forward, read, flops, parts))
             network, rows = weights(plan.network(stage.network)), len(stage.passes) * plan.batch_size
             lengths = {"rows": rows, "heads": plan.arch.transformer.num_attention_heads}
-            warnings |= dict.fromkeys(split_inputs(network, stage.sharding, forward.collectives if forward else ()))
-            warnings |= dict.fromkeys(undivided(stage.sharding, lengths))
-            warnings |= dict.fromkeys(replicated(network, stage.sharding, limit))
+            collectives = forward.collectives if forward else ()
+            warnings |= dict.fromkeys(sharding_warnings(network, stage.sharding, lengths, limit, collectives))
     failures = [program for program in programs if isinstance(program, CompileFailure)]
     return Estimate(plan, compiled, failures, limit, sizes, uncompiled, memory, stages, seconds, list(warnings))
 
@@ -138,11 +137,19 @@ def _with_compiled(formula: PhaseMemory, programs: Programs, phase: str, read: i
     return formula._replace(activations=max(needed.values())) if is_known else formula
 
 
-def split_inputs(
-    weights: Sequence[Weight], plan: ShardingPlan, collectives: Sequence[Collective] = ()
+def sharding_warnings(
+    weights: Sequence[Weight],
+    plan: ShardingPlan,
+    lengths: Mapping[str, int],
+    limit: float,
+    collectives: Sequence[Collective] = (),
 ) -> Iterator[str]:
-    """Queries, keys and values whose input channels are split: every layer gathers the weights, or sums their products.
-    With the `collectives` of a compiled forward also what that sends."""
+    """What is legal, and makes devices send or store much, or do the same work.
+
+    Every layer gathers queries, keys and values with split input channels, or sums their products; `collectives` of a
+    compiled forward tell what that sends. Activations, `lengths` by logical axis, stay whole where they do not divide.
+    Weights that lie whole on each of several devices fill more than half of `limit` bytes.
+    """
     projections = [weight for weight in weights if weight.layers and weight.source.endswith(PROJECTIONS)]
     for axis in (axis for axis, size in plan.mesh.shape.items() if size > 1):
         if split := [weight for weight in projections if plan.weight(weight.axes).spec[-1] == axis]:
@@ -152,29 +159,17 @@ def split_inputs(
                 f"the input channels of {len(split)} projections to queries, keys and values are split along mesh axis"
                 f" `{axis}`: every layer gathers these weights or sums their products{amount}"
             )
-
-
-def undivided(plan: ShardingPlan, sizes: Mapping[str, int]) -> Iterator[str]:
-    """Activations that stay whole since their length does not divide; `sizes` by logical axis."""
     for logical, axis in plan.activations:
         parts = plan.mesh.shape[axis]
-        if logical in sizes and sizes[logical] % parts:
-            yield (
-                f"{sizes[logical]} {logical} do not divide by the {parts} of mesh axis `{axis}`: they stay whole, and"
-                f" {parts} devices do the same work"
-            )
-
-
-def replicated(weights: Sequence[Weight], plan: ShardingPlan, limit: float) -> Iterator[str]:
-    """Weights that each of several devices holds whole, and that fill more than half of the `limit` in bytes."""
-    whole = [weight for weight in weights if plan.weight(weight.axes).shard_shape(weight.shape) == weight.shape]
-    size = sum(bytes_on_device(weight, plan) for weight in whole)
-    if plan.mesh.size > 1 and size > limit / 2:
-        largest = sorted(whole, key=lambda weight: -bytes_on_device(weight, plan))
-        yield (
-            f"{size / 1e9:.1f} GB of weights lie whole on each of {plan.mesh.size} devices, which have"
-            f" {limit / 1e9:.1f} GB: {abbreviate([weight.source for weight in largest], 3)}"
-        )
+        if logical in lengths and lengths[logical] % parts:
+            whole = f"{lengths[logical]} {logical} do not divide by the {parts} of mesh axis `{axis}`"
+            yield f"{whole}: they stay whole, and {parts} devices do the same work"
+    whole_weights = [weight for weight in weights if plan.weight(weight.axes).shard_shape(weight.shape) == weight.shape]
+    sizes = {weight.source: bytes_on_device(weight, plan) for weight in whole_weights}
+    if plan.mesh.size > 1 and sum(sizes.values()) > limit / 2:
+        names = abbreviate(sorted(sizes, key=lambda name: -sizes[name]), 3)
+        devices = f"{plan.mesh.size} devices, which have {limit / 1e9:.1f} GB"
+        yield f"{sum(sizes.values()) / 1e9:.1f} GB of weights lie whole on each of {devices}: {names}"
 
 
 def record(estimate: Estimate) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Warnings of a sharding, and their absence where there is nothing to warn of."""
 
+import math
 from dataclasses import replace
 
 import jax
@@ -9,7 +10,7 @@ import pytest
 from jax.sharding import Mesh
 
 from ltx2_cli.estimate.compiled import collectives
-from ltx2_cli.estimate.estimate import replicated, split_inputs, undivided
+from ltx2_cli.estimate.estimate import sharding_warnings
 from ltx2_cli.sharding import ShardingPlan
 from ltx2_cli.weights.declare import Scope, Weight
 
@@ -39,7 +40,7 @@ def projection(name: str) -> Weight:
 
 
 def test_split_input_channels_are_reported(plan: ShardingPlan, to_q: Weight):
-    (sentence,) = split_inputs([to_q, projection("to_k"), projection("to_out")], plan)
+    (sentence,) = sharding_warnings([to_q, projection("to_k"), projection("to_out")], plan, {}, math.inf)
     assert sentence == (
         "the input channels of 2 projections to queries, keys and values are split along mesh axis `embed`:"
         " every layer gathers these weights or sums their products"
@@ -48,28 +49,28 @@ def test_split_input_channels_are_reported(plan: ShardingPlan, to_q: Weight):
 
 def test_communication_of_split_channels_is_reported_for_a_compiled_forward(plan: ShardingPlan, to_q: Weight):
     """Three of four parts of two billion bytes, along that axis alone."""
-    (sentence,) = split_inputs([to_q], plan, collectives(GATHER, plan.mesh))
+    (sentence,) = sharding_warnings([to_q], plan, {}, math.inf, collectives(GATHER, plan.mesh))
     assert sentence.endswith("; a device sends 1.5 GB along it in a forward")
 
 
 def test_unsplit_input_channels_are_not_reported(plan: ShardingPlan, to_q: Weight):
-    assert not list(split_inputs([to_q], replace(plan, weights=(("heads", "heads"),))))
+    assert not list(sharding_warnings([to_q], replace(plan, weights=(("heads", "heads"),)), {}, math.inf))
     mesh = Mesh(np.asarray(jax.devices()).reshape(8, 1), ("heads", "embed"))
-    assert not list(split_inputs([to_q], replace(plan, mesh=mesh)))
+    assert not list(sharding_warnings([to_q], replace(plan, mesh=mesh), {}, math.inf))
 
 
 def test_lengths_that_do_not_divide_are_reported(plan: ShardingPlan):
-    assert not list(undivided(plan, {"rows": 2, "tokens": 40, "heads": 5}))
-    (sentence,) = undivided(plan, {"rows": 2, "tokens": 42})
+    assert not list(sharding_warnings([], plan, {"rows": 2, "tokens": 40, "heads": 5}, math.inf))
+    (sentence,) = sharding_warnings([], plan, {"rows": 2, "tokens": 42}, math.inf)
     assert "42 tokens do not divide by the 4 of mesh axis `embed`" in sentence
 
 
 def test_replicated_weights_are_reported(plan: ShardingPlan, to_q: Weight):
     size = LAYERS * INNER * WIDTH * 4
     whole = replace(plan, weights=())
-    (sentence,) = replicated([to_q], whole, 2 * size - 1)
+    (sentence,) = sharding_warnings([to_q], whole, {}, 2 * size - 1)
     assert "whole on each of 8 devices" in sentence
-    assert not list(replicated([to_q], whole, 2 * size))
-    assert not list(replicated([to_q], plan, 1))
+    assert not list(sharding_warnings([to_q], whole, {}, 2 * size))
+    assert not any("lie whole" in sentence for sentence in sharding_warnings([to_q], plan, {}, 1))
     one = ShardingPlan(Mesh(np.asarray(jax.devices()[:1]), ("device",)), (), ())
-    assert not list(replicated([to_q], one, 1))
+    assert not list(sharding_warnings([to_q], one, {}, 1))
