@@ -18,7 +18,7 @@ from ltx2_cli.models.layouts import open_folder, open_single_file, preset_text_e
 from ltx2_cli.models.lora import preset_lora
 from ltx2_cli.models.networks import Checkpoint, preset_checkpoint, preset_upsampler
 from ltx2_cli.models.transformer import Transformer
-from ltx2_cli.models.upsampler import LatentUpsamplerArch, open_upsampler
+from ltx2_cli.models.upsampler import open_upsampler
 from ltx2_cli.plan.recipe import complete_request
 from ltx2_cli.plan.resolve import Declared, Plan, build_plan, declare
 from ltx2_cli.plan.stages import InitialLatents, SecondStage
@@ -62,19 +62,15 @@ def declare_offline(spec: RunSpec, checkpoint: Checkpoint, source: InitialLatent
     transformer = Transformer(Scope(spec.dtype.value), checkpoint.arch.transformer)
     named = [parse_lora(lora) for lora in spec.second_stage.lora or ()]
     added = [(_local_lora(name) or preset_lora(name, transformer), strength) for name, strength in named if strength]
-    upsampler = _upsampler(spec.second_stage.upsampler, checkpoint)
+    upsampler_name = spec.second_stage.upsampler  # None: the checkpoint's own
+    place = local_path(upsampler_name, UPSAMPLER_FILES) if upsampler_name else checkpoint.where
+    upsampler = open_upsampler(place, checkpoint.arch.video_vae)[0] if place else preset_upsampler(upsampler_name or "")
     return declare(spec, checkpoint, loras, SecondStage(upsampler, None, added))
 
 
 def _local_lora(name: str) -> LoraFile | None:
     path = local_path(name, [])
     return open_lora(lora_file(str(path))) if path else None
-
-
-def _upsampler(name: str | None, checkpoint: Checkpoint) -> LatentUpsamplerArch:
-    """The named upsampler, or the checkpoint's own."""
-    place = local_path(name, UPSAMPLER_FILES) if name else checkpoint.where
-    return open_upsampler(place, checkpoint.arch.video_vae)[0] if place else preset_upsampler(name or "")
 
 
 @dataclass(frozen=True)

@@ -167,6 +167,8 @@ def _begin(path: Path, size: int) -> bytes:
 
 def _files(place: Path | None, stems: tuple[str, ...]) -> list[Path]:
     """The files of a network: a single file, the shards of a folder's index, or the folder's only file."""
+    if place and place.is_file() and place.suffix != ".safetensors":
+        raise UsageError(f"{place} is no folder and no .safetensors file", AGAIN)
     if place is None or not place.is_dir():
         return [place] if place else []
     try:
