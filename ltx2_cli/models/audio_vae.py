@@ -20,12 +20,13 @@ from flax import nnx
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models import video_vae
 from ltx2_cli.models.config import NetworkArch
-from ltx2_cli.models.video_vae import LatentStatistics
+from ltx2_cli.models.video_vae import LatentStatistics, ResNet
 from ltx2_cli.models.vocoder import LEAST_MEL, ROLLOFF, ZERO_CROSSINGS, hann_sinc
 from ltx2_cli.nn.layers import Conv
 from ltx2_cli.weights.declare import Scope
 
-norm_silu = partial(video_vae.norm_silu, eps=1e-6)
+NORM_EPS = 1e-6
+norm_silu = partial(video_vae.norm_silu, eps=NORM_EPS)
 WINDOW = 1024  # samples that one instant hears
 MIDDLE = ("block_1", "block_2")  # the residual blocks between the levels and the latents
 
@@ -74,19 +75,6 @@ def causal_conv(scope: Scope, d_in: int, d_out: int, window: int = 3) -> Conv:
     return Conv(scope / "conv", (window, window, d_in, d_out), ((window - 1, 0), (window // 2, window // 2)))
 
 
-class ResNet(nnx.Module):
-    """x + conv(norm_silu(conv(norm_silu(x)))), x first brought to `d_out` channels if they are not its own."""
-
-    def __init__(self, scope: Scope, d_in: int, d_out: int):
-        self.conv1 = causal_conv(scope / "conv1", d_in, d_out)
-        self.conv2 = causal_conv(scope / "conv2", d_out, d_out)
-        self.shortcut = None if d_in == d_out else causal_conv(scope / "nin_shortcut", d_in, d_out, window=1)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        skip = x if self.shortcut is None else self.shortcut(x)
-        return skip + self.conv2(norm_silu(self.conv1(norm_silu(x))))
-
-
 class Upsample(nnx.Module):
     """Every cell four times, then a convolution; the first instant stays one."""
 
@@ -99,7 +87,13 @@ class Upsample(nnx.Module):
 
 def resnets(scope: Scope, names: Iterable[str | int], d_in: int, d_out: int) -> list[nnx.Module]:
     """Residual blocks in a row; the first changes the channels."""
-    return [ResNet(scope / name, d_out if i else d_in, d_out) for i, name in enumerate(names)]
+    blocks: list[nnx.Module] = []
+    for i, name in enumerate(names):
+        place, width = scope / name, d_out if i else d_in
+        shortcut = None if width == d_out else causal_conv(place / "nin_shortcut", width, d_out, window=1)
+        convs = causal_conv(place / "conv1", width, d_out), causal_conv(place / "conv2", d_out, d_out)
+        blocks.append(ResNet(*convs, shortcut, NORM_EPS))
+    return blocks
 
 
 class AudioEncoder(nnx.Module):

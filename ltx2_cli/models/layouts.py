@@ -121,10 +121,10 @@ def open_folder(folder: Path) -> Checkpoint:
     if not is_checkpoint(folder):
         raise UsageError(f"{folder} is no LTX-2 checkpoint: it holds none of {', '.join(CONFIGS.values())}", AGAIN)
     readings = {name: partial(_read_config, folder / CONFIGS[name], reader) for name, reader in READERS.items()}
-    archs, misread = collect(readings)
-    tensors, unopened = collect({name: partial(TensorFiles, folder / name) for name in BUILDERS})
+    archs, bad_configs = collect(readings)
+    tensors, bad_files = collect({name: partial(TensorFiles, folder / name) for name in BUILDERS})
     text = read_text_encoder(folder)
-    problems = [*misread, *unopened, *text.problems]
+    problems = [*bad_configs, *bad_files, *text.problems]
     return ParsedCheckpoint(folder, archs | text.archs, text.files | tensors, text.tokenizer, problems).checkpoint()
 
 
@@ -132,13 +132,13 @@ def read_text_encoder(folder: Path) -> ParsedCheckpoint:
     """The text encoder in a folder of its own, or in that of a checkpoint in diffusers' layout, and its tokenizer."""
     inside = (folder / TEXT_ENCODER).is_dir()
     place, tokenizer = (folder / TEXT_ENCODER, folder / "tokenizer") if inside else (folder, folder)
-    archs, misread = collect({TEXT_ENCODER: partial(_read_config, place / "config.json", gemma_arch)})
-    files, unopened = collect({TEXT_ENCODER: partial(TensorFiles, place, ("model",))})
-    prefixes, unnamed = collect({name: partial(checkpoint_prefix, tensors) for name, tensors in files.items()})
-    _, unspelt = collect({"tokenizer": partial(check_tokenizer, tokenizer)})
+    archs, bad_configs = collect({TEXT_ENCODER: partial(_read_config, place / "config.json", gemma_arch)})
+    files, bad_files = collect({TEXT_ENCODER: partial(TensorFiles, place, ("model",))})
+    prefixes, no_prefix = collect({name: partial(checkpoint_prefix, tensors) for name, tensors in files.items()})
+    _, no_tokenizer = collect({"tokenizer": partial(check_tokenizer, tokenizer)})
     archs = {name: replace(arch, prefix=prefixes.get(name, "")) for name, arch in archs.items()}
     files = {name: files[name] for name in prefixes}
-    return ParsedCheckpoint(folder, archs, files, tokenizer, [*misread, *unopened, *unnamed, *unspelt])
+    return ParsedCheckpoint(folder, archs, files, tokenizer, [*bad_configs, *bad_files, *no_prefix, *no_tokenizer])
 
 
 def preset_text_encoder() -> ParsedCheckpoint:

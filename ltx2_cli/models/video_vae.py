@@ -109,14 +109,14 @@ def norm_silu(x: jax.Array, eps: float = NORM_EPS) -> jax.Array:
 
 
 class ResNet(nnx.Module):
-    """x + conv(norm_silu(conv(norm_silu(x))))."""
+    """x + conv2(norm_silu(conv1(norm_silu(x)))), where x may take a shortcut of its own."""
 
-    def __init__(self, scope: Scope, channels: int, borders: Borders):
-        self.conv1 = video_conv(scope / "conv1", channels, channels, borders)
-        self.conv2 = video_conv(scope / "conv2", channels, channels, borders)
+    def __init__(self, conv1: nnx.Module, conv2: nnx.Module, shortcut: nnx.Module | None = None, eps: float = NORM_EPS):
+        self.conv1, self.conv2, self.shortcut, self.eps = conv1, conv2, shortcut, eps
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return x + self.conv2(norm_silu(self.conv1(norm_silu(x))))
+        skip = x if self.shortcut is None else self.shortcut(x)
+        return skip + self.conv2(norm_silu(self.conv1(norm_silu(x, self.eps)), self.eps))
 
 
 class ResNets(nnx.Module):
@@ -125,7 +125,8 @@ class ResNets(nnx.Module):
     stride: Stride = (1, 1, 1)
 
     def __init__(self, scope: Scope, count: int, channels: int, borders: Borders):
-        self.blocks = ResNet(scope.stacked("resnets", count), channels, borders)
+        place, widths = scope.stacked("resnets", count), (channels, channels, borders)
+        self.blocks = ResNet(video_conv(place / "conv1", *widths), video_conv(place / "conv2", *widths))
         self.channels, self.count, self.convolutions = channels, count, 2 * count
 
     def __call__(self, x: jax.Array) -> jax.Array:
