@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
@@ -52,19 +52,19 @@ def read_arch(kind: type[A], config: Config, where: str) -> A:
     """The network that `config` describes; `where` names the file in errors. Raises `UsageError` with every value that
     is of another type or not implemented. Keys that begin with `_` are bookkeeping; an unknown key is harmless only
     while it is switched off (false, null or empty)."""
-    stated = {key: _tuples(value) for key, value in config.items() if value is not None or key in kind.nullable}
-    hints = {field.name: get_type_hints(kind)[field.name] for field in fields(kind)}
-    problems = []
-    for key in (key for key in hints if key in stated):
-        least = -math.inf if key in kind.signed else 0
-        if not _fits(stated[key], hints[key], least):
-            problems.append(f"{key} is {config[key]!r}, only {_type_name(hints[key], least)} is")
-    mistyped = bool(problems)
-    problems += _not_implemented(kind, {key: config[key] for key in stated}, hints.keys())
-    if not mistyped:
-        arch = kind(**{key: stated[key] for key in hints if key in stated})
-        problems += arch.conflicts()
-    if problems:
+    stated = {key: value for key, value in config.items() if value is not None or key in kind.nullable}
+    hints = {key: hint for key, hint in get_type_hints(kind).items() if get_origin(hint) is not ClassVar}
+    values = {key: _tuples(stated[key]) for key in hints if key in stated}
+    least = {key: -math.inf if key in kind.signed else 0 for key in values}
+    mistyped = [
+        f"{key} is {stated[key]!r}, only {_type_name(hints[key], least[key])} is"
+        for key, value in values.items()
+        if not _fits(value, hints[key], least[key])
+    ]
+    problems = [*mistyped, *_not_implemented(kind, stated, hints)]
+    arch = None if mistyped else kind(**values)
+    problems += arch.conflicts() if arch else []
+    if problems or arch is None:
         raise UsageError(f"{where}: this model is not implemented: {'; '.join(problems)}", AGAIN)
     return arch
 
