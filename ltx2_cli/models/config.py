@@ -16,7 +16,8 @@ LTX2, LTX2_3 = "ltx2", "ltx2.3"  # model versions, by the names of their model p
 TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", NoneType: "null"}  # of JSON
 
 
-RULES: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("implemented.json").read_text(encoding="utf-8"))
+# by the name of a class, what `NetworkArch` lists; "equal": sizes that two networks share, and what they are
+RULES: dict[str, Any] = json.loads(Path(__file__).with_name("implemented.json").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from flax import nnx
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import Arch
-from ltx2_cli.models.config import LTX2, LTX2_3, Config, NetworkArch
+from ltx2_cli.models.config import LTX2, LTX2_3, RULES, Config, NetworkArch
 from ltx2_cli.models.gemma import Gemma, check_tokenizer, checkpoint_prefix, gemma_arch, in_language_model
 from ltx2_cli.models.ltx_native import RENAMINGS, config_problems, video_vae_renaming
 from ltx2_cli.models.networks import BUILDERS, GEMMA, PRESETS, READERS, TEXT_ENCODER, Checkpoint
@@ -30,21 +30,6 @@ CONFIGS = {name: f"{name}/config.json" for name in READERS} | {"scheduler": "sch
 UNREAD = re.compile(r"(audio_)?vae\.per_channel_statistics\..*")  # more of them than normalising takes
 MODULATION = "model.diffusion_model.prompt_adaln_single.linear.weight"  # of the text: in LTX-2.3 alone
 LATER_VERSIONS = (2, 3)  # the first of them
-# sizes that are equal wherever networks were made for each other, and what they are
-EQUAL = [
-    line.split(maxsplit=2)
-    for line in """
-text_encoder.hidden_size connectors.caption_channels the text encoder's width and the connectors' caption_channels
-text_encoder.states connectors.text_proj_in_factor the text encoder's states and the connectors' text_proj_in_factor
-vae.latent_channels transformer.in_channels the video VAE's and the transformer's channels
-audio_vae.features transformer.audio_in_channels the audio VAE's and the transformer's features
-audio_vae.mel_channels vocoder.in_channels the audio VAE's and the vocoder's mel channels
-transformer.in_channels transformer.out_channels the transformer's channels in and out
-transformer.audio_in_channels transformer.audio_out_channels the transformer's audio channels in and out
-connectors.widths.video transformer.streams.video.context_width the video connector's width and the transformer's text
-connectors.widths.audio transformer.streams.audio.context_width the audio connector's width and the transformer's text
-""".strip().splitlines()
-]
 
 
 @dataclass(frozen=True)
@@ -73,8 +58,8 @@ class ParsedCheckpoint:
         return Checkpoint(self.where, arch, self.archs[TEXT_ENCODER], self.files, self.tokenizer)
 
     def _sizes(self) -> Iterator[UsageError]:
-        """Sizes in which one network must equal another and does not."""
-        for first, second, meaning in EQUAL:
+        """Sizes that are equal wherever networks were made for each other, and are not here."""
+        for first, second, meaning in RULES["equal"]:
             places = [place.split(".", 1) for place in (first, second)]
             if all(network in self.archs for network, _ in places):
                 size, other = (attrgetter(key)(self.archs[network]) for network, key in places)
