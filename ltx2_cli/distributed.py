@@ -1,4 +1,4 @@
-"""Several hosts, one process each: their connection, and the data that they exchange."""
+"""Several hosts, one process each: their connection and agreement. Imports jax only where there are several."""
 
 import os
 import time
@@ -11,16 +11,12 @@ from glob import glob
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from threading import Thread
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ltx2_cli.devices import TPU_DEVICES, skip_absent_tpu
 from ltx2_cli.errors import RunError, UsageError
-
-if TYPE_CHECKING:  # importing jax takes long, and a single host is detected without it
-    import jax
-    from jax.sharding import Sharding
 
 BY_HAND = "--coordinator-address HOST:PORT --num-processes N --process-id I on each host, I from 0 to N - 1"
 ALONE = "--num-processes 1 runs alone"
@@ -161,43 +157,6 @@ def _call_within(seconds: int, initialize: Callable[[], None], launcher: _Launch
             f" {jax.local_device_count()}",
             "start on hosts that are alike, one process a host or a device",
         )
-
-
-def to_devices(arrays: Any, sharding: "Sharding") -> Any:
-    """A tree of arrays placed on the devices, from host memory, equal on all hosts, or from devices. `jax.device_put`
-    would compare each array in host memory with those of all other hosts."""
-    import jax
-
-    def place(array: "jax.Array | np.ndarray | np.generic") -> "jax.Array":
-        if isinstance(array, jax.Array):
-            return jax.device_put(array, sharding)
-        return jax.make_array_from_callback(array.shape, sharding, np.asarray(array).__getitem__)
-
-    return jax.tree.map(place, arrays)
-
-
-def to_host(array: "jax.Array") -> np.ndarray:
-    """A whole array in this host's memory. All hosts call it together."""
-    return np.asarray(_replicated(array))
-
-
-def to_first_host(array: "jax.Array") -> np.ndarray | None:
-    """A whole array in the first host's memory; None on the others. All hosts call it together."""
-    import jax
-
-    whole = _replicated(array)
-    return np.asarray(whole) if jax.process_index() == 0 else None
-
-
-def _replicated(array: "jax.Array") -> "jax.Array":
-    """`array`, replicated over its devices unless this host can read it already."""
-    if array.is_fully_addressable or array.is_fully_replicated:
-        return array
-    import jax
-    from jax.sharding import NamedSharding, PartitionSpec
-
-    assert isinstance(array.sharding, NamedSharding)
-    return jax.device_put(array, NamedSharding(array.sharding.mesh, PartitionSpec()))
 
 
 def any_host(*flags: bool) -> list[bool]:

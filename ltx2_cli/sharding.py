@@ -1,4 +1,4 @@
-"""Sharding: a mesh, and rules from the logical axes of weights and activations to the axes of the mesh."""
+"""Sharding: a mesh, rules from logical axes to its axes, and transfers between hosts and devices."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import combinations
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Format, Layout
 from jax.experimental.mesh_utils import create_device_mesh
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from ltx2_cli.devices import skip_absent_tpu
 from ltx2_cli.errors import UsageError
@@ -244,3 +244,34 @@ def fill(x: jax.Array, axes: tuple[str | None, ...], dimension: int) -> jax.Arra
     behind = [(0, 0)] * x.ndim
     behind[dimension] = (0, -x.shape[dimension] % plan.parts(axis))
     return constrain(jnp.pad(x, behind), axes)
+
+
+def to_devices(arrays: Any, sharding: Sharding) -> Any:
+    """A tree of arrays placed on the devices, from host memory, equal on all hosts, or from devices. `jax.device_put`
+    would compare each array in host memory with those of all other hosts."""
+
+    def place(array: jax.Array | np.ndarray | np.generic) -> jax.Array:
+        if isinstance(array, jax.Array):
+            return jax.device_put(array, sharding)
+        return jax.make_array_from_callback(array.shape, sharding, np.asarray(array).__getitem__)
+
+    return jax.tree.map(place, arrays)
+
+
+def to_host(array: jax.Array) -> np.ndarray:
+    """A whole array in this host's memory. All hosts call it together."""
+    return np.asarray(_replicated(array))
+
+
+def to_first_host(array: jax.Array) -> np.ndarray | None:
+    """A whole array in the first host's memory; None on the others. All hosts call it together."""
+    whole = _replicated(array)
+    return np.asarray(whole) if jax.process_index() == 0 else None
+
+
+def _replicated(array: jax.Array) -> jax.Array:
+    """`array`, replicated over its devices unless this host can read it already."""
+    if array.is_fully_addressable or array.is_fully_replicated:
+        return array
+    assert isinstance(array.sharding, NamedSharding)
+    return jax.device_put(array, NamedSharding(array.sharding.mesh, PartitionSpec()))

@@ -327,7 +327,8 @@ from pathlib import Path
 import jax, numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from ltx2_cli.distributed import init_distributed, to_host
+from ltx2_cli.distributed import init_distributed
+from ltx2_cli.sharding import to_host
 from ltx2_cli.nn.layers import Linear
 from ltx2_cli.weights import load as loading, transfer
 from ltx2_cli.weights.checkpoint import DTYPES, TensorFiles

@@ -15,7 +15,6 @@ from ltx2_cli.core.programs import Program, jitted
 from ltx2_cli.core.report import DECODE as DECODING
 from ltx2_cli.core.report import Report
 from ltx2_cli.diffusion.latents import token_shapes
-from ltx2_cli.distributed import to_devices, to_first_host, to_host
 from ltx2_cli.errors import NotFiniteError
 from ltx2_cli.media import Media
 from ltx2_cli.models.audio_vae import AudioVAE
@@ -29,6 +28,7 @@ from ltx2_cli.plan.decoding import VIDEOS, DecodePlan
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Stage
 from ltx2_cli.request.spec import Streams
+from ltx2_cli.sharding import to_devices, to_first_host, to_host
 
 
 def upsample(

@@ -18,7 +18,6 @@ from ltx2_cli.diffusion.denoise import denoise
 from ltx2_cli.diffusion.guidance import GuidanceWeights, Pass, traced_weights
 from ltx2_cli.diffusion.latents import Shape, noise, pack
 from ltx2_cli.diffusion.schedule import pad_sigmas
-from ltx2_cli.distributed import to_devices, to_host
 from ltx2_cli.errors import NotFiniteError
 from ltx2_cli.models.transformer import (
     DenoiserInputs,
@@ -32,6 +31,7 @@ from ltx2_cli.models.transformer import (
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Phase, Stage
 from ltx2_cli.request.spec import Streams
+from ltx2_cli.sharding import to_devices, to_host
 from ltx2_cli.weights.load import not_finite
 
 KEYS_VALUES = (None, None, None, "heads", None)  # the logical axes of a text context's keys and values

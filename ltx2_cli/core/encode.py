@@ -12,13 +12,13 @@ from jax.sharding import Sharding
 from ltx2_cli.core.components import CONNECT, ENCODE, Components, abstract_network, memory_for
 from ltx2_cli.core.programs import Program, as_abstract, jitted
 from ltx2_cli.core.report import Report
-from ltx2_cli.distributed import to_devices
 from ltx2_cli.errors import NotFiniteError
 from ltx2_cli.models.connectors import TextConnectors
 from ltx2_cli.models.gemma import Gemma, Tokens, tokenise
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import CONNECTORS
 from ltx2_cli.request.spec import DType, Streams
+from ltx2_cli.sharding import to_devices
 
 
 def encode(plan: Plan, names: Iterable[str], components: Components, report: Report) -> dict[str, Streams[jax.Array]]:

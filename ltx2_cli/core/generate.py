@@ -17,10 +17,10 @@ from ltx2_cli.core.provenance import extend_history
 from ltx2_cli.core.report import Report, Steps
 from ltx2_cli.core.run_state import OnProgress, RunState, all_latents, later_steps, no_checkpoint
 from ltx2_cli.diffusion.latents import pack, read_noise
-from ltx2_cli.distributed import to_host
 from ltx2_cli.errors import NotFiniteError
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.spec import Streams
+from ltx2_cli.sharding import to_host
 
 SECONDS_BETWEEN_REPORTS = 1.0
 
