@@ -104,9 +104,7 @@ def init_distributed(
 def _stated_launcher(address: str | None, processes: int | None, process: int | None) -> _Launcher:
     """The processes of the command line."""
     if address is None or processes is None or process is None:
-        raise UsageError(
-            "several hosts need an address, the number of processes and the own one, and some are missing", BY_HAND
-        )
+        raise UsageError("address, number of processes and process id belong together, and some are missing", BY_HAND)
     host, _, port = address.rpartition(":")
     if not (host and port.isdecimal() and 0 < int(port) < 2**16):
         raise UsageError(f"coordinator_address {address} is not HOST:PORT", "for example: 10.0.0.1:8476, of process 0")
