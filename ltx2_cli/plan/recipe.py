@@ -176,7 +176,7 @@ def fill_defaults(spec: RunSpec, arch: Arch, devices: Sequence[jax.Device]) -> R
         )
     seed = spec.seed if spec.seed is not None else (random_seed(spec),)
     auto = spec.sharding.profile == AUTO
-    sharding = read_sharding(_device_profile(devices), spec.sharding) if auto else spec.sharding
+    sharding = read_sharding(_device_profile(devices), spec) if auto else spec.sharding
     return replace(spec, seed=seed, sharding=sharding)
 
 

@@ -28,6 +28,7 @@ KINDS = ("model", "recipe", "compat", "sharding")  # of profiles, in stacking or
 AUTO = "auto"  # chosen by `resolve`, from the checkpoint and the devices
 STEPS_OR_SIGMAS = {"num_inference_steps", "sigmas"}  # two spellings of one choice: the higher layer decides both
 RECIPE_KEYS = ("num_inference_steps", "sigmas", "guidance", "stg_blocks", "second_stage")  # None: the recipe's
+SECTION = "sharding."  # begins the dotted keys of the sharding section
 BY_RECIPE = "by_recipe"  # section of a model profile: recipe name -> values
 CACHE = "compile_cache"  # never read from a file: compiled programs are code, and the file may be a stranger's
 OUTPUT_KEYS = ("output", "save_latents", "base_output_directory")  # not repeated from a record
@@ -77,11 +78,11 @@ def recipe_defaults(
     return merge(_profile_stack([ConfigLayer("", named)], below))
 
 
-def read_sharding(name: str, beside: ShardingSpec | None = None) -> ShardingSpec:
-    """The sharding profile `name` (or YAML file), overridden by what `beside`, a section with profile `auto`, sets."""
-    neutral = merge([_defaults()]).sharding
-    asked = {key: value for key, value in vars(beside or neutral).items() if value != vars(neutral)[key]}
-    top = ConfigLayer("", {"sharding": {**asked, "profile": name}})
+def read_sharding(name: str, spec: RunSpec | None = None) -> ShardingSpec:
+    """The sharding profile `name` (or YAML file), below what the request `spec` asked for in its sharding section."""
+    asked = [key.removeprefix(SECTION) for key in (spec.asked if spec else ()) if key.startswith(SECTION)]
+    values = {key: vars(spec.sharding)[key] for key in asked} if spec else {}
+    top = ConfigLayer("", {"sharding": {**values, "profile": name}})
     return merge([_defaults(), _profile_layer("sharding", name), top]).sharding
 
 
@@ -229,4 +230,6 @@ def _config_values(file: ConfigLayer, above: Sequence[ConfigLayer]) -> tuple[Con
     kept = {str(key) for key in asked or ()}
     if renamed - {"sharding"}:
         own = replace(own, values=nested({key: value for key, value in leaves(own).items() if key in {*kept, "seed"}}))
+    if "sharding" in renamed:
+        kept = {key for key in kept if not key.startswith(SECTION)}
     return replace(own, values={key: own.values[key] for key in own.values if key not in renamed}), kept

@@ -257,10 +257,12 @@ def test_a_sharding_file_may_extend_a_profile(page: Page):
 def test_values_beside_auto_override_the_chosen_profile():
     asked = read_spec(prompt="rain", dotlist=["sharding.use_batched_text_encoder=false", "sharding.mesh.heads=2"])
     assert asked.sharding.profile == "auto"
-    chosen = read_sharding("gpu", asked.sharding)
+    chosen = read_sharding("gpu", asked)
     assert chosen == replace(
         read_sharding("gpu"), use_batched_text_encoder=False, mesh={**read_sharding("gpu").mesh, "heads": 2}
     )
+    default = read_spec(prompt="rain", dotlist=["sharding.bf16_tile_sublanes=null"])
+    assert read_sharding("ironwood", default).bf16_tile_sublanes is None
 
 
 # Records
