@@ -75,11 +75,8 @@ def agreed_plan(session: Session, request: Request, check: Callable[[Plan], None
     return plan
 
 
-def run(
-    options: Generate, session: Session, spec: RunSpec, product: Product, random: bool, files: list[Output]
-) -> None:
-    """Make clips, or only warm up, after what has to be downloaded was said; `random`: say the seed, which was drawn.
-    With --no-compile nothing is compiled once there is a plan."""
+def run(options: Generate, session: Session, spec: RunSpec, product: Product, drawn: bool, files: list[Output]) -> None:
+    """Make clips, or only warm up, after what has to be downloaded was said, and the seed if it was `drawn`."""
 
     def check(plan: Plan) -> None:
         check_distinct(files, input_files(plan))
@@ -96,7 +93,7 @@ def run(
             session.report.note(f"downloading {size} of {repository} into {constants.HF_HUB_CACHE}")
     plan = agreed_plan(session, request, check)
     components, flaws = load(plan), list[str]()
-    if random and not options.warmup:
+    if drawn and not options.warmup:
         session.report.note(f"seed: {plan.spec.seeds[0]}")
     with traced(options.profile):
         timings = Timings(session.report)
@@ -142,9 +139,6 @@ def report_flaws(path: Path, findings: Sequence[str], report: Report) -> list[st
     return flaws
 
 
-# Resuming
-
-
 def resume(options: Resume, session: Session) -> None:
     """Finish the run and print the paths of what it makes."""
     session.start()
@@ -182,10 +176,8 @@ def resume(options: Resume, session: Session) -> None:
 
 def places(spec: RunSpec, kept: SavedRun, given: Mapping[str, str]) -> dict[str, str]:
     """The values of a kept request that name where it writes, where they have changed: each place lies to the run's
-    file as it did when the run was started. Places that are `given` are left out.
-
-    Raises `UsageError` for a place outside of the folder of that file.
-    """
+    file as it did when the run was started. Those that are `given` are left out. Raises `UsageError` for a place
+    outside of the folder of that file."""
     here = kept.path.parent.resolve()
     started = os.path.join(kept.folder, run_file(spec).path.parent)
     clips = ["output" if spec.output else "base_output_directory"] if kept.goal.product is Product.clips else []

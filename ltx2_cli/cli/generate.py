@@ -60,9 +60,6 @@ def generate(options: Generate, session: Session) -> None:
     run(options, session, spec, product, random, files)
 
 
-# Options as a request
-
-
 def overrides(options: Options, **others: object) -> dict[str, object]:
     """The options that were given, by their keys in the `RunSpec`. `others` take their place."""
     values = {**vars(options), **others}

@@ -46,7 +46,8 @@ def info(options: Info) -> None:
                 facts["record"] = in_texts(escaped, facts["record"])
         print_out(json.dumps(list(infos.values()), indent=2))
     elif infos:
-        print_out("\n\n".join("\n".join(_lines(facts)) for facts in infos.values()))
+        texts = (lora_lines(facts) if facts["kind"] == "lora" else columns([*_rows(facts)]) for facts in infos.values())
+        print_out("\n\n".join(map("\n".join, texts)))
     raise_all(problems)
 
 
@@ -102,7 +103,8 @@ def _tensors(path: Path, place: Path) -> Facts:
     if UPSAMPLER in tensors:
         arch, files = open_upsampler(place, None)
         factors = {"time": float(arch.upsampling.time), "space": arch.upsampling.up / arch.upsampling.down}
-        return _weights("latent upsampler", place, arch.model_version, {"latent_upsampler": files}, None, factors)
+        stated = {"model_version": arch.model_version, "variant": None, "upsamples": factors}
+        return {"kind": "latent upsampler", "file": str(place), **stated, **_weights({"latent_upsampler": files})}
     if any(name.startswith(DENOISER) for name in tensors):
         found = read_single_file(path, ParsedCheckpoint(path, {}, {}, path, []))
         found.check()
@@ -133,17 +135,12 @@ def _parsed(text: str, source: str) -> Facts:
 
 def _checkpoint(path: Path, version: str, files: Mapping[str, TensorFiles], scheduler: Any) -> Facts:
     variant = "distilled" if is_distilled(str(path), scheduler) else "dev"
-    return _weights("checkpoint", path, version, files, variant, None)
+    facts = {"file": str(path), "model_version": version, "variant": variant, "upsamples": None}
+    return {"kind": "checkpoint", **facts, **_weights(files)}
 
 
-def _weights(
-    kind: str,
-    path: Path,
-    version: str | None,
-    files: Mapping[str, TensorFiles],
-    variant: str | None,
-    upsamples: Mapping[str, float] | None,
-) -> Facts:
+def _weights(files: Mapping[str, TensorFiles]) -> Facts:
+    """The size of networks; the data type with the most numbers comes first."""
     networks = list[Facts]()
     for name, tensors in files.items():
         numbers: dict[str, int] = {}
@@ -152,38 +149,34 @@ def _weights(
         dtypes = sorted(numbers, key=numbers.__getitem__, reverse=True)
         networks.append({"name": name, "parameters": sum(numbers.values()), "dtypes": dtypes})
     size = sum(path.stat().st_size for path in {tensor.file for part in files.values() for tensor in part.values()})
-    facts = {"kind": kind, "file": str(path), "bytes": size, "model_version": version, "variant": variant}
     parameters = sum(network["parameters"] for network in networks)
-    return {**facts, "upsamples": upsamples, "parameters": parameters, "networks": networks}
+    return {"bytes": size, "parameters": parameters, "networks": networks}
 
 
-# Text
-
-
-def _lines(facts: Facts) -> Iterator[str]:
-    if facts["kind"] == "lora":
-        return lora_lines(facts)
-    rows = [(facts["kind"], facts["file"])]
-    if "networks" in facts:
-        rows += _checkpoint_rows(facts)
-    elif "bytes" in facts:
-        rows += _clip_rows(facts)
+def _rows(facts: Facts) -> Iterator[Row]:
+    """What is shown of anything but a LoRA."""
+    yield facts["kind"], facts["file"]
+    if "bytes" in facts:
+        parameters = f", {_count(facts['parameters'])} parameters" if "networks" in facts else ""
+        yield "size", quantity(facts["bytes"]) + parameters
+    if "num_frames" in facts:
+        seconds, fps = facts["seconds"], facts["fps"]
+        rate = f", {seconds:.2f} s at {fps:g} frames a second" if seconds and fps else ""
+        yield "clip", f"{facts['width']}x{facts['height']}, {facts['num_frames']} frames{rate}"
+        if facts["latents"]:
+            yield "latents", ", ".join(f"{name} {shape_text(shape)}" for name, shape in facts["latents"].items())
+        else:
+            yield "sound", f"{facts['sample_rate']} Hz" if facts["sample_rate"] else "none"
+    version = facts.get("model_version") or (UNKNOWN if "networks" in facts else None)
+    stated = {"model version": version, "stage": facts.get("stage"), "variant": facts.get("variant")}
+    yield from ((key, value) for key, value in stated.items() if value)
+    yield from ((axis, f"x{factor:g}") for axis, factor in (facts.get("upsamples") or {}).items())
+    for network in facts.get("networks", ()):
+        yield network["name"], f"{_count(network['parameters'])}, {' and '.join(network['dtypes'])}"
     if facts.get("record"):
-        rows += _record_rows(facts["record"])
+        yield from _record_rows(facts["record"])
     elif "record" in facts:
-        rows.append(("record", "none: the file does not say what made it"))
-    return iter(columns(rows))
-
-
-def _clip_rows(clip: Facts) -> Iterator[Row]:
-    rate = f", {clip['seconds']:.2f} s at {clip['fps']:g} frames a second" if clip["seconds"] and clip["fps"] else ""
-    yield "size", quantity(clip["bytes"])
-    yield "clip", f"{clip['width']}x{clip['height']}, {clip['num_frames']} frames{rate}"
-    if clip["latents"]:
-        yield "latents", ", ".join(f"{name} {shape_text(shape)}" for name, shape in clip["latents"].items())
-    else:
-        yield "sound", f"{clip['sample_rate']} Hz" if clip["sample_rate"] else "none"
-    yield from ((key.replace("_", " "), clip[key]) for key in ("model_version", "stage") if clip[key])
+        yield "record", "none: the file does not say what made it"
 
 
 def _record_rows(record: Facts) -> Iterator[Row]:
@@ -210,16 +203,6 @@ def short_hash(digest: str) -> str:
     """A hash as people read it, with the part of a file that it is of, if not the whole."""
     part, _, digits = digest.rpartition(" ")
     return f"{part} {digits[:SHORT]}".strip()
-
-
-def _checkpoint_rows(facts: Facts) -> Iterator[Row]:
-    yield "size", f"{quantity(facts['bytes'])}, {_count(facts['parameters'])} parameters"
-    yield "model version", facts["model_version"] or UNKNOWN
-    if facts["variant"]:
-        yield "variant", facts["variant"]
-    yield from ((axis, f"x{factor:g}") for axis, factor in (facts["upsamples"] or {}).items())
-    for network in facts["networks"]:
-        yield network["name"], f"{_count(network['parameters'])}, {' and '.join(network['dtypes'])}"
 
 
 def _count(parameters: int) -> str:

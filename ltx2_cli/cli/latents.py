@@ -73,9 +73,7 @@ def upsample(options: Upsample, session: Session) -> None:
 
 def _groups(files: Sequence[LatentsFile], options: Upsample) -> list[list[LatentsFile]]:
     """The files that each run goes on from: all, if what is made has one name, else those that differ in the seed.
-
-    Raises `UsageError` where a file is named twice, or where latents of several runs are saved under one name.
-    """
+    Raises `UsageError` where a file is named twice, or where latents of several runs are saved under one name."""
     named: dict[Path, list[LatentsFile]] = {}
     for file in files:
         named.setdefault(file.path.with_stem(SEED.sub("", file.path.stem)), []).append(file)
@@ -173,8 +171,7 @@ def decode(options: Decode, session: Session) -> None:
 
 
 def _kinds(names: list[str]) -> dict[Path, str]:
-    """The kind of each file that is named: its ending in small letters, or `FRAMES` for a folder. Raises `UsageError`
-    for a name of no kind."""
+    """The kind of each file: its ending in small letters, `FRAMES` of a folder. Raises `UsageError` for no kind."""
     kinds: dict[Path, str] = {}
     for name in names:
         path = Path(name)
@@ -197,9 +194,7 @@ def latents_request(
     file: LatentsFile, given: Mapping[str, object], options: ConfigOptions, replaced: Mapping[str, object]
 ) -> RunSpec:
     """The request that made the latents, or for a file without a record one of their size; for the devices found here.
-
-    `replaced` takes the place of what the record says, `given` of both.
-    """
+    `replaced` takes the place of what the record says, `given` of both."""
     settings = options.settings or []
     size = dict(zip(SIZE, file.size, strict=True))
     if sized := {setting.partition("=")[0] for setting in settings} & size.keys():

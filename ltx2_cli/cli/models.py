@@ -34,23 +34,16 @@ def models(options: Models) -> None:
 
 
 def _records() -> list[dict[str, Any]]:
-    """The catalogue, with the bytes of each entry that are here and those to download: of a single file also the
-    text encoder's."""
+    """The catalogue, with the bytes that are here and those to download: of a single file also the text encoder's."""
     pages = {name: read_file(configs() / "model" / f"{name}.yaml").values for name in profile_names("model")}
     profiles = {str(values["checkpoint"]): name for name, values in pages.items() if "checkpoint" in values}
     records = dict[str, dict[str, Any]]()
     for entry in CATALOG:
         cached, complete = _cached(entry)
         size = cached if complete else entry.size
-        records[entry.name] = {
-            **asdict(entry),
-            "profile": profiles.get(entry.name),
-            "size": size,
-            "exact": complete or entry.exact,
-            "cached": cached,
-            "complete": complete,
-            "to_download": max(size - cached, 0),
-        }
+        state = {"size": size, "exact": complete or entry.exact, "cached": cached, "complete": complete}
+        others = {"profile": profiles.get(entry.name), "to_download": max(size - cached, 0)}
+        records[entry.name] = {**asdict(entry), **state, **others}
     missing = records[GEMMA]["to_download"]
     for entry in CATALOG:
         if entry.lacks_text_encoder:

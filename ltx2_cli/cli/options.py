@@ -133,9 +133,6 @@ class SessionOptions(Options):
     initialization_timeout: int = option(HOSTS, "Seconds to wait for all.", default=300, min=1)
 
 
-# Commands
-
-
 class Generate(ClipOptions, KeepOptions, ConfigOptions, SessionOptions):
     """Make a video with sound from a prompt; its path is printed, and a record that --config reads lies beside it.
 

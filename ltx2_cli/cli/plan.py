@@ -68,14 +68,9 @@ def plan(options: PlanOptions) -> None:
     check_estimate(spec, devices, estimate, options.topology is not None, command_line)
 
 
-# Preflight
-
-
 def check_published(request: Request) -> None:
-    """Raise `DoesNotFitError` for a published model that is not on this machine and does not fit its devices.
-
-    What is not known before it is downloaded is let through.
-    """
+    """Raise `DoesNotFitError` for a published model that is not on this machine and, as far as is known before it is
+    downloaded, does not fit its devices."""
     with suppress(UsageError):
         if local_path(request.spec.checkpoint, FOLDER_FILES) is None:
             check_fit(request, request.plan(), command_line)
@@ -148,9 +143,6 @@ def _without(words: Sequence[str], flag: str | None, key: str) -> Iterator[str]:
             next(rest, None)
 
 
-# Text
-
-
 def request_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     """What a run would do, a name and a value a row."""
     spec, mesh, decoding = plan.spec, plan.sharding.mesh, plan.decoding
@@ -215,8 +207,7 @@ def _memory(estimate: Estimate) -> Iterator[str]:
 
 
 def _forward(estimate: Estimate, number: int) -> Iterator[str]:
-    """One forward of a stage on a device. Collectives of one kind along the same axes are one row, those that send most
-    first."""
+    """One forward of a stage. Collectives of one kind along the same axes are one row, those that send most first."""
     forward = estimate.stages[number].forward
     rows = [("  work", quantity(estimate.stages[number].flops, "FLOP"), "", "")]
     if forward is None:

@@ -62,8 +62,7 @@ class RecordedClip:
 
 
 def replay(options: Replay, session: Session) -> None:
-    """Make the clip, print its path or whether it is the same. What is not as it was the first time is reported, unless
-    it was asked for."""
+    """Make the clip, print its path or whether it is the same. Changes that were not asked for are reported."""
     changes, flaws = list[str](), list[str]()
     with synchronized(session.hosts) as facts:
         given, settings = overrides(options), options.settings or []
@@ -164,8 +163,7 @@ def find_source(clip: RecordedClip, moved: Path | None) -> Source | None:
 
 
 def weight_changes(clip: RecordedClip, plan: Plan, changed: Collection[str], any_weights: bool) -> list[str]:
-    """Sentences on files that are not those of the record. Raises `UsageError` with them, unless `changed` keys ask for
-    other files, or any will do."""
+    """Sentences on files that have changed. Raises `UsageError` unless `changed` keys name others, or any will do."""
     recorded, files = clip.provenance.files, provenance.input_files(plan)
     has_contents = any(not content.startswith(HEADER) for content in recorded.values())
     contents, headers = digests(files) if has_contents else {}, digests(files, header_digest)
@@ -199,12 +197,8 @@ def environment_changes(recorded: Provenance, plan: Plan) -> Iterator[str]:
         yield f"it was one of {recorded.at_once} videos made at once, which may change its last bits"
 
 
-# Comparison
-
-
 def check_comparable(clip: RecordedClip, spec: RunSpec) -> list[str]:
-    """Sentences on what of a clip cannot be compared. Raises `UsageError` where nothing can, or where `spec` asks for
-    several clips."""
+    """Sentences on what cannot be compared. Raises `UsageError` where nothing can, or `spec` asks for several clips."""
     if len(spec.seeds) > 1:
         raise UsageError(f"--verify compares one clip, {len(spec.seeds)} are asked for", "--seed N")
     no_hashes = f"the record in {clip.path} has no hashes of latents, an older version wrote it"

@@ -67,8 +67,7 @@ class Session:
         self.compiled = self.resources.enter_context(count_compilations())
 
     def finish(self, written: Iterable[Output], flaws: Sequence[str] = ()) -> None:
-        """Say what was written, how long it took and how much memory. Raises `MediaCheckError` for flaws, with
-        --strict."""
+        """Say what was written, in which time and memory. Raises `MediaCheckError` for flaws, with --strict."""
         import jax
 
         names = [str(file.path) for file in written]
@@ -182,10 +181,8 @@ def leave_quietly(error: Exception) -> bool:
 
 def exit_now(code: int) -> NoReturn:
     """End the process at once: Python would take seconds to clear its memory, would wait for a program that is being
-    compiled, and after Ctrl-C for ever for a thread of a pool that was being started.
-
-    Hosts that have finished leave together; after a failure they would wait for this one in vain.
-    """
+    compiled, and after Ctrl-C for ever for a thread of a pool that was being started. Hosts that have finished leave
+    together; after a failure they would wait for this one in vain."""
     distributed = _is_distributed()
     for stream in filter(None, (sys.stdout, sys.stderr)):  # None: it was closed before the program began
         stream.flush()
