@@ -19,17 +19,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["Media", "__version__", "load", "read_spec", "resolve", "run"]
 
-_HOMES = {
-    "Media": "ltx2_cli.media",
-    "load": "ltx2_cli.core.run",
-    "read_spec": "ltx2_cli.request.profiles",
-    "resolve": "ltx2_cli.plan.resolve",
-    "run": "ltx2_cli.core.run",
-}
+_HOMES = {"read_spec": "request.profiles", "resolve": "plan.resolve", "load": "core.run", "run": "core.run"}
+_HOMES["Media"] = "media"
 
 
 def __getattr__(name: str) -> Any:
     """Import jax and its kin only when something that needs them is asked for: `ltx2 --help` is not."""
     if name not in _HOMES:
         raise AttributeError(f"module `ltx2_cli` has no attribute `{name}`")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(f"ltx2_cli.{_HOMES[name]}"), name)

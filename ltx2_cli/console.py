@@ -26,9 +26,7 @@ STEERING = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 def reporter(verbose: bool = False, stream: TextIO | None = None) -> Report:
     """The report for `stream` (stderr): live on a terminal, lines elsewhere. `verbose`: with every stage and its time.
-
-    rich leaves out colours where NO_COLOR says so.
-    """
+    rich leaves out colours where NO_COLOR says so."""
     stream = stream or sys.stderr
     live = stream.isatty() and os.environ.get("TERM") != "dumb"
     return Live(stream, verbose) if live else Plain(stream, verbose)

@@ -147,8 +147,7 @@ def of_verb(text: str) -> str:
 
 
 def _unexpected(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Python's hook for any other exception. The traceback is written into the user's cache, else into the current
-    folder."""
+    """Python's hook for other exceptions. Writes the traceback into the user's cache, else into the current folder."""
     if "--debug" in sys.argv:
         sys.__excepthook__(kind, error, trace)
         exit_now(RunError.exit_code)
