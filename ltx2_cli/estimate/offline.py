@@ -14,7 +14,7 @@ from ltx2_cli.core.report import Report
 from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.estimate import Estimate, compile_and_estimate, estimate_plan, forward_programs
 from ltx2_cli.estimate.phases import LOOPS
-from ltx2_cli.models.layouts import open_folder, open_single_file, preset_text_encoder, read_text_encoder
+from ltx2_cli.models.layouts import open_folder, preset_text_encoder, read_single_file, read_text_encoder
 from ltx2_cli.models.lora import preset_lora
 from ltx2_cli.models.networks import Checkpoint, preset_checkpoint, preset_upsampler
 from ltx2_cli.models.transformer import Transformer
@@ -45,7 +45,9 @@ def plan_offline(spec: RunSpec, devices: Sequence[jax.Device], source: InitialLa
         checkpoint = open_folder(place)
     else:
         text = local_path(spec.text_encoder, TEXT_ENCODER_FILES) if spec.text_encoder else None
-        checkpoint = open_single_file(place, preset_text_encoder() if text is None else read_text_encoder(text))
+        checkpoint = read_single_file(
+            place, preset_text_encoder() if text is None else read_text_encoder(text)
+        ).checkpoint()
     spec = complete_request(spec, checkpoint, source is not None)
     return build_plan(declare_offline(spec, checkpoint, source), spec, devices, source)
 

@@ -136,12 +136,6 @@ def _read_config(path: Path, reader: Callable[[Config, str], Any]) -> Any:
     return reader(read_json(path), str(path))
 
 
-def open_single_file(path: Path, text: ParsedCheckpoint) -> Checkpoint:
-    """The checkpoint in `path`, with a text encoder from elsewhere. Raises `UsageError` with all that is missing,
-    damaged, not implemented, or does not belong together."""
-    return read_single_file(path, text).checkpoint()
-
-
 def read_single_file(path: Path, text: ParsedCheckpoint) -> ParsedCheckpoint:
     """What `path` holds, and beside it `text`: the networks of the published model whose tensors it has. Raises
     `UsageError` where its header cannot be read, or has no config."""

@@ -276,14 +276,12 @@ def _fill_tables(ropes: Ropes, axis: TokenAxis) -> Ropes:
 
 def rope_tables(geometry: Geometry, arch: TransformerArch) -> Streams[Ropes]:
     """The rotary tables of a clip, made on the host once for all steps."""
-    seconds = max(stream.max_positions[0] for stream in arch.streams)
+    seconds, cross_width = max(stream.max_positions[0] for stream in arch.streams), arch.streams.audio.width
 
     def tables(stream: StreamArch, positions: np.ndarray) -> Ropes:
-        def table(positions: np.ndarray, largest: tuple[int, ...], width: int) -> Rope:
-            return rope_table(positions / np.asarray(largest, np.float32), width, stream.heads, arch.rope_theta)
-
-        own = table(positions, stream.max_positions, stream.width)
-        return Ropes(own, table(positions[:, :1], (seconds,), arch.streams.audio.width))
+        fractions = positions / np.asarray(stream.max_positions, np.float32)
+        time, rest = positions[:, :1] / np.float32(seconds), (stream.heads, arch.rope_theta)
+        return Ropes(rope_table(fractions, stream.width, *rest), rope_table(time, cross_width, *rest))
 
     return Streams(*map(tables, arch.streams, (geometry.video_positions(), geometry.audio_positions())))
 

@@ -11,7 +11,7 @@ from ltx2_cli.diffusion.guidance import Pass
 from ltx2_cli.diffusion.latents import Shape, read_noise
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import Arch
-from ltx2_cli.models.layouts import open_folder, open_single_file, read_text_encoder
+from ltx2_cli.models.layouts import open_folder, read_single_file, read_text_encoder
 from ltx2_cli.models.lora import find_adapters, unmet_wishes
 from ltx2_cli.models.networks import Checkpoint, Networks
 from ltx2_cli.models.upsampler import has_upsampler, open_upsampler
@@ -247,7 +247,7 @@ def _open_checkpoint(spec: RunSpec) -> Checkpoint:
         )
     if spec.text_encoder is None:
         raise UsageError(f"{spec.checkpoint} has no text encoder", "--text-encoder FOLDER or REPO names Gemma-3")
-    return open_single_file(place, read_text_encoder(locate(spec.text_encoder, TEXT_ENCODER_FILES)))
+    return read_single_file(place, read_text_encoder(locate(spec.text_encoder, TEXT_ENCODER_FILES))).checkpoint()
 
 
 def _plan_decoding(spec: RunSpec, networks: Networks, last: Stage, sharding: ShardingPlan) -> tuple[DecodePlan, float]:

@@ -17,7 +17,7 @@ from ltx2_cli import load, read_spec, resolve
 from ltx2_cli.core.report import Silent
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import Arch
-from ltx2_cli.models.layouts import open_single_file, read_text_encoder
+from ltx2_cli.models.layouts import read_single_file, read_text_encoder
 from ltx2_cli.models.ltx_native import RENAMINGS, video_vae_renaming
 from ltx2_cli.models.networks import PRESETS
 from ltx2_cli.plan.resolve import Plan
@@ -168,19 +168,20 @@ def test_unknown_and_missing_tensors_are_named(newer: Twins, tmp_path: Path) -> 
 def test_a_version_that_contradicts_the_transformer_is_refused(newer: Twins, tmp_path: Path, version: str) -> None:
     path = single_file(tmp_path, newer._replace(version=version))
     with pytest.raises(UsageError, match=f"model_version is '{version}', the transformer in it is of ltx2.3") as caught:
-        open_single_file(path, read_text_encoder(newer.folder))
+        read_single_file(path, read_text_encoder(newer.folder)).checkpoint()
     assert "--model" in caught.value.hint
 
 
 @pytest.mark.parametrize("version", ["2.3", "2-3", "2.3.1", "2.10", "3", "", "dev"])
 def test_an_unknown_version_is_accepted(newer: Twins, tmp_path: Path, version: str) -> None:
     path = single_file(tmp_path, newer._replace(version=version))
-    assert open_single_file(path, read_text_encoder(newer.folder)).arch == LTX2_3
+    assert read_single_file(path, read_text_encoder(newer.folder)).checkpoint().arch == LTX2_3
 
 
 def test_the_older_models_version(older: Twins, tmp_path: Path) -> None:
+    path = single_file(tmp_path, older._replace(version="2.3"))
     with pytest.raises(UsageError, match=r"model_version is '2.3', the transformer in it is of ltx2$"):
-        open_single_file(single_file(tmp_path, older._replace(version="2.3")), read_text_encoder(older.folder))
+        read_single_file(path, read_text_encoder(older.folder)).checkpoint()
 
 
 def test_networks_of_two_versions_in_one_file_are_refused(newer: Twins, older: Twins, tmp_path: Path) -> None:
@@ -189,7 +190,7 @@ def test_networks_of_two_versions_in_one_file_are_refused(newer: Twins, older: T
     config = {**newer.config, "vae": older.config["vae"]}
     path = single_file(tmp_path, newer._replace(tensors=mixed, config=config))
     with pytest.raises(UsageError, match=r"this ltx2.3 model .* vae.decoder_blocks.0 is .* vae: \d+ missing: decoder."):
-        open_single_file(path, read_text_encoder(newer.folder))
+        read_single_file(path, read_text_encoder(newer.folder)).checkpoint()
 
 
 def test_all_faults_are_one_message(newer: Twins, tmp_path: Path) -> None:
