@@ -23,7 +23,7 @@ from ltx2_cli.plan.recipe import ONE_STAGE, TWO_STAGE
 from ltx2_cli.plan.resolve import Declared, Plan, build_plan, resolve, stage1_plan
 from ltx2_cli.plan.stages import InitialLatents
 from ltx2_cli.request.profiles import AUTO, RECIPE_KEYS, read_spec
-from ltx2_cli.request.spec import DType, RunSpec, ShardingSpec
+from ltx2_cli.request.spec import DType, RunSpec
 from ltx2_cli.sharding import divisors
 
 FRACTION = 0.95  # of a GPU's memory that jax may well take
@@ -169,7 +169,12 @@ class Suggestions:
         sharding, devices = self.plan.spec.sharding, len(self.request.devices)
         if not sharding.mesh and devices > 1:
             yield start.also(Alternative({"sharding": replace(sharding, profile=AUTO)}, {"sharding": AUTO}))
-        for spec in (*_split_more(sharding, devices), *mesh_specs(self.plan, devices)):
+        # Its weights split otherwise, in fewer parts first; another axis takes the devices that are left.
+        axes = [axis for axis in dict.fromkeys(sharding.weights.values()) if sharding.mesh.get(axis, -1) != -1]
+        choices = product(divisors(devices), repeat=len(axes)) if -1 in sharding.mesh.values() else ()
+        sizes = sorted(choices, key=lambda sizes: (prod(sizes), sizes[::-1]))
+        split = [replace(sharding, mesh={**sharding.mesh, **dict(zip(axes, parts, strict=True))}) for parts in sizes]
+        for spec in (*split, *mesh_specs(self.plan, devices)):
             changed = {axis: str(size) for axis, size in spec.mesh.items() if size != sharding.mesh.get(axis)}
             options = {f"sharding.mesh.{axis}": size for axis, size in changed.items()}
             yield start.also(Alternative({"sharding": spec}, options))
@@ -234,12 +239,3 @@ class Suggestions:
             yield Alternative({**left_open, "recipe": ONE_STAGE}, {"recipe": ONE_STAGE})
         if spec.model != DEMO:
             yield Alternative(vars(read_spec(prompt=spec.prompt, model=DEMO)), {"model": DEMO}, anew=True)
-
-
-def _split_more(sharding: ShardingSpec, devices: int) -> Iterator[ShardingSpec]:
-    """The profile with its weights split otherwise, in fewer parts first. Another axis takes the devices that are
-    left."""
-    axes = [axis for axis in dict.fromkeys(sharding.weights.values()) if sharding.mesh.get(axis, -1) != -1]
-    choices = product(divisors(devices), repeat=len(axes)) if -1 in sharding.mesh.values() else ()
-    for sizes in sorted(choices, key=lambda sizes: (prod(sizes), sizes[::-1])):
-        yield replace(sharding, mesh={**sharding.mesh, **dict(zip(axes, sizes, strict=True))})

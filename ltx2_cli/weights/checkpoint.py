@@ -66,10 +66,10 @@ class TensorFiles(dict[str, Tensor]):
                 for beside in (f"{name}_scale", f"{name.removesuffix('.weight')}.input_scale"):
                     self.pop(beside, None)
 
-    def config(self, absent: str) -> dict[str, Any] | None:
+    def config(self, absent: str, key: str = "config") -> dict[str, Any] | None:
         """The config in a single file's metadata, by default the JSON `absent`; None where it is not a JSON object."""
         try:
-            config = json.loads(self.metadata.get("config", absent))
+            config = json.loads(self.metadata.get(key, absent))
         except (ValueError, RecursionError):
             return None
         return config if isinstance(config, dict) else None

@@ -1,7 +1,6 @@
 """LoRAs: what `--lora` names, here or in a repository, and its strength; a file's low-rank additions to weights and its
 model version, by the header; its arrays on request."""
 
-import json
 import math
 import re
 from collections import defaultdict
@@ -177,11 +176,7 @@ def _adapter_config(path: Path, files: TensorFiles) -> dict[str, Any]:
     beside = path.with_name(PEFT_CONFIG)
     if path.name == PEFT_FILE and beside.exists():
         return read_json(beside)
-    try:
-        config = json.loads(files.metadata.get(DIFFUSERS_CONFIG, "{}"))
-    except ValueError:
-        config = None
-    if not isinstance(config, dict):
+    if (config := files.config(absent="{}", key=DIFFUSERS_CONFIG)) is None:
         raise UsageError(f"the {DIFFUSERS_CONFIG} of {path} is not a JSON object", LEAVE_OUT)
     return config
 

@@ -36,7 +36,6 @@ DEV, DISTILLED = "one_stage", "distilled"
 FOLDER, FILE, FP8, EMBEDDED = "folder", "single file", "single file, fp8", "in this package"
 MODEL, TEXT_ENCODER, UPSCALER, LORA = "models", "text encoders", "upscalers", "LoRAs"
 KINDS = (MODEL, TEXT_ENCODER, UPSCALER, LORA)
-EITHER = "both"
 
 
 @dataclass(frozen=True)
