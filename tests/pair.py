@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from forked import Forked, fork
@@ -83,6 +84,9 @@ def run_commands(commands: Sequence[Sequence[str]], told: list[str]) -> None:
             if command is commands[-1]:
                 main()
             code = exit_code_of(main)
+            multihost_utils.process_allgather(
+                np.int32(code)
+            )  # the first host may be writing what the next command reads
             os.dup2(output, 1)  # the program keeps stdout for itself
             sys.stdout = stdout
             for number in (1, 2):
