@@ -56,11 +56,9 @@ class Verb(TyperCommand):
 
 def as_function(verb: type[Options]) -> Callable[..., None]:
     """The command as typer reads it: a function of its options. It imports the module that carries the command out."""
-    annotations = {name: kind for part in verb.__mro__ for name, kind in get_annotations(part).items()}
-    parameters = [
-        Parameter(name, Parameter.KEYWORD_ONLY, default=getattr(verb, name), annotation=kind)
-        for name, kind in annotations.items()
-    ]
+    types = {name: kind for part in verb.__mro__ for name, kind in get_annotations(part).items()}
+    form = Parameter.KEYWORD_ONLY
+    parameters = [Parameter(name, form, default=getattr(verb, name), annotation=types[name]) for name in types]
     parameters.sort(key=lambda parameter: PANELS.index(parameter.default.rich_help_panel))
 
     def run(**values: object) -> None:
@@ -69,7 +67,7 @@ def as_function(verb: type[Options]) -> Callable[..., None]:
             function = getattr(import_module(f"ltx2_cli.cli.{VERBS.get(verb, name)}"), name)
             function(options, session) if session else function(options)
 
-    run.__dict__["__signature__"], run.__annotations__ = Signature(parameters), annotations
+    run.__dict__["__signature__"], run.__annotations__ = Signature(parameters), types
     return run
 
 
