@@ -22,8 +22,8 @@ from ltx2_cli.core.run import START, load, programs, traced, warm_up, write
 from ltx2_cli.core.run_state import RunCheckpointer, RunGoal, RunState, SavedRun, open_saved_run
 from ltx2_cli.devices import find_devices
 from ltx2_cli.errors import AbortedRunError, NotFiniteError, RunError, UsageError
+from ltx2_cli.estimate.fit import Request
 from ltx2_cli.estimate.phases import CONNECT, ENCODE
-from ltx2_cli.estimate.requests import Request
 from ltx2_cli.files import Output
 from ltx2_cli.interrupts import stop_on_signal
 from ltx2_cli.outputs import (

@@ -18,8 +18,8 @@ from ltx2_cli.devices import find_devices
 from ltx2_cli.diffusion.geometry import clip_geometry
 from ltx2_cli.diffusion.latents import SIZE, LatentsFile, open_latents
 from ltx2_cli.errors import UsageError
+from ltx2_cli.estimate.fit import Request
 from ltx2_cli.estimate.phases import DECODE, PHASES
-from ltx2_cli.estimate.requests import Request
 from ltx2_cli.files import Output
 from ltx2_cli.media import write_frames, write_mp4, write_wav
 from ltx2_cli.media.checks import findings

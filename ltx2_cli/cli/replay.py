@@ -20,7 +20,7 @@ from ltx2_cli.devices import find_devices
 from ltx2_cli.diffusion.fingerprints import Fingerprint, fingerprint
 from ltx2_cli.diffusion.latents import LatentsFile, open_latents
 from ltx2_cli.errors import RunError, UsageError
-from ltx2_cli.estimate.requests import Request
+from ltx2_cli.estimate.fit import Request
 from ltx2_cli.files import refuse_special
 from ltx2_cli.media.video_file import STREAMS, video_differences
 from ltx2_cli.outputs import Product, check_outputs, outputs, read_files

@@ -1,20 +1,249 @@
-"""Whether a request fits into the memory of its devices, and what to say where it does not."""
+"""Whether a request fits into the memory of its devices; where it does not, the nearest one that fits: the same clip in
+another way, else a smaller clip, else the demo. Every alternative is planned before it is suggested."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import json
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import cached_property, reduce
+from itertools import islice, product
+from math import prod
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import jax
 
 from ltx2_cli.chips import CHIPS, chip
+from ltx2_cli.devices import DeviceMemory, device_memory
 from ltx2_cli.errors import DoesNotFitError, UsageError
 from ltx2_cli.estimate.estimate import Estimate
-from ltx2_cli.estimate.phases import DECODE
-from ltx2_cli.estimate.requests import FRACTION, Alternative, Request, Suggestions, available_memory
+from ltx2_cli.estimate.offline import declare_offline, mesh_specs, plan_offline
+from ltx2_cli.estimate.phases import DECODE, PhaseMemory, phase_memory, run_phases
 from ltx2_cli.estimate.topology import slices, topology
-from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.request.profiles import AUTO, read_sharding
-from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.outputs import Product
+from ltx2_cli.plan.recipe import ONE_STAGE, TWO_STAGE
+from ltx2_cli.plan.resolve import Declared, Plan, build_plan, resolve, stage1_plan
+from ltx2_cli.plan.stages import InitialLatents
+from ltx2_cli.request.profiles import AUTO, RECIPE_KEYS, read_sharding, read_spec
+from ltx2_cli.request.spec import DType, RunSpec
+from ltx2_cli.sharding import divisors
 from ltx2_cli.units import quantity
+
+FRACTION = 0.95  # of a GPU's memory that jax may well take
+USUAL_TEXT = 1024  # tokens that a prompt is cut to
+SHARES = tuple(Fraction(quarters, 4) for quarters in (4, 3, 2, 1))  # of each side of a clip
+MUCH_LARGER = 1.5  # times as many pixels
+MOST_MESHES = 12  # under which a smaller clip is tried
+DEMO = "demo"
+# fields of the spec that change no network
+SAME_NETWORKS = frozenset(
+    ("height", "width", "num_frames", "num_videos", "max_sequence_length", "sharding", "keep_resident", "vae_memory_gb")
+)
+
+
+class Alternative(NamedTuple):
+    """A change of a request: values of the spec by field, and the text to type for them by dotted key."""
+
+    values: Mapping[str, Any] = {}
+    options: Mapping[str, str] = {}
+    most_memory: bool = False  # jax is to take most of a GPU's memory
+    anew: bool = False  # typed by itself, without the words of the request
+
+    def also(self, other: "Alternative") -> "Alternative":
+        """Together with another change."""
+        values, options = {**self.values, **other.values}, {**self.options, **other.options}
+        return Alternative(values, options, self.most_memory or other.most_memory)
+
+
+def setting(**values: str | int | None) -> Alternative:
+    """Other values of the spec, typed as they are."""
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
+    return Alternative(values, texts)
+
+
+def available_memory(plan: Plan) -> DeviceMemory:
+    """The memory of each device that a plan uses."""
+    return device_memory(list(plan.sharding.mesh.devices.flat))
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request, its devices, and how far the command carries it out."""
+
+    spec: RunSpec  # recipe and devices may have left values open
+    devices: Sequence[jax.Device]
+    source: InitialLatents | None = None  # latents that the run goes on from
+    product: Product = Product.clips
+    skipped: frozenset[str] = frozenset()  # phases that the command does not run
+    fixed: Callable[[str], bool] = frozenset[str]().__contains__  # dotted keys that it cannot change
+    on_slice: bool = False  # the devices are those of a described TPU slice: another may be named
+    corrections: Mapping[str, float] = field(default_factory=dict)  # compiled activations by phase, in estimates
+
+    def plan(self) -> Plan:
+        """The plan from configs alone. Raises `UsageError` where the request cannot be met."""
+        return self.until_end(plan_offline(self.spec, self.devices, self.source))
+
+    def resolved(self) -> Plan:
+        """The plan from the networks' files, which are downloaded if they are missing. Raises `UsageError` likewise."""
+        return self.until_end(resolve(self.spec, self.source))
+
+    def until_end(self, plan: Plan) -> Plan:
+        """The part of a plan that the command carries out."""
+        return stage1_plan(plan) if self.product is Product.drafts else plan
+
+    def memory(self, plan: Plan) -> dict[str, PhaseMemory]:
+        """What each phase of a plan of this request needs of a device."""
+        phases = [phase for phase in run_phases(plan, self.product) if phase not in self.skipped]
+        return {
+            phase: memory._replace(activations=round(memory.activations * self.corrections.get(phase, 1)))
+            for phase, memory in phase_memory(plan, phases).items()
+        }
+
+
+@dataclass(frozen=True)
+class Suggestions:
+    """The search for the nearest request that fits, around one whose plan does not."""
+
+    request: Request
+    plan: Plan
+
+    @cached_property
+    def declared(self) -> Declared:
+        """The networks of the plan."""
+        return declare_offline(self.plan.spec, self.plan.checkpoint, self.request.source)
+
+    def nearest(self) -> Alternative | None:
+        """The alternative that fits and differs least; None if nothing fits."""
+        same = next(filter(self.fits, self.same_clip()), None)
+        return same or self.smaller_clip() or next(filter(self.fits, self.other_networks()), None)
+
+    def fits(self, alternative: Alternative, needed: Callable[[PhaseMemory], int] = attrgetter("peak")) -> bool:
+        """Whether it can be typed and met, and what is `needed` in each phase fits."""
+        if any(map(self.request.fixed, alternative.options)):
+            return False
+        try:
+            plan = self.altered(alternative)
+        except UsageError:
+            return False
+        available = available_memory(plan)
+        most = FRACTION * available.total if alternative.most_memory else available.limit
+        return max(map(needed, self.request.memory(plan).values())) <= most
+
+    def altered(self, alternative: Alternative) -> Plan:
+        """The plan of an alternative. Raises `UsageError` where it cannot be met."""
+        request = replace(self.request, spec=replace(self.plan.spec, **alternative.values))
+        if alternative.values.keys() <= SAME_NETWORKS:
+            return request.until_end(build_plan(self.declared, request.spec, request.devices, request.source))
+        return request.plan()
+
+    @cached_property
+    def settings(self) -> tuple[list[Alternative], list[Alternative]]:
+        """Settings that change nothing in the clip, and those that change its last bits or cut a very long prompt."""
+        available, spec = available_memory(self.plan), self.plan.spec
+        free = [Alternative(most_memory=True)] if FRACTION * available.total > available.limit else []
+        free += [setting(keep_resident=False)] if spec.keep_resident else []
+        free += [setting(vae_memory_gb=None)] if spec.vae_memory_gb is not None else []
+        wide = [key for key in ("text_encoder_dtype", "dtype") if vars(spec)[key] is DType.float32]
+        costly = [setting(**{key: DType.bfloat16}) for key in wide]
+        costly += [setting(max_sequence_length=USUAL_TEXT)] if spec.max_sequence_length > USUAL_TEXT else []
+        return free, costly
+
+    @cached_property
+    def starts(self) -> list[Alternative]:
+        """The request, with all free settings, and with the costly ones too; each once."""
+        starts = [Alternative()]
+        for settings in filter(None, self.settings):
+            starts.append(reduce(Alternative.also, settings, starts[-1]))
+        return starts
+
+    def same_clip(self) -> Iterator[Alternative]:
+        """Other ways to the same clip, those that change the least first."""
+        free, costly = self.settings
+        yield from free
+        yield from self.meshes(Alternative())
+        yield from costly
+        for start in self.starts[1:]:
+            yield start
+            yield from self.meshes(start)
+
+    def meshes(self, start: Alternative) -> Iterator[Alternative]:
+        """`start` on other meshes: the devices' own profile for a plan on a single device, else meshes of the plan's
+        axes."""
+        sharding, devices = self.plan.spec.sharding, len(self.request.devices)
+        if not sharding.mesh and devices > 1:
+            yield start.also(Alternative({"sharding": replace(sharding, profile=AUTO)}, {"sharding": AUTO}))
+        # Its weights split otherwise, in fewer parts first; another axis takes the devices that are left.
+        axes = [axis for axis in dict.fromkeys(sharding.weights.values()) if sharding.mesh.get(axis, -1) != -1]
+        choices = product(divisors(devices), repeat=len(axes)) if -1 in sharding.mesh.values() else ()
+        sizes = sorted(choices, key=lambda sizes: (prod(sizes), sizes[::-1]))
+        split = [replace(sharding, mesh={**sharding.mesh, **dict(zip(axes, parts, strict=True))}) for parts in sizes]
+        for spec in (*split, *mesh_specs(self.plan, devices)):
+            changed = {axis: str(size) for axis, size in spec.mesh.items() if size != sharding.mesh.get(axis)}
+            options = {f"sharding.mesh.{axis}": size for axis, size in changed.items()}
+            yield start.also(Alternative({"sharding": spec}, options))
+
+    def smaller_clip(self) -> Alternative | None:
+        """The largest clip that fits: fewer videos at once, fewer frames, or a smaller picture; with other settings
+        where that makes it much larger, or nothing fits otherwise."""
+        found: Alternative | None = None
+        for start in self.starts:
+            largest = max(self.smaller(start), key=self.volume, default=None)
+            if largest and (found is None or self.volume(largest) > MUCH_LARGER * self.volume(found)):
+                found = largest
+        if found:
+            return found
+        meshes = islice(self.meshes(self.starts[-1]), MOST_MESHES)
+        smaller = next(filter(None, (list(self.smaller(mesh)) for mesh in meshes)), [])
+        return max(smaller, key=self.volume, default=None)
+
+    def smaller(self, start: Alternative) -> Iterator[Alternative]:
+        """Smaller clips that fit, each the largest of its kind; none where the weights alone do not fit."""
+        if not self.fits(start, lambda phase: max(phase.loading, phase.weights)):
+            return
+        spec, (frames, pixels) = self.plan.spec, self.units
+        if spec.num_videos > 1:
+            if fewer := self.largest(start, "num_videos", range(1, spec.num_videos)):
+                yield fewer
+                return
+            start = start.also(setting(num_videos=1))
+        for share in SHARES:
+            # a picture of the same form, as nearly as its sides can have it
+            sides = {side: round(vars(spec)[side] * share / pixels) for side in ("width", "height")}
+            smaller = setting(**{side: max(1, count) * pixels for side, count in sides.items()})
+            picture = start.also(smaller) if share < 1 else start
+            if share < 1 and self.fits(picture):
+                yield picture
+                return
+            if shorter := self.largest(picture, "num_frames", range(frames + 1, spec.num_frames - frames + 1, frames)):
+                yield shorter
+
+    def largest(self, start: Alternative, key: str, numbers: range) -> Alternative | None:
+        """`start` with the largest of `numbers` that fits; None if none does. All below one that fits do."""
+        count = bisect_left(numbers, True, key=lambda number: not self.fits(start.also(setting(**{key: number}))))
+        return start.also(setting(**{key: numbers[count - 1]})) if count else None
+
+    @cached_property
+    def units(self) -> tuple[int, int]:
+        """Steps of frames and of pixels between clips that can be made, also where a second stage upsamples them."""
+        first, last, scale = self.plan.stages[0].geometry, self.plan.stages[-1].geometry, self.plan.arch.compression
+        along_time = Fraction(max(last.frames - 1, 1), max(first.frames - 1, 1)).numerator
+        return scale.frames * along_time, scale.pixels * Fraction(last.height, first.height).numerator
+
+    def volume(self, alternative: Alternative) -> int:
+        """Pixels of all its videos."""
+        spec = replace(self.plan.spec, **alternative.values)
+        return spec.num_videos * spec.num_frames * spec.height * spec.width
+
+    def other_networks(self) -> Iterator[Alternative]:
+        """Without a second stage; then the embedded model."""
+        spec = self.request.spec
+        if spec.recipe == TWO_STAGE:
+            left_open = {key: vars(spec)[key] for key in RECIPE_KEYS}
+            yield Alternative({**left_open, "recipe": ONE_STAGE}, {"recipe": ONE_STAGE})
+        if spec.model != DEMO:
+            yield Alternative(vars(read_spec(prompt=spec.prompt, model=DEMO)), {"model": DEMO}, anew=True)
+
 
 Typed = Callable[[Alternative], str]
 

@@ -7,8 +7,7 @@ import pytest
 
 from devices import GIB, DescribedDevice, cpu, gpu, tpus
 from ltx2_cli.errors import DoesNotFitError
-from ltx2_cli.estimate.fit import check_fit
-from ltx2_cli.estimate.requests import FRACTION, Alternative, Request, available_memory
+from ltx2_cli.estimate.fit import FRACTION, Alternative, Request, available_memory, check_fit
 from ltx2_cli.request.profiles import read_spec
 
 DEVICES = {
