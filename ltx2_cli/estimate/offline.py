@@ -14,9 +14,16 @@ from ltx2_cli.core.report import Report
 from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.estimate import Estimate, compile_and_estimate, estimate_plan, forward_programs
 from ltx2_cli.estimate.phases import LOOPS
-from ltx2_cli.models.layouts import open_folder, preset_text_encoder, read_single_file, read_text_encoder
 from ltx2_cli.models.lora import preset_lora
-from ltx2_cli.models.networks import Checkpoint, preset_checkpoint, preset_upsampler
+from ltx2_cli.models.networks import (
+    Checkpoint,
+    open_folder,
+    preset_checkpoint,
+    preset_text_encoder,
+    preset_upsampler,
+    read_single_file,
+    read_text_encoder,
+)
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.upsampler import open_upsampler
 from ltx2_cli.plan.recipe import complete_request

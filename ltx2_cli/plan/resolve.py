@@ -11,9 +11,8 @@ from ltx2_cli.diffusion.guidance import Pass
 from ltx2_cli.diffusion.latents import Shape, read_noise
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import Arch
-from ltx2_cli.models.layouts import open_folder, read_single_file, read_text_encoder
 from ltx2_cli.models.lora import find_adapters, unmet_wishes
-from ltx2_cli.models.networks import Checkpoint, Networks
+from ltx2_cli.models.networks import Checkpoint, Networks, open_folder, read_single_file, read_text_encoder
 from ltx2_cli.models.upsampler import has_upsampler, open_upsampler
 from ltx2_cli.nn.kernels import choose_backend
 from ltx2_cli.plan import recipe, stages

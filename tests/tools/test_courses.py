@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ltx2_cli.models.layouts import open_folder
+from ltx2_cli.models.networks import open_folder
 from ltx2_cli.nn.layers import Padding
 from ltx2_cli.weights.declare import Shape, weights
 from ltx2_cli.weights.hub import DEMO_FOLDER

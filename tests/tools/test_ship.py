@@ -9,7 +9,7 @@ from diffusers import LTX2Pipeline
 from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
 
 from clips import ALL_ON, Checkpoint, Size, check_latents, check_media
-from ltx2_cli.models.layouts import open_folder
+from ltx2_cli.models.networks import open_folder
 from ltx2_cli.models.upsampler import open_upsampler
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.hub import DEMO_FOLDER
