@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from ltx2_cli.models.ltx_native import RENAMINGS
+from ltx2_cli.models.config import RENAMINGS
 from ltx2_cli.weights.declare import Shape
 from parity import published
 

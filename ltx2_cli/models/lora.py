@@ -7,7 +7,7 @@ from pathlib import Path
 from flax import nnx
 
 from ltx2_cli.errors import UsageError
-from ltx2_cli.models.ltx_native import RENAMINGS
+from ltx2_cli.models.config import RENAMINGS
 from ltx2_cli.models.networks import Networks
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.weights.checkpoint import TensorFiles, count_and_list, raise_all, shape_text

@@ -20,10 +20,19 @@ from flax import nnx
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import Arch, ConnectorsArch, SchedulerArch, TransformerArch
 from ltx2_cli.models.audio_vae import AudioVAE, AudioVAEArch
-from ltx2_cli.models.config import LTX2, LTX2_3, RULES, Config, NetworkArch, read_arch
+from ltx2_cli.models.config import (
+    LTX2,
+    LTX2_3,
+    RENAMINGS,
+    RULES,
+    Config,
+    NetworkArch,
+    config_problems,
+    read_arch,
+    video_vae_renaming,
+)
 from ltx2_cli.models.connectors import TextConnectors
 from ltx2_cli.models.gemma import Gemma, GemmaArch, check_tokenizer, checkpoint_prefix, gemma_arch, in_language_model
-from ltx2_cli.models.ltx_native import RENAMINGS, config_problems, video_vae_renaming
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.upsampler import LatentUpsampler, LatentUpsamplerArch
 from ltx2_cli.models.video_vae import LatentStatistics, VideoVAE, VideoVAEArch

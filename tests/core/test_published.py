@@ -11,8 +11,8 @@ from loras import distilled, write_header
 from ltx2_cli import read_spec, resolve
 from ltx2_cli.diffusion.guidance import Pass
 from ltx2_cli.errors import UsageError
+from ltx2_cli.models.config import RENAMINGS, video_vae_renaming
 from ltx2_cli.models.gemma import Gemma, gemma_arch
-from ltx2_cli.models.ltx_native import RENAMINGS, video_vae_renaming
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope, Shape, declared

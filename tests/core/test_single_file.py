@@ -17,7 +17,7 @@ from ltx2_cli import load, read_spec, resolve
 from ltx2_cli.core.report import Silent
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import Arch
-from ltx2_cli.models.ltx_native import RENAMINGS, video_vae_renaming
+from ltx2_cli.models.config import RENAMINGS, video_vae_renaming
 from ltx2_cli.models.networks import PRESETS, read_single_file, read_text_encoder
 from ltx2_cli.plan.resolve import Plan
 from model_versions import LTX2, LTX2_3, other_text_encoder, random_folder

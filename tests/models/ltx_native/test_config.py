@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from embedded_configs import NATIVE
-from ltx2_cli.models.config import Config
-from ltx2_cli.models.ltx_native import config_problems
+from ltx2_cli.models.config import Config, config_problems
 
 DDCONFIG = "audio_vae.model.params.ddconfig"
 

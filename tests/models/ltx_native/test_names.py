@@ -2,7 +2,7 @@
 
 import pytest
 
-from ltx2_cli.models.ltx_native import RENAMINGS, video_vae_renaming
+from ltx2_cli.models.config import RENAMINGS, video_vae_renaming
 from parity import published
 
 DECODER_STAGES = {"ltx2": 3, "ltx2.3": 4}
