@@ -14,8 +14,7 @@ from ltx2_cli.core.components import abstract_network, in_float32
 from ltx2_cli.core.encode import abstract_contexts
 from ltx2_cli.core.programs import UNDIAGNOSABLE, Program, as_abstract, jitted
 from ltx2_cli.core.report import Report
-from ltx2_cli.diffusion.denoise import denoise
-from ltx2_cli.diffusion.guidance import GuidanceWeights, Pass, traced_weights
+from ltx2_cli.diffusion.denoise import GuidanceWeights, Pass, denoise, traced_weights
 from ltx2_cli.diffusion.latents import Shape, noise, pack
 from ltx2_cli.diffusion.schedule import pad_sigmas
 from ltx2_cli.errors import NotFiniteError

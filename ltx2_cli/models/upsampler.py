@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ltx2_cli.diffusion.upsampling import UpsampleFactors, adain, tone_map
+from ltx2_cli.diffusion.geometry import UpsampleFactors, adain, tone_map
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.config import LTX2, LTX2_3, Config, NetworkArch, read_arch
 from ltx2_cli.models.video_vae import LatentStatistics, VideoVAEArch, depth_to_space

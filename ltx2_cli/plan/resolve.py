@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from ltx2_cli.diffusion.guidance import Pass
+from ltx2_cli.diffusion.denoise import Pass
 from ltx2_cli.diffusion.latents import Shape, read_noise
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import Arch

@@ -6,10 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ltx2_cli.diffusion.geometry import Geometry, clip_geometry
-from ltx2_cli.diffusion.guidance import Pass, needed_passes
+from ltx2_cli.diffusion.denoise import Pass, needed_passes
+from ltx2_cli.diffusion.geometry import Geometry, clip_geometry, stage1_size
 from ltx2_cli.diffusion.latents import STAGES, Shape, file_shapes
-from ltx2_cli.diffusion.upsampling import stage1_size
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.lora import find_adapters
 from ltx2_cli.models.networks import Checkpoint, Networks

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.spelling import byte_tokenizer
 from loras import distilled, write_header
 from ltx2_cli import read_spec, resolve
-from ltx2_cli.diffusion.guidance import Pass
+from ltx2_cli.diffusion.denoise import Pass
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.config import RENAMINGS, video_vae_renaming
 from ltx2_cli.models.gemma import Gemma, gemma_arch

@@ -5,8 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ltx2_cli.diffusion.denoise import denoise
-from ltx2_cli.diffusion.guidance import GuidanceWeights, Pass, guide, needed_passes, pass_weights, traced_weights
+from ltx2_cli.diffusion.denoise import (
+    GuidanceWeights,
+    Pass,
+    denoise,
+    guide,
+    needed_passes,
+    pass_weights,
+    traced_weights,
+)
 from ltx2_cli.request.spec import Guidance, Streams
 
 OFF = Guidance(1.0, 0.0, 1.0, 0.0)

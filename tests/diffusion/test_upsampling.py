@@ -2,8 +2,7 @@
 
 import pytest
 
-from ltx2_cli.diffusion.geometry import VAECompression
-from ltx2_cli.diffusion.upsampling import UpsampleFactors, stage1_size
+from ltx2_cli.diffusion.geometry import UpsampleFactors, VAECompression, stage1_size
 from ltx2_cli.errors import UsageError
 
 COMPRESSION = VAECompression(8, 32, 25.0)

@@ -8,7 +8,7 @@ import pytest
 
 from ltx2_cli import chips
 from ltx2_cli.chips import Chip
-from ltx2_cli.diffusion.guidance import Pass
+from ltx2_cli.diffusion.denoise import Pass
 from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.offline import plan_offline
 from ltx2_cli.estimate.phases import PHASES, weight_bytes

@@ -7,7 +7,7 @@ from diffusers import AutoencoderKLLTX2Video
 from diffusers.pipelines.ltx2 import LTX2LatentUpsamplePipeline
 from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
 
-from ltx2_cli.diffusion.upsampling import UpsampleFactors
+from ltx2_cli.diffusion.geometry import UpsampleFactors
 from ltx2_cli.models.upsampler import GroupNorm, LatentUpsampler, LatentUpsamplerArch, decimate, upsample
 from ltx2_cli.models.video_vae import LatentStatistics
 from ltx2_cli.weights.declare import Scope
