@@ -10,7 +10,7 @@ from ltx2_cli.cli.options import KEYS, ConfigOptions, Generate, Options
 from ltx2_cli.cli.session import Session, request_facts, synchronized
 from ltx2_cli.errors import UsageError
 from ltx2_cli.files import Output, read_limited
-from ltx2_cli.media.video_file import is_video
+from ltx2_cli.media import is_video
 from ltx2_cli.outputs import Product, check_outputs, check_place, outputs, read_files, run_file, with_free_names
 from ltx2_cli.request.layers import ConfigLayer, read_file, read_text
 from ltx2_cli.request.profiles import read_spec

@@ -15,7 +15,7 @@ from ltx2_cli.core.provenance import UNFINISHED, read_provenance
 from ltx2_cli.diffusion.latents import SIZE, open_latents
 from ltx2_cli.errors import UsageError
 from ltx2_cli.files import read_limited, refuse_special
-from ltx2_cli.media.video_file import is_video, open_video
+from ltx2_cli.media import is_video, open_video
 from ltx2_cli.models.networks import ParsedCheckpoint, is_checkpoint, open_folder, read_single_file
 from ltx2_cli.models.upsampler import open_upsampler
 from ltx2_cli.plan.recipe import is_distilled

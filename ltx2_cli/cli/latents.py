@@ -21,8 +21,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.fit import Request
 from ltx2_cli.estimate.phases import DECODE, PHASES
 from ltx2_cli.files import Output
-from ltx2_cli.media import write_frames, write_mp4, write_wav
-from ltx2_cli.media.checks import findings
+from ltx2_cli.media import findings, write_frames, write_mp4, write_wav
 from ltx2_cli.media.contact_sheet import write_contact_sheet
 from ltx2_cli.outputs import Product, check_distinct, check_frames, check_outputs, outputs, read_files, run_file
 from ltx2_cli.plan.resolve import Plan

@@ -22,7 +22,7 @@ from ltx2_cli.diffusion.latents import LatentsFile, open_latents
 from ltx2_cli.errors import RunError, UsageError
 from ltx2_cli.estimate.fit import Request
 from ltx2_cli.files import refuse_special
-from ltx2_cli.media.video_file import STREAMS, video_differences
+from ltx2_cli.media import STREAMS, video_differences
 from ltx2_cli.outputs import Product, check_outputs, outputs, read_files
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import InitialLatents

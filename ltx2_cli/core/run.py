@@ -19,8 +19,7 @@ from ltx2_cli.core.report import WRITE, Report, Silent
 from ltx2_cli.core.run_state import OnProgress, RunState, all_latents, clean_videos, missing_contexts, no_checkpoint
 from ltx2_cli.diffusion.latents import SIZE, pack, save_latents, unpack
 from ltx2_cli.distributed import device_error
-from ltx2_cli.media import Media, write_mp4, write_record
-from ltx2_cli.media.checks import findings
+from ltx2_cli.media import Media, findings, write_mp4, write_record
 from ltx2_cli.media.contact_sheet import write_contact_sheet
 from ltx2_cli.outputs import Product, latents_paths, output_paths, record_path, sheet_path, single_specs
 from ltx2_cli.plan.resolve import DECODERS, Plan, decodes_beside

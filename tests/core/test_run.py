@@ -21,7 +21,7 @@ from ltx2_cli.core.run_state import RunState
 from ltx2_cli.devices import DeviceMemory
 from ltx2_cli.diffusion.latents import noise, open_latents
 from ltx2_cli.errors import UsageError
-from ltx2_cli.media.video_file import open_video
+from ltx2_cli.media import open_video
 from ltx2_cli.request.spec import Streams
 
 SMALL = Case(Size(9, 64, 64, 24.0), 3, ALL_ON.video, ALL_ON.audio, (1,))

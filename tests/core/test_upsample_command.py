@@ -12,7 +12,7 @@ from clips import PROMPT, Checkpoint
 from ltx2_cli.cli import latents as command
 from ltx2_cli.cli.latents import Job
 from ltx2_cli.diffusion.latents import open_latents
-from ltx2_cli.media.video_file import open_video
+from ltx2_cli.media import open_video
 from parity import randomise
 from program import run_program
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from ltx2_cli.media import Media
-from ltx2_cli.media.checks import findings
+from ltx2_cli.media import Media, findings
 
 FRAMES, HEIGHT, WIDTH, RATE = 24, 128, 192, 16000  # a second
 BLACK, COLOUR = "the picture is black", "every frame of the picture is a single colour"
