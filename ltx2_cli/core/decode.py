@@ -119,7 +119,7 @@ def decode(
                 yield Media(clip, waveform, plan.stages[-1].geometry.fps, plan.arch.vocoder.output_sampling_rate)
 
 
-def programs(plan: Plan, wanted: Streams[bool] = BOTH) -> list[Program]:
+def media_programs(plan: Plan, wanted: Streams[bool] = BOTH) -> list[Program]:
     """The programs that `decode` runs."""
     return [*([_video_program(plan)] if wanted.video else []), *([_audio_program(plan)] if wanted.audio else [])]
 

@@ -36,7 +36,7 @@ def encode(plan: Plan, names: Iterable[str], components: Components, report: Rep
     return contexts
 
 
-def programs(plan: Plan, names: Iterable[str]) -> list[Program]:
+def text_programs(plan: Plan, names: Iterable[str]) -> list[Program]:
     """The programs that `encode` runs. Raises `UsageError` for a text encoder that cannot be computed."""
     plan.networks.text_encoder.check()  # now, in this thread: others lower the programs
     encoder = [_encoder_program(plan)] if plan.text.compiled else []

@@ -25,7 +25,7 @@ from ltx2_cli.sharding import to_host
 SECONDS_BETWEEN_REPORTS = 1.0
 
 
-def programs(plan: Plan, start: RunState) -> Iterator[Program]:
+def latent_programs(plan: Plan, start: RunState) -> Iterator[Program]:
     """The programs that `generate` runs."""
     for phase in plan.phases[start.phase :]:
         if phase.upsamples:

@@ -10,9 +10,10 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from ltx2_cli.core import decode, encode, generate
 from ltx2_cli.core.components import Components
-from ltx2_cli.core.decode import BOTH
+from ltx2_cli.core.decode import BOTH, decode, media_programs
+from ltx2_cli.core.encode import encode, text_programs
+from ltx2_cli.core.generate import generate, latent_programs
 from ltx2_cli.core.programs import Program, agree_on_programs, enable_compilation_cache
 from ltx2_cli.core.provenance import History, extend_history, input_files, network_files, provenance, without_sketches
 from ltx2_cli.core.report import WRITE, Report, Silent
@@ -63,15 +64,15 @@ def _other_hosts() -> Iterator[None]:
 
 def programs(plan: Plan, product: Product = Product.clips, start: RunState = START) -> Iterator[Program]:
     """Every program that a run of the plan compiles, in the order of their use."""
-    text = encode.programs(plan, names) if (names := missing_contexts(plan, start)) else ()
-    return chain(text, generate.programs(plan, start), decode.programs(plan, DECODED[product]))
+    text = text_programs(plan, names) if (names := missing_contexts(plan, start)) else ()
+    return chain(text, latent_programs(plan, start), media_programs(plan, DECODED[product]))
 
 
 def run(plan: Plan, components: Components, report: Report = SILENT) -> Iterator[Media]:
     """The media of each video, one after the other."""
     agree_on_programs(report)
     with _other_hosts(), components.compiling(programs(plan)):
-        yield from decode.decode(plan, make_latents(plan, components, report), components, report)
+        yield from decode(plan, make_latents(plan, components, report), components, report)
 
 
 def warm_up(plan: Plan, components: Components, report: Report = SILENT) -> None:
@@ -92,7 +93,7 @@ def make_latents(
     """The clean latents of every video, as tokens float32 [videos, tokens, channels]. `start` is what an earlier run
     left, and `on_progress` is told how far this one is."""
     start = _with_text(plan, components, report, start, on_progress)
-    *_, state = generate.generate(plan, start, components, report, on_progress)
+    *_, state = generate(plan, start, components, report, on_progress)
     return all_latents(state)
 
 
@@ -102,7 +103,7 @@ def _with_text(
     for warning in plan.warnings:
         report.note(warning)
     if names := missing_contexts(plan, start):
-        start = replace(start, contexts={**start.contexts, **encode.encode(plan, names, components, report)})
+        start = replace(start, contexts={**start.contexts, **encode(plan, names, components, report)})
         on_progress(start)
     return start
 
@@ -135,7 +136,7 @@ def write(
     compiling = components.compiling(programs(plan, product, start), DECODERS if decode_early else ())
     with _other_hosts(), compiling, ExitStack() as resources:
         start = _with_text(plan, components, report, start, on_progress)
-        batches = generate.generate(plan, start, components, report, keep_written, pausing=decode_early)
+        batches = generate(plan, start, components, report, keep_written, pausing=decode_early)
         for state in resources.enter_context(closing(batches)):
             rows = range(written, clean_videos(plan, state.phase, state.batch))
             new_records = _records(plan, report, state, rows) if first else ()
@@ -148,7 +149,7 @@ def write(
             if product is Product.drafts:
                 yield from _write_sheet(plan, state, components, report)
             make_clips = rows and product is Product.clips
-            clips = decode.decode(plan, _rows(state, rows), components, report) if make_clips else ()
+            clips = decode(plan, _rows(state, rows), components, report) if make_clips else ()
             for clip, row in zip(clips, rows, strict=False):
                 path, written = output_paths(plan.spec)[row], row + 1
                 if first:
@@ -167,7 +168,7 @@ def _rows(state: RunState, rows: range) -> Streams[np.ndarray]:
 def _write_sheet(
     plan: Plan, state: RunState, components: Components, report: Report
 ) -> Iterator[tuple[Path, list[str]]]:
-    media = decode.decode(plan, all_latents(state), components, report, DECODED[Product.drafts])
+    media = decode(plan, all_latents(state), components, report, DECODED[Product.drafts])
     clips = ((f"seed {seed}: {plan.prompts[0]}", clip) for seed, clip in zip(plan.seeds, media, strict=True))
     if jax.process_index() == 0:
         write_contact_sheet(clips, path := sheet_path(plan.spec))
@@ -204,5 +205,5 @@ def decode_file(
     for warning in plan.warnings:
         report.note(warning)
     agree_on_programs(report)
-    with _other_hosts(), components.compiling(decode.programs(plan, wanted)):
-        return next(decode.decode(plan, pack(latents), components, report, wanted))
+    with _other_hosts(), components.compiling(media_programs(plan, wanted)):
+        return next(decode(plan, pack(latents), components, report, wanted))
