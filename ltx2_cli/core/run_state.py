@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ltx2_cli.core.encode import abstract_contexts
+from ltx2_cli.core.denoising import abstract_contexts
 from ltx2_cli.core.provenance import UNFINISHED, History, provenance, read_provenance
 from ltx2_cli.core.report import Report
 from ltx2_cli.diffusion.latents import Shape, token_shapes

@@ -9,7 +9,7 @@ import pytest
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
 from ltx2_cli import read_spec, resolve
 from ltx2_cli.core.components import Components, abstract_network
-from ltx2_cli.core.decode import decode, programs
+from ltx2_cli.core.generate import decode, media_programs
 from ltx2_cli.core.report import Silent
 from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.compiled import Collective, collectives
@@ -78,7 +78,7 @@ def test_tiles_of_parts_make_the_same_clip(checkpoint: Checkpoint, plain: list[M
 
 def travelling(plan: Plan) -> dict[str, list[Collective]]:
     mesh = plan.decoding.mesh
-    return {each.name: collectives(each.lower().compile().as_text(), mesh) for each in programs(plan)}
+    return {each.name: collectives(each.lower().compile().as_text(), mesh) for each in media_programs(plan)}
 
 
 def test_decoding_videos_in_parallel_needs_no_collective(checkpoint: Checkpoint) -> None:
@@ -107,7 +107,7 @@ def test_decoding_over_the_memory_limit_is_warned_about(checkpoint: Checkpoint) 
 
 def test_no_convolution_uses_the_slow_library_for_cpus(checkpoint: Checkpoint) -> None:
     """It takes twice as long; which option keeps it out depends on the version of XLA."""
-    for program in programs(plan_of(checkpoint, CASE, 3)):
+    for program in media_programs(plan_of(checkpoint, CASE, 3)):
         compiled = program.lower().compile().as_text()
         assert " convolution(" in compiled
         assert "__ynn_fusion" not in compiled
