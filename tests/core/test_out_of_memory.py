@@ -8,8 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from ltx2_cli.core import components, denoising, generate
+from ltx2_cli.core import components, generate
 from ltx2_cli.core.components import ENCODE, Components, memory_for
+from ltx2_cli.core.denoising import encode
 from ltx2_cli.core.report import Report, Silent
 from ltx2_cli.core.run_state import RunState
 from ltx2_cli.errors import RunError
@@ -38,12 +39,12 @@ def plan() -> Plan:
 
 
 def encoding(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    denoising.encode(plan, ["connectors"], Exhausted(plan), Silent())
+    encode(plan, ["connectors"], Exhausted(plan), Silent())
 
 
 def connecting(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(denoising, "_hidden_states", lambda *_: [])
-    denoising.encode(plan, ["connectors"], Exhausted(plan), Silent())
+    monkeypatch.setattr("ltx2_cli.core.denoising._hidden_states", lambda *_: [])
+    encode(plan, ["connectors"], Exhausted(plan), Silent())
 
 
 def denoising(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +70,7 @@ def loading(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(components, "load", load)
     full = replace(plan, checkpoint=replace(plan.checkpoint, files={"text_encoder": None}))
-    denoising.encode(full, ["connectors"], Components(full), Silent())
+    encode(full, ["connectors"], Components(full), Silent())
 
 
 @pytest.mark.parametrize(
