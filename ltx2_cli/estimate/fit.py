@@ -18,12 +18,12 @@ from ltx2_cli.chips import CHIPS, chip
 from ltx2_cli.devices import DeviceMemory, device_memory
 from ltx2_cli.errors import DoesNotFitError, UsageError
 from ltx2_cli.estimate.estimate import Estimate
-from ltx2_cli.estimate.offline import declare_offline, mesh_specs, plan_offline
+from ltx2_cli.estimate.offline import mesh_specs, plan_offline
 from ltx2_cli.estimate.phases import DECODE, PhaseMemory, phase_memory, run_phases
 from ltx2_cli.estimate.topology import slices, topology
 from ltx2_cli.outputs import Product
 from ltx2_cli.plan.recipe import ONE_STAGE, TWO_STAGE
-from ltx2_cli.plan.resolve import Declared, Plan, build_plan, resolve, stage1_plan
+from ltx2_cli.plan.resolve import Plan, build_plan, resolve, stage1_plan
 from ltx2_cli.plan.stages import InitialLatents
 from ltx2_cli.request.profiles import AUTO, RECIPE_KEYS, read_sharding, read_spec
 from ltx2_cli.request.spec import DType, RunSpec
@@ -108,11 +108,6 @@ class Suggestions:
     request: Request
     plan: Plan
 
-    @cached_property
-    def declared(self) -> Declared:
-        """The networks of the plan."""
-        return declare_offline(self.plan.spec, self.plan.checkpoint, self.request.source)
-
     def nearest(self) -> Alternative | None:
         """The alternative that fits and differs least; None if nothing fits."""
         same = next(filter(self.fits, self.same_clip()), None)
@@ -134,7 +129,7 @@ class Suggestions:
         """The plan of an alternative. Raises `UsageError` where it cannot be met."""
         request = replace(self.request, spec=replace(self.plan.spec, **alternative.values))
         if alternative.values.keys() <= SAME_NETWORKS:
-            return request.until_end(build_plan(self.declared, request.spec, request.devices, request.source))
+            return request.until_end(build_plan(self.plan, request.spec, request.devices, request.source))
         return request.plan()
 
     @cached_property

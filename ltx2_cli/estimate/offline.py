@@ -16,7 +16,6 @@ from ltx2_cli.estimate.estimate import Estimate, compile_and_estimate, estimate_
 from ltx2_cli.estimate.phases import LOOPS
 from ltx2_cli.models.lora import preset_lora
 from ltx2_cli.models.networks import (
-    Checkpoint,
     open_folder,
     preset_checkpoint,
     preset_text_encoder,
@@ -27,7 +26,7 @@ from ltx2_cli.models.networks import (
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.upsampler import open_upsampler
 from ltx2_cli.plan.recipe import complete_request
-from ltx2_cli.plan.resolve import Declared, Plan, build_plan, declare
+from ltx2_cli.plan.resolve import Plan, build_plan, declare
 from ltx2_cli.plan.stages import InitialLatents, SecondStage
 from ltx2_cli.request.spec import RunSpec, ShardingSpec
 from ltx2_cli.sharding import divisors
@@ -56,25 +55,21 @@ def plan_offline(spec: RunSpec, devices: Sequence[jax.Device], source: InitialLa
             place, preset_text_encoder() if text is None else read_text_encoder(text)
         ).checkpoint()
     spec = complete_request(spec, checkpoint, source is not None)
-    return build_plan(declare_offline(spec, checkpoint, source), spec, devices, source)
-
-
-def declare_offline(spec: RunSpec, checkpoint: Checkpoint, source: InitialLatents | None = None) -> Declared:
-    """The networks of a completed request, of the files that are here, else as they were published."""
     loras = []
     for name, strength in map(parse_lora, spec.lora):
         check_address(name)
         if lora := _local_lora(name):
             loras.append((lora, strength))
     if not (spec.second_stage.sigmas or source):
-        return declare(spec, checkpoint, loras)
+        return build_plan(declare(spec, checkpoint, loras), spec, devices, source)
     transformer = Transformer(Scope(spec.dtype.value), checkpoint.arch.transformer)
     named = [parse_lora(lora) for lora in spec.second_stage.lora or ()]
     added = [(_local_lora(name) or preset_lora(name, transformer), strength) for name, strength in named if strength]
     upsampler_name = spec.second_stage.upsampler  # None: the checkpoint's own
     place = local_path(upsampler_name, UPSAMPLER_FILES) if upsampler_name else checkpoint.where
     upsampler = open_upsampler(place, checkpoint.arch.video_vae)[0] if place else preset_upsampler(upsampler_name or "")
-    return declare(spec, checkpoint, loras, SecondStage(upsampler, None, added))
+    second_stage = SecondStage(upsampler, None, added)
+    return build_plan(declare(spec, checkpoint, loras, second_stage), spec, devices, source)
 
 
 def _local_lora(name: str) -> LoraFile | None:
@@ -132,10 +127,9 @@ def _cost(candidate: Estimate) -> tuple[float, int, int]:
 def meshes(plan: Plan, devices: Sequence[jax.Device]) -> Iterator[Plan]:
     """The plan on each mesh of its profile's axes that divides devices, rows and model, the cheapest first: the one
     with the fewest devices along the axes that send most."""
-    declared = declare_offline(plan.spec, plan.checkpoint)
     for sharding in mesh_specs(plan, len(devices)):
         try:
-            yield build_plan(declared, replace(plan.spec, sharding=sharding), devices)
+            yield build_plan(plan, replace(plan.spec, sharding=sharding), devices)
         except UsageError:  # something does not divide
             continue
 

@@ -1,7 +1,7 @@
 """What a request means here: `resolve(RunSpec) -> Plan`, the only place that decides. It reads no weights."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -36,8 +36,8 @@ class Declared:
     checkpoint: Checkpoint
     networks: Networks
     added: LoraDeltas  # by the LoRAs
-    warnings: tuple[str, ...]  # about the LoRAs
     second_stage: SecondStage | None
+    lora_warnings: tuple[str, ...]
 
 
 class TextPlan(NamedTuple):
@@ -50,14 +50,11 @@ class TextPlan(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Declared):
     """Everything a run needs to know before it reads a weight."""
 
     spec: RunSpec  # the complete request, for records and the names of files
-    checkpoint: Checkpoint
     arch: Arch
-    networks: Networks  # without their weights
-    added: LoraDeltas  # by the LoRAs
     sharding: ShardingPlan  # of all but the denoisers
     prompts: tuple[str, ...]  # distinct: the prompt, then the negative prompt if a pass reads it
     text: TextPlan
@@ -158,7 +155,7 @@ def declare(spec: RunSpec, checkpoint: Checkpoint, loras: Loras, second_stage: S
     if second_stage:
         networks, checkpoint, added = stages.add_second_stage(networks, checkpoint, added, second_stage, spec.dtype)
     warnings = tuple(warning for lora, _ in loras for warning in unmet_wishes(lora))
-    return Declared(checkpoint, networks, added, warnings, second_stage)
+    return Declared(checkpoint, networks, added, second_stage, warnings)
 
 
 def build_plan(
@@ -190,16 +187,14 @@ def build_plan(
         *recipe.recipe_warnings(spec, arch),
         *recipe.unused_option_warnings(spec, arch, second_stage.upsampler.upsampling.time if second_stage else None),
         *((slow,) if slow else ()),
-        *declared.warnings,
+        *declared.lora_warnings,
         *recipe.layout_warnings(sharding, arch.transformer.num_attention_heads, decoding, room),
         *recipe.untrained_warnings(spec, checkpoint, all_stages, prompts),
     )
     return Plan(
+        **{field.name: vars(declared)[field.name] for field in fields(Declared)},
         spec=spec,
-        checkpoint=checkpoint,
         arch=arch,
-        networks=networks,
-        added=added,
         sharding=sharding,
         prompts=prompts,
         text=TextPlan(spec.max_sequence_length, at_once, spec.text_encoder_dtype, spec.compile_text_encoder),
