@@ -24,13 +24,12 @@ from ltx2_cli.diffusion.latents import pack, read_noise, token_shapes
 from ltx2_cli.errors import NotFiniteError
 from ltx2_cli.media import Media
 from ltx2_cli.models.audio_vae import AudioVAE
-from ltx2_cli.models.tiles import Extent, decode_frames
 from ltx2_cli.models.upsampler import LatentUpsampler
 from ltx2_cli.models.upsampler import upsample as upsample_latents
 from ltx2_cli.models.video_vae import LatentStatistics, VideoVAE
 from ltx2_cli.models.vocoder import Vocoder, VocoderWithBWE
 from ltx2_cli.nn.layers import IMAGE_AXES
-from ltx2_cli.plan.decoding import VIDEOS, DecodePlan
+from ltx2_cli.plan.decoding import VIDEOS, DecodePlan, Extent, decode_frames
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Stage
 from ltx2_cli.request.spec import Streams

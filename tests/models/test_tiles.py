@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ltx2_cli.models import tiles as module
-from ltx2_cli.models.tiles import AxisTiling, Tiles, decode_bytes, decode_frames, tile_axis, tile_video
 from ltx2_cli.models.video_vae import VideoVAE, VideoVAEArch
+from ltx2_cli.plan import decoding as module
+from ltx2_cli.plan.decoding import AxisTiling, Tiles, decode_bytes, decode_frames, tile_axis, tile_video
 from ltx2_cli.weights.declare import Scope
 from tools.weights import random_weights
 
