@@ -19,8 +19,7 @@ from ltx2_cli.diffusion.schedule import Schedule
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.networks import PRESETS
-from ltx2_cli.models.trained_on import FILE
-from ltx2_cli.plan.recipe import apply_recipe, is_distilled, recipe_warnings
+from ltx2_cli.plan.recipe import TRAINED_ON_FILE, apply_recipe, is_distilled, recipe_warnings
 from ltx2_cli.plan.resolve import missing_downloads
 from ltx2_cli.request.profiles import to_yaml
 from ltx2_cli.request.spec import RunSpec
@@ -240,7 +239,7 @@ def test_values_that_contradict_the_checkpoint_are_warned_about_with_a_hint(
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The embedded model without the list of what it was trained on."""
     folder = tmp_path_factory.mktemp("demo") / "checkpoint"
-    return shutil.copytree(DEMO_FOLDER, folder, ignore=shutil.ignore_patterns(FILE))
+    return shutil.copytree(DEMO_FOLDER, folder, ignore=shutil.ignore_patterns(TRAINED_ON_FILE))
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from ltx2_cli.errors import UsageError
-from ltx2_cli.models.trained_on import FILE, TrainedOn, clip_warnings, prompt_warnings, read_trained_on
+from ltx2_cli.plan.recipe import TRAINED_ON_FILE, TrainedOn, clip_warnings, prompt_warnings, read_trained_on
 from ltx2_cli.weights.hub import DEMO_FOLDER
 
 LIST = {
@@ -20,7 +20,7 @@ LIST = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / FILE).write_text(json.dumps(LIST))
+    (tmp_path / TRAINED_ON_FILE).write_text(json.dumps(LIST))
     tokenizer = Tokenizer(models.WordLevel({"?": 0}, "?"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
@@ -86,8 +86,8 @@ def test_unknown_words_and_pairs_of_words_are_named(
 
 @pytest.mark.parametrize("text", ["{}", '{"sizes": 1}', json.dumps(LIST | {"next_words": []}), "[", '{"sizes": null}'])
 def test_a_damaged_list_is_an_error_that_names_the_file(folder: Path, text: str) -> None:
-    (folder / FILE).write_text(text)
-    with pytest.raises(UsageError, match=FILE):
+    (folder / TRAINED_ON_FILE).write_text(text)
+    with pytest.raises(UsageError, match=TRAINED_ON_FILE):
         read_trained_on(folder)
 
 

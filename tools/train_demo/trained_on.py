@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ltx2_cli.models.trained_on import FILE
+from ltx2_cli.plan.recipe import TRAINED_ON_FILE
 from tools.train_demo.captions import caption, words_of
 from tools.train_demo.clips import TRAINING_CLIPS
 from tools.train_demo.words import tokenizer
@@ -23,7 +23,7 @@ def write_trained_on(folder: Path, captions: int = CAPTIONS) -> None:
         "fps": [FPS],
         "next_words": next_words(captions),
     }
-    (folder / FILE).write_text(json.dumps(values, indent=1) + "\n")
+    (folder / TRAINED_ON_FILE).write_text(json.dumps(values, indent=1) + "\n")
 
 
 def next_words(count: int) -> dict[str, str]:
