@@ -9,7 +9,7 @@ import jax
 import pytest
 from jax.experimental import topologies
 
-from ltx2_cli.estimate.topology import topology
+from ltx2_cli.estimate.offline import topology
 
 # Facts that XLA asks for of a GPU: NVIDIA's H100 SXM data sheet and the CUDA programming guide, compute capability 9.0.
 H100 = """

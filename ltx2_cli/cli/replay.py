@@ -14,10 +14,9 @@ from ltx2_cli.cli.options import Replay
 from ltx2_cli.cli.session import Session, file_facts, request_facts, synchronized
 from ltx2_cli.console import columns, print_out
 from ltx2_cli.core import provenance
-from ltx2_cli.core.provenance import FIRST, Provenance
+from ltx2_cli.core.provenance import FIRST, Fingerprint, Provenance, fingerprint
 from ltx2_cli.core.run import START, load, state_from_latents, write
 from ltx2_cli.devices import find_devices
-from ltx2_cli.diffusion.fingerprints import Fingerprint, fingerprint
 from ltx2_cli.diffusion.latents import LatentsFile, open_latents
 from ltx2_cli.errors import RunError, UsageError
 from ltx2_cli.estimate.fit import Request

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from loras import distilled, write_header
-from ltx2_cli.diffusion.fingerprints import fingerprint
+from ltx2_cli.core.provenance import fingerprint
 from ltx2_cli.diffusion.latents import save_latents
 from ltx2_cli.media import Media, write_mp4, write_record
 from ltx2_cli.models.networks import UPSAMPLERS

@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from ltx2_cli.diffusion.fingerprints import fingerprint, read_fingerprint
+from ltx2_cli.core.provenance import fingerprint, read_fingerprint
 
 
 def test_the_hash_is_of_the_values_as_stored_in_a_file() -> None:

@@ -10,8 +10,8 @@ import pytest
 from compilers import needs_libtpu
 from ltx2_cli.chips import CHIPS, Chip, chip
 from ltx2_cli.errors import UsageError
+from ltx2_cli.estimate.offline import slices, topology
 from ltx2_cli.estimate.phases import roofline
-from ltx2_cli.estimate.topology import slices, topology
 
 
 @needs_libtpu
