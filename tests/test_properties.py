@@ -32,10 +32,10 @@ from ltx2_cli.errors import CommandError, DoesNotFitError, UsageError
 from ltx2_cli.media import Media, write_mp4
 from ltx2_cli.outputs import Product
 from ltx2_cli.plan.resolve import Plan, resolve
+from ltx2_cli.request.layers import dump, parse
 from ltx2_cli.request.profiles import read_spec, to_yaml
 from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.request.validation import RANGES
-from ltx2_cli.request.yaml_text import dump, parse
 from ltx2_cli.tensor_file import CHECKSUM, checksum
 from program import run_program
 

@@ -12,11 +12,10 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.files import Output, read_limited
 from ltx2_cli.media import is_video
 from ltx2_cli.outputs import Product, check_outputs, check_place, outputs, read_files, run_file, with_free_names
-from ltx2_cli.request.layers import ConfigLayer, read_file, read_text
+from ltx2_cli.request.layers import MAX_TEXT, PAGE, ConfigLayer, read_file, read_text
 from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.request.spec import NO_CACHE, RunSpec
 from ltx2_cli.request.validation import random_seed
-from ltx2_cli.request.yaml_text import MAX_TEXT, PAGE
 
 SEEDS = re.compile(r"\d+(\.\.\d+)?,?")
 ANYTHING = "a"  # the prompt of a warm-up; every text encoder knows it

@@ -19,10 +19,9 @@ from ltx2_cli.media import is_video, open_video
 from ltx2_cli.models.networks import ParsedCheckpoint, is_checkpoint, open_folder, read_single_file
 from ltx2_cli.models.upsampler import open_upsampler
 from ltx2_cli.plan.recipe import is_distilled
-from ltx2_cli.request.layers import read_text
+from ltx2_cli.request.layers import MAX_TEXT, escaped, in_texts, read_text
 from ltx2_cli.request.profiles import PROVENANCE
 from ltx2_cli.request.spec import Streams
-from ltx2_cli.request.yaml_text import MAX_TEXT, escaped, in_texts
 from ltx2_cli.units import quantity
 from ltx2_cli.weights.checkpoint import TensorFiles, collect, raise_all, read_header, shape_text
 from ltx2_cli.weights.lora import FACTOR, open_lora

@@ -21,11 +21,10 @@ from ltx2_cli.interrupts import StopRequest
 from ltx2_cli.outputs import Product
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import InitialLatents, Stage
-from ltx2_cli.request.layers import ConfigLayer, read_text
+from ltx2_cli.request.layers import MAX_TEXT, ConfigLayer, read_text
 from ltx2_cli.request.profiles import OUTPUT_KEYS, PROVENANCE, read_spec, to_yaml
 from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.request.validation import MAX_FPS
-from ltx2_cli.request.yaml_text import MAX_TEXT
 from ltx2_cli.tensor_file import CHECKSUM, read_tensors, write_tensors
 
 Contexts = Mapping[str, Streams[jax.Array | np.ndarray]]  # by the name of the connectors that made them

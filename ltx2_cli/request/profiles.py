@@ -13,6 +13,8 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.request.layers import (
     ASKED,
     ConfigLayer,
+    Values,
+    dump,
     leaves,
     merge,
     nested,
@@ -22,7 +24,6 @@ from ltx2_cli.request.layers import (
 )
 from ltx2_cli.request.spec import RunSpec, ShardingSpec
 from ltx2_cli.request.validation import validate
-from ltx2_cli.request.yaml_text import Values, dump
 
 KINDS = ("model", "recipe", "compat", "sharding")  # of profiles, in stacking order
 AUTO = "auto"  # chosen by `resolve`, from the checkpoint and the devices

@@ -12,7 +12,7 @@ import yaml
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.plan.recipe import resample_sigmas
-from ltx2_cli.request.layers import ASKED
+from ltx2_cli.request.layers import ASKED, dump, parse
 from ltx2_cli.request.profiles import (
     configs,
     profile_names,
@@ -22,7 +22,6 @@ from ltx2_cli.request.profiles import (
     to_yaml,
 )
 from ltx2_cli.request.spec import DType, RunSpec, SecondStageSpec, ShardingSpec, ShiftTokens, StgRule
-from ltx2_cli.request.yaml_text import dump, parse
 
 Page = Callable[..., Path]
 
