@@ -125,14 +125,15 @@ def _packet_hashes(path: Path) -> dict[str, str]:
 
 def _difference(kind: str, first: Path, second: Path) -> str:
     """What ffmpeg measures of two streams, or their sizes where these differ."""
-    sizes = [_size(kind, open_video(path)) for path in (first, second)]
+    size, other = (_size(kind, open_video(path)) for path in (first, second))
+    if size != other:
+        return f"{other}, not {size}"
     graph = ";".join(f"[0:{kind}][1:{kind}]{measure}" for measure, _, _ in MEASURES[kind])
     inputs = ["-i", f"file:{first}", "-i", f"file:{second}"]
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-nostats", *inputs, "-lavfi", graph, "-f", "null", "-"]
     log = run(command, stdin=DEVNULL, capture_output=True, check=False).stderr.decode(errors="replace")
     matches = [(re.search(printed, log), text) for _, printed, text in MEASURES[kind]]
-    measured = ", ".join(text.format(float(match[1])) for match, text in matches if match)
-    return measured or ("differs" if sizes[0] == sizes[1] else f"{sizes[1]}, not {sizes[0]}")
+    return ", ".join(text.format(float(match[1])) for match, text in matches if match) or "differs"
 
 
 def _size(kind: str, file: VideoFile) -> str:

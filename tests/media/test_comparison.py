@@ -53,6 +53,14 @@ def test_a_different_sound_is_measured(then: Path, now: Path) -> None:
     assert float(re.fullmatch(r"SDR ([\d.]+) dB", found["sound"])[1]) == pytest.approx(20, abs=1)
 
 
+def test_other_lengths_and_sample_rates_are_named_not_measured(then: Path, now: Path) -> None:
+    write_mp4(replace(clip(100, 0.5, 17), sample_rate=48000), now)
+    assert video_differences(then, now) == {
+        "picture": "96x64, 17 frames, not 96x64, 9 frames",
+        "sound": "48000 Hz, not 24000 Hz",
+    }
+
+
 def test_different_sizes_and_missing_sound_are_named(then: Path, now: Path) -> None:
     silent = clip(100, 0.5, 17, 128)
     write_mp4(replace(silent, waveform=silent.waveform[:0]), now)
