@@ -179,20 +179,26 @@ def _acquire(path: Path) -> _Lock:
             with suppress(OSError):  # its process lives, or it is another user's
                 lock = _Lock(lock_path, _open_locked(lock_path), [])
                 if lock.file is not None:
-                    _delete(remnant)
+                    if remnant != lock_path:  # which is deleted once: then another process may create it
+                        _delete(remnant)
                     lock.release()
     _locks[path] = _Lock(path, _open_locked(path, time.monotonic() + CLEANING), new_folders)
     return _locks[path]
 
 
 def _open_locked(path: Path, deadline: float = 0.0) -> int | None:
-    """The open lock file; None where the file system has no locks. Raises `BlockingIOError` where another process holds
-    the lock until the deadline."""
+    """The open lock file; None where there are no locks, or the file is closed to this user. Raises `BlockingIOError`
+    where another process holds the lock until the deadline."""
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         creation = 0 if os.path.lexists(path) else os.O_CREAT | os.O_EXCL  # refused for another user's file in /tmp
         with suppress(FileExistsError, FileNotFoundError), ExitStack() as closing:  # another process made or deleted it
-            file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | creation, 0o666)
+            try:
+                file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | creation, 0o666)
+            except PermissionError:
+                if creation:
+                    raise
+                return None  # another user's, and closed to this one
             closing.callback(os.close, file)
             if creation:
                 os.fchmod(file, 0o666)  # for all who may write into the folder

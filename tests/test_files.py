@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ltx2_cli.errors import RunError, UsageError
-from ltx2_cli.files import Output, check_unreserved, replacing, reserve
+from ltx2_cli.files import Output, _lock_path, check_unreserved, replacing, reserve
 from other_process import other_process
 
 
@@ -82,6 +82,43 @@ def test_without_file_locks_files_are_written_leftovers_kept_and_one_note_is_sho
         temporary.write_text("whole")
     assert sorted(os.listdir(tmp_path)) == [".partial-0123456789ab-a", "a"]
     assert notes == [f"{tmp_path} has no file locks: another run could write the same files at the same time"]
+
+
+def test_a_lock_file_of_another_user_that_is_closed_to_this_one_keeps_nobody_from_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process died before it opened the file to all, or the file system knows no such permissions."""
+    path, notes, really_open = tmp_path / "a", list[str](), os.open
+    other = _lock_path(path)
+    other.touch()
+
+    def refuse(name: Path, flags: int, *mode: int) -> int:
+        if name == other:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(name))
+        return really_open(name, flags, *mode)
+
+    monkeypatch.setattr(os, "open", refuse)
+    check_unreserved([Output(path, "-o")])
+    with reserve([Output(path, "-o")], notes.append), replacing(path) as temporary:
+        temporary.write_text("whole")
+    assert (path.read_text(), len(notes)) == ("whole", 1)
+
+
+def test_a_lock_file_of_a_dead_process_is_deleted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or it might be the one that another process has created since."""
+    dead, unlink = _lock_path(tmp_path / "b"), Path.unlink
+    dead.touch()
+
+    def unlink_and_recreate(path: Path, missing_ok: bool = False) -> None:
+        unlink(path, missing_ok)
+        if path == dead and not (tmp_path / "recreated").exists():
+            (tmp_path / "recreated").touch()
+            dead.touch()
+
+    monkeypatch.setattr(Path, "unlink", unlink_and_recreate)
+    with replacing(tmp_path / "a") as temporary:
+        temporary.write_text("whole")
+    assert dead.exists()
 
 
 def test_permissions_follow_the_umask(tmp_path: Path) -> None:
