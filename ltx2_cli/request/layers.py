@@ -235,7 +235,7 @@ def _leaves(layer: ConfigLayer, values: Mapping[str, Any], kind: Any, section: s
             continue
         try:
             yield key, _convert(value, types[name])
-        except ValidationError:
+        except (ValidationError, OverflowError):  # the latter for an integer too large for a float
             sentence = f"{layer.source}`{key}` is {value!r}; expected {_type_name(types[name])}"
             raise UsageError(sentence, EXAMPLES_HINT) from None
 

@@ -82,7 +82,8 @@ def recipe_defaults(
 def read_sharding(name: str, spec: RunSpec | None = None) -> ShardingSpec:
     """The sharding profile `name` (or YAML file), below what the request `spec` asked for in its sharding section."""
     asked = [key.removeprefix(SECTION) for key in (spec.asked if spec else ()) if key.startswith(SECTION)]
-    values = {key: vars(spec.sharding)[key] for key in asked} if spec else {}
+    # A record of another version, or one that was edited, may list other keys.
+    values = {key: value for key, value in vars(spec.sharding).items() if key in asked} if spec else {}
     top = ConfigLayer("", {"sharding": {**values, "profile": name}})
     return merge([_defaults(), _profile_layer("sharding", name), top]).sharding
 
@@ -219,16 +220,16 @@ def _config_values(file: ConfigLayer, above: Sequence[ConfigLayer]) -> tuple[Con
         )
     others = {PROVENANCE, ASKED, CACHE, *(OUTPUT_KEYS if is_record else ())}
     own = replace(file, values={key: value for key, value in file.values.items() if key not in others})
+    names = {kind: name for kind in KINDS if (name := _profile_name(own, kind)) is not None}
     if not is_record:
         return own, set(leaves(own))
-    names = {kind: name for kind in KINDS if (name := _profile_name(own, kind)) is not None}
     renamed = {kind for kind in names for layer in above if _profile_name(layer, kind) not in (None, names[kind])}
     if renamed and not isinstance(asked, list):
         raise UsageError(
             f"{file.source}this record does not list what was asked for, so its {min(renamed)} cannot be replaced",
             f"leave --{min(renamed)} out, or start from its prompt: --prompt",
         )
-    kept = {str(key) for key in asked or ()}
+    kept = {str(key) for key in asked} if isinstance(asked, list) else set[str]()
     if renamed - {"sharding"}:
         own = replace(own, values=nested({key: value for key, value in leaves(own).items() if key in {*kept, "seed"}}))
     if "sharding" in renamed:

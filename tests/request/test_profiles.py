@@ -262,6 +262,7 @@ def test_values_beside_auto_override_the_chosen_profile():
     )
     default = read_spec(prompt="rain", dotlist=["sharding.bf16_tile_sublanes=null"])
     assert read_sharding("ironwood", default).bf16_tile_sublanes is None
+    assert read_sharding("gpu", replace(asked, asked=("sharding.of_another_version",))) == read_sharding("gpu")
 
 
 # Records
@@ -385,9 +386,10 @@ def test_under_another_sharding_a_record_keeps_everything_else(page: Page):
 def test_a_record_without_requested_keys_allows_no_other_model(page: Page):
     record = yaml.safe_load(to_yaml(read_spec(prompt="rain"), {"jax": "9"}))
     del record["asked"]
-    older = page(yaml.safe_dump(record))
-    assert read_spec(config=older, height=64).height == 64
-    assert "its model cannot be replaced" in str(refusal(config=older, model="demo"))
+    for others in ({}, {"asked": 5}):  # an older record, and one that was edited
+        unlisted = page(yaml.safe_dump({**record, **others}))
+        assert read_spec(config=unlisted, height=64).height == 64
+        assert "its model cannot be replaced" in str(refusal(config=unlisted, model="demo"))
 
 
 def test_the_list_of_requested_keys_cannot_be_set():
@@ -447,6 +449,8 @@ BOMB = "a: &a [x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}]\n" for a, b in pai
         ("null: 2", "unknown key `null`"),
         ("true: 2", "unknown key `true`"),
         ("height: tall", "`height` is 'tall'; expected an integer"),
+        ("model: [demo]", "`model` is ['demo']; expected the name of a profile"),
+        (f"fps: 1{'0' * 400}", "; expected a number"),
         ("heigth: 64", "unknown key `heigth`; closest: `height`"),
         ("sharding: {profile: gpu, mehs: {}}", "unknown key `sharding.mehs`; closest: `sharding.mesh`"),
         ("fps: ${height}", "`fps` is '${height}'; expected a number"),
