@@ -115,11 +115,12 @@ def test_a_signal_during_writing_leaves_no_file(tmp_path: Path) -> None:
 
 # A run whose step never ends, within one call into C++, and that listens.
 ENDLESS = """
+from threading import Timer
 import jax
 from ltx2_cli.interrupts import StopRequest, handle_signals, stop_on_signal
 endless = jax.jit(lambda x: jax.lax.while_loop(lambda x: x >= 0, lambda x: x * 0.5, x)).lower(1.0).compile()
 with handle_signals(), stop_on_signal(StopRequest(listening=True)):
-    print("begun", flush=True)
+    Timer(0.5, print, ["begun"], {"flush": True}).start()  # by then the call has begun
     endless(1.0).block_until_ready()
 """
 
