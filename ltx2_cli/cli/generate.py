@@ -1,4 +1,4 @@
-"""`ltx2 generate`: from a prompt to a video with sound. How options become a request."""
+"""`ltx2 generate`: from a prompt to a video with sound; `ltx2 plan`. How options become a request."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ltx2_cli.cli.options import KEYS, ConfigOptions, Generate, Options
+from ltx2_cli.cli.options import KEYS, ConfigOptions, Generate, Options, Plan
 from ltx2_cli.cli.session import Session, request_facts, synchronized
 from ltx2_cli.errors import UsageError
 from ltx2_cli.files import Output, read_limited
@@ -57,6 +57,16 @@ def generate(options: Generate, session: Session) -> None:
     from ltx2_cli.cli.execute import run
 
     run(options, session, spec, product, random, files)
+
+
+def plan(options: Plan) -> None:
+    """Print the plan and its estimate. Raises `DoesNotFitError` afterwards where it does not fit."""
+    if options.dump_hlo:
+        check_place(options.dump_hlo, "--dump-hlo", "FOLDER")
+    spec = configured_spec({"prompt": "a", **overrides(options)}, options)
+    from ltx2_cli.cli.plan import print_plan
+
+    print_plan(options, spec)
 
 
 def overrides(options: Options, **others: object) -> dict[str, object]:

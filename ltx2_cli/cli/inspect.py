@@ -16,9 +16,6 @@ from ltx2_cli.diffusion.latents import SIZE, open_latents
 from ltx2_cli.errors import UsageError
 from ltx2_cli.files import read_limited, refuse_special
 from ltx2_cli.media import is_video, open_video
-from ltx2_cli.models.networks import ParsedCheckpoint, is_checkpoint, open_folder, read_single_file
-from ltx2_cli.models.upsampler import open_upsampler
-from ltx2_cli.plan.recipe import is_distilled
 from ltx2_cli.request.layers import MAX_TEXT, escaped, in_texts, read_text
 from ltx2_cli.request.profiles import PROVENANCE
 from ltx2_cli.request.spec import Streams
@@ -54,6 +51,8 @@ def inspect(path: Path) -> Facts:
     """What `path` is: its `kind`, `file`, and more; a clip, latents, a record or an unfinished run has a `record`, the
     request that made it. Raises `UsageError` where it is damaged, or of no known kind."""
     if path.is_dir():
+        from ltx2_cli.models.networks import is_checkpoint, open_folder
+
         if is_checkpoint(path):
             folder = open_folder(path)
             return _checkpoint(path, folder.arch.model_version, folder.files, folder.arch.scheduler)
@@ -100,11 +99,15 @@ def _tensors(path: Path, place: Path) -> Facts:
     if any(FACTOR.fullmatch(name) for name in tensors):
         return {"kind": "lora", **lora_facts(open_lora(path))}
     if UPSAMPLER in tensors:
+        from ltx2_cli.models.upsampler import open_upsampler
+
         arch, files = open_upsampler(place, None)
         factors = {"time": float(arch.upsampling.time), "space": arch.upsampling.up / arch.upsampling.down}
         stated = {"model_version": arch.model_version, "variant": None, "upsamples": factors}
         return {"kind": "latent upsampler", "file": str(place), **stated, **_weights({"latent_upsampler": files})}
     if any(name.startswith(DENOISER) for name in tensors):
+        from ltx2_cli.models.networks import ParsedCheckpoint, read_single_file
+
         found = read_single_file(path, ParsedCheckpoint(path, {}, {}, path, []))
         found.check()
         return _checkpoint(path, found.archs["transformer"].model_version, found.files, found.archs["scheduler"])
@@ -133,6 +136,8 @@ def _parsed(text: str, source: str) -> Facts:
 
 
 def _checkpoint(path: Path, version: str, files: Mapping[str, TensorFiles], scheduler: Any) -> Facts:
+    from ltx2_cli.plan.recipe import is_distilled
+
     variant = "distilled" if is_distilled(str(path), scheduler) else "dev"
     facts = {"file": str(path), "model_version": version, "variant": variant, "upsamples": None}
     return {"kind": "checkpoint", **facts, **_weights(files)}

@@ -5,32 +5,29 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ltx2_cli.cli.execute import OF_LATENTS, agreed_plan, execute, report_flaws
 from ltx2_cli.cli.generate import configured_spec, overrides
 from ltx2_cli.cli.options import ConfigOptions, Decode, Upsample
 from ltx2_cli.cli.session import Session, file_facts, request_facts, synchronized
 from ltx2_cli.console import print_out
 from ltx2_cli.core.provenance import input_files, source_history
-from ltx2_cli.core.run import decode_file, load, state_from_latents
-from ltx2_cli.core.run_state import RunCheckpointer, RunGoal
 from ltx2_cli.devices import find_devices
 from ltx2_cli.diffusion.geometry import clip_geometry
 from ltx2_cli.diffusion.latents import SIZE, LatentsFile, open_latents
 from ltx2_cli.errors import UsageError
-from ltx2_cli.estimate.fit import Request
-from ltx2_cli.estimate.phases import DECODE, PHASES
 from ltx2_cli.files import Output
 from ltx2_cli.media import findings, write_frames, write_mp4, write_wav
 from ltx2_cli.media.contact_sheet import write_contact_sheet
 from ltx2_cli.outputs import Product, check_distinct, check_frames, check_outputs, outputs, read_files, run_file
-from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import InitialLatents
 from ltx2_cli.request.layers import read_text
 from ltx2_cli.request.profiles import AUTO, read_spec
 from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.request.validation import validate
 from ltx2_cli.weights.checkpoint import shape_text
+
+if TYPE_CHECKING:
+    from ltx2_cli.plan.resolve import Plan
 
 SEED = re.compile(r"-s\d+$")  # what tells the files of several drafts apart
 ENDINGS = (".mp4", ".wav", ".png")
@@ -114,8 +111,13 @@ def merged_request(files: Sequence[LatentsFile], specs: Sequence[RunSpec]) -> Ru
 
 def _execute(session: Session, job: Job, options: Upsample, product: Product) -> list[str]:
     """Print the paths of a job's clips, or of their latents; returns the clips' flaws."""
+    from ltx2_cli.cli.execute import OF_LATENTS, agreed_plan, execute
+    from ltx2_cli.core.run import load, state_from_latents
+    from ltx2_cli.core.run_state import RunCheckpointer, RunGoal
+    from ltx2_cli.estimate.fit import Request
+    from ltx2_cli.plan.stages import InitialLatents
 
-    def check(plan: Plan) -> None:
+    def check(plan: "Plan") -> None:
         check_distinct(outputs(job.spec, product), input_files(plan))
         for file in job.files:
             check_source(file, plan, job.spec.fps)
@@ -146,6 +148,11 @@ def decode(options: Decode, session: Session) -> None:
                 check_frames(*folder, options.force)
             session.reserve(files)
     session.start()
+    from ltx2_cli.cli.execute import OF_LATENTS, agreed_plan, report_flaws
+    from ltx2_cli.core.run import decode_file, load
+    from ltx2_cli.estimate.fit import Request
+    from ltx2_cli.estimate.phases import DECODE, PHASES
+
     request = Request(spec, find_devices(), skipped=frozenset(PHASES) - {DECODE}, fixed=OF_LATENTS)
     plan = agreed_plan(session, request, lambda plan: check_shapes(file, plan, plan.latent_shapes, spec.fps))
     sound = ".wav" in kinds.values() or (".mp4" in kinds.values() and not options.silent)
@@ -212,7 +219,7 @@ def latents_request(
     return configured_spec({"prompt": "a", "seed": 0, **values}, options)
 
 
-def check_source(file: LatentsFile, plan: Plan, fps: float) -> None:
+def check_source(file: LatentsFile, plan: "Plan", fps: float) -> None:
     """Raise `UsageError` for latents of a clip of `fps` frames a second that the plan's model cannot begin with."""
     arch, (video, audio) = plan.arch, plan.latent_shapes
     clip = clip_geometry(*file.size, fps, arch.compression, arch.transformer.scales)
@@ -220,7 +227,7 @@ def check_source(file: LatentsFile, plan: Plan, fps: float) -> None:
     check_shapes(file, plan, Streams((*video[:2], *size), (*audio[:2], clip.audio_frames, *audio[3:])), fps)
 
 
-def check_shapes(file: LatentsFile, plan: Plan, expected: Streams[tuple[int, ...]], fps: float) -> None:
+def check_shapes(file: LatentsFile, plan: "Plan", expected: Streams[tuple[int, ...]], fps: float) -> None:
     """Raise `UsageError` for latents of another model, or of other shapes than expected."""
     model_version = file.metadata.get("model_version")
     if model_version not in (None, plan.arch.model_version):

@@ -288,7 +288,7 @@ VERBS: dict[type[Options], str] = {  # with the modules that carry them out; `lo
     Resume: "execute",
     Decode: "latents",
     Replay: "replay",
-    Plan: "plan",
+    Plan: "generate",
     Info: "inspect",
     Models: "models",
 }

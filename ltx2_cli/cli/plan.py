@@ -13,7 +13,6 @@ from huggingface_hub import constants
 from typer.main import get_group
 
 from ltx2_cli.cli import app
-from ltx2_cli.cli.generate import configured_spec, overrides
 from ltx2_cli.cli.options import Plan as PlanOptions
 from ltx2_cli.cli.session import Session, synchronized
 from ltx2_cli.console import columns, print_out, reporter, visible
@@ -27,7 +26,7 @@ from ltx2_cli.estimate.fit import FRACTION, Alternative, Request, check_estimate
 from ltx2_cli.estimate.offline import MeshSearch, plan_offline, search_meshes, topology
 from ltx2_cli.files import Output
 from ltx2_cli.nn.layers import IMAGE_AXES
-from ltx2_cli.outputs import RUN, Product, check_distinct, check_place
+from ltx2_cli.outputs import RUN, Product, check_distinct
 from ltx2_cli.plan.resolve import Plan, missing_downloads
 from ltx2_cli.plan.stages import REFINER
 from ltx2_cli.request.spec import RunSpec
@@ -38,11 +37,8 @@ from ltx2_cli.weights.published import FOLDER_FILES
 SETTING = "--set"
 
 
-def plan(options: PlanOptions) -> None:
+def print_plan(options: PlanOptions, spec: RunSpec) -> None:
     """Print the plan and its estimate. Raises `DoesNotFitError` afterwards where it does not fit."""
-    if options.dump_hlo:
-        check_place(options.dump_hlo, "--dump-hlo", "FOLDER")
-    spec = configured_spec({"prompt": "a", **overrides(options)}, options)
     if options.topology is not None:
         jax.config.update("jax_platforms", "cpu")  # the devices of this machine are left alone
     if options.dump_hlo:

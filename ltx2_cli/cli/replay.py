@@ -4,9 +4,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ltx2_cli.cli.execute import OF_LATENTS, OF_RECORD, agreed_plan, report_flaws
 from ltx2_cli.cli.generate import overrides
 from ltx2_cli.cli.inspect import SHORT, inspect, short_hash
 from ltx2_cli.cli.latents import check_source
@@ -15,20 +14,19 @@ from ltx2_cli.cli.session import Session, file_facts, request_facts, synchronize
 from ltx2_cli.console import columns, print_out
 from ltx2_cli.core import provenance
 from ltx2_cli.core.provenance import FIRST, Fingerprint, Provenance, fingerprint
-from ltx2_cli.core.run import START, load, state_from_latents, write
 from ltx2_cli.devices import find_devices
 from ltx2_cli.diffusion.latents import LatentsFile, open_latents
 from ltx2_cli.errors import RunError, UsageError
-from ltx2_cli.estimate.fit import Request
 from ltx2_cli.files import refuse_special
 from ltx2_cli.media import STREAMS, video_differences
 from ltx2_cli.outputs import Product, check_outputs, outputs, read_files
-from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import InitialLatents
 from ltx2_cli.request.layers import ConfigLayer
 from ltx2_cli.request.profiles import AUTO, read_spec
 from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.weights.digests import HEADER, digest, digests, header_digest
+
+if TYPE_CHECKING:
+    from ltx2_cli.plan.resolve import Plan
 
 NAMES = "name an mp4, its record (.yaml) or latents that ltx2 made"
 SIZE = ("height", "width", "num_frames", "fps")
@@ -84,8 +82,12 @@ def replay(options: Replay, session: Session) -> None:
         facts |= request_facts(replace(spec, output=None, save_latents=None)) | {"stage": clip.stage}
         facts |= file_facts([source[0].path] if source else [])
     session.start()
+    from ltx2_cli.cli.execute import OF_LATENTS, OF_RECORD, agreed_plan, report_flaws
+    from ltx2_cli.core.run import START, load, state_from_latents, write
+    from ltx2_cli.estimate.fit import Request
+    from ltx2_cli.plan.stages import InitialLatents
 
-    def check(plan: Plan) -> None:
+    def check(plan: "Plan") -> None:
         if source:
             check_source(source[0], plan, source[1])
         if session.hosts.first:
@@ -161,7 +163,7 @@ def find_source(clip: RecordedClip, moved: Path | None) -> Source | None:
     return file, recorded.fps if recorded else file.fps or clip.record["fps"]
 
 
-def weight_changes(clip: RecordedClip, plan: Plan, changed: Collection[str], any_weights: bool) -> list[str]:
+def weight_changes(clip: RecordedClip, plan: "Plan", changed: Collection[str], any_weights: bool) -> list[str]:
     """Sentences on files that have changed. Raises `UsageError` unless `changed` keys name others, or any will do."""
     recorded, files = clip.provenance.files, provenance.input_files(plan)
     has_contents = any(not content.startswith(HEADER) for content in recorded.values())
@@ -179,7 +181,7 @@ def weight_changes(clip: RecordedClip, plan: Plan, changed: Collection[str], any
     return changes
 
 
-def environment_changes(recorded: Provenance, plan: Plan) -> Iterator[str]:
+def environment_changes(recorded: Provenance, plan: "Plan") -> Iterator[str]:
     """Sentences on versions, devices and batches that are not those of the record."""
     current = provenance.provenance(plan, {}, {})
     if unread := [name for name, content in recorded.files.items() if content.startswith(HEADER)]:

@@ -7,18 +7,19 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
 from ltx2_cli.diffusion.latents import STAGES, LatentsFile, unpack
 from ltx2_cli.errors import UsageError
-from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import Stage
 from ltx2_cli.request.profiles import PROVENANCE
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.request.validation import MAX_FPS
+
+if TYPE_CHECKING:
+    from ltx2_cli.plan.resolve import Plan
+    from ltx2_cli.plan.stages import Stage
 
 BUCKETS = 256
 SKETCH = "sketch"  # the key of sketches in records
@@ -130,7 +131,7 @@ def source_history(file: LatentsFile, fps: float) -> Mapping[str, Any]:
     return {"source": {"file": str(file.path.absolute()), "sha256": file.sha256(), "fps": fps}}
 
 
-def extend_history(history: History, stage: Stage, tokens: Streams[np.ndarray]) -> History:
+def extend_history(history: History, stage: "Stage", tokens: Streams[np.ndarray]) -> History:
     """The history of each video with the fingerprints of the latents (tokens) that a stage left."""
     latents = unpack(tokens, stage.shapes)._asdict()
     extended = []
@@ -140,7 +141,7 @@ def extend_history(history: History, stage: Stage, tokens: Streams[np.ndarray]) 
     return tuple(extended)
 
 
-def provenance(plan: Plan, files: Mapping[str, str], history: Mapping[str, Any]) -> dict[str, Any]:
+def provenance(plan: "Plan", files: Mapping[str, str], history: Mapping[str, Any]) -> dict[str, Any]:
     """The provenance section of a video that is made here."""
     meshes = {stage.name: stage.sharding.text for stage in plan.stages}
     here = {"devices": devices(), "meshes": meshes, "at_once": plan.batch_size}
@@ -163,17 +164,19 @@ def versions() -> dict[str, str]:
 
 def devices() -> str:
     """The number of devices and their kind."""
+    import jax
+
     return f"{jax.device_count()} {jax.devices()[0].device_kind}"
 
 
-def input_files(plan: Plan) -> Collection[Path]:
+def input_files(plan: "Plan") -> Collection[Path]:
     """Every file that clips depend on, except configs, tokenizers and latents."""
     networks = {*plan.checkpoint.files, *plan.added}
     weights = {file for network in networks for file in network_files(plan, network)}
     return sorted(weights | {Path(stage.noise).expanduser() for stage in plan.stages if stage.noise})
 
 
-def network_files(plan: Plan, network: str) -> Collection[Path]:
+def network_files(plan: "Plan", network: str) -> Collection[Path]:
     """The files of a network's weights and of its LoRAs."""
     weights = {tensor.file for tensor in plan.checkpoint.files.get(network, {}).values()}
     return weights | {part.lora.path for lora in plan.added.get(network, {}).values() for part in lora.parts}

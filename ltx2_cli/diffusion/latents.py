@@ -9,10 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ltx2_cli.diffusion.geometry import Geometry, VAECompression
@@ -21,7 +19,10 @@ from ltx2_cli.request.spec import Streams
 from ltx2_cli.request.validation import MAX_FPS, MAX_FRAMES, MAX_SIDE
 from ltx2_cli.tensor_file import CHECKSUM, open_tensors, read_tensors, write_tensors
 
-A = TypeVar("A", jax.Array, np.ndarray)  # arrays on the host need no compiled program
+if TYPE_CHECKING:
+    import jax
+
+A = TypeVar("A", "jax.Array", np.ndarray)  # arrays on the host need no compiled program
 Shape = tuple[int, ...]
 SIZE = ("num_frames", "height", "width")  # of the clip, in a file's metadata
 MIN_NOISE_STD = 0.1  # that of noise is 1
@@ -34,9 +35,11 @@ LATENTS_FILE = "a safetensors file of `video` (1, C, F, H, W) and `audio` (1, C,
 NOISE_FILE = "a safetensors file of float32 `video` (1, C, F, H, W) and `audio` (1, C, A, M), or no --noise at all"
 
 
-def noise(seed: int, shapes: Streams[Shape], stage: int = 0) -> Streams[jax.Array]:
+def noise(seed: int, shapes: Streams[Shape], stage: int = 0) -> "Streams[jax.Array]":
     """Standard normal noise of one video's stage in the files' layout; the same on any number of devices."""
-    key = jax.random.key(jnp.uint32(seed))
+    import jax
+
+    key = jax.random.key(jax.numpy.uint32(seed))
     keys = (jax.random.fold_in(key, 2 * stage + stream) for stream in range(2))
     return Streams(*map(jax.random.normal, keys, shapes))
 
@@ -153,7 +156,7 @@ def open_latents(path: Path) -> LatentsFile:
     return latents
 
 
-def save_latents(latents: Streams[jax.Array | np.ndarray], path: Path, metadata: Mapping[str, str]) -> None:
+def save_latents(latents: "Streams[jax.Array | np.ndarray]", path: Path, metadata: Mapping[str, str]) -> None:
     """Write one video's latents as float32 `video` and `audio`, under a temporary name until they are complete. Raises
     `RunError` where they cannot be written."""
     write_tensors(path, {name: np.asarray(stream) for name, stream in latents._asdict().items()}, metadata)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from diffusers.pipelines.ltx2 import LTX2LatentUpsamplePipeline
 
-from ltx2_cli.diffusion.geometry import adain, tone_map
+from ltx2_cli.models.upsampler import adain, tone_map
 
 
 def normal(seed: int, *shape: int) -> np.ndarray:
