@@ -64,6 +64,17 @@ def read_tensors(path: Path, content: str, hint: str) -> tuple[dict[str, np.ndar
     return tensors, metadata
 
 
+def misfits(tensors: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
+    """What of these tensors is missing, or is not finite float32 numbers of its shape."""
+    for name, shape in shapes.items():
+        if (array := tensors.get(name)) is None:
+            yield f"there is no `{name}`"
+        elif array.shape != shape or array.dtype != np.float32:
+            yield f"`{name}` is {array.dtype} {array.shape}, not float32 {shape}"
+        elif not np.isfinite(array).all():
+            yield f"`{name}` is not finite"
+
+
 def checksum(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> str:
     """The CRC-32 of contiguous tensors and of all metadata but the checksum, in any order."""
     total = 0

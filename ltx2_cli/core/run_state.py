@@ -25,7 +25,7 @@ from ltx2_cli.request.layers import MAX_TEXT, ConfigLayer, read_text
 from ltx2_cli.request.profiles import OUTPUT_KEYS, PROVENANCE, read_spec, to_yaml
 from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.request.validation import MAX_FPS
-from ltx2_cli.tensor_file import CHECKSUM, read_tensors, write_tensors
+from ltx2_cli.tensor_file import CHECKSUM, misfits, read_tensors, write_tensors
 
 Contexts = Mapping[str, Streams[jax.Array | np.ndarray]]  # by the name of the connectors that made them
 
@@ -122,7 +122,10 @@ class SavedRun:
         shapes = _shapes(plan, self.place, names)
         if shapes is None or len(self.history) not in (0, len(plan.seeds)):
             raise _damaged(self.path, "it does not say how far the run is")
-        _check_tensors(self.path, self.tensors, shapes)
+        if surplus := sorted(self.tensors.keys() - shapes.keys()):
+            raise _damaged(self.path, f"its `{surplus[0]}` has no place in the run")
+        for misfit in misfits(self.tensors, shapes):
+            raise _damaged(self.path, misfit)
         streams = {name: Streams(*(self.tensors[f"{name}.{stream}"] for stream in Streams._fields)) for name in names}
         contexts = {
             name.removeprefix(TEXT): Streams(*(array.astype(plan.dtype.value) for array in arrays))
@@ -209,20 +212,6 @@ def _shapes(plan: Plan, place: tuple[int, int, int, int], names: set[str]) -> di
 def _by_stream(streams: Mapping[str, Streams[Any] | None]) -> dict[str, Any]:
     present = {name: pair._asdict() for name, pair in streams.items() if pair is not None}
     return {f"{name}.{stream}": value for name, pair in present.items() for stream, value in pair.items()}
-
-
-def _check_tensors(path: Path, tensors: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise `UsageError` unless these are float32 numbers of these shapes, all of them and no others."""
-    if surplus := sorted(tensors.keys() - shapes.keys()):
-        raise _damaged(path, f"its `{surplus[0]}` has no place in the run")
-    for name, shape in shapes.items():
-        if name not in tensors:
-            raise _damaged(path, f"there is no `{name}`")
-        array = tensors[name]
-        if array.shape != shape or array.dtype != np.float32:
-            raise _damaged(path, f"its `{name}` is {array.dtype} {array.shape}, not float32 {shape}")
-        if not np.isfinite(array).all():
-            raise _damaged(path, f"its `{name}` is not finite")
 
 
 # What is written

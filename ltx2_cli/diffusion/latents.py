@@ -17,7 +17,7 @@ from ltx2_cli.diffusion.geometry import Geometry, VAECompression
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.request.validation import MAX_FPS, MAX_FRAMES, MAX_SIDE
-from ltx2_cli.tensor_file import CHECKSUM, open_tensors, read_tensors, write_tensors
+from ltx2_cli.tensor_file import CHECKSUM, misfits, open_tensors, read_tensors, write_tensors
 
 if TYPE_CHECKING:
     import jax
@@ -81,17 +81,9 @@ def read_noise(path: str, shapes: Streams[Shape]) -> Streams[np.ndarray]:
     if "stage" in metadata:
         hint = f"{NOISE_FILE}; `ltx2 upsample` goes on from latents"
         raise UsageError(f"{path} holds the latents of a clip, no noise", hint)
-    problems = []
-    for name, shape in shapes._asdict().items():
-        if (noise := tensors.get(name)) is None:
-            problems.append(f"no `{name}`")
-        elif noise.shape != shape or noise.dtype != np.float32:
-            problems.append(f"`{name}` is {noise.dtype} {noise.shape}, not float32 {shape}")
-    if problems:
+    if problems := [*misfits(tensors, shapes._asdict())]:
         raise UsageError(f"the noise file {path} does not fit this clip: {'; '.join(problems)}", NOISE_FILE)
     for name in Streams._fields:
-        if not np.isfinite(tensors[name]).all():
-            raise UsageError(f"the noise file {path} holds values that are not finite", NOISE_FILE)
         if tensors[name].std() < MIN_NOISE_STD:
             raise UsageError(
                 f"the `{name}` of the noise file {path} is nearly the same everywhere, no noise", NOISE_FILE

@@ -240,6 +240,6 @@ def test_noise_of_wrong_shape_is_refused(checkpoint: Checkpoint, tmp_path: Path)
     path = tmp_path / "noise.safetensors"
     save_file({"video": np.zeros((1, 8, 2, 2, 3), np.float32)}, path)
     with pytest.raises(
-        UsageError, match=r"`video` is float32 \(1, 8, 2, 2, 3\), not float32 \(1, 8, 2, 2, 2\); no `audio`"
+        UsageError, match=r"`video` is float32 \(1, 8, 2, 2, 3\), not float32 \(1, 8, 2, 2, 2\); there is no `audio`"
     ):
         final_latents(resolve(replace(plan_of(checkpoint, SMALL, 3).spec, initial_noise=str(path))))
