@@ -22,7 +22,6 @@ TOWER = (
         "distributed",
         "files",
         "units",
-        "tensor_file",
         "interrupts",
     },
     {"weights", "diffusion"},

@@ -15,9 +15,8 @@ from jax.sharding import NamedSharding, Sharding
 from ltx2_cli.core.components import CONNECT, ENCODE, Components, abstract_network, in_float32, memory_for
 from ltx2_cli.core.programs import UNDIAGNOSABLE, Program, as_abstract, jitted
 from ltx2_cli.core.report import Report
-from ltx2_cli.diffusion.denoise import GuidanceWeights, Pass, denoise, traced_weights
+from ltx2_cli.diffusion.denoise import GuidanceWeights, Pass, denoise, pad_sigmas, traced_weights
 from ltx2_cli.diffusion.latents import Shape, noise, pack
-from ltx2_cli.diffusion.schedule import pad_sigmas
 from ltx2_cli.errors import NotFiniteError
 from ltx2_cli.models.connectors import TextConnectors
 from ltx2_cli.models.gemma import Gemma, Tokens, tokenise

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ltx2_cli.diffusion.denoise import Schedule
 from ltx2_cli.diffusion.geometry import LatentScale, VAECompression
-from ltx2_cli.diffusion.schedule import Schedule
 from ltx2_cli.models.audio_vae import AudioVAEArch
 from ltx2_cli.models.config import LTX2, LTX2_3, NetworkArch
 from ltx2_cli.models.video_vae import VideoVAEArch

@@ -13,7 +13,7 @@ from typing import Any, cast
 import jax
 from tokenizers import Tokenizer
 
-from ltx2_cli.diffusion.schedule import Schedule
+from ltx2_cli.diffusion.denoise import Schedule
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.networks import Checkpoint

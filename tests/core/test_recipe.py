@@ -14,8 +14,7 @@ from clips import Checkpoint
 from ltx2_cli import load, read_spec, resolve
 from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import make_latents
-from ltx2_cli.diffusion.denoise import Pass
-from ltx2_cli.diffusion.schedule import Schedule
+from ltx2_cli.diffusion.denoise import Pass, Schedule
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.networks import PRESETS

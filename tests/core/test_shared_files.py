@@ -18,14 +18,13 @@ from ltx2_cli.cli.replay import find_source, read_clip
 from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import load, write
 from ltx2_cli.core.run_state import RunCheckpointer, RunGoal, RunState, SavedRun, open_saved_run
-from ltx2_cli.diffusion.latents import open_latents, save_latents
+from ltx2_cli.diffusion.latents import CHECKSUM, checksum, open_latents, save_latents, write_tensors
 from ltx2_cli.errors import UsageError
 from ltx2_cli.outputs import Product
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.layers import ConfigLayer
 from ltx2_cli.request.profiles import read_spec, to_yaml
 from ltx2_cli.request.spec import RunSpec, Streams
-from ltx2_cli.tensor_file import CHECKSUM, checksum, write_tensors
 from ltx2_cli.weights.checkpoint import read_header, read_json
 from other_process import other_process
 from program import run_program
@@ -191,10 +190,10 @@ DAMAGE = {
     "rate": ({"goal": '["clips", [[[1, 2, 3, 4, 5], [1, 2, 3, 4]], "fast"]]'}, "how far the run is"),
     "surplus": ({"foo": np.zeros(1, np.float32)}, "its `foo` has no place in the run"),
     "half": ({"current.audio": None}, "there is no `current.audio`"),
-    "shape": ({"current.video": np.zeros((1, 3, 8), np.float32)}, "its `current.video` is float32 (1, 3, 8), not"),
-    "dtype": ({"current.video": np.zeros((1, 8, 8), np.float64)}, "its `current.video` is float64"),
-    "values": ({"current.audio": np.nan}, "its `current.audio` is not finite"),
-    "contexts": ({"contexts.connectors.video": np.zeros((1, 2, 3), np.float32)}, "its `contexts.connectors.video` is"),
+    "shape": ({"current.video": np.zeros((1, 3, 8), np.float32)}, "`current.video` is float32 (1, 3, 8), not"),
+    "dtype": ({"current.video": np.zeros((1, 8, 8), np.float64)}, "`current.video` is float64"),
+    "values": ({"current.audio": np.nan}, "`current.audio` is not finite"),
+    "contexts": ({"contexts.connectors.video": np.zeros((1, 2, 3), np.float32)}, "`contexts.connectors.video` is"),
 }
 
 
@@ -250,7 +249,7 @@ def test_a_damaged_run_is_an_error_of_one_sentence(
 def test_a_run_of_another_size_is_refused(begun: tuple[Path, Plan], checkpoint: Checkpoint) -> None:
     path, _ = begun
     other = plan_of(checkpoint, SMALL._replace(size=Size(9, 96, 64, 24.0)), 3)
-    with pytest.raises(UsageError, match=r"its `current\.video` is float32 "):
+    with pytest.raises(UsageError, match=r"`current\.video` is float32 "):
         open_saved_run(path).progress(other)
 
 

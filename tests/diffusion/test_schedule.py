@@ -8,7 +8,7 @@ import pytest
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.pipelines.ltx2.pipeline_ltx2 import calculate_shift
 
-from ltx2_cli.diffusion.schedule import MAX_STEPS, Schedule, pad_sigmas
+from ltx2_cli.diffusion.denoise import MAX_STEPS, Schedule, pad_sigmas
 
 PUBLISHED = Schedule(True, 1.0, 0.95, 2.05, 1024, 4096, 0.1)
 SCHEDULES = [
