@@ -49,9 +49,9 @@ def _remedies(activity: str, plan: Plan) -> Iterator[str]:
         yield "--text-encoder-dtype bfloat16"
     if activity == ENCODE and plan.text.at_once > 1:
         yield "--set sharding.use_batched_text_encoder=false"
-    if plan.keep_resident and not text_encoder:
+    if plan.spec.keep_resident and not text_encoder:
         yield "--set keep_resident=false"
-    if LOAD in activity and not text_encoder and plan.dtype is DType.float32:
+    if LOAD in activity and not text_encoder and plan.spec.dtype is DType.float32:
         yield "--dtype bfloat16"
     if activity in (ENCODE, CONNECT) and plan.text.tokens > SHORT_TEXT:
         yield f"--set max_sequence_length={SHORT_TEXT}"
@@ -66,7 +66,7 @@ def _remedies(activity: str, plan: Plan) -> Iterator[str]:
 
 def in_float32(plan: Plan) -> str:
     """What to type where a network overflows."""
-    if plan.dtype is DType.float32:
+    if plan.spec.dtype is DType.float32:
         return "other weights: these overflow even in float32"
     return "--dtype float32 has the range it needs"
 
@@ -95,7 +95,7 @@ class Components:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
             self.compilations.clear()
-            for name in self.kept if not self.plan.keep_resident else ():
+            for name in self.kept if not self.plan.spec.keep_resident else ():
                 self.resident.pop(name, None)
             self.kept = frozenset()
 
@@ -117,7 +117,7 @@ class Components:
                     wait([compiled])
             compiled.result()
         needed_later = name == DENOISER and any(stage.network == REFINER for stage in self.plan.stages)
-        if self.plan.keep_resident or needed_later or name in self.kept:
+        if self.plan.spec.keep_resident or needed_later or name in self.kept:
             self.resident[name] = module
         try:
             yield module

@@ -47,7 +47,7 @@ def encode(plan: Plan, names: Iterable[str], components: Components, report: Rep
         with memory_for(CONNECT, plan), components.use(name, report) as connectors, report.stage("connect text"):
             mask = to_devices(tokens.mask, plan.sharding.replicated)
             contexts[name], finite = _connector_program(plan, name)(connectors, states, mask)
-            _check_finite([finite], "text connectors", plan.dtype)
+            _check_finite([finite], "text connectors", plan.spec.dtype)
     return contexts
 
 

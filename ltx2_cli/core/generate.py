@@ -51,7 +51,7 @@ def upsample(
             for picture in to_devices([video[None] for video in latents.video], plan.sharding.replicated)
         ]
         if not all(np.isfinite(video).all() for video in videos):
-            raise NotFiniteError(f"the upsampled latents are not finite in {plan.dtype.value}", in_float32(plan))
+            raise NotFiniteError(f"the upsampled latents are not finite in {plan.spec.dtype.value}", in_float32(plan))
         return Streams(np.concatenate(videos), _lasting(latents.audio, stage.geometry.audio_frames))
 
 
@@ -156,7 +156,7 @@ def _audio_program(plan: Plan) -> Program:
 def _on_first_host(output: tuple[jax.Array, jax.Array], what: str, plan: Plan) -> np.ndarray | None:
     decoded, finite = output
     if not to_host(finite).all():
-        raise NotFiniteError(f"the decoded {what} is not finite in {plan.dtype.value}", in_float32(plan))
+        raise NotFiniteError(f"the decoded {what} is not finite in {plan.spec.dtype.value}", in_float32(plan))
     return to_first_host(decoded)
 
 

@@ -5,7 +5,6 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -33,17 +32,10 @@ START = RunState()
 DECODED = {Product.clips: BOTH, Product.latents: Streams(False, False), Product.drafts: Streams(True, False)}
 
 
-class _Record(NamedTuple):
-    """A video's metadata, from which it can be decoded, continued or repeated, and its record."""
-
-    metadata: Mapping[str, str]  # of its latents and its mp4
-    page: str  # the record beside it
-
-
 def load(plan: Plan) -> Components:
     """The plan's networks, each loaded when it is first needed. From here on this process keeps its compiled programs
     where the request says. Raises `UsageError` where it cannot."""
-    enable_compilation_cache(plan.compile_cache)
+    enable_compilation_cache(plan.spec.compile_cache)
     return Components(plan)
 
 
@@ -142,7 +134,7 @@ def write(
             records = dict(zip(rows, new_records, strict=first))
             for row, file in list(enumerate(latents_paths(plan.spec)))[rows.start : rows.stop] if first else ():
                 latents = unpack(_rows(state, range(row, row + 1)), plan.latent_shapes)
-                save_latents(latents, file, records[row].metadata)
+                save_latents(latents, file, records[row][0])
                 if product is not Product.clips:
                     yield file, []
             if product is Product.drafts:
@@ -152,9 +144,10 @@ def write(
             for clip, row in zip(clips, rows, strict=False):
                 path, written = output_paths(plan.spec)[row], row + 1
                 if first:
+                    metadata, page = records[row]
                     with report.stage(WRITE):
-                        write_mp4(clip, path, records[row].metadata)
-                        write_record(record_path(path), records[row].page)
+                        write_mp4(clip, path, metadata)
+                        write_record(record_path(path), page)
                 keep_written(state)
                 if first:
                     yield path, findings(clip)
@@ -176,7 +169,8 @@ def _write_sheet(
         pass
 
 
-def _records(plan: Plan, report: Report, state: RunState, rows: range) -> Iterator[_Record]:
+def _records(plan: Plan, report: Report, state: RunState, rows: range) -> Iterator[tuple[Mapping[str, str], str]]:
+    """Of each video the metadata, from which it can be decoded, continued or repeated, and the record beside it."""
     files: Mapping[str, str] = {}
     try:
         files = digests(input_files(plan), quick_digest)  # those that are known by now: no clip waits for others
@@ -190,7 +184,7 @@ def _records(plan: Plan, report: Report, state: RunState, rows: range) -> Iterat
     facts |= dict(zip(SIZE, map(str, size), strict=True))
     for spec, past in zip(single_specs(plan.spec)[rows.start : rows.stop], history, strict=True):
         record, page = (to_yaml(spec, provenance(plan, files, text)) for text in (past, without_sketches(past)))
-        yield _Record({**facts, "record": record}, page)
+        yield {**facts, "record": record}, page
 
 
 def decode_file(

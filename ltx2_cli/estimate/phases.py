@@ -109,7 +109,7 @@ def phase_memory(plan: Plan, phases: Collection[str]) -> dict[str, PhaseMemory]:
     """What each of these phases needs of a device. Where latents are upsampled, the first stage's denoiser stays for
     the second. A CPU reads weights into their place; other devices receive some while they hold others."""
     sizes, found = weight_bytes(plan), {}
-    resident = sum(sizes.values()) if plan.keep_resident else 0
+    resident = sum(sizes.values()) if plan.spec.keep_resident else 0
     moving = 0 if plan.sharding.mesh.devices.flat[0].platform == "cpu" else ON_THE_WAY * CHUNK
     for phase in phases:
         names = (*PHASES[phase], DENOISER) if phase == UPSAMPLE and DENOISE in phases else PHASES[phase]
@@ -129,12 +129,12 @@ def activation_bytes(plan: Plan, phase: str) -> int:
             scores = SCORE_COPIES * FLOAT32 * text.at_once * heads * text.tokens**2
             return 2 * states * _itemsize(text.dtype) + scores
         case "connect":  # the result, its features in float32, and as many scaled for each stream
-            scaled = _itemsize(plan.dtype) if plan.arch.connectors.per_modality_projections else 0
+            scaled = _itemsize(plan.spec.dtype) if plan.arch.connectors.per_modality_projections else 0
             return states * (_itemsize(text.dtype) + FLOAT32 + scaled)
         case "upsample":  # whole on every device; the widest activation is that at the larger size
             assert plan.networks.upsampler is not None
             (channels,) = plan.networks.upsampler.norm_in.scale.get_value().shape
-            return LIVE_UPSAMPLER * math.prod(plan.latent_shapes.video[2:]) * channels * _itemsize(plan.dtype)
+            return LIVE_UPSAMPLER * math.prod(plan.latent_shapes.video[2:]) * channels * _itemsize(plan.spec.dtype)
         case "decode":
             return plan.decoding.bytes
     return _denoise_bytes(plan, stage_of(plan, phase))
@@ -142,7 +142,7 @@ def activation_bytes(plan: Plan, phase: str) -> int:
 
 def _denoise_bytes(plan: Plan, stage: Stage) -> int:
     """A stage's loop: what is read of the text, rotary tables, latents, and the activations of one layer."""
-    arch, itemsize = plan.arch.transformer, _itemsize(plan.dtype)
+    arch, itemsize = plan.arch.transformer, _itemsize(plan.spec.dtype)
     streams, audio_width = arch.streams, arch.streams.audio.width
     text_channel = len(plan.prompts) * plan.text.tokens * itemsize
     text = text_channel * sum(stream.text_width for stream in streams)

@@ -53,19 +53,16 @@ class TextPlan(NamedTuple):
 class Plan(Declared):
     """Everything a run needs to know before it reads a weight."""
 
-    spec: RunSpec  # the complete request, for records and the names of files
+    spec: RunSpec  # the complete request
     arch: Arch
     sharding: ShardingPlan  # of all but the denoisers
     prompts: tuple[str, ...]  # distinct: the prompt, then the negative prompt if a pass reads it
     text: TextPlan
     stages: tuple[Stage, ...]
     decoding: DecodePlan
-    dtype: DType  # of all networks but the text encoder
     seeds: tuple[int, ...]  # of each video
     batch_size: int  # videos that are made at once
     replicated: tuple[str, ...]  # the networks whose weights lie whole on every device
-    keep_resident: bool  # networks stay in memory after their phase
-    compile_cache: str | None
     warnings: tuple[str, ...]  # sentences about what is legal but probably unintended
 
     def network(self, name: str) -> Any:
@@ -95,7 +92,7 @@ class Plan(Declared):
 
 def decodes_beside(plan: Plan) -> bool:
     """Whether the decoders fit in memory beside the denoisers, so that clips are decoded batch by batch."""
-    room = free_bytes(plan.keep_resident, plan.networks, plan.sharding, (DENOISER, *DECODERS))
+    room = free_bytes(plan.spec.keep_resident, plan.networks, plan.sharding, (DENOISER, *DECODERS))
     return len(plan.batches) > 1 and room >= plan.decoding.bytes
 
 
@@ -200,12 +197,9 @@ def build_plan(
         text=TextPlan(spec.max_sequence_length, at_once, spec.text_encoder_dtype, spec.compile_text_encoder),
         stages=all_stages,
         decoding=decoding,
-        dtype=spec.dtype,
         seeds=spec.seeds,
         batch_size=spec.num_videos,
         replicated=DECODERS if spec.sharding.replicate_vae else (),
-        keep_resident=spec.keep_resident,
-        compile_cache=spec.compile_cache,
         warnings=warnings,
     )
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,25 +15,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ltx2_cli.weights.checkpoint import DTYPES, Index, TensorFiles
 from ltx2_cli.weights.declare import Shape, Weight
+from ltx2_cli.weights.lora import LoraDelta
 
 SMALL = 2**22  # bytes: a smaller array crosses once for each device, which takes less time than a program to gather it
 Place = NamedSharding | Format
 Placement = Callable[[Weight], Place]
 Factors = tuple[jax.Array, jax.Array]  # float32 a [rank, in] and b [out, rank]; b·a is added to a matrix as on disk
-
-
-class LowRank(Protocol):
-    """A matrix to be added to one tensor."""
-
-    @property
-    def rank(self) -> int:
-        """The inner dimension of its factors."""
-
-    def read(self) -> tuple[np.ndarray, np.ndarray]:
-        """Its factors, float32 a [rank, in] and b [out, rank]; the matrix is b·a."""
-
-
-Additions = Mapping[str, LowRank]  # by tensor
+Additions = Mapping[str, LoraDelta]  # by tensor
 
 
 def sharding_of(place: Place) -> NamedSharding:
