@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,14 +35,6 @@ FRAMES = "frames"
 KINDS = "FILE.mp4, FILE.wav, FILE.png for some frames, or FOLDER/ for all as PNGs"
 
 
-@dataclass(frozen=True)
-class Job:
-    """Latents that are upsampled in one run, and its request."""
-
-    files: Sequence[LatentsFile]
-    spec: RunSpec
-
-
 def upsample(options: Upsample, session: Session) -> None:
     """Make the clips, or only their latents, and print the paths."""
     product = Product.latents if options.latents_only else Product.clips
@@ -53,18 +45,19 @@ def upsample(options: Upsample, session: Session) -> None:
         for file in files:
             if not (options.prompt or options.no_refine or options.config or "record" in file.metadata):
                 raise UsageError(f"{file.path} does not say what it shows", '--prompt "...", or --no-refine')
-        jobs = [Job(group, _spec(group, options)) for group in _groups(files, options)]
-        for job in jobs:
-            facts |= {f"{job.files[0].path.name}: {key}": value for key, value in request_facts(job.spec).items()}
+        jobs = [(group, _spec(group, options)) for group in _groups(files, options)]
+        specs = [spec for _, spec in jobs]
+        for (first, *_), spec in jobs:
+            facts |= {f"{first.path.name}: {key}": value for key, value in request_facts(spec).items()}
         facts |= {**file_facts(file.path for file in files), "latents_only": str(options.latents_only)}
         if session.hosts.first:
-            reads = [*(file.path for file in files), *read_files(jobs[0].spec)]
-            written = [file for job in jobs for file in (*outputs(job.spec, product), run_file(job.spec))]
+            reads = [*(file.path for file in files), *read_files(specs[0])]
+            written = [file for spec in specs for file in (*outputs(spec, product), run_file(spec))]
             check_outputs(written, [*reads, *([options.config] if options.config else [])], options.force)
             session.reserve(written)
     session.start()
-    flaws = [flaw for job in jobs for flaw in _execute(session, job, options, product)]
-    session.finish([file for job in jobs for file in outputs(job.spec, product)], flaws)
+    flaws = [flaw for group, spec in jobs for flaw in _execute(session, group, spec, options, product)]
+    session.finish([file for spec in specs for file in outputs(spec, product)], flaws)
 
 
 def _groups(files: Sequence[LatentsFile], options: Upsample) -> list[list[LatentsFile]]:
@@ -109,8 +102,10 @@ def merged_request(files: Sequence[LatentsFile], specs: Sequence[RunSpec]) -> Ru
     return merged
 
 
-def _execute(session: Session, job: Job, options: Upsample, product: Product) -> list[str]:
-    """Print the paths of a job's clips, or of their latents; returns the clips' flaws."""
+def _execute(
+    session: Session, files: Sequence[LatentsFile], spec: RunSpec, options: Upsample, product: Product
+) -> list[str]:
+    """Print the paths of a run's clips, or of their latents; returns the clips' flaws."""
     from ltx2_cli.cli.execute import OF_LATENTS, agreed_plan, execute
     from ltx2_cli.core.run import load, state_from_latents
     from ltx2_cli.core.run_state import RunCheckpointer, RunGoal
@@ -118,17 +113,17 @@ def _execute(session: Session, job: Job, options: Upsample, product: Product) ->
     from ltx2_cli.plan.stages import InitialLatents
 
     def check(plan: "Plan") -> None:
-        check_distinct(outputs(job.spec, product), input_files(plan))
-        for file in job.files:
-            check_source(file, plan, job.spec.fps)
+        check_distinct(outputs(spec, product), input_files(plan))
+        for file in files:
+            check_source(file, plan, spec.fps)
 
-    source = InitialLatents(job.files[0].shapes, job.spec.fps)
-    request = Request(job.spec, find_devices(), source, product, fixed=OF_LATENTS)
+    source = InitialLatents(files[0].shapes, spec.fps)
+    request = Request(spec, find_devices(), source, product, fixed=OF_LATENTS)
     plan = agreed_plan(session, request, check)
     goal, keep = RunGoal(product, source), (options.resumable, options.keep_every)
     checkpointer = RunCheckpointer(run_file(plan.spec).path, plan, goal, session.report, *keep)
-    history = tuple(source_history(file, job.spec.fps) for file in job.files)
-    return execute(checkpointer, load(plan), state_from_latents([file.read() for file in job.files], history))
+    history = tuple(source_history(file, spec.fps) for file in files)
+    return execute(checkpointer, load(plan), state_from_latents([file.read() for file in files], history))
 
 
 def decode(options: Decode, session: Session) -> None:

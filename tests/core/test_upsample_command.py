@@ -1,5 +1,6 @@
 """`ltx2 upsample`: from latents of a first stage, or of any clip, to larger ones and their video."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,9 @@ from safetensors.numpy import load_file, save_file
 
 from clips import PROMPT, Checkpoint
 from ltx2_cli.cli import latents as command
-from ltx2_cli.cli.latents import Job
-from ltx2_cli.diffusion.latents import open_latents
+from ltx2_cli.diffusion.latents import LatentsFile, open_latents
 from ltx2_cli.media import open_video
+from ltx2_cli.request.spec import RunSpec
 from parity import randomise
 from program import run_program
 
@@ -131,8 +132,8 @@ def test_upsampled_files_are_named_after_their_latents(
         file.write_bytes((made / "first.safetensors").read_bytes())
     runs: list[list[str]] = []
 
-    def execute(session: object, job: Job, *_: object) -> list[str]:
-        runs.append([job.spec.output or "", *(file.path.name for file in job.files)])
+    def execute(session: object, files: Sequence[LatentsFile], spec: RunSpec, *_: object) -> list[str]:
+        runs.append([spec.output or "", *(file.path.name for file in files)])
         return []
 
     monkeypatch.setattr(command, "_execute", execute)
