@@ -45,15 +45,15 @@ def _remedies(activity: str, plan: Plan) -> Iterator[str]:
     gpu = plan.sharding.mesh.devices.flat[0].platform == "gpu"
     if gpu and memory_fraction() <= DEFAULT_FRACTION:  # jax reserves only a part
         yield f"{fraction_variable()}=.95 before the command, for more than {memory_fraction():.0%} of the memory"
-    if (activity == ENCODE or text_encoder) and plan.text.dtype is DType.float32:
+    if (activity == ENCODE or text_encoder) and plan.spec.text_encoder_dtype is DType.float32:
         yield "--text-encoder-dtype bfloat16"
-    if activity == ENCODE and plan.text.at_once > 1:
+    if activity == ENCODE and plan.prompts_at_once > 1:
         yield "--set sharding.use_batched_text_encoder=false"
     if plan.spec.keep_resident and not text_encoder:
         yield "--set keep_resident=false"
     if LOAD in activity and not text_encoder and plan.spec.dtype is DType.float32:
         yield "--dtype bfloat16"
-    if activity in (ENCODE, CONNECT) and plan.text.tokens > SHORT_TEXT:
+    if activity in (ENCODE, CONNECT) and plan.spec.max_sequence_length > SHORT_TEXT:
         yield f"--set max_sequence_length={SHORT_TEXT}"
     if activity in (UPSAMPLE, DENOISE):
         if plan.batch_size > 1:

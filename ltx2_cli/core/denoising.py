@@ -38,10 +38,10 @@ from ltx2_cli.weights.load import not_finite
 
 def encode(plan: Plan, names: Iterable[str], components: Components, report: Report) -> dict[str, Streams[jax.Array]]:
     """By the names of connectors, the context of each stream for the plan's prompts, [prompts, tokens, width]."""
-    tokens = tokenise(plan.checkpoint.tokenizer, plan.prompts, plan.text.tokens)
+    tokens = tokenise(plan.checkpoint.tokenizer, plan.prompts, plan.spec.max_sequence_length)
     for prompt, truncated in zip(plan.prompts, tokens.truncated, strict=True):
         if truncated:
-            report.note(f"only the first {plan.text.tokens} tokens are read of: {prompt[:40]}…")
+            report.note(f"only the first {plan.spec.max_sequence_length} tokens are read of: {prompt[:40]}…")
     states, contexts = _hidden_states(tokens, plan, components, report), {}
     for name in names:
         with memory_for(CONNECT, plan), components.use(name, report) as connectors, report.stage("connect text"):
@@ -54,7 +54,7 @@ def encode(plan: Plan, names: Iterable[str], components: Components, report: Rep
 def text_programs(plan: Plan, names: Iterable[str]) -> list[Program]:
     """The programs that `encode` runs. Raises `UsageError` for a text encoder that cannot be computed."""
     plan.networks.text_encoder.check()  # now, in this thread: others lower the programs
-    encoder = [_encoder_program(plan)] if plan.text.compiled else []
+    encoder = [_encoder_program(plan)] if plan.spec.compile_text_encoder else []
     return [*encoder, *(_connector_program(plan, name) for name in names)]
 
 
@@ -68,7 +68,7 @@ def _encoder_program(plan: Plan) -> Program:
     """Tokens and mask [prompts, tokens] to hidden states, and whether they are finite."""
 
     def arguments() -> tuple[Any, ...]:
-        shape = (plan.text.at_once, plan.text.tokens)
+        shape = (plan.prompts_at_once, plan.spec.max_sequence_length)
         tokens = as_abstract((np.empty(shape, np.int32), np.empty(shape, bool)), plan.sharding.replicated)
         return abstract_network(plan, "text_encoder"), *tokens
 
@@ -80,23 +80,23 @@ def _connector_program(plan: Plan, name: str) -> Program:
     """Hidden states of each batch of prompts and the mask of all to contexts, and whether they are finite."""
 
     def arguments() -> tuple[Any, ...]:
-        encoder, text, where = plan.checkpoint.text_encoder, plan.text, plan.sharding.replicated
-        shape = (text.at_once, encoder.states, text.tokens, encoder.hidden_size)
-        part = jax.ShapeDtypeStruct(shape, text.dtype.value, sharding=where)
-        mask = jax.ShapeDtypeStruct((len(plan.prompts), text.tokens), bool, sharding=where)
-        return abstract_network(plan, name), [part] * (len(plan.prompts) // text.at_once), mask
+        encoder, spec, where = plan.checkpoint.text_encoder, plan.spec, plan.sharding.replicated
+        shape = (plan.prompts_at_once, encoder.states, spec.max_sequence_length, encoder.hidden_size)
+        part = jax.ShapeDtypeStruct(shape, spec.text_encoder_dtype.value, sharding=where)
+        mask = jax.ShapeDtypeStruct((len(plan.prompts), spec.max_sequence_length), bool, sharding=where)
+        return abstract_network(plan, name), [part] * (len(plan.prompts) // plan.prompts_at_once), mask
 
     function = jitted(_connect, plan.sharding.replicated, plan.sharding)
     return Program(name.replace("_", " "), name, function, arguments)
 
 
 def _hidden_states(tokens: Tokens, plan: Plan, components: Components, report: Report) -> list[jax.Array]:
-    run = _encoder_program(plan) if plan.text.compiled else partial(_states, where=plan.sharding.replicated)
-    batches = [slice(row, row + plan.text.at_once) for row in range(0, len(tokens.ids), plan.text.at_once)]
+    run = _encoder_program(plan) if plan.spec.compile_text_encoder else partial(_states, where=plan.sharding.replicated)
+    batches = [slice(row, row + plan.prompts_at_once) for row in range(0, len(tokens.ids), plan.prompts_at_once)]
     with memory_for(ENCODE, plan), components.use("text_encoder", report) as encoder, report.stage("encode text"):
         arrays = to_devices([(tokens.ids[rows], tokens.mask[rows]) for rows in batches], plan.sharding.replicated)
         parts = [run(encoder, ids, mask) for ids, mask in arrays]
-        _check_finite([finite for _, finite in parts], "text encoder", plan.text.dtype)
+        _check_finite([finite for _, finite in parts], "text encoder", plan.spec.text_encoder_dtype)
         return [states for states, _ in parts]
 
 

@@ -205,13 +205,14 @@ def record(estimate: Estimate) -> dict[str, Any]:
 
 def _stage_record(plan: Plan, estimate: StageEstimate) -> dict[str, Any]:
     stage, forward, geometry, scale = estimate.stage, estimate.forward, estimate.stage.geometry, plan.arch.compression
+    tokens = geometry.video_tokens, geometry.audio_frames, plan.spec.max_sequence_length
     weights_alone = {"arguments_bytes": estimate.weights, "temporaries_bytes": None, "peak_bytes": None}
     return {
         "width": geometry.width * scale.pixels,
         "height": geometry.height * scale.pixels,
         "num_frames": (geometry.frames - 1) * scale.frames + 1,
         "mesh": dict(stage.sharding.mesh.shape),
-        "tokens": {"video": geometry.video_tokens, "audio": geometry.audio_frames, "text": plan.text.tokens},
+        "tokens": dict(zip(("video", "audio", "text"), tokens, strict=True)),
         "passes": [guidance_pass.name.lower() for guidance_pass in stage.passes],
         "steps": stage.steps,
         "memory": asdict(forward.memory) if forward else weights_alone,

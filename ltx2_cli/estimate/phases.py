@@ -120,17 +120,17 @@ def phase_memory(plan: Plan, phases: Collection[str]) -> dict[str, PhaseMemory]:
 
 def activation_bytes(plan: Plan, phase: str) -> int:
     """Estimate of what a phase needs of a device beside its weights: activations, inputs and results."""
-    encoder, text = plan.checkpoint.text_encoder, plan.text
+    encoder, spec = plan.checkpoint.text_encoder, plan.spec
     # The numbers in the text encoder's result for all prompts: the embeddings, and the state behind each layer.
-    states = len(plan.prompts) * text.tokens * encoder.hidden_size * encoder.states
+    states = len(plan.prompts) * spec.max_sequence_length * encoder.hidden_size * encoder.states
     match phase:
         case "encode":  # the result, twice while it is stacked, and attention scores
             heads = -(-encoder.num_attention_heads // plan.sharding.parts("heads"))
-            scores = SCORE_COPIES * FLOAT32 * text.at_once * heads * text.tokens**2
-            return 2 * states * _itemsize(text.dtype) + scores
+            scores = SCORE_COPIES * FLOAT32 * plan.prompts_at_once * heads * spec.max_sequence_length**2
+            return 2 * states * _itemsize(spec.text_encoder_dtype) + scores
         case "connect":  # the result, its features in float32, and as many scaled for each stream
             scaled = _itemsize(plan.spec.dtype) if plan.arch.connectors.per_modality_projections else 0
-            return states * (_itemsize(text.dtype) + FLOAT32 + scaled)
+            return states * (_itemsize(spec.text_encoder_dtype) + FLOAT32 + scaled)
         case "upsample":  # whole on every device; the widest activation is that at the larger size
             assert plan.networks.upsampler is not None
             (channels,) = plan.networks.upsampler.norm_in.scale.get_value().shape
@@ -144,7 +144,7 @@ def _denoise_bytes(plan: Plan, stage: Stage) -> int:
     """A stage's loop: what is read of the text, rotary tables, latents, and the activations of one layer."""
     arch, itemsize = plan.arch.transformer, _itemsize(plan.spec.dtype)
     streams, audio_width = arch.streams, arch.streams.audio.width
-    text_channel = len(plan.prompts) * plan.text.tokens * itemsize
+    text_channel = len(plan.prompts) * plan.spec.max_sequence_length * itemsize
     text = text_channel * sum(stream.text_width for stream in streams)
     if not any(stream.text_modulated for stream in streams):  # with the keys and values of every layer
         split = sum(_parts(stream.width, stage, "heads") for stream in streams)
@@ -231,7 +231,7 @@ def video_decoder_flops(arch: VideoVAEArch, frames: int, height: int, width: int
 
 def forward_flops(plan: Plan, stage: Stage) -> int:
     """One forward of a stage's denoiser over all its passes, on all devices together."""
-    tokens = (stage.geometry.video_tokens, stage.geometry.audio_frames, plan.text.tokens)
+    tokens = (stage.geometry.video_tokens, stage.geometry.audio_frames, plan.spec.max_sequence_length)
     return denoiser_flops(plan.arch.transformer, *tokens, len(stage.passes) * plan.batch_size, len(plan.prompts))
 
 
@@ -242,7 +242,7 @@ def phase_flops(plan: Plan, phase: str) -> int:
         case "encode" | "connect":  # without the products of tokens in attention; a table of embeddings is looked up
             matrices = _matrices(weights(plan.network(*PHASES[phase])))
             multiplied = [matrix for matrix in matrices if "vocab" not in matrix.axes]
-            return 2 * len(plan.prompts) * plan.text.tokens * _elements(multiplied)
+            return 2 * len(plan.prompts) * plan.spec.max_sequence_length * _elements(multiplied)
         case "decode":
             return plan.batch_size * video_decoder_flops(plan.arch.video_vae, *size)
         case "upsample":  # convolutions on small latents up to where it upsamples, from there on large ones

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -18,7 +18,7 @@ from ltx2_cli.nn.attention import choose_backend
 from ltx2_cli.plan import recipe, stages
 from ltx2_cli.plan.decoding import DecodePlan, free_bytes, plan_tiling
 from ltx2_cli.plan.stages import DENOISER, REFINER, InitialLatents, LoraDeltas, Loras, Phase, SecondStage, Stage
-from ltx2_cli.request.spec import DType, RunSpec, Streams
+from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.sharding import ShardingPlan, lay_out
 from ltx2_cli.weights.checkpoint import collect, raise_all
 from ltx2_cli.weights.declare import weights
@@ -40,15 +40,6 @@ class Declared:
     lora_warnings: tuple[str, ...]
 
 
-class TextPlan(NamedTuple):
-    """How prompts are read."""
-
-    tokens: int  # of each prompt, at most
-    at_once: int  # prompts in a batch
-    dtype: DType  # of the text encoder
-    compiled: bool
-
-
 @dataclass(frozen=True)
 class Plan(Declared):
     """Everything a run needs to know before it reads a weight."""
@@ -57,7 +48,7 @@ class Plan(Declared):
     arch: Arch
     sharding: ShardingPlan  # of all but the denoisers
     prompts: tuple[str, ...]  # distinct: the prompt, then the negative prompt if a pass reads it
-    text: TextPlan
+    prompts_at_once: int  # that the text encoder reads in a batch
     stages: tuple[Stage, ...]
     decoding: DecodePlan
     seeds: tuple[int, ...]  # of each video
@@ -179,7 +170,6 @@ def build_plan(
     all_stages = stages.build_stages(spec, arch, added, second_stage, source, lay)
     decoding, room = _plan_decoding(spec, networks, all_stages[-1], sharding)
     prompts = tuple(dict.fromkeys([spec.prompt, *[spec.negative_prompt] * guided]))
-    at_once = len(prompts) if spec.sharding.use_batched_text_encoder else 1
     warnings = (
         *recipe.recipe_warnings(spec, arch),
         *recipe.unused_option_warnings(spec, arch, second_stage.upsampler.upsampling.time if second_stage else None),
@@ -194,7 +184,7 @@ def build_plan(
         arch=arch,
         sharding=sharding,
         prompts=prompts,
-        text=TextPlan(spec.max_sequence_length, at_once, spec.text_encoder_dtype, spec.compile_text_encoder),
+        prompts_at_once=len(prompts) if spec.sharding.use_batched_text_encoder else 1,
         stages=all_stages,
         decoding=decoding,
         seeds=spec.seeds,

@@ -93,7 +93,7 @@ def test_each_phase_suggests_its_remedies(phase, sentence: str, hint: str, plan:
 
 
 def test_ineffective_remedies_are_not_suggested(plan: Plan) -> None:
-    half = replace(plan, text=plan.text._replace(dtype=DType.bfloat16), spec=replace(plan.spec, keep_resident=True))
+    half = replace(plan, spec=replace(plan.spec, text_encoder_dtype=DType.bfloat16, keep_resident=True))
     with pytest.raises(RunError) as caught, memory_for(ENCODE, half):
         raise jax.errors.JaxRuntimeError(FULL)
     assert "--text-encoder-dtype" not in caught.value.hint
