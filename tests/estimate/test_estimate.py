@@ -109,7 +109,7 @@ def test_uncompiled_decoding_takes_the_estimate_of_the_plan(one: Plan) -> None:
 
 
 def test_resident_networks_count_in_every_phase(one: Plan) -> None:
-    kept = replace(one, spec=replace(one.spec, keep_resident=True), keep_resident=True)
+    kept = replace(one, spec=replace(one.spec, keep_resident=True))
     everything = sum(estimate_plan(one).weight_bytes.values())
     assert {memory.weights for memory in estimate_plan(kept).memory.values()} == {everything}
     held = estimate_plan(one).weight_bytes["transformer"]
@@ -206,7 +206,7 @@ def test_a_refusal_by_the_compiler_does_not_fit(one: Plan, slow: None) -> None:
 
 def test_dropping_resident_networks_is_suggested(one: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chips, "CHIPS", (replace(SLOW, hbm_bytes=60e9),))
-    kept = replace(one, spec=replace(one.spec, keep_resident=True), keep_resident=True)
+    kept = replace(one, spec=replace(one.spec, keep_resident=True))
     with pytest.raises(DoesNotFitError) as error:
         check(estimate_plan(kept))
     assert error.value.hint == "--set keep_resident=false"
