@@ -64,7 +64,7 @@ def as_function(verb: type[Options]) -> Callable[..., None]:
     def run(**values: object) -> None:
         options, name = verb(**values), verb.__name__.lower()
         with open_session(options) if isinstance(options, SessionOptions) else nullcontext() as session:
-            function = getattr(import_module(f"ltx2_cli.cli.{VERBS.get(verb, 'models')}"), name)
+            function = getattr(import_module(f"ltx2_cli.cli.{VERBS.get(verb, name)}"), name)
             function(options, session) if session else function(options)
 
     run.__dict__["__signature__"], run.__annotations__ = Signature(parameters), types

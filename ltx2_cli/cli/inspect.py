@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ltx2_cli.cli.generate import looks_like_safetensors
-from ltx2_cli.cli.models import UNKNOWN, lora_facts, lora_lines
+from ltx2_cli.cli.lora import UNKNOWN, lora_facts, lora_lines
 from ltx2_cli.cli.options import Info
 from ltx2_cli.console import columns, print_out
 from ltx2_cli.core.provenance import UNFINISHED, read_provenance

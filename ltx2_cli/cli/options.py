@@ -282,7 +282,7 @@ class Lora(Options):
     as_json: bool = flag(None, "As JSON, the size in bytes.", "--json")
 
 
-VERBS: dict[type[Options], str] = {  # with the modules that carry them out; `lora inspect` is in `models`
+VERBS: dict[type[Options], str] = {  # with the modules that carry them out
     Generate: "generate",
     Upsample: "latents",
     Resume: "execute",
