@@ -32,7 +32,7 @@ from ltx2_cli.models.arch import TransformerArch
 from ltx2_cli.models.config import read_arch
 from ltx2_cli.models.transformer import DenoiserInputs, PassMasks, Transformer, rope_tables
 from ltx2_cli.models.video_vae import VideoVAE, VideoVAEArch
-from ltx2_cli.nn.attention import NATIVE
+from ltx2_cli.nn.kernels import NATIVE
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.sharding import ShardingPlan, activate
 from ltx2_cli.weights.checkpoint import TensorFiles

@@ -17,7 +17,7 @@ from ltx2_cli.core.run_state import RunState, missing_contexts
 from ltx2_cli.models.arch import TransformerArch
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.video_vae import STRIDES, VideoVAEArch
-from ltx2_cli.nn.attention import SCORE_BYTES
+from ltx2_cli.nn.kernels import SCORE_BYTES
 from ltx2_cli.outputs import Product
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import DENOISER, REFINER, Stage

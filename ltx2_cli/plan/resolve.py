@@ -14,7 +14,7 @@ from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.lora import find_adapters, unmet_wishes
 from ltx2_cli.models.networks import Checkpoint, Networks, open_folder, read_single_file, read_text_encoder
 from ltx2_cli.models.upsampler import has_upsampler, open_upsampler
-from ltx2_cli.nn.attention import choose_backend
+from ltx2_cli.nn.kernels import choose_backend
 from ltx2_cli.plan import recipe, stages
 from ltx2_cli.plan.decoding import DecodePlan, free_bytes, plan_tiling
 from ltx2_cli.plan.stages import DENOISER, REFINER, InitialLatents, LoraDeltas, Loras, Phase, SecondStage, Stage

@@ -8,9 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from ltx2_cli.core import components, generate
+from ltx2_cli.core import components, denoising, generate
 from ltx2_cli.core.components import ENCODE, Components, memory_for
-from ltx2_cli.core.denoising import encode
 from ltx2_cli.core.report import Report, Silent
 from ltx2_cli.core.run_state import RunState
 from ltx2_cli.errors import RunError
@@ -39,12 +38,12 @@ def plan() -> Plan:
 
 
 def encoding(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    encode(plan, ["connectors"], Exhausted(plan), Silent())
+    denoising.encode(plan, ["connectors"], Exhausted(plan), Silent())
 
 
 def connecting(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ltx2_cli.core.denoising._hidden_states", lambda *_: [])
-    encode(plan, ["connectors"], Exhausted(plan), Silent())
+    monkeypatch.setattr(denoising, "_hidden_states", lambda *_: [])
+    denoising.encode(plan, ["connectors"], Exhausted(plan), Silent())
 
 
 def denoising(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +69,7 @@ def loading(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(components, "load", load)
     full = replace(plan, checkpoint=replace(plan.checkpoint, files={"text_encoder": None}))
-    encode(full, ["connectors"], Components(full), Silent())
+    denoising.encode(full, ["connectors"], Components(full), Silent())
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from ltx2_cli.models.config import read_arch
 from ltx2_cli.models.connectors import TextConnectors
 from ltx2_cli.models.gemma import Gemma, gemma_arch
 from ltx2_cli.models.transformer import DenoiserInputs, PassMasks, Transformer, rope_tables
-from ltx2_cli.nn.attention import NATIVE
+from ltx2_cli.nn.kernels import NATIVE
 from ltx2_cli.request.profiles import read_sharding
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.sharding import ShardingPlan, activate, lay_out

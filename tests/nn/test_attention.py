@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from ltx2_cli.nn import attention as kernels
+from ltx2_cli.nn import kernels
 from ltx2_cli.nn.attention import KeysValues, TokenAxis, attend
 from ltx2_cli.request.spec import AttentionBackend
 from ltx2_cli.sharding import ShardingPlan, activate

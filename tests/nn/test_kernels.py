@@ -12,7 +12,7 @@ import pytest
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from ltx2_cli.errors import UsageError
-from ltx2_cli.nn.attention import KERNELS, PartialAttention, attend_partly, attend_with, choose_backend, splash_block
+from ltx2_cli.nn.kernels import KERNELS, PartialAttention, attend_partly, attend_with, choose_backend, splash_block
 from ltx2_cli.request.spec import AttentionBackend, DType
 
 ON_CPU = tuple(kernel for kernel in KERNELS if kernel is not AttentionBackend.cudnn)

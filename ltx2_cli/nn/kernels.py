@@ -1,0 +1,192 @@
+"""softmax(q·kᵀ)·v on one device, with float32 scores that are never all in memory: a row of a table for each
+`AttentionBackend`.
+
+Arrays are [rows, tokens, heads, head_dim], the queries already scaled. Every row is held to one definition: the same
+float64 attention at the same lengths. A row attends to a whole context, or to the part of it that lies on this device:
+then the first `valid` keys count, and the logarithm of the sum of their exponentials tells how much the part weighs.
+"""
+
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ltx2_cli.errors import UsageError
+from ltx2_cli.nn.layers import precision
+from ltx2_cli.request.spec import AttentionBackend, DType
+from ltx2_cli.sharding import platform
+
+SCORE_BYTES = 2**30  # float32 scores that XLA holds at a time, over all rows and heads: bounds memory, not the result
+CACHED_SCORES = 2**19  # float32 scores that fit the cache of a CPU core
+LEAST_QUERIES = 128  # in a block: a product of fewer rows wastes the reading of its columns
+LANES = 128  # of a TPU: the length of a block is a multiple of it
+BLOCKS = (1024, 896, 768, 640, 512)  # lengths of splash's blocks, whose scores stay in a TPU core's own memory
+MASKED = -1e30  # a score that does not count: exp is 0, and no sum of such scores overflows
+LEAST_CAPABILITY = 8.0  # compute capability of the oldest GPUs that cuDNN's attention is made for
+
+
+class PartialAttention(NamedTuple):
+    """Attention over a part of a context, and the weight of that part."""
+
+    gathered: jax.Array  # [rows, queries, heads, head_dim]
+    log_sum: Any  # float32 [rows, queries, heads]: log Σ exp(q·k) over the part's keys; of a whole context maybe None
+
+
+def attend_with(kernel: AttentionBackend, queries: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
+    """Attention over a whole context, in the dtype of the values."""
+    return attend_partly(kernel, queries, keys, values, None).gathered
+
+
+def attend_partly(
+    kernel: AttentionBackend, queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array | None
+) -> PartialAttention:
+    """Attention over the first `valid` keys, which may be none; None: over all, and the weight is not wanted."""
+    return KERNELS[kernel](queries, keys, values, valid)
+
+
+def _xla(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array | None) -> PartialAttention:
+    """Plain XLA, a block of the queries of all rows and heads at a time."""
+    rows, tokens, heads, dim = queries.shape
+    affordable = SCORE_BYTES // (4 * rows * heads * keys.shape[1])
+    block = min(tokens, max(LEAST_QUERIES, affordable // LEAST_QUERIES * LEAST_QUERIES))
+    if tokens == block:
+        return _softmax(queries, keys, values, valid)
+    split = _padded(queries, block).reshape(rows, -1, block, heads, dim).swapaxes(0, 1)
+    blocks = jax.lax.map(lambda part: _softmax(part, keys, values, valid), split)
+    return PartialAttention(*(x.swapaxes(0, 1).reshape(rows, -1, *x.shape[3:])[:, :tokens] for x in blocks))
+
+
+def _blockwise(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array | None) -> PartialAttention:
+    """For CPUs: a head of a row and a block of its queries at a time, so that scores stay in a core's cache."""
+    rows, tokens, heads, dim = queries.shape
+    if rows * heads * tokens * keys.shape[1] <= CACHED_SCORES:
+        return _softmax(queries, keys, values, valid)
+    blocks = -(-tokens // max(LEAST_QUERIES, CACHED_SCORES // keys.shape[1]))
+    padded = _padded(queries, -(-tokens // blocks), blocks).swapaxes(1, 2).reshape(rows * heads, blocks, 1, -1, 1, dim)
+    context = (x.swapaxes(1, 2).reshape(rows * heads, 1, -1, 1, dim) for x in (keys, values))
+
+    def one_head(head: tuple[jax.Array, jax.Array, jax.Array]) -> PartialAttention:
+        queries, keys, values = head
+        return jax.lax.map(lambda block: _softmax(block, keys, values, valid), queries)
+
+    gathered, log_sum = jax.lax.map(one_head, (padded, *context))
+    results = ((gathered, (dim,)), (log_sum, ()))
+    by_head = (x.reshape(rows, heads, -1, *last)[:, :, :tokens].swapaxes(1, 2) for x, last in results)
+    return PartialAttention(*by_head)
+
+
+def _softmax(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array | None) -> PartialAttention:
+    """All scores at once."""
+    # jax.nn.dot_product_attention is this, but does not compile in float16.
+    exact = precision(queries.dtype)
+    scores = jnp.einsum("rqhd,rkhd->rhqk", queries, keys, preferred_element_type=jnp.float32, precision=exact)
+    if valid is not None:
+        scores = jnp.where(jnp.arange(keys.shape[1]) < valid, scores, MASKED)
+    log_sum = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
+    # Fused into each other, both products overflow the stack of libtpu 0.0.42's compiler for TPU v7x.
+    weights = jax.lax.optimization_barrier(jnp.exp(scores - log_sum).astype(values.dtype))
+    return PartialAttention(
+        jnp.einsum("rhqk,rkhd->rqhd", weights, values, precision=exact), log_sum[..., 0].swapaxes(1, 2)
+    )
+
+
+def _cudnn(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array | None) -> PartialAttention:
+    # Of cuDNN's own partial results jax rounds the logarithms to the dtype of the values: in bfloat16 that is a wrong
+    # weight. Queries that attend to parts are few, those of the sound.
+    if valid is not None:
+        return _xla(queries, keys, values, valid)
+    attended = jax.nn.dot_product_attention(queries, keys, values, scale=1.0, implementation="cudnn")
+    return PartialAttention(attended, None)
+
+
+def _splash(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array | None) -> PartialAttention:
+    """jax's attention kernel for TPUs, interpreted elsewhere. Zeros fill tokens up to whole blocks. Filled keys are in
+    another segment than the queries, which masks them."""
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash  # takes long to import
+
+    (query_count, key_count), exact = (x.shape[1] for x in (queries, keys)), precision(queries.dtype)
+    query_block, key_block = splash_block(query_count), splash_block(key_count)
+    queries = _padded(queries, query_block).swapaxes(1, 2)
+    keys, values = (_padded(x, key_block).swapaxes(1, 2) for x in (keys, values))
+    _, heads, tokens, _ = queries.shape
+    kernel = splash.make_splash_mha(
+        splash.MultiHeadMask([splash.FullMask((tokens, keys.shape[2]))] * heads),
+        block_sizes=splash.BlockSizes(block_q=query_block, block_kv=key_block, block_kv_compute=key_block),
+        save_residuals=valid is not None,
+        head_shards=1,
+        q_seq_shards=1,
+        interpret=platform() != "tpu",
+    )
+    segments = None
+    if valid is not None or key_count < keys.shape[2]:
+        counts = jnp.arange(keys.shape[2]) < (key_count if valid is None else valid)
+        segments = splash.SegmentIds(jnp.ones(tokens, jnp.int32), counts.astype(jnp.int32))
+    with nullcontext() if exact is None else jax.default_matmul_precision(exact.name.lower()):
+        attended = jax.vmap(lambda q, k, v: kernel(q, k, v, segment_ids=segments))(queries, keys, values)
+    gathered, log_sum = (attended, None) if valid is None else (attended[0], attended[1][0])
+    return PartialAttention(*jax.tree.map(lambda x: x.swapaxes(1, 2)[:, :query_count], (gathered, log_sum)))
+
+
+def splash_block(length: int) -> int:
+    """The length of splash's blocks for so many tokens: one block where it suffices, else that which fills up the
+    fewest tokens (none where it divides the length); of equals the largest."""
+    if length <= BLOCKS[0]:
+        return -(-length // LANES) * LANES
+    return min(BLOCKS, key=lambda block: (-length % block, -block))
+
+
+def _padded(x: jax.Array, block: int, blocks: int | None = None) -> jax.Array:
+    """x [rows, tokens, ...] with zeros behind, so that its tokens are whole blocks."""
+    missing = -x.shape[1] % block if blocks is None else block * blocks - x.shape[1]
+    return jnp.pad(x, [(0, 0), (0, missing), (0, 0), (0, 0)])
+
+
+KERNELS: dict[AttentionBackend, Callable[[jax.Array, jax.Array, jax.Array, jax.Array | None], PartialAttention]] = {
+    AttentionBackend.xla: _xla,
+    AttentionBackend.blockwise: _blockwise,
+    AttentionBackend.cudnn: _cudnn,
+    AttentionBackend.splash: _splash,
+}
+# by the platform of a device
+NATIVE = {"tpu": AttentionBackend.splash, "gpu": AttentionBackend.cudnn, "cpu": AttentionBackend.blockwise}
+
+
+def choose_backend(
+    wanted: AttentionBackend, device: jax.Device, dtype: DType, head_sizes: Iterable[int]
+) -> tuple[AttentionBackend, str]:
+    """The kernel that attends on `device`, and a sentence to tell the user; empty if there is nothing to tell. `auto`
+    is the platform's own kernel, or plain XLA where that cannot run. Raises `UsageError` for a kernel that is asked for
+    by name and cannot run."""
+    kernel = NATIVE.get(device.platform, AttentionBackend.xla) if wanted is AttentionBackend.auto else wanted
+    obstacle = _obstacle(kernel, device, dtype, head_sizes)
+    if not obstacle:
+        slow = kernel is AttentionBackend.splash and device.platform == "cpu"
+        return kernel, "attention by splash is interpreted on a CPU, which is slow" if slow else ""
+    if wanted is AttentionBackend.auto:
+        return AttentionBackend.xla, f"attention is computed by XLA, which is slower: {obstacle}"
+    raise UsageError(f"attention by {kernel} cannot run: {obstacle}", "--set sharding.attention=auto")
+
+
+def _obstacle(kernel: AttentionBackend, device: jax.Device, dtype: DType, head_sizes: Iterable[int]) -> str:
+    """Why a kernel cannot run on a device; empty if it can."""
+    if kernel is AttentionBackend.splash and device.platform == "gpu":
+        return f"splash is made for TPUs, this is a {device.device_kind}"
+    if kernel is not AttentionBackend.cudnn:
+        return ""
+    if device.platform != "gpu" or device.compute_capability.startswith("gfx"):  # as AMD's are called
+        return f"cuDNN is made for NVIDIA's GPUs, this is a {device.device_kind}"
+    if float(device.compute_capability) < LEAST_CAPABILITY:
+        capability = f"compute capability {device.compute_capability}"
+        return f"cuDNN's attention needs {LEAST_CAPABILITY} or newer, a {device.device_kind} has {capability}"
+    if dtype is DType.float32:
+        return "cuDNN's attention computes in 16 bits, not in float32"
+    for head_size in sorted(set(head_sizes)):  # jax knows the head sizes and whether cuDNN is installed
+        queries = jax.ShapeDtypeStruct((1, LANES, 1, head_size), dtype.value)
+        try:
+            # A new function each time: jax would remember the answer of an earlier call.
+            jax.eval_shape(lambda q, k, v: _cudnn(q, k, v, None), queries, queries, queries)
+        except (NotImplementedError, RuntimeError, ValueError) as error:
+            return " ".join(str(error).split())
+    return ""
