@@ -61,7 +61,7 @@ def ours(tiny: bool) -> Turn:
     import jax
 
     from ltx2_cli.core.components import Components, abstract_network
-    from ltx2_cli.core.denoising import abstract_contexts
+    from ltx2_cli.core.encode import abstract_contexts
     from ltx2_cli.core.generate import generate
     from ltx2_cli.core.report import Silent, Timings
     from ltx2_cli.core.run_state import RunState

@@ -27,7 +27,7 @@ from ltx2_cli.console import print_error
 from ltx2_cli.core.provenance import extend_history, provenance, source_history
 from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run_state import RunCheckpointer, RunGoal, RunState, open_saved_run
-from ltx2_cli.diffusion.latents import CHECKSUM, SIZE, checksum, open_latents, pack, save_latents
+from ltx2_cli.diffusion.latents import SIZE, open_latents, pack, save_latents
 from ltx2_cli.errors import CommandError, DoesNotFitError, UsageError
 from ltx2_cli.media import Media, write_mp4
 from ltx2_cli.outputs import Product
@@ -36,6 +36,7 @@ from ltx2_cli.request.layers import dump, parse
 from ltx2_cli.request.profiles import read_spec, to_yaml
 from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.request.validation import RANGES
+from ltx2_cli.tensor_file import CHECKSUM, checksum
 from program import run_program
 
 LONGEST = 10.0  # seconds

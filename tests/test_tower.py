@@ -22,6 +22,7 @@ TOWER = (
         "distributed",
         "files",
         "units",
+        "tensor_file",
         "interrupts",
     },
     {"weights", "diffusion"},

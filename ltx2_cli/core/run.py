@@ -10,8 +10,9 @@ import jax
 import numpy as np
 
 from ltx2_cli.core.components import Components
-from ltx2_cli.core.denoising import encode, text_programs
-from ltx2_cli.core.generate import BOTH, decode, generate, latent_programs, media_programs
+from ltx2_cli.core.decode import BOTH, decode, media_programs
+from ltx2_cli.core.encode import encode, text_programs
+from ltx2_cli.core.generate import generate, latent_programs
 from ltx2_cli.core.programs import Program, agree_on_programs, enable_compilation_cache
 from ltx2_cli.core.provenance import History, extend_history, input_files, network_files, provenance, without_sketches
 from ltx2_cli.core.report import WRITE, Report, Silent

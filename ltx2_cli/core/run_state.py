@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ltx2_cli.core.denoising import abstract_contexts
+from ltx2_cli.core.encode import abstract_contexts
 from ltx2_cli.core.provenance import UNFINISHED, History, provenance, read_provenance
 from ltx2_cli.core.report import Report
-from ltx2_cli.diffusion.latents import CHECKSUM, Shape, misfits, read_tensors, token_shapes, write_tensors
+from ltx2_cli.diffusion.latents import Shape, token_shapes
 from ltx2_cli.distributed import any_host
 from ltx2_cli.errors import InterruptedRunError, RunError, UsageError
 from ltx2_cli.interrupts import StopRequest
@@ -25,6 +25,7 @@ from ltx2_cli.request.layers import MAX_TEXT, ConfigLayer, read_text
 from ltx2_cli.request.profiles import OUTPUT_KEYS, PROVENANCE, read_spec, to_yaml
 from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.request.validation import MAX_FPS
+from ltx2_cli.tensor_file import CHECKSUM, misfits, read_tensors, write_tensors
 
 Contexts = Mapping[str, Streams[jax.Array | np.ndarray]]  # by the name of the connectors that made them
 

@@ -9,7 +9,7 @@ import pytest
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
 from ltx2_cli import read_spec, resolve
 from ltx2_cli.core.components import Components, abstract_network
-from ltx2_cli.core.generate import decode, media_programs
+from ltx2_cli.core.decode import decode, media_programs
 from ltx2_cli.core.report import Silent
 from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.compiled import Collective, collectives

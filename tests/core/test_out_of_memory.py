@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from ltx2_cli.core import components, denoising, generate
+from ltx2_cli.core import components, decode, encode, generate
 from ltx2_cli.core.components import ENCODE, Components, memory_for
 from ltx2_cli.core.report import Report, Silent
 from ltx2_cli.core.run_state import RunState
@@ -38,12 +38,12 @@ def plan() -> Plan:
 
 
 def encoding(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    denoising.encode(plan, ["connectors"], Exhausted(plan), Silent())
+    encode.encode(plan, ["connectors"], Exhausted(plan), Silent())
 
 
 def connecting(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(denoising, "_hidden_states", lambda *_: [])
-    denoising.encode(plan, ["connectors"], Exhausted(plan), Silent())
+    monkeypatch.setattr(encode, "_hidden_states", lambda *_: [])
+    encode.encode(plan, ["connectors"], Exhausted(plan), Silent())
 
 
 def denoising(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +60,7 @@ def refining(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def decoding(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    next(generate.decode(plan, NOTHING, Exhausted(plan), Silent()))
+    next(decode.decode(plan, NOTHING, Exhausted(plan), Silent()))
 
 
 def loading(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +69,7 @@ def loading(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(components, "load", load)
     full = replace(plan, checkpoint=replace(plan.checkpoint, files={"text_encoder": None}))
-    denoising.encode(full, ["connectors"], Components(full), Silent())
+    encode.encode(full, ["connectors"], Components(full), Silent())
 
 
 @pytest.mark.parametrize(

@@ -27,10 +27,11 @@ from ltx2_cli.core import provenance
 from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import load, write
 from ltx2_cli.core.run_state import ENTRIES, RunCheckpointer, RunGoal, RunState, open_saved_run
-from ltx2_cli.diffusion.latents import CHECKSUM, checksum, open_latents
+from ltx2_cli.diffusion.latents import open_latents
 from ltx2_cli.errors import InterruptedRunError
 from ltx2_cli.outputs import Product
 from ltx2_cli.request.spec import Streams
+from ltx2_cli.tensor_file import CHECKSUM, checksum
 from program import run_program
 
 KILLS = int(os.environ.get("LTX2_KILLS", "1"))  # real ones; each takes a process

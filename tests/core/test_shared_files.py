@@ -18,13 +18,14 @@ from ltx2_cli.cli.replay import find_source, read_clip
 from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import load, write
 from ltx2_cli.core.run_state import RunCheckpointer, RunGoal, RunState, SavedRun, open_saved_run
-from ltx2_cli.diffusion.latents import CHECKSUM, checksum, open_latents, save_latents, write_tensors
+from ltx2_cli.diffusion.latents import open_latents, save_latents
 from ltx2_cli.errors import UsageError
 from ltx2_cli.outputs import Product
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.layers import ConfigLayer
 from ltx2_cli.request.profiles import read_spec, to_yaml
 from ltx2_cli.request.spec import RunSpec, Streams
+from ltx2_cli.tensor_file import CHECKSUM, checksum, write_tensors
 from ltx2_cli.weights.checkpoint import read_header, read_json
 from other_process import other_process
 from program import run_program

@@ -17,7 +17,7 @@ from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
 from clips import ALL_ON, PROMPT, TEXT_TOKENS, Case, Checkpoint, Size, normalised, plan_of, reference
 from loras import DIFFUSERS, OF_2_0, ORIGINAL, write_lora
 from ltx2_cli.core.components import Components, abstract_network
-from ltx2_cli.core.denoising import encode
+from ltx2_cli.core.encode import encode
 from ltx2_cli.core.generate import generate
 from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import START, make_latents, state_from_latents

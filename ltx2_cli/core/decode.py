@@ -1,0 +1,127 @@
+"""Latents to media, by the VAEs and the vocoder."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from ltx2_cli.core.components import DECODE, Components, abstract_network, in_float32, memory_for
+from ltx2_cli.core.programs import Program, jitted
+from ltx2_cli.core.report import DECODE as DECODING
+from ltx2_cli.core.report import Report
+from ltx2_cli.diffusion.latents import token_shapes
+from ltx2_cli.errors import NotFiniteError
+from ltx2_cli.media import Media
+from ltx2_cli.models.audio_vae import AudioVAE
+from ltx2_cli.models.video_vae import VideoVAE
+from ltx2_cli.models.vocoder import Vocoder, VocoderWithBWE
+from ltx2_cli.nn.layers import IMAGE_AXES
+from ltx2_cli.plan.decoding import VIDEOS, DecodePlan, decode_frames
+from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.request.spec import Streams
+from ltx2_cli.sharding import to_devices, to_first_host, to_host
+
+WHOLE = PartitionSpec()
+
+
+BOTH = Streams(True, True)
+
+
+NO_FRAMES, SILENCE = np.empty((0, 0, 0, 3), np.uint8), np.empty((0, 2), np.float32)
+
+
+def decode(
+    plan: Plan, latents: Streams[np.ndarray], components: Components, report: Report, wanted: Streams[bool] = BOTH
+) -> Iterator[Media]:
+    """The media of each video, from latents as tokens [videos, tokens, channels]; empty where not wanted, and on all of
+    several hosts but the first."""
+    videos, at_once = len(latents.video), plan.decoding.videos
+    to_frames, to_sound = _video_program(plan), _audio_program(plan)
+    _, channels, *size = plan.latent_shapes.video
+    with memory_for(DECODE, plan), ExitStack() as loaded:
+        vae, audio_vae, vocoder = (
+            loaded.enter_context(components.use(name, report)) if needed else None
+            for name, needed in (("vae", wanted.video), ("audio_vae", wanted.audio), ("vocoder", wanted.audio))
+        )
+        for first in range(0, videos, at_once):
+            frames, waveforms = [NO_FRAMES] * at_once, [SILENCE] * at_once
+            with report.stage(DECODING):
+                rows = np.minimum(np.arange(first, first + at_once), videos - 1)  # the last one fills up the devices
+                # Both are begun before either is waited for.
+                video = latents.video[rows].reshape(at_once, *size, channels)
+                picture = to_frames(vae, to_devices(video, plan.decoding.latents)) if vae else None
+                tokens = to_devices(latents.audio[rows], plan.decoding.tokens)
+                sound = to_sound(audio_vae, vocoder, tokens) if vocoder else None
+                if picture and (levels := _on_first_host(picture, "picture", plan)) is not None:
+                    frames = [clip.reshape(*clip.shape[:2], -1, 3) for clip in levels]
+                if sound and (samples := _on_first_host(sound, "sound", plan)) is not None:
+                    waveforms = list(samples)
+            for clip, waveform in list(zip(frames, waveforms, strict=True))[: videos - first]:
+                yield Media(clip, waveform, plan.stages[-1].geometry.fps, plan.arch.vocoder.output_sampling_rate)
+
+
+def media_programs(plan: Plan, wanted: Streams[bool] = BOTH) -> list[Program]:
+    """The programs that `decode` runs."""
+    return [*([_video_program(plan)] if wanted.video else []), *([_audio_program(plan)] if wanted.audio else [])]
+
+
+def _video_program(plan: Plan) -> Program:
+    """Latents [videos, frames, height, width, channels] to frames, and whether each device's are finite."""
+
+    def arguments() -> tuple[Any, ...]:
+        _, channels, *size = plan.latent_shapes.video
+        shape = plan.decoding.videos, *size, channels
+        return abstract_network(plan, "vae"), jax.ShapeDtypeStruct(shape, np.float32, sharding=plan.decoding.latents)
+
+    function = jitted(_frames, None, plan.sharding, convolves=True, decoding=plan.decoding)
+    return Program("frames", "vae", function, arguments)
+
+
+def _audio_program(plan: Plan) -> Program:
+    """Tokens [videos, tokens, channels · mels] to waveforms, and whether each device's are finite."""
+
+    def arguments() -> tuple[Any, ...]:
+        shape = token_shapes(plan.decoding.videos, plan.latent_shapes).audio
+        networks = (abstract_network(plan, name) for name in ("audio_vae", "vocoder"))
+        return *networks, jax.ShapeDtypeStruct(shape, np.float32, sharding=plan.decoding.tokens)
+
+    function = jitted(_waveforms, None, plan.sharding, convolves=True, decoding=plan.decoding)
+    return Program("sound", "vocoder", function, arguments)
+
+
+def _on_first_host(output: tuple[jax.Array, jax.Array], what: str, plan: Plan) -> np.ndarray | None:
+    decoded, finite = output
+    if not to_host(finite).all():
+        raise NotFiniteError(f"the decoded {what} is not finite in {plan.spec.dtype.value}", in_float32(plan))
+    return to_first_host(decoded)
+
+
+def _frames(vae: VideoVAE, latents: jax.Array, decoding: DecodePlan) -> tuple[jax.Array, jax.Array]:
+    """Latents [videos, frames, height, width, channels] to uint8 [videos, frames, height, width · 3]."""
+
+    def part(vae: VideoVAE, latents: jax.Array) -> tuple[jax.Array, jax.Array]:
+        levels, finite = decode_frames(vae, latents, decoding.tiles)
+        return levels, finite.reshape(1, 1, 1)
+
+    where, whose = decoding.latents.spec, PartitionSpec(VIDEOS, *IMAGE_AXES)
+    split = jax.shard_map(part, mesh=decoding.mesh, in_specs=(WHOLE, where), out_specs=(where, whose))
+    return split(vae, latents)
+
+
+def _waveforms(
+    audio_vae: AudioVAE, vocoder: Vocoder | VocoderWithBWE, tokens: jax.Array, decoding: DecodePlan
+) -> tuple[jax.Array, jax.Array]:
+    """Tokens [videos, tokens, channels · mels] to float32 [videos, samples, channels] in [-1, 1]."""
+
+    def part(networks: tuple[AudioVAE, Vocoder | VocoderWithBWE], tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+        audio_vae, vocoder = networks
+        waveform = vocoder(audio_vae.decode(tokens))
+        return jnp.clip(waveform, -1, 1), jnp.isfinite(waveform).all().reshape(1)
+
+    where = decoding.tokens.spec
+    split = jax.shard_map(part, mesh=decoding.mesh, in_specs=(WHOLE, where), out_specs=(where, where))
+    return split((audio_vae, vocoder), tokens)
