@@ -65,7 +65,8 @@ def filmed(asked: Sequence[tuple[str, int]], request: Mapping[str, object]) -> I
     with TemporaryDirectory() as folder:
         for prompt, seed in asked:
             spec = replace(first.spec, prompt=prompt, seed=(seed,))
-            (media,) = run(replace(first, spec=spec, prompts=(prompt, *first.prompts[1:])), components)
+            plan = replace(first, spec=spec, prompts=(prompt, *first.prompts[1:]), seeds=(seed,))
+            (media,) = run(plan, components)
             clip = Path(folder) / "clip.mp4"
             write_mp4(media, clip)
             yield measure_mp4(clip)
