@@ -202,7 +202,7 @@ def _sentence_and_hint(error: BaseException, checkpoint: str) -> tuple[str, str]
             return f"your token may not read {repo.id}: {_first_line(error.server_message or error)}", hint
         case errors.HfHubHTTPError():
             pass
-        case _ if getattr(error, "errno", None) in FULL or "No space left" in str(error):
+        case _ if (isinstance(error, OSError) and error.errno in FULL) or "No space left" in str(error):
             return f"the disk with the cache is full: {constants.HF_HUB_CACHE}", ELSEWHERE
         case errors.LocalEntryNotFoundError() | errors.OfflineModeIsEnabled() | errors.HTTPError():
             part = "only in part" if isinstance(error, errors.IncompleteSnapshotError) else "not"
