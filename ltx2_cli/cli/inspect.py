@@ -16,7 +16,7 @@ from ltx2_cli.diffusion.latents import SIZE, open_latents
 from ltx2_cli.errors import UsageError
 from ltx2_cli.files import read_limited, refuse_special
 from ltx2_cli.media import is_video, open_video
-from ltx2_cli.request.layers import MAX_TEXT, escaped, in_texts, read_text
+from ltx2_cli.request.layers import MAX_TEXT, read_text
 from ltx2_cli.request.profiles import PROVENANCE
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.units import quantity
@@ -37,9 +37,6 @@ def info(options: Info) -> None:
     """Print what the files are. Raises `UsageError` afterwards for those that are nothing that is known."""
     infos, problems = collect({str(file): partial(inspect, file.expanduser()) for file in options.files})
     if options.as_json:
-        for facts in infos.values():
-            if "record" in facts:  # its texts as in YAML, so that --config reads it
-                facts["record"] = in_texts(escaped, facts["record"])
         print_out(json.dumps(list(infos.values()), indent=2))
     elif infos:
         texts = (lora_lines(facts) if facts["kind"] == "lora" else columns([*_rows(facts)]) for facts in infos.values())

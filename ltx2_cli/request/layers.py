@@ -5,10 +5,10 @@ are those of YAML 1.1, but times, `1:30` and `0100` are text."""
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from difflib import get_close_matches
-from enum import Enum, EnumType
+from enum import Enum, EnumType, StrEnum
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
@@ -33,7 +33,6 @@ NUMBERS = {
     INT: re.compile(r"[-+]?(0|[1-9]\d*)$"),
     FLOAT: re.compile(r"[-+]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][-+]?\d+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"),
 }
-ESCAPED = re.compile(r"(\\+)\$\{")
 
 
 class _Loader(yaml.CSafeLoader):
@@ -57,6 +56,7 @@ class _Dumper(yaml.CSafeDumper):
         return True
 
 
+_Dumper.add_multi_representer(StrEnum, lambda dumper, value: dumper.represent_str(value.value))
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag not in (FLOAT, INT, TIME)]
     for first, resolvers in _Loader.yaml_implicit_resolvers.items()
@@ -67,13 +67,12 @@ for _kind in (_Loader, _Dumper):
 
 
 def parse(text: str) -> Any:
-    r"""Parse a YAML document into plain data; `${` is text, as is the escaped `\${` of records. Raises
-    `yaml.YAMLError`."""
+    """Parse a YAML document into plain data. Raises `yaml.YAMLError`."""
     if len(text) > MAX_TEXT:
         raise yaml.YAMLError(f"it has more than {MAX_TEXT:,} characters")
     _check_events(text)
     try:
-        return in_texts(_unescaped, yaml.load(text, Loader=_Loader))
+        return yaml.load(text, Loader=_Loader)
     except ValueError as error:  # `0x_`, or thousands of digits
         raise yaml.YAMLError("a number in it cannot be read") from error
 
@@ -98,27 +97,7 @@ def parse_page(text: str, source: str) -> Values:
 
 def dump(values: Mapping[str, Any]) -> str:
     """Write values as YAML that `parse` reads back equal, in the same order."""
-    plain = in_texts(escaped, values)
-    return yaml.dump(plain, Dumper=_Dumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
-
-
-def escaped(text: str) -> str:
-    r"""Escape `${` for `parse`: backslashes before it are doubled and one is added."""
-    return ESCAPED.sub(lambda match: 2 * match[1] + r"\${", str(text))
-
-
-def _unescaped(text: str) -> str:
-    return ESCAPED.sub(lambda match: match[1][: len(match[1]) // 2] + "${" if len(match[1]) % 2 else match[0], text)
-
-
-def in_texts(change: Callable[[str], str], value: Any) -> Any:
-    """Apply `change` to every string in `value`: in dict values, lists and tuples."""
-    if isinstance(value, Mapping):
-        return {key: in_texts(change, item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        items = [in_texts(change, item) for item in value]
-        return items if isinstance(value, list) else tuple(items)
-    return change(value) if isinstance(value, str) else value
+    return yaml.dump(values, Dumper=_Dumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
 
 
 def _check_events(text: str) -> None:

@@ -327,12 +327,6 @@ def test_a_record_keeps_any_text():
     assert len({*texts}) > 1900
 
 
-def test_escapes_of_older_records_are_read(page: Page):
-    older = page("prompt: a \\${height} of \\\\\\${width}\nlora: ['\\${x}:1']")
-    spec = read_spec(config=older)
-    assert (spec.prompt, spec.lora) == ("a ${height} of \\${width}", ("${x}:1",))
-
-
 def test_plain_values_have_yaml_1_1_types_except_unusual_numbers():
     numbers = {"1e3": 1000.0, "1e-3": 0.001, "1.5e3": 1500.0, "-7": -7, "0": 0, ".5": 0.5, "1.": 1.0, ".inf": inf}
     others = {"yes": True, "off": False, "null": None, "~": None, "y": "y"}
