@@ -59,7 +59,7 @@ def test_an_unsupported_config_value_is_refused(folder: Path) -> None:
     edit(folder / "transformer" / "config.json", rope_type="interleaved", norm_elementwise_affine=True, novelty=3)
     with pytest.raises(UsageError) as caught:
         plan_of(folder)
-    for part in ("rope_type is 'interleaved'", "norm_elementwise_affine is True", "novelty (is 3) is not known"):
+    for part in ("rope_type is 'interleaved'", "norm_elementwise_affine is True", "novelty is 3, which is not known"):
         assert part in str(caught.value)
 
 

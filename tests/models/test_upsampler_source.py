@@ -120,7 +120,7 @@ def test_without_a_resampler_in_the_config_the_tensors_decide(tmp_path):
         ({"mid_channels": 64}, "the config says mid_channels 64, by its tensors it is 32"),
         ({"num_blocks_per_stage": "2"}, "the config says num_blocks_per_stage '2', by its tensors it is 2"),
         ({"dims": 2}, "dims is 2, only 3 is"),
-        ({"noise_conditioning": True}, "noise_conditioning (is True) is not known"),
+        ({"noise_conditioning": True}, "noise_conditioning is True, which is not known"),
     ],
 )
 def test_a_config_that_contradicts_the_tensors_is_refused(tmp_path, changes, sentence):

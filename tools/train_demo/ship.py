@@ -54,8 +54,14 @@ def _config(name: str, arch: NetworkArch) -> Config:
 
 def _for_each_stage(arch: VideoVAEArch) -> Config:
     """What diffusers wants of each stage, by default of as many as the first model version has."""
-    stages = len(arch.decoder_block_out_channels)
-    return {"decoder_spatio_temporal_scaling": [True] * stages, "decoder_inject_noise": [False] * (stages + 1)}
+    down, up = len(arch.block_out_channels), len(arch.decoder_block_out_channels)
+    stages = {
+        "down_block_types": down,
+        "spatio_temporal_scaling": down,
+        "decoder_spatio_temporal_scaling": up,
+        "decoder_inject_noise": up + 1,
+    }
+    return {key: [arch.only[key]] * count for key, count in stages.items()}
 
 
 def _index(configs: dict[str, Config], scheduler: Config) -> Config:
