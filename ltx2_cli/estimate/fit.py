@@ -21,7 +21,7 @@ from ltx2_cli.estimate.estimate import Estimate
 from ltx2_cli.estimate.offline import mesh_specs, plan_offline, slices, topology
 from ltx2_cli.estimate.phases import DECODE, PhaseMemory, phase_memory, run_phases
 from ltx2_cli.outputs import Product
-from ltx2_cli.plan.recipe import ONE_STAGE, TWO_STAGE
+from ltx2_cli.plan.recipe import ONE_STAGE, TWO_STAGE, complete_request
 from ltx2_cli.plan.resolve import Plan, build_plan, resolve, stage1_plan
 from ltx2_cli.plan.stages import InitialLatents
 from ltx2_cli.request.profiles import AUTO, RECIPE_KEYS, read_sharding, read_spec
@@ -128,7 +128,8 @@ class Suggestions:
         """The plan of an alternative. Raises `UsageError` where it cannot be met."""
         request = replace(self.request, spec=replace(self.plan.spec, **alternative.values))
         if alternative.values.keys() <= SAME_NETWORKS:
-            return request.until_end(build_plan(self.plan, request.spec, request.devices, request.source))
+            spec = complete_request(request.spec, self.plan.checkpoint, request.devices, request.source is not None)
+            return request.until_end(build_plan(self.plan, spec, request.devices, request.source))
         return request.plan()
 
     @cached_property

@@ -116,7 +116,7 @@ def plan_offline(spec: RunSpec, devices: Sequence[jax.Device], source: InitialLa
         checkpoint = read_single_file(
             place, preset_text_encoder() if text is None else read_text_encoder(text)
         ).checkpoint()
-    spec = complete_request(spec, checkpoint, source is not None)
+    spec = complete_request(spec, checkpoint, devices, source is not None)
     loras = []
     for name, strength in map(parse_lora, spec.lora):
         check_address(name)

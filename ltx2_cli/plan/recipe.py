@@ -4,11 +4,10 @@ model also the training data that its folder lists, in `trained_on.json`."""
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, cast
 
 import jax
 from tokenizers import Tokenizer
@@ -20,7 +19,7 @@ from ltx2_cli.models.networks import Checkpoint
 from ltx2_cli.models.upsampler import has_upsampler
 from ltx2_cli.plan.decoding import DecodePlan
 from ltx2_cli.plan.stages import Stage
-from ltx2_cli.request.profiles import AUTO, RECIPE_KEYS, checkpoint_names, profile_names, read_sharding, recipe_defaults
+from ltx2_cli.request.profiles import AUTO, checkpoint_names, complete_spec, profile_names, recipe_defaults
 from ltx2_cli.request.spec import NO_GUIDANCE, RunSpec, SecondStageSpec, TemporalUpsample
 from ltx2_cli.request.validation import random_seed
 from ltx2_cli.sharding import ShardingPlan
@@ -35,22 +34,26 @@ MAX_STRENGTH = 10  # of a LoRA; usual are 0.5 to 1.5
 NOT_DISTILLED = {"dev", "undistilled"}
 
 
-def complete_request(spec: RunSpec, checkpoint: Checkpoint, from_latents: bool) -> RunSpec:
-    """`spec` with the values of its recipe; an upsampler in the checkpoint's folder is preferred to the recipe's."""
+def complete_request(
+    spec: RunSpec, checkpoint: Checkpoint, devices: Sequence[jax.Device], from_latents: bool
+) -> RunSpec:
+    """`spec` with all values: its recipe's, the sharding profile's of the devices, a seed. An upsampler in the
+    checkpoint's folder is preferred to the recipe's."""
     own = spec.second_stage.upsampler is None and has_upsampler(checkpoint.where)
-    spec = apply_recipe(spec, checkpoint.arch, TWO_STAGE if from_latents else ONE_STAGE)
+    seed = spec.seed if spec.seed is not None else (random_seed(spec),)
+    sharding = _device_profile(devices) if spec.sharding.profile == AUTO else AUTO
+    spec = apply_recipe(replace(spec, seed=seed), checkpoint.arch, TWO_STAGE if from_latents else ONE_STAGE, sharding)
     return replace(spec, second_stage=replace(spec.second_stage, upsampler=None)) if own else spec
 
 
-def apply_recipe(spec: RunSpec, arch: Arch, usual: str = ONE_STAGE) -> RunSpec:
+def apply_recipe(spec: RunSpec, arch: Arch, usual: str = ONE_STAGE, sharding: str = AUTO) -> RunSpec:
     """`spec` with its recipe, and the recipe's values where none was asked for. `usual`: if not distilled."""
     usual = DISTILLED if _by_lora(spec) or is_distilled(spec.checkpoint, arch.scheduler) else usual
     recipe = usual if spec.recipe == AUTO else spec.recipe
-    published = recipe_defaults(spec, recipe, arch.model_version, arch.transformer.num_layers)
-    values = {key: _asked_or(vars(published)[key], vars(spec)[key]) for key in RECIPE_KEYS}
-    if spec.sigmas is None and values["sigmas"] is not None:
-        values["sigmas"] = resample_sigmas(values["sigmas"], values["num_inference_steps"])
-    return replace(spec, recipe=recipe, **values)
+    complete = complete_spec(spec, recipe, sharding, arch.model_version, arch.transformer.num_layers)
+    if spec.sigmas is not None or complete.sigmas is None or complete.num_inference_steps is None:
+        return complete
+    return replace(complete, sigmas=resample_sigmas(complete.sigmas, complete.num_inference_steps))
 
 
 def resample_sigmas(sigmas: tuple[float, ...], steps: int) -> tuple[float, ...]:
@@ -68,8 +71,8 @@ def guess_second_stage(spec: RunSpec) -> SecondStageSpec:
     distilled = _by_lora(spec) or _says_distilled(spec.checkpoint)
     recipe = spec.recipe if spec.recipe != AUTO else DISTILLED if distilled else ONE_STAGE
     versions = [entry.model_version for entry in CATALOG if entry.name == spec.checkpoint.split("@")[0]]
-    published = recipe_defaults(spec, recipe, versions[0].lower().replace("-", "") if versions else None)
-    return cast(SecondStageSpec, _asked_or(published.second_stage, spec.second_stage))
+    version = versions[0].lower().replace("-", "") if versions else None
+    return complete_spec(spec, recipe, AUTO, version).second_stage
 
 
 def recipe_warnings(spec: RunSpec, arch: Arch) -> Iterator[str]:
@@ -140,13 +143,6 @@ def _says_distilled(checkpoint: str) -> bool | None:
     return None
 
 
-def _asked_or(published: Any, asked: Any) -> Any:
-    """`asked`, with `published` in place of None."""
-    if is_dataclass(asked):
-        return type(published)(*map(_asked_or, vars(published).values(), vars(asked).values()))
-    return published if asked is None else asked
-
-
 DEVICE_PROFILES = {  # by how the names of their platforms or kinds begin
     "gpu": ("gpu",),
     "ironwood": ("TPU7x", "TPU v7x"),
@@ -154,8 +150,8 @@ DEVICE_PROFILES = {  # by how the names of their platforms or kinds begin
 }
 
 
-def fill_defaults(spec: RunSpec, arch: Arch, devices: Sequence[jax.Device]) -> RunSpec:
-    """The request with its seed and sharding. Raises `UsageError` for a clip that this checkpoint cannot make."""
+def check_clip(spec: RunSpec, arch: Arch) -> None:
+    """Raise `UsageError` for a clip that this checkpoint cannot make."""
     frames, pixels = arch.compression.frames, arch.compression.pixels
     if spec.height % pixels or spec.width % pixels or (spec.num_frames - 1) % frames:
         raise UsageError(
@@ -178,10 +174,6 @@ def fill_defaults(spec: RunSpec, arch: Arch, devices: Sequence[jax.Device]) -> R
             f"STG block {absent_blocks[0]} does not exist: the model has blocks 0 to {layers - 1}",
             f"--stg-blocks {layers - 1}, or --stg-scale 0 --audio-stg-scale 0 to do without",
         )
-    seed = spec.seed if spec.seed is not None else (random_seed(spec),)
-    auto = spec.sharding.profile == AUTO
-    sharding = read_sharding(_device_profile(devices), spec) if auto else spec.sharding
-    return replace(spec, seed=seed, sharding=sharding)
 
 
 def _device_profile(devices: Sequence[jax.Device]) -> str:

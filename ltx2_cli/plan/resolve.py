@@ -113,11 +113,11 @@ def resolve(spec: RunSpec, source: InitialLatents | None = None) -> Plan:
     """
     opened, problems = collect({spec.checkpoint: partial(_open_checkpoint, spec)})
     loras, checkpoint = _open_loras(spec.lora, problems), opened[spec.checkpoint]
-    spec = recipe.complete_request(spec, checkpoint, source is not None)
-    second_stage = _open_second_stage(spec, checkpoint) if spec.second_stage.sigmas or source else None
-    plan = build_plan(declare(spec, checkpoint, loras, second_stage), spec, jax.devices(), source)
     if jax.process_count() > 1 and spec.seed is None:
         raise UsageError("several hosts need one seed between them", "--seed N")
+    spec = recipe.complete_request(spec, checkpoint, jax.devices(), source is not None)
+    second_stage = _open_second_stage(spec, checkpoint) if spec.second_stage.sigmas or source else None
+    plan = build_plan(declare(spec, checkpoint, loras, second_stage), spec, jax.devices(), source)
     if jax.process_count() > 1 and plan.sharding.mesh.size < jax.device_count():
         raise UsageError(
             f"one of {jax.device_count()} devices on {jax.process_count()} hosts would do all the work",
@@ -149,7 +149,7 @@ def declare(spec: RunSpec, checkpoint: Checkpoint, loras: Loras, second_stage: S
 def build_plan(
     declared: Declared, spec: RunSpec, devices: Sequence[jax.Device], source: InitialLatents | None = None
 ) -> Plan:
-    """What the request means for these networks on these devices. Raises `UsageError` where that cannot be met."""
+    """What a complete request means for these networks on these devices. Raises `UsageError` where it cannot be met."""
     checkpoint, networks, second_stage = declared.checkpoint, declared.networks, declared.second_stage
     arch, added = checkpoint.arch, declared.added
     if second_stage and source:
@@ -159,7 +159,7 @@ def build_plan(
             f"max_sequence_length {spec.max_sequence_length} is more than the text encoder's {most} tokens",
             f"--set max_sequence_length={most}",
         )
-    spec = recipe.fill_defaults(spec, arch, devices)
+    recipe.check_clip(spec, arch)
     declared_weights = [weight for module in networks.present().values() for weight in weights(module)]
     heads = {stream.name: stream.heads for stream in arch.transformer.streams}
     kernel, slow = choose_backend(spec.sharding.attention, devices[0], spec.dtype, arch.head_sizes)

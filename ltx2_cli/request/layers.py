@@ -128,14 +128,11 @@ NODES = {str: StringNode(), int: IntegerNode(), float: FloatNode(), bool: Boolea
 
 @dataclass(frozen=True)
 class ConfigLayer:
-    """A partial request as nested values. `source` begins error messages: `FILE: `, or empty for flags."""
+    """A partial request as nested values, or by dotted keys. `source` begins error messages: `FILE: `, or empty for
+    flags."""
 
     source: str
     values: Values
-
-    def extended(self, layer: "ConfigLayer") -> "ConfigLayer":
-        """`layer` on top of this one."""
-        return ConfigLayer(layer.source, _deep_merge(self.values, layer.values))
 
 
 def read_file(path: Path) -> ConfigLayer:
@@ -160,23 +157,20 @@ def read_setting(setting: str) -> ConfigLayer:
     if not equals or not all(key.split(".")):
         raise UsageError(f"{source}this is not key=value", "for example: --set guidance.video.stg_scale=0")
     try:
-        return ConfigLayer(source, nested({key: parse(text)}))
+        return ConfigLayer(source, {key: parse(text)})
     except yaml.YAMLError:
         raise UsageError(f"{source}the value is not YAML", "quote text that has brackets, colons or quotes") from None
 
 
-def merge(layers: Sequence[ConfigLayer]) -> RunSpec:
-    """Merge layers, later wins. Raises `UsageError` for an unknown key or a wrong type."""
-    values: Values = {}
-    for layer in layers:
-        values = _deep_merge(values, nested(leaves(layer)))
-    spec: RunSpec = _build(RunSpec, values)
-    return spec
-
-
-def leaves(layer: ConfigLayer) -> Values:
+def flatten(layer: ConfigLayer) -> Values:
     """Each typed value by its dotted key. Raises `UsageError` for an unknown key or a wrong type."""
-    return dict(_leaves(layer, layer.values, RunSpec))
+    return dict(_flatten(layer.source, _expand_shorthand(layer.values), ""))
+
+
+def build(values: Values) -> RunSpec:
+    """The request of the values by dotted key, as `flatten` gives them; other keys are left out."""
+    spec: RunSpec = _build(RunSpec, values, "")
+    return spec
 
 
 def unknown_name_error(what: str, name: str, known: Sequence[str], also: str = "", source: str = "") -> UsageError:
@@ -188,35 +182,41 @@ def unknown_name_error(what: str, name: str, known: Sequence[str], also: str = "
 
 
 @cache
-def _field_types(kind: Any) -> dict[str, Any]:
-    return {name: hint for name, hint in get_type_hints(kind).items() if name != ASKED}
+def _types() -> dict[str, Any]:
+    """The type of each key and of each section, by its dotted key."""
+    return dict(_section_types(RunSpec, ""))
 
 
-def _dotted_keys(kind: Any, section: str = "") -> Iterator[str]:
-    for name, hint in _field_types(kind).items():
-        yield f"{section}{name}"
-        if is_dataclass(hint):
-            yield from _dotted_keys(hint, f"{section}{name}.")
+def _section_types(kind: Any, section: str) -> Iterator[tuple[str, Any]]:
+    for name, hint in get_type_hints(kind).items():
+        if name != ASKED:
+            yield f"{section}{name}", hint
+            yield from _section_types(hint, f"{section}{name}.") if is_dataclass(hint) else ()
 
 
-def _leaves(layer: ConfigLayer, values: Mapping[str, Any], kind: Any, section: str = "") -> Iterator[tuple[str, Any]]:
-    types = _field_types(kind)
+def _flatten(source: str, values: Mapping[str, Any], section: str) -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
         key = f"{section}{name}"
-        if name not in types:
-            namesakes = [known for known in _dotted_keys(RunSpec) if known.endswith(f".{key.rpartition('.')[2]}")]
-            if not namesakes:
-                raise unknown_name_error("key", key, [f"{section}{known}" for known in types], source=layer.source)
-            sentence = f"{layer.source}unknown key `{key}`; closest: `{namesakes[0]}`"
-            raise UsageError(sentence, f"known: {', '.join(namesakes)}")
-        if is_dataclass(types[name]) and isinstance(value, Mapping):
-            yield from _leaves(layer, value, types[name], f"{key}.")
+        above = _types().get(key.rpartition(".")[0])
+        kind = get_args(above)[1] if get_origin(above) is dict else _types().get(key)
+        if kind is None:
+            raise _unknown_key_error(source, key)
+        if isinstance(value, Mapping) and (is_dataclass(kind) or get_origin(kind) is dict):
+            yield from _flatten(source, value, f"{key}.")
             continue
         try:
-            yield key, _convert(value, types[name])
+            yield key, _convert(value, kind)
         except (ValidationError, OverflowError):  # the latter for an integer too large for a float
-            sentence = f"{layer.source}`{key}` is {value!r}; expected {_type_name(types[name])}"
-            raise UsageError(sentence, EXAMPLES_HINT) from None
+            raise UsageError(f"{source}`{key}` is {value!r}; expected {_type_name(kind)}", EXAMPLES_HINT) from None
+
+
+def _unknown_key_error(source: str, key: str) -> UsageError:
+    """The error for a key that is not known; of those known, the ones with the same last part, else of its section."""
+    section, _, name = key.rpartition(".")
+    if namesakes := [known for known in _types() if known.endswith(f".{name}")]:
+        return UsageError(f"{source}unknown key `{key}`; closest: `{namesakes[0]}`", f"known: {', '.join(namesakes)}")
+    siblings = [known for known in _types() if known.rpartition(".")[0] == section]
+    return unknown_name_error("key", key, siblings or [known for known in _types() if "." not in known], source=source)
 
 
 def _convert(value: Any, kind: Any) -> Any:
@@ -226,8 +226,6 @@ def _convert(value: Any, kind: Any) -> Any:
         return None if value is None else _convert(value, arguments[0])
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(_convert(item, arguments[0]) for item in value)
-    if origin is dict and isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {key: _convert(item, arguments[1]) for key, item in value.items()}
     node = EnumNode(kind) if isinstance(kind, type) and issubclass(kind, Enum) else NODES.get(kind)
     if node is None or value is None:
         raise ValidationError
@@ -249,30 +247,18 @@ def _type_name(kind: Any) -> str:
     return TYPE_NAMES[kind]
 
 
-def _build(kind: Any, values: Values) -> Any:
-    types = _field_types(kind)
-    sections = {name: _build(types[name], values[name]) for name in types if is_dataclass(types[name])}
-    return kind(**values | sections)
-
-
-def nested(flags: Mapping[str, object]) -> Values:
-    """Values by dotted key as nested sections."""
-    values: Values = {}
-    for key, value in _expand_shorthand(dict(flags)).items():
-        for section in reversed(key.split(".")):
-            value = {section: value}
-        values = _deep_merge(values, value)
-    return values
-
-
-def _deep_merge(below: Values, above: Values) -> Values:
-    """Merge nested values; `above` wins."""
-    both = {
-        key: _deep_merge(below[key], value)
-        for key, value in above.items()
-        if isinstance(value, dict) and isinstance(below.get(key), dict)
-    }
-    return {**below, **above, **both}
+def _build(kind: Any, values: Values, section: str) -> Any:
+    fields: Values = {}
+    for name, hint in get_type_hints(kind).items():
+        key = f"{section}{name}"
+        if is_dataclass(hint):
+            fields[name] = _build(hint, values, f"{key}.")
+        elif get_origin(hint) is dict:
+            inside = [item for item in values.items() if item[0].startswith(f"{key}.")]
+            fields[name] = {item.removeprefix(f"{key}."): value for item, value in inside}
+        elif name != ASKED:
+            fields[name] = values[key]
+    return kind(**fields)
 
 
 def _expand_shorthand(values: Values) -> Values:

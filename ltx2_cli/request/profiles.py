@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from functools import cache
 from os.path import abspath, expanduser
 from pathlib import Path
@@ -14,10 +14,9 @@ from ltx2_cli.request.layers import (
     ASKED,
     ConfigLayer,
     Values,
+    build,
     dump,
-    leaves,
-    merge,
-    nested,
+    flatten,
     read_file,
     read_setting,
     unknown_name_error,
@@ -25,7 +24,8 @@ from ltx2_cli.request.layers import (
 from ltx2_cli.request.spec import RunSpec, ShardingSpec
 from ltx2_cli.request.validation import validate
 
-KINDS = ("model", "recipe", "compat", "sharding")  # of profiles, in stacking order
+# The key that names the profile of each kind, in stacking order
+KINDS = {"model": "model", "recipe": "recipe", "compat": "compat", "sharding": "sharding.profile"}
 AUTO = "auto"  # chosen by `resolve`, from the checkpoint and the devices
 STEPS_OR_SIGMAS = {"num_inference_steps", "sigmas"}  # two spellings of one choice: the higher layer decides both
 RECIPE_KEYS = ("num_inference_steps", "sigmas", "guidance", "stg_blocks", "second_stage")  # None: the recipe's
@@ -51,46 +51,54 @@ def read_spec(
     `config` (a YAML file or a layer), `overrides` and `keys`, `dotlist` (`["dotted.key=value"]`).
 
     Example: `read_spec(prompt="rain", model="demo")`. Dotted keys go into `overrides`:
-    `{"guidance.video.stg_scale": 0.0}`. A key of `RECIPE_KEYS` that nobody sets is None; `resolve` fills it.
+    `{"guidance.video.stg_scale": 0.0}`. A key of `RECIPE_KEYS` that nobody sets is None; `complete_spec` fills it.
     Raises `UsageError` for an unknown name or key, a wrong type, a broken file, and everything `validate` finds.
     """
-    above = [ConfigLayer("", nested({**(overrides or {}), **keys})), *map(read_setting, dotlist)]
-    layer = read_file(Path(config)) if isinstance(config, str | Path) else config
-    file, given = _config_values(layer or ConfigLayer("", {}), above)
-    spec = merge(_profile_stack([*_drop_alternative([file]), *_drop_alternative(above)], without=RECIPE_KEYS))
-    _check_model(spec.model)
+    flags: Values = {}
+    for layer in [ConfigLayer("", {**(overrides or {}), **keys}), *map(read_setting, dotlist)]:
+        flags |= flatten(layer)
+    file = read_file(Path(config)) if isinstance(config, str | Path) else config or ConfigLayer("", {})
+    below, given = _config_values(file, flags)
+    asked = {**_without_alternative(below), **_without_alternative(flags)}
+    published = {key: value for key, value in _profile_values(asked).items() if not _is_of_recipe(key)}
+    spec = build({**_defaults(), **published, **asked})
     validate(spec)
-    asked = tuple(sorted(given.union(*map(leaves, above)).difference(OUTPUT_KEYS, {CACHE})))
     steps = spec.num_inference_steps if spec.sigmas is None else len(spec.sigmas) - 1
-    return replace(spec, num_inference_steps=steps, asked=asked)
+    given = (given | flags.keys()).difference(OUTPUT_KEYS, {CACHE})
+    return replace(spec, num_inference_steps=steps, asked=tuple(sorted(given)))
+
+
+def complete_spec(
+    spec: RunSpec, recipe: str, sharding: str, model_version: str | None, layers: int = PUBLISHED_LAYERS
+) -> RunSpec:
+    """`spec` over its profiles, with this recipe, and with this sharding profile where it says `auto`. They fill what
+    is None of `RECIPE_KEYS`, and under `auto` the sharding that nobody asked for. A model without a profile has that of
+    `model_version`, with STG blocks rescaled to `layers`."""
+    values = flatten(ConfigLayer("", {key: value for key, value in asdict(spec).items() if key != ASKED}))
+    asked = {key: value for key, value in values.items() if value is not None or not _is_of_recipe(key)}
+    asked["recipe"] = recipe
+    if spec.sharding.profile == AUTO:
+        asked = {key: value for key, value in asked.items() if key in spec.asked or not key.startswith(SECTION)}
+        asked["sharding.profile"] = sharding
+    return replace(build({**_profile_values(asked, model_version, layers), **asked}), asked=spec.asked)
 
 
 def recipe_defaults(
     spec: RunSpec, recipe: str, model_version: str | None = None, layers: int = PUBLISHED_LAYERS
 ) -> RunSpec:
-    """The profiles of `spec` with this recipe, and nothing else set. A model without a profile uses that of
-    `model_version`, with STG blocks rescaled to `layers`."""
-    named = {"model": spec.model, "recipe": recipe, "compat": spec.compat, "sharding": {"profile": AUTO}}
-    below = []
-    if model_version:
-        profile = _shipped_profile("model", model_version)
-        blocks = [min(round(block * layers / PUBLISHED_LAYERS), layers - 1) for block in profile.values["stg_blocks"]]
-        below = [replace(profile, values={**profile.values, "stg_blocks": blocks})]
-    return merge(_profile_stack([ConfigLayer("", named)], below))
+    """The profiles of `spec` with this recipe, and nothing else set."""
+    named = {"model": spec.model, "recipe": recipe, "compat": spec.compat, "sharding.profile": AUTO}
+    return build({**_profile_values(named, model_version, layers), **named})
 
 
-def read_sharding(name: str, spec: RunSpec | None = None) -> ShardingSpec:
-    """The sharding profile `name` (or YAML file), below what the request `spec` asked for in its sharding section."""
-    asked = [key.removeprefix(SECTION) for key in (spec.asked if spec else ()) if key.startswith(SECTION)]
-    # A record of another version, or one that was edited, may list other keys.
-    values = {key: value for key, value in vars(spec.sharding).items() if key in asked} if spec else {}
-    top = ConfigLayer("", {"sharding": {**values, "profile": name}})
-    return merge([_defaults(), _profile_layer("sharding", name), top]).sharding
+def read_sharding(name: str) -> ShardingSpec:
+    """The sharding profile `name`, or that in a YAML file."""
+    return build({**_defaults(), **_profile("sharding", name)}).sharding
 
 
 @cache
-def _defaults() -> ConfigLayer:
-    return read_file(configs() / "default.yaml")
+def _defaults() -> Values:
+    return flatten(read_file(configs() / "default.yaml"))
 
 
 def profile_names(kind: str) -> list[str]:
@@ -117,70 +125,6 @@ def to_yaml(spec: RunSpec, provenance: Mapping[str, Any] | None = None) -> str:
     return dump({**asdict(spec), CACHE: None, **seed, **extra})
 
 
-def _profile_stack(
-    above: Sequence[ConfigLayer], below: Sequence[ConfigLayer] = (), without: Sequence[str] = ()
-) -> list[ConfigLayer]:
-    """All layers, lowest first: the defaults, `below`, the profile of each kind without the keys `without`, `above`.
-    The highest layer that names a profile of a kind chooses it."""
-    stack, by_recipe = [_defaults(), *below], dict[str, Values]()
-    section_keys = {field.name for field in fields(ShardingSpec)}
-    for kind in KINDS:
-        named = [(name, layer) for layer in [*stack, *above] if (name := _profile_name(layer, kind)) is not None]
-        name, layer = named[-1]
-        complete = name != AUTO and kind == "sharding" and section_keys <= set(layer.values["sharding"])
-        if not complete:  # as in a record: then no profile is read
-            profile = _profile_layer(kind, name)
-            by_recipe |= profile.values.get(BY_RECIPE, {})
-            kept = {key: value for key, value in profile.values.items() if key not in {*without, BY_RECIPE}}
-            stack.append(replace(profile, values=kept))
-            if kind == "recipe":
-                stack.append(ConfigLayer("", by_recipe.get(name, {})))
-    return [*stack, *above]
-
-
-def _profile_name(layer: ConfigLayer, kind: str) -> str | None:
-    value = layer.values.get(kind)
-    if kind == "sharding":
-        value = value.get("profile") if isinstance(value, Mapping) else None
-    if value is not None and not isinstance(value, str):
-        raise UsageError(
-            f"{layer.source}`{kind}` is {value!r}; expected the name of a profile",
-            f"known: {', '.join(profile_names(kind))}",
-        )
-    return value
-
-
-def _profile_layer(kind: str, name: str) -> ConfigLayer:
-    """The layer of a profile. A model may also be a folder, file or repository; a sharding profile may be a file."""
-    if kind == "model" and name not in profile_names("model"):  # its model version is known once it is open
-        path = expanduser(name)
-        last = checkpoint_names(path)[-1]
-        text = {"text_encoder": GEMMA} if last.endswith(SINGLE_FILE) else {}
-        return ConfigLayer("", {"checkpoint": path, "model_name": last.removesuffix(SINGLE_FILE), **text})
-    if kind in ("recipe", "sharding") and name == AUTO:
-        return ConfigLayer("", {})
-    if kind != "sharding":
-        return _shipped_profile(kind, name)
-    is_file = "/" in name or name.endswith((".yaml", ".yml"))
-    profile = _with_parent(kind, read_file(Path(expanduser(name)))) if is_file else _shipped_profile(kind, name)
-    return replace(profile, values={"sharding": {**profile.values, "profile": name}})
-
-
-@cache
-def _shipped_profile(kind: str, name: str) -> ConfigLayer:
-    known = profile_names(kind)
-    if name not in known:
-        also = {"recipe": f", `{AUTO}`", "sharding": f", `{AUTO}`, or a YAML file"}
-        raise unknown_name_error("sharding profile" if kind == "sharding" else kind, name, known, also.get(kind, ""))
-    return _with_parent(kind, read_file(configs() / kind / f"{name}.yaml"))
-
-
-def _with_parent(kind: str, layer: ConfigLayer) -> ConfigLayer:
-    own = {key: value for key, value in layer.values.items() if key != "extends"}
-    parent = layer.values.get("extends")
-    return _shipped_profile(kind, str(parent)).extended(replace(layer, values=own)) if parent else layer
-
-
 def checkpoint_names(checkpoint: str) -> list[str]:
     """The names of a checkpoint: the last element of an existing path, or each element of REPO[/FILE]."""
     path = Path(expanduser(checkpoint))
@@ -188,29 +132,84 @@ def checkpoint_names(checkpoint: str) -> list[str]:
     return [Path(abspath(path)).name] if path.exists() else checkpoint.split("@")[0].split("/")
 
 
-def _check_model(model: str) -> None:
-    """Raise `UsageError` unless `model` is a profile, a folder, a single file or spelt like a repository."""
-    known, path = profile_names("model"), Path(expanduser(model))
-    is_file = path.is_file() and path.suffix == SINGLE_FILE
-    if model in known or path.is_dir() or is_file or REPOSITORY.fullmatch(model):
-        return
+def _is_of_recipe(key: str) -> bool:
+    return key.split(".")[0] in RECIPE_KEYS
+
+
+def _without_alternative(values: Values) -> Values:
+    """`values`; if they set only one of `STEPS_OR_SIGMAS`, with None for the other."""
+    given = {key for key in STEPS_OR_SIGMAS if values.get(key) is not None}
+    return {**values, **dict.fromkeys(STEPS_OR_SIGMAS - given)} if len(given) == 1 else values
+
+
+def _profile_values(asked: Values, model_version: str | None = None, layers: int = PUBLISHED_LAYERS) -> Values:
+    """The defaults, and on them the profile of the model version and those that `asked` or the defaults name."""
+    values = dict(_defaults())
+    names = {kind: asked.get(key, values[key]) for kind, key in KINDS.items()}
+    if model_version:
+        values |= _shipped_profile("model", model_version)
+        blocks = (round(block * layers / PUBLISHED_LAYERS) for block in values["stg_blocks"])
+        values["stg_blocks"] = tuple(min(block, layers - 1) for block in blocks)
+    if {key for key in _defaults() if key.startswith(SECTION)} <= asked.keys():
+        names["sharding"] = AUTO  # the section is complete, as in a record: no profile is read
+    for kind, name in names.items():
+        values |= _profile(kind, name)
+        if kind == "recipe":
+            prefix = f"{BY_RECIPE}.{name}."
+            values |= {key.removeprefix(prefix): values[key] for key in values if key.startswith(prefix)}
+    return values
+
+
+def _profile(kind: str, name: str) -> Values:
+    """The values of a profile. A model may also be a folder, file or repository; a sharding profile may be a file."""
+    if kind in ("recipe", "sharding") and name == AUTO:
+        return {}
+    if kind == "sharding" and ("/" in name or name.endswith((".yaml", ".yml"))):
+        return _read_profile(kind, Path(expanduser(name)), name)
+    if kind == "model" and name not in profile_names(kind):
+        return _unpublished_model(name)
+    return _shipped_profile(kind, name)
+
+
+@cache
+def _shipped_profile(kind: str, name: str) -> Values:
+    known = profile_names(kind)
+    if name not in known:
+        also = {"recipe": f", `{AUTO}`", "sharding": f", `{AUTO}`, or a YAML file"}
+        raise unknown_name_error("sharding profile" if kind == "sharding" else kind, name, known, also.get(kind, ""))
+    return _read_profile(kind, configs() / kind / f"{name}.yaml", name)
+
+
+def _read_profile(kind: str, path: Path, name: str) -> Values:
+    file = read_file(path)
+    own = dict(file.values)
+    parent, by_recipe = own.pop("extends", None), own.pop(BY_RECIPE, {}) if kind == "model" else {}
+    values = flatten(replace(file, values={"sharding": {**own, "profile": name}} if kind == "sharding" else own))
+    for recipe, section in by_recipe.items():
+        values |= {f"{BY_RECIPE}.{recipe}.{key}": value for key, value in flatten(ConfigLayer("", section)).items()}
+    return {**_shipped_profile(kind, str(parent)), **values} if parent else values
+
+
+def _unpublished_model(model: str) -> Values:
+    """The values of a folder, a single file or a repository; its model version is known once it is open. Raises
+    `UsageError` for a name that is none of them."""
+    place = expanduser(model)
+    path = Path(place)
+    if path.is_dir() or (path.is_file() and path.suffix == SINGLE_FILE) or REPOSITORY.fullmatch(model):
+        last = checkpoint_names(place)[-1]
+        text = {"text_encoder": GEMMA} if last.endswith(SINGLE_FILE) else {}
+        return {"checkpoint": place, "model_name": last.removesuffix(SINGLE_FILE), **text}
     others = "a folder, a .safetensors file, or a repository REPO[/FILE][@REV]"
     if "/" in model:
         what = f"`{model}` is no .safetensors file" if path.exists() else f"there is no folder or file `{model}`"
         raise UsageError(what, f"a model is a profile, {others}")
-    raise unknown_name_error("model", model, known, f", {others}")
+    raise unknown_name_error("model", model, profile_names("model"), f", {others}")
 
 
-def _drop_alternative(layers: Sequence[ConfigLayer]) -> list[ConfigLayer]:
-    """`layers`; if they set only one of `STEPS_OR_SIGMAS`, preceded by a layer that unsets the other."""
-    given = {key for key in STEPS_OR_SIGMAS for layer in layers if layer.values.get(key) is not None}
-    return [*([ConfigLayer("", dict.fromkeys(STEPS_OR_SIGMAS - given))] if len(given) == 1 else []), *layers]
+def _config_values(file: ConfigLayer, flags: Values) -> tuple[Values, set[str]]:
+    """The values of a config file that apply under the flags, and the keys that its user had set.
 
-
-def _config_values(file: ConfigLayer, above: Sequence[ConfigLayer]) -> tuple[ConfigLayer, set[str]]:
-    """The values of a config file that apply under the layers `above`, and the keys that its user had set.
-
-    A record holds every value, and as `asked` the keys that were set. If `above` names another model, recipe or compat
+    A record holds every value, and as `asked` the keys that were set. If a flag names another model, recipe or compat
     profile, only those keys and the seed apply; if another sharding profile, all but that section.
     """
     asked, is_record = file.values.get(ASKED), PROVENANCE in file.values or ASKED in file.values
@@ -219,11 +218,10 @@ def _config_values(file: ConfigLayer, above: Sequence[ConfigLayer]) -> tuple[Con
             f"{file.source}`{CACHE}` is not taken from a file: programs are code", "--compile-cache FOLDER"
         )
     others = {PROVENANCE, ASKED, CACHE, *(OUTPUT_KEYS if is_record else ())}
-    own = replace(file, values={key: value for key, value in file.values.items() if key not in others})
-    names = {kind: name for kind in KINDS if (name := _profile_name(own, kind)) is not None}
+    values = flatten(replace(file, values={key: value for key, value in file.values.items() if key not in others}))
     if not is_record:
-        return own, set(leaves(own))
-    renamed = {kind for kind in names for layer in above if _profile_name(layer, kind) not in (None, names[kind])}
+        return values, set(values)
+    renamed = {kind for kind, key in KINDS.items() if key in values and flags.get(key, values[key]) != values[key]}
     if renamed and not isinstance(asked, list):
         raise UsageError(
             f"{file.source}this record does not list what was asked for, so its {min(renamed)} cannot be replaced",
@@ -231,7 +229,8 @@ def _config_values(file: ConfigLayer, above: Sequence[ConfigLayer]) -> tuple[Con
         )
     kept = {str(key) for key in asked} if isinstance(asked, list) else set[str]()
     if renamed - {"sharding"}:
-        own = replace(own, values=nested({key: value for key, value in leaves(own).items() if key in {*kept, "seed"}}))
+        values = {key: value for key, value in values.items() if key in {*kept, "seed"}}
     if "sharding" in renamed:
         kept = {key for key in kept if not key.startswith(SECTION)}
-    return replace(own, values={key: own.values[key] for key in own.values if key not in renamed}), kept
+        values = {key: value for key, value in values.items() if not key.startswith(SECTION)}
+    return {key: value for key, value in values.items() if key not in {KINDS[kind] for kind in renamed}}, kept

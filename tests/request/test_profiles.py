@@ -14,6 +14,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.plan.recipe import resample_sigmas
 from ltx2_cli.request.layers import ASKED, dump, parse
 from ltx2_cli.request.profiles import (
+    complete_spec,
     configs,
     profile_names,
     read_sharding,
@@ -256,13 +257,21 @@ def test_a_sharding_file_may_extend_a_profile(page: Page):
 def test_values_beside_auto_override_the_chosen_profile():
     asked = read_spec(prompt="rain", dotlist=["sharding.use_batched_text_encoder=false", "sharding.mesh.heads=2"])
     assert asked.sharding.profile == "auto"
-    chosen = read_sharding("gpu", asked)
-    assert chosen == replace(
-        read_sharding("gpu"), use_batched_text_encoder=False, mesh={**read_sharding("gpu").mesh, "heads": 2}
-    )
-    default = read_spec(prompt="rain", dotlist=["sharding.bf16_tile_sublanes=null"])
-    assert read_sharding("ironwood", default).bf16_tile_sublanes is None
-    assert read_sharding("gpu", replace(asked, asked=("sharding.of_another_version",))) == read_sharding("gpu")
+    gpu = read_sharding("gpu")
+    expected = replace(gpu, use_batched_text_encoder=False, mesh={**gpu.mesh, "heads": 2})
+    assert complete_spec(asked, "one_stage", "gpu", "ltx2").sharding == expected
+    null = read_spec(prompt="rain", dotlist=["sharding.bf16_tile_sublanes=null"])
+    assert complete_spec(null, "one_stage", "ironwood", "ltx2").sharding.bf16_tile_sublanes is None
+    older = replace(asked, asked=("sharding.of_another_version",))
+    assert complete_spec(older, "one_stage", "gpu", "ltx2").sharding == gpu
+
+
+def test_a_complete_request_keeps_its_values():
+    asked = read_spec(prompt="rain", model="demo", dotlist=["guidance.video.stg_scale=0.25"])
+    complete = complete_spec(asked, "one_stage", "single", "ltx2.3", 4)
+    assert scales(complete)[0] == (3.0, 0.25, 3.0, 0.7)
+    assert (complete.recipe, complete.stg_blocks, complete.sharding) == ("one_stage", (0,), read_sharding("single"))
+    assert complete_spec(complete, "one_stage", "gpu", "ltx2", 48) == complete
 
 
 # Records
@@ -422,7 +431,7 @@ def test_values_of_a_file_stay_under_any_model(page: Page):
         ({"stg_blocks": "28,29"}, "`stg_blocks` is '28,29'; expected null or a list, each an integer", "default.yaml"),
         ({"guidance": 3}, "`guidance` is 3; expected a section with video, audio", "default.yaml"),
         ({"sharding.mesh": [1]}, "`sharding.mesh` is [1]; expected a section of names, each an integer", "default"),
-        ({"model": 5}, "`model` is 5; expected the name of a profile", ""),
+        ({"model": 5}, "unknown model `5`", "known: `demo`"),
     ],
 )
 def test_wrong_names_keys_and_types_are_errors_of_one_sentence(keys: dict, sentence: str, hint: str):
@@ -443,14 +452,14 @@ BOMB = "a: &a [x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}]\n" for a, b in pai
         ("null: 2", "unknown key `null`"),
         ("true: 2", "unknown key `true`"),
         ("height: tall", "`height` is 'tall'; expected an integer"),
-        ("model: [demo]", "`model` is ['demo']; expected the name of a profile"),
+        ("model: [demo]", "`model` is ['demo']; expected text"),
         (f"fps: 1{'0' * 400}", "; expected a number"),
         ("heigth: 64", "unknown key `heigth`; closest: `height`"),
         ("sharding: {profile: gpu, mehs: {}}", "unknown key `sharding.mehs`; closest: `sharding.mesh`"),
         ("fps: ${height}", "`fps` is '${height}'; expected a number"),
         ("sigmas: [1, [0]]", "`sigmas` is [1, [0]]; expected null or a list, each a number"),
         ("seed: [1, [2]]", "`seed` is [1, [2]]; expected null or a list, each an integer"),
-        ("sharding: {activations: {x: [1]}}", "`sharding.activations` is {'x': [1]}; expected a section of names"),
+        ("sharding: {activations: {x: [1]}}", "`sharding.activations.x` is [1]; expected text"),
         ("prompt: !!timestamp 2020-01-01", "line 1: this is not plain YAML: the tag tag:yaml.org,2002:timestamp"),
         ("prompt: !!python/name:os.system", "line 1: this is not plain YAML: the tag tag:yaml.org,2002:python"),
         ("seed: &a [1]\nstg_blocks: *a", "line 1: this is not plain YAML: anchors and aliases are not read"),
