@@ -64,16 +64,21 @@ class ShardingPlan:
             return sharding
         return Format(Layout((0, 1, 2), ((rows, LANES), (2, 1))), sharding)
 
+    def mesh_axis(self, axis: str | None) -> str | None:
+        """Where a logical axis of activations lies in the mesh; None: it is whole, as on a mesh axis of one device."""
+        mesh_axis = dict(self.activations).get(axis or "")
+        return mesh_axis if mesh_axis and self.mesh.shape[mesh_axis] > 1 else None
+
     def activation(self, axes: tuple[str | None, ...], shape: tuple[int, ...]) -> PartitionSpec:
         """The spec of an activation. A dimension that its mesh axis does not divide stays whole."""
-        mesh_axes = zip(_lookup(self.activations, axes), shape, strict=True)
+        mesh_axes = zip(map(self.mesh_axis, axes), shape, strict=True)
         return PartitionSpec(
             *(axis if axis and length % self.mesh.shape[axis] == 0 else None for axis, length in mesh_axes)
         )
 
-    def parts(self, axis: str) -> int:
+    def parts(self, axis: str | None) -> int:
         """The number of parts of a logical axis of activations."""
-        mesh_axis = dict(self.activations).get(axis)
+        mesh_axis = self.mesh_axis(axis)
         return self.mesh.shape[mesh_axis] if mesh_axis else 1
 
     @property

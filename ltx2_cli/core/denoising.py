@@ -32,7 +32,7 @@ from ltx2_cli.request.spec import Streams
 from ltx2_cli.sharding import to_devices, to_host
 from ltx2_cli.weights.load import not_finite
 
-KEYS_VALUES = (None, None, None, "heads", None)  # the logical axes of a text context's keys and values
+KEYS_VALUES = (None, None, None, "heads")  # the logical axes of a text context's keys and values
 
 
 @jax.jit
@@ -55,7 +55,7 @@ def stage_programs(plan: Plan, number: int) -> StagePrograms:
     stage, arch = plan.stages[number], plan.arch.transformer
     sharding, whole = stage.sharding, stage.sharding.replicated
     suffix = f" {number + 1}" if len(plan.stages) > 1 else ""
-    split = NamedSharding(sharding.mesh, sharding.activation(KEYS_VALUES, (1, 1, 1, arch.num_attention_heads, 1)))
+    split = NamedSharding(sharding.mesh, sharding.activation(KEYS_VALUES, (1, 1, 1, arch.num_attention_heads)))
     text_shardings: tuple[Any, Any] = (whole, split)
     seeds = jax.ShapeDtypeStruct((plan.batch_size,), np.uint32)
     step, sigma = jax.ShapeDtypeStruct((), np.int32), jax.ShapeDtypeStruct((), np.float32)

@@ -8,8 +8,9 @@ import numpy as np
 from flax import nnx
 
 from ltx2_cli.models.arch import ConnectorArch, ConnectorsArch
-from ltx2_cli.nn.attention import Attention, Rope, rope_table
+from ltx2_cli.nn.attention import Attention
 from ltx2_cli.nn.layers import FeedForward, Linear, rms_norm
+from ltx2_cli.nn.rope import Rope, rope_table
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.declare import Scope
 
@@ -93,7 +94,7 @@ class ConnectorBlock(nnx.Module):
     def __call__(self, x: jax.Array, rope: Rope) -> jax.Array:
         """x [batch, tokens, width]; every token sees every other."""
         normed = rms_norm(x, NORM_EPS)
-        x = x + self.attention(normed, self.attention.keys_values(normed, rope), rope=rope)
+        x = x + self.attention(normed, self.attention.keys_values(normed), ropes=(rope, rope))
         return x + self.feed_forward(rms_norm(x, NORM_EPS))
 
 

@@ -15,8 +15,9 @@ from flax import nnx
 
 from ltx2_cli.diffusion.geometry import Geometry
 from ltx2_cli.models.arch import StreamArch, TransformerArch
-from ltx2_cli.nn.attention import Attention, KeysValues, Rope, TokenAxis, rope_table
+from ltx2_cli.nn.attention import Attention, KeysValues, TokenAxis, prepare_rope
 from ltx2_cli.nn.layers import AdaLayerNormSingle, FeedForward, Linear, layer_norm, rms_norm
+from ltx2_cli.nn.rope import Rope, rope_table
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.sharding import constrain, fill
 from ltx2_cli.weights.declare import Scope
@@ -53,7 +54,7 @@ class PassMasks(NamedTuple):
 
 class TextContext(NamedTuple):
     """Text for the layers: its tokens [contexts, tokens, dim] and, where no layer modulates them by the noise level,
-    the keys and values of all layers [layers, contexts, tokens, heads, head_dim]."""
+    the keys and values of all layers [layers, contexts, tokens, heads * head_dim]."""
 
     tokens: Arrays
     keys_values: Streams[KeysValues] | None
@@ -109,8 +110,8 @@ class Stream(nnx.Module):
         (rope, _), tokens = inputs.ropes, inputs.tokens
         shift, scale, gate = (self.table[...] + inputs.modulation.self_and_mlp)[:3]
         normed = modulate(rms_norm(x, self.eps), scale, shift)
-        context = self.self_attention.keys_values(normed, rope)
-        return x + self.self_attention(normed, context, (tokens, tokens), rope, mask) * gate
+        context = self.self_attention.keys_values(normed)
+        return x + self.self_attention(normed, context, (tokens, tokens), (rope, rope), mask) * gate
 
     @jax.named_scope("text_attention")
     def attend_to_text(self, x: jax.Array, inputs: StreamInputs, text: KeysValues) -> jax.Array:
@@ -168,11 +169,11 @@ class Block(nnx.Module):
         streams = (self.video, self.audio)
         (_, (_, video_rope), video_tokens), (_, (_, audio_rope), audio_tokens) = inputs
         video, audio = map(Stream.cross_inputs, streams, x, inputs)
-        audio_kv = self.audio_to_video.keys_values(audio.video, audio_rope)
-        video_kv = self.video_to_audio.keys_values(video.audio, video_rope)
+        audio_kv = self.audio_to_video.keys_values(audio.video)
+        video_kv = self.video_to_audio.keys_values(video.audio)
         gathered = (
-            self.audio_to_video(video.video, audio_kv, (video_tokens, audio_tokens), video_rope),
-            self.video_to_audio(audio.audio, video_kv, (audio_tokens, video_tokens), audio_rope),
+            self.audio_to_video(video.video, audio_kv, (video_tokens, audio_tokens), (video_rope, audio_rope)),
+            self.video_to_audio(audio.audio, video_kv, (audio_tokens, video_tokens), (audio_rope, video_rope)),
         )
         return Streams(*map(Stream.add_cross, streams, x, gathered, inputs, repeat(mask)))
 
@@ -231,7 +232,7 @@ class Transformer(nnx.Module):
         if self.video.text_time is not None or self.audio.text_time is not None:
             return TextContext(tokens, None)
         keys_values = jax.lax.map(lambda block: block.text_keys_values(tokens, Streams(None, None)), self.blocks)
-        heads_split = (None, None, None, "heads", None)
+        heads_split = (None, None, None, "heads")
         return TextContext(tokens, jax.tree.map(lambda x: constrain(x, heads_split), keys_values))
 
     def __call__(self, latents: Arrays, sigma: jax.Array, inputs: DenoiserInputs) -> Arrays:
@@ -254,7 +255,7 @@ class Transformer(nnx.Module):
         text_modulation = Streams(*(rows.text for rows in modulation))
         filled = (fill(x, ("rows", axis.name, None), 1) for x, axis in zip(latents, tokens, strict=True))
         x = Streams(*(stream.proj_in(tokens) for stream, tokens in zip(streams, filled, strict=True)))
-        shared = Streams(*map(StreamInputs, modulation, map(_fill_tables, ropes, tokens), tokens))
+        shared = Streams(*map(StreamInputs, modulation, map(_prepare_ropes, ropes, tokens, tokens[::-1]), tokens))
 
         def layer(x: Arrays, scanned: tuple[Block, Any, Mask]) -> tuple[Arrays, T]:
             block, keys_values, self_attention = scanned
@@ -270,8 +271,8 @@ class Transformer(nnx.Module):
         return Streams(*(y[:, : axis.length] for y, axis in zip(outputs, tokens, strict=True))), (before, after)
 
 
-def _fill_tables(ropes: Ropes, axis: TokenAxis) -> Ropes:
-    return jax.tree.map(lambda table: fill(table, (axis.name, "heads", None), 0), ropes)
+def _prepare_ropes(ropes: Ropes, tokens: TokenAxis, others: TokenAxis) -> Ropes:
+    return Ropes(prepare_rope(ropes.own, tokens, tokens), prepare_rope(ropes.cross, tokens, others))
 
 
 def rope_tables(geometry: Geometry, arch: TransformerArch) -> Streams[Ropes]:

@@ -4,25 +4,28 @@ Where a context's tokens are split over devices, self-attention trades tokens fo
 arXiv:2309.14509); queries that lie whole attend to each part, and the results are merged by their softmax's sums.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 
-from ltx2_cli.nn.kernels import attend_partly, attend_with
+from ltx2_cli.nn.kernels import Operands, attend_partly, attend_with, finish, split_heads
 from ltx2_cli.nn.layers import Linear, rms_norm
+from ltx2_cli.nn.rope import Rope
 from ltx2_cli.request.spec import AttentionBackend
-from ltx2_cli.sharding import active, constrain
+from ltx2_cli.sharding import ShardingPlan, active, constrain
 from ltx2_cli.weights.declare import Scope
 
-TOKENS, HEADS = 1, 2  # the dimensions of every array here
+TOKENS, WIDTH = 1, 2  # dimensions of projections
 NORM_EPS = 1e-6  # of queries and keys, whatever a model's other norms add
 
 
 class KeysValues(NamedTuple):
-    """Keys (normalised, rotated) and values of one context, each [rows, tokens, heads, head_dim]."""
+    """Keys (normalised, not yet rotated) and values of one context, each [rows, tokens, heads * head_dim]."""
 
     keys: jax.Array
     values: jax.Array
@@ -38,35 +41,6 @@ class TokenAxis(NamedTuple):
 TokenAxes = tuple[TokenAxis, TokenAxis]  # of queries and of their context
 WHOLE = TokenAxis(), TokenAxis()
 Mask = jax.Array | np.ndarray | None
-
-
-class Rope(NamedTuple):
-    """Rotary position embedding in its split form (arXiv:2104.09864): cos and sin of one stream's positions, each
-    float32 [tokens, heads, head_dim / 2]."""
-
-    cos: jax.Array | np.ndarray
-    sin: jax.Array | np.ndarray
-
-
-def rope_table(fractions: np.ndarray, width: int, heads: int, theta: float) -> Rope:
-    """The table for positions given as fractions of the largest position, float32 [tokens, axes]. Frequencies are a log
-    grid from π/2 to theta·π/2 made in float64; angles are float32 because that is what the weights were trained with.
-    The axes run fastest; what does not fill width/2 is identity, in front."""
-    tokens, axes = fractions.shape
-    count = width // (2 * axes)
-    grid = theta ** np.linspace(0.0, 1.0, count, dtype=np.float64) * (np.pi / 2)
-    centred = fractions.astype(np.float32) * 2 - 1
-    angles = (centred[:, None, :] * grid.astype(np.float32)[None, :, None]).reshape(tokens, count * axes)
-    padded = np.pad(angles, ((0, 0), (width // 2 - count * axes, 0)))
-    exact = padded.reshape(tokens, heads, width // heads // 2).astype(np.float64)
-    return Rope(np.cos(exact).astype(np.float32), np.sin(exact).astype(np.float32))
-
-
-def rotate(x: jax.Array, rope: Rope) -> jax.Array:
-    """Rotate the halves of each head of x [batch, tokens, heads, head_dim] by its token's angles."""
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    rotated = (first * rope.cos - second * rope.sin, second * rope.cos + first * rope.sin)
-    return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
 
 
 class Attention(nnx.Module):
@@ -85,61 +59,146 @@ class Attention(nnx.Module):
         self.gate = Linear(scope / "to_gate_logits", dim, heads, ("embed", None)) if gated else None
         self.heads = heads
 
-    def keys_values(self, context: jax.Array, rope: Rope | None = None) -> KeysValues:
+    def keys_values(self, context: jax.Array) -> KeysValues:
         """Keys and values of `context` [rows, tokens, context_dim]."""
-        keys = self._split(rms_norm(self.to_k(context), NORM_EPS, self.norm_k[...]))
-        return KeysValues(keys if rope is None else rotate(keys, rope), self._split(self.to_v(context)))
+        return KeysValues(rms_norm(self.to_k(context), NORM_EPS, self.norm_k[...]), self.to_v(context))
 
     def __call__(
-        self, x: jax.Array, context: KeysValues, axes: TokenAxes = WHOLE, rope: Rope | None = None, mask: Mask = None
+        self,
+        x: jax.Array,
+        context: KeysValues,
+        axes: TokenAxes = WHOLE,
+        ropes: tuple[Rope, Rope] | None = None,
+        mask: Mask = None,
     ) -> jax.Array:
-        """Attention from x [rows, tokens, dim] to `context`; `axes` are those of their tokens. `mask` (bool [rows]) is
-        for self-attention: where false, a token keeps its own value, the perturbation of spatio-temporal guidance."""
+        """Attention from x [rows, tokens, dim] to `context`; `axes` are those of their tokens, `ropes` rotate them.
+        `mask` (bool [rows]) is for self-attention: where false, a token keeps its own value, the perturbation of
+        spatio-temporal guidance."""
         # Scaled by 1/√d before they are rounded to the run's dtype.
         scale = self.norm_q[...].astype(jnp.float32) * (self.norm_q.shape[-1] // self.heads) ** -0.5
-        queries = self._split(rms_norm(self.to_q(x), NORM_EPS, scale))
-        heads = attend(queries if rope is None else rotate(queries, rope), context, axes)
-        if mask is not None:
-            heads = jnp.where(mask[:, None, None, None], heads, context.values)
-        if self.gate is not None:
-            heads = heads * (2 * jax.nn.sigmoid(self.gate(x)))[..., None]
-        return self.to_out(constrain(heads.reshape(*x.shape[:2], -1), ("rows", axes[0].name, self.out_axis)))
-
-    def _split(self, x: jax.Array) -> jax.Array:
-        return x.reshape(*x.shape[:2], self.heads, -1)
+        queries = rms_norm(self.to_q(x), NORM_EPS, scale)
+        gates = None if self.gate is None else 2 * jax.nn.sigmoid(self.gate(x))
+        attended = attend(Operands(queries, *context, ropes, gates, mask), self.heads, axes)
+        return self.to_out(constrain(attended, ("rows", axes[0].name, self.out_axis)))
 
 
-def attend(queries: jax.Array, context: KeysValues, axes: TokenAxes = WHOLE) -> jax.Array:
-    """softmax(q·kᵀ)·v with float32 scores; all arrays [rows, tokens, heads, head_dim], the queries already scaled."""
+def attend(operands: Operands, heads: int, axes: TokenAxes = WHOLE) -> jax.Array:
+    """softmax(q·kᵀ)·v with float32 scores, rotated and gated, [rows, queries, heads * head_dim]."""
     plan = active()
     if plan is None or plan.mesh.size == 1:
-        return attend_with(plan.attention if plan else AttentionBackend.xla, queries, *context)
-    kernel, count = plan.attention, axes[1].length or context.keys.shape[TOKENS]
-    split, whole = (
-        plan.activation(("rows", axis.name, "heads", None), x.shape)
-        for axis, x in zip(axes, (queries, context.keys), strict=True)
+        return attend_with(plan.attention if plan else AttentionBackend.xla, operands, heads)
+    queries, context = (
+        plan.activation(("rows", axis.name, "heads"), (*x.shape[:2], heads))
+        for axis, x in zip(axes, (operands.queries, operands.keys), strict=True)
     )
-    along, parts = whole[TOKENS], plan.mesh.shape.get(whole[TOKENS], 1)
+    kernel, along = plan.attention, context[TOKENS]
+    heads_here = heads // plan.mesh.shape.get(queries[WIDTH], 1)
+    counts = tuple(axis.length or x.shape[TOKENS] for axis, x in zip(axes, operands[:2], strict=True))
 
-    def attend_locally(queries: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
-        """On one device: its own queries, and the part of the context that it holds, `count` tokens in all."""
+    def attend_locally(operands: Operands) -> jax.Array:
+        """On one device: its own queries, and the part of the context that it holds."""
         if along is None:
-            return attend_with(kernel, queries, keys, values)
-        if split[TOKENS] is None:
-            # Whole queries over a context in parts: each part's result, weighted by its share of the softmax's sum.
-            here = keys.shape[TOKENS]
-            valid = jnp.clip(count - here * jax.lax.axis_index(along), 0, here)
-            part = attend_partly(kernel, queries, keys, values, valid)
-            weight = jnp.exp(part.log_sum - jax.lax.pmax(part.log_sum, along))[..., None]
-            total, gathered = jax.lax.psum((weight, weight * part.gathered), along)
-            return (gathered / total).astype(values.dtype)
-        if queries.shape[HEADS] % parts:
-            entire = (jax.lax.all_gather(x, along, axis=TOKENS, tiled=True)[:, :count] for x in (keys, values))
-            return attend_with(kernel, queries, *entire)
-        traded, *others = (jax.lax.all_to_all(x, along, HEADS, TOKENS, tiled=True) for x in (queries, keys, values))
-        attended = attend_with(kernel, traded, *(x[:, :count] for x in others))
-        return jax.lax.all_to_all(attended, along, TOKENS, HEADS, tiled=True)
+            return attend_with(kernel, operands, heads_here)
+        if queries[TOKENS] is None:
+            return _attend_to_parts(kernel, operands, heads_here, along, counts[1])
+        if heads_here % plan.mesh.shape[along]:
+            return _attend_to_gathered(kernel, operands, heads_here, along, counts[1])
+        return _attend_by_heads(kernel, operands, heads_here, along, counts)
 
-    specs = (split, whole, whole)
-    local = jax.shard_map(attend_locally, mesh=plan.mesh, in_specs=specs, out_specs=split, check_vma=False)
-    return local(queries, *context)
+    ropes = None
+    if operands.ropes:
+        tokens = (queries[TOKENS], context[TOKENS])
+        both = zip(operands.ropes, tokens, tokens[::-1], strict=True)
+        ropes = tuple(_rope_spec(plan, rope, own, other) for rope, own, other in both)
+    gates = None if operands.gates is None else queries
+    mask = None if operands.mask is None else PartitionSpec(queries[0])
+    specs = Operands(queries, context, context, ropes, gates, mask)
+    local = jax.shard_map(attend_locally, mesh=plan.mesh, in_specs=(specs,), out_specs=queries, check_vma=False)
+    return local(operands)
+
+
+def prepare_rope(rope: Rope, tokens: TokenAxis, others: TokenAxis) -> Rope:
+    """The rope of `tokens` as their attention with `others` reads it: filled and laid out once, outside the layers."""
+    plan = active()
+    if plan is None:
+        return rope
+    behind = ((0, -len(rope.cos) % plan.parts(tokens.name)), (0, 0), (0, 0))
+    layout = _rope_spec(plan, rope, plan.mesh_axis(tokens.name), plan.mesh_axis(others.name))
+    place = partial(jax.lax.with_sharding_constraint, shardings=NamedSharding(plan.mesh, layout))
+    return jax.tree.map(lambda table: place(jnp.pad(table, behind)), rope)
+
+
+def _rope_spec(plan: ShardingPlan, rope: Rope, tokens: str | None, others: str | None) -> PartitionSpec:
+    """How a rope lies on the mesh where its tokens, and those that they attend with, lie along these axes of it."""
+    number = rope.cos.shape[1]
+    _, heads = plan.activation((None, "heads"), (1, number))
+    if tokens is None or others is None:
+        return PartitionSpec(tokens, heads)
+    if number // plan.mesh.shape.get(heads, 1) % plan.mesh.shape[tokens]:
+        return PartitionSpec(None, heads)  # the context is gathered
+    return PartitionSpec(None, tuple(axis for axis in (heads, tokens) if axis))  # tokens are traded for heads
+
+
+def _attend_to_parts(kernel: AttentionBackend, operands: Operands, heads: int, along: str, count: int) -> jax.Array:
+    """Whole queries over a context in parts: each part's result, weighted by its share of the softmax's sum."""
+    here = operands.keys.shape[TOKENS]
+    valid = jnp.clip(count - here * jax.lax.axis_index(along), 0, here)
+    part = attend_partly(kernel, operands, heads, valid)
+    weight = jnp.exp(part.log_sum - jax.lax.pmax(part.log_sum, along))[..., None]
+    total, gathered = jax.lax.psum((weight, weight * split_heads(part.gathered, heads)), along)
+    return finish(operands, (gathered / total).astype(operands.values.dtype))
+
+
+def _attend_to_gathered(kernel: AttentionBackend, operands: Operands, heads: int, along: str, count: int) -> jax.Array:
+    """Queries over a context whose parts are gathered: more devices share the tokens than each has heads."""
+    keys, values = (jax.lax.all_gather(x, along, axis=TOKENS, tiled=True)[:, :count] for x in operands[1:3])
+    ropes, here = operands.ropes, operands.queries.shape[TOKENS]
+    if ropes:
+        first = here * jax.lax.axis_index(along)
+        own = jax.tree.map(lambda table: jax.lax.dynamic_slice_in_dim(table, first, here), ropes[0])
+        ropes = own, _first_positions(ropes[1], count)
+    attended = attend_with(kernel, Operands(operands.queries, keys, values, ropes), heads)
+    return finish(operands, split_heads(attended, heads))
+
+
+def _attend_by_heads(
+    kernel: AttentionBackend, operands: Operands, heads: int, along: str, counts: tuple[int, ...]
+) -> jax.Array:
+    """Tokens are traded for heads, and back after attention: a device attends over all tokens with some heads."""
+
+    def trade(x: jax.Array | None, count: int) -> jax.Array | None:
+        return None if x is None else _trade(x, along)[:, :count]
+
+    query_count, key_count = counts
+    ropes = operands.ropes and tuple(map(_first_positions, operands.ropes, counts))
+    traded = Operands(
+        trade(operands.queries, query_count),
+        trade(operands.keys, key_count),
+        trade(operands.values, key_count),
+        ropes,
+        trade(operands.gates, query_count),
+        operands.mask,
+    )
+    parts = jax.lax.axis_size(along)
+    behind = parts * operands.queries.shape[TOKENS] - query_count
+    attended = attend_with(kernel, traded, heads // parts)
+    return _trade_back(jnp.pad(attended, ((0, 0), (0, behind), (0, 0))), along)
+
+
+def _first_positions(rope: Rope, count: int) -> Rope:
+    return jax.tree.map(lambda table: table[:count], rope)
+
+
+def _trade(x: jax.Array, along: str) -> jax.Array:
+    """Of x [rows, tokens, width], the tokens of all devices along an axis with one part of the width."""
+    # The parts in front: to split and join lanes in the exchange itself costs libtpu more than the copies.
+    parts = jnp.moveaxis(x.reshape(*x.shape[:2], jax.lax.axis_size(along), -1), 2, 0)
+    received = jnp.moveaxis(jax.lax.all_to_all(parts, along, 0, 0), 0, 1)
+    return received.reshape(x.shape[0], -1, received.shape[-1])
+
+
+def _trade_back(x: jax.Array, along: str) -> jax.Array:
+    """The inverse of `_trade`."""
+    parts = jnp.moveaxis(x.reshape(x.shape[0], jax.lax.axis_size(along), -1, x.shape[WIDTH]), 1, 0)
+    received = jnp.moveaxis(jax.lax.all_to_all(parts, along, 0, 0), 0, 2)
+    return received.reshape(*received.shape[:2], -1)

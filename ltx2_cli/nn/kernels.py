@@ -1,9 +1,9 @@
 """softmax(q·kᵀ)·v on one device, with float32 scores that are never all in memory: a row of a table for each
 `AttentionBackend`.
 
-Arrays are [rows, tokens, heads, head_dim], the queries already scaled. Every row is held to one definition: the same
-float64 attention at the same lengths. A row attends to a whole context, or to the part of it that lies on this device:
-then the first `valid` keys count, and the logarithm of the sum of their exponentials tells how much the part weighs.
+Every row is held to one definition: the same float64 attention at the same lengths. A row attends to a whole context,
+or to the part of it that lies on this device: then the first `valid` keys count, and the logarithm of the sum of their
+exponentials tells how much the part weighs. Its arrays are [rows, tokens, heads, head_dim].
 """
 
 from collections.abc import Callable, Iterable
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.nn.layers import precision
+from ltx2_cli.nn.rope import rotate
 from ltx2_cli.request.spec import AttentionBackend, DType
 from ltx2_cli.sharding import platform
 
@@ -27,6 +28,18 @@ MASKED = -1e30  # a score that does not count: exp is 0, and no sum of such scor
 LEAST_CAPABILITY = 8.0  # compute capability of the oldest GPUs that cuDNN's attention is made for
 
 
+class Operands(NamedTuple):
+    """What attention reads on one device: projections [rows, tokens, heads * head_dim] with normalised queries and
+    keys, the queries already scaled; and how these are rotated, and results gated."""
+
+    queries: Any
+    keys: Any
+    values: Any
+    ropes: Any = None  # a `Rope` of the queries and one of the keys; None: neither is rotated
+    gates: Any = None  # factors of the results, [rows, queries, heads]
+    mask: Any = None  # bool [rows]; false: each token keeps its own value, of as many values as queries
+
+
 class PartialAttention(NamedTuple):
     """Attention over a part of a context, and the weight of that part."""
 
@@ -34,16 +47,36 @@ class PartialAttention(NamedTuple):
     log_sum: Any  # float32 [rows, queries, heads]: log Σ exp(q·k) over the part's keys; of a whole context maybe None
 
 
-def attend_with(kernel: AttentionBackend, queries: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
-    """Attention over a whole context, in the dtype of the values."""
-    return attend_partly(kernel, queries, keys, values, None).gathered
+def attend_with(kernel: AttentionBackend, operands: Operands, heads: int) -> jax.Array:
+    """Attention over a whole context, rotated and gated, [rows, queries, heads * head_dim] in the dtype of values."""
+    return finish(operands, KERNELS[kernel](*_by_head(operands, heads), None).gathered)
 
 
-def attend_partly(
-    kernel: AttentionBackend, queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array | None
-) -> PartialAttention:
-    """Attention over the first `valid` keys, which may be none; None: over all, and the weight is not wanted."""
-    return KERNELS[kernel](queries, keys, values, valid)
+def attend_partly(kernel: AttentionBackend, operands: Operands, heads: int, valid: jax.Array) -> PartialAttention:
+    """Attention over the first `valid` keys, which may be none; rotated, not yet gated."""
+    return KERNELS[kernel](*_by_head(operands, heads), valid)
+
+
+def split_heads(x: jax.Array, heads: int) -> jax.Array:
+    """[rows, tokens, heads * head_dim] to [rows, tokens, heads, head_dim]."""
+    return x.reshape(*x.shape[:2], heads, -1)
+
+
+def _by_head(operands: Operands, heads: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Queries and keys, rotated, and values, each [rows, tokens, heads, head_dim]."""
+    queries, keys, values = (split_heads(x, heads) for x in operands[:3])
+    if operands.ropes:
+        queries, keys = map(rotate, (queries, keys), operands.ropes)
+    return queries, keys, values
+
+
+def finish(operands: Operands, attended: jax.Array) -> jax.Array:
+    """`attended` [rows, queries, heads, head_dim] with the own values of perturbed rows, gated, its heads joined."""
+    if operands.mask is not None:
+        attended = jnp.where(operands.mask[:, None, None, None], attended, operands.values.reshape(attended.shape))
+    if operands.gates is not None:
+        attended = attended * operands.gates[..., None]
+    return attended.reshape(*attended.shape[:2], -1)
 
 
 def _xla(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array | None) -> PartialAttention:

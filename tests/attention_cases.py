@@ -1,0 +1,96 @@
+"""Attention from its definition, in float64, and operands to hold every kernel to it."""
+
+from dataclasses import dataclass, replace
+
+import jax.numpy as jnp
+import numpy as np
+
+from ltx2_cli.nn.kernels import Operands
+from ltx2_cli.nn.rope import Rope
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a kernel is given."""
+
+    operands: Operands
+    heads: int
+
+    def first_keys(self, count: int) -> "Case":
+        """The same without the keys behind the first so many."""
+        queries, keys, values, ropes, *others = self.operands
+        ropes = ropes[0], Rope(*(table[:count] for table in ropes[1]))
+        return replace(self, operands=Operands(queries, keys[:, :count], values[:, :count], ropes, *others))
+
+
+def drawn(
+    queries: int,
+    keys: int,
+    heads: int,
+    head_size: int,
+    dtype: str = "float32",
+    rows: int = 1,
+    perturbed: bool = False,
+) -> Case:
+    """Scores of a few units, whose softmax is far from uniform; rotated and gated. Every second row is perturbed, if
+    any: then queries and keys are the same tokens."""
+    random = np.random.default_rng(keys)
+    shapes = ((rows, queries, heads * head_size), *((rows, keys, heads * head_size),) * 2)
+    projections = [random.standard_normal(shape, np.float32) for shape in shapes]
+    projections[0] *= 2 * head_size**-0.5
+    projections[2] += 1
+
+    def rope(tokens: int) -> Rope:
+        angles = random.uniform(0, 2 * np.pi, (tokens, heads, head_size // 2))
+        return Rope(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32))
+
+    first = rope(queries)
+    ropes = first, first if perturbed else rope(keys)
+    gates = random.uniform(0.5, 2, (rows, queries, heads)).astype(np.float32)
+    mask = np.arange(rows) % 2 == 0 if perturbed else None
+    rounded = (np.asarray(jnp.asarray(x, dtype)) for x in (*projections, gates))
+    *projections, gates = rounded
+    return Case(Operands(*projections, ropes, gates, mask), heads)
+
+
+def scores(case: Case) -> np.ndarray:
+    """q·kᵀ of every head, float64 [rows, heads, queries, keys]."""
+    queries, keys = (
+        _rotated(_by_head(x, case.heads), rope) for x, rope in zip(case.operands[:2], case.operands.ropes, strict=True)
+    )
+    return np.einsum("rqhd,rkhd->rhqk", queries, keys)
+
+
+def log_sum(case: Case) -> np.ndarray:
+    """log Σ exp(q·k) over the keys, float64 [rows, queries, heads]."""
+    found = scores(case)
+    largest = found.max(axis=-1)
+    return (largest + np.log(np.exp(found - largest[..., None]).sum(axis=-1))).swapaxes(1, 2)
+
+
+def attended(case: Case) -> np.ndarray:
+    """softmax(q·kᵀ)·v, gated, float64 [rows, queries, heads * head_size]."""
+    values, gates, mask = _by_head(case.operands.values, case.heads), case.operands.gates, case.operands.mask
+    weights = np.exp(scores(case) - log_sum(case).swapaxes(1, 2)[..., None])
+    found = np.einsum("rhqk,rkhd->rqhd", weights, values)
+    if mask is not None:
+        found = np.where(mask[:, None, None, None], found, values)
+    if gates is not None:
+        found = found * gates.astype(np.float64)[..., None]
+    return found.reshape(*found.shape[:2], -1)
+
+
+def error(got: np.ndarray, wanted: np.ndarray) -> float:
+    """Relative, in the Euclidean norm."""
+    return float(np.linalg.norm(np.asarray(got, np.float64) - wanted) / np.linalg.norm(wanted))
+
+
+def _by_head(x: np.ndarray, heads: int) -> np.ndarray:
+    return np.asarray(x, np.float64).reshape(*x.shape[:2], heads, -1)
+
+
+def _rotated(x: np.ndarray, rope: Rope) -> np.ndarray:
+    """The halves of each head as the parts of complex numbers, turned by the angles."""
+    half = x.shape[-1] // 2
+    turned = (x[..., :half] + 1j * x[..., half:]) * (rope.cos.astype(np.float64) + 1j * rope.sin.astype(np.float64))
+    return np.concatenate((turned.real, turned.imag), axis=-1)
