@@ -1,8 +1,7 @@
 """A stage's compiled programs: its noise, what it reads of the text, its steps; and which step is not finite."""
 
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -104,40 +103,26 @@ def _stage_schedule(stage: Stage) -> tuple[np.ndarray, Streams[GuidanceWeights]]
     return pad_sigmas(stage.sigmas), Streams(*(traced_weights(stream, stage.passes) for stream in stage.guidance))
 
 
-@dataclass(frozen=True)
 class StageRun:
-    """A stage whose denoiser is on the devices, with all its inputs but latents."""
+    """A stage whose denoiser is on the devices, with all its inputs but latents; `contexts` are its connectors'."""
 
-    plan: Plan
-    phase: Phase
-    transformer: Transformer
-    inputs: DenoiserInputs
-    schedule: tuple[Any, ...]  # noise levels and guidance
-    noises: Sequence[Streams[jax.Array]] = ()  # of each stage, instead of those of the seeds
+    def __init__(self, plan: Plan, phase: Phase, transformer: Transformer, contexts: Streams[Any]):
+        self.plan, self.phase, self.transformer = plan, phase, transformer
+        self.programs, stage = stage_programs(plan, phase.number), phase.stage
+        text = self.programs.text(transformer, self.place(contexts))
+        rows = _stage_rows(plan, stage, rope_tables(stage.geometry, plan.arch.transformer))
+        rows, self.schedule = self.place((rows, _stage_schedule(stage)))
+        self.inputs = DenoiserInputs(jax.block_until_ready(text), *rows)
 
     def denoise(self, latents: Streams[jax.Array], start: int, stop: int) -> tuple[Streams[jax.Array], Streams[Any]]:
         """The latents after these steps, and whether each stream is finite."""
-        run, bounds = stage_programs(self.plan, self.phase.number).steps, (np.int32(start), np.int32(stop))
-        latents, finite = run(self.transformer, latents, self.inputs, *self.schedule, *bounds)
+        bounds = np.int32(start), np.int32(stop)
+        latents, finite = self.programs.steps(self.transformer, latents, self.inputs, *self.schedule, *bounds)
         return latents, finite
 
     def place(self, arrays: Any) -> Any:
         """Arrays of the host, whole on each device."""
         return to_devices(arrays, self.phase.stage.sharding.replicated)
-
-
-def start_stage(
-    plan: Plan, phase: Phase, transformer: Transformer, contexts: Streams[Any], noises: Sequence[Streams[jax.Array]]
-) -> StageRun:
-    """A stage with its inputs on the devices."""
-    stage, where = phase.stage, phase.stage.sharding.replicated
-    text = stage_programs(plan, phase.number).text(transformer, to_devices(contexts, where))
-    rows = _stage_rows(plan, stage, rope_tables(stage.geometry, plan.arch.transformer))
-    rows, schedule = to_devices((rows, _stage_schedule(stage)), where)
-    return StageRun(plan, phase, transformer, DenoiserInputs(jax.block_until_ready(text), *rows), schedule, noises)
-
-
-# The functions
 
 
 def _noise(seeds: jax.Array, shapes: Streams[Shape], stage: int) -> Streams[jax.Array]:

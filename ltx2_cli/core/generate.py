@@ -1,7 +1,7 @@
-"""Text contexts to latents, stage by stage, batch by batch, a few steps at a time, upsampled between two stages."""
+"""Prompts to latents, stage by stage, batch by batch, a few steps at a time, upsampled between two stages."""
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from math import prod
@@ -11,11 +11,12 @@ import jax
 import numpy as np
 
 from ltx2_cli.core.components import DENOISE, UPSAMPLE, Components, abstract_network, in_float32, memory_for
-from ltx2_cli.core.denoising import StageRun, add_noise, check_finite, locate, stage_programs, start_stage
+from ltx2_cli.core.denoising import StageRun, add_noise, check_finite, locate, stage_programs
+from ltx2_cli.core.encode import encode, text_programs
 from ltx2_cli.core.programs import Program, jitted
 from ltx2_cli.core.provenance import extend_history
 from ltx2_cli.core.report import Report, Steps
-from ltx2_cli.core.run_state import OnProgress, RunState, all_latents, later_steps, no_checkpoint
+from ltx2_cli.core.run_state import OnProgress, RunState, all_latents, later_steps, missing_contexts, no_checkpoint
 from ltx2_cli.diffusion.latents import pack, read_noise
 from ltx2_cli.errors import NotFiniteError
 from ltx2_cli.models.upsampler import LatentUpsampler
@@ -26,6 +27,8 @@ from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Stage
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.sharding import to_devices, to_host
+
+SECONDS_BETWEEN_REPORTS = 1.0
 
 
 def upsample(
@@ -81,11 +84,10 @@ def _upsampled(
     return large.reshape(len(tokens), -1, large.shape[-1])
 
 
-SECONDS_BETWEEN_REPORTS = 1.0
-
-
 def latent_programs(plan: Plan, start: RunState) -> Iterator[Program]:
     """The programs that `generate` runs."""
+    if names := missing_contexts(plan, start):
+        yield from text_programs(plan, names)
     for phase in plan.phases[start.phase :]:
         if phase.upsamples:
             yield upsampling_program(plan, phase.stage)
@@ -100,17 +102,19 @@ def generate(
     components: Components,
     report: Report,
     on_progress: OnProgress = no_checkpoint,
-    noises: Sequence[Streams[jax.Array]] = (),
     *,
     pausing: bool = False,
 ) -> Generator[RunState, None, None]:
     """Yield the state after all stages, with clean normalised latents of every video, tokens float32 [videos, tokens,
     channels]; with `pausing`, also the state after each batch of the last stage.
 
-    Goes on from `start`, which has the contexts, and tells `on_progress` of every few steps. A stage upsamples all
-    videos, then denoises batch by batch, from noise of each video's seed or from `noises`.
+    Goes on from `start`, reads the prompts if it lacks their contexts, and tells `on_progress` of every few steps. A
+    stage upsamples all videos, then denoises batch by batch, from noise of each video's seed.
     """
     state, network = start, ""
+    if names := missing_contexts(plan, start):
+        state = replace(start, contexts={**start.contexts, **encode(plan, names, components, report)})
+        on_progress(state)
     denoiser: Any = None
     with ExitStack() as loaded:
         for done, phase in enumerate(plan.phases[start.phase :], start.phase + 1):
@@ -123,14 +127,12 @@ def generate(
                         loaded.close()
                         denoiser = None  # the last reference: its memory is free before the next is loaded
                         network, denoiser = stage.network, loaded.enter_context(components.use(stage.network, report))
-                    pauses = pausing and done == len(plan.phases)
-                    contexts = state.contexts[stage.connectors]
-                    for progress in _run_stage(
-                        start_stage(plan, phase, denoiser, contexts, noises), state, report, on_progress, pauses
-                    ):
-                        latents = all_latents(progress)
-                        if progress.batch < len(plan.batches):
-                            yield progress
+                    pauses, contexts = pausing and done == len(plan.phases), state.contexts[stage.connectors]
+                    runs = _run_stage(StageRun(plan, phase, denoiser, contexts), state, report, on_progress, pauses)
+                    for state in runs:
+                        if state.batch < len(plan.batches):
+                            yield state
+                    latents = all_latents(state)
             if not phase.upsamples or not stage.steps:
                 history = extend_history(history, stage, latents)
             state = RunState(done, latents=latents, contexts=state.contexts, history=history)
@@ -146,7 +148,7 @@ def _run_stage(
     plan, stage = run.plan, run.phase.stage
     if stage.noise is None:
         with report.stage("compile noise"):
-            stage_programs(plan, run.phase.number).noise.compile()
+            run.programs.noise.compile()
     while (remaining := len(plan.batches) - state.batch) > 0:
         at_once = 1 if pauses else remaining
         later = later_steps(plan, state.phase) + (remaining - at_once) * stage.steps
@@ -178,15 +180,13 @@ def _run_batch(run: StageRun, state: RunState, steps: Steps, report: Report, on_
 
 def _initial_latents(run: StageRun, state: RunState, source: Streams[np.ndarray] | None) -> Streams[Any]:
     """What an earlier run left; else noise, mixed into upsampled latents `source` as (1 − σ)·x + σ·noise."""
-    plan, stage = run.plan, run.phase.stage
+    stage = run.phase.stage
     if state.current is not None:
         return state.current
-    if run.noises:
-        noise = run.noises[int(stage.source is not None)]
-    elif stage.noise is not None:
+    if stage.noise is not None:
         noise = run.place(pack(read_noise(stage.noise, stage.shapes)))
     else:
-        noise = stage_programs(plan, run.phase.number).noise(np.asarray(plan.batches[state.batch], np.uint32))
+        noise = run.programs.noise(np.asarray(run.plan.batches[state.batch], np.uint32))
     return noise if source is None else add_noise(*run.place((source, noise, stage.sigmas[0])))
 
 

@@ -1,6 +1,6 @@
 """A plan carried out: encode, generate, decode; and everything about it written to files."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import chain
@@ -11,12 +11,11 @@ import numpy as np
 
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.decode import BOTH, decode, media_programs
-from ltx2_cli.core.encode import encode, text_programs
 from ltx2_cli.core.generate import generate, latent_programs
 from ltx2_cli.core.programs import Program, agree_on_programs, enable_compilation_cache
 from ltx2_cli.core.provenance import History, extend_history, input_files, network_files, provenance, without_sketches
 from ltx2_cli.core.report import WRITE, Report, Silent
-from ltx2_cli.core.run_state import OnProgress, RunState, all_latents, clean_videos, missing_contexts, no_checkpoint
+from ltx2_cli.core.run_state import OnProgress, RunState, all_latents, clean_videos, no_checkpoint
 from ltx2_cli.diffusion.latents import SIZE, pack, save_latents, unpack
 from ltx2_cli.distributed import device_error
 from ltx2_cli.media import Media, findings, write_mp4, write_record
@@ -24,7 +23,7 @@ from ltx2_cli.media.contact_sheet import write_contact_sheet
 from ltx2_cli.outputs import Product, latents_paths, output_paths, record_path, sheet_path, single_specs
 from ltx2_cli.plan.resolve import DECODERS, Plan, decodes_beside
 from ltx2_cli.request.profiles import to_yaml
-from ltx2_cli.request.spec import Streams
+from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.weights.digests import digests, hash_later, quick_digest
 
 SILENT = Silent()
@@ -46,24 +45,29 @@ def traced(folder: Path | None) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _other_hosts() -> Iterator[None]:
-    """Of several hosts, report a lost one in a sentence."""
+def _running(
+    plan: Plan, components: Components, report: Report, compiled: Iterable[Program], kept: Collection[str] = ()
+) -> Iterator[None]:
+    """Warn, then compile these programs beside the body, which keeps the networks `kept`. Of several hosts, a lost one
+    is reported in a sentence."""
+    for warning in plan.warnings:
+        report.note(warning)
+    agree_on_programs(report)
     try:
-        yield
+        with components.compiling(compiled, kept):
+            yield
     except jax.errors.JaxRuntimeError as error:
         raise (device_error(error) if jax.process_count() > 1 else error) from error
 
 
 def programs(plan: Plan, product: Product = Product.clips, start: RunState = START) -> Iterator[Program]:
     """Every program that a run of the plan compiles, in the order of their use."""
-    text = text_programs(plan, names) if (names := missing_contexts(plan, start)) else ()
-    return chain(text, latent_programs(plan, start), media_programs(plan, DECODED[product]))
+    return chain(latent_programs(plan, start), media_programs(plan, DECODED[product]))
 
 
 def run(plan: Plan, components: Components, report: Report = SILENT) -> Iterator[Media]:
     """The media of each video, one after the other."""
-    agree_on_programs(report)
-    with _other_hosts(), components.compiling(programs(plan)):
+    with _running(plan, components, report, programs(plan)):
         yield from decode(plan, make_latents(plan, components, report), components, report)
 
 
@@ -84,20 +88,8 @@ def make_latents(
 ) -> Streams[np.ndarray]:
     """The clean latents of every video, as tokens float32 [videos, tokens, channels]. `start` is what an earlier run
     left, and `on_progress` is told how far this one is."""
-    start = _with_text(plan, components, report, start, on_progress)
     *_, state = generate(plan, start, components, report, on_progress)
     return all_latents(state)
-
-
-def _with_text(
-    plan: Plan, components: Components, report: Report, start: RunState, on_progress: OnProgress
-) -> RunState:
-    for warning in plan.warnings:
-        report.note(warning)
-    if names := missing_contexts(plan, start):
-        start = replace(start, contexts={**start.contexts, **encode(plan, names, components, report)})
-        on_progress(start)
-    return start
 
 
 def state_from_latents(latents: Iterable[Streams[np.ndarray]], history: History = ()) -> RunState:
@@ -119,39 +111,37 @@ def write(
     first, written = jax.process_index() == 0, start.written
     if first:  # hashed for later runs at least: the pages of a network's files are in memory once it is loaded
         components.after_load = lambda network: hash_later(network_files(plan, network))
-    agree_on_programs(report)
+    requests, videos, saved = single_specs(plan.spec), output_paths(plan.spec), latents_paths(plan.spec)
+    decode_early = product is Product.clips and decodes_beside(plan)
 
     def keep_written(progress: RunState) -> None:
         on_progress(replace(progress, written=written))
 
-    decode_early = product is Product.clips and decodes_beside(plan)
-    compiling = components.compiling(programs(plan, product, start), DECODERS if decode_early else ())
-    with _other_hosts(), compiling, ExitStack() as resources:
-        start = _with_text(plan, components, report, start, on_progress)
+    compiled = programs(plan, product, start)
+    with _running(plan, components, report, compiled, DECODERS if decode_early else ()), ExitStack() as resources:
         batches = generate(plan, start, components, report, keep_written, pausing=decode_early)
         for state in resources.enter_context(closing(batches)):
             rows = range(written, clean_videos(plan, state.phase, state.batch))
-            new_records = _records(plan, report, state, rows) if first else ()
-            records = dict(zip(rows, new_records, strict=first))
-            for row, file in list(enumerate(latents_paths(plan.spec)))[rows.start : rows.stop] if first else ():
+            records = dict(zip(rows, _records(plan, report, state, requests, rows), strict=True)) if first else {}
+            for row in records if saved else ():
                 latents = unpack(_rows(state, range(row, row + 1)), plan.latent_shapes)
-                save_latents(latents, file, records[row][0])
+                save_latents(latents, saved[row], records[row][0])
                 if product is not Product.clips:
-                    yield file, []
+                    yield saved[row], []
             if product is Product.drafts:
                 yield from _write_sheet(plan, state, components, report)
             make_clips = rows and product is Product.clips
             clips = decode(plan, _rows(state, rows), components, report) if make_clips else ()
             for clip, row in zip(clips, rows, strict=False):
-                path, written = output_paths(plan.spec)[row], row + 1
+                written = row + 1
                 if first:
                     metadata, page = records[row]
                     with report.stage(WRITE):
-                        write_mp4(clip, path, metadata)
-                        write_record(record_path(path), page)
+                        write_mp4(clip, videos[row], metadata)
+                        write_record(record_path(videos[row]), page)
                 keep_written(state)
                 if first:
-                    yield path, findings(clip)
+                    yield videos[row], findings(clip)
 
 
 def _rows(state: RunState, rows: range) -> Streams[np.ndarray]:
@@ -170,7 +160,9 @@ def _write_sheet(
         pass
 
 
-def _records(plan: Plan, report: Report, state: RunState, rows: range) -> Iterator[tuple[Mapping[str, str], str]]:
+def _records(
+    plan: Plan, report: Report, state: RunState, requests: Sequence[RunSpec], rows: range
+) -> Iterator[tuple[Mapping[str, str], str]]:
     """Of each video the metadata, from which it can be decoded, continued or repeated, and the record beside it."""
     files: Mapping[str, str] = {}
     try:
@@ -183,7 +175,7 @@ def _records(plan: Plan, report: Report, state: RunState, rows: range) -> Iterat
     facts = {"model_version": plan.arch.model_version, "fps": str(last.geometry.fps), "stage": last.name}
     size = plan.arch.compression.clip_size(last.geometry.frames, last.geometry.height, last.geometry.width)
     facts |= dict(zip(SIZE, map(str, size), strict=True))
-    for spec, past in zip(single_specs(plan.spec)[rows.start : rows.stop], history, strict=True):
+    for spec, past in zip(requests[rows.start : rows.stop], history, strict=True):
         record, page = (to_yaml(spec, provenance(plan, files, text)) for text in (past, without_sketches(past)))
         yield {**facts, "record": record}, page
 
@@ -196,8 +188,5 @@ def decode_file(
     wanted: Streams[bool] = BOTH,
 ) -> Media:
     """The media of one video's latents in the files' layout; what is not wanted is empty."""
-    for warning in plan.warnings:
-        report.note(warning)
-    agree_on_programs(report)
-    with _other_hosts(), components.compiling(media_programs(plan, wanted)):
+    with _running(plan, components, report, media_programs(plan, wanted)):
         return next(decode(plan, pack(latents), components, report, wanted))

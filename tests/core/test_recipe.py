@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from clips import Checkpoint
-from ltx2_cli import load, read_spec, resolve
+from ltx2_cli import load, read_spec, resolve, run
 from ltx2_cli.core.report import Silent
-from ltx2_cli.core.run import make_latents
 from ltx2_cli.diffusion.denoise import Pass, Schedule
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import Arch
@@ -334,7 +333,7 @@ def test_warnings_are_reported_before_any_work(distilled: Path) -> None:
     ):
         plan, notes = resolve(asked(model, {**SMALL, **unusual})), Notes()
         with pytest.raises(Stop):
-            make_latents(plan, load(plan), notes)
+            next(run(plan, load(plan), notes))
         assert len(notes.said) == len(wanted)
         assert all(said.startswith(start) for said, start in zip(notes.said, wanted, strict=True))
 

@@ -16,12 +16,10 @@ from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
 
 from clips import ALL_ON, PROMPT, TEXT_TOKENS, Case, Checkpoint, Size, normalised, plan_of, reference
 from loras import DIFFUSERS, OF_2_0, ORIGINAL, write_lora
+from ltx2_cli.core import denoising
 from ltx2_cli.core.components import Components, abstract_network
-from ltx2_cli.core.encode import encode
-from ltx2_cli.core.generate import generate
 from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import START, make_latents, state_from_latents
-from ltx2_cli.core.run_state import RunState, missing_contexts
 from ltx2_cli.diffusion.latents import pack, unpack
 from ltx2_cli.errors import UsageError
 from ltx2_cli.plan.resolve import Plan, stage1_plan
@@ -121,18 +119,15 @@ def refined(checkpoint: Checkpoint, folder: Path) -> Streams[torch.Tensor]:
 
 def from_the_same_noises(checkpoint: Checkpoint, plan: Plan) -> Streams[np.ndarray]:
     """Ours, from what diffusers draws for seed 5 and then for 6."""
-    report, components = Silent(), Components(plan)
     second, generator = plan.stages[1], torch.Generator().manual_seed(6)
     drawn = (
         torch.randn(1, count, channels, generator=generator).numpy()
         for count, channels in ((second.geometry.video_tokens, 8), (second.geometry.audio_frames, 16))
     )
     noises = [in_tokens(draw_noise(checkpoint.pipeline, 5, *SMALL.size)), Streams(*drawn)]
-    start = RunState(contexts=encode(plan, missing_contexts(plan, START), components, report))
-    *_, state = generate(plan, start, components, report, noises=noises)
-    latents = state.latents
-    assert latents is not None
-    return unpack(latents, plan.latent_shapes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(denoising, "_noise", lambda seeds, shapes, stage: noises[stage])
+        return unpack(make_latents(plan, Components(plan)), plan.latent_shapes)
 
 
 def test_a_distilled_model_equals_the_same_parts_of_the_reference(checkpoint: Checkpoint, folder: Path) -> None:
