@@ -1,12 +1,13 @@
 """The networks on the devices, each loaded when its phase begins; and what helps where devices run out of memory."""
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 
 from ltx2_cli.core.programs import UNDIAGNOSABLE, Program
@@ -45,15 +46,15 @@ def _remedies(activity: str, plan: Plan) -> Iterator[str]:
     gpu = plan.sharding.mesh.devices.flat[0].platform == "gpu"
     if gpu and memory_fraction() <= DEFAULT_FRACTION:  # jax reserves only a part
         yield f"{fraction_variable()}=.95 before the command, for more than {memory_fraction():.0%} of the memory"
-    if (activity == ENCODE or text_encoder) and plan.spec.text_encoder_dtype is DType.float32:
+    if (activity == ENCODE or text_encoder) and plan.text_encoder_dtype is DType.float32:
         yield "--text-encoder-dtype bfloat16"
     if activity == ENCODE and plan.prompts_at_once > 1:
         yield "--set sharding.use_batched_text_encoder=false"
-    if plan.spec.keep_resident and not text_encoder:
+    if plan.keep_resident and not text_encoder:
         yield "--set keep_resident=false"
-    if LOAD in activity and not text_encoder and plan.spec.dtype is DType.float32:
+    if LOAD in activity and not text_encoder and plan.dtype is DType.float32:
         yield "--dtype bfloat16"
-    if activity in (ENCODE, CONNECT) and plan.spec.max_sequence_length > SHORT_TEXT:
+    if activity in (ENCODE, CONNECT) and plan.text_tokens > SHORT_TEXT:
         yield f"--set max_sequence_length={SHORT_TEXT}"
     if activity in (UPSAMPLE, DENOISE):
         if plan.batch_size > 1:
@@ -66,9 +67,22 @@ def _remedies(activity: str, plan: Plan) -> Iterator[str]:
 
 def in_float32(plan: Plan) -> str:
     """What to type where a network overflows."""
-    if plan.spec.dtype is DType.float32:
+    if plan.dtype is DType.float32:
         return "other weights: these overflow even in float32"
     return "--dtype float32 has the range it needs"
+
+
+def check_finite(finite: Any, what: str, plan: Plan) -> None:
+    """Raise `NotFiniteError` that says `what` is not finite unless all flags are set."""
+    if not np.all(finite):
+        raise NotFiniteError(f"{what} not finite in {plan.dtype.value}", in_float32(plan))
+
+
+def network_program(plan: Plan, name: str, networks: Sequence[str], function: Any, *others: Any) -> Program:
+    """A program of networks, the last of which is loaded last, and of other abstract arguments."""
+    return Program(
+        name, networks[-1], function, lambda: (*(abstract_network(plan, network) for network in networks), *others)
+    )
 
 
 class Components:
@@ -95,7 +109,7 @@ class Components:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
             self.compilations.clear()
-            for name in self.kept if not self.plan.spec.keep_resident else ():
+            for name in self.kept if not self.plan.keep_resident else ():
                 self.resident.pop(name, None)
             self.kept = frozenset()
 
@@ -117,7 +131,7 @@ class Components:
                     wait([compiled])
             compiled.result()
         needed_later = name == DENOISER and any(stage.network == REFINER for stage in self.plan.stages)
-        if self.plan.spec.keep_resident or needed_later or name in self.kept:
+        if self.plan.keep_resident or needed_later or name in self.kept:
             self.resident[name] = module
         try:
             yield module

@@ -2,19 +2,17 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from ltx2_cli.core.components import DECODE, Components, abstract_network, in_float32, memory_for
+from ltx2_cli.core.components import DECODE, Components, check_finite, memory_for, network_program
 from ltx2_cli.core.programs import Program, jitted
 from ltx2_cli.core.report import DECODE as DECODING
 from ltx2_cli.core.report import Report
 from ltx2_cli.diffusion.latents import token_shapes
-from ltx2_cli.errors import NotFiniteError
 from ltx2_cli.media import Media
 from ltx2_cli.models.audio_vae import AudioVAE
 from ltx2_cli.models.video_vae import VideoVAE
@@ -26,11 +24,7 @@ from ltx2_cli.request.spec import Streams
 from ltx2_cli.sharding import to_devices, to_first_host, to_host
 
 WHOLE = PartitionSpec()
-
-
 BOTH = Streams(True, True)
-
-
 NO_FRAMES, SILENCE = np.empty((0, 0, 0, 3), np.uint8), np.empty((0, 2), np.float32)
 
 
@@ -71,32 +65,23 @@ def media_programs(plan: Plan, wanted: Streams[bool] = BOTH) -> list[Program]:
 
 def _video_program(plan: Plan) -> Program:
     """Latents [videos, frames, height, width, channels] to frames, and whether each device's are finite."""
-
-    def arguments() -> tuple[Any, ...]:
-        _, channels, *size = plan.latent_shapes.video
-        shape = plan.decoding.videos, *size, channels
-        return abstract_network(plan, "vae"), jax.ShapeDtypeStruct(shape, np.float32, sharding=plan.decoding.latents)
-
-    function = jitted(_frames, None, plan.sharding, convolves=True, decoding=plan.decoding)
-    return Program("frames", "vae", function, arguments)
+    (_, channels, *size), decoding = plan.latent_shapes.video, plan.decoding
+    latents = jax.ShapeDtypeStruct((decoding.videos, *size, channels), np.float32, sharding=decoding.latents)
+    function = jitted(_frames, None, plan.sharding, convolves=True, decoding=decoding)
+    return network_program(plan, "frames", ["vae"], function, latents)
 
 
 def _audio_program(plan: Plan) -> Program:
     """Tokens [videos, tokens, channels · mels] to waveforms, and whether each device's are finite."""
-
-    def arguments() -> tuple[Any, ...]:
-        shape = token_shapes(plan.decoding.videos, plan.latent_shapes).audio
-        networks = (abstract_network(plan, name) for name in ("audio_vae", "vocoder"))
-        return *networks, jax.ShapeDtypeStruct(shape, np.float32, sharding=plan.decoding.tokens)
-
-    function = jitted(_waveforms, None, plan.sharding, convolves=True, decoding=plan.decoding)
-    return Program("sound", "vocoder", function, arguments)
+    shape, decoding = token_shapes(plan.decoding.videos, plan.latent_shapes).audio, plan.decoding
+    tokens = jax.ShapeDtypeStruct(shape, np.float32, sharding=decoding.tokens)
+    function = jitted(_waveforms, None, plan.sharding, convolves=True, decoding=decoding)
+    return network_program(plan, "sound", ["audio_vae", "vocoder"], function, tokens)
 
 
 def _on_first_host(output: tuple[jax.Array, jax.Array], what: str, plan: Plan) -> np.ndarray | None:
     decoded, finite = output
-    if not to_host(finite).all():
-        raise NotFiniteError(f"the decoded {what} is not finite in {plan.spec.dtype.value}", in_float32(plan))
+    check_finite(to_host(finite), f"the decoded {what} is", plan)
     return to_first_host(decoded)
 
 

@@ -178,7 +178,7 @@ def _finite_parts(
 # What is not finite: in which step, and in which part of the denoiser, found by running again
 
 
-def check_finite(plan: Plan, phase: Phase, finite: Streams[jax.Array], step: int, where: str = "") -> None:
+def check_stage(plan: Plan, phase: Phase, finite: Streams[jax.Array], step: int, where: str = "") -> None:
     """Raise `NotFiniteError` unless both streams are finite after `step` steps of a stage."""
     for name, is_finite in finite._asdict().items():
         if not bool(is_finite):
@@ -202,7 +202,7 @@ def locate(run: StageRun, start: int, latents: Streams[Any], report: Report) -> 
             before = Streams(*(np.array(to_host(stream)) for stream in latents))
             latents, finite = run.denoise(latents, step, step + 1)
             if not all(map(bool, finite)):
-                check_finite(run.plan, run.phase, finite, step + 1, _first_part(run, before, step))
+                check_stage(run.plan, run.phase, finite, step + 1, _first_part(run, before, step))
 
 
 def _first_part(run: StageRun, before: Streams[np.ndarray], step: int) -> str:

@@ -2,19 +2,18 @@
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
-from ltx2_cli.core.components import CONNECT, ENCODE, Components, abstract_network, memory_for
+from ltx2_cli.core.components import CONNECT, ENCODE, Components, memory_for, network_program
 from ltx2_cli.core.programs import Program, as_abstract, jitted
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import NotFiniteError
 from ltx2_cli.models.connectors import TextConnectors
-from ltx2_cli.models.gemma import Gemma, Tokens, tokenise
+from ltx2_cli.models.gemma import Gemma, tokenise
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import CONNECTORS
 from ltx2_cli.request.spec import DType, Streams
@@ -23,23 +22,31 @@ from ltx2_cli.sharding import to_devices
 
 def encode(plan: Plan, names: Iterable[str], components: Components, report: Report) -> dict[str, Streams[jax.Array]]:
     """By the names of connectors, the context of each stream for the plan's prompts, [prompts, tokens, width]."""
-    tokens = tokenise(plan.checkpoint.tokenizer, plan.prompts, plan.spec.max_sequence_length)
+    tokens = tokenise(plan.checkpoint.tokenizer, plan.prompts, plan.text_tokens)
     for prompt, truncated in zip(plan.prompts, tokens.truncated, strict=True):
         if truncated:
-            report.note(f"only the first {plan.spec.max_sequence_length} tokens are read of: {prompt[:40]}…")
-    states, contexts = _hidden_states(tokens, plan, components, report), {}
+            report.note(f"only the first {plan.text_tokens} tokens are read of: {prompt[:40]}…")
+    where, size = plan.sharding.replicated, plan.prompts_at_once
+    run = _encoder_program(plan) if plan.compile_text_encoder else partial(_states, where=where)
+    batches = [slice(row, row + size) for row in range(0, len(tokens.ids), size)]
+    with memory_for(ENCODE, plan), components.use("text_encoder", report) as encoder, report.stage("encode text"):
+        arrays = to_devices([(tokens.ids[rows], tokens.mask[rows]) for rows in batches], where)
+        parts = [run(encoder, ids, mask) for ids, mask in arrays]
+        _check_finite([finite for _, finite in parts], "text encoder", plan.text_encoder_dtype)
+    del encoder  # its memory is free while the connectors work
+    contexts = {}
     for name in names:
         with memory_for(CONNECT, plan), components.use(name, report) as connectors, report.stage("connect text"):
-            mask = to_devices(tokens.mask, plan.sharding.replicated)
-            contexts[name], finite = _connector_program(plan, name)(connectors, states, mask)
-            _check_finite([finite], "text connectors", plan.spec.dtype)
+            mask = to_devices(tokens.mask, where)
+            contexts[name], finite = _connector_program(plan, name)(connectors, [states for states, _ in parts], mask)
+            _check_finite([finite], "text connectors", plan.dtype)
     return contexts
 
 
 def text_programs(plan: Plan, names: Iterable[str]) -> list[Program]:
     """The programs that `encode` runs. Raises `UsageError` for a text encoder that cannot be computed."""
     plan.networks.text_encoder.check()  # now, in this thread: others lower the programs
-    encoder = [_encoder_program(plan)] if plan.spec.compile_text_encoder else []
+    encoder = [_encoder_program(plan)] if plan.compile_text_encoder else []
     return [*encoder, *(_connector_program(plan, name) for name in names)]
 
 
@@ -51,38 +58,19 @@ def abstract_contexts(plan: Plan) -> Streams[jax.ShapeDtypeStruct]:
 
 def _encoder_program(plan: Plan) -> Program:
     """Tokens and mask [prompts, tokens] to hidden states, and whether they are finite."""
-
-    def arguments() -> tuple[Any, ...]:
-        shape = (plan.prompts_at_once, plan.spec.max_sequence_length)
-        tokens = as_abstract((np.empty(shape, np.int32), np.empty(shape, bool)), plan.sharding.replicated)
-        return abstract_network(plan, "text_encoder"), *tokens
-
-    function = jitted(_states, plan.sharding.replicated, where=plan.sharding.replicated)
-    return Program("text encoder", "text_encoder", function, arguments)
+    shape, where = (plan.prompts_at_once, plan.text_tokens), plan.sharding.replicated
+    tokens = as_abstract((np.empty(shape, np.int32), np.empty(shape, bool)), where)
+    return network_program(plan, "text encoder", ["text_encoder"], jitted(_states, where, where=where), *tokens)
 
 
 def _connector_program(plan: Plan, name: str) -> Program:
     """Hidden states of each batch of prompts and the mask of all to contexts, and whether they are finite."""
-
-    def arguments() -> tuple[Any, ...]:
-        encoder, spec, where = plan.checkpoint.text_encoder, plan.spec, plan.sharding.replicated
-        shape = (plan.prompts_at_once, encoder.states, spec.max_sequence_length, encoder.hidden_size)
-        part = jax.ShapeDtypeStruct(shape, spec.text_encoder_dtype.value, sharding=where)
-        mask = jax.ShapeDtypeStruct((len(plan.prompts), spec.max_sequence_length), bool, sharding=where)
-        return abstract_network(plan, name), [part] * (len(plan.prompts) // plan.prompts_at_once), mask
-
-    function = jitted(_connect, plan.sharding.replicated, plan.sharding)
-    return Program(name.replace("_", " "), name, function, arguments)
-
-
-def _hidden_states(tokens: Tokens, plan: Plan, components: Components, report: Report) -> list[jax.Array]:
-    run = _encoder_program(plan) if plan.spec.compile_text_encoder else partial(_states, where=plan.sharding.replicated)
-    batches = [slice(row, row + plan.prompts_at_once) for row in range(0, len(tokens.ids), plan.prompts_at_once)]
-    with memory_for(ENCODE, plan), components.use("text_encoder", report) as encoder, report.stage("encode text"):
-        arrays = to_devices([(tokens.ids[rows], tokens.mask[rows]) for rows in batches], plan.sharding.replicated)
-        parts = [run(encoder, ids, mask) for ids, mask in arrays]
-        _check_finite([finite for _, finite in parts], "text encoder", plan.spec.text_encoder_dtype)
-        return [states for states, _ in parts]
+    encoder, where = plan.checkpoint.text_encoder, plan.sharding.replicated
+    shape = (plan.prompts_at_once, encoder.states, plan.text_tokens, encoder.hidden_size)
+    part = jax.ShapeDtypeStruct(shape, plan.text_encoder_dtype.value, sharding=where)
+    parts = [part] * (len(plan.prompts) // plan.prompts_at_once)
+    mask = jax.ShapeDtypeStruct((len(plan.prompts), plan.text_tokens), bool, sharding=where)
+    return network_program(plan, name.replace("_", " "), [name], jitted(_connect, where, plan.sharding), parts, mask)
 
 
 def _check_finite(finite: list[jax.Array], network: str, dtype: DType) -> None:

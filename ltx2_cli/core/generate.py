@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from ltx2_cli.core.components import DENOISE, UPSAMPLE, Components, abstract_network, in_float32, memory_for
-from ltx2_cli.core.denoising import StageRun, add_noise, check_finite, locate, stage_programs
+from ltx2_cli.core.components import DENOISE, UPSAMPLE, Components, check_finite, memory_for, network_program
+from ltx2_cli.core.denoising import StageRun, add_noise, check_stage, locate, stage_programs
 from ltx2_cli.core.encode import encode, text_programs
 from ltx2_cli.core.programs import Program, jitted
 from ltx2_cli.core.provenance import extend_history
@@ -42,28 +42,22 @@ def upsample(
         statistics, upsampler = (loaded.enter_context(components.use(name, report)) for name in names)
         loaded.enter_context(report.stage("upsample"))
         videos = [
-            to_host(run(upsampler, statistics, picture, *strengths))
+            to_host(run(statistics, upsampler, picture, *strengths))
             for picture in to_devices([video[None] for video in latents.video], plan.sharding.replicated)
         ]
-        if not all(np.isfinite(video).all() for video in videos):
-            raise NotFiniteError(f"the upsampled latents are not finite in {plan.spec.dtype.value}", in_float32(plan))
-        return Streams(np.concatenate(videos), _lasting(latents.audio, stage.geometry.audio_frames))
+        video = np.concatenate(videos)
+        check_finite(np.isfinite(video), "the upsampled latents are", plan)
+    return Streams(video, _lasting(latents.audio, stage.geometry.audio_frames))
 
 
 def upsampling_program(plan: Plan, stage: Stage) -> Program:
-    """The upsampler, its statistics, one video's tokens and two strengths to the tokens that the stage begins with."""
+    """The statistics, the upsampler, one video's tokens and two strengths to the tokens that the stage begins with."""
     assert stage.source is not None
-    _, channels, *size = stage.source.video
-    where = plan.sharding.replicated
-
-    def arguments() -> tuple[Any, ...]:
-        tokens = jax.ShapeDtypeStruct((1, prod(size), channels), np.float32, sharding=where)
-        strength = jax.ShapeDtypeStruct((), np.float32)
-        networks = (abstract_network(plan, name) for name in ("upsampler", "statistics"))
-        return *networks, tokens, strength, strength
-
+    (_, channels, *size), where = stage.source.video, plan.sharding.replicated
+    tokens = jax.ShapeDtypeStruct((1, prod(size), channels), np.float32, sharding=where)
+    strength = jax.ShapeDtypeStruct((), np.float32)
     function = jitted(_upsampled, where, plan.sharding, convolves=True, size=tuple(size))
-    return Program("upsample", "upsampler", function, arguments)
+    return network_program(plan, "upsample", ["statistics", "upsampler"], function, tokens, strength, strength)
 
 
 def _lasting(sound: np.ndarray, length: int) -> np.ndarray:
@@ -78,7 +72,7 @@ def _lasting(sound: np.ndarray, length: int) -> np.ndarray:
 
 
 def _upsampled(
-    upsampler: LatentUpsampler, statistics: LatentStatistics, tokens: jax.Array, *strengths: jax.Array, size: Extent
+    statistics: LatentStatistics, upsampler: LatentUpsampler, tokens: jax.Array, *strengths: jax.Array, size: Extent
 ) -> jax.Array:
     large = upsample_latents(upsampler, statistics, tokens.reshape(len(tokens), *size, -1), *strengths)
     return large.reshape(len(tokens), -1, large.shape[-1])
@@ -197,7 +191,7 @@ def _run_steps(run: StageRun, state: RunState, progress: Steps, on_progress: OnP
     while done < run.phase.stage.steps:
         started, end = time.monotonic(), min(done + chunk, run.phase.stage.steps)
         latents, finite = run.denoise(latents, done, end)
-        check_finite(run.plan, run.phase, finite, end)
+        check_stage(run.plan, run.phase, finite, end)
         seconds = (time.monotonic() - started) / (end - done)
         progress.advance(end - done)
         # The first call may have compiled: its time says nothing about a step.

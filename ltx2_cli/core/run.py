@@ -35,7 +35,7 @@ DECODED = {Product.clips: BOTH, Product.latents: Streams(False, False), Product.
 def load(plan: Plan) -> Components:
     """The plan's networks, each loaded when it is first needed. From here on this process keeps its compiled programs
     where the request says. Raises `UsageError` where it cannot."""
-    enable_compilation_cache(plan.spec.compile_cache)
+    enable_compilation_cache(plan.compile_cache)
     return Components(plan)
 
 

@@ -128,7 +128,7 @@ class SavedRun:
             raise _damaged(self.path, misfit)
         streams = {name: Streams(*(self.tensors[f"{name}.{stream}"] for stream in Streams._fields)) for name in names}
         contexts = {
-            name.removeprefix(TEXT): Streams(*(array.astype(plan.spec.dtype.value) for array in arrays))
+            name.removeprefix(TEXT): Streams(*(array.astype(plan.dtype.value) for array in arrays))
             for name, arrays in streams.items()
             if name.startswith(TEXT)
         }

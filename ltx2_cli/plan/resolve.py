@@ -18,7 +18,7 @@ from ltx2_cli.nn.kernels import choose_backend
 from ltx2_cli.plan import recipe, stages
 from ltx2_cli.plan.decoding import DecodePlan, free_bytes, plan_tiling
 from ltx2_cli.plan.stages import DENOISER, REFINER, InitialLatents, LoraDeltas, Loras, Phase, SecondStage, Stage
-from ltx2_cli.request.spec import RunSpec, Streams
+from ltx2_cli.request.spec import DType, RunSpec, Streams
 from ltx2_cli.sharding import ShardingPlan, lay_out
 from ltx2_cli.weights.checkpoint import collect, raise_all
 from ltx2_cli.weights.declare import weights
@@ -44,10 +44,16 @@ class Declared:
 class Plan(Declared):
     """Everything a run needs to know before it reads a weight."""
 
-    spec: RunSpec  # the complete request
+    spec: RunSpec  # the complete request, for records
     arch: Arch
     sharding: ShardingPlan  # of all but the denoisers
+    dtype: DType  # of all but the text encoder
+    text_encoder_dtype: DType
+    compile_text_encoder: bool
+    keep_resident: bool  # every network stays in memory
+    compile_cache: str | None  # folder of compiled programs, or `off`; None: the user's
     prompts: tuple[str, ...]  # distinct: the prompt, then the negative prompt if a pass reads it
+    text_tokens: int  # of each
     prompts_at_once: int  # that the text encoder reads in a batch
     stages: tuple[Stage, ...]
     decoding: DecodePlan
@@ -83,7 +89,7 @@ class Plan(Declared):
 
 def decodes_beside(plan: Plan) -> bool:
     """Whether the decoders fit in memory beside the denoisers, so that clips are decoded batch by batch."""
-    room = free_bytes(plan.spec.keep_resident, plan.networks, plan.sharding, (DENOISER, *DECODERS))
+    room = free_bytes(plan.keep_resident, plan.networks, plan.sharding, (DENOISER, *DECODERS))
     return len(plan.batches) > 1 and room >= plan.decoding.bytes
 
 
@@ -183,7 +189,13 @@ def build_plan(
         spec=spec,
         arch=arch,
         sharding=sharding,
+        dtype=spec.dtype,
+        text_encoder_dtype=spec.text_encoder_dtype,
+        compile_text_encoder=spec.compile_text_encoder,
+        keep_resident=spec.keep_resident,
+        compile_cache=spec.compile_cache,
         prompts=prompts,
+        text_tokens=spec.max_sequence_length,
         prompts_at_once=len(prompts) if spec.sharding.use_batched_text_encoder else 1,
         stages=all_stages,
         decoding=decoding,

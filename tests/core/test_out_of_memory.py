@@ -51,7 +51,11 @@ def denoising(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def upsampling(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    list(generate.generate(plan, RunState(phase=1, latents=NOTHING), Exhausted(plan), Silent()))
+    list(
+        generate.generate(
+            plan, RunState(phase=1, latents=NOTHING, contexts={"connectors": NOTHING}), Exhausted(plan), Silent()
+        )
+    )
 
 
 def refining(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +96,7 @@ def test_each_phase_suggests_its_remedies(phase, sentence: str, hint: str, plan:
 
 
 def test_ineffective_remedies_are_not_suggested(plan: Plan) -> None:
-    half = replace(plan, spec=replace(plan.spec, text_encoder_dtype=DType.bfloat16, keep_resident=True))
+    half = replace(plan, text_encoder_dtype=DType.bfloat16, keep_resident=True)
     with pytest.raises(RunError) as caught, memory_for(ENCODE, half):
         raise jax.errors.JaxRuntimeError(FULL)
     assert "--text-encoder-dtype" not in caught.value.hint

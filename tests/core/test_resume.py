@@ -154,7 +154,7 @@ def test_a_run_killed_at_any_moment_can_be_resumed(
     chosen = [*random.Random(1).sample(distinct, len(distinct)), *begun][:50]
     kept = open_saved_run(chosen[0] / "c-s3.run")
     plan = resolve(kept.spec({}))
-    components = load(replace(plan, spec=replace(plan.spec, keep_resident=True)))
+    components = load(replace(plan, keep_resident=True))
     for left in chosen:
         empty(place)
         shutil.copytree(left, place, dirs_exist_ok=True)
