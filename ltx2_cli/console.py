@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from ltx2_cli.core.report import DECODE, WRITE, Report, Steps
+from ltx2_cli.core.report import DECODE, WRITE, Advance, Report
 from ltx2_cli.errors import RunError
 
 LONGEST_LINE = 2000  # characters of an error
@@ -92,7 +92,7 @@ class _Work:
     done: int = 0
     logged: tuple[float, int] = (0, 0)  # seconds since the beginning, and steps that were done, of the last line
 
-    def advance(self, steps: int = 1) -> None:
+    def advance(self, steps: int) -> None:
         self.done += steps
         self.show(self)
 
@@ -123,11 +123,12 @@ class Plain:
             self._end(f"{name}: {seconds:.1f} s")
 
     @contextmanager
-    def steps(self, total: int, later: float = 0, clips: int = 0) -> Iterator[Steps]:
+    def steps(self, total: int, later: float = 0, clips: int = 0) -> Iterator[Advance]:
         written = len(self.seconds[WRITE])
         clip_seconds = sum(self.seconds[DECODE] + self.seconds[WRITE]) / written if written else None
         with self._line(f"0 of {counted_steps(total)}", total) as show:
-            yield (work := _Work(total, later, clips, clip_seconds, show, monotonic()))
+            work = _Work(total, later, clips, clip_seconds, show, monotonic())
+            yield work.advance
         self._end(f"{counted_steps(total)}: {monotonic() - work.began:.1f} s")
 
     def note(self, text: str) -> None:

@@ -29,9 +29,9 @@ def tell(report: Report) -> None:
     report.note("seed: 5")
     with report.stage("encode"):
         pass
-    with report.stage("denoise"), report.steps(3) as steps:
-        steps.advance()
-        steps.advance(2)
+    with report.stage("denoise"), report.steps(3) as advance:
+        advance(1)
+        advance(2)
 
 
 LINES = ["seed: 5", "encode: T s", "3 steps: T s", "denoise: T s"]
@@ -62,9 +62,9 @@ def test_a_terminal_shows_progress_without_colour_too(colour: bool, monkeypatch:
     if not colour:
         monkeypatch.setenv("NO_COLOR", "1")
     stream = Terminal()
-    with reporter(stream=stream).steps(3) as steps:
-        steps.advance()
-        steps.advance(2)
+    with reporter(stream=stream).steps(3) as advance:
+        advance(1)
+        advance(2)
     assert "3 of 3 steps, about 0:00 until decoding" in stream.getvalue()
     assert ("\x1b[32m" in stream.getvalue()) == colour
 
@@ -83,10 +83,10 @@ def test_a_log_estimates_the_time_of_the_run(monkeypatch: pytest.MonkeyPatch):
     for seconds in (6.0, 2.0):
         with report.stage("decode" if seconds == 6 else "write"):
             clock[0] += seconds
-    with report.steps(40, later=5, clips=2) as steps:
+    with report.steps(40, later=5, clips=2) as advance:
         for _ in range(40):
             clock[0] += 10
-            steps.advance()
+            advance(1)
     lines = stream.getvalue().splitlines()
     assert lines[0] == "4 of 40 steps, about 7:06 left"  # 36 and 5 steps of 10 s, two clips of 8 s
     assert lines[8] == "36 of 40 steps, about 1:46 left"
@@ -96,10 +96,10 @@ def test_a_log_estimates_the_time_of_the_run(monkeypatch: pytest.MonkeyPatch):
 def test_a_log_of_fast_steps_reports_every_half_minute(monkeypatch: pytest.MonkeyPatch):
     clock, stream = [0.0], io.StringIO()
     monkeypatch.setattr(console, "monotonic", lambda: clock[0])
-    with Plain(stream).steps(100) as steps:
+    with Plain(stream).steps(100) as advance:
         for _ in range(100):
             clock[0] += 1
-            steps.advance()
+            advance(1)
     assert stream.getvalue().splitlines() == [
         "30 of 100 steps, about 1:10 until decoding",
         "60 of 100 steps, about 0:40 until decoding",
@@ -110,8 +110,8 @@ def test_a_log_of_fast_steps_reports_every_half_minute(monkeypatch: pytest.Monke
 
 def test_one_step_is_singular():
     stream = io.StringIO()
-    with Plain(stream).steps(1) as steps:
-        steps.advance()
+    with Plain(stream).steps(1) as advance:
+        advance(1)
     assert timeless(stream.getvalue()) == "1 step: T s\n"
 
 

@@ -15,7 +15,7 @@ from ltx2_cli.core.denoising import StageRun, add_noise, check_stage, locate, st
 from ltx2_cli.core.encode import encode, text_programs
 from ltx2_cli.core.programs import Program, jitted
 from ltx2_cli.core.provenance import extend_history
-from ltx2_cli.core.report import Report, Steps
+from ltx2_cli.core.report import Advance, Report
 from ltx2_cli.core.run_state import OnProgress, RunState, all_latents, later_steps, missing_contexts, no_checkpoint
 from ltx2_cli.diffusion.latents import pack, read_noise
 from ltx2_cli.errors import NotFiniteError
@@ -147,20 +147,20 @@ def _run_stage(
         at_once = 1 if pauses else remaining
         later = later_steps(plan, state.phase) + (remaining - at_once) * stage.steps
         clips = remaining * plan.batch_size if pauses else len(plan.seeds)
-        with report.steps(at_once * stage.steps - state.step, later, clips) as steps:
+        with report.steps(at_once * stage.steps - state.step, later, clips) as advance:
             for _ in range(at_once):
-                state = _run_batch(run, state, steps, report, on_progress)
+                state = _run_batch(run, state, advance, report, on_progress)
         yield state
 
 
-def _run_batch(run: StageRun, state: RunState, steps: Steps, report: Report, on_progress: OnProgress) -> RunState:
+def _run_batch(run: StageRun, state: RunState, advance: Advance, report: Report, on_progress: OnProgress) -> RunState:
     state = state if state.current else replace(state, step=0)
     first, size, source = state.batch * run.plan.batch_size, run.plan.batch_size, None
     if run.phase.stage.source is not None and state.latents is not None:
         source = Streams(*(stream[first : first + size] for stream in state.latents))
     try:
         initial = replace(state, current=_initial_latents(run, state, source))
-        latents = Streams(*map(to_host, _run_steps(run, initial, steps, on_progress)))
+        latents = Streams(*map(to_host, _run_steps(run, initial, advance, on_progress)))
     except NotFiniteError:
         locate(run, state.step, _initial_latents(run, state, source), report)
         raise
@@ -184,7 +184,7 @@ def _initial_latents(run: StageRun, state: RunState, source: Streams[np.ndarray]
     return noise if source is None else add_noise(*run.place((source, noise, stage.sigmas[0])))
 
 
-def _run_steps(run: StageRun, state: RunState, progress: Steps, on_progress: OnProgress) -> Streams[jax.Array]:
+def _run_steps(run: StageRun, state: RunState, advance: Advance, on_progress: OnProgress) -> Streams[jax.Array]:
     latents = run.place(state.current)
     done, chunk = state.step, 1
     on_progress(state)
@@ -193,7 +193,7 @@ def _run_steps(run: StageRun, state: RunState, progress: Steps, on_progress: OnP
         latents, finite = run.denoise(latents, done, end)
         check_stage(run.plan, run.phase, finite, end)
         seconds = (time.monotonic() - started) / (end - done)
-        progress.advance(end - done)
+        advance(end - done)
         # The first call may have compiled: its time says nothing about a step.
         # Several hosts, which must run the same programs, go step by step: their clocks differ.
         measured = done > state.step and jax.process_count() == 1

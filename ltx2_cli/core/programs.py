@@ -103,21 +103,19 @@ def enable_compilation_cache(folder: str | None) -> None:
     for threshold, least in (("min_compile_time_secs", 0), ("min_entry_size_bytes", -1)):  # also what is compiled soon
         jax.config.update(f"jax_persistent_cache_{threshold}", least)
     discard_unreadable_programs()
-    given = settings.jax_compilation_cache_dir
-    if folder is None and given:
-        if "://" not in given and (reason := _unwritable(Path(given))):
-            warnings.warn(f"{KEPT_NOWHERE}{given}: {reason}", stacklevel=2)
+    place = folder or settings.jax_compilation_cache_dir or str(user_cache() / "programs")
+    if "://" in place and folder is None:
         return
-    place = None if folder == NO_CACHE else Path(folder).expanduser() if folder else user_cache() / "programs"
-    if place is not None and (reason := _unwritable(place)):
+    path = None if place == NO_CACHE else Path(place).expanduser()
+    if path is not None and (reason := _unwritable(path)):
         if folder is not None:
             raise UsageError(
-                f"compiled programs cannot be kept in {place}: {reason}",
+                f"compiled programs cannot be kept in {path}: {reason}",
                 f"--compile-cache FOLDER, or --compile-cache {NO_CACHE}",
             )
-        warnings.warn(f"{KEPT_NOWHERE}{place}: {reason}", stacklevel=2)
-        place = None
-    jax.config.update("jax_compilation_cache_dir", None if place is None else str(place))
+        warnings.warn(f"{KEPT_NOWHERE}{path}: {reason}", stacklevel=2)
+        path = None
+    jax.config.update("jax_compilation_cache_dir", path and str(path))
     reset_cache()  # it may have been opened elsewhere
 
 

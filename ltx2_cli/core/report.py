@@ -1,7 +1,7 @@
 """How a run says what it is doing, without knowing who listens; and how long that took."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,11 +14,7 @@ PREPARING = ("load", "compile")  # how the names begin of stages that a second r
 DECODE, WRITE = "decode", "write"  # the stages that end a clip
 
 
-class Steps(Protocol):
-    """Equal steps of the current stage."""
-
-    def advance(self, steps: int = 1) -> None:
-        """Say that `steps` more are done."""
+Advance = Callable[[int], None]  # so many more steps of the current stage are done
 
 
 class Report(Protocol):
@@ -27,7 +23,7 @@ class Report(Protocol):
     def stage(self, name: str) -> AbstractContextManager[None]:
         """The work inside is one named stage, such as `encode the prompt`. Stages do not nest."""
 
-    def steps(self, total: int, later: float = 0, clips: int = 0) -> AbstractContextManager[Steps]:
+    def steps(self, total: int, later: float = 0, clips: int = 0) -> AbstractContextManager[Advance]:
         """The work inside, part of a stage, is `total` equal steps. After them the run does as much as `later` such
         steps, and decodes and writes so many clips."""
 
@@ -36,20 +32,17 @@ class Report(Protocol):
 
 
 class Silent:
-    """A `Report` and its `Steps` for callers that want none."""
+    """A `Report` for callers that want none."""
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         yield
 
     @contextmanager
-    def steps(self, total: int, later: float = 0, clips: int = 0) -> Iterator[Steps]:
-        yield self
+    def steps(self, total: int, later: float = 0, clips: int = 0) -> Iterator[Advance]:
+        yield lambda steps: None
 
     def note(self, text: str) -> None:
-        pass
-
-    def advance(self, steps: int = 1) -> None:
         pass
 
 
@@ -76,10 +69,17 @@ class Timings:
             self.stages.append((name, seconds))
 
     @contextmanager
-    def steps(self, total: int, later: float = 0, clips: int = 0) -> Iterator[Steps]:
-        started = perf_counter()
-        with self.report.steps(total, later, clips) as steps:
-            yield _Stopwatch(steps, self.denoise_steps)
+    def steps(self, total: int, later: float = 0, clips: int = 0) -> Iterator[Advance]:
+        started = last = perf_counter()
+
+        def measure(steps: int) -> None:
+            nonlocal last
+            self.denoise_steps += [(perf_counter() - last) / steps] * steps
+            advance(steps)
+            last = perf_counter()
+
+        with self.report.steps(total, later, clips) as advance:
+            yield measure
         self.stages.append(("denoise", perf_counter() - started))
 
     def note(self, text: str) -> None:
@@ -96,14 +96,3 @@ class Timings:
         }
         with replacing(path) as temporary:
             temporary.write_text(json.dumps(milliseconds, indent=2) + "\n")
-
-
-class _Stopwatch:
-    def __init__(self, steps: Steps, measured: list[float]):
-        self.steps, self.measured, self.last = steps, measured, perf_counter()
-
-    def advance(self, steps: int = 1) -> None:
-        now = perf_counter()
-        self.measured += [(now - self.last) / steps] * steps
-        self.steps.advance(steps)
-        self.last = perf_counter()

@@ -71,8 +71,8 @@ class Core:
         report.note(f"warm: {plan.spec.prompt}")
 
     def write(self, plan: "Core", components: None, report: Report, *more: object) -> Iterator[tuple[Path, list[str]]]:
-        with report.stage("imagine"), report.steps(2) as steps:
-            steps.advance(2)
+        with report.stage("imagine"), report.steps(2) as advance:
+            advance(2)
         if self.failure:
             raise self.failure
         yield from ((path, list(self.findings)) for path in output_paths(plan.spec))

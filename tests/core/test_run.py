@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from clips import ALL_ON, Case, Checkpoint, Size, final_latents, plan_of
 from ltx2_cli import read_spec, resolve
 from ltx2_cli.core.components import Components
-from ltx2_cli.core.report import Silent
+from ltx2_cli.core.report import Advance, Silent
 from ltx2_cli.core.run import START, load, run, write
 from ltx2_cli.core.run_state import RunState
 from ltx2_cli.devices import DeviceMemory
@@ -151,9 +151,9 @@ class Order(Silent):
         yield
 
     @contextmanager
-    def steps(self, total: int, later: float = 0, clips: int = 0) -> Iterator["Order"]:
+    def steps(self, total: int, later: float = 0, clips: int = 0) -> Iterator[Advance]:
         self.names.append(f"{total} steps")
-        yield self
+        yield lambda steps: None
 
 
 def test_each_clip_is_written_at_once_where_the_decoders_fit(

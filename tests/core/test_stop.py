@@ -14,7 +14,7 @@ from clips import Case, Checkpoint, Size, plan_of
 from ltx2_cli.cli.execute import execute
 from ltx2_cli.core import generate
 from ltx2_cli.core.components import Components
-from ltx2_cli.core.report import Silent
+from ltx2_cli.core.report import Advance, Silent
 from ltx2_cli.core.run import load
 from ltx2_cli.core.run_state import RunCheckpointer, RunGoal, RunState
 from ltx2_cli.errors import AbortedRunError, InterruptedRunError
@@ -53,7 +53,11 @@ class Moments(Silent):
     def note(self, text: str) -> None:
         self.moment()
 
-    def advance(self, steps: int = 1) -> None:
+    @contextmanager
+    def steps(self, total: int, later: float = 0, clips: int = 0) -> Iterator[Advance]:
+        yield self.advance
+
+    def advance(self, steps: int) -> None:
         self.steps_after += bool(self.at) * steps
         self.moment(in_step=True)
 

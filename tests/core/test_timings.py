@@ -27,11 +27,11 @@ def test_timings_exclude_loading_and_compiling(tmp_path: Path, monkeypatch: pyte
     for name, seconds in (("load vae", 32.0), ("compile frames", 64.0), ("decode", 2.0)):
         with timings.stage(name):
             clock[0] += seconds
-    with timings.steps(3) as steps:
+    with timings.steps(3) as advance:
         clock[0] += 1
-        steps.advance()
+        advance(1)
         clock[0] += 8
-        steps.advance(2)
+        advance(2)
     clock[0] += 0.5
     timings.write(tmp_path / "perf.json")
     said = json.loads((tmp_path / "perf.json").read_text())
