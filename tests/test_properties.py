@@ -24,7 +24,13 @@ from ltx2_cli.cli.options import KEYS, ConfigOptions
 from ltx2_cli.cli.replay import find_source, read_clip
 from ltx2_cli.cli.session import system_error
 from ltx2_cli.console import print_error
-from ltx2_cli.core.provenance import extend_history, provenance, source_history
+from ltx2_cli.core.provenance import (
+    environment_changes,
+    extend_history,
+    provenance,
+    read_provenance,
+    source_history,
+)
 from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run_state import RunCheckpointer, RunGoal, RunState, open_saved_run
 from ltx2_cli.diffusion.latents import SIZE, open_latents, pack, save_latents
@@ -213,7 +219,7 @@ def readings(plan: Plan) -> dict[str, Callable[[Path], object]]:
     def run(path: Path) -> None:
         kept = open_saved_run(path)
         places(kept.spec({}), kept, {})
-        kept.changes(plan)
+        list(environment_changes(read_provenance(kept.request.values, str(path)), plan))
         kept.progress(plan)
 
     return {"mp4": page, "yaml": page, "safetensors": latents, "run": run}

@@ -16,7 +16,7 @@ from ltx2_cli.cli.session import Facts, Session, short_digest, synchronized
 from ltx2_cli.console import print_out
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.programs import enable_compilation_cache, forbid_compilation
-from ltx2_cli.core.provenance import input_files, versions
+from ltx2_cli.core.provenance import environment_changes, input_files, read_provenance, versions
 from ltx2_cli.core.report import Report, Timings
 from ltx2_cli.core.run import START, load, programs, traced, warm_up, write
 from ltx2_cli.core.run_state import RunCheckpointer, RunGoal, RunState, SavedRun, open_saved_run
@@ -155,7 +155,8 @@ def resume(options: Resume, session: Session) -> None:
         spec = kept.spec({**places(kept.spec({}), kept, given), **given})
 
     def check(plan: Plan) -> None:
-        if (changes := kept.changes(plan)) and not options.force:
+        recorded = read_provenance(kept.request.values, str(kept.path))
+        if (changes := [*environment_changes(recorded, plan)]) and not options.force:
             hint = "--force goes on; the clip may differ in its last bits"
             raise UsageError(f"{kept.path} was kept elsewhere: {'; '.join(changes)}", hint)
 

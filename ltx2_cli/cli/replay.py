@@ -1,6 +1,6 @@
 """`ltx2 replay`: a clip made again by its record, and from where on it differs from the first, and by how much."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -93,7 +93,7 @@ def replay(options: Replay, session: Session) -> None:
         if session.hosts.first:
             with session.report.stage("compare the weights"):
                 changes.extend(weight_changes(clip, plan, changed, options.any_weights))
-            changes.extend(environment_changes(clip.provenance, plan))
+            changes.extend(provenance.environment_changes(clip.provenance, plan))
             for change in changes:
                 session.report.note(change)
             changes.extend(f"another {key} is asked for" for key in sorted(changed - {"output", "save_latents"}))
@@ -178,24 +178,10 @@ def weight_changes(clip: RecordedClip, plan: "Plan", changed: Collection[str], a
             f"{clip.path} was made of other files: {'; '.join(changes)}",
             "--any-weights goes on with those that are here; --model, --lora and others name others",
         )
+    if unread := [name for name, content in recorded.items() if content.startswith(HEADER)]:
+        compared = "the header alone was compared: the rest had not been hashed when it was made"
+        changes.append(f"of {', '.join(unread)} {compared}")
     return changes
-
-
-def environment_changes(recorded: Provenance, plan: "Plan") -> Iterator[str]:
-    """Sentences on versions, devices and batches that are not those of the record."""
-    current = provenance.provenance(plan, {}, {})
-    if unread := [name for name, content in recorded.files.items() if content.startswith(HEADER)]:
-        yield f"of {', '.join(unread)} the header alone was compared: the rest had not been hashed when it was made"
-    for package, version in recorded.versions.items():
-        if version != current[package]:
-            yield f"{package} was {version}, is {current[package]}"
-    if recorded.devices not in (None, current["devices"]):
-        yield f"devices were {recorded.devices}, are {current['devices']}"
-    for stage, mesh in current["meshes"].items():
-        if (before := recorded.meshes.get(stage, mesh)) != mesh:
-            yield f"the mesh of {stage} was {before}, is {mesh}"
-    if recorded.at_once != current["at_once"]:
-        yield f"it was one of {recorded.at_once} videos made at once, which may change its last bits"
 
 
 def check_comparable(clip: RecordedClip, spec: RunSpec) -> list[str]:

@@ -3,7 +3,7 @@ fingerprints: whether two arrays are equal, and about how far apart they are, wi
 
 import hashlib
 from base64 import b64decode, b64encode
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -146,6 +146,21 @@ def provenance(plan: "Plan", files: Mapping[str, str], history: Mapping[str, Any
     meshes = {stage.name: stage.sharding.text for stage in plan.stages}
     here = {"devices": devices(), "meshes": meshes, "at_once": plan.batch_size}
     return {**versions(), **here, "files": dict(files), **history}
+
+
+def environment_changes(recorded: Provenance, plan: "Plan") -> Iterator[str]:
+    """Sentences on versions, devices, meshes and batches that are not those of the record."""
+    current = provenance(plan, {}, {})
+    for package, before in recorded.versions.items():
+        if before != current[package]:
+            yield f"{package} was {before}, is {current[package]}"
+    if recorded.devices not in (None, current["devices"]):
+        yield f"devices were {recorded.devices}, are {current['devices']}"
+    for stage, mesh in current["meshes"].items():
+        if (before := recorded.meshes.get(stage, mesh)) != mesh:
+            yield f"the mesh of {stage} was {before}, is {mesh}"
+    if recorded.at_once != current["at_once"]:
+        yield f"it was one of {recorded.at_once} videos made at once, which may change its last bits"
 
 
 def without_sketches(history: Mapping[str, Any]) -> dict[str, Any]:

@@ -111,11 +111,6 @@ class SavedRun:
         places = {key: self.request.values[key] for key in OUTPUT_KEYS if key in self.request.values}
         return read_spec({**places, **overrides}, config=self.request)
 
-    def changes(self, plan: Plan) -> list[str]:
-        """A sentence for each version, device or mesh that differs from the saved run's."""
-        was, now = (_texts(record) for record in (self.request.values[PROVENANCE], provenance(plan, {}, {})))
-        return [f"{what} was {was.get(what)}, is {value}" for what, value in now.items() if was.get(what) != value]
-
     def progress(self, plan: Plan) -> RunState:
         """The state to resume from. Raises `UsageError` if its place or its arrays do not fit the plan."""
         names = {name.rpartition(".")[0] for name in self.tensors}
@@ -145,7 +140,6 @@ def open_saved_run(path: Path) -> SavedRun:
     request = read_text(metadata["record"], f"the record in {path}")
     try:
         goal, folder, place, history = (json.loads(metadata[entry]) for entry in ENTRIES[1:])
-        _texts(request.values[PROVENANCE])
         for record in [request.values, *({PROVENANCE: past} for past in history)]:
             read_provenance(record, str(path))
         if not isinstance(folder, str) or "\0" in folder or not Path(folder).is_absolute():
@@ -158,11 +152,6 @@ def open_saved_run(path: Path) -> SavedRun:
 
 def _damaged(path: Path, why: str) -> UsageError:
     return UsageError(f"{path} is damaged: {why}", "begin the run anew")
-
-
-def _texts(provenance: Mapping[str, Any]) -> dict[str, str]:
-    plain = {key: str(value) for key, value in provenance.items() if not isinstance(value, Mapping)}
-    return {**plain, **{f"the mesh of {stage}": mesh for stage, mesh in provenance["meshes"].items()}}
 
 
 def _goal(product: Any, source: Any) -> RunGoal:
@@ -191,10 +180,8 @@ def _shapes(plan: Plan, place: tuple[int, int, int, int], names: set[str]) -> di
     kept: dict[str, Streams[Shape]] = {}
     if number < len(plan.phases):
         _, stage, upsamples = plan.phases[number]
-        shapes = stage.shapes
-        if upsamples and stage.source:
-            shapes = stage.source
-        else:
+        shapes = stage.source if upsamples and stage.source else stage.shapes
+        if not upsamples:
             steps, batches = stage.steps, len(plan.batches)
             rows = rows if stage.source else batch * plan.batch_size
             if "current" in names:

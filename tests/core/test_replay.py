@@ -13,7 +13,8 @@ from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
 from safetensors.numpy import load_file, save_file
 
 from clips import PROMPT, TEXT_TOKENS, Checkpoint
-from ltx2_cli.cli.replay import environment_changes, read_clip
+from ltx2_cli.cli.replay import read_clip
+from ltx2_cli.core.provenance import environment_changes
 from ltx2_cli.diffusion.latents import open_latents, save_latents
 from ltx2_cli.media import Media, write_mp4
 from ltx2_cli.plan.resolve import resolve
