@@ -13,7 +13,7 @@ from ltx2_cli.core.programs import Program, as_abstract, jitted
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import NotFiniteError
 from ltx2_cli.models.connectors import TextConnectors
-from ltx2_cli.models.gemma import Gemma, tokenise
+from ltx2_cli.models.gemma import Gemma, Tokens, tokenise
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import CONNECTORS
 from ltx2_cli.request.spec import DType, Streams
@@ -26,19 +26,11 @@ def encode(plan: Plan, names: Iterable[str], components: Components, report: Rep
     for prompt, truncated in zip(plan.prompts, tokens.truncated, strict=True):
         if truncated:
             report.note(f"only the first {plan.text_tokens} tokens are read of: {prompt[:40]}…")
-    where, size = plan.sharding.replicated, plan.prompts_at_once
-    run = _encoder_program(plan) if plan.compile_text_encoder else partial(_states, where=where)
-    batches = [slice(row, row + size) for row in range(0, len(tokens.ids), size)]
-    with memory_for(ENCODE, plan), components.use("text_encoder", report) as encoder, report.stage("encode text"):
-        arrays = to_devices([(tokens.ids[rows], tokens.mask[rows]) for rows in batches], where)
-        parts = [run(encoder, ids, mask) for ids, mask in arrays]
-        _check_finite([finite for _, finite in parts], "text encoder", plan.text_encoder_dtype)
-    del encoder  # its memory is free while the connectors work
-    contexts = {}
+    states, contexts = _hidden_states(tokens, plan, components, report), {}
     for name in names:
         with memory_for(CONNECT, plan), components.use(name, report) as connectors, report.stage("connect text"):
-            mask = to_devices(tokens.mask, where)
-            contexts[name], finite = _connector_program(plan, name)(connectors, [states for states, _ in parts], mask)
+            mask = to_devices(tokens.mask, plan.sharding.replicated)
+            contexts[name], finite = _connector_program(plan, name)(connectors, states, mask)
             _check_finite([finite], "text connectors", plan.dtype)
     return contexts
 
@@ -71,6 +63,17 @@ def _connector_program(plan: Plan, name: str) -> Program:
     parts = [part] * (len(plan.prompts) // plan.prompts_at_once)
     mask = jax.ShapeDtypeStruct((len(plan.prompts), plan.text_tokens), bool, sharding=where)
     return network_program(plan, name.replace("_", " "), [name], jitted(_connect, where, plan.sharding), parts, mask)
+
+
+def _hidden_states(tokens: Tokens, plan: Plan, components: Components, report: Report) -> list[jax.Array]:
+    where, size = plan.sharding.replicated, plan.prompts_at_once
+    run = _encoder_program(plan) if plan.compile_text_encoder else partial(_states, where=where)
+    batches = [slice(row, row + size) for row in range(0, len(tokens.ids), size)]
+    with memory_for(ENCODE, plan), components.use("text_encoder", report) as encoder, report.stage("encode text"):
+        arrays = to_devices([(tokens.ids[rows], tokens.mask[rows]) for rows in batches], where)
+        parts = [run(encoder, ids, mask) for ids, mask in arrays]
+        _check_finite([finite for _, finite in parts], "text encoder", plan.text_encoder_dtype)
+        return [states for states, _ in parts]
 
 
 def _check_finite(finite: list[jax.Array], network: str, dtype: DType) -> None:

@@ -131,18 +131,17 @@ def build_stages(
     size, fps = (spec.num_frames, spec.height, spec.width), spec.fps
     rows = len(recipe_passes(spec, arch)) * spec.num_videos
     if second_stage is None:
-        return (_first_stage(spec, arch, FINAL, _measured(arch, size, fps), lay_out(rows)),)
+        return (_first_stage(spec, arch, FINAL, size, fps, lay_out(rows)),)
     stages: tuple[Stage, ...] = ()
     if source is None:
         small = stage1_size(*size, second_stage.upsampler.upsampling, arch.compression)
-        measured = _measured(arch, small, fps / _faster(spec, second_stage))
         # The second stage takes the weights where they lie, but for those that its LoRAs are merged into.
         sharding = lay_out(rows if REFINER in added else spec.num_videos)
-        stages = (_first_stage(spec, arch, FIRST, measured, sharding),)
+        stages = (_first_stage(spec, arch, FIRST, small, fps / _faster(spec, second_stage), sharding),)
     sigmas = np.asarray(spec.second_stage.sigmas or UNREFINED, np.float32)
     last = Stage(
         FINAL if len(sigmas) > 1 else UPSAMPLED,
-        *_measured(arch, size, fps),
+        *_measure(arch, size, fps),
         sigmas,
         lay_out(spec.num_videos),
         network=REFINER if REFINER in added else DENOISER,
@@ -155,26 +154,26 @@ def build_stages(
     return (*stages, last)
 
 
-Measured = tuple[Geometry, Streams[Shape]]  # and the shapes of one video's latents in a file
-
-
-def _measured(arch: Arch, size: tuple[int, int, int], fps: float) -> Measured:
+def _measure(arch: Arch, size: tuple[int, int, int], fps: float) -> tuple[Geometry, Streams[Shape]]:
+    """The latents of a clip, and their shapes for one video in a file."""
     geometry = clip_geometry(*size, fps, arch.compression, arch.transformer.scales)
     channels = Streams(arch.transformer.in_channels, arch.transformer.audio_in_channels)
     return geometry, file_shapes(geometry, channels, arch.audio_vae.latent_mels)
 
 
-def _first_stage(spec: RunSpec, arch: Arch, name: str, measured: Measured, sharding: ShardingPlan) -> Stage:
+def _first_stage(
+    spec: RunSpec, arch: Arch, name: str, size: tuple[int, int, int], fps: float, sharding: ShardingPlan
+) -> Stage:
     """The stage that begins as noise."""
-    guidance = _guidance(spec, arch)
+    guidance, (geometry, shapes) = _guidance(spec, arch), _measure(arch, size, fps)
     if spec.sigmas is not None:
         sigmas = np.asarray(spec.sigmas, np.float32)
     else:
         assert spec.num_inference_steps is not None
-        tokens = measured[0].video_tokens if spec.shift_tokens is ShiftTokens.actual else REFERENCE_TOKENS
+        tokens = geometry.video_tokens if spec.shift_tokens is ShiftTokens.actual else REFERENCE_TOKENS
         sigmas = arch.scheduler.sigmas(spec.num_inference_steps, tokens)
-    blocks = spec.stg_blocks or ()
-    return Stage(name, *measured, sigmas, sharding, needed_passes(guidance), guidance, blocks, noise=spec.initial_noise)
+    passes, blocks = needed_passes(guidance), spec.stg_blocks or ()
+    return Stage(name, geometry, shapes, sigmas, sharding, passes, guidance, blocks, noise=spec.initial_noise)
 
 
 def recipe_passes(spec: RunSpec, arch: Arch) -> tuple[Pass, ...]:
