@@ -45,7 +45,7 @@ def plan_of(tiny: bool, passes: int) -> "Plan":
     """The clip, on one device."""
     import jax
 
-    from ltx2_cli.estimate.offline import plan_offline
+    from ltx2_cli.plan.resolve import plan_offline
     from ltx2_cli.request.profiles import read_spec
 
     size = {"model": "demo", "height": 64, "width": 64, "num_frames": 9} if tiny else {"model": "ltx2"}

@@ -14,9 +14,8 @@ from typer.testing import CliRunner
 from ltx2_cli.cli import VERBS, app
 from ltx2_cli.devices import SHARE
 from ltx2_cli.estimate.estimate import Estimate, estimate_plan
-from ltx2_cli.estimate.offline import plan_offline
 from ltx2_cli.nn.kernels import NATIVE
-from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.plan.resolve import Plan, plan_offline
 from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.units import quantity

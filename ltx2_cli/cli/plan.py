@@ -23,11 +23,11 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.compiled import Collective, sent_bytes, write_hlo
 from ltx2_cli.estimate.estimate import Estimate, assumptions, compile_and_estimate, forward_programs, record
 from ltx2_cli.estimate.fit import FRACTION, Alternative, Request, check_estimate, check_fit
-from ltx2_cli.estimate.offline import MeshSearch, plan_offline, search_meshes, topology
+from ltx2_cli.estimate.offline import MeshSearch, search_meshes, topology
 from ltx2_cli.files import Output
 from ltx2_cli.nn.layers import IMAGE_AXES
 from ltx2_cli.outputs import RUN, Product, check_distinct
-from ltx2_cli.plan.resolve import Plan, missing_downloads
+from ltx2_cli.plan.resolve import Plan, missing_downloads, plan_offline
 from ltx2_cli.plan.stages import REFINER
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.units import quantity

@@ -20,26 +20,9 @@ from ltx2_cli.core.report import Report
 from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.estimate import Estimate, compile_and_estimate, estimate_plan, forward_programs
 from ltx2_cli.estimate.phases import LOOPS
-from ltx2_cli.models.lora import preset_lora
-from ltx2_cli.models.networks import (
-    open_folder,
-    preset_checkpoint,
-    preset_text_encoder,
-    preset_upsampler,
-    read_single_file,
-    read_text_encoder,
-)
-from ltx2_cli.models.transformer import Transformer
-from ltx2_cli.models.upsampler import open_upsampler
-from ltx2_cli.plan.recipe import complete_request
-from ltx2_cli.plan.resolve import Plan, build_plan, declare
-from ltx2_cli.plan.stages import InitialLatents, SecondStage
-from ltx2_cli.request.spec import RunSpec, ShardingSpec
+from ltx2_cli.plan.resolve import Plan, build_plan
+from ltx2_cli.request.spec import ShardingSpec
 from ltx2_cli.sharding import divisors
-from ltx2_cli.weights.declare import Scope
-from ltx2_cli.weights.hub import local_path
-from ltx2_cli.weights.lora import LoraFile, check_address, lora_file, open_lora, parse_lora
-from ltx2_cli.weights.published import FOLDER_FILES, TEXT_ENCODER_FILES, UPSAMPLER_FILES
 
 # libtpu asks the machine that it is on for its place in a slice, and refuses to be loaded twice.
 _ALONE = {
@@ -100,43 +83,6 @@ def _devices(name: str) -> tuple[jax.Device, ...]:
 CHEAPEST_FIRST = ("rows", "tokens", "heads")  # by what splitting each sends: nothing, tokens, sums; other axes more
 COMPILED = 3  # meshes, of those that may fit
 SECONDS = 300.0  # after which no other is begun
-
-
-def plan_offline(spec: RunSpec, devices: Sequence[jax.Device], source: InitialLatents | None = None) -> Plan:
-    """The plan of a request on these devices, which need not be here. Nothing is fetched; weights may be missing. With
-    latents `source` it starts from them, as in `resolve`. LoRAs count by their names: merged, they take no memory.
-    Raises `UsageError` as `resolve`, and for what is neither here nor known."""
-    place = local_path(spec.checkpoint, FOLDER_FILES)
-    if place is None:
-        checkpoint = preset_checkpoint(spec.checkpoint)
-    elif place.is_dir():
-        checkpoint = open_folder(place)
-    else:
-        text = local_path(spec.text_encoder, TEXT_ENCODER_FILES) if spec.text_encoder else None
-        checkpoint = read_single_file(
-            place, preset_text_encoder() if text is None else read_text_encoder(text)
-        ).checkpoint()
-    spec = complete_request(spec, checkpoint, devices, source is not None)
-    loras = []
-    for name, strength in map(parse_lora, spec.lora):
-        check_address(name)
-        if lora := _local_lora(name):
-            loras.append((lora, strength))
-    if not (spec.second_stage.sigmas or source):
-        return build_plan(declare(spec, checkpoint, loras), spec, devices, source)
-    transformer = Transformer(Scope(spec.dtype.value), checkpoint.arch.transformer)
-    named = [parse_lora(lora) for lora in spec.second_stage.lora or ()]
-    added = [(_local_lora(name) or preset_lora(name, transformer), strength) for name, strength in named if strength]
-    upsampler_name = spec.second_stage.upsampler  # None: the checkpoint's own
-    place = local_path(upsampler_name, UPSAMPLER_FILES) if upsampler_name else checkpoint.where
-    upsampler = open_upsampler(place, checkpoint.arch.video_vae)[0] if place else preset_upsampler(upsampler_name or "")
-    second_stage = SecondStage(upsampler, None, added)
-    return build_plan(declare(spec, checkpoint, loras, second_stage), spec, devices, source)
-
-
-def _local_lora(name: str) -> LoraFile | None:
-    path = local_path(name, [])
-    return open_lora(lora_file(str(path))) if path else None
 
 
 @dataclass(frozen=True)

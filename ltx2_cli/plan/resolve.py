@@ -1,8 +1,9 @@
 """What a request means here: `resolve(RunSpec) -> Plan`, the only place that decides. It reads no weights."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,19 +12,28 @@ from ltx2_cli.diffusion.denoise import Pass
 from ltx2_cli.diffusion.latents import Shape, read_noise
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import Arch
-from ltx2_cli.models.lora import find_adapters, unmet_wishes
-from ltx2_cli.models.networks import Checkpoint, Networks, open_folder, read_single_file, read_text_encoder
-from ltx2_cli.models.upsampler import has_upsampler, open_upsampler
+from ltx2_cli.models.lora import find_adapters, preset_lora, unmet_wishes
+from ltx2_cli.models.networks import (
+    Checkpoint,
+    Networks,
+    open_folder,
+    preset_checkpoint,
+    preset_text_encoder,
+    preset_upsampler,
+    read_single_file,
+    read_text_encoder,
+)
+from ltx2_cli.models.upsampler import LatentUpsamplerArch, has_upsampler, open_upsampler
 from ltx2_cli.nn.kernels import choose_backend
 from ltx2_cli.plan import recipe, stages
 from ltx2_cli.plan.decoding import DecodePlan, free_bytes, plan_tiling
 from ltx2_cli.plan.stages import DENOISER, REFINER, InitialLatents, LoraDeltas, Loras, Phase, SecondStage, Stage
 from ltx2_cli.request.spec import DType, RunSpec, Streams
 from ltx2_cli.sharding import ShardingPlan, lay_out
-from ltx2_cli.weights.checkpoint import collect, raise_all
+from ltx2_cli.weights.checkpoint import TensorFiles, collect, raise_all
 from ltx2_cli.weights.declare import weights
-from ltx2_cli.weights.hub import Download, as_path, list_downloads, locate
-from ltx2_cli.weights.lora import LoraFile, lora_downloads, lora_file, open_lora, parse_lora
+from ltx2_cli.weights.hub import Download, as_path, list_downloads, local_path, locate
+from ltx2_cli.weights.lora import LoraFile, check_address, lora_downloads, lora_file, open_lora, parse_lora
 from ltx2_cli.weights.published import FOLDER_FILES, TEXT_ENCODER_FILES, UPSAMPLER_FILES
 
 DECODERS = ("vae", "audio_vae", "vocoder")
@@ -117,13 +127,9 @@ def resolve(spec: RunSpec, source: InitialLatents | None = None) -> Plan:
     With latents `source`, there is the second stage alone, and the size is what it makes of them. Raises `UsageError`
     for a request or a checkpoint that cannot be met, with every finding of its kind.
     """
-    opened, problems = collect({spec.checkpoint: partial(_open_checkpoint, spec)})
-    loras, checkpoint = _open_loras(spec.lora, problems), opened[spec.checkpoint]
     if jax.process_count() > 1 and spec.seed is None:
         raise UsageError("several hosts need one seed between them", "--seed N")
-    spec = recipe.complete_request(spec, checkpoint, jax.devices(), source is not None)
-    second_stage = _open_second_stage(spec, checkpoint) if spec.second_stage.sigmas or source else None
-    plan = build_plan(declare(spec, checkpoint, loras, second_stage), spec, jax.devices(), source)
+    plan = _plan(spec, jax.devices(), source, offline=False)
     if jax.process_count() > 1 and plan.sharding.mesh.size < jax.device_count():
         raise UsageError(
             f"one of {jax.device_count()} devices on {jax.process_count()} hosts would do all the work",
@@ -132,6 +138,21 @@ def resolve(spec: RunSpec, source: InitialLatents | None = None) -> Plan:
     if spec.initial_noise is not None and source is None:
         read_noise(spec.initial_noise, plan.stages[0].shapes)
     return plan
+
+
+def plan_offline(spec: RunSpec, devices: Sequence[jax.Device], source: InitialLatents | None = None) -> Plan:
+    """As `resolve`, on devices that need not be here, and nothing is fetched: of what is not on this machine, the
+    published configs tell. LoRAs that are merged take no memory: an absent one may be unknown."""
+    return _plan(spec, devices, source, offline=True)
+
+
+def _plan(spec: RunSpec, devices: Sequence[jax.Device], source: InitialLatents | None, offline: bool) -> Plan:
+    opened, problems = collect({spec.checkpoint: partial(_open_checkpoint, spec, offline)})
+    loras = _open_loras(spec.lora, problems, partial(_open_lora, offline=offline))
+    checkpoint = opened[spec.checkpoint]
+    spec = recipe.complete_request(spec, checkpoint, devices, source is not None)
+    second_stage = _open_second_stage(spec, checkpoint, offline) if spec.second_stage.sigmas or source else None
+    return build_plan(declare(spec, checkpoint, loras, second_stage), spec, devices, source)
 
 
 def stage1_plan(plan: Plan) -> Plan:
@@ -206,28 +227,10 @@ def build_plan(
     )
 
 
-def _open_second_stage(spec: RunSpec, checkpoint: Checkpoint) -> SecondStage:
-    name, vae = spec.second_stage.upsampler, checkpoint.arch.video_vae
-    opened, problems = collect(
-        {"upsampler": lambda: open_upsampler(locate(name, UPSAMPLER_FILES) if name else checkpoint.where, vae)}
-    )
-    loras = _open_loras(spec.second_stage.lora or (), problems)
-    return SecondStage(*opened["upsampler"], [lora for lora in loras if lora[1]])
-
-
-def _open_loras(texts: Sequence[str], problems: Sequence[UsageError]) -> Loras:
-    loras, unread = collect({str(number): partial(_open_lora, text) for number, text in enumerate(texts)})
-    raise_all([*problems, *unread])
-    return list(loras.values())
-
-
-def _open_lora(text: str) -> tuple[LoraFile, float]:
-    name, strength = parse_lora(text)
-    return open_lora(lora_file(name)), strength
-
-
-def _open_checkpoint(spec: RunSpec) -> Checkpoint:
-    place = locate(spec.checkpoint, FOLDER_FILES)
+def _open_checkpoint(spec: RunSpec, offline: bool) -> Checkpoint:
+    place = _find(spec.checkpoint, FOLDER_FILES, offline)
+    if place is None:
+        return preset_checkpoint(spec.checkpoint)
     if place.is_dir() and spec.text_encoder is None:
         return open_folder(place)
     if place.is_dir():
@@ -237,7 +240,44 @@ def _open_checkpoint(spec: RunSpec) -> Checkpoint:
         )
     if spec.text_encoder is None:
         raise UsageError(f"{spec.checkpoint} has no text encoder", "--text-encoder FOLDER or REPO names Gemma-3")
-    return read_single_file(place, read_text_encoder(locate(spec.text_encoder, TEXT_ENCODER_FILES))).checkpoint()
+    text = _find(spec.text_encoder, TEXT_ENCODER_FILES, offline)
+    return read_single_file(place, read_text_encoder(text) if text else preset_text_encoder()).checkpoint()
+
+
+def _open_second_stage(spec: RunSpec, checkpoint: Checkpoint, offline: bool) -> SecondStage:
+    def upsampler() -> tuple[LatentUpsamplerArch, TensorFiles]:
+        name = spec.second_stage.upsampler  # None: the checkpoint's own
+        if place := _find(name, UPSAMPLER_FILES, offline) if name else checkpoint.where:
+            return open_upsampler(place, checkpoint.arch.video_vae)
+        return preset_upsampler(name or ""), TensorFiles()
+
+    def lora(text: str) -> tuple[LoraFile, float]:
+        found, strength = _open_lora(text, offline)
+        return found or preset_lora(parse_lora(text)[0], checkpoint.networks(spec).transformer), strength
+
+    opened, problems = collect({"upsampler": upsampler})
+    loras = _open_loras(spec.second_stage.lora or (), problems, lora)
+    return SecondStage(*opened["upsampler"], [lora for lora in loras if lora[1]])
+
+
+def _open_loras(
+    texts: Sequence[str], problems: Sequence[UsageError], open_one: Callable[[str], tuple[LoraFile | None, float]]
+) -> Loras:
+    """Those that are found, each with its strength. Raises `UsageError` for `problems` and those that are refused."""
+    loras, unread = collect({str(number): partial(open_one, text) for number, text in enumerate(texts)})
+    raise_all([*problems, *unread])
+    return [(lora, strength) for lora, strength in loras.values() if lora]
+
+
+def _open_lora(text: str, offline: bool) -> tuple[LoraFile | None, float]:
+    name, strength = parse_lora(text)
+    check_address(name)
+    path = local_path(name, []) if offline else name
+    return open_lora(lora_file(str(path))) if path else None, strength
+
+
+def _find(name: str, wanted: Sequence[str], offline: bool) -> Path | None:
+    return local_path(name, wanted) if offline else locate(name, wanted)
 
 
 def _plan_decoding(spec: RunSpec, networks: Networks, last: Stage, sharding: ShardingPlan) -> tuple[DecodePlan, float]:

@@ -76,7 +76,7 @@ class SecondStage:
     """What a second stage needs besides the checkpoint."""
 
     upsampler: LatentUpsamplerArch
-    files: TensorFiles | None  # None: the networks are described, not loaded
+    files: TensorFiles  # none where the upsampler is described, not loaded
     loras: Loras
 
 
@@ -86,7 +86,7 @@ def add_second_stage(
     """With the networks of a second stage, and its LoRAs' deltas as those of REFINER. Raises `UsageError` for LoRAs
     that do not fit."""
     files = dict(checkpoint.files)
-    if second_stage.files is not None:
+    if files:
         files |= {"upsampler": second_stage.files, "statistics": files["vae"]}
     upsampler = LatentUpsampler(Scope(dtype.value), second_stage.upsampler)
     networks = networks._replace(upsampler=upsampler, statistics=networks.vae.statistics)
@@ -94,13 +94,13 @@ def add_second_stage(
         deltas = find_adapters(second_stage.loras, networks)
         if deltas[CONNECTORS]:
             networks = networks._replace(refiner_connectors=networks.connectors)
-            files[REFINERS_CONNECTORS] = files[CONNECTORS]
             first, second = added[CONNECTORS], deltas[CONNECTORS]
             both = {name: LoraDelta((*first[name].parts, *second[name].parts)) for name in first.keys() & second.keys()}
             added = {**added, REFINERS_CONNECTORS: {**first, **second, **both}}
         added = {**added, REFINER: deltas[DENOISER]}
-        if second_stage.files is not None:
-            files[REFINER] = files[DENOISER]
+        if files:
+            twins = {REFINER: DENOISER, REFINERS_CONNECTORS: CONNECTORS}
+            files |= {name: files[twin] for name, twin in twins.items() if name in added}
     return networks, replace(checkpoint, files=files), added
 
 

@@ -22,8 +22,8 @@ from ltx2_cli.cli.plan import estimate_lines
 from ltx2_cli.estimate import offline
 from ltx2_cli.estimate.compiled import CompileFailure, collectives, sent_bytes
 from ltx2_cli.estimate.estimate import estimate_plan
-from ltx2_cli.estimate.offline import plan_offline
 from ltx2_cli.estimate.phases import denoiser_flops
+from ltx2_cli.plan.resolve import plan_offline
 from ltx2_cli.request.profiles import read_spec
 from program import run_program
 from tools.train_demo.arch import ARCH

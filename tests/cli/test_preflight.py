@@ -15,7 +15,7 @@ from ltx2_cli.cli.plan import command_line
 from ltx2_cli.core.components import Components
 from ltx2_cli.diffusion.latents import save_latents
 from ltx2_cli.estimate.fit import Alternative
-from ltx2_cli.estimate.offline import plan_offline
+from ltx2_cli.plan.resolve import plan_offline
 from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.request.spec import Streams
 from program import run_program

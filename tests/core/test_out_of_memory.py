@@ -13,8 +13,7 @@ from ltx2_cli.core.components import ENCODE, Components, memory_for
 from ltx2_cli.core.report import Report, Silent
 from ltx2_cli.core.run_state import RunState
 from ltx2_cli.errors import RunError
-from ltx2_cli.estimate.offline import plan_offline
-from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.plan.resolve import Plan, plan_offline
 from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.request.spec import DType, Streams
 

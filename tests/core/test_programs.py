@@ -15,10 +15,10 @@ from ltx2_cli.core.denoising import stage_programs
 from ltx2_cli.core.report import Silent
 from ltx2_cli.core.run import load, programs, run
 from ltx2_cli.diffusion.geometry import clip_geometry
-from ltx2_cli.estimate.offline import plan_offline
 from ltx2_cli.models import transformer
 from ltx2_cli.models.transformer import abstract_rope_tables, rope_tables
 from ltx2_cli.nn.rope import rope_table
+from ltx2_cli.plan.resolve import plan_offline
 from ltx2_cli.sharding import ShardingPlan
 from ltx2_cli.weights.declare import Weight, weights
 from ltx2_cli.weights.transfer import Place

@@ -12,9 +12,8 @@ from ltx2_cli.errors import DoesNotFitError
 from ltx2_cli.estimate.compiled import Collective, Compiled, CompileFailure, Memory
 from ltx2_cli.estimate.estimate import Estimate, estimate_plan, record
 from ltx2_cli.estimate.fit import Alternative, check_estimate
-from ltx2_cli.estimate.offline import plan_offline
 from ltx2_cli.estimate.phases import PHASES, phase_flops
-from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.plan.resolve import Plan, plan_offline
 from ltx2_cli.request.profiles import read_spec
 
 # A device that does, reads and sends a billion a second.

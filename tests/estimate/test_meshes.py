@@ -10,9 +10,9 @@ from ltx2_cli.core.report import Silent
 from ltx2_cli.estimate import offline as module
 from ltx2_cli.estimate.compiled import Collective, Compiled, CompileFailure, Memory
 from ltx2_cli.estimate.estimate import Estimate, estimate_plan
-from ltx2_cli.estimate.offline import meshes, plan_offline, search_meshes
+from ltx2_cli.estimate.offline import meshes, search_meshes
 from ltx2_cli.models import networks
-from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.plan.resolve import Plan, plan_offline
 from ltx2_cli.request.profiles import read_spec
 
 PROFILE = """

@@ -10,9 +10,10 @@ from ltx2_cli import chips
 from ltx2_cli.chips import Chip
 from ltx2_cli.diffusion.denoise import Pass
 from ltx2_cli.errors import UsageError
-from ltx2_cli.estimate.offline import plan_offline, topology
+from ltx2_cli.estimate.offline import topology
 from ltx2_cli.estimate.phases import PHASES, weight_bytes
 from ltx2_cli.models.networks import PRESETS
+from ltx2_cli.plan.resolve import plan_offline
 from ltx2_cli.request.profiles import read_spec
 from model_versions import LTX2, LTX2_3, random_folder
 

@@ -7,7 +7,6 @@ import pytest
 
 from devices import cpu, tpus
 from ltx2_cli.core.run_state import RunState
-from ltx2_cli.estimate.offline import plan_offline
 from ltx2_cli.estimate.phases import (
     CONNECT,
     DECODE,
@@ -22,7 +21,7 @@ from ltx2_cli.estimate.phases import (
     weight_bytes,
 )
 from ltx2_cli.outputs import Product
-from ltx2_cli.plan.resolve import Plan, stage1_plan
+from ltx2_cli.plan.resolve import Plan, plan_offline, stage1_plan
 from ltx2_cli.plan.stages import InitialLatents
 from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.request.spec import Streams

@@ -16,8 +16,8 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ltx2_cli.core.components import placement
-from ltx2_cli.estimate.offline import plan_offline
 from ltx2_cli.models.transformer import Transformer
+from ltx2_cli.plan.resolve import plan_offline
 from ltx2_cli.request.profiles import read_sharding, read_spec
 from ltx2_cli.sharding import lay_out
 from ltx2_cli.weights import load as load_module
