@@ -20,7 +20,7 @@ from ltx2_cli.models.upsampler import has_upsampler
 from ltx2_cli.plan.decoding import DecodePlan
 from ltx2_cli.plan.stages import Stage
 from ltx2_cli.request.profiles import AUTO, checkpoint_names, complete_spec, profile_names, recipe_defaults
-from ltx2_cli.request.spec import NO_GUIDANCE, RunSpec, SecondStageSpec, TemporalUpsample
+from ltx2_cli.request.spec import NO_GUIDANCE, RunSpec, SecondStageSpec
 from ltx2_cli.request.validation import random_seed
 from ltx2_cli.sharding import ShardingPlan
 from ltx2_cli.units import quantity
@@ -101,7 +101,7 @@ def recipe_warnings(spec: RunSpec, arch: Arch) -> Iterator[str]:
 def unused_option_warnings(spec: RunSpec, arch: Arch, time: int | None) -> Iterator[str]:
     """Sentences about options without effect. `time`: the factor by which the upsampler multiplies frames; None: there
     is one stage."""
-    lengthened = spec.second_stage.temporal_upsample is TemporalUpsample.duration
+    lengthened = spec.second_stage.temporal_upsample == "duration"
     usual = recipe_defaults(spec, spec.recipe, arch.model_version, arch.transformer.num_layers).second_stage.upsampler
     if time is None and spec.second_stage.upsampler not in (None, usual):
         yield f"the upsampler {spec.second_stage.upsampler} is not used, there is one stage: --recipe two_stage"

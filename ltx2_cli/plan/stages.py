@@ -13,7 +13,7 @@ from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.lora import find_adapters
 from ltx2_cli.models.networks import Checkpoint, Networks
 from ltx2_cli.models.upsampler import LatentUpsampler, LatentUpsamplerArch
-from ltx2_cli.request.spec import NO_GUIDANCE, DType, Guidance, RunSpec, ShiftTokens, StgRule, Streams, TemporalUpsample
+from ltx2_cli.request.spec import NO_GUIDANCE, DType, Guidance, RunSpec, Streams
 from ltx2_cli.sharding import ShardingPlan
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope
@@ -114,8 +114,7 @@ def upsampled_spec(spec: RunSpec, arch: Arch, second_stage: SecondStage, source:
 
 def _faster(spec: RunSpec, second_stage: SecondStage) -> int:
     """The factor of the upsampled clip's frame rate."""
-    duration = spec.second_stage.temporal_upsample is TemporalUpsample.duration
-    return 1 if duration else second_stage.upsampler.upsampling.time
+    return 1 if spec.second_stage.temporal_upsample == "duration" else second_stage.upsampler.upsampling.time
 
 
 def build_stages(
@@ -170,7 +169,7 @@ def _first_stage(
         sigmas = np.asarray(spec.sigmas, np.float32)
     else:
         assert spec.num_inference_steps is not None
-        tokens = geometry.video_tokens if spec.shift_tokens is ShiftTokens.actual else REFERENCE_TOKENS
+        tokens = geometry.video_tokens if spec.shift_tokens == "actual" else REFERENCE_TOKENS
         sigmas = arch.scheduler.sigmas(spec.num_inference_steps, tokens)
     passes, blocks = needed_passes(guidance), spec.stg_blocks or ()
     return Stage(name, geometry, shapes, sigmas, sharding, passes, guidance, blocks, noise=spec.initial_noise)
@@ -184,6 +183,6 @@ def recipe_passes(spec: RunSpec, arch: Arch) -> tuple[Pass, ...]:
 def _guidance(spec: RunSpec, arch: Arch) -> Streams[Guidance]:
     asked = (vars(spec.guidance.video), vars(spec.guidance.audio))
     guidance = Streams(*(Guidance(*(scale for scale in stream.values() if scale is not None)) for stream in asked))
-    if not spec.stg_blocks or (spec.stg_rule is StgRule.config and not arch.transformer.perturbed_attn):
+    if not spec.stg_blocks or (spec.stg_rule == "config" and not arch.transformer.perturbed_attn):
         return Streams(*(replace(stream, stg_scale=0.0) for stream in guidance))
     return guidance

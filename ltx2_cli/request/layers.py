@@ -12,7 +12,7 @@ from enum import Enum, EnumType, StrEnum
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 from omegaconf import BooleanNode, EnumNode, FloatNode, IntegerNode, StringNode, ValidationError
@@ -226,6 +226,8 @@ def _convert(value: Any, kind: Any) -> Any:
         return None if value is None else _convert(value, arguments[0])
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(_convert(item, arguments[0]) for item in value)
+    if origin is Literal and value in arguments:
+        return value
     node = EnumNode(kind) if isinstance(kind, type) and issubclass(kind, Enum) else NODES.get(kind)
     if node is None or value is None:
         raise ValidationError
@@ -237,6 +239,8 @@ def _type_name(kind: Any) -> str:
         return f"a section with {', '.join(get_type_hints(kind))}"
     if isinstance(kind, EnumType):
         return f"one of {', '.join(kind.__members__)}"
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(get_args(kind))}"
     names = [_type_name(option) for option in get_args(kind) if option is not Ellipsis]
     if get_origin(kind) is UnionType:
         return " or ".join(reversed(names))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 T_co = TypeVar("T_co", covariant=True)
 NO_CACHE = "off"  # value of `compile_cache` that turns the cache off
@@ -21,27 +21,6 @@ class DType(StrEnum):
     float32 = "float32"
     bfloat16 = "bfloat16"
     float16 = "float16"
-
-
-class ShiftTokens(StrEnum):
-    """Which token count shifts the schedule: always 4096, or the clip's own."""
-
-    reference = "reference"
-    actual = "actual"
-
-
-class StgRule(StrEnum):
-    """When spatio-temporal guidance perturbs: always, or only if the checkpoint's config says `perturbed_attn`."""
-
-    always = "always"
-    config = "config"
-
-
-class TemporalUpsample(StrEnum):
-    """What a temporal upsampler doubles: the frame rate, or the duration, which stretches the sound."""
-
-    fps = "fps"
-    duration = "duration"
 
 
 @dataclass(frozen=True)
@@ -86,7 +65,7 @@ class SecondStageSpec:
     keep_audio: bool | None  # take the sound of the first stage
     adain: float  # share of the way to the statistics before upsampling, 0 to 1
     tone_map: float  # how far the range of the latents is compressed, 0 to 1
-    temporal_upsample: TemporalUpsample
+    temporal_upsample: Literal["fps", "duration"]  # what a temporal upsampler doubles; duration stretches the sound
 
 
 class AttentionBackend(StrEnum):
@@ -146,8 +125,8 @@ class RunSpec:
     guidance: GuidanceSpec
     stg_blocks: tuple[int, ...] | None
     second_stage: SecondStageSpec
-    stg_rule: StgRule
-    shift_tokens: ShiftTokens
+    stg_rule: Literal["always", "config"]  # when STG perturbs; config: only if the checkpoint's says `perturbed_attn`
+    shift_tokens: Literal["reference", "actual"]  # that shift the schedule: always 4096, or the clip's own
     clamp_vocoder: bool  # clip the first of two waveforms at full scale
     max_sequence_length: int  # text tokens
     # in which arithmetic, on which devices

@@ -22,7 +22,7 @@ from ltx2_cli.request.profiles import (
     recipe_defaults,
     to_yaml,
 )
-from ltx2_cli.request.spec import DType, RunSpec, SecondStageSpec, ShardingSpec, ShiftTokens, StgRule
+from ltx2_cli.request.spec import DType, RunSpec, SecondStageSpec, ShardingSpec
 
 Page = Callable[..., Path]
 
@@ -55,7 +55,7 @@ def test_the_default_is_ltx2_with_the_recipe_of_the_checkpoint():
     assert {*vars(spec.guidance.video).values(), *vars(spec.guidance.audio).values()} == {None}
     assert (spec.num_inference_steps, spec.stg_blocks, spec.seed) == (None, None, None)
     assert (spec.model, spec.model_name, spec.checkpoint) == ("ltx2", "ltx2", "Lightricks/LTX-2")
-    assert (spec.dtype, spec.shift_tokens, spec.stg_rule) == (DType.bfloat16, ShiftTokens.reference, StgRule.always)
+    assert (spec.dtype, spec.shift_tokens, spec.stg_rule) == (DType.bfloat16, "reference", "always")
     assert (spec.sharding.profile, spec.sharding.mesh) == ("auto", {})
 
 
@@ -105,10 +105,10 @@ def test_the_highest_layer_with_a_profile_chooses_it(page: Page):
     file = page("model: demo\nsharding: gpu\ncompat: diffusers")
     spec = read_spec(config=file, prompt="rain")
     assert (spec.checkpoint, spec.sharding.profile) == ("embedded", "gpu")
-    assert (spec.shift_tokens, spec.stg_rule, spec.negative_prompt) == (ShiftTokens.actual, StgRule.config, "")
+    assert (spec.shift_tokens, spec.stg_rule, spec.negative_prompt) == ("actual", "config", "")
     spec = read_spec(config=file, prompt="rain", model="ltx2", dotlist=["compat=ltx-core", "sharding=trillium"])
     assert (spec.checkpoint, spec.sharding.mesh["embed"]) == ("Lightricks/LTX-2", 1)
-    assert (spec.shift_tokens, spec.stg_rule) == (ShiftTokens.reference, StgRule.always)
+    assert (spec.shift_tokens, spec.stg_rule) == ("reference", "always")
     assert len(spec.negative_prompt) > 100
 
 
@@ -427,6 +427,7 @@ def test_values_of_a_file_stay_under_any_model(page: Page):
         ({"height": True}, "`height` is True; expected an integer", "default.yaml"),
         ({"prompt": None}, "`prompt` is None; expected text", "default.yaml"),
         ({"seed": 1.5}, "`seed` is 1.5; expected null or a list, each an integer", "default.yaml"),
+        ({"stg_rule": "never"}, "`stg_rule` is 'never'; expected one of always, config", "default.yaml"),
         ({"dtype": "bf16"}, "`dtype` is 'bf16'; expected one of float32, bfloat16, float16", "default.yaml"),
         ({"stg_blocks": "28,29"}, "`stg_blocks` is '28,29'; expected null or a list, each an integer", "default.yaml"),
         ({"guidance": 3}, "`guidance` is 3; expected a section with video, audio", "default.yaml"),
