@@ -78,10 +78,8 @@ def _hidden_states(tokens: Tokens, plan: Plan, components: Components, report: R
 
 def _check_finite(finite: list[jax.Array], network: str, dtype: DType) -> None:
     if not all(map(bool, finite)):
-        raise NotFiniteError(
-            f"the {network} overflowed in {dtype.value}",
-            "--text-encoder-dtype and --dtype: bfloat16 and float32 have the range it needs",
-        )
+        hint = "--text-encoder-dtype and --dtype: bfloat16 and float32 have the range it needs"
+        raise NotFiniteError(f"the {network} overflowed in {dtype.value}", hint)
 
 
 def _states(encoder: Gemma, ids: jax.Array, mask: jax.Array, where: Sharding) -> tuple[jax.Array, jax.Array]:

@@ -109,10 +109,8 @@ def enable_compilation_cache(folder: str | None) -> None:
     path = None if place == NO_CACHE else Path(place).expanduser()
     if path is not None and (reason := _unwritable(path)):
         if folder is not None:
-            raise UsageError(
-                f"compiled programs cannot be kept in {path}: {reason}",
-                f"--compile-cache FOLDER, or --compile-cache {NO_CACHE}",
-            )
+            hint = f"--compile-cache FOLDER, or --compile-cache {NO_CACHE}"
+            raise UsageError(f"compiled programs cannot be kept in {path}: {reason}", hint)
         warnings.warn(f"{KEPT_NOWHERE}{path}: {reason}", stacklevel=2)
         path = None
     jax.config.update("jax_compilation_cache_dir", path and str(path))
@@ -203,6 +201,5 @@ def forbid_compilation(programs: Iterable[Program]) -> Iterator[None]:
 
 
 def _refuse(names: list[str]) -> NoReturn:
-    raise NotCompiledError(
-        f"not compiled yet: {', '.join(names)}", "leave out --no-compile, or compile first: the same with --warmup"
-    )
+    hint = "leave out --no-compile, or compile first: the same with --warmup"
+    raise NotCompiledError(f"not compiled yet: {', '.join(names)}", hint)

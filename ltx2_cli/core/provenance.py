@@ -112,9 +112,8 @@ def read_provenance(record: Mapping[str, Any], place: str) -> Provenance:
             source,
         )
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-        raise UsageError(
-            f"{place} is damaged: its `{PROVENANCE}` is not what was written", "make the clip anew from its request"
-        ) from error
+        hint = "make the clip anew from its request"
+        raise UsageError(f"{place} is damaged: its `{PROVENANCE}` is not what was written", hint) from error
 
 
 def _texts(values: Mapping[Any, Any]) -> dict[str, str]:

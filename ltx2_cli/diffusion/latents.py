@@ -98,20 +98,8 @@ class LatentsFile:
     path: Path
     shapes: Streams[Shape]
     metadata: Mapping[str, str]  # as given to `save_latents`; empty in a file of another program
-
-    @property
-    def fps(self) -> float | None:
-        """Frames a second; None where the file does not say it."""
-        return float(self.metadata["fps"]) if "fps" in self.metadata else None
-
-    @property
-    def size(self) -> tuple[int, int, int]:
-        """Frames, height and width of the decoded clip; where the file does not say them, as the published autoencoders
-        compress."""
-        if all(name in self.metadata for name in SIZE):
-            frames, height, width = (int(self.metadata[name]) for name in SIZE)
-            return frames, height, width
-        return PUBLISHED_COMPRESSION.clip_size(*self.shapes.video[2:])
+    fps: float | None  # frames a second; None where the file does not say it
+    size: tuple[int, int, int]  # frames, height and width of the clip; not said: as the published autoencoders decode
 
     def read(self) -> Streams[np.ndarray]:
         """The latents, float32 in the files' layout. Raises `UsageError` where they are not finite, or damaged."""
@@ -139,13 +127,16 @@ def open_latents(path: Path) -> LatentsFile:
         is_wrong = name in LIMITS and not (is_number and 1 <= float(text) <= LIMITS[name])
         if is_wrong or (name == "stage" and text not in STAGES):
             raise UsageError(f"{path} says that its {name} is {text!r}", CHANGED)
-    latents = LatentsFile(path, streams, {key: text for key, text in metadata.items() if key != CHECKSUM})
-    _, height, width = latents.size
+    frames, height, width = PUBLISHED_COMPRESSION.clip_size(*streams.video[2:])
+    if all(name in metadata for name in SIZE):
+        frames, height, width = (int(metadata[name]) for name in SIZE)
     if height * streams.video[4] != width * streams.video[3]:
         raise UsageError(
             f"{path} says that its clip is {width}x{height}, and its latents are of another shape", CHANGED
         )
-    return latents
+    stated = {key: text for key, text in metadata.items() if key != CHECKSUM}
+    fps = float(metadata["fps"]) if "fps" in metadata else None
+    return LatentsFile(path, streams, stated, fps, (frames, height, width))
 
 
 def save_latents(latents: "Streams[jax.Array | np.ndarray]", path: Path, metadata: Mapping[str, str]) -> None:

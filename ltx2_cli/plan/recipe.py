@@ -159,21 +159,16 @@ def check_clip(spec: RunSpec, arch: Arch) -> None:
             f"sides that are multiples of {pixels}, and {frames}k + 1 frames",
         )
     if min(spec.height, spec.width) < (smallest := arch.video_vae.smallest):
-        raise UsageError(
-            f"{spec.width}x{spec.height} is too small for this model's decoder", f"at least {smallest} pixels a side"
-        )
+        hint = f"at least {smallest} pixels a side"
+        raise UsageError(f"{spec.width}x{spec.height} is too small for this model's decoder", hint)
     if round(spec.num_frames / spec.fps * arch.compression.audio_rate) < 1:
-        raise UsageError(
-            f"{spec.num_frames} frames at {spec.fps:g} a second are too short for sound",
-            "more --num-frames or less --fps",
-        )
+        hint = "more --num-frames or less --fps"
+        raise UsageError(f"{spec.num_frames} frames at {spec.fps:g} a second are too short for sound", hint)
     layers = arch.transformer.num_layers
     absent_blocks = [block for block in spec.stg_blocks or () if block >= layers]
     if absent_blocks and (spec.guidance.video.stg_scale or spec.guidance.audio.stg_scale):
-        raise UsageError(
-            f"STG block {absent_blocks[0]} does not exist: the model has blocks 0 to {layers - 1}",
-            f"--stg-blocks {layers - 1}, or --stg-scale 0 --audio-stg-scale 0 to do without",
-        )
+        hint = f"--stg-blocks {layers - 1}, or --stg-scale 0 --audio-stg-scale 0 to do without"
+        raise UsageError(f"STG block {absent_blocks[0]} does not exist: the model has blocks 0 to {layers - 1}", hint)
 
 
 def _device_profile(devices: Sequence[jax.Device]) -> str:
@@ -185,9 +180,8 @@ def _device_profile(devices: Sequence[jax.Device]) -> str:
         if kind.startswith(names) or platform in names:
             return profile
     known = ", ".join(f"--sharding {name}" for name in profile_names("sharding"))
-    raise UsageError(
-        f"no sharding profile is made for {len(devices)} devices of kind {kind}", f"name one: {known}, or a FILE"
-    )
+    hint = f"name one: {known}, or a FILE"
+    raise UsageError(f"no sharding profile is made for {len(devices)} devices of kind {kind}", hint)
 
 
 def layout_warnings(sharding: ShardingPlan, heads: int, decoding: DecodePlan, room: float) -> Iterator[str]:

@@ -234,10 +234,8 @@ def _open_checkpoint(spec: RunSpec, offline: bool) -> Checkpoint:
     if place.is_dir() and spec.text_encoder is None:
         return open_folder(place)
     if place.is_dir():
-        raise UsageError(
-            f"{spec.checkpoint} has a text encoder of its own",
-            "--text-encoder is for single files: leave it out, or take back a record's by --set text_encoder=null",
-        )
+        hint = "--text-encoder is for single files: leave it out, or take back a record's by --set text_encoder=null"
+        raise UsageError(f"{spec.checkpoint} has a text encoder of its own", hint)
     if spec.text_encoder is None:
         raise UsageError(f"{spec.checkpoint} has no text encoder", "--text-encoder FOLDER or REPO names Gemma-3")
     text = _find(spec.text_encoder, TEXT_ENCODER_FILES, offline)

@@ -214,9 +214,8 @@ def _config_values(file: ConfigLayer, flags: Values) -> tuple[Values, set[str]]:
     """
     asked, is_record = file.values.get(ASKED), PROVENANCE in file.values or ASKED in file.values
     if not is_record and file.values.get(CACHE) is not None:
-        raise UsageError(
-            f"{file.source}`{CACHE}` is not taken from a file: programs are code", "--compile-cache FOLDER"
-        )
+        hint = "--compile-cache FOLDER"
+        raise UsageError(f"{file.source}`{CACHE}` is not taken from a file: programs are code", hint)
     others = {PROVENANCE, ASKED, CACHE, *(OUTPUT_KEYS if is_record else ())}
     values = flatten(replace(file, values={key: value for key, value in file.values.items() if key not in others}))
     if not is_record:
