@@ -149,12 +149,10 @@ def _call_within(seconds: int, initialize: Callable[[], None], launcher: _Launch
         raise UsageError(f"jax does not find {processes}: {error}", BY_HAND) from error
     except jax.errors.JaxRuntimeError as error:
         raise RunError(f"{processes} cannot meet: {error}", BY_HAND) from error
-    if jax.local_device_count() * launcher.processes != jax.device_count():
-        raise UsageError(
-            f"the {launcher.processes} processes have {jax.device_count()} devices, but this one has"
-            f" {jax.local_device_count()}",
-            "start on hosts that are alike, one process a host or a device",
-        )
+    local, total = jax.local_device_count(), jax.device_count()
+    if local * launcher.processes != total:
+        sentence = f"the {launcher.processes} processes have {total} devices, but this one has {local}"
+        raise UsageError(sentence, "start on hosts that are alike, one process a host or a device")
 
 
 def any_host(*flags: bool) -> list[bool]:

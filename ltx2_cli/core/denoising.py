@@ -182,12 +182,9 @@ def check_stage(plan: Plan, phase: Phase, finite: Streams[jax.Array], step: int,
     """Raise `NotFiniteError` unless both streams are finite after `step` steps of a stage."""
     for name, is_finite in finite._asdict().items():
         if not bool(is_finite):
+            after = f"are not finite after step {step} of {phase.stage.steps}{where}"
             lower = "lower the guidance scales, or " if len(phase.stage.passes) > 1 else ""
-            raise NotFiniteError(
-                f"the {name} latents of stage {phase.number + 1} are not finite after step {step} of"
-                f" {phase.stage.steps}{where}",
-                lower + in_float32(plan),
-            )
+            raise NotFiniteError(f"the {name} latents of stage {phase.number + 1} {after}", lower + in_float32(plan))
 
 
 def locate(run: StageRun, start: int, latents: Streams[Any], report: Report) -> None:

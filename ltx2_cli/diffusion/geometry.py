@@ -107,9 +107,7 @@ def stage1_size(
     nearest = np.abs(np.subtract(sizes, size)).argmin(axis=0).tolist()  # by axis, of two the smaller
     nearest_size = tuple(sizes[index][axis] for axis, index in enumerate(nearest))
     if nearest_size != size:
-        raise UsageError(
-            f"no clip is upsampled to {width}x{height}x{num_frames}: latents are made {by.time} for each one in time,"
-            f" and {by.up / by.down:g} in height and width",
-            f"the nearest is --width {nearest_size[2]} --height {nearest_size[1]} --num-frames {nearest_size[0]}",
-        )
+        times = f"latents are made {by.time} for each one in time, and {by.up / by.down:g} in height and width"
+        hint = "the nearest is --width {2} --height {1} --num-frames {0}".format(*nearest_size)
+        raise UsageError(f"no clip is upsampled to {width}x{height}x{num_frames}: {times}", hint)
     return compression.clip_size(*(index + 1 for index in nearest))

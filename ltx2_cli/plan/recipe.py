@@ -152,18 +152,15 @@ DEVICE_PROFILES = {  # by how the names of their platforms or kinds begin
 
 def check_clip(spec: RunSpec, arch: Arch) -> None:
     """Raise `UsageError` for a clip that this checkpoint cannot make."""
-    frames, pixels = arch.compression.frames, arch.compression.pixels
+    frames, pixels, size = arch.compression.frames, arch.compression.pixels, f"{spec.width}x{spec.height}"
     if spec.height % pixels or spec.width % pixels or (spec.num_frames - 1) % frames:
-        raise UsageError(
-            f"{spec.width}x{spec.height}x{spec.num_frames} does not divide into this model's latents",
-            f"sides that are multiples of {pixels}, and {frames}k + 1 frames",
-        )
+        hint = f"sides that are multiples of {pixels}, and {frames}k + 1 frames"
+        raise UsageError(f"{size}x{spec.num_frames} does not divide into this model's latents", hint)
     if min(spec.height, spec.width) < (smallest := arch.video_vae.smallest):
-        hint = f"at least {smallest} pixels a side"
-        raise UsageError(f"{spec.width}x{spec.height} is too small for this model's decoder", hint)
+        raise UsageError(f"{size} is too small for this model's decoder", f"at least {smallest} pixels a side")
     if round(spec.num_frames / spec.fps * arch.compression.audio_rate) < 1:
-        hint = "more --num-frames or less --fps"
-        raise UsageError(f"{spec.num_frames} frames at {spec.fps:g} a second are too short for sound", hint)
+        sentence = f"{spec.num_frames} frames at {spec.fps:g} a second are too short for sound"
+        raise UsageError(sentence, "more --num-frames or less --fps")
     layers = arch.transformer.num_layers
     absent_blocks = [block for block in spec.stg_blocks or () if block >= layers]
     if absent_blocks and (spec.guidance.video.stg_scale or spec.guidance.audio.stg_scale):

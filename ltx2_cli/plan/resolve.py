@@ -131,10 +131,9 @@ def resolve(spec: RunSpec, source: InitialLatents | None = None) -> Plan:
         raise UsageError("several hosts need one seed between them", "--seed N")
     plan = _plan(spec, jax.devices(), source, offline=False)
     if jax.process_count() > 1 and plan.sharding.mesh.size < jax.device_count():
-        raise UsageError(
-            f"one of {jax.device_count()} devices on {jax.process_count()} hosts would do all the work",
-            "--sharding NAME or FILE of a profile with a mesh, or --num-processes 1 to run one host alone",
-        )
+        alone = f"one of {jax.device_count()} devices on {jax.process_count()} hosts would do all the work"
+        hint = "--sharding NAME or FILE of a profile with a mesh, or --num-processes 1 to run one host alone"
+        raise UsageError(alone, hint)
     if spec.initial_noise is not None and source is None:
         read_noise(spec.initial_noise, plan.stages[0].shapes)
     return plan
@@ -182,10 +181,8 @@ def build_plan(
     if second_stage and source:
         spec = stages.upsampled_spec(spec, arch, second_stage, source)
     if spec.max_sequence_length > (most := checkpoint.text_encoder.max_position_embeddings):
-        raise UsageError(
-            f"max_sequence_length {spec.max_sequence_length} is more than the text encoder's {most} tokens",
-            f"--set max_sequence_length={most}",
-        )
+        sentence = f"max_sequence_length {spec.max_sequence_length} is more than the text encoder's {most} tokens"
+        raise UsageError(sentence, f"--set max_sequence_length={most}")
     recipe.check_clip(spec, arch)
     declared_weights = [weight for module in networks.present().values() for weight in weights(module)]
     heads = {stream.name: stream.heads for stream in arch.transformer.streams}
