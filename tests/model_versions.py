@@ -52,6 +52,7 @@ LTX2 = Arch(
     LTX2_3.audio_vae,
     VocoderArch(hidden_channels=64),
     LTX2_3.scheduler,
+    LTX2_3.text_encoder,
 )
 
 
@@ -65,8 +66,7 @@ def other_text_encoder(folder: Path, **changes: object) -> None:
 
 def random_networks(arch: Arch) -> dict[str, nnx.Module]:
     """All of a checkpoint's networks, by the names of their folders, with random weights in float32."""
-    text_encoder = Gemma(Scope("float32"), gemma_arch(TEXT_CONFIG, "a test"))
-    networks = abstract_networks(arch, text_encoder, DType.float32).present()
+    networks = abstract_networks(arch, DType.float32, DType.float32).present()
     networks |= {UPSAMPLER: LatentUpsampler(Scope("float32"), UPSAMPLER_ARCH)}
     return {name: random_weights(each, seed) for seed, (name, each) in enumerate(networks.items())}
 

@@ -51,8 +51,7 @@ def inspect(path: Path) -> Facts:
         from ltx2_cli.models.networks import is_checkpoint, open_folder
 
         if is_checkpoint(path):
-            folder = open_folder(path)
-            return _checkpoint(path, folder.arch.model_version, folder.files, folder.arch.scheduler)
+            return _checkpoint(path, open_folder(path))
         files = sorted(path.glob("*.safetensors"))
         if len(files) == 1:
             return _tensors(files[0], path)
@@ -103,11 +102,9 @@ def _tensors(path: Path, place: Path) -> Facts:
         stated = {"model_version": arch.model_version, "variant": None, "upsamples": factors}
         return {"kind": "latent upsampler", "file": str(place), **stated, **_weights({"latent_upsampler": files})}
     if any(name.startswith(DENOISER) for name in tensors):
-        from ltx2_cli.models.networks import ParsedCheckpoint, read_single_file
+        from ltx2_cli.models.networks import open_file
 
-        found = read_single_file(path, ParsedCheckpoint(path, {}, {}, path, []))
-        found.check()
-        return _checkpoint(path, found.archs["transformer"].model_version, found.files, found.archs["scheduler"])
+        return _checkpoint(path, open_file(path, None))
     names = ", ".join(f"`{name}`" for name in list(tensors)[:3])
     raise _unknown(path, f": it holds {names or 'nothing'}")
 
@@ -132,12 +129,12 @@ def _parsed(text: str, source: str) -> Facts:
     return values
 
 
-def _checkpoint(path: Path, version: str, files: Mapping[str, TensorFiles], scheduler: Any) -> Facts:
+def _checkpoint(path: Path, checkpoint: Any) -> Facts:
     from ltx2_cli.plan.recipe import is_distilled
 
-    variant = "distilled" if is_distilled(str(path), scheduler) else "dev"
-    facts = {"file": str(path), "model_version": version, "variant": variant, "upsamples": None}
-    return {"kind": "checkpoint", **facts, **_weights(files)}
+    arch, variant = checkpoint.arch, "distilled" if is_distilled(str(path), checkpoint.arch.scheduler) else "dev"
+    facts = {"file": str(path), "model_version": arch.model_version, "variant": variant, "upsamples": None}
+    return {"kind": "checkpoint", **facts, **_weights(checkpoint.files)}
 
 
 def _weights(files: Mapping[str, TensorFiles]) -> Facts:

@@ -57,7 +57,7 @@ def _encoder_program(plan: Plan) -> Program:
 
 def _connector_program(plan: Plan, name: str) -> Program:
     """Hidden states of each batch of prompts and the mask of all to contexts, and whether they are finite."""
-    encoder, where = plan.checkpoint.text_encoder, plan.sharding.replicated
+    encoder, where = plan.arch.text_encoder, plan.sharding.replicated
     shape = (plan.prompts_at_once, encoder.states, plan.text_tokens, encoder.hidden_size)
     part = jax.ShapeDtypeStruct(shape, plan.text_encoder_dtype.value, sharding=where)
     parts = [part] * (len(plan.prompts) // plan.prompts_at_once)

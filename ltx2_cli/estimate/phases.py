@@ -120,7 +120,7 @@ def phase_memory(plan: Plan, phases: Collection[str]) -> dict[str, PhaseMemory]:
 
 def activation_bytes(plan: Plan, phase: str) -> int:
     """Estimate of what a phase needs of a device beside its weights: activations, inputs and results."""
-    encoder, spec = plan.checkpoint.text_encoder, plan.spec
+    encoder, spec = plan.arch.text_encoder, plan.spec
     # The numbers in the text encoder's result for all prompts: the embeddings, and the state behind each layer.
     states = len(plan.prompts) * spec.max_sequence_length * encoder.hidden_size * encoder.states
     match phase:
@@ -244,7 +244,7 @@ def phase_flops(plan: Plan, phase: str) -> int:
             multiplied = [matrix for matrix in matrices if "vocab" not in matrix.axes]
             return 2 * len(plan.prompts) * plan.spec.max_sequence_length * _elements(multiplied)
         case "decode":
-            return plan.batch_size * video_decoder_flops(plan.arch.video_vae, *size)
+            return plan.batch_size * video_decoder_flops(plan.arch.vae, *size)
         case "upsample":  # convolutions on small latents up to where it upsamples, from there on large ones
             small, large = math.prod(plan.stages[0].shapes.video[2:]), math.prod(size)
             kernels = [weight for weight in weights(plan.network("upsampler")) if len(weight.axes) > 3]

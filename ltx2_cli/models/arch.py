@@ -12,6 +12,7 @@ from ltx2_cli.diffusion.denoise import Schedule
 from ltx2_cli.diffusion.geometry import LatentScale, VAECompression
 from ltx2_cli.models.audio_vae import AudioVAEArch
 from ltx2_cli.models.config import LTX2, LTX2_3, NetworkArch
+from ltx2_cli.models.gemma import GemmaArch
 from ltx2_cli.models.video_vae import VideoVAEArch
 from ltx2_cli.models.vocoder import VocoderArch
 from ltx2_cli.request.spec import Streams
@@ -197,14 +198,15 @@ class SchedulerArch(Schedule, NetworkArch):
 
 @dataclass(frozen=True)
 class Arch:
-    """Every network of one checkpoint but the text encoder, whose config belongs to transformers."""
+    """Every network of one checkpoint, by the name of its folder, and the schedule."""
 
     transformer: TransformerArch
     connectors: ConnectorsArch
-    video_vae: VideoVAEArch
+    vae: VideoVAEArch
     audio_vae: AudioVAEArch
     vocoder: VocoderArch
     scheduler: SchedulerArch
+    text_encoder: GemmaArch
 
     @property
     def model_version(self) -> str:
@@ -215,7 +217,7 @@ class Arch:
     def compression(self) -> VAECompression:
         """How the autoencoders divide a clip."""
         rate = self.audio_vae.sample_rate / self.audio_vae.mel_hop_length / self.audio_vae.compression
-        return VAECompression(self.video_vae.temporal_compression_ratio, self.video_vae.spatial_compression_ratio, rate)
+        return VAECompression(self.vae.temporal_compression_ratio, self.vae.spatial_compression_ratio, rate)
 
     @property
     def head_sizes(self) -> frozenset[int]:

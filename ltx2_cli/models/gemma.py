@@ -1,10 +1,8 @@
-"""The text encoder: prompts to token ids, and the config, weight names and shapes of Gemma-3's language model.
-
-transformers' module computes, in `gemma_torch`; importing that takes seconds, and is left to the first call.
-"""
+"""The text encoder: prompts to token ids, and the config, weight names and shapes of Gemma-3's language model. What
+computes it, in `gemma_torch`, takes seconds to import; that is left to the first call."""
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,15 +12,14 @@ import numpy as np
 from flax import nnx
 
 from ltx2_cli.errors import UsageError
-from ltx2_cli.weights.checkpoint import AGAIN, read_json
+from ltx2_cli.weights.checkpoint import AGAIN, TensorFiles, read_json
 from ltx2_cli.weights.declare import Axes, Scope, Shape
 
 # The language model's place in a checkpoint, the longest first, and what lies there.
 PREFIXES = ("language_model.model.", "model.language_model.", "language_model.", "model.", "")
 PARTS = ("embed_tokens.", "layers.", "norm.")
-# Of the config: what would change the arithmetic.
+SWITCHES = ("attn_logit_softcapping", "use_bidirectional_attention")  # of the config: they change the arithmetic
 OPTIONAL_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")  # of a tokenizer
-SWITCHES = ("attn_logit_softcapping", "use_bidirectional_attention")
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,6 @@ class GemmaArch:
     head_dim: int = 256
     max_position_embeddings: int = 131_072  # tokens that it was made for
     attention_bias: bool = False
-    prefix: str = ""  # of its tensors' names in the checkpoint
     config: str = "{}"  # the object of all keys, as JSON
     where: str = field(default="", compare=False)  # the file that the config stands in, for errors
 
@@ -76,8 +72,7 @@ class Gemma(nnx.Module):
 
     def __init__(self, scope: Scope, arch: GemmaArch):
         self.arch = arch
-        place = scope / arch.prefix if arch.prefix else scope
-        self.tensors = nnx.Dict({name: place.weight(name, shape, axes) for name, shape, axes in _weights(arch)})
+        self.tensors = nnx.Dict({name: scope.weight(name, shape, axes) for name, shape, axes in _weights(arch)})
 
     def __call__(self, ids: jax.Array, mask: jax.Array) -> jax.Array:
         """Hidden states [batch, states, tokens, channels] of ids int32 [batch, tokens], in the weights' dtype. mask
@@ -118,17 +113,14 @@ def _weights(arch: GemmaArch) -> Iterator[tuple[str, Shape, Axes]]:
     yield "norm.weight", (hidden,), (None,)
 
 
-def checkpoint_prefix(names: Collection[str]) -> str:
-    """The path of the language model among a checkpoint's tensor names, by where its embeddings are."""
+def language_model(files: TensorFiles) -> TensorFiles:
+    """The tensors of the language model, under the names that transformers gives them, without vision tower and head.
+    Raises `UsageError` where there are no embeddings."""
     for prefix in PREFIXES:
-        if f"{prefix}embed_tokens.weight" in names:
-            return prefix.rstrip(".")
+        if f"{prefix}embed_tokens.weight" in files:
+            inside = tuple(prefix + part for part in PARTS)
+            return files.renamed({name.removeprefix(prefix): name for name in files if name.startswith(inside)})
     raise UsageError("the text encoder's files hold no `embed_tokens.weight`: this is not a Gemma-3", AGAIN)
-
-
-def in_language_model(name: str, prefix: str) -> bool:
-    """Whether a checkpoint's tensor belongs to the language model at `prefix`; vision tower and head do not."""
-    return name.startswith(tuple(f"{prefix}.{part}".lstrip(".") for part in PARTS))
 
 
 class Tokens(NamedTuple):

@@ -1,10 +1,5 @@
-"""All networks of a checkpoint: described before a weight is read, built without weights, and read from two layouts on
-disk: diffusers' folder, and a published single file, which holds all but the text encoder under the names that they
-were trained with. What was read must belong together: networks to each other, tensors to their network.
-
-`published.json` has what published configs say other than the defaults of the classes, so that a run can be planned
-before a checkpoint is here, and that of Gemma-3 12B's language model, other than transformers' defaults.
-"""
+"""All networks of a checkpoint: described before a weight is read, built without weights, and found on disk in two
+layouts: diffusers' folder, and a published single file, which holds all but the text encoder."""
 
 import json
 import re
@@ -32,7 +27,7 @@ from ltx2_cli.models.config import (
     video_vae_renaming,
 )
 from ltx2_cli.models.connectors import TextConnectors
-from ltx2_cli.models.gemma import Gemma, GemmaArch, check_tokenizer, checkpoint_prefix, gemma_arch, in_language_model
+from ltx2_cli.models.gemma import Gemma, check_tokenizer, gemma_arch, language_model
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.upsampler import LatentUpsampler, LatentUpsamplerArch
 from ltx2_cli.models.video_vae import LatentStatistics, VideoVAE, VideoVAEArch
@@ -88,46 +83,45 @@ class Checkpoint:
 
     where: Path
     arch: Arch
-    text_encoder: GemmaArch
     files: Mapping[str, TensorFiles]  # of each network
     tokenizer: Path
 
     def networks(self, spec: RunSpec) -> Networks:
         """The networks that a run uses, without their weights, as the request wants them; no autoencoder's encoder.
         Built once for requests that want the same: nobody may change them."""
-        options = spec.dtype, spec.scan_layers, spec.clamp_vocoder
-        return _run_networks(self.arch, self.text_encoder, spec.text_encoder_dtype, *options)
+        return _run_networks(self.arch, spec.dtype, spec.text_encoder_dtype, spec.scan_layers, spec.clamp_vocoder)
 
 
 @lru_cache(maxsize=4)
-def _run_networks(arch: Arch, text: GemmaArch, text_dtype: DType, *options: Any) -> Networks:
-    networks = abstract_networks(arch, Gemma(Scope(text_dtype.value), text), *options)
+def _run_networks(*options: Any) -> Networks:
+    networks = abstract_networks(*options)
     del networks.vae.encoder, networks.audio_vae.encoder  # what a run does not use is not loaded
     return networks
 
 
 def abstract_networks(
-    arch: Arch, text_encoder: Gemma, dtype: DType, scan_layers: bool = True, clamp_vocoder: bool = True
+    arch: Arch, dtype: DType, text_encoder_dtype: DType, scan_layers: bool = True, clamp_vocoder: bool = True
 ) -> Networks:
-    """The text encoder and the networks that `arch` describes, without their weights."""
+    """The networks that `arch` describes, without their weights."""
     scope = Scope(dtype.value)
     return Networks(
-        text_encoder,
+        Gemma(Scope(text_encoder_dtype.value), arch.text_encoder),
         TextConnectors(scope, arch.connectors),
         Transformer(scope, arch.transformer, scan_layers),
-        VideoVAE(scope, arch.video_vae),
+        VideoVAE(scope, arch.vae),
         AudioVAE(scope, arch.audio_vae),
         build_vocoder(scope, arch.vocoder, clamp_vocoder),
     )
 
 
+# What published configs say other than the defaults of the classes: a run is planned before a checkpoint is here.
 CONFIGS: Config = json.loads(Path(__file__).with_name("published.json").read_text(encoding="utf-8"))
-GEMMA: Config = CONFIGS["text_encoder"]
 UPSAMPLERS = {name: LatentUpsamplerArch(**config) for name, config in CONFIGS["upsamplers"].items()}
-
-
 PRESETS = {
-    version: Arch(*(read(CONFIGS[version][name], "published.json") for name, read in READERS.items()))
+    version: Arch(
+        **{name: read(CONFIGS[version][name], "published.json") for name, read in READERS.items()},
+        text_encoder=gemma_arch(CONFIGS[TEXT_ENCODER], "published.json"),
+    )
     for version in (LTX2, LTX2_3)
 }
 
@@ -139,7 +133,7 @@ def preset_checkpoint(checkpoint: str) -> Checkpoint:
     for entry in CATALOG:
         if (entry.kind, entry.name) == (MODEL, name):
             arch, where = PRESETS[entry.model_version.lower().replace("-", "")], Path(checkpoint)
-            return Checkpoint(where, arch, gemma_arch(GEMMA, checkpoint), {}, where / "tokenizer")
+            return Checkpoint(where, arch, {}, where / "tokenizer")
     raise UsageError(
         f"{checkpoint} is not on this machine, and what its networks are stands in its files alone",
         "fetch it first, or plan one that `ltx2 models` lists: --model ltx2, --model ltx2.3",
@@ -165,7 +159,7 @@ LATER_VERSIONS = (2, 3)  # the first of them
 
 
 @dataclass(frozen=True)
-class ParsedCheckpoint:
+class _ParsedCheckpoint:
     """What could be read of a checkpoint, and why the rest could not."""
 
     where: Path
@@ -175,19 +169,14 @@ class ParsedCheckpoint:
     problems: list[UsageError]
     text_hint: str = AGAIN  # what to do where the text encoder is the wrong one
 
-    def check(self) -> None:
-        """Raise `UsageError` with everything that is wrong, as far as what was read tells."""
+    def checkpoint(self) -> Checkpoint:
+        """The checkpoint. Raises `UsageError` with everything that is wrong, as far as what was read tells."""
         misfits = [*self._sizes(), *self._tensors()]
         if misfits:
             heading = f"{self.where} does not hold what its configs describe"
             misfits[0] = UsageError(f"{heading}. {misfits[0]}", misfits[0].hint)
         raise_all([*self.problems, *self._model_versions(), *misfits])
-
-    def checkpoint(self) -> Checkpoint:
-        """The checkpoint, if nothing is wrong with it."""
-        self.check()
-        arch = Arch(*(self.archs[name] for name in READERS))
-        return Checkpoint(self.where, arch, self.archs[TEXT_ENCODER], self.files, self.tokenizer)
+        return Checkpoint(self.where, Arch(**self.archs), self.files, self.tokenizer)
 
     def _sizes(self) -> Iterator[UsageError]:
         """Sizes that are equal wherever networks were made for each other, and are not here."""
@@ -212,9 +201,8 @@ class ParsedCheckpoint:
     def _tensors(self) -> Iterator[UsageError]:
         """Tensors that are not what their network declares."""
         for name, files in self.files.items():
-            if (arch := self.archs.get(name)) is not None:
-                judged = partial(in_language_model, prefix=arch.prefix) if name == TEXT_ENCODER else lambda tensor: True
-                for mismatch in mismatches(_abstract_network(name, arch), files, judged):
+            if name in self.archs:
+                for mismatch in mismatches(_abstract_network(name, self.archs[name]), files):
                     yield UsageError(f"{name}: {mismatch}", self._hint(name))
 
     def _hint(self, network: str) -> str:
@@ -240,37 +228,29 @@ def open_folder(folder: Path) -> Checkpoint:
     readings = {name: partial(_read_config, folder / CONFIG_FILES[name], reader) for name, reader in READERS.items()}
     archs, bad_configs = collect(readings)
     tensors, bad_files = collect({name: partial(TensorFiles, folder / name) for name in BUILDERS})
-    text = read_text_encoder(folder)
+    text = _read_text_encoder(folder)
     problems = [*bad_configs, *bad_files, *text.problems]
-    return ParsedCheckpoint(folder, archs | text.archs, text.files | tensors, text.tokenizer, problems).checkpoint()
+    return _ParsedCheckpoint(folder, archs | text.archs, text.files | tensors, text.tokenizer, problems).checkpoint()
 
 
-def read_text_encoder(folder: Path) -> ParsedCheckpoint:
+def _read_text_encoder(folder: Path) -> _ParsedCheckpoint:
     """The text encoder in a folder of its own, or in that of a checkpoint in diffusers' layout, and its tokenizer."""
     inside = (folder / TEXT_ENCODER).is_dir()
     place, tokenizer = (folder / TEXT_ENCODER, folder / "tokenizer") if inside else (folder, folder)
-    archs, bad_configs = collect({TEXT_ENCODER: partial(_read_config, place / "config.json", gemma_arch)})
-    files, bad_files = collect({TEXT_ENCODER: partial(TensorFiles, place, ("model",))})
-    prefixes, no_prefix = collect({name: partial(checkpoint_prefix, tensors) for name, tensors in files.items()})
-    _, no_tokenizer = collect({"tokenizer": partial(check_tokenizer, tokenizer)})
-    archs = {name: replace(arch, prefix=prefixes.get(name, "")) for name, arch in archs.items()}
-    files = {name: files[name] for name in prefixes}
-    return ParsedCheckpoint(folder, archs, files, tokenizer, [*bad_configs, *bad_files, *no_prefix, *no_tokenizer])
-
-
-def preset_text_encoder() -> ParsedCheckpoint:
-    """The published text encoder by its config alone."""
-    where = Path(TEXT_ENCODER)
-    return ParsedCheckpoint(where, {TEXT_ENCODER: gemma_arch(GEMMA, TEXT_ENCODER)}, {}, where, [])
+    archs, bad_config = collect({TEXT_ENCODER: partial(_read_config, place / "config.json", gemma_arch)})
+    files, bad_files = collect({TEXT_ENCODER: lambda: language_model(TensorFiles(place, ("model",)))})
+    _, bad_tokenizer = collect({"tokenizer": partial(check_tokenizer, tokenizer)})
+    return _ParsedCheckpoint(folder, archs, files, tokenizer, [*bad_config, *bad_files, *bad_tokenizer])
 
 
 def _read_config(path: Path, reader: Callable[[Config, str], Any]) -> Any:
     return reader(read_json(path), str(path))
 
 
-def read_single_file(path: Path, text: ParsedCheckpoint) -> ParsedCheckpoint:
-    """What `path` holds, and beside it `text`: the networks of the published model whose tensors it has. Raises
-    `UsageError` where its header cannot be read, or has no config."""
+def open_file(path: Path, text_encoder: Path | None) -> Checkpoint:
+    """The checkpoint in a published single file and a text encoder's folder; None: the published one, without tensors.
+    The networks are those of the published model whose tensors the file has. Raises `UsageError` as `open_folder`."""
+    text = _read_text_encoder(text_encoder) if text_encoder else _ParsedCheckpoint(path, {}, {}, path, [])
     hints = {AGAIN: TEXT_HINT}
     text_problems = [UsageError(str(problem), hints.get(problem.hint, problem.hint)) for problem in text.problems]
     opened, problems = collect({"": partial(_open_file, path)})
@@ -278,12 +258,15 @@ def read_single_file(path: Path, text: ParsedCheckpoint) -> ParsedCheckpoint:
         raise_all([*problems, *text_problems])
     file, config = opened[""]
     version = LTX2_3 if MODULATION in file else LTX2
+    archs = dict(vars(PRESETS[version]))
+    if text_encoder:
+        del archs[TEXT_ENCODER]
     # The reference for these files perturbs attention whenever it is asked to, without a key for it.
-    arch = replace(PRESETS[version], transformer=replace(PRESETS[version].transformer, perturbed_attn=True))
-    archs = dict(zip(READERS, vars(arch).values(), strict=True))
+    archs |= text.archs | {"transformer": replace(archs["transformer"], perturbed_attn=True)}
     problems = [*config_problems(config, version, str(path)), *_other_version(file, version, path), *text_problems]
-    files = _parts(file, archs) | text.files
-    return ParsedCheckpoint(path, archs | text.archs, files, text.tokenizer, problems, TEXT_HINT)
+    return _ParsedCheckpoint(
+        path, archs, _parts(file, archs) | text.files, text.tokenizer, problems, TEXT_HINT
+    ).checkpoint()
 
 
 def _open_file(path: Path) -> tuple[TensorFiles, Config]:
@@ -297,7 +280,7 @@ def _parts(file: TensorFiles, archs: dict[str, Any]) -> dict[str, TensorFiles]:
     """The tensors of each network, under the names that it declares."""
     stages = len(archs["vae"].block_out_channels), len(archs["vae"].decoder_block_out_channels)
     renamings = RENAMINGS | {"vae": video_vae_renaming(*stages)}
-    networks = {name: build(Scope("float32"), archs[name]) for name, build in BUILDERS.items()}
+    networks = {name: _abstract_network(name, archs[name]) for name in BUILDERS}
     names = {name: renamings[name].originals(declared(network)) for name, network in networks.items()}
     claimed = {native for table in names.values() for native in table.values()}
     # What no network claims is shown to one of them, whose check will say that it is not known.

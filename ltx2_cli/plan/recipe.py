@@ -156,7 +156,7 @@ def check_clip(spec: RunSpec, arch: Arch) -> None:
     if spec.height % pixels or spec.width % pixels or (spec.num_frames - 1) % frames:
         hint = f"sides that are multiples of {pixels}, and {frames}k + 1 frames"
         raise UsageError(f"{size}x{spec.num_frames} does not divide into this model's latents", hint)
-    if min(spec.height, spec.width) < (smallest := arch.video_vae.smallest):
+    if min(spec.height, spec.width) < (smallest := arch.vae.smallest):
         raise UsageError(f"{size} is too small for this model's decoder", f"at least {smallest} pixels a side")
     if round(spec.num_frames / spec.fps * arch.compression.audio_rate) < 1:
         sentence = f"{spec.num_frames} frames at {spec.fps:g} a second are too short for sound"

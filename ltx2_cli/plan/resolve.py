@@ -16,12 +16,10 @@ from ltx2_cli.models.lora import find_adapters, preset_lora, unmet_wishes
 from ltx2_cli.models.networks import (
     Checkpoint,
     Networks,
+    open_file,
     open_folder,
     preset_checkpoint,
-    preset_text_encoder,
     preset_upsampler,
-    read_single_file,
-    read_text_encoder,
 )
 from ltx2_cli.models.upsampler import LatentUpsamplerArch, has_upsampler, open_upsampler
 from ltx2_cli.nn.kernels import choose_backend
@@ -180,7 +178,7 @@ def build_plan(
     arch, added = checkpoint.arch, declared.added
     if second_stage and source:
         spec = stages.upsampled_spec(spec, arch, second_stage, source)
-    if spec.max_sequence_length > (most := checkpoint.text_encoder.max_position_embeddings):
+    if spec.max_sequence_length > (most := arch.text_encoder.max_position_embeddings):
         sentence = f"max_sequence_length {spec.max_sequence_length} is more than the text encoder's {most} tokens"
         raise UsageError(sentence, f"--set max_sequence_length={most}")
     recipe.check_clip(spec, arch)
@@ -235,15 +233,14 @@ def _open_checkpoint(spec: RunSpec, offline: bool) -> Checkpoint:
         raise UsageError(f"{spec.checkpoint} has a text encoder of its own", hint)
     if spec.text_encoder is None:
         raise UsageError(f"{spec.checkpoint} has no text encoder", "--text-encoder FOLDER or REPO names Gemma-3")
-    text = _find(spec.text_encoder, TEXT_ENCODER_FILES, offline)
-    return read_single_file(place, read_text_encoder(text) if text else preset_text_encoder()).checkpoint()
+    return open_file(place, _find(spec.text_encoder, TEXT_ENCODER_FILES, offline))
 
 
 def _open_second_stage(spec: RunSpec, checkpoint: Checkpoint, offline: bool) -> SecondStage:
     def upsampler() -> tuple[LatentUpsamplerArch, TensorFiles]:
         name = spec.second_stage.upsampler  # None: the checkpoint's own
         if place := _find(name, UPSAMPLER_FILES, offline) if name else checkpoint.where:
-            return open_upsampler(place, checkpoint.arch.video_vae)
+            return open_upsampler(place, checkpoint.arch.vae)
         return preset_upsampler(name or ""), TensorFiles()
 
     def lora(text: str) -> tuple[LoraFile, float]:

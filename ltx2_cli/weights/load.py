@@ -40,16 +40,15 @@ ALIGNMENT = 64  # bytes; the CPU backend takes over memory that has it
 THREADS = ThreadPoolExecutor(max(8, cpu_count() or 1))  # more than cores: a disk or a network is waited for
 
 
-def mismatches(module: nnx.Module, files: TensorFiles, judged: Callable[[str], bool] = lambda name: True) -> list[str]:
-    """Every difference between what `module` declares and the tensors in `files` whose names are `judged`."""
+def mismatches(module: nnx.Module, files: TensorFiles) -> list[str]:
+    """Every difference between what `module` declares and the tensors in `files`."""
     wanted = declared(module)
-    found = {name: tensor for name, tensor in files.items() if judged(name)}
-    common = {name: found[name] for name in wanted if name in found}
-    scales = {name: tensor.scale for name, tensor in found.items() if tensor.scale}
-    unscaled = [name for name, tensor in found.items() if tensor.dtype in EIGHT_BITS and not tensor.scale]
+    common = {name: files[name] for name in wanted if name in files}
+    scales = {name: tensor.scale for name, tensor in files.items() if tensor.scale}
+    unscaled = [name for name, tensor in files.items() if tensor.dtype in EIGHT_BITS and not tensor.scale]
     problems = {
-        "missing": sorted(wanted.keys() - found.keys()),
-        "not known": sorted(found.keys() - wanted.keys()),
+        "missing": sorted(wanted.keys() - files.keys()),
+        "not known": sorted(files.keys() - wanted.keys()),
         "of another shape": [
             f"{name} is {shape_text(tensor.shape)}, not {shape_text(wanted[name])}"
             for name, tensor in common.items()

@@ -230,7 +230,7 @@ def test_connectors_of_the_other_model_version_are_refused(folder: Path, older_d
 def test_the_older_model_version_and_an_unknown_one_are_accepted(folder: Path, older_demo: Path) -> None:
     assert plan_of(older_demo).arch.model_version == "ltx2"
     edit(folder / VAE, decoder_spatial_padding_mode="reflect", upsample_residual=[False, True, False, False])
-    assert plan_of(folder).arch.video_vae.model_version is None
+    assert plan_of(folder).arch.vae.model_version is None
 
 
 def test_a_valid_text_encoder_of_another_model_is_refused(folder: Path) -> None:

@@ -18,7 +18,7 @@ from ltx2_cli.core.report import Silent
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.config import RENAMINGS, video_vae_renaming
-from ltx2_cli.models.networks import PRESETS, read_single_file, read_text_encoder
+from ltx2_cli.models.networks import PRESETS, open_file
 from ltx2_cli.plan.resolve import Plan
 from model_versions import LTX2, LTX2_3, other_text_encoder, random_folder
 from program import run_program
@@ -43,7 +43,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def twins(arch: Arch, config: Mapping[str, Any], version: str, cache: Path) -> Twins:
-    vae = video_vae_renaming(len(arch.video_vae.block_out_channels), len(arch.video_vae.decoder_block_out_channels))
+    vae = video_vae_renaming(len(arch.vae.block_out_channels), len(arch.vae.decoder_block_out_channels))
     named = {}
     folder = random_folder(arch, cache)
     for network, renaming in {**RENAMINGS, "vae": vae}.items():
@@ -167,20 +167,20 @@ def test_unknown_and_missing_tensors_are_named(newer: Twins, tmp_path: Path) -> 
 def test_a_version_that_contradicts_the_transformer_is_refused(newer: Twins, tmp_path: Path, version: str) -> None:
     path = single_file(tmp_path, newer._replace(version=version))
     with pytest.raises(UsageError, match=f"model_version is '{version}', the transformer in it is of ltx2.3") as caught:
-        read_single_file(path, read_text_encoder(newer.folder)).checkpoint()
+        open_file(path, newer.folder)
     assert "--model" in caught.value.hint
 
 
 @pytest.mark.parametrize("version", ["2.3", "2-3", "2.3.1", "2.10", "3", "", "dev"])
 def test_an_unknown_version_is_accepted(newer: Twins, tmp_path: Path, version: str) -> None:
     path = single_file(tmp_path, newer._replace(version=version))
-    assert read_single_file(path, read_text_encoder(newer.folder)).checkpoint().arch == LTX2_3
+    assert open_file(path, newer.folder).arch == LTX2_3
 
 
 def test_the_older_models_version(older: Twins, tmp_path: Path) -> None:
     path = single_file(tmp_path, older._replace(version="2.3"))
     with pytest.raises(UsageError, match=r"model_version is '2.3', the transformer in it is of ltx2$"):
-        read_single_file(path, read_text_encoder(older.folder)).checkpoint()
+        open_file(path, older.folder)
 
 
 def test_networks_of_two_versions_in_one_file_are_refused(newer: Twins, older: Twins, tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_networks_of_two_versions_in_one_file_are_refused(newer: Twins, older: T
     path = single_file(tmp_path, newer._replace(tensors=mixed, config=config))
     finding = r"this ltx2.3 model .* vae.decoder_blocks.0.1.num_layers is 5, .* vae: \d+ missing: decoder."
     with pytest.raises(UsageError, match=finding):
-        read_single_file(path, read_text_encoder(newer.folder)).checkpoint()
+        open_file(path, newer.folder)
 
 
 def test_all_faults_are_one_message(newer: Twins, tmp_path: Path) -> None:

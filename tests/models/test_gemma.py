@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +11,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3TextConfig, Gemma3TextModel
 
 from ltx2_cli.errors import UsageError
-from ltx2_cli.models.gemma import Gemma, GemmaArch, checkpoint_prefix, gemma_arch, in_language_model
+from ltx2_cli.models.gemma import Gemma, GemmaArch, gemma_arch, language_model
 from ltx2_cli.models.gemma_torch import build_torch_module
-from ltx2_cli.weights.declare import Scope, Weight, declared, map_weights
+from ltx2_cli.weights.checkpoint import Tensor, TensorFiles
+from ltx2_cli.weights.declare import Scope, Shape, Weight, declared, map_weights
 from parity import adopt, randomise, relative_error
 
 TOKENS = 16  # more than either window, so that sliding and full layers differ
@@ -135,7 +137,7 @@ def test_the_torch_module_keeps_no_memory_and_has_the_declared_weights(pair, got
 
 
 def test_default_sizes_equal_those_of_transformers():
-    usual, sizes = Gemma3TextConfig(), vars(GemmaArch()).keys() - {"prefix", "config", "where"}
+    usual, sizes = Gemma3TextConfig(), vars(GemmaArch()).keys() - {"config", "where"}
     assert {name: getattr(usual, name) for name in sizes} == {name: getattr(GemmaArch(), name) for name in sizes}
 
 
@@ -145,32 +147,37 @@ def test_a_language_model_alone_gives_the_same_network():
     assert declared(alone) == declared(inside)
 
 
+def headers(shapes: dict[str, Shape]) -> TensorFiles:
+    files = TensorFiles()
+    files.update({name: Tensor(shape, "F32", Path("model.safetensors"), 0) for name, shape in shapes.items()})
+    return files
+
+
 def test_names_are_those_of_the_model_without_vision_and_head():
     with torch.device("meta"):
         whole = Gemma3ForConditionalGeneration(Gemma3Config(text_config=ALTERNATING)).state_dict()
-    prefix = checkpoint_prefix(whole)
-    ours = {name: tuple(tensor.shape) for name, tensor in whole.items() if in_language_model(name, prefix)}
+    ours = language_model(headers({name: tuple(tensor.shape) for name, tensor in whole.items()}))
     assert len(ours) < len(whole)
-    assert declared(Gemma(Scope(jnp.float32, prefix), gemma_arch(config(ALTERNATING), "config.json"))) == ours
+    arch = gemma_arch(config(ALTERNATING), "config.json")
+    assert declared(Gemma(Scope(jnp.float32), arch)) == {name: tensor.shape for name, tensor in ours.items()}
 
 
 @pytest.mark.parametrize("prefix", ["language_model.model", "model.language_model", "language_model", "model", ""])
 def test_the_prefix_is_that_of_the_embeddings(prefix):
-    inside = [f"{prefix}.{name}".lstrip(".") for name in ("embed_tokens.weight", "layers.47.mlp.up_proj.weight")]
+    inside = ["embed_tokens.weight", "layers.47.mlp.up_proj.weight"]
     outside = [
         "language_model.lm_head.weight",
         "lm_head.weight",
         "vision_tower.layers.0.weight",
         "model.projector.weight",
     ]
-    assert checkpoint_prefix([*outside, *inside]) == prefix
-    assert all(in_language_model(name, prefix) for name in inside)
-    assert not any(in_language_model(name, prefix) for name in outside)
+    files = headers(dict.fromkeys([*outside, *(f"{prefix}.{name}".lstrip(".") for name in inside)], (2,)))
+    assert list(language_model(files)) == inside
 
 
 def test_a_checkpoint_without_embeddings_is_refused():
     with pytest.raises(UsageError, match="embed_tokens") as caught:
-        checkpoint_prefix(["encoder.block.0.weight"])
+        language_model(headers({"encoder.block.0.weight": (2,)}))
     assert caught.value.hint
 
 

@@ -12,14 +12,13 @@ from loras import distilled, factors, keys, linears, original, write, write_head
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import ConnectorsArch, TransformerArch
 from ltx2_cli.models.connectors import TextConnectors
-from ltx2_cli.models.gemma import Gemma, gemma_arch
 from ltx2_cli.models.lora import find_adapters, unmet_wishes
 from ltx2_cli.models.networks import Networks, abstract_networks
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.request.spec import DType
 from ltx2_cli.weights.declare import Scope, Shape
 from ltx2_cli.weights.lora import LoraDelta, LoraFile, model_version, open_lora
-from tools.train_demo.arch import ARCH, TEXT_CONFIG
+from tools.train_demo.arch import ARCH
 
 NEW = {
     "gated_attn": True,
@@ -47,8 +46,7 @@ PREFIXES = ("diffusion_model.", "model.diffusion_model.", "", "base_model.model.
 @pytest.fixture(scope="module")
 def models() -> dict[str, Networks]:
     """Both model versions without weights."""
-    arch = gemma_arch(TEXT_CONFIG, "here")
-    tiny = abstract_networks(ARCH, Gemma(Scope("float32"), arch), DType.bfloat16)
+    tiny = abstract_networks(ARCH, DType.bfloat16, DType.float32)
     scope = Scope("bfloat16")
     return {
         name: tiny._replace(

@@ -67,7 +67,7 @@ def refusal(opening: Callable[[], object]) -> UsageError:
 @pytest.mark.parametrize("name", UPSAMPLERS)
 def test_the_published_files_are_recognised_by_their_tensors(tmp_path, name):
     path = write_header(tmp_path / name.rpartition("/")[2], published(KEYS[name]))
-    arch, files = open_upsampler(path, PRESETS["ltx2.3" if "2.3" in name else "ltx2"].video_vae)
+    arch, files = open_upsampler(path, PRESETS["ltx2.3" if "2.3" in name else "ltx2"].vae)
     assert arch.upsampling == UPSAMPLERS[name].upsampling
     assert shapes(arch) == shapes(UPSAMPLERS[name]) == published(KEYS[name])
     assert {tensor.dtype for tensor in files.values()} == {"BF16"}
@@ -134,7 +134,7 @@ def test_all_faults_are_one_message(tmp_path):
     tensors = shapes(PLAIN) | {"final_conv.weight": (8, 32, 1, 1, 1), "vae.encoder": (3,)}
     del tensors["res_blocks.1.norm2.bias"]
     path = write_header(tmp_path / "a.safetensors", tensors, {"config": json.dumps({**EMBEDDED, "spatial_scale": 1.5})})
-    error = refusal(lambda: open_upsampler(path, PRESETS["ltx2"].video_vae))
+    error = refusal(lambda: open_upsampler(path, PRESETS["ltx2"].vae))
     for sentence in (
         "rational_spatial_scale 1.5, by its tensors it is 2.0",
         "1 missing: res_blocks.1.norm2.bias",

@@ -33,7 +33,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_the_shipped_model_is_complete_small_and_bfloat16(folder: Path) -> None:
     found = open_folder(folder)
     assert found.arch == ARCH
-    assert open_upsampler(folder, ARCH.video_vae)[0] == UPSAMPLER_ARCH
+    assert open_upsampler(folder, ARCH.vae)[0] == UPSAMPLER_ARCH
     upsampler = TensorFiles(folder / UPSAMPLER)
     stored = {tensor.dtype for network in (*found.files.values(), upsampler) for tensor in network.values()}
     assert stored == {"BF16"}

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.audio_vae import AudioVAEArch
+from ltx2_cli.models.gemma import gemma_arch
 from ltx2_cli.models.networks import PRESETS
 from ltx2_cli.models.upsampler import LatentUpsamplerArch
 from ltx2_cli.models.vocoder import VocoderWithBWEArch
@@ -14,6 +15,21 @@ HEADS = 4
 VIDEO_WIDTH, AUDIO_WIDTH = 128, 64
 TEXT_WIDTH, TEXT_LAYERS = 64, 3
 
+TEXT_CONFIG = {
+    "architectures": ["Gemma3TextModel"],
+    "model_type": "gemma3_text",
+    "vocab_size": len(VOCABULARY),
+    "hidden_size": TEXT_WIDTH,
+    "intermediate_size": 2 * TEXT_WIDTH,
+    "num_hidden_layers": TEXT_LAYERS,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": TEXT_WIDTH // 2,
+    "query_pre_attn_scalar": TEXT_WIDTH // 2,
+    "sliding_window": 1024,
+    "sliding_window_pattern": 2,
+    "max_position_embeddings": 1024,
+}
 ARCH = Arch(
     replace(
         LTX2_3.transformer,
@@ -46,7 +62,7 @@ ARCH = Arch(
         audio_hidden_dim=AUDIO_WIDTH,
     ),
     replace(
-        LTX2_3.video_vae,
+        LTX2_3.vae,
         latent_channels=32,
         block_out_channels=(32, 64, 64, 128),
         decoder_block_out_channels=(32, 64, 64, 64),
@@ -69,21 +85,8 @@ ARCH = Arch(
         bwe_resnet_dilations=((1,),),
     ),
     LTX2_3.scheduler,
+    gemma_arch(TEXT_CONFIG, "the embedded model"),
 )
 UPSAMPLER_ARCH = LatentUpsamplerArch(
     in_channels=32, mid_channels=64, num_blocks_per_stage=1, use_rational_resampler=False
 )
-TEXT_CONFIG = {
-    "model_type": "gemma3_text",
-    "vocab_size": len(VOCABULARY),
-    "hidden_size": TEXT_WIDTH,
-    "intermediate_size": 2 * TEXT_WIDTH,
-    "num_hidden_layers": TEXT_LAYERS,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": TEXT_WIDTH // 2,
-    "query_pre_attn_scalar": TEXT_WIDTH // 2,
-    "sliding_window": 1024,
-    "sliding_window_pattern": 2,
-    "max_position_embeddings": 1024,
-}

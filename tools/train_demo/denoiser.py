@@ -12,11 +12,11 @@ from flax import nnx
 
 from ltx2_cli.diffusion.geometry import clip_geometry
 from ltx2_cli.models.connectors import TextConnectors
-from ltx2_cli.models.gemma import Gemma, gemma_arch
+from ltx2_cli.models.gemma import Gemma
 from ltx2_cli.models.transformer import DenoiserInputs, PassMasks, Ropes, Transformer, rope_tables
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.declare import Scope
-from tools.train_demo.arch import ARCH, TEXT_CONFIG
+from tools.train_demo.arch import ARCH
 from tools.train_demo.captions import caption, words_of
 from tools.train_demo.clips import Clips
 from tools.train_demo.initial import initial
@@ -35,8 +35,7 @@ class Denoiser(nnx.Module):
     """Tokens of a caption and noisy latents in, velocities out."""
 
     def __init__(self) -> None:
-        arch = gemma_arch(TEXT_CONFIG, "the embedded model")
-        self.text_encoder = Gemma(Scope("float32"), arch)
+        self.text_encoder = Gemma(Scope("float32"), ARCH.text_encoder)
         self.connectors = TextConnectors(Scope("float32"), ARCH.connectors)
         self.transformer = Transformer(Scope("float32"), ARCH.transformer, scan_layers=False)
 

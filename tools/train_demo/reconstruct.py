@@ -28,7 +28,7 @@ def given_back(checkpoint: str, count: int) -> dict[str, float]:
     a tone is within a quarter of a semitone, and how far the others are at most."""
     found, device = open_folder(locate(checkpoint, FOLDER_FILES)), Mesh(np.array(jax.devices()[:1]), ("one",))
     place, scope = (lambda weight: NamedSharding(device, PartitionSpec())), Scope("float32")
-    vae = load(VideoVAE(scope, found.arch.video_vae), found.files["vae"], place)
+    vae = load(VideoVAE(scope, found.arch.vae), found.files["vae"], place)
     audio_vae = load(AudioVAE(scope, found.arch.audio_vae), found.files["audio_vae"], place)
     vocoder = load(VocoderWithBWE(scope, found.arch.vocoder, clamp=True), found.files["vocoder"], place)
     compiled = partial(jax.jit, compiler_options=OPTIONS.get(jax.default_backend()))

@@ -18,17 +18,15 @@ from tools.train_demo.arch import TEXT_CONFIG, UPSAMPLER_ARCH
 from tools.train_demo.words import write_tokenizer
 from tools.weights import save
 
-TEXT_CLASS = "Gemma3TextModel"  # in transformers; the others in diffusers
-
 
 def ship(networks: dict[str, nnx.Module], arch: Arch, folder: Path) -> None:
     """Write `networks`, by the names of their folders, as they are, and all that stands beside them."""
     extended = isinstance(arch.vocoder, VocoderWithBWEArch)
     configs = {
-        TEXT_ENCODER: {"architectures": [TEXT_CLASS]} | TEXT_CONFIG,
+        TEXT_ENCODER: TEXT_CONFIG,
         "connectors": _config("LTX2TextConnectors", arch.connectors),
         "transformer": _config("LTX2VideoTransformer3DModel", arch.transformer),
-        "vae": _config("AutoencoderKLLTX2Video", arch.video_vae) | _for_each_stage(arch.video_vae),
+        "vae": _config("AutoencoderKLLTX2Video", arch.vae) | _for_each_stage(arch.vae),
         "audio_vae": _config("AutoencoderKLLTX2Audio", arch.audio_vae),
         "vocoder": _config("LTX2VocoderWithBWE" if extended else "LTX2Vocoder", arch.vocoder),
         UPSAMPLER: _config("LTX2LatentUpsamplerModel", UPSAMPLER_ARCH),
@@ -70,7 +68,7 @@ def _index(configs: dict[str, Config], scheduler: Config) -> Config:
     names = [name for name in configs if name not in (TEXT_ENCODER, UPSAMPLER)]
     return {
         "_class_name": "LTX2Pipeline",
-        TEXT_ENCODER: ["transformers", TEXT_CLASS],
+        TEXT_ENCODER: ["transformers", *TEXT_CONFIG["architectures"]],
         "tokenizer": ["transformers", "PreTrainedTokenizerFast"],
         "scheduler": ["diffusers", scheduler["_class_name"]],
         **{name: [places.get(name, "diffusers"), configs[name]["_class_name"]] for name in names},

@@ -8,7 +8,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ltx2_cli.models.gemma import Gemma, gemma_arch
+from ltx2_cli.models.gemma import Gemma
 from ltx2_cli.models.networks import TEXT_ENCODER, abstract_networks, open_folder
 from ltx2_cli.models.upsampler import LatentUpsampler
 from ltx2_cli.request.spec import DType
@@ -16,7 +16,7 @@ from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope, Weight, map_weights, weights
 from ltx2_cli.weights.load import load
 from ltx2_cli.weights.published import UPSAMPLER
-from tools.train_demo.arch import TEXT_CONFIG, UPSAMPLER_ARCH
+from tools.train_demo.arch import ARCH, UPSAMPLER_ARCH
 from tools.train_demo.denoiser import Denoiser, by_folder
 from tools.train_demo.words import LIKE, VOCABULARY
 
@@ -26,8 +26,7 @@ def read_networks(folder: Path) -> dict[str, nnx.Module]:
     vocabulary: the row of a word that the checkpoint does not know is that of the word it is `LIKE`."""
     found, device = open_folder(folder), Mesh(np.array(jax.devices()[:1]), ("one",))
     place = NamedSharding(device, PartitionSpec())
-    text_encoder = Gemma(Scope("float32"), found.text_encoder)
-    networks = abstract_networks(found.arch, text_encoder, DType.float32, scan_layers=False)._asdict()
+    networks = abstract_networks(found.arch, DType.float32, DType.float32, scan_layers=False)._asdict()
     loaded = {name: load(networks[name], files, lambda weight: place) for name, files in found.files.items()}
     upsampler = LatentUpsampler(Scope("float32"), UPSAMPLER_ARCH)
     loaded[UPSAMPLER] = load(upsampler, TensorFiles(folder / UPSAMPLER), lambda weight: place)
@@ -51,4 +50,4 @@ def _with_vocabulary(encoder: nnx.Module, words: dict[str, int]) -> Gemma:
         value = values[weight.source]
         return weight.with_value(value[rows] if "embed_tokens" in weight.source else value)
 
-    return map_weights(filled, Gemma(Scope("float32"), gemma_arch(TEXT_CONFIG, "the embedded model")))
+    return map_weights(filled, Gemma(Scope("float32"), ARCH.text_encoder))

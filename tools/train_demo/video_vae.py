@@ -17,7 +17,7 @@ from tools.train_demo.world import FPS, NUM_FRAMES, Scene, draw_frames, draw_sce
 
 PIXELS = 128
 BOTH_SIZES = (PIXELS, 2 * PIXELS)
-SHALLOW = replace(ARCH.video_vae, decoder_layers_per_block=(1, 1, 1, 1, 1))
+SHALLOW = replace(ARCH.vae, decoder_layers_per_block=(1, 1, 1, 1, 1))
 NEAR, WEIGHT = 9, 10.0  # pixels about an edge, and how much they count
 NOISE, SMALL = 0.1, 1e-3  # what latents must bear, and what keeps them from growing out of its way
 
@@ -86,7 +86,7 @@ def inflated(vae: VideoVAE) -> VideoVAE:
             now = 2 if weight.source.startswith("encoder") else 1  # the encoder looks back, the decoder both ways
             value = jnp.zeros_like(value).at[..., now, :, :].set(value.sum(axis=-3))
         if "upsamplers" in weight.source:
-            stride = STRIDES[ARCH.video_vae.upsample_type[int(weight.source.split(".")[2])]]
+            stride = STRIDES[ARCH.vae.upsample_type[int(weight.source.split(".")[2])]]
             cells = value.reshape(*value.shape[:-1], -1, *stride)
             value = jnp.broadcast_to(cells[..., -1:, :, :], cells.shape).reshape(value.shape)
         return weight.with_value(value)
@@ -105,7 +105,7 @@ def deepened(decoder: VideoDecoder) -> VideoDecoder:
         begun = jnp.zeros_like(value) if "conv2" in weight.source else value
         return weight.with_value(begun.at[: len(learned)].set(learned))
 
-    return map_weights(grown, initial(VideoDecoder(Scope("float32") / "decoder", ARCH.video_vae), seed=7))
+    return map_weights(grown, initial(VideoDecoder(Scope("float32") / "decoder", ARCH.vae), seed=7))
 
 
 def trained(
