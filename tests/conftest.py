@@ -8,6 +8,7 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 os.environ["OMP_NUM_THREADS"] = "1"  # torch's threads wait busily for each other
 os.environ["XLA_FLAGS"] = " ".join([QUICK, os.environ.get("XLA_FLAGS", ""), virtual_devices(8)])
+
+# Bytecode is kept, also of tests as pytest rewrites them: for the other processes, and those that tests start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 sys.path.append(str(Path(sys.prefix) / "gpu-compiler"))  # as `make compilers` installs it
 
@@ -44,7 +49,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
-def pytest_collection_finish() -> None:
-    """What is imported by now stays: to look for garbage in all of torch and jax takes half a second each time."""
-    gc.freeze()
-    gc.set_threshold(100_000, 20, 20)
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported stays: to look for garbage in all of torch and jax takes half a second each time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+        gc.set_threshold(100_000, 20, 20)
