@@ -5,7 +5,8 @@ import hashlib
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 BUCKETS = 256
 SKETCH = "sketch"  # the key of sketches in records
+version = cache(metadata.version)  # which reads files, and is asked in every step of a run that is kept
 
 
 @dataclass(frozen=True)

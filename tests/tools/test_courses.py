@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from ltx2_cli.models.networks import open_folder
@@ -18,7 +19,7 @@ from ltx2_cli.nn.layers import Padding
 from ltx2_cli.weights.declare import Shape, weights
 from ltx2_cli.weights.hub import DEMO_FOLDER
 from tools.train_demo import __main__ as command
-from tools.train_demo import arch, denoiser
+from tools.train_demo import arch, denoiser, training
 from tools.train_demo.clips import clips
 from tools.train_demo.convolution import by_products, convolve
 from tools.train_demo.courses import COURSES
@@ -43,6 +44,11 @@ DIFFERENTIATED = {"video_vae", "audio_vae", "vocoder", "upsampler", "denoiser"} 
 ALIKE = {"frames", "moving", "large", "brief"}  # courses whose losses and batches are those of the course before
 
 
+def first_optimised(*settings: object, courses: Iterator[str], optimiser: Callable[..., Any], **named: object) -> Any:
+    """`optax.contrib.muon` in the courses of `DIFFERENTIATED`; elsewhere gradients are added as they are."""
+    return optimiser(*settings, **named) if next(courses) in DIFFERENTIATED else optax.identity()
+
+
 def first_differentiated(
     loss: Callable[..., Any], has_aux: bool, courses: Iterator[str], differentiate: Callable[..., Any]
 ) -> Callable[..., Any]:
@@ -60,6 +66,7 @@ def test_the_command_trains_a_complete_checkpoint(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(jax, "jit", traced)
     gradients = partial(first_differentiated, courses=iter(COURSES), differentiate=jax.value_and_grad)
     monkeypatch.setattr(jax, "value_and_grad", gradients)
+    monkeypatch.setattr(training, "muon", partial(first_optimised, courses=iter(COURSES), optimiser=training.muon))
     monkeypatch.setattr(arch, "ARCH", ONE_LAYER)
     monkeypatch.setattr(denoiser, "ARCH", ONE_LAYER)
     denoiser.ropes.cache_clear()
