@@ -30,6 +30,10 @@ class Weight(nnx.Param[Any]):
     layout: str
     layers: int
 
+    def get_value(self, **index: Any) -> Any:
+        """Its array; without an index not copied as a tree, as flax does, which takes longer than its use."""
+        return super().get_value(**index) if index else self.get_raw_value()
+
     @property
     def order(self) -> tuple[int, ...]:
         """The permutation that turns a tensor on disk into one of ours, `disk.transpose(order)`, without layers."""
@@ -83,14 +87,18 @@ class Scope:
         return Weight(value, source=(self / name).path, axes=axes, layout=layout, layers=self.layers)
 
 
+def _is_weight(node: object) -> bool:
+    return type(node) is Weight  # `isinstance` of flax's variables looks for tracers, too
+
+
 def weights(module: nnx.Module) -> list[Weight]:
     """Every weight that `module` declares, in a fixed order."""
-    return jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, Weight))
+    return jax.tree.leaves(module, is_leaf=_is_weight)
 
 
 def map_weights(change: Callable[[Weight], object], module: M) -> M:
     """`module` with each weight replaced by `change(weight)`."""
-    return jax.tree.map(change, module, is_leaf=lambda node: isinstance(node, Weight))
+    return jax.tree.map(change, module, is_leaf=_is_weight)
 
 
 def declared(module: nnx.Module) -> dict[str, Shape]:
