@@ -13,6 +13,8 @@ from pathlib import Path
 import imageio_ffmpeg
 import pytest
 
+from xla_flags import QUICK
+
 ROOT = Path(__file__).parent.parent
 COMES_WITH = {"numpy": "jax", "tokenizers": "transformers"}  # no version of the latter does without the former
 
@@ -58,7 +60,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ltx2(installed: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(installed), "XDG_CACHE_HOME": str(folder / "cache")}
+    places = {"PYTHONPATH": str(installed), "XDG_CACHE_HOME": str(folder / "cache")}
+    environment = {**os.environ, **places, "XLA_FLAGS": QUICK}
     script = f"import ltx2_cli.cli; assert ltx2_cli.__file__.startswith({str(installed)!r}); ltx2_cli.cli.main()"
     return subprocess.run(
         [sys.executable, "-c", script, *arguments], cwd=folder, env=environment, capture_output=True, text=True

@@ -1,14 +1,12 @@
 """The command as a user types it, from its arguments to its files, against diffusers from the same folder and noise."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
 from clips import ALL_ON, NEGATIVE, PROMPT, TEXT_TOKENS, Checkpoint, reference_latents
+from forked import fork, run_main
 from parity import relative_error
 from tiny import draw_noise
 
@@ -36,10 +34,9 @@ def test_generate_makes_the_latents_of_the_reference(checkpoint: Checkpoint, tmp
     }
     options = [text for name, value in asked.items() for text in (f"--{name}", str(value))]
     settings = ["--set", "compat=diffusers", "--set", f"max_sequence_length={TEXT_TOKENS}"]
-    command = [sys.executable, "-m", "ltx2_cli", "generate", *options, *settings]
-    plain = {**os.environ, "XLA_FLAGS": ""}
-    done = subprocess.run(command, cwd=tmp_path, env=plain, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "new/clip.mp4\n"), done.stderr
+    run = fork(tmp_path, run_main, "generate", *options, *settings, environment={"XLA_FLAGS": ""})
+    out, err = run.communicate(timeout=300)
+    assert (run.returncode, out) == (0, "new/clip.mp4\n"), err
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["clip.mp4", "clip.yaml"]
     latents = load_file(tmp_path / "latents")
     theirs = dict(zip(("video", "audio"), reference_latents(checkpoint.pipeline, ALL_ON, 12), strict=True))
