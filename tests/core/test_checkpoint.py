@@ -292,7 +292,7 @@ def test_weights_with_nan_are_named(folder: Path, network: str, tensor: str) -> 
     tensors = load_file(path)
     tensors[tensor][0] = np.nan
     save_file(tensors, path)
-    plan = plan_of(folder)
+    plan = plan_of(folder, sharding="single")
     with pytest.raises(RunError, match=f"the {network} in {path} is damaged: 1 not finite: {tensor}"):
         next(run(plan, load(plan)))
 

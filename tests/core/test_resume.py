@@ -45,8 +45,10 @@ SEEDS = ["--set", "seed=[3,4]", "-o", "c.mp4", "--save-latents", "l.safetensors"
 
 @pytest.fixture(scope="module")
 def asked(two_stages: list[str]) -> list[str]:
-    """Two clips in two stages, one after the other, kept after every step."""
-    return ["generate", *two_stages, *SEEDS]
+    """Two small clips in two stages, one after the other, kept after every step."""
+    options = [*two_stages]
+    options[options.index("--height") + 1] = "64"
+    return ["generate", *options, *SEEDS]
 
 
 @pytest.fixture(scope="module")

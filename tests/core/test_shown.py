@@ -3,8 +3,11 @@
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -23,10 +26,10 @@ OPEN = "a shape stays still in the middle on a black background with a low tone"
 SEEDS = range(3)
 WHAT = ("colour", "shape", "motion", "pitch", "sync", "background", "size", "place", "loudness")
 
-Asked = list[tuple[Scene, str, int]]  # and the seed
+Asked = Sequence[tuple[str, int]]  # prompts and seeds
 
 
-def asked() -> Asked:
+def held_out_scenes() -> list[tuple[Scene, str, int]]:
     """The first prompts of the evaluation, and those of its first bounces, each with the seed that it has there."""
     numbered = [(scene, caption.text, seed) for seed, (scene, caption) in enumerate(held_out(80))]
     bounces = [each for each in numbered[3:] if each[0].motion == "bounce"]
@@ -38,12 +41,37 @@ def film(request: Mapping[str, object], prompt: str = OPEN, seeds: range = SEEDS
     return list(filmed([(prompt, seed) for seed in seeds], {"num_inference_steps": 10} | request))
 
 
+class Evaluated(NamedTuple):
+    """The clips that an evaluation made, and what it printed of them."""
+
+    requests: list[Asked]
+    seen: list[Seen]
+    printed: list[dict[str, Any]]
+
+
 @pytest.fixture(scope="module")
-def shown() -> list[tuple[Scene, Seen]]:
-    """The first clip in the usual steps, the others in half of them."""
-    prompts = [(prompt, seed) for _, prompt, seed in asked()]
-    seen = [*filmed(prompts[:1], {}), *filmed(prompts[1:], {"num_inference_steps": 10})]
-    return [(scene, each) for (scene, *_), each in zip(asked(), seen, strict=True)]
+def evaluated() -> Evaluated:
+    """The evaluation of one clip, in the usual steps."""
+    requests, seen = list[Asked](), list[Seen]()
+
+    def record(asked: Asked, request: Mapping[str, object]) -> Iterator[Seen]:
+        requests.append(asked)
+        for clip in filmed(asked, request):
+            seen.append(clip)
+            yield clip
+
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as out:
+        patch.setattr(evaluate, "filmed", record)
+        evaluate.main(count=1, checkpoint=str(DEMO_FOLDER), variants="as it comes")
+    return Evaluated(requests, seen, [json.loads(line) for line in out.getvalue().splitlines()])
+
+
+@pytest.fixture(scope="module")
+def shown(evaluated: Evaluated) -> list[tuple[Scene, Seen]]:
+    """The first clip as the evaluation makes it, the others in half of its steps."""
+    others = [(prompt, seed) for _, prompt, seed in held_out_scenes()[1:]]
+    seen = [*evaluated.seen, *filmed(others, {"num_inference_steps": 10})]
+    return [(scene, clip) for (scene, *_), clip in zip(held_out_scenes(), seen, strict=True)]
 
 
 @pytest.fixture(scope="module")
@@ -92,20 +120,19 @@ def test_the_second_stage_sharpens() -> None:
     assert twice.edge < 0.85 * once.edge
 
 
-def test_the_evaluation_prints_its_measurements(
-    shown: list[tuple[Scene, Seen]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    evaluate.main(count=1, checkpoint=str(DEMO_FOLDER), variants="as it comes")
-    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [each.get("variant") for each in said] == [None, "as it comes"]
-    assert said[0]["autoencoders"]["psnr"] > 25
-    assert said[0]["autoencoders"]["within_a_quarter"] == 1
-    assert len(said[0]["files"]) == 7
-    scene, seen = shown[0]
+def test_the_evaluation_prints_its_measurements(evaluated: Evaluated) -> None:
+    first, variant = evaluated.printed
+    assert (first.get("variant"), variant["variant"]) == (None, "as it comes")
+    assert first["autoencoders"]["psnr"] > 25
+    assert first["autoencoders"]["within_a_quarter"] == 1
+    assert len(first["files"]) == 7
+    scene, prompt, seed = held_out_scenes()[0]
+    assert evaluated.requests == [[(prompt, seed)]]
+    (seen,) = evaluated.seen
     for request in (evaluate.VARIANTS | evaluate.ELSEWHERE).values():
         read_spec({"prompt": "a", "model": "demo"} | request)  # raises nothing
     figures = {"variant": "as it comes", "clips": 1} | shares([scene], [seen]) | {"edge": round(seen.edge, 4)}
-    assert said[1] == json.loads(json.dumps(figures))
+    assert variant == json.loads(json.dumps(figures))
 
 
 def test_the_picture_in_the_readme_is_made_by_its_commands(
