@@ -10,7 +10,10 @@ from safetensors.torch import save_file
 
 from ltx2_cli import load, run
 from ltx2_cli.core.components import Components
-from ltx2_cli.core.run import make_latents
+from ltx2_cli.core.generate import generate
+from ltx2_cli.core.report import Silent
+from ltx2_cli.core.run import START
+from ltx2_cli.core.run_state import OnProgress, RunState, no_checkpoint
 from ltx2_cli.diffusion.latents import unpack
 from ltx2_cli.plan.resolve import Plan, resolve
 from ltx2_cli.plan.stages import InitialLatents
@@ -130,6 +133,14 @@ def plan_of(
         **overrides,
     }
     return resolve(read_spec(asked), source)
+
+
+def make_latents(
+    plan: Plan, components: Components, start: RunState = START, on_progress: OnProgress = no_checkpoint
+) -> Streams[np.ndarray]:
+    """Clean latents of every video, as tokens."""
+    *_, state = generate(plan, start, components, Silent(), on_progress)
+    return state.latents
 
 
 def final_latents(plan: Plan, components: Components | None = None) -> tuple[np.ndarray, np.ndarray]:

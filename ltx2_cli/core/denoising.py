@@ -1,7 +1,6 @@
 """A stage's compiled programs: its noise, what it reads of the text, its steps; and which step is not finite."""
 
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -77,13 +76,6 @@ def stage_programs(plan: Plan, number: int) -> StagePrograms:
     steps = Program(f"denoise{suffix}", stage.network, loop, steps_arguments, number)
     forward = Program("forward", stage.network, velocity, lambda: (*forward_arguments(), sigma), number)
     return StagePrograms(noise, text, steps, forward)
-
-
-def finite_program(plan: Plan, number: int) -> Program:
-    """Which parts of a forward are finite. It is compiled only after a run whose latents are not."""
-    sharding = plan.stages[number].sharding
-    function = jitted(_finite_parts, sharding.replicated, sharding)
-    return replace(stage_programs(plan, number).forward, function=function)
 
 
 def _stage_rows(plan: Plan, stage: Stage, tables: Streams[Ropes]) -> tuple[np.ndarray, Streams[Ropes], PassMasks]:
@@ -204,7 +196,7 @@ def locate(run: StageRun, start: int, latents: Streams[Any], report: Report) -> 
 
 def _first_part(run: StageRun, before: Streams[np.ndarray], step: int) -> str:
     """The first part of a step from these latents that is not finite, in words; empty where it cannot be told."""
-    layers = run.plan.arch.transformer.num_layers
+    layers, sharding = run.plan.arch.transformer.num_layers, run.phase.stage.sharding
     latents, sigma = run.place((before, run.phase.stage.sigmas[step]))
     parts = (
         "the text that the denoiser reads is not finite",
@@ -214,6 +206,7 @@ def _first_part(run: StageRun, before: Streams[np.ndarray], step: int) -> str:
         "what the denoiser makes is finite, what guidance and the step make of it is not",
     )
     with suppress(*UNDIAGNOSABLE):
-        finite = to_host(finite_program(run.plan, run.phase.number)(run.transformer, latents, run.inputs, sigma))
+        finite_parts = jitted(_finite_parts, sharding.replicated, sharding)  # compiled only here
+        finite = to_host(finite_parts(run.transformer, latents, run.inputs, sigma))
         return f": {parts[int(np.argmin([*finite, False]))]}"
     return ""

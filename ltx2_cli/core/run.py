@@ -68,7 +68,8 @@ def programs(plan: Plan, product: Product = Product.clips, start: RunState = STA
 def run(plan: Plan, components: Components, report: Report = SILENT) -> Iterator[Media]:
     """The media of each video, one after the other."""
     with _running(plan, components, report, programs(plan)):
-        yield from decode(plan, make_latents(plan, components, report), components, report)
+        *_, state = generate(plan, START, components, report)
+        yield from decode(plan, all_latents(state), components, report)
 
 
 def warm_up(plan: Plan, components: Components, report: Report = SILENT) -> None:
@@ -77,19 +78,6 @@ def warm_up(plan: Plan, components: Components, report: Report = SILENT) -> None
     first_batch = replace(plan, seeds=plan.batches[0], stages=stages)  # other batches are alike
     for _ in run(first_batch, components, report):
         pass
-
-
-def make_latents(
-    plan: Plan,
-    components: Components,
-    report: Report = SILENT,
-    start: RunState = START,
-    on_progress: OnProgress = no_checkpoint,
-) -> Streams[np.ndarray]:
-    """The clean latents of every video, as tokens float32 [videos, tokens, channels]. `start` is what an earlier run
-    left, and `on_progress` is told how far this one is."""
-    *_, state = generate(plan, start, components, report, on_progress)
-    return all_latents(state)
 
 
 def state_from_latents(latents: Iterable[Streams[np.ndarray]], history: History = ()) -> RunState:
@@ -106,8 +94,8 @@ def write(
     on_progress: OnProgress = no_checkpoint,
 ) -> Iterator[tuple[Path, list[str]]]:
     """Carry out the plan; yield the path of each video when it and its record are written, by the first host, and what
-    is wrong with the clip. `start` and `on_progress` as in `make_latents`. Without clips, the paths are those of
-    latents."""
+    is wrong with the clip; without clips, the paths of latents. `start` is what an earlier run left, and `on_progress`
+    is told how far this one is."""
     first, written = jax.process_index() == 0, start.written
     if first:  # hashed for later runs at least: the pages of a network's files are in memory once it is loaded
         components.after_load = lambda network: hash_later(network_files(plan, network))

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from clips import ALL_ON, Case, Checkpoint, Size, final_latents, plan_of
+from clips import ALL_ON, Case, Checkpoint, Size, final_latents, make_latents, plan_of
 from ltx2_cli.core import denoising, generate
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.programs import forbid_compilation
 from ltx2_cli.core.report import Silent
-from ltx2_cli.core.run import START, make_latents, run
+from ltx2_cli.core.run import START, run
 from ltx2_cli.core.run_state import RunState
 from ltx2_cli.errors import NotFiniteError, RunError
 from ltx2_cli.nn.layers import AdaLayerNormSingle
@@ -133,7 +133,12 @@ def test_only_the_step_is_named_where_the_search_fails(broken: Checkpoint, monke
     def full(*arguments: object) -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
-    monkeypatch.setattr(denoising, "finite_program", lambda plan, number: full)
+    jitted = denoising.jitted
+    monkeypatch.setattr(
+        denoising,
+        "jitted",
+        lambda *args, **static: full if args[0] is denoising._finite_parts else jitted(*args, **static),
+    )
     assert sentence(plan) == "the video latents of stage 1 are not finite after step 5 of 8"
     monkeypatch.setattr(generate, "locate", lambda *arguments: None)
     assert sentence(plan) == "the video latents of stage 1 are not finite after step 8 of 8"  # of one call
@@ -144,7 +149,8 @@ def test_the_step_is_named_where_compilation_is_forbidden(broken: Checkpoint) ->
     final_latents(plan)
     plan = overflow(broken, plan, 0, 4, 1)
     with forbid_compilation([]):
-        denoising.finite_program(plan, 0).function.clear_cache()
+        sharding = plan.stages[0].sharding
+        denoising.jitted(denoising._finite_parts, sharding.replicated, sharding).clear_cache()
         assert sentence(plan) == "the video latents of stage 1 are not finite after step 5 of 8"
 
 

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from ltx2_cli import read_spec, resolve
-from ltx2_cli.core.run import load, make_latents
+from ltx2_cli.core.generate import generate
+from ltx2_cli.core.report import Silent
+from ltx2_cli.core.run import START, load
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.request.spec import AttentionBackend, Streams
 from model_versions import LTX2, LTX2_3, random_folder
@@ -22,7 +24,8 @@ def latents(folder: Path, sharding: str, attention: str) -> Streams[np.ndarray]:
     plan = resolve(read_spec({**CLIP, **float32, **sharded}, model=str(folder), prompt="a red ball bounces"))
     assert {stage.sharding.attention for stage in plan.stages} == {AttentionBackend(attention)}
     assert plan.stages[0].geometry.video_tokens == TOKENS
-    return make_latents(plan, load(plan))
+    *_, state = generate(plan, START, load(plan), Silent())
+    return state.latents
 
 
 @pytest.mark.parametrize(("arch", "sharding"), [(LTX2, "ironwood"), (LTX2_3, "trillium")], ids=["ltx2", "ltx2.3"])

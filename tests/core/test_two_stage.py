@@ -14,12 +14,12 @@ from diffusers import FlowMatchEulerDiscreteScheduler, LTX2Pipeline
 from diffusers.pipelines.ltx2 import LTX2LatentUpsamplePipeline
 from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
 
-from clips import ALL_ON, PROMPT, TEXT_TOKENS, Case, Checkpoint, Size, normalised, plan_of, reference
+from clips import ALL_ON, PROMPT, TEXT_TOKENS, Case, Checkpoint, Size, make_latents, normalised, plan_of, reference
 from loras import DIFFUSERS, OF_2_0, ORIGINAL, write_lora
 from ltx2_cli.core import denoising
 from ltx2_cli.core.components import Components, abstract_network
 from ltx2_cli.core.report import Silent
-from ltx2_cli.core.run import START, make_latents, state_from_latents
+from ltx2_cli.core.run import START, state_from_latents
 from ltx2_cli.diffusion.latents import pack, unpack
 from ltx2_cli.errors import UsageError
 from ltx2_cli.plan.resolve import Plan, stage1_plan
@@ -154,7 +154,7 @@ def test_two_stages_equal_the_same_parts_of_the_reference(
 
 def latents_of(plan: Plan, before: Streams[np.ndarray] | None = None) -> Streams[np.ndarray]:
     start = state_from_latents([before]) if before else START
-    return unpack(make_latents(plan, Components(plan), Silent(), start), plan.latent_shapes)
+    return unpack(make_latents(plan, Components(plan), start), plan.latent_shapes)
 
 
 @pytest.fixture(scope="module")
