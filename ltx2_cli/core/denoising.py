@@ -57,24 +57,22 @@ def stage_programs(plan: Plan, number: int) -> StagePrograms:
     text_shardings: tuple[Any, Any] = (whole, split)
     seeds = jax.ShapeDtypeStruct((plan.batch_size,), np.uint32)
     step, sigma = jax.ShapeDtypeStruct((), np.int32), jax.ShapeDtypeStruct((), np.float32)
+    schedule = as_abstract(_stage_schedule(stage), whole)
 
     def text_arguments() -> tuple[Any, ...]:
         return abstract_network(plan, stage.network), as_abstract(abstract_contexts(plan), whole)
 
-    def forward_arguments() -> tuple[Any, ...]:
+    def inputs() -> tuple[Any, ...]:
         rows = as_abstract(_stage_rows(plan, stage, abstract_rope_tables(stage.geometry, arch)), whole)
         return abstract_network(plan, stage.network), noise.outputs(), DenoiserInputs(text.outputs(), *rows)
-
-    def steps_arguments() -> tuple[Any, ...]:
-        return *forward_arguments(), *as_abstract(_stage_schedule(stage), whole), step, step
 
     draw = jitted(_noise, whole, shapes=stage.shapes, stage=int(stage.source is not None))
     read = jitted(Transformer.text_context, TextContext(*text_shardings), sharding)
     noise = Program(f"noise{suffix}", None, draw, lambda: (seeds,), number)
     text = Program(f"text context{suffix}", stage.network, read, text_arguments, number)
     loop, velocity = jitted(_denoise_steps, whole, sharding, ("latents",)), jitted(_velocity, None, sharding)
-    steps = Program(f"denoise{suffix}", stage.network, loop, steps_arguments, number)
-    forward = Program("forward", stage.network, velocity, lambda: (*forward_arguments(), sigma), number)
+    steps = Program(f"denoise{suffix}", stage.network, loop, lambda: (*inputs(), *schedule, step, step), number)
+    forward = Program("forward", stage.network, velocity, lambda: (*inputs(), sigma), number)
     return StagePrograms(noise, text, steps, forward)
 
 

@@ -27,8 +27,6 @@ from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.request.validation import MAX_FPS
 from ltx2_cli.tensor_file import CHECKSUM, misfits, read_tensors, write_tensors
 
-Contexts = Mapping[str, Streams[jax.Array | np.ndarray]]  # by the name of the connectors that made them
-
 
 @dataclass(frozen=True)
 class RunState:
@@ -40,7 +38,7 @@ class RunState:
     written: int = 0  # finished clips
     latents: Streams[np.ndarray] | None = None  # of finished videos after the phase, of others before it
     current: Streams[jax.Array | np.ndarray] | None = None  # of the batch, after its steps; None: not started
-    contexts: Contexts = field(default_factory=dict)  # as far as the text is read
+    contexts: Mapping[str, Streams[Any]] = field(default_factory=dict)  # of the text, by the name of their connectors
     history: History = ()
 
 

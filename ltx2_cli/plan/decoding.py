@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from operator import itemgetter
 from typing import NamedTuple
 
 import jax
@@ -183,13 +184,6 @@ class _Split(NamedTuple):
         return -(-videos // self.videos) * frames * seen, (self.height > 1) + (self.width > 1)
 
 
-class _Choice(NamedTuple):
-    work: float
-    bytes: int
-    split: _Split
-    tiles: Tiles | None
-
-
 def plan_tiling(decoder: VideoDecoder, videos: int, size: Extent, devices: np.ndarray, room: float) -> DecodePlan:
     """The least work for each of `devices` that takes at most `room` bytes, with the fewest layers in tiles; where
     nothing does, what takes the least. `size` is that of a video's latents."""
@@ -197,21 +191,21 @@ def plan_tiling(decoder: VideoDecoder, videos: int, size: Extent, devices: np.nd
     # what a CPU convolves is float32 in between
     itemsize = 4 if devices[0].platform == "cpu" else decoder.conv_in.kernel.dtype.itemsize
     upsampling = [index for index, layer in enumerate(decoder.layers) if math.prod(layer.stride) > 1]
-    choices: list[_Choice] = []
+    choices: list[tuple[float, int, _Split, Tiles | None]] = []  # with the work and the bytes of each
     for cut in (None, *reversed(upsampling)):
         for split in splits[: None if cut is None else SPLITS]:
             part, (work, _) = split.part(size), split.cost(videos, size)
             for tiles, factor in [(None, 1.0)] if cut is None else _tilings(decoder, cut, part, split):
-                choices.append(_Choice(work * factor, decode_bytes(decoder, part, tiles, itemsize), split, tiles))
-        if fitting := [choice for choice in choices if choice.bytes <= room]:
-            best = min(fitting, key=lambda choice: choice.work)
+                choices.append((work * factor, decode_bytes(decoder, part, tiles, itemsize), split, tiles))
+        if fitting := [choice for choice in choices if choice[1] <= room]:
+            _, needed, split, tiles = min(fitting, key=itemgetter(0))
             break
     else:
-        best = min(choices, key=lambda choice: choice.bytes)
-    mesh = Mesh(devices.reshape(*best.split, -1), (VIDEOS, *IMAGE_AXES, "spare"))
+        _, needed, split, tiles = min(choices, key=itemgetter(1))
+    mesh = Mesh(devices.reshape(*split, -1), (VIDEOS, *IMAGE_AXES, "spare"))
     axes = ((), (VIDEOS,), (VIDEOS, None, *IMAGE_AXES))
     shardings = (NamedSharding(mesh, PartitionSpec(*names)) for names in axes)
-    return DecodePlan(mesh, best.tiles, best.bytes, best.split.videos, *shardings)
+    return DecodePlan(mesh, tiles, needed, split.videos, *shardings)
 
 
 def _splits(devices: int, size: Extent) -> Iterator[_Split]:
