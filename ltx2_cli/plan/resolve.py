@@ -25,7 +25,7 @@ from ltx2_cli.models.upsampler import LatentUpsamplerArch, has_upsampler, open_u
 from ltx2_cli.nn.kernels import choose_backend
 from ltx2_cli.plan import recipe, stages
 from ltx2_cli.plan.decoding import DecodePlan, free_bytes, plan_tiling
-from ltx2_cli.plan.stages import DENOISER, REFINER, InitialLatents, LoraDeltas, Loras, Phase, SecondStage, Stage
+from ltx2_cli.plan.stages import DENOISER, REFINER, Declared, InitialLatents, Loras, Phase, Stage
 from ltx2_cli.request.spec import DType, RunSpec, Streams
 from ltx2_cli.sharding import ShardingPlan, lay_out
 from ltx2_cli.weights.checkpoint import TensorFiles, collect, raise_all
@@ -35,17 +35,6 @@ from ltx2_cli.weights.lora import LoraFile, check_address, lora_downloads, lora_
 from ltx2_cli.weights.published import FOLDER_FILES, TEXT_ENCODER_FILES, UPSAMPLER_FILES
 
 DECODERS = ("vae", "audio_vae", "vocoder")
-
-
-@dataclass(frozen=True)
-class Declared:
-    """The networks that a request uses, without their weights: the same on all devices."""
-
-    checkpoint: Checkpoint
-    networks: Networks
-    added: LoraDeltas  # by the LoRAs
-    second_stage: SecondStage | None
-    lora_warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -149,7 +138,12 @@ def _plan(spec: RunSpec, devices: Sequence[jax.Device], source: InitialLatents |
     checkpoint = opened[spec.checkpoint]
     spec = recipe.complete_request(spec, checkpoint, devices, source is not None)
     second_stage = _open_second_stage(spec, checkpoint, offline) if spec.second_stage.sigmas or source else None
-    return build_plan(declare(spec, checkpoint, loras, second_stage), spec, devices, source)
+    warnings = tuple(warning for lora, _ in loras for warning in unmet_wishes(lora))
+    networks = checkpoint.networks(spec)
+    declared = Declared(checkpoint, networks, find_adapters(loras, networks), warnings, None)
+    if second_stage:
+        declared = stages.add_second_stage(declared, *second_stage, spec.dtype)
+    return build_plan(declared, spec, devices, source)
 
 
 def stage1_plan(plan: Plan) -> Plan:
@@ -160,24 +154,14 @@ def stage1_plan(plan: Plan) -> Plan:
     return replace(plan, stages=plan.stages[:1], decoding=decoding)
 
 
-def declare(spec: RunSpec, checkpoint: Checkpoint, loras: Loras, second_stage: SecondStage | None = None) -> Declared:
-    """The networks of a request with these LoRAs at their strengths. Raises `UsageError` for LoRAs that do not fit."""
-    networks = checkpoint.networks(spec)
-    added: LoraDeltas = find_adapters(loras, networks)
-    if second_stage:
-        networks, checkpoint, added = stages.add_second_stage(networks, checkpoint, added, second_stage, spec.dtype)
-    warnings = tuple(warning for lora, _ in loras for warning in unmet_wishes(lora))
-    return Declared(checkpoint, networks, added, second_stage, warnings)
-
-
 def build_plan(
     declared: Declared, spec: RunSpec, devices: Sequence[jax.Device], source: InitialLatents | None = None
 ) -> Plan:
     """What a complete request means for these networks on these devices. Raises `UsageError` where it cannot be met."""
-    checkpoint, networks, second_stage = declared.checkpoint, declared.networks, declared.second_stage
-    arch, added = checkpoint.arch, declared.added
-    if second_stage and source:
-        spec = stages.upsampled_spec(spec, arch, second_stage, source)
+    checkpoint, networks, by = declared.checkpoint, declared.networks, declared.upsampling
+    arch = checkpoint.arch
+    if by and source:
+        spec = stages.upsampled_spec(spec, arch, by, source)
     if spec.max_sequence_length > (most := arch.text_encoder.max_position_embeddings):
         sentence = f"max_sequence_length {spec.max_sequence_length} is more than the text encoder's {most} tokens"
         raise UsageError(sentence, f"--set max_sequence_length={most}")
@@ -189,12 +173,12 @@ def build_plan(
     # also for a second stage alone: encoded and laid out as after the first, the text is the same to the bit
     passes = stages.recipe_passes(spec, arch)
     sharding, guided = lay(len(passes) * spec.num_videos), Pass.UNCOND in passes
-    all_stages = stages.build_stages(spec, arch, added, second_stage, source, lay)
+    all_stages = stages.build_stages(spec, arch, declared.added, by, source, lay)
     decoding, room = _plan_decoding(spec, networks, all_stages[-1], sharding)
     prompts = tuple(dict.fromkeys([spec.prompt, *[spec.negative_prompt] * guided]))
     warnings = (
         *recipe.recipe_warnings(spec, arch),
-        *recipe.unused_option_warnings(spec, arch, second_stage.upsampler.upsampling.time if second_stage else None),
+        *recipe.unused_option_warnings(spec, arch, by.time if by else None),
         *((slow,) if slow else ()),
         *declared.lora_warnings,
         *recipe.layout_warnings(sharding, arch.transformer.num_attention_heads, decoding, room),
@@ -236,7 +220,9 @@ def _open_checkpoint(spec: RunSpec, offline: bool) -> Checkpoint:
     return open_file(place, _find(spec.text_encoder, TEXT_ENCODER_FILES, offline))
 
 
-def _open_second_stage(spec: RunSpec, checkpoint: Checkpoint, offline: bool) -> SecondStage:
+def _open_second_stage(
+    spec: RunSpec, checkpoint: Checkpoint, offline: bool
+) -> tuple[LatentUpsamplerArch, TensorFiles, Loras]:
     def upsampler() -> tuple[LatentUpsamplerArch, TensorFiles]:
         name = spec.second_stage.upsampler  # None: the checkpoint's own
         if place := _find(name, UPSAMPLER_FILES, offline) if name else checkpoint.where:
@@ -249,7 +235,7 @@ def _open_second_stage(spec: RunSpec, checkpoint: Checkpoint, offline: bool) -> 
 
     opened, problems = collect({"upsampler": upsampler})
     loras = _open_loras(spec.second_stage.lora or (), problems, lora)
-    return SecondStage(*opened["upsampler"], [lora for lora in loras if lora[1]])
+    return *opened["upsampler"], [lora for lora in loras if lora[1]]
 
 
 def _open_loras(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ltx2_cli.diffusion.denoise import Pass, needed_passes
-from ltx2_cli.diffusion.geometry import Geometry, clip_geometry, stage1_size
+from ltx2_cli.diffusion.geometry import Geometry, UpsampleFactors, clip_geometry, stage1_size
 from ltx2_cli.diffusion.latents import STAGES, Shape, file_shapes
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.lora import find_adapters
@@ -72,71 +72,72 @@ class InitialLatents(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SecondStage:
-    """What a second stage needs besides the checkpoint."""
+class Declared:
+    """The networks that a request uses, without their weights: the same on all devices."""
 
-    upsampler: LatentUpsamplerArch
-    files: TensorFiles  # none where the upsampler is described, not loaded
-    loras: Loras
+    checkpoint: Checkpoint
+    networks: Networks
+    added: LoraDeltas  # by the LoRAs
+    lora_warnings: tuple[str, ...]
+    upsampling: UpsampleFactors | None  # before a second stage; None: there is none
 
 
 def add_second_stage(
-    networks: Networks, checkpoint: Checkpoint, added: LoraDeltas, second_stage: SecondStage, dtype: DType
-) -> tuple[Networks, Checkpoint, LoraDeltas]:
+    declared: Declared, upsampler: LatentUpsamplerArch, upsampler_files: TensorFiles, loras: Loras, dtype: DType
+) -> Declared:
     """With the networks of a second stage, and its LoRAs' deltas as those of REFINER. Raises `UsageError` for LoRAs
-    that do not fit."""
-    files = dict(checkpoint.files)
-    if files:
-        files |= {"upsampler": second_stage.files, "statistics": files["vae"]}
-    upsampler = LatentUpsampler(Scope(dtype.value), second_stage.upsampler)
-    networks = networks._replace(upsampler=upsampler, statistics=networks.vae.statistics)
-    if second_stage.loras:
-        deltas = find_adapters(second_stage.loras, networks)
+    that do not fit. The upsampler has no files where it is described, not loaded."""
+    files, added = dict(declared.checkpoint.files), declared.added
+    networks = declared.networks._replace(
+        upsampler=LatentUpsampler(Scope(dtype.value), upsampler), statistics=declared.networks.vae.statistics
+    )
+    if loras:
+        deltas = find_adapters(loras, networks)
         if deltas[CONNECTORS]:
             networks = networks._replace(refiner_connectors=networks.connectors)
             first, second = added[CONNECTORS], deltas[CONNECTORS]
             both = {name: LoraDelta((*first[name].parts, *second[name].parts)) for name in first.keys() & second.keys()}
             added = {**added, REFINERS_CONNECTORS: {**first, **second, **both}}
         added = {**added, REFINER: deltas[DENOISER]}
-        if files:
-            twins = {REFINER: DENOISER, REFINERS_CONNECTORS: CONNECTORS}
-            files |= {name: files[twin] for name, twin in twins.items() if name in added}
-    return networks, replace(checkpoint, files=files), added
+    if files:
+        files |= {"upsampler": upsampler_files, "statistics": files["vae"]}
+        twins = {REFINER: DENOISER, REFINERS_CONNECTORS: CONNECTORS}
+        files |= {name: files[twin] for name, twin in twins.items() if name in added}
+    checkpoint = replace(declared.checkpoint, files=files)
+    return Declared(checkpoint, networks, added, declared.lora_warnings, upsampler.upsampling)
 
 
-def upsampled_spec(spec: RunSpec, arch: Arch, second_stage: SecondStage, source: InitialLatents) -> RunSpec:
+def upsampled_spec(spec: RunSpec, arch: Arch, by: UpsampleFactors, source: InitialLatents) -> RunSpec:
     """The request for what the upsampler makes of these latents."""
-    upsampled = second_stage.upsampler.upsampling.upsampled(*source.shapes.video[2:])
-    num_frames, height, width = arch.compression.clip_size(*upsampled)
-    fps = source.fps * _faster(spec, second_stage)
-    return replace(spec, num_frames=num_frames, height=height, width=width, fps=fps)
+    num_frames, height, width = arch.compression.clip_size(*by.upsampled(*source.shapes.video[2:]))
+    return replace(spec, num_frames=num_frames, height=height, width=width, fps=source.fps * _faster(spec, by))
 
 
-def _faster(spec: RunSpec, second_stage: SecondStage) -> int:
+def _faster(spec: RunSpec, by: UpsampleFactors) -> int:
     """The factor of the upsampled clip's frame rate."""
-    return 1 if spec.second_stage.temporal_upsample == "duration" else second_stage.upsampler.upsampling.time
+    return 1 if spec.second_stage.temporal_upsample == "duration" else by.time
 
 
 def build_stages(
     spec: RunSpec,
     arch: Arch,
     added: LoraDeltas,
-    second_stage: SecondStage | None,
+    by: UpsampleFactors | None,
     source: InitialLatents | None,
     lay_out: Callable[[int], ShardingPlan],
 ) -> tuple[Stage, ...]:
-    """All stages of a run, or the one that goes on from `source`. `lay_out` divides the devices for so many rows.
-    Raises `UsageError` for a size that no upsampler makes."""
+    """All stages of a run, or the one that goes on from `source`, upsampled `by`. `lay_out` divides the devices
+    for so many rows. Raises `UsageError` for a size that no upsampler makes."""
     size, fps = (spec.num_frames, spec.height, spec.width), spec.fps
     rows = len(recipe_passes(spec, arch)) * spec.num_videos
-    if second_stage is None:
+    if by is None:
         return (_first_stage(spec, arch, FINAL, size, fps, lay_out(rows)),)
     stages: tuple[Stage, ...] = ()
     if source is None:
-        small = stage1_size(*size, second_stage.upsampler.upsampling, arch.compression)
+        small = stage1_size(*size, by, arch.compression)
         # The second stage takes the weights where they lie, but for those that its LoRAs are merged into.
         sharding = lay_out(rows if REFINER in added else spec.num_videos)
-        stages = (_first_stage(spec, arch, FIRST, small, fps / _faster(spec, second_stage), sharding),)
+        stages = (_first_stage(spec, arch, FIRST, small, fps / _faster(spec, by), sharding),)
     sigmas = np.asarray(spec.second_stage.sigmas or UNREFINED, np.float32)
     last = Stage(
         FINAL if len(sigmas) > 1 else UPSAMPLED,
