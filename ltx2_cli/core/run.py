@@ -1,7 +1,7 @@
 """A plan carried out: encode, generate, decode; and everything about it written to files."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -105,10 +105,10 @@ def write(
     def keep_written(progress: RunState) -> None:
         on_progress(replace(progress, written=written))
 
-    compiled = programs(plan, product, start)
-    with _running(plan, components, report, compiled, DECODERS if decode_early else ()), ExitStack() as resources:
-        batches = generate(plan, start, components, report, keep_written, pausing=decode_early)
-        for state in resources.enter_context(closing(batches)):
+    running = _running(plan, components, report, programs(plan, product, start), DECODERS if decode_early else ())
+    batches = generate(plan, start, components, report, keep_written, pausing=decode_early)
+    with running, closing(batches):
+        for state in batches:
             rows = range(written, clean_videos(plan, state.phase, state.batch))
             records = dict(zip(rows, _records(plan, report, state, requests, rows), strict=True)) if first else {}
             for row in records if saved else ():
