@@ -63,7 +63,7 @@ def ours(tiny: bool) -> Turn:
     from ltx2_cli.core.components import Components, abstract_network
     from ltx2_cli.core.encode import abstract_contexts
     from ltx2_cli.core.generate import generate
-    from ltx2_cli.core.report import Silent, Timings
+    from ltx2_cli.core.report import Report, Timings
     from ltx2_cli.core.run_state import RunState
     from ltx2_cli.plan.stages import CONNECTORS
 
@@ -76,7 +76,7 @@ def ours(tiny: bool) -> Turn:
     contexts = {passes: jax.tree.map(normal, abstract_contexts(plan)) for passes, plan in plans.items()}
 
     def turn(asked: Asked) -> float:
-        timings, passes = Timings(Silent()), asked["passes"]
+        timings, passes = Timings(Report()), asked["passes"]
         list(generate(plans[passes], RunState(contexts={CONNECTORS: contexts[passes]}), components, timings))
         return median(timings.denoise_steps[1:])
 

@@ -105,7 +105,7 @@ class _Work:
 
 
 @dataclass
-class Plain:
+class Plain(Report):
     """A `Report` for logs and pipes: a line now and then while steps are made, and when they are done."""
 
     stream: TextIO

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from ltx2_cli import load, run
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.generate import generate
-from ltx2_cli.core.report import Silent
+from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import START
 from ltx2_cli.core.run_state import OnProgress, RunState, no_checkpoint
 from ltx2_cli.diffusion.latents import unpack
@@ -139,7 +139,7 @@ def make_latents(
     plan: Plan, components: Components, start: RunState = START, on_progress: OnProgress = no_checkpoint
 ) -> Streams[np.ndarray]:
     """Clean latents of every video, as tokens."""
-    *_, state = generate(plan, start, components, Silent(), on_progress)
+    *_, state = generate(plan, start, components, Report(), on_progress)
     return state.latents
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from ltx2_cli import console
 from ltx2_cli.console import Live, Plain, columns, print_error, print_out, reporter
-from ltx2_cli.core.report import Report, Silent
+from ltx2_cli.core.report import Report
 from ltx2_cli.errors import RunError
 
 
@@ -137,7 +137,7 @@ def test_a_failed_stage_is_not_reported_as_done():
 
 
 def test_quiet_prints_nothing(capfd: pytest.CaptureFixture[str]):
-    tell(Silent())
+    tell(Report())
     assert capfd.readouterr() == ("", "")
 
 

@@ -79,7 +79,7 @@ def test_a_missing_platform_is_an_error_of_one_sentence(
     assert str(caught.value).endswith(reason)
 
 
-class Silent(DescribedDevice):
+class Report(DescribedDevice):
     """A device whose statistics lack a limit, as of some allocators."""
 
     def memory_stats(self) -> dict[str, int]:
@@ -98,7 +98,7 @@ def test_the_reported_limit_is_the_memory() -> None:
     assert device_memory([device]) == (30 * GIB, 30 * GIB, SHARE * 30 * GIB)
 
 
-@pytest.mark.parametrize("kind", [DescribedDevice, Silent, Elsewhere])
+@pytest.mark.parametrize("kind", [DescribedDevice, Report, Elsewhere])
 def test_published_memory_is_used_without_a_reported_limit(kind: type[DescribedDevice]) -> None:
     assert device_memory([kind(0, "tpu", "TPU v6 lite")]).limit == 31.25 * GIB
     assert device_memory([kind(0, "gpu", "NVIDIA L4")]).limit == 24e9
@@ -113,7 +113,7 @@ class Used(DescribedDevice):
 
 
 def test_peak_memory_is_the_maximum_over_devices() -> None:
-    devices = [kind(number, "tpu", "TPU") for number, kind in enumerate((Used, Used, Used, Silent, Elsewhere))]
+    devices = [kind(number, "tpu", "TPU") for number, kind in enumerate((Used, Used, Used, Report, Elsewhere))]
     assert peak_memory(devices) == 2 * GIB
     assert peak_memory(devices[3:]) is None
 

@@ -31,7 +31,7 @@ from ltx2_cli.core.provenance import (
     read_provenance,
     source_history,
 )
-from ltx2_cli.core.report import Silent
+from ltx2_cli.core.report import Report
 from ltx2_cli.core.run_state import RunCheckpointer, RunGoal, RunState, open_saved_run
 from ltx2_cli.diffusion.latents import SIZE, open_latents, pack, save_latents
 from ltx2_cli.errors import CommandError, DoesNotFitError, UsageError
@@ -187,7 +187,7 @@ def files(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pat
     frames, sound = np.zeros((9, 64, 64, 3), np.uint8), np.zeros((18_000, 2), np.float32)
     write_mp4(Media(frames, sound, 24.0, 48_000), paths["mp4"], about)
     progress = RunState(step=7, current=Streams(*map(np.asarray, pack(latents))))
-    RunCheckpointer(paths["run"], plan, RunGoal(Product.clips, None), Silent(), True, 0)(progress)
+    RunCheckpointer(paths["run"], plan, RunGoal(Product.clips, None), Report(), True, 0)(progress)
     return paths
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ltx2_cli.cli.options import SessionOptions
 from ltx2_cli.console import reporter
-from ltx2_cli.core.report import Report, Silent
+from ltx2_cli.core.report import Report
 from ltx2_cli.devices import peak_memory
 from ltx2_cli.errors import (
     MAKE_ROOM,
@@ -97,7 +97,7 @@ def open_session(options: SessionOptions) -> Iterator[Session]:
         end_with_others(interrupt_soon)
     if options.verbose and options.quiet:
         raise UsageError("--verbose and --quiet contradict each other", "leave one of them out")
-    report = reporter(options.verbose) if hosts.first and not options.quiet else Silent()
+    report = reporter(options.verbose) if hosts.first and not options.quiet else Report()
     with ExitStack() as resources:
         yield Session(options, hosts, report, resources)
 

@@ -2,52 +2,38 @@
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Protocol
 
 from ltx2_cli.files import replacing
 
 PREPARING = ("load", "compile")  # how the names begin of stages that a second run would not need
 DECODE, WRITE = "decode", "write"  # the stages that end a clip
-
-
 Advance = Callable[[int], None]  # so many more steps of the current stage are done
 
 
-class Report(Protocol):
-    """What a run tells: stages, one after the other; steps within a stage; facts worth a line."""
+class Report:
+    """What a run tells: stages, one after the other; steps within a stage; facts worth a line. This one is silent."""
 
-    def stage(self, name: str) -> AbstractContextManager[None]:
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
         """The work inside is one named stage, such as `encode the prompt`. Stages do not nest."""
+        yield
 
-    def steps(self, total: int, later: float = 0, clips: int = 0) -> AbstractContextManager[Advance]:
+    @contextmanager
+    def steps(self, total: int, later: float = 0, clips: int = 0) -> Iterator[Advance]:
         """The work inside, part of a stage, is `total` equal steps. After them the run does as much as `later` such
         steps, and decodes and writes so many clips."""
+        yield lambda steps: None
 
     def note(self, text: str) -> None:
         """A fact that the user should see once, such as the seed that was chosen."""
 
 
-class Silent:
-    """A `Report` for callers that want none."""
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        yield
-
-    @contextmanager
-    def steps(self, total: int, later: float = 0, clips: int = 0) -> Iterator[Advance]:
-        yield lambda steps: None
-
-    def note(self, text: str) -> None:
-        pass
-
-
 @dataclass
-class Timings:
+class Timings(Report):
     """A `Report` that measures what it passes on, for a JSON file with the keys of sglang's benchmark reports. Stages
     end when the devices are done. Loading and compiling, which a server does once, are in no figure."""
 

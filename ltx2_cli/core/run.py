@@ -14,7 +14,7 @@ from ltx2_cli.core.decode import BOTH, decode, media_programs
 from ltx2_cli.core.generate import generate, latent_programs
 from ltx2_cli.core.programs import Program, agree_on_programs, enable_compilation_cache
 from ltx2_cli.core.provenance import History, extend_history, input_files, network_files, provenance, without_sketches
-from ltx2_cli.core.report import WRITE, Report, Silent
+from ltx2_cli.core.report import WRITE, Report
 from ltx2_cli.core.run_state import OnProgress, RunState, all_latents, clean_videos, no_checkpoint
 from ltx2_cli.diffusion.latents import SIZE, pack, save_latents, unpack
 from ltx2_cli.distributed import device_error
@@ -26,7 +26,7 @@ from ltx2_cli.request.profiles import to_yaml
 from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.weights.digests import digests, hash_later, quick_digest
 
-SILENT = Silent()
+SILENT = Report()
 START = RunState()
 
 DECODED = {Product.clips: BOTH, Product.latents: Streams(False, False), Product.drafts: Streams(True, False)}

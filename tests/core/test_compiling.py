@@ -27,7 +27,7 @@ from ltx2_cli.core.programs import (
     enable_compilation_cache,
     forbid_compilation,
 )
-from ltx2_cli.core.report import Silent
+from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import load, programs, warm_up
 from ltx2_cli.errors import UsageError
 from program import CACHE, FOLDER, cache_restored
@@ -81,9 +81,9 @@ def test_after_a_warm_up_nothing_is_compiled_and_the_result_is_equal(
 def test_background_errors_are_raised_where_the_result_is_needed(checkpoint: Checkpoint) -> None:
     components = Components(plan_of(checkpoint, SMALL, 3))
     with components.compiling([Program("frames", "vae", NOTHING, fail)]):
-        with components.use("vocoder", Silent()):
+        with components.use("vocoder", Report()):
             pass
-        with pytest.raises(ZeroDivisionError), components.use("vae", Silent()):
+        with pytest.raises(ZeroDivisionError), components.use("vae", Report()):
             pass
 
 
@@ -99,7 +99,7 @@ def test_an_abandoned_run_leaves_no_compilation_to_wait_for(checkpoint: Checkpoi
     ):
         pass
     may_end.set()
-    with components.use("vocoder", Silent()):
+    with components.use("vocoder", Report()):
         pass
 
 
@@ -163,7 +163,7 @@ def test_gpu_hosts_share_one_folder_of_programs_or_use_none(
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(compiling, "is_shared", lambda folder: shared and folder == cache)
-    monkeypatch.setattr(report := Silent(), "note", noted.append)
+    monkeypatch.setattr(report := Report(), "note", noted.append)
     compiling.agree_on_programs(report)
     assert jax.config.jax_enable_compilation_cache is shared
     assert [f"each host has its own {cache}" in note for note in noted] == [True] * (not shared)

@@ -10,7 +10,7 @@ from clips import ALL_ON, Case, Checkpoint, Size, plan_of
 from ltx2_cli import read_spec, resolve
 from ltx2_cli.core.components import Components, abstract_network
 from ltx2_cli.core.decode import decode, media_programs
-from ltx2_cli.core.report import Silent
+from ltx2_cli.core.report import Report
 from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.compiled import Collective, collectives
 from ltx2_cli.media import Media
@@ -30,7 +30,7 @@ def decoded(plan: Plan) -> list[Media]:
     )
     tokens = Streams(draw(video), draw(audio))
     rows = Streams(*(stream[: plan.spec.num_videos].astype(np.float32) for stream in tokens))
-    return list(decode(plan, rows, Components(plan), Silent()))
+    return list(decode(plan, rows, Components(plan), Report()))
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from clips import ALL_ON, Case, Checkpoint, Size, final_latents, make_latents, p
 from ltx2_cli.core import denoising, generate
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.programs import forbid_compilation
-from ltx2_cli.core.report import Silent
+from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import START, run
 from ltx2_cli.core.run_state import RunState
 from ltx2_cli.errors import NotFiniteError, RunError
@@ -52,7 +52,7 @@ def fill(path: Path, tensor: str, value: float) -> None:
 def overflow(checkpoint: Checkpoint, plan: Plan, stage: int, step: int, block: int) -> Plan:
     """The plan, with weights by which the feed-forward of this block alone overflows, in this step alone: the video's
     gates are 1e6 then, else nearly 0, and its own output large; its weights are finite."""
-    with Components(plan).use("transformer", Silent()) as transformer:
+    with Components(plan).use("transformer", Report()) as transformer:
         levels = np.concatenate([each.sigmas[:-1] for each in plan.stages])
         embedded = AdaLayerNormSingle.__call__(transformer.video.time, 1000 * levels)[1]
     here = sum(len(each.sigmas) - 1 for each in plan.stages[:stage]) + step

@@ -10,7 +10,7 @@ import pytest
 
 from ltx2_cli.core import components, decode, encode, generate
 from ltx2_cli.core.components import ENCODE, Components, memory_for
-from ltx2_cli.core.report import Report, Silent
+from ltx2_cli.core.report import Report
 from ltx2_cli.core.run_state import RunState
 from ltx2_cli.errors import RunError
 from ltx2_cli.plan.resolve import Plan, plan_offline
@@ -37,33 +37,33 @@ def plan() -> Plan:
 
 
 def encoding(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    encode.encode(plan, ["connectors"], Exhausted(plan), Silent())
+    encode.encode(plan, ["connectors"], Exhausted(plan), Report())
 
 
 def connecting(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encode, "_hidden_states", lambda *_: [])
-    encode.encode(plan, ["connectors"], Exhausted(plan), Silent())
+    encode.encode(plan, ["connectors"], Exhausted(plan), Report())
 
 
 def denoising(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    list(generate.generate(plan, RunState(contexts={"connectors": NOTHING}), Exhausted(plan), Silent()))
+    list(generate.generate(plan, RunState(contexts={"connectors": NOTHING}), Exhausted(plan), Report()))
 
 
 def upsampling(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     list(
         generate.generate(
-            plan, RunState(phase=1, latents=NOTHING, contexts={"connectors": NOTHING}), Exhausted(plan), Silent()
+            plan, RunState(phase=1, latents=NOTHING, contexts={"connectors": NOTHING}), Exhausted(plan), Report()
         )
     )
 
 
 def refining(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     start = RunState(phase=2, latents=NOTHING, contexts={"connectors": NOTHING})
-    list(generate.generate(plan, start, Exhausted(plan), Silent()))
+    list(generate.generate(plan, start, Exhausted(plan), Report()))
 
 
 def decoding(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    next(decode.decode(plan, NOTHING, Exhausted(plan), Silent()))
+    next(decode.decode(plan, NOTHING, Exhausted(plan), Report()))
 
 
 def loading(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ def loading(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(components, "load", load)
     full = replace(plan, checkpoint=replace(plan.checkpoint, files={"text_encoder": None}))
-    encode.encode(full, ["connectors"], Components(full), Silent())
+    encode.encode(full, ["connectors"], Components(full), Report())
 
 
 @pytest.mark.parametrize(

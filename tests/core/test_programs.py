@@ -12,7 +12,7 @@ from clips import ALL_ON, Case, Checkpoint, Size, plan_of
 from ltx2_cli import read_spec
 from ltx2_cli.core.components import abstract_network
 from ltx2_cli.core.denoising import stage_programs
-from ltx2_cli.core.report import Silent
+from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import load, programs, run
 from ltx2_cli.diffusion.geometry import clip_geometry
 from ltx2_cli.models import transformer
@@ -63,7 +63,7 @@ def test_a_run_compiles_only_its_listed_programs(
     assert len(compilations) == len(found) == 7
     components = load(plan)
     for name in plan.networks.present():
-        with components.use(name, Silent()) as network:
+        with components.use(name, Report()) as network:
             for weight, promised in zip(weights(network), weights(abstract_network(plan, name)), strict=True):
                 array, wanted = weight.get_value(), promised.get_value()
                 assert array.sharding == wanted.sharding, weight.source

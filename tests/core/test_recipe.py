@@ -12,7 +12,7 @@ import pytest
 
 from clips import Checkpoint
 from ltx2_cli import load, read_spec, resolve, run
-from ltx2_cli.core.report import Silent
+from ltx2_cli.core.report import Report
 from ltx2_cli.diffusion.denoise import Pass, Schedule
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import Arch
@@ -310,7 +310,7 @@ class Stop(Exception):
     """Ends a run where its first stage would begin."""
 
 
-class Notes(Silent):
+class Notes(Report):
     def __init__(self) -> None:
         self.said: list[str] = []
 

@@ -24,7 +24,7 @@ from clips import ALL_ON, Checkpoint, plan_of
 from forked import Forked, fork, run_main
 from ltx2_cli import resolve
 from ltx2_cli.core import provenance
-from ltx2_cli.core.report import Silent
+from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import load, write
 from ltx2_cli.core.run_state import ENTRIES, RunCheckpointer, RunGoal, RunState, open_saved_run
 from ltx2_cli.diffusion.latents import open_latents
@@ -161,8 +161,8 @@ def test_a_run_killed_at_any_moment_can_be_resumed(
         empty(place)
         shutil.copytree(left, place, dirs_exist_ok=True)
         kept = open_saved_run(place / "c-s3.run")
-        told = RunCheckpointer(kept.path, plan, kept.goal, Silent(), True, 0)
-        for _ in write(plan, components, Silent(), kept.goal.product, kept.progress(plan), told):
+        told = RunCheckpointer(kept.path, plan, kept.goal, Report(), True, 0)
+        for _ in write(plan, components, Report(), kept.goal.product, kept.progress(plan), told):
             pass
         told.end()
         check(place, remains[-1])
@@ -317,7 +317,7 @@ def test_short_runs_are_kept_only_on_request(
     seconds, written = iter([0.0, 10.0, 30.1, 30.1]), list[int]()
     monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
     monkeypatch.setattr(RunCheckpointer, "_write", lambda checkpointer, progress: written.append(progress.step))
-    kept = RunCheckpointer(tmp_path / "c.run", plan, RunGoal(Product.clips, None), Silent(), None, 0)
+    kept = RunCheckpointer(tmp_path / "c.run", plan, RunGoal(Product.clips, None), Report(), None, 0)
     current = Streams(np.zeros(1), np.zeros(1))
     for step in range(3):  # of 3, at 10 and 20.1 s each
         kept(RunState(step=step, current=current))
@@ -336,7 +336,7 @@ def test_an_announced_stop_happens_whatever_the_estimate(
         "ltx2_cli.core.run_state.write_tensors",
         lambda path, tensors, metadata: written.append(json.loads(metadata["place"])[2]),
     )
-    kept = RunCheckpointer(tmp_path / "c.run", plan, RunGoal(Product.clips, None), Silent(), None, 100)
+    kept = RunCheckpointer(tmp_path / "c.run", plan, RunGoal(Product.clips, None), Report(), None, 100)
     current = Streams(np.zeros(1), np.zeros(1))
     for step in range(2):
         kept(RunState(step=step, current=current))

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from clips import ALL_ON, Case, Checkpoint, Size, final_latents, plan_of
 from ltx2_cli import read_spec, resolve
 from ltx2_cli.core.components import Components
-from ltx2_cli.core.report import Advance, Silent
+from ltx2_cli.core.report import Advance, Report
 from ltx2_cli.core.run import START, load, run, write
 from ltx2_cli.core.run_state import RunState
 from ltx2_cli.devices import DeviceMemory
@@ -139,7 +139,7 @@ def test_a_run_writes_its_files(checkpoint: Checkpoint, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["clip.mp4", "clip.safetensors", "clip.yaml"]
 
 
-class Order(Silent):
+class Order(Report):
     """What a run did, in order."""
 
     def __init__(self) -> None:
@@ -210,7 +210,7 @@ def test_networks_stay_loaded_only_on_request(checkpoint: Checkpoint) -> None:
         assert ("transformer" in components.resident) is keep
 
 
-class Shapes(Silent):
+class Shapes(Report):
     """What lies on the devices when each network begins to load."""
 
     def __init__(self) -> None:

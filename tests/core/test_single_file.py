@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from embedded_configs import NATIVE
 from ltx2_cli import load, read_spec, resolve
-from ltx2_cli.core.report import Silent
+from ltx2_cli.core.report import Report
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.config import RENAMINGS, video_vae_renaming
@@ -76,7 +76,7 @@ def plan_of(model: Path, **keys: object) -> Plan:
 
 def loaded(plan: Plan, network: str) -> list[np.ndarray]:
     """The weights of a network as a run has them."""
-    with load(plan).use(network, Silent()) as module:
+    with load(plan).use(network, Report()) as module:
         return [np.asarray(array) for array in jax.tree.leaves(module)]
 
 

@@ -14,7 +14,7 @@ from clips import Case, Checkpoint, Size, plan_of
 from ltx2_cli.cli.execute import execute
 from ltx2_cli.core import generate
 from ltx2_cli.core.components import Components
-from ltx2_cli.core.report import Advance, Silent
+from ltx2_cli.core.report import Advance, Report
 from ltx2_cli.core.run import load
 from ltx2_cli.core.run_state import RunCheckpointer, RunGoal, RunState
 from ltx2_cli.errors import AbortedRunError, InterruptedRunError
@@ -28,7 +28,7 @@ MOMENTS = 40
 ENDS = (InterruptedRunError, AbortedRunError, KeyboardInterrupt)  # all with exit code 130
 
 
-class Moments(Silent):
+class Moments(Report):
     """A report of a run that sends itself a signal at one of the moments at which the run is told of something."""
 
     def __init__(self, signalled: int):

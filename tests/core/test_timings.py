@@ -12,7 +12,7 @@ import pytest
 
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
 from ltx2_cli.core import report as module
-from ltx2_cli.core.report import PREPARING, Silent, Timings
+from ltx2_cli.core.report import PREPARING, Report, Timings
 from ltx2_cli.core.run import load, run, traced
 from ltx2_cli.private_api import COMPILED_EVENT
 
@@ -23,7 +23,7 @@ def test_timings_exclude_loading_and_compiling(tmp_path: Path, monkeypatch: pyte
     """By a clock that these stages alone move."""
     clock = [100.0]
     monkeypatch.setattr(module, "perf_counter", lambda: clock[0])
-    timings = Timings(Silent(), started=100.0)
+    timings = Timings(Report(), started=100.0)
     for name, seconds in (("load vae", 32.0), ("compile frames", 64.0), ("decode", 2.0)):
         with timings.stage(name):
             clock[0] += seconds
@@ -42,7 +42,7 @@ def test_timings_exclude_loading_and_compiling(tmp_path: Path, monkeypatch: pyte
     assert [path.name for path in tmp_path.iterdir()] == ["perf.json"]
 
 
-class Watch(Silent):
+class Watch(Report):
     """How long stages take that are not to count, and in which of them this thread compiles what."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ def test_timings_of_a_first_run_exclude_loading_and_compiling(checkpoint: Checkp
 
 
 def test_a_failed_stage_is_not_measured() -> None:
-    timings = Timings(Silent())
+    timings = Timings(Report())
     with pytest.raises(ZeroDivisionError), timings.stage("divide"):
         raise ZeroDivisionError
     assert timings.stages == []

@@ -18,7 +18,7 @@ from clips import ALL_ON, PROMPT, TEXT_TOKENS, Case, Checkpoint, Size, make_late
 from loras import DIFFUSERS, OF_2_0, ORIGINAL, write_lora
 from ltx2_cli.core import denoising
 from ltx2_cli.core.components import Components, abstract_network
-from ltx2_cli.core.report import Silent
+from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import START, state_from_latents
 from ltx2_cli.diffusion.latents import pack, unpack
 from ltx2_cli.errors import UsageError
@@ -350,7 +350,7 @@ def test_the_merged_denoiser_has_the_shapes_of_its_programs(checkpoint: Checkpoi
     plan = asked(checkpoint, folder, sharding=sharding)
     components = Components(plan)
     for name in (DENOISER, REFINER):
-        with components.use(name, Silent()) as loaded:
+        with components.use(name, Report()) as loaded:
             jax.tree.map(lambda x, y: assert_same(x, y), loaded, abstract_network(plan, name))
 
 

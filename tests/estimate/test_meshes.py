@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from devices import cpu
-from ltx2_cli.core.report import Silent
+from ltx2_cli.core.report import Report
 from ltx2_cli.estimate import offline as module
 from ltx2_cli.estimate.compiled import Collective, Compiled, CompileFailure, Memory
 from ltx2_cli.estimate.estimate import Estimate, estimate_plan
@@ -78,7 +78,7 @@ def test_the_best_compiled_mesh_is_chosen(plan: Plan, monkeypatch: pytest.Monkey
         return estimate_plan(plan, [CompileFailure("forward", "transformer", 0, "RESOURCE_EXHAUSTED", 0)])
 
     monkeypatch.setattr(module, "compile_and_estimate", compiled)
-    found = search_meshes(plan, jax.devices(), Silent())
+    found = search_meshes(plan, jax.devices(), Report())
     assert found.best is found.tried[2]
     assert [bool(each.compiled or each.failures) for each in found.tried[:4]] == [True, True, True, False]
     assert len(found.tried) == len(list(meshes(plan, jax.devices())))
@@ -86,6 +86,6 @@ def test_the_best_compiled_mesh_is_chosen(plan: Plan, monkeypatch: pytest.Monkey
 
 def test_no_mesh_is_compiled_after_the_time_limit(plan: Plan, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "SECONDS", 0.0)
-    found = search_meshes(plan, jax.devices(), Silent())
+    found = search_meshes(plan, jax.devices(), Report())
     assert found.best is None
     assert not any(each.compiled for each in found.tried)
