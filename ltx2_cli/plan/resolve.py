@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from ltx2_cli.diffusion.denoise import Pass
+from ltx2_cli.diffusion.denoise import Pass, needed_passes
 from ltx2_cli.diffusion.latents import Shape, read_noise
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import Arch
@@ -77,11 +77,11 @@ class Plan(Declared):
     @property
     def phases(self) -> tuple[Phase, ...]:
         """What a run goes through, in order, between text and decoding."""
-        found: list[Phase] = []
+        phases: list[Phase] = []
         for number, stage in enumerate(self.stages):
-            found += [Phase(number, stage, True)] if stage.source else []
-            found += [Phase(number, stage, False)] if stage.steps else []
-        return tuple(found)
+            phases += [Phase(number, stage, True)] if stage.source else []
+            phases += [Phase(number, stage, False)] if stage.steps else []
+        return tuple(phases)
 
 
 def decodes_beside(plan: Plan) -> bool:
@@ -171,9 +171,11 @@ def build_plan(
     kernel, slow = choose_backend(spec.sharding.attention, devices[0], spec.dtype, arch.head_sizes)
     lay = partial(lay_out, replace(spec.sharding, attention=kernel), devices, declared_weights, heads=heads)
     # also for a second stage alone: encoded and laid out as after the first, the text is the same to the bit
-    passes = stages.recipe_passes(spec, arch)
+    passes = needed_passes(stages.recipe_guidance(spec, arch))
     sharding, guided = lay(len(passes) * spec.num_videos), Pass.UNCOND in passes
-    all_stages = stages.build_stages(spec, arch, declared.added, by, source, lay)
+    all_stages = stages.build_stages(
+        spec, arch, declared.added, by, source, sharding, lay(spec.num_videos) if by else sharding
+    )
     decoding, room = _plan_decoding(spec, networks, all_stages[-1], sharding)
     prompts = tuple(dict.fromkeys([spec.prompt, *[spec.negative_prompt] * guided]))
     warnings = (

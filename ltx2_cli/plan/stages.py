@@ -1,6 +1,6 @@
 """The stages of a run: the clip from noise, and the clip upsampled, noised again and refined."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -124,26 +124,26 @@ def build_stages(
     added: LoraDeltas,
     by: UpsampleFactors | None,
     source: InitialLatents | None,
-    lay_out: Callable[[int], ShardingPlan],
+    guided: ShardingPlan,
+    unguided: ShardingPlan,
 ) -> tuple[Stage, ...]:
-    """All stages of a run, or the one that goes on from `source`, upsampled `by`. `lay_out` divides the devices
-    for so many rows. Raises `UsageError` for a size that no upsampler makes."""
+    """All stages of a run, or the one that goes on from `source`, upsampled `by`; `guided` is laid out for all passes,
+    `unguided` for one. Raises `UsageError` for a size that no upsampler makes."""
     size, fps = (spec.num_frames, spec.height, spec.width), spec.fps
-    rows = len(recipe_passes(spec, arch)) * spec.num_videos
     if by is None:
-        return (_first_stage(spec, arch, FINAL, size, fps, lay_out(rows)),)
+        return (_first_stage(spec, arch, FINAL, size, fps, guided),)
     stages: tuple[Stage, ...] = ()
     if source is None:
         small = stage1_size(*size, by, arch.compression)
         # The second stage takes the weights where they lie, but for those that its LoRAs are merged into.
-        sharding = lay_out(rows if REFINER in added else spec.num_videos)
+        sharding = guided if REFINER in added else unguided
         stages = (_first_stage(spec, arch, FIRST, small, fps / _faster(spec, by), sharding),)
     sigmas = np.asarray(spec.second_stage.sigmas or UNREFINED, np.float32)
     last = Stage(
         FINAL if len(sigmas) > 1 else UPSAMPLED,
         *_measure(arch, size, fps),
         sigmas,
-        lay_out(spec.num_videos),
+        unguided,
         network=REFINER if REFINER in added else DENOISER,
         connectors=REFINERS_CONNECTORS if REFINERS_CONNECTORS in added else CONNECTORS,
         source=source.shapes if source else stages[0].shapes,
@@ -165,7 +165,7 @@ def _first_stage(
     spec: RunSpec, arch: Arch, name: str, size: tuple[int, int, int], fps: float, sharding: ShardingPlan
 ) -> Stage:
     """The stage that begins as noise."""
-    guidance, (geometry, shapes) = _guidance(spec, arch), _measure(arch, size, fps)
+    guidance, (geometry, shapes) = recipe_guidance(spec, arch), _measure(arch, size, fps)
     if spec.sigmas is not None:
         sigmas = np.asarray(spec.sigmas, np.float32)
     else:
@@ -176,12 +176,8 @@ def _first_stage(
     return Stage(name, geometry, shapes, sigmas, sharding, passes, guidance, blocks, noise=spec.initial_noise)
 
 
-def recipe_passes(spec: RunSpec, arch: Arch) -> tuple[Pass, ...]:
-    """The passes of a step of the first stage."""
-    return needed_passes(_guidance(spec, arch))
-
-
-def _guidance(spec: RunSpec, arch: Arch) -> Streams[Guidance]:
+def recipe_guidance(spec: RunSpec, arch: Arch) -> Streams[Guidance]:
+    """The guidance of the first stage."""
     asked = (vars(spec.guidance.video), vars(spec.guidance.audio))
     guidance = Streams(*(Guidance(*(scale for scale in stream.values() if scale is not None)) for stream in asked))
     if not spec.stg_blocks or (spec.stg_rule == "config" and not arch.transformer.perturbed_attn):
