@@ -1,8 +1,5 @@
-"""What the networks are: the classes of the configs. Those of VAEs, vocoders and upsamplers stand with their networks.
-
-Field names are those of the published configs. A default is what a config that omits the key means, so it equals
-the default of the reference class, not necessarily the value of a release.
-"""
+"""What the networks are: the classes of the configs, with the published configs' names. A default is what a config that
+omits the key means: that of the reference class, not necessarily of a release."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

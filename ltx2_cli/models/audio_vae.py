@@ -3,21 +3,18 @@ shrink by 4, but for the first instant, which stands alone; nothing looks ahead 
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ltx2_cli.models import video_vae
 from ltx2_cli.models.config import NetworkArch
-from ltx2_cli.models.video_vae import LatentStatistics, ResNet
+from ltx2_cli.models.video_vae import LatentStatistics, ResNet, norm_silu
 from ltx2_cli.nn.layers import Conv
 from ltx2_cli.weights.declare import Scope
 
 NORM_EPS = 1e-6
-norm_silu = partial(video_vae.norm_silu, eps=NORM_EPS)
 MIDDLE = ("block_1", "block_2")  # the residual blocks between the levels and the latents
 
 
@@ -103,7 +100,7 @@ class AudioEncoder(nnx.Module):
         x = self.conv_in(mel.astype(self.conv_in.kernel.dtype))
         for layer in self.layers:
             x = layer(x)
-        return jnp.split(self.conv_out(norm_silu(x)), 2, axis=-1)[0]  # the other half is the log-variance
+        return jnp.split(self.conv_out(norm_silu(x, NORM_EPS)), 2, axis=-1)[0]  # the other half is the log-variance
 
 
 class AudioDecoder(nnx.Module):
@@ -126,7 +123,7 @@ class AudioDecoder(nnx.Module):
         x = self.conv_in(latents.astype(self.conv_in.kernel.dtype))
         for layer in self.layers:
             x = layer(x)
-        return self.conv_out(norm_silu(x))
+        return self.conv_out(norm_silu(x, NORM_EPS))
 
 
 class AudioVAE(nnx.Module):

@@ -50,21 +50,20 @@ class TextProjection(nnx.Module):
     def __init__(self, scope: Scope, arch: ConnectorsArch):
         self.by_token, features = arch.per_modality_projections, arch.caption_channels * arch.text_proj_in_factor
         names = ("video_text_proj_in", "audio_text_proj_in") if self.by_token else ("text_proj_in",)
-        widths, axes = dict(zip(names, arch.widths, strict=False)), (None, "embed")
-        linears = {name: Linear(scope / name, features, width, axes, arch.proj_bias) for name, width in widths.items()}
-        self.linears = nnx.Dict(linears)
+        self.linears = nnx.List(
+            Linear(scope / name, features, width, (None, "embed"), arch.proj_bias)
+            for name, width in zip(names, arch.widths, strict=False)
+        )
         self.scales = Streams(*((width / arch.caption_channels) ** 0.5 for width in arch.widths))
 
     def __call__(self, hidden_states: jax.Array, mask: jax.Array) -> Streams[jax.Array]:
         """Each stream's features [batch, tokens, width]."""
         normed = (features_by_token if self.by_token else features_by_layer)(hidden_states, mask)
-        normed = normed.astype(next(iter(self.linears.values())).kernel.dtype)
+        normed = normed.astype(self.linears[0].kernel.dtype)
         features = jnp.moveaxis(normed, 1, 3).reshape(normed.shape[0], normed.shape[2], -1)  # channels × states
         if not self.by_token:
-            projected = self.linears.text_proj_in(features)
-            return Streams(projected, projected)
-        video = self.linears.video_text_proj_in(features * self.scales.video)
-        return Streams(video, self.linears.audio_text_proj_in(features * self.scales.audio))
+            return Streams(*[self.linears[0](features)] * 2)
+        return Streams(*(linear(features * scale) for linear, scale in zip(self.linears, self.scales, strict=True)))
 
 
 def fill_with_registers(x: jax.Array, mask: jax.Array, registers: jax.Array) -> jax.Array:

@@ -46,8 +46,8 @@ class GemmaArch:
 
 def gemma_arch(config: dict[str, Any], where: str) -> GemmaArch:
     """The language model of a `config.json`, alone or as part of a vision model. `where` names the file in errors.
-    Raises `UsageError` for another model, and for values that transformers would divide by or ignore; `Gemma.check`
-    finds the rest."""
+    Raises `UsageError` for another model, and for values that transformers would divide by or ignore;
+    `build_torch_module` finds the rest."""
     kind = config.get("model_type")
     if kind not in ("gemma3", "gemma3_text"):
         raise UsageError(f"{where}: the text encoder is {kind!r}, only Gemma-3 is implemented", AGAIN)
@@ -82,12 +82,6 @@ class Gemma(nnx.Module):
 
         weights = {name: weight[...] for name, weight in self.tensors.items()}
         return hidden_states(build_torch_module(self.arch), weights, ids, mask)
-
-    def check(self) -> None:
-        """Raise `UsageError` for a config that transformers does not accept. The first call takes seconds."""
-        from ltx2_cli.models.gemma_torch import build_torch_module
-
-        build_torch_module(self.arch)
 
 
 def _weights(arch: GemmaArch) -> Iterator[tuple[str, Shape, Axes]]:

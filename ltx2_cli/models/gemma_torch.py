@@ -1,8 +1,5 @@
-"""What computes the text encoder: transformers' Gemma-3, run by torchax on jax arrays.
-
-The torch module has no memory of its own: the parameters that it runs on are our weights.
-Importing this module takes seconds.
-"""
+"""What computes the text encoder: transformers' Gemma-3, run by torchax on jax arrays, our weights. The torch module
+has no memory of its own. Importing this module takes seconds."""
 
 import json
 import os
@@ -37,11 +34,10 @@ DROPPED_OVERLOADS = """all dimname dimname_out / index_add dimname / index_copy 
 
 
 class TorchModule(NamedTuple):
-    """How to compute: a torch module without memory, its buffers, its rotary embedding, which has memory, and the
-    operators that run it on jax arrays."""
+    """How to compute: a torch module without memory, its rotary embedding, which has memory, and the operators that
+    run it on jax arrays."""
 
     module: torch.nn.Module
-    buffers: dict[str, np.ndarray]
     rotary: torch.nn.Module
     environment: "Environment"
 
@@ -62,15 +58,14 @@ def build_torch_module(arch: GemmaArch) -> TorchModule:
     rotary = type(module.rotary_emb)(config)
     del module.rotary_emb
     module.rotary_emb = _table_of_kind
-    # No weight but a constant, which a module without memory lacks.
-    module.embed_tokens.embed_scale = torch.tensor(module.embed_tokens.scalar_embed_scale)
-    buffers = {name: buffer.numpy() for name, buffer in module.named_buffers()}
-    return TorchModule(module, buffers, rotary, _environment())
+    return TorchModule(module, rotary, _environment())
 
 
 def hidden_states(module: TorchModule, weights: Mapping[str, jax.Array], ids: jax.Array, mask: jax.Array) -> jax.Array:
     """What `Gemma` returns, by a module and the weights under its names."""
-    arrays = {**weights, **{name: jnp.asarray(buffer) for name, buffer in module.buffers.items()}}
+    # The scale is no weight but a constant, which a module without memory lacks.
+    scale = module.module.embed_tokens.scalar_embed_scale
+    arrays = {**weights, "embed_tokens.embed_scale": jnp.float32(scale)}
     valid, places = jnp.asarray(mask, bool), jnp.arange(ids.shape[1])
     distance = places[:, None] - places[None, :]
     # which token (a row) sees which (a column) in each kind of layer, bool [batch, 1, tokens, tokens]

@@ -1,11 +1,5 @@
 """The latent upsampler: de-normalised latents [batch, frames, height, width, channels] at more frames, rows, columns.
-
-Residual blocks, a convolution whose channels become frames or pixels (depth to space), residual blocks again. All
-padding is zeros, in time too.
-
-On disk it is a folder in diffusers' layout, with a config.json, or a published single file, with or without a config
-in its metadata. The tensors decide, as a config may leave out how its upsampler resamples; what it states must agree.
-"""
+On disk it is a folder in diffusers' layout, or a published single file, with or without a config in its metadata."""
 
 import math
 import re
@@ -157,7 +151,8 @@ class Resample(nnx.Module):
 
 
 class LatentUpsampler(nnx.Module):
-    """The network of every kind of upsampler."""
+    """The network of every kind of upsampler: residual blocks, resampling, residual blocks again; zeros pad, in time
+    too."""
 
     def __init__(self, scope: Scope, arch: LatentUpsamplerArch):
         width, numbers = arch.mid_channels, range(arch.num_blocks_per_stage)
@@ -193,7 +188,6 @@ def upsample(
 
 
 # Of de-normalised latents [batch, frames, height, width, channels]. A strength of 0 leaves them bit-identical.
-
 LATENT_AXES = (1, 2, 3)  # the axes of frames, height, width
 STEEPNESS, KNEE = 4.0, 1.0  # of the sigmoid that selects large latents
 MAX_REDUCTION, FULL_STRENGTH = 0.8, 0.75  # of the largest latents; the share of it at a compression of 1
@@ -222,9 +216,6 @@ def _statistics(latents: jax.Array) -> tuple[jax.Array, jax.Array]:
     mean = latents.mean(LATENT_AXES, keepdims=True)
     squares = jnp.square(latents - mean).sum(LATENT_AXES, keepdims=True)
     return mean, jnp.sqrt(squares / max(latents[0, ..., 0].size - 1, 1))
-
-
-# On disk
 
 
 def has_upsampler(folder: Path) -> bool:
@@ -267,7 +258,8 @@ def _in_file(path: Path) -> tuple[TensorFiles, Config]:
 
 
 def _described(files: TensorFiles, config: Config, where: Path, vae: VideoVAEArch | None) -> LatentUpsamplerArch:
-    """The upsampler by its tensors; raises `UsageError` for what is wrong with them, the config, or both."""
+    """The upsampler by its tensors, as a config may leave out how it resamples; what it states must agree. Raises
+    `UsageError` for what is wrong with them, the config, or both."""
     by_tensors = _by_tensors(files, where)
     problems = [
         f"the config says {key} {config[key]!r}, by its tensors it is {value!r}"

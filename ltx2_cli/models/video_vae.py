@@ -1,7 +1,5 @@
 """The video autoencoder: pixels [batch, frames, height, width, 3] to latents [batch, frames, height, width, channels].
-
-Time shrinks by 8, but for the first frame, which stands alone; height and width shrink by 32.
-"""
+Time shrinks by 8, but for the first frame, which stands alone; height and width shrink by 32."""
 
 import math
 from collections.abc import Iterator

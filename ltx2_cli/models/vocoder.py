@@ -1,8 +1,5 @@
-"""The vocoders: log-mel spectrogram to waveform, after HiFi-GAN (Kong et al., 2020) or BigVGAN (Lee et al., 2023).
-
-The two differ in their activations. Bandwidth extension (BWE) adds a second generator, for the bands of a higher
-sampling rate. All is float32 whatever the run's dtype: rounding is heard as noise, and the networks are small.
-"""
+"""The vocoders: log-mel spectrogram to waveform, after HiFi-GAN (Kong et al., 2020) or BigVGAN (Lee et al., 2023). All
+is float32 whatever the run's dtype: rounding is heard as noise, and the networks are small."""
 
 import math
 from collections.abc import Iterator
@@ -67,7 +64,7 @@ class VocoderArch(NetworkArch):
 
 @dataclass(frozen=True)
 class VocoderWithBWEArch(VocoderArch):
-    """The same by two generators, the first at `input_sampling_rate`; the second adds the bands above."""
+    """Bandwidth extension (BWE): the first generator is at `input_sampling_rate`; the second adds the bands above."""
 
     hidden_channels: int = 1536
     upsample_kernel_sizes: tuple[int, ...] = (11, 4, 4, 4, 4, 4)

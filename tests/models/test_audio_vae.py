@@ -5,7 +5,8 @@ import pytest
 import torch
 from diffusers import AutoencoderKLLTX2Audio
 
-from ltx2_cli.models.audio_vae import AudioVAE, AudioVAEArch, norm_silu, pack, unpack
+from ltx2_cli.models.audio_vae import NORM_EPS, AudioVAE, AudioVAEArch, pack, unpack
+from ltx2_cli.models.video_vae import norm_silu
 from ltx2_cli.weights.declare import Scope, declared
 from parity import adopt, published, randomise, relative_error
 
@@ -83,14 +84,15 @@ def test_weak_activations_are_normalised_as_in_the_reference(pair):
     reference, _, _ = pair
     x = normal(8, 16) * 10.0 ** -np.arange(8, dtype=np.float32)[:, None]
     wanted = torch.nn.functional.silu(reference.decoder.norm_out(torch.from_numpy(x)))
-    np.testing.assert_allclose(norm_silu(x), wanted, rtol=1e-5)
+    np.testing.assert_allclose(norm_silu(x, NORM_EPS), wanted, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 def test_the_norm_of_silence_and_of_a_burst_is_finite(dtype):
-    assert not norm_silu(jnp.zeros((1, 4), dtype)).any()
+    assert not norm_silu(jnp.zeros((1, 4), dtype), NORM_EPS).any()
     silu_of_one = 1 / (1 + np.exp(-1))
-    np.testing.assert_allclose(norm_silu(jnp.full((1, 4), 3e4, dtype)).astype(np.float32), silu_of_one, rtol=1e-2)
+    got = norm_silu(jnp.full((1, 4), 3e4, dtype), NORM_EPS).astype(np.float32)
+    np.testing.assert_allclose(got, silu_of_one, rtol=1e-2)
 
 
 def test_names_and_shapes_equal_the_published_ones():
