@@ -114,20 +114,6 @@ DATA = json.loads(Path(__file__).with_name("native.json").read_text(encoding="ut
 RENAMINGS = {name: Renaming(row["prefix"], tuple(row["fragments"].items())) for name, row in DATA["names"].items()}
 
 
-def video_vae_renaming(encoder_stages: int, decoder_stages: int) -> Renaming:
-    """The video autoencoder's names: stages and what lies between them are counted through in a single file."""
-    down, up = "encoder.down_blocks", "decoder.up_blocks"
-    stages = [
-        *((f"{down}.{i}.resnets", f"{down}.{2 * i}.res_blocks") for i in range(encoder_stages)),
-        *((f"{down}.{i}.downsamplers.0", f"{down}.{2 * i + 1}") for i in range(encoder_stages)),
-        ("encoder.mid_block.resnets", f"{down}.{2 * encoder_stages}.res_blocks"),
-        ("decoder.mid_block.resnets", f"{up}.0.res_blocks"),
-        *((f"{up}.{i}.upsamplers.0", f"{up}.{2 * i + 1}") for i in range(decoder_stages)),
-        *((f"{up}.{i}.resnets", f"{up}.{2 * i + 2}.res_blocks") for i in range(decoder_stages)),
-    ]
-    return Renaming("vae.", (*RENAMINGS["audio_vae"].fragments, *stages))  # statistics are called alike
-
-
 def config_problems(config: Config, version: str, where: str) -> Iterator[UsageError]:
     """What `config` states that this model version does not mean; `where` names the file. Null means what was
     published."""

@@ -24,7 +24,6 @@ from ltx2_cli.models.config import (
     NetworkArch,
     config_problems,
     read_arch,
-    video_vae_renaming,
 )
 from ltx2_cli.models.connectors import TextConnectors
 from ltx2_cli.models.gemma import Gemma, check_tokenizer, gemma_arch, language_model
@@ -278,10 +277,8 @@ def _open_file(path: Path) -> tuple[TensorFiles, Config]:
 
 def _parts(file: TensorFiles, archs: dict[str, Any]) -> dict[str, TensorFiles]:
     """The tensors of each network, under the names that it declares."""
-    stages = len(archs["vae"].block_out_channels), len(archs["vae"].decoder_block_out_channels)
-    renamings = RENAMINGS | {"vae": video_vae_renaming(*stages)}
     networks = {name: _abstract_network(name, archs[name]) for name in BUILDERS}
-    names = {name: renamings[name].originals(declared(network)) for name, network in networks.items()}
+    names = {name: RENAMINGS[name].originals(declared(network)) for name, network in networks.items()}
     claimed = {native for table in names.values() for native in table.values()}
     # What no network claims is shown to one of them, whose check will say that it is not known.
     names["transformer"] |= {name: name for name in file if name not in claimed and not UNREAD.fullmatch(name)}

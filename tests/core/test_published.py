@@ -11,7 +11,7 @@ from loras import distilled, write_header
 from ltx2_cli import read_spec, resolve
 from ltx2_cli.diffusion.denoise import Pass
 from ltx2_cli.errors import UsageError
-from ltx2_cli.models.config import RENAMINGS, video_vae_renaming
+from ltx2_cli.models.config import RENAMINGS
 from ltx2_cli.models.gemma import Gemma, gemma_arch
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.weights.checkpoint import TensorFiles
@@ -40,7 +40,7 @@ SIGMAS = (1.0, 0.99375, 0.9875, 0.98125, 0.975, 0.909375, 0.725, 0.421875, 0.0)
 def tensors() -> dict[str, Shape]:
     """Names and shapes in the published file."""
     shapes: dict[str, Shape] = {}
-    for network, renaming in (RENAMINGS | {"vae": video_vae_renaming(4, 4)}).items():
+    for network, renaming in RENAMINGS.items():
         table = published("ltx2/audio_vae.tsv" if network == "audio_vae" else f"ltx2.3/{network}.tsv")
         shapes |= {theirs: table[ours] for ours, theirs in renaming.originals(table).items()}
     return shapes

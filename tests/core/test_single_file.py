@@ -17,7 +17,7 @@ from ltx2_cli import load, read_spec, resolve
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import Arch
-from ltx2_cli.models.config import RENAMINGS, video_vae_renaming
+from ltx2_cli.models.config import RENAMINGS
 from ltx2_cli.models.networks import PRESETS, open_file
 from ltx2_cli.plan.resolve import Plan
 from model_versions import LTX2, LTX2_3, other_text_encoder, random_folder
@@ -43,10 +43,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def twins(arch: Arch, config: Mapping[str, Any], version: str, cache: Path) -> Twins:
-    vae = video_vae_renaming(len(arch.vae.block_out_channels), len(arch.vae.decoder_block_out_channels))
     named = {}
     folder = random_folder(arch, cache)
-    for network, renaming in {**RENAMINGS, "vae": vae}.items():
+    for network, renaming in RENAMINGS.items():
         declared = load_file(folder / network / "diffusion_pytorch_model.safetensors")
         named |= {theirs: declared[ours] for ours, theirs in renaming.originals(declared).items()}
     return Twins(folder, named, config, version)

@@ -2,19 +2,16 @@
 
 import pytest
 
-from ltx2_cli.models.config import RENAMINGS, video_vae_renaming
+from ltx2_cli.models.config import RENAMINGS
 from parity import published
-
-DECODER_STAGES = {"ltx2": 3, "ltx2.3": 4}
 
 
 def originals(model: str) -> dict[str, str]:
     """Every tensor of a published model, from its network and declared name to its name in the single file."""
-    tables = RENAMINGS | {"vae": video_vae_renaming(4, DECODER_STAGES[model])}
-    files = {name: f"{model}/{name}.tsv" for name in tables} | {"audio_vae": "ltx2/audio_vae.tsv"}
+    files = {name: f"{model}/{name}.tsv" for name in RENAMINGS} | {"audio_vae": "ltx2/audio_vae.tsv"}
     return {
         f"{network}/{name}": original
-        for network, renaming in tables.items()
+        for network, renaming in RENAMINGS.items()
         for name, original in renaming.originals(published(files[network])).items()
     }
 
