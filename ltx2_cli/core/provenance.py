@@ -122,8 +122,6 @@ def _texts(values: Mapping[Any, Any]) -> dict[str, str]:
     return {str(key): str(value) for key, value in values.items()}
 
 
-# What is written
-
 History = tuple[Mapping[str, Any], ...]  # of each video, what its record says of latents: those it began with and made
 
 

@@ -134,7 +134,7 @@ def plan_offline(spec: RunSpec, devices: Sequence[jax.Device], source: InitialLa
 
 def _plan(spec: RunSpec, devices: Sequence[jax.Device], source: InitialLatents | None, offline: bool) -> Plan:
     opened, problems = collect({spec.checkpoint: partial(_open_checkpoint, spec, offline)})
-    loras = _open_loras(spec.lora, problems, partial(_open_lora, offline=offline))
+    loras = _open_loras(spec.lora, offline, problems)
     checkpoint = opened[spec.checkpoint]
     spec = recipe.complete_request(spec, checkpoint, devices, source is not None)
     second_stage = _open_second_stage(spec, checkpoint, offline) if spec.second_stage.sigmas or source else None
@@ -231,29 +231,30 @@ def _open_second_stage(
             return open_upsampler(place, checkpoint.arch.vae)
         return preset_upsampler(name or ""), TensorFiles()
 
-    def lora(text: str) -> tuple[LoraFile, float]:
-        found, strength = _open_lora(text, offline)
-        return found or preset_lora(parse_lora(text)[0], checkpoint.networks(spec).transformer), strength
-
     opened, problems = collect({"upsampler": upsampler})
-    loras = _open_loras(spec.second_stage.lora or (), problems, lora)
+    preset = partial(preset_lora, transformer=checkpoint.networks(spec).transformer)
+    loras = _open_loras(spec.second_stage.lora or (), offline, problems, preset)
     return *opened["upsampler"], [lora for lora in loras if lora[1]]
 
 
 def _open_loras(
-    texts: Sequence[str], problems: Sequence[UsageError], open_one: Callable[[str], tuple[LoraFile | None, float]]
+    texts: Sequence[str],
+    offline: bool,
+    problems: Sequence[UsageError],
+    preset: Callable[[str], LoraFile | None] = lambda name: None,
 ) -> Loras:
-    """Those that are found, each with its strength. Raises `UsageError` for `problems` and those that are refused."""
-    loras, unread = collect({str(number): partial(open_one, text) for number, text in enumerate(texts)})
+    """Those that are found, or else described by `preset`, each with its strength. Raises `UsageError` for `problems`
+    and those that are refused."""
+
+    def opened(text: str) -> tuple[LoraFile | None, float]:
+        name, strength = parse_lora(text)
+        check_address(name)
+        path = local_path(name, []) if offline else name
+        return open_lora(lora_file(str(path))) if path else preset(name), strength
+
+    loras, unread = collect({str(number): partial(opened, text) for number, text in enumerate(texts)})
     raise_all([*problems, *unread])
     return [(lora, strength) for lora, strength in loras.values() if lora]
-
-
-def _open_lora(text: str, offline: bool) -> tuple[LoraFile | None, float]:
-    name, strength = parse_lora(text)
-    check_address(name)
-    path = local_path(name, []) if offline else name
-    return open_lora(lora_file(str(path))) if path else None, strength
 
 
 def _find(name: str, wanted: Sequence[str], offline: bool) -> Path | None:
