@@ -23,7 +23,7 @@ from tools.train_demo.world import Scene
 
 ROOT = Path(__file__).parents[2]
 OPEN = "a shape stays still in the middle on a black background with a low tone"  # says neither what nor of what colour
-SEEDS = range(3)
+SEEDS = range(2)
 WHAT = ("colour", "shape", "motion", "pitch", "sync", "background", "size", "place", "loudness")
 
 Asked = Sequence[tuple[str, int]]  # prompts and seeds
