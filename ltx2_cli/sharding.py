@@ -227,10 +227,10 @@ def active() -> ShardingPlan | None:
     return _active.get()
 
 
-def platform() -> str:
-    """The platform of the active plan's devices, else of the default device."""
+def device() -> jax.Device:
+    """The first of the active plan's devices, else the default one."""
     plan = _active.get()
-    return jax.default_backend() if plan is None else plan.mesh.devices.flat[0].platform
+    return jax.devices()[0] if plan is None else plan.mesh.devices.flat[0]
 
 
 def constrain(x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ltx2_cli.nn.kernels import Operands
-from ltx2_cli.nn.rope import Rope
+from ltx2_cli.nn.rope import Rope, pack
+from ltx2_cli.request.spec import AttentionBackend
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,14 @@ def drawn(
     dtype: str = "float32",
     rows: int = 1,
     perturbed: bool = False,
+    spread: float = 2,
 ) -> Case:
-    """Scores of a few units, whose softmax is far from uniform; rotated and gated. Every second row is perturbed, if
-    any: then queries and keys are the same tokens."""
+    """Scores of a few units, `spread`, whose softmax is far from uniform; rotated and gated. Every second row is
+    perturbed, if any: then queries and keys are the same tokens."""
     random = np.random.default_rng(keys)
     shapes = ((rows, queries, heads * head_size), *((rows, keys, heads * head_size),) * 2)
     projections = [random.standard_normal(shape, np.float32) for shape in shapes]
-    projections[0] *= 2 * head_size**-0.5
+    projections[0] *= spread * head_size**-0.5
     projections[2] += 1
 
     def rope(tokens: int) -> Rope:
@@ -51,6 +53,11 @@ def drawn(
     rounded = (np.asarray(jnp.asarray(x, dtype)) for x in (*projections, gates))
     *projections, gates = rounded
     return Case(Operands(*projections, ropes, gates, mask), heads)
+
+
+def packed(kernel: AttentionBackend, operands: Operands) -> Operands:
+    """With ropes as the kernel reads them."""
+    return operands._replace(ropes=tuple(map(pack, operands.ropes))) if kernel is AttentionBackend.fused else operands
 
 
 def scores(case: Case) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 from flax import nnx
 
 from ltx2_cli.models.arch import ConnectorArch, ConnectorsArch
-from ltx2_cli.nn.attention import Attention
+from ltx2_cli.nn.attention import Attention, PreparedRope, TokenAxis, prepare_rope
 from ltx2_cli.nn.layers import FeedForward, Linear, rms_norm
 from ltx2_cli.nn.rope import Rope, rope_table
 from ltx2_cli.request.spec import Streams
@@ -90,7 +90,7 @@ class ConnectorBlock(nnx.Module):
         self.attention = Attention(scope / "attn1", width, width, heads, head_dim, gated)
         self.feed_forward = FeedForward(scope / "ff", width)
 
-    def __call__(self, x: jax.Array, rope: Rope) -> jax.Array:
+    def __call__(self, x: jax.Array, rope: PreparedRope) -> jax.Array:
         """x [batch, tokens, width]; every token sees every other."""
         normed = rms_norm(x, NORM_EPS)
         x = x + self.attention(normed, self.attention.keys_values(normed), ropes=(rope, rope))
@@ -108,7 +108,8 @@ class Connector(nnx.Module):
 
     def __call__(self, features: jax.Array, mask: jax.Array) -> jax.Array:
         """The context [batch, tokens, width] of features of that shape, mask bool [batch, tokens]."""
-        rope = Rope(*map(jnp.asarray, _token_rope(features.shape[1], *self.rope)))
+        table = Rope(*map(jnp.asarray, _token_rope(features.shape[1], *self.rope)))
+        rope = prepare_rope(table, TokenAxis(), TokenAxis())
         x = fill_with_registers(features, mask, self.registers[...])
         x, _ = jax.lax.scan(lambda x, block: (block(x, rope), None), x, self.blocks)
         return rms_norm(x, NORM_EPS)

@@ -15,7 +15,7 @@ from flax import nnx
 
 from ltx2_cli.diffusion.geometry import Geometry
 from ltx2_cli.models.arch import StreamArch, TransformerArch
-from ltx2_cli.nn.attention import Attention, KeysValues, TokenAxis, prepare_rope
+from ltx2_cli.nn.attention import Attention, KeysValues, PreparedRope, TokenAxis, prepare_rope
 from ltx2_cli.nn.layers import AdaLayerNormSingle, FeedForward, Linear, layer_norm, rms_norm
 from ltx2_cli.nn.rope import Rope, rope_table
 from ltx2_cli.request.spec import Streams
@@ -73,7 +73,8 @@ class StreamInputs(NamedTuple):
     """What every layer of one stream reads: the same in all."""
 
     modulation: Modulation
-    ropes: Ropes
+    own_rope: PreparedRope
+    cross_rope: PreparedRope
     tokens: TokenAxis
 
 
@@ -107,7 +108,7 @@ class Stream(nnx.Module):
     @jax.named_scope("self_attention")
     def attend_to_itself(self, x: jax.Array, inputs: StreamInputs, mask: Mask) -> jax.Array:
         """x after self-attention."""
-        (rope, _), tokens = inputs.ropes, inputs.tokens
+        rope, tokens = inputs.own_rope, inputs.tokens
         shift, scale, gate = (self.table[...] + inputs.modulation.self_and_mlp)[:3]
         normed = modulate(rms_norm(x, self.eps), scale, shift)
         context = self.self_attention.keys_values(normed)
@@ -167,13 +168,13 @@ class Block(nnx.Module):
     def _exchange(self, x: Arrays, inputs: Streams[StreamInputs], mask: Mask) -> Arrays:
         """Audio-to-video and video-to-audio attention, both from the streams as they were before either."""
         streams = (self.video, self.audio)
-        (_, (_, video_rope), video_tokens), (_, (_, audio_rope), audio_tokens) = inputs
+        tokens, ropes = ((inputs.video.tokens, inputs.audio.tokens), (inputs.video.cross_rope, inputs.audio.cross_rope))
         video, audio = map(Stream.cross_inputs, streams, x, inputs)
         audio_kv = self.audio_to_video.keys_values(audio.video)
         video_kv = self.video_to_audio.keys_values(video.audio)
         gathered = (
-            self.audio_to_video(video.video, audio_kv, (video_tokens, audio_tokens), (video_rope, audio_rope)),
-            self.video_to_audio(audio.audio, video_kv, (audio_tokens, video_tokens), (audio_rope, video_rope)),
+            self.audio_to_video(video.video, audio_kv, tokens, ropes),
+            self.video_to_audio(audio.audio, video_kv, tokens[::-1], ropes[::-1]),
         )
         return Streams(*map(Stream.add_cross, streams, x, gathered, inputs, repeat(mask)))
 
@@ -255,7 +256,9 @@ class Transformer(nnx.Module):
         text_modulation = Streams(*(rows.text for rows in modulation))
         filled = (fill(x, ("rows", axis.name, None), 1) for x, axis in zip(latents, tokens, strict=True))
         x = Streams(*(stream.proj_in(tokens) for stream, tokens in zip(streams, filled, strict=True)))
-        shared = Streams(*map(StreamInputs, modulation, map(_prepare_ropes, ropes, tokens, tokens[::-1]), tokens))
+        own = map(prepare_rope, (rope.own for rope in ropes), tokens, tokens)
+        cross = map(prepare_rope, (rope.cross for rope in ropes), tokens, tokens[::-1])
+        shared = Streams(*map(StreamInputs, modulation, own, cross, tokens))
 
         def layer(x: Arrays, scanned: tuple[Block, Any, Mask]) -> tuple[Arrays, T]:
             block, keys_values, self_attention = scanned
@@ -269,10 +272,6 @@ class Transformer(nnx.Module):
         x, after = jax.lax.scan(layer, x, scanned, unroll=1 if self.scan_layers else arch.num_layers)
         outputs = (stream.output(y, final) for stream, y, final in zip(streams, x, embedded, strict=True))
         return Streams(*(y[:, : axis.length] for y, axis in zip(outputs, tokens, strict=True))), (before, after)
-
-
-def _prepare_ropes(ropes: Ropes, tokens: TokenAxis, others: TokenAxis) -> Ropes:
-    return Ropes(prepare_rope(ropes.own, tokens, tokens), prepare_rope(ropes.cross, tokens, others))
 
 
 def rope_tables(geometry: Geometry, arch: TransformerArch) -> Streams[Ropes]:

@@ -4,7 +4,6 @@ Where a context's tokens are split over devices, self-attention trades tokens fo
 arXiv:2309.14509); queries that lie whole attend to each part, and the results are merged by their softmax's sums.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -15,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ltx2_cli.nn.kernels import Operands, attend_partly, attend_with, finish, split_heads
 from ltx2_cli.nn.layers import Linear, rms_norm
-from ltx2_cli.nn.rope import Rope
+from ltx2_cli.nn.rope import Rope, pack
 from ltx2_cli.request.spec import AttentionBackend
 from ltx2_cli.sharding import ShardingPlan, active, constrain
 from ltx2_cli.weights.declare import Scope
@@ -41,6 +40,7 @@ class TokenAxis(NamedTuple):
 TokenAxes = tuple[TokenAxis, TokenAxis]  # of queries and of their context
 WHOLE = TokenAxis(), TokenAxis()
 Mask = jax.Array | np.ndarray | None
+PreparedRope = Rope | jax.Array  # of `prepare_rope`
 
 
 class Attention(nnx.Module):
@@ -68,7 +68,7 @@ class Attention(nnx.Module):
         x: jax.Array,
         context: KeysValues,
         axes: TokenAxes = WHOLE,
-        ropes: tuple[Rope, Rope] | None = None,
+        ropes: tuple[PreparedRope, PreparedRope] | None = None,
         mask: Mask = None,
     ) -> jax.Array:
         """Attention from x [rows, tokens, dim] to `context`; `axes` are those of their tokens, `ropes` rotate them.
@@ -108,8 +108,7 @@ def attend(operands: Operands, heads: int, axes: TokenAxes = WHOLE) -> jax.Array
     ropes = None
     if operands.ropes:
         tokens = (queries[TOKENS], context[TOKENS])
-        both = zip(operands.ropes, tokens, tokens[::-1], strict=True)
-        ropes = tuple(_rope_spec(plan, rope, own, other) for rope, own, other in both)
+        ropes = (_rope_spec(plan, heads, *tokens), _rope_spec(plan, heads, *tokens[::-1]))
     gates = None if operands.gates is None else queries
     mask = None if operands.mask is None else PartitionSpec(queries[0])
     specs = Operands(queries, context, context, ropes, gates, mask)
@@ -117,33 +116,33 @@ def attend(operands: Operands, heads: int, axes: TokenAxes = WHOLE) -> jax.Array
     return local(operands)
 
 
-def prepare_rope(rope: Rope, tokens: TokenAxis, others: TokenAxis) -> Rope:
+def prepare_rope(rope: Rope, tokens: TokenAxis, others: TokenAxis) -> PreparedRope:
     """The rope of `tokens` as their attention with `others` reads it: filled and laid out once, outside the layers."""
     plan = active()
     if plan is None:
         return rope
     behind = ((0, -len(rope.cos) % plan.parts(tokens.name)), (0, 0), (0, 0))
-    layout = _rope_spec(plan, rope, plan.mesh_axis(tokens.name), plan.mesh_axis(others.name))
-    place = partial(jax.lax.with_sharding_constraint, shardings=NamedSharding(plan.mesh, layout))
-    return jax.tree.map(lambda table: place(jnp.pad(table, behind)), rope)
+    filled = jax.tree.map(lambda table: jnp.pad(table, behind), rope)
+    spec = _rope_spec(plan, rope.cos.shape[1], plan.mesh_axis(tokens.name), plan.mesh_axis(others.name))
+    prepared = pack(filled) if plan.attention is AttentionBackend.fused else filled
+    return jax.lax.with_sharding_constraint(prepared, NamedSharding(plan.mesh, spec))
 
 
-def _rope_spec(plan: ShardingPlan, rope: Rope, tokens: str | None, others: str | None) -> PartitionSpec:
+def _rope_spec(plan: ShardingPlan, heads: int, tokens: str | None, others: str | None) -> PartitionSpec:
     """How a rope lies on the mesh where its tokens, and those that they attend with, lie along these axes of it."""
-    number = rope.cos.shape[1]
-    _, heads = plan.activation((None, "heads"), (1, number))
+    _, along = plan.activation((None, "heads"), (1, heads))
     if tokens is None or others is None:
-        return PartitionSpec(tokens, heads)
-    if number // plan.mesh.shape.get(heads, 1) % plan.mesh.shape[tokens]:
-        return PartitionSpec(None, heads)  # the context is gathered
-    return PartitionSpec(None, tuple(axis for axis in (heads, tokens) if axis))  # tokens are traded for heads
+        return PartitionSpec(tokens, along)
+    if heads // plan.mesh.shape.get(along, 1) % plan.mesh.shape[tokens]:
+        return PartitionSpec(None, along)  # the context is gathered
+    return PartitionSpec(None, tuple(axis for axis in (along, tokens) if axis))  # tokens are traded for heads
 
 
 def _attend_to_parts(kernel: AttentionBackend, operands: Operands, heads: int, along: str, count: int) -> jax.Array:
     """Whole queries over a context in parts: each part's result, weighted by its share of the softmax's sum."""
     here = operands.keys.shape[TOKENS]
     valid = jnp.clip(count - here * jax.lax.axis_index(along), 0, here)
-    part = attend_partly(kernel, operands, heads, valid)
+    part = attend_partly(kernel, operands._replace(gates=None), heads, valid)
     weight = jnp.exp(part.log_sum - jax.lax.pmax(part.log_sum, along))[..., None]
     total, gathered = jax.lax.psum((weight, weight * split_heads(part.gathered, heads)), along)
     return finish(operands, (gathered / total).astype(operands.values.dtype))
@@ -185,7 +184,7 @@ def _attend_by_heads(
     return _trade_back(jnp.pad(attended, ((0, 0), (0, behind), (0, 0))), along)
 
 
-def _first_positions(rope: Rope, count: int) -> Rope:
+def _first_positions(rope: PreparedRope, count: int) -> PreparedRope:
     return jax.tree.map(lambda table: table[:count], rope)
 
 

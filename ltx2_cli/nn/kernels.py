@@ -17,7 +17,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.nn.layers import precision
 from ltx2_cli.nn.rope import rotate
 from ltx2_cli.request.spec import AttentionBackend, DType
-from ltx2_cli.sharding import platform
+from ltx2_cli.sharding import device
 
 SCORE_BYTES = 2**30  # float32 scores that XLA holds at a time, over all rows and heads: bounds memory, not the result
 CACHED_SCORES = 2**19  # float32 scores that fit the cache of a CPU core
@@ -43,31 +43,26 @@ class Operands(NamedTuple):
 class PartialAttention(NamedTuple):
     """Attention over a part of a context, and the weight of that part."""
 
-    gathered: jax.Array  # [rows, queries, heads, head_dim]
+    gathered: jax.Array  # [rows, queries, heads * head_dim]
     log_sum: Any  # float32 [rows, queries, heads]: log Σ exp(q·k) over the part's keys; of a whole context maybe None
 
 
+Kernel = Callable[[Operands, int, jax.Array | None], PartialAttention]
+
+
 def attend_with(kernel: AttentionBackend, operands: Operands, heads: int) -> jax.Array:
-    """Attention over a whole context, rotated and gated, [rows, queries, heads * head_dim] in the dtype of values."""
-    return finish(operands, KERNELS[kernel](*_by_head(operands, heads), None).gathered)
+    """Attention over a whole context, [rows, queries, heads * head_dim] in the dtype of the values."""
+    return KERNELS[kernel](operands, heads, None).gathered
 
 
 def attend_partly(kernel: AttentionBackend, operands: Operands, heads: int, valid: jax.Array) -> PartialAttention:
-    """Attention over the first `valid` keys, which may be none; rotated, not yet gated."""
-    return KERNELS[kernel](*_by_head(operands, heads), valid)
+    """Attention over the first `valid` keys, which may be none."""
+    return KERNELS[kernel](operands, heads, valid)
 
 
 def split_heads(x: jax.Array, heads: int) -> jax.Array:
     """[rows, tokens, heads * head_dim] to [rows, tokens, heads, head_dim]."""
     return x.reshape(*x.shape[:2], heads, -1)
-
-
-def _by_head(operands: Operands, heads: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Queries and keys, rotated, and values, each [rows, tokens, heads, head_dim]."""
-    queries, keys, values = (split_heads(x, heads) for x in operands[:3])
-    if operands.ropes:
-        queries, keys = map(rotate, (queries, keys), operands.ropes)
-    return queries, keys, values
 
 
 def finish(operands: Operands, attended: jax.Array) -> jax.Array:
@@ -77,6 +72,39 @@ def finish(operands: Operands, attended: jax.Array) -> jax.Array:
     if operands.gates is not None:
         attended = attended * operands.gates[..., None]
     return attended.reshape(*attended.shape[:2], -1)
+
+
+def _by_head(attend: Callable[..., PartialAttention]) -> Kernel:
+    """A kernel of attention alone: queries, keys and values [rows, tokens, heads, head_dim], rotated before it, and
+    gated after it."""
+
+    def kernel(operands: Operands, heads: int, valid: jax.Array | None) -> PartialAttention:
+        queries, keys, values = (split_heads(x, heads) for x in operands[:3])
+        if operands.ropes:
+            queries, keys = map(rotate, (queries, keys), operands.ropes)
+        attended, log_sum = attend(queries, keys, values, valid)
+        return PartialAttention(finish(operands, attended), log_sum)
+
+    return kernel
+
+
+def _fused(operands: Operands, heads: int, valid: jax.Array | None) -> PartialAttention:
+    """This project's kernel for TPUs, interpreted elsewhere. Zeros fill the lanes that the heads leave."""
+    from ltx2_cli.nn.fused_attention import Blocks, fused_attention  # Pallas takes long to import
+
+    width, head_dim = operands.queries.shape[-1], operands.queries.shape[-1] // heads
+
+    def filled(x: jax.Array) -> jax.Array:
+        return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -width % LANES)])
+
+    queries, keys, values = map(filled, operands[:3])
+    query_rope, key_rope = map(filled, operands.ropes) if operands.ropes else (None, None)
+    own_values = None if operands.mask is None else values
+    blocks = Blocks(queries, keys, values, own_values, query_rope, key_rope, operands.gates)
+    gathered, log_sum = fused_attention(blocks, head_dim, operands.mask, valid, device())
+    if log_sum is not None:
+        log_sum = log_sum[..., :width:head_dim]
+    return PartialAttention(gathered[..., :width], log_sum)
 
 
 def _xla(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array | None) -> PartialAttention:
@@ -150,7 +178,7 @@ def _splash(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.A
         save_residuals=valid is not None,
         head_shards=1,
         q_seq_shards=1,
-        interpret=platform() != "tpu",
+        interpret=device().platform != "tpu",
     )
     segments = None
     if valid is not None or key_count < keys.shape[2]:
@@ -176,38 +204,67 @@ def _padded(x: jax.Array, block: int, blocks: int | None = None) -> jax.Array:
     return jnp.pad(x, [(0, 0), (0, missing), (0, 0), (0, 0)])
 
 
-KERNELS: dict[AttentionBackend, Callable[[jax.Array, jax.Array, jax.Array, jax.Array | None], PartialAttention]] = {
-    AttentionBackend.xla: _xla,
-    AttentionBackend.blockwise: _blockwise,
-    AttentionBackend.cudnn: _cudnn,
-    AttentionBackend.splash: _splash,
+KERNELS: dict[AttentionBackend, Kernel] = {
+    AttentionBackend.xla: _by_head(_xla),
+    AttentionBackend.blockwise: _by_head(_blockwise),
+    AttentionBackend.cudnn: _by_head(_cudnn),
+    AttentionBackend.splash: _by_head(_splash),
+    AttentionBackend.fused: _fused,
 }
-# by the platform of a device
-NATIVE = {"tpu": AttentionBackend.splash, "gpu": AttentionBackend.cudnn, "cpu": AttentionBackend.blockwise}
+# by the platform of a device, the fastest first
+NATIVE = {
+    "tpu": (AttentionBackend.fused, AttentionBackend.splash),
+    "gpu": (AttentionBackend.cudnn, AttentionBackend.xla),
+    "cpu": (AttentionBackend.blockwise,),
+}
+MADE_FOR_TPUS = (AttentionBackend.splash, AttentionBackend.fused)
 
 
 def choose_backend(
-    wanted: AttentionBackend, device: jax.Device, dtype: DType, head_sizes: Iterable[int]
+    asked: AttentionBackend, device: jax.Device, dtype: DType, head_sizes: Iterable[int], tokens: int
 ) -> tuple[AttentionBackend, str]:
-    """The kernel that attends on `device`, and a sentence to tell the user; empty if there is nothing to tell. `auto`
-    is the platform's own kernel, or plain XLA where that cannot run. Raises `UsageError` for a kernel that is asked for
-    by name and cannot run."""
-    kernel = NATIVE.get(device.platform, AttentionBackend.xla) if wanted is AttentionBackend.auto else wanted
-    obstacle = _obstacle(kernel, device, dtype, head_sizes)
+    """The kernel that attends on `device` to contexts of at most so many tokens, and a sentence to tell the user; empty
+    if there is nothing to tell. `auto` is the platform's own kernel, or the next where that cannot run. Raises
+    `UsageError` for a kernel that is asked for by name and cannot run."""
+    native = NATIVE.get(device.platform, (AttentionBackend.xla,))
+    kernel, *others = native if asked is AttentionBackend.auto else (asked,)
+    obstacle = _obstacle(kernel, device, dtype, head_sizes, tokens)
     if not obstacle:
-        slow = kernel is AttentionBackend.splash and device.platform == "cpu"
-        return kernel, "attention by splash is interpreted on a CPU, which is slow" if slow else ""
-    if wanted is AttentionBackend.auto:
-        return AttentionBackend.xla, f"attention is computed by XLA, which is slower: {obstacle}"
+        slow = kernel in MADE_FOR_TPUS and device.platform == "cpu"
+        return kernel, f"attention by {kernel} is interpreted on a CPU, which is slow" if slow else ""
+    if others:
+        name = "XLA" if others[0] is AttentionBackend.xla else others[0]
+        return others[0], f"attention is computed by {name}, which is slower: {obstacle}"
     raise UsageError(f"attention by {kernel} cannot run: {obstacle}", "--set sharding.attention=auto")
 
 
-def _obstacle(kernel: AttentionBackend, device: jax.Device, dtype: DType, head_sizes: Iterable[int]) -> str:
+def _obstacle(
+    kernel: AttentionBackend, device: jax.Device, dtype: DType, head_sizes: Iterable[int], tokens: int
+) -> str:
     """Why a kernel cannot run on a device; empty if it can."""
-    if kernel is AttentionBackend.splash and device.platform == "gpu":
-        return f"splash is made for TPUs, this is a {device.device_kind}"
-    if kernel is not AttentionBackend.cudnn:
-        return ""
+    if kernel in MADE_FOR_TPUS and device.platform == "gpu":
+        return f"{kernel} is made for TPUs, this is a {device.device_kind}"
+    if kernel is AttentionBackend.fused:
+        return _obstacle_of_fused(device, dtype, head_sizes, tokens)
+    return _obstacle_of_cudnn(device, dtype, head_sizes) if kernel is AttentionBackend.cudnn else ""
+
+
+def _obstacle_of_fused(device: jax.Device, dtype: DType, head_sizes: Iterable[int], tokens: int) -> str:
+    from ltx2_cli.nn.fused_attention import core_memory, memory_bytes  # Pallas takes long to import
+
+    if dtype is DType.float16:
+        return "the fused kernel computes in bfloat16 and float32, not in float16"
+    for head_size in sorted(set(head_sizes)):
+        if head_size % 2 or LANES % head_size:
+            return f"the fused kernel needs heads that divide {LANES} channels, these have {head_size}"
+    needed, memory = memory_bytes(tokens, jnp.dtype(dtype.value).itemsize, 1), core_memory(device)
+    if needed > memory:
+        where = f"a core of {device.device_kind} has {memory / 2**20:.0f}"
+        return f"the fused kernel needs {needed / 2**20:.0f} MiB for a head of {tokens} tokens, {where}"
+    return ""
+
+
+def _obstacle_of_cudnn(device: jax.Device, dtype: DType, head_sizes: Iterable[int]) -> str:
     if device.platform != "gpu" or device.compute_capability.startswith("gfx"):  # as AMD's are called
         return f"cuDNN is made for NVIDIA's GPUs, this is a {device.device_kind}"
     if float(device.compute_capability) < LEAST_CAPABILITY:

@@ -28,6 +28,11 @@ def rope_table(fractions: np.ndarray, width: int, heads: int, theta: float) -> R
     return Rope(np.cos(exact).astype(np.float32), np.sin(exact).astype(np.float32))
 
 
+def pack(rope: Rope) -> jax.Array:
+    """Each head's cosines and then its sines, as wide as the head, float32 [tokens, heads * head_dim]."""
+    return jnp.concatenate(rope, axis=-1).reshape(rope.cos.shape[0], -1)
+
+
 def rotate(x: jax.Array, rope: Rope) -> jax.Array:
     """Rotate the halves of each head of x [batch, tokens, heads, head_dim] by its token's angles."""
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)

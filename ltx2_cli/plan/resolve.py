@@ -168,7 +168,8 @@ def build_plan(
     recipe.check_clip(spec, arch)
     declared_weights = [weight for module in networks.present().values() for weight in weights(module)]
     heads = {stream.name: stream.heads for stream in arch.transformer.streams}
-    kernel, slow = choose_backend(spec.sharding.attention, devices[0], spec.dtype, arch.head_sizes)
+    attention, longest = spec.sharding.attention, stages.longest_context(spec, arch)
+    kernel, slow = choose_backend(attention, devices[0], spec.dtype, arch.head_sizes, longest)
     lay = partial(lay_out, replace(spec.sharding, attention=kernel), devices, declared_weights, heads=heads)
     # also for a second stage alone: encoded and laid out as after the first, the text is the same to the bit
     passes = needed_passes(stages.recipe_guidance(spec, arch))

@@ -161,6 +161,12 @@ def _measure(arch: Arch, size: tuple[int, int, int], fps: float) -> tuple[Geomet
     return geometry, file_shapes(geometry, channels, arch.audio_vae.latent_mels)
 
 
+def longest_context(spec: RunSpec, arch: Arch) -> int:
+    """The tokens of the longest context of any attention: the last stage's video, or the text."""
+    geometry, _ = _measure(arch, (spec.num_frames, spec.height, spec.width), spec.fps)
+    return max(geometry.video_tokens, spec.max_sequence_length)
+
+
 def _first_stage(
     spec: RunSpec, arch: Arch, name: str, size: tuple[int, int, int], fps: float, sharding: ShardingPlan
 ) -> Stage:

@@ -69,10 +69,11 @@ class SecondStageSpec:
 
 
 class AttentionBackend(StrEnum):
-    """Attention implementation: `splash` for TPUs, `cudnn` for NVIDIA GPUs, `blockwise` for CPUs, `xla` everywhere;
-    `auto`: the one for the devices."""
+    """Attention implementation: `fused` and `splash` for TPUs, `cudnn` for NVIDIA GPUs, `blockwise` for CPUs, `xla`
+    everywhere; `auto`: the one for the devices."""
 
     auto = "auto"
+    fused = "fused"
     splash = "splash"
     cudnn = "cudnn"
     blockwise = "blockwise"

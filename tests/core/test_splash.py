@@ -1,4 +1,4 @@
-"""Clips with the TPU's attention kernel, interpreted, on eight devices: those of plain attention."""
+"""Clips with the attention kernels of TPUs, interpreted, on eight devices: those of plain attention."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -28,9 +28,17 @@ def latents(folder: Path, sharding: str, attention: str) -> Streams[np.ndarray]:
     return state.latents
 
 
-@pytest.mark.parametrize(("arch", "sharding"), [(LTX2, "ironwood"), (LTX2_3, "trillium")], ids=["ltx2", "ltx2.3"])
-def test_splash_attention_makes_the_clip_of_plain_attention(arch: Arch, sharding: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arch", "kernels"),
+    [
+        (LTX2, {"ironwood": "splash", "trillium": "fused"}),
+        (LTX2_3, {"ironwood": "fused", "trillium": "fused"}),
+    ],
+    ids=["ltx2", "ltx2.3"],
+)
+def test_kernels_of_tpus_make_the_clip_of_plain_attention(arch: Arch, kernels: dict[str, str], tmp_path: Path) -> None:
     folder = random_folder(replace(arch, transformer=replace(arch.transformer, num_layers=2)), tmp_path)
     plain = latents(folder, "ironwood", "xla")
-    for stream, wanted in zip(latents(folder, sharding, "splash"), plain, strict=True):
-        assert np.linalg.norm(stream - wanted) <= 1e-5 * np.linalg.norm(wanted)
+    for sharding, attention in kernels.items():
+        for stream, wanted in zip(latents(folder, sharding, attention), plain, strict=True):
+            assert np.linalg.norm(stream - wanted) <= 1e-5 * np.linalg.norm(wanted)

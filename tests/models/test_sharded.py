@@ -18,9 +18,8 @@ from ltx2_cli.models.config import read_arch
 from ltx2_cli.models.connectors import TextConnectors
 from ltx2_cli.models.gemma import Gemma, gemma_arch
 from ltx2_cli.models.transformer import DenoiserInputs, PassMasks, Transformer, rope_tables
-from ltx2_cli.nn.kernels import NATIVE
 from ltx2_cli.request.profiles import read_sharding
-from ltx2_cli.request.spec import Streams
+from ltx2_cli.request.spec import AttentionBackend, Streams
 from ltx2_cli.sharding import ShardingPlan, activate, lay_out
 from ltx2_cli.weights.declare import Scope, Weight, map_weights, weights
 from model_versions import LTX2, LTX2_3
@@ -97,7 +96,7 @@ def placed(network: nnx.Module, plan: ShardingPlan) -> nnx.Module:
 
 def plan_for(network: nnx.Module, profile: str, mesh: dict[str, int], rows: int = ROWS) -> ShardingPlan:
     spec, heads = read_sharding(profile), {"video": 4, "audio": 4}
-    spec = replace(spec, mesh={**spec.mesh, **mesh}, attention=NATIVE["cpu"])
+    spec = replace(spec, mesh={**spec.mesh, **mesh}, attention=AttentionBackend.blockwise)
     return lay_out(spec, jax.devices(), weights(network), rows, heads)
 
 

@@ -46,6 +46,7 @@ def over_the_mesh(case: Case, axes: tuple[TokenAxis, TokenAxis], parts: int) -> 
     [
         *product([AttentionBackend.xla], [(2, 4, 1), (1, 8, 1), (2, 2, 2), (1, 2, 4)], [16, 13, 1]),
         (AttentionBackend.blockwise, (2, 2, 2), 13),
+        *product([AttentionBackend.fused], [(1, 8, 1), (2, 2, 2)], [13]),
         (AttentionBackend.splash, (2, 4, 1), 1152),  # a multiple of 128 that leaves a block partly filled
     ],
     ids=str,
@@ -82,8 +83,7 @@ def test_attention_in_blocks_of_queries_equals_attention_at_once(
     monkeypatch.setattr(kernels, "LEAST_QUERIES", 8)
     got = kernels.attend_with(kernel, case.operands, HEADS)
     np.testing.assert_allclose(got, attended(case), rtol=1e-5, atol=2e-6)
-    ungated = case.operands._replace(gates=None)
-    part = kernels.attend_partly(kernel, ungated, HEADS, jnp.int32(7))
+    part = kernels.attend_partly(kernel, case.operands, HEADS, jnp.int32(7))
     whole = kernels.attend_partly(AttentionBackend.xla, case.first_keys(7).operands, HEADS, jnp.int32(7))
     np.testing.assert_allclose(part.gathered, whole.gathered, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(part.log_sum, whole.log_sum, rtol=1e-5, atol=1e-6)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from attention_cases import Case, attended, drawn, error, log_sum
+from attention_cases import Case, attended, drawn, error, log_sum, packed
 from ltx2_cli.errors import UsageError
 from ltx2_cli.nn.kernels import (
     KERNELS,
@@ -43,12 +43,12 @@ def context_of(keys: int, head_size: int, dtype: str) -> Case:
 @partial(jax.jit, static_argnames=("kernel", "heads"))
 def attend_whole(kernel: AttentionBackend, operands: list[Operands], heads: int) -> list[jax.Array]:
     """Of each case. One program for many compiles sooner than many."""
-    return [attend_with(kernel, each, heads) for each in operands]
+    return [attend_with(kernel, packed(kernel, each), heads) for each in operands]
 
 
 @partial(jax.jit, static_argnames=("kernel", "heads"))
 def attend_part(kernel: AttentionBackend, operands: Operands, heads: int, valid: jax.Array) -> PartialAttention:
-    return attend_partly(kernel, operands._replace(gates=None), heads, valid)
+    return attend_partly(kernel, packed(kernel, operands._replace(gates=None)), heads, valid)
 
 
 def check_whole(kernel: AttentionBackend, cases: Sequence[Case], dtype: str) -> None:
@@ -91,6 +91,16 @@ def test_kernels_equal_the_definition_on_long_contexts_and_parts(kernel: Attenti
         case = context_of(length, *variant)
         check_whole(kernel, [case], variant[1])
         check_part(kernel, case, length - 5, variant[1])
+
+
+@pytest.mark.parametrize("kernel", ON_CPU)
+@pytest.mark.parametrize("spread", [0.1, 30, 300])
+def test_scores_of_any_size_are_attended_to(kernel: AttentionBackend, spread: float) -> None:
+    """Their exponentials reach from nearly equal to far beyond what float32 holds."""
+    for head_size in (64, 128):
+        case = drawn(QUERIES, 130, LANES // head_size, head_size, spread=spread)
+        (got,) = attend_whole(kernel, [case.operands], case.heads)
+        assert error(got, attended(case)) < max(TOLERANCE["float32"], 1e-6 * spread)
 
 
 @pytest.mark.parametrize("kernel", ON_CPU)
@@ -151,7 +161,8 @@ class Device:
 
 
 A100 = Device("gpu", "NVIDIA A100", "8.0")
-CPU, TPU, V100 = Device("cpu"), Device("tpu"), Device("gpu", "Tesla V100", "7.0")
+CPU, V100 = Device("cpu"), Device("gpu", "Tesla V100", "7.0")
+TPU, V7X = Device("tpu", "TPU v6 lite"), Device("tpu", "TPU7x")
 MI300 = Device("gpu", "AMD Instinct MI300X", "gfx942")
 
 
@@ -159,7 +170,7 @@ MI300 = Device("gpu", "AMD Instinct MI300X", "gfx942")
     ("device", "kernel", "reason"),
     [
         (CPU, AttentionBackend.blockwise, ""),
-        (TPU, AttentionBackend.splash, ""),
+        (TPU, AttentionBackend.fused, ""),
         (V100, AttentionBackend.xla, "cuDNN's attention needs 8.0 or newer, a Tesla V100 has compute capability 7.0"),
         (MI300, AttentionBackend.xla, "cuDNN is made for NVIDIA's GPUs, this is a AMD Instinct MI300X"),
         (Device("other"), AttentionBackend.xla, ""),
@@ -169,13 +180,13 @@ MI300 = Device("gpu", "AMD Instinct MI300X", "gfx942")
 def test_auto_chooses_the_kernel_of_the_platform_or_explains(
     device: Device, kernel: AttentionBackend, reason: str
 ) -> None:
-    chosen, sentence = choose_backend(AttentionBackend.auto, device, DType.bfloat16, (64, 128))
+    chosen, sentence = choose_backend(AttentionBackend.auto, device, DType.bfloat16, (64, 128), 6144)
     assert chosen is kernel
     assert sentence == "" if not reason else reason in sentence
 
 
 def test_cudnn_does_not_compute_in_float32() -> None:
-    chosen, sentence = choose_backend(AttentionBackend.auto, A100, DType.float32, (64,))
+    chosen, sentence = choose_backend(AttentionBackend.auto, A100, DType.float32, (64,), 6144)
     assert (chosen, "in 16 bits" in sentence) == (AttentionBackend.xla, True)
 
 
@@ -185,7 +196,7 @@ def test_shapes_that_jax_refuses_for_cudnn_use_xla(reason: str, monkeypatch: pyt
         raise RuntimeError(reason)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", refuse)
-    chosen, sentence = choose_backend(AttentionBackend.auto, A100, DType.bfloat16, (64, 128))
+    chosen, sentence = choose_backend(AttentionBackend.auto, A100, DType.bfloat16, (64, 128), 6144)
     assert (chosen, reason in sentence) == (AttentionBackend.xla, True)
 
 
@@ -193,6 +204,7 @@ def test_shapes_that_jax_refuses_for_cudnn_use_xla(reason: str, monkeypatch: pyt
     ("kernel", "device", "reason"),
     [
         (AttentionBackend.splash, V100, "splash is made for TPUs"),
+        (AttentionBackend.fused, V100, "fused is made for TPUs"),
         (AttentionBackend.cudnn, CPU, "cuDNN is made for NVIDIA's GPUs"),
         (AttentionBackend.cudnn, TPU, "cuDNN is made for NVIDIA's GPUs"),
         (AttentionBackend.cudnn, MI300, "cuDNN is made for NVIDIA's GPUs"),
@@ -200,12 +212,39 @@ def test_shapes_that_jax_refuses_for_cudnn_use_xla(reason: str, monkeypatch: pyt
 )
 def test_a_named_kernel_that_cannot_run_is_refused(kernel: AttentionBackend, device: Device, reason: str) -> None:
     with pytest.raises(UsageError, match=f"attention by {kernel} cannot run: {reason}") as refusal:
-        choose_backend(kernel, device, DType.bfloat16, (64,))
+        choose_backend(kernel, device, DType.bfloat16, (64,), 6144)
     assert refusal.value.hint == "--set sharding.attention=auto"
 
 
-def test_splash_on_a_cpu_is_interpreted_with_a_warning() -> None:
-    assert choose_backend(AttentionBackend.splash, CPU, DType.float32, (64,)) == (
-        AttentionBackend.splash,
-        "attention by splash is interpreted on a CPU, which is slow",
-    )
+@pytest.mark.parametrize("kernel", [AttentionBackend.splash, AttentionBackend.fused])
+def test_kernels_of_tpus_are_interpreted_on_a_cpu_with_a_warning(kernel: AttentionBackend) -> None:
+    warning = f"attention by {kernel} is interpreted on a CPU, which is slow"
+    assert choose_backend(kernel, CPU, DType.float32, (64,), 2**20) == (kernel, warning)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "head_size", "tokens", "reason"),
+    [
+        (TPU, DType.float16, 128, 6144, "not in float16"),
+        (TPU, DType.bfloat16, 96, 6144, "heads that divide 128 channels, these have 96"),
+        (V7X, DType.bfloat16, 128, 32640, "for a head of 32640 tokens, a core of TPU7x has 64"),
+        (Device("tpu", "TPU v9"), DType.bfloat16, 128, 6144, "a core of TPU v9 has 0"),
+    ],
+    ids=["float16", "head size", "length", "unknown chip"],
+)
+def test_what_the_fused_kernel_cannot_take_is_splashs_or_refused(
+    device: Device, dtype: DType, head_size: int, tokens: int, reason: str
+) -> None:
+    wanted = device, dtype, (64, head_size), tokens
+    chosen, sentence = choose_backend(AttentionBackend.auto, *wanted)
+    assert chosen is AttentionBackend.splash
+    assert sentence.startswith("attention is computed by splash, which is slower: the fused kernel")
+    assert reason in sentence
+    with pytest.raises(UsageError, match=f"attention by fused cannot run: .*{reason}"):
+        choose_backend(AttentionBackend.fused, *wanted)
+
+
+@pytest.mark.parametrize(("device", "tokens"), [(TPU, 32640), (V7X, 16320)])
+def test_the_fused_kernel_holds_the_keys_of_long_clips(device: Device, tokens: int) -> None:
+    wanted = AttentionBackend.auto, device, DType.bfloat16, (64, 128), tokens
+    assert choose_backend(*wanted) == (AttentionBackend.fused, "")

@@ -1,0 +1,42 @@
+"""The fused kernel as Mosaic compiles it for TPUs that are not here."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from attention_cases import drawn, packed
+from compilers import devices, needs_libtpu
+from ltx2_cli.nn.kernels import attend_partly, attend_with
+from ltx2_cli.request.spec import AttentionBackend
+from ltx2_cli.sharding import ShardingPlan, activate
+
+FUSED = AttentionBackend.fused
+
+
+@needs_libtpu
+@pytest.mark.parametrize("topology", ["v6e:2x4", "tpu7x:2x2x1"])
+@pytest.mark.parametrize(
+    ("head_size", "dtype", "in_part"),
+    [(128, "bfloat16", False), (64, "bfloat16", True), (64, "float32", False)],
+    ids=str,
+)
+def test_the_kernel_compiles_for_tpus(topology: str, head_size: int, dtype: str, in_part: bool) -> None:
+    """Rotated, gated, with perturbed rows and with the weight of a part, at a length that fills no block."""
+    mesh = Mesh(np.asarray(devices(topology)[:1]), ("device",))
+    case = drawn(300, 300, 256 // head_size, head_size, dtype, rows=2, perturbed=not in_part)
+    alone = NamedSharding(mesh, PartitionSpec())
+    operands = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=alone), packed(FUSED, case.operands)
+    )
+    valid = jax.ShapeDtypeStruct((), jnp.int32, sharding=alone)
+
+    def attend(operands: object, valid: jax.Array) -> object:
+        if in_part:
+            return attend_partly(FUSED, operands, case.heads, valid)
+        return attend_with(FUSED, operands, case.heads)
+
+    with activate(ShardingPlan(mesh, (), (), FUSED)):
+        program = jax.jit(attend).lower(operands, valid).compile()
+    assert "fused_attention" in program.as_text()
