@@ -62,11 +62,11 @@ def read_arch(kind: type[A], config: Config, where: str) -> A:
         if not _fits(value, hints[key], least[key])
     ]
     problems = [*mistyped, *_not_implemented(stated, kind.only, {*hints, *kind.unread})]
-    arch = None if mistyped else kind(**values)
-    problems += arch.conflicts() if arch else []
-    if problems or arch is None:
+    if not mistyped:
+        problems += kind(**values).conflicts()
+    if problems:
         raise UsageError(f"{where}: this model is not implemented: {'; '.join(problems)}", AGAIN)
-    return arch
+    return kind(**values)
 
 
 def _fits(value: Any, hint: Any, least: float) -> bool:

@@ -21,7 +21,6 @@ from ltx2_cli.models.config import (
     RENAMINGS,
     RULES,
     Config,
-    NetworkArch,
     config_problems,
     read_arch,
 )
@@ -190,7 +189,7 @@ class _ParsedCheckpoint:
         """Networks that fit and yet mean nothing to each other: latents and spectra are learnt together."""
         known: dict[str, list[str]] = {}
         for name, arch in self.archs.items():
-            if isinstance(arch, NetworkArch) and arch.model_version is not None:
+            if name != TEXT_ENCODER and arch.model_version is not None:
                 known.setdefault(arch.model_version, []).append(name)
         if len(known) > 1:
             versions = "; ".join(f"{model_version}: {', '.join(names)}" for model_version, names in known.items())
