@@ -5,7 +5,8 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from pathlib import Path
 
 import jax
@@ -125,8 +126,8 @@ def decimate(x: jax.Array, kernel: jax.Array, every: int) -> jax.Array:
     seen = jnp.pad(x, ((0, 0), (0, 0), (around, around), (around, around), (0, 0)))
     places = [(i, j) for i in range(len(kernel)) for j in range(len(kernel))]
     # as a convolution of each channel by itself it would take many times as long
-    first, *rest = (kernel[i, j] * seen[:, :, i : i + last_row : every, j : j + last_column : every] for i, j in places)
-    return sum(rest, first).astype(x.dtype)
+    terms = (kernel[i, j] * seen[:, :, i : i + last_row : every, j : j + last_column : every] for i, j in places)
+    return reduce(add, terms).astype(x.dtype)
 
 
 class Resample(nnx.Module):

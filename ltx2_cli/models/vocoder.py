@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import reduce
+from operator import add
 
 import jax
 import jax.numpy as jnp
@@ -145,8 +146,9 @@ def upsample(x: jax.Array, taps: jax.Array | np.ndarray, ratio: int, lead: int) 
 
     def phase(p: int) -> jax.Array:
         seen = [(d, p + lead - ratio * (d - before)) for d in range(before + after + 1)]
-        return _total(taps[k] * x[:, d : d + time] for d, k in seen if 0 <= k < len(taps))
+        return reduce(add, (taps[k] * x[:, d : d + time] for d, k in seen if 0 <= k < len(taps)))
 
+    # sums that XLA makes one loop of; as a convolution of each channel by itself it takes ten times as long
     phases = [ratio * phase(p) for p in range(ratio)]
     return jnp.stack(phases, axis=2).reshape(batch, time * ratio, channels)
 
@@ -160,13 +162,7 @@ def downsample(x: jax.Array, taps: jax.Array, ratio: int) -> jax.Array:
     x = jnp.pad(x, ((0, 0), (before * ratio, after * ratio), (0, 0)), mode="edge")
     x = x.reshape(batch, -1, ratio, channels)
     places = [(d, p, lead + ratio * (d - before) + p) for d in range(before + after + 1) for p in range(ratio)]
-    return _total(taps[k] * x[:, d : d + time // ratio, p] for d, p, k in places if 0 <= k < len(taps))
-
-
-def _total(terms: Iterator[jax.Array]) -> jax.Array:
-    """A sum that XLA makes one loop of; as a convolution of each channel by itself it takes ten times as long."""
-    first, *rest = terms
-    return sum(rest, first)
+    return reduce(add, (taps[k] * x[:, d : d + time // ratio, p] for d, p, k in places if 0 <= k < len(taps)))
 
 
 class Activation(nnx.Module):
@@ -232,8 +228,7 @@ class Stage(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = self.upsample(self.activate(x) if self.activate else x)
-        first, *rest = [reduce(lambda y, step: step(y), steps, x) for steps in self.blocks]
-        return sum(rest, first) / len(self.blocks)
+        return reduce(add, (reduce(lambda y, step: step(y), steps, x) for steps in self.blocks)) / len(self.blocks)
 
 
 class Vocoder(nnx.Module):
