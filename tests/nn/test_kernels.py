@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from attention_cases import Case, attended, drawn, error, log_sum, packed
+from attention_cases import Case, attended, drawn, error, log_sum, packed, scores
 from ltx2_cli.errors import UsageError
 from ltx2_cli.nn.kernels import (
     KERNELS,
@@ -22,6 +22,7 @@ from ltx2_cli.nn.kernels import (
     choose_backend,
     splash_block,
 )
+from ltx2_cli.nn.rope import Rope
 from ltx2_cli.request.spec import AttentionBackend, DType
 
 ON_CPU = tuple(kernel for kernel in KERNELS if kernel is not AttentionBackend.cudnn)
@@ -101,6 +102,18 @@ def test_scores_of_any_size_are_attended_to(kernel: AttentionBackend, spread: fl
         case = drawn(QUERIES, 130, LANES // head_size, head_size, spread=spread)
         (got,) = attend_whole(kernel, [case.operands], case.heads)
         assert error(got, attended(case)) < max(TOLERANCE["float32"], 1e-6 * spread)
+
+
+@pytest.mark.parametrize("kernel", ON_CPU)
+def test_scores_far_below_zero_are_attended_to(kernel: AttentionBackend) -> None:
+    """No zero that fills a block may count among them."""
+    case = drawn(QUERIES, 126, 1, LANES)
+    queries, keys, values, ropes, gates, mask = case.operands
+    unrotated = tuple(Rope(np.ones_like(rope.cos), np.zeros_like(rope.sin)) for rope in ropes)
+    far = replace(case, operands=Operands(queries + 3, keys - 3, values, unrotated, gates, mask))
+    assert scores(far).max() < -500
+    (got,) = attend_whole(kernel, [far.operands], far.heads)
+    assert error(got, attended(far)) < 1e-4
 
 
 @pytest.mark.parametrize("kernel", ON_CPU)
