@@ -12,14 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import NamedSharding
 
 from ltx2_cli.diffusion.geometry import Geometry
 from ltx2_cli.models.arch import StreamArch, TransformerArch
 from ltx2_cli.nn.attention import Attention, KeysValues, PreparedRope, TokenAxis, prepare_rope
-from ltx2_cli.nn.layers import AdaLayerNormSingle, FeedForward, Linear, layer_norm, rms_norm
+from ltx2_cli.nn.layers import AdaLayerNormSingle, FeedForward, Linear, computed_once, layer_norm, rms_norm
 from ltx2_cli.nn.rope import Rope, rope_table
 from ltx2_cli.request.spec import Streams
-from ltx2_cli.sharding import constrain, fill
+from ltx2_cli.sharding import active, constrain, fill
 from ltx2_cli.weights.declare import Scope
 
 T = TypeVar("T")
@@ -80,7 +81,7 @@ class StreamInputs(NamedTuple):
 
 def modulate(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
     """x·(1 + scale) + shift."""
-    return x * (1 + scale) + shift
+    return computed_once(x * (1 + scale) + shift)
 
 
 class Stream(nnx.Module):
@@ -259,12 +260,18 @@ class Transformer(nnx.Module):
         own = map(prepare_rope, (rope.own for rope in ropes), tokens, tokens)
         cross = map(prepare_rope, (rope.cross for rope in ropes), tokens, tokens[::-1])
         shared = Streams(*map(StreamInputs, modulation, own, cross, tokens))
+        text_tokens, by_row = (
+            text.tokens,
+            text.keys_values is None and _rows_here(len(contexts)) < len(text.tokens.video),
+        )
+        if by_row:  # each device makes the keys and values of its rows' contexts alone
+            text_tokens = Streams(*(constrain(x[contexts], ("rows", None, None)) for x in text.tokens))
 
         def layer(x: Arrays, scanned: tuple[Block, Any, Mask]) -> tuple[Arrays, T]:
             block, keys_values, self_attention = scanned
             if keys_values is None:
-                keys_values = block.text_keys_values(text.tokens, text_modulation)
-            context = jax.tree.map(lambda array: array[contexts], keys_values)
+                keys_values = block.text_keys_values(text_tokens, text_modulation)
+            context = keys_values if by_row else jax.tree.map(lambda array: array[contexts], keys_values)
             x = block(x, context, shared, PassMasks(self_attention, masks.cross_modal))
             return x, tap(x)
 
@@ -272,6 +279,14 @@ class Transformer(nnx.Module):
         x, after = jax.lax.scan(layer, x, scanned, unroll=1 if self.scan_layers else arch.num_layers)
         outputs = (stream.output(y, final) for stream, y, final in zip(streams, x, embedded, strict=True))
         return Streams(*(y[:, : axis.length] for y, axis in zip(outputs, tokens, strict=True))), (before, after)
+
+
+def _rows_here(rows: int) -> int:
+    """How many of the rows lie on a device."""
+    plan = active()
+    return (
+        rows if plan is None else NamedSharding(plan.mesh, plan.activation(("rows",), (rows,))).shard_shape((rows,))[0]
+    )
 
 
 def rope_tables(geometry: Geometry, arch: TransformerArch) -> Streams[Ropes]:
