@@ -27,6 +27,7 @@ Rules = tuple[tuple[str, str], ...]
 WEIGHT_AXES = ("layers", "embed", "heads", "mlp", "vocab", "conv_in", "conv_out")
 ACTIVATION_AXES = ("rows", "tokens", "audio_tokens", "heads")
 LANES = 128  # columns of a TPU's tile
+SUBLANES = 8  # its rows, where a profile does not say
 
 
 class Declared(Protocol):
@@ -51,18 +52,24 @@ class ShardingPlan:
     activations: Rules
     attention: AttentionBackend = AttentionBackend.xla
     bf16_tile_sublanes: int | None = None
+    input_major: bool = False
 
     def weight(self, axes: tuple[str | None, ...]) -> NamedSharding:
         """The sharding of a weight of these logical axes."""
         return NamedSharding(self.mesh, PartitionSpec(*_lookup(self.weights, axes)))
 
     def place(self, weight: Declared) -> NamedSharding | Format:
-        """The sharding of a weight, with its tiles where the device does not choose them."""
-        sharding, rows = self.weight(weight.axes), self.bf16_tile_sublanes
-        stacked = weight.axes[:1] == ("layers",) and len(weight.axes) == 3 and weight.dtype.itemsize == 2
-        if rows is None or not stacked or weight.shape[1] % rows:  # libtpu 0.0.42 aborts where a tile is not filled
+        """The sharding of a weight, with its order and tiles in memory where the device does not choose them."""
+        sharding, rows = self.weight(weight.axes), self.bf16_tile_sublanes or SUBLANES
+        if weight.axes[:1] != ("layers",) or len(weight.axes) != 3 or weight.dtype.itemsize != 2:
             return sharding
-        return Format(Layout((0, 1, 2), ((rows, LANES), (2, 1))), sharding)
+        _, outputs, inputs = weight.shape
+        # libtpu 0.0.42 aborts where a tile is not filled
+        if self.input_major and outputs % LANES == inputs % rows == 0:
+            return Format(Layout((0, 2, 1), ((rows, LANES), (2, 1))), sharding)
+        if self.bf16_tile_sublanes and outputs % rows == 0:
+            return Format(Layout((0, 1, 2), ((rows, LANES), (2, 1))), sharding)
+        return sharding
 
     def mesh_axis(self, axis: str | None) -> str | None:
         """Where a logical axis of activations lies in the mesh; None: it is whole, as on a mesh axis of one device."""
@@ -131,9 +138,10 @@ def _lay_out(
     spec: ShardingSpec, devices: Sequence[jax.Device], weights: Sequence[Declared], rows: int, heads: Mapping[str, int]
 ) -> ShardingPlan:
     mesh = _mesh(spec, devices, rows)
-    bf16_tile_sublanes = spec.bf16_tile_sublanes if devices[0].platform == "tpu" else None
+    on_tpu = devices[0].platform == "tpu"
     weight_rules, activation_rules = (tuple(sorted(rules.items())) for rules in (spec.weights, spec.activations))
-    plan = ShardingPlan(mesh, weight_rules, activation_rules, spec.attention, bf16_tile_sublanes)
+    layout = (spec.bf16_tile_sublanes, spec.input_major) if on_tpu else (None, False)
+    plan = ShardingPlan(mesh, weight_rules, activation_rules, spec.attention, *layout)
     problems = [problem for weight in weights for problem in _misfits(plan, weight)]
     parts = plan.parts("heads")
     problems += [

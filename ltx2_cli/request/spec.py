@@ -95,6 +95,7 @@ class ShardingSpec:
     activations: dict[str, str]
     attention: AttentionBackend
     bf16_tile_sublanes: int | None  # tile height of stacked 16-bit weights in TPU memory; None: the compiler's choice
+    input_major: bool  # stacked 16-bit matrices lie (in, out) in TPU memory, as products read them, not (out, in)
     replicate_vae: bool
     use_batched_text_encoder: bool
 

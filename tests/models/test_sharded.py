@@ -234,3 +234,30 @@ def test_stacked_16_bit_matrices_have_the_tiles_of_the_profile() -> None:
             layout = Layout((0, 1, 2), ((16, 128), (2, 1)))
             sharding = plan.weight(weight.axes)
             assert plan.place(weight) == (Format(layout, sharding) if tiled else sharding)
+
+
+@pytest.mark.parametrize(
+    ("shape", "sublanes", "order"),
+    [
+        ((256, 64), None, (0, 2, 1)),
+        ((256, 64), 16, (0, 2, 1)),
+        ((96, 64), None, None),  # fewer outputs than a tile has columns
+        ((96, 64), 16, (0, 1, 2)),
+        ((256, 36), None, None),
+    ],
+)
+def test_stacked_matrices_lie_input_major_where_the_profile_says_so(
+    shape: tuple[int, int], sublanes: int | None, order: tuple[int, ...] | None
+) -> None:
+    assert [read_sharding(name).input_major for name in ("trillium", "ironwood")] == [True, False]
+    on_cpu = lay_out(read_sharding("trillium"), jax.devices(), [], ROWS)
+    assert not on_cpu.input_major
+    plan = replace(on_cpu, bf16_tile_sublanes=sublanes, input_major=True)
+    matrix = Scope(jnp.bfloat16).stacked("blocks", LAYERS).weight("weight", shape, ("embed", "mlp"))
+    place = plan.place(matrix)
+    assert place == (
+        Format(Layout(order, ((sublanes or 8, 128), (2, 1))), plan.weight(matrix.axes))
+        if order
+        else plan.weight(matrix.axes)
+    )
+    assert plan.place(Scope(jnp.bfloat16).weight("weight", shape, ("embed", "mlp"))) == plan.weight(("embed", "mlp"))
