@@ -64,8 +64,8 @@ def inspect(path: Path) -> Facts:
         raise UsageError(f"{path} cannot be read: {error.strerror}", KNOWN) from error
     if video:
         clip = open_video(path)
-        facts = {name: value for name, value in vars(clip).items() if name not in ("path", "metadata")}
-        return _clip("video", path, clip.metadata, {**facts, "fps": clip.fps, "latents": None})
+        facts = {name: value for name, value in vars(clip).items() if name != "metadata"}
+        return _clip("video", path, clip.metadata, {**facts, "latents": None})
     if tensors or path.suffix == ".safetensors":
         return _tensors(path, path)
     if path.suffix not in RECORDS:

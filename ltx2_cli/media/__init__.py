@@ -3,8 +3,7 @@ read and compared; and what is wrong with a clip."""
 
 import re
 import wave
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -24,7 +23,6 @@ SPECIAL = re.compile(r"([=;#\\\n])")  # characters that ffmpeg's metadata format
 ENTRY = re.compile(r"^((?:\\.|[^\\=\n])+)=((?:\\[\s\S]|[^\\\n])*)$", re.MULTILINE)
 ESCAPED = re.compile(r"\\([\s\S])")
 MAX_OUTPUT = 2**26  # bytes; ffmpeg prints about 60 a packet
-BOX = slice(4, 8), b"ftyp"  # place and name of an mp4's first box
 STREAMS = {"v": "picture", "a": "sound"}
 # by stream: what ffmpeg computes, the name it is printed under, and its unit
 MEASURES = {
@@ -38,56 +36,40 @@ RETRY = "the file is cut short or changed; copy or make it again"
 class VideoFile:
     """Picture and sound of a file, read from its packets without decoding."""
 
-    path: Path
     width: int
     height: int
     num_frames: int
     seconds: float
     sample_rate: int | None  # None: no sound
+    fps: float  # on average
     metadata: Mapping[str, str]  # as given to `write_mp4`; empty in a file of another program
-
-    @property
-    def fps(self) -> float:
-        """Frames per second, on average."""
-        return round(self.num_frames / self.seconds, 3)
-
-
-def metadata_text(metadata: Mapping[str, str]) -> str:
-    """Metadata in ffmpeg's format, sorted by key."""
-    pairs = ((SPECIAL.sub(r"\\\1", key), SPECIAL.sub(r"\\\1", text)) for key, text in sorted(metadata.items()))
-    return "\n".join([";FFMETADATA1", *(f"{KEY_PREFIX}{key}={text}" for key, text in pairs), ""])
 
 
 def is_video(path: Path) -> bool:
     """Whether a file begins as an mp4 does. Raises `OSError` where it cannot be read."""
-    where, name = BOX
     with path.open("rb") as file:
-        return file.read(where.stop)[where] == name
+        return file.read(8)[4:] == b"ftyp"  # the name of its first box
 
 
 def open_video(path: Path) -> VideoFile:
     """The streams and metadata of `path`. Raises `UsageError` where it is damaged, or has no picture."""
-    output = run_ffmpeg(path, ["-f", "ffmetadata", "-"])
-    pairs = [[ESCAPED.sub(r"\1", text) for text in pair] for pair in ENTRY.findall(output)]
-    packets = run_ffmpeg(path, ["-map", "0:v:0?", "-map", "0:a:0?", "-c", "copy", "-f", "framecrc", "-"])
+    pairs = [
+        [ESCAPED.sub(r"\1", text) for text in pair] for pair in ENTRY.findall(_read(path, "-f", "ffmetadata", "-"))
+    ]
+    packets = _read(path, "-map", "0:v:0?", "-map", "0:a:0?", "-c", "copy", "-f", "framecrc", "-")
     facts = dict(re.findall(r"^#(\w+ \d): (.*)$", packets, re.MULTILINE))
     lengths = [int(length) for length in re.findall(r"^0,\s*-?\d+,\s*-?\d+,\s*(\d+),", packets, re.MULTILINE)]
     if facts.get("media_type 0") != "video" or not sum(lengths):
         raise UsageError(f"{path} is an mp4 without a picture", "name a video")
     width, height = map(int, facts["dimensions 0"].split("x"))
-    return VideoFile(
-        path,
-        width,
-        height,
-        len(lengths),
-        float(sum(lengths) * Fraction(facts["tb 0"])),
-        int(facts["sample_rate 1"]) if "sample_rate 1" in facts else None,
-        {key.removeprefix(KEY_PREFIX): text for key, text in pairs if key.startswith(KEY_PREFIX)},
-    )
+    seconds = float(sum(lengths) * Fraction(facts["tb 0"]))
+    sample_rate = int(facts["sample_rate 1"]) if "sample_rate 1" in facts else None
+    metadata = {key.removeprefix(KEY_PREFIX): text for key, text in pairs if key.startswith(KEY_PREFIX)}
+    return VideoFile(width, height, len(lengths), seconds, sample_rate, round(len(lengths) / seconds, 3), metadata)
 
 
-def run_ffmpeg(path: Path, options: Sequence[str]) -> str:
-    """The output of ffmpeg for a file. Raises `UsageError` with its first error."""
+def _read(path: Path, *options: str) -> str:
+    """What ffmpeg prints of a file. Raises `UsageError` with its first error."""
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-loglevel", "error", "-i", f"file:{path}", *options]
     with TemporaryFile() as log, Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=log) as process:
         assert process.stdout
@@ -99,11 +81,11 @@ def run_ffmpeg(path: Path, options: Sequence[str]) -> str:
         log.seek(0)
         errors = log.read(MAX_OUTPUT)
     if process.returncode or errors:
-        raise UsageError(f"{path} is damaged: {first_error(errors, process.returncode)}", RETRY)
+        raise UsageError(f"{path} is damaged: {_first_error(errors, process.returncode)}", RETRY)
     return output.decode("utf-8", errors="replace")
 
 
-def first_error(log: bytes, code: int) -> str:
+def _first_error(log: bytes, code: int) -> str:
     """The first line of ffmpeg's log, which causes the others, without the name of the component."""
     lines = [line for line in log.decode(errors="replace").splitlines() if line.strip()]
     return re.sub(r"^(\[[^]]*\] )+", "", lines[0]) if lines else f"it ended with code {code}"
@@ -112,15 +94,10 @@ def first_error(log: bytes, code: int) -> str:
 def video_differences(first: Path, second: Path) -> dict[str, str]:
     """The streams, `picture` and `sound`, whose packets differ, each with the measured difference of the decoded data.
     Raises `UsageError` for a damaged file."""
-    hashes = [_packet_hashes(first), _packet_hashes(second)]
+    printed = [_read(path, "-map", "0", "-c", "copy", "-f", "streamhash", "-") for path in (first, second)]
+    hashes = [dict(re.findall(r"^\d+,([va]),(\S+)$", text, re.MULTILINE)) for text in printed]
     different = [kind for kind in STREAMS if hashes[0].get(kind) != hashes[1].get(kind)]
     return {STREAMS[kind]: _difference(kind, first, second) for kind in different}
-
-
-def _packet_hashes(path: Path) -> dict[str, str]:
-    """The hash of each kind of stream."""
-    output = run_ffmpeg(path, ["-map", "0", "-c", "copy", "-f", "streamhash", "-"])
-    return dict(re.findall(r"^\d+,([va]),(\S+)$", output, re.MULTILINE))
 
 
 def _difference(kind: str, first: Path, second: Path) -> str:
@@ -151,7 +128,6 @@ PICTURE = ["-vf", f"{TO_YUV},{TAGS}", "-c:v", "libx264", "-crf", "19", "-preset"
 SOUND = ["-c:a", "aac", "-b:a", "192k", "-ac", "2"]
 # Metadata under keys of our own: players ignore them, and `-movflags use_metadata_tags` keeps them in a copy.
 FILE = ["-movflags", "+faststart+use_metadata_tags", "-f", "mp4"]
-NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -164,18 +140,20 @@ class Media:
     sample_rate: int
 
 
-def write_mp4(media: Media, path: Path, metadata: Mapping[str, str] = NOTHING) -> None:
+def write_mp4(media: Media, path: Path, metadata: Mapping[str, str] = MappingProxyType({})) -> None:
     """Write H.264, AAC and metadata to `path`, replacing an existing file. Raises `RunError` with the reason of the
     system or of ffmpeg."""
     with replacing(path) as temporary:
         sound, tags = temporary.with_suffix(".f32"), temporary.with_suffix(".tags")
         sound.write_bytes(media.waveform.clip(-1, 1).astype("<f4").tobytes())
-        tags.write_text(metadata_text(metadata), encoding="utf-8")
+        pairs = ((SPECIAL.sub(r"\\\1", key), SPECIAL.sub(r"\\\1", text)) for key, text in sorted(metadata.items()))
+        lines = [";FFMETADATA1", *(f"{KEY_PREFIX}{key}={text}" for key, text in pairs), ""]
+        tags.write_text("\n".join(lines), encoding="utf-8")
         channels, rate = str(media.waveform.shape[1]), str(media.sample_rate)
         samples = ["-f", "f32le", "-ar", rate, "-ac", channels, "-i", f"file:{sound}", *PICTURE, *SOUND]
         streams = samples if len(media.waveform) else PICTURE
         command = ["-f", "ffmetadata", "-i", f"file:{tags}", *streams, "-map_metadata", "1", *FILE, f"file:{temporary}"]
-        _run_ffmpeg(media, command, path)
+        _write(media, command, path)
 
 
 def write_wav(media: Media, path: Path) -> None:
@@ -194,7 +172,7 @@ def write_frames(media: Media, folder: Path) -> None:
     with replacing(folder.resolve()) as temporary:
         temporary.mkdir()
         names = f"file:{str(temporary).replace('%', '%%')}/%05d.png"
-        _run_ffmpeg(media, ["-start_number", "0", "-f", "image2", names], folder)
+        _write(media, ["-start_number", "0", "-f", "image2", names], folder)
 
 
 def write_record(path: Path, text: str) -> None:
@@ -203,23 +181,19 @@ def write_record(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def _run_ffmpeg(media: Media, command: list[str], path: Path) -> None:
+def _write(media: Media, command: list[str], path: Path) -> None:
     """Run ffmpeg with the raw frames as its first input. Raises `RunError` that names `path`."""
     rate = Fraction(media.fps).limit_denominator(100_000)  # keeps 23.976, and 24000 / 1001
     size = f"{media.frames.shape[2]}x{media.frames.shape[1]}"
     program = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-loglevel", "error", "-y"]
     frames = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-framerate", str(rate), "-i", "-"]
-    with TemporaryFile() as log, Popen([*program, *frames, *command], stdin=PIPE, stderr=log) as process:
-        try:
-            assert process.stdin
-            with suppress(BrokenPipeError), process.stdin as pipe:  # ffmpeg gave up, and its log says why
-                pipe.write(np.ascontiguousarray(media.frames).data)
-            process.wait()
-        finally:
-            process.kill()  # without effect on one that has ended
+    with TemporaryFile() as log:
+        done = run(
+            [*program, *frames, *command], input=np.ascontiguousarray(media.frames).data, stderr=log, check=False
+        )
         log.seek(0)
-        if process.returncode:
-            raise RunError(f"ffmpeg cannot write {path}: {first_error(log.read(), process.returncode)}", MAKE_ROOM)
+        if done.returncode:
+            raise RunError(f"ffmpeg cannot write {path}: {_first_error(log.read(), done.returncode)}", MAKE_ROOM)
 
 
 SIDE = 64  # about the number of rows and columns of a frame that are checked

@@ -123,7 +123,7 @@ def test_an_interrupted_video_keeps_the_old_file(
         raise failure
 
     (tmp_path / "clip.mp4").write_text("old")
-    monkeypatch.setattr("ltx2_cli.media._run_ffmpeg", interrupt)
+    monkeypatch.setattr("ltx2_cli.media._write", interrupt)
     with pytest.raises(type(failure)):
         write_mp4(clip(), tmp_path / "clip.mp4")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("clip.mp4", "old")]
