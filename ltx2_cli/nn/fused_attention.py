@@ -26,6 +26,7 @@ from ltx2_cli.nn.layers import precision
 LANES = 128  # of a TPU's vector
 SUBLANES = 16  # rows of a tile of 16-bit values
 QUERY_BLOCK, KEY_BLOCK = 1024, 3072  # at most: tokens whose scores are computed at a time
+STORED = 1024  # keys that are rotated at a time
 VECTOR_MEMORY = {"v5e": 2**27, "v5p": 2**26, "v6e": 2**27, "tpu7x": 2**26}  # bytes of a core, as Pallas knows them
 LOG2_E = math.log2(math.e)
 BOUND = 90.0  # of the logarithm of a power: 2^±90, and sums of many such with values beside them, fit float32
@@ -174,17 +175,33 @@ def _kernel(sizes: Sizes, attends: Any, valid: Any, blocks: Blocks, *results: An
 def _store_context(sizes: Sizes, blocks: Blocks, scratch: Scratch, valid: jax.Array) -> None:
     """Keep rotated keys, and values with ones beside them. Behind the valid tokens stand the first key, which changes
     no largest score, and zeros, which change no sum."""
-    keys = blocks.keys[...]
-    if blocks.key_rope is not None:
-        keys = _rotate(sizes, keys.astype(jnp.float32), blocks.key_rope[...]).astype(keys.dtype)
-    here, counts = slice(sizes.keys), _index(keys, 0) < valid
-    scratch.keys[here] = jnp.where(counts, keys, keys[:1])
-    scratch.values[here, :LANES] = jnp.where(counts, blocks.values[...], 0)
-    scratch.values[here, LANES:] = counts.astype(scratch.values.dtype)
+    first = _rotated_keys(sizes, blocks, pl.ds(0, min(SUBLANES, sizes.keys)))[:1]
+
+    def store(start: jax.Array | int, length: int) -> jax.Array:
+        here = pl.ds(start, length)
+        keys = _rotated_keys(sizes, blocks, here)
+        counts = _index(keys, 0) < valid - start
+        scratch.keys[here] = jnp.where(counts, keys, first)
+        scratch.values[here, :LANES] = jnp.where(counts, blocks.values[here], 0)
+        scratch.values[here, LANES:] = counts.astype(scratch.values.dtype)
+        return _longest(keys)
+
+    def store_block(index: jax.Array, longest: jax.Array) -> jax.Array:
+        return jnp.maximum(longest, store(pl.multiple_of(index * STORED, STORED), STORED))
+
+    whole, rest = divmod(sizes.keys, STORED)
+    longest = jax.lax.fori_loop(0, whole, store_block, _longest(first)) if whole else _longest(first)
+    scratch.longest[0] = jnp.maximum(longest, store(whole * STORED, rest)) if rest else longest
     if behind := sizes.filled - sizes.keys:
-        scratch.keys[sizes.keys :] = jnp.broadcast_to(keys[:1], (behind, LANES))
+        scratch.keys[sizes.keys :] = jnp.broadcast_to(first, (behind, LANES))
         scratch.values[sizes.keys :] = jnp.zeros((behind, 2 * LANES), scratch.values.dtype)
-    scratch.longest[0] = _longest(scratch.keys[...])
+
+
+def _rotated_keys(sizes: Sizes, blocks: Blocks, here: Any) -> jax.Array:
+    keys = blocks.keys[here]
+    if blocks.key_rope is None:
+        return keys
+    return _rotate(sizes, keys.astype(jnp.float32), blocks.key_rope[here]).astype(keys.dtype)
 
 
 def _ready_queries(sizes: Sizes, blocks: Blocks, block: jax.Array) -> jax.Array:
