@@ -249,7 +249,7 @@ def test_stacked_16_bit_matrices_have_the_tiles_of_the_profile() -> None:
 def test_stacked_matrices_lie_input_major_where_the_profile_says_so(
     shape: tuple[int, int], sublanes: int | None, order: tuple[int, ...] | None
 ) -> None:
-    assert [read_sharding(name).input_major for name in ("trillium", "ironwood")] == [True, False]
+    assert [read_sharding(name).input_major for name in ("trillium", "ironwood", "single")] == [True, True, False]
     on_cpu = lay_out(read_sharding("trillium"), jax.devices(), [], ROWS)
     assert not on_cpu.input_major
     plan = replace(on_cpu, bf16_tile_sublanes=sublanes, input_major=True)
