@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import combinations
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from ltx2_cli.devices import skip_absent_tpu
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.spec import AttentionBackend, ShardingSpec
+from ltx2_cli.weights.declare import Weight
 
 skip_absent_tpu()  # all that uses devices imports this module
 
@@ -28,19 +29,6 @@ WEIGHT_AXES = ("layers", "embed", "heads", "mlp", "vocab", "conv_in", "conv_out"
 ACTIVATION_AXES = ("rows", "tokens", "audio_tokens", "heads")
 LANES = 128  # columns of a TPU's tile
 SUBLANES = 8  # its rows, where a profile does not say
-
-
-class Declared(Protocol):
-    """A weight: its name in the checkpoint, a logical axis or None for each dimension, its shape and dtype."""
-
-    @property
-    def source(self) -> str: ...
-    @property
-    def axes(self) -> tuple[str | None, ...]: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> np.dtype: ...
 
 
 @dataclass(frozen=True)
@@ -58,7 +46,7 @@ class ShardingPlan:
         """The sharding of a weight of these logical axes."""
         return NamedSharding(self.mesh, PartitionSpec(*_lookup(self.weights, axes)))
 
-    def place(self, weight: Declared) -> NamedSharding | Format:
+    def place(self, weight: Weight) -> NamedSharding | Format:
         """The sharding of a weight, with its order and tiles in memory where the device does not choose them."""
         sharding, rows = self.weight(weight.axes), self.bf16_tile_sublanes or SUBLANES
         if weight.axes[:1] != ("layers",) or len(weight.axes) != 3 or weight.dtype.itemsize != 2:
@@ -107,7 +95,7 @@ def _lookup(rules: Rules, axes: tuple[str | None, ...]) -> list[str | None]:
 def lay_out(
     spec: ShardingSpec,
     devices: Sequence[jax.Device],
-    weights: Sequence[Declared],
+    weights: Sequence[Weight],
     rows: int = 1,
     heads: Mapping[str, int] = MappingProxyType({}),
 ) -> ShardingPlan:
@@ -135,7 +123,7 @@ def divisors(number: int) -> list[int]:
 
 
 def _lay_out(
-    spec: ShardingSpec, devices: Sequence[jax.Device], weights: Sequence[Declared], rows: int, heads: Mapping[str, int]
+    spec: ShardingSpec, devices: Sequence[jax.Device], weights: Sequence[Weight], rows: int, heads: Mapping[str, int]
 ) -> ShardingPlan:
     mesh = _mesh(spec, devices, rows)
     on_tpu = devices[0].platform == "tpu"
@@ -158,7 +146,7 @@ def _lay_out(
     return plan
 
 
-def _misfits(plan: ShardingPlan, weight: Declared) -> Iterator[str]:
+def _misfits(plan: ShardingPlan, weight: Weight) -> Iterator[str]:
     mesh_axes = _lookup(plan.weights, weight.axes)
     if repeated := [axis for axis in mesh_axes if axis and mesh_axes.count(axis) > 1]:
         yield f"{weight.source} would lie twice along mesh axis `{repeated[0]}`"
