@@ -32,10 +32,8 @@ TEXT_ENCODER_FILES = (  # in a repository of its own, or in that of a checkpoint
 UPSAMPLER = "latent_upsampler"  # the folder of an upsampler beside the networks of a checkpoint
 UPSAMPLER_FILES = _files(UPSAMPLER)
 
-DEV, DISTILLED = "one_stage", "distilled"
-FOLDER, FILE, FP8, EMBEDDED = "folder", "single file", "single file, fp8", "in this package"
-MODEL, TEXT_ENCODER, UPSCALER, LORA = "models", "text encoders", "upscalers", "LoRAs"
-KINDS = (MODEL, TEXT_ENCODER, UPSCALER, LORA)
+FOLDER, EMBEDDED = "folder", "in this package"  # forms; another is a single file
+MODEL, TEXT_ENCODER, LORA = "models", "text encoders", "LoRAs"  # kinds; another is an upscaler
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class CatalogEntry:
     @property
     def lacks_text_encoder(self) -> bool:
         """Whether it is a model that needs a text encoder from elsewhere."""
-        return self.kind == MODEL and self.form in (FILE, FP8)
+        return self.kind == MODEL and self.form not in (FOLDER, EMBEDDED)
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -71,13 +69,9 @@ class CatalogEntry:
         return (self.name.split("/", 2)[2],)
 
 
-def _entry(row: dict[str, str]) -> CatalogEntry:
-    size, gated = row.pop("size"), bool(row.pop("gated"))
-    exact = not size.startswith("~")
-    size_bytes = int(size) if exact else round(float(size.strip("~ GB")) * 1e9)
-    return CatalogEntry(**row, size=size_bytes, exact=exact, gated=gated)
-
-
 # The 4-bit files of both model versions and the packs of LTX-2.5 are left out: nothing here can run them.
 with Path(__file__).with_name("catalog.csv").open(encoding="utf-8") as table:
-    CATALOG = tuple(map(_entry, csv.DictReader(table)))
+    CATALOG = tuple(
+        CatalogEntry(kind, name, version, recipe, form, round(float(size.strip("~"))), "~" not in size, bool(gated))
+        for kind, name, version, recipe, form, size, gated in list(csv.reader(table))[1:]
+    )

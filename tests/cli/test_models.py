@@ -13,7 +13,7 @@ from huggingface_hub import constants
 
 from ltx2_cli.request.profiles import GEMMA, REPOSITORY, profile_names, read_spec
 from ltx2_cli.weights.hub import DEMO_FOLDER, EMBEDDED
-from ltx2_cli.weights.published import CATALOG, DEV, DISTILLED, FOLDER_FILES, NETWORKS, TEXT_ENCODER_FILES
+from ltx2_cli.weights.published import CATALOG, FOLDER_FILES, NETWORKS, TEXT_ENCODER_FILES
 from program import run_program
 
 DISTILLED_FILE = "Lightricks/LTX-2.3/ltx-2.3-22b-distilled.safetensors"
@@ -132,8 +132,8 @@ def test_every_name_can_be_typed() -> None:
         assert entry.name == EMBEDDED or REPOSITORY.fullmatch(entry.name), entry.name
         assert entry.size
     assert len({entry.name for entry in CATALOG}) == len(CATALOG)
-    assert {entry.recipe for entry in CATALOG} == {"", *(DEV, DISTILLED)}
-    assert {DEV, DISTILLED} <= set(profile_names("recipe"))
+    assert {entry.recipe for entry in CATALOG} == {"", "one_stage", "distilled"}
+    assert {"one_stage", "distilled"} <= set(profile_names("recipe"))
 
 
 def test_each_entry_lists_the_needed_files() -> None:

@@ -11,7 +11,7 @@ from ltx2_cli.models.networks import BUILDERS, PRESETS, READERS, UPSAMPLERS, pre
 from ltx2_cli.models.upsampler import LatentUpsampler
 from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.weights.declare import Scope, declared, weights
-from ltx2_cli.weights.published import CATALOG, EMBEDDED, MODEL, UPSCALER
+from ltx2_cli.weights.published import CATALOG, EMBEDDED, MODEL
 from parity import published
 
 
@@ -51,7 +51,7 @@ def test_every_published_model_is_described():
 
 def test_every_published_upsampler_is_described_with_its_size():
     """Sixteen bits a number, and a header."""
-    sizes = {entry.name: entry.size for entry in CATALOG if entry.kind == UPSCALER}
+    sizes = {entry.name: entry.size for entry in CATALOG if entry.kind == "upscalers"}
     assert sizes.keys() == UPSAMPLERS.keys()
     for name, arch in UPSAMPLERS.items():
         assert not list(arch.conflicts())
