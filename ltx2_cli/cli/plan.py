@@ -3,6 +3,7 @@ request fits, and the command to type instead."""
 
 import json
 import math
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -115,26 +116,14 @@ def command_line(alternative: Alternative) -> str:
     options = {parameter.name for parameter in get_group(app).commands[verb].params}
     if alternative.anew:
         words = ["--prompt", alternative.values["prompt"]]
+    typed = "".join(f"\0{word}" for word in words)  # no word has a NUL in it
     for key, value in alternative.options.items():
-        flag = f"--{key.replace('_', '-')}" if key in options else None
-        words = [*_without(words, flag, key), *([flag, value] if flag else [SETTING, f"{key}={value}"])]
+        flag = f"--{key.replace('_', '-')}"
+        given_before = rf"\0({SETTING}[=\0]{re.escape(key)}=|{re.escape(flag)}[=\0])[^\0]*"
+        added = f"\0{flag}\0{value}" if key in options else f"\0{SETTING}\0{key}={value}"
+        typed = re.sub(given_before, "", typed) + added
     variable = [f"{fraction_variable()}={FRACTION}"] if alternative.most_memory else []
-    return " ".join([*variable, shlex.join(["ltx2", verb, *words])])
-
-
-def _without(words: Sequence[str], flag: str | None, key: str) -> Iterator[str]:
-    """A command's words without those that give `key` a value."""
-    rest = iter(words)
-    for word in rest:
-        option, joined, value = word.partition("=")
-        if option == SETTING:
-            setting = value if joined else next(rest, "")
-            if setting.partition("=")[0] != key:
-                yield from (SETTING, setting)
-        elif flag is None or option != flag:
-            yield word
-        elif not joined:
-            next(rest, None)
+    return " ".join([*variable, shlex.join(["ltx2", verb, *typed.split("\0")[1:]])])
 
 
 def request_rows(plan: Plan) -> Iterator[tuple[str, str]]:
