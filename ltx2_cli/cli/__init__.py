@@ -62,9 +62,9 @@ def as_function(verb: type[Options]) -> Callable[..., None]:
     parameters.sort(key=lambda parameter: PANELS.index(parameter.default.rich_help_panel))
 
     def run(**values: object) -> None:
-        options, name = verb(**values), verb.__name__.lower()
+        options = verb(**values)
         with open_session(options) if isinstance(options, SessionOptions) else nullcontext() as session:
-            function = getattr(import_module(f"ltx2_cli.cli.{VERBS.get(verb, name)}"), name)
+            function = getattr(import_module(f"ltx2_cli.cli.{VERBS.get(verb, 'inspect')}"), verb.__name__.lower())
             function(options, session) if session else function(options)
 
     run.__dict__["__signature__"], run.__annotations__ = Signature(parameters), types

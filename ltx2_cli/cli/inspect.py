@@ -1,15 +1,16 @@
-"""`ltx2 info`: what a file is, and what made it. Only headers of weights are read."""
+"""`ltx2 info` and `ltx2 lora inspect`: what a file is, and what made it. Only headers of weights are read."""
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from ltx2_cli.cli.generate import looks_like_safetensors
-from ltx2_cli.cli.lora import UNKNOWN, lora_facts, lora_lines
-from ltx2_cli.cli.options import Info
+from ltx2_cli.cli.options import Info, Lora
 from ltx2_cli.console import columns, print_out
 from ltx2_cli.core.provenance import UNFINISHED, read_provenance
 from ltx2_cli.diffusion.latents import SIZE, open_latents
@@ -21,13 +22,16 @@ from ltx2_cli.request.profiles import PROVENANCE
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.units import quantity
 from ltx2_cli.weights.checkpoint import TensorFiles, collect, raise_all, read_header, shape_text
-from ltx2_cli.weights.lora import FACTOR, open_lora
+from ltx2_cli.weights.lora import FACTOR, LoraFile, LoraPair, lora_file, model_version, open_lora, parse_lora
 
 KNOWN = "known are latents, mp4 videos, records, checkpoints (a folder or a file), LoRAs and latent upsamplers"
 UPSAMPLER = "initial_conv.weight"  # a tensor of every latent upsampler
 DENOISER = "model.diffusion_model."  # prefix of the denoiser's tensors in a single file
 RECORDS = (".yaml", ".yml", ".json")
 REQUEST = ("prompt", "negative_prompt", "model", "lora", "recipe", "num_inference_steps", "seed")  # shown of a record
+LAYER = re.compile(r"(blocks)\.\d+\.")
+UNKNOWN = "not to be told from its header: ltx2 or ltx2.3"
+LONGEST_VALUE = 80  # characters of a value in a LoRA's metadata
 SHORT = 12  # digits of a hash that people read
 Facts = dict[str, Any]  # as JSON has them; None is what a file does not say of itself
 Row = tuple[str, str]
@@ -39,9 +43,17 @@ def info(options: Info) -> None:
     if options.as_json:
         print_out(json.dumps(list(infos.values()), indent=2))
     elif infos:
-        texts = (lora_lines(facts) if facts["kind"] == "lora" else columns([*_rows(facts)]) for facts in infos.values())
+        texts = (
+            _lora_lines(facts) if facts["kind"] == "lora" else columns([*_rows(facts)]) for facts in infos.values()
+        )
         print_out("\n\n".join(map("\n".join, texts)))
     raise_all(problems)
+
+
+def lora(options: Lora) -> None:
+    """Print what a LoRA adds to, and for which model version it was made."""
+    facts = _lora(open_lora(lora_file(parse_lora(options.name)[0])))
+    print_out(json.dumps(facts, indent=2) if options.as_json else "\n".join(_lora_lines(facts)))
 
 
 def inspect(path: Path) -> Facts:
@@ -93,7 +105,7 @@ def _tensors(path: Path, place: Path) -> Facts:
         facts = {"fps": file.fps, "seconds": seconds, "sample_rate": None, "latents": file.shapes._asdict()}
         return _clip("latents", path, file.metadata, {**dict(zip(SIZE, file.size, strict=True)), **facts})
     if any(FACTOR.fullmatch(name) for name in tensors):
-        return {"kind": "lora", **lora_facts(open_lora(path))}
+        return {"kind": "lora", **_lora(open_lora(path))}
     if UPSAMPLER in tensors:
         from ltx2_cli.models.upsampler import open_upsampler
 
@@ -141,14 +153,62 @@ def _weights(files: Mapping[str, TensorFiles]) -> Facts:
     """The size of networks; the data type with the most numbers comes first."""
     networks = list[Facts]()
     for name, tensors in files.items():
-        numbers: dict[str, int] = {}
+        numbers = Counter[str]()
         for tensor in tensors.values():
-            numbers[tensor.dtype] = numbers.get(tensor.dtype, 0) + prod(tensor.shape)
-        dtypes = sorted(numbers, key=numbers.__getitem__, reverse=True)
-        networks.append({"name": name, "parameters": sum(numbers.values()), "dtypes": dtypes})
+            numbers[tensor.dtype] += prod(tensor.shape)
+        dtypes = [dtype for dtype, _ in numbers.most_common()]
+        networks.append({"name": name, "parameters": numbers.total(), "dtypes": dtypes})
     size = sum(path.stat().st_size for path in {tensor.file for part in files.values() for tensor in part.values()})
     parameters = sum(network["parameters"] for network in networks)
     return {"bytes": size, "parameters": parameters, "networks": networks}
+
+
+def _lora(file: LoraFile) -> Facts:
+    """What the header of a LoRA says. Targets that differ in their layer alone are one, with `*` for the layer."""
+    pairs, groups = file.pairs.values(), dict[tuple[str, tuple[int, int]], list[LoraPair]]()
+    for target, pair in file.pairs.items():
+        groups.setdefault((LAYER.sub(r"\1.*.", target), pair.shape), []).append(pair)
+    return {
+        "file": str(file.path),
+        "bytes": file.path.stat().st_size,
+        "model_version": model_version(file),
+        "pairs": len(pairs),
+        "ranks": sorted({pair.rank for pair in pairs}),
+        # each is `tensor`, a number that the config states, or None
+        "alphas": sorted({"tensor" if isinstance(pair.alpha, str) else pair.alpha for pair in pairs}, key=str),
+        "dtypes": sorted({dtype for pair in pairs for dtype in pair.dtypes}),
+        "metadata": file.files.metadata,
+        "targets": [
+            {"name": name, "shape": shape, "targets": len(group), "ranks": sorted({pair.rank for pair in group})}
+            for (name, shape), group in sorted(groups.items())
+        ],
+    }
+
+
+def _lora_lines(facts: Facts) -> Iterator[str]:
+    """Facts, then the targets."""
+    alphas = " and ".join("none" if alpha is None else str(alpha) for alpha in facts["alphas"])
+    rows = [
+        ("file", facts["file"]),
+        ("size", f"{quantity(facts['bytes'])}, {' and '.join(facts['dtypes'])}"),
+        ("model version", facts["model_version"] or UNKNOWN),
+        ("targets", f"{facts['pairs']}, each a pair of keys"),
+        ("rank", _range(facts["ranks"])),
+        ("alpha", alphas if alphas != "none" else "none: the strength alone scales it"),
+    ]
+    for key, value in sorted(facts["metadata"].items()):
+        line = " ".join(value.split())
+        rows.append((key, line if len(line) <= LONGEST_VALUE else f"{line[: LONGEST_VALUE - 1]}…"))
+    yield from [*columns(rows), ""]
+    targets = []
+    for group in facts["targets"]:
+        layers = f"{group['targets']} layers" if "*" in group["name"] else ""
+        targets.append((group["name"], shape_text(group["shape"]), f"rank {_range(group['ranks'])}", layers))
+    yield from columns(targets)
+
+
+def _range(ranks: Sequence[int]) -> str:
+    return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
 
 
 def _rows(facts: Facts) -> Iterator[Row]:

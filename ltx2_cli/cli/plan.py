@@ -6,6 +6,7 @@ import math
 import re
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
@@ -86,19 +87,15 @@ def print_dry_run(session: Session, spec: RunSpec, product: Product, random: boo
     with synchronized(session.hosts):
         if not session.hosts.first:
             return
-        request, sizes = Request(spec, find_devices(), product=product), dict[str, int]()
+        request, sizes = Request(spec, find_devices(), product=product), Counter[str]()
         check_published(request)
         for file in (downloads := missing_downloads(spec)):
-            folder = f"{file.repository}/{file.name.split('/')[0]}"
-            sizes[folder] = sizes.get(folder, 0) + file.size
+            sizes[f"{file.repository}/{file.name.split('/')[0]}"] += file.size
         check_disk_space(downloads)
         if downloads:
-            rows = sorted(sizes.items(), key=lambda item: -item[1])
-            lines = [
-                f"to download into {constants.HF_HUB_CACHE}:",
-                *(f"{quantity(size):>9}  {name}" for name, size in rows),
-            ]
-            lines.append(f"{quantity(sum(sizes.values())):>9}  in all")
+            rows = [*sizes.most_common(), ("in all", sizes.total())]
+            lines = [f"to download into {constants.HF_HUB_CACHE}:"]
+            lines += [f"{quantity(size):>9}  {name}" for name, size in rows]
         else:
             plan = fitting_plan(request)
             check_distinct(files, input_files(plan))
