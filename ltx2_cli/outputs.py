@@ -85,10 +85,10 @@ def run_file(spec: RunSpec) -> Output:
     return Output(paths[0].with_suffix(RUN), option)
 
 
-def read_files(spec: RunSpec) -> list[Path]:
-    """The files that a request reads, except weights."""
+def read_files(spec: RunSpec, *others: Path | None) -> list[Path]:
+    """The files that a request reads, except weights; and others, of which some may be None."""
     profile = spec.sharding.profile
-    names = (spec.initial_noise, profile if profile.endswith((".yaml", ".yml")) else None)
+    names = (spec.initial_noise, profile if profile.endswith((".yaml", ".yml")) else None, *others)
     return [Path(name) for name in names if name]
 
 

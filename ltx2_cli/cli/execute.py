@@ -2,7 +2,8 @@
 what is downloaded for it, the run itself, and what is wrong with its clips."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import groupby
 from os.path import abspath, expanduser, relpath
 from pathlib import Path
@@ -13,11 +14,10 @@ from ltx2_cli.cli.inspect import inspect
 from ltx2_cli.cli.options import Generate, Resume
 from ltx2_cli.cli.plan import check_published, fitting_plan
 from ltx2_cli.cli.session import Facts, Session, short_digest, synchronized
-from ltx2_cli.console import print_out
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.programs import enable_compilation_cache, forbid_compilation
 from ltx2_cli.core.provenance import environment_changes, input_files, read_provenance, versions
-from ltx2_cli.core.report import Report, Timings
+from ltx2_cli.core.report import Timings
 from ltx2_cli.core.run import START, load, programs, traced, warm_up, write
 from ltx2_cli.core.run_state import RunCheckpointer, RunGoal, RunState, SavedRun, open_saved_run
 from ltx2_cli.devices import find_devices
@@ -65,24 +65,17 @@ def plan_facts(plan: Plan) -> Facts:
     return {**{f"version of {package}": version for package, version in versions().items()}, **facts}
 
 
-def agreed_plan(session: Session, request: Request, check: Callable[[Plan], None]) -> Plan:
-    """The plan of a request that fits the devices and passes `check`, the same on every host."""
+@contextmanager
+def agreed_plan(session: Session, request: Request) -> Iterator[Plan]:
+    """The plan of a request that fits the devices, and that the body may refuse: the same on every host."""
     with synchronized(session.hosts) as facts:
         enable_compilation_cache(request.spec.compile_cache)
-        plan = fitting_plan(request)
-        check(plan)
+        yield (plan := fitting_plan(request))
         facts |= plan_facts(plan) if session.hosts.count > 1 else {}
-    return plan
 
 
 def run(options: Generate, session: Session, spec: RunSpec, product: Product, drawn: bool, files: list[Output]) -> None:
     """Make clips, or only warm up, after what has to be downloaded was said, and the seed if it was `drawn`."""
-
-    def check(plan: Plan) -> None:
-        check_distinct(files, input_files(plan))
-        if options.no_compile:
-            session.resources.enter_context(forbid_compilation(programs(plan, product)))
-
     request = Request(spec, find_devices(), product=product)
     with synchronized(session.hosts):
         check_published(request)
@@ -91,8 +84,11 @@ def run(options: Generate, session: Session, spec: RunSpec, product: Product, dr
         for repository, parts in groupby(downloads, lambda file: file.repository):
             size = quantity(sum(part.size for part in parts))
             session.report.note(f"downloading {size} of {repository} into {constants.HF_HUB_CACHE}")
-    plan = agreed_plan(session, request, check)
-    components, flaws = load(plan), list[str]()
+    with agreed_plan(session, request) as plan:
+        check_distinct(files, input_files(plan))
+        if options.no_compile:
+            session.resources.enter_context(forbid_compilation(programs(plan, product)))
+    components = load(plan)
     if drawn and not options.warmup:
         session.report.note(f"seed: {plan.spec.seeds[0]}")
     with traced(options.profile):
@@ -101,23 +97,22 @@ def run(options: Generate, session: Session, spec: RunSpec, product: Product, dr
             warm_up(plan, components, timings)
         else:
             goal, keep = RunGoal(product, source=None), (options.resumable, options.keep_every)
-            flaws = execute(RunCheckpointer(run_file(plan.spec).path, plan, goal, timings, *keep), components)
+            execute(session, RunCheckpointer(run_file(plan.spec).path, plan, goal, timings, *keep), components)
         if session.hosts.first and options.perf_dump:
             timings.write(options.perf_dump)
-    session.finish([] if options.warmup else outputs(plan.spec, product), flaws)
+    session.finish([] if options.warmup else outputs(plan.spec, product))
 
 
-def execute(checkpointer: RunCheckpointer, components: Components, start: RunState = START) -> list[str]:
-    """Run the checkpointer's plan from `start` and print the path of each finished file. Returns the flaws of the
-    clips. Raises `InterruptedRunError` or `AbortedRunError` where the run was interrupted and can be resumed."""
-    plan, report, goal = checkpointer.plan, checkpointer.report, checkpointer.goal
-    flaws, resume, finished = list[str](), f"`ltx2 resume {checkpointer.path}` goes on", 0
+def execute(session: Session, checkpointer: RunCheckpointer, components: Components, start: RunState = START) -> None:
+    """Run the checkpointer's plan from `start` and show each finished file. Raises `InterruptedRunError` or
+    `AbortedRunError` where the run was interrupted and can be resumed."""
+    plan, product, report = checkpointer.plan, checkpointer.goal.product, checkpointer.report
+    resume, finished = f"`ltx2 resume {checkpointer.path}` goes on", 0
     try:
         with stop_on_signal(checkpointer.stop):
-            for path, findings in write(plan, components, report, goal.product, start, checkpointer):
-                print_out(str(path))
+            for path, findings in write(plan, components, report, product, start, checkpointer):
+                session.show(path, findings)
                 finished += 1
-                flaws += report_flaws(path, findings, report)
     except KeyboardInterrupt:
         if not (checkpointer.kept or finished):
             raise
@@ -128,22 +123,14 @@ def execute(checkpointer: RunCheckpointer, components: Components, start: RunSta
             raise
         raise RunError(str(error), f"{error.hint}; then {resume}") from error
     checkpointer.end()
-    return flaws
-
-
-def report_flaws(path: Path, findings: Sequence[str], report: Report) -> list[str]:
-    """Say what is wrong with the clip in `path`; returns these sentences."""
-    flaws = [f"{path}: {finding}" for finding in findings]
-    for flaw in flaws:
-        report.note(flaw)
-    return flaws
 
 
 def resume(options: Resume, session: Session) -> None:
     """Finish the run and print the paths of what it makes."""
     session.start()
-    with synchronized(session.hosts):
+    with synchronized(session.hosts) as facts:
         kept = open_saved_run(options.run.expanduser().absolute())
+        facts["how far the run is"] = str(kept.place)
         session.reserve([Output(kept.path, "-o")])
         names = ("sharding", "compile_cache", "output", "save_latents")
         given = {name: str(value) for name in names if (value := vars(options)[name])}
@@ -153,26 +140,21 @@ def resume(options: Resume, session: Session) -> None:
             session.report.note(f"in {kept.folder}, where it was begun")
             os.chdir(kept.folder)  # relative paths in its request begin there
         spec = kept.spec({**places(kept.spec({}), kept, given), **given})
-
-    def check(plan: Plan) -> None:
+    product, source = kept.goal  # the text was read before it was kept
+    request = Request(spec, find_devices(), source, product, frozenset({ENCODE, CONNECT}), OF_RUN)
+    with agreed_plan(session, request) as plan:
         recorded = read_provenance(kept.request.values, str(kept.path))
         if (changes := [*environment_changes(recorded, plan)]) and not options.force:
             hint = "--force goes on; the clip may differ in its last bits"
             raise UsageError(f"{kept.path} was kept elsewhere: {'; '.join(changes)}", hint)
-
-    product, source = kept.goal  # the text was read before it was kept
-    request = Request(spec, find_devices(), source, product, frozenset({ENCODE, CONNECT}), OF_RUN)
-    plan = agreed_plan(session, request, check)
-    files = outputs(plan.spec, product)
-    with synchronized(session.hosts) as facts:
-        progress = kept.progress(plan)
-        facts["how far the run is"] = str(kept.place)
+        progress, files = kept.progress(plan), outputs(plan.spec, product)
         if session.hosts.first:
             own = own_files(plan.spec, product, progress.written)
             check_outputs(files, [kept.path], options.overwrite, own, "--overwrite")
             session.reserve(files)
     checkpointer = RunCheckpointer(kept.path, plan, kept.goal, session.report, True, options.keep_every, written=0)
-    session.finish(files, execute(checkpointer, load(plan), progress))
+    execute(session, checkpointer, load(plan), progress)
+    session.finish(files)
 
 
 def places(spec: RunSpec, kept: SavedRun, given: Mapping[str, str]) -> dict[str, str]:
@@ -181,16 +163,17 @@ def places(spec: RunSpec, kept: SavedRun, given: Mapping[str, str]) -> dict[str,
     outside of the folder of that file."""
     here = kept.path.parent.resolve()
     started = os.path.join(kept.folder, run_file(spec).path.parent)
-    clips = ["output" if spec.output else "base_output_directory"] if kept.goal.product is Product.clips else []
+    options = {"save_latents": "--save-latents"} if spec.save_latents and "save_latents" not in given else {}
+    if kept.goal.product is Product.clips and "output" not in given:
+        options["output" if spec.output else "base_output_directory"] = "-o"
     moved = {}
-    for key in [*clips, *(["save_latents"] if spec.save_latents else [])]:
-        name, option = ("save_latents", "--save-latents") if key == "save_latents" else ("output", "-o")
+    for key, option in options.items():
         before = abspath(os.path.join(kept.folder, expanduser(vars(spec)[key] or "")))
         after = Path(os.path.realpath(here / relpath(before, started)))
-        if name not in given and not after.is_relative_to(here):
+        if not after.is_relative_to(here):
             hint = f"`ltx2 resume {kept.path} {option} FILE` says where to write instead"
             raise UsageError(f"{kept.path} names a place outside of its folder: {before}", hint)
-        if name not in given and str(after) != os.path.realpath(before):
+        if str(after) != os.path.realpath(before):
             moved[key] = str(after)
     return moved
 

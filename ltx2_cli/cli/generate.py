@@ -45,8 +45,7 @@ def generate(options: Generate, session: Session) -> None:
         clips = [] if options.warmup else [*outputs(spec, product), run_file(spec)]
         dump = [Output(options.perf_dump, "--perf-dump")] if options.perf_dump else []
         files = [*clips, *dump] if session.hosts.first else []
-        reads = [*read_files(spec), *([options.config] if options.config else [])]
-        check_outputs(files, reads, options.force, folders=traces)
+        check_outputs(files, read_files(spec, options.config), options.force, folders=traces)
         if not options.dry_run:
             session.reserve(files)
     if options.dry_run:

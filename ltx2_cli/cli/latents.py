@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from ltx2_cli.cli.generate import configured_spec, overrides
 from ltx2_cli.cli.options import ConfigOptions, Decode, Upsample
 from ltx2_cli.cli.session import Session, file_facts, request_facts, synchronized
-from ltx2_cli.console import print_out
 from ltx2_cli.core.provenance import input_files, source_history
 from ltx2_cli.devices import find_devices
 from ltx2_cli.diffusion.geometry import clip_geometry
@@ -51,13 +50,14 @@ def upsample(options: Upsample, session: Session) -> None:
             facts |= {f"{first.path.name}: {key}": value for key, value in request_facts(spec).items()}
         facts |= {**file_facts(file.path for file in files), "latents_only": str(options.latents_only)}
         if session.hosts.first:
-            reads = [*(file.path for file in files), *read_files(specs[0])]
             written = [file for spec in specs for file in (*outputs(spec, product), run_file(spec))]
-            check_outputs(written, [*reads, *([options.config] if options.config else [])], options.force)
+            reads = read_files(specs[0], options.config, *(file.path for file in files))
+            check_outputs(written, reads, options.force)
             session.reserve(written)
     session.start()
-    flaws = [flaw for group, spec in jobs for flaw in _execute(session, group, spec, options, product)]
-    session.finish([file for spec in specs for file in outputs(spec, product)], flaws)
+    for group, spec in jobs:
+        _execute(session, group, spec, options, product)
+    session.finish([file for spec in specs for file in outputs(spec, product)])
 
 
 def _groups(files: Sequence[LatentsFile], options: Upsample) -> list[list[LatentsFile]]:
@@ -104,26 +104,22 @@ def merged_request(files: Sequence[LatentsFile], specs: Sequence[RunSpec]) -> Ru
 
 def _execute(
     session: Session, files: Sequence[LatentsFile], spec: RunSpec, options: Upsample, product: Product
-) -> list[str]:
-    """Print the paths of a run's clips, or of their latents; returns the clips' flaws."""
+) -> None:
     from ltx2_cli.cli.execute import OF_LATENTS, agreed_plan, execute
     from ltx2_cli.core.run import load, state_from_latents
     from ltx2_cli.core.run_state import RunCheckpointer, RunGoal
     from ltx2_cli.estimate.fit import Request
     from ltx2_cli.plan.stages import InitialLatents
 
-    def check(plan: "Plan") -> None:
+    source = InitialLatents(files[0].shapes, spec.fps)
+    with agreed_plan(session, Request(spec, find_devices(), source, product, fixed=OF_LATENTS)) as plan:
         check_distinct(outputs(spec, product), input_files(plan))
         for file in files:
             check_source(file, plan, spec.fps)
-
-    source = InitialLatents(files[0].shapes, spec.fps)
-    request = Request(spec, find_devices(), source, product, fixed=OF_LATENTS)
-    plan = agreed_plan(session, request, check)
     goal, keep = RunGoal(product, source), (options.resumable, options.keep_every)
     checkpointer = RunCheckpointer(run_file(plan.spec).path, plan, goal, session.report, *keep)
     history = tuple(source_history(file, spec.fps) for file in files)
-    return execute(checkpointer, load(plan), state_from_latents([file.read() for file in files], history))
+    execute(session, checkpointer, load(plan), state_from_latents([file.read() for file in files], history))
 
 
 def decode(options: Decode, session: Session) -> None:
@@ -136,20 +132,21 @@ def decode(options: Decode, session: Session) -> None:
         facts |= {"output": str(kinds), "silent": str(options.silent)}
         files = [Output(path, "-o") for path in kinds]
         if session.hosts.first:
-            reads = [file.path, *([options.config] if options.config else []), *read_files(spec)]
+            reads = read_files(spec, options.config, file.path)
             folders = [output for output in files if kinds[output.path] == FRAMES]
             check_outputs([output for output in files if output not in folders], reads, options.force, folders=folders)
             for folder in folders:
                 check_frames(*folder, options.force)
             session.reserve(files)
     session.start()
-    from ltx2_cli.cli.execute import OF_LATENTS, agreed_plan, report_flaws
+    from ltx2_cli.cli.execute import OF_LATENTS, agreed_plan
     from ltx2_cli.core.run import decode_file, load
     from ltx2_cli.estimate.fit import Request
     from ltx2_cli.estimate.phases import DECODE, PHASES
 
     request = Request(spec, find_devices(), skipped=frozenset(PHASES) - {DECODE}, fixed=OF_LATENTS)
-    plan = agreed_plan(session, request, lambda plan: check_shapes(file, plan, plan.latent_shapes, spec.fps))
+    with agreed_plan(session, request) as plan:
+        check_shapes(file, plan, plan.latent_shapes, spec.fps)
     sound = ".wav" in kinds.values() or (".mp4" in kinds.values() and not options.silent)
     streams = Streams({*kinds.values()} != {".wav"}, sound)
     media = decode_file(plan, file.read(), load(plan), session.report, streams)
@@ -167,8 +164,8 @@ def decode(options: Decode, session: Session) -> None:
                     write_contact_sheet([(spec.prompt, media)], path)
                 case _:
                     write_frames(media, path)
-        print_out(str(path))
-    session.finish(files, report_flaws(files[0].path, findings(media), session.report))
+        session.show(path, findings(media) if path == files[0].path else ())
+    session.finish(files)
 
 
 def _kinds(names: list[str]) -> dict[Path, str]:

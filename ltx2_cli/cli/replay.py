@@ -60,7 +60,7 @@ class RecordedClip:
 
 def replay(options: Replay, session: Session) -> None:
     """Make the clip, print its path or whether it is the same. Changes that were not asked for are reported."""
-    changes, flaws = list[str](), list[str]()
+    changes = list[str]()
     with synchronized(session.hosts) as facts:
         given, settings = overrides(options), options.settings or []
         changed = frozenset({*given, *(setting.partition("=")[0] for setting in settings)})
@@ -76,41 +76,38 @@ def replay(options: Replay, session: Session) -> None:
             session.report.note(sentence)
         files = outputs(spec, product := Product.latents if draft else Product.clips)
         if session.hosts.first:
-            reads = [clip.path, clip.video, source and source[0].path, *read_files(spec)]
-            check_outputs(files, [path for path in reads if path], options.force)
+            reads = read_files(spec, clip.path, clip.video, source[0].path if source else None)
+            check_outputs(files, reads, options.force)
             session.reserve(files)
         facts |= request_facts(replace(spec, output=None, save_latents=None)) | {"stage": clip.stage}
         facts |= file_facts([source[0].path] if source else [])
     session.start()
-    from ltx2_cli.cli.execute import OF_LATENTS, OF_RECORD, agreed_plan, report_flaws
+    from ltx2_cli.cli.execute import OF_LATENTS, OF_RECORD, agreed_plan
     from ltx2_cli.core.run import START, load, state_from_latents, write
     from ltx2_cli.estimate.fit import Request
     from ltx2_cli.plan.stages import InitialLatents
 
-    def check(plan: "Plan") -> None:
+    begin = InitialLatents(source[0].shapes, source[1]) if source else None
+    phases, fixed = Product.drafts if draft else Product.clips, OF_LATENTS if source else OF_RECORD
+    with agreed_plan(session, Request(spec, find_devices(), begin, phases, fixed=fixed)) as plan:
         if source:
             check_source(source[0], plan, source[1])
         if session.hosts.first:
             with session.report.stage("compare the weights"):
-                changes.extend(weight_changes(clip, plan, changed, options.any_weights))
-            changes.extend(provenance.environment_changes(clip.provenance, plan))
+                changes += weight_changes(clip, plan, changed, options.any_weights)
+            changes += provenance.environment_changes(clip.provenance, plan)
             for change in changes:
                 session.report.note(change)
-            changes.extend(f"another {key} is asked for" for key in sorted(changed - {"output", "save_latents"}))
-
-    begin = InitialLatents(source[0].shapes, source[1]) if source else None
-    phases, fixed = Product.drafts if draft else Product.clips, OF_LATENTS if source else OF_RECORD
-    plan = agreed_plan(session, Request(spec, find_devices(), begin, phases, fixed=fixed), check)
+            changes += [f"another {key} is asked for" for key in sorted(changed - {"output", "save_latents"})]
     start = START
     if source:
         start = state_from_latents([source[0].read()], (provenance.source_history(*source),))
     for path, findings in write(plan, load(plan), session.report, product, start):
         if kept:
-            print_out(str(path))
-            flaws += report_flaws(path, findings, session.report)
+            session.show(path, findings)
         if options.verify:
             print_out(check_identical(clip, read_clip(path), changes))
-    session.finish(files if kept else [], flaws)
+    session.finish(files if kept else [])
 
 
 def read_clip(path: Path) -> RecordedClip:

@@ -9,13 +9,13 @@ import resource
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, NoReturn
 
 from ltx2_cli.cli.options import SessionOptions
-from ltx2_cli.console import reporter
+from ltx2_cli.console import print_out, reporter
 from ltx2_cli.core.report import Report
 from ltx2_cli.devices import peak_memory
 from ltx2_cli.errors import (
@@ -53,6 +53,7 @@ class Session:
     report: Report
     resources: ExitStack  # released at the end
     compiled: "CompileStats | None" = None
+    flaws: list[str] = field(default_factory=list)  # of the finished clips
 
     def reserve(self, files: Iterable[Output]) -> None:
         """Keep other processes from writing these files until the end. The first host writes."""
@@ -66,7 +67,14 @@ class Session:
 
         self.compiled = self.resources.enter_context(count_compilations())
 
-    def finish(self, written: Iterable[Output], flaws: Sequence[str] = ()) -> None:
+    def show(self, path: Path, findings: Sequence[str] = ()) -> None:
+        """Print the path of a finished file; say what is wrong with the clip in it."""
+        print_out(str(path))
+        for finding in findings:
+            self.flaws.append(f"{path}: {finding}")
+            self.report.note(self.flaws[-1])
+
+    def finish(self, written: Iterable[Output]) -> None:
         """Say what was written, in which time and memory. Raises `MediaCheckError` for flaws, with --strict."""
         import jax
 
@@ -77,8 +85,8 @@ class Session:
         memory = f"{host / 1e9:.1f} GB of memory" + (f", {device / 1e9:.1f} GB of a device" if device else "")
         done = f"{f'wrote {files}' if names else 'done'} in {monotonic() - STARTED:.1f} s"
         self.report.note(f"{done}; at most {memory}; {self.compiled}")
-        if flaws and self.options.strict:
-            raise MediaCheckError(". ".join(flaws), "all files are written; without --strict this is no error")
+        if self.flaws and self.options.strict:
+            raise MediaCheckError(". ".join(self.flaws), "all files are written; without --strict this is no error")
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,11 +12,14 @@ import pytest
 
 from clips import Case, Checkpoint, Size, plan_of
 from ltx2_cli.cli.execute import execute
+from ltx2_cli.cli.options import SessionOptions
+from ltx2_cli.cli.session import Session
 from ltx2_cli.core import generate
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.report import Advance, Report
 from ltx2_cli.core.run import load
 from ltx2_cli.core.run_state import RunCheckpointer, RunGoal, RunState
+from ltx2_cli.distributed import ProcessGroup
 from ltx2_cli.errors import AbortedRunError, InterruptedRunError
 from ltx2_cli.interrupts import STOP_SIGNALS, StopRequest, handle_signals, stop_on_signal
 from ltx2_cli.outputs import Product
@@ -81,10 +84,11 @@ def stopped(ready: tuple[Plan, Components], moment: int, wanted: bool | None) ->
     plan, components = ready
     report = Moments(moment)
     plan = replace(plan, spec=replace(plan.spec, output="clip.mp4"))
+    session = Session(SessionOptions(), ProcessGroup(), report, ExitStack())
     checkpointer = Told(Path("clip.run"), plan, RunGoal(Product.clips, None), report, wanted, 1e6, report.stop)
     try:
         with handle_signals():
-            execute(checkpointer, components)
+            execute(session, checkpointer, components)
     except ENDS as end:
         return report, checkpointer, str(end) or "interrupted"
     return report, checkpointer, ""

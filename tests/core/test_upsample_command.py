@@ -132,9 +132,8 @@ def test_upsampled_files_are_named_after_their_latents(
         file.write_bytes((made / "first.safetensors").read_bytes())
     runs: list[list[str]] = []
 
-    def execute(session: object, files: Sequence[LatentsFile], spec: RunSpec, *_: object) -> list[str]:
+    def execute(session: object, files: Sequence[LatentsFile], spec: RunSpec, *_: object) -> None:
         runs.append([spec.output or "", *(file.path.name for file in files)])
-        return []
 
     monkeypatch.setattr(command, "_execute", execute)
     monkeypatch.setattr(command, "merged_request", lambda files, specs: specs[0])
