@@ -1,8 +1,10 @@
 """The errors that end a command, each with its exit code."""
 
+import errno
 from collections.abc import Sequence
 
 MAKE_ROOM = "free some space, or name another place: -o FILE"  # hint for a file that cannot be written
+DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
 class CommandError(Exception):

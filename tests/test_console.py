@@ -52,9 +52,9 @@ def test_a_pipe_gets_one_line_per_stage_with_verbose(verbose: bool, lines: list[
 def test_a_terminal_gets_the_same_lines_in_colour(verbose: bool):
     stream = Terminal()
     tell(reporter(verbose, stream))
-    said = timeless(stream.getvalue())
-    assert "\x1b[32m" in said
-    assert [line in said for line in LINES] == [True, verbose, True, verbose]
+    shown = timeless(stream.getvalue())
+    assert "\x1b[32m" in shown
+    assert [line in shown for line in LINES] == [True, verbose, True, verbose]
 
 
 @pytest.mark.parametrize("colour", [True, False])
@@ -124,9 +124,9 @@ def test_cached_programs_are_not_reported_as_compiled(monkeypatch: pytest.Monkey
     assert stream.getvalue() == "compile noise: 3.0 s\n"
 
 
-@pytest.mark.parametrize(("seconds", "said"), [(7.4, "0:07"), (750, "12:30"), (3723, "1:02:03")])
-def test_durations_are_formatted(seconds: float, said: str):
-    assert console.clock(seconds) == said
+@pytest.mark.parametrize(("seconds", "text"), [(7.4, "0:07"), (750, "12:30"), (3723, "1:02:03")])
+def test_durations_are_formatted(seconds: float, text: str):
+    assert console.clock(seconds) == text
 
 
 def test_a_failed_stage_is_not_reported_as_done():

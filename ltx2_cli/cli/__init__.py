@@ -45,9 +45,9 @@ class Verb(TyperCommand):
         single = [option for option in options if not (option.is_flag or option.multiple)]
         for option in single:
             parser.add_option(option, option.opts, option.name, action="append")
-        found, _, _ = parser.parse_args(list(args))
+        values_by_name, _, _ = parser.parse_args(list(args))
         for option in single:
-            flag, given = option.opts[0], found.get(option.name, [])
+            flag, given = option.opts[0], values_by_name.get(option.name, [])
             if len(given) > 1 and not ctx.resilient_parsing:  # as for completion
                 values = given if flag == "--seed" and self.name == "generate" else given[-1:]
                 raise UsageError(f"{flag} is given {len(given)} times: {', '.join(given)}", shlex.join([flag, *values]))
@@ -71,13 +71,13 @@ def as_function(verb: type[Options]) -> Callable[..., None]:
     return run
 
 
-lora, one_of_each = typer.Typer(), list[str]()
+lora, first_examples = typer.Typer(), list[str]()
 app = typer.Typer(rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]})
 for verb in VERBS:
     name, (sentences, _, examples) = verb.__name__.lower(), cleandoc(verb.__doc__ or "").partition("\n\n")
     text = HELP.format(sentences, examples)
     app.command(name, cls=Verb, help=text, short_help=sentences, epilog=EXIT_CODES)(as_function(verb))
-    one_of_each.append(next(line for line in examples.splitlines() if line.startswith(f"ltx2 {name}")))
+    first_examples.append(next(line for line in examples.splitlines() if line.startswith(f"ltx2 {name}")))
 lora.command("inspect", help=Lora.__doc__)(as_function(Lora))
 app.add_typer(lora, name="lora")
 
@@ -91,7 +91,7 @@ def show_help(context: typer.Context) -> None:
 
 @app.callback(
     invoke_without_command=True,
-    help=HELP.format("Video with sound from text: LTX-2 in JAX.", "\n".join([*one_of_each, LORA_EXAMPLE])),
+    help=HELP.format("Video with sound from text: LTX-2 in JAX.", "\n".join([*first_examples, LORA_EXAMPLE])),
     epilog=EXIT_CODES,
 )
 def overview(context: typer.Context, version: bool = typer.Option(False, "--version", help="Say the version.")) -> None:
@@ -136,10 +136,10 @@ def of_verb(text: str) -> str:
     command = get_group(app).commands.get(sys.argv[1] if len(sys.argv) > 1 else "")
     flags = {flag for parameter in command.params for flag in parameter.opts} if command else set()
 
-    def replacement(found: re.Match[str]) -> str:
-        name, value = found["name"], found["value"] or "N"
+    def replacement(match: re.Match[str]) -> str:
+        name, value = match["name"], match["value"] or "N"
         key = "num_inference_steps" if name == "steps" else KEYS.get(name.replace("-", "_"))
-        return found[0] if key is None or f"--{name}" in flags else f"--set {key}={value}"
+        return match[0] if key is None or f"--{name}" in flags else f"--set {key}={value}"
 
     return OPTION.sub(replacement, text) if "--set" in flags else text
 

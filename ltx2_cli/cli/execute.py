@@ -192,11 +192,9 @@ def own_files(spec: RunSpec, product: Product, done: int) -> set[Path]:
 def _has_record(file: Path, spec: RunSpec) -> bool:
     """Whether the record in a file is this request."""
     try:
-        record = inspect(file).get("record")
+        recorded = inspect(file).get("record") or {}
     except UsageError:
         return False
-    if record is None:
-        return False
-    pair = record, read_text(to_yaml(spec), str(file)).values
-    first, second = ({key: value for key, value in values.items() if key not in NO_CONTENT} for values in pair)
+    both = recorded, read_text(to_yaml(spec), str(file)).values
+    first, second = ({key: value for key, value in values.items() if key not in NO_CONTENT} for values in both)
     return first == second

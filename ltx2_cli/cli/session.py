@@ -19,6 +19,7 @@ from ltx2_cli.console import print_out, reporter
 from ltx2_cli.core.report import Report
 from ltx2_cli.devices import peak_memory
 from ltx2_cli.errors import (
+    DISK_FULL,
     MAKE_ROOM,
     CommandError,
     DoesNotFitError,
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 STARTED = monotonic()  # when the program was started
 MOST = 4  # files that are named; of more their number
 FINISHED = (0, MediaCheckError.exit_code)  # all clips are written
-FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 REFUSALS: dict[int, type[CommandError]] = {error.exit_code: error for error in (UsageError, DoesNotFitError, RunError)}
 Facts = dict[str, str]
 
@@ -157,7 +157,9 @@ def system_error(error: OSError) -> RunError | UsageError:
     if error.errno == errno.ENOENT and error.filename is None:  # of `os.getcwd`
         return UsageError("the current folder is gone", "cd to one that is there")
     place = f": {error.filename}" if error.filename else ""
-    return RunError(f"{error.strerror or error}{place}", MAKE_ROOM if error.errno in FULL else "--debug shows where")
+    return RunError(
+        f"{error.strerror or error}{place}", MAKE_ROOM if error.errno in DISK_FULL else "--debug shows where"
+    )
 
 
 def request_facts(spec: RunSpec) -> Facts:

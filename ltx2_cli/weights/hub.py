@@ -1,7 +1,6 @@
 """A checkpoint by its name: a path here, or a repository of the hub, which is fetched into huggingface_hub's cache.
 What takes long to import of that library is imported where a repository is asked for."""
 
-import errno
 import json
 import shutil
 from collections.abc import Iterator, Sequence
@@ -15,13 +14,12 @@ from urllib.parse import quote
 import huggingface_hub as hf
 from huggingface_hub import constants, errors
 
-from ltx2_cli.errors import UsageError
+from ltx2_cli.errors import DISK_FULL, UsageError
 from ltx2_cli.units import quantity
 
 EMBEDDED, DEMO_FOLDER = "embedded", Path(__file__).parents[1] / "demo"  # the checkpoint in this package
 ELSEWHERE = "make room there, or set HF_HOME to a folder on another disk"
 INDEX = ".safetensors.index.json"
-FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 TOKENS = "https://huggingface.co/settings/tokens"
 LOG_IN = f"set HF_TOKEN or run `hf auth login` with a token from {TOKENS}"
 AGAIN = "try again, or name a folder or a file on this machine"
@@ -202,7 +200,7 @@ def _sentence_and_hint(error: BaseException, checkpoint: str) -> tuple[str, str]
             return f"your token may not read {repo.id}: {_first_line(error.server_message or error)}", hint
         case errors.HfHubHTTPError():
             pass
-        case _ if (isinstance(error, OSError) and error.errno in FULL) or "No space left" in str(error):
+        case _ if (isinstance(error, OSError) and error.errno in DISK_FULL) or "No space left" in str(error):
             return f"the disk with the cache is full: {constants.HF_HUB_CACHE}", ELSEWHERE
         case errors.LocalEntryNotFoundError() | errors.OfflineModeIsEnabled() | errors.HTTPError():
             part = "only in part" if isinstance(error, errors.IncompleteSnapshotError) else "not"

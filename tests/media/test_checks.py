@@ -46,7 +46,7 @@ def test_a_good_clip_has_no_findings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("frames", "found"),
+    ("frames", "expected"),
     [
         (filled(0), [BLACK]),
         (flickering(filled(0), 16), [BLACK]),
@@ -57,12 +57,12 @@ def test_a_good_clip_has_no_findings() -> None:
     ],
     ids=["zeros", "dark noise", "an unlit scene", "a moon", "a dim scene", "noise"],
 )
-def test_a_black_picture_is_a_finding(frames: np.ndarray, found: list[str]) -> None:
-    assert [each for each in findings(clip(frames)) if each != FROZEN] == found
+def test_a_black_picture_is_a_finding(frames: np.ndarray, expected: list[str]) -> None:
+    assert [finding for finding in findings(clip(frames)) if finding != FROZEN] == expected
 
 
 @pytest.mark.parametrize(
-    ("frames", "found"),
+    ("frames", "expected"),
     [
         (filled(128), [COLOUR]),
         (flickering(filled(128), 10), [COLOUR]),
@@ -74,12 +74,12 @@ def test_a_black_picture_is_a_finding(frames: np.ndarray, found: list[str]) -> N
     ],
     ids=["grey", "a ripple", "flashes", "a colour", "noise", "a sky", "one frame of a scene"],
 )
-def test_a_single_colour_is_a_finding(frames: np.ndarray, found: list[str]) -> None:
-    assert findings(clip(frames)) == found
+def test_a_single_colour_is_a_finding(frames: np.ndarray, expected: list[str]) -> None:
+    assert findings(clip(frames)) == expected
 
 
 @pytest.mark.parametrize(
-    ("frames", "found"),
+    ("frames", "expected"),
     [
         (scene(1).repeat(FRAMES, 0), [FROZEN]),
         (flickering(scene(1).repeat(FRAMES, 0), 3), [FROZEN]),
@@ -90,13 +90,13 @@ def test_a_single_colour_is_a_finding(frames: np.ndarray, found: list[str]) -> N
     ],
     ids=["a still", "a still with noise", "grain", "a ball", "a late move", "one frame"],
 )
-def test_a_frozen_picture_is_a_finding(frames: np.ndarray, found: list[str]) -> None:
+def test_a_frozen_picture_is_a_finding(frames: np.ndarray, expected: list[str]) -> None:
     waveform = TONE[: len(frames) * RATE // 24] / 2
-    assert findings(clip(frames, waveform)) == found
+    assert findings(clip(frames, waveform)) == expected
 
 
 @pytest.mark.parametrize(
-    ("waveform", "found"),
+    ("waveform", "expected"),
     [
         (0 * TONE, [SILENT]),
         (0.0005 * TONE, [SILENT]),
@@ -107,12 +107,12 @@ def test_a_frozen_picture_is_a_finding(frames: np.ndarray, found: list[str]) -> 
     ],
     ids=["zeros", "-66 dB", "a constant", "-50 dB", "one channel", "left out"],
 )
-def test_silent_sound_is_a_finding(waveform: np.ndarray, found: list[str]) -> None:
-    assert findings(clip(waveform=waveform.astype(np.float32))) == found
+def test_silent_sound_is_a_finding(waveform: np.ndarray, expected: list[str]) -> None:
+    assert findings(clip(waveform=waveform.astype(np.float32))) == expected
 
 
 @pytest.mark.parametrize(
-    ("waveform", "found"),
+    ("waveform", "expected"),
     [
         (np.clip(2 * TONE, -1, 1), ["the sound is clipped: 67 % of it is at full scale"]),
         (np.clip(1.001 * TONE, -1, 1), ["the sound is clipped: 3 % of it is at full scale"]),
@@ -121,13 +121,13 @@ def test_silent_sound_is_a_finding(waveform: np.ndarray, found: list[str]) -> No
     ],
     ids=["twice too loud", "a little too loud", "a tone at full scale", "clicks"],
 )
-def test_clipped_sound_is_a_finding(waveform: np.ndarray, found: list[str]) -> None:
+def test_clipped_sound_is_a_finding(waveform: np.ndarray, expected: list[str]) -> None:
     """Of a sine of amplitude 2, two thirds are beyond 1."""
-    assert findings(clip(waveform=waveform)) == found
+    assert findings(clip(waveform=waveform)) == expected
 
 
 @pytest.mark.parametrize(
-    ("seconds", "found"),
+    ("seconds", "expected"),
     [
         (0.85, ["picture and sound differ in length: 1.00 s and 0.85 s"]),
         (1.2, ["picture and sound differ in length: 1.00 s and 1.20 s"]),
@@ -135,9 +135,9 @@ def test_clipped_sound_is_a_finding(waveform: np.ndarray, found: list[str]) -> N
         (1.05, []),
     ],
 )
-def test_unequal_lengths_are_a_finding(seconds: float, found: list[str]) -> None:
+def test_unequal_lengths_are_a_finding(seconds: float, expected: list[str]) -> None:
     waveform = np.concatenate([TONE, TONE])[: round(seconds * RATE)] / 2
-    assert findings(clip(waveform=waveform)) == found
+    assert findings(clip(waveform=waveform)) == expected
 
 
 def test_a_missing_picture_is_no_finding() -> None:
@@ -145,5 +145,5 @@ def test_a_missing_picture_is_no_finding() -> None:
 
 
 def test_all_findings_are_listed() -> None:
-    found = findings(clip(filled(0), 0 * TONE[: RATE // 2]))
-    assert found == [BLACK, SILENT, "picture and sound differ in length: 1.00 s and 0.50 s"]
+    listed = findings(clip(filled(0), 0 * TONE[: RATE // 2]))
+    assert listed == [BLACK, SILENT, "picture and sound differ in length: 1.00 s and 0.50 s"]

@@ -38,9 +38,9 @@ def test_metadata_makes_no_difference(then: Path, now: Path) -> None:
 def test_a_different_picture_is_measured(then: Path, now: Path) -> None:
     """Luma, two thirds of the numbers, goes from 102 to 110: 20·log10(255 / 8) + 10·log10(3 / 2) = 31.83 dB."""
     write_mp4(clip(110, 0.5), now)
-    found = video_differences(then, now)
-    assert found.keys() == {"picture"}
-    psnr, ssim = re.fullmatch(r"PSNR ([\d.]+) dB, SSIM ([\d.]+)", found["picture"]).groups()
+    differences = video_differences(then, now)
+    assert differences.keys() == {"picture"}
+    psnr, ssim = re.fullmatch(r"PSNR ([\d.]+) dB, SSIM ([\d.]+)", differences["picture"]).groups()
     assert float(psnr) == pytest.approx(31.83, abs=0.01)
     assert 0.9 < float(ssim) < 1
 
@@ -48,9 +48,9 @@ def test_a_different_picture_is_measured(then: Path, now: Path) -> None:
 def test_a_different_sound_is_measured(then: Path, now: Path) -> None:
     """By a tenth of itself: 20 dB below it."""
     write_mp4(clip(100, 0.45), now)
-    found = video_differences(then, now)
-    assert found.keys() == {"sound"}
-    assert float(re.fullmatch(r"SDR ([\d.]+) dB", found["sound"])[1]) == pytest.approx(20, abs=1)
+    differences = video_differences(then, now)
+    assert differences.keys() == {"sound"}
+    assert float(re.fullmatch(r"SDR ([\d.]+) dB", differences["sound"])[1]) == pytest.approx(20, abs=1)
 
 
 def test_other_lengths_and_sample_rates_are_named_not_measured(then: Path, now: Path) -> None:

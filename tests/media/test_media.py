@@ -61,9 +61,11 @@ def test_an_mp4_keeps_rates_sizes_and_lengths(media: Media, rate: str, tmp_path:
     path = tmp_path / "new" / "clip.mp4"
     write_mp4(media, path)
     count, height, width, _ = media.frames.shape
-    said = description(path)
-    assert re.search(rf"Video: h264 .*yuv420p\(tv, bt709, progressive\), {width}x{height}.* {re.escape(rate)},", said)
-    assert f"Audio: aac (LC) (mp4a / 0x6134706D), {media.sample_rate} Hz, stereo" in said
+    described = description(path)
+    assert re.search(
+        rf"Video: h264 .*yuv420p\(tv, bt709, progressive\), {width}x{height}.* {re.escape(rate)},", described
+    )
+    assert f"Audio: aac (LC) (mp4a / 0x6134706D), {media.sample_rate} Hz, stereo" in described
     assert len(frames_of(path, height, width)) == count
     assert abs(len(sound_of(path)) / media.sample_rate - count / media.fps) < LATENT_FRAME
     assert os.listdir(path.parent) == ["clip.mp4"]
@@ -195,4 +197,4 @@ def test_records_are_written_atomically(tmp_path: Path):
     path = record_path(tmp_path / "new" / "clip.mp4")
     write_record(path, "prompt: fühl\n")
     write_record(path, "prompt: ☂\n")
-    assert [(each.name, each.read_text("utf-8")) for each in path.parent.iterdir()] == [("clip.yaml", "prompt: ☂\n")]
+    assert [(file.name, file.read_text("utf-8")) for file in path.parent.iterdir()] == [("clip.yaml", "prompt: ☂\n")]
