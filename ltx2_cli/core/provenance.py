@@ -193,4 +193,4 @@ def input_files(plan: "Plan") -> Collection[Path]:
 def network_files(plan: "Plan", network: str) -> Collection[Path]:
     """The files of a network's weights and of its LoRAs."""
     weights = {tensor.file for tensor in plan.checkpoint.files.get(network, {}).values()}
-    return weights | {part.lora.path for lora in plan.added.get(network, {}).values() for part in lora.parts}
+    return weights | {lora.path for delta in plan.added.get(network, {}).values() for lora, _, _ in delta.parts}

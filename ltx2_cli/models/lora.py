@@ -12,7 +12,7 @@ from ltx2_cli.models.networks import Networks
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.weights.checkpoint import TensorFiles, count_and_list, raise_all, shape_text
 from ltx2_cli.weights.declare import declared
-from ltx2_cli.weights.lora import LoraDelta, LoraFile, LoraPair, LoraTerm, model_version, version_of
+from ltx2_cli.weights.lora import LoraDelta, LoraFile, LoraPair, model_version, version_of
 from ltx2_cli.weights.published import CATALOG, LORA
 
 TARGETED = ("transformer", "connectors")
@@ -36,14 +36,14 @@ def find_adapters(loras: Sequence[tuple[LoraFile, float]], networks: Networks) -
     """The sums that files, each with a strength, add to tensors: by network, then by declared name. Raises one
     `UsageError` for all targets of all files that are no linear layer of the transformer or the connectors, or have
     another shape."""
-    terms: dict[Target, list[LoraTerm]] = {}
+    terms: dict[Target, list[tuple[LoraFile, str, float]]] = {}
     problems: list[UsageError] = []
     targets = dict(_aliases(networks)) if loras else {}
     for lora, strength in loras:
         matching, mismatches = _match(lora, targets)
         problems += _problems(lora, len(matching), mismatches, targets)
         for target, name in matching.items():
-            terms.setdefault(target, []).append(LoraTerm(lora, lora.pairs[name], strength))
+            terms.setdefault(target, []).append((lora, name, strength))
     raise_all(problems)
     deltas: dict[str, dict[str, LoraDelta]] = {network: {} for network in TARGETED}
     for target, summands in terms.items():

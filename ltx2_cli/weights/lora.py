@@ -71,44 +71,36 @@ class LoraFile:
     files: TensorFiles
     pairs: Mapping[str, LoraPair]  # by target, as the file calls it
 
-
-@dataclass(frozen=True)
-class LoraTerm:
-    """The term that one file adds to one tensor."""
-
-    lora: LoraFile
-    pair: LoraPair
-    strength: float
-
-    def read(self) -> tuple[np.ndarray, np.ndarray]:
+    def read(self, target: str, strength: float) -> tuple[np.ndarray, np.ndarray]:
         """float32 a [rank, in], and b [out, rank] times strength · alpha / rank, or times strength without an alpha.
         Raises `RunError` where they are not finite."""
-        a, b, alpha = self._array(self.pair.a), self._array(self.pair.b), self.pair.alpha
+        pair = self.pairs[target]
+        a, b, alpha = self._array(pair.a), self._array(pair.b), pair.alpha
         number = float(self._array(alpha).item()) if isinstance(alpha, str) else alpha
-        b *= np.float32(self.strength * (1.0 if number is None else number / self.pair.rank))
+        b *= np.float32(strength * (1.0 if number is None else number / pair.rank))
         if not (np.isfinite(a).all() and np.isfinite(b).all()):
             again = f"download it again, or {LEAVE_OUT}"
-            raise RunError(f"{self.lora.path} is damaged: {self.pair.a} and its twin are not finite", again)
+            raise RunError(f"{self.path} is damaged: {pair.a} and its twin are not finite", again)
         return a, b
 
     def _array(self, name: str) -> np.ndarray:
-        return np.array(self.lora.files.read(name, ()), np.float32)
+        return np.array(self.files.read(name, ()), np.float32)
 
 
 @dataclass(frozen=True)
 class LoraDelta:
     """The sum that files add to one tensor W (out, in), as on disk: W + b @ a."""
 
-    parts: tuple[LoraTerm, ...]
+    parts: tuple[tuple[LoraFile, str, float], ...]  # files, with a target and a strength
 
     @property
     def rank(self) -> int:
         """The sum of the files' ranks."""
-        return sum(part.pair.rank for part in self.parts)
+        return sum(lora.pairs[target].rank for lora, target, _ in self.parts)
 
     def read(self) -> tuple[np.ndarray, np.ndarray]:
         """float32 a [rank, in] and b [out, rank], those of all files concatenated along the rank."""
-        a, b = zip(*(part.read() for part in self.parts), strict=True)
+        a, b = zip(*(lora.read(target, strength) for lora, target, strength in self.parts), strict=True)
         return np.concatenate(a), np.concatenate(b, axis=1)
 
 

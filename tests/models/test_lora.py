@@ -110,9 +110,9 @@ def test_original_names_have_the_targets_of_diffusers(models: dict[str, Networks
     assert len(theirs.pairs) == len(published) / 2
     for network, tensors in found(models[model], theirs, opened(tmp_path, published)).items():
         for name, low_rank in tensors.items():
-            diffusers, ours = low_rank.parts
-            assert diffusers.pair.a == f"{network}.{name.removesuffix('weight')}lora_A.weight"
-            assert ours.pair.shape == diffusers.pair.shape
+            diffusers, ours = (lora.pairs[target] for lora, target, _ in low_rank.parts)
+            assert diffusers.a == f"{network}.{name.removesuffix('weight')}lora_A.weight"
+            assert ours.shape == diffusers.shape
 
 
 @pytest.mark.parametrize("naming", ["original", "with model", "diffusers", "peft"])

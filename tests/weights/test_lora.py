@@ -9,15 +9,14 @@ import pytest
 from loras import factors, write, write_header
 from ltx2_cli.errors import RunError, UsageError
 from ltx2_cli.weights.checkpoint import TensorFiles
-from ltx2_cli.weights.lora import LoraDelta, LoraTerm, open_lora
+from ltx2_cli.weights.lora import LoraDelta, open_lora
 
 A, B = (4, 8), (6, 4)  # of rank 4, for a weight of 6x8
 EXACT = 2e-7  # float32 rounds at 6e-8, twice here
 
 
-def part(path: Path, target: str, strength: float = 1.0) -> LoraTerm:
-    lora = open_lora(path)
-    return LoraTerm(lora, lora.pairs[target], strength)
+def delta(path: Path, target: str, strength: float = 1.0) -> LoraDelta:
+    return LoraDelta(((open_lora(path), target, strength),))
 
 
 @pytest.mark.parametrize(
@@ -46,7 +45,7 @@ def test_opening_reads_the_header_alone(tmp_path: Path, monkeypatch: pytest.Monk
 
     path = write_header(tmp_path / "x.safetensors", {"x.lora_A.weight": A, "x.lora_B.weight": B, "x.alpha": ()})
     monkeypatch.setattr(TensorFiles, "read", read)
-    low_rank = LoraDelta((part(path, "x"),) * 2)
+    low_rank = LoraDelta(delta(path, "x").parts * 2)
     assert low_rank.rank == 8
     with pytest.raises(AssertionError, match="data was read"):
         low_rank.read()
@@ -64,7 +63,7 @@ def test_the_sum_of_files_equals_float64(tmp_path: Path) -> None:
     for number, (rank, dtype, strength, alpha) in enumerate(cases):
         tensors = factors("x", 6, 8, rank, number, dtype)
         stored = {} if alpha is None else {"x.alpha": np.array(alpha, np.float32)}
-        parts.append(part(write(tmp_path / f"{number}.safetensors", {**tensors, **stored}), "x", strength))
+        parts += delta(write(tmp_path / f"{number}.safetensors", {**tensors, **stored}), "x", strength).parts
         a, b = (tensor.astype(np.float64) for tensor in tensors.values())
         wanted += strength * (1.0 if alpha is None else alpha / rank) * b @ a
     a, b = LoraDelta(tuple(parts)).read()
@@ -79,7 +78,7 @@ def test_an_alpha_divides_by_the_rank_of_its_layer(tmp_path: Path, shape: tuple[
     alphas = {"x.alpha": np.full(shape, 2, np.float32), "y.alpha": np.full(shape, 2, np.float32)}
     path = write(tmp_path / "x.safetensors", {**tensors, **alphas})
     for target, factor in (("x", 0.5), ("y", 1.0)):
-        a, b = LoraDelta((part(path, target),)).read()
+        a, b = delta(path, target).read()
         np.testing.assert_array_equal(a, tensors[f"{target}.lora_A.weight"])
         np.testing.assert_array_equal(b, np.float32(factor) * tensors[f"{target}.lora_B.weight"])
 
@@ -95,7 +94,7 @@ def test_an_alpha_divides_by_the_rank_of_its_layer(tmp_path: Path, shape: tuple[
 def test_diffusers_alpha_is_in_the_metadata(tmp_path: Path, target: str, config: dict[str, object]) -> None:
     tensors = factors(target, 6, 8, 4, 0)
     path = write(tmp_path / "x.safetensors", tensors, {"lora_adapter_metadata": json.dumps(config)})
-    _, b = part(path, target, 0.5).read()
+    _, b = delta(path, target, 0.5).read()
     np.testing.assert_array_equal(b, tensors[f"{target}.lora_B.weight"])  # 0.5 · 8 / 4
 
 
@@ -103,14 +102,14 @@ def test_pefts_alpha_is_in_the_config_beside_its_file(tmp_path: Path) -> None:
     tensors = factors("base_model.model.x", 6, 8, 4, 0)
     (tmp_path / "adapter_config.json").write_text('{"r": 4, "lora_alpha": 8, "peft_type": "LORA"}')
     for name, factor in (("adapter_model.safetensors", 2), ("another.safetensors", 1)):
-        _, b = part(write(tmp_path / name, tensors), "base_model.model.x").read()
+        _, b = delta(write(tmp_path / name, tensors), "base_model.model.x").read()
         np.testing.assert_array_equal(b, factor * tensors["base_model.model.x.lora_B.weight"])
 
 
 def test_an_alpha_in_the_file_overrides_a_config(tmp_path: Path) -> None:
     tensors = {**factors("x", 6, 8, 4, 0), "x.alpha": np.array(4, np.float32)}
     path = write(tmp_path / "x.safetensors", tensors, {"lora_adapter_metadata": '{"lora_alpha": 8}'})
-    np.testing.assert_array_equal(part(path, "x").read()[1], tensors["x.lora_B.weight"])
+    np.testing.assert_array_equal(delta(path, "x").read()[1], tensors["x.lora_B.weight"])
 
 
 PAIR = {"x.lora_A.weight": A, "x.lora_B.weight": B}
@@ -191,7 +190,7 @@ def test_values_that_are_not_finite_are_a_run_error(tmp_path: Path, key: str, va
     tensors = {**factors("x", 6, 8, 4, 0), "x.alpha": np.array(4, np.float32)}
     tensors[key].flat[0] = value
     with pytest.raises(RunError, match=r"x\.lora_A\.weight and its twin are not finite"):
-        part(write(tmp_path / "x.safetensors", tensors), "x").read()
+        delta(write(tmp_path / "x.safetensors", tensors), "x").read()
 
 
 def test_truncated_and_foreign_files_are_refused(tmp_path: Path) -> None:
