@@ -105,7 +105,7 @@ def drawn(network: "nnx.Module") -> "nnx.Module":
 
 def asked(tiny: bool, passes: int) -> Asked:
     """The same clip in words that need nothing of ours: what JAX brings confuses torch's compiler."""
-    from ltx2_cli.estimate.phases import forward_flops
+    from ltx2_cli.estimate.phases import DENOISE, phase_flops
 
     plan = plan_of(tiny, passes)
     arch, (stage,) = plan.arch.transformer, plan.stages
@@ -114,7 +114,7 @@ def asked(tiny: bool, passes: int) -> Asked:
     return {
         "passes": passes,
         "steps": repetitions(tiny)[1],
-        "flops": forward_flops(plan, stage),
+        "flops": phase_flops(plan, DENOISE),
         "config": asdict(arch) | arch.only,
         "arrays": {
             "hidden_states": (rows, geometry.video_tokens, video.in_channels),

@@ -32,9 +32,9 @@ from ltx2_cli.chips import CHIPS, chip
     ],
 )
 def test_chips_are_found_by_every_name(name: str, expected: str):
-    found = chip(name)
-    assert found is not None
-    assert found.name == expected
+    known = chip(name)
+    assert known is not None
+    assert known.name == expected
 
 
 def test_unknown_devices_are_no_chips():
@@ -43,7 +43,7 @@ def test_unknown_devices_are_no_chips():
 
 def test_ratios_of_the_figures_are_plausible():
     """A device can read its memory in a moment and has hundreds of operations for a byte, thousands for one sent."""
-    for each in CHIPS:
-        assert 0.005 < each.hbm_bytes / each.hbm_bandwidth < 0.09, each.name
-        assert 100 < each.flops / each.hbm_bandwidth < 700, each.name
-        assert 700 < each.flops / each.link_bandwidth < 12000, each.name
+    for published in CHIPS:
+        assert 0.005 < published.hbm_bytes / published.hbm_bandwidth < 0.09, published.name
+        assert 100 < published.flops / published.hbm_bandwidth < 700, published.name
+        assert 700 < published.flops / published.link_bandwidth < 12000, published.name

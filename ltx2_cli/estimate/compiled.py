@@ -158,11 +158,11 @@ def collectives(text: str, mesh: Mesh) -> list[Collective]:
     entries = [name for entry, name in zip(parts[::3], parts[1::3], strict=True) if entry]
     if not entries:
         raise ValueError("this is not the text of a compiled program: it has no ENTRY computation")
-    found: dict[object, Collective] = {}
+    distinct: dict[object, Collective] = {}
     for line, match, loops in _lines(computations, entries[0], ()):
         chain = _CHAIN.search(line)  # a TPU spreads one collective over several fusions
-        found.setdefault((*chain.groups(), loops) if chain else match, _collective(line, match, loops, mesh))
-    return list(found.values())
+        distinct.setdefault((*chain.groups(), loops) if chain else match, _collective(line, match, loops, mesh))
+    return list(distinct.values())
 
 
 def sent_bytes(collectives: Iterable[Collective]) -> int:
@@ -204,10 +204,8 @@ def _collective(line: str, match: re.Match[str], loops: Loops, mesh: Mesh) -> Co
     for dtype, dims in (result.groups() for result in results):
         bits = re.search(r"\d+", dtype.replace("pred", "u8"))
         size += math.ceil(math.prod(_numbers(dims)) * int(bits[0]) / 8) if bits else 0
-    sent, times = (
-        round(size * SENT[kind](len(members[0]))),
-        math.prod(count for count in loops if count is not None),
-    )
+    sent = round(size * SENT[kind](len(members[0])))
+    times = math.prod(count for count in loops if count is not None)
     return Collective(
         kind=kind,
         axes=axes_of(members, mesh),

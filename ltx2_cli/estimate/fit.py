@@ -181,13 +181,13 @@ class Suggestions:
     def smaller_clip(self) -> Alternative | None:
         """The largest clip that fits: fewer videos at once, fewer frames, or a smaller picture; with other settings
         where that makes it much larger, or nothing fits otherwise."""
-        found: Alternative | None = None
+        best: Alternative | None = None
         for start in self.starts:
             largest = max(self.smaller(start), key=self.volume, default=None)
-            if largest and (found is None or self.volume(largest) > MUCH_LARGER * self.volume(found)):
-                found = largest
-        if found:
-            return found
+            if largest and (best is None or self.volume(largest) > MUCH_LARGER * self.volume(best)):
+                best = largest
+        if best:
+            return best
         meshes = islice(self.meshes(self.starts[-1]), MOST_MESHES)
         smaller = next(filter(None, (list(self.smaller(mesh)) for mesh in meshes)), [])
         return max(smaller, key=self.volume, default=None)

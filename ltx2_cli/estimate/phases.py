@@ -108,14 +108,14 @@ def _network_bytes(plan: Plan, name: str) -> int:
 def phase_memory(plan: Plan, phases: Collection[str]) -> dict[str, PhaseMemory]:
     """What each of these phases needs of a device. Where latents are upsampled, the first stage's denoiser stays for
     the second. A CPU reads weights into their place; other devices receive some while they hold others."""
-    sizes, found = weight_bytes(plan), {}
+    sizes, memory = weight_bytes(plan), {}
     resident = sum(sizes.values()) if plan.spec.keep_resident else 0
     moving = 0 if plan.sharding.mesh.devices.flat[0].platform == "cpu" else ON_THE_WAY * CHUNK
     for phase in phases:
         names = (*PHASES[phase], DENOISER) if phase == UPSAMPLE and DENOISE in phases else PHASES[phase]
         loaded = max(resident, read_bytes(plan, phase, sizes), sum(sizes.get(name, 0) for name in names))
-        found[phase] = PhaseMemory(loaded, loaded + min(moving, loaded), activation_bytes(plan, phase))
-    return found
+        memory[phase] = PhaseMemory(loaded, loaded + min(moving, loaded), activation_bytes(plan, phase))
+    return memory
 
 
 def activation_bytes(plan: Plan, phase: str) -> int:
@@ -229,14 +229,9 @@ def video_decoder_flops(arch: VideoVAEArch, frames: int, height: int, width: int
     return flops + convolution(inner, arch.out_channels * arch.patch_size**2)
 
 
-def forward_flops(plan: Plan, stage: Stage) -> int:
-    """One forward of a stage's denoiser over all its passes, on all devices together."""
-    tokens = (stage.geometry.video_tokens, stage.geometry.audio_frames, plan.spec.max_sequence_length)
-    return denoiser_flops(plan.arch.transformer, *tokens, len(stage.passes) * plan.batch_size, len(plan.prompts))
-
-
 def phase_flops(plan: Plan, phase: str) -> int:
-    """Operations of a phase on all devices together, of a denoising phase those of a step. Sound is not counted."""
+    """Operations of a phase on all devices together, of a denoising phase those of a step: a forward over all passes.
+    Sound is not counted."""
     _, _, *size = plan.latent_shapes.video
     match phase:
         case "encode" | "connect":  # without the products of tokens in attention; a table of embeddings is looked up
@@ -250,7 +245,9 @@ def phase_flops(plan: Plan, phase: str) -> int:
             kernels = [weight for weight in weights(plan.network("upsampler")) if len(weight.axes) > 3]
             later = [kernel for kernel in kernels if kernel.source.startswith(UPSAMPLED)]
             return plan.batch_size * 2 * (small * _elements(kernels) + (large - small) * _elements(later))
-    return forward_flops(plan, stage_of(plan, phase))
+    stage = stage_of(plan, phase)
+    tokens = (stage.geometry.video_tokens, stage.geometry.audio_frames, plan.spec.max_sequence_length)
+    return denoiser_flops(plan.arch.transformer, *tokens, len(stage.passes) * plan.batch_size, len(plan.prompts))
 
 
 def roofline(flops: float, bytes_read: float, bytes_sent: float, chip: Chip) -> dict[str, float]:

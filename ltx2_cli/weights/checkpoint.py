@@ -209,13 +209,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def collect(readings: Mapping[str, Callable[[], T]]) -> tuple[dict[str, T], list[UsageError]]:
     """The results of `readings` by name, and the `UsageError`s of those that fail, to be reported together."""
-    found, problems = {}, []
+    results, problems = {}, []
     for name, reading in readings.items():
         try:
-            found[name] = reading()
+            results[name] = reading()
         except UsageError as error:
             problems.append(error)
-    return found, problems
+    return results, problems
 
 
 def raise_all(problems: Iterable[UsageError]) -> None:

@@ -43,7 +43,7 @@ def five_kinds(x: jax.Array) -> jax.Array:
 
 
 def outlines(found: list[Collective]) -> dict[str, tuple[int, int, tuple[str, ...]]]:
-    return {each.kind: (each.bytes, each.devices, each.axes) for each in found}
+    return {collective.kind: (collective.bytes, collective.devices, collective.axes) for collective in found}
 
 
 def test_the_five_kinds_of_collectives_are_counted(mesh: Mesh):
@@ -57,9 +57,9 @@ def test_the_five_kinds_of_collectives_are_counted(mesh: Mesh):
         "collective-permute": (512, 2, ("b",)),
     }
     assert sent_bytes(found) == 1536 + 2048 + 1536 + 256 + 512
-    assert {each.times for each in found} == {1}
-    assert next(each.results for each in found if each.kind == "all-gather") == ("f32[32,16]",)
-    assert next(each.op_name for each in found if each.kind == "all-reduce").endswith("/psum")
+    assert {collective.times for collective in found} == {1}
+    assert next(collective.results for collective in found if collective.kind == "all-gather") == ("f32[32,16]",)
+    assert next(collective.op_name for collective in found if collective.kind == "all-reduce").endswith("/psum")
 
 
 def test_asynchronous_collectives_of_tpus_are_counted(mesh: Mesh):
@@ -73,7 +73,9 @@ def test_asynchronous_collectives_of_tpus_are_counted(mesh: Mesh):
         "all-to-all": (megabyte // 2, 2, ("a",)),
         "collective-permute": (megabyte, 2, ("b",)),
     }
-    assert next(each.results for each in found if each.kind == "collective-permute") == ("bf16[1024,512]",)
+    assert next(collective.results for collective in found if collective.kind == "collective-permute") == (
+        "bf16[1024,512]",
+    )
 
 
 def summing(length: int, over: str, inner: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
@@ -94,11 +96,11 @@ def test_nested_loops_multiply_and_unknown_lengths_count_once(mesh: Mesh):
         return jax.lax.fori_loop(0, steps, lambda _, x: layers(x), x)
 
     found = collectives(compiled(program, mesh, PartitionSpec("a"), np.zeros((8, 4), np.float32), 7), mesh)
-    assert {each.axes: (each.loops, each.times) for each in found} == {
+    assert {collective.axes: (collective.loops, collective.times) for collective in found} == {
         ("a",): ((None, 6, 3), 18),
         ("b",): ((None, 6), 6),
     }
-    assert all(each.in_traced_loop for each in found)
+    assert all(collective.in_traced_loop for collective in found)
     assert sent_bytes(found) == 18 * 64 + 6 * 96
 
 
@@ -110,7 +112,9 @@ def test_loops_of_unknown_length_count_once(mesh: Mesh):
 
 def test_a_collective_split_over_fusions_counts_once(mesh: Mesh):
     found = stored("v5e_fused_gather.txt", mesh)
-    assert [(each.kind, each.axes, each.loops) for each in found].count(("all-gather", ("a",), (6,))) == 2
+    assert [(collective.kind, collective.axes, collective.loops) for collective in found].count(
+        ("all-gather", ("a",), (6,))
+    ) == 2
     assert len(found) == 3
 
 
@@ -180,7 +184,7 @@ ENTRY %main (x: f32[8], which: s32[]) -> f32[8] {
 
 def test_a_start_and_its_wrapped_collective_count_once(mesh: Mesh):
     found = collectives(ASYNCHRONOUS, mesh)
-    assert [(each.kind, each.bytes, each.axes) for each in found] == [
+    assert [(collective.kind, collective.bytes, collective.axes) for collective in found] == [
         ("all-gather", 256 * 7 // 8, AXES),
         ("all-reduce", 40 * 2 * 7 // 8, AXES),
         ("reduce-scatter", 4 * 7, AXES),
@@ -227,7 +231,9 @@ def test_devices_are_counted_in_the_order_of_the_mesh():
     for axis in mesh.axis_names:
         split = jax.ShapeDtypeStruct((8, 8), np.float32, sharding=NamedSharding(mesh, PartitionSpec(axis)))
         text = jax.jit(jnp.sin, out_shardings=whole).lower(split).compile().as_text()
-        assert [(each.kind, each.axes) for each in collectives(text, mesh)] == [("all-gather", (axis,))]
+        assert [(collective.kind, collective.axes) for collective in collectives(text, mesh)] == [
+            ("all-gather", (axis,))
+        ]
 
 
 SIZES = {"bf16[3,5]": 30, "pred[4]": 4, "s4[3]": 2, "f8e4m3fn[7]": 7, "u32[]": 4, "token[]": 0}

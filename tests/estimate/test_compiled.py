@@ -18,15 +18,15 @@ def test_a_program_and_its_communication_are_measured():
     split, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (["rows"], []))
     x = jax.ShapeDtypeStruct((512, 16), jnp.float32, sharding=split)
     gather = jax.jit(lambda x: jax.lax.with_sharding_constraint(2 * x, whole))
-    made = compile_program(Program("gather", None, gather, lambda: (x,)), mesh)
-    assert isinstance(made, Compiled)
-    assert (made.name, made.sent_bytes) == ("gather", 512 * 16 * 4 * 7 // 8)
-    assert [each.kind for each in made.collectives] == ["all-gather"]
-    assert made.memory.arguments_bytes == 64 * 16 * 4
-    assert made.memory.peak_bytes >= made.memory.arguments_bytes + made.memory.temporaries_bytes
-    assert made.activation_bytes == made.memory.peak_bytes
-    assert made.compile_seconds > 0
-    assert "ENTRY" in made.text
+    program = compile_program(Program("gather", None, gather, lambda: (x,)), mesh)
+    assert isinstance(program, Compiled)
+    assert (program.name, program.sent_bytes) == ("gather", 512 * 16 * 4 * 7 // 8)
+    assert [collective.kind for collective in program.collectives] == ["all-gather"]
+    assert program.memory.arguments_bytes == 64 * 16 * 4
+    assert program.memory.peak_bytes >= program.memory.arguments_bytes + program.memory.temporaries_bytes
+    assert program.activation_bytes == program.memory.peak_bytes
+    assert program.compile_seconds > 0
+    assert "ENTRY" in program.text
 
 
 def test_unread_weights_do_not_count_for_a_program():
@@ -39,10 +39,10 @@ def test_unread_weights_do_not_count_for_a_program():
     )
     x = jax.ShapeDtypeStruct((4, 16), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec()))
     project = jax.jit(lambda linear, x: x @ linear.kernel[...].mT)
-    made = compile_program(Program("project", None, project, lambda: (linear, x)), mesh)
-    assert isinstance(made, Compiled)
-    assert made.memory.peak_bytes - made.activation_bytes == 8 * 16 * 4 // 8
-    assert made.memory.arguments_bytes == 8 * 16 * 4 // 8 + 4 * 16 * 4
+    program = compile_program(Program("project", None, project, lambda: (linear, x)), mesh)
+    assert isinstance(program, Compiled)
+    assert program.memory.peak_bytes - program.activation_bytes == 8 * 16 * 4 // 8
+    assert program.memory.arguments_bytes == 8 * 16 * 4 // 8 + 4 * 16 * 4
 
 
 @pytest.mark.parametrize(

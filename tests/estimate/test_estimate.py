@@ -27,7 +27,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def one() -> Plan:
+def one_stage() -> Plan:
     """LTX-2 on one device."""
     return plan_offline(read_spec(prompt="rain", model="ltx2", sharding="single"), jax.devices())
 
@@ -38,174 +38,174 @@ def compiled(peak: int, weights: int, network: str = "transformer", name: str = 
 
 
 @pytest.fixture(scope="module")
-def two() -> Plan:
+def two_stages() -> Plan:
     """LTX-2.3 in two stages on one device."""
     spec = read_spec({"prompt": "rain", "model": "ltx2.3", "recipe": "two_stage"})
     return plan_offline(spec, jax.devices()[:1])
 
 
-def test_every_network_belongs_to_a_phase(one: Plan, two: Plan) -> None:
-    for plan in (one, two):
+def test_every_network_belongs_to_a_phase(one_stage: Plan, two_stages: Plan) -> None:
+    for plan in (one_stage, two_stages):
         memory = estimate_plan(plan).memory
         assert {name for phase in memory for name in PHASES[phase]} >= plan.networks.present().keys()
     assert memory.keys() == PHASES.keys()
 
 
-def test_a_second_stage_takes_the_memory_of_the_first(two: Plan) -> None:
+def test_a_second_stage_takes_the_memory_of_the_first(two_stages: Plan) -> None:
     """Its LoRA is merged into the weights that are there."""
-    held, found = estimate_plan(two).weight_bytes, estimate_plan(two).memory
-    assert found["refine"].loading == found["refine"].weights == found["denoise"].weights == held["transformer"]
-    assert found["upsample"].weights == held["transformer"] + held["upsampler"] + held["statistics"]
+    held, memory = estimate_plan(two_stages).weight_bytes, estimate_plan(two_stages).memory
+    assert memory["refine"].loading == memory["refine"].weights == memory["denoise"].weights == held["transformer"]
+    assert memory["upsample"].weights == held["transformer"] + held["upsampler"] + held["statistics"]
     assert held["upsampler"] == 2 * 497_867_904
 
 
-def test_each_stage_has_separate_figures(two: Plan, slow: None) -> None:
+def test_each_stage_has_separate_figures(two_stages: Plan, slow: None) -> None:
     """A quarter of the tokens, four passes, thirty steps; then all of them, one pass, three steps."""
-    made = (compiled(700, 500), compiled(900, 400, "refiner", "forward 2", stage=1))
-    found = estimate_plan(two, made)
-    said = record(found)
-    first, second = said["stages"]
-    assert [(each["width"], each["height"], each["num_frames"]) for each in said["stages"]] == [
+    programs = (compiled(700, 500), compiled(900, 400, "refiner", "forward 2", stage=1))
+    estimate = estimate_plan(two_stages, programs)
+    values = record(estimate)
+    first, second = values["stages"]
+    assert [(stage["width"], stage["height"], stage["num_frames"]) for stage in values["stages"]] == [
         (384, 256, 121),
         (768, 512, 121),
     ]
-    assert [each["tokens"]["video"] for each in said["stages"]] == [1536, 6144]
-    assert [(len(each["passes"]), each["steps"]) for each in said["stages"]] == [(4, 30), (1, 3)]
-    assert [each["memory"]["peak_bytes"] for each in said["stages"]] == [700, 900]
+    assert [stage["tokens"]["video"] for stage in values["stages"]] == [1536, 6144]
+    assert [(len(stage["passes"]), stage["steps"]) for stage in values["stages"]] == [(4, 30), (1, 3)]
+    assert [stage["memory"]["peak_bytes"] for stage in values["stages"]] == [700, 900]
     figures = ("memory", "flops", "sent_bytes", "collectives", "compile_seconds", "seconds_per_step", "tokens")
-    assert {key: said[key] for key in figures} == {key: first[key] for key in figures}
-    assert (found.memory["denoise"].activations, found.memory["refine"].activations) == (200, 500)
-    clip = said["phase_seconds"]
+    assert {key: values[key] for key in figures} == {key: first[key] for key in figures}
+    assert (estimate.memory["denoise"].activations, estimate.memory["refine"].activations) == (200, 500)
+    clip = values["phase_seconds"]
     assert clip["denoise"] == pytest.approx(30 * first["seconds_per_step"])
     assert clip["refine"] == pytest.approx(3 * second["seconds_per_step"])
-    assert said["seconds_per_clip"] == pytest.approx(sum(clip.values()))
+    assert values["seconds_per_clip"] == pytest.approx(sum(clip.values()))
 
 
-def test_upsampling_counts_its_convolutions(two: Plan, slow: None) -> None:
+def test_upsampling_counts_its_convolutions(two_stages: Plan, slow: None) -> None:
     """27 cells of 128 to 1024 channels, eight of 1024 to 1024, nine of 1024 to 4096, each frame of 8 x 12 latents; then
     eight of 1024 and one to 128, of 16 x 24."""
     inner, outer, cells = 27 * 1024**2, 27 * 1024 * 128, 9 * 1024 * 4096
     flops = 2 * 1536 * (outer + 8 * inner + cells) + 2 * 6144 * (8 * inner + outer)
-    assert phase_flops(two, "upsample") == flops
+    assert phase_flops(two_stages, "upsample") == flops
 
 
-def test_each_phase_holds_only_its_networks(one: Plan) -> None:
+def test_each_phase_holds_only_its_networks(one_stage: Plan) -> None:
     """In bfloat16, two bytes a parameter: 18,876,174,592 of the denoiser, 11,766,034,176 of the text encoder."""
-    alone = estimate_plan(one)
+    alone = estimate_plan(one_stage)
     assert alone.weight_bytes["transformer"] == alone.memory["denoise"].weights == 2 * 18_876_174_592
     assert alone.memory["encode"].weights == 2 * 11_766_034_176
     decoders = ("vae", "audio_vae", "vocoder")
     assert alone.memory["decode"].weights == sum(alone.weight_bytes[name] for name in decoders)
 
 
-def test_uncompiled_decoding_takes_the_estimate_of_the_plan(one: Plan) -> None:
+def test_uncompiled_decoding_takes_the_estimate_of_the_plan(one_stage: Plan) -> None:
     """Compiled, it takes what the compiler says; the sound alone says nothing of the picture."""
-    held, formula = estimate_plan(one).memory["decode"].weights, one.decoding.bytes
+    held, formula = estimate_plan(one_stage).memory["decode"].weights, one_stage.decoding.bytes
     sound, picture = compiled(formula // 2, 0, "vocoder", "sound"), compiled(3 * formula, 0, "vae", "frames")
     for programs in ((), (sound,)):
-        assert estimate_plan(one, programs).phase_bytes["decode"] == held + formula
-    assert estimate_plan(one, (sound, picture)).phase_bytes["decode"] == held + 3 * formula
+        assert estimate_plan(one_stage, programs).phase_bytes["decode"] == held + formula
+    assert estimate_plan(one_stage, (sound, picture)).phase_bytes["decode"] == held + 3 * formula
 
 
-def test_resident_networks_count_in_every_phase(one: Plan) -> None:
-    kept = replace(one, spec=replace(one.spec, keep_resident=True))
-    everything = sum(estimate_plan(one).weight_bytes.values())
+def test_resident_networks_count_in_every_phase(one_stage: Plan) -> None:
+    kept = replace(one_stage, spec=replace(one_stage.spec, keep_resident=True))
+    everything = sum(estimate_plan(one_stage).weight_bytes.values())
     assert {memory.weights for memory in estimate_plan(kept).memory.values()} == {everything}
-    held = estimate_plan(one).weight_bytes["transformer"]
+    held = estimate_plan(one_stage).weight_bytes["transformer"]
     working = estimate_plan(kept, (compiled(held + 500, held),)).phase_bytes
     assert working["denoise"] == everything + 500
 
 
-def test_memory_of_a_program_adds_to_all_networks_of_its_phase(one: Plan) -> None:
+def test_memory_of_a_program_adds_to_all_networks_of_its_phase(one_stage: Plan) -> None:
     """Also where it reads only some of their weights."""
-    held = estimate_plan(one).weight_bytes
-    made = (compiled(held["transformer"], held["transformer"] - 900), compiled(1500, 1000, "vae", "frames"))
-    found = estimate_plan(one, made).phase_bytes
-    assert found["denoise"] == held["transformer"] + 900
-    assert found["decode"] == held["vae"] + held["audio_vae"] + held["vocoder"] + 500
+    held = estimate_plan(one_stage).weight_bytes
+    programs = (compiled(held["transformer"], held["transformer"] - 900), compiled(1500, 1000, "vae", "frames"))
+    peaks = estimate_plan(one_stage, programs).phase_bytes
+    assert peaks["denoise"] == held["transformer"] + 900
+    assert peaks["decode"] == held["vae"] + held["audio_vae"] + held["vocoder"] + 500
 
 
-def test_work_of_a_forward_is_divided_by_the_devices(one: Plan) -> None:
+def test_work_of_a_forward_is_divided_by_the_devices(one_stage: Plan) -> None:
     """Four passes of 48 layers over 6,144 video tokens 4,096 wide. A token meets 14 matrices that are square (4 of
     self-attention, 2 towards text, 8 of the feed-forward), 4 that halve it (towards sound and back), each other token
     and 1,024 of text, twice. Sound is the rest, below a hundredth."""
-    (whole,) = estimate_plan(one).stages
+    (whole,) = estimate_plan(one_stage).stages
     split = plan_offline(read_spec(prompt="rain", model="ltx2", sharding="gpu"), jax.devices())
     assert estimate_plan(split).stages[0].flops == whole.flops / 8
     token = 2 * 14 * 4096**2 + 2 * 4 * 4096 * 2048 + 2 * 2 * (6144 + 1024) * 4096
     assert whole.flops == pytest.approx(4 * 48 * 6144 * token, rel=0.01)
 
 
-def test_a_step_takes_as_long_as_its_longest_part(one: Plan, slow: None) -> None:
+def test_a_step_takes_as_long_as_its_longest_part(one_stage: Plan, slow: None) -> None:
     sent = Collective("all-gather", ("heads",), 8, (), 7_000_000_000, 2, 14_000_000_000, True, (2, None), "")
-    (step,) = estimate_plan(one, (replace(compiled(2, 1), collectives=(sent,)),)).stages
+    (step,) = estimate_plan(one_stage, (replace(compiled(2, 1), collectives=(sent,)),)).stages
     parts = {"compute": step.flops / 1e9, "memory": 2 * 18.876174592, "communication": 14.0}
     assert step.roofline_seconds == pytest.approx(parts)
     assert step.seconds_per_step == step.roofline_seconds["compute"]
 
 
-def test_a_clip_takes_its_steps_and_the_rest_once(one: Plan, slow: None) -> None:
-    found = estimate_plan(one)
-    clip, (stage,) = found.phase_seconds, found.stages
+def test_a_clip_takes_its_steps_and_the_rest_once(one_stage: Plan, slow: None) -> None:
+    estimate = estimate_plan(one_stage)
+    clip, (stage,) = estimate.phase_seconds, estimate.stages
     assert clip["denoise"] == pytest.approx(40 * stage.seconds_per_step)
-    assert clip["decode"] == pytest.approx(phase_flops(one, "decode") / 1e9)
+    assert clip["decode"] == pytest.approx(phase_flops(one_stage, "decode") / 1e9)
     matrices = 11_766_034_176 - 262208 * 3840  # without the embeddings; norms are below a thousandth
     assert clip["encode"] == pytest.approx(2 * 2048 * matrices / 1e9, rel=1e-3)
-    said = record(found)
-    assert said["seconds_per_clip"] == pytest.approx(sum(clip.values()))
-    assert said["seconds_per_step"] == stage.seconds_per_step
-    assert len(said["assumptions"]) > 3
+    values = record(estimate)
+    assert values["seconds_per_clip"] == pytest.approx(sum(clip.values()))
+    assert values["seconds_per_step"] == stage.seconds_per_step
+    assert len(values["assumptions"]) > 3
 
 
-def test_an_unknown_device_has_no_times(one: Plan) -> None:
-    said = record(estimate_plan(one))
-    assert [said[key] for key in ("seconds_per_step", "seconds_per_clip")] == [None] * 2
-    assert said["hbm_bytes"] == device_memory(jax.devices()[:1]).limit
-    assert said["memory"]["arguments_bytes"] == 2 * 18_876_174_592
-    assert said["memory"]["peak_bytes"] is None
+def test_an_unknown_device_has_no_times(one_stage: Plan) -> None:
+    values = record(estimate_plan(one_stage))
+    assert [values[key] for key in ("seconds_per_step", "seconds_per_clip")] == [None] * 2
+    assert values["hbm_bytes"] == device_memory(jax.devices()[:1]).limit
+    assert values["memory"]["arguments_bytes"] == 2 * 18_876_174_592
+    assert values["memory"]["peak_bytes"] is None
 
 
-def check(found: Estimate) -> None:
+def check(estimate: Estimate) -> None:
     """As `ltx2 plan` does after it compiled."""
-    devices = list(found.plan.sharding.mesh.devices.flat)
-    check_estimate(found.plan.spec, devices, found, on_slice=False, typed=typed)
+    devices = list(estimate.plan.sharding.mesh.devices.flat)
+    check_estimate(estimate.plan.spec, devices, estimate, on_slice=False, typed=typed)
 
 
 def typed(alternative: Alternative) -> str:
     return " ".join(f"--set {key}={value}" for key, value in alternative.options.items())
 
 
-def test_compiled_figures_replace_estimates(one: Plan, slow: None) -> None:
+def test_compiled_figures_replace_estimates(one_stage: Plan, slow: None) -> None:
     """By estimate the clip takes more than the 40 GB that there are; compiled, 2 GB beside 37.8 of weights."""
-    held = estimate_plan(one).weight_bytes["transformer"]
-    assert not estimate_plan(one).fits
-    check(estimate_plan(one, (compiled(held + 2_000_000_000, held),)))
+    held = estimate_plan(one_stage).weight_bytes["transformer"]
+    assert not estimate_plan(one_stage).fits
+    check(estimate_plan(one_stage, (compiled(held + 2_000_000_000, held),)))
 
 
-def test_insufficient_memory_is_an_error_with_an_alternative(one: Plan, slow: None) -> None:
+def test_insufficient_memory_is_an_error_with_an_alternative(one_stage: Plan, slow: None) -> None:
     """Alternatives take as many times their estimates as this clip does; here 5 GB must become 2.2."""
-    held = estimate_plan(one).weight_bytes["transformer"]
+    held = estimate_plan(one_stage).weight_bytes["transformer"]
     with pytest.raises(
         DoesNotFitError, match=r"to denoise takes about 42\.8 GB of a device, 37\.8 GB of it for"
     ) as error:
-        check(estimate_plan(one, (compiled(held + 5_000_000_000, held),)))
+        check(estimate_plan(one_stage, (compiled(held + 5_000_000_000, held),)))
     assert str(error.value).endswith("this machine has 40.0 GB for each of its devices")
     assert "--set num_frames=" in error.value.hint
 
 
-def test_a_refusal_by_the_compiler_does_not_fit(one: Plan, slow: None) -> None:
+def test_a_refusal_by_the_compiler_does_not_fit(one_stage: Plan, slow: None) -> None:
     refused = CompileFailure("forward", "transformer", 0, "RESOURCE_EXHAUSTED: too much", 45_000_000_000)
-    assert estimate_plan(one, (refused,)).phase_bytes["denoise"] == 45_000_000_000
+    assert estimate_plan(one_stage, (refused,)).phase_bytes["denoise"] == 45_000_000_000
     with pytest.raises(DoesNotFitError, match=r"to denoise takes about 45\.0 GB"):
-        check(estimate_plan(one, (refused,)))
+        check(estimate_plan(one_stage, (refused,)))
     silent = replace(refused, needed_bytes=0)
     with pytest.raises(DoesNotFitError, match=r"to denoise takes more; this machine has 40\.0 GB"):
-        check(estimate_plan(one, (silent,)))
+        check(estimate_plan(one_stage, (silent,)))
 
 
-def test_dropping_resident_networks_is_suggested(one: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropping_resident_networks_is_suggested(one_stage: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chips, "CHIPS", (replace(SLOW, hbm_bytes=60e9),))
-    kept = replace(one, spec=replace(one.spec, keep_resident=True))
+    kept = replace(one_stage, spec=replace(one_stage.spec, keep_resident=True))
     with pytest.raises(DoesNotFitError) as error:
         check(estimate_plan(kept))
     assert error.value.hint == "--set keep_resident=false"

@@ -47,19 +47,19 @@ TEXT_TOKENS = 7
 
 def products(jaxpr: Any) -> Iterator[int]:
     """2·m·n·k of every product and every convolution, those in loops as often as they turn."""
-    for each in jaxpr.eqns:
-        inner = [products(parameter) for parameter in jaxprs_in_params(each.params)]
-        if each.primitive.name == "dot_general":
-            (contracted, _), _ = each.params["dimension_numbers"]
-            left = each.invars[0].aval.shape
-            yield 2 * math.prod(each.outvars[0].aval.shape) * math.prod(left[axis] for axis in contracted)
-        elif each.primitive.name == "conv_general_dilated":
-            kernel = each.invars[1].aval.shape
-            yield 2 * math.prod(each.outvars[0].aval.shape) * math.prod(kernel[:-1])
-        elif each.primitive.name == "cond":  # one platform or another
+    for equation in jaxpr.eqns:
+        inner = [products(parameter) for parameter in jaxprs_in_params(equation.params)]
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            left = equation.invars[0].aval.shape
+            yield 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[axis] for axis in contracted)
+        elif equation.primitive.name == "conv_general_dilated":
+            kernel = equation.invars[1].aval.shape
+            yield 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(kernel[:-1])
+        elif equation.primitive.name == "cond":  # one platform or another
             yield min(sum(branch) for branch in inner)
         else:
-            yield each.params.get("length", 1) * sum(sum(part) for part in inner)
+            yield equation.params.get("length", 1) * sum(sum(part) for part in inner)
 
 
 def traced(function: Any, *arguments: Any) -> int:
@@ -141,9 +141,9 @@ def test_flops_of_one_layer_equal_a_calculation_by_hand():
 def test_flops_of_a_forward_of_the_published_size():
     """Some 0.2 PFLOP a pass at 768 x 512 x 121."""
     arch = TransformerArch()
-    one, two = (denoiser_flops(arch, 6144, 126, 1024, rows, rows) for rows in (1, 2))
-    assert one == pytest.approx(0.2e15, rel=0.25)
-    assert two == pytest.approx(2 * one, rel=1e-4)
+    single, double = (denoiser_flops(arch, 6144, 126, 1024, rows, rows) for rows in (1, 2))
+    assert single == pytest.approx(0.2e15, rel=0.25)
+    assert double == pytest.approx(2 * single, rel=1e-4)
 
 
 DECODERS = {

@@ -34,9 +34,9 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 
 def test_possible_meshes_are_listed_by_communication(plan: Plan):
     """Up to the four passes that there are, and up to four heads; few parts of the channels, then of the heads."""
-    found = [tuple(each.sharding.mesh.shape.values()) for each in meshes(plan, jax.devices())]
+    shapes = [tuple(candidate.sharding.mesh.shape.values()) for candidate in meshes(plan, jax.devices())]
     expected = [(4, 2, 1), (2, 4, 1), (4, 1, 2), (2, 2, 2), (1, 4, 2), (2, 1, 4), (1, 2, 4), (1, 1, 8)]
-    assert found == expected
+    assert shapes == expected
 
 
 def test_networks_are_declared_once_for_all_meshes(plan: Plan, monkeypatch: pytest.MonkeyPatch):
@@ -78,14 +78,19 @@ def test_the_best_compiled_mesh_is_chosen(plan: Plan, monkeypatch: pytest.Monkey
         return estimate_plan(plan, [CompileFailure("forward", "transformer", 0, "RESOURCE_EXHAUSTED", 0)])
 
     monkeypatch.setattr(module, "compile_and_estimate", compiled)
-    found = search_meshes(plan, jax.devices(), Report())
-    assert found.best is found.tried[2]
-    assert [bool(each.compiled or each.failures) for each in found.tried[:4]] == [True, True, True, False]
-    assert len(found.tried) == len(list(meshes(plan, jax.devices())))
+    search = search_meshes(plan, jax.devices(), Report())
+    assert search.best is search.tried[2]
+    assert [bool(candidate.compiled or candidate.failures) for candidate in search.tried[:4]] == [
+        True,
+        True,
+        True,
+        False,
+    ]
+    assert len(search.tried) == len(list(meshes(plan, jax.devices())))
 
 
 def test_no_mesh_is_compiled_after_the_time_limit(plan: Plan, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "SECONDS", 0.0)
-    found = search_meshes(plan, jax.devices(), Report())
-    assert found.best is None
-    assert not any(each.compiled for each in found.tried)
+    search = search_meshes(plan, jax.devices(), Report())
+    assert search.best is None
+    assert not any(candidate.compiled for candidate in search.tried)

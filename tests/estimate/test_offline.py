@@ -79,7 +79,7 @@ def test_absent_devices_decode_in_the_memory_beside_the_weights(monkeypatch: pyt
     """85 % of the 60 MB that a chip has, without the 18 MB of the decoders, or without all that stays resident."""
     monkeypatch.setattr(chips, "CHIPS", (Chip("far", ("cpu",), 60e6, 1e9, 1e9, 1e9),))
     single = {"prompt": "rain", "model": "demo", "sharding": "single"}
-    plan, kept = (plan_offline(read_spec(single, keep_resident=each), jax.devices()) for each in (False, True))
+    plan, kept = (plan_offline(read_spec(single, keep_resident=resident), jax.devices()) for resident in (False, True))
     held = weight_bytes(plan)
     left = 0.85 * 60e6 - sum(held[name] for name in PHASES["decode"])
     own = plan_offline(read_spec(single, vae_memory_gb=8), jax.devices())

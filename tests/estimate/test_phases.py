@@ -66,10 +66,10 @@ def test_loading_counts_tensors_in_transfer() -> None:
 def test_a_second_stage_keeps_no_second_denoiser() -> None:
     for devices in (V6E, TPU7X):
         plan = planned(devices, **LARGE)
-        found = phase_memory(plan, [DENOISE, REFINE])
-        assert found[REFINE].weights == found[DENOISE].weights == weight_bytes(plan)["transformer"]
+        memory = phase_memory(plan, [DENOISE, REFINE])
+        assert memory[REFINE].weights == memory[DENOISE].weights == weight_bytes(plan)["transformer"]
         kept = replace(plan, spec=replace(plan.spec, keep_resident=True))
-        everything = {memory.weights for memory in phase_memory(kept, run_phases(kept)).values()}
+        everything = {phase.weights for phase in phase_memory(kept, run_phases(kept)).values()}
         assert everything == {sum(weight_bytes(plan).values())}
 
 

@@ -49,11 +49,11 @@ def test_slices_of_a_chip_are_ordered_by_size():
 
 @needs_libtpu
 def test_every_listed_slice_exists_with_its_chips():
-    for each in CHIPS:
-        if each.topology:
-            assert chip(topology(each.topology)[0].device_kind) == each
+    for published in CHIPS:
+        if published.topology:
+            assert chip(topology(published.topology)[0].device_kind) == published
 
 
-def test_roofline_gives_the_time_of_each_part():
+def test_roofline_gives_the_time_of_published_part():
     unit = Chip("unit", (), hbm_bytes=1.0, flops=100.0, hbm_bandwidth=10.0, link_bandwidth=2.0)
     assert roofline(200, 5, 1, unit) == {"compute": 2.0, "memory": 0.5, "communication": 0.5}

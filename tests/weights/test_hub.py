@@ -43,9 +43,9 @@ def names(files: list[Download]) -> dict[str, int]:
 
 
 def test_downloads_are_listed_without_writing(hub: Hub, tmp_path: Path) -> None:
-    found = list_downloads(MODEL, FOLDER_FILES)
-    assert names(found) == NEEDED
-    assert {(file.repository, file.cached) for file in found} == {(MODEL, False)}
+    listed = list_downloads(MODEL, FOLDER_FILES)
+    assert names(listed) == NEEDED
+    assert {(file.repository, file.cached) for file in listed} == {(MODEL, False)}
     assert list_downloads(f"{MODEL}/one-file.safetensors@main", ()) == [
         Download(MODEL, "one-file.safetensors", 70, False)
     ]
@@ -210,9 +210,9 @@ def test_the_cache_is_read_by_its_saved_listing(hub: Hub, monkeypatch: pytest.Mo
     folder = locate(MODEL, FOLDER_FILES)
     (folder / "transformer/config.json").unlink()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    found = cached_files(MODEL, FOLDER_FILES)
-    assert names(found) == NEEDED
-    assert [file.name for file in found if not file.cached] == ["transformer/config.json"]
+    files = cached_files(MODEL, FOLDER_FILES)
+    assert names(files) == NEEDED
+    assert [file.name for file in files if not file.cached] == ["transformer/config.json"]
 
 
 def test_without_a_listing_the_cache_is_read_by_its_files_and_their_indices(
@@ -232,8 +232,8 @@ def test_without_a_listing_the_cache_is_read_by_its_files_and_their_indices(
         (folder / name).write_text(content)
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(folder.name)
-    found = {file.name: (file.size, file.cached) for file in cached_files("someone/older", FOLDER_FILES)}
-    assert found == {
+    state = {file.name: (file.size, file.cached) for file in cached_files("someone/older", FOLDER_FILES)}
+    assert state == {
         "text_encoder/model.safetensors.index.json": (len(shards), True),
         "text_encoder/model-00001-of-00002.safetensors": (500, True),
         "text_encoder/model-00002-of-00002.safetensors": (0, False),

@@ -122,11 +122,11 @@ def test_all_mismatches_are_one_message(folder: Path) -> None:
     tensors["up"] = tensors["up"].astype(np.int32)
     tensors["stray"] = np.zeros(1, np.float32)
     save_file(tensors, folder / "model.safetensors")
-    found = " ".join(mismatches(Network(), TensorFiles(folder)))
-    assert "1 missing: blocks.1.table" in found
-    assert "1 not known: stray" in found
-    assert "conv is 8x4x3x3, not 8x4x3x2" in found
-    assert "up is I32" in found
+    problems = " ".join(mismatches(Network(), TensorFiles(folder)))
+    assert "1 missing: blocks.1.table" in problems
+    assert "1 not known: stray" in problems
+    assert "conv is 8x4x3x3, not 8x4x3x2" in problems
+    assert "up is I32" in problems
 
 
 def test_weights_that_are_not_finite_are_named(folder: Path) -> None:
@@ -192,10 +192,10 @@ def test_eight_bit_weights_without_scales_are_refused(tmp_path: Path) -> None:
     stored["blocks.1.linear.weight_scale"] = torch.ones(16)
     stored["blocks.2.linear.weight_scale"] = torch.tensor(1)
     save_torch_file(stored, tmp_path / "model.safetensors")
-    found = " ".join(mismatches(Network(), TensorFiles(tmp_path)))
-    assert "2 without the scale that others have: blocks.0.linear.weight, whole.weight" in found
-    assert "2 not known: blocks.0.linear.input_scale, whole.input_scale" in found
-    assert "2 scaled by what is not one number: blocks.1.linear.weight, blocks.2.linear.weight" in found
+    problems = " ".join(mismatches(Network(), TensorFiles(tmp_path)))
+    assert "2 without the scale that others have: blocks.0.linear.weight, whole.weight" in problems
+    assert "2 not known: blocks.0.linear.input_scale, whole.input_scale" in problems
+    assert "2 scaled by what is not one number: blocks.1.linear.weight, blocks.2.linear.weight" in problems
 
 
 def test_a_file_that_lost_all_scales_is_refused(tmp_path: Path) -> None:
@@ -386,12 +386,12 @@ def test_layers_of_several_dtypes_are_sent_unchanged(tmp_path: Path) -> None:
 @contextmanager
 def full_disk(room: int) -> Iterator[None]:
     """No file grows beyond `room` bytes."""
-    found = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (room, found[1]))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, found)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_network_larger_than_the_disk_is_refused(tmp_path: Path, network: Network) -> None:
