@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from math import prod
 from os import cpu_count
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,7 @@ from ltx2_cli.weights.transfer import (
 )
 
 M = TypeVar("M", bound=nnx.Module)
+Parts = dict[str, np.ndarray]  # of an array in the host's memory, by the text of their index
 CHUNK = 2**27  # bytes that travel together
 ON_THE_WAY = 2  # pieces on the devices that are not in their places: one arrives while the next is sent
 READ_AHEAD = 2**29  # bytes that are read before they are sent
@@ -86,8 +87,8 @@ def load(
     try:
         transfers = dict.fromkeys(piece.transfer for piece in all_pieces if not piece.transfer.final)
         programs = {transfer: compiler.submit(compile_transfer, transfer) for transfer in transfers}
-        for piece, parts, (change, *_) in _read_ahead(all_pieces, files, added):
-            transfer, source, (scale, factors) = piece.transfer, piece.weight.source, change.result()
+        for piece, parts, (scale, factors) in _read_ahead(all_pieces, files, added):
+            transfer, source = piece.transfer, piece.weight.source
             array = send(transfer, parts)
             sent = array, scale, factors and send_factors(factors, transfer.place)
             # So one program gathers at a time: those of CPUs may wait for each other's threads.
@@ -103,47 +104,42 @@ def load(
     return map_weights(lambda weight: weight.with_value(arrays[weight.source]), module)
 
 
-class _Reading(NamedTuple):
-    """A piece that threads read."""
-
-    piece: Piece
-    parts: dict[str, np.ndarray]  # by index, complete when the reads are done
-    reads: list[Future[Any]]  # the first is of the scale that the devices multiply by, and the factors that they add
-
-
-def _read_ahead(all_pieces: Iterable[Piece], files: TensorFiles, added: Additions) -> Iterator[_Reading]:
-    """Yield each piece once it is read, while threads read up to `READ_AHEAD` bytes of the next ones. Raises
-    `RunError`."""
-    ahead: deque[_Reading] = deque()
+def _read_ahead(
+    all_pieces: Iterable[Piece], files: TensorFiles, added: Additions
+) -> Iterator[tuple[Piece, Parts, tuple[Any, Any]]]:
+    """Yield each piece once it is read: its parts, and the scale that the devices multiply by and the factors that they
+    add, or None. Threads read up to `READ_AHEAD` bytes of the next ones meanwhile. Raises `RunError`."""
+    ahead: deque[tuple[Piece, Parts, list[Future[Any]]]] = deque()
     try:
         for piece in (*all_pieces, None):
-            held = sum(reading.piece.host_bytes for reading in ahead)
+            held = sum(earlier.host_bytes for earlier, _, _ in ahead)
             while ahead and (piece is None or piece.host_bytes + held > READ_AHEAD):
-                for read in ahead[0].reads:  # until it is read it counts as read ahead
-                    read.result()
-                held -= ahead[0].piece.host_bytes
-                yield ahead.popleft()
+                earlier, parts, reads = ahead[0]  # until it is read it counts as read ahead
+                changes, *_ = [read.result() for read in reads]
+                ahead.popleft()
+                held -= earlier.host_bytes
+                yield earlier, parts, changes
             if piece:
-                ahead.append(_begin(piece, files, added))
+                ahead.append((piece, *_begin(piece, files, added)))
     finally:
-        for reading in ahead:
-            for read in reading.reads:
+        for _, _, reads in ahead:
+            for read in reads:
                 read.cancel()
 
 
-def _begin(piece: Piece, files: TensorFiles, added: Additions) -> _Reading:
-    """Start threads that read a piece."""
+def _begin(piece: Piece, files: TensorFiles, added: Additions) -> tuple[Parts, list[Future[Any]]]:
+    """Start threads that read a piece: its parts, which are complete when all reads are done, and the reads."""
     (name, _), *_ = piece.tensors
     transfer, parts = piece.transfer, {}
 
-    def change() -> tuple[np.float32 | None, tuple[np.ndarray, np.ndarray] | None]:
+    def changes() -> tuple[np.float32 | None, tuple[np.ndarray, np.ndarray] | None]:
         return files.scale(name) if transfer.scaled else None, added[name].read() if transfer.rank else None
 
-    reads: list[Future[Any]] = [THREADS.submit(change)]
+    reads: list[Future[Any]] = [THREADS.submit(changes)]
     for text, index in transfer.parts().items():
         parts[text] = _aligned(transfer.sharding.shard_shape(transfer.shape), transfer.stored)
         reads += [THREADS.submit(work) for work in _work(piece, index, parts[text], files)]
-    return _Reading(piece, parts, reads)
+    return parts, reads
 
 
 def _aligned(shape: Shape, dtype: np.dtype) -> np.ndarray:

@@ -20,7 +20,6 @@ LEAVE_OUT = "name another LoRA, or none"
 TAKES = "--lora takes a FILE, a FOLDER or REPO[/FILE], and a strength behind it: --lora FILE:0.8"
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(@.+)?")
 MAX_FLOAT32 = 3e38
-DRIVE = re.compile(r"[A-Za-z]:[\\/].*")
 # A factor's key; what may stand before `weight` is the name that peft gave the adapter.
 FACTOR = re.compile(r"(.+)\.(?:(lora_A|lora_down|lora\.down)|lora_B|lora_up|lora\.up)(?:\.[^.]+)?\.weight")
 ALPHA = ".alpha"
@@ -207,7 +206,7 @@ def _version(elements: Sequence[str], shape: Sequence[int]) -> str | None:
 def parse_lora(text: str) -> tuple[str, float]:
     """`NAME:0.8` is NAME and 0.8; without a strength it is 1. What exists under the whole name is that."""
     name, colon, strength = text.rpartition(":")
-    if not colon or (len(name) == 1 and DRIVE.fullmatch(text)) or Path(text).expanduser().exists():
+    if not colon or Path(text).expanduser().exists():
         return text, 1.0
     if not name:
         raise UsageError(f"--lora {text} names no file", TAKES)

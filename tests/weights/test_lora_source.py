@@ -22,10 +22,6 @@ PAIR = {"x.lora_A.weight": (4, 8), "x.lora_B.weight": (6, 4)}
         ("a:-1.5", ("a", -1.5)),
         ("a:0", ("a", 0.0)),
         ("owner/name/file.safetensors@main:1e-1", ("owner/name/file.safetensors@main", 0.1)),
-        ("C:\\loras\\a.safetensors", ("C:\\loras\\a.safetensors", 1.0)),
-        ("C:/loras/a.safetensors", ("C:/loras/a.safetensors", 1.0)),
-        ("C:\\loras\\a.safetensors:0.5", ("C:\\loras\\a.safetensors", 0.5)),
-        ("C:0.5", ("C", 0.5)),
     ],
 )
 def test_the_strength_follows_the_last_colon(text: str, wanted: tuple[str, float]) -> None:
