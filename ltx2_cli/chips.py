@@ -1,9 +1,5 @@
-"""What the makers publish of their chips, in chips.csv with its sources.
-
-TPUs: bandwidths and FLOP/s from docs.cloud.google.com/tpu/docs, a chip's divided by its devices. The memory is what
-libtpu 0.0.42 gives a program, in its own message where one needs more; the tables name 192, 32, 95 and 16 GiB a chip.
-GPUs: NVIDIA's data sheets, of the SXM modules where there are several, FLOP/s without sparsity, NVLink or PCIe.
-"""
+"""What the makers publish of their chips, in chips.csv with the sources. A TPU has the memory that libtpu 0.0.42 gives
+a program, by its own message where one needs more."""
 
 import csv
 from dataclasses import dataclass

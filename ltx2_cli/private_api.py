@@ -1,8 +1,5 @@
-"""Private names of libraries. No other module uses any.
-
-Their libraries have no public equivalent. pyproject.toml bounds their versions from above, and
-tests/test_private_api.py says which version broke it.
-"""
+"""Private names of libraries, which have no public equivalent: no other module uses any. pyproject.toml bounds their
+versions from above, and tests/test_private_api.py says which version broke it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress

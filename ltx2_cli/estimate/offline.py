@@ -1,6 +1,5 @@
-"""Plans on devices that need not be here, such as a TPU slice, from configs alone, the checkpoint's where it is on this
-machine, else those in this package: of a request, and of the same request on other meshes, of which the fastest is
-searched."""
+"""Devices that need not be here, such as those of a TPU slice; and a plan on other meshes of its devices, of which the
+fastest is searched."""
 
 import os
 import re

@@ -192,15 +192,16 @@ def model_version(lora: LoraFile) -> str | None:
 
 def version_of(shapes: Mapping[str, Sequence[int]]) -> str | None:
     """`ltx2` or `ltx2.3`, by the names and shapes (out, in) of linear layers; None where they do not tell."""
-    versions = {_version(name.split("."), shape) for name, shape in shapes.items()} - {None}
+    versions = set()
+    for name, shape in shapes.items():
+        elements = name.split(".")
+        if elements[-1] == "linear" and any(map(MODULATION.fullmatch, elements)):
+            versions.add(MODULATION_ROWS.get(shape[0] // shape[1]))
+        else:
+            marked = (version for element in elements for version, mark in MARKS.items() if mark.fullmatch(element))
+            versions.add(next(marked, None))
+    versions.discard(None)
     return versions.pop() if len(versions) == 1 else None
-
-
-def _version(elements: Sequence[str], shape: Sequence[int]) -> str | None:
-    if elements[-1] == "linear" and any(map(MODULATION.fullmatch, elements)):
-        return MODULATION_ROWS.get(shape[0] // shape[1])
-    marked = (version for element in elements for version, mark in MARKS.items() if mark.fullmatch(element))
-    return next(marked, None)
 
 
 def parse_lora(text: str) -> tuple[str, float]:
