@@ -20,7 +20,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Nothing is left behind; and to write a program takes as long as to compile it, where hardly one is read again.
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 os.environ["OMP_NUM_THREADS"] = "1"  # torch's threads wait busily for each other
-os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"  # programs without the lines of their source: a twentieth faster
+os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"  # shorter programs to lower
 os.environ["XLA_FLAGS"] = " ".join([QUICK, os.environ.get("XLA_FLAGS", ""), virtual_devices(8)])
 
 # Bytecode is kept, also of tests as pytest rewrites them: for the other processes, and those that tests start.
