@@ -258,6 +258,8 @@ def _obstacle_of_fused(device: jax.Device, dtype: DType, head_sizes: Iterable[in
         if head_size % 2 or LANES % head_size:
             return f"the fused kernel needs heads that divide {LANES} channels, these have {head_size}"
     needed, memory = memory_bytes(tokens, jnp.dtype(dtype.value).itemsize, 1), core_memory(device)
+    if not memory:
+        return f"the fused kernel does not know how much memory a core of {device.device_kind} has"
     if needed > memory:
         where = f"a core of {device.device_kind} has {memory / 2**20:.0f}"
         return f"the fused kernel needs {needed / 2**20:.0f} MiB for a head of {tokens} tokens, {where}"
