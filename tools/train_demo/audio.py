@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from ltx2_cli.models.audio_vae import AudioVAE
+from ltx2_cli.models.spectrogram import crop_or_pad, log_mel, resample
 from ltx2_cli.models.vocoder import LEAST_MEL, VocoderWithBWE
 from ltx2_cli.weights.declare import Scope, Weight, map_weights
 from tools.train_demo.arch import ARCH
 from tools.train_demo.initial import initial, with_spectra
-from tools.train_demo.spectrogram import crop_or_pad, log_mel, resample
 from tools.train_demo.training import Course, train
 from tools.train_demo.world import SAMPLING_RATE, draw_scene, record_sound
 

@@ -5,9 +5,9 @@ import zlib
 import jax.numpy as jnp
 import numpy as np
 
+from ltx2_cli.models.spectrogram import mel_bank
 from ltx2_cli.models.vocoder import VocoderWithBWE, VocoderWithBWEArch
 from ltx2_cli.weights.declare import CONV, TRANSPOSED_CONV, VIDEO_CONV, M, Weight, map_weights
-from tools.train_demo.spectrogram import mel_bank
 
 TAPS = 12
 

@@ -8,8 +8,8 @@ import pytest
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.audio_vae import AudioVAE, AudioVAEArch
+from ltx2_cli.models.spectrogram import crop_or_pad, log_mel, resample
 from ltx2_cli.weights.declare import Scope
-from tools.train_demo.spectrogram import crop_or_pad, log_mel, resample
 
 PUBLISHED = AudioVAEArch()
 UNLIKE = AudioVAEArch(in_channels=3, sample_rate=12000, mel_hop_length=100, mel_bins=20)
