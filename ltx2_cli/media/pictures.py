@@ -1,0 +1,171 @@
+"""Pictures that a clip is to show: read with limits, in upright sRGB, compressed as the model knows pictures, and laid
+over a clip's frame."""
+
+import hashlib
+import math
+import warnings
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from subprocess import run
+
+import imageio_ffmpeg
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
+
+from ltx2_cli.errors import RunError, UsageError
+from ltx2_cli.files import read_limited
+
+FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP", "GIF", "AVIF")  # others run programs, or are no pictures
+READABLE = f"a picture: {', '.join(FORMATS)}"
+MAX_BYTES = 2**28
+MAX_PIXELS = 2**26  # 8192x8192: 200 MB decoded
+MIN_SIDE = 2  # a pixel of colour in H.264 is 2x2
+WIDE_MODES = ("I", "I;16", "I;16B", "I;16L", "I;16N")  # 16 bits a pixel, one channel
+BOMBS = (Image.DecompressionBombError, Image.DecompressionBombWarning)
+
+Pixels = NDArray[np.uint8]  # [height, width, RGB]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture and what was done to read it."""
+
+    path: Path
+    sha256: str  # of the file
+    pixels: Pixels
+    remarks: tuple[str, ...]  # each says a change: "transparent parts are shown on white"
+
+    def cropped(self, height: int, width: int) -> str:
+        """What of the picture covers a frame of this size, in words; empty if it is all of it."""
+        source_height, source_width, _ = self.pixels.shape
+        scale = max(height / source_height, width / source_width)
+        shown = min(source_width, round(width / scale)), min(source_height, round(height / scale))
+        if shown == (source_width, source_height):
+            return ""
+        return f"it is {source_width}x{source_height}, its middle {shown[0]}x{shown[1]} fills the frame"
+
+
+def read_picture(path: Path) -> Picture:
+    """The picture in a file, upright, in 8-bit sRGB. Raises `UsageError` for a file without one, a damaged or a huge
+    one; nothing is decoded before its size is known."""
+    try:
+        content = read_limited(path, MAX_BYTES, READABLE)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", "check the path after --image") from None
+    remarks: list[str] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        try:
+            with Image.open(BytesIO(content), formats=FORMATS) as image:
+                _check_size(path, image)
+                remarks += [f"it has {frames} frames, the first is shown"] if (frames := _frames(image)) > 1 else []
+                pixels = np.asarray(_as_rgb(image, remarks))
+        except UnidentifiedImageError:
+            raise UsageError(f"{path} is {'no picture' if content else 'empty'}", READABLE) from None
+        except BOMBS:
+            raise _too_large(path, "far too many") from None
+        except UsageError:
+            raise
+        except Exception as error:  # of a damaged file, decoders raise anything
+            raise UsageError(f"{path} is damaged: {error}", "copy or make it again") from None
+    return Picture(path, hashlib.sha256(content).hexdigest(), pixels, tuple(remarks))
+
+
+def _frames(image: Image.Image) -> int:
+    return getattr(image, "n_frames", 1)
+
+
+def _check_size(path: Path, image: Image.Image) -> None:
+    if image.width * image.height > MAX_PIXELS:
+        raise _too_large(path, f"{image.width}x{image.height}")
+    if min(image.size) < MIN_SIDE:
+        raise UsageError(f"{path} has {image.width}x{image.height} pixels", f"at least {MIN_SIDE}x{MIN_SIDE}")
+
+
+def _too_large(path: Path, pixels: str) -> UsageError:
+    side = math.isqrt(MAX_PIXELS)
+    return UsageError(f"{path} has {pixels} pixels; at most {MAX_PIXELS:,} are read", f"{side}x{side}, or smaller")
+
+
+def _as_rgb(image: Image.Image, remarks: list[str]) -> Image.Image:
+    """`image` in RGB; a change that is seen is added to `remarks`."""
+    upright = ImageOps.exif_transpose(image)
+    remarks += ["it was turned as its camera says"] if upright.size != image.size else []
+    if upright.mode in WIDE_MODES:
+        upright = Image.fromarray((np.clip(np.asarray(upright), 0, 65535) / 257).round().astype(np.uint8))
+        remarks += ["its 16 bits became 8"]
+    elif upright.mode == "F":
+        upright = Image.fromarray((np.clip(np.nan_to_num(np.asarray(upright)), 0, 1) * 255).round().astype(np.uint8))
+        remarks += ["its light was cut off at 1"]
+    elif upright.has_transparency_data:
+        white = Image.new("RGBA", upright.size, "white")
+        upright = Image.alpha_composite(white, upright.convert("RGBA"))
+        remarks += ["transparent parts are shown on white"]
+    return _in_srgb(upright, image.info.get("icc_profile"), remarks).convert("RGB")
+
+
+def _in_srgb(image: Image.Image, profile: bytes | None, remarks: list[str]) -> Image.Image:
+    """`image` with the colours that its `profile` means, where it has one that can be used."""
+    if profile is None or image.mode not in ("RGB", "RGBA", "CMYK", "L"):
+        remarks += ["its CMYK became RGB without a colour profile"] if image.mode == "CMYK" else []
+        return image
+    try:
+        source = ImageCms.ImageCmsProfile(BytesIO(profile))
+        name = ImageCms.getProfileDescription(source).strip()
+        if "srgb" in name.lower():
+            return image
+        opaque = image.convert("RGB") if image.mode == "RGBA" else image
+        converted = ImageCms.profileToProfile(opaque, source, ImageCms.createProfile("sRGB"), outputMode="RGB")
+    except (ImageCms.PyCMSError, OSError):
+        remarks += ["its colour profile cannot be used"]
+        return image
+    assert converted is not None
+    remarks += [f"its colours were converted from {name}"]
+    return converted
+
+
+def compressed(pixels: Pixels, crf: int) -> Pixels:
+    """The picture as one frame of H.264 at this constant rate factor has it: the model was trained on frames of videos,
+    and takes a picture without their traces for a still. 0: as it is. Odd sides lose a pixel. Raises `RunError`."""
+    if crf == 0:
+        return pixels
+    height, width = (side // 2 * 2 for side in pixels.shape[:2])
+    raw = ["-f", "rawvideo", "-pix_fmt", "rgb24"]
+    frame, h264 = [*raw, "-s", f"{width}x{height}"], ["-f", "h264", "-c:v", "libx264", "-preset", "veryfast"]
+    encoded = _converted(frame, pixels[:height, :width].tobytes(), [*h264, "-crf", str(crf), "-pix_fmt", "yuv420p"])
+    return np.frombuffer(_converted(["-f", "h264"], encoded, raw), np.uint8).reshape(height, width, 3)
+
+
+def _converted(source: list[str], data: bytes, target: list[str]) -> bytes:
+    """Data of one format in another, by ffmpeg."""
+    program = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-loglevel", "error"]
+    command = [*program, *source, "-i", "-", "-sws_flags", "bilinear", *target, "-"]
+    done = run(command, input=data, capture_output=True, check=False)
+    if done.returncode or not done.stdout:
+        reason = done.stderr.decode(errors="replace").strip()
+        raise RunError(f"ffmpeg cannot compress a picture: {reason}", "--image-crf 0")
+    return done.stdout
+
+
+def covering(pixels: Pixels, height: int, width: int) -> NDArray[np.float32]:
+    """The middle of the picture, resized to cover a frame, [height, width, RGB] in [-1, 1]. Bilinear between centres of
+    pixels, as both published implementations resize: what is reduced is not smoothed first."""
+    source = pixels.shape[:2]
+    scale = max(height / source[0], width / source[1])
+    resized: NDArray[np.float32] = pixels.astype(np.float32)
+    for axis, length in enumerate((height, width)):
+        whole = math.ceil(source[axis] * scale)
+        places = np.arange(length) + (whole - length) // 2
+        resized = _interpolated(resized, axis, (places + 0.5) * (source[axis] / whole) - 0.5)
+    return resized / np.float32(127.5) - 1
+
+
+def _interpolated(x: NDArray[np.float32], axis: int, places: NDArray[np.float64]) -> NDArray[np.float32]:
+    """x linearly between its entries along an axis; beyond the ends the last one."""
+    places = np.clip(places, 0, x.shape[axis] - 1)
+    below = places.astype(int)
+    share = np.expand_dims((places - below).astype(np.float32), (1, 2) if axis == 0 else (0, 2))
+    above = np.minimum(below + 1, x.shape[axis] - 1)
+    return x.take(below, axis) * (1 - share) + x.take(above, axis) * share
