@@ -1,6 +1,7 @@
 """Attention from its definition, in float64, and operands to hold every kernel to it."""
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,13 +11,14 @@ from ltx2_cli.nn.rope import Rope, pack
 from ltx2_cli.request.spec import AttentionBackend
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
-    """What a kernel is given."""
+    """What a kernel is given. Two are equal if they are the same object."""
 
     operands: Operands
     heads: int
 
+    @lru_cache(maxsize=4)  # noqa: B019, the few cases that the next kernels need again
     def first_keys(self, count: int) -> "Case":
         """The same without the keys behind the first so many."""
         queries, keys, values, ropes, *others = self.operands
@@ -24,6 +26,7 @@ class Case:
         return replace(self, operands=Operands(queries, keys[:, :count], values[:, :count], ropes, *others))
 
 
+@lru_cache(maxsize=4)
 def drawn(
     queries: int,
     keys: int,
@@ -65,23 +68,27 @@ def scores(case: Case) -> np.ndarray:
     queries, keys = (
         _rotated(_by_head(x, case.heads), rope) for x, rope in zip(case.operands[:2], case.operands.ropes, strict=True)
     )
-    return np.einsum("rqhd,rkhd->rhqk", queries, keys)
+    return queries.swapaxes(1, 2) @ keys.transpose(0, 2, 3, 1)
 
 
-def log_sum(case: Case) -> np.ndarray:
-    """log Σ exp(q·k) over the keys, float64 [rows, queries, heads]."""
+@lru_cache(maxsize=4)
+def softmax_attention(case: Case) -> tuple[np.ndarray, np.ndarray]:
+    """softmax(q·kᵀ)·v of every row, not gated, float64 [rows, queries, heads, head_size], and log Σ exp(q·k) over the
+    keys, float64 [rows, queries, heads]."""
     found = scores(case)
-    largest = found.max(axis=-1)
-    return (largest + np.log(np.exp(found - largest[..., None]).sum(axis=-1))).swapaxes(1, 2)
+    largest = found.max(axis=-1, keepdims=True)
+    weights = np.exp(found - largest)
+    total = weights.sum(axis=-1, keepdims=True)
+    gathered = weights @ _by_head(case.operands.values, case.heads).swapaxes(1, 2) / total
+    return gathered.swapaxes(1, 2), (largest + np.log(total))[..., 0].swapaxes(1, 2)
 
 
 def attended(case: Case) -> np.ndarray:
-    """softmax(q·kᵀ)·v, gated, float64 [rows, queries, heads * head_size]."""
-    values, gates, mask = _by_head(case.operands.values, case.heads), case.operands.gates, case.operands.mask
-    weights = np.exp(scores(case) - log_sum(case).swapaxes(1, 2)[..., None])
-    found = np.einsum("rhqk,rkhd->rqhd", weights, values)
+    """What a kernel returns, float64 [rows, queries, heads * head_size]: perturbed rows keep their values; gated."""
+    gates, mask = case.operands.gates, case.operands.mask
+    found, _ = softmax_attention(case)
     if mask is not None:
-        found = np.where(mask[:, None, None, None], found, values)
+        found = np.where(mask[:, None, None, None], found, _by_head(case.operands.values, case.heads))
     if gates is not None:
         found = found * gates.astype(np.float64)[..., None]
     return found.reshape(*found.shape[:2], -1)
