@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ltx2_cli.diffusion.conditions import UNCONDITIONED, Conditions
 from ltx2_cli.request.spec import Guidance, Streams
 from ltx2_cli.request.validation import MAX_STEPS
 
@@ -117,23 +118,34 @@ def denoise(
     guidance: Streams[GuidanceWeights],
     start: jax.Array,
     stop: jax.Array,
+    given: Streams[Conditions | None] = UNCONDITIONED,
 ) -> Streams[jax.Array]:
     """Denoise `latents`, float32 [videos, tokens, channels], from sigmas[start] to sigmas[stop]. The bounds are traced:
     one compiled program runs any range of any schedule. `velocity(latents, sigma)` is noise minus clean for every pass,
-    [passes, videos, tokens, channels]."""
+    [passes, videos, tokens, channels]; it knows the noise levels of `given` tokens."""
 
     def step(index: jax.Array, latents: Streams[jax.Array]) -> Streams[jax.Array]:
         sigma, following = sigmas[index], sigmas[index + 1]
         velocities = velocity(latents, sigma)
-        streams = zip(latents, velocities, guidance, strict=True)
+        streams = zip(latents, velocities, guidance, given, strict=True)
         return Streams(*(euler(*stream, sigma, following) for stream in streams))
 
     return jax.lax.fori_loop(start, stop, step, latents)
 
 
 def euler(
-    noisy: jax.Array, velocities: jax.Array, weights: GuidanceWeights, sigma: jax.Array, following: jax.Array
+    noisy: jax.Array,
+    velocities: jax.Array,
+    weights: GuidanceWeights,
+    given: Conditions | None,
+    sigma: jax.Array,
+    following: jax.Array,
 ) -> jax.Array:
-    """One Euler step of one stream: x0 = x − σ·v for every pass, guided, then x + (σ' − σ)·(x − x0)/σ."""
-    clean = guide(noisy - sigma * velocities.astype(noisy.dtype), weights)
+    """One Euler step of one stream: x0 = x − σ·v for every pass, guided, then x + (σ' − σ)·(x − x0)/σ. The x0 of a
+    given token is drawn to its clean value by its strength; with its own σ in x0 it stays on the way to that value."""
+    own_sigma = sigma if given is None else sigma * given.by_token(given.x0)
+    clean = guide(noisy - own_sigma * velocities.astype(noisy.dtype), weights)
+    if given is not None:
+        strength = given.by_token(given.strength)
+        clean = (1 - strength) * clean + strength * given.clean
     return noisy + (following - sigma) / sigma * (noisy - clean)

@@ -36,7 +36,9 @@ class LatentScale:
 
 @dataclass(frozen=True)
 class Geometry:
-    """The latents of a clip: `frames` x `height` x `width` video tokens and `audio_frames` audio tokens."""
+    """The latents of a clip: `frames` x `height` x `width` video tokens and `audio_frames` audio tokens. Behind the
+    former lie those of pictures, `height` x `width` for each of the `keyframes` that it shows, counted in the clip's
+    frames from 0, which need not be whole."""
 
     frames: int
     height: int
@@ -44,18 +46,28 @@ class Geometry:
     audio_frames: int
     fps: float
     scales: LatentScale
+    keyframes: tuple[float, ...] = ()
+
+    @property
+    def grid_tokens(self) -> int:
+        """Tokens of the clip itself in the video stream."""
+        return self.frames * self.height * self.width
 
     @property
     def video_tokens(self) -> int:
-        """Tokens of the video stream."""
-        return self.frames * self.height * self.width
+        """Tokens of the video stream, those of keyframes with them."""
+        return (self.frames + len(self.keyframes)) * self.height * self.width
 
     def video_positions(self) -> np.ndarray:
         """Centres of the video tokens: seconds, pixels down, pixels right; float32 [tokens, 3]."""
-        cells = np.indices((self.frames, self.height, self.width), dtype=np.float32).reshape(3, -1)
-        time = self._seconds(cells[0], self.scales.time, 1, self.fps)
-        height, width = (cells[1] + 0.5) * self.scales.height, (cells[2] + 0.5) * self.scales.width
-        return np.stack([time, height, width], axis=-1).astype(np.float32)
+        grid = self._seconds(np.arange(self.frames, dtype=np.float32), self.scales.time, 1, self.fps)
+        starts = np.asarray(self.keyframes, np.float32)
+        keyframes = (starts / np.float32(self.fps) + (starts + 1) / np.float32(self.fps)) / 2
+        cells = np.indices((self.height, self.width), dtype=np.float32).reshape(2, -1)
+        pixels = (cells.T + 0.5) * np.asarray((self.scales.height, self.scales.width), np.float32)
+        times = np.concatenate([grid, keyframes])
+        both = np.repeat(times, len(pixels))[:, None], np.tile(pixels, (len(times), 1))
+        return np.concatenate(both, axis=1).astype(np.float32)
 
     def audio_positions(self) -> np.ndarray:
         """Centres of the audio tokens in seconds; float32 [tokens, 1]."""
@@ -70,9 +82,16 @@ class Geometry:
 
 
 def clip_geometry(
-    num_frames: int, height: int, width: int, fps: float, compression: VAECompression, scales: LatentScale
+    num_frames: int,
+    height: int,
+    width: int,
+    fps: float,
+    compression: VAECompression,
+    scales: LatentScale,
+    keyframes: tuple[float, ...] = (),
 ) -> Geometry:
-    """The latents of `num_frames` (8k + 1) frames of `height` x `width` pixels, and of sound of that length."""
+    """The latents of `num_frames` (8k + 1) frames of `height` x `width` pixels, of pictures beside them at `keyframes`,
+    and of sound of that length."""
     return Geometry(
         frames=(num_frames - 1) // compression.frames + 1,
         height=height // compression.pixels,
@@ -80,6 +99,7 @@ def clip_geometry(
         audio_frames=round(num_frames / fps * compression.audio_rate),
         fps=fps,
         scales=scales,
+        keyframes=keyframes,
     )
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 A = TypeVar("A", "jax.Array", np.ndarray)  # arrays on the host need no compiled program
 Shape = tuple[int, ...]
 SIZE = ("num_frames", "height", "width")  # of the clip, in a file's metadata
+STREAMS_OF_STAGES = 4  # whose noise is drawn by numbers below this
 MIN_NOISE_STD = 0.1  # that of noise is 1
 STAGES = ("stage1", "upsampled", "final")  # of which a file holds the latents
 LIMITS = {**dict(zip(SIZE, (MAX_FRAMES, MAX_SIDE, MAX_SIDE), strict=True)), "fps": MAX_FPS}
@@ -42,6 +43,13 @@ def noise(seed: int, shapes: Streams[Shape], stage: int = 0) -> "Streams[jax.Arr
     key = jax.random.key(jax.numpy.uint32(seed))
     keys = (jax.random.fold_in(key, 2 * stage + stream) for stream in range(2))
     return Streams(*map(jax.random.normal, keys, shapes))
+
+
+def noise_behind(seed: "jax.Array", shape: Shape, stage: int) -> "jax.Array":
+    """Standard normal noise of the tokens that lie behind the grid of one video's stage."""
+    import jax
+
+    return jax.random.normal(jax.random.fold_in(jax.random.key(seed), STREAMS_OF_STAGES + stage), shape)
 
 
 def file_shapes(geometry: Geometry, channels: Streams[int], audio_latent_mels: int) -> Streams[Shape]:

@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding
 
+from ltx2_cli.diffusion.conditions import UNCONDITIONED, Conditions
 from ltx2_cli.diffusion.geometry import Geometry
 from ltx2_cli.models.arch import StreamArch, TransformerArch
 from ltx2_cli.nn.attention import Attention, KeysValues, PreparedRope, TokenAxis, prepare_rope
@@ -31,7 +32,8 @@ Mask = jax.Array | np.ndarray
 
 
 class Modulation(NamedTuple):
-    """Rows that the noise level adds to the tables of every layer, each [rows, dim] for one stream."""
+    """Rows that the noise level adds to the tables of every layer, each [rows, dim] for one stream; but for the text,
+    [levels, rows, dim] where tokens have noise levels of their own."""
 
     self_and_mlp: jax.Array  # shift, scale and gate of self-attention, feed-forward and, if modulated, the text query
     cross: jax.Array  # scale and shift towards the video, scale and shift towards the audio
@@ -68,6 +70,7 @@ class DenoiserInputs(NamedTuple):
     contexts: jax.Array | np.ndarray  # int [rows]: each row's text context
     ropes: Streams[Ropes]
     masks: PassMasks  # `self_attention` has a leading layers axis
+    given: Streams[Conditions | None] = UNCONDITIONED  # tokens with a noise level of their own
 
 
 class StreamInputs(NamedTuple):
@@ -77,6 +80,21 @@ class StreamInputs(NamedTuple):
     own_rope: PreparedRope
     cross_rope: PreparedRope
     tokens: TokenAxis
+    level: jax.Array | None = None  # int [tokens]: of each token's noise level; None: all have the stream's
+
+    def rows(self, table: jax.Array, modulation: jax.Array) -> jax.Array:
+        """The rows of a table, modulated: [rows, dim], or by token [rows, tokens, dim]."""
+        return by_token(table + modulation, self.level)
+
+
+def by_token(rows: jax.Array, level: jax.Array | None) -> jax.Array:
+    """Of [levels, rows, dim] what the level of each token picks, [rows, tokens, dim]; else the rows themselves."""
+    if level is None:
+        return rows
+    picked = rows[0][:, None]
+    for number in range(1, len(rows)):  # few, and selected in the loop that reads them: nothing is gathered
+        picked = jnp.where((level == number)[:, None], rows[number][:, None], picked)
+    return picked
 
 
 def modulate(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
@@ -110,7 +128,7 @@ class Stream(nnx.Module):
     def attend_to_itself(self, x: jax.Array, inputs: StreamInputs, mask: Mask) -> jax.Array:
         """x after self-attention."""
         rope, tokens = inputs.own_rope, inputs.tokens
-        shift, scale, gate = (self.table[...] + inputs.modulation.self_and_mlp)[:3]
+        shift, scale, gate = inputs.rows(self.table[:3], inputs.modulation.self_and_mlp[..., :3, :])
         normed = modulate(rms_norm(x, self.eps), scale, shift)
         context = self.self_attention.keys_values(normed)
         return x + self.self_attention(normed, context, (tokens, tokens), (rope, rope), mask) * gate
@@ -121,24 +139,24 @@ class Stream(nnx.Module):
         normed = rms_norm(x, self.eps)
         if self.text_table is None:
             return x + self.text_attention(normed, text, (inputs.tokens, TokenAxis()))
-        shift, scale, gate = (self.table[...] + inputs.modulation.self_and_mlp)[6:9]
+        shift, scale, gate = inputs.rows(self.table[6:9], inputs.modulation.self_and_mlp[..., 6:9, :])
         return x + self.text_attention(modulate(normed, scale, shift), text, (inputs.tokens, TokenAxis())) * gate
 
     @jax.named_scope("feed_forward")
     def mlp(self, x: jax.Array, inputs: StreamInputs) -> jax.Array:
         """x after the feed-forward."""
-        shift, scale, gate = (self.table[...] + inputs.modulation.self_and_mlp)[3:6]
+        shift, scale, gate = inputs.rows(self.table[3:6], inputs.modulation.self_and_mlp[..., 3:6, :])
         return x + self.feed_forward(modulate(rms_norm(x, self.eps), scale, shift)) * gate
 
     def cross_inputs(self, x: jax.Array, inputs: StreamInputs) -> Arrays:
         """x, normalised and modulated, for the attention towards the video and for that towards the audio."""
-        rows = self.cross_table[:4] + inputs.modulation.cross
+        rows = inputs.rows(self.cross_table[:4], inputs.modulation.cross)
         normed = rms_norm(x, self.eps)
         return Streams(modulate(normed, rows[0], rows[1]), modulate(normed, rows[2], rows[3]))
 
     def add_cross(self, x: jax.Array, gathered: jax.Array, inputs: StreamInputs, mask: Mask) -> jax.Array:
         """x plus what was gathered from the other stream, gated, where `mask` allows it."""
-        gate = self.cross_table[4] + inputs.modulation.cross_gate[0]
+        gate = inputs.rows(self.cross_table[4:], inputs.modulation.cross_gate)[0]
         return x + jnp.where(mask[:, None, None], gathered * gate, 0)
 
 
@@ -207,15 +225,19 @@ class StreamIO(nnx.Module):
         caption = scope / f"{prefix}caption_projection", arch.caption_channels, width
         self.caption = CaptionProjection(*caption) if arch.caption_channels else None
 
-    def modulation(self, timestep: jax.Array, gate_timestep: jax.Array) -> tuple[Modulation, jax.Array]:
-        """The rows for every layer, and the embedding that modulates the output [dim]."""
-        rows, embedded = self.time(timestep)
-        cross, gate = self.cross(timestep)[0], self.cross_gate(gate_timestep)[0]
-        return Modulation(rows, cross, gate, None if self.text_time is None else self.text_time(timestep)[0]), embedded
+    def modulation(
+        self, timestep: jax.Array, gate_scale: float, given: Conditions | None
+    ) -> tuple[Modulation, jax.Array]:
+        """The rows for every layer, and the embedding that modulates the output, [dim] or [levels, dim]."""
+        own, cross, gate = (1.0, 1.0, 1.0) if given is None else (given.own, given.cross, given.gate)
+        rows, embedded = self.time(timestep * own)
+        cross_rows, gate_rows = self.cross(timestep * cross)[0], self.cross_gate(timestep * gate * gate_scale)[0]
+        text = None if self.text_time is None else self.text_time(timestep)[0]
+        return Modulation(rows, cross_rows, gate_rows, text), embedded
 
-    def output(self, x: jax.Array, embedded: jax.Array) -> jax.Array:
+    def output(self, x: jax.Array, embedded: jax.Array, level: jax.Array | None) -> jax.Array:
         """Velocity tokens from the last layer's x."""
-        shift, scale = self.table[...] + embedded
+        shift, scale = by_token(self.table[...] + embedded[..., None, :], level)
         return self.proj_out(modulate(layer_norm(x, OUTPUT_EPS), scale, shift))
 
 
@@ -248,18 +270,23 @@ class Transformer(nnx.Module):
     ) -> tuple[Arrays, tuple[T, T]]:
         """As `__call__`, and `tap(x)` of the streams x [rows, tokens, dim], whose tokens zeros may fill up: before the
         layers, and after each, with a leading layers axis."""
-        text, contexts, ropes, masks = inputs
+        text, contexts, ropes, masks, given = inputs
         arch, timestep = self.arch, sigma * TRAIN_TIMESTEPS
-        gate_timestep = timestep * (arch.cross_attn_timestep_scale_multiplier / arch.timestep_scale_multiplier)
+        gate_scale = arch.cross_attn_timestep_scale_multiplier / arch.timestep_scale_multiplier
         streams, lengths = (self.video, self.audio), (stream.shape[1] for stream in latents)
         tokens = Streams(*map(TokenAxis, ("tokens", "audio_tokens"), lengths))
-        modulation, embedded = zip(*(stream.modulation(timestep, gate_timestep) for stream in streams), strict=True)
+        ends = (stream.modulation(timestep, gate_scale, held) for stream, held in zip(streams, given, strict=True))
+        modulation, embedded = zip(*ends, strict=True)
+        levels = [
+            None if held is None else fill(jnp.asarray(held.level), (axis.name,), 0)
+            for held, axis in zip(given, tokens, strict=True)
+        ]
         text_modulation = Streams(*(rows.text for rows in modulation))
         filled = (fill(x, ("rows", axis.name, None), 1) for x, axis in zip(latents, tokens, strict=True))
         x = Streams(*(stream.proj_in(tokens) for stream, tokens in zip(streams, filled, strict=True)))
         own = map(prepare_rope, (rope.own for rope in ropes), tokens, tokens)
         cross = map(prepare_rope, (rope.cross for rope in ropes), tokens, tokens[::-1])
-        shared = Streams(*map(StreamInputs, modulation, own, cross, tokens))
+        shared = Streams(*map(StreamInputs, modulation, own, cross, tokens, levels))
         text_tokens, by_row = (
             text.tokens,
             text.keys_values is None and _rows_here(len(contexts)) < len(text.tokens.video),
@@ -277,7 +304,7 @@ class Transformer(nnx.Module):
 
         scanned, before = (self.blocks, text.keys_values, masks.self_attention), tap(x)
         x, after = jax.lax.scan(layer, x, scanned, unroll=1 if self.scan_layers else arch.num_layers)
-        outputs = (stream.output(y, final) for stream, y, final in zip(streams, x, embedded, strict=True))
+        outputs = map(StreamIO.output, streams, x, embedded, levels)
         return Streams(*(y[:, : axis.length] for y, axis in zip(outputs, tokens, strict=True))), (before, after)
 
 
@@ -307,5 +334,5 @@ def abstract_rope_tables(geometry: Geometry, arch: TransformerArch) -> Streams[R
     def tables(one_token: Ropes, tokens: int) -> Ropes:
         return jax.tree.map(lambda table: jax.ShapeDtypeStruct((tokens, *table.shape[1:]), table.dtype), one_token)
 
-    one_token = rope_tables(replace(geometry, frames=1, height=1, width=1, audio_frames=1), arch)
+    one_token = rope_tables(replace(geometry, frames=1, height=1, width=1, audio_frames=1, keyframes=()), arch)
     return Streams(*map(tables, one_token, (geometry.video_tokens, geometry.audio_frames)))

@@ -1,0 +1,83 @@
+"""Given tokens: whose noise level they have, what they begin with, and where they end."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ltx2_cli.diffusion.conditions import Conditions, Given, conditions, initial_latents
+from ltx2_cli.diffusion.denoise import GuidanceWeights, denoise
+from ltx2_cli.request.spec import Streams
+
+TOKENS, CHANNELS = 7, 4
+DISTILLED = np.asarray([1.0, 0.99375, 0.9875, 0.98125, 0.975, 0.909375, 0.725, 0.421875, 0.0], np.float32)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
+
+
+def given(strengths: tuple[float, ...], rule: Any = "token") -> Conditions:
+    """The first two tokens, and the last, one after the other."""
+    places = zip((0, 6), (2, 1), strengths, strict=False)
+    pictures = [Given(normal(tokens, CHANNELS), strength, start) for start, tokens, strength in places]
+    held = conditions(pictures, TOKENS, rule, "gate")
+    assert held is not None
+    return held
+
+
+def ends(held: Conditions, clean: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    """Where the distilled steps end with a model that knows the true velocity."""
+    weights, streams = GuidanceWeights(np.ones(1, np.float32), np.float32(0)), Streams(noise, noise)
+    latents = initial_latents(None, streams, np.float32(1), Streams(held, None))
+
+    def velocity(latents: Streams, sigma: Any) -> Streams:
+        return Streams(*(jnp.asarray(noise - values)[None] for values in (clean, clean)))
+
+    schedule = jnp.asarray(DISTILLED), Streams(weights, weights), np.int32(0), np.int32(len(DISTILLED) - 1)
+    return np.asarray(denoise(velocity, latents, *schedule, Streams(held, None)).video)
+
+
+@pytest.mark.parametrize("strengths", [(0.3, 0.7), (1.0, 0.0), (0.95, 1.0)])
+def test_any_strength_ends_on_the_clean_values(strengths: tuple[float, float]) -> None:
+    held = given(strengths)
+    clean, noise = normal(1, TOKENS, CHANNELS), normal(2, TOKENS, CHANNELS)[:1]
+    clean[:, held.level > 0] = held.clean[held.level > 0]
+    assert np.abs(ends(held, clean, noise) - clean).max() < 1e-5
+
+
+def test_the_noise_level_of_the_stream_ends_elsewhere() -> None:
+    held = given((0.7,), "stream")
+    clean, noise = normal(1, TOKENS, CHANNELS), normal(2, TOKENS, CHANNELS)[:1]
+    clean[:, held.level > 0] = held.clean[held.level > 0]
+    assert np.abs(ends(held, clean, noise) - clean)[:, :2].max() > 0.05
+    assert np.abs(ends(given((1.0,), "stream"), clean, noise) - clean).max() < 1e-5
+
+
+def test_a_full_strength_never_moves_a_token() -> None:
+    held, noise = given((1.0, 1.0)), normal(2, TOKENS, CHANNELS)[:1]
+    np.testing.assert_array_equal(ends(held, noise * 9, noise)[0, held.level > 0], held.clean[held.level > 0])
+
+
+@pytest.mark.parametrize(
+    ("rule", "cross", "gate"),
+    [("gate", [1, 0.75], [1, 1]), ("always", [1, 1], [1, 1]), ("never", [1, 0.75], [1, 0.75])],
+)
+def test_where_the_other_streams_noise_level_is_read(rule: Any, cross: list[float], gate: list[float]) -> None:
+    held = conditions([Given(normal(2, CHANNELS), 0.25, 3)], TOKENS, "token", rule)
+    assert held is not None
+    assert held.level.tolist() == [0, 0, 0, 1, 1, 0, 0]
+    assert [held.own.tolist(), held.x0.tolist()] == [[1, 0.75]] * 2
+    assert (held.cross.tolist(), held.gate.tolist()) == (cross, gate)
+    assert conditions([], TOKENS, "token", rule) is None
+
+
+def test_given_tokens_begin_at_their_own_noise_level() -> None:
+    """Upsampled latents of five tokens, and two behind them, of which one is given."""
+    held, noise, upsampled = given((0.5, 1.0)), normal(2, TOKENS, CHANNELS), normal(2, 5, CHANNELS)
+    latents = initial_latents(Streams(upsampled, upsampled), Streams(noise, noise[:, :5]), 0.8, Streams(held, None))
+    np.testing.assert_allclose(latents.audio, 0.2 * upsampled + 0.8 * noise[:, :5], rtol=1e-5)
+    np.testing.assert_allclose(latents.video[:, 2:5], latents.audio[:, 2:], rtol=1e-5)
+    np.testing.assert_allclose(latents.video[:, :2], 0.6 * held.clean[:2] + 0.4 * noise[:, :2], rtol=1e-5)
+    np.testing.assert_array_equal(latents.video[:, 6], held.clean[[6, 6]])
