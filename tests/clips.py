@@ -1,11 +1,12 @@
 """Clips to ask for in both programs' words, and the checkpoint they are made with."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from diffusers import LTX2Pipeline
+from diffusers import FlowMatchEulerDiscreteScheduler, LTX2Pipeline
 from safetensors.torch import save_file
 
 from ltx2_cli import load, run
@@ -83,6 +84,32 @@ def reference(pipeline: LTX2Pipeline, case: Case, seed: int, output_type: str) -
         return_dict=False,
     )
     return output
+
+
+def at_levels(pipeline: LTX2Pipeline, sigmas: Sequence[float], size: Size, **begin: object) -> Streams[torch.Tensor]:
+    """What diffusers makes without guidance, at these noise levels themselves; it adds the last, 0."""
+    scheduler = pipeline.scheduler
+    pipeline.scheduler = FlowMatchEulerDiscreteScheduler.from_config(
+        scheduler.config, use_dynamic_shifting=False, shift_terminal=None
+    )
+    try:
+        return pipeline(
+            prompt=PROMPT,
+            num_frames=size.num_frames,
+            height=size.height,
+            width=size.width,
+            frame_rate=size.fps,
+            sigmas=list(sigmas),
+            num_inference_steps=len(sigmas),
+            **dict.fromkeys(("guidance_scale", "modality_scale", "audio_guidance_scale", "audio_modality_scale"), 1.0),
+            **dict.fromkeys(("stg_scale", "guidance_rescale", "audio_stg_scale", "audio_guidance_rescale"), 0.0),
+            max_sequence_length=TEXT_TOKENS,
+            output_type="latent",
+            return_dict=False,
+            **begin,
+        )
+    finally:
+        pipeline.scheduler = scheduler
 
 
 def reference_latents(pipeline: LTX2Pipeline, case: Case, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -17,6 +17,7 @@ from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.request.spec import NO_CACHE, RunSpec
 from ltx2_cli.request.validation import random_seed
 
+IMAGE = re.compile(r"(?P<path>.+?)(@(?P<frame>-?\d{1,9})(:(?P<strength>-?\d*\.?\d+))?)?", re.DOTALL)
 SEEDS = re.compile(r"\d+(\.\.\d+)?,?")
 ANYTHING = "a"  # the prompt of a warm-up; every text encoder knows it
 
@@ -78,7 +79,17 @@ def overrides(options: Options, **others: object) -> dict[str, object]:
         except ValueError:
             hint = "for example: --stg-blocks 0,1; no STG: --stg-scale 0"
             raise UsageError(f"stg_blocks {blocks!r} is not a list of blocks", hint) from None
+    if "conditions" in given:
+        given["conditions"] = [parse_image(text) for text in vars(options)["image"]]
     return {key: str(value) if isinstance(value, Path) else value for key, value in given.items()}
+
+
+def parse_image(text: str) -> dict[str, object]:
+    """The condition that FILE[@FRAME[:STRENGTH]] means, by its keys. Raises `UsageError` for no text at all."""
+    match = IMAGE.fullmatch(text)
+    if match is None:
+        raise UsageError(f"--image {text!r} is not FILE[@FRAME[:STRENGTH]]", "for example: --image end.png@-1:0.8")
+    return {name: value for name, value in match.groupdict().items() if value is not None}
 
 
 def prompt_and_seeds(options: Generate) -> dict[str, str | None]:

@@ -28,7 +28,16 @@ KNOWN = "known are latents, mp4 videos, records, checkpoints (a folder or a file
 UPSAMPLER = "initial_conv.weight"  # a tensor of every latent upsampler
 DENOISER = "model.diffusion_model."  # prefix of the denoiser's tensors in a single file
 RECORDS = (".yaml", ".yml", ".json")
-REQUEST = ("prompt", "negative_prompt", "model", "lora", "recipe", "num_inference_steps", "seed")  # shown of a record
+REQUEST = (
+    "prompt",
+    "negative_prompt",
+    "conditions",
+    "model",
+    "lora",
+    "recipe",
+    "num_inference_steps",
+    "seed",
+)  # shown of a record
 LAYER = re.compile(r"(blocks)\.\d+\.")
 UNKNOWN = "not to be told from its header: ltx2 or ltx2.3"
 LONGEST_VALUE = 80  # characters of a value in a LoRA's metadata
@@ -241,7 +250,7 @@ def _record_rows(record: Facts) -> Iterator[Row]:
     """The request, as far as one knows a clip by it, and what it was made with."""
     for key in REQUEST:
         if (value := record.get(key)) not in (None, "", []):
-            text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            text = ", ".join(map(_item_text, value)) if isinstance(value, list) else str(value)
             yield key.replace("_", " "), " ".join(text.split())
     provenance = read_provenance(record, "the record")
     yield "made with", ", ".join(f"{name} {version}" for name, version in provenance.versions.items())
@@ -255,6 +264,13 @@ def _record_rows(record: Facts) -> Iterator[Row]:
     for stage, latents in provenance.latents.items():
         hashes = (f"{name} {fingerprint.sha256[:SHORT]}" for name, fingerprint in latents._asdict().items())
         yield f"after {stage}", ", ".join(hashes)
+
+
+def _item_text(item: object) -> str:
+    """An item of a list, that of a picture as --image names it."""
+    if isinstance(item, dict) and item.keys() >= {"path", "frame", "strength"}:
+        return "{path}@{frame}:{strength}".format_map(item)
+    return str(item)
 
 
 def short_hash(digest: str) -> str:

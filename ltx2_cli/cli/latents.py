@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 SEED = re.compile(r"-s\d+$")  # what tells the files of several drafts apart
 ENDINGS = (".mp4", ".wav", ".png")
 FRAMES = "frames"
+UNDENOISED: dict[str, object] = {
+    "lora": [],
+    "second_stage.sigmas": [],
+    "conditions": [],
+}  # what decoding needs nothing of
 KINDS = "FILE.mp4, FILE.wav, FILE.png for some frames, or FOLDER/ for all as PNGs"
 
 
@@ -127,7 +132,7 @@ def decode(options: Decode, session: Session) -> None:
     with synchronized(session.hosts) as facts:
         file = open_latents(options.latents.expanduser())
         kinds = _kinds(options.files or [str(file.path.with_suffix(".mp4"))])
-        spec = latents_request(file, overrides(options), options, {"lora": [], "second_stage.sigmas": []})
+        spec = latents_request(file, overrides(options), options, UNDENOISED)
         facts |= {**request_facts(spec), **file_facts([file.path])}
         facts |= {"output": str(kinds), "silent": str(options.silent)}
         files = [Output(path, "-o") for path in kinds]

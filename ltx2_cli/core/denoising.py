@@ -1,5 +1,6 @@
 """A stage's compiled programs: its noise, what it reads of the text, its steps; and which step is not finite."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -12,8 +13,9 @@ from ltx2_cli.core.components import abstract_network, in_float32
 from ltx2_cli.core.encode import abstract_contexts
 from ltx2_cli.core.programs import UNDIAGNOSABLE, Program, as_abstract, jitted
 from ltx2_cli.core.report import Report
+from ltx2_cli.diffusion.conditions import Conditions, Given, conditions
 from ltx2_cli.diffusion.denoise import GuidanceWeights, Pass, denoise, pad_sigmas, traced_weights
-from ltx2_cli.diffusion.latents import Shape, noise, pack
+from ltx2_cli.diffusion.latents import Shape, noise, noise_behind, pack
 from ltx2_cli.errors import NotFiniteError
 from ltx2_cli.models.transformer import (
     DenoiserInputs,
@@ -31,12 +33,6 @@ from ltx2_cli.sharding import to_devices, to_host
 from ltx2_cli.weights.load import not_finite
 
 KEYS_VALUES = (None, None, None, "heads")  # the logical axes of a text context's keys and values
-
-
-@jax.jit
-def add_noise(latents: Streams[jax.Array], noise: Streams[jax.Array], sigma: jax.Array) -> Streams[jax.Array]:
-    """Latents at noise level σ: (1 − σ)·x + σ·noise."""
-    return Streams(*((1 - sigma) * clean + sigma * pure for clean, pure in zip(latents, noise, strict=True)))
 
 
 class StagePrograms(NamedTuple):
@@ -63,10 +59,13 @@ def stage_programs(plan: Plan, number: int) -> StagePrograms:
         return abstract_network(plan, stage.network), as_abstract(abstract_contexts(plan), whole)
 
     def inputs() -> tuple[Any, ...]:
-        rows = as_abstract(_stage_rows(plan, stage, abstract_rope_tables(stage.geometry, arch)), whole)
+        tables = abstract_rope_tables(stage.geometry, arch)
+        nothing = np.zeros((stage.geometry.height * stage.geometry.width, stage.shapes.video[1]), np.float32)
+        rows = as_abstract(_stage_rows(plan, stage, tables, [nothing] * len(stage.pictures)), whole)
         return abstract_network(plan, stage.network), noise.outputs(), DenoiserInputs(text.outputs(), *rows)
 
-    draw = jitted(_noise, whole, shapes=stage.shapes, stage=int(stage.source is not None))
+    behind = stage.geometry.video_tokens - stage.geometry.grid_tokens
+    draw = jitted(_noise, whole, shapes=stage.shapes, stage=int(stage.source is not None), behind=behind)
     read = jitted(Transformer.text_context, TextContext(*text_shardings), sharding)
     noise = Program(f"noise{suffix}", None, draw, lambda: (seeds,), number)
     text = Program(f"text context{suffix}", stage.network, read, text_arguments, number)
@@ -76,8 +75,10 @@ def stage_programs(plan: Plan, number: int) -> StagePrograms:
     return StagePrograms(noise, text, steps, forward)
 
 
-def _stage_rows(plan: Plan, stage: Stage, tables: Streams[Ropes]) -> tuple[np.ndarray, Streams[Ropes], PassMasks]:
-    """What `DenoiserInputs` holds besides the text, on the host."""
+def _stage_rows(
+    plan: Plan, stage: Stage, tables: Streams[Ropes], pictures: Sequence[np.ndarray]
+) -> tuple[np.ndarray, Streams[Ropes], PassMasks, Streams[Conditions | None]]:
+    """What `DenoiserInputs` holds besides the text, on the host; `pictures` are the latents of those of the stage."""
     videos, passes = plan.batch_size, stage.passes
     self_attention = np.ones((plan.arch.transformer.num_layers, len(passes)), bool)
     if Pass.PERTURBED in passes:
@@ -85,7 +86,17 @@ def _stage_rows(plan: Plan, stage: Stage, tables: Streams[Ropes]) -> tuple[np.nd
     cross_modal = np.array([guidance_pass is not Pass.ISOLATED for guidance_pass in passes])
     masks = PassMasks(self_attention.repeat(videos, axis=1), cross_modal.repeat(videos))
     contexts = [len(plan.prompts) - 1 if guidance_pass is Pass.UNCOND else 0 for guidance_pass in passes]
-    return np.repeat(np.asarray(contexts, np.int32), videos), tables, masks
+    given = Streams(_given(plan, stage, pictures), None)
+    return np.repeat(np.asarray(contexts, np.int32), videos), tables, masks, given
+
+
+def _given(plan: Plan, stage: Stage, pictures: Sequence[np.ndarray]) -> Conditions | None:
+    """The tokens of a stage's pictures: in place of its first latents, or behind its grid."""
+    given, behind = list[Given](), stage.geometry.grid_tokens
+    for latents, shown in zip(pictures, stage.pictures, strict=True):
+        given.append(Given(latents, shown.strength, behind if shown.frame else 0))
+        behind += len(latents) if shown.frame else 0
+    return conditions(given, stage.geometry.video_tokens, plan.spec.x0_sigma, plan.spec.cross_timestep)
 
 
 def _stage_schedule(stage: Stage) -> tuple[np.ndarray, Streams[GuidanceWeights]]:
@@ -94,13 +105,21 @@ def _stage_schedule(stage: Stage) -> tuple[np.ndarray, Streams[GuidanceWeights]]
 
 
 class StageRun:
-    """A stage whose denoiser is on the devices, with all its inputs but latents; `contexts` are its connectors'."""
+    """A stage whose denoiser is on the devices, with all its inputs but latents; `contexts` are its connectors', and
+    `pictures` the latents of those that it shows."""
 
-    def __init__(self, plan: Plan, phase: Phase, transformer: Transformer, contexts: Streams[Any]):
+    def __init__(
+        self,
+        plan: Plan,
+        phase: Phase,
+        transformer: Transformer,
+        contexts: Streams[Any],
+        pictures: Sequence[np.ndarray] = (),
+    ):
         self.plan, self.phase, self.transformer = plan, phase, transformer
         self.programs, stage = stage_programs(plan, phase.number), phase.stage
         text = self.programs.text(transformer, self.place(contexts))
-        rows = _stage_rows(plan, stage, rope_tables(stage.geometry, plan.arch.transformer))
+        rows = _stage_rows(plan, stage, rope_tables(stage.geometry, plan.arch.transformer), pictures)
         rows, self.schedule = self.place((rows, _stage_schedule(stage)))
         self.inputs = DenoiserInputs(jax.block_until_ready(text), *rows)
 
@@ -115,9 +134,14 @@ class StageRun:
         return to_devices(arrays, self.phase.stage.sharding.replicated)
 
 
-def _noise(seeds: jax.Array, shapes: Streams[Shape], stage: int) -> Streams[jax.Array]:
+def _noise(seeds: jax.Array, shapes: Streams[Shape], stage: int, behind: int) -> Streams[jax.Array]:
+    """Of so many tokens `behind` the grid too: that of the clip itself is the same without them."""
     videos = jax.vmap(lambda seed: pack(noise(seed, shapes, stage)))(seeds)
-    return Streams(*(stream[:, 0] for stream in videos))
+    video, audio = (stream[:, 0] for stream in videos)
+    if behind:
+        further = jax.vmap(lambda seed: noise_behind(seed, (behind, video.shape[2]), stage))(seeds)
+        video = jnp.concatenate([video, further], axis=1)
+    return Streams(video, audio)
 
 
 def _velocity(
@@ -146,7 +170,7 @@ def _denoise_steps(
     def velocity(latents: Streams[jax.Array], sigma: jax.Array) -> Streams[jax.Array]:
         return _velocity(transformer, latents, inputs, sigma)
 
-    latents = denoise(velocity, latents, sigmas, guidance, start, stop)
+    latents = denoise(velocity, latents, sigmas, guidance, start, stop, inputs.given)
     return latents, Streams(*(jnp.isfinite(stream).all() for stream in latents))
 
 

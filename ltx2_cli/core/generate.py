@@ -11,12 +11,14 @@ import jax
 import numpy as np
 
 from ltx2_cli.core.components import DENOISE, UPSAMPLE, Components, check_finite, memory_for, network_program
-from ltx2_cli.core.denoising import StageRun, add_noise, check_stage, locate, stage_programs
+from ltx2_cli.core.condition import encode_pictures, picture_programs
+from ltx2_cli.core.denoising import StageRun, check_stage, locate, stage_programs
 from ltx2_cli.core.encode import encode, text_programs
 from ltx2_cli.core.programs import Program, jitted
 from ltx2_cli.core.provenance import extend_history
 from ltx2_cli.core.report import Advance, Report
 from ltx2_cli.core.run_state import OnProgress, RunState, all_latents, later_steps, missing_contexts, no_checkpoint
+from ltx2_cli.diffusion.conditions import initial_latents
 from ltx2_cli.diffusion.latents import pack, read_noise
 from ltx2_cli.errors import NotFiniteError
 from ltx2_cli.models.upsampler import LatentUpsampler
@@ -80,6 +82,7 @@ def _upsampled(
 
 def latent_programs(plan: Plan, start: RunState) -> Iterator[Program]:
     """The programs that `generate` runs."""
+    yield from picture_programs(plan, start.phase)
     if names := missing_contexts(plan, start):
         yield from text_programs(plan, names)
     for phase in plan.phases[start.phase :]:
@@ -87,7 +90,7 @@ def latent_programs(plan: Plan, start: RunState) -> Iterator[Program]:
             yield upsampling_program(plan, phase.stage)
             continue
         stage = stage_programs(plan, phase.number)
-        yield from (*([stage.noise] if phase.stage.noise is None else []), stage.text, stage.steps)
+        yield from (*([stage.noise] if phase.stage.draws_noise else []), stage.text, stage.steps)
 
 
 def generate(
@@ -106,6 +109,7 @@ def generate(
     stage upsamples all videos, then denoises batch by batch, from noise of each video's seed.
     """
     state, network = start, ""
+    pictures = encode_pictures(plan, start.phase, components, report)
     if names := missing_contexts(plan, start):
         state = replace(start, contexts={**start.contexts, **encode(plan, names, components, report)})
         on_progress(state)
@@ -122,7 +126,8 @@ def generate(
                         denoiser = None  # the last reference: its memory is free before the next is loaded
                         network, denoiser = stage.network, loaded.enter_context(components.use(stage.network, report))
                     pauses, contexts = pausing and done == len(plan.phases), state.contexts[stage.connectors]
-                    runs = _run_stage(StageRun(plan, phase, denoiser, contexts), state, report, on_progress, pauses)
+                    run = StageRun(plan, phase, denoiser, contexts, pictures.get(phase.number, ()))
+                    runs = _run_stage(run, state, report, on_progress, pauses)
                     for state in runs:
                         if state.batch < len(plan.batches):
                             yield state
@@ -140,7 +145,7 @@ def _run_stage(
 ) -> Iterator[RunState]:
     """The state when the batches of a stage after `state` are done; if it `pauses`, after each one."""
     plan, stage = run.plan, run.phase.stage
-    if stage.noise is None:
+    if stage.draws_noise:
         with report.stage("compile noise"):
             run.programs.noise.compile()
     while (remaining := len(plan.batches) - state.batch) > 0:
@@ -160,7 +165,8 @@ def _run_batch(run: StageRun, state: RunState, advance: Advance, report: Report,
         source = Streams(*(stream[first : first + size] for stream in state.latents))
     try:
         initial = replace(state, current=_initial_latents(run, state, source))
-        latents = Streams(*map(to_host, _run_steps(run, initial, advance, on_progress)))
+        video, audio = map(to_host, _run_steps(run, initial, advance, on_progress))
+        latents = Streams(video[:, : run.phase.stage.geometry.grid_tokens], audio)
     except NotFiniteError:
         locate(run, state.step, _initial_latents(run, state, source), report)
         raise
@@ -173,15 +179,20 @@ def _run_batch(run: StageRun, state: RunState, advance: Advance, report: Report,
 
 
 def _initial_latents(run: StageRun, state: RunState, source: Streams[np.ndarray] | None) -> Streams[Any]:
-    """What an earlier run left; else noise, mixed into upsampled latents `source` as (1 − σ)·x + σ·noise."""
+    """What an earlier run left; else noise, mixed into upsampled latents `source` and into given tokens."""
     stage = run.phase.stage
     if state.current is not None:
         return state.current
-    if stage.noise is not None:
-        noise = run.place(pack(read_noise(stage.noise, stage.shapes)))
-    else:
+    noise: Streams[Any] = Streams(None, None)
+    if stage.draws_noise:
         noise = run.programs.noise(np.asarray(run.plan.batches[state.batch], np.uint32))
-    return noise if source is None else add_noise(*run.place((source, noise, stage.sigmas[0])))
+    if stage.noise is not None:
+        video, audio = pack(read_noise(stage.noise, stage.shapes))
+        behind = [] if noise.video is None else [to_host(noise.video)[:, video.shape[1] :]]
+        noise = run.place(Streams(np.concatenate([video, *behind], axis=1), audio))
+    if source is None and not stage.pictures:
+        return noise
+    return initial_latents(*run.place((source, noise, stage.sigmas[0])), run.inputs.given)
 
 
 def _run_steps(run: StageRun, state: RunState, advance: Advance, on_progress: OnProgress) -> Streams[jax.Array]:

@@ -183,7 +183,8 @@ def _shapes(plan: Plan, place: tuple[int, int, int, int], names: set[str]) -> di
             steps, batches = stage.steps, len(plan.batches)
             rows = rows if stage.source else batch * plan.batch_size
             if "current" in names:
-                kept["current"] = token_shapes(plan.batch_size, shapes)
+                (videos, _, channels), audio = token_shapes(plan.batch_size, shapes)
+                kept["current"] = Streams((videos, stage.geometry.video_tokens, channels), audio)
     if batch >= batches or step > steps:
         return None
     if rows:

@@ -11,24 +11,29 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from flax import nnx
+
 from ltx2_cli.chips import Chip
 from ltx2_cli.core.components import placement
 from ltx2_cli.core.run_state import RunState, missing_contexts
 from ltx2_cli.models.arch import TransformerArch
 from ltx2_cli.models.transformer import Transformer
-from ltx2_cli.models.video_vae import STRIDES, VideoVAEArch
+from ltx2_cli.models.video_vae import STRIDES, VideoEncoder, VideoVAEArch
 from ltx2_cli.nn.kernels import SCORE_BYTES
 from ltx2_cli.outputs import Product
+from ltx2_cli.plan.decoding import LIVE_BUFFERS
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import DENOISER, REFINER, Stage
+from ltx2_cli.plan.stages import DENOISER, PICTURE_ENCODER, REFINER, Stage
 from ltx2_cli.request.spec import AttentionBackend, DType, Streams
 from ltx2_cli.weights.declare import Scope, Weight, weights
 from ltx2_cli.weights.load import CHUNK, ON_THE_WAY
 from ltx2_cli.weights.transfer import sharding_of
 
 ENCODE, CONNECT, DENOISE, UPSAMPLE, REFINE, DECODE = "encode", "connect", "denoise", "upsample", "refine", "decode"
+PICTURES = "pictures"
 # The networks that work in each phase; a refining stage has the denoiser, also with its LoRAs merged in.
 PHASES = {
+    PICTURES: (PICTURE_ENCODER,),
     ENCODE: ("text_encoder",),
     CONNECT: ("connectors",),
     DENOISE: (DENOISER,),
@@ -70,8 +75,10 @@ class PhaseMemory(NamedTuple):
 
 def run_phases(plan: Plan, product: Product = Product.clips, start: RunState = START) -> tuple[str, ...]:
     """The phases that a run goes through from `start`, in their order."""
-    names = [ENCODE, CONNECT] if missing_contexts(plan, start) else []
-    for phase in plan.phases[start.phase :]:
+    later = plan.phases[start.phase :]
+    names = [PICTURES] if any(phase.stage.pictures and not phase.upsamples for phase in later) else []
+    names += [ENCODE, CONNECT] if missing_contexts(plan, start) else []
+    for phase in later:
         names.append(UPSAMPLE if phase.upsamples else REFINE if phase.stage.source else DENOISE)
     return (*names, *([] if product is Product.latents else [DECODE]))
 
@@ -124,6 +131,9 @@ def activation_bytes(plan: Plan, phase: str) -> int:
     # The numbers in the text encoder's result for all prompts: the embeddings, and the state behind each layer.
     states = len(plan.prompts) * spec.max_sequence_length * encoder.hidden_size * encoder.states
     match phase:
+        case "pictures":  # the activations of the first layers, which are the largest, of one picture
+            channels, patches = plan.arch.vae.block_out_channels[0], _picture_patches(plan.stages[-1], plan.arch.vae)
+            return LIVE_BUFFERS * patches * channels * _itemsize(plan.spec.dtype)
         case "encode":  # the result, twice while it is stacked, and attention scores
             heads = -(-encoder.num_attention_heads // plan.sharding.parts("heads"))
             scores = SCORE_COPIES * FLOAT32 * plan.prompts_at_once * heads * spec.max_sequence_length**2
@@ -229,11 +239,34 @@ def video_decoder_flops(arch: VideoVAEArch, frames: int, height: int, width: int
     return flops + convolution(inner, arch.out_channels * arch.patch_size**2)
 
 
+def picture_encoder_flops(encoder: VideoEncoder, patches: int) -> int:
+    """The video VAE's encoder, convolution by convolution, on one picture of so many patches."""
+
+    def kernels(module: nnx.Module) -> int:
+        return _elements([weight for weight in weights(module) if weight.source.endswith(".weight")])
+
+    flops = 2 * patches * kernels(encoder.conv_in)
+    for layer in encoder.layers:
+        frames, height, width = layer.stride  # the picture is repeated to fill a cell
+        flops += 2 * patches * frames * kernels(layer)
+        patches //= height * width
+    return flops + 2 * patches * kernels(encoder.conv_out)
+
+
+def _picture_patches(stage: Stage, arch: VideoVAEArch) -> int:
+    """The patches of a picture of a stage's size."""
+    return stage.geometry.height * stage.geometry.width * (arch.spatial_compression_ratio // arch.patch_size) ** 2
+
+
 def phase_flops(plan: Plan, phase: str) -> int:
     """Operations of a phase on all devices together, of a denoising phase those of a step: a forward over all passes.
     Sound is not counted."""
     _, _, *size = plan.latent_shapes.video
     match phase:
+        case "pictures":
+            encoder, shown = plan.network(PICTURE_ENCODER).encoder, (stage for stage in plan.stages if stage.pictures)
+            each = ((len(stage.pictures), _picture_patches(stage, plan.arch.vae)) for stage in shown)
+            return sum(count * picture_encoder_flops(encoder, patches) for count, patches in each)
         case "encode" | "connect":  # without the products of tokens in attention; a table of embeddings is looked up
             matrices = _matrices(weights(plan.network(*PHASES[phase])))
             multiplied = [matrix for matrix in matrices if "vocab" not in matrix.axes]

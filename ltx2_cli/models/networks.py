@@ -69,6 +69,7 @@ class Networks(NamedTuple):
     upsampler: LatentUpsampler | None = None
     statistics: LatentStatistics | None = None  # those of the video autoencoder
     refiner_connectors: TextConnectors | None = None  # where its LoRAs change these too
+    picture_encoder: VideoVAE | None = None  # without its decoder; where a clip shows pictures
 
     def present(self) -> dict[str, nnx.Module]:
         """Those that there are, by name."""
@@ -88,6 +89,13 @@ class Checkpoint:
         """The networks that a run uses, without their weights, as the request wants them; no autoencoder's encoder.
         Built once for requests that want the same: nobody may change them."""
         return _run_networks(self.arch, spec.dtype, spec.text_encoder_dtype, spec.scan_layers, spec.clamp_vocoder)
+
+
+def picture_encoder(arch: Arch, dtype: DType) -> VideoVAE:
+    """The video autoencoder without its decoder and without weights."""
+    vae = VideoVAE(Scope(dtype.value), arch.vae)
+    del vae.decoder
+    return vae
 
 
 @lru_cache(maxsize=4)

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from ltx2_cli.diffusion.denoise import Schedule
 from ltx2_cli.errors import UsageError
+from ltx2_cli.media.pictures import Picture
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.networks import Checkpoint
 from ltx2_cli.models.upsampler import has_upsampler
@@ -96,6 +97,14 @@ def recipe_warnings(spec: RunSpec, arch: Arch) -> Iterator[str]:
     steps = recipe_defaults(spec, DISTILLED).num_inference_steps
     if spec.num_inference_steps != steps:
         yield f"a distilled model was made for {steps} steps, not {spec.num_inference_steps}: --steps {steps}"
+
+
+def picture_remarks(spec: RunSpec, pictures: Sequence[Picture]) -> Iterator[str]:
+    """Sentences about what is seen of each picture, and how it was read."""
+    for picture in pictures:
+        cropped = picture.cropped(spec.height, spec.width)
+        if remarks := [*picture.remarks, *([cropped] if cropped else [])]:
+            yield f"{picture.path}: {'; '.join(remarks)}"
 
 
 def unused_option_warnings(spec: RunSpec, arch: Arch, time: int | None) -> Iterator[str]:

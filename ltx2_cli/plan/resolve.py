@@ -140,10 +140,10 @@ def _plan(spec: RunSpec, devices: Sequence[jax.Device], source: InitialLatents |
     second_stage = _open_second_stage(spec, checkpoint, offline) if spec.second_stage.sigmas or source else None
     warnings = tuple(warning for lora, _ in loras for warning in unmet_wishes(lora))
     networks = checkpoint.networks(spec)
-    declared = Declared(checkpoint, networks, find_adapters(loras, networks), warnings, None)
+    declared = Declared(checkpoint, networks, find_adapters(loras, networks), warnings, (), None)
     if second_stage:
         declared = stages.add_second_stage(declared, *second_stage, spec.dtype)
-    return build_plan(declared, spec, devices, source)
+    return build_plan(stages.add_pictures(declared, spec), spec, devices, source)
 
 
 def stage1_plan(plan: Plan) -> Plan:
@@ -162,6 +162,8 @@ def build_plan(
     arch = checkpoint.arch
     if by and source:
         spec = stages.upsampled_spec(spec, arch, by, source)
+    hashed = zip(spec.conditions, declared.pictures, strict=True)
+    spec = replace(spec, conditions=tuple(replace(condition, sha256=picture.sha256) for condition, picture in hashed))
     if spec.max_sequence_length > (most := arch.text_encoder.max_position_embeddings):
         sentence = f"max_sequence_length {spec.max_sequence_length} is more than the text encoder's {most} tokens"
         raise UsageError(sentence, f"--set max_sequence_length={most}")
@@ -184,6 +186,7 @@ def build_plan(
         *recipe.unused_option_warnings(spec, arch, by.time if by else None),
         *((slow,) if slow else ()),
         *declared.lora_warnings,
+        *recipe.picture_remarks(spec, declared.pictures),
         *recipe.layout_warnings(sharding, arch.transformer.num_attention_heads, decoding, room),
         *recipe.untrained_warnings(spec, checkpoint, all_stages, prompts),
     )

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -9,25 +11,36 @@ import numpy as np
 from ltx2_cli.diffusion.denoise import Pass, needed_passes
 from ltx2_cli.diffusion.geometry import Geometry, UpsampleFactors, clip_geometry, stage1_size
 from ltx2_cli.diffusion.latents import STAGES, Shape, file_shapes
+from ltx2_cli.errors import UsageError
+from ltx2_cli.media.pictures import Picture, read_picture
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.lora import find_adapters
-from ltx2_cli.models.networks import Checkpoint, Networks
+from ltx2_cli.models.networks import Checkpoint, Networks, picture_encoder
 from ltx2_cli.models.upsampler import LatentUpsampler, LatentUpsamplerArch
-from ltx2_cli.request.spec import NO_GUIDANCE, DType, Guidance, RunSpec, Streams
+from ltx2_cli.request.spec import NO_GUIDANCE, ConditionSpec, DType, Guidance, RunSpec, Streams
 from ltx2_cli.sharding import ShardingPlan
-from ltx2_cli.weights.checkpoint import TensorFiles
+from ltx2_cli.weights.checkpoint import TensorFiles, collect, raise_all
 from ltx2_cli.weights.declare import Scope
 from ltx2_cli.weights.lora import LoraDelta, LoraFile
 
 REFERENCE_TOKENS = 4096
 FIRST, UPSAMPLED, FINAL = STAGES
 DENOISER, REFINER = "transformer", "refiner"  # the denoiser, and the same with the second stage's LoRAs merged in
+PICTURE_ENCODER = "picture_encoder"
 CONNECTORS, REFINERS_CONNECTORS = "connectors", "refiner_connectors"
 UNGUIDED = Streams(NO_GUIDANCE, NO_GUIDANCE)
 UNREFINED = (0.0,)  # the noise levels of upsampled latents that are left as they are
 
 Loras = Sequence[tuple[LoraFile, float]]  # each with its strength
 LoraDeltas = Mapping[str, Mapping[str, LoraDelta]]  # to which tensors of which network
+
+
+class ShownPicture(NamedTuple):
+    """Where a stage shows a picture of the plan."""
+
+    number: int  # of the picture in the plan
+    frame: float  # of the stage's clip; 0: in place of its first latents, else behind its grid
+    strength: float
 
 
 @dataclass(frozen=True)
@@ -49,11 +62,17 @@ class Stage:
     adain: float = 0.0  # how far upsampled latents are moved to the statistics they had
     tone_map: float = 0.0  # how far their range is compressed
     keep_audio: bool = False  # the sound is that of the source
+    pictures: tuple[ShownPicture, ...] = ()  # those behind the grid in the order of `geometry.keyframes`
 
     @property
     def steps(self) -> int:
         """The number of denoising steps."""
         return len(self.sigmas) - 1
+
+    @property
+    def draws_noise(self) -> bool:
+        """Whether a program draws noise: for the clip, or for what lies behind its grid."""
+        return self.noise is None or bool(self.geometry.keyframes)
 
 
 class Phase(NamedTuple):
@@ -79,6 +98,7 @@ class Declared:
     networks: Networks
     added: LoraDeltas  # by the LoRAs
     lora_warnings: tuple[str, ...]
+    pictures: tuple[Picture, ...]  # that clips show
     upsampling: UpsampleFactors | None  # before a second stage; None: there is none
 
 
@@ -104,7 +124,30 @@ def add_second_stage(
         twins = {REFINER: DENOISER, REFINERS_CONNECTORS: CONNECTORS}
         files |= {name: files[twin] for name, twin in twins.items() if name in added}
     checkpoint = replace(declared.checkpoint, files=files)
-    return Declared(checkpoint, networks, added, declared.lora_warnings, upsampler.upsampling)
+    return replace(declared, checkpoint=checkpoint, networks=networks, added=added, upsampling=upsampler.upsampling)
+
+
+def add_pictures(declared: Declared, spec: RunSpec) -> Declared:
+    """With the pictures of the request and the network that encodes them. Raises `UsageError` for one that cannot be
+    read, or that is another than the request says."""
+    if not spec.conditions:
+        return declared
+    readings = {str(number): partial(_read, condition) for number, condition in enumerate(spec.conditions)}
+    pictures, problems = collect(readings)
+    raise_all(problems)
+    checkpoint, networks = declared.checkpoint, declared.networks
+    files = {**checkpoint.files, **({PICTURE_ENCODER: checkpoint.files["vae"]} if checkpoint.files else {})}
+    networks = networks._replace(picture_encoder=picture_encoder(checkpoint.arch, spec.dtype))
+    checkpoint = replace(checkpoint, files=files)
+    return replace(declared, checkpoint=checkpoint, networks=networks, pictures=tuple(pictures.values()))
+
+
+def _read(condition: ConditionSpec) -> Picture:
+    picture = read_picture(Path(condition.path).expanduser())
+    if condition.sha256 not in (None, picture.sha256):
+        changed = f"{condition.path} is another picture than that of the record"
+        raise UsageError(changed, f"bring that back, or take this one: --image {condition.path}@{condition.frame}")
+    return picture
 
 
 def upsampled_spec(spec: RunSpec, arch: Arch, by: UpsampleFactors, source: InitialLatents) -> RunSpec:
@@ -141,9 +184,10 @@ def build_stages(
     sigmas = np.asarray(spec.second_stage.sigmas or UNREFINED, np.float32)
     last = Stage(
         FINAL if len(sigmas) > 1 else UPSAMPLED,
-        *_measure(arch, size, fps),
+        *_measure(spec, arch, size, fps),
         sigmas,
         unguided,
+        pictures=_shown(spec, spec.num_frames),
         network=REFINER if REFINER in added else DENOISER,
         connectors=REFINERS_CONNECTORS if REFINERS_CONNECTORS in added else CONNECTORS,
         source=source.shapes if source else stages[0].shapes,
@@ -154,16 +198,26 @@ def build_stages(
     return (*stages, last)
 
 
-def _measure(arch: Arch, size: tuple[int, int, int], fps: float) -> tuple[Geometry, Streams[Shape]]:
-    """The latents of a clip, and their shapes for one video in a file."""
-    geometry = clip_geometry(*size, fps, arch.compression, arch.transformer.scales)
+def _shown(spec: RunSpec, num_frames: int) -> tuple[ShownPicture, ...]:
+    """Where a stage of so many frames shows the pictures: at the moments of the clip that is asked for."""
+    rate = (num_frames - 1) / max(spec.num_frames - 1, 1)
+    return tuple(
+        ShownPicture(number, condition.frame % spec.num_frames * rate, condition.strength)
+        for number, condition in enumerate(spec.conditions)
+    )
+
+
+def _measure(spec: RunSpec, arch: Arch, size: tuple[int, int, int], fps: float) -> tuple[Geometry, Streams[Shape]]:
+    """The latents of a clip with the pictures it shows, and the shapes of one video's in a file."""
+    keyframes = tuple(picture.frame for picture in _shown(spec, size[0]) if picture.frame)
+    geometry = clip_geometry(*size, fps, arch.compression, arch.transformer.scales, keyframes)
     channels = Streams(arch.transformer.in_channels, arch.transformer.audio_in_channels)
     return geometry, file_shapes(geometry, channels, arch.audio_vae.latent_mels)
 
 
 def longest_context(spec: RunSpec, arch: Arch) -> int:
     """The tokens of the longest context of any attention: the last stage's video, or the text."""
-    geometry, _ = _measure(arch, (spec.num_frames, spec.height, spec.width), spec.fps)
+    geometry, _ = _measure(spec, arch, (spec.num_frames, spec.height, spec.width), spec.fps)
     return max(geometry.video_tokens, spec.max_sequence_length)
 
 
@@ -171,7 +225,7 @@ def _first_stage(
     spec: RunSpec, arch: Arch, name: str, size: tuple[int, int, int], fps: float, sharding: ShardingPlan
 ) -> Stage:
     """The stage that begins as noise."""
-    guidance, (geometry, shapes) = recipe_guidance(spec, arch), _measure(arch, size, fps)
+    guidance, (geometry, shapes) = recipe_guidance(spec, arch), _measure(spec, arch, size, fps)
     if spec.sigmas is not None:
         sigmas = np.asarray(spec.sigmas, np.float32)
     else:
@@ -179,7 +233,8 @@ def _first_stage(
         tokens = geometry.video_tokens if spec.shift_tokens == "actual" else REFERENCE_TOKENS
         sigmas = arch.scheduler.sigmas(spec.num_inference_steps, tokens)
     passes, blocks = needed_passes(guidance), spec.stg_blocks or ()
-    return Stage(name, geometry, shapes, sigmas, sharding, passes, guidance, blocks, noise=spec.initial_noise)
+    stage = Stage(name, geometry, shapes, sigmas, sharding, passes, guidance, blocks)
+    return replace(stage, noise=spec.initial_noise, pictures=_shown(spec, size[0]))
 
 
 def recipe_guidance(spec: RunSpec, arch: Arch) -> Streams[Guidance]:

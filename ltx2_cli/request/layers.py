@@ -228,10 +228,21 @@ def _convert(value: Any, kind: Any) -> Any:
         return tuple(_convert(item, arguments[0]) for item in value)
     if origin is Literal and value in arguments:
         return value
+    if is_dataclass(kind) and isinstance(value, Mapping):
+        return _convert_section(value, kind)
     node = EnumNode(kind) if isinstance(kind, type) and issubclass(kind, Enum) else NODES.get(kind)
     if node is None or value is None:
         raise ValidationError
     return node.validate_and_convert(value)
+
+
+def _convert_section(values: Mapping[str, Any], kind: Any) -> Any:
+    """`values` as a dataclass that is an item of a list. Raises `ValidationError` for other keys than its own."""
+    types = get_type_hints(kind)
+    try:
+        return kind(**{name: _convert(value, types[name]) for name, value in values.items()})
+    except (KeyError, TypeError):
+        raise ValidationError from None
 
 
 def _type_name(kind: Any) -> str:

@@ -101,6 +101,16 @@ class ShardingSpec:
 
 
 @dataclass(frozen=True)
+class ConditionSpec:
+    """A picture that a clip shows."""
+
+    path: str
+    frame: int = 0  # of the clip; negative: counted from its end
+    strength: float = 1.0  # 0 to 1: how much of the picture stays
+    sha256: str | None = None  # of the file; None: whatever it holds
+
+
+@dataclass(frozen=True)
 class RunSpec:
     """The request: merged from `configs/`, files and flags, read by `resolve`, stored with the video."""
 
@@ -111,6 +121,8 @@ class RunSpec:
     width: int  # pixels, a multiple of 32
     num_frames: int  # 8k + 1
     fps: float
+    conditions: tuple[ConditionSpec, ...]
+    image_crf: int  # constant rate factor of H.264 that pictures go through; 0: none
     num_videos: int  # per batch; video i is the one that seed + i makes alone
     seed: tuple[int, ...] | None  # one batch each; None: a random one
     # which networks
@@ -129,6 +141,10 @@ class RunSpec:
     second_stage: SecondStageSpec
     stg_rule: Literal["always", "config"]  # when STG perturbs; config: only if the checkpoint's says `perturbed_attn`
     shift_tokens: Literal["reference", "actual"]  # that shift the schedule: always 4096, or the clip's own
+    x0_sigma: Literal["token", "stream"]  # whose noise level predicts the clean value of a picture's tokens
+    # where the other stream's noise level replaces that of a picture's tokens in the attention between the streams: in
+    # what they take from it, also in what they show it, or nowhere
+    cross_timestep: Literal["gate", "always", "never"]
     clamp_vocoder: bool  # clip the first of two waveforms at full scale
     max_sequence_length: int  # text tokens
     # in which arithmetic, on which devices

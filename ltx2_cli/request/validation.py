@@ -3,6 +3,7 @@
 import re
 import secrets
 from collections.abc import Iterator
+from dataclasses import astuple
 from functools import reduce
 from itertools import pairwise
 from math import isnan
@@ -19,6 +20,7 @@ LEAST_STEP = 1e-6  # smallest difference of noise levels
 MAX_FPS = 240
 MAX_SIDE = 2**14  # pixels
 MAX_FRAMES = 2**14 + 1
+MAX_CRF = 51  # of H.264
 MAX_TOKENS = 2**17  # of text; Gemma-3's context length
 MAX_SEED = 2**32 - 1
 MAX_SCALE = 100  # of guidance; published recipes use 1 to 7
@@ -52,6 +54,7 @@ RANGES = {
     "num_frames": Range(1, MAX_FRAMES, 8, 1),
     "fps": Range(1, MAX_FPS),
     "num_videos": Range(1, MAX_VIDEOS),
+    "image_crf": Range(0, MAX_CRF),
     "num_inference_steps": Range(1, MAX_STEPS),
     **{
         f"guidance.{stream}.{name}": Range(-MAX_SCALE, MAX_SCALE)
@@ -70,6 +73,7 @@ RANGES = {
 def validate(spec: RunSpec) -> None:
     """Raise `UsageError` with all findings about `spec`, a line each with what to type instead."""
     findings = [*_wrong_text(spec), *_wrong_numbers(spec), *_wrong_seeds(spec), *_wrong_process(spec)]
+    findings += _wrong_conditions(spec)
     if findings := [*findings, *_wrong_files(spec)]:
         raise UsageError(findings, "")
 
@@ -82,7 +86,8 @@ def random_seed(spec: RunSpec) -> int:
 def _wrong_text(spec: RunSpec) -> Iterator[str]:
     second = spec.second_stage
     loras = [*(("lora", lora) for lora in spec.lora), *(("second_stage.lora", lora) for lora in second.lora or ())]
-    for key, value in [*vars(spec).items(), ("second_stage.upsampler", second.upsampler), *loras]:
+    pictures = (("conditions", condition.path) for condition in spec.conditions)
+    for key, value in [*vars(spec).items(), ("second_stage.upsampler", second.upsampler), *loras, *pictures]:
         if not isinstance(value, str):
             continue
         if not value and key not in MAY_BE_EMPTY:
@@ -136,6 +141,22 @@ def _wrong_process(spec: RunSpec) -> Iterator[str]:
     if len(set(blocks)) < len(blocks):
         once = ",".join(map(str, dict.fromkeys(blocks)))
         yield f"stg_blocks {list(blocks)} has a block twice; nearest: --stg-blocks {once}"
+
+
+def _wrong_conditions(spec: RunSpec) -> Iterator[str]:
+    shown: dict[int, str] = {}
+    for path, frame, strength, _ in map(astuple, spec.conditions):
+        if finding := Range(0, 1).finding(strength, f"--image {path}@{frame}:"):
+            yield f"strength {strength:g} of {path} is {finding}"
+        if finding := Range(-spec.num_frames, spec.num_frames - 1).finding(frame, f"--image {path}@"):
+            yield f"frame {frame} of {path} is {finding}"
+        elif (place := frame % spec.num_frames) in shown:
+            other = place + 1 if place + 1 < spec.num_frames else place - 1
+            yield f"{shown[place]} and {path} are both shown at frame {place}; nearest: --image {path}@{other}"
+        else:
+            shown[place] = path
+        if not Path(expanduser(path)).is_file():
+            yield f"there is no picture {path}; check the path after --image"
 
 
 def _wrong_sigmas(

@@ -1,7 +1,7 @@
 """Two stages: as the same parts of diffusers make them, in one go as in two, under every option."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,21 @@ import jax
 import numpy as np
 import pytest
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, LTX2Pipeline
+from diffusers import LTX2Pipeline
 from diffusers.pipelines.ltx2 import LTX2LatentUpsamplePipeline
 from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
 
-from clips import ALL_ON, PROMPT, TEXT_TOKENS, Case, Checkpoint, Size, make_latents, normalised, plan_of, reference
+from clips import (
+    ALL_ON,
+    Case,
+    Checkpoint,
+    Size,
+    at_levels,
+    make_latents,
+    normalised,
+    plan_of,
+    reference,
+)
 from loras import DIFFUSERS, OF_2_0, ORIGINAL, write_lora
 from ltx2_cli.core import denoising
 from ltx2_cli.core.components import Components, abstract_network
@@ -54,32 +64,6 @@ def asked(checkpoint: Checkpoint, folder: Path, case: Case = LARGE, **keys: obje
 
 def in_tokens(noise: dict[str, torch.Tensor]) -> Streams[np.ndarray]:
     return pack(Streams(*(np.asarray(noise[name]) for name in Streams._fields)))
-
-
-def at_levels(pipeline: LTX2Pipeline, sigmas: Sequence[float], size: Size, **begin: object) -> Streams[torch.Tensor]:
-    """What diffusers makes without guidance, at these noise levels themselves; it adds the last, 0."""
-    scheduler = pipeline.scheduler
-    pipeline.scheduler = FlowMatchEulerDiscreteScheduler.from_config(
-        scheduler.config, use_dynamic_shifting=False, shift_terminal=None
-    )
-    try:
-        return pipeline(
-            prompt=PROMPT,
-            num_frames=size.num_frames,
-            height=size.height,
-            width=size.width,
-            frame_rate=size.fps,
-            sigmas=list(sigmas),
-            num_inference_steps=len(sigmas),
-            **dict.fromkeys(("guidance_scale", "modality_scale", "audio_guidance_scale", "audio_modality_scale"), 1.0),
-            **dict.fromkeys(("stg_scale", "guidance_rescale", "audio_stg_scale", "audio_guidance_rescale"), 0.0),
-            max_sequence_length=TEXT_TOKENS,
-            output_type="latent",
-            return_dict=False,
-            **begin,
-        )
-    finally:
-        pipeline.scheduler = scheduler
 
 
 def second_stage(
@@ -126,7 +110,7 @@ def from_the_same_noises(checkpoint: Checkpoint, plan: Plan) -> Streams[np.ndarr
     )
     noises = [in_tokens(draw_noise(checkpoint.pipeline, 5, *SMALL.size)), Streams(*drawn)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(denoising, "_noise", lambda seeds, shapes, stage: noises[stage])
+        patch.setattr(denoising, "_noise", lambda seeds, shapes, stage, behind: noises[stage])
         return unpack(make_latents(plan, Components(plan)), plan.latent_shapes)
 
 

@@ -12,10 +12,10 @@ from jax.extend.core import jaxprs_in_params
 from jax.sharding import Mesh
 
 from ltx2_cli.diffusion.geometry import VAECompression, clip_geometry
-from ltx2_cli.estimate.phases import denoiser_flops, video_decoder_flops
+from ltx2_cli.estimate.phases import denoiser_flops, picture_encoder_flops, video_decoder_flops
 from ltx2_cli.models.arch import TransformerArch
 from ltx2_cli.models.transformer import DenoiserInputs, PassMasks, Transformer, rope_tables
-from ltx2_cli.models.video_vae import VideoDecoder, VideoVAEArch
+from ltx2_cli.models.video_vae import VideoDecoder, VideoEncoder, VideoVAEArch
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.sharding import ShardingPlan, activate
 from ltx2_cli.weights.declare import Scope
@@ -172,3 +172,10 @@ def test_flops_of_the_video_decoder_equal_the_traced_convolutions(differently: d
     decoder = VideoDecoder(Scope(jnp.float32), arch)
     latents = jax.ShapeDtypeStruct((1, 3, 2, 4, 6), jnp.float32)
     assert traced(lambda decoder, latents: decoder(latents), decoder, latents) == video_decoder_flops(arch, 3, 2, 4)
+
+
+def test_flops_of_a_picture_equal_the_traced_products():
+    arch = VideoVAEArch(latent_channels=8, block_out_channels=(16, 32, 64, 128), layers_per_block=(2, 1, 3, 1, 2))
+    encoder = VideoEncoder(Scope(jnp.float32), arch)
+    picture = jax.ShapeDtypeStruct((1, 1, 64, 96, 3), jnp.float32)
+    assert traced(lambda encoder, x: encoder(x), encoder, picture) == picture_encoder_flops(encoder, 16 * 24)

@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from devices import cpu, tpus
 from ltx2_cli.core.run_state import RunState
@@ -13,9 +15,11 @@ from ltx2_cli.estimate.phases import (
     DENOISE,
     ENCODE,
     PHASES,
+    PICTURES,
     REFINE,
     UPSAMPLE,
     activation_bytes,
+    phase_flops,
     phase_memory,
     run_phases,
     weight_bytes,
@@ -55,6 +59,20 @@ def test_estimates_are_near_the_figures_of_libtpu(devices: tuple, request_: dict
     assert 0.95 < activation_bytes(planned(devices, **request_), phase) / 1e9 / compiled < 1.2
 
 
+def test_pictures_behind_the_grid_count_as_tokens(tmp_path: Path) -> None:
+    Image.new("RGB", (96, 64)).save(tmp_path / "p.png")
+    places = [{"path": str(tmp_path / "p.png"), "frame": frame} for frame in (0, -1, 40)]
+    plan = plan_offline(read_spec(prompt="rain", conditions=places, **LARGE), TPU7X)
+    plain = planned(TPU7X, **LARGE)
+    assert run_phases(plan) == tuple(PHASES)
+    assert [stage.geometry.keyframes for stage in plan.stages] == [(120.0, 40.0)] * 2
+    tokens = [[stage.geometry.video_tokens for stage in each.stages] for each in (plain, plan)]
+    assert tokens == [[16 * 16 * 24, 16 * 32 * 48], [18 * 16 * 24, 18 * 32 * 48]]
+    assert phase_flops(plan, REFINE) > 18 / 16 * phase_flops(plain, REFINE)
+    assert activation_bytes(plan, REFINE) > activation_bytes(plain, REFINE)
+    assert phase_memory(plan, [PICTURES])[PICTURES].weights == 2 * (318_936_897 + 0) + 4 * 256
+
+
 def test_loading_counts_tensors_in_transfer() -> None:
     """Three chunks; nothing on a CPU, whose memory the weights are read into."""
     tpu = phase_memory(planned(V6E, model="ltx2", sharding="single"), [DENOISE])[DENOISE]
@@ -75,7 +93,7 @@ def test_a_second_stage_keeps_no_second_denoiser() -> None:
 
 def test_a_run_has_the_phases_of_its_command() -> None:
     plan = planned(cpu(), model="demo", recipe="two_stage")
-    assert run_phases(plan) == tuple(PHASES)
+    assert run_phases(plan) == tuple(PHASES)[1:]  # it shows no pictures
     assert run_phases(stage1_plan(plan), Product.drafts) == (ENCODE, CONNECT, DENOISE, DECODE)
     assert run_phases(plan, start=RunState(phase=2, contexts={"connectors": Streams(None, None)})) == (REFINE, DECODE)
     source = InitialLatents(plan.stages[0].shapes, 24.0)

@@ -12,7 +12,7 @@ import yaml
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.plan.recipe import resample_sigmas
-from ltx2_cli.request.layers import ASKED, dump, parse
+from ltx2_cli.request.layers import ASKED, ConfigLayer, dump, parse
 from ltx2_cli.request.profiles import (
     complete_spec,
     configs,
@@ -677,3 +677,35 @@ def test_a_model_profile_may_set_values_of_a_recipe() -> None:
         )
     ]
     assert sizes == [(128, 128), (256, 256), (256, 512)]
+
+
+def picture(place: Path, **others: object) -> dict[str, object]:
+    path = place / "p.png"
+    path.touch()
+    return {"path": str(path), **others}
+
+
+@pytest.mark.parametrize(
+    ("others", "sentence"),
+    [
+        ([{"strength": 1.5}], "strength 1.5 of {0} is not in 0 to 1; nearest: --image {0}@0:1"),
+        ([{"strength": float("nan")}], "strength nan of {0} is not in 0 to 1; nearest: --image {0}@0:0"),
+        ([{"frame": 121}], "frame 121 of {0} is not in -121 to 120; nearest: --image {0}@120"),
+        ([{"frame": -122}], "frame -122 of {0} is not in -121 to 120; nearest: --image {0}@-121"),
+        ([{"frame": 120}, {"frame": -1}], "{0} and {0} are both shown at frame 120; nearest: --image {0}@119"),
+        ([{"path": "absent.png"}], "there is no picture absent.png; check the path after --image"),
+    ],
+)
+def test_pictures_that_cannot_be_shown_are_refused(tmp_path: Path, others: list[dict], sentence: str):
+    conditions = [picture(tmp_path, **other) for other in others]
+    assert str(refusal(conditions=conditions)) == sentence.format(tmp_path / "p.png")
+
+
+@pytest.mark.parametrize("conditions", ["p.png", ["p.png"], [{"frame": 3}], [{"path": "p", "at": 3}], [{"path": []}]])
+def test_pictures_have_a_path_a_frame_and_a_strength(conditions: object):
+    assert "; expected a list, each a section with path, frame, strength" in str(refusal(conditions=conditions))
+
+
+def test_pictures_are_kept_in_a_record(tmp_path: Path):
+    spec = read_spec(prompt="rain", conditions=[picture(tmp_path, frame=-1, strength=0.5)], image_crf=20)
+    assert read_spec(config=ConfigLayer("", parse(to_yaml(spec)))) == spec

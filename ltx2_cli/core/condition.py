@@ -1,0 +1,65 @@
+"""Pictures to latents, for each stage that shows them, at its size."""
+
+import jax
+import numpy as np
+
+from ltx2_cli.core.components import CONDITION, Components, check_finite, memory_for, network_program
+from ltx2_cli.core.programs import Program, jitted
+from ltx2_cli.core.report import Report
+from ltx2_cli.media.pictures import compressed, covering
+from ltx2_cli.models.video_vae import VideoVAE
+from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.plan.stages import PICTURE_ENCODER, Stage
+from ltx2_cli.sharding import to_devices, to_host
+
+PictureLatents = list[np.ndarray]  # of each picture of a stage, normalised float32 [tokens, channels]
+
+
+def encode_pictures(plan: Plan, first: int, components: Components, report: Report) -> dict[int, PictureLatents]:
+    """By the number of the stage, the latents of its pictures, for the phases from `first`."""
+    stages = _showing(plan, first)
+    if not stages:
+        return {}
+    where, latents = plan.sharding.replicated, dict[int, PictureLatents]()
+    pictures = [compressed(picture.pixels, plan.spec.image_crf) for picture in plan.pictures]
+    with memory_for(CONDITION, plan), components.use(PICTURE_ENCODER, report) as vae, report.stage(CONDITION):
+        for number, stage in stages.items():
+            run, size = picture_program(plan, stage), _size(plan, stage)
+            frames = [covering(pictures[shown.number], *size).reshape(1, size[0], -1) for shown in stage.pictures]
+            latents[number] = [to_host(run(vae, to_devices(frame, where)))[0] for frame in frames]
+            finite = [np.isfinite(tokens).all() for tokens in latents[number]]
+            check_finite(finite, "the latents of a picture are", plan)
+    return latents
+
+
+def picture_programs(plan: Plan, first: int) -> list[Program]:
+    """The programs that `encode_pictures` runs."""
+    return [picture_program(plan, stage) for stage in _showing(plan, first).values()]
+
+
+def picture_program(plan: Plan, stage: Stage) -> Program:
+    """Pixels in [-1, 1] [pictures, height, width · 3] of a stage's size to normalised tokens."""
+    where, (height, width) = plan.sharding.replicated, _size(plan, stage)
+    pixels = jax.ShapeDtypeStruct((1, height, 3 * width), np.float32, sharding=where)
+    function = jitted(_tokens, where, plan.sharding, convolves=True)
+    return network_program(plan, f"picture {width}x{height}", [PICTURE_ENCODER], function, pixels)
+
+
+def _showing(plan: Plan, first: int) -> dict[int, Stage]:
+    """The stages of the phases from `first` that show pictures, by their numbers."""
+    phases = [phase for phase in plan.phases[first:] if not phase.upsamples]
+    return {phase.number: phase.stage for phase in phases if phase.stage.pictures}
+
+
+def _size(plan: Plan, stage: Stage) -> tuple[int, int]:
+    """Height and width of a stage's clip in pixels."""
+    pixels = plan.arch.compression.pixels
+    return stage.geometry.height * pixels, stage.geometry.width * pixels
+
+
+def _tokens(vae: VideoVAE, pixels: jax.Array) -> jax.Array:
+    """Each picture is a clip of one frame. Colours lie along the width: an array whose last axis is 3 takes an
+    accelerator forty times its size."""
+    pictures, height, _ = pixels.shape
+    latents = vae.encode(pixels.reshape(pictures, 1, height, -1, 3))
+    return latents.reshape(pictures, -1, latents.shape[-1])
