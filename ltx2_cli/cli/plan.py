@@ -23,6 +23,7 @@ from ltx2_cli.core.run import programs
 from ltx2_cli.devices import find_devices, fraction_variable
 from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.compiled import Collective, sent_bytes, write_hlo
+from ltx2_cli.estimate.cycles import REMARKS, Cycles, dumped_schedules
 from ltx2_cli.estimate.estimate import Estimate, assumptions, compile_and_estimate, forward_programs, record
 from ltx2_cli.estimate.fit import FRACTION, Alternative, Request, check_estimate, check_fit
 from ltx2_cli.estimate.offline import MeshSearch, search_meshes, topology
@@ -39,6 +40,7 @@ from ltx2_cli.weights.published import FOLDER_FILES
 SETTING = "--set"
 
 
+@dumped_schedules()
 def print_plan(options: PlanOptions, spec: RunSpec) -> None:
     """Print the plan and its estimate. Raises `DoesNotFitError` afterwards where it does not fit."""
     if options.topology is not None:
@@ -173,6 +175,9 @@ def estimate_lines(estimate: Estimate) -> Iterator[str]:
         rows.append(("  clip", _duration(sum(phases.values())), _durations(phases.items())))
         yield from columns(rows, right=(1,))
         yield from (f"  if {assumption}" for assumption in assumptions(estimate.plan))
+    for name, stage in zip(names, estimate.stages, strict=True):
+        if stage.forward and (cycles := stage.forward.cycles) and stage.roofline_seconds:
+            yield from ("", *_cycles(f"step{name}", cycles, stage.roofline_seconds["compute"]))
 
 
 def _memory(estimate: Estimate) -> Iterator[str]:
@@ -210,17 +215,31 @@ def _forward(estimate: Estimate, number: int) -> Iterator[str]:
     yield f"  compiled in {forward.compile_seconds:.0f} s"
 
 
+def _cycles(step: str, cycles: Cycles, least: float) -> Iterator[str]:
+    """A forward by the compiler, by parts of the network; `least`: the seconds of its arithmetic at the chip's rate."""
+    yield f"by {cycles.clock}: nothing was run"
+    ratio = f"{cycles.seconds / least:.2f} times its work at the chip's rate"
+    rows = [(f"  {step}", _duration(cycles.seconds), f"{cycles.total / 1e6:.3g} M cycles, {ratio}")]
+    for scope, number in sorted(cycles.by_scope.items(), key=lambda row: -row[1]):
+        rows.append((f"    {scope}", _duration(number / cycles.hertz), f"{number / 1e6:.3g} M cycles"))
+    yield from columns(rows, right=(1,))
+    yield f"  dearest but for products: {cycles.dearest}, {cycles.dearest_cycles / 1e6:.3g} M cycles"
+    yield f"  without {REMARKS[cycles.clock].format(cycles.kernels / 1e6)}"
+
+
 def search_lines(search: MeshSearch) -> Iterator[str]:
     """Each mesh that was tried, and which was chosen, and why."""
     yield f"meshes, the cheapest first; {search.seconds:.0f} s"
-    rows = [("  mesh", "a device needs", "sends", "step")]
+    rows = [("  mesh", "a device needs", "sends", "least step", "and by the compiler")]
     for candidate in search.tried:
-        stage, sends, step = candidate.stages[0], "does not fit", ""
+        stage, sends, least, expected = candidate.stages[0], "does not fit", "", ""
         if candidate.fits:
             sends = quantity(stage.forward.sent_bytes) if stage.forward else "not compiled"
-            step = _duration(stage.seconds_per_step) if stage.seconds_per_step and stage.forward else ""
-        rows.append((f"  {candidate.plan.sharding.text}", quantity(max(candidate.phase_bytes.values())), sends, step))
-    yield from columns(rows, right=(1, 2, 3))
+            least = _duration(stage.seconds_per_step) if stage.seconds_per_step and stage.forward else ""
+            expected = _duration(stage.expected_seconds) if stage.expected_seconds else ""
+        needs = quantity(max(candidate.phase_bytes.values()))
+        rows.append((f"  {candidate.plan.sharding.text}", needs, sends, least, expected))
+    yield from columns(rows, right=(1, 2, 3, 4))
     if search.best is None:
         yield "none of them fits"
     else:

@@ -4,7 +4,7 @@ of XLA's text. There devices are numbered by their place in the mesh's array, ro
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +13,13 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
+from ltx2_cli.chips import chip
 from ltx2_cli.core.programs import Program
+from ltx2_cli.estimate.cycles import Cycles, clear_schedules, program_cycles
+from ltx2_cli.estimate.hlo import Loops, computations, lines
 from ltx2_cli.files import replacing
 
 Groups = list[tuple[int, ...]]
-Loops = tuple[int | None, ...]
 # How libtpu states what a program that is too large would need: of all memory, or of temporaries alone.
 _NEEDED = re.compile(r"Used ([\d.]+)([KMGT])\w* of|temporaries \(([\d.]+)([KMGT])")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -30,16 +32,8 @@ SENT: dict[str, Callable[[int], float]] = {
     "collective-permute": lambda n: 1,
 }
 
-_COMPUTATION = re.compile(r"^(ENTRY )?%([\w.\-]+) \(.*\{$", re.MULTILINE)
 _COLLECTIVE = re.compile(rf" = (?P<results>.*?) (?P<kind>{'|'.join(SENT)})(?P<start>-start)?\((?P<operands>[^)]*)")
-_WHILE = re.compile(r" while\(.*condition=%(?P<condition>[\w.\-]+), body=%(?P<body>[\w.\-]+)")
-_CALLS = re.compile(
-    r"\b(?:calls|to_apply|true_computation|false_computation|branch_computations)=(%[\w.\-]+|\{[^}]*\})"
-)
 _ENDS = re.compile(r"-(?:done|update)\(")
-_NAME = re.compile(r"%([\w.\-]+)")
-_TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
-_CONSTANT = re.compile(r" = s\d+\[\]\S* constant\((\d+)\)")
 _SHAPE = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _CHAIN = re.compile(r'channel_id=(\d+),.*\bchain_id="(\d+)"')
@@ -88,6 +82,7 @@ class Compiled:
     activation_bytes: int  # beside the weights of networks among its arguments, as far as it reads them
     collectives: tuple[Collective, ...]
     text: str  # optimised HLO
+    cycles: Cycles | None = None  # None where the device is no TPU known here
 
     @property
     def sent_bytes(self) -> int:
@@ -109,6 +104,7 @@ class CompileFailure:
 def compile_program(program: Program, mesh: Mesh) -> Compiled | CompileFailure:
     """Compile for the devices of `mesh`; the time is the compiler's alone."""
     identity, lowered = (program.name, program.network, program.stage), program.lower()
+    clear_schedules()
     start = time.monotonic()
     try:
         compiled = lowered.compile()
@@ -121,7 +117,9 @@ def compile_program(program: Program, mesh: Mesh) -> Compiled | CompileFailure:
     # On the CPU, XLA's peak leaves out temporaries that are never all in use.
     peak = max(analysis.peak_memory_in_bytes, arguments + temporaries)
     memory = Memory(arguments, temporaries, peak)
-    return Compiled(*identity, seconds, memory, peak - _weight_bytes(compiled), tuple(collectives(text, mesh)), text)
+    cycles = program_cycles(text, chip(mesh.devices.flat[0].device_kind))
+    activations = peak - _weight_bytes(compiled)
+    return Compiled(*identity, seconds, memory, activations, tuple(collectives(text, mesh)), text, cycles)
 
 
 def _weight_bytes(compiled: jax.stages.Compiled) -> int:
@@ -153,46 +151,18 @@ def write_hlo(programs: Iterable[Compiled], folder: Path) -> None:
 def collectives(text: str, mesh: Mesh) -> list[Collective]:
     """Every collective in `compiled.as_text()` of a program for the devices of `mesh`, in order, with those of all
     branches of a conditional. Raises `ValueError` for a text that is not a compiled program's."""
-    parts = _COMPUTATION.split(text)[1:]
-    computations = dict(zip(parts[1::3], parts[2::3], strict=True))
-    entries = [name for entry, name in zip(parts[::3], parts[1::3], strict=True) if entry]
-    if not entries:
-        raise ValueError("this is not the text of a compiled program: it has no ENTRY computation")
+    texts, entry = computations(text)
     distinct: dict[object, Collective] = {}
-    for line, match, loops in _lines(computations, entries[0], ()):
-        chain = _CHAIN.search(line)  # a TPU spreads one collective over several fusions
-        distinct.setdefault((*chain.groups(), loops) if chain else match, _collective(line, match, loops, mesh))
+    for line, loops in lines(texts, entry, lambda line: not _COLLECTIVE.search(line) and not _ENDS.search(line)):
+        if match := _COLLECTIVE.search(line):
+            chain = _CHAIN.search(line)  # a TPU spreads one collective over several fusions
+            distinct.setdefault((*chain.groups(), loops) if chain else match, _collective(line, match, loops, mesh))
     return list(distinct.values())
 
 
 def sent_bytes(collectives: Iterable[Collective]) -> int:
     """Bytes that a device sends in one run of the program; a loop of unknown length counts as one iteration."""
     return sum(collective.sent_bytes for collective in collectives)
-
-
-def _lines(computations: Mapping[str, str], name: str, loops: Loops) -> Iterator[tuple[str, re.Match[str], Loops]]:
-    """Each line that holds a collective, and the loops around it."""
-    for line in computations[name].splitlines():
-        if match := _COLLECTIVE.search(line):
-            yield line, match, loops
-        elif loop := _WHILE.search(line):
-            yield from _lines(computations, loop["body"], (*loops, _iterations(computations, line, loop["condition"])))
-        elif not _ENDS.search(line):
-            for callee in _callees(line):
-                yield from _lines(computations, callee, loops)
-
-
-def _callees(text: str) -> list[str]:
-    return _NAME.findall(" ".join(_CALLS.findall(text)))
-
-
-def _iterations(computations: Mapping[str, str], line: str, condition: str) -> int | None:
-    """Iterations of a `while`, if the text tells: jax counts from 0 by 1 up to the condition's only constant."""
-    if known := _TRIP_COUNT.search(line):
-        return int(known[1])
-    names = (condition, *_callees(computations[condition]))
-    bounds = [bound for name in names for bound in _CONSTANT.findall(computations[name])]
-    return int(bounds[0]) if len(bounds) == 1 else None
 
 
 def _collective(line: str, match: re.Match[str], loops: Loops, mesh: Mesh) -> Collective:

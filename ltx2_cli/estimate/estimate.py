@@ -52,6 +52,13 @@ class StageEstimate:
         """The least time of a step."""
         return max(self.roofline_seconds.values()) if self.roofline_seconds else None
 
+    @property
+    def expected_seconds(self) -> float | None:
+        """The time of a step by the compiler, and after it that of what it sends; None: not compiled for TPUs."""
+        if self.forward is None or self.forward.cycles is None or self.roofline_seconds is None:
+            return None
+        return self.forward.cycles.seconds + self.roofline_seconds["communication"]
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -221,6 +228,8 @@ def _stage_record(plan: Plan, estimate: StageEstimate) -> dict[str, Any]:
         "collectives": [asdict(collective) for collective in forward.collectives] if forward else None,
         "compile_seconds": forward.compile_seconds if forward else None,
         "seconds_per_step": estimate.seconds_per_step,
+        "expected_seconds_per_step": estimate.expected_seconds,
+        "cycles": asdict(forward.cycles) if forward and forward.cycles else None,
         "roofline_seconds": estimate.roofline_seconds,
     }
 

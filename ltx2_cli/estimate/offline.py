@@ -18,7 +18,6 @@ from ltx2_cli.chips import CHIPS, Chip
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.estimate import Estimate, compile_and_estimate, estimate_plan, forward_programs
-from ltx2_cli.estimate.phases import LOOPS
 from ltx2_cli.plan.resolve import Plan, build_plan
 from ltx2_cli.request.spec import ShardingSpec
 from ltx2_cli.sharding import divisors
@@ -103,6 +102,7 @@ class MeshSearch:
                     "phase_bytes": candidate.phase_bytes,
                     "sent_bytes": forward.sent_bytes if forward else None,
                     "seconds_per_step": candidate.stages[0].seconds_per_step if forward else None,
+                    "expected_seconds_per_step": candidate.stages[0].expected_seconds,
                     "compile_seconds": forward.compile_seconds if forward else None,
                 }
                 for candidate, forward in ((candidate, candidate.stages[0].forward) for candidate in self.tried)
@@ -125,8 +125,10 @@ def search_meshes(plan: Plan, devices: Sequence[jax.Device], report: Report) -> 
 
 
 def _cost(candidate: Estimate) -> tuple[float, int, int]:
-    """Sort key, best first: denoising time (2 digits), bytes sent, peak memory."""
-    steps = sum(seconds for phase, seconds in candidate.phase_seconds.items() if phase in LOOPS)
+    """Sort key, best first: denoising time (2 digits) by the compiler, or the least; bytes sent, peak memory."""
+    steps = sum(
+        stage.stage.steps * (stage.expected_seconds or stage.seconds_per_step or 0) for stage in candidate.stages
+    )
     forward = candidate.compiled[0]
     return float(f"{steps:.2g}"), forward.sent_bytes, forward.memory.peak_bytes
 

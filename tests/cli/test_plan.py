@@ -20,8 +20,10 @@ from ltx2_cli import chips
 from ltx2_cli.chips import Chip
 from ltx2_cli.cli.plan import estimate_lines
 from ltx2_cli.estimate import offline
-from ltx2_cli.estimate.compiled import CompileFailure, collectives, sent_bytes
+from ltx2_cli.estimate.compiled import Compiled, CompileFailure, Memory, collectives, sent_bytes
+from ltx2_cli.estimate.cycles import LAYERS, OUTSIDE, SCHEDULE, SCOPES, XLA, Cycles
 from ltx2_cli.estimate.estimate import estimate_plan
+from ltx2_cli.estimate.offline import topology
 from ltx2_cli.estimate.phases import denoiser_flops
 from ltx2_cli.plan.resolve import plan_offline
 from ltx2_cli.request.profiles import read_spec
@@ -233,6 +235,7 @@ def test_a_missing_libtpu_is_an_error_with_the_command_to_install_it() -> None:
 
 @needs_libtpu
 def test_an_unknown_slice_is_refused_with_the_known_ones(plan: Run) -> None:
+    topology("v6e:2x2")  # libtpu reads its flags once: in this process it writes no schedules
     code, out, err = plan("--topology", "v6e:3x5")
     assert (code, out) == (2, "")
     assert "error: libtpu knows no TPU slice v6e:3x5" in err
@@ -241,12 +244,35 @@ def test_an_unknown_slice_is_refused_with_the_known_ones(plan: Run) -> None:
 
 @needs_libtpu
 def test_absent_slices_are_planned(plan: Run) -> None:
+    topology("v6e:2x2")
     code, out, _ = plan("--topology", "v6e:2x2", "--json")
     assert code == 0
     said = json.loads(out)
     assert (said["device"], said["devices"]) == ("TPU v6 lite", 4)
     assert said["seconds_per_step"] == max(said["roofline_seconds"].values()) > 0
     assert said["seconds_per_clip"] == pytest.approx(sum(said["phase_seconds"].values()))
+    cycles = said["cycles"]
+    assert cycles["clock"] == XLA
+    assert sum(cycles["by_scope"].values()) == pytest.approx(cycles["by_xla"])
+    assert cycles["by_scope"].keys() == {*SCOPES.values(), LAYERS, OUTSIDE}
+    seconds = cycles["by_xla"] / cycles["hertz"] + said["roofline_seconds"]["communication"]
+    assert said["expected_seconds_per_step"] == pytest.approx(seconds)
+
+
+def test_cycles_are_printed_by_scope(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two seconds of a million cycles in all, where a chip at its rate takes one."""
+    plan = plan_offline(read_spec(prompt="rain", model="ltx2", sharding="single"), jax.devices())
+    monkeypatch.setattr(chips, "CHIPS", (replace(CHIP, flops=estimate_plan(plan).stages[0].flops),))
+    cycles = Cycles(SCHEDULE, {"text": 5e5, "exchange": 1.5e6}, 4e5, "fusion.1, nn/layers.py:41", 1e5, 3e6, hertz=1e6)
+    forward = Compiled("forward", "transformer", 0, 1.0, Memory(1, 1, 2), 1, (), "", cycles)
+    rows = [" ".join(line.split()) for line in estimate_lines(estimate_plan(plan, [forward]))]
+    assert rows[-5:] == [
+        "step 2.0 s 2 M cycles, 2.00 times its work at the chip's rate",
+        "exchange 1.5 s 1.5 M cycles",
+        "text 500 ms 0.5 M cycles",
+        "dearest but for products: fusion.1, nn/layers.py:41, 0.1 M cycles",
+        "without collectives, parallel copies and stalls; 0.4 M are Pallas kernels, whose scalar arguments count as 1",
+    ]
 
 
 def test_uncompilable_programs_are_still_estimated() -> None:

@@ -1,0 +1,188 @@
+"""Cycles of one kernel by its final schedule, in the text that libtpu dumps: bundles of instructions, one a cycle. The
+scalar instructions that decide about branches and copies are executed, so that each bundle counts as often as it is
+issued. What it waits for, copies above all, does not count."""
+
+import operator
+import re
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+GRANULE = 32  # bytes; the unit of a copy's size
+MATMUL = 4  # cycles of all matrix units together for each of their instructions
+DELAY = 4  # bundles behind a branch that are issued whether it is taken or not
+MOST_BUNDLES = 10_000_000  # that are executed of one kernel
+UNKNOWN = 1  # what counts for a kernel's arguments and for results that are not scalar: rows attend, bounds hold
+
+_BUNDLE = re.compile(r"^ *(0x[0-9a-f]+|0) [^{\n]*\{", re.MULTILINE)
+_REGION = re.compile(r"Start(?:/End empty)? region (\d+)")
+_COMMENT = re.compile(r"/\*.*?\*/|\}.*", re.DOTALL)
+_BRANCH = re.compile(r"%\w+ = sbr\.rel .*target = \$region(\d+)")
+_COPY = re.compile(r"%\w+ = dma\.(?:hbm_to_vmem|vmem_to_hbm) .*?/\*size_in_granules=\*/([^,]+),", re.DOTALL)
+_SCALAR = re.compile(r"%\w+?_([sp]\d+) = ([\w.]+) (.*)", re.DOTALL)
+_STORE = re.compile(r"%\w+ = (sst) \[smem:(\[#\w+\])\] (.*)", re.DOTALL)
+_CONDITION = re.compile(r"\((!?)%\w+?_(p\d+)\),?")
+_SELECT = re.compile(r"\((!?)%\w+?_(p\d+), ([^)]*)\), (.*)")  # where the predicate does not hold, the old value stays
+_OPERAND = re.compile(r"%\w+?_([sp]\d+)|\[smem:(\[#.*\])\]|(\d+)$")
+
+Operand = str | int  # a register, which a place in scalar memory counts as; a number
+Condition = tuple[str, bool]  # a predicate register, and the value of it under which something happens
+
+
+class Instruction(NamedTuple):
+    """A scalar instruction."""
+
+    result: str
+    function: str
+    operands: tuple[Operand, ...]
+    condition: Condition | None
+
+
+class Bundle(NamedTuple):
+    """What of a bundle decides how often others are issued, or copies from or to HBM."""
+
+    address: int
+    instructions: list[Instruction]
+    copies: list[tuple[Operand, Condition | None]]  # granules
+    branches: list[tuple[str, Condition | None]]  # the region that follows
+
+
+class Issued(NamedTuple):
+    """What a kernel does from its begin to its end."""
+
+    cycles: int  # in each of which a bundle is issued
+    matrix_cycles: int  # in which the matrix units multiply, if all are always busy
+    copied_bytes: int  # from and to HBM
+
+
+def _signed(compare: Callable[[int, int], bool]) -> Callable[[int, int], bool]:
+    return lambda x, y: compare(x ^ 1 << 31, y ^ 1 << 31)
+
+
+_COMPARISONS = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+_FUNCTIONS: Mapping[str, Callable[..., int]] = {
+    **{f"scmp.{name}.u32.totalorder": compare for name, compare in _COMPARISONS.items()},
+    **{f"scmp.{name}.s32.totalorder": _signed(compare) for name, compare in _COMPARISONS.items()},
+    "sadd.s32": operator.add,
+    "ssub.s32": operator.sub,
+    "smul.u32": operator.mul,
+    "sand.u32": operator.and_,
+    "sor.u32": operator.or_,
+    "sxor.u32": operator.xor,
+    "sshll.u32": lambda x, bits: x << bits if bits < 32 else 0,
+    "sshrl.u32": operator.rshift,
+    "sshra.s32": lambda x, bits: (x ^ 1 << 31) - (1 << 31) >> bits,
+    **dict.fromkeys(("smov", "sld", "sst"), lambda x: x),
+    "pneg": operator.not_,
+    "por": operator.or_,
+    "pnand": lambda x, y: not (x and y),
+    "scalar_select": lambda condition, x, y: x if condition else y,
+}
+
+
+def issued(text: str) -> Issued:
+    """What a kernel issues, by the text of its file `...-final_bundles.txt`. Raises `ValueError` for an endless one."""
+    places = [*_BUNDLE.finditer(text)]
+    ends = [place.start() for place in places[1:]] + [len(text)]
+    bundles, products, regions = [], list[int](), dict[str, int]()
+    for place, end in zip(places, ends, strict=True):
+        body, address = text[place.end() : end], int(place[1], 16)
+        for region in _REGION.findall(body):
+            regions.setdefault(region, address)
+        products += [address] * body.count("= vmatmul.")
+        bundles.append(_bundle(address, body))
+    spans, granules = _run(_deciding(bundles), regions, bundles[-1].address + 1)
+    cycles = sum(times * (leave - start) for (start, leave), times in spans.items())
+    multiplications = sum(
+        times * (bisect_left(products, leave) - bisect_left(products, start)) for (start, leave), times in spans.items()
+    )
+    return Issued(cycles, MATMUL * multiplications, GRANULE * granules)
+
+
+def _bundle(address: int, body: str) -> Bundle:
+    bundle = Bundle(address, [], [], [])
+    for part in map(str.strip, body.split(";;")):
+        if copy := _COPY.match(part):
+            bundle.copies.append((_operands(copy[1])[0], _condition(part)))
+        elif branch := _BRANCH.match(part):
+            bundle.branches.append((branch[1], _condition(part)))
+        elif store := _STORE.match(_COMMENT.sub("", part)):
+            bundle.instructions.append(_instruction(store[2], store[1], store[3]))
+        elif (scalar := _SCALAR.match(_COMMENT.sub("", part))) and scalar[2] != "sphi":  # its result is in its place
+            bundle.instructions.append(_instruction(*scalar.groups()))
+    return bundle
+
+
+def _instruction(result: str, function: str, text: str) -> Instruction:
+    if select := _SELECT.match(text):
+        negated, predicate, old, new = select.groups()
+        choice = (old, new) if negated else (new, old)
+        return Instruction(result, "scalar_select", (predicate, *_operands(", ".join(choice))), None)
+    return Instruction(result, function, _operands(_CONDITION.sub("", text)), _condition(text))
+
+
+def _condition(text: str) -> Condition | None:
+    found = _CONDITION.search(text)
+    return (found[2], not found[1]) if found else None
+
+
+def _operands(text: str) -> tuple[Operand, ...]:
+    found = [_OPERAND.match(part.strip()) for part in text.split(", ")]
+    return tuple(part[1] or part[2] or int(part[3]) if part else UNKNOWN for part in found)
+
+
+def _deciding(bundles: Iterable[Bundle]) -> list[Bundle]:
+    """The bundles with a branch, a copy, or an instruction on whose result one of these depends."""
+    kept = [bundle for bundle in bundles if any(bundle[1:])]
+    instructions = [instruction for bundle in kept for instruction in bundle.instructions]
+    needed, size = set[Operand](), -1
+    for bundle in kept:
+        for operand, condition in (*bundle.copies, *bundle.branches):
+            needed |= {operand, *(condition or ())}
+    while size != len(needed):
+        size = len(needed)
+        for result, _, operands, condition in instructions:
+            needed |= {*operands, *(condition or ())} if result in needed else set()
+    kept = [bundle._replace(instructions=[x for x in bundle.instructions if x.result in needed]) for bundle in kept]
+    return [bundle for bundle in kept if any(bundle[1:])]
+
+
+class _Registers(defaultdict[Operand, int]):
+    """What the registers hold."""
+
+    def value(self, operand: Operand) -> int:
+        return operand if isinstance(operand, int) else self[operand]
+
+    def holds(self, condition: Condition | None) -> bool:
+        return condition is None or bool(self[condition[0]]) == condition[1]
+
+    def results(self, bundle: Bundle) -> Iterator[tuple[str, int]]:
+        """What the instructions of a bundle change, each by the values before it."""
+        for result, function, operands, condition in bundle.instructions:
+            if self.holds(condition):
+                known = _FUNCTIONS.get(function)
+                yield result, known(*map(self.value, operands)) & 0xFFFFFFFF if known else UNKNOWN
+
+
+def _run(bundles: Sequence[Bundle], regions: Mapping[str, int], end: int) -> tuple[Mapping[tuple[int, int], int], int]:
+    """Execute a kernel until the address `end`, behind its last bundle: how often it goes from one address to another
+    without a jump, and the granules that it copies."""
+    registers, addresses = _Registers(lambda: UNKNOWN), [bundle.address for bundle in bundles]
+    spans, granules, place, start = Counter[tuple[int, int]](), 0, 0, 0
+    leave = follow = end  # the address behind a branch that is taken, and the one where it goes
+    for _ in range(MOST_BUNDLES):
+        if place == len(bundles) or addresses[place] >= leave:
+            spans[start, leave] += 1
+            if leave == end:
+                return spans, granules
+            start, leave, place = follow, end, bisect_left(addresses, follow)
+            continue
+        bundle = bundles[place]
+        granules += sum(registers.value(size) for size, condition in bundle.copies if registers.holds(condition))
+        for region, condition in bundle.branches:
+            if region in regions and registers.holds(condition):
+                leave, follow = bundle.address + DELAY + 1, regions[region]
+        registers.update([*registers.results(bundle)])
+        place += 1
+    raise ValueError(f"the schedule goes on after {MOST_BUNDLES} bundles with branches")

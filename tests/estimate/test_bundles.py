@@ -1,0 +1,76 @@
+"""How often the bundles of a kernel's schedule are issued, counted by eye in short schedules."""
+
+import pytest
+
+from ltx2_cli.estimate.bundles import issued
+
+# Eight turns of 14 bundles; in the first and the fifth also the eight of 0x8 to 0xf, which copy 64 granules of
+# 32 bytes and have three instructions for matrix units.
+LOOP = """\
+= control target key end
+
+     0   :  { %s10_s0 = smov 0 /* copy for cssa */ }
+   0x1 LB: > { %s11_s0 = sphi %s10_s0, %s14_s0 /* phi copy */  ;;  %s12_s1 = sand.u32 3, %s11_s0 } /* Start region 1 */
+   0x2   : > { %p13_p0 = scmp.ne.s32.totalorder %s12_s1, 0  ;;  %v50_v0 = vld [vmem:[%s41_s6] sm:$0xff] }
+   0x3   : > { %20 = sbr.rel (%p13_p0) target = $region2 }
+   0x8   : > { %31 = shalt.err (!%p39_p3) /* BoundsCheck 0 [deref of %s4] for %30 = dma.hbm_to_vmem [thread:$0] /*
+hlo: copy
+ */ }
+   0x9   : > { %30 = dma.hbm_to_vmem [thread:$0]  /*hbm=*/%s40_s5, /*size_in_granules=*/64, /*vmem=*/%s41_s6 }
+   0xa   : > { %51 = vmatmul.mubr.bf16.gmra.mxu0 %v50_v0  ;;  %52 = vmatmul.mubr.bf16.gmra.mxu1 %v50_v0 }
+   0xb   : > { %53 = vmatmul.mubr.bf16.gmra.mxu0 %v50_v0 }
+  0x10   : > { %s14_s0 = sadd.s32 1, %s11_s0 } /* Start/End empty region 2 */
+  0x11   : > { %p15_p1 = scmp.ge.s32.totalorder %s14_s0, 8 /* loop exit test */ }
+  0x12   : > { %21 = sbr.rel (!%p15_p1) target = $region1 }
+  0x17   :  { %60 = vsyncpa [#allocation9], 1 } /* exit bundle */
+"""
+
+
+def schedule(*bundles: str) -> str:
+    """One bundle at each address, and a region of eleven bundles that is skipped where register p0 holds."""
+    numbered = "".join(f"  {address:#x}   :  {{ {bundle} }}\n" for address, bundle in enumerate(bundles, start=1))
+    branch, behind = len(bundles) + 1, len(bundles) + 17
+    return (
+        f"     0   :  {{}}\n{numbered}  {branch:#x}   :  {{ %1 = sbr.rel (%p9_p0) target = $region7 }}\n"
+        f"  {behind:#x}   :  {{}} /* Start region 7 */\n"
+    )
+
+
+def is_skipped(*bundles: str) -> bool:
+    """Whether the region behind `bundles` is skipped."""
+    cycles = issued(schedule(*bundles)).cycles - len(bundles)
+    assert cycles in (7, 18)
+    return cycles == 7
+
+
+def test_turns_and_skipped_regions_are_counted() -> None:
+    assert issued(LOOP) == (1 + 8 * 14 + 2 * 8 + 1, 2 * 3 * 4, 2 * 64 * 32)
+
+
+def test_a_copy_on_a_condition_counts_where_it_holds() -> None:
+    once = LOOP.replace("[thread:$0]  /*hbm=", "[thread:$0]  (%p15_p1), /*hbm=").replace("smov 0 ", "smov 4 ")
+    assert issued(once).copied_bytes == 64 * 32  # in the first of four turns the predicate is one not yet computed
+
+
+@pytest.mark.parametrize(
+    ("instruction", "expected"),
+    [
+        ("%p9_p0 = scmp.lt.s32.totalorder %s2_s1, 0", True),
+        ("%p9_p0 = scmp.lt.u32.totalorder %s2_s1, 0", False),
+        ("%p9_p0 = scmp.eq.s32.totalorder %s3_s2, 2147483643", True),  # shifted without the sign
+        ("%p9_p0 = scmp.eq.s32.totalorder %s4_s3, 7", True),  # chosen
+        ("%p9_p0 = scmp.eq.s32.totalorder %s5_s4, 4294967286", True),  # kept
+        ("%p9_p0 = scmp.eq.s32.totalorder %s6_s5, 4294967286", True),  # stored and loaded
+        ("%p9_p0 = pnand %p7_p1, %p7_p1", False),
+        ("%p9_p0 = scmp.ne.s32.totalorder %s8_s6, 1", False),  # an argument is 1
+        ("%p9_p0 = scmp.le.f32.partialorder %s8_s6, 8100.0", True),  # a bound holds
+    ],
+)
+def test_scalar_instructions_are_executed(instruction: str, expected: bool) -> None:
+    before = (
+        "%s2_s1 = smov 4294967286 ;; %p7_p1 = scmp.eq.s32.totalorder %s99_s9, 1",  # -10; an argument
+        "%s3_s2 = sshrl.u32 %s2_s1, 1  ;;  %s4_s3 = smov (%p7_p1, %s2_s1), 7",
+        "%s5_s4 = smov (!%p7_p1, %s2_s1), 7  ;;  %8 = sst [smem:[#allocation3_spill]] %s2_s1",
+        "%s6_s5 = sld [smem:[#allocation3_spill]]  ;;  %s8_s6 = sld [smem:[#allocation4]]",
+    )
+    assert is_skipped(*before, instruction) is expected
