@@ -48,16 +48,25 @@ class ShardingPlan:
 
     def place(self, weight: Weight) -> NamedSharding | Format:
         """The sharding of a weight, with its order and tiles in memory where the device does not choose them."""
-        sharding, rows = self.weight(weight.axes), self.bf16_tile_sublanes or SUBLANES
+        sharding, layout = self.weight(weight.axes), self._layout(weight)
+        return Format(layout, sharding) if layout else sharding
+
+    def layer_order(self, weight: Weight) -> Layout | None:
+        """The order in memory of one layer of a stacked weight, where the device does not choose it."""
+        layout = self._layout(weight)
+        return layout and Layout(tuple(axis - 1 for axis in layout.major_to_minor[1:]))
+
+    def _layout(self, weight: Weight) -> Layout | None:
+        rows = self.bf16_tile_sublanes or SUBLANES
         if weight.axes[:1] != ("layers",) or len(weight.axes) != 3 or weight.dtype.itemsize != 2:
-            return sharding
+            return None
         _, outputs, inputs = weight.shape
         # libtpu 0.0.42 aborts where a tile is not filled
         if self.input_major and outputs % LANES == inputs % rows == 0:
-            return Format(Layout((0, 2, 1), ((rows, LANES), (2, 1))), sharding)
+            return Layout((0, 2, 1), ((rows, LANES), (2, 1)))
         if self.bf16_tile_sublanes and outputs % rows == 0:
-            return Format(Layout((0, 1, 2), ((rows, LANES), (2, 1))), sharding)
-        return sharding
+            return Layout((0, 1, 2), ((rows, LANES), (2, 1)))
+        return None
 
     def mesh_axis(self, axis: str | None) -> str | None:
         """Where a logical axis of activations lies in the mesh; None: it is whole, as on a mesh axis of one device."""
@@ -75,6 +84,10 @@ class ShardingPlan:
         """The number of parts of a logical axis of activations."""
         mesh_axis = self.mesh_axis(axis)
         return self.mesh.shape[mesh_axis] if mesh_axis else 1
+
+    def keeps_together(self, groups: int) -> bool:
+        """Whether each device that shares rows holds whole groups of them, where there are so many."""
+        return groups % self.parts("rows") == 0
 
     @property
     def text(self) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +22,7 @@ from ltx2_cli.models.transformer import (
     DenoiserInputs,
     PassMasks,
     Ropes,
+    Sharing,
     TextContext,
     Transformer,
     abstract_rope_tables,
@@ -69,7 +71,12 @@ def stage_programs(plan: Plan, number: int) -> StagePrograms:
     read = jitted(Transformer.text_context, TextContext(*text_shardings), sharding)
     noise = Program(f"noise{suffix}", None, draw, lambda: (seeds,), number)
     text = Program(f"text context{suffix}", stage.network, read, text_arguments, number)
-    loop, velocity = jitted(_denoise_steps, whole, sharding, ("latents",)), jitted(_velocity, None, sharding)
+    # A loop whose length the compiler knows is one that its text tells of.
+    branch = min(stage.stg_blocks) if Pass.PERTURBED in stage.passes else None
+    loop, velocity = (
+        jitted(_denoise_steps, whole, sharding, ("latents",)),
+        jitted(_velocity, None, sharding, branch=branch),
+    )
     steps = Program(f"denoise{suffix}", stage.network, loop, lambda: (*inputs(), *schedule, step, step), number)
     forward = Program("forward", stage.network, velocity, lambda: (*inputs(), sigma), number)
     return StagePrograms(noise, text, steps, forward)
@@ -77,17 +84,19 @@ def stage_programs(plan: Plan, number: int) -> StagePrograms:
 
 def _stage_rows(
     plan: Plan, stage: Stage, tables: Streams[Ropes], pictures: Sequence[np.ndarray]
-) -> tuple[np.ndarray, Streams[Ropes], PassMasks, Streams[Conditions | None]]:
+) -> tuple[np.ndarray, Streams[Ropes], PassMasks, Streams[Conditions | None], Sharing]:
     """What `DenoiserInputs` holds besides the text, on the host; `pictures` are the latents of those of the stage."""
     videos, passes = plan.batch_size, stage.passes
+    branch: np.ndarray | None = None
     self_attention = np.ones((plan.arch.transformer.num_layers, len(passes)), bool)
     if Pass.PERTURBED in passes:
         self_attention[list(stage.stg_blocks), passes.index(Pass.PERTURBED)] = False
+        branch = np.asarray(min(stage.stg_blocks), np.int32)
     cross_modal = np.array([guidance_pass is not Pass.ISOLATED for guidance_pass in passes])
-    masks = PassMasks(self_attention.repeat(videos, axis=1), cross_modal.repeat(videos))
+    masks = PassMasks(np.tile(self_attention, videos), np.tile(cross_modal, videos))
     contexts = [len(plan.prompts) - 1 if guidance_pass is Pass.UNCOND else 0 for guidance_pass in passes]
     given = Streams(_given(plan, stage, pictures), None)
-    return np.repeat(np.asarray(contexts, np.int32), videos), tables, masks, given
+    return np.tile(np.asarray(contexts, np.int32), videos), tables, masks, given, Sharing(passes, branch)
 
 
 def _given(plan: Plan, stage: Stage, pictures: Sequence[np.ndarray]) -> Conditions | None:
@@ -145,17 +154,25 @@ def _noise(seeds: jax.Array, shapes: Streams[Shape], stage: int, behind: int) ->
 
 
 def _velocity(
-    transformer: Transformer, latents: Streams[jax.Array], inputs: DenoiserInputs, sigma: jax.Array
+    transformer: Transformer,
+    latents: Streams[jax.Array],
+    inputs: DenoiserInputs,
+    sigma: jax.Array,
+    branch: int | None = None,
 ) -> Streams[jax.Array]:
-    """Noise minus clean of latents [videos, tokens, channels] in every pass, [passes, videos, tokens, channels]."""
-    rows = _latent_rows(transformer, latents, inputs)
-    passes = len(inputs.contexts) // len(latents.video)
-    return Streams(*(stream.reshape(passes, -1, *stream.shape[1:]) for stream in transformer(rows, sigma, inputs)))
+    """Noise minus clean of latents [videos, tokens, channels] in every pass, [passes, videos, tokens, channels].
+    `branch` in place of that of the inputs is known to the compiler."""
+    if branch is not None and inputs.sharing:
+        inputs = inputs._replace(sharing=replace(inputs.sharing, branch=branch))
+    rows = transformer(_in_its_dtype(transformer, latents), sigma, inputs)
+    return Streams(
+        *(stream.reshape(len(x), -1, *stream.shape[1:]).swapaxes(0, 1) for stream, x in zip(rows, latents, strict=True))
+    )
 
 
-def _latent_rows(transformer: Transformer, latents: Streams[jax.Array], inputs: DenoiserInputs) -> Streams[jax.Array]:
-    dtype, passes = transformer.video.proj_in.kernel.dtype, len(inputs.contexts) // len(latents.video)
-    return Streams(*(jnp.tile(stream.astype(dtype), (passes, 1, 1)) for stream in latents))
+def _in_its_dtype(transformer: Transformer, latents: Streams[jax.Array]) -> Streams[jax.Array]:
+    dtype = transformer.video.proj_in.kernel.dtype
+    return Streams(*(stream.astype(dtype) for stream in latents))
 
 
 def _denoise_steps(
@@ -183,8 +200,8 @@ def _finite_parts(
         own = [stream[:, : tokens.shape[1]] for stream, tokens in zip(x, latents, strict=True)]
         return jnp.isfinite(own[0]).all() & jnp.isfinite(own[1]).all()
 
-    rows = _latent_rows(transformer, latents, inputs)
-    velocities, (before, after) = transformer.forward_with_intermediates(rows, sigma, inputs, finite)
+    inputs_of_layers = (_in_its_dtype(transformer, latents), sigma, inputs)
+    velocities, (before, after) = transformer.forward_with_intermediates(*inputs_of_layers, finite)
     text = jnp.isfinite(inputs.text.tokens.video).all() & jnp.isfinite(inputs.text.tokens.audio).all()
     return jnp.hstack((text, before, after, finite(velocities)))
 

@@ -4,7 +4,8 @@ A layer has self, text, cross-modal attention and feed-forward, all modulated by
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import repeat
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,9 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.experimental.layout import with_layout_constraint
 from jax.sharding import NamedSharding
 
 from ltx2_cli.diffusion.conditions import UNCONDITIONED, Conditions
+from ltx2_cli.diffusion.denoise import Pass
 from ltx2_cli.diffusion.geometry import Geometry
 from ltx2_cli.models.arch import StreamArch, TransformerArch
 from ltx2_cli.nn.attention import Attention, KeysValues, PreparedRope, TokenAxis, prepare_rope
@@ -22,13 +25,14 @@ from ltx2_cli.nn.layers import AdaLayerNormSingle, FeedForward, Linear, computed
 from ltx2_cli.nn.rope import Rope, rope_table
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.sharding import active, constrain, fill
-from ltx2_cli.weights.declare import Scope
+from ltx2_cli.weights.declare import Scope, Weight, is_weight
 
 T = TypeVar("T")
 OUTPUT_EPS = 1e-6
 TRAIN_TIMESTEPS = 1000  # the timestep of noise level 1
 Arrays = Streams[jax.Array]
 Mask = jax.Array | np.ndarray
+Layer = tuple["Block", Streams[KeysValues] | None, Mask | None]  # a block, its text, which rows it perturbs
 
 
 class Modulation(NamedTuple):
@@ -49,10 +53,35 @@ class Ropes(NamedTuple):
 
 
 class PassMasks(NamedTuple):
-    """What a layer computes for each row; bool [rows]."""
+    """What a layer computes for each row; bool [rows], None: all of it for all of them."""
 
-    self_attention: Mask  # false: self-attention is perturbed
-    cross_modal: Mask  # false: no attention between video and audio
+    self_attention: Mask | None  # false: self-attention is perturbed
+    cross_modal: Mask | None  # false: no attention between video and audio
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["branch"], meta_fields=["passes"])
+@dataclass(frozen=True)
+class Sharing:
+    """What the masks say, as far as it is known before a program is compiled: what rows need not compute, on devices
+    that hold all passes of their videos."""
+
+    passes: tuple[Pass, ...]  # of each video, the conditional one first
+    branch: jax.Array | np.ndarray | int | None = None  # the first block where the perturbed pass differs from that
+
+    def isolated(self, rows: int) -> int:
+        """How many of all rows keep the streams apart: the last of each video, or none."""
+        return rows // len(self.passes) if self.passes[-1] is Pass.ISOLATED else 0
+
+    def without_perturbed(self, rows: Mask) -> jax.Array:
+        """Rows without those of the perturbed pass."""
+        by_video = rows.reshape(-1, len(self.passes), *rows.shape[1:])
+        return jnp.delete(by_video, self.passes.index(Pass.PERTURBED), axis=1).reshape(-1, *rows.shape[1:])
+
+    def branch_off(self, rows: jax.Array) -> jax.Array:
+        """Rows that lack those of the perturbed pass, with these: equal to those of the conditional pass."""
+        by_video, place = rows.reshape(-1, len(self.passes) - 1, *rows.shape[1:]), self.passes.index(Pass.PERTURBED)
+        parts = by_video[:, :place], by_video[:, :1], by_video[:, place:]
+        return jnp.concatenate(parts, axis=1).reshape(-1, *rows.shape[1:])
 
 
 class TextContext(NamedTuple):
@@ -64,13 +93,15 @@ class TextContext(NamedTuple):
 
 
 class DenoiserInputs(NamedTuple):
-    """What a forward reads besides latents and noise level: the same at every step. Rows are passes times videos."""
+    """What a forward reads besides latents and noise level: the same at every step. Rows are videos times passes, those
+    of a video in turn."""
 
     text: TextContext
     contexts: jax.Array | np.ndarray  # int [rows]: each row's text context
     ropes: Streams[Ropes]
     masks: PassMasks  # `self_attention` has a leading layers axis
     given: Streams[Conditions | None] = UNCONDITIONED  # tokens with a noise level of their own
+    sharing: Sharing | None = None  # None: every row computes all that it needs
 
 
 class StreamInputs(NamedTuple):
@@ -125,7 +156,7 @@ class Stream(nnx.Module):
         return self.text_attention.keys_values(modulate(text, scale, shift))
 
     @jax.named_scope("self_attention")
-    def attend_to_itself(self, x: jax.Array, inputs: StreamInputs, mask: Mask) -> jax.Array:
+    def attend_to_itself(self, x: jax.Array, inputs: StreamInputs, mask: Mask | None) -> jax.Array:
         """x after self-attention."""
         rope, tokens = inputs.own_rope, inputs.tokens
         shift, scale, gate = inputs.rows(self.table[:3], inputs.modulation.self_and_mlp[..., :3, :])
@@ -154,10 +185,16 @@ class Stream(nnx.Module):
         normed = rms_norm(x, self.eps)
         return Streams(modulate(normed, rows[0], rows[1]), modulate(normed, rows[2], rows[3]))
 
-    def add_cross(self, x: jax.Array, gathered: jax.Array, inputs: StreamInputs, mask: Mask) -> jax.Array:
-        """x plus what was gathered from the other stream, gated, where `mask` allows it."""
-        gate = inputs.rows(self.cross_table[4:], inputs.modulation.cross_gate)[0]
-        return x + jnp.where(mask[:, None, None], gathered * gate, 0)
+    def add_cross(self, x: jax.Array, gathered: jax.Array, inputs: StreamInputs, mask: Mask | None) -> jax.Array:
+        """x plus what was gathered from the other stream, gated, where `mask` allows it. The last row of each video may
+        have gathered nothing."""
+        gated = gathered * inputs.rows(self.cross_table[4:], inputs.modulation.cross_gate)[0]
+        if mask is not None:
+            return x + jnp.where(mask[:, None, None], gated, 0)
+        if apart := len(x) - len(gated):
+            by_video = gated.reshape(apart, -1, *x.shape[1:])
+            gated = jnp.pad(by_video, ((0, 0), (0, 1), (0, 0), (0, 0))).reshape(x.shape)
+        return x + gated
 
 
 class Block(nnx.Module):
@@ -174,21 +211,34 @@ class Block(nnx.Module):
         """Keys and values of each stream's text context [contexts, tokens, dim]."""
         return Streams(*map(Stream.text_keys_values, (self.video, self.audio), text, modulation))
 
-    def __call__(self, x: Arrays, text: Streams[KeysValues], inputs: Streams[StreamInputs], masks: PassMasks) -> Arrays:
-        """x [rows, tokens, dim] of both streams after this layer."""
+    def __call__(
+        self,
+        x: Arrays,
+        text: Streams[KeysValues],
+        inputs: Streams[StreamInputs],
+        masks: PassMasks,
+        isolated: int = 0,
+    ) -> Arrays:
+        """x [rows, tokens, dim] of both streams after this layer. Rows are those of so many videos that have an
+        `isolated` pass behind their others, without attention between the streams; 0: the masks tell."""
         streams = (self.video, self.audio)
         attended = map(Stream.attend_to_itself, streams, x, inputs, repeat(masks.self_attention))
         x = Streams(*map(Stream.attend_to_text, streams, attended, inputs, text))
-        x = self._exchange(x, inputs, masks.cross_modal)
+        x = self._exchange(x, inputs, masks.cross_modal, isolated)
         outputs = zip(map(Stream.mlp, streams, x, inputs), inputs, strict=True)
         return Streams(*(constrain(y, ("rows", stream.tokens.name, None)) for y, stream in outputs))
 
     @jax.named_scope("exchange")
-    def _exchange(self, x: Arrays, inputs: Streams[StreamInputs], mask: Mask) -> Arrays:
+    def _exchange(self, x: Arrays, inputs: Streams[StreamInputs], mask: Mask | None, isolated: int) -> Arrays:
         """Audio-to-video and video-to-audio attention, both from the streams as they were before either."""
         streams = (self.video, self.audio)
         tokens, ropes = ((inputs.video.tokens, inputs.audio.tokens), (inputs.video.cross_rope, inputs.audio.cross_rope))
-        video, audio = map(Stream.cross_inputs, streams, x, inputs)
+        meeting = (
+            Streams(*(y.reshape(isolated, -1, *y.shape[1:])[:, :-1].reshape(-1, *y.shape[1:]) for y in x))
+            if isolated
+            else x
+        )
+        video, audio = map(Stream.cross_inputs, streams, meeting, inputs)
         audio_kv = self.audio_to_video.keys_values(audio.video)
         video_kv = self.video_to_audio.keys_values(video.audio)
         gathered = (
@@ -260,52 +310,120 @@ class Transformer(nnx.Module):
         return TextContext(tokens, jax.tree.map(lambda x: constrain(x, heads_split), keys_values))
 
     def __call__(self, latents: Arrays, sigma: jax.Array, inputs: DenoiserInputs) -> Arrays:
-        """Velocities (noise minus clean) of noisy latents. `latents` are tokens [rows, tokens, channels]; `sigma` is
-        the noise level, a scalar in (0, 1]."""
-        velocities, _ = self.forward_with_intermediates(latents, sigma, inputs, lambda x: None)
+        """Velocities (noise minus clean) of noisy latents, of all rows. `latents` are tokens [videos, tokens,
+        channels]; `sigma` is the noise level, a scalar in (0, 1]."""
+        velocities, _ = self._forward(latents, sigma, inputs, lambda x: None)
         return velocities
 
     def forward_with_intermediates(
         self, latents: Arrays, sigma: jax.Array, inputs: DenoiserInputs, tap: Callable[[Arrays], T]
     ) -> tuple[Arrays, tuple[T, T]]:
         """As `__call__`, and `tap(x)` of the streams x [rows, tokens, dim], whose tokens zeros may fill up: before the
-        layers, and after each, with a leading layers axis."""
-        text, contexts, ropes, masks, given = inputs
+        layers, and after each, with a leading layers axis. No row shares another's work."""
+        return self._forward(latents, sigma, inputs._replace(sharing=None), tap)
+
+    def _forward(
+        self, latents: Arrays, sigma: jax.Array, inputs: DenoiserInputs, tap: Callable[[Arrays], T]
+    ) -> tuple[Arrays, tuple[T, Any]]:
         arch, timestep = self.arch, sigma * TRAIN_TIMESTEPS
         gate_scale = arch.cross_attn_timestep_scale_multiplier / arch.timestep_scale_multiplier
         streams, lengths = (self.video, self.audio), (stream.shape[1] for stream in latents)
         tokens = Streams(*map(TokenAxis, ("tokens", "audio_tokens"), lengths))
-        ends = (stream.modulation(timestep, gate_scale, held) for stream, held in zip(streams, given, strict=True))
+        ends = (
+            stream.modulation(timestep, gate_scale, held) for stream, held in zip(streams, inputs.given, strict=True)
+        )
         modulation, embedded = zip(*ends, strict=True)
         levels = [
             None if held is None else fill(jnp.asarray(held.level), (axis.name,), 0)
-            for held, axis in zip(given, tokens, strict=True)
+            for held, axis in zip(inputs.given, tokens, strict=True)
         ]
-        text_modulation = Streams(*(rows.text for rows in modulation))
         filled = (fill(x, ("rows", axis.name, None), 1) for x, axis in zip(latents, tokens, strict=True))
         x = Streams(*(stream.proj_in(tokens) for stream, tokens in zip(streams, filled, strict=True)))
-        own = map(prepare_rope, (rope.own for rope in ropes), tokens, tokens)
-        cross = map(prepare_rope, (rope.cross for rope in ropes), tokens, tokens[::-1])
+        own = map(prepare_rope, (rope.own for rope in inputs.ropes), tokens, tokens)
+        cross = map(prepare_rope, (rope.cross for rope in inputs.ropes), tokens, tokens[::-1])
         shared = Streams(*map(StreamInputs, modulation, own, cross, tokens, levels))
-        text_tokens, by_row = (
-            text.tokens,
-            text.keys_values is None and _rows_here(len(contexts)) < len(text.tokens.video),
-        )
-        if by_row:  # each device makes the keys and values of its rows' contexts alone
-            text_tokens = Streams(*(constrain(x[contexts], ("rows", None, None)) for x in text.tokens))
+        x, intermediates = self._run_layers(x, inputs, shared, tap)
+        outputs = map(StreamIO.output, streams, x, embedded, levels)
+        return Streams(*(y[:, : axis.length] for y, axis in zip(outputs, tokens, strict=True))), intermediates
 
-        def layer(x: Arrays, scanned: tuple[Block, Any, Mask]) -> tuple[Arrays, T]:
-            block, keys_values, self_attention = scanned
-            if keys_values is None:
-                keys_values = block.text_keys_values(text_tokens, text_modulation)
-            context = keys_values if by_row else jax.tree.map(lambda array: array[contexts], keys_values)
-            x = block(x, context, shared, PassMasks(self_attention, masks.cross_modal))
+    def _run_layers(
+        self, x: Arrays, inputs: DenoiserInputs, shared: Streams[StreamInputs], tap: Callable[[Arrays], T]
+    ) -> tuple[Arrays, tuple[T, Any]]:
+        """All rows x after the last layer, of the videos' x before the first, and the taps, but where rows branch off
+        none after the layers."""
+        text, contexts, _, masks, _, sharing = inputs = inputs._replace(sharing=_allowed(inputs.sharing, len(x.video)))
+        layer, passes = self._layer(inputs, shared), len(contexts) // len(x.video)
+        scanned = self.blocks, text.keys_values, masks.self_attention
+
+        def rows(passes: int) -> Arrays:
+            axes = (("rows", stream.tokens.name, None) for stream in shared)
+            return Streams(*(constrain(jnp.repeat(y, passes, axis=0), axis) for y, axis in zip(x, axes, strict=True)))
+
+        if sharing is not None and sharing.branch is not None and self.scan_layers:
+            before = rows(passes - 1)
+            return _branching(layer, scanned, before, sharing, contexts), (tap(before), None)
+
+        def tapped(x: Arrays, scanned: Layer) -> tuple[Arrays, T]:
+            x = layer(x, scanned, contexts)
             return x, tap(x)
 
-        scanned, before = (self.blocks, text.keys_values, masks.self_attention), tap(x)
-        x, after = jax.lax.scan(layer, x, scanned, unroll=1 if self.scan_layers else arch.num_layers)
-        outputs = map(StreamIO.output, streams, x, embedded, levels)
-        return Streams(*(y[:, : axis.length] for y, axis in zip(outputs, tokens, strict=True))), (before, after)
+        before = rows(passes)
+        x, after = jax.lax.scan(tapped, before, scanned, unroll=1 if self.scan_layers else self.arch.num_layers)
+        return x, (tap(before), after)
+
+    def _layer(self, inputs: DenoiserInputs, shared: Streams[StreamInputs]) -> Callable[[Arrays, Layer, Mask], Arrays]:
+        """A layer as a function of its rows, of what it reads alone, and of the rows' contexts."""
+        text, contexts, _, masks, _, sharing = inputs
+        modulation = Streams(*(stream.modulation.text for stream in shared))
+        by_row = text.keys_values is None and _rows_here(len(contexts)) < len(text.tokens.video)
+        tokens, isolated = text.tokens, sharing.isolated(len(contexts)) if sharing else 0
+        if by_row:  # each device makes the keys and values of its rows' contexts alone
+            tokens = Streams(*(constrain(x[contexts], ("rows", None, None)) for x in tokens))
+
+        def layer(x: Arrays, scanned: Layer, contexts: Mask) -> Arrays:
+            block, keys_values, self_attention = scanned
+            block = jax.tree.map(_as_placed, self.blocks, block, is_leaf=is_weight)
+            if keys_values is None:
+                keys_values = block.text_keys_values(tokens, modulation)
+            context = keys_values if by_row else jax.tree.map(lambda array: array[contexts], keys_values)
+            if sharing is None:
+                return block(x, context, shared, PassMasks(self_attention, masks.cross_modal))
+            return block(x, context, shared, PassMasks(self_attention, None), isolated)
+
+        return layer
+
+
+def _as_placed(stacked: Weight, layer: Weight) -> Weight:
+    """A layer of a stacked weight, read in the order that the weight has in memory. In loops of steps, and in two loops
+    over the same layers, libtpu 0.0.42 would choose another, and copy all weights first."""
+    plan = active()
+    order = plan.layer_order(stacked) if plan else None
+    return layer if order is None else layer.with_value(with_layout_constraint(layer.get_value(), order))
+
+
+def _allowed(sharing: Sharing | None, videos: int) -> Sharing | None:
+    """`sharing` where each device holds all passes of its videos."""
+    plan = active()
+    return sharing if plan is None or plan.keeps_together(videos) else None
+
+
+def _branching(
+    layer: Callable[[Arrays, Layer, Mask], Arrays], scanned: Layer, x: Arrays, sharing: Sharing, contexts: Mask
+) -> Arrays:
+    """x after all layers, of rows without those of the perturbed pass before them: these begin with the first block
+    that perturbs. One program for any such block."""
+    early, layers = sharing.without_perturbed(contexts), len(jax.tree.leaves(scanned)[0])
+
+    def at(index: jax.Array) -> Layer:
+        return jax.tree.map(lambda array: jax.lax.dynamic_index_in_dim(array, index, keepdims=False), scanned)
+
+    def unperturbed(index: jax.Array, x: Arrays) -> Arrays:
+        block, keys_values, _ = at(index)
+        return layer(x, (block, keys_values, None), early)
+
+    x = jax.lax.fori_loop(0, sharing.branch, unperturbed, x)
+    x = Streams(*map(sharing.branch_off, x))
+    return jax.lax.fori_loop(sharing.branch, layers, lambda index, x: layer(x, at(index), contexts), x)
 
 
 def _rows_here(rows: int) -> int:

@@ -87,18 +87,19 @@ class Scope:
         return Weight(value, source=(self / name).path, axes=axes, layout=layout, layers=self.layers)
 
 
-def _is_weight(node: object) -> bool:
+def is_weight(node: object) -> bool:
+    """Whether it is a weight's declaration."""
     return type(node) is Weight  # `isinstance` of flax's variables looks for tracers, too
 
 
 def weights(module: nnx.Module) -> list[Weight]:
     """Every weight that `module` declares, in a fixed order."""
-    return jax.tree.leaves(module, is_leaf=_is_weight)
+    return jax.tree.leaves(module, is_leaf=is_weight)
 
 
 def map_weights(change: Callable[[Weight], object], module: M) -> M:
     """`module` with each weight replaced by `change(weight)`."""
-    return jax.tree.map(change, module, is_leaf=_is_weight)
+    return jax.tree.map(change, module, is_leaf=is_weight)
 
 
 def declared(module: nnx.Module) -> dict[str, Shape]:
