@@ -22,9 +22,9 @@ from ltx2_cli.core.provenance import input_files
 from ltx2_cli.core.run import programs
 from ltx2_cli.devices import find_devices, fraction_variable
 from ltx2_cli.errors import UsageError
-from ltx2_cli.estimate.compiled import Collective, sent_bytes, write_hlo
+from ltx2_cli.estimate.compiled import Collective, Compiled, sent_bytes, write_hlo
 from ltx2_cli.estimate.cycles import REMARKS, Cycles, dumped_schedules
-from ltx2_cli.estimate.estimate import Estimate, assumptions, compile_and_estimate, forward_programs, record
+from ltx2_cli.estimate.estimate import FORWARD, Estimate, assumptions, compile_and_estimate, forward_programs, record
 from ltx2_cli.estimate.fit import FRACTION, Alternative, Request, check_estimate, check_fit
 from ltx2_cli.estimate.offline import MeshSearch, search_meshes, topology
 from ltx2_cli.files import Output
@@ -178,6 +178,7 @@ def estimate_lines(estimate: Estimate) -> Iterator[str]:
     for name, stage in zip(names, estimate.stages, strict=True):
         if stage.forward and (cycles := stage.forward.cycles) and stage.roofline_seconds:
             yield from ("", *_cycles(f"step{name}", cycles, stage.roofline_seconds["compute"]))
+    yield from _others(estimate.compiled)
 
 
 def _memory(estimate: Estimate) -> Iterator[str]:
@@ -225,6 +226,18 @@ def _cycles(step: str, cycles: Cycles, least: float) -> Iterator[str]:
     yield from columns(rows, right=(1,))
     yield f"  dearest but for products: {cycles.dearest}, {cycles.dearest_cycles / 1e6:.3g} M cycles"
     yield f"  without {REMARKS[cycles.clock].format(cycles.kernels / 1e6)}"
+
+
+def _others(programs: Iterable[Compiled]) -> Iterator[str]:
+    """The programs of `--all` but the forwards."""
+    rows = []
+    for program in programs:
+        if program.cycles and not program.name.startswith(FORWARD):
+            cycles = program.cycles
+            ratio = f", {cycles.total / cycles.products:.1f} times their products" if cycles.products else ""
+            rows.append((f"  {program.name}", _duration(cycles.seconds), f"{cycles.total / 1e6:.3g} M cycles{ratio}"))
+    if rows:
+        yield from ("", "the other programs, by the same clock", *columns(rows, right=(1,)))
 
 
 def search_lines(search: MeshSearch) -> Iterator[str]:

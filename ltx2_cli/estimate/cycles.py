@@ -1,7 +1,7 @@
 """Cycles of a compiled program on a TPU, by two clocks of its compiler. The schedule's: of each kernel the bundles that
 it issues, or what its products or its copies from and to HBM take at the chip's rate, the longest. XLA's: the estimates
-in its text, by which it chooses, and 60 % of the chip's rate for attention kernels, of which it knows nothing.
-Collectives and copies beside the kernels are in neither."""
+in its text, by which it chooses, and 60 % of the chip's rate for Pallas' attention, of which it knows nothing; other
+Pallas kernels count as by the schedule. Collectives and copies beside the kernels are in neither."""
 
 import math
 import os
@@ -63,6 +63,7 @@ class Cycles:
     clock: str  # SCHEDULE, or XLA where there is no schedule
     by_scope: dict[str, float]
     kernels: float  # of all that, in Pallas kernels, whose scalar arguments count as ones
+    products: float  # that all products would take alone, as they are laid out; 0 by XLA's clock
     dearest: str  # instruction that is no product, and the line of its source
     dearest_cycles: float
     by_xla: float  # in all, by the other clock
@@ -89,6 +90,7 @@ class _Item(NamedTuple):
     is_product: bool
     scheduled: float
     estimated: float
+    products: float
 
 
 @contextmanager
@@ -133,6 +135,7 @@ def program_cycles(text: str, chip: Chip | None) -> Cycles | None:
         clock=SCHEDULE if schedules else XLA,
         by_scope=by_scope,
         kernels=sum(clock(item) for item in items if item.is_kernel),
+        products=sum(item.products for item in items),
         dearest=f"{dearest.name}, {dearest.source}" if dearest else "",
         dearest_cycles=clock(dearest) if dearest else 0,
         by_xla=sum(item.estimated for item in items),
@@ -161,15 +164,19 @@ def _items(text: str, schedules: Mapping[str, Path], chip: Chip) -> Iterator[_It
         name, is_kernel = instruction[1], _PALLAS in line
         estimated = attention_flops(line) / rate / KERNEL_RATE if is_kernel else float(estimate[1]) if estimate else 0
         scheduled = estimated = estimated if estimated < NEVER else 0
+        products = 0
         with suppress(KeyError, ValueError):
             kernel = _issued(schedules[name])
-            scheduled = max(kernel.cycles, kernel.matrix_cycles, kernel.copied_bytes / bytes_per_cycle)
+            products = kernel.matrix_cycles
+            scheduled = max(kernel.cycles, products, kernel.copied_bytes / bytes_per_cycle)
+            estimated = estimated or scheduled  # nothing else is known of a Pallas kernel without attention
         if scheduled or estimated:
             own = [line, *(texts[callee] for callee in callees(line))]
             times = math.prod(number for number in loops if number)
             is_product = is_kernel or any(map(_PRODUCT.search, own))
             scope, source = _scope(own, loops), _source(own, places)
-            yield _Item(name, scope, source, is_kernel, is_product, times * scheduled, times * estimated)
+            cycles = times * scheduled, times * estimated, times * products
+            yield _Item(name, scope, source, is_kernel, is_product, *cycles)
 
 
 @cache

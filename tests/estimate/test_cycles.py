@@ -114,7 +114,7 @@ def test_the_schedule_of_a_compiled_program_is_read() -> None:
     assert cycles["clock"] == "the compiler's schedule"
     assert cycles["kernels"] == 0
     product = 2**34 / 2**19
-    assert product < cycles["by_scope"]["feed-forward"] < 1.2 * product
+    assert cycles["products"] == product < cycles["by_scope"]["feed-forward"] < 1.2 * product
     byte = 2048**2 / 1638e9 * 918e12 / 2**19
     assert 4 * byte <= cycles["dearest_cycles"] <= 6.1 * byte
     assert cycles["dearest"].startswith("convert_tanh_fusion, core/programs.py:")  # the innermost line of the package

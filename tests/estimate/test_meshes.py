@@ -102,7 +102,7 @@ def test_the_fastest_mesh_by_the_compiler_is_chosen(plan: Plan, monkeypatch: pyt
     def compiled(plan: Plan, *_: object) -> Estimate:
         sent, seconds = next(results)
         send = Collective("all-gather", (), 8, (), sent, 1, sent, False, (), "")
-        cycles = Cycles(SCHEDULE, {"text": seconds}, 0, "", 0, by_xla=0, hertz=1)
+        cycles = Cycles(SCHEDULE, {"text": seconds}, 0, 0, "", 0, by_xla=0, hertz=1)
         forward = Compiled("forward", "transformer", 0, 1.0, Memory(1, 1, 2), 1, (send,), "", cycles)
         return estimate_plan(plan, [forward])
 
