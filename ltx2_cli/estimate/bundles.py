@@ -82,8 +82,10 @@ _FUNCTIONS: Mapping[str, Callable[..., int]] = {
 
 
 def issued(text: str) -> Issued:
-    """What a kernel issues, by the text of its file `...-final_bundles.txt`. Raises `ValueError` for an endless one."""
-    places = [*_BUNDLE.finditer(text)]
+    """What a kernel issues, by the text of its file `...-final_bundles.txt`. Raises `ValueError` for another text, and
+    for a kernel without an end."""
+    if not (places := [*_BUNDLE.finditer(text)]):
+        raise ValueError("this is not the text of a schedule: it has no bundles")
     ends = [place.start() for place in places[1:]] + [len(text)]
     bundles, products, regions = [], list[int](), dict[str, int]()
     for place, end in zip(places, ends, strict=True):

@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
@@ -125,7 +125,11 @@ def program_cycles(text: str, chip: Chip | None) -> Cycles | None:
     if chip is None or chip.name not in FLOPS_PER_CYCLE:
         return None
     schedules = _schedules()
-    items = [*_items(text, schedules, chip)]
+    try:
+        items = [*_items(text, schedules, chip)]
+    except ValueError:  # written by another libtpu, in another way
+        schedules = {}
+        items = [*_items(text, schedules, chip)]
     clock = attrgetter("scheduled" if schedules else "estimated")
     by_scope: dict[str, float] = {}
     for item in items:
@@ -165,7 +169,7 @@ def _items(text: str, schedules: Mapping[str, Path], chip: Chip) -> Iterator[_It
         estimated = attention_flops(line) / rate / KERNEL_RATE if is_kernel else float(estimate[1]) if estimate else 0
         scheduled = estimated = estimated if estimated < NEVER else 0
         products = 0
-        with suppress(KeyError, ValueError):
+        if name in schedules:
             kernel = _issued(schedules[name])
             products = kernel.matrix_cycles
             scheduled = max(kernel.cycles, products, kernel.copied_bytes / bytes_per_cycle)

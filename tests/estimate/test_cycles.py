@@ -4,12 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from compilers import needs_libtpu
 from ltx2_cli.chips import chip
-from ltx2_cli.estimate.cycles import XLA, attention_flops, program_cycles
+from ltx2_cli.estimate import cycles as module
+from ltx2_cli.estimate.cycles import SCHEDULE, XLA, attention_flops, program_cycles
 
 # A layer of a product and a sum in a loop of five turns, two kernels in it, and a copy outside.
 PROGRAM = """\
@@ -88,6 +90,28 @@ def test_estimates_are_summed_by_scope() -> None:
     assert cycles.total == cycles.by_xla == 603
     assert cycles.seconds == pytest.approx(603 * 2**19 / 918e12)
     assert (cycles.dearest, cycles.dearest_cycles) == ("a.2, nn/layers.py:41", 100)
+
+
+def test_unreadable_schedules_leave_the_estimates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another libtpu may write them."""
+    (tmp_path / "123-a.1-00-final_bundles.txt").write_text("no bundles")
+    monkeypatch.setattr(module, "_files", lambda: [*tmp_path.iterdir()])
+    cycles = program_cycles(PROGRAM, chip("v6e"))
+    assert cycles
+    assert (cycles.clock, cycles.total) == (XLA, 603)
+
+
+def test_kernels_that_are_alike_have_one_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three cycles, the loop's sum in each of its five turns, and the copy; the product has an estimate alone."""
+    (tmp_path / "123-a.2-00-final_bundles.txt").write_text("     0   :  {}\n   0x2   :  {}\n")
+    alike = "key:<top>\nordinal:0\nequivalent_hlos[size=0]:\nkey:a.2\nordinal:1\nequivalent_hlos[size=1]:\n  copy.9\n"
+    (tmp_path / "123-TLP-00-deduplication-map.txt").write_text(alike)
+    monkeypatch.setattr(module, "_files", lambda: [*tmp_path.iterdir()])
+    cycles = program_cycles(PROGRAM, chip("v6e"))
+    assert cycles
+    assert cycles.clock == SCHEDULE
+    assert cycles.by_scope == {"feed-forward": 500, "self-attention": 15, "outside the layers": 3}
+    assert cycles.by_xla == 603
 
 
 @pytest.mark.parametrize("name", ["H100", "no chip"])
