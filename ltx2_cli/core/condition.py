@@ -2,16 +2,20 @@
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from ltx2_cli.core.components import CONDITION, Components, check_finite, memory_for, network_program
 from ltx2_cli.core.programs import Program, jitted
 from ltx2_cli.core.report import Report
 from ltx2_cli.media.pictures import compressed, covering
 from ltx2_cli.models.video_vae import VideoVAE
+from ltx2_cli.nn.layers import IMAGE_AXES
+from ltx2_cli.plan.decoding import image_mesh
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import PICTURE_ENCODER, Stage
 from ltx2_cli.sharding import to_devices, to_host
 
+WHOLE = PartitionSpec()
 PictureLatents = list[np.ndarray]  # of each picture of a stage, normalised float32 [tokens, channels]
 
 
@@ -20,15 +24,15 @@ def encode_pictures(plan: Plan, first: int, components: Components, report: Repo
     stages = _showing(plan, first)
     if not stages:
         return {}
-    where, latents = plan.sharding.replicated, dict[int, PictureLatents]()
+    latents = dict[int, PictureLatents]()
     pictures = [compressed(picture.pixels, plan.spec.image_crf) for picture in plan.pictures]
     with memory_for(CONDITION, plan), components.use(PICTURE_ENCODER, report) as vae, report.stage(CONDITION):
         for number, stage in stages.items():
-            run, size = picture_program(plan, stage), _size(plan, stage)
-            frames = [covering(pictures[shown.number], *size).reshape(1, size[0], -1) for shown in stage.pictures]
-            latents[number] = [to_host(run(vae, to_devices(frame, where)))[0] for frame in frames]
-            finite = [np.isfinite(tokens).all() for tokens in latents[number]]
-            check_finite(finite, "the latents of a picture are", plan)
+            run, where, size = picture_program(plan, stage), _parts(plan, stage), _size(plan, stage)
+            frames = [covering(pictures[shown.number], *size).reshape(1, 1, size[0], -1) for shown in stage.pictures]
+            encoded = [to_host(run(vae, to_devices(frame, where))) for frame in frames]
+            check_finite([np.isfinite(array).all() for array in encoded], "the latents of a picture are", plan)
+            latents[number] = [array.reshape(-1, array.shape[-1]) for array in encoded]
     return latents
 
 
@@ -38,11 +42,19 @@ def picture_programs(plan: Plan, first: int) -> list[Program]:
 
 
 def picture_program(plan: Plan, stage: Stage) -> Program:
-    """Pixels in [-1, 1] [pictures, height, width · 3] of a stage's size to normalised tokens."""
-    where, (height, width) = plan.sharding.replicated, _size(plan, stage)
-    pixels = jax.ShapeDtypeStruct((1, height, 3 * width), np.float32, sharding=where)
-    function = jitted(_tokens, where, plan.sharding, convolves=True)
+    """Pixels in [-1, 1] [videos, frames, height, width · 3] of a stage's size to normalised latents [videos, frames,
+    height, width, channels]; both lie in parts on the devices."""
+    where, (height, width) = _parts(plan, stage), _size(plan, stage)
+    pixels = jax.ShapeDtypeStruct((1, 1, height, 3 * width), np.float32, sharding=where)
+    function = jitted(_latents, where, plan.sharding, convolves=True, where=where)
     return network_program(plan, f"picture {width}x{height}", [PICTURE_ENCODER], function, pixels)
+
+
+def _parts(plan: Plan, stage: Stage) -> NamedSharding:
+    """How the devices share the images of a stage's size."""
+    devices = plan.sharding.mesh.devices.ravel()
+    mesh = image_mesh(devices, (1, stage.geometry.height, stage.geometry.width))
+    return NamedSharding(mesh, PartitionSpec(None, None, *IMAGE_AXES))
 
 
 def _showing(plan: Plan, first: int) -> dict[int, Stage]:
@@ -57,9 +69,10 @@ def _size(plan: Plan, stage: Stage) -> tuple[int, int]:
     return stage.geometry.height * pixels, stage.geometry.width * pixels
 
 
-def _tokens(vae: VideoVAE, pixels: jax.Array) -> jax.Array:
-    """Each picture is a clip of one frame. Colours lie along the width: an array whose last axis is 3 takes an
-    accelerator forty times its size."""
-    pictures, height, _ = pixels.shape
-    latents = vae.encode(pixels.reshape(pictures, 1, height, -1, 3))
-    return latents.reshape(pictures, -1, latents.shape[-1])
+def _latents(vae: VideoVAE, pixels: jax.Array, where: NamedSharding) -> jax.Array:
+    """Colours lie along the width: an array whose last axis is 3 takes an accelerator forty times its size."""
+
+    def part(vae: VideoVAE, pixels: jax.Array) -> jax.Array:
+        return vae.encode(pixels.reshape(*pixels.shape[:3], -1, 3))
+
+    return jax.shard_map(part, mesh=where.mesh, in_specs=(WHOLE, where.spec), out_specs=where.spec)(vae, pixels)

@@ -4,6 +4,7 @@ Time shrinks by 8, but for the first frame, which stands alone; height and width
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ Stride = tuple[int, int, int]  # frames, height, width
 # Padding around the video: whether in time the first frame is repeated before it alone, or also the last behind it; and
 # around each frame zeros, or its reflection ("reflect").
 Borders = tuple[bool, str]
+Past = Any  # the last frames that convolutions saw, a tree of arrays; None: there are none yet
 STRIDES: dict[str, Stride] = {"spatial": (1, 2, 2), "temporal": (2, 1, 1), "spatiotemporal": (2, 2, 2)}
 
 
@@ -46,6 +48,8 @@ class VideoVAEArch(NetworkArch):
     temporal_compression_ratio: int = 8
 
     def conflicts(self) -> Iterator[str]:
+        if not self.encoder_causal:
+            yield "encoder_causal is false, only encoders that look back are"
         modes = {self.encoder_spatial_padding_mode, self.decoder_spatial_padding_mode}
         for mode in sorted(modes - {"zeros", "reflect"}):
             yield f"a spatial padding mode is {mode!r}, only 'zeros' and 'reflect' are"
@@ -117,6 +121,19 @@ class ResNet(nnx.Module):
         return skip + self.conv2(norm_silu(self.conv1(norm_silu(x, self.eps)), self.eps))
 
 
+class VideoResNet(ResNet):
+    """One of videos, which can be given piece by piece."""
+
+    conv1: Conv3D
+    conv2: Conv3D
+
+    def resume(self, x: jax.Array, past: Past) -> tuple[jax.Array, Past]:
+        """As `__call__` of the next frames of a video."""
+        y, first = self.conv1.resume(norm_silu(x, self.eps), past and past[0])
+        y, second = self.conv2.resume(norm_silu(y, self.eps), past and past[1])
+        return x + y, (first, second)
+
+
 class ResNets(nnx.Module):
     """The `count` residual blocks of one stage, as a loop: a TPU's compiler takes long over every convolution."""
 
@@ -124,11 +141,15 @@ class ResNets(nnx.Module):
 
     def __init__(self, scope: Scope, count: int, channels: int, borders: Borders):
         place, widths = scope.stacked("resnets", count), (channels, channels, borders)
-        self.blocks = ResNet(video_conv(place / "conv1", *widths), video_conv(place / "conv2", *widths))
+        self.blocks = VideoResNet(video_conv(place / "conv1", *widths), video_conv(place / "conv2", *widths))
         self.channels, self.count, self.convolutions = channels, count, 2 * count
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return jax.lax.scan(lambda x, block: (block(x), None), x, self.blocks)[0]
+
+    def resume(self, x: jax.Array, past: Past) -> tuple[jax.Array, Past]:
+        """As `__call__` of the next frames of a video."""
+        return jax.lax.scan(lambda x, scanned: scanned[0].resume(x, scanned[1]), x, (self.blocks, past))
 
 
 def space_to_depth(x: jax.Array, stride: Stride) -> jax.Array:
@@ -154,11 +175,14 @@ class Downsample(nnx.Module):
         self.conv = video_conv(scope / "conv", d_in, d_out // math.prod(stride), borders)
         self.stride, self.d_out = stride, d_out
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        x = jnp.concatenate([x[:, : self.stride[0] - 1], x], axis=1)  # the first frame is repeated to fill its cell
+    def resume(self, x: jax.Array, past: Past) -> tuple[jax.Array, Past]:
+        """The next frames of a video."""
+        if past is None:  # the first frame is repeated to fill its cell
+            x = jnp.concatenate([x[:, : self.stride[0] - 1], x], axis=1)
         skip = space_to_depth(x, self.stride)
         skip = skip.reshape(*skip.shape[:-1], self.d_out, -1).mean(axis=-1)
-        return space_to_depth(self.conv(x), self.stride) + skip
+        y, past = self.conv.resume(x, past)
+        return space_to_depth(y, self.stride) + skip, past
 
 
 class Upsample(nnx.Module):
@@ -184,10 +208,11 @@ def resnets(scope: Scope, count: int, channels: int, borders: Borders) -> list[R
 
 
 class VideoEncoder(nnx.Module):
-    """Pixels in [-1, 1] to the mean of their latents' distribution, not normalised."""
+    """Pixels in [-1, 1] to the mean of their latents' distribution, not normalised. It only looks back: it encodes what
+    becomes one latent at a time, with the frames that its convolutions remember, in the memory that this takes."""
 
     def __init__(self, scope: Scope, arch: VideoVAEArch):
-        borders = (arch.encoder_causal, arch.encoder_spatial_padding_mode)
+        borders = (True, arch.encoder_spatial_padding_mode)
         widths = (arch.latent_channels, *arch.block_out_channels)
         *counts, mid_count = arch.layers_per_block
         layers: list[ResNets | Downsample] = []
@@ -200,16 +225,31 @@ class VideoEncoder(nnx.Module):
         self.layers = nnx.List(layers)
         # one more channel than the mean: a log-variance for all of them
         self.conv_out = video_conv(scope / "conv_out", widths[-1], arch.latent_channels + 1, borders)
-        self.patch_size = arch.patch_size
+        self.patch_size, self.frames_at_once = (
+            arch.patch_size,
+            math.prod(STRIDES[kind][0] for kind in arch.downsample_type),
+        )
 
     def __call__(self, video: jax.Array) -> jax.Array:
         """[batch, 8k + 1, 32h, 32w, 3] to [batch, k + 1, h, w, channels]."""
+        first, past = self._resume(video[:, :1], (None,) * (len(self.layers) + 2))
+        later = video[:, 1:].reshape(video.shape[0], -1, self.frames_at_once, *video.shape[2:]).swapaxes(0, 1)
+        if not len(later):
+            return first
+        _, latents = jax.lax.scan(lambda past, frames: self._resume(frames, past)[::-1], past, later)
+        return jnp.concatenate([first, latents[:, :, 0].swapaxes(0, 1)], axis=1)
+
+    def _resume(self, video: jax.Array, pasts: tuple[Past, ...]) -> tuple[jax.Array, tuple[Past, ...]]:
+        """The next latent of a video, and what is remembered for those behind it."""
         # squares of pixels to channels (channel, column, row), the last running fastest
         columns_first = video.astype(self.conv_in.kernel.dtype).swapaxes(2, 3)
-        x = self.conv_in(space_to_depth(columns_first, (1, self.patch_size, self.patch_size)).swapaxes(2, 3))
-        for layer in self.layers:
-            x = layer(x)
-        return self.conv_out(norm_silu(x))[..., :-1]
+        x = space_to_depth(columns_first, (1, self.patch_size, self.patch_size)).swapaxes(2, 3)
+        remembered = []
+        for layer, past in zip((self.conv_in, *self.layers), pasts[:-1], strict=True):
+            x, past = layer.resume(x, past)
+            remembered.append(past)
+        x, past = self.conv_out.resume(norm_silu(x), pasts[-1])
+        return x[..., :-1], (*remembered, past)
 
 
 class VideoDecoder(nnx.Module):

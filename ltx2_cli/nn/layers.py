@@ -138,9 +138,20 @@ class Conv3D(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x, beside = halo_pad(x, self.mirrored)
-        kernel, kept = self.kernel[...], x.shape[1]
+        return self._between(jnp.pad(x, ((0, 0), self.around, (0, 0), (0, 0), (0, 0)), mode=self.beyond), beside)
+
+    def resume(self, x: jax.Array, past: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        """Of one that only looks back: the next frames x of a video, and what `past` is for those behind them. None:
+        they are the first."""
+        before = self.around[0]
+        past = jnp.repeat(x[:, :1], before, axis=1) if past is None else past
+        x = jnp.concatenate([past, x], axis=1)
+        return self._between(*halo_pad(x, self.mirrored)), x[:, -before:]
+
+    def _between(self, x: jax.Array, beside: Padding) -> jax.Array:
+        """Of each three successive frames of x one; `beside` them are zeros."""
+        kernel, kept = self.kernel[...], x.shape[1] - sum(self.around)
         height, width, frames, d_in, d_out = kernel.shape
-        x = jnp.pad(x, ((0, 0), self.around, (0, 0), (0, 0), (0, 0)), mode=self.beyond)
         joined = jnp.concatenate([x[:, frame : frame + kept] for frame in range(frames)], axis=-1)
         images = joined.reshape(-1, *joined.shape[2:])
         y = convolve(images, kernel.reshape(height, width, frames * d_in, d_out), beside)

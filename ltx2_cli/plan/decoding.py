@@ -202,10 +202,20 @@ def plan_tiling(decoder: VideoDecoder, videos: int, size: Extent, devices: np.nd
             break
     else:
         _, needed, split, tiles = min(choices, key=itemgetter(1))
-    mesh = Mesh(devices.reshape(*split, -1), (VIDEOS, *IMAGE_AXES, "spare"))
+    mesh = _mesh(devices, split)
     axes = ((), (VIDEOS,), (VIDEOS, None, *IMAGE_AXES))
     shardings = (NamedSharding(mesh, PartitionSpec(*names)) for names in axes)
     return DecodePlan(mesh, tiles, needed, split.videos, *shardings)
+
+
+def image_mesh(devices: np.ndarray, size: Extent) -> Mesh:
+    """All devices, and the parts that they take of the images of one video whose latents are of this size."""
+    splits = (split for split in _splits(devices.size, size) if split.videos == 1)
+    return _mesh(devices, min(splits, key=lambda split: split.cost(1, size)))
+
+
+def _mesh(devices: np.ndarray, split: _Split) -> Mesh:
+    return Mesh(devices.reshape(*split, -1), (VIDEOS, *IMAGE_AXES, "spare"))
 
 
 def _splits(devices: int, size: Extent) -> Iterator[_Split]:

@@ -207,7 +207,7 @@ def build_plan(
         decoding=decoding,
         seeds=spec.seeds,
         batch_size=spec.num_videos,
-        replicated=DECODERS if spec.sharding.replicate_vae else (),
+        replicated=(*DECODERS, stages.PICTURE_ENCODER) if spec.sharding.replicate_vae else (),
         warnings=warnings,
     )
 

@@ -40,7 +40,6 @@ UNLIKE = {
     "block_out_channels": (12, 24, 32),
     "layers_per_block": (1, 0, 0, 2),
     "downsample_type": ("temporal", "spatiotemporal", "spatial"),
-    "encoder_causal": False,
     "encoder_spatial_padding_mode": "reflect",
     "decoder_block_out_channels": (6, 24, 24, 48),
     "decoder_layers_per_block": (1, 0, 0, 1, 0),
