@@ -5,7 +5,7 @@ A layer has self, text, cross-modal attention and feed-forward, all modulated by
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from itertools import repeat
 from typing import Any, NamedTuple, TypeVar
 
@@ -113,19 +113,22 @@ class StreamInputs(NamedTuple):
     tokens: TokenAxis
     level: jax.Array | None = None  # int [tokens]: of each token's noise level; None: all have the stream's
 
-    def rows(self, table: jax.Array, modulation: jax.Array) -> jax.Array:
-        """The rows of a table, modulated: [rows, dim], or by token [rows, tokens, dim]."""
+    def rows(self, table: jax.Array, modulation: jax.Array) -> list[jax.Array]:
+        """The rows of a table, modulated: each [dim], or by token [tokens, dim]."""
         return by_token(table + modulation, self.level)
 
 
-def by_token(rows: jax.Array, level: jax.Array | None) -> jax.Array:
-    """Of [levels, rows, dim] what the level of each token picks, [rows, tokens, dim]; else the rows themselves."""
+def by_token(rows: jax.Array, level: jax.Array | None) -> list[jax.Array]:
+    """Of [levels, rows, dim] what the level of each token picks, row by row [tokens, dim]; else the rows, each [dim].
+    Levels are few: each row is selected in the very loop that reads it, which the stacked rows could not be."""
     if level is None:
-        return rows
-    picked = rows[0][:, None]
-    for number in range(1, len(rows)):  # few, and selected in the loop that reads them: nothing is gathered
-        picked = jnp.where((level == number)[:, None], rows[number][:, None], picked)
-    return picked
+        return list(rows)
+    return [reduce(partial(_pick, level), enumerate(row[1:], 1), row[0]) for row in rows.swapaxes(0, 1)]
+
+
+def _pick(level: jax.Array, picked: jax.Array, numbered: tuple[int, jax.Array]) -> jax.Array:
+    number, row = numbered
+    return jnp.where((level == number)[:, None], row, picked)
 
 
 def modulate(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import torch
@@ -14,14 +15,17 @@ from diffusers.pipelines.ltx2.pipeline_ltx2_condition import LTX2VideoCondition
 from PIL import Image
 
 from clips import ALL_ON, PROMPT, Checkpoint, at_levels, final_latents, make_latents, normalised, plan_of, reference
-from ltx2_cli.core.components import Components
-from ltx2_cli.core.condition import encode_pictures
+from ltx2_cli.core.components import Components, placement
+from ltx2_cli.core.condition import _latents, _parts, encode_pictures
 from ltx2_cli.core.denoising import stage_programs
+from ltx2_cli.core.programs import jitted
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run_state import RunState
 from ltx2_cli.diffusion.latents import pack, unpack
+from ltx2_cli.models.networks import picture_encoder
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.spec import Streams
+from ltx2_cli.weights.load import load as load_weights
 from parity import randomise, relative_error
 from program import run_program
 from tiny import LTX2_3, draw_noise, tiny_pipeline
@@ -231,3 +235,20 @@ def test_a_record_knows_its_pictures(
     assert f"{picture} is another picture than that of the record" in capsys.readouterr().err
     picture.unlink()
     assert run_program(monkeypatch, "decode", str(tmp_path / "a.safetensors"), "-o", str(tmp_path / "c.mp4")) == 0
+
+
+def test_eight_devices_encode_a_clip_as_one(checkpoint: Checkpoint) -> None:
+    """Parts of its images, one latent after the other, with what was seen before."""
+    case = ALL_ON._replace(size=SIZE._replace(height=128, width=256))
+    eight = {"profile": "ironwood", "mesh": {"passes": 4, "tokens": -1, "heads": 1}}
+    pixels = np.random.default_rng(6).uniform(-1, 1, (1, 17, 128, 3 * 256)).astype(np.float32)
+    encoded = []
+    for sharding in ("single", eight):
+        plan = plan_of(checkpoint, case, 5, sharding=sharding)
+        where, vae = _parts(plan, plan.stages[0]), picture_encoder(plan.arch, plan.dtype)
+        vae = load_weights(vae, plan.checkpoint.files["vae"], placement(plan, "vae"))
+        run = jitted(_latents, where, plan.sharding, where=where)
+        encoded.append(np.asarray(run(vae, jax.device_put(pixels, where))))
+    assert tuple(where.mesh.shape.values()) == (1, 2, 4, 1)
+    assert encoded[0].shape == (1, 3, 4, 8, 8)
+    assert relative_error(encoded[1], torch.tensor(encoded[0])) <= 1e-5
