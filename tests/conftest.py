@@ -36,10 +36,10 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 FIRST = [
     f"test_{name}.py"
     for name in (
-        *("distributed", "shown", "courses"),  # the longest
+        *("distributed", "kernels", "shown", "courses", "splash"),  # the longest
         *("compiling", "programs", "private_api"),  # which forget what is compiled, that others need too
-        *("run", "resume", "sharded", "splash", "precision", "tiles", "measure", "checkpoint", "command"),
-        *("wheel", "benchmarks", "memory", "properties"),
+        *("run", "resume", "command", "precision", "sharded", "attention", "tiles", "gemma", "transformer", "measure"),
+        *("wheel", "benchmarks", "memory", "properties", "interrupts", "checkpoint", "two_stage", "pipeline", "plan"),
     )
 ]
 

@@ -27,7 +27,6 @@ SMALL = Case(Size(9, 64, 64, 24.0), 2, ALL_ON.video, ALL_ON.audio, (1,))
 
 
 OPTIONS: list[dict[str, object]] = [
-    {},
     {"num_videos": 2, "sharding": {"profile": "single", "use_batched_text_encoder": False}},
     {"sharding": {"profile": "gpu", "mesh": {"passes": 4, "heads": 2}}},
 ]

@@ -32,7 +32,7 @@ def latents(folder: Path, sharding: str, attention: str) -> Streams[np.ndarray]:
     ("arch", "kernels"),
     [
         (LTX2, {"ironwood": "splash", "trillium": "fused"}),
-        (LTX2_3, {"ironwood": "fused", "trillium": "fused"}),
+        (LTX2_3, {"ironwood": "fused"}),
     ],
     ids=["ltx2", "ltx2.3"],
 )
