@@ -1,4 +1,5 @@
-"""A storey imports only from its own level and from below: what is below can be read, tested and kept without it."""
+"""A storey imports only from its own level and from below: what is below can be read, tested and kept without it.
+Functions are short."""
 
 import ast
 import subprocess
@@ -68,3 +69,12 @@ def test_the_package_and_the_command_line_import_without_jax(module: str):
     script = f"import sys, {module}; print([name for name in ('jax', 'torch', 'transformers') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_functions_are_short():
+    """In lines, signature and docstring included."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in FILES]
+    functions = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    lengths = sorted(node.end_lineno - node.lineno + 1 for node in functions)
+    assert lengths[-1] <= 60
+    assert lengths[len(lengths) * 9 // 10] <= 18
