@@ -33,7 +33,7 @@ from ltx2_cli.outputs import RUN, Product, check_distinct
 from ltx2_cli.plan.resolve import Plan, missing_downloads, plan_offline
 from ltx2_cli.plan.stages import REFINER
 from ltx2_cli.request.spec import RunSpec
-from ltx2_cli.units import quantity
+from ltx2_cli.units import duration, quantity
 from ltx2_cli.weights.hub import check_disk_space, local_path
 from ltx2_cli.weights.published import FOLDER_FILES
 
@@ -156,6 +156,8 @@ def request_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "decode", ", ".join([*parts, f"about {quantity(decoding.bytes)} on a device"])
     kind = mesh.devices.flat[0].device_kind
     yield "devices", f"{mesh.size} {kind}, profile {spec.sharding.profile}: {plan.sharding.text}"
+    if plan.layout:
+        yield "passes", plan.layout
 
 
 def estimate_lines(estimate: Estimate) -> Iterator[str]:
@@ -170,9 +172,9 @@ def estimate_lines(estimate: Estimate) -> Iterator[str]:
         rows = []
         for name, stage in zip(names, estimate.stages, strict=True):
             parts = (stage.roofline_seconds or {}).items()
-            rows.append((f"  step{name}", _duration(stage.seconds_per_step or 0), _durations(parts)))
+            rows.append((f"  step{name}", duration(stage.seconds_per_step or 0), _durations(parts)))
         phases = estimate.phase_seconds
-        rows.append(("  clip", _duration(sum(phases.values())), _durations(phases.items())))
+        rows.append(("  clip", duration(sum(phases.values())), _durations(phases.items())))
         yield from columns(rows, right=(1,))
         yield from (f"  if {assumption}" for assumption in assumptions(estimate.plan))
     for name, stage in zip(names, estimate.stages, strict=True):
@@ -220,9 +222,9 @@ def _cycles(step: str, cycles: Cycles, least: float) -> Iterator[str]:
     """A forward by the compiler, by parts of the network; `least`: the seconds of its arithmetic at the chip's rate."""
     yield f"by {cycles.clock}: nothing was run"
     ratio = f"{cycles.seconds / least:.2f} times its work at the chip's rate"
-    rows = [(f"  {step}", _duration(cycles.seconds), f"{cycles.total / 1e6:.3g} M cycles, {ratio}")]
+    rows = [(f"  {step}", duration(cycles.seconds), f"{cycles.total / 1e6:.3g} M cycles, {ratio}")]
     for scope, number in sorted(cycles.by_scope.items(), key=lambda row: -row[1]):
-        rows.append((f"    {scope}", _duration(number / cycles.hertz), f"{number / 1e6:.3g} M cycles"))
+        rows.append((f"    {scope}", duration(number / cycles.hertz), f"{number / 1e6:.3g} M cycles"))
     yield from columns(rows, right=(1,))
     yield f"  dearest but for products: {cycles.dearest}, {cycles.dearest_cycles / 1e6:.3g} M cycles"
     yield f"  without {REMARKS[cycles.clock].format(cycles.kernels / 1e6)}"
@@ -235,7 +237,7 @@ def _others(programs: Iterable[Compiled]) -> Iterator[str]:
         if program.cycles and not program.name.startswith(FORWARD):
             cycles = program.cycles
             ratio = f", {cycles.total / cycles.products:.1f} times their products" if cycles.products else ""
-            rows.append((f"  {program.name}", _duration(cycles.seconds), f"{cycles.total / 1e6:.3g} M cycles{ratio}"))
+            rows.append((f"  {program.name}", duration(cycles.seconds), f"{cycles.total / 1e6:.3g} M cycles{ratio}"))
     if rows:
         yield from ("", "the other programs, by the same clock", *columns(rows, right=(1,)))
 
@@ -248,8 +250,8 @@ def search_lines(search: MeshSearch) -> Iterator[str]:
         stage, sends, least, expected = candidate.stages[0], "does not fit", "", ""
         if candidate.fits:
             sends = quantity(stage.forward.sent_bytes) if stage.forward else "not compiled"
-            least = _duration(stage.seconds_per_step) if stage.seconds_per_step and stage.forward else ""
-            expected = _duration(stage.expected_seconds) if stage.expected_seconds else ""
+            least = duration(stage.seconds_per_step) if stage.seconds_per_step and stage.forward else ""
+            expected = duration(stage.expected_seconds) if stage.expected_seconds else ""
         needs = quantity(max(candidate.phase_bytes.values()))
         rows.append((f"  {candidate.plan.sharding.text}", needs, sends, least, expected))
     yield from columns(rows, right=(1, 2, 3, 4))
@@ -260,9 +262,5 @@ def search_lines(search: MeshSearch) -> Iterator[str]:
     yield ""
 
 
-def _duration(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
-
-
 def _durations(parts: Iterable[tuple[str, float]]) -> str:
-    return ", ".join(f"{part} {_duration(seconds)}" for part, seconds in parts)
+    return ", ".join(f"{part} {duration(seconds)}" for part, seconds in parts)

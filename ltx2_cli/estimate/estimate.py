@@ -97,7 +97,7 @@ def estimate_plan(plan: Plan, programs: Programs = ()) -> Estimate:
     for phase, formula in uncompiled.items():  # the seconds are the least, of a denoising phase those of a step
         forward, read = forwards.get(phase), read_bytes(plan, phase, sizes)
         memory[phase] = _with_compiled(formula, programs, phase, read, limit)
-        flops, stage = phase_flops(plan, phase) / len(devices), stage_of(plan, phase)
+        flops, stage = phase_flops(plan, phase), stage_of(plan, phase)
         parts = roofline(flops, read, forward.sent_bytes if forward else 0, rates) if rates else None
         if parts:
             seconds[phase] = max(parts.values()) * (stage.steps if phase in LOOPS else 1)

@@ -5,10 +5,7 @@ memory were fitted to `memory_analysis()` of programs compiled by libtpu 0.0.42,
 norms and activations are left out: they are below a hundredth at the published sizes."""
 
 import math
-import re
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 from flax import nnx
@@ -16,16 +13,15 @@ from flax import nnx
 from ltx2_cli.chips import Chip
 from ltx2_cli.core.components import placement
 from ltx2_cli.core.run_state import RunState, missing_contexts
-from ltx2_cli.models.arch import TransformerArch
-from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.video_vae import STRIDES, VideoEncoder, VideoVAEArch
 from ltx2_cli.nn.kernels import SCORE_BYTES
 from ltx2_cli.outputs import Product
 from ltx2_cli.plan.decoding import LIVE_BUFFERS
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import DENOISER, PICTURE_ENCODER, REFINER, Stage
+from ltx2_cli.plan.work import matrices, step_of
 from ltx2_cli.request.spec import AttentionBackend, DType, Streams
-from ltx2_cli.weights.declare import Scope, Weight, weights
+from ltx2_cli.weights.declare import Weight, weights
 from ltx2_cli.weights.load import CHUNK, ON_THE_WAY
 from ltx2_cli.weights.transfer import sharding_of
 
@@ -49,14 +45,6 @@ LIVE_UPSAMPLER = 9  # buffers as large as the upsampler's widest activation
 SCORE_COPIES = 2  # of attention scores in float32: they themselves, and their softmax
 FLOAT32 = 4  # bytes
 UPSAMPLED = ("post_upsample", "final_conv")  # how the names of an upsampler's weights behind the upsampling begin
-# What the denoiser's matrices multiply, by how their names begin; the first that matches
-MULTIPLIED = (
-    (r"(audio_)?caption_projection", "once a stage"),
-    (r"(audio_)?attn2\.to_[kv]\.", "text"),
-    (r"audio_(attn|ff|proj)|video_to_audio_attn\.to_[^kv]|audio_to_video_attn\.to_[kv]\.", "audio"),
-    (r"attn|ff|proj|audio_to_video|video_to_audio", "video"),
-    (r"", "timestep"),
-)
 WINDOW = 27  # of the video VAE's convolutions
 
 
@@ -187,35 +175,6 @@ def _parts(size: int, stage: Stage, axis: str) -> int:
     return -(-size // parts) if axis.endswith("tokens") or not size % parts else size
 
 
-def denoiser_flops(
-    arch: TransformerArch, video_tokens: int, audio_tokens: int, text_tokens: int, rows: int, contexts: int
-) -> int:
-    """One forward of `rows` (passes times videos) of both streams with `contexts` distinct texts. Keys and values of
-    the text count where the noise level modulates them; otherwise they are computed once a stage."""
-    modulated = any(stream.text_modulated for stream in arch.streams)
-    read = {"video": rows * video_tokens, "audio": rows * audio_tokens, "timestep": 1}
-    read["text"] = contexts * text_tokens if modulated else 0
-    products = sum(count * read.get(kind, 0) for kind, count in _denoiser_matrices(arch).items())
-    video, audio = (stream.width for stream in arch.streams)
-    pairs = video * video_tokens * (video_tokens + text_tokens)
-    pairs += audio * audio_tokens * (audio_tokens + text_tokens + 2 * video_tokens)
-    return 2 * products + 4 * rows * arch.num_layers * pairs  # scores and weighted values
-
-
-@lru_cache(maxsize=4)
-def _denoiser_matrices(arch: TransformerArch) -> Counter[str]:
-    """Numbers in the denoiser's matrices, by what they multiply."""
-    counts = Counter[str]()
-    for matrix in _matrices(weights(Transformer(Scope("bfloat16"), arch))):
-        name = matrix.source.removeprefix("transformer_blocks.*.")
-        counts[next(kind for pattern, kind in MULTIPLIED if re.match(pattern, name))] += math.prod(matrix.shape)
-    return counts
-
-
-def _matrices(weights: Sequence[Weight]) -> list[Weight]:
-    return [w for w in weights if len(w.axes) - bool(w.layers) == 2 and w.source.endswith(".weight")]
-
-
 def _elements(weights: Sequence[Weight]) -> int:
     return sum(math.prod(weight.shape) for weight in weights)
 
@@ -258,9 +217,16 @@ def _picture_patches(stage: Stage, arch: VideoVAEArch) -> int:
     return stage.geometry.height * stage.geometry.width * (arch.spatial_compression_ratio // arch.patch_size) ** 2
 
 
-def phase_flops(plan: Plan, phase: str) -> int:
-    """Operations of a phase on all devices together, of a denoising phase those of a step: a forward over all passes.
-    Sound is not counted."""
+def phase_flops(plan: Plan, phase: str) -> float:
+    """Operations of a phase on one device, of a denoising phase those of a step. Sound is not counted but there."""
+    if phase in LOOPS:
+        stage = stage_of(plan, phase)
+        step = step_of(plan.spec, plan.arch.transformer, stage.geometry, stage.passes, len(plan.prompts))
+        return step.flops(stage.sharding)
+    return _flops_of_all(plan, phase) / plan.sharding.mesh.size
+
+
+def _flops_of_all(plan: Plan, phase: str) -> int:
     _, _, *size = plan.latent_shapes.video
     match phase:
         case "pictures":
@@ -268,19 +234,16 @@ def phase_flops(plan: Plan, phase: str) -> int:
             each = ((len(stage.pictures), _picture_patches(stage, plan.arch.vae)) for stage in shown)
             return sum(count * picture_encoder_flops(encoder, patches) for count, patches in each)
         case "encode" | "connect":  # without the products of tokens in attention; a table of embeddings is looked up
-            matrices = _matrices(weights(plan.network(*PHASES[phase])))
-            multiplied = [matrix for matrix in matrices if "vocab" not in matrix.axes]
+            network = plan.network(*PHASES[phase])
+            multiplied = [matrix for matrix in matrices(weights(network)) if "vocab" not in matrix.axes]
             return 2 * len(plan.prompts) * plan.spec.max_sequence_length * _elements(multiplied)
         case "decode":
             return plan.batch_size * video_decoder_flops(plan.arch.vae, *size)
-        case "upsample":  # convolutions on small latents up to where it upsamples, from there on large ones
+        case _:  # upsample: convolutions on small latents up to where it upsamples, from there on large ones
             small, large = math.prod(plan.stages[0].shapes.video[2:]), math.prod(size)
             kernels = [weight for weight in weights(plan.network("upsampler")) if len(weight.axes) > 3]
             later = [kernel for kernel in kernels if kernel.source.startswith(UPSAMPLED)]
             return plan.batch_size * 2 * (small * _elements(kernels) + (large - small) * _elements(later))
-    stage = stage_of(plan, phase)
-    tokens = (stage.geometry.video_tokens, stage.geometry.audio_frames, plan.spec.max_sequence_length)
-    return denoiser_flops(plan.arch.transformer, *tokens, len(stage.passes) * plan.batch_size, len(plan.prompts))
 
 
 def roofline(flops: float, bytes_read: float, bytes_sent: float, chip: Chip) -> dict[str, float]:

@@ -26,6 +26,7 @@ from ltx2_cli.nn.kernels import choose_backend
 from ltx2_cli.plan import recipe, stages
 from ltx2_cli.plan.decoding import DecodePlan, free_bytes, plan_tiling
 from ltx2_cli.plan.stages import DENOISER, REFINER, Declared, InitialLatents, Loras, Phase, Stage
+from ltx2_cli.plan.work import choose_layout, step_of
 from ltx2_cli.request.spec import DType, RunSpec, Streams
 from ltx2_cli.sharding import ShardingPlan, lay_out
 from ltx2_cli.weights.checkpoint import TensorFiles, collect, raise_all
@@ -44,6 +45,7 @@ class Plan(Declared):
     spec: RunSpec  # the complete request, for records
     arch: Arch
     sharding: ShardingPlan  # of all but the denoisers
+    layout: str  # why the passes of a step lie as they do; empty: there was no choice
     dtype: DType  # of all but the text encoder
     text_encoder_dtype: DType
     compile_text_encoder: bool
@@ -175,12 +177,12 @@ def build_plan(
     lay = partial(lay_out, replace(spec.sharding, attention=kernel), devices, declared_weights, heads=heads)
     # also for a second stage alone: encoded and laid out as after the first, the text is the same to the bit
     passes = needed_passes(stages.recipe_guidance(spec, arch))
-    sharding, guided = lay(len(passes) * spec.num_videos), Pass.UNCOND in passes
-    all_stages = stages.build_stages(
-        spec, arch, declared.added, by, source, sharding, lay(spec.num_videos) if by else sharding
-    )
+    prompts = tuple(dict.fromkeys([spec.prompt, *[spec.negative_prompt] * (Pass.UNCOND in passes)]))
+    step = step_of(spec, arch.transformer, stages.first_geometry(spec, arch, by), passes, len(prompts))
+    together = lay(spec.num_videos)
+    sharding, layout = choose_layout(step, together, lay(len(passes) * spec.num_videos))
+    all_stages = stages.build_stages(spec, arch, declared.added, by, source, sharding, together if by else sharding)
     decoding, room = _plan_decoding(spec, networks, all_stages[-1], sharding)
-    prompts = tuple(dict.fromkeys([spec.prompt, *[spec.negative_prompt] * guided]))
     warnings = (
         *recipe.recipe_warnings(spec, arch),
         *recipe.unused_option_warnings(spec, arch, by.time if by else None),
@@ -195,6 +197,7 @@ def build_plan(
         spec=spec,
         arch=arch,
         sharding=sharding,
+        layout=layout if all_stages[0].sharding == sharding else "",
         dtype=spec.dtype,
         text_encoder_dtype=spec.text_encoder_dtype,
         compile_text_encoder=spec.compile_text_encoder,

@@ -215,6 +215,14 @@ def _measure(spec: RunSpec, arch: Arch, size: tuple[int, int, int], fps: float) 
     return geometry, file_shapes(geometry, channels, arch.audio_vae.latent_mels)
 
 
+def first_geometry(spec: RunSpec, arch: Arch, by: UpsampleFactors | None) -> Geometry:
+    """The latents of the stage that begins as noise, the first of two where they are upsampled `by`."""
+    size, fps = (spec.num_frames, spec.height, spec.width), spec.fps
+    if by is not None:
+        size, fps = stage1_size(*size, by, arch.compression), fps / _faster(spec, by)
+    return _measure(spec, arch, size, fps)[0]
+
+
 def longest_context(spec: RunSpec, arch: Arch) -> int:
     """The tokens of the longest context of any attention: the last stage's video, or the text."""
     geometry, _ = _measure(spec, arch, (spec.num_frames, spec.height, spec.width), spec.fps)

@@ -11,11 +11,13 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import Mesh
 
+from ltx2_cli.diffusion.denoise import Pass
 from ltx2_cli.diffusion.geometry import VAECompression, clip_geometry
-from ltx2_cli.estimate.phases import denoiser_flops, picture_encoder_flops, video_decoder_flops
+from ltx2_cli.estimate.phases import picture_encoder_flops, video_decoder_flops
 from ltx2_cli.models.arch import TransformerArch
-from ltx2_cli.models.transformer import DenoiserInputs, PassMasks, Transformer, rope_tables
+from ltx2_cli.models.transformer import DenoiserInputs, PassMasks, Sharing, Transformer, rope_tables
 from ltx2_cli.models.video_vae import VideoDecoder, VideoEncoder, VideoVAEArch
+from ltx2_cli.plan.work import Rows, Step, Tokens, denoiser_flops
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.sharding import ShardingPlan, activate
 from ltx2_cli.weights.declare import Scope
@@ -66,6 +68,12 @@ def traced(function: Any, *arguments: Any) -> int:
     return sum(products(jax.make_jaxpr(function)(*arguments).jaxpr))
 
 
+def formula(arch: TransformerArch, tokens: Streams, text_tokens: int, rows: int, contexts: int) -> float:
+    """Of rows that share nothing."""
+    everywhere = rows * arch.num_layers
+    return denoiser_flops(arch, Tokens(*tokens, text_tokens), Rows(rows, rows, everywhere, everywhere, contexts))
+
+
 def forward(arch: TransformerArch, frames: int, rows: int, contexts: int, text_tokens: int, unrolled: bool = False):
     """A forward of the model with its arguments, abstract, and how many tokens each stream has."""
     model = Transformer(Scope(jnp.float32), arch, scan_layers=not unrolled)
@@ -91,8 +99,27 @@ def test_flops_of_a_forward_equal_the_traced_products(arch: TransformerArch, row
     function, arguments, _, tokens = forward(arch, 17, rows, contexts, TEXT_TOKENS)
     assert tokens == (18, 18)
     longer, more, _, others = forward(arch, 33, rows, contexts, TEXT_TOKENS)
-    assert traced(function, *arguments) == denoiser_flops(arch, *tokens, TEXT_TOKENS, rows, contexts)
-    assert traced(longer, *more) == denoiser_flops(arch, *others, TEXT_TOKENS, rows, contexts)
+    assert traced(function, *arguments) == formula(arch, tokens, TEXT_TOKENS, rows, contexts)
+    assert traced(longer, *more) == formula(arch, others, TEXT_TOKENS, rows, contexts)
+
+
+@pytest.mark.parametrize("branch", [0, 2])
+@pytest.mark.parametrize("arch", ARCHS.values(), ids=ARCHS)
+def test_flops_of_passes_that_share_work_equal_the_traced_products(arch: TransformerArch, branch: int):
+    """Of two videos on one device: a pass branches off at a block, another has no attention between the streams."""
+    function, (model, latents, sigma, inputs), _, tokens = forward(arch, 17, 2, 2, TEXT_TOKENS)
+    passes, alone = tuple(Pass), ShardingPlan(Mesh(np.asarray(jax.devices()[:1]), ("device",)), (), ())
+    masks = PassMasks(np.ones((arch.num_layers, 8), bool), np.ones(8, bool))
+    # a length that is known when it is traced
+    inputs = inputs._replace(contexts=np.zeros(8, int), masks=masks, sharing=Sharing(passes, branch))
+    found = traced(
+        lambda model, latents, text: function(model, latents, sigma, inputs._replace(text=text)),
+        model,
+        latents,
+        inputs.text,
+    )
+    step = Step(arch, Tokens(*tokens, TEXT_TOKENS), passes, branch, videos=2, contexts=2, itemsize=4)
+    assert found == step.flops(alone)
 
 
 def test_xla_counts_at_most_two_percent_more():
@@ -104,7 +131,7 @@ def test_xla_counts_at_most_two_percent_more():
     everywhere = ShardingPlan(Mesh(np.asarray(jax.devices()), ("device",)), (), ())
     with activate(everywhere):  # on a single CPU attention is a loop, whose body XLA counts once
         theirs = jax.jit(function).lower(*arguments).cost_analysis()["flops"]
-    ours = denoiser_flops(arch, *tokens, 64, 2, 2)
+    ours = formula(arch, tokens, 64, 2, 2)
     assert ours < theirs < 1.02 * ours
 
 
@@ -135,13 +162,13 @@ def test_flops_of_one_layer_equal_a_calculation_by_hand():
     ends = 2 * 2 * 3 * 1 * 4 + 2 * 2 * 5 * 1 * 2
     video_time = 3 * (2 * 256 * 4 + 2 * 4 * 4) + 2 * 4 * 4 * (6 + 4 + 1)
     audio_time = 3 * (2 * 256 * 2 + 2 * 2 * 2) + 2 * 2 * 2 * (6 + 4 + 1)
-    assert denoiser_flops(arch, 3, 5, 7, 1, 1) == layer + ends + video_time + audio_time
+    assert formula(arch, Streams(3, 5), 7, 1, 1) == layer + ends + video_time + audio_time
 
 
 def test_flops_of_a_forward_of_the_published_size():
     """Some 0.2 PFLOP a pass at 768 x 512 x 121."""
     arch = TransformerArch()
-    single, double = (denoiser_flops(arch, 6144, 126, 1024, rows, rows) for rows in (1, 2))
+    single, double = (formula(arch, Streams(6144, 126), 1024, rows, rows) for rows in (1, 2))
     assert single == pytest.approx(0.2e15, rel=0.25)
     assert double == pytest.approx(2 * single, rel=1e-4)
 

@@ -1,0 +1,174 @@
+"""What a step of the denoiser is to a device, by formula: floating-point operations, 2·m·n·k for every product of
+matrices, and bytes that it sends. Sums, norms and activations are left out: they are below a hundredth at the published
+sizes."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from ltx2_cli.chips import chip
+from ltx2_cli.diffusion.denoise import Pass
+from ltx2_cli.diffusion.geometry import Geometry
+from ltx2_cli.models.arch import TransformerArch
+from ltx2_cli.models.transformer import Transformer
+from ltx2_cli.request.spec import DType, RunSpec
+from ltx2_cli.sharding import ShardingPlan
+from ltx2_cli.units import duration
+from ltx2_cli.weights.declare import Scope, Weight, weights
+
+# The denoiser's matrices, by how their names begin: the stream whose tokens they multiply, for which rows
+MATRICES = (
+    (r"(audio_)?caption_projection", "", "once a stage"),
+    (r"(audio_)?attn2\.to_[kv]\.", "", "text"),
+    (r"audio_proj_in", "audio", "videos"),
+    (r"audio_proj_out", "audio", "rows"),
+    (r"audio_(attn|ff)", "audio", "in_layers"),
+    (r"video_to_audio_attn\.to_[^kv]|audio_to_video_attn\.to_[kv]\.", "audio", "meeting"),
+    (r"proj_in", "video", "videos"),
+    (r"proj_out", "video", "rows"),
+    (r"attn|ff", "video", "in_layers"),
+    (r"audio_to_video|video_to_audio", "video", "meeting"),
+    (r"", "", "timestep"),
+)
+FLOAT32 = 4  # bytes
+
+
+class Rows(NamedTuple):
+    """How many rows a forward has; of those in layers, the sum over all layers."""
+
+    videos: float
+    rows: float  # passes times videos
+    in_layers: float
+    meeting: float  # in layers, with attention between the streams
+    contexts: float  # distinct texts
+
+    def on_device(self, sharding: ShardingPlan) -> "Rows":
+        """Those of one of the devices that share them."""
+        parts = sharding.parts("rows") if self.rows % sharding.parts("rows") == 0 else 1
+        shared = Rows(*(count / parts for count in self))
+        return shared._replace(contexts=min(self.contexts, shared.rows))
+
+
+class Tokens(NamedTuple):
+    """How many tokens a forward has, or a device of them."""
+
+    video: int
+    audio: int
+    text: int
+
+    def on_device(self, sharding: ShardingPlan) -> "Tokens":
+        """Those of one of the devices that share them; the text lies whole."""
+        return Tokens(
+            -(-self.video // sharding.parts("tokens")), -(-self.audio // sharding.parts("audio_tokens")), self.text
+        )
+
+
+class Step(NamedTuple):
+    """A step of a stage, on all devices together."""
+
+    arch: TransformerArch
+    tokens: Tokens
+    passes: tuple[Pass, ...]
+    branch: int  # the block where the perturbed pass may branch off
+    videos: int
+    contexts: int
+    itemsize: int  # of activations, in bytes
+
+    def rows(self, sharding: ShardingPlan) -> Rows:
+        """Its rows. Where each device holds all passes of its videos, the perturbed pass follows the conditional one up
+        to its first block, and the isolated one has no attention between the streams."""
+        rows, layers = len(self.passes) * self.videos, self.arch.num_layers
+        shared = self.passes if sharding.keeps_together(self.videos) else ()
+        in_layers = rows * layers - self.videos * self.branch * (Pass.PERTURBED in shared)
+        meeting = in_layers - self.videos * layers * (Pass.ISOLATED in shared)
+        return Rows(self.videos, rows, in_layers, meeting, self.contexts)
+
+    def flops(self, sharding: ShardingPlan) -> float:
+        """Operations of one device. Mesh axes along which only weights lie share the work evenly."""
+        named = dict(sharding.activations).values()
+        shared = [size for axis, size in sharding.mesh.shape.items() if axis not in named]
+        parts = sharding.parts("heads") * math.prod(shared)
+        here = self.rows(sharding).on_device(sharding), self.tokens.on_device(sharding)
+        return denoiser_flops(self.arch, self.tokens, *here) / parts
+
+    def bytes_sent(self, sharding: ShardingPlan) -> float:
+        """What a device sends, as far as it depends on how rows and tokens lie: for self-attention tokens are traded
+        for heads, or keys and values gathered; the sound merges what it sees of the parts of the picture; products with
+        a part of the heads or channels are summed, three times a layer and stream, and what the picture hears is
+        gathered before its projection."""
+        here, rows = self.tokens.on_device(sharding), self.rows(sharding).on_device(sharding)
+        along, across = sharding.parts("tokens"), sharding.parts("heads")
+        video, audio = self.arch.streams
+        width, traded = video.width / across, video.heads // across % along == 0
+        exchanged = self.itemsize * width * (4 * here.video / along if traded else 2 * here.video) * (along - 1)
+        merged = 2 * FLOAT32 * here.audio * audio.width / across * (along - 1) / along
+        kept = self.itemsize * (across - 1) / across
+        summed = 2 * 3 * kept * (here.video * video.width + here.audio * audio.width)
+        heard = kept * (here.video + 2 * here.audio) * audio.width
+        return rows.in_layers * (exchanged + summed) + rows.meeting * (merged + heard)
+
+    def seconds(self, sharding: ShardingPlan) -> float | None:
+        """The time at published rates, of sending behind that of arithmetic; None where these are not known."""
+        rates = chip(sharding.mesh.devices.flat[0].device_kind)
+        if rates is None:
+            return None
+        return self.flops(sharding) / rates.flops + self.bytes_sent(sharding) / rates.link_bandwidth
+
+
+def step_of(spec: RunSpec, arch: TransformerArch, geometry: Geometry, passes: tuple[Pass, ...], contexts: int) -> Step:
+    """The step of a stage with these passes; layers that are unrolled compute all rows."""
+    tokens = Tokens(geometry.video_tokens, geometry.audio_frames, spec.max_sequence_length)
+    branch = min(spec.stg_blocks or (0,)) if spec.scan_layers else 0
+    itemsize = FLOAT32 if spec.dtype is DType.float32 else 2
+    return Step(arch, tokens, passes, branch, spec.num_videos, contexts, itemsize)
+
+
+def choose_layout(step: Step, together: ShardingPlan, side_by_side: ShardingPlan) -> tuple[ShardingPlan, str]:
+    """All passes of a video on each device, where they share work, or passes side by side, which send less: the layout
+    whose step takes less by estimate, and why; side by side, without a reason, where there is nothing to compare."""
+    ways = {"together, they share work": together, "side by side": side_by_side}
+    times = {name: seconds for name, sharding in ways.items() if (seconds := step.seconds(sharding)) is not None}
+    if together == side_by_side or not times:
+        return side_by_side, ""
+    best, other = sorted(times, key=times.__getitem__)
+    slower = f"{duration(times[other])} {other}, {ways[other].text}"
+    return ways[best], f"{best}: {duration(times[best])} a step by estimate, {slower}"
+
+
+def denoiser_flops(arch: TransformerArch, tokens: Tokens, rows: Rows, here: Tokens | None = None) -> float:
+    """One forward of both streams; `here`: of these tokens alone, a part of all. Keys and values of the text count
+    where the noise level modulates them; otherwise they are computed once a stage."""
+    here, count = here or tokens, rows._asdict()
+    products = 0.0
+    for (stream, kind), numbers in _denoiser_matrices(arch).items():
+        if stream:
+            layers = arch.num_layers if kind in ("in_layers", "meeting") else 1
+            products += numbers // layers * count[kind] * getattr(here, stream)
+        elif kind == "text" and any(stream.text_modulated for stream in arch.streams):
+            products += numbers * rows.contexts * tokens.text
+        elif kind == "timestep":
+            products += numbers
+    video, audio = (stream.width for stream in arch.streams)
+    pairs = video * here.video * (tokens.video + tokens.text) + audio * here.audio * (tokens.audio + tokens.text)
+    meeting = audio * (here.video * tokens.audio + tokens.audio * here.video)
+    return 2 * products + 4 * (rows.in_layers * pairs + rows.meeting * meeting)  # scores and weighted values
+
+
+@lru_cache(maxsize=4)
+def _denoiser_matrices(arch: TransformerArch) -> Counter[tuple[str, str]]:
+    """Numbers in the denoiser's matrices, by what they multiply."""
+    counts = Counter[tuple[str, str]]()
+    for matrix in matrices(weights(Transformer(Scope("bfloat16"), arch))):
+        name = matrix.source.removeprefix("transformer_blocks.*.")
+        counts[next((stream, kind) for pattern, stream, kind in MATRICES if re.match(pattern, name))] += math.prod(
+            matrix.shape
+        )
+    return counts
+
+
+def matrices(weights: Sequence[Weight]) -> list[Weight]:
+    """Those of them that products read."""
+    return [w for w in weights if len(w.axes) - bool(w.layers) == 2 and w.source.endswith(".weight")]

@@ -1,0 +1,81 @@
+"""What a step sends by formula, beside compiled programs; and which layout of its passes is chosen."""
+
+from functools import lru_cache
+
+import pytest
+
+from devices import DescribedDevice, cpu, tpus
+from ltx2_cli.plan.resolve import Plan, plan_offline
+from ltx2_cli.plan.stages import InitialLatents
+from ltx2_cli.plan.work import step_of
+from ltx2_cli.request.profiles import read_spec
+
+V6E, TPU7X = tpus("TPU v6 lite", 8), tpus("TPU7x", 8, cores=2)
+L40S = tuple(DescribedDevice(number, "gpu", "NVIDIA L40S", 48 * 2**30) for number in range(4))
+SMALL = {"width": 256, "height": 256, "num_frames": 9}
+LARGE = {"width": 1536, "height": 1024}
+TWO_PASSES = {
+    f"guidance.{stream}.{key}": off
+    for stream in ("video", "audio")
+    for key, off in (("stg_scale", 0), ("modality_scale", 1))
+}
+
+
+@lru_cache
+def planned(devices: tuple[DescribedDevice, ...], **asked: object) -> Plan:
+    dotlist = [f"{key}={value}" for key, value in asked.items()]
+    return plan_offline(read_spec({"prompt": "rain", "model": "ltx2.3"}, dotlist=dotlist), devices)
+
+
+@pytest.mark.parametrize(
+    ("devices", "asked", "mesh", "gigabytes"),
+    [
+        (V6E, {"sharding.mesh.tokens": 1}, "passes 4 x heads 2", 7.96),
+        (V6E, LARGE | {"sharding.mesh.tokens": 1}, "passes 4 x heads 2", 31.53),
+        (V6E, TWO_PASSES, "passes 2 x tokens 2 x heads 2", 5.26),
+        (TPU7X, {"sharding.mesh.tokens": 2}, "passes 4 x tokens 2", 2.47),
+        (TPU7X, TWO_PASSES, "passes 2 x tokens 4", 1.89),
+    ],
+)
+def test_bytes_sent_are_near_those_of_compiled_programs(
+    devices: tuple[DescribedDevice, ...], asked: dict[str, object], mesh: str, gigabytes: float
+) -> None:
+    """By the collectives of forwards that libtpu 0.0.42 compiled."""
+    plan = planned(devices, **asked)
+    (stage,) = plan.stages
+    step = step_of(plan.spec, plan.arch.transformer, stage.geometry, stage.passes, len(plan.prompts))
+    assert stage.sharding.text == mesh
+    assert step.bytes_sent(stage.sharding) / 1e9 == pytest.approx(gigabytes, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("devices", "asked", "mesh", "why"),
+    [
+        (V6E, {}, "tokens 4 x heads 2", "together, they share work: 1"),
+        (TPU7X, {}, "tokens 8", "together, they share work: 9"),
+        (TPU7X, {"num_videos": 2}, "passes 2 x tokens 4", "together, they share work: 1"),
+        (TPU7X, SMALL, "passes 4 x tokens 2", "side by side: 5"),
+        (L40S, {}, "passes 4", "side by side: "),  # whose links are slow
+        (V6E, TWO_PASSES, "passes 2 x tokens 2 x heads 2", "side by side: "),
+        (V6E, {"sharding.mesh.tokens": 1}, "passes 4 x heads 2", ""),
+        (cpu(8), {"sharding": "ironwood"}, "passes 4 x tokens 2", ""),
+        (V6E[:1], {}, "one device", ""),
+    ],
+)
+def test_passes_are_laid_out_by_the_estimate(
+    devices: tuple[DescribedDevice, ...], asked: dict[str, object], mesh: str, why: str
+) -> None:
+    plan = planned(devices, **asked)
+    assert plan.stages[0].sharding.text == mesh
+    assert plan.layout.startswith(why)
+    assert bool(plan.layout) == bool(why)
+
+
+def test_each_stage_has_the_layout_of_its_size() -> None:
+    """At half the size the passes lie side by side, refined is one alone; and a plan of the refining alone lays the
+    text out as after the first stage."""
+    plan = planned(V6E, recipe="two_stage")
+    assert [stage.sharding.text for stage in plan.stages] == ["passes 4 x heads 2", "tokens 4 x heads 2"]
+    assert plan.layout.startswith("side by side: ")
+    later = plan_offline(plan.spec, V6E, InitialLatents(plan.stages[0].shapes, plan.spec.fps))
+    assert later.sharding == plan.sharding
