@@ -6,7 +6,7 @@ from functools import lru_cache
 import jax.numpy as jnp
 import numpy as np
 
-from ltx2_cli.nn.kernels import Operands
+from ltx2_cli.nn.kernels import Norm, Operands
 from ltx2_cli.nn.rope import Rope, pack
 from ltx2_cli.request.spec import AttentionBackend
 
@@ -25,6 +25,14 @@ class Case:
         ropes = ropes[0], Rope(*(table[:count] for table in ropes[1]))
         return replace(self, operands=Operands(queries, keys[:, :count], values[:, :count], ropes, *others))
 
+    @property
+    def queries(self) -> np.ndarray:
+        """Normalised, float64."""
+        if self.operands.norm is None:
+            return self.operands.queries.astype(np.float64)
+        scales, weights = (x.astype(np.float64) for x in self.operands.norm)
+        return self.operands.queries.astype(np.float64) * scales * weights
+
 
 @lru_cache(maxsize=4)
 def drawn(
@@ -37,8 +45,8 @@ def drawn(
     perturbed: bool = False,
     spread: float = 2,
 ) -> Case:
-    """Scores of a few units, `spread`, whose softmax is far from uniform; rotated and gated. Every second row is
-    perturbed, if any: then queries and keys are the same tokens."""
+    """Scores of a few units, `spread`, whose softmax is far from uniform; queries normalised, rotated and gated. Every
+    second row is perturbed, if any: then queries and keys are the same tokens."""
     random = np.random.default_rng(keys)
     shapes = ((rows, queries, heads * head_size), *((rows, keys, heads * head_size),) * 2)
     projections = [random.standard_normal(shape, np.float32) for shape in shapes]
@@ -52,10 +60,12 @@ def drawn(
     first = rope(queries)
     ropes = first, first if perturbed else rope(keys)
     gates = random.uniform(0.5, 2, (rows, queries, heads)).astype(np.float32)
+    norm = Norm(*(random.uniform(0.5, 2, shape).astype(np.float32) for shape in ((rows, queries, 1), shapes[0][-1:])))
+    projections[0] /= norm.scales * norm.weights
     mask = np.arange(rows) % 2 == 0 if perturbed else None
     rounded = (np.asarray(jnp.asarray(x, dtype)) for x in (*projections, gates))
     *projections, gates = rounded
-    return Case(Operands(*projections, ropes, gates, mask), heads)
+    return Case(Operands(*projections, ropes, gates, mask, norm), heads)
 
 
 def packed(kernel: AttentionBackend, operands: Operands) -> Operands:
@@ -65,8 +75,9 @@ def packed(kernel: AttentionBackend, operands: Operands) -> Operands:
 
 def scores(case: Case) -> np.ndarray:
     """q·kᵀ of every head, float64 [rows, heads, queries, keys]."""
+    projections = case.queries, case.operands.keys
     queries, keys = (
-        _rotated(_by_head(x, case.heads), rope) for x, rope in zip(case.operands[:2], case.operands.ropes, strict=True)
+        _rotated(_by_head(x, case.heads), rope) for x, rope in zip(projections, case.operands.ropes, strict=True)
     )
     return queries.swapaxes(1, 2) @ keys.transpose(0, 2, 3, 1)
 

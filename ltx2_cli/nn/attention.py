@@ -12,8 +12,8 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ltx2_cli.nn.kernels import Operands, attend_partly, attend_with, finish, split_heads
-from ltx2_cli.nn.layers import Linear, rms_norm
+from ltx2_cli.nn.kernels import Norm, Operands, attend_partly, attend_with, finish, split_heads
+from ltx2_cli.nn.layers import Linear, rms_norm, rms_scale
 from ltx2_cli.nn.rope import Rope, pack
 from ltx2_cli.request.spec import AttentionBackend
 from ltx2_cli.sharding import ShardingPlan, active, constrain
@@ -75,10 +75,11 @@ class Attention(nnx.Module):
         `mask` (bool [rows]) is for self-attention: where false, a token keeps its own value, the perturbation of
         spatio-temporal guidance."""
         # Scaled by 1/√d before they are rounded to the run's dtype.
-        scale = self.norm_q[...].astype(jnp.float32) * (self.norm_q.shape[-1] // self.heads) ** -0.5
-        queries = rms_norm(self.to_q(x), NORM_EPS, scale)
+        weights = self.norm_q[...].astype(jnp.float32) * (self.norm_q.shape[-1] // self.heads) ** -0.5
+        queries = self.to_q(x)
+        norm = Norm(rms_scale(queries, NORM_EPS), weights)
         gates = None if self.gate is None else 2 * jax.nn.sigmoid(self.gate(x))
-        attended = attend(Operands(queries, *context, ropes, gates, mask), self.heads, axes)
+        attended = attend(Operands(queries, *context, ropes, gates, mask, norm), self.heads, axes)
         return self.to_out(constrain(attended, ("rows", axes[0].name, self.out_axis)))
 
 
@@ -111,7 +112,8 @@ def attend(operands: Operands, heads: int, axes: TokenAxes = WHOLE) -> jax.Array
         ropes = (_rope_spec(plan, heads, *tokens), _rope_spec(plan, heads, *tokens[::-1]))
     gates = None if operands.gates is None else queries
     mask = None if operands.mask is None else PartitionSpec(queries[0])
-    specs = Operands(queries, context, context, ropes, gates, mask)
+    norm = None if operands.norm is None else Norm(PartitionSpec(*queries[:WIDTH]), PartitionSpec(queries[WIDTH]))
+    specs = Operands(queries, context, context, ropes, gates, mask, norm)
     local = jax.shard_map(attend_locally, mesh=plan.mesh, in_specs=(specs,), out_specs=queries, check_vma=False)
     return local(operands)
 
@@ -156,7 +158,7 @@ def _attend_to_gathered(kernel: AttentionBackend, operands: Operands, heads: int
         first = here * jax.lax.axis_index(along)
         own = jax.tree.map(lambda table: jax.lax.dynamic_slice_in_dim(table, first, here), ropes[0])
         ropes = own, _first_positions(ropes[1], count)
-    attended = attend_with(kernel, Operands(operands.queries, keys, values, ropes), heads)
+    attended = attend_with(kernel, Operands(operands.queries, keys, values, ropes, norm=operands.norm), heads)
     return finish(operands, split_heads(attended, heads))
 
 
@@ -177,11 +179,18 @@ def _attend_by_heads(
         ropes,
         trade(operands.gates, query_count),
         operands.mask,
+        operands.norm and _norm_of_heads(operands.norm, along, query_count),
     )
     parts = jax.lax.axis_size(along)
     behind = parts * operands.queries.shape[TOKENS] - query_count
     attended = attend_with(kernel, traded, heads // parts)
     return _trade_back(jnp.pad(attended, ((0, 0), (0, behind), (0, 0))), along)
+
+
+def _norm_of_heads(norm: Norm, along: str, count: int) -> Norm:
+    """The norm of all tokens, for the heads that this device gets of those along an axis."""
+    scales = jax.lax.all_gather(norm.scales, along, axis=TOKENS, tiled=True)[:, :count]
+    return Norm(scales, norm.weights.reshape(jax.lax.axis_size(along), -1)[jax.lax.axis_index(along)])
 
 
 def _first_positions(rope: PreparedRope, count: int) -> PreparedRope:

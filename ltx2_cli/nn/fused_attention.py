@@ -1,5 +1,6 @@
 """Attention as one kernel for TPUs, on projections as the products before it leave them, [rows, tokens, heads *
-head_dim]: it rotates queries and keys, attends, gates each head, and writes the same, with no other pass over memory.
+head_dim]: it normalises queries, rotates queries and keys, attends, gates each head, and writes the same, with no other
+pass over memory.
 
 A step of its grid takes a block of queries of the heads that share 128 lanes: one head of 128 channels, two of 64. The
 keys and values of these heads stay in the core's memory for all blocks of queries. The softmax's sums come from the
@@ -43,6 +44,8 @@ class Blocks(NamedTuple):
     query_rope: Any = None  # each head's cosines, then its sines, [queries, LANES]; None: nothing is rotated
     key_rope: Any = None
     gates: Any = None  # of all heads, [queries, heads]
+    scales: Any = None  # that normalise the queries, [queries, 1]; None: they are normalised
+    weights: Any = None  # of their channels, [1, LANES]
 
 
 class Scratch(NamedTuple):
@@ -85,7 +88,7 @@ def memory_bytes(keys: int, itemsize: int, buffers: int) -> int:
     """What the kernel takes of a core's memory for so many keys, of which so many heads' are held at a time."""
     held = buffers * LANES * (2 * itemsize + 4) + 3 * LANES * itemsize  # read; made of it: keys, values, ones
     scores = QUERY_BLOCK * KEY_BLOCK * (4 + itemsize)
-    by_query = QUERY_BLOCK * LANES * (2 * (3 * itemsize + 8) + 8 * 4)  # blocks in and out, and float32 beside them
+    by_query = QUERY_BLOCK * LANES * (2 * (3 * itemsize + 12) + 8 * 4)  # blocks in and out, and float32 beside them
     return (keys + KEY_BLOCK) * held + scores + by_query
 
 
@@ -145,7 +148,9 @@ def _specs(sizes: Sizes, heads: int, buffers: int) -> Blocks:
     query_rope = pl.BlockSpec((sizes.query_block, LANES), lambda _, group, block, *__: (block, group))
     key_rope = pl.BlockSpec((sizes.keys, LANES), lambda _, group, *__: (0, group), pipeline_mode=mode)
     gates = pl.BlockSpec((None, sizes.query_block, heads), lambda row, _, block, *__: (row, block, 0))
-    return Blocks(by_query, context, context, by_query, query_rope, key_rope, gates)
+    scales = pl.BlockSpec((None, sizes.query_block, 1), lambda row, _, block, *__: (row, block, 0))
+    weights = pl.BlockSpec((1, LANES), lambda _, group, *__: (0, group))
+    return Blocks(by_query, context, context, by_query, query_rope, key_rope, gates, scales, weights)
 
 
 def _kernel(sizes: Sizes, attends: Any, valid: Any, blocks: Blocks, *results: Any) -> None:
@@ -205,8 +210,10 @@ def _rotated_keys(sizes: Sizes, blocks: Blocks, here: Any) -> jax.Array:
 
 
 def _ready_queries(sizes: Sizes, blocks: Blocks, block: jax.Array) -> jax.Array:
-    """A block of queries, rotated, and scaled for powers of two; zeros behind the last."""
+    """A block of queries, normalised, rotated, and scaled for powers of two; zeros behind the last."""
     queries = blocks.queries[...].astype(jnp.float32)
+    if blocks.scales is not None:
+        queries = queries * blocks.scales[...] * blocks.weights[...]
     if blocks.query_rope is not None:
         queries = _rotate(sizes, queries, blocks.query_rope[...])
     if sizes.queries % sizes.query_block:

@@ -28,9 +28,16 @@ MASKED = -1e30  # a score that does not count: exp is 0, and no sum of such scor
 LEAST_CAPABILITY = 8.0  # compute capability of the oldest GPUs that cuDNN's attention is made for
 
 
+class Norm(NamedTuple):
+    """What brings the rows of a projection to one length."""
+
+    scales: Any  # of the tokens, float32 [rows, tokens, 1]
+    weights: Any  # of the channels, float32 [heads * head_dim]
+
+
 class Operands(NamedTuple):
-    """What attention reads on one device: projections [rows, tokens, heads * head_dim] with normalised queries and
-    keys, the queries already scaled; and how these are rotated, and results gated."""
+    """What attention reads on one device: projections [rows, tokens, heads * head_dim] with normalised keys; and how
+    queries are normalised and scaled, both rotated, and results gated."""
 
     queries: Any
     keys: Any
@@ -38,6 +45,7 @@ class Operands(NamedTuple):
     ropes: Any = None  # a `Rope` of the queries and one of the keys; None: neither is rotated
     gates: Any = None  # factors of the results, [rows, queries, heads]
     mask: Any = None  # bool [rows]; false: each token keeps its own value, of as many values as queries
+    norm: Any = None  # a `Norm` of the queries; None: they are normalised
 
 
 class PartialAttention(NamedTuple):
@@ -65,6 +73,14 @@ def split_heads(x: jax.Array, heads: int) -> jax.Array:
     return x.reshape(*x.shape[:2], heads, -1)
 
 
+def normalised(operands: Operands) -> Operands:
+    """The same with queries that need no norm."""
+    if operands.norm is None:
+        return operands
+    queries = operands.queries.astype(jnp.float32) * operands.norm.scales * operands.norm.weights
+    return operands._replace(queries=queries.astype(operands.queries.dtype), norm=None)
+
+
 def finish(operands: Operands, attended: jax.Array) -> jax.Array:
     """`attended` [rows, queries, heads, head_dim] with the own values of perturbed rows, gated, its heads joined."""
     if operands.mask is not None:
@@ -75,11 +91,11 @@ def finish(operands: Operands, attended: jax.Array) -> jax.Array:
 
 
 def _by_head(attend: Callable[..., PartialAttention]) -> Kernel:
-    """A kernel of attention alone: queries, keys and values [rows, tokens, heads, head_dim], rotated before it, and
-    gated after it."""
+    """A kernel of attention alone: queries, keys and values [rows, tokens, heads, head_dim], normalised and rotated
+    before it, and gated after it."""
 
     def kernel(operands: Operands, heads: int, valid: jax.Array | None) -> PartialAttention:
-        queries, keys, values = (split_heads(x, heads) for x in operands[:3])
+        queries, keys, values = (split_heads(x, heads) for x in normalised(operands)[:3])
         if operands.ropes:
             queries, keys = map(rotate, (queries, keys), operands.ropes)
         attended, log_sum = attend(queries, keys, values, valid)
@@ -100,7 +116,9 @@ def _fused(operands: Operands, heads: int, valid: jax.Array | None) -> PartialAt
     queries, keys, values = map(filled, operands[:3])
     query_rope, key_rope = map(filled, operands.ropes) if operands.ropes else (None, None)
     own_values = None if operands.mask is None else values
-    blocks = Blocks(queries, keys, values, own_values, query_rope, key_rope, operands.gates)
+    scales, weights = (None, None) if operands.norm is None else operands.norm
+    weights = None if weights is None else filled(weights[None])
+    blocks = Blocks(queries, keys, values, own_values, query_rope, key_rope, operands.gates, scales, weights)
     gathered, log_sum = fused_attention(blocks, head_dim, operands.mask, valid, device())
     if log_sum is not None:
         log_sum = log_sum[..., :width:head_dim]

@@ -37,9 +37,13 @@ def precision(dtype: jnp.dtype) -> jax.lax.Precision | None:
 
 def rms_norm(x: jax.Array, eps: float, weight: jax.Array | None = None) -> jax.Array:
     """x / sqrt(mean(x²) + eps) over the last axis; statistics in float32, the result in x's dtype."""
-    wide = x.astype(jnp.float32)
-    normed = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
+    normed = x.astype(jnp.float32) * rms_scale(x, eps)
     return (normed if weight is None else normed * weight).astype(x.dtype)
+
+
+def rms_scale(x: jax.Array, eps: float) -> jax.Array:
+    """1 / sqrt(mean(x²) + eps) over the last axis, float32 [..., 1]."""
+    return jax.lax.rsqrt(jnp.mean(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True) + eps)
 
 
 def layer_norm(x: jax.Array, eps: float) -> jax.Array:

@@ -48,7 +48,8 @@ LATER = EARLIER | GATED | {"use_prompt_embeddings": False}
 CONFIGS = {"2.0": EARLIER, "2.3": LATER}
 ROWS = 2
 TEXT_KEYS = {("all-reduce", ("heads",)): 2}  # their mean squares, where the noise level modulates the text
-TRADES = {("all-to-all", ("tokens",)): 4}  # of the video's self-attention: queries, keys, values, and what they gather
+# Of the video's self-attention: queries, keys, values, and what they gather; and the norm of the queries.
+TRADES = {("all-to-all", ("tokens",)): 4, ("all-gather", ("tokens",)): 1}
 GATES = {("all-to-all", ("tokens",)): 1}  # of its heads, where it has them
 MERGES = {("all-reduce", ("tokens",)): 3}  # of the sound looking at the picture: largest score, sum, weighted sum
 SUMS = {

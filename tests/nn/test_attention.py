@@ -32,6 +32,7 @@ def over_the_mesh(case: Case, axes: tuple[TokenAxis, TokenAxis], parts: int) -> 
         keys=filled(operands.keys, theirs),
         values=filled(operands.values, theirs),
         gates=filled(operands.gates, ours),
+        norm=operands.norm._replace(scales=filled(operands.norm.scales, ours)),
     )
 
     def run(operands: Operands) -> jax.Array:

@@ -1,9 +1,10 @@
 """Attention by every row of the kernel table, whole and in part, against its definition in float64."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from attention_cases import Case, attended, drawn, error, packed, scores, softmax_attention
 from ltx2_cli.errors import UsageError
+from ltx2_cli.nn import fused_attention
 from ltx2_cli.nn.kernels import (
     KERNELS,
     Operands,
@@ -108,9 +110,9 @@ def test_scores_of_any_size_are_attended_to(kernel: AttentionBackend, spread: fl
 def test_scores_far_below_zero_are_attended_to(kernel: AttentionBackend) -> None:
     """No zero that fills a block may count among them."""
     case = drawn(QUERIES, 126, 1, LANES)
-    queries, keys, values, ropes, gates, mask = case.operands
-    unrotated = tuple(Rope(np.ones_like(rope.cos), np.zeros_like(rope.sin)) for rope in ropes)
-    far = replace(case, operands=Operands(queries + 3, keys - 3, values, unrotated, gates, mask))
+    unrotated = tuple(Rope(np.ones_like(rope.cos), np.zeros_like(rope.sin)) for rope in case.operands.ropes)
+    queries, keys = case.queries.astype(np.float32) + 3, case.operands.keys - 3
+    far = replace(case, operands=case.operands._replace(queries=queries, keys=keys, ropes=unrotated, norm=None))
     assert scores(far).max() < -500
     (got,) = attend_whole(kernel, [far.operands], far.heads)
     assert error(got, attended(far)) < 1e-4
@@ -159,6 +161,83 @@ def products(program: Jaxpr) -> Iterator[JaxprEqn]:
         for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda leaf: isinstance(leaf, Programs)):
             if isinstance(inner, Programs):
                 yield from products(inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner)
+
+
+# Mutants of the fused kernel
+
+
+class Mutant(NamedTuple):
+    """A part of the fused kernel, what stands for it, and the case that tells them apart."""
+
+    part: str
+    change: Callable[[Any], Any]
+    head_size: int = 64
+    spread: float = 2
+    valid: int | None = None  # of 130 keys; None: all, and every second row is perturbed
+
+
+def _counting_filled(store: Callable[..., None]) -> Callable[..., None]:
+    def mutant(sizes: fused_attention.Sizes, blocks: Any, scratch: Any, valid: Any) -> None:
+        store(sizes, blocks, scratch, valid)
+        scratch.values[sizes.keys :, LANES:] = jnp.ones((sizes.filled - sizes.keys, LANES), scratch.values.dtype)
+
+    return mutant
+
+
+def _turning_back(rotate: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    def mutant(sizes: fused_attention.Sizes, x: jax.Array, table: jax.Array) -> jax.Array:
+        lane = jax.lax.broadcasted_iota(jnp.int32, table.shape, 1)
+        return rotate(sizes, x, jnp.where(lane % sizes.head_dim < sizes.head_dim // 2, table, -table))
+
+    return mutant
+
+
+MUTANTS = {
+    "a key too many": Mutant("_store_context", lambda f: lambda *given: f(*given[:3], given[3] + 1), valid=9),
+    "a key too few": Mutant("_store_context", lambda f: lambda *given: f(*given[:3], given[3] - 1), valid=9),
+    "filled keys count": Mutant("_store_context", _counting_filled),
+    "no norm": Mutant(
+        "_ready_queries", lambda f: lambda sizes, given, block: f(sizes, given._replace(scales=None), block)
+    ),
+    "no rotation": Mutant("_rotate", lambda f: lambda sizes, x, table: x),
+    "the sine's sign": Mutant("_rotate", _turning_back),
+    "a roll as of wider heads": Mutant(
+        "_rotate", lambda f: lambda sizes, *given: f(sizes._replace(head_dim=128), *given)
+    ),
+    "no gate": Mutant("_gated", lambda f: lambda x, **given: x),
+    "another head's gate": Mutant("_gated", lambda f: lambda x, first, **given: f(x, first=1 - first, **given), 128),
+    "one gate in all lanes": Mutant(
+        "_gated", lambda f: lambda x, sizes, **given: f(x, sizes=sizes._replace(head_dim=128), **given)
+    ),
+    "no bound": Mutant("BOUND", lambda bound: np.inf, spread=300),
+}
+
+
+def check_fused(mutant: Mutant) -> None:
+    """The case of a mutant, by a program of its own."""
+    perturbed = mutant.valid is None
+    case = drawn(130, 130, 2, mutant.head_size, rows=2, perturbed=perturbed, spread=mutant.spread)
+    kernel, valid = AttentionBackend.fused, jnp.int32(mutant.valid or 0)
+    operands = packed(kernel, case.operands)
+    if perturbed:
+        got = jax.jit(lambda given: attend_with(kernel, given, case.heads))(operands)
+    else:
+        got = jax.jit(lambda given: attend_partly(kernel, given, case.heads, valid).gathered)(operands)
+        case = case.first_keys(mutant.valid)
+    assert error(got, attended(case)) < max(TOLERANCE["float32"], 1e-6 * mutant.spread)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_of_the_fused_kernel_is_not_the_definition(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant = MUTANTS[name]
+    monkeypatch.setattr(fused_attention, mutant.part, mutant.change(getattr(fused_attention, mutant.part)))
+    with pytest.raises(AssertionError, match="error"):
+        check_fused(mutant)
+
+
+@pytest.mark.parametrize("name", ["a key too many", "no gate", "no bound", "another head's gate"])
+def test_the_fused_kernel_is_the_definition_where_its_mutants_are_not(name: str) -> None:
+    check_fused(MUTANTS[name])
 
 
 # Which kernel attends
