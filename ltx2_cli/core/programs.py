@@ -15,6 +15,7 @@ import numpy as np
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from jax.sharding import Sharding
 
+from ltx2_cli.chips import chip
 from ltx2_cli.core.report import Report
 from ltx2_cli.distributed import is_shared
 from ltx2_cli.errors import RunError, UsageError
@@ -25,6 +26,9 @@ from ltx2_cli.sharding import ShardingPlan, activate
 
 # By platform: XLA for the CPU leaves convolutions to a library, over wide ones for up to twice its own code's time.
 CONVOLUTION_OPTIONS = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": ""}}
+# By chip: memory of a core for the tiles of one operation. With more than libtpu's 32 MiB products read their operands
+# less often, and sum over all inputs at once.
+PRODUCT_OPTIONS = {"v6e": {"xla_tpu_scoped_vmem_limit_kib": str(48 * 2**10)}}
 KEPT_NOWHERE = "compiled programs are kept nowhere: "
 # What jax warns of each program, and what is warned of here: the reason.
 TROUBLE = re.compile(rf"(?:Error \w+ persistent compilation cache entry for '.*?': |{KEPT_NOWHERE})(.*)", re.DOTALL)
@@ -75,8 +79,15 @@ def jitted(
         with activate(sharding) if sharding else nullcontext():
             return function(*arguments, **static)
 
-    options = CONVOLUTION_OPTIONS.get(sharding.mesh.devices.flat[0].platform) if sharding and convolves else None
+    options = _compiler_options(sharding.mesh.devices.flat[0], convolves) if sharding else None
     return jax.jit(bound, out_shardings=out_shardings, donate_argnames=donate, compiler_options=options)
+
+
+def _compiler_options(device: jax.Device, convolves: bool) -> dict[str, str] | None:
+    if convolves:
+        return CONVOLUTION_OPTIONS.get(device.platform)
+    known = chip(device.device_kind)
+    return PRODUCT_OPTIONS.get(known.name) if known else None
 
 
 def as_abstract(arrays: Any, sharding: Sharding) -> Any:

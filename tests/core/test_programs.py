@@ -4,14 +4,19 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.layout import Format, Layout
+from jax.sharding import Mesh
 
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
+from compilers import devices, needs_libtpu
 from ltx2_cli import read_spec
+from ltx2_cli.core import programs as programs_module
 from ltx2_cli.core.components import abstract_network
 from ltx2_cli.core.denoising import stage_programs
+from ltx2_cli.core.programs import jitted
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import load, programs, run
 from ltx2_cli.diffusion.geometry import clip_geometry
@@ -95,3 +100,19 @@ def test_a_forward_is_a_separate_program(checkpoint: Checkpoint) -> None:
     assert "while" in lowered.as_text()  # over the layers
     located = lowered.as_text(debug_info=True)  # as a trace shows it
     assert all(f"{part}/" in located for part in ("self_attention", "text_attention", "exchange", "feed_forward"))
+
+
+@needs_libtpu
+def test_the_compiler_of_a_chip_gets_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert programs_module.PRODUCT_OPTIONS == {"v6e": {"xla_tpu_scoped_vmem_limit_kib": "49152"}}
+
+    def compile_for(topology: str) -> None:
+        plan = ShardingPlan(Mesh(np.asarray(devices(topology)[:1]), ("device",)), (), ())
+        x = jax.ShapeDtypeStruct((128, 128), jnp.bfloat16, sharding=plan.replicated)
+        jitted(lambda x: x @ x, plan.replicated, plan).lower(x).compile()
+
+    compile_for("v6e:2x4")  # libtpu knows them
+    monkeypatch.setitem(programs_module.PRODUCT_OPTIONS, "v6e", {"no_such_option": "1"})
+    compile_for("tpu7x:2x2x1")
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_option"):
+        compile_for("v6e:2x4")
