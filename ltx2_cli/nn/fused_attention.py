@@ -27,10 +27,14 @@ from ltx2_cli.nn.layers import precision
 LANES = 128  # of a TPU's vector
 SUBLANES = 16  # rows of a tile of 16-bit values
 QUERY_BLOCK, KEY_BLOCK = 1024, 3072  # at most: tokens whose scores are computed at a time
+# By chip: blocks of 16-bit keys, at most, of which one's exponentials are computed beside another's products, for heads
+# that fill the lanes. On v7x the schedule is then longer; in float32 they do not fit v6e.
+UNROLLED = {"v6e": 2}
 STORED = 1024  # keys that are rotated at a time
 VECTOR_MEMORY = {"v5e": 2**27, "v5p": 2**26, "v6e": 2**27, "tpu7x": 2**26}  # bytes of a core, as Pallas knows them
 LOG2_E = math.log2(math.e)
 BOUND = 90.0  # of the logarithm of a power: 2^±90, and sums of many such with values beside them, fit float32
+ROUNDED = 1 + 2**-7  # more than rounding to bfloat16 takes off
 LOWEST = -1e30  # below every score
 
 
@@ -44,7 +48,7 @@ class Blocks(NamedTuple):
     query_rope: Any = None  # each head's cosines, then its sines, [queries, LANES]; None: nothing is rotated
     key_rope: Any = None
     gates: Any = None  # of all heads, [queries, heads]
-    scales: Any = None  # that normalise the queries, [queries, 1]; None: they are normalised
+    scales: Any = None  # that normalise the queries, the same in all lanes, [queries, LANES]; None: they are normalised
     weights: Any = None  # of their channels, [1, LANES]
 
 
@@ -64,6 +68,7 @@ class Sizes(NamedTuple):
     keys: int
     query_block: int
     key_block: int
+    unrolled: int  # blocks of keys, at most
 
     @property
     def sharing(self) -> int:
@@ -99,7 +104,10 @@ def fused_attention(
     given, each head's log Σ exp(q·k) in all its channels. Rows where `mask` is false keep their own values. Interpreted
     where the device is no TPU."""
     (rows, queries, width), keys, dtype = blocks.queries.shape, blocks.keys.shape[1], blocks.values.dtype
-    sizes = Sizes(head_dim, queries, keys, _block(queries, QUERY_BLOCK, SUBLANES), _block(keys, KEY_BLOCK, LANES))
+    known = chip(device.device_kind)
+    unrolled = UNROLLED.get(known.name, 1) if known and dtype.itemsize == 2 and head_dim == LANES else 1
+    query_block, key_block = _block(queries, QUERY_BLOCK, SUBLANES), _block(keys, KEY_BLOCK, LANES)
+    sizes = Sizes(head_dim, queries, keys, query_block, key_block, unrolled)
     buffers = 2 if memory_bytes(keys, dtype.itemsize, 2) <= core_memory(device) else 1
     specs = _specs(sizes, 0 if blocks.gates is None else blocks.gates.shape[-1], buffers)
     outputs = [jax.ShapeDtypeStruct((rows, queries, width), dtype)]
@@ -148,7 +156,7 @@ def _specs(sizes: Sizes, heads: int, buffers: int) -> Blocks:
     query_rope = pl.BlockSpec((sizes.query_block, LANES), lambda _, group, block, *__: (block, group))
     key_rope = pl.BlockSpec((sizes.keys, LANES), lambda _, group, *__: (0, group), pipeline_mode=mode)
     gates = pl.BlockSpec((None, sizes.query_block, heads), lambda row, _, block, *__: (row, block, 0))
-    scales = pl.BlockSpec((None, sizes.query_block, 1), lambda row, _, block, *__: (row, block, 0))
+    scales = pl.BlockSpec((None, sizes.query_block, LANES), lambda row, _, block, *__: (row, block, 0))
     weights = pl.BlockSpec((1, LANES), lambda _, group, *__: (0, group))
     return Blocks(by_query, context, context, by_query, query_rope, key_rope, gates, scales, weights)
 
@@ -212,13 +220,15 @@ def _rotated_keys(sizes: Sizes, blocks: Blocks, here: Any) -> jax.Array:
 def _ready_queries(sizes: Sizes, blocks: Blocks, block: jax.Array) -> jax.Array:
     """A block of queries, normalised, rotated, and scaled for powers of two; zeros behind the last."""
     queries = blocks.queries[...].astype(jnp.float32)
-    if blocks.scales is not None:
-        queries = queries * blocks.scales[...] * blocks.weights[...]
+    if blocks.scales is None:
+        queries = queries * LOG2_E
+    else:
+        queries = queries * blocks.scales[...] * (blocks.weights[...] * LOG2_E)
     if blocks.query_rope is not None:
         queries = _rotate(sizes, queries, blocks.query_rope[...])
     if sizes.queries % sizes.query_block:
         queries = jnp.where(_index(queries, 0) < sizes.queries - block * sizes.query_block, queries, 0)
-    return (queries * LOG2_E).astype(blocks.queries.dtype)
+    return queries.astype(blocks.queries.dtype)
 
 
 def _attend(sizes: Sizes, queries: jax.Array, scratch: Scratch) -> tuple[jax.Array, jax.Array]:
@@ -238,14 +248,15 @@ def _sums(sizes: Sizes, queries: jax.Array, scratch: Scratch) -> tuple[jax.Array
     """Of one head: what its scores are shifted by, [queries, 1], and over all keys the sum of their powers times the
     values and, beside it, times ones, float32 [queries, 2 * LANES]."""
     exact, zero = precision(queries.dtype), jnp.zeros((queries.shape[0], 1), jnp.float32)
+    turns = sizes.filled // sizes.key_block
 
-    def over_keys(body: Callable[[jax.Array, jax.Array, Any], jax.Array], start: jax.Array) -> jax.Array:
+    def over_keys(body: Callable[[jax.Array, jax.Array, Any], jax.Array], start: jax.Array, unroll: int) -> jax.Array:
         def step(index: jax.Array, carry: jax.Array) -> jax.Array:
             part = pl.ds(pl.multiple_of(index * sizes.key_block, sizes.key_block), sizes.key_block)
             scores = _product(queries, scratch.keys[part], 1, exact)
             return body(carry, scores, part)
 
-        return jax.lax.fori_loop(0, sizes.filled // sizes.key_block, step, start)
+        return jax.lax.fori_loop(0, turns, step, start, unroll=unroll)
 
     def larger(largest: jax.Array, scores: jax.Array, _: Any) -> jax.Array:
         return jnp.maximum(largest, scores.max(axis=1, keepdims=True))
@@ -255,8 +266,9 @@ def _sums(sizes: Sizes, queries: jax.Array, scratch: Scratch) -> tuple[jax.Array
         return total + _product(weights, scratch.values[part], 0, exact)
 
     bounded = _longest(queries) * scratch.longest[0] <= BOUND**2
-    shift = jax.lax.cond(bounded, lambda: zero, lambda: over_keys(larger, zero + LOWEST))
-    return shift, over_keys(add, jnp.zeros((queries.shape[0], 2 * LANES), jnp.float32))
+    shift = jax.lax.cond(bounded, lambda: zero, lambda: over_keys(larger, zero + LOWEST, 1))
+    unroll = turns if turns <= sizes.unrolled else 1
+    return shift, over_keys(add, jnp.zeros((queries.shape[0], 2 * LANES), jnp.float32), unroll)
 
 
 def _gated(x: jax.Array, gates: Any, first: jax.Array, sizes: Sizes) -> jax.Array:
@@ -293,8 +305,9 @@ def _product(x: jax.Array, y: jax.Array, axis: int, exact: jax.lax.Precision | N
 
 
 def _longest(x: jax.Array) -> jax.Array:
-    """The largest square of a row's length."""
-    return jnp.max(jnp.square(x.astype(jnp.float32)).sum(axis=1, keepdims=True))
+    """The largest square of a row's length, from above: the matrix unit sums squares that are rounded."""
+    squares, ones = jnp.square(x.astype(jnp.float32)).astype(x.dtype), jnp.ones((LANES, LANES), x.dtype)
+    return jnp.max(_product(squares, ones, 0, precision(x.dtype))) * ROUNDED
 
 
 def _head(sizes: Sizes, x: jax.Array) -> jax.Array:

@@ -116,8 +116,10 @@ def _fused(operands: Operands, heads: int, valid: jax.Array | None) -> PartialAt
     queries, keys, values = map(filled, operands[:3])
     query_rope, key_rope = map(filled, operands.ropes) if operands.ropes else (None, None)
     own_values = None if operands.mask is None else values
-    scales, weights = (None, None) if operands.norm is None else operands.norm
-    weights = None if weights is None else filled(weights[None])
+    scales = weights = None
+    if operands.norm is not None:
+        scales, weights = operands.norm.scales, filled(operands.norm.weights[None])
+        scales = jnp.broadcast_to(scales, (*scales.shape[:2], LANES))
     blocks = Blocks(queries, keys, values, own_values, query_rope, key_rope, operands.gates, scales, weights)
     gathered, log_sum = fused_attention(blocks, head_dim, operands.mask, valid, device())
     if log_sum is not None:

@@ -8,10 +8,13 @@ import jax.numpy as jnp
 import pytest
 
 from compilers import needs_libtpu
+from ltx2_cli import read_spec
 from ltx2_cli.chips import CHIPS, Chip, chip
 from ltx2_cli.errors import UsageError
+from ltx2_cli.estimate.estimate import estimate_plan
 from ltx2_cli.estimate.offline import slices, topology
 from ltx2_cli.estimate.phases import roofline
+from ltx2_cli.plan.resolve import plan_offline
 
 
 @needs_libtpu
@@ -45,6 +48,16 @@ def test_slices_of_a_chip_are_ordered_by_size():
     assert slices(tpu7x)[:2] == ["tpu7x:1x1x1", "tpu7x:2x2x1"]
     for name in (*slices(v6e), *slices(tpu7x)):
         assert len(topology(name)) == math.prod(map(int, name.split(":")[1].split("x"))) * (1 + (name[0] == "t")) <= 64
+
+
+@needs_libtpu
+@pytest.mark.parametrize(("name", "kernel"), [("v6e:2x4", "fused"), ("tpu7x:2x2x1", "splash")])
+def test_a_plan_says_where_a_clip_is_too_long_for_the_fused_kernel(name: str, kernel: str):
+    size = {"width": 1920, "height": 1088, "num_frames": 121}
+    plan = plan_offline(read_spec(size, prompt="rain", model="ltx2.3"), topology(name))
+    assert plan.sharding.attention == kernel
+    said = "\n".join(estimate_plan(plan).warnings)
+    assert ("attention is computed by splash, which is slower: the fused kernel" in said) == (kernel == "splash")
 
 
 @needs_libtpu
