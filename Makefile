@@ -10,7 +10,7 @@ EXTRA := import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))[
 PROMPT := A large orange ball bounces in the middle on a navy background with a loud high tone
 
 .DEFAULT_GOAL := help
-.PHONY: help setup compilers demo test lint types check docs bench clean
+.PHONY: help setup compilers demo test lint types check docs bench results clean
 
 help: ## List what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ docs: setup ## Write the table in README.md and the pages in docs/commands
 
 bench: setup ## Measure time and memory beside diffusers
 	$(BIN)/python -m benchmarks
+
+results: setup compilers ## Compile clips for TPU slices, those whose rows are out of date: hours
+	$(BIN)/python -m benchmarks.plans
 
 clean: ## Remove the virtual environment, caches and builds; videos stay
 	rm -rf $(VENV) dist .pytest_cache .ruff_cache .mypy_cache

@@ -227,7 +227,6 @@ def lines() -> Iterator[str]:
         yield str(help_time())
         yield from map(str, whole_pipeline(folder / "pipeline"))
         yield from ("", loading_memory(folder), demo(folder), "")
-    yield from plans.lines()
 
 
 def main() -> None:
@@ -236,7 +235,7 @@ def main() -> None:
     for line in lines():
         measured.append(line)
         print(line, flush=True)
-    (Path(__file__).parent / "results.md").write_text("\n".join(measured) + "\n")
+    plans.write_results("\n".join(measured) + "\n")
 
 
 if __name__ == "__main__":

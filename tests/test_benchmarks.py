@@ -1,10 +1,41 @@
 """The measurements that need a machine nobody has at hand run here at a small size."""
 
 import math
+from pathlib import Path
 
 import pytest
 
+from benchmarks import plans
 from benchmarks.gpu_step import lines
+
+
+def test_rows_of_slices_are_written_behind_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forward of 4 M cycles, whose arithmetic takes 2 M, beside one of MaxDiffusion's."""
+    results, rows = tmp_path / "results.md", tmp_path / "plans.json"
+    monkeypatch.setattr(plans, "RESULTS", results)
+    monkeypatch.setattr(plans, "ROWS", rows)
+    results.write_text(f"measured\n\n{plans.BEGIN}\nold rows\n")
+    row = {
+        "commit": "abc",
+        "load": 2.04,
+        "mesh": {"passes": 2, "tokens": 1},
+        "floor": 2e6,
+        "cycles": {"by_scope": {"text": 3e6, "exchange": 1e6}, "by_xla": 153.3e6},
+        "memory": {"peak_bytes": 19e9, "temporaries_bytes": 3e8},
+        "sent_bytes": 5e9,
+        "compile_seconds": 88.0,
+    }
+    monkeypatch.setattr(plans, "measure", lambda name: row)
+    monkeypatch.setattr(plans, "version", lambda: "abc")
+    plans.main(["v6e:2x4", "ltx2", "768x512"])
+    monkeypatch.setattr(plans, "measure", None)
+    plans.main(["v6e:2x4", "ltx2", "768x512"])  # it is up to date
+    text = results.read_text()
+    assert text.startswith("measured\n\n")
+    assert [text.splitlines()[-1]] == [line for line in text.splitlines() if line.startswith("| ltx2")]
+    assert text.splitlines()[-1] == (
+        "| ltx2 768x512 v6e:2x4 | passes 2 | 2.0 | 4.0 | 2.00 | 153.3 | 0.50 | 19.00 | 0.30 | 5.00 | 88 | 2.0 | abc |"
+    )
 
 
 def test_the_gpu_benchmark_runs_with_the_embedded_model_anywhere() -> None:
