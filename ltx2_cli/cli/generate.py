@@ -79,17 +79,17 @@ def overrides(options: Options, **others: object) -> dict[str, object]:
         except ValueError:
             hint = "for example: --stg-blocks 0,1; no STG: --stg-scale 0"
             raise UsageError(f"stg_blocks {blocks!r} is not a list of blocks", hint) from None
-    if "conditions" in given:
-        given["conditions"] = [parse_image(text) for text in vars(options)["image"]]
+    shown = [(kind, text) for kind in ("image", "video") for text in values.get(kind) or ()]
+    given |= {"conditions": [parse_condition(*condition) for condition in shown]} if shown else {}
     return {key: str(value) if isinstance(value, Path) else value for key, value in given.items()}
 
 
-def parse_image(text: str) -> dict[str, object]:
+def parse_condition(kind: str, text: str) -> dict[str, object]:
     """The condition that FILE[@FRAME[:STRENGTH]] means, by its keys. Raises `UsageError` for no text at all."""
     match = IMAGE.fullmatch(text)
     if match is None:
-        raise UsageError(f"--image {text!r} is not FILE[@FRAME[:STRENGTH]]", "for example: --image end.png@-1:0.8")
-    return {name: value for name, value in match.groupdict().items() if value is not None}
+        raise UsageError(f"--{kind} {text!r} is not FILE[@FRAME[:STRENGTH]]", "for example: --image end.png@-1:0.8")
+    return {"kind": kind, **{name: value for name, value in match.groupdict().items() if value is not None}}
 
 
 def prompt_and_seeds(options: Generate) -> dict[str, str | None]:

@@ -20,7 +20,6 @@ KEYS = {
     **{f"audio_{field.name}": f"guidance.audio.{field.name}" for field in fields(Guidance)},
     **{name: f"second_stage.{name}" for name in ("upsampler", "adain", "tone_map", "temporal_upsample")},
     "noise": "initial_noise",
-    "image": "conditions",
 }
 WEEK = 604_800.0  # seconds
 Text = str | None
@@ -87,6 +86,9 @@ class ClipOptions(ModelOptions):
     image: Texts = option(
         CONTENT, "To be seen at a frame, 0 or -1 for the last; repeatable.", metavar="FILE[@FRAME[:STRENGTH]]"
     )
+    video: Texts = option(
+        CONTENT, "Its end begins the clip; or it begins at a frame; repeatable.", metavar="FILE[@FRAME[:STRENGTH]]"
+    )
     image_crf: Count = option(CONTENT, "H.264 quality that an image is brought to, 1 to 51; as it is: 0.")
     height: Count = option(SIZE, "Pixels, a multiple of 32.")
     width: Count = option(SIZE, "Pixels, a multiple of 32.")
@@ -145,6 +147,7 @@ class Generate(ClipOptions, KeepOptions, ConfigOptions, SessionOptions):
     ltx2 generate "a fox yawns at dawn, birdsong" --seed 7
     ltx2 generate "waves at night" --width 1280 --height 704 --fps 25
     ltx2 generate "she turns around" --image her.jpg --image end.png@-1:0.8
+    ltx2 generate "and rides away" --video rider.mp4
     ltx2 generate "a choir" --model ~/LTX-2 --sharding trillium
     ltx2 generate "a street" --guidance-scale 4 --audio-stg-scale 0
     ltx2 generate --config out/fox.yaml --seed 8 -o out/fox8.mp4 --set fps=30

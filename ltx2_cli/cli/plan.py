@@ -138,7 +138,8 @@ def request_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     videos = f", {spec.num_videos} at once" if spec.num_videos > 1 else ""
     yield "video", f"{clip}: {spec.num_frames / spec.fps:.1f} s{videos}"
     for condition in spec.conditions:
-        yield "image", f"{condition.path} at frame {condition.frame}, strength {condition.strength:g}"
+        shown = f"{condition.kind} {condition.path}"
+        yield "shows", f"{shown} at frame {condition.frame}, strength {condition.strength:g}"
     for stage in plan.stages:
         if stage.source is not None:
             yield "upsample", spec.second_stage.upsampler or f"{spec.checkpoint}, its own upsampler"

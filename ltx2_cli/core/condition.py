@@ -25,12 +25,15 @@ def encode_pictures(plan: Plan, first: int, components: Components, report: Repo
     if not stages:
         return {}
     latents = dict[int, PictureLatents]()
-    pictures = [compressed(picture.pixels, plan.spec.image_crf) for picture in plan.pictures]
+    read = zip(plan.pictures, plan.spec.conditions, strict=True)
+    clips = [_compressed(plan, picture.frames) if of.kind == "image" else picture.frames for picture, of in read]
     with memory_for(CONDITION, plan), components.use(PICTURE_ENCODER, report) as vae, report.stage(CONDITION):
         for number, stage in stages.items():
-            run, where, size = picture_program(plan, stage), _parts(plan, stage), _size(plan, stage)
-            frames = [covering(pictures[shown.number], *size).reshape(1, 1, size[0], -1) for shown in stage.pictures]
-            encoded = [to_host(run(vae, to_devices(frame, where))) for frame in frames]
+            where, size, encoded = _parts(plan, stage), _size(plan, stage), list[np.ndarray]()
+            for shown in stage.pictures:
+                clip = np.stack([covering(frame, *size).reshape(size[0], -1) for frame in clips[shown.number]])
+                run = picture_program(plan, stage, len(clip))
+                encoded.append(to_host(run(vae, to_devices(clip[None], where))))
             check_finite([np.isfinite(array).all() for array in encoded], "the latents of a picture are", plan)
             latents[number] = [array.reshape(-1, array.shape[-1]) for array in encoded]
     return latents
@@ -38,16 +41,23 @@ def encode_pictures(plan: Plan, first: int, components: Components, report: Repo
 
 def picture_programs(plan: Plan, first: int) -> list[Program]:
     """The programs that `encode_pictures` runs."""
-    return [picture_program(plan, stage) for stage in _showing(plan, first).values()]
+    stages = _showing(plan, first).values()
+    counts = [(stage, sorted({shown.num_frames for shown in stage.pictures})) for stage in stages]
+    return [picture_program(plan, stage, count) for stage, sizes in counts for count in sizes]
 
 
-def picture_program(plan: Plan, stage: Stage) -> Program:
+def picture_program(plan: Plan, stage: Stage, num_frames: int) -> Program:
     """Pixels in [-1, 1] [videos, frames, height, width · 3] of a stage's size to normalised latents [videos, frames,
     height, width, channels]; both lie in parts on the devices."""
     where, (height, width) = _parts(plan, stage), _size(plan, stage)
-    pixels = jax.ShapeDtypeStruct((1, 1, height, 3 * width), np.float32, sharding=where)
+    pixels = jax.ShapeDtypeStruct((1, num_frames, height, 3 * width), np.float32, sharding=where)
     function = jitted(_latents, where, plan.sharding, convolves=True, where=where)
-    return network_program(plan, f"picture {width}x{height}", [PICTURE_ENCODER], function, pixels)
+    name = f"picture {width}x{height}" if num_frames == 1 else f"video {width}x{height}x{num_frames}"
+    return network_program(plan, name, [PICTURE_ENCODER], function, pixels)
+
+
+def _compressed(plan: Plan, frames: np.ndarray) -> np.ndarray:
+    return np.stack([compressed(frame, plan.spec.image_crf) for frame in frames])
 
 
 def _parts(plan: Plan, stage: Stage) -> NamedSharding:

@@ -62,8 +62,10 @@ def stage_programs(plan: Plan, number: int) -> StagePrograms:
 
     def inputs() -> tuple[Any, ...]:
         tables = abstract_rope_tables(stage.geometry, arch)
-        nothing = np.zeros((stage.geometry.height * stage.geometry.width, stage.shapes.video[1]), np.float32)
-        rows = as_abstract(_stage_rows(plan, stage, tables, [nothing] * len(stage.pictures)), whole)
+        latent = stage.geometry.height * stage.geometry.width
+        counts = [latent * plan.arch.compression.latents(shown.num_frames) for shown in stage.pictures]
+        nothing = [np.zeros((count, stage.shapes.video[1]), np.float32) for count in counts]
+        rows = as_abstract(_stage_rows(plan, stage, tables, nothing), whole)
         return abstract_network(plan, stage.network), noise.outputs(), DenoiserInputs(text.outputs(), *rows)
 
     behind = stage.geometry.video_tokens - stage.geometry.grid_tokens

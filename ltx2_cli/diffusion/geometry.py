@@ -15,6 +15,10 @@ class VAECompression:
     pixels: int
     audio_rate: float
 
+    def latents(self, num_frames: int) -> int:
+        """Latents of so many frames."""
+        return (num_frames - 1) // self.frames + 1
+
     def clip_size(self, frames: int, height: int, width: int) -> tuple[int, int, int]:
         """Frames, height and width in pixels of the clip that so many latents decode to."""
         return (frames - 1) * self.frames + 1, height * self.pixels, width * self.pixels
@@ -37,8 +41,8 @@ class LatentScale:
 @dataclass(frozen=True)
 class Geometry:
     """The latents of a clip: `frames` x `height` x `width` video tokens and `audio_frames` audio tokens. Behind the
-    former lie those of pictures, `height` x `width` for each of the `keyframes` that it shows, counted in the clip's
-    frames from 0, which need not be whole."""
+    former lie those of pictures and videos, `height` x `width` for each of the `keyframes`: the frames of the clip
+    where it begins and ends, which need not be whole."""
 
     frames: int
     height: int
@@ -46,7 +50,7 @@ class Geometry:
     audio_frames: int
     fps: float
     scales: LatentScale
-    keyframes: tuple[float, ...] = ()
+    keyframes: tuple[tuple[float, float], ...] = ()
 
     @property
     def grid_tokens(self) -> int:
@@ -61,8 +65,8 @@ class Geometry:
     def video_positions(self) -> np.ndarray:
         """Centres of the video tokens: seconds, pixels down, pixels right; float32 [tokens, 3]."""
         grid = self._seconds(np.arange(self.frames, dtype=np.float32), self.scales.time, 1, self.fps)
-        starts = np.asarray(self.keyframes, np.float32)
-        keyframes = (starts / np.float32(self.fps) + (starts + 1) / np.float32(self.fps)) / 2
+        edges = np.asarray(self.keyframes, np.float32).reshape(-1, 2) / np.float32(self.fps)
+        keyframes = (edges[:, 0] + edges[:, 1]) / 2
         cells = np.indices((self.height, self.width), dtype=np.float32).reshape(2, -1)
         pixels = (cells.T + 0.5) * np.asarray((self.scales.height, self.scales.width), np.float32)
         times = np.concatenate([grid, keyframes])
@@ -88,12 +92,12 @@ def clip_geometry(
     fps: float,
     compression: VAECompression,
     scales: LatentScale,
-    keyframes: tuple[float, ...] = (),
+    keyframes: tuple[tuple[float, float], ...] = (),
 ) -> Geometry:
     """The latents of `num_frames` (8k + 1) frames of `height` x `width` pixels, of pictures beside them at `keyframes`,
     and of sound of that length."""
     return Geometry(
-        frames=(num_frames - 1) // compression.frames + 1,
+        frames=compression.latents(num_frames),
         height=height // compression.pixels,
         width=width // compression.pixels,
         audio_frames=round(num_frames / fps * compression.audio_rate),

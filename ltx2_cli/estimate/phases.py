@@ -121,7 +121,8 @@ def activation_bytes(plan: Plan, phase: str) -> int:
     match phase:
         case "pictures":  # the activations of the first layers, which are the largest, of one picture
             channels, patches = plan.arch.vae.block_out_channels[0], _picture_patches(plan.stages[-1], plan.arch.vae)
-            return LIVE_BUFFERS * patches * channels * _itemsize(plan.spec.dtype)
+            at_once = max(min(shown.num_frames, plan.arch.compression.frames) for shown in plan.stages[-1].pictures)
+            return LIVE_BUFFERS * at_once * patches * channels * _itemsize(plan.spec.dtype)
         case "encode":  # the result, twice while it is stacked, and attention scores
             heads = -(-encoder.num_attention_heads // plan.sharding.parts("heads"))
             scores = SCORE_COPIES * FLOAT32 * plan.prompts_at_once * heads * spec.max_sequence_length**2
@@ -231,7 +232,10 @@ def _flops_of_all(plan: Plan, phase: str) -> int:
     match phase:
         case "pictures":
             encoder, shown = plan.network(PICTURE_ENCODER).encoder, (stage for stage in plan.stages if stage.pictures)
-            each = ((len(stage.pictures), _picture_patches(stage, plan.arch.vae)) for stage in shown)
+            each = [
+                (sum(picture.num_frames for picture in stage.pictures), _picture_patches(stage, plan.arch.vae))
+                for stage in shown
+            ]
             return sum(count * picture_encoder_flops(encoder, patches) for count, patches in each)
         case "encode" | "connect":  # without the products of tokens in attention; a table of embeddings is looked up
             network = plan.network(*PHASES[phase])

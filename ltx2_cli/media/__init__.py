@@ -81,11 +81,11 @@ def _read(path: Path, *options: str) -> str:
         log.seek(0)
         errors = log.read(MAX_OUTPUT)
     if process.returncode or errors:
-        raise UsageError(f"{path} is damaged: {_first_error(errors, process.returncode)}", RETRY)
+        raise UsageError(f"{path} is damaged: {first_error(errors, process.returncode)}", RETRY)
     return output.decode("utf-8", errors="replace")
 
 
-def _first_error(log: bytes, code: int) -> str:
+def first_error(log: bytes, code: int) -> str:
     """The first line of ffmpeg's log, which causes the others, without the name of the component."""
     lines = [line for line in log.decode(errors="replace").splitlines() if line.strip()]
     return re.sub(r"^(\[[^]]*\] )+", "", lines[0]) if lines else f"it ended with code {code}"
@@ -193,7 +193,7 @@ def _write(media: Media, command: list[str], path: Path) -> None:
         )
         log.seek(0)
         if done.returncode:
-            raise RunError(f"ffmpeg cannot write {path}: {_first_error(log.read(), done.returncode)}", MAKE_ROOM)
+            raise RunError(f"ffmpeg cannot write {path}: {first_error(log.read(), done.returncode)}", MAKE_ROOM)
 
 
 SIDE = 64  # about the number of rows and columns of a frame that are checked

@@ -30,16 +30,16 @@ Pixels = NDArray[np.uint8]  # [height, width, RGB]
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture and what was done to read it."""
+    """A picture, or frames of a video, and what was done to read it."""
 
     path: Path
     sha256: str  # of the file
-    pixels: Pixels
+    frames: NDArray[np.uint8]  # [frames, height, width, RGB]
     remarks: tuple[str, ...]  # each says a change: "transparent parts are shown on white"
 
     def cropped(self, height: int, width: int) -> str:
         """What of the picture covers a frame of this size, in words; empty if it is all of it."""
-        source_height, source_width, _ = self.pixels.shape
+        _, source_height, source_width, _ = self.frames.shape
         scale = max(height / source_height, width / source_width)
         shown = min(source_width, round(width / scale)), min(source_height, round(height / scale))
         if shown == (source_width, source_height):
@@ -70,7 +70,7 @@ def read_picture(path: Path) -> Picture:
             raise
         except Exception as error:  # of a damaged file, decoders raise anything
             raise UsageError(f"{path} is damaged: {error}", "copy or make it again") from None
-    return Picture(path, hashlib.sha256(content).hexdigest(), pixels, tuple(remarks))
+    return Picture(path, hashlib.sha256(content).hexdigest(), pixels[None], tuple(remarks))
 
 
 def _frames(image: Image.Image) -> int:

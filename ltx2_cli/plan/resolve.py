@@ -164,8 +164,7 @@ def build_plan(
     arch = checkpoint.arch
     if by and source:
         spec = stages.upsampled_spec(spec, arch, by, source)
-    hashed = zip(spec.conditions, declared.pictures, strict=True)
-    spec = replace(spec, conditions=tuple(replace(condition, sha256=picture.sha256) for condition, picture in hashed))
+    spec = stages.with_what_was_read(spec, declared.pictures)
     if spec.max_sequence_length > (most := arch.text_encoder.max_position_embeddings):
         sentence = f"max_sequence_length {spec.max_sequence_length} is more than the text encoder's {most} tokens"
         raise UsageError(sentence, f"--set max_sequence_length={most}")

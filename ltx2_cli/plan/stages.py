@@ -1,8 +1,9 @@
 """The stages of a run: the clip from noise, and the clip upsampled, noised again and refined."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,11 +14,13 @@ from ltx2_cli.diffusion.geometry import Geometry, UpsampleFactors, clip_geometry
 from ltx2_cli.diffusion.latents import STAGES, Shape, file_shapes
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.pictures import Picture, read_picture
+from ltx2_cli.media.videos import read_video
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.lora import find_adapters
 from ltx2_cli.models.networks import Checkpoint, Networks, picture_encoder
 from ltx2_cli.models.upsampler import LatentUpsampler, LatentUpsamplerArch
 from ltx2_cli.request.spec import NO_GUIDANCE, ConditionSpec, DType, Guidance, RunSpec, Streams
+from ltx2_cli.request.validation import WORDS
 from ltx2_cli.sharding import ShardingPlan
 from ltx2_cli.weights.checkpoint import TensorFiles, collect, raise_all
 from ltx2_cli.weights.declare import Scope
@@ -36,11 +39,20 @@ LoraDeltas = Mapping[str, Mapping[str, LoraDelta]]  # to which tensors of which 
 
 
 class ShownPicture(NamedTuple):
-    """Where a stage shows a picture of the plan."""
+    """Where a stage shows a picture or a video of the plan."""
 
     number: int  # of the picture in the plan
-    frame: float  # of the stage's clip; 0: in place of its first latents, else behind its grid
+    frame: float  # of the stage's clip, where it begins; 0: in place of its first latents, else behind its grid
     strength: float
+    num_frames: int
+
+    def keyframes(self, compression: int) -> list[tuple[float, float]]:
+        """The frames of the clip between which each of its latents lies, if these are behind the grid. That of a single
+        frame lasts as long."""
+        if not self.frame:
+            return []
+        latents, length = (self.num_frames - 1) // compression + 1, compression if self.num_frames > 1 else 1
+        return [(self.frame + compression * i, self.frame + compression * i + length) for i in range(latents)]
 
 
 @dataclass(frozen=True)
@@ -132,7 +144,7 @@ def add_pictures(declared: Declared, spec: RunSpec) -> Declared:
     read, or that is another than the request says."""
     if not spec.conditions:
         return declared
-    readings = {str(number): partial(_read, condition) for number, condition in enumerate(spec.conditions)}
+    readings = {str(number): partial(_read, spec, condition) for number, condition in enumerate(spec.conditions)}
     pictures, problems = collect(readings)
     raise_all(problems)
     checkpoint, networks = declared.checkpoint, declared.networks
@@ -142,11 +154,26 @@ def add_pictures(declared: Declared, spec: RunSpec) -> Declared:
     return replace(declared, checkpoint=checkpoint, networks=networks, pictures=tuple(pictures.values()))
 
 
-def _read(condition: ConditionSpec) -> Picture:
-    picture = read_picture(Path(condition.path).expanduser())
+def with_what_was_read(spec: RunSpec, pictures: Sequence[Picture]) -> RunSpec:
+    """The request with the hashes of what its clip shows, and how many frames of videos."""
+    conditions = (
+        replace(condition, sha256=picture.sha256, num_frames=len(picture.frames) if condition.kind == "video" else None)
+        for condition, picture in zip(spec.conditions, pictures, strict=True)
+    )
+    return replace(spec, conditions=tuple(conditions))
+
+
+def _read(spec: RunSpec, condition: ConditionSpec) -> Picture:
+    path, half = Path(condition.path).expanduser(), max(spec.num_frames // 2, 1)
+    if condition.kind == "image":
+        picture = read_picture(path)
+    else:  # what begins the clip is the end of the video
+        most = condition.num_frames or min(half, spec.num_frames - max(condition.frame, 0))
+        picture = read_video(path, spec.fps, most, from_end=condition.frame == 0)
     if condition.sha256 not in (None, picture.sha256):
-        changed = f"{condition.path} is another picture than that of the record"
-        raise UsageError(changed, f"bring that back, or take this one: --image {condition.path}@{condition.frame}")
+        changed = f"{condition.path} is another {WORDS[condition.kind]} than that of the record"
+        typed = f"--{condition.kind} {condition.path}@{condition.frame}"
+        raise UsageError(changed, f"bring that back, or take this one: {typed}")
     return picture
 
 
@@ -176,6 +203,9 @@ def build_stages(
     if by is None:
         return (_first_stage(spec, arch, FINAL, size, fps, guided),)
     stages: tuple[Stage, ...] = ()
+    if by.time > 1 and any((condition.num_frames or 1) > 1 for condition in spec.conditions):
+        sentence = "a video cannot be shown where the upsampler adds frames: the first stage has fewer"
+        raise UsageError(sentence, "--upsampler of a spatial one, or --image")
     if source is None:
         small = stage1_size(*size, by, arch.compression)
         # The second stage takes the weights where they lie, but for those that its LoRAs are merged into.
@@ -200,16 +230,16 @@ def build_stages(
 
 def _shown(spec: RunSpec, num_frames: int) -> tuple[ShownPicture, ...]:
     """Where a stage of so many frames shows the pictures: at the moments of the clip that is asked for."""
-    rate = (num_frames - 1) / max(spec.num_frames - 1, 1)
-    return tuple(
-        ShownPicture(number, condition.frame % spec.num_frames * rate, condition.strength)
-        for number, condition in enumerate(spec.conditions)
-    )
+    rate, shown = (num_frames - 1) / max(spec.num_frames - 1, 1), list[ShownPicture]()
+    for number, (_, frame, strength, _, count, _) in enumerate(map(astuple, spec.conditions)):
+        start = frame if frame >= 0 else max(spec.num_frames + frame - (count or 1) + 1, 0)
+        shown.append(ShownPicture(number, start * rate, strength, count or 1))
+    return tuple(shown)
 
 
 def _measure(spec: RunSpec, arch: Arch, size: tuple[int, int, int], fps: float) -> tuple[Geometry, Streams[Shape]]:
     """The latents of a clip with the pictures it shows, and the shapes of one video's in a file."""
-    keyframes = tuple(picture.frame for picture in _shown(spec, size[0]) if picture.frame)
+    keyframes = tuple(chain(*(shown.keyframes(arch.compression.frames) for shown in _shown(spec, size[0]))))
     geometry = clip_geometry(*size, fps, arch.compression, arch.transformer.scales, keyframes)
     channels = Streams(arch.transformer.in_channels, arch.transformer.audio_in_channels)
     return geometry, file_shapes(geometry, channels, arch.audio_vae.latent_mels)

@@ -102,11 +102,13 @@ class ShardingSpec:
 
 @dataclass(frozen=True)
 class ConditionSpec:
-    """A picture that a clip shows."""
+    """A picture or a piece of a video that a clip shows."""
 
     path: str
-    frame: int = 0  # of the clip; negative: counted from its end
-    strength: float = 1.0  # 0 to 1: how much of the picture stays
+    frame: int = 0  # of the clip, where it begins; negative: where it ends, counted from the end of the clip
+    strength: float = 1.0  # 0 to 1: how much of it stays
+    kind: Literal["image", "video"] = "image"
+    num_frames: int | None = None  # of a video, 8k + 1; None: as many as there are, up to half of the clip
     sha256: str | None = None  # of the file; None: whatever it holds
 
 

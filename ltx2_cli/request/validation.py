@@ -20,6 +20,7 @@ LEAST_STEP = 1e-6  # smallest difference of noise levels
 MAX_FPS = 240
 MAX_SIDE = 2**14  # pixels
 MAX_FRAMES = 2**14 + 1
+WORDS = {"image": "picture", "video": "video"}
 MAX_CRF = 51  # of H.264
 MAX_TOKENS = 2**17  # of text; Gemma-3's context length
 MAX_SEED = 2**32 - 1
@@ -145,18 +146,21 @@ def _wrong_process(spec: RunSpec) -> Iterator[str]:
 
 def _wrong_conditions(spec: RunSpec) -> Iterator[str]:
     shown: dict[int, str] = {}
-    for path, frame, strength, _ in map(astuple, spec.conditions):
-        if finding := Range(0, 1).finding(strength, f"--image {path}@{frame}:"):
+    for path, frame, strength, kind, count, _ in map(astuple, spec.conditions):
+        typed = f"--{kind} {path}"
+        if finding := Range(0, 1).finding(strength, f"{typed}@{frame}:"):
             yield f"strength {strength:g} of {path} is {finding}"
-        if finding := Range(-spec.num_frames, spec.num_frames - 1).finding(frame, f"--image {path}@"):
+        if count is not None and (finding := Range(1, spec.num_frames, 8, 1).finding(count, "num_frames: ")):
+            yield f"num_frames {count} of {path} is {finding}"
+        if finding := Range(-spec.num_frames, spec.num_frames - 1).finding(frame, f"{typed}@"):
             yield f"frame {frame} of {path} is {finding}"
         elif (place := frame % spec.num_frames) in shown:
             other = place + 1 if place + 1 < spec.num_frames else place - 1
-            yield f"{shown[place]} and {path} are both shown at frame {place}; nearest: --image {path}@{other}"
+            yield f"{shown[place]} and {path} are both shown at frame {place}; nearest: {typed}@{other}"
         else:
             shown[place] = path
         if not Path(expanduser(path)).is_file():
-            yield f"there is no picture {path}; check the path after --image"
+            yield f"there is no {WORDS[kind]} {path}; check the path after --{kind}"
 
 
 def _wrong_sigmas(

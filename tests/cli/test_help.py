@@ -31,7 +31,7 @@ for command in sys.argv[1:]:
 OPTIONS = """
     --prompt --negative-prompt --model --height --width --num-frames --fps --num-inference-steps --steps --seed
     --num-videos --stg-blocks --dtype --text-encoder-dtype --sharding --noise --save-latents --output --force
-    --config --set --debug --recipe --lora --text-encoder --dry-run --image --image-crf
+    --config --set --debug --recipe --lora --text-encoder --dry-run --image --image-crf --video
     --strict --compile-cache --no-compile --warmup --perf-dump --profile
 """
 
@@ -100,7 +100,7 @@ def test_help_shows_every_option_and_examples(ltx2: Run):
     assert "-o " in shown
     assert "REPO[@REV]" in shown
     examples = re.compile(r"^ *ltx2 generate [-\"]", re.MULTILINE)
-    assert len(examples.findall(shown)) == 7
+    assert len(examples.findall(shown)) == 8
 
 
 def test_help_has_an_example_of_every_verb_and_all_exit_codes(ltx2: Run):

@@ -22,13 +22,16 @@ from ltx2_cli.core.programs import jitted
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run_state import RunState
 from ltx2_cli.diffusion.latents import pack, unpack
+from ltx2_cli.errors import UsageError
 from ltx2_cli.models.networks import picture_encoder
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.load import load as load_weights
+from media.test_videos import write_lossless
 from parity import randomise, relative_error
 from program import run_program
 from tiny import LTX2_3, draw_noise, tiny_pipeline
+from upsamplers import KINDS
 
 SIZE = ALL_ON.size
 
@@ -183,6 +186,29 @@ def test_a_second_stage_shows_them_again_as_the_reference(
     assert max(relative_error(got, stream) for got, stream in zip(ours, wanted, strict=True)) <= 2e-4
 
 
+def test_videos_are_shown_as_in_the_reference(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of one begins the clip, another is seen later; the reference takes the same frames."""
+    case = ALL_ON._replace(size=SIZE._replace(num_frames=33))
+    frames = np.random.default_rng(8).integers(0, 256, (2, 12, 48, 80, 3), np.uint8)
+    paths = [write_lossless(tmp_path / f"{number}.mov", clip) for number, clip in enumerate(frames)]
+    ours = [{"path": str(path), "kind": "video", "frame": 17 * at, "strength": 0.8} for at, path in enumerate(paths)]
+    plan = plan_of(checkpoint, case, 5, conditions=ours)
+    theirs = [LTX2VideoCondition(frames[0, -9:], 0, 0.8), LTX2VideoCondition(frames[1, :9], 3, 0.8)]
+    pipeline = of_kind(LTX2ConditionPipeline, checkpoint.pipeline)
+    with_noise(monkeypatch, pipeline_ltx2_condition, *drawn(plan))
+    latents = reference(With(pipeline, conditions=theirs), case, 5, "latent")
+    assert max(errors(plan, pipeline, latents)) <= 2e-4
+    assert [condition.num_frames for condition in plan.spec.conditions] == [9, 9]
+    assert "its last 9 frames are shown; it is 80x48, its middle 72x48 fills the frame" in plan.warnings[0]
+    config = {"in_channels": 8, "mid_channels": 32, "num_blocks_per_stage": 1, **KINDS["temporal x2"]}
+    randomise(LTX2LatentUpsamplerModel(**config), seed=1).save_pretrained(tmp_path / "temporal")
+    second = {"recipe": "two_stage", "second_stage.upsampler": str(tmp_path / "temporal"), "second_stage.lora": []}
+    with pytest.raises(UsageError, match="a video cannot be shown where the upsampler adds frames"):
+        plan_of(checkpoint, case, 5, conditions=ours, **second)
+
+
 def test_other_pictures_frames_and_strengths_compile_nothing(
     checkpoint: Checkpoint, pictures: list[Path], compilations: list[str]
 ) -> None:
@@ -225,6 +251,8 @@ def test_a_record_knows_its_pictures(
     model += ["--set", "max_sequence_length=32"]
     clip = ["-o", str(tmp_path / "a.mp4"), "--save-latents", str(tmp_path / "a.safetensors")]
     asked = ["generate", PROMPT, "--image", f"{picture}@-1:0.5", *size, *model, *clip]
+    assert run_program(monkeypatch, *asked, "--dry-run") == 0
+    assert f"image {picture} at frame -1, strength 0.5" in capsys.readouterr().out
     assert run_program(monkeypatch, *asked) == 0
     assert run_program(monkeypatch, "replay", "--verify", str(tmp_path / "a.mp4")) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "identical"

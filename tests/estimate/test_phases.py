@@ -65,7 +65,7 @@ def test_pictures_behind_the_grid_count_as_tokens(tmp_path: Path) -> None:
     plan = plan_offline(read_spec(prompt="rain", conditions=places, **LARGE), TPU7X)
     plain = planned(TPU7X, **LARGE)
     assert run_phases(plan) == tuple(PHASES)
-    assert [stage.geometry.keyframes for stage in plan.stages] == [(120.0, 40.0)] * 2
+    assert [stage.geometry.keyframes for stage in plan.stages] == [((120, 121), (40, 41))] * 2
     tokens = [[stage.geometry.video_tokens for stage in each.stages] for each in (plain, plan)]
     assert tokens == [[16 * 16 * 24, 16 * 32 * 48], [18 * 16 * 24, 18 * 32 * 48]]
     assert phase_flops(plan, REFINE) > 18 / 16 * phase_flops(plain, REFINE)

@@ -33,8 +33,8 @@ def red(tmp_path: Path) -> Path:
 
 def test_a_picture_keeps_its_pixels_and_says_nothing(red: Path):
     picture = read_picture(red)
-    assert picture.pixels.shape == (20, 40, 3)
-    assert picture.pixels[0, 0].tolist() == [*RED]
+    assert picture.frames.shape == (1, 20, 40, 3)
+    assert picture.frames[0][0, 0].tolist() == [*RED]
     assert picture.remarks == ()
     assert len(picture.sha256) == 64
 
@@ -44,9 +44,9 @@ def test_exif_turns_it_upright(red: Path, tmp_path: Path):
     exif[0x0112] = 6  # to be turned clockwise
     Image.open(red).save(tmp_path / "turned.png", exif=exif)
     picture = read_picture(tmp_path / "turned.png")
-    assert picture.pixels.shape == (40, 20, 3)
-    assert picture.pixels[0, 0].tolist() == [*RED]
-    assert picture.pixels[-1, 0].tolist() == [*GREEN]
+    assert picture.frames[0].shape == (40, 20, 3)
+    assert picture.frames[0][0, 0].tolist() == [*RED]
+    assert picture.frames[0][-1, 0].tolist() == [*GREEN]
     assert picture.remarks == ("it was turned as its camera says",)
 
 
@@ -74,8 +74,8 @@ UNPROFILED = "its CMYK became RGB without a colour profile"
 def test_every_kind_of_pixel_becomes_rgb(tmp_path: Path, name, image, pixel, remark):
     image.save(tmp_path / name)
     picture = read_picture(tmp_path / name)
-    assert picture.pixels.shape == (4, 4, 3)
-    assert picture.pixels[1, 1].tolist() == [*pixel]
+    assert picture.frames[0].shape == (4, 4, 3)
+    assert picture.frames[0][1, 1].tolist() == [*pixel]
     assert picture.remarks == ((remark,) if remark else ())
 
 
@@ -83,7 +83,7 @@ def test_the_first_of_several_frames_is_shown(tmp_path: Path):
     frames = [Image.new("RGB", (8, 8), color) for color in (RED, GREEN)]
     frames[0].save(tmp_path / "a.webp", save_all=True, append_images=frames[1:], lossless=True)
     picture = read_picture(tmp_path / "a.webp")
-    assert picture.pixels[0, 0].tolist() == [*RED]
+    assert picture.frames[0][0, 0].tolist() == [*RED]
     assert picture.remarks == ("it has 2 frames, the first is shown",)
 
 
@@ -98,10 +98,10 @@ def test_colours_are_those_that_the_profile_means(tmp_path: Path):
     for name, profile in (("swapped", bytes(swapped)), ("srgb", srgb), ("broken", b"no profile")):
         Image.new("RGB", (4, 4), (255, 0, 0)).save(tmp_path / f"{name}.png", icc_profile=profile)
     swapped_picture, plain, broken = (read_picture(tmp_path / f"{name}.png") for name in ("swapped", "srgb", "broken"))
-    assert swapped_picture.pixels[0, 0].tolist() == [0, 0, 255]
+    assert swapped_picture.frames[0][0, 0].tolist() == [0, 0, 255]
     assert "its colours were converted from Swap" in swapped_picture.remarks[0]
-    assert (plain.pixels[0, 0].tolist(), plain.remarks) == ([255, 0, 0], ())
-    assert (broken.pixels[0, 0].tolist(), broken.remarks) == ([255, 0, 0], ("its colour profile cannot be used",))
+    assert (plain.frames[0][0, 0].tolist(), plain.remarks) == ([255, 0, 0], ())
+    assert (broken.frames[0][0, 0].tolist(), broken.remarks) == ([255, 0, 0], ("its colour profile cannot be used",))
 
 
 def bomb(width: int, height: int) -> bytes:

@@ -1,0 +1,83 @@
+"""Frames of videos that a clip is to show, at its rate, read by ffmpeg as data and within limits."""
+
+import hashlib
+import re
+from collections import deque
+from fractions import Fraction
+from functools import lru_cache
+from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen, run
+from tempfile import TemporaryFile
+
+import imageio_ffmpeg
+import numpy as np
+
+from ltx2_cli.errors import UsageError
+from ltx2_cli.files import refuse_special
+from ltx2_cli.media import RETRY, first_error, open_video
+from ltx2_cli.media.pictures import MAX_PIXELS, Picture
+
+READABLE = "a video that ffmpeg reads: MP4, MOV, WebM, MKV, …"
+MAX_BYTES = 2**31  # of the frames that are kept
+COMPRESSION = 8  # frames that become one latent behind the first
+
+
+def read_video(path: Path, fps: float, most: int, from_end: bool) -> Picture:
+    """8k + 1 frames of a video, at most `most`, at this rate: its first or its last. Raises `UsageError` for a file
+    without a picture, a damaged or a huge one."""
+    refuse_special(path, READABLE)
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", "check the path after --video") from None
+    return _read(path, fps, most, from_end, (stat.st_mtime_ns, stat.st_size))
+
+
+@lru_cache(maxsize=4)  # a request is planned several times
+def _read(path: Path, fps: float, most: int, from_end: bool, version: tuple[int, int]) -> Picture:
+    if not version[1]:
+        raise UsageError(f"{path} is empty", READABLE)
+    file = open_video(path)
+    if file.width * file.height > MAX_PIXELS or most * file.width * file.height * 3 > MAX_BYTES:
+        sentence = f"{most} frames of {path} have {file.width}x{file.height} pixels, more than is read at once"
+        raise UsageError(sentence, "make it smaller first")
+    frames = _decode(path, fps, most, from_end)
+    kept = (len(frames) - 1) // COMPRESSION * COMPRESSION + 1
+    frames = frames[-kept:] if from_end else frames[:kept]
+    remarks = [f"its {'last' if from_end else 'first'} {kept} frames are shown"]
+    own = _rate(path) or file.fps
+    remarks += [f"at {fps:g} frames a second, not its {own:g}"] if abs(fps - own) > 0.01 else []
+    with path.open("rb") as content:
+        sha256 = hashlib.file_digest(content, "sha256").hexdigest()
+    return Picture(path, sha256, frames, (", ".join(remarks),))
+
+
+def _rate(path: Path) -> float | None:
+    """Frames a second as the file says; packets of some formats have no exact times."""
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-i", f"file:{path}"]
+    described = run(command, stdin=DEVNULL, capture_output=True, check=False).stderr.decode(errors="replace")
+    stated = re.search(r"Video: .*, ([\d.]+) fps", described)
+    return float(stated[1]) if stated else None
+
+
+def _decode(path: Path, fps: float, most: int, from_end: bool) -> np.ndarray:
+    """The first or last frames [frames, height, width, RGB] at this rate, upright, one by one: a long video takes no
+    memory."""
+    program = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-loglevel", "error", "-i", f"file:{path}"]
+    rate, kept = Fraction(fps).limit_denominator(100_000), deque[np.ndarray](maxlen=most if from_end else None)
+    target = ["-map", "0:v:0", "-vf", f"fps={rate}", "-f", "image2pipe", "-c:v", "ppm", "-"]
+    with TemporaryFile() as log:
+        with Popen([*program, *target], stdin=DEVNULL, stdout=PIPE, stderr=log) as process:
+            assert process.stdout
+            while (from_end or len(kept) < most) and process.stdout.readline():
+                width, height = map(int, process.stdout.readline().split())
+                process.stdout.readline()  # the largest value
+                if len(frame := process.stdout.read(3 * width * height)) < 3 * width * height:
+                    break
+                kept.append(np.frombuffer(frame, np.uint8).reshape(height, width, 3))
+            process.kill()
+        log.seek(0)
+        errors = log.read()
+    if not kept:
+        raise UsageError(f"{path} is damaged: {first_error(errors, process.returncode)}", RETRY)
+    return np.stack(kept)

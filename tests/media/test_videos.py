@@ -1,0 +1,88 @@
+"""Frames of videos are read at a rate, upright, the first or the last, and within limits."""
+
+import subprocess
+from pathlib import Path
+
+import imageio_ffmpeg
+import numpy as np
+import pytest
+
+from ltx2_cli.errors import UsageError
+from ltx2_cli.media import videos
+from ltx2_cli.media.videos import read_video
+
+HEIGHT, WIDTH, FRAMES = 32, 48, 25
+
+
+def ffmpeg(*arguments: object, data: bytes = b"") -> None:
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-y", *map(str, arguments)]
+    subprocess.run(command, input=data, check=True)
+
+
+def write_lossless(path: Path, frames: np.ndarray, fps: float = 24) -> Path:
+    """A video whose frames are read as they were."""
+    size = f"{frames.shape[2]}x{frames.shape[1]}"
+    raw = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-framerate", fps, "-i", "-"]
+    ffmpeg(*raw, "-c:v", "png", "-pix_fmt", "rgb24", path, data=frames.tobytes())
+    return path
+
+
+@pytest.fixture(scope="module")
+def frames() -> np.ndarray:
+    return np.random.default_rng(2).integers(0, 256, (FRAMES, HEIGHT, WIDTH, 3), np.uint8)
+
+
+@pytest.fixture(scope="module")
+def video(frames: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_lossless(tmp_path_factory.mktemp("videos") / "v.mov", frames)
+
+
+@pytest.mark.parametrize(
+    ("most", "from_end", "shown"),
+    [
+        (25, False, slice(0, 25)),
+        (24, False, slice(0, 17)),
+        (24, True, slice(8, 25)),
+        (1, True, slice(24, 25)),
+        (90, True, slice(0, 25)),
+    ],
+)
+def test_frames_are_the_first_or_the_last(video: Path, frames: np.ndarray, most: int, from_end: bool, shown: slice):
+    read = read_video(video, 24, most, from_end)
+    np.testing.assert_array_equal(read.frames, frames[shown])
+    assert read.remarks == (f"its {'last' if from_end else 'first'} {len(read.frames)} frames are shown",)
+
+
+def test_frames_come_at_the_rate_of_the_clip(video: Path, frames: np.ndarray):
+    read = read_video(video, 12, 9, from_end=False)
+    assert read.remarks == ("its first 9 frames are shown, at 12 frames a second, not its 24",)
+    places = [np.abs(frames.astype(int) - frame).sum((1, 2, 3)).argmin() for frame in read.frames]
+    assert np.diff(places).tolist() == [2] * 8
+
+
+def test_a_turned_video_is_upright(video: Path, frames: np.ndarray, tmp_path: Path):
+    ffmpeg("-display_rotation", 90, "-i", video, "-c", "copy", tmp_path / "turned.mov")
+    read = read_video(tmp_path / "turned.mov", 24, 1, from_end=False)
+    assert read.frames.shape == (1, WIDTH, HEIGHT, 3)
+    np.testing.assert_array_equal(read.frames[0], np.rot90(frames[0]))
+
+
+def test_what_is_no_video_is_refused_in_a_sentence(video: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "empty.mp4").touch()
+    (tmp_path / "text.mp4").write_text("no video")
+    (tmp_path / "cut.mov").write_bytes(video.read_bytes()[:300])
+    ffmpeg("-f", "lavfi", "-i", "sine=duration=1", tmp_path / "sound.wav")
+    for name, sentence in (
+        ("empty.mp4", "is empty"),
+        ("text.mp4", "is damaged"),
+        ("cut.mov", "is damaged"),
+        ("sound.wav", "without a picture"),
+        ("absent.mp4", "cannot be read: No such file"),
+        (".", "is a folder"),
+    ):
+        with pytest.raises(UsageError, match=r"^[^\n]*$") as refused:
+            read_video(tmp_path / name, 24, 9, from_end=True)
+        assert sentence in str(refused.value)
+    monkeypatch.setattr(videos, "MAX_BYTES", 9 * HEIGHT * WIDTH * 3 - 1)
+    with pytest.raises(UsageError, match="have 48x32 pixels, more than is read at once"):
+        read_video(video, 24, 9, from_end=False)
