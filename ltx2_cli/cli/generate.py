@@ -8,12 +8,15 @@ from pathlib import Path
 
 from ltx2_cli.cli.options import KEYS, ConfigOptions, Generate, Options, Plan
 from ltx2_cli.cli.session import Session, request_facts, synchronized
+from ltx2_cli.console import reporter
+from ltx2_cli.core.report import Report
 from ltx2_cli.errors import UsageError
 from ltx2_cli.files import Output, read_limited
 from ltx2_cli.media import is_video
 from ltx2_cli.outputs import Product, check_outputs, check_place, outputs, read_files, run_file, with_free_names
 from ltx2_cli.request.layers import MAX_TEXT, PAGE, ConfigLayer, read_file, read_text
 from ltx2_cli.request.profiles import read_spec
+from ltx2_cli.request.size import frames_of, size_of
 from ltx2_cli.request.spec import NO_CACHE, RunSpec
 from ltx2_cli.request.validation import random_seed
 
@@ -30,7 +33,8 @@ def generate(options: Generate, session: Session) -> None:
         if options.stop_after and not options.save_latents:
             raise UsageError("--stop-after writes latents, and no file is named for them", "--save-latents FILE")
         anything = {"prompt": ANYTHING} if options.warmup else {}
-        spec = configured_spec({**anything, **overrides(options, **prompt_and_seeds(options))}, options)
+        values = {**anything, **overrides(options, **prompt_and_seeds(options))}
+        spec = sized_spec(values, options, session.report)
         facts |= request_facts(spec)
     random, product = spec.seed is None, Product.drafts if options.stop_after else Product.clips
     if random:  # the first host draws a seed for all
@@ -63,7 +67,7 @@ def plan(options: Plan) -> None:
     """Print the plan and its estimate. Raises `DoesNotFitError` afterwards where it does not fit."""
     if options.dump_hlo:
         check_place(options.dump_hlo, "--dump-hlo", "FOLDER")
-    spec = configured_spec({"prompt": "a", **overrides(options)}, options)
+    spec = sized_spec({"prompt": "a", **overrides(options)}, options, reporter())
     from ltx2_cli.cli.plan import print_plan
 
     print_plan(options, spec)
@@ -109,6 +113,25 @@ def prompt_and_seeds(options: Generate) -> dict[str, str | None]:
 def configured_spec(values: Mapping[str, object], options: ConfigOptions) -> RunSpec:
     """The request of these values, over those of --config and under those of --set."""
     return read_spec(values, config=config_page(options.config), dotlist=options.settings or ())
+
+
+def sized_spec(values: Mapping[str, object], options: Generate | Plan, report: Report) -> RunSpec:
+    """`configured_spec` with the size and length that --aspect, --resolution and --duration ask for; the report is told
+    what they became. Raises `UsageError` beside an option that says it in pixels or frames."""
+    spec, wished = configured_spec(values, options), dict[str, object]()
+    if options.aspect is not None or options.resolution is not None:
+        wished |= size_of(spec.width, spec.height, options.aspect, options.resolution)
+    if options.duration is not None:
+        wished["num_frames"] = frames_of(options.duration, spec.fps)
+    for key in wished.keys() & values.keys():
+        wish = "--duration" if key == "num_frames" else "--aspect or --resolution"
+        raise UsageError(f"--{key.replace('_', '-')} is not taken beside {wish}", f"leave out {wish}")
+    if wished:
+        spec = configured_spec({**values, **wished}, options)
+        asked = ", ".join(text for text in (options.resolution, options.aspect, options.duration) if text)
+        length = f"{spec.num_frames} frames, {spec.num_frames / spec.fps:.2f} s"
+        report.note(f"asked: {asked}; got: {spec.width}x{spec.height}, {length}")
+    return spec
 
 
 def config_page(path: Path | None) -> ConfigLayer | None:

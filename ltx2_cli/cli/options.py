@@ -110,6 +110,12 @@ class ClipOptions(ModelOptions):
     text_encoder_dtype: Literal["float32", "bfloat16", "float16"] | None = option(MODEL, "Of the text encoder.")
 
 
+class WishOptions(Options):
+    aspect: Text = option(SIZE, "In place of a width and height: 16:9, 1:1, 9:16.", metavar="W:H")
+    resolution: Text = option(SIZE, "The shorter side, of the first of two stages: 720p.", metavar="PIXELSp")
+    duration: Text = option(SIZE, "In place of a number of frames: 5s.", metavar="SECONDS")
+
+
 class SavedModelOptions(ModelOptions):
     model: Text = option(MODEL, "Where the file does not say which, or in its place.", profiles="model")
 
@@ -140,12 +146,12 @@ class SessionOptions(Options):
     initialization_timeout: int = option(HOSTS, "Seconds to wait for all.", default=300, min=1)
 
 
-class Generate(ClipOptions, KeepOptions, ConfigOptions, SessionOptions):
+class Generate(ClipOptions, WishOptions, KeepOptions, ConfigOptions, SessionOptions):
     """Make a video with sound from a prompt; its path is printed, and a record that --config reads lies beside it.
 
     ltx2 generate --model demo "a red ball bounces" -o out/demo.mp4
     ltx2 generate "a fox yawns at dawn, birdsong" --seed 7
-    ltx2 generate "waves at night" --width 1280 --height 704 --fps 25
+    ltx2 generate "waves at night" --resolution 720p --aspect 16:9 --duration 8s --fps 25
     ltx2 generate "she turns around" --image her.jpg --image end.png@-1:0.8
     ltx2 generate "and rides away" --video rider.mp4
     ltx2 generate "a choir" --model ~/LTX-2 --sharding trillium
@@ -244,7 +250,7 @@ class Replay(ClipOptions, SessionOptions):
     settings: Texts = SETTINGS
 
 
-class Plan(ClipOptions, ConfigOptions):
+class Plan(ClipOptions, WishOptions, ConfigOptions):
     """Say what a clip would need and take: memory, what travels between devices, time. No weights, no network.
 
     ltx2 plan --model ltx2.3 --topology v6e:2x4

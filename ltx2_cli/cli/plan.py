@@ -38,6 +38,8 @@ from ltx2_cli.weights.hub import check_disk_space, local_path
 from ltx2_cli.weights.published import FOLDER_FILES
 
 SETTING = "--set"
+SIZE = ("--aspect", "--resolution")
+WISHES = {"num_frames": ("--duration",), "height": SIZE, "width": SIZE}  # options that say a key in other words
 
 
 @dumped_schedules()
@@ -118,7 +120,8 @@ def command_line(alternative: Alternative) -> str:
     typed = "".join(f"\0{word}" for word in words)  # no word has a NUL in it
     for key, value in alternative.options.items():
         flag = f"--{key.replace('_', '-')}"
-        given_before = rf"\0({SETTING}[=\0]{re.escape(key)}=|{re.escape(flag)}[=\0])[^\0]*"
+        flags = "|".join(map(re.escape, [flag, *WISHES.get(key, ())]))
+        given_before = rf"\0({SETTING}[=\0]{re.escape(key)}=|({flags})[=\0])[^\0]*"
         added = f"\0{flag}\0{value}" if key in options else f"\0{SETTING}\0{key}={value}"
         typed = re.sub(given_before, "", typed) + added
     variable = [f"{fraction_variable()}={FRACTION}"] if alternative.most_memory else []

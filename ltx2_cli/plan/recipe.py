@@ -208,8 +208,12 @@ def layout_warnings(sharding: ShardingPlan, heads: int, decoding: DecodePlan, ro
 def untrained_warnings(
     spec: RunSpec, checkpoint: Checkpoint, stages: Sequence[Stage], prompts: Sequence[str]
 ) -> Iterator[str]:
-    """Sentences about sizes and words that the model was not trained on, if its checkpoint lists them."""
+    """Sentences about sizes and words that the model was not trained on, if its checkpoint lists them, else about its
+    length."""
     if (trained_on := read_trained_on(checkpoint.where)) is None:
+        if spec.num_frames > (longest := int(LONGEST_SECONDS * spec.fps) + 4):
+            seconds, nearest = f"{spec.num_frames / spec.fps:.1f}", longest - (longest - 1) % 8
+            yield f"models were trained on at most {LONGEST_SECONDS} s, not on {seconds}: --num-frames {nearest}"
         return
     pixels = checkpoint.arch.compression.pixels
     sizes = [(pixels * stage.geometry.width, pixels * stage.geometry.height) for stage in stages]
@@ -218,6 +222,7 @@ def untrained_warnings(
         yield from prompt_warnings(trained_on, checkpoint.tokenizer, prompt)
 
 
+LONGEST_SECONDS = 20  # of the clips that LTX-2 and LTX-2.3 were trained on
 TRAINED_ON_FILE = "trained_on.json"
 LIST_WIDTH = 80  # characters of a list of words in a warning
 

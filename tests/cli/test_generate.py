@@ -120,6 +120,22 @@ def test_verbose_prints_every_stage_and_quiet_nothing(ltx2: Run):
     assert "--verbose and --quiet contradict each other\nhint: leave one of them out" in ltx2(*asked, "-qv")[2]
 
 
+def test_size_and_length_are_asked_for_as_people_say_them(ltx2: Run, core: Core):
+    wished = ("--resolution", "720p", "--aspect", "16:9", "--duration", "8s", "--fps", "25")
+    code, _, err = ltx2("generate", "--prompt", "rain", *wished)
+    assert code == 0
+    assert "asked: 720p, 16:9, 8s; got: 1280x704, 201 frames, 8.04 s\n" in err
+    assert (core.asked.width, core.asked.height, core.asked.num_frames) == (1280, 704, 201)
+    code, _, err = ltx2("generate", "--prompt", "rain", *wished, "--width", "1280")
+    assert (code, err.splitlines()) == (
+        2,
+        [
+            "error: --width is not taken beside --aspect or --resolution",
+            "hint: leave out --aspect or --resolution",
+        ],
+    )
+
+
 @pytest.mark.parametrize("seeds", ["3 5..7", "3, 5..7", "3,5,6 7"])
 def test_several_seeds_make_several_clips(ltx2: Run, core: Core, seeds: str):
     code, out, _ = ltx2("generate", "--seed", *seeds.split(), "--prompt", "rain", "-o", "clip.mp4")

@@ -104,6 +104,12 @@ def test_an_upsampled_clip_that_is_too_large_is_refused_too(
     ("typed", "alternative", "expected"),
     [
         ("generate --num-frames 257 --seed 1 2", {"num_frames": "121"}, "ltx2 generate --seed 1 2 --num-frames 121"),
+        ("generate --duration 11s", {"num_frames": "121"}, "ltx2 generate --num-frames 121"),
+        (
+            "generate --aspect=16:9 --resolution 720p --seed 1",
+            {"width": "768", "height": "448"},
+            "ltx2 generate --seed 1 --width 768 --height 448",
+        ),
         ("generate --num-frames=257", {"num_frames": "121"}, "ltx2 generate --num-frames 121"),
         ("generate --set num_frames=257", {"num_frames": "121"}, "ltx2 generate --num-frames 121"),
         (

@@ -1,13 +1,23 @@
 """What a request has that a model was not trained on: told from the list in the model's folder."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from ltx2_cli.errors import UsageError
-from ltx2_cli.plan.recipe import TRAINED_ON_FILE, TrainedOn, clip_warnings, prompt_warnings, read_trained_on
+from ltx2_cli.models.networks import open_folder
+from ltx2_cli.plan.recipe import (
+    TRAINED_ON_FILE,
+    TrainedOn,
+    clip_warnings,
+    prompt_warnings,
+    read_trained_on,
+    untrained_warnings,
+)
+from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.weights.hub import DEMO_FOLDER
 
 LIST = {
@@ -93,6 +103,16 @@ def test_a_damaged_list_is_an_error_that_names_the_file(folder: Path, text: str)
 
 def test_models_may_lack_the_list(tmp_path: Path) -> None:
     assert read_trained_on(tmp_path) is None
+
+
+@pytest.mark.parametrize(("num_frames", "fps", "nearest"), [(481, 24, ""), (489, 24, "481"), (521, 25.5, "513")])
+def test_without_the_list_a_clip_of_more_than_20_seconds_is_warned_about(
+    num_frames: int, fps: float, nearest: str, tmp_path: Path
+) -> None:
+    checkpoint = replace(open_folder(DEMO_FOLDER), where=tmp_path)
+    spec = read_spec(model="demo", prompt="rain", num_frames=num_frames, fps=fps)
+    warnings = list(untrained_warnings(spec, checkpoint, (), ()))
+    assert [warning.rpartition("--num-frames ")[2] for warning in warnings] == [nearest] * bool(nearest)
 
 
 def test_the_embedded_model_has_the_list() -> None:

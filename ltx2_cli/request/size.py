@@ -1,0 +1,38 @@
+"""Sizes and lengths as people say them, `16:9`, `720p`, `5s`, in the pixels and frames that the models take."""
+
+import re
+from math import sqrt
+
+from ltx2_cli.errors import UsageError
+from ltx2_cli.request.validation import RANGES
+
+NUMBER = r"(\d{1,5}(?:\.\d{1,9})?)"
+ASPECT, RESOLUTION, DURATION = (re.compile(text) for text in (f"{NUMBER}:{NUMBER}", r"(\d{1,5})p", f"{NUMBER}s?"))
+
+
+def size_of(width: int, height: int, aspect: str | None, resolution: str | None) -> dict[str, int]:
+    """The nearest legal width and height, pixels, with this aspect and resolution, the shorter side. Without an aspect
+    with that of `width` and `height`; without a resolution with as many pixels. Raises `UsageError` for other texts."""
+    ratio = width / height
+    if aspect is not None:
+        wide, high = map(float, _parsed(ASPECT, aspect, "--aspect", "16:9"))
+        if not (wide and high):
+            raise UsageError(f"--aspect {aspect} has a side of 0", "for example: --aspect 16:9")
+        ratio = wide / high
+    shorter = sqrt(width * height / max(ratio, 1 / ratio))
+    if resolution is not None:
+        shorter = float(*_parsed(RESOLUTION, resolution, "--resolution", "720p"))
+    exact = {"width": shorter * max(ratio, 1), "height": shorter * max(1 / ratio, 1)}
+    return {key: RANGES[key].nearest(value) for key, value in exact.items()}
+
+
+def frames_of(duration: str, fps: float) -> int:
+    """The legal number of frames that is nearest to `duration` in seconds. Raises `UsageError` for other texts."""
+    return RANGES["num_frames"].nearest(float(*_parsed(DURATION, duration, "--duration", "5s")) * fps)
+
+
+def _parsed(pattern: re.Pattern[str], text: str, option: str, example: str) -> tuple[str, ...]:
+    match = pattern.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"{option} {text!r} is not like {example}", f"for example: {option} {example}")
+    return match.groups()
