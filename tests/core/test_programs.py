@@ -1,5 +1,6 @@
 """What is compiled, and when: the programs of a run are known without its weights, and are all that it compiles."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -116,3 +117,13 @@ def test_the_compiler_of_a_chip_gets_its_options(monkeypatch: pytest.MonkeyPatch
     compile_for("tpu7x:2x2x1")
     with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_option"):
         compile_for("v6e:2x4")
+
+
+@needs_libtpu
+def test_the_steps_read_stacked_weights_as_they_lie() -> None:
+    """In the loop of steps, and in both loops over the layers: else XLA copies all of them before the first step."""
+    sharding = {"profile": "single", "input_major": True, "attention": "xla"}
+    asked = {"prompt": "rain", "model": "demo", "dtype": "bfloat16", "seed": 1, "sharding": sharding}
+    plan = plan_offline(read_spec(asked, width=64, height=64, num_frames=9), devices("v6e:1x1"))
+    text = stage_programs(plan, 0).steps.lower().compile().as_text()
+    assert set(re.findall(r"bf16\[6,512,128\]\{([\d,]+):", text)) == {"1,2,0"}  # of the video's feed-forward
