@@ -19,6 +19,7 @@ from ltx2_cli.media.pictures import MAX_PIXELS, Picture
 
 READABLE = "a video that ffmpeg reads: MP4, MOV, WebM, MKV, …"
 MAX_BYTES = 2**31  # of the frames that are kept
+HDR = ("smpte2084", "arib-std-b67")  # transfer functions, PQ and HLG
 COMPRESSION = 8  # frames that become one latent behind the first
 
 
@@ -45,19 +46,21 @@ def _read(path: Path, fps: float, most: int, from_end: bool, version: tuple[int,
     kept = (len(frames) - 1) // COMPRESSION * COMPRESSION + 1
     frames = frames[-kept:] if from_end else frames[:kept]
     remarks = [f"its {'last' if from_end else 'first'} {kept} frames are shown"]
-    own = _rate(path) or file.fps
+    described = _described(path)
+    stated = re.search(r"([\d.]+) fps", described)
+    own = float(stated[1]) if stated else file.fps  # packets of some formats have no exact times
     remarks += [f"at {fps:g} frames a second, not its {own:g}"] if abs(fps - own) > 0.01 else []
+    remarks += ["its HDR light is not mapped to what screens show"] if any(map(described.count, HDR)) else []
     with path.open("rb") as content:
         sha256 = hashlib.file_digest(content, "sha256").hexdigest()
     return Picture(path, sha256, frames, (", ".join(remarks),))
 
 
-def _rate(path: Path) -> float | None:
-    """Frames a second as the file says; packets of some formats have no exact times."""
+def _described(path: Path) -> str:
+    """The line in which ffmpeg describes the picture."""
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-i", f"file:{path}"]
-    described = run(command, stdin=DEVNULL, capture_output=True, check=False).stderr.decode(errors="replace")
-    stated = re.search(r"Video: .*, ([\d.]+) fps", described)
-    return float(stated[1]) if stated else None
+    lines = run(command, stdin=DEVNULL, capture_output=True, check=False).stderr.decode(errors="replace").splitlines()
+    return next((line for line in lines if "Video: " in line), "")
 
 
 def _decode(path: Path, fps: float, most: int, from_end: bool) -> np.ndarray:

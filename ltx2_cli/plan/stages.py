@@ -1,7 +1,7 @@
 """The stages of a run: the clip from noise, and the clip upsampled, noised again and refined."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -231,9 +231,10 @@ def build_stages(
 def _shown(spec: RunSpec, num_frames: int) -> tuple[ShownPicture, ...]:
     """Where a stage of so many frames shows the pictures: at the moments of the clip that is asked for."""
     rate, shown = (num_frames - 1) / max(spec.num_frames - 1, 1), list[ShownPicture]()
-    for number, (_, frame, strength, _, count, _) in enumerate(map(astuple, spec.conditions)):
-        start = frame if frame >= 0 else max(spec.num_frames + frame - (count or 1) + 1, 0)
-        shown.append(ShownPicture(number, start * rate, strength, count or 1))
+    for number, condition in enumerate(spec.conditions):
+        frame, count = condition.frame, condition.num_frames or 1
+        start = frame if frame >= 0 else max(spec.num_frames + frame - count + 1, 0)
+        shown.append(ShownPicture(number, start * rate, condition.strength, count))
     return tuple(shown)
 
 

@@ -3,7 +3,6 @@
 import re
 import secrets
 from collections.abc import Iterator
-from dataclasses import astuple
 from functools import reduce
 from itertools import pairwise
 from math import ceil, isnan
@@ -150,8 +149,9 @@ def _wrong_process(spec: RunSpec) -> Iterator[str]:
 
 def _wrong_conditions(spec: RunSpec) -> Iterator[str]:
     shown: dict[int, str] = {}
-    for path, frame, strength, kind, count, _ in map(astuple, spec.conditions):
-        typed = f"--{kind} {path}"
+    for condition in spec.conditions:
+        path, frame, strength, count = condition.path, condition.frame, condition.strength, condition.num_frames
+        typed = f"--{condition.kind} {path}"
         if finding := Range(0, 1).finding(strength, f"{typed}@{frame}:"):
             yield f"strength {strength:g} of {path} is {finding}"
         if count is not None and (finding := Range(1, spec.num_frames, 8, 1).finding(count, "num_frames: ")):
@@ -164,7 +164,7 @@ def _wrong_conditions(spec: RunSpec) -> Iterator[str]:
         else:
             shown[place] = path
         if not Path(expanduser(path)).is_file():
-            yield f"there is no {WORDS[kind]} {path}; check the path after --{kind}"
+            yield f"there is no {WORDS[condition.kind]} {path}; check the path after --{condition.kind}"
 
 
 def _wrong_sigmas(

@@ -67,6 +67,12 @@ def test_a_turned_video_is_upright(video: Path, frames: np.ndarray, tmp_path: Pa
     np.testing.assert_array_equal(read.frames[0], np.rot90(frames[0]))
 
 
+def test_hdr_is_said(video: Path, tmp_path: Path):
+    ffmpeg("-i", video, "-vf", "setparams=color_trc=smpte2084", "-c:v", "libx264", tmp_path / "hdr.mp4")
+    (remark,) = read_video(tmp_path / "hdr.mp4", 24, 1, from_end=False).remarks
+    assert remark.endswith("its HDR light is not mapped to what screens show")
+
+
 def test_what_is_no_video_is_refused_in_a_sentence(video: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "empty.mp4").touch()
     (tmp_path / "text.mp4").write_text("no video")
