@@ -124,13 +124,6 @@ def test_streams_may_see_the_noise_levels_of_tokens_as_in_the_reference(
     check_conditions(checkpoint, pictures, SHOWN["three"], monkeypatch, "never")
 
 
-def test_the_newer_model_shows_them_as_the_reference(
-    tmp_path: Path, pictures: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checkpoint = Checkpoint(tmp_path / "checkpoint", tiny_pipeline(tmp_path / "checkpoint", 40, LTX2_3))
-    check_conditions(checkpoint, pictures, SHOWN["three"], monkeypatch)
-
-
 def check_conditions(
     checkpoint: Checkpoint,
     pictures: list[Path],
@@ -186,10 +179,9 @@ def test_a_second_stage_shows_them_again_as_the_reference(
     assert max(relative_error(got, stream) for got, stream in zip(ours, wanted, strict=True)) <= 2e-4
 
 
-def test_videos_are_shown_as_in_the_reference(
-    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_newer_model_shows_videos_as_the_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of one begins the clip, another is seen later; the reference takes the same frames."""
+    checkpoint = Checkpoint(tmp_path / "checkpoint", tiny_pipeline(tmp_path / "checkpoint", 40, LTX2_3))
     case = ALL_ON._replace(size=SIZE._replace(num_frames=33))
     frames = np.random.default_rng(8).integers(0, 256, (2, 12, 48, 80, 3), np.uint8)
     paths = [write_lossless(tmp_path / f"{number}.mov", clip) for number, clip in enumerate(frames)]
@@ -202,11 +194,17 @@ def test_videos_are_shown_as_in_the_reference(
     assert max(errors(plan, pipeline, latents)) <= 2e-4
     assert [condition.num_frames for condition in plan.spec.conditions] == [9, 9]
     assert "its last 9 frames are shown; it is 80x48, its middle 72x48 fills the frame" in plan.warnings[0]
+
+
+def test_a_video_is_not_shown_where_frames_are_added(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    path = write_lossless(tmp_path / "v.mov", np.zeros((9, 64, 96, 3), np.uint8))
     config = {"in_channels": 8, "mid_channels": 32, "num_blocks_per_stage": 1, **KINDS["temporal x2"]}
     randomise(LTX2LatentUpsamplerModel(**config), seed=1).save_pretrained(tmp_path / "temporal")
     second = {"recipe": "two_stage", "second_stage.upsampler": str(tmp_path / "temporal"), "second_stage.lora": []}
+    shown_video = {"conditions": [{"path": str(path), "kind": "video"}], **second}
+    case = ALL_ON._replace(size=SIZE._replace(num_frames=33))
     with pytest.raises(UsageError, match="a video cannot be shown where the upsampler adds frames"):
-        plan_of(checkpoint, case, 5, conditions=ours, **second)
+        plan_of(checkpoint, case, 5, **shown_video)
 
 
 def test_other_pictures_frames_and_strengths_compile_nothing(
