@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.experimental.layout import with_layout_constraint
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from ltx2_cli.diffusion.conditions import UNCONDITIONED, Conditions
 from ltx2_cli.diffusion.denoise import Pass
@@ -398,10 +398,17 @@ class Transformer(nnx.Module):
 
 def _as_placed(stacked: Weight, layer: Weight) -> Weight:
     """A layer of a stacked weight, read in the order that the weight has in memory. In loops of steps, and in two loops
-    over the same layers, libtpu 0.0.42 would choose another, and copy all weights first."""
+    over the same layers, libtpu 0.0.42 would choose another, and copy all weights first. It is said of each device's
+    part: said of the whole, every device would gather it."""
     plan = active()
     order = plan.layer_order(stacked) if plan else None
-    return layer if order is None else layer.with_value(with_layout_constraint(layer.get_value(), order))
+    if plan is None or order is None:
+        return layer
+    part = PartitionSpec(*plan.weight(stacked.axes).spec[1:])
+    ordered: Callable[[jax.Array], jax.Array] = jax.shard_map(
+        lambda matrix: with_layout_constraint(matrix, order), mesh=plan.mesh, in_specs=part, out_specs=part
+    )
+    return layer.with_value(ordered(layer.get_value()))
 
 
 def _allowed(sharing: Sharing | None, videos: int) -> Sharing | None:

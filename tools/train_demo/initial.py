@@ -14,7 +14,7 @@ TAPS = 12
 
 def initial(module: M, seed: int) -> M:
     """`module` with random matrices that keep a signal's spread, norms that change nothing, zeros for biases."""
-    return map_weights(lambda weight: weight.with_value(jnp.asarray(_value(weight, seed), jnp.float32)), module)
+    return map_weights(lambda weight: weight.with_value(jnp.asarray(_value(weight, seed).astype(np.float32))), module)
 
 
 def _value(weight: Weight, seed: int) -> np.ndarray:
