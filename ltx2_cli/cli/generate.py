@@ -20,7 +20,7 @@ from ltx2_cli.request.size import frames_of, size_of
 from ltx2_cli.request.spec import NO_CACHE, RunSpec
 from ltx2_cli.request.validation import random_seed
 
-IMAGE = re.compile(r"(?P<path>.+?)(@(?P<frame>-?\d{1,9})(:(?P<strength>-?\d*\.?\d+))?)?", re.DOTALL)
+CONDITION = re.compile(r"(?P<path>.+?)(@(?P<frame>-?\d{1,9})(:(?P<strength>-?\d*\.?\d+))?)?", re.DOTALL)
 SEEDS = re.compile(r"\d+(\.\.\d+)?,?")
 ANYTHING = "a"  # the prompt of a warm-up; every text encoder knows it
 
@@ -90,7 +90,7 @@ def overrides(options: Options, **others: object) -> dict[str, object]:
 
 def parse_condition(kind: str, text: str) -> dict[str, object]:
     """The condition that FILE[@FRAME[:STRENGTH]] means, by its keys. Raises `UsageError` for no text at all."""
-    match = IMAGE.fullmatch(text)
+    match = CONDITION.fullmatch(text)
     if match is None:
         raise UsageError(f"--{kind} {text!r} is not FILE[@FRAME[:STRENGTH]]", "for example: --image end.png@-1:0.8")
     return {"kind": kind, **{name: value for name, value in match.groupdict().items() if value is not None}}

@@ -73,7 +73,7 @@ def stage_programs(plan: Plan, number: int) -> StagePrograms:
     read = jitted(Transformer.text_context, TextContext(*text_shardings), sharding)
     noise = Program(f"noise{suffix}", None, draw, lambda: (seeds,), number)
     text = Program(f"text context{suffix}", stage.network, read, text_arguments, number)
-    # A loop whose length the compiler knows is one that its text tells of.
+    # The forward is for estimates: the number of turns of a loop is in its HLO only where the bounds are constant.
     branch = min(stage.stg_blocks) if Pass.PERTURBED in stage.passes else None
     loop, velocity = (
         jitted(_denoise_steps, whole, sharding, ("latents",)),

@@ -74,6 +74,7 @@ def read_picture(path: Path) -> Picture:
 
 
 def _frames(image: Image.Image) -> int:
+    """Pillow counts those of formats alone that may have several."""
     return getattr(image, "n_frames", 1)
 
 

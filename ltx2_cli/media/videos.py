@@ -67,20 +67,20 @@ def _decode(path: Path, fps: float, most: int, from_end: bool) -> np.ndarray:
     """The first or last frames [frames, height, width, RGB] at this rate, upright, one by one: a long video takes no
     memory."""
     program = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-loglevel", "error", "-i", f"file:{path}"]
-    rate, kept = Fraction(fps).limit_denominator(100_000), deque[np.ndarray](maxlen=most if from_end else None)
-    target = ["-map", "0:v:0", "-vf", f"fps={rate}", "-f", "image2pipe", "-c:v", "ppm", "-"]
+    rate, kept = Fraction(fps).limit_denominator(100_000), deque[np.ndarray](maxlen=most)
+    first = [] if from_end else ["-frames:v", str(most)]
+    target = ["-map", "0:v:0", "-vf", f"fps={rate}", *first, "-f", "image2pipe", "-c:v", "ppm", "-"]
     with TemporaryFile() as log:
         with Popen([*program, *target], stdin=DEVNULL, stdout=PIPE, stderr=log) as process:
             assert process.stdout
-            while (from_end or len(kept) < most) and process.stdout.readline():
+            while process.stdout.readline():
                 width, height = map(int, process.stdout.readline().split())
                 process.stdout.readline()  # the largest value
                 if len(frame := process.stdout.read(3 * width * height)) < 3 * width * height:
                     break
                 kept.append(np.frombuffer(frame, np.uint8).reshape(height, width, 3))
-            process.kill()
         log.seek(0)
         errors = log.read()
-    if not kept:
+    if errors or process.returncode or not kept:
         raise UsageError(f"{path} is damaged: {first_error(errors, process.returncode)}", RETRY)
     return np.stack(kept)

@@ -27,8 +27,8 @@ from ltx2_cli.nn.layers import precision
 LANES = 128  # of a TPU's vector
 SUBLANES = 16  # rows of a tile of 16-bit values
 QUERY_BLOCK, KEY_BLOCK = 1024, 3072  # at most: tokens whose scores are computed at a time
-# By chip: blocks of 16-bit keys, at most, of which one's exponentials are computed beside another's products, for heads
-# that fill the lanes. On v7x the schedule is then longer; in float32 they do not fit v6e.
+# By chip: up to how many blocks of keys the loop over them is unrolled, so that exponentials of one overlap products of
+# the next; for 16-bit heads that fill the lanes. On v7x the schedule is longer then; in float32 it does not fit v6e.
 UNROLLED = {"v6e": 2}
 STORED = 1024  # keys that are rotated at a time
 VECTOR_MEMORY = {"v5e": 2**27, "v5p": 2**26, "v6e": 2**27, "tpu7x": 2**26}  # bytes of a core, as Pallas knows them

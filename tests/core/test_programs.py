@@ -124,7 +124,7 @@ def test_the_compiler_of_a_chip_gets_its_options(monkeypatch: pytest.MonkeyPatch
 def test_the_steps_read_stacked_weights_as_they_lie() -> None:
     """In the loop of steps, and in both loops over the layers: else XLA copies all of them before the first step. Each
     device reads its own part."""
-    sharding = {"profile": "trillium", "mesh": {"passes": 1, "tokens": 2, "heads": 2}, "attention": "xla"}
+    sharding = {"profile": "trillium", "mesh": {"passes": 1, "tokens": 2, "heads": 2}}
     asked = {"prompt": "rain", "model": "demo", "dtype": "bfloat16", "seed": 1, "sharding": sharding}
     plan = plan_offline(read_spec(asked, width=64, height=64, num_frames=9), devices("v6e:2x2"))
     text = stage_programs(plan, 0).steps.lower().compile().as_text()

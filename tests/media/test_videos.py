@@ -73,6 +73,17 @@ def test_hdr_is_said(video: Path, tmp_path: Path):
     assert remark.endswith("its HDR light is not mapped to what screens show")
 
 
+@pytest.mark.parametrize("from_end", [False, True])
+def test_a_video_with_a_damaged_frame_is_refused(video: Path, tmp_path: Path, from_end: bool):
+    """The frames that can be read are not taken for all of it."""
+    content = bytearray(video.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 4000] = bytes(4000)
+    (damaged := tmp_path / "d.mov").write_bytes(content)
+    with pytest.raises(UsageError, match=r"d\.mov is damaged: "):
+        read_video(damaged, 24, 25, from_end)
+
+
 def test_what_is_no_video_is_refused_in_a_sentence(video: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "empty.mp4").touch()
     (tmp_path / "text.mp4").write_text("no video")
