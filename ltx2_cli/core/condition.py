@@ -1,4 +1,4 @@
-"""Pictures to latents, for each stage that shows them, at its size."""
+"""Pictures and sounds to latents, for each stage that has them, at its size."""
 
 import jax
 import numpy as np
@@ -13,18 +13,29 @@ from ltx2_cli.nn.layers import IMAGE_AXES
 from ltx2_cli.plan.decoding import image_mesh
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import PICTURE_ENCODER, Stage
+from ltx2_cli.request.spec import Streams
 from ltx2_cli.sharding import to_devices, to_host
 
 WHOLE = PartitionSpec()
-PictureLatents = list[np.ndarray]  # of each picture of a stage, normalised float32 [tokens, channels]
+Latents = list[np.ndarray]  # of each picture or sound of a stage, normalised float32 [tokens, channels]
 
 
-def encode_pictures(plan: Plan, first: int, components: Components, report: Report) -> dict[int, PictureLatents]:
-    """By the number of the stage, the latents of its pictures, for the phases from `first`."""
+def encode_conditions(plan: Plan, first: int, components: Components, report: Report) -> dict[int, Streams[Latents]]:
+    """By the number of the stage, the latents of its pictures and of its sounds, for the phases from `first`."""
+    pictures = _encode_pictures(plan, first, components, report)
+    return {number: Streams(latents, []) for number, latents in pictures.items()}
+
+
+def condition_programs(plan: Plan, first: int) -> list[Program]:
+    """The programs that `encode_conditions` runs."""
+    return _picture_programs(plan, first)
+
+
+def _encode_pictures(plan: Plan, first: int, components: Components, report: Report) -> dict[int, Latents]:
     stages = _showing(plan, first)
     if not stages:
         return {}
-    latents = dict[int, PictureLatents]()
+    latents = dict[int, Latents]()
     read = zip(plan.pictures, plan.spec.conditions, strict=True)
     clips = [_compressed(plan, picture.frames) if of.kind == "image" else picture.frames for picture, of in read]
     with memory_for(CONDITION, plan), components.use(PICTURE_ENCODER, report) as vae, report.stage(CONDITION):
@@ -39,8 +50,7 @@ def encode_pictures(plan: Plan, first: int, components: Components, report: Repo
     return latents
 
 
-def picture_programs(plan: Plan, first: int) -> list[Program]:
-    """The programs that `encode_pictures` runs."""
+def _picture_programs(plan: Plan, first: int) -> list[Program]:
     stages = _showing(plan, first).values()
     counts = [(stage, sorted({shown.num_frames for shown in stage.pictures})) for stage in stages]
     return [picture_program(plan, stage, count) for stage, sizes in counts for count in sizes]

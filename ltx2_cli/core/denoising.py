@@ -34,6 +34,7 @@ from ltx2_cli.request.spec import Streams
 from ltx2_cli.sharding import to_devices, to_host
 from ltx2_cli.weights.load import not_finite
 
+NOTHING_GIVEN: Streams[Sequence[np.ndarray]] = Streams((), ())
 KEYS_VALUES = (None, None, None, "heads")  # the logical axes of a text context's keys and values
 
 
@@ -62,10 +63,7 @@ def stage_programs(plan: Plan, number: int) -> StagePrograms:
 
     def inputs() -> tuple[Any, ...]:
         tables = abstract_rope_tables(stage.geometry, arch)
-        latent = stage.geometry.height * stage.geometry.width
-        counts = [latent * plan.arch.compression.latents(shown.num_frames) for shown in stage.pictures]
-        nothing = [np.zeros((count, stage.shapes.video[1]), np.float32) for count in counts]
-        rows = as_abstract(_stage_rows(plan, stage, tables, nothing), whole)
+        rows = as_abstract(_stage_rows(plan, stage, tables, _no_latents(plan, stage)), whole)
         return abstract_network(plan, stage.network), noise.outputs(), DenoiserInputs(text.outputs(), *rows)
 
     behind = stage.geometry.video_tokens - stage.geometry.grid_tokens
@@ -85,9 +83,10 @@ def stage_programs(plan: Plan, number: int) -> StagePrograms:
 
 
 def _stage_rows(
-    plan: Plan, stage: Stage, tables: Streams[Ropes], pictures: Sequence[np.ndarray]
+    plan: Plan, stage: Stage, tables: Streams[Ropes], given: Streams[Sequence[np.ndarray]]
 ) -> tuple[np.ndarray, Streams[Ropes], PassMasks, Streams[Conditions | None], Sharing]:
-    """What `DenoiserInputs` holds besides the text, on the host; `pictures` are the latents of those of the stage."""
+    """What `DenoiserInputs` holds besides the text, on the host; `given` are the latents of the stage's pictures
+    and of its sounds."""
     videos, passes = plan.batch_size, stage.passes
     branch: np.ndarray | None = None
     self_attention = np.ones((plan.arch.transformer.num_layers, len(passes)), bool)
@@ -97,17 +96,34 @@ def _stage_rows(
     cross_modal = np.array([guidance_pass is not Pass.ISOLATED for guidance_pass in passes])
     masks = PassMasks(np.tile(self_attention, videos), np.tile(cross_modal, videos))
     contexts = [len(plan.prompts) - 1 if guidance_pass is Pass.UNCOND else 0 for guidance_pass in passes]
-    given = Streams(_given(plan, stage, pictures), None)
-    return np.tile(np.asarray(contexts, np.int32), videos), tables, masks, given, Sharing(passes, branch)
+    tokens = _given_tokens(plan, stage, given)
+    return np.tile(np.asarray(contexts, np.int32), videos), tables, masks, tokens, Sharing(passes, branch)
 
 
-def _given(plan: Plan, stage: Stage, pictures: Sequence[np.ndarray]) -> Conditions | None:
-    """The tokens of a stage's pictures: in place of its first latents, or behind its grid."""
+def _given_tokens(plan: Plan, stage: Stage, latents: Streams[Sequence[np.ndarray]]) -> Streams[Conditions | None]:
+    """The tokens of a stage's pictures, in place of its first latents or behind its grid, and of its sounds."""
     given, behind = list[Given](), stage.geometry.grid_tokens
-    for latents, shown in zip(pictures, stage.pictures, strict=True):
-        given.append(Given(latents, shown.strength, behind if shown.frame else 0))
-        behind += len(latents) if shown.frame else 0
-    return conditions(given, stage.geometry.video_tokens, plan.spec.x0_sigma, plan.spec.cross_timestep)
+    for tokens, shown in zip(latents.video, stage.pictures, strict=True):
+        given.append(Given(tokens, shown.strength, behind if shown.frame else 0))
+        behind += len(tokens) if shown.frame else 0
+    sounds = [
+        Given(tokens, heard.strength, heard.start) for tokens, heard in zip(latents.audio, stage.sounds, strict=True)
+    ]
+    rules = plan.spec.x0_sigma, plan.spec.cross_timestep
+    return conditions(Streams(given, sounds), stage.token_shapes, *rules)
+
+
+def _no_latents(plan: Plan, stage: Stage) -> Streams[list[np.ndarray]]:
+    """Zeros in the shapes of the latents of a stage's pictures and sounds."""
+    latent, channels = (
+        stage.geometry.height * stage.geometry.width,
+        Streams(*(shape[1] for shape in stage.token_shapes)),
+    )
+    pictures = [latent * plan.arch.compression.latents(shown.num_frames) for shown in stage.pictures]
+    counts = Streams(pictures, [heard.tokens for heard in stage.sounds])
+    return Streams(
+        *([np.zeros((count, width), np.float32) for count in of] for of, width in zip(counts, channels, strict=True))
+    )
 
 
 def _stage_schedule(stage: Stage) -> tuple[np.ndarray, Streams[GuidanceWeights]]:
@@ -117,7 +133,7 @@ def _stage_schedule(stage: Stage) -> tuple[np.ndarray, Streams[GuidanceWeights]]
 
 class StageRun:
     """A stage whose denoiser is on the devices, with all its inputs but latents; `contexts` are its connectors', and
-    `pictures` the latents of those that it shows."""
+    `given` the latents of its pictures and of its sounds."""
 
     def __init__(
         self,
@@ -125,12 +141,12 @@ class StageRun:
         phase: Phase,
         transformer: Transformer,
         contexts: Streams[Any],
-        pictures: Sequence[np.ndarray] = (),
+        given: Streams[Sequence[np.ndarray]] = NOTHING_GIVEN,
     ):
         self.plan, self.phase, self.transformer = plan, phase, transformer
         self.programs, stage = stage_programs(plan, phase.number), phase.stage
         text = self.programs.text(transformer, self.place(contexts))
-        rows = _stage_rows(plan, stage, rope_tables(stage.geometry, plan.arch.transformer), pictures)
+        rows = _stage_rows(plan, stage, rope_tables(stage.geometry, plan.arch.transformer), given)
         rows, self.schedule = self.place((rows, _stage_schedule(stage)))
         self.inputs = DenoiserInputs(jax.block_until_ready(text), *rows)
 

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from ltx2_cli.core.components import DENOISE, UPSAMPLE, Components, check_finite, memory_for, network_program
-from ltx2_cli.core.condition import encode_pictures, picture_programs
-from ltx2_cli.core.denoising import StageRun, check_stage, locate, stage_programs
+from ltx2_cli.core.condition import condition_programs, encode_conditions
+from ltx2_cli.core.denoising import NOTHING_GIVEN, StageRun, check_stage, locate, stage_programs
 from ltx2_cli.core.encode import encode, text_programs
 from ltx2_cli.core.programs import Program, jitted
 from ltx2_cli.core.provenance import extend_history
@@ -82,7 +82,7 @@ def _upsampled(
 
 def latent_programs(plan: Plan, start: RunState) -> Iterator[Program]:
     """The programs that `generate` runs."""
-    yield from picture_programs(plan, start.phase)
+    yield from condition_programs(plan, start.phase)
     if names := missing_contexts(plan, start):
         yield from text_programs(plan, names)
     for phase in plan.phases[start.phase :]:
@@ -109,7 +109,7 @@ def generate(
     stage upsamples all videos, then denoises batch by batch, from noise of each video's seed.
     """
     state, network = start, ""
-    pictures = encode_pictures(plan, start.phase, components, report)
+    given = encode_conditions(plan, start.phase, components, report)
     if names := missing_contexts(plan, start):
         state = replace(start, contexts={**start.contexts, **encode(plan, names, components, report)})
         on_progress(state)
@@ -126,7 +126,7 @@ def generate(
                         denoiser = None  # the last reference: its memory is free before the next is loaded
                         network, denoiser = stage.network, loaded.enter_context(components.use(stage.network, report))
                     pauses, contexts = pausing and done == len(plan.phases), state.contexts[stage.connectors]
-                    run = StageRun(plan, phase, denoiser, contexts, pictures.get(phase.number, ()))
+                    run = StageRun(plan, phase, denoiser, contexts, given.get(phase.number, NOTHING_GIVEN))
                     runs = _run_stage(run, state, report, on_progress, pauses)
                     for state in runs:
                         if state.batch < len(plan.batches):
@@ -190,7 +190,7 @@ def _initial_latents(run: StageRun, state: RunState, source: Streams[np.ndarray]
         video, audio = pack(read_noise(stage.noise, stage.shapes))
         behind = [] if noise.video is None else [to_host(noise.video)[:, video.shape[1] :]]
         noise = run.place(Streams(np.concatenate([video, *behind], axis=1), audio))
-    if source is None and not stage.pictures:
+    if source is None and not (stage.pictures or stage.sounds):
         return noise
     return initial_latents(*run.place((source, noise, stage.sigmas[0])), run.inputs.given)
 

@@ -1,6 +1,7 @@
-"""Tokens that are given to a clip, such as those of a picture: each has a clean value, a strength, and a noise level of
-its own, (1 − strength)·σ where that of the stream is σ. They take the place of tokens of the grid, or are appended and
-cut off at the end. A clip has few levels: what they decide is computed for each, and picked by token."""
+"""Tokens that are given to a clip, such as those of a picture or of a sound: each has a clean value, a strength, and a
+noise level of its own, (1 − strength)·σ where that of the stream is σ. They take the place of tokens of the grid, or
+are appended and cut off at the end. A clip has few levels: what they decide is computed for each, and picked by token.
+"""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -16,7 +17,7 @@ CrossTimestep = Literal["gate", "always", "never"]
 
 
 class Given(NamedTuple):
-    """What one picture gives."""
+    """What one picture or sound gives to its stream."""
 
     latents: np.ndarray  # [tokens, channels], normalised
     strength: float
@@ -25,7 +26,7 @@ class Given(NamedTuple):
 
 class Conditions(NamedTuple):
     """The given tokens of one stream. All is traced: other values, places and strengths compile nothing. Level 0 is
-    that of tokens that are not given. Factors are of the stream's noise level, [levels]."""
+    that of tokens that are not given. Factors are of the noise level σ of the step, [levels]."""
 
     level: Array  # int32 [tokens]
     clean: Array  # float32 [tokens, channels]; zeros where nothing is given
@@ -34,6 +35,7 @@ class Conditions(NamedTuple):
     x0: Array  # factor with which its clean value is predicted
     cross: Array  # factor that modulates what it shows the other stream
     gate: Array  # factor that modulates what it takes from the other stream
+    text: Array  # factor that modulates the text for the whole stream, a scalar
 
     def by_token(self, values: Array) -> jax.Array:
         """Values [levels] as [tokens, 1]."""
@@ -44,27 +46,44 @@ UNCONDITIONED: Streams[Conditions | None] = Streams(None, None)
 
 
 def conditions(
-    given: Sequence[Given], tokens: int, x0_sigma: Literal["token", "stream"], cross_timestep: CrossTimestep
+    given: Streams[Sequence[Given]],
+    shapes: Streams[tuple[int, int]],
+    x0_sigma: Literal["token", "stream"],
+    cross_timestep: CrossTimestep,
+) -> Streams[Conditions | None]:
+    """The given tokens among all of each stream, of these shapes [tokens, channels]; None for a stream whose tokens all
+    have the step's noise level. Of two that are given for one token the later holds. `x0_sigma`: whose noise level
+    predicts the clean value. `cross_timestep`: where the other stream's noise level replaces a token's own in the
+    attention between the streams. That of a stream is σ, but 0 of a sound that is given whole, at full strength: it is
+    clean for the picture too."""
+    sound = np.zeros(shapes.audio[0], bool)
+    for latents, strength, start in given.audio:
+        sound[start : start + len(latents)] = strength == 1
+    level = Streams(1.0, 0.0 if sound.all() else 1.0)  # of the streams, in σ
+    pairs = zip(given, shapes, level, level[::-1], strict=True)
+    return Streams(*(_of_stream(*pair, x0_sigma, cross_timestep) for pair in pairs))
+
+
+def _of_stream(
+    given: Sequence[Given], shape: tuple[int, int], level_of_stream: float, level_of_other: float, x0: str, cross: str
 ) -> Conditions | None:
-    """The given tokens among all `tokens` of a stream; None where nothing is given. `x0_sigma`: whose noise level
-    predicts the clean value. `cross_timestep`: where the other stream's, which here is undisturbed, replaces a token's
-    own in the attention between the streams."""
-    if not given:
+    if not given and level_of_other == 1:
         return None
-    level, clean = np.zeros(tokens, np.int32), np.zeros((tokens, given[0].latents.shape[1]), np.float32)
+    level, clean = np.zeros(shape[0], np.int32), np.zeros(shape, np.float32)
     for number, (latents, _, start) in enumerate(given, 1):
         level[start : start + len(latents)] = number
         clean[start : start + len(latents)] = latents
     strength = np.asarray([0, *(condition.strength for condition in given)], np.float32)
-    own, stream = 1 - strength, np.ones_like(strength)
+    own, other = 1 - strength, np.full_like(strength, level_of_other)
     return Conditions(
         level,
         clean,
         strength,
         own,
-        x0=own if x0_sigma == "token" else stream,
-        cross=stream if cross_timestep == "always" else own,
-        gate=own if cross_timestep == "never" else stream,
+        x0=own if x0 == "token" else np.ones_like(strength),
+        cross=other if cross == "always" else own,
+        gate=own if cross == "never" else other,
+        text=np.asarray(level_of_stream, np.float32),
     )
 
 

@@ -282,10 +282,10 @@ class StreamIO(nnx.Module):
         self, timestep: jax.Array, gate_scale: float, given: Conditions | None
     ) -> tuple[Modulation, jax.Array]:
         """The rows for every layer, and the embedding that modulates the output, [dim] or [levels, dim]."""
-        own, cross, gate = (1.0, 1.0, 1.0) if given is None else (given.own, given.cross, given.gate)
+        own, cross, gate, text_level = (1.0,) * 4 if given is None else (given.own, given.cross, given.gate, given.text)
         rows, embedded = self.time(timestep * own)
         cross_rows, gate_rows = self.cross(timestep * cross)[0], self.cross_gate(timestep * gate * gate_scale)[0]
-        text = None if self.text_time is None else self.text_time(timestep)[0]
+        text = None if self.text_time is None else self.text_time(timestep * text_level)[0]
         return Modulation(rows, cross_rows, gate_rows, text), embedded
 
     def output(self, x: jax.Array, embedded: jax.Array, level: jax.Array | None) -> jax.Array:

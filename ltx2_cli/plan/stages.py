@@ -11,7 +11,7 @@ import numpy as np
 
 from ltx2_cli.diffusion.denoise import Pass, needed_passes
 from ltx2_cli.diffusion.geometry import Geometry, UpsampleFactors, clip_geometry, stage1_size
-from ltx2_cli.diffusion.latents import STAGES, Shape, file_shapes
+from ltx2_cli.diffusion.latents import STAGES, Shape, file_shapes, token_shapes
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.pictures import Picture, read_picture
 from ltx2_cli.media.videos import read_video
@@ -55,6 +55,14 @@ class ShownPicture(NamedTuple):
         return [(self.frame + compression * i, self.frame + compression * i + length) for i in range(latents)]
 
 
+class GivenSound(NamedTuple):
+    """A span of a stage's sound that is given."""
+
+    start: int  # the first token
+    tokens: int
+    strength: float
+
+
 @dataclass(frozen=True)
 class Stage:
     """One denoising loop and what it starts from."""
@@ -75,11 +83,18 @@ class Stage:
     tone_map: float = 0.0  # how far their range is compressed
     keep_audio: bool = False  # the sound is that of the source
     pictures: tuple[ShownPicture, ...] = ()  # those behind the grid in the order of `geometry.keyframes`
+    sounds: tuple[GivenSound, ...] = ()
 
     @property
     def steps(self) -> int:
         """The number of denoising steps."""
         return len(self.sigmas) - 1
+
+    @property
+    def token_shapes(self) -> Streams[tuple[int, int]]:
+        """The tokens of each stream and their channels, those behind the grid with them."""
+        (_, _, channels), (_, tokens, features) = token_shapes(1, self.shapes)
+        return Streams((self.geometry.video_tokens, channels), (tokens, features))
 
     @property
     def draws_noise(self) -> bool:

@@ -11,6 +11,7 @@ from ltx2_cli.diffusion.denoise import GuidanceWeights, denoise
 from ltx2_cli.request.spec import Streams
 
 TOKENS, CHANNELS = 7, 4
+SHAPES = Streams((TOKENS, CHANNELS), (TOKENS, CHANNELS))
 DISTILLED = np.asarray([1.0, 0.99375, 0.9875, 0.98125, 0.975, 0.909375, 0.725, 0.421875, 0.0], np.float32)
 
 
@@ -22,9 +23,10 @@ def given(strengths: tuple[float, ...], rule: Any = "token") -> Conditions:
     """The first two tokens, and the last, one after the other."""
     places = zip((0, 6), (2, 1), strengths, strict=False)
     pictures = [Given(normal(tokens, CHANNELS), strength, start) for start, tokens, strength in places]
-    held = conditions(pictures, TOKENS, rule, "gate")
-    assert held is not None
-    return held
+    held = conditions(Streams(pictures, ()), SHAPES, rule, "gate")
+    assert held.video is not None
+    assert held.audio is None
+    return held.video
 
 
 def ends(held: Conditions, clean: np.ndarray, noise: np.ndarray) -> np.ndarray:
@@ -65,12 +67,45 @@ def test_a_full_strength_never_moves_a_token() -> None:
     [("gate", [1, 0.75], [1, 1]), ("always", [1, 1], [1, 1]), ("never", [1, 0.75], [1, 0.75])],
 )
 def test_where_the_other_streams_noise_level_is_read(rule: Any, cross: list[float], gate: list[float]) -> None:
-    held = conditions([Given(normal(2, CHANNELS), 0.25, 3)], TOKENS, "token", rule)
+    held, none = conditions(Streams([Given(normal(2, CHANNELS), 0.25, 3)], ()), SHAPES, "token", rule)
     assert held is not None
     assert held.level.tolist() == [0, 0, 0, 1, 1, 0, 0]
     assert [held.own.tolist(), held.x0.tolist()] == [[1, 0.75]] * 2
     assert (held.cross.tolist(), held.gate.tolist()) == (cross, gate)
-    assert conditions([], TOKENS, "token", rule) is None
+    assert held.text == 1
+    assert none is None
+
+
+@pytest.mark.parametrize(
+    ("rule", "cross", "gate"),
+    [
+        ("gate", ([1], [1, 0]), ([0], [1, 1])),
+        ("always", ([0], [1, 1]), ([0], [1, 1])),
+        ("never", ([1], [1, 0]), ([1], [1, 0])),
+    ],
+)
+def test_a_whole_sound_is_clean_for_the_picture(rule: Any, cross: Any, gate: Any) -> None:
+    """The text and the picture read no noise of it; it reads that of the picture."""
+    whole = Given(normal(TOKENS, CHANNELS), 1.0, 0)
+    video, audio = conditions(Streams((), [whole]), SHAPES, "token", rule)
+    assert video is not None
+    assert audio is not None
+    assert (video.level.any(), video.own.tolist(), video.text) == (False, [1], 1)
+    assert (audio.own.tolist(), audio.text) == ([1, 0], 0)
+    assert (video.cross.tolist(), audio.cross.tolist()) == cross
+    assert (video.gate.tolist(), audio.gate.tolist()) == gate
+
+
+@pytest.mark.parametrize(("tokens", "strength"), [(TOKENS - 1, 1.0), (TOKENS, 0.9)])
+def test_a_part_of_a_sound_leaves_the_rest_noisy(tokens: int, strength: float) -> None:
+    """Both ends are given, the later one over the former where they meet."""
+    parts = [Given(normal(tokens, CHANNELS), strength, 0), Given(normal(2, CHANNELS), strength, 3)]
+    video, audio = conditions(Streams((), parts), SHAPES, "token", "gate")
+    assert video is None
+    assert audio is not None
+    assert audio.level.tolist() == [1, 1, 1, 2, 2, 1, int(tokens == TOKENS)]
+    assert audio.text == 1
+    np.testing.assert_array_equal(audio.clean[3:5], parts[1].latents)
 
 
 def test_given_tokens_begin_at_their_own_noise_level() -> None:
