@@ -64,7 +64,7 @@ def test_every_storey_is_in_the_tower():
     assert found == set(LEVEL)
 
 
-@pytest.mark.parametrize("module", ["ltx2_cli", "ltx2_cli.cli", "ltx2_cli.request.profiles", "ltx2_cli.media"])
+@pytest.mark.parametrize("module", ["ltx2_cli", "ltx2_cli.cli", "ltx2_cli.cli.gallery", "ltx2_cli.request.profiles"])
 def test_the_package_and_the_command_line_import_without_jax(module: str):
     script = f"import sys, {module}; print([name for name in ('jax', 'torch', 'transformers') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -281,6 +281,20 @@ class Info(Options):
     as_json: bool = flag(None, "As JSON, a list; sizes in bytes, records whole.", "--json")
 
 
+class Gallery(Options):
+    """Write an HTML page that plays the clips of a folder, with what their records say; its path is printed. The page
+    filters, sorts, and plays two clips side by side in step. It needs no network.
+
+    ltx2 gallery out
+    ltx2 gallery out -o clips.html --embed
+    """
+
+    folder: Path = argument("FOLDER", "With mp4 videos, also in folders in it.")
+    output: File = option(FILES, "The page; without it FOLDER/gallery.html.", "--output", "-o", metavar="FILE")
+    embed: bool = flag(FILES, "Put the clips into the page, which is then one file to pass on.", "--embed")
+    force: bool = flag(FILES, "Overwrite a file that is no gallery.", "--force")
+
+
 class Models(Options):
     """List what is published, how large it is, and what of it is in the local cache. It asks no network.
 
@@ -305,5 +319,6 @@ VERBS: dict[type[Options], str] = {  # with the modules that carry them out
     Replay: "replay",
     Plan: "generate",
     Info: "inspect",
+    Gallery: "gallery",
     Models: "models",
 }
