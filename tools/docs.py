@@ -11,7 +11,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from typer.testing import CliRunner
 
-from ltx2_cli.cli import VERBS, app
+from ltx2_cli.cli import GROUPS, VERBS, app
 from ltx2_cli.devices import SHARE
 from ltx2_cli.estimate.estimate import Estimate, estimate_plan
 from ltx2_cli.nn.kernels import NATIVE
@@ -24,7 +24,8 @@ from tests.devices import GIB, DescribedDevice, gpu, tpus
 ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- what fits where: written by `make docs` -->\n", "<!-- end -->\n"
 MODELS = ("ltx2", "ltx2.3")
-COMMANDS = (*((verb.__name__.lower(),) for verb in VERBS), ("lora", "inspect"))
+IN_GROUPS = ((group, command) for group, (_, commands, _) in GROUPS.items() for command in commands)
+COMMANDS = (*((verb.__name__.lower(),) for verb in VERBS), *IN_GROUPS)
 TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
 MOST = 0.95  # of a GPU's memory that jax takes where XLA_PYTHON_CLIENT_MEM_FRACTION says so
 

@@ -15,24 +15,31 @@ from types import TracebackType
 from typing import Any
 
 import typer
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command, get_group
 
 from ltx2_cli import __version__
-from ltx2_cli.cli.options import KEYS, PANELS, VERBS, Lora, Options, SessionOptions
+from ltx2_cli.cli.options import KEYS, PANELS, Options, SessionOptions
 from ltx2_cli.cli.session import exit_now, leave_quietly, open_session, system_error
+from ltx2_cli.cli.setup_options import GROUPS, VERBS
 from ltx2_cli.console import print_error
 from ltx2_cli.errors import CommandError, RunError, UsageError
 from ltx2_cli.files import remove_locks
 from ltx2_cli.interrupts import INTERRUPTED, ignore_signals, on_forced_exit, resend_interrupt
 
 OPTION = re.compile(r"--(?P<name>[a-z][a-z-]+)(?: (?P<value>-?\d[\d.]*))?")
-EXIT_CODES = (
-    "Exit codes: 0 done, 1 the run failed, 2 the request cannot be met, 3 it does not fit into memory, 4 the clip has"
-    " flaws (--strict), 130 interrupted."
-)
+MEANINGS = {  # of exit codes
+    0: "done",
+    1: "the run failed",
+    2: "the request cannot be met",
+    3: "it does not fit into memory",
+    4: "the clip has flaws (--strict)",
+    5: "a batch is done in part",
+    130: "interrupted",
+}
+EXIT_CODES = f"Exit codes: {', '.join(f'{code} {meaning}' for code, meaning in MEANINGS.items())}."
 HELP = "{}\n\n[bold]Examples[/bold]\n\n{}"
-LORA_EXAMPLE = "ltx2 lora inspect lora.safetensors"
+OVERVIEW = HELP.format("Video with sound from text: LTX-2 in JAX.", "{}") + "\n\n[bold]Exit codes[/bold]\n\n{}"
 
 
 class Verb(TyperCommand):
@@ -54,8 +61,9 @@ class Verb(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-def as_function(verb: type[Options]) -> Callable[..., None]:
-    """The command as typer reads it: a function of its options. It imports the module that carries the command out."""
+def as_function(verb: type[Options], module: str) -> Callable[..., None]:
+    """The command as typer reads it: a function of its options. It imports the `module` that carries the command
+    out."""
     types = {name: kind for part in verb.__mro__ for name, kind in get_annotations(part).items()}
     form = Parameter.KEYWORD_ONLY
     parameters = [Parameter(name, form, default=getattr(verb, name), annotation=types[name]) for name in types]
@@ -64,35 +72,46 @@ def as_function(verb: type[Options]) -> Callable[..., None]:
     def run(**values: object) -> None:
         options = verb(**values)
         with open_session(options) if isinstance(options, SessionOptions) else nullcontext() as session:
-            function = getattr(import_module(f"ltx2_cli.cli.{VERBS.get(verb, 'inspect')}"), verb.__name__.lower())
+            function = getattr(import_module(f"ltx2_cli.cli.{module}"), verb.__name__.lower())
             function(options, session) if session else function(options)
 
     run.__dict__["__signature__"], run.__annotations__ = Signature(parameters), types
     return run
 
 
-lora, first_examples = typer.Typer(), list[str]()
-app = typer.Typer(rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]})
-for verb in VERBS:
-    name, (sentences, _, examples) = verb.__name__.lower(), cleandoc(verb.__doc__ or "").partition("\n\n")
+def add_command(place: typer.Typer, typed: str, verb: type[Options], module: str) -> None:
+    """Add a command that is `typed` so, behind the name of its group if it has one."""
+    sentences, _, examples = cleandoc(verb.__doc__ or "").partition("\n\n")
     text = HELP.format(sentences, examples)
-    app.command(name, cls=Verb, help=text, short_help=sentences, epilog=EXIT_CODES)(as_function(verb))
-    first_examples.append(next(line for line in examples.splitlines() if line.startswith(f"ltx2 {name}")))
-lora.command("inspect", help=Lora.__doc__)(as_function(Lora))
-app.add_typer(lora, name="lora")
+    function = as_function(verb, module)
+    place.command(typed.split()[-1], cls=Verb, help=text, short_help=sentences, epilog=EXIT_CODES)(function)
+    if len(typed.split()) == 1 or not place.registered_commands[1:]:  # of a group its first command
+        first_examples.append(next(line for line in examples.splitlines() if line.startswith(f"ltx2 {typed}")))
 
 
-@lora.callback(invoke_without_command=True, help="Look into LoRA files.")
+first_examples = list[str]()
+app = typer.Typer(rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]})
+for verb, module in VERBS.items():
+    add_command(app, verb.__name__.lower(), verb, module)
+
+
 def show_help(context: typer.Context) -> None:
     """What happens without a verb."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
 
+for name, (help_text, commands, module) in GROUPS.items():
+    group = typer.Typer()
+    for command, verb in commands.items():
+        add_command(group, f"{name} {command}", verb, module)
+    group.callback(invoke_without_command=True, help=help_text)(show_help)
+    app.add_typer(group, name=name)
+
+
 @app.callback(
     invoke_without_command=True,
-    help=HELP.format("Video with sound from text: LTX-2 in JAX.", "\n".join([*first_examples, LORA_EXAMPLE])),
-    epilog=EXIT_CODES,
+    help=OVERVIEW.format("\n".join(first_examples), "\n".join(f"{code:>4}  {MEANINGS[code]}" for code in MEANINGS)),
 )
 def overview(context: typer.Context, version: bool = typer.Option(False, "--version", help="Say the version.")) -> None:
     """What happens without a verb."""
@@ -117,8 +136,7 @@ def main() -> None:
             traceback.print_exc()
         error = system_error(caught) if isinstance(caught, OSError) else caught
         sentence, code = str(error), error.exit_code
-        verbs = [word for word in sys.argv[1:2] if word in get_group(app).commands]
-        hint = f"`{' '.join(['ltx2', *verbs])} --help` lists what there is"
+        hint = f"`{' '.join(['ltx2', *typed_command()[0]])} --help` lists what there is"
         if isinstance(error, typer.TyperException):
             sentence = error.format_message()
         elif error.hint or not isinstance(error, UsageError):
@@ -131,10 +149,22 @@ def main() -> None:
     exit_now(code)
 
 
+def typed_command() -> tuple[list[str], Any]:
+    """The words of the command that was typed, as far as they name one, and that command or group. Its class is one
+    that typer does not export."""
+    words = list[str]()
+    command: Any = get_group(app)
+    for word in sys.argv[1:]:
+        if not isinstance(command, TyperGroup) or word not in command.commands:
+            break
+        command = command.commands[word]
+        words.append(word)
+    return words, command
+
+
 def of_verb(text: str) -> str:
     """`text`, where each option that the typed verb does not have becomes a `--set` of its key."""
-    command = get_group(app).commands.get(sys.argv[1] if len(sys.argv) > 1 else "")
-    flags = {flag for parameter in command.params for flag in parameter.opts} if command else set()
+    flags = {flag for parameter in typed_command()[1].params for flag in parameter.opts}
 
     def replacement(match: re.Match[str]) -> str:
         name, value = match["name"], match["value"] or "N"

@@ -1,12 +1,13 @@
 """`ltx2 generate`: from a prompt to a video with sound; `ltx2 plan`. How options become a request."""
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ltx2_cli.cli.options import KEYS, ConfigOptions, Generate, Options, Plan
+from ltx2_cli.cli.options import KEYS, ConfigOptions, Generate, Options, Plan, RequestOptions, WishOptions
 from ltx2_cli.cli.session import Session, request_facts, synchronized
 from ltx2_cli.console import reporter
 from ltx2_cli.core.report import Report
@@ -14,8 +15,9 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.files import Output, read_limited
 from ltx2_cli.media import is_video
 from ltx2_cli.outputs import Product, check_outputs, check_place, outputs, read_files, run_file, with_free_names
+from ltx2_cli.request.environment import read_environment, variable_name
 from ltx2_cli.request.layers import MAX_TEXT, PAGE, ConfigLayer, read_file, read_text
-from ltx2_cli.request.profiles import read_spec
+from ltx2_cli.request.profiles import Asked, checked_spec, read_asked
 from ltx2_cli.request.size import frames_of, size_of
 from ltx2_cli.request.spec import NO_CACHE, RunSpec
 from ltx2_cli.request.validation import random_seed
@@ -96,7 +98,7 @@ def parse_condition(kind: str, text: str) -> dict[str, object]:
     return {"kind": kind, **{name: value for name, value in match.groupdict().items() if value is not None}}
 
 
-def prompt_and_seeds(options: Generate) -> dict[str, str | None]:
+def prompt_and_seeds(options: RequestOptions) -> dict[str, str | None]:
     """The values of --prompt and --seed, with the words that follow no option: one text, which is the prompt, and the
     numbers behind `--seed N`. Raises `UsageError` for any other word."""
     prompt, seed, words = options.prompt, options.seed, options.words or []
@@ -110,15 +112,30 @@ def prompt_and_seeds(options: Generate) -> dict[str, str | None]:
     return {"prompt": texts[0] if texts else prompt, "seed": seed and " ".join([seed, *numbers])}
 
 
+def asked_for(values: Mapping[str, object], options: ConfigOptions) -> Asked:
+    """What these values ask for, over the environment and those of --config and under those of --set."""
+    return read_asked(values, config_page(options.config), options.settings or (), read_environment(os.environ))
+
+
 def configured_spec(values: Mapping[str, object], options: ConfigOptions) -> RunSpec:
-    """The request of these values, over those of --config and under those of --set."""
-    return read_spec(values, config=config_page(options.config), dotlist=options.settings or ())
+    """The request of `asked_for`, checked."""
+    return checked_spec(asked_for(values, options))
 
 
-def sized_spec(values: Mapping[str, object], options: Generate | Plan, report: Report) -> RunSpec:
-    """`configured_spec` with the size and length that --aspect, --resolution and --duration ask for; the report is told
-    what they became. Raises `UsageError` beside an option that says it in pixels or frames."""
-    spec, wished = configured_spec(values, options), dict[str, object]()
+def sized_spec(values: Mapping[str, object], options: WishOptions, report: Report) -> RunSpec:
+    """`configured_spec` of `sized` values; the report is told which variables of the environment it reads."""
+    if variables := [*map(variable_name, read_environment(os.environ))]:
+        report.note(f"from the environment: {', '.join(variables)}")
+    return configured_spec(sized(values, options, report), options)
+
+
+def sized(values: Mapping[str, object], options: WishOptions, report: Report) -> Mapping[str, object]:
+    """`values` with the size and length that --aspect, --resolution and --duration ask for; the report is told what
+    they became. Raises `UsageError` beside an option that says it in pixels or frames."""
+    asked = [text for text in (options.resolution, options.aspect, options.duration) if text is not None]
+    if not asked:
+        return values
+    spec, wished = configured_spec(values, options), dict[str, int]()
     if options.aspect is not None or options.resolution is not None:
         wished |= size_of(spec.width, spec.height, options.aspect, options.resolution)
     if options.duration is not None:
@@ -126,12 +143,10 @@ def sized_spec(values: Mapping[str, object], options: Generate | Plan, report: R
     for key in wished.keys() & values.keys():
         wish = "--duration" if key == "num_frames" else "--aspect or --resolution"
         raise UsageError(f"--{key.replace('_', '-')} is not taken beside {wish}", f"leave out {wish}")
-    if wished:
-        spec = configured_spec({**values, **wished}, options)
-        asked = ", ".join(text for text in (options.resolution, options.aspect, options.duration) if text)
-        length = f"{spec.num_frames} frames, {spec.num_frames / spec.fps:.2f} s"
-        report.note(f"asked: {asked}; got: {spec.width}x{spec.height}, {length}")
-    return spec
+    spec = configured_spec({**values, **wished}, options)
+    length = f"{spec.num_frames} frames, {spec.num_frames / spec.fps:.2f} s"
+    report.note(f"asked: {', '.join(asked)}; got: {spec.width}x{spec.height}, {length}")
+    return {**values, **wished}
 
 
 def config_page(path: Path | None) -> ConfigLayer | None:

@@ -110,7 +110,12 @@ class ClipOptions(ModelOptions):
     text_encoder_dtype: Literal["float32", "bfloat16", "float16"] | None = option(MODEL, "Of the text encoder.")
 
 
-class WishOptions(Options):
+class ConfigOptions(Options):
+    config: File = option(FILES, "YAML under the options: a page, or a clip's record; or the clip itself.")
+    settings: Texts = SETTINGS
+
+
+class WishOptions(ConfigOptions):
     aspect: Text = option(SIZE, "In place of a width and height: 16:9, 1:1, 9:16.", metavar="W:H")
     resolution: Text = option(SIZE, "The shorter side, of the first of two stages: 720p.", metavar="PIXELSp")
     duration: Text = option(SIZE, "In place of a number of frames: 5s.", metavar="SECONDS")
@@ -129,11 +134,6 @@ class KeepOptions(Options):
     keep_every: float = KEEP_EVERY
 
 
-class ConfigOptions(Options):
-    config: File = option(FILES, "YAML under the options: a page, or a clip's record; or the clip itself.")
-    settings: Texts = SETTINGS
-
-
 class SessionOptions(Options):
     force: bool = flag(FILES, "Overwrite what is there.", "--force")
     strict: bool = flag(FILES, "Exit code 4 if what is written is black, frozen, silent, clipped, …", "--strict")
@@ -146,7 +146,17 @@ class SessionOptions(Options):
     initialization_timeout: int = option(HOSTS, "Seconds to wait for all.", default=300, min=1)
 
 
-class Generate(ClipOptions, WishOptions, KeepOptions, ConfigOptions, SessionOptions):
+class RequestOptions(ClipOptions, WishOptions):
+    words: Texts = argument("PROMPT", "What to show and to hear, as --prompt.", default=None)
+    num_videos: Count = option(SIZE, "Videos at once: the seeds that follow each other.")
+    seed: Text = option(STEPS, "One or more: 7, 1 2 3 or 0..15; without it a random one, said.", metavar="N [N...]")
+    output: File = option(FILES, "The mp4; without it named after prompt, model, seed.", "--output", "-o")
+    noise: File = NOISE
+    save_latents: File = SAVE_LATENTS
+    compile_cache: Text = COMPILE_CACHE
+
+
+class Generate(RequestOptions, KeepOptions, SessionOptions):
     """Make a video with sound from a prompt; its path is printed, and a record that --config reads lies beside it.
 
     ltx2 generate --model demo "a red ball bounces" -o out/demo.mp4
@@ -159,17 +169,10 @@ class Generate(ClipOptions, WishOptions, KeepOptions, ConfigOptions, SessionOpti
     ltx2 generate --config out/fox.yaml --seed 8 -o out/fox8.mp4 --set fps=30
     """
 
-    words: Texts = argument("PROMPT", "What to show and to hear, as --prompt.", default=None)
-    num_videos: Count = option(SIZE, "Videos at once: the seeds that follow each other.")
-    seed: Text = option(STEPS, "One or more: 7, 1 2 3 or 0..15; without it a random one, said.", metavar="N [N...]")
-    output: File = option(FILES, "The mp4; without it named after prompt, model, seed.", "--output", "-o")
-    noise: File = NOISE
-    save_latents: File = SAVE_LATENTS
     stop_after: Literal["stage1"] | None = option(
         FILES, "Make drafts: latents of a first stage, which `ltx2 upsample` goes on from, and a PNG of all."
     )
     dry_run: bool = flag(FILES, "Print what would be downloaded and done; do nothing.", "--dry-run")
-    compile_cache: Text = COMPILE_CACHE
     no_compile: bool = flag(COMPILING, "Fail where a program is not in the cache yet.", "--no-compile")
     warmup: bool = flag(COMPILING, "Compile, load and run all with one step; make no clip.", "--warmup")
     perf_dump: File = option(COMPILING, "JSON file for how long each stage and step took.", metavar="FILE")
@@ -250,7 +253,7 @@ class Replay(ClipOptions, SessionOptions):
     settings: Texts = SETTINGS
 
 
-class Plan(ClipOptions, WishOptions, ConfigOptions):
+class Plan(ClipOptions, WishOptions):
     """Say what a clip would need and take: memory, what travels between devices, time. No weights, no network.
 
     ltx2 plan --model ltx2.3 --topology v6e:2x4
@@ -305,7 +308,10 @@ class Models(Options):
 
 
 class Lora(Options):
-    """Say what a LoRA adds to and for which model version it was made. Only the file's header is read."""
+    """Say what a LoRA adds to and for which model version it was made. Only the file's header is read.
+
+    ltx2 lora inspect lora.safetensors
+    """
 
     name: str = argument("FILE", r"FILE, FOLDER or REPO\[/FILE]\[@REV].")
     as_json: bool = flag(None, "As JSON, the size in bytes.", "--json")

@@ -21,7 +21,7 @@ from ltx2_cli.models.upsampler import has_upsampler
 from ltx2_cli.plan.decoding import DecodePlan
 from ltx2_cli.plan.stages import Stage
 from ltx2_cli.request.profiles import AUTO, checkpoint_names, complete_spec, profile_names, recipe_defaults
-from ltx2_cli.request.spec import NO_GUIDANCE, RunSpec, SecondStageSpec
+from ltx2_cli.request.spec import NO_GUIDANCE, RunSpec
 from ltx2_cli.request.validation import random_seed
 from ltx2_cli.sharding import ShardingPlan
 from ltx2_cli.units import quantity
@@ -51,7 +51,24 @@ def apply_recipe(spec: RunSpec, arch: Arch, usual: str = ONE_STAGE, sharding: st
     """`spec` with its recipe, and the recipe's values where none was asked for. `usual`: if not distilled."""
     usual = DISTILLED if _by_lora(spec) or is_distilled(spec.checkpoint, arch.scheduler) else usual
     recipe = usual if spec.recipe == AUTO else spec.recipe
-    complete = complete_spec(spec, recipe, sharding, arch.model_version, arch.transformer.num_layers)
+    return _with_sigmas(spec, complete_spec(spec, recipe, sharding, arch.model_version, arch.transformer.num_layers))
+
+
+def guess_request(spec: RunSpec) -> RunSpec:
+    """`spec` with its recipe as far as names tell of it, before the checkpoint is open."""
+    distilled = _by_lora(spec) or _says_distilled(spec.checkpoint)
+    recipe = spec.recipe if spec.recipe != AUTO else DISTILLED if distilled else ONE_STAGE
+    return _with_sigmas(spec, complete_spec(spec, recipe, AUTO, guess_model_version(spec)))
+
+
+def guess_model_version(spec: RunSpec) -> str | None:
+    """The model version of a published checkpoint."""
+    versions = [entry.model_version for entry in CATALOG if entry.name == spec.checkpoint.split("@")[0]]
+    return versions[0].lower().replace("-", "") if versions else None
+
+
+def _with_sigmas(spec: RunSpec, complete: RunSpec) -> RunSpec:
+    """`complete` with its recipe's noise levels for as many steps as it has, where `spec` asks for none."""
     if spec.sigmas is not None or complete.sigmas is None or complete.num_inference_steps is None:
         return complete
     return replace(complete, sigmas=resample_sigmas(complete.sigmas, complete.num_inference_steps))
@@ -65,15 +82,6 @@ def resample_sigmas(sigmas: tuple[float, ...], steps: int) -> tuple[float, ...]:
         level, after = sigmas[below], sigmas[min(below + 1, len(sigmas) - 1)]
         levels.append(level + (after - level) * part / steps)
     return tuple(levels)
-
-
-def guess_second_stage(spec: RunSpec) -> SecondStageSpec:
-    """The second stage as far as names tell of it, before the checkpoint is open."""
-    distilled = _by_lora(spec) or _says_distilled(spec.checkpoint)
-    recipe = spec.recipe if spec.recipe != AUTO else DISTILLED if distilled else ONE_STAGE
-    versions = [entry.model_version for entry in CATALOG if entry.name == spec.checkpoint.split("@")[0]]
-    version = versions[0].lower().replace("-", "") if versions else None
-    return complete_spec(spec, recipe, AUTO, version).second_stage
 
 
 def recipe_warnings(spec: RunSpec, arch: Arch) -> Iterator[str]:

@@ -97,7 +97,7 @@ def missing_downloads(spec: RunSpec) -> list[Download]:
     nor from the hub."""
     checkpoint = [(spec.checkpoint, FOLDER_FILES)]
     text_encoder = [] if spec.text_encoder is None else [(spec.text_encoder, TEXT_ENCODER_FILES)]
-    second = recipe.guess_second_stage(spec)
+    second = recipe.guess_request(spec).second_stage
     refines = second.sigmas != ()  # None: at levels that the page of the model says, which is not open yet
     own = spec.second_stage.upsampler is None and has_upsampler(as_path(spec.checkpoint))
     upsampler = [(second.upsampler, UPSAMPLER_FILES)] if refines and second.upsampler and not own else []

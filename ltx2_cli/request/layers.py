@@ -6,7 +6,7 @@ are those of YAML 1.1, but times, `1:30` and `0100` are text."""
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from difflib import get_close_matches
 from enum import Enum, EnumType, StrEnum
 from functools import cache
@@ -100,6 +100,25 @@ def dump(values: Mapping[str, Any]) -> str:
     return yaml.dump(values, Dumper=_Dumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
 
 
+def flow(value: object) -> str:
+    """A value as YAML in a single line; a text of several lines keeps them."""
+    style = {"default_flow_style": True, "allow_unicode": True, "sort_keys": False, "width": MAX_TEXT}
+    return str(yaml.dump([value], Dumper=_Dumper, **style)).rstrip("\n")[1:-1]
+
+
+def key_lines(text: str) -> dict[str, int]:
+    """The line, from 1, of each dotted key in a YAML mapping that `parse` reads."""
+    return dict(_key_lines(yaml.compose(text, Loader=_Loader), ""))
+
+
+def _key_lines(node: yaml.Node | None, section: str) -> Iterator[tuple[str, int]]:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            name = f"{section}{key.value}"
+            yield name, key.start_mark.line + 1
+            yield from _key_lines(value, f"{name}.")
+
+
 def _check_events(text: str) -> None:
     """Raise `yaml.YAMLError` for anchors, tags, and too many or too deep values, before any is built."""
     depth = nodes = 0
@@ -164,13 +183,29 @@ def read_setting(setting: str) -> ConfigLayer:
 
 def flatten(layer: ConfigLayer) -> Values:
     """Each typed value by its dotted key. Raises `UsageError` for an unknown key or a wrong type."""
-    return dict(_flatten(layer.source, _expand_shorthand(layer.values), ""))
+    return {key: _typed(layer.source, key, value) for key, value in _leaves(_expand_shorthand(layer.values))}
+
+
+def flatten_valid(layer: ConfigLayer) -> tuple[Values, dict[str, UsageError]]:
+    """As `flatten`, and beside the values that are right an error for each that is not."""
+    values, errors = Values(), dict[str, UsageError]()
+    for key, value in _leaves(_expand_shorthand(layer.values)):
+        try:
+            values[key] = _typed(layer.source, key, value)
+        except UsageError as error:
+            errors[key] = error
+    return values, errors
 
 
 def build(values: Values) -> RunSpec:
     """The request of the values by dotted key, as `flatten` gives them; other keys are left out."""
     spec: RunSpec = _build(RunSpec, values, "")
     return spec
+
+
+def spec_values(spec: RunSpec) -> Values:
+    """Each value of a request by its dotted key."""
+    return flatten(ConfigLayer("", {key: value for key, value in asdict(spec).items() if key != ASKED}))
 
 
 def unknown_name_error(what: str, name: str, known: Sequence[str], also: str = "", source: str = "") -> UsageError:
@@ -194,20 +229,30 @@ def _section_types(kind: Any, section: str) -> Iterator[tuple[str, Any]]:
             yield from _section_types(hint, f"{section}{name}.") if is_dataclass(hint) else ()
 
 
-def _flatten(source: str, values: Mapping[str, Any], section: str) -> Iterator[tuple[str, Any]]:
+def _leaves(values: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, Any]]:
+    """Each value of a key that is no section, and each of an unknown key, by its dotted key."""
     for name, value in values.items():
-        key = f"{section}{name}"
-        above = _types().get(key.rpartition(".")[0])
-        kind = get_args(above)[1] if get_origin(above) is dict else _types().get(key)
-        if kind is None:
-            raise _unknown_key_error(source, key)
+        kind = type_of(key := f"{section}{name}")
         if isinstance(value, Mapping) and (is_dataclass(kind) or get_origin(kind) is dict):
-            yield from _flatten(source, value, f"{key}.")
-            continue
-        try:
-            yield key, _convert(value, kind)
-        except (ValidationError, OverflowError):  # the latter for an integer too large for a float
-            raise UsageError(f"{source}`{key}` is {value!r}; expected {_type_name(kind)}", EXAMPLES_HINT) from None
+            yield from _leaves(value, f"{key}.")
+        else:
+            yield key, value
+
+
+def type_of(key: str) -> Any:
+    """The type of a dotted key; None where there is no such key."""
+    above = _types().get(key.rpartition(".")[0])
+    return get_args(above)[1] if get_origin(above) is dict else _types().get(key)
+
+
+def _typed(source: str, key: str, value: Any) -> Any:
+    kind = type_of(key)
+    if kind is None:
+        raise _unknown_key_error(source, key)
+    try:
+        return _convert(value, kind)
+    except (ValidationError, OverflowError):  # the latter for an integer too large for a float
+        raise UsageError(f"{source}`{key}` is {value!r}; expected {_type_name(kind)}", EXAMPLES_HINT) from None
 
 
 def _unknown_key_error(source: str, key: str) -> UsageError:

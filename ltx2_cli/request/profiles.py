@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from functools import cache
 from os.path import abspath, expanduser
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.layers import (
@@ -19,6 +19,7 @@ from ltx2_cli.request.layers import (
     flatten,
     read_file,
     read_setting,
+    spec_values,
     unknown_name_error,
 )
 from ltx2_cli.request.spec import RunSpec, ShardingSpec
@@ -33,11 +34,42 @@ SECTION = "sharding."  # begins the dotted keys of the sharding section
 BY_RECIPE = "by_recipe"  # section of a model profile: recipe name -> values
 CACHE = "compile_cache"  # never read from a file: compiled programs are code, and the file may be a stranger's
 OUTPUT_KEYS = ("output", "save_latents", "base_output_directory")  # not repeated from a record
+FILE, ENVIRONMENT, FLAG = "file", "environment", "flag"  # origins of values
 PROVENANCE = "provenance"  # section of a record that is not part of the request
 REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*(/[\w./-]+\.safetensors)?(@[^@\s]+)?")
 SINGLE_FILE = ".safetensors"
 PUBLISHED_LAYERS = 48  # blocks of the published transformers; `stg_blocks` of a profile counts among these
 GEMMA = "Lightricks/gemma-3-12b-it-qat-q4_0-unquantized"  # text encoder of every release, in an ungated repository
+
+
+class Asked(NamedTuple):
+    """What was asked for, over the profiles."""
+
+    layers: dict[str, Values]  # values by dotted key, of each origin: `FILE`, `ENVIRONMENT`, `FLAG`; later wins
+    keys: set[str]  # that a user set
+
+    @property
+    def values(self) -> Values:
+        """The values that win."""
+        return {key: value for layer in self.layers.values() for key, value in layer.items()}
+
+
+def read_asked(
+    overrides: Mapping[str, object],
+    config: str | Path | ConfigLayer | None = None,
+    dotlist: Sequence[str] = (),
+    environment: Mapping[str, object] | None = None,
+) -> Asked:
+    """The layers over the profiles, as for `read_spec`; `environment`, as `read_environment` gives it, is over
+    `config`."""
+    flags: Values = {}
+    for layer in [ConfigLayer("", dict(overrides)), *map(read_setting, dotlist)]:
+        flags |= flatten(layer)
+    above = {ENVIRONMENT: _without_alternative(dict(environment or {})), FLAG: _without_alternative(flags)}
+    file = read_file(Path(config)) if isinstance(config, str | Path) else config or ConfigLayer("", {})
+    below, kept = _config_values(file, {key: value for layer in above.values() for key, value in layer.items()})
+    keys = kept | {*(environment or ()), *flags}
+    return Asked({FILE: _without_alternative(below), **above}, keys - {*OUTPUT_KEYS, CACHE})
 
 
 def read_spec(
@@ -54,18 +86,31 @@ def read_spec(
     `{"guidance.video.stg_scale": 0.0}`. A key of `RECIPE_KEYS` that nobody sets is None; `complete_spec` fills it.
     Raises `UsageError` for an unknown name or key, a wrong type, a broken file, and everything `validate` finds.
     """
-    flags: Values = {}
-    for layer in [ConfigLayer("", {**(overrides or {}), **keys}), *map(read_setting, dotlist)]:
-        flags |= flatten(layer)
-    file = read_file(Path(config)) if isinstance(config, str | Path) else config or ConfigLayer("", {})
-    below, given = _config_values(file, flags)
-    asked = {**_without_alternative(below), **_without_alternative(flags)}
-    published = {key: value for key, value in _profile_values(asked).items() if not _is_of_recipe(key)}
-    spec = build({**_defaults(), **published, **asked})
+    return checked_spec(read_asked({**(overrides or {}), **keys}, config, dotlist))
+
+
+def checked_spec(asked: Asked) -> RunSpec:
+    """The request of what was asked for. Raises `UsageError` with everything that `validate` finds."""
+    spec = build_spec(asked.values)
     validate(spec)
     steps = spec.num_inference_steps if spec.sigmas is None else len(spec.sigmas) - 1
-    given = (given | flags.keys()).difference(OUTPUT_KEYS, {CACHE})
-    return replace(spec, num_inference_steps=steps, asked=tuple(sorted(given)))
+    return replace(spec, num_inference_steps=steps, asked=tuple(sorted(asked.keys)))
+
+
+def build_spec(asked: Values) -> RunSpec:
+    """The request of these values over the profiles that they name, before it is checked."""
+    published = {key: value for key, value in _profile_values(asked).items() if not _is_of_recipe(key)}
+    return build({**default_values(), **published, **asked})
+
+
+def origins(asked: Asked, complete: RunSpec, model_version: str | None) -> dict[str, str]:
+    """Where each value of a request comes from, by dotted key: what was asked for, and what its profiles and recipe
+    make of it. A profile by its kind and name, another by `FILE`, `ENVIRONMENT`, `FLAG`, or `default`."""
+    values = {key: value for key, value in asked.values.items() if value is not None or not _is_of_recipe(key)}
+    layers = profile_layers({**values, "recipe": complete.recipe}, model_version)
+    layers |= {name: {key: layer[key] for key in layer.keys() & values.keys()} for name, layer in asked.layers.items()}
+    found = {key: name for name, layer in layers.items() for key in layer}
+    return {**found, "num_inference_steps": found["sigmas"]} if "sigmas" in values else found
 
 
 def complete_spec(
@@ -74,7 +119,7 @@ def complete_spec(
     """`spec` over its profiles, with this recipe, and with this sharding profile where it says `auto`. They fill what
     is None of `RECIPE_KEYS`, and under `auto` the sharding that nobody asked for. A model without a profile has that of
     `model_version`, with STG blocks rescaled to `layers`."""
-    values = flatten(ConfigLayer("", {key: value for key, value in asdict(spec).items() if key != ASKED}))
+    values = spec_values(spec)
     asked = {key: value for key, value in values.items() if value is not None or not _is_of_recipe(key)}
     asked["recipe"] = recipe
     if spec.sharding.profile == AUTO:
@@ -93,11 +138,12 @@ def recipe_defaults(
 
 def read_sharding(name: str) -> ShardingSpec:
     """The sharding profile `name`, or that in a YAML file."""
-    return build({**_defaults(), **_profile("sharding", name)}).sharding
+    return build({**default_values(), **_profile("sharding", name)}).sharding
 
 
 @cache
-def _defaults() -> Values:
+def default_values() -> Values:
+    """The values of `default.yaml` by dotted key; not to be changed."""
     return flatten(read_file(configs() / "default.yaml"))
 
 
@@ -144,20 +190,30 @@ def _without_alternative(values: Values) -> Values:
 
 def _profile_values(asked: Values, model_version: str | None = None, layers: int = PUBLISHED_LAYERS) -> Values:
     """The defaults, and on them the profile of the model version and those that `asked` or the defaults name."""
-    values = dict(_defaults())
-    names = {kind: asked.get(key, values[key]) for kind, key in KINDS.items()}
+    pages = profile_layers(asked, model_version, layers)
+    return {key: value for page in pages.values() for key, value in page.items()}
+
+
+def profile_layers(
+    asked: Values, model_version: str | None = None, layers: int = PUBLISHED_LAYERS
+) -> dict[str, Values]:
+    """The values of each profile by its kind and name, under `default` those of none; later wins."""
+    values = default_values()
+    pages = {"default": dict(values)}
+    names: Values = {kind: asked.get(key, values[key]) for kind, key in KINDS.items()}
     if model_version:
-        values |= _shipped_profile("model", model_version)
-        blocks = (round(block * layers / PUBLISHED_LAYERS) for block in values["stg_blocks"])
-        values["stg_blocks"] = tuple(min(block, layers - 1) for block in blocks)
-    if {key for key in _defaults() if key.startswith(SECTION)} <= asked.keys():
+        page = dict(_shipped_profile("model", model_version))
+        blocks = (round(block * layers / PUBLISHED_LAYERS) for block in page["stg_blocks"])
+        pages["model " + model_version] = {**page, "stg_blocks": tuple(min(block, layers - 1) for block in blocks)}
+    if {key for key in default_values() if key.startswith(SECTION)} <= asked.keys():
         names["sharding"] = AUTO  # the section is complete, as in a record: no profile is read
     for kind, name in names.items():
-        values |= _profile(kind, name)
+        pages[f"{kind} {name}"] = page = dict(_profile(kind, name))
         if kind == "recipe":
             prefix = f"{BY_RECIPE}.{name}."
-            values |= {key.removeprefix(prefix): values[key] for key in values if key.startswith(prefix)}
-    return values
+            below = {key: value for values in pages.values() for key, value in values.items()}
+            page |= {key.removeprefix(prefix): below[key] for key in below if key.startswith(prefix)}
+    return pages
 
 
 def _profile(kind: str, name: str) -> Values:

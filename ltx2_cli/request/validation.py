@@ -28,6 +28,9 @@ SURROGATE = re.compile("[\ud800-\udfff]")  # a byte that is no UTF-8, as Python 
 MAY_BE_EMPTY = ("prompt", "negative_prompt", "checkpoint")  # the prompt has its own check
 
 
+Finding = tuple[str, str]  # the dotted key, and a sentence with what to type instead
+
+
 class Range(NamedTuple):
     """Legal numbers of a key: `lowest` to `highest`; with `step`, only multiples of it plus `first`."""
 
@@ -76,10 +79,18 @@ RANGES = {
 
 def validate(spec: RunSpec) -> None:
     """Raise `UsageError` with all findings about `spec`, a line each with what to type instead."""
-    findings = [*_wrong_text(spec), *_wrong_numbers(spec), *_wrong_seeds(spec), *_wrong_process(spec)]
-    findings += _wrong_conditions(spec)
-    if findings := [*findings, *_wrong_files(spec)]:
-        raise UsageError(findings, "")
+    if sentences := [sentence for _, sentence in findings(spec)]:
+        raise UsageError(sentences, "")
+
+
+def findings(spec: RunSpec) -> Iterator[Finding]:
+    """What is wrong with `spec`."""
+    yield from _wrong_text(spec)
+    yield from _wrong_numbers(spec)
+    yield from (("seed", sentence) for sentence in _wrong_seeds(spec))
+    yield from _wrong_process(spec)
+    yield from (("conditions", sentence) for sentence in _wrong_conditions(spec))
+    yield from _wrong_files(spec)
 
 
 def random_seed(spec: RunSpec) -> int:
@@ -87,7 +98,7 @@ def random_seed(spec: RunSpec) -> int:
     return secrets.randbelow(MAX_SEED - spec.num_videos + 2)
 
 
-def _wrong_text(spec: RunSpec) -> Iterator[str]:
+def _wrong_text(spec: RunSpec) -> Iterator[Finding]:
     second = spec.second_stage
     loras = [*(("lora", lora) for lora in spec.lora), *(("second_stage.lora", lora) for lora in second.lora or ())]
     pictures = (("conditions", condition.path) for condition in spec.conditions)
@@ -95,20 +106,20 @@ def _wrong_text(spec: RunSpec) -> Iterator[str]:
         if not isinstance(value, str):
             continue
         if not value and key not in MAY_BE_EMPTY:
-            yield f"{key} is empty; leave it out, or name one"
+            yield key, f"{key} is empty; leave it out, or name one"
         if "\0" in value:
-            yield f"{key} {value!r} has a NUL in it; leave it out"
+            yield key, f"{key} {value!r} has a NUL in it; leave it out"
         if SURROGATE.search(value):
-            yield f"{key} {value!r} is not text in UTF-8; type or save it as UTF-8"
+            yield key, f"{key} {value!r} is not text in UTF-8; type or save it as UTF-8"
     if not spec.prompt.strip():
-        yield 'the prompt is empty; say what to show: --prompt "..."'
+        yield "prompt", 'the prompt is empty; say what to show: --prompt "..."'
 
 
-def _wrong_numbers(spec: RunSpec) -> Iterator[str]:
+def _wrong_numbers(spec: RunSpec) -> Iterator[Finding]:
     for key, legal in RANGES.items():
         value: Any = reduce(lambda section, name: vars(section)[name], key.split("."), spec)
         if value is not None and (finding := legal.finding(value, _typed(key))):
-            yield f"{key} {value} is {finding}"
+            yield key, f"{key} {value} is {finding}"
 
 
 def _typed(key: str) -> str:
@@ -134,17 +145,17 @@ def _wrong_seeds(spec: RunSpec) -> Iterator[str]:
         yield f"seed {twice} is there twice{apart}; for example: --seed 0..3 --num-videos 1"
 
 
-def _wrong_process(spec: RunSpec) -> Iterator[str]:
+def _wrong_process(spec: RunSpec) -> Iterator[Finding]:
     if spec.sigmas is not None:
         yield from _wrong_sigmas(spec.sigmas, spec.num_inference_steps)
     if spec.second_stage.sigmas:
         yield from _wrong_sigmas(spec.second_stage.sigmas, None, "second_stage.sigmas", "[0.9, 0.7, 0.4, 0]")
     blocks = spec.stg_blocks or ()
     if min(blocks, default=0) < 0:
-        yield f"stg_blocks {list(blocks)} has a negative block; blocks count from 0: --stg-blocks 0"
+        yield "stg_blocks", f"stg_blocks {list(blocks)} has a negative block; blocks count from 0: --stg-blocks 0"
     if len(set(blocks)) < len(blocks):
         once = ",".join(map(str, dict.fromkeys(blocks)))
-        yield f"stg_blocks {list(blocks)} has a block twice; nearest: --stg-blocks {once}"
+        yield "stg_blocks", f"stg_blocks {list(blocks)} has a block twice; nearest: --stg-blocks {once}"
 
 
 def _wrong_conditions(spec: RunSpec) -> Iterator[str]:
@@ -169,28 +180,31 @@ def _wrong_conditions(spec: RunSpec) -> Iterator[str]:
 
 def _wrong_sigmas(
     sigmas: tuple[float, ...], steps: int | None, key: str = "sigmas", good: str = "[1, 0.98, 0.9, 0.7, 0]"
-) -> Iterator[str]:
+) -> Iterator[Finding]:
     example = f"for example: --set '{key}={good}'"
     falling = all(level - after >= LEAST_STEP for level, after in pairwise(sigmas))
     if len(sigmas) < 2 or sigmas[0] > 1 or sigmas[-1] != 0 or not falling:
-        yield f"{key} {list(sigmas)} do not fall from at most 1 to 0; {example}"
+        yield key, f"{key} {list(sigmas)} do not fall from at most 1 to 0; {example}"
     elif len(sigmas) > MAX_STEPS + 1:
-        yield f"{key} has {len(sigmas)} noise levels, at most {MAX_STEPS + 1} are; {example}"
+        yield key, f"{key} has {len(sigmas)} noise levels, at most {MAX_STEPS + 1} are; {example}"
     elif steps is not None and steps != len(sigmas) - 1:
-        yield f"{key} has {len(sigmas)} noise levels, which is not {steps} steps but --steps {len(sigmas) - 1}"
+        yield key, f"{key} has {len(sigmas)} noise levels, which is not {steps} steps but --steps {len(sigmas) - 1}"
 
 
-def _wrong_files(spec: RunSpec) -> Iterator[str]:
+def _wrong_files(spec: RunSpec) -> Iterator[Finding]:
     if "/" in (spec.model_name or ""):
-        yield f"model_name {spec.model_name} begins file names and cannot hold a `/`; use -o to name the file"
+        sentence = f"model_name {spec.model_name} begins file names and cannot hold a `/`; use -o to name the file"
+        yield "model_name", sentence
     if spec.output and Path(spec.output).suffix.lower() != ".mp4":
-        yield f"output {spec.output!r} is not an mp4; name one: -o {_as_mp4(Path(spec.output))}"
+        yield "output", f"output {spec.output!r} is not an mp4; name one: -o {_as_mp4(Path(spec.output))}"
     if spec.save_latents and not Path(spec.save_latents).name:
-        yield f"save_latents {spec.save_latents!r} is a folder; name a file: --save-latents clip.safetensors"
+        sentence = f"save_latents {spec.save_latents!r} is a folder; name a file: --save-latents clip.safetensors"
+        yield "save_latents", sentence
     if spec.initial_noise and not Path(expanduser(spec.initial_noise)).is_file():
-        yield f"there is no noise file {spec.initial_noise}; check the path after --noise"
+        yield "initial_noise", f"there is no noise file {spec.initial_noise}; check the path after --noise"
     if spec.initial_noise and (videos := spec.num_videos * len(spec.seed or (0,))) > 1:
-        yield f"a noise file starts one video, {videos} are asked for; nearest: --num-videos 1 and one --seed"
+        sentence = f"a noise file starts one video, {videos} are asked for; nearest: --num-videos 1 and one --seed"
+        yield "initial_noise", sentence
 
 
 def _as_mp4(path: Path) -> Path:

@@ -4,12 +4,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from ltx2_cli.cli import EXIT_CODES, VERBS, of_verb
+from ltx2_cli.cli import EXIT_CODES, MEANINGS, VERBS, of_verb
+from ltx2_cli.errors import CommandError
 from ltx2_cli.request.spec import Guidance
 from program import run_program
 
@@ -105,9 +106,20 @@ def test_help_shows_every_option_and_examples(ltx2: Run):
 
 def test_help_has_an_example_of_every_verb_and_all_exit_codes(ltx2: Run):
     _, shown, _ = ltx2("-h")
-    verbs = ("generate", "upsample", "resume", "decode", "replay", "plan", "info", "models", "lora")
+    verbs = ("generate", "upsample", "resume", "decode", "replay", "plan", "info", "models", "lora", "config")
     assert [verb for verb in verbs if not re.search(rf"^ *ltx2 {verb}", shown, re.MULTILINE)] == []
-    assert re.findall(r"(\d+) [a-z]", shown.partition("Exit codes:")[2]) == ["0", "1", "2", "3", "4", "130"]
+    table = re.findall(r"^ +(\d+)  ([a-z].*?) *$", shown.partition("Exit codes")[2], re.MULTILINE)
+    assert {int(code): meaning for code, meaning in table} == MEANINGS
+
+
+def test_every_error_has_an_exit_code_of_the_table():
+    def below(kind: type[CommandError]) -> Iterator[type[CommandError]]:
+        yield kind
+        for other in kind.__subclasses__():
+            yield from below(other)
+
+    assert list(MEANINGS) == [0, 1, 2, 3, 4, 5, 130]
+    assert {kind.exit_code for kind in below(CommandError)} <= MEANINGS.keys() - {0}
 
 
 @pytest.mark.parametrize("verb", [verb.__name__.lower() for verb in VERBS])
@@ -148,10 +160,12 @@ def test_a_narrow_terminal_shows_the_short_names(ltx2: Run, monkeypatch: pytest.
         ("decode", "`--force` or -o FILE", "`--force` or -o FILE"),
         ("models", "--height 3", "--height 3"),
         ("none", "--height 3", "--height 3"),
+        ("config show", "nearest: --height 480", "nearest: --height 480"),
+        ("config validate", "nearest: --height 480", "nearest: --height 480"),
     ],
 )
 def test_hints_name_only_options_of_the_verb(verb: str, text: str, said: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sys, "argv", ["ltx2", verb])
+    monkeypatch.setattr(sys, "argv", ["ltx2", *verb.split()])
     assert of_verb(text) == said
 
 
@@ -176,7 +190,8 @@ def test_the_version_is_that_of_the_package(ltx2: Run):
         (("generate", "--prompt", "rain", "--height", "100"), " generate"),
         (("plan", "--height", "100"), " plan"),
         (("models", "more"), " models"),
-        (("lora", "inspect"), " lora"),
+        (("lora", "inspect"), " lora inspect"),
+        (("config", "show", "--height", "tall"), " config show"),
         (("novelty",), ""),
         (("--novelty",), ""),
     ],

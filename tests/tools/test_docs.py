@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from typer.core import TyperGroup
 from typer.main import get_command
 
 from ltx2_cli.cli import app
@@ -74,10 +75,12 @@ def typed(page: Path) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if any(typed(page))], ids=lambda page: page.stem)
 def test_every_typed_option_exists(page: Path):
-    commands = get_command(app).commands
-    for verb, *words in typed(page):
-        known = {name for option in commands[verb].params for name in (*option.opts, *option.secondary_opts)}
-        assert [word for word in words if word.startswith("-") and word not in known] == [], (verb, words)
+    for words in typed(page):
+        command = get_command(app)
+        while isinstance(command, TyperGroup):
+            command, words = command.commands[words[0]], words[1:]
+        known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+        assert [word for word in words if word.startswith("-") and word not in known] == [], (command.name, words)
 
 
 def test_the_tour_leads_to_an_euler_step_in_six_files():

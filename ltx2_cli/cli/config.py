@@ -1,0 +1,230 @@
+"""`ltx2 config`: the values of a request and where they come from, as YAML, JSON or a command line; checks of settings
+files; their JSON schema."""
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, fields, is_dataclass, replace
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.main import get_group
+
+from ltx2_cli.cli import app
+from ltx2_cli.cli.generate import ANYTHING, asked_for, config_page, overrides, prompt_and_seeds, sized
+from ltx2_cli.cli.options import KEYS, RequestOptions
+from ltx2_cli.cli.setup_options import Locate, Schema, Show, Validate
+from ltx2_cli.console import columns, print_out, reporter
+from ltx2_cli.errors import UsageError
+from ltx2_cli.request.check_file import file_findings, with_lines
+from ltx2_cli.request.environment import variable_name
+from ltx2_cli.request.layers import ASKED, ConfigLayer, flow, key_lines, spec_values
+from ltx2_cli.request.profiles import (
+    AUTO,
+    ENVIRONMENT,
+    FILE,
+    KINDS,
+    RECIPE_KEYS,
+    Asked,
+    checked_spec,
+    configs,
+    origins,
+    read_asked,
+    user_cache,
+)
+from ltx2_cli.request.schema import settings_schema
+from ltx2_cli.request.spec import ConditionSpec, RunSpec
+
+COLUMN = 44  # where origins begin, behind values that are not longer
+COMPILED = "programs"  # the folder of compiled programs in the user's cache
+
+
+def show(options: Show) -> None:
+    """Print the request."""
+    values = sized(overrides(options, **prompt_and_seeds(options)), options, reporter())
+    asked = asked_for(values, options)
+    if asked.values.get("prompt"):
+        spec = checked_spec(asked)
+    else:
+        spec = replace(checked_spec(asked_for({**values, "prompt": ANYTHING}, options)), prompt="")
+    if options.as_command:
+        print_out(shlex.join(["ltx2", "generate", *command_words(spec)]))
+        return
+    complete, sources = with_origins(asked, spec, options.config)
+    if options.as_json:
+        values = spec_values(complete)
+        facts = {key: {"value": plain(values[key]), "origin": sources[key]} for key in values}
+        print_out(json.dumps(facts, indent=2, ensure_ascii=False))
+    else:
+        single = {"seed": complete.seed[0]} if complete.seed and len(complete.seed) == 1 else {}
+        nested = {key: value for key, value in {**asdict(complete), **single}.items() if key != ASKED}
+        print_out("\n".join(_page(nested, sources)))
+
+
+def with_origins(asked: Asked, spec: RunSpec, config: Path | None) -> tuple[RunSpec, dict[str, str]]:
+    """The request, completed as far as names tell of its checkpoint, and the origin of each value by dotted key."""
+    from ltx2_cli.plan.recipe import guess_model_version, guess_request
+
+    version = guess_model_version(spec)
+    known = version is not None or spec.recipe != AUTO
+    complete = guess_request(spec) if known else spec
+    sources = origins(asked, complete, version)
+    if spec.recipe == AUTO:
+        sources["recipe"] = "the checkpoint's name" if known else "the checkpoint, when it is open"
+    for key, value in spec_values(complete).items():
+        origin = sources.setdefault(key, "default")
+        if origin == FILE:
+            sources[key] = f"file {config}"
+        elif origin == ENVIRONMENT:
+            sources[key] = f"environment {variable_name(key)}"
+        elif value is None and key.split(".")[0] in RECIPE_KEYS and not known:
+            sources[key] = "the checkpoint's recipe"
+        elif key.startswith("sharding.") and spec.sharding.profile == AUTO and key not in asked.keys:
+            sources[key] = "the profile of the devices" if key != KINDS["sharding"] else origin
+    return complete, sources
+
+
+def _page(values: Mapping[str, Any], sources: Mapping[str, str], section: str = "") -> Iterator[str]:
+    """Lines of YAML, the origin of each value behind it."""
+    indent = "  " * section.count(".")
+    for name, value in values.items():
+        key = f"{section}{name}"
+        if isinstance(value, Mapping) and value:
+            yield f"{indent}{name}:"
+            yield from _page(value, sources, f"{key}.")
+            continue
+        yield f"{indent}{name}: {flow(value)}".ljust(COLUMN) + f"  # {sources.get(key, 'default')}"
+
+
+def command_words(spec: RunSpec) -> list[str]:
+    """What to type behind `ltx2 generate` for a request: the profiles that it names, and each value that they do not
+    give, by its option where that can say it, else by `--set`."""
+    values = spec_values(spec)
+    base = {KINDS[kind]: values[KINDS[kind]] for kind in KINDS}
+    ground = spec_values(checked_spec(read_asked({"prompt": ANYTHING, **base})))
+    names = {key: value for key, value in base.items() if _usual_names()[key] != value}
+    different = {key: value for key, value in values.items() if ground.get(key, ...) != value and key != "prompt"}
+    if {key for key in ground if key.startswith("sharding.")} - values.keys():  # an axis that the profile has
+        different |= {key: value for key, value in values.items() if key.startswith("sharding.")}
+    flags = _flags()
+    words = _as_option("--prompt", values["prompt"]) if values["prompt"] else []
+    for key, value in {**names, **different}.items():
+        typed = _shown(value) if key == "conditions" else _typed(flags[key], value) if key in flags else []
+        words += typed if typed and _means(typed, key, value) else ["--set", f"{key}={flow(plain(value))}"]
+    return words
+
+
+def plain(value: Any) -> Any:
+    """A value of a request as YAML and JSON have it."""
+    if isinstance(value, tuple):
+        return [plain(item) for item in value]
+    if is_dataclass(value) and not isinstance(value, type):  # of a list; what is left out is as it is by default
+        return {field.name: given for field in fields(value) if (given := vars(value)[field.name]) != field.default}
+    return value
+
+
+def _usual_names() -> dict[str, object]:
+    """The names of the profiles where nobody asks for others."""
+    values = spec_values(checked_spec(read_asked({"prompt": ANYTHING})))
+    return {key: values[key] for key in KINDS.values()}
+
+
+@cache
+def _generate() -> Any:
+    """The command `ltx2 generate`, of a class that typer does not export."""
+    return get_group(app).commands["generate"]
+
+
+def _flags() -> dict[str, str]:
+    """The option of `ltx2 generate` for each dotted key that has one."""
+    parameters = [parameter for parameter in _generate().params if parameter.name in KEYS]
+    options = {KEYS[parameter.name]: parameter.opts[0] for parameter in parameters}
+    options[KINDS["sharding"]] = options.pop("sharding")
+    return {key: option for key, option in options.items() if option.startswith("--")}
+
+
+def _typed(flag: str, value: object) -> list[str]:
+    if flag == "--seed" and isinstance(value, tuple):
+        return _as_option(flag, ",".join(_ranges(value)))
+    if flag == "--stg-blocks" and isinstance(value, tuple):
+        return _as_option(flag, ",".join(map(str, value)))
+    items = value if isinstance(value, tuple) else [value]
+    return [word for item in items for word in _as_option(flag, f"{item}".removesuffix(".0"))]
+
+
+def _shown(conditions: Sequence[ConditionSpec]) -> list[str]:
+    """As --image and --video say them."""
+    texts = [(condition.kind, f"{condition.path}@{condition.frame}:{condition.strength}") for condition in conditions]
+    return [word for kind, text in texts for word in _as_option(f"--{kind}", text)]
+
+
+def _as_option(flag: str, text: str) -> list[str]:
+    return [f"{flag}={text}"] if text.startswith("-") else [flag, text]
+
+
+def _ranges(seeds: Sequence[int]) -> Iterator[str]:
+    """Runs of seeds as `FIRST..LAST`."""
+    for _, group in groupby(enumerate(seeds), lambda place: place[1] - place[0]):
+        first, *others = (seed for _, seed in group)
+        yield f"{first}..{others[-1]}" if others else str(first)
+
+
+def _means(words: list[str], key: str, value: object) -> bool:
+    """Whether these words ask `ltx2 generate` for this value alone."""
+    try:
+        options = RequestOptions(**_generate().make_context("generate", list(words)).params)
+        read = read_asked(overrides(options, **prompt_and_seeds(options))).values
+    except (UsageError, typer.TyperException):
+        return False
+    return {name: found for name, found in read.items() if found is not None} == {key: value}
+
+
+def validate(options: Validate) -> None:
+    """Check the files. Raises `UsageError` with every problem of all of them."""
+    sentences = list[str]()
+    for path in options.files:
+        try:
+            page = config_page(path)
+        except UsageError as error:
+            sentences.append(f"{error}; {error.hint}")
+            continue
+        values, problems = file_findings(page or ConfigLayer("", {}))
+        sentences += with_lines(str(path), problems, _lines(path))
+        if not problems:
+            print_out(f"{path}: {len(values)} values, all valid")
+    if sentences:
+        raise UsageError(sentences, "`ltx2 config show` lists all keys")
+
+
+def _lines(path: Path) -> dict[str, int]:
+    """The line of each key in a YAML file; of a clip's record within another file, none."""
+    try:
+        return key_lines(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return {}
+
+
+def locate(options: Locate) -> None:
+    """Print the places."""
+    from huggingface_hub import constants
+
+    cache = user_cache()
+    places = {
+        "settings": configs() / "default.yaml",
+        "profiles": configs(),
+        "cache": cache,
+        "compiled programs": cache / COMPILED,
+        "downloads": Path(constants.HF_HUB_CACHE),
+    }
+    if options.as_json:
+        print_out(json.dumps({name: str(path) for name, path in places.items()}, indent=2))
+    else:
+        print_out("\n".join(columns([(name, str(path)) for name, path in places.items()])))
+
+
+def schema(options: Schema) -> None:
+    """Print the schema."""
+    print_out(json.dumps(settings_schema(), indent=2, ensure_ascii=False))

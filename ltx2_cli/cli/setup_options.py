@@ -1,0 +1,56 @@
+"""The options of the commands about settings, and all commands."""
+
+from pathlib import Path
+
+from ltx2_cli.cli import options
+from ltx2_cli.cli.options import DEBUG, FILES, Lora, Options, RequestOptions, argument, flag
+
+
+class Show(RequestOptions):
+    """Print every value of a request and where it comes from. It is YAML that --config reads.
+
+    ltx2 config show --model demo --steps 30
+    ltx2 config show --config out/fox.yaml --duration 8s
+    ltx2 config show --config out/fox.mp4 --command
+    """
+
+    as_json: bool = flag(FILES, "As JSON: for each key its value and origin.", "--json")
+    as_command: bool = flag(FILES, "As one command line that asks for the same.", "--command")
+    debug: bool = DEBUG
+
+
+class Validate(Options):
+    """Check a settings file or a record: every mistake in it, with its line. Exit code 2 if there is one.
+
+    ltx2 config validate fox.yaml
+    """
+
+    files: list[Path] = argument("FILE...", "What --config would read.")
+    debug: bool = DEBUG
+
+
+class Locate(Options):
+    """Say where settings, downloads and compiled programs lie.
+
+    ltx2 config path
+    """
+
+    as_json: bool = flag(None, "As JSON.", "--json")
+
+
+class Schema(Options):
+    """Print the JSON schema of a settings file, by which editors complete and check YAML.
+
+    ltx2 config schema > ltx2.schema.json
+    """
+
+
+VERBS = {**options.VERBS}
+GROUPS: dict[str, tuple[str, dict[str, type[Options]], str]] = {  # help, commands, the module that carries them out
+    "lora": ("Look into LoRA files.", {"inspect": Lora}, "inspect"),
+    "config": (
+        "See and check settings.",
+        {"show": Show, "validate": Validate, "path": Locate, "schema": Schema},
+        "config",
+    ),
+}

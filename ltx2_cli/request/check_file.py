@@ -1,0 +1,50 @@
+"""All that is wrong with a settings file at once, each with its line."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from ltx2_cli.errors import UsageError
+from ltx2_cli.request.layers import ASKED, ConfigLayer, Values, flatten_valid
+from ltx2_cli.request.profiles import CACHE, KINDS, PROVENANCE, build_spec, profile_layers, read_asked
+from ltx2_cli.request.validation import Finding, findings
+
+
+def file_findings(page: ConfigLayer) -> tuple[Values, list[Finding]]:
+    """The values of a page that are right by themselves, and each problem with its key: unknown keys, wrong types,
+    unknown profiles, and what `validate` finds of keys in the page."""
+    own = {key: value for key, value in page.values.items() if key not in (ASKED, PROVENANCE)}
+    values, errors = flatten_valid(ConfigLayer("", own))
+    problems = [(key, _sentence(error)) for key, error in errors.items()]
+    if not errors:
+        try:
+            read_asked({}, replace(page, source=""))
+        except UsageError as error:
+            problems.append((CACHE, _sentence(error)))
+    unknown = list(_unknown_profiles(values))
+    known = {key: value for key, value in values.items() if key not in dict(unknown)}
+    open_prompt = {"prompt"} if not known.get("prompt") else set()  # left to the command line
+    wrong = [(key, text) for key, text in findings(build_spec(known)) if key in known.keys() - open_prompt]
+    return values, [*problems, *unknown, *wrong]
+
+
+def with_lines(source: str, problems: list[Finding], lines: Mapping[str, int]) -> list[str]:
+    """A sentence a problem, with `source` and, where `lines` has its key or one above, the line; in their order."""
+    numbered = []
+    for key, sentence in problems:
+        while key not in lines and "." in key:  # a profile that is named by its section
+            key = key.rpartition(".")[0]
+        numbered.append((lines.get(key, 0), sentence))
+    return [f"{source}{f', line {line}' if line else ''}: {sentence}" for line, sentence in sorted(numbered)]
+
+
+def _unknown_profiles(values: Values) -> Iterator[Finding]:
+    for key in KINDS.values():
+        if key in values:
+            try:
+                profile_layers({key: values[key]})
+            except UsageError as error:
+                yield key, _sentence(error)
+
+
+def _sentence(error: UsageError) -> str:
+    return str(error) if "; closest: " in str(error) else f"{error}; {error.hint}"
