@@ -86,7 +86,10 @@ def scores(case: Case) -> np.ndarray:
 def softmax_attention(case: Case) -> tuple[np.ndarray, np.ndarray]:
     """softmax(q·kᵀ)·v of every row, not gated, float64 [rows, queries, heads, head_size], and log Σ exp(q·k) over the
     keys, float64 [rows, queries, heads]."""
-    found = scores(case)
+    return _softmax(case, scores(case))
+
+
+def _softmax(case: Case, found: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     largest = found.max(axis=-1, keepdims=True)
     weights = np.exp(found - largest)
     total = weights.sum(axis=-1, keepdims=True)
@@ -94,10 +97,15 @@ def softmax_attention(case: Case) -> tuple[np.ndarray, np.ndarray]:
     return gathered.swapaxes(1, 2), (largest + np.log(total))[..., 0].swapaxes(1, 2)
 
 
-def attended(case: Case) -> np.ndarray:
-    """What a kernel returns, float64 [rows, queries, heads * head_size]: perturbed rows keep their values; gated."""
+def attended(case: Case, shares: np.ndarray | None = None) -> np.ndarray:
+    """What a kernel returns, float64 [rows, queries, heads * head_size]: perturbed rows keep their values; gated.
+    `shares` [queries, keys] are factors of the exponentials."""
     gates, mask = case.operands.gates, case.operands.mask
-    found, _ = softmax_attention(case)
+    if shares is None:
+        found, _ = softmax_attention(case)
+    else:
+        with np.errstate(divide="ignore"):
+            found, _ = _softmax(case, scores(case) + np.log(shares))
     if mask is not None:
         found = np.where(mask[:, None, None, None], found, _by_head(case.operands.values, case.heads))
     if gates is not None:

@@ -4,6 +4,8 @@ are appended and cut off at the end. A clip has few levels: what they decide is 
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
@@ -24,6 +26,16 @@ class Given(NamedTuple):
     start: int  # the first token
 
 
+@partial(jax.tree_util.register_dataclass, data_fields=["shares"], meta_fields=["counts"])
+@dataclass(frozen=True)
+class References:
+    """How much self-attention there is between a clip and its references, where it is not all. References see neither
+    each other nor pictures behind the grid."""
+
+    counts: tuple[int, ...]  # tokens of the grid, of pictures behind it, of each reference
+    shares: Array  # float32 [tokens]: factor of the exponential of a score of a reference's token with one of the grid
+
+
 class Conditions(NamedTuple):
     """The given tokens of one stream. All is traced: other values, places and strengths compile nothing. Level 0 is
     that of tokens that are not given. Factors are of the noise level σ of the step, [levels]."""
@@ -36,6 +48,7 @@ class Conditions(NamedTuple):
     cross: Array  # factor that modulates what it shows the other stream
     gate: Array  # factor that modulates what it takes from the other stream
     text: Array  # factor that modulates the text for the whole stream, a scalar
+    references: References | None = None  # None: tokens attend to all tokens alike
 
     def by_token(self, values: Array) -> jax.Array:
         """Values [levels] as [tokens, 1]."""

@@ -16,7 +16,7 @@ from flax import nnx
 from jax.experimental.layout import with_layout_constraint
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ltx2_cli.diffusion.conditions import UNCONDITIONED, Conditions
+from ltx2_cli.diffusion.conditions import UNCONDITIONED, Conditions, References
 from ltx2_cli.diffusion.denoise import Pass
 from ltx2_cli.diffusion.geometry import Geometry
 from ltx2_cli.models.arch import StreamArch, TransformerArch
@@ -112,6 +112,7 @@ class StreamInputs(NamedTuple):
     cross_rope: PreparedRope
     tokens: TokenAxis
     level: jax.Array | None = None  # int [tokens]: of each token's noise level; None: all have the stream's
+    references: References | None = None  # among the tokens
 
     def rows(self, table: jax.Array, modulation: jax.Array) -> list[jax.Array]:
         """The rows of a table, modulated: each [dim], or by token [tokens, dim]."""
@@ -165,7 +166,8 @@ class Stream(nnx.Module):
         shift, scale, gate = inputs.rows(self.table[:3], inputs.modulation.self_and_mlp[..., :3, :])
         normed = modulate(rms_norm(x, self.eps), scale, shift)
         context = self.self_attention.keys_values(normed)
-        return x + self.self_attention(normed, context, (tokens, tokens), (rope, rope), mask) * gate
+        seen = (tokens, tokens), (rope, rope), mask, inputs.references
+        return x + self.self_attention(normed, context, *seen) * gate
 
     @jax.named_scope("text_attention")
     def attend_to_text(self, x: jax.Array, inputs: StreamInputs, text: KeysValues) -> jax.Array:
@@ -344,7 +346,8 @@ class Transformer(nnx.Module):
         x = Streams(*(stream.proj_in(tokens) for stream, tokens in zip(streams, filled, strict=True)))
         own = map(prepare_rope, (rope.own for rope in inputs.ropes), tokens, tokens)
         cross = map(prepare_rope, (rope.cross for rope in inputs.ropes), tokens, tokens[::-1])
-        shared = Streams(*map(StreamInputs, modulation, own, cross, tokens, levels))
+        references = (held and held.references for held in inputs.given)
+        shared = Streams(*map(StreamInputs, modulation, own, cross, tokens, levels, references))
         x, intermediates = self._run_layers(x, inputs, shared, tap)
         outputs = map(StreamIO.output, streams, x, embedded, levels)
         return Streams(*(y[:, : axis.length] for y, axis in zip(outputs, tokens, strict=True))), intermediates

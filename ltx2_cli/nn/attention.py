@@ -12,7 +12,8 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ltx2_cli.nn.kernels import Norm, Operands, attend_partly, attend_with, finish, split_heads
+from ltx2_cli.diffusion.conditions import References
+from ltx2_cli.nn.kernels import MASKED, Norm, Operands, attend_partly, attend_with, finish, split_heads
 from ltx2_cli.nn.layers import Linear, rms_norm, rms_scale
 from ltx2_cli.nn.rope import Rope, pack
 from ltx2_cli.request.spec import AttentionBackend
@@ -70,24 +71,25 @@ class Attention(nnx.Module):
         axes: TokenAxes = WHOLE,
         ropes: tuple[PreparedRope, PreparedRope] | None = None,
         mask: Mask = None,
+        references: References | None = None,
     ) -> jax.Array:
-        """Attention from x [rows, tokens, dim] to `context`; `axes` are those of their tokens, `ropes` rotate them.
-        `mask` (bool [rows]) is for self-attention: where false, a token keeps its own value, the perturbation of
-        spatio-temporal guidance."""
+        """Attention from x [rows, tokens, dim] to `context`; `axes` are those of their tokens, `ropes` rotate them. The
+        rest is for self-attention. Where `mask` (bool [rows]) is false, a token keeps its own value, the perturbation
+        of spatio-temporal guidance. `references` are among the tokens."""
         # Scaled by 1/√d before they are rounded to the run's dtype.
         weights = self.norm_q[...].astype(jnp.float32) * (self.norm_q.shape[-1] // self.heads) ** -0.5
         queries = self.to_q(x)
         norm = Norm(rms_scale(queries, NORM_EPS), weights)
         gates = None if self.gate is None else 2 * jax.nn.sigmoid(self.gate(x))
-        attended = attend(Operands(queries, *context, ropes, gates, mask, norm), self.heads, axes)
+        attended = attend(Operands(queries, *context, ropes, gates, mask, norm), self.heads, axes, references)
         return self.to_out(constrain(attended, ("rows", axes[0].name, self.out_axis)))
 
 
-def attend(operands: Operands, heads: int, axes: TokenAxes = WHOLE) -> jax.Array:
+def attend(operands: Operands, heads: int, axes: TokenAxes = WHOLE, references: References | None = None) -> jax.Array:
     """softmax(q·kᵀ)·v with float32 scores, rotated and gated, [rows, queries, heads * head_dim]."""
     plan = active()
     if plan is None or plan.mesh.size == 1:
-        return attend_with(plan.attention if plan else AttentionBackend.xla, operands, heads)
+        return _attend_whole(plan.attention if plan else AttentionBackend.xla, operands, heads, references)
     queries, context = (
         plan.activation(("rows", axis.name, "heads"), (*x.shape[:2], heads))
         for axis, x in zip(axes, (operands.queries, operands.keys), strict=True)
@@ -96,15 +98,16 @@ def attend(operands: Operands, heads: int, axes: TokenAxes = WHOLE) -> jax.Array
     heads_here = heads // plan.mesh.shape.get(queries[WIDTH], 1)
     counts = tuple(axis.length or x.shape[TOKENS] for axis, x in zip(axes, operands[:2], strict=True))
 
-    def attend_locally(operands: Operands) -> jax.Array:
+    def attend_locally(operands: Operands, references: References | None) -> jax.Array:
         """On one device: its own queries, and the part of the context that it holds."""
         if along is None:
-            return attend_with(kernel, operands, heads_here)
+            return _attend_whole(kernel, operands, heads_here, references)
         if queries[TOKENS] is None:
             return _attend_to_parts(kernel, operands, heads_here, along, counts[1])
         if heads_here % plan.mesh.shape[along]:
+            assert references is None, "no plan lets a device hold a part of the tokens that attend to references"
             return _attend_to_gathered(kernel, operands, heads_here, along, counts[1])
-        return _attend_by_heads(kernel, operands, heads_here, along, counts)
+        return _attend_by_heads(kernel, operands, heads_here, along, counts, references)
 
     ropes = None
     if operands.ropes:
@@ -114,8 +117,9 @@ def attend(operands: Operands, heads: int, axes: TokenAxes = WHOLE) -> jax.Array
     mask = None if operands.mask is None else PartitionSpec(queries[0])
     norm = None if operands.norm is None else Norm(PartitionSpec(*queries[:WIDTH]), PartitionSpec(queries[WIDTH]))
     specs = Operands(queries, context, context, ropes, gates, mask, norm)
-    local = jax.shard_map(attend_locally, mesh=plan.mesh, in_specs=(specs,), out_specs=queries, check_vma=False)
-    return local(operands)
+    given = specs, jax.tree.map(lambda _: PartitionSpec(), references)
+    local = jax.shard_map(attend_locally, mesh=plan.mesh, in_specs=given, out_specs=queries, check_vma=False)
+    return local(operands, references)
 
 
 def prepare_rope(rope: Rope, tokens: TokenAxis, others: TokenAxis) -> PreparedRope:
@@ -138,6 +142,49 @@ def _rope_spec(plan: ShardingPlan, heads: int, tokens: str | None, others: str |
     if heads // plan.mesh.shape.get(along, 1) % plan.mesh.shape[tokens]:
         return PartitionSpec(None, along)  # the context is gathered
     return PartitionSpec(None, tuple(axis for axis in (along, tokens) if axis))  # tokens are traded for heads
+
+
+def _attend_whole(kernel: AttentionBackend, operands: Operands, heads: int, references: References | None) -> jax.Array:
+    """All queries over all of their context."""
+    if references is None:
+        return attend_with(kernel, operands, heads)
+    (grid, shown, *counts), bare = references.counts, operands._replace(gates=None, mask=None)
+
+    def pairs(first: int, last: int, keys: slice) -> Operands:
+        """Queries from the first to before the last, with these keys."""
+        return _pairs(bare, slice(first, last), keys)
+
+    attended = [attend_with(kernel, pairs(0, grid, slice(None))._replace(shares=references.shares), heads)]
+    last = grid + shown
+    if shown:
+        attended.append(attend_with(kernel, pairs(grid, last, slice(last)), heads))
+    for count in counts:
+        first, last = last, last + count
+        own = attend_partly(kernel, pairs(first, last, slice(first, last)), heads, jnp.int32(count))
+        seen = attend_partly(kernel, pairs(first, last, slice(grid)), heads, jnp.int32(grid))
+        share = jnp.maximum(jnp.log(references.shares[first:last]), MASKED)[:, None]
+        weight = jax.nn.sigmoid(seen.log_sum + share - own.log_sum)[..., None]
+        from_own, from_grid = (split_heads(part.gathered, heads) for part in (own, seen))
+        merged = (1 - weight) * from_own + weight * from_grid
+        attended.append(merged.reshape(own.gathered.shape).astype(own.gathered.dtype))
+    return finish(operands, split_heads(jnp.concatenate(attended, axis=TOKENS), heads))
+
+
+def _pairs(operands: Operands, queries: slice, keys: slice) -> Operands:
+    """Some of the queries with some of the keys."""
+    ropes, norm = operands.ropes, operands.norm
+    if ropes:
+        ropes = tuple(
+            jax.tree.map(lambda table, part=part: table[part], rope)
+            for rope, part in zip(ropes, (queries, keys), strict=True)
+        )
+    return operands._replace(
+        queries=operands.queries[:, queries],
+        keys=operands.keys[:, keys],
+        values=operands.values[:, keys],
+        ropes=ropes,
+        norm=norm and norm._replace(scales=norm.scales[:, queries]),
+    )
 
 
 def _attend_to_parts(kernel: AttentionBackend, operands: Operands, heads: int, along: str, count: int) -> jax.Array:
@@ -163,7 +210,12 @@ def _attend_to_gathered(kernel: AttentionBackend, operands: Operands, heads: int
 
 
 def _attend_by_heads(
-    kernel: AttentionBackend, operands: Operands, heads: int, along: str, counts: tuple[int, ...]
+    kernel: AttentionBackend,
+    operands: Operands,
+    heads: int,
+    along: str,
+    counts: tuple[int, ...],
+    references: References | None,
 ) -> jax.Array:
     """Tokens are traded for heads, and back after attention: a device attends over all tokens with some heads."""
 
@@ -183,7 +235,7 @@ def _attend_by_heads(
     )
     parts = jax.lax.axis_size(along)
     behind = parts * operands.queries.shape[TOKENS] - query_count
-    attended = attend_with(kernel, traded, heads // parts)
+    attended = _attend_whole(kernel, traded, heads // parts, references)
     return _trade_back(jnp.pad(attended, ((0, 0), (0, behind), (0, 0))), along)
 
 

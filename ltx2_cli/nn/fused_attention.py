@@ -50,13 +50,14 @@ class Blocks(NamedTuple):
     gates: Any = None  # of all heads, [queries, heads]
     scales: Any = None  # that normalise the queries, the same in all lanes, [queries, LANES]; None: they are normalised
     weights: Any = None  # of their channels, [1, LANES]
+    shares: Any = None  # factors of each key's power, the same in all lanes, [keys, LANES]; None: 1
 
 
 class Scratch(NamedTuple):
     """What stays in the core's memory while the heads are the same."""
 
     keys: Any  # rotated, filled up to whole blocks
-    values: Any  # and ones beside them
+    values: Any  # and ones beside them; both times the keys' shares
     longest: Any  # the square of the longest key
 
 
@@ -89,9 +90,12 @@ def core_memory(device: jax.Device) -> float:
     return VECTOR_MEMORY.get(known.name, 0) if known else 0
 
 
-def memory_bytes(keys: int, itemsize: int, buffers: int) -> int:
-    """What the kernel takes of a core's memory for so many keys, of which so many heads' are held at a time."""
-    held = buffers * LANES * (2 * itemsize + 4) + 3 * LANES * itemsize  # read; made of it: keys, values, ones
+def memory_bytes(keys: int, itemsize: int, buffers: int, shares: bool = False) -> int:
+    """What the kernel takes of a core's memory for so many keys, of which so many heads' are held at a time, and maybe
+    their shares."""
+    held = (
+        buffers * LANES * ((2 + shares) * itemsize + 4) + 3 * LANES * itemsize
+    )  # read; made of it: keys, values, ones
     scores = QUERY_BLOCK * KEY_BLOCK * (4 + itemsize)
     by_query = QUERY_BLOCK * LANES * (2 * (3 * itemsize + 12) + 8 * 4)  # blocks in and out, and float32 beside them
     return (keys + KEY_BLOCK) * held + scores + by_query
@@ -108,7 +112,8 @@ def fused_attention(
     unrolled = UNROLLED.get(known.name, 1) if known and dtype.itemsize == 2 and head_dim == LANES else 1
     query_block, key_block = _block(queries, QUERY_BLOCK, SUBLANES), _block(keys, KEY_BLOCK, LANES)
     sizes = Sizes(head_dim, queries, keys, query_block, key_block, unrolled)
-    buffers = 2 if memory_bytes(keys, dtype.itemsize, 2) <= core_memory(device) else 1
+    needed = partial(memory_bytes, keys, dtype.itemsize, shares=blocks.shares is not None)
+    buffers = 2 if needed(2) <= core_memory(device) else 1
     specs = _specs(sizes, 0 if blocks.gates is None else blocks.gates.shape[-1], buffers)
     outputs = [jax.ShapeDtypeStruct((rows, queries, width), dtype)]
     if valid is not None:
@@ -128,9 +133,7 @@ def fused_attention(
             scratch_shapes=[scratch],
         ),
         out_shape=outputs,
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("arbitrary",) * 3, vmem_limit_bytes=memory_bytes(keys, dtype.itemsize, buffers)
-        ),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",) * 3, vmem_limit_bytes=needed(buffers)),
         name="fused_attention",
         interpret=device.platform != "tpu",
     )
@@ -158,7 +161,8 @@ def _specs(sizes: Sizes, heads: int, buffers: int) -> Blocks:
     gates = pl.BlockSpec((None, sizes.query_block, heads), lambda row, _, block, *__: (row, block, 0))
     scales = pl.BlockSpec((None, sizes.query_block, LANES), lambda row, _, block, *__: (row, block, 0))
     weights = pl.BlockSpec((1, LANES), lambda _, group, *__: (0, group))
-    return Blocks(by_query, context, context, by_query, query_rope, key_rope, gates, scales, weights)
+    shares = pl.BlockSpec((sizes.keys, LANES), lambda *_: (0, 0), pipeline_mode=mode)
+    return Blocks(by_query, context, context, by_query, query_rope, key_rope, gates, scales, weights, shares)
 
 
 def _kernel(sizes: Sizes, attends: Any, valid: Any, blocks: Blocks, *results: Any) -> None:
@@ -195,8 +199,12 @@ def _store_context(sizes: Sizes, blocks: Blocks, scratch: Scratch, valid: jax.Ar
         keys = _rotated_keys(sizes, blocks, here)
         counts = _index(keys, 0) < valid - start
         scratch.keys[here] = jnp.where(counts, keys, first)
-        scratch.values[here, :LANES] = jnp.where(counts, blocks.values[here], 0)
-        scratch.values[here, LANES:] = counts.astype(scratch.values.dtype)
+        values, shares = jnp.where(counts, blocks.values[here], 0), counts.astype(scratch.values.dtype)
+        if blocks.shares is not None:
+            shares = jnp.where(counts, blocks.shares[here], 0)
+            values = values * shares
+        scratch.values[here, :LANES] = values
+        scratch.values[here, LANES:] = shares
         return _longest(keys)
 
     def store_block(index: jax.Array, longest: jax.Array) -> jax.Array:

@@ -25,6 +25,7 @@ LEAST_QUERIES = 128  # in a block: a product of fewer rows wastes the reading of
 LANES = 128  # of a TPU: the length of a block is a multiple of it
 BLOCKS = (1024, 896, 768, 640, 512)  # lengths of splash's blocks, whose scores stay in a TPU core's own memory
 MASKED = -1e30  # a score that does not count: exp is 0, and no sum of such scores overflows
+WEIGHS_NO_KEYS = "cannot attend to references by a strength or a mask"
 LEAST_CAPABILITY = 8.0  # compute capability of the oldest GPUs that cuDNN's attention is made for
 
 
@@ -46,6 +47,7 @@ class Operands(NamedTuple):
     gates: Any = None  # factors of the results, [rows, queries, heads]
     mask: Any = None  # bool [rows]; false: each token keeps its own value, of as many values as queries
     norm: Any = None  # a `Norm` of the queries; None: they are normalised
+    shares: Any = None  # of each key in the softmax, a factor of its exponential, float32 [keys]; None: 1
 
 
 class PartialAttention(NamedTuple):
@@ -98,7 +100,7 @@ def _by_head(attend: Callable[..., PartialAttention]) -> Kernel:
         queries, keys, values = (split_heads(x, heads) for x in normalised(operands)[:3])
         if operands.ropes:
             queries, keys = map(rotate, (queries, keys), operands.ropes)
-        attended, log_sum = attend(queries, keys, values, valid)
+        attended, log_sum = attend(queries, keys, values, valid, operands.shares)
         return PartialAttention(finish(operands, attended), log_sum)
 
     return kernel
@@ -120,37 +122,47 @@ def _fused(operands: Operands, heads: int, valid: jax.Array | None) -> PartialAt
     if operands.norm is not None:
         scales, weights = operands.norm.scales, filled(operands.norm.weights[None])
         scales = jnp.broadcast_to(scales, (*scales.shape[:2], LANES))
-    blocks = Blocks(queries, keys, values, own_values, query_rope, key_rope, operands.gates, scales, weights)
+    shares = operands.shares
+    if shares is not None:
+        shares = jnp.broadcast_to(shares.astype(values.dtype)[:, None], (len(shares), LANES))
+    blocks = Blocks(queries, keys, values, own_values, query_rope, key_rope, operands.gates, scales, weights, shares)
     gathered, log_sum = fused_attention(blocks, head_dim, operands.mask, valid, device())
     if log_sum is not None:
         log_sum = log_sum[..., :width:head_dim]
     return PartialAttention(gathered[..., :width], log_sum)
 
 
-def _xla(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array | None) -> PartialAttention:
+Vector = jax.Array | None
+
+
+def _xla(
+    queries: jax.Array, keys: jax.Array, values: jax.Array, valid: Vector, shares: Vector = None
+) -> PartialAttention:
     """Plain XLA, a block of the queries of all rows and heads at a time."""
-    rows, tokens, heads, dim = queries.shape
+    (rows, tokens, heads, dim), bias = queries.shape, _bias(keys.shape[1], valid, shares)
     affordable = SCORE_BYTES // (4 * rows * heads * keys.shape[1])
     block = min(tokens, max(LEAST_QUERIES, affordable // LEAST_QUERIES * LEAST_QUERIES))
     if tokens == block:
-        return _softmax(queries, keys, values, valid)
+        return _softmax(queries, keys, values, bias)
     split = _padded(queries, block).reshape(rows, -1, block, heads, dim).swapaxes(0, 1)
-    blocks = jax.lax.map(lambda part: _softmax(part, keys, values, valid), split)
+    blocks = jax.lax.map(lambda part: _softmax(part, keys, values, bias), split)
     return PartialAttention(*(x.swapaxes(0, 1).reshape(rows, -1, *x.shape[3:])[:, :tokens] for x in blocks))
 
 
-def _blockwise(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array | None) -> PartialAttention:
+def _blockwise(
+    queries: jax.Array, keys: jax.Array, values: jax.Array, valid: Vector, shares: Vector
+) -> PartialAttention:
     """For CPUs: a head of a row and a block of its queries at a time, so that scores stay in a core's cache."""
-    rows, tokens, heads, dim = queries.shape
+    (rows, tokens, heads, dim), bias = queries.shape, _bias(keys.shape[1], valid, shares)
     if rows * heads * tokens * keys.shape[1] <= CACHED_SCORES:
-        return _softmax(queries, keys, values, valid)
+        return _softmax(queries, keys, values, bias)
     blocks = -(-tokens // max(LEAST_QUERIES, CACHED_SCORES // keys.shape[1]))
     padded = _padded(queries, -(-tokens // blocks), blocks).swapaxes(1, 2).reshape(rows * heads, blocks, 1, -1, 1, dim)
     context = (x.swapaxes(1, 2).reshape(rows * heads, 1, -1, 1, dim) for x in (keys, values))
 
     def one_head(head: tuple[jax.Array, jax.Array, jax.Array]) -> PartialAttention:
         queries, keys, values = head
-        return jax.lax.map(lambda block: _softmax(block, keys, values, valid), queries)
+        return jax.lax.map(lambda block: _softmax(block, keys, values, bias), queries)
 
     gathered, log_sum = jax.lax.map(one_head, (padded, *context))
     results = ((gathered, (dim,)), (log_sum, ()))
@@ -158,13 +170,21 @@ def _blockwise(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: ja
     return PartialAttention(*by_head)
 
 
-def _softmax(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array | None) -> PartialAttention:
+def _bias(keys: int, valid: Vector, shares: Vector) -> Vector:
+    """What is added to the scores of each key, float32 [keys]; None: nothing."""
+    bias = None if shares is None else jnp.maximum(jnp.log(shares), MASKED)
+    if valid is None:
+        return bias
+    return jnp.where(jnp.arange(keys) < valid, 0 if bias is None else bias, MASKED)
+
+
+def _softmax(queries: jax.Array, keys: jax.Array, values: jax.Array, bias: Vector) -> PartialAttention:
     """All scores at once."""
     # jax.nn.dot_product_attention is this, but does not compile in float16.
     exact = precision(queries.dtype)
     scores = jnp.einsum("rqhd,rkhd->rhqk", queries, keys, preferred_element_type=jnp.float32, precision=exact)
-    if valid is not None:
-        scores = jnp.where(jnp.arange(keys.shape[1]) < valid, scores, MASKED)
+    if bias is not None:
+        scores = scores + bias
     log_sum = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
     # Fused into each other, both products overflow the stack of libtpu 0.0.42's compiler for TPU v7x.
     weights = jax.lax.optimization_barrier(jnp.exp(scores - log_sum).astype(values.dtype))
@@ -173,7 +193,8 @@ def _softmax(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.
     )
 
 
-def _cudnn(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array | None) -> PartialAttention:
+def _cudnn(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: Vector, shares: Vector) -> PartialAttention:
+    assert shares is None, WEIGHS_NO_KEYS
     # Of cuDNN's own partial results jax rounds the logarithms to the dtype of the values: in bfloat16 that is a wrong
     # weight. Queries that attend to parts are few, those of the sound.
     if valid is not None:
@@ -182,11 +203,12 @@ def _cudnn(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Ar
     return PartialAttention(attended, None)
 
 
-def _splash(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: jax.Array | None) -> PartialAttention:
+def _splash(queries: jax.Array, keys: jax.Array, values: jax.Array, valid: Vector, shares: Vector) -> PartialAttention:
     """jax's attention kernel for TPUs, interpreted elsewhere. Zeros fill tokens up to whole blocks. Filled keys are in
     another segment than the queries, which masks them."""
     from jax.experimental.pallas.ops.tpu import splash_attention as splash  # takes long to import
 
+    assert shares is None, WEIGHS_NO_KEYS
     (query_count, key_count), exact = (x.shape[1] for x in (queries, keys)), precision(queries.dtype)
     query_block, key_block = splash_block(query_count), splash_block(key_count)
     queries = _padded(queries, query_block).swapaxes(1, 2)
@@ -233,7 +255,7 @@ KERNELS: dict[AttentionBackend, Kernel] = {
 }
 # by the platform of a device, the fastest first
 NATIVE = {
-    "tpu": (AttentionBackend.fused, AttentionBackend.splash),
+    "tpu": (AttentionBackend.fused, AttentionBackend.splash, AttentionBackend.xla),
     "gpu": (AttentionBackend.cudnn, AttentionBackend.xla),
     "cpu": (AttentionBackend.blockwise,),
 }
@@ -241,35 +263,43 @@ MADE_FOR_TPUS = (AttentionBackend.splash, AttentionBackend.fused)
 
 
 def choose_backend(
-    asked: AttentionBackend, device: jax.Device, dtype: DType, head_sizes: Iterable[int], tokens: int
+    asked: AttentionBackend,
+    device: jax.Device,
+    dtype: DType,
+    head_sizes: Iterable[int],
+    tokens: int,
+    shares: bool = False,
 ) -> tuple[AttentionBackend, str]:
-    """The kernel that attends on `device` to contexts of at most so many tokens, and a sentence to tell the user; empty
-    if there is nothing to tell. `auto` is the platform's own kernel, or the next where that cannot run. Raises
-    `UsageError` for a kernel that is asked for by name and cannot run."""
+    """The kernel that attends on `device` to contexts of at most so many tokens, where keys may have `shares`; and a
+    sentence to tell the user, empty if there is nothing to tell. `auto` is the platform's own kernel, or the next that
+    can run. Raises `UsageError` for a kernel that is asked for by name and cannot run."""
     native = NATIVE.get(device.platform, (AttentionBackend.xla,))
     kernel, *others = native if asked is AttentionBackend.auto else (asked,)
-    obstacle = _obstacle(kernel, device, dtype, head_sizes, tokens)
+    obstacle = _obstacle(kernel, device, dtype, head_sizes, tokens, shares)
     if not obstacle:
         slow = kernel in MADE_FOR_TPUS and device.platform == "cpu"
         return kernel, f"attention by {kernel} is interpreted on a CPU, which is slow" if slow else ""
-    if others:
-        name = "XLA" if others[0] is AttentionBackend.xla else others[0]
-        return others[0], f"attention is computed by {name}, which is slower: {obstacle}"
+    for other in others:
+        if not _obstacle(other, device, dtype, head_sizes, tokens, shares):
+            name = "XLA" if other is AttentionBackend.xla else other
+            return other, f"attention is computed by {name}, which is slower: {obstacle}"
     raise UsageError(f"attention by {kernel} cannot run: {obstacle}", "--set sharding.attention=auto")
 
 
 def _obstacle(
-    kernel: AttentionBackend, device: jax.Device, dtype: DType, head_sizes: Iterable[int], tokens: int
+    kernel: AttentionBackend, device: jax.Device, dtype: DType, head_sizes: Iterable[int], tokens: int, shares: bool
 ) -> str:
     """Why a kernel cannot run on a device; empty if it can."""
     if kernel in MADE_FOR_TPUS and device.platform == "gpu":
         return f"{kernel} is made for TPUs, this is a {device.device_kind}"
+    if shares and kernel in (AttentionBackend.splash, AttentionBackend.cudnn):
+        return f"{kernel} {WEIGHS_NO_KEYS}"
     if kernel is AttentionBackend.fused:
-        return _obstacle_of_fused(device, dtype, head_sizes, tokens)
+        return _obstacle_of_fused(device, dtype, head_sizes, tokens, shares)
     return _obstacle_of_cudnn(device, dtype, head_sizes) if kernel is AttentionBackend.cudnn else ""
 
 
-def _obstacle_of_fused(device: jax.Device, dtype: DType, head_sizes: Iterable[int], tokens: int) -> str:
+def _obstacle_of_fused(device: jax.Device, dtype: DType, head_sizes: Iterable[int], tokens: int, shares: bool) -> str:
     from ltx2_cli.nn.fused_attention import core_memory, memory_bytes  # Pallas takes long to import
 
     if dtype is DType.float16:
@@ -277,7 +307,7 @@ def _obstacle_of_fused(device: jax.Device, dtype: DType, head_sizes: Iterable[in
     for head_size in sorted(set(head_sizes)):
         if head_size % 2 or LANES % head_size:
             return f"the fused kernel needs heads that divide {LANES} channels, these have {head_size}"
-    needed, memory = memory_bytes(tokens, jnp.dtype(dtype.value).itemsize, 1), core_memory(device)
+    needed, memory = memory_bytes(tokens, jnp.dtype(dtype.value).itemsize, 1, shares), core_memory(device)
     if not memory:
         return f"the fused kernel does not know how much memory a core of {device.device_kind} has"
     if needed > memory:
@@ -298,7 +328,7 @@ def _obstacle_of_cudnn(device: jax.Device, dtype: DType, head_sizes: Iterable[in
         queries = jax.ShapeDtypeStruct((1, LANES, 1, head_size), dtype.value)
         try:
             # A new function each time: jax would remember the answer of an earlier call.
-            jax.eval_shape(lambda q, k, v: _cudnn(q, k, v, None), queries, queries, queries)
+            jax.eval_shape(lambda q, k, v: _cudnn(q, k, v, None, None), queries, queries, queries)
         except (NotImplementedError, RuntimeError, ValueError) as error:
             return " ".join(str(error).split())
     return ""

@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import Mesh
 
 from attention_cases import Case, attended, drawn
+from ltx2_cli.diffusion.conditions import References
 from ltx2_cli.nn import kernels
 from ltx2_cli.nn.attention import TokenAxis, attend, prepare_rope
 from ltx2_cli.nn.kernels import Operands
@@ -16,10 +17,13 @@ from ltx2_cli.request.spec import AttentionBackend
 from ltx2_cli.sharding import ShardingPlan, activate
 
 HEADS = 4
+RULES = (("heads", "heads"), ("rows", "passes"), ("tokens", "tokens"))
 WHOLE = TokenAxis()
 
 
-def over_the_mesh(case: Case, axes: tuple[TokenAxis, TokenAxis], parts: int) -> jax.Array:
+def over_the_mesh(
+    case: Case, axes: tuple[TokenAxis, TokenAxis], parts: int, references: References | None = None
+) -> jax.Array:
     """Attention under the active plan. What lies behind the tokens must not matter."""
 
     def filled(x: np.ndarray, tokens: TokenAxis) -> np.ndarray:
@@ -37,7 +41,7 @@ def over_the_mesh(case: Case, axes: tuple[TokenAxis, TokenAxis], parts: int) -> 
 
     def run(operands: Operands) -> jax.Array:
         ropes = (prepare_rope(operands.ropes[0], ours, theirs), prepare_rope(operands.ropes[1], theirs, ours))
-        return attend(operands._replace(ropes=ropes), HEADS, axes)
+        return attend(operands._replace(ropes=ropes), HEADS, axes, references)
 
     return jax.jit(run)(by_token)[:, : operands.queries.shape[1]]
 
@@ -57,8 +61,7 @@ def test_attention_over_a_mesh_equals_that_of_one_device(
 ) -> None:
     """Heads that divide and heads that do not, tokens that fill the devices and tokens that do not."""
     axes = ("passes", "tokens", "heads")
-    rules = (("heads", "heads"), ("rows", "passes"), ("tokens", "tokens"))
-    plan = ShardingPlan(Mesh(np.asarray(jax.devices()).reshape(mesh), axes), (), rules, kernel)
+    plan = ShardingPlan(Mesh(np.asarray(jax.devices()).reshape(mesh), axes), (), RULES, kernel)
     split, other = TokenAxis("tokens", number), TokenAxis("tokens", 6)
     lengths_and_axes = [
         ((number, number), (split, split)),
@@ -72,6 +75,34 @@ def test_attention_over_a_mesh_equals_that_of_one_device(
         with activate(plan):
             got = over_the_mesh(case, axes, mesh[1])
         np.testing.assert_allclose(got, attended(case), rtol=2e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "mesh"),
+    [
+        (AttentionBackend.xla, (1, 1, 1)),
+        (AttentionBackend.blockwise, (2, 4, 1)),
+        (AttentionBackend.xla, (2, 2, 2)),
+        (AttentionBackend.xla, (2, 1, 4)),
+    ],
+    ids=str,
+)
+def test_references_are_attended_to_by_their_shares(kernel: AttentionBackend, mesh: tuple[int, ...]) -> None:
+    """Five tokens of a grid, two of a picture behind it, and three references, one of which nobody sees."""
+    counts = (5, 2, 3, 1, 2)
+    group = np.repeat(np.arange(5), counts)
+    shares = np.float32([*[1] * 7, 0.5, 0, 0.1, 0.25, 0, 0])
+    case, axis = drawn(13, 13, heads=HEADS, head_size=8, rows=2, perturbed=True), TokenAxis("tokens", 13)
+    ours, theirs = group[:, None], group[None]
+    wanted = np.where((ours == theirs) | (ours < 2) & (theirs < 2), 1, 0.0)
+    wanted += np.where((ours == 0) & (theirs > 1), shares[None], 0) + np.where(
+        (theirs == 0) & (ours > 1), shares[:, None], 0
+    )
+    devices = np.asarray(jax.devices()[: int(np.prod(mesh))]).reshape(mesh)
+    plan = ShardingPlan(Mesh(devices, ("passes", "tokens", "heads")), (), RULES, kernel)
+    with activate(plan):
+        got = over_the_mesh(case, (axis, axis), mesh[1], References(counts, shares))
+    np.testing.assert_allclose(got, attended(case, wanted), rtol=2e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kernel", [AttentionBackend.xla, AttentionBackend.blockwise])

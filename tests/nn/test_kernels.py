@@ -125,6 +125,13 @@ def test_perturbed_rows_keep_their_own_values(kernel: AttentionBackend) -> None:
         check_whole(kernel, [case], dtype)
 
 
+@pytest.mark.parametrize("kernel", [kernel for kernel in ON_CPU if kernel is not AttentionBackend.splash])
+def test_keys_weigh_by_their_shares(kernel: AttentionBackend) -> None:
+    case, shares = context_of(130, 64, "float32"), np.linspace(0, 1, 130, dtype=np.float32)
+    (got,) = attend_whole(kernel, [case.operands._replace(shares=shares)], case.heads)
+    assert error(got, attended(case, np.broadcast_to(shares, (QUERIES, 130)))) < TOLERANCE["float32"]
+
+
 @pytest.mark.parametrize("kernel", ON_CPU)
 def test_a_part_without_valid_keys_has_no_weight(kernel: AttentionBackend) -> None:
     case = context_of(130, 64, "float32")
@@ -334,6 +341,27 @@ def test_what_the_fused_kernel_cannot_take_is_splashs_or_refused(
     assert reason in sentence
     with pytest.raises(UsageError, match=f"attention by fused cannot run: .*{reason}"):
         choose_backend(AttentionBackend.fused, *wanted)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "kernel", "reason"),
+    [
+        (TPU, DType.bfloat16, AttentionBackend.fused, ""),
+        (TPU, DType.float16, AttentionBackend.xla, "in bfloat16 and float32, not in float16"),
+        (A100, DType.bfloat16, AttentionBackend.xla, "cudnn cannot attend to references by a strength or a mask"),
+    ],
+)
+def test_keys_of_any_share_need_a_kernel_that_weighs_them(
+    device: Device, dtype: DType, kernel: AttentionBackend, reason: str
+) -> None:
+    chosen, sentence = choose_backend(AttentionBackend.auto, device, dtype, (64, 128), 6144, shares=True)
+    assert (chosen, reason in sentence, bool(sentence)) == (kernel, True, bool(reason))
+
+
+def test_shares_take_memory_of_a_core() -> None:
+    wanted = AttentionBackend.auto, V7X, DType.bfloat16, (64, 128)
+    assert choose_backend(*wanted, 16320)[0] is AttentionBackend.fused
+    assert choose_backend(*wanted, 16320, shares=True)[0] is AttentionBackend.xla
 
 
 @pytest.mark.parametrize(("device", "tokens"), [(TPU, 32640), (V7X, 16320)])
