@@ -116,7 +116,9 @@ IN_DIFFUSERS = {
 }
 
 
-def write_lora(path: Path, pipeline: object, ranks: dict[str, int], seed: int) -> Path:
+def write_lora(
+    path: Path, pipeline: object, ranks: dict[str, int], seed: int, metadata: dict[str, str] | None = None
+) -> Path:
     """A LoRA with random factors that fit the pipeline's layers."""
     normal, tensors = np.random.default_rng(seed).standard_normal, {}
     for name, rank in ranks.items():
@@ -127,5 +129,5 @@ def write_lora(path: Path, pipeline: object, ranks: dict[str, int], seed: int) -
         outward, inward = getattr(pipeline, network).get_submodule(place).weight.shape
         tensors[f"{name}.lora_A.weight"] = normal((rank, inward), np.float32) * np.float32(0.2)
         tensors[f"{name}.lora_B.weight"] = normal((outward, rank), np.float32) * np.float32(0.2)
-    save_file(tensors, path)
+    save_file(tensors, path, metadata)
     return path

@@ -20,9 +20,15 @@ from ltx2_cli.request.layers import MAX_TEXT, PAGE, ConfigLayer, read_file, read
 from ltx2_cli.request.profiles import Asked, checked_spec, read_asked
 from ltx2_cli.request.size import frames_of, size_of
 from ltx2_cli.request.spec import NO_CACHE, RunSpec
-from ltx2_cli.request.validation import random_seed
+from ltx2_cli.request.validation import OPTIONS, random_seed
 
-CONDITION = re.compile(r"(?P<path>.+?)(@(?P<frame>-?\d{1,9})(:(?P<strength>-?\d*\.?\d+))?)?", re.DOTALL)
+SHOWN = re.compile(r"(?P<path>.+?)(@(?P<frame>-?\d{1,9})(:(?P<strength>-?\d*\.?\d+))?)?", re.DOTALL)
+CONDITIONS = {  # by their kind
+    "image": SHOWN,
+    "video": SHOWN,
+    "reference": re.compile(r"(?P<path>.+?)(:(?P<strength>-?\d*\.?\d+))?", re.DOTALL),
+    "mask": re.compile(r"(?P<path>.+)", re.DOTALL),
+}
 SEEDS = re.compile(r"\d+(\.\.\d+)?,?")
 ANYTHING = "a"  # the prompt of a warm-up; every text encoder knows it
 
@@ -85,16 +91,20 @@ def overrides(options: Options, **others: object) -> dict[str, object]:
         except ValueError:
             hint = "for example: --stg-blocks 0,1; no STG: --stg-scale 0"
             raise UsageError(f"stg_blocks {blocks!r} is not a list of blocks", hint) from None
-    shown = [(kind, text) for kind in ("image", "video") for text in values.get(kind) or ()]
+    shown = [(kind, text) for kind in ("image", "video", "reference") for text in values.get(kind) or ()]
+    shown += [("mask", mask)] if (mask := values.get("reference_mask")) is not None else []
     given |= {"conditions": [parse_condition(*condition) for condition in shown]} if shown else {}
     return {key: str(value) if isinstance(value, Path) else value for key, value in given.items()}
 
 
 def parse_condition(kind: str, text: str) -> dict[str, object]:
-    """The condition that FILE[@FRAME[:STRENGTH]] means, by its keys. Raises `UsageError` for no text at all."""
-    match = CONDITION.fullmatch(text)
+    """The condition that FILE[@FRAME[:STRENGTH]] means, or of a reference FILE[:STRENGTH] and of a mask FILE, by its
+    keys. Raises `UsageError` for no text at all."""
+    match = CONDITIONS[kind].fullmatch(text)
     if match is None:
-        raise UsageError(f"--{kind} {text!r} is not FILE[@FRAME[:STRENGTH]]", "for example: --image end.png@-1:0.8")
+        written = {"reference": "FILE[:STRENGTH]", "mask": "FILE"}.get(kind, "FILE[@FRAME[:STRENGTH]]")
+        example = "for example: --image end.png@-1:0.8 --reference pose.mp4:0.8"
+        raise UsageError(f"{OPTIONS[kind]} {text!r} is not {written}", example)
     return {"kind": kind, **{name: value for name, value in match.groupdict().items() if value is not None}}
 
 

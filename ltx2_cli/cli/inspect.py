@@ -269,7 +269,8 @@ def _record_rows(record: Facts) -> Iterator[Row]:
 def _item_text(item: object) -> str:
     """An item of a list, that of a picture as --image names it."""
     if isinstance(item, dict) and item.keys() >= {"path", "frame", "strength"}:
-        return "{path}@{frame}:{strength}".format_map(item)
+        words = {"reference": "reference {path}:{strength}", "mask": "reference mask {path}"}
+        return words.get(item.get("kind", "image"), "{path}@{frame}:{strength}").format_map(item)
     return str(item)
 
 

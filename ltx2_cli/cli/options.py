@@ -89,6 +89,9 @@ class ClipOptions(ModelOptions):
     video: Texts = option(
         CONTENT, "Its end begins the clip; or it begins at a frame; repeatable.", metavar="FILE[@FRAME[:STRENGTH]]"
     )
+    reference: Texts = option(CONTENT, "To be followed, by an in-context LoRA; repeatable.", metavar="FILE[:STRENGTH]")
+    reference_strength: Real = option(CONTENT, "How far it is followed, 0 to 1.", metavar="SHARE")
+    reference_mask: Text = option(CONTENT, "Where it is: white, in a picture or a video.", metavar="FILE")
     image_crf: Count = option(CONTENT, "H.264 quality that an image is brought to, 1 to 51; as it is: 0.")
     height: Count = option(SIZE, "Pixels, a multiple of 32.")
     width: Count = option(SIZE, "Pixels, a multiple of 32.")

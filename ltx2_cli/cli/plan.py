@@ -141,8 +141,19 @@ def request_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     videos = f", {spec.num_videos} at once" if spec.num_videos > 1 else ""
     yield "video", f"{clip}: {spec.num_frames / spec.fps:.1f} s{videos}"
     for condition in spec.conditions:
-        shown = f"{condition.kind} {condition.path}"
-        yield "shows", f"{shown} at frame {condition.frame}, strength {condition.strength:g}"
+        shown, strength = f"{condition.kind} {condition.path}", f"strength {condition.strength:g}"
+        match condition.kind:
+            case "reference":
+                count = condition.num_frames or 1
+                frames = f"{count} frames" if count > 1 else "a picture"
+                size = f"1/{condition.downscale} of the size" if condition.downscale != 1 else "the clip's size"
+                yield "follows", f"{shown}, {frames} at {size}, {strength}"
+            case "mask":
+                yield "follows", f"where {shown} is white"
+            case _:
+                yield "shows", f"{shown} at frame {condition.frame}, {strength}"
+    if spec.reference_strength != 1:
+        yield "follows", f"with a share of {spec.reference_strength:g} of the attention"
     for stage in plan.stages:
         if stage.source is not None:
             yield "upsample", spec.second_stage.upsampler or f"{spec.checkpoint}, its own upsampler"

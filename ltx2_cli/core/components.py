@@ -131,7 +131,8 @@ class Components:
                 with report.stage(f"compile {program}"):
                     wait([compiled])
             compiled.result()
-        needed_later = name == DENOISER and any(stage.network == REFINER for stage in self.plan.stages)
+        merged_into = not self.plan.refiner_anew and any(stage.network == REFINER for stage in self.plan.stages)
+        needed_later = name == DENOISER and merged_into
         if self.plan.keep_resident or needed_later or name in self.kept:
             self.resident[name] = module
         try:
@@ -150,8 +151,12 @@ class Components:
         return load(plan.network(name), plan.checkpoint.files[name], placement(plan, where), plan.added.get(name))
 
     def _refiner(self) -> nnx.Module:
-        """The second stage's denoiser, made of the first's unless that stage is left out."""
-        denoiser = self.resident.pop(DENOISER, None) or self._loaded(DENOISER, REFINER)
+        """The second stage's denoiser, made of the first's unless that stage is left out, or has further LoRAs."""
+        denoiser = self.resident.pop(DENOISER, None)
+        if self.plan.refiner_anew:
+            del denoiser
+            return self._loaded(REFINER, REFINER)
+        denoiser = denoiser or self._loaded(DENOISER, REFINER)
         merge_lora(denoiser, placement(self.plan, REFINER), self.plan.added[REFINER])
         return denoiser
 

@@ -1,5 +1,7 @@
 """Pictures and sounds to latents, for each stage that has them, at its size."""
 
+import math
+
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
@@ -7,9 +9,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ltx2_cli.core.components import CONDITION, Components, check_finite, memory_for, network_program
 from ltx2_cli.core.programs import Program, jitted
 from ltx2_cli.core.report import Report
-from ltx2_cli.media.pictures import compressed, covering
+from ltx2_cli.diffusion.conditions import References
+from ltx2_cli.media.pictures import compressed, covering, mean_light, reduced
 from ltx2_cli.models.video_vae import VideoVAE
 from ltx2_cli.nn.layers import IMAGE_AXES
+from ltx2_cli.plan.conditions import follows_by_shares
 from ltx2_cli.plan.decoding import image_mesh
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import PICTURE_ENCODER, Stage
@@ -17,6 +21,7 @@ from ltx2_cli.request.spec import Streams
 from ltx2_cli.sharding import to_devices, to_host
 
 WHOLE = PartitionSpec()
+LEAST_BIAS = -10_000  # of a score, where the strength is 0 and the bias linear
 Latents = list[np.ndarray]  # of each picture or sound of a stage, normalised float32 [tokens, channels]
 
 
@@ -40,11 +45,13 @@ def _encode_pictures(plan: Plan, first: int, components: Components, report: Rep
     clips = [_compressed(plan, picture.frames) if of.kind == "image" else picture.frames for picture, of in read]
     with memory_for(CONDITION, plan), components.use(PICTURE_ENCODER, report) as vae, report.stage(CONDITION):
         for number, stage in stages.items():
-            where, size, encoded = _parts(plan, stage), _size(plan, stage), list[np.ndarray]()
+            encoded = list[np.ndarray]()
             for shown in stage.pictures:
-                clip = np.stack([covering(frame, *size).reshape(size[0], -1) for frame in clips[shown.number]])
-                run = picture_program(plan, stage, len(clip))
-                encoded.append(to_host(run(vae, to_devices(clip[None], where))))
+                size, fitted = stage.latent_size(shown), reduced if shown.reference else covering
+                height, width = _pixels(plan, size)
+                clip = np.stack([fitted(frame, height, width).reshape(height, -1) for frame in clips[shown.number]])
+                run = picture_program(plan, size, len(clip))
+                encoded.append(to_host(run(vae, to_devices(clip[None], _parts(plan, size)))))
             check_finite([np.isfinite(array).all() for array in encoded], "the latents of a picture are", plan)
             latents[number] = [array.reshape(-1, array.shape[-1]) for array in encoded]
     return latents
@@ -52,14 +59,33 @@ def _encode_pictures(plan: Plan, first: int, components: Components, report: Rep
 
 def _picture_programs(plan: Plan, first: int) -> list[Program]:
     stages = _showing(plan, first).values()
-    counts = [(stage, sorted({shown.num_frames for shown in stage.pictures})) for stage in stages]
-    return [picture_program(plan, stage, count) for stage, sizes in counts for count in sizes]
+    sizes = [(stage.latent_size(shown), shown.num_frames) for stage in stages for shown in stage.pictures]
+    return [picture_program(plan, *size) for size in dict.fromkeys(sorted(sizes))]
 
 
-def picture_program(plan: Plan, stage: Stage, num_frames: int) -> Program:
-    """Pixels in [-1, 1] [videos, frames, height, width · 3] of a stage's size to normalised latents [videos, frames,
-    height, width, channels]; both lie in parts on the devices."""
-    where, (height, width) = _parts(plan, stage), _size(plan, stage)
+def references(plan: Plan, stage: Stage) -> References | None:
+    """How tokens and those of the stage's references attend to each other, where a strength or a mask says so."""
+    spec, geometry = plan.spec, stage.geometry
+    if not geometry.references or not follows_by_shares(spec):
+        return None
+    read = zip(plan.pictures, spec.conditions, strict=True)
+    masks = [picture.frames for picture, condition in read if condition.kind == "mask"]
+    grid, shown, *counts = geometry.token_counts
+    strengths: list[np.ndarray] = [np.ones(grid + shown)]
+    followed = [picture for picture in stage.pictures if picture.reference]
+    for picture, count in zip(followed, counts, strict=True):
+        size = count // math.prod(stage.latent_size(picture)), *stage.latent_size(picture)
+        light = mean_light(masks[0][: picture.num_frames], *size) if masks else np.ones(size)
+        strengths.append(spec.reference_strength * light.ravel())
+    strength = np.concatenate(strengths)
+    shares = np.exp(LEAST_BIAS * (1 - strength)) if spec.reference_bias == "linear" else strength
+    return References(geometry.token_counts, shares.astype(np.float32))
+
+
+def picture_program(plan: Plan, size: tuple[int, int], num_frames: int) -> Program:
+    """Pixels in [-1, 1] [videos, frames, height, width · 3] to normalised latents [videos, frames, height, width,
+    channels] of this height and width; both lie in parts on the devices."""
+    where, (height, width) = _parts(plan, size), _pixels(plan, size)
     pixels = jax.ShapeDtypeStruct((1, num_frames, height, 3 * width), np.float32, sharding=where)
     function = jitted(_latents, where, plan.sharding, convolves=True, where=where)
     name = f"picture {width}x{height}" if num_frames == 1 else f"video {width}x{height}x{num_frames}"
@@ -70,10 +96,9 @@ def _compressed(plan: Plan, frames: np.ndarray) -> np.ndarray:
     return np.stack([compressed(frame, plan.spec.image_crf) for frame in frames])
 
 
-def _parts(plan: Plan, stage: Stage) -> NamedSharding:
-    """How the devices share the images of a stage's size."""
-    devices = plan.sharding.mesh.devices.ravel()
-    mesh = image_mesh(devices, (1, stage.geometry.height, stage.geometry.width))
+def _parts(plan: Plan, size: tuple[int, int]) -> NamedSharding:
+    """How the devices share images whose latents have this height and width."""
+    mesh = image_mesh(plan.sharding.mesh.devices.ravel(), (1, *size))
     return NamedSharding(mesh, PartitionSpec(None, None, *IMAGE_AXES))
 
 
@@ -83,10 +108,10 @@ def _showing(plan: Plan, first: int) -> dict[int, Stage]:
     return {phase.number: phase.stage for phase in phases if phase.stage.pictures}
 
 
-def _size(plan: Plan, stage: Stage) -> tuple[int, int]:
-    """Height and width of a stage's clip in pixels."""
-    pixels = plan.arch.compression.pixels
-    return stage.geometry.height * pixels, stage.geometry.width * pixels
+def _pixels(plan: Plan, size: tuple[int, int]) -> tuple[int, int]:
+    """Height and width in pixels of what these latents are of."""
+    height, width = size
+    return height * plan.arch.compression.pixels, width * plan.arch.compression.pixels
 
 
 def _latents(vae: VideoVAE, pixels: jax.Array, where: NamedSharding) -> jax.Array:

@@ -1,5 +1,6 @@
 """A stage's compiled programs: its noise, what it reads of the text, its steps; and which step is not finite."""
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -11,6 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from ltx2_cli.core.components import abstract_network, in_float32
+from ltx2_cli.core.condition import references
 from ltx2_cli.core.encode import abstract_contexts
 from ltx2_cli.core.programs import UNDIAGNOSABLE, Program, as_abstract, jitted
 from ltx2_cli.core.report import Report
@@ -104,22 +106,23 @@ def _given_tokens(plan: Plan, stage: Stage, latents: Streams[Sequence[np.ndarray
     """The tokens of a stage's pictures, in place of its first latents or behind its grid, and of its sounds."""
     given, behind = list[Given](), stage.geometry.grid_tokens
     for tokens, shown in zip(latents.video, stage.pictures, strict=True):
-        given.append(Given(tokens, shown.strength, behind if shown.frame else 0))
-        behind += len(tokens) if shown.frame else 0
+        given.append(Given(tokens, shown.strength, behind if shown.behind else 0))
+        behind += len(tokens) if shown.behind else 0
     sounds = [
         Given(tokens, heard.strength, heard.start) for tokens, heard in zip(latents.audio, stage.sounds, strict=True)
     ]
     rules = plan.spec.x0_sigma, plan.spec.cross_timestep
-    return conditions(Streams(given, sounds), stage.token_shapes, *rules)
+    tokens_of = conditions(Streams(given, sounds), stage.token_shapes, *rules)
+    if followed := references(plan, stage):
+        assert tokens_of.video
+        return tokens_of._replace(video=tokens_of.video._replace(references=followed))
+    return tokens_of
 
 
 def _no_latents(plan: Plan, stage: Stage) -> Streams[list[np.ndarray]]:
     """Zeros in the shapes of the latents of a stage's pictures and sounds."""
-    latent, channels = (
-        stage.geometry.height * stage.geometry.width,
-        Streams(*(shape[1] for shape in stage.token_shapes)),
-    )
-    pictures = [latent * plan.arch.compression.latents(shown.num_frames) for shown in stage.pictures]
+    channels, latents = Streams(*(shape[1] for shape in stage.token_shapes)), plan.arch.compression.latents
+    pictures = [latents(shown.num_frames) * math.prod(stage.latent_size(shown)) for shown in stage.pictures]
     counts = Streams(pictures, [heard.tokens for heard in stage.sounds])
     return Streams(
         *([np.zeros((count, width), np.float32) for count in of] for of, width in zip(counts, channels, strict=True))

@@ -1,6 +1,7 @@
 """The number of latents of a clip, their positions in time and space, and what upsampling makes of both."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,11 +39,25 @@ class LatentScale:
     causal_offset: int
 
 
+class ReferenceScale(NamedTuple):
+    """How many times smaller than a clip its references are."""
+
+    downscale: int  # in height and width
+    temporal: int  # in frames a second
+
+
+class ReferenceGrid(NamedTuple):
+    """The latents of one reference: so many, each of the clip's height and width over those of the scale."""
+
+    frames: int
+    scale: ReferenceScale
+
+
 @dataclass(frozen=True)
 class Geometry:
     """The latents of a clip: `frames` x `height` x `width` video tokens and `audio_frames` audio tokens. Behind the
     former lie those of pictures and videos, `height` x `width` for each of the `keyframes`: the frames of the clip
-    where it begins and ends, which need not be whole."""
+    where it begins and ends, which need not be whole. Behind these lie those of the `references`."""
 
     frames: int
     height: int
@@ -51,6 +66,7 @@ class Geometry:
     fps: float
     scales: LatentScale
     keyframes: tuple[tuple[float, float], ...] = ()
+    references: tuple[ReferenceGrid, ...] = ()
 
     @property
     def grid_tokens(self) -> int:
@@ -59,18 +75,34 @@ class Geometry:
 
     @property
     def video_tokens(self) -> int:
-        """Tokens of the video stream, those of keyframes with them."""
-        return (self.frames + len(self.keyframes)) * self.height * self.width
+        """Tokens of the video stream, those behind the grid with them."""
+        return sum(self.token_counts)
+
+    @property
+    def token_counts(self) -> tuple[int, ...]:
+        """Video tokens of the grid, of the keyframes, of each reference."""
+        cells = self.height * self.width
+        references = (frames * (cells // scale.downscale**2) for frames, scale in self.references)
+        return (self.grid_tokens, len(self.keyframes) * cells, *references)
 
     def video_positions(self) -> np.ndarray:
         """Centres of the video tokens: seconds, pixels down, pixels right; float32 [tokens, 3]."""
-        grid = self._seconds(np.arange(self.frames, dtype=np.float32), self.scales.time, 1, self.fps)
         edges = np.asarray(self.keyframes, np.float32).reshape(-1, 2) / np.float32(self.fps)
         keyframes = (edges[:, 0] + edges[:, 1]) / 2
-        cells = np.indices((self.height, self.width), dtype=np.float32).reshape(2, -1)
-        pixels = (cells.T + 0.5) * np.asarray((self.scales.height, self.scales.width), np.float32)
-        times = np.concatenate([grid, keyframes])
-        both = np.repeat(times, len(pixels))[:, None], np.tile(pixels, (len(times), 1))
+        parts = [self._cells(np.concatenate([self._frame_seconds(self.frames), keyframes]))]
+        for frames, (downscale, temporal) in self.references:
+            parts.append(self._cells(self._frame_seconds(frames, temporal), downscale))
+        return np.concatenate(parts)
+
+    def _frame_seconds(self, frames: int, temporal: int = 1) -> np.ndarray:
+        """Seconds at the centres of so many latents whose frames are so many times rarer than the clip's."""
+        return self._seconds(np.arange(frames, dtype=np.float32), self.scales.time, 1, self.fps, temporal)
+
+    def _cells(self, seconds: np.ndarray, downscale: int = 1) -> np.ndarray:
+        """Positions of latents at these times, of the clip's height and width over `downscale`."""
+        cells = np.indices((self.height // downscale, self.width // downscale), dtype=np.float32).reshape(2, -1)
+        pixels = (cells.T + 0.5) * np.asarray((self.scales.height, self.scales.width), np.float32) * downscale
+        both = np.repeat(seconds, len(pixels))[:, None], np.tile(pixels, (len(seconds), 1))
         return np.concatenate(both, axis=1).astype(np.float32)
 
     def audio_positions(self) -> np.ndarray:
@@ -78,9 +110,11 @@ class Geometry:
         cells = np.arange(self.audio_frames, dtype=np.float32)
         return self._seconds(cells, self.scales.mel, self.scales.mel_hop, self.scales.sampling_rate)[:, None]
 
-    def _seconds(self, cells: np.ndarray, scale: int, hop: int, rate: float) -> np.ndarray:
-        """Seconds at the centres of latents of `scale` steps of hop / rate seconds; float32 throughout."""
+    def _seconds(self, cells: np.ndarray, scale: int, hop: int, rate: float, stretch: int = 1) -> np.ndarray:
+        """Seconds at the centres of latents of `scale` steps of hop / rate seconds; float32 throughout. Where one step
+        stands for `stretch`, the first is of its own moment alone."""
         edges = (np.maximum(edge * scale + self.scales.causal_offset - scale, 0) for edge in (cells, cells + 1))
+        edges = (np.maximum(edge * stretch - (stretch - 1), 0) for edge in edges)
         start, end = (edge * np.float32(hop) / np.float32(rate) for edge in edges)
         return (start + end) / 2
 
@@ -93,9 +127,10 @@ def clip_geometry(
     compression: VAECompression,
     scales: LatentScale,
     keyframes: tuple[tuple[float, float], ...] = (),
+    references: tuple[ReferenceGrid, ...] = (),
 ) -> Geometry:
     """The latents of `num_frames` (8k + 1) frames of `height` x `width` pixels, of pictures beside them at `keyframes`,
-    and of sound of that length."""
+    of `references`, and of sound of that length."""
     return Geometry(
         frames=compression.latents(num_frames),
         height=height // compression.pixels,
@@ -104,6 +139,7 @@ def clip_geometry(
         fps=fps,
         scales=scales,
         keyframes=keyframes,
+        references=references,
     )
 
 

@@ -120,9 +120,9 @@ def activation_bytes(plan: Plan, phase: str) -> int:
     states = len(plan.prompts) * spec.max_sequence_length * encoder.hidden_size * encoder.states
     match phase:
         case "pictures":  # the activations of the first layers, which are the largest, of one picture
-            channels, patches = plan.arch.vae.block_out_channels[0], _picture_patches(plan.stages[-1], plan.arch.vae)
-            at_once = max(min(shown.num_frames, plan.arch.compression.frames) for shown in plan.stages[-1].pictures)
-            return LIVE_BUFFERS * at_once * patches * channels * _itemsize(plan.spec.dtype)
+            channels, frames = plan.arch.vae.block_out_channels[0], plan.arch.compression.frames
+            at_once = max(min(count, frames) * patches for count, patches in _encoded_pictures(plan))
+            return LIVE_BUFFERS * at_once * channels * _itemsize(plan.spec.dtype)
         case "encode":  # the result, twice while it is stacked, and attention scores
             heads = -(-encoder.num_attention_heads // plan.sharding.parts("heads"))
             scores = SCORE_COPIES * FLOAT32 * plan.prompts_at_once * heads * spec.max_sequence_length**2
@@ -213,9 +213,11 @@ def picture_encoder_flops(encoder: VideoEncoder, patches: int) -> int:
     return flops + 2 * patches * kernels(encoder.conv_out)
 
 
-def _picture_patches(stage: Stage, arch: VideoVAEArch) -> int:
-    """The patches of a picture of a stage's size."""
-    return stage.geometry.height * stage.geometry.width * (arch.spatial_compression_ratio // arch.patch_size) ** 2
+def _encoded_pictures(plan: Plan) -> list[tuple[int, int]]:
+    """Of each picture that a stage shows, the frames and the patches of one."""
+    patches = (plan.arch.vae.spatial_compression_ratio // plan.arch.vae.patch_size) ** 2
+    shown = ((stage, picture) for stage in plan.stages for picture in stage.pictures)
+    return [(picture.num_frames, patches * math.prod(stage.latent_size(picture))) for stage, picture in shown]
 
 
 def phase_flops(plan: Plan, phase: str) -> float:
@@ -231,12 +233,8 @@ def _flops_of_all(plan: Plan, phase: str) -> int:
     _, _, *size = plan.latent_shapes.video
     match phase:
         case "pictures":
-            encoder, shown = plan.network(PICTURE_ENCODER).encoder, (stage for stage in plan.stages if stage.pictures)
-            each = [
-                (sum(picture.num_frames for picture in stage.pictures), _picture_patches(stage, plan.arch.vae))
-                for stage in shown
-            ]
-            return sum(count * picture_encoder_flops(encoder, patches) for count, patches in each)
+            encoder = plan.network(PICTURE_ENCODER).encoder
+            return sum(count * picture_encoder_flops(encoder, patches) for count, patches in _encoded_pictures(plan))
         case "encode" | "connect":  # without the products of tokens in attention; a table of embeddings is looked up
             network = plan.network(*PHASES[phase])
             multiplied = [matrix for matrix in matrices(weights(network)) if "vocab" not in matrix.axes]

@@ -73,6 +73,19 @@ def read_picture(path: Path) -> Picture:
     return Picture(path, hashlib.sha256(content).hexdigest(), pixels[None], tuple(remarks))
 
 
+def is_picture(path: Path) -> bool:
+    """Whether a file begins as one of a picture does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        try:
+            with Image.open(path, formats=FORMATS):
+                return True
+        except Image.DecompressionBombError:
+            return True
+        except OSError:
+            return False
+
+
 def _frames(image: Image.Image) -> int:
     """Pillow counts those of formats alone that may have several."""
     return getattr(image, "n_frames", 1)
@@ -161,6 +174,34 @@ def covering(pixels: Pixels, height: int, width: int) -> NDArray[np.float32]:
         places = np.arange(length) + (whole - length) // 2
         resized = _interpolated(resized, axis, (places + 0.5) * (source[axis] / whole) - 0.5)
     return resized / np.float32(127.5) - 1
+
+
+def reduced(pixels: Pixels, height: int, width: int) -> NDArray[np.float32]:
+    """As `covering`, but what is reduced is smoothed first, and rounded to whole pixels and 8 bits: a reference is
+    often much larger than it is needed."""
+    source_height, source_width = pixels.shape[:2]
+    wider = source_width * height > source_height * width
+    whole_width = source_width * height // source_height if wider else width
+    whole_height = height if wider else source_height * width // source_width
+    resized = np.asarray(Image.fromarray(pixels).resize((whole_width, whole_height), Image.Resampling.BILINEAR))
+    top, left = whole_height // 2 - height // 2, whole_width // 2 - width // 2
+    return resized[top : top + height, left : left + width].astype(np.float32) / np.float32(127.5) - 1
+
+
+def mean_light(frames: NDArray[np.uint8], latents: int, height: int, width: int) -> NDArray[np.float32]:
+    """The mean light, 0 to 1, of what each of so many latents covers of a mask whose middle covers the frame, float32
+    [latents, height, width]. The first is of the first frame, the others of equal numbers of frames; a picture is the
+    same at all times."""
+    _, source_height, source_width, _ = frames.shape
+    scale = max(height / source_height, width / source_width)
+    across, down = (source_width - width / scale) / 2, (source_height - height / scale) / 2
+    box = (across, down, source_width - across, source_height - down)
+    lights = (Image.fromarray(frame.mean(axis=-1, dtype=np.float32)) for frame in frames)
+    cells = np.stack([np.asarray(light.resize((width, height), Image.Resampling.BOX, box)) for light in lights]) / 255
+    if len(frames) == 1:
+        return np.repeat(cells, latents, axis=0)
+    later = cells[1:].reshape(latents - 1, -1, height, width).mean(axis=1)
+    return np.concatenate([cells[:1], later])
 
 
 def _interpolated(x: NDArray[np.float32], axis: int, places: NDArray[np.float64]) -> NDArray[np.float32]:

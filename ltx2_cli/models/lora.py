@@ -1,18 +1,20 @@
 """LoRAs and the networks: which tensors a file adds to, under all the names that files have for them."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from flax import nnx
 
+from ltx2_cli.diffusion.geometry import ReferenceScale
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.config import RENAMINGS
 from ltx2_cli.models.networks import Networks
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.weights.checkpoint import TensorFiles, count_and_list, raise_all, shape_text
 from ltx2_cli.weights.declare import declared
-from ltx2_cli.weights.lora import LoraDelta, LoraFile, LoraPair, model_version, version_of
+from ltx2_cli.weights.lora import LEAVE_OUT, LoraDelta, LoraFile, LoraPair, model_version, version_of
 from ltx2_cli.weights.published import CATALOG, LORA
 
 TARGETED = ("transformer", "connectors")
@@ -20,6 +22,8 @@ ORIGINAL = "model.diffusion_model."
 PEFT = "base_model.model."
 NAMES = {"ltx2": "LTX-2", "ltx2.3": "LTX-2.3"}
 WEIGHT = ".weight"
+REFERENCE_KEYS = ("reference_downscale_factor", "reference_temporal_scale_factor")  # in a file's metadata
+IN_CONTEXT = "ic-lora"  # in the names of those that say nothing of it in their metadata
 DISTILLING, RANK = "distilled-lora-384", 384  # in the names of published LoRAs, and their rank
 
 
@@ -51,10 +55,16 @@ def find_adapters(loras: Sequence[tuple[LoraFile, float]], networks: Networks) -
     return deltas
 
 
-def unmet_wishes(lora: LoraFile) -> Iterator[str]:
-    """What a LoRA was trained with and does not get here."""
-    if any(key.startswith("reference_") for key in lora.files.metadata):
-        yield f"{lora.path.name} was trained to follow a reference video, and none can be given; leave out --lora"
+def reference_scale(lora: LoraFile) -> ReferenceScale | None:
+    """What an in-context LoRA says of the references that it follows; None for any other LoRA. Raises `UsageError` for
+    what is no whole number."""
+    metadata = lora.files.metadata
+    if IN_CONTEXT not in lora.path.name.lower() and not any(key in metadata for key in REFERENCE_KEYS):
+        return None
+    for key in REFERENCE_KEYS:
+        if not re.fullmatch(r"[1-9]\d?", text := metadata.get(key, "1")):
+            raise UsageError(f"{lora.path} says that its {key} is {text!r}, no whole number", LEAVE_OUT)
+    return ReferenceScale(*(int(metadata.get(key, "1")) for key in REFERENCE_KEYS))
 
 
 def linears(module: nnx.Module) -> dict[str, tuple[int, ...]]:

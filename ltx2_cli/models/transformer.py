@@ -465,5 +465,6 @@ def abstract_rope_tables(geometry: Geometry, arch: TransformerArch) -> Streams[R
     def tables(one_token: Ropes, tokens: int) -> Ropes:
         return jax.tree.map(lambda table: jax.ShapeDtypeStruct((tokens, *table.shape[1:]), table.dtype), one_token)
 
-    one_token = rope_tables(replace(geometry, frames=1, height=1, width=1, audio_frames=1, keyframes=()), arch)
+    one_cell = replace(geometry, frames=1, height=1, width=1, audio_frames=1, keyframes=(), references=())
+    one_token = rope_tables(one_cell, arch)
     return Streams(*map(tables, one_token, (geometry.video_tokens, geometry.audio_frames)))

@@ -213,6 +213,17 @@ def layout_warnings(sharding: ShardingPlan, heads: int, decoding: DecodePlan, ro
         )
 
 
+def check_reference_layout(sharding: ShardingPlan, heads: int) -> None:
+    """Raise `UsageError` where self-attention cannot trade tokens for heads, which references by shares need."""
+    local, parts = heads // sharding.parts("heads"), sharding.parts("tokens")
+    if local % parts:
+        raise UsageError(
+            f"{local} attention heads do not divide by the {parts} devices that split the tokens, which references with"
+            " a strength or a mask of attention need",
+            "--sharding with another mesh, or no --reference-strength and --reference-mask",
+        )
+
+
 def untrained_warnings(
     spec: RunSpec, checkpoint: Checkpoint, stages: Sequence[Stage], prompts: Sequence[str]
 ) -> Iterator[str]:

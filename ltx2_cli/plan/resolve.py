@@ -12,7 +12,7 @@ from ltx2_cli.diffusion.denoise import Pass, needed_passes
 from ltx2_cli.diffusion.latents import Shape, read_noise
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import Arch
-from ltx2_cli.models.lora import find_adapters, preset_lora, unmet_wishes
+from ltx2_cli.models.lora import find_adapters, preset_lora
 from ltx2_cli.models.networks import (
     Checkpoint,
     Networks,
@@ -23,9 +23,10 @@ from ltx2_cli.models.networks import (
 )
 from ltx2_cli.models.upsampler import LatentUpsamplerArch, has_upsampler, open_upsampler
 from ltx2_cli.nn.kernels import choose_backend
-from ltx2_cli.plan import recipe, stages
+from ltx2_cli.plan import conditions, recipe, stages
+from ltx2_cli.plan.conditions import Loras
 from ltx2_cli.plan.decoding import DecodePlan, free_bytes, plan_tiling
-from ltx2_cli.plan.stages import DENOISER, REFINER, Declared, InitialLatents, Loras, Phase, Stage
+from ltx2_cli.plan.stages import DENOISER, REFINER, Declared, InitialLatents, Phase, Stage
 from ltx2_cli.plan.work import choose_layout, step_of
 from ltx2_cli.request.spec import DType, RunSpec, Streams
 from ltx2_cli.sharding import ShardingPlan, lay_out
@@ -138,13 +139,14 @@ def _plan(spec: RunSpec, devices: Sequence[jax.Device], source: InitialLatents |
     opened, problems = collect({spec.checkpoint: partial(_open_checkpoint, spec, offline)})
     loras = _open_loras(spec.lora, offline, problems)
     checkpoint = opened[spec.checkpoint]
+    spec = conditions.with_reference_scale(spec, loras)
     spec = recipe.complete_request(spec, checkpoint, devices, source is not None)
     second_stage = _open_second_stage(spec, checkpoint, offline) if spec.second_stage.sigmas or source else None
-    warnings = tuple(warning for lora, _ in loras for warning in unmet_wishes(lora))
     networks = checkpoint.networks(spec)
-    declared = Declared(checkpoint, networks, find_adapters(loras, networks), warnings, (), None)
+    declared = Declared(checkpoint, networks, find_adapters(loras, networks), (), None, refiner_anew=False)
     if second_stage:
-        declared = stages.add_second_stage(declared, *second_stage, spec.dtype)
+        upsampler, files, second = second_stage
+        declared = stages.add_second_stage(declared, upsampler, files, loras, second, spec.dtype)
     return build_plan(stages.add_pictures(declared, spec), spec, devices, source)
 
 
@@ -164,15 +166,16 @@ def build_plan(
     arch = checkpoint.arch
     if by and source:
         spec = stages.upsampled_spec(spec, arch, by, source)
-    spec = stages.with_what_was_read(spec, declared.pictures)
+    spec = conditions.with_what_was_read(spec, declared.pictures)
     if spec.max_sequence_length > (most := arch.text_encoder.max_position_embeddings):
         sentence = f"max_sequence_length {spec.max_sequence_length} is more than the text encoder's {most} tokens"
         raise UsageError(sentence, f"--set max_sequence_length={most}")
     recipe.check_clip(spec, arch)
     declared_weights = [weight for module in networks.present().values() for weight in weights(module)]
     heads = {stream.name: stream.heads for stream in arch.transformer.streams}
-    attention, longest = spec.sharding.attention, stages.longest_context(spec, arch)
-    kernel, slow = choose_backend(attention, devices[0], spec.dtype, arch.head_sizes, longest)
+    attention, shares = spec.sharding.attention, conditions.follows_by_shares(spec)
+    needed = arch.head_sizes, stages.longest_context(spec, arch, by), shares
+    kernel, slow = choose_backend(attention, devices[0], spec.dtype, *needed)
     lay = partial(lay_out, replace(spec.sharding, attention=kernel), devices, declared_weights, heads=heads)
     # also for a second stage alone: encoded and laid out as after the first, the text is the same to the bit
     passes = needed_passes(stages.recipe_guidance(spec, arch))
@@ -181,12 +184,13 @@ def build_plan(
     together = lay(spec.num_videos)
     sharding, layout = choose_layout(step, together, lay(len(passes) * spec.num_videos))
     all_stages = stages.build_stages(spec, arch, declared.added, by, source, sharding, together if by else sharding)
+    if shares:
+        recipe.check_reference_layout(all_stages[0].sharding, arch.transformer.num_attention_heads)
     decoding, room = _plan_decoding(spec, networks, all_stages[-1], sharding)
     warnings = (
         *recipe.recipe_warnings(spec, arch),
         *recipe.unused_option_warnings(spec, arch, by.time if by else None),
         *((slow,) if slow else ()),
-        *declared.lora_warnings,
         *recipe.picture_remarks(spec, declared.pictures),
         *recipe.layout_warnings(sharding, arch.transformer.num_attention_heads, decoding, room),
         *recipe.untrained_warnings(spec, checkpoint, all_stages, prompts),

@@ -1,30 +1,32 @@
 """The stages of a run: the clip from noise, and the clip upsampled, noised again and refined."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from ltx2_cli.diffusion.denoise import Pass, needed_passes
-from ltx2_cli.diffusion.geometry import Geometry, UpsampleFactors, clip_geometry, stage1_size
+from ltx2_cli.diffusion.geometry import (
+    Geometry,
+    UpsampleFactors,
+    clip_geometry,
+    stage1_size,
+)
 from ltx2_cli.diffusion.latents import STAGES, Shape, file_shapes, token_shapes
 from ltx2_cli.errors import UsageError
-from ltx2_cli.media.pictures import Picture, read_picture
-from ltx2_cli.media.videos import read_video
+from ltx2_cli.media.pictures import Picture
 from ltx2_cli.models.arch import Arch
-from ltx2_cli.models.lora import find_adapters
+from ltx2_cli.models.lora import find_adapters, reference_scale
 from ltx2_cli.models.networks import Checkpoint, Networks, picture_encoder
 from ltx2_cli.models.upsampler import LatentUpsampler, LatentUpsamplerArch
-from ltx2_cli.request.spec import NO_GUIDANCE, ConditionSpec, DType, Guidance, RunSpec, Streams
-from ltx2_cli.request.validation import WORDS
+from ltx2_cli.plan.conditions import Loras, ShownPicture, read_pictures, shown_pictures
+from ltx2_cli.request.spec import NO_GUIDANCE, DType, Guidance, RunSpec, Streams
 from ltx2_cli.sharding import ShardingPlan
-from ltx2_cli.weights.checkpoint import TensorFiles, collect, raise_all
+from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope
-from ltx2_cli.weights.lora import LoraDelta, LoraFile
+from ltx2_cli.weights.lora import LoraDelta
 
 REFERENCE_TOKENS = 4096
 FIRST, UPSAMPLED, FINAL = STAGES
@@ -34,25 +36,7 @@ CONNECTORS, REFINERS_CONNECTORS = "connectors", "refiner_connectors"
 UNGUIDED = Streams(NO_GUIDANCE, NO_GUIDANCE)
 UNREFINED = (0.0,)  # the noise levels of upsampled latents that are left as they are
 
-Loras = Sequence[tuple[LoraFile, float]]  # each with its strength
 LoraDeltas = Mapping[str, Mapping[str, LoraDelta]]  # to which tensors of which network
-
-
-class ShownPicture(NamedTuple):
-    """Where a stage shows a picture or a video of the plan."""
-
-    number: int  # of the picture in the plan
-    frame: float  # of the stage's clip, where it begins; 0: in place of its first latents, else behind its grid
-    strength: float
-    num_frames: int
-
-    def keyframes(self, compression: int) -> list[tuple[float, float]]:
-        """The frames of the clip between which each of its latents lies, if these are behind the grid. That of a single
-        frame lasts as long."""
-        if not self.frame:
-            return []
-        latents, length = (self.num_frames - 1) // compression + 1, compression if self.num_frames > 1 else 1
-        return [(self.frame + compression * i, self.frame + compression * i + length) for i in range(latents)]
 
 
 class GivenSound(NamedTuple):
@@ -82,7 +66,7 @@ class Stage:
     adain: float = 0.0  # how far upsampled latents are moved to the statistics they had
     tone_map: float = 0.0  # how far their range is compressed
     keep_audio: bool = False  # the sound is that of the source
-    pictures: tuple[ShownPicture, ...] = ()  # those behind the grid in the order of `geometry.keyframes`
+    pictures: tuple[ShownPicture, ...] = ()  # those behind the grid in the order of `geometry`
     sounds: tuple[GivenSound, ...] = ()
 
     @property
@@ -99,7 +83,12 @@ class Stage:
     @property
     def draws_noise(self) -> bool:
         """Whether a program draws noise: for the clip, or for what lies behind its grid."""
-        return self.noise is None or bool(self.geometry.keyframes)
+        return self.noise is None or self.geometry.video_tokens > self.geometry.grid_tokens
+
+    def latent_size(self, shown: ShownPicture) -> tuple[int, int]:
+        """Height and width of a picture's latents."""
+        downscale = shown.reference.scale.downscale if shown.reference else 1
+        return self.geometry.height // downscale, self.geometry.width // downscale
 
 
 class Phase(NamedTuple):
@@ -124,34 +113,41 @@ class Declared:
     checkpoint: Checkpoint
     networks: Networks
     added: LoraDeltas  # by the LoRAs
-    lora_warnings: tuple[str, ...]
-    pictures: tuple[Picture, ...]  # that clips show
+    pictures: tuple[Picture, ...]  # that clips show or follow
     upsampling: UpsampleFactors | None  # before a second stage; None: there is none
+    refiner_anew: bool  # the second stage's denoiser is read from files, since it lacks LoRAs of the first's
 
 
 def add_second_stage(
-    declared: Declared, upsampler: LatentUpsamplerArch, upsampler_files: TensorFiles, loras: Loras, dtype: DType
+    declared: Declared,
+    upsampler: LatentUpsamplerArch,
+    upsampler_files: TensorFiles,
+    first: Loras,
+    second: Loras,
+    dtype: DType,
 ) -> Declared:
-    """With the networks of a second stage, and its LoRAs' deltas as those of REFINER. Raises `UsageError` for LoRAs
-    that do not fit. The upsampler has no files where it is described, not loaded."""
+    """With the networks of a second stage, and as REFINER's the deltas of its LoRAs: of the `second`, and in-context
+    LoRAs of the `first` are left out. Raises `UsageError` for LoRAs that do not fit. The upsampler has no files where
+    it is described, not loaded."""
     files, added = dict(declared.checkpoint.files), declared.added
     networks = declared.networks._replace(
         upsampler=LatentUpsampler(Scope(dtype.value), upsampler), statistics=declared.networks.vae.statistics
     )
-    if loras:
-        deltas = find_adapters(loras, networks)
-        if deltas[CONNECTORS]:
+    kept = [lora for lora in first if reference_scale(lora[0]) is None]
+    anew = len(kept) < len(first)
+    if second or anew:
+        deltas = find_adapters([*kept, *second], networks)
+        if deltas[CONNECTORS] != added[CONNECTORS]:
             networks = networks._replace(refiner_connectors=networks.connectors)
-            first, second = added[CONNECTORS], deltas[CONNECTORS]
-            both = {name: LoraDelta((*first[name].parts, *second[name].parts)) for name in first.keys() & second.keys()}
-            added = {**added, REFINERS_CONNECTORS: {**first, **second, **both}}
-        added = {**added, REFINER: deltas[DENOISER]}
+            added = {**added, REFINERS_CONNECTORS: deltas[CONNECTORS]}
+        added = {**added, REFINER: (deltas if anew else find_adapters(second, networks))[DENOISER]}
     if files:
         files |= {"upsampler": upsampler_files, "statistics": files["vae"]}
         twins = {REFINER: DENOISER, REFINERS_CONNECTORS: CONNECTORS}
         files |= {name: files[twin] for name, twin in twins.items() if name in added}
     checkpoint = replace(declared.checkpoint, files=files)
-    return replace(declared, checkpoint=checkpoint, networks=networks, added=added, upsampling=upsampler.upsampling)
+    declared = replace(declared, checkpoint=checkpoint, networks=networks, added=added)
+    return replace(declared, upsampling=upsampler.upsampling, refiner_anew=anew)
 
 
 def add_pictures(declared: Declared, spec: RunSpec) -> Declared:
@@ -159,37 +155,11 @@ def add_pictures(declared: Declared, spec: RunSpec) -> Declared:
     read, or that is another than the request says."""
     if not spec.conditions:
         return declared
-    readings = {str(number): partial(_read, spec, condition) for number, condition in enumerate(spec.conditions)}
-    pictures, problems = collect(readings)
-    raise_all(problems)
     checkpoint, networks = declared.checkpoint, declared.networks
     files = {**checkpoint.files, **({PICTURE_ENCODER: checkpoint.files["vae"]} if checkpoint.files else {})}
     networks = networks._replace(picture_encoder=picture_encoder(checkpoint.arch, spec.dtype))
     checkpoint = replace(checkpoint, files=files)
-    return replace(declared, checkpoint=checkpoint, networks=networks, pictures=tuple(pictures.values()))
-
-
-def with_what_was_read(spec: RunSpec, pictures: Sequence[Picture]) -> RunSpec:
-    """The request with the hashes of what its clip shows, and how many frames of videos."""
-    conditions = (
-        replace(condition, sha256=picture.sha256, num_frames=len(picture.frames) if condition.kind == "video" else None)
-        for condition, picture in zip(spec.conditions, pictures, strict=True)
-    )
-    return replace(spec, conditions=tuple(conditions))
-
-
-def _read(spec: RunSpec, condition: ConditionSpec) -> Picture:
-    path, half = Path(condition.path).expanduser(), max(spec.num_frames // 2, 1)
-    if condition.kind == "image":
-        picture = read_picture(path)
-    else:  # what begins the clip is the end of the video
-        most = condition.num_frames or min(half, spec.num_frames - max(condition.frame, 0))
-        picture = read_video(path, spec.fps, most, from_end=condition.frame == 0)
-    if condition.sha256 not in (None, picture.sha256):
-        changed = f"{condition.path} is another {WORDS[condition.kind]} than that of the record"
-        typed = f"--{condition.kind} {condition.path}@{condition.frame}"
-        raise UsageError(changed, f"bring that back, or take this one: {typed}")
-    return picture
+    return replace(declared, checkpoint=checkpoint, networks=networks, pictures=read_pictures(spec))
 
 
 def upsampled_spec(spec: RunSpec, arch: Arch, by: UpsampleFactors, source: InitialLatents) -> RunSpec:
@@ -229,10 +199,10 @@ def build_stages(
     sigmas = np.asarray(spec.second_stage.sigmas or UNREFINED, np.float32)
     last = Stage(
         FINAL if len(sigmas) > 1 else UPSAMPLED,
-        *_measure(spec, arch, size, fps),
+        *_measure(spec, arch, size, fps, last=True),
         sigmas,
         unguided,
-        pictures=_shown(spec, spec.num_frames),
+        pictures=shown_pictures(spec, arch.compression, spec.num_frames, last=True),
         network=REFINER if REFINER in added else DENOISER,
         connectors=REFINERS_CONNECTORS if REFINERS_CONNECTORS in added else CONNECTORS,
         source=source.shapes if source else stages[0].shapes,
@@ -243,20 +213,20 @@ def build_stages(
     return (*stages, last)
 
 
-def _shown(spec: RunSpec, num_frames: int) -> tuple[ShownPicture, ...]:
-    """Where a stage of so many frames shows the pictures: at the moments of the clip that is asked for."""
-    rate, shown = (num_frames - 1) / max(spec.num_frames - 1, 1), list[ShownPicture]()
-    for number, condition in enumerate(spec.conditions):
-        frame, count = condition.frame, condition.num_frames or 1
-        start = frame if frame >= 0 else max(spec.num_frames + frame - count + 1, 0)
-        shown.append(ShownPicture(number, start * rate, condition.strength, count))
-    return tuple(shown)
-
-
-def _measure(spec: RunSpec, arch: Arch, size: tuple[int, int, int], fps: float) -> tuple[Geometry, Streams[Shape]]:
-    """The latents of a clip with the pictures it shows, and the shapes of one video's in a file."""
-    keyframes = tuple(chain(*(shown.keyframes(arch.compression.frames) for shown in _shown(spec, size[0]))))
-    geometry = clip_geometry(*size, fps, arch.compression, arch.transformer.scales, keyframes)
+def _measure(
+    spec: RunSpec, arch: Arch, size: tuple[int, int, int], fps: float, last: bool = False
+) -> tuple[Geometry, Streams[Shape]]:
+    """The latents of a clip with the pictures it shows, and the shapes of one video's in a file. Raises `UsageError`
+    where references of their size have no whole latents."""
+    shown = shown_pictures(spec, arch.compression, size[0], last)
+    keyframes = tuple(chain(*(picture.keyframes(arch.compression.frames) for picture in shown)))
+    references = tuple(picture.reference for picture in shown if picture.reference)
+    geometry = clip_geometry(*size, fps, arch.compression, arch.transformer.scales, keyframes, references)
+    for _, (downscale, _) in references:
+        if geometry.height % downscale or geometry.width % downscale:
+            sentence = f"references have {downscale} times less height and width than {size[2]}x{size[1]}"
+            multiple = downscale * arch.compression.pixels
+            raise UsageError(sentence, f"sides of the clip's first stage that are multiples of {multiple}")
     channels = Streams(arch.transformer.in_channels, arch.transformer.audio_in_channels)
     return geometry, file_shapes(geometry, channels, arch.audio_vae.latent_mels)
 
@@ -269,10 +239,11 @@ def first_geometry(spec: RunSpec, arch: Arch, by: UpsampleFactors | None) -> Geo
     return _measure(spec, arch, size, fps)[0]
 
 
-def longest_context(spec: RunSpec, arch: Arch) -> int:
-    """The tokens of the longest context of any attention: the last stage's video, or the text."""
-    geometry, _ = _measure(spec, arch, (spec.num_frames, spec.height, spec.width), spec.fps)
-    return max(geometry.video_tokens, spec.max_sequence_length)
+def longest_context(spec: RunSpec, arch: Arch, by: UpsampleFactors | None) -> int:
+    """The tokens of the longest context of any attention: a stage's video, or the text."""
+    size = spec.num_frames, spec.height, spec.width
+    last, _ = _measure(spec, arch, size, spec.fps, last=by is not None)
+    return max(last.video_tokens, first_geometry(spec, arch, by).video_tokens, spec.max_sequence_length)
 
 
 def _first_stage(
@@ -288,7 +259,7 @@ def _first_stage(
         sigmas = arch.scheduler.sigmas(spec.num_inference_steps, tokens)
     passes, blocks = needed_passes(guidance), spec.stg_blocks or ()
     stage = Stage(name, geometry, shapes, sigmas, sharding, passes, guidance, blocks)
-    return replace(stage, noise=spec.initial_noise, pictures=_shown(spec, size[0]))
+    return replace(stage, noise=spec.initial_noise, pictures=shown_pictures(spec, arch.compression, size[0]))
 
 
 def recipe_guidance(spec: RunSpec, arch: Arch) -> Streams[Guidance]:

@@ -102,13 +102,16 @@ class ShardingSpec:
 
 @dataclass(frozen=True)
 class ConditionSpec:
-    """A picture or a piece of a video that a clip shows."""
+    """A picture or a piece of a video that a clip shows, or follows as a reference of an in-context LoRA; or the mask
+    that says where it follows."""
 
     path: str
     frame: int = 0  # of the clip, where it begins; negative: where it ends, counted from the end of the clip
     strength: float = 1.0  # 0 to 1: how much of it stays
-    kind: Literal["image", "video"] = "image"
+    kind: Literal["image", "video", "reference", "mask"] = "image"
     num_frames: int | None = None  # of a video, 8k + 1; None: as many as there are, up to half of the clip
+    downscale: int | None = None  # of a reference, in height and width; None: as its LoRA says
+    temporal_scale: int | None = None  # of a reference, in frames a second; None: as its LoRA says
     sha256: str | None = None  # of the file; None: whatever it holds
 
 
@@ -125,6 +128,7 @@ class RunSpec:
     fps: float
     conditions: tuple[ConditionSpec, ...]
     image_crf: int  # constant rate factor of H.264 that pictures go through; 0: none
+    reference_strength: float  # 0 to 1: how much the clip and its references attend to each other
     num_videos: int  # per batch; video i is the one that seed + i makes alone
     seed: tuple[int, ...] | None  # one batch each; None: a random one
     # which networks
@@ -147,6 +151,7 @@ class RunSpec:
     # where the other stream's noise level replaces that of a picture's tokens in the attention between the streams: in
     # what they take from it, also in what they show it, or nowhere
     cross_timestep: Literal["gate", "always", "never"]
+    reference_bias: Literal["log", "linear"]  # what a strength s adds to scores: log(s), or 10,000·(s − 1)
     clamp_vocoder: bool  # clip the first of two waveforms at full scale
     max_sequence_length: int  # text tokens
     # in which arithmetic, on which devices

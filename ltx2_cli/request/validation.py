@@ -2,6 +2,7 @@
 
 import re
 import secrets
+from collections import Counter
 from collections.abc import Iterator
 from functools import reduce
 from itertools import pairwise
@@ -19,8 +20,11 @@ LEAST_STEP = 1e-6  # smallest difference of noise levels
 MAX_FPS = 240
 MAX_SIDE = 2**14  # pixels
 MAX_FRAMES = 2**14 + 1
-WORDS = {"image": "picture", "video": "video"}
+WORDS = {"image": "picture", "video": "video", "reference": "reference", "mask": "mask"}  # for kinds of conditions
+SHOWN = ("image", "video")  # kinds of conditions that have a place in a clip
+OPTIONS = {"image": "--image", "video": "--video", "reference": "--reference", "mask": "--reference-mask"}
 MAX_CRF = 51  # of H.264
+MAX_REFERENCE_SCALE = 99  # published LoRAs follow references of half the size, or of a quarter
 MAX_TOKENS = 2**17  # of text; Gemma-3's context length
 MAX_SEED = 2**32 - 1
 MAX_SCALE = 100  # of guidance; published recipes use 1 to 7
@@ -62,6 +66,7 @@ RANGES = {
     "fps": Range(1, MAX_FPS),
     "num_videos": Range(1, MAX_VIDEOS),
     "image_crf": Range(0, MAX_CRF),
+    "reference_strength": Range(0, 1),
     "num_inference_steps": Range(1, MAX_STEPS),
     **{
         f"guidance.{stream}.{name}": Range(-MAX_SCALE, MAX_SCALE)
@@ -159,23 +164,47 @@ def _wrong_process(spec: RunSpec) -> Iterator[Finding]:
 
 
 def _wrong_conditions(spec: RunSpec) -> Iterator[str]:
-    shown: dict[int, str] = {}
+    yield from _wrong_places(spec)
+    yield from _wrong_references(spec)
     for condition in spec.conditions:
-        path, frame, strength, count = condition.path, condition.frame, condition.strength, condition.num_frames
-        typed = f"--{condition.kind} {path}"
-        if finding := Range(0, 1).finding(strength, f"{typed}@{frame}:"):
-            yield f"strength {strength:g} of {path} is {finding}"
+        path, count, option = condition.path, condition.num_frames, OPTIONS[condition.kind]
+        typed = f"{option} {path}@{condition.frame}:" if condition.kind in SHOWN else f"{option} {path}:"
+        if finding := Range(0, 1).finding(condition.strength, typed):
+            yield f"strength {condition.strength:g} of {path} is {finding}"
         if count is not None and (finding := Range(1, spec.num_frames, 8, 1).finding(count, "num_frames: ")):
             yield f"num_frames {count} of {path} is {finding}"
-        if finding := Range(-spec.num_frames, spec.num_frames - 1).finding(frame, f"{typed}@"):
+        if not Path(expanduser(path)).is_file():
+            yield f"there is no {WORDS[condition.kind]} {path}; check the path after {option}"
+
+
+def _wrong_places(spec: RunSpec) -> Iterator[str]:
+    shown: dict[int, str] = {}
+    for condition in (condition for condition in spec.conditions if condition.kind in SHOWN):
+        path, frame, typed = condition.path, condition.frame, f"{OPTIONS[condition.kind]} {condition.path}@"
+        if finding := Range(-spec.num_frames, spec.num_frames - 1).finding(frame, typed):
             yield f"frame {frame} of {path} is {finding}"
         elif (place := frame % spec.num_frames) in shown:
             other = place + 1 if place + 1 < spec.num_frames else place - 1
-            yield f"{shown[place]} and {path} are both shown at frame {place}; nearest: {typed}@{other}"
+            yield f"{shown[place]} and {path} are both shown at frame {place}; nearest: {typed}{other}"
         else:
             shown[place] = path
-        if not Path(expanduser(path)).is_file():
-            yield f"there is no {WORDS[condition.kind]} {path}; check the path after --{condition.kind}"
+
+
+def _wrong_references(spec: RunSpec) -> Iterator[str]:
+    kinds = Counter(condition.kind for condition in spec.conditions)
+    if not kinds["reference"] and (kinds["mask"] or spec.reference_strength != 1):
+        asked = "reference_mask" if kinds["mask"] else f"reference_strength {spec.reference_strength:g}"
+        yield f"{asked} is of a reference, and none is given; name one: --reference FILE"
+    if kinds["mask"] > 1:
+        yield f"{kinds['mask']} masks of references are given; nearest: one --reference-mask, a video may change"
+    for condition in spec.conditions:
+        is_mask, legal = condition.kind == "mask", Range(1, MAX_REFERENCE_SCALE)
+        if condition.kind not in SHOWN and (condition.frame or (is_mask and condition.strength != 1)):
+            keys = "frame or strength" if is_mask else "frame"
+            yield f"the {condition.kind} {condition.path} has no {keys} of its own; leave it out"
+        for key, scale in (("downscale", condition.downscale), ("temporal_scale", condition.temporal_scale)):
+            if scale is not None and (finding := legal.finding(scale, f"{key}: ")):
+                yield f"{key} {scale} of {condition.path} is {finding}"
 
 
 def _wrong_sigmas(

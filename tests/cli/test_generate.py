@@ -136,6 +136,18 @@ def test_size_and_length_are_asked_for_as_people_say_them(ltx2: Run, core: Core)
     )
 
 
+def test_references_and_their_mask_are_conditions(ltx2: Run, core: Core, tmp_path: Path):
+    for name in ("a.png", "b.mp4", "mask.png"):
+        (tmp_path / name).touch()
+    given = ("--reference", "b.mp4:0.8", "--image", "a.png@-1", "--reference-mask", "mask.png")
+    assert ltx2("generate", "--prompt", "rain", *given, "--reference-strength", "0.5")[0] == 0
+    conditions = [(of.kind, of.path, of.frame, of.strength) for of in core.asked.conditions]
+    wanted = [("image", "a.png", -1, 1), ("reference", "b.mp4", 0, 0.8), ("mask", "mask.png", 0, 1)]
+    assert (conditions, core.asked.reference_strength) == (wanted, 0.5)
+    code, _, err = ltx2("generate", "--prompt", "rain", "--reference", "")
+    assert (code, err.splitlines()[0]) == (2, "error: --reference '' is not FILE[:STRENGTH]")
+
+
 @pytest.mark.parametrize("seeds", ["3 5..7", "3, 5..7", "3,5,6 7"])
 def test_several_seeds_make_several_clips(ltx2: Run, core: Core, seeds: str):
     code, out, _ = ltx2("generate", "--seed", *seeds.split(), "--prompt", "rain", "-o", "clip.mp4")

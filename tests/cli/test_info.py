@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from loras import distilled, write_header
+from ltx2_cli.cli.inspect import _item_text
 from ltx2_cli.core.provenance import fingerprint
 from ltx2_cli.diffusion.latents import save_latents
 from ltx2_cli.media import Media, write_mp4, write_record
@@ -257,3 +258,15 @@ def test_other_tensors_and_folders_are_refused(info, tmp_path: Path) -> None:
     assert "it holds 2 safetensors files, a.safetensors, b.safetensors" in info(tmp_path).err
     write_header(tmp_path / "c.safetensors", {"model.diffusion_model.x": (1,)})
     assert "has no config in its metadata" in info(tmp_path / "c.safetensors").err
+
+
+@pytest.mark.parametrize(
+    ("condition", "text"),
+    [
+        ({"kind": "video", "frame": -1}, "p@-1:0.5"),
+        ({"kind": "reference", "frame": 0}, "reference p:0.5"),
+        ({"kind": "mask", "frame": 0}, "reference mask p"),
+    ],
+)
+def test_conditions_are_shown_as_they_are_typed(condition: dict, text: str):
+    assert _item_text({"path": "p", "strength": 0.5, **condition}) == text

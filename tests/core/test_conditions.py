@@ -15,6 +15,7 @@ from diffusers.pipelines.ltx2.pipeline_ltx2_condition import LTX2VideoCondition
 from PIL import Image
 
 from clips import ALL_ON, PROMPT, Checkpoint, at_levels, final_latents, make_latents, normalised, plan_of, reference
+from loras import ORIGINAL, write_lora
 from ltx2_cli.core.components import Components, placement
 from ltx2_cli.core.condition import _latents, _parts, encode_conditions
 from ltx2_cli.core.denoising import stage_programs
@@ -222,9 +223,13 @@ def test_other_pictures_frames_and_strengths_compile_nothing(
     assert np.abs(second[0] - first[0]).max() > 0.1
 
 
-def test_eight_devices_show_them_as_one(checkpoint: Checkpoint, pictures: list[Path]) -> None:
-    """Two devices share the tokens of a video and of what lies behind its grid; four the passes."""
-    asked = {"conditions": shown(pictures, (0, 0.7), (9, 0.3), (1, 1.0))}
+def test_eight_devices_show_them_as_one(checkpoint: Checkpoint, pictures: list[Path], tmp_path: Path) -> None:
+    """Two devices share the tokens of a video and of what lies behind its grid, a reference among it; four the
+    passes."""
+    lora = write_lora(tmp_path / "ic-lora.safetensors", checkpoint.pipeline, ORIGINAL, 6)
+    reference = {"path": str(pictures[1]), "kind": "reference"}
+    asked = {"conditions": [*shown(pictures, (0, 0.7), (9, 0.3)), reference], "lora": [f"{lora}:0.5"]}
+    asked |= {"reference_strength": 0.3, "compat": "ltx-core"}
     eight = {"profile": "ironwood", "mesh": {"passes": 4, "tokens": -1, "heads": 1}}
     plans = [plan_of(checkpoint, ALL_ON, 5, **asked, sharding=sharding) for sharding in ("single", eight)]
     assert plans[1].stages[0].sharding.mesh.size == 8
@@ -271,7 +276,7 @@ def test_eight_devices_encode_a_clip_as_one(checkpoint: Checkpoint) -> None:
     encoded = []
     for sharding in ("single", eight):
         plan = plan_of(checkpoint, case, 5, sharding=sharding)
-        where, vae = _parts(plan, plan.stages[0]), picture_encoder(plan.arch, plan.dtype)
+        where, vae = _parts(plan, (4, 8)), picture_encoder(plan.arch, plan.dtype)
         vae = load_weights(vae, plan.checkpoint.files["vae"], placement(plan, "vae"))
         run = jitted(_latents, where, plan.sharding, where=where)
         encoded.append(np.asarray(run(vae, jax.device_put(pixels, where))))

@@ -1,8 +1,17 @@
 """The sizes of upsampled clips, by numbers that can be counted."""
 
+import numpy as np
 import pytest
 
-from ltx2_cli.diffusion.geometry import UpsampleFactors, VAECompression, stage1_size
+from ltx2_cli.diffusion.geometry import (
+    LatentScale,
+    ReferenceGrid,
+    ReferenceScale,
+    UpsampleFactors,
+    VAECompression,
+    clip_geometry,
+    stage1_size,
+)
 from ltx2_cli.errors import UsageError
 
 COMPRESSION = VAECompression(8, 32, 25.0)
@@ -59,3 +68,17 @@ def test_an_impossible_size_is_refused_with_the_nearest(size, by, nearest):
     with pytest.raises(UsageError, match=f"no clip is upsampled to {size[2]}x{size[1]}x{size[0]}") as error:
         stage1_size(*size, by, COMPRESSION)
     assert error.value.hint == f"the nearest is {nearest}"
+
+
+def test_references_lie_where_the_clip_is_that_they_are_of():
+    """A reference of half the size and a third of the rate: its first frame is the clip's first, and its second latent
+    of eight frames is of 24 of the clip, from the second on."""
+    scales = LatentScale(time=8, height=32, width=32, mel=4, mel_hop=160, sampling_rate=16000, causal_offset=1)
+    references = (ReferenceGrid(2, ReferenceScale(2, 3)), ReferenceGrid(1, ReferenceScale(1, 1)))
+    geometry = clip_geometry(25, 64, 128, 24.0, COMPRESSION, scales, ((4, 5),), references)
+    assert geometry.token_counts == (32, 8, 4, 8)
+    positions = geometry.video_positions()
+    first, *_, last = positions[40:44]
+    np.testing.assert_allclose(first, [0.5 / 24, 32, 32])
+    np.testing.assert_allclose(last, [(1 + 25) / 2 / 24, 32, 96])
+    np.testing.assert_array_equal(positions[44:], positions[:8])

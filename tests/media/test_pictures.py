@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageCms
 
 from ltx2_cli.errors import UsageError
-from ltx2_cli.media.pictures import MAX_PIXELS, compressed, covering, read_picture
+from ltx2_cli.media.pictures import MAX_PIXELS, compressed, covering, is_picture, mean_light, read_picture
 
 RED, GREEN = (250, 20, 10), (10, 200, 30)
 
@@ -186,3 +186,21 @@ def test_compression_leaves_traces_that_grow_with_its_factor():
 def test_compression_crops_odd_sides():
     assert compressed(smooth(33, 47), 33).shape == (32, 46, 3)
     assert compressed(smooth(2, 3), 33).shape == (2, 2, 3)
+
+
+def test_a_mask_is_averaged_over_what_a_latent_covers():
+    """Its middle, as that of the reference: of 8x12 the 8x8. A picture is of all times."""
+    frames = np.zeros((9, 8, 12, 3), np.uint8)
+    frames[0, :4, 2:6], frames[1:3, :, 6:10], frames[:, :, :2] = 255, 51, 200
+    wanted = [[[1, 0], [0, 0]], [[0, 0.05], [0, 0.05]]]
+    np.testing.assert_allclose(mean_light(frames, 2, 2, 2), wanted, atol=1e-7)
+    np.testing.assert_allclose(mean_light(frames[:1], 3, 2, 2), [wanted[0]] * 3, atol=1e-7)
+
+
+@pytest.mark.parametrize(("name", "found"), [("p.png", True), ("v.mov", False)])
+def test_pictures_are_known_by_how_they_begin(tmp_path: Path, name: str, found: bool):
+    path = tmp_path / name
+    path.write_bytes(b"no picture")
+    if name == "p.png":
+        Image.new("L", (2, 2)).save(path)
+    assert is_picture(path) is found

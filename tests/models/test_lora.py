@@ -12,7 +12,7 @@ from loras import distilled, factors, keys, linears, original, write, write_head
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import ConnectorsArch, TransformerArch
 from ltx2_cli.models.connectors import TextConnectors
-from ltx2_cli.models.lora import find_adapters, unmet_wishes
+from ltx2_cli.models.lora import find_adapters, reference_scale
 from ltx2_cli.models.networks import Networks, abstract_networks
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.request.spec import DType
@@ -192,11 +192,16 @@ def test_metadata_of_the_other_model_version_is_refused(models: dict[str, Networ
     assert error.hint.startswith("--model ltx2.3")
 
 
-def test_a_lora_that_needs_a_reference_video_is_reported(tmp_path: Path) -> None:
+def test_in_context_loras_say_how_large_references_are(tmp_path: Path) -> None:
     shapes = keys({"diffusion_model.transformer_blocks.3.attn1.to_q": (4096, 4096)}, 4)
-    assert list(unmet_wishes(opened(tmp_path, shapes))) == []
-    (warning,) = unmet_wishes(opened(tmp_path, shapes, {"reference_downscale_factor": "2"}))
-    assert warning.startswith("1.safetensors was trained to follow a reference video")
+    names = "reference_downscale_factor", "reference_temporal_scale_factor"
+    assert reference_scale(opened(tmp_path, shapes)) is None
+    assert reference_scale(opened(tmp_path, shapes, {names[0]: "2"})) == (2, 1)
+    assert reference_scale(opened(tmp_path, shapes, dict(zip(names, "23", strict=True)))) == (2, 3)
+    unsaid = open_lora(write_header(tmp_path / "LTX-2-IC-LoRA-pose.safetensors", shapes))
+    assert reference_scale(unsaid) == (1, 1)
+    with pytest.raises(UsageError, match=r"its reference_downscale_factor is '0\.5', no whole number"):
+        reference_scale(opened(tmp_path, shapes, {names[0]: "0.5"}))
 
 
 def test_five_unknown_keys_are_named_and_the_others_counted(models: dict[str, Networks], tmp_path: Path) -> None:

@@ -694,6 +694,21 @@ def picture(place: Path, **others: object) -> dict[str, object]:
         ([{"frame": -122}], "frame -122 of {0} is not in -121 to 120; nearest: --image {0}@-121"),
         ([{"frame": 120}, {"frame": -1}], "{0} and {0} are both shown at frame 120; nearest: --image {0}@119"),
         ([{"path": "absent.png"}], "there is no picture absent.png; check the path after --image"),
+        (
+            [{"kind": "reference", "strength": 2}],
+            "strength 2 of {0} is not in 0 to 1; nearest: --reference {0}:1",
+        ),
+        (
+            [{"kind": "reference", "path": "absent.mp4"}],
+            "there is no reference absent.mp4; check the path after --reference",
+        ),
+        ([{"kind": "reference", "frame": 8}], "the reference {0} has no frame of its own; leave it out"),
+        ([{"kind": "reference", "downscale": 0}], "downscale 0 of {0} is not in 1 to 99; nearest: downscale: 1"),
+        ([{"kind": "mask"}], "reference_mask is of a reference, and none is given; name one: --reference FILE"),
+        (
+            [{"kind": "reference"}, {"kind": "mask"}, {"kind": "mask"}],
+            "2 masks of references are given; nearest: one --reference-mask, a video may change",
+        ),
     ],
 )
 def test_pictures_that_cannot_be_shown_are_refused(tmp_path: Path, others: list[dict], sentence: str):
@@ -704,6 +719,13 @@ def test_pictures_that_cannot_be_shown_are_refused(tmp_path: Path, others: list[
 @pytest.mark.parametrize("conditions", ["p.png", ["p.png"], [{"frame": 3}], [{"path": "p", "at": 3}], [{"path": []}]])
 def test_pictures_have_a_path_a_frame_and_a_strength(conditions: object):
     assert "; expected a list, each a section with path, frame, strength" in str(refusal(conditions=conditions))
+
+
+def test_a_strength_without_a_reference_is_refused(tmp_path: Path):
+    alone = "reference_strength 0.5 is of a reference, and none is given; name one: --reference FILE"
+    assert str(refusal(reference_strength=0.5)) == alone
+    several = [picture(tmp_path, kind="reference")] * 2
+    assert read_spec(prompt="rain", conditions=several, reference_strength=0.5).reference_strength == 0.5
 
 
 def test_pictures_are_kept_in_a_record(tmp_path: Path):
