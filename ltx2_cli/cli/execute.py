@@ -15,11 +15,12 @@ from ltx2_cli.cli.options import Generate, Resume
 from ltx2_cli.cli.plan import check_published, fitting_plan
 from ltx2_cli.cli.session import Facts, Session, short_digest, synchronized
 from ltx2_cli.core.components import Components
+from ltx2_cli.core.preview import Preview
 from ltx2_cli.core.programs import enable_compilation_cache, forbid_compilation
 from ltx2_cli.core.provenance import environment_changes, input_files, read_provenance, versions
 from ltx2_cli.core.report import Timings
 from ltx2_cli.core.run import START, load, programs, traced, warm_up, write
-from ltx2_cli.core.run_state import RunCheckpointer, RunGoal, RunState, SavedRun, open_saved_run
+from ltx2_cli.core.run_state import RunCheckpointer, RunGoal, RunState, SavedRun, no_checkpoint, open_saved_run
 from ltx2_cli.devices import find_devices
 from ltx2_cli.errors import AbortedRunError, NotFiniteError, RunError, UsageError
 from ltx2_cli.estimate.fit import Request
@@ -98,7 +99,9 @@ def run(options: Generate, session: Session, spec: RunSpec, product: Product, dr
             warm_up(plan, components, timings)
         else:
             goal, keep = RunGoal(product, source=None), (options.resumable, options.keep_every)
-            execute(session, RunCheckpointer(run_file(plan.spec).path, plan, goal, timings, *keep), components)
+            preview = Preview(options.preview, plan, session.report) if options.preview else no_checkpoint
+            path = run_file(plan.spec).path
+            execute(session, RunCheckpointer(path, plan, goal, timings, *keep, preview=preview), components)
         if session.hosts.first and options.perf_dump:
             timings.write(options.perf_dump)
     session.finish([] if options.warmup else outputs(plan.spec, product))

@@ -38,12 +38,14 @@ def generate(options: Generate, session: Session) -> None:
     with synchronized(session.hosts) as facts:
         if options.warmup and options.no_compile:
             raise UsageError("--warmup compiles what --no-compile forbids", "leave one of them out")
+        if options.warmup and options.preview:
+            raise UsageError("--warmup makes no clip that --preview could show", "leave one of them out")
         if options.stop_after and not options.save_latents:
             raise UsageError("--stop-after writes latents, and no file is named for them", "--save-latents FILE")
         anything = {"prompt": ANYTHING} if options.warmup else {}
         values = {**anything, **overrides(options, **prompt_and_seeds(options))}
         spec = sized_spec(values, options, session.report)
-        facts |= request_facts(spec)
+        facts |= {**request_facts(spec), "preview": str(options.preview)}  # all hosts make it together
     random, product = spec.seed is None, Product.drafts if options.stop_after else Product.clips
     if random:  # the first host draws a seed for all
         spec = replace(spec, seed=(int(session.hosts.allgather_text(str(random_seed(spec)))[0]),))
@@ -56,8 +58,8 @@ def generate(options: Generate, session: Session) -> None:
         if spec.compile_cache not in (None, NO_CACHE):
             check_place(Path(spec.compile_cache).expanduser(), "--compile-cache", "FOLDER")
         clips = [] if options.warmup else [*outputs(spec, product), run_file(spec)]
-        dump = [Output(options.perf_dump, "--perf-dump")] if options.perf_dump else []
-        files = [*clips, *dump] if session.hosts.first else []
+        others = {"--perf-dump": options.perf_dump, "--preview": options.preview}
+        files = [*clips, *(Output(path, flag) for flag, path in others.items() if path)] if session.hosts.first else []
         check_outputs(files, read_files(spec, options.config), options.force, folders=traces)
         if not options.dry_run:
             session.reserve(files)

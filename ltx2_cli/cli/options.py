@@ -175,6 +175,7 @@ class Generate(RequestOptions, KeepOptions, SessionOptions):
     stop_after: Literal["stage1"] | None = option(
         FILES, "Make drafts: latents of a first stage, which `ltx2 upsample` goes on from, and a PNG of all."
     )
+    preview: File = option(FILES, "PNG that shows the clip while it is made, replaced at every tenth of its steps.")
     dry_run: bool = flag(FILES, "Print what would be downloaded and done; do nothing.", "--dry-run")
     no_compile: bool = flag(COMPILING, "Fail where a program is not in the cache yet.", "--no-compile")
     warmup: bool = flag(COMPILING, "Compile, load and run all with one step; make no clip.", "--warmup")

@@ -220,6 +220,7 @@ class RunCheckpointer:
     estimate: float = 0.0  # seconds that all steps take
     written: float = -np.inf  # when, by the monotonic clock
     last: tuple[RunState, float] = (RunState(), 0.0)
+    preview: OnProgress = no_checkpoint  # is called where the run goes on
 
     @property
     def kept(self) -> bool:
@@ -243,6 +244,7 @@ class RunCheckpointer:
                 self._write(progress)
             except RunError as error:  # the run itself may still succeed
                 self.report.note(f"the run goes on, but how far it is was not kept: {error}")
+        self.preview(progress)
 
     def end(self) -> None:
         """Delete the file of a complete run."""

@@ -240,6 +240,8 @@ def test_several_videos_print_several_lines(ltx2: Run):
         ("-o \udcff.mp4", "error: output '\\udcff.mp4' is not text in UTF-8; "),
         ("--num-videos 100000000", "error: num_videos 100000000 is not in 1 to 1000; nearest: --num-videos 1000"),
         ("--warmup --no-compile", "error: --warmup compiles what --no-compile forbids\nhint: leave one"),
+        ("--warmup --preview p.png", "error: --warmup makes no clip that --preview could show\nhint: leave one"),
+        ("--preview c.mp4 -o c.mp4", "error: c.mp4 is named for two things\nhint: name another: --preview"),
         ("--perf-dump /dev/null/p.json", "error: cannot write /dev/null/p.json: Not a directory\nhint: name another"),
         ("--profile /dev/null", "error: cannot write into /dev/null: Not a directory\nhint: name another place: --pr"),
         (

@@ -31,6 +31,7 @@ def test_generate_makes_the_latents_of_the_reference(checkpoint: Checkpoint, tmp
         "noise": "noise",
         "save-latents": "latents",
         "output": "new/clip.mp4",
+        "preview": "preview.png",
     }
     options = [text for name, value in asked.items() for text in (f"--{name}", str(value))]
     settings = ["--set", "compat=diffusers", "--set", f"max_sequence_length={TEXT_TOKENS}"]
@@ -38,6 +39,8 @@ def test_generate_makes_the_latents_of_the_reference(checkpoint: Checkpoint, tmp
     out, err = run.communicate(timeout=300)
     assert (run.returncode, out) == (0, "new/clip.mp4\n"), err
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["clip.mp4", "clip.yaml"]
+    assert "the colours in preview.png will be false" in err
+    assert (tmp_path / "preview.png").read_bytes().startswith(b"\x89PNG")
     latents = load_file(tmp_path / "latents")
     theirs = dict(zip(("video", "audio"), reference_latents(checkpoint.pipeline, ALL_ON, 12), strict=True))
     errors = {name: relative_error(latents[name], wanted) for name, wanted in theirs.items()}

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ltx2_cli.media.contact_sheet import GAP, LONGER_SIDE
 from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.weights.hub import DEMO_FOLDER
 from program import run_program
@@ -142,7 +143,19 @@ def test_the_picture_in_the_readme_is_made_by_its_commands(
     commands = re.findall(r"^ltx2 (.*demo\.safetensors.*)$", readme, re.MULTILINE)
     assert len(commands) == 2
     monkeypatch.chdir(tmp_path)
-    for command in commands:
-        assert run_program(monkeypatch, *shlex.split(command)) == 0, capsys.readouterr().err
+    for command, more in zip(commands, (["--preview", "preview.png"], []), strict=True):
+        assert run_program(monkeypatch, *shlex.split(command), *more) == 0, capsys.readouterr().err
     made, shipped = (np.asarray(Image.open(file), float) for file in ("demo.png", ROOT / "tools/train_demo/demo.png"))
     assert np.abs(made - shipped).mean() < 1  # of 255: another machine's XLA rounds elsewhere
+    check_preview(Path("preview.png"), made)
+
+
+def check_preview(preview: Path, sheet: np.ndarray) -> None:
+    """The last preview has the colours of the clip's six frames, as far as a quarter of a side shows them."""
+    colours = [
+        np.asarray(
+            Image.fromarray(array[-side - GAP : -GAP, GAP:].astype(np.uint8)).resize((6 * 4, 4), Image.Resampling.BOX)
+        ).reshape(-1, 3)
+        for array, side in ((np.asarray(Image.open(preview).convert("RGB")), LONGER_SIDE), (sheet, 128))
+    ]
+    assert np.abs(colours[0].astype(float) - colours[1]).mean() < 25  # of 255

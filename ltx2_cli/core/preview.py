@@ -1,0 +1,126 @@
+"""A picture of a run while it denoises, without the decoder: the clean latents that its steps lead to, in colours by a
+linear map.
+
+Between noise levels a and b a loop moves its latents by (b - a) times the mean velocity; from where they are at b, the
+clean ones lie b times that velocity back. A checkpoint's folder may hold the map of its latents to colours, as that of
+the demo does (`python -m tools.preview_map` fits one). Without it the colours are false: the three principal components
+of the latents."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from PIL import Image
+
+from ltx2_cli.core.report import Report
+from ltx2_cli.core.run_state import RunState
+from ltx2_cli.errors import RunError, UsageError
+from ltx2_cli.media import Media
+from ltx2_cli.media.contact_sheet import LONGER_SIDE, write_contact_sheet
+from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.plan.stages import Stage
+from ltx2_cli.sharding import to_host
+from ltx2_cli.weights.checkpoint import AGAIN, read_json
+
+MAP_FILE = "preview.json"
+UPDATES = 10  # pictures a stage, at most
+SPREAD = 3.0  # standard deviations of a principal component from black to white
+NO_SOUND = np.zeros((0, 2), np.float32)
+
+
+@dataclass(frozen=True)
+class ColourMap:
+    """RGB from 0 to 1 of a token: its channels times `weights` [channels, RGB], plus `bias` [RGB]."""
+
+    weights: np.ndarray
+    bias: np.ndarray
+
+
+def read_colour_map(folder: Path, channels: int) -> ColourMap | None:
+    """The map in a checkpoint's folder, None without one. Raises `UsageError` where it is damaged."""
+    path = folder / MAP_FILE
+    if not path.is_file():
+        return None
+    values = read_json(path)
+    try:
+        arrays = [np.asarray(values[name], np.float32) for name in ("weights", "bias")]
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{path} holds no numbers as `weights` and `bias`: {error}", AGAIN) from None
+    if [array.shape for array in arrays] != [(channels, 3), (3,)]:
+        raise UsageError(f"{path} is not a map of {channels} channels to 3 colours", AGAIN)
+    return ColourMap(*arrays)
+
+
+def principal_components(tokens: np.ndarray) -> ColourMap:
+    """The map of tokens [tokens, channels] to their first components, around grey; the largest entry of each is
+    positive, so that colours do not flip from picture to picture."""
+    mean = tokens.mean(0)
+    values, vectors = np.linalg.eigh(np.cov((tokens - mean).T))
+    axes = vectors[:, :-4:-1]
+    axes = axes * np.sign(np.take_along_axis(axes, np.abs(axes).argmax(0)[None], 0))
+    weights = axes / (2 * SPREAD * np.sqrt(np.maximum(values[:-4:-1], 1e-12)))
+    return ColourMap(weights, 0.5 - mean @ weights)
+
+
+@dataclass
+class Preview:
+    """An `OnProgress` that replaces a PNG at every tenth of a stage: a row of frames for each video of the batch. All
+    hosts call it together; the first one writes. A picture that cannot be written is said once, and ends no run."""
+
+    path: Path
+    plan: Plan
+    report: Report
+    before: tuple[RunState, Any] = (RunState(), None)  # the state of the last picture or the beginning, and its tokens
+    failed: bool = False
+    colours: ColourMap | None = field(init=False)  # of the checkpoint
+
+    def __post_init__(self) -> None:
+        channels = self.plan.stages[0].shapes.video[1]
+        self.colours = read_colour_map(self.plan.checkpoint.where, channels)
+        if self.colours is None:
+            self.report.note(f"the colours in {self.path} will be false: the model has no {MAP_FILE}")
+
+    def __call__(self, progress: RunState) -> None:
+        if progress.current is None or self.failed:
+            return
+        stage, (last, tokens) = self.plan.phases[progress.phase].stage, self.before
+        new = (last.phase, last.batch) != (progress.phase, progress.batch) or tokens is None
+        if not new and progress.step < stage.steps and progress.step - last.step < stage.steps / UPDATES:
+            return
+        video = progress.current.video
+        current = (video if isinstance(video, np.ndarray) else to_host(video))[:, : stage.geometry.grid_tokens]
+        self.before = progress, current
+        if not new and jax.process_index() == 0:
+            clean = clean_latents(tokens, current, stage.sigmas[last.step], stage.sigmas[progress.step])
+            try:
+                self._write(progress, stage, clean)
+            except RunError as error:
+                self.failed = True
+                self.report.note(f"the run goes on without a preview: {error}")
+
+    def _write(self, progress: RunState, stage: Stage, clean: np.ndarray) -> None:
+        seeds = self.plan.batches[progress.batch]
+        step = f"stage {self.plan.phases[progress.phase].number + 1}, step {progress.step} of {stage.steps}"
+        rows = (
+            (f"seed {seed}, {step}", Media(frames(row, stage, self.colours), NO_SOUND, stage.geometry.fps, 1))
+            for seed, row in zip(seeds, clean, strict=True)
+        )
+        write_contact_sheet(rows, self.path)
+
+
+def clean_latents(before: np.ndarray, after: np.ndarray, first: float, last: float) -> np.ndarray:
+    """Where latents are bound that went from the noise level `first` to `last`, on a straight line."""
+    return after - last * (after - before) / (last - first)
+
+
+def frames(tokens: np.ndarray, stage: Stage, colours: ColourMap | None) -> np.ndarray:
+    """A video's tokens [tokens, channels] as frames uint8 [frames, height, width, RGB], enlarged to be looked at."""
+    colours = colours or principal_components(tokens)
+    levels = np.clip(tokens @ colours.weights + colours.bias, 0, 1) * 255
+    small = levels.round().astype(np.uint8).reshape(*stage.shapes.video[2:], 3)
+    height, width = small.shape[1:3]
+    scale = LONGER_SIDE / max(height, width)
+    size = max(1, round(width * scale)), max(1, round(height * scale))
+    return np.stack([np.asarray(Image.fromarray(frame).resize(size, Image.Resampling.BICUBIC)) for frame in small])
