@@ -39,7 +39,7 @@ def _records() -> list[dict[str, Any]]:
     profiles = {str(values["checkpoint"]): name for name, values in pages.items() if "checkpoint" in values}
     records = dict[str, dict[str, Any]]()
     for entry in CATALOG:
-        cached, complete = _cached(entry)
+        cached, complete = in_cache(entry)
         size = cached if complete else entry.size
         state = {"size": size, "exact": complete or entry.exact, "cached": cached, "complete": complete}
         others = {"profile": profiles.get(entry.name), "to_download": max(size - cached, 0)}
@@ -51,7 +51,7 @@ def _records() -> list[dict[str, Any]]:
     return list(records.values())
 
 
-def _cached(entry: CatalogEntry) -> tuple[int, bool]:
+def in_cache(entry: CatalogEntry) -> tuple[int, bool]:
     """Bytes of an entry in the cache, and whether that is all: no file is missing and its networks are there."""
     if entry.form == EMBEDDED:
         return sum(file.stat().st_size for file in DEMO_FOLDER.rglob("*") if file.is_file()), True

@@ -45,7 +45,19 @@ class Schema(Options):
     """
 
 
-VERBS = {**options.VERBS}
+class Doctor(Options):
+    """Look at libraries, ffmpeg, disks, caches, devices, and whether these compute what they should: a line a finding
+    with what helps. Exit code 1 if something is broken.
+
+    ltx2 doctor
+    ltx2 doctor --json
+    """
+
+    as_json: bool = flag(None, "As JSON, a list.", "--json")
+    debug: bool = DEBUG
+
+
+VERBS = {**options.VERBS, Doctor: "doctor"}
 GROUPS: dict[str, tuple[str, dict[str, type[Options]], str]] = {  # help, commands, the module that carries them out
     "lora": ("Look into LoRA files.", {"inspect": Lora}, "inspect"),
     "config": (

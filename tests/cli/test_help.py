@@ -106,7 +106,7 @@ def test_help_shows_every_option_and_examples(ltx2: Run):
 
 def test_help_has_an_example_of_every_verb_and_all_exit_codes(ltx2: Run):
     _, shown, _ = ltx2("-h")
-    verbs = ("generate", "upsample", "resume", "decode", "replay", "plan", "info", "models", "lora", "config")
+    verbs = ("generate", "upsample", "resume", "decode", "replay", "plan", "info", "models", "lora", "config", "doctor")
     assert [verb for verb in verbs if not re.search(rf"^ *ltx2 {verb}", shown, re.MULTILINE)] == []
     table = re.findall(r"^ +(\d+)  ([a-z].*?) *$", shown.partition("Exit codes")[2], re.MULTILINE)
     assert {int(code): meaning for code, meaning in table} == MEANINGS

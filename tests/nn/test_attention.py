@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from attention_cases import Case, attended, drawn
 from ltx2_cli.diffusion.conditions import References
 from ltx2_cli.nn import kernels
 from ltx2_cli.nn.attention import TokenAxis, attend, prepare_rope
+from ltx2_cli.nn.attention_cases import Case, attended, drawn
 from ltx2_cli.nn.kernels import Operands
 from ltx2_cli.request.spec import AttentionBackend
 from ltx2_cli.sharding import ShardingPlan, activate

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from attention_cases import drawn, packed
 from compilers import devices, needs_libtpu
+from ltx2_cli.nn.attention_cases import drawn, packed
 from ltx2_cli.nn.kernels import attend_partly, attend_with
 from ltx2_cli.request.spec import AttentionBackend
 from ltx2_cli.sharding import ShardingPlan, activate

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from attention_cases import Case, attended, drawn, error, packed, scores, softmax_attention
 from ltx2_cli.errors import UsageError
 from ltx2_cli.nn import fused_attention
+from ltx2_cli.nn.attention_cases import Case, attended, drawn, error, packed, scores, softmax_attention
 from ltx2_cli.nn.kernels import (
     KERNELS,
     Operands,

@@ -1,4 +1,5 @@
-"""Attention from its definition, in float64, and operands to hold every kernel to it."""
+"""Attention from its definition, in float64, and operands to hold every kernel to it: in tests, and on a user's device
+by `ltx2 doctor`."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -65,7 +66,8 @@ def drawn(
     mask = np.arange(rows) % 2 == 0 if perturbed else None
     rounded = (np.asarray(jnp.asarray(x, dtype)) for x in (*projections, gates))
     *projections, gates = rounded
-    return Case(Operands(*projections, ropes, gates, mask, norm), heads)
+    q, k, v = projections
+    return Case(Operands(q, k, v, ropes, gates, mask, norm), heads)
 
 
 def packed(kernel: AttentionBackend, operands: Operands) -> Operands:
