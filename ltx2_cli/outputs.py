@@ -88,8 +88,8 @@ def run_file(spec: RunSpec) -> Output:
 def read_files(spec: RunSpec, *others: Path | None) -> list[Path]:
     """The files that a request reads, except weights; and others, of which some may be None."""
     profile = spec.sharding.profile
-    pictures = (condition.path for condition in spec.conditions)
-    names = (spec.initial_noise, profile if profile.endswith((".yaml", ".yml")) else None, *pictures, *others)
+    given = [*(condition.path for condition in spec.conditions), spec.audio and spec.audio.path]
+    names = (spec.initial_noise, profile if profile.endswith((".yaml", ".yml")) else None, *given, *others)
     return [Path(name) for name in names if name]
 
 

@@ -63,6 +63,7 @@ def plan_facts(plan: Plan) -> Facts:
     contents = {name: repr(header).encode() for name, header in headers.items()}
     contents["noise"] = Path(plan.spec.initial_noise).expanduser().read_bytes() if plan.spec.initial_noise else b""
     contents["pictures"] = "".join(picture.sha256 for picture in plan.pictures).encode()
+    contents["the sound"] = plan.sound.sha256.encode() if plan.sound else b""
     facts = {f"what {name} holds": short_digest(content) for name, content in contents.items()}
     return {**{f"version of {package}": version for package, version in versions().items()}, **facts}
 

@@ -32,6 +32,7 @@ REQUEST = (
     "prompt",
     "negative_prompt",
     "conditions",
+    "audio",
     "model",
     "lora",
     "recipe",

@@ -35,6 +35,7 @@ UNDENOISED: dict[str, object] = {
     "lora": [],
     "second_stage.sigmas": [],
     "conditions": [],
+    "audio": None,
 }  # what decoding needs nothing of
 KINDS = "FILE.mp4, FILE.wav, FILE.png for some frames, or FOLDER/ for all as PNGs"
 

@@ -92,6 +92,7 @@ class ClipOptions(ModelOptions):
     reference: Texts = option(CONTENT, "To be followed, by an in-context LoRA; repeatable.", metavar="FILE[:STRENGTH]")
     reference_strength: Real = option(CONTENT, "How far it is followed, 0 to 1.", metavar="SHARE")
     reference_mask: Text = option(CONTENT, "Where it is: white, in a picture or a video.", metavar="FILE")
+    audio: File = option(CONTENT, "Its sound, of a sound file or a video: the picture follows it.")
     image_crf: Count = option(CONTENT, "H.264 quality that an image is brought to, 1 to 51; as it is: 0.")
     height: Count = option(SIZE, "Pixels, a multiple of 32.")
     width: Count = option(SIZE, "Pixels, a multiple of 32.")
@@ -167,6 +168,7 @@ class Generate(RequestOptions, KeepOptions, SessionOptions):
     ltx2 generate "waves at night" --resolution 720p --aspect 16:9 --duration 8s --fps 25
     ltx2 generate "she turns around" --image her.jpg --image end.png@-1:0.8
     ltx2 generate "and rides away" --video rider.mp4
+    ltx2 generate "a man sings" --audio song.mp3
     ltx2 generate "a choir" --model ~/LTX-2 --sharding trillium
     ltx2 generate "a street" --guidance-scale 4 --audio-stg-scale 0
     ltx2 generate --config out/fox.yaml --seed 8 -o out/fox8.mp4 --set fps=30

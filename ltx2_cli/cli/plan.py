@@ -154,6 +154,8 @@ def request_rows(plan: Plan) -> Iterator[tuple[str, str]]:
                 yield "shows", f"{shown} at frame {condition.frame}, {strength}"
     if spec.reference_strength != 1:
         yield "follows", f"with a share of {spec.reference_strength:g} of the attention"
+    if spec.audio:
+        yield "sound", spec.audio.path
     for stage in plan.stages:
         if stage.source is not None:
             yield "upsample", spec.second_stage.upsampler or f"{spec.checkpoint}, its own upsampler"

@@ -23,7 +23,7 @@ from ltx2_cli.weights.load import load, merge_lora, not_finite
 from ltx2_cli.weights.transfer import Placement
 
 ENCODE, CONNECT, UPSAMPLE, DENOISE, DECODE = "encode the text", "connect the text", "upsample", "denoise", "decode"
-CONDITION = "encode pictures"
+CONDITION, CONDITION_SOUND = "encode pictures", "encode the sound"
 LOAD = "load the "
 EXHAUSTED = "RESOURCE_EXHAUSTED"  # begins XLA's messages about memory
 SHORT_TEXT = 256  # tokens
@@ -57,7 +57,7 @@ def _remedies(activity: str, plan: Plan) -> Iterator[str]:
         yield "--dtype bfloat16"
     if activity in (ENCODE, CONNECT) and plan.text_tokens > SHORT_TEXT:
         yield f"--set max_sequence_length={SHORT_TEXT}"
-    if activity in (CONDITION, UPSAMPLE, DENOISE):
+    if activity in (CONDITION, CONDITION_SOUND, UPSAMPLE, DENOISE):
         if plan.batch_size > 1:
             yield "fewer --num-videos"
         yield "a smaller clip: --num-frames, --width and --height"

@@ -6,17 +6,20 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ltx2_cli.core.components import CONDITION, Components, check_finite, memory_for, network_program
+from ltx2_cli.core.components import CONDITION, CONDITION_SOUND, Components, check_finite, memory_for, network_program
 from ltx2_cli.core.programs import Program, jitted
 from ltx2_cli.core.report import Report
 from ltx2_cli.diffusion.conditions import References
 from ltx2_cli.media.pictures import compressed, covering, mean_light, reduced
+from ltx2_cli.media.sounds import CHANNELS, fitted
+from ltx2_cli.models.audio_vae import AudioVAE, AudioVAEArch
+from ltx2_cli.models.spectrogram import crop_or_pad, log_mel, resample_on_host, samples_for
 from ltx2_cli.models.video_vae import VideoVAE
 from ltx2_cli.nn.layers import IMAGE_AXES
 from ltx2_cli.plan.conditions import follows_by_shares
 from ltx2_cli.plan.decoding import image_mesh
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import PICTURE_ENCODER, Stage
+from ltx2_cli.plan.stages import PICTURE_ENCODER, SOUND_ENCODER, Stage
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.sharding import to_devices, to_host
 
@@ -28,12 +31,13 @@ Latents = list[np.ndarray]  # of each picture or sound of a stage, normalised fl
 def encode_conditions(plan: Plan, first: int, components: Components, report: Report) -> dict[int, Streams[Latents]]:
     """By the number of the stage, the latents of its pictures and of its sounds, for the phases from `first`."""
     pictures = _encode_pictures(plan, first, components, report)
-    return {number: Streams(latents, []) for number, latents in pictures.items()}
+    sounds = _encode_sounds(plan, first, components, report)
+    return {number: Streams(pictures.get(number, []), sounds.get(number, [])) for number in {*pictures, *sounds}}
 
 
 def condition_programs(plan: Plan, first: int) -> list[Program]:
     """The programs that `encode_conditions` runs."""
-    return _picture_programs(plan, first)
+    return [*_picture_programs(plan, first), *_sound_programs(plan, first)]
 
 
 def _encode_pictures(plan: Plan, first: int, components: Components, report: Report) -> dict[int, Latents]:
@@ -102,10 +106,14 @@ def _parts(plan: Plan, size: tuple[int, int]) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(None, None, *IMAGE_AXES))
 
 
+def _denoised(plan: Plan, first: int) -> dict[int, Stage]:
+    """The stages that the phases from `first` denoise, by their numbers."""
+    return {phase.number: phase.stage for phase in plan.phases[first:] if not phase.upsamples}
+
+
 def _showing(plan: Plan, first: int) -> dict[int, Stage]:
-    """The stages of the phases from `first` that show pictures, by their numbers."""
-    phases = [phase for phase in plan.phases[first:] if not phase.upsamples]
-    return {phase.number: phase.stage for phase in phases if phase.stage.pictures}
+    """Those of them that show pictures."""
+    return {number: stage for number, stage in _denoised(plan, first).items() if stage.pictures}
 
 
 def _pixels(plan: Plan, size: tuple[int, int]) -> tuple[int, int]:
@@ -121,3 +129,37 @@ def _latents(vae: VideoVAE, pixels: jax.Array, where: NamedSharding) -> jax.Arra
         return vae.encode(pixels.reshape(*pixels.shape[:3], -1, 3))
 
     return jax.shard_map(part, mesh=where.mesh, in_specs=(WHOLE, where.spec), out_specs=where.spec)(vae, pixels)
+
+
+def _encode_sounds(plan: Plan, first: int, components: Components, report: Report) -> dict[int, Latents]:
+    """The latents of the plan's sound for each stage that is given it."""
+    stages = {number: stage for number, stage in _denoised(plan, first).items() if stage.sounds}
+    if not stages or plan.sound is None:
+        return {}
+    arch, latents = plan.arch.audio_vae, dict[int, Latents]()
+    heard = resample_on_host(plan.sound.waveform, plan.sound.sample_rate, arch.sample_rate)
+    with memory_for(CONDITION_SOUND, plan), components.use(SOUND_ENCODER, report) as vae, report.stage(CONDITION_SOUND):
+        for number, stage in stages.items():
+            run, count = sound_program(plan, stage), stage.geometry.audio_frames
+            samples = to_devices(fitted(heard, samples_for(count, arch))[None], plan.decoding.whole)
+            encoded = to_host(run(vae, samples))[0]
+            check_finite(np.isfinite(encoded), "the latents of the sound are", plan)
+            latents[number] = [encoded[sound.start : sound.start + sound.tokens] for sound in stage.sounds]
+    return latents
+
+
+def _sound_programs(plan: Plan, first: int) -> list[Program]:
+    return [sound_program(plan, stage) for stage in _denoised(plan, first).values() if stage.sounds]
+
+
+def sound_program(plan: Plan, stage: Stage) -> Program:
+    """Samples at the autoencoder's rate [1, samples, channels] to the normalised tokens of a stage's whole sound
+    [1, tokens, features]."""
+    arch, tokens, where = plan.arch.audio_vae, stage.geometry.audio_frames, plan.decoding.whole
+    wave = jax.ShapeDtypeStruct((1, samples_for(tokens, arch), CHANNELS), np.float32, sharding=where)
+    function = jitted(_sound_latents, where, plan.sharding, convolves=True, tokens=tokens, arch=arch)
+    return network_program(plan, f"sound of {tokens} tokens", [SOUND_ENCODER], function, wave)
+
+
+def _sound_latents(vae: AudioVAE, wave: jax.Array, tokens: int, arch: AudioVAEArch) -> jax.Array:
+    return vae.encode(crop_or_pad(log_mel(wave, arch.sample_rate, arch), tokens, arch))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from ltx2_cli.core.report import DECODE as DECODING
 from ltx2_cli.core.report import Report
 from ltx2_cli.diffusion.latents import token_shapes
 from ltx2_cli.media import Media
+from ltx2_cli.media.sounds import Sound
 from ltx2_cli.models.audio_vae import AudioVAE
 from ltx2_cli.models.video_vae import VideoVAE
 from ltx2_cli.models.vocoder import Vocoder, VocoderWithBWE
@@ -32,14 +34,14 @@ def decode(
     plan: Plan, latents: Streams[np.ndarray], components: Components, report: Report, wanted: Streams[bool] = BOTH
 ) -> Iterator[Media]:
     """The media of each video, from latents as tokens [videos, tokens, channels]; empty where not wanted, and on all of
-    several hosts but the first."""
-    videos, at_once = len(latents.video), plan.decoding.videos
+    several hosts but the first. A sound that was given is that of its file."""
+    videos, at_once, decoded = len(latents.video), plan.decoding.videos, _decoded(plan, wanted)
     to_frames, to_sound = _video_program(plan), _audio_program(plan)
     _, channels, *size = plan.latent_shapes.video
     with memory_for(DECODE, plan), ExitStack() as loaded:
         vae, audio_vae, vocoder = (
             loaded.enter_context(components.use(name, report)) if needed else None
-            for name, needed in (("vae", wanted.video), ("audio_vae", wanted.audio), ("vocoder", wanted.audio))
+            for name, needed in (("vae", decoded.video), ("audio_vae", decoded.audio), ("vocoder", decoded.audio))
         )
         for first in range(0, videos, at_once):
             frames, waveforms = [NO_FRAMES] * at_once, [SILENCE] * at_once
@@ -55,12 +57,25 @@ def decode(
                 if sound and (samples := _on_first_host(sound, "sound", plan)) is not None:
                     waveforms = list(samples)
             for clip, waveform in list(zip(frames, waveforms, strict=True))[: videos - first]:
-                yield Media(clip, waveform, plan.stages[-1].geometry.fps, plan.arch.vocoder.output_sampling_rate)
+                media = Media(clip, waveform, plan.stages[-1].geometry.fps, plan.arch.vocoder.output_sampling_rate)
+                yield _with_given_sound(media, plan.sound) if wanted.audio and plan.sound else media
+
+
+def _decoded(plan: Plan, wanted: Streams[bool]) -> Streams[bool]:
+    """What is decoded of what is wanted."""
+    return wanted._replace(audio=wanted.audio and plan.sound is None)
+
+
+def _with_given_sound(media: Media, sound: Sound) -> Media:
+    """On hosts that have the frames, the sound as long as they last."""
+    waveform = sound.lasting(len(media.frames) / media.fps)
+    return replace(media, waveform=waveform, sample_rate=sound.sample_rate)
 
 
 def media_programs(plan: Plan, wanted: Streams[bool] = BOTH) -> list[Program]:
     """The programs that `decode` runs."""
-    return [*([_video_program(plan)] if wanted.video else []), *([_audio_program(plan)] if wanted.audio else [])]
+    decoded = _decoded(plan, wanted)
+    return [*([_video_program(plan)] if decoded.video else []), *([_audio_program(plan)] if decoded.audio else [])]
 
 
 def _video_program(plan: Plan) -> Program:

@@ -18,7 +18,7 @@ from ltx2_cli.nn.kernels import SCORE_BYTES
 from ltx2_cli.outputs import Product
 from ltx2_cli.plan.decoding import LIVE_BUFFERS
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import DENOISER, PICTURE_ENCODER, REFINER, Stage
+from ltx2_cli.plan.stages import DENOISER, PICTURE_ENCODER, REFINER, SOUND_ENCODER, Stage
 from ltx2_cli.plan.work import matrices, step_of
 from ltx2_cli.request.spec import AttentionBackend, DType, Streams
 from ltx2_cli.weights.declare import Weight, weights
@@ -26,10 +26,11 @@ from ltx2_cli.weights.load import CHUNK, ON_THE_WAY
 from ltx2_cli.weights.transfer import sharding_of
 
 ENCODE, CONNECT, DENOISE, UPSAMPLE, REFINE, DECODE = "encode", "connect", "denoise", "upsample", "refine", "decode"
-PICTURES = "pictures"
+PICTURES, SOUND = "pictures", "sound"
 # The networks that work in each phase; a refining stage has the denoiser, also with its LoRAs merged in.
 PHASES = {
     PICTURES: (PICTURE_ENCODER,),
+    SOUND: (SOUND_ENCODER,),
     ENCODE: ("text_encoder",),
     CONNECT: ("connectors",),
     DENOISE: (DENOISER,),
@@ -65,6 +66,7 @@ def run_phases(plan: Plan, product: Product = Product.clips, start: RunState = S
     """The phases that a run goes through from `start`, in their order."""
     later = plan.phases[start.phase :]
     names = [PICTURES] if any(phase.stage.pictures and not phase.upsamples for phase in later) else []
+    names += [SOUND] if any(phase.stage.sounds and not phase.upsamples for phase in later) else []
     names += [ENCODE, CONNECT] if missing_contexts(plan, start) else []
     for phase in later:
         names.append(UPSAMPLE if phase.upsamples else REFINE if phase.stage.source else DENOISE)
@@ -123,6 +125,10 @@ def activation_bytes(plan: Plan, phase: str) -> int:
             channels, frames = plan.arch.vae.block_out_channels[0], plan.arch.compression.frames
             at_once = max(min(count, frames) * patches for count, patches in _encoded_pictures(plan))
             return LIVE_BUFFERS * at_once * channels * _itemsize(plan.spec.dtype)
+        case "sound":  # the activations of the first layers, which are the largest
+            audio = plan.arch.audio_vae
+            instants = audio.compression * plan.stages[-1].geometry.audio_frames
+            return LIVE_BUFFERS * instants * audio.mel_bins * audio.base_channels * _itemsize(plan.spec.dtype)
         case "encode":  # the result, twice while it is stacked, and attention scores
             heads = -(-encoder.num_attention_heads // plan.sharding.parts("heads"))
             scores = SCORE_COPIES * FLOAT32 * plan.prompts_at_once * heads * spec.max_sequence_length**2
@@ -232,6 +238,8 @@ def phase_flops(plan: Plan, phase: str) -> float:
 def _flops_of_all(plan: Plan, phase: str) -> int:
     _, _, *size = plan.latent_shapes.video
     match phase:
+        case "sound":
+            return 0
         case "pictures":
             encoder = plan.network(PICTURE_ENCODER).encoder
             return sum(count * picture_encoder_flops(encoder, patches) for count, patches in _encoded_pictures(plan))

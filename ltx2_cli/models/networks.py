@@ -69,7 +69,9 @@ class Networks(NamedTuple):
     upsampler: LatentUpsampler | None = None
     statistics: LatentStatistics | None = None  # those of the video autoencoder
     refiner_connectors: TextConnectors | None = None  # where its LoRAs change these too
-    picture_encoder: VideoVAE | None = None  # without its decoder; where a clip shows pictures
+    # autoencoders without their decoders, where a clip is given pictures or a sound
+    picture_encoder: VideoVAE | None = None
+    sound_encoder: AudioVAE | None = None
 
     def present(self) -> dict[str, nnx.Module]:
         """Those that there are, by name."""
@@ -94,6 +96,13 @@ class Checkpoint:
 def picture_encoder(arch: Arch, dtype: DType) -> VideoVAE:
     """The video autoencoder without its decoder and without weights."""
     vae = VideoVAE(Scope(dtype.value), arch.vae)
+    del vae.decoder
+    return vae
+
+
+def sound_encoder(arch: Arch, dtype: DType) -> AudioVAE:
+    """The audio autoencoder without its decoder and without weights."""
+    vae = AudioVAE(Scope(dtype.value), arch.audio_vae)
     del vae.decoder
     return vae
 

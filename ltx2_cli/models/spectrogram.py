@@ -3,10 +3,13 @@ in [-1, 1], and its spectrogram float32. Sampling rates are whole numbers of sam
 `AudioVAEArch` are static under `jax.jit`."""
 
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.audio_vae import AudioVAEArch
@@ -48,6 +51,12 @@ def crop_or_pad(mel: jax.Array, latents: int, arch: AudioVAEArch) -> jax.Array:
     return longer[:, :instants]
 
 
+def samples_for(latents: int, arch: AudioVAEArch) -> int:
+    """Samples, at the autoencoder's rate, that the spectrogram of so many latents hears: nothing of it is mirrored at
+    the end."""
+    return arch.compression * (latents - 1) * arch.mel_hop_length + WINDOW // 2
+
+
 def mel_bank(rate: int, bins: int) -> np.ndarray:
     """Triangles of area 1, evenly apart on Slaney's mel scale from 0 Hz to `rate` / 2: float64 [frequencies, bins]. The
     scale is the Auditory Toolbox's (Slaney, 1998): 200/3 Hz a mel up to 1 kHz, above it 27 mels a factor of 6.4."""
@@ -64,20 +73,56 @@ def resample(wave: jax.Array, rate: int, wanted: int) -> jax.Array:
     """A waveform of `rate` samples a second at `wanted`, with silence beyond its ends; an equal rate changes nothing.
     The filter is a sinc of 6 zero crossings on each side under a Hann window, which lets 0.99 of the lower rate's band
     pass: torchaudio's default. Raises `UsageError` for a rate below 1."""
+    if (filters := _filters(rate, wanted)) is None:
+        return wave
+    steps, places, taps = filters
+    samples, rounds, padding = _lengths(wave.shape[1], filters)
+    padded = jnp.pad(wave, ((0, 0), padding, (0, 0)))
+    windows = padded[:, jnp.arange(rounds)[:, None, None] * steps + places]
+    resampled = jnp.einsum("brpoc,po->brpc", windows, taps, precision="highest")
+    return resampled.reshape(len(wave), -1, wave.shape[2])[:, :samples]
+
+
+def resample_on_host(wave: NDArray[np.float32], rate: int, wanted: int) -> NDArray[np.float32]:
+    """As `resample`, of [samples, channels] and without jax: a length or a rate of its own compiles nothing."""
+    if (filters := _filters(rate, wanted)) is None:
+        return wave
+    steps, places, taps = filters
+    samples, rounds, padding = _lengths(len(wave), filters)
+    padded = np.pad(wave, (padding, (0, 0)))
+    resampled = np.empty((rounds, len(taps), wave.shape[1]), np.float32)
+    for phase, (first, weights) in enumerate(zip(places[:, 0], taps, strict=True)):
+        windows = sliding_window_view(padded[first:], len(weights), axis=0)[::steps][:rounds]
+        resampled[:, phase] = windows @ weights
+    return resampled.reshape(-1, wave.shape[1])[:samples]
+
+
+class _Filters(NamedTuple):
+    """The filters of a round: as many new samples as there are phases for so many old ones."""
+
+    steps: int  # old samples
+    places: NDArray[np.int64]  # [phases, taps], of the old samples that a new one is a sum of; 0 is a round's earliest
+    taps: NDArray[np.float32]  # [phases, taps]
+
+
+def _filters(rate: int, wanted: int) -> _Filters | None:
+    """None for an equal rate."""
     if rate < 1:
         raise UsageError(f"the sound has a sampling rate of {rate} Hz", "1 Hz is the least")
     if rate == wanted:
-        return wave
-    steps, phases = rate // math.gcd(rate, wanted), wanted // math.gcd(rate, wanted)  # samples of a round: old, new
+        return None
+    steps, phases = rate // math.gcd(rate, wanted), wanted // math.gcd(rate, wanted)
     band = ROLLOFF * min(1, phases / steps)  # zero crossings of the sinc in an old sample
     reach = math.ceil(ZERO_CROSSINGS / band)
     before = np.arange(phases)[:, None] * steps // phases  # the last old sample not after a new one
     offsets = np.arange(-reach, reach + 1)
     time = (before + offsets - np.arange(phases)[:, None] * steps / phases) * band
-    taps = (hann_sinc(time) * band).astype(np.float32)  # [phases, offsets]
-    samples = -(-wave.shape[1] * phases // steps)
-    rounds = -(-samples // phases)
-    padded = jnp.pad(wave, ((0, 0), (reach, rounds * steps + reach - wave.shape[1]), (0, 0)))
-    windows = padded[:, jnp.arange(rounds)[:, None, None] * steps + (before + offsets + reach)]
-    resampled = jnp.einsum("brpoc,po->brpc", windows, taps, precision="highest")
-    return resampled.reshape(len(wave), -1, wave.shape[2])[:, :samples]
+    return _Filters(steps, before + offsets + reach, (hann_sinc(time) * band).astype(np.float32))
+
+
+def _lengths(samples: int, filters: _Filters) -> tuple[int, int, tuple[int, int]]:
+    """New samples, rounds, and the silence before and after the old samples."""
+    phases, reach = len(filters.taps), filters.taps.shape[1] // 2
+    new = -(-samples * phases // filters.steps)
+    rounds = -(-new // phases)
+    return new, rounds, (reach, rounds * filters.steps + reach - samples)

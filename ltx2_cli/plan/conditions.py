@@ -1,5 +1,5 @@
-"""What a clip shows, and what it follows: the pictures, videos, references and masks of a request, read and laid out
-for each stage."""
+"""What a clip shows, follows and sounds like: the pictures, videos, references, masks and the sound of a request, read
+and laid out for each stage."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,6 +10,7 @@ from typing import NamedTuple
 from ltx2_cli.diffusion.geometry import ReferenceGrid, ReferenceScale, VAECompression
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.pictures import Picture, is_picture, read_picture
+from ltx2_cli.media.sounds import Sound, read_sound
 from ltx2_cli.media.videos import read_video
 from ltx2_cli.models.lora import reference_scale
 from ltx2_cli.request.spec import ConditionSpec, RunSpec
@@ -88,13 +89,25 @@ def read_pictures(spec: RunSpec) -> tuple[Picture, ...]:
     return tuple(pictures.values())
 
 
-def with_what_was_read(spec: RunSpec, pictures: Sequence[Picture]) -> RunSpec:
-    """The request with the hashes of what its clip shows, and how many frames of videos."""
+def read_given_sound(spec: RunSpec) -> Sound | None:
+    """The file of the sound. Raises `UsageError` as `read_pictures`."""
+    if spec.audio is None:
+        return None
+    sound = read_sound(Path(spec.audio.path).expanduser(), spec.num_frames / spec.fps)
+    if spec.audio.sha256 not in (None, sound.sha256):
+        hint = f"bring that back, or take this one: --audio {spec.audio.path}"
+        raise UsageError(f"{spec.audio.path} is another sound than that of the record", hint)
+    return sound
+
+
+def with_what_was_read(spec: RunSpec, pictures: Sequence[Picture], sound: Sound | None) -> RunSpec:
+    """The request with the hashes of what its clip is given, and how many frames of videos."""
     conditions = (
         replace(condition, sha256=picture.sha256, num_frames=None if condition.kind == "image" else len(picture.frames))
         for condition, picture in zip(spec.conditions, pictures, strict=True)
     )
-    return replace(spec, conditions=tuple(conditions))
+    audio = replace(spec.audio, sha256=sound.sha256) if spec.audio and sound else None
+    return replace(spec, conditions=tuple(conditions), audio=audio)
 
 
 def _read(spec: RunSpec, condition: ConditionSpec) -> Picture:

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from ltx2_cli.diffusion.denoise import Schedule
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.pictures import Picture
+from ltx2_cli.media.sounds import Sound
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.networks import Checkpoint
 from ltx2_cli.models.upsampler import has_upsampler
@@ -107,12 +108,14 @@ def recipe_warnings(spec: RunSpec, arch: Arch) -> Iterator[str]:
         yield f"a distilled model was made for {steps} steps, not {spec.num_inference_steps}: --steps {steps}"
 
 
-def picture_remarks(spec: RunSpec, pictures: Sequence[Picture]) -> Iterator[str]:
-    """Sentences about what is seen of each picture, and how it was read."""
+def condition_remarks(spec: RunSpec, pictures: Sequence[Picture], sound: Sound | None) -> Iterator[str]:
+    """Sentences about what is seen of each picture and heard of the sound, and how they were read."""
     for picture in pictures:
         cropped = picture.cropped(spec.height, spec.width)
         if remarks := [*picture.remarks, *([cropped] if cropped else [])]:
             yield f"{picture.path}: {'; '.join(remarks)}"
+    if sound and (heard := sound.heard(spec.num_frames / spec.fps)):
+        yield f"{sound.path}: {heard}"
 
 
 def unused_option_warnings(spec: RunSpec, arch: Arch, time: int | None) -> Iterator[str]:
@@ -126,6 +129,8 @@ def unused_option_warnings(spec: RunSpec, arch: Arch, time: int | None) -> Itera
         yield "temporal_upsample changes nothing, there is one stage: --recipe two_stage"
     if time == 1 and lengthened:
         yield "temporal_upsample changes nothing, the upsampler is spatial: --upsampler names another"
+    if spec.audio and any(key.startswith("guidance.audio.") for key in spec.asked):
+        yield "the guidance of the sound changes nothing, the sound is given: no --audio-... beside --audio"
     for loras in (spec.lora, spec.second_stage.lora or ()):
         parsed = [parse_lora(lora) for lora in loras]
         for name, strength in parsed:

@@ -143,11 +143,11 @@ def _plan(spec: RunSpec, devices: Sequence[jax.Device], source: InitialLatents |
     spec = recipe.complete_request(spec, checkpoint, devices, source is not None)
     second_stage = _open_second_stage(spec, checkpoint, offline) if spec.second_stage.sigmas or source else None
     networks = checkpoint.networks(spec)
-    declared = Declared(checkpoint, networks, find_adapters(loras, networks), (), None, refiner_anew=False)
+    declared = Declared(checkpoint, networks, find_adapters(loras, networks), (), None, None, refiner_anew=False)
     if second_stage:
         upsampler, files, second = second_stage
         declared = stages.add_second_stage(declared, upsampler, files, loras, second, spec.dtype)
-    return build_plan(stages.add_pictures(declared, spec), spec, devices, source)
+    return build_plan(stages.add_conditions(declared, spec), spec, devices, source)
 
 
 def stage1_plan(plan: Plan) -> Plan:
@@ -166,7 +166,7 @@ def build_plan(
     arch = checkpoint.arch
     if by and source:
         spec = stages.upsampled_spec(spec, arch, by, source)
-    spec = conditions.with_what_was_read(spec, declared.pictures)
+    spec = conditions.with_what_was_read(spec, declared.pictures, declared.sound)
     if spec.max_sequence_length > (most := arch.text_encoder.max_position_embeddings):
         sentence = f"max_sequence_length {spec.max_sequence_length} is more than the text encoder's {most} tokens"
         raise UsageError(sentence, f"--set max_sequence_length={most}")
@@ -191,7 +191,7 @@ def build_plan(
         *recipe.recipe_warnings(spec, arch),
         *recipe.unused_option_warnings(spec, arch, by.time if by else None),
         *((slow,) if slow else ()),
-        *recipe.picture_remarks(spec, declared.pictures),
+        *recipe.condition_remarks(spec, declared.pictures, declared.sound),
         *recipe.layout_warnings(sharding, arch.transformer.num_attention_heads, decoding, room),
         *recipe.untrained_warnings(spec, checkpoint, all_stages, prompts),
     )
@@ -213,7 +213,7 @@ def build_plan(
         decoding=decoding,
         seeds=spec.seeds,
         batch_size=spec.num_videos,
-        replicated=(*DECODERS, stages.PICTURE_ENCODER) if spec.sharding.replicate_vae else (),
+        replicated=(*DECODERS, stages.PICTURE_ENCODER, stages.SOUND_ENCODER) if spec.sharding.replicate_vae else (),
         warnings=warnings,
     )
 

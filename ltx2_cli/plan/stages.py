@@ -17,11 +17,12 @@ from ltx2_cli.diffusion.geometry import (
 from ltx2_cli.diffusion.latents import STAGES, Shape, file_shapes, token_shapes
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.pictures import Picture
+from ltx2_cli.media.sounds import Sound
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.lora import find_adapters, reference_scale
-from ltx2_cli.models.networks import Checkpoint, Networks, picture_encoder
+from ltx2_cli.models.networks import Checkpoint, Networks, picture_encoder, sound_encoder
 from ltx2_cli.models.upsampler import LatentUpsampler, LatentUpsamplerArch
-from ltx2_cli.plan.conditions import Loras, ShownPicture, read_pictures, shown_pictures
+from ltx2_cli.plan.conditions import Loras, ShownPicture, read_given_sound, read_pictures, shown_pictures
 from ltx2_cli.request.spec import NO_GUIDANCE, DType, Guidance, RunSpec, Streams
 from ltx2_cli.sharding import ShardingPlan
 from ltx2_cli.weights.checkpoint import TensorFiles
@@ -31,7 +32,7 @@ from ltx2_cli.weights.lora import LoraDelta
 REFERENCE_TOKENS = 4096
 FIRST, UPSAMPLED, FINAL = STAGES
 DENOISER, REFINER = "transformer", "refiner"  # the denoiser, and the same with the second stage's LoRAs merged in
-PICTURE_ENCODER = "picture_encoder"
+PICTURE_ENCODER, SOUND_ENCODER = "picture_encoder", "sound_encoder"
 CONNECTORS, REFINERS_CONNECTORS = "connectors", "refiner_connectors"
 UNGUIDED = Streams(NO_GUIDANCE, NO_GUIDANCE)
 UNREFINED = (0.0,)  # the noise levels of upsampled latents that are left as they are
@@ -114,6 +115,7 @@ class Declared:
     networks: Networks
     added: LoraDeltas  # by the LoRAs
     pictures: tuple[Picture, ...]  # that clips show or follow
+    sound: Sound | None  # that clips have; None: it is made
     upsampling: UpsampleFactors | None  # before a second stage; None: there is none
     refiner_anew: bool  # the second stage's denoiser is read from files, since it lacks LoRAs of the first's
 
@@ -150,16 +152,18 @@ def add_second_stage(
     return replace(declared, upsampling=upsampler.upsampling, refiner_anew=anew)
 
 
-def add_pictures(declared: Declared, spec: RunSpec) -> Declared:
-    """With the pictures of the request and the network that encodes them. Raises `UsageError` for one that cannot be
-    read, or that is another than the request says."""
-    if not spec.conditions:
-        return declared
-    checkpoint, networks = declared.checkpoint, declared.networks
-    files = {**checkpoint.files, **({PICTURE_ENCODER: checkpoint.files["vae"]} if checkpoint.files else {})}
-    networks = networks._replace(picture_encoder=picture_encoder(checkpoint.arch, spec.dtype))
-    checkpoint = replace(checkpoint, files=files)
-    return replace(declared, checkpoint=checkpoint, networks=networks, pictures=read_pictures(spec))
+def add_conditions(declared: Declared, spec: RunSpec) -> Declared:
+    """With the pictures and the sound of the request, and the networks that encode them. Raises `UsageError` for one
+    that cannot be read, or that is another than the request says."""
+    checkpoint, networks, files = declared.checkpoint, declared.networks, dict(declared.checkpoint.files)
+    if spec.conditions:
+        networks = networks._replace(picture_encoder=picture_encoder(checkpoint.arch, spec.dtype))
+        files |= {PICTURE_ENCODER: files["vae"]} if files else {}
+    if spec.audio:
+        networks = networks._replace(sound_encoder=sound_encoder(checkpoint.arch, spec.dtype))
+        files |= {SOUND_ENCODER: files["audio_vae"]} if files else {}
+    checkpoint, pictures = replace(checkpoint, files=files), read_pictures(spec)
+    return replace(declared, checkpoint=checkpoint, networks=networks, pictures=pictures, sound=read_given_sound(spec))
 
 
 def upsampled_spec(spec: RunSpec, arch: Arch, by: UpsampleFactors, source: InitialLatents) -> RunSpec:
@@ -191,6 +195,9 @@ def build_stages(
     if by.time > 1 and any((condition.num_frames or 1) > 1 for condition in spec.conditions):
         sentence = "a video cannot be shown where the upsampler adds frames: the first stage has fewer"
         raise UsageError(sentence, "--upsampler of a spatial one, or --image")
+    if by.time > _faster(spec, by) and spec.audio:
+        sentence = "a sound cannot be given where the upsampler stretches the clip: the first stage is shorter"
+        raise UsageError(sentence, "--temporal-upsample fps, or no --audio")
     if source is None:
         small = stage1_size(*size, by, arch.compression)
         # The second stage takes the weights where they lie, but for those that its LoRAs are merged into.
@@ -202,7 +209,6 @@ def build_stages(
         *_measure(spec, arch, size, fps, last=True),
         sigmas,
         unguided,
-        pictures=shown_pictures(spec, arch.compression, spec.num_frames, last=True),
         network=REFINER if REFINER in added else DENOISER,
         connectors=REFINERS_CONNECTORS if REFINERS_CONNECTORS in added else CONNECTORS,
         source=source.shapes if source else stages[0].shapes,
@@ -210,7 +216,13 @@ def build_stages(
         tone_map=spec.second_stage.tone_map,
         keep_audio=bool(spec.second_stage.keep_audio),
     )
-    return (*stages, last)
+    return (*stages, _with_conditions(last, spec, arch, spec.num_frames, last=True))
+
+
+def _with_conditions(stage: Stage, spec: RunSpec, arch: Arch, num_frames: int, last: bool = False) -> Stage:
+    """A stage of so many frames, the `last` of two or the first, with what it is given."""
+    sounds = (GivenSound(0, stage.geometry.audio_frames, 1.0),) if spec.audio else ()
+    return replace(stage, pictures=shown_pictures(spec, arch.compression, num_frames, last), sounds=sounds)
 
 
 def _measure(
@@ -259,13 +271,15 @@ def _first_stage(
         sigmas = arch.scheduler.sigmas(spec.num_inference_steps, tokens)
     passes, blocks = needed_passes(guidance), spec.stg_blocks or ()
     stage = Stage(name, geometry, shapes, sigmas, sharding, passes, guidance, blocks)
-    return replace(stage, noise=spec.initial_noise, pictures=shown_pictures(spec, arch.compression, size[0]))
+    stage = replace(stage, noise=spec.initial_noise)
+    return _with_conditions(stage, spec, arch, size[0])
 
 
 def recipe_guidance(spec: RunSpec, arch: Arch) -> Streams[Guidance]:
-    """The guidance of the first stage."""
+    """The guidance of the first stage; a sound that is given is not led anywhere."""
     asked = (vars(spec.guidance.video), vars(spec.guidance.audio))
     guidance = Streams(*(Guidance(*(scale for scale in stream.values() if scale is not None)) for stream in asked))
+    guidance = guidance._replace(audio=NO_GUIDANCE) if spec.audio else guidance
     if not spec.stg_blocks or (spec.stg_rule == "config" and not arch.transformer.perturbed_attn):
         return Streams(*(replace(stream, stg_scale=0.0) for stream in guidance))
     return guidance

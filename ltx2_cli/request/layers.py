@@ -322,9 +322,10 @@ def _build(kind: Any, values: Values, section: str) -> Any:
 
 
 def _expand_shorthand(values: Values) -> Values:
-    """Write out `sharding: NAME`, and `seed: 7` or `seed: 0..3`."""
-    name, seed = values.get("sharding"), values.get("seed")
-    long = {"sharding": {"profile": name}} if isinstance(name, str) else {}
+    """Write out `sharding: NAME`, `audio: FILE`, and `seed: 7` or `seed: 0..3`."""
+    seed, sections = values.get("seed"), {"sharding": "profile", "audio": "path"}
+    texts = {key: text for key in sections if isinstance(text := values.get(key), str)}
+    long = {key: {sections[key]: text} for key, text in texts.items()}
     return {**values, **long, **({"seed": _parse_seeds(seed)} if isinstance(seed, int | str) else {})}
 
 

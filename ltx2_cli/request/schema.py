@@ -22,6 +22,7 @@ def settings_schema() -> Schema:
     page = {"$schema": DIALECT, "title": "settings of ltx2", **_section(RunSpec, "", _descriptions())}
     keys = page["properties"]
     keys["seed"]["anyOf"][:0] = [{"type": "integer"}, {"type": "string"}]  # 7, and `0..15`
+    keys["audio"]["anyOf"][:0] = [{"type": "string"}]
     shorthand = {"type": "string", "examples": [AUTO, *profile_names("sharding")]}
     keys["sharding"] = {"description": "the hardware profile, or its values", "anyOf": [shorthand, keys["sharding"]]}
     keys["model"]["examples"] = profile_names("model")

@@ -116,6 +116,14 @@ class ConditionSpec:
 
 
 @dataclass(frozen=True)
+class AudioSpec:
+    """The sound that a clip is given."""
+
+    path: str
+    sha256: str | None = None  # of the file; None: whatever it holds
+
+
+@dataclass(frozen=True)
 class RunSpec:
     """The request: merged from `configs/`, files and flags, read by `resolve`, stored with the video."""
 
@@ -127,6 +135,7 @@ class RunSpec:
     num_frames: int  # 8k + 1
     fps: float
     conditions: tuple[ConditionSpec, ...]
+    audio: AudioSpec | None  # its sound, which the picture follows; None: both are made
     image_crf: int  # constant rate factor of H.264 that pictures go through; 0: none
     reference_strength: float  # 0 to 1: how much the clip and its references attend to each other
     num_videos: int  # per batch; video i is the one that seed + i makes alone

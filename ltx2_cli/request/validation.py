@@ -106,8 +106,9 @@ def random_seed(spec: RunSpec) -> int:
 def _wrong_text(spec: RunSpec) -> Iterator[Finding]:
     second = spec.second_stage
     loras = [*(("lora", lora) for lora in spec.lora), *(("second_stage.lora", lora) for lora in second.lora or ())]
-    pictures = (("conditions", condition.path) for condition in spec.conditions)
-    for key, value in [*vars(spec).items(), ("second_stage.upsampler", second.upsampler), *loras, *pictures]:
+    given = [("conditions", condition.path) for condition in spec.conditions]
+    given += [("audio", spec.audio.path)] if spec.audio else []
+    for key, value in [*vars(spec).items(), ("second_stage.upsampler", second.upsampler), *loras, *given]:
         if not isinstance(value, str):
             continue
         if not value and key not in MAY_BE_EMPTY:
@@ -231,6 +232,8 @@ def _wrong_files(spec: RunSpec) -> Iterator[Finding]:
         yield "save_latents", sentence
     if spec.initial_noise and not Path(expanduser(spec.initial_noise)).is_file():
         yield "initial_noise", f"there is no noise file {spec.initial_noise}; check the path after --noise"
+    if spec.audio and not Path(expanduser(spec.audio.path)).is_file():
+        yield "audio", f"there is no sound {spec.audio.path}; check the path after --audio"
     if spec.initial_noise and (videos := spec.num_videos * len(spec.seed or (0,))) > 1:
         sentence = f"a noise file starts one video, {videos} are asked for; nearest: --num-videos 1 and one --seed"
         yield "initial_noise", sentence

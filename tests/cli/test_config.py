@@ -310,6 +310,7 @@ def test_the_schema_accepts_every_shipped_page_and_refuses_mistakes(config: Run)
         for part in parts if path.parent.name != "sharding" else [{"sharding": page}]:
             assert accepts(schema, part), path
     good = [{"seed": 7}, {"seed": "0..3"}, {"seed": None}, {"sharding": "gpu"}, {"stg_blocks": [1]}, {"fps": 24}]
+    good += [{"audio": "s.wav"}, {"audio": {"path": "s.wav"}}]
     bad = [{"hieght": 3}, {"height": "tall"}, {"height": 33}, {"fps": 1000}, {"recipe": "foo"}, {"seed": 1.5}]
     bad += [{"guidance": {"video": {"foo": 1}}}, {"sharding": {"mesh": {"heads": "x"}}}, {"conditions": [{}]}]
     assert [page for page in good if not accepts(schema, page)] == []

@@ -32,7 +32,7 @@ for command in sys.argv[1:]:
 OPTIONS = """
     --prompt --negative-prompt --model --height --width --num-frames --fps --num-inference-steps --steps --seed
     --num-videos --stg-blocks --dtype --text-encoder-dtype --sharding --noise --save-latents --output --force
-    --config --set --debug --recipe --lora --text-encoder --dry-run --image --image-crf --video
+    --config --set --debug --recipe --lora --text-encoder --dry-run --image --image-crf --video --audio
     --strict --compile-cache --no-compile --warmup --perf-dump --profile
 """
 
@@ -101,7 +101,7 @@ def test_help_shows_every_option_and_examples(ltx2: Run):
     assert "-o " in shown
     assert "REPO[@REV]" in shown
     examples = re.compile(r"^ *ltx2 generate [-\"]", re.MULTILINE)
-    assert len(examples.findall(shown)) == 8
+    assert len(examples.findall(shown)) == 9
 
 
 def test_help_has_an_example_of_every_verb_and_all_exit_codes(ltx2: Run):

@@ -17,6 +17,7 @@ from ltx2_cli.estimate.phases import (
     PHASES,
     PICTURES,
     REFINE,
+    SOUND,
     UPSAMPLE,
     activation_bytes,
     phase_flops,
@@ -30,6 +31,7 @@ from ltx2_cli.plan.stages import InitialLatents
 from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.load import CHUNK
+from sounds import tone, write_tone
 
 V6E, TPU7X = tpus("TPU v6 lite", 8), tpus("TPU7x", 8, cores=2)
 LARGE = {"model": "ltx2.3", "recipe": "two_stage", "width": 1536, "height": 1024}
@@ -59,10 +61,11 @@ def test_estimates_are_near_the_figures_of_libtpu(devices: tuple, request_: dict
     assert 0.95 < activation_bytes(planned(devices, **request_), phase) / 1e9 / compiled < 1.2
 
 
-def test_pictures_behind_the_grid_count_as_tokens(tmp_path: Path) -> None:
+def test_pictures_behind_the_grid_count_as_tokens_and_a_sound_is_encoded(tmp_path: Path) -> None:
     Image.new("RGB", (96, 64)).save(tmp_path / "p.png")
     places = [{"path": str(tmp_path / "p.png"), "frame": frame} for frame in (0, -1, 40)]
-    plan = plan_offline(read_spec(prompt="rain", conditions=places, **LARGE), TPU7X)
+    sound = write_tone(tmp_path / "s.wav", tone(1, 16000), 16000)
+    plan = plan_offline(read_spec(prompt="rain", conditions=places, audio=str(sound), **LARGE), TPU7X)
     plain = planned(TPU7X, **LARGE)
     assert run_phases(plan) == tuple(PHASES)
     assert [stage.geometry.keyframes for stage in plan.stages] == [((120, 121), (40, 41))] * 2
@@ -70,7 +73,9 @@ def test_pictures_behind_the_grid_count_as_tokens(tmp_path: Path) -> None:
     assert tokens == [[16 * 16 * 24, 16 * 32 * 48], [18 * 16 * 24, 18 * 32 * 48]]
     assert phase_flops(plan, REFINE) > 18 / 16 * phase_flops(plain, REFINE)
     assert activation_bytes(plan, REFINE) > activation_bytes(plain, REFINE)
-    assert phase_memory(plan, [PICTURES])[PICTURES].weights == 2 * (318_936_897 + 0) + 4 * 256
+    memory = phase_memory(plan, [PICTURES, SOUND])
+    assert memory[PICTURES].weights == 2 * (318_936_897 + 0) + 4 * 256
+    assert memory[SOUND].weights == weight_bytes(plan)["sound_encoder"] > 0
 
 
 def test_loading_counts_tensors_in_transfer() -> None:
@@ -93,7 +98,7 @@ def test_a_second_stage_keeps_no_second_denoiser() -> None:
 
 def test_a_run_has_the_phases_of_its_command() -> None:
     plan = planned(cpu(), model="demo", recipe="two_stage")
-    assert run_phases(plan) == tuple(PHASES)[1:]  # it shows no pictures
+    assert run_phases(plan) == tuple(PHASES)[2:]  # it shows no pictures, and makes its sound
     assert run_phases(stage1_plan(plan), Product.drafts) == (ENCODE, CONNECT, DENOISE, DECODE)
     assert run_phases(plan, start=RunState(phase=2, contexts={"connectors": Streams(None, None)})) == (REFINE, DECODE)
     source = InitialLatents(plan.stages[0].shapes, 24.0)

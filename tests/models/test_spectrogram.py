@@ -8,7 +8,7 @@ import pytest
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.audio_vae import AudioVAE, AudioVAEArch
-from ltx2_cli.models.spectrogram import crop_or_pad, log_mel, resample
+from ltx2_cli.models.spectrogram import crop_or_pad, log_mel, resample, resample_on_host
 from ltx2_cli.weights.declare import Scope
 
 PUBLISHED = AudioVAEArch()
@@ -113,6 +113,15 @@ def test_a_click_is_at_its_time():
     wave[0, 7200, 0], wave[0, 12000, 1] = 1, 1  # after 0.3 and 0.5 seconds
     loudness = np.asarray(run(wave, 24000, PUBLISHED)).mean(axis=2)
     assert loudness.argmax(axis=1).tolist() == [[30, 50]]
+
+
+@pytest.mark.parametrize(("rate", "samples"), [(48000, 4801), (44100, 1999), (8000, 1601), (16001, 700), (16000, 9)])
+def test_the_host_resamples_by_the_same_definition(rate, samples):
+    wave = sound(samples, rate, 2)[0]
+    got, wanted = resample_on_host(wave, rate, 16000), resampled(wave.astype(np.float64), rate, 16000)
+    assert got.dtype == np.float32
+    assert got.shape == wanted.shape
+    assert relative(got, wanted) < 1e-6
 
 
 def test_resampling_removes_frequencies_above_the_lower_rate():

@@ -10,6 +10,7 @@ import pytest
 import torch
 from diffusers import LTX2VideoTransformer3DModel
 
+from ltx2_cli.diffusion.conditions import UNCONDITIONED, Given, conditions
 from ltx2_cli.diffusion.geometry import Geometry, VAECompression, clip_geometry
 from ltx2_cli.models.arch import TransformerArch
 from ltx2_cli.models.config import read_arch
@@ -85,7 +86,7 @@ class Case(NamedTuple):
     text: Streams
     reference: LTX2VideoTransformer3DModel
 
-    def wanted(self, perturbed: bool, isolated: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    def wanted(self, perturbed: bool, isolated: bool, **others: object) -> tuple[torch.Tensor, torch.Tensor]:
         rows = self.latents.video.shape[0]
         timestep = torch.full((rows,), SIGMA * 1000)
         with torch.no_grad():
@@ -103,7 +104,7 @@ class Case(NamedTuple):
                 audio_num_frames=self.geometry.audio_frames,
                 isolate_modalities=isolated,
                 spatio_temporal_guidance_blocks=[PERTURBED_LAYER] if perturbed else None,
-                use_cross_timestep=True,
+                **{"use_cross_timestep": True, **others},
                 return_dict=False,
             )
 
@@ -137,10 +138,11 @@ def velocities(
     ropes: Streams,
     switches: PassMasks,
     scan_layers: bool = True,
+    given: Streams = UNCONDITIONED,
 ) -> Streams:
     model.scan_layers = scan_layers
     context = model.text_context(text)
-    return model(latents, sigma, DenoiserInputs(context, jnp.arange(latents.video.shape[0]), ropes, switches))
+    return model(latents, sigma, DenoiserInputs(context, jnp.arange(latents.video.shape[0]), ropes, switches, given))
 
 
 def switches(case: Case, perturbed: list[bool], isolated: list[bool]) -> PassMasks:
@@ -172,6 +174,23 @@ def test_rows_are_perturbed_and_isolated_separately(case: Case) -> None:
         isolated = case.wanted(False, True)[stream]
         assert relative_error(mixed[stream][0], perturbed[0]) <= TOLERANCE
         assert relative_error(mixed[stream][1], isolated[1]) <= TOLERANCE
+
+
+@pytest.mark.parametrize("case", ["gates and modulated text"], indirect=True)
+@pytest.mark.parametrize(("tokens", "strength", "rule"), [(11, 1.0, "always"), (4, 0.4, "never")])
+def test_a_given_sound_is_read_as_in_the_reference(case: Case, tokens: int, strength: float, rule: str) -> None:
+    """Whole and clean: text and picture read no noise of it. A part of it: its tokens have a level of their own."""
+    sound = Given(case.latents.audio[0, :tokens], strength, 3 if tokens == 4 else 0)
+    shapes = Streams(*(stream.shape[1:] for stream in case.latents))
+    given = conditions(Streams((), [sound]), shapes, "token", rule)
+    ropes, masks = rope_tables(case.geometry, case.arch), switches(case, [False] * 2, [False] * 2)
+    got = velocities(case.model, case.latents, SIGMA, case.text, ropes, masks, given=given)
+    levels = torch.full((2, 11), SIGMA * 1000)
+    levels[:, sound.start : sound.start + tokens] *= 1 - strength
+    level = 0.0 if tokens == 11 else SIGMA * 1000
+    noise = {"audio_timestep": levels, "audio_sigma": torch.full((2,), level), "use_cross_timestep": rule == "always"}
+    for ours, theirs in zip(got, case.wanted(False, False, **noise), strict=True):
+        assert relative_error(ours, theirs) <= TOLERANCE
 
 
 @pytest.mark.parametrize("case", ["ltx2", "gates and modulated text"], indirect=True)

@@ -22,7 +22,7 @@ from ltx2_cli.request.profiles import (
     recipe_defaults,
     to_yaml,
 )
-from ltx2_cli.request.spec import DType, RunSpec, SecondStageSpec, ShardingSpec
+from ltx2_cli.request.spec import AudioSpec, DType, RunSpec, SecondStageSpec, ShardingSpec
 
 Page = Callable[..., Path]
 
@@ -726,6 +726,18 @@ def test_a_strength_without_a_reference_is_refused(tmp_path: Path):
     assert str(refusal(reference_strength=0.5)) == alone
     several = [picture(tmp_path, kind="reference")] * 2
     assert read_spec(prompt="rain", conditions=several, reference_strength=0.5).reference_strength == 0.5
+
+
+def test_a_sound_is_a_file(tmp_path: Path):
+    sound = tmp_path / "s.wav"
+    sound.touch()
+    spec = read_spec(prompt="rain", audio=str(sound))
+    assert spec.audio == AudioSpec(str(sound))
+    assert read_spec(prompt="rain", audio={"path": str(sound)}) == spec
+    assert read_spec(config=ConfigLayer("", parse(to_yaml(spec)))) == spec
+    assert str(refusal(audio="absent.wav")) == "there is no sound absent.wav; check the path after --audio"
+    assert str(refusal(audio="")).startswith("audio is empty; leave it out, or name one")
+    assert "; expected null or a section with path, sha256" in str(refusal(audio=["s.wav"]))
 
 
 def test_pictures_are_kept_in_a_record(tmp_path: Path):

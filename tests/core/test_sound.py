@@ -1,0 +1,184 @@
+"""Clips that are given their sound: the picture follows it as in diffusers, and the file's own samples are heard."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
+from diffusers.pipelines.ltx2.pipeline_ltx2_dfr import LTX2DFRPipeline
+
+from clips import ALL_ON, PROMPT, TEXT_TOKENS, Case, Checkpoint, final_latents, plan_of
+from core.test_conditions import drawn, of_kind
+from ltx2_cli.core.components import Components
+from ltx2_cli.core.condition import encode_conditions
+from ltx2_cli.core.report import Report
+from ltx2_cli.diffusion.latents import pack
+from ltx2_cli.errors import UsageError
+from ltx2_cli.media import open_video
+from ltx2_cli.media.sounds import read_sound
+from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.request.spec import Streams
+from models.test_spectrogram import defined
+from parity import randomise, relative_error
+from program import run_program
+from sounds import tone, write_tone
+from tiny import LTX2_3, tiny_pipeline
+from upsamplers import KINDS
+
+SIZE = ALL_ON.size
+SECONDS = SIZE.num_frames / SIZE.fps
+SIGMAS = [1.0, 0.9, 0.6, 0.0]
+
+
+@pytest.fixture(scope="module")
+def sounds(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """One that goes on after the clip, and one that ends before it."""
+    place = tmp_path_factory.mktemp("sounds")
+    long, short = tone(SECONDS + 0.2, 16000, 440), tone(0.4, 16000, 1000)
+    return [write_tone(place / f"{number}.wav", samples, 16000) for number, samples in enumerate((long, short))]
+
+
+def given(checkpoint: Checkpoint, sound: Path, seed: int = 5, case: Case = ALL_ON, **keys: object) -> Plan:
+    """A clip with this sound; diffusers has no guidance beside one."""
+    unguided = case._replace(video=(1.0, 0.0, 1.0, 0.0), steps=len(SIGMAS) - 1)
+    return plan_of(checkpoint, unguided, seed, audio=str(sound), **{"sigmas": SIGMAS, **keys})
+
+
+def encoded(plan: Plan) -> np.ndarray:
+    (latents,) = encode_conditions(plan, 0, Components(plan), Report())[0].audio
+    return latents
+
+
+def frozen(pipeline: Any, plan: Plan, audio: np.ndarray) -> torch.Tensor:
+    """The picture that diffusers makes from the same noise with these latents of the sound, as tokens."""
+    dfr = of_kind(LTX2DFRPipeline, pipeline)
+    config = dfr.scheduler.config
+    dfr.scheduler = type(dfr.scheduler).from_config(config, use_dynamic_shifting=False, shift_terminal=None)
+    latents, geometry = torch.from_numpy(np.array(drawn(plan).video)), plan.stages[0].geometry
+    coords = dfr.transformer.rope.prepare_video_coords(
+        1, geometry.frames, geometry.height, geometry.width, latents.device, fps=SIZE.fps
+    )
+    dfr._interrupt = False
+    with torch.no_grad():
+        embeds = dfr.encode_prompt(PROMPT, max_sequence_length=TEXT_TOKENS)
+        video_text, audio_text, mask = dfr.connectors(*embeds, padding_side="left")
+        nothing = torch.zeros_like(latents[..., :1])
+        video, _ = dfr.denoise(
+            latents,
+            nothing,
+            torch.zeros_like(latents),
+            coords,
+            nothing,
+            video_text,
+            audio_text,
+            mask,
+            SIGMAS[:-1],
+            SIZE.fps,
+            torch.from_numpy(np.array(audio[None])),
+            freeze_audio=True,
+        )
+    return video
+
+
+def check_frozen(checkpoint: Checkpoint, sound: Path) -> None:
+    plan = given(checkpoint, sound)
+    audio = encoded(plan)
+    made = pack(Streams(*final_latents(plan)))
+    np.testing.assert_array_equal(made.audio[0], audio)
+    assert relative_error(made.video, frozen(checkpoint.pipeline, plan, audio)) <= 2e-4
+
+
+def test_the_picture_follows_a_sound_as_in_the_reference(checkpoint: Checkpoint, sounds: list[Path]) -> None:
+    check_frozen(checkpoint, sounds[0])
+
+
+def test_the_newer_model_follows_it_too(sounds: list[Path], tmp_path: Path) -> None:
+    check_frozen(Checkpoint(tmp_path / "checkpoint", tiny_pipeline(tmp_path / "checkpoint", 40, LTX2_3)), sounds[1])
+
+
+def test_a_sound_becomes_the_latents_of_the_reference(checkpoint: Checkpoint, sounds: list[Path]) -> None:
+    """Of what is heard in the clip; after its end there is silence."""
+    plan = given(checkpoint, sounds[1])
+    arch, tokens = plan.arch.audio_vae, plan.stages[0].geometry.audio_frames
+    samples = np.pad(tone(0.4, 16000, 1000), ((0, 160 * 4 * tokens), (0, 0)))
+    mel = np.log(np.maximum([defined(channel, 16000, arch) for channel in samples.T], 1e-5))[:, : 4 * tokens - 3]
+    vae = checkpoint.pipeline.audio_vae
+    with torch.no_grad():
+        latents = vae.encode(torch.from_numpy(mel[None].astype(np.float32))).latent_dist.mode()
+    packed = checkpoint.pipeline._pack_audio_latents(latents)
+    wanted = checkpoint.pipeline._normalize_audio_latents(packed, vae.latents_mean, vae.latents_std)
+    assert relative_error(encoded(plan)[None], wanted) <= 1e-4
+
+
+def test_another_sound_compiles_nothing_and_is_followed(
+    checkpoint: Checkpoint, sounds: list[Path], compilations: list[str]
+) -> None:
+    plans = [given(checkpoint, sound) for sound in sounds]
+    first = final_latents(plans[0])
+    compilations.clear()
+    second = final_latents(plans[1])
+    assert compilations == []
+    assert np.abs(second[0] - first[0]).max() > 1e-3
+
+
+def test_eight_devices_follow_it_as_one(checkpoint: Checkpoint, sounds: list[Path]) -> None:
+    eight = {"profile": "ironwood", "mesh": {"passes": 1, "tokens": -1, "heads": 1}}
+    plans = [given(checkpoint, sounds[0], sharding=sharding) for sharding in ("single", eight)]
+    assert plans[1].stages[0].sharding.mesh.size == 8
+    for got, wanted in zip(final_latents(plans[1]), map(torch.tensor, final_latents(plans[0])), strict=True):
+        assert relative_error(got, wanted) <= 2e-5
+
+
+def test_both_stages_are_given_it(checkpoint: Checkpoint, sounds: list[Path], tmp_path: Path) -> None:
+    """The sound of the second is not that of the first, noised and refined."""
+    config = {"in_channels": 8, "mid_channels": 32, "num_blocks_per_stage": 1}
+    randomise(LTX2LatentUpsamplerModel(**config), seed=1).save_pretrained(tmp_path / "upsampler")
+    second = {"second_stage.upsampler": str(tmp_path / "upsampler"), "second_stage.lora": [], "recipe": "two_stage"}
+    large = ALL_ON._replace(size=SIZE._replace(height=128, width=192))
+    plan = given(checkpoint, sounds[0], case=large, **second, **{"second_stage.sigmas": [0.9, 0.4, 0.0]})
+    components = Components(plan)
+    first, last = encode_conditions(plan, 0, components, Report()).values()
+    latents = final_latents(plan, components)
+    np.testing.assert_array_equal(first.audio[0], last.audio[0])
+    np.testing.assert_array_equal(pack(Streams(*latents)).audio[0], last.audio[0])
+
+
+def test_a_sound_is_not_given_where_the_clip_is_stretched(
+    checkpoint: Checkpoint, sounds: list[Path], tmp_path: Path
+) -> None:
+    config = {"in_channels": 8, "mid_channels": 32, "num_blocks_per_stage": 1, **KINDS["temporal x2"]}
+    randomise(LTX2LatentUpsamplerModel(**config), seed=1).save_pretrained(tmp_path / "temporal")
+    second = {"recipe": "two_stage", "second_stage.upsampler": str(tmp_path / "temporal"), "second_stage.lora": []}
+    longer = ALL_ON._replace(size=SIZE._replace(num_frames=33))
+    with pytest.raises(UsageError, match="a sound cannot be given where the upsampler stretches the clip"):
+        given(checkpoint, sounds[0], case=longer, **second, **{"second_stage.temporal_upsample": "duration"})
+
+
+def test_a_clip_has_the_sound_of_the_file_and_its_record_knows_it(
+    checkpoint: Checkpoint, sounds: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    sound = write_tone(tmp_path / "s.wav", tone(1.0, 44100), 44100)
+    size = ["--height", "64", "--width", "96", "--num-frames", "17", "--recipe", "one_stage", "--seed", "3"]
+    model = ["--model", str(checkpoint.folder), "--dtype", "float32", "--text-encoder-dtype", "float32"]
+    steps = ["--set", f"sigmas={SIGMAS}", "--guidance-scale", "1", "--stg-scale", "0", "--modality-scale", "1"]
+    files = ["--set", f"max_sequence_length={TEXT_TOKENS}", "-o", str(tmp_path / "a.mp4")]
+    asked = ["generate", PROMPT, "--audio", str(sound), *size, *model, *steps, *files]
+    asked += ["--audio-guidance-scale", "3", "--set", "sharding.attention=blockwise"]
+    assert run_program(monkeypatch, *asked, "--dry-run") == 0
+    said = capsys.readouterr()
+    assert f"sound     {sound}" in said.out
+    assert "passes: cond\n" in said.out
+    assert f"{sound}: its first 0.71 s are heard" in said.out
+    assert "the guidance of the sound changes nothing, the sound is given" in said.out
+    assert run_program(monkeypatch, *asked) == 0
+    made = read_sound(tmp_path / "a.mp4", SECONDS)
+    assert made.sample_rate == 44100
+    assert open_video(tmp_path / "a.mp4").seconds == pytest.approx(SECONDS, abs=0.01)
+    assert np.abs(made.lasting(SECONDS)[4410:-4410] - tone(SECONDS, 44100)[4410:-4410]).max() < 0.05
+    assert run_program(monkeypatch, "info", str(tmp_path / "a.mp4")) == 0
+    assert str(sound) in capsys.readouterr().out
+    write_tone(sound, tone(1.0, 44100, 500), 44100)
+    assert run_program(monkeypatch, "replay", str(tmp_path / "a.mp4"), "-o", str(tmp_path / "b.mp4")) == 2
+    assert f"{sound} is another sound than that of the record" in capsys.readouterr().err
