@@ -41,6 +41,12 @@ class MediaCheckError(CommandError):
     exit_code = 4
 
 
+class PartlyFailedError(CommandError):
+    """A batch of which some jobs failed."""
+
+    exit_code = 5
+
+
 class InterruptedRunError(CommandError):
     """A run that all hosts stopped after the same step and that can be resumed."""
 

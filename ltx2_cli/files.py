@@ -43,6 +43,10 @@ def read_limited(path: Path, limit: int, hint: str) -> bytes:
     return content
 
 
+class ReservedError(UsageError):
+    """A file that another process is writing."""
+
+
 class Output(NamedTuple):
     """A file or folder that a command writes, and the option that names it."""
 
@@ -77,7 +81,7 @@ _folders_without_locks: set[Path] = set()  # that were noted
 
 @contextmanager
 def reserve(outputs: Iterable[Output], note: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Keep other processes from writing these files during the body. Raises `UsageError` where one does so already.
+    """Keep other processes from writing these files during the body. Raises `ReservedError` where one does so already.
     Calls `note` once for each folder whose file system has no locks."""
     with ExitStack() as held:
         for path, option in outputs:
@@ -85,7 +89,7 @@ def reserve(outputs: Iterable[Output], note: Callable[[str], None] | None = None
                 lock = held.enter_context(_locked(path))
             except BlockingIOError as error:
                 sentence, hint = f"another process is writing {path}", f"wait for it, or name another: {option} FILE"
-                raise UsageError(sentence, hint) from error
+                raise ReservedError(sentence, hint) from error
             folder = lock.path.parent
             if note and lock.file is None and folder not in _folders_without_locks:
                 note(f"{folder} has no file locks: another run could write the same files at the same time")

@@ -33,15 +33,16 @@ def single_specs(spec: RunSpec) -> list[RunSpec]:
     """The request of each video alone, with the seed in its file names; none where several seeds are not drawn yet."""
     if _makes_one(spec):
         return [spec]
-
-    def numbered(name: str | None, seed: int) -> str | None:
-        return name and str(Path(name).with_stem(f"{Path(name).stem}-s{seed}"))
-
     alone = replace(spec, num_videos=1)
     return [
         replace(alone, seed=(seed,), output=numbered(spec.output, seed), save_latents=numbered(spec.save_latents, seed))
         for seed in spec.seeds
     ]
+
+
+def numbered(name: str | None, seed: int) -> str | None:
+    """A file name with the seed of its video in it."""
+    return name and str(Path(name).with_stem(f"{Path(name).stem}-s{seed}"))
 
 
 def _makes_one(spec: RunSpec) -> bool:

@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).parent.parent / "ltx2_cli"
 TOWER = (
     {
         "request",
+        "batch",
         "errors",
         "private_api",
         "chips",

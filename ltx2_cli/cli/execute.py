@@ -2,7 +2,7 @@
 what is downloaded for it, the run itself, and what is wrong with its clips."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from os.path import abspath, expanduser, relpath
@@ -77,16 +77,21 @@ def agreed_plan(session: Session, request: Request) -> Iterator[Plan]:
         facts |= plan_facts(plan) if session.hosts.count > 1 else {}
 
 
-def run(options: Generate, session: Session, spec: RunSpec, product: Product, drawn: bool, files: list[Output]) -> None:
-    """Make clips, or only warm up, after what has to be downloaded was said, and the seed if it was `drawn`."""
-    request = Request(spec, find_devices(), product=product)
+def check_downloads(session: Session, request: Request) -> None:
+    """Say what will be downloaded. Raises `CommandError` where that does not fit the devices or the disk."""
     with synchronized(session.hosts):
         check_published(request)
-        downloads = missing_downloads(spec)
+        downloads = missing_downloads(request.spec)
         check_disk_space(downloads)
         for repository, parts in groupby(downloads, lambda file: file.repository):
             size = quantity(sum(part.size for part in parts))
             session.report.note(f"downloading {size} of {repository} into {constants.HF_HUB_CACHE}")
+
+
+def run(options: Generate, session: Session, spec: RunSpec, product: Product, drawn: bool, files: list[Output]) -> None:
+    """Make clips, or only warm up, after what has to be downloaded was said, and the seed if it was `drawn`."""
+    request = Request(spec, find_devices(), product=product)
+    check_downloads(session, request)
     with agreed_plan(session, request) as plan:
         check_distinct(files, input_files(plan))
         if options.no_compile:
@@ -111,23 +116,38 @@ def run(options: Generate, session: Session, spec: RunSpec, product: Product, dr
 def execute(session: Session, checkpointer: RunCheckpointer, components: Components, start: RunState = START) -> None:
     """Run the checkpointer's plan from `start` and show each finished file. Raises `InterruptedRunError` or
     `AbortedRunError` where the run was interrupted and can be resumed."""
-    plan, product, report = checkpointer.plan, checkpointer.goal.product, checkpointer.report
-    resume, finished = f"`ltx2 resume {checkpointer.path}` goes on", 0
+    finished = list[Path]()
+    with resumable(checkpointer, finished):
+        for path, findings in carried_out(checkpointer, components, start):
+            session.show(path, findings)
+            finished.append(path)
+
+
+def carried_out(
+    checkpointer: RunCheckpointer, components: Components, start: RunState
+) -> Iterator[tuple[Path, list[str]]]:
+    """Run the checkpointer's plan from `start`: each finished file, and what is wrong with the clip in it."""
+    yield from write(checkpointer.plan, components, checkpointer.report, checkpointer.goal.product, start, checkpointer)
+    checkpointer.end()
+
+
+@contextmanager
+def resumable(checkpointer: RunCheckpointer, finished: Sequence[Path] = ()) -> Iterator[None]:
+    """In the body, signals stop the checkpointer's run after its step, and errors say how it can be resumed. Raises
+    `InterruptedRunError` or `AbortedRunError` where it was interrupted and is kept, or has `finished` clips."""
+    resume = f"`ltx2 resume {checkpointer.path}` goes on"
     try:
         with stop_on_signal(checkpointer.stop):
-            for path, findings in write(plan, components, report, product, start, checkpointer):
-                session.show(path, findings)
-                finished += 1
+            yield
     except KeyboardInterrupt:
         if not (checkpointer.kept or finished):
             raise
-        hint = resume if checkpointer.kept else f"{finished} of {len(plan.spec.seeds)} are finished"
+        hint = resume if checkpointer.kept else f"{len(finished)} of {len(checkpointer.plan.seeds)} are finished"
         raise AbortedRunError("interrupted", hint) from None
     except RunError as error:
         if isinstance(error, NotFiniteError) or not checkpointer.kept:  # the former would come again
             raise
         raise RunError(str(error), f"{error.hint}; then {resume}") from error
-    checkpointer.end()
 
 
 def resume(options: Resume, session: Session) -> None:

@@ -136,9 +136,14 @@ def configured_spec(values: Mapping[str, object], options: ConfigOptions) -> Run
 
 def sized_spec(values: Mapping[str, object], options: WishOptions, report: Report) -> RunSpec:
     """`configured_spec` of `sized` values; the report is told which variables of the environment it reads."""
+    note_environment(report)
+    return configured_spec(sized(values, options, report), options)
+
+
+def note_environment(report: Report) -> None:
+    """Say which variables of the environment a request reads."""
     if variables := [*map(variable_name, read_environment(os.environ))]:
         report.note(f"from the environment: {', '.join(variables)}")
-    return configured_spec(sized(values, options, report), options)
 
 
 def sized(values: Mapping[str, object], options: WishOptions, report: Report) -> Mapping[str, object]:
@@ -161,11 +166,11 @@ def sized(values: Mapping[str, object], options: WishOptions, report: Report) ->
     return {**values, **wished}
 
 
-def config_page(path: Path | None) -> ConfigLayer | None:
+def config_page(path: Path | ConfigLayer | None) -> ConfigLayer | None:
     """The request in the file that --config names: a page of YAML, or the record of a clip, of latents or in the output
-    of `ltx2 info --json` of one file. Raises `UsageError` for anything else."""
-    if path is None:
-        return None
+    of `ltx2 info --json` of one file. One that was read before is returned. Raises `UsageError` for anything else."""
+    if path is None or isinstance(path, ConfigLayer):
+        return path
     if not path.is_file():
         return read_file(path)
     if is_video(path) or looks_like_safetensors(path):

@@ -185,6 +185,32 @@ class Generate(RequestOptions, KeepOptions, SessionOptions):
     profile: File = option(COMPILING, "Folder for a trace that xprof reads.", metavar="FOLDER")
 
 
+class BatchOptions(ClipOptions, WishOptions, KeepOptions, SessionOptions):
+    num_videos: Count = option(SIZE, "Videos at once: the seeds that follow each other.")
+    fail_fast: bool = flag(FILES, "Stop at the first job that fails.", "--fail-fast")
+    as_json: bool = flag(FILES, "A line of JSON for each job on stdout, in place of paths.", "--json")
+    dry_run: bool = flag(FILES, "Print which jobs are done, broken and to do; do nothing.", "--dry-run")
+    seed: Text = option(STEPS, "One or more for each line: 7 or 0..3; without it one by its text.", metavar="N")
+    output: Text = option(
+        FILES, "The mp4s: {prompt:.40}, {seed}, {line}, {width}, … are filled in.", "--output", "-o", metavar="TEMPLATE"
+    )
+    shard: Text = option(FILES, "The part of the jobs that this worker makes, from 0.", metavar="I/N")
+    compile_cache: Text = COMPILE_CACHE
+
+
+class Batch(BatchOptions):
+    """Make the clips of many requests: networks are loaded once, programs compiled once for a shape. What is done is
+    skipped, and what was interrupted is gone on with, when the command is typed again. Several workers may share JOBS.
+
+    ltx2 batch prompts.txt -o 'out/{prompt:.40}-{seed}.mp4'
+    ltx2 batch jobs.jsonl --model ltx2.3 --json
+    ltx2 batch jobs.jsonl --shard 0/4
+    producer | ltx2 batch - --json
+    """
+
+    jobs: str = argument("JOBS", "A prompt or a JSON object of a request's keys a line; -: stdin, as lines come.")
+
+
 class Upsample(SavedModelOptions, KeepOptions, ConfigOptions, SessionOptions):
     """Upsample saved latents and refine them at their new size; the path of the video or latents is printed.
 
@@ -325,6 +351,7 @@ class Lora(Options):
 
 VERBS: dict[type[Options], str] = {  # with the modules that carry them out
     Generate: "generate",
+    Batch: "batch",
     Upsample: "latents",
     Resume: "execute",
     Decode: "latents",

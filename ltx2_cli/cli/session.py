@@ -70,6 +70,10 @@ class Session:
     def show(self, path: Path, findings: Sequence[str] = ()) -> None:
         """Print the path of a finished file; say what is wrong with the clip in it."""
         print_out(str(path))
+        self.note_flaws(path, findings)
+
+    def note_flaws(self, path: Path, findings: Sequence[str]) -> None:
+        """Say what is wrong with a clip, and remember it."""
         for finding in findings:
             self.flaws.append(f"{path}: {finding}")
             self.report.note(self.flaws[-1])

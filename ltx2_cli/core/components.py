@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
+from jax.sharding import NamedSharding
 
 from ltx2_cli.core.programs import UNDIAGNOSABLE, Program
 from ltx2_cli.core.report import Report
@@ -16,7 +17,8 @@ from ltx2_cli.devices import DEFAULT_FRACTION, fraction_variable, memory_fractio
 from ltx2_cli.errors import NotFiniteError, RunError
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import DENOISER, REFINER
-from ltx2_cli.request.spec import DType
+from ltx2_cli.request.spec import DType, RunSpec
+from ltx2_cli.sharding import ShardingPlan
 from ltx2_cli.weights.checkpoint import count_and_list
 from ltx2_cli.weights.declare import Weight, map_weights
 from ltx2_cli.weights.load import load, merge_lora, not_finite
@@ -27,6 +29,8 @@ CONDITION, CONDITION_SOUND = "encode pictures", "encode the sound"
 LOAD = "load the "
 EXHAUSTED = "RESOURCE_EXHAUSTED"  # begins XLA's messages about memory
 SHORT_TEXT = 256  # tokens
+# What a request says of its networks; besides, the upsampler and the LoRAs of a second stage
+NETWORK_KEYS = ("checkpoint", "text_encoder", "lora", "dtype", "text_encoder_dtype", "scan_layers", "clamp_vocoder")
 
 
 @contextmanager
@@ -97,11 +101,33 @@ class Components:
         self.compilations = defaultdict[str, list[tuple[str, Future[None]]]](list)  # of programs, by network
         self.after_load: Callable[[str], None] = lambda name: None  # is called with each network's name
 
+    def adopt(self, plan: Plan) -> None:
+        """Go on with another plan, and with the networks in memory that are the same in it, where they are."""
+        for name in [*self.resident]:
+            if _identity(self.plan, name) != _identity(plan, name):
+                del self.resident[name]
+        self.plan = plan
+
     @contextmanager
-    def compiling(self, programs: Iterable[Program], kept: Collection[str] = ()) -> Iterator[None]:
-        """While the body runs, one thread compiles these in their order; a network is ready when its programs are.
-        Those of the names `kept` stay in the body once they are used."""
-        self.kept, pool = frozenset(kept), ThreadPoolExecutor(1, "compile")
+    def keeping(self, names: Collection[str]) -> Iterator[None]:
+        """In the body, the networks of these names stay once they are used."""
+        before = self.kept
+        self.kept = before.union(names)
+        try:
+            yield
+        finally:
+            self.keep(before)
+
+    def keep(self, names: Collection[str]) -> None:
+        """From here on, the networks of these names stay once they are used, and no others."""
+        self.kept = frozenset(names)
+        for name in self.resident.keys() - self.kept if not self.plan.keep_resident else ():
+            del self.resident[name]
+
+    @contextmanager
+    def compiling(self, programs: Iterable[Program]) -> Iterator[None]:
+        """While the body runs, one thread compiles these in their order; a network is ready when its programs are."""
+        pool = ThreadPoolExecutor(1, "compile")
         try:
             for program in programs:
                 if program.network is not None:
@@ -110,9 +136,6 @@ class Components:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
             self.compilations.clear()
-            for name in self.kept if not self.plan.keep_resident else ():
-                self.resident.pop(name, None)
-            self.kept = frozenset()
 
     @contextmanager
     def use(self, name: str, report: Report) -> Iterator[Any]:
@@ -163,10 +186,25 @@ class Components:
 
 def placement(plan: Plan, name: str) -> Placement:
     """Where the weights of the network `name` lie; decoders on their own mesh, or XLA would gather what they make."""
+    where = _where(plan, name)
+    return where.place if isinstance(where, ShardingPlan) else lambda weight: where
+
+
+def _where(plan: Plan, name: str) -> ShardingPlan | NamedSharding:
     for stage in plan.stages:
         if stage.network == name:
-            return stage.sharding.place
-    return (lambda weight: plan.decoding.whole) if name in plan.replicated else plan.sharding.place
+            return stage.sharding
+    return plan.decoding.whole if name in plan.replicated else plan.sharding
+
+
+def _identity(plan: Plan, name: str) -> tuple[object, ...]:
+    """Equal where two plans have the same network of this name, and the same place for it."""
+    return _where(plan, name), network_values(plan.spec)
+
+
+def network_values(spec: RunSpec) -> tuple[object, ...]:
+    """Equal where two requests have the same networks."""
+    return *(vars(spec)[key] for key in NETWORK_KEYS), spec.second_stage.upsampler, spec.second_stage.lora
 
 
 def abstract_network(plan: Plan, name: str) -> Any:

@@ -101,9 +101,10 @@ def generate(
     on_progress: OnProgress = no_checkpoint,
     *,
     pausing: bool = False,
+    end: int | None = None,
 ) -> Generator[RunState, None, None]:
-    """Yield the state after all stages, with clean normalised latents of every video, tokens float32 [videos, tokens,
-    channels]; with `pausing`, also the state after each batch of the last stage.
+    """Yield the state after all stages, or before the phase `end`, with clean normalised latents of every video, tokens
+    float32 [videos, tokens, channels]; with `pausing`, also the state after each batch of the last stage.
 
     Goes on from `start`, reads the prompts if it lacks their contexts, and tells `on_progress` of every few steps. A
     stage upsamples all videos, then denoises batch by batch, from noise of each video's seed.
@@ -115,7 +116,7 @@ def generate(
         on_progress(state)
     denoiser: Any = None
     with ExitStack() as loaded:
-        for done, phase in enumerate(plan.phases[start.phase :], start.phase + 1):
+        for done, phase in enumerate(plan.phases[start.phase : end], start.phase + 1):
             history, stage = state.history, phase.stage
             if phase.upsamples:
                 latents = upsample(plan, stage, all_latents(state), components, report)

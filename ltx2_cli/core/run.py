@@ -1,21 +1,30 @@
 """A plan carried out: encode, generate, decode; and everything about it written to files."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.decode import BOTH, decode, media_programs
+from ltx2_cli.core.encode import encode, text_programs
 from ltx2_cli.core.generate import generate, latent_programs
 from ltx2_cli.core.programs import Program, agree_on_programs, enable_compilation_cache
 from ltx2_cli.core.provenance import History, extend_history, input_files, network_files, provenance, without_sketches
 from ltx2_cli.core.report import WRITE, Report
-from ltx2_cli.core.run_state import OnProgress, RunState, all_latents, clean_videos, no_checkpoint
+from ltx2_cli.core.run_state import (
+    OnProgress,
+    RunState,
+    all_latents,
+    clean_videos,
+    missing_contexts,
+    no_checkpoint,
+)
 from ltx2_cli.diffusion.latents import SIZE, pack, save_latents, unpack
 from ltx2_cli.distributed import device_error
 from ltx2_cli.media import Media, findings, write_mp4, write_record
@@ -24,6 +33,7 @@ from ltx2_cli.outputs import Product, latents_paths, output_paths, record_path, 
 from ltx2_cli.plan.resolve import DECODERS, Plan, decodes_beside
 from ltx2_cli.request.profiles import to_yaml
 from ltx2_cli.request.spec import RunSpec, Streams
+from ltx2_cli.sharding import to_host
 from ltx2_cli.weights.digests import digests, hash_later, quick_digest
 
 SILENT = Report()
@@ -45,16 +55,13 @@ def traced(folder: Path | None) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _running(
-    plan: Plan, components: Components, report: Report, compiled: Iterable[Program], kept: Collection[str] = ()
-) -> Iterator[None]:
-    """Warn, then compile these programs beside the body, which keeps the networks `kept`. Of several hosts, a lost one
-    is reported in a sentence."""
+def _running(plan: Plan, components: Components, report: Report, compiled: Iterable[Program]) -> Iterator[None]:
+    """Warn, then compile these programs beside the body. Of several hosts, a lost one is reported in a sentence."""
     for warning in plan.warnings:
         report.note(warning)
     agree_on_programs(report)
     try:
-        with components.compiling(compiled, kept):
+        with components.compiling(compiled):
             yield
     except jax.errors.JaxRuntimeError as error:
         raise (device_error(error) if jax.process_count() > 1 else error) from error
@@ -70,6 +77,25 @@ def run(plan: Plan, components: Components, report: Report = SILENT) -> Iterator
     with _running(plan, components, report, programs(plan)):
         *_, state = generate(plan, START, components, report)
         yield from decode(plan, all_latents(state), components, report)
+
+
+def read_text(plan: Plan, components: Components, start: RunState, report: Report = SILENT) -> RunState:
+    """The state `start` with the contexts of the text, on the host."""
+    if not (names := missing_contexts(plan, start)):
+        return start
+    with _running(plan, components, report, text_programs(plan, names)):
+        contexts = encode(plan, names, components, report)
+    on_host = {name: Streams[Any](*map(to_host, streams)) for name, streams in contexts.items()}
+    return replace(start, contexts={**start.contexts, **on_host})
+
+
+def advance(
+    plan: Plan, components: Components, start: RunState, phase: int, report: Report, on_progress: OnProgress
+) -> RunState:
+    """The state before this phase; where `start` is behind it, `start`."""
+    with _running(plan, components, report, latent_programs(plan, start)):
+        *_, state = generate(plan, start, components, report, on_progress, end=phase)
+    return state
 
 
 def warm_up(plan: Plan, components: Components, report: Report = SILENT) -> None:
@@ -100,14 +126,14 @@ def write(
     if first:  # hashed for later runs at least: the pages of a network's files are in memory once it is loaded
         components.after_load = lambda network: hash_later(network_files(plan, network))
     requests, videos, saved = single_specs(plan.spec), output_paths(plan.spec), latents_paths(plan.spec)
-    decode_early = product is Product.clips and decodes_beside(plan)
+    decode_early = product is Product.clips and len(plan.batches) > 1 and decodes_beside(plan)
 
     def keep_written(progress: RunState) -> None:
         on_progress(replace(progress, written=written))
 
-    running = _running(plan, components, report, programs(plan, product, start), DECODERS if decode_early else ())
+    running = _running(plan, components, report, programs(plan, product, start))
     batches = generate(plan, start, components, report, keep_written, pausing=decode_early)
-    with running, closing(batches):
+    with components.keeping(DECODERS if decode_early else ()), running, closing(batches):
         for state in batches:
             rows = range(written, clean_videos(plan, state.phase, state.batch))
             records = dict(zip(rows, _records(plan, report, state, requests, rows), strict=True)) if first else {}

@@ -88,9 +88,9 @@ class Plan(Declared):
 
 
 def decodes_beside(plan: Plan) -> bool:
-    """Whether the decoders fit in memory beside the denoisers, so that clips are decoded batch by batch."""
+    """Whether the decoders fit in memory beside the denoisers, so that clips can be decoded one by one."""
     room = free_bytes(plan.keep_resident, plan.networks, plan.sharding, (DENOISER, *DECODERS))
-    return len(plan.batches) > 1 and room >= plan.decoding.bytes
+    return room >= plan.decoding.bytes
 
 
 def missing_downloads(spec: RunSpec) -> list[Download]:

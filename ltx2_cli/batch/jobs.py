@@ -1,0 +1,165 @@
+"""Jobs: the lines of a file, each a request; which of them a worker makes, in which order, and which are done."""
+
+import hashlib
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, NamedTuple
+
+from ltx2_cli.errors import UsageError
+from ltx2_cli.files import read_limited
+from ltx2_cli.outputs import output_paths, record_path, single_specs
+from ltx2_cli.request.layers import ASKED, MAX_TEXT, ConfigLayer, flatten, read_file
+from ltx2_cli.request.profiles import AUTO, OUTPUT_KEYS, PROVENANCE
+from ltx2_cli.request.spec import ConditionSpec, RunSpec
+from ltx2_cli.request.validation import MAX_SEED
+
+STDIN = "-"
+MAX_FILE = 2**26  # bytes
+WANTED = "a prompt a line, or a JSON object of the request's keys a line"
+# What differs between jobs of one shape
+CONTENT = ("prompt", "negative_prompt", "seed", "output", "save_latents", "asked")
+
+
+class Line(NamedTuple):
+    """A line that is not empty, and its number, from 1."""
+
+    number: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The part of the jobs that this worker makes: each `count`th, from job `index` on."""
+
+    index: int = 0
+    count: int = 1
+
+
+def read_lines(source: str) -> Iterator[list[Line]]:
+    """The lines of a file at once; those of stdin as they come, together with those that are there already. Raises
+    `UsageError` for what is no text."""
+    if source == STDIN:
+        yield from _read_stdin()
+        return
+    path = Path(source).expanduser()
+    try:
+        content = read_limited(path, MAX_FILE, WANTED)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", "check the path") from None
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise UsageError(f"{path} is not text in UTF-8", WANTED)
+    yield [Line(number, line.strip()) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+
+
+def _read_stdin() -> Iterator[list[Line]]:
+    lines = SimpleQueue[Line | None]()
+    Thread(target=_enqueue, args=(lines,), daemon=True).start()
+    line = lines.get()
+    while line:
+        ready = [line]
+        try:
+            while line := lines.get_nowait():
+                ready.append(line)
+            yield ready
+        except Empty:
+            yield ready
+            line = lines.get()
+
+
+def _enqueue(lines: "SimpleQueue[Line | None]") -> None:
+    """Read stdin in a thread: it may wait for the next job for ever."""
+    number = 0
+    while text := sys.stdin.buffer.readline(MAX_TEXT + 1):
+        number += 1
+        if text.strip():
+            lines.put(Line(number, text.decode("utf-8", errors="surrogateescape").strip()))
+    lines.put(None)
+
+
+def job_values(line: Line) -> dict[str, Any]:
+    """The keys of the request in a line: those of a JSON object; other text is the prompt."""
+    if len(line.text) > MAX_TEXT:
+        raise UsageError(f"it has more than {MAX_TEXT:,} characters", WANTED)
+    if not line.text.startswith("{"):
+        return {"prompt": line.text}
+    try:
+        values = json.loads(line.text)
+    except (ValueError, RecursionError) as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else "it is too deep, or has a huge number"
+        raise UsageError(f"this is no JSON object: {reason}", WANTED) from None
+    return {str(key): value for key, value in values.items()}
+
+
+def own_seed(values: Mapping[str, Any], num_videos: int) -> int:
+    """The seed of a job that has none: the same whenever and wherever the job is started, another for other values."""
+    digest = hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode(errors="surrogateescape"))
+    return int(digest.hexdigest()[:12], 16) % (MAX_SEED - num_videos + 2)
+
+
+def parse_shard(text: str | None) -> Shard:
+    """The shard that I/N names."""
+    if text is None:
+        return Shard()
+    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    if match is None:
+        raise UsageError(f"--shard {text!r} is not I/N", "for example: --shard 0/4, the first of four")
+    index, count = map(int, match.groups())
+    if index >= count:
+        hint = f"nearest: --shard {max(count - 1, 0)}/{max(count, 1)}"
+        raise UsageError(f"--shard {text}: shards count from 0, so {index} is not one of {count}", hint)
+    return Shard(index, count)
+
+
+def shape_of(spec: RunSpec) -> str:
+    """Equal for requests that differ in their content alone: they run the same programs."""
+    return repr([value for key, value in vars(spec).items() if key not in CONTENT])
+
+
+def is_done(spec: RunSpec) -> bool:
+    """Whether each clip of the request is there, with a record of this request beside it."""
+    clips = zip(output_paths(spec), single_specs(spec), strict=True)
+    return all(os.path.exists(video) and _has_record(record_path(video), single) for video, single in clips)
+
+
+def _has_record(record: Path, spec: RunSpec) -> bool:
+    try:
+        return os.path.exists(record) and is_of(read_file(record).values, spec)
+    except UsageError:
+        return False
+
+
+def is_of(record: Mapping[str, Any], spec: RunSpec) -> bool:
+    """Whether a record says what the request asks for; what either leaves open may have become anything."""
+    if list(record.get(ASKED, ())) != list(spec.asked):
+        return False
+    others = {PROVENANCE, ASKED, *OUTPUT_KEYS}
+    recorded, wanted = (
+        flatten(ConfigLayer("", {key: value for key, value in values.items() if key not in others}))
+        for values in (record, asdict(spec))
+    )
+    return all(_same(recorded.get(key), wanted.get(key)) for key in {*spec.asked, "seed"})
+
+
+def _same(recorded: object, wanted: object) -> bool:
+    if isinstance(recorded, tuple) and isinstance(wanted, tuple):
+        return len(recorded) == len(wanted) and all(map(_same, recorded, wanted))
+    if isinstance(recorded, ConditionSpec) and isinstance(wanted, ConditionSpec):
+        return all(_same(vars(recorded)[key], value) for key, value in vars(wanted).items())
+    return wanted in (None, AUTO) or recorded == wanted
+
+
+def in_order(shapes: Sequence[int]) -> list[int]:
+    """The indices of jobs so that those of one shape follow each other, the shape of the first job first."""
+    first = {shape: index for index, shape in reversed(list(enumerate(shapes)))}
+    return sorted(range(len(shapes)), key=lambda index: first[shapes[index]])

@@ -1,0 +1,185 @@
+"""The jobs of a batch: the request of each line, which are done, and what became of them. Imports no jax."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from os.path import abspath
+from typing import Any
+
+from ltx2_cli.batch.jobs import Line, in_order, is_done, job_values, own_seed, parse_shard, shape_of
+from ltx2_cli.batch.names import parse_template
+from ltx2_cli.cli.generate import config_page, configured_spec, note_environment, overrides, sized
+from ltx2_cli.cli.options import BatchOptions
+from ltx2_cli.cli.session import Session, system_error
+from ltx2_cli.console import columns, print_out
+from ltx2_cli.core.report import Report
+from ltx2_cli.errors import CommandError, PartlyFailedError, UsageError
+from ltx2_cli.outputs import latents_paths, numbered, output_paths
+from ltx2_cli.request.layers import read_setting
+from ltx2_cli.request.profiles import CACHE, STEPS_OR_SIGMAS
+from ltx2_cli.request.spec import RunSpec
+
+WISHES = ("aspect", "resolution", "duration")
+DONE, SKIPPED, ELSEWHERE, FAILED, OPEN = "done", "skipped", "elsewhere", "failed", "to do"
+MOST_ROWS = 40  # of the table; of more jobs it has those that failed
+MOST_FAILURES = 2  # that the error names
+APART = "-o 'out/{prompt:.40}-{seed}-{line}.mp4' tells them apart"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A clip, or those of the following seeds at once. Its request is built again when it is needed."""
+
+    line: int
+    values: Mapping[str, Any]  # of the line
+    seed: int
+    clips: tuple[str, ...] = ()
+    shape: int = 0  # jobs of one number run the same programs
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a job, or of a line that is none."""
+
+    line: int
+    status: str
+    clips: tuple[str, ...] = ()
+    seed: int | None = None
+    seconds: float = 0.0
+    flaws: tuple[str, ...] = ()
+    error: str = ""
+    hint: str = ""
+
+    def as_json(self) -> str:
+        """One line, without what is empty."""
+        values = {**vars(self), "seconds": round(self.seconds, 3)}
+        return json.dumps({key: value for key, value in values.items() if value not in ("", (), None, 0.0)})
+
+    def row(self) -> tuple[str, str, str, str]:
+        """A row of the table."""
+        seconds = f"{self.seconds:.1f} s" if self.seconds else ""
+        return str(self.line), self.status, seconds, self.error.partition("\n")[0] or ", ".join(self.clips)
+
+
+class SameNameError(UsageError):
+    """A job whose clip another job makes."""
+
+
+class Jobs:
+    """The jobs of a batch as they are read, and what became of those of this worker."""
+
+    def __init__(self, options: BatchOptions, session: Session):
+        self.options, self.session = options, session
+        self.shard, self.page = parse_shard(options.shard), config_page(options.config)
+        note_environment(session.report)
+        self.name = parse_template(options.output) if options.output else None
+        self.given = overrides(options, output=None)
+        for setting in options.settings or []:
+            self.given.update(read_setting(setting).values)
+        self.results, self.errors = list[Result](), list[CommandError]()
+        self.owners, self.shapes = dict[str, tuple[int, int]](), dict[str, int]()
+        self.made = list[str]()  # clips
+        self.position = 0  # of the next job, among those of all shards
+
+    def read(self, lines: Sequence[Line], named: bool = True) -> list[Job]:
+        """The jobs that this worker has to make, those of one shape together. A line of no request fails. Raises
+        `SameNameError` in a file that is `named`; of a pipe the later line fails."""
+        jobs = list[Job]()
+        for line in lines:
+            try:
+                jobs += self._of_line(line)
+            except UsageError as error:
+                if named and isinstance(error, SameNameError):
+                    raise
+                if self._is_own():
+                    self.fail(Result(line.number, FAILED), error)
+        if self.errors and not jobs and named:
+            raise self.errors[0]
+        ordered = [jobs[index] for index in in_order([job.shape for job in jobs])]
+        return [job for job in ordered if not self._skip(job)]
+
+    def spec(self, job: Job) -> RunSpec:
+        """The request of a job."""
+        return self._single(self._request(job.values), job.line, job.seed)
+
+    def add(self, result: Result) -> None:
+        """A job is over."""
+        self.results.append(result)
+        self.made += result.clips if result.status == DONE else ()
+        if self.options.as_json:
+            print_out(result.as_json())
+        elif result.status in (DONE, OPEN):
+            print_out("\n".join(result.clips))
+
+    def fail(self, result: Result, error: CommandError | OSError) -> None:
+        """A job failed. Raises the error of the batch with --fail-fast."""
+        error = system_error(error) if isinstance(error, OSError) else error
+        sentences = f"line {result.line}: {error}".split("\n")
+        self.errors.append(type(error)(sentences, error.hint.split("\n")))
+        self.add(replace(result, error=str(error), hint=error.hint))
+        if self.options.fail_fast:
+            self.end()
+
+    def end(self) -> None:
+        """Print the table. Raises `PartlyFailedError` where jobs failed, or the first error where nothing else was."""
+        counts = Counter(result.status for result in self.results)
+        shown = [result for result in self.results if len(self.results) <= MOST_ROWS or result.status == FAILED]
+        rows = [result.row() for result in sorted(shown[:MOST_ROWS], key=lambda result: result.line)]
+        for line in columns([("line", "", "", ""), *rows], right=(0, 2)) if rows else ():
+            self.session.report.note(line)
+        total = ", ".join(f"{count} {status}" for status, count in counts.items()) or "no jobs"
+        self.session.report.note(f"{len(self.results)} jobs: {total}")
+        if not self.errors:
+            return
+        if len(self.errors) == len(self.results):
+            raise self.errors[0]
+        named = [sentence for error in self.errors for sentence in str(error).split("\n")][:MOST_FAILURES]
+        hint = "the same command, typed again, makes what is missing"
+        raise PartlyFailedError([f"{total}; {named[0]}", *named[1:]], hint)
+
+    def _of_line(self, line: Line) -> Iterator[Job]:
+        values = job_values(line)
+        spec = self._request(values)
+        for seed in spec.seed or (own_seed(values, spec.num_videos),):
+            single = self._single(spec, line.number, seed)
+            clips = tuple(map(str, output_paths(single)))
+            for path in (*clips, *map(str, latents_paths(single))):
+                owner = self.owners.setdefault(abspath(path), (line.number, seed))
+                if owner != (line.number, seed):
+                    raise SameNameError(f"lines {owner[0]} and {line.number} both make {path}", APART)
+            shape = self.shapes.setdefault(shape_of(single), len(self.shapes))
+            if self._is_own():
+                yield Job(line.number, values, seed, clips, shape)
+
+    def _request(self, values: Mapping[str, Any]) -> RunSpec:
+        """The request of a line's values, over what was typed for all."""
+        if CACHE in values:
+            raise UsageError(f"`{CACHE}` is not taken from a job: programs are code", "--compile-cache FOLDER")
+        typed = vars(self.options)
+        wishes = {wish: str(values[wish]) for wish in WISHES if wish in values}
+        replaced = STEPS_OR_SIGMAS if STEPS_OR_SIGMAS & values.keys() else frozenset()
+        base = {key: value for key, value in self.given.items() if key not in replaced}
+        own = {key: value for key, value in values.items() if key not in WISHES}
+        options = BatchOptions(**{**typed, **wishes, "settings": None, "config": self.page})
+        return configured_spec(sized({**base, **own}, options, Report()), options)
+
+    def _single(self, spec: RunSpec, line: int, seed: int) -> RunSpec:
+        """The request with one seed, and the name of its clip."""
+        output, latents = spec.output, spec.save_latents
+        if len(spec.seed or ()) > 1:
+            output, latents = numbered(output, seed), numbered(latents, seed)
+        spec = replace(spec, seed=(seed,), output=output, save_latents=latents)
+        return replace(spec, output=self.name(spec, line)) if self.name and not output else spec
+
+    def _is_own(self) -> bool:
+        """Whether the next job is of this worker's shard."""
+        self.position += 1
+        return (self.position - 1) % self.shard.count == self.shard.index
+
+    def _skip(self, job: Job) -> bool:
+        """Whether nothing is to be done for a job; then it is over."""
+        if self.options.force or not is_done(self.spec(job)):
+            return False
+        self.add(Result(job.line, SKIPPED, job.clips, job.seed))
+        return True

@@ -1,0 +1,246 @@
+"""One process that makes jobs: the text of many is read first, then each clip is claimed, denoised and written."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from time import monotonic, sleep
+from typing import TypeVar
+
+from ltx2_cli.batch.claims import SUFFIX, ClaimedError, claimed
+from ltx2_cli.batch.jobs import is_done, is_of
+from ltx2_cli.cli.execute import agreed_plan, carried_out, check_downloads, own_files, resumable
+from ltx2_cli.cli.jobs import DONE, ELSEWHERE, FAILED, SKIPPED, Job, Jobs, Result
+from ltx2_cli.core.components import Components, network_values
+from ltx2_cli.core.provenance import environment_changes, input_files, read_provenance
+from ltx2_cli.core.run import START, advance, load, read_text
+from ltx2_cli.core.run_state import RunCheckpointer, RunGoal, RunState, open_saved_run
+from ltx2_cli.devices import find_devices
+from ltx2_cli.errors import DoesNotFitError, RunError, UsageError
+from ltx2_cli.estimate.fit import Request, available_memory
+from ltx2_cli.estimate.phases import CONNECT, ENCODE
+from ltx2_cli.files import ReservedError, reserve
+from ltx2_cli.outputs import Product, check_distinct, check_outputs, outputs, read_files, run_file
+from ltx2_cli.plan.resolve import DECODERS, Plan, decodes_beside
+from ltx2_cli.plan.stages import CONNECTORS, DENOISER, REFINER, REFINERS_CONNECTORS
+from ltx2_cli.request.spec import RunSpec
+
+TEXTS_AT_ONCE = 100  # jobs whose text is read before a denoiser is loaded: 25 MB each, of the published models
+CLIPS_AT_ONCE = 8  # that are denoised before one is decoded, where the networks take turns in memory
+WAIT = 2.0  # seconds between two looks at a claim that may be void
+GOAL = RunGoal(Product.clips, source=None)
+DENOISERS, TEXT = (DENOISER, REFINER), ("text_encoder", CONNECTORS, REFINERS_CONNECTORS)
+FAILURES = (UsageError, DoesNotFitError, RunError)  # of a job; the batch goes on
+T = TypeVar("T")
+
+
+@dataclass
+class Run:
+    """A job that is planned, and how far it is."""
+
+    job: Job
+    spec: RunSpec
+    request: Request
+    plan: Plan
+    state: RunState | None = START  # None: it is over
+    resumed: bool = False
+    seconds: float = 0.0
+    renewed: float | None = None  # when a claim of another worker was
+
+
+class Worker:
+    """Makes jobs, with the networks and programs of those before."""
+
+    def __init__(self, jobs: Jobs, piped: bool):
+        self.jobs, self.session, self.piped = jobs, jobs.session, piped
+        self.components: Components | None = None
+        self.warnings, self.present = set[str](), set[tuple[object, ...]]()
+        self.doubtful = list[Run]()  # jobs whose worker may be dead
+
+    def make(self, jobs: Sequence[Job]) -> None:
+        """Make these, those of one shape together."""
+        for part in _chunks(jobs, TEXTS_AT_ONCE):
+            runs = [run for job in part for run in self._planned(job)]
+            if runs:
+                self._read_texts(runs)
+            for _, alike in groupby(runs, key=lambda run: run.job.shape):
+                self._make_alike(list(alike))
+        while self.doubtful:
+            sleep(WAIT)
+            waiting, self.doubtful = self.doubtful, []
+            for run in waiting:
+                self._make_alike([run])
+
+    @contextmanager
+    def _failing(self, job: Job, run: Run | None = None) -> Iterator[None]:
+        """What fails in the body is this job, not the batch."""
+        began = monotonic()
+        try:
+            yield
+        except FAILURES as error:
+            seconds = monotonic() - began
+            if run:
+                run.state, seconds = None, run.seconds + seconds
+            self.session.report.note(f"line {job.line} failed: {error}")
+            self.jobs.fail(Result(job.line, FAILED, job.clips, job.seed, seconds), error)
+        if run:
+            run.seconds += monotonic() - began
+
+    def _planned(self, job: Job) -> list[Run]:
+        with self._failing(job):
+            spec = self.jobs.spec(job)
+            request = Request(spec, find_devices())
+            if network_values(spec) not in self.present:
+                check_downloads(self.session, request)
+            with agreed_plan(self.session, request) as plan:
+                check_distinct(outputs(spec), input_files(plan))
+            self.present.add(network_values(spec))
+            new = tuple(warning for warning in plan.warnings if warning not in self.warnings)
+            self.warnings |= {*new}
+            return [Run(job, spec, request, replace(plan, warnings=new))]
+        return []
+
+    def _read_texts(self, runs: Sequence[Run]) -> None:
+        """The text of all runs, each prompt once. Networks that fit into memory together stay there from here on."""
+        if self.components is None:
+            self.components = load(runs[0].plan)
+        first = {run.job.shape: run for run in runs}.values()
+        together = all(map(_fit_together, first))
+        if self.piped and not together:
+            self.session.report.note("the networks do not fit together: each job loads them; a file does so once")
+        names = {name for run in runs for name in run.plan.networks.present()} | {REFINER}
+        self._on(runs[0]).keep(names if together else ())
+        texts = dict[tuple[object, ...], RunState]()
+        with self.components.keeping(TEXT if all(map(_text_fits_together, first)) else ()):
+            for run in runs:
+                plan = run.plan
+                connectors = tuple(stage.connectors for stage in plan.stages)
+                key = (plan.prompts, plan.text_tokens, connectors, network_values(plan.spec))
+                with self._failing(run.job, run):
+                    texts[key] = read_text(plan, self._on(run), texts.get(key, START), self.session.report)
+                    run.state = texts[key]
+
+    def _make_alike(self, runs: Sequence[Run]) -> None:
+        """Runs of one shape: one by one, or some at a time where their networks take turns in memory."""
+        plan, components = runs[0].plan, self._on(runs[0])
+        beside = decodes_beside(plan)
+        phases = [number for number, phase in enumerate(plan.phases) if phase.stage.network == REFINER][:1]
+        phases += [] if beside else [len(plan.phases)]
+        with components.keeping((*DENOISERS, *DECODERS) if beside else ()):
+            for some in _chunks(runs, CLIPS_AT_ONCE if phases else 1):
+                with ExitStack() as claims:
+                    own = [run for run in some if self._claim(run, claims)]
+                    with components.keeping(DENOISERS):
+                        for run, phase in ((run, phase) for phase in phases for run in own):
+                            self._advance(run, phase)
+                        if beside:
+                            self._write(own)
+                    if not beside:
+                        with components.keeping(DECODERS):
+                            self._write(own)
+
+    def _claim(self, run: Run, claims: ExitStack) -> bool:
+        """Whether this worker is to make a run now; nobody else does so until the end of `claims`."""
+        job, spec, options = run.job, run.spec, self.jobs.options
+        path = run_file(spec).path
+        claim, files = path.with_suffix(SUFFIX), [*outputs(spec), run_file(spec)]
+        with self._failing(job, run), ExitStack() as attempt:
+            try:
+                attempt.enter_context(reserve(files, self.session.report.note))
+                attempt.enter_context(claimed(claim))
+            except ReservedError as error:
+                self._leave(run, claim if isinstance(error, ClaimedError) else None)
+                return False
+            if not options.force and is_done(spec):
+                self.jobs.add(Result(job.line, SKIPPED, job.clips, job.seed))
+                return False
+            own = set() if options.force else self._continue(run, path)
+            check_outputs(files, read_files(spec, options.config), options.force, own)
+            claims.enter_context(attempt.pop_all())
+            return run.state is not None
+        return False
+
+    def _leave(self, run: Run, claim: Path | None) -> None:
+        """Leave a run to the worker that is making it, unless that may be dead: its claim was not renewed since."""
+        renewed: float | None = None
+        with suppress(OSError):
+            renewed = claim.stat().st_mtime if claim else None
+        if claim and run.renewed in (None, renewed):
+            run.renewed = renewed
+            self.doubtful.append(run)
+        else:
+            self.jobs.add(Result(run.job.line, ELSEWHERE, run.job.clips, run.job.seed))
+
+    def _continue(self, run: Run, path: Path) -> set[Path]:
+        """Go on with a run from its file, where that is of the same request; the files that are its own."""
+        assert run.state
+        own, state = set[Path](), run.state
+        if path.exists():
+            kept = open_saved_run(path)
+            if kept.goal != GOAL or not is_of(kept.request.values, run.spec):
+                return own  # and it is refused
+            own.add(path)
+            if changes := [*environment_changes(read_provenance(kept.request.values, str(path)), run.plan)]:
+                self.session.report.note(f"line {run.job.line} is begun anew: {'; '.join(changes)}")
+            else:
+                state, run.resumed = kept.progress(run.plan), True
+        run.state = replace(state, contexts={**run.state.contexts, **state.contexts})
+        return own | own_files(run.plan.spec, Product.clips, state.written)
+
+    def _advance(self, run: Run, phase: int) -> None:
+        """Make the latents that a run has before a phase."""
+        with self._failing(run.job, run):
+            if run.state:
+                checkpointer = self._checkpointer(run)
+                with resumable(checkpointer):
+                    run.state = advance(run.plan, self._on(run), run.state, phase, self.session.report, checkpointer)
+
+    def _write(self, runs: Sequence[Run]) -> None:
+        """Make what is left of the runs, and their clips."""
+        for run in runs:
+            with self._failing(run.job, run):
+                if run.state:
+                    self._write_clips(run, run.state)
+
+    def _write_clips(self, run: Run, state: RunState) -> None:
+        began, job, checkpointer = monotonic(), run.job, self._checkpointer(run)
+        finished, flaws = list[Path](), list[str]()
+        with resumable(checkpointer, finished):
+            for path, findings in carried_out(checkpointer, self._on(run), state):
+                self.session.note_flaws(path, findings)
+                finished.append(path)
+                flaws += findings
+        seconds = run.seconds + monotonic() - began
+        self.jobs.add(Result(job.line, DONE, job.clips, job.seed, seconds, tuple(flaws)))
+
+    def _checkpointer(self, run: Run) -> RunCheckpointer:
+        options, place = self.jobs.options, run_file(run.spec).path
+        told = (place, run.plan, GOAL, self.session.report)
+        if run.resumed:
+            return RunCheckpointer(*told, True, options.keep_every, written=0)
+        return RunCheckpointer(*told, options.resumable, options.keep_every)
+
+    def _on(self, run: Run) -> Components:
+        """The networks, as this run uses them."""
+        assert self.components
+        self.components.adopt(run.plan)
+        return self.components
+
+
+def _fit_together(run: Run) -> bool:
+    """Whether all networks of a run fit into memory at once, in each of its phases."""
+    plan = replace(run.plan, spec=replace(run.plan.spec, keep_resident=True))
+    return max(memory.peak for memory in run.request.memory(plan).values()) <= available_memory(plan).limit
+
+
+def _text_fits_together(run: Run) -> bool:
+    """Whether the text encoder and the connectors do."""
+    memory = run.request.memory(run.plan)
+    weights = memory[ENCODE].weights + memory[CONNECT].weights
+    return weights + max(memory[phase].activations for phase in (ENCODE, CONNECT)) <= available_memory(run.plan).limit
+
+
+def _chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    for first in range(0, len(items), size):
+        yield items[first : first + size]

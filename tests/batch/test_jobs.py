@@ -1,0 +1,113 @@
+"""Jobs: lines of files and pipes, their order, their seeds, and whether their clips are there."""
+
+import io
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ltx2_cli.batch.jobs import Line, in_order, is_done, job_values, own_seed, parse_shard, read_lines, shape_of
+from ltx2_cli.errors import UsageError
+from ltx2_cli.request.layers import MAX_TEXT
+from ltx2_cli.request.profiles import read_spec, to_yaml
+from ltx2_cli.request.validation import MAX_SEED
+
+
+def test_lines_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "jobs").write_bytes("\ufeffrain\r\n\n  snow \n".encode())
+    assert list(read_lines(str(tmp_path / "jobs"))) == [[Line(1, "rain"), Line(3, "snow")]]
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"), [(b"\xff", "is not text"), (b"a\0", "is not text"), (None, "cannot be read")]
+)
+def test_other_files_are_refused(tmp_path: Path, content: bytes | None, sentence: str) -> None:
+    if content is not None:
+        (tmp_path / "jobs").write_bytes(content)
+    with pytest.raises(UsageError, match=sentence):
+        list(read_lines(str(tmp_path / "jobs")))
+
+
+def test_lines_of_a_pipe_come_as_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as pipe:
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=pipe))
+        lines = read_lines("-")
+        os.write(writing, b"rain\n")
+        assert next(lines) == [Line(1, "rain")]
+        os.write(writing, b"\n\xff\nsnow")
+        os.close(writing)
+        assert [line for ready in lines for line in ready] == [Line(3, "\udcff"), Line(4, "snow")]
+
+
+def test_a_line_of_a_pipe_is_not_read_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"x" * (2 * MAX_TEXT))))
+    line, *_ = (line for lines in read_lines("-") for line in lines)
+    with pytest.raises(UsageError, match="it has more than 1,000,000 characters"):
+        job_values(line)
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("rain", {"prompt": "rain"}),
+        ('{"prompt": "rain", "fps": 3}', {"prompt": "rain", "fps": 3}),
+        ("[1]", {"prompt": "[1]"}),
+    ],
+)
+def test_values_of_a_line(text: str, values: dict[str, object]) -> None:
+    assert job_values(Line(1, text)) == values
+
+
+@pytest.mark.parametrize("text", ["{", '{"prompt": rain}', '{"a":' * 100_000, '{"fps": ' + "9" * 5000 + "}"])
+def test_a_broken_line_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="this is no JSON object"):
+        job_values(Line(1, text))
+
+
+def test_a_seed_follows_from_the_job_alone() -> None:
+    assert own_seed({"prompt": "rain", "fps": 3}, 1) == own_seed({"fps": 3, "prompt": "rain"}, 1)
+    assert own_seed({"prompt": "rain"}, 1) != own_seed({"prompt": "snow"}, 1)
+    assert all(0 <= own_seed({"prompt": str(number)}, MAX_SEED) <= 1 for number in range(20))
+
+
+def test_shards() -> None:
+    assert (parse_shard(None).index, parse_shard(None).count) == (0, 1)
+    assert (parse_shard("3/4").index, parse_shard("3/4").count) == (3, 4)
+    for text, hint in (("4/4", "nearest: --shard 3/4"), ("0/0", "nearest: --shard 0/1"), ("1", "for example")):
+        with pytest.raises(UsageError) as error:
+            parse_shard(text)
+        assert error.value.hint.startswith(hint)
+
+
+def test_jobs_of_one_shape_follow_each_other() -> None:
+    assert in_order([5, 3, 5, 4, 3]) == [0, 2, 1, 4, 3]
+    first = read_spec(prompt="rain", seed=1)
+    assert shape_of(first) == shape_of(read_spec(prompt="snow", seed=2, output="a.mp4", negative_prompt="fog"))
+    assert shape_of(first) != shape_of(read_spec(prompt="rain", seed=1, width=64))
+
+
+def test_a_job_is_done_where_its_clip_and_its_record_are(tmp_path: Path) -> None:
+    """What the request left open may have become anything; what it asks for may not."""
+    path = tmp_path / "clip.mp4"
+    asked = {"prompt": "rain", "output": str(path), "conditions": [{"path": __file__}], "guidance.video.stg_scale": 2}
+    spec = replace(read_spec(asked), seed=(3,))
+    shown = (replace(spec.conditions[0], sha256="0", num_frames=9),)
+    record = to_yaml(replace(spec, recipe="one_stage", num_inference_steps=30, conditions=shown), {"ltx2": "0"})
+    assert not is_done(spec)
+    path.with_suffix(".yaml").write_text(record)
+    assert not is_done(spec)
+    path.touch()
+    assert is_done(spec)
+    for other in (
+        replace(spec, prompt="snow"),
+        replace(spec, seed=(4,)),
+        replace(spec, conditions=(replace(spec.conditions[0], strength=0.5),)),
+        read_spec({**asked, "guidance.video.stg_scale": 3}, seed=3),
+    ):
+        assert not is_done(other)
+    path.with_suffix(".yaml").write_text("{")
+    assert not is_done(spec)

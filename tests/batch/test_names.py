@@ -1,0 +1,60 @@
+"""Names of clips by a template, of requests that hold any text."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ltx2_cli.batch.names import MAX_BYTES, parse_template
+from ltx2_cli.errors import UsageError
+from ltx2_cli.request.profiles import read_spec
+
+SPEC = read_spec(prompt="A Red ball!", model="ltx2.3", seed=7, width=64, fps=12.5)
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("out/{prompt:.5}-{seed}-{width}x{height}.mp4", "out/a-red-7-64x512.mp4"),
+        ("{line:04d}_{model}_{fps}.mp4", "0012_ltx2.3_12.5.mp4"),
+        ("{seed:06}{{a}}.MP4", "000007{a}.MP4"),
+        ("~/plain.mp4", "~/plain.mp4"),
+    ],
+)
+def test_fields_are_filled_in(template: str, name: str) -> None:
+    assert parse_template(template)(SPEC, 12) == name
+
+
+@pytest.mark.parametrize(
+    ("template", "sentence"),
+    [
+        ("{promt}.mp4", "unknown field `promt`; closest: `prompt`"),
+        ("{}.mp4", "unknown field ``"),
+        ("{prompt.x}.mp4", "unknown field `prompt.x`"),
+        ("{prompt!r}.mp4", r"\{prompt\} has no format `r`"),
+        ("{prompt:>99999}.mp4", r"\{prompt\} has no format `>99999`"),
+        ("{seed:{width}}.mp4", r"\{seed\} has no format"),
+        ("{seed.mp4", "is no template: expected '}'"),
+        ("{seed}.avi", "does not end in .mp4"),
+        ("{seed:s}.mp4", "cannot be written: Unknown format code 's'"),
+        ("{steps}.mp4", r"has \{steps\}, which the request leaves open"),
+    ],
+)
+def test_wrong_templates_are_refused(template: str, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        parse_template(template)(SPEC, 1)
+
+
+@given(st.text())
+def test_no_text_leaves_the_folder(text: str) -> None:
+    name = Path(parse_template("out/{prompt}.mp4")(replace(SPEC, prompt=text), 1))
+    assert name.parent == Path("out")
+    assert not name.name.startswith(".")
+    assert name.name.isprintable()
+    assert len(name.name.encode()) <= MAX_BYTES + len(".mp4")
+
+
+def test_the_name_of_no_words() -> None:
+    assert parse_template("{prompt}.mp4")(replace(SPEC, prompt="../!"), 1) == "untitled.mp4"
