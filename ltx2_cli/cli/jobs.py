@@ -16,12 +16,13 @@ from ltx2_cli.console import columns, print_out
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import CommandError, PartlyFailedError, UsageError
 from ltx2_cli.outputs import latents_paths, numbered, output_paths
-from ltx2_cli.request.layers import read_setting
+from ltx2_cli.request.layers import flatten, read_setting
 from ltx2_cli.request.profiles import CACHE, STEPS_OR_SIGMAS
 from ltx2_cli.request.spec import RunSpec
 
 WISHES = ("aspect", "resolution", "duration")
 DONE, SKIPPED, ELSEWHERE, FAILED, OPEN = "done", "skipped", "elsewhere", "failed", "to do"
+STATUSES = (DONE, SKIPPED, ELSEWHERE, FAILED, OPEN)
 MOST_ROWS = 40  # of the table; of more jobs it has those that failed
 MOST_FAILURES = 2  # that the error names
 APART = "-o 'out/{prompt:.40}-{seed}-{line}.mp4' tells them apart"
@@ -76,7 +77,8 @@ class Jobs:
         self.name = parse_template(options.output) if options.output else None
         self.given = overrides(options, output=None)
         for setting in options.settings or []:
-            self.given.update(read_setting(setting).values)
+            flatten(layer := read_setting(setting))
+            self.given.update(layer.values)
         self.results, self.errors = list[Result](), list[CommandError]()
         self.owners, self.shapes = dict[str, tuple[int, int]](), dict[str, int]()
         self.made = list[str]()  # clips
@@ -126,10 +128,10 @@ class Jobs:
         counts = Counter(result.status for result in self.results)
         shown = [result for result in self.results if len(self.results) <= MOST_ROWS or result.status == FAILED]
         rows = [result.row() for result in sorted(shown[:MOST_ROWS], key=lambda result: result.line)]
-        for line in columns([("line", "", "", ""), *rows], right=(0, 2)) if rows else ():
+        for line in columns([("line", "", "time", "clip"), *rows], right=(0, 2)) if rows else ():
             self.session.report.note(line)
-        total = ", ".join(f"{count} {status}" for status, count in counts.items()) or "no jobs"
-        self.session.report.note(f"{len(self.results)} jobs: {total}")
+        total = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status]) or "no jobs"
+        self.session.report.note(f"jobs: {total}")
         if not self.errors:
             return
         if len(self.errors) == len(self.results):

@@ -119,7 +119,7 @@ class Worker:
                 key = (plan.prompts, plan.text_tokens, connectors, network_values(plan.spec))
                 with self._failing(run.job, run):
                     texts[key] = read_text(plan, self._on(run), texts.get(key, START), self.session.report)
-                    run.state = texts[key]
+                    run.state, run.plan = texts[key], replace(plan, warnings=())
 
     def _make_alike(self, runs: Sequence[Run]) -> None:
         """Runs of one shape: one by one, or some at a time where their networks take turns in memory."""

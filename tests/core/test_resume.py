@@ -30,6 +30,7 @@ from ltx2_cli.core.run_state import ENTRIES, RunCheckpointer, RunGoal, RunState,
 from ltx2_cli.diffusion.latents import open_latents
 from ltx2_cli.errors import InterruptedRunError
 from ltx2_cli.outputs import Product
+from ltx2_cli.request.layers import read_file
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.tensor_file import CHECKSUM, checksum
 from program import run_program
@@ -238,6 +239,29 @@ def test_a_stop_request_ends_a_run_after_its_step(
     assert run_program(monkeypatch, "resume", str(place / "c-s3.run")) == 0
     assert capsys.readouterr().out == "c-s4.mp4\n"
     check(place, remains[-1])
+
+
+def test_a_batch_of_two_stages_loads_each_denoiser_once(
+    asked: list[str],
+    remains: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The LoRA of the second stage is merged when all clips have their first; the clips are those of `generate`."""
+    monkeypatch.chdir(tmp_path)
+    Path("jobs").write_text(json.dumps({"prompt": asked[2], "seed": [3, 4]}))
+    options = asked[3 : -len(SEEDS)]
+    assert run_program(monkeypatch, "batch", "jobs", *options, "-o", "b-s{seed}.mp4", "-v") == 0
+    out, err = capsys.readouterr()
+    assert out.split() == ["b-s3.mp4", "b-s4.mp4"]
+    assert [err.count(f"load {name}: ") for name in ("transformer", "refiner", "upsampler", "vae")] == [1, 1, 1, 1]
+    for seed in (3, 4):
+        once, batch = (
+            read_file(path).values["provenance"]["latents"]
+            for path in (remains[-1] / f"c-s{seed}.yaml", Path(f"b-s{seed}.yaml"))
+        )
+        assert batch == once
 
 
 @pytest.mark.parametrize("file", ["c-s3.run", "l-s4.safetensors", "c-s3.mp4", "c-s4.yaml"])

@@ -1,0 +1,119 @@
+"""`ltx2 batch` before its first clip: which jobs there are, under which names, and what is wrong with them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ltx2_cli.outputs import record_path
+from ltx2_cli.request.profiles import read_spec, to_yaml
+from program import run_program
+
+Run = Callable[..., tuple[int, list[str], str]]
+
+
+@pytest.fixture
+def dry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs `ltx2 batch --dry-run` over these lines in an empty folder: exit code, clips to make, stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(lines: list[object], *options: str) -> tuple[int, list[str], str]:
+        Path("jobs").write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+        code = run_program(monkeypatch, "batch", "jobs", "--dry-run", *options)
+        out, err = capsys.readouterr()
+        assert [path.name for path in tmp_path.iterdir() if path.suffix in (".run", ".claim")] == []
+        return code, out.splitlines(), err
+
+    return run
+
+
+def test_each_line_is_a_request_over_what_was_typed_for_all(dry: Run) -> None:
+    named = ("-o", "o/{line}-{seed}-{width}x{height}x{num_frames}-{steps}-{guidance_scale}.mp4")
+    lines = [
+        "rain",
+        {"prompt": "rain", "width": 96, "guidance": {"video": {"guidance_scale": 2.5}}, "seed": "1..2"},
+        {"prompt": "rain", "aspect": "1:1", "resolution": "64p", "duration": "1s", "sigmas": [1, 0.5, 0]},
+        {"prompt": "rain", "output": "own.mp4", "seed": [8, 9]},
+    ]
+    code, clips, err = dry(lines, "--seed", "7", "--steps", "4", "--guidance-scale", "3", *named)
+    assert (code, clips) == (
+        0,
+        [
+            "o/1-7-768x512x121-4-3.mp4",
+            "own-s8.mp4",
+            "own-s9.mp4",
+            "o/2-1-96x512x121-4-2.5.mp4",
+            "o/2-2-96x512x121-4-2.5.mp4",
+            "o/3-7-64x64x25-2-3.mp4",
+        ],
+    )
+    assert "jobs: 6 to do" in err
+
+
+def test_shapes_follow_each_other_and_shards_share_the_jobs(dry: Run) -> None:
+    lines = [{"prompt": str(number), "width": 64 + 32 * (number % 2)} for number in range(5)]
+    named = ("-o", "{line}.mp4")
+    assert dry(lines, *named)[1] == ["1.mp4", "3.mp4", "5.mp4", "2.mp4", "4.mp4"]
+    shards = [dry(lines, *named, "--shard", f"{shard}/3")[1] for shard in range(3)]
+    assert shards == [["1.mp4", "4.mp4"], ["2.mp4", "5.mp4"], ["3.mp4"]]
+
+
+def test_a_job_without_a_seed_keeps_its_own(dry: Run) -> None:
+    first, second = dry(["rain", "snow"])[1], dry(["snow", "rain"])[1]
+    assert sorted(first) == sorted(second)
+    assert first[0].startswith("out/rain-ltx2-s")
+
+
+def test_what_is_done_is_skipped(dry: Run, tmp_path: Path) -> None:
+    spec = read_spec(prompt="rain", seed=3, output="rain.mp4")
+    (tmp_path / "rain.mp4").touch()
+    record_path(tmp_path / "rain.mp4").write_text(to_yaml(spec))
+    assert dry([{"prompt": "rain", "seed": 3}, "snow"], "-o", "{prompt}.mp4")[1] == ["snow.mp4"]
+    assert dry([{"prompt": "rain", "seed": 4}, "snow"], "-o", "{prompt}.mp4")[1] == ["rain.mp4", "snow.mp4"]
+    assert dry([{"prompt": "rain", "seed": 3}], "-o", "{prompt}.mp4", "--force")[1] == ["rain.mp4"]
+
+
+def test_a_broken_line_is_named_and_the_others_are_jobs(dry: Run) -> None:
+    code, clips, err = dry(["rain", {"prompt": "x", "heigth": 3}, '{"a"', {"compile_cache": "x"}], "-o", "{line}.mp4")
+    assert (code, clips) == (5, ["1.mp4"])
+    assert "error: 3 failed, 1 to do; line 2: unknown key `heigth`; closest: `height`\n" in err
+    assert "line 3: this is no JSON object: Expecting ':' delimiter\nhint: the same command" in err
+    assert "   4  failed        `compile_cache` is not taken from a job: programs are code" in err
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "sentence"),
+    [
+        (
+            ["rain", "snow"],
+            "-o a.mp4",
+            "lines 1 and 2 both make a.mp4\nhint: -o 'out/{prompt:.40}-{seed}-{line}.mp4'",
+        ),
+        (["rain", "rain"], "", "lines 1 and 2 both make out/rain-ltx2-s"),
+        (
+            ["rain", {"prompt": "fog", "save_latents": "a"}, {"prompt": "r", "save_latents": "./a"}],
+            "",
+            "lines 2 and 3 bo",
+        ),
+        (
+            [{"prompt": "rain", "seed": 0, "num_videos": 2}, {"prompt": "rain", "seed": 1}],
+            "",
+            "lines 1 and 2 both make",
+        ),
+        (["rain"], "-o {promt}.mp4", "-o '{promt}.mp4': unknown field `promt`; closest: `prompt`\nhint: known: `line`"),
+        (["rain"], "--shard 2/2", "--shard 2/2: shards count from 0"),
+        (["rain"], "--set heigth=3", "--set 'heigth=3': unknown key `heigth`; closest"),
+        (["rain"], "--set height=33", "line 1: height 33 is not a multiple of 32"),
+        (["{", "{"], "", "line 1: this is no JSON object"),
+        (["{", "rain"], "--fail-fast", "line 1: this is no JSON object"),
+        (["rain", "\0"], "", "jobs is not text in UTF-8\nhint: a prompt a line, or a JSON object"),
+        (["rain"], "--num-processes 1 --config none.yaml", "none.yaml cannot be read"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_made(
+    dry: Run, lines: list[object], options: str, sentence: str
+) -> None:
+    code, clips, err = dry(lines, *options.split())
+    assert (code, clips) == (2, [])
+    assert f"error: {sentence}" in err

@@ -1,0 +1,137 @@
+"""`ltx2 batch` with real networks: loaded once, compiled once for a shape; each clip as it is made alone."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+import yaml
+
+from clips import ALL_ON, Case, Checkpoint, Size, plan_of
+from ltx2_cli.batch.claims import this_process
+from ltx2_cli.core.run import load, write
+from ltx2_cli.core.run_state import RunCheckpointer, RunState
+from ltx2_cli.devices import DeviceMemory
+from ltx2_cli.plan.resolve import resolve
+from ltx2_cli.request.profiles import read_spec, to_yaml
+from program import run_program
+
+SMALL = Case(Size(9, 64, 64, 24.0), 2, ALL_ON.video, ALL_ON.audio, (1,))
+KEYS = (
+    *("model", "height", "width", "num_frames", "fps", "num_inference_steps", "dtype", "guidance", "stg_blocks"),
+    *("text_encoder_dtype", "max_sequence_length", "compat"),
+)
+NONE = DeviceMemory(0, 0, 0)
+Results = list[dict[str, Any]]
+Run = Callable[..., tuple[int, Results, str]]
+
+
+@pytest.fixture
+def batch(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Run:
+    """Runs `ltx2 batch` over lines, in an empty folder: exit code, results in the order of the lines, stderr."""
+    monkeypatch.chdir(tmp_path)
+    values = yaml.safe_load(to_yaml(plan_of(checkpoint, SMALL, 3).spec))
+    Path("small.yaml").write_text(yaml.safe_dump({"sharding": "single", **{key: values[key] for key in KEYS}}))
+
+    def run(lines: list[object], *options: str) -> tuple[int, Results, str]:
+        Path("jobs").write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+        named = ("--config", "small.yaml", "-o", "{line}-{seed}.mp4")
+        code = run_program(monkeypatch, "batch", "jobs", *named, "--json", *options)
+        out, err = capsys.readouterr()
+        return code, sorted(map(json.loads, out.splitlines()), key=lambda result: result["line"]), err
+
+    return run
+
+
+def loaded(err: str) -> list[str]:
+    return [line.split(":")[0].removeprefix("load ") for line in err.splitlines() if line.startswith("load ")]
+
+
+def fingerprints(record: str) -> object:
+    return yaml.safe_load(Path(record).read_text())["provenance"]["latents"]
+
+
+def test_networks_are_loaded_once_and_a_shape_is_compiled_once(batch: Run, compilations: list[str]) -> None:
+    """A broken line is named, and the others are made; the second start makes nothing, without jax."""
+    code, results, err = batch([{"prompt": "rain", "seed": 3}])
+    assert (code, results[0]["status"], results[0]["clips"]) == (0, "done", ["1-3.mp4"])
+    alone = resolve(replace(read_spec(prompt="rain", seed=3, config="small.yaml"), output="alone.mp4"))
+    assert [path.name for path, _ in write(alone, load(alone))] == ["alone.mp4"]
+    assert fingerprints("1-3.yaml") == fingerprints("alone.yaml")
+    jax.jit(lambda x: x + 2)(1)
+    assert compilations  # a program is noticed
+    compilations.clear()
+    other = {"guidance": {"video": {"guidance_scale": 2.0}}, "num_inference_steps": 3}
+    lines = [{"prompt": "rain", "seed": 3}, "snow", {"prompt": "fog", **other}, "{", {"prompt": "hail", "seed": "4..5"}]
+    code, results, err = batch(lines, "-v")
+    assert code == 5
+    assert [result["status"] for result in results] == ["skipped", "done", "done", "failed", "done", "done"]
+    assert "error: 4 done, 1 skipped, 1 failed; line 4: this is no JSON object: Expecting property name" in err
+    assert not compilations
+    assert sorted(loaded(err)) == ["audio vae", "connectors", "text encoder", "transformer", "vae", "vocoder"]
+    assert sorted(path.suffix for path in Path().iterdir()) == ["", *[".mp4"] * 6, *[".yaml"] * 7]
+    code, results, err = batch(lines[:3])
+    assert (code, {result["status"] for result in results}) == (0, {"skipped"})
+    assert "starting" not in err
+
+
+def test_what_was_interrupted_is_gone_on_with(batch: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure = RunCheckpointer._measure
+
+    def stop(checkpointer: RunCheckpointer, progress: RunState) -> None:
+        measure(checkpointer, progress)
+        checkpointer.stop.requested = checkpointer.path.name == "2-3.run" and progress.step == 1
+
+    lines = [{"prompt": text, "seed": 3} for text in ("rain", "snow", "fog")]
+    with monkeypatch.context() as patch:
+        patch.setattr(RunCheckpointer, "_measure", stop)
+        code, results, err = batch(lines, "--resumable")
+    assert (code, [result["line"] for result in results]) == (130, [1])
+    assert err.endswith("stopped after step 1 of 2 of stage 1\nhint: the same command goes on; 1 clips were made\n")
+    assert (Path("2-3.run").exists(), Path("2-3.claim").exists()) == (True, False)
+    code, results, err = batch(lines, "--resumable")
+    assert (code, [result["status"] for result in results]) == (0, ["skipped", "done", "done"])
+    assert [line.split(":")[0] for line in err.splitlines() if "step" in line] == ["1 step", "2 steps"]
+    once = fingerprints("2-3.yaml")
+    assert batch(lines, "--force")[1][1]["status"] == "done"
+    assert fingerprints("2-3.yaml") == once
+    assert not [*Path().glob("*.run"), *Path().glob("*.claim"), *Path().glob(".*")]
+
+
+def test_networks_that_do_not_fit_together_take_turns(batch: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for all jobs: the text of each is read, then all are denoised, then all are decoded."""
+    lines = [{"prompt": text, "seed": 3} for text in ("rain", "snow", "fog")]
+    assert batch(lines)[0] == 0
+    before = [fingerprints(f"{line}-3.yaml") for line in (1, 2, 3)]
+    monkeypatch.setattr("ltx2_cli.cli.worker.available_memory", lambda plan: NONE)
+    monkeypatch.setattr("ltx2_cli.plan.decoding.device_memory", lambda devices: NONE)
+    code, results, err = batch(lines, "--force", "-v")
+    assert (code, [result["status"] for result in results]) == (0, ["done"] * 3)
+    order = list(dict.fromkeys(line.split(":")[0] for line in err.splitlines() if ":" in line))
+    stages = [name for name in order if name in ("encode text", "2 steps", "decode", "load transformer", "load vae")]
+    assert stages == ["encode text", "load transformer", "2 steps", "load vae", "decode"]
+    assert [loaded(err).count(name) for name in ("transformer", "vae", "vocoder")] == [1, 1, 1]
+    assert [fingerprints(f"{line}-3.yaml") for line in (1, 2, 3)] == before
+
+
+def test_what_others_make_or_have_made_is_left_alone(batch: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of another request, a claim of another version, a worker that lives, and one that may have died."""
+    monkeypatch.setattr("ltx2_cli.cli.worker.sleep", lambda seconds: os.utime("4-3.claim"))  # which is renewed
+    lines = [{"prompt": text, "seed": 3} for text in ("rain", "snow", "fog", "hail", "mist")]
+    Path("1-3.mp4").write_text("mine")
+    Path("2-3.claim").write_text('{"version": 2}')
+    for line, process in ((3, {"started": "1"}), (4, {"host": "elsewhere"}), (5, {})):
+        Path(f"{line}-3.claim").write_text(json.dumps({**vars(this_process()), **process}))
+        os.utime(f"{line}-3.claim", (time.time() - 5,) * 2)
+    code, results, _ = batch(lines)
+    assert [result["status"] for result in results] == ["failed", "failed", "done", "elsewhere", "elsewhere"]
+    assert results[0]["error"] == "1-3.mp4 exists"
+    assert results[1]["error"] == "2-3.claim is a claim of version 2, this ltx2 reads version 1"
+    assert (code, Path("1-3.mp4").read_text()) == (5, "mine")
