@@ -19,6 +19,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command, get_group
 
 from ltx2_cli import __version__
+from ltx2_cli.cli.names import ALIASES
 from ltx2_cli.cli.options import KEYS, PANELS, Options, SessionOptions
 from ltx2_cli.cli.session import exit_now, leave_quietly, open_session, system_error
 from ltx2_cli.cli.setup_options import GROUPS, VERBS
@@ -43,15 +44,23 @@ OVERVIEW = HELP.format("Video with sound from text: LTX-2 in JAX.", "{}") + "\n\
 
 
 class Verb(TyperCommand):
-    """A command that refuses a second value of an option that takes one; typer drops the first."""
+    """A command that knows the `ALIASES` of its options, and refuses a second value of one that takes one; typer drops
+    the first. `ctx` is of a class that typer does not export."""
+
+    def make_parser(self, ctx: Any, action: str = "store") -> Any:
+        """A parser that does with options of one value as `action` says."""
+        parser = super().make_parser(ctx)
+        for option in self.params:
+            if isinstance(option, TyperOption) and not option.is_flag:
+                names = [*option.opts, *ALIASES.get(option.opts[0], ())]
+                parser.add_option(option, names, option.name, "append" if option.multiple else action)
+        return parser
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Raises `UsageError` with both values. `ctx` is of a class that typer does not export."""
-        parser = self.make_parser(ctx)
+        """Raises `UsageError` with both values."""
         options = [parameter for parameter in self.params if isinstance(parameter, TyperOption)]
         single = [option for option in options if not (option.is_flag or option.multiple)]
-        for option in single:
-            parser.add_option(option, option.opts, option.name, action="append")
+        parser = self.make_parser(ctx, "append")
         values_by_name, _, _ = parser.parse_args(list(args))
         for option in single:
             flag, given = option.opts[0], values_by_name.get(option.name, [])

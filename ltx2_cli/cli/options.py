@@ -1,12 +1,12 @@
 """The options of every command: a class for each command, of groups of options that several commands share."""
 
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
 import typer
 
+from ltx2_cli.cli.names import complete_key, complete_profile
 from ltx2_cli.request.spec import Guidance, RunSpec
 
 PLAN, CONTENT, SIZE, STEPS = "The plan", "What to show", "Size and number", "Steps and seed"
@@ -31,7 +31,7 @@ File = Path | None
 
 def option(panel: str | None, text: str, *names: str, default: object = None, profiles: str = "", **more: Any) -> Any:
     """An option, without names called like its attribute. `profiles` is the kind that a shell may complete it to."""
-    complete = _completion(profiles) if profiles else None
+    complete = complete_profile(profiles) if profiles else more.pop("autocompletion", None)
     return typer.Option(default, *names, help=text, rich_help_panel=panel, autocompletion=complete, **more)
 
 
@@ -45,15 +45,6 @@ def argument(metavar: str, text: str, default: object = ...) -> Any:
     return typer.Argument(default, metavar=metavar, help=text, show_default=False)
 
 
-def _completion(kind: str) -> Callable[[str], list[str]]:
-    def complete(incomplete: str) -> list[str]:
-        from ltx2_cli.request.profiles import profile_names
-
-        return [name for name in profile_names(kind) if name.startswith(incomplete)]
-
-    return complete
-
-
 # Options of several commands
 UPSAMPLER = option(MODEL, r"Of a second stage: FILE, FOLDER or REPO\[/FILE].")
 LORA = option(MODEL, r"FILE, FOLDER or REPO\[/FILE]; repeatable.", "--lora", metavar="LORA[:STRENGTH]")
@@ -61,7 +52,7 @@ SHARDING = option(MODEL, "NAME or FILE of a profile.", profiles="sharding")
 NOISE = option(FILES, "Safetensors file to start from.")
 SAVE_LATENTS = option(FILES, "Safetensors file for the final latents.")
 KEEP_EVERY = option(FILES, "Seconds between keeping it.", default=60.0, metavar="SECONDS", min=0, max=WEEK)
-SETTINGS = option(FILES, "Any value by its key; repeatable.", "--set", metavar="KEY=VALUE")
+SETTINGS = option(FILES, "Any value by its key; repeatable.", "--set", metavar="KEY=VALUE", autocompletion=complete_key)
 COMPILE_CACHE = option(COMPILING, "Where compiled programs are kept; off: nowhere.", metavar="FOLDER")
 DEBUG = flag(FILES, "Show tracebacks.", "--debug")
 

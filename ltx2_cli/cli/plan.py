@@ -15,6 +15,7 @@ from huggingface_hub import constants
 from typer.main import get_group
 
 from ltx2_cli.cli import app
+from ltx2_cli.cli.names import ALIASES
 from ltx2_cli.cli.options import Plan as PlanOptions
 from ltx2_cli.cli.session import Session, synchronized
 from ltx2_cli.console import columns, print_out, reporter, visible
@@ -120,7 +121,7 @@ def command_line(alternative: Alternative) -> str:
     typed = "".join(f"\0{word}" for word in words)  # no word has a NUL in it
     for key, value in alternative.options.items():
         flag = f"--{key.replace('_', '-')}"
-        flags = "|".join(map(re.escape, [flag, *WISHES.get(key, ())]))
+        flags = "|".join(map(re.escape, [flag, *WISHES.get(key, ()), *ALIASES.get(flag, ())]))
         given_before = rf"\0({SETTING}[=\0]{re.escape(key)}=|({flags})[=\0])[^\0]*"
         added = f"\0{flag}\0{value}" if key in options else f"\0{SETTING}\0{key}={value}"
         typed = re.sub(given_before, "", typed) + added

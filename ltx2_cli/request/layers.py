@@ -222,6 +222,11 @@ def _types() -> dict[str, Any]:
     return dict(_section_types(RunSpec, ""))
 
 
+def keys() -> list[str]:
+    """The dotted keys of values; of a section with names of its own, the section."""
+    return [key for key, kind in _types().items() if not is_dataclass(kind)]
+
+
 def _section_types(kind: Any, section: str) -> Iterator[tuple[str, Any]]:
     for name, hint in get_type_hints(kind).items():
         if name != ASKED:

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from typer.main import get_group
 
-from ltx2_cli.cli import EXIT_CODES, MEANINGS, VERBS, of_verb
-from ltx2_cli.errors import CommandError
+from ltx2_cli.cli import EXIT_CODES, MEANINGS, VERBS, app, of_verb
+from ltx2_cli.cli.names import ALIASES
+from ltx2_cli.errors import CommandError, UsageError
 from ltx2_cli.request.spec import Guidance
 from program import run_program
 
@@ -79,6 +81,25 @@ def test_completion_knows_options_and_profiles_and_imports_no_jax():
     assert done.stdout.split() == ["demo"]
     assert "imported" in done.stderr
     assert "jax" not in done.stderr
+    keys = anew("", COMP_WORDS="ltx2 generate --set second_stage.t", **line).stdout.split()
+    assert keys == ["second_stage.tone_map=", "second_stage.temporal_upsample="]
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_names_of_other_programs_are_taken_and_not_shown(place: int, ltx2: Run):
+    command = get_group(app).commands["generate"]
+    names = {parameter.opts[0]: parameter.name for parameter in command.params}
+    values = {name: {"--stg-blocks": "1,2", "--num-videos": "3"}.get(name, "0.5") for name in ALIASES}
+    given = command.make_context(
+        "generate", [word for name in ALIASES for word in (ALIASES[name][place], values[name])]
+    )
+    assert {name: str(given.params[names[name]]).strip("[']") for name in ALIASES} == values
+    with pytest.raises(UsageError, match=r"--fps is given 2 times: 24, 25"):
+        command.make_context("generate", ["--fps", "24", "--frame-rate=25"])
+    aliases = [alias for others in ALIASES.values() for alias in others]
+    _, shown, _ = ltx2("generate", "--help")
+    page = (Path(__file__).parents[2] / "docs/files.md").read_text(encoding="utf-8")
+    assert [alias for alias in aliases if alias in shown or f"`{alias}`" not in page] == []
 
 
 def test_help_takes_less_than_half_a_second():

@@ -117,6 +117,7 @@ def test_an_upsampled_clip_that_is_too_large_is_refused_too(
             {"keep_resident": "false"},
             "ltx2 generate --set fps=30 --set keep_resident=false",
         ),
+        ("generate --num-outputs-per-prompt 4", {"num_videos": "1"}, "ltx2 generate --num-videos 1"),
         ("resume 'a fox.run'", {"sharding": "auto"}, "ltx2 resume 'a fox.run' --sharding auto"),
         ("decode x --sharding single", {"sharding": "auto"}, "ltx2 decode x --sharding auto"),
     ],
