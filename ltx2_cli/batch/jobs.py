@@ -24,7 +24,10 @@ STDIN = "-"
 MAX_FILE = 2**26  # bytes
 WANTED = "a prompt a line, or a JSON object of the request's keys a line"
 # What differs between jobs of one shape
-CONTENT = ("prompt", "negative_prompt", "seed", "output", "save_latents", "asked")
+CONTENT = (
+    *("prompt", "negative_prompt", "conditions", "seed", "num_inference_steps", "sigmas", "fps"),
+    *("output", "save_latents", "asked"),
+)
 
 
 class Line(NamedTuple):
@@ -123,7 +126,8 @@ def parse_shard(text: str | None) -> Shard:
 
 def shape_of(spec: RunSpec) -> str:
     """Equal for requests that differ in their content alone: they run the same programs."""
-    return repr([value for key, value in vars(spec).items() if key not in CONTENT])
+    shown = [(condition.kind, condition.frame, condition.num_frames) for condition in spec.conditions]
+    return repr([shown, *(value for key, value in vars(spec).items() if key not in CONTENT)])
 
 
 def is_done(spec: RunSpec) -> bool:

@@ -64,7 +64,7 @@ class Worker:
             runs = [run for job in part for run in self._planned(job)]
             if runs:
                 self._read_texts(runs)
-            for _, alike in groupby(runs, key=lambda run: run.job.shape):
+            for _, alike in groupby(runs, key=lambda run: (network_values(run.plan.spec), _turns(run.plan))):
                 self._make_alike(list(alike))
         while self.doubtful:
             sleep(WAIT)
@@ -122,11 +122,8 @@ class Worker:
                     run.state, run.plan = texts[key], replace(plan, warnings=())
 
     def _make_alike(self, runs: Sequence[Run]) -> None:
-        """Runs of one shape: one by one, or some at a time where their networks take turns in memory."""
-        plan, components = runs[0].plan, self._on(runs[0])
-        beside = decodes_beside(plan)
-        phases = [number for number, phase in enumerate(plan.phases) if phase.stage.network == REFINER][:1]
-        phases += [] if beside else [len(plan.phases)]
+        """Runs of the same networks: one by one, or some at a time where these take turns in memory."""
+        components, (beside, phases) = self._on(runs[0]), _turns(runs[0].plan)
         with components.keeping((*DENOISERS, *DECODERS) if beside else ()):
             for some in _chunks(runs, CLIPS_AT_ONCE if phases else 1):
                 with ExitStack() as claims:
@@ -226,6 +223,13 @@ class Worker:
         assert self.components
         self.components.adopt(run.plan)
         return self.components
+
+
+def _turns(plan: Plan) -> tuple[bool, list[int]]:
+    """Whether decoders stay in memory beside the denoiser; and the phases before which the network is another."""
+    beside = decodes_beside(plan)
+    refining = [number for number, phase in enumerate(plan.phases) if phase.stage.network == REFINER]
+    return beside, refining[:1] + ([] if beside else [len(plan.phases)])
 
 
 def _fit_together(run: Run) -> bool:

@@ -86,7 +86,9 @@ def test_shards() -> None:
 def test_jobs_of_one_shape_follow_each_other() -> None:
     assert in_order([5, 3, 5, 4, 3]) == [0, 2, 1, 4, 3]
     first = read_spec(prompt="rain", seed=1)
-    assert shape_of(first) == shape_of(read_spec(prompt="snow", seed=2, output="a.mp4", negative_prompt="fog"))
+    assert shape_of(first) == shape_of(read_spec(prompt="snow", seed=2, output="a.mp4", num_inference_steps=3))
+    shown = [read_spec(prompt="rain", conditions=[{"path": path}]) for path in (__file__, "pyproject.toml")]
+    assert shape_of(first) != shape_of(shown[0]) == shape_of(shown[1])
     assert shape_of(first) != shape_of(read_spec(prompt="rain", seed=1, width=64))
 
 
