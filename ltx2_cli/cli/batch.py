@@ -13,11 +13,12 @@ from ltx2_cli.files import Output
 
 def batch(options: Batch, session: Session) -> None:
     """Make the clips of the jobs in a file, or of those that stdin brings."""
-    make(Jobs(options, session), read_lines(options.jobs), options.jobs == STDIN)
+    jobs = Jobs(options, session)
+    finish(jobs, make(jobs, read_lines(options.jobs), options.jobs == STDIN))
 
 
-def make(jobs: Jobs, arriving: Iterable[Sequence[Line]], piped: bool = False) -> None:
-    """Make what of the arriving lines is not done. Raises `PartlyFailedError` where jobs fail."""
+def make(jobs: Jobs, arriving: Iterable[Sequence[Line]], piped: bool = False) -> bool:
+    """Make what of the arriving lines is not done. Whether there was any."""
     options, session, worker = jobs.options, jobs.session, None
     if session.hosts.count > 1:
         hint = "--num-processes 1 on each host; --shard I/N, or nothing, shares the jobs between them"
@@ -39,6 +40,11 @@ def make(jobs: Jobs, arriving: Iterable[Sequence[Line]], piped: bool = False) ->
                 done = sum(result.status == DONE for result in jobs.results)
                 hint = f"the same command goes on; {done} clips were made"
                 raise type(error)(str(error), hint) from error
+    return worker is not None
+
+
+def finish(jobs: Jobs, started: bool) -> None:
+    """Print the table. Raises `PartlyFailedError` where jobs failed."""
     jobs.end()
-    if worker:
-        session.finish(Output(Path(clip), "-o") for clip in jobs.made)
+    if started:
+        jobs.session.finish(Output(Path(clip), "-o") for clip in jobs.made)

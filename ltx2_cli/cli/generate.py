@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ltx2_cli.cli.options import KEYS, ConfigOptions, Generate, Options, Plan, RequestOptions, WishOptions
+from ltx2_cli.cli.options import KEYS, ConfigOptions, Generate, Options, Plan, RequestOptions, Sweep, WishOptions
 from ltx2_cli.cli.session import Session, request_facts, synchronized
 from ltx2_cli.console import reporter
 from ltx2_cli.core.report import Report
@@ -110,7 +110,7 @@ def parse_condition(kind: str, text: str) -> dict[str, object]:
     return {"kind": kind, **{name: value for name, value in match.groupdict().items() if value is not None}}
 
 
-def prompt_and_seeds(options: RequestOptions) -> dict[str, str | None]:
+def prompt_and_seeds(options: RequestOptions | Sweep) -> dict[str, str | None]:
     """The values of --prompt and --seed, with the words that follow no option: one text, which is the prompt, and the
     numbers behind `--seed N`. Raises `UsageError` for any other word."""
     prompt, seed, words = options.prompt, options.seed, options.words or []

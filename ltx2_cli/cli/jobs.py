@@ -103,7 +103,7 @@ class Jobs:
 
     def spec(self, job: Job) -> RunSpec:
         """The request of a job."""
-        return self._single(self._request(job.values), job.line, job.seed)
+        return self._single(self.request(job.values), job.line, job.seed)
 
     def add(self, result: Result) -> None:
         """A job is over."""
@@ -142,7 +142,7 @@ class Jobs:
 
     def _of_line(self, line: Line) -> Iterator[Job]:
         values = job_values(line)
-        spec = self._request(values)
+        spec = self.request(values)
         for seed in spec.seed or (own_seed(values, spec.num_videos),):
             single = self._single(spec, line.number, seed)
             clips = tuple(map(str, output_paths(single)))
@@ -154,7 +154,7 @@ class Jobs:
             if self._is_own():
                 yield Job(line.number, values, seed, clips, shape)
 
-    def _request(self, values: Mapping[str, Any]) -> RunSpec:
+    def request(self, values: Mapping[str, Any]) -> RunSpec:
         """The request of a line's values, over what was typed for all."""
         if CACHE in values:
             raise UsageError(f"`{CACHE}` is not taken from a job: programs are code", "--compile-cache FOLDER")

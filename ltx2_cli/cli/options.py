@@ -202,6 +202,20 @@ class Batch(BatchOptions):
     jobs: str = argument("JOBS", "A prompt or a JSON object of a request's keys a line; -: stdin, as lines come.")
 
 
+class Sweep(BatchOptions):
+    """Make a clip of a prompt with each combination of settings, and a contact sheet of all. Scales, steps and seeds
+    need no other program. What is done is skipped, and what was interrupted is gone on with.
+
+    ltx2 sweep "a fox yawns at dawn" --vary guidance_scale=2,3,4 --vary steps=10,20 --seed 7
+    ltx2 sweep "waves at night" --seed 0..7 --sheet waves.png
+    ltx2 sweep "a choir" --vary audio_guidance_scale=3,7 --vary resolution=512p,720p
+    """
+
+    words: Texts = argument("PROMPT", "What to show and to hear, as --prompt.", default=None)
+    vary: Texts = option(STEPS, "Values of an option or key; repeatable.", "--vary", metavar="KEY=VALUE,VALUE...")
+    sheet: File = option(FILES, "PNG of all clips; without it named after the prompt.")
+
+
 class Upsample(SavedModelOptions, KeepOptions, ConfigOptions, SessionOptions):
     """Upsample saved latents and refine them at their new size; the path of the video or latents is printed.
 
@@ -343,6 +357,7 @@ class Lora(Options):
 VERBS: dict[type[Options], str] = {  # with the modules that carry them out
     Generate: "generate",
     Batch: "batch",
+    Sweep: "sweep",
     Upsample: "latents",
     Resume: "execute",
     Decode: "latents",

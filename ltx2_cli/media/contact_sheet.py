@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
+from PIL.PngImagePlugin import PngInfo
 
 from ltx2_cli.files import replacing
 from ltx2_cli.media import Media
@@ -15,6 +16,9 @@ FRAMES_PER_CLIP = 6
 LONGER_SIDE = 192  # of a frame, in pixels
 GAP = 6  # pixels between frames
 FONT_SIZE = 14  # pixels
+SOFTWARE, NAME = "Software", "ltx2 contact sheet"  # a text of the PNG
+MARK = PngInfo()
+MARK.add_text(SOFTWARE, NAME)
 BACKGROUND, TEXT_COLOUR = "white", "black"
 
 
@@ -34,7 +38,16 @@ def write_contact_sheet(clips: Iterable[tuple[str, Media]], path: Path) -> None:
             left += image.width + GAP
         top += line + images[0].height
     with replacing(path) as temporary:
-        sheet.save(temporary, "PNG")
+        sheet.save(temporary, "PNG", pnginfo=MARK)
+
+
+def is_contact_sheet(path: Path) -> bool:
+    """Whether `write_contact_sheet` made a file."""
+    try:
+        with Image.open(path) as image:
+            return image.info.get(SOFTWARE) == NAME
+    except OSError:
+        return False
 
 
 def _thumbnails(clip: Media) -> list[Image.Image]:

@@ -1,0 +1,104 @@
+"""`ltx2 sweep`: one prompt under varied settings, side by side on a contact sheet."""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import yaml
+
+from ltx2_cli.batch.jobs import Line, own_seed
+from ltx2_cli.batch.names import words
+from ltx2_cli.cli.batch import finish, make
+from ltx2_cli.cli.generate import prompt_and_seeds
+from ltx2_cli.cli.jobs import WISHES, Jobs
+from ltx2_cli.cli.options import KEYS, Sweep
+from ltx2_cli.cli.session import Session
+from ltx2_cli.errors import UsageError
+from ltx2_cli.files import Output
+from ltx2_cli.media import Media, open_video
+from ltx2_cli.media.contact_sheet import is_contact_sheet, write_contact_sheet
+from ltx2_cli.media.videos import read_video
+from ltx2_cli.outputs import MAX_SLUG, check_outputs
+from ltx2_cli.request.layers import parse, unknown_name_error
+from ltx2_cli.request.validation import MAX_VIDEOS
+
+EXAMPLE = "for example: --vary guidance_scale=2,3,4"
+NAMES = {**KEYS, "steps": "num_inference_steps"}
+SILENCE = np.empty((0, 2), np.float32)
+
+
+class Varied(NamedTuple):
+    """A key of the request, as it is typed, and its values."""
+
+    name: str
+    values: Sequence[Any]
+
+
+def sweep(options: Sweep, session: Session) -> None:
+    """Make a clip of each combination, and a sheet of all that are there."""
+    jobs = Jobs(Sweep(**{**vars(options), **prompt_and_seeds(options)}), session)
+    base = jobs.request({})
+    seeds = base.seed or (own_seed({"prompt": base.prompt}, base.num_videos),)
+    varied = [*map(parse_varied, options.vary or ()), Varied("seed", seeds)]
+    count = prod(len(each.values) for each in varied)
+    if count == 1 or count > MAX_VIDEOS:
+        raise UsageError(f"{count} of 2 to {MAX_VIDEOS} clips are asked for", EXAMPLE)
+    place = Path(base.base_output_directory or "", words(base.prompt)[:MAX_SLUG].strip("-.") or "sweep")
+    sheet = (options.sheet or place.with_name(f"{place.name}-sweep.png")).expanduser()
+    check_outputs([Output(sheet, "--sheet")], force=options.force, own=[sheet] if is_contact_sheet(sheet) else [])
+    started = make(jobs, [list(_lines(varied, None if options.output else place))])
+    if jobs.made or not (options.dry_run or sheet.exists()):
+        _write_sheet(jobs, varied, sheet)
+    finish(jobs, started)
+
+
+def parse_varied(text: str) -> Varied:
+    """The key and the values of KEY=VALUE,VALUE... Raises `UsageError` for other text."""
+    name, equals, values = text.partition("=")
+    try:
+        parsed = parse(f"[{values}]") if equals else []
+    except yaml.YAMLError:
+        parsed = []
+    if not parsed or not name:
+        raise UsageError(f"--vary {text!r} is not KEY=VALUE,VALUE...", EXAMPLE)
+    name = name.replace("-", "_")
+    if name not in (known := [*WISHES, *NAMES]) and "." not in name:
+        raise unknown_name_error("option", name, known, source="--vary: ")
+    return Varied(name, parsed)
+
+
+def _combinations(varied: Sequence[Varied]) -> Iterator[dict[str, Any]]:
+    for values in product(*(each.values for each in varied)):
+        yield dict(zip([each.name for each in varied], values, strict=True))
+
+
+def _lines(varied: Sequence[Varied], place: Path | None) -> Iterator[Line]:
+    """A job for each combination; at a `place` it is named after what varies."""
+    for number, combination in enumerate(_combinations(varied), 1):
+        values = {NAMES.get(name, name): value for name, value in combination.items()}
+        parts = [re.sub(r"[^\w.-]+", "-", f"{name}-{value}").strip(".") for name, value in combination.items()]
+        named = {"output": str(place.with_name("-".join([place.name, *parts]) + ".mp4"))} if place else {}
+        yield Line(number, json.dumps({**values, **named}))
+
+
+def _write_sheet(jobs: Jobs, varied: Sequence[Varied], sheet: Path) -> None:
+    """The clips that are there, in the order of their lines, each under what makes it another."""
+    captions = [
+        ", ".join(f"{each.name} {combination[each.name]}" for each in varied if len(each.values) > 1)
+        for combination in _combinations(varied)
+    ]
+    results = sorted(jobs.results, key=lambda result: result.line)
+    clips = [(captions[result.line - 1], Path(clip)) for result in results for clip in result.clips]
+    if there := [(caption, clip) for caption, clip in clips if clip.exists()]:
+        write_contact_sheet(((caption, _read(clip)) for caption, clip in there), sheet)
+        jobs.session.report.note(f"side by side: {sheet}")
+
+
+def _read(clip: Path) -> Media:
+    file = open_video(clip)
+    return Media(read_video(clip, file.fps, file.num_frames, from_end=False).frames, SILENCE, file.fps, 1)
