@@ -17,14 +17,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from functools import partial
 from itertools import product
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flax import nnx
-
     from ltx2_cli.plan.resolve import Plan
 
 PASSES = (2, 1)
@@ -60,6 +57,7 @@ def ours(tiny: bool) -> Turn:
     """The loop of a run, with attention by the GPU's own kernel."""
     import jax
 
+    from ltx2_cli.core.bench import random_network
     from ltx2_cli.core.components import Components, abstract_network
     from ltx2_cli.core.encode import abstract_contexts
     from ltx2_cli.core.generate import generate
@@ -72,7 +70,7 @@ def ours(tiny: bool) -> Turn:
 
     plans = {passes: plan_of(tiny, passes) for passes in PASSES}
     components = Components(plans[1])
-    components.resident["transformer"] = drawn(abstract_network(plans[1], "transformer"))
+    components.resident["transformer"] = random_network(abstract_network(plans[1], "transformer"))
     contexts = {passes: jax.tree.map(normal, abstract_contexts(plan)) for passes, plan in plans.items()}
 
     def turn(asked: Asked) -> float:
@@ -81,26 +79,6 @@ def ours(tiny: bool) -> Turn:
         return median(timings.denoise_steps[1:])
 
     return turn
-
-
-def drawn(network: "nnx.Module") -> "nnx.Module":
-    """`network` with random weights, made on its device: the same numbers over and over, which nobody looks at."""
-    import jax
-    import jax.numpy as jnp
-
-    from ltx2_cli.weights.declare import Weight, map_weights
-
-    noise = 0.02 * jax.random.normal(jax.random.key(0), (2**20 + 7,))  # no multiple of a row's length
-
-    @partial(jax.jit, static_argnames=("shape", "dtype"))
-    def repeated(noise: jax.Array, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.Array:
-        return jnp.resize(noise, shape).astype(dtype)
-
-    def filled(weight: Weight) -> Weight:
-        value = weight.get_value()
-        return weight.with_value(jax.device_put(repeated(noise, value.shape, value.dtype), value.sharding))
-
-    return map_weights(filled, network)
 
 
 def asked(tiny: bool, passes: int) -> Asked:

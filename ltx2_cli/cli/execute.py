@@ -14,6 +14,7 @@ from ltx2_cli.cli.inspect import inspect
 from ltx2_cli.cli.options import Generate, Resume
 from ltx2_cli.cli.plan import check_published, fitting_plan
 from ltx2_cli.cli.session import Facts, Session, short_digest, synchronized
+from ltx2_cli.core.bench import CLIP, perf_facts
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.preview import Preview
 from ltx2_cli.core.programs import enable_compilation_cache, forbid_compilation
@@ -109,7 +110,7 @@ def run(options: Generate, session: Session, spec: RunSpec, product: Product, dr
             path = run_file(plan.spec).path
             execute(session, RunCheckpointer(path, plan, goal, timings, *keep, preview=preview), components)
         if session.hosts.first and options.perf_dump:
-            timings.write(options.perf_dump)
+            timings.write(options.perf_dump, perf_facts(plan, CLIP))
     session.finish([] if options.warmup else outputs(plan.spec, product))
 
 

@@ -1,9 +1,23 @@
-"""The options of the commands about settings, and all commands."""
+"""The options of the commands about settings and measurements, and all commands."""
 
 from pathlib import Path
 
 from ltx2_cli.cli import options
-from ltx2_cli.cli.options import DEBUG, FILES, Lora, Options, RequestOptions, argument, flag
+from ltx2_cli.cli.options import (
+    DEBUG,
+    FILES,
+    SIZE,
+    ClipOptions,
+    Count,
+    File,
+    Lora,
+    Options,
+    RequestOptions,
+    WishOptions,
+    argument,
+    flag,
+    option,
+)
 
 
 class Show(RequestOptions):
@@ -57,9 +71,37 @@ class Doctor(Options):
     debug: bool = DEBUG
 
 
+class Run(ClipOptions, WishOptions):
+    """Measure the steps of a clip on this machine, beside the least time by estimate. Weights are random: nothing is
+    downloaded, and nothing but the denoiser is measured.
+
+    ltx2 bench run --model ltx2.3
+    ltx2 bench run --model ltx2 --steps 20 --duration 10s -o long.json
+    """
+
+    num_videos: Count = option(SIZE, "Videos at once.")
+    output: File = option(FILES, "JSON file for the timings, with sglang's keys.", "--output", "-o", metavar="FILE")
+    as_json: bool = flag(FILES, "As JSON: the same, and what was estimated.", "--json")
+    force: bool = flag(FILES, "Overwrite what is there.", "--force")
+    debug: bool = DEBUG
+
+
+class Compare(Options):
+    """Compare the timings of two runs, as --perf-dump, `bench run` or sglang wrote them. Runs with other settings are
+    refused.
+
+    ltx2 bench compare before.json after.json
+    """
+
+    first: Path = argument("BEFORE", "A dump of timings.")
+    second: Path = argument("AFTER", "Another one.")
+    as_json: bool = flag(None, "As JSON: milliseconds.", "--json")
+
+
 VERBS = {**options.VERBS, Doctor: "doctor"}
 GROUPS: dict[str, tuple[str, dict[str, type[Options]], str]] = {  # help, commands, the module that carries them out
     "lora": ("Look into LoRA files.", {"inspect": Lora}, "inspect"),
+    "bench": ("Measure, and compare what was measured.", {"run": Run, "compare": Compare}, "bench"),
     "config": (
         "See and check settings.",
         {"show": Show, "validate": Validate, "path": Locate, "schema": Schema},

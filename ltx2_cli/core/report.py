@@ -1,11 +1,12 @@
 """How a run says what it is doing, without knowing who listens; and how long that took."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from ltx2_cli.files import replacing
 
@@ -71,14 +72,19 @@ class Timings(Report):
     def note(self, text: str) -> None:
         self.report.note(text)
 
-    def write(self, path: Path) -> None:
-        """Write what was measured so far. Steps that ran in one call of the program share its time equally."""
-        milliseconds = {
+    def record(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """What was measured so far, and other facts. Steps that ran in one call of the program share its time
+        equally."""
+        return {
             "total_duration_ms": 1000 * (perf_counter() - self.started - self.prepared),
             "steps": [{"name": name, "duration_ms": 1000 * seconds} for name, seconds in self.stages],
             "denoise_steps_ms": [
                 {"step": step, "duration_ms": 1000 * seconds} for step, seconds in enumerate(self.denoise_steps)
             ],
+            **facts,
         }
+
+    def write(self, path: Path, facts: Mapping[str, Any]) -> None:
+        """Write the record."""
         with replacing(path) as temporary:
-            temporary.write_text(json.dumps(milliseconds, indent=2) + "\n")
+            temporary.write_text(json.dumps(self.record(facts), indent=2) + "\n")

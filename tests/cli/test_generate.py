@@ -86,6 +86,7 @@ def core(monkeypatch: pytest.MonkeyPatch) -> Core:
     monkeypatch.setattr(execute, "check_published", lambda request: None)
     monkeypatch.setattr(execute, "fitting_plan", lambda request: core.resolve(request.spec))
     monkeypatch.setattr(execute, "programs", lambda plan, ends: [])
+    monkeypatch.setattr(execute, "perf_facts", lambda plan, measured: {"settings": {"measured": measured}})
     for name in ("load", "warm_up", "write"):
         monkeypatch.setattr(execute, name, getattr(core, name))
     return core

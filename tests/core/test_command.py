@@ -1,5 +1,6 @@
 """The command as a user types it, from its arguments to its files, against diffusers from the same folder and noise."""
 
+import json
 from pathlib import Path
 
 from safetensors.numpy import load_file
@@ -7,6 +8,7 @@ from safetensors.torch import save_file
 
 from clips import ALL_ON, NEGATIVE, PROMPT, TEXT_TOKENS, Checkpoint, reference_latents
 from forked import fork, run_main
+from ltx2_cli.core.bench import CLIP
 from parity import relative_error
 from tiny import draw_noise
 
@@ -32,6 +34,7 @@ def test_generate_makes_the_latents_of_the_reference(checkpoint: Checkpoint, tmp
         "save-latents": "latents",
         "output": "new/clip.mp4",
         "preview": "preview.png",
+        "perf-dump": "perf.json",
     }
     options = [text for name, value in asked.items() for text in (f"--{name}", str(value))]
     settings = ["--set", "compat=diffusers", "--set", f"max_sequence_length={TEXT_TOKENS}"]
@@ -41,6 +44,8 @@ def test_generate_makes_the_latents_of_the_reference(checkpoint: Checkpoint, tmp
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["clip.mp4", "clip.yaml"]
     assert "the colours in preview.png will be false" in err
     assert (tmp_path / "preview.png").read_bytes().startswith(b"\x89PNG")
+    settings = json.loads((tmp_path / "perf.json").read_text())["settings"]
+    assert (settings["measured"], settings["steps"], settings["passes"]) == (CLIP, [ALL_ON.steps], [4])
     latents = load_file(tmp_path / "latents")
     theirs = dict(zip(("video", "audio"), reference_latents(checkpoint.pipeline, ALL_ON, 12), strict=True))
     errors = {name: relative_error(latents[name], wanted) for name, wanted in theirs.items()}

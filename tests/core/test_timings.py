@@ -33,7 +33,7 @@ def test_timings_exclude_loading_and_compiling(tmp_path: Path, monkeypatch: pyte
         clock[0] += 8
         advance(2)
     clock[0] += 0.5
-    timings.write(tmp_path / "perf.json")
+    timings.write(tmp_path / "perf.json", {})
     said = json.loads((tmp_path / "perf.json").read_text())
     assert list(said) == ["total_duration_ms", "steps", "denoise_steps_ms"]
     assert said["total_duration_ms"] == 11_500
@@ -70,7 +70,7 @@ def test_timings_of_a_first_run_exclude_loading_and_compiling(checkpoint: Checkp
             pass
     finally:
         jax.monitoring.unregister_event_duration_listener(watch.hear)
-    timings.write(tmp_path / "perf.json")
+    timings.write(tmp_path / "perf.json", {})
     elapsed, said = time.perf_counter() - began, json.loads((tmp_path / "perf.json").read_text())
     assert [step["name"] for step in said["steps"]] == ["encode text", "connect text", "denoise", "decode"]
     assert len(said["denoise_steps_ms"]) == UNSEEN.steps

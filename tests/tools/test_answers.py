@@ -7,6 +7,7 @@ import pytest
 from typer.main import get_command
 
 from ltx2_cli.cli import app
+from ltx2_cli.cli.setup_options import GROUPS
 from tools.docs import ROOT
 
 ASKS, COMPLAINTS = (
@@ -31,7 +32,7 @@ SHOWN_BY = {
     12: "core/test_lora.py::test_faults_of_loras_and_checkpoint_are_one_message",
     13: "core/test_replay.py::test_the_first_stage_that_differs_is_named",
     15: "core/test_run.py::test_a_network_is_dropped_after_its_phase",
-    16: "core/test_replay.py::test_changed_versions_devices_and_meshes_are_noted",
+    16: "core/test_bench.py::test_other_settings_are_refused",
     17: "core/test_run.py::test_a_batch_equals_its_videos_generated_alone",
     18: "core/test_upsample_command.py::test_any_latents_can_be_upsampled_without_refinement",
     19: "core/test_conditions.py::test_the_newer_model_shows_videos_as_the_reference",
@@ -70,8 +71,8 @@ COMMANDS = [
 def test_commands_of_the_answers_are_accepted(command: str):
     group = get_command(app)
     _, verb, *words = shlex.split(command)
-    if verb == "lora":
-        group, verb, *words = group.commands["lora"], *words
+    if verb in GROUPS:
+        group, verb, *words = group.commands[verb], *words
     if verb != "models" and not words:
         assert verb in group.commands  # the command is named, not typed
     else:

@@ -1,0 +1,170 @@
+"""`ltx2 bench run`: how long steps take here, beside the estimate; `ltx2 bench compare`: two dumps of timings."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ltx2_cli.chips import chip
+from ltx2_cli.cli.generate import overrides, sized_spec
+from ltx2_cli.cli.setup_options import Compare, Run
+from ltx2_cli.console import columns, counted_steps, print_out, reporter
+from ltx2_cli.errors import UsageError
+from ltx2_cli.files import Output, read_limited, reserve
+from ltx2_cli.outputs import check_outputs
+from ltx2_cli.units import duration, quantity
+
+if TYPE_CHECKING:
+    from ltx2_cli.estimate.estimate import Estimate
+
+STEPS = 10  # that are measured without --steps
+MAX_DUMP = 2**24  # bytes; a step has about 70
+WANTED = "a file that --perf-dump, `ltx2 bench run -o` or sglang wrote"
+TOTAL, STEP = "in all", "a step"
+Figures = dict[str, Any]
+
+
+def run(options: Run) -> None:
+    """Print what was measured, and write it where that is asked for. Raises `DoesNotFitError` before any work."""
+    if options.image or options.video or options.reference:
+        raise UsageError("what clips are shown is not measured", "leave out --image, --video and --reference")
+    files = [Output(options.output, "-o")] if options.output else []
+    check_outputs(files, force=options.force)
+    asked = {"prompt": "a", "seed": "0", **overrides(options, output=None)}
+    spec = sized_spec(asked, options, reporter())
+    if "num_inference_steps" not in spec.asked and spec.sigmas is None:
+        spec = replace(spec, num_inference_steps=STEPS)
+    from ltx2_cli.cli.plan import command_line
+    from ltx2_cli.core import bench
+    from ltx2_cli.core.programs import enable_compilation_cache
+    from ltx2_cli.devices import find_devices
+    from ltx2_cli.estimate.estimate import estimate_plan
+    from ltx2_cli.estimate.fit import Request, check_fit
+    from ltx2_cli.outputs import Product
+
+    with reserve(files):
+        enable_compilation_cache(spec.compile_cache)
+        request = Request(spec, find_devices(), product=Product.latents)
+        plan = request.plan()
+        check_fit(request, plan, command_line)
+        timings, seconds = bench.measure_steps(plan, reporter())
+        facts = bench.perf_facts(plan, bench.STEPS)
+        figures = [*stage_figures(estimate_plan(plan), seconds)]
+        if options.output:
+            timings.write(options.output, facts)
+    if options.as_json:
+        print_out(json.dumps({**timings.record(facts), "stages": figures}, indent=2))
+    else:
+        settings, environment = facts["settings"], facts["environment"]
+        print_out("\n".join(columns([*figure_rows(settings, environment, figures)])))
+
+
+def stage_figures(estimate: "Estimate", seconds: list[list[float]]) -> Iterator[Figures]:
+    """What the measured seconds of the steps of each stage mean beside the estimate, on one device. Shares are of what
+    the maker of the device says, where that is known."""
+    rates = chip(estimate.plan.sharding.mesh.devices.flat[0].device_kind)
+    for stage, times in zip(estimate.stages, seconds, strict=True):
+        middle = median(times)
+        flops, read = stage.flops / middle, stage.weights / middle
+        yield {
+            "step_seconds": {"median": middle, "least": min(times), "most": max(times)},
+            "least_seconds_by_estimate": stage.seconds_per_step,
+            "flops": stage.flops,
+            "flops_per_second": flops,
+            "mfu": flops / rates.flops if rates else None,
+            "weight_bytes": stage.weights,
+            "weight_bytes_per_second": read,
+            "share_of_bandwidth": read / rates.hbm_bandwidth if rates else None,
+        }
+
+
+def figure_rows(settings: Figures, environment: Figures, figures: list[Figures]) -> Iterator[tuple[str, str]]:
+    """What people read of the figures of each stage."""
+    yield "model", f"{settings['model_version']}, {settings['layers']} layers, {settings['dtype']}, random weights"
+    yield "devices", environment["devices"]
+    for number, stage in enumerate(figures):
+        seconds, least = stage["step_seconds"], stage["least_seconds_by_estimate"]
+        name = f"stage {number + 1}" if len(figures) > 1 else "clip"
+        passes = f"{settings['passes'][number]} pass{'es' * (settings['passes'][number] > 1)}"
+        yield name, f"{settings['sizes'][number]}, {passes}; {environment['meshes'][number]}"
+        spread = f"{duration(seconds['least'])} to {duration(seconds['most'])}"
+        count = counted_steps(settings["steps"][number])
+        yield "  a step", f"{duration(seconds['median'])}, the median of {count}: {spread}"
+        if least:
+            yield "  estimate", f"{duration(least)} at least; measured: {seconds['median'] / least:.2f} times that"
+        share = f": {stage['mfu']:.1%} of what its maker says (MFU)" if stage["mfu"] else ""
+        work = f"{quantity(stage['flops'], 'FLOP')} a device, {quantity(stage['flops_per_second'], 'FLOP/s')}"
+        yield "  work", work + share
+        share = f": {stage['share_of_bandwidth']:.1%} of its bandwidth" if stage["share_of_bandwidth"] else ""
+        read = f"{quantity(stage['weight_bytes'])} a device, {quantity(stage['weight_bytes_per_second'], 'B/s')}"
+        yield "  weights", read + share
+
+
+class Dump(NamedTuple):
+    """A dump of timings."""
+
+    milliseconds: Mapping[str, float]  # in all, of each stage, a step
+    steps: int
+    settings: Mapping[str, Any] | None  # None: it does not say them, as those of sglang
+    environment: Mapping[str, Any]
+
+
+def compare(options: Compare) -> None:
+    """Print both and their ratio. Raises `UsageError` where they are of different work."""
+    dumps = first, second = [read_dump(path) for path in (options.first, options.second)]
+    differences = [] if first.steps == second.steps else [f"{first.steps} and {second.steps} steps of denoising"]
+    if first.settings is not None and second.settings is not None:
+        differences += _differences(first.settings, second.settings)
+    if differences:
+        raise UsageError(f"these runs are not of the same work: {'; '.join(differences)}", "compare runs that are")
+    for path, dump in zip((options.first, options.second), dumps, strict=True):
+        if dump.settings is None:
+            reporter().note(f"{path} does not say its settings: only the number of steps is known to be the same")
+    for difference in _differences(first.environment, second.environment):
+        reporter().note(f"they differ in {difference}")
+    names = dict.fromkeys([*first.milliseconds, *second.milliseconds])
+    rows = {name: (first.milliseconds.get(name), second.milliseconds.get(name)) for name in names}
+    if options.as_json:
+        print_out(json.dumps({name: dict(zip(("before", "after"), row, strict=True)) for name, row in rows.items()}))
+        return
+    table = [("", "before, ms", "after, ms", "after / before"), *(_cells(name, *row) for name, row in rows.items())]
+    print_out("\n".join(columns(table, (1, 2, 3))))
+
+
+def _cells(name: str, before: float | None, after: float | None) -> tuple[str, ...]:
+    ratio = f"{after / before:.3f}" if before and after is not None else "-"
+    return name, *("-" if value is None else f"{value:.1f}" for value in (before, after)), ratio
+
+
+def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    keys = dict.fromkeys([*first, *second])
+    return [f"{key}: {first.get(key)} and {second.get(key)}" for key in keys if first.get(key) != second.get(key)]
+
+
+def read_dump(path: Path) -> Dump:
+    """The timings in a file. Raises `UsageError` for anything else."""
+    try:
+        values = json.loads(read_limited(path, MAX_DUMP, WANTED))
+        stages = defaultdict[str, float](float)  # some come once a clip
+        for stage in values["steps"]:
+            stages[str(stage["name"])] += _milliseconds(stage)
+        steps = [_milliseconds(step) for step in values["denoise_steps_ms"]]
+        total = _milliseconds({"duration_ms": values["total_duration_ms"]})
+        settings, environment = values.get("settings"), values.get("environment")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", WANTED) from error
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise UsageError(f"{path} holds no timings of a run", WANTED) from error
+    milliseconds = {TOTAL: total, **stages, **({STEP: median(steps)} if steps else {})}
+    known = settings if isinstance(settings, dict) else None
+    return Dump(milliseconds, len(steps), known, environment if isinstance(environment, dict) else {})
+
+
+def _milliseconds(entry: Mapping[str, Any]) -> float:
+    value = float(entry["duration_ms"])
+    if not 0 <= value < float("inf"):
+        raise ValueError(value)
+    return value

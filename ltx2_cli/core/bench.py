@@ -1,0 +1,115 @@
+"""How long the steps of a clip take on the devices that are here, without its weights: numbers drawn at random take as
+long. And what a dump of timings says of the run that it is of."""
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from ltx2_cli.core.components import Components, abstract_network
+from ltx2_cli.core.encode import abstract_contexts
+from ltx2_cli.core.generate import generate
+from ltx2_cli.core.provenance import devices, versions
+from ltx2_cli.core.report import Report, Timings
+from ltx2_cli.core.run_state import RunState
+from ltx2_cli.diffusion.latents import token_shapes
+from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.plan.stages import DENOISER, Stage
+from ltx2_cli.request.spec import Streams
+from ltx2_cli.weights.declare import Weight, map_weights
+
+STEPS = "steps of the denoiser, random weights"
+CLIP = "a run, weights loaded"
+SCALE = 0.03  # of random weights
+TURNS = (12.9898, 78.233, 37.719, 4.5813, 93.989)  # radians between two neighbours along each axis
+
+
+def perf_facts(plan: Plan, measured: str) -> dict[str, Any]:
+    """What a dump of timings says beside them: `settings`, without which two dumps are of different work, and the
+    `environment`, in which two dumps may be compared. `measured` is `STEPS` or `CLIP`."""
+    stages = plan.stages
+    settings = {
+        "measured": measured,
+        "model_version": plan.arch.model_version,
+        "layers": plan.arch.transformer.num_layers,
+        "dtype": plan.dtype.value,
+        "videos": f"{len(plan.batches)} x {plan.batch_size}",
+        "sizes": [_size(plan, stage) for stage in stages],
+        "passes": [len(stage.passes) for stage in stages],
+        "steps": [stage.steps for stage in stages],
+        "text_tokens": plan.text_tokens,
+    }
+    meshes = [f"{stage.sharding.text}, {stage.sharding.attention.value} attention" for stage in stages]
+    return {"settings": settings, "environment": {**versions(), "devices": devices(), "meshes": meshes}}
+
+
+def _size(plan: Plan, stage: Stage) -> str:
+    geometry = stage.geometry
+    frames, height, width = plan.arch.compression.clip_size(geometry.frames, geometry.height, geometry.width)
+    return f"{width}x{height}, {frames} frames, {geometry.video_tokens} + {geometry.audio_frames} tokens"
+
+
+def measure_steps(plan: Plan, report: Report) -> tuple[Timings, list[list[float]]]:
+    """The timings of the steps of all stages, and the seconds of each step by stage, compiled before. A stage that
+    refines begins from random latents: what upsamples them is left out."""
+    components = Components(plan)
+    with report.stage("draw weights"):
+        network = jax.block_until_ready(random_network(abstract_network(plan, DENOISER)))
+    components.resident |= dict.fromkeys((stage.network for stage in plan.stages), network)
+    contexts = jax.tree.map(_normal, abstract_contexts(plan))
+    one_step = replace(plan, stages=tuple(replace(stage, sigmas=stage.sigmas[[0, -1]]) for stage in plan.stages))
+    for stage in plan.stages:
+        with report.stage(f"compile {stage.name}"):
+            _run_stage(one_step, stage.name, components, contexts, Report())
+    timings, seconds = Timings(report), list[list[float]]()
+    for stage in plan.stages:
+        before = len(timings.denoise_steps)
+        _run_stage(plan, stage.name, components, contexts, timings)
+        seconds.append(timings.denoise_steps[before:])
+    return timings, seconds
+
+
+def _run_stage(plan: Plan, name: str, components: Components, contexts: Streams[Any], report: Report) -> None:
+    """The steps of one stage. The plan ends with it."""
+    phases = [phase for phase in plan.phases if phase.stage.name == name and not phase.upsamples]
+    until = replace(plan, stages=plan.stages[: phases[0].number + 1])
+    stage, place = phases[0].stage, plan.phases.index(phases[0])
+    latents = Streams(*map(_random_tokens, token_shapes(len(plan.seeds), stage.shapes))) if stage.source else None
+    texts = dict.fromkeys((stage.connectors for stage in plan.stages), contexts)
+    for _ in generate(until, RunState(phase=place, latents=latents, contexts=texts), components, report):
+        pass
+
+
+def _random_tokens(shape: tuple[int, ...]) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape, np.float32)
+
+
+def _normal(x: jax.ShapeDtypeStruct) -> jax.Array:
+    return jax.device_put(jax.random.normal(jax.random.key(0), x.shape, x.dtype), x.sharding)
+
+
+def random_network(network: nnx.Module) -> nnx.Module:
+    """An abstract network with weights that look random, each part made on its own device."""
+
+    def filled(weight: Weight) -> Weight:
+        value = weight.get_value()
+        return weight.with_value(_numbers(value.shape, value.dtype, value.sharding)())
+
+    return map_weights(filled, network)
+
+
+@cache
+def _numbers(shape: tuple[int, ...], dtype: np.dtype, where: Any) -> Any:
+    """A program that makes an array of numbers up to `SCALE`: sines, since every device can make its own."""
+
+    def make() -> jax.Array:
+        angles = sum(
+            turn * jax.lax.broadcasted_iota(np.float32, shape, axis) for axis, turn in enumerate(TURNS[: len(shape)])
+        )
+        return (SCALE * jnp.sin(angles)).astype(dtype)
+
+    return jax.jit(make, out_shardings=where)
