@@ -29,8 +29,6 @@ Figures = dict[str, Any]
 
 def run(options: Run) -> None:
     """Print what was measured, and write it where that is asked for. Raises `DoesNotFitError` before any work."""
-    if options.image or options.video or options.reference:
-        raise UsageError("what clips are shown is not measured", "leave out --image, --video and --reference")
     files = [Output(options.output, "-o")] if options.output else []
     check_outputs(files, force=options.force)
     asked = {"prompt": "a", "seed": "0", **overrides(options, output=None)}
@@ -49,6 +47,9 @@ def run(options: Run) -> None:
         enable_compilation_cache(spec.compile_cache)
         request = Request(spec, find_devices(), product=Product.latents)
         plan = request.plan()
+        if any(stage.pictures or stage.sounds for stage in plan.stages):
+            sentence = "steps are measured without what a clip is given"
+            raise UsageError(sentence, "leave out --image, --video, --reference and --audio")
         check_fit(request, plan, command_line)
         timings, seconds = bench.measure_steps(plan, reporter())
         facts = bench.perf_facts(plan, bench.STEPS)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from clips import Checkpoint
 from devices import tpus
@@ -139,5 +140,7 @@ def test_steps_of_both_stages_are_measured(
         assert stage["mfu"] is None  # of a CPU
     assert run_program(monkeypatch, "bench", "run", *options) == 2  # it is there
     assert "exists" in capsys.readouterr().err
-    assert run_program(monkeypatch, "bench", "run", "--image", "a.png") == 2
+    Image.new("RGB", (32, 32)).save(tmp_path / "a.png")
+    del options[options.index("-o") : options.index("-o") + 2]
+    assert run_program(monkeypatch, "bench", "run", *options, "--image", str(tmp_path / "a.png")) == 2
     assert "leave out --image" in capsys.readouterr().err
