@@ -18,6 +18,7 @@ from rich.text import Text
 
 from ltx2_cli.core.report import DECODE, WRITE, Advance, Report
 from ltx2_cli.errors import RunError
+from ltx2_cli.units import duration, quantity
 
 LONGEST_LINE = 2000  # characters of an error
 SECONDS = 30.0  # between two lines of a log that say how far a run is
@@ -97,11 +98,11 @@ class _Work:
         self.show(self)
 
     def progress(self) -> str:
-        """The steps that are done, and about what time is left."""
-        seconds = (monotonic() - self.began) / self.done * (self.total - self.done + self.later)
+        """The steps that are done, the time of one, and about what time is left."""
+        step = (monotonic() - self.began) / self.done
         end = " until decoding" if self.clip_seconds is None else " left"
-        left = clock(seconds + self.clips * (self.clip_seconds or 0))
-        return f"{self.done} of {counted_steps(self.total)}, about {left}{end}"
+        left = clock(step * (self.total - self.done + self.later) + self.clips * (self.clip_seconds or 0))
+        return f"{self.done} of {counted_steps(self.total)}, {duration(step)} each, about {left}{end}"
 
 
 @dataclass
@@ -111,16 +112,22 @@ class Plain(Report):
     stream: TextIO
     verbose: bool = False
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # of each stage of a name
+    bytes: int = 0  # that were moved in the current stage
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        began = monotonic()
+        began, self.bytes = monotonic(), 0
         with self._line(name):
             yield
         seconds = monotonic() - began
         self.seconds[name].append(seconds)
-        if self.verbose and (seconds >= 0.1 or not name.startswith("compile")):  # a program from the cache takes less
-            self._end(f"{name}: {seconds:.1f} s")
+        rate = f", {quantity(self.bytes)} at {quantity(self.bytes / seconds)}/s" if self.bytes and seconds else ""
+        worked = seconds >= 0.1 or not name.startswith("compile")  # a program from the cache takes less
+        if (self.verbose and worked) or (rate and seconds >= SECONDS):
+            self._end(f"{name}: {seconds:.1f} s{rate}")
+
+    def moved(self, size: int) -> None:
+        self.bytes += size
 
     @contextmanager
     def steps(self, total: int, later: float = 0, clips: int = 0) -> Iterator[Advance]:

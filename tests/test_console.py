@@ -10,7 +10,7 @@ import pytest
 
 from ltx2_cli import console
 from ltx2_cli.console import Live, Plain, columns, print_error, print_out, reporter
-from ltx2_cli.core.report import Report
+from ltx2_cli.core.report import Report, Timings
 from ltx2_cli.errors import RunError
 
 
@@ -65,7 +65,7 @@ def test_a_terminal_shows_progress_without_colour_too(colour: bool, monkeypatch:
     with reporter(stream=stream).steps(3) as advance:
         advance(1)
         advance(2)
-    assert "3 of 3 steps, about 0:00 until decoding" in stream.getvalue()
+    assert re.search(r"3 of 3 steps, \S+ m?s each, about 0:00 until decoding", stream.getvalue())
     assert ("\x1b[32m" in stream.getvalue()) == colour
 
 
@@ -88,8 +88,8 @@ def test_a_log_estimates_the_time_of_the_run(monkeypatch: pytest.MonkeyPatch):
             clock[0] += 10
             advance(1)
     lines = stream.getvalue().splitlines()
-    assert lines[0] == "4 of 40 steps, about 7:06 left"  # 36 and 5 steps of 10 s, two clips of 8 s
-    assert lines[8] == "36 of 40 steps, about 1:46 left"
+    assert lines[0] == "4 of 40 steps, 10.0 s each, about 7:06 left"  # 36 and 5 steps of 10 s, two clips of 8 s
+    assert lines[8] == "36 of 40 steps, 10.0 s each, about 1:46 left"
     assert lines[9:] == ["40 steps: 400.0 s"]
 
 
@@ -101,9 +101,9 @@ def test_a_log_of_fast_steps_reports_every_half_minute(monkeypatch: pytest.Monke
             clock[0] += 1
             advance(1)
     assert stream.getvalue().splitlines() == [
-        "30 of 100 steps, about 1:10 until decoding",
-        "60 of 100 steps, about 0:40 until decoding",
-        "90 of 100 steps, about 0:10 until decoding",
+        "30 of 100 steps, 1.0 s each, about 1:10 until decoding",
+        "60 of 100 steps, 1.0 s each, about 0:40 until decoding",
+        "90 of 100 steps, 1.0 s each, about 0:10 until decoding",
         "100 steps: 100.0 s",
     ]
 
@@ -122,6 +122,26 @@ def test_cached_programs_are_not_reported_as_compiled(monkeypatch: pytest.Monkey
         with Plain(stream, verbose=True).stage("compile noise"):
             clock[0] += seconds
     assert stream.getvalue() == "compile noise: 3.0 s\n"
+
+
+def test_loading_says_how_fast_it_was(monkeypatch: pytest.MonkeyPatch):
+    """Long loading to everybody."""
+    clock, quiet, verbose = [0.0], io.StringIO(), io.StringIO()
+    monkeypatch.setattr(console, "monotonic", lambda: clock[0])
+    for stream in (quiet, verbose):
+        report = Plain(stream, stream is verbose)
+        for seconds, size in ((2.0, 3), (40.0, 38)):
+            with Timings(report).stage("load transformer"):
+                clock[0] += seconds
+                Timings(report).moved(size * 10**9)
+        with report.stage("decode"):
+            clock[0] += 40
+    assert quiet.getvalue() == "load transformer: 40.0 s, 38.0 GB at 0.9 GB/s\n"
+    assert verbose.getvalue().splitlines() == [
+        "load transformer: 2.0 s, 3.0 GB at 1.5 GB/s",
+        quiet.getvalue().strip(),
+        "decode: 40.0 s",
+    ]
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(7.4, "0:07"), (750, "12:30"), (3723, "1:02:03")])

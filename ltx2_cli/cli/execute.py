@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from itertools import groupby
 from os.path import abspath, expanduser, relpath
 from pathlib import Path
+from time import monotonic
 
 from huggingface_hub import constants
 
@@ -74,7 +75,12 @@ def agreed_plan(session: Session, request: Request) -> Iterator[Plan]:
     """The plan of a request that fits the devices, and that the body may refuse: the same on every host."""
     with synchronized(session.hosts) as facts:
         enable_compilation_cache(request.spec.compile_cache)
-        yield (plan := fitting_plan(request))
+        began = monotonic()
+        plan = fitting_plan(request)
+        if (size := session.downloads) and (seconds := monotonic() - began):
+            session.report.note(f"downloaded {quantity(size)} in {seconds:.0f} s, {quantity(size / seconds)}/s")
+        session.downloads = 0
+        yield plan
         facts |= plan_facts(plan) if session.hosts.count > 1 else {}
 
 
@@ -84,6 +90,7 @@ def check_downloads(session: Session, request: Request) -> None:
         check_published(request)
         downloads = missing_downloads(request.spec)
         check_disk_space(downloads)
+        session.downloads = sum(file.size for file in downloads)
         for repository, parts in groupby(downloads, lambda file: file.repository):
             size = quantity(sum(part.size for part in parts))
             session.report.note(f"downloading {size} of {repository} into {constants.HF_HUB_CACHE}")
@@ -111,6 +118,8 @@ def run(options: Generate, session: Session, spec: RunSpec, product: Product, dr
             execute(session, RunCheckpointer(path, plan, goal, timings, *keep, preview=preview), components)
         if session.hosts.first and options.perf_dump:
             timings.write(options.perf_dump, perf_facts(plan, CLIP))
+    if options.as_json:
+        session.print_result(() if options.warmup else plan.spec.seeds, timings)
     session.finish([] if options.warmup else outputs(plan.spec, product))
 
 

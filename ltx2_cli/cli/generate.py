@@ -40,6 +40,8 @@ def generate(options: Generate, session: Session) -> None:
             raise UsageError("--warmup compiles what --no-compile forbids", "leave one of them out")
         if options.warmup and options.preview:
             raise UsageError("--warmup makes no clip that --preview could show", "leave one of them out")
+        if options.as_json and options.dry_run:
+            raise UsageError("--json says what a run did, and --dry-run makes none", "leave one of them out")
         if options.stop_after and not options.save_latents:
             raise UsageError("--stop-after writes latents, and no file is named for them", "--save-latents FILE")
         anything = {"prompt": ANYTHING} if options.warmup else {}
@@ -67,6 +69,7 @@ def generate(options: Generate, session: Session) -> None:
         from ltx2_cli.cli.plan import print_dry_run
 
         return print_dry_run(session, spec, product, random, files)
+    session.as_json = options.as_json
     session.start()
     from ltx2_cli.cli.execute import run
 

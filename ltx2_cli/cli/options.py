@@ -170,6 +170,7 @@ class Generate(RequestOptions, KeepOptions, SessionOptions):
     )
     preview: File = option(FILES, "PNG that shows the clip while it is made, replaced at every tenth of its steps.")
     dry_run: bool = flag(FILES, "Print what would be downloaded and done; do nothing.", "--dry-run")
+    as_json: bool = flag(FILES, "At the end one line: paths, seeds, seconds by stage, memory in bytes.", "--json")
     no_compile: bool = flag(COMPILING, "Fail where a program is not in the cache yet.", "--no-compile")
     warmup: bool = flag(COMPILING, "Compile, load and run all with one step; make no clip.", "--warmup")
     perf_dump: File = option(COMPILING, "JSON file for how long each stage and step took.", metavar="FILE")

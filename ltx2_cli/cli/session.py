@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ltx2_cli.cli.options import SessionOptions
 from ltx2_cli.console import print_out, reporter
-from ltx2_cli.core.report import Report
+from ltx2_cli.core.report import Report, Timings
 from ltx2_cli.devices import peak_memory
 from ltx2_cli.errors import (
     DISK_FULL,
@@ -54,6 +54,9 @@ class Session:
     resources: ExitStack  # released at the end
     compiled: "CompileStats | None" = None
     flaws: list[str] = field(default_factory=list)  # of the finished clips
+    as_json: bool = False  # paths are not printed, but a result at the end
+    shown: list[Path] = field(default_factory=list)  # the finished files
+    downloads: int = 0  # bytes that were said to be downloaded next
 
     def reserve(self, files: Iterable[Output]) -> None:
         """Keep other processes from writing these files until the end. The first host writes."""
@@ -69,7 +72,9 @@ class Session:
 
     def show(self, path: Path, findings: Sequence[str] = ()) -> None:
         """Print the path of a finished file; say what is wrong with the clip in it."""
-        print_out(str(path))
+        self.shown.append(path)
+        if not self.as_json:
+            print_out(str(path))
         self.note_flaws(path, findings)
 
     def note_flaws(self, path: Path, findings: Sequence[str]) -> None:
@@ -80,17 +85,37 @@ class Session:
 
     def finish(self, written: Iterable[Output]) -> None:
         """Say what was written, in which time and memory. Raises `MediaCheckError` for flaws, with --strict."""
-        import jax
-
         names = [str(file.path) for file in written]
         files = ", ".join(names) if len(names) <= MOST else f"{len(names)} files"
-        host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        device = peak_memory(jax.local_devices())
+        host, device = peak_bytes()
         memory = f"{host / 1e9:.1f} GB of memory" + (f", {device / 1e9:.1f} GB of a device" if device else "")
         done = f"{f'wrote {files}' if names else 'done'} in {monotonic() - STARTED:.1f} s"
         self.report.note(f"{done}; at most {memory}; {self.compiled}")
         if self.flaws and self.options.strict:
             raise MediaCheckError(". ".join(self.flaws), "all files are written; without --strict this is no error")
+
+    def print_result(self, seeds: Iterable[int], timings: Timings) -> None:
+        """The result in one line of JSON, on the first host: files, seeds, seconds in all and by stage, peaks of memory
+        in bytes, flaws."""
+        host, device = peak_bytes()
+        result = {
+            "paths": [str(path) for path in self.shown],
+            "seeds": list(seeds),
+            "seconds": round(monotonic() - STARTED, 3),
+            "stages": {name: round(seconds, 3) for name, seconds in timings.seconds().items()},
+            "peak_memory": {"host": host, "device": device},
+            "flaws": self.flaws,
+        }
+        if self.hosts.first:
+            print_out(json.dumps(result, ensure_ascii=False))
+
+
+def peak_bytes() -> tuple[int, int | None]:
+    """The most memory that this process took, and one of its devices, where it says so."""
+    import jax
+
+    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return host, peak_memory(jax.local_devices())
 
 
 @contextmanager

@@ -148,6 +148,8 @@ class Components:
             spoken = name.replace("_", " ")
             with report.stage(f"load {spoken}"), memory_for(f"{LOAD}{spoken}", self.plan):
                 module = jax.block_until_ready(self._refiner() if name == REFINER else self._loaded(name, name))
+                if name != REFINER:  # which is mostly in memory
+                    report.moved(sum(array.nbytes for array in jax.tree.leaves(module)))
             self.after_load(name)
         for program, compiled in self.compilations.get(name, ()):
             if not compiled.done():

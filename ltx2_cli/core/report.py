@@ -29,6 +29,9 @@ class Report:
         steps, and decodes and writes so many clips."""
         yield lambda steps: None
 
+    def moved(self, size: int) -> None:
+        """So many bytes were read or downloaded in the current stage."""
+
     def note(self, text: str) -> None:
         """A fact that the user should see once, such as the seed that was chosen."""
 
@@ -40,7 +43,7 @@ class Timings(Report):
 
     report: Report
     started: float = field(default_factory=perf_counter)
-    prepared: float = 0  # seconds
+    preparations: list[tuple[str, float]] = field(default_factory=list)  # stages and their seconds
     stages: list[tuple[str, float]] = field(default_factory=list)
     denoise_steps: list[float] = field(default_factory=list)
 
@@ -50,10 +53,7 @@ class Timings(Report):
         with self.report.stage(name):
             yield
         seconds = perf_counter() - started
-        if name.startswith(PREPARING):
-            self.prepared += seconds
-        else:
-            self.stages.append((name, seconds))
+        (self.preparations if name.startswith(PREPARING) else self.stages).append((name, seconds))
 
     @contextmanager
     def steps(self, total: int, later: float = 0, clips: int = 0) -> Iterator[Advance]:
@@ -69,8 +69,23 @@ class Timings(Report):
             yield measure
         self.stages.append(("denoise", perf_counter() - started))
 
+    def moved(self, size: int) -> None:
+        self.report.moved(size)
+
     def note(self, text: str) -> None:
         self.report.note(text)
+
+    @property
+    def prepared(self) -> float:
+        """Seconds of loading and compiling."""
+        return sum(seconds for _, seconds in self.preparations)
+
+    def seconds(self) -> dict[str, float]:
+        """The seconds of all stages of each name, those of loading and compiling too."""
+        totals = dict[str, float]()
+        for name, seconds in (*self.preparations, *self.stages):
+            totals[name] = totals.get(name, 0.0) + seconds
+        return totals
 
     def record(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         """What was measured so far, and other facts. Steps that ran in one call of the program share its time

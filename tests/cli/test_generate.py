@@ -19,10 +19,12 @@ from ltx2_cli.cli import execute
 from ltx2_cli.core.report import Report
 from ltx2_cli.diffusion.latents import save_latents
 from ltx2_cli.errors import MAKE_ROOM, NotFiniteError, RunError
+from ltx2_cli.estimate.fit import Request
 from ltx2_cli.media import Media, write_mp4
 from ltx2_cli.outputs import output_paths
 from ltx2_cli.request.profiles import read_spec, to_yaml
 from ltx2_cli.request.spec import DType, RunSpec, Streams
+from ltx2_cli.weights.hub import Download
 from program import run_program
 
 if TYPE_CHECKING:
@@ -119,6 +121,48 @@ def test_verbose_prints_every_stage_and_quiet_nothing(ltx2: Run):
     code, out, err = ltx2(*asked, "-q", "--height", "33")
     assert (code, out, err.splitlines()[0].split(" ")[0]) == (2, "", "error:")
     assert "--verbose and --quiet contradict each other\nhint: leave one of them out" in ltx2(*asked, "-qv")[2]
+
+
+def test_json_is_one_line_with_the_result_and_no_paths(ltx2: Run, core: Core):
+    core.findings = ("the sound is silent",)
+    code, out, err = ltx2("generate", "--prompt", "rain", "--num-videos", "2", "--json", "--quiet", "--strict")
+    (line,) = out.splitlines()
+    result = json.loads(line)
+    paths = [f"out/rain-ltx2-s{seed}.mp4" for seed in (5, 6)]
+    assert (code, err.splitlines()[0]) == (
+        4,
+        f"error: {paths[0]}: the sound is silent. {paths[1]}: the sound is silent",
+    )
+    assert (result["paths"], result["seeds"]) == (paths, [5, 6])
+    assert result["flaws"] == [f"{path}: the sound is silent" for path in paths]
+    assert result["stages"].keys() == {"imagine", "denoise"}
+    assert 0 <= sum(result["stages"].values()) <= result["seconds"]
+    assert result["peak_memory"]["host"] > 10**7
+    assert result["peak_memory"]["device"] is None
+    assert json.loads(ltx2("generate", "--warmup", "--json")[1])["paths"] == []
+    core.failure = RunError("the vocoder is not finite", "")
+    assert ltx2("generate", "--prompt", "rain", "--json")[:2] == (1, "")
+    code, _, err = ltx2("generate", "--prompt", "rain", "--json", "--dry-run")
+    assert (code, err.splitlines()[0]) == (2, "error: --json says what a run did, and --dry-run makes none")
+
+
+def test_a_download_says_how_fast_it_was(ltx2: Run, core: Core, monkeypatch: pytest.MonkeyPatch):
+    clock = [100.0]
+
+    def fetch(request: Request) -> Core:
+        clock[0] += 20
+        return core.resolve(request.spec)
+
+    monkeypatch.setattr(execute, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(execute, "fitting_plan", fetch)
+    monkeypatch.setattr(execute, "check_disk_space", lambda downloads: None)
+    files = [Download("a/b", name, size, False) for name, size in (("c", 4 * 10**9), ("d", 6 * 10**9))]
+    monkeypatch.setattr(execute, "missing_downloads", lambda spec: files)
+    _, _, err = ltx2("generate", "--prompt", "rain")
+    assert "downloading 10.0 GB of a/b into " in err
+    assert "\ndownloaded 10.0 GB in 20 s, 0.5 GB/s\n" in err
+    files.clear()
+    assert "downloaded" not in ltx2("generate", "--prompt", "rain")[2]
 
 
 def test_size_and_length_are_asked_for_as_people_say_them(ltx2: Run, core: Core):
