@@ -37,6 +37,7 @@ class Job:
     seed: int
     clips: tuple[str, ...] = ()
     shape: int = 0  # jobs of one number run the same programs
+    done: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,10 @@ class Jobs:
                     self.fail(Result(line.number, FAILED), error)
         if self.errors and not jobs and named:
             raise self.errors[0]
-        ordered = [jobs[index] for index in in_order([job.shape for job in jobs])]
-        return [job for job in ordered if not self._skip(job)]
+        for job in jobs:
+            if job.done:
+                self.add(Result(job.line, SKIPPED, job.clips, job.seed))
+        return [jobs[index] for index in in_order([job.shape for job in jobs]) if not jobs[index].done]
 
     def spec(self, job: Job) -> RunSpec:
         """The request of a job."""
@@ -152,7 +155,7 @@ class Jobs:
                     raise SameNameError(f"lines {owner[0]} and {line.number} both make {path}", APART)
             shape = self.shapes.setdefault(shape_of(single), len(self.shapes))
             if self._is_own():
-                yield Job(line.number, values, seed, clips, shape)
+                yield Job(line.number, values, seed, clips, shape, not self.options.force and is_done(single))
 
     def request(self, values: Mapping[str, Any]) -> RunSpec:
         """The request of a line's values, over what was typed for all."""
@@ -178,10 +181,3 @@ class Jobs:
         """Whether the next job is of this worker's shard."""
         self.position += 1
         return (self.position - 1) % self.shard.count == self.shard.index
-
-    def _skip(self, job: Job) -> bool:
-        """Whether nothing is to be done for a job; then it is over."""
-        if self.options.force or not is_done(self.spec(job)):
-            return False
-        self.add(Result(job.line, SKIPPED, job.clips, job.seed))
-        return True

@@ -142,6 +142,7 @@ def _refused(problem: str, event: yaml.Event) -> yaml.MarkedYAMLError:
 ASKED = "asked"  # a field of `RunSpec` that is no config key
 EXAMPLES_HINT = "default.yaml has every key with an example"
 TYPE_NAMES = {str: "text", int: "an integer", float: "a number", bool: "true or false", NoneType: "null"}
+type_hints = cache(get_type_hints)  # of a dataclass, which a batch asks for thousands of times
 NODES = {str: StringNode(), int: IntegerNode(), float: FloatNode(), bool: BooleanNode()}
 
 
@@ -228,7 +229,7 @@ def keys() -> list[str]:
 
 
 def _section_types(kind: Any, section: str) -> Iterator[tuple[str, Any]]:
-    for name, hint in get_type_hints(kind).items():
+    for name, hint in type_hints(kind).items():
         if name != ASKED:
             yield f"{section}{name}", hint
             yield from _section_types(hint, f"{section}{name}.") if is_dataclass(hint) else ()
@@ -288,7 +289,7 @@ def _convert(value: Any, kind: Any) -> Any:
 
 def _convert_section(values: Mapping[str, Any], kind: Any) -> Any:
     """`values` as a dataclass that is an item of a list. Raises `ValidationError` for other keys than its own."""
-    types = get_type_hints(kind)
+    types = type_hints(kind)
     try:
         return kind(**{name: _convert(value, types[name]) for name, value in values.items()})
     except (KeyError, TypeError):
@@ -314,7 +315,7 @@ def _type_name(kind: Any) -> str:
 
 def _build(kind: Any, values: Values, section: str) -> Any:
     fields: Values = {}
-    for name, hint in get_type_hints(kind).items():
+    for name, hint in type_hints(kind).items():
         key = f"{section}{name}"
         if is_dataclass(hint):
             fields[name] = _build(hint, values, f"{key}.")

@@ -2,6 +2,8 @@
 
 import json
 import os
+import resource
+import signal
 import time
 from dataclasses import asdict, replace
 from multiprocessing import get_context
@@ -87,6 +89,20 @@ def test_a_claim_that_was_taken_over_is_left_to_its_owner(tmp_path: Path) -> Non
     with claimed(path := tmp_path / "fox.claim"):
         path.write_text(json.dumps(asdict(replace(this_process(), host="elsewhere"))))
     assert json.loads(path.read_text())["host"] == "elsewhere"
+
+
+def claim_on_a_full_disk(path: Path) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    with pytest.raises(OSError, match="File too large"), claimed(path):
+        pass
+
+
+def test_nothing_is_claimed_on_a_full_disk(tmp_path: Path) -> None:
+    process = get_context("fork").Process(target=claim_on_a_full_disk, args=(tmp_path / "fox.claim",))
+    process.start()
+    process.join()
+    assert (process.exitcode, [*tmp_path.iterdir()]) == (0, [])
 
 
 def work(folder: Path, clips: int, dies: bool) -> None:

@@ -1,5 +1,6 @@
 """`ltx2 batch` with real networks: loaded once, compiled once for a shape; each clip as it is made alone."""
 
+import errno
 import json
 import os
 import time
@@ -13,10 +14,12 @@ import pytest
 import yaml
 
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
+from ltx2_cli.batch import claims
 from ltx2_cli.batch.claims import this_process
 from ltx2_cli.core.run import load, write
 from ltx2_cli.core.run_state import RunCheckpointer, RunState
 from ltx2_cli.devices import DeviceMemory
+from ltx2_cli.errors import MAKE_ROOM
 from ltx2_cli.plan.resolve import resolve
 from ltx2_cli.request.profiles import read_spec, to_yaml
 from program import run_program
@@ -107,18 +110,18 @@ def test_what_was_interrupted_is_gone_on_with(batch: Run, monkeypatch: pytest.Mo
 
 def test_networks_that_do_not_fit_together_take_turns(batch: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for all jobs: the text of each is read, then all are denoised, then all are decoded."""
-    lines = [{"prompt": text, "seed": 3} for text in ("rain", "snow", "fog")]
+    lines = [{"prompt": text, "seed": 3} for text in ("rain", "snow")]
     assert batch(lines)[0] == 0
-    before = [fingerprints(f"{line}-3.yaml") for line in (1, 2, 3)]
+    before = [fingerprints(f"{line}-3.yaml") for line in (1, 2)]
     monkeypatch.setattr("ltx2_cli.cli.worker.available_memory", lambda plan: NONE)
-    monkeypatch.setattr("ltx2_cli.plan.decoding.device_memory", lambda devices: NONE)
+    monkeypatch.setattr("ltx2_cli.cli.worker.decodes_beside", lambda plan: False)
     code, results, err = batch(lines, "--force", "-v")
-    assert (code, [result["status"] for result in results]) == (0, ["done"] * 3)
+    assert (code, [result["status"] for result in results]) == (0, ["done"] * 2)
     order = list(dict.fromkeys(line.split(":")[0] for line in err.splitlines() if ":" in line))
     stages = [name for name in order if name in ("encode text", "2 steps", "decode", "load transformer", "load vae")]
     assert stages == ["encode text", "load transformer", "2 steps", "load vae", "decode"]
     assert [loaded(err).count(name) for name in ("transformer", "vae", "vocoder")] == [1, 1, 1]
-    assert [fingerprints(f"{line}-3.yaml") for line in (1, 2, 3)] == before
+    assert [fingerprints(f"{line}-3.yaml") for line in (1, 2)] == before
 
 
 def test_what_others_make_or_have_made_is_left_alone(batch: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,3 +138,29 @@ def test_what_others_make_or_have_made_is_left_alone(batch: Run, monkeypatch: py
     assert results[0]["error"] == "1-3.mp4 exists"
     assert results[1]["error"] == "2-3.claim is a claim of version 2, this ltx2 reads version 1"
     assert (code, Path("1-3.mp4").read_text()) == (5, "mine")
+
+
+def test_a_full_disk_ends_the_batch(batch: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clip that does not fit fails; no other is begun, what was made stays, and the same command goes on."""
+    lines = [{"prompt": text, "seed": 3} for text in ("rain", "snow", "fog")]
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "2-3.claim")
+    rename, create = os.replace, claims._create
+
+    def replace_until_full(temporary: Path, path: Path) -> None:
+        if path.name == "2-3.mp4":
+            monkeypatch.setattr(claims, "_create", fail)
+            raise full
+        rename(temporary, path)
+
+    def fail(path: Path, text: str) -> bool:
+        raise OSError(full.errno, full.strerror, str(path))
+
+    monkeypatch.setattr(os, "replace", replace_until_full)
+    code, results, err = batch(lines)
+    assert (code, [result["status"] for result in results]) == (1, ["done", "failed"])
+    assert results[1]["error"] == "cannot write 2-3.mp4: No space left on device"
+    assert err.endswith("error: No space left on device: 3-3.claim\n" + f"hint: {MAKE_ROOM}\n")
+    monkeypatch.setattr(os, "replace", rename)
+    monkeypatch.setattr(claims, "_create", create)
+    code, results, _ = batch(lines)
+    assert (code, [result["status"] for result in results]) == (0, ["skipped", "done", "done"])
