@@ -49,10 +49,11 @@ def gallery(options: Gallery) -> None:
     if options.embed and size > MAX_EMBEDDED:
         sentence = f"the clips have {quantity(size)}; a page of at most {quantity(MAX_EMBEDDED)} is written"
         raise UsageError(sentence, "leave out --embed: the page then refers to them")
-    with ThreadPoolExecutor(os.cpu_count()) as threads:  # ffmpeg reads, in processes of its own
+    report = reporter()
+    with report.stage(f"read {len(paths)} clips"), ThreadPoolExecutor(os.cpu_count()) as threads:  # by ffmpeg
         found = list(threads.map(partial(_entry, folder, page, options.embed), paths))
     if problems := [str(entry) for entry in found if isinstance(entry, UsageError)]:
-        reporter().note(f"left out, {len(problems)} of {len(paths)}: {abbreviate(problems)}")
+        report.note(f"left out, {len(problems)} of {len(paths)}: {abbreviate(problems)}")
     clips = [entry for entry in found if not isinstance(entry, UsageError)]
     if not clips:
         raise UsageError(f"{folder} holds no clip that can be read", "name a folder with mp4 videos")
@@ -117,7 +118,7 @@ def _entry(folder: Path, page: Path, embed: bool, path: Path) -> Facts | UsageEr
 def _seed(value: object) -> int | None:
     """The seed of a record, which has one, or several in the record of a run."""
     match value:
-        case [int(seed)]:
+        case [int(seed)] if type(seed) is int and 0 <= seed < 2**32:
             return seed
     return None
 

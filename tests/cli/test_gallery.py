@@ -147,6 +147,12 @@ def test_only_a_gallery_is_overwritten(clips: Path, tmp_path: Path):
     assert Page(page).clips
 
 
+def test_only_a_seed_is_one():
+    assert module._seed([7]) == 7
+    for other in (7, None, "7", [], [1, 2], [True], ["</script>"], [-1], [2**32]):
+        assert module._seed(other) is None
+
+
 def test_a_name_that_steers_a_terminal_gets_no_command():
     for name in ("a\x1b[2J.mp4", "a\nb.mp4", os.fsdecode(b"\xff.mp4"), "a\u202e.mp4"):
         assert module._command(Path(name)) == ""
