@@ -19,6 +19,7 @@ from loras import ORIGINAL, write_lora
 from ltx2_cli.cli.plan import request_rows
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.report import Report
+from ltx2_cli.errors import UsageError
 from ltx2_cli.plan.resolve import Plan
 from media.test_videos import write_lossless
 from parity import randomise
@@ -83,6 +84,19 @@ def test_references_equal_those_of_the_reference(
     assert plan.stages[0].geometry.token_counts == (24, 8, 6, 2)
     shown = LTX2VideoCondition(Image.open(files.picture), 2, 0.7, 0)
     check(checkpoint, plan, monkeypatch, conditions=[shown], reference_conditions=followed(files))
+
+
+def test_noise_is_drawn_behind_that_of_a_file(checkpoint: Checkpoint, files: Files, tmp_path: Path) -> None:
+    plan = following(checkpoint, files, {"path": str(files.video), "kind": "reference"}, noise=tmp_path / "noise")
+    assert plan.stages[0].noise
+    assert plan.stages[0].draws_noise
+
+
+def test_shares_need_tokens_that_are_traded_for_heads(checkpoint: Checkpoint, files: Files) -> None:
+    mesh = {"profile": "ironwood", "mesh": {"passes": 2, "tokens": 4, "heads": 1}}
+    sentence = "2 attention heads do not divide by the 4 devices that split the tokens, which references"
+    with pytest.raises(UsageError, match=sentence):
+        by_shares(checkpoint, files, files.video, sharding=mesh)
 
 
 def by_shares(checkpoint: Checkpoint, files: Files, path: Path, strength: float = 0.9999, **others: object) -> Plan:

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from devices import cpu, tpus
+from loras import keys, write_header
 from ltx2_cli.core.run_state import RunState
 from ltx2_cli.estimate.phases import (
     CONNECT,
@@ -29,7 +30,7 @@ from ltx2_cli.outputs import Product
 from ltx2_cli.plan.resolve import Plan, plan_offline, stage1_plan
 from ltx2_cli.plan.stages import InitialLatents
 from ltx2_cli.request.profiles import read_spec
-from ltx2_cli.request.spec import Streams
+from ltx2_cli.request.spec import AttentionBackend, Streams
 from ltx2_cli.weights.load import CHUNK
 from sounds import tone, write_tone
 
@@ -76,6 +77,25 @@ def test_pictures_behind_the_grid_count_as_tokens_and_a_sound_is_encoded(tmp_pat
     memory = phase_memory(plan, [PICTURES, SOUND])
     assert memory[PICTURES].weights == 2 * (318_936_897 + 0) + 4 * 256
     assert memory[SOUND].weights == weight_bytes(plan)["sound_encoder"] > 0
+
+
+def test_references_count_in_the_first_stage_and_choose_its_kernel(tmp_path: Path) -> None:
+    """A picture of a quarter of the clip's tokens for a latent frame."""
+    Image.new("RGB", (96, 64)).save(tmp_path / "p.png")
+    target = {"diffusion_model.transformer_blocks.3.attn1.to_q": (4096, 4096)}
+    lora = write_header(tmp_path / "ic-lora.safetensors", keys(target, 4), {"reference_downscale_factor": "2"})
+    followed = {"conditions": [{"path": str(tmp_path / "p.png"), "kind": "reference"}], "lora": [str(lora)]}
+    plans = [
+        plan_offline(read_spec(prompt="rain", **LARGE, **followed, **others), V6E)
+        for others in ({}, {"dtype": "float16"}, {"dtype": "float16", "reference_strength": 0.5})
+    ]
+    kernels = [plan.sharding.attention for plan in plans]
+    assert kernels == [AttentionBackend.fused, AttentionBackend.splash, AttentionBackend.xla]
+    assert [stage.geometry.video_tokens for stage in plans[0].stages] == [16 * 16 * 24 + 8 * 12, 16 * 32 * 48]
+    shown = replace(plans[0].spec, conditions=(replace(plans[0].spec.conditions[0], kind="image"),), lora=())
+    whole = plan_offline(replace(shown, second_stage=replace(shown.second_stage, sigmas=())), V6E)
+    assert phase_flops(whole, PICTURES) > 15 * phase_flops(plans[0], PICTURES) > 0
+    assert activation_bytes(whole, PICTURES) == 16 * activation_bytes(plans[0], PICTURES)
 
 
 def test_loading_counts_tensors_in_transfer() -> None:
