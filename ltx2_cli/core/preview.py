@@ -6,6 +6,7 @@ clean ones lie b times that velocity back. A checkpoint's folder may hold the ma
 the demo does (`python -m tools.preview_map` fits one). Without it the colours are false: the three principal components
 of the latents."""
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,8 @@ def principal_components(tokens: np.ndarray) -> ColourMap:
 @dataclass
 class Preview:
     """An `OnProgress` that replaces a PNG at every tenth of a stage: a row of frames for each video of the batch. All
-    hosts call it together; the first one writes. A picture that cannot be written is said once, and ends no run."""
+    hosts call it together; the first one writes, beside the next steps. A picture that is not finished when the next
+    one is due takes its place; one that cannot be written is said once, and ends no run."""
 
     path: Path
     plan: Plan
@@ -75,6 +77,8 @@ class Preview:
     before: tuple[RunState, Any] = (RunState(), None)  # the state of the last picture or the beginning, and its tokens
     failed: bool = False
     colours: ColourMap | None = field(init=False)  # of the checkpoint
+    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "preview"))
+    picture: Future[None] | None = None  # that is being written
 
     def __post_init__(self) -> None:
         channels = self.plan.stages[0].shapes.video[1]
@@ -83,24 +87,39 @@ class Preview:
             self.report.note(f"the colours in {self.path} will be false: the model has no {MAP_FILE}")
 
     def __call__(self, progress: RunState) -> None:
-        if progress.current is None or self.failed:
+        if progress.current is None:  # between stages
+            self.wait()
             return
         stage, (last, tokens) = self.plan.phases[progress.phase].stage, self.before
         new = (last.phase, last.batch) != (progress.phase, progress.batch) or tokens is None
-        if not new and progress.step < stage.steps and progress.step - last.step < stage.steps / UPDATES:
+        end = progress.step == stage.steps
+        if not (new or end) and progress.step - last.step < stage.steps / UPDATES:
             return
         video = progress.current.video
-        current = (video if isinstance(video, np.ndarray) else to_host(video))[:, : stage.geometry.grid_tokens]
+        host = video if isinstance(video, np.ndarray) else to_host(video)  # maybe the memory that the next step fills
+        current = np.array(host[:, : stage.geometry.grid_tokens])
         self.before = progress, current
-        if not new and jax.process_index() == 0:
-            clean = clean_latents(tokens, current, stage.sigmas[last.step], stage.sigmas[progress.step])
-            try:
-                self._write(progress, stage, clean)
-            except RunError as error:
-                self.failed = True
-                self.report.note(f"the run goes on without a preview: {error}")
+        busy = self.picture is not None and not self.picture.done()
+        if new or jax.process_index() or (busy and not end):
+            return
+        self.wait()
+        if not self.failed:
+            self.picture = self.pool.submit(self._write, last.step, tokens, progress, current)
 
-    def _write(self, progress: RunState, stage: Stage, clean: np.ndarray) -> None:
+    def wait(self) -> None:
+        """Until the last picture is written."""
+        try:
+            if self.picture is not None:
+                self.picture.result()
+        except RunError as error:
+            self.failed = True
+            self.report.note(f"the run goes on without a preview: {error}")
+        self.picture = None
+
+    def _write(self, first: int, tokens: np.ndarray, progress: RunState, current: np.ndarray) -> None:
+        """The picture of the way from the tokens after the step `first` to the current ones."""
+        stage = self.plan.phases[progress.phase].stage
+        clean = clean_latents(tokens, current, stage.sigmas[first], stage.sigmas[progress.step])
         seeds = self.plan.batches[progress.batch]
         step = f"stage {self.plan.phases[progress.phase].number + 1}, step {progress.step} of {stage.steps}"
         rows = (

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pytest
@@ -60,6 +61,7 @@ def test_each_tenth_of_a_straight_way_shows_its_end(plan: Plan, clean: np.ndarra
     seen = list[tuple[int, bytes]]()
     for state in states(plan, clean, range(STEPS + 1)):
         preview(state)
+        preview.wait()
         content = path.read_bytes() if path.exists() else b""
         if content and (not seen or content != seen[-1][1]):
             seen.append((state.step, content))
@@ -68,6 +70,7 @@ def test_each_tenth_of_a_straight_way_shows_its_end(plan: Plan, clean: np.ndarra
     path.unlink()
     first, last = states(plan, clean, range(30, 32), batch=1)  # nothing is drawn from one batch to another
     preview(first)
+    preview.wait()
     assert not path.exists()
     preview(replace(last, current=None))
     assert not path.exists()
@@ -84,11 +87,32 @@ def check_sheet(path: Path, expected: list[np.ndarray]) -> None:
         assert np.abs(sheet[bottom - height : bottom, GAP : GAP + width] - video[0]).max() <= 2
 
 
+def test_the_steps_do_not_wait_for_a_picture_but_the_last(plan: Plan, clean: np.ndarray, tmp_path: Path):
+    preview, written, slow = Preview(tmp_path / "p.png", plan, Report()), list[int](), Event()
+
+    def write(first: int, tokens: np.ndarray, progress: RunState, current: np.ndarray) -> None:
+        slow.wait(10)
+        written.append(progress.step)
+
+    preview._write = write
+    *early, last = states(plan, clean, range(STEPS + 1))
+    for state in early:
+        preview(state)
+        assert not np.shares_memory(preview.before[1], state.current.video)  # the next step may fill it
+    assert written == []
+    slow.set()
+    preview(last)
+    preview(RunState(phase=1))
+    assert written == [4, STEPS]
+
+
 def test_a_preview_that_cannot_be_written_ends_no_run(plan: Plan, clean: np.ndarray, tmp_path: Path):
     (tmp_path / "file").write_text("no folder")
     preview = Preview(tmp_path / "file" / "p.png", plan, notes := Notes())
     for state in states(plan, clean, range(STEPS + 1)):
         preview(state)
+    preview(RunState(phase=1))
+    assert preview.failed
     assert [text.partition(":")[0] for text in notes.texts] == [
         f"the colours in {preview.path} will be false",
         "the run goes on without a preview",
