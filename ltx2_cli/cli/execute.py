@@ -12,7 +12,7 @@ from time import monotonic
 from huggingface_hub import constants
 
 from ltx2_cli.cli.inspect import inspect
-from ltx2_cli.cli.options import Generate, Resume
+from ltx2_cli.cli.options import MakingOptions, Resume
 from ltx2_cli.cli.plan import check_published, fitting_plan
 from ltx2_cli.cli.session import Facts, Session, short_digest, synchronized
 from ltx2_cli.core.bench import CLIP, perf_facts
@@ -96,7 +96,9 @@ def check_downloads(session: Session, request: Request) -> None:
             session.report.note(f"downloading {size} of {repository} into {constants.HF_HUB_CACHE}")
 
 
-def run(options: Generate, session: Session, spec: RunSpec, product: Product, drawn: bool, files: list[Output]) -> None:
+def run(
+    options: MakingOptions, session: Session, spec: RunSpec, product: Product, drawn: bool, files: list[Output]
+) -> None:
     """Make clips, or only warm up, after what has to be downloaded was said, and the seed if it was `drawn`."""
     request = Request(spec, find_devices(), product=product)
     check_downloads(session, request)

@@ -7,7 +7,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ltx2_cli.cli.options import KEYS, ConfigOptions, Generate, Options, Plan, RequestOptions, Sweep, WishOptions
+from ltx2_cli.cli.options import (
+    KEYS,
+    ConfigOptions,
+    Generate,
+    MakingOptions,
+    Options,
+    Plan,
+    RequestOptions,
+    Sweep,
+    WishOptions,
+)
 from ltx2_cli.cli.session import Session, request_facts, synchronized
 from ltx2_cli.console import reporter
 from ltx2_cli.core.report import Report
@@ -36,19 +46,32 @@ ANYTHING = "a"  # the prompt of a warm-up; every text encoder knows it
 def generate(options: Generate, session: Session) -> None:
     """Make the clips and print their paths; or only warm up, or say what would be done."""
     with synchronized(session.hosts) as facts:
-        if options.warmup and options.no_compile:
-            raise UsageError("--warmup compiles what --no-compile forbids", "leave one of them out")
-        if options.warmup and options.preview:
-            raise UsageError("--warmup makes no clip that --preview could show", "leave one of them out")
-        if options.as_json and options.dry_run:
-            raise UsageError("--json says what a run did, and --dry-run makes none", "leave one of them out")
+        check_making(options)
         if options.stop_after and not options.save_latents:
             raise UsageError("--stop-after writes latents, and no file is named for them", "--save-latents FILE")
         anything = {"prompt": ANYTHING} if options.warmup else {}
         values = {**anything, **overrides(options, **prompt_and_seeds(options))}
         spec = sized_spec(values, options, session.report)
-        facts |= {**request_facts(spec), "preview": str(options.preview)}  # all hosts make it together
-    random, product = spec.seed is None, Product.drafts if options.stop_after else Product.clips
+        facts |= request_facts(spec)
+    make(options, session, spec, Product.drafts if options.stop_after else Product.clips, options.config)
+
+
+def check_making(options: MakingOptions) -> None:
+    """Raise `UsageError` for options that contradict each other."""
+    if options.warmup and options.no_compile:
+        raise UsageError("--warmup compiles what --no-compile forbids", "leave one of them out")
+    if options.warmup and options.preview:
+        raise UsageError("--warmup makes no clip that --preview could show", "leave one of them out")
+    if options.as_json and options.dry_run:
+        raise UsageError("--json says what a run did, and --dry-run makes none", "leave one of them out")
+
+
+def make(options: MakingOptions, session: Session, spec: RunSpec, product: Product, config: Path | None = None) -> None:
+    """Carry out a request that is the same on all hosts, or say what would be done; `config` is a file it was read
+    from."""
+    with synchronized(session.hosts) as facts:
+        facts |= {"preview": str(options.preview)}  # all hosts make it together
+    random = spec.seed is None
     if random:  # the first host draws a seed for all
         spec = replace(spec, seed=(int(session.hosts.allgather_text(str(random_seed(spec)))[0]),))
     with synchronized(session.hosts):
@@ -62,7 +85,7 @@ def generate(options: Generate, session: Session) -> None:
         clips = [] if options.warmup else [*outputs(spec, product), run_file(spec)]
         others = {"--perf-dump": options.perf_dump, "--preview": options.preview}
         files = [*clips, *(Output(path, flag) for flag, path in others.items() if path)] if session.hosts.first else []
-        check_outputs(files, read_files(spec, options.config), options.force, folders=traces)
+        check_outputs(files, read_files(spec, config), options.force, folders=traces)
         if not options.dry_run:
             session.reserve(files)
     if options.dry_run:

@@ -71,23 +71,9 @@ class ModelOptions(Options):
     sharding: Text = SHARDING
 
 
-class ClipOptions(ModelOptions):
+class ContentOptions(ModelOptions):
     prompt: Text = option(CONTENT, "What to show and to hear.")
     negative_prompt: Text = option(CONTENT, "What to keep away from.")
-    image: Texts = option(
-        CONTENT, "To be seen at a frame, 0 or -1 for the last; repeatable.", metavar="FILE[@FRAME[:STRENGTH]]"
-    )
-    video: Texts = option(
-        CONTENT, "Its end begins the clip; or it begins at a frame; repeatable.", metavar="FILE[@FRAME[:STRENGTH]]"
-    )
-    reference: Texts = option(CONTENT, "To be followed, by an in-context LoRA; repeatable.", metavar="FILE[:STRENGTH]")
-    reference_strength: Real = option(CONTENT, "How far it is followed, 0 to 1.", metavar="SHARE")
-    reference_mask: Text = option(CONTENT, "Where it is: white, in a picture or a video.", metavar="FILE")
-    audio: File = option(CONTENT, "Its sound, of a sound file or a video: the picture follows it.")
-    image_crf: Count = option(CONTENT, "H.264 quality that an image is brought to, 1 to 51; as it is: 0.")
-    height: Count = option(SIZE, "Pixels, a multiple of 32.")
-    width: Count = option(SIZE, "Pixels, a multiple of 32.")
-    num_frames: Count = option(SIZE, "A multiple of 8, plus 1.")
     guidance_scale: Real = option(VIDEO, "Away from the negative prompt; off: 1.")
     stg_scale: Real = option(VIDEO, "Away from disturbed self-attention; off: 0.")
     modality_scale: Real = option(VIDEO, "Closer to the sound; off: 1.")
@@ -103,6 +89,23 @@ class ClipOptions(ModelOptions):
     upsampler: Text = UPSAMPLER
     lora: Texts = LORA
     text_encoder_dtype: Literal["float32", "bfloat16", "float16"] | None = option(MODEL, "Of the text encoder.")
+
+
+class ClipOptions(ContentOptions):
+    image: Texts = option(
+        CONTENT, "To be seen at a frame, 0 or -1 for the last; repeatable.", metavar="FILE[@FRAME[:STRENGTH]]"
+    )
+    video: Texts = option(
+        CONTENT, "Its end begins the clip; or it begins at a frame; repeatable.", metavar="FILE[@FRAME[:STRENGTH]]"
+    )
+    reference: Texts = option(CONTENT, "To be followed, by an in-context LoRA; repeatable.", metavar="FILE[:STRENGTH]")
+    reference_strength: Real = option(CONTENT, "How far it is followed, 0 to 1.", metavar="SHARE")
+    reference_mask: Text = option(CONTENT, "Where it is: white, in a picture or a video.", metavar="FILE")
+    audio: File = option(CONTENT, "Its sound, of a sound file or a video: the picture follows it.")
+    image_crf: Count = option(CONTENT, "H.264 quality that an image is brought to, 1 to 51; as it is: 0.")
+    height: Count = option(SIZE, "Pixels, a multiple of 32.")
+    width: Count = option(SIZE, "Pixels, a multiple of 32.")
+    num_frames: Count = option(SIZE, "A multiple of 8, plus 1.")
 
 
 class ConfigOptions(Options):
@@ -141,6 +144,16 @@ class SessionOptions(Options):
     initialization_timeout: int = option(HOSTS, "Seconds to wait for all.", default=300, min=1)
 
 
+class MakingOptions(KeepOptions, SessionOptions):
+    preview: File = option(FILES, "PNG that shows the clip while it is made, replaced at every tenth of its steps.")
+    dry_run: bool = flag(FILES, "Print what would be downloaded and done; do nothing.", "--dry-run")
+    as_json: bool = flag(FILES, "At the end one line: paths, seeds, seconds by stage, memory in bytes.", "--json")
+    no_compile: bool = flag(COMPILING, "Fail where a program is not in the cache yet.", "--no-compile")
+    warmup: bool = flag(COMPILING, "Compile, load and run all with one step; make no clip.", "--warmup")
+    perf_dump: File = option(COMPILING, "JSON file for how long each stage and step took.", metavar="FILE")
+    profile: File = option(COMPILING, "Folder for a trace that xprof reads.", metavar="FOLDER")
+
+
 class RequestOptions(ClipOptions, WishOptions):
     words: Texts = argument("PROMPT", "What to show and to hear, as --prompt.", default=None)
     num_videos: Count = option(SIZE, "Videos at once: the seeds that follow each other.")
@@ -151,7 +164,7 @@ class RequestOptions(ClipOptions, WishOptions):
     compile_cache: Text = COMPILE_CACHE
 
 
-class Generate(RequestOptions, KeepOptions, SessionOptions):
+class Generate(RequestOptions, MakingOptions):
     """Make a video with sound from a prompt; its path is printed, and a record that --config reads lies beside it.
 
     ltx2 generate --model demo "a red ball bounces" -o out/demo.mp4
@@ -168,13 +181,6 @@ class Generate(RequestOptions, KeepOptions, SessionOptions):
     stop_after: Literal["stage1"] | None = option(
         FILES, "Make drafts: latents of a first stage, which `ltx2 upsample` goes on from, and a PNG of all."
     )
-    preview: File = option(FILES, "PNG that shows the clip while it is made, replaced at every tenth of its steps.")
-    dry_run: bool = flag(FILES, "Print what would be downloaded and done; do nothing.", "--dry-run")
-    as_json: bool = flag(FILES, "At the end one line: paths, seeds, seconds by stage, memory in bytes.", "--json")
-    no_compile: bool = flag(COMPILING, "Fail where a program is not in the cache yet.", "--no-compile")
-    warmup: bool = flag(COMPILING, "Compile, load and run all with one step; make no clip.", "--warmup")
-    perf_dump: File = option(COMPILING, "JSON file for how long each stage and step took.", metavar="FILE")
-    profile: File = option(COMPILING, "Folder for a trace that xprof reads.", metavar="FOLDER")
 
 
 class BatchOptions(ClipOptions, WishOptions, KeepOptions, SessionOptions):

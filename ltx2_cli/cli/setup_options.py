@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from ltx2_cli.cli import options
+from ltx2_cli.cli.edit_options import Extend, Retake
 from ltx2_cli.cli.options import (
     DEBUG,
     FILES,
@@ -98,7 +99,7 @@ class Compare(Options):
     as_json: bool = flag(None, "As JSON: milliseconds.", "--json")
 
 
-VERBS = {**options.VERBS, Doctor: "doctor"}
+VERBS = {**options.VERBS, Retake: "edit", Extend: "edit", Doctor: "doctor"}
 GROUPS: dict[str, tuple[str, dict[str, type[Options]], str]] = {  # help, commands, the module that carries them out
     "lora": ("Look into LoRA files.", {"inspect": Lora}, "inspect"),
     "bench": ("Measure, and compare what was measured.", {"run": Run, "compare": Compare}, "bench"),

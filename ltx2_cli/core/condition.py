@@ -18,9 +18,10 @@ from ltx2_cli.models.video_vae import VideoVAE
 from ltx2_cli.nn.layers import IMAGE_AXES
 from ltx2_cli.plan.conditions import follows_by_shares
 from ltx2_cli.plan.decoding import image_mesh
+from ltx2_cli.plan.edit import first_shown, shown_sound
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import PICTURE_ENCODER, SOUND_ENCODER, Stage
-from ltx2_cli.request.spec import Streams
+from ltx2_cli.request.spec import ConditionSpec, Streams
 from ltx2_cli.sharding import to_devices, to_host
 
 WHOLE = PartitionSpec()
@@ -46,7 +47,7 @@ def _encode_pictures(plan: Plan, first: int, components: Components, report: Rep
         return {}
     latents = dict[int, Latents]()
     read = zip(plan.pictures, plan.spec.conditions, strict=True)
-    clips = [_compressed(plan, picture.frames) if of.kind == "image" else picture.frames for picture, of in read]
+    clips = [_shown(plan, picture.frames, condition) for picture, condition in read]
     with memory_for(CONDITION, plan), components.use(PICTURE_ENCODER, report) as vae, report.stage(CONDITION):
         for number, stage in stages.items():
             encoded = list[np.ndarray]()
@@ -96,8 +97,11 @@ def picture_program(plan: Plan, size: tuple[int, int], num_frames: int) -> Progr
     return network_program(plan, name, [PICTURE_ENCODER], function, pixels)
 
 
-def _compressed(plan: Plan, frames: np.ndarray) -> np.ndarray:
-    return np.stack([compressed(frame, plan.spec.image_crf) for frame in frames])
+def _shown(plan: Plan, frames: np.ndarray, condition: ConditionSpec) -> np.ndarray:
+    """The frames of a picture that are encoded."""
+    if condition.kind == "image":
+        return np.stack([compressed(frame, plan.spec.image_crf) for frame in frames])
+    return frames[first_shown(condition) :][: condition.num_frames] if condition.kind == "clip" else frames
 
 
 def _parts(plan: Plan, size: tuple[int, int]) -> NamedSharding:
@@ -134,17 +138,18 @@ def _latents(vae: VideoVAE, pixels: jax.Array, where: NamedSharding) -> jax.Arra
 def _encode_sounds(plan: Plan, first: int, components: Components, report: Report) -> dict[int, Latents]:
     """The latents of the plan's sound for each stage that is given it."""
     stages = {number: stage for number, stage in _denoised(plan, first).items() if stage.sounds}
-    if not stages or plan.sound is None:
+    sound = plan.sound or shown_sound(plan.spec, plan.pictures)
+    if not stages or sound is None:
         return {}
     arch, latents = plan.arch.audio_vae, dict[int, Latents]()
-    heard = resample_on_host(plan.sound.waveform, plan.sound.sample_rate, arch.sample_rate)
+    waveform = resample_on_host(sound.waveform, sound.sample_rate, arch.sample_rate)
     with memory_for(CONDITION_SOUND, plan), components.use(SOUND_ENCODER, report) as vae, report.stage(CONDITION_SOUND):
         for number, stage in stages.items():
             run, count = sound_program(plan, stage), stage.geometry.audio_frames
-            samples = to_devices(fitted(heard, samples_for(count, arch))[None], plan.decoding.whole)
+            samples = to_devices(fitted(waveform, samples_for(count, arch))[None], plan.decoding.whole)
             encoded = to_host(run(vae, samples))[0]
             check_finite(np.isfinite(encoded), "the latents of the sound are", plan)
-            latents[number] = [encoded[sound.start : sound.start + sound.tokens] for sound in stage.sounds]
+            latents[number] = [encoded[heard.start : heard.start + heard.tokens] for heard in stage.sounds]
     return latents
 
 

@@ -30,6 +30,7 @@ from ltx2_cli.models.transformer import (
     abstract_rope_tables,
     rope_tables,
 )
+from ltx2_cli.plan.edit import edit_of, edited
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Phase, Stage
 from ltx2_cli.request.spec import Streams
@@ -103,20 +104,32 @@ def _stage_rows(
 
 
 def _given_tokens(plan: Plan, stage: Stage, latents: Streams[Sequence[np.ndarray]]) -> Streams[Conditions | None]:
-    """The tokens of a stage's pictures, in place of its first latents or behind its grid, and of its sounds."""
-    given, behind = list[Given](), stage.geometry.grid_tokens
+    """The tokens of a stage's pictures, in place of its first latents or behind its grid, and of its sounds. Of a clip
+    those before and behind what is made anew."""
+    given, behind, clip = list[Given](), stage.geometry.grid_tokens, edited(plan.spec)
+    edit = None if clip is None else edit_of(plan.spec.conditions[clip], plan.pictures[clip], stage.geometry)
     for tokens, shown in zip(latents.video, stage.pictures, strict=True):
+        if edit and shown.number == clip:
+            given += _around(edit.latents.video, tokens, shown.strength, math.prod(stage.latent_size(shown)))
+            continue
         given.append(Given(tokens, shown.strength, behind if shown.behind else 0))
         behind += len(tokens) if shown.behind else 0
-    sounds = [
-        Given(tokens, heard.strength, heard.start) for tokens, heard in zip(latents.audio, stage.sounds, strict=True)
-    ]
+    sounds = list[Given]()
+    for tokens, heard in zip(latents.audio, stage.sounds, strict=True):
+        whole = Given(tokens, heard.strength, heard.start)
+        sounds += _around(edit.latents.audio, tokens, heard.strength) if edit else [whole]
     rules = plan.spec.x0_sigma, plan.spec.cross_timestep
     tokens_of = conditions(Streams(given, sounds), stage.token_shapes, *rules)
     if followed := references(plan, stage):
         assert tokens_of.video
         return tokens_of._replace(video=tokens_of.video._replace(references=followed))
     return tokens_of
+
+
+def _around(new: slice, tokens: np.ndarray, strength: float, size: int = 1) -> list[Given]:
+    """The tokens before and behind latents that are new, each of so many tokens."""
+    before, after = new.start * size, new.stop * size
+    return [Given(tokens[:before], strength, 0), Given(tokens[after:], strength, after)]
 
 
 def _no_latents(plan: Plan, stage: Stage) -> Streams[list[np.ndarray]]:

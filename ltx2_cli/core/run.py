@@ -12,6 +12,7 @@ import numpy as np
 
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.decode import BOTH, decode, media_programs
+from ltx2_cli.core.edit import finished_clips
 from ltx2_cli.core.encode import encode, text_programs
 from ltx2_cli.core.generate import generate, latent_programs
 from ltx2_cli.core.programs import Program, agree_on_programs, enable_compilation_cache
@@ -22,15 +23,19 @@ from ltx2_cli.core.run_state import (
     RunState,
     all_latents,
     clean_videos,
+    latents_of,
     missing_contexts,
     no_checkpoint,
 )
 from ltx2_cli.diffusion.latents import SIZE, pack, save_latents, unpack
 from ltx2_cli.distributed import device_error
-from ltx2_cli.media import Media, findings, write_mp4, write_record
+from ltx2_cli.media import Media, findings, write_record
 from ltx2_cli.media.contact_sheet import write_contact_sheet
+from ltx2_cli.media.joining import write_joined
 from ltx2_cli.outputs import Product, latents_paths, output_paths, record_path, sheet_path, single_specs
+from ltx2_cli.plan.edit import pieces
 from ltx2_cli.plan.resolve import DECODERS, Plan, decodes_beside
+from ltx2_cli.plan.stages import DENOISER, PICTURE_ENCODER, SOUND_ENCODER
 from ltx2_cli.request.profiles import to_yaml
 from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.sharding import to_host
@@ -76,7 +81,7 @@ def run(plan: Plan, components: Components, report: Report = SILENT) -> Iterator
     """The media of each video, one after the other."""
     with _running(plan, components, report, programs(plan)):
         *_, state = generate(plan, START, components, report)
-        yield from decode(plan, all_latents(state), components, report)
+        yield from finished_clips(plan, state, range(len(plan.seeds)), components, report)
 
 
 def read_text(plan: Plan, components: Components, start: RunState, report: Report = SILENT) -> RunState:
@@ -126,40 +131,47 @@ def write(
     if first:  # hashed for later runs at least: the pages of a network's files are in memory once it is loaded
         components.after_load = lambda network: hash_later(network_files(plan, network))
     requests, videos, saved = single_specs(plan.spec), output_paths(plan.spec), latents_paths(plan.spec)
-    decode_early = product is Product.clips and len(plan.batches) > 1 and decodes_beside(plan)
+    kept = _kept(plan) if product is Product.clips else ()
+    decode_early = bool(kept) and pieces(plan.spec) == 1
 
     def keep_written(progress: RunState) -> None:
         on_progress(replace(progress, written=written))
 
     running = _running(plan, components, report, programs(plan, product, start))
     batches = generate(plan, start, components, report, keep_written, pausing=decode_early)
-    with components.keeping(DECODERS if decode_early else ()), running, closing(batches):
+    with components.keeping(kept), running, closing(batches):
         for state in batches:
             rows = range(written, clean_videos(plan, state.phase, state.batch))
             records = dict(zip(rows, _records(plan, report, state, requests, rows), strict=True)) if first else {}
             for row in records if saved else ():
-                latents = unpack(_rows(state, range(row, row + 1)), plan.latent_shapes)
+                latents = unpack(latents_of(state, range(row, row + 1)), plan.latent_shapes)
                 save_latents(latents, saved[row], records[row][0])
                 if product is not Product.clips:
                     yield saved[row], []
             if product is Product.drafts:
                 yield from _write_sheet(plan, state, components, report)
             make_clips = rows and product is Product.clips
-            clips = decode(plan, _rows(state, rows), components, report) if make_clips else ()
+            clips = finished_clips(plan, state, rows, components, report) if make_clips else ()
             for clip, row in zip(clips, rows, strict=False):
                 written = row + 1
                 if first:
                     metadata, page = records[row]
                     with report.stage(WRITE):
-                        write_mp4(clip, videos[row], metadata)
+                        remark = write_joined(clip, videos[row], metadata)
                         write_record(record_path(videos[row]), page)
+                    if remark:
+                        report.note(f"{videos[row]}: {remark}")
                 keep_written(state)
                 if first:
                     yield videos[row], findings(clip)
 
 
-def _rows(state: RunState, rows: range) -> Streams[np.ndarray]:
-    return Streams(*(stream[rows.start : rows.stop] for stream in all_latents(state)))
+def _kept(plan: Plan) -> tuple[str, ...]:
+    """The networks that stay in memory, where they fit: decoders for the next batch, with others for a next piece."""
+    several = pieces(plan.spec) > 1
+    if not (several or len(plan.batches) > 1) or not decodes_beside(plan):
+        return ()
+    return (DENOISER, PICTURE_ENCODER, SOUND_ENCODER, *DECODERS) if several else DECODERS
 
 
 def _write_sheet(
@@ -185,7 +197,7 @@ def _records(
         report.note(f"the record will not say which weights these are: {error}")
     last, history = plan.stages[-1], state.history[rows.start : rows.stop]
     if state.phase < len(plan.phases):  # the others of the stage are not done
-        history = extend_history(history, last, _rows(state, rows))
+        history = extend_history(history, last, latents_of(state, rows))
     facts = {"model_version": plan.arch.model_version, "fps": str(last.geometry.fps), "stage": last.name}
     size = plan.arch.compression.clip_size(last.geometry.frames, last.geometry.height, last.geometry.width)
     facts |= dict(zip(SIZE, map(str, size), strict=True))

@@ -51,6 +51,11 @@ def all_latents(progress: RunState) -> Streams[np.ndarray]:
     return progress.latents
 
 
+def latents_of(progress: RunState, rows: range) -> Streams[np.ndarray]:
+    """Those of some of the videos."""
+    return Streams(*(stream[rows.start : rows.stop] for stream in all_latents(progress)))
+
+
 def clean_videos(plan: Plan, phase: int, batch: int) -> int:
     """The number of videos that are denoised when a run is at this phase and batch."""
     if phase == len(plan.phases):

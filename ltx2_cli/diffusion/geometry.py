@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ltx2_cli.errors import UsageError
+from ltx2_cli.request.spec import Streams
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class Geometry:
 
     def _frame_seconds(self, frames: int, temporal: int = 1) -> np.ndarray:
         """Seconds at the centres of so many latents whose frames are so many times rarer than the clip's."""
-        return self._seconds(np.arange(frames, dtype=np.float32), self.scales.time, 1, self.fps, temporal)
+        return self._edges(frames, self.scales.time, 1, self.fps, temporal).sum(axis=0) / 2
 
     def _cells(self, seconds: np.ndarray, downscale: int = 1) -> np.ndarray:
         """Positions of latents at these times, of the clip's height and width over `downscale`."""
@@ -107,16 +108,21 @@ class Geometry:
 
     def audio_positions(self) -> np.ndarray:
         """Centres of the audio tokens in seconds; float32 [tokens, 1]."""
-        cells = np.arange(self.audio_frames, dtype=np.float32)
-        return self._seconds(cells, self.scales.mel, self.scales.mel_hop, self.scales.sampling_rate)[:, None]
+        return self.edges.audio.sum(axis=0)[:, None] / 2
 
-    def _seconds(self, cells: np.ndarray, scale: int, hop: int, rate: float, stretch: int = 1) -> np.ndarray:
-        """Seconds at the centres of latents of `scale` steps of hop / rate seconds; float32 throughout. Where one step
-        stands for `stretch`, the first is of its own moment alone."""
-        edges = (np.maximum(edge * scale + self.scales.causal_offset - scale, 0) for edge in (cells, cells + 1))
-        edges = (np.maximum(edge * stretch - (stretch - 1), 0) for edge in edges)
-        start, end = (edge * np.float32(hop) / np.float32(rate) for edge in edges)
-        return (start + end) / 2
+    @property
+    def edges(self) -> Streams[np.ndarray]:
+        """The seconds at which each latent of either stream begins and ends; float32 [2, latents]."""
+        scales = self.scales
+        video = self._edges(self.frames, scales.time, 1, self.fps)
+        return Streams(video, self._edges(self.audio_frames, scales.mel, scales.mel_hop, scales.sampling_rate))
+
+    def _edges(self, latents: int, scale: int, hop: int, rate: float, stretch: int = 1) -> np.ndarray:
+        """Those of latents of `scale` steps of hop / rate seconds; float32 throughout. Where one step stands for
+        `stretch`, the first is of its own moment alone."""
+        edges = np.maximum(np.arange(latents + 1, dtype=np.float32) * scale + self.scales.causal_offset - scale, 0)
+        seconds = np.maximum(edges * stretch - (stretch - 1), 0) * np.float32(hop) / np.float32(rate)
+        return np.stack([seconds[:-1], seconds[1:]])
 
 
 def clip_geometry(

@@ -54,9 +54,9 @@ def is_video(path: Path) -> bool:
 def open_video(path: Path) -> VideoFile:
     """The streams and metadata of `path`. Raises `UsageError` where it is damaged, or has no picture."""
     pairs = [
-        [ESCAPED.sub(r"\1", text) for text in pair] for pair in ENTRY.findall(_read(path, "-f", "ffmetadata", "-"))
+        [ESCAPED.sub(r"\1", text) for text in pair] for pair in ENTRY.findall(read_facts(path, "-f", "ffmetadata", "-"))
     ]
-    packets = _read(path, "-map", "0:v:0?", "-map", "0:a:0?", "-c", "copy", "-f", "framecrc", "-")
+    packets = read_facts(path, "-map", "0:v:0?", "-map", "0:a:0?", "-c", "copy", "-f", "framecrc", "-")
     facts = dict(re.findall(r"^#(\w+ \d): (.*)$", packets, re.MULTILINE))
     lengths = [int(length) for length in re.findall(r"^0,\s*-?\d+,\s*-?\d+,\s*(\d+),", packets, re.MULTILINE)]
     if facts.get("media_type 0") != "video" or not sum(lengths):
@@ -68,7 +68,7 @@ def open_video(path: Path) -> VideoFile:
     return VideoFile(width, height, len(lengths), seconds, sample_rate, round(len(lengths) / seconds, 3), metadata)
 
 
-def _read(path: Path, *options: str) -> str:
+def read_facts(path: Path, *options: str) -> str:
     """What ffmpeg prints of a file. Raises `UsageError` with its first error."""
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-loglevel", "error", "-i", f"file:{path}", *options]
     with TemporaryFile() as log, Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=log) as process:
@@ -94,7 +94,7 @@ def first_error(log: bytes, code: int) -> str:
 def video_differences(first: Path, second: Path) -> dict[str, str]:
     """The streams, `picture` and `sound`, whose packets differ, each with the measured difference of the decoded data.
     Raises `UsageError` for a damaged file."""
-    printed = [_read(path, "-map", "0", "-c", "copy", "-f", "streamhash", "-") for path in (first, second)]
+    printed = [read_facts(path, "-map", "0", "-c", "copy", "-f", "streamhash", "-") for path in (first, second)]
     hashes = [dict(re.findall(r"^\d+,([va]),(\S+)$", text, re.MULTILINE)) for text in printed]
     different = [kind for kind in STREAMS if hashes[0].get(kind) != hashes[1].get(kind)]
     return {STREAMS[kind]: _difference(kind, first, second) for kind in different}
@@ -131,6 +131,15 @@ FILE = ["-movflags", "+faststart+use_metadata_tags", "-f", "mp4"]
 
 
 @dataclass(frozen=True)
+class Kept:
+    """What a clip has of the file that it was made of."""
+
+    path: Path
+    frames: int  # its first ones
+    sound: bool  # all of its sound
+
+
+@dataclass(frozen=True)
 class Media:
     """A finished clip. Picture and sound differ in length by less than one latent frame; either may be empty."""
 
@@ -138,22 +147,36 @@ class Media:
     waveform: NDArray[np.float32]  # [samples, channels] in −1 … 1
     fps: float
     sample_rate: int
+    kept: Kept | None = None  # None: all of it is new
 
 
-def write_mp4(media: Media, path: Path, metadata: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Write H.264, AAC and metadata to `path`, replacing an existing file. Raises `RunError` with the reason of the
+def write_mp4(
+    media: Media,
+    path: Path,
+    metadata: Mapping[str, str] = MappingProxyType({}),
+    picture: Path | None = None,
+    sound: Path | None = None,
+) -> None:
+    """Write H.264, AAC and metadata to `path`, replacing an existing file. The packets are copied of a file that is
+    named as the `picture` (a .txt: a list of such files), or as the `sound`. Raises `RunError` with the reason of the
     system or of ffmpeg."""
     with replacing(path) as temporary:
-        sound, tags = temporary.with_suffix(".f32"), temporary.with_suffix(".tags")
-        sound.write_bytes(media.waveform.clip(-1, 1).astype("<f4").tobytes())
+        samples, tags = temporary.with_suffix(".f32"), temporary.with_suffix(".tags")
+        samples.write_bytes(media.waveform.clip(-1, 1).astype("<f4").tobytes())
         pairs = ((SPECIAL.sub(r"\\\1", key), SPECIAL.sub(r"\\\1", text)) for key, text in sorted(metadata.items()))
         lines = [";FFMETADATA1", *(f"{KEY_PREFIX}{key}={text}" for key, text in pairs), ""]
         tags.write_text("\n".join(lines), encoding="utf-8")
-        channels, rate = str(media.waveform.shape[1]), str(media.sample_rate)
-        samples = ["-f", "f32le", "-ar", rate, "-ac", channels, "-i", f"file:{sound}", *PICTURE, *SOUND]
-        streams = samples if len(media.waveform) else PICTURE
-        command = ["-f", "ffmetadata", "-i", f"file:{tags}", *streams, "-map_metadata", "1", *FILE, f"file:{temporary}"]
-        _write(media, command, path)
+        rate, channels = (str(number) for number in (media.sample_rate, media.waveform.shape[1]))
+        raw = ["-f", "f32le", "-ar", rate, "-ac", channels, "-i", f"file:{samples}"]
+        heard = (["-i", f"file:{sound}"] if sound else raw) if len(media.waveform) else []
+        streams = ["-map", "0:v", *(["-c:v", "copy"] if picture else PICTURE)]
+        streams += ["-map", "2:a:0", *(["-c:a", "copy"] if sound else SOUND)] if heard else []
+        command = ["-f", "ffmetadata", "-i", f"file:{tags}", *heard, *streams, "-map_metadata", "1", *FILE]
+        if picture:
+            listed = ["-f", "concat", "-safe", "0"] if picture.suffix == ".txt" else []
+            run_ffmpeg([*listed, "-i", f"file:{picture}", *command, f"file:{temporary}"], path)
+        else:
+            _write(media, [*command, f"file:{temporary}"], path)
 
 
 def write_wav(media: Media, path: Path) -> None:
@@ -185,12 +208,15 @@ def _write(media: Media, command: list[str], path: Path) -> None:
     """Run ffmpeg with the raw frames as its first input. Raises `RunError` that names `path`."""
     rate = Fraction(media.fps).limit_denominator(100_000)  # keeps 23.976, and 24000 / 1001
     size = f"{media.frames.shape[2]}x{media.frames.shape[1]}"
-    program = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-loglevel", "error", "-y"]
     frames = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-framerate", str(rate), "-i", "-"]
+    run_ffmpeg([*frames, *command], path, np.ascontiguousarray(media.frames).data)
+
+
+def run_ffmpeg(command: list[str], path: Path, data: memoryview | bytes = b"") -> None:
+    """Run ffmpeg, which writes `path`, with `data` on its stdin. Raises `RunError` that names `path`."""
+    program = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-loglevel", "error", "-y"]
     with TemporaryFile() as log:
-        done = run(
-            [*program, *frames, *command], input=np.ascontiguousarray(media.frames).data, stderr=log, check=False
-        )
+        done = run([*program, *command], input=data, stderr=log, check=False)
         log.seek(0)
         if done.returncode:
             raise RunError(f"ffmpeg cannot write {path}: {first_error(log.read(), done.returncode)}", MAKE_ROOM)

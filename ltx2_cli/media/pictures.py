@@ -16,6 +16,7 @@ from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
 
 from ltx2_cli.errors import RunError, UsageError
 from ltx2_cli.files import read_limited
+from ltx2_cli.media.sounds import Sound
 
 FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP", "GIF", "AVIF")  # others run programs, or are no pictures
 READABLE = f"a picture: {', '.join(FORMATS)}"
@@ -36,6 +37,7 @@ class Picture:
     sha256: str  # of the file
     frames: NDArray[np.uint8]  # [frames, height, width, RGB]
     remarks: tuple[str, ...]  # each says a change: "transparent parts are shown on white"
+    sound: Sound | None = None  # of a clip that has one
 
     def cropped(self, height: int, width: int) -> str:
         """What of the picture covers a frame of this size, in words; empty if it is all of it."""

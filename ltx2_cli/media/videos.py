@@ -1,6 +1,7 @@
 """Frames of videos that a clip is to show, at its rate, read by ffmpeg as data and within limits."""
 
 import hashlib
+import math
 import re
 from collections import deque
 from fractions import Fraction
@@ -26,26 +27,40 @@ COMPRESSION = 8  # frames that become one latent behind the first
 def read_video(path: Path, fps: float, most: int, from_end: bool) -> Picture:
     """8k + 1 frames of a video, at most `most`, at this rate: its first or its last. Raises `UsageError` for a file
     without a picture, a damaged or a huge one."""
+    return _read(path, fps, most, from_end, _version(path))
+
+
+def read_whole(path: Path, fps: float | None = None) -> Picture:
+    """All frames of a video at this rate; None: its own. Raises `UsageError` as `read_video`."""
+    return _read(path, fps, None, False, _version(path))
+
+
+def _version(path: Path) -> tuple[int, int]:
+    """What changes with the content of a file. Raises `UsageError` where there is none to read."""
     refuse_special(path, READABLE)
     try:
         stat = path.stat()
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", "check the path after --video") from None
-    return _read(path, fps, most, from_end, (stat.st_mtime_ns, stat.st_size))
+        raise UsageError(f"{path} cannot be read: {error.strerror}", "check its path") from None
+    if not stat.st_size:
+        raise UsageError(f"{path} is empty", READABLE)
+    return stat.st_mtime_ns, stat.st_size
 
 
 @lru_cache(maxsize=4)  # a request is planned several times
-def _read(path: Path, fps: float, most: int, from_end: bool, version: tuple[int, int]) -> Picture:
-    if not version[1]:
-        raise UsageError(f"{path} is empty", READABLE)
+def _read(path: Path, fps: float | None, most: int | None, from_end: bool, version: tuple[int, int]) -> Picture:
+    """`most` frames, 8k + 1; None: all."""
     file = open_video(path)
-    if file.width * file.height > MAX_PIXELS or most * file.width * file.height * 3 > MAX_BYTES:
-        sentence = f"{most} frames of {path} have {file.width}x{file.height} pixels, more than is read at once"
+    fps = fps or file.fps
+    count = most or math.ceil(file.seconds * fps) + 1
+    if file.width * file.height > MAX_PIXELS or count * file.width * file.height * 3 > MAX_BYTES:
+        sentence = f"{count} frames of {path} have {file.width}x{file.height} pixels, more than is read at once"
         raise UsageError(sentence, "make it smaller first")
-    frames = _decode(path, fps, most, from_end)
-    kept = (len(frames) - 1) // COMPRESSION * COMPRESSION + 1
-    frames = frames[-kept:] if from_end else frames[:kept]
-    remarks = [f"its {'last' if from_end else 'first'} {kept} frames are shown"]
+    frames, remarks = _decode(path, fps, count, from_end), list[str]()
+    if most:
+        kept = (len(frames) - 1) // COMPRESSION * COMPRESSION + 1
+        frames = frames[-kept:] if from_end else frames[:kept]
+        remarks = [f"its {'last' if from_end else 'first'} {kept} frames are shown"]
     described = _described(path)
     stated = re.search(r"([\d.]+) fps", described)
     own = float(stated[1]) if stated else file.fps  # packets of some formats have no exact times
@@ -53,7 +68,7 @@ def _read(path: Path, fps: float, most: int, from_end: bool, version: tuple[int,
     remarks += ["its HDR light is not mapped to what screens show"] if any(map(described.count, HDR)) else []
     with path.open("rb") as content:
         sha256 = hashlib.file_digest(content, "sha256").hexdigest()
-    return Picture(path, sha256, frames, (", ".join(remarks),))
+    return Picture(path, sha256, frames, (", ".join(remarks),) if remarks else ())
 
 
 def _described(path: Path) -> str:

@@ -13,6 +13,7 @@ from ltx2_cli.media.pictures import Picture, is_picture, read_picture
 from ltx2_cli.media.sounds import Sound, read_sound
 from ltx2_cli.media.videos import read_video
 from ltx2_cli.models.lora import reference_scale
+from ltx2_cli.plan.edit import check_pieces, num_shown, read_edited
 from ltx2_cli.request.spec import ConditionSpec, RunSpec
 from ltx2_cli.request.validation import OPTIONS, SHOWN, WORDS
 from ltx2_cli.weights.checkpoint import collect, raise_all
@@ -100,14 +101,19 @@ def read_given_sound(spec: RunSpec) -> Sound | None:
     return sound
 
 
-def with_what_was_read(spec: RunSpec, pictures: Sequence[Picture], sound: Sound | None) -> RunSpec:
-    """The request with the hashes of what its clip is given, and how many frames of videos."""
-    conditions = (
-        replace(condition, sha256=picture.sha256, num_frames=None if condition.kind == "image" else len(picture.frames))
-        for condition, picture in zip(spec.conditions, pictures, strict=True)
-    )
+def with_what_was_read(
+    spec: RunSpec, compression: VAECompression, pictures: Sequence[Picture], sound: Sound | None
+) -> RunSpec:
+    """The request with the hashes of what its clip is given, and how many frames of videos. Raises `UsageError` as
+    `num_shown` and `check_pieces`."""
+    conditions = []
+    for condition, picture in zip(spec.conditions, pictures, strict=True):
+        count = None if condition.kind == "image" else len(picture.frames)
+        if condition.kind == "clip":
+            count = num_shown(spec, condition, picture, compression)
+        conditions.append(replace(condition, sha256=picture.sha256, num_frames=count))
     audio = replace(spec.audio, sha256=sound.sha256) if spec.audio and sound else None
-    return replace(spec, conditions=tuple(conditions), audio=audio)
+    return check_pieces(replace(spec, conditions=tuple(conditions), audio=audio))
 
 
 def _read(spec: RunSpec, condition: ConditionSpec) -> Picture:
@@ -115,6 +121,8 @@ def _read(spec: RunSpec, condition: ConditionSpec) -> Picture:
     follows = condition.kind not in SHOWN
     if condition.kind == "image" or (follows and is_picture(path)):
         picture = read_picture(path)
+    elif condition.kind == "clip":
+        picture = read_edited(spec, condition)
     elif follows:
         rarer = condition.temporal_scale or 1
         most = condition.num_frames or (spec.num_frames - 1) // rarer + 1

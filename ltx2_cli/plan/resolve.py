@@ -26,6 +26,7 @@ from ltx2_cli.nn.kernels import choose_backend
 from ltx2_cli.plan import conditions, recipe, stages
 from ltx2_cli.plan.conditions import Loras
 from ltx2_cli.plan.decoding import DecodePlan, free_bytes, plan_tiling
+from ltx2_cli.plan.edit import edit_remarks, pieces
 from ltx2_cli.plan.stages import DENOISER, REFINER, Declared, InitialLatents, Phase, Stage
 from ltx2_cli.plan.work import choose_layout, step_of
 from ltx2_cli.request.spec import DType, RunSpec, Streams
@@ -124,6 +125,9 @@ def resolve(spec: RunSpec, source: InitialLatents | None = None) -> Plan:
         alone = f"one of {jax.device_count()} devices on {jax.process_count()} hosts would do all the work"
         hint = "--sharding NAME or FILE of a profile with a mesh, or --num-processes 1 to run one host alone"
         raise UsageError(alone, hint)
+    if jax.process_count() > 1 and pieces(plan.spec) > 1:
+        sentence = f"a clip that goes on in {pieces(plan.spec)} pieces is made on one host"
+        raise UsageError(sentence, "--num-processes 1, or --num-frames that it takes at once")
     if spec.initial_noise is not None and source is None:
         read_noise(spec.initial_noise, plan.stages[0].shapes)
     return plan
@@ -166,7 +170,7 @@ def build_plan(
     arch = checkpoint.arch
     if by and source:
         spec = stages.upsampled_spec(spec, arch, by, source)
-    spec = conditions.with_what_was_read(spec, declared.pictures, declared.sound)
+    spec = conditions.with_what_was_read(spec, arch.compression, declared.pictures, declared.sound)
     if spec.max_sequence_length > (most := arch.text_encoder.max_position_embeddings):
         sentence = f"max_sequence_length {spec.max_sequence_length} is more than the text encoder's {most} tokens"
         raise UsageError(sentence, f"--set max_sequence_length={most}")
@@ -184,6 +188,7 @@ def build_plan(
     together = lay(spec.num_videos)
     sharding, layout = choose_layout(step, together, lay(len(passes) * spec.num_videos))
     all_stages = stages.build_stages(spec, arch, declared.added, by, source, sharding, together if by else sharding)
+    all_stages = tuple(stages.with_sound_of_clip(stage, declared.pictures) for stage in all_stages)
     if shares:
         recipe.check_reference_layout(all_stages[0].sharding, arch.transformer.num_attention_heads)
     decoding, room = _plan_decoding(spec, networks, all_stages[-1], sharding)
@@ -192,6 +197,7 @@ def build_plan(
         *recipe.unused_option_warnings(spec, arch, by.time if by else None),
         *((slow,) if slow else ()),
         *recipe.condition_remarks(spec, declared.pictures, declared.sound),
+        *edit_remarks(spec, declared.pictures, all_stages[-1].geometry),
         *recipe.layout_warnings(sharding, arch.transformer.num_attention_heads, decoding, room),
         *recipe.untrained_warnings(spec, checkpoint, all_stages, prompts),
     )

@@ -1,6 +1,6 @@
 """The stages of a run: the clip from noise, and the clip upsampled, noised again and refined."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
@@ -159,10 +159,11 @@ def add_conditions(declared: Declared, spec: RunSpec) -> Declared:
     if spec.conditions:
         networks = networks._replace(picture_encoder=picture_encoder(checkpoint.arch, spec.dtype))
         files |= {PICTURE_ENCODER: files["vae"]} if files else {}
-    if spec.audio:
+    pictures = read_pictures(spec)
+    if spec.audio or any(picture.sound for picture in pictures):
         networks = networks._replace(sound_encoder=sound_encoder(checkpoint.arch, spec.dtype))
         files |= {SOUND_ENCODER: files["audio_vae"]} if files else {}
-    checkpoint, pictures = replace(checkpoint, files=files), read_pictures(spec)
+    checkpoint = replace(checkpoint, files=files)
     return replace(declared, checkpoint=checkpoint, networks=networks, pictures=pictures, sound=read_given_sound(spec))
 
 
@@ -223,6 +224,13 @@ def _with_conditions(stage: Stage, spec: RunSpec, arch: Arch, num_frames: int, l
     """A stage of so many frames, the `last` of two or the first, with what it is given."""
     sounds = (GivenSound(0, stage.geometry.audio_frames, 1.0),) if spec.audio else ()
     return replace(stage, pictures=shown_pictures(spec, arch.compression, num_frames, last), sounds=sounds)
+
+
+def with_sound_of_clip(stage: Stage, pictures: Sequence[Picture]) -> Stage:
+    """A stage that is given the sound of a clip too, where one of `pictures` has it."""
+    heard = [shown.strength for shown in stage.pictures if pictures[shown.number].sound]
+    spans = (GivenSound(0, stage.geometry.audio_frames, strength) for strength in heard)
+    return replace(stage, sounds=(*stage.sounds, *spans))
 
 
 def _measure(

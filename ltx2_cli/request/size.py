@@ -28,7 +28,12 @@ def size_of(width: int, height: int, aspect: str | None, resolution: str | None)
 
 def frames_of(duration: str, fps: float) -> int:
     """The legal number of frames that is nearest to `duration` in seconds. Raises `UsageError` for other texts."""
-    return RANGES["num_frames"].nearest(float(*_parsed(DURATION, duration, "--duration", "5s")) * fps)
+    return RANGES["num_frames"].nearest(seconds_of(duration, "--duration") * fps)
+
+
+def seconds_of(text: str, option: str) -> float:
+    """The seconds that `5s`, `5` or `0.5s` means. Raises `UsageError` with the option for another text."""
+    return float(*_parsed(DURATION, text, option, "5s"))
 
 
 def _parsed(pattern: re.Pattern[str], text: str, option: str, example: str) -> tuple[str, ...]:

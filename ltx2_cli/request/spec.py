@@ -102,16 +102,18 @@ class ShardingSpec:
 
 @dataclass(frozen=True)
 class ConditionSpec:
-    """A picture or a piece of a video that a clip shows, or follows as a reference of an in-context LoRA; or the mask
-    that says where it follows."""
+    """A picture or a piece of a video that a clip shows, or follows as a reference of an in-context LoRA; the mask that
+    says where it follows; or a clip of which a part is made anew, inside it or behind its end, and all else is kept."""
 
     path: str
     frame: int = 0  # of the clip, where it begins; negative: where it ends, counted from the end of the clip
     strength: float = 1.0  # 0 to 1: how much of it stays
-    kind: Literal["image", "video", "reference", "mask"] = "image"
+    kind: Literal["image", "video", "reference", "mask", "clip"] = "image"
     num_frames: int | None = None  # of a video, 8k + 1; None: as many as there are, up to half of the clip
     downscale: int | None = None  # of a reference, in height and width; None: as its LoRA says
     temporal_scale: int | None = None  # of a reference, in frames a second; None: as its LoRA says
+    anew: tuple[int, int] = (0, 0)  # of a clip: the first frame that is made anew, and the first behind those
+    streams: Literal["both", "picture", "sound"] = "both"  # of a clip: what is made anew
     sha256: str | None = None  # of the file; None: whatever it holds
 
 

@@ -20,9 +20,21 @@ LEAST_STEP = 1e-6  # smallest difference of noise levels
 MAX_FPS = 240
 MAX_SIDE = 2**14  # pixels
 MAX_FRAMES = 2**14 + 1
-WORDS = {"image": "picture", "video": "video", "reference": "reference", "mask": "mask"}  # for kinds of conditions
-SHOWN = ("image", "video")  # kinds of conditions that have a place in a clip
-OPTIONS = {"image": "--image", "video": "--video", "reference": "--reference", "mask": "--reference-mask"}
+WORDS = {  # for kinds of conditions
+    "image": "picture",
+    "video": "video",
+    "clip": "clip",
+    "reference": "reference",
+    "mask": "mask",
+}
+SHOWN = ("image", "video", "clip")  # kinds of conditions that have a place in a clip
+OPTIONS = {
+    "image": "--image",
+    "video": "--video",
+    "clip": "ltx2 retake",
+    "reference": "--reference",
+    "mask": "--reference-mask",
+}
 MAX_CRF = 51  # of H.264
 MAX_REFERENCE_SCALE = 99  # published LoRAs follow references of half the size, or of a quarter
 MAX_TOKENS = 2**17  # of text; Gemma-3's context length
@@ -167,6 +179,7 @@ def _wrong_process(spec: RunSpec) -> Iterator[Finding]:
 def _wrong_conditions(spec: RunSpec) -> Iterator[str]:
     yield from _wrong_places(spec)
     yield from _wrong_references(spec)
+    yield from _wrong_clips(spec)
     for condition in spec.conditions:
         path, count, option = condition.path, condition.num_frames, OPTIONS[condition.kind]
         typed = f"{option} {path}@{condition.frame}:" if condition.kind in SHOWN else f"{option} {path}:"
@@ -206,6 +219,21 @@ def _wrong_references(spec: RunSpec) -> Iterator[str]:
         for key, scale in (("downscale", condition.downscale), ("temporal_scale", condition.temporal_scale)):
             if scale is not None and (finding := legal.finding(scale, f"{key}: ")):
                 yield f"{key} {scale} of {condition.path} is {finding}"
+
+
+def _wrong_clips(spec: RunSpec) -> Iterator[str]:
+    clips = [condition for condition in spec.conditions if condition.kind == "clip"]
+    if clips and spec.audio:
+        yield f"{clips[0].path} has its own sound, and {spec.audio.path} is given; nearest: no --audio"
+    if len(clips) > 1:
+        yield f"{clips[0].path} and {clips[1].path} are both to be changed; nearest: one of them"
+    for clip in clips:
+        begin, end = clip.anew
+        if not 0 <= begin < end:
+            nearest = f"anew: [{max(begin, 0)}, {max(begin, 0) + 1}]"
+            yield f"of {clip.path} the frames {begin} to {end} are to be made anew; nearest: {nearest}"
+        if clip.frame:
+            yield f"{clip.path} is changed, not shown at frame {clip.frame}; nearest: frame: 0"
 
 
 def _wrong_sigmas(

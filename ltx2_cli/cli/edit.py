@@ -1,0 +1,124 @@
+"""`ltx2 retake` and `ltx2 extend`: a clip, and what is to be made anew of it, become a request like any other."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil, floor
+from typing import Any
+
+from ltx2_cli.cli.edit_options import EditOptions, Extend, Retake
+from ltx2_cli.cli.generate import check_making, config_page, make, overrides
+from ltx2_cli.cli.session import Session, request_facts, synchronized
+from ltx2_cli.errors import UsageError
+from ltx2_cli.media import is_video, open_video
+from ltx2_cli.media.pictures import Picture
+from ltx2_cli.media.videos import COMPRESSION, read_whole
+from ltx2_cli.outputs import Product
+from ltx2_cli.request.environment import read_environment
+from ltx2_cli.request.layers import ConfigLayer
+from ltx2_cli.request.profiles import AUTO, checked_spec, read_asked
+from ltx2_cli.request.size import seconds_of
+from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.request.validation import RANGES
+
+ROUNDING = 1e-3  # of a frame
+SIDES = ("height", "width")
+
+
+@dataclass(frozen=True)
+class Source:
+    """The clip that is changed."""
+
+    options: EditOptions
+    picture: Picture
+    fps: float
+    record: ConfigLayer | None
+
+    @property
+    def seconds(self) -> float:
+        """How long its picture lasts."""
+        return len(self.picture.frames) / self.fps
+
+    def request(
+        self, name: str, num_frames: int | None = None, condition: Mapping[str, object] | None = None
+    ) -> RunSpec:
+        """The request for this clip, of which the condition says what is made anew; `name` ends that of its file."""
+        options, path = self.options, self.options.clip.expanduser()
+        replaced: dict[str, object] = {"seed": None, "num_videos": 1, "initial_noise": None}
+        replaced |= {"sharding": AUTO, "vae_memory_gb": None} if self.record else {}
+        replaced |= dict(zip(SIDES, self.picture.frames.shape[1:3], strict=True)) | {"fps": self.fps}
+        replaced |= {"num_frames": num_frames} if num_frames else {}
+        replaced |= {"output": str(path.with_name(f"{path.stem}-{name}.mp4")), **overrides(options)}
+        replaced["conditions"] = [{"kind": "clip", "path": str(path), **condition}] if condition else []
+        environment = read_environment(os.environ)
+        return checked_spec(read_asked(replaced, self.record, options.settings or (), environment))
+
+
+def retake(options: Retake, session: Session) -> None:
+    """Make the clips and print their paths, or say what would be done."""
+    with synchronized(session.hosts) as facts:
+        check_making(options)
+        spec = _retaken(_open(options), options)
+        facts |= request_facts(spec)
+    make(options, session, spec, Product.clips)
+
+
+def extend(options: Extend, session: Session) -> None:
+    """Make the clips and print their paths, or say what would be done."""
+    with synchronized(session.hosts) as facts:
+        check_making(options)
+        spec = _extended(_open(options), options)
+        facts |= request_facts(spec)
+    make(options, session, spec, Product.clips)
+
+
+def _open(options: EditOptions) -> Source:
+    """The clip that is named. Raises `UsageError` where it is of a size that no model makes, or nobody says what it
+    shows."""
+    path = options.clip.expanduser()
+    own = read_whole(path, options.fps)  # which says what is no video
+    file = open_video(path)
+    record = config_page(path) if is_video(path) and "record" in file.metadata else None
+    if record is None and not options.prompt:
+        raise UsageError(f"{path} does not say what made it, and what it shows", '--prompt "..." and --model NAME')
+    stated: Any = record.values.get("fps") if record else None
+    fps = options.fps or (stated if stated and abs(stated - file.fps) < ROUNDING else file.fps)
+    height, width = own.frames.shape[1:3]
+    nearest = {side: RANGES[side].nearest(length) for side, length in zip(SIDES, (height, width), strict=True)}
+    if (height, width) != tuple(nearest.values()):
+        sentence = f"{path} is {width}x{height}, and models make sides that are multiples of {RANGES['height'].step}"
+        raise UsageError(sentence, f"nearest: {nearest['width']}x{nearest['height']}; scale or crop it first")
+    return Source(options, read_whole(path, fps), fps, record)
+
+
+def _retaken(clip: Source, options: Retake) -> RunSpec:
+    start, stop = (seconds_of(text, name) for text, name in ((options.start, "--from"), (options.stop, "--to")))
+    count, fps, path = len(clip.picture.frames), clip.fps, clip.picture.path
+    if start >= stop:
+        raise UsageError(f"--from {start:g}s is not before --to {stop:g}s", f"--from {stop:g}s --to {start:g}s")
+    made = (count - 1) // COMPRESSION * COMPRESSION + 1
+    begin, end = floor(start * fps + ROUNDING), ceil(stop * fps - ROUNDING)
+    if begin >= made or end > count:
+        sentence = f"{path} lasts {clip.seconds:.2f} s, and {start:g} to {stop:g} s are to be made anew"
+        if begin >= made and end <= count:
+            sentence = f"{sentence}: its last {count - made} frames are no whole latent"
+        nearest = max(min(begin, made - 1), 0) / fps
+        raise UsageError(sentence, f"nearest: --from {nearest:.2f}s --to {floor(100 * clip.seconds) / 100:.2f}s")
+    streams = "both" if options.both or options.picture == options.sound else "picture" if options.picture else "sound"
+    if streams != "picture" and open_video(path).sample_rate is None:
+        raise UsageError(f"{path} has no sound to retake", "--picture")
+    return clip.request("retake", made, {"anew": [begin, end], "streams": streams})
+
+
+def _extended(clip: Source, options: Extend) -> RunSpec:
+    count, fps = len(clip.picture.frames), clip.fps
+    added = round(seconds_of(options.seconds, "--seconds") * fps)
+    if not added:
+        raise UsageError(f"--seconds {options.seconds} is less than a frame", f"--seconds {1 / fps:.2f}s")
+    most = clip.request("extended").num_frames
+    shown = (min(max(most // 2, 1), count) - 1) // COMPRESSION * COMPRESSION + 1
+    if most - shown < COMPRESSION:
+        raise UsageError(f"--num-frames {most} leaves no room for what follows", f"--num-frames {COMPRESSION + 1}")
+    times = ceil(added / (most - shown))
+    length = shown + ceil(added / times / COMPRESSION) * COMPRESSION  # equal pieces
+    return clip.request("extended", length, {"anew": [count, count + added], "num_frames": shown})

@@ -1,0 +1,66 @@
+"""What was made of a clip, joined with what is kept of it; and where it goes on for longer than is made at once, the
+further pieces, each from the end of what is there."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ltx2_cli.core.components import Components
+from ltx2_cli.core.decode import decode
+from ltx2_cli.core.generate import generate
+from ltx2_cli.core.report import Report
+from ltx2_cli.core.run_state import RunState, all_latents, latents_of
+from ltx2_cli.media import Kept, Media
+from ltx2_cli.media.joining import joined
+from ltx2_cli.models.spectrogram import resample_on_host
+from ltx2_cli.plan.edit import edit_of, edited, pieces
+from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.request.validation import MAX_SEED
+
+
+def finished_clips(plan: Plan, state: RunState, rows: range, components: Components, report: Report) -> Iterator[Media]:
+    """The clips of these videos as they are written, with what is kept of a clip that was edited."""
+    number = edited(plan.spec)
+    if number is None:
+        yield from decode(plan, latents_of(state, rows), components, report)
+        return
+    for row in rows:  # one by one: nothing of others is in memory while further pieces are made
+        (made,) = decode(plan, latents_of(state, range(row, row + 1)), components, report)
+        clip = _with_kept(plan, made)
+        kept = clip.kept
+        for piece in range(1, pieces(plan.spec)):
+            following = _following(plan, clip, (plan.seeds[row] + piece) % (MAX_SEED + 1))
+            *_, later = generate(following, RunState(contexts=state.contexts), components, report)
+            (made,) = decode(following, all_latents(later), components, report)
+            clip = _with_kept(following, made)
+        yield replace(clip, kept=kept)
+
+
+def _with_kept(plan: Plan, made: Media) -> Media:
+    """What was made, with what is kept of the plan's clip; nothing but on the first host."""
+    number = edited(plan.spec)
+    assert number is not None
+    picture = plan.pictures[number]
+    edit = edit_of(plan.spec.conditions[number], picture, plan.stages[-1].geometry)
+    if not len(made.frames):
+        return made
+    waveform = made.waveform[:0]
+    if picture.sound:
+        waveform, rate = picture.sound.waveform, picture.sound.sample_rate
+        made = replace(made, waveform=resample_on_host(made.waveform, made.sample_rate, rate), sample_rate=rate)
+    begin, end = edit.seconds
+    same = Kept(picture.path, edit.frames.start if edit.frames.stop else len(picture.frames), begin == end)
+    kept = replace(made, frames=picture.frames, waveform=waveform, kept=same)
+    return joined(kept, made, edit.first, edit.frames, edit.seconds)
+
+
+def _following(plan: Plan, clip: Media, seed: int) -> Plan:
+    """The plan of one further piece, behind what there is of the clip."""
+    number = edited(plan.spec)
+    assert number is not None
+    conditions, pictures = list(plan.spec.conditions), list(plan.pictures)
+    conditions[number] = replace(conditions[number], anew=(len(clip.frames), conditions[number].anew[1]))
+    if sound := pictures[number].sound:
+        sound = replace(sound, waveform=clip.waveform)
+    pictures[number] = replace(pictures[number], frames=clip.frames, sound=sound)
+    spec = replace(plan.spec, conditions=tuple(conditions), seed=(seed,))
+    return replace(plan, spec=spec, pictures=tuple(pictures), seeds=(seed,))

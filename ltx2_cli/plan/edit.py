@@ -1,0 +1,147 @@
+"""A clip of which a part is made anew, inside it or behind its end: what of it is made at once, which latents of that
+are given, and where what is made belongs."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import ceil
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from ltx2_cli.diffusion.geometry import Geometry, VAECompression
+from ltx2_cli.errors import UsageError
+from ltx2_cli.media import open_video
+from ltx2_cli.media.pictures import Picture
+from ltx2_cli.media.sounds import Sound, read_sound
+from ltx2_cli.media.videos import read_whole
+from ltx2_cli.request.spec import ConditionSpec, RunSpec, Streams
+
+NOTHING = slice(0, 0)
+CUT_OFF = 0.1  # seconds at the end of a sound that hear it end: where a clip goes on, they are made anew
+
+
+class Edit(NamedTuple):
+    """What is made at once of a clip: some frames of it and their sound."""
+
+    first: int  # frame of the clip with which it begins
+    latents: Streams[slice]  # those of it that are new; all others are given
+    frames: slice  # of the clip, that are new
+    seconds: tuple[float, float]  # of the clip, between which its sound is new
+
+
+def edited(spec: RunSpec) -> int | None:
+    """The number of the condition that is a clip; None: there is none."""
+    return next((number for number, condition in enumerate(spec.conditions) if condition.kind == "clip"), None)
+
+
+def pieces(spec: RunSpec) -> int:
+    """How many times a clip is made: it may go on for longer than is made at once."""
+    if (number := edited(spec)) is None:
+        return 1
+    condition = spec.conditions[number]
+    further = spec.num_frames - (condition.num_frames or spec.num_frames)  # behind what is shown; 0: it is inside
+    return ceil((condition.anew[1] - condition.anew[0]) / further) if further else 1
+
+
+def check_pieces(spec: RunSpec) -> RunSpec:
+    """The request. Raises `UsageError` where it has what only a clip has that is made at once."""
+    hints = {"--num-videos 1": spec.num_videos > 1, "leave save_latents out": spec.save_latents}
+    if (count := pieces(spec)) > 1 and (asked := [hint for hint, given in hints.items() if given]):
+        raise UsageError(f"a clip that goes on in {count} pieces is made alone, and has no latents of all", asked[0])
+    return spec
+
+
+def read_edited(spec: RunSpec, condition: ConditionSpec) -> Picture:
+    """All of a clip. Raises `UsageError` where it is of another size, or has nothing that could be made anew."""
+    path = Path(condition.path).expanduser()
+    picture = read_whole(path, spec.fps)
+    (begin, end), (count, height, width, _) = condition.anew, picture.frames.shape
+    if (height, width) != (spec.height, spec.width):
+        sentence = f"{path} is {width}x{height}, and a clip of {spec.width}x{spec.height} is asked for"
+        raise UsageError(sentence, f"--set height={height} --set width={width}")
+    if begin > count or begin < count < end:
+        sentence = f"{path} has {count} frames at {spec.fps:g} a second, not the frames {begin} to {end}"
+        raise UsageError(sentence, f"nearest: anew: [{min(begin, count - 1)}, {count}]")
+    if open_video(path).sample_rate is not None:
+        sound = read_sound(path, count / spec.fps)
+        most = round(count / spec.fps * sound.sample_rate) if begin == count else None  # what follows is made anew
+        return replace(picture, sound=replace(sound, waveform=sound.waveform[:most]))
+    if condition.streams == "sound":
+        raise UsageError(f"{path} has no sound that could be made anew", "streams: picture")
+    return picture
+
+
+def num_shown(spec: RunSpec, condition: ConditionSpec, picture: Picture, compression: VAECompression) -> int:
+    """The frames of a clip that are shown, 8k + 1: as many as are made at once, or where it goes on, of its end."""
+    goes_on, half = condition.anew[0] == len(picture.frames), max(spec.num_frames // 2, 1)
+    most = condition.num_frames or half if goes_on else spec.num_frames
+    shown = compression.clip_size(compression.latents(min(most, len(picture.frames))), 1, 1)[0]
+    if goes_on and shown >= spec.num_frames:
+        sentence = f"{picture.path} is to go on, and all {spec.num_frames} frames of a piece are its end"
+        raise UsageError(sentence, f"--set num_frames={shown + compression.frames}")
+    if not goes_on and shown != spec.num_frames:
+        sentence = f"a clip of {spec.num_frames} frames is asked for, and {picture.path} has {len(picture.frames)}"
+        raise UsageError(sentence, f"--set num_frames={shown}")
+    return shown
+
+
+def first_shown(condition: ConditionSpec) -> int:
+    """The first frame of a clip that is shown: its first, or where it goes on, so many before its end."""
+    return max(condition.anew[0] - (condition.num_frames or 0), 0)
+
+
+def shown_sound(spec: RunSpec, pictures: Sequence[Picture]) -> Sound | None:
+    """The sound of a clip from where it is shown; None without a clip that has one."""
+    number = edited(spec)
+    sound = None if number is None else pictures[number].sound
+    if number is None or sound is None:
+        return None
+    start = round(first_shown(spec.conditions[number]) / spec.fps * sound.sample_rate)
+    return replace(sound, waveform=sound.waveform[start:])
+
+
+def edit_of(condition: ConditionSpec, picture: Picture, geometry: Geometry) -> Edit:
+    """How a clip is edited in latents of this geometry. Latents that are partly new are new; what is made behind the
+    clip's end ends where it was asked to."""
+    (begin, end), first, fps = condition.anew, first_shown(condition), geometry.fps
+    edges = first + np.rint(geometry.edges.video * fps).astype(int)
+    seconds = first / fps + geometry.edges.audio.astype(np.float64)
+    new, heard = _overlapping(edges, begin, end), NOTHING
+    if condition.streams == "sound":
+        new = NOTHING
+    if condition.streams != "picture" and picture.sound:
+        length = len(picture.sound.waveform) / picture.sound.sample_rate
+        cut_off = length - CUT_OFF if end > len(picture.frames) else length
+        heard = _overlapping(seconds, min(begin / fps, cut_off), end / fps)
+    most = end if end > len(picture.frames) else np.inf  # what is inside a clip ends where its latents do
+    frames, span = _span(edges, new, most), _span(seconds, heard, most / fps)
+    return Edit(first, Streams(new, heard), slice(*map(int, frames)), span)
+
+
+def _span(edges: np.ndarray, new: slice, most: float) -> tuple[float, float]:
+    """Where these latents begin, and where they end, at `most`."""
+    if new.start >= new.stop:
+        return 0.0, 0.0
+    return float(edges[0, new.start]), min(float(edges[1, new.stop - 1]), most)
+
+
+def _overlapping(edges: np.ndarray, begin: float, end: float) -> slice:
+    """The latents that have a part between `begin` and `end`; `edges` [2, latents] are where they begin and end."""
+    return slice(int(np.searchsorted(edges[1], begin, "right")), int(np.searchsorted(edges[0], end, "left")))
+
+
+def edit_remarks(spec: RunSpec, pictures: Sequence[Picture], geometry: Geometry) -> Iterator[str]:
+    """A sentence on what is made anew."""
+    if (number := edited(spec)) is None:
+        return
+    condition, picture = spec.conditions[number], pictures[number]
+    (begin, end), fps, shown = condition.anew, spec.fps, condition.num_frames or 0
+    edit = edit_of(condition, picture, geometry)
+    if end > len(picture.frames):
+        times = "at once" if pieces(spec) == 1 else f"in {pieces(spec)} pieces"
+        yield f"{picture.path} goes on from its last {shown / fps:.2f} s by {(end - begin) / fps:.2f} s, {times}"
+        return
+    spans = {"picture": (edit.frames.start / fps, edit.frames.stop / fps), "sound": edit.seconds}
+    retaken = [f"{name} {start:.2f} to {stop:.2f} s" for name, (start, stop) in spans.items() if start < stop]
+    yield f"{picture.path}: asked {begin / fps:.2f} to {end / fps:.2f} s, whole latents make {', '.join(retaken)} anew"

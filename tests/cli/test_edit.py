@@ -1,0 +1,128 @@
+"""`ltx2 retake` and `ltx2 extend`: what they ask for, of clips with a record and without."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ltx2_cli.cli import edit
+from ltx2_cli.media import Media, write_mp4
+from ltx2_cli.request.profiles import read_spec, to_yaml
+from ltx2_cli.request.spec import ConditionSpec, RunSpec
+from media.test_videos import ffmpeg, write_lossless
+from program import run_program
+from sounds import tone
+
+Asks = Callable[..., RunSpec | str]
+FRAMES = np.zeros((49, 64, 96, 3), np.uint8)
+RECORD = {"prompt": "a fox", "model": "demo", "recipe": "one_stage", "num_inference_steps": 3, "seed": 7}
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """49 frames at 24 a second, 2.04 s, with a record."""
+    spec = read_spec(RECORD, num_frames=49, height=64, width=96, negative_prompt="blur", lora=["style.safetensors"])
+    spec = replace(spec, num_videos=1, conditions=(ConditionSpec(__file__),))
+    path = tmp_path_factory.mktemp("clips") / "fox.mp4"
+    record = to_yaml(spec, {"ltx2": "0", "devices": "none"})
+    write_mp4(Media(FRAMES, tone(2, 16000), 24.0, 16000), path, {"record": record})
+    return path
+
+
+@pytest.fixture
+def asks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Asks:
+    """The request that a command asks for, or the sentence with which it is refused."""
+    asked = list[RunSpec]()
+
+    def make(options: Any, session: Any, spec: RunSpec, *more: object) -> None:
+        asked.append(spec)
+
+    def run(*arguments: object) -> RunSpec | str:
+        code = run_program(monkeypatch, *map(str, arguments))
+        assert code == (0 if asked else 2)
+        return asked.pop() if asked else capsys.readouterr().err
+
+    monkeypatch.setattr(edit, "make", make)
+    return run
+
+
+def test_a_retake_asks_for_what_the_record_says_and_a_new_seed(asks: Asks, clip: Path) -> None:
+    spec = asks("retake", clip, "--from", "0.5s", "--to", "1.01", "--steps", "5")
+    assert isinstance(spec, RunSpec)
+    assert spec.conditions == (ConditionSpec(str(clip), kind="clip", anew=(12, 25), streams="both"),)
+    assert (spec.prompt, spec.negative_prompt, spec.model) == ("a fox", "blur", "demo")
+    assert (spec.width, spec.height, spec.num_frames, spec.fps) == (96, 64, 49, 24.0)
+    assert (spec.num_inference_steps, spec.seed, spec.lora) == (5, None, ("style.safetensors",))
+    assert spec.output == str(clip.with_name("fox-retake.mp4"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "streams"),
+    [(["--picture"], "picture"), (["--sound"], "sound"), (["--both"], "both"), (["--sound", "--picture"], "both")],
+)
+def test_a_retake_may_be_of_one_stream(asks: Asks, clip: Path, flags: list[str], streams: str) -> None:
+    spec = asks("retake", clip, "--from", "0", "--to", "1", *flags, "--seed", "1 2", "-o", "new.mp4")
+    assert isinstance(spec, RunSpec)
+    assert (spec.conditions[0].streams, spec.seed, spec.output) == (streams, (1, 2), "new.mp4")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "more", "num_frames", "shown", "end"),
+    [
+        ("1s", [], 41, 17, 73),  # 24 frames at once, where 49 with 17 shown would be 32
+        ("3", [], 41, 17, 121),  # three times 24
+        ("1s", ["--num-frames", "25"], 25, 9, 73),  # twice 12, in whole latents 16
+        ("0.01s", [], 0, 0, 0),
+    ],
+)
+def test_a_clip_goes_on_in_equal_pieces(
+    asks: Asks, clip: Path, seconds: str, more: list[str], num_frames: int, shown: int, end: int
+) -> None:
+    spec = asks("extend", clip, "--seconds", seconds, *more)
+    if not end:
+        assert "--seconds 0.01s is less than a frame" in str(spec)
+        return
+    assert isinstance(spec, RunSpec)
+    assert spec.conditions == (ConditionSpec(str(clip), kind="clip", num_frames=shown, anew=(49, end)),)
+    assert (spec.num_frames, spec.output) == (num_frames, str(clip.with_name("fox-extended.mp4")))
+
+
+def test_a_clip_without_a_record_needs_a_prompt_and_a_model(asks: Asks, tmp_path: Path) -> None:
+    path = write_lossless(tmp_path / "v.mov", FRAMES[:12], 12)
+    assert f"{path} does not say what made it" in str(asks("retake", path, "--from", "0", "--to", "0.5"))
+    spec = asks("retake", path, "--from", "0", "--to", "0.5", "--picture", "--prompt", "rain", "--model", "demo")
+    assert isinstance(spec, RunSpec)
+    assert (spec.prompt, spec.model, spec.fps, spec.num_frames) == ("rain", "demo", 12, 9)
+    assert spec.conditions[0].anew == (0, 6)
+    last = ["--from", "0.9", "--to", "1", "--picture", "--prompt", "rain"]
+    assert "its last 3 frames are no whole latent" in str(asks("retake", path, *last))
+    assert f"{path} has no sound to retake" in str(asks("retake", path, "--from", "0", "--to", "0.5", "--prompt", "a"))
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "sentence", "hint"),
+    [
+        ("1.5", "1", "--from 1.5s is not before --to 1s", "--from 1s --to 1.5s"),
+        ("1", "1", "--from 1s is not before --to 1s", ""),
+        ("1", "2.5", "lasts 2.04 s, and 1 to 2.5 s are to be made anew", "nearest: --from 1.00s --to 2.04s"),
+        ("3", "4", "lasts 2.04 s, and 3 to 4 s are to be made anew", "nearest: --from 2.00s --to 2.04s"),
+        ("soon", "4", "--from 'soon' is not like 5s", "for example: --from 5s"),
+    ],
+)
+def test_an_interval_that_a_clip_does_not_have_is_refused(
+    asks: Asks, clip: Path, start: str, stop: str, sentence: str, hint: str
+) -> None:
+    said = str(asks("retake", clip, "--from", start, "--to", stop))
+    assert sentence in said
+    assert hint in said
+
+
+def test_a_size_that_no_model_makes_is_refused(asks: Asks, clip: Path, tmp_path: Path) -> None:
+    ffmpeg("-i", clip, "-vf", "scale=100:64", path := tmp_path / "v.mp4")
+    said = str(asks("extend", path, "--seconds", "1", "--prompt", "rain"))
+    assert "is 100x64, and models make sides that are multiples of 32" in said
+    assert "nearest: 96x64" in said
+    assert "there.mp4 cannot be read" in str(asks("extend", "there.mp4", "--seconds", "1"))

@@ -1,0 +1,173 @@
+"""Clips of which a part is made anew, inside them or behind their end."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clips import PROMPT, Case, Checkpoint, Size, final_latents, plan_of
+from ltx2_cli.core import edit
+from ltx2_cli.core.components import Components
+from ltx2_cli.core.condition import encode_conditions
+from ltx2_cli.core.report import Report
+from ltx2_cli.core.run import load, write
+from ltx2_cli.diffusion.latents import pack
+from ltx2_cli.errors import UsageError
+from ltx2_cli.media import Media, write_mp4
+from ltx2_cli.media.sounds import read_sound
+from ltx2_cli.media.videos import read_whole
+from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.request.spec import Streams
+from media.test_videos import write_lossless
+from program import run_program
+from sounds import tone
+
+UNGUIDED = (1.0, 0.0, 1.0, 0.0)
+CASE = Case(Size(25, 64, 96, 24.0), 2, UNGUIDED, UNGUIDED, (1,))
+RATE = 24000
+
+
+class Notes(Report):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.stages, self.notes = list[str](), list[str]()
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        self.stages.append(name)
+        yield
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """25 frames of a pattern that moves, and a tone of the same length."""
+    place = np.arange(64)[:, None, None] + np.arange(96)[None, :, None]
+    frames = (place + 5 * np.arange(25)[:, None, None, None] + np.array([0, 40, 80])) % 128 + 60
+    path = tmp_path_factory.mktemp("edit") / "clip.mp4"
+    write_mp4(Media(frames.astype(np.uint8), tone(25 / 24, RATE), 24.0, RATE), path)
+    return path
+
+
+def edited(checkpoint: Checkpoint, clip: Path, anew: tuple[int, int], **more: Any) -> Plan:
+    asked = {key: more.pop(key) for key in ("streams", "num_frames", "strength") if key in more}
+    condition = {"kind": "clip", "path": str(clip), "anew": list(anew), **asked}
+    return plan_of(checkpoint, CASE, more.pop("seed", 3), conditions=[condition], **more)
+
+
+def written(plan: Plan, report: Report | None = None) -> Path:
+    ((path, _),) = write(plan, load(plan), report or Report())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("streams", "picture", "sound"), [("both", [2], (11, 16)), ("picture", [2], (0, 0)), ("sound", [], (11, 16))]
+)
+def test_latents_outside_are_those_of_the_clip(
+    checkpoint: Checkpoint, clip: Path, streams: str, picture: list[int], sound: tuple[int, int]
+) -> None:
+    """Frames 10 to 14 lie in the third of 4 latents; 0.417 to 0.583 s in those of sound from 0.41 to 0.61 s."""
+    plan = edited(checkpoint, clip, (10, 14), streams=streams)
+    latents = encode_conditions(plan, 0, Components(plan), Report())[0]
+    (video,), (audio,) = latents
+    made = pack(Streams(*final_latents(plan)))
+    is_clip = np.isclose(made.video[0], video, atol=1e-6).all(axis=1).reshape(4, 6).all(axis=1)
+    assert np.flatnonzero(~is_clip).tolist() == picture
+    is_sound = np.isclose(made.audio[0], audio, atol=1e-6).all(axis=1)
+    first, last = sound
+    assert np.flatnonzero(~is_sound).tolist() == [*range(first, last)]
+
+
+def test_a_retake_keeps_all_else(checkpoint: Checkpoint, clip: Path, tmp_path: Path) -> None:
+    plan, report = edited(checkpoint, clip, (10, 14), output=str(tmp_path / "new.mp4")), Notes()
+    path = written(plan, report)
+    assert report.notes[0] == (
+        f"{clip}: asked 0.42 to 0.58 s, whole latents make picture 0.38 to 0.71 s, sound 0.41 to 0.61 s anew"
+    )
+    assert report.notes[-1] == f"{path}: copied without encoding them again: 7 of 9 frames"
+    old, new = (read_whole(file).frames.astype(int) for file in (clip, path))
+    assert len(new) == len(old)
+    np.testing.assert_array_equal(new[:7], old[:7])
+    errors = np.abs(new - old).mean(axis=(1, 2, 3))
+    assert errors[9:17].min() > 20
+    assert errors[[7, 8, *range(17, 25)]].max() < 5
+
+
+def test_a_clip_goes_on_in_pieces(
+    checkpoint: Checkpoint, clip: Path, tmp_path: Path, compilations: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each shows the last 9 frames of what there is; the third is cut. Nothing is compiled or loaded for the second."""
+    report, before = Notes(), list[int]()
+    following = edit._following
+
+    def follow(*arguments: Any) -> Plan:
+        before.append(len(compilations))
+        return following(*arguments)
+
+    monkeypatch.setattr(edit, "_following", follow)
+    path = written(edited(checkpoint, clip, (25, 65), output=str(tmp_path / "new.mp4")), report)
+    assert len(before) == 2
+    assert len(compilations) == before[0]
+    loaded = [name for name in report.stages if name.startswith("load ")]
+    assert len(loaded) == len({*loaded})
+    assert f"{clip} goes on from its last 0.38 s by 1.67 s, in 3 pieces" in report.notes
+    assert report.notes[-1] == f"{path}: copied without encoding them again: 25 of 25 frames"
+    old, new = read_whole(clip), read_whole(path)
+    assert len(new.frames) == 65
+    np.testing.assert_array_equal(new.frames[:25], old.frames)
+    assert np.abs(np.diff(new.frames.astype(int)[::16], axis=0)).mean(axis=(1, 2, 3)).min() > 1
+    sound = read_sound(path, 3)
+    assert abs(len(sound.waveform) / RATE - 65 / 24) < 0.05
+    difference = sound.waveform[2400:19200] - read_sound(clip, 3).waveform[2400:19200]
+    assert np.abs(difference).mean() < 0.02
+
+
+@pytest.mark.parametrize(
+    ("anew", "more", "sentence"),
+    [
+        ((26, 30), {}, "has 25 frames at 24 a second, not the frames 26 to 30"),
+        ((20, 26), {}, "has 25 frames at 24 a second, not the frames 20 to 26"),
+        ((4, 4), {}, "the frames 4 to 4 are to be made anew; nearest: anew: [4, 5]"),
+        ((4, 9), {"height": 96}, "is 96x64, and a clip of 96x96 is asked for"),
+        ((4, 9), {"audio": "x"}, "has its own sound"),
+        ((25, 65), {"num_videos": 2}, "in 3 pieces is made alone"),
+        ((25, 65), {"save_latents": "l.safetensors"}, "in 3 pieces is made alone"),
+        ((25, 33), {"num_frames": 25}, "all 25 frames of a piece are its end"),
+    ],
+)
+def test_what_cannot_be_made_anew_is_refused(
+    checkpoint: Checkpoint, clip: Path, anew: tuple[int, int], more: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(sentence)):
+        edited(checkpoint, clip, anew, **more)
+
+
+def test_a_clip_without_sound_stays_without(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    path = write_lossless(tmp_path / "v.mov", np.zeros((25, 64, 96, 3), np.uint8))
+    with pytest.raises(UsageError, match="has no sound that could be made anew"):
+        edited(checkpoint, path, (4, 9), streams="sound")
+    plan = edited(checkpoint, path, (4, 9))
+    assert plan.stages[0].sounds == ()
+    made = Media(plan.pictures[0].frames, tone(1, RATE), 24.0, RATE)
+    assert not len(edit._with_kept(plan, made).waveform)
+
+
+def test_a_retake_is_replayed(
+    checkpoint: Checkpoint, clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Of a clip that says nothing of itself; the retake says all, and is retaken by that."""
+    first, second = tmp_path / "first.mp4", tmp_path / "second.mp4"
+    model = ["--model", str(checkpoint.folder), "--recipe", "distilled", "--steps", "2", "--sharding", "single"]
+    model += ["--set", "second_stage.sigmas=[]", "--set", "max_sequence_length=32", "--prompt", PROMPT, "--seed", "3"]
+    model += ["--dtype", "float32", "--text-encoder-dtype", "float32"]
+    assert run_program(monkeypatch, "retake", str(clip), "--from", "0s", "--to", "0.3s", *model, "-o", str(first)) == 0
+    assert run_program(monkeypatch, "retake", str(first), "--from", "0.5", "--to", "0.7", "-o", str(second)) == 0
+    assert run_program(monkeypatch, "replay", "--verify", str(second)) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "identical"
