@@ -6,8 +6,10 @@ Most of their time would be XLA's: it leaves out what makes code fast. What XLA_
 
 import gc
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
@@ -19,6 +21,9 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["HF_HUB_OFFLINE"] = "1"
 # Nothing is left behind; and to write a program takes as long as to compile it, where hardly one is read again.
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+if "PYTEST_XDIST_WORKER" not in os.environ:  # those have it from here
+    os.environ.setdefault("HF_HOME", str(Path.home() / ".cache/huggingface"))
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="ltx2-cache-")
 os.environ["OMP_NUM_THREADS"] = "1"  # torch's threads wait busily for each other
 os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"  # shorter programs to lower
 os.environ["XLA_FLAGS"] = " ".join([QUICK, os.environ.get("XLA_FLAGS", ""), virtual_devices(8)])
@@ -53,6 +58,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files come early: at the end no process waits for another."""
     order = {name: number for number, name in enumerate(FIRST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
+
+
+def pytest_unconfigure() -> None:
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -14,7 +14,7 @@ from huggingface_hub import constants
 from ltx2_cli.cli.inspect import inspect
 from ltx2_cli.cli.options import MakingOptions, Resume
 from ltx2_cli.cli.plan import check_published, fitting_plan
-from ltx2_cli.cli.session import Facts, Session, short_digest, synchronized
+from ltx2_cli.cli.session import STARTED, Facts, Session, short_digest, synchronized
 from ltx2_cli.core.bench import CLIP, perf_facts
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.preview import Preview
@@ -26,6 +26,7 @@ from ltx2_cli.core.run_state import RunCheckpointer, RunGoal, RunState, SavedRun
 from ltx2_cli.devices import find_devices
 from ltx2_cli.errors import AbortedRunError, NotFiniteError, RunError, UsageError
 from ltx2_cli.estimate.fit import Request
+from ltx2_cli.estimate.history import expected_time, remember
 from ltx2_cli.estimate.phases import CONNECT, ENCODE
 from ltx2_cli.files import Output
 from ltx2_cli.interrupts import stop_on_signal
@@ -79,6 +80,7 @@ def agreed_plan(session: Session, request: Request) -> Iterator[Plan]:
         plan = fitting_plan(request)
         if (size := session.downloads) and (seconds := monotonic() - began):
             session.report.note(f"downloaded {quantity(size)} in {seconds:.0f} s, {quantity(size / seconds)}/s")
+            session.fetching += seconds
         session.downloads = 0
         yield plan
         facts |= plan_facts(plan) if session.hosts.count > 1 else {}
@@ -109,6 +111,8 @@ def run(
     components = load(plan)
     if drawn and not options.warmup:
         session.report.note(f"seed: {plan.spec.seeds[0]}")
+    if not options.warmup:
+        session.report.note(f"time: {expected_time(plan, product)}")
     with traced(options.profile):
         timings = Timings(session.report)
         if options.warmup:
@@ -118,6 +122,9 @@ def run(
             preview = Preview(options.preview, plan, session.report) if options.preview else no_checkpoint
             path = run_file(plan.spec).path
             execute(session, RunCheckpointer(path, plan, goal, timings, *keep, preview=preview), components)
+            if session.hosts.first:
+                seconds, compiled = monotonic() - STARTED - session.fetching, session.compiled
+                remember(plan, product, timings, seconds, compiled is None or compiled.anew > 0)
         if session.hosts.first and options.perf_dump:
             timings.write(options.perf_dump, perf_facts(plan, CLIP))
     if options.as_json:

@@ -27,6 +27,7 @@ from ltx2_cli.estimate.compiled import Collective, Compiled, sent_bytes, write_h
 from ltx2_cli.estimate.cycles import REMARKS, Cycles, dumped_schedules
 from ltx2_cli.estimate.estimate import FORWARD, Estimate, assumptions, compile_and_estimate, forward_programs, record
 from ltx2_cli.estimate.fit import FRACTION, Alternative, Request, check_estimate, check_fit
+from ltx2_cli.estimate.history import expected_time
 from ltx2_cli.estimate.offline import MeshSearch, search_meshes, topology
 from ltx2_cli.files import Output
 from ltx2_cli.nn.layers import IMAGE_AXES
@@ -107,6 +108,7 @@ def print_dry_run(session: Session, spec: RunSpec, product: Product, random: boo
             seeds = ", ".join(map(str, plan.spec.seeds))
             table = [("download", "nothing"), *request_rows(plan)]
             table += [("seed", f"random, for example {seeds}" if random else seeds)]
+            table += [("time", expected_time(plan, product))]
             table += [("write", str(path)) for path, _ in files if path.suffix != RUN]
             lines = columns([*table, *(("warning", warning) for warning in plan.warnings)])
         print_out("\n".join(map(visible, lines)))

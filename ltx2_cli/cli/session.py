@@ -57,6 +57,7 @@ class Session:
     as_json: bool = False  # paths are not printed, but a result at the end
     shown: list[Path] = field(default_factory=list)  # the finished files
     downloads: int = 0  # bytes that were said to be downloaded next
+    fetching: float = 0.0  # seconds of downloads
 
     def reserve(self, files: Iterable[Output]) -> None:
         """Keep other processes from writing these files until the end. The first host writes."""

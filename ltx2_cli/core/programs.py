@@ -163,8 +163,13 @@ class CompileStats:
     read: list[float] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
 
+    @property
+    def anew(self) -> int:
+        """Programs that no cache had."""
+        return len(self.compiled) - len(self.read)
+
     def __str__(self) -> str:
-        number = len(self.compiled) - len(self.read)
+        number = self.anew
         programs = "1 program" if number == 1 else f"{number or 'no'} programs"
         seconds = f" in {sum(self.compiled) - sum(self.read):.1f} s" if number else ""
         trouble = f"; the cache failed: {self.troubles[0]}; --compile-cache FOLDER" if self.troubles else ""

@@ -11,7 +11,7 @@ from typing import Any
 from ltx2_cli.files import replacing
 
 PREPARING = ("load", "compile")  # how the names begin of stages that a second run would not need
-DECODE, WRITE = "decode", "write"  # the stages that end a clip
+DENOISE, DECODE, WRITE = "denoise", "decode", "write"  # the steps of a stage, and the stages that end a clip
 Advance = Callable[[int], None]  # so many more steps of the current stage are done
 
 
@@ -67,7 +67,7 @@ class Timings(Report):
 
         with self.report.steps(total, later, clips) as advance:
             yield measure
-        self.stages.append(("denoise", perf_counter() - started))
+        self.stages.append((DENOISE, perf_counter() - started))
 
     def moved(self, size: int) -> None:
         self.report.moved(size)

@@ -16,6 +16,7 @@ import pytest
 
 from ltx2_cli import files
 from ltx2_cli.cli import execute
+from ltx2_cli.cli.session import STARTED
 from ltx2_cli.core.report import Report
 from ltx2_cli.diffusion.latents import save_latents
 from ltx2_cli.errors import MAKE_ROOM, NotFiniteError, RunError
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from ltx2_cli.core.run_state import RunCheckpointer
 
 Run = Callable[..., tuple[int, str, str]]
-README = Path(__file__).parents[2] / "README.md"
 FINDINGS = "error: height 500 is not a multiple of 32; nearest: --height 480 or 512\n       num_frames 20 is not 8k + 1"
 
 EVERY_OPTION = """
@@ -61,6 +61,7 @@ class Core:
     checkpoint: Checkpoint = field(default_factory=lambda: Checkpoint({}))
     added: dict[str, object] = field(default_factory=dict)
     stages: tuple[()] = ()
+    remembered: list[tuple[object, ...]] = field(default_factory=list)
 
     def resolve(self, spec: RunSpec) -> "Core":
         self.spec = self.asked = spec
@@ -88,6 +89,8 @@ def core(monkeypatch: pytest.MonkeyPatch) -> Core:
     monkeypatch.setattr(execute, "check_published", lambda request: None)
     monkeypatch.setattr(execute, "fitting_plan", lambda request: core.resolve(request.spec))
     monkeypatch.setattr(execute, "programs", lambda plan, ends: [])
+    monkeypatch.setattr(execute, "expected_time", lambda plan, product: f"about 3 s for {product}")
+    monkeypatch.setattr(execute, "remember", lambda *run: core.remembered.append(run))
     monkeypatch.setattr(execute, "perf_facts", lambda plan, measured: {"settings": {"measured": measured}})
     for name in ("load", "warm_up", "write"):
         monkeypatch.setattr(execute, name, getattr(core, name))
@@ -108,6 +111,7 @@ def test_stdout_has_only_the_path_and_stderr_the_messages(ltx2: Run):
     assert lines == [
         "starting …",
         "seed: 5",
+        "time: about 3 s for clips",
         "2 steps: T s",
         "wrote out/rain-demo-s5.mp4, out/rain-demo-s5.yaml in T s; at most T GB of memory;"
         " compiled no programs, 0 from the cache",
@@ -139,7 +143,10 @@ def test_json_is_one_line_with_the_result_and_no_paths(ltx2: Run, core: Core):
     assert 0 <= sum(result["stages"].values()) <= result["seconds"]
     assert result["peak_memory"]["host"] > 10**7
     assert result["peak_memory"]["device"] is None
-    assert json.loads(ltx2("generate", "--warmup", "--json")[1])["paths"] == []
+    assert len(core.remembered) == 1
+    _, out, err = ltx2("generate", "--warmup", "--json")
+    assert (json.loads(out)["paths"], "time:" in err) == ([], False)
+    assert len(core.remembered) == 1
     core.failure = RunError("the vocoder is not finite", "")
     assert ltx2("generate", "--prompt", "rain", "--json")[:2] == (1, "")
     code, _, err = ltx2("generate", "--prompt", "rain", "--json", "--dry-run")
@@ -161,6 +168,8 @@ def test_a_download_says_how_fast_it_was(ltx2: Run, core: Core, monkeypatch: pyt
     _, _, err = ltx2("generate", "--prompt", "rain")
     assert "downloading 10.0 GB of a/b into " in err
     assert "\ndownloaded 10.0 GB in 20 s, 0.5 GB/s\n" in err
+    *_, seconds, cold = core.remembered[-1]
+    assert (seconds, cold) == (pytest.approx(clock[0] - STARTED - 20), False)
     files.clear()
     assert "downloaded" not in ltx2("generate", "--prompt", "rain")[2]
 
@@ -321,9 +330,9 @@ def test_taken_automatic_names_get_a_number_without_force(ltx2: Run, tmp_path: P
     assert ltx2(*asked, "--force")[:2] == (0, "out/rain-demo-s5.mp4\n")
 
 
-def test_the_loop_over_prompts_of_the_readme_makes_all_clips(ltx2: Run, tmp_path: Path):
+def test_a_loop_over_prompts_makes_all_clips(ltx2: Run, tmp_path: Path):
     """Also of prompts whose first words are the same; the shell calls a program that notes how it was called."""
-    (loop,) = re.findall("^while read .*", README.read_text(encoding="utf-8"), re.MULTILINE)
+    loop = 'while read -r p; do ltx2 generate --prompt "$p" --seed 1 2 3; done < prompts.txt'
     noting = tmp_path / "ltx2"
     noting.write_text('#!/bin/sh\nprintf "%s\\0" "$@" >> words; echo >> words\n')
     noting.chmod(0o755)
@@ -334,7 +343,7 @@ def test_the_loop_over_prompts_of_the_readme_makes_all_clips(ltx2: Run, tmp_path
     (tmp_path / "prompts.txt").write_text(
         "".join(f"{prompt}\n" for prompt in [*prompts, "it's 'quoted' \"twice\"", "雨"])
     )
-    subprocess.run(["bash", "-c", loop.partition("#")[0]], cwd=tmp_path, env={"PATH": f"{tmp_path}:/bin"}, check=True)
+    subprocess.run(["bash", "-c", loop], cwd=tmp_path, env={"PATH": f"{tmp_path}:/bin"}, check=True)
     made: list[str] = []
     for call in (tmp_path / "words").read_text().splitlines():
         code, out, err = ltx2(*call.split("\0")[:-1])

@@ -1,0 +1,128 @@
+"""How long a run takes, as told by earlier ones: by their steps and clips, for the same shape alone."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import pytest
+
+from ltx2_cli import chips
+from ltx2_cli.chips import Chip
+from ltx2_cli.core.report import Report, Timings
+from ltx2_cli.estimate.history import KEPT, expected_time, in_words, past_runs, remember
+from ltx2_cli.outputs import Product
+from ltx2_cli.plan.resolve import Plan, plan_offline
+from ltx2_cli.request.profiles import read_spec
+from program import CACHE, cache_restored
+
+CLIPS = Product.clips
+UNKNOWN = "not known: none of this shape was made here"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with cache_restored():
+        jax.config.update(CACHE, True)
+        yield tmp_path / "ltx2/timings"
+
+
+def plan_of(**asked: object) -> Plan:
+    spec = read_spec({"prompt": "rain", "model": "demo", "sharding": "single", "seed": 1, **asked})
+    return plan_offline(spec, jax.devices()[:1])
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    """One clip in 20 steps."""
+    return plan_of()
+
+
+def timings(denoising: Sequence[float], compiling: float = 0.0, clips: int = 1) -> Timings:
+    """What was measured of a run whose clips take 3 s each, and whose text takes 4 s."""
+    stages = [("encode text", 4.0), *(("denoise", seconds) for seconds in denoising)]
+    stages += [("decode", 2.0), ("write", 1.0)] * clips
+    return Timings(Report(), preparations=[("load vae", 1.0), ("compile denoise", compiling)], stages=stages)
+
+
+def test_a_run_takes_as_long_as_the_last_of_its_shape(plan: Plan):
+    assert expected_time(plan, CLIPS) == UNKNOWN
+    remember(plan, CLIPS, timings([40.0], compiling=2.0), total=60.0, cold=False)  # 2 s a step, 15 s else
+    assert expected_time(plan, CLIPS) == "about 60 s, as the last run of this shape here"
+    longer = replace(plan, stages=plan_of(num_inference_steps=30).stages)
+    assert expected_time(longer, CLIPS).startswith("about 80 s")
+    several = replace(plan, seeds=(1, 2, 3))  # three times 40 and 3 s
+    assert expected_time(several, CLIPS).startswith("about 146 s")
+    for seconds in (20.0, 60.0):
+        remember(several, CLIPS, timings([seconds] * 3, 2.0, clips=3), total=3 * seconds + 9 + 15 + 2, cold=False)
+    assert expected_time(plan, CLIPS) == "about 60 s, as the last 3 runs of this shape here"  # the median
+
+
+def test_other_shapes_are_not_compared(plan: Plan):
+    remember(plan, CLIPS, timings([40.0]), total=60.0, cold=False)
+    others = ({"width": 64}, {"num_frames": 25}, {"guidance.video.stg_scale": 0, "guidance.audio.stg_scale": 0})
+    assert {expected_time(plan_of(**other), CLIPS) for other in (*others, {"dtype": "bfloat16"})} == {UNKNOWN}
+    assert expected_time(plan, Product.latents) == UNKNOWN
+    assert expected_time(plan_of(prompt="another", seed=9), CLIPS).startswith("about 60 s")
+
+
+def test_what_was_compiled_is_not_compiled_again(plan: Plan):
+    remember(plan, CLIPS, timings([40.0], compiling=100.0), total=160.0, cold=True)
+    assert expected_time(plan, CLIPS).startswith("about 66 s")  # to read programs takes 6 % of compiling them
+    assert expected_time(replace(plan, compile_cache="off"), CLIPS).startswith("about 160 s")
+    remember(plan, CLIPS, timings([40.0], compiling=1.0), total=61.0, cold=False)
+    assert expected_time(plan, CLIPS).startswith("about 61 s")
+    jax.config.update(CACHE, False)
+    assert expected_time(plan, CLIPS).startswith("about 160 s")
+
+
+def test_two_stages_have_steps_of_their_own():
+    plan = plan_of(recipe="two_stage")
+    first, second = (stage.steps for stage in plan.stages)
+    assert (first, second) == (20, 3)
+    remember(plan, CLIPS, timings([40.0, 30.0]), total=90.0, cold=False)
+    (run,) = past_runs(plan, CLIPS)
+    assert run.steps == (2.0, 10.0)
+    assert expected_time(replace(plan, seeds=(1, 2)), CLIPS).startswith("about 163 s")
+    remember(plan, CLIPS, timings([40.0]), total=90.0, cold=False)  # it was interrupted
+    assert len(past_runs(plan, CLIPS)) == 1
+
+
+def test_the_last_runs_are_kept_and_damage_is_none(plan: Plan, cache: Path):
+    for number in range(KEPT + 2):
+        remember(plan, CLIPS, timings([20.0 * number]), total=100.0 + 20 * number, cold=False)
+    assert [run.steps for run in past_runs(plan, CLIPS)] == [(float(number),) for number in range(2, KEPT + 2)]
+    (file,) = cache.iterdir()
+    values = json.loads(file.read_text())
+    for damage in ({**values, "shape": {}}, {**values, "runs": [{}]}, {**values, "runs": 3}, [], "\0"):
+        file.write_text(json.dumps(damage))
+        assert past_runs(plan, CLIPS) == []
+    for name, value in (("steps", [1.0, 2.0]), ("clip", float("nan")), ("others", "x")):
+        file.write_text(json.dumps({**values, "runs": [{**values["runs"][0], name: value}]}))
+        assert past_runs(plan, CLIPS) == []
+    file.write_text("{")
+    assert expected_time(plan, CLIPS) == UNKNOWN
+    remember(plan, CLIPS, timings([40.0]), total=60.0, cold=False)
+    assert expected_time(plan, CLIPS).startswith("about 60 s")
+
+
+def test_without_a_place_nothing_is_kept(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    remember(plan, CLIPS, timings([40.0]), total=60.0, cold=False)
+    assert expected_time(plan, CLIPS) == UNKNOWN
+
+
+def test_the_least_time_of_the_plan_is_a_guess(plan: Plan, monkeypatch: pytest.MonkeyPatch):
+    slow = Chip("slow", ("cpu",), hbm_bytes=40e9, flops=1e9, hbm_bandwidth=1e9, link_bandwidth=1e9)
+    monkeypatch.setattr(chips, "CHIPS", (slow,))
+    assert expected_time(plan, CLIPS).startswith("a guess: at least ")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(1.25, "1.2 s"), (12.4, "12 s"), (599, "599 s"), (1200, "20 min"), (18000, "5.0 h")]
+)
+def test_times_are_in_words(seconds: float, text: str):
+    assert in_words(seconds) == text
