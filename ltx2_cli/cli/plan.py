@@ -12,9 +12,8 @@ from contextlib import suppress
 
 import jax
 from huggingface_hub import constants
-from typer.main import get_group
 
-from ltx2_cli.cli import app
+from ltx2_cli.cli import typed_command
 from ltx2_cli.cli.names import ALIASES
 from ltx2_cli.cli.options import Plan as PlanOptions
 from ltx2_cli.cli.session import Session, synchronized
@@ -116,8 +115,9 @@ def print_dry_run(session: Session, spec: RunSpec, product: Product, random: boo
 
 def command_line(alternative: Alternative) -> str:
     """The command line that was typed, with what an alternative asks otherwise, ready to be copied."""
-    verb, *words = sys.argv[1:]
-    options = {parameter.name for parameter in get_group(app).commands[verb].params}
+    verbs, command = typed_command()
+    words = sys.argv[1 + len(verbs) :]
+    options = {parameter.name for parameter in command.params}
     if alternative.anew:
         words = ["--prompt", alternative.values["prompt"]]
     typed = "".join(f"\0{word}" for word in words)  # no word has a NUL in it
@@ -128,7 +128,7 @@ def command_line(alternative: Alternative) -> str:
         added = f"\0{flag}\0{value}" if key in options else f"\0{SETTING}\0{key}={value}"
         typed = re.sub(given_before, "", typed) + added
     variable = [f"{fraction_variable()}={FRACTION}"] if alternative.most_memory else []
-    return " ".join([*variable, shlex.join(["ltx2", verb, *typed.split("\0")[1:]])])
+    return " ".join([*variable, shlex.join(["ltx2", *verbs, *typed.split("\0")[1:]])])
 
 
 def request_rows(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -119,6 +119,7 @@ def test_an_upsampled_clip_that_is_too_large_is_refused_too(
         ),
         ("generate --num-outputs-per-prompt 4", {"num_videos": "1"}, "ltx2 generate --num-videos 1"),
         ("resume 'a fox.run'", {"sharding": "auto"}, "ltx2 resume 'a fox.run' --sharding auto"),
+        ("bench run --num-frames 257", {"model": "demo"}, "ltx2 bench run --num-frames 257 --model demo"),
         ("decode x --sharding single", {"sharding": "auto"}, "ltx2 decode x --sharding auto"),
     ],
 )
