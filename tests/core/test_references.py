@@ -92,6 +92,13 @@ def test_noise_is_drawn_behind_that_of_a_file(checkpoint: Checkpoint, files: Fil
     assert plan.stages[0].draws_noise
 
 
+def test_references_have_whole_latents(checkpoint: Checkpoint, files: Files) -> None:
+    asked = {"conditions": [{"path": str(files.picture), "kind": "reference"}], "lora": [str(files.lora)]}
+    with pytest.raises(UsageError, match="references have 2 times less height and width than 96x64") as refusal:
+        plan_of(checkpoint, ALL_ON, 5, **asked)
+    assert refusal.value.hint == "sides of the clip's first stage that are multiples of 64"
+
+
 def test_shares_need_tokens_that_are_traded_for_heads(checkpoint: Checkpoint, files: Files) -> None:
     mesh = {"profile": "ironwood", "mesh": {"passes": 2, "tokens": 4, "heads": 1}}
     sentence = "2 attention heads do not divide by the 4 devices that split the tokens, which references"

@@ -130,6 +130,10 @@ def test_keys_weigh_by_their_shares(kernel: AttentionBackend) -> None:
     case, shares = context_of(130, 64, "float32"), np.linspace(0, 1, 130, dtype=np.float32)
     (got,) = attend_whole(kernel, [case.operands._replace(shares=shares)], case.heads)
     assert error(got, attended(case, np.broadcast_to(shares, (QUERIES, 130)))) < TOLERANCE["float32"]
+    part = attend_part(kernel, case.operands._replace(shares=shares), case.heads, jnp.int32(99))
+    ungated = replace(case, operands=case.operands._replace(gates=None))
+    first = np.broadcast_to(np.where(np.arange(130) < 99, shares, 0), (QUERIES, 130))
+    assert error(part.gathered, attended(ungated, first)) < TOLERANCE["float32"]
 
 
 @pytest.mark.parametrize("kernel", ON_CPU)
