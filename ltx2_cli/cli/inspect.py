@@ -271,6 +271,7 @@ def _item_text(item: object) -> str:
     """An item of a list, that of a picture as --image names it."""
     if isinstance(item, dict) and item.keys() >= {"path", "frame", "strength"}:
         words = {"reference": "reference {path}:{strength}", "mask": "reference mask {path}"}
+        words |= {"clip": "frames {anew[0]} to {anew[1]} of clip {path} anew, {streams}"}
         return words.get(item.get("kind", "image"), "{path}@{frame}:{strength}").format_map(item)
     return str(item)
 

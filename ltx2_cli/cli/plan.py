@@ -153,6 +153,9 @@ def request_rows(plan: Plan) -> Iterator[tuple[str, str]]:
                 yield "follows", f"{shown}, {frames} at {size}, {strength}"
             case "mask":
                 yield "follows", f"where {shown} is white"
+            case "clip":
+                begin, end = condition.anew
+                yield "anew", f"frames {begin} to {end} of {shown}, {condition.streams}"
             case _:
                 yield "shows", f"{shown} at frame {condition.frame}, {strength}"
     if spec.reference_strength != 1:

@@ -20,6 +20,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.media import Media, write_mp4
 from ltx2_cli.media.sounds import read_sound
 from ltx2_cli.media.videos import read_whole
+from ltx2_cli.plan.edit import edit_of
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.spec import Streams
 from media.test_videos import write_lossless
@@ -67,9 +68,7 @@ def written(plan: Plan, report: Report | None = None) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("streams", "picture", "sound"), [("both", [2], (11, 16)), ("picture", [2], (0, 0)), ("sound", [], (11, 16))]
-)
+@pytest.mark.parametrize(("streams", "picture", "sound"), [("picture", [2], (0, 0)), ("sound", [], (11, 16))])
 def test_latents_outside_are_those_of_the_clip(
     checkpoint: Checkpoint, clip: Path, streams: str, picture: list[int], sound: tuple[int, int]
 ) -> None:
@@ -85,35 +84,21 @@ def test_latents_outside_are_those_of_the_clip(
     assert np.flatnonzero(~is_sound).tolist() == [*range(first, last)]
 
 
-def test_a_retake_keeps_all_else(checkpoint: Checkpoint, clip: Path, tmp_path: Path) -> None:
-    plan, report = edited(checkpoint, clip, (10, 14), output=str(tmp_path / "new.mp4")), Notes()
-    path = written(plan, report)
-    assert report.notes[0] == (
-        f"{clip}: asked 0.42 to 0.58 s, whole latents make picture 0.38 to 0.71 s, sound 0.41 to 0.61 s anew"
-    )
-    assert report.notes[-1] == f"{path}: copied without encoding them again: 7 of 9 frames"
-    old, new = (read_whole(file).frames.astype(int) for file in (clip, path))
-    assert len(new) == len(old)
-    np.testing.assert_array_equal(new[:7], old[:7])
-    errors = np.abs(new - old).mean(axis=(1, 2, 3))
-    assert errors[9:17].min() > 20
-    assert errors[[7, 8, *range(17, 25)]].max() < 5
-
-
 def test_a_clip_goes_on_in_pieces(
     checkpoint: Checkpoint, clip: Path, tmp_path: Path, compilations: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each shows the last 9 frames of what there is; the third is cut. Nothing is compiled or loaded for the second."""
-    report, before = Notes(), list[int]()
+    report, before, seeds = Notes(), list[int](), list[int]()
     following = edit._following
 
-    def follow(*arguments: Any) -> Plan:
+    def follow(plan: Plan, clip: Media, seed: int) -> Plan:
         before.append(len(compilations))
-        return following(*arguments)
+        seeds.append(seed)
+        return following(plan, clip, seed)
 
     monkeypatch.setattr(edit, "_following", follow)
     path = written(edited(checkpoint, clip, (25, 65), output=str(tmp_path / "new.mp4")), report)
-    assert len(before) == 2
+    assert seeds == [4, 5]
     assert len(compilations) == before[0]
     loaded = [name for name in report.stages if name.startswith("load ")]
     assert len(loaded) == len({*loaded})
@@ -127,6 +112,15 @@ def test_a_clip_goes_on_in_pieces(
     assert abs(len(sound.waveform) / RATE - 65 / 24) < 0.05
     difference = sound.waveform[2400:19200] - read_sound(clip, 3).waveform[2400:19200]
     assert np.abs(difference).mean() < 0.02
+
+
+def test_a_clip_goes_on_before_its_sound_hears_its_end(checkpoint: Checkpoint, clip: Path) -> None:
+    """It ends at 1.04 s. Frames 16 to 41 are made, from 0.67 s on; the token of 0.25 to 0.29 s is the first new one."""
+    plan = edited(checkpoint, clip, (25, 41))
+    made = edit_of(plan.spec.conditions[0], plan.pictures[0], plan.stages[0].geometry)
+    assert (made.first, made.frames) == (16, slice(25, 41))
+    assert made.latents == Streams(slice(2, 4), slice(7, 26))
+    np.testing.assert_allclose(made.seconds, (16 / 24 + 0.25, 16 / 24 + 1.01), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -159,15 +153,29 @@ def test_a_clip_without_sound_stays_without(checkpoint: Checkpoint, tmp_path: Pa
     assert not len(edit._with_kept(plan, made).waveform)
 
 
-def test_a_retake_is_replayed(
+def test_a_retake_keeps_all_else_and_is_replayed(
     checkpoint: Checkpoint, clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """Of a clip that says nothing of itself; the retake says all, and is retaken by that."""
-    first, second = tmp_path / "first.mp4", tmp_path / "second.mp4"
+    """Of a clip that says nothing of itself; the retake says all."""
+    new = tmp_path / "new.mp4"
     model = ["--model", str(checkpoint.folder), "--recipe", "distilled", "--steps", "2", "--sharding", "single"]
     model += ["--set", "second_stage.sigmas=[]", "--set", "max_sequence_length=32", "--prompt", PROMPT, "--seed", "3"]
     model += ["--dtype", "float32", "--text-encoder-dtype", "float32"]
-    assert run_program(monkeypatch, "retake", str(clip), "--from", "0s", "--to", "0.3s", *model, "-o", str(first)) == 0
-    assert run_program(monkeypatch, "retake", str(first), "--from", "0.5", "--to", "0.7", "-o", str(second)) == 0
-    assert run_program(monkeypatch, "replay", "--verify", str(second)) == 0
+    interval = ["--from", "0.42s", "--to", "0.58s"]
+    assert run_program(monkeypatch, "retake", str(clip), *interval, *model, "-o", str(new)) == 0
+    said = capsys.readouterr().err
+    retaken = "asked 0.42 to 0.58 s, whole latents make picture 0.38 to 0.71 s, sound 0.41 to 0.61 s anew"
+    assert f"{clip}: {retaken}\n" in said
+    assert f"{new}: copied without encoding them again: 7 of 9 frames\n" in said
+    before, after = (read_whole(file).frames.astype(int) for file in (clip, new))
+    assert len(after) == len(before)
+    np.testing.assert_array_equal(after[:7], before[:7])
+    errors = np.abs(after - before).mean(axis=(1, 2, 3))
+    assert errors[9:17].min() > 20
+    assert errors[[7, 8, *range(17, 25)]].max() < 5
+    assert run_program(monkeypatch, "replay", "--verify", str(new)) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "identical"
+    assert run_program(monkeypatch, "info", str(new)) == 0
+    assert f"frames 10 to 14 of clip {clip} anew, both" in capsys.readouterr().out
+    assert run_program(monkeypatch, "generate", "--config", str(new), "--dry-run") == 0
+    assert f"frames 10 to 14 of clip {clip}, both" in capsys.readouterr().out
