@@ -32,7 +32,7 @@ def parse_template(template: str) -> Name:
     digits, joined by `-`, so that it is a part of one file name. Raises `UsageError` for a template that is none; the
     names raise it where a request leaves a field open."""
     parts = list(_parts(template))
-    if not template.lower().endswith(".mp4"):
+    if not template.lower().endswith((".mp4", ".wav")):
         raise UsageError(f"-o {template!r} does not end in .mp4", EXAMPLE)
 
     def name(spec: RunSpec, line: int) -> str:

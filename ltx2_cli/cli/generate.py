@@ -70,6 +70,8 @@ def make(options: MakingOptions, session: Session, spec: RunSpec, product: Produ
     """Carry out a request that is the same on all hosts, or say what would be done; `config` is a file it was read
     from."""
     with synchronized(session.hosts) as facts:
+        if options.preview and not spec.running.video:
+            raise UsageError("--preview shows the picture, and none is made", "leave out --preview, or --no-video")
         facts |= {"preview": str(options.preview)}  # all hosts make it together
     random = spec.seed is None
     if random:  # the first host draws a seed for all
@@ -122,6 +124,10 @@ def overrides(options: Options, **others: object) -> dict[str, object]:
     shown = [(kind, text) for kind in ("image", "video", "reference") for text in values.get(kind) or ()]
     shown += [("mask", mask)] if (mask := values.get("reference_mask")) is not None else []
     given |= {"conditions": [parse_condition(*condition) for condition in shown]} if shown else {}
+    alone = [stream for name, stream in (("no_video", "audio"), ("no_audio", "video")) if values.get(name)]
+    if len(alone) > 1:
+        raise UsageError("--no-video and --no-audio leave nothing to make", "leave one of them out")
+    given |= {"streams": alone[0]} if alone else {}
     return {key: str(value) if isinstance(value, Path) else value for key, value in given.items()}
 
 

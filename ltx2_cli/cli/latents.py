@@ -16,7 +16,7 @@ from ltx2_cli.diffusion.geometry import clip_geometry
 from ltx2_cli.diffusion.latents import SIZE, LatentsFile, open_latents
 from ltx2_cli.errors import UsageError
 from ltx2_cli.files import Output
-from ltx2_cli.media import findings, write_frames, write_mp4, write_wav
+from ltx2_cli.media import WAV, findings, write_frames, write_mp4, write_wav
 from ltx2_cli.media.contact_sheet import write_contact_sheet
 from ltx2_cli.outputs import Product, check_distinct, check_frames, check_outputs, outputs, read_files, run_file
 from ltx2_cli.request.layers import read_text
@@ -132,7 +132,11 @@ def decode(options: Decode, session: Session) -> None:
     """Write the files and print their paths."""
     with synchronized(session.hosts) as facts:
         file = open_latents(options.latents.expanduser())
-        kinds = _kinds(options.files or [str(file.path.with_suffix(".mp4"))])
+        made = Streams(*map(all, file.shapes))
+        kinds = _kinds(options.files or [str(file.path.with_suffix(".mp4" if made.video else WAV))])
+        if absent := [path for path, kind in kinds.items() if not (made.audio if kind == WAV else made.video)]:
+            sentence = f"{file.path} holds {'sound' if made.audio else 'a picture'} alone, which {absent[0]} is not"
+            raise UsageError(sentence, "-o FILE.wav" if made.audio else "-o FILE.mp4")
         spec = latents_request(file, overrides(options), options, UNDENOISED)
         facts |= {**request_facts(spec), **file_facts([file.path])}
         facts |= {"output": str(kinds), "silent": str(options.silent)}
@@ -153,7 +157,7 @@ def decode(options: Decode, session: Session) -> None:
     request = Request(spec, find_devices(), skipped=frozenset(PHASES) - {DECODE}, fixed=OF_LATENTS)
     with agreed_plan(session, request) as plan:
         check_shapes(file, plan, plan.latent_shapes, spec.fps)
-    sound = ".wav" in kinds.values() or (".mp4" in kinds.values() and not options.silent)
+    sound = WAV in kinds.values() or (".mp4" in kinds.values() and not options.silent)
     streams = Streams({*kinds.values()} != {".wav"}, sound)
     media = decode_file(plan, file.read(), load(plan), session.report, streams)
     if not session.hosts.first:

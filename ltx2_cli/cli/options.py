@@ -102,6 +102,8 @@ class ClipOptions(ContentOptions):
     reference_strength: Real = option(CONTENT, "How far it is followed, 0 to 1.", metavar="SHARE")
     reference_mask: Text = option(CONTENT, "Where it is: white, in a picture or a video.", metavar="FILE")
     audio: File = option(CONTENT, "Its sound, of a sound file or a video: the picture follows it.")
+    no_video: bool = flag(CONTENT, "Make the sound alone, a WAV.", "--no-video")
+    no_audio: bool = flag(CONTENT, "Make the picture alone.", "--no-audio")
     image_crf: Count = option(CONTENT, "H.264 quality that an image is brought to, 1 to 51; as it is: 0.")
     height: Count = option(SIZE, "Pixels, a multiple of 32.")
     width: Count = option(SIZE, "Pixels, a multiple of 32.")
@@ -158,7 +160,7 @@ class RequestOptions(ClipOptions, WishOptions):
     words: Texts = argument("PROMPT", "What to show and to hear, as --prompt.", default=None)
     num_videos: Count = option(SIZE, "Videos at once: the seeds that follow each other.")
     seed: Text = option(STEPS, "One or more: 7, 1 2 3 or 0..15; without it a random one, said.", metavar="N [N...]")
-    output: File = option(FILES, "The mp4; without it named after prompt, model, seed.", "--output", "-o")
+    output: File = option(FILES, "The mp4 (or WAV); without it named after prompt, model, seed.", "--output", "-o")
     noise: File = NOISE
     save_latents: File = SAVE_LATENTS
     compile_cache: Text = COMPILE_CACHE

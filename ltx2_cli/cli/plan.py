@@ -142,7 +142,8 @@ def request_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "recipe", spec.recipe
     clip = f"{spec.width}x{spec.height}, {spec.num_frames} frames at {spec.fps:g} a second"
     videos = f", {spec.num_videos} at once" if spec.num_videos > 1 else ""
-    yield "video", f"{clip}: {spec.num_frames / spec.fps:.1f} s{videos}"
+    seconds = f"{spec.num_frames / spec.fps:.1f} s{videos}"
+    yield ("video", f"{clip}: {seconds}") if spec.running.video else ("sound", f"{seconds}, alone")
     for condition in spec.conditions:
         shown, strength = f"{condition.kind} {condition.path}", f"strength {condition.strength:g}"
         match condition.kind:
@@ -176,7 +177,8 @@ def request_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     parts = [f"{decoding.videos} videos at a time"] if decoding.videos > 1 else []
     parts += [f"images in {height}x{width} parts"] if height * width > 1 else []
     parts += ["{}x{}x{} tiles of frames, height and width".format(*decoding.tiles.counts)] if decoding.tiles else []
-    yield "decode", ", ".join([*parts, f"about {quantity(decoding.bytes)} on a device"])
+    if spec.running.video:
+        yield "decode", ", ".join([*parts, f"about {quantity(decoding.bytes)} on a device"])
     kind = mesh.devices.flat[0].device_kind
     yield "devices", f"{mesh.size} {kind}, profile {spec.sharding.profile}: {plan.sharding.text}"
     if plan.layout:

@@ -22,11 +22,10 @@ from ltx2_cli.models.vocoder import Vocoder, VocoderWithBWE
 from ltx2_cli.nn.layers import IMAGE_AXES
 from ltx2_cli.plan.decoding import VIDEOS, DecodePlan, decode_frames
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.request.spec import Streams
+from ltx2_cli.request.spec import BOTH, Streams
 from ltx2_cli.sharding import to_devices, to_first_host, to_host
 
 WHOLE = PartitionSpec()
-BOTH = Streams(True, True)
 NO_FRAMES, SILENCE = np.empty((0, 0, 0, 3), np.uint8), np.empty((0, 2), np.float32)
 
 
@@ -63,7 +62,8 @@ def decode(
 
 def _decoded(plan: Plan, wanted: Streams[bool]) -> Streams[bool]:
     """What is decoded of what is wanted."""
-    return wanted._replace(audio=wanted.audio and plan.sound is None)
+    video, audio = plan.spec.running
+    return Streams(wanted.video and video, wanted.audio and audio and plan.sound is None)
 
 
 def _with_given_sound(media: Media, sound: Sound) -> Media:

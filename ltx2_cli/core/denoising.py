@@ -200,12 +200,15 @@ def _velocity(
         inputs = inputs._replace(sharing=replace(inputs.sharing, branch=branch))
     rows = transformer(_in_its_dtype(transformer, latents), sigma, inputs)
     return Streams(
-        *(stream.reshape(len(x), -1, *stream.shape[1:]).swapaxes(0, 1) for stream, x in zip(rows, latents, strict=True))
+        *(
+            stream.reshape(len(x), len(stream) // len(x), *stream.shape[1:]).swapaxes(0, 1)
+            for stream, x in zip(rows, latents, strict=True)
+        )
     )
 
 
 def _in_its_dtype(transformer: Transformer, latents: Streams[jax.Array]) -> Streams[jax.Array]:
-    dtype = transformer.video.proj_in.kernel.dtype
+    dtype = next(stream for stream in (transformer.video, transformer.audio) if stream).proj_in.kernel.dtype
     return Streams(*(stream.astype(dtype) for stream in latents))
 
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from ltx2_cli.core.components import Components
-from ltx2_cli.core.decode import BOTH, decode, media_programs
+from ltx2_cli.core.decode import decode, media_programs
 from ltx2_cli.core.edit import finished_clips
 from ltx2_cli.core.encode import encode, text_programs
 from ltx2_cli.core.generate import generate, latent_programs
@@ -37,7 +37,7 @@ from ltx2_cli.plan.edit import pieces
 from ltx2_cli.plan.resolve import DECODERS, Plan, decodes_beside
 from ltx2_cli.plan.stages import DENOISER, PICTURE_ENCODER, SOUND_ENCODER
 from ltx2_cli.request.profiles import to_yaml
-from ltx2_cli.request.spec import RunSpec, Streams
+from ltx2_cli.request.spec import BOTH, RunSpec, Streams
 from ltx2_cli.sharding import to_host
 from ltx2_cli.weights.digests import digests, hash_later, quick_digest
 
@@ -200,6 +200,7 @@ def _records(
         history = extend_history(history, last, latents_of(state, rows))
     facts = {"model_version": plan.arch.model_version, "fps": str(last.geometry.fps), "stage": last.name}
     size = plan.arch.compression.clip_size(last.geometry.frames, last.geometry.height, last.geometry.width)
+    size = size if plan.spec.running.video else (plan.spec.num_frames, *size[1:])
     facts |= dict(zip(SIZE, map(str, size), strict=True))
     for spec, past in zip(requests[rows.start : rows.stop], history, strict=True):
         record, page = (to_yaml(spec, provenance(plan, files, text)) for text in (past, without_sketches(past)))

@@ -79,7 +79,7 @@ def _whole(given: Sequence[Given], shape: tuple[int, int]) -> bool:
     clean = np.zeros(shape[0], bool)
     for latents, strength, start in given:
         clean[start : start + len(latents)] = strength == 1
-    return bool(clean.all())
+    return bool(given) and bool(clean.all())
 
 
 def _of_stream(

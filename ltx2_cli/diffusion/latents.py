@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -62,8 +63,8 @@ def pack(latents: Streams[A]) -> Streams[A]:
     """Files' layout to tokens: video tokens in the order frame, row, column; audio features channel, mel."""
     video, audio = latents
     return Streams(
-        video.transpose(0, 2, 3, 4, 1).reshape(video.shape[0], -1, video.shape[1]),
-        audio.transpose(0, 2, 1, 3).reshape(audio.shape[0], audio.shape[2], -1),
+        video.transpose(0, 2, 3, 4, 1).reshape(video.shape[0], prod(video.shape[2:]), video.shape[1]),
+        audio.transpose(0, 2, 1, 3).reshape(audio.shape[0], audio.shape[2], audio.shape[1] * audio.shape[3]),
     )
 
 
@@ -77,9 +78,10 @@ def token_shapes(videos: int, shapes: Streams[Shape]) -> Streams[Shape]:
 def unpack(tokens: Streams[A], shapes: Streams[Shape]) -> Streams[A]:
     """Tokens to the files' layout, one row per video."""
     _, channels, frames, height, width = shapes.video
-    video = tokens.video.reshape(-1, frames, height, width, channels)
+    videos = len(tokens.video)
+    video = tokens.video.reshape(videos, frames, height, width, channels)
     _, channels, frames, mels = shapes.audio
-    audio = tokens.audio.reshape(-1, frames, channels, mels)
+    audio = tokens.audio.reshape(videos, frames, channels, mels)
     return Streams(video.transpose(0, 4, 1, 2, 3), audio.transpose(0, 2, 1, 3))
 
 
@@ -104,7 +106,7 @@ class LatentsFile:
     """The header of a file of one video's latents."""
 
     path: Path
-    shapes: Streams[Shape]
+    shapes: Streams[Shape]  # a stream that was not made has no frames
     metadata: Mapping[str, str]  # as given to `save_latents`; empty in a file of another program
     fps: float | None  # frames a second; None where the file does not say it
     size: tuple[int, int, int]  # frames, height and width of the clip; not said: as the published autoencoders decode
@@ -127,7 +129,7 @@ def open_latents(path: Path) -> LatentsFile:
         names, metadata = file.keys(), file.metadata() or {}
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
     streams = Streams(*(shapes.get(name, ()) for name in Streams._fields))
-    if [(len(shape), *shape[:1]) for shape in streams] != [(5, 1), (4, 1)] or not all(map(all, streams)):
+    if [(len(shape), *shape[:1]) for shape in streams] != [(5, 1), (4, 1)] or not any(map(all, streams)):
         content = ", ".join(f"`{name}` {'x'.join(map(str, shape))}" for name, shape in list(shapes.items())[:4])
         raise UsageError(f"{path} holds no latents of one video but {content or 'nothing'}", LATENTS_FILE)
     for name, text in metadata.items():
@@ -135,7 +137,7 @@ def open_latents(path: Path) -> LatentsFile:
         is_wrong = name in LIMITS and not (is_number and 1 <= float(text) <= LIMITS[name])
         if is_wrong or (name == "stage" and text not in STAGES):
             raise UsageError(f"{path} says that its {name} is {text!r}", CHANGED)
-    frames, height, width = PUBLISHED_COMPRESSION.clip_size(*streams.video[2:])
+    frames, height, width = PUBLISHED_COMPRESSION.clip_size(max(streams.video[2], 1), *streams.video[3:])
     if all(name in metadata for name in SIZE):
         frames, height, width = (int(metadata[name]) for name in SIZE)
     if height * streams.video[4] != width * streams.video[3]:

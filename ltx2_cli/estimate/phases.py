@@ -248,7 +248,7 @@ def _flops_of_all(plan: Plan, phase: str) -> int:
             multiplied = [matrix for matrix in matrices(weights(network)) if "vocab" not in matrix.axes]
             return 2 * len(plan.prompts) * plan.spec.max_sequence_length * _elements(multiplied)
         case "decode":
-            return plan.batch_size * video_decoder_flops(plan.arch.vae, *size)
+            return plan.batch_size * video_decoder_flops(plan.arch.vae, *size) if plan.spec.running.video else 0
         case _:  # upsample: convolutions on small latents up to where it upsamples, from there on large ones
             small, large = math.prod(plan.stages[0].shapes.video[2:]), math.prod(size)
             kernels = [weight for weight in weights(plan.network("upsampler")) if len(weight.axes) > 3]

@@ -29,6 +29,7 @@ MEASURES = {
     "v": (("psnr", r"PSNR .*average:(\S+)", "PSNR {:.2f} dB"), ("ssim", r"SSIM .*All:(\S+)", "SSIM {:.4f}")),
     "a": (("asdr", r"SDR ch0: (\S+) dB", "SDR {:.2f} dB"),),
 }
+WAV = ".wav"
 RETRY = "the file is cut short or changed; copy or make it again"
 
 
@@ -177,6 +178,14 @@ def write_mp4(
             run_ffmpeg([*listed, "-i", f"file:{picture}", *command, f"file:{temporary}"], path)
         else:
             _write(media, [*command, f"file:{temporary}"], path)
+
+
+def write_media(media: Media, path: Path, metadata: Mapping[str, str]) -> None:
+    """Write a clip as its name says; a WAV has no place for metadata. Raises `RunError` as both."""
+    if path.suffix.lower() == WAV:
+        write_wav(media, path)
+    else:
+        write_mp4(media, path, metadata)
 
 
 def write_wav(media: Media, path: Path) -> None:

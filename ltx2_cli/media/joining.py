@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ltx2_cli.files import replacing
-from ltx2_cli.media import Kept, Media, read_facts, run_ffmpeg, write_mp4
+from ltx2_cli.media import Kept, Media, read_facts, run_ffmpeg, write_media, write_mp4
 
 FADE = 0.05  # seconds
 
@@ -51,7 +51,7 @@ def write_joined(media: Media, path: Path, metadata: Mapping[str, str]) -> str:
     """Write as `write_mp4`; the packets of what is kept are copied as far as that can be done. Says how far; nothing of
     a clip that is new."""
     if (kept := media.kept) is None:
-        write_mp4(media, path, metadata)
+        write_media(media, path, metadata)
         return ""
     with replacing(path) as temporary:
         sound = kept.path if kept.sound and _sound_codec(kept.path) == "aac" else None

@@ -30,7 +30,7 @@ from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.upsampler import LatentUpsampler, LatentUpsamplerArch
 from ltx2_cli.models.video_vae import LatentStatistics, VideoVAE, VideoVAEArch
 from ltx2_cli.models.vocoder import Vocoder, VocoderWithBWE, build_vocoder, vocoder_arch
-from ltx2_cli.request.spec import DType, RunSpec
+from ltx2_cli.request.spec import BOTH, DType, RunSpec, Streams
 from ltx2_cli.weights.checkpoint import AGAIN, TensorFiles, collect, raise_all, read_json
 from ltx2_cli.weights.declare import Scope, declared
 from ltx2_cli.weights.load import mismatches
@@ -90,7 +90,8 @@ class Checkpoint:
     def networks(self, spec: RunSpec) -> Networks:
         """The networks that a run uses, without their weights, as the request wants them; no autoencoder's encoder.
         Built once for requests that want the same: nobody may change them."""
-        return _run_networks(self.arch, spec.dtype, spec.text_encoder_dtype, spec.scan_layers, spec.clamp_vocoder)
+        options = spec.dtype, spec.text_encoder_dtype, spec.scan_layers, spec.clamp_vocoder, spec.running
+        return _run_networks(self.arch, *options)
 
 
 def picture_encoder(arch: Arch, dtype: DType) -> VideoVAE:
@@ -115,14 +116,19 @@ def _run_networks(*options: Any) -> Networks:
 
 
 def abstract_networks(
-    arch: Arch, dtype: DType, text_encoder_dtype: DType, scan_layers: bool = True, clamp_vocoder: bool = True
+    arch: Arch,
+    dtype: DType,
+    text_encoder_dtype: DType,
+    scan_layers: bool = True,
+    clamp_vocoder: bool = True,
+    running: Streams[bool] = BOTH,
 ) -> Networks:
-    """The networks that `arch` describes, without their weights."""
+    """The networks that `arch` describes, without their weights; of the denoiser the streams that are `running`."""
     scope = Scope(dtype.value)
     return Networks(
         Gemma(Scope(text_encoder_dtype.value), arch.text_encoder),
         TextConnectors(scope, arch.connectors),
-        Transformer(scope, arch.transformer, scan_layers),
+        Transformer(scope, arch.transformer, scan_layers, running),
         VideoVAE(scope, arch.vae),
         AudioVAE(scope, arch.audio_vae),
         build_vocoder(scope, arch.vocoder, clamp_vocoder),

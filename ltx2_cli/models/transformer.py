@@ -23,7 +23,7 @@ from ltx2_cli.models.arch import StreamArch, TransformerArch
 from ltx2_cli.nn.attention import Attention, KeysValues, PreparedRope, TokenAxis, prepare_rope
 from ltx2_cli.nn.layers import AdaLayerNormSingle, FeedForward, Linear, computed_once, layer_norm, rms_norm
 from ltx2_cli.nn.rope import Rope, rope_table
-from ltx2_cli.request.spec import Streams
+from ltx2_cli.request.spec import BOTH, Streams
 from ltx2_cli.sharding import active, constrain, fill
 from ltx2_cli.weights.declare import Scope, Weight, is_weight
 
@@ -32,7 +32,7 @@ OUTPUT_EPS = 1e-6
 TRAIN_TIMESTEPS = 1000  # the timestep of noise level 1
 Arrays = Streams[jax.Array]
 Mask = jax.Array | np.ndarray
-Layer = tuple["Block", Streams[KeysValues] | None, Mask | None]  # a block, its text, which rows it perturbs
+Layer = tuple["Block", Streams[KeysValues | None] | None, Mask | None]  # a block, its text, which rows it perturbs
 
 
 class Modulation(NamedTuple):
@@ -79,9 +79,11 @@ class Sharing:
 
     def branch_off(self, rows: jax.Array) -> jax.Array:
         """Rows that lack those of the perturbed pass, with these: equal to those of the conditional pass."""
-        by_video, place = rows.reshape(-1, len(self.passes) - 1, *rows.shape[1:]), self.passes.index(Pass.PERTURBED)
+        passes, place = len(self.passes), self.passes.index(Pass.PERTURBED)
+        videos, tokens = len(rows) // (passes - 1), rows.shape[1:]
+        by_video = rows.reshape(videos, passes - 1, *tokens)
         parts = by_video[:, :place], by_video[:, :1], by_video[:, place:]
-        return jnp.concatenate(parts, axis=1).reshape(-1, *rows.shape[1:])
+        return jnp.concatenate(parts, axis=1).reshape(videos * passes, *tokens)
 
 
 class TextContext(NamedTuple):
@@ -89,7 +91,7 @@ class TextContext(NamedTuple):
     the keys and values of all layers [layers, contexts, tokens, heads * head_dim]."""
 
     tokens: Arrays
-    keys_values: Streams[KeysValues] | None
+    keys_values: Streams[KeysValues | None] | None
 
 
 class DenoiserInputs(NamedTuple):
@@ -182,7 +184,8 @@ class Stream(nnx.Module):
     def mlp(self, x: jax.Array, inputs: StreamInputs) -> jax.Array:
         """x after the feed-forward."""
         shift, scale, gate = inputs.rows(self.table[3:6], inputs.modulation.self_and_mlp[..., 3:6, :])
-        return x + self.feed_forward(modulate(rms_norm(x, self.eps), scale, shift)) * gate
+        y = x + self.feed_forward(modulate(rms_norm(x, self.eps), scale, shift)) * gate
+        return constrain(y, ("rows", inputs.tokens.name, None))
 
     def cross_inputs(self, x: jax.Array, inputs: StreamInputs) -> Arrays:
         """x, normalised and modulated, for the attention towards the video and for that towards the audio."""
@@ -202,40 +205,54 @@ class Stream(nnx.Module):
         return x + gated
 
 
+def each(
+    function: Callable[..., Any], streams: Streams[Any], first: Streams[Any], *others: Streams[Any]
+) -> Streams[Any]:
+    """`function` of each stream and of its parts of the others; of a stream that does not run, its part of `first`."""
+    parts = zip(streams, first, *others, strict=True)
+    return Streams(*(part[0] if stream is None else function(stream, *part) for stream, *part in parts))
+
+
 class Block(nnx.Module):
-    """One layer: both streams, and the attention between them."""
+    """One layer: both streams, and the attention between them; or one stream, alone."""
 
-    def __init__(self, scope: Scope, arch: TransformerArch):
+    def __init__(self, scope: Scope, arch: TransformerArch, running: Streams[bool] = BOTH):
         video, audio = arch.streams
-        self.video, self.audio = (Stream(scope, stream, arch.norm_eps) for stream in arch.streams)
-        widths, sizes = (video.width, audio.width), (audio.heads, audio.head_dim)
-        self.audio_to_video = Attention(scope / "audio_to_video_attn", *widths, *sizes, video.gated)
-        self.video_to_audio = Attention(scope / "video_to_audio_attn", *widths[::-1], *sizes, audio.gated)
+        self.video = Stream(scope, video, arch.norm_eps) if running.video else None
+        self.audio = Stream(scope, audio, arch.norm_eps) if running.audio else None
+        widths, sizes, both = (video.width, audio.width), (audio.heads, audio.head_dim), all(running)
+        to_video = scope / "audio_to_video_attn", *widths, *sizes, video.gated
+        to_audio = scope / "video_to_audio_attn", *widths[::-1], *sizes, audio.gated
+        self.audio_to_video, self.video_to_audio = (Attention(*to) if both else None for to in (to_video, to_audio))
 
-    def text_keys_values(self, text: Arrays, modulation: Streams[jax.Array | None]) -> Streams[KeysValues]:
+    def text_keys_values(self, text: Arrays, modulation: Streams[jax.Array | None]) -> Streams[KeysValues | None]:
         """Keys and values of each stream's text context [contexts, tokens, dim]."""
-        return Streams(*map(Stream.text_keys_values, (self.video, self.audio), text, modulation))
+        return Streams(
+            self.video.text_keys_values(text.video, modulation.video) if self.video else None,
+            self.audio.text_keys_values(text.audio, modulation.audio) if self.audio else None,
+        )
 
     def __call__(
         self,
         x: Arrays,
-        text: Streams[KeysValues],
-        inputs: Streams[StreamInputs],
+        text: Streams[KeysValues | None],
+        inputs: Streams[StreamInputs | None],
         masks: PassMasks,
         isolated: int = 0,
     ) -> Arrays:
         """x [rows, tokens, dim] of both streams after this layer. Rows are those of so many videos that have an
         `isolated` pass behind their others, without attention between the streams; 0: the masks tell."""
-        streams = (self.video, self.audio)
-        attended = map(Stream.attend_to_itself, streams, x, inputs, repeat(masks.self_attention))
-        x = Streams(*map(Stream.attend_to_text, streams, attended, inputs, text))
+        streams, perturbed = Streams(self.video, self.audio), masks.self_attention
+        x = each(Stream.attend_to_itself, streams, x, inputs, Streams(perturbed, perturbed))
+        x = each(Stream.attend_to_text, streams, x, inputs, text)
         x = self._exchange(x, inputs, masks.cross_modal, isolated)
-        outputs = zip(map(Stream.mlp, streams, x, inputs), inputs, strict=True)
-        return Streams(*(constrain(y, ("rows", stream.tokens.name, None)) for y, stream in outputs))
+        return each(Stream.mlp, streams, x, inputs)
 
     @jax.named_scope("exchange")
-    def _exchange(self, x: Arrays, inputs: Streams[StreamInputs], mask: Mask | None, isolated: int) -> Arrays:
+    def _exchange(self, x: Arrays, inputs: Streams[Any], mask: Mask | None, isolated: int) -> Arrays:
         """Audio-to-video and video-to-audio attention, both from the streams as they were before either."""
+        if not (self.video and self.audio and self.audio_to_video and self.video_to_audio):
+            return x
         streams = (self.video, self.audio)
         tokens, ropes = ((inputs.video.tokens, inputs.audio.tokens), (inputs.video.cross_rope, inputs.audio.cross_rope))
         meeting = (
@@ -290,6 +307,10 @@ class StreamIO(nnx.Module):
         text = None if self.text_time is None else self.text_time(timestep * text_level)[0]
         return Modulation(rows, cross_rows, gate_rows, text), embedded
 
+    def read(self, text: jax.Array) -> jax.Array:
+        """The connector's output at the stream's width."""
+        return text if self.caption is None else self.caption(text)
+
     def output(self, x: jax.Array, embedded: jax.Array, level: jax.Array | None) -> jax.Array:
         """Velocity tokens from the last layer's x."""
         shift, scale = by_token(self.table[...] + embedded[..., None, :], level)
@@ -297,18 +318,19 @@ class StreamIO(nnx.Module):
 
 
 class Transformer(nnx.Module):
-    """LTX-2's denoiser. Layers are one abstract block whose weights carry a leading `layers` axis."""
+    """LTX-2's denoiser. Layers are one abstract block whose weights carry a leading `layers` axis. A stream that is not
+    `running` has no weights, and no tokens; the other runs as if both were kept apart."""
 
-    def __init__(self, scope: Scope, arch: TransformerArch, scan_layers: bool = True):
-        self.video, self.audio = (StreamIO(scope, stream) for stream in arch.streams)
-        self.blocks = Block(scope.stacked("transformer_blocks", arch.num_layers), arch)
+    def __init__(self, scope: Scope, arch: TransformerArch, scan_layers: bool = True, running: Streams[bool] = BOTH):
+        self.video = StreamIO(scope, arch.streams.video) if running.video else None
+        self.audio = StreamIO(scope, arch.streams.audio) if running.audio else None
+        self.blocks = Block(scope.stacked("transformer_blocks", arch.num_layers), arch, running)
         self.arch, self.scan_layers = arch, scan_layers
 
     def text_context(self, text: Arrays) -> TextContext:
         """The connectors' output [contexts, tokens, dim] as the layers want it; computed once for all steps."""
-        streams = zip((self.video, self.audio), text, strict=True)
-        tokens = Streams(*(tokens if stream.caption is None else stream.caption(tokens) for stream, tokens in streams))
-        if self.video.text_time is not None or self.audio.text_time is not None:
+        tokens = each(StreamIO.read, Streams(self.video, self.audio), text)
+        if any(stream.text_modulated for stream in self.arch.streams):
             return TextContext(tokens, None)
         keys_values = jax.lax.map(lambda block: block.text_keys_values(tokens, Streams(None, None)), self.blocks)
         heads_split = (None, None, None, "heads")
@@ -332,28 +354,31 @@ class Transformer(nnx.Module):
     ) -> tuple[Arrays, tuple[T, Any]]:
         arch, timestep = self.arch, sigma * TRAIN_TIMESTEPS
         gate_scale = arch.cross_attn_timestep_scale_multiplier / arch.timestep_scale_multiplier
-        streams, lengths = (self.video, self.audio), (stream.shape[1] for stream in latents)
+        streams, lengths = Streams(self.video, self.audio), (stream.shape[1] for stream in latents)
         tokens = Streams(*map(TokenAxis, ("tokens", "audio_tokens"), lengths))
-        ends = (
-            stream.modulation(timestep, gate_scale, held) for stream, held in zip(streams, inputs.given, strict=True)
-        )
-        modulation, embedded = zip(*ends, strict=True)
-        levels = [
-            None if held is None else fill(jnp.asarray(held.level), (axis.name,), 0)
-            for held, axis in zip(inputs.given, tokens, strict=True)
-        ]
-        filled = (fill(x, ("rows", axis.name, None), 1) for x, axis in zip(latents, tokens, strict=True))
-        x = Streams(*(stream.proj_in(tokens) for stream, tokens in zip(streams, filled, strict=True)))
-        own = map(prepare_rope, (rope.own for rope in inputs.ropes), tokens, tokens)
-        cross = map(prepare_rope, (rope.cross for rope in inputs.ropes), tokens, tokens[::-1])
-        references = (held and held.references for held in inputs.given)
-        shared = Streams(*map(StreamInputs, modulation, own, cross, tokens, levels, references))
+
+        def begin(
+            stream: StreamIO, held: Conditions | None, rope: Ropes, axis: TokenAxis, other: TokenAxis
+        ) -> tuple[StreamInputs, jax.Array]:
+            modulation, embedded = stream.modulation(timestep, gate_scale, held)
+            level = None if held is None else fill(jnp.asarray(held.level), (axis.name,), 0)
+            ropes = prepare_rope(rope.own, axis, axis), prepare_rope(rope.cross, axis, other)
+            return StreamInputs(modulation, *ropes, axis, level, held and held.references), embedded
+
+        def project(stream: StreamIO, x: jax.Array, axis: TokenAxis) -> jax.Array:
+            return stream.proj_in(fill(x, ("rows", axis.name, None), 1))
+
+        def end(stream: StreamIO, x: jax.Array, begun: tuple[StreamInputs, jax.Array]) -> jax.Array:
+            return stream.output(x, begun[1], begun[0].level)[:, : begun[0].tokens.length]
+
+        begun = each(begin, streams, inputs.given, inputs.ropes, tokens, Streams(*tokens[::-1]))
+        shared = Streams(*(stream and stream[0] for stream in begun))
+        x = each(project, streams, latents, tokens)
         x, intermediates = self._run_layers(x, inputs, shared, tap)
-        outputs = map(StreamIO.output, streams, x, embedded, levels)
-        return Streams(*(y[:, : axis.length] for y, axis in zip(outputs, tokens, strict=True))), intermediates
+        return each(end, streams, x, begun), intermediates
 
     def _run_layers(
-        self, x: Arrays, inputs: DenoiserInputs, shared: Streams[StreamInputs], tap: Callable[[Arrays], T]
+        self, x: Arrays, inputs: DenoiserInputs, shared: Streams[StreamInputs | None], tap: Callable[[Arrays], T]
     ) -> tuple[Arrays, tuple[T, Any]]:
         """All rows x after the last layer, of the videos' x before the first, and the taps, but where rows branch off
         none after the layers."""
@@ -362,7 +387,7 @@ class Transformer(nnx.Module):
         scanned = self.blocks, text.keys_values, masks.self_attention
 
         def rows(passes: int) -> Arrays:
-            axes = (("rows", stream.tokens.name, None) for stream in shared)
+            axes = (("rows", stream.tokens.name if stream else None, None) for stream in shared)
             return Streams(*(constrain(jnp.repeat(y, passes, axis=0), axis) for y, axis in zip(x, axes, strict=True)))
 
         if sharing is not None and sharing.branch is not None and self.scan_layers:
@@ -377,10 +402,12 @@ class Transformer(nnx.Module):
         x, after = jax.lax.scan(tapped, before, scanned, unroll=1 if self.scan_layers else self.arch.num_layers)
         return x, (tap(before), after)
 
-    def _layer(self, inputs: DenoiserInputs, shared: Streams[StreamInputs]) -> Callable[[Arrays, Layer, Mask], Arrays]:
+    def _layer(
+        self, inputs: DenoiserInputs, shared: Streams[StreamInputs | None]
+    ) -> Callable[[Arrays, Layer, Mask], Arrays]:
         """A layer as a function of its rows, of what it reads alone, and of the rows' contexts."""
         text, contexts, _, masks, _, sharing = inputs
-        modulation = Streams(*(stream.modulation.text for stream in shared))
+        modulation = Streams(*(stream and stream.modulation.text for stream in shared))
         by_row = text.keys_values is None and _rows_here(len(contexts)) < len(text.tokens.video)
         tokens, isolated = text.tokens, sharing.isolated(len(contexts)) if sharing else 0
         if by_row:  # each device makes the keys and values of its rows' contexts alone

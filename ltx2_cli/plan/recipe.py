@@ -45,7 +45,8 @@ def complete_request(
     seed = spec.seed if spec.seed is not None else (random_seed(spec),)
     sharding = _device_profile(devices) if spec.sharding.profile == AUTO else AUTO
     spec = apply_recipe(replace(spec, seed=seed), checkpoint.arch, TWO_STAGE if from_latents else ONE_STAGE, sharding)
-    return replace(spec, second_stage=replace(spec.second_stage, upsampler=None)) if own else spec
+    second = replace(spec.second_stage, upsampler=None) if own else spec.second_stage
+    return replace(spec, second_stage=second if spec.running.video else replace(second, sigmas=(), lora=()))
 
 
 def apply_recipe(spec: RunSpec, arch: Arch, usual: str = ONE_STAGE, sharding: str = AUTO) -> RunSpec:
@@ -123,7 +124,11 @@ def unused_option_warnings(spec: RunSpec, arch: Arch, time: int | None) -> Itera
     is one stage."""
     lengthened = spec.second_stage.temporal_upsample == "duration"
     usual = recipe_defaults(spec, spec.recipe, arch.model_version, arch.transformer.num_layers).second_stage.upsampler
-    if time is None and spec.second_stage.upsampler not in (None, usual):
+    if not spec.running.video and spec.recipe == TWO_STAGE:
+        yield "the recipe `two_stage` makes one stage, there is no picture to upsample: no --recipe"
+    if not all(spec.running) and any(key.endswith(".modality_scale") for key in spec.asked):
+        yield "modality_scale changes nothing, picture and sound are not made together: leave it out"
+    if time is None and spec.running.video and spec.second_stage.upsampler not in (None, usual):
         yield f"the upsampler {spec.second_stage.upsampler} is not used, there is one stage: --recipe two_stage"
     if time is None and lengthened:
         yield "temporal_upsample changes nothing, there is one stage: --recipe two_stage"
@@ -180,7 +185,7 @@ def check_clip(spec: RunSpec, arch: Arch) -> None:
         raise UsageError(f"{size}x{spec.num_frames} does not divide into this model's latents", hint)
     if min(spec.height, spec.width) < (smallest := arch.vae.smallest):
         raise UsageError(f"{size} is too small for this model's decoder", f"at least {smallest} pixels a side")
-    if round(spec.num_frames / spec.fps * arch.compression.audio_rate) < 1:
+    if spec.running.audio and round(spec.num_frames / spec.fps * arch.compression.audio_rate) < 1:
         sentence = f"{spec.num_frames} frames at {spec.fps:g} a second are too short for sound"
         raise UsageError(sentence, "more --num-frames or less --fps")
     layers = arch.transformer.num_layers

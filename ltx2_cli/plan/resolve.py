@@ -100,7 +100,8 @@ def missing_downloads(spec: RunSpec) -> list[Download]:
     checkpoint = [(spec.checkpoint, FOLDER_FILES)]
     text_encoder = [] if spec.text_encoder is None else [(spec.text_encoder, TEXT_ENCODER_FILES)]
     second = recipe.guess_request(spec).second_stage
-    refines = second.sigmas != ()  # None: at levels that the page of the model says, which is not open yet
+    # None: at levels that the page of the model says, which is not open yet
+    refines = second.sigmas != () and spec.running.video
     own = spec.second_stage.upsampler is None and has_upsampler(as_path(spec.checkpoint))
     upsampler = [(second.upsampler, UPSAMPLER_FILES)] if refines and second.upsampler and not own else []
     lora_names = [*spec.lora, *(second.lora or () if refines else ())]
@@ -147,7 +148,8 @@ def _plan(spec: RunSpec, devices: Sequence[jax.Device], source: InitialLatents |
     spec = recipe.complete_request(spec, checkpoint, devices, source is not None)
     second_stage = _open_second_stage(spec, checkpoint, offline) if spec.second_stage.sigmas or source else None
     networks = checkpoint.networks(spec)
-    declared = Declared(checkpoint, networks, find_adapters(loras, networks), (), None, None, refiner_anew=False)
+    adapters = find_adapters(loras, checkpoint.networks(replace(spec, streams="both")))
+    declared = Declared(checkpoint, networks, adapters, (), None, None, refiner_anew=False)
     if second_stage:
         upsampler, files, second = second_stage
         declared = stages.add_second_stage(declared, upsampler, files, loras, second, spec.dtype)
@@ -284,5 +286,6 @@ def _plan_decoding(spec: RunSpec, networks: Networks, last: Stage, sharding: Sha
     else:
         room = free_bytes(spec.keep_resident, networks, sharding, DECODERS)
     clip = last.geometry
-    size, devices = (clip.frames, clip.height, clip.width), sharding.mesh.devices.ravel()
+    # without a picture, one latent of it: the sound lies as the decoder's devices do
+    size, devices = (max(clip.frames, 1), clip.height, clip.width), sharding.mesh.devices.ravel()
     return plan_tiling(networks.vae.decoder, spec.num_videos, size, devices, room), room

@@ -242,6 +242,8 @@ def _measure(
     keyframes = tuple(chain(*(picture.keyframes(arch.compression.frames) for picture in shown)))
     references = tuple(picture.reference for picture in shown if picture.reference)
     geometry = clip_geometry(*size, fps, arch.compression, arch.transformer.scales, keyframes, references)
+    frames, audio_frames = geometry.frames * spec.running.video, geometry.audio_frames * spec.running.audio
+    geometry = replace(geometry, frames=frames, audio_frames=audio_frames)
     for _, (downscale, _) in references:
         if geometry.height % downscale or geometry.width % downscale:
             sentence = f"references have {downscale} times less height and width than {size[2]}x{size[1]}"
@@ -275,7 +277,7 @@ def _first_stage(
         sigmas = np.asarray(spec.sigmas, np.float32)
     else:
         assert spec.num_inference_steps is not None
-        tokens = geometry.video_tokens if spec.shift_tokens == "actual" else REFERENCE_TOKENS
+        tokens = geometry.video_tokens if spec.shift_tokens == "actual" and spec.running.video else REFERENCE_TOKENS
         sigmas = arch.scheduler.sigmas(spec.num_inference_steps, tokens)
     passes, blocks = needed_passes(guidance), spec.stg_blocks or ()
     stage = Stage(name, geometry, shapes, sigmas, sharding, passes, guidance, blocks)
@@ -284,10 +286,13 @@ def _first_stage(
 
 
 def recipe_guidance(spec: RunSpec, arch: Arch) -> Streams[Guidance]:
-    """The guidance of the first stage; a sound that is given is not led anywhere."""
+    """The guidance of the first stage: of the streams that it makes. A sound that is given is not led anywhere."""
     asked = (vars(spec.guidance.video), vars(spec.guidance.audio))
     guidance = Streams(*(Guidance(*(scale for scale in stream.values() if scale is not None)) for stream in asked))
-    guidance = guidance._replace(audio=NO_GUIDANCE) if spec.audio else guidance
+    if not all(spec.running):  # a stream alone has none to come closer to
+        guidance = Streams(*(replace(stream, modality_scale=1.0) for stream in guidance))
+    led = spec.running._replace(audio=spec.running.audio and not spec.audio)
+    guidance = Streams(*(stream if wanted else NO_GUIDANCE for stream, wanted in zip(guidance, led, strict=True)))
     if not spec.stg_blocks or (spec.stg_rule == "config" and not arch.transformer.perturbed_attn):
         return Streams(*(replace(stream, stg_scale=0.0) for stream in guidance))
     return guidance

@@ -83,7 +83,8 @@ class Step(NamedTuple):
         rows, layers = len(self.passes) * self.videos, self.arch.num_layers
         shared = self.passes if sharding.keeps_together(self.videos) else ()
         in_layers = rows * layers - self.videos * self.branch * (Pass.PERTURBED in shared)
-        meeting = in_layers - self.videos * layers * (Pass.ISOLATED in shared)
+        both = self.tokens.video and self.tokens.audio
+        meeting = in_layers - self.videos * layers * (Pass.ISOLATED in shared) if both else 0
         return Rows(self.videos, rows, in_layers, meeting, self.contexts)
 
     def flops(self, sharding: ShardingPlan) -> float:

@@ -15,6 +15,9 @@ class Streams(NamedTuple, Generic[T_co]):
     audio: T_co
 
 
+BOTH = Streams(True, True)
+
+
 class DType(StrEnum):
     """A floating-point type that a network can run in."""
 
@@ -138,6 +141,7 @@ class RunSpec:
     fps: float
     conditions: tuple[ConditionSpec, ...]
     audio: AudioSpec | None  # its sound, which the picture follows; None: both are made
+    streams: Literal["both", "video", "audio"]  # what is made; the other is not run
     image_crf: int  # constant rate factor of H.264 that pictures go through; 0: none
     reference_strength: float  # 0 to 1: how much the clip and its references attend to each other
     num_videos: int  # per batch; video i is the one that seed + i makes alone
@@ -181,6 +185,11 @@ class RunSpec:
     base_output_directory: str | None  # None: the current folder
     # the dotted keys that files and flags set; no config key itself
     asked: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def running(self) -> Streams[bool]:
+        """Which streams are made."""
+        return Streams(self.streams != "audio", self.streams != "video")
 
     @property
     def seeds(self) -> tuple[int, ...]:

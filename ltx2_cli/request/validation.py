@@ -35,6 +35,7 @@ OPTIONS = {
     "reference": "--reference",
     "mask": "--reference-mask",
 }
+KINDS = {True: "mp4", False: "wav"}  # of clips, with a picture and without one
 MAX_CRF = 51  # of H.264
 MAX_REFERENCE_SCALE = 99  # published LoRAs follow references of half the size, or of a quarter
 MAX_TOKENS = 2**17  # of text; Gemma-3's context length
@@ -107,6 +108,7 @@ def findings(spec: RunSpec) -> Iterator[Finding]:
     yield from (("seed", sentence) for sentence in _wrong_seeds(spec))
     yield from _wrong_process(spec)
     yield from (("conditions", sentence) for sentence in _wrong_conditions(spec))
+    yield from _wrong_streams(spec)
     yield from _wrong_files(spec)
 
 
@@ -236,6 +238,19 @@ def _wrong_clips(spec: RunSpec) -> Iterator[str]:
             yield f"{clip.path} is changed, not shown at frame {clip.frame}; nearest: frame: 0"
 
 
+def _wrong_streams(spec: RunSpec) -> Iterator[Finding]:
+    if spec.audio and spec.streams != "both":
+        off = "--no-audio" if spec.running.video else "--no-video"
+        yield "audio", f"the sound {spec.audio.path} is for a clip with a picture that follows it; leave out {off}"
+    clips = [condition.path for condition in spec.conditions if condition.kind == "clip"]
+    if clips and spec.streams != "both":
+        yield "streams", f"{clips[0]} is to be changed, and {spec.streams} alone is made; nearest: --set streams=both"
+    elif spec.conditions and not spec.running.video:
+        condition = spec.conditions[0]
+        typed = OPTIONS[condition.kind]
+        yield "conditions", f"{condition.path} is to be seen, and no picture is made; leave out {typed}, or --no-video"
+
+
 def _wrong_sigmas(
     sigmas: tuple[float, ...], steps: int | None, key: str = "sigmas", good: str = "[1, 0.98, 0.9, 0.7, 0]"
 ) -> Iterator[Finding]:
@@ -253,8 +268,10 @@ def _wrong_files(spec: RunSpec) -> Iterator[Finding]:
     if "/" in (spec.model_name or ""):
         sentence = f"model_name {spec.model_name} begins file names and cannot hold a `/`; use -o to name the file"
         yield "model_name", sentence
-    if spec.output and Path(spec.output).suffix.lower() != ".mp4":
-        yield "output", f"output {spec.output!r} is not an mp4; name one: -o {_as_mp4(Path(spec.output))}"
+    kind = KINDS[spec.running.video]
+    if spec.output and Path(spec.output).suffix.lower() != f".{kind}":
+        legal = f"{'an' if spec.running.video else 'a'} {kind}; name one: -o {_named(Path(spec.output), kind)}"
+        yield "output", f"output {spec.output!r} is not {legal}"
     if spec.save_latents and not Path(spec.save_latents).name:
         sentence = f"save_latents {spec.save_latents!r} is a folder; name a file: --save-latents clip.safetensors"
         yield "save_latents", sentence
@@ -267,8 +284,8 @@ def _wrong_files(spec: RunSpec) -> Iterator[Finding]:
         yield "initial_noise", sentence
 
 
-def _as_mp4(path: Path) -> Path:
-    """The nearest legal mp4 path."""
+def _named(path: Path, kind: str) -> Path:
+    """The nearest legal path of an mp4, or of another kind of file."""
     if path.expanduser().is_dir():
-        return path / "video.mp4"
-    return path.with_name("video.mp4") if path.name.startswith(".") else path.with_suffix(".mp4")
+        return path / f"video.{kind}"
+    return path.with_name(f"video.{kind}") if path.name.startswith(".") else path.with_suffix(f".{kind}")

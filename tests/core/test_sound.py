@@ -1,5 +1,6 @@
 """Clips that are given their sound: the picture follows it as in diffusers, and the file's own samples are heard."""
 
+import wave
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,16 @@ from core.test_conditions import drawn, of_kind
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.condition import encode_conditions
 from ltx2_cli.core.report import Report
-from ltx2_cli.diffusion.latents import pack
+from ltx2_cli.diffusion.denoise import Pass
+from ltx2_cli.diffusion.latents import open_latents, pack
 from ltx2_cli.errors import UsageError
+from ltx2_cli.estimate.phases import weight_bytes
 from ltx2_cli.media import open_video
 from ltx2_cli.media.sounds import read_sound
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.request.spec import Streams
+from ltx2_cli.plan.work import step_of
+from ltx2_cli.request.spec import NO_GUIDANCE, Streams
+from ltx2_cli.weights.declare import declared
 from models.test_spectrogram import defined
 from parity import randomise, relative_error
 from program import run_program
@@ -182,3 +187,63 @@ def test_a_clip_has_the_sound_of_the_file_and_its_record_knows_it(
     write_tone(sound, tone(1.0, 44100, 500), 44100)
     assert run_program(monkeypatch, "replay", str(tmp_path / "a.mp4"), "-o", str(tmp_path / "b.mp4")) == 2
     assert f"{sound} is another sound than that of the record" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("streams", "made"), [("audio", (0, 1)), ("video", (1, 0))])
+def test_a_stream_alone_has_no_pass_token_or_weight_of_the_other(
+    checkpoint: Checkpoint, streams: str, made: tuple[int, int]
+) -> None:
+    plan = plan_of(checkpoint, ALL_ON, 5, streams=streams)
+    (stage,) = plan.stages
+    assert stage.passes == (Pass.COND, Pass.UNCOND, Pass.PERTURBED)
+    assert [0 not in shape for shape in stage.shapes] == [*map(bool, made)]
+    assert [stream != NO_GUIDANCE for stream in stage.guidance] == [*map(bool, made)]
+    names = declared(plan.networks.transformer)
+    assert {name.split(".")[2] for name in names if name.startswith("transformer_blocks")}.isdisjoint(
+        {"audio_to_video_attn", "video_to_audio_attn", ("audio_attn1", "attn1")[made[1]]}
+    )
+    step = step_of(plan.spec, plan.arch.transformer, stage.geometry, stage.passes, 2)
+    assert step.rows(stage.sharding).meeting == 0
+    sizes = weight_bytes(plan)["transformer"], weight_bytes(plan_of(checkpoint, ALL_ON, 5))["transformer"]
+    assert sizes[0] < sizes[1]
+
+
+def test_eight_devices_make_a_sound_alone_as_one(checkpoint: Checkpoint) -> None:
+    """It has the length and the noise of a clip's, and another sound: it heard no picture."""
+    eight = {"profile": "ironwood", "mesh": {"passes": 1, "tokens": -1, "heads": 1}}
+    plans = [plan_of(checkpoint, ALL_ON, 5, streams="audio", sharding=sharding) for sharding in ("single", eight)]
+    (none, alone), (_, split) = map(final_latents, plans)
+    assert none.shape[2] == 0
+    assert relative_error(split, torch.tensor(alone)) <= 2e-5
+    assert alone.shape == plan_of(checkpoint, ALL_ON, 5).latent_shapes.audio
+
+
+def test_commands_make_one_stream(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    size = ["--height", "64", "--width", "96", "--num-frames", "17", "--seed", "3", "--steps", "1"]
+    model = ["--model", str(checkpoint.folder), "--dtype", "float32", "--text-encoder-dtype", "float32"]
+    asked = ["generate", PROMPT, *size, *model, "--set", f"max_sequence_length={TEXT_TOKENS}"]
+    monkeypatch.chdir(tmp_path)
+    assert run_program(monkeypatch, *asked, "--no-video", "-o", "s.wav", "--save-latents", "s.safetensors") == 0
+    with wave.open("s.wav") as file:
+        assert file.getnframes() / file.getframerate() == pytest.approx(SECONDS, abs=0.05)
+    assert [0 in shape for shape in open_latents(Path("s.safetensors")).shapes] == [True, False]
+    assert run_program(monkeypatch, "decode", "s.safetensors", "-o", "again.wav") == 0
+    assert Path("again.wav").read_bytes() == Path("s.wav").read_bytes()
+    assert run_program(monkeypatch, "replay", "s.yaml", "-o", "replay.wav") == 0
+    assert Path("replay.wav").read_bytes() == Path("s.wav").read_bytes()
+    assert run_program(monkeypatch, *asked, "--no-audio", "-o", "v.mp4") == 0
+    assert (open_video(Path("v.mp4")).num_frames, open_video(Path("v.mp4")).sample_rate) == (17, None)
+    refused = {
+        ("decode", "s.safetensors", "-o", "s.mp4"): "s.safetensors holds sound alone, which s.mp4 is not",
+        (*asked, "--no-video", "-o", "s.mp4"): "output 's.mp4' is not a wav; name one: -o s.wav",
+        (*asked, "--no-video", "--preview", "p.png"): "--preview shows the picture, and none is made",
+        (*asked, "--no-video", "--no-audio"): "--no-video and --no-audio leave nothing to make",
+        (*asked, "--no-audio", "--audio", "s.wav"): "the sound s.wav is for a clip with a picture that follows it",
+        (*asked, "--no-video", "--image", "s.wav"): "s.wav is to be seen, and no picture is made",
+    }
+    capsys.readouterr()
+    for words, sentence in refused.items():
+        assert run_program(monkeypatch, *words) == 2
+        assert sentence in capsys.readouterr().err.replace("\n", " ")

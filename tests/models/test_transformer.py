@@ -1,5 +1,6 @@
 """The denoiser against diffusers, perturbed and not, scanned and unrolled, in several shapes of model."""
 
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -191,6 +192,25 @@ def test_a_given_sound_is_read_as_in_the_reference(case: Case, tokens: int, stre
     noise = {"audio_timestep": levels, "audio_sigma": torch.full((2,), level), "use_cross_timestep": rule == "always"}
     for ours, theirs in zip(got, case.wanted(False, False, **noise), strict=True):
         assert relative_error(ours, theirs) <= TOLERANCE
+
+
+@pytest.mark.parametrize(("case", "stream"), [("ltx2", 1), ("gates and modulated text", 0)], indirect=["case"])
+def test_a_stream_alone_is_as_if_both_were_kept_apart(case: Case, stream: int) -> None:
+    """It takes the weights of the stream, and no others; also where a pass branches off."""
+    running = Streams(stream == 0, stream == 1)
+    alone = Transformer(Scope(jnp.float32), case.arch, running=running)
+    assert {name for name in declared(alone) if "audio" in name or "v2a" in name} == (
+        {name for name in declared(alone) if "a2v_gate" not in name} if stream else set()
+    )
+    name = Streams._fields[stream]
+    for part, whole in ((alone, case.model), (alone.blocks, case.model.blocks)):
+        setattr(part, name, getattr(whole, name))
+    tokens = [x if run else x[:, :0] for x, run in zip(case.latents, running, strict=True)]
+    geometry = replace(case.geometry, **({"frames": 0} if stream else {"audio_frames": 0}))
+    ropes, masks = rope_tables(geometry, case.arch), switches(case, [False] * 2, [False] * 2)
+    got = velocities(alone, Streams(*tokens), SIGMA, case.text, ropes, masks)
+    assert relative_error(got[stream], case.wanted(False, True)[stream]) <= TOLERANCE
+    assert got[1 - stream].size == 0
 
 
 @pytest.mark.parametrize("case", ["ltx2", "gates and modulated text"], indirect=True)
