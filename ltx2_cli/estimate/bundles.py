@@ -5,15 +5,17 @@ issued. What it waits for, copies above all, does not count."""
 import operator
 import re
 from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 GRANULE = 32  # bytes; the unit of a copy's size
 MATMUL = 4  # cycles of all matrix units together for each of their instructions
-DELAY = 4  # bundles behind a branch that are issued whether it is taken or not
+DELAY = {"tpu7x": 6}  # by chip: bundles behind a branch that are issued whether it is taken or not
+USUAL_DELAY = 4
 MOST_BUNDLES = 10_000_000  # that are executed of one kernel
-UNKNOWN = 1  # what counts for a kernel's arguments and for results that are not scalar: rows attend, bounds hold
+UNKNOWN = 1  # what counts for results that are not scalar: bounds hold
+ARGUMENT = 0x01010101  # and for a word of a kernel's arguments: rows attend, and blocks, of which four share a word
 
 _BUNDLE = re.compile(r"^ *(0x[0-9a-f]+|0) [^{\n]*\{", re.MULTILINE)
 _REGION = re.compile(r"Start(?:/End empty)? region (\d+)")
@@ -73,7 +75,7 @@ _FUNCTIONS: Mapping[str, Callable[..., int]] = {
     "sshll.u32": lambda x, bits: x << bits if bits < 32 else 0,
     "sshrl.u32": operator.rshift,
     "sshra.s32": lambda x, bits: (x ^ 1 << 31) - (1 << 31) >> bits,
-    **dict.fromkeys(("smov", "sld", "sst"), lambda x: x),
+    **dict.fromkeys(("smov", "pmov", "sld", "sst"), lambda x: x),
     "pneg": operator.not_,
     "por": operator.or_,
     "pnand": lambda x, y: not (x and y),
@@ -81,9 +83,9 @@ _FUNCTIONS: Mapping[str, Callable[..., int]] = {
 }
 
 
-def issued(text: str) -> Issued:
-    """What a kernel issues, by the text of its file `...-final_bundles.txt`. Raises `ValueError` for another text, and
-    for a kernel without an end."""
+def issued(text: str, chip: str = "") -> Issued:
+    """What a kernel issues on a chip of this name, by the text of its file `...-final_bundles.txt`. Raises `ValueError`
+    for another text, and for a kernel without an end."""
     if not (places := [*_BUNDLE.finditer(text)]):
         raise ValueError("this is not the text of a schedule: it has no bundles")
     ends = [place.start() for place in places[1:]] + [len(text)]
@@ -94,7 +96,7 @@ def issued(text: str) -> Issued:
             regions.setdefault(region, address)
         products += [address] * body.count("= vmatmul.")
         bundles.append(_bundle(address, body))
-    spans, granules = _run(_deciding(bundles), regions, bundles[-1].address + 1)
+    spans, granules = _run(_deciding(bundles), regions, bundles[-1].address + 1, DELAY.get(chip, USUAL_DELAY))
     cycles = sum(times * (leave - start) for (start, leave), times in spans.items())
     multiplications = sum(
         times * (bisect_left(products, leave) - bisect_left(products, start)) for (start, leave), times in spans.items()
@@ -150,8 +152,11 @@ def _deciding(bundles: Iterable[Bundle]) -> list[Bundle]:
     return [bundle for bundle in kept if any(bundle[1:])]
 
 
-class _Registers(defaultdict[Operand, int]):
-    """What the registers hold."""
+class _Registers(dict[Operand, int]):
+    """What the registers hold, and the places of scalar memory, which begin with a bracket."""
+
+    def __missing__(self, operand: Operand) -> int:
+        return ARGUMENT if str(operand).startswith("[") else UNKNOWN
 
     def value(self, operand: Operand) -> int:
         return operand if isinstance(operand, int) else self[operand]
@@ -167,10 +172,12 @@ class _Registers(defaultdict[Operand, int]):
                 yield result, known(*map(self.value, operands)) & 0xFFFFFFFF if known else UNKNOWN
 
 
-def _run(bundles: Sequence[Bundle], regions: Mapping[str, int], end: int) -> tuple[Mapping[tuple[int, int], int], int]:
+def _run(
+    bundles: Sequence[Bundle], regions: Mapping[str, int], end: int, delay: int
+) -> tuple[Mapping[tuple[int, int], int], int]:
     """Execute a kernel until the address `end`, behind its last bundle: how often it goes from one address to another
-    without a jump, and the granules that it copies."""
-    registers, addresses = _Registers(lambda: UNKNOWN), [bundle.address for bundle in bundles]
+    without a jump, and the granules that it copies. A branch does nothing in the delay of one that is taken."""
+    registers, addresses = _Registers(), [bundle.address for bundle in bundles]
     spans, granules, place, start = Counter[tuple[int, int]](), 0, 0, 0
     leave = follow = end  # the address behind a branch that is taken, and the one where it goes
     for _ in range(MOST_BUNDLES):
@@ -183,8 +190,8 @@ def _run(bundles: Sequence[Bundle], regions: Mapping[str, int], end: int) -> tup
         bundle = bundles[place]
         granules += sum(registers.value(size) for size, condition in bundle.copies if registers.holds(condition))
         for region, condition in bundle.branches:
-            if region in regions and registers.holds(condition):
-                leave, follow = bundle.address + DELAY + 1, regions[region]
+            if leave == end and region in regions and registers.holds(condition):
+                leave, follow = bundle.address + delay + 1, regions[region]
         registers.update([*registers.results(bundle)])
         place += 1
     raise ValueError(f"the schedule goes on after {MOST_BUNDLES} bundles with branches")

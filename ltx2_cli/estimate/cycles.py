@@ -31,7 +31,7 @@ SCOPES = {
 LAYERS, OUTSIDE = "else in the layers", "outside the layers"
 SCHEDULE, XLA = "the compiler's schedule", "XLA's estimates, for want of a schedule"
 REMARKS = {  # what the figures leave out, with the millions of cycles of Pallas kernels
-    SCHEDULE: "collectives, parallel copies and stalls; {:.3g} M are Pallas kernels, whose scalar arguments count as 1",
+    SCHEDULE: "collectives, parallel copies and stalls; {:.3g} M are Pallas kernels, their scalar arguments ones",
     XLA: "collectives and stalls; {:.3g} M are Pallas kernels, at 60 % of the chip's rate",
 }
 VARIABLE = "LIBTPU_INIT_ARGS"
@@ -170,7 +170,7 @@ def _items(text: str, schedules: Mapping[str, Path], chip: Chip) -> Iterator[_It
         scheduled = estimated = estimated if estimated < NEVER else 0
         products = 0
         if name in schedules:
-            kernel = _issued(schedules[name])
+            kernel = _issued(schedules[name], chip.name)
             products = kernel.matrix_cycles
             scheduled = max(kernel.cycles, products, kernel.copied_bytes / bytes_per_cycle)
             estimated = estimated or scheduled  # nothing else is known of a Pallas kernel without attention
@@ -184,8 +184,8 @@ def _items(text: str, schedules: Mapping[str, Path], chip: Chip) -> Iterator[_It
 
 
 @cache
-def _issued(file: Path) -> Issued:
-    return issued(file.read_text())
+def _issued(file: Path, chip: str) -> Issued:
+    return issued(file.read_text(), chip)
 
 
 def _scope(texts: Sequence[str], loops: Loops) -> str:

@@ -278,7 +278,7 @@ def test_cycles_are_printed_by_scope(monkeypatch: pytest.MonkeyPatch) -> None:
         "exchange 1.5 s 1.5 M cycles",
         "text 500 ms 0.5 M cycles",
         "dearest but for products: fusion.1, nn/layers.py:41, 0.1 M cycles",
-        "without collectives, parallel copies and stalls; 0.4 M are Pallas kernels, whose scalar arguments count as 1",
+        "without collectives, parallel copies and stalls; 0.4 M are Pallas kernels, their scalar arguments ones",
         "",
         "the other programs, by the same clock",
         "frames 2.0 s 2 M cycles, 4.0 times their products",
