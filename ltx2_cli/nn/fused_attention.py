@@ -26,16 +26,29 @@ from ltx2_cli.nn.layers import precision
 
 LANES = 128  # of a TPU's vector
 SUBLANES = 16  # rows of a tile of 16-bit values
-QUERY_BLOCK, KEY_BLOCK = 1024, 3072  # at most: tokens whose scores are computed at a time
-# By chip: up to how many blocks of keys the loop over them is unrolled, so that exponentials of one overlap products of
-# the next; for 16-bit heads that fill the lanes. On v7x the schedule is longer then; in float32 it does not fit v6e.
-UNROLLED = {"v6e": 2}
 STORED = 1024  # keys that are rotated at a time
 VECTOR_MEMORY = {"v5e": 2**27, "v5p": 2**26, "v6e": 2**27, "tpu7x": 2**26}  # bytes of a core, as Pallas knows them
 LOG2_E = math.log2(math.e)
 BOUND = 90.0  # of the logarithm of a power: 2^±90, and sums of many such with values beside them, fit float32
 ROUNDED = 1 + 2**-7  # more than rounding to bfloat16 takes off
 LOWEST = -1e30  # below every score
+
+
+class Cut(NamedTuple):
+    """At most so many queries and keys whose scores are computed at a time, and blocks of keys in a turn of the loop
+    over them: exponentials of one overlap products of the next."""
+
+    queries: int
+    keys: int
+    together: int
+
+
+# By chip, the fastest first; the next where that does not fit into a core's memory. By the compiler's schedule a head
+# of 6,144 tokens takes 2.3 times its arithmetic on v6e and 2.5 times on v7x, of 24,576 tokens 2.15 and 2.25 times; 2
+# would be all that 128 channels can fill of the matrix units. With 3,072 keys v7x takes 2.8 times.
+SMALL_CUT = Cut(512, 512, 4)
+CUTS = {"v6e": (Cut(1024, 3072, 2), SMALL_CUT), "tpu7x": (Cut(1024, 1536, 2), SMALL_CUT)}
+USUAL_CUTS = Cut(1024, 3072, 1), SMALL_CUT
 
 
 class Blocks(NamedTuple):
@@ -69,7 +82,7 @@ class Sizes(NamedTuple):
     keys: int
     query_block: int
     key_block: int
-    unrolled: int  # blocks of keys, at most
+    together: int  # blocks of keys in a turn, at most
 
     @property
     def sharing(self) -> int:
@@ -90,15 +103,21 @@ def core_memory(device: jax.Device) -> float:
     return VECTOR_MEMORY.get(known.name, 0) if known else 0
 
 
-def memory_bytes(keys: int, itemsize: int, buffers: int, shares: bool = False) -> int:
+def memory_bytes(cut: Cut, keys: int, itemsize: int, buffers: int = 1, shares: bool = False) -> int:
     """What the kernel takes of a core's memory for so many keys, of which so many heads' are held at a time, and maybe
     their shares."""
-    held = (
-        buffers * LANES * ((2 + shares) * itemsize + 4) + 3 * LANES * itemsize
-    )  # read; made of it: keys, values, ones
-    scores = QUERY_BLOCK * KEY_BLOCK * (4 + itemsize)
-    by_query = QUERY_BLOCK * LANES * (2 * (3 * itemsize + 12) + 8 * 4)  # blocks in and out, and float32 beside them
-    return (keys + KEY_BLOCK) * held + scores + by_query
+    read = buffers * LANES * ((2 + shares) * itemsize + 4)
+    held = read + 3 * LANES * itemsize  # and what is made of it: keys, values, ones
+    scores = cut.queries * cut.keys * (4 + itemsize)
+    by_query = cut.queries * LANES * (2 * (3 * itemsize + 12) + 8 * 4)  # blocks in and out, and float32 beside them
+    return (keys + cut.keys) * held + scores + by_query
+
+
+def fitting_cut(device: jax.Device, keys: int, itemsize: int, shares: bool = False) -> Cut | None:
+    """The fastest cut whose blocks fit beside so many keys into the memory of a core; None: not even the smallest."""
+    known, memory = chip(device.device_kind), core_memory(device)
+    cuts = CUTS.get(known.name, USUAL_CUTS) if known else CUTS["v6e"]  # a CPU interprets what a TPU runs
+    return next((cut for cut in cuts if memory_bytes(cut, keys, itemsize, shares=shares) <= memory), None)
 
 
 def fused_attention(
@@ -108,11 +127,13 @@ def fused_attention(
     given, each head's log Σ exp(q·k) in all its channels. Rows where `mask` is false keep their own values. Interpreted
     where the device is no TPU."""
     (rows, queries, width), keys, dtype = blocks.queries.shape, blocks.keys.shape[1], blocks.values.dtype
-    known = chip(device.device_kind)
-    unrolled = UNROLLED.get(known.name, 1) if known and dtype.itemsize == 2 and head_dim == LANES else 1
-    query_block, key_block = _block(queries, QUERY_BLOCK, SUBLANES), _block(keys, KEY_BLOCK, LANES)
-    sizes = Sizes(head_dim, queries, keys, query_block, key_block, unrolled)
-    needed = partial(memory_bytes, keys, dtype.itemsize, shares=blocks.shares is not None)
+    shares = blocks.shares is not None
+    cut = fitting_cut(device, keys, dtype.itemsize, shares) or SMALL_CUT
+    query_block, key_block = _block(queries, cut.queries, SUBLANES), _block(keys, cut.keys, LANES)
+    # In float32, and for heads that share the lanes, two blocks at a time do not fit v6e.
+    together = cut.together if dtype.itemsize == 2 and head_dim == LANES else 1
+    sizes = Sizes(head_dim, queries, keys, query_block, key_block, together)
+    needed = partial(memory_bytes, cut, keys, dtype.itemsize, shares=shares)
     buffers = 2 if needed(2) <= core_memory(device) else 1
     specs = _specs(sizes, 0 if blocks.gates is None else blocks.gates.shape[-1], buffers)
     outputs = [jax.ShapeDtypeStruct((rows, queries, width), dtype)]
@@ -256,15 +277,17 @@ def _sums(sizes: Sizes, queries: jax.Array, scratch: Scratch) -> tuple[jax.Array
     """Of one head: what its scores are shifted by, [queries, 1], and over all keys the sum of their powers times the
     values and, beside it, times ones, float32 [queries, 2 * LANES]."""
     exact, zero = precision(queries.dtype), jnp.zeros((queries.shape[0], 1), jnp.float32)
-    turns = sizes.filled // sizes.key_block
+    blocks = sizes.filled // sizes.key_block
 
-    def over_keys(body: Callable[[jax.Array, jax.Array, Any], jax.Array], start: jax.Array, unroll: int) -> jax.Array:
+    def over_keys(body: Callable[[jax.Array, jax.Array, Any], jax.Array], start: jax.Array, together: int) -> jax.Array:
         def step(index: jax.Array, carry: jax.Array) -> jax.Array:
-            part = pl.ds(pl.multiple_of(index * sizes.key_block, sizes.key_block), sizes.key_block)
-            scores = _product(queries, scratch.keys[part], 1, exact)
-            return body(carry, scores, part)
+            for block in range(together):
+                first = (index * together + block) * sizes.key_block
+                part = pl.ds(pl.multiple_of(first, sizes.key_block), sizes.key_block)
+                carry = body(carry, _product(queries, scratch.keys[part], 1, exact), part)
+            return carry
 
-        return jax.lax.fori_loop(0, turns, step, start, unroll=unroll)
+        return jax.lax.fori_loop(0, blocks // together, step, start)
 
     def larger(largest: jax.Array, scores: jax.Array, _: Any) -> jax.Array:
         return jnp.maximum(largest, scores.max(axis=1, keepdims=True))
@@ -275,8 +298,8 @@ def _sums(sizes: Sizes, queries: jax.Array, scratch: Scratch) -> tuple[jax.Array
 
     bounded = _longest(queries) * scratch.longest[0] <= BOUND**2
     shift = jax.lax.cond(bounded, lambda: zero, lambda: over_keys(larger, zero + LOWEST, 1))
-    unroll = turns if turns <= sizes.unrolled else 1
-    return shift, over_keys(add, jnp.zeros((queries.shape[0], 2 * LANES), jnp.float32), unroll)
+    together = max(number for number in range(1, sizes.together + 1) if blocks % number == 0)
+    return shift, over_keys(add, jnp.zeros((queries.shape[0], 2 * LANES), jnp.float32), together)
 
 
 def _gated(x: jax.Array, gates: Any, first: jax.Array, sizes: Sizes) -> jax.Array:

@@ -300,17 +300,18 @@ def _obstacle(
 
 
 def _obstacle_of_fused(device: jax.Device, dtype: DType, head_sizes: Iterable[int], tokens: int, shares: bool) -> str:
-    from ltx2_cli.nn.fused_attention import core_memory, memory_bytes  # Pallas takes long to import
+    from ltx2_cli.nn import fused_attention as fused  # Pallas takes long to import
 
     if dtype is DType.float16:
         return "the fused kernel computes in bfloat16 and float32, not in float16"
     for head_size in sorted(set(head_sizes)):
         if head_size % 2 or LANES % head_size:
             return f"the fused kernel needs heads that divide {LANES} channels, these have {head_size}"
-    needed, memory = memory_bytes(tokens, jnp.dtype(dtype.value).itemsize, 1, shares), core_memory(device)
+    itemsize, memory = jnp.dtype(dtype.value).itemsize, fused.core_memory(device)
     if not memory:
         return f"the fused kernel does not know how much memory a core of {device.device_kind} has"
-    if needed > memory:
+    if not fused.fitting_cut(device, tokens, itemsize, shares):
+        needed = fused.memory_bytes(fused.SMALL_CUT, tokens, itemsize, shares=shares)
         where = f"a core of {device.device_kind} has {memory / 2**20:.0f}"
         return f"the fused kernel needs {needed / 2**20:.0f} MiB for a head of {tokens} tokens, {where}"
     return ""

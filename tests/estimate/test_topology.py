@@ -53,7 +53,7 @@ def test_slices_of_a_chip_are_ordered_by_size():
 @needs_libtpu
 @pytest.mark.parametrize(("name", "kernel"), [("v6e:2x4", "fused"), ("tpu7x:2x2x1", "splash")])
 def test_a_plan_says_where_a_clip_is_too_long_for_the_fused_kernel(name: str, kernel: str):
-    size = {"width": 1920, "height": 1088, "num_frames": 121}
+    size = {"width": 1920, "height": 1088, "num_frames": 161}
     plan = plan_offline(read_spec(size, prompt="rain", model="ltx2.3"), topology(name))
     assert plan.sharding.attention == kernel
     said = "\n".join(estimate_plan(plan).warnings)

@@ -330,7 +330,7 @@ def test_kernels_of_tpus_are_interpreted_on_a_cpu_with_a_warning(kernel: Attenti
     [
         (TPU, DType.float16, 128, 6144, "not in float16"),
         (TPU, DType.bfloat16, 96, 6144, "heads that divide 128 channels, these have 96"),
-        (V7X, DType.bfloat16, 128, 32640, "for a head of 32640 tokens, a core of TPU7x has 64"),
+        (V7X, DType.bfloat16, 128, 40960, "for a head of 40960 tokens, a core of TPU7x has 64"),
         (Device("tpu", "TPU v9"), DType.bfloat16, 128, 6144, "does not know how much memory a core of TPU v9 has"),
     ],
     ids=["float16", "head size", "length", "unknown chip"],
@@ -364,11 +364,11 @@ def test_keys_of_any_share_need_a_kernel_that_weighs_them(
 
 def test_shares_take_memory_of_a_core() -> None:
     wanted = AttentionBackend.auto, V7X, DType.bfloat16, (64, 128)
-    assert choose_backend(*wanted, 16320)[0] is AttentionBackend.fused
-    assert choose_backend(*wanted, 16320, shares=True)[0] is AttentionBackend.xla
+    assert choose_backend(*wanted, 32640)[0] is AttentionBackend.fused
+    assert choose_backend(*wanted, 32640, shares=True)[0] is AttentionBackend.xla
 
 
-@pytest.mark.parametrize(("device", "tokens"), [(TPU, 32640), (V7X, 16320)])
+@pytest.mark.parametrize(("device", "tokens"), [(TPU, 32640), (V7X, 24576), (V7X, 32640)])
 def test_the_fused_kernel_holds_the_keys_of_long_clips(device: Device, tokens: int) -> None:
     wanted = AttentionBackend.auto, device, DType.bfloat16, (64, 128), tokens
     assert choose_backend(*wanted) == (AttentionBackend.fused, "")
