@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+import yaml
 from typer.main import get_group
 
 from ltx2_cli.cli import app
@@ -19,9 +20,10 @@ from ltx2_cli.cli.options import KEYS, RequestOptions
 from ltx2_cli.cli.setup_options import Locate, Schema, Show, Validate
 from ltx2_cli.console import columns, print_out, reporter
 from ltx2_cli.errors import UsageError
+from ltx2_cli.files import read_limited
 from ltx2_cli.request.check_file import file_findings, with_lines
 from ltx2_cli.request.environment import variable_name
-from ltx2_cli.request.layers import ASKED, ConfigLayer, flow, key_lines, spec_values
+from ltx2_cli.request.layers import ASKED, MAX_TEXT, PAGE, ConfigLayer, flow, key_lines, spec_values
 from ltx2_cli.request.profiles import (
     AUTO,
     ENVIRONMENT,
@@ -200,10 +202,10 @@ def validate(options: Validate) -> None:
 
 
 def _lines(path: Path) -> dict[str, int]:
-    """The line of each key in a YAML file; of a clip's record within another file, none."""
+    """The line of each key in a YAML file; of a record within another file, none."""
     try:
-        return key_lines(path.read_text(encoding="utf-8"))
-    except ValueError:
+        return key_lines(read_limited(path, MAX_TEXT, PAGE).decode("utf-8"))
+    except (UsageError, ValueError, yaml.YAMLError):
         return {}
 
 

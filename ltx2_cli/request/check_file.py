@@ -47,4 +47,6 @@ def _unknown_profiles(values: Values) -> Iterator[Finding]:
 
 
 def _sentence(error: UsageError) -> str:
-    return str(error) if "; closest: " in str(error) else f"{error}; {error.hint}"
+    """The error in one sentence, without the list of all keys."""
+    enough = "unknown key" in str(error) or "; closest: " in str(error)
+    return str(error) if enough else f"{error}; {error.hint}"
