@@ -246,9 +246,10 @@ def _measure(
     geometry = replace(geometry, frames=frames, audio_frames=audio_frames)
     for _, (downscale, _) in references:
         if geometry.height % downscale or geometry.width % downscale:
-            sentence = f"references have {downscale} times less height and width than {size[2]}x{size[1]}"
             multiple = downscale * arch.compression.pixels
-            raise UsageError(sentence, f"sides of the clip's first stage that are multiples of {multiple}")
+            height, width = (max(round(side / multiple), 1) * multiple for side in size[1:])
+            sentence = f"references of 1/{downscale} of {size[2]}x{size[1]} do not divide into this model's latents"
+            raise UsageError(sentence, f"nearest, of the first stage: {width}x{height}")
     channels = Streams(arch.transformer.in_channels, arch.transformer.audio_in_channels)
     return geometry, file_shapes(geometry, channels, arch.audio_vae.latent_mels)
 

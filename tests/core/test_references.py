@@ -94,9 +94,9 @@ def test_noise_is_drawn_behind_that_of_a_file(checkpoint: Checkpoint, files: Fil
 
 def test_references_have_whole_latents(checkpoint: Checkpoint, files: Files) -> None:
     asked = {"conditions": [{"path": str(files.picture), "kind": "reference"}], "lora": [str(files.lora)]}
-    with pytest.raises(UsageError, match="references have 2 times less height and width than 96x64") as refusal:
+    with pytest.raises(UsageError, match="references of 1/2 of 96x64 do not divide into") as refusal:
         plan_of(checkpoint, ALL_ON, 5, **asked)
-    assert refusal.value.hint == "sides of the clip's first stage that are multiples of 64"
+    assert refusal.value.hint == "nearest, of the first stage: 128x64"
 
 
 def test_shares_need_tokens_that_are_traded_for_heads(checkpoint: Checkpoint, files: Files) -> None:
