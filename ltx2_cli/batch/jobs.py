@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -16,7 +16,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.files import read_limited
 from ltx2_cli.outputs import output_paths, record_path, single_specs
 from ltx2_cli.request.layers import ASKED, MAX_TEXT, ConfigLayer, flatten, read_file
-from ltx2_cli.request.profiles import AUTO, OUTPUT_KEYS, PROVENANCE
+from ltx2_cli.request.profiles import AUTO
 from ltx2_cli.request.spec import ConditionSpec, RunSpec
 from ltx2_cli.request.validation import MAX_SEED
 
@@ -145,14 +145,21 @@ def _has_record(record: Path, spec: RunSpec) -> bool:
 
 def is_of(record: Mapping[str, Any], spec: RunSpec) -> bool:
     """Whether a record says what the request asks for; what either leaves open may have become anything."""
-    if list(record.get(ASKED, ())) != list(spec.asked):
+    if record.get(ASKED) != list(spec.asked):
         return False
-    others = {PROVENANCE, ASKED, *OUTPUT_KEYS}
-    recorded, wanted = (
-        flatten(ConfigLayer("", {key: value for key, value in values.items() if key not in others}))
-        for values in (record, asdict(spec))
-    )
-    return all(_same(recorded.get(key), wanted.get(key)) for key in {*spec.asked, "seed"})
+    asked = {*spec.asked, "seed"}
+    sections = {key.split(".")[0] for key in asked}
+    own = {key: _plain(vars(spec)[key]) for key in sections}
+    others = {key: record[key] for key in sections & record.keys()}
+    wanted, recorded = (flatten(ConfigLayer("", values)) for values in (own, others))
+    return all(_same(recorded.get(key), wanted.get(key)) for key in asked)
+
+
+def _plain(value: Any) -> Any:
+    """A value of a request as YAML has it."""
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
 def _same(recorded: object, wanted: object) -> bool:

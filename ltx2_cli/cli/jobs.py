@@ -128,6 +128,8 @@ class Jobs:
 
     def end(self) -> None:
         """Print the table. Raises `PartlyFailedError` where jobs failed, or the first error where nothing else was."""
+        if self.errors and len(self.errors) == len(self.results):
+            raise self.errors[0]
         counts = Counter(result.status for result in self.results)
         shown = [result for result in self.results if len(self.results) <= MOST_ROWS or result.status == FAILED]
         rows = [result.row() for result in sorted(shown[:MOST_ROWS], key=lambda result: result.line)]
@@ -137,8 +139,6 @@ class Jobs:
         self.session.report.note(f"jobs: {total}")
         if not self.errors:
             return
-        if len(self.errors) == len(self.results):
-            raise self.errors[0]
         named = [sentence for error in self.errors for sentence in str(error).split("\n")][:MOST_FAILURES]
         hint = "the same command, typed again, makes what is missing"
         raise PartlyFailedError([f"{total}; {named[0]}", *named[1:]], hint)
