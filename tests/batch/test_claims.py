@@ -4,7 +4,10 @@ import json
 import os
 import resource
 import signal
+import subprocess
+import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -15,6 +18,8 @@ from ltx2_cli.batch import claims
 from ltx2_cli.batch.claims import VOID, ClaimedError, claimed, this_process
 from ltx2_cli.errors import UsageError
 from ltx2_cli.files import Output, ReservedError, reserve
+
+CLIPS = 12
 
 
 def write(path: Path, age: float, **values: object) -> None:
@@ -91,49 +96,56 @@ def test_a_claim_that_was_taken_over_is_left_to_its_owner(tmp_path: Path) -> Non
     assert json.loads(path.read_text())["host"] == "elsewhere"
 
 
-def claim_on_a_full_disk(path: Path) -> None:
+def run_alone(function: str, folder: Path) -> None:
+    """Call a function of this file in a process without threads, which may fork."""
+    subprocess.run([sys.executable, __file__, function, folder], check=True)
+
+
+def claim_on_a_full_disk(folder: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    with pytest.raises(OSError, match="File too large"), claimed(path):
+    with pytest.raises(OSError, match="File too large"), claimed(folder / "fox.claim"):
         pass
 
 
 def test_nothing_is_claimed_on_a_full_disk(tmp_path: Path) -> None:
-    process = get_context("fork").Process(target=claim_on_a_full_disk, args=(tmp_path / "fox.claim",))
-    process.start()
-    process.join()
-    assert (process.exitcode, [*tmp_path.iterdir()]) == (0, [])
+    run_alone("claim_on_a_full_disk", tmp_path)
+    assert [*tmp_path.iterdir()] == []
 
 
-def work(folder: Path, clips: int, dies: bool) -> None:
+def work(folder: Path, dies: bool) -> None:
     """Make what is not made; a worker that `dies` does so in the middle of its second clip."""
     made = 0
-    for clip in range(clips):
+    for clip in range(CLIPS):
         path = folder / f"{clip}.mp4"
-        try:
-            with reserve([Output(path, "-o")]), claimed(path.with_suffix(".claim")):
-                if path.exists():
-                    continue
-                with (folder / f"{clip}.working").open("x"):  # refused where another one is at it
-                    time.sleep(0.002)
-                made += 1
-                if dies and made == 2:
-                    os.unlink(folder / f"{clip}.working")
-                    os._exit(1)
-                path.write_text(str(os.getpid()))
-                (folder / f"{clip}.working").unlink()
-        except ReservedError:
-            pass
+        with suppress(ReservedError), reserve([Output(path, "-o")]), claimed(path.with_suffix(".claim")):
+            if path.exists():
+                continue
+            with (folder / f"{clip}.working").open("x"):  # refused where another one is at it
+                time.sleep(0.002)
+            os.unlink(folder / f"{clip}.working")
+            made += 1
+            if dies and made == 2:
+                os._exit(1)
+            path.write_text(str(os.getpid()))
 
 
-def test_four_workers_some_of_which_die_make_each_clip_once(tmp_path: Path) -> None:
-    """And those that are started again make what the dead have left."""
-    context, clips = get_context("fork"), 12
-    for round in range(3):
-        workers = [context.Process(target=work, args=(tmp_path, clips, number < 2 - round)) for number in range(4)]
+def work_together(folder: Path) -> None:
+    context = get_context("fork")
+    for start in range(3):
+        workers = [context.Process(target=work, args=(folder, number < 2 - start)) for number in range(4)]
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join()
         assert [worker.exitcode for worker in workers][2:] == [0, 0]
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(f"{clip}.mp4" for clip in range(clips))
+
+
+def test_four_workers_some_of_which_die_make_each_clip_once(tmp_path: Path) -> None:
+    """And those that are started again make what the dead have left."""
+    run_alone("work_together", tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(f"{clip}.mp4" for clip in range(CLIPS))
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](Path(sys.argv[2]))
