@@ -57,7 +57,8 @@ def write_joined(media: Media, path: Path, metadata: Mapping[str, str]) -> str:
         sound = kept.path if kept.sound and _sound_codec(kept.path) == "aac" else None
         picture, count = _kept_packets(media, kept, temporary) or (None, 0)
         write_mp4(media, temporary, metadata, picture, sound)
-    kinds = [f"{count} of {kept.frames} frames"] if kept.frames else []
+    reason = "" if count else " (ltx2 encodes with other settings, or at another rate)"
+    kinds = [f"{count} of {kept.frames} frames{reason}"] if kept.frames else []
     kinds += [f"the sound{'' if sound else ' not'}"] if kept.sound else []
     return f"copied without encoding them again: {', '.join(kinds)}"
 

@@ -126,7 +126,8 @@ def test_packets_of_another_encoder_are_not_copied(file: Path, tmp_path: Path, o
         ffmpeg("-i", file, "-c:v", "libx264", "-preset", "ultrafast", "-an", kept)
     media = replace(joined(OLD, NEW, 39, slice(48, 60), (1.9, 2.5)), kept=Kept(kept, 48, sound=False))
     said = write_joined(media, path := tmp_path / "new.mp4", {})
-    assert said == "copied without encoding them again: 0 of 48 frames"
+    why = "ltx2 encodes with other settings, or at another rate"
+    assert said == f"copied without encoding them again: 0 of 48 frames ({why})"
     assert np.abs(read_whole(path).frames.astype(int) - media.frames).mean() < 8
 
 
