@@ -38,7 +38,8 @@ from ltx2_cli.request.profiles import (
     user_cache,
 )
 from ltx2_cli.request.schema import settings_schema
-from ltx2_cli.request.spec import ConditionSpec, RunSpec
+from ltx2_cli.request.spec import AudioSpec, ConditionSpec, RunSpec
+from ltx2_cli.request.validation import OPTIONS
 
 COLUMN = 44  # where origins begin, behind values that are not longer
 COMPILED = "programs"  # the folder of compiled programs in the user's cache
@@ -153,14 +154,21 @@ def _typed(flag: str, value: object) -> list[str]:
         return _as_option(flag, ",".join(_ranges(value)))
     if flag == "--stg-blocks" and isinstance(value, tuple):
         return _as_option(flag, ",".join(map(str, value)))
+    if isinstance(value, AudioSpec):
+        return _as_option(flag, value.path)
     items = value if isinstance(value, tuple) else [value]
     return [word for item in items for word in _as_option(flag, f"{item}".removesuffix(".0"))]
 
 
 def _shown(conditions: Sequence[ConditionSpec]) -> list[str]:
-    """As --image and --video say them."""
-    texts = [(condition.kind, f"{condition.path}@{condition.frame}:{condition.strength}") for condition in conditions]
-    return [word for kind, text in texts for word in _as_option(f"--{kind}", text)]
+    """As the options of their kinds say them; nothing where one has none."""
+    words = list[str]()
+    for condition in conditions:
+        place = {"reference": "", "mask": ""}.get(condition.kind, f"@{condition.frame}")
+        strength = "" if condition.kind == "mask" else f":{condition.strength}"
+        option = OPTIONS.get(condition.kind)
+        words += _as_option(option, f"{condition.path}{place}{strength}") if option else []
+    return words
 
 
 def _as_option(flag: str, text: str) -> list[str]:

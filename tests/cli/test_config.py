@@ -134,7 +134,9 @@ CHANGES = st.fixed_dictionaries(
         "second_stage.temporal_upsample": st.just("duration"),
         "dtype": st.sampled_from(["float16", "float32"]),
         "conditions": st.sampled_from([[], [{"path": "a.png"}], [{"path": "a.png", "frame": -1, "strength": 0.3}]])
+        | st.just([{"path": "b.mp4", "kind": "reference", "strength": 0.5}, {"path": "a.png", "kind": "mask"}])
         | st.just([{"path": "b.mp4", "kind": "video", "num_frames": 9}, {"path": "a.png", "frame": 8}]),
+        "audio": st.just({"path": "b.mp4"}),
         "keep_resident": st.booleans(),
         "output": NAMES.map(lambda name: f"{name}.mp4"),
         "base_output_directory": st.none() | NAMES,
@@ -166,6 +168,12 @@ def check_round_trip(changes: Mapping[str, Any]) -> None:
 
 def test_the_command_asks_for_the_same_request(pictures: None) -> None:
     check_round_trip()
+
+
+def test_the_command_has_the_options_of_conditions_and_sound(pictures: None) -> None:
+    shown = ["--image", "a.png@-1:0.5", "--reference", "b.mp4:0.5", "--reference-mask", "a.png"]
+    asked = ["--prompt", "a", *shown, "--audio", "b.mp4"]
+    assert command_words(parsed(asked)) == asked
 
 
 def test_the_command_of_a_record_repeats_it(config: Run):

@@ -174,6 +174,14 @@ def test_a_download_says_how_fast_it_was(ltx2: Run, core: Core, monkeypatch: pyt
     assert "downloaded" not in ltx2("generate", "--prompt", "rain")[2]
 
 
+def test_variables_of_the_environment_are_named(ltx2: Run, core: Core, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LTX2_FPS", "30")
+    monkeypatch.setenv("LTX2_GUIDANCE__VIDEO__STG_SCALE", "0")
+    _, _, err = ltx2("generate", "--prompt", "rain")
+    assert err.splitlines()[0] == "from the environment: LTX2_FPS, LTX2_GUIDANCE__VIDEO__STG_SCALE"
+    assert (core.asked.fps, core.asked.guidance.video.stg_scale) == (30.0, 0.0)
+
+
 def test_size_and_length_are_asked_for_as_people_say_them(ltx2: Run, core: Core):
     wished = ("--resolution", "720p", "--aspect", "16:9", "--duration", "8s", "--fps", "25")
     code, _, err = ltx2("generate", "--prompt", "rain", *wished)
