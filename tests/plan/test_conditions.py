@@ -21,7 +21,8 @@ def lora(folder: Path, name: str, **metadata: str) -> Loras:
 
 
 def spec_of(folder: Path, *kinds: str, **others: object) -> RunSpec:
-    video = write_lossless(folder / "v.mov", np.zeros((41, 8, 8, 3), np.uint8))
+    frames = np.broadcast_to(6 * np.arange(41, dtype=np.uint8)[:, None, None, None], (41, 8, 8, 3))
+    video = write_lossless(folder / "v.mov", np.ascontiguousarray(frames))
     return read_spec(prompt="rain", conditions=[{"path": str(video), "kind": kind, **others} for kind in kinds])
 
 
@@ -30,7 +31,9 @@ def test_a_request_knows_how_large_its_references_are(tmp_path: Path) -> None:
     loras = lora(tmp_path, "a", reference_downscale_factor="2", reference_temporal_scale_factor="3")
     spec = with_reference_scale(spec_of(tmp_path, "video", "reference", "mask"), loras)
     assert [(of.downscale, of.temporal_scale) for of in spec.conditions] == [(None, None), (2, 3), (2, 3)]
-    assert [len(picture.frames) for picture in read_pictures(spec)] == [41, 9, 9]
+    read = read_pictures(spec)
+    assert [len(picture.frames) for picture in read] == [41, 9, 9]
+    assert read[1].frames[0].max() == 0  # it begins with the clip
     stated = with_reference_scale(spec_of(tmp_path, "reference", downscale=4), loras)
     assert (stated.conditions[0].downscale, stated.conditions[0].temporal_scale) == (4, 3)
     assert with_reference_scale(spec_of(tmp_path, "video"), []) == spec_of(tmp_path, "video")
