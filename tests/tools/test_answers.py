@@ -37,7 +37,7 @@ SHOWN_BY = {
     16: "core/test_bench.py::test_other_settings_are_refused",
     17: "core/test_run.py::test_a_batch_equals_its_videos_generated_alone",
     18: "core/test_upsample_command.py::test_any_latents_can_be_upsampled_without_refinement",
-    19: "core/test_edit.py::test_a_retake_keeps_all_else",
+    19: "core/test_edit.py::test_a_retake_keeps_all_else_and_is_replayed",
     20: "core/test_conditions.py::test_a_second_stage_shows_them_again_as_the_reference",
     21: "plan/test_offline.py::test_a_folder_is_planned_from_its_own_configs",
     22: "core/test_single_file.py::test_an_eight_bit_file_makes_the_bytes_of_its_scaled_weights",
