@@ -116,3 +116,7 @@ def test_given_tokens_begin_at_their_own_noise_level() -> None:
     np.testing.assert_allclose(latents.video[:, 2:5], latents.audio[:, 2:], rtol=1e-5)
     np.testing.assert_allclose(latents.video[:, :2], 0.6 * held.clean[:2] + 0.4 * noise[:, :2], rtol=1e-5)
     np.testing.assert_array_equal(latents.video[:, 6], held.clean[[6, 6]])
+
+
+def test_a_stream_without_tokens_is_not_given() -> None:
+    assert conditions(Streams((), ()), Streams((TOKENS, CHANNELS), (0, CHANNELS)), "token", "gate") == (None, None)
