@@ -206,7 +206,8 @@ def _identity(plan: Plan, name: str) -> tuple[object, ...]:
 
 def network_values(spec: RunSpec) -> tuple[object, ...]:
     """Equal where two requests have the same networks."""
-    return *(vars(spec)[key] for key in NETWORK_KEYS), spec.second_stage.upsampler, spec.second_stage.lora
+    second = spec.second_stage
+    return *(vars(spec)[key] for key in NETWORK_KEYS), spec.running, second.upsampler, second.lora
 
 
 def abstract_network(plan: Plan, name: str) -> Any:

@@ -16,6 +16,7 @@ import yaml
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
 from ltx2_cli.batch import claims
 from ltx2_cli.batch.claims import this_process
+from ltx2_cli.core.components import Components
 from ltx2_cli.core.run import load, write
 from ltx2_cli.core.run_state import RunCheckpointer, RunState
 from ltx2_cli.devices import DeviceMemory
@@ -164,3 +165,13 @@ def test_a_full_disk_ends_the_batch(batch: Run, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(claims, "_create", create)
     code, results, _ = batch(lines)
     assert (code, [result["status"] for result in results]) == (0, ["skipped", "done", "done"])
+
+
+def test_networks_that_are_not_the_same_are_loaded_again(checkpoint: Checkpoint) -> None:
+    """Those of the denoiser with fewer streams, with other weights, of another type or at another place."""
+    plan = plan_of(checkpoint, SMALL, 3, sharding="single")
+    for other in ({"streams": "video"}, {"scan_layers": False}, {"dtype": "bfloat16"}, {"sharding": "trillium"}, {}):
+        components = Components(plan)
+        components.resident["transformer"] = plan.network("transformer")
+        components.adopt(plan_of(checkpoint, SMALL, 4, **{"sharding": "single", **other}))
+        assert ("transformer" in components.resident) is (other == {})
