@@ -48,7 +48,8 @@ def _with_kept(plan: Plan, made: Media) -> Media:
         waveform, rate = picture.sound.waveform, picture.sound.sample_rate
         made = replace(made, waveform=resample_on_host(made.waveform, made.sample_rate, rate), sample_rate=rate)
     begin, end = edit.seconds
-    same = Kept(picture.path, edit.frames.start if edit.frames.stop else len(picture.frames), begin == end)
+    leading = edit.frames.start if edit.frames.stop else len(picture.frames)
+    same = Kept(picture.path, picture.sha256, leading, begin == end)
     kept = replace(made, frames=picture.frames, waveform=waveform, kept=same)
     return joined(kept, made, edit.first, edit.frames, edit.seconds)
 

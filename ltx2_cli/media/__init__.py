@@ -136,6 +136,7 @@ class Kept:
     """What a clip has of the file that it was made of."""
 
     path: Path
+    sha256: str  # of the file, as it was read
     frames: int  # its first ones
     sound: bool  # all of its sound
 

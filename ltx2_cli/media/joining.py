@@ -1,6 +1,7 @@
 """What was made anew of a clip, joined with what is kept of it: the same frames and samples, and in a file the same
 packets as far as they can be copied."""
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -53,14 +54,24 @@ def write_joined(media: Media, path: Path, metadata: Mapping[str, str]) -> str:
     if (kept := media.kept) is None:
         write_media(media, path, metadata)
         return ""
+    unchanged = _is_unchanged(kept)
     with replacing(path) as temporary:
-        sound = kept.path if kept.sound and _sound_codec(kept.path) == "aac" else None
-        picture, count = _kept_packets(media, kept, temporary) or (None, 0)
+        sound = kept.path if unchanged and kept.sound and _sound_codec(kept.path) == "aac" else None
+        picture, count = (unchanged and _kept_packets(media, kept, temporary)) or (None, 0)
         write_mp4(media, temporary, metadata, picture, sound)
-    reason = "" if count else " (ltx2 encodes with other settings, or at another rate)"
-    kinds = [f"{count} of {kept.frames} frames{reason}"] if kept.frames else []
+    why = "ltx2 encodes with other settings, or at another rate" if unchanged else f"{kept.path} has changed since"
+    kinds = [f"{count} of {kept.frames} frames{'' if count else f' ({why})'}"] if kept.frames else []
     kinds += [f"the sound{'' if sound else ' not'}"] if kept.sound else []
     return f"copied without encoding them again: {', '.join(kinds)}"
+
+
+def _is_unchanged(kept: Kept) -> bool:
+    """Whether the file is there as it was read: what was made of it is written in any case."""
+    try:
+        with kept.path.open("rb") as content:
+            return hashlib.file_digest(content, "sha256").hexdigest() == kept.sha256
+    except OSError:
+        return False
 
 
 def _kept_packets(media: Media, kept: Kept, temporary: Path) -> tuple[Path, int] | None:

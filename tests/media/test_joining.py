@@ -1,5 +1,6 @@
 """What is made anew of a clip lies where it was asked for; all else is the clip's own, to the bit or to the packet."""
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,6 +81,10 @@ def test_packets_are_copied_up_to_where_none_behind_is_needed(frames: tuple[int,
     assert _leading([frame / FPS for frame in frames], most, FPS) == leading
 
 
+def kept_of(path: Path, frames: int, sound: bool) -> Kept:
+    return Kept(path, hashlib.sha256(path.read_bytes()).hexdigest(), frames, sound)
+
+
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_mp4(OLD, path := tmp_path_factory.mktemp("joining") / "old.mp4", {"record": "old"})
@@ -87,7 +92,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_goes_on_has_the_packets_of_the_clip(file: Path, tmp_path: Path) -> None:
-    media = replace(joined(OLD, NEW, 39, slice(48, 60), (1.9, 2.5)), kept=Kept(file, 48, sound=False))
+    media = replace(joined(OLD, NEW, 39, slice(48, 60), (1.9, 2.5)), kept=kept_of(file, 48, sound=False))
     said = write_joined(media, path := tmp_path / "new.mp4", {"record": "new"})
     assert said == "copied without encoding them again: 48 of 48 frames"
     frames = read_whole(path).frames
@@ -99,7 +104,7 @@ def test_what_goes_on_has_the_packets_of_the_clip(file: Path, tmp_path: Path) ->
 
 
 def test_an_untouched_sound_has_the_packets_of_the_clip(file: Path, tmp_path: Path) -> None:
-    media = replace(joined(OLD, NEW, 8, slice(17, 25), (0.0, 0.0)), kept=Kept(file, 17, sound=True))
+    media = replace(joined(OLD, NEW, 8, slice(17, 25), (0.0, 0.0)), kept=kept_of(file, 17, sound=True))
     said = write_joined(media, path := tmp_path / "new.mp4", {})
     copied = int(said.split()[5])
     assert said == f"copied without encoding them again: {copied} of 17 frames, the sound"
@@ -111,7 +116,7 @@ def test_an_untouched_sound_has_the_packets_of_the_clip(file: Path, tmp_path: Pa
 
 
 def test_an_untouched_picture_is_that_of_the_clip(file: Path, tmp_path: Path) -> None:
-    media = replace(joined(OLD, NEW, 8, slice(0, 0), (0.75, 1.25)), kept=Kept(file, 48, sound=False))
+    media = replace(joined(OLD, NEW, 8, slice(0, 0), (0.75, 1.25)), kept=kept_of(file, 48, sound=False))
     said = write_joined(media, path := tmp_path / "new.mp4", {})
     assert said == "copied without encoding them again: 48 of 48 frames"
     np.testing.assert_array_equal(read_whole(path).frames, read_whole(file).frames)
@@ -124,10 +129,21 @@ def test_packets_of_another_encoder_are_not_copied(file: Path, tmp_path: Path, o
         write_lossless(kept, OLD.frames)
     else:
         ffmpeg("-i", file, "-c:v", "libx264", "-preset", "ultrafast", "-an", kept)
-    media = replace(joined(OLD, NEW, 39, slice(48, 60), (1.9, 2.5)), kept=Kept(kept, 48, sound=False))
+    media = replace(joined(OLD, NEW, 39, slice(48, 60), (1.9, 2.5)), kept=kept_of(kept, 48, sound=False))
     said = write_joined(media, path := tmp_path / "new.mp4", {})
     why = "ltx2 encodes with other settings, or at another rate"
     assert said == f"copied without encoding them again: 0 of 48 frames ({why})"
+    assert np.abs(read_whole(path).frames.astype(int) - media.frames).mean() < 8
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_clip_that_is_gone_or_changed_loses_nothing(file: Path, tmp_path: Path, gone: bool) -> None:
+    (kept := tmp_path / "kept.mp4").write_bytes(file.read_bytes())
+    media = replace(joined(OLD, NEW, 8, slice(17, 25), (0.0, 0.0)), kept=kept_of(kept, 17, sound=True))
+    kept.unlink() if gone else write_mp4(NEW, kept)
+    said = write_joined(media, path := tmp_path / "new.mp4", {})
+    frames = f"0 of 17 frames ({kept} has changed since)"
+    assert said == f"copied without encoding them again: {frames}, the sound not"
     assert np.abs(read_whole(path).frames.astype(int) - media.frames).mean() < 8
 
 
