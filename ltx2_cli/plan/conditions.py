@@ -11,7 +11,7 @@ from ltx2_cli.diffusion.geometry import ReferenceGrid, ReferenceScale, VAECompre
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.pictures import Picture, is_picture, read_picture
 from ltx2_cli.media.sounds import Sound, read_sound
-from ltx2_cli.media.videos import read_video
+from ltx2_cli.media.videos import COMPRESSION, read_video
 from ltx2_cli.models.lora import reference_scale
 from ltx2_cli.plan.edit import check_pieces, num_shown, read_edited
 from ltx2_cli.request.spec import ConditionSpec, RunSpec
@@ -124,9 +124,11 @@ def _read(spec: RunSpec, condition: ConditionSpec) -> Picture:
     elif condition.kind == "clip":
         picture = read_edited(spec, condition)
     elif follows:
-        rarer = condition.temporal_scale or 1
-        most = condition.num_frames or (spec.num_frames - 1) // rarer + 1
-        picture = read_video(path, spec.fps / rarer, most, from_end=False)
+        rarer, count = condition.temporal_scale or 1, condition.num_frames
+        most = spec.num_frames if count is None else (count - 1) * rarer + 1
+        picture = read_video(path, spec.fps, most, from_end=False)
+        frames = picture.frames[::rarer]
+        picture = replace(picture, frames=frames[: (len(frames) - 1) // COMPRESSION * COMPRESSION + 1])
     else:  # what begins the clip is the end of the video
         most = condition.num_frames or min(half, spec.num_frames - max(condition.frame, 0))
         picture = read_video(path, spec.fps, most, from_end=condition.frame == 0)
