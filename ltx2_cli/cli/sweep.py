@@ -25,7 +25,7 @@ from ltx2_cli.media.contact_sheet import is_contact_sheet, write_contact_sheet
 from ltx2_cli.media.videos import read_video
 from ltx2_cli.outputs import MAX_SLUG, check_outputs
 from ltx2_cli.request.layers import parse, unknown_name_error
-from ltx2_cli.request.validation import MAX_VIDEOS
+from ltx2_cli.request.validation import KINDS, MAX_VIDEOS
 
 EXAMPLE = "for example: --vary guidance_scale=2,3,4"
 NAMES = {**KEYS, "steps": "num_inference_steps"}
@@ -51,7 +51,8 @@ def sweep(options: Sweep, session: Session) -> None:
     place = Path(base.base_output_directory or "", words(base.prompt)[:MAX_SLUG].strip("-.") or "sweep")
     sheet = (options.sheet or place.with_name(f"{place.name}-sweep.png")).expanduser()
     check_outputs([Output(sheet, "--sheet")], force=options.force, own=[sheet] if is_contact_sheet(sheet) else [])
-    started = make(jobs, [list(_lines(varied, None if options.output else place))])
+    kind = KINDS[base.running.video]
+    started = make(jobs, [list(_lines(varied, None if options.output else place.with_name(f"{place.name}.{kind}")))])
     if jobs.made or not (options.dry_run or sheet.exists()):
         _write_sheet(jobs, varied, sheet)
     finish(jobs, started)
@@ -82,7 +83,7 @@ def _lines(varied: Sequence[Varied], place: Path | None) -> Iterator[Line]:
     for number, combination in enumerate(_combinations(varied), 1):
         values = {NAMES.get(name, name): value for name, value in combination.items()}
         parts = [re.sub(r"[^\w.-]+", "-", f"{name}-{value}").strip(".") for name, value in combination.items()]
-        named = {"output": str(place.with_name("-".join([place.name, *parts]) + ".mp4"))} if place else {}
+        named = {"output": str(place.with_name("-".join([place.stem, *parts]) + place.suffix))} if place else {}
         yield Line(number, json.dumps({**values, **named}))
 
 
@@ -94,7 +95,7 @@ def _write_sheet(jobs: Jobs, varied: Sequence[Varied], sheet: Path) -> None:
     ]
     results = sorted(jobs.results, key=lambda result: result.line)
     clips = [(captions[result.line - 1], Path(clip)) for result in results for clip in result.clips]
-    if there := [(caption, clip) for caption, clip in clips if clip.exists()]:
+    if there := [(caption, clip) for caption, clip in clips if clip.suffix == ".mp4" and clip.exists()]:
         write_contact_sheet(((caption, _read(clip)) for caption, clip in there), sheet)
         jobs.session.report.note(f"side by side: {sheet}")
 

@@ -37,7 +37,8 @@ def test_fields_are_filled_in(template: str, name: str) -> None:
         ("{prompt:>99999}.mp4", r"\{prompt\} has no format `>99999`"),
         ("{seed:{width}}.mp4", r"\{seed\} has no format"),
         ("{seed.mp4", "is no template: expected '}'"),
-        ("{seed}.avi", "does not end in .mp4"),
+        ("{seed}.avi", "does not end in .mp4 or .wav"),
+        ("{seed}.wav", "names no mp4, which is made"),
         ("{seed:s}.mp4", "cannot be written: Unknown format code 's'"),
         ("{steps}.mp4", r"has \{steps\}, which the request leaves open"),
     ],
@@ -54,6 +55,10 @@ def test_no_text_leaves_the_folder(text: str) -> None:
     assert not name.name.startswith(".")
     assert name.name.isprintable()
     assert len(name.name.encode()) <= MAX_BYTES + len(".mp4")
+
+
+def test_the_name_of_a_sound() -> None:
+    assert parse_template("{seed}.wav")(replace(SPEC, streams="audio"), 1) == "7.wav"
 
 
 def test_the_name_of_no_words() -> None:
