@@ -138,15 +138,16 @@ def test_a_second_stage_has_neither_references_nor_their_lora(
     checkpoint: Checkpoint, files: Files, tmp_path: Path
 ) -> None:
     config = {"in_channels": 8, "mid_channels": 32, "num_blocks_per_stage": 1}
-    randomise(LTX2LatentUpsamplerModel(**config), seed=1).save_pretrained(tmp_path)
-    second = {"recipe": "two_stage", "second_stage.upsampler": str(tmp_path), "second_stage.lora": []}
+    randomise(LTX2LatentUpsamplerModel(**config), seed=1).save_pretrained(tmp_path / "up")
+    second = {"recipe": "two_stage", "second_stage.upsampler": str(tmp_path / "up"), "second_stage.lora": []}
     followed = {"path": str(files.video), "kind": "reference"}
     case = CASE._replace(size=SIZE._replace(height=128))
-    plan = plan_of(checkpoint, case, 5, conditions=[followed], lora=[str(files.lora)], **second)
+    other = f"{write_lora(tmp_path / 'style.safetensors', checkpoint.pipeline, ORIGINAL, 7)}:0.5"
+    plan = plan_of(checkpoint, case, 5, conditions=[followed], lora=[str(files.lora), other], **second)
     assert [stage.geometry.token_counts for stage in plan.stages] == [(12, 0, 3), (48, 0)]
     assert [len(stage.pictures) for stage in plan.stages] == [1, 0]
     components, report = Components(plan), Report()
-    plain = Components(plan_of(checkpoint, case, 5, **second))
+    plain = Components(plan_of(checkpoint, case, 5, lora=[other], **second))  # which both stages have
     with components.use("transformer", report) as first, plain.use("transformer", report) as wanted:
         assert not same(first, wanted)
         with components.use("refiner", report) as refiner:
