@@ -97,7 +97,7 @@ RANGES = {
 
 def validate(spec: RunSpec) -> None:
     """Raise `UsageError` with all findings about `spec`, a line each with what to type instead."""
-    if sentences := [sentence for _, sentence in findings(spec)]:
+    if sentences := list(dict.fromkeys(sentence for _, sentence in findings(spec))):
         raise UsageError(sentences, "")
 
 

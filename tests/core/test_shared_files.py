@@ -31,7 +31,7 @@ from other_process import other_process
 from program import run_program
 
 SECRET = "hf_not_for_strangers"
-PROMPT = "a ball ${oc.env:LTX2_SECRET} \\${height} ${oc.decode:1}"
+PROMPT = "a ball ${oc.env:SECRET} \\${height} ${oc.decode:1}"
 SMALL = Case(Size(9, 64, 64, 24.0), 1, ALL_ON.video, ALL_ON.audio, (1,), PROMPT)
 
 Run = Callable[..., tuple[int, str, str]]
@@ -39,7 +39,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def ltx2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    monkeypatch.setenv("LTX2_SECRET", SECRET)
+    monkeypatch.setenv("SECRET", SECRET)
     return lambda *arguments: (run_program(monkeypatch, *map(str, arguments)), *capsys.readouterr())
 
 
@@ -63,7 +63,7 @@ def test_prompts_in_files_reveal_no_environment_variable(
     folder, _ = made
     monkeypatch.chdir(tmp_path)
     upsampler = two_stages[two_stages.index("--upsampler") + 1]
-    text = ["--set", "prompt=${oc.env:LTX2_SECRET}"]
+    text = ["--set", "prompt=${oc.env:SECRET}"]
     commands = [
         ["info", *(folder / name for name in ("clip.mp4", "clip.yaml", "latents.safetensors", "again.run"))],
         ["info", "--json", *(folder / name for name in ("clip.mp4", "clip.yaml", "latents.safetensors", "again.run"))],
@@ -79,10 +79,10 @@ def test_prompts_in_files_reveal_no_environment_variable(
         assert code == 0, err
         assert SECRET not in out + err
         if "info" in command:
-            assert out.count("${oc.env:LTX2_SECRET}") == 4
-    for settings in (["--set", "fps=${oc.env:LTX2_SECRET}"], ["--set", "model=${oc.env:LTX2_SECRET}"]):
+            assert out.count("${oc.env:SECRET}") == 4
+    for settings in (["--set", "fps=${oc.env:SECRET}"], ["--set", "model=${oc.env:SECRET}"]):
         code, out, err = ltx2("generate", "--config", folder / "clip.yaml", *settings)
-        assert (code, "${oc.env:LTX2_SECRET}" in err, SECRET in out + err) == (2, True, False)
+        assert (code, "${oc.env:SECRET}" in err, SECRET in out + err) == (2, True, False)
     for file in [*tmp_path.iterdir(), *folder.iterdir()]:
         assert SECRET.encode() not in file.read_bytes()
     for clip in ("replayed.mp4", "decoded.mp4", "large.mp4", folder / "again.mp4", "replayed.yaml"):
@@ -296,10 +296,10 @@ def test_headers_with_false_sizes_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[" * 100_000)
     with pytest.raises(UsageError, match="is not JSON"):
         read_json(tmp_path / "config.json")
-    empty = {"video": np.zeros((1, 8, 0, 2, 2), np.float32), "audio": np.zeros((1, 2, 9, 4), np.float32)}
-    save_file(empty, path)
-    with pytest.raises(UsageError, match="holds no latents of one video"):
-        open_latents(path)
+    for video, audio in (((1, 8, 2, 0, 2), (1, 2, 9, 4)), ((1, 8, 0, 2, 2), (1, 2, 0, 4))):
+        save_file({"video": np.zeros(video, np.float32), "audio": np.zeros(audio, np.float32)}, path)
+        with pytest.raises(UsageError, match="holds no latents of one video"):
+            open_latents(path)
 
 
 # Flipped bits

@@ -495,6 +495,10 @@ def test_a_broken_setting_is_an_error_of_one_sentence(setting: str):
     assert error.hint
 
 
+def test_a_finding_is_said_once():
+    assert len(str(refusal(prompt="rain", seed=[-1, -1])).splitlines()) == 2
+
+
 def test_all_wrong_values_are_one_message_with_hints(tmp_path: Path):
     error = refusal(
         {"guidance.audio.stg_scale": float("nan")},
