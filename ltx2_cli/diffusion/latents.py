@@ -129,9 +129,8 @@ def open_latents(path: Path) -> LatentsFile:
         names, metadata = file.keys(), file.metadata() or {}
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
     streams = Streams(*(shapes.get(name, ()) for name in Streams._fields))
-    is_filled = any(map(all, streams)) and all(
-        all((*shape[:2], *shape[3:])) for shape in streams
-    )  # one may have no token
+    # One may have no token.
+    is_filled = any(map(all, streams)) and all(all((*shape[:2], *shape[3:])) for shape in streams)
     if [(len(shape), *shape[:1]) for shape in streams] != [(5, 1), (4, 1)] or not is_filled:
         content = ", ".join(f"`{name}` {'x'.join(map(str, shape))}" for name, shape in list(shapes.items())[:4])
         raise UsageError(f"{path} holds no latents of one video but {content or 'nothing'}", LATENTS_FILE)
