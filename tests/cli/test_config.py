@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -328,7 +329,7 @@ def test_the_schema_accepts_every_shipped_page_and_refuses_mistakes(config: Run)
 
 
 def test_a_real_validator_agrees_about_the_schema():
-    validator = pytest.importorskip("jsonschema", reason="jsonschema is not installed").Draft202012Validator
+    validator = jsonschema.Draft202012Validator
     validator.check_schema(schema := json.loads(json.dumps(settings_schema())))
     pages = [configs() / "default.yaml", *configs().glob("recipe/*.yaml"), *configs().glob("compat/*.yaml")]
     for path in pages:
