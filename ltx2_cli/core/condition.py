@@ -1,6 +1,7 @@
 """Pictures and sounds to latents, for each stage that has them, at its size."""
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -20,7 +21,7 @@ from ltx2_cli.plan.conditions import follows_by_shares
 from ltx2_cli.plan.decoding import image_mesh
 from ltx2_cli.plan.edit import first_shown, shown_sound
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import PICTURE_ENCODER, SOUND_ENCODER, Stage
+from ltx2_cli.plan.stages import PICTURE_ENCODER, SOUND_ENCODER, Phase, Stage
 from ltx2_cli.request.spec import ConditionSpec, Streams
 from ltx2_cli.sharding import to_devices, to_host
 
@@ -29,21 +30,31 @@ LEAST_BIAS = -10_000  # of a score, where the strength is 0 and the bias linear
 Latents = list[np.ndarray]  # of each picture or sound of a stage, normalised float32 [tokens, channels]
 
 
-def encode_conditions(plan: Plan, first: int, components: Components, report: Report) -> dict[int, Streams[Latents]]:
-    """By the number of the stage, the latents of its pictures and of its sounds, for the phases from `first`."""
-    pictures = _encode_pictures(plan, first, components, report)
-    sounds = _encode_sounds(plan, first, components, report)
+def encode_conditions(
+    plan: Plan, phases: Sequence[Phase], components: Components, report: Report
+) -> dict[int, Streams[Latents]]:
+    """By the number of the stage, the latents of its pictures and of its sounds, for these phases of the plan."""
+    stages = _denoised(phases)
+    pictures = _encode_pictures(plan, stages, components, report)
+    sounds = _encode_sounds(plan, stages, components, report)
     return {number: Streams(pictures.get(number, []), sounds.get(number, [])) for number in {*pictures, *sounds}}
 
 
-def condition_programs(plan: Plan, first: int) -> list[Program]:
+def condition_programs(plan: Plan, phases: Sequence[Phase]) -> list[Program]:
     """The programs that `encode_conditions` runs."""
-    return [*_picture_programs(plan, first), *_sound_programs(plan, first)]
+    stages = _denoised(phases).values()
+    return [*_picture_programs(plan, stages), *_sound_programs(plan, stages)]
 
 
-def _encode_pictures(plan: Plan, first: int, components: Components, report: Report) -> dict[int, Latents]:
-    stages = _showing(plan, first)
-    if not stages:
+def _denoised(phases: Sequence[Phase]) -> dict[int, Stage]:
+    """The stages that these phases denoise, by their numbers."""
+    return {phase.number: phase.stage for phase in phases if not phase.upsamples}
+
+
+def _encode_pictures(
+    plan: Plan, stages: Mapping[int, Stage], components: Components, report: Report
+) -> dict[int, Latents]:
+    if not any(stage.pictures for stage in stages.values()):
         return {}
     latents = dict[int, Latents]()
     read = zip(plan.pictures, plan.spec.conditions, strict=True)
@@ -62,8 +73,7 @@ def _encode_pictures(plan: Plan, first: int, components: Components, report: Rep
     return latents
 
 
-def _picture_programs(plan: Plan, first: int) -> list[Program]:
-    stages = _showing(plan, first).values()
+def _picture_programs(plan: Plan, stages: Iterable[Stage]) -> list[Program]:
     sizes = [(stage.latent_size(shown), shown.num_frames) for stage in stages for shown in stage.pictures]
     return [picture_program(plan, *size) for size in dict.fromkeys(sorted(sizes))]
 
@@ -110,16 +120,6 @@ def _parts(plan: Plan, size: tuple[int, int]) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(None, None, *IMAGE_AXES))
 
 
-def _denoised(plan: Plan, first: int) -> dict[int, Stage]:
-    """The stages that the phases from `first` denoise, by their numbers."""
-    return {phase.number: phase.stage for phase in plan.phases[first:] if not phase.upsamples}
-
-
-def _showing(plan: Plan, first: int) -> dict[int, Stage]:
-    """Those of them that show pictures."""
-    return {number: stage for number, stage in _denoised(plan, first).items() if stage.pictures}
-
-
 def _pixels(plan: Plan, size: tuple[int, int]) -> tuple[int, int]:
     """Height and width in pixels of what these latents are of."""
     height, width = size
@@ -135,9 +135,11 @@ def _latents(vae: VideoVAE, pixels: jax.Array, where: NamedSharding) -> jax.Arra
     return jax.shard_map(part, mesh=where.mesh, in_specs=(WHOLE, where.spec), out_specs=where.spec)(vae, pixels)
 
 
-def _encode_sounds(plan: Plan, first: int, components: Components, report: Report) -> dict[int, Latents]:
+def _encode_sounds(
+    plan: Plan, stages: Mapping[int, Stage], components: Components, report: Report
+) -> dict[int, Latents]:
     """The latents of the plan's sound for each stage that is given it."""
-    stages = {number: stage for number, stage in _denoised(plan, first).items() if stage.sounds}
+    stages = {number: stage for number, stage in stages.items() if stage.sounds}
     sound = plan.sound or shown_sound(plan.spec, plan.pictures)
     if not stages or sound is None:
         return {}
@@ -149,12 +151,12 @@ def _encode_sounds(plan: Plan, first: int, components: Components, report: Repor
             samples = to_devices(fitted(waveform, samples_for(count, arch))[None], plan.decoding.whole)
             encoded = to_host(run(vae, samples))[0]
             check_finite(np.isfinite(encoded), "the latents of the sound are", plan)
-            latents[number] = [encoded[heard.start : heard.start + heard.tokens] for heard in stage.sounds]
+            latents[number] = [encoded for _ in stage.sounds]
     return latents
 
 
-def _sound_programs(plan: Plan, first: int) -> list[Program]:
-    return [sound_program(plan, stage) for stage in _denoised(plan, first).values() if stage.sounds]
+def _sound_programs(plan: Plan, stages: Iterable[Stage]) -> list[Program]:
+    return [sound_program(plan, stage) for stage in stages if stage.sounds]
 
 
 def sound_program(plan: Plan, stage: Stage) -> Program:

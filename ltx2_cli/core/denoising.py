@@ -115,9 +115,8 @@ def _given_tokens(plan: Plan, stage: Stage, latents: Streams[Sequence[np.ndarray
         given.append(Given(tokens, shown.strength, behind if shown.behind else 0))
         behind += len(tokens) if shown.behind else 0
     sounds = list[Given]()
-    for tokens, heard in zip(latents.audio, stage.sounds, strict=True):
-        whole = Given(tokens, heard.strength, heard.start)
-        sounds += _around(edit.latents.audio, tokens, heard.strength) if edit else [whole]
+    for tokens, strength in zip(latents.audio, stage.sounds, strict=True):
+        sounds += _around(edit.latents.audio, tokens, strength) if edit else [Given(tokens, strength, 0)]
     rules = plan.spec.x0_sigma, plan.spec.cross_timestep
     tokens_of = conditions(Streams(given, sounds), stage.token_shapes, *rules)
     if followed := references(plan, stage):
@@ -136,7 +135,7 @@ def _no_latents(plan: Plan, stage: Stage) -> Streams[list[np.ndarray]]:
     """Zeros in the shapes of the latents of a stage's pictures and sounds."""
     channels, latents = Streams(*(shape[1] for shape in stage.token_shapes)), plan.arch.compression.latents
     pictures = [latents(shown.num_frames) * math.prod(stage.latent_size(shown)) for shown in stage.pictures]
-    counts = Streams(pictures, [heard.tokens for heard in stage.sounds])
+    counts = Streams(pictures, [stage.geometry.audio_frames for _ in stage.sounds])
     return Streams(
         *([np.zeros((count, width), np.float32) for count in of] for of, width in zip(counts, channels, strict=True))
     )

@@ -82,7 +82,7 @@ def _upsampled(
 
 def latent_programs(plan: Plan, start: RunState) -> Iterator[Program]:
     """The programs that `generate` runs."""
-    yield from condition_programs(plan, start.phase)
+    yield from condition_programs(plan, plan.phases[start.phase :])
     if names := missing_contexts(plan, start):
         yield from text_programs(plan, names)
     for phase in plan.phases[start.phase :]:
@@ -110,13 +110,14 @@ def generate(
     stage upsamples all videos, then denoises batch by batch, from noise of each video's seed.
     """
     state, network = start, ""
-    given = encode_conditions(plan, start.phase, components, report)
+    phases = plan.phases[start.phase : end]
+    given = encode_conditions(plan, phases, components, report)
     if names := missing_contexts(plan, start):
         state = replace(start, contexts={**start.contexts, **encode(plan, names, components, report)})
         on_progress(state)
     denoiser: Any = None
     with ExitStack() as loaded:
-        for done, phase in enumerate(plan.phases[start.phase : end], start.phase + 1):
+        for done, phase in enumerate(phases, start.phase + 1):
             history, stage = state.history, phase.stage
             if phase.upsamples:
                 latents = upsample(plan, stage, all_latents(state), components, report)

@@ -40,14 +40,6 @@ UNREFINED = (0.0,)  # the noise levels of upsampled latents that are left as the
 LoraDeltas = Mapping[str, Mapping[str, LoraDelta]]  # to which tensors of which network
 
 
-class GivenSound(NamedTuple):
-    """A span of a stage's sound that is given."""
-
-    start: int  # the first token
-    tokens: int
-    strength: float
-
-
 @dataclass(frozen=True)
 class Stage:
     """One denoising loop and what it starts from."""
@@ -68,7 +60,7 @@ class Stage:
     tone_map: float = 0.0  # how far their range is compressed
     keep_audio: bool = False  # the sound is that of the source
     pictures: tuple[ShownPicture, ...] = ()  # those behind the grid in the order of `geometry`
-    sounds: tuple[GivenSound, ...] = ()
+    sounds: tuple[float, ...] = ()  # the strength of each that is given, as long as the stage's
 
     @property
     def steps(self) -> int:
@@ -222,15 +214,14 @@ def build_stages(
 
 def _with_conditions(stage: Stage, spec: RunSpec, arch: Arch, num_frames: int, last: bool = False) -> Stage:
     """A stage of so many frames, the `last` of two or the first, with what it is given."""
-    sounds = (GivenSound(0, stage.geometry.audio_frames, 1.0),) if spec.audio else ()
-    return replace(stage, pictures=shown_pictures(spec, arch.compression, num_frames, last), sounds=sounds)
+    pictures, sounds = shown_pictures(spec, arch.compression, num_frames, last), (1.0,) if spec.audio else ()
+    return replace(stage, pictures=pictures, sounds=sounds)
 
 
 def with_sound_of_clip(stage: Stage, pictures: Sequence[Picture]) -> Stage:
     """A stage that is given the sound of a clip too, where one of `pictures` has it."""
-    heard = [shown.strength for shown in stage.pictures if pictures[shown.number].sound]
-    spans = (GivenSound(0, stage.geometry.audio_frames, strength) for strength in heard)
-    return replace(stage, sounds=(*stage.sounds, *spans))
+    heard = (shown.strength for shown in stage.pictures if pictures[shown.number].sound)
+    return replace(stage, sounds=(*stage.sounds, *heard))
 
 
 def _measure(

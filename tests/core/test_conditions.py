@@ -239,7 +239,7 @@ def test_eight_devices_show_them_as_one(checkpoint: Checkpoint, pictures: list[P
 
 def test_a_full_strength_keeps_the_latents_of_the_picture(checkpoint: Checkpoint, pictures: list[Path]) -> None:
     plan = plan_of(checkpoint, ALL_ON, 5, conditions=shown(pictures[1:], (0, 1.0)), compat="ltx-core")
-    (encoded,) = encode_conditions(plan, 0, Components(plan), Report())[0].video
+    (encoded,) = encode_conditions(plan, plan.phases, Components(plan), Report())[0].video
     np.testing.assert_array_equal(final_latents(plan)[0][0, :, 0].reshape(8, -1).T, encoded)
     assert [str(pictures[1]) in warning and "its middle 80x53" in warning for warning in plan.warnings] == [True]
 

@@ -74,7 +74,7 @@ def test_latents_outside_are_those_of_the_clip(
 ) -> None:
     """Frames 10 to 14 lie in the third of 4 latents; 0.417 to 0.583 s in those of sound from 0.41 to 0.61 s."""
     plan = edited(checkpoint, clip, (10, 14), streams=streams)
-    latents = encode_conditions(plan, 0, Components(plan), Report())[0]
+    latents = encode_conditions(plan, plan.phases, Components(plan), Report())[0]
     (video,), (audio,) = latents
     made = pack(Streams(*final_latents(plan)))
     is_clip = np.isclose(made.video[0], video, atol=1e-6).all(axis=1).reshape(4, 6).all(axis=1)

@@ -14,7 +14,9 @@ from clips import ALL_ON, PROMPT, TEXT_TOKENS, Case, Checkpoint, final_latents, 
 from core.test_conditions import drawn, of_kind
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.condition import encode_conditions
-from ltx2_cli.core.report import Report
+from ltx2_cli.core.generate import generate
+from ltx2_cli.core.report import Report, Timings
+from ltx2_cli.core.run_state import RunState
 from ltx2_cli.diffusion.denoise import Pass
 from ltx2_cli.diffusion.latents import open_latents, pack
 from ltx2_cli.errors import UsageError
@@ -22,6 +24,7 @@ from ltx2_cli.estimate.phases import weight_bytes
 from ltx2_cli.media import open_video
 from ltx2_cli.media.sounds import read_sound
 from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.plan.stages import CONNECTORS
 from ltx2_cli.plan.work import step_of
 from ltx2_cli.request.spec import NO_GUIDANCE, Streams
 from ltx2_cli.weights.declare import declared
@@ -52,7 +55,7 @@ def given(checkpoint: Checkpoint, sound: Path, seed: int = 5, case: Case = ALL_O
 
 
 def encoded(plan: Plan) -> np.ndarray:
-    (latents,) = encode_conditions(plan, 0, Components(plan), Report())[0].audio
+    (latents,) = encode_conditions(plan, plan.phases, Components(plan), Report())[0].audio
     return latents
 
 
@@ -117,6 +120,13 @@ def test_a_sound_becomes_the_latents_of_the_reference(checkpoint: Checkpoint, so
     assert relative_error(encoded(plan)[None], wanted) <= 1e-4
 
 
+def test_what_no_phase_needs_is_not_encoded(checkpoint: Checkpoint, sounds: list[Path]) -> None:
+    plan, timings = given(checkpoint, sounds[0]), Timings(Report())
+    start = RunState(contexts={CONNECTORS: Streams(None, None)})
+    assert [*generate(plan, start, Components(plan), timings, end=0)] == [start]
+    assert timings.seconds() == {}
+
+
 def test_another_sound_compiles_nothing_and_is_followed(
     checkpoint: Checkpoint, sounds: list[Path], compilations: list[str]
 ) -> None:
@@ -144,7 +154,7 @@ def test_both_stages_are_given_it(checkpoint: Checkpoint, sounds: list[Path], tm
     large = ALL_ON._replace(size=SIZE._replace(height=128, width=192))
     plan = given(checkpoint, sounds[0], case=large, **second, **{"second_stage.sigmas": [0.9, 0.4, 0.0]})
     components = Components(plan)
-    first, last = encode_conditions(plan, 0, components, Report()).values()
+    first, last = encode_conditions(plan, plan.phases, components, Report()).values()
     latents = final_latents(plan, components)
     np.testing.assert_array_equal(first.audio[0], last.audio[0])
     np.testing.assert_array_equal(pack(Streams(*latents)).audio[0], last.audio[0])
