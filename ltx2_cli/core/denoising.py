@@ -16,7 +16,7 @@ from ltx2_cli.core.condition import references
 from ltx2_cli.core.encode import abstract_contexts
 from ltx2_cli.core.programs import UNDIAGNOSABLE, Program, as_abstract, jitted
 from ltx2_cli.core.report import Report
-from ltx2_cli.diffusion.conditions import Conditions, Given, conditions
+from ltx2_cli.diffusion.conditions import Conditions, Given, conditions, given_whole
 from ltx2_cli.diffusion.denoise import GuidanceWeights, Pass, denoise, pad_sigmas, traced_weights
 from ltx2_cli.diffusion.latents import Shape, noise, noise_behind, pack
 from ltx2_cli.errors import NotFiniteError
@@ -117,8 +117,9 @@ def _given_tokens(plan: Plan, stage: Stage, latents: Streams[Sequence[np.ndarray
     sounds = list[Given]()
     for tokens, strength in zip(latents.audio, stage.sounds, strict=True):
         sounds += _around(edit.latents.audio, tokens, strength) if edit else [Given(tokens, strength, 0)]
-    rules = plan.spec.x0_sigma, plan.spec.cross_timestep
-    tokens_of = conditions(Streams(given, sounds), stage.token_shapes, *rules)
+    shapes, rules = stage.token_shapes, (plan.spec.x0_sigma, plan.spec.cross_timestep)
+    frozen = Streams(edit is not None and given_whole(given, shapes.video), given_whole(sounds, shapes.audio))
+    tokens_of = conditions(Streams(given, sounds), shapes, *rules, frozen)
     if followed := references(plan, stage):
         assert tokens_of.video
         return tokens_of._replace(video=tokens_of.video._replace(references=followed))

@@ -63,19 +63,20 @@ def conditions(
     shapes: Streams[tuple[int, int]],
     x0_sigma: Literal["token", "stream"],
     cross_timestep: CrossTimestep,
+    frozen: Streams[bool],
 ) -> Streams[Conditions | None]:
     """The given tokens among all of each stream, of these shapes [tokens, channels]; None for a stream whose tokens all
     have the step's noise level. Of two that are given for one token the later holds. `x0_sigma`: whose noise level
     predicts the clean value. `cross_timestep`: where the other stream's noise level replaces a token's own in the
-    attention between the streams. That of a stream is σ, but 0 of one that is given whole, at full strength: it is
-    clean for the other too."""
-    level = Streams(*(0.0 if _whole(*stream) else 1.0 for stream in zip(given, shapes, strict=True)))  # in σ
+    attention between the streams. That of a stream is σ, but 0 of one that is `frozen`: nothing of it is made, and it
+    is clean for the other too. A picture that fills a clip of one frame freezes nothing: diffusers keep σ."""
+    level = Streams(*(0.0 if still else 1.0 for still in frozen))  # in σ
     pairs = zip(given, shapes, level, level[::-1], strict=True)
     return Streams(*(_of_stream(*pair, x0_sigma, cross_timestep) for pair in pairs))
 
 
-def _whole(given: Sequence[Given], shape: tuple[int, int]) -> bool:
-    """Whether all tokens of a stream are given at full strength."""
+def given_whole(given: Sequence[Given], shape: tuple[int, int]) -> bool:
+    """Whether all tokens of a stream of this shape [tokens, channels] are given at full strength."""
     clean = np.zeros(shape[0], bool)
     for latents, strength, start in given:
         clean[start : start + len(latents)] = strength == 1

@@ -13,6 +13,7 @@ from clips import PROMPT, Case, Checkpoint, Size, final_latents, plan_of
 from ltx2_cli.core import edit
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.condition import encode_conditions
+from ltx2_cli.core.denoising import _given_tokens, _no_latents
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import load, write
 from ltx2_cli.diffusion.latents import pack
@@ -151,6 +152,16 @@ def test_a_clip_without_sound_stays_without(checkpoint: Checkpoint, tmp_path: Pa
     assert plan.stages[0].sounds == ()
     made = Media(plan.pictures[0].frames, tone(1, RATE), 24.0, RATE)
     assert not len(edit._with_kept(plan, made).waveform)
+
+
+@pytest.mark.parametrize(("streams", "levels"), [("picture", (1, 0)), ("sound", (0, 1)), ("both", (1, 1))])
+def test_what_is_kept_whole_is_clean_for_the_other_stream(
+    checkpoint: Checkpoint, clip: Path, streams: str, levels: tuple[float, float]
+) -> None:
+    plan = edited(checkpoint, clip, (10, 14), streams=streams)
+    (stage,) = plan.stages
+    held = _given_tokens(plan, stage, _no_latents(plan, stage))
+    assert [tokens and tokens.text for tokens in held] == [*levels]
 
 
 def test_a_retake_keeps_all_else_and_is_replayed(
