@@ -19,15 +19,14 @@ from ltx2_cli.request.validation import MAX_SEED
 
 def finished_clips(plan: Plan, state: RunState, rows: range, components: Components, report: Report) -> Iterator[Media]:
     """The clips of these videos as they are written, with what is kept of a clip that was edited."""
-    number = edited(plan.spec)
-    if number is None:
-        yield from decode(plan, latents_of(state, rows), components, report)
+    if (count := pieces(plan.spec)) == 1:
+        yield from (_with_kept(plan, made) for made in decode(plan, latents_of(state, rows), components, report))
         return
     for row in rows:  # one by one: nothing of others is in memory while further pieces are made
         (made,) = decode(plan, latents_of(state, range(row, row + 1)), components, report)
         clip = _with_kept(plan, made)
         kept = clip.kept
-        for piece in range(1, pieces(plan.spec)):
+        for piece in range(1, count):
             following = _following(plan, clip, (plan.seeds[row] + piece) % (MAX_SEED + 1))
             *_, later = generate(following, RunState(contexts=state.contexts), components, report)
             (made,) = decode(following, all_latents(later), components, report)
@@ -36,20 +35,18 @@ def finished_clips(plan: Plan, state: RunState, rows: range, components: Compone
 
 
 def _with_kept(plan: Plan, made: Media) -> Media:
-    """What was made, with what is kept of the plan's clip; nothing but on the first host."""
-    number = edited(plan.spec)
-    assert number is not None
+    """What was made, with what is kept of a clip that was edited; nothing but on the first host."""
+    if (number := edited(plan.spec)) is None or not len(made.frames):
+        return made
     picture = plan.pictures[number]
     edit = edit_of(plan.spec.conditions[number], picture, plan.stages[-1].geometry)
-    if not len(made.frames):
-        return made
     waveform = made.waveform[:0]
     if picture.sound:
         waveform, rate = picture.sound.waveform, picture.sound.sample_rate
         made = replace(made, waveform=resample_on_host(made.waveform, made.sample_rate, rate), sample_rate=rate)
     begin, end = edit.seconds
     leading = edit.frames.start if edit.frames.stop else len(picture.frames)
-    same = Kept(picture.path, picture.sha256, leading, begin == end)
+    same = Kept(picture.path, picture.sha256, leading, picture.sound is not None and begin == end)
     kept = replace(made, frames=picture.frames, waveform=waveform, kept=same)
     return joined(kept, made, edit.first, edit.frames, edit.seconds)
 

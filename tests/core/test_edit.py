@@ -16,6 +16,7 @@ from ltx2_cli.core.condition import encode_conditions
 from ltx2_cli.core.denoising import _given_tokens, _no_latents
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import load, write
+from ltx2_cli.core.run_state import RunState
 from ltx2_cli.diffusion.latents import pack
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media import Media, write_mp4
@@ -151,7 +152,29 @@ def test_a_clip_without_sound_stays_without(checkpoint: Checkpoint, tmp_path: Pa
     plan = edited(checkpoint, path, (4, 9))
     assert plan.stages[0].sounds == ()
     made = Media(plan.pictures[0].frames, tone(1, RATE), 24.0, RATE)
-    assert not len(edit._with_kept(plan, made).waveform)
+    clip = edit._with_kept(plan, made)
+    assert clip.kept
+    assert (len(clip.waveform), clip.kept.sound) == (0, False)
+
+
+def test_retakes_of_several_seeds_are_decoded_together(
+    checkpoint: Checkpoint, clip: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The decoders are loaded once, and no device decodes another's video."""
+    plan, together = edited(checkpoint, clip, (10, 14), num_videos=2), list[int]()
+    tokens = _no_latents(plan, plan.stages[0])
+    made = Media(plan.pictures[0].frames // 2, tone(25 / 24, RATE), 24.0, RATE)
+
+    def decode(plan: Plan, latents: Streams[np.ndarray], *_: Any) -> Iterator[Media]:
+        together.append(len(latents.video))
+        yield from [made] * len(latents.video)
+
+    monkeypatch.setattr(edit, "decode", decode)
+    state = RunState(latents=Streams(*(np.stack(stream * 2) for stream in tokens)))
+    first, second = edit.finished_clips(plan, state, range(2), Components(plan), Report())
+    assert together == [2]
+    assert first.kept == second.kept
+    assert first.kept
 
 
 @pytest.mark.parametrize(("streams", "levels"), [("picture", (1, 0)), ("sound", (0, 1)), ("both", (1, 1))])
