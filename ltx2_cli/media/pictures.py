@@ -198,8 +198,10 @@ def mean_light(frames: NDArray[np.uint8], latents: int, height: int, width: int)
     scale = max(height / source_height, width / source_width)
     across, down = (source_width - width / scale) / 2, (source_height - height / scale) / 2
     box = (across, down, source_width - across, source_height - down)
-    lights = (Image.fromarray(frame.mean(axis=-1, dtype=np.float32)) for frame in frames)
-    cells = np.stack([np.asarray(light.resize((width, height), Image.Resampling.BOX, box)) for light in lights]) / 255
+    # A mean over the last axis takes eight times as long.
+    sums = (np.add(frame[..., 0], frame[..., 1], dtype=np.float32) + frame[..., 2] for frame in frames)
+    lights = (Image.fromarray(light).resize((width, height), Image.Resampling.BOX, box) for light in sums)
+    cells = np.stack([np.asarray(light) for light in lights]) / (3 * 255)
     if len(frames) == 1:
         return np.repeat(cells, latents, axis=0)
     later = cells[1:].reshape(latents - 1, -1, height, width).mean(axis=1)
