@@ -22,6 +22,7 @@ from ltx2_cli.estimate.fit import Request, available_memory
 from ltx2_cli.estimate.phases import CONNECT, ENCODE
 from ltx2_cli.files import ReservedError, reserve
 from ltx2_cli.outputs import Product, check_distinct, check_outputs, outputs, read_files, run_file
+from ltx2_cli.plan.conditions import read_pictures
 from ltx2_cli.plan.resolve import DECODERS, Plan, decodes_beside
 from ltx2_cli.plan.stages import CONNECTORS, DENOISER, REFINER, REFINERS_CONNECTORS
 from ltx2_cli.request.spec import RunSpec
@@ -37,7 +38,8 @@ T = TypeVar("T")
 
 @dataclass
 class Run:
-    """A job that is planned, and how far it is."""
+    """A job that is planned, and how far it is. Its plan lacks the pictures, which are read again when it is made:
+    those of all jobs would not fit into memory."""
 
     job: Job
     spec: RunSpec
@@ -98,7 +100,7 @@ class Worker:
             self.present.add(network_values(spec))
             new = tuple(warning for warning in plan.warnings if warning not in self.warnings)
             self.warnings |= {*new}
-            return [Run(job, spec, request, replace(plan, warnings=new))]
+            return [Run(job, spec, request, replace(plan, warnings=new, pictures=()))]
         return []
 
     def _read_texts(self, runs: Sequence[Run]) -> None:
@@ -191,7 +193,8 @@ class Worker:
             if run.state:
                 checkpointer = self._checkpointer(run)
                 with resumable(checkpointer):
-                    run.state = advance(run.plan, self._on(run), run.state, phase, self.session.report, checkpointer)
+                    plan, report = checkpointer.plan, self.session.report
+                    run.state = advance(plan, self._on(run), run.state, phase, report, checkpointer)
 
     def _write(self, runs: Sequence[Run]) -> None:
         """Make what is left of the runs, and their clips."""
@@ -212,8 +215,10 @@ class Worker:
         self.jobs.add(Result(job.line, DONE, job.clips, job.seed, seconds, tuple(flaws)))
 
     def _checkpointer(self, run: Run) -> RunCheckpointer:
+        """Of the run's plan with its pictures. Raises `UsageError` where these have changed."""
         options, place = self.jobs.options, run_file(run.spec).path
-        told = (place, run.plan, GOAL, self.session.report)
+        plan = replace(run.plan, pictures=read_pictures(run.plan.spec))
+        told = (place, plan, GOAL, self.session.report)
         if run.resumed:
             return RunCheckpointer(*told, True, options.keep_every, written=0)
         return RunCheckpointer(*told, options.resumable, options.keep_every)

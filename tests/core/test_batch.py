@@ -4,7 +4,7 @@ import errno
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,13 @@ from typing import Any
 import jax
 import pytest
 import yaml
+from PIL import Image
 
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
 from ltx2_cli.batch import claims
 from ltx2_cli.batch.claims import this_process
+from ltx2_cli.cli.worker import Run as PlannedRun
+from ltx2_cli.cli.worker import Worker
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.run import load, write
 from ltx2_cli.core.run_state import RunCheckpointer, RunState
@@ -84,6 +87,23 @@ def test_networks_are_loaded_once_and_a_shape_is_compiled_once(batch: Run, compi
     code, results, err = batch(lines[:3])
     assert (code, {result["status"] for result in results}) == (0, {"skipped"})
     assert "starting" not in err
+
+
+def test_pictures_are_read_when_a_job_is_made(batch: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of jobs that wait are not in memory. One that has changed since fails its job."""
+    read_texts, paths = Worker._read_texts, [Path(f"{number}.png") for number in range(2)]
+    for path in paths:
+        Image.new("RGB", (64, 64), "red").save(path)
+
+    def change(worker: Worker, runs: Sequence[PlannedRun]) -> None:
+        assert [run.plan.pictures for run in runs] == [()] * 2
+        read_texts(worker, runs)
+        Image.new("RGB", (64, 64), "blue").save(paths[1])
+
+    monkeypatch.setattr(Worker, "_read_texts", change)
+    code, results, _ = batch([{"prompt": "rain", "seed": 3, "conditions": [{"path": str(path)}]} for path in paths])
+    assert (code, [result["status"] for result in results]) == (5, ["done", "failed"])
+    assert results[1]["error"] == "1.png is another picture than that of the record"
 
 
 def test_what_was_interrupted_is_gone_on_with(batch: Run, monkeypatch: pytest.MonkeyPatch) -> None:
