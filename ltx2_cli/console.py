@@ -51,13 +51,25 @@ def visible(text: str) -> str:
 
 
 def print_out(text: str) -> None:
-    """Print results on stdout, as they are for a pipe; they do not steer a terminal. Raises `RunError` where stdout
-    takes no more."""
+    """Print results on stdout, as they are for a pipe; they do not steer a terminal. A reader that wants no more, such
+    as `head`, is no error. Raises `RunError` where stdout takes no more."""
+    _print(text, hint="")
+
+
+def print_made(text: str) -> None:
+    """Print what names files that were made, as `print_out`; that nobody reads it is an error too."""
+    _print(text, hint="the files that were made are whole")
+
+
+def _print(text: str, hint: str) -> None:
+    if sys.stdout is None:
+        raise RunError("stdout cannot be written: it is closed", hint)
     try:
         print("\n".join(map(visible, text.split("\n"))) if sys.stdout.isatty() else text, flush=True)
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python tries again at its end
-        raise RunError(f"stdout cannot be written: {error.strerror}", "the files that were made are whole") from error
+        if hint or not isinstance(error, BrokenPipeError):
+            raise RunError(f"stdout cannot be written: {error.strerror}", hint) from error
 
 
 def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:

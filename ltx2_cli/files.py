@@ -27,6 +27,11 @@ UMASK = os.umask(0o077)
 os.umask(UMASK)
 
 
+def user_path(path: str | Path) -> Path:
+    """A path as it was typed, with the home folder for `~`; that of nobody (`~name`) stays, and is not found."""
+    return Path(os.path.expanduser(path))
+
+
 def refuse_special(path: Path, hint: str) -> None:
     """Raise `UsageError` for a folder, a pipe, a socket or a device, whose reading would block or never end."""
     if os.path.exists(path) and not os.path.isfile(path):

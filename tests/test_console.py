@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from ltx2_cli import console
-from ltx2_cli.console import Live, Plain, columns, print_error, print_out, reporter
+from ltx2_cli.console import Live, Plain, columns, print_error, print_made, print_out, reporter
 from ltx2_cli.core.report import Report, Timings
 from ltx2_cli.errors import RunError
 
@@ -199,8 +199,21 @@ def test_a_closed_stdout_is_an_error_of_one_sentence(monkeypatch: pytest.MonkeyP
     os.close(reading)
     with os.fdopen(writing, "w") as pipe:
         monkeypatch.setattr(sys, "stdout", pipe)
-        with pytest.raises(RunError, match=r"^stdout cannot be written: Broken pipe"):
-            print_out("clip.mp4")
+        with pytest.raises(RunError, match=r"^stdout cannot be written: Broken pipe") as caught:
+            print_made("clip.mp4")
+    assert caught.value.hint == "the files that were made are whole"
+
+
+def test_a_reader_that_wants_no_more_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        print_out("height: 512")
+        print_out("width: 768")
+    monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(RunError, match="stdout cannot be written: it is closed"):
+        print_out("height: 512")
 
 
 def test_the_program_works_without_stderr() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ltx2_cli.errors import RunError, UsageError
-from ltx2_cli.files import Output, _lock_path, check_unreserved, replacing, reserve
+from ltx2_cli.files import Output, _lock_path, check_unreserved, replacing, reserve, user_path
 from other_process import other_process
 
 
@@ -128,3 +128,9 @@ def test_permissions_follow_the_umask(tmp_path: Path) -> None:
     with replacing(tmp_path / "a") as temporary:
         temporary.touch(0o600)
     assert (tmp_path / "a").stat().st_mode == usual.stat().st_mode
+
+
+def test_a_home_folder_of_nobody_is_a_path_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/fox")
+    assert user_path("~/clip.mp4") == Path("/home/fox/clip.mp4")
+    assert user_path(Path("~nobody-at-all/clip.mp4")) == Path("~nobody-at-all/clip.mp4")

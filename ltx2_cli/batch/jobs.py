@@ -13,7 +13,7 @@ from threading import Thread
 from typing import Any, NamedTuple
 
 from ltx2_cli.errors import UsageError
-from ltx2_cli.files import read_limited
+from ltx2_cli.files import read_limited, user_path
 from ltx2_cli.outputs import output_paths, record_path, single_specs
 from ltx2_cli.request.layers import ASKED, MAX_TEXT, ConfigLayer, flatten, read_file
 from ltx2_cli.request.profiles import AUTO
@@ -51,7 +51,7 @@ def read_lines(source: str) -> Iterator[list[Line]]:
     if source == STDIN:
         yield from _read_stdin()
         return
-    path = Path(source).expanduser()
+    path = user_path(source)
     try:
         content = read_limited(path, MAX_FILE, WANTED)
     except OSError as error:
@@ -66,8 +66,10 @@ def read_lines(source: str) -> Iterator[list[Line]]:
 
 
 def _read_stdin() -> Iterator[list[Line]]:
-    lines = SimpleQueue[Line | None]()
-    Thread(target=_enqueue, args=(lines,), daemon=True).start()
+    if sys.stdin is None:
+        raise UsageError("stdin is closed, and brings no jobs", "producer | ltx2 batch -, or name a file")
+    lines, errors = SimpleQueue[Line | None](), list[OSError]()
+    Thread(target=_enqueue, args=(lines, errors), daemon=True).start()
     line = lines.get()
     while line:
         ready = [line]
@@ -78,15 +80,21 @@ def _read_stdin() -> Iterator[list[Line]]:
         except Empty:
             yield ready
             line = lines.get()
+    if errors:
+        raise UsageError(f"stdin cannot be read: {errors[0].strerror}", WANTED)
 
 
-def _enqueue(lines: "SimpleQueue[Line | None]") -> None:
-    """Read stdin in a thread: it may wait for the next job for ever."""
+def _enqueue(lines: "SimpleQueue[Line | None]", errors: list[OSError]) -> None:
+    """Read stdin in a thread: it may wait for the next job for ever. At its end come None, and the error if that was
+    why."""
     number = 0
-    while text := sys.stdin.buffer.readline(MAX_TEXT + 1):
-        number += 1
-        if text.strip():
-            lines.put(Line(number, text.decode("utf-8", errors="surrogateescape").strip()))
+    try:
+        while text := sys.stdin.buffer.readline(MAX_TEXT + 1):
+            number += 1
+            if text.strip():
+                lines.put(Line(number, text.decode("utf-8", errors="surrogateescape").strip()))
+    except OSError as error:
+        errors.append(error)
     lines.put(None)
 
 

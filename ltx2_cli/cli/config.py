@@ -47,12 +47,13 @@ COMPILED = "programs"  # the folder of compiled programs in the user's cache
 
 def show(options: Show) -> None:
     """Print the request."""
-    values = sized(overrides(options, **prompt_and_seeds(options)), options, reporter())
-    asked = asked_for(values, options)
-    if asked.values.get("prompt"):
-        spec = checked_spec(asked)
-    else:
-        spec = replace(checked_spec(asked_for({**values, "prompt": ANYTHING}, options)), prompt="")
+    typed = overrides(options, **prompt_and_seeds(options))
+    anything = {} if asked_for(typed, options).values.get("prompt") else {"prompt": ANYTHING}
+    values = sized({**typed, **anything}, options, reporter())
+    asked = asked_for({key: value for key, value in values.items() if key not in anything}, options)
+    spec = checked_spec(asked_for(values, options))
+    if anything:
+        spec = replace(spec, prompt="")
     if options.as_command:
         print_out(shlex.join(["ltx2", "generate", *command_words(spec)]))
         return

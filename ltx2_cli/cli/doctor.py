@@ -209,7 +209,8 @@ def _judged(area: str, what: str, error: float | CommandError | RuntimeError, mo
     if isinstance(error, UsageError):
         return Finding(area, State.ok, f"not used here: {error}")
     if not isinstance(error, float):
-        return Finding(area, State.broken, f"{what} could not be computed: {str(error).splitlines()[0]}", cure)
+        reason, *_ = str(error).split("\n")  # which may be empty
+        return Finding(area, State.broken, f"{what} could not be computed: {reason}", cure)
     right = error <= most  # a NaN is not
     text = f"{what} {error:.1e} off what they should be, {most:.0e} is allowed"
     return Finding(area, State.ok, text) if right else Finding(area, State.broken, text, cure)

@@ -7,9 +7,10 @@ from math import ceil, floor
 from typing import Any
 
 from ltx2_cli.cli.edit_options import EditOptions, Extend, Retake
-from ltx2_cli.cli.generate import check_making, config_page, make, overrides
+from ltx2_cli.cli.generate import check_making, config_page, make, note_environment, overrides
 from ltx2_cli.cli.session import Session, request_facts, synchronized
 from ltx2_cli.errors import UsageError
+from ltx2_cli.files import user_path
 from ltx2_cli.media import is_video, open_video
 from ltx2_cli.media.pictures import Picture
 from ltx2_cli.media.videos import COMPRESSION, read_whole
@@ -23,6 +24,7 @@ from ltx2_cli.request.validation import RANGES
 
 ROUNDING = 1e-3  # of a frame
 SIDES = ("height", "width")
+NOT_KEPT: dict[str, object] = {"audio": None, "streams": "both", "reference_strength": 1.0}  # of a record
 
 
 @dataclass(frozen=True)
@@ -43,21 +45,27 @@ class Source:
         self, name: str, num_frames: int | None = None, condition: Mapping[str, object] | None = None
     ) -> RunSpec:
         """The request for this clip, of which the condition says what is made anew; `name` ends that of its file."""
-        options, path = self.options, self.options.clip.expanduser()
-        replaced: dict[str, object] = {"seed": None, "num_videos": 1, "initial_noise": None}
+        options, path = self.options, user_path(self.options.clip)
+        replaced: dict[str, object] = {"seed": None, "num_videos": 1, "initial_noise": None, **NOT_KEPT}
         replaced |= {"sharding": AUTO, "vae_memory_gb": None} if self.record else {}
         replaced |= dict(zip(SIDES, self.picture.frames.shape[1:3], strict=True)) | {"fps": self.fps}
         replaced |= {"num_frames": num_frames} if num_frames else {}
         replaced |= {"output": str(path.with_name(f"{path.stem}-{name}.mp4")), **overrides(options)}
         replaced["conditions"] = [{"kind": "clip", "path": str(path), **condition}] if condition else []
         environment = read_environment(os.environ)
-        return checked_spec(read_asked(replaced, self.record, options.settings or (), environment))
+        spec = checked_spec(read_asked(replaced, self.record, options.settings or (), environment))
+        if spec.fps != self.fps:
+            raise UsageError(
+                f"{path} was read at {self.fps:g} frames a second", f"--fps {spec.fps:g} in place of --set"
+            )
+        return spec
 
 
 def retake(options: Retake, session: Session) -> None:
     """Make the clips and print their paths, or say what would be done."""
     with synchronized(session.hosts) as facts:
         check_making(options)
+        note_environment(session.report)
         spec = _retaken(_open(options), options)
         facts |= request_facts(spec)
     make(options, session, spec, Product.clips)
@@ -67,6 +75,7 @@ def extend(options: Extend, session: Session) -> None:
     """Make the clips and print their paths, or say what would be done."""
     with synchronized(session.hosts) as facts:
         check_making(options)
+        note_environment(session.report)
         spec = _extended(_open(options), options)
         facts |= request_facts(spec)
     make(options, session, spec, Product.clips)
@@ -75,14 +84,17 @@ def extend(options: Extend, session: Session) -> None:
 def _open(options: EditOptions) -> Source:
     """The clip that is named. Raises `UsageError` where it is of a size that no model makes, or nobody says what it
     shows."""
-    path = options.clip.expanduser()
+    path = user_path(options.clip)
+    if options.fps is not None and (finding := RANGES["fps"].finding(options.fps, "--fps ")):
+        raise UsageError(f"fps {options.fps:g} is {finding}", "")
     own = read_whole(path, options.fps)  # which says what is no video
     file = open_video(path)
     record = config_page(path) if is_video(path) and "record" in file.metadata else None
     if record is None and not options.prompt:
         raise UsageError(f"{path} does not say what made it, and what it shows", '--prompt "..." and --model NAME')
     stated: Any = record.values.get("fps") if record else None
-    fps = options.fps or (stated if stated and abs(stated - file.fps) < ROUNDING else file.fps)
+    exact = isinstance(stated, int | float) and abs(stated - file.fps) < ROUNDING
+    fps = options.fps or (stated if exact else file.fps)
     height, width = own.frames.shape[1:3]
     nearest = {side: RANGES[side].nearest(length) for side, length in zip(SIDES, (height, width), strict=True)}
     if (height, width) != tuple(nearest.values()):

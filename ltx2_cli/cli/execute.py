@@ -28,7 +28,7 @@ from ltx2_cli.errors import AbortedRunError, NotFiniteError, RunError, UsageErro
 from ltx2_cli.estimate.fit import Request
 from ltx2_cli.estimate.history import expected_time, remember
 from ltx2_cli.estimate.phases import CONNECT, ENCODE
-from ltx2_cli.files import Output
+from ltx2_cli.files import Output, user_path
 from ltx2_cli.interrupts import stop_on_signal
 from ltx2_cli.outputs import (
     Product,
@@ -64,7 +64,7 @@ def plan_facts(plan: Plan) -> Facts:
     }
     headers["lora"] = {name: sorted(tensors) for name, tensors in plan.added.items()}
     contents = {name: repr(header).encode() for name, header in headers.items()}
-    contents["noise"] = Path(plan.spec.initial_noise).expanduser().read_bytes() if plan.spec.initial_noise else b""
+    contents["noise"] = user_path(plan.spec.initial_noise).read_bytes() if plan.spec.initial_noise else b""
     contents["pictures"] = "".join(picture.sha256 for picture in plan.pictures).encode()
     contents["the sound"] = plan.sound.sha256.encode() if plan.sound else b""
     facts = {f"what {name} holds": short_digest(content) for name, content in contents.items()}
@@ -173,13 +173,13 @@ def resume(options: Resume, session: Session) -> None:
     """Finish the run and print the paths of what it makes."""
     session.start()
     with synchronized(session.hosts) as facts:
-        kept = open_saved_run(options.run.expanduser().absolute())
+        kept = open_saved_run(user_path(options.run).absolute())
         facts["how far the run is"] = str(kept.place)
         session.reserve([Output(kept.path, "-o")])
         names = ("sharding", "compile_cache", "output", "save_latents")
         given = {name: str(value) for name in names if (value := vars(options)[name])}
         for name in given.keys() - {"sharding", *(["compile_cache"] if options.compile_cache == NO_CACHE else [])}:
-            given[name] = str(Path(given[name]).expanduser().absolute())
+            given[name] = str(user_path(given[name]).absolute())
         if os.path.isdir(kept.folder) and not os.path.samefile(kept.folder, "."):
             session.report.note(f"in {kept.folder}, where it was begun")
             os.chdir(kept.folder)  # relative paths in its request begin there

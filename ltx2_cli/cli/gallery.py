@@ -19,9 +19,9 @@ from urllib.parse import quote
 
 from ltx2_cli.cli.inspect import Facts, inspect
 from ltx2_cli.cli.options import Gallery
-from ltx2_cli.console import STEERING, print_out, reporter
+from ltx2_cli.console import STEERING, print_made, reporter
 from ltx2_cli.errors import UsageError
-from ltx2_cli.files import Output, read_limited, replacing, reserve
+from ltx2_cli.files import Output, read_limited, replacing, reserve, user_path
 from ltx2_cli.outputs import check_outputs
 from ltx2_cli.request.layers import ASKED
 from ltx2_cli.request.profiles import CACHE, OUTPUT_KEYS, PROVENANCE
@@ -39,10 +39,10 @@ INNER = re.compile(r"sharding\.(?!profile)")  # the mesh itself is in the proven
 
 def gallery(options: Gallery) -> None:
     """Write the page and print its path. Raises `UsageError` where there is no clip."""
-    folder = options.folder.expanduser()
+    folder = user_path(options.folder)
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder", "name the folder that holds the clips")
-    page = options.output.expanduser() if options.output else folder / PAGE_NAME
+    page = user_path(options.output) if options.output else folder / PAGE_NAME
     check_outputs([Output(page, "-o")], force=options.force, own={page} if _is_gallery(page) else ())
     paths = sorted(path for path in folder.rglob("*.mp4") if path.is_file() and not path.name.startswith("."))
     size = sum(path.stat().st_size for path in paths)
@@ -59,7 +59,7 @@ def gallery(options: Gallery) -> None:
         raise UsageError(f"{folder} holds no clip that can be read", "name a folder with mp4 videos")
     with reserve([Output(page, "-o")]), replacing(page) as temporary:
         temporary.write_text(_filled(clips, folder.resolve().name or "clips"), encoding="utf-8")
-    print_out(str(page))
+    print_made(str(page))
 
 
 def _is_gallery(page: Path) -> bool:

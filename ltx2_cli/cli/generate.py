@@ -22,7 +22,7 @@ from ltx2_cli.cli.session import Session, request_facts, synchronized
 from ltx2_cli.console import reporter
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import UsageError
-from ltx2_cli.files import Output, read_limited
+from ltx2_cli.files import Output, read_limited, user_path
 from ltx2_cli.media import is_video
 from ltx2_cli.outputs import Product, check_outputs, check_place, outputs, read_files, run_file, with_free_names
 from ltx2_cli.request.environment import read_environment, variable_name
@@ -83,7 +83,7 @@ def make(options: MakingOptions, session: Session, spec: RunSpec, product: Produ
         for folder, flag in traces:
             check_place(folder, flag, "FOLDER")
         if spec.compile_cache not in (None, NO_CACHE):
-            check_place(Path(spec.compile_cache).expanduser(), "--compile-cache", "FOLDER")
+            check_place(user_path(spec.compile_cache), "--compile-cache", "FOLDER")
         clips = [] if options.warmup else [*outputs(spec, product), run_file(spec)]
         others = {"--perf-dump": options.perf_dump, "--preview": options.preview}
         files = [*clips, *(Output(path, flag) for flag, path in others.items() if path)] if session.hosts.first else []

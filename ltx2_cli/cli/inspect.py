@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -15,7 +16,7 @@ from ltx2_cli.console import columns, print_out
 from ltx2_cli.core.provenance import UNFINISHED, read_provenance
 from ltx2_cli.diffusion.latents import SIZE, open_latents
 from ltx2_cli.errors import UsageError
-from ltx2_cli.files import read_limited, refuse_special
+from ltx2_cli.files import read_limited, refuse_special, user_path
 from ltx2_cli.media import is_video, open_video
 from ltx2_cli.request.layers import MAX_TEXT, read_text
 from ltx2_cli.request.profiles import PROVENANCE
@@ -49,7 +50,7 @@ Row = tuple[str, str]
 
 def info(options: Info) -> None:
     """Print what the files are. Raises `UsageError` afterwards for those that are nothing that is known."""
-    infos, problems = collect({str(file): partial(inspect, file.expanduser()) for file in options.files})
+    infos, problems = collect({str(file): partial(inspect, user_path(file)) for file in options.files})
     if options.as_json:
         print_out(json.dumps(list(infos.values()), indent=2))
     elif infos:
@@ -272,7 +273,8 @@ def _item_text(item: object) -> str:
     if isinstance(item, dict) and item.keys() >= {"path", "frame", "strength"}:
         words = {"reference": "reference {path}:{strength}", "mask": "reference mask {path}"}
         words |= {"clip": "frames {anew[0]} to {anew[1]} of clip {path} anew, {streams}"}
-        return words.get(item.get("kind", "image"), "{path}@{frame}:{strength}").format_map(item)
+        with suppress(KeyError, IndexError, TypeError):  # a stranger's
+            return words.get(item.get("kind", "image"), "{path}@{frame}:{strength}").format_map(item)
     return str(item)
 
 

@@ -12,15 +12,15 @@ from ltx2_cli.batch.names import parse_template
 from ltx2_cli.cli.generate import config_page, configured_spec, note_environment, overrides, sized
 from ltx2_cli.cli.options import BatchOptions
 from ltx2_cli.cli.session import Session, system_error
-from ltx2_cli.console import columns, print_out
+from ltx2_cli.console import columns, print_made
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import CommandError, PartlyFailedError, UsageError
 from ltx2_cli.outputs import latents_paths, numbered, output_paths
 from ltx2_cli.request.layers import flatten, read_setting
 from ltx2_cli.request.profiles import CACHE, STEPS_OR_SIGMAS
+from ltx2_cli.request.size import WISHES
 from ltx2_cli.request.spec import RunSpec
 
-WISHES = ("aspect", "resolution", "duration")
 DONE, SKIPPED, ELSEWHERE, FAILED, OPEN = "done", "skipped", "elsewhere", "failed", "to do"
 STATUSES = (DONE, SKIPPED, ELSEWHERE, FAILED, OPEN)
 MOST_ROWS = 40  # of the table; of more jobs it has those that failed
@@ -55,8 +55,8 @@ class Result:
 
     def as_json(self) -> str:
         """One line, without what is empty."""
-        values = {**vars(self), "seconds": round(self.seconds, 3)}
-        return json.dumps({key: value for key, value in values.items() if value not in ("", (), None, 0.0)})
+        values = {**vars(self), "seconds": round(self.seconds, 3) or None}
+        return json.dumps({key: value for key, value in values.items() if value not in ("", (), None)})
 
     def row(self) -> tuple[str, str, str, str]:
         """A row of the table."""
@@ -113,9 +113,9 @@ class Jobs:
         self.results.append(result)
         self.made += result.clips if result.status == DONE else ()
         if self.options.as_json:
-            print_out(result.as_json())
+            print_made(result.as_json())
         elif result.status in (DONE, OPEN):
-            print_out("\n".join(result.clips))
+            print_made("\n".join(result.clips))
 
     def fail(self, result: Result, error: CommandError | OSError) -> None:
         """A job failed. Raises the error of the batch with --fail-fast."""
@@ -161,12 +161,14 @@ class Jobs:
         """The request of a line's values, over what was typed for all."""
         if CACHE in values:
             raise UsageError(f"`{CACHE}` is not taken from a job: programs are code", "--compile-cache FOLDER")
-        typed = vars(self.options)
         wishes = {wish: str(values[wish]) for wish in WISHES if wish in values}
-        replaced = STEPS_OR_SIGMAS if STEPS_OR_SIGMAS & values.keys() else frozenset()
+        said_by_line = {wish for wish, keys in WISHES.items() if not values.keys().isdisjoint(keys)}
+        replaced = {key for wish in wishes for key in WISHES[wish]}
+        replaced |= STEPS_OR_SIGMAS if STEPS_OR_SIGMAS & values.keys() else set()
         base = {key: value for key, value in self.given.items() if key not in replaced}
         own = {key: value for key, value in values.items() if key not in WISHES}
-        options = BatchOptions(**{**typed, **wishes, "settings": None, "config": self.page})
+        typed = {**vars(self.options), **dict.fromkeys(said_by_line), **wishes}
+        options = BatchOptions(**{**typed, "settings": None, "config": self.page})
         return configured_spec(sized({**base, **own}, options, Report()), options)
 
     def _single(self, spec: RunSpec, line: int, seed: int) -> RunSpec:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ltx2_cli.cli.generate import configured_spec, overrides
+from ltx2_cli.cli.generate import configured_spec, note_environment, overrides
 from ltx2_cli.cli.options import ConfigOptions, Decode, Upsample
 from ltx2_cli.cli.session import Session, file_facts, request_facts, synchronized
 from ltx2_cli.core.provenance import input_files, source_history
@@ -15,11 +15,11 @@ from ltx2_cli.devices import find_devices
 from ltx2_cli.diffusion.geometry import clip_geometry
 from ltx2_cli.diffusion.latents import SIZE, LatentsFile, open_latents
 from ltx2_cli.errors import UsageError
-from ltx2_cli.files import Output
+from ltx2_cli.files import Output, user_path
 from ltx2_cli.media import WAV, findings, write_frames, write_mp4, write_wav
 from ltx2_cli.media.contact_sheet import write_contact_sheet
 from ltx2_cli.outputs import Product, check_distinct, check_frames, check_outputs, outputs, read_files, run_file
-from ltx2_cli.request.layers import read_text
+from ltx2_cli.request.layers import ConfigLayer, read_text
 from ltx2_cli.request.profiles import AUTO, read_spec
 from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.request.validation import validate
@@ -31,12 +31,13 @@ if TYPE_CHECKING:
 SEED = re.compile(r"-s\d+$")  # what tells the files of several drafts apart
 ENDINGS = (".mp4", ".wav", ".png")
 FRAMES = "frames"
-UNDENOISED: dict[str, object] = {
+UNDENOISED: dict[str, object] = {  # what decoding needs nothing of
     "lora": [],
     "second_stage.sigmas": [],
     "conditions": [],
+    "reference_strength": 1.0,
     "audio": None,
-}  # what decoding needs nothing of
+}
 KINDS = "FILE.mp4, FILE.wav, FILE.png for some frames, or FOLDER/ for all as PNGs"
 
 
@@ -44,9 +45,11 @@ def upsample(options: Upsample, session: Session) -> None:
     """Make the clips, or only their latents, and print the paths."""
     product = Product.latents if options.latents_only else Product.clips
     with synchronized(session.hosts) as facts:
-        files = [open_latents(path.expanduser()) for path in options.latents]
+        files = [open_latents(user_path(path)) for path in options.latents]
         if options.latents_only and not options.save_latents:
             raise UsageError("--latents-only writes latents, and no file is named for them", "--save-latents FILE")
+        if any("record" not in file.metadata for file in files):
+            note_environment(session.report)
         for file in files:
             if not (options.prompt or options.no_refine or options.config or "record" in file.metadata):
                 raise UsageError(f"{file.path} does not say what it shows", '--prompt "...", or --no-refine')
@@ -131,12 +134,14 @@ def _execute(
 def decode(options: Decode, session: Session) -> None:
     """Write the files and print their paths."""
     with synchronized(session.hosts) as facts:
-        file = open_latents(options.latents.expanduser())
+        file = open_latents(user_path(options.latents))
         made = Streams(*map(all, file.shapes))
         kinds = _kinds(options.files or [str(file.path.with_suffix(".mp4" if made.video else WAV))])
         if absent := [path for path, kind in kinds.items() if not (made.audio if kind == WAV else made.video)]:
             sentence = f"{file.path} holds {'sound' if made.audio else 'a picture'} alone, which {absent[0]} is not"
             raise UsageError(sentence, "-o FILE.wav" if made.audio else "-o FILE.mp4")
+        if "record" not in file.metadata:
+            note_environment(session.report)
         spec = latents_request(file, overrides(options), options, UNDENOISED)
         facts |= {**request_facts(spec), **file_facts([file.path])}
         facts |= {"output": str(kinds), "silent": str(options.silent)}
@@ -215,10 +220,20 @@ def latents_request(
             raise UsageError(
                 f"{file.path} has a record of its own", "leave --config out; flags and --set change values"
             )
-        return read_spec(values, config=read_text(record, f"the record in {file.path}"), dotlist=settings)
+        page = read_text(record, f"the record in {file.path}")
+        return read_spec({**without_references(page), **values}, config=page, dotlist=settings)
     if "model" not in given and options.config is None:
         raise UsageError(f"{file.path} does not say which model made it", "--model NAME and, unless it is 24, --fps N")
     return configured_spec({"prompt": "a", "seed": 0, **values}, options)
+
+
+def without_references(record: ConfigLayer) -> dict[str, object]:
+    """What takes the place of a record's values where it has references, which a first stage alone follows."""
+    shown = record.values.get("conditions")
+    if not isinstance(shown, list):
+        return {}
+    kept = [item for item in shown if not (isinstance(item, dict) and item.get("kind") in ("reference", "mask"))]
+    return {} if kept == shown else {"conditions": kept, "reference_strength": 1.0}
 
 
 def check_source(file: LatentsFile, plan: "Plan", fps: float) -> None:

@@ -33,14 +33,13 @@ from ltx2_cli.nn.layers import IMAGE_AXES
 from ltx2_cli.outputs import RUN, Product, check_distinct
 from ltx2_cli.plan.resolve import Plan, missing_downloads, plan_offline
 from ltx2_cli.plan.stages import REFINER
+from ltx2_cli.request.size import WISHES
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.units import duration, quantity
 from ltx2_cli.weights.hub import check_disk_space, local_path
 from ltx2_cli.weights.published import FOLDER_FILES
 
 SETTING = "--set"
-SIZE = ("--aspect", "--resolution")
-WISHES = {"num_frames": ("--duration",), "height": SIZE, "width": SIZE}  # options that say a key in other words
 
 
 @dumped_schedules()
@@ -123,7 +122,8 @@ def command_line(alternative: Alternative) -> str:
     typed = "".join(f"\0{word}" for word in words)  # no word has a NUL in it
     for key, value in alternative.options.items():
         flag = f"--{key.replace('_', '-')}"
-        flags = "|".join(map(re.escape, [flag, *WISHES.get(key, ()), *ALIASES.get(flag, ())]))
+        wishes = [f"--{wish}" for wish, keys in WISHES.items() if key in keys]
+        flags = "|".join(map(re.escape, [flag, *wishes, *ALIASES.get(flag, ())]))
         given_before = rf"\0({SETTING}[=\0]{re.escape(key)}=|({flags})[=\0])[^\0]*"
         added = f"\0{flag}\0{value}" if key in options else f"\0{SETTING}\0{key}={value}"
         typed = re.sub(given_before, "", typed) + added

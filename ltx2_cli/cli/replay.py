@@ -17,7 +17,7 @@ from ltx2_cli.core.provenance import FIRST, Fingerprint, Provenance, fingerprint
 from ltx2_cli.devices import find_devices
 from ltx2_cli.diffusion.latents import LatentsFile, open_latents
 from ltx2_cli.errors import RunError, UsageError
-from ltx2_cli.files import refuse_special
+from ltx2_cli.files import refuse_special, user_path
 from ltx2_cli.media import STREAMS, video_differences
 from ltx2_cli.outputs import Product, check_outputs, outputs, read_files
 from ltx2_cli.request.layers import ConfigLayer
@@ -66,7 +66,7 @@ def replay(options: Replay, session: Session) -> None:
         given, settings = overrides(options), options.settings or []
         changed = frozenset({*given, *(setting.partition("=")[0] for setting in settings)})
         kept = not options.verify or bool({"output", "save_latents"} & given.keys())
-        clip = read_clip(options.clip.expanduser())
+        clip = read_clip(user_path(options.clip))
         check_overrides(clip, changed)
         source, draft = find_source(clip, options.latents), clip.stage == FIRST
         folder = clip.path.parent if kept else Path(session.resources.enter_context(TemporaryDirectory()))
@@ -144,7 +144,7 @@ def find_source(clip: RecordedClip, moved: Path | None) -> Source | None:
     """The latents that a clip was upsampled from; None if it began as noise. `moved` is where they are now. Raises
     `UsageError` where they are gone or changed."""
     recorded, hint = clip.provenance.source, "--latents FILE says where they are now"
-    place = moved.expanduser() if moved else None if recorded is None else recorded.file
+    place = user_path(moved) if moved else None if recorded is None else recorded.file
     if place is None:
         if clip.stage == provenance.UPSAMPLED:
             raise UsageError(f"{clip.path} went on from latents that its record does not name", hint)

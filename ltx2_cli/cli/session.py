@@ -15,7 +15,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, NoReturn
 
 from ltx2_cli.cli.options import SessionOptions
-from ltx2_cli.console import print_out, reporter
+from ltx2_cli.console import print_made, reporter
 from ltx2_cli.core.report import Report, Timings
 from ltx2_cli.devices import peak_memory
 from ltx2_cli.errors import (
@@ -75,7 +75,7 @@ class Session:
         """Print the path of a finished file; say what is wrong with the clip in it."""
         self.shown.append(path)
         if not self.as_json:
-            print_out(str(path))
+            print_made(str(path))
         self.note_flaws(path, findings)
 
     def note_flaws(self, path: Path, findings: Sequence[str]) -> None:
@@ -108,7 +108,7 @@ class Session:
             "flaws": self.flaws,
         }
         if self.hosts.first:
-            print_out(json.dumps(result, ensure_ascii=False))
+            print_made(json.dumps(result, ensure_ascii=False))
 
 
 def peak_bytes() -> tuple[int, int | None]:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import product
 from math import prod
@@ -15,16 +16,17 @@ from ltx2_cli.batch.jobs import Line, own_seed
 from ltx2_cli.batch.names import words
 from ltx2_cli.cli.batch import finish, make
 from ltx2_cli.cli.generate import prompt_and_seeds
-from ltx2_cli.cli.jobs import WISHES, Jobs
+from ltx2_cli.cli.jobs import Jobs
 from ltx2_cli.cli.options import KEYS, Sweep
 from ltx2_cli.cli.session import Session
 from ltx2_cli.errors import UsageError
-from ltx2_cli.files import Output
+from ltx2_cli.files import Output, user_path
 from ltx2_cli.media import Media, open_video
 from ltx2_cli.media.contact_sheet import is_contact_sheet, write_contact_sheet
 from ltx2_cli.media.videos import read_video
 from ltx2_cli.outputs import MAX_SLUG, check_outputs
 from ltx2_cli.request.layers import parse, unknown_name_error
+from ltx2_cli.request.size import WISHES
 from ltx2_cli.request.validation import KINDS, MAX_VIDEOS
 
 EXAMPLE = "for example: --vary guidance_scale=2,3,4"
@@ -45,11 +47,12 @@ def sweep(options: Sweep, session: Session) -> None:
     base = jobs.request({})
     seeds = base.seed or (own_seed({"prompt": base.prompt}, base.num_videos),)
     varied = [*map(parse_varied, options.vary or ()), Varied("seed", seeds)]
+    check_once(varied)
     count = prod(len(each.values) for each in varied)
     if count == 1 or count > MAX_VIDEOS:
         raise UsageError(f"{count} of 2 to {MAX_VIDEOS} clips are asked for", EXAMPLE)
     place = Path(base.base_output_directory or "", words(base.prompt)[:MAX_SLUG].strip("-.") or "sweep")
-    sheet = (options.sheet or place.with_name(f"{place.name}-sweep.png")).expanduser()
+    sheet = user_path(options.sheet or place.with_name(f"{place.name}-sweep.png"))
     check_outputs([Output(sheet, "--sheet")], force=options.force, own=[sheet] if is_contact_sheet(sheet) else [])
     kind = KINDS[base.running.video]
     started = make(jobs, [list(_lines(varied, None if options.output else place.with_name(f"{place.name}.{kind}")))])
@@ -71,6 +74,14 @@ def parse_varied(text: str) -> Varied:
     if name not in (known := [*WISHES, *NAMES]) and "." not in name:
         raise unknown_name_error("option", name, known, source="--vary: ")
     return Varied(name, parsed)
+
+
+def check_once(varied: Sequence[Varied]) -> None:
+    """Raise `UsageError` where a key varies twice: of its values the last alone would count."""
+    for name, times in Counter(NAMES.get(each.name, each.name) for each in varied).items():
+        if times > 1:
+            hint = "--seed 0..3" if name == "seed" else f"--vary {name}=VALUE,VALUE... with all values"
+            raise UsageError(f"--vary: {name} is given {times} times", hint)
 
 
 def _combinations(varied: Sequence[Varied]) -> Iterator[dict[str, Any]]:

@@ -19,6 +19,7 @@ from ltx2_cli.chips import chip
 from ltx2_cli.core.report import Report
 from ltx2_cli.distributed import is_shared
 from ltx2_cli.errors import RunError, UsageError
+from ltx2_cli.files import user_path
 from ltx2_cli.private_api import COMPILED_EVENT, READ_EVENT, compilation_refused, discard_unreadable_programs
 from ltx2_cli.request.profiles import user_cache
 from ltx2_cli.request.spec import NO_CACHE
@@ -117,7 +118,7 @@ def enable_compilation_cache(folder: str | None) -> None:
     place = folder or settings.jax_compilation_cache_dir or str(user_cache() / "programs")
     if "://" in place and folder is None:
         return
-    path = None if place == NO_CACHE else Path(place).expanduser()
+    path = None if place == NO_CACHE else user_path(place)
     if path is not None and (reason := _unwritable(path)):
         if folder is not None:
             hint = f"--compile-cache FOLDER, or --compile-cache {NO_CACHE}"

@@ -144,7 +144,8 @@ def _plan(spec: RunSpec, devices: Sequence[jax.Device], source: InitialLatents |
     opened, problems = collect({spec.checkpoint: partial(_open_checkpoint, spec, offline)})
     loras = _open_loras(spec.lora, offline, problems)
     checkpoint = opened[spec.checkpoint]
-    spec = conditions.with_reference_scale(spec, loras)
+    if source is None:  # a first stage alone follows references
+        spec = conditions.with_reference_scale(spec, loras)
     spec = recipe.complete_request(spec, checkpoint, devices, source is not None)
     second_stage = _open_second_stage(spec, checkpoint, offline) if spec.second_stage.sigmas or source else None
     networks = checkpoint.networks(spec)

@@ -20,7 +20,7 @@ from omegaconf import BooleanNode, EnumNode, FloatNode, IntegerNode, StringNode,
 from ltx2_cli.errors import UsageError
 from ltx2_cli.files import read_limited
 from ltx2_cli.request.spec import RunSpec
-from ltx2_cli.request.validation import MAX_VIDEOS
+from ltx2_cli.request.validation import MAX_VIDEOS, SURROGATE
 
 Values = dict[str, Any]
 
@@ -70,6 +70,8 @@ def parse(text: str) -> Any:
     """Parse a YAML document into plain data. Raises `yaml.YAMLError`."""
     if len(text) > MAX_TEXT:
         raise yaml.YAMLError(f"it has more than {MAX_TEXT:,} characters")
+    if SURROGATE.search(text):
+        raise yaml.YAMLError("it is not text in UTF-8")
     _check_events(text)
     try:
         return yaml.load(text, Loader=_Loader)

@@ -7,6 +7,8 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.request.validation import RANGES
 
 NUMBER = r"(\d{1,5}(?:\.\d{1,9})?)"
+SIDES = ("width", "height")
+WISHES = {"aspect": SIDES, "resolution": SIDES, "duration": ("num_frames",)}  # the keys that each says in other words
 ASPECT, RESOLUTION, DURATION = (re.compile(text) for text in (f"{NUMBER}:{NUMBER}", r"(\d{1,5})p", f"{NUMBER}s?"))
 
 

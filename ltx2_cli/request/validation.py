@@ -152,7 +152,7 @@ def _typed(key: str) -> str:
 
 
 def _wrong_seeds(spec: RunSpec) -> Iterator[str]:
-    for seed in spec.seed or ():
+    for seed in dict.fromkeys(spec.seed or ()):
         if not 0 <= seed <= MAX_SEED - max(spec.num_videos - 1, 0):
             yield f"seed {seed} is out of range, video i counts as seed + i; legal: --seed 0 to {MAX_SEED}"
     if spec.seed == ():

@@ -15,6 +15,7 @@ import huggingface_hub as hf
 from huggingface_hub import constants, errors
 
 from ltx2_cli.errors import DISK_FULL, UsageError
+from ltx2_cli.files import user_path
 from ltx2_cli.units import quantity
 
 EMBEDDED, DEMO_FOLDER = "embedded", Path(__file__).parents[1] / "demo"  # the checkpoint in this package
@@ -46,7 +47,7 @@ class _Repo:
 
 def as_path(checkpoint: str) -> Path:
     """`checkpoint` as a path, which exists unless it is a repository."""
-    return DEMO_FOLDER if checkpoint == EMBEDDED else Path(checkpoint).expanduser()
+    return DEMO_FOLDER if checkpoint == EMBEDDED else user_path(checkpoint)
 
 
 def locate(checkpoint: str, wanted: Sequence[str]) -> Path:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ltx2_cli.errors import RunError, UsageError
+from ltx2_cli.files import user_path
 from ltx2_cli.weights.checkpoint import FLOATS, TensorFiles, abbreviate, count_and_list, read_json
 from ltx2_cli.weights.hub import Download, cached_files, list_downloads, locate
 
@@ -207,7 +208,7 @@ def version_of(shapes: Mapping[str, Sequence[int]]) -> str | None:
 def parse_lora(text: str) -> tuple[str, float]:
     """`NAME:0.8` is NAME and 0.8; without a strength it is 1. What exists under the whole name is that."""
     name, colon, strength = text.rpartition(":")
-    if not colon or Path(text).expanduser().exists():
+    if not colon or user_path(text).exists():
         return text, 1.0
     if not name:
         raise UsageError(f"--lora {text} names no file", TAKES)
@@ -224,7 +225,7 @@ def lora_file(name: str) -> Path:
     """The file that a path or `REPO/FILE[@REVISION]` names, or the only LoRA in a folder or `REPO[@REVISION]`. Of a
     repository no more is fetched than that file, and the config without which peft's files do not say their alpha.
     Raises `UsageError` where there is none, or several."""
-    path = Path(name).expanduser()
+    path = user_path(name)
     if path.is_dir():
         files = sorted(path.glob(f"*{SUFFIX}"))
         return path / _only([file.name for file in files if any(map(FACTOR.fullmatch, TensorFiles(file)))], name)
@@ -240,13 +241,13 @@ def lora_file(name: str) -> Path:
 def check_address(name: str) -> None:
     """Raise `UsageError` for a LoRA that is not here and not written like one of a repository."""
     is_file = name.endswith(SUFFIX)
-    if not Path(name).expanduser().exists() and (name.startswith(("/", ".", "~")) or name.count("/") < 1 + is_file):
+    if not user_path(name).exists() and (name.startswith(("/", ".", "~")) or name.count("/") < 1 + is_file):
         raise UsageError(f"there is no file {name}", TAKES)
 
 
 def lora_downloads(name: str) -> list[Download]:
     """What `lora_file` would look for on the hub; nothing for a path. Raises `UsageError` where that would."""
-    return [] if Path(name).expanduser().exists() else list_downloads(_on_hub(name), [])
+    return [] if user_path(name).exists() else list_downloads(_on_hub(name), [])
 
 
 def _on_hub(name: str) -> str:

@@ -1,8 +1,10 @@
 """Jobs: lines of files and pipes, their order, their seeds, and whether their clips are there."""
 
+import errno
 import io
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,6 +43,22 @@ def test_lines_of_a_pipe_come_as_they_are_written(monkeypatch: pytest.MonkeyPatc
         os.write(writing, b"\n\xff\nsnow")
         os.close(writing)
         assert [line for ready in lines for line in ready] == [Line(3, "\udcff"), Line(4, "snow")]
+
+
+def test_a_pipe_that_cannot_be_read_is_an_error_behind_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lines() -> Iterator[bytes]:
+        yield b"rain\n"
+        raise OSError(errno.EIO, "Input/output error")
+
+    content = lines()
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=SimpleNamespace(readline=lambda size: next(content))))
+    read = read_lines("-")
+    assert next(read) == [Line(1, "rain")]
+    with pytest.raises(UsageError, match="stdin cannot be read: Input/output error"):
+        next(read)
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UsageError, match="stdin is closed"):
+        next(read_lines("-"))
 
 
 def test_a_line_of_a_pipe_is_not_read_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

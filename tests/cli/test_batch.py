@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ltx2_cli.cli.jobs import DONE, OPEN, Result
 from ltx2_cli.outputs import record_path
 from ltx2_cli.request.profiles import read_spec, to_yaml
 from program import run_program
@@ -49,6 +50,37 @@ def test_each_line_is_a_request_over_what_was_typed_for_all(dry: Run) -> None:
         ],
     )
     assert "jobs: 6 to do" in err
+
+
+def test_a_size_or_length_of_a_line_wins_in_any_words(dry: Run) -> None:
+    lines = [
+        {"prompt": "a", "width": 64, "num_frames": 9},
+        {"prompt": "b", "aspect": "1:1", "duration": "1s"},
+        "c",
+    ]
+    named = ("-o", "{line}-{width}x{height}x{num_frames}.mp4", "--model", "demo")
+    assert dry(lines, "--resolution", "96p", "--duration", "2s", *named)[1] == [
+        "1-64x128x9.mp4",
+        "2-96x96x25.mp4",
+        "3-96x96x49.mp4",
+    ]
+    assert dry(lines, "--width", "32", "--height", "32", "--num-frames", "17", *named)[1] == [
+        "1-64x32x9.mp4",
+        "2-128x128x25.mp4",
+        "3-32x32x17.mp4",
+    ]
+
+
+def test_a_result_has_each_value_but_empty_ones() -> None:
+    result = Result(1, DONE, ("rain.mp4",), seed=0, seconds=2.0)
+    assert json.loads(result.as_json()) == {
+        "line": 1,
+        "status": "done",
+        "clips": ["rain.mp4"],
+        "seed": 0,
+        "seconds": 2.0,
+    }
+    assert json.loads(Result(2, OPEN).as_json()) == {"line": 2, "status": "to do"}
 
 
 def test_shapes_follow_each_other_and_shards_share_the_jobs(dry: Run) -> None:

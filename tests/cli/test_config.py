@@ -88,6 +88,10 @@ def test_what_is_not_decided_yet_is_said(config: Run):
     _, out, _ = config("show", "--json")
     assert json.loads(out)["recipe"] == {"value": "one_stage", "origin": "the checkpoint's name"}
     assert json.loads(out)["prompt"] == {"value": "", "origin": "default"}
+    _, out, _ = config("show", "--duration", "2s", "--json")
+    values = json.loads(out)
+    assert values["num_frames"] == {"value": 49, "origin": "flag"}
+    assert values["prompt"] == {"value": "", "origin": "default"}
 
 
 def test_the_page_reads_back_and_shows_origins(config: Run):
@@ -210,6 +214,7 @@ def test_variables_are_over_files_and_under_flags(monkeypatch: pytest.MonkeyPatc
         ("LTX2_HIEGHT", "3", "LTX2_HIEGHT: unknown key `hieght`; closest: `height`"),
         ("LTX2_HEIGHT", "tall", "LTX2_HEIGHT: `height` is 'tall'; expected an integer"),
         ("LTX2_SIGMAS", "[1", "LTX2_SIGMAS: the value is not YAML"),
+        ("LTX2_FPS", "\udcff", "LTX2_FPS: the value is not YAML"),
     ],
 )
 def test_a_wrong_variable_is_named(name: str, text: str, sentence: str):

@@ -77,6 +77,7 @@ def test_keys_too_many_are_beyond_the_tolerance_of_attention():
         (nan, State.broken),
         (NotFiniteError("the video latents are not finite", ""), State.broken),
         (RuntimeError("INTERNAL: no such kernel\nmore"), State.broken),
+        (RuntimeError(""), State.broken),
         (UsageError("attention by cudnn cannot run: float32", ""), State.ok),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 
 from ltx2_cli.cli import edit
 from ltx2_cli.media import Media, write_mp4
+from ltx2_cli.request.layers import dump, parse
 from ltx2_cli.request.profiles import read_spec, to_yaml
 from ltx2_cli.request.spec import ConditionSpec, RunSpec
 from media.test_videos import ffmpeg, write_lossless
@@ -88,6 +89,41 @@ def test_a_clip_goes_on_in_equal_pieces(
     assert isinstance(spec, RunSpec)
     assert spec.conditions == (ConditionSpec(str(clip), kind="clip", num_frames=shown, anew=(49, end)),)
     assert (spec.num_frames, spec.output) == (num_frames, str(clip.with_name("fox-extended.mp4")))
+
+
+def test_what_a_clip_was_given_is_its_own(asks: Asks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sound is in the file, and it follows no reference again. The rate in a record may be a stranger's."""
+    given = {"audio": {"path": "song.wav"}, "reference_strength": 0.5, "streams": "video", "fps": "24"}
+    record = to_yaml(read_spec(RECORD, height=64, width=96), {"ltx2": "0", "devices": "none"})
+    path = tmp_path / "sung.mp4"
+    write_mp4(Media(FRAMES, tone(2, 16000), 24.0, 16000), path, {"record": dump({**parse(record), **given})})
+    monkeypatch.setenv("LTX2_IMAGE_CRF", "0")
+    spec = asks("retake", path, "--from", "0", "--to", "1")
+    assert isinstance(spec, RunSpec)
+    assert (spec.audio, spec.reference_strength, spec.streams, spec.fps) == (None, 1, "both", 24)
+    assert spec.image_crf == 0
+
+
+@pytest.mark.parametrize(
+    ("typed", "sentence"),
+    [
+        (("--fps", "-5"), "fps -5 is not in 1 to 240; nearest: --fps 1"),
+        (("--fps", "nan"), "fps nan is not in 1 to 240; nearest: --fps 1"),
+        (("--set", "fps=12"), "was read at 24 frames a second\nhint: --fps 12 in place of --set"),
+    ],
+)
+def test_a_rate_is_legal_and_that_of_the_interval(
+    asks: Asks, clip: Path, typed: tuple[str, str], sentence: str
+) -> None:
+    assert sentence in str(asks("retake", clip, "--from", "0", "--to", "1", *typed))
+
+
+def test_variables_that_are_read_are_named(
+    asks: Asks, clip: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LTX2_IMAGE_CRF", "0")
+    assert isinstance(asks("extend", clip, "--seconds", "1"), RunSpec)
+    assert "from the environment: LTX2_IMAGE_CRF" in capsys.readouterr().err
 
 
 def test_a_clip_without_a_record_needs_a_prompt_and_a_model(asks: Asks, tmp_path: Path) -> None:

@@ -57,6 +57,8 @@ def test_any_key_varies(sweep: Run) -> None:
         ("--vary guidance_scale=", "--vary 'guidance_scale=' is not KEY=VALUE,VALUE..."),
         ("--vary guidance_scale={", "--vary 'guidance_scale={' is not KEY=VALUE,VALUE..."),
         ("--vary guidance_scal=1,2", "--vary: unknown option `guidance_scal`; closest: `guidance_scale`"),
+        ("--vary steps=1,2 --vary num_inference_steps=3", "--vary: num_inference_steps is given 2 times\nhint: --vary"),
+        ("--vary seed=1,2", "--vary: seed is given 2 times\nhint: --seed 0..3"),
         ("--vary height=33,34", "line 1: height 33 is not a multiple of 32"),
         ("--vary steps=1,1", "lines 1 and 2 both make out/a-steps-1-seed-"),
         ("--vary steps=1,2 --sheet mine.png", "mine.png exists"),

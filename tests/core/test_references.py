@@ -21,6 +21,7 @@ from ltx2_cli.core.components import Components
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import UsageError
 from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.plan.stages import InitialLatents
 from media.test_videos import write_lossless
 from parity import randomise
 
@@ -152,6 +153,9 @@ def test_a_second_stage_has_neither_references_nor_their_lora(
         assert not same(first, wanted)
         with components.use("refiner", report) as refiner:
             assert same(refiner, wanted)
+    source = InitialLatents(plan.stages[0].shapes, plan.spec.fps)
+    alone = plan_of(checkpoint, case, 5, lora=[str(files.lora), other], source=source, **second)
+    assert (len(alone.stages), alone.stages[0].pictures, alone.refiner_anew) == (1, (), True)
 
 
 def same(one: object, other: object) -> bool:

@@ -1,6 +1,7 @@
 """`ltx2 upsample`: from latents of a first stage, or of any clip, to larger ones and their video."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,11 @@ from safetensors.numpy import load_file, save_file
 
 from clips import PROMPT, Checkpoint
 from ltx2_cli.cli import latents as command
+from ltx2_cli.cli.options import ConfigOptions
 from ltx2_cli.diffusion.latents import LatentsFile, open_latents
 from ltx2_cli.media import open_video
-from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.request.layers import dump, parse
+from ltx2_cli.request.spec import ConditionSpec, RunSpec
 from parity import randomise
 from program import run_program
 
@@ -186,6 +189,18 @@ def test_temporal_upsampling_keeps_the_sound_in_step(
         np.testing.assert_array_equal(load_file(again)[name], wanted)
     video = open_video(clip)
     assert (video.num_frames, video.fps) == (17, 24.0)
+
+
+def test_a_second_stage_needs_no_reference_of_the_first(made: Path) -> None:
+    """Nor does the decoder; a picture is shown again."""
+    shown = {"path": __file__, "frame": 0, "strength": 1.0}
+    followed = [{"path": "gone.mp4", "kind": kind} for kind in ("reference", "mask")]
+    file = open_latents(made / "first.safetensors")
+    values = {**parse(file.metadata["record"]), "conditions": [shown, *followed], "reference_strength": 0.5}
+    file = replace(file, metadata={**file.metadata, "record": dump(values)})
+    options = ConfigOptions(config=None, settings=None)
+    assert command.latents_request(file, {}, options, {}).conditions == (ConditionSpec(__file__),)
+    assert command.latents_request(file, {}, options, command.UNDENOISED).conditions == ()
 
 
 @pytest.mark.parametrize(
