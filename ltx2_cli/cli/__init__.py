@@ -19,10 +19,10 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command, get_group
 
 from ltx2_cli import __version__
+from ltx2_cli.cli import commands
 from ltx2_cli.cli.names import ALIASES
 from ltx2_cli.cli.options import KEYS, PANELS, Options, SessionOptions
 from ltx2_cli.cli.session import exit_now, leave_quietly, open_session, system_error
-from ltx2_cli.cli.setup_options import GROUPS, VERBS
 from ltx2_cli.console import print_error
 from ltx2_cli.errors import CommandError, RunError, UsageError
 from ltx2_cli.files import remove_locks
@@ -41,6 +41,32 @@ MEANINGS = {  # of exit codes
 EXIT_CODES = f"Exit codes: {', '.join(f'{code} {meaning}' for code, meaning in MEANINGS.items())}."
 HELP = "{}\n\n[bold]Examples[/bold]\n\n{}"
 OVERVIEW = HELP.format("Video with sound from text: LTX-2 in JAX.", "{}") + "\n\n[bold]Exit codes[/bold]\n\n{}"
+
+VERBS: dict[type[Options], str] = {  # each with the module that carries it out
+    commands.Generate: "generate",
+    commands.Retake: "edit",
+    commands.Extend: "edit",
+    commands.Batch: "batch",
+    commands.Sweep: "sweep",
+    commands.Upsample: "latents",
+    commands.Resume: "execute",
+    commands.Decode: "latents",
+    commands.Replay: "replay",
+    commands.Plan: "generate",
+    commands.Info: "inspect",
+    commands.Gallery: "gallery",
+    commands.Models: "models",
+    commands.Doctor: "doctor",
+}
+GROUPS: dict[str, tuple[str, dict[str, type[Options]], str]] = {  # help, commands, the module of all
+    "lora": ("Look into LoRA files.", {"inspect": commands.Lora}, "inspect"),
+    "bench": ("Measure, and compare what was measured.", {"run": commands.Run, "compare": commands.Compare}, "bench"),
+    "config": (
+        "See and check settings.",
+        {"show": commands.Show, "validate": commands.Validate, "path": commands.Locate, "schema": commands.Schema},
+        "config",
+    ),
+}
 
 
 class Verb(TyperCommand):
@@ -110,9 +136,9 @@ def show_help(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-for name, (help_text, commands, module) in GROUPS.items():
+for name, (help_text, verbs, module) in GROUPS.items():
     group = typer.Typer()
-    for command, verb in commands.items():
+    for command, verb in verbs.items():
         add_command(group, f"{name} {command}", verb, module)
     group.callback(invoke_without_command=True, help=help_text)(show_help)
     app.add_typer(group, name=name)

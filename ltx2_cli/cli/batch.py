@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ltx2_cli.batch.jobs import STDIN, Line, read_lines
+from ltx2_cli.cli.commands import Batch
 from ltx2_cli.cli.jobs import DONE, OPEN, Jobs, Result
-from ltx2_cli.cli.options import Batch
 from ltx2_cli.cli.session import Session
 from ltx2_cli.errors import AbortedRunError, InterruptedRunError, UsageError
 from ltx2_cli.files import Output

@@ -9,8 +9,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ltx2_cli.chips import chip
+from ltx2_cli.cli.commands import Compare, Run
 from ltx2_cli.cli.generate import overrides, sized_spec
-from ltx2_cli.cli.setup_options import Compare, Run
 from ltx2_cli.console import columns, counted_steps, print_out, reporter
 from ltx2_cli.errors import UsageError
 from ltx2_cli.files import Output, read_limited, reserve

@@ -15,9 +15,9 @@ import yaml
 from typer.main import get_group
 
 from ltx2_cli.cli import app
+from ltx2_cli.cli.commands import Locate, Schema, Show, Validate
 from ltx2_cli.cli.generate import ANYTHING, asked_for, config_page, overrides, prompt_and_seeds, sized
 from ltx2_cli.cli.options import KEYS, RequestOptions
-from ltx2_cli.cli.setup_options import Locate, Schema, Show, Validate
 from ltx2_cli.console import columns, print_out, reporter
 from ltx2_cli.errors import UsageError
 from ltx2_cli.files import read_limited

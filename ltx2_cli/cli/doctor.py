@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import imageio_ffmpeg
 from huggingface_hub import constants
 
+from ltx2_cli.cli.commands import Doctor
 from ltx2_cli.cli.models import in_cache
-from ltx2_cli.cli.setup_options import Doctor
 from ltx2_cli.console import columns, print_out, reporter
 from ltx2_cli.core.report import Report
 from ltx2_cli.devices import device_memory, find_devices, is_tpu_absent, memory_fraction

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from math import ceil, floor
 from typing import Any
 
-from ltx2_cli.cli.edit_options import EditOptions, Extend, Retake
+from ltx2_cli.cli.commands import Extend, Retake
 from ltx2_cli.cli.generate import check_making, config_page, make, note_environment, overrides
+from ltx2_cli.cli.options import EditOptions
 from ltx2_cli.cli.session import Session, request_facts, synchronized
 from ltx2_cli.errors import UsageError
 from ltx2_cli.files import user_path

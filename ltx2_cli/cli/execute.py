@@ -11,8 +11,9 @@ from time import monotonic
 
 from huggingface_hub import constants
 
+from ltx2_cli.cli.commands import Resume
 from ltx2_cli.cli.inspect import inspect
-from ltx2_cli.cli.options import MakingOptions, Resume
+from ltx2_cli.cli.options import MakingOptions
 from ltx2_cli.cli.plan import check_published, fitting_plan
 from ltx2_cli.cli.session import STARTED, Facts, Session, short_digest, synchronized
 from ltx2_cli.core.bench import CLIP, perf_facts

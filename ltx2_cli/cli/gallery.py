@@ -17,8 +17,8 @@ from statistics import median
 from typing import Any
 from urllib.parse import quote
 
+from ltx2_cli.cli.commands import Gallery
 from ltx2_cli.cli.inspect import Facts, inspect
-from ltx2_cli.cli.options import Gallery
 from ltx2_cli.console import STEERING, print_made, reporter
 from ltx2_cli.errors import UsageError
 from ltx2_cli.files import Output, read_limited, replacing, reserve, user_path

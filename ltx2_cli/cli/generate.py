@@ -7,17 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ltx2_cli.cli.options import (
-    KEYS,
-    ConfigOptions,
-    Generate,
-    MakingOptions,
-    Options,
-    Plan,
-    RequestOptions,
-    Sweep,
-    WishOptions,
-)
+from ltx2_cli.cli.commands import Generate, Plan, Sweep
+from ltx2_cli.cli.options import KEYS, ConfigOptions, MakingOptions, Options, RequestOptions, WishOptions
 from ltx2_cli.cli.session import Session, request_facts, synchronized
 from ltx2_cli.console import reporter
 from ltx2_cli.core.report import Report

@@ -10,8 +10,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from ltx2_cli.cli.commands import Info, Lora
 from ltx2_cli.cli.generate import looks_like_safetensors
-from ltx2_cli.cli.options import Info, Lora
 from ltx2_cli.console import columns, print_out
 from ltx2_cli.core.provenance import UNFINISHED, read_provenance
 from ltx2_cli.diffusion.latents import SIZE, open_latents

@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ltx2_cli.cli.commands import Decode, Upsample
 from ltx2_cli.cli.generate import configured_spec, note_environment, overrides
-from ltx2_cli.cli.options import ConfigOptions, Decode, Upsample
+from ltx2_cli.cli.options import ConfigOptions
 from ltx2_cli.cli.session import Session, file_facts, request_facts, synchronized
 from ltx2_cli.core.provenance import input_files, source_history
 from ltx2_cli.devices import find_devices

@@ -14,8 +14,8 @@ import jax
 from huggingface_hub import constants
 
 from ltx2_cli.cli import typed_command
+from ltx2_cli.cli.commands import Plan as PlanOptions
 from ltx2_cli.cli.names import ALIASES
-from ltx2_cli.cli.options import Plan as PlanOptions
 from ltx2_cli.cli.session import Session, synchronized
 from ltx2_cli.console import columns, print_out, reporter, visible
 from ltx2_cli.core.provenance import input_files

@@ -6,10 +6,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from ltx2_cli.cli.commands import Replay
 from ltx2_cli.cli.generate import overrides
 from ltx2_cli.cli.inspect import SHORT, inspect, short_hash
 from ltx2_cli.cli.latents import check_source
-from ltx2_cli.cli.options import Replay
 from ltx2_cli.cli.session import Session, file_facts, request_facts, synchronized
 from ltx2_cli.console import columns, print_out
 from ltx2_cli.core import provenance

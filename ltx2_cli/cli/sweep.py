@@ -15,9 +15,10 @@ import yaml
 from ltx2_cli.batch.jobs import Line, own_seed
 from ltx2_cli.batch.names import words
 from ltx2_cli.cli.batch import finish, make
+from ltx2_cli.cli.commands import Sweep
 from ltx2_cli.cli.generate import prompt_and_seeds
 from ltx2_cli.cli.jobs import Jobs
-from ltx2_cli.cli.options import KEYS, Sweep
+from ltx2_cli.cli.options import KEYS
 from ltx2_cli.cli.session import Session
 from ltx2_cli.errors import UsageError
 from ltx2_cli.files import Output, user_path

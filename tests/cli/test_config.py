@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from typer.main import get_group
 
 from ltx2_cli.cli import app
+from ltx2_cli.cli.commands import Generate
 from ltx2_cli.cli.config import command_words
 from ltx2_cli.cli.generate import configured_spec, overrides, prompt_and_seeds
-from ltx2_cli.cli.options import Generate
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.environment import read_environment
 from ltx2_cli.request.layers import parse, spec_values

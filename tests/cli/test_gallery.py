@@ -14,9 +14,9 @@ import pytest
 
 import browser
 from ltx2_cli.cli import gallery as module
+from ltx2_cli.cli.commands import Gallery
 from ltx2_cli.cli.gallery import gallery
 from ltx2_cli.cli.generate import config_page
-from ltx2_cli.cli.options import Gallery
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media import Media, write_mp4
 from ltx2_cli.request.profiles import read_spec, to_yaml

@@ -10,7 +10,7 @@ from clips import Checkpoint
 from devices import tpus
 from ltx2_cli.chips import chip
 from ltx2_cli.cli.bench import compare, figure_rows, stage_figures
-from ltx2_cli.cli.setup_options import Compare
+from ltx2_cli.cli.commands import Compare
 from ltx2_cli.core.bench import CLIP, STEPS
 from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.estimate import estimate_plan

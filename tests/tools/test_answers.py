@@ -6,8 +6,7 @@ import shlex
 import pytest
 from typer.main import get_command
 
-from ltx2_cli.cli import app
-from ltx2_cli.cli.setup_options import GROUPS
+from ltx2_cli.cli import GROUPS, app
 from tools.docs import ROOT
 
 ASKS, COMPLAINTS = (
