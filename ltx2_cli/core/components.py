@@ -15,6 +15,7 @@ from ltx2_cli.core.programs import UNDIAGNOSABLE, Program
 from ltx2_cli.core.report import Report
 from ltx2_cli.devices import DEFAULT_FRACTION, fraction_variable, memory_fraction
 from ltx2_cli.errors import NotFiniteError, RunError
+from ltx2_cli.models.networks import network_options
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import DENOISER, REFINER
 from ltx2_cli.request.spec import DType, RunSpec
@@ -29,8 +30,6 @@ CONDITION, CONDITION_SOUND = "encode pictures", "encode the sound"
 LOAD = "load the "
 EXHAUSTED = "RESOURCE_EXHAUSTED"  # begins XLA's messages about memory
 SHORT_TEXT = 256  # tokens
-# What a request says of its networks; besides, the upsampler and the LoRAs of a second stage
-NETWORK_KEYS = ("checkpoint", "text_encoder", "lora", "dtype", "text_encoder_dtype", "scan_layers", "clamp_vocoder")
 
 
 @contextmanager
@@ -207,7 +206,8 @@ def _identity(plan: Plan, name: str) -> tuple[object, ...]:
 def network_values(spec: RunSpec) -> tuple[object, ...]:
     """Equal where two requests have the same networks."""
     second = spec.second_stage
-    return *(vars(spec)[key] for key in NETWORK_KEYS), spec.running, second.upsampler, second.lora
+    files = spec.checkpoint, spec.text_encoder, spec.lora, second.upsampler, second.lora
+    return *files, *network_options(spec)
 
 
 def abstract_network(plan: Plan, name: str) -> Any:

@@ -90,8 +90,12 @@ class Checkpoint:
     def networks(self, spec: RunSpec) -> Networks:
         """The networks that a run uses, without their weights, as the request wants them; no autoencoder's encoder.
         Built once for requests that want the same: nobody may change them."""
-        options = spec.dtype, spec.text_encoder_dtype, spec.scan_layers, spec.clamp_vocoder, spec.running
-        return _run_networks(self.arch, *options)
+        return _run_networks(self.arch, *network_options(spec))
+
+
+def network_options(spec: RunSpec) -> tuple[object, ...]:
+    """What a request says of its networks besides their files: what `abstract_networks` takes after the description."""
+    return spec.dtype, spec.text_encoder_dtype, spec.scan_layers, spec.clamp_vocoder, spec.running
 
 
 def picture_encoder(arch: Arch, dtype: DType) -> VideoVAE:

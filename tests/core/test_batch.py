@@ -19,7 +19,7 @@ from ltx2_cli.batch import claims
 from ltx2_cli.batch.claims import this_process
 from ltx2_cli.cli.worker import Run as PlannedRun
 from ltx2_cli.cli.worker import Worker
-from ltx2_cli.core.components import Components
+from ltx2_cli.core.components import Components, network_values
 from ltx2_cli.core.run import load, write
 from ltx2_cli.core.run_state import RunCheckpointer, RunState
 from ltx2_cli.devices import DeviceMemory
@@ -195,3 +195,8 @@ def test_networks_that_are_not_the_same_are_loaded_again(checkpoint: Checkpoint)
         components.resident["transformer"] = plan.network("transformer")
         components.adopt(plan_of(checkpoint, SMALL, 4, **{"sharding": "single", **other}))
         assert ("transformer" in components.resident) is (other == {})
+    others = {"checkpoint": "other", "text_encoder": "other", "lora": ("other",)}
+    specs = [replace(plan.spec, **{key: value}) for key, value in others.items()]
+    stages = [replace(plan.spec.second_stage, **{key: value}) for key, value in {"upsampler": "o", "lora": ()}.items()]
+    specs += [replace(plan.spec, second_stage=stage) for stage in stages]
+    assert len({network_values(spec) for spec in [plan.spec, replace(plan.spec, prompt="fog"), *specs]}) == 6
