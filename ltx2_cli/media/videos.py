@@ -32,7 +32,8 @@ def read_video(path: Path, fps: float, most: int, from_end: bool) -> Picture:
 
 def read_whole(path: Path, fps: float | None = None) -> Picture:
     """All frames of a video at this rate; None: its own. Raises `UsageError` as `read_video`."""
-    return _read(path, fps, None, False, _version(path))
+    version = _version(path)
+    return _read(path, fps or open_video(path).fps, None, False, version)
 
 
 def _version(path: Path) -> tuple[int, int]:
@@ -48,10 +49,9 @@ def _version(path: Path) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=4)  # a request is planned several times
-def _read(path: Path, fps: float | None, most: int | None, from_end: bool, version: tuple[int, int]) -> Picture:
+def _read(path: Path, fps: float, most: int | None, from_end: bool, version: tuple[int, int]) -> Picture:
     """`most` frames, 8k + 1; None: all."""
     file = open_video(path)
-    fps = fps or file.fps
     count = most or math.ceil(file.seconds * fps) + 1
     if file.width * file.height > MAX_PIXELS or count * file.width * file.height * 3 > MAX_BYTES:
         sentence = f"{count} frames of {path} have {file.width}x{file.height} pixels, more than is read at once"

@@ -9,7 +9,7 @@ import pytest
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media import videos
-from ltx2_cli.media.videos import read_video
+from ltx2_cli.media.videos import read_video, read_whole
 
 HEIGHT, WIDTH, FRAMES = 32, 48, 25
 
@@ -58,6 +58,13 @@ def test_frames_come_at_the_rate_of_the_clip(video: Path, frames: np.ndarray):
     assert read.remarks == ("its first 9 frames are shown, at 12 frames a second, not its 24",)
     places = [np.abs(frames.astype(int) - frame).sum((1, 2, 3)).argmin() for frame in read.frames]
     assert np.diff(places).tolist() == [2] * 8
+
+
+def test_all_of_a_video_is_read_once_at_its_own_rate(video: Path, frames: np.ndarray):
+    """Whether that is named or not."""
+    read = read_whole(video)
+    np.testing.assert_array_equal(read.frames, frames)
+    assert read_whole(video, 24) is read
 
 
 def test_a_turned_video_is_upright(video: Path, frames: np.ndarray, tmp_path: Path):
