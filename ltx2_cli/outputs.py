@@ -15,7 +15,7 @@ from pathlib import Path
 from ltx2_cli.errors import UsageError
 from ltx2_cli.files import Output, check_unreserved
 from ltx2_cli.request.spec import RunSpec
-from ltx2_cli.request.validation import KINDS
+from ltx2_cli.request.validation import CLIP_TYPES
 
 FRAME = re.compile(r"\d{5,}\.png")  # the name of a PNG in a folder of frames
 MAX_SLUG = 40  # characters
@@ -127,7 +127,7 @@ def _automatic_name(spec: RunSpec) -> str:
     seed = f"s{spec.seed[0]}" if spec.seed else ""
     parts = (slug(spec.prompt), slug(spec.model_name or "", "[a-z0-9.]+").strip("."), seed)
     name = "-".join(filter(None, parts)) or "video"
-    return str(Path(spec.base_output_directory or "") / f"{name}.{KINDS[spec.running.video]}")
+    return str(Path(spec.base_output_directory or "") / f"{name}.{CLIP_TYPES[spec.running.video]}")
 
 
 def slug(text: str, word: str = "[a-z0-9]+") -> str:

@@ -91,6 +91,9 @@ def _enqueue(lines: "SimpleQueue[Line | None]", errors: list[OSError]) -> None:
     try:
         while text := sys.stdin.buffer.readline(MAX_TEXT + 1):
             number += 1
+            end = text
+            while len(end) > MAX_TEXT and not end.endswith(b"\n"):  # what is left of a line that is refused
+                end = sys.stdin.buffer.readline(MAX_TEXT + 1)
             if text.strip():
                 lines.put(Line(number, text.decode("utf-8", errors="surrogateescape").strip()))
     except OSError as error:
@@ -100,8 +103,8 @@ def _enqueue(lines: "SimpleQueue[Line | None]", errors: list[OSError]) -> None:
 
 def job_values(line: Line) -> dict[str, Any]:
     """The keys of the request in a line: those of a JSON object; other text is the prompt."""
-    if len(line.text) > MAX_TEXT:
-        raise UsageError(f"it has more than {MAX_TEXT:,} characters", WANTED)
+    if len(line.text.encode(errors="surrogateescape")) > MAX_TEXT:
+        raise UsageError(f"it has more than {MAX_TEXT:,} bytes", WANTED)
     if not line.text.startswith("{"):
         return {"prompt": line.text}
     try:

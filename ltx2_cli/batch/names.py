@@ -9,7 +9,7 @@ from unicodedata import normalize
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.layers import unknown_name_error
 from ltx2_cli.request.spec import RunSpec
-from ltx2_cli.request.validation import KINDS
+from ltx2_cli.request.validation import CLIP_TYPES
 
 LINE = "line"  # the field that is not of the request
 EXAMPLE = "for example: -o 'out/{prompt:.40}-{seed}.mp4'"
@@ -33,11 +33,11 @@ def parse_template(template: str) -> Name:
     digits, joined by `-`, so that it is a part of one file name. Raises `UsageError` for a template that is none; the
     names raise it where a request leaves a field open."""
     parts = list(_parts(template))
-    if not template.lower().endswith(endings := tuple(f".{kind}" for kind in KINDS.values())):
+    if not template.lower().endswith(endings := tuple(f".{kind}" for kind in CLIP_TYPES.values())):
         raise UsageError(f"-o {template!r} does not end in {' or '.join(endings)}", EXAMPLE)
 
     def name(spec: RunSpec, line: int) -> str:
-        if not template.lower().endswith(kind := KINDS[spec.running.video]):
+        if not template.lower().endswith(kind := CLIP_TYPES[spec.running.video]):
             raise UsageError(f"-o {template!r} names no {kind}, which is made", EXAMPLE)
         return "".join(text + (_value(spec, line, *field) if field else "") for text, field in parts)
 

@@ -38,7 +38,7 @@ def make(jobs: Jobs, arriving: Iterable[Sequence[Line]], piped: bool = False) ->
                 worker.make(open_jobs)
             except (InterruptedRunError, AbortedRunError) as error:
                 done = sum(result.status == DONE for result in jobs.results)
-                hint = f"the same command goes on; {done} clips were made"
+                hint = f"the same command goes on; jobs that are done: {done}"
                 raise type(error)(str(error), hint) from error
     return worker is not None
 

@@ -30,7 +30,7 @@ Figures = dict[str, Any]
 def run(options: Run) -> None:
     """Print what was measured, and write it where that is asked for. Raises `DoesNotFitError` before any work."""
     files = [Output(options.output, "-o")] if options.output else []
-    check_outputs(files, force=options.force)
+    check_outputs(files, [options.config] if options.config else [], options.force)
     asked = {"prompt": "a", "seed": "0", **overrides(options, output=None)}
     spec = sized_spec(asked, options, reporter())
     if "num_inference_steps" not in spec.asked and spec.sigmas is None:

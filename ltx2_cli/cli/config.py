@@ -28,12 +28,13 @@ from ltx2_cli.request.profiles import (
     AUTO,
     ENVIRONMENT,
     FILE,
-    KINDS,
+    PROFILE_KEYS,
     RECIPE_KEYS,
     Asked,
     checked_spec,
     configs,
     origins,
+    program_cache,
     read_asked,
     user_cache,
 )
@@ -42,7 +43,6 @@ from ltx2_cli.request.spec import AudioSpec, ConditionSpec, RunSpec
 from ltx2_cli.request.validation import OPTIONS
 
 COLUMN = 44  # where origins begin, behind values that are not longer
-COMPILED = "programs"  # the folder of compiled programs in the user's cache
 
 
 def show(options: Show) -> None:
@@ -87,7 +87,7 @@ def with_origins(asked: Asked, spec: RunSpec, config: Path | None) -> tuple[RunS
         elif value is None and key.split(".")[0] in RECIPE_KEYS and not known:
             sources[key] = "the checkpoint's recipe"
         elif key.startswith("sharding.") and spec.sharding.profile == AUTO and key not in asked.keys:
-            sources[key] = "the profile of the devices" if key != KINDS["sharding"] else origin
+            sources[key] = "the profile of the devices" if key != PROFILE_KEYS["sharding"] else origin
     return complete, sources
 
 
@@ -107,7 +107,7 @@ def command_words(spec: RunSpec) -> list[str]:
     """What to type behind `ltx2 generate` for a request: the profiles that it names, and each value that they do not
     give, by its option where that can say it, else by `--set`."""
     values = spec_values(spec)
-    base = {KINDS[kind]: values[KINDS[kind]] for kind in KINDS}
+    base = {PROFILE_KEYS[kind]: values[PROFILE_KEYS[kind]] for kind in PROFILE_KEYS}
     ground = spec_values(checked_spec(read_asked({"prompt": ANYTHING, **base})))
     names = {key: value for key, value in base.items() if _usual_names()[key] != value}
     different = {key: value for key, value in values.items() if ground.get(key, ...) != value and key != "prompt"}
@@ -133,7 +133,7 @@ def plain(value: Any) -> Any:
 def _usual_names() -> dict[str, object]:
     """The names of the profiles where nobody asks for others."""
     values = spec_values(checked_spec(read_asked({"prompt": ANYTHING})))
-    return {key: values[key] for key in KINDS.values()}
+    return {key: values[key] for key in PROFILE_KEYS.values()}
 
 
 @cache
@@ -146,7 +146,7 @@ def _flags() -> dict[str, str]:
     """The option of `ltx2 generate` for each dotted key that has one."""
     parameters = [parameter for parameter in _generate().params if parameter.name in KEYS]
     options = {KEYS[parameter.name]: parameter.opts[0] for parameter in parameters}
-    options[KINDS["sharding"]] = options.pop("sharding")
+    options[PROFILE_KEYS["sharding"]] = options.pop("sharding")
     return {key: option for key, option in options.items() if option.startswith("--")}
 
 
@@ -222,12 +222,11 @@ def locate(options: Locate) -> None:
     """Print the places."""
     from huggingface_hub import constants
 
-    cache = user_cache()
     places = {
         "settings": configs() / "default.yaml",
         "profiles": configs(),
-        "cache": cache,
-        "compiled programs": cache / COMPILED,
+        "cache": user_cache(),
+        "compiled programs": program_cache(),
         "downloads": Path(constants.HF_HUB_CACHE),
     }
     if options.as_json:

@@ -24,7 +24,7 @@ from ltx2_cli.core.report import Report
 from ltx2_cli.devices import device_memory, find_devices, is_tpu_absent, memory_fraction
 from ltx2_cli.errors import CommandError, RunError, UsageError
 from ltx2_cli.outputs import check_place
-from ltx2_cli.request.profiles import user_cache
+from ltx2_cli.request.profiles import program_cache
 from ltx2_cli.units import quantity
 from ltx2_cli.weights.published import CATALOG, FOLDER, MODEL
 
@@ -128,7 +128,7 @@ def check_ffmpeg() -> Finding:
 
 def check_folders() -> Iterator[Finding]:
     """Room for downloads, and a place for compiled programs."""
-    hub, cache = Path(constants.HF_HUB_CACHE), user_cache()
+    hub, programs = Path(constants.HF_HUB_CACHE), program_cache()
     free = shutil.disk_usage(next(folder for folder in (hub, *hub.parents) if folder.exists())).free
     text = f"{quantity(free)} free in {hub}"
     missing = {entry.name: entry.size - in_cache(entry)[0] for entry in CATALOG if (entry.kind, entry.form) == WHOLE}
@@ -139,7 +139,6 @@ def check_folders() -> Iterator[Finding]:
         yield Finding("disk", State.ok, text)
     if constants.HF_HUB_OFFLINE:
         yield Finding("downloads", State.note, "HF_HUB_OFFLINE is set: nothing is downloaded", "unset HF_HUB_OFFLINE")
-    programs = cache / "programs"
     try:
         check_place(programs, "--compile-cache", "FOLDER")
     except UsageError as error:

@@ -108,7 +108,8 @@ def _retaken(clip: Source, options: Retake) -> RunSpec:
     start, stop = (seconds_of(text, name) for text, name in ((options.start, "--from"), (options.stop, "--to")))
     count, fps, path = len(clip.picture.frames), clip.fps, clip.picture.path
     if start >= stop:
-        raise UsageError(f"--from {start:g}s is not before --to {stop:g}s", f"--from {stop:g}s --to {start:g}s")
+        later = start if stop < start else start + COMPRESSION / fps
+        raise UsageError(f"--from {start:g}s is not before --to {stop:g}s", f"--from {stop:g}s --to {later:g}s")
     made = (count - 1) // COMPRESSION * COMPRESSION + 1
     begin, end = floor(start * fps + ROUNDING), ceil(stop * fps - ROUNDING)
     if begin >= made or end > count:

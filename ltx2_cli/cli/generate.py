@@ -23,10 +23,10 @@ from ltx2_cli.request.size import frames_of, size_of
 from ltx2_cli.request.spec import NO_CACHE, RunSpec
 from ltx2_cli.request.validation import OPTIONS, random_seed
 
-SHOWN = re.compile(r"(?P<path>.+?)(@(?P<frame>-?\d{1,9})(:(?P<strength>-?\d*\.?\d+))?)?", re.DOTALL)
+FILE_AT_FRAME = re.compile(r"(?P<path>.+?)(@(?P<frame>-?\d{1,9})(:(?P<strength>-?\d*\.?\d+))?)?", re.DOTALL)
 CONDITIONS = {  # by their kind
-    "image": SHOWN,
-    "video": SHOWN,
+    "image": FILE_AT_FRAME,
+    "video": FILE_AT_FRAME,
     "reference": re.compile(r"(?P<path>.+?)(:(?P<strength>-?\d*\.?\d+))?", re.DOTALL),
     "mask": re.compile(r"(?P<path>.+)", re.DOTALL),
 }

@@ -39,7 +39,7 @@ UNDENOISED: dict[str, object] = {  # what decoding needs nothing of
     "reference_strength": 1.0,
     "audio": None,
 }
-KINDS = "FILE.mp4, FILE.wav, FILE.png for some frames, or FOLDER/ for all as PNGs"
+OUTPUTS = "FILE.mp4, FILE.wav, FILE.png for some frames, or FOLDER/ for all as PNGs"
 
 
 def upsample(options: Upsample, session: Session) -> None:
@@ -191,10 +191,10 @@ def _kinds(names: list[str]) -> dict[Path, str]:
         path = Path(name)
         ending = path.suffix.lower()
         if name == "-":
-            raise UsageError("output - is no file: stdout carries the paths of files", KINDS)
+            raise UsageError("output - is no file: stdout carries the paths of files", OUTPUTS)
         folder = name.endswith("/") or not ending or (ending not in ENDINGS and path.is_dir())
         if not folder and ending not in ENDINGS:
-            raise UsageError(f"output {path} is no kind of file that is written", KINDS)
+            raise UsageError(f"output {path} is no kind of file that is written", OUTPUTS)
         if path in kinds:
             raise UsageError(f"{path} is named twice", "name each file once")
         kinds[path] = FRAMES if folder else ending

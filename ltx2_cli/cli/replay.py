@@ -23,7 +23,7 @@ from ltx2_cli.outputs import Product, check_outputs, outputs, read_files
 from ltx2_cli.request.layers import ConfigLayer
 from ltx2_cli.request.profiles import AUTO, read_spec
 from ltx2_cli.request.spec import RunSpec, Streams
-from ltx2_cli.request.validation import KINDS
+from ltx2_cli.request.validation import CLIP_TYPES
 from ltx2_cli.weights.digests import HEADER, digest, digests, header_digest
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def replay(options: Replay, session: Session) -> None:
         folder = clip.path.parent if kept else Path(session.resources.enter_context(TemporaryDirectory()))
         name = folder / f"{clip.path.stem}-replay"
         alone = {**clip.record, **given}.get("streams") == "audio"
-        places = {"output": f"{name}.{KINDS[not alone]}", "save_latents": f"{name}.safetensors" if draft else None}
+        places = {"output": f"{name}.{CLIP_TYPES[not alone]}", "save_latents": f"{name}.safetensors" if draft else None}
         spec = clip.request({**places, **given}, settings)
         for sentence in check_comparable(clip, spec) if options.verify else ():
             session.report.note(sentence)

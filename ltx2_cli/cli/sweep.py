@@ -25,10 +25,10 @@ from ltx2_cli.files import Output, user_path
 from ltx2_cli.media import Media, open_video
 from ltx2_cli.media.contact_sheet import is_contact_sheet, write_contact_sheet
 from ltx2_cli.media.videos import read_video
-from ltx2_cli.outputs import MAX_SLUG, check_outputs
+from ltx2_cli.outputs import MAX_SLUG, check_outputs, read_files
 from ltx2_cli.request.layers import parse, unknown_name_error
 from ltx2_cli.request.size import WISHES
-from ltx2_cli.request.validation import KINDS, MAX_VIDEOS
+from ltx2_cli.request.validation import CLIP_TYPES, MAX_VIDEOS
 
 EXAMPLE = "for example: --vary guidance_scale=2,3,4"
 NAMES = {**KEYS, "steps": "num_inference_steps"}
@@ -54,8 +54,11 @@ def sweep(options: Sweep, session: Session) -> None:
         raise UsageError(f"{count} of 2 to {MAX_VIDEOS} clips are asked for", EXAMPLE)
     place = Path(base.base_output_directory or "", words(base.prompt)[:MAX_SLUG].strip("-.") or "sweep")
     sheet = user_path(options.sheet or place.with_name(f"{place.name}-sweep.png"))
-    check_outputs([Output(sheet, "--sheet")], force=options.force, own=[sheet] if is_contact_sheet(sheet) else [])
-    kind = KINDS[base.running.video]
+    if sheet.suffix.lower() != ".png":  # nor is it a clip, its record or its latents then
+        raise UsageError(f"--sheet {sheet} is not a PNG", f"nearest: --sheet {sheet.with_suffix('.png')}")
+    reads, own = read_files(base, options.config), [sheet] if is_contact_sheet(sheet) else []
+    check_outputs([Output(sheet, "--sheet")], reads, options.force, own)
+    kind = CLIP_TYPES[base.running.video]
     started = make(jobs, [list(_lines(varied, None if options.output else place.with_name(f"{place.name}.{kind}")))])
     if jobs.made or not (options.dry_run or sheet.exists()):
         _write_sheet(jobs, varied, sheet)

@@ -84,7 +84,7 @@ class Worker:
             seconds = monotonic() - began
             if run:
                 run.state, seconds = None, run.seconds + seconds
-            self.session.report.note(f"line {job.line} failed: {error}")
+            self.session.report.note(f"line {job.line} failed: {'; '.join(str(error).splitlines())}")
             self.jobs.fail(Result(job.line, FAILED, job.clips, job.seed, seconds), error)
         if run:
             run.seconds += monotonic() - began

@@ -21,7 +21,7 @@ from ltx2_cli.distributed import is_shared
 from ltx2_cli.errors import RunError, UsageError
 from ltx2_cli.files import user_path
 from ltx2_cli.private_api import COMPILED_EVENT, READ_EVENT, compilation_refused, discard_unreadable_programs
-from ltx2_cli.request.profiles import user_cache
+from ltx2_cli.request.profiles import program_cache
 from ltx2_cli.request.spec import NO_CACHE
 from ltx2_cli.sharding import ShardingPlan, activate
 
@@ -115,7 +115,7 @@ def enable_compilation_cache(folder: str | None) -> None:
     for threshold, least in (("min_compile_time_secs", 0), ("min_entry_size_bytes", -1)):  # also what is compiled soon
         jax.config.update(f"jax_persistent_cache_{threshold}", least)
     discard_unreadable_programs()
-    place = folder or settings.jax_compilation_cache_dir or str(user_cache() / "programs")
+    place = folder or settings.jax_compilation_cache_dir or str(program_cache())
     if "://" in place and folder is None:
         return
     path = None if place == NO_CACHE else user_path(place)

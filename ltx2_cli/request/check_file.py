@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.layers import ASKED, ConfigLayer, Values, flatten_valid
-from ltx2_cli.request.profiles import CACHE, KINDS, PROVENANCE, build_spec, profile_layers, read_asked
+from ltx2_cli.request.profiles import CACHE, PROFILE_KEYS, PROVENANCE, build_spec, profile_layers, read_asked
 from ltx2_cli.request.validation import Finding, findings
 
 
@@ -38,7 +38,7 @@ def with_lines(source: str, problems: list[Finding], lines: Mapping[str, int]) -
 
 
 def _unknown_profiles(values: Values) -> Iterator[Finding]:
-    for key in KINDS.values():
+    for key in PROFILE_KEYS.values():
         if key in values:
             try:
                 profile_layers({key: values[key]})

@@ -26,7 +26,7 @@ from ltx2_cli.request.spec import RunSpec, ShardingSpec
 from ltx2_cli.request.validation import validate
 
 # The key that names the profile of each kind, in stacking order
-KINDS = {"model": "model", "recipe": "recipe", "compat": "compat", "sharding": "sharding.profile"}
+PROFILE_KEYS = {"model": "model", "recipe": "recipe", "compat": "compat", "sharding": "sharding.profile"}
 AUTO = "auto"  # chosen by `resolve`, from the checkpoint and the devices
 STEPS_OR_SIGMAS = {"num_inference_steps", "sigmas"}  # two spellings of one choice: the higher layer decides both
 RECIPE_KEYS = ("num_inference_steps", "sigmas", "guidance", "stg_blocks", "second_stage")  # None: the recipe's
@@ -164,6 +164,11 @@ def user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ltx2"
 
 
+def program_cache() -> Path:
+    """The folder of compiled programs in the user's cache."""
+    return user_cache() / "programs"
+
+
 def to_yaml(spec: RunSpec, provenance: Mapping[str, Any] | None = None) -> str:
     """`spec` as a YAML record: `read_spec(config=...)` gives an equal one. `asked` and `provenance` come last."""
     extra = {ASKED: list(spec.asked), **({PROVENANCE: provenance} if provenance else {})}
@@ -200,7 +205,7 @@ def profile_layers(
     """The values of each profile by its kind and name, under `default` those of none; later wins."""
     values = default_values()
     pages = {"default": dict(values)}
-    names: Values = {kind: asked.get(key, values[key]) for kind, key in KINDS.items()}
+    names: Values = {kind: asked.get(key, values[key]) for kind, key in PROFILE_KEYS.items()}
     if model_version:
         page = dict(_shipped_profile("model", model_version))
         blocks = (round(block * layers / PUBLISHED_LAYERS) for block in page["stg_blocks"])
@@ -276,7 +281,8 @@ def _config_values(file: ConfigLayer, flags: Values) -> tuple[Values, set[str]]:
     values = flatten(replace(file, values={key: value for key, value in file.values.items() if key not in others}))
     if not is_record:
         return values, set(values)
-    renamed = {kind for kind, key in KINDS.items() if key in values and flags.get(key, values[key]) != values[key]}
+    named = {kind: key for kind, key in PROFILE_KEYS.items() if key in values}
+    renamed = {kind for kind, key in named.items() if flags.get(key, values[key]) != values[key]}
     if renamed and not isinstance(asked, list):
         raise UsageError(
             f"{file.source}this record does not list what was asked for, so its {min(renamed)} cannot be replaced",
@@ -288,4 +294,4 @@ def _config_values(file: ConfigLayer, flags: Values) -> tuple[Values, set[str]]:
     if "sharding" in renamed:
         kept = {key for key in kept if not key.startswith(SECTION)}
         values = {key: value for key, value in values.items() if not key.startswith(SECTION)}
-    return {key: value for key, value in values.items() if key not in {KINDS[kind] for kind in renamed}}, kept
+    return {key: value for key, value in values.items() if key not in {PROFILE_KEYS[kind] for kind in renamed}}, kept

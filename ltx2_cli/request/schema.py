@@ -60,7 +60,8 @@ def _schema(kind: Any) -> Schema:
     if get_origin(kind) is UnionType:
         return {"anyOf": [_schema(option) for option in arguments]}
     if get_origin(kind) is tuple:
-        return {"type": "array", "items": _schema(arguments[0])}
+        size = {} if Ellipsis in arguments else dict.fromkeys(("minItems", "maxItems"), len(arguments))
+        return {"type": "array", "items": _schema(arguments[0]), **size}
     if get_origin(kind) is dict:
         return {"type": "object", "additionalProperties": _schema(arguments[1])}
     return {"type": TYPES[kind]}

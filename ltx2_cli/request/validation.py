@@ -35,7 +35,7 @@ OPTIONS = {
     "reference": "--reference",
     "mask": "--reference-mask",
 }
-KINDS = {True: "mp4", False: "wav"}  # of clips, with a picture and without one
+CLIP_TYPES = {True: "mp4", False: "wav"}  # of clips, with a picture and without one
 MAX_CRF = 51  # of H.264
 MAX_REFERENCE_SCALE = 99  # published LoRAs follow references of half the size, or of a quarter
 MAX_TOKENS = 2**17  # of text; Gemma-3's context length
@@ -268,7 +268,7 @@ def _wrong_files(spec: RunSpec) -> Iterator[Finding]:
     if "/" in (spec.model_name or ""):
         sentence = f"model_name {spec.model_name} begins file names and cannot hold a `/`; use -o to name the file"
         yield "model_name", sentence
-    kind = KINDS[spec.running.video]
+    kind = CLIP_TYPES[spec.running.video]
     if spec.output and Path(spec.output).suffix.lower() != f".{kind}":
         legal = f"{'an' if spec.running.video else 'a'} {kind}; name one: -o {_named(Path(spec.output), kind)}"
         yield "output", f"output {spec.output!r} is not {legal}"

@@ -138,6 +138,11 @@ def test_a_broken_line_is_named_and_the_others_are_jobs(dry: Run) -> None:
         (["rain"], "--set heigth=3", "--set 'heigth=3': unknown key `heigth`; closest"),
         (["rain"], "--set height=33", "line 1: height 33 is not a multiple of 32"),
         (["{", "{"], "", "line 1: this is no JSON object"),
+        (
+            [{"conditions": [{"path": "a.mp4", "kind": "clip", "anew": [1, 2, 3]}]}],
+            "",
+            "line 1: `conditions` is [{'path'",
+        ),
         (["{", "rain"], "--fail-fast", "line 1: this is no JSON object"),
         (["rain", "\0"], "", "jobs is not text in UTF-8\nhint: a prompt a line, or a JSON object"),
         (["rain"], "--num-processes 1 --config none.yaml", "none.yaml cannot be read"),

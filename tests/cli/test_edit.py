@@ -142,7 +142,7 @@ def test_a_clip_without_a_record_needs_a_prompt_and_a_model(asks: Asks, tmp_path
     ("start", "stop", "sentence", "hint"),
     [
         ("1.5", "1", "--from 1.5s is not before --to 1s", "--from 1s --to 1.5s"),
-        ("1", "1", "--from 1s is not before --to 1s", ""),
+        ("1", "1", "--from 1s is not before --to 1s", "--from 1s --to 1.33333s"),
         ("1", "2.5", "lasts 2.04 s, and 1 to 2.5 s are to be made anew", "nearest: --from 1.00s --to 2.04s"),
         ("3", "4", "lasts 2.04 s, and 3 to 4 s are to be made anew", "nearest: --from 2.00s --to 2.04s"),
         ("soon", "4", "--from 'soon' is not like 5s", "for example: --from 5s"),

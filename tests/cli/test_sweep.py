@@ -62,6 +62,11 @@ def test_any_key_varies(sweep: Run) -> None:
         ("--vary height=33,34", "line 1: height 33 is not a multiple of 32"),
         ("--vary steps=1,1", "lines 1 and 2 both make out/a-steps-1-seed-"),
         ("--vary steps=1,2 --sheet mine.png", "mine.png exists"),
+        ("--vary steps=1,2 --sheet mine.png --image mine.png --force", "mine.png is read, and would be overwritten"),
+        (
+            "--vary steps=1,2 --sheet out/clip.mp4",
+            "--sheet out/clip.mp4 is not a PNG\nhint: nearest: --sheet out/clip.png",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_made(
