@@ -23,6 +23,7 @@ from ltx2_cli.errors import RunError
 from ltx2_cli.estimate.estimate import estimate_plan
 from ltx2_cli.files import replacing
 from ltx2_cli.outputs import Product
+from ltx2_cli.plan.edit import pieces
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Stage
 from ltx2_cli.request.profiles import user_cache
@@ -38,7 +39,7 @@ class PastRun:
     """One run, in seconds."""
 
     steps: tuple[float, ...]  # of each stage: a step
-    clip: float  # to decode and write one
+    clip: float  # to decode and write one, or a piece of one that goes on
     compiling: float  # waiting for programs to be compiled, or read from the cache
     cold: bool  # some were compiled
     others: float  # from the program's start
@@ -46,7 +47,7 @@ class PastRun:
     def seconds(self, plan: Plan, compiling: float) -> float:
         """What a run of `plan` takes at these times."""
         steps = sum(stage.steps * step for stage, step in zip(_stages(plan), self.steps, strict=True))
-        return self.others + compiling + len(plan.batches) * steps + len(plan.seeds) * self.clip
+        return self.others + compiling + pieces(plan.spec) * (len(plan.batches) * steps + len(plan.seeds) * self.clip)
 
 
 def expected_time(plan: Plan, product: Product) -> str:
@@ -74,14 +75,14 @@ def remember(plan: Plan, product: Product, timings: Timings, total: float, cold:
     a program was compiled. What cannot be kept is not."""
     stages, found = _stages(plan), timings.seconds()
     denoising = [seconds for name, seconds in timings.stages if name == DENOISE]
-    batches = len(denoising) // len(stages) if stages else 0
-    if not batches or batches != len(plan.batches) or len(denoising) != batches * len(stages):
+    each, batches = pieces(plan.spec), len(denoising) // len(stages) if stages else 0
+    if not batches or batches != each * len(plan.batches) or len(denoising) != batches * len(stages):
         return
     steps = tuple(sum(denoising[number :: len(stages)]) / batches / stage.steps for number, stage in enumerate(stages))
     clips = found.get(DECODE, 0.0) + found.get(WRITE, 0.0)
     compiling = sum(seconds for name, seconds in found.items() if name.startswith("compile"))
     others = total - sum(denoising) - clips - compiling
-    run = PastRun(steps, clips / len(plan.seeds), compiling, cold, others)
+    run = PastRun(steps, clips / len(plan.seeds) / each, compiling, cold, others)
     runs = [*past_runs(plan, product), run][-KEPT:]
     path = _file(shape := shape_of(plan, product))
     text = json.dumps({"shape": shape, "runs": [asdict(run) for run in runs]}, indent=1) + "\n"

@@ -15,6 +15,7 @@ from ltx2_cli.estimate.history import KEPT, expected_time, in_words, past_runs, 
 from ltx2_cli.outputs import Product
 from ltx2_cli.plan.resolve import Plan, plan_offline
 from ltx2_cli.request.profiles import read_spec
+from ltx2_cli.request.spec import ConditionSpec
 from program import CACHE, cache_restored
 
 CLIPS = Product.clips
@@ -58,6 +59,16 @@ def test_a_run_takes_as_long_as_the_last_of_its_shape(plan: Plan):
     for seconds in (20.0, 60.0):
         remember(several, CLIPS, timings([seconds] * 3, 2.0, clips=3), total=3 * seconds + 9 + 15 + 2, cold=False)
     assert expected_time(plan, CLIPS) == "about 60 s, as the last 3 runs of this shape here"  # the median
+
+
+def test_each_piece_of_a_clip_that_goes_on_takes_as_long(plan: Plan):
+    length, shown = plan.spec.num_frames, 9
+    goes_on = ConditionSpec("c.mp4", kind="clip", num_frames=shown, anew=(length, length + 3 * (length - shown)))
+    thrice = replace(plan, spec=replace(plan.spec, conditions=(goes_on,)))
+    remember(plan, CLIPS, timings([40.0]), total=60.0, cold=False)  # 17 s else
+    assert expected_time(thrice, CLIPS).startswith("about 146 s")
+    remember(thrice, CLIPS, timings([40.0] * 3, clips=3), total=3 * 43 + 17, cold=False)
+    assert expected_time(plan, CLIPS) == "about 60 s, as the last 2 runs of this shape here"
 
 
 def test_other_shapes_are_not_compared(plan: Plan):
