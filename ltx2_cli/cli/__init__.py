@@ -91,8 +91,9 @@ class Verb(TyperCommand):
         for option in single:
             flag, given = option.opts[0], values_by_name.get(option.name, [])
             if len(given) > 1 and not ctx.resilient_parsing:  # as for completion
-                values = given if flag == "--seed" and self.name == "generate" else given[-1:]
-                raise UsageError(f"{flag} is given {len(given)} times: {', '.join(given)}", shlex.join([flag, *values]))
+                several = flag == "--seed" and option.type_descriptor.annotation is str  # 7, or 1,2,3
+                value = ",".join(given) if several else given[-1]
+                raise UsageError(f"{flag} is given {len(given)} times: {', '.join(given)}", shlex.join([flag, value]))
         return super().parse_args(ctx, args)
 
 

@@ -70,6 +70,8 @@ class Options:
 
 
 class ModelOptions(Options):
+    """What decides how any latents are denoised or decoded."""
+
     fps: Real = option(SIZE, "Frames per second, 1 to 240.")
     dtype: Literal["bfloat16", "float32"] | None = option(MODEL, "Arithmetic of all but the text encoder.")
     text_encoder: Text = option(MODEL, r"FOLDER or REPO\[@REV] with Gemma-3, for a single file.")
@@ -77,6 +79,8 @@ class ModelOptions(Options):
 
 
 class ContentOptions(ModelOptions):
+    """What a clip shows, and by which networks and guidance."""
+
     prompt: Text = option(CONTENT, "What to show and to hear.")
     negative_prompt: Text = option(CONTENT, "What to keep away from.")
     guidance_scale: Real = option(VIDEO, "Away from the negative prompt; off: 1.")
@@ -99,6 +103,8 @@ class ContentOptions(ModelOptions):
 
 
 class ClipOptions(ContentOptions):
+    """What a clip is given, and its size."""
+
     image: Texts = option(
         INPUTS,
         "Shown at FRAME: 0 the first, as without it, -1 the last; repeatable.",
@@ -122,21 +128,29 @@ class ClipOptions(ContentOptions):
 
 
 class ConfigOptions(Options):
+    """Values from a file and by their keys."""
+
     config: File = option(FILES, "Settings in YAML, a clip's record, or the clip itself; options win.")
     settings: Texts = SETTINGS
 
 
 class WishOptions(ConfigOptions):
+    """Size and length as people say them, in place of pixels and frames."""
+
     aspect: Text = option(SIZE, "In place of a width and height: 16:9, 1:1, 9:16.", metavar="W:H")
     resolution: Text = option(SIZE, "The shorter side, of the first of two stages: 720p.", metavar="PIXELSp")
     duration: Text = option(SIZE, "In place of a number of frames: 5s.", metavar="SECONDS")
 
 
 class SavedModelOptions(ModelOptions):
+    """The same for saved latents, which may say their model."""
+
     model: Text = option(MODEL, "Where the file does not say which, or in its place.", profiles="model")
 
 
 class KeepOptions(Options):
+    """Whether an unfinished run is kept."""
+
     resumable: bool | None = option(
         FILES,
         "Keep the state of the run in a .run file for `ltx2 resume`; by default where it takes more than a minute.",
@@ -146,6 +160,8 @@ class KeepOptions(Options):
 
 
 class SessionOptions(Options):
+    """Of every command that makes files: what it says, and its hosts."""
+
     force: bool = flag(FILES, "Overwrite what is there.", "--force")
     strict: bool = flag(REPORT, "Exit code 4 if what is written is black, frozen, silent, clipped, …", "--strict")
     verbose: bool = flag(REPORT, "Say every stage and how long it took.", "--verbose", "-v")
@@ -160,6 +176,8 @@ class SessionOptions(Options):
 
 
 class MakingOptions(KeepOptions, SessionOptions):
+    """Of commands that make clips of one request."""
+
     preview: File = option(FILES, "PNG that shows the clip while it is made, replaced at every tenth of its steps.")
     dry_run: bool = flag(REPORT, "Print what would be downloaded and done; do nothing.", "--dry-run")
     as_json: bool = flag(REPORT, "At the end one line: paths, seeds, seconds by stage, memory in bytes.", "--json")
@@ -170,6 +188,8 @@ class MakingOptions(KeepOptions, SessionOptions):
 
 
 class RequestOptions(ClipOptions, WishOptions):
+    """A whole request."""
+
     words: Texts = argument("PROMPT", "What to show and to hear, as --prompt.", default=None)
     num_videos: Count = option(SIZE, "Videos at once, of seeds that follow each other.")
     seed: Text = option(
@@ -182,6 +202,8 @@ class RequestOptions(ClipOptions, WishOptions):
 
 
 class BatchOptions(ClipOptions, WishOptions, KeepOptions, SessionOptions):
+    """What many requests have in common, and how they are made."""
+
     num_videos: Count = option(SIZE, "Videos at once, of seeds that follow each other.")
     fail_fast: bool = flag(FILES, "Stop at the first job that fails.", "--fail-fast")
     as_json: bool = flag(REPORT, "A line of JSON for each job on stdout, in place of paths.", "--json")
@@ -195,6 +217,8 @@ class BatchOptions(ClipOptions, WishOptions, KeepOptions, SessionOptions):
 
 
 class EditOptions(ContentOptions, MakingOptions):
+    """A clip that is changed, and what its new part shows."""
+
     clip: Path = argument("CLIP", "A video; an mp4 of ltx2 says how it was made, and is edited so.")
     seed: Text = option(STEPS, "One or more, 7 or 0..15; without it a random one, which is printed.")
     settings: Texts = SETTINGS

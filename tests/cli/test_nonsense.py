@@ -33,7 +33,7 @@ REFUSED = {
     "two names": (["-o", "a.mp4", "--output=b.mp4"], "--output is given 2 times: a.mp4, b.mp4\nhint: --output b.mp4"),
     "two configs": (["--config", "a", "--config", "b"], "--config is given 2 times: a, b\nhint: --config b"),
     "two prompts": (["--prompt", "a cat"], "--prompt is given 2 times: a ball, a cat\nhint: --prompt 'a cat'"),
-    "seeds one by one": (["--seed", "1", "--seed", "2"], "--seed is given 2 times: 1, 2\nhint: --seed 1 2"),
+    "seeds one by one": (["--seed", "1", "--seed", "2"], "--seed is given 2 times: 1, 2\nhint: --seed 1,2"),
     "half a range of seeds": (["--seed", "0.."], "`seed` is '0..'; expected null or a list, each an integer"),
     "a LoRA of an unset variable": (["--lora", ""], "lora is empty"),
     "a strength alone": (["--lora", ":0.8"], "--lora :0.8 names no file"),

@@ -118,7 +118,7 @@ def test_what_was_interrupted_is_gone_on_with(batch: Run, monkeypatch: pytest.Mo
         patch.setattr(RunCheckpointer, "_measure", stop)
         code, results, err = batch(lines, "--resumable")
     assert (code, [result["line"] for result in results]) == (130, [1])
-    assert err.endswith("stopped after step 1 of 2 of stage 1\nhint: the same command goes on; 1 clips were made\n")
+    assert err.endswith("stopped after step 1 of 2 of stage 1\nhint: the same command goes on; jobs that are done: 1\n")
     assert (Path("2-3.run").exists(), Path("2-3.claim").exists()) == (True, False)
     code, results, err = batch(lines, "--resumable")
     assert (code, [result["status"] for result in results]) == (0, ["skipped", "done", "done"])
