@@ -277,9 +277,8 @@ def _convert(value: Any, kind: Any) -> Any:
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is UnionType:
         return None if value is None else _convert(value, arguments[0])
-    if origin is tuple and isinstance(value, list | tuple):
-        if Ellipsis not in arguments and len(value) != len(arguments):
-            raise ValidationError
+    fits = isinstance(value, list | tuple) and (Ellipsis in arguments or len(value) == len(arguments))
+    if origin is tuple and fits:
         return tuple(_convert(item, arguments[0]) for item in value)
     if origin is Literal and value in arguments:
         return value
