@@ -113,21 +113,30 @@ def test_a_signal_during_writing_leaves_no_file(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-# A run whose step never ends, within one call into C++, and that listens.
+# A run whose step never ends, and that listens: within one call into C++, or in a wait for what runs in another thread.
 ENDLESS = """
+import sys
 from threading import Timer
 import jax
-from ltx2_cli.interrupts import StopRequest, handle_signals, stop_on_signal
+import jax.numpy as jnp
+from ltx2_cli import cli
+from ltx2_cli.__main__ import main
+from ltx2_cli.interrupts import StopRequest, stop_on_signal
 endless = jax.jit(lambda x: jax.lax.while_loop(lambda x: x >= 0, lambda x: x * 0.5, x)).lower(1.0).compile()
-with handle_signals(), stop_on_signal(StopRequest(listening=True)):
-    Timer(0.5, print, ["begun"], {"flush": True}).start()  # by then the call has begun
-    endless(1.0).block_until_ready()
+slow = jax.jit(lambda x: jnp.sum(x @ x) * 0 + 1).lower(jnp.ones((1500, 1500))).compile()
+def run():
+    with stop_on_signal(StopRequest(listening=True)):
+        Timer(0.5, print, ["begun"], {"flush": True}).start()  # by then the call has begun
+        endless(%s).block_until_ready()
+cli.main = run
+main()
 """
 
 
-def test_a_second_signal_ends_a_long_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("argument", ["1.0", "slow(jnp.ones((1500, 1500)))"], ids=["in the call", "waited for"])
+def test_a_second_signal_ends_a_long_step(tmp_path: Path, argument: str) -> None:
     """The first is answered while the step runs, too."""
-    program = start(tmp_path, ENDLESS)
+    program = start(tmp_path, ENDLESS % argument)
     assert program.stdout
     assert program.stderr
     assert program.stdout.readline() == "begun\n"
