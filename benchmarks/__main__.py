@@ -30,7 +30,8 @@ from ltx2_cli.core.programs import CONVOLUTION_OPTIONS
 from ltx2_cli.diffusion.geometry import VAECompression, clip_geometry
 from ltx2_cli.models.arch import TransformerArch
 from ltx2_cli.models.config import read_arch
-from ltx2_cli.models.transformer import DenoiserInputs, PassMasks, Transformer, rope_tables
+from ltx2_cli.models.transformer import Transformer
+from ltx2_cli.models.transformer_inputs import DenoiserInputs, PassMasks, rope_tables
 from ltx2_cli.models.video_vae import VideoVAE, VideoVAEArch
 from ltx2_cli.nn.kernels import NATIVE
 from ltx2_cli.request.spec import Streams

@@ -20,13 +20,13 @@ from ltx2_cli.diffusion.conditions import Conditions, Given, conditions, given_w
 from ltx2_cli.diffusion.denoise import GuidanceWeights, Pass, denoise, pad_sigmas, traced_weights
 from ltx2_cli.diffusion.latents import Shape, noise, noise_behind, pack
 from ltx2_cli.errors import NotFiniteError
-from ltx2_cli.models.transformer import (
+from ltx2_cli.models.transformer import Transformer
+from ltx2_cli.models.transformer_inputs import (
     DenoiserInputs,
     PassMasks,
     Ropes,
     Sharing,
     TextContext,
-    Transformer,
     abstract_rope_tables,
     rope_tables,
 )

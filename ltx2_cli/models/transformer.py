@@ -1,28 +1,31 @@
-"""The audio-video diffusion transformer: latents, noise level and text in; velocities out (arXiv:2601.03233).
-
-A layer has self, text, cross-modal attention and feed-forward, all modulated by the noise level.
-"""
+"""The audio-video diffusion transformer: latents, noise level and text in; velocities out (arXiv:2601.03233)."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial, reduce
-from itertools import repeat
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.experimental.layout import with_layout_constraint
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ltx2_cli.diffusion.conditions import UNCONDITIONED, Conditions, References
-from ltx2_cli.diffusion.denoise import Pass
-from ltx2_cli.diffusion.geometry import Geometry
+from ltx2_cli.diffusion.conditions import Conditions
 from ltx2_cli.models.arch import StreamArch, TransformerArch
-from ltx2_cli.nn.attention import Attention, KeysValues, PreparedRope, TokenAxis, prepare_rope
-from ltx2_cli.nn.layers import AdaLayerNormSingle, FeedForward, Linear, computed_once, layer_norm, rms_norm
-from ltx2_cli.nn.rope import Rope, rope_table
+from ltx2_cli.models.transformer_block import Block, each, modulate
+from ltx2_cli.models.transformer_inputs import (
+    Arrays,
+    DenoiserInputs,
+    Mask,
+    Modulation,
+    PassMasks,
+    Ropes,
+    Sharing,
+    StreamInputs,
+    TextContext,
+    by_token,
+)
+from ltx2_cli.nn.attention import KeysValues, TokenAxis, prepare_rope
+from ltx2_cli.nn.layers import AdaLayerNormSingle, Linear, layer_norm
 from ltx2_cli.request.spec import BOTH, Streams
 from ltx2_cli.sharding import active, constrain, fill
 from ltx2_cli.weights.declare import Scope, Weight, is_weight
@@ -30,244 +33,7 @@ from ltx2_cli.weights.declare import Scope, Weight, is_weight
 T = TypeVar("T")
 OUTPUT_EPS = 1e-6
 TRAIN_TIMESTEPS = 1000  # the timestep of noise level 1
-Arrays = Streams[jax.Array]
-Mask = jax.Array | np.ndarray
-Layer = tuple["Block", Streams[KeysValues | None] | None, Mask | None]  # a block, its text, which rows it perturbs
-
-
-class Modulation(NamedTuple):
-    """Rows that the noise level adds to the tables of every layer, each [rows, dim] for one stream; but for the text,
-    [levels, rows, dim] where tokens have noise levels of their own."""
-
-    self_and_mlp: jax.Array  # shift, scale and gate of self-attention, feed-forward and, if modulated, the text query
-    cross: jax.Array  # scale and shift towards the video, scale and shift towards the audio
-    cross_gate: jax.Array
-    text: jax.Array | None  # shift and scale of the text keys and values, where the model modulates them
-
-
-class Ropes(NamedTuple):
-    """Rotary tables of one stream: for its self-attention, and for cross-modal attention (time alone)."""
-
-    own: Rope
-    cross: Rope
-
-
-class PassMasks(NamedTuple):
-    """What a layer computes for each row; bool [rows], None: all of it for all of them."""
-
-    self_attention: Mask | None  # false: self-attention is perturbed
-    cross_modal: Mask | None  # false: no attention between video and audio
-
-
-@partial(jax.tree_util.register_dataclass, data_fields=["branch"], meta_fields=["passes"])
-@dataclass(frozen=True)
-class Sharing:
-    """What the masks say, as far as it is known before a program is compiled: what rows need not compute, on devices
-    that hold all passes of their videos."""
-
-    passes: tuple[Pass, ...]  # of each video, the conditional one first
-    branch: jax.Array | np.ndarray | int | None = None  # the first block where the perturbed pass differs from that
-
-    def isolated(self, rows: int) -> int:
-        """How many of all rows keep the streams apart: the last of each video, or none."""
-        return rows // len(self.passes) if self.passes[-1] is Pass.ISOLATED else 0
-
-    def without_perturbed(self, rows: Mask) -> jax.Array:
-        """Rows without those of the perturbed pass."""
-        by_video = rows.reshape(-1, len(self.passes), *rows.shape[1:])
-        return jnp.delete(by_video, self.passes.index(Pass.PERTURBED), axis=1).reshape(-1, *rows.shape[1:])
-
-    def branch_off(self, rows: jax.Array) -> jax.Array:
-        """Rows that lack those of the perturbed pass, with these: equal to those of the conditional pass."""
-        passes, place = len(self.passes), self.passes.index(Pass.PERTURBED)
-        videos, tokens = len(rows) // (passes - 1), rows.shape[1:]
-        by_video = rows.reshape(videos, passes - 1, *tokens)
-        parts = by_video[:, :place], by_video[:, :1], by_video[:, place:]
-        return jnp.concatenate(parts, axis=1).reshape(videos * passes, *tokens)
-
-
-class TextContext(NamedTuple):
-    """Text for the layers: its tokens [contexts, tokens, dim] and, where no layer modulates them by the noise level,
-    the keys and values of all layers [layers, contexts, tokens, heads * head_dim]."""
-
-    tokens: Arrays
-    keys_values: Streams[KeysValues | None] | None
-
-
-class DenoiserInputs(NamedTuple):
-    """What a forward reads besides latents and noise level: the same at every step. Rows are videos times passes, those
-    of a video in turn."""
-
-    text: TextContext
-    contexts: jax.Array | np.ndarray  # int [rows]: each row's text context
-    ropes: Streams[Ropes]
-    masks: PassMasks  # `self_attention` has a leading layers axis
-    given: Streams[Conditions | None] = UNCONDITIONED  # tokens with a noise level of their own
-    sharing: Sharing | None = None  # None: every row computes all that it needs
-
-
-class StreamInputs(NamedTuple):
-    """What every layer of one stream reads: the same in all."""
-
-    modulation: Modulation
-    own_rope: PreparedRope
-    cross_rope: PreparedRope
-    tokens: TokenAxis
-    level: jax.Array | None = None  # int [tokens]: of each token's noise level; None: all have the stream's
-    references: References | None = None  # among the tokens
-
-    def rows(self, table: jax.Array, modulation: jax.Array) -> list[jax.Array]:
-        """The rows of a table, modulated: each [dim], or by token [tokens, dim]."""
-        return by_token(table + modulation, self.level)
-
-
-def by_token(rows: jax.Array, level: jax.Array | None) -> list[jax.Array]:
-    """Of [levels, rows, dim] what the level of each token picks, row by row [tokens, dim]; else the rows, each [dim].
-    Levels are few: each row is selected in the very loop that reads it, which the stacked rows could not be."""
-    if level is None:
-        return list(rows)
-    return [reduce(partial(_pick, level), enumerate(row[1:], 1), row[0]) for row in rows.swapaxes(0, 1)]
-
-
-def _pick(level: jax.Array, picked: jax.Array, numbered: tuple[int, jax.Array]) -> jax.Array:
-    number, row = numbered
-    return jnp.where((level == number)[:, None], row, picked)
-
-
-def modulate(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
-    """x·(1 + scale) + shift."""
-    return computed_once(x * (1 + scale) + shift)
-
-
-class Stream(nnx.Module):
-    """One stream's half of a layer, x [rows, tokens, dim]. Video and audio are this class under two sets of names."""
-
-    def __init__(self, scope: Scope, arch: StreamArch, eps: float):
-        prefix, width, sizes = arch.prefix, arch.width, (arch.heads, arch.head_dim, arch.gated)
-        self.self_attention = Attention(scope / f"{prefix}attn1", width, width, *sizes)
-        self.text_attention = Attention(scope / f"{prefix}attn2", width, arch.text_width, *sizes)
-        self.feed_forward = FeedForward(scope / f"{prefix}ff", width, bias=arch.feed_forward_bias)
-        rows, axes = 9 if arch.text_modulated else 6, (None, "embed")
-        self.table = scope.weight(f"{prefix}scale_shift_table", (rows, width), axes)
-        self.cross_table = scope.weight(f"{arch.name}_a2v_cross_attn_scale_shift_table", (5, width), axes)
-        text_table = f"{prefix}prompt_scale_shift_table", (2, arch.text_width), axes
-        self.text_table = scope.weight(*text_table) if arch.text_modulated else None
-        self.eps = eps
-
-    def text_keys_values(self, text: jax.Array, modulation: jax.Array | None) -> KeysValues:
-        """Keys and values of the text [contexts, tokens, dim]."""
-        if self.text_table is None or modulation is None:
-            return self.text_attention.keys_values(text)
-        shift, scale = self.text_table[...] + modulation
-        return self.text_attention.keys_values(modulate(text, scale, shift))
-
-    @jax.named_scope("self_attention")
-    def attend_to_itself(self, x: jax.Array, inputs: StreamInputs, mask: Mask | None) -> jax.Array:
-        """x after self-attention."""
-        rope, tokens = inputs.own_rope, inputs.tokens
-        shift, scale, gate = inputs.rows(self.table[:3], inputs.modulation.self_and_mlp[..., :3, :])
-        normed = modulate(rms_norm(x, self.eps), scale, shift)
-        context = self.self_attention.keys_values(normed)
-        seen = (tokens, tokens), (rope, rope), mask, inputs.references
-        return x + self.self_attention(normed, context, *seen) * gate
-
-    @jax.named_scope("text_attention")
-    def attend_to_text(self, x: jax.Array, inputs: StreamInputs, text: KeysValues) -> jax.Array:
-        """x after text cross-attention."""
-        normed = rms_norm(x, self.eps)
-        if self.text_table is None:
-            return x + self.text_attention(normed, text, (inputs.tokens, TokenAxis()))
-        shift, scale, gate = inputs.rows(self.table[6:9], inputs.modulation.self_and_mlp[..., 6:9, :])
-        return x + self.text_attention(modulate(normed, scale, shift), text, (inputs.tokens, TokenAxis())) * gate
-
-    @jax.named_scope("feed_forward")
-    def mlp(self, x: jax.Array, inputs: StreamInputs) -> jax.Array:
-        """x after the feed-forward."""
-        shift, scale, gate = inputs.rows(self.table[3:6], inputs.modulation.self_and_mlp[..., 3:6, :])
-        y = x + self.feed_forward(modulate(rms_norm(x, self.eps), scale, shift)) * gate
-        return constrain(y, ("rows", inputs.tokens.name, None))
-
-    def cross_inputs(self, x: jax.Array, inputs: StreamInputs) -> Arrays:
-        """x, normalised and modulated, for the attention towards the video and for that towards the audio."""
-        rows = inputs.rows(self.cross_table[:4], inputs.modulation.cross)
-        normed = rms_norm(x, self.eps)
-        return Streams(modulate(normed, rows[0], rows[1]), modulate(normed, rows[2], rows[3]))
-
-    def add_cross(self, x: jax.Array, gathered: jax.Array, inputs: StreamInputs, mask: Mask | None) -> jax.Array:
-        """x plus what was gathered from the other stream, gated, where `mask` allows it. The last row of each video may
-        have gathered nothing."""
-        gated = gathered * inputs.rows(self.cross_table[4:], inputs.modulation.cross_gate)[0]
-        if mask is not None:
-            return x + jnp.where(mask[:, None, None], gated, 0)
-        if apart := len(x) - len(gated):
-            by_video = gated.reshape(apart, -1, *x.shape[1:])
-            gated = jnp.pad(by_video, ((0, 0), (0, 1), (0, 0), (0, 0))).reshape(x.shape)
-        return x + gated
-
-
-def each(
-    function: Callable[..., Any], streams: Streams[Any], first: Streams[Any], *others: Streams[Any]
-) -> Streams[Any]:
-    """`function` of each stream and of its parts of the others; of a stream that does not run, its part of `first`."""
-    parts = zip(streams, first, *others, strict=True)
-    return Streams(*(part[0] if stream is None else function(stream, *part) for stream, *part in parts))
-
-
-class Block(nnx.Module):
-    """One layer: both streams, and the attention between them; or one stream, alone."""
-
-    def __init__(self, scope: Scope, arch: TransformerArch, running: Streams[bool] = BOTH):
-        video, audio = arch.streams
-        self.video = Stream(scope, video, arch.norm_eps) if running.video else None
-        self.audio = Stream(scope, audio, arch.norm_eps) if running.audio else None
-        widths, sizes, both = (video.width, audio.width), (audio.heads, audio.head_dim), all(running)
-        to_video = scope / "audio_to_video_attn", *widths, *sizes, video.gated
-        to_audio = scope / "video_to_audio_attn", *widths[::-1], *sizes, audio.gated
-        self.audio_to_video, self.video_to_audio = (Attention(*to) if both else None for to in (to_video, to_audio))
-
-    def text_keys_values(self, text: Arrays, modulation: Streams[jax.Array | None]) -> Streams[KeysValues | None]:
-        """Keys and values of each stream's text context [contexts, tokens, dim]."""
-        return Streams(
-            self.video.text_keys_values(text.video, modulation.video) if self.video else None,
-            self.audio.text_keys_values(text.audio, modulation.audio) if self.audio else None,
-        )
-
-    def __call__(
-        self,
-        x: Arrays,
-        text: Streams[KeysValues | None],
-        inputs: Streams[StreamInputs | None],
-        masks: PassMasks,
-        isolated: int = 0,
-    ) -> Arrays:
-        """x [rows, tokens, dim] of both streams after this layer. Rows are those of so many videos that have an
-        `isolated` pass behind their others, without attention between the streams; 0: the masks tell."""
-        streams, perturbed = Streams(self.video, self.audio), masks.self_attention
-        x = each(Stream.attend_to_itself, streams, x, inputs, Streams(perturbed, perturbed))
-        x = each(Stream.attend_to_text, streams, x, inputs, text)
-        x = self._exchange(x, inputs, masks.cross_modal, isolated)
-        return each(Stream.mlp, streams, x, inputs)
-
-    @jax.named_scope("exchange")
-    def _exchange(self, x: Arrays, inputs: Streams[Any], mask: Mask | None, isolated: int) -> Arrays:
-        """Audio-to-video and video-to-audio attention, both from the streams as they were before either."""
-        if not (self.video and self.audio and self.audio_to_video and self.video_to_audio):
-            return x
-        streams = (self.video, self.audio)
-        tokens, ropes = ((inputs.video.tokens, inputs.audio.tokens), (inputs.video.cross_rope, inputs.audio.cross_rope))
-        meeting = (
-            Streams(*(y.reshape(isolated, -1, *y.shape[1:])[:, :-1].reshape(-1, *y.shape[1:]) for y in x))
-            if isolated
-            else x
-        )
-        video, audio = map(Stream.cross_inputs, streams, meeting, inputs)
-        audio_kv = self.audio_to_video.keys_values(audio.video)
-        video_kv = self.video_to_audio.keys_values(video.audio)
-        gathered = (
-            self.audio_to_video(video.video, audio_kv, tokens, ropes),
-            self.video_to_audio(audio.audio, video_kv, tokens[::-1], ropes[::-1]),
-        )
-        return Streams(*map(Stream.add_cross, streams, x, gathered, inputs, repeat(mask)))
+Layer = tuple[Block, Streams[KeysValues | None] | None, Mask | None]  # a block, its text, which rows it perturbs
 
 
 class CaptionProjection(nnx.Module):
@@ -472,26 +238,3 @@ def _rows_here(rows: int) -> int:
     return (
         rows if plan is None else NamedSharding(plan.mesh, plan.activation(("rows",), (rows,))).shard_shape((rows,))[0]
     )
-
-
-def rope_tables(geometry: Geometry, arch: TransformerArch) -> Streams[Ropes]:
-    """The rotary tables of a clip, made on the host once for all steps."""
-    seconds, cross_width = max(stream.max_positions[0] for stream in arch.streams), arch.streams.audio.width
-
-    def tables(stream: StreamArch, positions: np.ndarray) -> Ropes:
-        fractions = positions / np.asarray(stream.max_positions, np.float32)
-        time, rest = positions[:, :1] / np.float32(seconds), (stream.heads, arch.rope_theta)
-        return Ropes(rope_table(fractions, stream.width, *rest), rope_table(time, cross_width, *rest))
-
-    return Streams(*map(tables, arch.streams, (geometry.video_positions(), geometry.audio_positions())))
-
-
-def abstract_rope_tables(geometry: Geometry, arch: TransformerArch) -> Streams[Ropes]:
-    """What `rope_tables` returns, without its values: a long clip's take seconds."""
-
-    def tables(one_token: Ropes, tokens: int) -> Ropes:
-        return jax.tree.map(lambda table: jax.ShapeDtypeStruct((tokens, *table.shape[1:]), table.dtype), one_token)
-
-    one_cell = replace(geometry, frames=1, height=1, width=1, audio_frames=1, keyframes=(), references=())
-    one_token = rope_tables(one_cell, arch)
-    return Streams(*map(tables, one_token, (geometry.video_tokens, geometry.audio_frames)))

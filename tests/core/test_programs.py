@@ -23,7 +23,7 @@ from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import load, programs, run
 from ltx2_cli.diffusion.geometry import clip_geometry
 from ltx2_cli.models import transformer
-from ltx2_cli.models.transformer import abstract_rope_tables, rope_tables
+from ltx2_cli.models.transformer_inputs import abstract_rope_tables, rope_tables
 from ltx2_cli.nn.rope import rope_table
 from ltx2_cli.plan.resolve import plan_offline
 from ltx2_cli.sharding import ShardingPlan

@@ -15,7 +15,8 @@ from ltx2_cli.diffusion.denoise import Pass
 from ltx2_cli.diffusion.geometry import VAECompression, clip_geometry
 from ltx2_cli.estimate.phases import picture_encoder_flops, video_decoder_flops
 from ltx2_cli.models.arch import TransformerArch
-from ltx2_cli.models.transformer import DenoiserInputs, PassMasks, Sharing, Transformer, rope_tables
+from ltx2_cli.models.transformer import Transformer
+from ltx2_cli.models.transformer_inputs import DenoiserInputs, PassMasks, Sharing, rope_tables
 from ltx2_cli.models.video_vae import VideoDecoder, VideoEncoder, VideoVAEArch
 from ltx2_cli.plan.work import Rows, Step, Tokens, denoiser_flops
 from ltx2_cli.request.spec import Streams

@@ -17,7 +17,8 @@ from ltx2_cli.models.arch import TransformerArch
 from ltx2_cli.models.config import read_arch
 from ltx2_cli.models.connectors import TextConnectors
 from ltx2_cli.models.gemma import Gemma, gemma_arch
-from ltx2_cli.models.transformer import DenoiserInputs, PassMasks, Transformer, rope_tables
+from ltx2_cli.models.transformer import Transformer
+from ltx2_cli.models.transformer_inputs import DenoiserInputs, PassMasks, rope_tables
 from ltx2_cli.request.profiles import read_sharding
 from ltx2_cli.request.spec import AttentionBackend, Streams
 from ltx2_cli.sharding import ShardingPlan, activate, lay_out

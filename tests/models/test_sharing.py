@@ -12,7 +12,8 @@ import pytest
 from ltx2_cli.diffusion.denoise import Pass
 from ltx2_cli.diffusion.geometry import Geometry
 from ltx2_cli.models.arch import TransformerArch
-from ltx2_cli.models.transformer import DenoiserInputs, PassMasks, Sharing, Transformer, rope_tables
+from ltx2_cli.models.transformer import Transformer
+from ltx2_cli.models.transformer_inputs import DenoiserInputs, PassMasks, Sharing, rope_tables
 from ltx2_cli.request.profiles import read_sharding
 from ltx2_cli.request.spec import AttentionBackend, Streams
 from ltx2_cli.sharding import ShardingPlan, activate, lay_out

@@ -15,7 +15,8 @@ from ltx2_cli.diffusion.conditions import UNCONDITIONED, Given, conditions
 from ltx2_cli.diffusion.geometry import Geometry, VAECompression, clip_geometry
 from ltx2_cli.models.arch import TransformerArch
 from ltx2_cli.models.config import read_arch
-from ltx2_cli.models.transformer import DenoiserInputs, PassMasks, Transformer, rope_tables
+from ltx2_cli.models.transformer import Transformer
+from ltx2_cli.models.transformer_inputs import DenoiserInputs, PassMasks, rope_tables
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.declare import Scope, declared
 from parity import adopt, published, randomise, relative_error

@@ -13,7 +13,8 @@ from flax import nnx
 from ltx2_cli.diffusion.geometry import clip_geometry
 from ltx2_cli.models.connectors import TextConnectors
 from ltx2_cli.models.gemma import Gemma
-from ltx2_cli.models.transformer import DenoiserInputs, PassMasks, Ropes, Transformer, rope_tables
+from ltx2_cli.models.transformer import Transformer
+from ltx2_cli.models.transformer_inputs import DenoiserInputs, PassMasks, Ropes, rope_tables
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.declare import Scope
 from tools.train_demo.arch import ARCH

@@ -1,0 +1,154 @@
+"""A layer of the diffusion transformer: self, text and cross-modal attention, and feed-forward, all modulated by the
+noise level (arXiv:2601.03233)."""
+
+from collections.abc import Callable
+from itertools import repeat
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from ltx2_cli.models.arch import StreamArch, TransformerArch
+from ltx2_cli.models.transformer_inputs import Arrays, Mask, PassMasks, StreamInputs
+from ltx2_cli.nn.attention import Attention, KeysValues, TokenAxis
+from ltx2_cli.nn.layers import FeedForward, computed_once, rms_norm
+from ltx2_cli.request.spec import BOTH, Streams
+from ltx2_cli.sharding import constrain
+from ltx2_cli.weights.declare import Scope
+
+
+def modulate(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
+    """x·(1 + scale) + shift."""
+    return computed_once(x * (1 + scale) + shift)
+
+
+class Stream(nnx.Module):
+    """One stream's half of a layer, x [rows, tokens, dim]. Video and audio are this class under two sets of names."""
+
+    def __init__(self, scope: Scope, arch: StreamArch, eps: float):
+        prefix, width, sizes = arch.prefix, arch.width, (arch.heads, arch.head_dim, arch.gated)
+        self.self_attention = Attention(scope / f"{prefix}attn1", width, width, *sizes)
+        self.text_attention = Attention(scope / f"{prefix}attn2", width, arch.text_width, *sizes)
+        self.feed_forward = FeedForward(scope / f"{prefix}ff", width, bias=arch.feed_forward_bias)
+        rows, axes = 9 if arch.text_modulated else 6, (None, "embed")
+        self.table = scope.weight(f"{prefix}scale_shift_table", (rows, width), axes)
+        self.cross_table = scope.weight(f"{arch.name}_a2v_cross_attn_scale_shift_table", (5, width), axes)
+        text_table = f"{prefix}prompt_scale_shift_table", (2, arch.text_width), axes
+        self.text_table = scope.weight(*text_table) if arch.text_modulated else None
+        self.eps = eps
+
+    def text_keys_values(self, text: jax.Array, modulation: jax.Array | None) -> KeysValues:
+        """Keys and values of the text [contexts, tokens, dim]."""
+        if self.text_table is None or modulation is None:
+            return self.text_attention.keys_values(text)
+        shift, scale = self.text_table[...] + modulation
+        return self.text_attention.keys_values(modulate(text, scale, shift))
+
+    @jax.named_scope("self_attention")
+    def attend_to_itself(self, x: jax.Array, inputs: StreamInputs, mask: Mask | None) -> jax.Array:
+        """x after self-attention."""
+        rope, tokens = inputs.own_rope, inputs.tokens
+        shift, scale, gate = inputs.rows(self.table[:3], inputs.modulation.self_and_mlp[..., :3, :])
+        normed = modulate(rms_norm(x, self.eps), scale, shift)
+        context = self.self_attention.keys_values(normed)
+        seen = (tokens, tokens), (rope, rope), mask, inputs.references
+        return x + self.self_attention(normed, context, *seen) * gate
+
+    @jax.named_scope("text_attention")
+    def attend_to_text(self, x: jax.Array, inputs: StreamInputs, text: KeysValues) -> jax.Array:
+        """x after text cross-attention."""
+        normed = rms_norm(x, self.eps)
+        if self.text_table is None:
+            return x + self.text_attention(normed, text, (inputs.tokens, TokenAxis()))
+        shift, scale, gate = inputs.rows(self.table[6:9], inputs.modulation.self_and_mlp[..., 6:9, :])
+        return x + self.text_attention(modulate(normed, scale, shift), text, (inputs.tokens, TokenAxis())) * gate
+
+    @jax.named_scope("feed_forward")
+    def mlp(self, x: jax.Array, inputs: StreamInputs) -> jax.Array:
+        """x after the feed-forward."""
+        shift, scale, gate = inputs.rows(self.table[3:6], inputs.modulation.self_and_mlp[..., 3:6, :])
+        y = x + self.feed_forward(modulate(rms_norm(x, self.eps), scale, shift)) * gate
+        return constrain(y, ("rows", inputs.tokens.name, None))
+
+    def cross_inputs(self, x: jax.Array, inputs: StreamInputs) -> Arrays:
+        """x, normalised and modulated, for the attention towards the video and for that towards the audio."""
+        rows = inputs.rows(self.cross_table[:4], inputs.modulation.cross)
+        normed = rms_norm(x, self.eps)
+        return Streams(modulate(normed, rows[0], rows[1]), modulate(normed, rows[2], rows[3]))
+
+    def add_cross(self, x: jax.Array, gathered: jax.Array, inputs: StreamInputs, mask: Mask | None) -> jax.Array:
+        """x plus what was gathered from the other stream, gated, where `mask` allows it. The last row of each video may
+        have gathered nothing."""
+        gated = gathered * inputs.rows(self.cross_table[4:], inputs.modulation.cross_gate)[0]
+        if mask is not None:
+            return x + jnp.where(mask[:, None, None], gated, 0)
+        if apart := len(x) - len(gated):
+            by_video = gated.reshape(apart, -1, *x.shape[1:])
+            gated = jnp.pad(by_video, ((0, 0), (0, 1), (0, 0), (0, 0))).reshape(x.shape)
+        return x + gated
+
+
+def each(
+    function: Callable[..., Any], streams: Streams[Any], first: Streams[Any], *others: Streams[Any]
+) -> Streams[Any]:
+    """`function` of each stream and of its parts of the others; of a stream that does not run, its part of `first`."""
+    parts = zip(streams, first, *others, strict=True)
+    return Streams(*(part[0] if stream is None else function(stream, *part) for stream, *part in parts))
+
+
+class Block(nnx.Module):
+    """One layer: both streams, and the attention between them; or one stream, alone."""
+
+    def __init__(self, scope: Scope, arch: TransformerArch, running: Streams[bool] = BOTH):
+        video, audio = arch.streams
+        self.video = Stream(scope, video, arch.norm_eps) if running.video else None
+        self.audio = Stream(scope, audio, arch.norm_eps) if running.audio else None
+        widths, sizes, both = (video.width, audio.width), (audio.heads, audio.head_dim), all(running)
+        to_video = scope / "audio_to_video_attn", *widths, *sizes, video.gated
+        to_audio = scope / "video_to_audio_attn", *widths[::-1], *sizes, audio.gated
+        self.audio_to_video, self.video_to_audio = (Attention(*to) if both else None for to in (to_video, to_audio))
+
+    def text_keys_values(self, text: Arrays, modulation: Streams[jax.Array | None]) -> Streams[KeysValues | None]:
+        """Keys and values of each stream's text context [contexts, tokens, dim]."""
+        return Streams(
+            self.video.text_keys_values(text.video, modulation.video) if self.video else None,
+            self.audio.text_keys_values(text.audio, modulation.audio) if self.audio else None,
+        )
+
+    def __call__(
+        self,
+        x: Arrays,
+        text: Streams[KeysValues | None],
+        inputs: Streams[StreamInputs | None],
+        masks: PassMasks,
+        isolated: int = 0,
+    ) -> Arrays:
+        """x [rows, tokens, dim] of both streams after this layer. Rows are those of so many videos that have an
+        `isolated` pass behind their others, without attention between the streams; 0: the masks tell."""
+        streams, perturbed = Streams(self.video, self.audio), masks.self_attention
+        x = each(Stream.attend_to_itself, streams, x, inputs, Streams(perturbed, perturbed))
+        x = each(Stream.attend_to_text, streams, x, inputs, text)
+        x = self._exchange(x, inputs, masks.cross_modal, isolated)
+        return each(Stream.mlp, streams, x, inputs)
+
+    @jax.named_scope("exchange")
+    def _exchange(self, x: Arrays, inputs: Streams[Any], mask: Mask | None, isolated: int) -> Arrays:
+        """Audio-to-video and video-to-audio attention, both from the streams as they were before either."""
+        if not (self.video and self.audio and self.audio_to_video and self.video_to_audio):
+            return x
+        streams = (self.video, self.audio)
+        tokens, ropes = ((inputs.video.tokens, inputs.audio.tokens), (inputs.video.cross_rope, inputs.audio.cross_rope))
+        meeting = (
+            Streams(*(y.reshape(isolated, -1, *y.shape[1:])[:, :-1].reshape(-1, *y.shape[1:]) for y in x))
+            if isolated
+            else x
+        )
+        video, audio = map(Stream.cross_inputs, streams, meeting, inputs)
+        audio_kv = self.audio_to_video.keys_values(audio.video)
+        video_kv = self.video_to_audio.keys_values(video.audio)
+        gathered = (
+            self.audio_to_video(video.video, audio_kv, tokens, ropes),
+            self.video_to_audio(audio.audio, video_kv, tokens[::-1], ropes[::-1]),
+        )
+        return Streams(*map(Stream.add_cross, streams, x, gathered, inputs, repeat(mask)))

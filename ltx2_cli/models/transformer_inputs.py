@@ -1,0 +1,142 @@
+"""What a forward of the diffusion transformer reads beside latents and weights."""
+
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ltx2_cli.diffusion.conditions import UNCONDITIONED, Conditions, References
+from ltx2_cli.diffusion.denoise import Pass
+from ltx2_cli.diffusion.geometry import Geometry
+from ltx2_cli.models.arch import StreamArch, TransformerArch
+from ltx2_cli.nn.attention import KeysValues, PreparedRope, TokenAxis
+from ltx2_cli.nn.rope import Rope, rope_table
+from ltx2_cli.request.spec import Streams
+
+Arrays = Streams[jax.Array]
+Mask = jax.Array | np.ndarray
+
+
+class Modulation(NamedTuple):
+    """Rows that the noise level adds to the tables of every layer, each [rows, dim] for one stream; but for the text,
+    [levels, rows, dim] where tokens have noise levels of their own."""
+
+    self_and_mlp: jax.Array  # shift, scale and gate of self-attention, feed-forward and, if modulated, the text query
+    cross: jax.Array  # scale and shift towards the video, scale and shift towards the audio
+    cross_gate: jax.Array
+    text: jax.Array | None  # shift and scale of the text keys and values, where the model modulates them
+
+
+class Ropes(NamedTuple):
+    """Rotary tables of one stream: for its self-attention, and for cross-modal attention (time alone)."""
+
+    own: Rope
+    cross: Rope
+
+
+class PassMasks(NamedTuple):
+    """What a layer computes for each row; bool [rows], None: all of it for all of them."""
+
+    self_attention: Mask | None  # false: self-attention is perturbed
+    cross_modal: Mask | None  # false: no attention between video and audio
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["branch"], meta_fields=["passes"])
+@dataclass(frozen=True)
+class Sharing:
+    """What the masks say, as far as it is known before a program is compiled: what rows need not compute, on devices
+    that hold all passes of their videos."""
+
+    passes: tuple[Pass, ...]  # of each video, the conditional one first
+    branch: jax.Array | np.ndarray | int | None = None  # the first block where the perturbed pass differs from that
+
+    def isolated(self, rows: int) -> int:
+        """How many of all rows keep the streams apart: the last of each video, or none."""
+        return rows // len(self.passes) if self.passes[-1] is Pass.ISOLATED else 0
+
+    def without_perturbed(self, rows: Mask) -> jax.Array:
+        """Rows without those of the perturbed pass."""
+        by_video = rows.reshape(-1, len(self.passes), *rows.shape[1:])
+        return jnp.delete(by_video, self.passes.index(Pass.PERTURBED), axis=1).reshape(-1, *rows.shape[1:])
+
+    def branch_off(self, rows: jax.Array) -> jax.Array:
+        """Rows that lack those of the perturbed pass, with these: equal to those of the conditional pass."""
+        passes, place = len(self.passes), self.passes.index(Pass.PERTURBED)
+        videos, tokens = len(rows) // (passes - 1), rows.shape[1:]
+        by_video = rows.reshape(videos, passes - 1, *tokens)
+        parts = by_video[:, :place], by_video[:, :1], by_video[:, place:]
+        return jnp.concatenate(parts, axis=1).reshape(videos * passes, *tokens)
+
+
+class TextContext(NamedTuple):
+    """Text for the layers: its tokens [contexts, tokens, dim] and, where no layer modulates them by the noise level,
+    the keys and values of all layers [layers, contexts, tokens, heads * head_dim]."""
+
+    tokens: Arrays
+    keys_values: Streams[KeysValues | None] | None
+
+
+class DenoiserInputs(NamedTuple):
+    """What a forward reads besides latents and noise level: the same at every step. Rows are videos times passes, those
+    of a video in turn."""
+
+    text: TextContext
+    contexts: jax.Array | np.ndarray  # int [rows]: each row's text context
+    ropes: Streams[Ropes]
+    masks: PassMasks  # `self_attention` has a leading layers axis
+    given: Streams[Conditions | None] = UNCONDITIONED  # tokens with a noise level of their own
+    sharing: Sharing | None = None  # None: every row computes all that it needs
+
+
+class StreamInputs(NamedTuple):
+    """What every layer of one stream reads: the same in all."""
+
+    modulation: Modulation
+    own_rope: PreparedRope
+    cross_rope: PreparedRope
+    tokens: TokenAxis
+    level: jax.Array | None = None  # int [tokens]: of each token's noise level; None: all have the stream's
+    references: References | None = None  # among the tokens
+
+    def rows(self, table: jax.Array, modulation: jax.Array) -> list[jax.Array]:
+        """The rows of a table, modulated: each [dim], or by token [tokens, dim]."""
+        return by_token(table + modulation, self.level)
+
+
+def by_token(rows: jax.Array, level: jax.Array | None) -> list[jax.Array]:
+    """Of [levels, rows, dim] what the level of each token picks, row by row [tokens, dim]; else the rows, each [dim].
+    Levels are few: each row is selected in the very loop that reads it, which the stacked rows could not be."""
+    if level is None:
+        return list(rows)
+    return [reduce(partial(_pick, level), enumerate(row[1:], 1), row[0]) for row in rows.swapaxes(0, 1)]
+
+
+def _pick(level: jax.Array, picked: jax.Array, numbered: tuple[int, jax.Array]) -> jax.Array:
+    number, row = numbered
+    return jnp.where((level == number)[:, None], row, picked)
+
+
+def rope_tables(geometry: Geometry, arch: TransformerArch) -> Streams[Ropes]:
+    """The rotary tables of a clip, made on the host once for all steps."""
+    seconds, cross_width = max(stream.max_positions[0] for stream in arch.streams), arch.streams.audio.width
+
+    def tables(stream: StreamArch, positions: np.ndarray) -> Ropes:
+        fractions = positions / np.asarray(stream.max_positions, np.float32)
+        time, rest = positions[:, :1] / np.float32(seconds), (stream.heads, arch.rope_theta)
+        return Ropes(rope_table(fractions, stream.width, *rest), rope_table(time, cross_width, *rest))
+
+    return Streams(*map(tables, arch.streams, (geometry.video_positions(), geometry.audio_positions())))
+
+
+def abstract_rope_tables(geometry: Geometry, arch: TransformerArch) -> Streams[Ropes]:
+    """What `rope_tables` returns, without its values: a long clip's take seconds."""
+
+    def tables(one_token: Ropes, tokens: int) -> Ropes:
+        return jax.tree.map(lambda table: jax.ShapeDtypeStruct((tokens, *table.shape[1:]), table.dtype), one_token)
+
+    one_cell = replace(geometry, frames=1, height=1, width=1, audio_frames=1, keyframes=(), references=())
+    one_token = rope_tables(one_cell, arch)
+    return Streams(*map(tables, one_token, (geometry.video_tokens, geometry.audio_frames)))
