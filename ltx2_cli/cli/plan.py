@@ -231,7 +231,9 @@ def _forward(estimate: Estimate, number: int) -> Iterator[str]:
         return
     sizes = vars(forward.memory).items()
     rows += [(f"  {name.removesuffix('_bytes')}", quantity(size), "", "") for name, size in sizes]
-    rows.append(("  sends", quantity(forward.sent_bytes), "", ""))
+    waited_for = sent_bytes(collective for collective in forward.collectives if not collective.asynchronous)
+    waits = f"arithmetic waits for {quantity(waited_for)} of it" if forward.sent_bytes else ""
+    rows.append(("  sends", quantity(forward.sent_bytes), waits, ""))
     groups: dict[tuple[str, tuple[str, ...]], list[Collective]] = {}
     for collective in forward.collectives:
         groups.setdefault((collective.kind, collective.axes), []).append(collective)

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from ltx2_cli.chips import chip
 from ltx2_cli.core.programs import Program
 from ltx2_cli.estimate.cycles import Cycles, clear_schedules, program_cycles
-from ltx2_cli.estimate.hlo import Loops, computations, lines
+from ltx2_cli.estimate.hlo import Loops, callees, computations, lines
 from ltx2_cli.files import replacing
 
 Groups = list[tuple[int, ...]]
@@ -33,6 +33,7 @@ SENT: dict[str, Callable[[int], float]] = {
 }
 
 _COLLECTIVE = re.compile(rf" = (?P<results>.*?) (?P<kind>{'|'.join(SENT)})(?P<start>-start)?\((?P<operands>[^)]*)")
+_STARTS = re.compile(r".*-start\(.*").findall
 _ENDS = re.compile(r"-(?:done|update)\(")
 _SHAPE = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
@@ -56,6 +57,7 @@ class Collective:
     bytes: int  # that a device sends each time it runs
     times: int  # how often it runs
     sent_bytes: int  # that a device sends for it in all
+    asynchronous: bool  # started before its result is asked for; otherwise arithmetic waits
     in_traced_loop: bool  # whether it runs more often than `times`
     loops: Loops  # iterations of each loop around it, outermost first; None where the program is given the number
     op_name: str  # path of the operation that it was made for
@@ -153,10 +155,15 @@ def collectives(text: str, mesh: Mesh) -> list[Collective]:
     branches of a conditional. Raises `ValueError` for a text that is not a compiled program's."""
     texts, entry = computations(text)
     distinct: dict[object, Collective] = {}
+    started = "".join(
+        texts.get(callee, "") for text in texts.values() for start in _STARTS(text) for callee in callees(start)
+    )
     for line, loops in lines(texts, entry, lambda line: not _COLLECTIVE.search(line) and not _ENDS.search(line)):
         if match := _COLLECTIVE.search(line):
             chain = _CHAIN.search(line)  # a TPU spreads one collective over several fusions
-            distinct.setdefault((*chain.groups(), loops) if chain else match, _collective(line, match, loops, mesh))
+            asynchronous = bool(chain or match["start"] or line in started)
+            key = (*chain.groups(), loops) if chain else match
+            distinct.setdefault(key, _collective(line, match, loops, asynchronous, mesh))
     return list(distinct.values())
 
 
@@ -165,7 +172,7 @@ def sent_bytes(collectives: Iterable[Collective]) -> int:
     return sum(collective.sent_bytes for collective in collectives)
 
 
-def _collective(line: str, match: re.Match[str], loops: Loops, mesh: Mesh) -> Collective:
+def _collective(line: str, match: re.Match[str], loops: Loops, asynchronous: bool, mesh: Mesh) -> Collective:
     kind, members, op_name = match["kind"], groups(line, mesh.size), _OP_NAME.search(line)
     results, operands = list(_SHAPE.finditer(match["results"])), match["operands"].count("%")
     if match["start"] and len(results) >= 2 * operands:  # the operands, the results, handles
@@ -184,6 +191,7 @@ def _collective(line: str, match: re.Match[str], loops: Loops, mesh: Mesh) -> Co
         bytes=sent,
         times=times,
         sent_bytes=sent * times,
+        asynchronous=asynchronous,
         in_traced_loop=None in loops,
         loops=loops,
         op_name=op_name[1] if op_name else "",

@@ -133,6 +133,9 @@ def test_a_plan_is_printed_as_a_table(plan: Run, monkeypatch: pytest.MonkeyPatch
     assert any(row.startswith("warning 3 rows do not divide by the 2 of mesh axis `passes`") for row in rows)
     assert "memory of a device, of 90 MB" in rows
     assert any(row.startswith("all-reduce") and "along heads" in row for row in rows)
+    (sends,) = (row for row in rows if row.startswith("sends"))
+    sent = sends.removeprefix("sends ").split(" arithmetic")[0]
+    assert sends == f"sends {sent} arithmetic waits for {sent} of it"  # a CPU's collectives are synchronous
     assert any(row.startswith("step ") for row in rows)
     assert "if a device does 1 TFLOP/s, reads 1000 GB/s and sends 1000 GB/s, as its maker says" in rows
 

@@ -76,6 +76,12 @@ def test_asynchronous_collectives_of_tpus_are_counted(mesh: Mesh):
     assert next(collective.results for collective in found if collective.kind == "collective-permute") == (
         "bf16[1024,512]",
     )
+    assert {collective.kind for collective in found if collective.asynchronous} == {
+        "all-gather",
+        "all-reduce",
+        "reduce-scatter",
+        "collective-permute",
+    }
 
 
 def summing(length: int, over: str, inner: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
@@ -116,6 +122,7 @@ def test_a_collective_split_over_fusions_counts_once(mesh: Mesh):
         ("all-gather", ("a",), (6,))
     ) == 2
     assert len(found) == 3
+    assert [collective.asynchronous for collective in found] == [False, True, False]
 
 
 LOOP = """
@@ -190,6 +197,7 @@ def test_a_start_and_its_wrapped_collective_count_once(mesh: Mesh):
         ("reduce-scatter", 4 * 7, AXES),
         ("all-reduce", 32, ("b",)),
     ]
+    assert [collective.asynchronous for collective in found] == [True, True, True, False]
 
 
 ROWS, COLUMNS = [(0, 1, 2, 3), (4, 5, 6, 7)], [(0, 4), (1, 5), (2, 6), (3, 7)]
