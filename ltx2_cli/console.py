@@ -21,6 +21,7 @@ from ltx2_cli.errors import RunError
 from ltx2_cli.units import duration, quantity
 
 LONGEST_LINE = 2000  # characters of an error
+MOST_LINES = 3  # of an error and its hint
 SECONDS = 30.0  # between two lines of a log that say how far a run is
 STEERING = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
@@ -34,10 +35,14 @@ def reporter(verbose: bool = False, stream: TextIO | None = None) -> Report:
 
 
 def print_error(sentences: str, hint: str, label: str = "error: ") -> None:
-    """An error on stderr: what is wrong, a line each, and what to do instead. What the user asked for has no label."""
+    """An error on stderr: what is wrong, a line each, of many sentences the last line has all that are left; and what
+    to do instead. What the user asked for has no label."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    for name, style, text in ((label, "bold red", sentences), ("hint: ", "bold cyan", hint)):
-        lines = list(map(visible, text.split("\n"))) if text else []
+    wrong, cures = sentences.split("\n"), hint.split("\n") if hint else []
+    whole = max(MOST_LINES - len(cures), 1) - 1  # lines of one sentence
+    wrong[whole:] = ["; ".join(wrong[whole:])] if wrong[whole:] else []
+    for name, style, text in ((label, "bold red", wrong), ("hint: ", "bold cyan", cures)):
+        lines = list(map(visible, text))
         for number, line in enumerate(lines):
             if len(line) > LONGEST_LINE:  # nobody would read the middle
                 lines[number] = f"{line[: LONGEST_LINE // 2]} … {line[-LONGEST_LINE // 4 :]}"

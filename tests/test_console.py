@@ -166,6 +166,14 @@ def test_errors_are_neither_markup_nor_wrapped(capfd: pytest.CaptureFixture[str]
     assert capfd.readouterr().err == f"error: no [bold]model[/bold]\n       {'x' * 200}\nhint: REPO[@REV]\n"
 
 
+def test_an_error_has_at_most_three_lines(capsys: pytest.CaptureFixture[str]):
+    for hint, shown in (("", "a\n       b\n       c; d\n"), ("x", "a\n       b; c; d\nhint: x\n")):
+        print_error("a\nb\nc\nd", hint)
+        assert capsys.readouterr().err == f"error: {shown}"
+    print_error("a\nb", "x\ny")
+    assert capsys.readouterr().err == "error: a; b\nhint: x\n      y\n"
+
+
 def test_control_characters_are_shown_escaped(capsys: pytest.CaptureFixture[str]):
     stranger = "\x1b[2J\x1b]0;title\x07 \x9b31m\u202eRED ☂ 👩\u200d🚀"
     shown = r"\x1b[2J\x1b]0;title\x07 \x9b31m\u202eRED ☂ " + "👩\u200d🚀"

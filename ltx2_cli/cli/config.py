@@ -194,20 +194,18 @@ def _means(words: list[str], key: str, value: object) -> bool:
 
 
 def validate(options: Validate) -> None:
-    """Check the files. Raises `UsageError` with every problem of all of them."""
-    sentences = list[str]()
+    """Print every mistake of the files. Raises `UsageError` afterwards if there is one."""
+    mistakes = 0
     for path in options.files:
         try:
-            page = config_page(path)
+            values, problems = file_findings(config_page(path) or ConfigLayer("", {}))
+            sentences, valid = with_lines(str(path), problems, _lines(path)), f"{path}: {len(values)} values, all valid"
         except UsageError as error:
-            sentences.append(f"{error}; {error.hint}")
-            continue
-        values, problems = file_findings(page or ConfigLayer("", {}))
-        sentences += with_lines(str(path), problems, _lines(path))
-        if not problems:
-            print_out(f"{path}: {len(values)} values, all valid")
-    if sentences:
-        raise UsageError(sentences, "`ltx2 config show` lists all keys")
+            sentences, valid = [f"{error}; {error.hint}"], ""
+        print_out("\n".join(sentence.replace("\n", "\\n") for sentence in sentences) or valid)
+        mistakes += len(sentences)
+    if mistakes:
+        raise UsageError(f"mistakes: {mistakes}", "`ltx2 config show` lists all keys")
 
 
 def _lines(path: Path) -> dict[str, int]:

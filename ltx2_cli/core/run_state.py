@@ -130,6 +130,8 @@ class SavedRun:
             for name, arrays in streams.items()
             if name.startswith(TEXT)
         }
+        if not all(np.isfinite(array).all() for streams in contexts.values() for array in streams):
+            raise _damaged(self.path, f"its text has numbers beyond {plan.dtype.value}")
         return RunState(*self.place, streams.get("latents"), streams.get("current"), contexts, self.history)
 
 
@@ -208,6 +210,7 @@ def _by_stream(streams: Mapping[str, Streams[Any] | None]) -> dict[str, Any]:
 # What is written
 
 WORTHWHILE = 60  # seconds: a run that is estimated to take longer is kept without being asked
+NEVER = -np.inf
 
 
 @dataclass
@@ -223,14 +226,14 @@ class RunCheckpointer:
     every: float  # seconds
     stop: StopRequest = field(default_factory=StopRequest)
     estimate: float = 0.0  # seconds that all steps take
-    written: float = -np.inf  # when, by the monotonic clock
+    written: float = NEVER  # when, by the monotonic clock
     last: tuple[RunState, float] = (RunState(), 0.0)
     preview: OnProgress = no_checkpoint  # is called where the run goes on
 
     @property
     def kept(self) -> bool:
         """Whether this run was saved."""
-        return self.written > -np.inf
+        return self.written > NEVER
 
     def __call__(self, progress: RunState) -> None:
         """Save the state if it is time. Raises `InterruptedRunError` if the run is to stop, `RunError` if it then

@@ -114,9 +114,11 @@ class LatentsFile:
     def read(self) -> Streams[np.ndarray]:
         """The latents, float32 in the files' layout. Raises `UsageError` where they are not finite, or damaged."""
         tensors, _ = read_tensors(self.path, "a clip's latents", LATENTS_FILE)
-        if not all(np.isfinite(tensors[name]).all() for name in Streams._fields):
+        with np.errstate(over="ignore"):  # numbers beyond float32 become infinite
+            latents = Streams(*(tensors[name].astype(np.float32) for name in Streams._fields))
+        if not all(np.isfinite(stream).all() for stream in latents):
             raise UsageError(f"the latents in {self.path} are not finite", "make them again")
-        return Streams(*(tensors[name].astype(np.float32) for name in Streams._fields))
+        return latents
 
     def sha256(self) -> str:
         """Hash of the values alone: equal latents have the same one, whatever the metadata."""

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
 from ltx2_cli.cli.execute import places
 from ltx2_cli.cli.replay import find_source, read_clip
+from ltx2_cli.core.encode import abstract_contexts
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import load, write
 from ltx2_cli.core.run_state import RunCheckpointer, RunGoal, RunState, SavedRun, open_saved_run
@@ -24,7 +25,7 @@ from ltx2_cli.outputs import Product
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.layers import ConfigLayer
 from ltx2_cli.request.profiles import read_spec, to_yaml
-from ltx2_cli.request.spec import RunSpec, Streams
+from ltx2_cli.request.spec import DType, RunSpec, Streams
 from ltx2_cli.tensor_file import CHECKSUM, checksum, write_tensors
 from ltx2_cli.weights.checkpoint import read_header, read_json
 from other_process import other_process
@@ -245,6 +246,19 @@ def test_a_damaged_run_is_an_error_of_one_sentence(
     assert str(caught.value).startswith(f"{file} is damaged: ")
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_numbers_beyond_the_arithmetic_are_refused(begun: tuple[Path, Plan], tmp_path: Path) -> None:
+    """Those of a file are finite; as the run would have them they are not."""
+    path, plan = begun
+    text = {f"contexts.connectors.{name}": x for name, x in abstract_contexts(plan)._asdict().items()}
+    file = changed(path, tmp_path, {name: np.full(x.shape, 3.4e38, np.float32) for name, x in text.items()})
+    assert open_saved_run(file).progress(plan).contexts.keys() == {"connectors"}
+    with pytest.raises(UsageError, match="its text has numbers beyond bfloat16"):
+        open_saved_run(file).progress(replace(plan, dtype=DType.bfloat16))
+    save_file({name: np.full(shape, 1e300) for name, shape in plan.latent_shapes._asdict().items()}, tmp_path / "l")
+    with pytest.raises(UsageError, match=r"the latents in .*/l are not finite"):
+        open_latents(tmp_path / "l").read()
 
 
 def test_a_run_of_another_size_is_refused(begun: tuple[Path, Plan], checkpoint: Checkpoint) -> None:
