@@ -12,34 +12,24 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from ltx2_cli.core.preview import ColourMap
+from ltx2_cli.core.preview import ColourMap, cell_colours, sampled
 from ltx2_cli.diffusion.latents import open_latents
 from ltx2_cli.media.videos import read_video
 
-RIDGE = 1e-3  # of the mean variance of a channel, a token
-
 
 def samples(clip: Path) -> tuple[np.ndarray, np.ndarray]:
-    """The latents of a clip [tokens, channels], and the mean colours from 0 to 1 of what each stands for [tokens, RGB].
-    The first latent frame is one frame of the clip; each other one as many as the autoencoder compresses."""
+    """The latents of a clip [tokens, channels], and the mean colours of what each stands for [tokens, RGB]."""
     file = open_latents(clip.with_suffix(".safetensors"))
     video = file.read().video[0]
     channels, times, height, width = video.shape
     assert file.fps
     pixels = read_video(clip, file.fps, file.size[0], from_end=False).frames
-    rows, columns = pixels.shape[1] // height, pixels.shape[2] // width
-    cells = pixels.reshape(len(pixels), height, rows, width, columns, 3).mean((2, 4)) / 255
-    later = cells[1:].reshape(times - 1, -1, height, width, 3).mean(1)
-    return video.reshape(channels, -1).T, np.concatenate([cells[:1], later]).reshape(-1, 3)
+    return video.reshape(channels, -1).T, cell_colours(pixels, times, height, width)
 
 
 def fit(latents: np.ndarray, colours: np.ndarray) -> ColourMap:
-    """Least squares with a little ridge."""
-    mean, middle = latents.mean(0), colours.mean(0)
-    centred = latents - mean
-    ridge = RIDGE * len(latents) * centred.var(0).mean() * np.eye(latents.shape[1])
-    weights = np.linalg.solve(centred.T @ centred + ridge, centred.T @ (colours - middle))
-    return ColourMap(weights, middle - mean @ weights)
+    """The map of latents to colours."""
+    return sampled(latents, colours).fit()
 
 
 def explained(clips: list[tuple[np.ndarray, np.ndarray]]) -> float:

@@ -3,10 +3,13 @@ linear map.
 
 Between noise levels a and b a loop moves its latents by (b - a) times the mean velocity; from where they are at b, the
 clean ones lie b times that velocity back. A checkpoint's folder may hold the map of its latents to colours, as that of
-the demo does (`python -m tools.preview_map` fits one). Without it the colours are false: the three principal components
-of the latents."""
+the demo does (`python -m tools.preview_map` fits one). Otherwise the user's cache has one, fitted to the first clips
+that the checkpoint made here. Before its first clip the colours are false: the principal components of the latents."""
 
+import hashlib
+import os
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,12 +25,16 @@ from ltx2_cli.media import Media
 from ltx2_cli.media.contact_sheet import LONGER_SIDE, write_contact_sheet
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Stage
+from ltx2_cli.request.profiles import user_cache
 from ltx2_cli.sharding import to_host
+from ltx2_cli.tensor_file import read_tensors, write_tensors
 from ltx2_cli.weights.checkpoint import AGAIN, read_json
 
 MAP_FILE = "preview.json"
 UPDATES = 10  # pictures a stage, at most
 SPREAD = 3.0  # standard deviations of a principal component from black to white
+RIDGE = 1e-3  # of the mean variance of a channel, a token
+FITTED = 8  # clips that a map is fitted to
 NO_SOUND = np.zeros((0, 2), np.float32)
 
 
@@ -65,6 +72,76 @@ def principal_components(tokens: np.ndarray) -> ColourMap:
     return ColourMap(weights, 0.5 - mean @ weights)
 
 
+@dataclass(frozen=True)
+class Samples:
+    """Sums over tokens and what they stand for, from which a map is fitted: they add up over clips."""
+
+    gram: np.ndarray  # [channels + 1, channels + 1] of channels and a constant 1, with each other
+    moments: np.ndarray  # [channels + 1, RGB]: of the same with colours from 0 to 1
+    clips: int = 1
+
+    def __add__(self, other: "Samples") -> "Samples":
+        return Samples(self.gram + other.gram, self.moments + other.moments, self.clips + other.clips)
+
+    def fit(self) -> ColourMap:
+        """Least squares with a little ridge."""
+        number, total, middle = self.gram[-1, -1], self.gram[-1, :-1], self.moments[-1] / self.gram[-1, -1]
+        scatter = self.gram[:-1, :-1] - np.outer(total, total) / number
+        ridge = RIDGE * np.trace(scatter) / len(scatter) * np.eye(len(scatter))
+        weights = np.linalg.solve(scatter + ridge, self.moments[:-1] - np.outer(total, middle))
+        return ColourMap(weights, middle - total / number @ weights)
+
+
+def sampled(tokens: np.ndarray, colours: np.ndarray) -> Samples:
+    """The sums over tokens [tokens, channels] and their colours [tokens, RGB]."""
+    extended = np.column_stack([tokens, np.ones(len(tokens))]).astype(np.float64)
+    return Samples(extended.T @ extended, extended.T @ colours)
+
+
+def cell_colours(clip: np.ndarray, times: int, rows: int, columns: int) -> np.ndarray:
+    """The mean colours from 0 to 1 of what each token of such a grid stands for [tokens, RGB], in a clip uint8 [frames,
+    height, width, RGB]. The first latent frame is one frame of the clip; each other one as many as the autoencoder
+    compresses."""
+    _, height, width, _ = clip.shape
+    cells = clip.reshape(len(clip), rows, height // rows, columns, width // columns, 3).mean((2, 4)) / 255
+    later = cells[1:].reshape(times - 1, -1, rows, columns, 3).mean(1) if times > 1 else cells[1:]
+    return np.concatenate([cells[:1], later]).reshape(-1, 3)
+
+
+def learn_colours(plan: Plan, tokens: np.ndarray, clip: np.ndarray) -> None:
+    """Fit the map of the plan's checkpoint also to a clip uint8 [frames, height, width, RGB] and the tokens [tokens,
+    channels] that it was decoded from; not where the checkpoint has a map, enough clips were seen, or the clip is
+    another's in part. What cannot be kept is not."""
+    grid = plan.latent_shapes.video[2:]
+    where, before = plan.checkpoint.where, read_samples(plan)
+    whole = clip.shape[:3] == plan.arch.compression.clip_size(*grid)
+    if not whole or (where / MAP_FILE).is_file() or (before and before.clips >= FITTED):
+        return
+    new = sampled(tokens, cell_colours(clip, *grid))
+    total = before + new if before else new
+    with suppress(RunError):
+        arrays = {"gram": total.gram, "moments": total.moments}
+        write_tensors(_samples_file(plan), arrays, {"clips": str(total.clips)})
+
+
+def read_samples(plan: Plan) -> Samples | None:
+    """What is known of the colours of the plan's checkpoint; None where nothing is, or the file is damaged."""
+    path, width = _samples_file(plan), plan.latent_shapes.video[1] + 1
+    if not path.is_file():
+        return None
+    with suppress(UsageError, KeyError, ValueError):
+        tensors, metadata = read_tensors(path, "colours", "")
+        found = Samples(tensors["gram"], tensors["moments"], int(metadata["clips"]))
+        if (found.gram.shape, found.moments.shape) == ((width, width), (width, 3)):
+            return found
+    return None
+
+
+def _samples_file(plan: Plan) -> Path:
+    place = os.path.realpath(plan.checkpoint.where)
+    return user_cache() / "colours" / f"{hashlib.sha256(os.fsencode(place)).hexdigest()[:16]}.safetensors"
+
+
 @dataclass
 class Preview:
     """An `OnProgress` that replaces a PNG at every tenth of a stage: a row of frames for each video of the batch. All
@@ -76,15 +153,21 @@ class Preview:
     report: Report
     before: tuple[RunState, Any] = (RunState(), None)  # the state of the last picture or the beginning, and its tokens
     failed: bool = False
-    colours: ColourMap | None = field(init=False)  # of the checkpoint
+    colours: ColourMap | None = field(init=False)  # of the checkpoint; None: not known yet
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "preview"))
     picture: Future[None] | None = None  # that is being written
 
     def __post_init__(self) -> None:
-        channels = self.plan.stages[0].shapes.video[1]
-        self.colours = read_colour_map(self.plan.checkpoint.where, channels)
+        self.begin(self.plan)
         if self.colours is None:
-            self.report.note(f"the colours in {self.path} will be false: the model has no {MAP_FILE}")
+            self.report.note(f"the colours in {self.path} will be false: this model has made no clip here yet")
+
+    def begin(self, plan: Plan) -> None:
+        """From here on show the clips of this plan."""
+        self.plan, self.before = plan, (RunState(), None)
+        samples = read_samples(plan)
+        known = read_colour_map(plan.checkpoint.where, plan.stages[0].shapes.video[1])
+        self.colours = known or (samples.fit() if samples else None)
 
     def __call__(self, progress: RunState) -> None:
         if progress.current is None:  # between stages

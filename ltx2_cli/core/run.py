@@ -15,6 +15,7 @@ from ltx2_cli.core.decode import decode, media_programs
 from ltx2_cli.core.edit import finished_clips
 from ltx2_cli.core.encode import encode, text_programs
 from ltx2_cli.core.generate import generate, latent_programs
+from ltx2_cli.core.preview import learn_colours
 from ltx2_cli.core.programs import Program, agree_on_programs, enable_compilation_cache
 from ltx2_cli.core.provenance import History, extend_history, input_files, network_files, provenance, without_sketches
 from ltx2_cli.core.report import WRITE, Report
@@ -161,6 +162,8 @@ def write(
                         write_record(record_path(videos[row]), page)
                     if remark:
                         report.note(f"{videos[row]}: {remark}")
+                    if clip.kept is None:
+                        learn_colours(plan, all_latents(state).video[row], clip.frames)
                 keep_written(state)
                 if first:
                     yield videos[row], findings(clip)

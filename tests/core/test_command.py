@@ -38,7 +38,14 @@ def test_generate_makes_the_latents_of_the_reference(checkpoint: Checkpoint, tmp
     }
     options = [text for name, value in asked.items() for text in (f"--{name}", str(value))]
     settings = ["--set", "compat=diffusers", "--set", f"max_sequence_length={TEXT_TOKENS}"]
-    run = fork(tmp_path, run_main, "generate", *options, *settings, environment={"XLA_FLAGS": ""})
+    run = fork(
+        tmp_path,
+        run_main,
+        "generate",
+        *options,
+        *settings,
+        environment={"XLA_FLAGS": "", "XDG_CACHE_HOME": str(tmp_path)},
+    )
     out, err = run.communicate(timeout=300)
     assert (run.returncode, out) == (0, "new/clip.mp4\n"), err
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["clip.mp4", "clip.yaml"]

@@ -10,7 +10,17 @@ import pytest
 from PIL import Image
 
 from clips import ALL_ON, Checkpoint, plan_of
-from ltx2_cli.core.preview import ColourMap, Preview, frames, principal_components, read_colour_map
+from ltx2_cli.core.preview import (
+    FITTED,
+    ColourMap,
+    Preview,
+    cell_colours,
+    frames,
+    learn_colours,
+    principal_components,
+    read_colour_map,
+    read_samples,
+)
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run_state import RunState
 from ltx2_cli.diffusion.latents import save_latents
@@ -30,6 +40,12 @@ class Notes(Report):
 
     def note(self, text: str) -> None:
         self.texts.append(text)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache/ltx2/colours"
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +145,44 @@ def test_principal_components_are_the_colours_of_a_model_without_a_map():
         assert found.weights[np.abs(found.weights[:, number]).argmax(), number] > 0
     assert tokens.mean(0) @ found.weights + found.bias == pytest.approx(0.5)
     assert np.isfinite(principal_components(np.ones((5, 8))).weights).all()
+
+
+def coloured(plan: Plan, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens of a clip and its frames, which have the tokens' first three channels for colours."""
+    _, channels, *grid = plan.latent_shapes.video
+    draw = np.random.default_rng(seed)
+    levels = draw.integers(0, 256, (*grid, 3))
+    pixels = np.repeat(np.repeat(levels, 32, 1), 32, 2).astype(np.uint8)
+    tokens = np.concatenate([levels / 255, draw.standard_normal((*grid, channels - 3))], 3)
+    return tokens.reshape(-1, channels), np.concatenate([pixels[:1], np.repeat(pixels[1:], 8, 0)])
+
+
+def test_the_first_clips_of_a_model_teach_its_colours(plan: Plan, cache: Path, tmp_path: Path):
+    preview = Preview(tmp_path / "p.png", plan, notes := Notes())
+    assert (preview.colours, len(notes.texts)) == (None, 1)
+    tokens, clip = coloured(plan, 0)
+    assert cell_colours(clip, *plan.latent_shapes.video[2:]) == pytest.approx(tokens[:, :3])
+    learn_colours(plan, tokens, clip[:-1])  # it is of another size
+    assert not cache.exists()
+    for seed in range(FITTED + 2):
+        learn_colours(plan, *coloured(plan, seed))
+    samples = read_samples(plan)
+    assert samples
+    assert (samples.clips, samples.gram[-1, -1]) == (FITTED, FITTED * len(tokens))
+    preview.begin(plan)
+    assert preview.colours.weights == pytest.approx(np.eye(tokens.shape[1], 3), abs=0.02)
+    assert preview.colours.bias == pytest.approx(0, abs=0.02)
+    assert Preview(tmp_path / "p.png", plan, notes).colours
+    assert len(notes.texts) == 1
+    (file,) = cache.iterdir()
+    file.write_bytes(file.read_bytes()[:-1] + b"x")  # damaged
+    assert read_samples(plan) is None
+
+
+def test_a_model_with_a_map_learns_none(plan: Plan, cache: Path, tmp_path: Path):
+    (tmp_path / "preview.json").write_text("{}")
+    learn_colours(replace(plan, checkpoint=replace(plan.checkpoint, where=tmp_path)), *coloured(plan, 0))
+    assert not cache.exists()
 
 
 @pytest.mark.parametrize(
