@@ -1,6 +1,7 @@
 """Several hosts, one process each: their connection and agreement. Imports jax only where there are several."""
 
 import os
+import re
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -105,12 +106,18 @@ def _stated_launcher(address: str | None, processes: int | None, process: int | 
     """The processes of the command line."""
     if address is None or processes is None or process is None:
         raise UsageError("address, number of processes and process id belong together, and some are missing", BY_HAND)
-    host, _, port = address.rpartition(":")
-    if not (host and port.isdecimal() and 0 < int(port) < 2**16):
-        raise UsageError(f"coordinator_address {address} is not HOST:PORT", "for example: 10.0.0.1:8476, of process 0")
+    parse_address(address)
     if not 0 <= process < processes:
         raise UsageError(f"process_id {process} is not one of {processes} processes", BY_HAND)
     return _Launcher("the command line", processes, False)
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """The host and the port of HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    if not (host and re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 2**16):
+        raise UsageError(f"coordinator_address {address} is not HOST:PORT", "for example: 10.0.0.1:8476, of process 0")
+    return host, int(port)
 
 
 def _detect_launcher() -> _Launcher | None:

@@ -6,6 +6,7 @@ from typing import Literal
 from ltx2_cli.cli.options import (
     COMPILE_CACHE,
     CONTENT,
+    COORDINATOR,
     DEBUG,
     FILES,
     KEEP_EVERY,
@@ -260,9 +261,11 @@ class Doctor(Options):
 
     ltx2 doctor
     ltx2 doctor --json
+    ltx2 doctor --coordinator-address 10.0.0.1:8476
     """
 
     as_json: bool = flag(None, "As JSON, a list.", "--json")
+    coordinator_address: Text = COORDINATOR
     debug: bool = DEBUG
 
 

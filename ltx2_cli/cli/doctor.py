@@ -1,8 +1,11 @@
 """`ltx2 doctor`: what is here, what is missing, and whether the devices compute what they should."""
 
+import errno
 import json
+import os
 import platform
 import shutil
+import socket
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
@@ -22,6 +25,7 @@ from ltx2_cli.cli.models import in_cache
 from ltx2_cli.console import columns, print_out, reporter
 from ltx2_cli.core.report import Report
 from ltx2_cli.devices import device_memory, find_devices, is_tpu_absent, memory_fraction
+from ltx2_cli.distributed import parse_address
 from ltx2_cli.errors import CommandError, RunError, UsageError
 from ltx2_cli.outputs import check_place
 from ltx2_cli.request.profiles import program_cache
@@ -38,6 +42,9 @@ UNUSED = "unset JAX_PLATFORMS; a new driver; end the process that holds it"
 ANOTHER_DEVICE = "drivers and libraries of the tested versions; if it stays, another device"
 ANOTHER_KERNEL = "--set sharding.attention=xla"
 WHOLE = (MODEL, FOLDER)  # kind and form of models with all that they need
+COORDINATOR = "JAX_COORDINATOR_ADDRESS"  # jax's variable
+TAKEN = {errno.EADDRINUSE: "another program listens there", errno.EACCES: "its ports below 1024 are the system's own"}
+REACHED = 5.0  # seconds within which a host answers
 HALF = 0.5  # of a GPU's memory that jax takes: with less, most clips do not fit
 
 
@@ -60,7 +67,8 @@ class Finding(NamedTuple):
 
 def doctor(options: Doctor) -> None:
     """Print the findings. Raises `RunError` afterwards if something is broken."""
-    findings = list(examine(Report() if options.as_json else reporter()))
+    address = options.coordinator_address or os.environ.get(COORDINATOR)
+    findings = list(examine(Report() if options.as_json else reporter(), address))
     if options.as_json:
         print_out(json.dumps([finding._asdict() for finding in findings], indent=2))
     else:
@@ -74,11 +82,12 @@ def sentence(finding: Finding) -> str:
     return f"{finding.text}: {finding.cure}" if finding.cure else finding.text
 
 
-def examine(report: Report) -> Iterator[Finding]:
+def examine(report: Report, coordinator: str | None) -> Iterator[Finding]:
     """All findings; those of devices last, which take longest."""
     yield from check_versions()
     yield check_ffmpeg()
     yield from check_folders()
+    yield check_host() if coordinator is None else check_coordinator(coordinator)
     try:
         devices = find_devices()
     except UsageError as error:
@@ -146,6 +155,43 @@ def check_folders() -> Iterator[Finding]:
         return
     sizes = [file.stat().st_size for file in programs.glob("*") if file.is_file()]
     yield Finding("cache", State.ok, f"{len(sizes)} files of compiled programs, {quantity(sum(sizes))}, in {programs}")
+
+
+def check_host() -> Finding:
+    """Whether other hosts could meet at this one: it has an address, at which a port of it is reached."""
+    name = socket.gethostname()
+    try:
+        with socket.create_server((name, 0)) as server, socket.create_connection(server.getsockname(), REACHED):
+            return Finding("hosts", State.ok, f"{name} is {server.getsockname()[0]}, and reached there by this host")
+    except (OSError, UnicodeError) as error:  # the latter for a name like `..`
+        text = f"this host is not reached at its name {name}: {error}"
+        return Finding("hosts", State.note, text, "a line for it in /etc/hosts, if several hosts are to meet here")
+
+
+def check_coordinator(address: str) -> Finding:
+    """Whether the address of process 0 can be used: by this host, if it is that, else by what listens there."""
+    host, port = parse_address(address)
+    finding = partial(Finding, "hosts")
+    try:
+        socket.getaddrinfo(host, port)
+    except (OSError, UnicodeError):  # the latter for a name like `..`
+        return finding(State.broken, f"{host} is the name of no host", "another name, or its address")
+    try:
+        socket.create_server((host, port)).close()
+    except OSError as error:
+        if error.errno in TAKEN:
+            return finding(State.broken, f"{address} is of this host, and {TAKEN[error.errno]}", "another port")
+    else:
+        return finding(State.ok, f"process 0 can listen at {address}, which is of this host")
+    try:
+        socket.create_connection((host, port), REACHED).close()
+    except ConnectionRefusedError:
+        text = f"{host} is reached, and nothing listens at its port {port}"
+        return finding(State.note, text, "start process 0 there first")
+    except OSError as error:
+        cure = f"the right name, and a firewall that lets TCP port {port} through"
+        return finding(State.broken, f"{address} is not reached: {error.strerror or error}", cure)
+    return finding(State.ok, f"{address} is reached, and a program listens there")
 
 
 def check_devices(devices: "Iterable[jax.Device]") -> Iterator[Finding]:

@@ -59,7 +59,9 @@ KEEP_EVERY = option(
 )
 SETTINGS = option(FILES, "Any value by its key; repeatable.", "--set", metavar="KEY=VALUE", autocompletion=complete_key)
 COMPILE_CACHE = option(COMPILING, "Where compiled programs are kept; off: nowhere.", metavar="FOLDER")
+PREVIEW = option(FILES, "PNG that shows the clip while it is made, replaced at every tenth of its steps.")
 DEBUG = flag(REPORT, "Show tracebacks.", "--debug")
+COORDINATOR = option(HOSTS, "Address of process 0; found under SLURM and the like.", metavar="HOST:PORT")
 
 
 class Options:
@@ -167,9 +169,7 @@ class SessionOptions(Options):
     verbose: bool = flag(REPORT, "Say every stage and how long it took.", "--verbose", "-v")
     quiet: bool = flag(REPORT, "Say nothing but errors.", "--quiet", "-q")
     debug: bool = DEBUG
-    coordinator_address: Text = option(
-        HOSTS, "Address of process 0; found under SLURM and the like.", metavar="HOST:PORT"
-    )
+    coordinator_address: Text = COORDINATOR
     num_processes: Count = option(HOSTS, "Processes, one a host; 1: this one alone, whatever is found.")
     process_id: Count = option(HOSTS, "Number of this process, from 0; process 0 writes the files.")
     initialization_timeout: int = option(HOSTS, "Seconds to wait for all.", default=300, min=1)
@@ -178,7 +178,7 @@ class SessionOptions(Options):
 class MakingOptions(KeepOptions, SessionOptions):
     """Of commands that make clips of one request."""
 
-    preview: File = option(FILES, "PNG that shows the clip while it is made, replaced at every tenth of its steps.")
+    preview: File = PREVIEW
     dry_run: bool = flag(REPORT, "Print what would be downloaded and done; do nothing.", "--dry-run")
     as_json: bool = flag(REPORT, "At the end one line: paths, seeds, seconds by stage, memory in bytes.", "--json")
     no_compile: bool = flag(COMPILING, "Fail where a program is not in the cache yet.", "--no-compile")
@@ -207,12 +207,13 @@ class BatchOptions(ClipOptions, WishOptions, KeepOptions, SessionOptions):
     num_videos: Count = option(SIZE, "Videos at once, of seeds that follow each other.")
     fail_fast: bool = flag(FILES, "Stop at the first job that fails.", "--fail-fast")
     as_json: bool = flag(REPORT, "A line of JSON for each job on stdout, in place of paths.", "--json")
-    dry_run: bool = flag(REPORT, "Print which jobs are done, broken and to do; do nothing.", "--dry-run")
+    dry_run: bool = flag(REPORT, "Print which jobs are done, broken and to do, and how long it takes.", "--dry-run")
     seed: Text = option(STEPS, "One or more for each line: 7 or 0..3; without it one by its text.", metavar="N")
     output: Text = option(
         FILES, "The mp4s: {prompt:.40}, {seed}, {line}, {width}, … are filled in.", "--output", "-o", metavar="TEMPLATE"
     )
     shard: Text = option(FILES, "The part of the jobs that this worker makes, from 0.", metavar="I/N")
+    preview: File = PREVIEW
     compile_cache: Text = COMPILE_CACHE
 
 
