@@ -1,20 +1,33 @@
 """`ltx2 batch`: the clips of many requests, by one process or by several that share them."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ltx2_cli.batch.jobs import STDIN, Line, read_lines
 from ltx2_cli.cli.commands import Batch
-from ltx2_cli.cli.jobs import DONE, OPEN, Jobs, Result
+from ltx2_cli.cli.jobs import DONE, OPEN, Job, Jobs, Result
+from ltx2_cli.cli.options import BatchOptions
 from ltx2_cli.cli.session import Session
 from ltx2_cli.errors import AbortedRunError, InterruptedRunError, UsageError
-from ltx2_cli.files import Output
+from ltx2_cli.files import Output, user_path
+from ltx2_cli.media.contact_sheet import is_contact_sheet
+from ltx2_cli.outputs import Product, check_outputs
 
 
 def batch(options: Batch, session: Session) -> None:
     """Make the clips of the jobs in a file, or of those that stdin brings."""
-    jobs = Jobs(options, session)
+    reads = [] if options.jobs == STDIN else [user_path(options.jobs)]
+    check_sheets(options, reads)
+    jobs = Jobs(options, session, reads)
     finish(jobs, make(jobs, read_lines(options.jobs), options.jobs == STDIN))
+
+
+def check_sheets(options: BatchOptions, reads: Iterable[Path], *sheets: Output) -> None:
+    """Raise `UsageError` for a sheet or a preview that cannot be written, or is there and is another picture."""
+    files = [*sheets, *([Output(options.preview, "--preview")] if options.preview else [])]
+    check_outputs(files, reads, options.force, [file.path for file in files if is_contact_sheet(file.path)])
 
 
 def make(jobs: Jobs, arriving: Iterable[Sequence[Line]], piped: bool = False) -> bool:
@@ -25,15 +38,17 @@ def make(jobs: Jobs, arriving: Iterable[Sequence[Line]], piped: bool = False) ->
         raise UsageError("several hosts cannot make a batch together", hint)
     for lines in arriving:
         open_jobs = jobs.read(lines, named=not piped)
+        if open_jobs and worker is None and not options.dry_run:
+            session.start()
+            from ltx2_cli.cli.worker import Worker
+
+            worker = Worker(jobs, piped)
+        if open_jobs and not piped:
+            session.report.note(f"time: {expected_time(jobs, open_jobs)}")
         if options.dry_run:
             for job in open_jobs:
                 jobs.add(Result(job.line, OPEN, job.clips, job.seed))
-        elif open_jobs:
-            if worker is None:
-                session.start()
-                from ltx2_cli.cli.worker import Worker
-
-                worker = Worker(jobs, piped)
+        elif worker and open_jobs:
             try:
                 worker.make(open_jobs)
             except (InterruptedRunError, AbortedRunError) as error:
@@ -41,6 +56,19 @@ def make(jobs: Jobs, arriving: Iterable[Sequence[Line]], piped: bool = False) ->
                 hint = f"the same command goes on; jobs that are done: {done}"
                 raise type(error)(str(error), hint) from error
     return worker is not None
+
+
+def expected_time(jobs: Jobs, open_jobs: Sequence[Job]) -> str:
+    """How long these jobs take, but for those that will be refused."""
+    from ltx2_cli.devices import find_devices
+    from ltx2_cli.estimate.fit import Request
+    from ltx2_cli.estimate.history import expected_times
+
+    numbers, plans = Counter(job.work for job in open_jobs), []
+    for job in {job.work: job for job in open_jobs}.values():
+        with suppress(UsageError):
+            plans.append((Request(jobs.spec(job), find_devices()).plan(), numbers[job.work]))
+    return expected_times(plans, Product.clips)
 
 
 def finish(jobs: Jobs, started: bool) -> None:

@@ -123,14 +123,19 @@ def run(
             preview = Preview(options.preview, plan, session.report) if options.preview else no_checkpoint
             path = run_file(plan.spec).path
             execute(session, RunCheckpointer(path, plan, goal, timings, *keep, preview=preview), components)
-            if session.hosts.first:
-                seconds, compiled = monotonic() - STARTED - session.fetching, session.compiled
-                remember(plan, product, timings, seconds, compiled is None or compiled.anew > 0)
+            remember_run(session, plan, product, timings)
         if session.hosts.first and options.perf_dump:
             timings.write(options.perf_dump, perf_facts(plan, CLIP))
     if options.as_json:
         session.print_result(() if options.warmup else plan.spec.seeds, timings)
     session.finish([] if options.warmup else outputs(plan.spec, product))
+
+
+def remember_run(session: Session, plan: Plan, product: Product, timings: Timings) -> None:
+    """Keep how long a run took, of a process that made no other."""
+    if session.hosts.first:
+        seconds, compiled = monotonic() - STARTED - session.fetching, session.compiled
+        remember(plan, product, timings, seconds, compiled is None or compiled.anew > 0)
 
 
 def execute(session: Session, checkpointer: RunCheckpointer, components: Components, start: RunState = START) -> None:
@@ -181,8 +186,8 @@ def resume(options: Resume, session: Session) -> None:
         given = {name: str(value) for name in names if (value := vars(options)[name])}
         for name in given.keys() - {"sharding", *(["compile_cache"] if options.compile_cache == NO_CACHE else [])}:
             given[name] = str(user_path(given[name]).absolute())
-        if os.path.isdir(kept.folder) and not os.path.samefile(kept.folder, "."):
-            session.report.note(f"in {kept.folder}, where it was begun")
+        elsewhere = os.path.isdir(kept.folder) and not os.path.samefile(kept.folder, ".")
+        if elsewhere:
             os.chdir(kept.folder)  # relative paths in its request begin there
         spec = kept.spec({**places(kept.spec({}), kept, given), **given})
     product, source = kept.goal  # the text was read before it was kept
@@ -197,6 +202,8 @@ def resume(options: Resume, session: Session) -> None:
             own = own_files(plan.spec, product, progress.written)
             check_outputs(files, [kept.path], options.overwrite, own, "--overwrite")
             session.reserve(files)
+    if elsewhere:
+        session.report.note(f"in {kept.folder}, where it was begun")
     checkpointer = RunCheckpointer(kept.path, plan, kept.goal, session.report, True, options.keep_every, written=0)
     execute(session, checkpointer, load(plan), progress)
     session.finish(files)

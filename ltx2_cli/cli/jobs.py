@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os.path import abspath
+from pathlib import Path
 from typing import Any
 
 from ltx2_cli.batch.jobs import Line, in_order, is_done, job_values, own_seed, parse_shard, shape_of
@@ -37,6 +38,7 @@ class Job:
     seed: int
     clips: tuple[str, ...] = ()
     shape: int = 0  # jobs of one number run the same programs
+    work: int = 0  # jobs of one number take as long
     done: bool = False
 
 
@@ -71,8 +73,9 @@ class SameNameError(UsageError):
 class Jobs:
     """The jobs of a batch as they are read, and what became of those of this worker."""
 
-    def __init__(self, options: BatchOptions, session: Session):
+    def __init__(self, options: BatchOptions, session: Session, reads: Sequence[Path] = ()):
         self.options, self.session = options, session
+        self.reads = [*reads, *([options.config] if options.config else [])]  # no clip takes their place
         self.shard, self.page = parse_shard(options.shard), config_page(options.config)
         note_environment(session.report)
         self.name = parse_template(options.output) if options.output else None
@@ -82,6 +85,7 @@ class Jobs:
             self.given.update(layer.values)
         self.results, self.errors = list[Result](), list[CommandError]()
         self.owners, self.shapes = dict[str, tuple[int, int]](), dict[str, int]()
+        self.works = dict[tuple[object, ...], int]()
         self.made = list[str]()  # clips
         self.position = 0  # of the next job, among those of all shards
 
@@ -154,8 +158,10 @@ class Jobs:
                 if owner != (line.number, seed):
                     raise SameNameError(f"lines {owner[0]} and {line.number} both make {path}", APART)
             shape = self.shapes.setdefault(shape_of(single), len(self.shapes))
+            steps = single.num_inference_steps, single.sigmas
+            work = self.works.setdefault((shape, *steps), len(self.works))
             if self._is_own():
-                yield Job(line.number, values, seed, clips, shape, not self.options.force and is_done(single))
+                yield Job(line.number, values, seed, clips, shape, work, not self.options.force and is_done(single))
 
     def request(self, values: Mapping[str, Any]) -> RunSpec:
         """The request of a line's values, over what was typed for all."""

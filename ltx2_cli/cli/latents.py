@@ -115,10 +115,12 @@ def merged_request(files: Sequence[LatentsFile], specs: Sequence[RunSpec]) -> Ru
 def _execute(
     session: Session, files: Sequence[LatentsFile], spec: RunSpec, options: Upsample, product: Product
 ) -> None:
-    from ltx2_cli.cli.execute import OF_LATENTS, agreed_plan, execute
+    from ltx2_cli.cli.execute import OF_LATENTS, agreed_plan, execute, remember_run
+    from ltx2_cli.core.report import Timings
     from ltx2_cli.core.run import load, state_from_latents
     from ltx2_cli.core.run_state import RunCheckpointer, RunGoal
     from ltx2_cli.estimate.fit import Request
+    from ltx2_cli.estimate.history import expected_time
     from ltx2_cli.plan.stages import InitialLatents
 
     source = InitialLatents(files[0].shapes, spec.fps)
@@ -127,9 +129,13 @@ def _execute(
         for file in files:
             check_source(file, plan, spec.fps)
     goal, keep = RunGoal(product, source), (options.resumable, options.keep_every)
-    checkpointer = RunCheckpointer(run_file(plan.spec).path, plan, goal, session.report, *keep)
+    session.report.note(f"time: {expected_time(plan, product)}")
+    timings, first = Timings(session.report), not session.shown
+    checkpointer = RunCheckpointer(run_file(plan.spec).path, plan, goal, timings, *keep)
     history = tuple(source_history(file, spec.fps) for file in files)
     execute(session, checkpointer, load(plan), state_from_latents([file.read() for file in files], history))
+    if first:  # the others find jax imported
+        remember_run(session, plan, product, timings)
 
 
 def decode(options: Decode, session: Session) -> None:

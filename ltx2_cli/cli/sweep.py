@@ -14,7 +14,7 @@ import yaml
 
 from ltx2_cli.batch.jobs import Line, own_seed
 from ltx2_cli.batch.names import words
-from ltx2_cli.cli.batch import finish, make
+from ltx2_cli.cli.batch import check_sheets, finish, make
 from ltx2_cli.cli.commands import Sweep
 from ltx2_cli.cli.generate import prompt_and_seeds
 from ltx2_cli.cli.jobs import Jobs
@@ -23,9 +23,9 @@ from ltx2_cli.cli.session import Session
 from ltx2_cli.errors import UsageError
 from ltx2_cli.files import Output, user_path
 from ltx2_cli.media import Media, open_video
-from ltx2_cli.media.contact_sheet import is_contact_sheet, write_contact_sheet
+from ltx2_cli.media.contact_sheet import write_contact_sheet
 from ltx2_cli.media.videos import read_video
-from ltx2_cli.outputs import MAX_SLUG, check_outputs, read_files
+from ltx2_cli.outputs import MAX_SLUG, read_files
 from ltx2_cli.request.layers import parse, unknown_name_error
 from ltx2_cli.request.size import WISHES
 from ltx2_cli.request.validation import CLIP_TYPES, MAX_VIDEOS
@@ -56,8 +56,7 @@ def sweep(options: Sweep, session: Session) -> None:
     sheet = user_path(options.sheet or place.with_name(f"{place.name}-sweep.png"))
     if sheet.suffix.lower() != ".png":  # nor is it a clip, its record or its latents then
         raise UsageError(f"--sheet {sheet} is not a PNG", f"nearest: --sheet {sheet.with_suffix('.png')}")
-    reads, own = read_files(base, options.config), [sheet] if is_contact_sheet(sheet) else []
-    check_outputs([Output(sheet, "--sheet")], reads, options.force, own)
+    check_sheets(options, read_files(base, options.config), Output(sheet, "--sheet"))
     kind = CLIP_TYPES[base.running.video]
     started = make(jobs, [list(_lines(varied, None if options.output else place.with_name(f"{place.name}.{kind}")))])
     if jobs.made or not (options.dry_run or sheet.exists()):

@@ -12,13 +12,25 @@ from ltx2_cli.batch.claims import SUFFIX, ClaimedError, claimed
 from ltx2_cli.batch.jobs import is_done, is_of
 from ltx2_cli.cli.execute import agreed_plan, carried_out, check_downloads, own_files, resumable
 from ltx2_cli.cli.jobs import DONE, ELSEWHERE, FAILED, SKIPPED, Job, Jobs, Result
+from ltx2_cli.cli.session import STARTED
 from ltx2_cli.core.components import Components, network_values
+from ltx2_cli.core.preview import Preview
 from ltx2_cli.core.provenance import environment_changes, input_files, read_provenance
+from ltx2_cli.core.report import LOAD, Timings
 from ltx2_cli.core.run import START, advance, load, read_text
-from ltx2_cli.core.run_state import RunCheckpointer, RunGoal, RunState, open_saved_run
+from ltx2_cli.core.run_state import (
+    NEVER,
+    OnProgress,
+    RunCheckpointer,
+    RunGoal,
+    RunState,
+    no_checkpoint,
+    open_saved_run,
+)
 from ltx2_cli.devices import find_devices
 from ltx2_cli.errors import DoesNotFitError, RunError, UsageError
 from ltx2_cli.estimate.fit import Request, available_memory
+from ltx2_cli.estimate.history import remember
 from ltx2_cli.estimate.phases import CONNECT, ENCODE
 from ltx2_cli.files import ReservedError, reserve
 from ltx2_cli.outputs import Product, check_distinct, check_outputs, outputs, read_files, run_file
@@ -45,6 +57,7 @@ class Run:
     spec: RunSpec
     request: Request
     plan: Plan
+    timings: Timings
     state: RunState | None = START  # None: it is over
     resumed: bool = False
     seconds: float = 0.0
@@ -59,6 +72,11 @@ class Worker:
         self.components: Components | None = None
         self.warnings, self.present = set[str](), set[tuple[object, ...]]()
         self.doubtful = list[Run]()  # jobs whose worker may be dead
+        self.files = dict[Path, tuple[int, int]]()  # of the networks: when they were written, and their sizes
+        self.preview: Preview | None = None
+        self.began = monotonic() - STARTED - self.session.fetching
+        self.loading: float | None = None  # seconds, of the first job that is done
+        self.timed = set[int]()  # shapes whose times are kept
 
     def make(self, jobs: Sequence[Job]) -> None:
         """Make these, those of one shape together."""
@@ -97,11 +115,22 @@ class Worker:
                 check_downloads(self.session, request)
             with agreed_plan(self.session, request) as plan:
                 check_distinct(outputs(spec), input_files(plan))
+            self._notice_changes(plan)
             self.present.add(network_values(spec))
             new = tuple(warning for warning in plan.warnings if warning not in self.warnings)
             self.warnings |= {*new}
-            return [Run(job, spec, request, replace(plan, warnings=new, pictures=()))]
+            timings = Timings(self.session.report)
+            return [Run(job, spec, request, replace(plan, warnings=new, pictures=()), timings)]
         return []
+
+    def _notice_changes(self, plan: Plan) -> None:
+        """Load all networks again where a file was written anew since a job before, as a LoRA under its name."""
+        found = {file: file.stat() for file in input_files(plan)}
+        files = {file: (status.st_mtime_ns, status.st_size) for file, status in found.items()}
+        if changed := [file for file in files if self.files.get(file, files[file]) != files[file]]:
+            self.session.report.note(f"{changed[0]} has changed: the networks are loaded again")
+            self.components = None
+        self.files |= files
 
     def _read_texts(self, runs: Sequence[Run]) -> None:
         """The text of all runs, each prompt once. Networks that fit into memory together stay there from here on."""
@@ -120,7 +149,7 @@ class Worker:
                 connectors = tuple(stage.connectors for stage in plan.stages)
                 key = (plan.prompts, plan.text_tokens, connectors, network_values(plan.spec))
                 with self._failing(run.job, run):
-                    texts[key] = read_text(plan, self._on(run), texts.get(key, START), self.session.report)
+                    texts[key] = read_text(plan, self._on(run), texts.get(key, START), run.timings)
                     run.state, run.plan = texts[key], replace(plan, warnings=())
 
     def _make_alike(self, runs: Sequence[Run]) -> None:
@@ -155,7 +184,7 @@ class Worker:
                 self.jobs.add(Result(job.line, SKIPPED, job.clips, job.seed))
                 return False
             own = set() if options.force else self._continue(run, path)
-            check_outputs(files, read_files(spec, options.config), options.force, own)
+            check_outputs(files, read_files(spec, *self.jobs.reads), options.force, own)
             claims.enter_context(attempt.pop_all())
             return run.state is not None
         return False
@@ -193,8 +222,8 @@ class Worker:
             if run.state:
                 checkpointer = self._checkpointer(run)
                 with resumable(checkpointer):
-                    plan, report = checkpointer.plan, self.session.report
-                    run.state = advance(plan, self._on(run), run.state, phase, report, checkpointer)
+                    plan = checkpointer.plan
+                    run.state = advance(plan, self._on(run), run.state, phase, run.timings, checkpointer)
 
     def _write(self, runs: Sequence[Run]) -> None:
         """Make what is left of the runs, and their clips."""
@@ -213,15 +242,36 @@ class Worker:
                 flaws += findings
         seconds = run.seconds + monotonic() - began
         self.jobs.add(Result(job.line, DONE, job.clips, job.seed, seconds, tuple(flaws)))
+        self._remember(run)
+
+    def _remember(self, run: Run) -> None:
+        """Keep how long the first job of a shape took, as if it had been the only one."""
+        if self.loading is None:
+            self.loading = sum(seconds for name, seconds in run.timings.preparations if name.startswith(LOAD))
+        if not (self.piped or run.resumed or run.job.shape in self.timed):
+            self.timed.add(run.job.shape)
+            took = run.timings.seconds().items()
+            total = self.began + self.loading + sum(seconds for name, seconds in took if not name.startswith(LOAD))
+            compiled = self.session.compiled
+            remember(run.plan, Product.clips, run.timings, total, compiled is None or compiled.anew > 0)
 
     def _checkpointer(self, run: Run) -> RunCheckpointer:
         """Of the run's plan with its pictures. Raises `UsageError` where these have changed."""
         options, place = self.jobs.options, run_file(run.spec).path
         plan = replace(run.plan, pictures=read_pictures(run.plan.spec))
-        told = (place, plan, GOAL, self.session.report)
-        if run.resumed:
-            return RunCheckpointer(*told, True, options.keep_every, written=0)
-        return RunCheckpointer(*told, options.resumable, options.keep_every)
+        wanted, written = (True, 0.0) if run.resumed else (options.resumable, NEVER)
+        told = (place, plan, GOAL, run.timings, wanted, options.keep_every)
+        return RunCheckpointer(*told, written=written, preview=self._previewed(plan))
+
+    def _previewed(self, plan: Plan) -> OnProgress:
+        """What shows the clip of a plan while it is made."""
+        if (path := self.jobs.options.preview) is None or not plan.spec.running.video:
+            return no_checkpoint
+        if self.preview is None:
+            self.preview = Preview(path, plan, self.session.report)
+        else:
+            self.preview.begin(plan)
+        return self.preview
 
     def _on(self, run: Run) -> Components:
         """The networks, as this run uses them."""

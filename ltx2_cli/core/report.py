@@ -10,7 +10,7 @@ from typing import Any
 
 from ltx2_cli.files import replacing
 
-PREPARING = ("load", "compile")  # how the names begin of stages that a second run would not need
+LOAD, COMPILE = PREPARING = ("load", "compile")  # how the names begin of stages that a second run would not need
 DENOISE, DECODE, WRITE = "denoise", "decode", "write"  # the steps of a stage, and the stages that end a clip
 Advance = Callable[[int], None]  # so many more steps of the current stage are done
 

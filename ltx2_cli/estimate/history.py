@@ -1,8 +1,9 @@
 """How long a run takes, by the earlier runs of its shape on this machine, else by the plan alone.
 
-Of a shape the user's cache holds one small file with the last runs. A run counts as four times: a step of each stage, a
-clip that is decoded and written, waiting for compilers, and all else (imports, loading, text). So a run of other seeds
-or with another number of steps is of the same shape.
+Of a shape the user's cache holds one small file with the last runs. A run counts as five times: a step of each stage, a
+clip that is decoded and written, what is read of a request, waiting for compilers, and all else (imports, loading). So
+a run of other seeds or with another number of steps is of the same shape, and a batch is many runs that wait and load
+once.
 """
 
 import hashlib
@@ -18,7 +19,7 @@ from typing import Any
 
 import jax
 
-from ltx2_cli.core.report import DECODE, DENOISE, WRITE, Timings
+from ltx2_cli.core.report import COMPILE, DECODE, DENOISE, WRITE, Timings
 from ltx2_cli.errors import RunError
 from ltx2_cli.estimate.estimate import estimate_plan
 from ltx2_cli.files import replacing
@@ -40,26 +41,52 @@ class PastRun:
 
     steps: tuple[float, ...]  # of each stage: a step
     clip: float  # to decode and write one, or a piece of one that goes on
+    reading: float  # text, pictures and sound of a request
     compiling: float  # waiting for programs to be compiled, or read from the cache
     cold: bool  # some were compiled
     others: float  # from the program's start
 
-    def seconds(self, plan: Plan, compiling: float) -> float:
-        """What a run of `plan` takes at these times."""
+    def work(self, plan: Plan) -> float:
+        """What making the clips of `plan` takes at these times, with all networks and programs there."""
         steps = sum(stage.steps * step for stage, step in zip(_stages(plan), self.steps, strict=True))
-        return self.others + compiling + pieces(plan.spec) * (len(plan.batches) * steps + len(plan.seeds) * self.clip)
+        clips = len(plan.batches) * steps + len(plan.seeds) * self.clip
+        return self.reading + pieces(plan.spec) * clips
 
 
 def expected_time(plan: Plan, product: Product) -> str:
-    """How long a run will take, and how that is known: by the median of the last runs of this shape, or least by the
-    plan."""
-    if runs := past_runs(plan, product):
-        seconds = median(run.seconds(plan, _compiling(runs, plan)) for run in runs)
-        number = "the last run" if len(runs) == 1 else f"the last {len(runs)} runs"
-        return f"about {in_words(seconds)}, as {number} of this shape here"
-    if least := sum(estimate_plan(plan).phase_seconds.values()):
-        return f"a guess: at least {in_words(least)} without loading and compiling; none of this shape was made here"
-    return "not known: none of this shape was made here"
+    """How long a run will take, and how that is known."""
+    return expected_times([(plan, 1)], product)
+
+
+def expected_times(jobs: Sequence[tuple[Plan, int]], product: Product) -> str:
+    """How long so many runs of each plan will take, one after the other by one process: by the median of the last runs
+    of their shapes, or least by the plans."""
+    known = [(plan, number, runs) for plan, number in jobs if (runs := past_runs(plan, product))]
+    if jobs and len(known) == len(jobs):
+        shapes = {_file(shape_of(plan, product)): len(runs) for plan, _, runs in known}
+        last = f"the last {sum(shapes.values())} runs" if sum(shapes.values()) > 1 else "the last run"
+        these = "these shapes" if len(shapes) > 1 else "this shape"
+        return f"about {in_words(_seconds(known, product))}, as {last} of {these} here"
+    unknown = [(plan, number) for plan, number in jobs if not past_runs(plan, product)]
+    where = "none of this shape was made here"
+    if several := sum(number for _, number in jobs) > 1:
+        where = f"{sum(number for _, number in unknown)} jobs are of shapes that were not made here"
+    least = sum(number * sum(estimate_plan(plan).phase_seconds.values()) for plan, number in unknown)
+    if least or known:
+        without = "" if several and known else " without loading and compiling"
+        return f"a guess: at least {in_words(least + _seconds(known, product))}{without}; {where}"
+    return f"not known: {where}"
+
+
+def _seconds(known: Sequence[tuple[Plan, int, Sequence[PastRun]]], product: Product) -> float:
+    """What so many runs of each plan take, as the median of others of their shape says. Each shape waits for compilers
+    once, and the process starts once."""
+    seconds, once, others = 0.0, dict[Path, float](), [0.0]
+    for plan, number, runs in known:
+        seconds += number * median(run.work(plan) for run in runs)
+        once[_file(shape_of(plan, product))] = _compiling(runs, plan)
+        others.append(median(run.others for run in runs))
+    return seconds + sum(once.values()) + max(others)
 
 
 def _compiling(runs: Sequence[PastRun], plan: Plan) -> float:
@@ -73,16 +100,17 @@ def _compiling(runs: Sequence[PastRun], plan: Plan) -> float:
 def remember(plan: Plan, product: Product, timings: Timings, total: float, cold: bool) -> None:
     """Keep the times of a run that began with noise and is whole: `total` seconds since the program's start, `cold` if
     a program was compiled. What cannot be kept is not."""
-    stages, found = _stages(plan), timings.seconds()
+    stages = _stages(plan)
     denoising = [seconds for name, seconds in timings.stages if name == DENOISE]
     each, batches = pieces(plan.spec), len(denoising) // len(stages) if stages else 0
     if not batches or batches != each * len(plan.batches) or len(denoising) != batches * len(stages):
         return
     steps = tuple(sum(denoising[number :: len(stages)]) / batches / stage.steps for number, stage in enumerate(stages))
-    clips = found.get(DECODE, 0.0) + found.get(WRITE, 0.0)
-    compiling = sum(seconds for name, seconds in found.items() if name.startswith("compile"))
-    others = total - sum(denoising) - clips - compiling
-    run = PastRun(steps, clips / len(plan.seeds) / each, compiling, cold, others)
+    clips = sum(seconds for name, seconds in timings.stages if name in (DECODE, WRITE))
+    worked = sum(seconds for _, seconds in timings.stages)
+    compiling = sum(seconds for name, seconds in timings.preparations if name.startswith(COMPILE))
+    reading, others = worked - sum(denoising) - clips, total - worked - compiling
+    run = PastRun(steps, clips / len(plan.seeds) / each, reading, compiling, cold, others)
     runs = [*past_runs(plan, product), run][-KEPT:]
     path = _file(shape := shape_of(plan, product))
     text = json.dumps({"shape": shape, "runs": [asdict(run) for run in runs]}, indent=1) + "\n"
@@ -96,8 +124,8 @@ def past_runs(plan: Plan, product: Product) -> list[PastRun]:
     try:
         values = json.loads(_file(shape).read_text(encoding="utf-8"))
         runs = [PastRun(**{**run, "steps": tuple(map(float, run["steps"]))}) for run in values["runs"]]
-        times = [[*run.steps, run.clip, run.compiling, run.others] for run in runs]
-        whole = all(len(seconds) == count + 3 and all(map(isfinite, seconds)) for seconds in times)
+        times = [[*run.steps, run.clip, run.reading, run.compiling, run.others] for run in runs]
+        whole = all(len(seconds) == count + 4 and all(map(isfinite, seconds)) for seconds in times)
         return runs if whole and values["shape"] == shape else []
     except (OSError, ValueError, KeyError, TypeError):
         return []

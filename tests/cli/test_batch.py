@@ -1,16 +1,22 @@
 """`ltx2 batch` before its first clip: which jobs there are, under which names, and what is wrong with them."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from ltx2_cli.cli import batch
 from ltx2_cli.cli.jobs import DONE, OPEN, Result
-from ltx2_cli.outputs import record_path
+from ltx2_cli.distributed import ProcessGroup
+from ltx2_cli.errors import UsageError
+from ltx2_cli.outputs import Product, record_path
+from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.profiles import read_spec, to_yaml
 from program import run_program
 
+EXPECTED_TIME = batch.expected_time
 Run = Callable[..., tuple[int, list[str], str]]
 
 
@@ -18,6 +24,7 @@ Run = Callable[..., tuple[int, list[str], str]]
 def dry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs `ltx2 batch --dry-run` over these lines in an empty folder: exit code, clips to make, stderr."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(batch, "expected_time", lambda jobs, open_jobs: f"of {len(open_jobs)}")
 
     def run(lines: list[object], *options: str) -> tuple[int, list[str], str]:
         Path("jobs").write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
@@ -83,6 +90,27 @@ def test_a_result_has_each_value_but_empty_ones() -> None:
     assert json.loads(Result(2, OPEN).as_json()) == {"line": 2, "status": "to do"}
 
 
+def test_how_long_it_takes_is_asked_once_for_jobs_that_take_as_long(dry: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[tuple[int, int]]()
+
+    def expect(plans: Sequence[tuple[Plan, int]], product: Product) -> str:
+        asked.extend((plan.stages[0].steps, number) for plan, number in plans)
+        return "an hour"
+
+    monkeypatch.setattr(batch, "expected_time", EXPECTED_TIME)
+    monkeypatch.setattr("ltx2_cli.estimate.history.expected_times", expect)
+    lines = ["rain", {"prompt": "fog", "num_inference_steps": 2}, "snow", {"prompt": "hail", "lora": ["gone.st"]}]
+    assert "\ntime: an hour\n" in f"\n{dry(lines, '--model', 'demo')[2]}"
+    assert sorted(asked) == [(2, 1), (20, 2)]
+
+
+def test_several_hosts_are_told_to_share_the_jobs() -> None:
+    jobs = SimpleNamespace(options=None, session=SimpleNamespace(hosts=ProcessGroup(0, 2)))
+    with pytest.raises(UsageError, match="several hosts cannot make a batch together") as caught:
+        batch.make(jobs, [])
+    assert "--shard I/N" in caught.value.hint
+
+
 def test_shapes_follow_each_other_and_shards_share_the_jobs(dry: Run) -> None:
     lines = [{"prompt": str(number), "width": 64 + 32 * (number % 2)} for number in range(5)]
     named = ("-o", "{line}.mp4")
@@ -146,6 +174,7 @@ def test_a_broken_line_is_named_and_the_others_are_jobs(dry: Run) -> None:
         (["{", "rain"], "--fail-fast", "line 1: this is no JSON object"),
         (["rain", "\0"], "", "jobs is not text in UTF-8\nhint: a prompt a line, or a JSON object"),
         (["rain"], "--num-processes 1 --config none.yaml", "none.yaml cannot be read"),
+        (["rain"], "--preview jobs", "jobs is read, and would be overwritten"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_made(

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,7 +25,7 @@ from ltx2_cli.core.run import load, write
 from ltx2_cli.core.run_state import RunCheckpointer, RunState
 from ltx2_cli.devices import DeviceMemory
 from ltx2_cli.errors import MAKE_ROOM
-from ltx2_cli.plan.resolve import resolve
+from ltx2_cli.plan.resolve import Plan, resolve
 from ltx2_cli.request.profiles import read_spec, to_yaml
 from program import run_program
 
@@ -40,10 +41,15 @@ Run = Callable[..., tuple[int, Results, str]]
 
 @pytest.fixture
 def batch(
-    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    checkpoint: Checkpoint,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> Run:
     """Runs `ltx2 batch` over lines, in an empty folder: exit code, results in the order of the lines, stderr."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
     values = yaml.safe_load(to_yaml(plan_of(checkpoint, SMALL, 3).spec))
     Path("small.yaml").write_text(yaml.safe_dump({"sharding": "single", **{key: values[key] for key in KEYS}}))
 
@@ -67,8 +73,11 @@ def fingerprints(record: str) -> object:
 
 def test_networks_are_loaded_once_and_a_shape_is_compiled_once(batch: Run, compilations: list[str]) -> None:
     """A broken line is named, and the others are made; the second start makes nothing, without jax."""
-    code, results, err = batch([{"prompt": "rain", "seed": 3}])
+    code, results, err = batch([{"prompt": "rain", "seed": 3}], "--preview", "preview.png")
     assert (code, results[0]["status"], results[0]["clips"]) == (0, "done", ["1-3.mp4"])
+    assert "time: not known: none of this shape was made here\n" in err
+    assert "the colours in preview.png will be false: this model has made no clip here yet\n" in err
+    preview = Path("preview.png").read_bytes()
     alone = resolve(replace(read_spec(prompt="rain", seed=3, config="small.yaml"), output="alone.mp4"))
     assert [path.name for path, _ in write(alone, load(alone))] == ["alone.mp4"]
     assert fingerprints("1-3.yaml") == fingerprints("alone.yaml")
@@ -77,8 +86,12 @@ def test_networks_are_loaded_once_and_a_shape_is_compiled_once(batch: Run, compi
     compilations.clear()
     other = {"guidance": {"video": {"guidance_scale": 2.0}}, "num_inference_steps": 3}
     lines = [{"prompt": "rain", "seed": 3}, "snow", {"prompt": "fog", **other}, "{", {"prompt": "hail", "seed": "4..5"}]
-    code, results, err = batch(lines, "-v")
+    code, results, err = batch(lines, "-v", "--preview", "preview.png")
     assert code == 5
+    assert re.search("^time: about .*, as the last run of this shape here$", err, re.MULTILINE)
+    assert "the colours in" not in err
+    assert Path("preview.png").read_bytes() != preview
+    Path("preview.png").unlink()
     assert [result["status"] for result in results] == ["skipped", "done", "done", "failed", "done", "done"]
     assert "error: 4 done, 1 skipped, 1 failed; line 4: this is no JSON object: Expecting property name" in err
     assert not compilations
@@ -104,6 +117,24 @@ def test_pictures_are_read_when_a_job_is_made(batch: Run, monkeypatch: pytest.Mo
     code, results, _ = batch([{"prompt": "rain", "seed": 3, "conditions": [{"path": str(path)}]} for path in paths])
     assert (code, [result["status"] for result in results]) == (5, ["done", "failed"])
     assert results[1]["error"] == "1.png is another picture than that of the record"
+
+
+def test_networks_whose_files_have_changed_are_loaded_again(
+    batch: Run, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a LoRA that is written anew under its name, between two jobs of a pipe."""
+    (weights,) = (checkpoint.folder / "vae").glob("*.safetensors")
+    notice, times = Worker._notice_changes, iter((1, 1, 2, 2))
+
+    def touch(worker: Worker, plan: Plan) -> None:
+        os.utime(weights, (next(times),) * 2)
+        notice(worker, plan)
+
+    monkeypatch.setattr(Worker, "_notice_changes", touch)
+    monkeypatch.setattr("ltx2_cli.cli.worker.TEXTS_AT_ONCE", 1)
+    code, _, err = batch([{"prompt": text, "seed": 3} for text in ("rain", "snow", "fog", "hail")], "-v")
+    assert (code, err.count(f"{weights} has changed: the networks are loaded again\n")) == (0, 1)
+    assert loaded(err).count("vae") == 2
 
 
 def test_what_was_interrupted_is_gone_on_with(batch: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,15 +180,19 @@ def test_what_others_make_or_have_made_is_left_alone(batch: Run, monkeypatch: py
     """A file of another request, a claim of another version, a worker that lives, and one that may have died."""
     monkeypatch.setattr("ltx2_cli.cli.worker.sleep", lambda seconds: os.utime("4-3.claim"))  # which is renewed
     lines = [{"prompt": text, "seed": 3} for text in ("rain", "snow", "fog", "hail", "mist")]
+    lines.append({"prompt": "dew", "seed": 3, "save_latents": "jobs"})
     Path("1-3.mp4").write_text("mine")
     Path("2-3.claim").write_text('{"version": 2}')
     for line, process in ((3, {"started": "1"}), (4, {"host": "elsewhere"}), (5, {})):
         Path(f"{line}-3.claim").write_text(json.dumps({**vars(this_process()), **process}))
         os.utime(f"{line}-3.claim", (time.time() - 5,) * 2)
     code, results, _ = batch(lines)
-    assert [result["status"] for result in results] == ["failed", "failed", "done", "elsewhere", "elsewhere"]
+    assert [result["status"] for result in results] == [
+        *("failed", "failed", "done", "elsewhere", "elsewhere", "failed")
+    ]
     assert results[0]["error"] == "1-3.mp4 exists"
     assert results[1]["error"] == "2-3.claim is a claim of version 2, this ltx2 reads version 1"
+    assert results[5]["error"] == "jobs is read, and would be overwritten"
     assert (code, Path("1-3.mp4").read_text()) == (5, "mine")
 
 

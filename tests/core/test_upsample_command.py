@@ -1,5 +1,6 @@
 """`ltx2 upsample`: from latents of a first stage, or of any clip, to larger ones and their video."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -38,9 +39,14 @@ def test_a_clip_made_in_two_runs_equals_that_of_one(
     first, latents = made / "first.safetensors", tmp_path / "latents.safetensors"
     assert open_latents(first).metadata["stage"] == "stage1"
     assert open_latents(first).shapes.video == (1, 8, 2, 2, 2)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     clip = ["-o", str(tmp_path / "clip.mp4"), "--save-latents", str(latents)]
     assert run_program(monkeypatch, "upsample", str(first), *clip) == 0
-    assert capsys.readouterr().out.strip() == str(tmp_path / "clip.mp4")
+    said = capsys.readouterr()
+    assert said.out.strip() == str(tmp_path / "clip.mp4")
+    assert "\ntime: not known: none of this shape was made here\n" in said.err
+    (times,) = (tmp_path / "ltx2/timings").iterdir()
+    assert json.loads(times.read_text())["shape"]["product"] == "clips"
     for name, wanted in load_file(made / "whole.safetensors").items():
         np.testing.assert_array_equal(load_file(latents)[name], wanted)
     assert open_latents(latents).metadata["stage"] == open_latents(made / "whole.safetensors").metadata["stage"]

@@ -11,7 +11,7 @@ import pytest
 from ltx2_cli import chips
 from ltx2_cli.chips import Chip
 from ltx2_cli.core.report import Report, Timings
-from ltx2_cli.estimate.history import KEPT, expected_time, in_words, past_runs, remember
+from ltx2_cli.estimate.history import KEPT, expected_time, expected_times, in_words, past_runs, remember
 from ltx2_cli.outputs import Product
 from ltx2_cli.plan.resolve import Plan, plan_offline
 from ltx2_cli.request.profiles import read_spec
@@ -19,6 +19,7 @@ from ltx2_cli.request.spec import ConditionSpec
 from program import CACHE, cache_restored
 
 CLIPS = Product.clips
+SLOW = Chip("slow", ("cpu",), hbm_bytes=40e9, flops=1e9, hbm_bandwidth=1e9, link_bandwidth=1e9)
 UNKNOWN = "not known: none of this shape was made here"
 
 
@@ -69,6 +70,23 @@ def test_each_piece_of_a_clip_that_goes_on_takes_as_long(plan: Plan):
     assert expected_time(thrice, CLIPS).startswith("about 146 s")
     remember(thrice, CLIPS, timings([40.0] * 3, clips=3), total=3 * 43 + 17, cold=False)
     assert expected_time(plan, CLIPS) == "about 60 s, as the last 2 runs of this shape here"
+
+
+def test_jobs_load_once_and_each_shape_is_compiled_once(plan: Plan, monkeypatch: pytest.MonkeyPatch):
+    longer, wide = replace(plan, stages=plan_of(num_inference_steps=30).stages), plan_of(width=64)
+    jobs = [(plan, 2), (longer, 3)]  # 47 and 67 s with their text, 2 to compile, 11 else
+    assert expected_times(jobs, CLIPS) == "not known: 5 jobs are of shapes that were not made here"
+    remember(plan, CLIPS, timings([40.0], compiling=2.0), total=60.0, cold=False)
+    assert expected_times(jobs, CLIPS) == "about 308 s, as the last run of this shape here"
+    jobs.append((wide, 1))
+    assert expected_times(jobs, CLIPS) == "a guess: at least 308 s; 1 jobs are of shapes that were not made here"
+    remember(wide, CLIPS, timings([20.0], compiling=3.0), total=50.0, cold=False)  # 27, 3 and 20 s
+    assert expected_times(jobs, CLIPS) == "about 347 s, as the last 2 runs of these shapes here"
+    assert expected_times([], CLIPS).startswith("not known")
+    monkeypatch.setattr(chips, "CHIPS", (SLOW,))
+    unknown = expected_times([(plan_of(width=96), 2)], CLIPS)
+    assert unknown.startswith("a guess: at least ")
+    assert unknown.endswith(" without loading and compiling; 2 jobs are of shapes that were not made here")
 
 
 def test_other_shapes_are_not_compared(plan: Plan):
@@ -127,8 +145,7 @@ def test_without_a_place_nothing_is_kept(plan: Plan, tmp_path: Path, monkeypatch
 
 
 def test_the_least_time_of_the_plan_is_a_guess(plan: Plan, monkeypatch: pytest.MonkeyPatch):
-    slow = Chip("slow", ("cpu",), hbm_bytes=40e9, flops=1e9, hbm_bandwidth=1e9, link_bandwidth=1e9)
-    monkeypatch.setattr(chips, "CHIPS", (slow,))
+    monkeypatch.setattr(chips, "CHIPS", (SLOW,))
     assert expected_time(plan, CLIPS).startswith("a guess: at least ")
 
 
