@@ -180,7 +180,7 @@ class Replay(ClipOptions, SessionOptions):
     ltx2 replay out/fox.mp4 --seed 8 --steps 20 -o out/fox8.mp4
     """
 
-    clip: Path = argument("FILE", "An mp4, its record (.yaml) or latents.")
+    clip: Path = argument("FILE", "An mp4 or WAV, its record (.yaml) or latents.")
     seed: Count = option(STEPS, "0 to 4294967295.")
     any_weights: bool = flag(MODEL, "Also where weights have changed since.", "--any-weights")
     verify: bool = flag(FILES, "Compare with FILE; without -o nothing is kept. Exit code 1 if it differs.", "--verify")
@@ -230,7 +230,7 @@ class Gallery(Options):
     ltx2 gallery out -o clips.html --embed
     """
 
-    folder: Path = argument("FOLDER", "With mp4 videos, also in folders in it.")
+    folder: Path = argument("FOLDER", "With mp4 videos or WAVs of ltx2, also in folders in it.")
     output: File = option(FILES, "The page; without it FOLDER/gallery.html.", "--output", "-o", metavar="FILE")
     embed: bool = flag(FILES, "Put the clips into the page, which is then one file to pass on.", "--embed")
     force: bool = flag(FILES, "Overwrite a file that is no gallery.", "--force")

@@ -39,6 +39,7 @@ from ltx2_cli.request.profiles import (
     user_cache,
 )
 from ltx2_cli.request.schema import settings_schema
+from ltx2_cli.request.size import most_frames
 from ltx2_cli.request.spec import AudioSpec, ConditionSpec, RunSpec
 from ltx2_cli.request.validation import OPTIONS
 
@@ -105,8 +106,9 @@ def _page(values: Mapping[str, Any], sources: Mapping[str, str], section: str = 
 
 def command_words(spec: RunSpec) -> list[str]:
     """What to type behind `ltx2 generate` for a request: the profiles that it names, and each value that they do not
-    give, by its option where that can say it, else by `--set`."""
-    values = spec_values(spec)
+    give, by its option where that can say it, else by `--set`. Files that the clip is given are named, as in a shell,
+    without the hashes of a record."""
+    values = spec_values(_without_hashes(spec))
     base = {PROFILE_KEYS[kind]: values[PROFILE_KEYS[kind]] for kind in PROFILE_KEYS}
     ground = spec_values(checked_spec(read_asked({"prompt": ANYTHING, **base})))
     names = {key: value for key, value in base.items() if _usual_names()[key] != value}
@@ -116,9 +118,20 @@ def command_words(spec: RunSpec) -> list[str]:
     flags = _flags()
     words = _as_option("--prompt", values["prompt"]) if values["prompt"] else []
     for key, value in {**names, **different}.items():
-        typed = _shown(value) if key == "conditions" else _typed(flags[key], value) if key in flags else []
+        typed = _words(key, value, flags)
         words += typed if typed and _means(typed, key, value) else ["--set", f"{key}={flow(plain(value))}"]
     return words
+
+
+def _without_hashes(spec: RunSpec) -> RunSpec:
+    """The request for the files of these names, and of a video as many frames as without a word."""
+    conditions = []
+    for condition in spec.conditions:
+        usual = condition.kind == "video" and condition.num_frames == most_frames(spec, condition)
+        count = None if usual else condition.num_frames
+        conditions.append(replace(condition, sha256=None, num_frames=count))
+    audio = spec.audio and replace(spec.audio, sha256=None)
+    return replace(spec, conditions=tuple(conditions), audio=audio)
 
 
 def plain(value: Any) -> Any:
@@ -150,6 +163,15 @@ def _flags() -> dict[str, str]:
     return {key: option for key, option in options.items() if option.startswith("--")}
 
 
+def _words(key: str, value: Any, flags: Mapping[str, str]) -> list[str]:
+    """What to type for a value; nothing where no option says it."""
+    if key == "conditions":
+        return [word for condition in value for word in _condition_words(condition)]
+    if key == "streams":
+        return ["--no-video" if value == "audio" else "--no-audio"]
+    return _typed(flags[key], value) if key in flags else []
+
+
 def _typed(flag: str, value: object) -> list[str]:
     if flag == "--seed" and isinstance(value, tuple):
         return _as_option(flag, ",".join(_ranges(value)))
@@ -161,15 +183,12 @@ def _typed(flag: str, value: object) -> list[str]:
     return [word for item in items for word in _as_option(flag, f"{item}".removesuffix(".0"))]
 
 
-def _shown(conditions: Sequence[ConditionSpec]) -> list[str]:
-    """As the options of their kinds say them; nothing where one has none."""
-    words = list[str]()
-    for condition in conditions:
-        place = {"reference": "", "mask": ""}.get(condition.kind, f"@{condition.frame}")
-        strength = "" if condition.kind == "mask" else f":{condition.strength}"
-        option = OPTIONS.get(condition.kind)
-        words += _as_option(option, f"{condition.path}{place}{strength}") if option else []
-    return words
+def _condition_words(condition: ConditionSpec) -> list[str]:
+    """As the option of its kind says it."""
+    strength = "" if condition.strength == 1 else f":{condition.strength}"
+    follows = condition.kind in ("reference", "mask")
+    place = "" if follows or not (condition.frame or strength) else f"@{condition.frame}"
+    return _as_option(OPTIONS[condition.kind], f"{condition.path}{place}{strength}")
 
 
 def _as_option(flag: str, text: str) -> list[str]:

@@ -25,7 +25,7 @@ from ltx2_cli.request.validation import RANGES
 
 ROUNDING = 1e-3  # of a frame
 SIDES = ("height", "width")
-NOT_KEPT: dict[str, object] = {"audio": None, "streams": "both", "reference_strength": 1.0}  # of a record
+NOT_KEPT: dict[str, object] = {"audio": None, "streams": "both"}  # of a record
 
 
 @dataclass(frozen=True)
@@ -42,17 +42,28 @@ class Source:
         """How long its picture lasts."""
         return len(self.picture.frames) / self.fps
 
+    @property
+    def references(self) -> list[object]:
+        """The references that its record names, and their mask, unless other LoRAs are asked for."""
+        stated: Any = self.record.values.get("conditions") if self.record else None
+        asked = self.options.lora or any(text.startswith("lora=") for text in self.options.settings or ())
+        if asked or not isinstance(stated, list):
+            return []
+        return [item for item in stated if isinstance(item, dict) and item.get("kind") in ("reference", "mask")]
+
     def request(
         self, name: str, num_frames: int | None = None, condition: Mapping[str, object] | None = None
     ) -> RunSpec:
         """The request for this clip, of which the condition says what is made anew; `name` ends that of its file."""
         options, path = self.options, user_path(self.options.clip)
         replaced: dict[str, object] = {"seed": None, "num_videos": 1, "initial_noise": None, **NOT_KEPT}
+        replaced |= {} if self.references else {"reference_strength": 1.0}
         replaced |= {"sharding": AUTO, "vae_memory_gb": None} if self.record else {}
         replaced |= dict(zip(SIDES, self.picture.frames.shape[1:3], strict=True)) | {"fps": self.fps}
         replaced |= {"num_frames": num_frames} if num_frames else {}
         replaced |= {"output": str(path.with_name(f"{path.stem}-{name}.mp4")), **overrides(options)}
-        replaced["conditions"] = [{"kind": "clip", "path": str(path), **condition}] if condition else []
+        clip = [{"kind": "clip", "path": str(path), **condition}] if condition else []
+        replaced["conditions"] = [*clip, *self.references]
         environment = read_environment(os.environ)
         spec = checked_spec(read_asked(replaced, self.record, options.settings or (), environment))
         if spec.fps != self.fps:
@@ -129,6 +140,9 @@ def _extended(clip: Source, options: Extend) -> RunSpec:
     added = round(seconds_of(options.seconds, "--seconds") * fps)
     if not added:
         raise UsageError(f"--seconds {options.seconds} is less than a frame", f"--seconds {1 / fps:.2f}s")
+    if clip.references:
+        sentence = f"{clip.picture.path} followed references, which end with it, by an in-context LoRA"
+        raise UsageError(sentence, "--set lora=[] goes on without, or name the LoRAs to go on with: --lora")
     most = clip.request("extended").num_frames
     shown = (min(max(most // 2, 1), count) - 1) // COMPRESSION * COMPRESSION + 1
     if most - shown < COMPRESSION:

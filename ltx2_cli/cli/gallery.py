@@ -22,7 +22,8 @@ from ltx2_cli.cli.inspect import Facts, inspect
 from ltx2_cli.console import STEERING, print_made, reporter
 from ltx2_cli.errors import UsageError
 from ltx2_cli.files import Output, read_limited, replacing, reserve, user_path
-from ltx2_cli.outputs import check_outputs
+from ltx2_cli.media import WAV
+from ltx2_cli.outputs import check_outputs, record_path
 from ltx2_cli.request.layers import ASKED
 from ltx2_cli.request.profiles import CACHE, OUTPUT_KEYS, PROVENANCE
 from ltx2_cli.units import quantity
@@ -34,6 +35,7 @@ GENERATOR = b'<meta name="generator" content="ltx2 gallery">'
 MAX_EMBEDDED = 2**28  # bytes of clips in a page; browsers open such a page within seconds
 MAX_TIMINGS = 2**22  # bytes of a file that --perf-dump wrote; a step has about 70
 ELSEWHERE = {"prompt", "seed", ASKED, PROVENANCE, CACHE, *OUTPUT_KEYS}  # keys of a record that are no settings
+SOUND_STEPS = 10  # a second, in place of frames, by which two sounds are compared
 INNER = re.compile(r"sharding\.(?!profile)")  # the mesh itself is in the provenance
 
 
@@ -44,7 +46,7 @@ def gallery(options: Gallery) -> None:
         raise UsageError(f"{folder} is no folder", "name the folder that holds the clips")
     page = user_path(options.output) if options.output else folder / PAGE_NAME
     check_outputs([Output(page, "-o")], force=options.force, own={page} if _is_gallery(page) else ())
-    paths = sorted(path for path in folder.rglob("*.mp4") if path.is_file() and not path.name.startswith("."))
+    paths = sorted(path for path in folder.rglob("*") if _is_clip(path))
     size = sum(path.stat().st_size for path in paths)
     if options.embed and size > MAX_EMBEDDED:
         sentence = f"the clips have {quantity(size)}; a page of at most {quantity(MAX_EMBEDDED)} is written"
@@ -54,12 +56,20 @@ def gallery(options: Gallery) -> None:
         found = list(threads.map(partial(_entry, folder, page, options.embed), paths))
     if problems := [str(entry) for entry in found if isinstance(entry, UsageError)]:
         report.note(f"left out, {len(problems)} of {len(paths)}: {abbreviate(problems)}")
-    clips = [entry for entry in found if not isinstance(entry, UsageError)]
+    clips = [entry for entry in found if isinstance(entry, dict)]
     if not clips:
-        raise UsageError(f"{folder} holds no clip that can be read", "name a folder with mp4 videos")
+        raise UsageError(
+            f"{folder} holds no clip that can be read", "name a folder with mp4 videos, or WAVs and their records"
+        )
     with reserve([Output(page, "-o")]), replacing(page) as temporary:
         temporary.write_text(_filled(clips, folder.resolve().name or "clips"), encoding="utf-8")
     print_made(str(page))
+
+
+def _is_clip(path: Path) -> bool:
+    """Whether it is named as a clip; of WAVs, which may be anything, those with a file beside that says more."""
+    named = path.suffix == ".mp4" or (path.suffix == WAV and record_path(path).is_file())
+    return named and not path.name.startswith(".") and path.is_file()
 
 
 def _is_gallery(page: Path) -> bool:
@@ -89,23 +99,26 @@ def _blocks(template: str) -> Iterator[tuple[str, str]]:
         yield match[1], match[2]
 
 
-def _entry(folder: Path, page: Path, embed: bool, path: Path) -> Facts | UsageError:
-    """What the page knows of a clip, or why it is not one."""
+def _entry(folder: Path, page: Path, embed: bool, path: Path) -> Facts | UsageError | None:
+    """What the page knows of a clip, or why it cannot be read; None for a sound that is no clip."""
     try:
         facts = inspect(path)
     except UsageError as error:
         return error
-    record = facts["record"] or {}
+    record, seen = facts["record"] or {}, facts["kind"] == "video"
+    if not (seen or record):
+        return None
     source = os.path.relpath(path, page.parent)
-    data = f"data:video/mp4;base64,{b64encode(path.read_bytes()).decode()}" if embed else quote(os.fsencode(source))
+    kind = "video/mp4" if seen else "audio/wav"
+    data = f"data:{kind};base64,{b64encode(path.read_bytes()).decode()}" if embed else quote(os.fsencode(source))
     return {
         "file": _name(path.relative_to(folder)),
         "src": data,
         "prompt": str(record.get("prompt") or ""),
         "seed": _seed(record.get("seed")),
-        "size": f"{facts['width']}x{facts['height']}",
-        "frames": facts["num_frames"],
-        "fps": facts["fps"],
+        "size": f"{facts['width']}x{facts['height']}" if seen else "",
+        "frames": facts["num_frames"] if seen else 0,
+        "fps": facts["fps"] if seen else SOUND_STEPS,
         "seconds": facts["seconds"],
         "sound": facts["sample_rate"] is not None,
         "settings": dict(_settings(record)),

@@ -14,7 +14,7 @@ from ltx2_cli.console import reporter
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import UsageError
 from ltx2_cli.files import Output, read_limited, user_path
-from ltx2_cli.media import is_video
+from ltx2_cli.media import is_video, is_wav
 from ltx2_cli.outputs import Product, check_outputs, check_place, outputs, read_files, run_file, with_free_names
 from ltx2_cli.request.environment import read_environment, variable_name
 from ltx2_cli.request.layers import MAX_TEXT, PAGE, ConfigLayer, read_file, read_text
@@ -196,7 +196,7 @@ def config_page(path: Path | ConfigLayer | None) -> ConfigLayer | None:
         return path
     if not path.is_file():
         return read_file(path)
-    if is_video(path) or looks_like_safetensors(path):
+    if is_video(path) or is_wav(path) or looks_like_safetensors(path):
         from ltx2_cli.cli.inspect import inspect
 
         if record := inspect(path).get("record"):

@@ -17,7 +17,8 @@ from ltx2_cli.core.provenance import UNFINISHED, read_provenance
 from ltx2_cli.diffusion.latents import SIZE, open_latents
 from ltx2_cli.errors import UsageError
 from ltx2_cli.files import read_limited, refuse_special, user_path
-from ltx2_cli.media import is_video, open_video
+from ltx2_cli.media import is_video, is_wav, open_video, open_wav
+from ltx2_cli.outputs import record_path
 from ltx2_cli.request.layers import MAX_TEXT, read_text
 from ltx2_cli.request.profiles import PROVENANCE
 from ltx2_cli.request.spec import Streams
@@ -25,7 +26,7 @@ from ltx2_cli.units import quantity
 from ltx2_cli.weights.checkpoint import TensorFiles, collect, raise_all, read_header, shape_text
 from ltx2_cli.weights.lora import FACTOR, LoraFile, LoraPair, lora_file, model_version, open_lora, parse_lora
 
-KNOWN = "known are latents, mp4 videos, records, checkpoints (a folder or a file), LoRAs and latent upsamplers"
+KNOWN = "known are latents, mp4 videos, WAVs, records, checkpoints (a folder or a file), LoRAs and latent upsamplers"
 UPSAMPLER = "initial_conv.weight"  # a tensor of every latent upsampler
 DENOISER = "model.diffusion_model."  # prefix of the denoiser's tensors in a single file
 RECORDS = (".yaml", ".yml", ".json")
@@ -82,13 +83,15 @@ def inspect(path: Path) -> Facts:
         raise _unknown(path, f": it holds {len(files)} safetensors files, {names}" if files else "")
     refuse_special(path, KNOWN)
     try:
-        video, tensors = is_video(path), looks_like_safetensors(path)
+        video, wav, tensors = is_video(path), is_wav(path), looks_like_safetensors(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", KNOWN) from error
     if video:
         clip = open_video(path)
         facts = {name: value for name, value in vars(clip).items() if name != "metadata"}
         return _clip("video", path, clip.metadata, {**facts, "latents": None})
+    if wav:
+        return _sound(path)
     if tensors or path.suffix == ".safetensors":
         return _tensors(path, path)
     if path.suffix not in RECORDS:
@@ -141,6 +144,18 @@ def _clip(kind: str, path: Path, metadata: Mapping[str, str], facts: Facts) -> F
         except UsageError as error:
             raise UsageError(str(error), "it was changed after it was written") from error
     return {"kind": kind, "file": str(path), "bytes": path.stat().st_size, **stated, **facts, "record": record}
+
+
+def _sound(path: Path) -> Facts:
+    """A WAV, with the record beside it where that is one of a sound made alone: a WAV has no place for its own."""
+    seconds, rate = open_wav(path)
+    facts = {"kind": "sound", "file": str(path), "bytes": path.stat().st_size, "seconds": seconds, "sample_rate": rate}
+    record = None
+    if (beside := record_path(path)).is_file():
+        with suppress(UsageError):  # another file of that name
+            stated = inspect(beside)["record"]
+            record = stated if stated.get("streams") == "audio" else None
+    return {**facts, "record": record}
 
 
 def _parsed(text: str, source: str) -> Facts:
@@ -236,6 +251,8 @@ def _rows(facts: Facts) -> Iterator[Row]:
             yield "latents", ", ".join(f"{name} {shape_text(shape)}" for name, shape in facts["latents"].items())
         else:
             yield "sound", f"{facts['sample_rate']} Hz" if facts["sample_rate"] else "none"
+    elif facts["kind"] == "sound":
+        yield "length", f"{facts['seconds']:.2f} s at {facts['sample_rate']} Hz"
     version = facts.get("model_version") or (UNKNOWN if "networks" in facts else None)
     stated = {"model version": version, "stage": facts.get("stage"), "variant": facts.get("variant")}
     yield from ((key, value) for key, value in stated.items() if value)
@@ -245,14 +262,15 @@ def _rows(facts: Facts) -> Iterator[Row]:
     if facts.get("record"):
         yield from _record_rows(facts["record"])
     elif "record" in facts:
-        yield "record", "none: the file does not say what made it"
+        beside = "no file beside it says" if facts["kind"] == "sound" else "the file does not say"
+        yield "record", f"none: {beside} what made it"
 
 
 def _record_rows(record: Facts) -> Iterator[Row]:
     """The request, as far as one knows a clip by it, and what it was made with."""
     for key in REQUEST:
         if (value := record.get(key)) not in (None, "", []):
-            text = ", ".join(map(_item_text, value)) if isinstance(value, list) else str(value)
+            text = ", ".join(map(_item_text, value if isinstance(value, list) else [value]))
             yield key.replace("_", " "), " ".join(text.split())
     provenance = read_provenance(record, "the record")
     yield "made with", ", ".join(f"{name} {version}" for name, version in provenance.versions.items())
@@ -269,7 +287,9 @@ def _record_rows(record: Facts) -> Iterator[Row]:
 
 
 def _item_text(item: object) -> str:
-    """An item of a list, that of a picture as --image names it."""
+    """A value, or an item of a list, what a clip is given as its option names it."""
+    if isinstance(item, dict) and item.keys() <= {"path", "sha256"}:
+        return str(item.get("path"))
     if isinstance(item, dict) and item.keys() >= {"path", "frame", "strength"}:
         words = {"reference": "reference {path}:{strength}", "mask": "reference mask {path}"}
         words |= {"clip": "frames {anew[0]} to {anew[1]} of clip {path} anew, {streams}"}

@@ -29,7 +29,7 @@ from ltx2_cli.weights.digests import HEADER, digest, digests, header_digest
 if TYPE_CHECKING:
     from ltx2_cli.plan.resolve import Plan
 
-NAMES = "name an mp4, its record (.yaml) or latents that ltx2 made"
+NAMES = "name an mp4 or WAV, its record (.yaml) or latents that ltx2 made"
 SIZE = ("height", "width", "num_frames", "fps")
 WEIGHTS = {
     *("model", "checkpoint", "text_encoder", "lora", "recipe", "initial_noise"),

@@ -30,6 +30,7 @@ MEASURES = {
     "a": (("asdr", r"SDR ch0: (\S+) dB", "SDR {:.2f} dB"),),
 }
 WAV = ".wav"
+LEAST_WAV = 44  # bytes of its header
 RETRY = "the file is cut short or changed; copy or make it again"
 
 
@@ -197,6 +198,27 @@ def write_wav(media: Media, path: Path) -> None:
         file.setsampwidth(2)
         file.setframerate(media.sample_rate)
         file.writeframes(samples.tobytes())
+
+
+def is_wav(path: Path) -> bool:
+    """Whether a file begins as a WAV does. Raises `OSError` where it cannot be read."""
+    with path.open("rb") as file:
+        start = file.read(12)
+    return (start[:4], start[8:]) == (b"RIFF", b"WAVE")
+
+
+def open_wav(path: Path) -> tuple[float, int]:
+    """The seconds of a WAV of whole numbers, as `write_wav` writes it, and its samples a second. Raises `UsageError`
+    for one of another kind, or a damaged one."""
+    try:
+        with wave.open(str(path)) as file:
+            length, rate, size = file.getnframes(), file.getframerate(), file.getnchannels() * file.getsampwidth()
+            cut = path.stat().st_size < LEAST_WAV + length * size
+    except (wave.Error, EOFError) as error:
+        raise UsageError(f"{path} is no WAV that ltx2 writes: {str(error) or 'it ends in its header'}", RETRY) from None
+    if cut or not (length and rate):
+        raise UsageError(f"{path} is damaged: it {'is cut short' if cut else 'has no samples'}", RETRY)
+    return length / rate, rate
 
 
 def write_frames(media: Media, folder: Path) -> None:

@@ -14,6 +14,7 @@ from ltx2_cli.media.sounds import Sound, read_sound
 from ltx2_cli.media.videos import COMPRESSION, read_video
 from ltx2_cli.models.lora import reference_scale
 from ltx2_cli.plan.edit import check_pieces, num_shown, read_edited
+from ltx2_cli.request.size import most_frames
 from ltx2_cli.request.spec import ConditionSpec, RunSpec
 from ltx2_cli.request.validation import OPTIONS, SHOWN, WORDS
 from ltx2_cli.weights.checkpoint import collect, raise_all
@@ -117,8 +118,7 @@ def with_what_was_read(
 
 
 def _read(spec: RunSpec, condition: ConditionSpec) -> Picture:
-    path, half = Path(condition.path).expanduser(), max(spec.num_frames // 2, 1)
-    follows = condition.kind not in SHOWN
+    path, follows = Path(condition.path).expanduser(), condition.kind not in SHOWN
     if condition.kind == "image" or (follows and is_picture(path)):
         picture = read_picture(path)
     elif condition.kind == "clip":
@@ -130,7 +130,7 @@ def _read(spec: RunSpec, condition: ConditionSpec) -> Picture:
         frames = picture.frames[::rarer]
         picture = replace(picture, frames=frames[: (len(frames) - 1) // COMPRESSION * COMPRESSION + 1])
     else:  # what begins the clip is the end of the video
-        most = condition.num_frames or min(half, spec.num_frames - max(condition.frame, 0))
+        most = condition.num_frames or most_frames(spec, condition)
         picture = read_video(path, spec.fps, most, from_end=condition.frame == 0)
     if condition.sha256 not in (None, picture.sha256):
         changed = f"{condition.path} is another {WORDS[condition.kind]} than that of the record"

@@ -4,6 +4,7 @@ import re
 from math import sqrt
 
 from ltx2_cli.errors import UsageError
+from ltx2_cli.request.spec import ConditionSpec, RunSpec
 from ltx2_cli.request.validation import RANGES
 
 NUMBER = r"(\d{1,5}(?:\.\d{1,9})?)"
@@ -43,3 +44,9 @@ def _parsed(pattern: re.Pattern[str], text: str, option: str, example: str) -> t
     if match is None:
         raise UsageError(f"{option} {text!r} is not like {example}", f"for example: {option} {example}")
     return match.groups()
+
+
+def most_frames(spec: RunSpec, condition: ConditionSpec) -> int:
+    """How many frames of a long video a clip shows where nobody says it, 8k + 1: half of the clip, or what is left."""
+    most = min(max(spec.num_frames // 2, 1), spec.num_frames - max(condition.frame, 0))
+    return (most - 1) // 8 * 8 + 1

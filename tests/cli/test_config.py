@@ -176,9 +176,25 @@ def test_the_command_asks_for_the_same_request(pictures: None) -> None:
 
 
 def test_the_command_has_the_options_of_conditions_and_sound(pictures: None) -> None:
-    shown = ["--image", "a.png@-1:0.5", "--reference", "b.mp4:0.5", "--reference-mask", "a.png"]
-    asked = ["--prompt", "a", *shown, "--audio", "b.mp4"]
-    assert command_words(parsed(asked)) == asked
+    shown = ["--image", "a.png", "--image", "a.png@-1:0.5", "--reference", "b.mp4:0.5", "--reference-mask", "a.png"]
+    for asked in (["--prompt", "a", *shown, "--audio", "b.mp4"], ["--prompt", "a", "--no-video"]):
+        assert command_words(parsed(asked)) == asked
+
+
+def test_the_command_of_a_record_names_what_the_clip_was_given(pictures: None) -> None:
+    """A record has hashes, and how many frames of a video were there; all of 17 are half of a clip of 41."""
+    asked = ["--prompt", "a", "--num-frames", "41", "--image", "a.png@-1", "--video", "b.mp4", "--audio", "b.mp4"]
+    spec = parsed(asked)
+    image, video = (replace(condition, sha256="ab") for condition in spec.conditions)
+    assert spec.audio
+    recorded = replace(spec, audio=replace(spec.audio, sha256="cd"), conditions=(image, replace(video, num_frames=17)))
+    assert sorted(command_words(recorded)) == sorted(asked)
+    shorter = replace(recorded, conditions=(image, replace(video, num_frames=9)))
+    assert "--set" in command_words(shorter)
+    assert parsed(command_words(shorter)).conditions == (
+        replace(image, sha256=None),
+        replace(video, sha256=None, num_frames=9),
+    )
 
 
 def test_the_command_of_a_record_repeats_it(config: Run):

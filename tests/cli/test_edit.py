@@ -91,17 +91,43 @@ def test_a_clip_goes_on_in_equal_pieces(
     assert (spec.num_frames, spec.output) == (num_frames, str(clip.with_name("fox-extended.mp4")))
 
 
-def test_what_a_clip_was_given_is_its_own(asks: Asks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its sound is in the file, and it follows no reference again. The rate in a record may be a stranger's."""
-    given = {"audio": {"path": "song.wav"}, "reference_strength": 0.5, "streams": "video", "fps": "24"}
+def recorded(folder: Path, **values: object) -> Path:
+    """A clip whose record says this too."""
     record = to_yaml(read_spec(RECORD, height=64, width=96), {"ltx2": "0", "devices": "none"})
-    path = tmp_path / "sung.mp4"
-    write_mp4(Media(FRAMES, tone(2, 16000), 24.0, 16000), path, {"record": dump({**parse(record), **given})})
+    write_mp4(
+        Media(FRAMES, tone(2, 16000), 24.0, 16000),
+        path := folder / "clip.mp4",
+        {"record": dump({**parse(record), **values})},
+    )
+    return path
+
+
+def test_what_a_clip_was_given_is_its_own(asks: Asks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sound is in the file, and a picture that it showed. The rate in a record may be a stranger's."""
+    shown = [{"path": "gone.png"}]
+    path = recorded(
+        tmp_path, audio={"path": "song.wav"}, reference_strength=0.5, streams="video", fps="24", conditions=shown
+    )
     monkeypatch.setenv("LTX2_IMAGE_CRF", "0")
     spec = asks("retake", path, "--from", "0", "--to", "1")
     assert isinstance(spec, RunSpec)
     assert (spec.audio, spec.reference_strength, spec.streams, spec.fps) == (None, 1, "both", 24)
+    assert [condition.kind for condition in spec.conditions] == ["clip"]
     assert spec.image_crf == 0
+
+
+def test_a_retake_follows_the_references_of_the_clip(asks: Asks, tmp_path: Path) -> None:
+    """Unless other LoRAs are asked for; what goes on behind the clip has none."""
+    given = [{"path": __file__, "kind": kind} for kind in ("image", "reference", "mask")]
+    path = recorded(tmp_path, conditions=given, reference_strength=0.5, lora=["ic-lora.safetensors"])
+    interval = ("retake", path, "--from", "0", "--to", "1")
+    for other, kinds, strength in (((), ["clip", "reference", "mask"], 0.5), (("--set", "lora=[]"), ["clip"], 1)):
+        spec = asks(*interval, *other)
+        assert isinstance(spec, RunSpec)
+        assert ([condition.kind for condition in spec.conditions], spec.reference_strength) == (kinds, strength)
+    said = str(asks("extend", path, "--seconds", "1"))
+    assert f"{path} followed references, which end with it, by an in-context LoRA\nhint: --set lora=[] goes on" in said
+    assert isinstance(asks("extend", path, "--seconds", "1", "--lora", "style.safetensors"), RunSpec)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from ltx2_cli.cli.commands import Gallery
 from ltx2_cli.cli.gallery import gallery
 from ltx2_cli.cli.generate import config_page
 from ltx2_cli.errors import UsageError
-from ltx2_cli.media import Media, write_mp4
+from ltx2_cli.media import Media, write_mp4, write_wav
 from ltx2_cli.request.profiles import read_spec, to_yaml
 
 HOSTILE = (
@@ -130,6 +130,22 @@ def test_a_page_elsewhere_refers_to_the_clips_or_has_them(clips: Path, tmp_path:
     monkeypatch.setattr(module, "MAX_EMBEDDED", 1000)
     with pytest.raises(UsageError, match="at most 1 kB is written"):
         make(clips, tmp_path / "c.html", embed=True)
+
+
+def test_a_sound_alone_is_a_clip(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """By the record beside it; other WAVs are not mentioned, that of a decoded clip neither."""
+    silence = Media(np.zeros((0, 64, 96, 3), np.uint8), np.zeros((12000, 2), np.float32), 24.0, 24000)
+    for name, streams in (("rain", "audio"), ("fox", "both")):
+        write_wav(silence, tmp_path / f"{name}.wav")
+        (tmp_path / f"{name}.yaml").write_text(record(prompt=name, seed=7, streams=streams)["record"])
+    write_wav(silence, tmp_path / "voice.wav")
+    make(tmp_path, embed=True)
+    (entry,) = Page(tmp_path / "gallery.html").clips
+    assert (entry["file"], entry["prompt"], entry["seed"]) == ("rain.wav", "rain", 7)
+    assert (entry["size"], entry["seconds"], entry["sound"]) == ("", 0.5, True)
+    assert entry["src"].startswith("data:audio/wav;base64,")
+    assert read_spec(config=config_page(tmp_path / "rain.wav")).streams == "audio"
+    assert "left out" not in capsys.readouterr().err
 
 
 def test_only_a_gallery_is_overwritten(clips: Path, tmp_path: Path):

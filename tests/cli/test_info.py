@@ -12,7 +12,7 @@ from loras import distilled, write_header
 from ltx2_cli.cli.inspect import _item_text
 from ltx2_cli.core.provenance import fingerprint
 from ltx2_cli.diffusion.latents import save_latents
-from ltx2_cli.media import Media, write_mp4, write_record
+from ltx2_cli.media import Media, write_mp4, write_record, write_wav
 from ltx2_cli.models.networks import UPSAMPLERS
 from ltx2_cli.models.upsampler import LatentUpsampler
 from ltx2_cli.request.profiles import read_spec, to_yaml
@@ -26,6 +26,7 @@ SPEC: RunSpec = read_spec(
 )
 RECORD = to_yaml(SPEC, {"ltx2": "0.1.0", "jax": "0.10.2"})
 ABOUT = {"model_version": "ltx2.3", "fps": "24.0", "stage": "final", "record": RECORD}
+WAV_HEADER = b"RIFF$\0\0\0WAVEfmt \x10\0\0\0\1\0\1\0\x80\xbb\0\0\0w\1\0\2\0\x10\0data\0\0\0\0"
 MADE = [
     ["prompt", "a fox, ${dawn} ☂"],
     ["negative prompt", SPEC.negative_prompt],
@@ -129,6 +130,30 @@ def test_records_are_described(info, tmp_path: Path) -> None:
     assert info(tmp_path / "clip.yaml").rows == [["record", str(tmp_path / "clip.yaml")], *MADE]
 
 
+def test_a_sound_alone_has_its_record_beside_it(info, tmp_path: Path) -> None:
+    """A WAV has no place for it; a record of a clip with a picture is that of another file."""
+    write_wav(
+        Media(np.zeros((0, 64, 96, 3), np.uint8), np.zeros((9000, 2), np.float32), 24.0, 24000),
+        path := tmp_path / "s.wav",
+    )
+    header = [["sound", str(path)], ["size", quantity(path.stat().st_size)], ["length", "0.38 s at 24000 Hz"]]
+    none = ["record", "none: no file beside it says what made it"]
+    assert info(path).rows == [*header, none]
+    write_record(tmp_path / "s.yaml", RECORD)
+    assert info(path).rows == [*header, none]
+    write_record(
+        tmp_path / "s.yaml", to_yaml(replace(SPEC, streams="audio", audio=None), {"ltx2": "0.1.0", "jax": "0.10.2"})
+    )
+    assert info(path).rows == [*header, *MADE]
+    (said,) = json.loads(info("--json", path).out)
+    assert (said["kind"], said["seconds"], said["sample_rate"], said["record"]["streams"]) == (
+        "sound",
+        0.375,
+        24000,
+        "audio",
+    )
+
+
 def test_info_prints_the_provenance_of_a_clip(info, tmp_path: Path) -> None:
     """Hashes as far as people compare them."""
     prints = Streams(fingerprint(np.zeros(4)), fingerprint(np.ones(4)))
@@ -210,6 +235,9 @@ def metadata(**values: str) -> dict[str, str]:
         ("notes.txt", b"rain", "notes.txt is nothing that is known here"),
         ("empty.mp4", b"", "empty.mp4 is nothing that is known here"),
         ("clip.mp4", b"\0\0\0\x18ftypisom", "clip.mp4 is damaged: "),
+        ("s.wav", b"RIFF\xff\0\0\0WAVEfmt ", "s.wav is no WAV that ltx2 writes: fmt chunk and/or data"),
+        ("s.wav", WAV_HEADER, "s.wav is damaged: it has no samples"),
+        ("s.wav", WAV_HEADER[:-4] + b"\x10\0\0\0", "s.wav is damaged: it is cut short"),
         ("x.safetensors", b"rain", "x.safetensors is damaged or cut short"),
         ("x.safetensors", b"version https://git-lfs.github.com/spec/v1", "is a Git LFS pointer"),
         ("page.yaml", b"prompt: rain", "page.yaml is no record of a clip: it does not say what it was `provenance`"),
@@ -275,3 +303,7 @@ def test_other_tensors_and_folders_are_refused(info, tmp_path: Path) -> None:
 )
 def test_conditions_are_shown_as_they_are_typed(condition: dict, text: str):
     assert _item_text({"path": "p", "strength": 0.5, **condition}) == text
+
+
+def test_a_given_sound_is_shown_by_its_name():
+    assert _item_text({"path": "s.wav", "sha256": "ab"}) == "s.wav"
