@@ -22,15 +22,22 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 
 @pytest.fixture(scope="session")
-def two_stages(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The options of `ltx2 generate` for a clip in two stages, and the files they name."""
+def second_stage(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """An upsampler, and a LoRA for the second stage, as a request names them."""
     folder = tmp_path_factory.mktemp("second")
     config = {"in_channels": 8, "mid_channels": 32, "num_blocks_per_stage": 1}
     randomise(LTX2LatentUpsamplerModel(**config), seed=1).save_pretrained(folder / "upsampler")
     lora = write_lora(folder / "distilled.safetensors", checkpoint.pipeline, ORIGINAL, 3)
+    return {"second_stage.upsampler": str(folder / "upsampler"), "second_stage.lora": [str(lora)]}
+
+
+@pytest.fixture(scope="session")
+def two_stages(checkpoint: Checkpoint, second_stage: dict[str, object]) -> list[str]:
+    """The options of `ltx2 generate` for a clip in two stages, and the files they name."""
     model = ["--model", str(checkpoint.folder), "--dtype", "float32", "--text-encoder-dtype", "float32"]
     length = ["--set", f"max_sequence_length={TEXT_TOKENS}"]
-    second = ["--recipe", "two_stage", "--upsampler", str(folder / "upsampler"), "--set", f"second_stage.lora=[{lora}]"]
+    upsampler, (lora,) = second_stage.values()
+    second = ["--recipe", "two_stage", "--upsampler", str(upsampler), "--set", f"second_stage.lora=[{lora}]"]
     return ["--prompt", PROMPT, *CLIP, *model, *length, *second]
 
 

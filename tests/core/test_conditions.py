@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 import torch
@@ -15,19 +14,13 @@ from diffusers.pipelines.ltx2.pipeline_ltx2_condition import LTX2VideoCondition
 from PIL import Image
 
 from clips import ALL_ON, PROMPT, Checkpoint, at_levels, final_latents, make_latents, normalised, plan_of, reference
-from loras import ORIGINAL, write_lora
-from ltx2_cli.core.components import Components, placement
-from ltx2_cli.core.condition import _latents, _parts, encode_conditions
+from ltx2_cli.core.components import Components
 from ltx2_cli.core.denoising import stage_programs
-from ltx2_cli.core.programs import jitted
-from ltx2_cli.core.report import Report
 from ltx2_cli.core.run_state import RunState
 from ltx2_cli.diffusion.latents import pack, unpack
 from ltx2_cli.errors import UsageError
-from ltx2_cli.models.networks import picture_encoder
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.spec import Streams
-from ltx2_cli.weights.load import load as load_weights
 from media.test_videos import write_lossless
 from parity import randomise, relative_error
 from program import run_program
@@ -224,27 +217,8 @@ def test_other_pictures_frames_and_strengths_compile_nothing(
     second = final_latents(plans[1])
     assert compilations == []
     assert np.abs(second[0] - first[0]).max() > 0.1
-
-
-def test_eight_devices_show_them_as_one(checkpoint: Checkpoint, pictures: list[Path], tmp_path: Path) -> None:
-    """Two devices share the tokens of a video and of what lies behind its grid, a reference among it; four the
-    passes."""
-    lora = write_lora(tmp_path / "ic-lora.safetensors", checkpoint.pipeline, ORIGINAL, 6)
-    reference = {"path": str(pictures[1]), "kind": "reference"}
-    asked = {"conditions": [*shown(pictures, (0, 0.7), (9, 0.3)), reference], "lora": [f"{lora}:0.5"]}
-    asked |= {"reference_strength": 0.3, "compat": "ltx-core"}
-    eight = {"profile": "ironwood", "mesh": {"passes": 4, "tokens": -1, "heads": 1}}
-    plans = [plan_of(checkpoint, ALL_ON, 5, **asked, sharding=sharding) for sharding in ("single", eight)]
-    assert plans[1].stages[0].sharding.mesh.size == 8
-    for got, wanted in zip(final_latents(plans[1]), map(torch.tensor, final_latents(plans[0])), strict=True):
-        assert relative_error(got, wanted) <= 2e-5
-
-
-def test_a_full_strength_keeps_the_latents_of_the_picture(checkpoint: Checkpoint, pictures: list[Path]) -> None:
-    plan = plan_of(checkpoint, ALL_ON, 5, conditions=shown(pictures[1:], (0, 1.0)), compat="ltx-core")
-    (encoded,) = encode_conditions(plan, plan.phases, Components(plan), Report())[0].video
-    np.testing.assert_array_equal(final_latents(plan)[0][0, :, 0].reshape(8, -1).T, encoded)
-    assert [str(pictures[1]) in warning and "its middle 80x53" in warning for warning in plan.warnings] == [True]
+    cropped = [warning for warning in plans[0].warnings if str(pictures[1]) in warning]
+    assert ["its middle 80x53 fills the frame" in warning for warning in cropped] == [True]
 
 
 def test_a_record_knows_its_pictures(
@@ -269,20 +243,3 @@ def test_a_record_knows_its_pictures(
     assert f"{picture} is another picture than that of the record" in capsys.readouterr().err
     picture.unlink()
     assert run_program(monkeypatch, "decode", str(tmp_path / "a.safetensors"), "-o", str(tmp_path / "c.mp4")) == 0
-
-
-def test_eight_devices_encode_a_clip_as_one(checkpoint: Checkpoint) -> None:
-    """Parts of its images, one latent after the other, with what was seen before."""
-    case = ALL_ON._replace(size=SIZE._replace(height=128, width=256))
-    eight = {"profile": "ironwood", "mesh": {"passes": 4, "tokens": -1, "heads": 1}}
-    pixels = np.random.default_rng(6).uniform(-1, 1, (1, 17, 128, 3 * 256)).astype(np.float32)
-    encoded = []
-    for sharding in ("single", eight):
-        plan = plan_of(checkpoint, case, 5, sharding=sharding)
-        where, vae = _parts(plan, (4, 8)), picture_encoder(plan.arch, plan.dtype)
-        vae = load_weights(vae, plan.checkpoint.files["vae"], placement(plan, "vae"))
-        run = jitted(_latents, where, plan.sharding, where=where)
-        encoded.append(np.asarray(run(vae, jax.device_put(pixels, where))))
-    assert tuple(where.mesh.shape.values()) == (1, 2, 4, 1)
-    assert encoded[0].shape == (1, 3, 4, 8, 8)
-    assert relative_error(encoded[1], torch.tensor(encoded[0])) <= 1e-5
