@@ -66,10 +66,12 @@ def test_each_piece_of_a_clip_that_goes_on_takes_as_long(plan: Plan):
     length, shown = plan.spec.num_frames, 9
     goes_on = ConditionSpec("c.mp4", kind="clip", num_frames=shown, anew=(length, length + 3 * (length - shown)))
     thrice = replace(plan, spec=replace(plan.spec, conditions=(goes_on,)))
-    remember(plan, CLIPS, timings([40.0]), total=60.0, cold=False)  # 17 s else
+    once = replace(plan, spec=replace(plan.spec, conditions=(replace(goes_on, anew=(length, 2 * length - shown)),)))
+    remember(once, CLIPS, timings([40.0]), total=60.0, cold=False)  # 17 s else
     assert expected_time(thrice, CLIPS).startswith("about 146 s")
     remember(thrice, CLIPS, timings([40.0] * 3, clips=3), total=3 * 43 + 17, cold=False)
-    assert expected_time(plan, CLIPS) == "about 60 s, as the last 2 runs of this shape here"
+    assert expected_time(once, CLIPS) == "about 60 s, as the last 2 runs of this shape here"
+    assert expected_time(plan, CLIPS) == UNKNOWN  # it runs other programs
 
 
 def test_jobs_load_once_and_each_shape_is_compiled_once(plan: Plan, monkeypatch: pytest.MonkeyPatch):
