@@ -35,6 +35,9 @@ UPDATES = 10  # pictures a stage, at most
 SPREAD = 3.0  # standard deviations of a principal component from black to white
 RIDGE = 1e-3  # of the mean variance of a channel, a token
 FITTED = 8  # clips that a map is fitted to
+FEW = (
+    3  # clips with less of which a map may be wrong about another: it explains 88 % of the demo's, by one of them none
+)
 NO_SOUND = np.zeros((0, 2), np.float32)
 
 
@@ -154,20 +157,23 @@ class Preview:
     before: tuple[RunState, Any] = (RunState(), None)  # the state of the last picture or the beginning, and its tokens
     failed: bool = False
     colours: ColourMap | None = field(init=False)  # of the checkpoint; None: not known yet
+    samples: Samples | None = field(init=False)  # that they are fitted to
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "preview"))
     picture: Future[None] | None = None  # that is being written
 
     def __post_init__(self) -> None:
         self.begin(self.plan)
-        if self.colours is None:
-            self.report.note(f"the colours in {self.path} will be false: this model has made no clip here yet")
+        clips = self.samples.clips if self.samples else 0
+        if clips < FEW and (self.samples or not self.colours):
+            false = "may be false" if clips else "will be false"
+            self.report.note(f"the colours in {self.path} {false}: clips that this model has made here: {clips}")
 
     def begin(self, plan: Plan) -> None:
         """From here on show the clips of this plan."""
         self.plan, self.before = plan, (RunState(), None)
-        samples = read_samples(plan)
+        self.samples = read_samples(plan)
         known = read_colour_map(plan.checkpoint.where, plan.stages[0].shapes.video[1])
-        self.colours = known or (samples.fit() if samples else None)
+        self.colours = known or (self.samples.fit() if self.samples else None)
 
     def __call__(self, progress: RunState) -> None:
         if progress.current is None:  # between stages

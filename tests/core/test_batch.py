@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -76,7 +77,7 @@ def test_networks_are_loaded_once_and_a_shape_is_compiled_once(batch: Run, compi
     code, results, err = batch([{"prompt": "rain", "seed": 3}], "--preview", "preview.png")
     assert (code, results[0]["status"], results[0]["clips"]) == (0, "done", ["1-3.mp4"])
     assert "time: not known: none of this shape was made here\n" in err
-    assert "the colours in preview.png will be false: this model has made no clip here yet\n" in err
+    assert "the colours in preview.png will be false: clips that this model has made here: 0\n" in err
     preview = Path("preview.png").read_bytes()
     alone = resolve(replace(read_spec(prompt="rain", seed=3, config="small.yaml"), output="alone.mp4"))
     assert [path.name for path, _ in write(alone, load(alone))] == ["alone.mp4"]
@@ -89,7 +90,7 @@ def test_networks_are_loaded_once_and_a_shape_is_compiled_once(batch: Run, compi
     code, results, err = batch(lines, "-v", "--preview", "preview.png")
     assert code == 5
     assert re.search("^time: about .*, as the last run of this shape here$", err, re.MULTILINE)
-    assert "the colours in" not in err
+    assert "the colours in preview.png may be false: clips that this model has made here: 1\n" in err
     assert Path("preview.png").read_bytes() != preview
     Path("preview.png").unlink()
     assert [result["status"] for result in results] == ["skipped", "done", "done", "failed", "done", "done"]
@@ -220,6 +221,24 @@ def test_a_full_disk_ends_the_batch(batch: Run, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(claims, "_create", create)
     code, results, _ = batch(lines)
     assert (code, [result["status"] for result in results]) == (0, ["skipped", "done", "done"])
+
+
+def test_a_folder_that_disappears_fails_its_job(batch: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure = RunCheckpointer._measure
+
+    def remove(checkpointer: RunCheckpointer, progress: RunState) -> None:
+        measure(checkpointer, progress)
+        if progress.step == 1:
+            shutil.rmtree("there", ignore_errors=True)
+
+    lines = [{"prompt": "rain", "seed": 3, "output": "there/rain.mp4"}, {"prompt": "snow", "seed": 3}]
+    with monkeypatch.context() as patch:
+        patch.setattr(RunCheckpointer, "_measure", remove)
+        code, results, _ = batch(lines)
+    assert (code, [result["status"] for result in results]) == (5, ["failed", "done"])
+    assert results[0]["error"] == "cannot write there/rain.mp4: No such file or directory"
+    code, results, _ = batch(lines)
+    assert (code, [result["status"] for result in results]) == (0, ["done", "skipped"])
 
 
 def test_networks_that_are_not_the_same_are_loaded_again(checkpoint: Checkpoint) -> None:

@@ -166,14 +166,18 @@ def test_the_first_clips_of_a_model_teach_its_colours(plan: Plan, cache: Path, t
     assert not cache.exists()
     for seed in range(FITTED + 2):
         learn_colours(plan, *coloured(plan, seed))
+        assert Preview(tmp_path / "p.png", plan, notes).colours
     samples = read_samples(plan)
     assert samples
     assert (samples.clips, samples.gram[-1, -1]) == (FITTED, FITTED * len(tokens))
     preview.begin(plan)
     assert preview.colours.weights == pytest.approx(np.eye(tokens.shape[1], 3), abs=0.02)
     assert preview.colours.bias == pytest.approx(0, abs=0.02)
-    assert Preview(tmp_path / "p.png", plan, notes).colours
-    assert len(notes.texts) == 1
+    assert [text.removeprefix(f"the colours in {tmp_path / 'p.png'} ") for text in notes.texts] == [
+        "will be false: clips that this model has made here: 0",
+        "may be false: clips that this model has made here: 1",
+        "may be false: clips that this model has made here: 2",
+    ]
     (file,) = cache.iterdir()
     file.write_bytes(file.read_bytes()[:-1] + b"x")  # damaged
     assert read_samples(plan) is None
