@@ -43,6 +43,7 @@ FIRST = [
     for name in (
         *("distributed", "kernels", "shown", "courses", "splash"),  # the longest
         *("compiling", "programs", "private_api"),  # which forget what is compiled, that others need too
+        "timings",  # a trace has all programs that the process has compiled
         *("run", "resume", "command", "precision", "sharded", "attention", "tiles", "gemma", "transformer", "measure"),
         *("wheel", "benchmarks", "memory", "properties", "interrupts", "checkpoint", "two_stage", "pipeline", "plan"),
     )

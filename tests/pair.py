@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from forked import Forked, fork
+from host_slices import read
 from xla_flags import QUICK, virtual_devices
 
 FOUR_DEVICES = {"XLA_FLAGS": f"{QUICK} {virtual_devices(4)}"}
@@ -31,14 +32,14 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def start_pair(folder: Path, *arguments: str) -> list[subprocess.Popen[str]]:
-    """The same command twice, as two hosts that meet."""
-    return [start(folder, *arguments, *told) for told in meeting()]
-
-
 def start_programs(folder: Path, *commands: Sequence[str]) -> list[Forked]:
     """`ltx2` commands, one after the other, on two hosts that begin where it is imported."""
     return [fork(folder, run_commands, commands, told, environment=FOUR_DEVICES) for told in meeting()]
+
+
+def start_readers(folder: Path) -> list[Forked]:
+    """`host_slices.read` on two hosts."""
+    return [fork(folder, read, told, environment=FOUR_DEVICES) for told in meeting()]
 
 
 def meeting() -> list[list[str]]:

@@ -60,18 +60,18 @@ def test_a_batch_equals_its_videos_generated_alone(checkpoint: Checkpoint, shard
 
 
 def test_several_seeds_equal_their_videos_generated_alone(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    """To the byte, two batches of two; each network is loaded once."""
+    """To the byte, two batches of three; each network is loaded once."""
     report = Order()
-    plan = plan_of(checkpoint, SMALL, [5, 9], num_videos=2, output=str(tmp_path / "clip.mp4"))
-    assert plan.batches == ((5, 6), (9, 10))
+    plan = plan_of(checkpoint, SMALL, [5, 9], num_videos=3, output=str(tmp_path / "clip.mp4"))
+    assert plan.batches == ((5, 6, 7), (9, 10, 11))
     made = [path.name for path, _ in write(plan, load(plan), report)]
-    assert made == ["clip-s5.mp4", "clip-s6.mp4", "clip-s9.mp4", "clip-s10.mp4"]
+    assert made == [f"clip-s{seed}.mp4" for seed in (5, 6, 7, 9, 10, 11)]
     assert report.names.count("load transformer") == report.names.count("load text encoder") == 1
     together = final_latents(plan)
     for batch, seed in enumerate((5, 9)):
-        alone = final_latents(plan_of(checkpoint, SMALL, seed, num_videos=2))
-        for many, two in zip(together, alone, strict=True):
-            np.testing.assert_array_equal(many[2 * batch : 2 * batch + 2], two)
+        alone = final_latents(plan_of(checkpoint, SMALL, seed, num_videos=3))
+        for many, three in zip(together, alone, strict=True):
+            np.testing.assert_array_equal(many[3 * batch : 3 * batch + 3], three)
 
 
 @pytest.mark.parametrize(

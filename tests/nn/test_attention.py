@@ -1,5 +1,6 @@
 """Attention by every kernel that a CPU can run, whole and in parts, on one device and over a mesh."""
 
+from collections.abc import Iterator
 from itertools import product
 
 import jax
@@ -21,29 +22,38 @@ RULES = (("heads", "heads"), ("rows", "passes"), ("tokens", "tokens"))
 WHOLE = TokenAxis()
 
 
+Axes = tuple[TokenAxis, TokenAxis]
+
+
 def over_the_mesh(
-    case: Case, axes: tuple[TokenAxis, TokenAxis], parts: int, references: References | None = None
-) -> jax.Array:
-    """Attention under the active plan. What lies behind the tokens must not matter."""
+    cases: list[tuple[Case, Axes]], parts: int, references: References | None = None
+) -> Iterator[np.ndarray]:
+    """Attention under the active plan, of all cases in one program. What lies behind the tokens must not matter."""
 
     def filled(x: np.ndarray, tokens: TokenAxis) -> np.ndarray:
         behind = -x.shape[1] % parts if tokens.name else 0
         return np.pad(x, [(0, 0), (0, behind), (0, 0)], constant_values=3.0)
 
-    operands, (ours, theirs) = case.operands, axes
-    by_token = operands._replace(
-        queries=filled(operands.queries, ours),
-        keys=filled(operands.keys, theirs),
-        values=filled(operands.values, theirs),
-        gates=filled(operands.gates, ours),
-        norm=operands.norm._replace(scales=filled(operands.norm.scales, ours)),
-    )
+    def filled_operands(case: Case, axes: Axes) -> Operands:
+        operands, (ours, theirs) = case.operands, axes
+        return operands._replace(
+            queries=filled(operands.queries, ours),
+            keys=filled(operands.keys, theirs),
+            values=filled(operands.values, theirs),
+            gates=filled(operands.gates, ours),
+            norm=operands.norm._replace(scales=filled(operands.norm.scales, ours)),
+        )
 
-    def run(operands: Operands) -> jax.Array:
-        ropes = (prepare_rope(operands.ropes[0], ours, theirs), prepare_rope(operands.ropes[1], theirs, ours))
-        return attend(operands._replace(ropes=ropes), HEADS, axes, references)
+    def run(every: list[Operands]) -> list[jax.Array]:
+        found = []
+        for operands, (_, axes) in zip(every, cases, strict=True):
+            ropes = (prepare_rope(operands.ropes[0], *axes), prepare_rope(operands.ropes[1], *axes[::-1]))
+            found.append(attend(operands._replace(ropes=ropes), HEADS, axes, references))
+        return found
 
-    return jax.jit(run)(by_token)[:, : operands.queries.shape[1]]
+    every = jax.jit(run)([filled_operands(*each) for each in cases])
+    for got, (case, _) in zip(every, cases, strict=True):
+        yield np.asarray(got)[:, : case.operands.queries.shape[1]]
 
 
 @pytest.mark.parametrize(
@@ -70,11 +80,13 @@ def test_attention_over_a_mesh_equals_that_of_one_device(
         ((number, 6), (split, other)),
         ((6, number), (other, split)),
     ]
-    for (queries, keys), axes in lengths_and_axes:
-        case = drawn(queries, keys, heads=HEADS, head_size=8, rows=2, perturbed=axes == (split, split))
-        with activate(plan):
-            got = over_the_mesh(case, axes, mesh[1])
-        np.testing.assert_allclose(got, attended(case), rtol=2e-5, atol=1e-5)
+    cases = [
+        (drawn(queries, keys, heads=HEADS, head_size=8, rows=2, perturbed=axes == (split, split)), axes)
+        for (queries, keys), axes in lengths_and_axes
+    ]
+    with activate(plan):
+        for got, (case, _) in zip(over_the_mesh(cases, mesh[1]), cases, strict=True):
+            np.testing.assert_allclose(got, attended(case), rtol=2e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +113,7 @@ def test_references_are_attended_to_by_their_shares(kernel: AttentionBackend, me
     devices = np.asarray(jax.devices()[: int(np.prod(mesh))]).reshape(mesh)
     plan = ShardingPlan(Mesh(devices, ("passes", "tokens", "heads")), (), RULES, kernel)
     with activate(plan):
-        got = over_the_mesh(case, (axis, axis), mesh[1], References(counts, shares))
+        (got,) = over_the_mesh([(case, (axis, axis))], mesh[1], References(counts, shares))
     np.testing.assert_allclose(got, attended(case, wanted), rtol=2e-5, atol=1e-5)
 
 
