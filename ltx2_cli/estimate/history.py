@@ -100,12 +100,12 @@ def _compiling(runs: Sequence[PastRun], plan: Plan) -> float:
 def remember(plan: Plan, product: Product, timings: Timings, total: float, cold: bool) -> None:
     """Keep the times of a run that began with noise and is whole: `total` seconds since the program's start, `cold` if
     a program was compiled. What cannot be kept is not."""
-    stages = _stages(plan)
-    denoising = [seconds for name, seconds in timings.stages if name == DENOISE]
-    each, batches = pieces(plan.spec), len(denoising) // len(stages) if stages else 0
-    if not batches or batches != each * len(plan.batches) or len(denoising) != batches * len(stages):
+    each, stages = pieces(plan.spec), _stages(plan)
+    denoising = _denoising(plan, timings)
+    if not stages or denoising is None:
         return
-    steps = tuple(sum(denoising[number :: len(stages)]) / batches / stage.steps for number, stage in enumerate(stages))
+    batches = each * len(plan.batches)
+    steps = tuple(seconds / batches / stage.steps for seconds, stage in zip(denoising, stages, strict=True))
     clips = sum(seconds for name, seconds in timings.stages if name in (DECODE, WRITE))
     worked = sum(seconds for _, seconds in timings.stages)
     compiling = sum(seconds for name, seconds in timings.preparations if name.startswith(COMPILE))
@@ -116,6 +116,17 @@ def remember(plan: Plan, product: Product, timings: Timings, total: float, cold:
     text = json.dumps({"shape": shape, "runs": [asdict(run) for run in runs]}, indent=1) + "\n"
     with suppress(RunError), replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def _denoising(plan: Plan, timings: Timings) -> list[float] | None:
+    """The seconds of each stage that denoises; None where the run is not whole. A stage has all batches at once, the
+    last one maybe each by itself; a clip that goes on has all stages again for each piece."""
+    found, count = [seconds for name, seconds in timings.stages if name == DENOISE], len(_stages(plan))
+    if (each := pieces(plan.spec)) > 1:
+        whole = len(found) == each * count and len(plan.batches) == 1
+        return [sum(found[number::count]) for number in range(count)] if whole else None
+    whole = len(found) - count + 1 in (1, len(plan.batches))
+    return [*found[: count - 1], sum(found[count - 1 :])] if whole else None
 
 
 def past_runs(plan: Plan, product: Product) -> list[PastRun]:

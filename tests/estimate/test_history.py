@@ -119,6 +119,10 @@ def test_two_stages_have_steps_of_their_own():
     assert expected_time(replace(plan, seeds=(1, 2)), CLIPS).startswith("about 163 s")
     remember(plan, CLIPS, timings([40.0]), total=90.0, cold=False)  # it was interrupted
     assert len(past_runs(plan, CLIPS)) == 1
+    twice = replace(plan, seeds=(1, 2))  # the second stage batch by batch, where decoders stay beside it, or at once
+    for denoising in ([80.0, 30.0, 30.0], [80.0, 60.0]):
+        remember(twice, CLIPS, timings(denoising, clips=2), total=163.0, cold=False)
+    assert [run.steps for run in past_runs(plan, CLIPS)] == [(2.0, 10.0)] * 3
 
 
 def test_the_last_runs_are_kept_and_damage_is_none(plan: Plan, cache: Path):
