@@ -13,6 +13,7 @@ from functools import partial
 from glob import glob
 from importlib import metadata
 from importlib.util import find_spec
+from ipaddress import ip_address
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -162,10 +163,14 @@ def check_host() -> Finding:
     name = socket.gethostname()
     try:
         with socket.create_server((name, 0)) as server, socket.create_connection(server.getsockname(), REACHED):
-            return Finding("hosts", State.ok, f"{name} is {server.getsockname()[0]}, and reached there by this host")
+            address = server.getsockname()[0]
     except (OSError, UnicodeError) as error:  # the latter for a name like `..`
         text = f"this host is not reached at its name {name}: {error}"
         return Finding("hosts", State.note, text, "a line for it in /etc/hosts, if several hosts are to meet here")
+    if ip_address(address).is_loopback:
+        text = f"{name} is {address}, where no other host reaches it"
+        return Finding("hosts", State.ok, text, "if several are to meet here, they need another --coordinator-address")
+    return Finding("hosts", State.ok, f"{name} is {address}, and reached there by this host")
 
 
 def check_coordinator(address: str) -> Finding:
@@ -182,7 +187,8 @@ def check_coordinator(address: str) -> Finding:
         if error.errno in TAKEN:
             return finding(State.broken, f"{address} is of this host, and {TAKEN[error.errno]}", "another port")
     else:
-        return finding(State.ok, f"process 0 can listen at {address}, which is of this host")
+        alone = " alone" if ip_address(socket.gethostbyname(host)).is_loopback else ""
+        return finding(State.ok, f"process 0 can listen at {address}, which is of this host{alone}")
     try:
         socket.create_connection((host, port), REACHED).close()
     except ConnectionRefusedError:

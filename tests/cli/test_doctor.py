@@ -140,7 +140,11 @@ def test_too_little_room_and_no_cache_are_noted(monkeypatch: pytest.MonkeyPatch,
 
 def test_a_host_is_reached_at_its_name_or_told(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
-    assert doctor.check_host() == Finding("hosts", State.ok, "localhost is 127.0.0.1, and reached there by this host")
+    found = doctor.check_host()
+    assert (found.state, found.text) == (State.ok, "localhost is 127.0.0.1, where no other host reaches it")
+    with monkeypatch.context() as patch:
+        patch.setattr(doctor, "ip_address", lambda address: SimpleNamespace(is_loopback=False))
+        assert doctor.check_host().text == "localhost is 127.0.0.1, and reached there by this host"
     monkeypatch.setattr(socket, "gethostname", lambda: "..")
     found = doctor.check_host()
     assert (found.state, found.cure.split(",")[0]) == (State.note, "a line for it in /etc/hosts")
@@ -166,7 +170,7 @@ def test_the_address_of_process_0_is_tried(monkeypatch: pytest.MonkeyPatch):
         with monkeypatch.context() as patch:
             patch.setattr(socket, "create_server", elsewhere)
             assert found() == (State.ok, "is reached, and a program listens there")
-    assert found() == (State.ok, f"process 0 can listen at localhost:{port}, which is of this host")
+    assert found() == (State.ok, f"process 0 can listen at localhost:{port}, which is of this host alone")
     assert found("..") == (State.broken, ".. is the name of no host")
     monkeypatch.setattr(socket, "create_server", elsewhere)
     assert found() == (State.note, f"localhost is reached, and nothing listens at its port {port}")
