@@ -12,6 +12,7 @@ import imageio_ffmpeg
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 from ltx2_cli import distributed, read_spec, resolve
@@ -185,9 +186,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         ["shared", "common"],
         ["replay", "--verify", "clip.mp4", "-o", "again.mp4", "--save-latents", "again.safetensors", *MESH],
         ["decode", "clip.safetensors", "-o", "decoded/", "-o", "decoded.wav", *MESH],
-        ["generate", *DEMO, *DRAFT, "--save-latents", "draft.safetensors"],
+        ["generate", *DEMO, *DRAFT, "--image", str(folder / "picture.png"), "--save-latents", "draft.safetensors"],
         ["upsample", "draft.safetensors", "--latents-only", "--save-latents", "large.safetensors", *MESH],
     ]
+    Image.linear_gradient("L").convert("RGB").save(folder / "picture.png")
     for host in range(2):
         (folder / f"own{host}").mkdir()
         (folder / f"common{host}").symlink_to(folder)

@@ -1,5 +1,6 @@
 """Whatever a clip is given, in every recipe: it is held in the last stage, and eight devices make what one makes."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,17 +9,24 @@ import pytest
 import torch
 from PIL import Image
 
-from clips import Case, Checkpoint, Size, final_latents, plan_of
+from clips import Case, Checkpoint, Size, final_latents, make_latents, plan_of
 from loras import ORIGINAL, write_lora
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.condition import encode_conditions
 from ltx2_cli.core.denoising import NOTHING_GIVEN, _given_tokens
 from ltx2_cli.core.report import Report
+from ltx2_cli.core.run import state_from_latents
+from ltx2_cli.core.run_state import RunState
 from ltx2_cli.diffusion.conditions import Conditions
-from ltx2_cli.diffusion.latents import pack
+from ltx2_cli.diffusion.latents import pack, unpack
+from ltx2_cli.errors import UsageError
 from ltx2_cli.media import Media, write_mp4
-from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.plan.resolve import Plan, resolve, stage1_plan
+from ltx2_cli.plan.stages import InitialLatents
+from ltx2_cli.request.layers import read_text
+from ltx2_cli.request.profiles import read_spec, to_yaml
 from ltx2_cli.request.spec import Streams
+from ltx2_cli.request.validation import WORDS
 from parity import relative_error
 from sounds import tone, write_tone
 
@@ -42,7 +50,9 @@ HELD = {"text": (0, 0), "video prefix": (2, 0), "audio": (0, 18)}  # latents; of
 BEHIND = ["last image", "keyframes", "reference"]  # one latent behind the grid; of a reference in the first stage alone
 
 
-def plan(checkpoint: Checkpoint, second_stage: dict[str, object], given: str, recipe: str, devices: int) -> Plan:
+def plan(
+    checkpoint: Checkpoint, second_stage: dict[str, object], given: str, recipe: str, devices: int, **more: Any
+) -> Plan:
     """Guided in the first stage, and with a LoRA in the second, whatever the recipe: its programs serve all."""
     side, asked = RECIPES[recipe], {"recipe": recipe, "image_crf": 0, **GIVEN[given]}
     asked |= second_stage if recipe != "one_stage" else {}
@@ -93,6 +103,47 @@ def test_it_is_held_and_eight_devices_make_what_one_makes(
     counts = [check_held(*stream) for stream in zip(one, held, strict=True)]
     latents, sound = HELD.get(given, (1, 0))
     assert counts == [latents * image, sound]
+
+
+@pytest.mark.parametrize("given", [given for given in GIVEN if given != "text"])
+def test_its_record_asks_for_the_same_and_for_the_same_files(
+    checkpoint: Checkpoint, second_stage: dict[str, object], folder: Path, given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    made = plan(checkpoint, second_stage, given, "two_stage", 1)
+    record = to_yaml(made.spec)
+    assert resolve(read_spec(config=read_text(record, "the record"))).spec == made.spec
+    file = made.spec.audio or made.spec.conditions[-1]
+    kind = "sound" if file is made.spec.audio else WORDS[file.kind]
+    changed = file.sha256[::-1].join(record.rsplit(file.sha256, 1))
+    with pytest.raises(UsageError, match=f"is another {kind} than that of the record"):
+        resolve(read_spec(config=read_text(changed, "the record")))
+
+
+def test_runs_go_on_with_a_sound_seed_by_seed_and_from_a_draft(
+    checkpoint: Checkpoint, second_stage: dict[str, object], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the middle of either stage, or from the latents of the first; the second of two seeds is that seed alone."""
+    monkeypatch.chdir(folder)
+    whole, states = plan(checkpoint, second_stage, "audio", "two_stage", 1), list[RunState]()
+    both = replace(whole, seeds=(4, *whole.seeds), spec=replace(whole.spec, seed=(4, *whole.seeds)))
+    latents = make_latents(both, Components(both), on_progress=lambda state: states.append(kept(state)))
+    alone = make_latents(whole, Components(whole))
+    np.testing.assert_array_equal(latents.video[1:], alone.video)
+    for phase, batch in ((0, 0), (2, 1)):
+        middle = next(state for state in states if (state.phase, state.batch, state.step) == (phase, batch, 1))
+        np.testing.assert_array_equal(make_latents(both, Components(both), middle).video, latents.video)
+    draft = make_latents(stage1_plan(whole), Components(whole))
+    shapes = whole.stages[0].shapes
+    later = plan(checkpoint, second_stage, "audio", "two_stage", 1, source=InitialLatents(shapes, FPS))
+    again = make_latents(later, Components(later), state_from_latents([unpack(draft, shapes)]))
+    for got, wanted in zip(again, alone, strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def kept(state: RunState) -> RunState:
+    """A state whose latents are not given away when the run goes on."""
+    return state if state.current is None else replace(state, current=Streams(*map(np.array, state.current)))
 
 
 def check_held(made: np.ndarray, held: Conditions | None) -> int:
