@@ -75,6 +75,9 @@ class Retake(EditOptions):
     picture: bool = flag(CONTENT, "Make the picture alone anew.", "--picture")
     sound: bool = flag(CONTENT, "Make the sound alone anew.", "--sound")
     both: bool = flag(CONTENT, "Make both anew, as without any of the three.", "--both")
+    num_frames: Count = option(
+        SIZE, "Of the clip around it that it sees: a multiple of 8, plus 1; default: at most 20 s."
+    )
 
 
 class Extend(EditOptions):

@@ -19,7 +19,7 @@ from ltx2_cli.outputs import Product
 from ltx2_cli.request.environment import read_environment
 from ltx2_cli.request.layers import ConfigLayer
 from ltx2_cli.request.profiles import AUTO, checked_spec, read_asked
-from ltx2_cli.request.size import seconds_of
+from ltx2_cli.request.size import longest_clip, seconds_of
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.validation import RANGES
 
@@ -121,14 +121,13 @@ def _retaken(clip: Source, options: Retake) -> RunSpec:
     if start >= stop:
         later = start if stop < start else start + COMPRESSION / fps
         raise UsageError(f"--from {start:g}s is not before --to {stop:g}s", f"--from {stop:g}s --to {later:g}s")
-    made = (count - 1) // COMPRESSION * COMPRESSION + 1
     begin, end = floor(start * fps + ROUNDING), ceil(stop * fps - ROUNDING)
-    if begin >= made or end > count:
+    if begin >= count or end > count:
         sentence = f"{path} lasts {clip.seconds:.2f} s, and {start:g} to {stop:g} s are to be made anew"
-        if begin >= made and end <= count:
-            sentence = f"{sentence}: its last {count - made} frames are no whole latent"
-        nearest = max(min(begin, made - 1), 0) / fps
+        nearest = min(begin, count - 1) / fps
         raise UsageError(sentence, f"nearest: --from {nearest:.2f}s --to {floor(100 * clip.seconds) / 100:.2f}s")
+    whole = (count - 1) // COMPRESSION * COMPRESSION + 1
+    made = options.num_frames or min(whole, whole if clip.references else longest_clip(fps))
     streams = "both" if options.both or options.picture == options.sound else "picture" if options.picture else "sound"
     if streams != "picture" and open_video(path).sample_rate is None:
         raise UsageError(f"{path} has no sound to retake", "--picture")

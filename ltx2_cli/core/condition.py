@@ -111,7 +111,9 @@ def _shown(plan: Plan, frames: np.ndarray, condition: ConditionSpec) -> np.ndarr
     """The frames of a picture that are encoded."""
     if condition.kind == "image":
         return np.stack([compressed(frame, plan.spec.image_crf) for frame in frames])
-    return frames[first_shown(condition) :][: condition.num_frames] if condition.kind == "clip" else frames
+    if condition.kind == "clip":
+        return frames[first_shown(condition, len(frames)) :][: condition.num_frames]
+    return frames
 
 
 def _parts(plan: Plan, size: tuple[int, int]) -> NamedSharding:

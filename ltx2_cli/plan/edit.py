@@ -14,7 +14,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.media import open_video
 from ltx2_cli.media.pictures import Picture
 from ltx2_cli.media.sounds import Sound, read_sound
-from ltx2_cli.media.videos import read_whole
+from ltx2_cli.media.videos import COMPRESSION, read_whole
 from ltx2_cli.request.spec import ConditionSpec, RunSpec, Streams
 
 NOTHING = slice(0, 0)
@@ -74,21 +74,34 @@ def read_edited(spec: RunSpec, condition: ConditionSpec) -> Picture:
 
 def num_shown(spec: RunSpec, condition: ConditionSpec, picture: Picture, compression: VAECompression) -> int:
     """The frames of a clip that are shown, 8k + 1: as many as are made at once, or where it goes on, of its end."""
-    goes_on, half = condition.anew[0] == len(picture.frames), max(spec.num_frames // 2, 1)
+    count, (begin, end) = len(picture.frames), condition.anew
+    goes_on, half = begin == count, max(spec.num_frames // 2, 1)
     most = condition.num_frames or half if goes_on else spec.num_frames
-    shown = compression.clip_size(compression.latents(min(most, len(picture.frames))), 1, 1)[0]
+    shown = compression.clip_size(compression.latents(min(most, count)), 1, 1)[0]
     if goes_on and shown >= spec.num_frames:
         sentence = f"{picture.path} is to go on, and all {spec.num_frames} frames of a piece are its end"
         raise UsageError(sentence, f"--set num_frames={shown + compression.frames}")
     if not goes_on and shown != spec.num_frames:
-        sentence = f"a clip of {spec.num_frames} frames is asked for, and {picture.path} has {len(picture.frames)}"
-        raise UsageError(sentence, f"--set num_frames={shown}")
+        sentence = f"a clip of {spec.num_frames} frames is asked for, and {picture.path} has {count}"
+        raise UsageError(sentence, f"--num-frames {shown}")
+    if not goes_on and end - begin > shown:
+        sentence = f"{end - begin} frames of {picture.path} are to be made anew, and {shown} are made at once"
+        nearest = ceil((end - begin - 1) / compression.frames) * compression.frames + 1
+        raise UsageError(sentence, f"--num-frames {nearest}")
+    follows = any(other.kind == "reference" for other in spec.conditions)
+    if follows and first_shown(replace(condition, num_frames=shown), count):
+        sentence = f"references begin with {picture.path}, and what is made at once of it does not"
+        raise UsageError(sentence, "no --reference" if goes_on else f"--num-frames {count}")
     return shown
 
 
-def first_shown(condition: ConditionSpec) -> int:
-    """The first frame of a clip that is shown: its first, or where it goes on, so many before its end."""
-    return max(condition.anew[0] - (condition.num_frames or 0), 0)
+def first_shown(condition: ConditionSpec, count: int) -> int:
+    """The first frame that is shown of a clip with this many: what is made anew lies in the middle, as far as the clip
+    has frames around it; where it goes on, so many before its end."""
+    (begin, end), shown = condition.anew, condition.num_frames or count
+    if begin == count:
+        return max(begin - shown, 0)
+    return min(max((begin + end - shown) // 2, 0), count - shown)
 
 
 def shown_sound(spec: RunSpec, pictures: Sequence[Picture]) -> Sound | None:
@@ -97,14 +110,16 @@ def shown_sound(spec: RunSpec, pictures: Sequence[Picture]) -> Sound | None:
     sound = None if number is None else pictures[number].sound
     if number is None or sound is None:
         return None
-    start = round(first_shown(spec.conditions[number]) / spec.fps * sound.sample_rate)
+    first = first_shown(spec.conditions[number], len(pictures[number].frames))
+    start = round(first / spec.fps * sound.sample_rate)
     return replace(sound, waveform=sound.waveform[start:])
 
 
 def edit_of(condition: ConditionSpec, picture: Picture, geometry: Geometry) -> Edit:
     """How a clip is edited in latents of this geometry. Latents that are partly new are new; what is made behind the
     clip's end ends where it was asked to."""
-    (begin, end), first, fps = condition.anew, first_shown(condition), geometry.fps
+    (begin, end), fps = condition.anew, geometry.fps
+    first = first_shown(condition, len(picture.frames))
     edges = first + np.rint(geometry.edges.video * fps).astype(int)
     seconds = first / fps + geometry.edges.audio.astype(np.float64)
     new, heard = _overlapping(edges, begin, end), NOTHING
@@ -144,4 +159,7 @@ def edit_remarks(spec: RunSpec, pictures: Sequence[Picture], geometry: Geometry)
         return
     spans = {"picture": (edit.frames.start / fps, edit.frames.stop / fps), "sound": edit.seconds}
     retaken = [f"{name} {start:.2f} to {stop:.2f} s" for name, (start, stop) in spans.items() if start < stop]
-    yield f"{picture.path}: asked {begin / fps:.2f} to {end / fps:.2f} s, whole latents make {', '.join(retaken)} anew"
+    part = len(picture.frames) - shown >= COMPRESSION
+    seen = f"; it sees {edit.first / fps:.2f} to {(edit.first + shown) / fps:.2f} s" if part else ""
+    asked = f"{picture.path}: asked {begin / fps:.2f} to {end / fps:.2f} s"
+    yield f"{asked}, whole latents make {', '.join(retaken)} anew{seen}"

@@ -22,6 +22,7 @@ from ltx2_cli.models.upsampler import has_upsampler
 from ltx2_cli.plan.decoding import DecodePlan
 from ltx2_cli.plan.stages import Stage
 from ltx2_cli.request.profiles import AUTO, checkpoint_names, complete_spec, profile_names, recipe_defaults
+from ltx2_cli.request.size import LONGEST_SECONDS, longest_clip
 from ltx2_cli.request.spec import NO_GUIDANCE, RunSpec
 from ltx2_cli.request.validation import random_seed
 from ltx2_cli.sharding import ShardingPlan
@@ -240,9 +241,9 @@ def untrained_warnings(
     """Sentences about sizes and words that the model was not trained on, if its checkpoint lists them, else about its
     length."""
     if (trained_on := read_trained_on(checkpoint.where)) is None:
-        if spec.num_frames > (longest := int(LONGEST_SECONDS * spec.fps) + 4):
-            seconds, nearest = f"{spec.num_frames / spec.fps:.1f}", longest - (longest - 1) % 8
-            yield f"models were trained on at most {LONGEST_SECONDS} s, not on {seconds}: --num-frames {nearest}"
+        if spec.num_frames > (longest := longest_clip(spec.fps)):
+            seconds = f"{spec.num_frames / spec.fps:.1f}"
+            yield f"models were trained on at most {LONGEST_SECONDS} s, not on {seconds}: --num-frames {longest}"
         return
     pixels = checkpoint.arch.compression.pixels
     sizes = [(pixels * stage.geometry.width, pixels * stage.geometry.height) for stage in stages]
@@ -251,7 +252,6 @@ def untrained_warnings(
         yield from prompt_warnings(trained_on, checkpoint.tokenizer, prompt)
 
 
-LONGEST_SECONDS = 20  # of the clips that LTX-2 and LTX-2.3 were trained on
 TRAINED_ON_FILE = "trained_on.json"
 LIST_WIDTH = 80  # characters of a list of words in a warning
 

@@ -7,6 +7,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.request.spec import ConditionSpec, RunSpec
 from ltx2_cli.request.validation import RANGES
 
+LONGEST_SECONDS = 20  # of the clips that LTX-2 and LTX-2.3 were trained on
 NUMBER = r"(\d{1,5}(?:\.\d{1,9})?)"
 SIDES = ("width", "height")
 WISHES = {"aspect": SIDES, "resolution": SIDES, "duration": ("num_frames",)}  # the keys that each says in other words
@@ -50,3 +51,8 @@ def most_frames(spec: RunSpec, condition: ConditionSpec) -> int:
     """How many frames of a long video a clip shows where nobody says it, 8k + 1: half of the clip, or what is left."""
     most = min(max(spec.num_frames // 2, 1), spec.num_frames - max(condition.frame, 0))
     return (most - 1) // 8 * 8 + 1
+
+
+def longest_clip(fps: float) -> int:
+    """The most frames, 8k + 1, that models were trained on at this rate; half a latent more is rounding."""
+    return (int(LONGEST_SECONDS * fps) + 3) // 8 * 8 + 1

@@ -10,6 +10,7 @@ import pytest
 
 from ltx2_cli.cli import edit
 from ltx2_cli.media import Media, write_mp4
+from ltx2_cli.request import size
 from ltx2_cli.request.layers import dump, parse
 from ltx2_cli.request.profiles import read_spec, to_yaml
 from ltx2_cli.request.spec import ConditionSpec, RunSpec
@@ -159,8 +160,6 @@ def test_a_clip_without_a_record_needs_a_prompt_and_a_model(asks: Asks, tmp_path
     assert isinstance(spec, RunSpec)
     assert (spec.prompt, spec.model, spec.fps, spec.num_frames) == ("rain", "demo", 12, 9)
     assert spec.conditions[0].anew == (0, 6)
-    last = ["--from", "0.9", "--to", "1", "--picture", "--prompt", "rain"]
-    assert "its last 3 frames are no whole latent" in str(asks("retake", path, *last))
     assert f"{path} has no sound to retake" in str(asks("retake", path, "--from", "0", "--to", "0.5", "--prompt", "a"))
 
 
@@ -180,6 +179,17 @@ def test_an_interval_that_a_clip_does_not_have_is_refused(
     said = str(asks("retake", clip, "--from", start, "--to", stop))
     assert sentence in said
     assert hint in said
+
+
+def test_a_retake_sees_as_much_of_a_clip_as_models_were_trained_on(
+    asks: Asks, clip: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of 49 frames, those that are named, or 20 s, here one."""
+    interval = ("retake", clip, "--from", "0.5", "--to", "1")
+    seen = [asks(*interval), asks(*interval, "--num-frames", "33")]
+    monkeypatch.setattr(size, "LONGEST_SECONDS", 1)
+    seen.append(asks(*interval))
+    assert [isinstance(spec, RunSpec) and spec.num_frames for spec in seen] == [49, 33, 25]
 
 
 def test_a_size_that_no_model_makes_is_refused(asks: Asks, clip: Path, tmp_path: Path) -> None:

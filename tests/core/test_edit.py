@@ -12,6 +12,7 @@ import pytest
 from clips import PROMPT, Case, Checkpoint, Size, plan_of
 from ltx2_cli.core import edit
 from ltx2_cli.core.components import Components
+from ltx2_cli.core.condition import _shown
 from ltx2_cli.core.denoising import _given_tokens, _no_latents
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import load, write
@@ -29,6 +30,7 @@ from sounds import tone
 
 UNGUIDED = (1.0, 0.0, 1.0, 0.0)
 CASE = Case(Size(25, 64, 96, 24.0), 2, UNGUIDED, UNGUIDED, (1,))
+SHORT = CASE._replace(size=CASE.size._replace(num_frames=9))
 RATE = 24000
 
 
@@ -60,7 +62,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def edited(checkpoint: Checkpoint, clip: Path, anew: tuple[int, int], **more: Any) -> Plan:
     asked = {key: more.pop(key) for key in ("streams", "num_frames", "strength") if key in more}
     condition = {"kind": "clip", "path": str(clip), "anew": list(anew), **asked}
-    return plan_of(checkpoint, CASE, more.pop("seed", 3), conditions=[condition], **more)
+    return plan_of(checkpoint, more.pop("case", CASE), more.pop("seed", 3), conditions=[condition], **more)
 
 
 def written(plan: Plan, report: Report | None = None) -> Path:
@@ -107,6 +109,19 @@ def test_a_clip_goes_on_before_its_sound_hears_its_end(checkpoint: Checkpoint, c
     np.testing.assert_allclose(made.seconds, (16 / 24 + 0.25, 16 / 24 + 1.01), atol=1e-6)
 
 
+@pytest.mark.parametrize(("anew", "first", "frames"), [((14, 18), 11, slice(12, 20)), ((22, 25), 16, slice(17, 25))])
+def test_a_part_of_a_long_clip_is_made_of_what_is_around_it(
+    checkpoint: Checkpoint, clip: Path, anew: tuple[int, int], first: int, frames: slice
+) -> None:
+    """Nine of 25 frames, two latents, of which the second is new; at the end of the clip it is the last one."""
+    plan = edited(checkpoint, clip, anew, num_frames=9, case=SHORT)
+    (condition,), (picture,), (stage,) = plan.spec.conditions, plan.pictures, plan.stages
+    made = edit_of(condition, picture, stage.geometry)
+    assert (made.first, made.frames, made.latents.video) == (first, frames, slice(1, 2))
+    np.testing.assert_array_equal(_shown(plan, picture.frames, condition), picture.frames[first : first + 9])
+    assert f"it sees {first / 24:.2f} to {(first + 9) / 24:.2f} s" in plan.warnings[-1]
+
+
 @pytest.mark.parametrize(
     ("anew", "more", "sentence"),
     [
@@ -118,12 +133,13 @@ def test_a_clip_goes_on_before_its_sound_hears_its_end(checkpoint: Checkpoint, c
         ((25, 65), {"num_videos": 2}, "in 3 pieces is made alone"),
         ((25, 65), {"save_latents": "l.safetensors"}, "in 3 pieces is made alone"),
         ((25, 33), {"num_frames": 25}, "all 25 frames of a piece are its end"),
+        ((4, 20), {"case": SHORT}, "16 frames of {clip} are to be made anew, and 9 are made at once"),
     ],
 )
 def test_what_cannot_be_made_anew_is_refused(
     checkpoint: Checkpoint, clip: Path, anew: tuple[int, int], more: dict[str, Any], sentence: str
 ) -> None:
-    with pytest.raises(UsageError, match=re.escape(sentence)):
+    with pytest.raises(UsageError, match=re.escape(sentence.replace("{clip}", str(clip)))):
         edited(checkpoint, clip, anew, **more)
 
 
