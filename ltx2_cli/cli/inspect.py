@@ -88,7 +88,7 @@ def inspect(path: Path) -> Facts:
         raise UsageError(f"{path} cannot be read: {error.strerror}", KNOWN) from error
     if video:
         clip = open_video(path)
-        facts = {name: value for name, value in vars(clip).items() if name != "metadata"}
+        facts = {name: value for name, value in vars(clip).items() if name not in ("metadata", "uneven")}
         return _clip("video", path, clip.metadata, {**facts, "latents": None})
     if wav:
         return _sound(path)

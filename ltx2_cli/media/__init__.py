@@ -31,6 +31,8 @@ MEASURES = {
 }
 WAV = ".wav"
 LEAST_WAV = 44  # bytes of its header
+UNEVEN = 1.5  # times the usual step between frames; times in milliseconds differ by less
+LOCAL = ["-protocol_whitelist", "file,pipe"]  # files that name others lead to no network
 RETRY = "the file is cut short or changed; copy or make it again"
 
 
@@ -44,6 +46,7 @@ class VideoFile:
     seconds: float
     sample_rate: int | None  # None: no sound
     fps: float  # on average
+    uneven: bool  # some frames last longer than others
     metadata: Mapping[str, str]  # as given to `write_mp4`; empty in a file of another program
 
 
@@ -60,19 +63,24 @@ def open_video(path: Path) -> VideoFile:
     ]
     packets = read_facts(path, "-map", "0:v:0?", "-map", "0:a:0?", "-c", "copy", "-f", "framecrc", "-")
     facts = dict(re.findall(r"^#(\w+ \d): (.*)$", packets, re.MULTILINE))
-    lengths = [int(length) for length in re.findall(r"^0,\s*-?\d+,\s*-?\d+,\s*(\d+),", packets, re.MULTILINE)]
+    times = re.findall(r"^0,\s*-?\d+,\s*(-?\d+),\s*(\d+),", packets, re.MULTILINE)
+    lengths = [int(length) for _, length in times]
     if facts.get("media_type 0") != "video" or not sum(lengths):
         raise UsageError(f"{path} is an mp4 without a picture", "name a video")
     width, height = map(int, facts["dimensions 0"].split("x"))
     seconds = float(sum(lengths) * Fraction(facts["tb 0"]))
+    steps = np.diff(sorted(int(time) for time, _ in times))
+    uneven = len(steps) > 0 and bool(steps.max() > UNEVEN * np.median(steps))
     sample_rate = int(facts["sample_rate 1"]) if "sample_rate 1" in facts else None
     metadata = {key.removeprefix(KEY_PREFIX): text for key, text in pairs if key.startswith(KEY_PREFIX)}
-    return VideoFile(width, height, len(lengths), seconds, sample_rate, round(len(lengths) / seconds, 3), metadata)
+    fps = round(len(lengths) / seconds, 3)
+    return VideoFile(width, height, len(lengths), seconds, sample_rate, fps, uneven, metadata)
 
 
 def read_facts(path: Path, *options: str) -> str:
     """What ffmpeg prints of a file. Raises `UsageError` with its first error."""
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-loglevel", "error", "-i", f"file:{path}", *options]
+    program = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-loglevel", "error", *LOCAL]
+    command = [*program, "-i", f"file:{path}", *options]
     with TemporaryFile() as log, Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=log) as process:
         assert process.stdout
         output = process.stdout.read(MAX_OUTPUT + 1)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.files import refuse_special
-from ltx2_cli.media import RETRY, first_error
+from ltx2_cli.media import LOCAL, RETRY, first_error
 
 READABLE = "a sound that ffmpeg reads: WAV, FLAC, MP3, …, or a video with sound"
 MAX_BYTES = 2**31  # of the samples that are read
@@ -81,8 +81,8 @@ def _read(path: Path, seconds: float, version: tuple[int, int]) -> Sound:
 
 
 def _ffmpeg(path: Path, *options: str) -> tuple[bytes, bytes, int]:
-    """What ffmpeg prints of a file, its log, and its exit code. Files that name others lead to no network."""
-    program = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-protocol_whitelist", "file,pipe"]
+    """What ffmpeg prints of a file, its log, and its exit code."""
+    program = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", *LOCAL]
     done = run([*program, "-i", f"file:{path}", *options], stdin=DEVNULL, capture_output=True, check=False)
     return done.stdout, done.stderr, done.returncode
 

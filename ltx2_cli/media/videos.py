@@ -15,7 +15,7 @@ import numpy as np
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.files import refuse_special
-from ltx2_cli.media import RETRY, first_error, open_video
+from ltx2_cli.media import LOCAL, RETRY, first_error, open_video
 from ltx2_cli.media.pictures import MAX_PIXELS, Picture
 
 READABLE = "a video that ffmpeg reads: MP4, MOV, WebM, MKV, …"
@@ -65,6 +65,7 @@ def _read(path: Path, fps: float, most: int | None, from_end: bool, version: tup
     stated = re.search(r"([\d.]+) fps", described)
     own = float(stated[1]) if stated else file.fps  # packets of some formats have no exact times
     remarks += [f"at {fps:g} frames a second, not its {own:g}"] if abs(fps - own) > 0.01 else []
+    remarks += ["its frames do not come at even times"] if file.uneven else []
     remarks += ["its HDR light is not mapped to what screens show"] if any(map(described.count, HDR)) else []
     with path.open("rb") as content:
         sha256 = hashlib.file_digest(content, "sha256").hexdigest()
@@ -73,7 +74,7 @@ def _read(path: Path, fps: float, most: int | None, from_end: bool, version: tup
 
 def _described(path: Path) -> str:
     """The line in which ffmpeg describes the picture."""
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-i", f"file:{path}"]
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", *LOCAL, "-i", f"file:{path}"]
     lines = run(command, stdin=DEVNULL, capture_output=True, check=False).stderr.decode(errors="replace").splitlines()
     return next((line for line in lines if "Video: " in line), "")
 
@@ -81,7 +82,7 @@ def _described(path: Path) -> str:
 def _decode(path: Path, fps: float, most: int, from_end: bool) -> np.ndarray:
     """The first or last frames [frames, height, width, RGB] at this rate, upright, one by one: a long video takes no
     memory."""
-    program = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-loglevel", "error", "-i", f"file:{path}"]
+    program = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-loglevel", "error", *LOCAL, "-i", f"file:{path}"]
     rate, kept = Fraction(fps).limit_denominator(100_000), deque[np.ndarray](maxlen=most)
     first = [] if from_end else ["-frames:v", str(most)]
     target = ["-map", "0:v:0", "-vf", f"fps={rate}", *first, "-f", "image2pipe", "-c:v", "ppm", "-"]

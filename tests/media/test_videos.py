@@ -60,6 +60,17 @@ def test_frames_come_at_the_rate_of_the_clip(video: Path, frames: np.ndarray):
     assert np.diff(places).tolist() == [2] * 8
 
 
+def test_frames_that_come_at_uneven_times_are_repeated(video: Path, frames: np.ndarray, tmp_path: Path):
+    """Four of the first, and after a gap the last nine."""
+    path = tmp_path / "uneven.mov"
+    ffmpeg("-i", video, "-vf", "select=lt(n\\,4)+gt(n\\,15)", "-fps_mode", "vfr", "-c:v", "png", path)
+    read = read_video(path, 24, FRAMES, from_end=False)
+    kept = [*range(4), *[3] * 12, *range(16, FRAMES)]
+    np.testing.assert_array_equal(read.frames, frames[kept])
+    assert read.remarks[0].endswith("at 24 frames a second, not its 12.48, its frames do not come at even times")
+    assert read_video(video, 24, FRAMES, from_end=False).remarks == (f"its first {FRAMES} frames are shown",)
+
+
 def test_all_of_a_video_is_read_once_at_its_own_rate(video: Path, frames: np.ndarray):
     """Whether that is named or not."""
     read = read_whole(video)
@@ -96,7 +107,14 @@ def test_what_is_no_video_is_refused_in_a_sentence(video: Path, tmp_path: Path, 
     (tmp_path / "text.mp4").write_text("no video")
     (tmp_path / "cut.mov").write_bytes(video.read_bytes()[:300])
     ffmpeg("-f", "lavfi", "-i", "sine=duration=1", tmp_path / "sound.wav")
+    ffmpeg("-i", video, "-frames:v", 0, tmp_path / "none.mp4")
+    ffmpeg("-i", video, "-movflags", "faststart", tmp_path / "whole.mp4")
+    (tmp_path / "half.mp4").write_bytes((tmp_path / "whole.mp4").read_bytes()[:-5000])
+    (tmp_path / "list.m3u8").write_text("#EXTM3U\n#EXTINF:1,\nhttp://127.0.0.1:9/x.ts\n")
     for name, sentence in (
+        ("none.mp4", "is damaged"),
+        ("half.mp4", "is damaged"),
+        ("list.m3u8", "is damaged"),
         ("empty.mp4", "is empty"),
         ("text.mp4", "is damaged"),
         ("cut.mov", "is damaged"),
