@@ -52,7 +52,7 @@ class Evaluated(NamedTuple):
 
 @pytest.fixture(scope="module")
 def evaluated() -> Evaluated:
-    """The evaluation of one clip, in the usual steps."""
+    """The evaluation of one clip, in the usual steps, and of one that begins with a picture."""
     requests, seen = list[Asked](), list[Seen]()
 
     def record(asked: Asked, request: Mapping[str, object]) -> Iterator[Seen]:
@@ -63,7 +63,7 @@ def evaluated() -> Evaluated:
 
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as out:
         patch.setattr(evaluate, "filmed", record)
-        evaluate.main(count=1, checkpoint=str(DEMO_FOLDER), variants="as it comes")
+        evaluate.main(count=1, checkpoint=str(DEMO_FOLDER), variants="as it comes; first picture")
     return Evaluated(requests, seen, [json.loads(line) for line in out.getvalue().splitlines()])
 
 
@@ -122,7 +122,7 @@ def test_the_second_stage_sharpens() -> None:
 
 
 def test_the_evaluation_prints_its_measurements(evaluated: Evaluated) -> None:
-    first, variant = evaluated.printed
+    first, variant, from_picture = evaluated.printed
     assert (first.get("variant"), variant["variant"]) == (None, "as it comes")
     assert first["autoencoders"]["psnr"] > 25
     assert first["autoencoders"]["within_a_quarter"] == 1
@@ -134,6 +134,8 @@ def test_the_evaluation_prints_its_measurements(evaluated: Evaluated) -> None:
         read_spec({"prompt": "a", "model": "demo"} | request)  # raises nothing
     figures = {"variant": "as it comes", "clips": 1} | shares([scene], [seen]) | {"edge": round(seen.edge, 4)}
     assert variant == json.loads(json.dumps(figures))
+    assert (from_picture["variant"], from_picture["clips"]) == ("first picture", 1)
+    assert from_picture["first_second"] == {"colour": 1, "shape": 1, "place": 1}
 
 
 def test_the_picture_in_the_readme_is_made_by_its_commands(
@@ -142,6 +144,7 @@ def test_the_picture_in_the_readme_is_made_by_its_commands(
     readme = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", "")
     commands = re.findall(r"^ltx2 (.*demo\.safetensors.*)$", readme, re.MULTILINE)
     assert len(commands) == 2
+    (tmp_path / "docs").symlink_to(ROOT / "docs")  # with the picture that the clip begins with
     monkeypatch.chdir(tmp_path)
     for command, more in zip(commands, (["--preview", "preview.png"], []), strict=True):
         assert run_program(monkeypatch, *shlex.split(command), *more) == 0, capsys.readouterr().err

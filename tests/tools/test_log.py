@@ -8,10 +8,12 @@ from ltx2_cli.weights.digests import digests
 from ltx2_cli.weights.hub import DEMO_FOLDER
 from tools.train_demo.courses import COURSES
 from tools.train_demo.evaluate import ELSEWHERE, SHORT, VARIANTS
+from tools.train_demo.evaluate_given import GIVEN
 
 HOME = Path(__file__).parents[2] / "tools/train_demo"
 README = (HOME / "README.md").read_text().splitlines()
 COLUMNS = ("colour", "shape", "motion", "pitch", "sync", "size", "background", "place", "loudness")
+PARTS, OF_WHOLE = ("colour", "shape", "place"), ("motion", "pitch", "sync", "pan")  # of clips that are given something
 LEAST = {"colour": 0.95, "shape": 0.9, "motion": 0.9, "pitch": 0.9, "sync": 0.85}
 LEAST_OF_SHORT = {"colour": 0.9, "shape": 0.9, "motion": 0.9}
 EARLIER = "evaluate_before_brief"  # of the weights from which the course `brief` went on
@@ -42,7 +44,8 @@ def test_the_figures_belong_to_the_shipped_weights() -> None:
 
 
 def test_held_out_prompts_are_shown_as_often_as_requested() -> None:
-    autoencoders, seen = logged("evaluate")[0]["autoencoders"], evaluated()
+    autoencoders = logged("evaluate")[0]["autoencoders"]
+    seen = {name: figures for name, figures in evaluated().items() if name not in GIVEN}
     assert (autoencoders["psnr"] >= 30, autoencoders["within_a_quarter"]) == (True, 1)
     assert set(seen) | set(evaluated(EARLIER)) == set(VARIANTS | ELSEWHERE)
     assert {name: figures["clips"] for name, figures in seen.items()} == {
@@ -57,8 +60,17 @@ def test_held_out_prompts_are_shown_as_often_as_requested() -> None:
         assert seen[SHORT][what] >= least
 
 
+def test_clips_begin_and_end_with_the_pictures_that_they_are_given() -> None:
+    seen = {name: figures for name, figures in evaluated().items() if name in GIVEN}
+    assert set(seen) == set(GIVEN)
+    for name, part in (("first picture", "first_second"), ("first and last picture", "end")):
+        assert seen[name]["clips"] == 50
+        assert min(seen[name][part].values()) >= 0.95
+
+
 def test_the_tables_equal_the_measurements() -> None:
     for name in ("evaluate", EARLIER):
         for variant, shares in evaluated(name).items():
-            figures = (f"{100 * shares[what]:.3g}" for what in COLUMNS)
-            assert f"| {variant} | {' | '.join(figures)} |" in README
+            of_parts = [shares[part][what] for part in ("first_second", "end") for what in PARTS if part in shares]
+            figures = [*of_parts, *(shares[what] for what in (OF_WHOLE if of_parts else COLUMNS))]
+            assert f"| {variant} | {' | '.join(f'{100 * share:.3g}' for share in figures)} |" in README

@@ -1,6 +1,6 @@
 """Captions of scenes: one scene described in many ways, in full or in a few words."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -66,6 +66,7 @@ SOUNDS = ("tone", "note", "sound", "hum")
 BEFORE = ("with a {}", "to a {}", "while a {} plays", "and makes a {}")
 FIRST = ("a {} plays while", "to the sound of a {} ,", "with a {} ,")
 PITCHES = {"low": ("low", "deep"), "medium": ("medium", "middling"), "high": ("high",)}
+PICTURED = ("colour", "shape", "place", "background", "size")  # what a picture of a scene shows of it
 LOUDNESS = {"quiet": ("quiet", "soft"), "loud": ("loud",)}
 
 
@@ -76,13 +77,20 @@ class Caption(NamedTuple):
     stated: frozenset[str]
 
 
-def caption(scene: Scene, rng: np.random.Generator, omit: float = 0.15, brief: bool = False) -> Caption:
+def caption(
+    scene: Scene,
+    rng: np.random.Generator,
+    omit: float = 0.15,
+    brief: bool = False,
+    hidden: Collection[str] = (),
+) -> Caption:
     """What a person might type for a scene; `brief` in fewer words, as of a list or a headline.
 
     An attribute of `UNSAID` is left out with probability `omit`, and only where the scene has its value; place likewise
-    at any value, colour and shape at any value and more rarely.
+    at any value, colour and shape at any value and more rarely. What is `hidden` is left out always.
     """
     stated = {name for name in vars(scene) if name != "chance" and not _left_out(scene, name, omit, rng)}
+    stated -= {*hidden}
     if scene.motion in ("circle", "grow"):
         stated -= {"place"}
 

@@ -18,6 +18,7 @@ from ltx2_cli.media import write_mp4
 from ltx2_cli.weights.digests import digests
 from ltx2_cli.weights.hub import EMBEDDED, as_path
 from tools.train_demo.captions import Caption, caption
+from tools.train_demo.evaluate_given import GIVEN, figures
 from tools.train_demo.measure import Seen, measure_mp4, shares
 from tools.train_demo.reconstruct import given_back
 from tools.train_demo.world import Scene, draw_scene, plain
@@ -75,17 +76,25 @@ def filmed(asked: Sequence[tuple[str, int]], request: Mapping[str, object]) -> I
 def main(
     count: Annotated[int, typer.Option(help="Of held-out captions, how many.")] = 200,
     checkpoint: Annotated[str, typer.Option(help="Its folder.")] = EMBEDDED,
-    variants: Annotated[str, typer.Option(help=f"Some of: {'; '.join(VARIANTS | ELSEWHERE)}.")] = "; ".join(VARIANTS),
+    variants: Annotated[str, typer.Option(help=f"Some of: {'; '.join([*VARIANTS, *ELSEWHERE, *GIVEN])}.")] = "; ".join(
+        VARIANTS
+    ),
 ) -> None:
     """Print a line of JSON of the autoencoders and the files, and one a variant; clip i is made from seed i."""
     files = sorted(as_path(checkpoint).rglob("*.safetensors"))
     print(json.dumps({"autoencoders": given_back(checkpoint, count), "files": digests(files)}), flush=True)
     for name in variants.split("; "):
-        scenes, captions = zip(*(held_out_briefly if SHORT in name else held_out)(count), strict=True)
-        request = {"checkpoint": checkpoint, **(VARIANTS | ELSEWHERE)[name]}
-        seen = list(filmed([(caption.text, seed) for seed, caption in enumerate(captions)], request))
-        figures = shares(scenes, seen, [OPEN - caption.stated for caption in captions])
-        print(json.dumps({"variant": name, "clips": count} | figures | edge_of(seen)), flush=True)
+        shown = figures(name, count, {"checkpoint": checkpoint}) if name in GIVEN else shown_of(name, count, checkpoint)
+        print(json.dumps({"variant": name, "clips": count} | shown), flush=True)
+
+
+def shown_of(name: str, count: int, checkpoint: str) -> dict[str, float]:
+    """Of so many clips that are asked for in this way the share that shows each attribute of its prompt, and how wide
+    edges are."""
+    scenes, captions = zip(*(held_out_briefly if SHORT in name else held_out)(count), strict=True)
+    request = {"checkpoint": checkpoint, **(VARIANTS | ELSEWHERE)[name]}
+    seen = list(filmed([(caption.text, seed) for seed, caption in enumerate(captions)], request))
+    return shares(scenes, seen, [OPEN - caption.stated for caption in captions]) | edge_of(seen)
 
 
 def edge_of(seen: Sequence[Seen]) -> dict[str, float]:

@@ -3,7 +3,7 @@ whether that is what a scene asked for; and `python -m tools.train_demo.measure 
 
 import subprocess
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path as File
 
@@ -102,6 +102,11 @@ def shares(
     judged = [judge(*pair) for pair in zip(scenes, seen, strict=True)]
     for answers, open_attributes in zip(judged, left_open or [], strict=left_open is not None):
         answers.update(dict.fromkeys(open_attributes))
+    return means(judged)
+
+
+def means(judged: Sequence[Mapping[str, bool | None]]) -> dict[str, float]:
+    """Of the answers to each question that are not None, the share that is true; NaN where all are None."""
     known = {key: [each[key] for each in judged if each[key] is not None] for key in judged[0]}
     return {key: round(float(np.mean(answers)), 3) if answers else float("nan") for key, answers in known.items()}
 

@@ -1,4 +1,5 @@
-"""What the demo makes of prompts that are typed first, on one picture: `python -m tools.train_demo.picture`."""
+"""What the demo makes of prompts that are typed first, on one picture, and the picture from which the README's clip
+starts: `python -m tools.train_demo.picture`."""
 
 import json
 from collections.abc import Iterator
@@ -6,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
+import numpy as np
 import typer
 from PIL import Image
 
@@ -15,6 +17,7 @@ from ltx2_cli.media.contact_sheet import write_contact_sheet
 from ltx2_cli.plan.resolve import Plan, stage1_plan
 from ltx2_cli.weights.digests import digests
 from ltx2_cli.weights.hub import EMBEDDED, as_path
+from tools.train_demo.world import Scene, draw_frames
 
 PROMPTS = (
     "a red ball bounces",
@@ -30,18 +33,26 @@ PROMPTS = (
 )
 IN_TWO_STAGES = PROMPTS[:3]
 SEED = 1
+RED_BALL = Scene("circle", "red", "white", "large", "right", "bottom", "high", "loud", (0.5, 0.5, 0.5))
 
 
 def main(
     out: Annotated[Path, typer.Option(help="The picture.")] = Path("docs/demo_prompts.jpg"),
     checkpoint: Annotated[str, typer.Option(help="Its folder.")] = EMBEDDED,
 ) -> None:
-    """Write a row for each prompt, then drafts and finished clips of two stages."""
+    """Write a row for each prompt, then drafts and finished clips of two stages; and `red-ball.png` beside them."""
     out.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(red_ball()).save(out.with_name("red-ball.png"))
     with TemporaryDirectory() as folder:
         sheet = Path(folder) / "sheet.png"
         write_contact_sheet(rows(checkpoint), sheet)
         Image.open(sheet).save(out, quality=85, comment=origin(checkpoint))
+
+
+def red_ball() -> np.ndarray:
+    """The first frame of a scene, uint8 [pixels, pixels, 3]."""
+    (frame,) = draw_frames(RED_BALL, 256, slice(1))
+    return np.round((frame + 1) * 127.5).astype(np.uint8)
 
 
 def origin(checkpoint: str) -> str:
