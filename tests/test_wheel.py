@@ -14,6 +14,7 @@ from zipfile import ZipFile
 import imageio_ffmpeg
 import pytest
 
+from forked import fork, run_main
 from xla_flags import QUICK
 
 ROOT = Path(__file__).parent.parent
@@ -61,18 +62,39 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ltx2(installed: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    places = {"PYTHONPATH": str(installed), "XDG_CACHE_HOME": str(folder / "cache")}
-    environment = {**os.environ, **places, "XLA_FLAGS": QUICK}
+    """A process that begins with nothing imported, and hashes otherwise than others."""
+    places = {"PYTHONPATH": str(installed), "XDG_CACHE_HOME": str(folder / "cache"), "PYTHONHASHSEED": "2"}
+    environment = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "true", **places, "XLA_FLAGS": QUICK}
     script = f"import ltx2_cli.cli; assert ltx2_cli.__file__.startswith({str(installed)!r}); ltx2_cli.cli.main()"
     return subprocess.run(
         [sys.executable, "-c", script, *arguments], cwd=folder, env=environment, capture_output=True, text=True
     )
 
 
-def test_the_wheel_makes_the_demo_clip(installed: Path, tmp_path: Path) -> None:
-    size = ["--height", "64", "--width", "64", "--num-frames", "9"]
-    run = ltx2(installed, tmp_path, "generate", "--model", "demo", "--prompt", "waves", "--steps", "2", *size)
+def warm_up(folder: Path, *arguments: str) -> str:
+    """What `generate` says on stderr that only compiles, with the same cache."""
+    places = {"XLA_FLAGS": QUICK, "XDG_CACHE_HOME": str(folder / "cache")}
+    asked = (run_main, "generate", *arguments, "--warmup")
+    run = fork(folder, *asked, environment=places, jax_enable_compilation_cache=True)
+    _, said = run.communicate(timeout=300)
+    assert run.returncode == 0, said
+    return said
+
+
+def test_the_wheel_makes_the_demo_clip_by_programs_of_another_process(installed: Path, tmp_path: Path) -> None:
+    """That had another prompt, steps, seed, and frames a second that leave the sound its length; and it compiles none:
+    neither other scales nor other blocks need it."""
+    size = ["--model", "demo", "--height", "64", "--width", "64", "--num-frames", "9"]
+    first = "--seed 1 --prompt rain --steps 2 --fps 24 -o a.mp4"
+    said = warm_up(tmp_path, *size, *first.split())
+    number = re.search(r"compiled (\d+) programs in [\d.]+ s, 0 from the cache\n$", said)
+    assert number is not None, said
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+    other = "--steps 3 --fps 24.5 --guidance-scale 2.5 --audio-stg-scale 0.5 --stg-blocks 0,2 --no-compile"
+    run = ltx2(installed, tmp_path, "generate", *size, "--prompt", "waves", *other.split())
     assert run.returncode == 0, run.stderr
+    assert run.stderr.endswith(f"compiled no programs, {number[1]} from the cache\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "out"]
     (video,) = run.stdout.splitlines()
     seed = re.search(r"seed: (\d+)", run.stderr)[1]
     assert video == f"out/waves-demo-s{seed}.mp4"
@@ -80,7 +102,7 @@ def test_the_wheel_makes_the_demo_clip(installed: Path, tmp_path: Path) -> None:
     probe = subprocess.run(
         [imageio_ffmpeg.get_ffmpeg_exe(), "-i", tmp_path / video], capture_output=True, text=True
     ).stderr
-    assert re.search(r"Video: h264.*64x64.*24 fps", probe)
+    assert re.search(r"Video: h264.*64x64.*24.50 fps", probe)
     assert re.search(r"Audio: aac.*48000 Hz, stereo", probe)
 
     record = tmp_path / video.replace(".mp4", ".yaml")

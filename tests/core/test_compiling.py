@@ -1,10 +1,6 @@
 """When programs are compiled: once for all runs, beside the loading, or not at all."""
 
-import os
-import re
 import shutil
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +12,6 @@ import pytest
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from clips import ALL_ON, Case, Checkpoint, Size, final_latents, plan_of
-from forked import fork, run_main
 from ltx2_cli.core import programs as compiling
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.programs import (
@@ -31,7 +26,6 @@ from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import load, programs, warm_up
 from ltx2_cli.errors import UsageError
 from program import CACHE, FOLDER, cache_restored
-from xla_flags import QUICK
 
 SMALL = Case(Size(9, 64, 64, 24.0), 2, ALL_ON.video, ALL_ON.audio, (1,))
 NOTHING = jax.jit(lambda: 0)
@@ -220,20 +214,6 @@ def test_a_failing_cache_is_reported_once(cache: Path, tmp_path: Path, recwarn: 
     assert not recwarn.list
 
 
-def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
-    """Other scales, blocks, steps, seed and prompt, and as many frames a second as leave the sound its length."""
-    first = "--seed 1 --prompt rain --steps 2 --fps 24"
-    other = "--seed 2 --prompt wind --steps 3 --fps 24.5 --guidance-scale 2.5 --audio-stg-scale 0.5 --stg-blocks 0,2"
-    said = [
-        generate(tmp_path, *first.split(), "-o", "a.mp4", "--warmup"),
-        generate_anew(tmp_path, *other.split(), "-o", "b.mp4", "--no-compile"),
-    ]
-    number = re.search(r"compiled (\d+) programs in [\d.]+ s, 0 from the cache\n$", said[0])
-    assert number is not None, said[0]
-    assert said[1].endswith(f"compiled no programs, {number[1]} from the cache\n")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.mp4", "b.yaml", "cache"]
-
-
 @pytest.mark.usefixtures("nothing_kept")
 def test_a_truncated_program_on_disk_is_written_again(tmp_path: Path) -> None:
     jax.config.update(CACHE, True)
@@ -248,25 +228,3 @@ def test_a_truncated_program_on_disk_is_written_again(tmp_path: Path) -> None:
             assert np.asarray(jax.jit(lambda x: x * 7 + 2)(np.float32(1))) == 9
         said.append((len(count.compiled) - len(count.read), len(count.read), len(count.troubles)))
     assert said == [(1, 0, 0), (1, 0, 1), (0, 1, 0)]
-
-
-SMALLEST = ["generate", "--model", "demo", "--height", "64", "--width", "64", "--num-frames", "9"]
-
-
-def generate(folder: Path, *arguments: str) -> str:
-    """What the program says on stderr, making the demo's smallest clip with a cache in `folder`."""
-    places = {"XLA_FLAGS": QUICK, "XDG_CACHE_HOME": str(folder / "cache")}
-    run = fork(folder, run_main, *SMALLEST, *arguments, environment=places, jax_enable_compilation_cache=True)
-    _, said = run.communicate(timeout=300)
-    assert run.returncode == 0, said
-    return said
-
-
-def generate_anew(folder: Path, *arguments: str) -> str:
-    """The same in a process that begins with nothing imported and hashes otherwise."""
-    places = {"XLA_FLAGS": QUICK, "XDG_CACHE_HOME": str(folder / "cache"), "PYTHONHASHSEED": "2"}
-    command = [sys.executable, "-m", "ltx2_cli", *SMALLEST, *arguments]
-    environment = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "true", **places}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stderr
