@@ -35,9 +35,7 @@ UPDATES = 10  # pictures a stage, at most
 SPREAD = 3.0  # standard deviations of a principal component from black to white
 RIDGE = 1e-3  # of the mean variance of a channel, a token
 FITTED = 8  # clips that a map is fitted to
-FEW = (
-    3  # clips with less of which a map may be wrong about another: it explains 88 % of the demo's, by one of them none
-)
+FEW = 3  # clips; a map of fewer may be wrong about another: of the demo's three explain 88 %, one explains none
 NO_SOUND = np.zeros((0, 2), np.float32)
 
 
