@@ -34,9 +34,9 @@ sys.dont_write_bytecode = False
 
 sys.path.append(str(Path(sys.prefix) / "gpu-compiler"))  # as `make compilers` installs it
 
-# A shell that runs the tests in the background, or nohup, has them ignored.
+# A shell that runs the tests in the background, or nohup, has them ignored; libtpu has it where nobody handles SIGHUP.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGHUP, lambda number, frame: sys.exit(128 + number))
 
 FIRST = [
     f"test_{name}.py"

@@ -90,7 +90,7 @@ def test_networks_are_loaded_once_and_a_shape_is_compiled_once(batch: Run, compi
     code, results, err = batch(lines, "-v", "--preview", "preview.png")
     assert code == 5
     assert re.search("^time: about .*, as the last run of this shape here$", err, re.MULTILINE)
-    assert "the colours in preview.png may be false: clips that this model has made here: 1\n" in err
+    assert "the colours in preview.png may be false: clips that this model has made here: 2\n" in err
     assert Path("preview.png").read_bytes() != preview
     Path("preview.png").unlink()
     assert [result["status"] for result in results] == ["skipped", "done", "done", "failed", "done", "done"]

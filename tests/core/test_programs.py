@@ -22,7 +22,7 @@ from ltx2_cli.core.programs import jitted
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import load, programs, run
 from ltx2_cli.diffusion.geometry import clip_geometry
-from ltx2_cli.models import transformer
+from ltx2_cli.models import transformer_inputs
 from ltx2_cli.models.transformer_inputs import abstract_rope_tables, rope_tables
 from ltx2_cli.nn.rope import rope_table
 from ltx2_cli.plan.resolve import plan_offline
@@ -90,7 +90,7 @@ def test_lowering_at_full_size_computes_no_rope_table(monkeypatch: pytest.Monkey
         assert len(fractions) == 1, "a rotary table of a clip is computed"
         return rope_table(fractions, *arguments)
 
-    monkeypatch.setattr(transformer, "rope_table", compute)
+    monkeypatch.setattr(transformer_inputs, "rope_table", compute)
     stage_programs(plan, 0).forward.lower()
 
 

@@ -140,7 +140,7 @@ def test_work_of_a_forward_is_divided_by_the_devices(one_stage: Plan) -> None:
 
 
 def test_a_step_takes_as_long_as_its_longest_part(one_stage: Plan, slow: None) -> None:
-    sent = Collective("all-gather", ("heads",), 8, (), 7_000_000_000, 2, 14_000_000_000, True, (2, None), "")
+    sent = Collective("all-gather", ("heads",), 8, (), 7_000_000_000, 2, 14_000_000_000, False, True, (2, None), "")
     (step,) = estimate_plan(one_stage, (replace(compiled(2, 1), collectives=(sent,)),)).stages
     parts = {"compute": step.flops / 1e9, "memory": 2 * 18.876174592, "communication": 14.0}
     assert step.roofline_seconds == pytest.approx(parts)
