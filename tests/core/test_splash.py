@@ -28,7 +28,7 @@ def latents(folder: Path, sharding: str, attention: str) -> Streams[np.ndarray]:
     return state.latents
 
 
-# The others of these clips differ in nothing that kernels and meshes are not tested for alone.
+# Kernels with gates and without, and on meshes like those of both profiles, are compared alone in tests/nn.
 @pytest.mark.parametrize(
     ("arch", "kernels"),
     [
