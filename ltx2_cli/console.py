@@ -130,6 +130,7 @@ class Plain(Report):
     verbose: bool = False
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # of each stage of a name
     bytes: int = 0  # that were moved in the current stage
+    prefaces: list[str] = field(default_factory=list)  # that are not told yet
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -156,6 +157,17 @@ class Plain(Report):
         self._end(f"{counted_steps(total)}: {monotonic() - work.began:.1f} s")
 
     def note(self, text: str) -> None:
+        self.tell()
+        self._print(text)
+
+    def preface(self, text: str) -> None:
+        self.prefaces.append(text)
+
+    def tell(self) -> None:
+        while self.prefaces:
+            self._print(self.prefaces.pop(0))
+
+    def _print(self, text: str) -> None:
         print(visible(text), file=self.stream, flush=True)
 
     def _line(self, text: str, total: int | None = None) -> AbstractContextManager[Callable[[_Work], None]]:
@@ -181,7 +193,7 @@ class Live(Plain):
     def _console(self) -> Console:
         return Console(file=self.stream, highlight=False)
 
-    def note(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._console.print(Text(f"  {visible(text)}"))
 
     @contextmanager
@@ -194,6 +206,7 @@ class Live(Plain):
             yield lambda work: line.update(task, completed=work.done, description=work.progress())
 
     def _end(self, text: str) -> None:
+        self.tell()
         self._console.print(Text.assemble(("✓ ", "green"), text))
 
 

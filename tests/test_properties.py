@@ -351,6 +351,36 @@ def test_any_command_line_is_accepted_or_refused_in_a_sentence(tmp_path: Path, w
     assert len(err.splitlines()) <= MOST_LINES
 
 
+WISHES = ("--model", "demo", "--resolution", "720p", "--duration", "2.1s")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["generate", "x", *WISHES, "--lora", "absent.safetensors"],
+        ["generate", "x", *WISHES[2:], "--model", "absent"],
+        ["generate", "x", *WISHES, "--image", "absent.png"],
+        ["generate", "x", *WISHES, "--stg-blocks", "99", "--dry-run"],
+        ["sweep", "x", "--model", "demo", "--lora", "absent.safetensors", "--guidance-scale", "3,4"],
+        ["decode", "absent.safetensors"],
+        ["upsample", "absent.safetensors"],
+        ["plan", *WISHES, "--lora", "absent.safetensors"],
+        ["plan", "--topology", "v9:2x2"],
+        ["bench", "run", *WISHES, "--lora", "absent.safetensors"],
+        ["config", "show", *WISHES, "--steps", "0"],
+    ],
+    ids=" ".join,
+)
+def test_what_a_request_became_is_not_said_where_it_is_refused(
+    tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the variables of the environment nor what a wished size became: a refusal has three lines."""
+    monkeypatch.setenv("LTX2_IMAGE_CRF", "3")
+    code, out, err = typed(tmp_path, *words)
+    assert (code, out, err.partition(" ")[0]) == (2, "", "error:")
+    assert "No such option" not in err
+
+
 LINES = st.one_of(
     st.lists(asked(), min_size=1, max_size=3).map(lambda values: json.dumps({"prompt": "a ball", **dict(values)})),
     VALUES.map(lambda value: json.dumps(value, default=str)),

@@ -32,7 +32,8 @@ def run(options: Run) -> None:
     files = [Output(options.output, "-o")] if options.output else []
     check_outputs(files, [options.config] if options.config else [], options.force)
     asked = {"prompt": "a", "seed": "0", **overrides(options, output=None)}
-    spec = sized_spec(asked, options, reporter())
+    report = reporter()
+    spec = sized_spec(asked, options, report)
     if "num_inference_steps" not in spec.asked and spec.sigmas is None:
         spec = replace(spec, num_inference_steps=STEPS)
     from ltx2_cli.cli.plan import command_line
@@ -51,7 +52,8 @@ def run(options: Run) -> None:
             sentence = "steps are measured without what a clip is given"
             raise UsageError(sentence, "leave out --image, --video, --reference and --audio")
         check_fit(request, plan, command_line)
-        timings, seconds = bench.measure_steps(plan, reporter())
+        report.tell()
+        timings, seconds = bench.measure_steps(plan, report)
         facts = bench.perf_facts(plan, bench.STEPS)
         figures = [*stage_figures(estimate_plan(plan), seconds)]
         if options.output:

@@ -50,9 +50,11 @@ def show(options: Show) -> None:
     """Print the request."""
     typed = overrides(options, **prompt_and_seeds(options))
     anything = {} if asked_for(typed, options).values.get("prompt") else {"prompt": ANYTHING}
-    values = sized({**typed, **anything}, options, reporter())
+    report = reporter()
+    values = sized({**typed, **anything}, options, report)
     asked = asked_for({key: value for key, value in values.items() if key not in anything}, options)
     spec = checked_spec(asked_for(values, options))
+    report.tell()
     if anything:
         spec = replace(spec, prompt="")
     if options.as_command:

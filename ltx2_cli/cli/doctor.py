@@ -178,19 +178,21 @@ def check_coordinator(address: str) -> Finding:
     host, port = parse_address(address)
     finding = partial(Finding, "hosts")
     try:
-        socket.getaddrinfo(host, port)
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):  # the latter for a name like `..`
         return finding(State.broken, f"{host} is the name of no host", "another name, or its address")
+    family, *_, place = min(found)  # one of IPv4, if there is one
+    number = str(place[0])
     try:
-        socket.create_server((host, port)).close()
+        socket.create_server((number, port), family=family).close()
     except OSError as error:
         if error.errno in TAKEN:
             return finding(State.broken, f"{address} is of this host, and {TAKEN[error.errno]}", "another port")
     else:
-        alone = " alone" if ip_address(socket.gethostbyname(host)).is_loopback else ""
+        alone = " alone" if ip_address(number).is_loopback else ""
         return finding(State.ok, f"process 0 can listen at {address}, which is of this host{alone}")
     try:
-        socket.create_connection((host, port), REACHED).close()
+        socket.create_connection((number, port), REACHED).close()
     except ConnectionRefusedError:
         text = f"{host} is reached, and nothing listens at its port {port}"
         return finding(State.note, text, "start process 0 there first")

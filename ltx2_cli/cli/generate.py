@@ -96,10 +96,11 @@ def plan(options: Plan) -> None:
     """Print the plan and its estimate. Raises `DoesNotFitError` afterwards where it does not fit."""
     if options.dump_hlo:
         check_place(options.dump_hlo, "--dump-hlo", "FOLDER")
-    spec = sized_spec({"prompt": "a", **overrides(options)}, options, reporter())
+    report = reporter()
+    spec = sized_spec({"prompt": "a", **overrides(options)}, options, report)
     from ltx2_cli.cli.plan import print_plan
 
-    print_plan(options, spec)
+    print_plan(options, spec, report)
 
 
 def overrides(options: Options, **others: object) -> dict[str, object]:
@@ -166,7 +167,7 @@ def sized_spec(values: Mapping[str, object], options: WishOptions, report: Repor
 def note_environment(report: Report) -> None:
     """Say which variables of the environment a request reads."""
     if variables := [*map(variable_name, read_environment(os.environ))]:
-        report.note(f"from the environment: {', '.join(variables)}")
+        report.preface(f"from the environment: {', '.join(variables)}")
 
 
 def sized(values: Mapping[str, object], options: WishOptions, report: Report) -> Mapping[str, object]:
@@ -185,7 +186,7 @@ def sized(values: Mapping[str, object], options: WishOptions, report: Report) ->
         raise UsageError(f"--{key.replace('_', '-')} is not taken beside {wish}", f"leave out {wish}")
     spec = configured_spec({**values, **wished}, options)
     length = f"{spec.num_frames} frames, {spec.num_frames / spec.fps:.2f} s"
-    report.note(f"asked: {', '.join(asked)}; got: {spec.width}x{spec.height}, {length}")
+    report.preface(f"asked: {', '.join(asked)}; got: {spec.width}x{spec.height}, {length}")
     return {**values, **wished}
 
 

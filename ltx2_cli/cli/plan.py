@@ -17,8 +17,9 @@ from ltx2_cli.cli import typed_command
 from ltx2_cli.cli.commands import Plan as PlanOptions
 from ltx2_cli.cli.names import ALIASES
 from ltx2_cli.cli.session import Session, synchronized
-from ltx2_cli.console import columns, print_out, reporter, visible
+from ltx2_cli.console import columns, print_out, visible
 from ltx2_cli.core.provenance import input_files
+from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import programs
 from ltx2_cli.devices import find_devices, fraction_variable
 from ltx2_cli.errors import UsageError
@@ -43,14 +44,14 @@ SETTING = "--set"
 
 
 @dumped_schedules()
-def print_plan(options: PlanOptions, spec: RunSpec) -> None:
+def print_plan(options: PlanOptions, spec: RunSpec, report: Report) -> None:
     """Print the plan and its estimate. Raises `DoesNotFitError` afterwards where it does not fit."""
     if options.topology is not None:
         jax.config.update("jax_platforms", "cpu")  # the devices of this machine are left alone
     if options.dump_hlo:
         options.dump_hlo.mkdir(parents=True, exist_ok=True)
     devices = topology(options.topology) if options.topology is not None else tuple(find_devices())
-    chosen, report = plan_offline(spec, devices), reporter()
+    chosen = plan_offline(spec, devices)
     meshes = search_meshes(chosen, devices, report) if options.search else None
     best = meshes.best if meshes else None
     if best and not options.everything:
@@ -66,6 +67,7 @@ def print_plan(options: PlanOptions, spec: RunSpec) -> None:
     else:
         print_out("\n".join(map(visible, [*(search_lines(meshes) if meshes else ()), *estimate_lines(estimate)])))
     check_estimate(spec, devices, estimate, options.topology is not None, command_line)
+    report.tell()
 
 
 def check_published(request: Request) -> None:

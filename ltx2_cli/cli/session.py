@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 from ltx2_cli.cli.options import SessionOptions
 from ltx2_cli.console import print_made, reporter
 from ltx2_cli.core.report import Report, Timings
-from ltx2_cli.devices import peak_memory
+from ltx2_cli.devices import find_devices, peak_memory
 from ltx2_cli.errors import (
     DISK_FULL,
     MAKE_ROOM,
@@ -65,10 +65,11 @@ class Session:
             self.resources.enter_context(reserve(files, self.report.note))
 
     def start(self) -> None:
-        """Import jax; count the programs that are compiled from here on."""
-        self.report.note("starting …")
-        from ltx2_cli.core.programs import count_compilations
+        """Import jax and find the devices; count the programs that are compiled from here on."""
+        with synchronized(self.hosts), self.report.stage("start"):
+            from ltx2_cli.core.programs import count_compilations
 
+            find_devices()
         self.compiled = self.resources.enter_context(count_compilations())
 
     def show(self, path: Path, findings: Sequence[str] = ()) -> None:
@@ -138,6 +139,7 @@ def open_session(options: SessionOptions) -> Iterator[Session]:
     report = reporter(options.verbose) if hosts.first and not options.quiet else Report()
     with ExitStack() as resources:
         yield Session(options, hosts, report, resources)
+        report.tell()
 
 
 @contextmanager

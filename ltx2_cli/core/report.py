@@ -35,6 +35,13 @@ class Report:
     def note(self, text: str) -> None:
         """A fact that the user should see once, such as the seed that was chosen."""
 
+    def preface(self, text: str) -> None:
+        """How the request is read, such as the size that was chosen: told before the first note, and not at all where
+        the request is refused."""
+
+    def tell(self) -> None:
+        """Tell what is held back until the first note: the request is not refused."""
+
 
 @dataclass
 class Timings(Report):

@@ -158,7 +158,7 @@ def test_the_address_of_process_0_is_tried(monkeypatch: pytest.MonkeyPatch):
         assert bool(finding.cure) is (finding.state is not State.ok)
         return finding.state, finding.text.removeprefix(f"{host}:{port} ")
 
-    def elsewhere(*_: object) -> None:
+    def elsewhere(*_: object, **options: object) -> None:
         raise OSError(errno.EADDRNOTAVAIL, "")
 
     def far(*_: object) -> None:
@@ -178,6 +178,17 @@ def test_the_address_of_process_0_is_tried(monkeypatch: pytest.MonkeyPatch):
     assert found() == (State.broken, "is not reached: timed out")
     with pytest.raises(UsageError, match="a:b is not HOST:PORT"):
         doctor.check_coordinator("a:b")
+
+
+def test_an_address_of_ipv6_is_tried():
+    try:
+        server = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    address = f"[::1]:{server.getsockname()[1]}"
+    with server:
+        assert doctor.check_coordinator(address).text == f"{address} is of this host, and another program listens there"
+    assert doctor.check_coordinator(address).text == f"process 0 can listen at {address}, which is of this host alone"
 
 
 def test_chips_that_jax_does_not_use_are_found(monkeypatch: pytest.MonkeyPatch):

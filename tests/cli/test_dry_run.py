@@ -94,7 +94,7 @@ def test_a_second_stages_upsampler_and_lora_are_counted(hub: Hub, generate: Run)
 def test_a_download_is_announced(hub: Hub, generate: Run) -> None:
     code, out, err = generate("--model", MODEL)
     assert (code, out) == (2, "")  # what was fetched is no checkpoint
-    assert err.splitlines()[1] == f"downloading 3 MB of {MODEL} into {constants.HF_HUB_CACHE}"
+    assert err.splitlines()[0] == f"downloading 3 MB of {MODEL} into {constants.HF_HUB_CACHE}"
     assert hub.sent > 3_000_000
     assert "downloading" not in generate("--model", MODEL)[2]
 
@@ -180,4 +180,4 @@ def test_a_dry_run_refuses_what_the_run_refuses(generate: Run) -> None:
     Path("empty").mkdir()
     code, out, err = generate("--model", "empty")
     assert (code, out) == (2, "")
-    assert err.startswith("starting …\nerror: empty is no LTX-2 checkpoint: ")
+    assert err.startswith("error: empty is no LTX-2 checkpoint: ")

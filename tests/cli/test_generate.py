@@ -109,7 +109,6 @@ def test_stdout_has_only_the_path_and_stderr_the_messages(ltx2: Run):
     assert (code, out) == (0, "out/rain-demo-s5.mp4\n")
     lines = [re.sub(r"\d+\.\d", "T", line) for line in err.splitlines()]
     assert lines == [
-        "starting …",
         "seed: 5",
         "time: about 3 s for clips",
         "2 steps: T s",

@@ -287,8 +287,7 @@ def test_pipes_and_devices_are_refused(ltx2: Run, tmp_path: Path) -> None:
         for path in (pipe, "/dev/zero"):
             code, out, err = ltx2(*command, path)
             assert (code, out) == (2, ""), command
-            said = err.removeprefix("starting …\n")
-            assert said.startswith(f"error: {path} is a pipe or a device, not a file\nhint: "), command
+            assert err.startswith(f"error: {path} is a pipe or a device, not a file\nhint: "), command
     for read in (read_header, read_json, open_latents):
         with pytest.raises(UsageError, match="is a pipe or a device"):
             read(pipe)
