@@ -2,7 +2,7 @@
 is float32 whatever the run's dtype: rounding is heard as noise, and the networks are small."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import reduce
 from operator import add
@@ -137,10 +137,11 @@ def vocoder_arch(config: Config, where: str) -> VocoderArch:
     return read_arch(CLASSES[name], config, where)
 
 
-def upsample(x: jax.Array, taps: jax.Array | np.ndarray, ratio: int, lead: int) -> jax.Array:
-    """x [batch, time, channels] at `ratio` times its rate: y[n] = ratio · Σ_m x[m] · taps[n + lead − ratio·m]. Beyond
-    its ends x goes on as its first and its last sample."""
-    batch, time, channels = x.shape
+def upsampled_phases(x: jax.Array, taps: jax.Array, ratio: int, lead: int) -> list[jax.Array]:
+    """x [batch, time, channels] at `ratio` times its rate, y[n] = ratio · Σ_m x[m] · taps[n + lead − ratio·m], as the
+    phases y[p], y[p + ratio], … for each p below `ratio`. Beyond its ends x goes on as its first and its last
+    sample."""
+    time = x.shape[1]
     before, after = (len(taps) - 1 - lead) // ratio, (lead + ratio - 1) // ratio
     x = jnp.pad(x, ((0, 0), (before, after), (0, 0)), mode="edge")
 
@@ -149,20 +150,19 @@ def upsample(x: jax.Array, taps: jax.Array | np.ndarray, ratio: int, lead: int) 
         return reduce(add, (taps[k] * x[:, d : d + time] for d, k in seen if 0 <= k < len(taps)))
 
     # sums that XLA makes one loop of; as a convolution of each channel by itself it takes ten times as long
-    phases = [ratio * phase(p) for p in range(ratio)]
-    return jnp.stack(phases, axis=2).reshape(batch, time * ratio, channels)
+    return [ratio * phase(p) for p in range(ratio)]
 
 
-def downsample(x: jax.Array, taps: jax.Array, ratio: int) -> jax.Array:
-    """x [batch, time, channels] at a `ratio`-th of its rate: y[n] = Σ_k x[ratio·n + k − lead] · taps[k]. Half the taps
-    lead: (len(taps) − 1) // 2. `time` is a multiple of `ratio`; x goes on as in `upsample`."""
-    batch, time, channels = x.shape
-    lead = (len(taps) - 1) // 2
+def downsample(phases: Sequence[jax.Array], taps: jax.Array) -> jax.Array:
+    """The signal x with these phases, each [batch, time, channels], at a `ratio`-th of its rate, for as many phases:
+    y[n] = Σ_k x[ratio·n + k − lead] · taps[k]. Half the taps lead: (len(taps) − 1) // 2. x goes on as in
+    `upsampled_phases`."""
+    ratio, time, lead = len(phases), phases[0].shape[1], (len(taps) - 1) // 2
     before, after = -(-lead // ratio), (len(taps) - 1 - lead) // ratio
-    x = jnp.pad(x, ((0, 0), (before * ratio, after * ratio), (0, 0)), mode="edge")
-    x = x.reshape(batch, -1, ratio, channels)
+    first, last = (jnp.repeat(end, n, axis=1) for end, n in ((phases[0][:, :1], before), (phases[-1][:, -1:], after)))
+    whole = [jnp.concatenate([first, phase, last], axis=1) for phase in phases]
     places = [(d, p, lead + ratio * (d - before) + p) for d in range(before + after + 1) for p in range(ratio)]
-    return reduce(add, (taps[k] * x[:, d : d + time // ratio, p] for d, p, k in places if 0 <= k < len(taps)))
+    return reduce(add, (taps[k] * whole[p][:, d : d + time] for d, p, k in places if 0 <= k < len(taps)))
 
 
 class Activation(nnx.Module):
@@ -184,9 +184,10 @@ class Activation(nnx.Module):
         if not self.snake:
             return jax.nn.leaky_relu(x, self.slope)
         rising, falling = self.rising[0, 0], self.falling[0, 0]
-        x = upsample(x, rising, self.ratio, (len(rising) - self.ratio) // 2)
-        swing = jnp.square(jnp.sin(x * jnp.exp(self.log_alpha[...])))
-        return downsample(x + swing / (jnp.exp(self.log_beta[...]) + SNAKE_EPS), falling, self.ratio)
+        alpha, beta = jnp.exp(self.log_alpha[...]), jnp.exp(self.log_beta[...]) + SNAKE_EPS
+        # phases are never put together in between: as single samples a TPU's compiler takes five times as long
+        phases = upsampled_phases(x, rising, self.ratio, (len(rising) - self.ratio) // 2)
+        return downsample([phase + jnp.square(jnp.sin(phase * alpha)) / beta for phase in phases], falling)
 
 
 def same_conv(scope: Scope, d_in: int, d_out: int, window: int, dilation: int = 1, bias: bool = True) -> Conv:
@@ -260,6 +261,25 @@ def hann_sinc(time: np.ndarray) -> np.ndarray:
     return np.sinc(time) * np.cos(np.clip(time / ZERO_CROSSINGS, -1, 1) * np.pi / 2) ** 2
 
 
+def mono_hops(wave: jax.Array, hop: int) -> jax.Array:
+    """wave [batch, samples, channels], whole hops, as [batch · channels, hops, hop]. Samples that lie so, a TPU's
+    compiler filters in seconds; one by one it takes minutes."""
+    batch, samples, channels = wave.shape
+    return wave.swapaxes(1, 2).reshape(batch * channels, samples // hop, hop)
+
+
+def resample(wave: jax.Array, hop: int, ratio: int) -> jax.Array:
+    """wave [batch, samples, channels], whole hops, at `ratio` times its rate: y[n] = Σ_m x[m] · r · sinc(r · (n / ratio
+    − m)) under a Hann window, r for `ROLLOFF`. Beyond its ends x goes on as its first and its last sample."""
+    batch, samples, channels = wave.shape
+    around = math.ceil(ZERO_CROSSINGS / ROLLOFF / hop)  # hops that are heard on each side
+    apart = np.arange(ratio * hop) / ratio - np.arange(-around * hop, (around + 1) * hop)[:, None]
+    filters = (ROLLOFF * hann_sinc(ROLLOFF * apart)).astype(np.float32).reshape(-1, hop, ratio * hop)
+    seen = jnp.pad(wave, ((0, 0), (around * hop, around * hop), (0, 0)), mode="edge")
+    y = convolve(mono_hops(seen, hop), jnp.asarray(filters), ((0, 0),))
+    return y.reshape(batch, channels, samples * ratio).swapaxes(1, 2)
+
+
 class LogMel(nnx.Module):
     """The log-mel spectrogram of a waveform, causal: a frame depends on its own hop and on those before."""
 
@@ -274,13 +294,11 @@ class LogMel(nnx.Module):
     def __call__(self, wave: jax.Array) -> jax.Array:
         """[batch, samples, channels], whole hops, to [batch, hops, mel bins, channels]."""
         batch, samples, channels = wave.shape
-        # Whole hops as channels, and zeros behind the filters: over single samples a TPU's compiler takes minutes.
         filters = self.forward_basis[:, 0]
         hops = -(-len(filters) // self.hop)
         filters = jnp.pad(filters, ((0, hops * self.hop - len(filters)), (0, 0))).reshape(hops, self.hop, -1)
-        mono = wave.swapaxes(1, 2).reshape(batch * channels, samples)
-        seen = jnp.pad(mono, ((0, 0), (self.past, hops * self.hop)))[:, : samples + (hops - 1) * self.hop]
-        spectrum = convolve(seen.reshape(batch * channels, -1, self.hop), filters, ((0, 0),))
+        seen = jnp.pad(wave, ((0, 0), (self.past, hops * self.hop), (0, 0)))[:, : samples + (hops - 1) * self.hop]
+        spectrum = convolve(mono_hops(seen, self.hop), filters, ((0, 0),))
         real, imaginary = jnp.split(spectrum, 2, axis=-1)
         magnitudes = jnp.sqrt(jnp.square(real) + jnp.square(imaginary))
         mel = jnp.matmul(magnitudes, self.mel_basis[...].mT, precision="highest")
@@ -307,10 +325,7 @@ class VocoderWithBWE(nnx.Module):
         samples = wave.shape[1]
         wave = jnp.pad(wave, ((0, 0), (0, -samples % self.hop), (0, 0)))
         missing = self.bwe(self.log_mel(wave))
-        reach = math.ceil(ZERO_CROSSINGS / ROLLOFF) * self.ratio
-        taps = hann_sinc(np.arange(-reach, reach + 1) / self.ratio * ROLLOFF) * ROLLOFF / self.ratio
-        resampled = upsample(wave, taps.astype(np.float32), self.ratio, reach)
-        return jnp.clip(missing + resampled, -1, 1)[:, : samples * self.ratio]
+        return jnp.clip(missing + resample(wave, self.hop, self.ratio), -1, 1)[:, : samples * self.ratio]
 
 
 def build_vocoder(scope: Scope, arch: VocoderArch, clamp: bool = True) -> Vocoder | VocoderWithBWE:

@@ -104,10 +104,27 @@ def convolve(x: jax.Array, kernel: jax.Array, padding: Padding, stride: int = 1,
     """x [batch, *axes, in], zeros around it, under kernel [*window, in, out]. Along every axis alike the window moves
     by `stride` and its places lie `dilation` apart."""
     rank = len(padding)
+    if rank == stride == 1 and device().platform == "tpu":
+        return _convolve_by_taps(x, kernel, padding[0], dilation)
     axes = "DHW"[-rank:]
     layout, exact = (f"N{axes}C", f"{axes}IO", f"N{axes}C"), precision(x.dtype)
     steps = (stride,) * rank, padding, None, (dilation,) * rank
     return jax.lax.conv_general_dilated(x, kernel, *steps, dimension_numbers=layout, precision=exact)
+
+
+def _convolve_by_taps(x: jax.Array, kernel: jax.Array, padding: tuple[int, int], dilation: int) -> jax.Array:
+    """`convolve` along one axis, a product for each place of the window, in a loop."""
+    # A convolution in float32 becomes megabytes of unrolled code: one of 96 channels takes libtpu half a minute. What
+    # is read lies behind a barrier, so that products of one shape are one kernel, however wide and dilated the window.
+    x = jnp.pad(x, ((0, 0), padding, (0, 0)))
+    places = x.shape[1] - dilation * (len(kernel) - 1)
+
+    def add_tap(tap: int, y: jax.Array) -> jax.Array:
+        seen = jax.lax.dynamic_slice_in_dim(x, tap * dilation, places, axis=1)
+        return y + jnp.matmul(*jax.lax.optimization_barrier((seen, kernel[tap])), precision=precision(x.dtype))
+
+    y = jnp.zeros_like(x, shape=(x.shape[0], places, kernel.shape[-1]))
+    return jax.lax.fori_loop(0, len(kernel), add_tap, y)
 
 
 class Conv(nnx.Module):

@@ -1,3 +1,6 @@
+from functools import partial
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -5,6 +8,7 @@ import pytest
 import torch
 from jax.sharding import Mesh, PartitionSpec
 
+from ltx2_cli.nn import layers
 from ltx2_cli.nn.layers import IMAGE_AXES, Conv3D, TransposedConv, convolve
 from ltx2_cli.weights.declare import Scope
 from tools.weights import random_weights
@@ -37,6 +41,19 @@ def test_a_transposed_convolution_equals_that_of_torch(window, stride):
         torch.from_numpy(x).mT, kernel.permute(1, 2, 0), bias, stride=stride, padding=trim
     )
     np.testing.assert_allclose(jax.jit(lambda layer, x: layer(x))(layer, x), wanted.mT, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("padding", [(0, 0), (4, 4), (5, 3), (9, 0)])
+@pytest.mark.parametrize(("window", "dilation"), [(1, 1), (3, 1), (3, 5), (11, 3), (4, 2)])
+def test_a_tpu_convolves_along_one_axis_by_taps(window, dilation, padding, monkeypatch: pytest.MonkeyPatch):
+    """A product of full precision for each place of the window, and no convolution."""
+    x, kernel = normal(2, 40, 6), normal(window, 6, 5)
+    wanted = convolve(x, kernel, (padding,), dilation=dilation)
+    monkeypatch.setattr(layers, "device", lambda: SimpleNamespace(platform="tpu"))
+    by_taps = jax.jit(partial(convolve, padding=(padding,), dilation=dilation)).lower(x, kernel)
+    np.testing.assert_allclose(by_taps.compile()(x, kernel), wanted, rtol=0, atol=1e-5)
+    assert "stablehlo.convolution" not in by_taps.as_text()
+    assert by_taps.as_text().count("HIGHEST") == 2
 
 
 @pytest.mark.parametrize("mirrored", [False, True], ids=["zeros", "mirrored"])
