@@ -14,7 +14,7 @@ from flax import nnx
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.config import LTX2, LTX2_3, Config, NetworkArch, read_arch
-from ltx2_cli.nn.layers import Conv, TransposedConv, convolve
+from ltx2_cli.nn.layers import Conv, TransposedConv, convolve_by_taps
 from ltx2_cli.weights.declare import CONV, Scope
 
 OUTER_WINDOW = 7
@@ -276,7 +276,7 @@ def resample(wave: jax.Array, hop: int, ratio: int) -> jax.Array:
     apart = np.arange(ratio * hop) / ratio - np.arange(-around * hop, (around + 1) * hop)[:, None]
     filters = (ROLLOFF * hann_sinc(ROLLOFF * apart)).astype(np.float32).reshape(-1, hop, ratio * hop)
     seen = jnp.pad(wave, ((0, 0), (around * hop, around * hop), (0, 0)), mode="edge")
-    y = convolve(mono_hops(seen, hop), jnp.asarray(filters), ((0, 0),))
+    y = convolve_by_taps(mono_hops(seen, hop), jnp.asarray(filters), ((0, 0),))
     return y.reshape(batch, channels, samples * ratio).swapaxes(1, 2)
 
 
@@ -298,7 +298,7 @@ class LogMel(nnx.Module):
         hops = -(-len(filters) // self.hop)
         filters = jnp.pad(filters, ((0, hops * self.hop - len(filters)), (0, 0))).reshape(hops, self.hop, -1)
         seen = jnp.pad(wave, ((0, 0), (self.past, hops * self.hop), (0, 0)))[:, : samples + (hops - 1) * self.hop]
-        spectrum = convolve(mono_hops(seen, self.hop), filters, ((0, 0),))
+        spectrum = convolve_by_taps(mono_hops(seen, self.hop), filters, ((0, 0),))
         real, imaginary = jnp.split(spectrum, 2, axis=-1)
         magnitudes = jnp.sqrt(jnp.square(real) + jnp.square(imaginary))
         mel = jnp.matmul(magnitudes, self.mel_basis[...].mT, precision="highest")

@@ -1,6 +1,8 @@
 """Layers that the networks share: linear, norms, feed-forward, modulation by the noise level, and convolutions of
 channels-last arrays [batch, *axes, channels], also of images split over devices."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -104,27 +106,33 @@ def convolve(x: jax.Array, kernel: jax.Array, padding: Padding, stride: int = 1,
     """x [batch, *axes, in], zeros around it, under kernel [*window, in, out]. Along every axis alike the window moves
     by `stride` and its places lie `dilation` apart."""
     rank = len(padding)
-    if rank == stride == 1 and device().platform == "tpu":
-        return _convolve_by_taps(x, kernel, padding[0], dilation)
     axes = "DHW"[-rank:]
     layout, exact = (f"N{axes}C", f"{axes}IO", f"N{axes}C"), precision(x.dtype)
     steps = (stride,) * rank, padding, None, (dilation,) * rank
     return jax.lax.conv_general_dilated(x, kernel, *steps, dimension_numbers=layout, precision=exact)
 
 
-def _convolve_by_taps(x: jax.Array, kernel: jax.Array, padding: tuple[int, int], dilation: int) -> jax.Array:
-    """`convolve` along one axis, a product for each place of the window, in a loop."""
-    # A convolution in float32 becomes megabytes of unrolled code: one of 96 channels takes libtpu half a minute. What
-    # is read lies behind a barrier, so that products of one shape are one kernel, however wide and dilated the window.
-    x = jnp.pad(x, ((0, 0), padding, (0, 0)))
-    places = x.shape[1] - dilation * (len(kernel) - 1)
+def convolve_by_taps(
+    x: jax.Array, kernel: jax.Array, padding: Padding, stride: int = 1, dilation: int = 1
+) -> jax.Array:
+    """`convolve`, on a TPU in a loop with a product for each place of the window, summed in float32."""
+    # libtpu unrolls a convolution of many channels into megabytes of code: those of the sound's decoders took half a
+    # minute on v6e, minutes on tpu7x, each. What is read lies behind a barrier, so that products of one shape are one
+    # kernel, however wide and dilated the window.
+    if stride > 1 or device().platform != "tpu":
+        return convolve(x, kernel, padding, stride, dilation)
+    *window, d_in, d_out = kernel.shape
+    x, taps = jnp.pad(x, ((0, 0), *padding, (0, 0))), kernel.reshape(-1, d_in, d_out)
+    places = [size - dilation * (width - 1) for size, width in zip(x.shape[1:-1], window, strict=True)]
 
-    def add_tap(tap: int, y: jax.Array) -> jax.Array:
-        seen = jax.lax.dynamic_slice_in_dim(x, tap * dilation, places, axis=1)
-        return y + jnp.matmul(*jax.lax.optimization_barrier((seen, kernel[tap])), precision=precision(x.dtype))
+    def add_tap(tap: jax.Array, y: jax.Array) -> jax.Array:
+        place: Sequence[jax.Array] = jnp.unravel_index(tap, window)
+        seen = jax.lax.dynamic_slice(x, (0, *(dilation * at for at in place), 0), (len(x), *places, d_in))
+        read = jax.lax.optimization_barrier((seen, taps[tap]))
+        return y + jnp.matmul(*read, precision=precision(x.dtype), preferred_element_type=jnp.float32)
 
-    y = jnp.zeros_like(x, shape=(x.shape[0], places, kernel.shape[-1]))
-    return jax.lax.fori_loop(0, len(kernel), add_tap, y)
+    y = jnp.zeros_like(x, jnp.float32, shape=(len(x), *places, d_out))
+    return jax.lax.fori_loop(0, len(taps), add_tap, y).astype(x.dtype)
 
 
 class Conv(nnx.Module):
@@ -138,7 +146,7 @@ class Conv(nnx.Module):
         self.padding, self.stride, self.dilation = padding, stride, dilation
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = convolve(x, self.kernel[...], self.padding, self.stride, self.dilation)
+        y = convolve_by_taps(x, self.kernel[...], self.padding, self.stride, self.dilation)
         return y if self.bias is None else y + self.bias[...]
 
 
@@ -194,7 +202,7 @@ class TransposedConv(nnx.Module):
         places = -(-window // self.stride)  # that overlap
         kernel = jnp.pad(self.kernel[...], ((0, places * self.stride - window), (0, 0), (0, 0)))
         kernel = kernel.reshape(places, self.stride, d_in, d_out).swapaxes(1, 2).reshape(places, d_in, -1)
-        y = convolve(x, kernel[::-1], ((places - 1, places - 1),)).reshape(x.shape[0], -1, d_out)
+        y = convolve_by_taps(x, kernel[::-1], ((places - 1, places - 1),)).reshape(x.shape[0], -1, d_out)
         trim = (window - self.stride) // 2
         return y[:, trim : x.shape[1] * self.stride + window - self.stride - trim] + self.bias[...]
 

@@ -9,7 +9,7 @@ import torch
 from jax.sharding import Mesh, PartitionSpec
 
 from ltx2_cli.nn import layers
-from ltx2_cli.nn.layers import IMAGE_AXES, Conv3D, TransposedConv, convolve
+from ltx2_cli.nn.layers import IMAGE_AXES, Conv3D, TransposedConv, convolve, convolve_by_taps
 from ltx2_cli.weights.declare import Scope
 from tools.weights import random_weights
 
@@ -44,16 +44,28 @@ def test_a_transposed_convolution_equals_that_of_torch(window, stride):
 
 
 @pytest.mark.parametrize("padding", [(0, 0), (4, 4), (5, 3), (9, 0)])
-@pytest.mark.parametrize(("window", "dilation"), [(1, 1), (3, 1), (3, 5), (11, 3), (4, 2)])
-def test_a_tpu_convolves_along_one_axis_by_taps(window, dilation, padding, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("window", "dilation"), [((1,), 1), ((3,), 5), ((11,), 3), ((4,), 2), ((3, 3), 1), ((2, 3), 2)]
+)
+def test_a_tpu_convolves_by_taps(window, dilation, padding, monkeypatch: pytest.MonkeyPatch):
     """A product of full precision for each place of the window, and no convolution."""
-    x, kernel = normal(2, 40, 6), normal(window, 6, 5)
-    wanted = convolve(x, kernel, (padding,), dilation=dilation)
+    x, kernel = normal(2, *(40, 12)[: len(window)], 6), normal(*window, 6, 5)
+    arguments = {"padding": (padding, (1, 2))[: len(window)], "dilation": dilation}
+    wanted = convolve(x, kernel, **arguments)
     monkeypatch.setattr(layers, "device", lambda: SimpleNamespace(platform="tpu"))
-    by_taps = jax.jit(partial(convolve, padding=(padding,), dilation=dilation)).lower(x, kernel)
+    by_taps = jax.jit(partial(convolve_by_taps, **arguments)).lower(x, kernel)
     np.testing.assert_allclose(by_taps.compile()(x, kernel), wanted, rtol=0, atol=1e-5)
     assert "stablehlo.convolution" not in by_taps.as_text()
     assert by_taps.as_text().count("HIGHEST") == 2
+
+
+def test_taps_of_bfloat16_are_summed_in_float32(monkeypatch: pytest.MonkeyPatch):
+    x, kernel = jnp.asarray(normal(1, 20, 20, 64), jnp.bfloat16), jnp.asarray(normal(3, 3, 64, 8), jnp.bfloat16)
+    wanted = convolve(x.astype(jnp.float32), kernel.astype(jnp.float32), ((1, 1), (1, 1)))
+    monkeypatch.setattr(layers, "device", lambda: SimpleNamespace(platform="tpu"))
+    ours = convolve_by_taps(x, kernel, ((1, 1), (1, 1)))
+    assert ours.dtype == jnp.bfloat16
+    assert jnp.mean(ours == wanted.astype(jnp.bfloat16)) > 0.99  # summed in bfloat16, 0.4 are
 
 
 @pytest.mark.parametrize("mirrored", [False, True], ids=["zeros", "mirrored"])
