@@ -1,6 +1,8 @@
-"""What `ltx2 plan` says of clips on TPU slices: rows in plans.json, and their table in results.md.
+"""What `ltx2 plan` says of clips on TPU slices: rows in plans.json, and their tables in results.md.
 
-    python -m benchmarks.plans [WORD...]    # make the rows that have all these words, as `v6e:2x4 ltx2.3`
+    python -m benchmarks.plans [WORD...]    # make the rows that have all these words, as `v6e:2x4 ltx2.3 768x512`
+
+Rows of the size `networks` are of those beside the denoiser, as the recipe of two stages uses them.
 
 A row is made again where the package or its configs were changed since. It needs libtpu, and minutes of two cores.
 """
@@ -9,19 +11,43 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import jax
+
+from ltx2_cli import read_spec
+from ltx2_cli.core.report import Report
+from ltx2_cli.core.run import programs
+from ltx2_cli.estimate.compiled import Compiled, compile_program
+from ltx2_cli.estimate.cycles import dumped_schedules
+from ltx2_cli.estimate.estimate import compile_and_estimate, forward_programs, record
+from ltx2_cli.estimate.offline import topology
 from ltx2_cli.files import replacing
+from ltx2_cli.plan.resolve import Plan, plan_offline
 
 FOLDER = Path(__file__).parent
 ROWS, RESULTS = FOLDER / "plans.json", FOLDER / "results.md"
 BEGIN = "<!-- of TPU slices: written by `make results` -->"
 # Guidance that needs two passes: the prompt and the negative prompt. LTX-2.3 has the four of its recipe.
-TWO_PASSES = ("--stg-scale=0", "--audio-stg-scale=0", "--modality-scale=1", "--audio-modality-scale=1")
-GUIDANCE = {"ltx2": TWO_PASSES, "ltx2.3": ()}
+TWO_PASSES: dict[str, object] = {
+    f"guidance.{stream}.{scale}": value
+    for stream in ("video", "audio")
+    for scale, value in (("stg_scale", 0), ("modality_scale", 1))
+}
+GUIDANCE: dict[str, dict[str, object]] = {"ltx2": TWO_PASSES, "ltx2.3": {}}
+NETWORKS = "networks"
+PHASES = {  # in which a program is the most that is done; nothing counts the operations of a sound
+    "text encoder": "encode",
+    "connectors": "connect",
+    "upsample": "upsample",
+    "frames": "decode",
+    "sound": None,
+}
 SIZES = ("768x512", "1280x704", "1536x1024", "1920x1088")
 SLICES = ("v6e:2x4", "tpu7x:2x2x1")
 # M cycles of MaxDiffusion's best mesh by XLA's estimates, 2026-08-21.
@@ -41,10 +67,22 @@ HEADER = f"""{BEGIN}
 One forward over all passes of a 121-frame clip in bfloat16, compiled ahead of time for slices that are not here;
 figures of one device, cycles in millions. Nothing was run. Floor: its arithmetic at the chip's rate. Schedule and XLA:
 the two clocks of [`ltx2 plan`](../docs/plan.md), both without collectives. MaxDiffusion: its best mesh by XLA's clock,
-head of 2026-08-21. Load: processes that wanted the two cores when the compiler began.
+head of 2026-08-21. Compile: as a run does it, without the dump that a plan reads. Load: processes that wanted the two
+cores when that began.
 
 | {" | ".join(COLUMNS)} |
 {"|---" * len(COLUMNS)}|
+"""
+NETWORK_COLUMNS = (
+    *("of", "network", "least", "schedule", "to least", "XLA", "ms", "peak, GB", "temporaries, GB"),
+    *("compile and dump, s", "load", "commit"),
+)
+NETWORKS_HEADER = f"""
+Networks beside the denoiser, for a clip of two stages, 768x512 and 1536x1024; cycles as above. Least: those of their
+arithmetic, or of reading their weights; for `frames` those of the video's decoder.
+
+| {" | ".join(NETWORK_COLUMNS)} |
+{"|---" * len(NETWORK_COLUMNS)}|
 """
 Rows = dict[str, dict[str, Any]]  # by model, size and slice
 
@@ -56,19 +94,56 @@ def version() -> str:
     return commit + "+" * bool(subprocess.check_output([*git, "status", "--porcelain", *paths]))
 
 
-def measure(name: str) -> dict[str, Any]:
-    """What the plan of a row says. Raises `RuntimeError` where there is none."""
+def plan_of(name: str) -> Plan:
+    """The plan of a row, for devices that are described."""
     model, size, slice_ = name.split()
-    width, height = size.split("x")
-    clip = (f"--model={model}", f"--width={width}", f"--height={height}", "--num-frames=121", *GUIDANCE[model])
-    command = [sys.executable, "-m", "ltx2_cli", "plan", "--json", f"--topology={slice_}", *clip]
-    commit, load = version(), os.getloadavg()[0]
-    done = subprocess.run(command, capture_output=True, check=False, text=True)
-    if not done.stdout or (said := json.loads(done.stdout))["cycles"] is None:
-        raise RuntimeError(f"{name}: {done.stderr}")
+    jax.config.update("jax_platforms", "cpu")
+    keys: dict[str, object] = {"prompt": "a", "model": model, "num_frames": 121}
+    if size == NETWORKS:
+        keys["recipe"] = "two_stage"
+    else:
+        width, height = map(int, size.split("x"))
+        keys |= {"width": width, "height": height, **GUIDANCE[model]}
+    return plan_offline(read_spec(keys), topology(slice_))
+
+
+def planned(name: str) -> dict[str, Any]:
+    """What the plan of a row says. Raises `RuntimeError` where libtpu writes no schedule."""
+    with dumped_schedules():
+        plan = plan_of(name)
+        others = [program for program in programs(plan) if program.name in PHASES]
+        said = record(compile_and_estimate(plan, others if NETWORKS in name else forward_programs(plan), Report()))
+    if said["refused"] or not all(program["cycles"] for program in said["programs"].values()):
+        raise RuntimeError(f"{name}: {said['refused'] or 'libtpu writes no schedule'}")
+    return said
+
+
+def compile_seconds(name: str) -> float:
+    """Seconds in which the forward of a row compiles where nothing is dumped."""
+    plan = plan_of(name)
+    (compiled,) = (compile_program(program, plan.sharding.mesh) for program in forward_programs(plan))
+    assert isinstance(compiled, Compiled)
+    return compiled.compile_seconds
+
+
+def alone(function: Callable[[str], Any], name: str) -> Any:
+    """The function's result in a process of its own: libtpu reads its flags once."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(function, name).result()
+
+
+def measure(name: str) -> dict[str, Any]:
+    """The row of this name."""
+    row: dict[str, Any] = {"commit": version(), "load": os.getloadavg()[0]}
+    if NETWORKS in name:
+        said, kept = alone(planned, name), ("cycles", "memory", "compile_seconds")
+        figures = {network: {key: program[key] for key in kept} for network, program in said["programs"].items()}
+        return {**row, "programs": figures, "phase_seconds": said["phase_seconds"]}
+    row["compile_seconds"] = alone(compile_seconds, name)
+    said = alone(planned, name)
     floor = said["roofline_seconds"]["compute"] * said["cycles"]["hertz"]
-    kept = {key: said[key] for key in ("cycles", "memory", "sent_bytes", "compile_seconds")}
-    return {"commit": commit, "load": load, "mesh": said["sharding"]["mesh"], "floor": floor, **kept}
+    kept = {key: said[key] for key in ("cycles", "memory", "sent_bytes")}
+    return {**row, "mesh": said["sharding"]["mesh"], "floor": floor, **kept}
 
 
 def line(name: str, row: dict[str, Any]) -> str:
@@ -80,13 +155,31 @@ def line(name: str, row: dict[str, Any]) -> str:
     ratio = f"{scheduled / row['floor']:.2f}"
     sizes = [row["memory"]["peak_bytes"], row["memory"]["temporaries_bytes"], row["sent_bytes"]]
     figures = [*cycles[:2], ratio, cycles[2], peer, *(f"{size / 1e9:.2f}" for size in sizes)]
-    compiled = [f"{row['compile_seconds']:.0f}", f"{row['load']:.1f}", row["commit"]]
-    return f"| {' | '.join([name, mesh, *figures, *compiled])} |\n"
+    timed = "compile_seconds" in row
+    compiled = [f"{row['compile_seconds']:.0f}", f"{row['load']:.1f}"] if timed else ["", ""]
+    return f"| {' | '.join([name, mesh, *figures, *compiled, row['commit']])} |\n"
+
+
+def network_lines(name: str, row: dict[str, Any]) -> Iterator[str]:
+    """The rows of the networks' table."""
+    model, _, slice_ = name.split()
+    for network, phase in PHASES.items():
+        said = row["programs"][network]
+        cycles, memory = said["cycles"], said["memory"]
+        scheduled, hertz = sum(cycles["by_scope"].values()), cycles["hertz"]
+        least = row["phase_seconds"][phase] * hertz if phase else None
+        figures = [f"{least / 1e6:.1f}" if least else "", f"{scheduled / 1e6:.1f}"]
+        figures += [f"{scheduled / least:.1f}" if least else "", f"{cycles['by_xla'] / 1e6:.1f}"]
+        figures += [f"{scheduled / hertz * 1e3:.0f}"]
+        figures += [f"{memory[key] / 1e9:.2f}" for key in ("peak_bytes", "temporaries_bytes")]
+        figures += [f"{said['compile_seconds']:.0f}", f"{row['load']:.1f}", row["commit"]]
+        yield f"| {' | '.join([f'{model} {slice_}', network, *figures])} |\n"
 
 
 def names() -> Iterator[str]:
     """All rows: model, size and slice."""
-    return map(" ".join, ((model, size, slice_) for size, slice_, model in product(SIZES, SLICES, GUIDANCE)))
+    sizes = (*SIZES, NETWORKS)
+    return map(" ".join, ((model, size, slice_) for size, slice_, model in product(sizes, SLICES, GUIDANCE)))
 
 
 def read_rows() -> Rows:
@@ -95,9 +188,12 @@ def read_rows() -> Rows:
 
 
 def write_results(measured: str) -> None:
-    """Write the table behind what was measured."""
+    """Write the tables behind what was measured."""
     rows = read_rows()
-    table = HEADER + "".join(line(name, rows[name]) for name in names() if name in rows)
+    made = [name for name in names() if name in rows]
+    table = HEADER + "".join(line(name, rows[name]) for name in made if NETWORKS not in name)
+    if networks := "".join(text for name in made if NETWORKS in name for text in network_lines(name, rows[name])):
+        table += NETWORKS_HEADER + networks
     with replacing(RESULTS) as temporary:
         temporary.write_text(measured.partition(BEGIN)[0] + table)
 
@@ -110,7 +206,7 @@ def main(words: list[str]) -> None:
             with replacing(ROWS) as temporary:
                 temporary.write_text(json.dumps({**read_rows(), name: row}, indent=1) + "\n")
             write_results(RESULTS.read_text())
-            print(line(name, row), end="", flush=True)
+            print(name, flush=True)
 
 
 if __name__ == "__main__":

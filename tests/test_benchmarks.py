@@ -7,6 +7,8 @@ import pytest
 
 from benchmarks import plans
 from benchmarks.gpu_step import lines
+from compilers import needs_libtpu
+from ltx2_cli.core.run import programs
 
 
 def test_rows_of_slices_are_written_behind_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,6 +38,36 @@ def test_rows_of_slices_are_written_behind_what_was_measured(tmp_path: Path, mon
     assert text.splitlines()[-1] == (
         "| ltx2 768x512 v6e:2x4 | passes 2 | 2.0 | 4.0 | 2.00 | 153.3 | 0.50 | 19.00 | 0.30 | 5.00 | 88 | 2.0 | abc |"
     )
+
+
+def test_rows_of_networks_are_a_table_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes 4 M cycles; what is known of the least are 2 M."""
+    results, rows = tmp_path / "results.md", tmp_path / "plans.json"
+    monkeypatch.setattr(plans, "RESULTS", results)
+    monkeypatch.setattr(plans, "ROWS", rows)
+    results.write_text("measured\n")
+    program = {
+        "cycles": {"by_scope": {"text": 3e6, "exchange": 1e6}, "by_xla": 5e6, "hertz": 2e9},
+        "memory": {"peak_bytes": 19e9, "temporaries_bytes": 3e8},
+        "compile_seconds": 88.0,
+    }
+    seconds = dict.fromkeys(("encode", "connect", "upsample", "decode", "denoise"), 1e-3)
+    row = {"commit": "abc", "load": 2.04, "programs": dict.fromkeys(plans.PHASES, program), "phase_seconds": seconds}
+    monkeypatch.setattr(plans, "measure", lambda name: row)
+    plans.main(["networks", "ltx2.3", "v6e:2x4"])
+    *_, frames, sound = results.read_text().splitlines()
+    assert frames == "| ltx2.3 v6e:2x4 | frames | 2.0 | 4.0 | 2.0 | 5.0 | 2 | 19.00 | 0.30 | 88 | 2.0 | abc |"
+    assert sound == "| ltx2.3 v6e:2x4 | sound |  | 4.0 |  | 5.0 | 2 | 19.00 | 0.30 | 88 | 2.0 | abc |"
+
+
+@needs_libtpu
+@pytest.mark.parametrize("name", ["ltx2 768x512 v6e:2x4", "ltx2.3 networks v6e:2x4"])
+def test_a_row_is_planned_as_a_run_would_be(name: str) -> None:
+    plan = plans.plan_of(name)
+    assert len(plan.stages[0].passes) == (2 if "768x512" in name else 4)
+    assert len(plan.stages) == (1 if "768x512" in name else 2)
+    if "networks" in name:
+        assert {program.name for program in programs(plan)} >= plans.PHASES.keys()
 
 
 def test_the_gpu_benchmark_runs_with_the_embedded_model_anywhere() -> None:
