@@ -2,7 +2,7 @@
 is float32 whatever the run's dtype: rounding is heard as noise, and the networks are small."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import reduce
 from operator import add
@@ -137,11 +137,10 @@ def vocoder_arch(config: Config, where: str) -> VocoderArch:
     return read_arch(CLASSES[name], config, where)
 
 
-def upsampled_phases(x: jax.Array, taps: jax.Array, ratio: int, lead: int) -> list[jax.Array]:
-    """x [batch, time, channels] at `ratio` times its rate, y[n] = ratio · Σ_m x[m] · taps[n + lead − ratio·m], as the
-    phases y[p], y[p + ratio], … for each p below `ratio`. Beyond its ends x goes on as its first and its last
-    sample."""
-    time = x.shape[1]
+def upsample(x: jax.Array, taps: jax.Array, ratio: int, lead: int) -> jax.Array:
+    """x [batch, time, channels] at `ratio` times its rate: y[n] = ratio · Σ_m x[m] · taps[n + lead − ratio·m]. Beyond
+    its ends x goes on as its first and its last sample."""
+    batch, time, channels = x.shape
     before, after = (len(taps) - 1 - lead) // ratio, (lead + ratio - 1) // ratio
     x = jnp.pad(x, ((0, 0), (before, after), (0, 0)), mode="edge")
 
@@ -150,19 +149,20 @@ def upsampled_phases(x: jax.Array, taps: jax.Array, ratio: int, lead: int) -> li
         return reduce(add, (taps[k] * x[:, d : d + time] for d, k in seen if 0 <= k < len(taps)))
 
     # sums that XLA makes one loop of; as a convolution of each channel by itself it takes ten times as long
-    return [ratio * phase(p) for p in range(ratio)]
+    phases = [ratio * phase(p) for p in range(ratio)]
+    return jnp.stack(phases, axis=2).reshape(batch, time * ratio, channels)
 
 
-def downsample(phases: Sequence[jax.Array], taps: jax.Array) -> jax.Array:
-    """The signal x with these phases, each [batch, time, channels], at a `ratio`-th of its rate, for as many phases:
-    y[n] = Σ_k x[ratio·n + k − lead] · taps[k]. Half the taps lead: (len(taps) − 1) // 2. x goes on as in
-    `upsampled_phases`."""
-    ratio, time, lead = len(phases), phases[0].shape[1], (len(taps) - 1) // 2
+def downsample(x: jax.Array, taps: jax.Array, ratio: int) -> jax.Array:
+    """x [batch, time, channels] at a `ratio`-th of its rate: y[n] = Σ_k x[ratio·n + k − lead] · taps[k]. Half the taps
+    lead: (len(taps) − 1) // 2. `time` is a multiple of `ratio`; x goes on as in `upsample`."""
+    batch, time, channels = x.shape
+    lead = (len(taps) - 1) // 2
     before, after = -(-lead // ratio), (len(taps) - 1 - lead) // ratio
-    first, last = (jnp.repeat(end, n, axis=1) for end, n in ((phases[0][:, :1], before), (phases[-1][:, -1:], after)))
-    whole = [jnp.concatenate([first, phase, last], axis=1) for phase in phases]
+    x = jnp.pad(x, ((0, 0), (before * ratio, after * ratio), (0, 0)), mode="edge")
+    x = x.reshape(batch, -1, ratio, channels)
     places = [(d, p, lead + ratio * (d - before) + p) for d in range(before + after + 1) for p in range(ratio)]
-    return reduce(add, (taps[k] * whole[p][:, d : d + time] for d, p, k in places if 0 <= k < len(taps)))
+    return reduce(add, (taps[k] * x[:, d : d + time // ratio, p] for d, p, k in places if 0 <= k < len(taps)))
 
 
 class Activation(nnx.Module):
@@ -184,10 +184,9 @@ class Activation(nnx.Module):
         if not self.snake:
             return jax.nn.leaky_relu(x, self.slope)
         rising, falling = self.rising[0, 0], self.falling[0, 0]
-        alpha, beta = jnp.exp(self.log_alpha[...]), jnp.exp(self.log_beta[...]) + SNAKE_EPS
-        # phases are never put together in between: as single samples a TPU's compiler takes five times as long
-        phases = upsampled_phases(x, rising, self.ratio, (len(rising) - self.ratio) // 2)
-        return downsample([phase + jnp.square(jnp.sin(phase * alpha)) / beta for phase in phases], falling)
+        x = upsample(x, rising, self.ratio, (len(rising) - self.ratio) // 2)
+        swing = jnp.square(jnp.sin(x * jnp.exp(self.log_alpha[...])))
+        return downsample(x + swing / (jnp.exp(self.log_beta[...]) + SNAKE_EPS), falling, self.ratio)
 
 
 def same_conv(scope: Scope, d_in: int, d_out: int, window: int, dilation: int = 1, bias: bool = True) -> Conv:
@@ -274,9 +273,10 @@ def resample(wave: jax.Array, hop: int, ratio: int) -> jax.Array:
     batch, samples, channels = wave.shape
     around = math.ceil(ZERO_CROSSINGS / ROLLOFF / hop)  # hops that are heard on each side
     apart = np.arange(ratio * hop) / ratio - np.arange(-around * hop, (around + 1) * hop)[:, None]
-    filters = (ROLLOFF * hann_sinc(ROLLOFF * apart)).astype(np.float32).reshape(-1, hop, ratio * hop)
-    seen = jnp.pad(wave, ((0, 0), (around * hop, around * hop), (0, 0)), mode="edge")
-    y = convolve_by_taps(mono_hops(seen, hop), jnp.asarray(filters), ((0, 0),))
+    filters = (ROLLOFF * hann_sinc(ROLLOFF * apart)).astype(np.float32)
+    hops = mono_hops(jnp.pad(wave, ((0, 0), (around * hop, around * hop), (0, 0)), mode="edge"), hop)
+    seen = [hops[:, first : first + samples // hop] for first in range(2 * around + 1)]
+    y = jnp.matmul(jnp.concatenate(seen, axis=-1), filters, precision="highest")
     return y.reshape(batch, channels, samples * ratio).swapaxes(1, 2)
 
 
