@@ -83,7 +83,8 @@ def ours(tiny: bool) -> Turn:
 
 def asked(tiny: bool, passes: int) -> Asked:
     """The same clip in words that need nothing of ours: what JAX brings confuses torch's compiler."""
-    from ltx2_cli.estimate.phases import DENOISE, phase_flops
+    from ltx2_cli.estimate.flops import phase_flops
+    from ltx2_cli.estimate.phases import DENOISE
 
     plan = plan_of(tiny, passes)
     arch, (stage,) = plan.arch.transformer, plan.stages

@@ -21,11 +21,13 @@ from typing import Any
 import jax
 
 from ltx2_cli import read_spec
+from ltx2_cli.chips import chip
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import programs
 from ltx2_cli.estimate.compiled import Compiled, compile_program
 from ltx2_cli.estimate.cycles import dumped_schedules
 from ltx2_cli.estimate.estimate import compile_and_estimate, forward_programs, record
+from ltx2_cli.estimate.flops import decoding_flops
 from ltx2_cli.estimate.offline import topology
 from ltx2_cli.files import replacing
 from ltx2_cli.plan.resolve import Plan, plan_offline
@@ -41,13 +43,8 @@ TWO_PASSES: dict[str, object] = {
 }
 GUIDANCE: dict[str, dict[str, object]] = {"ltx2": TWO_PASSES, "ltx2.3": {}}
 NETWORKS = "networks"
-PHASES = {  # in which a program is the most that is done; nothing counts the operations of a sound
-    "text encoder": "encode",
-    "connectors": "connect",
-    "upsample": "upsample",
-    "frames": "decode",
-    "sound": None,
-}
+PHASES = {"text encoder": "encode", "connectors": "connect", "upsample": "upsample"}  # each is one program
+PROGRAMS = (*PHASES, "frames", "sound")
 SIZES = ("768x512", "1280x704", "1536x1024", "1920x1088")
 SLICES = ("v6e:2x4", "tpu7x:2x2x1")
 # M cycles of MaxDiffusion's best mesh by XLA's estimates, 2026-08-21.
@@ -79,7 +76,8 @@ NETWORK_COLUMNS = (
 )
 NETWORKS_HEADER = f"""
 Networks beside the denoiser, for a clip of two stages, 768x512 and 1536x1024; cycles as above. Least: those of their
-arithmetic, or of reading their weights; for `frames` those of the video's decoder.
+arithmetic at the chip's rate for bfloat16, or of reading their weights. Vocoders multiply in float32, of which a
+product takes six of bfloat16.
 
 | {" | ".join(NETWORK_COLUMNS)} |
 {"|---" * len(NETWORK_COLUMNS)}|
@@ -111,11 +109,21 @@ def planned(name: str) -> dict[str, Any]:
     """What the plan of a row says. Raises `RuntimeError` where libtpu writes no schedule."""
     with dumped_schedules():
         plan = plan_of(name)
-        others = [program for program in programs(plan) if program.name in PHASES]
+        others = [program for program in programs(plan) if program.name in PROGRAMS]
         said = record(compile_and_estimate(plan, others if NETWORKS in name else forward_programs(plan), Report()))
+    if NETWORKS in name:
+        said["least_seconds"] = least_seconds(plan, said["phase_seconds"])
     if said["refused"] or not all(program["cycles"] for program in said["programs"].values()):
         raise RuntimeError(f"{name}: {said['refused'] or 'libtpu writes no schedule'}")
     return said
+
+
+def least_seconds(plan: Plan, phase_seconds: dict[str, float]) -> dict[str, float]:
+    """The least time of each program of the networks beside the denoiser."""
+    device = chip(plan.sharding.mesh.devices.flat[0].device_kind)
+    assert device
+    decoding = [flops / device.flops for flops in decoding_flops(plan)]
+    return dict(zip(PROGRAMS, [*(phase_seconds[phase] for phase in PHASES.values()), *decoding], strict=True))
 
 
 def compile_seconds(name: str) -> float:
@@ -138,7 +146,7 @@ def measure(name: str) -> dict[str, Any]:
     if NETWORKS in name:
         said, kept = alone(planned, name), ("cycles", "memory", "compile_seconds")
         figures = {network: {key: program[key] for key in kept} for network, program in said["programs"].items()}
-        return {**row, "programs": figures, "phase_seconds": said["phase_seconds"]}
+        return {**row, "programs": figures, "least_seconds": said["least_seconds"]}
     row["compile_seconds"] = alone(compile_seconds, name)
     said = alone(planned, name)
     floor = said["roofline_seconds"]["compute"] * said["cycles"]["hertz"]
@@ -163,14 +171,13 @@ def line(name: str, row: dict[str, Any]) -> str:
 def network_lines(name: str, row: dict[str, Any]) -> Iterator[str]:
     """The rows of the networks' table."""
     model, _, slice_ = name.split()
-    for network, phase in PHASES.items():
+    for network in PROGRAMS:
         said = row["programs"][network]
         cycles, memory = said["cycles"], said["memory"]
         scheduled, hertz = sum(cycles["by_scope"].values()), cycles["hertz"]
-        least = row["phase_seconds"][phase] * hertz if phase else None
-        figures = [f"{least / 1e6:.1f}" if least else "", f"{scheduled / 1e6:.1f}"]
-        figures += [f"{scheduled / least:.1f}" if least else "", f"{cycles['by_xla'] / 1e6:.1f}"]
-        figures += [f"{scheduled / hertz * 1e3:.0f}"]
+        least = row["least_seconds"][network] * hertz
+        figures = [f"{least / 1e6:.1f}", f"{scheduled / 1e6:.1f}", f"{scheduled / least:.1f}"]
+        figures += [f"{cycles['by_xla'] / 1e6:.1f}", f"{scheduled / hertz * 1e3:.0f}"]
         figures += [f"{memory[key] / 1e9:.2f}" for key in ("peak_bytes", "temporaries_bytes")]
         figures += [f"{said['compile_seconds']:.0f}", f"{row['load']:.1f}", row["commit"]]
         yield f"| {' | '.join([f'{model} {slice_}', network, *figures])} |\n"

@@ -9,6 +9,7 @@ from benchmarks import plans
 from benchmarks.gpu_step import lines
 from compilers import needs_libtpu
 from ltx2_cli.core.run import programs
+from ltx2_cli.estimate.estimate import estimate_plan
 
 
 def test_rows_of_slices_are_written_behind_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +42,7 @@ def test_rows_of_slices_are_written_behind_what_was_measured(tmp_path: Path, mon
 
 
 def test_rows_of_networks_are_a_table_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each takes 4 M cycles; what is known of the least are 2 M."""
+    """Each takes 4 M cycles, twice the least."""
     results, rows = tmp_path / "results.md", tmp_path / "plans.json"
     monkeypatch.setattr(plans, "RESULTS", results)
     monkeypatch.setattr(plans, "ROWS", rows)
@@ -51,13 +52,13 @@ def test_rows_of_networks_are_a_table_of_their_own(tmp_path: Path, monkeypatch: 
         "memory": {"peak_bytes": 19e9, "temporaries_bytes": 3e8},
         "compile_seconds": 88.0,
     }
-    seconds = dict.fromkeys(("encode", "connect", "upsample", "decode", "denoise"), 1e-3)
-    row = {"commit": "abc", "load": 2.04, "programs": dict.fromkeys(plans.PHASES, program), "phase_seconds": seconds}
+    least = dict.fromkeys(plans.PROGRAMS, 1e-3)
+    row = {"commit": "abc", "load": 2.04, "programs": dict.fromkeys(least, program), "least_seconds": least}
     monkeypatch.setattr(plans, "measure", lambda name: row)
     plans.main(["networks", "ltx2.3", "v6e:2x4"])
     *_, frames, sound = results.read_text().splitlines()
     assert frames == "| ltx2.3 v6e:2x4 | frames | 2.0 | 4.0 | 2.0 | 5.0 | 2 | 19.00 | 0.30 | 88 | 2.0 | abc |"
-    assert sound == "| ltx2.3 v6e:2x4 | sound |  | 4.0 |  | 5.0 | 2 | 19.00 | 0.30 | 88 | 2.0 | abc |"
+    assert sound == "| ltx2.3 v6e:2x4 | sound | 2.0 | 4.0 | 2.0 | 5.0 | 2 | 19.00 | 0.30 | 88 | 2.0 | abc |"
 
 
 @needs_libtpu
@@ -67,7 +68,9 @@ def test_a_row_is_planned_as_a_run_would_be(name: str) -> None:
     assert len(plan.stages[0].passes) == (2 if "768x512" in name else 4)
     assert len(plan.stages) == (1 if "768x512" in name else 2)
     if "networks" in name:
-        assert {program.name for program in programs(plan)} >= plans.PHASES.keys()
+        assert {program.name for program in programs(plan)} >= {*plans.PROGRAMS}
+        least = plans.least_seconds(plan, estimate_plan(plan).phase_seconds)
+        assert 1 < least["frames"] / least["sound"] < 100  # of 5 s of a clip in eight parts, and of the whole sound
 
 
 def test_the_gpu_benchmark_runs_with_the_embedded_model_anywhere() -> None:

@@ -11,16 +11,15 @@ from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Report
 from ltx2_cli.devices import device_memory
 from ltx2_cli.estimate.compiled import Collective, Compiled, CompileFailure, compile_program, sent_bytes
+from ltx2_cli.estimate.flops import phase_flops, roofline
 from ltx2_cli.estimate.phases import (
     DECODE,
     LOOPS,
     PHASES,
     REFINE,
     PhaseMemory,
-    phase_flops,
     phase_memory,
     read_bytes,
-    roofline,
     run_phases,
     stage_of,
     weight_bytes,
@@ -243,6 +242,6 @@ def assumptions(plan: Plan) -> list[str]:
         f" {rates.link_bandwidth / 1e9:.0f} GB/s, as its maker says",
         "arithmetic, memory and links overlap fully, and all devices work evenly",
         "each step reads the denoiser's weights once and sends what its compiled program does",
-        "of the text encoder the products with its weights count, of decoding the picture",
-        "loading, compiling, the sound and writing the file do not count",
+        "of the text encoder the products with its weights count, of decoding the convolutions",
+        "loading, compiling and writing the file do not count",
     ]

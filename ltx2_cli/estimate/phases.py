@@ -1,25 +1,18 @@
-"""The phases of a run: the memory that each needs of a device, weights exactly and what is beside them by formula; its
-floating-point operations, 2·m·n·k for every product of matrices; and the least time that they take. The factors of
-memory were fitted to `memory_analysis()` of programs compiled by libtpu 0.0.42, whose figures stand in
-`tests/estimate/test_phases.py`. Of operations XLA counts a loop's body once, and nothing of a Pallas kernel. Sums,
-norms and activations are left out: they are below a hundredth at the published sizes."""
+"""The phases of a run, and the memory that each needs of a device: weights exactly, and what is beside them by formula.
+Its factors were fitted to `memory_analysis()` of programs compiled by libtpu 0.0.42, whose figures stand in
+`tests/estimate/test_phases.py`."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from flax import nnx
-
-from ltx2_cli.chips import Chip
 from ltx2_cli.core.components import placement
 from ltx2_cli.core.run_state import RunState, missing_contexts
-from ltx2_cli.models.video_vae import STRIDES, VideoEncoder, VideoVAEArch
 from ltx2_cli.nn.kernels import SCORE_BYTES
 from ltx2_cli.outputs import Product
 from ltx2_cli.plan.decoding import LIVE_BUFFERS
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import DENOISER, PICTURE_ENCODER, REFINER, SOUND_ENCODER, Stage
-from ltx2_cli.plan.work import matrices, step_of
 from ltx2_cli.request.spec import AttentionBackend, DType, Streams
 from ltx2_cli.weights.declare import Weight, weights
 from ltx2_cli.weights.load import CHUNK, ON_THE_WAY
@@ -45,8 +38,6 @@ LIVE_FORWARD = 7  # buffers as large as the feed-forward's inner activation that
 LIVE_UPSAMPLER = 9  # buffers as large as the upsampler's widest activation
 SCORE_COPIES = 2  # of attention scores in float32: they themselves, and their softmax
 FLOAT32 = 4  # bytes
-UPSAMPLED = ("post_upsample", "final_conv")  # how the names of an upsampler's weights behind the upsampling begin
-WINDOW = 27  # of the video VAE's convolutions
 
 
 class PhaseMemory(NamedTuple):
@@ -123,7 +114,7 @@ def activation_bytes(plan: Plan, phase: str) -> int:
     match phase:
         case "pictures":  # the activations of the first layers, which are the largest, of one picture
             channels, frames = plan.arch.vae.block_out_channels[0], plan.arch.compression.frames
-            at_once = max(min(count, frames) * patches for count, patches in _encoded_pictures(plan))
+            at_once = max(min(count, frames) * patches for count, patches in encoded_pictures(plan))
             return LIVE_BUFFERS * at_once * channels * _itemsize(plan.spec.dtype)
         case "sound":  # the activations of the first layers, which are the largest
             audio = plan.arch.audio_vae
@@ -182,82 +173,8 @@ def _parts(size: int, stage: Stage, axis: str) -> int:
     return -(-size // parts) if axis.endswith("tokens") or not size % parts else size
 
 
-def _elements(weights: Sequence[Weight]) -> int:
-    return sum(math.prod(weight.shape) for weight in weights)
-
-
-def video_decoder_flops(arch: VideoVAEArch, frames: int, height: int, width: int) -> int:
-    """The video VAE's decoder, convolution by convolution, on one video of frames × height × width latents."""
-
-    def convolution(d_in: int, d_out: int) -> int:
-        return 2 * WINDOW * frames * height * width * d_in * d_out
-
-    inner, *_ = channels = arch.decoder_block_out_channels[::-1]
-    middle, *counts = arch.decoder_layers_per_block[::-1]
-    flops = convolution(arch.latent_channels, inner) + 2 * middle * convolution(inner, inner)
-    blocks = zip(counts, channels, arch.upsample_factor[::-1], arch.upsample_type, strict=True)
-    for count, outer, factor, kind in blocks:
-        along_time, along_height, along_width = STRIDES[kind]
-        flops += convolution(outer, outer * along_time * along_height * along_width // factor)
-        inner = outer // factor
-        frames, height, width = (frames - 1) * along_time + 1, height * along_height, width * along_width
-        flops += 2 * count * convolution(inner, inner)
-    return flops + convolution(inner, arch.out_channels * arch.patch_size**2)
-
-
-def picture_encoder_flops(encoder: VideoEncoder, patches: int) -> int:
-    """The video VAE's encoder, convolution by convolution, on one picture of so many patches."""
-
-    def kernels(module: nnx.Module) -> int:
-        return _elements([weight for weight in weights(module) if weight.source.endswith(".weight")])
-
-    flops = 2 * patches * kernels(encoder.conv_in)
-    for layer in encoder.layers:
-        frames, height, width = layer.stride  # the picture is repeated to fill a cell
-        flops += 2 * patches * frames * kernels(layer)
-        patches //= height * width
-    return flops + 2 * patches * kernels(encoder.conv_out)
-
-
-def _encoded_pictures(plan: Plan) -> list[tuple[int, int]]:
+def encoded_pictures(plan: Plan) -> list[tuple[int, int]]:
     """Of each picture that a stage shows, the frames and the patches of one."""
     patches = (plan.arch.vae.spatial_compression_ratio // plan.arch.vae.patch_size) ** 2
     shown = ((stage, picture) for stage in plan.stages for picture in stage.pictures)
     return [(picture.num_frames, patches * math.prod(stage.latent_size(picture))) for stage, picture in shown]
-
-
-def phase_flops(plan: Plan, phase: str) -> float:
-    """Operations of a phase on one device, of a denoising phase those of a step. Sound is not counted but there."""
-    if phase in LOOPS:
-        stage = stage_of(plan, phase)
-        step = step_of(plan.spec, plan.arch.transformer, stage.geometry, stage.passes, len(plan.prompts))
-        return step.flops(stage.sharding)
-    return _flops_of_all(plan, phase) / plan.sharding.mesh.size
-
-
-def _flops_of_all(plan: Plan, phase: str) -> int:
-    _, _, *size = plan.latent_shapes.video
-    match phase:
-        case "sound":
-            return 0
-        case "pictures":
-            encoder = plan.network(PICTURE_ENCODER).encoder
-            return sum(count * picture_encoder_flops(encoder, patches) for count, patches in _encoded_pictures(plan))
-        case "encode" | "connect":  # without the products of tokens in attention; a table of embeddings is looked up
-            network = plan.network(*PHASES[phase])
-            multiplied = [matrix for matrix in matrices(weights(network)) if "vocab" not in matrix.axes]
-            return 2 * len(plan.prompts) * plan.spec.max_sequence_length * _elements(multiplied)
-        case "decode":
-            return plan.batch_size * video_decoder_flops(plan.arch.vae, *size) if plan.spec.running.video else 0
-        case _:  # upsample: convolutions on small latents up to where it upsamples, from there on large ones
-            small, large = math.prod(plan.stages[0].shapes.video[2:]), math.prod(size)
-            kernels = [weight for weight in weights(plan.network("upsampler")) if len(weight.axes) > 3]
-            later = [kernel for kernel in kernels if kernel.source.startswith(UPSAMPLED)]
-            return plan.batch_size * 2 * (small * _elements(kernels) + (large - small) * _elements(later))
-
-
-def roofline(flops: float, bytes_read: float, bytes_sent: float, chip: Chip) -> dict[str, float]:
-    """Seconds of each part of a device's work at the published rates. At best all parts overlap: the longest is the
-    least time."""
-    times = flops / chip.flops, bytes_read / chip.hbm_bandwidth, bytes_sent / chip.link_bandwidth
-    return dict(zip(("compute", "memory", "communication"), times, strict=True))

@@ -48,6 +48,10 @@ class AudioVAEArch(NetworkArch):
         """Numbers of a latent: all its channels and mel bins."""
         return self.latent_channels * self.latent_mels
 
+    def instants(self, latents: int) -> int:
+        """Instants of the spectrogram that so many latents are of."""
+        return self.compression * (latents - 1) + 1
+
     @property
     def mel_channels(self) -> int:
         """Mel bins of all channels of the sound."""

@@ -45,7 +45,7 @@ def log_mel(wave: jax.Array | np.ndarray, rate: int, arch: AudioVAEArch) -> jax.
 
 def crop_or_pad(mel: jax.Array, latents: int, arch: AudioVAEArch) -> jax.Array:
     """`mel` cropped, or padded with silence, to the 4·latents − 3 frames that encode to exactly `latents`."""
-    instants = arch.compression * (latents - 1) + 1
+    instants = arch.instants(latents)
     missing = max(0, instants - mel.shape[1])
     longer = jnp.pad(mel, ((0, 0), (0, missing), (0, 0), (0, 0)), constant_values=math.log(LEAST_MEL))
     return longer[:, :instants]

@@ -13,11 +13,18 @@ from jax.sharding import Mesh
 
 from ltx2_cli.diffusion.denoise import Pass
 from ltx2_cli.diffusion.geometry import VAECompression, clip_geometry
-from ltx2_cli.estimate.phases import picture_encoder_flops, video_decoder_flops
+from ltx2_cli.estimate.flops import (
+    picture_encoder_flops,
+    spectrogram_flops,
+    video_decoder_flops,
+    vocoder_flops,
+)
 from ltx2_cli.models.arch import TransformerArch
+from ltx2_cli.models.audio_vae import AudioDecoder, AudioEncoder, AudioVAEArch
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.transformer_inputs import DenoiserInputs, PassMasks, Sharing, rope_tables
 from ltx2_cli.models.video_vae import VideoDecoder, VideoEncoder, VideoVAEArch
+from ltx2_cli.models.vocoder import VocoderArch, VocoderWithBWEArch, build_vocoder
 from ltx2_cli.plan.work import Rows, Step, Tokens, denoiser_flops
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.sharding import ShardingPlan, activate
@@ -199,7 +206,7 @@ def test_flops_of_the_video_decoder_equal_the_traced_convolutions(differently: d
     arch = VideoVAEArch(**small | differently)
     decoder = VideoDecoder(Scope(jnp.float32), arch)
     latents = jax.ShapeDtypeStruct((1, 3, 2, 4, 6), jnp.float32)
-    assert traced(lambda decoder, latents: decoder(latents), decoder, latents) == video_decoder_flops(arch, 3, 2, 4)
+    assert traced(lambda decoder, latents: decoder(latents), decoder, latents) == video_decoder_flops(decoder, 3, 2, 4)
 
 
 def test_flops_of_a_picture_equal_the_traced_products():
@@ -207,3 +214,22 @@ def test_flops_of_a_picture_equal_the_traced_products():
     encoder = VideoEncoder(Scope(jnp.float32), arch)
     picture = jax.ShapeDtypeStruct((1, 1, 64, 96, 3), jnp.float32)
     assert traced(lambda encoder, x: encoder(x), encoder, picture) == picture_encoder_flops(encoder, 16 * 24)
+
+
+@pytest.mark.parametrize("instants", [3, 4])
+def test_flops_of_spectrograms_equal_the_traced_products(instants: int):
+    arch = AudioVAEArch(base_channels=8, ch_mult=(1, 3, 2), num_res_blocks=1, mel_bins=16)
+    encoder, decoder = AudioEncoder(Scope(jnp.float32), arch), AudioDecoder(Scope(jnp.float32), arch)
+    mel = jax.ShapeDtypeStruct((1, arch.instants(instants), 16, 2), jnp.float32)
+    latents = jax.ShapeDtypeStruct((1, instants, 4, 8), jnp.float32)
+    assert traced(lambda encoder, x: encoder(x), encoder, mel) == spectrogram_flops(encoder, mel.shape[1], 16)
+    assert traced(lambda decoder, x: decoder(x), decoder, latents) == spectrogram_flops(decoder, instants, 4)
+
+
+@pytest.mark.parametrize("arch", [VocoderArch(), VocoderWithBWEArch()], ids=["LTX-2", "LTX-2.3"])
+def test_flops_of_a_vocoder_are_its_traced_products_within_a_hundredth(arch: VocoderArch):
+    """At published sizes: the resampler's filters and the spectrum of the first waveform are left out."""
+    vocoder = build_vocoder(Scope(jnp.float32), arch)
+    mel = jax.ShapeDtypeStruct((1, 501, 64, 2), jnp.float32)
+    found = traced(lambda vocoder, mel: vocoder(mel), vocoder, mel)
+    assert vocoder_flops(vocoder, 501) < found < 1.01 * vocoder_flops(vocoder, 501)

@@ -11,6 +11,7 @@ from devices import cpu, tpus
 from loras import keys, write_header
 from ltx2_cli.core.run_state import RunState
 from ltx2_cli.diffusion.denoise import Pass
+from ltx2_cli.estimate.flops import phase_flops
 from ltx2_cli.estimate.phases import (
     CONNECT,
     DECODE,
@@ -22,7 +23,6 @@ from ltx2_cli.estimate.phases import (
     SOUND,
     UPSAMPLE,
     activation_bytes,
-    phase_flops,
     phase_memory,
     run_phases,
     weight_bytes,

@@ -12,8 +12,8 @@ from ltx2_cli import read_spec
 from ltx2_cli.chips import CHIPS, Chip, chip
 from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.estimate import estimate_plan
+from ltx2_cli.estimate.flops import roofline
 from ltx2_cli.estimate.offline import slices, topology
-from ltx2_cli.estimate.phases import roofline
 from ltx2_cli.plan.resolve import plan_offline
 
 

@@ -1,0 +1,129 @@
+"""The floating-point operations of a run's phases, 2·m·n·k for every product of matrices, and the least time that they
+take. Sums, norms, filters and activations are left out: they are below a hundredth at the published sizes. XLA's own
+count has a loop's body once, and nothing of a Pallas kernel."""
+
+import math
+from collections.abc import Sequence
+
+from flax import nnx
+
+from ltx2_cli.chips import Chip
+from ltx2_cli.estimate.phases import DECODE, LOOPS, PHASES, SOUND, encoded_pictures, stage_of
+from ltx2_cli.models.audio_vae import AudioDecoder, AudioEncoder, Upsample
+from ltx2_cli.models.video_vae import VideoDecoder, VideoEncoder
+from ltx2_cli.models.vocoder import Vocoder, VocoderWithBWE
+from ltx2_cli.nn.layers import Conv
+from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.plan.stages import PICTURE_ENCODER, SOUND_ENCODER
+from ltx2_cli.plan.work import matrices, step_of
+from ltx2_cli.request.spec import Streams
+from ltx2_cli.weights.declare import Weight, weights
+
+UPSAMPLED = ("post_upsample", "final_conv")  # how the names of an upsampler's weights behind the upsampling begin
+
+
+def kernel_elements(module: nnx.Module) -> int:
+    """The numbers in the kernels of a module's convolutions: half the operations of one place."""
+    return _elements([weight for weight in weights(module) if weight.source.endswith(".weight")])
+
+
+def video_decoder_flops(decoder: VideoDecoder, frames: int, height: int, width: int) -> int:
+    """The video VAE's decoder on one video of frames × height × width latents."""
+    flops = 2 * frames * height * width * kernel_elements(decoder.conv_in)
+    for layer in decoder.layers:
+        flops += 2 * frames * height * width * kernel_elements(layer)
+        along_time, along_height, along_width = layer.stride
+        frames, height, width = (frames - 1) * along_time + 1, height * along_height, width * along_width
+    return flops + 2 * frames * height * width * kernel_elements(decoder.conv_out)
+
+
+def picture_encoder_flops(encoder: VideoEncoder, patches: int) -> int:
+    """The video VAE's encoder on one picture of so many patches."""
+    flops = 2 * patches * kernel_elements(encoder.conv_in)
+    for layer in encoder.layers:
+        frames, height, width = layer.stride  # the picture is repeated to fill a cell
+        flops += 2 * patches * frames * kernel_elements(layer)
+        patches //= height * width
+    return flops + 2 * patches * kernel_elements(encoder.conv_out)
+
+
+def spectrogram_flops(coder: AudioEncoder | AudioDecoder, instants: int, bins: int) -> int:
+    """The audio VAE's encoder on one spectrogram of so many instants and mel bins, or its decoder on such latents."""
+    flops = 2 * instants * bins * kernel_elements(coder.conv_in)
+    for layer in coder.layers:
+        match layer:
+            case Upsample():
+                instants, bins = 2 * instants, 2 * bins
+            case Conv():
+                instants, bins = -(-instants // 2), bins // 2
+        flops += 2 * instants * bins * kernel_elements(layer)
+        instants -= isinstance(layer, Upsample)  # the first stays one
+    return flops + 2 * instants * bins * kernel_elements(coder.conv_out)
+
+
+def vocoder_flops(vocoder: Vocoder | VocoderWithBWE, instants: int) -> int:
+    """A vocoder on one spectrogram of so many instants; of bandwidth extension the generators alone."""
+    if isinstance(vocoder, VocoderWithBWE):
+        hops = -(-instants * math.prod(stage.upsample.stride for stage in vocoder.vocoder.stages) // vocoder.hop)
+        return vocoder_flops(vocoder.vocoder, instants) + vocoder_flops(vocoder.bwe, hops)
+    flops = 2 * instants * kernel_elements(vocoder.conv_in)
+    for stage in vocoder.stages:
+        flops += 2 * instants * kernel_elements(stage.upsample)
+        instants *= stage.upsample.stride
+        flops += 2 * instants * kernel_elements(stage.blocks)
+    return flops + 2 * instants * kernel_elements(vocoder.conv_out)
+
+
+def phase_flops(plan: Plan, phase: str) -> float:
+    """Operations of a phase on one device, of a denoising phase those of a step."""
+    if phase in LOOPS:
+        stage = stage_of(plan, phase)
+        step = step_of(plan.spec, plan.arch.transformer, stage.geometry, stage.passes, len(plan.prompts))
+        return step.flops(stage.sharding)
+    if phase == DECODE:
+        return sum(decoding_flops(plan))
+    if phase == SOUND:  # one, whole on each device
+        encoder, arch = plan.network(SOUND_ENCODER).encoder, plan.arch.audio_vae
+        return spectrogram_flops(encoder, arch.instants(plan.stages[-1].geometry.audio_frames), arch.mel_bins)
+    return _flops_of_all(plan, phase) / plan.sharding.mesh.size
+
+
+def decoding_flops(plan: Plan) -> Streams[float]:
+    """Operations of one device that decodes the videos and sounds of a run, each sound whole."""
+    _, _, *size = plan.latent_shapes.video
+    instants, video, audio = plan.stages[-1].geometry.audio_frames, 0.0, 0.0
+    if plan.spec.running.video:
+        video = plan.batch_size * video_decoder_flops(plan.network("vae").decoder, *size) / plan.sharding.mesh.size
+    if plan.spec.running.audio and plan.sound is None:
+        coder, arch = plan.network("audio_vae").decoder, plan.arch.audio_vae
+        one = spectrogram_flops(coder, instants, arch.latent_mels)
+        one += vocoder_flops(plan.network("vocoder"), arch.instants(instants))
+        audio = one * -(-plan.batch_size // plan.decoding.videos)
+    return Streams(video, audio)
+
+
+def _flops_of_all(plan: Plan, phase: str) -> int:
+    match phase:
+        case "pictures":
+            encoder = plan.network(PICTURE_ENCODER).encoder
+            return sum(count * picture_encoder_flops(encoder, patches) for count, patches in encoded_pictures(plan))
+        case "encode" | "connect":  # without the products of tokens in attention; a table of embeddings is looked up
+            network = plan.network(*PHASES[phase])
+            multiplied = [matrix for matrix in matrices(weights(network)) if "vocab" not in matrix.axes]
+            return 2 * len(plan.prompts) * plan.spec.max_sequence_length * _elements(multiplied)
+        case _:  # upsample: convolutions on small latents up to where it upsamples, from there on large ones
+            small, large = math.prod(plan.stages[0].shapes.video[2:]), math.prod(plan.latent_shapes.video[2:])
+            kernels = [weight for weight in weights(plan.network("upsampler")) if len(weight.axes) > 3]
+            later = [kernel for kernel in kernels if kernel.source.startswith(UPSAMPLED)]
+            return plan.batch_size * 2 * (small * _elements(kernels) + (large - small) * _elements(later))
+
+
+def roofline(flops: float, bytes_read: float, bytes_sent: float, chip: Chip) -> dict[str, float]:
+    """Seconds of each part of a device's work at the published rates. At best all parts overlap: the longest is the
+    least time."""
+    times = flops / chip.flops, bytes_read / chip.hbm_bandwidth, bytes_sent / chip.link_bandwidth
+    return dict(zip(("compute", "memory", "communication"), times, strict=True))
+
+
+def _elements(weights: Sequence[Weight]) -> int:
+    return sum(math.prod(weight.shape) for weight in weights)
