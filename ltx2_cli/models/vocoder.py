@@ -14,7 +14,8 @@ from flax import nnx
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.config import LTX2, LTX2_3, Config, NetworkArch, read_arch
-from ltx2_cli.nn.layers import Conv, TransposedConv, convolve_by_taps
+from ltx2_cli.nn.conv1d import Conv1d, ConvTranspose1d, downsample, upsample
+from ltx2_cli.nn.layers import convolve_by_taps
 from ltx2_cli.weights.declare import CONV, Scope
 
 OUTER_WINDOW = 7
@@ -137,34 +138,6 @@ def vocoder_arch(config: Config, where: str) -> VocoderArch:
     return read_arch(CLASSES[name], config, where)
 
 
-def upsample(x: jax.Array, taps: jax.Array, ratio: int, lead: int) -> jax.Array:
-    """x [batch, time, channels] at `ratio` times its rate: y[n] = ratio · Σ_m x[m] · taps[n + lead − ratio·m]. Beyond
-    its ends x goes on as its first and its last sample."""
-    batch, time, channels = x.shape
-    before, after = (len(taps) - 1 - lead) // ratio, (lead + ratio - 1) // ratio
-    x = jnp.pad(x, ((0, 0), (before, after), (0, 0)), mode="edge")
-
-    def phase(p: int) -> jax.Array:
-        seen = [(d, p + lead - ratio * (d - before)) for d in range(before + after + 1)]
-        return reduce(add, (taps[k] * x[:, d : d + time] for d, k in seen if 0 <= k < len(taps)))
-
-    # sums that XLA makes one loop of; as a convolution of each channel by itself it takes ten times as long
-    phases = [ratio * phase(p) for p in range(ratio)]
-    return jnp.stack(phases, axis=2).reshape(batch, time * ratio, channels)
-
-
-def downsample(x: jax.Array, taps: jax.Array, ratio: int) -> jax.Array:
-    """x [batch, time, channels] at a `ratio`-th of its rate: y[n] = Σ_k x[ratio·n + k − lead] · taps[k]. Half the taps
-    lead: (len(taps) − 1) // 2. `time` is a multiple of `ratio`; x goes on as in `upsample`."""
-    batch, time, channels = x.shape
-    lead = (len(taps) - 1) // 2
-    before, after = -(-lead // ratio), (len(taps) - 1 - lead) // ratio
-    x = jnp.pad(x, ((0, 0), (before * ratio, after * ratio), (0, 0)), mode="edge")
-    x = x.reshape(batch, -1, ratio, channels)
-    places = [(d, p, lead + ratio * (d - before) + p) for d in range(before + after + 1) for p in range(ratio)]
-    return reduce(add, (taps[k] * x[:, d : d + time // ratio, p] for d, p, k in places if 0 <= k < len(taps)))
-
-
 class Activation(nnx.Module):
     """HiFi-GAN's leaky ReLU, or BigVGAN's SnakeBeta: x + sin²(α·x) / β, α and β for each channel, stored as logarithms.
     SnakeBeta is computed at `ratio` times the sampling rate, between two low-pass filters from the checkpoint, lest the
@@ -181,18 +154,15 @@ class Activation(nnx.Module):
             self.falling = (scope / "downsample").weight("filter", taps, (None, None, None))
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        """[batch, rows, samples · channels], of the same shape."""
         if not self.snake:
             return jax.nn.leaky_relu(x, self.slope)
         rising, falling = self.rising[0, 0], self.falling[0, 0]
-        x = upsample(x, rising, self.ratio, (len(rising) - self.ratio) // 2)
-        swing = jnp.square(jnp.sin(x * jnp.exp(self.log_alpha[...])))
-        return downsample(x + swing / (jnp.exp(self.log_beta[...]) + SNAKE_EPS), falling, self.ratio)
-
-
-def same_conv(scope: Scope, d_in: int, d_out: int, window: int, dilation: int = 1, bias: bool = True) -> Conv:
-    """A convolution along time that keeps the length."""
-    reach = dilation * (window - 1)
-    return Conv(scope, (window, d_in, d_out), ((reach // 2, reach - reach // 2),), dilation=dilation, bias=bias)
+        (channels,) = self.log_alpha.shape
+        x = upsample(x, rising, self.ratio, (len(rising) - self.ratio) // 2, channels)
+        alpha, beta = (jnp.tile(jnp.exp(log[...]), x.shape[-1] // channels) for log in (self.log_alpha, self.log_beta))
+        x += jnp.square(jnp.sin(x * alpha)) / (beta + SNAKE_EPS)
+        return downsample(x, falling, self.ratio, channels)
 
 
 class ResidualStep(nnx.Module):
@@ -200,9 +170,9 @@ class ResidualStep(nnx.Module):
 
     def __init__(self, scope: Scope, arch: VocoderArch, index: int, channels: int, window: int, dilation: int):
         self.act_dilated = Activation(scope / "acts1" / index, arch, channels)
-        self.dilated = same_conv(scope / "convs1" / index, channels, channels, window, dilation)
+        self.dilated = Conv1d(scope / "convs1" / index, channels, channels, window, dilation)
         self.act_plain = Activation(scope / "acts2" / index, arch, channels)
-        self.plain = same_conv(scope / "convs2" / index, channels, channels, window)
+        self.plain = Conv1d(scope / "convs2" / index, channels, channels, window)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return x + self.plain(self.act_plain(self.dilated(self.act_dilated(x))))
@@ -215,7 +185,7 @@ class Stage(nnx.Module):
         d_in = arch.hidden_channels // 2**index
         window, factor = arch.upsample_kernel_sizes[index], arch.upsample_factors[index]
         self.activate = Activation(scope, arch, d_in) if arch.act_fn == "leaky_relu" else None
-        self.upsample = TransposedConv(scope / "upsamplers" / index, d_in, d_in // 2, window, factor)
+        self.upsample = ConvTranspose1d(scope / "upsamplers" / index, d_in, d_in // 2, window, factor)
         first = index * len(arch.resnet_kernel_sizes)
         blocks = enumerate(zip(arch.resnet_kernel_sizes, arch.resnet_dilations, strict=True), start=first)
         self.blocks = nnx.List(
@@ -238,11 +208,11 @@ class Vocoder(nnx.Module):
         scope = replace(scope, dtype=jnp.float32)
         depth = len(arch.upsample_factors)
         d_out = arch.hidden_channels // 2**depth
-        self.conv_in = same_conv(scope / "conv_in", arch.in_channels, arch.hidden_channels, OUTER_WINDOW)
+        self.conv_in = Conv1d(scope / "conv_in", arch.in_channels, arch.hidden_channels, OUTER_WINDOW)
         self.stages = nnx.List(Stage(scope, arch, index) for index in range(depth))
         self.last = Activation(scope / "act_out", arch, d_out, LAST_SLOPE)
-        self.conv_out = same_conv(scope / "conv_out", d_out, arch.out_channels, OUTER_WINDOW, bias=arch.final_bias)
-        self.final = arch.final_act_fn
+        self.conv_out = Conv1d(scope / "conv_out", d_out, arch.out_channels, OUTER_WINDOW, bias=arch.final_bias)
+        self.channels, self.final = arch.out_channels, arch.final_act_fn
 
     def __call__(self, mel: jax.Array) -> jax.Array:
         """The wave [batch, time · factors, channels] of mel [batch, time, mel bins, channels], limited to [-1, 1] where
@@ -251,7 +221,7 @@ class Vocoder(nnx.Module):
         x = self.conv_in(x)
         for stage in self.stages:
             x = stage(x)
-        x = self.conv_out(self.last(x))
+        x = self.conv_out(self.last(x)).reshape(len(x), -1, self.channels)
         return jnp.tanh(x) if self.final == "tanh" else jnp.clip(x, -1, 1) if self.final == "clamp" else x
 
 

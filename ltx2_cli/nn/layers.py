@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from ltx2_cli.sharding import device
-from ltx2_cli.weights.declare import CONV, TRANSPOSED_CONV, VIDEO_CONV, Axes, Scope, Shape
+from ltx2_cli.weights.declare import CONV, VIDEO_CONV, Axes, Scope, Shape
 
 SINUSOID_WIDTH = 256
 Padding = tuple[tuple[int, int], ...]  # places added before and after each axis
@@ -185,26 +185,6 @@ class Conv3D(nnx.Module):
         images = joined.reshape(-1, *joined.shape[2:])
         y = convolve(images, kernel.reshape(height, width, frames * d_in, d_out), beside)
         return y.reshape(x.shape[0], kept, *y.shape[1:]) + self.bias[...]
-
-
-class TransposedConv(nnx.Module):
-    """A transposed convolution with bias along one axis: `stride` places out for each one in. It is a plain convolution
-    whose channels are those places: sooner compiled than one of an input with zeros between."""
-
-    def __init__(self, scope: Scope, d_in: int, d_out: int, window: int, stride: int):
-        self.kernel = scope.weight("weight", (window, d_in, d_out), (None, "conv_in", "conv_out"), TRANSPOSED_CONV)
-        self.bias = scope.weight("bias", (d_out,), ("conv_out",))
-        self.stride = stride
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """[batch, length, in] to [batch, length · stride, out]; one place more where window − stride is odd."""
-        window, d_in, d_out = self.kernel.shape
-        places = -(-window // self.stride)  # that overlap
-        kernel = jnp.pad(self.kernel[...], ((0, places * self.stride - window), (0, 0), (0, 0)))
-        kernel = kernel.reshape(places, self.stride, d_in, d_out).swapaxes(1, 2).reshape(places, d_in, -1)
-        y = convolve_by_taps(x, kernel[::-1], ((places - 1, places - 1),)).reshape(x.shape[0], -1, d_out)
-        trim = (window - self.stride) // 2
-        return y[:, trim : x.shape[1] * self.stride + window - self.stride - trim] + self.bias[...]
 
 
 def halo_pad(x: jax.Array, mirrored: bool) -> tuple[jax.Array, Padding]:

@@ -227,9 +227,10 @@ def test_flops_of_spectrograms_equal_the_traced_products(instants: int):
 
 
 @pytest.mark.parametrize("arch", [VocoderArch(), VocoderWithBWEArch()], ids=["LTX-2", "LTX-2.3"])
-def test_flops_of_a_vocoder_are_its_traced_products_within_a_hundredth(arch: VocoderArch):
-    """At published sizes: the resampler's filters and the spectrum of the first waveform are left out."""
+def test_flops_of_a_vocoder_are_its_traced_products_but_for_a_fiftieth(arch: VocoderArch):
+    """At published sizes: the resampler's filters, the spectrum of the first waveform, and the zeros that fill up the
+    kernels of transposed convolutions are left out."""
     vocoder = build_vocoder(Scope(jnp.float32), arch)
     mel = jax.ShapeDtypeStruct((1, 501, 64, 2), jnp.float32)
     found = traced(lambda vocoder, mel: vocoder(mel), vocoder, mel)
-    assert vocoder_flops(vocoder, 501) < found < 1.01 * vocoder_flops(vocoder, 501)
+    assert vocoder_flops(vocoder, 501) < found < 1.02 * vocoder_flops(vocoder, 501)

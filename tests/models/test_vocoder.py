@@ -21,7 +21,7 @@ from ltx2_cli.models.vocoder import (
     build_vocoder,
     vocoder_arch,
 )
-from ltx2_cli.nn import layers
+from ltx2_cli.nn import conv1d, layers
 from ltx2_cli.weights.declare import PLAIN, Scope, declared, weights
 from parity import adopt, published, randomise, relative_error
 
@@ -231,15 +231,29 @@ def test_products_of_the_extended_vocoder_are_float32_too(extended):
     check_products(ours, arch)
 
 
-def test_the_wave_is_as_exact_on_a_tpu(extended, monkeypatch: pytest.MonkeyPatch):
-    """There, every filter is a loop of products."""
-    reference, ours, arch = extended
-    monkeypatch.setattr(layers, "device", lambda: SimpleNamespace(platform="tpu"))
-    mel = spectrograms(arch, 9)
+def check_on_tpu(
+    reference: torch.nn.Module, ours: nnx.Module, mel: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There, every filter is a loop of products, and samples lie side by side."""
+    for module in (layers, conv1d):
+        monkeypatch.setattr(module, "device", lambda: SimpleNamespace(platform="tpu"))
     program = jax.jit(lambda vocoder, mel: vocoder(mel)).lower(ours, mel)
     assert "stablehlo.convolution" not in program.as_text()
+    assert all(line.count("HIGHEST") == 2 for line in program.as_text().splitlines() if "dot_general" in line)
     wave = np.moveaxis(program.compile()(ours, mel), -1, 1)
     assert relative_error(wave, heard(reference, mel)) < 1e-5
+
+
+@pytest.mark.parametrize("instants", [9, 16])
+def test_the_wave_is_as_exact_on_a_tpu(pair, instants, monkeypatch: pytest.MonkeyPatch):
+    reference, ours, arch = pair
+    check_on_tpu(reference, ours, spectrograms(arch, instants), monkeypatch)
+
+
+@pytest.mark.parametrize("instants", [9, 16])
+def test_the_extended_wave_is_as_exact_on_a_tpu(extended, instants, monkeypatch: pytest.MonkeyPatch):
+    reference, ours, arch = extended
+    check_on_tpu(reference, ours, spectrograms(arch, instants), monkeypatch)
 
 
 def test_names_and_shapes_equal_the_published_ones():

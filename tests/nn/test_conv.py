@@ -5,11 +5,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from jax.sharding import Mesh, PartitionSpec
 
 from ltx2_cli.nn import layers
-from ltx2_cli.nn.layers import IMAGE_AXES, Conv3D, TransposedConv, convolve, convolve_by_taps
+from ltx2_cli.nn.layers import IMAGE_AXES, Conv3D, convolve, convolve_by_taps
 from ltx2_cli.weights.declare import Scope
 from tools.weights import random_weights
 
@@ -29,18 +28,6 @@ def test_a_video_convolution_equals_one_in_three_dimensions(around, mirrored, be
     larger = np.pad(longer, ((0, 0), (0, 0), (1, 1), (1, 1), (0, 0)), mode="reflect" if mirrored else "constant")
     wanted = convolve(larger, jnp.moveaxis(layer.kernel[...], 2, 0), ((0, 0),) * 3) + layer.bias[...]
     np.testing.assert_allclose(layer(video), wanted, rtol=0, atol=3e-6)
-
-
-@pytest.mark.parametrize(("window", "stride"), [(16, 6), (15, 5), (4, 2), (5, 4), (3, 3)])
-def test_a_transposed_convolution_equals_that_of_torch(window, stride):
-    layer = random_weights(TransposedConv(Scope(jnp.float32), 3, 4, window, stride), seed=0)
-    x = normal(2, 7, 3)
-    kernel, bias = (torch.from_numpy(np.array(weight[...])) for weight in (layer.kernel, layer.bias))
-    trim = (window - stride) // 2
-    wanted = torch.nn.functional.conv_transpose1d(
-        torch.from_numpy(x).mT, kernel.permute(1, 2, 0), bias, stride=stride, padding=trim
-    )
-    np.testing.assert_allclose(jax.jit(lambda layer, x: layer(x))(layer, x), wanted.mT, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("padding", [(0, 0), (4, 4), (5, 3), (9, 0)])

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ltx2_cli.nn.layers import Conv, Conv3D, Linear, TransposedConv
+from ltx2_cli.nn.conv1d import ConvTranspose1d
+from ltx2_cli.nn.layers import Conv, Conv3D, Linear
 from ltx2_cli.weights.declare import Scope, Weight, weights
 from tools.train_demo.initial import initial
 from tools.train_demo.training import Course, matrix, train
@@ -86,12 +87,12 @@ def test_a_complete_course_is_only_read(tmp_path: Path) -> None:
         (Linear(Scope("float32"), 3, 5, (None, None)), (3, 5)),
         (Conv(Scope("float32"), (3, 4, 2), ((1, 1),)), (12, 2)),
         (Conv3D(Scope("float32"), 2, 4, (1, 1)), (2, 108)),
-        (TransposedConv(Scope("float32"), 4, 2, 6, 3), (24, 2)),
+        (ConvTranspose1d(Scope("float32"), 4, 2, 6, 3), (24, 2)),
         (Linear(Scope("float32").stacked("layers", 7), 3, 5, (None, None)), (3, 5)),
     ],
 )
 def test_matrices_have_their_input_and_output_axes(
-    network: Linear | Conv | Conv3D | TransposedConv, sides: tuple[int, int]
+    network: Linear | Conv | Conv3D | ConvTranspose1d, sides: tuple[int, int]
 ) -> None:
     """A window's places are on the wider side; layers are matrices of their own."""
     shape, axes = network.kernel.get_value().shape, matrix(network.kernel)
