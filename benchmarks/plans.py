@@ -75,7 +75,7 @@ NETWORK_COLUMNS = (
     *("compile and dump, s", "load", "commit"),
 )
 NETWORKS_HEADER = f"""
-Networks beside the denoiser, for a clip of two stages, 768x512 and 1536x1024; cycles as above. Least: those of their
+Networks beside the denoiser, for a clip of two stages, 384x256 and 768x512; cycles as above. Least: those of their
 arithmetic at the chip's rate for bfloat16, or of reading their weights. Vocoders multiply in float32, of which a
 product takes six of bfloat16.
 

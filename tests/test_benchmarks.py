@@ -69,6 +69,8 @@ def test_a_row_is_planned_as_a_run_would_be(name: str) -> None:
     assert len(plan.stages) == (1 if "768x512" in name else 2)
     if "networks" in name:
         assert {program.name for program in programs(plan)} >= {*plans.PROGRAMS}
+        sizes = [f"{32 * stage.geometry.width}x{32 * stage.geometry.height}" for stage in plan.stages]
+        assert " and ".join(sizes) in plans.NETWORKS_HEADER
         least = plans.least_seconds(plan, estimate_plan(plan).phase_seconds)
         assert 1 < least["frames"] / least["sound"] < 100  # of 5 s of a clip in eight parts, and of the whole sound
 
