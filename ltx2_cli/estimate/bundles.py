@@ -4,14 +4,14 @@ issued. What it waits for, copies above all, does not count."""
 
 import operator
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 GRANULE = 32  # bytes; the unit of a copy's size
 MATMUL = 4  # cycles of all matrix units together for each of their instructions
-DELAY = {"tpu7x": 6}  # by chip: bundles behind a branch that are issued whether it is taken or not
+DELAY = {"tpu7x": 6}  # by chip: at most so many bundles behind a branch are issued whether it is taken or not
 USUAL_DELAY = 4
 MOST_BUNDLES = 10_000_000  # that are executed of one kernel
 UNKNOWN = 1  # what counts for results that are not scalar: bounds hold
@@ -26,7 +26,8 @@ _SCALAR = re.compile(r"%\w+?_([sp]\d+) = ([\w.]+) (.*)", re.DOTALL)
 _STORE = re.compile(r"%\w+ = (sst) \[smem:(\[#\w+\])\] (.*)", re.DOTALL)
 _CONDITION = re.compile(r"\((!?)%\w+?_(p\d+)\),?")
 _SELECT = re.compile(r"\((!?)%\w+?_(p\d+), ([^)]*)\), (.*)")  # where the predicate does not hold, the old value stays
-_OPERAND = re.compile(r"%\w+?_([sp]\d+)|\[smem:(\[#.*\])\]|(\d+)$")
+_DIVISION = re.compile(r"%(\d+) = sdivrem\.u32 (.*) /\* k(Div|Rem) \*/", re.DOTALL)
+_OPERAND = re.compile(r"%\w+?_([sp]\d+)|\[smem:(\[#.*\])\]|(\d+)$|%(\d+)$")
 
 Operand = str | int  # a register, which a place in scalar memory counts as; a number
 Condition = tuple[str, bool]  # a predicate register, and the value of it under which something happens
@@ -75,7 +76,9 @@ _FUNCTIONS: Mapping[str, Callable[..., int]] = {
     "sshll.u32": lambda x, bits: x << bits if bits < 32 else 0,
     "sshrl.u32": operator.rshift,
     "sshra.s32": lambda x, bits: (x ^ 1 << 31) - (1 << 31) >> bits,
-    **dict.fromkeys(("smov", "pmov", "sld", "sst"), lambda x: x),
+    "sdivrem.Div": lambda x, y: x // y if y else 0,
+    "sdivrem.Rem": lambda x, y: x % y if y else 0,
+    **dict.fromkeys(("smov", "pmov", "sld", "sst", "spop.drf"), lambda x: x),
     "pneg": operator.not_,
     "por": operator.or_,
     "pnand": lambda x, y: not (x and y),
@@ -111,6 +114,8 @@ def _bundle(address: int, body: str) -> Bundle:
             bundle.copies.append((_operands(copy[1])[0], _condition(part)))
         elif branch := _BRANCH.match(part):
             bundle.branches.append((branch[1], _condition(part)))
+        elif division := _DIVISION.match(part):  # whose result a later bundle takes, by its number
+            bundle.instructions.append(_instruction(division[1], f"sdivrem.{division[3]}", division[2]))
         elif store := _STORE.match(_COMMENT.sub("", part)):
             bundle.instructions.append(_instruction(store[2], store[1], store[3]))
         elif (scalar := _SCALAR.match(_COMMENT.sub("", part))) and scalar[2] != "sphi":  # its result is in its place
@@ -133,7 +138,7 @@ def _condition(text: str) -> Condition | None:
 
 def _operands(text: str) -> tuple[Operand, ...]:
     found = [_OPERAND.match(part.strip()) for part in text.split(", ")]
-    return tuple(part[1] or part[2] or int(part[3]) if part else UNKNOWN for part in found)
+    return tuple(part[1] or part[2] or part[4] or int(part[3]) if part else UNKNOWN for part in found)
 
 
 def _deciding(bundles: Iterable[Bundle]) -> list[Bundle]:
@@ -176,8 +181,10 @@ def _run(
     bundles: Sequence[Bundle], regions: Mapping[str, int], end: int, delay: int
 ) -> tuple[Mapping[tuple[int, int], int], int]:
     """Execute a kernel until the address `end`, behind its last bundle: how often it goes from one address to another
-    without a jump, and the granules that it copies. A branch does nothing in the delay of one that is taken."""
+    without a jump, and the granules that it copies. A branch does nothing in the delay of one that is taken, which lasts
+    until another region starts."""
     registers, addresses = _Registers(), [bundle.address for bundle in bundles]
+    starts = [*sorted(regions.values()), end]
     spans, granules, place, start = Counter[tuple[int, int]](), 0, 0, 0
     leave = follow = end  # the address behind a branch that is taken, and the one where it goes
     for _ in range(MOST_BUNDLES):
@@ -191,7 +198,8 @@ def _run(
         granules += sum(registers.value(size) for size, condition in bundle.copies if registers.holds(condition))
         for region, condition in bundle.branches:
             if leave == end and region in regions and registers.holds(condition):
-                leave, follow = bundle.address + delay + 1, regions[region]
+                another = starts[bisect_right(starts, bundle.address)]
+                leave, follow = min(bundle.address + delay + 1, another), regions[region]
         registers.update([*registers.results(bundle)])
         place += 1
     raise ValueError(f"the schedule goes on after {MOST_BUNDLES} bundles with branches")

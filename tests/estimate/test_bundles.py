@@ -60,6 +60,21 @@ def test_on_v7x_six_bundles_follow_a_branch_and_none_of_them_branches() -> None:
     assert issued(loop, "tpu7x").cycles == 1 + 7 * 9 + 12 + 1  # where four follow, the counter would stay as it is
 
 
+def test_a_branch_skips_the_regions_behind_it() -> None:
+    """A loop of four turns inside another of three; what begins each of them anew is not of the one before."""
+    loops = """
+     0   :  { %s1_s0 = smov 0  ;;  %s2_s1 = smov 0 }
+   0x1 LB: > { %s3_s0 = sadd.s32 1, %s1_s0 } /* Start region 1 */
+   0x2   : > { %p4_p0 = scmp.ge.s32.totalorder %s3_s0, 4 }
+   0x3   : > { %5 = sbr.rel (!%p4_p0) target = $region1 }
+   0x5 PF: > { %s6_s0 = smov 0  ;;  %s7_s1 = sadd.s32 1, %s2_s1 } /* Start/End empty region 3 */
+   0x6   : > { %p8_p1 = scmp.ge.s32.totalorder %s7_s1, 3 }
+   0x7   :  { %9 = sbr.rel (!%p8_p1) target = $region1 }
+   0x9   :  { %s10_s1 = smov 0 } /* Start region 4 */
+"""
+    assert issued(loops).cycles == 1 + 3 * (4 * 4 + 4) + 1
+
+
 def test_a_copy_on_a_condition_counts_where_it_holds() -> None:
     once = LOOP.replace("[thread:$0]  /*hbm=", "[thread:$0]  (%p15_p1), /*hbm=").replace("smov 0 ", "smov 4 ")
     assert issued(once).copied_bytes == 64 * 32  # in the first of four turns the predicate is one not yet computed
@@ -77,6 +92,8 @@ def test_a_copy_on_a_condition_counts_where_it_holds() -> None:
         ("%p9_p0 = pnand %p7_p1, %p7_p1", False),
         ("%p9_p0 = scmp.ne.s32.totalorder %s8_s6, 16843009", False),  # each byte of an argument is 1
         ("%p9_p0 = scmp.le.f32.partialorder %s8_s6, 8100.0", True),  # a bound holds
+        ("%p9_p0 = scmp.eq.s32.totalorder %s9_s8, 17", True),  # divided
+        ("%p9_p0 = scmp.eq.s32.totalorder %s9_s9, 3", True),  # what remains
     ],
 )
 def test_scalar_instructions_are_executed(instruction: str, expected: bool) -> None:
@@ -85,5 +102,8 @@ def test_scalar_instructions_are_executed(instruction: str, expected: bool) -> N
         "%s3_s2 = sshrl.u32 %s2_s1, 1  ;;  %s4_s3 = smov (%p7_p1, %s2_s1), 7",
         "%s5_s4 = smov (!%p7_p1, %s2_s1), 7  ;;  %8 = sst [smem:[#allocation3_spill]] %s2_s1",
         "%s6_s5 = sld [smem:[#allocation3_spill]]  ;;  %s8_s6 = sld [smem:[#allocation4]]",
+        "%s7_s7 = smov 139",
+        "%20 = sdivrem.u32 (%p7_p1), %s7_s7, 8 /* kDiv */  ;;  %21 = sdivrem.u32 (%p7_p1), %s7_s7, 8 /* kRem */",
+        "%s9_s8 = spop.drf %20  ;;  %s9_s9 = spop.drf %21",
     )
     assert is_skipped(*before, instruction) is expected
