@@ -1,12 +1,13 @@
 """Prompts to text contexts: every distinct prompt once, by the text encoder and the connectors."""
 
+import math
 from collections.abc import Iterable
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Sharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from ltx2_cli.core.components import CONNECT, ENCODE, Components, memory_for, network_program
 from ltx2_cli.core.programs import Program, as_abstract, jitted
@@ -50,29 +51,38 @@ def abstract_contexts(plan: Plan) -> Streams[jax.ShapeDtypeStruct]:
     return contexts
 
 
+def text_sharding(plan: Plan, axis: int) -> NamedSharding:
+    """Of an array whose `axis` is the text's tokens: parts of them on all devices but those that share weights."""
+    mesh = plan.sharding.mesh
+    axes = tuple(name for name, size in mesh.shape.items() if size > 1 and name != plan.sharding.mesh_axis("heads"))
+    parts = math.prod(mesh.shape[name] for name in axes)
+    return NamedSharding(mesh, PartitionSpec(*[None] * axis, axes if plan.text_tokens % parts == 0 else None))
+
+
 def _encoder_program(plan: Plan) -> Program:
     """Tokens and mask [prompts, tokens] to hidden states, and whether they are finite."""
-    shape, where = (plan.prompts_at_once, plan.text_tokens), plan.sharding.replicated
-    tokens = as_abstract((np.empty(shape, np.int32), np.empty(shape, bool)), where)
-    return network_program(plan, "text encoder", ["text_encoder"], jitted(_states, where, where=where), *tokens)
+    shape = plan.prompts_at_once, plan.text_tokens
+    tokens = as_abstract((np.empty(shape, np.int32), np.empty(shape, bool)), text_sharding(plan, 1))
+    function = jitted(_states, (text_sharding(plan, 2), plan.sharding.replicated), where=text_sharding(plan, 2))
+    return network_program(plan, "text encoder", ["text_encoder"], function, *tokens)
 
 
 def _connector_program(plan: Plan, name: str) -> Program:
     """Hidden states of each batch of prompts and the mask of all to contexts, and whether they are finite."""
     encoder, where = plan.arch.text_encoder, plan.sharding.replicated
     shape = (plan.prompts_at_once, encoder.states, plan.text_tokens, encoder.hidden_size)
-    part = jax.ShapeDtypeStruct(shape, plan.text_encoder_dtype.value, sharding=where)
+    part = jax.ShapeDtypeStruct(shape, plan.text_encoder_dtype.value, sharding=text_sharding(plan, 2))
     parts = [part] * (len(plan.prompts) // plan.prompts_at_once)
     mask = jax.ShapeDtypeStruct((len(plan.prompts), plan.text_tokens), bool, sharding=where)
     return network_program(plan, name.replace("_", " "), [name], jitted(_connect, where, plan.sharding), parts, mask)
 
 
 def _hidden_states(tokens: Tokens, plan: Plan, components: Components, report: Report) -> list[jax.Array]:
-    where, size = plan.sharding.replicated, plan.prompts_at_once
+    where, size = text_sharding(plan, 2), plan.prompts_at_once
     run = _encoder_program(plan) if plan.compile_text_encoder else partial(_states, where=where)
     batches = [slice(row, row + size) for row in range(0, len(tokens.ids), size)]
     with memory_for(ENCODE, plan), components.use("text_encoder", report) as encoder, report.stage("encode text"):
-        arrays = to_devices([(tokens.ids[rows], tokens.mask[rows]) for rows in batches], where)
+        arrays = to_devices([(tokens.ids[rows], tokens.mask[rows]) for rows in batches], text_sharding(plan, 1))
         parts = [run(encoder, ids, mask) for ids, mask in arrays]
         _check_finite([finite for _, finite in parts], "text encoder", plan.text_encoder_dtype)
         return [states for states, _ in parts]

@@ -181,8 +181,8 @@ def _run(
     bundles: Sequence[Bundle], regions: Mapping[str, int], end: int, delay: int
 ) -> tuple[Mapping[tuple[int, int], int], int]:
     """Execute a kernel until the address `end`, behind its last bundle: how often it goes from one address to another
-    without a jump, and the granules that it copies. A branch does nothing in the delay of one that is taken, which lasts
-    until another region starts."""
+    without a jump, and the granules that it copies. A branch does nothing in the delay of one that is taken, which
+    ends where another region starts."""
     registers, addresses = _Registers(), [bundle.address for bundle in bundles]
     starts = [*sorted(regions.values()), end]
     spans, granules, place, start = Counter[tuple[int, int]](), 0, 0, 0

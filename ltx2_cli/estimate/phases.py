@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from ltx2_cli.core.components import placement
+from ltx2_cli.core.encode import text_sharding
 from ltx2_cli.core.run_state import RunState, missing_contexts
 from ltx2_cli.nn.kernels import SCORE_BYTES
 from ltx2_cli.outputs import Product
@@ -109,8 +110,9 @@ def phase_memory(plan: Plan, phases: Collection[str]) -> dict[str, PhaseMemory]:
 def activation_bytes(plan: Plan, phase: str) -> int:
     """Estimate of what a phase needs of a device beside its weights: activations, inputs and results."""
     encoder, spec = plan.arch.text_encoder, plan.spec
-    # The numbers in the text encoder's result for all prompts: the embeddings, and the state behind each layer.
-    states = len(plan.prompts) * spec.max_sequence_length * encoder.hidden_size * encoder.states
+    # The numbers in a device's part of the text encoder's result: the embeddings, and the state behind each layer.
+    (tokens,) = text_sharding(plan, 0).shard_shape((plan.text_tokens,))
+    states = len(plan.prompts) * tokens * encoder.hidden_size * encoder.states
     match phase:
         case "pictures":  # the activations of the first layers, which are the largest, of one picture
             channels, frames = plan.arch.vae.block_out_channels[0], plan.arch.compression.frames
@@ -122,11 +124,13 @@ def activation_bytes(plan: Plan, phase: str) -> int:
             return LIVE_BUFFERS * instants * audio.mel_bins * audio.base_channels * _itemsize(plan.spec.dtype)
         case "encode":  # the result, twice while it is stacked, and attention scores
             heads = -(-encoder.num_attention_heads // plan.sharding.parts("heads"))
-            scores = SCORE_COPIES * FLOAT32 * plan.prompts_at_once * heads * spec.max_sequence_length**2
+            scores = SCORE_COPIES * FLOAT32 * plan.prompts_at_once * heads * tokens * plan.text_tokens
             return 2 * states * _itemsize(spec.text_encoder_dtype) + scores
-        case "connect":  # the result, its features in float32, and as many scaled for each stream
-            scaled = _itemsize(plan.spec.dtype) if plan.arch.connectors.per_modality_projections else 0
-            return states * (_itemsize(spec.text_encoder_dtype) + FLOAT32 + scaled)
+        case "connect":  # the result, its features in float32, as many scaled for each stream, and the whole contexts
+            itemsize, connectors = _itemsize(spec.dtype), plan.arch.connectors
+            scaled = itemsize if connectors.per_modality_projections else 0
+            contexts = len(plan.prompts) * plan.text_tokens * sum(connectors.widths) * itemsize
+            return states * (_itemsize(spec.text_encoder_dtype) + FLOAT32 + scaled) + contexts
         case "upsample":  # whole on every device; the widest activation is that at the larger size
             assert plan.networks.upsampler is not None
             (channels,) = plan.networks.upsampler.norm_in.scale.get_value().shape

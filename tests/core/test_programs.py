@@ -79,6 +79,20 @@ def test_a_run_compiles_only_its_listed_programs(
     assert not compilations
 
 
+def test_every_device_reads_its_part_of_the_text() -> None:
+    """Of the tokens, and with heads of the weights; where the devices do not divide them, all of them."""
+
+    def flops(**keys: object) -> float:
+        plan = plan_offline(read_spec(prompt="rain", model="demo", **keys), jax.devices())
+        (program,) = (program for program in programs(plan) if program.name == "text encoder")
+        return program.lower().compile().cost_analysis()["flops"]
+
+    whole = flops(sharding="single")
+    for profile, mesh in (("ironwood", {}), ("trillium", {"heads": 2}), ("gpu", {"passes": 4, "heads": 2})):
+        assert flops(sharding={"profile": profile, "mesh": mesh}) == pytest.approx(whole / 8, rel=0.05)
+    assert flops(sharding="ironwood", max_sequence_length=36) > whole
+
+
 def test_lowering_at_full_size_computes_no_rope_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are shapes there, and those of the tables that a run computes."""
     plan = plan_offline(read_spec(prompt="rain", model="ltx2.3", width=1920, height=1088), jax.devices()[:1])

@@ -48,9 +48,9 @@ def planned(devices: tuple, **keys: object) -> Plan:
 @pytest.mark.parametrize(
     ("devices", "request_", "phase", "compiled"),
     [
-        (V6E, {"model": "ltx2"}, ENCODE, 1.62),
-        (V6E, {"model": "ltx2"}, CONNECT, 2.38),
-        (V6E, {"model": "ltx2.3"}, CONNECT, 3.18),
+        (V6E, {"model": "ltx2"}, ENCODE, 0.397),
+        (V6E, {"model": "ltx2"}, CONNECT, 0.625),
+        (V6E, {"model": "ltx2.3"}, CONNECT, 0.821),
         (V6E, {"model": "ltx2"}, DENOISE, 2.00),
         (V6E, {"model": "ltx2", "width": 1280, "height": 704, "num_frames": 257}, DENOISE, 5.25),
         (TPU7X[:2], {"model": "ltx2"}, DENOISE, 4.75),
