@@ -52,7 +52,8 @@ def abstract_contexts(plan: Plan) -> Streams[jax.ShapeDtypeStruct]:
 
 
 def text_sharding(plan: Plan, axis: int) -> NamedSharding:
-    """Of an array whose `axis` is the text's tokens: parts of them on all devices but those that share weights."""
+    """Of an array whose `axis` is the text's tokens: split along every mesh axis but that of heads, or whole where
+    their number does not divide."""
     mesh = plan.sharding.mesh
     axes = tuple(name for name, size in mesh.shape.items() if size > 1 and name != plan.sharding.mesh_axis("heads"))
     parts = math.prod(mesh.shape[name] for name in axes)

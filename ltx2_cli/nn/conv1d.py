@@ -41,7 +41,7 @@ def rows_kernel(
 
 def convolve_rows(x: jax.Array, kernel: jax.Array, lead: int, dilation: int = 1, more: int = 0) -> jax.Array:
     """Rows [batch, rows, samples · in] under kernel [window, in, out]: y[n] = Σ_t x[n + dilation·t − lead] · kernel[t],
-    of which zeros lie around x, and `more` rows behind it."""
+    with zeros around x. y has as many rows as x, and `more`."""
     samples = x.shape[-1] // kernel.shape[1]
     if samples > 1:
         kernel, (before, after) = rows_kernel(kernel, samples, lead, dilation=dilation)
@@ -75,7 +75,7 @@ class ConvTranspose1d(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[batch, rows, samples · in] to [batch, time · stride, out]; one sample more where window − stride is odd. On
-        a TPU samples that fill no vector lie side by side, as wide as a product."""
+        a TPU samples that fill no vector lie side by side, at most as many as fill its matrix unit."""
         window, d_in, d_out = self.kernel.shape
         trim, odd = divmod(window - self.stride, 2)
         front = -trim % self.stride  # zeros, so that a row's first sample is the first of a place
