@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.layout import Format, Layout
+from jax.experimental.layout import Format, Layout, with_layout_constraint
 from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
@@ -248,6 +248,25 @@ def constrain(x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
     if plan is None:
         return x
     return jax.lax.with_sharding_constraint(x, NamedSharding(plan.mesh, plan.activation(axes, x.shape)))
+
+
+def constrain_row_major(x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
+    """`constrain`, and each device's part of `x` in `row_major`. Said of the whole, every device would gather it."""
+    plan = _active.get()
+    if plan is None:
+        return x
+    spec = plan.activation(axes, x.shape)
+    return jax.shard_map(row_major, mesh=plan.mesh, in_specs=spec, out_specs=spec)(x)
+
+
+def row_major(part: jax.Array) -> jax.Array:
+    """A device's part of an array, inside `jax.shard_map`, with its last axis along the lanes of a TPU's tiles."""
+    # XLA may put tokens there, and products that write or read them then take up to 2.5 times as long. Of LTX-2 at
+    # 1536x1024 a forward takes 901 M cycles by the compiler's schedule with this and 1,125 without on tpu7x:2x2x1, 978
+    # and 1,035 on v6e:2x4.
+    if device().platform != "tpu":
+        return part
+    return with_layout_constraint(part, Layout(tuple(range(part.ndim))))
 
 
 def fill(x: jax.Array, axes: tuple[str | None, ...], dimension: int) -> jax.Array:

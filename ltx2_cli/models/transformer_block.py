@@ -14,7 +14,7 @@ from ltx2_cli.models.transformer_inputs import Arrays, Mask, PassMasks, StreamIn
 from ltx2_cli.nn.attention import Attention, KeysValues, TokenAxis
 from ltx2_cli.nn.layers import FeedForward, computed_once, rms_norm
 from ltx2_cli.request.spec import BOTH, Streams
-from ltx2_cli.sharding import constrain
+from ltx2_cli.sharding import constrain_row_major
 from ltx2_cli.weights.declare import Scope
 
 
@@ -69,7 +69,7 @@ class Stream(nnx.Module):
         """x after the feed-forward."""
         shift, scale, gate = inputs.rows(self.table[3:6], inputs.modulation.self_and_mlp[..., 3:6, :])
         y = x + self.feed_forward(modulate(rms_norm(x, self.eps), scale, shift)) * gate
-        return constrain(y, ("rows", inputs.tokens.name, None))
+        return constrain_row_major(y, ("rows", inputs.tokens.name, None))
 
     def cross_inputs(self, x: jax.Array, inputs: StreamInputs) -> Arrays:
         """x, normalised and modulated, for the attention towards the video and for that towards the audio."""

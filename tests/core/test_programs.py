@@ -1,6 +1,7 @@
 """What is compiled, and when: the programs of a run are known without its weights, and are all that it compiles."""
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from math import prod
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh
+from jax.stages import Lowered
 
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
 from compilers import devices, needs_libtpu
@@ -134,14 +136,30 @@ def test_the_compiler_of_a_chip_gets_its_options(monkeypatch: pytest.MonkeyPatch
         compile_for("v6e:2x4")
 
 
-@needs_libtpu
-def test_the_steps_read_stacked_weights_as_they_lie() -> None:
-    """In the loop of steps, and in both loops over the layers: else XLA copies all of them before the first step. Each
-    device reads its own part."""
+@pytest.fixture(scope="module")
+def lowered_steps() -> Lowered:
+    """The demo's steps for two by two devices of a TPU, whose tokens are traded for heads."""
     sharding = {"profile": "trillium", "mesh": {"passes": 1, "tokens": 2, "heads": 2}}
     asked = {"prompt": "rain", "model": "demo", "dtype": "bfloat16", "seed": 1, "sharding": sharding}
     plan = plan_offline(read_spec(asked, width=64, height=64, num_frames=9), devices("v6e:2x2"))
-    text = stage_programs(plan, 0).steps.lower().compile().as_text()
+    return stage_programs(plan, 0).steps.lower()
+
+
+@needs_libtpu
+def test_streams_and_traded_tokens_lie_row_major(lowered_steps: Lowered) -> None:
+    """Else XLA may put tokens along the lanes, where products are slow. In both loops over the layers: three rows, and
+    four after the branch."""
+    row_major = r"@LayoutConstraint.* result_layouts = \[dense<\[2, 1, 0\]> .* tensor<(\w+)xbf16>"
+    found = Counter(re.findall(row_major, lowered_steps.as_text()))
+    streams, traded = {"4x128": 1, "9x64": 1}, {"4x64": 3, "4x2": 1}  # queries, keys and values; gates
+    assert found == {f"{rows}x{part}": count for rows in (3, 4) for part, count in (streams | traded).items()}
+
+
+@needs_libtpu
+def test_the_steps_read_stacked_weights_as_they_lie(lowered_steps: Lowered) -> None:
+    """In the loop of steps, and in both loops over the layers: else XLA copies all of them before the first step. Each
+    device reads its own part."""
+    text = lowered_steps.compile().as_text()
     assert set(re.findall(r"bf16\[6,256,128\]\{([\d,]+):", text)) == {"1,2,0"}  # of the video's feed-forward
     gathered = [prod(map(int, shape.split(","))) for shape in re.findall(r"bf16\[([\d,]+)\]\S* all-gather\(", text)]
     assert 0 < max(gathered) < 128 * 64  # activations alone
