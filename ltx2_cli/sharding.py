@@ -208,6 +208,12 @@ def _rule_mistakes(spec: ShardingSpec) -> Iterator[tuple[str, str]]:
                 f"{first} and {second} of activations both lie along mesh axis `{axis}`",
                 "give each an axis of its own",
             )
+    tokens, audio_tokens = (spec.activations.get(name) for name in ("tokens", "audio_tokens"))
+    if audio_tokens not in (None, tokens):  # attention between the streams would trade along the wrong axis
+        yield (
+            "tokens and audio_tokens of activations lie along different mesh axes",
+            "one axis for both, or no audio_tokens",
+        )
 
 
 def _closest(name: str, known: Iterable[str]) -> str:

@@ -217,6 +217,10 @@ def test_search_compares_meshes_and_plans_the_best(plan: Run, monkeypatch: pytes
             ("--sharding", "trillium", "--set", "sharding.mesh.heads=8"),
             "hint: nearest: --set sharding.mesh.heads=4; or",
         ),
+        (
+            ("--sharding", "./streams.yaml"),
+            "tokens and audio_tokens of activations lie along different mesh axes\nhint: one axis for both, or no",
+        ),
         (("--dump-hlo", "/proc/nowhere"), "cannot write into /proc/nowhere: No such file"),
         (("--sharding", "./keys.yaml"), "unknown key `sharding.mash`"),
         (("--sharding", "ironwod"), "unknown sharding profile `ironwod`; closest: `ironwood`"),
@@ -228,6 +232,7 @@ def test_search_compares_meshes_and_plans_the_best(plan: Run, monkeypatch: pytes
 )
 def test_wrong_input_is_an_error_with_exit_code_2(plan: Run, arguments: tuple[str, ...], sentence: str) -> None:
     Path("keys.yaml").write_text(MESH + "mash: {}\n")
+    Path("streams.yaml").write_text("mesh: {t: 4, a: 2}\nactivations: {tokens: t, audio_tokens: a}\n")
     code, out, err = plan(*arguments)
     assert (code, out) == (2, "")
     assert sentence in err
