@@ -17,6 +17,7 @@ from jax.experimental.layout import Format, Layout, with_layout_constraint
 from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
+from ltx2_cli.chips import chip
 from ltx2_cli.devices import skip_absent_tpu
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.spec import AttentionBackend, ShardingSpec
@@ -139,10 +140,8 @@ def _lay_out(
     spec: ShardingSpec, devices: Sequence[jax.Device], weights: Sequence[Weight], rows: int, heads: Mapping[str, int]
 ) -> ShardingPlan:
     mesh = _mesh(spec, devices, rows)
-    on_tpu = devices[0].platform == "tpu"
     weight_rules, activation_rules = (tuple(sorted(rules.items())) for rules in (spec.weights, spec.activations))
-    layout = (spec.bf16_tile_sublanes, spec.input_major) if on_tpu else (None, False)
-    plan = ShardingPlan(mesh, weight_rules, activation_rules, spec.attention, *layout)
+    plan = ShardingPlan(mesh, weight_rules, activation_rules, spec.attention, *_weight_layout(spec, devices[0]))
     problems = [problem for weight in weights for problem in _misfits(plan, weight)]
     parts = plan.parts("heads")
     problems += [
@@ -157,6 +156,16 @@ def _lay_out(
             "another mesh with --set sharding.mesh.AXIS=SIZE, another profile, or --sharding single",
         )
     return plan
+
+
+def _weight_layout(spec: ShardingSpec, device: jax.Device) -> tuple[int | None, bool]:
+    """Tile height and order of stacked 16-bit weights: the profile's, else the chip's. A device that is no TPU has no
+    tiles."""
+    if device.platform != "tpu":
+        return None, False
+    known = chip(device.device_kind)
+    sublanes, input_major = (known.bf16_tile_sublanes, known.input_major) if known else (None, False)
+    return spec.bf16_tile_sublanes or sublanes, input_major if spec.input_major is None else spec.input_major
 
 
 def _misfits(plan: ShardingPlan, weight: Weight) -> Iterator[str]:

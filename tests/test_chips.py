@@ -1,8 +1,15 @@
 """Chips by every name that jax and libtpu have for them."""
 
+from pathlib import Path
+
 import pytest
 
+from devices import DescribedDevice, cpu, tpus
 from ltx2_cli.chips import CHIPS, chip
+from ltx2_cli.plan.resolve import plan_offline
+from ltx2_cli.request.profiles import read_spec
+
+TPU7X = tpus("TPU7x", 8, cores=2)
 
 
 @pytest.mark.parametrize(
@@ -47,3 +54,35 @@ def test_ratios_of_the_figures_are_plausible():
         assert 0.005 < published.hbm_bytes / published.hbm_bandwidth < 0.09, published.name
         assert 100 < published.flops / published.hbm_bandwidth < 700, published.name
         assert 700 < published.flops / published.link_bandwidth < 12000, published.name
+
+
+@pytest.mark.parametrize(
+    ("devices", "sharding", "profile", "layout"),
+    [
+        (TPU7X, "auto", "ironwood", (16, True)),
+        (TPU7X[:1], "auto", "single", (16, True)),
+        (TPU7X, "single", "single", (16, True)),
+        (TPU7X, "own.yaml", "own.yaml", (16, True)),
+        (TPU7X, "other.yaml", "other.yaml", (8, False)),
+        (tpus("TPU v6 lite", 8), "auto", "trillium", (None, True)),
+        (tpus("TPU v5", 4), "auto", "ironwood", (None, True)),
+        (tpus("TPU v4", 4), "own.yaml", "own.yaml", (None, False)),
+        (cpu(8), "other.yaml", "other.yaml", (None, False)),
+    ],
+)
+def test_weights_lie_as_the_chip_reads_them(
+    devices: tuple[DescribedDevice, ...],
+    sharding: str,
+    profile: str,
+    layout: tuple[int | None, bool],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Under every profile, but for one that says otherwise."""
+    monkeypatch.chdir(tmp_path)
+    mesh = "mesh: {tokens: -1}\nactivations: {tokens: tokens}\n"
+    Path("own.yaml").write_text(mesh)
+    Path("other.yaml").write_text(mesh + "bf16_tile_sublanes: 8\ninput_major: false\n")
+    plan = plan_offline(read_spec(prompt="rain", model="ltx2.3", sharding=sharding), devices)
+    assert plan.spec.sharding.profile == profile
+    assert (plan.sharding.bf16_tile_sublanes, plan.sharding.input_major) == layout

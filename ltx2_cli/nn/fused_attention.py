@@ -154,7 +154,11 @@ def fused_attention(
             scratch_shapes=[scratch],
         ),
         out_shape=outputs,
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",) * 3, vmem_limit_bytes=needed(buffers)),
+        compiler_params=pltpu.CompilerParams(
+            # The cores of a chip share rows and groups of heads; what one keeps is for the blocks of one group.
+            dimension_semantics=("parallel", "parallel", "arbitrary"),
+            vmem_limit_bytes=needed(buffers),
+        ),
         name="fused_attention",
         interpret=device.platform != "tpu",
     )

@@ -12,6 +12,7 @@ from textwrap import shorten
 import jax
 from tokenizers import Tokenizer
 
+from ltx2_cli.chips import chip
 from ltx2_cli.diffusion.denoise import Schedule
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.pictures import Picture
@@ -171,13 +172,6 @@ def _says_distilled(checkpoint: str) -> bool | None:
     return None
 
 
-DEVICE_PROFILES = {  # by how the names of their platforms or kinds begin
-    "gpu": ("gpu",),
-    "ironwood": ("TPU7x", "TPU v7x"),
-    "trillium": ("TPU v6 lite", "TPU v6e", "TPU v5 lite", "TPU v5e"),
-}
-
-
 def check_clip(spec: RunSpec, arch: Arch) -> None:
     """Raise `UsageError` for a clip that this checkpoint cannot make."""
     frames, pixels, size = arch.compression.frames, arch.compression.pixels, f"{spec.width}x{spec.height}"
@@ -201,9 +195,10 @@ def _device_profile(devices: Sequence[jax.Device]) -> str:
     platform, kind = devices[0].platform, devices[0].device_kind
     if platform == "cpu" or len(devices) == 1:
         return "single"
-    for profile, names in DEVICE_PROFILES.items():
-        if kind.startswith(names) or platform in names:
-            return profile
+    if platform == "gpu":
+        return platform
+    if (published := chip(kind)) and published.profile:
+        return published.profile
     known = ", ".join(f"--sharding {name}" for name in profile_names("sharding"))
     hint = f"name one: {known}, or a FILE"
     raise UsageError(f"no sharding profile is made for {len(devices)} devices of kind {kind}", hint)

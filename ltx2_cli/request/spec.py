@@ -97,8 +97,8 @@ class ShardingSpec:
     weights: dict[str, str]
     activations: dict[str, str]
     attention: AttentionBackend
-    bf16_tile_sublanes: int | None  # tile height of stacked 16-bit weights in TPU memory; None: the compiler's choice
-    input_major: bool  # stacked 16-bit matrices lie (in, out) in TPU memory, as products read them, not (out, in)
+    bf16_tile_sublanes: int | None  # tile height of stacked 16-bit weights in TPU memory; None: the chip's
+    input_major: bool | None  # whether stacked 16-bit matrices lie (in, out) in TPU memory; None: as the chip's do
     replicate_vae: bool
     use_batched_text_encoder: bool
 

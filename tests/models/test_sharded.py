@@ -224,10 +224,9 @@ def test_devices_without_a_pass_share_the_tokens(profile: str, devices: int, row
     assert plan.mesh.devices.shape == shape
 
 
-def test_stacked_16_bit_matrices_have_the_tiles_of_the_profile() -> None:
-    """All others as the device has it, and all of them on a CPU, which has no tiles."""
+def test_stacked_16_bit_matrices_have_the_tiles_of_the_plan() -> None:
+    """All others as the device has it."""
     on_cpu = lay_out(read_sharding("ironwood"), jax.devices(), [], ROWS)
-    assert (on_cpu.bf16_tile_sublanes, read_sharding("ironwood").bf16_tile_sublanes) == (None, 16)
     plan, arch = replace(on_cpu, bf16_tile_sublanes=16), read_arch(TransformerArch, EARLIER, "config.json")
     for dtype in (jnp.bfloat16, jnp.float32):
         for weight in weights(Transformer(Scope(dtype), arch)):
@@ -248,12 +247,10 @@ def test_stacked_16_bit_matrices_have_the_tiles_of_the_profile() -> None:
         ((256, 36), None, None),
     ],
 )
-def test_stacked_matrices_lie_input_major_where_the_profile_says_so(
+def test_stacked_matrices_lie_input_major_where_the_plan_says_so(
     shape: tuple[int, int], sublanes: int | None, order: tuple[int, ...] | None
 ) -> None:
-    assert [read_sharding(name).input_major for name in ("trillium", "ironwood", "single")] == [True, True, False]
     on_cpu = lay_out(read_sharding("trillium"), jax.devices(), [], ROWS)
-    assert not on_cpu.input_major
     plan = replace(on_cpu, bf16_tile_sublanes=sublanes, input_major=True)
     matrix = Scope(jnp.bfloat16).stacked("blocks", LAYERS).weight("weight", shape, ("embed", "mlp"))
     place = plan.place(matrix)

@@ -1,5 +1,8 @@
 """The fused kernel as Mosaic compiles it for TPUs that are not here."""
 
+import re
+from base64 import b64decode
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +19,7 @@ FUSED = AttentionBackend.fused
 
 
 @needs_libtpu
-@pytest.mark.parametrize("topology", ["v6e:2x4", "tpu7x:2x2x1"])
+@pytest.mark.parametrize("topology", ["v5p:2x2x1", "v6e:2x4", "tpu7x:2x2x1"])
 @pytest.mark.parametrize(
     ("head_size", "dtype", "in_part"),
     [(128, "bfloat16", False), (64, "bfloat16", True), (64, "float32", False)],
@@ -24,7 +27,7 @@ FUSED = AttentionBackend.fused
 )
 def test_the_kernel_compiles_for_tpus(topology: str, head_size: int, dtype: str, in_part: bool) -> None:
     """Rotated, gated, with perturbed rows, with the weight of a part and with shares of keys, at a length that fills no
-    block."""
+    block. The grid says which of its axes the cores of a chip may share."""
     mesh = Mesh(np.asarray(devices(topology)[:1]), ("device",))
     case = drawn(300, 300, 256 // head_size, head_size, dtype, rows=2, perturbed=not in_part)
     alone = NamedSharding(mesh, PartitionSpec())
@@ -43,3 +46,5 @@ def test_the_kernel_compiles_for_tpus(topology: str, head_size: int, dtype: str,
     with activate(ShardingPlan(mesh, (), (), FUSED)):
         program = jax.jit(attend).lower(operands, valid).compile()
     assert "fused_attention" in program.as_text()
+    (body,) = re.findall(r'"body":"([^"]*)"', program.as_text())
+    assert b"parallel" in b64decode(body)
