@@ -176,11 +176,14 @@ def sized(values: Mapping[str, object], options: WishOptions, report: Report) ->
     asked = [text for text in (options.resolution, options.aspect, options.duration) if text is not None]
     if not asked:
         return values
+    from ltx2_cli.plan.sizes import legal_lengths
+
     spec, wished = configured_spec(values, options), dict[str, int]()
+    legal = legal_lengths(spec)
     if options.aspect is not None or options.resolution is not None:
-        wished |= size_of(spec.width, spec.height, options.aspect, options.resolution)
+        wished |= size_of(spec.width, spec.height, options.aspect, options.resolution, legal)
     if options.duration is not None:
-        wished["num_frames"] = frames_of(options.duration, spec.fps)
+        wished["num_frames"] = frames_of(options.duration, spec.fps, legal)
     for key in wished.keys() & values.keys():
         wish = "--duration" if key == "num_frames" else "--aspect or --resolution"
         raise UsageError(f"--{key.replace('_', '-')} is not taken beside {wish}", f"leave out {wish}")

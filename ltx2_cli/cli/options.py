@@ -124,8 +124,8 @@ class ClipOptions(ContentOptions):
     no_video: bool = flag(INPUTS, "Make the sound alone, a WAV.", "--no-video")
     no_audio: bool = flag(INPUTS, "Make the picture alone.", "--no-audio")
     image_crf: Count = option(INPUTS, "H.264 quality (CRF) that images are brought to, 1 to 51; 0: as they are.")
-    height: Count = option(SIZE, "Pixels, a multiple of 32.")
-    width: Count = option(SIZE, "Pixels, a multiple of 32.")
+    height: Count = option(SIZE, "Pixels, a multiple of 32, in two stages of 64.")
+    width: Count = option(SIZE, "Pixels, a multiple of 32, in two stages of 64.")
     num_frames: Count = option(SIZE, "A multiple of 8, plus 1.")
 
 
@@ -140,7 +140,7 @@ class WishOptions(ConfigOptions):
     """Size and length as people say them, in place of pixels and frames."""
 
     aspect: Text = option(SIZE, "In place of a width and height: 16:9, 1:1, 9:16.", metavar="W:H")
-    resolution: Text = option(SIZE, "The shorter side, of the first of two stages: 720p.", metavar="PIXELSp")
+    resolution: Text = option(SIZE, "The shorter side, as 720p: the nearest that the recipe makes.", metavar="PIXELSp")
     duration: Text = option(SIZE, "In place of a number of frames: 5s.", metavar="SECONDS")
 
 

@@ -1,12 +1,17 @@
 """The number of latents of a clip, their positions in time and space, and what upsampling makes of both."""
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.spec import Streams
+from ltx2_cli.request.validation import RANGES
+
+LENGTHS = ("num_frames", "height", "width")  # keys of a request
 
 
 @dataclass(frozen=True)
@@ -163,17 +168,35 @@ class UpsampleFactors:
         return self.time * (frames - 1) + 1, -(-height * self.up // self.down), -(-width * self.up // self.down)
 
 
+SAME_SIZE = UpsampleFactors(1, 1, 1)
+
+
+def clip_lengths(compression: VAECompression, by: UpsampleFactors = SAME_SIZE) -> dict[str, list[int]]:
+    """The numbers of frames and pixels that a clip can have, rising, by the key of a request: of one stage, or of two
+    where the first is upsampled `by`. The first stage has as many latents as the number's place in the list, from 1."""
+    most = int(max(RANGES[key].highest for key in LENGTHS))
+    sizes = [
+        compression.clip_size(*by.upsampled(side, side, side)) for side in range(1, most // compression.frames + 2)
+    ]
+    axes = {key: [size[axis] for size in sizes] for axis, key in enumerate(LENGTHS)}
+    return {key: lengths[: bisect_right(lengths, RANGES[key].highest)] for key, lengths in axes.items()}
+
+
 def stage1_size(
     num_frames: int, height: int, width: int, by: UpsampleFactors, compression: VAECompression
 ) -> tuple[int, int, int]:
     """Frames, height and width of the first stage's clip, for a second stage of this size; in frames and pixels. Raises
-    `UsageError` with the nearest possible size where this one is impossible."""
-    size = (num_frames, height, width)
-    sizes = [compression.clip_size(*by.upsampled(side, side, side)) for side in range(1, max(size) + 1)]
-    nearest = np.abs(np.subtract(sizes, size)).argmin(axis=0).tolist()  # by axis, of two the smaller
-    nearest_size = tuple(sizes[index][axis] for axis, index in enumerate(nearest))
-    if nearest_size != size:
-        times = f"latents are made {by.time} for each one in time, and {by.up / by.down:g} in height and width"
-        hint = "the nearest is --width {2} --height {1} --num-frames {0}".format(*nearest_size)
-        raise UsageError(f"no clip is upsampled to {width}x{height}x{num_frames}: {times}", hint)
-    return compression.clip_size(*(index + 1 for index in nearest))
+    `UsageError` with the nearest possible numbers of those that are impossible."""
+    legal, wrong, latents = clip_lengths(compression, by), [], []
+    times, whole = Fraction(by.up, by.down), by.up % by.down == 0
+    sides = f"a multiple of {times * compression.pixels}" if whole else f"{times} of a first stage's side"
+    rules = {"num_frames": f"{by.time * compression.frames}k + 1", "height": sides, "width": sides}
+    for key, value in zip(LENGTHS, (num_frames, height, width), strict=True):
+        place = bisect_left(legal[key], value)
+        latents.append(place + 1)
+        if value not in (nearest := legal[key][max(place - 1, 0) : place + 1]):
+            typed = f"--{key.replace('_', '-')} {' or '.join(map(str, nearest))}"
+            wrong.append(f"{key} {value} is not {rules[key]}, as two stages need; nearest: {typed}")
+    if wrong:
+        raise UsageError(wrong, "")
+    return compression.clip_size(*latents)

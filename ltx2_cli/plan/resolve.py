@@ -141,7 +141,7 @@ def plan_offline(spec: RunSpec, devices: Sequence[jax.Device], source: InitialLa
 
 
 def _plan(spec: RunSpec, devices: Sequence[jax.Device], source: InitialLatents | None, offline: bool) -> Plan:
-    opened, problems = collect({spec.checkpoint: partial(_open_checkpoint, spec, offline)})
+    opened, problems = collect({spec.checkpoint: partial(open_checkpoint, spec.checkpoint, spec.text_encoder, offline)})
     loras = _open_loras(spec.lora, offline, problems)
     checkpoint = opened[spec.checkpoint]
     if source is None:  # a first stage alone follows references
@@ -227,30 +227,32 @@ def build_plan(
     )
 
 
-def _open_checkpoint(spec: RunSpec, offline: bool) -> Checkpoint:
-    place = _find(spec.checkpoint, FOLDER_FILES, offline)
+def open_checkpoint(checkpoint: str, text_encoder: str | None, offline: bool) -> Checkpoint:
+    """The networks of a checkpoint, and those of a text encoder for a single file, without weights."""
+    place = _find(checkpoint, FOLDER_FILES, offline)
     if place is None:
-        return preset_checkpoint(spec.checkpoint)
-    if place.is_dir() and spec.text_encoder is None:
+        return preset_checkpoint(checkpoint)
+    if place.is_dir() and text_encoder is None:
         return open_folder(place)
     if place.is_dir():
         hint = "--text-encoder is for single files: leave it out, or take back a record's by --set text_encoder=null"
-        raise UsageError(f"{spec.checkpoint} has a text encoder of its own", hint)
-    if spec.text_encoder is None:
-        raise UsageError(f"{spec.checkpoint} has no text encoder", "--text-encoder FOLDER or REPO names Gemma-3")
-    return open_file(place, _find(spec.text_encoder, TEXT_ENCODER_FILES, offline))
+        raise UsageError(f"{checkpoint} has a text encoder of its own", hint)
+    if text_encoder is None:
+        raise UsageError(f"{checkpoint} has no text encoder", "--text-encoder FOLDER or REPO names Gemma-3")
+    return open_file(place, _find(text_encoder, TEXT_ENCODER_FILES, offline))
+
+
+def find_upsampler(name: str | None, checkpoint: Checkpoint, offline: bool) -> tuple[LatentUpsamplerArch, TensorFiles]:
+    """The upsampler of this name, None: in the checkpoint's folder; without files where it is described alone."""
+    if place := _find(name, UPSAMPLER_FILES, offline) if name else checkpoint.where:
+        return open_upsampler(place, checkpoint.arch.vae)
+    return preset_upsampler(name or ""), TensorFiles()
 
 
 def _open_second_stage(
     spec: RunSpec, checkpoint: Checkpoint, offline: bool
 ) -> tuple[LatentUpsamplerArch, TensorFiles, Loras]:
-    def upsampler() -> tuple[LatentUpsamplerArch, TensorFiles]:
-        name = spec.second_stage.upsampler  # None: the checkpoint's own
-        if place := _find(name, UPSAMPLER_FILES, offline) if name else checkpoint.where:
-            return open_upsampler(place, checkpoint.arch.vae)
-        return preset_upsampler(name or ""), TensorFiles()
-
-    opened, problems = collect({"upsampler": upsampler})
+    opened, problems = collect({"upsampler": partial(find_upsampler, spec.second_stage.upsampler, checkpoint, offline)})
     preset = partial(preset_lora, transformer=checkpoint.networks(spec).transformer)
     loras = _open_loras(spec.second_stage.lora or (), offline, problems, preset)
     return *opened["upsampler"], [lora for lora in loras if lora[1]]

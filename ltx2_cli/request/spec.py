@@ -135,8 +135,8 @@ class RunSpec:
     # what to show and to hear
     prompt: str
     negative_prompt: str
-    height: int  # pixels, a multiple of 32
-    width: int  # pixels, a multiple of 32
+    height: int  # pixels, a multiple of 32, in two stages of 64
+    width: int  # pixels, a multiple of 32, in two stages of 64
     num_frames: int  # 8k + 1
     fps: float
     conditions: tuple[ConditionSpec, ...]

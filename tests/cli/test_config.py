@@ -348,7 +348,7 @@ def test_the_schema_accepts_every_shipped_page_and_refuses_mistakes(config: Run)
     bad += [{"conditions": [{"path": "a.mp4", "kind": "clip", "anew": [1, 2, 3]}]}]
     assert [page for page in good if not accepts(schema, page)] == []
     assert [page for page in bad if accepts(schema, page)] == []
-    assert schema["properties"]["height"]["description"] == "pixels, a multiple of 32"
+    assert schema["properties"]["height"]["description"] == "pixels, a multiple of 32, in two stages of 64"
     assert schema["properties"]["guidance"]["properties"]["video"]["properties"]["stg_scale"]["description"]
 
 

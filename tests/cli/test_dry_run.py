@@ -155,6 +155,16 @@ def test_a_dry_run_without_downloads_describes_the_run(generate: Run) -> None:
     assert list(Path.cwd().iterdir()) == []
 
 
+def test_two_stages_choose_and_take_multiples_of_64(generate: Run) -> None:
+    two_stages = ("--model", "demo", "--recipe", "two_stage", "--dry-run")
+    code, out, err = generate(*two_stages, "--resolution", "480p", "--aspect", "16:9")
+    assert (code, err.splitlines()[0]) == (0, "asked: 480p, 16:9; got: 832x448, 49 frames, 2.04 s")
+    assert "video     832x448, 49 frames" in out
+    code, out, err = generate(*two_stages, "--width", "480", "--height", "128")
+    refusal = "error: width 480 is not a multiple of 64, as two stages need; nearest: --width 448 or 512"
+    assert (code, out, err.splitlines()[0]) == (2, "", refusal)
+
+
 def test_a_dry_run_of_drafts_lists_one_stage_and_a_sheet(generate: Run) -> None:
     asked = ("--model", "demo", "--recipe", "two_stage", "--seed", "1..2", "--stop-after", "stage1")
     code, out, _ = generate(*asked, "--save-latents", "d.st", "--dry-run")

@@ -227,9 +227,8 @@ def test_a_lora_of_the_connectors_changes_only_the_second_stages_text(
 
 def test_a_size_impossible_for_the_upsampler_is_refused(checkpoint: Checkpoint, folder: Path) -> None:
     odd = LARGE._replace(size=Size(17, 96, 192, 24.0))
-    with pytest.raises(UsageError, match="no clip is upsampled to 192x96x17") as refused:
+    with pytest.raises(UsageError, match=r"height 96 is not a multiple of 64, .* nearest: --height 64 or 128"):
         asked(checkpoint, folder, odd)
-    assert "--width 192 --height 64" in refused.value.hint
 
 
 @pytest.mark.usefixtures("both")

@@ -1,0 +1,50 @@
+"""The sizes and lengths that a request can have: those that its model makes in one stage, or in two."""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from ltx2_cli.diffusion.geometry import SAME_SIZE, UpsampleFactors, VAECompression, clip_lengths
+from ltx2_cli.errors import UsageError
+from ltx2_cli.models.networks import Checkpoint
+from ltx2_cli.models.upsampler import has_upsampler
+from ltx2_cli.plan.recipe import apply_recipe, guess_request
+from ltx2_cli.plan.resolve import find_upsampler, open_checkpoint
+from ltx2_cli.request.profiles import AUTO
+from ltx2_cli.request.spec import RunSpec
+
+USUAL = VAECompression(frames=8, pixels=32, audio_rate=25.0)  # of every published model
+TWICE = UpsampleFactors(time=1, up=2, down=1)  # by the upsampler of every recipe
+
+
+def legal_lengths(spec: RunSpec) -> Mapping[str, Sequence[int]]:
+    """The numbers of frames and pixels, rising, by key, that the request's model makes in its recipe. The hub is not
+    asked: of a model that is not here and whose name says no recipe, those of two stages, which one stage makes too."""
+    checkpoint = _opened(spec.checkpoint, spec.text_encoder)
+    if checkpoint is None:
+        one_stage = spec.recipe != AUTO and guess_request(spec).second_stage.sigmas == ()
+        return clip_lengths(USUAL, SAME_SIZE if one_stage or not spec.running.video else TWICE)
+    by, second = SAME_SIZE, apply_recipe(spec, checkpoint.arch).second_stage
+    if second.sigmas and spec.running.video:
+        own = spec.second_stage.upsampler is None and has_upsampler(checkpoint.where)
+        by = _upsampling(None if own else second.upsampler, spec.checkpoint, spec.text_encoder)
+    lengths, smallest = clip_lengths(checkpoint.arch.compression, by), checkpoint.arch.vae.smallest
+    return {key: [n for n in numbers if n >= smallest or key == "num_frames"] for key, numbers in lengths.items()}
+
+
+@lru_cache(maxsize=4)
+def _opened(checkpoint: str, text_encoder: str | None) -> Checkpoint | None:
+    """A checkpoint that is here or published; None for another, and for one that a run refuses."""
+    try:
+        return open_checkpoint(checkpoint, text_encoder, offline=True)
+    except UsageError:
+        return None
+
+
+@lru_cache(maxsize=4)
+def _upsampling(upsampler: str | None, checkpoint: str, text_encoder: str | None) -> UpsampleFactors:
+    """What an upsampler (None: the checkpoint's own) makes of a size."""
+    opened = _opened(checkpoint, text_encoder)
+    try:
+        return find_upsampler(upsampler, opened, offline=True)[0].upsampling if opened else TWICE
+    except UsageError:  # a run refuses it
+        return TWICE
