@@ -7,22 +7,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, Popen, run
-from tempfile import TemporaryFile
 from types import MappingProxyType
 
-import imageio_ffmpeg
 import numpy as np
 from numpy.typing import NDArray
 
-from ltx2_cli.errors import MAKE_ROOM, RunError, UsageError
+from ltx2_cli.errors import UsageError
 from ltx2_cli.files import replacing
+from ltx2_cli.media.ffmpeg import RETRY, described, given, own, read_facts, run_ffmpeg
 
 KEY_PREFIX = "ltx2."  # of the keys of our metadata
 SPECIAL = re.compile(r"([=;#\\\n])")  # characters that ffmpeg's metadata format escapes
 ENTRY = re.compile(r"^((?:\\.|[^\\=\n])+)=((?:\\[\s\S]|[^\\\n])*)$", re.MULTILINE)
 ESCAPED = re.compile(r"\\([\s\S])")
-MAX_OUTPUT = 2**26  # bytes; ffmpeg prints about 60 a packet
 STREAMS = {"v": "picture", "a": "sound"}
 # by stream: what ffmpeg computes, the name it is printed under, and its unit
 MEASURES = {
@@ -32,8 +29,6 @@ MEASURES = {
 WAV = ".wav"
 LEAST_WAV = 44  # bytes of its header
 UNEVEN = 1.5  # times the usual step between frames; times in milliseconds differ by less
-LOCAL = ["-protocol_whitelist", "file,pipe"]  # files that name others lead to no network
-RETRY = "the file is cut short or changed; copy or make it again"
 
 
 @dataclass(frozen=True)
@@ -66,7 +61,7 @@ def open_video(path: Path) -> VideoFile:
     times = re.findall(r"^0,\s*-?\d+,\s*(-?\d+),\s*(\d+),", packets, re.MULTILINE)
     lengths = [int(length) for _, length in times]
     if facts.get("media_type 0") != "video" or not sum(lengths):
-        raise UsageError(f"{path} is an mp4 without a picture", "name a video")
+        raise UsageError(f"{path} has no picture", "name a video")
     width, height = map(int, facts["dimensions 0"].split("x"))
     seconds = float(sum(lengths) * Fraction(facts["tb 0"]))
     steps = np.diff(sorted(int(time) for time, _ in times))
@@ -75,30 +70,6 @@ def open_video(path: Path) -> VideoFile:
     metadata = {key.removeprefix(KEY_PREFIX): text for key, text in pairs if key.startswith(KEY_PREFIX)}
     fps = round(len(lengths) / seconds, 3)
     return VideoFile(width, height, len(lengths), seconds, sample_rate, fps, uneven, metadata)
-
-
-def read_facts(path: Path, *options: str) -> str:
-    """What ffmpeg prints of a file. Raises `UsageError` with its first error."""
-    program = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-loglevel", "error", *LOCAL]
-    command = [*program, "-i", f"file:{path}", *options]
-    with TemporaryFile() as log, Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=log) as process:
-        assert process.stdout
-        output = process.stdout.read(MAX_OUTPUT + 1)
-        if len(output) > MAX_OUTPUT:
-            process.kill()
-            raise UsageError(f"{path} says more of itself than {MAX_OUTPUT:,} bytes", RETRY)
-        process.wait()
-        log.seek(0)
-        errors = log.read(MAX_OUTPUT)
-    if process.returncode or errors:
-        raise UsageError(f"{path} is damaged: {first_error(errors, process.returncode)}", RETRY)
-    return output.decode("utf-8", errors="replace")
-
-
-def first_error(log: bytes, code: int) -> str:
-    """The first line of ffmpeg's log, which causes the others, without the name of the component."""
-    lines = [line for line in log.decode(errors="replace").splitlines() if line.strip()]
-    return re.sub(r"^(\[[^]]*\] )+", "", lines[0]) if lines else f"it ended with code {code}"
 
 
 def video_differences(first: Path, second: Path) -> dict[str, str]:
@@ -116,9 +87,7 @@ def _difference(kind: str, first: Path, second: Path) -> str:
     if size != other:
         return f"{other}, not {size}"
     graph = ";".join(f"[0:{kind}][1:{kind}]{measure}" for measure, _, _ in MEASURES[kind])
-    inputs = ["-i", f"file:{first}", "-i", f"file:{second}"]
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-nostats", *inputs, "-lavfi", graph, "-f", "null", "-"]
-    log = run(command, stdin=DEVNULL, capture_output=True, check=False).stderr.decode(errors="replace")
+    log = described(*given(first), *given(second), "-lavfi", graph, "-f", "null", "-")
     matches = [(re.search(printed, log), text) for _, printed, text in MEASURES[kind]]
     return ", ".join(text.format(float(match[1])) for match, text in matches if match) or "differs"
 
@@ -178,14 +147,14 @@ def write_mp4(
         lines = [";FFMETADATA1", *(f"{KEY_PREFIX}{key}={text}" for key, text in pairs), ""]
         tags.write_text("\n".join(lines), encoding="utf-8")
         rate, channels = (str(number) for number in (media.sample_rate, media.waveform.shape[1]))
-        raw = ["-f", "f32le", "-ar", rate, "-ac", channels, "-i", f"file:{samples}"]
-        heard = (["-i", f"file:{sound}"] if sound else raw) if len(media.waveform) else []
+        raw = own("f32le", samples, "-ar", rate, "-ac", channels)
+        heard = (given(sound) if sound else raw) if len(media.waveform) else []
         streams = ["-map", "0:v", *(["-c:v", "copy"] if picture else PICTURE)]
         streams += ["-map", "2:a:0", *(["-c:a", "copy"] if sound else SOUND)] if heard else []
-        command = ["-f", "ffmetadata", "-i", f"file:{tags}", *heard, *streams, "-map_metadata", "1", *FILE]
+        command = [*own("ffmetadata", tags), *heard, *streams, "-map_metadata", "1", *FILE]
         if picture:
-            listed = ["-f", "concat", "-safe", "0"] if picture.suffix == ".txt" else []
-            run_ffmpeg([*listed, "-i", f"file:{picture}", *command, f"file:{temporary}"], path)
+            kept = own("concat", picture, "-safe", "0") if picture.suffix == ".txt" else given(picture)
+            run_ffmpeg([*kept, *command, f"file:{temporary}"], path)
         else:
             _write(media, [*command, f"file:{temporary}"], path)
 
@@ -248,18 +217,8 @@ def _write(media: Media, command: list[str], path: Path) -> None:
     """Run ffmpeg with the raw frames as its first input. Raises `RunError` that names `path`."""
     rate = Fraction(media.fps).limit_denominator(100_000)  # keeps 23.976, and 24000 / 1001
     size = f"{media.frames.shape[2]}x{media.frames.shape[1]}"
-    frames = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-framerate", str(rate), "-i", "-"]
+    frames = own("rawvideo", None, "-pix_fmt", "rgb24", "-s", size, "-framerate", str(rate))
     run_ffmpeg([*frames, *command], path, np.ascontiguousarray(media.frames).data)
-
-
-def run_ffmpeg(command: list[str], path: Path, data: memoryview | bytes = b"") -> None:
-    """Run ffmpeg, which writes `path`, with `data` on its stdin. Raises `RunError` that names `path`."""
-    program = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-loglevel", "error", "-y"]
-    with TemporaryFile() as log:
-        done = run([*program, *command], input=data, stderr=log, check=False)
-        log.seek(0)
-        if done.returncode:
-            raise RunError(f"ffmpeg cannot write {path}: {first_error(log.read(), done.returncode)}", MAKE_ROOM)
 
 
 SIDE = 64  # about the number of rows and columns of a frame that are checked

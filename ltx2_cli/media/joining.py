@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ltx2_cli.files import replacing
-from ltx2_cli.media import Kept, Media, read_facts, run_ffmpeg, write_media, write_mp4
+from ltx2_cli.media import Kept, Media, write_media, write_mp4
+from ltx2_cli.media.ffmpeg import given, read_facts, run_ffmpeg
 
 FADE = 0.05  # seconds
 
@@ -83,7 +84,7 @@ def _kept_packets(media: Media, kept: Kept, temporary: Path) -> tuple[Path, int]
         return None
     old, new, listed = (temporary.with_name(f"{temporary.stem}{name}") for name in ("-old.mp4", "-new.mp4", ".txt"))
     copy = ["-map", "0:v:0", "-c", "copy", "-frames:v", str(count), f"file:{old}"]
-    run_ffmpeg(["-i", f"file:{kept.path}", *copy], old)
+    run_ffmpeg([*given(kept.path), *copy], old)
     if count == len(media.frames):
         return old, count
     write_mp4(replace(media, frames=media.frames[count:], waveform=media.waveform[:0]), new)

@@ -3,26 +3,30 @@ over a clip's frame."""
 
 import hashlib
 import math
+import re
 import warnings
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from subprocess import run
 
-import imageio_ffmpeg
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageCms, ImageFile, ImageOps, UnidentifiedImageError
 
 from ltx2_cli.errors import RunError, UsageError
 from ltx2_cli.files import read_limited
+from ltx2_cli.media.ffmpeg import own, program
 from ltx2_cli.media.sounds import Sound
 
 FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP", "GIF", "AVIF")  # others run programs, or are no pictures
 READABLE = f"a picture: {', '.join(FORMATS)}"
 MAX_BYTES = 2**28
 MAX_PIXELS = 2**26  # 8192x8192: 200 MB decoded
-MIN_SIDE = 2  # a pixel of colour in H.264 is 2x2
+MIN_SIDE, MAX_SIDE = 2, 2**14  # of H.264: a pixel of colour is 2x2
+ORIENTATION = ExifTags.Base.Orientation
+TURNED = {2: "mirrored", 4: "mirrored", 5: "mirrored and turned", 7: "mirrored and turned", 3: "turned", 6: "turned"}
+TURNED |= {8: "turned"}  # by the orientation
 WIDE_MODES = ("I", "I;16", "I;16B", "I;16L", "I;16N")  # 16 bits a pixel, one channel
 BOMBS = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 
@@ -38,6 +42,11 @@ class Picture:
     frames: NDArray[np.uint8]  # [frames, height, width, RGB]
     remarks: tuple[str, ...]  # each says a change: "transparent parts are shown on white"
     sound: Sound | None = None  # of a clip that has one
+
+    @property
+    def nbytes(self) -> int:
+        """Of its frames."""
+        return self.frames.nbytes
 
     def cropped(self, height: int, width: int) -> str:
         """What of the picture covers a frame of this size, in words; empty if it is all of it."""
@@ -63,7 +72,7 @@ def read_picture(path: Path) -> Picture:
             with Image.open(BytesIO(content), formats=FORMATS) as image:
                 _check_size(path, image)
                 remarks += [f"it has {frames} frames, the first is shown"] if (frames := _frames(image)) > 1 else []
-                pixels = np.asarray(_as_rgb(image, remarks))
+                pixels = np.asarray(_as_rgb(image, content, remarks))
         except UnidentifiedImageError:
             raise UsageError(f"{path} is {'no picture' if content else 'empty'}", READABLE) from None
         except BOMBS:
@@ -98,6 +107,10 @@ def _check_size(path: Path, image: Image.Image) -> None:
         raise _too_large(path, f"{image.width}x{image.height}")
     if min(image.size) < MIN_SIDE:
         raise UsageError(f"{path} has {image.width}x{image.height} pixels", f"at least {MIN_SIDE}x{MIN_SIDE}")
+    if (longer := max(image.size)) > MAX_SIDE:
+        width, height = (max(round(side * MAX_SIDE / longer), MIN_SIDE) for side in image.size)
+        sentence = f"{path} has {image.width}x{image.height} pixels; a side has at most {MAX_SIDE:,}"
+        raise UsageError(sentence, f"scaled down: {width}x{height}; or its middle")
 
 
 def _too_large(path: Path, pixels: str) -> UsageError:
@@ -105,13 +118,16 @@ def _too_large(path: Path, pixels: str) -> UsageError:
     return UsageError(f"{path} has {pixels} pixels; at most {MAX_PIXELS:,} are read", f"{side}x{side}, or smaller")
 
 
-def _as_rgb(image: Image.Image, remarks: list[str]) -> Image.Image:
-    """`image` in RGB; a change that is seen is added to `remarks`."""
-    upright = ImageOps.exif_transpose(image)
-    remarks += ["it was turned as its camera says"] if upright.size != image.size else []
+def _as_rgb(image: ImageFile.ImageFile, content: bytes, remarks: list[str]) -> Image.Image:
+    """`image`, the picture in a file of this content, in RGB; a change that is seen is added to `remarks`."""
+    wide = re.search(r"\b(LA|RGBA?);16", str([tile.args for tile in image.tile]))
+    orientation, profile = image.getexif().get(ORIENTATION), image.info.get("icc_profile")
+    remarks += [f"it was {TURNED[orientation]} as its camera says"] if orientation in TURNED else []
+    image.load()
+    upright = _of_16_bits(image, content, wide[1], orientation) if wide else ImageOps.exif_transpose(image)
+    remarks += ["its 16 bits became 8"] if wide or upright.mode in WIDE_MODES else []
     if upright.mode in WIDE_MODES:
-        upright = Image.fromarray((np.clip(np.asarray(upright), 0, 65535) / 257).round().astype(np.uint8))
-        remarks += ["its 16 bits became 8"]
+        upright = Image.fromarray(_in_8_bits(np.clip(np.asarray(upright), 0, 65535)))
     elif upright.mode == "F":
         upright = Image.fromarray((np.clip(np.nan_to_num(np.asarray(upright)), 0, 1) * 255).round().astype(np.uint8))
         remarks += ["its light was cut off at 1"]
@@ -119,7 +135,21 @@ def _as_rgb(image: Image.Image, remarks: list[str]) -> Image.Image:
         white = Image.new("RGBA", upright.size, "white")
         upright = Image.alpha_composite(white, upright.convert("RGBA"))
         remarks += ["transparent parts are shown on white"]
-    return _in_srgb(upright, image.info.get("icc_profile"), remarks).convert("RGB")
+    return _in_srgb(upright, profile, remarks).convert("RGB")
+
+
+def _of_16_bits(image: Image.Image, content: bytes, mode: str, orientation: int | None) -> Image.Image:
+    """The picture upright in 8 bits, rounded: of channels of 16 bits Pillow reads the high bytes alone."""
+    form, channels = {"LA": ("ya16le", 2), "RGB": ("rgb48le", 3), "RGBA": ("rgba64le", 4)}[mode]
+    source = own(f"{str(image.format).lower()}_pipe", None, "-noautorotate", "-frame_size", str(len(content)))
+    values = np.frombuffer(_converted(source, content, ["-frames:v", "1", "-f", "rawvideo", "-pix_fmt", form]), "<u2")
+    rounded = Image.fromarray(_in_8_bits(values.reshape(image.height, image.width, channels)), mode)
+    rounded.getexif()[ORIENTATION] = orientation
+    return ImageOps.exif_transpose(rounded)
+
+
+def _in_8_bits(values: np.ndarray) -> NDArray[np.uint8]:
+    return (values / 257).round().astype(np.uint8)
 
 
 def _in_srgb(image: Image.Image, profile: bytes | None, remarks: list[str]) -> Image.Image:
@@ -150,21 +180,20 @@ def compressed(pixels: Pixels, crf: int) -> Pixels:
     if crf == 0:
         return pixels
     height, width = (side // 2 * 2 for side in pixels.shape[:2])
-    raw = ["-f", "rawvideo", "-pix_fmt", "rgb24"]
-    frame = [*raw, "-s", f"{width}x{height}", "-framerate", "1"]
+    frame = own("rawvideo", None, "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-framerate", "1")
     h264 = ["-f", "h264", "-c:v", "libx264", "-preset", "veryfast", "-crf", str(crf), "-pix_fmt", "yuv420p"]
     encoded = _converted(frame, pixels[:height, :width].tobytes(), h264)
-    return np.frombuffer(_converted(["-f", "h264"], encoded, raw), np.uint8).reshape(height, width, 3)
+    raw = _converted(own("h264", None), encoded, ["-f", "rawvideo", "-pix_fmt", "rgb24"])
+    return np.frombuffer(raw, np.uint8).reshape(height, width, 3)
 
 
 def _converted(source: list[str], data: bytes, target: list[str]) -> bytes:
     """Data of one format in another, by ffmpeg."""
-    program = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-loglevel", "error"]
-    command = [*program, *source, "-i", "-", "-sws_flags", "bilinear", *target, "-"]
+    command = program(*source, "-sws_flags", "bilinear", *target, "-")
     done = run(command, input=data, capture_output=True, check=False)
     if done.returncode or not done.stdout:
         reason = done.stderr.decode(errors="replace").strip()
-        raise RunError(f"ffmpeg cannot compress a picture: {reason}", "--image-crf 0")
+        raise RunError(f"ffmpeg cannot convert a picture: {reason}", "copy or make it again; or --image-crf 0")
     return done.stdout
 
 

@@ -4,26 +4,29 @@ import hashlib
 import re
 import struct
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL, run
 
-import imageio_ffmpeg
 import numpy as np
 from numpy.typing import NDArray
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.files import refuse_special
-from ltx2_cli.media import LOCAL, RETRY, first_error
+from ltx2_cli.media.ffmpeg import RETRY, described, given, program, read_facts, unreadable
+from ltx2_cli.media.recent import Recent
 
 READABLE = "a sound that ffmpeg reads: WAV, FLAC, MP3, …, or a video with sound"
 MAX_BYTES = 2**31  # of the samples that are read
 MARGIN = 0.2  # seconds that are read beyond a clip: a spectrogram hears them, and they tell that it is longer
-UNSAID = 0.1  # seconds that a sound may be longer or shorter, and nothing is said
+UNSAID = 0.01  # seconds that a sound may be longer or shorter, and nothing is said: times have two decimals
+LEAST_RATE = 1000  # samples a second
 CHANNELS = 2
 ALONE = {"mono": 1, "1 channels": 1, "stereo": 2, "2 channels": 2}  # other channels are mixed
-# Silence where a video's sound begins later than its picture, or leaves a gap.
-FILTERS = "aresample=async=1:first_pts=0,aformat=channel_layouts=mono|stereo"
+# Silence where a video's sound begins later than its picture, or leaves a gap. What is mixed stays below full scale, as
+# where ffmpeg mixes whole numbers.
+FILTERS = "aresample=async=1:first_pts=0:rematrix_maxval=1,aformat=channel_layouts=mono|stereo"
+_recent = Recent["Sound"](2**28)
 AU_HEADER = struct.Struct(">4s5I")  # magic, offset of the data, size, encoding, sample rate, channels
 
 
@@ -36,6 +39,11 @@ class Sound:
     waveform: NDArray[np.float32]  # [samples, CHANNELS]
     sample_rate: int
     remarks: tuple[str, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Of its samples."""
+        return self.waveform.nbytes
 
     def lasting(self, seconds: float) -> NDArray[np.float32]:
         """The samples of so many seconds; silence follows a shorter sound."""
@@ -62,14 +70,15 @@ def read_sound(path: Path, seconds: float) -> Sound:
         stat = path.stat()
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", "check the path after --audio") from None
-    return _read(path, seconds, (stat.st_mtime_ns, stat.st_size))
-
-
-@lru_cache(maxsize=2)  # a request is planned several times
-def _read(path: Path, seconds: float, version: tuple[int, int]) -> Sound:
-    if not version[1]:
+    if not stat.st_size:
         raise UsageError(f"{path} is empty", READABLE)
+    return _recent.get((path, seconds, stat.st_mtime_ns, stat.st_size), partial(_read, path, seconds))
+
+
+def _read(path: Path, seconds: float) -> Sound:
     rate, layout = _described(path)
+    if rate < LEAST_RATE:
+        raise UsageError(f"{path} has {rate} samples a second", "a sound of 8000 or more")
     if rate * (seconds + MARGIN) * CHANNELS * np.dtype(np.float32).itemsize > MAX_BYTES:
         sentence = f"{seconds:.2f} s of {path} have {rate} samples a second, more than is read at once"
         raise UsageError(sentence, "make it smaller first, or a shorter clip: --num-frames")
@@ -80,27 +89,23 @@ def _read(path: Path, seconds: float, version: tuple[int, int]) -> Sound:
     return Sound(path, sha256, waveform, rate, tuple(remarks))
 
 
-def _ffmpeg(path: Path, *options: str) -> tuple[bytes, bytes, int]:
-    """What ffmpeg prints of a file, its log, and its exit code."""
-    program = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", *LOCAL]
-    done = run([*program, "-i", f"file:{path}", *options], stdin=DEVNULL, capture_output=True, check=False)
-    return done.stdout, done.stderr, done.returncode
-
-
 def _described(path: Path) -> tuple[int, str]:
     """Samples a second and the names of the channels, as the file states them."""
-    log = _ffmpeg(path)[1].decode(errors="replace")
+    log = described(*given(path))
     if stated := re.search(r"Stream #0:.* Audio: .*?, (\d+) Hz, ([^,\n]+)", log):
         return int(stated[1]), stated[2]
-    raise UsageError(f"{path} has no sound" if "Input #0" in log else f"{path} is no sound", READABLE)
+    if "Input #0" not in log:
+        read_facts(path, "-f", "null", "-")  # which says why
+    raise UsageError(f"{path} has no sound", READABLE)
 
 
 def _decode(path: Path, seconds: float) -> tuple[NDArray[np.float32], int]:
     """The first samples [samples, CHANNELS], and how many a second has."""
-    source, target = ["-loglevel", "error", "-map", "0:a:0"], ["-f", "au", "-c:a", "pcm_f32be", "-"]
-    output, log, code = _ffmpeg(path, *source, "-t", f"{seconds:.6f}", "-af", FILTERS, *target)
-    if log or code or len(output) < AU_HEADER.size:
-        raise UsageError(f"{path} is damaged: {first_error(log, code)}", RETRY)
+    target = ["-map", "0:a:0", "-t", f"{seconds:.6f}", "-af", FILTERS, "-f", "au", "-c:a", "pcm_f32be", "-"]
+    done = run(program(*given(path), *target), stdin=DEVNULL, capture_output=True, check=False)
+    output = done.stdout
+    if done.stderr or done.returncode or len(output) < AU_HEADER.size:
+        raise unreadable(path, done.stderr.decode(errors="replace"), done.returncode)
     _, start, _, _, rate, channels = AU_HEADER.unpack_from(output)
     waveform = np.frombuffer(output, ">f4", offset=start).astype(np.float32).reshape(-1, channels)
     if not waveform.size or not np.isfinite(waveform).all():

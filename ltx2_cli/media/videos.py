@@ -5,35 +5,40 @@ import math
 import re
 from collections import deque
 from fractions import Fraction
-from functools import lru_cache
+from functools import partial
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, Popen, run
+from subprocess import DEVNULL, PIPE, Popen
 from tempfile import TemporaryFile
 
-import imageio_ffmpeg
 import numpy as np
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.files import refuse_special
-from ltx2_cli.media import LOCAL, RETRY, first_error, open_video
+from ltx2_cli.media import open_video
+from ltx2_cli.media.ffmpeg import described, given, logged, program, unreadable
 from ltx2_cli.media.pictures import MAX_PIXELS, Picture
+from ltx2_cli.media.recent import Recent
 
 READABLE = "a video that ffmpeg reads: MP4, MOV, WebM, MKV, …"
-MAX_BYTES = 2**31  # of the frames that are kept
+MAX_BYTES = 2**31  # of the frames of a video
+_recent = Recent[Picture](MAX_BYTES)
 HDR = ("smpte2084", "arib-std-b67")  # transfer functions, PQ and HLG
+PPM = ("-f", "image2pipe", "-c:v", "ppm", "-pix_fmt", "rgb24")
+PACKED = {48: 16, 64: 16, 565: 8, 555: 8, 444: 8}  # bits a pixel: bits a value
 COMPRESSION = 8  # frames that become one latent behind the first
 
 
 def read_video(path: Path, fps: float, most: int, from_end: bool) -> Picture:
     """8k + 1 frames of a video, at most `most`, at this rate: its first or its last. Raises `UsageError` for a file
     without a picture, a damaged or a huge one."""
-    return _read(path, fps, most, from_end, _version(path))
+    return _recent.get((path, fps, most, from_end, _version(path)), partial(_read, path, fps, most, from_end))
 
 
 def read_whole(path: Path, fps: float | None = None) -> Picture:
     """All frames of a video at this rate; None: its own. Raises `UsageError` as `read_video`."""
     version = _version(path)
-    return _read(path, fps or open_video(path).fps, None, False, version)
+    rate = fps or open_video(path).fps
+    return _recent.get((path, rate, version), partial(_read, path, rate, None, False))
 
 
 def _version(path: Path) -> tuple[int, int]:
@@ -48,8 +53,7 @@ def _version(path: Path) -> tuple[int, int]:
     return stat.st_mtime_ns, stat.st_size
 
 
-@lru_cache(maxsize=4)  # a request is planned several times
-def _read(path: Path, fps: float, most: int | None, from_end: bool, version: tuple[int, int]) -> Picture:
+def _read(path: Path, fps: float, most: int | None, from_end: bool) -> Picture:
     """`most` frames, 8k + 1; None: all."""
     file = open_video(path)
     count = most or math.ceil(file.seconds * fps) + 1
@@ -61,12 +65,13 @@ def _read(path: Path, fps: float, most: int | None, from_end: bool, version: tup
         kept = (len(frames) - 1) // COMPRESSION * COMPRESSION + 1
         frames = frames[-kept:] if from_end else frames[:kept]
         remarks = [f"its {'last' if from_end else 'first'} {kept} frames are shown"]
-    described = _described(path)
-    stated = re.search(r"([\d.]+) fps", described)
+    line = _described(path)
+    stated, bits = re.search(r"([\d.]+) fps", line), _bits(line)
     own = float(stated[1]) if stated else file.fps  # packets of some formats have no exact times
     remarks += [f"at {fps:g} frames a second, not its {own:g}"] if abs(fps - own) > 0.01 else []
     remarks += ["its frames do not come at even times"] if file.uneven else []
-    remarks += ["its HDR light is not mapped to what screens show"] if any(map(described.count, HDR)) else []
+    remarks += [f"its {bits} bits became 8"] if bits > 8 else []
+    remarks += ["its HDR light is not mapped to what screens show"] if any(map(line.count, HDR)) else []
     with path.open("rb") as content:
         sha256 = hashlib.file_digest(content, "sha256").hexdigest()
     return Picture(path, sha256, frames, (", ".join(remarks),) if remarks else ())
@@ -74,20 +79,36 @@ def _read(path: Path, fps: float, most: int | None, from_end: bool, version: tup
 
 def _described(path: Path) -> str:
     """The line in which ffmpeg describes the picture."""
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", *LOCAL, "-i", f"file:{path}"]
-    lines = run(command, stdin=DEVNULL, capture_output=True, check=False).stderr.decode(errors="replace").splitlines()
-    return next((line for line in lines if "Video: " in line), "")
+    return next((line for line in described(*given(path)).splitlines() if "Video: " in line), "")
+
+
+def _bits(line: str) -> int:
+    """Bits a value of the pixels that this line describes: of `yuv420p10le` 10, of `p010le` 10, of `rgb48le` 16."""
+    stated = re.search(r", [a-z][a-z0-9]*?(\d+)[lb]e\b", line)
+    return 8 if stated is None else PACKED.get(int(stated[1]), int(stated[1]) % 100)
 
 
 def _decode(path: Path, fps: float, most: int, from_end: bool) -> np.ndarray:
     """The first or last frames [frames, height, width, RGB] at this rate, upright, one by one: a long video takes no
     memory."""
-    program = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-loglevel", "error", *LOCAL, "-i", f"file:{path}"]
     rate, kept = Fraction(fps).limit_denominator(100_000), deque[np.ndarray](maxlen=most)
     first = [] if from_end else ["-frames:v", str(most)]
-    target = ["-map", "0:v:0", "-vf", f"fps={rate}", *first, "-f", "image2pipe", "-c:v", "ppm", "-"]
+    target = [
+        "-map",
+        "0:v:0",
+        "-vf",
+        f"fps={rate}",
+        *first,
+        "-f",
+        "image2pipe",
+        "-pix_fmt",
+        "rgb24",
+        "-c:v",
+        "ppm",
+        "-",
+    ]
     with TemporaryFile() as log:
-        with Popen([*program, *target], stdin=DEVNULL, stdout=PIPE, stderr=log) as process:
+        with Popen(program(*given(path), *target), stdin=DEVNULL, stdout=PIPE, stderr=log) as process:
             assert process.stdout
             while process.stdout.readline():
                 width, height = map(int, process.stdout.readline().split())
@@ -95,8 +116,7 @@ def _decode(path: Path, fps: float, most: int, from_end: bool) -> np.ndarray:
                 if len(frame := process.stdout.read(3 * width * height)) < 3 * width * height:
                     break
                 kept.append(np.frombuffer(frame, np.uint8).reshape(height, width, 3))
-        log.seek(0)
-        errors = log.read()
+        errors = logged(log)
     if errors or process.returncode or not kept:
-        raise UsageError(f"{path} is damaged: {first_error(errors, process.returncode)}", RETRY)
+        raise unreadable(path, errors, process.returncode)
     return np.stack(kept)

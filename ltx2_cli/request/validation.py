@@ -189,7 +189,7 @@ def _wrong_conditions(spec: RunSpec) -> Iterator[str]:
             yield f"strength {condition.strength:g} of {path} is {finding}"
         if count is not None and (finding := Range(1, spec.num_frames, 8, 1).finding(count, "num_frames: ")):
             yield f"num_frames {count} of {path} is {finding}"
-        if not Path(expanduser(path)).is_file():
+        if not Path(expanduser(path)).exists():
             yield f"there is no {WORDS[condition.kind]} {path}; check the path after {option}"
 
 
@@ -277,7 +277,7 @@ def _wrong_files(spec: RunSpec) -> Iterator[Finding]:
         yield "save_latents", sentence
     if spec.initial_noise and not Path(expanduser(spec.initial_noise)).is_file():
         yield "initial_noise", f"there is no noise file {spec.initial_noise}; check the path after --noise"
-    if spec.audio and not Path(expanduser(spec.audio.path)).is_file():
+    if spec.audio and not Path(expanduser(spec.audio.path)).exists():
         yield "audio", f"there is no sound {spec.audio.path}; check the path after --audio"
     if spec.initial_noise and (videos := spec.num_videos * len(spec.seed or (0,))) > 1:
         sentence = f"a noise file starts one video, {videos} are asked for; nearest: --num-videos 1 and one --seed"

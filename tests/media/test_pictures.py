@@ -12,6 +12,7 @@ from PIL import Image, ImageCms
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.pictures import MAX_PIXELS, compressed, covering, is_picture, mean_light, read_picture
+from media.test_videos import ffmpeg
 
 RED, GREEN = (250, 20, 10), (10, 200, 30)
 
@@ -39,15 +40,59 @@ def test_a_picture_keeps_its_pixels_and_says_nothing(red: Path):
     assert len(picture.sha256) == 64
 
 
-def test_exif_turns_it_upright(red: Path, tmp_path: Path):
-    exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned clockwise
-    Image.open(red).save(tmp_path / "turned.png", exif=exif)
-    picture = read_picture(tmp_path / "turned.png")
-    assert picture.frames[0].shape == (40, 20, 3)
-    assert picture.frames[0][0, 0].tolist() == [*RED]
-    assert picture.frames[0][-1, 0].tolist() == [*GREEN]
-    assert picture.remarks == ("it was turned as its camera says",)
+@pytest.mark.parametrize("name", ["turned.png", "turned.tiff", "deep.png"])
+@pytest.mark.parametrize(
+    ("orientation", "word", "upright"),
+    [
+        (1, None, lambda pixels: pixels),
+        (2, "mirrored", np.fliplr),
+        (3, "turned", lambda pixels: np.rot90(pixels, 2)),
+        (4, "mirrored", np.flipud),
+        (5, "mirrored and turned", lambda pixels: pixels.swapaxes(0, 1)),
+        (6, "turned", lambda pixels: np.rot90(pixels, -1)),
+        (7, "mirrored and turned", lambda pixels: np.rot90(pixels, 2).swapaxes(0, 1)),
+        (8, "turned", np.rot90),
+    ],
+)
+def test_exif_turns_it_upright(tmp_path: Path, name: str, orientation: int, word: str | None, upright):
+    """A square too, which has the same size afterwards."""
+    exif, pixels = Image.Exif(), np.random.default_rng(0).integers(0, 256, (6, 6, 3), np.uint8)
+    exif[0x0112] = orientation
+    Image.fromarray(pixels).save(tmp_path / name, exif=exif)
+    if name == "deep.png":
+        whole = (tmp_path / name).read_bytes()
+        chunk = whole[whole.index(b"eXIf") - 4 :].partition(b"IDAT")[0][:-4] if orientation > 1 else b""
+        wide = (pixels * np.uint16(257)).tobytes()
+        ffmpeg("-f", "rawvideo", "-pix_fmt", "rgb48le", "-s", "6x6", "-i", "-", tmp_path / "wide.png", data=wide)
+        head, _, rest = (tmp_path / "wide.png").read_bytes().partition(b"IDAT")
+        (tmp_path / name).write_bytes(head[:-4] + chunk + head[-4:] + b"IDAT" + rest)
+    picture = read_picture(tmp_path / name)
+    np.testing.assert_array_equal(picture.frames[0], upright(pixels))
+    said = [f"it was {word} as its camera says"] * (word is not None)
+    assert picture.remarks == (*said, *["its 16 bits became 8"] * (name == "deep.png"))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "channels"),
+    [
+        ("a.png", "rgb48le", 3),
+        ("a.png", "rgba64le", 4),
+        ("a.png", "ya16le", 2),
+        ("a.png", "gray16le", 1),
+        ("a.tiff", "rgb48le", 3),
+    ],
+)
+def test_sixteen_bits_are_rounded(tmp_path: Path, name: str, kind: str, channels: int):
+    """Every level is as likely as any other; all is opaque."""
+    levels = np.random.default_rng(0).integers(0, 2**16, (9, 12, channels)).astype("<u2")
+    if channels in (2, 4):
+        levels[..., -1] = 2**16 - 1
+    source = ["-f", "rawvideo", "-pix_fmt", kind, "-s", "12x9", "-i", "-"]
+    ffmpeg(*source, "-frames:v", 1, tmp_path / name, data=levels.tobytes())
+    picture = read_picture(tmp_path / name)
+    seen = (levels / 257).round()[..., : 3 if channels > 2 else 1]
+    np.testing.assert_array_equal(picture.frames[0], np.broadcast_to(seen, (9, 12, 3)))
+    assert picture.remarks[0] == "its 16 bits became 8"
 
 
 def wide(values: np.ndarray) -> Image.Image:
@@ -132,6 +177,7 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n"
         (bomb(9000, 9000), f"p.png has 9000x9000 pixels; at most {MAX_PIXELS:,} are read"),
         (bomb(10**5, 10**5), "p.png has far too many pixels"),
         (bomb(1, 50), "p.png has 1x50 pixels"),
+        (bomb(20, 20000), "p.png has 20x20000 pixels; a side has at most 16,384"),
     ],
 )
 def test_what_is_no_picture_is_refused_in_a_sentence(tmp_path: Path, content: bytes, sentence: str):

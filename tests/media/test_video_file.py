@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ltx2_cli import media
 from ltx2_cli.errors import UsageError
-from ltx2_cli.media import Media, is_video, open_video, write_mp4
+from ltx2_cli.media import Media, ffmpeg, is_video, open_video, write_mp4
 
 
 def clip(frames: int = 17, fps: float = 24.0) -> Media:
@@ -100,6 +99,6 @@ def test_a_box_with_a_false_size_is_an_error_of_one_sentence(box: str, tmp_path:
 
 def test_oversized_metadata_is_an_error_of_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_mp4(clip(), tmp_path / "clip.mp4", {"record": "x" * 1000})
-    monkeypatch.setattr(media, "MAX_OUTPUT", 500)
+    monkeypatch.setattr(ffmpeg, "MAX_OUTPUT", 500)
     with pytest.raises(UsageError, match="says more of itself than 500 bytes"):
         open_video(tmp_path / "clip.mp4")

@@ -1,0 +1,93 @@
+"""Every call of ffmpeg. A file that is read may be anybody's: it is of a format that names no other files, and no
+protocol reads but local ones."""
+
+import re
+from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen, run
+from tempfile import TemporaryFile
+from typing import IO
+
+import imageio_ffmpeg
+
+from ltx2_cli.errors import MAKE_ROOM, RunError, UsageError
+
+VIDEOS = (
+    "3gp,apng,asf,av1,avi,dirac,dv,flv,gif,gxf,h263,h264,hevc,ivf,m4v,matroska,mjpeg,mov,mp4,mpeg,mpegts,mpegvideo,mxf,"
+    "nut,obu,ogg,rm,vc1,vvc,webm,webp_anim,wtv,yuv4mpegpipe"
+)
+SOUNDS = (
+    "aac,ac3,aiff,amr,amrnb,amrwb,ape,au,caf,dsf,dts,dtshd,eac3,flac,loas,mlp,mp3,mpc,mpc8,qcp,sox,tak,truehd,tta,voc,"
+    "w64,wav,wv"
+)
+FORMATS = f"{VIDEOS},{SOUNDS}"  # ffmpeg's names; left out are lists of files or streams, pictures, texts and samples
+# how ffmpeg's log begins for a format that is left out, or for none
+UNKNOWN = ("Format not on whitelist", "Error opening input: Invalid data")
+READABLE = "MP4, MOV, WebM, MKV, WAV, FLAC, MP3, …; lists of other files are not followed"
+LOCAL = ("-protocol_whitelist", "file,pipe,fd")
+MAX_OUTPUT = 2**26  # bytes; ffmpeg prints about 60 a packet
+RETRY = "the file is cut short or changed; copy or make it again"
+
+
+def given(path: Path) -> list[str]:
+    """An input: a file that may be anybody's."""
+    return [*LOCAL, "-format_whitelist", FORMATS, "-i", f"file:{path}"]
+
+
+def own(kind: str, path: Path | None, *options: str) -> list[str]:
+    """An input in a format of ffmpeg that this program wrote: a file, or stdin."""
+    return [*LOCAL, "-f", kind, *options, "-i", f"file:{path}" if path else "-"]
+
+
+def program(*arguments: str, level: str = "error") -> list[str]:
+    """The command line of ffmpeg, which says as much as the log's `level` has."""
+    return [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-nostats", "-loglevel", level, "-y", *arguments]
+
+
+def described(*arguments: str) -> str:
+    """What ffmpeg says of its inputs, or measures of them."""
+    command = program(*arguments, level="info")
+    return run(command, stdin=DEVNULL, capture_output=True, check=False).stderr.decode(errors="replace")
+
+
+def read_facts(path: Path, *options: str) -> str:
+    """What ffmpeg prints of a file. Raises `UsageError` with its first error."""
+    command = program(*given(path), *options)
+    with TemporaryFile() as log, Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=log) as process:
+        assert process.stdout
+        output = process.stdout.read(MAX_OUTPUT + 1)
+        if len(output) > MAX_OUTPUT:
+            process.kill()
+            raise UsageError(f"{path} says more of itself than {MAX_OUTPUT:,} bytes", RETRY)
+        process.wait()
+        errors = logged(log)
+    if process.returncode or errors:
+        raise unreadable(path, errors, process.returncode)
+    return output.decode("utf-8", errors="replace")
+
+
+def logged(log: IO[bytes]) -> str:
+    """What ffmpeg wrote into a file."""
+    log.seek(0)
+    return log.read(MAX_OUTPUT).decode(errors="replace")
+
+
+def unreadable(path: Path, log: str, code: int) -> UsageError:
+    """The error for a file that ffmpeg does not read, by its log."""
+    error = first_error(log, code)
+    if error.startswith(UNKNOWN):
+        return UsageError(f"{path} is of no format of videos or sounds that is read", READABLE)
+    return UsageError(f"{path} is damaged: {error}", RETRY)
+
+
+def first_error(log: str, code: int) -> str:
+    """The first line of ffmpeg's log, which causes the others, without the name of the component."""
+    lines = [line for line in log.splitlines() if line.strip()]
+    return re.sub(r"^(\[[^]]*\] )+", "", lines[0]) if lines else f"it ended with code {code}"
+
+
+def run_ffmpeg(command: list[str], path: Path, data: memoryview | bytes = b"") -> None:
+    """Run ffmpeg, which writes `path`, with `data` on its stdin. Raises `RunError` that names `path`."""
+    with TemporaryFile() as log:
+        done = run(program(*command), input=data, stderr=log, check=False)
+        if done.returncode:
+            raise RunError(f"ffmpeg cannot write {path}: {first_error(logged(log), done.returncode)}", MAKE_ROOM)
