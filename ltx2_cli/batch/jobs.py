@@ -1,23 +1,19 @@
-"""Jobs: the lines of a file, each a request; which of them a worker makes, in which order, and which are done."""
+"""Jobs: the lines of a file, each a request; which of them a worker makes, and in which order."""
 
 import hashlib
 import json
-import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.files import read_limited, user_path
-from ltx2_cli.outputs import output_paths, record_path, single_specs
-from ltx2_cli.request.layers import ASKED, MAX_TEXT, ConfigLayer, flatten, read_file
-from ltx2_cli.request.profiles import AUTO
-from ltx2_cli.request.spec import ConditionSpec, RunSpec
+from ltx2_cli.request.layers import MAX_TEXT
+from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.validation import MAX_SEED
 
 STDIN = "-"
@@ -139,46 +135,6 @@ def shape_of(spec: RunSpec) -> str:
     """Equal for requests that differ in their content alone: they run the same programs."""
     shown = [(condition.kind, condition.frame, condition.num_frames) for condition in spec.conditions]
     return repr([shown, *(value for key, value in vars(spec).items() if key not in CONTENT)])
-
-
-def is_done(spec: RunSpec) -> bool:
-    """Whether each clip of the request is there, with a record of this request beside it."""
-    clips = zip(output_paths(spec), single_specs(spec), strict=True)
-    return all(os.path.exists(video) and _has_record(record_path(video), single) for video, single in clips)
-
-
-def _has_record(record: Path, spec: RunSpec) -> bool:
-    try:
-        return os.path.exists(record) and is_of(read_file(record).values, spec)
-    except UsageError:
-        return False
-
-
-def is_of(record: Mapping[str, Any], spec: RunSpec) -> bool:
-    """Whether a record says what the request asks for; what either leaves open may have become anything."""
-    if record.get(ASKED) != list(spec.asked):
-        return False
-    asked = {*spec.asked, "seed"}
-    sections = {key.split(".")[0] for key in asked}
-    own = {key: _plain(vars(spec)[key]) for key in sections}
-    others = {key: record[key] for key in sections & record.keys()}
-    wanted, recorded = (flatten(ConfigLayer("", values)) for values in (own, others))
-    return all(_same(recorded.get(key), wanted.get(key)) for key in asked)
-
-
-def _plain(value: Any) -> Any:
-    """A value of a request as YAML has it."""
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
-
-
-def _same(recorded: object, wanted: object) -> bool:
-    if isinstance(recorded, tuple) and isinstance(wanted, tuple):
-        return len(recorded) == len(wanted) and all(map(_same, recorded, wanted))
-    if isinstance(recorded, ConditionSpec) and isinstance(wanted, ConditionSpec):
-        return all(_same(vars(recorded)[key], value) for key, value in vars(wanted).items())
-    return wanted in (None, AUTO) or recorded == wanted
 
 
 def in_order(shapes: Sequence[int]) -> list[int]:

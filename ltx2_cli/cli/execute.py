@@ -12,7 +12,7 @@ from time import monotonic
 from huggingface_hub import constants
 
 from ltx2_cli.cli.commands import Resume
-from ltx2_cli.cli.inspect import inspect
+from ltx2_cli.cli.done import own_files
 from ltx2_cli.cli.options import MakingOptions
 from ltx2_cli.cli.plan import check_published, fitting_plan
 from ltx2_cli.cli.session import STARTED, Facts, Session, short_digest, synchronized
@@ -35,17 +35,10 @@ from ltx2_cli.outputs import (
     Product,
     check_distinct,
     check_outputs,
-    latents_paths,
-    output_paths,
     outputs,
-    record_path,
     run_file,
-    sheet_path,
-    single_specs,
 )
 from ltx2_cli.plan.resolve import Plan, missing_downloads
-from ltx2_cli.request.layers import ASKED, read_text
-from ltx2_cli.request.profiles import OUTPUT_KEYS, PROVENANCE, to_yaml
 from ltx2_cli.request.spec import NO_CACHE, RunSpec
 from ltx2_cli.units import quantity
 from ltx2_cli.weights.hub import check_disk_space
@@ -54,7 +47,6 @@ from ltx2_cli.weights.hub import check_disk_space
 OF_LATENTS = frozenset({"height", "width", "num_frames", "num_videos", "model", "recipe"}).__contains__
 OF_RECORD = frozenset({"num_videos", "model"}).__contains__
 OF_RUN = "sharding".__ne__
-NO_CONTENT = {*OUTPUT_KEYS, "compile_cache", ASKED, PROVENANCE}  # keys of a record that are no part of what a clip is
 
 
 def plan_facts(plan: Plan) -> Facts:
@@ -228,25 +220,3 @@ def places(spec: RunSpec, kept: SavedRun, given: Mapping[str, str]) -> dict[str,
         if str(after) != os.path.realpath(before):
             moved[key] = str(after)
     return moved
-
-
-def own_files(spec: RunSpec, product: Product, done: int) -> set[Path]:
-    """The files that the run made itself: its first `done` clips, files whose record is its request, and the contact
-    sheet where all latents are its own."""
-    singles, latents = single_specs(spec), latents_paths(spec)
-    clips = [(video, record_path(video)) for video in output_paths(spec)]
-    own = {file for pair in clips[:done] for file in pair}
-    for files, single in zip([*clips[done:], *zip(latents)], [*singles[done:], *singles], strict=False):
-        own |= {file for file in files if _has_record(file, single)}
-    return own | ({sheet_path(spec)} if product is Product.drafts and own.issuperset(latents) else set())
-
-
-def _has_record(file: Path, spec: RunSpec) -> bool:
-    """Whether the record in a file is this request."""
-    try:
-        recorded = inspect(file).get("record") or {}
-    except UsageError:
-        return False
-    both = recorded, read_text(to_yaml(spec), str(file)).values
-    first, second = ({key: value for key, value in values.items() if key not in NO_CONTENT} for values in both)
-    return first == second

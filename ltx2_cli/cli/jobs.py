@@ -8,15 +8,24 @@ from os.path import abspath
 from pathlib import Path
 from typing import Any
 
-from ltx2_cli.batch.jobs import Line, in_order, is_done, job_values, own_seed, parse_shard, shape_of
+from ltx2_cli.batch.jobs import Line, in_order, job_values, own_seed, parse_shard, shape_of
 from ltx2_cli.batch.names import parse_template
+from ltx2_cli.cli.done import check_same, is_done, own_files
 from ltx2_cli.cli.generate import config_page, configured_spec, note_environment, overrides, sized
 from ltx2_cli.cli.options import BatchOptions
 from ltx2_cli.cli.session import Session, system_error
 from ltx2_cli.console import columns, print_made
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import CommandError, PartlyFailedError, UsageError
-from ltx2_cli.outputs import latents_paths, numbered, output_paths
+from ltx2_cli.outputs import (
+    Product,
+    check_outputs,
+    latents_paths,
+    numbered,
+    output_paths,
+    outputs,
+    read_files,
+)
 from ltx2_cli.request.layers import flatten, read_setting
 from ltx2_cli.request.profiles import CACHE, STEPS_OR_SIGMAS
 from ltx2_cli.request.size import WISHES
@@ -161,7 +170,21 @@ class Jobs:
             steps = single.num_inference_steps, single.sigmas
             work = self.works.setdefault((shape, *steps), len(self.works))
             if self._is_own():
-                yield Job(line.number, values, seed, clips, shape, work, not self.options.force and is_done(single))
+                done = not self.options.force and is_done(single)
+                try:
+                    self._check(single, done)
+                except UsageError as error:
+                    self.fail(Result(line.number, FAILED, clips, seed), error)
+                else:
+                    yield Job(line.number, values, seed, clips, shape, work, done)
+
+    def _check(self, spec: RunSpec, done: bool) -> None:
+        """Raise `UsageError` where the clips of a request cannot be written, or are there and of another one."""
+        if not done:
+            if not self.options.force:
+                check_same(spec)
+            files, own = outputs(spec), own_files(spec, Product.clips, 0)
+            check_outputs(files, read_files(spec, *self.reads), self.options.force, own)
 
     def request(self, values: Mapping[str, Any]) -> RunSpec:
         """The request of a line's values, over what was typed for all."""

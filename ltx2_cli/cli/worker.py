@@ -9,8 +9,8 @@ from time import monotonic, sleep
 from typing import TypeVar
 
 from ltx2_cli.batch.claims import SUFFIX, ClaimedError, claimed
-from ltx2_cli.batch.jobs import is_done, is_of
-from ltx2_cli.cli.execute import agreed_plan, carried_out, check_downloads, own_files, resumable
+from ltx2_cli.cli.done import check_same, differences, is_done, own_files
+from ltx2_cli.cli.execute import agreed_plan, carried_out, check_downloads, resumable
 from ltx2_cli.cli.jobs import DONE, ELSEWHERE, FAILED, SKIPPED, Job, Jobs, Result
 from ltx2_cli.cli.session import STARTED
 from ltx2_cli.core.components import Components, network_values
@@ -183,7 +183,10 @@ class Worker:
             if not options.force and is_done(spec):
                 self.jobs.add(Result(job.line, SKIPPED, job.clips, job.seed))
                 return False
-            own = set() if options.force else self._continue(run, path)
+            own = set[Path]()
+            if not options.force:
+                check_same(spec)
+                own = self._continue(run, path)
             check_outputs(files, read_files(spec, *self.jobs.reads), options.force, own)
             claims.enter_context(attempt.pop_all())
             return run.state is not None
@@ -206,7 +209,8 @@ class Worker:
         own, state = set[Path](), run.state
         if path.exists():
             kept = open_saved_run(path)
-            if kept.goal != GOAL or not is_of(kept.request.values, run.spec):
+            others = differences(kept.request.values, run.spec, path.stat().st_mtime_ns)
+            if kept.goal != GOAL or any(others):
                 return own  # and it is refused
             own.add(path)
             if changes := [*environment_changes(read_provenance(kept.request.values, str(path)), run.plan)]:
@@ -214,7 +218,7 @@ class Worker:
             else:
                 state, run.resumed = kept.progress(run.plan), True
         run.state = replace(state, contexts={**run.state.contexts, **state.contexts})
-        return own | own_files(run.plan.spec, Product.clips, state.written)
+        return own | own_files(run.spec, Product.clips, state.written)
 
     def _advance(self, run: Run, phase: int) -> None:
         """Make the latents that a run has before a phase."""

@@ -4,6 +4,7 @@ import hashlib
 import re
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from threading import Lock, Thread
 
@@ -19,7 +20,7 @@ _HASHING = Lock()
 
 def digest(file: Path) -> str:
     """The SHA-256 of a file. Raises `OSError` where it cannot be read."""
-    return _known(file) or _hashed(file.resolve())
+    return known_digest(file) or _hashed(file.resolve())
 
 
 def header_digest(file: Path) -> str:
@@ -32,7 +33,7 @@ def header_digest(file: Path) -> str:
 
 def quick_digest(file: Path) -> str:
     """`digest`, or `header_digest` of a large safetensors file that was never hashed."""
-    return _known(file) or header_digest(file)
+    return known_digest(file) or header_digest(file)
 
 
 def digests(files: Collection[Path], digest_of: Callable[[Path], str] = digest) -> dict[str, str]:
@@ -55,7 +56,7 @@ def hash_later(files: Collection[Path]) -> None:
     Thread(target=work, daemon=True).start()
 
 
-def _known(file: Path) -> str | None:
+def known_digest(file: Path) -> str | None:
     """The SHA-256 of a file, if it is known without reading a large file."""
     real = file.resolve()
     if real.parent.name == "blobs" and SHA256.fullmatch(real.name):
@@ -69,6 +70,13 @@ def _known(file: Path) -> str | None:
 
 
 def _hashed(real: Path) -> str:
+    status = real.stat()
+    return _hashed_in(real, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=1000)
+def _hashed_in(real: Path, size: int, written: int) -> str:
+    """The SHA-256 of a file in this state."""
     remembered = _remembered(real)
     with real.open("rb") as content:
         sha256 = hashlib.file_digest(content, "sha256").hexdigest()

@@ -5,16 +5,15 @@ import io
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from ltx2_cli.batch.jobs import Line, in_order, is_done, job_values, own_seed, parse_shard, read_lines, shape_of
+from ltx2_cli.batch.jobs import Line, in_order, job_values, own_seed, parse_shard, read_lines, shape_of
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.layers import MAX_TEXT
-from ltx2_cli.request.profiles import read_spec, to_yaml
+from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.request.validation import MAX_SEED
 
 
@@ -109,26 +108,3 @@ def test_jobs_of_one_shape_follow_each_other() -> None:
     shown = [read_spec(prompt="rain", conditions=[{"path": path}]) for path in (__file__, "pyproject.toml")]
     assert shape_of(first) != shape_of(shown[0]) == shape_of(shown[1])
     assert shape_of(first) != shape_of(read_spec(prompt="rain", seed=1, width=64))
-
-
-def test_a_job_is_done_where_its_clip_and_its_record_are(tmp_path: Path) -> None:
-    """What the request left open may have become anything; what it asks for may not."""
-    path = tmp_path / "clip.mp4"
-    asked = {"prompt": "rain", "output": str(path), "conditions": [{"path": __file__}], "guidance.video.stg_scale": 2}
-    spec = replace(read_spec(asked), seed=(3,))
-    shown = (replace(spec.conditions[0], sha256="0", num_frames=9),)
-    record = to_yaml(replace(spec, recipe="one_stage", num_inference_steps=30, conditions=shown), {"ltx2": "0"})
-    assert not is_done(spec)
-    path.with_suffix(".yaml").write_text(record)
-    assert not is_done(spec)
-    path.touch()
-    assert is_done(spec)
-    for other in (
-        replace(spec, prompt="snow"),
-        replace(spec, seed=(4,)),
-        replace(spec, conditions=(replace(spec.conditions[0], strength=0.5),)),
-        read_spec({**asked, "guidance.video.stg_scale": 3}, seed=3),
-    ):
-        assert not is_done(other)
-    path.with_suffix(".yaml").write_text("{")
-    assert not is_done(spec)

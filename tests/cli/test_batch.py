@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -128,10 +129,19 @@ def test_a_job_without_a_seed_keeps_its_own(dry: Run) -> None:
 def test_what_is_done_is_skipped(dry: Run, tmp_path: Path) -> None:
     spec = read_spec(prompt="rain", seed=3, output="rain.mp4")
     (tmp_path / "rain.mp4").touch()
-    record_path(tmp_path / "rain.mp4").write_text(to_yaml(spec))
-    assert dry([{"prompt": "rain", "seed": 3}, "snow"], "-o", "{prompt}.mp4")[1] == ["snow.mp4"]
-    assert dry([{"prompt": "rain", "seed": 4}, "snow"], "-o", "{prompt}.mp4")[1] == ["rain.mp4", "snow.mp4"]
-    assert dry([{"prompt": "rain", "seed": 3}], "-o", "{prompt}.mp4", "--force")[1] == ["rain.mp4"]
+    record_path(tmp_path / "rain.mp4").write_text(to_yaml(replace(spec, recipe="one_stage", num_inference_steps=30)))
+    named, job = ("-o", "{prompt}.mp4"), {"prompt": "rain", "seed": 3}
+    assert dry([job, "snow"], *named)[1] == ["snow.mp4"]
+    for other, what in (
+        ({"seed": 4}, "another `seed`"),
+        ({"guidance": {"video": {"stg_scale": 2}}}, "`guidance.video.stg_scale` was left open"),
+    ):
+        code, clips, err = dry([{**job, **other}, "snow"], *named)
+        assert (code, clips) == (5, ["snow.mp4"])
+        assert f"line 1: rain.mp4 exists, and is of another request: {what}\n" in err
+    assert dry([job], *named, "--force")[1] == ["rain.mp4"]
+    record_path(tmp_path / "rain.mp4").write_text("{")
+    assert dry([job], *named)[:2] == (2, [])
 
 
 def test_a_broken_line_is_named_and_the_others_are_jobs(dry: Run) -> None:

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 import yaml
 from PIL import Image
 
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
+from loras import ORIGINAL, write_lora
 from ltx2_cli.batch import claims
 from ltx2_cli.batch.claims import this_process
 from ltx2_cli.cli.worker import Run as PlannedRun
@@ -28,7 +30,10 @@ from ltx2_cli.devices import DeviceMemory
 from ltx2_cli.errors import MAKE_ROOM
 from ltx2_cli.plan.resolve import Plan, resolve
 from ltx2_cli.request.profiles import read_spec, to_yaml
+from ltx2_cli.weights.digests import header_digest
+from media.test_videos import write_lossless
 from program import run_program
+from sounds import tone, write_tone
 
 SMALL = Case(Size(9, 64, 64, 24.0), 2, ALL_ON.video, ALL_ON.audio, (1,))
 KEYS = (
@@ -36,6 +41,7 @@ KEYS = (
     *("text_encoder_dtype", "max_sequence_length", "compat"),
 )
 NONE = DeviceMemory(0, 0, 0)
+IN_CONTEXT = {"reference_downscale_factor": "2"}  # metadata of a LoRA that follows references
 Results = list[dict[str, Any]]
 Run = Callable[..., tuple[int, Results, str]]
 
@@ -118,6 +124,71 @@ def test_pictures_are_read_when_a_job_is_made(batch: Run, monkeypatch: pytest.Mo
     code, results, _ = batch([{"prompt": "rain", "seed": 3, "conditions": [{"path": str(path)}]} for path in paths])
     assert (code, [result["status"] for result in results]) == (5, ["done", "failed"])
     assert results[1]["error"] == "1.png is another picture than that of the record"
+
+
+@pytest.fixture
+def inputs(checkpoint: Checkpoint, tmp_path: Path) -> dict[str, Path]:
+    """A file of each kind that a clip is made of."""
+    shutil.copytree(checkpoint.folder, tmp_path / "model")
+    frames, media = np.random.default_rng(1).integers(0, 256, (9, 64, 64, 3), np.uint8), tmp_path / "media"
+    media.mkdir()
+    Image.fromarray(frames[0]).save(media / "her.png")
+    return {
+        "conditions: image": media / "her.png",
+        "conditions: video": write_lossless(media / "her.mov", frames),
+        "conditions: reference": write_lossless(media / "pose.mov", frames),
+        "audio": write_tone(media / "song.wav", tone(0.5, 16000), 16000),
+        "lora": write_lora(media / "pose.safetensors", checkpoint.pipeline, ORIGINAL, 6, IN_CONTEXT),
+        "transformer": next((tmp_path / "model" / "transformer").glob("*.safetensors")),
+        "text_encoder": next((tmp_path / "model" / "text_encoder").glob("*.safetensors")),
+    }
+
+
+def test_a_clip_is_done_only_of_the_same_files(batch: Run, inputs: dict[str, Path]) -> None:
+    """Nothing is made again where nothing has changed, and a clip of other files is not overwritten."""
+    conditions = [
+        {"path": str(path), "kind": key.removeprefix("conditions: "), "frame": 4 * ("video" in key)}
+        for key, path in inputs.items()
+        if key.startswith("conditions")
+    ]
+    others = {"audio": str(inputs["audio"]), "lora": [str(inputs["lora"])], "model": "model"}
+    line = {"prompt": "rain", "seed": 3, "conditions": conditions, **others}
+    assert batch([line])[1][0]["status"] == "done"
+    clip, record = Path("1-3.mp4").read_bytes(), Path("1-3.yaml").read_text()
+    for typed in ([], ["--force"]):
+        code, results, err = batch([line], *typed, "--dry-run")
+        assert (code, results[0]["status"], loaded(err)) == (0, "to do" if typed else "skipped", [])
+    words = {key: key.split(":")[0] for key in inputs} | {"lora": "media/pose", "text_encoder": "text_encoder/model"}
+    for key, path in inputs.items():
+        before, times = path.read_bytes(), path.stat()
+        path.write_bytes(before[:-4] + before[:4])
+        code, results, err = batch([line])
+        assert (code, results[0]["status"], loaded(err)) == (2, "failed", []), key
+        assert "1-3.mp4 exists, and is of another request: " in results[0]["error"]
+        assert words[key] in results[0]["error"]
+        assert results[0]["hint"].startswith("--force overwrites it")
+        path.write_bytes(before)
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    for change in ({"prompt": "snow"}, {"seed": 4}, {"width": 96}, {"conditions": conditions[:2], "lora": []}):
+        assert batch([{**line, "output": "1-3.mp4", **change}])[1][0]["status"] == "failed", change
+    assert (Path("1-3.mp4").read_bytes(), Path("1-3.yaml").read_text()) == (clip, record)
+    moved = {**line, "audio": str(shutil.copy(inputs["audio"], "moved.wav"))}
+    assert batch([moved])[1][0]["status"] == "skipped"
+    # a record of an older version, and one by when weights were not hashed: these have a header's digest
+    values = yaml.safe_load(record)
+    values["conditions"] = [{**condition, "sha256": None} for condition in values["conditions"]]
+    name = "transformer/diffusion_pytorch_model.safetensors"
+    files = {**values["provenance"]["files"], name: header_digest(inputs["transformer"])}
+    for of_record in (files, {}):
+        text = {**values, "provenance": {**values["provenance"], "files": of_record}}
+        Path("1-3.yaml").write_text(yaml.safe_dump(text))
+        assert batch([line])[1][0]["status"] == "skipped"
+        for key, word in (("conditions: image", "another `conditions`"), ("transformer", "transformer/diffusion")):
+            times = inputs[key].stat()
+            os.utime(inputs[key], (time.time() + 9,) * 2)
+            result = batch([line])[1][0]
+            assert (result["status"], word in result["error"]) == ("failed", True)
+            os.utime(inputs[key], ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
 def test_networks_whose_files_have_changed_are_loaded_again(
