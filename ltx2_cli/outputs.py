@@ -155,7 +155,7 @@ def check_outputs(
         if path.is_dir():
             raise UsageError(f"{path} is a folder", f"name a file: {option} FILE")
     check_unreserved(files)
-    existing = [file for file in files if file.path.exists() and file.path not in own and not force]
+    existing = [file for file in files if os.path.lexists(file.path) and file.path not in own and not force]
     for path, option in sorted(existing, key=lambda file: file.path.suffix != RUN):
         if path.suffix == RUN:
             raise UsageError(f"{path} is an unfinished run", f"`ltx2 resume {path}` goes on, {forcing} begins anew")

@@ -171,6 +171,12 @@ def test_input_files_are_never_overwritten(tmp_path: Path):
     assert refused.value.hint == "name another: -o FILE"
 
 
+def test_a_link_to_itself_is_there(tmp_path: Path):
+    (tmp_path / "l.mp4").symlink_to(tmp_path / "l.mp4")
+    with pytest.raises(UsageError, match=r"l\.mp4 exists"):
+        check_outputs([Output(tmp_path / "l.mp4", "-o")])
+
+
 def test_a_file_and_a_folder_of_one_name_are_refused(tmp_path: Path):
     files = [Output(tmp_path / "a.mp4", "-o")]
     with pytest.raises(UsageError, match=r"a.mp4 is named for two things"):

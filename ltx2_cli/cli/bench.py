@@ -14,7 +14,7 @@ from ltx2_cli.cli.generate import overrides, sized_spec
 from ltx2_cli.console import columns, counted_steps, print_out, reporter
 from ltx2_cli.errors import UsageError
 from ltx2_cli.files import Output, read_limited, reserve
-from ltx2_cli.outputs import check_outputs
+from ltx2_cli.outputs import check_distinct, check_outputs, read_files
 from ltx2_cli.units import duration, quantity
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ Figures = dict[str, Any]
 def run(options: Run) -> None:
     """Print what was measured, and write it where that is asked for. Raises `DoesNotFitError` before any work."""
     files = [Output(options.output, "-o")] if options.output else []
-    check_outputs(files, [options.config] if options.config else [], options.force)
     asked = {"prompt": "a", "seed": "0", **overrides(options, output=None)}
     report = reporter()
     spec = sized_spec(asked, options, report)
@@ -39,15 +38,18 @@ def run(options: Run) -> None:
     from ltx2_cli.cli.plan import command_line
     from ltx2_cli.core import bench
     from ltx2_cli.core.programs import enable_compilation_cache
+    from ltx2_cli.core.provenance import input_files
     from ltx2_cli.devices import find_devices
     from ltx2_cli.estimate.estimate import estimate_plan
     from ltx2_cli.estimate.fit import Request, check_fit
     from ltx2_cli.outputs import Product
 
+    check_outputs(files, read_files(spec, options.config), options.force)
     with reserve(files):
         enable_compilation_cache(spec.compile_cache)
         request = Request(spec, find_devices(), product=Product.latents)
         plan = request.plan()
+        check_distinct(files, input_files(plan))
         if any(stage.pictures or stage.sounds for stage in plan.stages):
             sentence = "steps are measured without what a clip is given"
             raise UsageError(sentence, "leave out --image, --video, --reference and --audio")

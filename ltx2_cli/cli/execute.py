@@ -36,6 +36,7 @@ from ltx2_cli.outputs import (
     check_distinct,
     check_outputs,
     outputs,
+    read_files,
     run_file,
 )
 from ltx2_cli.plan.resolve import Plan, missing_downloads
@@ -192,7 +193,8 @@ def resume(options: Resume, session: Session) -> None:
         progress, files = kept.progress(plan), outputs(plan.spec, product)
         if session.hosts.first:
             own = own_files(plan.spec, product, progress.written)
-            check_outputs(files, [kept.path], options.overwrite, own, "--overwrite")
+            reads = [*read_files(plan.spec, kept.path), *input_files(plan)]
+            check_outputs(files, reads, options.overwrite, own, "--overwrite")
             session.reserve(files)
     if elsewhere:
         session.report.note(f"in {kept.folder}, where it was begun")

@@ -45,8 +45,9 @@ def gallery(options: Gallery) -> None:
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder", "name the folder that holds the clips")
     page = user_path(options.output) if options.output else folder / PAGE_NAME
-    check_outputs([Output(page, "-o")], force=options.force, own={page} if _is_gallery(page) else ())
     paths = sorted(path for path in folder.rglob("*") if _is_clip(path))
+    reads = [path.with_suffix(suffix) for path in paths for suffix in (path.suffix, ".yaml", ".json")]
+    check_outputs([Output(page, "-o")], reads, options.force, own={page} if _is_gallery(page) else ())
     size = sum(path.stat().st_size for path in paths)
     if options.embed and size > MAX_EMBEDDED:
         sentence = f"the clips have {quantity(size)}; a page of at most {quantity(MAX_EMBEDDED)} is written"

@@ -19,7 +19,7 @@ from ltx2_cli.diffusion.latents import LatentsFile, open_latents
 from ltx2_cli.errors import RunError, UsageError
 from ltx2_cli.files import refuse_special, user_path
 from ltx2_cli.media import STREAMS, video_differences
-from ltx2_cli.outputs import Product, check_outputs, outputs, read_files
+from ltx2_cli.outputs import Product, check_distinct, check_outputs, outputs, read_files
 from ltx2_cli.request.layers import ConfigLayer
 from ltx2_cli.request.profiles import AUTO, read_spec
 from ltx2_cli.request.spec import RunSpec, Streams
@@ -92,6 +92,7 @@ def replay(options: Replay, session: Session) -> None:
     begin = InitialLatents(source[0].shapes, source[1]) if source else None
     phases, fixed = Product.drafts if draft else Product.clips, OF_LATENTS if source else OF_RECORD
     with agreed_plan(session, Request(spec, find_devices(), begin, phases, fixed=fixed)) as plan:
+        check_distinct(files, provenance.input_files(plan))
         if source:
             check_source(source[0], plan, source[1])
         if session.hosts.first:

@@ -20,6 +20,7 @@ from ltx2_cli.cli.generate import config_page
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media import Media, write_mp4, write_wav
 from ltx2_cli.request.profiles import read_spec, to_yaml
+from program import run_program
 
 HOSTILE = (
     "</script><script>document.title='taken'</script><!--<img src=x onerror=document.title='taken'> {title} \u202e 🦊"
@@ -161,6 +162,23 @@ def test_only_a_gallery_is_overwritten(clips: Path, tmp_path: Path):
     with pytest.raises(UsageError, match="holds no clip"):
         make(tmp_path, page)
     assert Page(page).clips
+
+
+@pytest.mark.parametrize("name", ["fox.mp4", "fox.json", "rain.wav", "rain.yaml", "link.html"])
+def test_a_gallery_overwrites_nothing_that_it_shows(
+    clips: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    for file in ("fox.mp4", "fox.json"):
+        shutil.copy(clips / file, tmp_path)
+    write_wav(
+        Media(np.zeros((0, 64, 96, 3), np.uint8), np.zeros((12000, 2), np.float32), 24.0, 24000), tmp_path / "rain.wav"
+    )
+    (tmp_path / "rain.yaml").write_text(record(prompt="rain", seed=7, streams="audio")["record"])
+    (tmp_path / "link.html").symlink_to(tmp_path / "fox.mp4")
+    before = (tmp_path / name).read_bytes()
+    assert run_program(monkeypatch, "gallery", str(tmp_path), "-o", str(tmp_path / name), "--force") == 2
+    assert f"error: {tmp_path / name} is read, and would be overwritten" in capsys.readouterr().err
+    assert (tmp_path / name).read_bytes() == before
 
 
 def test_only_a_seed_is_one():

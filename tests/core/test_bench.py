@@ -140,6 +140,9 @@ def test_steps_of_both_stages_are_measured(
         assert stage["mfu"] is None  # of a CPU
     assert run_program(monkeypatch, "bench", "run", *options) == 2  # it is there
     assert "exists" in capsys.readouterr().err
+    (weights,) = (checkpoint.folder / "vae").glob("*.safetensors")
+    assert run_program(monkeypatch, "bench", "run", *options[:-3], "-o", str(weights), "--force") == 2
+    assert "is read, and would be overwritten" in capsys.readouterr().err
     Image.new("RGB", (32, 32)).save(tmp_path / "a.png")
     del options[options.index("-o") : options.index("-o") + 2]
     assert run_program(monkeypatch, "bench", "run", *options, "--image", str(tmp_path / "a.png")) == 2

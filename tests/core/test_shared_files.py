@@ -146,7 +146,7 @@ def test_paths_outside_of_the_folder_of_a_run_must_be_typed(latents: str, tmp_pa
 
 
 def test_a_resumed_run_overwrites_only_its_own_files(ltx2: Run, made: tuple[Path, Plan], tmp_path: Path) -> None:
-    _, plan = made
+    plan = made[1]
     for name in ("again.mp4", "again.yaml"):
         RunCheckpointer(tmp_path / "again.run", plan, RunGoal(Product.clips, None), Report(), True, 0)(RunState())
         (tmp_path / name).write_text("PRECIOUS")
@@ -159,6 +159,11 @@ def test_a_resumed_run_overwrites_only_its_own_files(ltx2: Run, made: tuple[Path
         code, out, err = ltx2("resume", tmp_path / "again.run")
         assert (code, out) == (2, "")
         assert f"error: another process is writing {tmp_path / 'again.run'}\n" in err
+    (weights,) = (Path(plan.spec.checkpoint) / "vae").glob("*.safetensors")
+    for command in (("resume", tmp_path / "again.run", "--overwrite"), ("replay", made[0] / "clip.mp4", "--force")):
+        code, out, err = ltx2(*command, "--save-latents", weights)
+        assert (code, out) == (2, "")
+        assert f"error: {weights} is read, and would be overwritten" in err
     assert ltx2("resume", tmp_path / "again.run")[:2] == (0, f"{tmp_path / 'again.mp4'}\n")
     assert not (tmp_path / "again.run").exists()
     clip = (tmp_path / "again.mp4").read_bytes()
