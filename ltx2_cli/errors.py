@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 MAKE_ROOM = "free some space, or name another place: -o FILE"  # hint for a file that cannot be written
 DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # after which no other file can be written there either
 
 
 class CommandError(Exception):
@@ -27,6 +28,15 @@ class UsageError(CommandError):
 
 class RunError(CommandError):
     """A failure of a valid request."""
+
+
+class StorageError(RunError):
+    """A disk that is full, a quota that is used up, or a file system that is read-only."""
+
+
+def write_error(sentence: str, error: OSError, hint: str = MAKE_ROOM) -> RunError:
+    """The failure to write a file, by what the system refused."""
+    return (StorageError if error.errno in STORAGE else RunError)(sentence, hint)
 
 
 class DoesNotFitError(CommandError):

@@ -19,7 +19,7 @@ from threading import RLock
 from typing import NamedTuple
 from uuid import uuid4
 
-from ltx2_cli.errors import MAKE_ROOM, RunError, UsageError
+from ltx2_cli.errors import UsageError, write_error
 
 LOCK_NAME = re.compile(r"\.partial-[0-9a-f]{12}(?=-|$)")
 CLEANING = 0.1  # seconds for which at most a process holds the lock of a dead one, or one that it takes for dead
@@ -123,7 +123,7 @@ def replacing(path: Path) -> Iterator[Path]:
                 for remnant in path.parent.glob(f"{temporary.stem}*"):
                     _delete(remnant)
     except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}", MAKE_ROOM) from error
+        raise write_error(f"cannot write {path}: {error.strerror or error}", error) from error
 
 
 def remove_locks() -> None:

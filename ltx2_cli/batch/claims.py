@@ -18,7 +18,7 @@ from threading import Event, Thread
 from typing import TypeGuard
 from uuid import uuid4
 
-from ltx2_cli.errors import UsageError
+from ltx2_cli.errors import UsageError, write_error
 from ltx2_cli.files import ReservedError, read_limited
 
 SUFFIX = ".claim"
@@ -56,8 +56,11 @@ def claimed(path: Path) -> Iterator[None]:
     """The body alone makes the clip of this claim. Raises `ReservedError` where another worker does so, `ClaimedError`
     where that is not certain, and `UsageError` for a claim of another version."""
     owner, over = this_process(), Event()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _take(path, owner)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _take(path, owner)
+    except OSError as error:
+        raise write_error(f"cannot write {path}: {error.strerror}", error) from error
     thread = Thread(target=_renew, args=(path, over), daemon=True)
     thread.start()
     try:

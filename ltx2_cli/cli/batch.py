@@ -10,7 +10,7 @@ from ltx2_cli.cli.commands import Batch
 from ltx2_cli.cli.jobs import DONE, OPEN, Job, Jobs, Result
 from ltx2_cli.cli.options import BatchOptions
 from ltx2_cli.cli.session import Session
-from ltx2_cli.errors import AbortedRunError, InterruptedRunError, UsageError
+from ltx2_cli.errors import MAKE_ROOM, AbortedRunError, InterruptedRunError, StorageError, UsageError
 from ltx2_cli.files import Output, user_path
 from ltx2_cli.media.contact_sheet import is_contact_sheet
 from ltx2_cli.outputs import Product, check_outputs
@@ -51,10 +51,10 @@ def make(jobs: Jobs, arriving: Iterable[Sequence[Line]], piped: bool = False) ->
         elif worker and open_jobs:
             try:
                 worker.make(open_jobs)
-            except (InterruptedRunError, AbortedRunError) as error:
+            except (InterruptedRunError, AbortedRunError, StorageError) as error:
                 done = sum(result.status == DONE for result in jobs.results)
-                hint = f"the same command goes on; jobs that are done: {done}"
-                raise type(error)(str(error), hint) from error
+                room = f"{MAKE_ROOM}; then " if isinstance(error, StorageError) else ""
+                raise type(error)(str(error), f"{room}the same command goes on; jobs that are done: {done}") from error
     return worker is not None
 
 

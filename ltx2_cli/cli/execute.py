@@ -165,7 +165,7 @@ def resumable(checkpointer: RunCheckpointer, finished: Sequence[Path] = ()) -> I
     except RunError as error:
         if isinstance(error, NotFiniteError) or not checkpointer.kept:  # the former would come again
             raise
-        raise RunError(str(error), f"{error.hint}; then {resume}") from error
+        raise type(error)(str(error).split("\n"), f"{error.hint}; then {resume}") from error
 
 
 def resume(options: Resume, session: Session) -> None:

@@ -21,6 +21,7 @@ from ltx2_cli.devices import find_devices, peak_memory
 from ltx2_cli.errors import (
     DISK_FULL,
     MAKE_ROOM,
+    STORAGE,
     CommandError,
     DoesNotFitError,
     InterruptedRunError,
@@ -28,6 +29,7 @@ from ltx2_cli.errors import (
     NotFiniteError,
     RunError,
     UsageError,
+    write_error,
 )
 from ltx2_cli.files import Output, reserve
 from ltx2_cli.interrupts import INTERRUPTED, interrupt_soon, on_forced_exit
@@ -189,9 +191,8 @@ def system_error(error: OSError) -> RunError | UsageError:
     if error.errno == errno.ENOENT and error.filename is None:  # of `os.getcwd`
         return UsageError("the current folder is gone", "cd to one that is there")
     place = f": {error.filename}" if error.filename else ""
-    return RunError(
-        f"{error.strerror or error}{place}", MAKE_ROOM if error.errno in DISK_FULL else "--debug shows where"
-    )
+    hint = MAKE_ROOM if error.errno in (*DISK_FULL, *STORAGE) else "--debug shows where"
+    return write_error(f"{error.strerror or error}{place}", error, hint)
 
 
 def request_facts(spec: RunSpec) -> Facts:

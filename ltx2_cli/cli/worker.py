@@ -12,7 +12,7 @@ from ltx2_cli.batch.claims import SUFFIX, ClaimedError, claimed
 from ltx2_cli.cli.done import check_same, differences, is_done, own_files
 from ltx2_cli.cli.execute import agreed_plan, carried_out, check_downloads, resumable
 from ltx2_cli.cli.jobs import DONE, ELSEWHERE, FAILED, SKIPPED, Job, Jobs, Result
-from ltx2_cli.cli.session import STARTED
+from ltx2_cli.cli.session import STARTED, system_error
 from ltx2_cli.core.components import Components, network_values
 from ltx2_cli.core.preview import Preview
 from ltx2_cli.core.provenance import environment_changes, input_files, read_provenance
@@ -28,7 +28,7 @@ from ltx2_cli.core.run_state import (
     open_saved_run,
 )
 from ltx2_cli.devices import find_devices
-from ltx2_cli.errors import DoesNotFitError, RunError, UsageError
+from ltx2_cli.errors import DoesNotFitError, RunError, StorageError, UsageError
 from ltx2_cli.estimate.fit import Request, available_memory
 from ltx2_cli.estimate.history import remember
 from ltx2_cli.estimate.phases import CONNECT, ENCODE
@@ -59,6 +59,7 @@ class Run:
     plan: Plan
     timings: Timings
     state: RunState | None = START  # None: it is over
+    begun: bool = False
     resumed: bool = False
     seconds: float = 0.0
     renewed: float | None = None  # when a claim of another worker was
@@ -72,6 +73,7 @@ class Worker:
         self.components: Components | None = None
         self.warnings, self.present = set[str](), set[tuple[object, ...]]()
         self.doubtful = list[Run]()  # jobs whose worker may be dead
+        self.full: StorageError | None = None  # after which no run is begun
         self.files = dict[Path, tuple[int, int]]()  # of the networks: when they were written, and their sizes
         self.preview: Preview | None = None
         self.began = monotonic() - STARTED - self.session.fetching
@@ -98,11 +100,13 @@ class Worker:
         began = monotonic()
         try:
             yield
-        except FAILURES as error:
+        except (*FAILURES, OSError) as caught:
+            error = system_error(caught) if isinstance(caught, OSError) else caught
             seconds = monotonic() - began
             if run:
                 run.state, seconds = None, run.seconds + seconds
             self.session.report.note(f"line {job.line} failed: {'; '.join(str(error).splitlines())}")
+            self.full = self.full or (error if isinstance(error, StorageError) else None)
             self.jobs.fail(Result(job.line, FAILED, job.clips, job.seed, seconds), error)
         if run:
             run.seconds += monotonic() - began
@@ -158,7 +162,7 @@ class Worker:
         with components.keeping((*DENOISERS, *DECODERS) if beside else ()):
             for some in _chunks(runs, CLIPS_AT_ONCE if phases else 1):
                 with ExitStack() as claims:
-                    own = [run for run in some if self._claim(run, claims)]
+                    own = [run for run in some if not self.full and self._claim(run, claims)]
                     with components.keeping(DENOISERS):
                         for run, phase in ((run, phase) for phase in phases for run in own):
                             self._advance(run, phase)
@@ -167,6 +171,8 @@ class Worker:
                     if not beside:
                         with components.keeping(DECODERS):
                             self._write(own)
+                if self.full:
+                    raise self.full
 
     def _claim(self, run: Run, claims: ExitStack) -> bool:
         """Whether this worker is to make a run now; nobody else does so until the end of `claims`."""
@@ -223,17 +229,18 @@ class Worker:
     def _advance(self, run: Run, phase: int) -> None:
         """Make the latents that a run has before a phase."""
         with self._failing(run.job, run):
-            if run.state:
+            if run.state and self._goes_on(run):
                 checkpointer = self._checkpointer(run)
                 with resumable(checkpointer):
                     plan = checkpointer.plan
                     run.state = advance(plan, self._on(run), run.state, phase, run.timings, checkpointer)
+                self._notice_storage(checkpointer)
 
     def _write(self, runs: Sequence[Run]) -> None:
         """Make what is left of the runs, and their clips."""
         for run in runs:
             with self._failing(run.job, run):
-                if run.state:
+                if run.state and self._goes_on(run):
                     self._write_clips(run, run.state)
 
     def _write_clips(self, run: Run, state: RunState) -> None:
@@ -245,8 +252,19 @@ class Worker:
                 finished.append(path)
                 flaws += findings
         seconds = run.seconds + monotonic() - began
+        self._notice_storage(checkpointer)
         self.jobs.add(Result(job.line, DONE, job.clips, job.seed, seconds, tuple(flaws)))
         self._remember(run)
+
+    def _goes_on(self, run: Run) -> bool:
+        """Whether this run is made: on a full disk none is begun."""
+        run.begun = run.begun or not self.full
+        return run.begun
+
+    def _notice_storage(self, checkpointer: RunCheckpointer) -> None:
+        """Remember that the disk was full for what goes with a clip, which itself may have had room."""
+        for failure in (checkpointer.failure, self.preview and self.preview.failure):
+            self.full = failure if isinstance(failure, StorageError) else self.full
 
     def _remember(self, run: Run) -> None:
         """Keep how long the first job of a shape took, as if it had been the only one."""

@@ -153,7 +153,7 @@ class Preview:
     plan: Plan
     report: Report
     before: tuple[RunState, Any] = (RunState(), None)  # the state of the last picture or the beginning, and its tokens
-    failed: bool = False
+    failure: RunError | None = None  # after which there are no more pictures
     colours: ColourMap | None = field(init=False)  # of the checkpoint; None: not known yet
     samples: Samples | None = field(init=False)  # that they are fitted to
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "preview"))
@@ -190,7 +190,7 @@ class Preview:
         if new or jax.process_index() or (busy and not end):
             return
         self.wait()
-        if not self.failed:
+        if self.failure is None:
             self.picture = self.pool.submit(self._write, last.step, tokens, progress, current)
 
     def wait(self) -> None:
@@ -199,7 +199,7 @@ class Preview:
             if self.picture is not None:
                 self.picture.result()
         except RunError as error:
-            self.failed = True
+            self.failure = error
             self.report.note(f"the run goes on without a preview: {error}")
         self.picture = None
 

@@ -229,6 +229,7 @@ class RunCheckpointer:
     written: float = NEVER  # when, by the monotonic clock
     last: tuple[RunState, float] = (RunState(), 0.0)
     preview: OnProgress = no_checkpoint  # is called where the run goes on
+    failure: RunError | None = None  # why the state could not be saved
 
     @property
     def kept(self) -> bool:
@@ -251,7 +252,9 @@ class RunCheckpointer:
             try:
                 self._write(progress)
             except RunError as error:  # the run itself may still succeed
-                self.report.note(f"the run goes on, but how far it is was not kept: {error}")
+                if self.failure is None:
+                    self.report.note(f"the run goes on, but how far it is was not kept: {error}")
+                self.failure = error
         self.preview(progress)
 
     def end(self) -> None:

@@ -1,6 +1,7 @@
 """Every call of ffmpeg. A file that is read may be anybody's: it is of a format that names no other files, and no
 protocol reads but local ones."""
 
+import os
 import re
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen, run
@@ -9,7 +10,7 @@ from typing import IO
 
 import imageio_ffmpeg
 
-from ltx2_cli.errors import MAKE_ROOM, RunError, UsageError
+from ltx2_cli.errors import MAKE_ROOM, STORAGE, RunError, StorageError, UsageError
 
 VIDEOS = (
     "3gp,apng,asf,av1,avi,dirac,dv,flv,gif,gxf,h263,h264,hevc,ivf,m4v,matroska,mjpeg,mov,mp4,mpeg,mpegts,mpegvideo,mxf,"
@@ -90,4 +91,7 @@ def run_ffmpeg(command: list[str], path: Path, data: memoryview | bytes = b"") -
     with TemporaryFile() as log:
         done = run(program(*command), input=data, stderr=log, check=False)
         if done.returncode:
-            raise RunError(f"ffmpeg cannot write {path}: {first_error(logged(log), done.returncode)}", MAKE_ROOM)
+            text = logged(log)
+            full = any(os.strerror(code) in text for code in STORAGE)
+            sentence = f"ffmpeg cannot write {path}: {first_error(text, done.returncode)}"
+            raise (StorageError if full else RunError)(sentence, MAKE_ROOM)

@@ -16,7 +16,7 @@ import pytest
 
 from ltx2_cli.batch import claims
 from ltx2_cli.batch.claims import VOID, ClaimedError, claimed, this_process
-from ltx2_cli.errors import UsageError
+from ltx2_cli.errors import RunError, UsageError
 from ltx2_cli.files import Output, ReservedError, reserve
 
 CLIPS = 12
@@ -104,7 +104,7 @@ def run_alone(function: str, folder: Path) -> None:
 def claim_on_a_full_disk(folder: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    with pytest.raises(OSError, match="File too large"), claimed(folder / "fox.claim"):
+    with pytest.raises(RunError, match=r"fox\.claim: File too large"), claimed(folder / "fox.claim"):
         pass
 
 

@@ -128,7 +128,7 @@ def test_a_preview_that_cannot_be_written_ends_no_run(plan: Plan, clean: np.ndar
     for state in states(plan, clean, range(STEPS + 1)):
         preview(state)
     preview(RunState(phase=1))
-    assert preview.failed
+    assert preview.failure
     assert [text.partition(":")[0] for text in notes.texts] == [
         f"the colours in {preview.path} will be false",
         "the run goes on without a preview",
