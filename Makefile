@@ -10,7 +10,7 @@ EXTRA := import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))[
 PROMPT := A large orange ball bounces in the middle on a navy background with a loud high tone
 
 .DEFAULT_GOAL := help
-.PHONY: help setup compilers demo test lint types check docs bench results clean
+.PHONY: help setup compilers resolve demo test lint types check docs bench results clean
 
 help: ## List what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,9 +26,13 @@ $(VENV)/installed: pyproject.toml constraints.txt
 
 # Without what they ask for: of NVIDIA's libraries, XLA's compiler needs cuDNN alone. That of GPUs has a folder of its own,
 # which only the tests look into: in the environment itself, jax would print an error wherever there is no GPU.
-compilers: setup ## Install the compilers of TPUs and GPUs, for tests that need no such chip (2.1 GB)
+compilers: setup ## Install the compilers of TPUs and GPUs, for tests that need no such chip (1.6 GB)
 	$(BIN)/python -c '$(EXTRA)' tpu-compiler | $(INSTALL) --no-deps --requirement /dev/stdin
+	rm -rf $(VENV)/gpu-compiler
 	$(BIN)/python -c '$(EXTRA)' gpu-compiler | $(INSTALL) --no-deps --upgrade --target $(VENV)/gpu-compiler --requirement /dev/stdin
+
+resolve: setup ## Resolve from PyPI, without installing it, what README.md, docs and all extras install
+	$(BIN)/python -m tools.resolve
 
 demo: setup ## Write out/demo.mp4, a video with sound, with the embedded model on this machine
 	$(BIN)/ltx2 generate --model demo --prompt "$(PROMPT)" --seed 1 --force -o out/demo.mp4

@@ -42,6 +42,11 @@ def is_tpu_absent(platforms: str | None) -> bool:
     return not (platforms or "JAX_FORCE_TPU_INIT" in os.environ or any(map(glob, TPU_DEVICES)))
 
 
+def install_command(extra: str = "") -> str:
+    """The command that installs ltx2, with an optional dependency such as `[tpu]`; no index has the name ltx2."""
+    return f"in a clone of ltx2: pip install -c constraints.txt '.{extra}'"
+
+
 def find_devices() -> "list[jax.Device]":
     """The devices that jax detects. Raises `UsageError` where the platforms of JAX_PLATFORMS are unusable."""
     import jax
@@ -53,7 +58,7 @@ def find_devices() -> "list[jax.Device]":
         reason = str(error).partition(" (set JAX_PLATFORMS")[0] or "its plugin is not installed"
         raise UsageError(
             f"jax cannot use JAX_PLATFORMS={settings.jax_platforms}: {reason}",
-            "leave JAX_PLATFORMS out to take what is here; pip install 'ltx2[gpu]' or 'ltx2[tpu]' installs others",
+            f"leave JAX_PLATFORMS out to take what is here; for a GPU, {install_command('[gpu]')}",
         ) from error
 
 

@@ -51,9 +51,9 @@ def test_transitive_dependencies_still_come_with_their_hosts(guest: str, host: s
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder into which the built wheel was unpacked, and nothing else."""
+    """A folder into which the wheel that was built from the source distribution was unpacked, and nothing else."""
     folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT]
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT]
     subprocess.run(build, check=True, capture_output=True)
     (wheel,) = folder.glob("*.whl")
     with ZipFile(wheel) as packed:

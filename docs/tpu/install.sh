@@ -3,7 +3,7 @@
 # DISK: a folder with 120 GB free for checkpoints and compiled programs, as of an attached disk; without it the home.
 set -euo pipefail
 
-checkout=$(cd "$(dirname "$0")/../.." && pwd)
+cd "$(dirname "$0")/../.."
 disk=${DISK:-$HOME}
 environment=$HOME/ltx2-environment
 
@@ -13,7 +13,8 @@ if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then # as on
 else
     python3 -m venv "$environment"
 fi
-"$environment/bin/pip" install --quiet -c "$checkout/constraints.txt" "$checkout[tpu]"
+# torch without CUDA
+"$environment/bin/pip" install --quiet -c constraints.txt --extra-index-url https://download.pytorch.org/whl/cpu '.[tpu]'
 
 cat >"$HOME/ltx2.env" <<END
 export PATH="$environment/bin:\$PATH"

@@ -25,7 +25,7 @@ from ltx2_cli.cli.commands import Doctor
 from ltx2_cli.cli.models import in_cache
 from ltx2_cli.console import columns, print_out, reporter
 from ltx2_cli.core.report import Report
-from ltx2_cli.devices import device_memory, find_devices, is_tpu_absent, memory_fraction
+from ltx2_cli.devices import device_memory, find_devices, install_command, is_tpu_absent, memory_fraction
 from ltx2_cli.distributed import parse_address
 from ltx2_cli.errors import CommandError, RunError, UsageError
 from ltx2_cli.outputs import check_place
@@ -38,7 +38,6 @@ if TYPE_CHECKING:  # importing jax takes long
 
 NVIDIA_DEVICES = "/dev/nvidia[0-9]*"
 CODECS = ("libx264", "aac")
-AGAIN = "pip install -c constraints.txt '.'"
 UNUSED = "unset JAX_PLATFORMS; a new driver; end the process that holds it"
 ANOTHER_DEVICE = "drivers and libraries of the tested versions; if it stays, another device"
 ANOTHER_KERNEL = "--set sharding.attention=xla"
@@ -106,16 +105,15 @@ def check_versions() -> Iterator[Finding]:
     try:
         requirements = [line for line in metadata.requires("ltx2") or () if ";" not in line]
     except metadata.PackageNotFoundError:
-        yield Finding(
-            "versions", State.note, "ltx2 is not installed, so the bounds of its libraries are unknown", AGAIN
-        )
+        text = "ltx2 is not installed, so the bounds of its libraries are unknown"
+        yield Finding("versions", State.note, text, install_command())
         return
     wrong = []
     for requirement in requirements:
         try:
             require_version(requirement)
         except (ImportError, metadata.PackageNotFoundError) as error:
-            wrong.append(Finding("versions", State.broken, str(error).splitlines()[0], AGAIN))
+            wrong.append(Finding("versions", State.broken, str(error).splitlines()[0], install_command()))
     yield from wrong
     if not wrong:
         shown = ", ".join(f"{name} {metadata.version(name)}" for name in ("ltx2", "jax", "jaxlib", "flax", "torch"))
@@ -225,7 +223,7 @@ def check_drivers(used: str) -> Iterator[Finding]:
     for name, here, kind, installed, library in parts:
         if here and used != kind:
             reason = f"jax does not use it, though {library} is installed" if installed else f"{library} is missing"
-            cure = UNUSED if installed else f"pip install -c constraints.txt '.[{kind}]'"
+            cure = UNUSED if installed else install_command(f"[{kind}]")
             yield Finding(name, State.broken, f"a {name} is here, and {reason}", cure)
         elif not here and used != kind:
             yield Finding(name, State.ok, f"no {name} in this machine")

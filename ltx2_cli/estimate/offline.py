@@ -16,6 +16,7 @@ from jax.experimental import topologies
 
 from ltx2_cli.chips import CHIPS, Chip
 from ltx2_cli.core.report import Report
+from ltx2_cli.devices import install_command
 from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.estimate import Estimate, compile_and_estimate, estimate_plan, forward_programs
 from ltx2_cli.plan.resolve import Plan, build_plan
@@ -50,7 +51,7 @@ def topology(name: str) -> tuple[jax.Device, ...]:
         known = "; ".join(", ".join(slices(chip)) for chip in own or tpus)
         raise UsageError(f"libtpu knows no TPU slice {name}", f"it knows {known}") from error
     except RuntimeError as error:  # as jax says that there is no libtpu
-        hint = "pip install 'ltx2[tpu]', on Linux for x86-64"
+        hint = f"on Linux for x86-64, {install_command('[tpu]')}"
         raise UsageError(f"compiling for {name} needs libtpu, the TPUs' compiler", hint) from error
 
 

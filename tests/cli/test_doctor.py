@@ -196,8 +196,8 @@ def test_chips_that_jax_does_not_use_are_found(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(doctor, "is_tpu_absent", lambda platforms: False)
     monkeypatch.setattr(doctor, "find_spec", lambda name: None)
     tpu, gpu = doctor.check_drivers("cpu")
-    assert (tpu.state, tpu.cure) == (State.broken, "pip install -c constraints.txt '.[tpu]'")
-    assert (gpu.state, gpu.cure) == (State.broken, "pip install -c constraints.txt '.[gpu]'")
+    assert (tpu.state, tpu.cure) == (State.broken, "in a clone of ltx2: pip install -c constraints.txt '.[tpu]'")
+    assert (gpu.state, gpu.cure) == (State.broken, "in a clone of ltx2: pip install -c constraints.txt '.[gpu]'")
     monkeypatch.setattr(doctor, "find_spec", lambda name: name)
     tpu, gpu = doctor.check_drivers("cpu")
     assert "though libtpu is installed" in tpu.text

@@ -244,7 +244,7 @@ def test_a_missing_libtpu_is_an_error_with_the_command_to_install_it() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert "compiling for v6e:2x4 needs libtpu" in done.stderr
-    assert "hint: pip install 'ltx2[tpu]'" in done.stderr
+    assert "hint: on Linux for x86-64, in a clone of ltx2: pip install -c constraints.txt '.[tpu]'" in done.stderr
 
 
 @needs_libtpu
