@@ -257,6 +257,9 @@ def _cycles(step: str, cycles: Cycles, least: float) -> Iterator[str]:
     yield from columns(rows, right=(1,))
     yield f"  dearest but for products: {cycles.dearest}, {cycles.dearest_cycles / 1e6:.3g} M cycles"
     yield f"  without {REMARKS[cycles.clock].format(cycles.kernels / 1e6)}"
+    if cycles.searching:
+        search = f"finding the largest score takes {cycles.searching / 1e6:.3g} M more"
+        yield f"  if |q|·|k| of each head stays below a bound; where it does not, {search}"
 
 
 def _others(programs: Iterable[Compiled]) -> Iterator[str]:

@@ -10,18 +10,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 GRANULE = 32  # bytes; the unit of a copy's size
-MATMUL = 4  # cycles of all matrix units together for each of their instructions
+MATMUL = {"f32": 2}  # cycles of all matrix units together for one of their instructions: for 8 rows of these numbers
+USUAL_MATMUL = 4  # for 16 rows of bfloat16
 DELAY = {"tpu7x": 6}  # by chip: at most so many bundles behind a branch are issued whether it is taken or not
 USUAL_DELAY = 4
 MOST_BUNDLES = 10_000_000  # that are executed of one kernel
-UNKNOWN = 1  # what counts for results that are not scalar: bounds hold
+UNKNOWN = 1  # what counts for results that are not scalar
 ARGUMENT = 0x01010101  # and for a word of a kernel's arguments: rows attend, and blocks, of which four share a word
 
 _BUNDLE = re.compile(r"^ *(0x[0-9a-f]+|0) [^{\n]*\{", re.MULTILINE)
 _REGION = re.compile(r"Start(?:/End empty)? region (\d+)")
 _COMMENT = re.compile(r"/\*.*?\*/|\}.*", re.DOTALL)
 _BRANCH = re.compile(r"%\w+ = sbr\.rel .*target = \$region(\d+)")
-_COPY = re.compile(r"%\w+ = dma\.(?:hbm_to_vmem|vmem_to_hbm) .*?/\*size_in_granules=\*/([^,]+),", re.DOTALL)
+# `dma.general` says by a comment where it stays on the core, as between cores of other devices; without one it copies a
+# window of an array in HBM.
+_COPY = re.compile(
+    r"%\w+ = dma\.(?:hbm_to_vmem|vmem_to_hbm|general(?!.*vmem-to-vmem)) .*?/\*size_in_granules=\*/([^,]+),", re.DOTALL
+)
+_MATMUL = re.compile(r"= vmatmul\.(?:mubr\.)?(\w+)")
 _SCALAR = re.compile(r"%\w+?_([sp]\d+) = ([\w.]+) (.*)", re.DOTALL)
 _STORE = re.compile(r"%\w+ = (sst) \[smem:(\[#\w+\])\] (.*)", re.DOTALL)
 _CONDITION = re.compile(r"\((!?)%\w+?_(p\d+)\),?")
@@ -86,25 +92,28 @@ _FUNCTIONS: Mapping[str, Callable[..., int]] = {
 }
 
 
-def issued(text: str, chip: str = "") -> Issued:
-    """What a kernel issues on a chip of this name, by the text of its file `...-final_bundles.txt`. Raises `ValueError`
-    for another text, and for a kernel without an end."""
+def issued(text: str, chip: str = "", bounds_hold: bool = True) -> Issued:
+    """What a kernel issues on a chip of this name, by the text of its file `...-final_bundles.txt`, where all of its
+    comparisons of floating-point numbers hold or none. Raises `ValueError` for another text, and for a kernel without
+    an end."""
     if not (places := [*_BUNDLE.finditer(text)]):
         raise ValueError("this is not the text of a schedule: it has no bundles")
     ends = [place.start() for place in places[1:]] + [len(text)]
-    bundles, products, regions = [], list[int](), dict[str, int]()
+    bundles, regions = [], dict[str, int]()
+    products = list[int]()  # the address of an instruction for matrix units, once for each of its cycles
     for place, end in zip(places, ends, strict=True):
         body, address = text[place.end() : end], int(place[1], 16)
         for region in _REGION.findall(body):
             regions.setdefault(region, address)
-        products += [address] * body.count("= vmatmul.")
+        products += [address] * sum(MATMUL.get(kind, USUAL_MATMUL) for kind in _MATMUL.findall(body))
         bundles.append(_bundle(address, body))
-    spans, granules = _run(_deciding(bundles), regions, bundles[-1].address + 1, DELAY.get(chip, USUAL_DELAY))
+    registers, delay = _Registers(bounds_hold), DELAY.get(chip, USUAL_DELAY)
+    spans, granules = _run(_deciding(bundles), registers, regions, bundles[-1].address + 1, delay)
     cycles = sum(times * (leave - start) for (start, leave), times in spans.items())
-    multiplications = sum(
+    matrix_cycles = sum(
         times * (bisect_left(products, leave) - bisect_left(products, start)) for (start, leave), times in spans.items()
     )
-    return Issued(cycles, MATMUL * multiplications, GRANULE * granules)
+    return Issued(cycles, matrix_cycles, GRANULE * granules)
 
 
 def _bundle(address: int, body: str) -> Bundle:
@@ -160,6 +169,10 @@ def _deciding(bundles: Iterable[Bundle]) -> list[Bundle]:
 class _Registers(dict[Operand, int]):
     """What the registers hold, and the places of scalar memory, which begin with a bracket."""
 
+    def __init__(self, bounds_hold: bool) -> None:
+        super().__init__()
+        self.bounds_hold = bounds_hold
+
     def __missing__(self, operand: Operand) -> int:
         return ARGUMENT if str(operand).startswith("[") else UNKNOWN
 
@@ -172,18 +185,21 @@ class _Registers(dict[Operand, int]):
     def results(self, bundle: Bundle) -> Iterator[tuple[str, int]]:
         """What the instructions of a bundle change, each by the values before it."""
         for result, function, operands, condition in bundle.instructions:
-            if self.holds(condition):
-                known = _FUNCTIONS.get(function)
-                yield result, known(*map(self.value, operands)) & 0xFFFFFFFF if known else UNKNOWN
+            if not self.holds(condition):
+                continue
+            if known := _FUNCTIONS.get(function):
+                yield result, known(*map(self.value, operands)) & 0xFFFFFFFF
+            else:
+                yield result, int(self.bounds_hold) if function.endswith(".partialorder") else UNKNOWN
 
 
 def _run(
-    bundles: Sequence[Bundle], regions: Mapping[str, int], end: int, delay: int
+    bundles: Sequence[Bundle], registers: _Registers, regions: Mapping[str, int], end: int, delay: int
 ) -> tuple[Mapping[tuple[int, int], int], int]:
     """Execute a kernel until the address `end`, behind its last bundle: how often it goes from one address to another
     without a jump, and the granules that it copies. A branch does nothing in the delay of one that is taken, which
     ends where another region starts."""
-    registers, addresses = _Registers(), [bundle.address for bundle in bundles]
+    addresses = [bundle.address for bundle in bundles]
     starts = [*sorted(regions.values()), end]
     spans, granules, place, start = Counter[tuple[int, int]](), 0, 0, 0
     leave = follow = end  # the address behind a branch that is taken, and the one where it goes

@@ -63,6 +63,7 @@ class Cycles:
     clock: str  # SCHEDULE, or XLA where there is no schedule
     by_scope: dict[str, float]
     kernels: float  # of all that, in Pallas kernels, whose scalar arguments count as ones
+    searching: float  # more, where no bound of a kernel's scores holds and it looks for each query's largest
     products: float  # that all products would take alone, as they are laid out; 0 by XLA's clock
     dearest: str  # instruction that is no product, and the line of its source
     dearest_cycles: float
@@ -91,6 +92,7 @@ class _Item(NamedTuple):
     scheduled: float
     estimated: float
     products: float
+    searching: float
 
 
 @contextmanager
@@ -139,6 +141,7 @@ def program_cycles(text: str, chip: Chip | None) -> Cycles | None:
         clock=SCHEDULE if schedules else XLA,
         by_scope=by_scope,
         kernels=sum(clock(item) for item in items if item.is_kernel),
+        searching=sum(item.searching for item in items),
         products=sum(item.products for item in items),
         dearest=f"{dearest.name}, {dearest.source}" if dearest else "",
         dearest_cycles=clock(dearest) if dearest else 0,
@@ -168,24 +171,31 @@ def _items(text: str, schedules: Mapping[str, Path], chip: Chip) -> Iterator[_It
         name, is_kernel = instruction[1], _PALLAS in line
         estimated = attention_flops(line) / rate / KERNEL_RATE if is_kernel else float(estimate[1]) if estimate else 0
         scheduled = estimated = estimated if estimated < NEVER else 0
-        products = 0
+        products = searching = 0.0
         if name in schedules:
             kernel = _issued(schedules[name], chip.name)
             products = kernel.matrix_cycles
-            scheduled = max(kernel.cycles, products, kernel.copied_bytes / bytes_per_cycle)
+            scheduled = _longest(kernel, bytes_per_cycle)
             estimated = estimated or scheduled  # nothing else is known of a Pallas kernel without attention
+            if is_kernel:
+                searching = _longest(_issued(schedules[name], chip.name, False), bytes_per_cycle) - scheduled
         if scheduled or estimated:
             own = [line, *(texts[callee] for callee in callees(line))]
             times = math.prod(number for number in loops if number)
             is_product = is_kernel or any(map(_PRODUCT.search, own))
             scope, source = _scope(own, loops), _source(own, places)
-            cycles = times * scheduled, times * estimated, times * products
+            cycles = (times * number for number in (scheduled, estimated, products, searching))
             yield _Item(name, scope, source, is_kernel, is_product, *cycles)
 
 
 @cache
-def _issued(file: Path, chip: str) -> Issued:
-    return issued(file.read_text(), chip)
+def _issued(file: Path, chip: str, bounds_hold: bool = True) -> Issued:
+    return issued(file.read_text(), chip, bounds_hold)
+
+
+def _longest(kernel: Issued, bytes_per_cycle: float) -> float:
+    """Cycles of a kernel's bundles, its products, or its copies, which take as long as the longest of these."""
+    return max(kernel.cycles, kernel.matrix_cycles, kernel.copied_bytes / bytes_per_cycle)
 
 
 def _scope(texts: Sequence[str], loops: Loops) -> str:

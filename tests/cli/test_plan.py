@@ -278,16 +278,19 @@ def test_cycles_are_printed_by_scope(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two seconds of a million cycles in all, where a chip at its rate takes one."""
     plan = plan_offline(read_spec(prompt="rain", model="ltx2", sharding="single"), jax.devices())
     monkeypatch.setattr(chips, "CHIPS", (replace(CHIP, flops=estimate_plan(plan).stages[0].flops),))
-    cycles = Cycles(SCHEDULE, {"text": 5e5, "exchange": 1.5e6}, 4e5, 5e5, "fusion.1, nn/layers.py:41", 1e5, 3e6, 1e6)
+    cycles = Cycles(
+        SCHEDULE, {"text": 5e5, "exchange": 1.5e6}, 4e5, 2e5, 5e5, "fusion.1, nn/layers.py:41", 1e5, 3e6, 1e6
+    )
     forward = Compiled("forward", "transformer", 0, 1.0, Memory(1, 1, 2), 1, (), "", cycles)
     programs = [forward, replace(forward, name="frames", network="vae")]
     rows = [" ".join(line.split()) for line in estimate_lines(estimate_plan(plan, programs))]
-    assert rows[-8:] == [
+    assert rows[-9:] == [
         "step 2.0 s 2 M cycles, 2.00 times its work at the chip's rate",
         "exchange 1.5 s 1.5 M cycles",
         "text 500 ms 0.5 M cycles",
         "dearest but for products: fusion.1, nn/layers.py:41, 0.1 M cycles",
         "without collectives, parallel copies and stalls; 0.4 M are Pallas kernels, their scalar arguments ones",
+        "if |q|·|k| of each head stays below a bound; where it does not, finding the largest score takes 0.2 M more",
         "",
         "the other programs, by the same clock",
         "frames 2.0 s 2 M cycles, 4.0 times their products",

@@ -1,5 +1,7 @@
 """How often the bundles of a kernel's schedule are issued, counted by eye in short schedules."""
 
+from pathlib import Path
+
 import pytest
 
 from ltx2_cli.estimate.bundles import issued
@@ -36,15 +38,29 @@ def schedule(*bundles: str) -> str:
     )
 
 
-def is_skipped(*bundles: str) -> bool:
+def is_skipped(*bundles: str, bounds_hold: bool = True) -> bool:
     """Whether the region behind `bundles` is skipped."""
-    cycles = issued(schedule(*bundles)).cycles - len(bundles)
+    cycles = issued(schedule(*bundles), bounds_hold=bounds_hold).cycles - len(bundles)
     assert cycles in (7, 18)
     return cycles == 7
 
 
 def test_turns_and_skipped_regions_are_counted() -> None:
     assert issued(LOOP) == (1 + 8 * 14 + 2 * 8 + 1, 2 * 3 * 4, 2 * 64 * 32)
+
+
+def test_copies_of_a_window_of_an_array_are_counted() -> None:
+    """As libtpu wrote them for v6e, but for the instructions for vectors: a loop of eleven turns from 0x4 to the delay
+    of its branch at 0x12e copies bf16[3,4,1536,512] in nine windows; the first and the last turn skip a region from
+    0x22 to 0x12a. Where a copy goes between cores, as a collective's, it does not count."""
+    text = (Path(__file__).parent / "v6e_window_copy.txt").read_text()
+    turns = 11 * (0x133 - 0x4) - 2 * (0x12B - 0x22)
+    assert issued(text, "v6e") == (4 + turns + 2, 0, 3 * 4 * 1536 * 512 * 2)
+    assert issued(text.replace("second_minor_factor: 1 */", "*/ /* vmem-to-vmem */"), "v6e").copied_bytes == 0
+
+
+def test_eight_rows_of_float32_multiply_in_two_cycles() -> None:
+    assert issued(LOOP.replace("bf16", "f32")).matrix_cycles == 2 * 3 * 2
 
 
 def test_on_v7x_six_bundles_follow_a_branch_and_none_of_them_branches() -> None:
@@ -91,7 +107,6 @@ def test_a_copy_on_a_condition_counts_where_it_holds() -> None:
         ("%p9_p0 = scmp.eq.s32.totalorder %s6_s5, 4294967286", True),  # stored and loaded
         ("%p9_p0 = pnand %p7_p1, %p7_p1", False),
         ("%p9_p0 = scmp.ne.s32.totalorder %s8_s6, 16843009", False),  # each byte of an argument is 1
-        ("%p9_p0 = scmp.le.f32.partialorder %s8_s6, 8100.0", True),  # a bound holds
         ("%p9_p0 = scmp.eq.s32.totalorder %s9_s8, 17", True),  # divided
         ("%p9_p0 = scmp.eq.s32.totalorder %s9_s9, 3", True),  # what remains
     ],
@@ -107,3 +122,9 @@ def test_scalar_instructions_are_executed(instruction: str, expected: bool) -> N
         "%s9_s8 = spop.drf %20  ;;  %s9_s9 = spop.drf %21",
     )
     assert is_skipped(*before, instruction) is expected
+
+
+@pytest.mark.parametrize("bounds_hold", [True, False])
+def test_a_bound_of_floating_point_numbers_holds_or_not(bounds_hold: bool) -> None:
+    compared = "%p9_p0 = scmp.le.f32.partialorder %s8_s6, 8100.0"
+    assert is_skipped(compared, bounds_hold=bounds_hold) is bounds_hold

@@ -68,15 +68,17 @@ from ltx2_cli.estimate.compiled import compile_program
 from ltx2_cli.estimate.cycles import dumped_schedules
 from ltx2_cli.estimate.offline import topology
 
-def f(x, w):
+def f(x, w, small):
     with jax.named_scope("feed_forward"):
         y = x @ w
-    return y, jnp.tanh(x.astype(jnp.float32))
+    return y, jnp.tanh(x.astype(jnp.float32)), jnp.matmul(small, small, precision="highest")
 
 with dumped_schedules():
     mesh = Mesh(list(topology("v6e:2x2"))[:1], ("one",))
-    x = jax.ShapeDtypeStruct((2048, 2048), jnp.bfloat16, sharding=NamedSharding(mesh, PartitionSpec()))
-    cycles = compile_program(Program("f", None, jax.jit(f), lambda: (x, x)), mesh).cycles
+    whole = NamedSharding(mesh, PartitionSpec())
+    x = jax.ShapeDtypeStruct((2048, 2048), jnp.bfloat16, sharding=whole)
+    small = jax.ShapeDtypeStruct((512, 512), jnp.float32, sharding=whole)
+    cycles = compile_program(Program("f", None, jax.jit(f), lambda: (x, x, small)), mesh).cycles
 print(json.dumps(asdict(cycles)))
 """
 
@@ -114,6 +116,17 @@ def test_kernels_that_are_alike_have_one_schedule(tmp_path: Path, monkeypatch: p
     assert cycles.by_xla == 603
 
 
+def test_products_bound_a_schedule_with_fewer_bundles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two bundles, and three instructions of four cycles each, in each of five turns."""
+    product = "%1 = vmatmul.bf16.gmra.mxu0 %v1_v1  ;;  %2 = vmatmul.bf16.gmra.mxu1 %v1_v1"
+    bundles = f"     0   :  {{ {product} }}\n   0x1   :  {{ {product.partition('  ;;')[0]} }}\n"
+    (tmp_path / "123-a.1-00-final_bundles.txt").write_text(bundles)
+    monkeypatch.setattr(module, "_files", lambda: [*tmp_path.iterdir()])
+    cycles = program_cycles(PROGRAM, chip("v5e"))
+    assert cycles
+    assert cycles.by_scope["feed-forward"] == cycles.products == 5 * 3 * 4
+
+
 @pytest.mark.parametrize("name", ["H100", "no chip"])
 def test_other_devices_have_no_cycles(name: str) -> None:
     assert program_cycles(PROGRAM, chip(name)) is None
@@ -130,15 +143,17 @@ def test_attention_is_counted_by_its_operands() -> None:
 
 @needs_libtpu
 def test_the_schedule_of_a_compiled_program_is_read() -> None:
-    """A product of 2048 in each direction, which takes 2^34 operations at 2^19 a cycle; a tanh of 2048 x 2048 numbers,
-    whose copies take longer: 4 bytes out, and 2 in unless they are on the core for the product."""
+    """A product of 2048 in each direction, 2^34 operations at 2^19 a cycle; one of 512 in float32, six of bfloat16; a
+    tanh of 2048 x 2048 numbers, whose copies take longer: 4 bytes out, and 2 in unless they are on the core for the
+    product."""
     as_for_users = {name: value for name, value in os.environ.items() if not name.startswith(("XLA_", "JAX_T"))}
     done = subprocess.run([sys.executable, "-c", SMALL], env=as_for_users, capture_output=True, check=True, text=True)
     cycles = json.loads(done.stdout)
     assert cycles["clock"] == "the compiler's schedule"
-    assert cycles["kernels"] == 0
+    assert cycles["kernels"] == cycles["searching"] == 0
     product = 2**34 / 2**19
-    assert cycles["products"] == product < cycles["by_scope"]["feed-forward"] < 1.2 * product
+    assert cycles["products"] == product + 6 * product / 4**3
+    assert product < cycles["by_scope"]["feed-forward"] < 1.2 * product
     byte = 2048**2 / 1638e9 * 918e12 / 2**19
     assert 4 * byte <= cycles["dearest_cycles"] <= 6.1 * byte
     assert cycles["dearest"].startswith("convert_tanh_fusion, core/programs.py:")  # the innermost line of the package
