@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ltx2_cli.batch.jobs import STDIN, Line, read_lines
+from ltx2_cli.batch.lines import STDIN, Line, read_lines
 from ltx2_cli.cli.commands import Batch
 from ltx2_cli.cli.jobs import DONE, OPEN, Job, Jobs, Result
 from ltx2_cli.cli.options import BatchOptions

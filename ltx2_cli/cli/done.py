@@ -4,6 +4,7 @@ is the same unless it was written after the record."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, is_dataclass
 from functools import lru_cache
 from os.path import expanduser
@@ -117,12 +118,10 @@ def _same_content(recorded: ConditionSpec | AudioSpec, wanted: ConditionSpec | A
 def _changed_weights(record: Mapping[str, Any], spec: RunSpec, made: int) -> Iterator[str]:
     """Files of weights, LoRAs and noise that are not those of a record. What is not on this machine is not
     compared."""
-    places, absent = [], False
-    for name, wanted in _named_files(record, spec):
-        try:
+    named, places = [*_named_files(record, spec)], list[Path]()
+    for name, wanted in named:
+        with suppress(FileNotFoundError):
             places.append(_place(name, wanted))
-        except FileNotFoundError:
-            absent = True
     provenance = record.get(PROVENANCE)
     files = provenance.get("files") if isinstance(provenance, Mapping) else None
     if not files:
@@ -131,7 +130,7 @@ def _changed_weights(record: Mapping[str, Any], spec: RunSpec, made: int) -> Ite
         return
     for name, recorded in files.items():
         found = [file for place in places if (file := _file_in(place, Path(name)))]
-        if (found or not absent) and not any(_same_weights(file, str(recorded), made) for file in found):
+        if (found or len(places) == len(named)) and not any(_same_weights(file, str(recorded), made) for file in found):
             yield f"{name} has changed"
 
 

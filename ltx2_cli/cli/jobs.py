@@ -8,7 +8,8 @@ from os.path import abspath
 from pathlib import Path
 from typing import Any
 
-from ltx2_cli.batch.jobs import Line, in_order, job_values, own_seed, parse_shard, shape_of
+from ltx2_cli.batch.jobs import in_order, own_seed, parse_shard, shape_of
+from ltx2_cli.batch.lines import Line, job_values
 from ltx2_cli.batch.names import parse_template
 from ltx2_cli.cli.done import check_same, is_done, own_files
 from ltx2_cli.cli.generate import config_page, configured_spec, note_environment, overrides, sized
@@ -97,12 +98,14 @@ class Jobs:
         self.works = dict[tuple[object, ...], int]()
         self.made = list[str]()  # clips
         self.position = 0  # of the next job, among those of all shards
+        self.unit = "line"  # what a job is in the file
 
     def read(self, lines: Sequence[Line], named: bool = True) -> list[Job]:
         """The jobs that this worker has to make, those of one shape together. A line of no request fails. Raises
         `SameNameError` in a file that is `named`; of a pipe the later line fails."""
         jobs = list[Job]()
         for line in lines:
+            self.unit = line.unit
             try:
                 jobs += self._of_line(line)
             except UsageError as error:
@@ -133,7 +136,7 @@ class Jobs:
     def fail(self, result: Result, error: CommandError | OSError) -> None:
         """A job failed. Raises the error of the batch with --fail-fast."""
         error = system_error(error) if isinstance(error, OSError) else error
-        sentences = f"line {result.line}: {error}".split("\n")
+        sentences = f"{self.unit} {result.line}: {error}".split("\n")
         self.errors.append(type(error)(sentences, error.hint.split("\n")))
         self.add(replace(result, error=str(error), hint=error.hint))
         if self.options.fail_fast:
@@ -164,8 +167,11 @@ class Jobs:
             clips = tuple(map(str, output_paths(single)))
             for path in (*clips, *map(str, latents_paths(single))):
                 owner = self.owners.setdefault(abspath(path), (line.number, seed))
-                if owner != (line.number, seed):
-                    raise SameNameError(f"lines {owner[0]} and {line.number} both make {path}", APART)
+                if owner[0] != line.number:
+                    raise SameNameError(f"{line.unit}s {owner[0]} and {line.number} both make {path}", APART)
+                if owner[1] != seed:
+                    seeds = f"{line.unit} {line.number} makes {path} of the seeds {owner[1]} and {seed}"
+                    raise SameNameError(seeds, APART)
             shape = self.shapes.setdefault(shape_of(single), len(self.shapes))
             steps = single.num_inference_steps, single.sigmas
             work = self.works.setdefault((shape, *steps), len(self.works))

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
-from ltx2_cli.batch.jobs import Line, own_seed
+from ltx2_cli.batch.jobs import own_seed
+from ltx2_cli.batch.lines import Line
 from ltx2_cli.batch.names import words
 from ltx2_cli.cli.batch import check_sheets, finish, make
 from ltx2_cli.cli.commands import Sweep

@@ -105,7 +105,7 @@ class Worker:
             seconds = monotonic() - began
             if run:
                 run.state, seconds = None, run.seconds + seconds
-            self.session.report.note(f"line {job.line} failed: {'; '.join(str(error).splitlines())}")
+            self.session.report.note(f"{self.jobs.unit} {job.line} failed: {'; '.join(str(error).splitlines())}")
             self.full = self.full or (error if isinstance(error, StorageError) else None)
             self.jobs.fail(Result(job.line, FAILED, job.clips, job.seed, seconds), error)
         if run:
@@ -220,7 +220,7 @@ class Worker:
                 return own  # and it is refused
             own.add(path)
             if changes := [*environment_changes(read_provenance(kept.request.values, str(path)), run.plan)]:
-                self.session.report.note(f"line {run.job.line} is begun anew: {'; '.join(changes)}")
+                self.session.report.note(f"{self.jobs.unit} {run.job.line} is begun anew: {'; '.join(changes)}")
             else:
                 state, run.resumed = kept.progress(run.plan), True
         run.state = replace(state, contexts={**run.state.contexts, **state.contexts})

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ltx2_cli.batch.jobs import Line, in_order, job_values, own_seed, parse_shard, read_lines, shape_of
+from ltx2_cli.batch.jobs import in_order, own_seed, parse_shard, shape_of
+from ltx2_cli.batch.lines import Line, job_values, read_lines
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.layers import MAX_TEXT
 from ltx2_cli.request.profiles import read_spec
@@ -18,18 +19,8 @@ from ltx2_cli.request.validation import MAX_SEED
 
 
 def test_lines_of_a_file(tmp_path: Path) -> None:
-    (tmp_path / "jobs").write_bytes("\ufeffrain\r\n\n  snow \n".encode())
-    assert list(read_lines(str(tmp_path / "jobs"))) == [[Line(1, "rain"), Line(3, "snow")]]
-
-
-@pytest.mark.parametrize(
-    ("content", "sentence"), [(b"\xff", "is not text"), (b"a\0", "is not text"), (None, "cannot be read")]
-)
-def test_other_files_are_refused(tmp_path: Path, content: bytes | None, sentence: str) -> None:
-    if content is not None:
-        (tmp_path / "jobs").write_bytes(content)
-    with pytest.raises(UsageError, match=sentence):
-        list(read_lines(str(tmp_path / "jobs")))
+    (tmp_path / "jobs").write_bytes("\ufeff# weather\r\nrain\r\n\n  snow \n".encode())
+    assert list(read_lines(str(tmp_path / "jobs"))) == [[Line(2, "rain"), Line(4, "snow")]]
 
 
 def test_lines_of_a_pipe_come_as_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,9 +30,9 @@ def test_lines_of_a_pipe_come_as_they_are_written(monkeypatch: pytest.MonkeyPatc
         lines = read_lines("-")
         os.write(writing, b"rain\n")
         assert next(lines) == [Line(1, "rain")]
-        os.write(writing, b"\n\xff\nsnow")
+        os.write(writing, b"\n\xff\n# weather\nsnow")
         os.close(writing)
-        assert [line for ready in lines for line in ready] == [Line(3, "\udcff"), Line(4, "snow")]
+        assert [line for ready in lines for line in ready] == [Line(3, "\udcff"), Line(5, "snow")]
 
 
 def test_a_pipe_that_cannot_be_read_is_an_error_behind_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,24 +57,6 @@ def test_a_line_of_a_pipe_is_not_read_for_ever(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(UsageError, match="it has more than 1,000,000 bytes"):
         job_values(long)
     assert short == Line(2, "rain")
-
-
-@pytest.mark.parametrize(
-    ("text", "values"),
-    [
-        ("rain", {"prompt": "rain"}),
-        ('{"prompt": "rain", "fps": 3}', {"prompt": "rain", "fps": 3}),
-        ("[1]", {"prompt": "[1]"}),
-    ],
-)
-def test_values_of_a_line(text: str, values: dict[str, object]) -> None:
-    assert job_values(Line(1, text)) == values
-
-
-@pytest.mark.parametrize("text", ["{", '{"prompt": rain}', '{"a":' * 100_000, '{"fps": ' + "9" * 5000 + "}"])
-def test_a_broken_line_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="this is no JSON object"):
-        job_values(Line(1, text))
 
 
 def test_a_seed_follows_from_the_job_alone() -> None:

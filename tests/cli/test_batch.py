@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from subprocess import run
 from types import SimpleNamespace
 
 import pytest
@@ -161,6 +162,7 @@ def test_a_broken_line_is_named_and_the_others_are_jobs(dry: Run) -> None:
             "lines 1 and 2 both make a.mp4\nhint: -o 'out/{prompt:.40}-{seed}-{line}.mp4'",
         ),
         (["rain", "rain"], "", "lines 1 and 2 both make out/rain-ltx2-s"),
+        (["rain"], "-o a.mp4 --seed 1,2", "line 1 makes a.mp4 of the seeds 1 and 2\nhint: -o 'out/{prompt:.40}-{seed}"),
         (
             ["rain", {"prompt": "fog", "save_latents": "a"}, {"prompt": "r", "save_latents": "./a"}],
             "",
@@ -182,7 +184,7 @@ def test_a_broken_line_is_named_and_the_others_are_jobs(dry: Run) -> None:
             "line 1: `conditions` is [{'path'",
         ),
         (["{", "rain"], "--fail-fast", "line 1: this is no JSON object"),
-        (["rain", "\0"], "", "jobs is not text in UTF-8\nhint: a prompt a line, or a JSON object"),
+        (["rain", "\0"], "", "jobs is not text in UTF-8\nhint: a prompt or a JSON object of"),
         (["rain"], "--num-processes 1 --config none.yaml", "none.yaml cannot be read"),
         (["rain"], "--preview jobs", "jobs is read, and would be overwritten"),
     ],
@@ -193,3 +195,96 @@ def test_what_is_wrong_is_said_before_anything_is_made(
     code, clips, err = dry(lines, *options.split())
     assert (code, clips) == (2, [])
     assert f"error: {sentence}" in err
+
+
+AS_JSON = "a prompt like this: {"
+FILES = {  # what a file of jobs may be: its content, the prompts of its jobs, and what is said of the rest
+    "empty": (b"", [], "jobs: no jobs"),
+    "only comments": (b"# one\n  # two\n\n", [], "jobs: no jobs"),
+    "comments": (b"# weather\nrain\n#snow\n", ["rain"], ""),
+    "a byte-order mark": (b'\xef\xbb\xbf{"prompt": "rain"}', ["rain"], ""),
+    "two of them": (b"\xef\xbb\xbfrain\n\xef\xbb\xbfsnow", ["rain", "snow"], ""),
+    "Windows": (b"rain\r\n\r\nsnow\r\n", ["rain", "snow"], ""),
+    "old Macs": (b"rain\rsnow\r", ["rain", "snow"], ""),
+    "separators": ("rain\u2028snow\u0085hail".encode(), ["rain-snow-hail"], ""),
+    "Latin-1": (b"b\xe4r", [], "jobs is not text in UTF-8\nhint: a prompt or"),
+    "UTF-16": ("rain".encode("utf-16"), [], "jobs is not text in UTF-8"),
+    "NUL": (b"rain\0", [], "jobs is not text in UTF-8"),
+    "a picture": (b"\x89PNG\r\n\x1a\n", [], "jobs is not text in UTF-8"),
+    "a huge line": (b"rain\n" + b"a" * 1_000_001, ["rain"], "line 2: it has more than 1,000,000 bytes"),
+    "a long prompt": (b"rain " * 20_000, ["rain-rain-rain"], ""),
+    "an array": (b'["rain", {"prompt": "snow"},\n "a \\"fox\\""]', ["rain", "snow", "a-fox"], ""),
+    "an array in lines": (b'# mine\n[\n{"prompt": "rain"},\n"snow"\n]\n', ["rain", "snow"], ""),
+    "an empty array": (b"[]", [], "jobs: no jobs"),
+    "an item of another kind": (b'["rain", 7, null, [1]]', ["rain"], "item 2: `7` is no prompt and no JSON object"),
+    "a broken item": (b'["rain",\n{"prompt": snow}]', [], "jobs, line 2: this is no JSON array: Expecting value"),
+    "no comma": (b'["rain"\n"snow"]', [], "jobs, line 2: this is no JSON array: Expecting ',' delimiter"),
+    "an array with a trailing comma": (b'["rain", ]', [], "line 1: this is no JSON array: Expecting value"),
+    "an array that ends early": (b'["rain"', [], "jobs, line 1: this is no JSON array"),
+    "two arrays": (b'["rain"]\n["snow"]', [], "jobs, line 2: this is no JSON array: Extra data"),
+    "a deep array": (b"[" * 100_000, [], "jobs is no JSON array of jobs: it is nested too deep"),
+    "brackets": (b"[close up] rain", [], 'a prompt that begins so is given as JSON: {"prompt": "[close up] rain"}'),
+    "a closing bracket": (b"rain\n]\n}", ["rain"], "line 2: `]` is no prompt and no JSON object"),
+    "a text": (b'"rain"\n"fog," she says', ["rain", "fog-she-says"], ""),
+    "an item with its comma": (
+        b'"rain",',
+        [],
+        'item of a JSON array that is not whole\nhint: without the comma: "rain"',
+    ),
+    "an object in lines": (b'{\n"prompt": "rain",\n}', [], "line 1: this is no JSON object: Expecting property name"),
+    "a comma behind an object": (b'{"prompt": "rain"},\nsnow', ["snow"], "line 1: this is no JSON object: Extra data"),
+    "a key twice": (b'{"prompt": "rain", "prompt": "snow"}', [], "line 1: the key `prompt` is there twice"),
+    "a key twice, deeper": (b'{"guidance": {"video": 1, "video": 2}}', [], "the key `video` is there twice"),
+    "a key that is no text": (b'{1: "rain"}', [], "this is no JSON object: Expecting property name"),
+    "an empty key": (b'{"": "rain"}', [], "line 1: unknown key ``"),
+    "no prompt": (b'{"seed": 3}', [], "the prompt is empty"),
+    "a prompt of null": (b'{"prompt": null}', [], "`prompt` is None; expected text"),
+    "NaN": (b'{"prompt": "rain", "fps": NaN}', [], "fps nan is not in 1 to 240"),
+    "infinity": (b'{"prompt": "rain", "seed": 1e999}', [], "`seed` is inf; expected"),
+    "thousands of digits": (b'{"seed": ' + b"9" * 5000 + b"}", [], "it is too deep, or has a huge number"),
+    "a deep value": (b'{"prompt": "rain", "lora": ' + b"[" * 40 + b"]" * 40 + b"}", [], "nested more than 32 deep"),
+    "a very deep value": (b'{"a":' * 100_000, [], "this is no JSON object: it is too deep"),
+    "a surrogate": (b'{"prompt": "\\ud800"}', [], "is not text in UTF-8"),
+    "a key of no line": (b'{"prompt": "rain", "provenance": {}}', [], "unknown key `provenance`"),
+    "numbers": (b"7\n-1.5e3\nnull\ntrue\n1917, a war", ["1917-a-war"], "line 1: `7` is no prompt"),
+    "a YAML list": (b"- prompt: a fox\n- a bear", [], "line 1: this is YAML, and jobs are prompts or JSON"),
+    "YAML": (
+        b"---\nprompt: a fox\nseed: 3",
+        [],
+        "line 1: this is YAML, and jobs are prompts or JSON\nhint: leave",
+    ),
+    "a key": (b"prompt: a fox", [], 'nearest: {"prompt": "a fox"}; ' + AS_JSON),
+    "a word and a colon": (b"Night: a fox\nfog: grey", ["night-a-fox", "fog-grey"], ""),
+    "Markdown": (b"```\nrain\n```", ["rain"], "line 1: ````` is no prompt"),
+    "a folder": ("mkdir jobs", [], "jobs is a folder, not a file"),
+    "a pipe": ("mkfifo jobs", [], "jobs is a pipe or a device, not a file"),
+    "a device": ("ln -s /dev/zero jobs", [], "jobs is a pipe or a device, not a file"),
+    "nothing": ("true", [], "jobs cannot be read: No such file or directory"),
+}
+
+
+@pytest.mark.parametrize(("content", "prompts", "sentence"), FILES.values(), ids=FILES)
+def test_any_file_is_jobs_or_is_refused_in_a_sentence(
+    content: bytes | str,
+    prompts: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(batch, "expected_time", lambda jobs, open_jobs: "")
+    if isinstance(content, bytes):
+        Path("jobs").write_bytes(content)
+    else:
+        run(content.split(), check=True)
+    code = run_program(monkeypatch, "batch", "jobs", "--dry-run", "-o", "{prompt:.14}.mp4", "--model", "demo")
+    out, err = capsys.readouterr()
+    assert [name.removesuffix(".mp4") for name in out.splitlines()] == prompts
+    assert sentence in err
+    refused = "error: " in err
+    assert code == (5 if refused and prompts else 2 if refused else 0)
+    assert "Traceback" not in err
+    assert "not foreseen" not in err
+    assert len(err[err.find("error: ") :].splitlines()) <= 3
+    assert [path.name for path in tmp_path.iterdir()] in (["jobs"], [])

@@ -1,0 +1,220 @@
+"""The lines of a file of jobs, or of a pipe: comments are left out, and what cannot be meant as a job is refused."""
+
+import json
+import re
+import sys
+from collections.abc import Collection, Iterator
+from dataclasses import fields
+from pathlib import Path
+from queue import Empty, Queue
+from threading import Thread
+from typing import Any, NamedTuple
+
+from ltx2_cli.errors import UsageError
+from ltx2_cli.files import read_limited, user_path
+from ltx2_cli.request.layers import MAX_DEPTH, MAX_TEXT
+from ltx2_cli.request.size import WISHES
+from ltx2_cli.request.spec import RunSpec
+
+STDIN = "-"
+MAX_FILE = 2**26  # bytes
+MOST_READY = 100  # lines of a pipe that are read ahead
+WANTED = "a prompt or a JSON object of the request's keys a line, or a JSON array of such"
+COMMENT = "#"
+LINE_END = re.compile(r"\r\n|\r|\n")
+SPACE = re.compile(r"[ \t\r\n]*")
+JSON_TEXT = re.compile(r'"(?:\\.|[^"\\])*"(?P<rest>.*)', re.DOTALL)
+JSON_VALUE = re.compile(r"(null|true|false|-?\d+(\.\d+)?([eE][-+]?\d+)?),?")
+YAML_ITEM = re.compile(r"-(\s+(?P<item>.*)|-*$)|\.\.\.$")
+YAML_PAIR = re.compile(r"(?P<key>\w+)\s*:(\s+(?P<value>.*)|$)")
+NO_PROMPT = ("[", "]", "}", "```", "//", "/*")  # how no prompt begins that is not given as JSON
+KEYS = {*(field.name for field in fields(RunSpec)), *WISHES, "steps"}
+EXAMPLE = '{"prompt": "a fox yawns", "seed": 7}'
+LONGEST_EXAMPLE = 60  # characters of a line in a hint
+
+
+class Line(NamedTuple):
+    """A line that is neither empty nor a comment, or an item of a JSON array, and its number, from 1."""
+
+    number: int
+    text: str
+    unit: str = "line"
+
+
+def read_lines(source: str) -> Iterator[list[Line]]:
+    """The lines of a file at once; those of stdin as they come, together with those that are there already. Raises
+    `UsageError` for what is no text."""
+    if source == STDIN:
+        yield from _read_stdin()
+        return
+    text = _read_text(path := user_path(source))
+    lines = [Line(number, line) for number, each in enumerate(LINE_END.split(text), 1) if (line := _content(each))]
+    if not (lines and lines[0].text.startswith("[")):
+        yield lines
+        return
+    try:
+        yield [*_items(text, text.index(lines[0].text))]
+    except json.JSONDecodeError as error:
+        hint = f"{WANTED}; a prompt that begins so is given as JSON: {_as_json(lines[0].text)}"
+        raise UsageError(f"{path}, line {error.lineno}: this is no JSON array: {error.msg}", hint) from None
+    except RecursionError:
+        raise UsageError(f"{path} is no JSON array of jobs: it is nested too deep", WANTED) from None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        text = read_limited(path, MAX_FILE, WANTED).decode("utf-8-sig")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", "check the path") from None
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise UsageError(f"{path} is not text in UTF-8", WANTED)
+    return text
+
+
+def _content(line: str) -> str:
+    """A line without the space around it; nothing of a comment."""
+    text = line.strip().removeprefix("\ufeff").strip()
+    return "" if text.startswith(COMMENT) else text
+
+
+def _items(text: str, start: int) -> Iterator[Line]:
+    """The items of the JSON array that begins at `start`. Raises `JSONDecodeError` where it is none."""
+    decoder, number, place = json.JSONDecoder(), 0, _skip_space(text, start + 1)
+    closed = text.startswith("]", place)
+    while not closed:
+        _, end = decoder.raw_decode(text, place)
+        number += 1
+        yield Line(number, text[place:end], "item")
+        place = _skip_space(text, end)
+        closed = text.startswith("]", place)
+        if not closed and not text.startswith(",", place):
+            raise json.JSONDecodeError("Expecting ',' delimiter", text, place)
+        place = place if closed else _skip_space(text, place + 1)
+    if (end := _skip_space(text, place + 1)) < len(text):
+        raise json.JSONDecodeError("Extra data", text, end)
+
+
+def _skip_space(text: str, place: int) -> int:
+    match = SPACE.match(text, place)
+    return match.end() if match else place
+
+
+def _read_stdin() -> Iterator[list[Line]]:
+    if sys.stdin is None:
+        raise UsageError("stdin is closed, and brings no jobs", "producer | ltx2 batch -, or name a file")
+    lines, errors = Queue[Line | None](MOST_READY), list[OSError]()
+    Thread(target=_enqueue, args=(lines, errors), daemon=True).start()
+    line = lines.get()
+    while line:
+        ready = [line]
+        try:
+            while len(ready) < MOST_READY and (line := lines.get_nowait()):
+                ready.append(line)
+            yield ready
+            line = line and lines.get()
+        except Empty:
+            yield ready
+            line = lines.get()
+    if errors:
+        raise UsageError(f"stdin cannot be read: {errors[0].strerror}", WANTED)
+
+
+def _enqueue(lines: "Queue[Line | None]", errors: list[OSError]) -> None:
+    """Read stdin in a thread: it may wait for the next job for ever. At its end come None, and the error if that was
+    why."""
+    number = 0
+    try:
+        while text := sys.stdin.buffer.readline(MAX_TEXT + 1):
+            number += 1
+            end = text
+            while len(end) > MAX_TEXT and not end.endswith(b"\n"):  # what is left of a line that is refused
+                end = sys.stdin.buffer.readline(MAX_TEXT + 1)
+            if line := _content(text.decode("utf-8", errors="surrogateescape")):
+                lines.put(Line(number, line))
+    except OSError as error:
+        errors.append(error)
+    lines.put(None)
+
+
+def job_values(line: Line) -> dict[str, Any]:
+    """The keys of the request in a line: those of a JSON object; other text is the prompt. Raises `UsageError` for what
+    cannot be meant as either."""
+    text = line.text
+    if len(text.encode(errors="surrogateescape")) > MAX_TEXT:
+        raise UsageError(f"it has more than {MAX_TEXT:,} bytes", WANTED)
+    if text.startswith("{"):
+        return _object(text)
+    if quoted := JSON_TEXT.fullmatch(text):
+        return _quoted(text, quoted["rest"])
+    _check_prompt(text)
+    return {"prompt": text}
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        values = json.loads(text, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else "it is too deep, or has a huge number"
+        raise UsageError(f"this is no JSON object: {reason}", WANTED) from None
+    level: list[Any] = [values]
+    for _ in range(MAX_DEPTH):
+        level = [part for item in level for part in _parts(item)]
+    if level:
+        raise UsageError(f"its values are nested more than {MAX_DEPTH} deep", WANTED)
+    return values
+
+
+def _parts(value: Any) -> Collection[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these pairs. Raises `UsageError` for a key that is there twice."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        key = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
+        raise UsageError(f"the key `{key}` is there twice", f"leave one of the two `{key}` out")
+    return values
+
+
+def _quoted(text: str, rest: str) -> dict[str, Any]:
+    """The values of a line that begins with a JSON text: all of it is the prompt, with the quotes where more follows.
+    Raises `UsageError` for a part of an object or an array."""
+    begun = text.removesuffix(rest)
+    if rest.strip() == ",":
+        raise UsageError("this is an item of a JSON array that is not whole", f"without the comma: {_cut(begun)}")
+    if rest.lstrip().startswith(":"):
+        raise UsageError("this is a part of a JSON object, which is one line", f"for example: {EXAMPLE}")
+    try:
+        return {"prompt": text if rest else json.loads(begun)}
+    except ValueError:  # an escape that JSON has not
+        return {"prompt": text}
+
+
+def _check_prompt(text: str) -> None:
+    """Raise `UsageError` for a line that cannot be meant as a prompt, with the nearest right form."""
+    pair, item = YAML_PAIR.fullmatch(text), YAML_ITEM.fullmatch(text)
+    if text.startswith(NO_PROMPT) or JSON_VALUE.fullmatch(text):
+        raise UsageError(f"`{_cut(text)}` is no prompt and no JSON object", f"a prompt like this: {_as_json(text)}")
+    if item:
+        within = YAML_PAIR.fullmatch(item["item"] or "")
+        meant = _as_json(within["value"] or "") if within and within["key"] == "prompt" else _cut(item["item"] or "")
+        hint = f"nearest: {meant}" if meant else "leave the line out"
+        raise UsageError("this is YAML, and jobs are prompts or JSON", f"{hint}; a prompt like this: {_as_json(text)}")
+    if pair and pair["key"] in KEYS:
+        nearest = _as_json(pair["value"] or "") if pair["key"] == "prompt" else EXAMPLE
+        raise UsageError(
+            f"`{pair['key']}:` is a key of a request, and jobs are prompts or JSON",
+            f"nearest: {nearest}; a prompt like this: {_as_json(text)}",
+        )
+
+
+def _as_json(prompt: str) -> str:
+    """A prompt as a JSON object, ready to be copied where it is short."""
+    return json.dumps({"prompt": _cut(prompt)}, ensure_ascii=False)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST_EXAMPLE else f"{text[:LONGEST_EXAMPLE]}…"
