@@ -65,7 +65,7 @@ def _remedies(activity: str, plan: Plan) -> Iterator[str]:
             yield "fewer --num-videos"
         yield "a smaller clip: --num-frames, --width and --height"
     if activity == DECODE:
-        yield f"--set vae_memory_gb={max(plan.decoding.bytes / 2e9, 0.001):.2g}, which decodes in smaller tiles"
+        yield f"--set vae_memory_gb={max(plan.decoding.frames_bytes / 2e9, 0.001):.2g}, which decodes in smaller tiles"
     yield "more devices with --sharding NAME"
 
 

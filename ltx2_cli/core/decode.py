@@ -46,13 +46,13 @@ def decode(
             frames, waveforms = [NO_FRAMES] * at_once, [SILENCE] * at_once
             with report.stage(DECODING):
                 rows = np.minimum(np.arange(first, first + at_once), videos - 1)  # the last one fills up the devices
-                # Both are begun before either is waited for.
                 video = latents.video[rows].reshape(at_once, *size, channels)
                 picture = to_frames(vae, to_devices(video, plan.decoding.latents)) if vae else None
+                if picture and not plan.decoding.at_once:  # its memory is free before the sound is begun
+                    frames, picture = _clips(picture, plan, frames), None
                 tokens = to_devices(latents.audio[rows], plan.decoding.tokens)
                 sound = to_sound(audio_vae, vocoder, tokens) if vocoder else None
-                if picture and (levels := _on_first_host(picture, "picture", plan)) is not None:
-                    frames = [clip.reshape(*clip.shape[:2], -1, 3) for clip in levels]
+                frames = _clips(picture, plan, frames) if picture else frames
                 if sound and (samples := _on_first_host(sound, "sound", plan)) is not None:
                     waveforms = list(samples)
             for clip, waveform in list(zip(frames, waveforms, strict=True))[: videos - first]:
@@ -92,6 +92,12 @@ def _audio_program(plan: Plan) -> Program:
     tokens = jax.ShapeDtypeStruct(shape, np.float32, sharding=decoding.tokens)
     function = jitted(_waveforms, None, plan.sharding, convolves=True, decoding=decoding)
     return network_program(plan, "sound", ["audio_vae", "vocoder"], function, tokens)
+
+
+def _clips(picture: tuple[jax.Array, jax.Array], plan: Plan, otherwise: list[np.ndarray]) -> list[np.ndarray]:
+    """The frames of each video [frames, height, width, 3] on the first host; `otherwise` on the others."""
+    levels = _on_first_host(picture, "picture", plan)
+    return otherwise if levels is None else [clip.reshape(*clip.shape[:2], -1, 3) for clip in levels]
 
 
 def _on_first_host(output: tuple[jax.Array, jax.Array], what: str, plan: Plan) -> np.ndarray | None:

@@ -95,7 +95,7 @@ def estimate_plan(plan: Plan, programs: Programs = ()) -> Estimate:
     forwards = {LOOPS[program.stage]: program for program in compiled if program.name.startswith(FORWARD)}
     for phase, formula in uncompiled.items():  # the seconds are the least, of a denoising phase those of a step
         forward, read = forwards.get(phase), read_bytes(plan, phase, sizes)
-        memory[phase] = _with_compiled(formula, programs, phase, read, limit)
+        memory[phase] = _with_compiled(plan, formula, programs, phase, read)
         flops, stage = phase_flops(plan, phase), stage_of(plan, phase)
         parts = roofline(flops, read, forward.sent_bytes if forward else 0, rates) if rates else None
         if parts:
@@ -129,18 +129,23 @@ def forward_programs(plan: Plan) -> Iterator[Program]:
         yield replace(stage_programs(plan, number).forward, name=f"{FORWARD} {number + 1}" if number else FORWARD)
 
 
-def _with_compiled(formula: PhaseMemory, programs: Programs, phase: str, read: int, limit: float) -> PhaseMemory:
-    """`formula` with the activations of compiled programs, if they tell: for decoding, the video's decoder does. A
-    program that is too large, and whose size the compiler does not state, counts a byte more than there is."""
+def _with_compiled(plan: Plan, formula: PhaseMemory, programs: Programs, phase: str, read: int) -> PhaseMemory:
+    """`formula` with the activations of compiled programs, if they tell. A program that is too large, and whose size
+    the compiler does not state, counts a byte more than there is."""
     needed: dict[str, int] = {}
     for program in programs:
         if program.network in PHASES[phase] and program.stage == int(phase == REFINE):
             if isinstance(program, Compiled):
                 needed[program.network] = max(program.activation_bytes, needed.get(program.network, 0))
             elif program.needed_bytes is not None:
+                limit = device_memory(list(plan.sharding.mesh.devices.flat)).limit
                 needed[program.network] = (program.needed_bytes or int(limit) + 1) - read
-    is_known = needed and (phase != DECODE or "vae" in needed)
-    return formula._replace(activations=max(needed.values())) if is_known else formula
+    if not needed:
+        return formula
+    if phase != DECODE:
+        return formula._replace(activations=max(needed.values()))
+    frames, sound = needed.get("vae", plan.decoding.frames_bytes), needed.get("vocoder", plan.decoding.sound_bytes)
+    return formula._replace(activations=replace(plan.decoding, frames_bytes=frames, sound_bytes=sound).bytes)
 
 
 def sharding_warnings(

@@ -52,6 +52,16 @@ class AudioVAEArch(NetworkArch):
         """Instants of the spectrogram that so many latents are of."""
         return self.compression * (latents - 1) + 1
 
+    def sizes(self, latents: int) -> list[int]:
+        """Numbers in each activation of the decoder of so many latents."""
+        sizes, channels = [], self.ch_mult[-1]
+        for level, multiple in enumerate(reversed(self.ch_mult)):
+            places = 4**level * latents * self.latent_mels * self.base_channels
+            blocks = self.num_res_blocks + 1 + (0 if level else len(MIDDLE))
+            sizes += [places * channels, *[places * multiple] * 2 * blocks]  # upsampled, or the first convolution's
+            channels = multiple
+        return sizes
+
     @property
     def mel_channels(self) -> int:
         """Mel bins of all channels of the sound."""

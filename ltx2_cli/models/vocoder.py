@@ -48,6 +48,16 @@ class VocoderArch(NetworkArch):
 
     model_version = LTX2
 
+    def sizes(self, instants: int) -> list[int]:
+        """Numbers in each activation of so many instants of a spectrogram."""
+        channels, sizes = self.hidden_channels, [instants * self.hidden_channels]
+        steps = sum(map(len, self.resnet_dilations))
+        for factor in self.upsample_factors:
+            instants, channels = instants * factor, channels // 2
+            sizes += [instants * channels] * (1 + 2 * steps)
+            sizes += [instants * channels * self.antialias_ratio] * 2 * steps * self.antialias
+        return sizes
+
     def conflicts(self) -> Iterator[str]:
         if (self.act_fn, self.antialias) not in (("leaky_relu", False), ("snakebeta", True)):
             implemented = "only 'leaky_relu' without and 'snakebeta' with it are"
@@ -103,6 +113,10 @@ class VocoderWithBWEArch(VocoderArch):
         """The second generator."""
         values = vars(self)
         return VocoderArch(**{key.name: values.get(f"bwe_{key.name}", values[key.name]) for key in fields(VocoderArch)})
+
+    def sizes(self, instants: int) -> list[int]:
+        hops = -(-instants * math.prod(self.upsample_factors) // self.hop_length)
+        return super().sizes(instants) + self.bwe.sizes(hops)
 
     @property
     def ratio(self) -> int:

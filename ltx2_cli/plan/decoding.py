@@ -14,7 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ltx2_cli.chips import chip
 from ltx2_cli.devices import device_memory
+from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.networks import Networks
 from ltx2_cli.models.video_vae import VideoDecoder, VideoVAE
 from ltx2_cli.nn.layers import IMAGE_AXES
@@ -23,6 +25,12 @@ from ltx2_cli.weights.declare import Weight, weights
 
 Extent = tuple[int, int, int]  # frames, height, width
 LIVE_BUFFERS = 10  # activations as large as the largest that there are at a time: for a TPU v6e 8 to 10, on the CPU 7
+FLOAT32 = 4  # bytes
+# Activations as large as the largest that the sound's program has at a time, by platform; for these chips the compiler
+# keeps all of them, and the weights laid out anew. By `memory_analysis()` of libtpu 0.0.42, and of XLA's compilers for
+# CPUs and CUDA with jax 0.10.2: their figures stand in `tests/estimate/test_phases.py`.
+SOUND_BUFFERS = {"cpu": 8, "gpu": 6, "tpu": 17}
+KEEP_ALL = ("tpu7x",)
 
 
 @dataclass(frozen=True)
@@ -104,6 +112,23 @@ def decode_bytes(decoder: VideoDecoder, size: Extent, tiles: Tiles | None, items
     return round(at_once * itemsize) + 2 * frames
 
 
+def sound_bytes(arch: Arch, networks: Networks, latents: int, device: jax.Device) -> int:
+    """About what a sound of so many latents takes of the device, without the weights."""
+    decoder, known = networks.audio_vae.decoder, chip(device.device_kind)
+    itemsize = _convolved_itemsize(device, decoder.conv_in.kernel)
+    sizes = [itemsize * size for size in arch.audio_vae.sizes(latents)]
+    sizes += [FLOAT32 * size for size in arch.vocoder.sizes(arch.audio_vae.instants(latents))]
+    if known and known.name in KEEP_ALL:
+        read = (*weights(decoder), *weights(networks.vocoder))
+        return sum(sizes) + sum(math.prod(weight.shape) * weight.dtype.itemsize for weight in read)
+    return SOUND_BUFFERS[device.platform] * max(sizes)
+
+
+def _convolved_itemsize(device: jax.Device, kernel: Weight) -> int:
+    """Bytes of a number that a convolution gives: a CPU's are float32 in between."""
+    return FLOAT32 if device.platform == "cpu" else kernel.dtype.itemsize
+
+
 def decode_frames(vae: VideoVAE, latents: jax.Array, tiles: Tiles | None) -> tuple[jax.Array, jax.Array]:
     """uint8 [videos, frames, height, width · 3] of normalised latents [videos, frames, height, width, channels], and
     whether the pixels are finite. Colours lie along the width: an array whose last axis is 3 takes an accelerator forty
@@ -159,11 +184,18 @@ class DecodePlan:
 
     mesh: Mesh  # the devices of a sharding plan, in its order
     tiles: Tiles | None
-    bytes: int  # about what the video decoder takes on each device, without weights
+    frames_bytes: int  # about what the frames take on each device, without weights
+    sound_bytes: int  # and what the sound takes; 0: it is not decoded
+    at_once: bool  # whether both are begun before one is waited for
     videos: int  # that are decoded at a time
     whole: NamedSharding  # of weights: all of them on every device
     tokens: NamedSharding  # of the latents of sound [videos, tokens, channels], and of waveforms
     latents: NamedSharding  # of [videos, frames, height, width, channels]; frames and pixels lie alike
+
+    @property
+    def bytes(self) -> int:
+        """About what decoding takes on each device, without weights."""
+        return (sum if self.at_once else max)((self.frames_bytes, self.sound_bytes))
 
 
 class _Split(NamedTuple):
@@ -184,12 +216,13 @@ class _Split(NamedTuple):
         return -(-videos // self.videos) * frames * seen, (self.height > 1) + (self.width > 1)
 
 
-def plan_tiling(decoder: VideoDecoder, videos: int, size: Extent, devices: np.ndarray, room: float) -> DecodePlan:
-    """The least work for each of `devices` that takes at most `room` bytes, with the fewest layers in tiles; where
-    nothing does, what takes the least. `size` is that of a video's latents."""
+def plan_tiling(
+    decoder: VideoDecoder, videos: int, size: Extent, devices: np.ndarray, room: float, sound_bytes: int = 0
+) -> DecodePlan:
+    """The least work for each of `devices` whose frames take at most `room` bytes, with the fewest layers in tiles;
+    where nothing does, what takes the least. `size` is that of a video's latents; its sound takes `sound_bytes`."""
     splits = sorted(_splits(devices.size, size), key=lambda split: split.cost(videos, size))
-    # what a CPU convolves is float32 in between
-    itemsize = 4 if devices[0].platform == "cpu" else decoder.conv_in.kernel.dtype.itemsize
+    itemsize = _convolved_itemsize(devices[0], decoder.conv_in.kernel)
     upsampling = [index for index, layer in enumerate(decoder.layers) if math.prod(layer.stride) > 1]
     choices: list[tuple[float, int, _Split, Tiles | None]] = []  # with the work and the bytes of each
     for cut in (None, *reversed(upsampling)):
@@ -205,7 +238,7 @@ def plan_tiling(decoder: VideoDecoder, videos: int, size: Extent, devices: np.nd
     mesh = _mesh(devices, split)
     axes = ((), (VIDEOS,), (VIDEOS, None, *IMAGE_AXES))
     shardings = (NamedSharding(mesh, PartitionSpec(*names)) for names in axes)
-    return DecodePlan(mesh, tiles, needed, split.videos, *shardings)
+    return DecodePlan(mesh, tiles, needed, sound_bytes, needed + sound_bytes <= room, split.videos, *shardings)
 
 
 def image_mesh(devices: np.ndarray, size: Extent) -> Mesh:

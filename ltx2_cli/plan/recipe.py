@@ -212,9 +212,9 @@ def layout_warnings(sharding: ShardingPlan, heads: int, decoding: DecodePlan, ro
             f"{local} attention heads do not divide by the {parts} devices that split the tokens: each of them gathers"
             " all keys and values; fewer devices along that axis, or --sharding with another mesh, would not"
         )
-    if decoding.bytes > room:
+    if (needed := decoding.frames_bytes) > room:
         yield (
-            f"decoding takes about {quantity(decoding.bytes)} on a device that has {quantity(max(room, 0))} for it;"
+            f"decoding takes about {quantity(needed)} on a device that has {quantity(max(room, 0))} for it;"
             " fewer --num-frames, a smaller --height or --width, or more devices"
         )
 

@@ -15,7 +15,6 @@ from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.lora import find_adapters, preset_lora
 from ltx2_cli.models.networks import (
     Checkpoint,
-    Networks,
     open_file,
     open_folder,
     preset_checkpoint,
@@ -25,7 +24,7 @@ from ltx2_cli.models.upsampler import LatentUpsamplerArch, has_upsampler, open_u
 from ltx2_cli.nn.kernels import choose_backend
 from ltx2_cli.plan import conditions, recipe, stages
 from ltx2_cli.plan.conditions import Loras
-from ltx2_cli.plan.decoding import DecodePlan, free_bytes, plan_tiling
+from ltx2_cli.plan.decoding import DecodePlan, free_bytes, plan_tiling, sound_bytes
 from ltx2_cli.plan.edit import edit_remarks, pieces
 from ltx2_cli.plan.stages import DENOISER, REFINER, Declared, InitialLatents, Phase, Stage
 from ltx2_cli.plan.work import choose_layout, step_of
@@ -161,7 +160,7 @@ def stage1_plan(plan: Plan) -> Plan:
     """The plan up to where a second stage goes on. Raises `UsageError` where there is none."""
     if len(plan.stages) == 1:
         raise UsageError(f"the recipe {plan.spec.recipe} has one stage", "--recipe two_stage, or no --stop-after")
-    decoding, _ = _plan_decoding(plan.spec, plan.networks, plan.stages[0], plan.sharding)
+    decoding, _ = _plan_decoding(plan.spec, plan, plan.stages[0], plan.sharding)
     return replace(plan, stages=plan.stages[:1], decoding=decoding)
 
 
@@ -194,7 +193,7 @@ def build_plan(
     all_stages = tuple(stages.with_sound_of_clip(stage, declared.pictures) for stage in all_stages)
     if shares:
         recipe.check_reference_layout(all_stages[0].sharding, arch.transformer.num_attention_heads)
-    decoding, room = _plan_decoding(spec, networks, all_stages[-1], sharding)
+    decoding, room = _plan_decoding(spec, declared, all_stages[-1], sharding)
     warnings = (
         *recipe.recipe_warnings(spec, arch),
         *recipe.unused_option_warnings(spec, arch, by.time if by else None),
@@ -282,13 +281,17 @@ def _find(name: str, wanted: Sequence[str], offline: bool) -> Path | None:
     return local_path(name, wanted) if offline else locate(name, wanted)
 
 
-def _plan_decoding(spec: RunSpec, networks: Networks, last: Stage, sharding: ShardingPlan) -> tuple[DecodePlan, float]:
+def _plan_decoding(spec: RunSpec, declared: Declared, last: Stage, sharding: ShardingPlan) -> tuple[DecodePlan, float]:
     """How a stage's latents are decoded, and the bytes on each device that this may take."""
+    networks, clip = declared.networks, last.geometry
     if spec.vae_memory_gb is not None:
         room = spec.vae_memory_gb * 1e9
     else:
         room = free_bytes(spec.keep_resident, networks, sharding, DECODERS)
-    clip = last.geometry
     # without a picture, one latent of it: the sound lies as the decoder's devices do
     size, devices = (max(clip.frames, 1), clip.height, clip.width), sharding.mesh.devices.ravel()
-    return plan_tiling(networks.vae.decoder, spec.num_videos, size, devices, room), room
+    sound = 0
+    if spec.running.audio and declared.sound is None:
+        sound = sound_bytes(declared.checkpoint.arch, networks, clip.audio_frames, devices[0])
+    decoding = plan_tiling(networks.vae.decoder, spec.num_videos, size, devices, room, sound)
+    return decoding if spec.running.video else replace(decoding, frames_bytes=0), room

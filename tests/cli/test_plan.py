@@ -37,7 +37,7 @@ activations: {rows: passes, heads: heads}
 replicate_vae: true
 use_batched_text_encoder: true
 """
-CHIP = Chip("tiny", ("cpu",), hbm_bytes=90e6, flops=1e12, hbm_bandwidth=1e12, link_bandwidth=1e12)
+CHIP = Chip("tiny", ("cpu",), hbm_bytes=160e6, flops=1e12, hbm_bandwidth=1e12, link_bandwidth=1e12)
 # As on a machine without libtpu, installed here or not.
 WITHOUT_LIBTPU = """
 import os, sys
@@ -131,7 +131,7 @@ def test_a_plan_is_printed_as_a_table(plan: Run, monkeypatch: pytest.MonkeyPatch
     assert "denoise 20 steps, passes: cond, uncond, isolated" in rows
     assert "devices 8 cpu, profile ./mesh.yaml: passes 2 x heads 4" in rows
     assert any(row.startswith("warning 3 rows do not divide by the 2 of mesh axis `passes`") for row in rows)
-    assert "memory of a device, of 90 MB" in rows
+    assert "memory of a device, of 0.2 GB" in rows
     assert any(row.startswith("all-reduce") and "along heads" in row for row in rows)
     (sends,) = (row for row in rows if row.startswith("sends"))
     sent = sends.removeprefix("sends ").split(" arithmetic")[0]
@@ -175,11 +175,11 @@ def test_the_table_has_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_plan_that_does_not_fit_exits_with_3_and_an_alternative(plan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chips, "CHIPS", (replace(CHIP, hbm_bytes=60e6),))
+    monkeypatch.setattr(chips, "CHIPS", (replace(CHIP, hbm_bytes=130e6),))
     code, out, err = plan("--sharding", "single", "--set", "keep_resident=true", "--json")
     assert code == 3
     assert json.loads(out)["fits"] is False
-    assert "error: this does not fit: to decode takes about 62 MB of a device, " in err
+    assert "error: this does not fit: to decode takes about 0.1 GB of a device, " in err
     assert err.endswith("hint: ltx2 plan --model demo --sharding single --json --set keep_resident=false\n")
 
 

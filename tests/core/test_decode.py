@@ -3,13 +3,16 @@
 import re
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
 from ltx2_cli import read_spec, resolve
+from ltx2_cli.core import decode as core_decode
 from ltx2_cli.core.components import Components, abstract_network
 from ltx2_cli.core.decode import decode, media_programs
+from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.compiled import Collective, collectives
@@ -64,16 +67,41 @@ def test_sharded_decoders_make_the_same_clip() -> None:
 
 
 def test_tiles_make_the_same_clip(checkpoint: Checkpoint, plain: list[Media]) -> None:
-    room = 0.8 * plan_of(checkpoint, CASE, 3).decoding.bytes
+    room = 0.8 * plan_of(checkpoint, CASE, 3).decoding.frames_bytes
     plan = plan_of(checkpoint, CASE, 3, vae_memory_gb=room / 1e9)
     assert plan.decoding.tiles is not None
-    assert plan.decoding.bytes <= room
+    assert plan.decoding.frames_bytes <= room
     check(decoded(plan), plain[:1])
 
 
 def test_tiles_of_parts_make_the_same_clip(checkpoint: Checkpoint, plain: list[Media]) -> None:
     plan = plan_of(checkpoint, CASE, 3, sharding=EIGHT)
     check(decoded(replace(plan, decoding=replace(plan.decoding, tiles=Tiles(5, (2, 1, 1))))), plain[:1])
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_the_sound_waits_for_frames_that_leave_it_no_memory(
+    checkpoint: Checkpoint, plain: list[Media], at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The frames are on the host before the sound's program begins."""
+    decoding = plan_of(checkpoint, CASE, 3).decoding
+    room = decoding.frames_bytes + (decoding.sound_bytes if at_once else 0)
+    plan, events, call = plan_of(checkpoint, CASE, 3, vae_memory_gb=room / 1e9), [], Program.__call__
+
+    def watched(program: Program, *arguments: object) -> object:
+        events.append(program.name)
+        return call(program, *arguments)
+
+    def fetched(array: jax.Array) -> np.ndarray:
+        events.append(f"{array.dtype} here")
+        return np.asarray(array)
+
+    monkeypatch.setattr(Program, "__call__", watched)
+    monkeypatch.setattr(core_decode, "to_first_host", fetched)
+    check(decoded(plan), plain[:1])
+    later = ["sound", "uint8 here"] if at_once else ["uint8 here", "sound"]
+    assert events == ["frames", *later, "float32 here"]
+    assert plan.decoding.at_once == at_once
 
 
 def travelling(plan: Plan) -> dict[str, list[Collective]]:

@@ -99,13 +99,14 @@ def test_each_phase_holds_only_its_networks(one_stage: Plan) -> None:
     assert alone.memory["decode"].weights == sum(alone.weight_bytes[name] for name in decoders)
 
 
-def test_uncompiled_decoding_takes_the_estimate_of_the_plan(one_stage: Plan) -> None:
-    """Compiled, it takes what the compiler says; the sound alone says nothing of the picture."""
-    held, formula = estimate_plan(one_stage).memory["decode"].weights, one_stage.decoding.bytes
-    sound, picture = compiled(formula // 2, 0, "vocoder", "sound"), compiled(3 * formula, 0, "vae", "frames")
-    for programs in ((), (sound,)):
-        assert estimate_plan(one_stage, programs).phase_bytes["decode"] == held + formula
-    assert estimate_plan(one_stage, (sound, picture)).phase_bytes["decode"] == held + 3 * formula
+@pytest.mark.parametrize("at_once", [False, True])
+def test_frames_and_sound_take_what_the_compiler_says_or_the_plan(one_stage: Plan, at_once: bool) -> None:
+    """The larger of both, or their sum where both are begun at once."""
+    decoding = replace(one_stage.decoding, frames_bytes=500, sound_bytes=300, at_once=at_once)
+    plan, held = replace(one_stage, decoding=decoding), estimate_plan(one_stage).memory["decode"].weights
+    sound, frames = compiled(700, 0, "vocoder", "sound"), compiled(400, 0, "vae", "frames")
+    for programs, (alone, together) in {(): (500, 800), (sound,): (700, 1200), (sound, frames): (700, 1100)}.items():
+        assert estimate_plan(plan, programs).phase_bytes["decode"] == held + (together if at_once else alone)
 
 
 def test_resident_networks_count_in_every_phase(one_stage: Plan) -> None:
@@ -123,7 +124,8 @@ def test_memory_of_a_program_adds_to_all_networks_of_its_phase(one_stage: Plan) 
     programs = (compiled(held["transformer"], held["transformer"] - 900), compiled(1500, 1000, "vae", "frames"))
     peaks = estimate_plan(one_stage, programs).phase_bytes
     assert peaks["denoise"] == held["transformer"] + 900
-    assert peaks["decode"] == held["vae"] + held["audio_vae"] + held["vocoder"] + 500
+    decoders = held["vae"] + held["audio_vae"] + held["vocoder"]
+    assert peaks["decode"] == decoders + replace(one_stage.decoding, frames_bytes=500).bytes
 
 
 def test_work_of_a_forward_is_divided_by_the_devices(one_stage: Plan) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from devices import cpu, tpus
+from devices import DescribedDevice, cpu, tpus
 from loras import keys, write_header
 from ltx2_cli.core.run_state import RunState
 from ltx2_cli.diffusion.denoise import Pass
@@ -37,6 +37,7 @@ from ltx2_cli.weights.load import CHUNK
 from sounds import tone, write_tone
 
 V6E, TPU7X = tpus("TPU v6 lite", 8), tpus("TPU7x", 8, cores=2)
+V5P, H100 = tpus("TPU v5", 4), (DescribedDevice(0, "gpu", "NVIDIA H100"),)
 LARGE = {"model": "ltx2.3", "recipe": "two_stage", "width": 1536, "height": 1024}
 
 
@@ -62,6 +63,31 @@ def planned(devices: tuple, **keys: object) -> Plan:
 def test_estimates_are_near_the_figures_of_libtpu(devices: tuple, request_: dict, phase: str, compiled: float) -> None:
     """GB beside the weights, by `memory_analysis()` of libtpu 0.0.42; the first forward of two devices has two rows."""
     assert 0.95 < activation_bytes(planned(devices, **request_), phase) / 1e9 / compiled < 1.2
+
+
+@pytest.mark.parametrize(
+    ("devices", "model", "figures"),
+    [
+        (TPU7X, "ltx2", {41: 0.706, 121: 1.64, 241: 3.158}),
+        (TPU7X, "ltx2.3", {41: 3.013, 121: 6.99}),
+        (V6E, "ltx2", {121: 0.19, 481: 1.062}),
+        (V6E, "ltx2.3", {121: 0.37}),
+        (V5P, "ltx2", {121: 0.237}),
+        (H100, "ltx2", {121: 0.092, 481: 0.369}),
+        (H100, "ltx2.3", {121: 0.155, 241: 0.309}),
+        (cpu(), "ltx2", {121: 0.184}),
+        (cpu(), "ltx2.3", {121: 0.233, 481: 0.930}),
+    ],
+)
+def test_the_sound_takes_as_much_as_its_compiled_program(devices: tuple, model: str, figures: dict[int, float]) -> None:
+    """GB of temporaries by number of frames: libtpu 0.0.42, and XLA's compilers for CUDA and the CPU of jax 0.10.2."""
+    for frames, compiled in figures.items():
+        decoding = planned(devices, model=model, num_frames=frames).decoding
+        assert 0.9 < decoding.sound_bytes / 1e9 / compiled < 1.5
+        assert decoding.bytes >= decoding.sound_bytes
+    assert planned(devices, model=model, streams="video").decoding.sound_bytes == 0
+    alone = planned(devices, model=model, streams="audio", num_frames=frames).decoding
+    assert alone.bytes == alone.sound_bytes == decoding.sound_bytes
 
 
 @pytest.mark.parametrize("devices", [TPU7X, V6E])
