@@ -71,6 +71,7 @@ def ours(tiny: bool) -> Turn:
     plans = {passes: plan_of(tiny, passes) for passes in PASSES}
     components = Components(plans[1])
     components.resident["transformer"] = random_network(abstract_network(plans[1], "transformer"))
+    components.keep(components.resident)
     contexts = {passes: jax.tree.map(normal, abstract_contexts(plan)) for passes, plan in plans.items()}
 
     def turn(asked: Asked) -> float:

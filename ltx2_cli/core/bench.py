@@ -60,6 +60,7 @@ def measure_steps(plan: Plan, report: Report) -> tuple[Timings, list[list[float]
     with report.stage("draw weights"):
         network = jax.block_until_ready(random_network(abstract_network(plan, DENOISER)))
     components.resident |= dict.fromkeys((stage.network for stage in plan.stages), network)
+    components.keep(components.resident)
     contexts = jax.tree.map(_normal, abstract_contexts(plan))
     one_step = replace(plan, stages=tuple(replace(stage, sigmas=stage.sigmas[[0, -1]]) for stage in plan.stages))
     for stage in plan.stages:

@@ -155,9 +155,7 @@ class Components:
                 with report.stage(f"compile {program}"):
                     wait([compiled])
             compiled.result()
-        merged_into = not self.plan.refiner_anew and any(stage.network == REFINER for stage in self.plan.stages)
-        needed_later = name == DENOISER and merged_into
-        if self.plan.keep_resident or needed_later or name in self.kept:
+        if self.plan.keep_resident or name in self.kept:
             self.resident[name] = module
         try:
             yield module
@@ -178,7 +176,7 @@ class Components:
         """The second stage's denoiser, made of the first's unless that stage is left out, or has further LoRAs."""
         denoiser = self.resident.pop(DENOISER, None)
         if self.plan.refiner_anew:
-            del denoiser
+            del denoiser  # the last reference: its memory is free before the refiner is loaded
             return self._loaded(REFINER, REFINER)
         denoiser = denoiser or self._loaded(DENOISER, REFINER)
         merge_lora(denoiser, placement(self.plan, REFINER), self.plan.added[REFINER])

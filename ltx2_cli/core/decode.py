@@ -1,8 +1,9 @@
 """Latents to media, by the VAEs and the vocoder."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,29 +36,41 @@ def decode(
     """The media of each video, from latents as tokens [videos, tokens, channels]; empty where not wanted, and on all of
     several hosts but the first. A sound that was given is that of its file."""
     videos, at_once, decoded = len(latents.video), plan.decoding.videos, _decoded(plan, wanted)
-    to_frames, to_sound = _video_program(plan), _audio_program(plan)
-    _, channels, *size = plan.latent_shapes.video
     with memory_for(DECODE, plan), ExitStack() as loaded:
-        vae, audio_vae, vocoder = (
-            loaded.enter_context(components.use(name, report)) if needed else None
+        networks = {
+            name: loaded.enter_context(components.use(name, report))
             for name, needed in (("vae", decoded.video), ("audio_vae", decoded.audio), ("vocoder", decoded.audio))
-        )
+            if needed
+        }
         for first in range(0, videos, at_once):
-            frames, waveforms = [NO_FRAMES] * at_once, [SILENCE] * at_once
+            rows = np.minimum(np.arange(first, first + at_once), videos - 1)  # the last one fills up the devices
             with report.stage(DECODING):
-                rows = np.minimum(np.arange(first, first + at_once), videos - 1)  # the last one fills up the devices
-                video = latents.video[rows].reshape(at_once, *size, channels)
-                picture = to_frames(vae, to_devices(video, plan.decoding.latents)) if vae else None
-                if picture and not plan.decoding.at_once:  # its memory is free before the sound is begun
-                    frames, picture = _clips(picture, plan, frames), None
-                tokens = to_devices(latents.audio[rows], plan.decoding.tokens)
-                sound = to_sound(audio_vae, vocoder, tokens) if vocoder else None
-                frames = _clips(picture, plan, frames) if picture else frames
-                if sound and (samples := _on_first_host(sound, "sound", plan)) is not None:
-                    waveforms = list(samples)
+                frames, waveforms = _decode_rows(plan, latents, rows, networks)
             for clip, waveform in list(zip(frames, waveforms, strict=True))[: videos - first]:
                 media = Media(clip, waveform, plan.stages[-1].geometry.fps, plan.arch.vocoder.output_sampling_rate)
                 yield _with_given_sound(media, plan.sound) if wanted.audio and plan.sound else media
+
+
+def _decode_rows(
+    plan: Plan, latents: Streams[np.ndarray], rows: np.ndarray, networks: Mapping[str, Any]
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Frames and waveforms of these videos, on the first host; empty where there is no network for them. Nothing else
+    refers to what is on the devices meanwhile."""
+    frames, waveforms = [NO_FRAMES] * len(rows), [SILENCE] * len(rows)
+    picture = sound = None
+    if "vae" in networks:
+        _, channels, *size = plan.latent_shapes.video
+        video = latents.video[rows].reshape(len(rows), *size, channels)
+        picture = _video_program(plan)(networks["vae"], to_devices(video, plan.decoding.latents))
+    if picture and not plan.decoding.at_once:  # its memory is free before the sound is begun
+        frames, picture = _clips(picture, plan, frames), None
+    if "vocoder" in networks:
+        tokens = to_devices(latents.audio[rows], plan.decoding.tokens)
+        sound = _audio_program(plan)(networks["audio_vae"], networks["vocoder"], tokens)
+    frames = _clips(picture, plan, frames) if picture else frames
+    if sound and (samples := _on_first_host(sound, "sound", plan)) is not None:
+        waveforms = list(samples)
+    return frames, waveforms
 
 
 def _decoded(plan: Plan, wanted: Streams[bool]) -> Streams[bool]:

@@ -4,6 +4,8 @@ further pieces, each from the end of what is there."""
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.decode import decode
 from ltx2_cli.core.generate import generate
@@ -14,24 +16,27 @@ from ltx2_cli.media.joining import joined
 from ltx2_cli.models.spectrogram import resample_on_host
 from ltx2_cli.plan.edit import edit_of, edited, pieces
 from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.request.spec import Streams
 from ltx2_cli.request.validation import MAX_SEED
 
 
 def finished_clips(plan: Plan, state: RunState, rows: range, components: Components, report: Report) -> Iterator[Media]:
     """The clips of these videos as they are written, with what is kept of a clip that was edited."""
     if (count := pieces(plan.spec)) == 1:
-        yield from (_with_kept(plan, made) for made in decode(plan, latents_of(state, rows), components, report))
+        yield from _decoded(plan, latents_of(state, rows), components, report)
         return
     for row in rows:  # one by one: nothing of others is in memory while further pieces are made
-        (made,) = decode(plan, latents_of(state, range(row, row + 1)), components, report)
-        clip = _with_kept(plan, made)
+        (clip,) = _decoded(plan, latents_of(state, range(row, row + 1)), components, report)
         kept = clip.kept
         for piece in range(1, count):
             following = _following(plan, clip, (plan.seeds[row] + piece) % (MAX_SEED + 1))
             *_, later = generate(following, RunState(contexts=state.contexts), components, report)
-            (made,) = decode(following, all_latents(later), components, report)
-            clip = _with_kept(following, made)
+            (clip,) = _decoded(following, all_latents(later), components, report)
         yield replace(clip, kept=kept)
+
+
+def _decoded(plan: Plan, latents: Streams[np.ndarray], components: Components, report: Report) -> Iterator[Media]:
+    return (_with_kept(plan, made) for made in decode(plan, latents, components, report))
 
 
 def _with_kept(plan: Plan, made: Media) -> Media:

@@ -27,13 +27,8 @@ def encode(plan: Plan, names: Iterable[str], components: Components, report: Rep
     for prompt, truncated in zip(plan.prompts, tokens.truncated, strict=True):
         if truncated:
             report.note(f"only the first {plan.text_tokens} tokens are read of: {prompt[:40]}…")
-    states, contexts = _hidden_states(tokens, plan, components, report), {}
-    for name in names:
-        with memory_for(CONNECT, plan), components.use(name, report) as connectors, report.stage("connect text"):
-            mask = to_devices(tokens.mask, plan.sharding.replicated)
-            contexts[name], finite = _connector_program(plan, name)(connectors, states, mask)
-            _check_finite([finite], "text connectors", plan.dtype)
-    return contexts
+    states = _hidden_states(tokens, plan, components, report)
+    return {name: _contexts(name, tokens, states, plan, components, report) for name in names}
 
 
 def text_programs(plan: Plan, names: Iterable[str]) -> list[Program]:
@@ -87,6 +82,16 @@ def _hidden_states(tokens: Tokens, plan: Plan, components: Components, report: R
         parts = [run(encoder, ids, mask) for ids, mask in arrays]
         _check_finite([finite for _, finite in parts], "text encoder", plan.text_encoder_dtype)
         return [states for states, _ in parts]
+
+
+def _contexts(
+    name: str, tokens: Tokens, states: list[jax.Array], plan: Plan, components: Components, report: Report
+) -> Streams[jax.Array]:
+    with memory_for(CONNECT, plan), components.use(name, report) as connectors, report.stage("connect text"):
+        mask = to_devices(tokens.mask, plan.sharding.replicated)
+        contexts, finite = _connector_program(plan, name)(connectors, states, mask)
+        _check_finite([finite], "text connectors", plan.dtype)
+        return contexts
 
 
 def _check_finite(finite: list[jax.Array], network: str, dtype: DType) -> None:

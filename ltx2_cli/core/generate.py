@@ -1,7 +1,7 @@
 """Prompts to latents, stage by stage, batch by batch, a few steps at a time, upsampled between two stages."""
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from math import prod
@@ -26,7 +26,7 @@ from ltx2_cli.models.upsampler import upsample as upsample_latents
 from ltx2_cli.models.video_vae import LatentStatistics
 from ltx2_cli.plan.decoding import Extent
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import Stage
+from ltx2_cli.plan.stages import Phase, Stage
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.sharding import to_devices, to_host
 
@@ -109,55 +109,58 @@ def generate(
     Goes on from `start`, reads the prompts if it lacks their contexts, and tells `on_progress` of every few steps. A
     stage upsamples all videos, then denoises batch by batch, from noise of each video's seed.
     """
-    state, network = start, ""
-    phases = plan.phases[start.phase : end]
+    state, phases = start, plan.phases[start.phase : end]
     given = encode_conditions(plan, phases, components, report)
     if names := missing_contexts(plan, start):
         state = replace(start, contexts={**start.contexts, **encode(plan, names, components, report)})
         on_progress(state)
-    denoiser: Any = None
-    with ExitStack() as loaded:
+    networks = [phase.stage.network for phase in phases if not phase.upsamples]
+    # One that a later stage uses too, or merges its LoRAs into, stays from stage to stage.
+    with components.keeping(() if plan.refiner_anew else networks[:-1]):
         for done, phase in enumerate(phases, start.phase + 1):
             history, stage = state.history, phase.stage
             if phase.upsamples:
                 latents = upsample(plan, stage, all_latents(state), components, report)
             else:
-                with memory_for(DENOISE, plan):
-                    if network != stage.network:  # else it is the one that the stage before left
-                        loaded.close()
-                        denoiser = None  # the last reference: its memory is free before the next is loaded
-                        network, denoiser = stage.network, loaded.enter_context(components.use(stage.network, report))
-                    pauses, contexts = pausing and done == len(plan.phases), state.contexts[stage.connectors]
-                    run = StageRun(plan, phase, denoiser, contexts, given.get(phase.number, NOTHING_GIVEN))
-                    runs = _run_stage(run, state, report, on_progress, pauses)
-                    for state in runs:
-                        if state.batch < len(plan.batches):
-                            yield state
-                    latents = all_latents(state)
+                pauses, tokens = pausing and done == len(plan.phases), given.get(phase.number, NOTHING_GIVEN)
+                batches = _run_stage(plan, phase, state, tokens, components, report, on_progress, pauses)
+                for state in batches:
+                    if state.batch < len(plan.batches):
+                        yield state
+                latents = all_latents(state)
             if not phase.upsamples or not stage.steps:
                 history = extend_history(history, stage, latents)
             state = RunState(done, latents=latents, contexts=state.contexts, history=history)
             on_progress(state)
-    denoiser = None  # its memory is free while clips are decoded
     yield state
 
 
 def _run_stage(
-    run: StageRun, state: RunState, report: Report, on_progress: OnProgress, pauses: bool
+    plan: Plan,
+    phase: Phase,
+    state: RunState,
+    given: Streams[Sequence[np.ndarray]],
+    components: Components,
+    report: Report,
+    on_progress: OnProgress,
+    pauses: bool,
 ) -> Iterator[RunState]:
-    """The state when the batches of a stage after `state` are done; if it `pauses`, after each one."""
-    plan, stage = run.plan, run.phase.stage
-    if stage.draws_noise:
-        with report.stage("compile noise"):
-            run.programs.noise.compile()
-    while (remaining := len(plan.batches) - state.batch) > 0:
-        at_once = 1 if pauses else remaining
-        later = later_steps(plan, state.phase) + (remaining - at_once) * stage.steps
-        clips = remaining * plan.batch_size if pauses else len(plan.seeds)
-        with report.steps(at_once * stage.steps - state.step, later, clips) as advance:
-            for _ in range(at_once):
-                state = _run_batch(run, state, advance, report, on_progress)
-        yield state
+    """The state when the batches of a stage after `state` are done; if it `pauses`, after each one. The denoiser and
+    its inputs are referred to from here alone: they leave the devices when this ends."""
+    stage = phase.stage
+    with memory_for(DENOISE, plan), components.use(stage.network, report) as denoiser:
+        run = StageRun(plan, phase, denoiser, state.contexts[stage.connectors], given)
+        if stage.draws_noise:
+            with report.stage("compile noise"):
+                run.programs.noise.compile()
+        while (remaining := len(plan.batches) - state.batch) > 0:
+            at_once = 1 if pauses else remaining
+            later = later_steps(plan, state.phase) + (remaining - at_once) * stage.steps
+            clips = remaining * plan.batch_size if pauses else len(plan.seeds)
+            with report.steps(at_once * stage.steps - state.step, later, clips) as advance:
+                for _ in range(at_once):
+                    state = _run_batch(run, state, advance, report, on_progress)
+            yield state
 
 
 def _run_batch(run: StageRun, state: RunState, advance: Advance, report: Report, on_progress: OnProgress) -> RunState:

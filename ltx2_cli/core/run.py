@@ -35,8 +35,7 @@ from ltx2_cli.media.contact_sheet import write_contact_sheet
 from ltx2_cli.media.joining import write_joined
 from ltx2_cli.outputs import Product, latents_paths, output_paths, record_path, sheet_path, single_specs
 from ltx2_cli.plan.edit import pieces
-from ltx2_cli.plan.resolve import DECODERS, Plan, decodes_beside
-from ltx2_cli.plan.stages import DENOISER, PICTURE_ENCODER, SOUND_ENCODER
+from ltx2_cli.plan.resolve import Plan, kept_networks
 from ltx2_cli.request.profiles import to_yaml
 from ltx2_cli.request.spec import BOTH, RunSpec, Streams
 from ltx2_cli.sharding import to_host
@@ -132,7 +131,7 @@ def write(
     if first:  # hashed for later runs at least: the pages of a network's files are in memory once it is loaded
         components.after_load = lambda network: hash_later(network_files(plan, network))
     requests, videos, saved = single_specs(plan.spec), output_paths(plan.spec), latents_paths(plan.spec)
-    kept = _kept(plan) if product is Product.clips else ()
+    kept = kept_networks(plan) if product is Product.clips else ()
     decode_early = bool(kept) and pieces(plan.spec) == 1
 
     def keep_written(progress: RunState) -> None:
@@ -167,14 +166,6 @@ def write(
                 keep_written(state)
                 if first:
                     yield videos[row], findings(clip)
-
-
-def _kept(plan: Plan) -> tuple[str, ...]:
-    """The networks that stay in memory, where they fit: decoders for the next batch, with others for a next piece."""
-    several = pieces(plan.spec) > 1
-    if not (several or len(plan.batches) > 1) or not decodes_beside(plan):
-        return ()
-    return (DENOISER, PICTURE_ENCODER, SOUND_ENCODER, *DECODERS) if several else DECODERS
 
 
 def _write_sheet(

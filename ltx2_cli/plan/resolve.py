@@ -26,7 +26,16 @@ from ltx2_cli.plan import conditions, recipe, stages
 from ltx2_cli.plan.conditions import Loras
 from ltx2_cli.plan.decoding import DecodePlan, free_bytes, plan_tiling, sound_bytes
 from ltx2_cli.plan.edit import edit_remarks, pieces
-from ltx2_cli.plan.stages import DENOISER, REFINER, Declared, InitialLatents, Phase, Stage
+from ltx2_cli.plan.stages import (
+    DENOISER,
+    PICTURE_ENCODER,
+    REFINER,
+    SOUND_ENCODER,
+    Declared,
+    InitialLatents,
+    Phase,
+    Stage,
+)
 from ltx2_cli.plan.work import choose_layout, step_of
 from ltx2_cli.request.spec import DType, RunSpec, Streams
 from ltx2_cli.sharding import ShardingPlan, lay_out
@@ -91,6 +100,15 @@ def decodes_beside(plan: Plan) -> bool:
     """Whether the decoders fit in memory beside the denoisers, so that clips can be decoded one by one."""
     room = free_bytes(plan.keep_resident, plan.networks, plan.sharding, (DENOISER, *DECODERS))
     return room >= plan.decoding.bytes
+
+
+def kept_networks(plan: Plan) -> tuple[str, ...]:
+    """The networks that stay in memory between clips, where they fit: decoders beside the denoiser for the next batch,
+    and all that the next segment of an extension needs."""
+    several = pieces(plan.spec) > 1
+    if not (several or len(plan.batches) > 1) or not decodes_beside(plan):
+        return ()
+    return (DENOISER, PICTURE_ENCODER, SOUND_ENCODER, *DECODERS) if several else DECODERS
 
 
 def missing_downloads(spec: RunSpec) -> list[Download]:

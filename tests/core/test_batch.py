@@ -19,6 +19,7 @@ import yaml
 from PIL import Image
 
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
+from live_bytes import LiveBytes, Sample, check_live_bytes
 from loras import ORIGINAL, write_lora
 from ltx2_cli.batch.claims import this_process
 from ltx2_cli.cli.worker import Run as PlannedRun
@@ -235,9 +236,11 @@ def test_what_was_interrupted_is_gone_on_with(batch: Run, monkeypatch: pytest.Mo
 
 def test_networks_that_do_not_fit_together_take_turns(batch: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for all jobs: the text of each is read, then all are denoised, then all are decoded."""
-    lines = [{"prompt": text, "seed": 3} for text in ("rain", "snow")]
+    lines = [{"prompt": "rain", "seed": 3}, {"prompt": "snow", "seed": 3, "width": 96}]
     assert batch(lines)[0] == 0
     before = [fingerprints(f"{line}-3.yaml") for line in (1, 2)]
+    samples = list[Sample]()
+    monkeypatch.setattr("ltx2_cli.cli.worker.Timings", lambda report: LiveBytes(report, samples=samples))
     monkeypatch.setattr("ltx2_cli.cli.worker.available_memory", lambda plan: NONE)
     monkeypatch.setattr("ltx2_cli.cli.worker.decodes_beside", lambda plan: False)
     code, results, err = batch(lines, "--force", "-v")
@@ -247,6 +250,7 @@ def test_networks_that_do_not_fit_together_take_turns(batch: Run, monkeypatch: p
     assert stages == ["encode text", "load transformer", "2 steps", "load vae", "decode"]
     assert [loaded(err).count(name) for name in ("transformer", "vae", "vocoder")] == [1, 1, 1]
     assert [fingerprints(f"{line}-3.yaml") for line in (1, 2)] == before
+    check_live_bytes(resolve(read_spec(config="1-3.yaml")), samples)
 
 
 def test_what_others_make_or_have_made_is_left_alone(batch: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from clips import PROMPT, Case, Checkpoint, Size, plan_of
+from live_bytes import LiveBytes, check_live_bytes
 from ltx2_cli.core import edit
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.condition import _shown
@@ -26,7 +27,7 @@ from ltx2_cli.media.videos import read_whole
 from ltx2_cli.models.networks import open_folder
 from ltx2_cli.models.video_vae import VideoVAE
 from ltx2_cli.plan.edit import NOTHING, edit_of
-from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.plan.resolve import Plan, kept_networks
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.declare import Scope
 from ltx2_cli.weights.hub import DEMO_FOLDER
@@ -92,7 +93,9 @@ def test_a_clip_goes_on_in_pieces(
         return following(plan, clip, seed)
 
     monkeypatch.setattr(edit, "_following", follow)
-    path = written(edited(checkpoint, clip, (25, 65), output=str(tmp_path / "new.mp4")), report)
+    plan = edited(checkpoint, clip, (25, 65), output=str(tmp_path / "new.mp4"))
+    path = written(plan, memory := LiveBytes(report))
+    check_live_bytes(plan, memory.samples, kept_networks(plan))
     assert seeds == [4, 5]
     assert len(compilations) == before[0]
     loaded = [name for name in report.stages if name.startswith("load ")]
@@ -107,6 +110,10 @@ def test_a_clip_goes_on_in_pieces(
     assert abs(len(sound.waveform) / RATE - 65 / 24) < 0.05
     difference = sound.waveform[2400:19200] - read_sound(clip, 3).waveform[2400:19200]
     assert np.abs(difference).mean() < 0.02
+    monkeypatch.setattr("ltx2_cli.plan.resolve.decodes_beside", lambda plan: False)  # each piece loads its networks
+    written(plan, memory := LiveBytes(Report()))
+    check_live_bytes(plan, memory.samples)
+    assert [line for line, _ in memory.samples].count("load transformer") == 3
 
 
 def test_a_clip_goes_on_before_its_sound_hears_its_end(checkpoint: Checkpoint, clip: Path) -> None:

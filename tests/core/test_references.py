@@ -1,5 +1,6 @@
 """Clips that follow references of an in-context LoRA, against diffusers from the same folder, references and noise."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -15,11 +16,15 @@ from PIL import Image
 
 from clips import ALL_ON, Checkpoint, final_latents, plan_of, reference
 from core.test_conditions import With, drawn, errors, with_noise
+from live_bytes import LiveBytes, check_live_bytes
 from loras import ORIGINAL, write_lora
+from ltx2_cli import resolve
 from ltx2_cli.cli.plan import request_rows
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.report import Report
+from ltx2_cli.core.run import load, write
 from ltx2_cli.errors import UsageError
+from ltx2_cli.outputs import Product
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import InitialLatents
 from media.test_videos import write_lossless
@@ -138,6 +143,7 @@ def test_shares_of_attention_equal_those_of_the_reference(
 def test_a_second_stage_has_neither_references_nor_their_lora(
     checkpoint: Checkpoint, files: Files, tmp_path: Path
 ) -> None:
+    """Its denoiser is loaded when that of the first stage has left."""
     config = {"in_channels": 8, "mid_channels": 32, "num_blocks_per_stage": 1}
     randomise(LTX2LatentUpsamplerModel(**config), seed=1).save_pretrained(tmp_path / "up")
     second = {"recipe": "two_stage", "second_stage.upsampler": str(tmp_path / "up"), "second_stage.lora": []}
@@ -153,6 +159,10 @@ def test_a_second_stage_has_neither_references_nor_their_lora(
         assert not same(first, wanted)
         with components.use("refiner", report) as refiner:
             assert same(refiner, wanted)
+    saved = {"save_latents": str(tmp_path / "latents.safetensors"), "num_inference_steps": 1}
+    spec = replace(plan.spec, **saved)
+    list(write(plan := resolve(spec), load(plan), report := LiveBytes(report), Product.latents))
+    check_live_bytes(plan, report.samples)
     source = InitialLatents(plan.stages[0].shapes, plan.spec.fps)
     alone = plan_of(checkpoint, case, 5, lora=[str(files.lora), other], source=source, **second)
     assert (len(alone.stages), alone.stages[0].pictures, alone.refiner_anew) == (1, (), True)

@@ -1,6 +1,5 @@
 """What a run promises beyond equality with the reference: the same bytes again, nothing compiled twice, any mesh."""
 
-import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,15 +12,19 @@ import yaml
 from safetensors.numpy import load_file, save_file
 
 from clips import ALL_ON, Case, Checkpoint, Size, final_latents, plan_of
+from live_bytes import LiveBytes, check_live_bytes
 from ltx2_cli import read_spec, resolve
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.report import Advance, Report
-from ltx2_cli.core.run import START, load, run, write
+from ltx2_cli.core.run import START, load, write
 from ltx2_cli.core.run_state import RunState
 from ltx2_cli.devices import DeviceMemory
 from ltx2_cli.diffusion.latents import noise, open_latents
 from ltx2_cli.errors import UsageError
+from ltx2_cli.estimate.phases import phase_memory
 from ltx2_cli.media import open_video
+from ltx2_cli.plan.resolve import kept_networks
+from ltx2_cli.plan.stages import DENOISER
 from ltx2_cli.request.spec import Streams
 
 SMALL = Case(Size(9, 64, 64, 24.0), 3, ALL_ON.video, ALL_ON.audio, (1,))
@@ -163,7 +166,7 @@ def test_each_clip_is_written_at_once_where_the_decoders_fit(
     plan = resolve(replace(plan.spec, seed=(3, 4, 5)))
     monkeypatch.setattr("ltx2_cli.plan.decoding.device_memory", lambda devices: DeviceMemory(1e12, 1e12, 1e12))
     order, made, kept = Order(), [], list[RunState]()
-    for path, _ in write(plan, load(plan), order, on_progress=kept.append):
+    for path, _ in write(plan, load(plan), memory := LiveBytes(order), on_progress=kept.append):
         made.append(path.name)
         assert Path(f"clip-{path.stem[-2:]}.safetensors").exists()
         assert len(list(tmp_path.glob("*.mp4"))) == len(made)
@@ -171,14 +174,16 @@ def test_each_clip_is_written_at_once_where_the_decoders_fit(
     assert [name for name in order.names if name in ("3 steps", "load vae", "decode", "write")] == (
         ["3 steps", "load vae", *["decode", "write", "3 steps"] * 2, "decode", "write"]
     )
+    check_live_bytes(plan, memory.samples, {DENOISER, *kept_networks(plan)}, paused=True)
     files = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.suffix != ".safetensors"}
     tensors = {path: load_file(path)["video"].tobytes() for path in tmp_path.glob("*.safetensors")}
     monkeypatch.setattr("ltx2_cli.plan.decoding.device_memory", lambda devices: DeviceMemory(0, 0, 0))
     for start, names in ((START, made), (next(each for each in kept if each.written == 1), made[1:])):
         for path in [*map(Path, names), *(Path(name).with_suffix(".yaml") for name in names)]:
             path.unlink()
-        order = Order()
-        assert [path.name for path, _ in write(plan, load(plan), order, start=start)] == names
+        memory = LiveBytes(order := Order())
+        assert [path.name for path, _ in write(plan, load(plan), memory, start=start)] == names
+        check_live_bytes(plan, memory.samples)
         assert order.names.count("decode") == len(names)
         assert len([name for name in order.names if name.endswith(" steps")]) == 1
         assert files == {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name in files}
@@ -208,30 +213,14 @@ def test_networks_stay_loaded_only_on_request(checkpoint: Checkpoint) -> None:
         assert ("transformer" in components.resident) is keep
 
 
-class Shapes(Report):
-    """What lies on the devices when each network begins to load."""
-
-    def __init__(self) -> None:
-        self.alive: dict[str, set[tuple[int, ...]]] = {}
-        gc.collect()
-        gc.freeze()  # what there was before a run is not looked through in each of its stages
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        gc.collect()
-        self.alive[name] = {array.shape for array in jax.live_arrays()}
-        yield
-
-
-def test_a_network_is_dropped_after_its_phase(checkpoint: Checkpoint) -> None:
-    plan = plan_of(checkpoint, SMALL, 3)
-    embeddings = plan.networks.text_encoder.tensors["embed_tokens.weight"].shape
-    denoiser = plan.networks.transformer.blocks.video.feed_forward.up.kernel.shape
-    report = Shapes()
-    list(run(plan, load(plan), report))
-    assert embeddings in report.alive["encode text"]
-    assert embeddings not in report.alive["load connectors"]
-    assert denoiser not in report.alive["load vae"]
+def test_a_phase_leaves_nothing_on_the_devices(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """But the text; and the most that a device has is what the plan says of the decoders."""
+    plan = plan_of(checkpoint, SMALL, 3, output=str(tmp_path / "clip.mp4"))
+    report = LiveBytes(Report())
+    list(write(plan, load(plan), report))
+    check_live_bytes(plan, report.samples)
+    most = max(size for _, size in report.samples)
+    assert most == pytest.approx(phase_memory(plan, ["decode"])["decode"].weights, rel=0.05)
 
 
 def test_noise_of_wrong_shape_is_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:

@@ -25,11 +25,12 @@ from clips import (
     plan_of,
     reference,
 )
+from live_bytes import LiveBytes, check_live_bytes, live_bytes
 from loras import DIFFUSERS, OF_2_0, ORIGINAL, write_lora
 from ltx2_cli.core import denoising
 from ltx2_cli.core.components import Components, abstract_network
 from ltx2_cli.core.report import Report
-from ltx2_cli.core.run import START, state_from_latents
+from ltx2_cli.core.run import START, load, state_from_latents, write
 from ltx2_cli.diffusion.latents import pack, unpack
 from ltx2_cli.errors import UsageError
 from ltx2_cli.plan.resolve import Plan, stage1_plan
@@ -280,21 +281,18 @@ def test_a_resident_run_makes_the_same_latents_again(
         assert {DENOISER, REFINER} & components.resident.keys() == {REFINER}
 
 
-def live_bytes() -> int:
-    """Bytes of all arrays on all devices; memory that several arrays share counts once."""
-    shards = (shard.data for array in jax.live_arrays() for shard in array.addressable_shards)
-    return sum({(shard.device, shard.unsafe_buffer_pointer()): shard.nbytes for shard in shards}.values())
-
-
 @pytest.mark.parametrize("sharding", ["single", {"profile": "trillium", "mesh": {"passes": 4, "heads": 2}}])
 def test_no_second_denoiser_is_in_memory(
-    checkpoint: Checkpoint, folder: Path, monkeypatch: pytest.MonkeyPatch, sharding: object
+    checkpoint: Checkpoint, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharding: object
 ) -> None:
-    """While a LoRA is merged into eight weights memory grows by less than the smallest of them."""
-    plan, seen = asked(checkpoint, folder, sharding=sharding), list[int]()
-    lora = folder / "distilled.safetensors"
-    spied(monkeypatch, lambda file, name: seen.append(live_bytes()) if file == lora else None)
-    make_latents(plan, Components(plan))
+    """While a LoRA is merged into eight weights memory grows by less than the smallest of them. Nothing of two stages
+    is there when clips are decoded."""
+    case = LARGE._replace(size=Size(1, 128, 128, 24.0))
+    plan = asked(checkpoint, folder, case, sharding=sharding, output=str(tmp_path / "clip.mp4"))
+    seen, lora = list[int](), folder / "distilled.safetensors"
+    spied(monkeypatch, lambda file, name: seen.append(live_bytes().total()) if file == lora else None)
+    list(write(plan, load(plan), report := LiveBytes(Report())))
+    check_live_bytes(plan, report.samples)
     added = plan.added[REFINER]
     changed = [each for each in weights(plan.networks.transformer) if any(name in added for name, _ in each.tensors())]
     assert (len(changed), len(seen)) == (8, 2 * len(added))  # both factors of each tensor
