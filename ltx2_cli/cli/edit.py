@@ -10,6 +10,7 @@ from ltx2_cli.cli.commands import Extend, Retake
 from ltx2_cli.cli.generate import check_making, config_page, make, note_environment, overrides
 from ltx2_cli.cli.options import EditOptions
 from ltx2_cli.cli.session import Session, request_facts, synchronized
+from ltx2_cli.cli.trust import check_trust
 from ltx2_cli.errors import UsageError
 from ltx2_cli.files import user_path
 from ltx2_cli.media import is_video, open_video
@@ -63,9 +64,10 @@ class Source:
         replaced |= {"num_frames": num_frames} if num_frames else {}
         replaced |= {"output": str(path.with_name(f"{path.stem}-{name}.mp4")), **overrides(options)}
         clip = [{"kind": "clip", "path": str(path), **condition}] if condition else []
-        replaced["conditions"] = [*clip, *self.references]
-        environment = read_environment(os.environ)
-        spec = checked_spec(read_asked(replaced, self.record, options.settings or (), environment))
+        above = self.record, options.settings or (), read_environment(os.environ)
+        of_record = {} if self.references else {"conditions": ()}
+        check_trust(read_asked({**replaced, **of_record}, *above), self.record, options)
+        spec = checked_spec(read_asked({**replaced, "conditions": [*clip, *self.references]}, *above))
         if spec.fps != self.fps:
             raise UsageError(
                 f"{path} was read at {self.fps:g} frames a second", f"--fps {spec.fps:g} in place of --set"

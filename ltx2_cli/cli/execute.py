@@ -16,6 +16,7 @@ from ltx2_cli.cli.done import own_files
 from ltx2_cli.cli.options import MakingOptions
 from ltx2_cli.cli.plan import check_published, fitting_plan
 from ltx2_cli.cli.session import STARTED, Facts, Session, short_digest, synchronized
+from ltx2_cli.cli.trust import check_trust
 from ltx2_cli.core.bench import CLIP, perf_facts
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.preview import Preview
@@ -40,6 +41,7 @@ from ltx2_cli.outputs import (
     run_file,
 )
 from ltx2_cli.plan.resolve import Plan, missing_downloads
+from ltx2_cli.request.profiles import read_asked
 from ltx2_cli.request.spec import NO_CACHE, RunSpec
 from ltx2_cli.units import quantity
 from ltx2_cli.weights.hub import check_disk_space
@@ -182,6 +184,7 @@ def resume(options: Resume, session: Session) -> None:
         elsewhere = os.path.isdir(kept.folder) and not os.path.samefile(kept.folder, ".")
         if elsewhere:
             os.chdir(kept.folder)  # relative paths in its request begin there
+        check_trust(read_asked(given, kept.request), kept.request, options)
         spec = kept.spec({**places(kept.spec({}), kept, given), **given})
     product, source = kept.goal  # the text was read before it was kept
     request = Request(spec, find_devices(), source, product, frozenset({ENCODE, CONNECT}), OF_RUN)

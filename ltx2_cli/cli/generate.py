@@ -8,7 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from ltx2_cli.cli.commands import Generate, Plan, Sweep
-from ltx2_cli.cli.options import KEYS, ConfigOptions, MakingOptions, Options, RequestOptions, WishOptions
+from ltx2_cli.cli.options import (
+    KEYS,
+    ConfigOptions,
+    MakingOptions,
+    Options,
+    RequestOptions,
+    SessionOptions,
+    WishOptions,
+)
 from ltx2_cli.cli.session import Session, request_facts, synchronized
 from ltx2_cli.console import reporter
 from ltx2_cli.core.report import Report
@@ -150,7 +158,13 @@ def prompt_and_seeds(options: RequestOptions | Sweep) -> dict[str, str | None]:
 
 def asked_for(values: Mapping[str, object], options: ConfigOptions) -> Asked:
     """What these values ask for, over the environment and those of --config and under those of --set."""
-    return read_asked(values, config_page(options.config), options.settings or (), read_environment(os.environ))
+    page = config_page(options.config)
+    asked = read_asked(values, page, options.settings or (), read_environment(os.environ))
+    if page and isinstance(options, SessionOptions):
+        from ltx2_cli.cli.trust import check_trust
+
+        check_trust(asked, page, options)
+    return asked
 
 
 def configured_spec(values: Mapping[str, object], options: ConfigOptions) -> RunSpec:
@@ -200,7 +214,11 @@ def config_page(path: Path | ConfigLayer | None) -> ConfigLayer | None:
         return path
     if not path.is_file():
         return read_file(path)
-    if is_video(path) or is_wav(path) or looks_like_safetensors(path):
+    try:
+        has_record = is_video(path) or is_wav(path) or looks_like_safetensors(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", "check the path") from error
+    if has_record:
         from ltx2_cli.cli.inspect import inspect
 
         if record := inspect(path).get("record"):

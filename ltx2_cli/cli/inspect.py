@@ -12,6 +12,7 @@ from typing import Any
 
 from ltx2_cli.cli.commands import Info, Lora
 from ltx2_cli.cli.generate import looks_like_safetensors
+from ltx2_cli.cli.trust import WEIGHTS, files_named, weights_named
 from ltx2_cli.console import columns, print_out
 from ltx2_cli.core.provenance import UNFINISHED, read_provenance
 from ltx2_cli.diffusion.latents import SIZE, open_latents
@@ -19,7 +20,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.files import read_limited, refuse_special, user_path
 from ltx2_cli.media import is_video, is_wav, open_video, open_wav
 from ltx2_cli.outputs import record_path
-from ltx2_cli.request.layers import MAX_TEXT, read_text
+from ltx2_cli.request.layers import ASKED, MAX_TEXT, ConfigLayer, flatten_valid, read_text
 from ltx2_cli.request.profiles import PROVENANCE
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.units import quantity
@@ -272,6 +273,11 @@ def _record_rows(record: Facts) -> Iterator[Row]:
         if (value := record.get(key)) not in (None, "", []):
             text = ", ".join(map(_item_text, value if isinstance(value, list) else [value]))
             yield key.replace("_", " "), " ".join(text.split())
+    values, _ = flatten_valid(ConfigLayer("", {key: record[key] for key in record.keys() - {PROVENANCE, ASKED}}))
+    for key, name in weights_named({**values, "lora": ()}):
+        if name != values.get("model"):
+            yield WEIGHTS[key], name
+    yield from ((word, name) for word, name, _ in files_named({**values, "conditions": (), "audio": None}))
     provenance = read_provenance(record, "the record")
     yield "made with", ", ".join(f"{name} {version}" for name, version in provenance.versions.items())
     if provenance.devices:

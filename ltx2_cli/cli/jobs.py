@@ -15,6 +15,7 @@ from ltx2_cli.cli.done import check_same, is_done, own_files
 from ltx2_cli.cli.generate import config_page, configured_spec, note_environment, overrides, sized
 from ltx2_cli.cli.options import BatchOptions
 from ltx2_cli.cli.session import Session, system_error
+from ltx2_cli.cli.trust import check_trust
 from ltx2_cli.console import columns, print_made
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import CommandError, PartlyFailedError, UsageError
@@ -28,7 +29,7 @@ from ltx2_cli.outputs import (
     read_files,
 )
 from ltx2_cli.request.layers import flatten, read_setting
-from ltx2_cli.request.profiles import CACHE, STEPS_OR_SIGMAS
+from ltx2_cli.request.profiles import CACHE, STEPS_OR_SIGMAS, read_asked
 from ltx2_cli.request.size import WISHES
 from ltx2_cli.request.spec import RunSpec
 
@@ -93,6 +94,7 @@ class Jobs:
         for setting in options.settings or []:
             flatten(layer := read_setting(setting))
             self.given.update(layer.values)
+        check_trust(read_asked(self.given, self.page), self.page, options)
         self.results, self.errors = list[Result](), list[CommandError]()
         self.owners, self.shapes = dict[str, tuple[int, int]](), dict[str, int]()
         self.works = dict[tuple[object, ...], int]()

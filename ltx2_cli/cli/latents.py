@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from ltx2_cli.cli.commands import Decode, Upsample
 from ltx2_cli.cli.generate import configured_spec, note_environment, overrides
-from ltx2_cli.cli.options import ConfigOptions
 from ltx2_cli.cli.session import Session, file_facts, request_facts, synchronized
+from ltx2_cli.cli.trust import check_trust
 from ltx2_cli.core.provenance import input_files, source_history
 from ltx2_cli.devices import find_devices
 from ltx2_cli.diffusion.geometry import clip_geometry
@@ -21,7 +21,7 @@ from ltx2_cli.media import WAV, findings, write_frames, write_mp4, write_wav
 from ltx2_cli.media.contact_sheet import write_contact_sheet
 from ltx2_cli.outputs import Product, check_distinct, check_frames, check_outputs, outputs, read_files, run_file
 from ltx2_cli.request.layers import ConfigLayer, read_text
-from ltx2_cli.request.profiles import AUTO, read_spec
+from ltx2_cli.request.profiles import AUTO, checked_spec, read_asked
 from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.request.validation import validate
 from ltx2_cli.weights.checkpoint import shape_text
@@ -211,7 +211,7 @@ def _kinds(names: list[str]) -> dict[Path, str]:
 
 
 def latents_request(
-    file: LatentsFile, given: Mapping[str, object], options: ConfigOptions, replaced: Mapping[str, object]
+    file: LatentsFile, given: Mapping[str, object], options: Upsample | Decode, replaced: Mapping[str, object]
 ) -> RunSpec:
     """The request that made the latents, or for a file without a record one of their size; for the devices found here.
     `replaced` takes the place of what the record says, `given` of both."""
@@ -228,7 +228,8 @@ def latents_request(
                 f"{file.path} has a record of its own", "leave --config out; flags and --set change values"
             )
         page = read_text(record, f"the record in {file.path}")
-        return read_spec({**without_references(page), **values}, config=page, dotlist=settings)
+        asked = read_asked({**without_references(page), **values}, page, settings)
+        return checked_spec(check_trust(asked, page, options))
     if "model" not in given and options.config is None:
         raise UsageError(f"{file.path} does not say which model made it", "--model NAME and, unless it is 24, --fps N")
     return configured_spec({"prompt": "a", "seed": 0, **values}, options)

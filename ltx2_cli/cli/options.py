@@ -165,6 +165,7 @@ class SessionOptions(Options):
     """Of every command that makes files: what it says, and its hosts."""
 
     force: bool = flag(FILES, "Overwrite what is there.", "--force")
+    trust: bool = flag(FILES, "Take what another's record names: checkpoints, LoRAs, files.", "--trust")
     strict: bool = flag(REPORT, "Exit code 4 if what is written is black, frozen, silent, clipped, …", "--strict")
     verbose: bool = flag(REPORT, "Say every stage and how long it took.", "--verbose", "-v")
     quiet: bool = flag(REPORT, "Say nothing but errors.", "--quiet", "-q")

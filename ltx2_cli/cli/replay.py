@@ -11,6 +11,7 @@ from ltx2_cli.cli.generate import overrides
 from ltx2_cli.cli.inspect import SHORT, inspect, short_hash
 from ltx2_cli.cli.latents import check_source
 from ltx2_cli.cli.session import Session, file_facts, request_facts, synchronized
+from ltx2_cli.cli.trust import check_trust
 from ltx2_cli.console import columns, print_out
 from ltx2_cli.core import provenance
 from ltx2_cli.core.provenance import FIRST, Fingerprint, Provenance, fingerprint
@@ -21,7 +22,7 @@ from ltx2_cli.files import refuse_special, user_path
 from ltx2_cli.media import STREAMS, video_differences
 from ltx2_cli.outputs import Product, check_distinct, check_outputs, outputs, read_files
 from ltx2_cli.request.layers import ConfigLayer
-from ltx2_cli.request.profiles import AUTO, read_spec
+from ltx2_cli.request.profiles import AUTO, Asked, checked_spec, read_asked
 from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.request.validation import CLIP_TYPES
 from ltx2_cli.weights.digests import HEADER, digest, digests, header_digest
@@ -51,12 +52,16 @@ class RecordedClip:
     latents: Mapping[str, Streams[Fingerprint]]  # after each stage, as far as that is known
     video: Path | None  # the mp4
 
-    def request(self, given: Mapping[str, object], settings: list[str]) -> RunSpec:
+    @property
+    def config(self) -> ConfigLayer:
+        """The recorded request."""
+        return ConfigLayer(f"the record in {self.path}: ", dict(self.record))
+
+    def asked(self, given: Mapping[str, object], settings: list[str]) -> Asked:
         """The recorded request, changed by what is `given`; on other devices, for those."""
         elsewhere = self.provenance.devices not in (None, provenance.devices())
         hardware = {"sharding": AUTO, "vae_memory_gb": None} if elsewhere else {}
-        config = ConfigLayer(f"the record in {self.path}: ", dict(self.record))
-        return read_spec({**hardware, **given}, config=config, dotlist=settings)
+        return read_asked({**hardware, **given}, self.config, settings)
 
 
 def replay(options: Replay, session: Session) -> None:
@@ -73,7 +78,8 @@ def replay(options: Replay, session: Session) -> None:
         name = folder / f"{clip.path.stem}-replay"
         alone = {**clip.record, **given}.get("streams") == "audio"
         places = {"output": f"{name}.{CLIP_TYPES[not alone]}", "save_latents": f"{name}.safetensors" if draft else None}
-        spec = clip.request({**places, **given}, settings)
+        asked = clip.asked({**places, **given}, settings)
+        spec = checked_spec(check_trust(asked, clip.config, options))
         for sentence in check_comparable(clip, spec) if options.verify else ():
             session.report.note(sentence)
         files = outputs(spec, product := Product.latents if draft else Product.clips)

@@ -4,7 +4,9 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +14,7 @@ import jax
 import numpy as np
 
 from ltx2_cli.core.encode import abstract_contexts
-from ltx2_cli.core.provenance import UNFINISHED, History, provenance, read_provenance
+from ltx2_cli.core.provenance import UNFINISHED, History, input_files, provenance, read_provenance
 from ltx2_cli.core.report import Report
 from ltx2_cli.diffusion.latents import Shape, token_shapes
 from ltx2_cli.distributed import any_host
@@ -26,6 +28,7 @@ from ltx2_cli.request.profiles import OUTPUT_KEYS, PROVENANCE, read_spec, to_yam
 from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.request.validation import MAX_FPS
 from ltx2_cli.tensor_file import CHECKSUM, misfits, read_tensors, write_tensors
+from ltx2_cli.weights.digests import digests, quick_digest
 
 
 @dataclass(frozen=True)
@@ -262,6 +265,13 @@ class RunCheckpointer:
         if jax.process_index() == 0:
             self.path.unlink(missing_ok=True)
 
+    @cached_property
+    def _files(self) -> dict[str, str]:
+        """The hashes of what the run reads, as far as they are known."""
+        with suppress(OSError):  # no reason to lose the run
+            return digests(input_files(self.plan), quick_digest)
+        return {}
+
     def _measure(self, progress: RunState) -> None:
         now, (before, then) = time.monotonic(), self.last
         if progress.current is not None and progress.step > before.step:
@@ -272,7 +282,7 @@ class RunCheckpointer:
     def _write(self, progress: RunState) -> None:
         if jax.process_index() == 0:
             place = [progress.phase, progress.batch, progress.step, progress.written]
-            record = to_yaml(self.plan.spec, provenance(self.plan, {}, {}))
+            record = to_yaml(self.plan.spec, provenance(self.plan, self._files, {}))
             others = [self.goal, os.getcwd(), place, progress.history]
             metadata = dict(zip(ENTRIES, [record, *map(json.dumps, others)], strict=True))
             texts = {f"{TEXT}{name}": context for name, context in progress.contexts.items()}

@@ -123,11 +123,7 @@ def cached_files(checkpoint: str, wanted: Sequence[str]) -> list[Download]:
     from huggingface_hub.utils import filter_repo_objects
 
     repo = _Repo(checkpoint)
-    try:
-        folder = Path(hf.snapshot_download(repo.id, revision=repo.revision, local_files_only=True))
-    except errors.IncompleteSnapshotError as incomplete:
-        folder = Path(incomplete.snapshot_path)
-    except errors.LocalEntryNotFoundError:
+    if (folder := _snapshot(repo)) is None:
         return []
     present = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
     try:
@@ -136,6 +132,25 @@ def cached_files(checkpoint: str, wanted: Sequence[str]) -> list[Download]:
         listed = dict.fromkeys(_shards(folder), 0) | present
     names = filter_repo_objects(listed, allow_patterns=[*wanted])
     return [Download(repo.id, name, listed[name], name in present) for name in names]
+
+
+def weights_here(checkpoint: str) -> list[Path]:
+    """The files of weights at a path, or of a repository in the cache. The hub is not asked."""
+    place, repo = as_path(checkpoint), _Repo(checkpoint)
+    if not place.exists():
+        with suppress(errors.HFValidationError):
+            place = (_snapshot(repo) or place) / repo.file
+    return [place] if place.is_file() else sorted(place.rglob("*.safetensors"))
+
+
+def _snapshot(repo: _Repo) -> Path | None:
+    """The folder of a repository in the cache, which may lack files."""
+    try:
+        return Path(hf.snapshot_download(repo.id, revision=repo.revision, local_files_only=True))
+    except errors.IncompleteSnapshotError as incomplete:
+        return Path(incomplete.snapshot_path)
+    except errors.LocalEntryNotFoundError:
+        return None
 
 
 def _shards(folder: Path) -> Iterator[str]:

@@ -121,7 +121,7 @@ def test_a_retake_follows_the_references_of_the_clip(asks: Asks, tmp_path: Path)
     """Unless other LoRAs are asked for; what goes on behind the clip has none."""
     given = [{"path": __file__, "kind": kind} for kind in ("image", "reference", "mask")]
     path = recorded(tmp_path, conditions=given, reference_strength=0.5, lora=["ic-lora.safetensors"])
-    interval = ("retake", path, "--from", "0", "--to", "1")
+    interval = ("retake", path, "--from", "0", "--to", "1", "--trust")
     for other, kinds, strength in (((), ["clip", "reference", "mask"], 0.5), (("--set", "lora=[]"), ["clip"], 1)):
         spec = asks(*interval, *other)
         assert isinstance(spec, RunSpec)

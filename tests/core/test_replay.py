@@ -18,6 +18,7 @@ from ltx2_cli.core.provenance import environment_changes
 from ltx2_cli.diffusion.latents import open_latents, save_latents
 from ltx2_cli.media import Media, write_mp4
 from ltx2_cli.plan.resolve import resolve
+from ltx2_cli.request.profiles import checked_spec
 from ltx2_cli.weights.digests import digest, digests, header_digest
 from parity import randomise
 from program import run_program
@@ -209,10 +210,12 @@ def test_older_records_have_no_hashes_of_latents(ltx2, made: Path, tmp_path: Pat
     record["provenance"] = {"ltx2": "0.0.1", "jax": record["provenance"]["jax"]}
     (tmp_path / "clip.yaml").write_text(yaml.safe_dump(record))
     said = ltx2("replay", "--verify", tmp_path / "clip.yaml")
+    assert (said.code, said.err.count("it may be another's: it names the checkpoint ")) == (2, 1)
+    said = ltx2("replay", "--verify", "--trust", tmp_path / "clip.yaml")
     assert said.code == 2
     assert "has no hashes of latents, an older version wrote it" in " ".join(said.err.split())
     shutil.copy(made / "clip.mp4", tmp_path)
-    said = ltx2("replay", "--verify", tmp_path / "clip.yaml")
+    said = ltx2("replay", "--verify", "--trust", tmp_path / "clip.yaml")
     assert (said.code, said.out) == (0, "identical\n")
     assert "only picture and sound are compared" in said.err
     assert "ltx2 was 0.0.1, is " in said.err
@@ -230,7 +233,7 @@ def test_replay_compares_arrays_and_not_recorded_hashes(ltx2, made: Path, tmp_pa
 def test_changed_versions_devices_and_meshes_are_noted(made: Path) -> None:
     then = read_clip(made / "clip.mp4")
     assert then.provenance.devices == "8 cpu"
-    plan = resolve(then.request({}, []))
+    plan = resolve(checked_spec(then.asked({}, [])))
     assert list(environment_changes(then.provenance, plan)) == []
     other = replace(
         then.provenance, versions={"jax": "0.1"}, devices="4 TPU7x", meshes={"final": "tokens 4"}, at_once=2
@@ -241,7 +244,7 @@ def test_changed_versions_devices_and_meshes_are_noted(made: Path) -> None:
         "the mesh of final was tokens 4, is one device",
         "it was one of 2 videos made at once, which may change its last bits",
     ]
-    assert replace(then, provenance=other).request({}, []).sharding.profile == "auto"
+    assert checked_spec(replace(then, provenance=other).asked({}, [])).sharding.profile == "auto"
 
 
 @pytest.mark.parametrize("name", ["short.mp4", "foreign.mp4", "changed.yaml", "weights"])

@@ -173,6 +173,16 @@ def test_a_resumed_run_overwrites_only_its_own_files(ltx2: Run, made: tuple[Path
     assert (tmp_path / "again.mp4").read_bytes() == clip
 
 
+def test_a_strangers_run_fetches_nothing_unasked(ltx2: Run, begun: tuple[Path, Plan], tmp_path: Path) -> None:
+    """This one has no hash of the checkpoint either."""
+    record = to_yaml(replace(begun[1].spec, lora=("evil/lora",)), {"ltx2": "1"})
+    run = changed(begun[0], tmp_path, {"record": record})
+    code, out, err = ltx2("resume", run)
+    assert (code, out) == (2, "")
+    assert "it may be another's: it names the checkpoint " in err
+    assert ", the LoRA evil/lora\n" in err
+
+
 # Damaged files
 
 

@@ -1,0 +1,102 @@
+"""What a record names beyond its model's profile, and whether a command takes it: the record may be a stranger's."""
+
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ltx2_cli.cli.options import SessionOptions
+from ltx2_cli.console import visible
+from ltx2_cli.core.provenance import read_provenance
+from ltx2_cli.errors import UsageError
+from ltx2_cli.files import user_path
+from ltx2_cli.request.layers import ASKED, ConfigLayer, Values, spec_values
+from ltx2_cli.request.profiles import FILE, PROFILE_KEYS, PROVENANCE, Asked, build_spec, profile_names
+from ltx2_cli.request.validation import WORDS
+from ltx2_cli.weights.checkpoint import abbreviate
+from ltx2_cli.weights.digests import digest, header_digest, quick_digest
+from ltx2_cli.weights.hub import EMBEDDED, weights_here
+from ltx2_cli.weights.lora import parse_lora
+from ltx2_cli.weights.published import CATALOG
+
+WEIGHTS = {  # keys, in words
+    "checkpoint": "checkpoint",
+    "text_encoder": "text encoder",
+    "lora": "LoRA",
+    "second_stage.upsampler": "upsampler",
+    "second_stage.lora": "LoRA of the second stage",
+}
+PUBLISHED = {EMBEDDED, *(entry.name for entry in CATALOG)}
+MAX_HASHED = 2**31  # bytes of a file that is hashed to be known: about two seconds
+
+
+def weights_named(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The weights in the values of a request, by dotted key, that its model's profile does not name: key and name."""
+    model = values.get("model")
+    usual = spec_values(build_spec({"model": model})) if model in profile_names("model") else {}
+    for key in WEIGHTS:
+        yield from ((key, name) for name in _listed(values.get(key)) if name not in _listed(usual.get(key)))
+
+
+def files_named(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str | None]]:
+    """The other files that a request reads: what each is, in words, its name, and its hash where that is stated."""
+    for condition in values.get("conditions") or ():
+        yield WORDS[condition.kind], condition.path, condition.sha256
+    if sound := values.get("audio"):
+        yield "sound", sound.path, sound.sha256
+    if noise := values.get("initial_noise"):
+        yield "noise", noise, None
+    profile = values.get(PROFILE_KEYS["sharding"]) or ""
+    if profile.endswith((".yaml", ".yml")) and "sharding.attention" not in values:  # else its values are here
+        yield "sharding profile", profile, None
+
+
+def check_trust(asked: Asked, record: ConfigLayer | None, options: SessionOptions) -> Asked:
+    """What is asked for. Where a record asks for what its model's profile does not name, and it is not here with the
+    hash that the record states, the user is asked once; without a terminal raises `UsageError`."""
+    if record is None or options.trust or not {PROVENANCE, ASKED} & record.values.keys():
+        return asked
+    stated = read_provenance(record.values, record.source) if PROVENANCE in record.values else None
+    origins = {key: name for name, layer in asked.layers.items() for key in layer}
+    recorded = {key: value for key, value in asked.values.items() if origins[key] == FILE or key == "model"}
+    strange = list(dict.fromkeys(_strange(recorded, {*stated.files.values()} if stated else set())))
+    if strange:
+        sentence = f"{record.source}it may be another's: it names {abbreviate(strange)}"
+        if not _agreed(f"{sentence}; take it?"):
+            raise UsageError(sentence, "--trust takes what it names; `ltx2 info FILE` shows all of it")
+    options.trust = True  # is asked once
+    return asked
+
+
+def _strange(values: Values, stated: Collection[str]) -> Iterator[str]:
+    """What a record names that is neither published nor here as the record has it: who states the hash of a file has
+    had it."""
+    for key, name in weights_named(values):
+        address, is_lora = (parse_lora(name)[0], True) if key.endswith("lora") else (name, False)
+        local = address.startswith(("/", ".", "~")) or (is_lora and "/" not in address)  # else it may be a repository
+        absent = address in PUBLISHED or (local and not user_path(address).exists())  # and refused for that
+        if not (absent or any(_is_stated(file, stated) for file in weights_here(address))):
+            yield f"the {WEIGHTS[key]} {name}"
+    for word, name, sha256 in files_named(values):
+        if sha256 is None and user_path(name).exists() and not _is_stated(user_path(name), stated):
+            yield f"the {word} {name}"
+
+
+def _is_stated(file: Path, stated: Collection[str]) -> bool:
+    with suppress(OSError):
+        quick = header_digest(file) in stated or quick_digest(file) in stated
+        return quick or (file.stat().st_size <= MAX_HASHED and digest(file) in stated)
+    return False
+
+
+def _listed(value: Any) -> list[str]:
+    return [name for name in (value if isinstance(value, tuple | list) else [value]) if name]
+
+
+def _agreed(question: str) -> bool:
+    """Whether the user says yes; nobody does without a terminal."""
+    if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    print(f"{visible(question)} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
