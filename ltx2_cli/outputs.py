@@ -123,11 +123,15 @@ def _is_reserved(files: Sequence[Output]) -> bool:
 
 
 def _automatic_name(spec: RunSpec) -> str:
-    """The automatic name of a video: words of the prompt, model and seed."""
-    seed = f"s{spec.seed[0]}" if spec.seed else ""
+    """The automatic name of a video: words of the prompt, model and seed; of a clip that is edited its own name, what
+    is made of it, and the seed."""
+    seed, folder = f"s{spec.seed[0]}" if spec.seed else "", Path(spec.base_output_directory or "")
     parts = (slug(spec.prompt), slug(spec.model_name or "", "[a-z0-9.]+").strip("."), seed)
+    if clip := next((shown for shown in spec.conditions if shown.kind == "clip"), None):
+        path, folder = Path(clip.path), Path(clip.path).parent
+        parts = (path.stem, "retake" if clip.num_frames is None else "extended", seed)
     name = "-".join(filter(None, parts)) or "video"
-    return str(Path(spec.base_output_directory or "") / f"{name}.{CLIP_TYPES[spec.running.video]}")
+    return str(folder / f"{name}.{CLIP_TYPES[spec.running.video]}")
 
 
 def slug(text: str, word: str = "[a-z0-9]+") -> str:

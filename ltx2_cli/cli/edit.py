@@ -52,17 +52,15 @@ class Source:
             return []
         return [item for item in stated if isinstance(item, dict) and item.get("kind") in ("reference", "mask")]
 
-    def request(
-        self, name: str, num_frames: int | None = None, condition: Mapping[str, object] | None = None
-    ) -> RunSpec:
-        """The request for this clip, of which the condition says what is made anew; `name` ends that of its file."""
+    def request(self, num_frames: int | None = None, condition: Mapping[str, object] | None = None) -> RunSpec:
+        """The request for this clip, of which the condition says what is made anew."""
         options, path = self.options, user_path(self.options.clip)
         replaced: dict[str, object] = {"seed": None, "num_videos": 1, "initial_noise": None, **NOT_KEPT}
         replaced |= {} if self.references else {"reference_strength": 1.0}
         replaced |= {"sharding": AUTO, "vae_memory_gb": None} if self.record else {}
         replaced |= dict(zip(SIDES, self.picture.frames.shape[1:3], strict=True)) | {"fps": self.fps}
         replaced |= {"num_frames": num_frames} if num_frames else {}
-        replaced |= {"output": str(path.with_name(f"{path.stem}-{name}.mp4")), **overrides(options)}
+        replaced |= {"output": None, **overrides(options)}
         clip = [{"kind": "clip", "path": str(path), **condition}] if condition else []
         above = self.record, options.settings or (), read_environment(os.environ)
         of_record = {} if self.references else {"conditions": ()}
@@ -109,11 +107,12 @@ def _open(options: EditOptions) -> Source:
     stated: Any = record.values.get("fps") if record else None
     exact = isinstance(stated, int | float) and abs(stated - file.fps) < ROUNDING
     fps = options.fps or (stated if exact else file.fps)
-    height, width = own.frames.shape[1:3]
-    nearest = {side: RANGES[side].nearest(length) for side, length in zip(SIDES, (height, width), strict=True)}
-    if (height, width) != tuple(nearest.values()):
-        sentence = f"{path} is {width}x{height}, and models make sides that are multiples of {RANGES['height'].step}"
-        raise UsageError(sentence, f"nearest: {nearest['width']}x{nearest['height']}; scale or crop it first")
+    size, step = dict(zip(SIDES, own.frames.shape[1:3], strict=True)), RANGES["height"].step
+    set_to = {text.partition("=")[0] for text in options.settings or ()}
+    if whole := {side: length // step * step for side, length in size.items() if length % step and side not in set_to}:
+        sentence = f"{path} is {size['width']}x{size['height']}, and models make sides that are multiples of {step}"
+        settings = " ".join(f"--set {side}={length}" for side, length in whole.items())
+        raise UsageError(sentence, f"{settings} edits its middle" if all(whole.values()) else "name a larger one")
     return Source(options, read_whole(path, fps), fps, record)
 
 
@@ -133,7 +132,7 @@ def _retaken(clip: Source, options: Retake) -> RunSpec:
     streams = "both" if options.both or options.picture == options.sound else "picture" if options.picture else "sound"
     if streams != "picture" and open_video(path).sample_rate is None:
         raise UsageError(f"{path} has no sound to retake", "--picture")
-    return clip.request("retake", made, {"anew": [begin, end], "streams": streams})
+    return clip.request(made, {"anew": [begin, end], "streams": streams})
 
 
 def _extended(clip: Source, options: Extend) -> RunSpec:
@@ -144,10 +143,10 @@ def _extended(clip: Source, options: Extend) -> RunSpec:
     if clip.references:
         sentence = f"{clip.picture.path} followed references, which end with it, by an in-context LoRA"
         raise UsageError(sentence, "--set lora=[] goes on without, or name the LoRAs to go on with: --lora")
-    most = clip.request("extended").num_frames
+    most = clip.request().num_frames
     shown = (min(max(most // 2, 1), count) - 1) // COMPRESSION * COMPRESSION + 1
     if most - shown < COMPRESSION:
         raise UsageError(f"--num-frames {most} leaves no room for what follows", f"--num-frames {COMPRESSION + 1}")
     times = ceil(added / (most - shown))
     length = shown + ceil(added / times / COMPRESSION) * COMPRESSION  # equal pieces
-    return clip.request("extended", length, {"anew": [count, count + added], "num_frames": shown})
+    return clip.request(length, {"anew": [count, count + added], "num_frames": shown})

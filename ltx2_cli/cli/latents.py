@@ -52,6 +52,8 @@ def upsample(options: Upsample, session: Session) -> None:
         if any("record" not in file.metadata for file in files):
             note_environment(session.report)
         for file in files:
+            if not all(file.shapes.video):
+                raise UsageError(f"{file.path} holds no picture to upsample", "`ltx2 decode` writes its sound")
             if not (options.prompt or options.no_refine or options.config or "record" in file.metadata):
                 raise UsageError(f"{file.path} does not say what it shows", '--prompt "...", or --no-refine')
         jobs = [(group, _spec(group, options)) for group in _groups(files, options)]

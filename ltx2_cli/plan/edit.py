@@ -18,6 +18,7 @@ from ltx2_cli.media.videos import COMPRESSION, read_whole
 from ltx2_cli.request.spec import ConditionSpec, RunSpec, Streams
 
 NOTHING = slice(0, 0)
+MARGIN = 64  # pixels; sides of two stages are multiples of it
 CUT_OFF = 0.1  # seconds at the end of a sound that hear it end: where a clip goes on, they are made anew
 
 
@@ -53,13 +54,11 @@ def check_pieces(spec: RunSpec) -> RunSpec:
 
 
 def read_edited(spec: RunSpec, condition: ConditionSpec) -> Picture:
-    """All of a clip. Raises `UsageError` where it is of another size, or has nothing that could be made anew."""
+    """All frames of a clip, of the request's size. Raises `UsageError` where it is of another size, or has nothing that
+    could be made anew."""
     path = Path(condition.path).expanduser()
-    picture = read_whole(path, spec.fps)
-    (begin, end), (count, height, width, _) = condition.anew, picture.frames.shape
-    if (height, width) != (spec.height, spec.width):
-        sentence = f"{path} is {width}x{height}, and a clip of {spec.width}x{spec.height} is asked for"
-        raise UsageError(sentence, f"--set height={height} --set width={width}")
+    picture = _middle(read_whole(path, spec.fps), spec.height, spec.width)
+    (begin, end), count = condition.anew, len(picture.frames)
     if begin > count or begin < count < end:
         sentence = f"{path} has {count} frames at {spec.fps:g} a second, not the frames {begin} to {end}"
         raise UsageError(sentence, f"nearest: anew: [{min(begin, count - 1)}, {count}]")
@@ -70,6 +69,19 @@ def read_edited(spec: RunSpec, condition: ConditionSpec) -> Picture:
     if condition.streams == "sound":
         raise UsageError(f"{path} has no sound that could be made anew", "streams: picture")
     return picture
+
+
+def _middle(picture: Picture, height: int, width: int) -> Picture:
+    """The middle of a clip that is less than `MARGIN` larger: few are of sizes that models make."""
+    above, beside = (have - wanted for have, wanted in zip(picture.frames.shape[1:3], (height, width), strict=True))
+    if not (0 <= above < MARGIN and 0 <= beside < MARGIN):
+        size = f"{width + beside}x{height + above}"
+        sentence = f"{picture.path} is {size}, and a clip of {width}x{height} is asked for"
+        raise UsageError(sentence, f"--set height={height + above} --set width={width + beside}")
+    if not (above or beside):
+        return picture
+    frames = picture.frames[:, above // 2 : above // 2 + height, beside // 2 : beside // 2 + width]
+    return replace(picture, frames=frames, remarks=(*picture.remarks, f"its middle {width}x{height} is edited"))
 
 
 def num_shown(spec: RunSpec, condition: ConditionSpec, picture: Picture, compression: VAECompression) -> int:

@@ -21,6 +21,7 @@ from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.networks import Checkpoint
 from ltx2_cli.models.upsampler import has_upsampler
 from ltx2_cli.plan.decoding import DecodePlan
+from ltx2_cli.plan.edit import edited
 from ltx2_cli.plan.stages import Stage
 from ltx2_cli.request.profiles import AUTO, checkpoint_names, complete_spec, profile_names, recipe_defaults
 from ltx2_cli.request.size import LONGEST_SECONDS, longest_clip
@@ -90,6 +91,7 @@ def resample_sigmas(sigmas: tuple[float, ...], steps: int) -> tuple[float, ...]:
 
 def recipe_warnings(spec: RunSpec, arch: Arch) -> Iterator[str]:
     """Sentences about a complete request that does not fit its checkpoint, each with what to type."""
+    yield from request_warnings(spec)
     distilled = _by_lora(spec) or is_distilled(spec.checkpoint, arch.scheduler)
     if spec.recipe == ONE_STAGE and distilled:
         yield "this model is distilled, the recipe `one_stage` is not for it: --recipe distilled"
@@ -121,23 +123,10 @@ def condition_remarks(spec: RunSpec, pictures: Sequence[Picture], sound: Sound |
         yield f"{sound.path}: {heard}"
 
 
-def unused_option_warnings(spec: RunSpec, arch: Arch, time: int | None) -> Iterator[str]:
-    """Sentences about options without effect. `time`: the factor by which the upsampler multiplies frames; None: there
-    is one stage."""
-    lengthened = spec.second_stage.temporal_upsample == "duration"
-    usual = recipe_defaults(spec, spec.recipe, arch.model_version, arch.transformer.num_layers).second_stage.upsampler
+def request_warnings(spec: RunSpec) -> Iterator[str]:
+    """Sentences about a request that its recipe does not make, and about LoRAs that are added as nobody means it."""
     if not spec.running.video and spec.recipe == TWO_STAGE:
         yield "the recipe `two_stage` makes one stage, there is no picture to upsample: no --recipe"
-    if not all(spec.running) and any(key.endswith(".modality_scale") for key in spec.asked):
-        yield "modality_scale changes nothing, picture and sound are not made together: leave it out"
-    if time is None and spec.running.video and spec.second_stage.upsampler not in (None, usual):
-        yield f"the upsampler {spec.second_stage.upsampler} is not used, there is one stage: --recipe two_stage"
-    if time is None and lengthened:
-        yield "temporal_upsample changes nothing, there is one stage: --recipe two_stage"
-    if time == 1 and lengthened:
-        yield "temporal_upsample changes nothing, the upsampler is spatial: --upsampler names another"
-    if spec.audio and any(key.startswith("guidance.audio.") for key in spec.asked):
-        yield "the guidance of the sound changes nothing, the sound is given: no --audio-... beside --audio"
     for loras in (spec.lora, spec.second_stage.lora or ()):
         parsed = [parse_lora(lora) for lora in loras]
         for name, strength in parsed:
@@ -242,7 +231,8 @@ def untrained_warnings(
         return
     pixels = checkpoint.arch.compression.pixels
     sizes = [(pixels * stage.geometry.width, pixels * stage.geometry.height) for stage in stages]
-    yield from clip_warnings(trained_on, sizes, spec.num_frames, spec.fps)
+    for sentence, cure in clip_warnings(trained_on, sizes, spec.num_frames, spec.fps):
+        yield sentence if edited(spec) is not None else f"{sentence}: {cure}"  # which an edited clip may not allow
     for prompt in prompts:
         yield from prompt_warnings(trained_on, checkpoint.tokenizer, prompt)
 
@@ -275,20 +265,23 @@ def read_trained_on(folder: Path) -> TrainedOn | None:
         raise UsageError(f"{path} does not list sizes, num_frames, fps and next_words: {error}", AGAIN) from None
 
 
-def clip_warnings(trained_on: TrainedOn, sizes: list[tuple[int, int]], num_frames: int, fps: float) -> Iterator[str]:
-    """A sentence for each way in which a clip differs from those of the training; `sizes` (width, height) of all
-    stages, the first one first."""
+def clip_warnings(
+    trained_on: TrainedOn, sizes: list[tuple[int, int]], num_frames: int, fps: float
+) -> Iterator[tuple[str, str]]:
+    """A sentence for each way in which a clip differs from those of the training, and what to type instead; `sizes`
+    (width, height) of all stages, the first one first."""
     options = [f"--width {width} --height {height}" for width, height in (s.split("x") for s in trained_on.sizes)]
     untrained = [f"{width}x{height}" for width, height in sizes if f"{width}x{height}" not in trained_on.sizes]
     if untrained:
-        stage = f", the size of the first stage: {options[-1]}" if len(sizes) > 1 else f": {options[0]}"
-        yield f"the model was trained at {' and '.join(trained_on.sizes)} pixels, not at {untrained[0]}{stage}"
+        stage = ", the size of the first stage" if len(sizes) > 1 else ""
+        sentence = f"the model was trained at {' and '.join(trained_on.sizes)} pixels, not at {untrained[0]}{stage}"
+        yield sentence, options[-1 if stage else 0]
     if num_frames not in trained_on.num_frames:
         frames = trained_on.num_frames[0]
-        yield f"the model was trained on clips of {frames} frames, not of {num_frames}: --num-frames {frames}"
+        yield f"the model was trained on clips of {frames} frames, not of {num_frames}", f"--num-frames {frames}"
     if fps not in trained_on.fps:
         rate = f"{trained_on.fps[0]:g}"
-        yield f"the model was trained at {rate} frames a second, not at {fps:g}: --fps {rate}"
+        yield f"the model was trained at {rate} frames a second, not at {fps:g}", f"--fps {rate}"
 
 
 def prompt_warnings(trained_on: TrainedOn, tokenizer: Path, prompt: str) -> Iterator[str]:

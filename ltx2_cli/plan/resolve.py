@@ -36,6 +36,7 @@ from ltx2_cli.plan.stages import (
     Phase,
     Stage,
 )
+from ltx2_cli.plan.unused import Request, unused_options
 from ltx2_cli.plan.work import choose_layout, step_of
 from ltx2_cli.request.spec import DType, RunSpec, Streams
 from ltx2_cli.sharding import ShardingPlan, lay_out
@@ -202,7 +203,7 @@ def build_plan(
     kernel, slow = choose_backend(attention, devices[0], spec.dtype, *needed)
     lay = partial(lay_out, replace(spec.sharding, attention=kernel), devices, declared_weights, heads=heads)
     # also for a second stage alone: encoded and laid out as after the first, the text is the same to the bit
-    passes = needed_passes(stages.recipe_guidance(spec, arch))
+    passes = needed_passes(guidance := stages.recipe_guidance(spec, arch))
     prompts = tuple(dict.fromkeys([spec.prompt, *[spec.negative_prompt] * (Pass.UNCOND in passes)]))
     step = step_of(spec, arch.transformer, stages.first_geometry(spec, arch, by), passes, len(prompts))
     together = lay(spec.num_videos)
@@ -214,7 +215,7 @@ def build_plan(
     decoding, room = _plan_decoding(spec, declared, all_stages[-1], sharding)
     warnings = (
         *recipe.recipe_warnings(spec, arch),
-        *recipe.unused_option_warnings(spec, arch, by.time if by else None),
+        *unused_options(Request(spec, guidance, by.time if by else None)),
         *((slow,) if slow else ()),
         *recipe.condition_remarks(spec, declared.pictures, declared.sound),
         *edit_remarks(spec, declared.pictures, all_stages[-1].geometry),

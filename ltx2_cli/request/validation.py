@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import reduce
 from itertools import pairwise
-from math import ceil, isnan
+from math import isnan
 from os.path import expanduser
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,10 +66,6 @@ class Range(NamedTuple):
         rule = f"{self.step}k + {self.first}" if self.first else f"a multiple of {self.step}"
         below = value - (value - self.first) % self.step
         return f"not {rule}; nearest: {typed}{below} or {below + self.step}"
-
-    def nearest(self, value: float) -> int:
-        """The legal multiple that is nearest to `value`, the smaller of two, but for `highest`."""
-        return max(int(self.lowest), self.first + self.step * ceil((value - self.first) / self.step - 0.5))
 
 
 RANGES = {

@@ -1,5 +1,6 @@
 """`ltx2 retake` and `ltx2 extend`: what they ask for, of clips with a record and without."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 
 from ltx2_cli.cli import edit
+from ltx2_cli.errors import UsageError
 from ltx2_cli.media import Media, write_mp4
+from ltx2_cli.plan.resolve import resolve
 from ltx2_cli.request import size
 from ltx2_cli.request.layers import dump, parse
 from ltx2_cli.request.profiles import read_spec, to_yaml
@@ -58,7 +61,7 @@ def test_a_retake_asks_for_what_the_record_says_and_a_new_seed(asks: Asks, clip:
     assert (spec.prompt, spec.negative_prompt, spec.model) == ("a fox", "blur", "demo")
     assert (spec.width, spec.height, spec.num_frames, spec.fps) == (96, 64, 49, 24.0)
     assert (spec.num_inference_steps, spec.seed, spec.lora) == (5, None, ("style.safetensors",))
-    assert spec.output == str(clip.with_name("fox-retake.mp4"))
+    assert spec.output is None  # it is named as below
 
 
 @pytest.mark.parametrize(
@@ -89,7 +92,40 @@ def test_a_clip_goes_on_in_equal_pieces(
         return
     assert isinstance(spec, RunSpec)
     assert spec.conditions == (ConditionSpec(str(clip), kind="clip", num_frames=shown, anew=(49, end)),)
-    assert (spec.num_frames, spec.output) == (num_frames, str(clip.with_name("fox-extended.mp4")))
+    assert spec.num_frames == num_frames
+
+
+def dry_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *typed: object) -> str:
+    assert run_program(monkeypatch, *map(str, typed), "--dry-run") == 0
+    return capsys.readouterr().out
+
+
+def test_a_second_edit_of_a_clip_has_another_name(
+    clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside the clip; by the seed, or a number."""
+    path = shutil.copy(clip, tmp_path / "fox.mp4")
+    model = ("--set", "lora=[]", "--model", "demo")
+    retake = (capsys, monkeypatch, "retake", path, "--from", "0", "--to", "1", *model)
+    for seeds, names in (("7", ["7"]), ("8", ["8"]), ("7,9", ["7", "9"])):
+        lines = dry_run(*retake, "--seed", seeds).splitlines()
+        written = [line.split()[1] for line in lines if line.startswith("write") and line.endswith(".mp4")]
+        assert written == [str(tmp_path / f"fox-retake-s{name}.mp4") for name in names]
+    (tmp_path / "fox-retake-s7.mp4").touch()
+    assert f"{tmp_path}/fox-retake-s7-2.mp4" in dry_run(*retake, "--seed", "7")
+    extend = ("extend", path, "--seconds", "0.1", "--seed", "7", *model)
+    assert f"{tmp_path}/fox-extended-s7.mp4" in dry_run(capsys, monkeypatch, *extend)
+
+
+def test_no_length_is_named_that_a_clip_does_not_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of 48 frames none are made as 49."""
+    path = write_lossless(tmp_path / "two-seconds.mov", FRAMES[:48])
+    typed = ("--model", "demo", "--prompt", "a red ball")
+    for command in (("retake", path, "--from", "0.5", "--to", "1", "--picture"), ("extend", path, "--seconds", "1")):
+        said = dry_run(capsys, monkeypatch, *command, *typed)
+        assert "the model was trained on clips of 49 frames, not of 41\n" in said
 
 
 def recorded(folder: Path, **values: object) -> Path:
@@ -196,5 +232,21 @@ def test_a_size_that_no_model_makes_is_refused(asks: Asks, clip: Path, tmp_path:
     ffmpeg("-i", clip, "-vf", "scale=100:64", path := tmp_path / "v.mp4")
     said = str(asks("extend", path, "--seconds", "1", "--prompt", "rain"))
     assert "is 100x64, and models make sides that are multiples of 32" in said
-    assert "nearest: 96x64" in said
+    assert "hint: --set width=96 edits its middle" in said
+
+
+def test_the_middle_of_a_clip_is_edited(asks: Asks, tmp_path: Path) -> None:
+    frames = np.random.default_rng(0).integers(0, 256, (9, 72, 100, 3), np.uint8)
+    path = write_lossless(tmp_path / "v.mov", frames)
+    retake = ("retake", path, "--from", "0", "--to", "0.2", "--prompt", "rain", "--model", "demo", "--picture")
+    spec = asks(*retake, "--set", "width=96", "--set", "height=64")
+    assert isinstance(spec, RunSpec)
+    plan = resolve(spec)
+    np.testing.assert_array_equal(plan.pictures[0].frames, frames[:, 4:68, 2:98])
+    assert any(f"{path}: its middle 96x64 is edited" in warning for warning in plan.warnings)
+    with pytest.raises(UsageError, match=r"is 100x72, and a clip of 32x64 is asked for$"):
+        resolve(replace(spec, width=32))
+
+
+def test_a_clip_that_is_not_there_is_refused(asks: Asks) -> None:
     assert "there.mp4 cannot be read" in str(asks("extend", "there.mp4", "--seconds", "1"))

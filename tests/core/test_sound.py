@@ -164,7 +164,7 @@ def test_a_clip_has_the_sound_of_the_file_and_its_record_knows_it(
     assert f"sound     {sound}" in said.out
     assert "passes: cond\n" in said.out
     assert f"{sound}: its first 0.71 s are heard" in said.out
-    assert "the guidance of the sound changes nothing, the sound is given" in said.out
+    assert "audio_guidance_scale changes nothing, the sound is given" in said.out
     assert run_program(monkeypatch, *asked) == 0
     made = read_sound(tmp_path / "a.mp4", SECONDS)
     assert made.sample_rate == 44100

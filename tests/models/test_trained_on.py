@@ -73,7 +73,7 @@ def listed(folder: Path) -> TrainedOn:
 def test_a_clip_unlike_the_training_data_is_warned_about(
     listed: TrainedOn, sizes: list[tuple[int, int]], num_frames: int, fps: float, warnings: list[str]
 ) -> None:
-    assert list(clip_warnings(listed, sizes, num_frames, fps)) == warnings
+    assert [": ".join(pair) for pair in clip_warnings(listed, sizes, num_frames, fps)] == warnings
 
 
 @pytest.mark.parametrize(

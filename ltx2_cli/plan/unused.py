@@ -1,0 +1,85 @@
+"""Options without effect: keys of a request that were set, and on which nothing depends."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from ltx2_cli.request.spec import NO_GUIDANCE, Guidance, RunSpec, Streams
+
+
+class Request(NamedTuple):
+    """A complete request; the guidance that its first stage has; and the factor by which the second stage's upsampler
+    multiplies frames, None: there is one stage."""
+
+    spec: RunSpec
+    guidance: Streams[Guidance]
+    time: int | None
+
+
+class Dependence(NamedTuple):
+    """When keys have an effect, and why they have none otherwise."""
+
+    keys: tuple[str, ...]
+    has_effect: Callable[[Request], bool]
+    otherwise: str
+
+
+STREAMS, SCALES = Streams._fields, tuple(vars(NO_GUIDANCE))
+SECOND_STAGE = ("upsampler", "lora", "keep_audio", "adain", "tone_map", "temporal_upsample")
+GIVEN = "the sound is given: no --audio-... beside --audio"
+
+
+def _guidance(stream: str, *scales: str) -> tuple[str, ...]:
+    return tuple(f"guidance.{stream}.{scale}" for scale in scales)
+
+
+def _uses(scale: str) -> Callable[[Request], bool]:
+    """Whether either stream has this guidance."""
+    return lambda request: any(vars(stream)[scale] != vars(NO_GUIDANCE)[scale] for stream in request.guidance)
+
+
+def _is_guided(stream: str) -> Callable[[Request], bool]:
+    """Whether a stream has other guidance than its rescaling, which is of that."""
+    return lambda request: replace(getattr(request.guidance, stream), guidance_rescale=0.0) != NO_GUIDANCE
+
+
+DEPENDENCES = (
+    Dependence(
+        ("image_crf",),
+        lambda request: any(shown.kind in ("image", "clip") for shown in request.spec.conditions),
+        "no picture is shown",
+    ),
+    Dependence(("negative_prompt",), _uses("guidance_scale"), "guidance_scale is 1"),
+    Dependence(("stg_blocks",), _uses("stg_scale"), "stg_scale is 0"),
+    Dependence(_guidance("video", *SCALES), lambda request: request.spec.running.video, "no picture is made"),
+    Dependence(_guidance("audio", *SCALES), lambda request: request.spec.running.audio, "no sound is made"),
+    Dependence(_guidance("audio", *SCALES), lambda request: request.spec.audio is None, GIVEN),
+    Dependence(
+        tuple(key for stream in STREAMS for key in _guidance(stream, "modality_scale")),
+        lambda request: all(request.spec.running),
+        "picture and sound are not made together",
+    ),
+    *(
+        Dependence(_guidance(stream, "guidance_rescale"), _is_guided(stream), "nothing else guides")
+        for stream in STREAMS
+    ),
+    Dependence(
+        tuple(f"second_stage.{key}" for key in SECOND_STAGE),
+        lambda request: request.time is not None,
+        "there is one stage: --recipe two_stage",
+    ),
+    Dependence(
+        ("second_stage.temporal_upsample",),
+        lambda request: request.time != 1,
+        "the upsampler is spatial: --upsampler names another",
+    ),
+)
+
+
+def unused_options(request: Request) -> Iterator[str]:
+    """A sentence for each key that was set without effect."""
+    for key in request.spec.asked:
+        without = (each for each in DEPENDENCES if key in each.keys and not each.has_effect(request))
+        if dependence := next(without, None):
+            name = key.removeprefix("guidance.video.").replace("guidance.audio.", "audio_")
+            yield f"{name} changes nothing, {dependence.otherwise}"

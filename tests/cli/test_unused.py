@@ -1,0 +1,72 @@
+"""Options that change nothing are said, of those that were typed; those that do are not."""
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from ltx2_cli.plan.unused import DEPENDENCES
+from media.test_videos import ffmpeg
+from program import run_program
+
+NO_GUIDANCE = ("guidance-scale 1", "stg-scale 0", "modality-scale 1")
+ALL = ("guidance-scale 3", "stg-scale 1", "modality-scale 3", "guidance-rescale 0.5")
+LATER = [f"second_stage.{value}" for value in ("adain=0.5", "tone_map=0.5", "keep_audio=true", "lora=[]")]
+ONE_STAGE = [*(word for value in LATER for word in ("--set", value)), "--upsampler", "no", "--image-crf", "20"]
+LONGER = ["--set", "second_stage.temporal_upsample=duration"]
+
+
+def typed(*options: str, prefix: str = "--") -> list[str]:
+    return " ".join(f"{prefix}{option}" for option in options).split()
+
+
+def of_audio(*options: str) -> list[str]:
+    return typed(*options, prefix="--audio-")
+
+
+NEITHER = [*typed(*NO_GUIDANCE, "guidance-rescale 0.5"), *of_audio(*NO_GUIDANCE, "guidance-rescale 0.5")]
+BLIND = {"negative_prompt", "stg_blocks", "guidance_rescale", "audio_guidance_rescale"}
+SCALES = {option.split()[0].replace("-", "_") for option in ALL}
+AUDIO = {f"audio_{scale}" for scale in SCALES}
+STAGE = {value.split("=")[0] for value in LATER} | {"second_stage.upsampler"}
+CASES = {
+    "no guidance": ([*NEITHER, "--stg-blocks", "1", "--negative-prompt", "rain"], BLIND),
+    "no picture": (["--no-video", *typed(*ALL), "--audio-modality-scale", "3"], SCALES | {"audio_modality_scale"}),
+    "no sound": (["--no-audio", *of_audio(*ALL), "--modality-scale", "3"], AUDIO | {"modality_scale"}),
+    "a given sound": (["--audio", "tone.wav", *of_audio(*ALL)], AUDIO),
+    "one stage": ([*ONE_STAGE, *LONGER], STAGE | {"image_crf", "second_stage.temporal_upsample"}),
+    "a spatial upsampler": (["--recipe", "two_stage", *LONGER], {"second_stage.temporal_upsample"}),
+    "neither kept": (["--no-resumable", "--keep-every", "5"], {"--keep-every"}),
+    "all used": (
+        ["--recipe", "two_stage", *typed(*ALL), *of_audio(*ALL), "--stg-blocks", "1", "--negative-prompt", "rain"]
+        + [word for value in LATER for word in ("--set", value)]
+        + ["--image", "red.png", "--image-crf", "20", "--keep-every", "5"],
+        set(),
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "unused"), CASES.values(), ids=CASES)
+def test_options_without_effect_are_said(
+    options: list[str],
+    unused: set[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (128, 128), "red").save("red.png")
+    ffmpeg("-f", "lavfi", "-i", "sine=440:d=3", "tone.wav")
+    assert run_program(monkeypatch, "generate", "--model", "demo", "a red ball", "--dry-run", *options) == 0
+    lines = "".join(capsys.readouterr()).splitlines()
+    said = [line.split(" changes nothing, ")[0].split()[-1] for line in lines if " changes nothing, " in line]
+    assert sorted(said) == sorted(unused)
+
+
+def test_the_cases_have_every_key() -> None:
+    keys = {
+        key.removeprefix("guidance.video.").replace("guidance.audio.", "audio_")
+        for each in DEPENDENCES
+        for key in each.keys
+    }
+    assert keys == set().union(*(unused for _, unused in CASES.values())) - {"--keep-every"}
