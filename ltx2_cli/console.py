@@ -6,9 +6,10 @@ import shutil
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from threading import Event, Thread
 from time import monotonic
 from typing import TextIO
 
@@ -124,13 +125,15 @@ class _Work:
 
 @dataclass
 class Plain(Report):
-    """A `Report` for logs and pipes: a line now and then while steps are made, and when they are done."""
+    """A `Report` for logs and pipes: a line now and then, and when steps are done."""
 
     stream: TextIO
     verbose: bool = False
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # of each stage of a name
     bytes: int = 0  # that were moved in the current stage
     prefaces: list[str] = field(default_factory=list)  # that are not told yet
+    pause: float = SECONDS  # at least, between two lines that say how far a run is
+    stepping: bool = False  # steps say how far they are themselves
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -141,7 +144,7 @@ class Plain(Report):
         self.seconds[name].append(seconds)
         rate = f", {quantity(self.bytes)} at {quantity(self.bytes / seconds)}/s" if self.bytes and seconds else ""
         worked = seconds >= 0.1 or not name.startswith("compile")  # a program from the cache takes less
-        if (self.verbose and worked) or (rate and seconds >= SECONDS):
+        if (self.verbose and worked) or (rate and seconds >= self.pause):
             self._end(f"{name}: {seconds:.1f} s{rate}")
 
     def moved(self, size: int) -> None:
@@ -152,8 +155,11 @@ class Plain(Report):
         written = len(self.seconds[WRITE])
         clip_seconds = sum(self.seconds[DECODE] + self.seconds[WRITE]) / written if written else None
         with self._line(f"0 of {counted_steps(total)}", total) as show:
-            work = _Work(total, later, clips, clip_seconds, show, monotonic())
-            yield work.advance
+            work, self.stepping = _Work(total, later, clips, clip_seconds, show, monotonic()), True
+            try:
+                yield work.advance
+            finally:
+                self.stepping = False
         self._end(f"{counted_steps(total)}: {monotonic() - work.began:.1f} s")
 
     def note(self, text: str) -> None:
@@ -170,14 +176,28 @@ class Plain(Report):
     def _print(self, text: str) -> None:
         print(visible(text), file=self.stream, flush=True)
 
-    def _line(self, text: str, total: int | None = None) -> AbstractContextManager[Callable[[_Work], None]]:
-        """While a stage runs, or so many steps are made. Gives what shows their progress."""
-        return nullcontext(self._log)
+    @contextmanager
+    def _line(self, text: str, total: int | None = None) -> Iterator[Callable[[_Work], None]]:
+        """While a stage runs, or so many steps are made. Gives what shows their progress. A long stage, such as the
+        compilation of a program, says now and then that it goes on."""
+        ended, began = Event(), monotonic()
+
+        def tell_on() -> None:
+            while not ended.wait(self.pause):
+                if not self.stepping:
+                    self._print(f"{text}: {clock(monotonic() - began)} so far")
+
+        if total is None:
+            Thread(target=tell_on, daemon=True).start()
+        try:
+            yield self._log
+        finally:
+            ended.set()
 
     def _log(self, work: _Work) -> None:
-        """A line when a tenth of the steps is done, but not before `SECONDS` have passed since the last."""
+        """A line when a tenth of the steps is done, but not before the pause since the last is over."""
         seconds, (last, done) = monotonic() - work.began, work.logged
-        if seconds - last >= SECONDS and work.total > work.done >= done + work.total / 10:
+        if seconds - last >= self.pause and work.total > work.done >= done + work.total / 10:
             self.note(work.progress())
             work.logged = seconds, work.done
 

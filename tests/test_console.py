@@ -237,3 +237,11 @@ def test_long_lines_are_shortened_in_the_middle(capsys: pytest.CaptureFixture[st
     assert err.startswith("error: there is no xxx")
     assert err.endswith("x.mp4\n")
     assert len(err) < 2000
+
+
+def test_a_log_says_that_a_long_stage_goes_on() -> None:
+    """Once a pause; the test ends when two lines are there."""
+    stream = io.StringIO()
+    with Plain(stream, pause=0.001).stage("compile denoise"):
+        while stream.getvalue().count("compile denoise: 0:00 so far\n") < 2:
+            pass
