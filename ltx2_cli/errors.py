@@ -26,6 +26,10 @@ class UsageError(CommandError):
     exit_code = 2
 
 
+class UnknownNetworkError(UsageError):
+    """A network that is not on this machine, and of which no published description is known."""
+
+
 class RunError(CommandError):
     """A failure of a valid request."""
 

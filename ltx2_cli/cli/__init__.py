@@ -1,5 +1,6 @@
 """The command line: imports each command only when it runs, and turns errors into sentences and exit codes."""
 
+import json
 import os
 import re
 import shlex
@@ -21,9 +22,9 @@ from typer.main import get_command, get_group
 from ltx2_cli import __version__
 from ltx2_cli.cli import commands
 from ltx2_cli.cli.names import ALIASES
-from ltx2_cli.cli.options import KEYS, PANELS, Options, SessionOptions
-from ltx2_cli.cli.session import exit_now, leave_quietly, open_session, system_error
-from ltx2_cli.console import print_error
+from ltx2_cli.cli.options import KEYS, PANELS, BatchOptions, Options, SessionOptions
+from ltx2_cli.cli.session import FINISHED, exit_now, leave_quietly, open_session, system_error
+from ltx2_cli.console import print_error, print_out
 from ltx2_cli.errors import CommandError, RunError, UsageError
 from ltx2_cli.files import remove_locks
 from ltx2_cli.interrupts import INTERRUPTED, ignore_signals, on_forced_exit, resend_interrupt
@@ -181,8 +182,20 @@ def main() -> None:
             sys.exit(code)
     ignore_signals()
     if code:
-        print_error(of_verb(sentence), of_verb(hint), "" if code == INTERRUPTED else "error: ")
+        sentence, hint = of_verb(sentence), of_verb(hint)
+        print_error(sentence, hint, "" if code == INTERRUPTED else "error: ")
+        print_json_error(sentence, hint, code)
     exit_now(code)
+
+
+def print_json_error(sentence: str, hint: str, code: int) -> None:
+    """Where a result in JSON was asked for and none was printed: the error in its place, on stdout."""
+    name = (typed_command()[0] or [""])[0]
+    verb = next((verb for verb in VERBS if verb.__name__.lower() == name), Options)
+    has_result = issubclass(verb, SessionOptions | commands.Gallery) and not issubclass(verb, BatchOptions)
+    if "--json" in sys.argv and has_result and code not in FINISHED:
+        with suppress(RunError):  # stdout takes no more
+            print_out(json.dumps({"error": sentence, "hint": hint, "exit_code": code}, ensure_ascii=False))
 
 
 def typed_command() -> tuple[list[str], Any]:
@@ -227,5 +240,7 @@ def _unexpected(kind: type[BaseException], error: BaseException, trace: Tracebac
             place = str(file)
             break
     first_line = (str(error).splitlines() or [""])[0]
-    print_error(f"{kind.__name__}: {first_line}", f"this was not foreseen; {place} shows where it happened")
+    sentence, hint = f"{kind.__name__}: {first_line}", f"this was not foreseen; {place} shows where it happened"
+    print_error(sentence, hint)
+    print_json_error(sentence, hint, RunError.exit_code)
     exit_now(RunError.exit_code)

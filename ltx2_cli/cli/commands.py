@@ -237,6 +237,7 @@ class Gallery(Options):
     output: File = option(FILES, "The page; without it FOLDER/gallery.html.", "--output", "-o", metavar="FILE")
     embed: bool = flag(FILES, "Put the clips into the page, which is then one file to pass on.", "--embed")
     force: bool = flag(FILES, "Overwrite a file that is no gallery.", "--force")
+    as_json: bool = flag(FILES, "As JSON: the page, its clips and those left out; or the error.", "--json")
 
 
 class Models(Options):

@@ -9,12 +9,13 @@ from os.path import abspath, expanduser, relpath
 from pathlib import Path
 from time import monotonic
 
+import typer
 from huggingface_hub import constants
 
 from ltx2_cli.cli.commands import Resume
 from ltx2_cli.cli.done import own_files
 from ltx2_cli.cli.options import MakingOptions
-from ltx2_cli.cli.plan import check_published, fitting_plan
+from ltx2_cli.cli.plan import DryRun, check_published, fitting_plan
 from ltx2_cli.cli.session import STARTED, Facts, Session, short_digest, synchronized
 from ltx2_cli.cli.trust import check_trust
 from ltx2_cli.core.bench import CLIP, perf_facts
@@ -68,9 +69,19 @@ def plan_facts(plan: Plan) -> Facts:
 
 
 @contextmanager
-def agreed_plan(session: Session, request: Request) -> Iterator[Plan]:
-    """The plan of a request that fits the devices, and that the body may refuse: the same on every host."""
+def agreed_plan(session: Session, request: Request, drawn: bool = False) -> Iterator[Plan]:
+    """The plan of a request that fits the devices, and that the body may refuse: the same on every host. A dry run
+    prints it afterwards, with the seed as a random one if it was `drawn`; it ends here where networks must be here
+    first."""
     with synchronized(session.hosts) as facts:
+        if session.options.dry_run:
+            preview = DryRun.of(request)
+            if preview.plan is not None:
+                yield preview.plan
+            preview.print(session, drawn)
+            if preview.plan is None:
+                raise typer.Exit
+            return
         enable_compilation_cache(request.spec.compile_cache)
         began = monotonic()
         plan = fitting_plan(request)
@@ -99,18 +110,21 @@ def run(
 ) -> None:
     """Make clips, or only warm up, after what has to be downloaded was said, and the seed if it was `drawn`."""
     request = Request(spec, find_devices(), product=product)
-    check_downloads(session, request)
-    with agreed_plan(session, request) as plan:
+    if not options.dry_run:
+        check_downloads(session, request)
+    with agreed_plan(session, request, drawn) as plan:
         check_distinct(files, input_files(plan))
-        if options.no_compile:
-            session.resources.enter_context(forbid_compilation(programs(plan, product)))
+    if options.dry_run:
+        return
+    if options.no_compile:
+        session.resources.enter_context(forbid_compilation(programs(plan, product)))
     components = load(plan)
     if drawn and not options.warmup:
         session.report.note(f"seed: {plan.spec.seeds[0]}")
     if not options.warmup:
         session.report.note(f"time: {expected_time(plan, product)}")
     with traced(options.profile):
-        timings = Timings(session.report)
+        timings = session.measuring()
         if options.warmup:
             warm_up(plan, components, timings)
         else:
@@ -121,9 +135,8 @@ def run(
             remember_run(session, plan, product, timings)
         if session.hosts.first and options.perf_dump:
             timings.write(options.perf_dump, perf_facts(plan, CLIP))
-    if options.as_json:
-        session.print_result(() if options.warmup else plan.spec.seeds, timings)
-    session.finish([] if options.warmup else outputs(plan.spec, product))
+    seeds = () if options.warmup else plan.spec.seeds
+    session.finish([] if options.warmup else outputs(plan.spec, product), {"seeds": seeds})
 
 
 def remember_run(session: Session, plan: Plan, product: Product, timings: Timings) -> None:
@@ -199,11 +212,14 @@ def resume(options: Resume, session: Session) -> None:
             reads = [*read_files(plan.spec, kept.path), *input_files(plan)]
             check_outputs(files, reads, options.overwrite, own, "--overwrite")
             session.reserve(files)
+    if options.dry_run:
+        return
     if elsewhere:
         session.report.note(f"in {kept.folder}, where it was begun")
-    checkpointer = RunCheckpointer(kept.path, plan, kept.goal, session.report, True, options.keep_every, written=0)
+    every, report = options.keep_every, session.measuring()
+    checkpointer = RunCheckpointer(kept.path, plan, kept.goal, report, True, every, written=0)
     execute(session, checkpointer, load(plan), progress)
-    session.finish(files)
+    session.finish(files, {"seeds": plan.spec.seeds})
 
 
 def places(spec: RunSpec, kept: SavedRun, given: Mapping[str, str]) -> dict[str, str]:

@@ -55,7 +55,8 @@ def gallery(options: Gallery) -> None:
     report = reporter()
     with report.stage(f"read {len(paths)} clips"), ThreadPoolExecutor(os.cpu_count()) as threads:  # by ffmpeg
         found = list(threads.map(partial(_entry, folder, page, options.embed), paths))
-    if problems := [str(entry) for entry in found if isinstance(entry, UsageError)]:
+    problems = [str(entry) for entry in found if isinstance(entry, UsageError)]
+    if problems:
         report.note(f"left out, {len(problems)} of {len(paths)}: {abbreviate(problems)}")
     clips = [entry for entry in found if isinstance(entry, dict)]
     if not clips:
@@ -64,7 +65,8 @@ def gallery(options: Gallery) -> None:
         )
     with reserve([Output(page, "-o")]), replacing(page) as temporary:
         temporary.write_text(_filled(clips, folder.resolve().name or "clips"), encoding="utf-8")
-    print_made(str(page))
+    facts = {"paths": [str(page)], "clips": [entry["file"] for entry in clips], "left_out": problems}
+    print_made(json.dumps(facts, ensure_ascii=False) if options.as_json else str(page))
 
 
 def _is_clip(path: Path) -> bool:

@@ -61,8 +61,6 @@ def check_making(options: MakingOptions) -> None:
         raise UsageError("--warmup compiles what --no-compile forbids", "leave one of them out")
     if options.warmup and options.preview:
         raise UsageError("--warmup makes no clip that --preview could show", "leave one of them out")
-    if options.as_json and options.dry_run:
-        raise UsageError("--json says what a run did, and --dry-run makes none", "leave one of them out")
 
 
 def make(options: MakingOptions, session: Session, spec: RunSpec, product: Product, config: Path | None = None) -> None:
@@ -87,13 +85,7 @@ def make(options: MakingOptions, session: Session, spec: RunSpec, product: Produ
         others = {"--perf-dump": options.perf_dump, "--preview": options.preview}
         files = [*clips, *(Output(path, flag) for flag, path in others.items() if path)] if session.hosts.first else []
         check_outputs(files, read_files(spec, config), options.force, folders=traces)
-        if not options.dry_run:
-            session.reserve(files)
-    if options.dry_run:
-        from ltx2_cli.cli.plan import print_dry_run
-
-        return print_dry_run(session, spec, product, random, files)
-    session.as_json = options.as_json
+        session.reserve(files)
     session.start()
     from ltx2_cli.cli.execute import run
 

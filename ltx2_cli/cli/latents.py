@@ -69,7 +69,9 @@ def upsample(options: Upsample, session: Session) -> None:
     session.start()
     for group, spec in jobs:
         _execute(session, group, spec, options, product)
-    session.finish([file for spec in specs for file in outputs(spec, product)])
+    if not options.dry_run:
+        written = [file for spec in specs for file in outputs(spec, product)]
+        session.finish(written, {"seeds": [seed for spec in specs for seed in spec.seeds]})
 
 
 def _groups(files: Sequence[LatentsFile], options: Upsample) -> list[list[LatentsFile]]:
@@ -118,7 +120,6 @@ def _execute(
     session: Session, files: Sequence[LatentsFile], spec: RunSpec, options: Upsample, product: Product
 ) -> None:
     from ltx2_cli.cli.execute import OF_LATENTS, agreed_plan, execute, remember_run
-    from ltx2_cli.core.report import Timings
     from ltx2_cli.core.run import load, state_from_latents
     from ltx2_cli.core.run_state import RunCheckpointer, RunGoal
     from ltx2_cli.estimate.fit import Request
@@ -130,9 +131,11 @@ def _execute(
         check_distinct(outputs(spec, product), input_files(plan))
         for file in files:
             check_source(file, plan, spec.fps)
+    if options.dry_run:
+        return
     goal, keep = RunGoal(product, source), (options.resumable, options.keep_every)
     session.report.note(f"time: {expected_time(plan, product)}")
-    timings, first = Timings(session.report), not session.shown
+    timings, first = session.measuring(), not session.shown
     checkpointer = RunCheckpointer(run_file(plan.spec).path, plan, goal, timings, *keep)
     history = tuple(source_history(file, spec.fps) for file in files)
     execute(session, checkpointer, load(plan), state_from_latents([file.read() for file in files], history))
@@ -171,13 +174,16 @@ def decode(options: Decode, session: Session) -> None:
     request = Request(spec, find_devices(), skipped=frozenset(PHASES) - {DECODE}, fixed=OF_LATENTS)
     with agreed_plan(session, request) as plan:
         check_shapes(file, plan, plan.latent_shapes, spec.fps)
+    if options.dry_run:
+        return
+    report = session.measuring()
     sound = WAV in kinds.values() or (".mp4" in kinds.values() and not options.silent)
     streams = Streams({*kinds.values()} != {".wav"}, sound)
-    media = decode_file(plan, file.read(), load(plan), session.report, streams)
+    media = decode_file(plan, file.read(), load(plan), report, streams)
     if not session.hosts.first:
         return
     for path, kind in kinds.items():
-        with session.report.stage("write"):
+        with report.stage("write"):
             match kind:
                 case ".mp4":  # it says of itself what its latents do
                     shown = replace(media, waveform=media.waveform[:0]) if options.silent else media
@@ -189,7 +195,7 @@ def decode(options: Decode, session: Session) -> None:
                 case _:
                     write_frames(media, path)
         session.show(path, findings(media) if path == files[0].path else ())
-    session.finish(files)
+    session.finish(files, {"seeds": plan.spec.seeds})
 
 
 def _kinds(names: list[str]) -> dict[Path, str]:

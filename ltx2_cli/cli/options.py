@@ -61,6 +61,7 @@ SETTINGS = option(FILES, "Any value by its key; repeatable.", "--set", metavar="
 COMPILE_CACHE = option(COMPILING, "Where compiled programs are kept; off: nowhere.", metavar="FOLDER")
 PREVIEW = option(FILES, "PNG that shows the clip while it is made, replaced at every tenth of its steps.")
 DEBUG = flag(REPORT, "Show tracebacks.", "--debug")
+RESULT = "At the end a JSON object: paths, seeds, seconds by stage, memory in bytes; or the error."
 COORDINATOR = option(HOSTS, "Address of process 0; found under SLURM and the like.", metavar="HOST:PORT")
 
 
@@ -166,6 +167,8 @@ class SessionOptions(Options):
 
     force: bool = flag(FILES, "Overwrite what is there.", "--force")
     trust: bool = flag(FILES, "Take what another's record names: checkpoints, LoRAs, files.", "--trust")
+    dry_run: bool = flag(REPORT, "Print what would be downloaded, used and written; do nothing.", "--dry-run")
+    as_json: bool = flag(REPORT, RESULT, "--json")
     strict: bool = flag(REPORT, "Exit code 4 if what is written is black, frozen, silent, clipped, …", "--strict")
     verbose: bool = flag(REPORT, "Say every stage and how long it took.", "--verbose", "-v")
     quiet: bool = flag(REPORT, "Say nothing but errors.", "--quiet", "-q")
@@ -180,8 +183,6 @@ class MakingOptions(KeepOptions, SessionOptions):
     """Of commands that make clips of one request."""
 
     preview: File = PREVIEW
-    dry_run: bool = flag(REPORT, "Print what would be downloaded and done; do nothing.", "--dry-run")
-    as_json: bool = flag(REPORT, "At the end one line: paths, seeds, seconds by stage, memory in bytes.", "--json")
     no_compile: bool = flag(COMPILING, "Fail where a program is not in the cache yet.", "--no-compile")
     warmup: bool = flag(COMPILING, "Compile, load and run all with one step; make no clip.", "--warmup")
     perf_dump: File = option(COMPILING, "JSON file for how long each stage and step took.", metavar="FILE")

@@ -7,8 +7,10 @@ import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Self
 
 import jax
 from huggingface_hub import constants
@@ -16,28 +18,29 @@ from huggingface_hub import constants
 from ltx2_cli.cli import typed_command
 from ltx2_cli.cli.commands import Plan as PlanOptions
 from ltx2_cli.cli.names import ALIASES
-from ltx2_cli.cli.session import Session, synchronized
+from ltx2_cli.cli.session import Session
 from ltx2_cli.console import columns, print_out, visible
-from ltx2_cli.core.provenance import input_files
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import programs
 from ltx2_cli.devices import find_devices, fraction_variable
-from ltx2_cli.errors import UsageError
+from ltx2_cli.errors import UnknownNetworkError, UsageError
 from ltx2_cli.estimate.compiled import Collective, Compiled, sent_bytes, write_hlo
 from ltx2_cli.estimate.cycles import REMARKS, Cycles, dumped_schedules
 from ltx2_cli.estimate.estimate import FORWARD, Estimate, assumptions, compile_and_estimate, forward_programs, record
 from ltx2_cli.estimate.fit import FRACTION, Alternative, Request, check_estimate, check_fit
 from ltx2_cli.estimate.history import expected_time
 from ltx2_cli.estimate.offline import MeshSearch, search_meshes, topology
-from ltx2_cli.files import Output
+from ltx2_cli.estimate.phases import DECODE, DENOISE, REFINE, UPSAMPLE
 from ltx2_cli.nn.layers import IMAGE_AXES
-from ltx2_cli.outputs import RUN, Product, check_distinct
+from ltx2_cli.outputs import RUN
+from ltx2_cli.plan.conditions import read_given_sound, read_pictures
 from ltx2_cli.plan.resolve import Plan, missing_downloads, plan_offline
 from ltx2_cli.plan.stages import REFINER
 from ltx2_cli.request.size import WISHES
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.units import duration, quantity
-from ltx2_cli.weights.hub import check_disk_space, local_path
+from ltx2_cli.weights.hub import Download, check_disk_space, local_path
+from ltx2_cli.weights.lora import check_local_loras
 from ltx2_cli.weights.published import FOLDER_FILES
 
 SETTING = "--set"
@@ -71,11 +74,19 @@ def print_plan(options: PlanOptions, spec: RunSpec, report: Report) -> None:
 
 
 def check_published(request: Request) -> None:
-    """Raise `DoesNotFitError` for a published model that is not on this machine and, as far as is known before it is
-    downloaded, does not fit its devices."""
+    """Of a model that is not on this machine, before anything is downloaded: read the LoRAs, pictures and sounds that
+    are. Raises `UsageError` for one that is refused, `DoesNotFitError` for a model of known sizes that does not fit its
+    devices."""
+    spec = request.spec
     with suppress(UsageError):
-        if local_path(request.spec.checkpoint, FOLDER_FILES) is None:
-            check_fit(request, request.plan(), command_line)
+        if local_path(spec.checkpoint, FOLDER_FILES) is not None:
+            return
+    check_local_loras([*spec.lora, *(spec.second_stage.lora or ())])
+    try:
+        check_fit(request, request.plan(), command_line)
+    except UnknownNetworkError:  # its files say how large it is
+        read_pictures(spec)
+        read_given_sound(spec)
 
 
 def fitting_plan(request: Request) -> Plan:
@@ -87,31 +98,77 @@ def fitting_plan(request: Request) -> Plan:
     return plan
 
 
-def print_dry_run(session: Session, spec: RunSpec, product: Product, random: bool, files: Sequence[Output]) -> None:
-    """Print what `ltx2 generate` would download, by folder, or if nothing is missing, what it would do; `random`:
-    another seed will be drawn. Raises `UsageError` and `DoesNotFitError` where the run would."""
-    with synchronized(session.hosts):
+@dataclass(frozen=True)
+class DryRun:
+    """What a command would download, and do."""
+
+    request: Request
+    downloads: Sequence[Download]
+    plan: Plan | None  # None: what the networks are stands in files that are not here
+
+    @classmethod
+    def of(cls, request: Request) -> Self:
+        """By the files that are here and the published configs. Raises `UsageError` and `DoesNotFitError` where the run
+        would, as far as these tell."""
+        check_published(request)
+        downloads = missing_downloads(request.spec, request.source is not None)
+        check_disk_space(downloads)
+        if not downloads:
+            return cls(request, downloads, fitting_plan(request))
+        try:
+            plan = request.plan()
+        except UnknownNetworkError:
+            return cls(request, downloads, None)
+        check_fit(request, plan, command_line)
+        return cls(request, downloads, plan)
+
+    def print(self, session: Session, drawn: bool) -> None:
+        """Print it on the first host; the seed as a random one if it was `drawn`."""
         if not session.hosts.first:
             return
-        request, sizes = Request(spec, find_devices(), product=product), Counter[str]()
-        check_published(request)
-        for file in (downloads := missing_downloads(spec)):
-            sizes[f"{file.repository}/{file.name.split('/')[0]}"] += file.size
-        check_disk_space(downloads)
-        if downloads:
-            rows = [*sizes.most_common(), ("in all", sizes.total())]
-            lines = [f"to download into {constants.HF_HUB_CACHE}:"]
-            lines += [f"{quantity(size):>9}  {name}" for name, size in rows]
+        written = [str(path) for path, _ in session.files if path.suffix != RUN]
+        if session.options.as_json:
+            print_out(json.dumps(self.record(written, drawn), ensure_ascii=False))
         else:
-            plan = fitting_plan(request)
-            check_distinct(files, input_files(plan))
-            seeds = ", ".join(map(str, plan.spec.seeds))
-            table = [("download", "nothing"), *request_rows(plan)]
-            table += [("seed", f"random, for example {seeds}" if random else seeds)]
-            table += [("time", expected_time(plan, product))]
-            table += [("write", str(path)) for path, _ in files if path.suffix != RUN]
-            lines = columns([*table, *(("warning", warning) for warning in plan.warnings)])
-        print_out("\n".join(map(visible, lines)))
+            print_out("\n".join(map(visible, self.lines(written, drawn))))
+
+    @property
+    def parts(self) -> Counter[str]:
+        """The bytes to download, by folder or file of a repository."""
+        sizes = Counter[str]()
+        for file in self.downloads:
+            sizes[f"{file.repository}/{file.name.split('/')[0]}"] += file.size
+        return sizes
+
+    def lines(self, written: Sequence[str], drawn: bool) -> Iterator[str]:
+        """The page: what is downloaded, used and written."""
+        if self.downloads:
+            yield f"to download into {constants.HF_HUB_CACHE}:"
+            for name, size in [*self.parts.most_common(), ("in all", self.parts.total())]:
+                yield f"{quantity(size):>9}  {name}"
+            yield ""
+        table = [] if self.downloads else [("download", "nothing")]
+        if self.plan is None:
+            table += [("model", f"{self.request.spec.model}: what it takes is known once its configs are here")]
+        else:
+            table += [*request_rows(self.plan, self.request.memory(self.plan))]
+            seeds = ", ".join(map(str, self.plan.spec.seeds))
+            table += [("seed", f"random, for example {seeds}" if drawn else seeds)]
+            table += [("time", expected_time(self.plan, self.request.product))] if not self.request.skipped else []
+        table += [("write", path) for path in written]
+        yield from columns([*table, *(("warning", warning) for warning in (self.plan.warnings if self.plan else ()))])
+
+    def record(self, written: Sequence[str], drawn: bool) -> dict[str, Any]:
+        """The page for a program: bytes, and the rows of the plan by their names."""
+        record: dict[str, Any] = {"download": {"bytes": self.parts.total(), "parts": dict(self.parts)}}
+        if plan := self.plan:
+            memory, rows = self.request.memory(plan), dict[str, list[str]]()
+            for name, text in request_rows(plan, memory):
+                rows.setdefault(name, []).append(text)
+            time = expected_time(plan, self.request.product) if not self.request.skipped else None
+            record |= {"plan": rows, "memory": {phase: needed.peak for phase, needed in memory.items()}, "time": time}
+            record |= {"seeds": plan.spec.seeds, "random_seed": drawn, "warnings": plan.warnings}
+        return {**record, "write": written}
 
 
 def command_line(alternative: Alternative) -> str:
@@ -133,8 +190,8 @@ def command_line(alternative: Alternative) -> str:
     return " ".join([*variable, shlex.join(["ltx2", *verbs, *typed.split("\0")[1:]])])
 
 
-def request_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    """What a run would do, a name and a value a row."""
+def request_rows(plan: Plan, phases: Collection[str]) -> Iterator[tuple[str, str]]:
+    """What a run would do in these phases, a name and a value a row."""
     spec, mesh, decoding = plan.spec, plan.sharding.mesh, plan.decoding
     files = "" if plan.checkpoint.files else ", by the configs that come with ltx2"
     yield "model", (spec.model if spec.model == spec.checkpoint else f"{spec.model}, {spec.checkpoint}") + files
@@ -166,8 +223,10 @@ def request_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     if spec.audio:
         yield "sound", spec.audio.path
     for stage in plan.stages:
-        if stage.source is not None:
+        if stage.source is not None and UPSAMPLE in phases:
             yield "upsample", spec.second_stage.upsampler or f"{spec.checkpoint}, its own upsampler"
+        if (REFINE if stage.source else DENOISE) not in phases:
+            continue
         if stage.network == REFINER:
             yield from (("lora", lora) for lora in spec.second_stage.lora or ())
         video, audio, text = stage.geometry.video_tokens, stage.geometry.audio_frames, spec.max_sequence_length
@@ -180,7 +239,7 @@ def request_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     parts += [f"images in {height}x{width} parts"] if height * width > 1 else []
     parts += ["{}x{}x{} tiles of frames, height and width".format(*decoding.tiles.counts)] if decoding.tiles else []
     parts += [] if decoding.at_once or not decoding.sound_bytes else ["the sound after the frames"]
-    if spec.running.video:
+    if spec.running.video and DECODE in phases:
         yield "decode", ", ".join([*parts, f"about {quantity(decoding.bytes)} on a device"])
     kind = mesh.devices.flat[0].device_kind
     yield "devices", f"{mesh.size} {kind}, profile {spec.sharding.profile}: {plan.sharding.text}"
@@ -190,7 +249,8 @@ def request_rows(plan: Plan) -> Iterator[tuple[str, str]]:
 
 def estimate_lines(estimate: Estimate) -> Iterator[str]:
     """The page of `ltx2 plan`, a heading over each part."""
-    yield from columns([*request_rows(estimate.plan), *(("warning", warning) for warning in estimate.warnings)])
+    warnings = [("warning", warning) for warning in estimate.warnings]
+    yield from columns([*request_rows(estimate.plan, estimate.memory), *warnings])
     yield from ("", *_memory(estimate))
     names = [f", stage {number}" for number in range(1, len(estimate.stages) + 1)] if estimate.stages[1:] else [""]
     for number, name in enumerate(names):

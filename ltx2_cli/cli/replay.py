@@ -1,6 +1,6 @@
 """`ltx2 replay`: a clip made again by its record, and from where on it differs from the first, and by how much."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -86,7 +86,7 @@ def replay(options: Replay, session: Session) -> None:
         if session.hosts.first:
             reads = read_files(spec, clip.path, clip.video, source[0].path if source else None)
             check_outputs(files, reads, options.force)
-            session.reserve(files)
+            session.reserve(files if kept else [])
         facts |= request_facts(replace(spec, output=None, save_latents=None)) | {"stage": clip.stage}
         facts |= file_facts([source[0].path] if source else [])
     session.start()
@@ -102,21 +102,25 @@ def replay(options: Replay, session: Session) -> None:
         if source:
             check_source(source[0], plan, source[1])
         if session.hosts.first:
-            with session.report.stage("compare the weights"):
-                changes += weight_changes(clip, plan, changed, options.any_weights)
+            if plan.checkpoint.files:  # a dry run does not fetch them
+                with session.report.stage("compare the weights"):
+                    changes += weight_changes(clip, plan, changed, options.any_weights)
             changes += provenance.environment_changes(clip.provenance, plan)
             for change in changes:
                 session.report.note(change)
             changes += [f"another {key} is asked for" for key in sorted(changed - {"output", "save_latents"})]
-    start = START
+    if options.dry_run:
+        return
+    start, report = START, session.measuring()
     if source:
         start = state_from_latents([source[0].read()], (provenance.source_history(*source),))
-    for path, findings in write(plan, load(plan), session.report, product, start):
+    for path, findings in write(plan, load(plan), report, product, start):
         if kept:
             session.show(path, findings)
         if options.verify:
-            print_out(check_identical(clip, read_clip(path), changes))
-    session.finish(files if kept else [])
+            check_identical(clip, read_clip(path), changes, session.report.note if options.as_json else print_out)
+    verified = {"identical": True} if options.verify else {}
+    session.finish(files if kept else [], {"seeds": plan.spec.seeds, **verified})
 
 
 def read_clip(path: Path) -> RecordedClip:
@@ -205,9 +209,9 @@ def check_comparable(clip: RecordedClip, spec: RunSpec) -> list[str]:
     return [f"only latents are compared: {'it is a draft' if clip.stage == FIRST else 'there is no mp4'}"]
 
 
-def check_identical(first: RecordedClip, second: RecordedClip, changes: list[str]) -> str:
-    """The line to print where both clips are the same: the latents after each stage, picture and sound. Raises
-    `RunError` after printing where they differ; `changes` are the reasons."""
+def check_identical(first: RecordedClip, second: RecordedClip, changes: list[str], tell: Callable[[str], None]) -> None:
+    """Tell whether both clips are the same: the latents after each stage, picture and sound. Raises `RunError`
+    afterwards where they differ; `changes` are the reasons."""
     rows = list[tuple[str, str]]()
     for stage, latents in first.latents.items():
         text = "was not made"
@@ -220,9 +224,9 @@ def check_identical(first: RecordedClip, second: RecordedClip, changes: list[str
         differences = video_differences(first.video, second.video)
         rows += [(name, differences.get(name, SAME)) for name in STREAMS.values()]
     different = next((name for name, comparison in rows if comparison != SAME), None)
+    tell(SAME if different is None else "\n".join(columns(rows)))
     if different is None:
-        return SAME
-    print_out("\n".join(columns(rows)))
+        return
     raise RunError(
         f"what was made again is not {first.path}: {different} is the first that differs",
         "; ".join(changes) or "request, weights, versions and devices are the same: something here computes by chance",

@@ -7,9 +7,10 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, NoReturn
@@ -56,14 +57,16 @@ class Session:
     resources: ExitStack  # released at the end
     compiled: "CompileStats | None" = None
     flaws: list[str] = field(default_factory=list)  # of the finished clips
-    as_json: bool = False  # paths are not printed, but a result at the end
+    files: list[Output] = field(default_factory=list)  # that it writes
+    timings: list[Timings] = field(default_factory=list)  # of its runs
     shown: list[Path] = field(default_factory=list)  # the finished files
     downloads: int = 0  # bytes that were said to be downloaded next
     fetching: float = 0.0  # seconds of downloads
 
     def reserve(self, files: Iterable[Output]) -> None:
-        """Keep other processes from writing these files until the end. The first host writes."""
-        if self.hosts.first:
+        """Keep other processes from writing these files until the end. The first host writes; a dry run does not."""
+        self.files += (files := list(files))
+        if self.hosts.first and not self.options.dry_run:
             self.resources.enter_context(reserve(files, self.report.note))
 
     def start(self) -> None:
@@ -74,10 +77,15 @@ class Session:
             find_devices()
         self.compiled = self.resources.enter_context(count_compilations())
 
+    def measuring(self) -> Timings:
+        """The report, with the times of one run, for the result."""
+        self.timings.append(timings := Timings(self.report))
+        return timings
+
     def show(self, path: Path, findings: Sequence[str] = ()) -> None:
         """Print the path of a finished file; say what is wrong with the clip in it."""
         self.shown.append(path)
-        if not self.as_json:
+        if not self.options.as_json:
             print_made(str(path))
         self.note_flaws(path, findings)
 
@@ -87,31 +95,37 @@ class Session:
             self.flaws.append(f"{path}: {finding}")
             self.report.note(self.flaws[-1])
 
-    def finish(self, written: Iterable[Output]) -> None:
-        """Say what was written, in which time and memory. Raises `MediaCheckError` for flaws, with --strict."""
+    def finish(self, written: Iterable[Output], result: Mapping[str, object] | None = None) -> None:
+        """Say what was written, in which time and memory; with --json, print the result. Raises `MediaCheckError` for
+        flaws, with --strict."""
         names = [str(file.path) for file in written]
         files = ", ".join(names) if len(names) <= MOST else f"{len(names)} files"
         host, device = peak_bytes()
         memory = f"{host / 1e9:.1f} GB of memory" + (f", {device / 1e9:.1f} GB of a device" if device else "")
         done = f"{f'wrote {files}' if names else 'done'} in {monotonic() - STARTED:.1f} s"
+        if result is not None and self.options.as_json:
+            self._print_result(result)
         self.report.note(f"{done}; at most {memory}; {self.compiled}")
         if self.flaws and self.options.strict:
             raise MediaCheckError(". ".join(self.flaws), "all files are written; without --strict this is no error")
 
-    def print_result(self, seeds: Iterable[int], timings: Timings) -> None:
-        """The result in one line of JSON, on the first host: files, seeds, seconds in all and by stage, peaks of memory
-        in bytes, flaws."""
+    def _print_result(self, result: Mapping[str, object]) -> None:
+        """One line of JSON, on the first host: files, seconds in all and by stage, peaks of memory in bytes, flaws, and
+        the command's own `result`."""
         host, device = peak_bytes()
-        result = {
+        stages = dict[str, float]()
+        for name, seconds in chain.from_iterable(timings.seconds().items() for timings in self.timings):
+            stages[name] = stages.get(name, 0.0) + seconds
+        facts = {
             "paths": [str(path) for path in self.shown],
-            "seeds": list(seeds),
+            **result,
             "seconds": round(monotonic() - STARTED, 3),
-            "stages": {name: round(seconds, 3) for name, seconds in timings.seconds().items()},
+            "stages": {name: round(seconds, 3) for name, seconds in stages.items()},
             "peak_memory": {"host": host, "device": device},
             "flaws": self.flaws,
         }
         if self.hosts.first:
-            print_made(json.dumps(result, ensure_ascii=False))
+            print_made(json.dumps(facts, ensure_ascii=False))
 
 
 def peak_bytes() -> tuple[int, int | None]:

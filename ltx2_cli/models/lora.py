@@ -8,7 +8,7 @@ from pathlib import Path
 from flax import nnx
 
 from ltx2_cli.diffusion.geometry import ReferenceScale
-from ltx2_cli.errors import UsageError
+from ltx2_cli.errors import UnknownNetworkError, UsageError
 from ltx2_cli.models.config import RENAMINGS
 from ltx2_cli.models.networks import Networks
 from ltx2_cli.models.transformer import Transformer
@@ -121,7 +121,7 @@ def preset_lora(name: str, transformer: Transformer) -> LoraFile:
     layer allows. It has no tensors. Raises `UsageError` for one that is not known here."""
     known = [entry.name for entry in CATALOG if entry.kind == LORA and DISTILLING in entry.name]
     if name.partition("@")[0] not in known:
-        raise UsageError(
+        raise UnknownNetworkError(
             f"{name} is not on this machine, and what it adds to stands in its file alone",
             f"--set second_stage.lora=[NAME] of a file that is here, or one of: {', '.join(known)}",
         )

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from flax import nnx
 
-from ltx2_cli.errors import UsageError
+from ltx2_cli.errors import UnknownNetworkError, UsageError
 from ltx2_cli.models.arch import Arch, ConnectorsArch, SchedulerArch, TransformerArch
 from ltx2_cli.models.audio_vae import AudioVAE, AudioVAEArch
 from ltx2_cli.models.config import (
@@ -159,7 +159,7 @@ def preset_checkpoint(checkpoint: str) -> Checkpoint:
         if (entry.kind, entry.name) == (MODEL, name):
             arch, where = PRESETS[entry.model_version.lower().replace("-", "")], Path(checkpoint)
             return Checkpoint(where, arch, {}, where / "tokenizer")
-    raise UsageError(
+    raise UnknownNetworkError(
         f"{checkpoint} is not on this machine, and what its networks are stands in its files alone",
         "fetch it first, or plan one that `ltx2 models` lists: --model ltx2, --model ltx2.3",
     )
@@ -168,7 +168,7 @@ def preset_checkpoint(checkpoint: str) -> Checkpoint:
 def preset_upsampler(name: str) -> LatentUpsamplerArch:
     """A published upsampler; raises `UsageError` for one that is not known here."""
     if (known := UPSAMPLERS.get(name.partition("@")[0])) is None:
-        raise UsageError(
+        raise UnknownNetworkError(
             f"{name} is not on this machine, and what it makes of a clip stands in its file alone",
             f"--upsampler of a file that is here, or one of: {', '.join(UPSAMPLERS)}",
         )

@@ -59,10 +59,11 @@ def apply_recipe(spec: RunSpec, arch: Arch, usual: str = ONE_STAGE, sharding: st
     return _with_sigmas(spec, complete_spec(spec, recipe, sharding, arch.model_version, arch.transformer.num_layers))
 
 
-def guess_request(spec: RunSpec) -> RunSpec:
+def guess_request(spec: RunSpec, from_latents: bool = False) -> RunSpec:
     """`spec` with its recipe as far as names tell of it, before the checkpoint is open."""
     distilled = _by_lora(spec) or _says_distilled(spec.checkpoint)
-    recipe = spec.recipe if spec.recipe != AUTO else DISTILLED if distilled else ONE_STAGE
+    usual = DISTILLED if distilled else TWO_STAGE if from_latents else ONE_STAGE
+    recipe = usual if spec.recipe == AUTO else spec.recipe
     return _with_sigmas(spec, complete_spec(spec, recipe, AUTO, guess_model_version(spec)))
 
 

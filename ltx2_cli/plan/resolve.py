@@ -112,12 +112,12 @@ def kept_networks(plan: Plan) -> tuple[str, ...]:
     return (DENOISER, PICTURE_ENCODER, SOUND_ENCODER, *DECODERS) if several else DECODERS
 
 
-def missing_downloads(spec: RunSpec) -> list[Download]:
+def missing_downloads(spec: RunSpec, from_latents: bool = False) -> list[Download]:
     """The files that `resolve` would download first. Raises `UsageError` where some can be had neither from the cache
     nor from the hub."""
     checkpoint = [(spec.checkpoint, FOLDER_FILES)]
     text_encoder = [] if spec.text_encoder is None else [(spec.text_encoder, TEXT_ENCODER_FILES)]
-    second = recipe.guess_request(spec).second_stage
+    second = recipe.guess_request(spec, from_latents).second_stage
     # None: at levels that the page of the model says, which is not open yet
     refines = second.sigmas != () and spec.running.video
     own = spec.second_stage.upsampler is None and has_upsampler(as_path(spec.checkpoint))

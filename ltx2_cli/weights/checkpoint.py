@@ -220,7 +220,9 @@ def collect(readings: Mapping[str, Callable[[], T]]) -> tuple[dict[str, T], list
 
 def raise_all(problems: Iterable[UsageError]) -> None:
     """Raise one `UsageError` with all sentences, and each hint once, if there are problems."""
-    if problems := list(problems):
+    if len(problems := list(problems)) == 1:
+        raise problems[0]
+    if problems:
         hints = dict.fromkeys(problem.hint for problem in problems)
         raise UsageError(". ".join(map(str, problems)), "; ".join(hints))
 

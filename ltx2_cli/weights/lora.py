@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from ltx2_cli.errors import RunError, UsageError
 from ltx2_cli.files import user_path
-from ltx2_cli.weights.checkpoint import FLOATS, TensorFiles, abbreviate, count_and_list, read_json
+from ltx2_cli.weights.checkpoint import FLOATS, TensorFiles, abbreviate, collect, count_and_list, raise_all, read_json
 from ltx2_cli.weights.hub import Download, cached_files, list_downloads, locate
 
 SUFFIX = ".safetensors"
@@ -243,6 +244,18 @@ def check_address(name: str) -> None:
     is_file = name.endswith(SUFFIX)
     if not user_path(name).exists() and (name.startswith(("/", ".", "~")) or name.count("/") < 1 + is_file):
         raise UsageError(f"there is no file {name}", TAKES)
+
+
+def check_local_loras(texts: Sequence[str]) -> None:
+    """Raise `UsageError` for LoRAs on this machine that are absent or refused; of those in repositories, for names."""
+
+    def check(text: str) -> None:
+        name, _ = parse_lora(text)
+        check_address(name)
+        if user_path(name).exists():
+            open_lora(lora_file(name))
+
+    raise_all(collect({str(number): partial(check, text) for number, text in enumerate(texts)})[1])
 
 
 def lora_downloads(name: str) -> list[Download]:

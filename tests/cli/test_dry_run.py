@@ -1,5 +1,6 @@
 """`ltx2 generate --dry-run` and what is said before a download, with the real client and a hub on this machine."""
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,7 +55,11 @@ def test_a_dry_run_lists_downloads_by_folder_and_in_total(hub: Hub, generate: Ru
         f"2 MB {MODEL}/transformer",
         f"1 MB {MODEL}/vae",
         "3 MB in all",
+        "",
+        f"model {MODEL}: what it takes is known once its configs are here",
+        *(words(out)[-2:]),
     ]
+    assert [line.split()[0] for line in words(out)[-2:]] == ["write", "write"]
     assert hub.sent == 0
     assert [path.name for path in tmp_path.rglob("*")] == ["here"]
 
@@ -63,7 +68,7 @@ def test_a_single_file_also_needs_its_text_encoder(hub: Hub, generate: Run) -> N
     model = f"{MODEL}/large.safetensors"
     code, out, _ = generate("--model", model, "--text-encoder", "someone/gemma", "--dry-run")
     assert code == 0
-    assert words(out)[1:] == [
+    assert words(out)[1:5] == [
         "4 MB someone/gemma/model.safetensors",
         f"3 MB {model}",
         "2 B someone/gemma/config.json",
@@ -74,7 +79,10 @@ def test_a_single_file_also_needs_its_text_encoder(hub: Hub, generate: Run) -> N
 def test_loras_are_counted_and_a_missing_one_is_refused_first(hub: Hub, generate: Run) -> None:
     lora = f"{MODEL}/large.safetensors:0.5"
     code, out, _ = generate("--model", "demo", "--lora", lora, "--dry-run")
-    assert (code, words(out)[1:]) == (0, [f"3 MB {MODEL}/large.safetensors", "3 MB in all"])
+    assert (code, words(out)[1:4]) == (0, [f"3 MB {MODEL}/large.safetensors", "3 MB in all", ""])
+    rows = dict(line.split(None, 1) for line in out.splitlines()[4:])
+    assert rows["video"] == "128x128, 49 frames at 24 a second: 2.0 s"  # as far as it is known before
+    assert {"denoise", "decode", "seed", "time", "write"} <= rows.keys()
     code, out, err = generate("--model", MODEL, "--lora", "lost.safetensors:0.5", "--dry-run")
     assert (code, out) == (2, "")
     assert "error: there is no file lost.safetensors\nhint: --lora takes" in err
@@ -163,6 +171,21 @@ def test_two_stages_choose_and_take_multiples_of_64(generate: Run) -> None:
     code, out, err = generate(*two_stages, "--width", "480", "--height", "128")
     refusal = "error: width 480 is not a multiple of 64, as two stages need; nearest: --width 448 or 512"
     assert (code, out, err.splitlines()[0]) == (2, "", refusal)
+
+
+def test_the_page_is_json_too(hub: Hub, generate: Run) -> None:
+    lora = ["--lora", f"{MODEL}/large.safetensors:0.5"]
+    code, out, err = generate("--model", "demo", "--seed", "7", *lora, "--dry-run", "--json")
+    page = json.loads(out)
+    assert (code, err) == (0, "")
+    part = {f"{MODEL}/large.safetensors": 3_000_000}
+    assert (page["download"], page["seeds"], page["random_seed"]) == ({"bytes": 3_000_000, "parts": part}, [7], False)
+    assert page["plan"]["denoise"] == ["20 steps, passes: cond, uncond, perturbed, isolated"]
+    assert page["memory"]["denoise"] > page["memory"]["connect"] > 10**6
+    assert page["write"] == ["out/rain-demo-s7.mp4", "out/rain-demo-s7.yaml"]
+    assert page["warnings"] == ["the model does not know rain"]
+    page = json.loads(generate("--model", MODEL, "--dry-run", "--json")[1])
+    assert (page["download"]["bytes"], "plan" in page) == (3_000_002, False)
 
 
 def test_a_dry_run_of_drafts_lists_one_stage_and_a_sheet(generate: Run) -> None:

@@ -58,7 +58,7 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make(folder: Path, output: Path | None = None, embed: bool = False, force: bool = False) -> None:
-    gallery(Gallery(folder=folder, output=output, embed=embed, force=force))
+    gallery(Gallery(folder=folder, output=output, embed=embed, force=force, as_json=False))
 
 
 class Page(HTMLParser):
@@ -105,6 +105,17 @@ def test_the_page_says_what_the_records_say(clips: Path, capsys: pytest.CaptureF
         *command, path = shlex.split(entry["command"])
         assert command == ["ltx2", "generate", "--config"]
         assert read_spec(config=config_page(Path(path))).prompt == entry["prompt"]
+
+
+def test_the_result_is_json_where_that_is_asked_for(
+    clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    page = tmp_path / "a.html"
+    assert run_program(monkeypatch, "gallery", str(clips), "-o", str(page), "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["paths"], {*result["clips"]}, len(result["left_out"])) == ([str(page)], {*NAMES}, 1)
+    assert run_program(monkeypatch, "gallery", str(tmp_path / "none"), "--json") == 2
+    assert json.loads(capsys.readouterr().out)["error"] == f"{tmp_path / 'none'} is no folder"
 
 
 def test_the_page_has_two_scripts_and_names_no_other_place(clips: Path):

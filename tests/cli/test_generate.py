@@ -146,10 +146,23 @@ def test_json_is_one_line_with_the_result_and_no_paths(ltx2: Run, core: Core):
     _, out, err = ltx2("generate", "--warmup", "--json")
     assert (json.loads(out)["paths"], "time:" in err) == ([], False)
     assert len(core.remembered) == 1
-    core.failure = RunError("the vocoder is not finite", "")
-    assert ltx2("generate", "--prompt", "rain", "--json")[:2] == (1, "")
-    code, _, err = ltx2("generate", "--prompt", "rain", "--json", "--dry-run")
-    assert (code, err.splitlines()[0]) == (2, "error: --json says what a run did, and --dry-run makes none")
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "said"),
+    [
+        (RunError("the vocoder is not finite", "--dtype float32"), 1, ("the vocoder is not finite", "--dtype float32")),
+        (KeyboardInterrupt(), 130, ("interrupted", "")),
+    ],
+)
+def test_json_says_a_failure_too(ltx2: Run, core: Core, failure: BaseException, code: int, said: tuple[str, str]):
+    core.failure = failure
+    ended, out, err = ltx2("generate", "--prompt", "rain", "--json")
+    assert (ended, json.loads(out)) == (code, {"error": said[0], "hint": said[1], "exit_code": code})
+    assert said[0] in err
+    ended, out, err = ltx2("generate", "--prompt", "rain", "--json", "--height", "tall")
+    assert (ended, json.loads(out)["exit_code"]) == (2, 2)
+    assert f"error: {json.loads(out)['error']}\n" in err
 
 
 def test_a_download_says_how_fast_it_was(ltx2: Run, core: Core, monkeypatch: pytest.MonkeyPatch):

@@ -64,6 +64,31 @@ def test_a_published_model_is_refused_before_its_download(ltx2: Run, memory, dry
     assert (code, err) == (0, "")
 
 
+@pytest.mark.parametrize("model", ["ltx2.3", "someone/model"])
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (["--lora", "style.safetensors:0.8"], "there is no file style.safetensors\n"),
+        (["--lora", "cut.safetensors"], "cut.safetensors"),
+        (["--image", "cut.png"], "cut.png"),
+        (["--audio", "cut.wav"], "cut.wav"),
+    ],
+)
+def test_local_files_are_refused_before_the_hub_is_asked(
+    ltx2: Run, memory, monkeypatch: pytest.MonkeyPatch, model: str, given: list[str], sentence: str
+) -> None:
+    memory(1e15)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for kind in ("safetensors", "png", "wav"):
+        Path(f"cut.{kind}").write_bytes(b"cut")
+    code, out, err = ltx2("generate", "a fox", "--model", model, *given)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert sentence in err
+    assert "hub" not in err
+    assert ltx2("generate", "a fox", "--model", model)[2].startswith("error: ")
+
+
 def test_a_clip_that_is_too_large_is_refused_with_one_that_fits(ltx2: Run, memory) -> None:
     memory(0.3e9)
     asked = ["generate", "--model", "demo", "--prompt", "a fox", "--num-frames=249", "--set", "width=256"]

@@ -128,7 +128,7 @@ def test_shares_of_attention_equal_those_of_the_reference(
     light = torch.tensor(files.light[..., 0]).float()[None, None] / 255
     asked = {"conditioning_attention_strength": 0.9999, "conditioning_attention_mask": light}
     plan = by_shares(checkpoint, files, files.video)
-    assert [text for name, text in request_rows(plan) if name == "follows"] == [
+    assert [text for name, text in request_rows(plan, ()) if name == "follows"] == [
         f"where mask {files.mask} is white",
         f"reference {files.video}, 17 frames at 1/2 of the size, strength 0.8",
         f"reference {files.picture}, a picture at 1/2 of the size, strength 1",

@@ -1,5 +1,6 @@
 """`ltx2 replay`: the same clip again, and where it is another, from which stage on and by how much."""
 
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -77,6 +78,17 @@ def test_a_replay_on_the_same_machine_is_identical(ltx2, made: Path, name: str) 
     said = ltx2("replay", "--verify", made / name)
     assert (said.code, said.out) == (0, "identical\n")
     assert sorted(made.iterdir()) == before
+
+
+def test_a_replay_says_in_json_whether_it_is_identical(ltx2, made: Path) -> None:
+    said = ltx2("replay", "--verify", made / "clip.mp4", "--json", "--dry-run")
+    assert (said.code, json.loads(said.out)["write"]) == (0, [])
+    said = ltx2("replay", "--verify", made / "clip.mp4", "--json")
+    result = json.loads(said.out)
+    assert (said.code, result["paths"], result["seeds"], result["identical"]) == (0, [], [3], True)
+    said = ltx2("replay", "--verify", made / "clip.mp4", "--json", "--seed", "4")
+    assert (said.code, json.loads(said.out)["exit_code"]) == (1, 1)
+    assert "final    video differs" in said.err
 
 
 def test_a_replayed_clip_is_written_beside_the_first(ltx2, made: Path, tmp_path: Path) -> None:

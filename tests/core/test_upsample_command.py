@@ -53,6 +53,25 @@ def test_a_clip_made_in_two_runs_equals_that_of_one(
     assert (tmp_path / "clip.mp4").stat().st_size > 1000
 
 
+def test_a_dry_run_and_a_result_in_json(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the commands that begin with latents."""
+    first, clip = str(made / "first.safetensors"), str(tmp_path / "clip.mp4")
+    for verb, phases in (("upsample", {"encode", "connect", "upsample", "refine", "decode"}), ("decode", {"decode"})):
+        assert run_program(monkeypatch, verb, first, "-o", clip, "--dry-run", "--json") == 0
+        page = json.loads(capsys.readouterr().out)
+        assert (page["memory"].keys(), "denoise" in page["plan"]) == (phases, verb == "upsample")
+        assert (clip in page["write"], [*tmp_path.iterdir()]) == (True, [])
+        assert run_program(monkeypatch, verb, first, "-o", clip, "--dry-run") == 0
+        assert "\ndecode " in capsys.readouterr().out
+    assert run_program(monkeypatch, "decode", first, "-o", clip, "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["paths"], result["seeds"], "decode" in result["stages"]) == ([clip], [3], True)
+    assert run_program(monkeypatch, "decode", first, "-o", clip, "--json") == 2
+    assert json.loads(capsys.readouterr().out)["error"] == f"{clip} exists"
+
+
 def test_first_stage_latents_are_decoded_at_their_size(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
