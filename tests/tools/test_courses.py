@@ -1,7 +1,6 @@
-"""The training of the embedded model: the whole command, traced, and what the shipped weights make of its batches."""
+"""The training of the embedded model: the whole command, traced."""
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -9,22 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 from ltx2_cli.models.networks import open_folder
-from ltx2_cli.nn.layers import Padding
-from ltx2_cli.weights.declare import Shape, weights
-from ltx2_cli.weights.hub import DEMO_FOLDER
 from tools.train_demo import __main__ as command
 from tools.train_demo import arch, denoiser, training
-from tools.train_demo.clips import clips
-from tools.train_demo.convolution import by_products, convolve
 from tools.train_demo.courses import COURSES
-from tools.train_demo.shipped import as_denoiser, read_networks
-from tools.train_demo.words import LIKE, VOCABULARY
 
 # One block of the denoiser: training compiles each by itself.
 ONE_LAYER = replace(arch.ARCH, transformer=replace(arch.ARCH.transformer, num_layers=1))
@@ -75,46 +66,3 @@ def test_the_command_trains_a_complete_checkpoint(tmp_path: Path, monkeypatch: p
     for course in COURSES:
         (line,) = (tmp_path / f"{course}.jsonl").read_text().splitlines()
         assert json.loads(line)["step"] == 1
-
-
-def test_the_embedded_weights_match_clips_to_captions(tmp_path: Path) -> None:
-    """Those weights were trained to make the loss small on batches as they are drawn: another caption misleads them."""
-    networks = read_networks(DEMO_FOLDER)
-    learned, (vae, audio_vae) = as_denoiser(networks), (networks["vae"], networks["audio_vae"])
-    batch = denoiser.draw(4, clips(4, denoiser.SMALL, vae, audio_vae, tmp_path), np.random.default_rng(1))
-    misled = batch | {name: np.roll(batch[name], 1, axis=0) for name in ("ids", "mask")}
-    loss = jax.jit(partial(denoiser.loss, denoiser.SMALL))
-    right, wrong = (float(loss(learned, each, jax.random.key(0))[0]) for each in (batch, misled))
-    assert right < 0.5 * wrong
-
-
-def test_a_new_word_begins_with_the_embedding_of_a_similar_one(tmp_path: Path) -> None:
-    folder = shutil.copytree(DEMO_FOLDER, tmp_path / "checkpoint")
-    path = folder / "tokenizer" / "tokenizer.json"
-    tokenizer = json.loads(path.read_text())
-    del tokenizer["model"]["vocab"]["hops"]
-    path.write_text(json.dumps(tokenizer))
-    (rows,) = (
-        np.asarray(weight.get_value())
-        for weight in weights(read_networks(folder)["text_encoder"])
-        if "embed_tokens" in weight.source
-    )
-    assert len(rows) == len(VOCABULARY)
-    hops, like, another = (rows[VOCABULARY.index(word)] for word in ("hops", LIKE["hops"], "grows"))
-    np.testing.assert_array_equal(hops, like)
-    assert not np.array_equal(hops, another)
-
-
-@pytest.mark.parametrize(
-    ("window", "padding"), [((3, 3), ((1, 1), (0, 2))), ((3, 3), ((0, 0), (1, 1))), ((1, 1), ((0, 0), (0, 0)))]
-)
-def test_gradients_by_products_equal_those_of_the_convolution(window: Shape, padding: Padding) -> None:
-    rng = np.random.default_rng(0)
-    x, kernel = (rng.standard_normal(shape, np.float32) for shape in ((2, 7, 6, 3), (*window, 3, 5)))
-
-    def squares(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-        return lambda x, kernel: jnp.sum(jnp.square(function(x, kernel, padding)))
-
-    found, wanted = (jax.grad(squares(function), argnums=(0, 1))(x, kernel) for function in (by_products, convolve))
-    for gradient, reference in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(gradient, reference, rtol=1e-5, atol=1e-4)
