@@ -1,7 +1,14 @@
-"""The configs in the metadata of the published single files, by model version: LTX-2.3's own, and LTX-2's after it."""
+"""The configs in the metadata of single files: those published, by model version, LTX-2.3's own and LTX-2's after it;
+and of other sizes."""
 
 import json
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
+
+from ltx2_cli.models.arch import Arch
+from ltx2_cli.models.vocoder import VocoderArch
 
 LTX23 = json.loads((Path(__file__).parent / "keys" / "ltx2.3" / "embedded_config.json").read_text())
 LATER = {  # keys of the transformer that LTX-2 does not have
@@ -57,3 +64,82 @@ LTX2 = LTX23 | {
     },
 }
 NATIVE = {"ltx2": LTX2, "ltx2.3": LTX23}
+
+
+def native_config(arch: Arch) -> dict[str, Any]:
+    """The published config of its model version, in its sizes."""
+    published = NATIVE[arch.model_version]
+    vocoder: dict[str, Any] = _generator(arch.vocoder)
+    if "bwe" in published["vocoder"]:
+        sections = {"vocoder": vocoder, "bwe": _generator(arch.vocoder.bwe)}
+        vocoder = {name: published["vocoder"][name] | section for name, section in sections.items()}
+    ddconfig = {
+        "ch": arch.audio_vae.base_channels,
+        "ch_mult": arch.audio_vae.ch_mult,
+        "num_res_blocks": arch.audio_vae.num_res_blocks,
+        "z_channels": arch.audio_vae.latent_channels,
+    }
+    params = published["audio_vae"]["model"]["params"]
+    audio_vae = {"model": {"params": params | {"ddconfig": params["ddconfig"] | ddconfig}}}
+    return {
+        "transformer": published["transformer"] | _transformer(arch),
+        "vae": published["vae"] | _vae(arch, published["vae"]),
+        "audio_vae": published["audio_vae"] | audio_vae,
+        "vocoder": published["vocoder"] | vocoder,
+    }
+
+
+def _transformer(arch: Arch) -> dict[str, Any]:
+    denoiser, (video, audio) = arch.transformer, arch.connectors.connectors
+    later = {"audio_connector_num_attention_heads": audio.heads, "audio_connector_attention_head_dim": audio.head_dim}
+    return {
+        "num_layers": denoiser.num_layers,
+        "num_attention_heads": denoiser.num_attention_heads,
+        "attention_head_dim": denoiser.attention_head_dim,
+        "cross_attention_dim": denoiser.cross_attention_dim,
+        "in_channels": denoiser.in_channels,
+        "out_channels": denoiser.out_channels,
+        "caption_channels": denoiser.caption_channels,
+        "audio_num_attention_heads": denoiser.audio_num_attention_heads,
+        "audio_attention_head_dim": denoiser.audio_attention_head_dim,
+        "audio_cross_attention_dim": denoiser.audio_cross_attention_dim,
+        "audio_out_channels": denoiser.audio_out_channels,
+        "connector_num_layers": video.layers,
+        "connector_num_learnable_registers": video.registers,
+        "connector_num_attention_heads": video.heads,
+        "connector_attention_head_dim": video.head_dim,
+        **(later if audio != video else {}),
+    }
+
+
+def _vae(arch: Arch, published: dict[str, Any]) -> dict[str, Any]:
+    vae = arch.vae
+    base = vae.decoder_block_out_channels[0] // vae.upsample_factor[0]
+    widths = (vae.latent_channels, *vae.block_out_channels)
+    factors = [deep // shallow for shallow, deep in pairwise(widths)]
+    return {
+        "latent_channels": vae.latent_channels,
+        "encoder_base_channels": vae.latent_channels,
+        "decoder_base_channels": base,
+        "encoder_blocks": _blocks(published["encoder_blocks"], vae.layers_per_block, factors),
+        "decoder_blocks": _blocks(published["decoder_blocks"], vae.decoder_layers_per_block, vae.upsample_factor),
+    }
+
+
+def _blocks(published: Sequence[Any], layers: Sequence[int], factors: Sequence[int]) -> list[Any]:
+    """Levels and what lies between them, in turn."""
+    sizes = [
+        {"num_layers": layers[place // 2]} if place % 2 == 0 else {"multiplier": factors[place // 2]}
+        for place in range(len(published))
+    ]
+    return [[kind, options | size] for (kind, options), size in zip(published, sizes, strict=True)]
+
+
+def _generator(vocoder: VocoderArch) -> dict[str, Any]:
+    return {
+        "upsample_initial_channel": vocoder.hidden_channels,
+        "upsample_rates": vocoder.upsample_factors,
+        "upsample_kernel_sizes": vocoder.upsample_kernel_sizes,
+        "resblock_kernel_sizes": vocoder.resnet_kernel_sizes,
+        "resblock_dilation_sizes": vocoder.resnet_dilations,
+    }

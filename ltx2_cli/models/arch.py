@@ -213,7 +213,7 @@ class Arch:
     @property
     def compression(self) -> VAECompression:
         """How the autoencoders divide a clip."""
-        rate = self.audio_vae.sample_rate / self.audio_vae.mel_hop_length / self.audio_vae.compression
+        rate = self.audio_vae.spectra_rate / self.audio_vae.compression
         return VAECompression(self.vae.temporal_compression_ratio, self.vae.spatial_compression_ratio, rate)
 
     @property

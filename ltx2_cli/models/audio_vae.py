@@ -39,6 +39,11 @@ class AudioVAEArch(NetworkArch):
             yield "only three levels (len(ch_mult)) and mel_bins that divide by 4 are"
 
     @property
+    def spectra_rate(self) -> float:
+        """Spectra of a second."""
+        return self.sample_rate / self.mel_hop_length
+
+    @property
     def latent_mels(self) -> int:
         """Mel bins of a latent."""
         return self.mel_bins // self.compression

@@ -3,9 +3,12 @@ implemented is refused by name."""
 
 import json
 import math
+import re
 import reprlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
@@ -106,26 +109,58 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-# Of single files. Their headers show sizes; what no shape shows must be as published, in `native.ltx2.json` for one, by
-# the files' own keys. `native.json` has the prefixes of the networks' names, and fragments of names, ours and theirs.
+# Of single files, whose metadata has a config with other keys than `config.json`. `native.json` has its keys of sizes
+# beside ours, keys that change nothing, and the fragments of tensors' names, ours beside theirs. All else must be as
+# published, in `native.ltx2.json` for one.
 DEEPEST = 5  # sections within sections
 SECTIONS = ("transformer", "vae", "audio_vae", "vocoder")
+BLOCK_SIZES = re.compile(r"vae\.(en|de)coder_blocks\.\d+\.1\.(num_layers|multiplier)")
 DATA = json.loads(Path(__file__).with_name("native.json").read_text(encoding="utf-8"))
 RENAMINGS = {name: Renaming(row["prefix"], tuple(row["fragments"].items())) for name, row in DATA["names"].items()}
+READ = tuple(f"{path}." for path in (*DATA["sizes"], *DATA["unread"]))
 
 
 def config_problems(config: Config, version: str, where: str) -> Iterator[UsageError]:
-    """What `config` states that this model version does not mean; `where` names the file. Null means what was
-    published."""
+    """What `config` states, sizes aside, that this model version does not mean; `where` names the file. Null means what
+    was published."""
     for section in SECTIONS:
         if not isinstance(config.get(section), dict):
             yield UsageError(f"{where}: the config has no section {section}", AGAIN)
     values = _flat({section: config.get(section) for section in SECTIONS})
     stated = {key: value for key, value in values if value is not None}
     published = dict(_flat(json.loads(Path(__file__).with_name(f"native.{version}.json").read_text(encoding="utf-8"))))
-    shown = {key for key in stated if key.rpartition(".")[2] in DATA["shown"] or key.startswith(DATA["unread"])}
-    if problems := "; ".join(_not_implemented(stated, published, shown)):
+    known = {key for key in stated if f"{key}.".startswith(READ) or BLOCK_SIZES.fullmatch(key)}
+    if problems := "; ".join(_not_implemented(stated, published, known)):
         yield UsageError(f"{where}: this {version} model is not implemented: {problems}", AGAIN)
+
+
+def stated_sizes(config: Config) -> dict[str, Config]:
+    """The sizes that `config` states, by network, under the keys of its `config.json`."""
+    sizes: dict[str, Config] = {network: {} for network in RENAMINGS}
+    for path, places in DATA["sizes"].items():
+        value: Any = config
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        for network, _, key in (place.partition(".") for place in places if value is not None):
+            sizes[network][key] = value
+    if isinstance(vae := config.get("vae"), dict):
+        sizes["vae"] |= _block_sizes(vae, "encoder", "") | _block_sizes(vae, "decoder", "decoder_")
+    return sizes
+
+
+def _block_sizes(vae: Config, half: str, prefix: str) -> Config:
+    """Residual blocks and channels of each level in a half of the video autoencoder, from the pixels on. What is no
+    number stays, and is refused where the other values are."""
+    blocks = vae.get(f"{half}_blocks")
+    listed = [block for block in blocks if isinstance(block, list) and block] if isinstance(blocks, list) else []
+    options = [block[-1] for block in listed if isinstance(block[-1], dict)]
+    factors = [between.get("multiplier") for between in options[1::2]]
+    channels = [vae.get(f"{half}_base_channels") or vae.get("latent_channels"), *factors]
+    if all(type(number) is int for number in channels):
+        channels = list(accumulate(channels, mul))[1:]
+    levels = [level.get("num_layers") for level in options[::2]]
+    sizes = {f"{prefix}layers_per_block": levels, f"{prefix}block_out_channels": channels}
+    return sizes | ({"upsample_factor": factors} if prefix else {}) if options else {}
 
 
 def _flat(config: Config, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -4,7 +4,7 @@ layouts: diffusers' folder, and a published single file, which holds all but the
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial
 from operator import attrgetter
 from pathlib import Path
@@ -23,6 +23,7 @@ from ltx2_cli.models.config import (
     Config,
     config_problems,
     read_arch,
+    stated_sizes,
 )
 from ltx2_cli.models.connectors import TextConnectors
 from ltx2_cli.models.gemma import Gemma, check_tokenizer, gemma_arch, language_model
@@ -31,7 +32,7 @@ from ltx2_cli.models.upsampler import LatentUpsampler, LatentUpsamplerArch
 from ltx2_cli.models.video_vae import LatentStatistics, VideoVAE, VideoVAEArch
 from ltx2_cli.models.vocoder import Vocoder, VocoderWithBWE, build_vocoder, vocoder_arch
 from ltx2_cli.request.spec import BOTH, DType, RunSpec, Streams
-from ltx2_cli.weights.checkpoint import AGAIN, TensorFiles, collect, raise_all, read_json
+from ltx2_cli.weights.checkpoint import AGAIN, TensorFiles, abbreviate, collect, raise_all, read_json
 from ltx2_cli.weights.declare import Scope, declared
 from ltx2_cli.weights.load import mismatches
 from ltx2_cli.weights.published import CATALOG, MODEL
@@ -179,6 +180,7 @@ ONE_RELEASE = "take all networks from one release, or name another checkpoint: -
 TEXT_HINT = "--text-encoder FOLDER or REPO names the Gemma-3 that the model was trained with"
 CONFIG_FILES = {name: f"{name}/config.json" for name in READERS} | {"scheduler": "scheduler/scheduler_config.json"}
 UNREAD = re.compile(r"(audio_)?vae\.per_channel_statistics\..*")  # more of them than normalising takes
+TEXT_PROJECTIONS = tuple(f"text_embedding_projection.{stream}aggregate_embed.weight" for stream in ("", "video_"))
 MODULATION = "model.diffusion_model.prompt_adaln_single.linear.weight"  # of the text: in LTX-2.3 alone
 LATER_VERSIONS = (2, 3)  # the first of them
 
@@ -193,21 +195,25 @@ class _ParsedCheckpoint:
     tokenizer: Path
     problems: list[UsageError]
     text_hint: str = AGAIN  # what to do where the text encoder is the wrong one
+    sizes: Mapping[str, Config] = field(default_factory=dict)  # of each network, by the metadata of a single file
 
     def checkpoint(self) -> Checkpoint:
         """The checkpoint. Raises `UsageError` with everything that is wrong, as far as what was read tells."""
         misfits = [*self._sizes(), *self._tensors()]
         if misfits:
-            heading = f"{self.where} does not hold what its configs describe"
+            source = "its metadata describes" if self.sizes else "its configs describe"
+            heading = f"{self.where} does not hold what {source}"
             misfits[0] = UsageError(f"{heading}. {misfits[0]}", misfits[0].hint)
         raise_all([*self.problems, *self._model_versions(), *misfits])
         return Checkpoint(self.where, Arch(**self.archs), self.files, self.tokenizer)
 
     def _sizes(self) -> Iterator[UsageError]:
-        """Sizes that are equal wherever networks were made for each other, and are not here."""
+        """Sizes that are equal wherever networks were made for each other, and are not here; a text encoder without
+        tensors is not that of this checkpoint."""
+        known = self.archs.keys() - ({TEXT_ENCODER} - self.files.keys())
         for first, second, meaning in RULES["equal"]:
             places = [place.split(".", 1) for place in (first, second)]
-            if all(network in self.archs for network, _ in places):
+            if all(network in known for network, _ in places):
                 size, other = (attrgetter(key)(self.archs[network]) for network, key in places)
                 if size != other:
                     yield UsageError(f"{meaning} differ: {size} and {other}", self._hint(places[0][0]))
@@ -227,7 +233,10 @@ class _ParsedCheckpoint:
         """Tensors that are not what their network declares."""
         for name, files in self.files.items():
             if name in self.archs:
-                for mismatch in mismatches(_abstract_network(name, self.archs[name]), files):
+                found = mismatches(_abstract_network(name, self.archs[name]), files)
+                if found and (sizes := self.sizes.get(name)):
+                    found.append(f"stated {abbreviate([f'{key} {size}' for key, size in sizes.items()])}")
+                for mismatch in found:
                     yield UsageError(f"{name}: {mismatch}", self._hint(name))
 
     def _hint(self, network: str) -> str:
@@ -274,7 +283,8 @@ def _read_config(path: Path, reader: Callable[[Config, str], Any]) -> Any:
 
 def open_file(path: Path, text_encoder: Path | None) -> Checkpoint:
     """The checkpoint in a published single file and a text encoder's folder; None: the published one, without tensors.
-    The networks are those of the published model whose tensors the file has. Raises `UsageError` as `open_folder`."""
+    The networks are those of the published model whose tensors the file has, in the sizes that its metadata states.
+    Raises `UsageError` as `open_folder`."""
     text = _read_text_encoder(text_encoder) if text_encoder else _ParsedCheckpoint(path, {}, {}, path, [])
     hints = {AGAIN: TEXT_HINT}
     text_problems = [UsageError(str(problem), hints.get(problem.hint, problem.hint)) for problem in text.problems]
@@ -283,15 +293,32 @@ def open_file(path: Path, text_encoder: Path | None) -> Checkpoint:
         raise_all([*problems, *text_problems])
     file, config = opened[""]
     version = LTX2_3 if MODULATION in file else LTX2
-    archs = dict(vars(PRESETS[version]))
-    if text_encoder:
-        del archs[TEXT_ENCODER]
-    # The reference for these files perturbs attention whenever it is asked to, without a key for it.
-    archs |= text.archs | {"transformer": replace(archs["transformer"], perturbed_attn=True)}
-    problems = [*config_problems(config, version, str(path)), *_other_version(file, version, path), *text_problems]
-    return _ParsedCheckpoint(
-        path, archs, _parts(file, archs) | text.files, text.tokenizer, problems, TEXT_HINT
-    ).checkpoint()
+    sizes = _read_sizes(file, config)
+    archs, bad_sizes = _read_archs(sizes, version, path)
+    problems = [*config_problems(config, version, str(path)), *bad_sizes, *_other_version(file, version, path)]
+    files = {} if bad_sizes else _parts(file, archs)
+    archs |= text.archs if text_encoder else {TEXT_ENCODER: PRESETS[version].text_encoder}
+    problems += text_problems
+    return _ParsedCheckpoint(path, archs, files | text.files, text.tokenizer, problems, TEXT_HINT, sizes).checkpoint()
+
+
+def _read_sizes(file: TensorFiles, config: Config) -> dict[str, Config]:
+    """The sizes that a single file states. Its config does not count the states of the text encoder: the projection of
+    all of them does."""
+    sizes = stated_sizes(config)
+    width = sizes["connectors"].get("caption_channels")
+    features = next((file[name].shape[-1] for name in TEXT_PROJECTIONS if name in file), 0)
+    if isinstance(width, int) and 0 < width <= features:
+        sizes["connectors"]["text_proj_in_factor"] = features // width
+    return sizes
+
+
+def _read_archs(sizes: Mapping[str, Config], version: str, path: Path) -> tuple[dict[str, Any], list[UsageError]]:
+    """The networks of a published model in other sizes, and why some cannot be."""
+    configs = {name: CONFIGS[version][name] | sizes.get(name, {}) for name in READERS}
+    # The reference for single files perturbs attention whenever it is asked to, without a key for it.
+    configs["transformer"]["perturbed_attn"] = True
+    return collect({name: partial(read, configs[name], f"{path}, {name}") for name, read in READERS.items()})
 
 
 def _open_file(path: Path) -> tuple[TensorFiles, Config]:

@@ -58,6 +58,11 @@ class VocoderArch(NetworkArch):
             sizes += [instants * channels * self.antialias_ratio] * 2 * steps * self.antialias
         return sizes
 
+    @property
+    def spectra_rate(self) -> float:
+        """Spectra that become a second."""
+        return self.output_sampling_rate / math.prod(self.upsample_factors)
+
     def conflicts(self) -> Iterator[str]:
         if (self.act_fn, self.antialias) not in (("leaky_relu", False), ("snakebeta", True)):
             implemented = "only 'leaky_relu' without and 'snakebeta' with it are"
@@ -107,6 +112,10 @@ class VocoderWithBWEArch(VocoderArch):
     output_sampling_rate: int = 48000
 
     model_version = LTX2_3
+
+    @property
+    def spectra_rate(self) -> float:
+        return self.input_sampling_rate / math.prod(self.upsample_factors)
 
     @property
     def bwe(self) -> VocoderArch:

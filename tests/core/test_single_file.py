@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,18 +13,19 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from embedded_configs import NATIVE
+from embedded_configs import native_config
 from ltx2_cli import load, read_spec, resolve
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.config import RENAMINGS
-from ltx2_cli.models.networks import PRESETS, open_file
+from ltx2_cli.models.networks import open_file
 from ltx2_cli.plan.resolve import Plan
 from model_versions import LTX2, LTX2_3, other_text_encoder, random_folder
 from program import run_program
 
 Tensors = dict[str, np.ndarray]
+OFF = {"guidance": 1, "stg": 0, "modality": 1}
 
 
 class Twins(NamedTuple):
@@ -35,30 +37,23 @@ class Twins(NamedTuple):
     version: str
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models of the published versions, as small as the tests'."""
-    monkeypatch.setitem(PRESETS, "ltx2", LTX2)
-    monkeypatch.setitem(PRESETS, "ltx2.3", LTX2_3)
-
-
-def twins(arch: Arch, config: Mapping[str, Any], version: str, cache: Path) -> Twins:
+def twins(arch: Arch, version: str, cache: Path) -> Twins:
     named = {}
     folder = random_folder(arch, cache)
     for network, renaming in RENAMINGS.items():
         declared = load_file(folder / network / "diffusion_pytorch_model.safetensors")
         named |= {theirs: declared[ours] for ours, theirs in renaming.originals(declared).items()}
-    return Twins(folder, named, config, version)
+    return Twins(folder, named, native_config(arch), version)
 
 
 @pytest.fixture(scope="module")
 def newer(tmp_path_factory: pytest.TempPathFactory) -> Twins:
-    return twins(LTX2_3, NATIVE["ltx2.3"], "2.3", tmp_path_factory.mktemp("newer"))
+    return twins(LTX2_3, "2.3", tmp_path_factory.mktemp("newer"))
 
 
 @pytest.fixture(scope="module")
 def older(tmp_path_factory: pytest.TempPathFactory) -> Twins:
-    return twins(LTX2, NATIVE["ltx2"], "2.0.0", tmp_path_factory.mktemp("older"))
+    return twins(LTX2, "2.0.0", tmp_path_factory.mktemp("older"))
 
 
 def single_file(tmp_path: Path, model: Twins) -> Path:
@@ -79,7 +74,7 @@ def loaded(plan: Plan, network: str) -> list[np.ndarray]:
         return [np.asarray(array) for array in jax.tree.leaves(module)]
 
 
-@pytest.mark.parametrize("name", ["newer", "older"])
+@pytest.mark.parametrize("name", ["newer", "older", "fewer_heads"])
 def test_a_single_file_makes_the_same_bytes_as_the_folder(
     name: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
@@ -92,6 +87,63 @@ def test_a_single_file_makes_the_same_bytes_as_the_folder(
     for network in whole.networks.present():
         for one, other in zip(loaded(single, network), loaded(whole, network), strict=True):
             np.testing.assert_array_equal(one, other, strict=True)
+
+
+@pytest.fixture(scope="module")
+def fewer_heads(tmp_path_factory: pytest.TempPathFactory) -> Twins:
+    """As wide as the older, which no tensor tells apart; with fewer layers of the denoiser and the connectors."""
+    heads = {"num_attention_heads": 2, "attention_head_dim": 64}
+    audio = {"audio_num_attention_heads": 2, "audio_attention_head_dim": 32}
+    connectors = {"video_connector_num_layers": 1, "audio_connector_num_layers": 1}
+    arch = replace(
+        LTX2,
+        transformer=replace(LTX2.transformer, num_layers=2, **heads, **audio),
+        connectors=replace(LTX2.connectors, **connectors),
+    )
+    return twins(arch, "2.0.0", tmp_path_factory.mktemp("fewer-heads"))
+
+
+@pytest.mark.parametrize("name", ["newer", "older", "fewer_heads"])
+def test_a_single_file_of_any_size_makes_a_clip(
+    name: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model: Twins = request.getfixturevalue(name)
+    files = ["--model", str(single_file(tmp_path, model)), "--text-encoder", str(model.folder)]
+    size = ["--height=64", "--width=64", "--num-frames=9", "--steps=1", "--set=max_sequence_length=32", "--no-audio"]
+    scales = [f"--{kind}-scale={off}" for kind, off in OFF.items()]
+    clip = tmp_path / "clip.mp4"
+    assert run_program(monkeypatch, "generate", "rain", *files, *size, *scales, "-o", str(clip)) == 0
+    assert clip.stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "size", "tensor"),
+    [
+        ("transformer", "num_layers", 5, "num_layers 5", "not known: model.diffusion_model.transformer_blocks.5."),
+        ("transformer", "attention_head_dim", 16, "attention_head_dim 16", "to_gate_logits.weight is 4x128, not 4x64"),
+        ("transformer", "connector_num_layers", 3, "video_connector_num_layers 3", "missing: audio_connector."),
+        ("vae", "latent_channels", 16, "latent_channels 16", "encoder.conv_in.conv.bias is 32, not 16"),
+    ],
+)
+def test_metadata_that_contradict_the_tensors_are_refused(
+    newer: Twins,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    section: str,
+    key: str,
+    value: int,
+    size: str,
+    tensor: str,
+) -> None:
+    config = {**newer.config, section: {**newer.config[section], key: value}}
+    path = single_file(tmp_path, newer._replace(config=config))
+    words = ["rain", "--model", str(path), "--text-encoder", str(newer.folder), "--dry-run"]
+    assert run_program(monkeypatch, "generate", *words) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"{path} does not hold what its metadata describes" in said
+    assert size in said
+    assert tensor in said
 
 
 @pytest.mark.parametrize("name", ["newer", "older"])
@@ -187,7 +239,7 @@ def test_networks_of_two_versions_in_one_file_are_refused(newer: Twins, older: T
     mixed |= {name: tensor for name, tensor in older.tensors.items() if name.startswith("vae.")}
     config = {**newer.config, "vae": older.config["vae"]}
     path = single_file(tmp_path, newer._replace(tensors=mixed, config=config))
-    finding = r"this ltx2.3 model .* vae.decoder_blocks.0.1.num_layers is 5, .* vae: \d+ missing: decoder."
+    finding = r"this ltx2.3 model .* vae.decoder_blocks.1.0 is 'compress_all', .* the decoder's lists differ in length"
     with pytest.raises(UsageError, match=finding):
         open_file(path, newer.folder)
 
