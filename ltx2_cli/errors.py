@@ -3,7 +3,7 @@
 import errno
 from collections.abc import Sequence
 
-MAKE_ROOM = "free some space, or name another place: -o FILE"  # hint for a file that cannot be written
+MAKE_ROOM = "free some space, or write to another disk"  # hint for a file that cannot be written
 DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # after which no other file can be written there either
 

@@ -59,6 +59,11 @@ class Output(NamedTuple):
     option: str
 
 
+def named_by(option: str, name: str) -> str:
+    """What to type for another file: the option, or `--set KEY=`, and a name."""
+    return f"{option}{'' if option.endswith('=') else ' '}{name}"
+
+
 @dataclass
 class _Lock:
     """The lock of a name, as long as this process holds it."""
@@ -93,8 +98,8 @@ def reserve(outputs: Iterable[Output], note: Callable[[str], None] | None = None
             try:
                 lock = held.enter_context(_locked(path))
             except BlockingIOError as error:
-                sentence, hint = f"another process is writing {path}", f"wait for it, or name another: {option} FILE"
-                raise ReservedError(sentence, hint) from error
+                hint = f"wait for it, or name another: {named_by(option, 'FILE')}"
+                raise ReservedError(f"another process is writing {path}", hint) from error
             folder = lock.path.parent
             if note and lock.file is None and folder not in _folders_without_locks:
                 note(f"{folder} has no file locks: another run could write the same files at the same time")

@@ -13,8 +13,9 @@ from os.path import expanduser
 from pathlib import Path
 
 from ltx2_cli.errors import UsageError
-from ltx2_cli.files import Output, check_unreserved
+from ltx2_cli.files import Output, check_unreserved, named_by
 from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.request.spelling import typed
 from ltx2_cli.request.validation import CLIP_TYPES
 
 FRAME = re.compile(r"\d{5,}\.png")  # the name of a PNG in a folder of frames
@@ -76,15 +77,15 @@ def outputs(spec: RunSpec, product: Product = Product.clips) -> list[Output]:
     latents = [*latents_paths(spec), *([sheet_path(spec)] if product is Product.drafts else [])]
     return [
         *(Output(path, "-o") for video in videos for path in (video, record_path(video))),
-        *(Output(path, "--save-latents") for path in latents),
+        *(Output(path, typed("save_latents").rstrip()) for path in latents),
     ]
 
 
 def run_file(spec: RunSpec) -> Output:
     """The file of an unfinished run: beside the first video, or beside the latents if only they have a name."""
-    latents_only = spec.save_latents and not spec.output
-    paths, option = (latents_paths(spec), "--save-latents") if latents_only else (output_paths(spec), "-o")
-    return Output(paths[0].with_suffix(RUN), option)
+    if spec.save_latents and not spec.output:
+        return Output(latents_paths(spec)[0].with_suffix(RUN), typed("save_latents").rstrip())
+    return Output(output_paths(spec)[0].with_suffix(RUN), "-o")
 
 
 def read_files(spec: RunSpec, *others: Path | None) -> list[Path]:
@@ -146,36 +147,36 @@ def check_outputs(
     reads: Iterable[Path] = (),
     force: bool = False,
     own: Collection[Path] = (),
-    forcing: str = "--force",
     folders: Sequence[Output] = (),
 ) -> None:
     """Raise `UsageError` for a file that cannot be written, would overwrite another one or an input, is being written
-    by another process, or exists without being the command's `own` or `force` (the option `forcing`). The `folders` are
-    written into. Creates no file or folder."""
+    by another process, or exists without being the command's `own` or `force`. The `folders` are written into.
+    Creates no file or folder."""
     for path, option in files:
         check_place(path, option)
     check_distinct([*files, *folders], reads)
     for path, option in files:
         if path.is_dir():
-            raise UsageError(f"{path} is a folder", f"name a file: {option} FILE")
+            raise UsageError(f"{path} is a folder", f"name a file: {named_by(option, 'FILE')}")
     check_unreserved(files)
     existing = [file for file in files if os.path.lexists(file.path) and file.path not in own and not force]
     for path, option in sorted(existing, key=lambda file: file.path.suffix != RUN):
         if path.suffix == RUN:
-            raise UsageError(f"{path} is an unfinished run", f"`ltx2 resume {path}` goes on, {forcing} begins anew")
-        raise UsageError(f"{path} exists", f"{forcing} overwrites it, or name another: {option} FILE")
+            raise UsageError(f"{path} is an unfinished run", f"`ltx2 resume {path}` goes on, --force begins anew")
+        raise UsageError(f"{path} exists", f"--force overwrites it, or name another: {named_by(option, 'FILE')}")
 
 
 def check_frames(folder: Path, option: str, force: bool) -> None:
     """Raise `UsageError` for a folder of frames that is not writable, holds frames without `force`, or other files."""
     check_place(folder, option)
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file", f"name a folder: {option} FOLDER/")
+        raise UsageError(f"{folder} is a file", f"name a folder: {named_by(option, 'FOLDER/')}")
     names = sorted(file.name for file in folder.iterdir()) if folder.exists() else []
+    another = f"name another: {named_by(option, 'FOLDER/')}"
     if others := [name for name in names if not FRAME.fullmatch(name)]:
-        raise UsageError(f"{folder} holds other files than frames: {others[0]}", f"name another: {option} FOLDER/")
+        raise UsageError(f"{folder} holds other files than frames: {others[0]}", another)
     if names and not force:
-        raise UsageError(f"{folder} holds frames", f"--force replaces them, or name another: {option} FOLDER/")
+        raise UsageError(f"{folder} holds frames", f"--force replaces them, or {another}")
 
 
 def check_place(path: Path, option: str, metavar: str = "FILE") -> None:
@@ -189,7 +190,7 @@ def check_place(path: Path, option: str, metavar: str = "FILE") -> None:
                 (place / name).lstat()  # refused if the name is too long
     except OSError as error:
         sentence = f"cannot write {shown}: {error.strerror or error}"
-        raise UsageError(sentence, f"name another place: {option} {metavar}") from error
+        raise UsageError(sentence, f"name another place: {named_by(option, metavar)}") from error
 
 
 def check_distinct(files: Iterable[Output], reads: Iterable[Path]) -> None:
@@ -199,5 +200,5 @@ def check_distinct(files: Iterable[Output], reads: Iterable[Path]) -> None:
         place = os.path.realpath(path)
         if place in taken or place in sources:
             fault = "is named for two things" if place in taken else "is read, and would be overwritten"
-            raise UsageError(f"{path} {fault}", f"name another: {option} FILE")
+            raise UsageError(f"{path} {fault}", f"name another: {named_by(option, 'FILE')}")
         taken.add(place)

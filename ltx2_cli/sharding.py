@@ -21,6 +21,7 @@ from ltx2_cli.chips import chip
 from ltx2_cli.devices import skip_absent_tpu
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.spec import AttentionBackend, ShardingSpec
+from ltx2_cli.request.spelling import typed
 from ltx2_cli.weights.declare import Weight
 
 skip_absent_tpu()  # all that uses devices imports this module
@@ -126,7 +127,7 @@ def lay_out(
         for axis, size in sorted(sizes, key=lambda change: (abs(change[1] - spec.mesh[change[0]]), change)):
             with suppress(UsageError):
                 _lay_out(replace(spec, mesh={**spec.mesh, axis: size}), devices, weights, rows, heads)
-                hint = f"nearest: --set sharding.mesh.{axis}={size}; or {hint}"
+                hint = f"nearest: {typed(f'sharding.mesh.{axis}', size)}; or {hint}"
                 break
         raise UsageError(str(error), hint) from None
 
@@ -153,7 +154,7 @@ def _lay_out(
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise UsageError(
             f"sharding profile {spec.profile} does not fit the model: {'; '.join(problems[:5])}{more}",
-            "another mesh with --set sharding.mesh.AXIS=SIZE, another profile, or --sharding single",
+            f"another mesh: {typed('sharding.mesh.AXIS', 'SIZE')}, or another profile: {typed('sharding', 'single')}",
         )
     return plan
 
@@ -193,7 +194,7 @@ def _mesh(spec: ShardingSpec, devices: Sequence[jax.Device], rows: int) -> Mesh:
         shape = " x ".join(f"{axis} {size}" for axis, size in spec.mesh.items())
         raise UsageError(
             f"sharding profile {spec.profile}: a mesh of {shape} does not fit {len(devices)} devices",
-            "another with --set sharding.mesh.AXIS=SIZE, or --sharding single",
+            f"another: {typed('sharding.mesh.AXIS', 'SIZE')}, or {typed('sharding', 'single')}",
         )
     return Mesh(create_device_mesh([*sizes.values()], devices, allow_split_physical_axes=True), tuple(sizes))
 

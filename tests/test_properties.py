@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 from ltx2_cli.cli.execute import places
 from ltx2_cli.cli.inspect import inspect
 from ltx2_cli.cli.latents import latents_request
-from ltx2_cli.cli.options import KEYS, ConfigOptions
+from ltx2_cli.cli.options import ConfigOptions
 from ltx2_cli.cli.replay import find_source, read_clip
 from ltx2_cli.cli.session import system_error
 from ltx2_cli.console import print_error
@@ -41,6 +41,7 @@ from ltx2_cli.plan.resolve import Plan, resolve
 from ltx2_cli.request.layers import dump, parse
 from ltx2_cli.request.profiles import read_spec, to_yaml
 from ltx2_cli.request.spec import RunSpec, Streams
+from ltx2_cli.request.spelling import NAMES
 from ltx2_cli.request.validation import RANGES
 from ltx2_cli.tensor_file import CHECKSUM, checksum
 from program import run_program
@@ -76,14 +77,14 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
-NAMES = [*KEYS.values(), "sharding.mesh", "sharding.mesh.heads", "sharding.weights.embed", "sharding.profile"]
+KEYS = [*NAMES.values(), "sharding.mesh", "sharding.mesh.heads", "sharding.weights.embed", "sharding.profile"]
 NUMERIC = {*RANGES, "seed", "sigmas", "stg_blocks", "second_stage.sigmas", "sharding.mesh.heads"}
 
 
 @st.composite
 def asked(draw: Callable[..., Any]) -> tuple[str, Any]:
     """A key and a value for it, often of the right kind."""
-    key = draw(st.sampled_from(NAMES)) if draw(st.integers(0, 9)) else draw(st.text(max_size=10))
+    key = draw(st.sampled_from(KEYS)) if draw(st.integers(0, 9)) else draw(st.text(max_size=10))
     fitting = NUMBERS if key in NUMERIC else TEXTS
     return key, draw(fitting | st.lists(fitting, max_size=3) | VALUES)
 
@@ -317,7 +318,7 @@ def test_any_video_is_accepted_or_refused_in_a_sentence(
 
 
 OPTIONS = st.sampled_from(
-    [f"--{name.replace('_', '-')}" for name in KEYS if "." not in name] + ["--stop-after", "--keep-every"]
+    [f"--{name.replace('_', '-')}" for name in NAMES if "." not in name] + ["--stop-after", "--keep-every"]
 )
 WORDS = st.lists(st.tuples(OPTIONS, TEXTS | NUMBERS.map(str)), max_size=2)
 
@@ -399,4 +400,4 @@ def test_any_jobs_are_made_or_refused_in_a_sentence(tmp_path: Path, lines: list[
 
 
 def test_every_key_is_covered_by_a_property() -> None:
-    assert {field.name for field in fields(RunSpec)} <= {name.split(".")[0] for name in NAMES}
+    assert {field.name for field in fields(RunSpec)} <= {name.split(".")[0] for name in KEYS}

@@ -2,13 +2,13 @@
 
 import json
 import os
-import re
 import shlex
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from functools import cache
 from importlib import import_module
 from inspect import Parameter, Signature, cleandoc, get_annotations
 from pathlib import Path
@@ -17,19 +17,19 @@ from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
-from typer.main import get_command, get_group
+from typer.main import get_command
 
 from ltx2_cli import __version__
 from ltx2_cli.cli import commands
 from ltx2_cli.cli.names import ALIASES
-from ltx2_cli.cli.options import KEYS, PANELS, BatchOptions, Options, SessionOptions
+from ltx2_cli.cli.options import PANELS, BatchOptions, Options, SessionOptions, spelling_of
 from ltx2_cli.cli.session import FINISHED, exit_now, leave_quietly, open_session, system_error
 from ltx2_cli.console import print_error, print_out
 from ltx2_cli.errors import CommandError, RunError, UsageError
 from ltx2_cli.files import remove_locks
 from ltx2_cli.interrupts import INTERRUPTED, ignore_signals, on_forced_exit, resend_interrupt
+from ltx2_cli.request.spelling import spelled_for
 
-OPTION = re.compile(r"--(?P<name>[a-z][a-z-]+)(?: (?P<value>-?\d[\d.]*))?")
 MEANINGS = {  # of exit codes
     0: "done",
     1: "the run failed",
@@ -108,7 +108,8 @@ def as_function(verb: type[Options], module: str) -> Callable[..., None]:
 
     def run(**values: object) -> None:
         options = verb(**values)
-        with open_session(options) if isinstance(options, SessionOptions) else nullcontext() as session:
+        hosts = open_session(options) if isinstance(options, SessionOptions) else nullcontext()
+        with spelled_for(spelling_of(verb)), hosts as session:
             function = getattr(import_module(f"ltx2_cli.cli.{module}"), verb.__name__.lower())
             function(options, session) if session else function(options)
 
@@ -158,6 +159,12 @@ def overview(context: typer.Context, version: bool = typer.Option(False, "--vers
     show_help(context)
 
 
+@cache
+def program() -> Any:
+    """`ltx2` with all its commands, of a class that typer does not export."""
+    return get_command(app)
+
+
 def main() -> None:
     """Run the command line and exit. Tracebacks are shown with `--debug` alone."""
     if sys.stderr is None:  # closed; nothing that is opened later may get its number
@@ -167,25 +174,28 @@ def main() -> None:
     on_forced_exit(remove_locks)
     sentence, hint = "interrupted", ""  # typer's own exit code is 130
     try:
-        code = get_command(app)(prog_name="ltx2", standalone_mode=False) or 0
+        code = program()(prog_name="ltx2", standalone_mode=False) or 0
     except (CommandError, OSError, typer.TyperException) as caught:
         if "--debug" in sys.argv:
             traceback.print_exc()
         error = system_error(caught) if isinstance(caught, OSError) else caught
         sentence, code = str(error), error.exit_code
-        hint = f"`{' '.join(['ltx2', *typed_command()[0]])} --help` lists what there is"
         if isinstance(error, typer.TyperException):
-            sentence = error.format_message()
-        elif error.hint or not isinstance(error, UsageError):
+            sentence, hint = refusal(error)
+        else:
             hint = error.hint
         if leave_quietly(error):
             sys.exit(code)
     ignore_signals()
     if code:
-        sentence, hint = of_verb(sentence), of_verb(hint)
         print_error(sentence, hint, "" if code == INTERRUPTED else "error: ")
         print_json_error(sentence, hint, code)
     exit_now(code)
+
+
+def refusal(error: typer.TyperException) -> tuple[str, str]:
+    """What typer does not understand, and what helps."""
+    return error.format_message(), f"`{' '.join(['ltx2', *typed_command()[0]])} --help` lists what there is"
 
 
 def print_json_error(sentence: str, hint: str, code: int) -> None:
@@ -202,25 +212,13 @@ def typed_command() -> tuple[list[str], Any]:
     """The words of the command that was typed, as far as they name one, and that command or group. Its class is one
     that typer does not export."""
     words = list[str]()
-    command: Any = get_group(app)
+    command = program()
     for word in sys.argv[1:]:
         if not isinstance(command, TyperGroup) or word not in command.commands:
             break
         command = command.commands[word]
         words.append(word)
     return words, command
-
-
-def of_verb(text: str) -> str:
-    """`text`, where each option that the typed verb does not have becomes a `--set` of its key."""
-    flags = {flag for parameter in typed_command()[1].params for flag in parameter.opts}
-
-    def replacement(match: re.Match[str]) -> str:
-        name, value = match["name"], match["value"] or "N"
-        key = "num_inference_steps" if name == "steps" else KEYS.get(name.replace("-", "_"))
-        return match[0] if key is None or f"--{name}" in flags else f"--set {key}={value}"
-
-    return OPTION.sub(replacement, text) if "--set" in flags else text
 
 
 def _unexpected(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

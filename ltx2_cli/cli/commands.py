@@ -7,7 +7,6 @@ from ltx2_cli.cli.options import (
     COMPILE_CACHE,
     CONTENT,
     COORDINATOR,
-    DEBUG,
     FILES,
     KEEP_EVERY,
     LORA,
@@ -155,8 +154,7 @@ class Resume(SessionOptions):
     run: Path = argument("RUN", "The .run file beside the clip it makes.")
     output: File = option(FILES, "The mp4, in place of the one that was asked for.", "--output", "-o", metavar="FILE")
     save_latents: File = SAVE_LATENTS
-    overwrite: bool = flag(FILES, "Overwrite what other runs left where it writes.", "--overwrite")
-    force: bool = flag(FILES, "Also with other versions or devices than before.", "--force")
+    allow_changes: bool = flag(FILES, "Also with other versions or devices than before.", "--allow-changes")
     keep_every: float = KEEP_EVERY
     sharding: Text = SHARDING
     compile_cache: Text = COMPILE_CACHE
@@ -210,7 +208,6 @@ class Plan(ClipOptions, WishOptions):
     dump_hlo: File = option(PLAN, "Folder for the optimised HLO, a file a program.")
     as_json: bool = flag(PLAN, "As JSON: bytes, seconds.", "--json")
     num_videos: Count = option(SIZE, "Videos at once.")
-    debug: bool = DEBUG
 
 
 class Info(Options):
@@ -270,7 +267,6 @@ class Doctor(Options):
 
     as_json: bool = flag(None, "As JSON, a list.", "--json")
     coordinator_address: Text = COORDINATOR
-    debug: bool = DEBUG
 
 
 class Run(ClipOptions, WishOptions):
@@ -285,7 +281,6 @@ class Run(ClipOptions, WishOptions):
     output: File = option(FILES, "JSON file for the timings, with sglang's keys.", "--output", "-o", metavar="FILE")
     as_json: bool = flag(FILES, "As JSON: the same, and what was estimated.", "--json")
     force: bool = flag(FILES, "Overwrite what is there.", "--force")
-    debug: bool = DEBUG
 
 
 class Compare(Options):
@@ -310,7 +305,6 @@ class Show(RequestOptions):
 
     as_json: bool = flag(FILES, "As JSON: for each key its value and origin.", "--json")
     as_command: bool = flag(FILES, "As one command line that asks for the same.", "--command")
-    debug: bool = DEBUG
 
 
 class Validate(Options):
@@ -320,7 +314,6 @@ class Validate(Options):
     """
 
     files: list[Path] = argument("FILE...", "What --config would read.")
-    debug: bool = DEBUG
 
 
 class Locate(Options):

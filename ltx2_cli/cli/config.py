@@ -12,12 +12,11 @@ from typing import Any
 
 import typer
 import yaml
-from typer.main import get_group
 
-from ltx2_cli.cli import app
+from ltx2_cli.cli import program
 from ltx2_cli.cli.commands import Locate, Schema, Show, Validate
 from ltx2_cli.cli.generate import ANYTHING, asked_for, config_page, overrides, prompt_and_seeds, sized
-from ltx2_cli.cli.options import KEYS, RequestOptions
+from ltx2_cli.cli.options import RequestOptions
 from ltx2_cli.console import columns, print_out, reporter
 from ltx2_cli.errors import UsageError
 from ltx2_cli.files import read_limited
@@ -41,7 +40,7 @@ from ltx2_cli.request.profiles import (
 from ltx2_cli.request.schema import settings_schema
 from ltx2_cli.request.size import most_frames
 from ltx2_cli.request.spec import AudioSpec, ConditionSpec, RunSpec
-from ltx2_cli.request.validation import OPTIONS
+from ltx2_cli.request.spelling import NAMES, option
 
 COLUMN = 44  # where origins begin, behind values that are not longer
 
@@ -154,13 +153,13 @@ def _usual_names() -> dict[str, object]:
 @cache
 def _generate() -> Any:
     """The command `ltx2 generate`, of a class that typer does not export."""
-    return get_group(app).commands["generate"]
+    return program().commands["generate"]
 
 
 def _flags() -> dict[str, str]:
     """The option of `ltx2 generate` for each dotted key that has one."""
-    parameters = [parameter for parameter in _generate().params if parameter.name in KEYS]
-    options = {KEYS[parameter.name]: parameter.opts[0] for parameter in parameters}
+    parameters = [parameter for parameter in _generate().params if parameter.name in NAMES]
+    options = {NAMES[parameter.name]: parameter.opts[0] for parameter in parameters}
     options[PROFILE_KEYS["sharding"]] = options.pop("sharding")
     return {key: option for key, option in options.items() if option.startswith("--")}
 
@@ -190,7 +189,7 @@ def _condition_words(condition: ConditionSpec) -> list[str]:
     strength = "" if condition.strength == 1 else f":{condition.strength}"
     follows = condition.kind in ("reference", "mask")
     place = "" if follows or not (condition.frame or strength) else f"@{condition.frame}"
-    return _as_option(OPTIONS[condition.kind], f"{condition.path}{place}{strength}")
+    return _as_option(option(f"conditions/{condition.kind}"), f"{condition.path}{place}{strength}")
 
 
 def _as_option(flag: str, text: str) -> list[str]:

@@ -40,7 +40,7 @@ NVIDIA_DEVICES = "/dev/nvidia[0-9]*"
 CODECS = ("libx264", "aac")
 UNUSED = "unset JAX_PLATFORMS; a new driver; end the process that holds it"
 ANOTHER_DEVICE = "drivers and libraries of the tested versions; if it stays, another device"
-ANOTHER_KERNEL = "--set sharding.attention=xla"
+ANOTHER_KERNEL = "another kernel: `ltx2 generate --set sharding.attention=xla`"
 WHOLE = (MODEL, FOLDER)  # kind and form of models with all that they need
 COORDINATOR = "JAX_COORDINATOR_ADDRESS"  # jax's variable
 TAKEN = {errno.EADDRINUSE: "another program listens there", errno.EACCES: "its ports below 1024 are the system's own"}

@@ -203,14 +203,14 @@ def resume(options: Resume, session: Session) -> None:
     request = Request(spec, find_devices(), source, product, frozenset({ENCODE, CONNECT}), OF_RUN)
     with agreed_plan(session, request) as plan:
         recorded = read_provenance(kept.request.values, str(kept.path))
-        if (changes := [*environment_changes(recorded, plan)]) and not options.force:
-            hint = "--force goes on; the clip may differ in its last bits"
+        if (changes := [*environment_changes(recorded, plan)]) and not options.allow_changes:
+            hint = "--allow-changes goes on; the clip may differ in its last bits"
             raise UsageError(f"{kept.path} was kept elsewhere: {'; '.join(changes)}", hint)
         progress, files = kept.progress(plan), outputs(plan.spec, product)
         if session.hosts.first:
             own = own_files(plan.spec, product, progress.written)
             reads = [*read_files(plan.spec, kept.path), *input_files(plan)]
-            check_outputs(files, reads, options.overwrite, own, "--overwrite")
+            check_outputs(files, reads, options.force, own)
             session.reserve(files)
     if options.dry_run:
         return

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from ltx2_cli.cli.commands import Generate, Plan, Sweep
 from ltx2_cli.cli.options import (
-    KEYS,
     ConfigOptions,
     MakingOptions,
     Options,
@@ -29,7 +28,8 @@ from ltx2_cli.request.layers import MAX_TEXT, PAGE, ConfigLayer, read_file, read
 from ltx2_cli.request.profiles import Asked, checked_spec, read_asked
 from ltx2_cli.request.size import frames_of, size_of
 from ltx2_cli.request.spec import NO_CACHE, RunSpec
-from ltx2_cli.request.validation import OPTIONS, random_seed
+from ltx2_cli.request.spelling import NAMES, of_condition
+from ltx2_cli.request.validation import random_seed
 
 FILE_AT_FRAME = re.compile(r"(?P<path>.+?)(@(?P<frame>-?\d{1,9})(:(?P<strength>-?\d*\.?\d+))?)?", re.DOTALL)
 CONDITIONS = {  # by their kind
@@ -106,7 +106,7 @@ def plan(options: Plan) -> None:
 def overrides(options: Options, **others: object) -> dict[str, object]:
     """The options that were given, by their keys in the `RunSpec`. `others` take their place."""
     values = {**vars(options), **others}
-    given = {KEYS[name]: value for name, value in values.items() if name in KEYS and value not in (None, [], ())}
+    given = {NAMES[name]: value for name, value in values.items() if name in NAMES and value not in (None, [], ())}
     if isinstance(blocks := given.get("stg_blocks"), str):
         try:
             given["stg_blocks"] = [int(block) for block in blocks.split(",")]
@@ -130,7 +130,7 @@ def parse_condition(kind: str, text: str) -> dict[str, object]:
     if match is None:
         written = {"reference": "FILE[:STRENGTH]", "mask": "FILE"}.get(kind, "FILE[@FRAME[:STRENGTH]]")
         example = "for example: --image end.png@-1:0.8 --reference pose.mp4:0.8"
-        raise UsageError(f"{OPTIONS[kind]} {text!r} is not {written}", example)
+        raise UsageError(f"{of_condition(kind, repr(text))} is not {written}", example)
     return {"kind": kind, **{name: value for name, value in match.groupdict().items() if value is not None}}
 
 

@@ -32,6 +32,7 @@ from ltx2_cli.request.layers import flatten, read_setting
 from ltx2_cli.request.profiles import CACHE, STEPS_OR_SIGMAS, read_asked
 from ltx2_cli.request.size import WISHES
 from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.request.spelling import by_key
 
 DONE, SKIPPED, ELSEWHERE, FAILED, OPEN = "done", "skipped", "elsewhere", "failed", "to do"
 STATUSES = (DONE, SKIPPED, ELSEWHERE, FAILED, OPEN)
@@ -196,6 +197,7 @@ class Jobs:
 
     def request(self, values: Mapping[str, Any]) -> RunSpec:
         """The request of a line's values, over what was typed for all."""
+        values = by_key(values)
         if CACHE in values:
             raise UsageError(f"`{CACHE}` is not taken from a job: programs are code", "--compile-cache FOLDER")
         wishes = {wish: str(values[wish]) for wish in WISHES if wish in values}

@@ -15,7 +15,7 @@ from ltx2_cli.units import quantity
 from ltx2_cli.weights.hub import DEMO_FOLDER, cached_files
 from ltx2_cli.weights.published import CATALOG, EMBEDDED, MODEL, TEXT_ENCODER, CatalogEntry
 
-HEADINGS = {MODEL: "models, for --model", TEXT_ENCODER: "text encoders, for --text-encoder"}
+HEADINGS = {MODEL: "models", TEXT_ENCODER: "text encoders"}
 COLUMNS = ("model version", "recipe", "format", "size", "in the cache", "to download")
 RIGHT = (4, 6)  # columns of numbers, counted with the name before them
 

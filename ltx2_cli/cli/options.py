@@ -1,13 +1,12 @@
 """Groups of options that several commands share; `commands.py` has the commands."""
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
 import typer
 
 from ltx2_cli.cli.names import complete_key, complete_profile
-from ltx2_cli.request.spec import Guidance, RunSpec
+from ltx2_cli.request.spelling import NAMES, PARTS, Spelling
 
 PLAN, CONTENT, INPUTS = "The plan", "What to show", "Pictures, videos and sound"
 SIZE, STEPS = "Size and number", "Steps and seed"
@@ -16,14 +15,6 @@ FILES, REPORT = "Files and settings", "Messages and checks"
 COMPILING, HOSTS = "Compiling and timing", "Several hosts"
 # in their order on a page
 PANELS = (None, PLAN, CONTENT, INPUTS, SIZE, STEPS, VIDEO, AUDIO, MODEL, FILES, REPORT, COMPILING, HOSTS)
-# option: dotted key of the RunSpec
-KEYS = {
-    **{field.name: field.name for field in fields(RunSpec)},
-    **{field.name: f"guidance.video.{field.name}" for field in fields(Guidance)},
-    **{f"audio_{field.name}": f"guidance.audio.{field.name}" for field in fields(Guidance)},
-    **{name: f"second_stage.{name}" for name in ("upsampler", "adain", "tone_map", "temporal_upsample")},
-    "noise": "initial_noise",
-}
 WEEK = 604_800.0  # seconds
 Text = str | None
 Count = int | None
@@ -68,8 +59,20 @@ COORDINATOR = option(HOSTS, "Address of process 0; found under SLURM and the lik
 class Options:
     """What was typed for a command. The docstring of its class is its help: a sentence or two, then examples."""
 
+    FIXED = frozenset[str]()  # keys that the command's `--set` does not change
+    debug: bool = DEBUG
+
     def __init__(self, **values: object) -> None:
         vars(self).update(values)
+
+
+def spelling_of(command: type[Options]) -> Spelling:
+    """How messages spell values for a command."""
+    flags = {}
+    for name, key in (NAMES | PARTS).items():
+        if hasattr(command, name):
+            flags[key] = min(getattr(command, name).param_decls or [f"--{name.replace('_', '-')}"], key=len)
+    return Spelling(flags, command.FIXED if hasattr(command, "settings") else None)
 
 
 class ModelOptions(Options):
@@ -148,6 +151,8 @@ class WishOptions(ConfigOptions):
 class SavedModelOptions(ModelOptions):
     """The same for saved latents, which may say their model."""
 
+    FIXED = frozenset({"height", "width", "num_frames"})
+
     model: Text = option(MODEL, "Where the file does not say which, or in its place.", profiles="model")
 
 
@@ -172,7 +177,6 @@ class SessionOptions(Options):
     strict: bool = flag(REPORT, "Exit code 4 if what is written is black, frozen, silent, clipped, …", "--strict")
     verbose: bool = flag(REPORT, "Say every stage and how long it took.", "--verbose", "-v")
     quiet: bool = flag(REPORT, "Say nothing but errors.", "--quiet", "-q")
-    debug: bool = DEBUG
     coordinator_address: Text = COORDINATOR
     num_processes: Count = option(HOSTS, "Processes, one a host; 1: this one alone, whatever is found.")
     process_id: Count = option(HOSTS, "Number of this process, from 0; process 0 writes the files.")

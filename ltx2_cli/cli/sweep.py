@@ -19,7 +19,6 @@ from ltx2_cli.cli.batch import check_sheets, finish, make
 from ltx2_cli.cli.commands import Sweep
 from ltx2_cli.cli.generate import prompt_and_seeds
 from ltx2_cli.cli.jobs import Jobs
-from ltx2_cli.cli.options import KEYS
 from ltx2_cli.cli.session import Session
 from ltx2_cli.errors import UsageError
 from ltx2_cli.files import Output, user_path
@@ -27,12 +26,12 @@ from ltx2_cli.media import Media, open_video
 from ltx2_cli.media.contact_sheet import write_contact_sheet
 from ltx2_cli.media.videos import read_video
 from ltx2_cli.outputs import MAX_SLUG, read_files
-from ltx2_cli.request.layers import parse, unknown_name_error
+from ltx2_cli.request.layers import ALL_KEYS, parse, unknown_name_error
 from ltx2_cli.request.size import WISHES
+from ltx2_cli.request.spelling import NAMES
 from ltx2_cli.request.validation import CLIP_TYPES, MAX_VIDEOS
 
 EXAMPLE = "for example: --vary guidance_scale=2,3,4"
-NAMES = {**KEYS, "steps": "num_inference_steps"}
 SILENCE = np.empty((0, 2), np.float32)
 
 
@@ -76,7 +75,7 @@ def parse_varied(text: str) -> Varied:
         raise UsageError(f"--vary {text!r} is not KEY=VALUE,VALUE...", EXAMPLE)
     name = name.replace("-", "_")
     if name not in (known := [*WISHES, *NAMES]) and "." not in name:
-        raise unknown_name_error("option", name, known, source="--vary: ")
+        raise unknown_name_error("option", name, known, f"; {ALL_KEYS}", "--vary: ")
     return Varied(name, parsed)
 
 

@@ -19,6 +19,7 @@ from ltx2_cli.models.networks import network_options
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import DENOISER, REFINER
 from ltx2_cli.request.spec import DType, RunSpec
+from ltx2_cli.request.spelling import option, typed
 from ltx2_cli.sharding import ShardingPlan
 from ltx2_cli.weights.checkpoint import count_and_list
 from ltx2_cli.weights.declare import Weight, map_weights
@@ -51,29 +52,30 @@ def _remedies(activity: str, plan: Plan) -> Iterator[str]:
     if gpu and memory_fraction() <= DEFAULT_FRACTION:  # jax reserves only a part
         yield f"{fraction_variable()}=.95 before the command, for more than {memory_fraction():.0%} of the memory"
     if (activity == ENCODE or text_encoder) and plan.text_encoder_dtype is DType.float32:
-        yield "--text-encoder-dtype bfloat16"
+        yield typed("text_encoder_dtype", "bfloat16")
     if activity == ENCODE and plan.prompts_at_once > 1:
-        yield "--set sharding.use_batched_text_encoder=false"
+        yield typed("sharding.use_batched_text_encoder", False)
     if plan.keep_resident and not text_encoder:
-        yield "--set keep_resident=false"
+        yield typed("keep_resident", False)
     if LOAD in activity and not text_encoder and plan.dtype is DType.float32:
-        yield "--dtype bfloat16"
+        yield typed("dtype", "bfloat16")
     if activity in (ENCODE, CONNECT) and plan.text_tokens > SHORT_TEXT:
-        yield f"--set max_sequence_length={SHORT_TEXT}"
+        yield typed("max_sequence_length", SHORT_TEXT)
     if activity in (CONDITION, CONDITION_SOUND, UPSAMPLE, DENOISE):
         if plan.batch_size > 1:
-            yield "fewer --num-videos"
-        yield "a smaller clip: --num-frames, --width and --height"
+            yield f"fewer {option('num_videos')}"
+        yield f"a smaller clip: {option('num_frames')}, {option('width')} and {option('height')}"
     if activity == DECODE:
-        yield f"--set vae_memory_gb={max(plan.decoding.frames_bytes / 2e9, 0.001):.2g}, which decodes in smaller tiles"
-    yield "more devices with --sharding NAME"
+        half = f"{max(plan.decoding.frames_bytes / 2e9, 0.001):.2g}"
+        yield f"{typed('vae_memory_gb', half)}, which decodes in smaller tiles"
+    yield f"more devices with {typed('sharding', 'NAME')}"
 
 
 def in_float32(plan: Plan) -> str:
     """What to type where a network overflows."""
     if plan.dtype is DType.float32:
         return "other weights: these overflow even in float32"
-    return "--dtype float32 has the range it needs"
+    return f"{typed('dtype', 'float32')} has the range it needs"
 
 
 def check_finite(finite: Any, what: str, plan: Plan) -> None:

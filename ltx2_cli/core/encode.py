@@ -18,6 +18,7 @@ from ltx2_cli.models.gemma import Gemma, Tokens, tokenise
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import CONNECTORS
 from ltx2_cli.request.spec import DType, Streams
+from ltx2_cli.request.spelling import option
 from ltx2_cli.sharding import to_devices
 
 
@@ -96,7 +97,7 @@ def _contexts(
 
 def _check_finite(finite: list[jax.Array], network: str, dtype: DType) -> None:
     if not all(map(bool, finite)):
-        hint = "--text-encoder-dtype and --dtype: bfloat16 and float32 have the range it needs"
+        hint = f"{option('text_encoder_dtype')} and {option('dtype')}: bfloat16 and float32 have the range it needs"
         raise NotFiniteError(f"the {network} overflowed in {dtype.value}", hint)
 
 

@@ -23,6 +23,7 @@ from ltx2_cli.files import user_path
 from ltx2_cli.private_api import COMPILED_EVENT, READ_EVENT, compilation_refused, discard_unreadable_programs
 from ltx2_cli.request.profiles import program_cache
 from ltx2_cli.request.spec import NO_CACHE
+from ltx2_cli.request.spelling import typed
 from ltx2_cli.sharding import ShardingPlan, activate
 
 # By platform: XLA for the CPU leaves convolutions to a library, over wide ones for up to twice its own code's time.
@@ -121,7 +122,7 @@ def enable_compilation_cache(folder: str | None) -> None:
     path = None if place == NO_CACHE else user_path(place)
     if path is not None and (reason := _unwritable(path)):
         if folder is not None:
-            hint = f"--compile-cache FOLDER, or --compile-cache {NO_CACHE}"
+            hint = f"{typed('compile_cache', 'FOLDER')}, or {typed('compile_cache', NO_CACHE)}"
             raise UsageError(f"compiled programs cannot be kept in {path}: {reason}", hint)
         warnings.warn(f"{KEPT_NOWHERE}{path}: {reason}", stacklevel=2)
         path = None
@@ -151,8 +152,8 @@ def agree_on_programs(report: Report) -> None:
         jax.config.update("jax_enable_compilation_cache", False)
         reset_cache()
         report.note(
-            f"compiled programs are not kept: each host has its own {folder}; --compile-cache FOLDER names one that"
-            " all share"
+            f"compiled programs are not kept: each host has its own {folder};"
+            f" {typed('compile_cache', 'FOLDER')} names one that all share"
         )
 
 
@@ -173,7 +174,7 @@ class CompileStats:
         number = self.anew
         programs = "1 program" if number == 1 else f"{number or 'no'} programs"
         seconds = f" in {sum(self.compiled) - sum(self.read):.1f} s" if number else ""
-        trouble = f"; the cache failed: {self.troubles[0]}; --compile-cache FOLDER" if self.troubles else ""
+        trouble = f"; the cache failed: {self.troubles[0]}; {typed('compile_cache', 'FOLDER')}" if self.troubles else ""
         return f"compiled {programs}{seconds}, {len(self.read)} from the cache{trouble}"
 
 

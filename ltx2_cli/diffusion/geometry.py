@@ -9,6 +9,7 @@ import numpy as np
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.spec import Streams
+from ltx2_cli.request.spelling import typed
 from ltx2_cli.request.validation import RANGES
 
 LENGTHS = ("num_frames", "height", "width")  # keys of a request
@@ -195,8 +196,8 @@ def stage1_size(
         place = bisect_left(legal[key], value)
         latents.append(place + 1)
         if value not in (nearest := legal[key][max(place - 1, 0) : place + 1]):
-            typed = f"--{key.replace('_', '-')} {' or '.join(map(str, nearest))}"
-            wrong.append(f"{key} {value} is not {rules[key]}, as two stages need; nearest: {typed}")
+            numbers = typed(key, " or ".join(map(str, nearest)))
+            wrong.append(f"{key} {value} is not {rules[key]}, as two stages need; nearest: {numbers}")
     if wrong:
         raise UsageError(wrong, "")
     return compression.clip_size(*latents)

@@ -34,7 +34,7 @@ DIGITS, DECIMAL = re.compile("[0-9]{1,9}"), re.compile(r"[0-9]{1,9}(\.[0-9]{1,20
 PUBLISHED_COMPRESSION = VAECompression(frames=8, pixels=32, audio_rate=25.0)
 CHANGED = "it was changed after it was written"
 LATENTS_FILE = "a safetensors file of `video` (1, C, F, H, W) and `audio` (1, C, A, M), as `ltx2 generate` saves"
-NOISE_FILE = "a safetensors file of float32 `video` (1, C, F, H, W) and `audio` (1, C, A, M), or no --noise at all"
+NOISE_FILE = "a safetensors file of float32 `video` (1, C, F, H, W) and `audio` (1, C, A, M), or no noise file at all"
 
 
 def noise(seed: int, shapes: Streams[Shape], stage: int = 0) -> "Streams[jax.Array]":

@@ -18,6 +18,7 @@ from ltx2_cli.errors import RunError, UsageError
 from ltx2_cli.files import read_limited
 from ltx2_cli.media.ffmpeg import own, program
 from ltx2_cli.media.sounds import Sound
+from ltx2_cli.request.spelling import typed
 
 FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP", "GIF", "AVIF")  # others run programs, or are no pictures
 READABLE = f"a picture: {', '.join(FORMATS)}"
@@ -64,7 +65,7 @@ def read_picture(path: Path) -> Picture:
     try:
         content = read_limited(path, MAX_BYTES, READABLE)
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", "check the path after --image") from None
+        raise UsageError(f"{path} cannot be read: {error.strerror}", "check the path") from None
     remarks: list[str] = []
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -193,7 +194,9 @@ def _converted(source: list[str], data: bytes, target: list[str]) -> bytes:
     done = run(command, input=data, capture_output=True, check=False)
     if done.returncode or not done.stdout:
         reason = done.stderr.decode(errors="replace").strip()
-        raise RunError(f"ffmpeg cannot convert a picture: {reason}", "copy or make it again; or --image-crf 0")
+        raise RunError(
+            f"ffmpeg cannot convert a picture: {reason}", f"copy or make it again; or {typed('image_crf', 0)}"
+        )
     return done.stdout
 
 

@@ -15,6 +15,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.files import refuse_special
 from ltx2_cli.media.ffmpeg import RETRY, described, given, program, read_facts, unreadable
 from ltx2_cli.media.recent import Recent
+from ltx2_cli.request.spelling import option
 
 READABLE = "a sound that ffmpeg reads: WAV, FLAC, MP3, …, or a video with sound"
 MAX_BYTES = 2**31  # of the samples that are read
@@ -69,7 +70,7 @@ def read_sound(path: Path, seconds: float) -> Sound:
     try:
         stat = path.stat()
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", "check the path after --audio") from None
+        raise UsageError(f"{path} cannot be read: {error.strerror}", "check the path") from None
     if not stat.st_size:
         raise UsageError(f"{path} is empty", READABLE)
     return _recent.get((path, seconds, stat.st_mtime_ns, stat.st_size), partial(_read, path, seconds))
@@ -81,7 +82,7 @@ def _read(path: Path, seconds: float) -> Sound:
         raise UsageError(f"{path} has {rate} samples a second", "a sound of 8000 or more")
     if rate * (seconds + MARGIN) * CHANNELS * np.dtype(np.float32).itemsize > MAX_BYTES:
         sentence = f"{seconds:.2f} s of {path} have {rate} samples a second, more than is read at once"
-        raise UsageError(sentence, "make it smaller first, or a shorter clip: --num-frames")
+        raise UsageError(sentence, f"make it smaller first, or a shorter clip: {option('num_frames')}")
     waveform, rate = _decode(path, seconds + MARGIN)
     remarks = [] if layout in ALONE else [f"its {layout} channels are mixed to {CHANNELS}"]
     with path.open("rb") as content:

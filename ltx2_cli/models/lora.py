@@ -12,6 +12,7 @@ from ltx2_cli.errors import UnknownNetworkError, UsageError
 from ltx2_cli.models.config import RENAMINGS
 from ltx2_cli.models.networks import Networks
 from ltx2_cli.models.transformer import Transformer
+from ltx2_cli.request.spelling import typed
 from ltx2_cli.weights.checkpoint import TensorFiles, count_and_list, raise_all, shape_text
 from ltx2_cli.weights.declare import declared
 from ltx2_cli.weights.lora import LEAVE_OUT, LoraDelta, LoraFile, LoraPair, model_version, version_of
@@ -112,7 +113,7 @@ def _problems(
         return
     count = f"{matching} of {len(lora.pairs)} targets (each a pair of keys, A and B) match this {model} model"
     made_for = f"; it was made for {NAMES[version]}" if other and version else ""
-    hint = f"--model {version}, or leave out --lora {lora.path}" if other else f"leave out --lora {lora.path}"
+    hint = f"{typed('model', version)}, or leave out {lora.path}" if other else f"leave out {lora.path}"
     yield UsageError(f"{lora.path}: {count}{made_for}. {'. '.join(listed)}", hint)
 
 
@@ -123,7 +124,7 @@ def preset_lora(name: str, transformer: Transformer) -> LoraFile:
     if name.partition("@")[0] not in known:
         raise UnknownNetworkError(
             f"{name} is not on this machine, and what it adds to stands in its file alone",
-            f"--set second_stage.lora=[NAME] of a file that is here, or one of: {', '.join(known)}",
+            f"{typed('second_stage.lora', ['FILE'])} that is here, or one of: {', '.join(known)}",
         )
     pairs = {
         tensor.removesuffix(WEIGHT): LoraPair("", "", None, (out, into), min(RANK, out, into), ("BF16", "BF16"))

@@ -32,6 +32,7 @@ from ltx2_cli.models.upsampler import LatentUpsampler, LatentUpsamplerArch
 from ltx2_cli.models.video_vae import LatentStatistics, VideoVAE, VideoVAEArch
 from ltx2_cli.models.vocoder import Vocoder, VocoderWithBWE, build_vocoder, vocoder_arch
 from ltx2_cli.request.spec import BOTH, DType, RunSpec, Streams
+from ltx2_cli.request.spelling import typed
 from ltx2_cli.weights.checkpoint import AGAIN, TensorFiles, abbreviate, collect, raise_all, read_json
 from ltx2_cli.weights.declare import Scope, declared
 from ltx2_cli.weights.load import mismatches
@@ -162,7 +163,7 @@ def preset_checkpoint(checkpoint: str) -> Checkpoint:
             return Checkpoint(where, arch, {}, where / "tokenizer")
     raise UnknownNetworkError(
         f"{checkpoint} is not on this machine, and what its networks are stands in its files alone",
-        "fetch it first, or plan one that `ltx2 models` lists: --model ltx2, --model ltx2.3",
+        "fetch it first, or plan one that `ltx2 models` lists: ltx2, ltx2.3",
     )
 
 
@@ -171,13 +172,13 @@ def preset_upsampler(name: str) -> LatentUpsamplerArch:
     if (known := UPSAMPLERS.get(name.partition("@")[0])) is None:
         raise UnknownNetworkError(
             f"{name} is not on this machine, and what it makes of a clip stands in its file alone",
-            f"--upsampler of a file that is here, or one of: {', '.join(UPSAMPLERS)}",
+            f"{typed('second_stage.upsampler', 'FILE')} that is here, or one of: {', '.join(UPSAMPLERS)}",
         )
     return known
 
 
-ONE_RELEASE = "take all networks from one release, or name another checkpoint: --model FOLDER or --model REPO"
-TEXT_HINT = "--text-encoder FOLDER or REPO names the Gemma-3 that the model was trained with"
+ONE_RELEASE = "take all networks from one release, or name another FOLDER or REPO as the model"
+TEXT_HINT = "name the Gemma-3 that the model was trained with, a FOLDER or REPO, as the text encoder"
 CONFIG_FILES = {name: f"{name}/config.json" for name in READERS} | {"scheduler": "scheduler/scheduler_config.json"}
 UNREAD = re.compile(r"(audio_)?vae\.per_channel_statistics\..*")  # more of them than normalising takes
 TEXT_PROJECTIONS = tuple(f"text_embedding_projection.{stream}aggregate_embed.weight" for stream in ("", "video_"))

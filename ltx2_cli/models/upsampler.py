@@ -18,6 +18,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.models.config import LTX2, LTX2_3, Config, NetworkArch, read_arch
 from ltx2_cli.models.video_vae import LatentStatistics, VideoVAEArch, depth_to_space
 from ltx2_cli.nn.layers import Conv, Conv3D
+from ltx2_cli.request.spelling import typed
 from ltx2_cli.weights.checkpoint import AGAIN, TensorFiles, abbreviate, collect, raise_all, read_json, shape_text
 from ltx2_cli.weights.declare import Scope
 from ltx2_cli.weights.load import mismatches
@@ -28,7 +29,7 @@ NORM_EPS = 1e-5
 BLUR_WINDOW = 5
 RATIONAL = {1.5: (3, 2), 2.0: (2, 1)}  # upsampling and then decimation factor of each scale
 
-HINT = "download the upsampler again, or name another: --upsampler FILE, FOLDER or REPO"
+HINT = "download the upsampler again, or name another FILE, FOLDER or REPO"
 SUFFIX = ".safetensors"
 FIRST = "initial_conv.weight"
 BLOCK = re.compile(r"(?:post_upsample_)?res_blocks\.(\d+)\..*")
@@ -241,7 +242,7 @@ def _in_folder(folder: Path) -> tuple[TensorFiles, Config]:
     config = folder / "config.json"
     single = sorted(file.name for file in folder.glob(f"*upscaler*{SUFFIX}"))
     if single and not config.exists():
-        hint = f"name one: --upsampler {folder / single[0]}"
+        hint = f"name one: {typed('second_stage.upsampler', folder / single[0])}"
         raise UsageError(f"{folder} holds single files: {abbreviate(single)}", hint)
     opened, problems = collect({"tensors": partial(TensorFiles, folder)})
     read, misread = collect({"config": partial(read_json, config)})

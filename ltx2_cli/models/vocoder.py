@@ -157,7 +157,7 @@ def vocoder_arch(config: Config, where: str) -> VocoderArch:
     name = config.get("_class_name", "LTX2VocoderWithBWE" if "bwe_in_channels" in config else "LTX2Vocoder")
     if name not in CLASSES:
         problem = f"a vocoder of class {name!r} is not implemented, only {', '.join(CLASSES)} are"
-        raise UsageError(f"{where}: {problem}", "--model names another checkpoint")
+        raise UsageError(f"{where}: {problem}", "name another checkpoint as the model")
     return read_arch(CLASSES[name], config, where)
 
 

@@ -17,6 +17,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.nn.layers import precision
 from ltx2_cli.nn.rope import rotate
 from ltx2_cli.request.spec import AttentionBackend, DType
+from ltx2_cli.request.spelling import typed
 from ltx2_cli.sharding import device
 
 SCORE_BYTES = 2**30  # float32 scores that XLA holds at a time, over all rows and heads: bounds memory, not the result
@@ -283,7 +284,7 @@ def choose_backend(
         if not _obstacle(other, device, dtype, head_sizes, tokens, shares):
             name = "XLA" if other is AttentionBackend.xla else other
             return other, f"attention is computed by {name}, which is slower: {obstacle}"
-    raise UsageError(f"attention by {kernel} cannot run: {obstacle}", "--set sharding.attention=auto")
+    raise UsageError(f"attention by {kernel} cannot run: {obstacle}", typed("sharding.attention", "auto"))
 
 
 def _obstacle(

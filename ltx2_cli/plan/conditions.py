@@ -16,7 +16,8 @@ from ltx2_cli.models.lora import reference_scale
 from ltx2_cli.plan.edit import check_pieces, num_shown, read_edited
 from ltx2_cli.request.size import most_frames
 from ltx2_cli.request.spec import ConditionSpec, RunSpec
-from ltx2_cli.request.validation import OPTIONS, SHOWN, WORDS
+from ltx2_cli.request.spelling import of_condition, option, typed
+from ltx2_cli.request.validation import SHOWN, WORDS
 from ltx2_cli.weights.checkpoint import collect, raise_all
 from ltx2_cli.weights.lora import LoraFile
 
@@ -60,13 +61,15 @@ def with_reference_scale(spec: RunSpec, loras: Loras) -> RunSpec:
     references = [condition for condition in spec.conditions if condition.kind == "reference"]
     if scales and not references:
         sentence = f"{next(iter(scales))} was trained to follow a reference, and none is given"
-        raise UsageError(sentence, "--reference FILE, or leave out --lora")
+        raise UsageError(sentence, f"{of_condition('reference', 'FILE')}, or leave out {option('lora')}")
     if references and not scales:
         path, absent = references[0].path, len(loras) < len(spec.lora)
         reason = "the only LoRAs are not on this machine" if absent else "no in-context LoRA is given"
-        raise UsageError(f"nothing follows the reference {path}: {reason}", "--lora FILE of one, or no --reference")
+        raise UsageError(
+            f"nothing follows the reference {path}: {reason}", f"{typed('lora', ['FILE'])} of one, or no reference"
+        )
     if len(set(scales.values())) > 1:
-        raise UsageError(f"{' and '.join(scales)} follow references of different sizes", "leave out one --lora")
+        raise UsageError(f"{' and '.join(scales)} follow references of different sizes", "leave out one of these LoRAs")
 
     def scaled(condition: ConditionSpec) -> ConditionSpec:
         if condition.kind in SHOWN:
@@ -97,7 +100,7 @@ def read_given_sound(spec: RunSpec) -> Sound | None:
         return None
     sound = read_sound(Path(spec.audio.path).expanduser(), spec.num_frames / spec.fps)
     if spec.audio.sha256 not in (None, sound.sha256):
-        hint = f"bring that back, or take this one: --audio {spec.audio.path}"
+        hint = f"bring that back, or take this one: {typed('audio', spec.audio.path)}"
         raise UsageError(f"{spec.audio.path} is another sound than that of the record", hint)
     return sound
 
@@ -134,8 +137,8 @@ def _read(spec: RunSpec, condition: ConditionSpec) -> Picture:
         picture = read_video(path, spec.fps, most, from_end=condition.frame == 0)
     if condition.sha256 not in (None, picture.sha256):
         changed = f"{condition.path} is another {WORDS[condition.kind]} than that of the record"
-        typed = f"{OPTIONS[condition.kind]} {condition.path}" + ("" if follows else f"@{condition.frame}")
-        raise UsageError(changed, f"bring that back, or take this one: {typed}")
+        this = of_condition(condition.kind, condition.path + ("" if follows else f"@{condition.frame}"))
+        raise UsageError(changed, f"bring that back, or take this one: {this}")
     return picture
 
 
@@ -146,7 +149,7 @@ def _check_mask(spec: RunSpec, pictures: Sequence[Picture]) -> None:
         counts.setdefault(condition.kind, []).append(len(picture.frames))
     if 1 < (given := max(counts["mask"])) < (needed := max(counts["reference"])):
         sentence = f"the mask of the references has {given} frames, and a reference {needed}"
-        raise UsageError(sentence, "--reference-mask with a picture, or a video of that length")
+        raise UsageError(sentence, "a picture, or a video of that length, as the mask")
 
 
 def shown_pictures(

@@ -16,6 +16,7 @@ from ltx2_cli.media.pictures import Picture
 from ltx2_cli.media.sounds import Sound, read_sound
 from ltx2_cli.media.videos import COMPRESSION, read_whole
 from ltx2_cli.request.spec import ConditionSpec, RunSpec, Streams
+from ltx2_cli.request.spelling import typed
 
 NOTHING = slice(0, 0)
 MARGIN = 64  # pixels; sides of two stages are multiples of it
@@ -47,7 +48,7 @@ def pieces(spec: RunSpec) -> int:
 
 def check_pieces(spec: RunSpec) -> RunSpec:
     """The request. Raises `UsageError` where it has what only a clip has that is made at once."""
-    hints = {"--num-videos 1": spec.num_videos > 1, "leave save_latents out": spec.save_latents}
+    hints = {typed("num_videos", 1): spec.num_videos > 1, "leave save_latents out": spec.save_latents}
     if (count := pieces(spec)) > 1 and (asked := [hint for hint, given in hints.items() if given]):
         raise UsageError(f"a clip that goes on in {count} pieces is made alone, and has no latents of all", asked[0])
     return spec
@@ -77,7 +78,7 @@ def _middle(picture: Picture, height: int, width: int) -> Picture:
     if not (0 <= above < MARGIN and 0 <= beside < MARGIN):
         size = f"{width + beside}x{height + above}"
         sentence = f"{picture.path} is {size}, and a clip of {width}x{height} is asked for"
-        raise UsageError(sentence, f"--set height={height + above} --set width={width + beside}")
+        raise UsageError(sentence, f"{typed('height', height + above)} {typed('width', width + beside)}")
     if not (above or beside):
         return picture
     frames = picture.frames[:, above // 2 : above // 2 + height, beside // 2 : beside // 2 + width]
@@ -92,18 +93,18 @@ def num_shown(spec: RunSpec, condition: ConditionSpec, picture: Picture, compres
     shown = compression.clip_size(compression.latents(min(most, count)), 1, 1)[0]
     if goes_on and shown >= spec.num_frames:
         sentence = f"{picture.path} is to go on, and all {spec.num_frames} frames of a piece are its end"
-        raise UsageError(sentence, f"--set num_frames={shown + compression.frames}")
+        raise UsageError(sentence, typed("num_frames", shown + compression.frames))
     if not goes_on and shown != spec.num_frames:
         sentence = f"a clip of {spec.num_frames} frames is asked for, and {picture.path} has {count}"
-        raise UsageError(sentence, f"--num-frames {shown}")
+        raise UsageError(sentence, typed("num_frames", shown))
     if not goes_on and end - begin > shown:
         sentence = f"{end - begin} frames of {picture.path} are to be made anew, and {shown} are made at once"
         nearest = ceil((end - begin - 1) / compression.frames) * compression.frames + 1
-        raise UsageError(sentence, f"--num-frames {nearest}")
+        raise UsageError(sentence, typed("num_frames", nearest))
     follows = any(other.kind == "reference" for other in spec.conditions)
     if follows and first_shown(replace(condition, num_frames=shown), count):
         sentence = f"references begin with {picture.path}, and what is made at once of it does not"
-        raise UsageError(sentence, "no --reference" if goes_on else f"--num-frames {count}")
+        raise UsageError(sentence, "no reference" if goes_on else typed("num_frames", count))
     return shown
 
 

@@ -26,6 +26,7 @@ from ltx2_cli.plan.stages import Stage
 from ltx2_cli.request.profiles import AUTO, checkpoint_names, complete_spec, profile_names, recipe_defaults
 from ltx2_cli.request.size import LONGEST_SECONDS, longest_clip
 from ltx2_cli.request.spec import NO_GUIDANCE, RunSpec
+from ltx2_cli.request.spelling import option, typed
 from ltx2_cli.request.validation import random_seed
 from ltx2_cli.sharding import ShardingPlan
 from ltx2_cli.units import quantity
@@ -95,23 +96,24 @@ def recipe_warnings(spec: RunSpec, arch: Arch) -> Iterator[str]:
     yield from request_warnings(spec)
     distilled = _by_lora(spec) or is_distilled(spec.checkpoint, arch.scheduler)
     if spec.recipe == ONE_STAGE and distilled:
-        yield "this model is distilled, the recipe `one_stage` is not for it: --recipe distilled"
+        yield f"this model is distilled, the recipe `one_stage` is not for it: {typed('recipe', DISTILLED)}"
     if spec.recipe != DISTILLED:
         return
     if not distilled and not any(strength for _, strength in map(parse_lora, spec.lora)):
-        yield "this model is not distilled, the recipe `distilled` is not for it: --recipe one_stage"
+        yield f"this model is not distilled, the recipe `distilled` is not for it: {typed('recipe', ONE_STAGE)}"
         return
     unguided = " ".join(
-        f"{prefix}{name.replace('_', '-')} {vars(NO_GUIDANCE)[name]:g}"
-        for stream, prefix in ((spec.guidance.video, "--"), (spec.guidance.audio, "--audio-"))
+        typed(f"guidance.{stream}.{name}", vars(NO_GUIDANCE)[name])
+        for stream, scales in vars(spec.guidance).items()
         for name in ("guidance_scale", "stg_scale", "modality_scale")  # rescaling has nothing to do then
-        if vars(stream)[name] != vars(NO_GUIDANCE)[name]
+        if vars(scales)[name] != vars(NO_GUIDANCE)[name]
     )
     if unguided:
         yield f"guidance costs a distilled model time and gains it nothing; without: {unguided}"
     steps = recipe_defaults(spec, DISTILLED).num_inference_steps
     if spec.num_inference_steps != steps:
-        yield f"a distilled model was made for {steps} steps, not {spec.num_inference_steps}: --steps {steps}"
+        fitting = typed("num_inference_steps", steps)
+        yield f"a distilled model was made for {steps} steps, not {spec.num_inference_steps}: {fitting}"
 
 
 def condition_remarks(spec: RunSpec, pictures: Sequence[Picture], sound: Sound | None) -> Iterator[str]:
@@ -127,15 +129,16 @@ def condition_remarks(spec: RunSpec, pictures: Sequence[Picture], sound: Sound |
 def request_warnings(spec: RunSpec) -> Iterator[str]:
     """Sentences about a request that its recipe does not make, and about LoRAs that are added as nobody means it."""
     if not spec.running.video and spec.recipe == TWO_STAGE:
-        yield "the recipe `two_stage` makes one stage, there is no picture to upsample: no --recipe"
+        yield f"the recipe `two_stage` makes one stage, there is no picture to upsample: no {option('recipe')}"
     for loras in (spec.lora, spec.second_stage.lora or ()):
         parsed = [parse_lora(lora) for lora in loras]
         for name, strength in parsed:
             if abs(strength) > MAX_STRENGTH:
-                yield f"the strength {strength:g} of {name} is beyond what LoRAs are made for: --lora {name}:1"
+                usual = typed("lora", [f"{name}:1"])
+                yield f"the strength {strength:g} of {name} is beyond what LoRAs are made for: {usual}"
         for name, number in Counter(name for name, _ in parsed).items():
             if number > 1:
-                yield f"{name} is added {number} times; once is --lora {name}"
+                yield f"{name} is added {number} times; once is {typed('lora', [name])}"
 
 
 def is_distilled(checkpoint: str, schedule: Schedule) -> bool:
@@ -172,11 +175,12 @@ def check_clip(spec: RunSpec, arch: Arch) -> None:
         raise UsageError(f"{size} is too small for this model's decoder", f"at least {smallest} pixels a side")
     if spec.running.audio and round(spec.num_frames / spec.fps * arch.compression.audio_rate) < 1:
         sentence = f"{spec.num_frames} frames at {spec.fps:g} a second are too short for sound"
-        raise UsageError(sentence, "more --num-frames or less --fps")
+        raise UsageError(sentence, f"more {option('num_frames')} or less {option('fps')}")
     layers = arch.transformer.num_layers
     absent_blocks = [block for block in spec.stg_blocks or () if block >= layers]
     if absent_blocks and (spec.guidance.video.stg_scale or spec.guidance.audio.stg_scale):
-        hint = f"--stg-blocks {layers - 1}, or --stg-scale 0 --audio-stg-scale 0 to do without"
+        without = " ".join(typed(f"guidance.{stream}.stg_scale", 0) for stream in vars(spec.guidance))
+        hint = f"{typed('stg_blocks', [layers - 1])}, or {without} to do without"
         raise UsageError(f"STG block {absent_blocks[0]} does not exist: the model has blocks 0 to {layers - 1}", hint)
 
 
@@ -189,7 +193,7 @@ def _device_profile(devices: Sequence[jax.Device]) -> str:
         return platform
     if (published := chip(kind)) and published.profile:
         return published.profile
-    known = ", ".join(f"--sharding {name}" for name in profile_names("sharding"))
+    known = ", ".join(typed("sharding", name) for name in profile_names("sharding"))
     hint = f"name one: {known}, or a FILE"
     raise UsageError(f"no sharding profile is made for {len(devices)} devices of kind {kind}", hint)
 
@@ -200,12 +204,12 @@ def layout_warnings(sharding: ShardingPlan, heads: int, decoding: DecodePlan, ro
     if local % parts:
         yield (
             f"{local} attention heads do not divide by the {parts} devices that split the tokens: each of them gathers"
-            " all keys and values; fewer devices along that axis, or --sharding with another mesh, would not"
+            " all keys and values; fewer devices along that axis, or another mesh, would not"
         )
     if (needed := decoding.frames_bytes) > room:
         yield (
             f"decoding takes about {quantity(needed)} on a device that has {quantity(max(room, 0))} for it;"
-            " fewer --num-frames, a smaller --height or --width, or more devices"
+            f" fewer {option('num_frames')}, a smaller {option('height')} or {option('width')}, or more devices"
         )
 
 
@@ -216,7 +220,7 @@ def check_reference_layout(sharding: ShardingPlan, heads: int) -> None:
         raise UsageError(
             f"{local} attention heads do not divide by the {parts} devices that split the tokens, which references with"
             " a strength or a mask of attention need",
-            "--sharding with another mesh, or no --reference-strength and --reference-mask",
+            f"{typed('sharding', 'FILE')} with another mesh, or no {option('reference_strength')} and no mask",
         )
 
 
@@ -227,8 +231,8 @@ def untrained_warnings(
     length."""
     if (trained_on := read_trained_on(checkpoint.where)) is None:
         if spec.num_frames > (longest := longest_clip(spec.fps)):
-            seconds = f"{spec.num_frames / spec.fps:.1f}"
-            yield f"models were trained on at most {LONGEST_SECONDS} s, not on {seconds}: --num-frames {longest}"
+            seconds, nearest = f"{spec.num_frames / spec.fps:.1f}", typed("num_frames", longest)
+            yield f"models were trained on at most {LONGEST_SECONDS} s, not on {seconds}: {nearest}"
         return
     pixels = checkpoint.arch.compression.pixels
     sizes = [(pixels * stage.geometry.width, pixels * stage.geometry.height) for stage in stages]
@@ -271,7 +275,8 @@ def clip_warnings(
 ) -> Iterator[tuple[str, str]]:
     """A sentence for each way in which a clip differs from those of the training, and what to type instead; `sizes`
     (width, height) of all stages, the first one first."""
-    options = [f"--width {width} --height {height}" for width, height in (s.split("x") for s in trained_on.sizes)]
+    known = (size.split("x") for size in trained_on.sizes)
+    options = [f"{typed('width', width)} {typed('height', height)}" for width, height in known]
     untrained = [f"{width}x{height}" for width, height in sizes if f"{width}x{height}" not in trained_on.sizes]
     if untrained:
         stage = ", the size of the first stage" if len(sizes) > 1 else ""
@@ -279,10 +284,10 @@ def clip_warnings(
         yield sentence, options[-1 if stage else 0]
     if num_frames not in trained_on.num_frames:
         frames = trained_on.num_frames[0]
-        yield f"the model was trained on clips of {frames} frames, not of {num_frames}", f"--num-frames {frames}"
+        yield f"the model was trained on clips of {frames} frames, not of {num_frames}", typed("num_frames", frames)
     if fps not in trained_on.fps:
         rate = f"{trained_on.fps[0]:g}"
-        yield f"the model was trained at {rate} frames a second, not at {fps:g}", f"--fps {rate}"
+        yield f"the model was trained at {rate} frames a second, not at {fps:g}", typed("fps", rate)
 
 
 def prompt_warnings(trained_on: TrainedOn, tokenizer: Path, prompt: str) -> Iterator[str]:

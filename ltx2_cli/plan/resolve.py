@@ -10,6 +10,7 @@ import jax
 
 from ltx2_cli.diffusion.denoise import Pass, needed_passes
 from ltx2_cli.diffusion.latents import Shape, read_noise
+from ltx2_cli.distributed import ALONE
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.lora import find_adapters, preset_lora
@@ -39,6 +40,7 @@ from ltx2_cli.plan.stages import (
 from ltx2_cli.plan.unused import Request, unused_options
 from ltx2_cli.plan.work import choose_layout, step_of
 from ltx2_cli.request.spec import DType, RunSpec, Streams
+from ltx2_cli.request.spelling import typed
 from ltx2_cli.sharding import ShardingPlan, lay_out
 from ltx2_cli.weights.checkpoint import TensorFiles, collect, raise_all
 from ltx2_cli.weights.declare import weights
@@ -138,15 +140,15 @@ def resolve(spec: RunSpec, source: InitialLatents | None = None) -> Plan:
     for a request or a checkpoint that cannot be met, with every finding of its kind.
     """
     if jax.process_count() > 1 and spec.seed is None:
-        raise UsageError("several hosts need one seed between them", "--seed N")
+        raise UsageError("several hosts need one seed between them", typed("seed", "N"))
     plan = _plan(spec, jax.devices(), source, offline=False)
     if jax.process_count() > 1 and plan.sharding.mesh.size < jax.device_count():
         alone = f"one of {jax.device_count()} devices on {jax.process_count()} hosts would do all the work"
-        hint = "--sharding NAME or FILE of a profile with a mesh, or --num-processes 1 to run one host alone"
+        hint = f"{typed('sharding', 'NAME')} or FILE of a profile with a mesh, or {ALONE}"
         raise UsageError(alone, hint)
     if jax.process_count() > 1 and pieces(plan.spec) > 1:
         sentence = f"a clip that goes on in {pieces(plan.spec)} pieces is made on one host"
-        raise UsageError(sentence, "--num-processes 1, or --num-frames that it takes at once")
+        raise UsageError(sentence, f"{ALONE}, or {typed('num_frames', 'N')} that it takes at once")
     if spec.initial_noise is not None and source is None:
         read_noise(spec.initial_noise, plan.stages[0].shapes)
     return plan
@@ -178,7 +180,8 @@ def _plan(spec: RunSpec, devices: Sequence[jax.Device], source: InitialLatents |
 def stage1_plan(plan: Plan) -> Plan:
     """The plan up to where a second stage goes on. Raises `UsageError` where there is none."""
     if len(plan.stages) == 1:
-        raise UsageError(f"the recipe {plan.spec.recipe} has one stage", "--recipe two_stage, or no --stop-after")
+        hint = f"{typed('recipe', recipe.TWO_STAGE)}, or no --stop-after"
+        raise UsageError(f"the recipe {plan.spec.recipe} has one stage", hint)
     decoding, _ = _plan_decoding(plan.spec, plan, plan.stages[0], plan.sharding)
     return replace(plan, stages=plan.stages[:1], decoding=decoding)
 
@@ -194,7 +197,7 @@ def build_plan(
     spec = conditions.with_what_was_read(spec, arch.compression, declared.pictures, declared.sound)
     if spec.max_sequence_length > (most := arch.text_encoder.max_position_embeddings):
         sentence = f"max_sequence_length {spec.max_sequence_length} is more than the text encoder's {most} tokens"
-        raise UsageError(sentence, f"--set max_sequence_length={most}")
+        raise UsageError(sentence, typed("max_sequence_length", most))
     recipe.check_clip(spec, arch)
     declared_weights = [weight for module in networks.present().values() for weight in weights(module)]
     heads = {stream.name: stream.heads for stream in arch.transformer.streams}
@@ -253,10 +256,12 @@ def open_checkpoint(checkpoint: str, text_encoder: str | None, offline: bool) ->
     if place.is_dir() and text_encoder is None:
         return open_folder(place)
     if place.is_dir():
-        hint = "--text-encoder is for single files: leave it out, or take back a record's by --set text_encoder=null"
+        nothing = typed("text_encoder", "null")
+        hint = f"one is named for single files alone: leave it out, or take back a record's: {nothing}"
         raise UsageError(f"{checkpoint} has a text encoder of its own", hint)
     if text_encoder is None:
-        raise UsageError(f"{checkpoint} has no text encoder", "--text-encoder FOLDER or REPO names Gemma-3")
+        hint = f"{typed('text_encoder', 'FOLDER')} or REPO names Gemma-3"
+        raise UsageError(f"{checkpoint} has no text encoder", hint)
     return open_file(place, _find(text_encoder, TEXT_ENCODER_FILES, offline))
 
 

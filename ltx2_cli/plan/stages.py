@@ -24,6 +24,7 @@ from ltx2_cli.models.networks import Checkpoint, Networks, picture_encoder, soun
 from ltx2_cli.models.upsampler import LatentUpsampler, LatentUpsamplerArch
 from ltx2_cli.plan.conditions import Loras, ShownPicture, read_given_sound, read_pictures, shown_pictures
 from ltx2_cli.request.spec import NO_GUIDANCE, DType, Guidance, RunSpec, Streams
+from ltx2_cli.request.spelling import option, typed
 from ltx2_cli.sharding import ShardingPlan
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope
@@ -187,10 +188,10 @@ def build_stages(
     stages: tuple[Stage, ...] = ()
     if by.time > 1 and any((condition.num_frames or 1) > 1 for condition in spec.conditions):
         sentence = "a video cannot be shown where the upsampler adds frames: the first stage has fewer"
-        raise UsageError(sentence, "--upsampler of a spatial one, or --image")
+        raise UsageError(sentence, f"{typed('second_stage.upsampler', 'FILE')} of a spatial one, or a picture")
     if by.time > _faster(spec, by) and spec.audio:
         sentence = "a sound cannot be given where the upsampler stretches the clip: the first stage is shorter"
-        raise UsageError(sentence, "--temporal-upsample fps, or no --audio")
+        raise UsageError(sentence, f"{typed('second_stage.temporal_upsample', 'fps')}, or no {option('audio')}")
     if source is None:
         small = stage1_size(*size, by, arch.compression)
         # The second stage takes the weights where they lie, but for those that its LoRAs are merged into.

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ltx2_cli.request.spec import NO_GUIDANCE, Guidance, RunSpec, Streams
+from ltx2_cli.request.spelling import short_name, typed
 
 
 class Request(NamedTuple):
@@ -17,16 +18,17 @@ class Request(NamedTuple):
 
 
 class Dependence(NamedTuple):
-    """When keys have an effect, and why they have none otherwise."""
+    """When keys have an effect, why they have none otherwise, and the key and value of a request that mend it."""
 
     keys: tuple[str, ...]
     has_effect: Callable[[Request], bool]
     otherwise: str
+    cure: tuple[str, str] | None = None
 
 
 STREAMS, SCALES = Streams._fields, tuple(vars(NO_GUIDANCE))
 SECOND_STAGE = ("upsampler", "lora", "keep_audio", "adain", "tone_map", "temporal_upsample")
-GIVEN = "the sound is given: no --audio-... beside --audio"
+GIVEN = "the sound is given"
 
 
 def _guidance(stream: str, *scales: str) -> tuple[str, ...]:
@@ -66,12 +68,14 @@ DEPENDENCES = (
     Dependence(
         tuple(f"second_stage.{key}" for key in SECOND_STAGE),
         lambda request: request.time is not None,
-        "there is one stage: --recipe two_stage",
+        "there is one stage",
+        ("recipe", "two_stage"),
     ),
     Dependence(
         ("second_stage.temporal_upsample",),
         lambda request: request.time != 1,
-        "the upsampler is spatial: --upsampler names another",
+        "the upsampler is spatial",
+        ("second_stage.upsampler", "FILE"),
     ),
 )
 
@@ -81,5 +85,5 @@ def unused_options(request: Request) -> Iterator[str]:
     for key in request.spec.asked:
         without = (each for each in DEPENDENCES if key in each.keys and not each.has_effect(request))
         if dependence := next(without, None):
-            name = key.removeprefix("guidance.video.").replace("guidance.audio.", "audio_")
-            yield f"{name} changes nothing, {dependence.otherwise}"
+            cure = f": {typed(*dependence.cure)}" if dependence.cure else ""
+            yield f"{short_name(key)} changes nothing, {dependence.otherwise}{cure}"

@@ -6,6 +6,7 @@ import yaml
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.layers import ConfigLayer, Values, flatten, parse, type_of
+from ltx2_cli.request.spelling import NAMES
 
 PREFIX = "LTX2_"  # begins the variables
 
@@ -15,7 +16,8 @@ def read_environment(variables: Mapping[str, str]) -> Values:
     Raises `UsageError` as `flatten` does, also for a variable of no key."""
     values: Values = {}
     for variable in sorted(name for name in variables if name.startswith(PREFIX)):
-        key, text = variable.removeprefix(PREFIX).lower().replace("__", "."), variables[variable]
+        name, text = variable.removeprefix(PREFIX).lower().replace("__", "."), variables[variable]
+        key = NAMES.get(name, name)
         try:
             value = text if type_of(key) in (str, str | None) else parse(text)
         except yaml.YAMLError:

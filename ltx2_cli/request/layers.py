@@ -20,6 +20,7 @@ from omegaconf import BooleanNode, EnumNode, FloatNode, IntegerNode, StringNode,
 from ltx2_cli.errors import UsageError
 from ltx2_cli.files import read_limited
 from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.request.spelling import NAMES, by_key, short_name, typed
 from ltx2_cli.request.validation import MAX_VIDEOS, SURROGATE
 
 Values = dict[str, Any]
@@ -117,6 +118,7 @@ def _key_lines(node: yaml.Node | None, section: str) -> Iterator[tuple[str, int]
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             name = f"{section}{key.value}"
+            name = NAMES.get(name, name)
             yield name, key.start_mark.line + 1
             yield from _key_lines(value, f"{name}.")
 
@@ -142,7 +144,10 @@ def _refused(problem: str, event: yaml.Event) -> yaml.MarkedYAMLError:
 
 
 ASKED = "asked"  # a field of `RunSpec` that is no config key
-EXAMPLES_HINT = "default.yaml has every key with an example"
+ALL_KEYS = "`ltx2 config show` lists all keys with their values"
+MOST_NAMES = 16  # that a hint lists
+MOST_NEAR = 3  # of more names, beside the closest
+EXPECTED = {"seed": "7, 1 2 3 or 0..15"}  # of keys that are read in a form of their own
 TYPE_NAMES = {str: "text", int: "an integer", float: "a number", bool: "true or false", NoneType: "null"}
 type_hints = cache(get_type_hints)  # of a dataclass, which a batch asks for thousands of times
 NODES = {str: StringNode(), int: IntegerNode(), float: FloatNode(), bool: BooleanNode()}
@@ -169,7 +174,7 @@ def read_file(path: Path) -> ConfigLayer:
 
 def read_text(text: str, source: str) -> ConfigLayer:
     """Parse YAML keys and values as plain data, without interpolation. `source` names the text in errors."""
-    return ConfigLayer(f"{source}: ", _expand_shorthand(parse_page(text, source)))
+    return ConfigLayer(f"{source}: ", _expand_shorthand(parse_page(text, source), f"{source}: "))
 
 
 def read_setting(setting: str) -> ConfigLayer:
@@ -179,20 +184,22 @@ def read_setting(setting: str) -> ConfigLayer:
     if not equals or not all(key.split(".")):
         raise UsageError(f"{source}this is not key=value", "for example: --set guidance.video.stg_scale=0")
     try:
-        return ConfigLayer(source, {key: parse(text)})
+        return ConfigLayer(source, by_key({key: parse(text)}))
     except yaml.YAMLError:
         raise UsageError(f"{source}the value is not YAML", "quote text that has brackets, colons or quotes") from None
 
 
 def flatten(layer: ConfigLayer) -> Values:
     """Each typed value by its dotted key. Raises `UsageError` for an unknown key or a wrong type."""
-    return {key: _typed(layer.source, key, value) for key, value in _leaves(_expand_shorthand(layer.values))}
+    return {
+        key: _typed(layer.source, key, value) for key, value in _leaves(_expand_shorthand(layer.values, layer.source))
+    }
 
 
 def flatten_valid(layer: ConfigLayer) -> tuple[Values, dict[str, UsageError]]:
     """As `flatten`, and beside the values that are right an error for each that is not."""
     values, errors = Values(), dict[str, UsageError]()
-    for key, value in _leaves(_expand_shorthand(layer.values)):
+    for key, value in _leaves(_expand_shorthand(layer.values, layer.source)):
         try:
             values[key] = _typed(layer.source, key, value)
         except UsageError as error:
@@ -212,11 +219,14 @@ def spec_values(spec: RunSpec) -> Values:
 
 
 def unknown_name_error(what: str, name: str, known: Sequence[str], also: str = "", source: str = "") -> UsageError:
-    """The error for an unknown name: the sentence has the closest known name, the hint has all, then `also`."""
-    closest = get_close_matches(name, known, 1)
+    """The error for an unknown name: the sentence has the closest known name, the hint all, or of many the next ones,
+    then `also`."""
+    closest = get_close_matches(name, known, MOST_NEAR + 1)
     nearest = f"; closest: `{closest[0]}`" if closest else ""
-    names = ", ".join(f"`{name}`" for name in known)
-    return UsageError(f"{source}unknown {what} `{name}`{nearest}", f"known: {names}{also}")
+    few = len(known) <= MOST_NAMES
+    names = ", ".join(f"`{name}`" for name in (known if few else closest[1:]))
+    hint = f"{'known' if few else 'or'}: {names}{also}" if names else also.lstrip("; ")
+    return UsageError(f"{source}unknown {what} `{name}`{nearest}", hint)
 
 
 @cache
@@ -260,7 +270,8 @@ def _typed(source: str, key: str, value: Any) -> Any:
     try:
         return _convert(value, kind)
     except (ValidationError, OverflowError):  # the latter for an integer too large for a float
-        raise UsageError(f"{source}`{key}` is {value!r}; expected {_type_name(kind)}", EXAMPLES_HINT) from None
+        sentence = f"{source}`{short_name(key)}` is {value!r}; expected {EXPECTED.get(key) or _type_name(kind)}"
+        raise UsageError(sentence, f"for example: {typed(key, '0..15')}" if key in EXPECTED else ALL_KEYS) from None
 
 
 def _unknown_key_error(source: str, key: str) -> UsageError:
@@ -269,7 +280,8 @@ def _unknown_key_error(source: str, key: str) -> UsageError:
     if namesakes := [known for known in _types() if known.endswith(f".{name}")]:
         return UsageError(f"{source}unknown key `{key}`; closest: `{namesakes[0]}`", f"known: {', '.join(namesakes)}")
     siblings = [known for known in _types() if known.rpartition(".")[0] == section]
-    return unknown_name_error("key", key, siblings or [known for known in _types() if "." not in known], source=source)
+    known = siblings or [*(known for known in _types() if "." not in known), *NAMES]
+    return unknown_name_error("key", key, list(dict.fromkeys(known)), f"; {ALL_KEYS}", source)
 
 
 def _convert(value: Any, kind: Any) -> Any:
@@ -330,8 +342,10 @@ def _build(kind: Any, values: Values, section: str) -> Any:
     return kind(**fields)
 
 
-def _expand_shorthand(values: Values) -> Values:
-    """Write out `sharding: NAME`, `audio: FILE`, and `seed: 7` or `seed: 0..3`."""
+def _expand_shorthand(values: Values, source: str) -> Values:
+    """Write out `steps: 30` and other names of options, `sharding: NAME`, `audio: FILE`, and `seed: 7` or `seed: 0..3`.
+    Raises `UsageError` as `by_key`."""
+    values = by_key(values, source)
     seed, sections = values.get("seed"), {"sharding": "profile", "audio": "path"}
     texts = {key: text for key in sections if isinstance(text := values.get(key), str)}
     long = {key: {sections[key]: text} for key, text in texts.items()}

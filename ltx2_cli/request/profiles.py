@@ -23,6 +23,7 @@ from ltx2_cli.request.layers import (
     unknown_name_error,
 )
 from ltx2_cli.request.spec import RunSpec, ShardingSpec
+from ltx2_cli.request.spelling import option, typed
 from ltx2_cli.request.validation import validate
 
 # The key that names the profile of each kind, in stacking order
@@ -275,7 +276,7 @@ def _config_values(file: ConfigLayer, flags: Values) -> tuple[Values, set[str]]:
     """
     asked, is_record = file.values.get(ASKED), PROVENANCE in file.values or ASKED in file.values
     if not is_record and file.values.get(CACHE) is not None:
-        hint = "--compile-cache FOLDER"
+        hint = typed("compile_cache", "FOLDER")
         raise UsageError(f"{file.source}`{CACHE}` is not taken from a file: programs are code", hint)
     others = {PROVENANCE, ASKED, CACHE, *(OUTPUT_KEYS if is_record else ())}
     values = flatten(replace(file, values={key: value for key, value in file.values.items() if key not in others}))
@@ -286,7 +287,7 @@ def _config_values(file: ConfigLayer, flags: Values) -> tuple[Values, set[str]]:
     if renamed and not isinstance(asked, list):
         raise UsageError(
             f"{file.source}this record does not list what was asked for, so its {min(renamed)} cannot be replaced",
-            f"leave --{min(renamed)} out, or start from its prompt: --prompt",
+            f"leave {option(PROFILE_KEYS[min(renamed)])} out, or start from its prompt: {option('prompt')}",
         )
     kept = {str(key) for key in asked} if isinstance(asked, list) else set[str]()
     if renamed - {"sharding"}:

@@ -3,12 +3,14 @@
 import re
 from dataclasses import MISSING, fields, is_dataclass
 from enum import EnumType
+from functools import reduce
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ltx2_cli.request.layers import ASKED, key_lines
 from ltx2_cli.request.profiles import AUTO, configs, default_values, profile_names
 from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.request.spelling import NAMES
 from ltx2_cli.request.validation import RANGES
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -26,6 +28,11 @@ def settings_schema() -> Schema:
     shorthand = {"type": "string", "examples": [AUTO, *profile_names("sharding")]}
     keys["sharding"] = {"description": "the hardware profile, or its values", "anyOf": [shorthand, keys["sharding"]]}
     keys["model"]["examples"] = profile_names("model")
+    for name, key in NAMES.items():
+        if name not in keys:
+            *sections, last = key.split(".")
+            inside = reduce(lambda section, part: section[part]["properties"], sections, keys)
+            keys[name] = {**inside[last], "description": f"a short name of {key}"}
     for kind, more in (("recipe", [AUTO]), ("compat", [])):
         keys[kind]["enum"] = [*more, *profile_names(kind)]
     return page

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.request.spelling import of_condition, option, short_name, typed
 
 MAX_STEPS = 1000
 MAX_VIDEOS = 1000
@@ -28,13 +29,6 @@ WORDS = {  # for kinds of conditions
     "mask": "mask",
 }
 SHOWN = ("image", "video", "clip")  # kinds of conditions that have a place in a clip
-OPTIONS = {
-    "image": "--image",
-    "video": "--video",
-    "clip": "ltx2 retake",
-    "reference": "--reference",
-    "mask": "--reference-mask",
-}
 CLIP_TYPES = {True: "mp4", False: "wav"}  # of clips, with a picture and without one
 MAX_CRF = 51  # of H.264
 MAX_REFERENCE_SCALE = 99  # published LoRAs follow references of half the size, or of a quarter
@@ -122,56 +116,51 @@ def _wrong_text(spec: RunSpec) -> Iterator[Finding]:
         if not isinstance(value, str):
             continue
         if not value and key not in MAY_BE_EMPTY:
-            yield key, f"{key} is empty; leave it out, or name one"
+            yield key, f"{short_name(key)} is empty; leave it out, or name one"
         if "\0" in value:
-            yield key, f"{key} {value!r} has a NUL in it; leave it out"
+            yield key, f"{short_name(key)} {value!r} has a NUL in it; leave it out"
         if SURROGATE.search(value):
-            yield key, f"{key} {value!r} is not text in UTF-8; type or save it as UTF-8"
+            yield key, f"{short_name(key)} {value!r} is not text in UTF-8; type or save it as UTF-8"
     if not spec.prompt.strip():
-        yield "prompt", 'the prompt is empty; say what to show: --prompt "..."'
+        example = typed("prompt", '"..."')
+        yield "prompt", f"the prompt is empty; say what to show: {example}"
 
 
 def _wrong_numbers(spec: RunSpec) -> Iterator[Finding]:
     for key, legal in RANGES.items():
         value: Any = reduce(lambda section, name: vars(section)[name], key.split("."), spec)
-        if value is not None and (finding := legal.finding(value, _typed(key))):
-            yield key, f"{key} {value} is {finding}"
-
-
-def _typed(key: str) -> str:
-    """The option or `--set` for a key, up to its value."""
-    section, _, name = key.rpartition(".")
-    prefixes = {"guidance.audio": "--audio-", "guidance.video": "--", "": "--"}
-    if section not in prefixes or key in ("max_sequence_length", "vae_memory_gb"):
-        return f"--set {key}="
-    return f"{prefixes[section]}{name.replace('_', '-')} "
+        if value is not None and (finding := legal.finding(value, typed(key))):
+            yield key, f"{short_name(key)} {value} is {finding}"
 
 
 def _wrong_seeds(spec: RunSpec) -> Iterator[str]:
     for seed in dict.fromkeys(spec.seed or ()):
         if not 0 <= seed <= MAX_SEED - max(spec.num_videos - 1, 0):
-            yield f"seed {seed} is out of range, video i counts as seed + i; legal: --seed 0 to {MAX_SEED}"
+            yield f"seed {seed} is out of range, video i counts as seed + i; legal: {typed('seed', 0)} to {MAX_SEED}"
     if spec.seed == ():
-        yield "seed is a list of none; for example: --seed 7, or --seed 0..3"
+        yield f"seed is a list of none; for example: {typed('seed', 7)}, or {typed('seed', '0..3')}"
     elif len(spec.seed or ()) * max(spec.num_videos, 0) > MAX_VIDEOS:
-        yield f"more than {MAX_VIDEOS} clips are asked for; nearest: --seed 0..{MAX_VIDEOS - 1} --num-videos 1"
+        nearest = f"{typed('seed', f'0..{MAX_VIDEOS - 1}')} {typed('num_videos', 1)}"
+        yield f"more than {MAX_VIDEOS} clips are asked for; nearest: {nearest}"
     elif len(set(spec.seeds)) < len(spec.seeds):
         twice = next(seed for place, seed in enumerate(spec.seeds) if seed in spec.seeds[:place])
         apart = "; video i counts as seed + i" * (spec.num_videos > 1)
-        yield f"seed {twice} is there twice{apart}; for example: --seed 0..3 --num-videos 1"
+        example = f"{typed('seed', '0..3')} {typed('num_videos', 1)}"
+        yield f"seed {twice} is there twice{apart}; for example: {example}"
 
 
 def _wrong_process(spec: RunSpec) -> Iterator[Finding]:
     if spec.sigmas is not None:
         yield from _wrong_sigmas(spec.sigmas, spec.num_inference_steps)
     if spec.second_stage.sigmas:
-        yield from _wrong_sigmas(spec.second_stage.sigmas, None, "second_stage.sigmas", "[0.9, 0.7, 0.4, 0]")
+        yield from _wrong_sigmas(spec.second_stage.sigmas, None, "second_stage.sigmas", (0.9, 0.7, 0.4, 0))
     blocks = spec.stg_blocks or ()
     if min(blocks, default=0) < 0:
-        yield "stg_blocks", f"stg_blocks {list(blocks)} has a negative block; blocks count from 0: --stg-blocks 0"
+        first = typed("stg_blocks", [0])
+        yield "stg_blocks", f"stg_blocks {list(blocks)} has a negative block; blocks count from 0: {first}"
     if len(set(blocks)) < len(blocks):
-        once = ",".join(map(str, dict.fromkeys(blocks)))
-        yield "stg_blocks", f"stg_blocks {list(blocks)} has a block twice; nearest: --stg-blocks {once}"
+        once = typed("stg_blocks", list(dict.fromkeys(blocks)))
+        yield "stg_blocks", f"stg_blocks {list(blocks)} has a block twice; nearest: {once}"
 
 
 def _wrong_conditions(spec: RunSpec) -> Iterator[str]:
@@ -179,25 +168,25 @@ def _wrong_conditions(spec: RunSpec) -> Iterator[str]:
     yield from _wrong_references(spec)
     yield from _wrong_clips(spec)
     for condition in spec.conditions:
-        path, count, option = condition.path, condition.num_frames, OPTIONS[condition.kind]
-        typed = f"{option} {path}@{condition.frame}:" if condition.kind in SHOWN else f"{option} {path}:"
-        if finding := Range(0, 1).finding(condition.strength, typed):
+        path, count = condition.path, condition.num_frames
+        place = f"{path}@{condition.frame}:" if condition.kind in SHOWN else f"{path}:"
+        if finding := Range(0, 1).finding(condition.strength, of_condition(condition.kind, place)):
             yield f"strength {condition.strength:g} of {path} is {finding}"
         if count is not None and (finding := Range(1, spec.num_frames, 8, 1).finding(count, "num_frames: ")):
             yield f"num_frames {count} of {path} is {finding}"
         if not Path(expanduser(path)).exists():
-            yield f"there is no {WORDS[condition.kind]} {path}; check the path after {option}"
+            yield f"there is no {WORDS[condition.kind]} {path}; check the path"
 
 
 def _wrong_places(spec: RunSpec) -> Iterator[str]:
     shown: dict[int, str] = {}
     for condition in (condition for condition in spec.conditions if condition.kind in SHOWN):
-        path, frame, typed = condition.path, condition.frame, f"{OPTIONS[condition.kind]} {condition.path}@"
-        if finding := Range(-spec.num_frames, spec.num_frames - 1).finding(frame, typed):
+        path, frame, place_of = condition.path, condition.frame, of_condition(condition.kind, f"{condition.path}@")
+        if finding := Range(-spec.num_frames, spec.num_frames - 1).finding(frame, place_of):
             yield f"frame {frame} of {path} is {finding}"
         elif (place := frame % spec.num_frames) in shown:
             other = place + 1 if place + 1 < spec.num_frames else place - 1
-            yield f"{shown[place]} and {path} are both shown at frame {place}; nearest: {typed}{other}"
+            yield f"{shown[place]} and {path} are both shown at frame {place}; nearest: {place_of}{other}"
         else:
             shown[place] = path
 
@@ -206,9 +195,9 @@ def _wrong_references(spec: RunSpec) -> Iterator[str]:
     kinds = Counter(condition.kind for condition in spec.conditions)
     if not kinds["reference"] and (kinds["mask"] or spec.reference_strength != 1):
         asked = "reference_mask" if kinds["mask"] else f"reference_strength {spec.reference_strength:g}"
-        yield f"{asked} is of a reference, and none is given; name one: --reference FILE"
+        yield f"{asked} is of a reference, and none is given; name one: {of_condition('reference', 'FILE')}"
     if kinds["mask"] > 1:
-        yield f"{kinds['mask']} masks of references are given; nearest: one --reference-mask, a video may change"
+        yield f"{kinds['mask']} masks of references are given; nearest: one, and a video may change"
     for condition in spec.conditions:
         is_mask, legal = condition.kind == "mask", Range(1, MAX_REFERENCE_SCALE)
         if condition.kind not in SHOWN and (condition.frame or (is_mask and condition.strength != 1)):
@@ -222,7 +211,7 @@ def _wrong_references(spec: RunSpec) -> Iterator[str]:
 def _wrong_clips(spec: RunSpec) -> Iterator[str]:
     clips = [condition for condition in spec.conditions if condition.kind == "clip"]
     if clips and spec.audio:
-        yield f"{clips[0].path} has its own sound, and {spec.audio.path} is given; nearest: no --audio"
+        yield f"{clips[0].path} has its own sound, and {spec.audio.path} is given; nearest: no {option('audio')}"
     if len(clips) > 1:
         yield f"{clips[0].path} and {clips[1].path} are both to be changed; nearest: one of them"
     for clip in clips:
@@ -236,48 +225,52 @@ def _wrong_clips(spec: RunSpec) -> Iterator[str]:
 
 def _wrong_streams(spec: RunSpec) -> Iterator[Finding]:
     if spec.audio and spec.streams != "both":
-        off = "--no-audio" if spec.running.video else "--no-video"
+        off = option("streams/video" if spec.running.video else "streams/audio")
         yield "audio", f"the sound {spec.audio.path} is for a clip with a picture that follows it; leave out {off}"
     clips = [condition.path for condition in spec.conditions if condition.kind == "clip"]
     if clips and spec.streams != "both":
-        yield "streams", f"{clips[0]} is to be changed, and {spec.streams} alone is made; nearest: --set streams=both"
+        yield (
+            "streams",
+            f"{clips[0]} is to be changed, and {spec.streams} alone is made; nearest: {typed('streams', 'both')}",
+        )
     elif spec.conditions and not spec.running.video:
         condition = spec.conditions[0]
-        typed = OPTIONS[condition.kind]
-        yield "conditions", f"{condition.path} is to be seen, and no picture is made; leave out {typed}, or --no-video"
+        off = option("streams/audio")
+        yield "conditions", f"{condition.path} is to be seen, and no picture is made; leave it out, or {off}"
 
 
 def _wrong_sigmas(
-    sigmas: tuple[float, ...], steps: int | None, key: str = "sigmas", good: str = "[1, 0.98, 0.9, 0.7, 0]"
+    sigmas: tuple[float, ...], steps: int | None, key: str = "sigmas", good: tuple[float, ...] = (1, 0.98, 0.9, 0.7, 0)
 ) -> Iterator[Finding]:
-    example = f"for example: --set '{key}={good}'"
+    example = f"for example: {typed(key, good)}"
     falling = all(level - after >= LEAST_STEP for level, after in pairwise(sigmas))
     if len(sigmas) < 2 or sigmas[0] > 1 or sigmas[-1] != 0 or not falling:
         yield key, f"{key} {list(sigmas)} do not fall from at most 1 to 0; {example}"
     elif len(sigmas) > MAX_STEPS + 1:
         yield key, f"{key} has {len(sigmas)} noise levels, at most {MAX_STEPS + 1} are; {example}"
     elif steps is not None and steps != len(sigmas) - 1:
-        yield key, f"{key} has {len(sigmas)} noise levels, which is not {steps} steps but --steps {len(sigmas) - 1}"
+        fitting = typed("num_inference_steps", len(sigmas) - 1)
+        yield key, f"{key} has {len(sigmas)} noise levels, which is not {steps} steps but {fitting}"
 
 
 def _wrong_files(spec: RunSpec) -> Iterator[Finding]:
     if "/" in (spec.model_name or ""):
-        sentence = f"model_name {spec.model_name} begins file names and cannot hold a `/`; use -o to name the file"
-        yield "model_name", sentence
+        sentence = f"model_name {spec.model_name} begins file names and cannot hold a `/`"
+        yield "model_name", f"{sentence}; name the file: {typed('output', 'FILE')}"
     kind = CLIP_TYPES[spec.running.video]
     if spec.output and Path(spec.output).suffix.lower() != f".{kind}":
-        legal = f"{'an' if spec.running.video else 'a'} {kind}; name one: -o {_named(Path(spec.output), kind)}"
-        yield "output", f"output {spec.output!r} is not {legal}"
+        legal, named = f"{'an' if spec.running.video else 'a'} {kind}", _named(Path(spec.output), kind)
+        yield "output", f"output {spec.output!r} is not {legal}; name one: {typed('output', named)}"
     if spec.save_latents and not Path(spec.save_latents).name:
-        sentence = f"save_latents {spec.save_latents!r} is a folder; name a file: --save-latents clip.safetensors"
-        yield "save_latents", sentence
+        file = typed("save_latents", "clip.safetensors")
+        yield "save_latents", f"save_latents {spec.save_latents!r} is a folder; name a file: {file}"
     if spec.initial_noise and not Path(expanduser(spec.initial_noise)).is_file():
-        yield "initial_noise", f"there is no noise file {spec.initial_noise}; check the path after --noise"
+        yield "initial_noise", f"there is no noise file {spec.initial_noise}; check the path"
     if spec.audio and not Path(expanduser(spec.audio.path)).exists():
-        yield "audio", f"there is no sound {spec.audio.path}; check the path after --audio"
+        yield "audio", f"there is no sound {spec.audio.path}; check the path"
     if spec.initial_noise and (videos := spec.num_videos * len(spec.seed or (0,))) > 1:
-        sentence = f"a noise file starts one video, {videos} are asked for; nearest: --num-videos 1 and one --seed"
-        yield "initial_noise", sentence
+        nearest = f"{typed('num_videos', 1)} and one {option('seed')}"
+        yield "initial_noise", f"a noise file starts one video, {videos} are asked for; nearest: {nearest}"
 
 
 def _named(path: Path, kind: str) -> Path:

@@ -21,7 +21,7 @@ MAX_JSON = 64_000_000  # bytes of a config or an index
 LOST = "was removed or changed while it was read"
 STEMS = ("diffusion_pytorch_model", "model")
 LFS_POINTER = b"version https://git-lfs"
-AGAIN = "download the checkpoint again, or name another: --model FOLDER or --model REPO"
+AGAIN = "download the checkpoint again, or name another FOLDER or REPO as the model"
 EIGHT_BITS: dict[str, Any] = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
 DTYPES: dict[str, Any] = {
     "F64": np.float64,

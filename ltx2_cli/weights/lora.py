@@ -14,12 +14,13 @@ import numpy as np
 
 from ltx2_cli.errors import RunError, UsageError
 from ltx2_cli.files import user_path
+from ltx2_cli.request.spelling import typed
 from ltx2_cli.weights.checkpoint import FLOATS, TensorFiles, abbreviate, collect, count_and_list, raise_all, read_json
 from ltx2_cli.weights.hub import Download, cached_files, list_downloads, locate
 
 SUFFIX = ".safetensors"
 LEAVE_OUT = "name another LoRA, or none"
-TAKES = "--lora takes a FILE, a FOLDER or REPO[/FILE], and a strength behind it: --lora FILE:0.8"
+TAKES = "a LoRA is a FILE, a FOLDER or REPO[/FILE], with a strength behind it or without: FILE:0.8"
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(@.+)?")
 MAX_FLOAT32 = 3e38
 # A factor's key; what may stand before `weight` is the name that peft gave the adapter.
@@ -108,7 +109,7 @@ class LoraDelta:
 def open_lora(path: Path) -> LoraFile:
     """The LoRA in a .safetensors file; raises `UsageError` with everything in its header that cannot be applied."""
     if path.suffix != SUFFIX:
-        raise UsageError(f"{path} is not a {SUFFIX} file", "--lora takes a FILE, a FOLDER or REPO[/FILE]")
+        raise UsageError(f"{path} is not a {SUFFIX} file", "a LoRA is a FILE, a FOLDER or REPO[/FILE]")
     try:
         files = TensorFiles(path)
     except UsageError as error:
@@ -212,13 +213,13 @@ def parse_lora(text: str) -> tuple[str, float]:
     if not colon or user_path(text).exists():
         return text, 1.0
     if not name:
-        raise UsageError(f"--lora {text} names no file", TAKES)
+        raise UsageError(f"the LoRA {text} names no file", TAKES)
     try:
         number = float(strength)
     except ValueError:
         number = math.nan
     if not abs(number) <= MAX_FLOAT32:
-        raise UsageError(f"--lora {text}: the strength `{strength}` is not a finite number", f"--lora {name}:0.8")
+        raise UsageError(f"{text}: the strength `{strength}` is not a finite number", typed("lora", [f"{name}:0.8"]))
     return name, number
 
 
@@ -281,5 +282,7 @@ def _only(names: Sequence[str], place: str) -> str:
     likely, *others = sorted(names, key=lambda name: ("lora" not in name.lower(), name))
     if others:
         listed = abbreviate([likely, *others])
-        raise UsageError(f"{place} holds {len(names)} files: {listed}", f"name one: --lora {place}/{likely}")
+        raise UsageError(
+            f"{place} holds {len(names)} files: {listed}", f"name one: {typed('lora', [f'{place}/{likely}'])}"
+        )
     return likely

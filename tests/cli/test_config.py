@@ -255,7 +255,7 @@ def test_all_mistakes_of_a_file_have_their_lines(config: Run):
         *(f"page.yaml, line {number}" for number in (1, 4, 5, 6, 7, 9, 10, 11)),
         "broken.yaml, line 3",
     ]
-    assert "nearest: --fps 240" in lines[2]
+    assert "nearest: fps: 240" in lines[2]
     assert "closest: `gpu`" in lines[4]
 
 

@@ -85,7 +85,7 @@ def test_loras_are_counted_and_a_missing_one_is_refused_first(hub: Hub, generate
     assert {"denoise", "decode", "seed", "time", "write"} <= rows.keys()
     code, out, err = generate("--model", MODEL, "--lora", "lost.safetensors:0.5", "--dry-run")
     assert (code, out) == (2, "")
-    assert "error: there is no file lost.safetensors\nhint: --lora takes" in err
+    assert "error: there is no file lost.safetensors\nhint: a LoRA is a FILE" in err
 
 
 def test_a_second_stages_upsampler_and_lora_are_counted(hub: Hub, generate: Run) -> None:

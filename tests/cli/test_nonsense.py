@@ -32,15 +32,15 @@ REFUSED = {
     "two configs": (["--config", "a", "--config", "b"], "--config is given 2 times: a, b\nhint: --config b"),
     "two prompts": (["--prompt", "a cat"], "--prompt is given 2 times: a ball, a cat\nhint: --prompt 'a cat'"),
     "seeds one by one": (["--seed", "1", "--seed", "2"], "--seed is given 2 times: 1, 2\nhint: --seed 1,2"),
-    "half a range of seeds": (["--seed", "0.."], "`seed` is '0..'; expected null or a list, each an integer"),
+    "half a range of seeds": (["--seed", "0.."], "`seed` is '0..'; expected 7, 1 2 3 or 0..15"),
     "a LoRA of an unset variable": (["--lora", ""], "lora is empty"),
-    "a strength alone": (["--lora", ":0.8"], "--lora :0.8 names no file"),
-    "an empty upsampler": (["--upsampler", ""], "second_stage.upsampler is empty"),
+    "a strength alone": (["--lora", ":0.8"], "the LoRA :0.8 names no file"),
+    "an empty upsampler": (["--upsampler", ""], "upsampler is empty"),
     "a device for a profile": (["--sharding", "/dev/null"], "/dev/null is a pipe or a device"),
     "no block": (["--stg-blocks", ""], "stg_blocks '' is not a list of blocks"),
     "a gap in the blocks": (["--stg-blocks", "0,,1"], "stg_blocks '0,,1' is not a list of blocks"),
     "a block twice": (["--stg-blocks", "1,1"], "stg_blocks [1, 1] has a block twice; nearest: --stg-blocks 1"),
-    "guidance that overflows": (["--guidance-scale", "1e38"], "guidance.video.guidance_scale 1e+38 is not in -100 to"),
+    "guidance that overflows": (["--guidance-scale", "1e38"], "guidance_scale 1e+38 is not in -100 to"),
     "more than all contrast": (["--guidance-rescale", "50"], "nearest: --guidance-rescale 1"),
     "never kept": (["--keep-every", "inf"], "'--keep-every': Input should be less than or equal to 604800"),
     "no number": (["--keep-every", "nan"], "'--keep-every': Input should be less than or equal to 604800"),
@@ -82,7 +82,7 @@ def test_a_dry_run_refuses_nonsense_without_output(
     code, out, err = ltx2("generate", "--prompt", "a ball", "--dry-run", *model, *arguments)
     assert (code, out) == (2, "")
     assert sentence in err
-    assert len(err.splitlines()) == 2
+    assert len(err.splitlines()) <= 2
     assert len(err) < 2500
     assert set(tmp_path.rglob("*")) == before
 
@@ -150,4 +150,4 @@ def test_loras_that_nobody_means_are_warned_about(values: dict[str, object], sen
 def test_a_dry_run_prints_warnings(ltx2: Run) -> None:
     code, out, _ = ltx2(*GENERATE, "--upsampler", "nope")
     assert code == 0
-    assert "warning   second_stage.upsampler changes nothing, there is one stage: --recipe two_stage\n" in out
+    assert "warning   upsampler changes nothing, there is one stage: --recipe two_stage\n" in out

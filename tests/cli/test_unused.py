@@ -6,6 +6,7 @@ import pytest
 from PIL import Image
 
 from ltx2_cli.plan.unused import DEPENDENCES
+from ltx2_cli.request.spelling import short_name
 from media.test_videos import ffmpeg
 from program import run_program
 
@@ -28,7 +29,7 @@ NEITHER = [*typed(*NO_GUIDANCE, "guidance-rescale 0.5"), *of_audio(*NO_GUIDANCE,
 BLIND = {"negative_prompt", "stg_blocks", "guidance_rescale", "audio_guidance_rescale"}
 SCALES = {option.split()[0].replace("-", "_") for option in ALL}
 AUDIO = {f"audio_{scale}" for scale in SCALES}
-STAGE = {value.split("=")[0] for value in LATER} | {"second_stage.upsampler"}
+STAGE = {value.split("=")[0] for value in LATER} | {"upsampler"}
 CASES = {
     "no guidance": ([*NEITHER, "--stg-blocks", "1", "--negative-prompt", "rain"], BLIND),
     "no picture": (["--no-video", *typed(*ALL), "--audio-modality-scale", "3"], SCALES | {"audio_modality_scale"}),
@@ -64,9 +65,5 @@ def test_options_without_effect_are_said(
 
 
 def test_the_cases_have_every_key() -> None:
-    keys = {
-        key.removeprefix("guidance.video.").replace("guidance.audio.", "audio_")
-        for each in DEPENDENCES
-        for key in each.keys
-    }
+    keys = {short_name(key) for each in DEPENDENCES for key in each.keys}
     assert keys == set().union(*(unused for _, unused in CASES.values())) - {"--keep-every"}

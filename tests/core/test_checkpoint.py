@@ -216,7 +216,7 @@ def test_networks_of_two_model_versions_are_refused(
         plan_of(folder)
     mixed = "mixes networks of different model versions, which were not trained together"
     assert str(caught.value) == f"{folder} {mixed} ({said})"
-    assert caught.value.hint.startswith("take all networks from one release, or name another checkpoint: --model")
+    assert caught.value.hint.startswith("take all networks from one release, or name another FOLDER or REPO")
 
 
 def test_connectors_of_the_other_model_version_are_refused(folder: Path, older_demo: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_valid_text_encoder_of_another_model_is_refused(folder: Path) -> None:
         " the text encoder's width and the connectors' caption_channels differ: 96 and 64."
         " the text encoder's states and the connectors' text_proj_in_factor differ: 3 and 4"
     )
-    assert "--model FOLDER" in caught.value.hint
+    assert "as the model" in caught.value.hint
 
 
 def test_all_faults_are_one_message(folder: Path, older_demo: Path) -> None:
@@ -271,7 +271,8 @@ def test_all_faults_are_one_message(folder: Path, older_demo: Path) -> None:
         )
     ]
     assert places == sorted(places)
-    for way_out in ("git lfs pull", "take all networks from one release", "the index beside it names it", "--model"):
+    ways_out = ("git lfs pull", "take all networks from one release", "the index beside it names it", "as the model")
+    for way_out in ways_out:
         assert caught.value.hint.count(way_out) >= 1
 
 

@@ -305,15 +305,16 @@ def test_changed_versions_and_devices_are_named(
     empty(place)
     shutil.copytree(left, place, dirs_exist_ok=True)
     monkeypatch.setattr(provenance, "version", lambda package: f"{package} 9.9")
-    assert run_program(monkeypatch, "resume", "c-s3.run", "--sharding", "gpu") == 2
+    assert run_program(monkeypatch, "resume", "c-s3.run", "--sharding", "gpu", "--force") == 2
     said = capsys.readouterr().err
     assert f"jax was {jax.__version__}, is jax 9.9" in said
     assert "the mesh of stage1 was" in said
+    assert "\nhint: --allow-changes goes on" in said
     before = [path.name for path in place.iterdir()]
-    assert run_program(monkeypatch, "resume", "c-s3.run", "--force", "--json", "--dry-run") == 0
+    assert run_program(monkeypatch, "resume", "c-s3.run", "--allow-changes", "--json", "--dry-run") == 0
     page = json.loads(capsys.readouterr().out)
     assert ([path.name for path in place.iterdir()], sorted(page["write"])) == (before, sorted(FILES))
-    assert run_program(monkeypatch, "resume", "c-s3.run", "--force", "--json") == 0
+    assert run_program(monkeypatch, "resume", "c-s3.run", "--allow-changes", "--json") == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["seeds"], result["paths"]) == ([3, 4], ["c-s3.mp4", "c-s4.mp4"])
     for name in FILES[4:]:

@@ -152,7 +152,7 @@ def test_a_resumed_run_overwrites_only_its_own_files(ltx2: Run, made: tuple[Path
         (tmp_path / name).write_text("PRECIOUS")
         code, out, err = ltx2("resume", tmp_path / "again.run")
         assert (code, out) == (2, "")
-        assert f"error: {tmp_path / name} exists\nhint: --overwrite overwrites it" in err
+        assert f"error: {tmp_path / name} exists\nhint: --force overwrites it" in err
         assert (tmp_path / name).read_text() == "PRECIOUS"
         (tmp_path / name).unlink()
     with other_process(tmp_path / "again.run"):
@@ -160,7 +160,7 @@ def test_a_resumed_run_overwrites_only_its_own_files(ltx2: Run, made: tuple[Path
         assert (code, out) == (2, "")
         assert f"error: another process is writing {tmp_path / 'again.run'}\n" in err
     (weights,) = (Path(plan.spec.checkpoint) / "vae").glob("*.safetensors")
-    for command in (("resume", tmp_path / "again.run", "--overwrite"), ("replay", made[0] / "clip.mp4", "--force")):
+    for command in (("resume", tmp_path / "again.run", "--force"), ("replay", made[0] / "clip.mp4", "--force")):
         code, out, err = ltx2(*command, "--save-latents", weights)
         assert (code, out) == (2, "")
         assert f"error: {weights} is read, and would be overwritten" in err

@@ -181,7 +181,7 @@ def test_a_lora_of_the_other_model_version_is_refused_with_counts(
     rows = {"ltx2": "24576x4096", "ltx2.3": "36864x4096"}
     reshaped = f"diffusion_model.adaln_single.linear is {rows[lora]}, not {rows[model]}"
     assert f"2 of another shape: {reshaped}" in str(error)
-    assert error.hint == f"--model {lora}, or leave out --lora {tmp_path / '0.safetensors'}"
+    assert error.hint == f"--model {lora}, or leave out {tmp_path / '0.safetensors'}"
 
 
 def test_metadata_of_the_other_model_version_is_refused(models: dict[str, Networks], tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_five_unknown_keys_are_named_and_the_others_counted(models: dict[str, Ne
         f"1 of 10 targets (each a pair of keys, A and B) match this LTX-2 model. 9 not in it: {named} and 4 more"
         in (str(error))
     )
-    assert error.hint == f"leave out --lora {tmp_path / '0.safetensors'}"
+    assert error.hint == f"leave out {tmp_path / '0.safetensors'}"
 
 
 def test_only_linear_layers_are_targets(models: dict[str, Networks], tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_faults_of_all_files_are_one_message(models: dict[str, Networks], tmp_pa
     assert f"{odd.path}: 0 of 1 targets" in str(error)
     assert f"{small.path}: 0 of 1 targets" in str(error)
     assert f"1 of another shape: {ATTENTION} is 6x4096, not 4096x4096" in str(error)
-    assert error.hint == f"leave out --lora {odd.path}; leave out --lora {small.path}"
+    assert error.hint == f"leave out {odd.path}; leave out {small.path}"
 
 
 @pytest.mark.parametrize(

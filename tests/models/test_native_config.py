@@ -18,7 +18,7 @@ DDCONFIG = "audio_vae.model.params.ddconfig"
 
 def problems(config: Config, version: str = "ltx2.3") -> str:
     found = list(config_problems(config, version, "model.safetensors"))
-    assert all("--model" in problem.hint for problem in found)
+    assert all("as the model" in problem.hint for problem in found)
     return ". ".join(map(str, found))
 
 

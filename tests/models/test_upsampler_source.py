@@ -60,7 +60,7 @@ def header(path: Path, arch: LatentUpsamplerArch = PLAIN, **config: object) -> P
 def refusal(opening: Callable[[], object]) -> UsageError:
     with pytest.raises(UsageError) as error:
         opening()
-    assert "--model" not in error.value.hint
+    assert "as the model" not in error.value.hint
     return error.value
 
 

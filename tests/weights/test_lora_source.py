@@ -53,7 +53,7 @@ def test_wrong_strengths_are_refused_with_a_hint(text: str, hint: str) -> None:
 
 
 def test_a_strength_without_a_file_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"^--lora :0\.8 names no file"):
+    with pytest.raises(UsageError, match=r"^the LoRA :0\.8 names no file"):
         parse_lora(":0.8")
 
 
@@ -75,7 +75,7 @@ def test_a_missing_path_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=f"there is no file {name}") as caught:
         lora_file(name)
-    assert "--lora FILE:0.8" in caught.value.hint
+    assert "FILE:0.8" in caught.value.hint
 
 
 class Hub:

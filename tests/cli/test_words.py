@@ -1,0 +1,219 @@
+"""Every option that a message names is an option of the command that was typed, or was typed."""
+
+import ast
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import ltx2_cli
+from ltx2_cli.cli import GROUPS, VERBS, program
+from ltx2_cli.cli.options import Options, spelling_of
+from ltx2_cli.diffusion.latents import save_latents
+from ltx2_cli.media import Media, write_mp4, write_wav
+from ltx2_cli.request.environment import read_environment
+from ltx2_cli.request.layers import dump, key_lines
+from ltx2_cli.request.profiles import read_asked, read_spec, to_yaml
+from ltx2_cli.request.spec import Streams
+from ltx2_cli.request.spelling import GENERATE, NAMES
+from program import run_program
+from sounds import tone
+
+FLAG = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
+ELSEWHERE = re.compile(r"`?ltx2 ([a-z ]*[a-z])([^`;,]*)")  # another command that a message names, with its options
+COMMANDS: dict[str, type[Options]] = {verb.__name__.lower(): verb for verb in VERBS} | {
+    f"{group} {name}": verb for group, (_, verbs, _) in GROUPS.items() for name, verb in verbs.items()
+}
+FILES = {  # words that a command needs
+    "retake": ["clip.mp4", "--from", "0", "--to", "1"],
+    "extend": ["clip.mp4", "--seconds", "1"],
+    "batch": ["jobs.txt"],
+    "sweep": ["a ball", "--vary", "steps=1,2"],
+    "generate": ["a ball"],
+    "upsample": ["latents.safetensors"],
+    "decode": ["latents.safetensors"],
+    "replay": ["record.yaml"],
+    "resume": ["absent.run"],
+    "info": ["text.txt"],
+    "gallery": ["text.txt"],
+    "lora inspect": ["text.txt"],
+    "bench compare": ["text.txt", "text.txt"],
+    "config validate": ["wrong.yaml"],
+}
+WRONG: dict[str, Any] = {  # values by their key, that are of the right type
+    "height": 100,
+    "width": 100,
+    "num_frames": 20,
+    "fps": 0.5,
+    "num_videos": 0,
+    "seed": "3,3",
+    "num_inference_steps": 0,
+    "stg_blocks": [1, 1],
+    "image_crf": 99,
+    "reference_strength": 0.5,
+    "prompt": " ",
+    "output": "clip.avi",
+    "initial_noise": "absent",
+    "audio": "absent.wav",
+    "lora": [":0.8"],
+    "max_sequence_length": 0,
+    "vae_memory_gb": 0,
+    "second_stage.adain": 5,
+    "second_stage.upsampler": "",
+    "second_stage.sigmas": [1.0],
+    "model_name": "a/b",
+    "save_latents": "",
+    **{f"guidance.{stream}.guidance_scale": 1e9 for stream in Streams._fields},
+}
+TYPED = {  # what else may be typed wrong; of `generate`, and of each command that takes it
+    "--image": ["a.png@900", "b.png@0:7", "absent.png", ""],
+    "--reference": ["text.txt:5"],
+    "--reference-mask": ["absent.png"],
+    "--model": ["dmo", "./absent"],
+    "--recipe": ["destilled"],
+    "--sharding": ["gpuu", "./absent.yaml"],
+    "--lora": ["absent.safetensors", "a:x"],
+    "--config": ["absent.yaml", "text.txt"],
+    "--set": ["heigth=3", "height", "height=tall", "sharding.attention=foo", "streams=audio", "text_encoder=x"],
+    "--output": ["text.txt", "/dev/null/a.mp4", "."],
+    "--aspect": ["9"],
+    "--resolution": ["big"],
+    "--duration": ["long"],
+    "--shard": ["4/2"],
+    "--vary": ["heigth=3", "steps"],
+    "--topology": ["v9:2x2"],
+    "--save-latents": ["/dev/null/a.safetensors"],
+    "--stop-after": ["stage1"],
+    "--perf-dump": ["/dev/null/p.json"],
+    "--process-id": ["3"],
+    "--compile-cache": ["/dev/null"],
+    "--seed": ["abc"],
+    "--height": ["tall"],
+    "--seconds": ["none"],
+    "--from": ["later"],
+}
+
+Said = Callable[..., str]
+
+
+@pytest.fixture
+def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Said:
+    """What a command says in a folder with a file of each kind."""
+    monkeypatch.chdir(tmp_path)
+    record = to_yaml(
+        read_spec(prompt="a ball", model="demo", seed=1, height=128, width=128, num_frames=49), {"ltx2": "0"}
+    )
+    media = Media(np.zeros((49, 128, 128, 3), np.uint8), tone(2, 16000), 24.0, 16000)
+    write_mp4(media, Path("clip.mp4"), {"record": record})
+    write_wav(media, Path("sound.wav"))
+    arrays = Streams(np.ones((1, 32, 7, 4, 4), np.float32), np.ones((1, 2, 51, 16), np.float32))
+    save_latents(arrays, Path("latents.safetensors"), {"record": record, "stage": "stage1"})
+    save_file({"video": arrays.video, "audio": arrays.audio}, "bare.safetensors")
+    Path("record.yaml").write_text(record)
+    Path("jobs.txt").write_text("a ball\n")
+    Path("text.txt").write_text("text")
+    Path("wrong.yaml").write_text(dump(WRONG))
+
+    def run(*words: str) -> str:
+        run_program(monkeypatch, *words)
+        return "".join(capsys.readouterr())
+
+    return run
+
+
+@cache
+def options_of(command: str) -> set[str]:
+    """Every option of a command."""
+    found: Any = program()
+    for word in command.split():
+        found = found.commands[word]
+    return {name for parameter in found.params for name in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
+
+
+def strangers(command: str, words: list[str], message: str) -> list[str]:
+    """Options in a message that are none of the command's, of another command that it names, or typed."""
+    for word in sorted(words, key=len, reverse=True):
+        message = message.replace(word, "").replace(shlex.quote(word), "")
+    found = list[str]()
+    for match in ELSEWHERE.finditer(message):
+        other = next((name for name in COMMANDS if f"{match[1]} ".startswith(f"{name} ")), None)
+        if other:
+            found += set(FLAG.findall(match[2])) - options_of(other)
+            message = message.replace(match[0], "")
+    return [*found, *(set(FLAG.findall(message)) - options_of(command))]
+
+
+def as_typed(option: str, value: Any) -> list[str]:
+    items = value if option == "--lora" else [",".join(map(str, value)) if isinstance(value, list) else str(value)]
+    return [f"{option}={item}" for item in items]
+
+
+def wrong_requests(command: str) -> Iterator[list[str]]:
+    """Words for a command, each with something wrong."""
+    spelling, own, words = spelling_of(COMMANDS[command]), options_of(command), FILES.get(command, [])
+    if given := [(spelling.options[key], value) for key, value in WRONG.items() if key in spelling.options]:
+        yield [*words, *(word for option, value in given for word in as_typed(option, value))]
+    if "--set" in own:
+        yield [
+            *words,
+            *(word for key, value in WRONG.items() for word in ("--set", f"{key}={dump({'x': value})[3:-1]}")),
+        ]
+    if "--config" in own:
+        yield [*words, "--config", "wrong.yaml"]
+    yield from ([*words, f"{option}={text}"] for option in own & TYPED.keys() for text in TYPED[option])
+    yield [*words, "--nonsense"]
+    yield [*words, *words, "more"]
+    if words:
+        yield []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_messages_name_the_options_of_their_command(said: Said, command: str) -> None:
+    wrong = {}
+    for words in wrong_requests(command):
+        if found := strangers(command, words, message := said(*command.split(), *words)):
+            wrong[shlex.join(words)] = found, message
+    assert wrong == {}
+
+
+def test_what_was_typed_is_said_as_it_was(said: Said) -> None:
+    assert "error: No such option: --width\n" in said("decode", "latents.safetensors", "--width", "64")
+    path = "no --width 64 or --steps 3.safetensors"
+    assert path in said("decode", path)
+    assert path in said("upsample", "latents.safetensors", "--set", f"initial_noise={path}")
+
+
+def test_every_name_of_an_option_is_known_below_the_command_line() -> None:
+    """Of `ltx2 generate`: the library spells as that command. And there, messages name options of keys by the table."""
+    assert spelling_of(COMMANDS["generate"]).options == {**GENERATE, "output": "-o"}
+    folder = Path(ltx2_cli.__file__).parent
+    named = re.compile(rf"(?<![\w-])({'|'.join(GENERATE.values())})(?![\w-])")
+    found = {}
+    for path in (path for path in folder.rglob("*.py") if path.parts[-2] != "cli" and path.name != "spelling.py"):
+        nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+        prose = {node.value for node in nodes if isinstance(node, ast.Expr)}  # docstrings
+        texts = [node for node in nodes if isinstance(node, ast.Constant) and node not in prose]
+        found[path.name] = [text.value for text in texts if isinstance(text.value, str) and named.search(text.value)]
+    assert {name: texts for name, texts in found.items() if texts} == {}
+
+
+@pytest.mark.parametrize("name", [name for name, key in NAMES.items() if name != key])
+def test_the_name_of_an_option_is_taken_everywhere(tmp_path: Path, name: str) -> None:
+    """In YAML, `--set`, jobs, variables of the environment and the library."""
+    value = {"upsampler": "up", "noise": __file__, "temporal_upsample": "fps", "steps": 3}.get(name, 0.5)
+    page = tmp_path / "page.yaml"
+    page.write_text(f"{name}: {value}\n")
+    for asked in (
+        read_asked({}, page),
+        read_asked({}, dotlist=[f"{name}={value}"]),
+        read_asked({name: value}),
+        read_asked({}, environment=read_environment({f"LTX2_{name.upper()}": str(value)})),
+    ):
+        assert asked.values[NAMES[name]] == value
+    assert key_lines(f"\n{name}: 1")[NAMES[name]] == 2
