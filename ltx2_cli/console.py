@@ -1,17 +1,18 @@
 """What the user sees on stderr: stages with their times, steps with what is left of them, errors with a way out."""
 
+import json
 import os
-import re
 import shutil
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import isfinite
 from threading import Event, Thread
 from time import monotonic
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -19,12 +20,13 @@ from rich.text import Text
 
 from ltx2_cli.core.report import DECODE, WRITE, Advance, Report
 from ltx2_cli.errors import RunError
+from ltx2_cli.request.layers import flow
+from ltx2_cli.request.validation import STEERING
 from ltx2_cli.units import duration, quantity
 
 LONGEST_LINE = 2000  # characters of an error
 MOST_LINES = 3  # of an error and its hint
 SECONDS = 30.0  # between two lines of a log that say how far a run is
-STEERING = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 def reporter(verbose: bool = False, stream: TextIO | None = None) -> Report:
@@ -57,21 +59,36 @@ def visible(text: str) -> str:
 
 
 def print_out(text: str) -> None:
-    """Print results on stdout, as they are for a pipe; they do not steer a terminal. A reader that wants no more, such
-    as `head`, is no error. Raises `RunError` where stdout takes no more."""
-    _print(text, hint="")
+    """Print results on stdout, alike on a terminal and in a pipe, which may lead to one: they do not steer it. A reader
+    that wants no more, such as `head`, is no error. Raises `RunError` where stdout takes no more."""
+    _print("\n".join(map(visible, text.split("\n"))), hint="")
+
+
+def print_json(values: Any) -> None:
+    """Print plain values as JSON, as `print_out`; numbers that JSON lacks are texts, as YAML spells them."""
+    text = json.dumps(_spelled(values), indent=2, allow_nan=False)
+    print_out(text.replace("\x7f", "\\u007f"))  # the only character of ASCII that JSON leaves as it is
 
 
 def print_made(text: str) -> None:
-    """Print what names files that were made, as `print_out`; that nobody reads it is an error too."""
-    _print(text, hint="the files that were made are whole")
+    """Print what names files that were made, as they are for a pipe; that nobody reads it is an error too."""
+    shown = sys.stdout is not None and sys.stdout.isatty()
+    _print("\n".join(map(visible, text.split("\n"))) if shown else text, hint="the files that were made are whole")
+
+
+def _spelled(value: Any) -> Any:
+    if isinstance(value, float) and not isfinite(value):
+        return flow(value)
+    if isinstance(value, Mapping):
+        return {key: _spelled(item) for key, item in value.items()}
+    return [_spelled(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _print(text: str, hint: str) -> None:
     if sys.stdout is None:
         raise RunError("stdout cannot be written: it is closed", hint)
     try:
-        print("\n".join(map(visible, text.split("\n"))) if sys.stdout.isatty() else text, flush=True)
+        print(text, flush=True)
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python tries again at its end
         if hint or not isinstance(error, BrokenPipeError):

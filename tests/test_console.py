@@ -185,14 +185,15 @@ def test_control_characters_are_shown_escaped(capsys: pytest.CaptureFixture[str]
         assert shown in stream.getvalue()
 
 
-def test_results_are_exact_for_a_pipe_and_escaped_for_a_terminal(
+def test_paths_are_exact_for_a_pipe_and_all_else_is_escaped(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    print_out("a\x1b[2J\nb")
+    print_made("a\x1b[2J\nb")
     assert capsys.readouterr().out == "a\x1b[2J\nb\n"
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     print_out("a\x1b[2J\nb")
-    assert capsys.readouterr().out == "a\\x1b[2J\nb\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    print_made("a\x1b[2J\nb")
+    assert capsys.readouterr().out == 2 * "a\\x1b[2J\nb\n"
 
 
 def test_a_full_stdout_is_an_error_of_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from ltx2_cli.cli import program
 from ltx2_cli.cli.commands import Locate, Schema, Show, Validate
 from ltx2_cli.cli.generate import ANYTHING, asked_for, config_page, overrides, prompt_and_seeds, sized
 from ltx2_cli.cli.options import RequestOptions
-from ltx2_cli.console import columns, print_out, reporter
+from ltx2_cli.console import columns, print_json, print_out, reporter
 from ltx2_cli.errors import UsageError
 from ltx2_cli.files import read_limited
 from ltx2_cli.request.check_file import file_findings, with_lines
@@ -41,6 +41,7 @@ from ltx2_cli.request.schema import settings_schema
 from ltx2_cli.request.size import most_frames
 from ltx2_cli.request.spec import AudioSpec, ConditionSpec, RunSpec
 from ltx2_cli.request.spelling import NAMES, option
+from ltx2_cli.request.validation import STEERING
 
 COLUMN = 44  # where origins begin, behind values that are not longer
 
@@ -57,13 +58,13 @@ def show(options: Show) -> None:
     if anything:
         spec = replace(spec, prompt="")
     if options.as_command:
-        print_out(shlex.join(["ltx2", "generate", *command_words(spec)]))
+        print_out(" ".join(map(_quoted, ["ltx2", "generate", *command_words(spec)])))
         return
     complete, sources = with_origins(asked, spec, options.config)
     if options.as_json:
         values = spec_values(complete)
         facts = {key: {"value": plain(values[key]), "origin": sources[key]} for key in values}
-        print_out(json.dumps(facts, indent=2, ensure_ascii=False))
+        print_json(facts)
     else:
         single = {"seed": complete.seed[0]} if complete.seed and len(complete.seed) == 1 else {}
         nested = {key: value for key, value in {**asdict(complete), **single}.items() if key != ASKED}
@@ -93,16 +94,18 @@ def with_origins(asked: Asked, spec: RunSpec, config: Path | None) -> tuple[RunS
     return complete, sources
 
 
-def _page(values: Mapping[str, Any], sources: Mapping[str, str], section: str = "") -> Iterator[str]:
-    """Lines of YAML, the origin of each value behind it."""
+def _page(
+    values: Mapping[str, Any], sources: Mapping[str, str], section: str = "", above: str = "default"
+) -> Iterator[str]:
+    """Lines of YAML, the origin of each value behind it: its own, or that of its section, `above`."""
     indent = "  " * section.count(".")
     for name, value in values.items():
         key = f"{section}{name}"
         if isinstance(value, Mapping) and value:
             yield f"{indent}{name}:"
-            yield from _page(value, sources, f"{key}.")
+            yield from _page(value, sources, f"{key}.", sources.get(key, above))
             continue
-        yield f"{indent}{name}: {flow(value)}".ljust(COLUMN) + f"  # {sources.get(key, 'default')}"
+        yield f"{indent}{name}: {flow(value)}".ljust(COLUMN) + f"  # {sources.get(key, above)}"
 
 
 def command_words(spec: RunSpec) -> list[str]:
@@ -122,6 +125,14 @@ def command_words(spec: RunSpec) -> list[str]:
         typed = _words(key, value, flags)
         words += typed if typed and _means(typed, key, value) else ["--set", f"{key}={flow(plain(value))}"]
     return words
+
+
+def _quoted(word: str) -> str:
+    """A word as a shell reads it; one that would steer a terminal as bash and zsh read escapes."""
+    if not STEERING.search(word.replace("\n", "")):
+        return shlex.quote(word)
+    escaped = word.replace("\\", "\\\\").replace("'", "\\'")
+    return "$'" + STEERING.sub(lambda match: f"\\u{ord(match[0]):04x}", escaped) + "'"
 
 
 def _without_hashes(spec: RunSpec) -> RunSpec:

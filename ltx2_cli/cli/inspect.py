@@ -1,6 +1,5 @@
 """`ltx2 info` and `ltx2 lora inspect`: what a file is, and what made it. Only headers of weights are read."""
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 from ltx2_cli.cli.commands import Info, Lora
 from ltx2_cli.cli.generate import looks_like_safetensors
 from ltx2_cli.cli.trust import WEIGHTS, files_named, weights_named
-from ltx2_cli.console import columns, print_out
+from ltx2_cli.console import columns, print_json, print_out
 from ltx2_cli.core.provenance import UNFINISHED, read_provenance
 from ltx2_cli.diffusion.latents import SIZE, open_latents
 from ltx2_cli.errors import UsageError
@@ -54,7 +53,7 @@ def info(options: Info) -> None:
     """Print what the files are. Raises `UsageError` afterwards for those that are nothing that is known."""
     infos, problems = collect({str(file): partial(inspect, user_path(file)) for file in options.files})
     if options.as_json:
-        print_out(json.dumps(list(infos.values()), indent=2))
+        print_json(list(infos.values()))
     elif infos:
         texts = (
             _lora_lines(facts) if facts["kind"] == "lora" else columns([*_rows(facts)]) for facts in infos.values()
@@ -66,7 +65,7 @@ def info(options: Info) -> None:
 def lora(options: Lora) -> None:
     """Print what a LoRA adds to, and for which model version it was made."""
     facts = _lora(open_lora(lora_file(parse_lora(options.name)[0])))
-    print_out(json.dumps(facts, indent=2) if options.as_json else "\n".join(_lora_lines(facts)))
+    print_json(facts) if options.as_json else print_out("\n".join(_lora_lines(facts)))
 
 
 def inspect(path: Path) -> Facts:

@@ -21,7 +21,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.files import read_limited
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.spelling import NAMES, by_key, short_name, typed
-from ltx2_cli.request.validation import MAX_VIDEOS, SURROGATE
+from ltx2_cli.request.validation import MAX_VIDEOS, STEERING, SURROGATE
 
 Values = dict[str, Any]
 
@@ -105,8 +105,11 @@ def dump(values: Mapping[str, Any]) -> str:
 
 def flow(value: object) -> str:
     """A value as YAML in a single line; a text of several lines keeps them."""
-    style = {"default_flow_style": True, "allow_unicode": True, "sort_keys": False, "width": MAX_TEXT}
-    return str(yaml.dump([value], Dumper=_Dumper, **style)).rstrip("\n")[1:-1]
+    style = {"default_flow_style": True, "sort_keys": False, "width": MAX_TEXT}
+    text = str(yaml.dump([value], Dumper=_Dumper, allow_unicode=True, **style)).rstrip("\n")
+    if STEERING.search(text.replace("\n", "")):
+        text = str(yaml.dump([value], Dumper=_Dumper, **style)).rstrip("\n")
+    return text[1:-1]
 
 
 def key_lines(text: str) -> dict[str, int]:

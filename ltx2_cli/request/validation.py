@@ -35,6 +35,8 @@ MAX_REFERENCE_SCALE = 99  # published LoRAs follow references of half the size, 
 MAX_TOKENS = 2**17  # of text; Gemma-3's context length
 MAX_SEED = 2**32 - 1
 MAX_SCALE = 100  # of guidance; published recipes use 1 to 7
+# Characters that steer a terminal, end a line or turn its writing round
+STEERING = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 SURROGATE = re.compile("[\ud800-\udfff]")  # a byte that is no UTF-8, as Python decodes it
 MAY_BE_EMPTY = ("prompt", "negative_prompt", "checkpoint")  # the prompt has its own check
 

@@ -106,6 +106,14 @@ def test_the_page_reads_back_and_shows_origins(config: Run):
     } | {"recipe": "one_stage"}
 
 
+def test_a_section_has_the_origin_of_what_names_it(config: Run):
+    Path("a.yaml").write_text("audio: s.wav\n")
+    Path("s.wav").write_bytes(b"")
+    _, out, _ = config("show", "rain", "--config", "a.yaml")
+    (line,) = (line for line in out.splitlines() if line.startswith("  path: s.wav"))
+    assert line.endswith("# file a.yaml")
+
+
 # show --command
 
 

@@ -105,6 +105,13 @@ def test_json_has_the_complete_record(info, latents: Path, video: Path) -> None:
         assert said == {"file": str(path), "bytes": path.stat().st_size, **own, **common}
 
 
+def test_json_has_no_numbers_that_json_lacks(info, tmp_path: Path) -> None:
+    text = RECORD.replace("fps: 24.0", "fps: .nan").replace("  ltx2: 0.1.0", "  ltx2: 0.1.0\n  x: [-.inf, {a: .inf}]")
+    write_record(tmp_path / "clip.yaml", text)
+    (said,) = json.loads(info("--json", tmp_path / "clip.yaml").out, parse_constant=pytest.fail)
+    assert (said["record"]["fps"], said["record"]["provenance"]["x"]) == (".nan", ["-.inf", {"a": ".inf"}])
+
+
 @pytest.mark.parametrize("prompt", ["a ${dawn}", r"a \\${dawn}", r"a \\\\${dawn}"])
 def test_config_accepts_the_record_as_json(info, prompt: str, tmp_path: Path) -> None:
     write_record(tmp_path / "clip.yaml", to_yaml(replace(SPEC, prompt=prompt), {"ltx2": "0.1.0"}))

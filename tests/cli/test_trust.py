@@ -1,7 +1,9 @@
 """A record may be a stranger's: nothing that it names beyond its model's profile is fetched or read unasked."""
 
+import json
 import os
 import pty
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +15,10 @@ from PIL import Image
 from loras import write_header
 from ltx2_cli.diffusion.latents import save_latents
 from ltx2_cli.media import Media, write_mp4
+from ltx2_cli.request.layers import parse
 from ltx2_cli.request.profiles import read_spec, to_yaml
 from ltx2_cli.request.spec import Streams
+from ltx2_cli.request.validation import STEERING
 from ltx2_cli.weights.digests import digest, header_digest
 from program import run_program
 
@@ -130,3 +134,44 @@ def test_a_terminal_is_asked_once(ltx2: Run, answer: str, code: int, monkeypatch
         said = os.read(master, 2**16).decode()
     os.close(master)
     assert said.count("it names the picture private.png; take it? [y/N]") == 1
+
+
+STEERING_TEXT = "\x1b]0;own\x07\x1b[2J\x9b31m\x7f\r\u202egpj.exe 雨"
+PRINTING = {
+    **COMMANDS,
+    "info": "info clip.yaml clip.mp4 latents",
+    "info json": "info --json clip.yaml clip.mp4 latents",
+    "show": "config show --config clip.yaml",
+    "show json": "config show --config clip.mp4 --json",
+    "show command": "config show --config clip.mp4 --command",
+    "validate": "config validate clip.yaml clip.mp4 wrong.yaml",
+    "plan": "plan --config clip.yaml",
+    "dry": "generate --config clip.yaml --dry-run --trust",
+    "dry batch": "batch jobs --config clip.yaml --dry-run --trust",
+    "dry sweep": "sweep a --config clip.yaml --vary steps=1,2 --dry-run --trust",
+    "gallery": "gallery .",
+}
+
+
+@pytest.mark.parametrize("command", PRINTING.values(), ids=PRINTING)
+def test_no_text_of_a_record_steers_a_terminal(ltx2: Run, command: str, monkeypatch: pytest.MonkeyPatch):
+    """Nor what a pipe brings to one."""
+    keys = {"prompt": STEERING_TEXT, "lora": [f"evil/{STEERING_TEXT}"], "negative_prompt": STEERING_TEXT}
+    text = record({"devices": STEERING_TEXT, "files": {STEERING_TEXT: STEERING_TEXT}}, **keys)
+    Path("clip.yaml").write_text(text)
+    Path("wrong.yaml").write_text(text.replace("model: demo", 'model: "\\e[31mnope"'))
+    frames = np.random.default_rng(0).integers(0, 256, (9, 64, 64, 3), np.uint8)
+    write_mp4(Media(frames, np.zeros((9000, 2), np.float32), 24.0, 24000), Path("clip.mp4"), {"record": text})
+    arrays = Streams(np.zeros((1, 4, 2, 2, 2), np.float32), np.zeros((1, 2, 9, 4), np.float32))
+    save_latents(arrays, Path("latents"), {"fps": "24.0", "record": text})
+    _, out, err = ltx2(*command.split())
+    assert not STEERING.search((out + err).replace("\n", "")), repr(out + err)
+    if command.endswith("--command"):
+        monkeypatch.setenv("LC_ALL", "C.UTF-8")
+        words = subprocess.run(["bash", "-c", f"printf '%s\\0' {out}"], capture_output=True, check=True).stdout
+        assert {STEERING_TEXT, f"evil/{STEERING_TEXT}"} <= {*words.decode().split("\0")}
+    if "json" in command:
+        said = json.loads(out)
+        assert (said["prompt"]["value"] if "show" in command else said[0]["record"]["prompt"]) == STEERING_TEXT
+    if command == PRINTING["show"]:
+        assert parse(out)["prompt"] == STEERING_TEXT
