@@ -1,19 +1,29 @@
 """`ltx2 batch`: the clips of many requests, by one process or by several that share them."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from ltx2_cli.batch.lines import STDIN, Line, read_lines
 from ltx2_cli.cli.commands import Batch
-from ltx2_cli.cli.jobs import DONE, OPEN, Job, Jobs, Result
+from ltx2_cli.cli.jobs import DONE, FAILED, OPEN, Job, Jobs, Result
 from ltx2_cli.cli.options import BatchOptions
 from ltx2_cli.cli.session import Session
-from ltx2_cli.errors import MAKE_ROOM, AbortedRunError, InterruptedRunError, StorageError, UsageError
+from ltx2_cli.errors import (
+    MAKE_ROOM,
+    AbortedRunError,
+    CommandError,
+    DoesNotFitError,
+    InterruptedRunError,
+    StorageError,
+    UsageError,
+)
 from ltx2_cli.files import Output, user_path
 from ltx2_cli.media.contact_sheet import is_contact_sheet
-from ltx2_cli.outputs import Product, check_outputs
+from ltx2_cli.outputs import Product, check_distinct, check_outputs, outputs
+from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.units import quantity
 
 
 def batch(options: Batch, session: Session) -> None:
@@ -43,12 +53,11 @@ def make(jobs: Jobs, arriving: Iterable[Sequence[Line]], piped: bool = False) ->
             from ltx2_cli.cli.worker import Worker
 
             worker = Worker(jobs, piped)
+        if options.dry_run:
+            open_jobs = [*checked(jobs, open_jobs)]
         if open_jobs and not piped:
             session.report.note(f"time: {expected_time(jobs, open_jobs)}")
-        if options.dry_run:
-            for job in open_jobs:
-                jobs.add(Result(job.line, OPEN, job.clips, job.seed))
-        elif worker and open_jobs:
+        if worker and open_jobs:
             try:
                 worker.make(open_jobs)
             except (InterruptedRunError, AbortedRunError, StorageError) as error:
@@ -56,6 +65,47 @@ def make(jobs: Jobs, arriving: Iterable[Sequence[Line]], piped: bool = False) ->
                 room = f"{MAKE_ROOM}; then " if isinstance(error, StorageError) else ""
                 raise type(error)(str(error), f"{room}the same command goes on; jobs that are done: {done}") from error
     return worker is not None
+
+
+def checked(jobs: Jobs, open_jobs: Sequence[Job]) -> Iterator[Job]:
+    """The jobs that would be made, each of which is said to be; the others fail as they would. Of jobs that are planned
+    alike, one is."""
+    refusals = dict[int, CommandError | None]()
+    check = preflight(jobs.session)
+    for job in open_jobs:
+        if job.inputs not in refusals:
+            refusals[job.inputs] = check(jobs.spec(job))
+        if error := refusals[job.inputs]:
+            jobs.fail(Result(job.line, FAILED, job.clips, job.seed), error)
+        else:
+            jobs.add(Result(job.line, OPEN, job.clips, job.seed))
+            yield job
+
+
+def preflight(session: Session) -> Callable[[RunSpec], CommandError | None]:
+    """What finds why a request would be refused, and says once what would be downloaded, and each warning."""
+    from ltx2_cli.cli.plan import DryRun
+    from ltx2_cli.core.provenance import input_files
+    from ltx2_cli.devices import find_devices
+    from ltx2_cli.estimate.fit import Request
+
+    told = set[str]()
+
+    def refusal(spec: RunSpec) -> CommandError | None:
+        try:
+            found = DryRun.of(Request(spec, find_devices()))
+            if found.plan:
+                check_distinct(outputs(spec), input_files(found.plan))
+        except (UsageError, DoesNotFitError) as error:
+            return error
+        notes = [f"to download: {quantity(size)} of {name}" for name, size in found.parts.items()]
+        for note in [*notes, *(found.plan.warnings if found.plan else ())]:
+            if note not in told:
+                session.report.note(note)
+            told.add(note)
+        return None
+
+    return refusal
 
 
 def expected_time(jobs: Jobs, open_jobs: Sequence[Job]) -> str:

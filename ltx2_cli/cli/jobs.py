@@ -51,6 +51,7 @@ class Job:
     clips: tuple[str, ...] = ()
     shape: int = 0  # jobs of one number run the same programs
     work: int = 0  # jobs of one number take as long
+    inputs: int = 0  # jobs of one number are refused or planned alike
     done: bool = False
 
 
@@ -97,8 +98,7 @@ class Jobs:
             self.given.update(layer.values)
         check_trust(read_asked(self.given, self.page), self.page, options)
         self.results, self.errors = list[Result](), list[CommandError]()
-        self.owners, self.shapes = dict[str, tuple[int, int]](), dict[str, int]()
-        self.works = dict[tuple[object, ...], int]()
+        self.owners = dict[str, tuple[int, int]]()
         self.made = list[str]()  # clips
         self.position = 0  # of the next job, among those of all shards
         self.unit = "line"  # what a job is in the file
@@ -175,9 +175,6 @@ class Jobs:
                 if owner[1] != seed:
                     seeds = f"{line.unit} {line.number} makes {path} of the seeds {owner[1]} and {seed}"
                     raise SameNameError(seeds, APART)
-            shape = self.shapes.setdefault(shape_of(single), len(self.shapes))
-            steps = single.num_inference_steps, single.sigmas
-            work = self.works.setdefault((shape, *steps), len(self.works))
             if self._is_own():
                 done = not self.options.force and is_done(single)
                 try:
@@ -185,7 +182,10 @@ class Jobs:
                 except UsageError as error:
                     self.fail(Result(line.number, FAILED, clips, seed), error)
                 else:
-                    yield Job(line.number, values, seed, clips, shape, work, done)
+                    shape = hash(shape_of(single))
+                    work = hash((shape, single.num_inference_steps, single.sigmas))
+                    inputs = hash((shape, single.fps, *map(str, read_files(single))))
+                    yield Job(line.number, values, seed, clips, shape, work, inputs, done)
 
     def _check(self, spec: RunSpec, done: bool) -> None:
         """Raise `UsageError` where the clips of a request cannot be written, or are there and of another one."""

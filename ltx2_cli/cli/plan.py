@@ -176,7 +176,11 @@ def command_line(alternative: Alternative) -> str:
     verbs, command = typed_command()
     words = sys.argv[1 + len(verbs) :]
     options = {parameter.name for parameter in command.params}
-    if alternative.anew:
+    variable = [f"{fraction_variable()}={FRACTION}"] if alternative.most_memory else []
+    if verbs == ["batch"]:  # whose lines have values of their own
+        values = ", ".join(f'"{key}": {_in_json(value)}' for key, value in alternative.options.items())
+        return " and ".join([*variable, *([f"{values} in the line"] if values else [])])
+    if alternative.anew and verbs != ["sweep"]:
         words = ["--prompt", alternative.values["prompt"]]
     typed = "".join(f"\0{word}" for word in words)  # no word has a NUL in it
     for key, value in alternative.options.items():
@@ -186,8 +190,16 @@ def command_line(alternative: Alternative) -> str:
         given_before = rf"\0({SETTING}[=\0]{re.escape(key)}=|({flags})[=\0])[^\0]*"
         added = f"\0{flag}\0{value}" if key in options else f"\0{SETTING}\0{key}={value}"
         typed = re.sub(given_before, "", typed) + added
-    variable = [f"{fraction_variable()}={FRACTION}"] if alternative.most_memory else []
     return " ".join([*variable, shlex.join(["ltx2", *verbs, *typed.split("\0")[1:]])])
+
+
+def _in_json(value: str) -> str:
+    """A value as it is typed, in JSON: a text has quotes."""
+    try:
+        json.loads(value)
+    except ValueError:
+        return json.dumps(value)
+    return value
 
 
 def request_rows(plan: Plan, phases: Collection[str]) -> Iterator[tuple[str, str]]:

@@ -1,6 +1,7 @@
 """`ltx2 batch` before its first clip: which jobs there are, under which names, and what is wrong with them."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,8 @@ def dry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
     def run(lines: list[object], *options: str) -> tuple[int, list[str], str]:
         Path("jobs").write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
-        code = run_program(monkeypatch, "batch", "jobs", "--dry-run", *options)
+        model = () if "--model" in options else ("--model", "demo")
+        code = run_program(monkeypatch, "batch", "jobs", "--dry-run", *model, *options)
         out, err = capsys.readouterr()
         assert [path.name for path in tmp_path.iterdir() if path.suffix in (".run", ".claim")] == []
         return code, out.splitlines(), err
@@ -50,11 +52,11 @@ def test_each_line_is_a_request_over_what_was_typed_for_all(dry: Run) -> None:
     assert (code, clips) == (
         0,
         [
-            "o/1-7-768x512x121-4-3.mp4",
+            "o/1-7-128x128x49-4-3.mp4",
             "own-s8.mp4",
             "own-s9.mp4",
-            "o/2-1-96x512x121-4-2.5.mp4",
-            "o/2-2-96x512x121-4-2.5.mp4",
+            "o/2-1-96x128x49-4-2.5.mp4",
+            "o/2-2-96x128x49-4-2.5.mp4",
             "o/3-7-64x64x25-2-3.mp4",
         ],
     )
@@ -106,6 +108,31 @@ def test_how_long_it_takes_is_asked_once_for_jobs_that_take_as_long(dry: Run, mo
     assert sorted(asked) == [(2, 1), (20, 2)]
 
 
+def test_a_dry_run_says_what_the_run_would_refuse(dry: Run) -> None:
+    """Line by line."""
+    lines = [
+        {"prompt": "a red ball"},
+        {"prompt": "b", "lora": ["gone.safetensors"]},
+        {"prompt": "c", "stg_blocks": [99]},
+        {"prompt": "d", "model": "gone/model"},
+        {"prompt": "e", "width": 16384, "height": 16384},
+        {"prompt": "f", "max_sequence_length": 2000},
+        {"prompt": "g", "lora": ["gone.safetensors"]},
+        {"prompt": "h", "conditions": [{"path": "jobs"}]},
+        {"prompt": "a blue ball"},
+    ]
+    code, out, _ = dry(lines, "-o", "{line}.mp4", "--json")
+    results = {result["line"]: result for result in map(json.loads, out)}
+    assert (code, [line for line, result in results.items() if result["status"] == "to do"]) == (5, [1, 9])
+    assert results[2]["error"] == results[7]["error"] == "there is no file gone.safetensors"
+    assert results[3]["error"].startswith("STG block 99 does not exist")
+    assert "gone/model is not in the local cache" in results[4]["error"]
+    assert results[5]["error"].startswith("this does not fit: to")
+    assert re.fullmatch(r'("\w+": \d+(, )?)+ in the line', results[5]["hint"])
+    assert "max_sequence_length 2000 is more than the text encoder's" in results[6]["error"]
+    assert results[8]["error"].startswith("jobs is no picture")
+
+
 def test_several_hosts_are_told_to_share_the_jobs() -> None:
     jobs = SimpleNamespace(options=None, session=SimpleNamespace(hosts=ProcessGroup(0, 2)))
     with pytest.raises(UsageError, match="several hosts cannot make a batch together") as caught:
@@ -124,11 +151,11 @@ def test_shapes_follow_each_other_and_shards_share_the_jobs(dry: Run) -> None:
 def test_a_job_without_a_seed_keeps_its_own(dry: Run) -> None:
     first, second = dry(["rain", "snow"])[1], dry(["snow", "rain"])[1]
     assert sorted(first) == sorted(second)
-    assert first[0].startswith("out/rain-ltx2-s")
+    assert first[0].startswith("out/rain-demo-s")
 
 
 def test_what_is_done_is_skipped(dry: Run, tmp_path: Path) -> None:
-    spec = read_spec(prompt="rain", seed=3, output="rain.mp4")
+    spec = read_spec(prompt="rain", seed=3, output="rain.mp4", model="demo")
     (tmp_path / "rain.mp4").touch()
     record_path(tmp_path / "rain.mp4").write_text(to_yaml(replace(spec, recipe="one_stage", num_inference_steps=30)))
     named, job = ("-o", "{prompt}.mp4"), {"prompt": "rain", "seed": 3}
@@ -161,7 +188,7 @@ def test_a_broken_line_is_named_and_the_others_are_jobs(dry: Run) -> None:
             "-o a.mp4",
             "lines 1 and 2 both make a.mp4\nhint: -o 'out/{prompt:.40}-{seed}-{line}.mp4'",
         ),
-        (["rain", "rain"], "", "lines 1 and 2 both make out/rain-ltx2-s"),
+        (["rain", "rain"], "", "lines 1 and 2 both make out/rain-demo-s"),
         (["rain"], "-o a.mp4 --seed 1,2", "line 1 makes a.mp4 of the seeds 1 and 2\nhint: -o 'out/{prompt:.40}-{seed}"),
         (
             ["rain", {"prompt": "fog", "save_latents": "a"}, {"prompt": "r", "save_latents": "./a"}],

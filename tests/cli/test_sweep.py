@@ -11,6 +11,7 @@ from ltx2_cli.media import Media, write_mp4, write_record
 from ltx2_cli.request.profiles import read_spec, to_yaml
 from program import run_program
 
+DRY = ("--model", "demo", "--dry-run")
 Run = Callable[..., tuple[int, list[str], str]]
 
 
@@ -29,18 +30,24 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 def test_a_clip_for_each_combination(sweep: Run) -> None:
     varied = ("--vary", "guidance_scale=2.5,3", "--vary", "steps=4,8", "--seed", "1", "2")
-    code, clips, _ = sweep("A fox!", *varied, "--dry-run")
+    code, clips, _ = sweep("A fox!", *varied, *DRY)
     names = [
         f"guidance_scale-{scale}-steps-{steps}-seed-{seed}" for scale in (2.5, 3) for steps in (4, 8) for seed in (1, 2)
     ]
     assert (code, clips) == (0, [f"out/a-fox-{name}.mp4" for name in names])
     named = ("-o", "{line}-{steps}-{guidance_scale}-{seed}.mp4")
-    assert sweep("A fox!", *varied, *named, "--dry-run")[1][:3] == ["1-4-2.5-1.mp4", "2-4-2.5-2.mp4", "3-8-2.5-1.mp4"]
+    assert sweep("A fox!", *varied, *named, *DRY)[1][:3] == ["1-4-2.5-1.mp4", "2-4-2.5-2.mp4", "3-8-2.5-1.mp4"]
+
+
+def test_a_dry_run_says_what_the_run_would_refuse(sweep: Run) -> None:
+    code, clips, err = sweep("a", "--vary", "lora=[gone.safetensors],[]", "--seed", "1", *DRY)
+    assert (code, clips) == (5, ["out/a-lora---seed-1.mp4"])
+    assert "error: 1 failed, 1 to do; line 1: there is no file gone.safetensors\n" in err
 
 
 def test_any_key_varies(sweep: Run) -> None:
     varied = ("--vary", "resolution=64p,96p", "--vary", "stg_blocks=[0],[1, 2]", "--vary", "second_stage.adain=0.5")
-    _, clips, _ = sweep("a", *varied, "--seed", "1", "--dry-run")
+    _, clips, _ = sweep("a", *varied, "--seed", "1", *DRY)
     assert [clip.removeprefix("out/a-resolution-") for clip in clips] == [
         f"{resolution}-stg_blocks-{blocks}-second_stage.adain-0.5-seed-1.mp4"
         for resolution in ("64p", "96p")

@@ -289,6 +289,12 @@ def small_disk(folder: Path, size: int) -> Iterator[Callable[..., None]]:
         run([*words, "umount", "--lazy", folder], check=True)
 
 
+def used(more: int = 0) -> int:
+    """The bytes of the blocks that are used in the folder `full`, and of some more."""
+    disk = os.statvfs("full")
+    return (disk.f_blocks - disk.f_bfree + more) * disk.f_frsize
+
+
 def test_a_full_disk_ends_the_batch(batch: Run, tmp_path: Path) -> None:
     """Whichever file does not fit: no other job is begun, what was made stays, and the same command goes on. Where the
     disk takes nothing at all, no network is loaded."""
@@ -296,13 +302,13 @@ def test_a_full_disk_ends_the_batch(batch: Run, tmp_path: Path) -> None:
     elsewhere = [{**line, "output": f"{line['prompt']}.mp4"} for line in lines]
     with small_disk(tmp_path / "full", ROOM) as remount:
         assert batch(lines[:1])[0] == 0
-        disk = os.statvfs("full")
         for blocks, file in ((0, "snow.claim"), (4, "snow.mp4")):
-            remount(f"size={(disk.f_blocks - disk.f_bfree + blocks) * disk.f_frsize}")
+            remount(f"size={used(blocks)}")
             code, results, err = batch(lines, "--resumable")
             assert (code, [result["status"] for result in results]) == (1, ["skipped", "failed"])
             assert results[1]["error"] == f"cannot write full/{file}: No space left on device"
             assert err.endswith(f"hint: {MAKE_ROOM}; then the same command goes on; jobs that are done: 0\n")
+        remount(f"size={used()}")
         code, results, err = batch(elsewhere, "--preview", "full/preview.png")
         assert (code, [result["status"] for result in results]) == (1, ["done"])
         assert "error: cannot write full/preview.png: No space left on device\n" in err
