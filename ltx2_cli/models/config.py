@@ -17,6 +17,8 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.weights.checkpoint import AGAIN, Renaming
 
 Config = dict[str, Any]
+LAYERS = re.compile(r"layers|num_(res_)?blocks")  # keys of counts
+MOST_LAYERS = 1000  # more take long to describe, before a tensor is looked at
 LTX2, LTX2_3 = "ltx2", "ltx2.3"  # model versions, by the names of their model profiles
 TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", NoneType: "null"}  # of JSON
 # by the name of a class, what `NetworkArch` lists; "equal": sizes that two networks share, and what they are
@@ -66,7 +68,7 @@ def read_arch(kind: type[A], config: Config, where: str) -> A:
     ]
     problems = [*mistyped, *_not_implemented(stated, kind.only, {*hints, *kind.unread})]
     if not mistyped:
-        problems += kind(**values).conflicts()
+        problems += [*_too_many_layers(values), *kind(**values).conflicts()]
     if problems:
         raise UsageError(f"{where}: this model is not implemented: {'; '.join(problems)}", AGAIN)
     return kind(**values)
@@ -85,6 +87,12 @@ def _fits(value: Any, hint: Any, least: float) -> bool:
     if hint in (int, float):
         return type(value) in (int, hint) and least < value < math.inf
     return isinstance(value, hint)
+
+
+def _too_many_layers(values: Config) -> Iterator[str]:
+    for key, value in values.items():
+        if LAYERS.search(key) and max(value if isinstance(value, tuple) else (value,)) > MOST_LAYERS:
+            yield f"{key} is {reprlib.repr(value)}, at most {MOST_LAYERS} are"
 
 
 def _type_name(hint: Any, least: float) -> str:

@@ -31,6 +31,8 @@ REFUSED = [
     (TransformerArch, {"num_layers": True}, f"num_layers is True, {WHOLE}"),
     (TransformerArch, {"num_layers": 0}, f"num_layers is 0, {WHOLE}"),
     (TransformerArch, {"num_layers": -1}, f"num_layers is -1, {WHOLE}"),
+    (TransformerArch, {"num_layers": 10**9}, "num_layers is 1000000000, at most 1000 are"),
+    (VideoVAEArch, {"layers_per_block": [4, 6, 10**9, 2, 2]}, "1000000000, 2, 2), at most 1000 are"),
     (TransformerArch, {"num_attention_heads": [4]}, f"num_attention_heads is [4], {WHOLE}"),
     (TransformerArch, {"vae_scale_factors": 8}, "vae_scale_factors is 8, only [a whole number above 0, a"),
     (TransformerArch, {"vae_scale_factors": [8, 32]}, "vae_scale_factors is [8, 32], only [a whole"),
