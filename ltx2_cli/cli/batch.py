@@ -30,7 +30,7 @@ def batch(options: Batch, session: Session) -> None:
     """Make the clips of the jobs in a file, or of those that stdin brings."""
     reads = [] if options.jobs == STDIN else [user_path(options.jobs)]
     check_sheets(options, reads)
-    jobs = Jobs(options, session, reads)
+    jobs = Jobs(options, session, reads, confined=not options.unsafe_paths)
     finish(jobs, make(jobs, read_lines(options.jobs), options.jobs == STDIN))
 
 

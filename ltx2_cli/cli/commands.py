@@ -103,6 +103,7 @@ class Batch(BatchOptions):
     """
 
     jobs: str = argument("JOBS", "A prompt or a JSON object of a request's keys a line; -: stdin, as lines come.")
+    unsafe_paths: bool = flag(FILES, "Let lines write outside of the output folder, too.", "--unsafe-paths")
 
 
 class Sweep(BatchOptions):

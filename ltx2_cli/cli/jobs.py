@@ -4,7 +4,8 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from os.path import abspath
+from functools import cached_property
+from os.path import abspath, realpath
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ltx2_cli.cli.trust import check_trust
 from ltx2_cli.console import columns, print_made
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import CommandError, PartlyFailedError, UsageError
+from ltx2_cli.files import user_path
 from ltx2_cli.outputs import (
     Product,
     check_outputs,
@@ -29,7 +31,7 @@ from ltx2_cli.outputs import (
     read_files,
 )
 from ltx2_cli.request.layers import flatten, read_setting
-from ltx2_cli.request.profiles import CACHE, STEPS_OR_SIGMAS, read_asked
+from ltx2_cli.request.profiles import CACHE, OUTPUT_KEYS, STEPS_OR_SIGMAS, read_asked
 from ltx2_cli.request.size import WISHES
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.spelling import by_key
@@ -86,8 +88,9 @@ class SameNameError(UsageError):
 class Jobs:
     """The jobs of a batch as they are read, and what became of those of this worker."""
 
-    def __init__(self, options: BatchOptions, session: Session, reads: Sequence[Path] = ()):
+    def __init__(self, options: BatchOptions, session: Session, reads: Sequence[Path] = (), confined: bool = False):
         self.options, self.session = options, session
+        self.confined = confined  # whether lines write into the output folder alone
         self.reads = [*reads, *([options.config] if options.config else [])]  # no clip takes their place
         self.shard, self.page = parse_shard(options.shard), config_page(options.config)
         note_environment(session.report)
@@ -165,6 +168,7 @@ class Jobs:
     def _of_line(self, line: Line) -> Iterator[Job]:
         values = job_values(line)
         spec = self.request(values)
+        self._check_places(values)
         for seed in spec.seed or (own_seed(values, spec.num_videos),):
             single = self._single(spec, line.number, seed)
             clips = tuple(map(str, output_paths(single)))
@@ -209,6 +213,24 @@ class Jobs:
         typed = {**vars(self.options), **dict.fromkeys(said_by_line), **wishes}
         options = BatchOptions(**{**typed, "settings": None, "config": self.page})
         return configured_spec(sized({**base, **own}, options, Report()), options)
+
+    def _check_places(self, values: Mapping[str, Any]) -> None:
+        """Raise `UsageError` for a line that names a place outside of the output folder."""
+        for key in OUTPUT_KEYS if self.confined else ():
+            if (place := values.get(key)) is None:
+                continue
+            if not Path(realpath(user_path(place))).is_relative_to(realpath(self.folder)):
+                nearest = self.folder if key == "base_output_directory" else self.folder / Path(place).name
+                hint = f'nearest: "{key}": "{nearest}"; or --unsafe-paths, where you trust all lines'
+                raise UsageError(f"`{key}` is outside of the output folder {self.folder}: {place}", hint)
+
+    @cached_property
+    def folder(self) -> Path:
+        """The output folder: that of -o up to its first field, or the one without -o."""
+        if self.options.output:
+            return user_path(self.options.output.partition("{")[0] + "_").parent
+        typed = self.request({"prompt": "a"})
+        return user_path(typed.output).parent if typed.output else user_path(typed.base_output_directory or ".")
 
     def _single(self, spec: RunSpec, line: int, seed: int) -> RunSpec:
         """The request with one seed, and the name of its clip."""

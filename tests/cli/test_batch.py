@@ -46,15 +46,15 @@ def test_each_line_is_a_request_over_what_was_typed_for_all(dry: Run) -> None:
         "rain",
         {"prompt": "rain", "width": 96, "guidance": {"video": {"guidance_scale": 2.5}}, "seed": "1..2"},
         {"prompt": "rain", "aspect": "1:1", "resolution": "64p", "duration": "1s", "sigmas": [1, 0.5, 0]},
-        {"prompt": "rain", "output": "own.mp4", "seed": [8, 9]},
+        {"prompt": "rain", "output": "o/own.mp4", "seed": [8, 9]},
     ]
     code, clips, err = dry(lines, "--seed", "7", "--steps", "4", "--guidance-scale", "3", *named)
     assert (code, clips) == (
         0,
         [
             "o/1-7-128x128x49-4-3.mp4",
-            "own-s8.mp4",
-            "own-s9.mp4",
+            "o/own-s8.mp4",
+            "o/own-s9.mp4",
             "o/2-1-96x128x49-4-2.5.mp4",
             "o/2-2-96x128x49-4-2.5.mp4",
             "o/3-7-64x64x25-2-3.mp4",
@@ -133,6 +133,33 @@ def test_a_dry_run_says_what_the_run_would_refuse(dry: Run) -> None:
     assert results[8]["error"].startswith("jobs is no picture")
 
 
+@pytest.mark.parametrize(
+    ("options", "own", "nearest"),
+    [
+        ("", {"output": "../x.mp4"}, '"output": "out/x.mp4"'),
+        ("", {"output": "x.mp4"}, '"output": "out/x.mp4"'),
+        ("", {"output": "out/link/x.mp4"}, '"output": "out/x.mp4"'),
+        ("", {"save_latents": "/etc/x.safetensors"}, '"save_latents": "out/x.safetensors"'),
+        ("", {"base_output_directory": "~"}, '"base_output_directory": "out"'),
+        ("--set base_output_directory=mine", {"output": "out/x.mp4"}, '"output": "mine/x.mp4"'),
+        ("-o a/b-{seed}/c.mp4", {"output": "x.mp4"}, '"output": "a/x.mp4"'),
+    ],
+)
+def test_a_line_writes_into_the_output_folder_alone(
+    dry: Run, tmp_path: Path, options: str, own: dict[str, str], nearest: str
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/link").symlink_to("/")
+    line = {"prompt": "rain", "seed": 1, **own}
+    code, clips, err = dry([line], *options.split())
+    assert (code, clips) == (2, [])
+    assert f"error: line 1: `{next(iter(own))}` is outside of the output folder " in err
+    assert f"hint: nearest: {nearest}; or --unsafe-paths, " in err
+    assert dry([{**line, **json.loads(f"{{{nearest}}}")}], *options.split())[0] == 0
+    if "output" in own and "link" not in own["output"]:
+        assert dry([line], *options.split(), "--unsafe-paths")[:2] == (0, [own["output"]])
+
+
 def test_several_hosts_are_told_to_share_the_jobs() -> None:
     jobs = SimpleNamespace(options=None, session=SimpleNamespace(hosts=ProcessGroup(0, 2)))
     with pytest.raises(UsageError, match="several hosts cannot make a batch together") as caught:
@@ -191,7 +218,7 @@ def test_a_broken_line_is_named_and_the_others_are_jobs(dry: Run) -> None:
         (["rain", "rain"], "", "lines 1 and 2 both make out/rain-demo-s"),
         (["rain"], "-o a.mp4 --seed 1,2", "line 1 makes a.mp4 of the seeds 1 and 2\nhint: -o 'out/{prompt:.40}-{seed}"),
         (
-            ["rain", {"prompt": "fog", "save_latents": "a"}, {"prompt": "r", "save_latents": "./a"}],
+            ["rain", {"prompt": "fog", "save_latents": "out/a"}, {"prompt": "r", "save_latents": "./out/a"}],
             "",
             "lines 2 and 3 bo",
         ),
