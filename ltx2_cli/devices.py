@@ -51,6 +51,7 @@ def find_devices() -> "list[jax.Device]":
     """The devices that jax detects. Raises `UsageError` where the platforms of JAX_PLATFORMS are unusable."""
     import jax
 
+    skip_absent_tpu()
     try:
         return jax.devices()
     except (RuntimeError, AssertionError) as error:  # the latter for a plugin that is not installed

@@ -97,7 +97,7 @@ def interrupt_soon() -> None:
 
     def force_exit() -> None:
         if not state.over:
-            _exit("interrupted\nhint: what was being written stays under a temporary name")
+            _exit("interrupted\nhint: a file that was being written, if any, stays under a temporary name")
 
     if not (state.ending or state.over):
         state.ending = True

@@ -28,6 +28,8 @@ def end(code, leave=os._exit):
     leave(code)
 os._exit = end
 sys.argv = ["ltx2", "generate", "--model", "demo", "--prompt", "a red ball", "--seed", "1", "--dry-run"]
+from ltx2_cli.devices import find_devices
+find_devices()  # as commands that have imported nothing else
 from ltx2_cli.__main__ import main
 main()
 """

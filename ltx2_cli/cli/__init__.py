@@ -160,7 +160,7 @@ def overview(context: typer.Context, version: bool = typer.Option(False, "--vers
 
 
 @cache
-def program() -> Any:
+def ltx2_command() -> Any:
     """`ltx2` with all its commands, of a class that typer does not export."""
     return get_command(app)
 
@@ -174,7 +174,7 @@ def main() -> None:
     on_forced_exit(remove_locks)
     sentence, hint = "interrupted", ""  # typer's own exit code is 130
     try:
-        code = program()(prog_name="ltx2", standalone_mode=False) or 0
+        code = ltx2_command()(prog_name="ltx2", standalone_mode=False) or 0
     except (CommandError, OSError, typer.TyperException) as caught:
         if "--debug" in sys.argv:
             traceback.print_exc()
@@ -212,7 +212,7 @@ def typed_command() -> tuple[list[str], Any]:
     """The words of the command that was typed, as far as they name one, and that command or group. Its class is one
     that typer does not export."""
     words = list[str]()
-    command = program()
+    command = ltx2_command()
     for word in sys.argv[1:]:
         if not isinstance(command, TyperGroup) or word not in command.commands:
             break
@@ -230,7 +230,7 @@ def _unexpected(kind: type[BaseException], error: BaseException, trace: Tracebac
 
     place, lines = "--debug", traceback.format_exception(kind, error, trace)
     for folder in (user_cache, Path):
-        with suppress(OSError, RuntimeError):  # the latter where there is no home
+        with suppress(OSError):
             file = folder() / f"error-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
             file.parent.mkdir(parents=True, exist_ok=True)
             text = f"ltx2 {__version__}: {shlex.join(sys.argv)}\n\n{''.join(lines)}"

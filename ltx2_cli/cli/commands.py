@@ -115,7 +115,7 @@ class Sweep(BatchOptions):
     ltx2 sweep "a choir" --vary audio_guidance_scale=3,7 --vary resolution=512p,720p
     """
 
-    words: Texts = argument("PROMPT", "What to show and to hear, as --prompt.", default=None)
+    words: Texts = argument("PROMPT", "What to show and to hear, as --prompt; -: from stdin.", default=None)
     vary: Texts = option(STEPS, "Values of an option or key; repeatable.", "--vary", metavar="KEY=VALUE,VALUE...")
     sheet: File = option(FILES, "PNG of all clips; without it named after the prompt.")
 

@@ -13,7 +13,7 @@ from typing import Any
 import typer
 import yaml
 
-from ltx2_cli.cli import program
+from ltx2_cli.cli import ltx2_command
 from ltx2_cli.cli.commands import Locate, Schema, Show, Validate
 from ltx2_cli.cli.generate import ANYTHING, asked_for, config_page, overrides, prompt_and_seeds, sized
 from ltx2_cli.cli.options import RequestOptions
@@ -164,7 +164,7 @@ def _usual_names() -> dict[str, object]:
 @cache
 def _generate() -> Any:
     """The command `ltx2 generate`, of a class that typer does not export."""
-    return program().commands["generate"]
+    return ltx2_command().commands["generate"]
 
 
 def _flags() -> dict[str, str]:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.files import Output, read_limited, user_path
 from ltx2_cli.media import is_video, is_wav
 from ltx2_cli.outputs import Product, check_outputs, check_place, outputs, read_files, run_file, with_free_names
-from ltx2_cli.request.environment import read_environment, variable_name
+from ltx2_cli.request.environment import foreign_variables, read_environment, variable_name
 from ltx2_cli.request.layers import MAX_TEXT, PAGE, ConfigLayer, read_file, read_text
 from ltx2_cli.request.profiles import Asked, checked_spec, read_asked
 from ltx2_cli.request.size import frames_of, size_of
@@ -31,7 +32,7 @@ from ltx2_cli.request.spec import NO_CACHE, RunSpec
 from ltx2_cli.request.spelling import NAMES, of_condition
 from ltx2_cli.request.validation import random_seed
 
-FILE_AT_FRAME = re.compile(r"(?P<path>.+?)(@(?P<frame>-?\d{1,9})(:(?P<strength>-?\d*\.?\d+))?)?", re.DOTALL)
+FILE_AT_FRAME = re.compile(r"(?P<path>.+?)(@(?P<frame>-?\d{1,9}))?(:(?P<strength>-?\d*\.?\d+))?", re.DOTALL)
 CONDITIONS = {  # by their kind
     "image": FILE_AT_FRAME,
     "video": FILE_AT_FRAME,
@@ -39,6 +40,7 @@ CONDITIONS = {  # by their kind
     "mask": re.compile(r"(?P<path>.+)", re.DOTALL),
 }
 SEEDS = re.compile(r"\d+(\.\.\d+)?,?")
+STDIN = "-"  # in place of a prompt
 ANYTHING = "a"  # the prompt of a warm-up; every text encoder knows it
 
 
@@ -124,11 +126,11 @@ def overrides(options: Options, **others: object) -> dict[str, object]:
 
 
 def parse_condition(kind: str, text: str) -> dict[str, object]:
-    """The condition that FILE[@FRAME[:STRENGTH]] means, or of a reference FILE[:STRENGTH] and of a mask FILE, by its
+    """The condition that FILE[@FRAME][:STRENGTH] means, or of a reference FILE[:STRENGTH] and of a mask FILE, by its
     keys. Raises `UsageError` for no text at all."""
     match = CONDITIONS[kind].fullmatch(text)
     if match is None:
-        written = {"reference": "FILE[:STRENGTH]", "mask": "FILE"}.get(kind, "FILE[@FRAME[:STRENGTH]]")
+        written = {"reference": "FILE[:STRENGTH]", "mask": "FILE"}.get(kind, "FILE[@FRAME][:STRENGTH]")
         example = "for example: --image end.png@-1:0.8 --reference pose.mp4:0.8"
         raise UsageError(f"{of_condition(kind, repr(text))} is not {written}", example)
     return {"kind": kind, **{name: value for name, value in match.groupdict().items() if value is not None}}
@@ -145,7 +147,17 @@ def prompt_and_seeds(options: RequestOptions | Sweep) -> dict[str, str | None]:
         joined = " ".join(word for text in prompts for word in text.split())
         shown = f"{joined[:60]}…" if len(joined) > 60 else joined
         raise UsageError(f"one prompt makes a clip, and {len(prompts)} texts are given", f'--prompt "{shown}"')
-    return {"prompt": texts[0] if texts else prompt, "seed": seed and " ".join([seed, *numbers])}
+    prompt = texts[0] if texts else prompt
+    return {"prompt": read_prompt() if prompt == STDIN else prompt, "seed": seed and " ".join([seed, *numbers])}
+
+
+def read_prompt() -> str:
+    """The prompt on stdin. Raises `UsageError` where there is none."""
+    text = sys.stdin.read(MAX_TEXT + 1).strip() if sys.stdin else ""
+    if not text or len(text) > MAX_TEXT:
+        problem = f"more than {MAX_TEXT:,} characters" if text else "no prompt"
+        raise UsageError(f"stdin brings {problem}", 'echo "a red ball" | ltx2 generate -')
+    return text
 
 
 def asked_for(values: Mapping[str, object], options: ConfigOptions) -> Asked:
@@ -171,9 +183,11 @@ def sized_spec(values: Mapping[str, object], options: WishOptions, report: Repor
 
 
 def note_environment(report: Report) -> None:
-    """Say which variables of the environment a request reads."""
+    """Say which variables of the environment a request reads, and which it does not though they are called like it."""
     if variables := [*map(variable_name, read_environment(os.environ))]:
         report.preface(f"from the environment: {', '.join(variables)}")
+    for sentence in foreign_variables(os.environ):
+        report.preface(sentence)
 
 
 def sized(values: Mapping[str, object], options: WishOptions, report: Report) -> Mapping[str, object]:

@@ -114,12 +114,12 @@ class ClipOptions(ContentOptions):
     image: Texts = option(
         INPUTS,
         "Shown at FRAME: 0 the first, as without it, -1 the last; repeatable.",
-        metavar="FILE[@FRAME[:STRENGTH]]",
+        metavar="FILE[@FRAME][:STRENGTH]",
     )
     video: Texts = option(
         INPUTS,
         "Its end begins the clip; with a FRAME it is shown from there; repeatable.",
-        metavar="FILE[@FRAME[:STRENGTH]]",
+        metavar="FILE[@FRAME][:STRENGTH]",
     )
     reference: Texts = option(INPUTS, "What an in-context LoRA follows; repeatable.", metavar="FILE[:STRENGTH]")
     reference_strength: Real = option(INPUTS, "How far references are followed, 0 to 1.", metavar="SHARE")
@@ -196,7 +196,7 @@ class MakingOptions(KeepOptions, SessionOptions):
 class RequestOptions(ClipOptions, WishOptions):
     """A whole request."""
 
-    words: Texts = argument("PROMPT", "What to show and to hear, as --prompt.", default=None)
+    words: Texts = argument("PROMPT", "What to show and to hear, as --prompt; -: from stdin.", default=None)
     num_videos: Count = option(SIZE, "Videos at once, of seeds that follow each other.")
     seed: Text = option(
         STEPS, "One or more: 7, 1 2 3 or 0..15; without it a random one, which is printed.", metavar="N [N...]"

@@ -15,7 +15,7 @@ from typing import Any, Self
 import jax
 from huggingface_hub import constants
 
-from ltx2_cli.cli import typed_command
+from ltx2_cli.cli import ltx2_command, typed_command
 from ltx2_cli.cli.commands import Plan as PlanOptions
 from ltx2_cli.cli.names import ALIASES
 from ltx2_cli.cli.session import Session
@@ -156,7 +156,7 @@ class DryRun:
             table += [("seed", f"random, for example {seeds}" if drawn else seeds)]
             table += [("time", expected_time(self.plan, self.request.product))] if not self.request.skipped else []
         table += [("write", path) for path in written]
-        yield from columns([*table, *(("warning", warning) for warning in (self.plan.warnings if self.plan else ()))])
+        yield from columns([*table, *(("note", warning) for warning in (self.plan.warnings if self.plan else ()))])
 
     def record(self, written: Sequence[str], drawn: bool) -> dict[str, Any]:
         """The page for a program: bytes, and the rows of the plan by their names."""
@@ -175,13 +175,15 @@ def command_line(alternative: Alternative) -> str:
     """The command line that was typed, with what an alternative asks otherwise, ready to be copied."""
     verbs, command = typed_command()
     words = sys.argv[1 + len(verbs) :]
-    options = {parameter.name for parameter in command.params}
     variable = [f"{fraction_variable()}={FRACTION}"] if alternative.most_memory else []
     if verbs == ["batch"]:  # whose lines have values of their own
         values = ", ".join(f'"{key}": {_in_json(value)}' for key, value in alternative.options.items())
         return " and ".join([*variable, *([f"{values} in the line"] if values else [])])
     if alternative.anew and verbs != ["sweep"]:
         words = ["--prompt", alternative.values["prompt"]]
+        if any(parameter.required for parameter in command.params):  # a clip or latents, of which it knows nothing
+            verbs, command = ["generate"], ltx2_command().commands["generate"]
+    options = {parameter.name for parameter in command.params}
     typed = "".join(f"\0{word}" for word in words)  # no word has a NUL in it
     for key, value in alternative.options.items():
         flag = f"--{key.replace('_', '-')}"
@@ -261,7 +263,7 @@ def request_rows(plan: Plan, phases: Collection[str]) -> Iterator[tuple[str, str
 
 def estimate_lines(estimate: Estimate) -> Iterator[str]:
     """The page of `ltx2 plan`, a heading over each part."""
-    warnings = [("warning", warning) for warning in estimate.warnings]
+    warnings = [("note", warning) for warning in estimate.warnings]
     yield from columns([*request_rows(estimate.plan, estimate.memory), *warnings])
     yield from ("", *_memory(estimate))
     names = [f", stage {number}" for number in range(1, len(estimate.stages) + 1)] if estimate.stages[1:] else [""]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ltx2_cli.devices import find_devices
 from ltx2_cli.diffusion.latents import STAGES, LatentsFile, unpack
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.profiles import PROVENANCE
@@ -178,9 +179,8 @@ def versions() -> dict[str, str]:
 
 def devices() -> str:
     """The number of devices and their kind."""
-    import jax
-
-    return f"{jax.device_count()} {jax.devices()[0].device_kind}"
+    here = find_devices()
+    return f"{len(here)} {here[0].device_kind}"
 
 
 def input_files(plan: "Plan") -> Collection[Path]:

@@ -1,29 +1,47 @@
 """Values of a request in environment variables."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 
 import yaml
 
 from ltx2_cli.errors import UsageError
-from ltx2_cli.request.layers import ConfigLayer, Values, flatten, parse, type_of
+from ltx2_cli.request.layers import ConfigLayer, Values, flatten, keys, parse, type_of
 from ltx2_cli.request.spelling import NAMES
 
 PREFIX = "LTX2_"  # begins the variables
+CLOSE = 0.8  # all variables begin alike
 
 
 def read_environment(variables: Mapping[str, str]) -> Values:
-    """The values of the variables `LTX2_KEY`, with `__` for the dots of the key: text as it is, anything else YAML.
-    Raises `UsageError` as `flatten` does, also for a variable of no key."""
+    """The values of the variables `LTX2_KEY`, with `__` for the dots of the key: text as it is, anything else YAML;
+    those of other programs are left out. Raises `UsageError` as `flatten` does."""
     values: Values = {}
     for variable in sorted(name for name in variables if name.startswith(PREFIX)):
-        name, text = variable.removeprefix(PREFIX).lower().replace("__", "."), variables[variable]
-        key = NAMES.get(name, name)
+        key, text = _key(variable), variables[variable]
+        if type_of(key) is None:
+            continue
         try:
             value = text if type_of(key) in (str, str | None) else parse(text)
         except yaml.YAMLError:
             raise UsageError(f"{variable}: the value is not YAML", "quote text that has brackets or colons") from None
         values |= flatten(ConfigLayer(f"{variable}: ", {key: value}))
     return values
+
+
+def foreign_variables(variables: Mapping[str, str]) -> Iterator[str]:
+    """A sentence for each variable `LTX2_...` of no key, with the nearest that has one."""
+    known = [variable_name(key) for key in (*keys(), *NAMES)]
+    for variable in sorted(name for name in variables if name.startswith(PREFIX)):
+        if type_of(_key(variable)) is None:
+            closest = get_close_matches(variable, known, 1, CLOSE)
+            nearest = f"; closest: {closest[0]}" if closest else ""
+            yield f"{variable} is not read: it is of no key of a request{nearest}"
+
+
+def _key(variable: str) -> str:
+    name = variable.removeprefix(PREFIX).lower().replace("__", ".")
+    return NAMES.get(name, name)
 
 
 def variable_name(key: str) -> str:

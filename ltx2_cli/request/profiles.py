@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
-from os.path import abspath, expanduser
+from os.path import abspath, devnull, expanduser, isabs
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -161,8 +161,10 @@ def configs() -> Path:
 
 
 def user_cache() -> Path:
-    """The user's cache folder of this program."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ltx2"
+    """The user's cache folder of this program. Without a home one that nobody can make: nothing is kept."""
+    home = expanduser("~")
+    cache = Path(home, ".cache") if isabs(home) else Path(devnull, "HOME is not set")
+    return Path(os.environ.get("XDG_CACHE_HOME") or cache) / "ltx2"
 
 
 def program_cache() -> Path:

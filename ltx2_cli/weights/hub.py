@@ -23,6 +23,7 @@ ELSEWHERE = "make room there, or set HF_HOME to a folder on another disk"
 INDEX = ".safetensors.index.json"
 TOKENS = "https://huggingface.co/settings/tokens"
 LOG_IN = f"set HF_TOKEN or run `hf auth login` with a token from {TOKENS}"
+NO_HUB = "check the network or the proxy; the model `demo` needs none"
 AGAIN = "try again, or name a folder or a file on this machine"
 
 
@@ -220,7 +221,7 @@ def _sentence_and_hint(error: BaseException, checkpoint: str) -> tuple[str, str]
             return f"the disk with the cache is full: {constants.HF_HUB_CACHE}", ELSEWHERE
         case errors.LocalEntryNotFoundError() | errors.OfflineModeIsEnabled() | errors.HTTPError():
             part = "only in part" if isinstance(error, errors.IncompleteSnapshotError) else "not"
-            hint = "HF_HUB_OFFLINE is set: unset it" if constants.HF_HUB_OFFLINE else "check the network or the proxy"
+            hint = "HF_HUB_OFFLINE is set: unset it" if constants.HF_HUB_OFFLINE else NO_HUB
             return f"{checkpoint} is {part} in the local cache and the hub cannot be reached", hint
     return f"{checkpoint} could not be fetched: {_first_line(error)}", AGAIN
 

@@ -235,7 +235,6 @@ def test_variables_are_over_files_and_under_flags(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
-        ("LTX2_HIEGHT", "3", "LTX2_HIEGHT: unknown key `hieght`; closest: `height`"),
         ("LTX2_HEIGHT", "tall", "LTX2_HEIGHT: `height` is 'tall'; expected an integer"),
         ("LTX2_SIGMAS", "[1", "LTX2_SIGMAS: the value is not YAML"),
         ("LTX2_FPS", "\udcff", "LTX2_FPS: the value is not YAML"),

@@ -158,7 +158,7 @@ def test_a_dry_run_without_downloads_describes_the_run(generate: Run) -> None:
         f"out/rain-demo-s{seed}.{kind}" for seed in (7, 8) for kind in ("mp4", "yaml")
     ]
     assert (
-        out.count("\nwarning   the model ") == 4
+        out.count("\nnote      the model ") == 4
     )  # of the size, the length, the rate and a word that it was not trained on
     assert list(Path.cwd().iterdir()) == []
 

@@ -1,7 +1,9 @@
 """`ltx2 generate` from its arguments to its exit code, around a run that only remembers what it was asked."""
 
 import errno
+import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -189,8 +191,15 @@ def test_a_download_says_how_fast_it_was(ltx2: Run, core: Core, monkeypatch: pyt
 def test_variables_of_the_environment_are_named(ltx2: Run, core: Core, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("LTX2_FPS", "30")
     monkeypatch.setenv("LTX2_GUIDANCE__VIDEO__STG_SCALE", "0")
-    _, _, err = ltx2("generate", "--prompt", "rain")
-    assert err.splitlines()[0] == "from the environment: LTX2_FPS, LTX2_GUIDANCE__VIDEO__STG_SCALE"
+    monkeypatch.setenv("LTX2_HOME", "/x")
+    monkeypatch.setenv("LTX2_HIEGHT", "3")
+    code, _, err = ltx2("generate", "--prompt", "rain")
+    assert code == 0
+    assert err.splitlines()[:3] == [
+        "from the environment: LTX2_FPS, LTX2_GUIDANCE__VIDEO__STG_SCALE",
+        "LTX2_HIEGHT is not read: it is of no key of a request; closest: LTX2_HEIGHT",
+        "LTX2_HOME is not read: it is of no key of a request",
+    ]
     assert (core.asked.fps, core.asked.guidance.video.stg_scale) == (30.0, 0.0)
 
 
@@ -218,6 +227,9 @@ def test_references_and_their_mask_are_conditions(ltx2: Run, core: Core, tmp_pat
     conditions = [(of.kind, of.path, of.frame, of.strength) for of in core.asked.conditions]
     wanted = [("image", "a.png", -1, 1), ("reference", "b.mp4", 0, 0.8), ("mask", "mask.png", 0, 1)]
     assert (conditions, core.asked.reference_strength) == (wanted, 0.5)
+    assert ltx2("generate", "--prompt", "rain", "--image", "a.png:0.5", "--video", "b.mp4@8:0.25")[0] == 0
+    conditions = [(of.kind, of.path, of.frame, of.strength) for of in core.asked.conditions]
+    assert conditions == [("image", "a.png", 0, 0.5), ("video", "b.mp4", 8, 0.25)]
     code, _, err = ltx2("generate", "--prompt", "rain", "--reference", "")
     assert (code, err.splitlines()[0]) == (2, "error: --reference '' is not FILE[:STRENGTH]")
 
@@ -278,6 +290,24 @@ def test_a_positional_text_is_the_prompt(ltx2: Run, core: Core, words: list[str]
     assert ltx2("generate", *words)[0] == 0
     assert core.asked is not None
     assert (core.asked.prompt, core.asked.seed) == ("a red fox", (1, 2) if len(words) > 1 else (5,))
+
+
+def test_a_prompt_comes_from_stdin(ltx2: Run, core: Core, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a red fox\n"))
+    assert ltx2("generate", "-")[0] == 0
+    assert core.asked is not None
+    assert core.asked.prompt == "a red fox"
+    assert ltx2("generate", "--prompt", "-")[2].splitlines()[0] == "error: stdin brings no prompt"
+
+
+def test_without_a_home_nothing_is_kept_and_nothing_fails(ltx2: Run, monkeypatch: pytest.MonkeyPatch):
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(os, "getuid", lambda: 987_654_321)  # of whom no list of users knows
+    assert ltx2("generate", "--prompt", "rain")[0] == 0
+    code, out, err = ltx2("generate", "--model", "demo", "--prompt", "a red ball", "--dry-run")
+    assert (code, "\ndecode " in out) == (0, True), err
+    assert ltx2("config", "path")[0] == 0
 
 
 def test_an_unquoted_prompt_is_refused_with_the_quoted_one(ltx2: Run, core: Core):

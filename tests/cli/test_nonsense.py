@@ -150,4 +150,4 @@ def test_loras_that_nobody_means_are_warned_about(values: dict[str, object], sen
 def test_a_dry_run_prints_warnings(ltx2: Run) -> None:
     code, out, _ = ltx2(*GENERATE, "--upsampler", "nope")
     assert code == 0
-    assert "warning   upsampler changes nothing, there is one stage: --recipe two_stage\n" in out
+    assert "note      upsampler changes nothing, there is one stage: --recipe two_stage\n" in out

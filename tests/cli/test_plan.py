@@ -130,7 +130,7 @@ def test_a_plan_is_printed_as_a_table(plan: Run, monkeypatch: pytest.MonkeyPatch
     assert "tokens 112 of video, 51 of sound, 32 of text" in rows
     assert "denoise 20 steps, passes: cond, uncond, isolated" in rows
     assert "devices 8 cpu, profile ./mesh.yaml: passes 2 x heads 4" in rows
-    assert any(row.startswith("warning 3 rows do not divide by the 2 of mesh axis `passes`") for row in rows)
+    assert any(row.startswith("note 3 rows do not divide by the 2 of mesh axis `passes`") for row in rows)
     assert "memory of a device, of 0.2 GB" in rows
     assert any(row.startswith("all-reduce") and "along heads" in row for row in rows)
     (sends,) = (row for row in rows if row.startswith("sends"))

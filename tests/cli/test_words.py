@@ -13,9 +13,11 @@ import pytest
 from safetensors.numpy import save_file
 
 import ltx2_cli
-from ltx2_cli.cli import GROUPS, VERBS, program
+from ltx2_cli.cli import GROUPS, VERBS, ltx2_command
 from ltx2_cli.cli.options import Options, spelling_of
+from ltx2_cli.cli.plan import command_line
 from ltx2_cli.diffusion.latents import save_latents
+from ltx2_cli.estimate.fit import Alternative
 from ltx2_cli.media import Media, write_mp4, write_wav
 from ltx2_cli.request.environment import read_environment
 from ltx2_cli.request.layers import dump, key_lines
@@ -130,7 +132,7 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 @cache
 def options_of(command: str) -> set[str]:
     """Every option of a command."""
-    found: Any = program()
+    found: Any = ltx2_command()
     for word in command.split():
         found = found.commands[word]
     return {name for parameter in found.params for name in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
@@ -217,3 +219,18 @@ def test_the_name_of_an_option_is_taken_everywhere(tmp_path: Path, name: str) ->
     ):
         assert asked.values[NAMES[name]] == value
     assert key_lines(f"\n{name}: 1")[NAMES[name]] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "typed"),
+    [
+        ("extend clip.mp4 --seconds 4 --model ltx2.3", "ltx2 generate --prompt 'a ball' --model demo"),
+        ("generate --prompt x --model ltx2.3", "ltx2 generate --prompt 'a ball' --model demo"),
+        ("plan --model ltx2.3", "ltx2 plan --prompt 'a ball' --model demo"),
+    ],
+)
+def test_a_miniature_is_asked_for_by_a_command_that_needs_no_clip(
+    words: str, typed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["ltx2", *words.split()])
+    assert command_line(Alternative({"prompt": "a ball"}, {"model": "demo"}, anew=True)) == typed

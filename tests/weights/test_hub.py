@@ -118,7 +118,7 @@ def test_an_unreachable_hub_is_an_error_at_once(
     monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail(f"waits {seconds} s"))
     with pytest.raises(UsageError, match=f"^{name} is not in the local cache and the hub cannot be reached$") as caught:
         ask(name, FOLDER_FILES)
-    assert caught.value.hint == "check the network or the proxy"
+    assert caught.value.hint == "check the network or the proxy; the model `demo` needs none"
 
 
 @pytest.mark.parametrize("ask", ASK)
