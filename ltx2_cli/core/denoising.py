@@ -27,7 +27,6 @@ from ltx2_cli.models.transformer_inputs import (
     Ropes,
     Sharing,
     TextContext,
-    abstract_rope_tables,
     rope_tables,
 )
 from ltx2_cli.plan.edit import edit_of, edited
@@ -65,8 +64,7 @@ def stage_programs(plan: Plan, number: int) -> StagePrograms:
         return abstract_network(plan, stage.network), as_abstract(abstract_contexts(plan), whole)
 
     def inputs() -> tuple[Any, ...]:
-        tables = abstract_rope_tables(stage.geometry, arch)
-        rows = as_abstract(_stage_rows(plan, stage, tables, _no_latents(plan, stage)), whole)
+        rows = as_abstract(_stage_rows(plan, stage, _no_latents(plan, stage)), whole)
         return abstract_network(plan, stage.network), noise.outputs(), DenoiserInputs(text.outputs(), *rows)
 
     behind = stage.geometry.video_tokens - stage.geometry.grid_tokens
@@ -86,7 +84,7 @@ def stage_programs(plan: Plan, number: int) -> StagePrograms:
 
 
 def _stage_rows(
-    plan: Plan, stage: Stage, tables: Streams[Ropes], given: Streams[Sequence[np.ndarray]]
+    plan: Plan, stage: Stage, given: Streams[Sequence[np.ndarray]]
 ) -> tuple[np.ndarray, Streams[Ropes], PassMasks, Streams[Conditions | None], Sharing]:
     """What `DenoiserInputs` holds besides the text, on the host; `given` are the latents of the stage's pictures
     and of its sounds."""
@@ -99,7 +97,7 @@ def _stage_rows(
     cross_modal = np.array([guidance_pass is not Pass.ISOLATED for guidance_pass in passes])
     masks = PassMasks(np.tile(self_attention, videos), np.tile(cross_modal, videos))
     contexts = [len(plan.prompts) - 1 if guidance_pass is Pass.UNCOND else 0 for guidance_pass in passes]
-    tokens = _given_tokens(plan, stage, given)
+    tokens, tables = _given_tokens(plan, stage, given), rope_tables(stage.geometry, plan.arch.transformer)
     return np.tile(np.asarray(contexts, np.int32), videos), tables, masks, tokens, Sharing(passes, branch)
 
 
@@ -162,8 +160,7 @@ class StageRun:
         self.plan, self.phase, self.transformer = plan, phase, transformer
         self.programs, stage = stage_programs(plan, phase.number), phase.stage
         text = self.programs.text(transformer, self.place(contexts))
-        rows = _stage_rows(plan, stage, rope_tables(stage.geometry, plan.arch.transformer), given)
-        rows, self.schedule = self.place((rows, _stage_schedule(stage)))
+        rows, self.schedule = self.place((_stage_rows(plan, stage, given), _stage_schedule(stage)))
         self.inputs = DenoiserInputs(jax.block_until_ready(text), *rows)
 
     def denoise(self, latents: Streams[jax.Array], start: int, stop: int) -> tuple[Streams[jax.Array], Streams[Any]]:

@@ -92,29 +92,31 @@ class Geometry:
         references = (frames * (cells // scale.downscale**2) for frames, scale in self.references)
         return (self.grid_tokens, len(self.keyframes) * cells, *references)
 
-    def video_positions(self) -> np.ndarray:
-        """Centres of the video tokens: seconds, pixels down, pixels right; float32 [tokens, 3]."""
+    def video_axes(self) -> list[tuple[np.ndarray, ...]]:
+        """Of the grid with its keyframes, and of each reference, the centres of latents along the axes: seconds, pixels
+        down, pixels right; each float32 [latents]."""
         edges = np.asarray(self.keyframes, np.float32).reshape(-1, 2) / np.float32(self.fps)
         keyframes = (edges[:, 0] + edges[:, 1]) / 2
-        parts = [self._cells(np.concatenate([self._frame_seconds(self.frames), keyframes]))]
-        for frames, (downscale, temporal) in self.references:
-            parts.append(self._cells(self._frame_seconds(frames, temporal), downscale))
-        return np.concatenate(parts)
+        grids = [(np.concatenate([self._frame_seconds(self.frames), keyframes]), 1)]
+        grids += [(self._frame_seconds(frames, scale.temporal), scale.downscale) for frames, scale in self.references]
+        return [(seconds, *self._pixels(downscale)) for seconds, downscale in grids]
+
+    def audio_axes(self) -> list[tuple[np.ndarray, ...]]:
+        """The centres of the audio tokens in seconds; float32 [tokens]."""
+        return [(self.edges.audio.sum(axis=0) / 2,)]
 
     def _frame_seconds(self, frames: int, temporal: int = 1) -> np.ndarray:
         """Seconds at the centres of so many latents whose frames are so many times rarer than the clip's."""
         return self._edges(frames, self.scales.time, 1, self.fps, temporal).sum(axis=0) / 2
 
-    def _cells(self, seconds: np.ndarray, downscale: int = 1) -> np.ndarray:
-        """Positions of latents at these times, of the clip's height and width over `downscale`."""
-        cells = np.indices((self.height // downscale, self.width // downscale), dtype=np.float32).reshape(2, -1)
-        pixels = (cells.T + 0.5) * np.asarray((self.scales.height, self.scales.width), np.float32) * downscale
-        both = np.repeat(seconds, len(pixels))[:, None], np.tile(pixels, (len(seconds), 1))
-        return np.concatenate(both, axis=1).astype(np.float32)
-
-    def audio_positions(self) -> np.ndarray:
-        """Centres of the audio tokens in seconds; float32 [tokens, 1]."""
-        return self.edges.audio.sum(axis=0)[:, None] / 2
+    def _pixels(self, downscale: int) -> tuple[np.ndarray, np.ndarray]:
+        """The centres of latents down and right, of the clip's height and width over `downscale`."""
+        sides = (self.height, self.scales.height), (self.width, self.scales.width)
+        down, right = (
+            (np.arange(side // downscale, dtype=np.float32) + 0.5) * np.float32(pixels) * downscale
+            for side, pixels in sides
+        )
+        return down, right
 
     @property
     def edges(self) -> Streams[np.ndarray]:

@@ -10,7 +10,7 @@ from flax import nnx
 from ltx2_cli.models.arch import ConnectorArch, ConnectorsArch
 from ltx2_cli.nn.attention import Attention, PreparedRope, TokenAxis, prepare_rope
 from ltx2_cli.nn.layers import FeedForward, Linear, rms_norm
-from ltx2_cli.nn.rope import Rope, rope_table
+from ltx2_cli.nn.rope import Rope, axis_ropes
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.declare import Scope
 
@@ -77,9 +77,9 @@ def fill_with_registers(x: jax.Array, mask: jax.Array, registers: jax.Array) -> 
 
 
 @cache
-def _token_rope(tokens: int, base: int, width: int, heads: int, theta: float) -> Rope:
+def _token_rope(tokens: int, base: int, width: int, heads: int, theta: float) -> tuple[Rope, ...]:
     """The rope of tokens 0, 1, …, whose positions are fractions of `base`; made once, on the host."""
-    return rope_table(np.arange(tokens, dtype=np.float32)[:, None] / np.float32(base), width, heads, theta)
+    return axis_ropes([np.arange(tokens, dtype=np.float32) / np.float32(base)], width, heads, theta)
 
 
 class ConnectorBlock(nnx.Module):
@@ -108,8 +108,7 @@ class Connector(nnx.Module):
 
     def __call__(self, features: jax.Array, mask: jax.Array) -> jax.Array:
         """The context [batch, tokens, width] of features of that shape, mask bool [batch, tokens]."""
-        table = Rope(*map(jnp.asarray, _token_rope(features.shape[1], *self.rope)))
-        rope = prepare_rope(table, TokenAxis(), TokenAxis())
+        rope = prepare_rope([_token_rope(features.shape[1], *self.rope)], TokenAxis(), TokenAxis())
         x = fill_with_registers(features, mask, self.registers[...])
         x, _ = jax.lax.scan(lambda x, block: (block(x, rope), None), x, self.blocks)
         return rms_norm(x, NORM_EPS)

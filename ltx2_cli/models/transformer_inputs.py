@@ -1,6 +1,7 @@
 """What a forward of the diffusion transformer reads beside latents and weights."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial, reduce
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from ltx2_cli.diffusion.denoise import Pass
 from ltx2_cli.diffusion.geometry import Geometry
 from ltx2_cli.models.arch import StreamArch, TransformerArch
 from ltx2_cli.nn.attention import KeysValues, PreparedRope, TokenAxis
-from ltx2_cli.nn.rope import Rope, rope_table
+from ltx2_cli.nn.rope import RopeGrids, axis_ropes
 from ltx2_cli.request.spec import Streams
 
 Arrays = Streams[jax.Array]
@@ -33,8 +34,8 @@ class Modulation(NamedTuple):
 class Ropes(NamedTuple):
     """Rotary tables of one stream: for its self-attention, and for cross-modal attention (time alone)."""
 
-    own: Rope
-    cross: Rope
+    own: RopeGrids
+    cross: RopeGrids
 
 
 class PassMasks(NamedTuple):
@@ -120,23 +121,14 @@ def _pick(level: jax.Array, picked: jax.Array, numbered: tuple[int, jax.Array]) 
 
 
 def rope_tables(geometry: Geometry, arch: TransformerArch) -> Streams[Ropes]:
-    """The rotary tables of a clip, made on the host once for all steps."""
-    seconds, cross_width = max(stream.max_positions[0] for stream in arch.streams), arch.streams.audio.width
+    """The rotary tables of a clip, by axis: positions are few where tokens are many."""
+    seconds, cross_width = np.float32(max(stream.max_positions[0] for stream in arch.streams)), arch.streams.audio.width
 
-    def tables(stream: StreamArch, positions: np.ndarray) -> Ropes:
-        fractions = positions / np.asarray(stream.max_positions, np.float32)
-        time, rest = positions[:, :1] / np.float32(seconds), (stream.heads, arch.rope_theta)
-        return Ropes(rope_table(fractions, stream.width, *rest), rope_table(time, cross_width, *rest))
+    def tables(stream: StreamArch, grids: Sequence[Sequence[np.ndarray]]) -> Ropes:
+        most, rest = np.asarray(stream.max_positions, np.float32), (stream.heads, arch.rope_theta)
+        fractions = [[positions / whole for positions, whole in zip(axes, most, strict=True)] for axes in grids]
+        own = tuple(axis_ropes(axes, stream.width, *rest) for axes in fractions)
+        times = (([axes[0] / seconds], [len(positions) for positions in axes[1:]]) for axes in grids)
+        return Ropes(own, tuple(axis_ropes(time, cross_width, *rest, cells) for time, cells in times))
 
-    return Streams(*map(tables, arch.streams, (geometry.video_positions(), geometry.audio_positions())))
-
-
-def abstract_rope_tables(geometry: Geometry, arch: TransformerArch) -> Streams[Ropes]:
-    """What `rope_tables` returns, without its values: a long clip's take seconds."""
-
-    def tables(one_token: Ropes, tokens: int) -> Ropes:
-        return jax.tree.map(lambda table: jax.ShapeDtypeStruct((tokens, *table.shape[1:]), table.dtype), one_token)
-
-    one_cell = replace(geometry, frames=1, height=1, width=1, audio_frames=1, keyframes=(), references=())
-    one_token = rope_tables(one_cell, arch)
-    return Streams(*map(tables, one_token, (geometry.video_tokens, geometry.audio_frames)))
+    return Streams(*map(tables, arch.streams, (geometry.video_axes(), geometry.audio_axes())))

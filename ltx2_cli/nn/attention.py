@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ltx2_cli.diffusion.conditions import References
 from ltx2_cli.nn.kernels import MASKED, Norm, Operands, attend_partly, attend_with, finish, split_heads
 from ltx2_cli.nn.layers import Linear, rms_norm, rms_scale
-from ltx2_cli.nn.rope import Rope, pack
+from ltx2_cli.nn.rope import Rope, RopeGrids, over_tokens, pack
 from ltx2_cli.request.spec import AttentionBackend
 from ltx2_cli.sharding import ShardingPlan, active, constrain, row_major
 from ltx2_cli.weights.declare import Scope
@@ -122,16 +122,20 @@ def attend(operands: Operands, heads: int, axes: TokenAxes = WHOLE, references: 
     return local(operands, references)
 
 
-def prepare_rope(rope: Rope, tokens: TokenAxis, others: TokenAxis) -> PreparedRope:
-    """The rope of `tokens` as their attention with `others` reads it: filled and laid out once, outside the layers."""
-    plan = active()
-    if plan is None:
-        return rope
-    behind = ((0, -len(rope.cos) % plan.parts(tokens.name)), (0, 0), (0, 0))
-    filled = jax.tree.map(lambda table: jnp.pad(table, behind), rope)
-    spec = _rope_spec(plan, rope.cos.shape[1], plan.mesh_axis(tokens.name), plan.mesh_axis(others.name))
-    prepared = pack(filled) if plan.attention is AttentionBackend.fused else filled
-    return jax.lax.with_sharding_constraint(prepared, NamedSharding(plan.mesh, spec))
+def prepare_rope(grids: RopeGrids, tokens: TokenAxis, others: TokenAxis) -> PreparedRope:
+    """The rope of `tokens` as their attention with `others` reads it, laid out and filled once, outside the layers:
+    each device makes its own part."""
+    if (plan := active()) is None:
+        return over_tokens(grids)
+    spec = _rope_spec(plan, grids[0][0].cos.shape[1], plan.mesh_axis(tokens.name), plan.mesh_axis(others.name))
+    by_heads, laid_out = NamedSharding(plan.mesh, PartitionSpec(None, spec[1])), NamedSharding(plan.mesh, spec)
+    packed = [list(map(pack, axes)) for axes in grids] if plan.attention is AttentionBackend.fused else grids
+    whole = over_tokens(jax.lax.with_sharding_constraint(packed, by_heads))
+
+    def fill_up(table: jax.Array) -> jax.Array:
+        return jnp.pad(table, ((0, -len(table) % plan.parts(tokens.name)), *[(0, 0)] * (table.ndim - 1)))
+
+    return jax.lax.with_sharding_constraint(jax.tree.map(fill_up, whole), laid_out)
 
 
 def _rope_spec(plan: ShardingPlan, heads: int, tokens: str | None, others: str | None) -> PartitionSpec:

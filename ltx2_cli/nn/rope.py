@@ -1,6 +1,8 @@
 """Rotary position embedding in its split form (arXiv:2104.09864)."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from functools import partial, reduce
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,24 +10,46 @@ import numpy as np
 
 
 class Rope(NamedTuple):
-    """Cos and sin of one stream's positions, each float32 [tokens, heads, head_dim / 2]."""
+    """Cos and sin of positions, each float32 [positions, heads, head_dim / 2]."""
 
     cos: jax.Array | np.ndarray
     sin: jax.Array | np.ndarray
 
 
-def rope_table(fractions: np.ndarray, width: int, heads: int, theta: float) -> Rope:
-    """The table for positions given as fractions of the largest position, float32 [tokens, axes]. Frequencies are a log
-    grid from π/2 to theta·π/2 made in float64; angles are float32 because that is what the weights were trained with.
-    The axes run fastest; what does not fill width/2 is identity, in front."""
-    tokens, axes = fractions.shape
-    count = width // (2 * axes)
-    grid = theta ** np.linspace(0.0, 1.0, count, dtype=np.float64) * (np.pi / 2)
-    centred = fractions.astype(np.float32) * 2 - 1
-    angles = (centred[:, None, :] * grid.astype(np.float32)[None, :, None]).reshape(tokens, count * axes)
-    padded = np.pad(angles, ((0, 0), (width // 2 - count * axes, 0)))
-    exact = padded.reshape(tokens, heads, width // heads // 2).astype(np.float64)
-    return Rope(np.cos(exact).astype(np.float32), np.sin(exact).astype(np.float32))
+# Of each grid of tokens, which lie one behind the other, the rope of every axis. Each lane of a head belongs to one
+# axis and is zero on the others, so that a token's rope is the sum of those of its positions.
+RopeGrids = Sequence[Sequence[Rope]]
+
+
+def axis_ropes(
+    fractions: Sequence[np.ndarray], width: int, heads: int, theta: float, still: Sequence[int] = ()
+) -> tuple[Rope, ...]:
+    """The ropes of a grid's axes, whose positions are fractions of the largest position, float32 [positions].
+    Frequencies are a log grid from π/2 to theta·π/2 made in float64; angles are float32 because that is what the
+    weights were trained with. The axes run fastest; lanes that do not fill width/2 are identity, in front. Axes behind
+    these, of so many positions as `still` says, do not rotate."""
+    axes, lanes = len(fractions), width // 2
+    count = lanes // axes
+    grid = (theta ** np.linspace(0.0, 1.0, count, dtype=np.float64) * (np.pi / 2)).astype(np.float32)
+    shapes = [(len(positions), lanes) for positions in fractions] + [(positions, lanes) for positions in still]
+    ropes = [Rope(np.zeros(shape, np.float32), np.zeros(shape, np.float32)) for shape in shapes]
+    ropes[0].cos[:, : lanes - count * axes] = 1
+    for axis, positions in enumerate(fractions):
+        angles = ((positions.astype(np.float32) * 2 - 1)[:, None] * grid).astype(np.float64)
+        own = slice(lanes - count * axes + axis, None, axes)
+        ropes[axis].cos[:, own], ropes[axis].sin[:, own] = np.cos(angles), np.sin(angles)
+    return tuple(Rope(*(table.reshape(len(table), heads, lanes // heads) for table in rope)) for rope in ropes)
+
+
+def over_tokens(grids: Sequence[Sequence[Any]]) -> Any:
+    """From the ropes of axes, packed or not, the one of all tokens. Traced: the host never makes it."""
+    by_grid = [reduce(partial(jax.tree.map, _over_cells), axes) for axes in grids]
+    return jax.tree.map(lambda *tables: jnp.concatenate(tables), *by_grid)
+
+
+def _over_cells(outer: jax.Array, inner: jax.Array) -> jax.Array:
+    """The sum of a row of each, the inner ones fastest."""
+    return (outer[:, None] + inner).reshape(-1, *inner.shape[1:])
 
 
 def pack(rope: Rope) -> jax.Array:

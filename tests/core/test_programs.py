@@ -4,7 +4,6 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from math import prod
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +22,6 @@ from ltx2_cli.core.denoising import stage_programs
 from ltx2_cli.core.programs import jitted
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import load, programs, run
-from ltx2_cli.diffusion.geometry import clip_geometry
-from ltx2_cli.models import transformer_inputs
-from ltx2_cli.models.transformer_inputs import abstract_rope_tables, rope_tables
-from ltx2_cli.nn.rope import rope_table
 from ltx2_cli.plan.resolve import plan_offline
 from ltx2_cli.sharding import ShardingPlan
 from ltx2_cli.weights.declare import Weight, weights
@@ -93,21 +88,6 @@ def test_every_device_reads_its_part_of_the_text() -> None:
     for profile, mesh in (("ironwood", {}), ("trillium", {"heads": 2}), ("gpu", {"passes": 4, "heads": 2})):
         assert flops(sharding={"profile": profile, "mesh": mesh}) == pytest.approx(whole / 8, rel=0.05)
     assert flops(sharding="ironwood", max_sequence_length=36) > whole
-
-
-def test_lowering_at_full_size_computes_no_rope_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are shapes there, and those of the tables that a run computes."""
-    plan = plan_offline(read_spec(prompt="rain", model="ltx2.3", width=1920, height=1088), jax.devices()[:1])
-    small = clip_geometry(9, 64, 64, 24.0, plan.arch.compression, plan.arch.transformer.scales)
-    real, abstract = (make(small, plan.arch.transformer) for make in (rope_tables, abstract_rope_tables))
-    assert jax.tree.map(lambda x: (x.shape, x.dtype), real) == jax.tree.map(lambda x: (x.shape, x.dtype), abstract)
-
-    def compute(fractions: np.ndarray, *arguments: Any) -> Any:
-        assert len(fractions) == 1, "a rotary table of a clip is computed"
-        return rope_table(fractions, *arguments)
-
-    monkeypatch.setattr(transformer_inputs, "rope_table", compute)
-    stage_programs(plan, 0).forward.lower()
 
 
 def test_a_forward_is_a_separate_program(checkpoint: Checkpoint) -> None:

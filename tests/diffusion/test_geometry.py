@@ -79,7 +79,8 @@ def test_references_lie_where_the_clip_is_that_they_are_of():
     references = (ReferenceGrid(2, ReferenceScale(2, 3)), ReferenceGrid(1, ReferenceScale(1, 1)))
     geometry = clip_geometry(25, 64, 128, 24.0, COMPRESSION, scales, ((4, 5),), references)
     assert geometry.token_counts == (32, 8, 4, 8)
-    positions = geometry.video_positions()
+    cells = (np.meshgrid(*axes, indexing="ij") for axes in geometry.video_axes())
+    positions = np.concatenate([np.stack(grid, axis=-1).reshape(-1, 3) for grid in cells])
     first, *_, last = positions[40:44]
     np.testing.assert_allclose(first, [0.5 / 24, 32, 32])
     np.testing.assert_allclose(last, [(1 + 25) / 2 / 24, 32, 96])

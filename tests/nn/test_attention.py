@@ -47,7 +47,7 @@ def over_the_mesh(
     def run(every: list[Operands]) -> list[jax.Array]:
         found = []
         for operands, (_, axes) in zip(every, cases, strict=True):
-            ropes = (prepare_rope(operands.ropes[0], *axes), prepare_rope(operands.ropes[1], *axes[::-1]))
+            ropes = (prepare_rope([operands.ropes[:1]], *axes), prepare_rope([operands.ropes[1:]], *axes[::-1]))
             found.append(attend(operands._replace(ropes=ropes), HEADS, axes, references))
         return found
 
