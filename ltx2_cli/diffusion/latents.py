@@ -43,14 +43,14 @@ def noise(seed: int, shapes: Streams[Shape], stage: int = 0) -> "Streams[jax.Arr
 
     key = jax.random.key(jax.numpy.uint32(seed))
     keys = (jax.random.fold_in(key, 2 * stage + stream) for stream in range(2))
-    return Streams(*map(jax.random.normal, keys, shapes))
+    return Streams(*(jax.random.normal(*drawn, np.float32) for drawn in zip(keys, shapes, strict=True)))
 
 
 def noise_behind(seed: "jax.Array", shape: Shape, stage: int) -> "jax.Array":
     """Standard normal noise of the tokens that lie behind the grid of one video's stage."""
     import jax
 
-    return jax.random.normal(jax.random.fold_in(jax.random.key(seed), STREAMS_OF_STAGES + stage), shape)
+    return jax.random.normal(jax.random.fold_in(jax.random.key(seed), STREAMS_OF_STAGES + stage), shape, np.float32)
 
 
 def file_shapes(geometry: Geometry, channels: Streams[int], audio_latent_mels: int) -> Streams[Shape]:

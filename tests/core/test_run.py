@@ -11,7 +11,7 @@ import pytest
 import yaml
 from safetensors.numpy import load_file, save_file
 
-from clips import ALL_ON, Case, Checkpoint, Size, final_latents, plan_of
+from clips import ALL_ON, Case, Checkpoint, Size, final_latents, make_latents, plan_of
 from live_bytes import LiveBytes, check_live_bytes
 from ltx2_cli import read_spec, resolve
 from ltx2_cli.core.components import Components
@@ -19,7 +19,7 @@ from ltx2_cli.core.report import Advance, Report
 from ltx2_cli.core.run import START, load, write
 from ltx2_cli.core.run_state import RunState
 from ltx2_cli.devices import DeviceMemory
-from ltx2_cli.diffusion.latents import noise, open_latents
+from ltx2_cli.diffusion.latents import noise, open_latents, pack
 from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.phases import phase_memory
 from ltx2_cli.media import open_video
@@ -51,6 +51,29 @@ def test_other_scales_seeds_prompts_steps_and_fps_compile_nothing(
     other = Case(SMALL.size._replace(fps=24.5), 5, (2.5, 0.5, 4.0, 0.1), (3.0, 2.0, 1.5, 0.9), (0, 2))
     final_latents(plan_of(checkpoint, other, 11, prompt="Rain on a tin roof, at night", negative_prompt="dull"))
     assert not compilations
+
+
+def test_doubles_in_the_environment_change_nothing(checkpoint: Checkpoint) -> None:
+    """As JAX_ENABLE_X64 sets it: steps begin from the same float32 noise, as a run that was kept goes on from."""
+    plan, kept = plan_of(checkpoint, SMALL, 3), list[RunState]()
+    make_latents(plan, Components(plan), on_progress=kept.append)
+    begun = next(state for state in kept if state.current)
+    start, same = replace(begun, current=None), list[RunState]()
+
+    def stop(state: RunState) -> None:
+        same.append(replace(state, current=Streams(*map(np.array, state.current))))
+        raise InterruptedError
+
+    jax.config.update("jax_enable_x64", True)
+    try:
+        with pytest.raises(InterruptedError):
+            make_latents(plan, Components(plan), start, stop)
+    finally:
+        jax.config.update("jax_enable_x64", False)
+    plain = noise(3, plan.latent_shapes)
+    for got, wanted in zip(same[0].current, pack(plain), strict=True):
+        assert got.dtype == np.float32
+        np.testing.assert_array_equal(got, wanted)
 
 
 @pytest.mark.parametrize("sharding", ["single", "ironwood"])
