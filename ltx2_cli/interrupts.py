@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP. Imports the standard library alone, so that it is ready first."""
+"""Ctrl-C, SIGTERM, SIGHUP and SIGUSR2. Imports the standard library alone, so that it is ready first."""
 
 import os
 import signal
@@ -12,8 +12,8 @@ from typing import NoReturn
 
 INTERRUPTED = 130  # the exit code
 GRACE = 1.0  # seconds for the main thread to end by itself
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-RAISE = signal.SIGUSR2  # its handler raises `KeyboardInterrupt` in the main thread
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)  # SLURM sends those that a job asks for
+RAISE = signal.SIGURG  # its handler raises `KeyboardInterrupt` in the main thread; others who send it mean sockets
 IMPORTING = "<frozen importlib._bootstrap>"  # the file of Python's import functions
 SHOW_CURSOR = "\x1b[?25h"
 

@@ -200,7 +200,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(
     check(place, remains[-1])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
 def test_a_stop_request_ends_a_run_after_its_step(
     number: signal.Signals,
     asked: list[str],
