@@ -4,7 +4,6 @@ import os
 import re
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ltx2_cli.background import in_background
 from ltx2_cli.devices import TPU_DEVICES, skip_absent_tpu
 from ltx2_cli.errors import RunError, UsageError
 
@@ -148,7 +148,7 @@ def _call_within(seconds: int, initialize: Callable[[], None], launcher: _Launch
 
     processes = f"the {launcher.processes} processes of {launcher.name}"
     try:
-        ThreadPoolExecutor(1).submit(initialize).result(seconds)
+        in_background("initialize", [initialize])[0].result(seconds)
     except TimeoutError:
         hint = f"start the same command on every host; --initialization-timeout waits longer, {ALONE}"
         raise RunError(f"not all of {processes} met within {seconds} s", hint) from None

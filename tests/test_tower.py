@@ -25,6 +25,7 @@ TOWER = (
         "units",
         "tensor_file",
         "interrupts",
+        "background",
     },
     {"weights", "diffusion", "sharding"},
     {"nn"},

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding
 
+from ltx2_cli.background import in_background
 from ltx2_cli.core.programs import UNDIAGNOSABLE, Program
 from ltx2_cli.core.report import Report
 from ltx2_cli.devices import DEFAULT_FRACTION, fraction_variable, memory_fraction
@@ -128,14 +129,15 @@ class Components:
     @contextmanager
     def compiling(self, programs: Iterable[Program]) -> Iterator[None]:
         """While the body runs, one thread compiles these in their order; a network is ready when its programs are."""
-        pool = ThreadPoolExecutor(1, "compile")
+        named = [(program.network, program) for program in programs if program.network is not None]
+        compiled = in_background("compile", (program.compile for _, program in named))
+        for (network, program), future in zip(named, compiled, strict=True):
+            self.compilations[network].append((program.name, future))
         try:
-            for program in programs:
-                if program.network is not None:
-                    self.compilations[program.network].append((program.name, pool.submit(program.compile)))
             yield
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            for future in compiled:
+                future.cancel()
             self.compilations.clear()
 
     @contextmanager

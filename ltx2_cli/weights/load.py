@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from ltx2_cli.background import in_background
 from ltx2_cli.sharding import to_host
 from ltx2_cli.weights.checkpoint import DTYPES, EIGHT_BITS, FLOATS, Index, TensorFiles, count_and_list, shape_text
 from ltx2_cli.weights.declare import Shape, declared, map_weights, weights
@@ -83,10 +84,11 @@ def load(
     all_pieces = [piece for weight in parameters for piece in pieces(weight, files, place, added, chunk)]
     arrays: dict[str, jax.Array] = {}
     arriving = None
-    compiler = ThreadPoolExecutor(1, "compile")  # compiles the programs that finish pieces, in the order of their use
+    # The programs that finish pieces, in the order of their use.
+    transfers = dict.fromkeys(piece.transfer for piece in all_pieces if not piece.transfer.final)
+    compiled = in_background("compile", (partial(compile_transfer, transfer) for transfer in transfers))
+    programs = dict(zip(transfers, compiled, strict=True))
     try:
-        transfers = dict.fromkeys(piece.transfer for piece in all_pieces if not piece.transfer.final)
-        programs = {transfer: compiler.submit(compile_transfer, transfer) for transfer in transfers}
         for piece, parts, (scale, factors) in _read_ahead(all_pieces, files, added):
             transfer, source = piece.transfer, piece.weight.source
             array = send(transfer, parts)
@@ -100,7 +102,8 @@ def load(
                 arriving = finish(stack, *sent, np.int32(piece.first))
             arrays[source] = arriving
     finally:
-        compiler.shutdown(wait=False, cancel_futures=True)
+        for program in compiled:
+            program.cancel()
     return map_weights(lambda weight: weight.with_value(arrays[weight.source]), module)
 
 

@@ -1,6 +1,8 @@
 """When programs are compiled: once for all runs, beside the loading, or not at all."""
 
 import shutil
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,6 +96,22 @@ def test_an_abandoned_run_leaves_no_compilation_to_wait_for(checkpoint: Checkpoi
     may_end.set()
     with components.use("vocoder", Report()):
         pass
+
+
+ABANDONED = """
+from threading import Event
+from ltx2_cli.core.components import Components
+from ltx2_cli.core.programs import Program
+with Components(None).compiling([Program("slow", "vae", None, lambda: Event().wait())]):
+    raise ArithmeticError("of the body")
+"""
+
+
+def test_an_error_ends_a_process_that_compiles() -> None:
+    """At once, and as any error does."""
+    ended = subprocess.run([sys.executable, "-c", ABANDONED], capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.endswith("ArithmeticError: of the body\n")
 
 
 def test_queued_programs_are_not_compiled_after_the_end(checkpoint: Checkpoint) -> None:
