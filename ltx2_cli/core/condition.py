@@ -102,7 +102,7 @@ def picture_program(plan: Plan, size: tuple[int, int], num_frames: int) -> Progr
     channels] of this height and width; both lie in parts on the devices."""
     where, (height, width) = _parts(plan, size), _pixels(plan, size)
     pixels = jax.ShapeDtypeStruct((1, num_frames, height, 3 * width), np.float32, sharding=where)
-    function = jitted(_latents, where, plan.sharding, convolves=True, where=where)
+    function = jitted(_latents, where, plan.sharding, convolves=True, sizes=pixels.shape, where=where)
     name = f"picture {width}x{height}" if num_frames == 1 else f"video {width}x{height}x{num_frames}"
     return network_program(plan, name, [PICTURE_ENCODER], function, pixels)
 

@@ -95,7 +95,7 @@ def _video_program(plan: Plan) -> Program:
     """Latents [videos, frames, height, width, channels] to frames, and whether each device's are finite."""
     (_, channels, *size), decoding = plan.latent_shapes.video, plan.decoding
     latents = jax.ShapeDtypeStruct((decoding.videos, *size, channels), np.float32, sharding=decoding.latents)
-    function = jitted(_frames, None, plan.sharding, convolves=True, decoding=decoding)
+    function = jitted(_frames, None, plan.sharding, convolves=True, sizes=latents.shape, decoding=decoding)
     return network_program(plan, "frames", ["vae"], function, latents)
 
 
@@ -103,7 +103,7 @@ def _audio_program(plan: Plan) -> Program:
     """Tokens [videos, tokens, channels · mels] to waveforms, and whether each device's are finite."""
     shape, decoding = token_shapes(plan.decoding.videos, plan.latent_shapes).audio, plan.decoding
     tokens = jax.ShapeDtypeStruct(shape, np.float32, sharding=decoding.tokens)
-    function = jitted(_waveforms, None, plan.sharding, convolves=True, decoding=decoding)
+    function = jitted(_waveforms, None, plan.sharding, convolves=True, sizes=shape, decoding=decoding)
     return network_program(plan, "sound", ["audio_vae", "vocoder"], function, tokens)
 
 

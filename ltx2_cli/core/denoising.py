@@ -74,10 +74,9 @@ def stage_programs(plan: Plan, number: int) -> StagePrograms:
     text = Program(f"text context{suffix}", stage.network, read, text_arguments, number)
     # The forward is for estimates: the number of turns of a loop is in its HLO only where the bounds are constant.
     branch = min(stage.stg_blocks) if Pass.PERTURBED in stage.passes else None
-    loop, velocity = (
-        jitted(_denoise_steps, whole, sharding, ("latents",)),
-        jitted(_velocity, None, sharding, branch=branch),
-    )
+    sizes = plan.batch_size, stage.shapes, behind
+    loop = jitted(_denoise_steps, whole, sharding, ("latents",), sizes=sizes)
+    velocity = jitted(_velocity, None, sharding, sizes=sizes, branch=branch)
     steps = Program(f"denoise{suffix}", stage.network, loop, lambda: (*inputs(), *schedule, step, step), number)
     forward = Program("forward", stage.network, velocity, lambda: (*inputs(), sigma), number)
     return StagePrograms(noise, text, steps, forward)

@@ -3,10 +3,10 @@
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cache, wraps
+from functools import lru_cache, wraps
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,6 +31,7 @@ CONVOLUTION_OPTIONS = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": ""}}
 # By chip: memory of a core for the tiles of one operation. With more than libtpu's 32 MiB products read their operands
 # less often, and sum over all inputs at once.
 PRODUCT_OPTIONS = {"v6e": {"xla_tpu_scoped_vmem_limit_kib": str(48 * 2**10)}}
+PROGRAMS = 64  # that stay loaded; of some ten sizes
 KEPT_NOWHERE = "compiled programs are kept nowhere: "
 # What jax warns of each program, and what is warned of here: the reason.
 TROUBLE = re.compile(rf"(?:Error \w+ persistent compilation cache entry for '.*?': |{KEPT_NOWHERE})(.*)", re.DOTALL)
@@ -64,17 +65,19 @@ class Program:
         return self.function.eval_shape(*self.arguments())
 
 
-@cache
+@lru_cache(PROGRAMS)
 def jitted(
     function: Callable[..., Any],
     out_shardings: Any,
     sharding: ShardingPlan | None = None,
     donate: tuple[str, ...] = (),
     convolves: bool = False,
+    sizes: Hashable = None,
     **static: Any,
 ) -> Any:
     """`function` under a sharding plan with its static arguments, compiled to lay its results out so; once for the same
-    arguments. `convolves`: its work is convolutions."""
+    arguments. `convolves`: its work is convolutions. `sizes` are those of its arguments: what was compiled for others
+    leaves the devices once `PROGRAMS` are newer."""
 
     @wraps(function)
     def bound(*arguments: Any) -> Any:

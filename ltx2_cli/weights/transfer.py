@@ -3,7 +3,7 @@ programs that finish them on the devices."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cached_property, lru_cache, partial
 from math import prod
 from typing import Any
 
@@ -18,6 +18,7 @@ from ltx2_cli.weights.declare import Shape, Weight
 from ltx2_cli.weights.lora import LoraDelta
 
 SMALL = 2**22  # bytes: a smaller array crosses once for each device, which takes less time than a program to gather it
+TRANSFERS = 512  # programs that stay loaded, more than all networks have kinds of weights
 Place = NamedSharding | Format
 Placement = Callable[[Weight], Place]
 Factors = tuple[jax.Array, jax.Array]  # float32 a [rank, in] and b [out, rank]; b·a is added to a matrix as on disk
@@ -150,7 +151,7 @@ def _add(wide: jax.Array, factors: Factors, order: tuple[int, ...], place: Place
     return wide + jnp.matmul(b, a, precision="highest").transpose(order)
 
 
-@cache
+@lru_cache(TRANSFERS)
 def compile_transfer(transfer: Transfer) -> tuple[jax.stages.Compiled | None, jax.stages.Compiled]:
     """The programs for a transfer that is not final: () -> the empty stack, where there is one; (stack or None, array,
     scale or None, factors or None, its first layer) -> the weight, in the stack's memory."""
@@ -191,7 +192,7 @@ def _abstract(transfer: Transfer) -> tuple[Any, Any, Any]:
     return array, scale, tuple(factors)
 
 
-@cache
+@lru_cache(TRANSFERS)
 def addition(place: Place, order: tuple[int, ...]) -> Callable[[jax.Array, Factors, np.int32 | None], jax.Array]:
     """The function that adds b·a to an array at `place`, or to one layer of the stack that it is, in float32 before the
     cast; the result is the same memory."""

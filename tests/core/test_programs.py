@@ -90,6 +90,23 @@ def test_every_device_reads_its_part_of_the_text() -> None:
     assert flops(sharding="ironwood", max_sequence_length=36) > whole
 
 
+def test_programs_of_many_sizes_leave_the_devices(checkpoint: Checkpoint) -> None:
+    """As in a batch: those of one size are apart from those of another, and only the newest stay."""
+    sizes = (SMALL, SMALL._replace(size=SMALL.size._replace(width=96)))
+    first, second = ([*programs(plan_of(checkpoint, case, 3))] for case in sizes)
+    same = {one.name for one, other in zip(first, second, strict=True) if one.function is other.function}
+    assert same == {"text encoder", "connectors", "text context"}
+    client, count = jax.devices()[0].client, programs_module.PROGRAMS
+    before = len(client.live_executables())
+    for number in range(count + 10):
+        jitted(_plus, None, number=number)(np.zeros(1, np.float32))
+    assert len(client.live_executables()) <= before + count
+
+
+def _plus(x: jax.Array, number: int) -> jax.Array:
+    return x + number
+
+
 def test_a_forward_is_a_separate_program(checkpoint: Checkpoint) -> None:
     plan = plan_of(checkpoint, SMALL, 3)
     lowered = stage_programs(plan, 0).forward.lower()
