@@ -23,11 +23,12 @@ from zipfile import ZipFile
 ROOT = Path(__file__).parent.parent
 PYTHONS = ("3.11", "3.14")  # the oldest, and the newest that every pinned wheel is made for
 PLACES = (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/tpu").iterdir())
+INSTALLING = {"README.md", "docs/tpu/install.sh", "docs/tpu/Dockerfile"}
 COMMAND = re.compile(r"""\bpip"? install (.*'\.(?:\[[\w,]+\])?'.*)""")  # of this project
 WITHOUT_EFFECT = {"--quiet", "--no-cache-dir"}
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 # No settings of this machine count. Where an index has no file with a wheel's metadata, it is read out of the wheel.
-DRY = ("install", "--isolated", "--dry-run", "--ignore-installed", "--use-feature=fast-deps")
+DRY = ("install", "--isolated", "--dry-run", "--ignore-installed", "--use-feature=fast-deps", "--retries=2")
 LINES = 20  # of pip's that tell why
 
 
@@ -56,6 +57,8 @@ def documented(torch_index: str) -> Iterator[Case]:
         for command in COMMAND.findall(place.read_text(encoding="utf-8")):
             words = [word for word in shlex.split(command, comments=True) if word not in WITHOUT_EFFECT]
             commands.setdefault(tuple(words), []).append(str(place.relative_to(ROOT)))
+    if missing := INSTALLING - {place for places in commands.values() for place in places}:
+        sys.exit(f"error: no install command is found in {', '.join(sorted(missing))}")
     for words, places in commands.items():
         arguments = tuple(word.replace(TORCH_INDEX, torch_index) for word in words)
         yield Case(f"pip install {shlex.join(words)} ({', '.join(places)})", arguments, build="+cpu")
@@ -95,7 +98,9 @@ def main() -> None:
         venv.create(folder / "venv", with_pip=True)
         pip = folder / "venv/bin/pip"
         # The pip that comes with Python 3.11 downloads every wheel in a dry run too.
-        subprocess.run([pip, "install", "--isolated", "--quiet", "--upgrade", "pip"], check=True)
+        upgrade = [pip, "install", "--isolated", "--quiet", "--retries=2", "--upgrade", "--force-reinstall", "pip"]
+        if subprocess.run(upgrade, check=False).returncode:
+            sys.exit("error: PyPI cannot be asked, so nothing is known")
         cases = [*extras(folder / "target"), *documented(write_torch_index(folder / "index"))]
         with ThreadPoolExecutor(len(cases)) as pool:
             for line in pool.map(partial(resolve, pip), cases):
