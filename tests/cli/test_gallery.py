@@ -215,6 +215,9 @@ RED = """sides.map(player => {
 def test_the_page_in_a_browser(clips: Path, tmp_path: Path):
     make(clips)
     make(clips, tmp_path / "embedded.html", embed=True)
+    (one := tmp_path / "one" / "gallery.html").parent.mkdir()
+    shutil.copy(clips / NAMES[0], one.parent)
+    make(one.parent)
     with browser.browser() as tab:
         for width in (DESK, PHONE):
             tab.show(clips / "gallery.html", width)
@@ -227,9 +230,11 @@ def test_the_page_in_a_browser(clips: Path, tmp_path: Path):
             tab.show(tmp_path / "embedded.html", width)
             check_filter_and_sort(tab)
             check_comparison(tab)
+        tab.show(one, DESK)
+        assert tab.evaluate("[...$('sort').options].map(option => option.value)").count("took") == 0
         assert tab.console == []
         assert {address.partition(":")[0] for address in tab.requests} == {"file"}
-        assert tab.evaluate("document.title") == clips.name
+        assert tab.evaluate("document.title") == one.parent.name
 
 
 def check_filter_and_sort(tab: browser.Tab) -> None:
@@ -244,13 +249,21 @@ def check_filter_and_sort(tab: browser.Tab) -> None:
     assert enter("$('sort')", "seed", "change") == [fox, ball, other]
     assert enter("$('filter')", "RED num_inference_steps=3", "input") == [fox]
     assert tab.evaluate("$('count').textContent") == "1 of 3"
+    assert enter("$('filter')", "seed=3", "input") == []  # ball's is 30
+    assert tab.evaluate("$('none').offsetHeight > 0")
+    assert enter("$('filter')", "seed=30", "input") == [ball]
     assert enter("$('filter')", "", "input") == [fox, ball, other]
+    assert not tab.evaluate("$('none').offsetHeight > 0")
 
 
 def check_comparison(tab: browser.Tab) -> None:
     """Two clips show the same frame, side by side, and what differs between them."""
+    tab.evaluate("$('list').style.paddingTop = '3000px'; scrollTo(0, 3000)")
     for number in (2, 0, 1):  # the last two that were chosen are shown
         tab.evaluate(f"document.querySelectorAll('[data-number]')[{number}].click()")
+    under_header = "$('compare').getBoundingClientRect().top - document.querySelector('header').offsetHeight"
+    assert abs(tab.evaluate(under_header)) < 2
+    tab.evaluate("$('list').style.paddingTop = ''")
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
     first, second = tab.evaluate("sides.map(side => side.getBoundingClientRect().toJSON())")
     assert first["top"] == second["top"]
