@@ -30,8 +30,8 @@ def batch(options: Batch, session: Session) -> None:
     """Make the clips of the jobs in a file, or of those that stdin brings."""
     reads = [] if options.jobs == STDIN else [user_path(options.jobs)]
     check_sheets(options, reads)
-    jobs = Jobs(options, session, reads, confined=not options.unsafe_paths)
-    finish(jobs, make(jobs, read_lines(options.jobs), options.jobs == STDIN))
+    jobs = Jobs(options, session, reads, not options.unsafe_paths, piped=options.jobs == STDIN)
+    finish(jobs, make(jobs, read_lines(options.jobs)))
 
 
 def check_sheets(options: BatchOptions, reads: Iterable[Path], *sheets: Output) -> None:
@@ -40,30 +40,30 @@ def check_sheets(options: BatchOptions, reads: Iterable[Path], *sheets: Output) 
     check_outputs(files, reads, options.force, [file.path for file in files if is_contact_sheet(file.path)])
 
 
-def make(jobs: Jobs, arriving: Iterable[Sequence[Line]], piped: bool = False) -> bool:
+def make(jobs: Jobs, arriving: Iterable[Sequence[Line]]) -> bool:
     """Make what of the arriving lines is not done. Whether there was any."""
     options, session, worker = jobs.options, jobs.session, None
     if session.hosts.count > 1:
         hint = "--num-processes 1 on each host; --shard I/N, or nothing, shares the jobs between them"
         raise UsageError("several hosts cannot make a batch together", hint)
     for lines in arriving:
-        open_jobs = jobs.read(lines, named=not piped)
+        open_jobs = jobs.read(lines)
         if open_jobs and worker is None and not options.dry_run:
             session.start()
             from ltx2_cli.cli.worker import Worker
 
-            worker = Worker(jobs, piped)
+            worker = Worker(jobs)
         if options.dry_run:
             open_jobs = [*checked(jobs, open_jobs)]
-        if open_jobs and not piped:
+        if open_jobs and not jobs.piped:
             session.report.note(f"time: {expected_time(jobs, open_jobs)}")
         if worker and open_jobs:
             try:
                 worker.make(open_jobs)
             except (InterruptedRunError, AbortedRunError, StorageError) as error:
-                done = sum(result.status == DONE for result in jobs.results)
                 room = f"{MAKE_ROOM}; then " if isinstance(error, StorageError) else ""
-                raise type(error)(str(error), f"{room}the same command goes on; jobs that are done: {done}") from error
+                hint = f"{room}the same command goes on; jobs that are done: {jobs.counts[DONE]}"
+                raise type(error)(str(error), hint) from error
     return worker is not None
 
 
@@ -125,4 +125,4 @@ def finish(jobs: Jobs, started: bool) -> None:
     """Print the table. Raises `PartlyFailedError` where jobs failed."""
     jobs.end()
     if started:
-        jobs.session.finish(Output(Path(clip), "-o") for clip in jobs.made)
+        jobs.session.finish(())  # the clips were named one by one

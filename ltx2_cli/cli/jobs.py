@@ -1,11 +1,11 @@
 """The jobs of a batch: the request of each line, which are done, and what became of them. Imports no jax."""
 
 import json
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from os.path import abspath, realpath
+from os.path import abspath, exists, realpath
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from ltx2_cli.cli.session import Session, system_error
 from ltx2_cli.cli.trust import check_trust
 from ltx2_cli.console import columns, print_made
 from ltx2_cli.core.report import Report
-from ltx2_cli.errors import CommandError, PartlyFailedError, UsageError
+from ltx2_cli.errors import CommandError, PartlyFailedError, RunError, UsageError
 from ltx2_cli.files import user_path
 from ltx2_cli.outputs import (
     Product,
@@ -88,9 +88,17 @@ class SameNameError(UsageError):
 class Jobs:
     """The jobs of a batch as they are read, and what became of those of this worker."""
 
-    def __init__(self, options: BatchOptions, session: Session, reads: Sequence[Path] = (), confined: bool = False):
+    def __init__(
+        self,
+        options: BatchOptions,
+        session: Session,
+        reads: Sequence[Path] = (),
+        confined: bool = False,
+        piped: bool = False,
+    ):
         self.options, self.session = options, session
         self.confined = confined  # whether lines write into the output folder alone
+        self.piped = piped  # whether lines come for ever: what is over is forgotten
         self.reads = [*reads, *([options.config] if options.config else [])]  # no clip takes their place
         self.shard, self.page = parse_shard(options.shard), config_page(options.config)
         note_environment(session.report)
@@ -100,26 +108,29 @@ class Jobs:
             flatten(layer := read_setting(setting))
             self.given.update(layer.values)
         check_trust(read_asked(self.given, self.page), self.page, options)
-        self.results, self.errors = list[Result](), list[CommandError]()
+        self.results = deque[Result](maxlen=MOST_ROWS if piped else None)
+        self.counts = Counter[str]()  # by status
+        self.failures = Counter[bool]()  # by whether a job may succeed another time
+        self.errors = list[CommandError]()  # the first ones
         self.owners = dict[str, tuple[int, int]]()
-        self.made = list[str]()  # clips
         self.position = 0  # of the next job, among those of all shards
         self.unit = "line"  # what a job is in the file
 
-    def read(self, lines: Sequence[Line], named: bool = True) -> list[Job]:
+    def read(self, lines: Sequence[Line]) -> list[Job]:
         """The jobs that this worker has to make, those of one shape together. A line of no request fails. Raises
-        `SameNameError` in a file that is `named`; of a pipe the later line fails."""
+        `SameNameError` in a file. Of a pipe, a request that was there before is skipped, and another one of its name
+        fails, when it is made."""
         jobs = list[Job]()
         for line in lines:
             self.unit = line.unit
             try:
                 jobs += self._of_line(line)
             except UsageError as error:
-                if named and isinstance(error, SameNameError):
+                if isinstance(error, SameNameError):
                     raise
                 if self._is_own():
                     self.fail(Result(line.number, FAILED), error)
-        if self.errors and not jobs and named:
+        if self.errors and not (jobs or self.piped):
             raise self.errors[0]
         for job in jobs:
             if job.done:
@@ -133,7 +144,7 @@ class Jobs:
     def add(self, result: Result) -> None:
         """A job is over."""
         self.results.append(result)
-        self.made += result.clips if result.status == DONE else ()
+        self.counts[result.status] += 1
         if self.options.as_json:
             print_made(result.as_json())
         elif result.status in (DONE, OPEN):
@@ -143,27 +154,36 @@ class Jobs:
         """A job failed. Raises the error of the batch with --fail-fast."""
         error = system_error(error) if isinstance(error, OSError) else error
         sentences = f"{self.unit} {result.line}: {error}".split("\n")
-        self.errors.append(type(error)(sentences, error.hint.split("\n")))
+        self.failures[isinstance(error, RunError)] += 1
+        if len(self.errors) < MOST_FAILURES:
+            self.errors.append(type(error)(sentences, error.hint.split("\n")))
         self.add(replace(result, error=str(error), hint=error.hint))
         if self.options.fail_fast:
             self.end()
 
     def end(self) -> None:
         """Print the table. Raises `PartlyFailedError` where jobs failed, or the first error where nothing else was."""
-        if self.errors and len(self.errors) == len(self.results):
+        if self.errors and self.counts[FAILED] == self.counts.total():
             raise self.errors[0]
-        counts = Counter(result.status for result in self.results)
-        shown = [result for result in self.results if len(self.results) <= MOST_ROWS or result.status == FAILED]
+        shown = [result for result in self.results if self.counts.total() <= MOST_ROWS or result.status == FAILED]
         rows = [result.row() for result in sorted(shown[:MOST_ROWS], key=lambda result: result.line)]
         for line in columns([("line", "", "time", "clip"), *rows], right=(0, 2)) if rows else ():
             self.session.report.note(line)
-        total = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status]) or "no jobs"
-        self.session.report.note(f"jobs: {total}")
+        total = ", ".join(f"{self.counts[status]} {status}" for status in STATUSES if self.counts[status]) or "no jobs"
+        clips = [clip for result in self.results if result.status == DONE for clip in result.clips]
+        gone = [clip for clip in clips if not exists(user_path(clip))]
+        self.session.report.note(f"jobs: {total}" + (f"; clips that are gone since: {len(gone)}" if gone else ""))
         if not self.errors:
             return
         named = [sentence for error in self.errors for sentence in str(error).split("\n")][:MOST_FAILURES]
-        hint = "the same command, typed again, makes what is missing"
-        raise PartlyFailedError([f"{total}; {named[0]}", *named[1:]], hint)
+        raise PartlyFailedError([f"{total}; {named[0]}", *named[1:]], self._way_out().split("\n"))
+
+    def _way_out(self) -> str:
+        """What to do after some jobs failed."""
+        if not self.failures[True]:
+            return self.errors[0].hint or "mend what is refused; the same command then skips what is done"
+        refused = ", but for what is refused" if self.failures[False] else ""
+        return f"the same command, typed again, makes what is missing{refused}"
 
     def _of_line(self, line: Line) -> Iterator[Job]:
         values = job_values(line)
@@ -173,7 +193,8 @@ class Jobs:
             single = self._single(spec, line.number, seed)
             clips = tuple(map(str, output_paths(single)))
             for path in (*clips, *map(str, latents_paths(single))):
-                owner = self.owners.setdefault(abspath(path), (line.number, seed))
+                here = line.number, seed
+                owner = here if self.piped else self.owners.setdefault(abspath(path), here)
                 if owner[0] != line.number:
                     raise SameNameError(f"{line.unit}s {owner[0]} and {line.number} both make {path}", APART)
                 if owner[1] != seed:

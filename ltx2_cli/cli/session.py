@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ltx2_cli.distributed import ProcessGroup
 
 STARTED = monotonic()  # when the program was started
+MOST_FLAWS = 1000  # that are remembered
 MOST = 4  # files that are named; of more their number
 FINISHED = (0, MediaCheckError.exit_code)  # all clips are written
 REFUSALS: dict[int, type[CommandError]] = {error.exit_code: error for error in (UsageError, DoesNotFitError, RunError)}
@@ -92,8 +93,10 @@ class Session:
     def note_flaws(self, path: Path, findings: Sequence[str]) -> None:
         """Say what is wrong with a clip, and remember it."""
         for finding in findings:
-            self.flaws.append(f"{path}: {finding}")
-            self.report.note(self.flaws[-1])
+            flaw = f"{path}: {finding}"
+            self.report.note(flaw)
+            if len(self.flaws) < MOST_FLAWS:  # of a pipe clips come for ever
+                self.flaws.append(flaw)
 
     def finish(self, written: Iterable[Output], result: Mapping[str, object] | None = None) -> None:
         """Say what was written, in which time and memory; with --json, print the result. Raises `MediaCheckError` for

@@ -18,7 +18,7 @@ from ltx2_cli.batch.names import words
 from ltx2_cli.cli.batch import check_sheets, finish, make
 from ltx2_cli.cli.commands import Sweep
 from ltx2_cli.cli.generate import prompt_and_seeds
-from ltx2_cli.cli.jobs import Jobs
+from ltx2_cli.cli.jobs import DONE, Jobs
 from ltx2_cli.cli.session import Session
 from ltx2_cli.errors import UsageError
 from ltx2_cli.files import Output, user_path
@@ -59,7 +59,7 @@ def sweep(options: Sweep, session: Session) -> None:
     check_sheets(options, read_files(base, options.config), Output(sheet, "--sheet"))
     kind = CLIP_TYPES[base.running.video]
     started = make(jobs, [list(_lines(varied, None if options.output else place.with_name(f"{place.name}.{kind}")))])
-    if jobs.made or not (options.dry_run or sheet.exists()):
+    if jobs.counts[DONE] or not (options.dry_run or sheet.exists()):
         _write_sheet(jobs, varied, sheet)
     finish(jobs, started)
 

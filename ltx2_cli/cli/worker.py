@@ -41,6 +41,7 @@ from ltx2_cli.request.spec import RunSpec
 
 TEXTS_AT_ONCE = 100  # jobs whose text is read before a denoiser is loaded: 25 MB each, of the published models
 CLIPS_AT_ONCE = 8  # that are denoised before one is decoded, where the networks take turns in memory
+MOST_WARNINGS = 1000  # that are not said again
 WAIT = 2.0  # seconds between two looks at a claim that may be void
 GOAL = RunGoal(Product.clips, source=None)
 DENOISERS, TEXT = (DENOISER, REFINER), ("text_encoder", CONNECTORS, REFINERS_CONNECTORS)
@@ -68,8 +69,8 @@ class Run:
 class Worker:
     """Makes jobs, with the networks and programs of those before."""
 
-    def __init__(self, jobs: Jobs, piped: bool):
-        self.jobs, self.session, self.piped = jobs, jobs.session, piped
+    def __init__(self, jobs: Jobs):
+        self.jobs, self.session = jobs, jobs.session
         self.components: Components | None = None
         self.warnings, self.present = set[str](), set[tuple[object, ...]]()
         self.doubtful = list[Run]()  # jobs whose worker may be dead
@@ -122,7 +123,7 @@ class Worker:
             self._notice_changes(plan)
             self.present.add(network_values(spec))
             new = tuple(warning for warning in plan.warnings if warning not in self.warnings)
-            self.warnings |= {*new}
+            self.warnings = {*new, *(self.warnings if len(self.warnings) < MOST_WARNINGS else ())}
             timings = Timings(self.session.report)
             return [Run(job, spec, request, replace(plan, warnings=new, pictures=()), timings)]
         return []
@@ -142,7 +143,7 @@ class Worker:
             self.components = load(runs[0].plan)
         first = {run.job.shape: run for run in runs}.values()
         together = all(map(_fit_together, first))
-        if self.piped and not together:
+        if self.jobs.piped and not together:
             self.session.report.note("the networks do not fit together: each job loads them; a file does so once")
         names = {name for run in runs for name in run.plan.networks.present()} | {REFINER}
         self._on(runs[0]).keep(names if together else ())
@@ -270,7 +271,7 @@ class Worker:
         """Keep how long the first job of a shape took, as if it had been the only one."""
         if self.loading is None:
             self.loading = sum(seconds for name, seconds in run.timings.preparations if name.startswith(LOAD))
-        if not (self.piped or run.resumed or run.job.shape in self.timed):
+        if not (self.jobs.piped or run.resumed or run.job.shape in self.timed):
             self.timed.add(run.job.shape)
             took = run.timings.seconds().items()
             total = self.began + self.loading + sum(seconds for name, seconds in took if not name.startswith(LOAD))

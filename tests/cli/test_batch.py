@@ -1,8 +1,10 @@
 """`ltx2 batch` before its first clip: which jobs there are, under which names, and what is wrong with them."""
 
+import gc
 import json
 import re
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from subprocess import run
@@ -199,11 +201,38 @@ def test_what_is_done_is_skipped(dry: Run, tmp_path: Path) -> None:
     assert dry([job], *named)[:2] == (2, [])
 
 
+def test_a_long_pipe_takes_no_more_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of requests that are skipped or refused."""
+    monkeypatch.chdir(tmp_path)
+    Path("rain.mp4").touch()
+    Path("rain.yaml").write_text(to_yaml(read_spec(prompt="rain", seed=3, model="demo")))
+    lines = (b'{"prompt": "rain", "seed": 3, "output": "rain.mp4"}\n', b'{"prompt": 1, "seed": x}\n')
+    counts = list[int]()
+
+    def arriving() -> Iterator[bytes]:
+        for number in range(3000):
+            if number in (1000, 2900):
+                gc.collect()
+                counts.append(len(gc.get_objects()))
+            yield lines[number % 20 > 0]
+        yield b""
+
+    pipe = arriving()
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=SimpleNamespace(readline=lambda size: next(pipe))))
+    code = run_program(monkeypatch, "batch", "-", "--model", "demo", "-o", "{seed}.mp4", "--json")
+    out, err = capsys.readouterr()
+    assert (code, out.count('"skipped"'), out.count('"failed"')) == (5, 150, 2850)
+    assert "jobs: 150 skipped, 2850 failed\n" in err
+    assert counts[1] - counts[0] < 1000
+
+
 def test_a_broken_line_is_named_and_the_others_are_jobs(dry: Run) -> None:
     code, clips, err = dry(["rain", {"prompt": "x", "heigth": 3}, '{"a"', {"compile_cache": "x"}], "-o", "{line}.mp4")
     assert (code, clips) == (5, ["1.mp4"])
     assert "error: 3 failed, 1 to do; line 2: unknown key `heigth`; closest: `height`\n" in err
-    assert "line 3: this is no JSON object: Expecting ':' delimiter\nhint: the same command" in err
+    assert "line 3: this is no JSON object: Expecting ':' delimiter\nhint: `ltx2 config show`" in err
     assert "   4  failed        `compile_cache` is not taken from a job: programs are code" in err
 
 

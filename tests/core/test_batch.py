@@ -1,15 +1,18 @@
 """`ltx2 batch` with real networks: loaded once, compiled once for a shape; each clip as it is made alone."""
 
+import io
 import json
 import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from subprocess import run
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -62,10 +65,10 @@ def batch(
     values = yaml.safe_load(to_yaml(plan_of(checkpoint, SMALL, 3).spec))
     Path("small.yaml").write_text(yaml.safe_dump({"sharding": "single", **{key: values[key] for key in KEYS}}))
 
-    def run(lines: list[object], *options: str) -> tuple[int, Results, str]:
+    def run(lines: list[object], *options: str, jobs: str = "jobs") -> tuple[int, Results, str]:
         Path("jobs").write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
         named = ("--config", "small.yaml", "-o", "{line}-{seed}.mp4")
-        code = run_program(monkeypatch, "batch", "jobs", *named, "--json", *options)
+        code = run_program(monkeypatch, "batch", jobs, *named, "--json", *options)
         out, err = capsys.readouterr()
         return code, sorted(map(json.loads, out.splitlines()), key=lambda result: result["line"]), err
 
@@ -109,6 +112,17 @@ def test_networks_are_loaded_once_and_a_shape_is_compiled_once(batch: Run, compi
     code, results, err = batch(lines[:3], "-v")
     assert (code, {result["status"] for result in results}) == (0, {"skipped"})
     assert "start:" not in err
+
+
+def test_a_request_that_a_pipe_has_had_is_skipped(batch: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where both lines are there at once; another request for the same clip fails."""
+    lines = [{"prompt": "rain", "seed": 3}, {"prompt": "rain", "seed": 3}, {"prompt": "snow", "seed": 3}]
+    text = "".join(f"{json.dumps({**line, 'output': 'a.mp4'})}\n" for line in lines)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
+    code, results, err = batch([], jobs="-")
+    assert (code, [result["status"] for result in results]) == (5, ["done", "skipped", "failed"])
+    assert results[2]["error"] == "a.mp4 exists, and is of another request: another `prompt`"
+    assert "jobs: 1 done, 1 skipped, 1 failed\n" in err
 
 
 def test_pictures_are_read_when_a_job_is_made(batch: Run, monkeypatch: pytest.MonkeyPatch) -> None:
