@@ -21,6 +21,8 @@ FRACTION_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION
 OWN_GROUP = Path("/proc/self/cgroup")  # holds 0::PATH of the process's control group
 GROUPS = Path("/sys/fs/cgroup")
 DEFAULT_FRACTION = 0.75  # of a GPU's memory, which jax allocates
+RESERVE = 0.1  # of what jax allocates of a GPU: no estimate has its libraries' workspaces, and no card was measured
+RESERVE_REMARK = f"{RESERVE:.0%} kept for cuDNN's workspaces, autotuning and fragmentation; not measured"
 
 
 def skip_absent_tpu() -> None:
@@ -66,7 +68,7 @@ def find_devices() -> "list[jax.Device]":
 class DeviceMemory(NamedTuple):
     """Memory of one device, in bytes; infinite where unknown."""
 
-    limit: float  # for a program
+    limit: float  # for a program; on a GPU without `RESERVE`
     total: float  # of the device: more than the limit on a GPU, of which jax takes a fraction
     planned: float  # for a plan
 
@@ -74,11 +76,11 @@ class DeviceMemory(NamedTuple):
 def device_memory(devices: "Sequence[jax.Device]") -> DeviceMemory:
     """The memory of each of `devices`, of one kind: as the device reports it, else as its maker publishes it. CPU
     devices share `SHARE` of the memory of this process."""
-    if limit := min((size for device in devices if (size := _statistics(device).get("bytes_limit"))), default=0):
-        fraction = memory_fraction() if devices[0].platform == "gpu" else 1
-        return DeviceMemory(limit, limit / fraction, SHARE * limit)
+    fraction, usable = (memory_fraction(), 1 - RESERVE) if devices[0].platform == "gpu" else (1, 1)
+    if taken := min((size for device in devices if (size := _statistics(device).get("bytes_limit"))), default=0):
+        return DeviceMemory(usable * taken, taken / fraction, SHARE * taken)
     if known := chip(devices[0].device_kind):
-        return DeviceMemory(known.hbm_bytes, known.hbm_bytes, SHARE * known.hbm_bytes)
+        return DeviceMemory(usable * known.hbm_bytes, known.hbm_bytes, SHARE * known.hbm_bytes)
     import jax
 
     local = [device for device in devices if device.process_index == jax.process_index()]

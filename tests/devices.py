@@ -29,9 +29,9 @@ def tpus(kind: str, count: int, cores: int = 1) -> tuple[DescribedDevice, ...]:
     return tuple(DescribedDevice(number, "tpu", kind, None, place, core) for number, (place, core) in enumerate(places))
 
 
-def gpu(gigabytes: int, fraction: float = 0.75) -> tuple[DescribedDevice, ...]:
-    """One GPU of so many GiB, of which jax takes a fraction."""
-    return (DescribedDevice(0, "gpu", f"GPU of {gigabytes} GB", int(fraction * gigabytes * GIB)),)
+def gpu(gigabytes: float, fraction: float = 0.75) -> tuple[DescribedDevice, ...]:
+    """One GPU of so many GB, as makers count them, of which jax takes a fraction."""
+    return (DescribedDevice(0, "gpu", f"GPU of {gigabytes:g} GB", round(fraction * gigabytes * 1e9)),)
 
 
 def cpu(count: int = 1) -> tuple[DescribedDevice, ...]:

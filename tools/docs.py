@@ -11,8 +11,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from typer.testing import CliRunner
 
+from ltx2_cli.chips import chip
 from ltx2_cli.cli import GROUPS, VERBS, app
-from ltx2_cli.devices import SHARE
+from ltx2_cli.devices import DEFAULT_FRACTION, SHARE
 from ltx2_cli.estimate.estimate import Estimate, estimate_plan
 from ltx2_cli.nn.kernels import NATIVE
 from ltx2_cli.plan.resolve import Plan, plan_offline
@@ -39,9 +40,11 @@ class Machine(NamedTuple):
     note: str = ""
 
 
-def named_gpu(kind: str, gigabytes: int, fraction: float = 0.75) -> tuple[DescribedDevice, ...]:
-    """One GPU of a kind whose rates are known."""
-    return tuple(replace(device, device_kind=kind) for device in gpu(gigabytes, fraction))
+def named_gpu(kind: str, fraction: float = DEFAULT_FRACTION) -> tuple[DescribedDevice, ...]:
+    """One GPU of a kind whose memory and rates are known."""
+    known = chip(kind)
+    assert known
+    return tuple(replace(device, device_kind=kind) for device in gpu(known.hbm_bytes / 1e9, fraction))
 
 
 MACHINES = (
@@ -49,9 +52,9 @@ MACHINES = (
     Machine("8 TPU v6e", tpus("TPU v6 lite", 8)),
     Machine("8 TPU v5e", tpus("TPU v5 lite", 8), ("sharding.mesh.heads=4",), " (1)"),
     Machine("1 TPU v6e", tpus("TPU v6 lite", 1)),
-    Machine("1 H100, 80 GB", named_gpu("NVIDIA H100", 80)),
-    Machine("1 RTX 6000 Ada, 48 GB", named_gpu("NVIDIA RTX 6000 Ada", 48, MOST), note=" (2)"),
-    Machine("1 RTX 4090, 24 GB", named_gpu("NVIDIA GeForce RTX 4090", 24)),
+    Machine("1 H100, 80 GB", named_gpu("NVIDIA H100")),
+    Machine("1 RTX 6000 Ada, 48 GB", named_gpu("NVIDIA RTX 6000 Ada", MOST), note=" (2)"),
+    Machine("1 RTX 4090, 24 GB", named_gpu("NVIDIA GeForce RTX 4090")),
     Machine("a CPU, 16 GB", (DescribedDevice(0, "cpu", "cpu", int(SHARE * 16 * GIB)),)),
 )
 

@@ -22,7 +22,7 @@ from ltx2_cli.cli.session import Session
 from ltx2_cli.console import columns, print_out, visible
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import programs
-from ltx2_cli.devices import find_devices, fraction_variable
+from ltx2_cli.devices import RESERVE_REMARK, find_devices, fraction_variable
 from ltx2_cli.errors import UnknownNetworkError, UsageError
 from ltx2_cli.estimate.compiled import Collective, Compiled, sent_bytes, write_hlo
 from ltx2_cli.estimate.cycles import REMARKS, Cycles, dumped_schedules
@@ -287,7 +287,8 @@ def estimate_lines(estimate: Estimate) -> Iterator[str]:
 
 def _memory(estimate: Estimate) -> Iterator[str]:
     limit = estimate.device_bytes
-    yield "memory of a device" + ("" if math.isinf(limit) else f", of {quantity(int(limit))}")
+    reserve = f" without {RESERVE_REMARK}" if estimate.plan.sharding.mesh.devices.flat[0].platform == "gpu" else ""
+    yield "memory of a device" + ("" if math.isinf(limit) else f", of {quantity(int(limit))}{reserve}")
     rows = []
     for phase, memory in estimate.memory.items():
         about = "about " if memory == estimate.uncompiled[phase] else ""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 
 from ltx2_cli.chips import CHIPS, chip
-from ltx2_cli.devices import DeviceMemory, device_memory
+from ltx2_cli.devices import RESERVE, RESERVE_REMARK, DeviceMemory, device_memory
 from ltx2_cli.errors import DoesNotFitError, UsageError
 from ltx2_cli.estimate.estimate import Estimate
 from ltx2_cli.estimate.offline import mesh_specs, slices, topology
@@ -30,6 +30,7 @@ from ltx2_cli.sharding import divisors
 from ltx2_cli.units import quantity
 
 FRACTION = 0.95  # of a GPU's memory that jax may well take
+MOST = FRACTION * (1 - RESERVE)  # of it for a program then
 USUAL_TEXT = 1024  # tokens that a prompt is cut to
 SHARES = tuple(Fraction(quarters, 4) for quarters in (4, 3, 2, 1))  # of each side of a clip
 MUCH_LARGER = 1.5  # times as many pixels
@@ -121,7 +122,7 @@ class Suggestions:
         except UsageError:
             return False
         available = available_memory(plan)
-        most = FRACTION * available.total if alternative.most_memory else available.limit
+        most = MOST * available.total if alternative.most_memory else available.limit
         return max(map(needed, self.request.memory(plan).values())) <= most
 
     def altered(self, alternative: Alternative) -> Plan:
@@ -136,7 +137,7 @@ class Suggestions:
     def settings(self) -> tuple[list[Alternative], list[Alternative]]:
         """Settings that change nothing in the clip, and those that change its last bits or cut a very long prompt."""
         available, spec = available_memory(self.plan), self.plan.spec
-        free = [Alternative(most_memory=True)] if FRACTION * available.total > available.limit else []
+        free = [Alternative(most_memory=True)] if MOST * available.total > available.limit else []
         free += [setting(keep_resident=False)] if spec.keep_resident else []
         free += [setting(vae_memory_gb=None)] if spec.vae_memory_gb is not None else []
         wide = [key for key in ("text_encoder_dtype", "dtype") if vars(spec)[key] is DType.float32]
@@ -255,8 +256,9 @@ def check_fit(request: Request, plan: Plan, typed: Typed) -> None:
     has = f"a {device.device_kind} has {limit}"
     if device.platform == "cpu":
         has = f"this machine has {limit} for each of its devices"
-    elif available.total > available.limit:
-        has += f", the {available.limit / available.total:.0%} of its {total} that jax takes"
+    elif device.platform == "gpu":
+        taken = available.limit / (1 - RESERVE) / available.total
+        has += f", the {taken:.0%} of its {total} that jax takes without {RESERVE_REMARK}"
     needs = f"to {phase} takes about {quantity(memory.peak)} of a device, {quantity(memory.weights)} of it for weights"
     if memory.peak == int(available.limit) + 1:  # it stands for what a compiler did not say
         needs = f"to {phase} takes more"
@@ -309,6 +311,6 @@ def _sufficient(search: Suggestions) -> str:
     except UsageError:
         return "devices with more memory, or more of them"
     needed = max(need.loading if phase == DECODE else need.peak for phase, need in memory.items())
-    names = [known.name for known in CHIPS if known.hbm_bytes * (1 if known.topology else FRACTION) >= needed]
+    names = [known.name for known in CHIPS if known.hbm_bytes * (1 if known.topology else MOST) >= needed]
     such = f", such as {', '.join(names)}" if names else ""
     return f"it takes a device with {quantity(needed)}{such}, or several that share the weights"

@@ -7,7 +7,8 @@ import pytest
 
 from devices import GIB, DescribedDevice, cpu, gpu, tpus
 from ltx2_cli.errors import DoesNotFitError
-from ltx2_cli.estimate.fit import FRACTION, Alternative, Request, available_memory, check_fit
+from ltx2_cli.estimate.fit import MOST as MOST_OF_A_GPU
+from ltx2_cli.estimate.fit import Alternative, Request, available_memory, check_fit
 from ltx2_cli.request.profiles import read_spec
 
 DEVICES = {
@@ -37,7 +38,7 @@ EXPECTED = {
     "v5e-8": (HEADS, HEADS, HEADS, HEADS, HEADS, FITS),
     "tpu7x-8": (FITS, FITS, FITS, FITS, FITS, FITS),
     "24 GB": (DEMO, DEMO, DEMO, DEMO, DEMO, FITS),
-    "48 GB": (MOST, MOST, MOST, SMALLER, SMALLER, FITS),
+    "48 GB": (SMALLER, SMALLER, SMALLER, SMALLER, SMALLER, FITS),
     "80 GB": (FITS, FITS, FITS, FITS, FITS, FITS),
     "cpu": (DEMO, DEMO, DEMO, DEMO, DEMO, FITS),
 }
@@ -78,7 +79,7 @@ def fits_now(request: Request, alternative: Alternative) -> bool:
     again = replace(request, spec=spec)
     plan = again.plan()
     available = available_memory(plan)
-    most = FRACTION * available.total if alternative.most_memory else available.limit
+    most = MOST_OF_A_GPU * available.total if alternative.most_memory else available.limit
     return max(memory.peak for memory in again.memory(plan).values()) <= most
 
 
