@@ -19,7 +19,9 @@ from ltx2_cli.request.spelling import typed
 from ltx2_cli.request.validation import CLIP_TYPES
 
 FRAME = re.compile(r"\d{5,}\.png")  # the name of a PNG in a folder of frames
-MAX_SLUG = 40  # characters
+MAX_SLUG, MAX_BYTES = 40, 120  # characters and bytes of a text in a name; file systems take names of 255 bytes
+CUT = 10 * MAX_BYTES  # characters of a text that are read for its name
+WORD, APOSTROPHES = re.compile(r"\w+(\.\w+)*"), re.compile(r"(?<=\w)['\u2019](?=\w)")
 RUN = ".run"  # the ending of the file of an unfinished run
 
 
@@ -127,7 +129,7 @@ def _automatic_name(spec: RunSpec) -> str:
     """The automatic name of a video: words of the prompt, model and seed; of a clip that is edited its own name, what
     is made of it, and the seed."""
     seed, folder = f"s{spec.seed[0]}" if spec.seed else "", Path(spec.base_output_directory or "")
-    parts = (slug(spec.prompt), slug(spec.model_name or "", "[a-z0-9.]+").strip("."), seed)
+    parts = (slug(spec.prompt), slug(spec.model_name or ""), seed)
     if clip := next((shown for shown in spec.conditions if shown.kind == "clip"), None):
         path, folder = Path(clip.path), Path(clip.path).parent
         parts = (path.stem, "retake" if clip.num_frames is None else "extended", seed)
@@ -135,11 +137,14 @@ def _automatic_name(spec: RunSpec) -> str:
     return str(folder / f"{name}.{CLIP_TYPES[spec.running.video]}")
 
 
-def slug(text: str, word: str = "[a-z0-9]+") -> str:
-    """The first words of a text in lower-case ASCII letters and digits, valid on every file system."""
-    plain = unicodedata.normalize("NFKD", text[: 10 * MAX_SLUG]).encode("ascii", "ignore").decode().lower()
-    name = "-".join(re.findall(word, plain.replace("'", "")))
-    return name if len(name) <= MAX_SLUG else name[: MAX_SLUG + 1].rpartition("-")[0] or name[:MAX_SLUG]
+def slug(text: str, most: int = MAX_SLUG) -> str:
+    """The first words of a text as a part of one file name: letters and digits of any script, lower case, joined by
+    `-`; a symbol such as an emoji by its name. At most so many characters, and `MAX_BYTES`."""
+    shown = (f" {unicodedata.name(sign, '')} " if unicodedata.category(sign) == "So" else sign for sign in text[:CUT])
+    plain = unicodedata.normalize("NFKC", "".join(shown)).lower()
+    name = "-".join(match[0] for match in WORD.finditer(APOSTROPHES.sub("", plain)))
+    name = name if len(name) <= most else name[: most + 1].rpartition("-")[0] or name[:most]
+    return name.encode()[:MAX_BYTES].decode(errors="ignore").strip("-.")
 
 
 def check_outputs(

@@ -4,9 +4,9 @@ import re
 from collections.abc import Callable, Iterator
 from functools import reduce
 from string import Formatter
-from unicodedata import normalize
 
 from ltx2_cli.errors import UsageError
+from ltx2_cli.outputs import MAX_BYTES, slug
 from ltx2_cli.request.layers import unknown_name_error
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.validation import CLIP_TYPES
@@ -22,8 +22,6 @@ FIELDS = {
     **{f"audio_{name}": f"guidance.audio.{name}" for name in ("guidance_scale", "stg_scale", "modality_scale")},
 }
 FORMAT = re.compile(r"0?\d{0,3}(\.\d{1,3})?[dfgs]?")
-WORD = re.compile(r"\w+(\.\w+)*")
-MAX_BYTES = 120  # of a text in a name; file systems take names of 255
 
 Name = Callable[[RunSpec, int], str]
 
@@ -65,13 +63,7 @@ def _value(spec: RunSpec, line: int, field: str, form: str) -> str:
         raise UsageError(f"the name of the clip has {{{field}}}, which the request leaves open", EXAMPLE)
     try:
         if isinstance(value, str):
-            return format(words(value), form).strip("-. ") or "untitled"
+            return format(slug(value, MAX_BYTES), form).strip("-. ") or "untitled"
         return format(value, form or "g" if isinstance(value, float) else form)
     except ValueError as error:
         raise UsageError(f"{{{field}:{form}}} cannot be written: {error}", EXAMPLE) from None
-
-
-def words(text: str) -> str:
-    """The first words of a text, in lower case: a file name, or the part of one, under every system."""
-    found = "-".join(match[0] for match in WORD.finditer(normalize("NFKC", text[: 4 * MAX_BYTES]).lower()))
-    return found.encode()[:MAX_BYTES].decode(errors="ignore")

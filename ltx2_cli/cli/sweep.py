@@ -14,7 +14,6 @@ import yaml
 
 from ltx2_cli.batch.jobs import own_seed
 from ltx2_cli.batch.lines import Line
-from ltx2_cli.batch.names import words
 from ltx2_cli.cli.batch import check_sheets, finish, make
 from ltx2_cli.cli.commands import Sweep
 from ltx2_cli.cli.generate import prompt_and_seeds
@@ -25,7 +24,7 @@ from ltx2_cli.files import Output, user_path
 from ltx2_cli.media import Media, open_video
 from ltx2_cli.media.contact_sheet import write_contact_sheet
 from ltx2_cli.media.videos import read_video
-from ltx2_cli.outputs import MAX_SLUG, read_files
+from ltx2_cli.outputs import read_files, slug
 from ltx2_cli.request.layers import ALL_KEYS, parse, unknown_name_error
 from ltx2_cli.request.size import WISHES
 from ltx2_cli.request.spelling import NAMES
@@ -52,7 +51,7 @@ def sweep(options: Sweep, session: Session) -> None:
     count = prod(len(each.values) for each in varied)
     if count == 1 or count > MAX_VIDEOS:
         raise UsageError(f"{count} of 2 to {MAX_VIDEOS} clips are asked for", EXAMPLE)
-    place = Path(base.base_output_directory or "", words(base.prompt)[:MAX_SLUG].strip("-.") or "sweep")
+    place = Path(base.base_output_directory or "", slug(base.prompt) or "sweep")
     sheet = user_path(options.sheet or place.with_name(f"{place.name}-sweep.png"))
     if sheet.suffix.lower() != ".png":  # nor is it a clip, its record or its latents then
         raise UsageError(f"--sheet {sheet} is not a PNG", f"nearest: --sheet {sheet.with_suffix('.png')}")
@@ -96,9 +95,14 @@ def _lines(varied: Sequence[Varied], place: Path | None) -> Iterator[Line]:
     """A job for each combination; at a `place` it is named after what varies."""
     for number, combination in enumerate(_combinations(varied), 1):
         values = {NAMES.get(name, name): value for name, value in combination.items()}
-        parts = [re.sub(r"[^\w.-]+", "-", f"{name}-{value}").strip(".") for name, value in combination.items()]
+        parts = [f"{name}-{_in_a_name(value)}" for name, value in combination.items()]
         named = {"output": str(place.with_name("-".join([place.stem, *parts]) + place.suffix))} if place else {}
         yield Line(number, json.dumps({**values, **named}))
+
+
+def _in_a_name(value: object) -> str:
+    """A value as a part of a file name."""
+    return re.sub(r"[^\w.-]+", "-", str(value).strip("[]{}'\" ")).strip(".") or "none"
 
 
 def _write_sheet(jobs: Jobs, varied: Sequence[Varied], sheet: Path) -> None:

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ltx2_cli.batch.names import MAX_BYTES, parse_template
+from ltx2_cli.batch.names import parse_template
 from ltx2_cli.errors import UsageError
+from ltx2_cli.outputs import MAX_BYTES, slug
 from ltx2_cli.request.profiles import read_spec
 
 SPEC = read_spec(prompt="A Red ball!", model="ltx2.3", seed=7, width=64, fps=12.5)
@@ -59,6 +60,11 @@ def test_no_text_leaves_the_folder(text: str) -> None:
 
 def test_the_name_of_a_sound() -> None:
     assert parse_template("{seed}.wav")(replace(SPEC, streams="audio"), 1) == "7.wav"
+
+
+def test_a_name_is_that_of_generate() -> None:
+    for prompt in ("größer, it's 🦊", "雨", "a.b"):
+        assert parse_template("{prompt}.mp4")(replace(SPEC, prompt=prompt), 1) == f"{slug(prompt)}.mp4"
 
 
 def test_the_name_of_no_words() -> None:

@@ -403,7 +403,7 @@ def test_a_loop_over_prompts_makes_all_clips(ltx2: Run, tmp_path: Path):
             path.touch()
             made.append(path.name)
     fox = "a-fox-yawns-at-dawn-in-the-tall-wet"
-    names = [f"{fox}-ltx2", f"{fox}-ltx2-2", "its-quoted-twice-ltx2", "ltx2"]
+    names = [f"{fox}-ltx2", f"{fox}-ltx2-2", "its-quoted-twice-ltx2", "雨-ltx2"]
     assert made == [f"{name}-s{seed}.mp4" for name in names for seed in (1, 2, 3)]
 
 
