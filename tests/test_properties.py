@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from ltx2_cli.cli.commands import Upsample
 from ltx2_cli.cli.execute import places
 from ltx2_cli.cli.inspect import inspect
 from ltx2_cli.cli.latents import latents_request
-from ltx2_cli.cli.options import ConfigOptions
 from ltx2_cli.cli.replay import find_source, read_clip
 from ltx2_cli.cli.session import system_error
 from ltx2_cli.console import print_error
@@ -39,7 +39,7 @@ from ltx2_cli.media import Media, write_mp4
 from ltx2_cli.outputs import Product
 from ltx2_cli.plan.resolve import Plan, resolve
 from ltx2_cli.request.layers import dump, parse
-from ltx2_cli.request.profiles import read_spec, to_yaml
+from ltx2_cli.request.profiles import checked_spec, read_spec, to_yaml
 from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.request.spelling import NAMES
 from ltx2_cli.request.validation import RANGES
@@ -210,13 +210,13 @@ def readings(plan: Plan) -> dict[str, Callable[[Path], object]]:
     def page(path: Path) -> None:
         inspect(path)
         find_source(read_clip(path), None)
-        read_clip(path).request({}, [])
+        checked_spec(read_clip(path).asked({}, []))
 
     def latents(path: Path) -> None:
         inspect(path)
         file = open_latents(path)
         file.read()
-        latents_request(file, {"model": "demo"}, ConfigOptions(config=None, settings=None), {"lora": []})
+        latents_request(file, {"model": "demo"}, Upsample(config=None, settings=None, trust=False), {"lora": []})
 
     def run(path: Path) -> None:
         kept = open_saved_run(path)

@@ -21,7 +21,7 @@ from ltx2_cli.media import WAV, findings, write_frames, write_mp4, write_wav
 from ltx2_cli.media.contact_sheet import write_contact_sheet
 from ltx2_cli.outputs import Product, check_distinct, check_frames, check_outputs, outputs, read_files, run_file
 from ltx2_cli.request.layers import ConfigLayer, read_text
-from ltx2_cli.request.profiles import AUTO, checked_spec, read_asked
+from ltx2_cli.request.profiles import AUTO, SECTION, checked_spec, read_asked
 from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.request.validation import validate
 from ltx2_cli.weights.checkpoint import shape_text
@@ -155,6 +155,8 @@ def decode(options: Decode, session: Session) -> None:
         if "record" not in file.metadata:
             note_environment(session.report)
         spec = latents_request(file, overrides(options), options, UNDENOISED)
+        # What a record asked of denoising is not said to change nothing.
+        spec = replace(spec, asked=tuple(key for key in spec.asked if key.startswith(SECTION)))
         facts |= {**request_facts(spec), **file_facts([file.path])}
         facts |= {"output": str(kinds), "silent": str(options.silent)}
         files = [Output(path, "-o") for path in kinds]

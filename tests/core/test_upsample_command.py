@@ -63,6 +63,7 @@ def test_a_dry_run_and_a_result_in_json(
         page = json.loads(capsys.readouterr().out)
         assert (page["memory"].keys(), "denoise" in page["plan"]) == (phases, verb == "upsample")
         assert (clip in page["write"], [*tmp_path.iterdir()]) == (True, [])
+        assert not [warning for warning in page["warnings"] if "changes nothing" in warning]
         assert run_program(monkeypatch, verb, first, "-o", clip, "--dry-run") == 0
         assert "\ndecode " in capsys.readouterr().out
     assert run_program(monkeypatch, "decode", first, "-o", clip, "--json") == 0
