@@ -41,7 +41,7 @@ def test_a_clip_for_each_combination(sweep: Run) -> None:
 
 def test_a_dry_run_says_what_the_run_would_refuse(sweep: Run) -> None:
     code, clips, err = sweep("a", "--vary", "lora=[gone.safetensors],[]", "--seed", "1", *DRY)
-    assert (code, clips) == (5, ["out/a-lora---seed-1.mp4"])
+    assert (code, clips) == (5, ["out/a-lora-none-seed-1.mp4"])
     assert "error: 1 failed, 1 to do; line 1: there is no file gone.safetensors\n" in err
 
 
