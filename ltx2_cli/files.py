@@ -207,15 +207,9 @@ def _open_locked(path: Path, deadline: float = 0.0) -> int | None:
         path.parent.mkdir(parents=True, exist_ok=True)
         creation = 0 if os.path.lexists(path) else os.O_CREAT | os.O_EXCL  # refused for another user's file in /tmp
         with suppress(FileExistsError, FileNotFoundError), ExitStack() as closing:  # another process made or deleted it
-            try:
-                file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | creation, 0o666)
-            except PermissionError:
-                if creation:
-                    raise
-                return None  # another user's, and closed to this one
+            if (file := _opened(path, creation)) is None:
+                return None
             closing.callback(os.close, file)
-            if creation:
-                os.fchmod(file, 0o666)  # for all who may write into the folder
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -224,8 +218,20 @@ def _open_locked(path: Path, deadline: float = 0.0) -> int | None:
                     continue
                 raise BlockingIOError(error.errno, "another process is writing it") from error
             except OSError:
-                _delete(path)
+                if os.access(path, os.W_OK):  # else it may be locked from where it was written
+                    _delete(path)
                 return None
             if os.path.samestat(os.fstat(file), path.stat()):  # else its holder deleted it meanwhile: it locks nothing
                 closing.pop_all()
                 return file
+
+
+def _opened(path: Path, creation: int) -> int | None:
+    """The open file, for reading alone where it is another user's; None where it is closed to this one."""
+    for mode in (os.O_RDWR, os.O_RDONLY):  # some network file systems lock only what may be written
+        try:
+            return os.open(path, mode | os.O_NOFOLLOW | creation, 0o666)
+        except PermissionError:
+            if creation:
+                raise
+    return None

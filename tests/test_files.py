@@ -127,6 +127,7 @@ def test_permissions_follow_the_umask(tmp_path: Path) -> None:
     usual.touch()
     with replacing(tmp_path / "a") as temporary:
         temporary.touch(0o600)
+        assert _lock_path(tmp_path / "a").stat().st_mode == usual.stat().st_mode
     assert (tmp_path / "a").stat().st_mode == usual.stat().st_mode
 
 

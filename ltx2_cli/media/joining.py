@@ -61,7 +61,8 @@ def write_joined(media: Media, path: Path, metadata: Mapping[str, str]) -> str:
         picture, count = (unchanged and _kept_packets(media, kept, temporary)) or (None, 0)
         write_mp4(media, temporary, metadata, picture, sound)
     why = "ltx2 encodes with other settings, or at another rate" if unchanged else f"{kept.path} has changed since"
-    kinds = [f"{count} of {kept.frames} frames{'' if count else f' ({why})'}"] if kept.frames else []
+    where = " before the new ones" if kept.frames < len(media.frames) else ""
+    kinds = [f"{count} of {kept.frames} frames{where}{'' if count else f' ({why})'}"] if kept.frames else []
     kinds += [f"the sound{'' if sound else ' not'}"] if kept.sound else []
     return f"copied without encoding them again: {', '.join(kinds)}"
 

@@ -101,7 +101,7 @@ def test_a_clip_goes_on_in_pieces(
     loaded = [name for name in report.stages if name.startswith("load ")]
     assert len(loaded) == len({*loaded})
     assert f"{clip} goes on from its last 0.38 s by 1.67 s, in 3 pieces" in report.notes
-    assert report.notes[-1] == f"{path}: copied without encoding them again: 25 of 25 frames"
+    assert report.notes[-1] == f"{path}: copied without encoding them again: 25 of 25 frames before the new ones"
     old, new = read_whole(clip), read_whole(path)
     assert len(new.frames) == 65
     np.testing.assert_array_equal(new.frames[:25], old.frames)
@@ -223,7 +223,7 @@ def test_a_retake_keeps_all_else_and_is_replayed(
     said = capsys.readouterr().err
     retaken = "asked 0.42 to 0.58 s, whole latents make picture 0.38 to 0.71 s, sound 0.41 to 0.61 s anew"
     assert f"{clip}: {retaken}\n" in said
-    assert f"{new}: copied without encoding them again: 7 of 9 frames\n" in said
+    assert f"{new}: copied without encoding them again: 7 of 9 frames before the new ones\n" in said
     before, after = (read_whole(file).frames.astype(int) for file in (clip, new))
     assert len(after) == len(before)
     np.testing.assert_array_equal(after[:7], before[:7])

@@ -94,7 +94,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_goes_on_has_the_packets_of_the_clip(file: Path, tmp_path: Path) -> None:
     media = replace(joined(OLD, NEW, 39, slice(48, 60), (1.9, 2.5)), kept=kept_of(file, 48, sound=False))
     said = write_joined(media, path := tmp_path / "new.mp4", {"record": "new"})
-    assert said == "copied without encoding them again: 48 of 48 frames"
+    assert said == "copied without encoding them again: 48 of 48 frames before the new ones"
     frames = read_whole(path).frames
     np.testing.assert_array_equal(frames[:48], read_whole(file).frames)
     assert np.abs(frames[48:].astype(int) - NEW.frames[9:21]).mean() < 8
@@ -107,7 +107,7 @@ def test_an_untouched_sound_has_the_packets_of_the_clip(file: Path, tmp_path: Pa
     media = replace(joined(OLD, NEW, 8, slice(17, 25), (0.0, 0.0)), kept=kept_of(file, 17, sound=True))
     said = write_joined(media, path := tmp_path / "new.mp4", {})
     copied = int(said.split()[5])
-    assert said == f"copied without encoding them again: {copied} of 17 frames, the sound"
+    assert said == f"copied without encoding them again: {copied} of 17 frames before the new ones, the sound"
     assert 13 <= copied <= 17  # at most three frames between two others
     old, new = read_whole(file).frames, read_whole(path).frames
     np.testing.assert_array_equal(new[:copied], old[:copied])
@@ -132,7 +132,7 @@ def test_packets_of_another_encoder_are_not_copied(file: Path, tmp_path: Path, o
     media = replace(joined(OLD, NEW, 39, slice(48, 60), (1.9, 2.5)), kept=kept_of(kept, 48, sound=False))
     said = write_joined(media, path := tmp_path / "new.mp4", {})
     why = "ltx2 encodes with other settings, or at another rate"
-    assert said == f"copied without encoding them again: 0 of 48 frames ({why})"
+    assert said == f"copied without encoding them again: 0 of 48 frames before the new ones ({why})"
     assert np.abs(read_whole(path).frames.astype(int) - media.frames).mean() < 8
 
 
@@ -142,7 +142,7 @@ def test_a_clip_that_is_gone_or_changed_loses_nothing(file: Path, tmp_path: Path
     media = replace(joined(OLD, NEW, 8, slice(17, 25), (0.0, 0.0)), kept=kept_of(kept, 17, sound=True))
     kept.unlink() if gone else write_mp4(NEW, kept)
     said = write_joined(media, path := tmp_path / "new.mp4", {})
-    frames = f"0 of 17 frames ({kept} has changed since)"
+    frames = f"0 of 17 frames before the new ones ({kept} has changed since)"
     assert said == f"copied without encoding them again: {frames}, the sound not"
     assert np.abs(read_whole(path).frames.astype(int) - media.frames).mean() < 8
 
