@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import isfinite
+from math import isfinite, isnan
+from textwrap import wrap
 from threading import Event, Thread
 from time import monotonic
 from typing import Any, TextIO
@@ -20,7 +21,6 @@ from rich.text import Text
 
 from ltx2_cli.core.report import DECODE, WRITE, Advance, Report
 from ltx2_cli.errors import RunError
-from ltx2_cli.request.layers import flow
 from ltx2_cli.request.validation import STEERING
 from ltx2_cli.units import duration, quantity
 
@@ -78,7 +78,7 @@ def print_made(text: str) -> None:
 
 def _spelled(value: Any) -> Any:
     if isinstance(value, float) and not isfinite(value):
-        return flow(value)
+        return ".nan" if isnan(value) else f"{'-' * (value < 0)}.inf"  # as in YAML
     if isinstance(value, Mapping):
         return {key: _spelled(item) for key, item in value.items()}
     return [_spelled(item) for item in value] if isinstance(value, list | tuple) else value
@@ -111,7 +111,7 @@ def fitted_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -
         return lines
     cells = columns([row[1:] for row in rows], [number - 1 for number in right])
     if max(map(len, cells)) > width - 2:
-        cells = [" ".join(" ".join(map(visible, row[1:])).split()) for row in rows]
+        cells = ["\n  ".join(wrap(" ".join(map(visible, row[1:])), width - 2)) for row in rows]
     return [line for row, rest in zip(rows, cells, strict=True) for line in (visible(row[0]), f"  {rest}")]
 
 

@@ -6,14 +6,15 @@ import shlex
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
+from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from inspect import Parameter, Signature, cleandoc, get_annotations
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, cast, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
@@ -22,7 +23,7 @@ from typer.main import get_command
 from ltx2_cli import __version__
 from ltx2_cli.cli import commands
 from ltx2_cli.cli.names import ALIASES
-from ltx2_cli.cli.options import PANELS, BatchOptions, Options, SessionOptions, spelling_of
+from ltx2_cli.cli.options import METAVARS, PANELS, BatchOptions, Options, SessionOptions, spelling_of
 from ltx2_cli.cli.session import FINISHED, exit_now, leave_quietly, open_session, system_error
 from ltx2_cli.console import print_error, print_out
 from ltx2_cli.errors import CommandError, RunError, UsageError
@@ -40,6 +41,7 @@ MEANINGS = {  # of exit codes
     130: "interrupted",
 }
 EXIT_CODES = f"Exit codes: {', '.join(f'{code} {meaning}' for code, meaning in MEANINGS.items())}."
+PROGRAM_OPTIONS = {"help": "--help", "version": "--version", "-v": "--version", "-V": "--version"}
 HELP = "{}\n\n[bold]Examples[/bold]\n\n{}"
 OVERVIEW = HELP.format("Video with sound from text: LTX-2 in JAX.", "{}") + "\n\n[bold]Exit codes[/bold]\n\n{}"
 
@@ -104,6 +106,8 @@ def as_function(verb: type[Options], module: str) -> Callable[..., None]:
     types = {name: kind for part in verb.__mro__ for name, kind in get_annotations(part).items()}
     form = Parameter.KEYWORD_ONLY
     parameters = [Parameter(name, form, default=getattr(verb, name), annotation=types[name]) for name in types]
+    for option in parameters:
+        option.default.metavar = option.default.metavar or METAVARS.get(option.annotation)
     parameters.sort(key=lambda parameter: PANELS.index(parameter.default.rich_help_panel))
 
     def run(**values: object) -> None:
@@ -195,7 +199,34 @@ def main() -> None:
 
 def refusal(error: typer.TyperException) -> tuple[str, str]:
     """What typer does not understand, and what helps."""
-    return error.format_message(), f"`{' '.join(['ltx2', *typed_command()[0]])} --help` lists what there is"
+    words, command = typed_command()
+    hint = f"`{' '.join(['ltx2', *words])} --help` lists what there is"
+    if isinstance(error, typer.BadParameter) and isinstance(error.__cause__, ValueError):
+        parameter, cause = cast(Any, error.param), cast(Any, error.__cause__)  # of pydantic, which typer brings
+        given = cause.errors()[0]["input"]
+        return f"{parameter.opts[0]} {given!r} is not {_wanted(parameter)}", hint
+    unknown = "".join(sys.argv[1 + len(words) :][:1])
+    if isinstance(command, TyperGroup) and not words and unknown in PROGRAM_OPTIONS:
+        return error.format_message(), f"`ltx2 {PROGRAM_OPTIONS[unknown]}`"
+    if isinstance(command, TyperGroup) and (near := _near(unknown, [*command.commands])):
+        return error.format_message(), f"closest: `{' '.join(['ltx2', *words, near])}`"
+    return error.format_message(), hint
+
+
+def _near(word: str, names: Sequence[str]) -> str:
+    """The name that a word begins, or is closest to; empty: none."""
+    begun = [name for name in names if word and name.startswith(word)]
+    return (begun or get_close_matches(word, names, 1) or [""])[0]
+
+
+def _wanted(parameter: Any) -> str:
+    """What an option takes."""
+    kind, info = parameter.type_descriptor.annotation, parameter.type_descriptor.parameter_info
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(get_args(kind))}"
+    limits = {"at least": info.min, "at most": info.max}
+    said = [f" of {word} {limit:.7g}" for word, limit in limits.items() if limit is not None]
+    return {int: "an integer", float: "a number"}.get(kind, "what it takes") + " and".join(said)
 
 
 def print_json_error(sentence: str, hint: str, code: int) -> None:

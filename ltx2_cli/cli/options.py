@@ -29,6 +29,15 @@ def option(panel: str | None, text: str, *names: str, default: object = None, pr
     return typer.Option(default, *names, help=text, rich_help_panel=panel, autocompletion=complete, **more)
 
 
+METAVARS: dict[Any, str] = {  # of options that say no other
+    **dict.fromkeys((Text, Texts, str), "TEXT"),
+    **dict.fromkeys((Count, int), "N"),
+    **dict.fromkeys((Real, float), "X"),
+    **dict.fromkeys((bool, bool | None), " "),
+    File: "FILE",
+}
+
+
 def flag(panel: str | None, text: str, *names: str) -> Any:
     """An option without a value."""
     return option(panel, text, *names, default=False)
@@ -78,8 +87,8 @@ def spelling_of(command: type[Options]) -> Spelling:
 class ModelOptions(Options):
     """What decides how any latents are denoised or decoded."""
 
-    fps: Real = option(SIZE, "Frames per second, 1 to 240.")
-    dtype: Literal["bfloat16", "float32"] | None = option(MODEL, "Arithmetic of all but the text encoder.")
+    fps: Real = option(SIZE, "Frames per second, 1 to 240 (ltx2: 24).")
+    dtype: Literal["bfloat16", "float32"] | None = option(MODEL, "Arithmetic of all but the text (ltx2: bfloat16).")
     text_encoder: Text = option(MODEL, r"FOLDER or REPO\[@REV] with Gemma-3, for a single file.")
     sharding: Text = SHARDING
 
@@ -89,16 +98,18 @@ class ContentOptions(ModelOptions):
 
     prompt: Text = option(CONTENT, "What to show and to hear.")
     negative_prompt: Text = option(CONTENT, "What to keep away from.")
-    guidance_scale: Real = option(VIDEO, "Away from the negative prompt; off: 1.")
-    stg_scale: Real = option(VIDEO, "Away from disturbed self-attention; off: 0.")
-    modality_scale: Real = option(VIDEO, "Closer to the sound; off: 1.")
-    guidance_rescale: Real = option(VIDEO, "How far contrast is pulled back; off: 0.")
+    guidance_scale: Real = option(VIDEO, "Away from the negative prompt (ltx2: 3); off: 1.")
+    stg_scale: Real = option(VIDEO, "Away from disturbed self-attention (ltx2: 1); off: 0.")
+    modality_scale: Real = option(VIDEO, "Closer to the sound (ltx2: 3); off: 1.")
+    guidance_rescale: Real = option(VIDEO, "How far contrast is pulled back (ltx2: 0.7); off: 0.")
     stg_blocks: Text = option(VIDEO, "Blocks that STG disturbs, in picture and sound.", metavar="N,N...")
-    audio_guidance_scale: Real = option(AUDIO, "Away from the negative prompt; off: 1.")
-    audio_stg_scale: Real = option(AUDIO, "Away from disturbed self-attention; off: 0.")
-    audio_modality_scale: Real = option(AUDIO, "Closer to the picture; off: 1.")
-    audio_guidance_rescale: Real = option(AUDIO, "How far contrast is pulled back; off: 0.")
-    num_inference_steps: Count = option(STEPS, "Default: the recipe's number.", "--steps", "--num-inference-steps")
+    audio_guidance_scale: Real = option(AUDIO, "Away from the negative prompt (ltx2: 7); off: 1.")
+    audio_stg_scale: Real = option(AUDIO, "Away from disturbed self-attention (ltx2: 1); off: 0.")
+    audio_modality_scale: Real = option(AUDIO, "Closer to the picture (ltx2: 3); off: 1.")
+    audio_guidance_rescale: Real = option(AUDIO, "How far contrast is pulled back (ltx2: 0.7); off: 0.")
+    num_inference_steps: Count = option(
+        STEPS, "Denoising steps (ltx2: 40, ltx2.3: 30, distilled: 8).", "--steps", "--num-inference-steps"
+    )
     model: Text = option(MODEL, r"ltx2, ltx2.3, demo, FOLDER, FILE, REPO\[/FILE]\[@REV].", profiles="model")
     recipe: Text = option(MODEL, "one_stage, two_stage, distilled; without it the model's own.", profiles="recipe")
     upsampler: Text = UPSAMPLER
@@ -127,10 +138,10 @@ class ClipOptions(ContentOptions):
     audio: File = option(INPUTS, "The clip's sound, from a sound file or a video; the picture follows it.")
     no_video: bool = flag(INPUTS, "Make the sound alone, a WAV.", "--no-video")
     no_audio: bool = flag(INPUTS, "Make the picture alone.", "--no-audio")
-    image_crf: Count = option(INPUTS, "H.264 quality (CRF) that images are brought to, 1 to 51; 0: as they are.")
-    height: Count = option(SIZE, "Pixels, a multiple of 32, in two stages of 64.")
-    width: Count = option(SIZE, "Pixels, a multiple of 32, in two stages of 64.")
-    num_frames: Count = option(SIZE, "A multiple of 8, plus 1.")
+    image_crf: Count = option(INPUTS, "H.264 quality (CRF) of images (ltx2: 33), 1 to 51; 0: as they are.")
+    height: Count = option(SIZE, "Pixels, a multiple of 32, in two stages of 64 (ltx2: 512).")
+    width: Count = option(SIZE, "Pixels, a multiple of 32, in two stages of 64 (ltx2: 768).")
+    num_frames: Count = option(SIZE, "A multiple of 8, plus 1 (ltx2: 121).")
 
 
 class ConfigOptions(Options):
@@ -197,7 +208,7 @@ class RequestOptions(ClipOptions, WishOptions):
     """A whole request."""
 
     words: Texts = argument("PROMPT", "What to show and to hear, as --prompt; -: from stdin.", default=None)
-    num_videos: Count = option(SIZE, "Videos at once, of seeds that follow each other.")
+    num_videos: Count = option(SIZE, "Videos at once (ltx2: 1), of seeds that follow each other.")
     seed: Text = option(
         STEPS, "One or more: 7, 1 2 3 or 0..15; without it a random one, which is printed.", metavar="N [N...]"
     )
@@ -210,7 +221,7 @@ class RequestOptions(ClipOptions, WishOptions):
 class BatchOptions(ClipOptions, WishOptions, KeepOptions, SessionOptions):
     """What many requests have in common, and how they are made."""
 
-    num_videos: Count = option(SIZE, "Videos at once, of seeds that follow each other.")
+    num_videos: Count = option(SIZE, "Videos at once (ltx2: 1), of seeds that follow each other.")
     fail_fast: bool = flag(FILES, "Stop at the first job that fails.", "--fail-fast")
     as_json: bool = flag(REPORT, "A line of JSON for each job on stdout, in place of paths.", "--json")
     dry_run: bool = flag(REPORT, "Print which jobs are done, broken and to do, and how long it takes.", "--dry-run")

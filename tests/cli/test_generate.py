@@ -332,7 +332,7 @@ def test_several_videos_print_several_lines(ltx2: Run):
         ("--stg-blocks a,b", "error: stg_blocks 'a,b' is not a list of blocks\nhint: for example: --stg-blocks"),
         ("-o clip.avi", "error: output 'clip.avi' is not an mp4"),
         ("--hieght 3", "error: No such option: --hieght (Possible options: --height"),
-        ("--height tall", "error: Invalid value for '--height'"),
+        ("--height tall", "error: --height 'tall' is not an integer\nhint: `ltx2 generate --help`"),
         ("--seed 1 2 at dawn", 'error: one prompt makes a clip, and 3 texts are given\nhint: --prompt "rain at dawn"'),
         ("3 --fps 30", 'error: one prompt makes a clip, and 2 texts are given\nhint: --prompt "rain 3"'),
         ("--seed 1 2 1", "error: seed 1 is there twice; for example"),

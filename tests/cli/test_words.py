@@ -21,7 +21,7 @@ from ltx2_cli.estimate.fit import Alternative
 from ltx2_cli.media import Media, write_mp4, write_wav
 from ltx2_cli.request.environment import read_environment
 from ltx2_cli.request.layers import dump, key_lines
-from ltx2_cli.request.profiles import read_asked, read_spec, to_yaml
+from ltx2_cli.request.profiles import profile_layers, read_asked, read_spec, to_yaml
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.request.spelling import GENERATE, NAMES
 from program import run_program
@@ -234,3 +234,44 @@ def test_a_miniature_is_asked_for_by_a_command_that_needs_no_clip(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["ltx2", *words.split()])
     assert command_line(Alternative({"prompt": "a ball"}, {"model": "demo"}, anew=True)) == typed
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        ("gen", "closest: `ltx2 generate`"),
+        ("retkae", "closest: `ltx2 retake`"),
+        ("config valdate", "closest: `ltx2 config validate`"),
+        ("help", "`ltx2 --help`"),
+        ("version", "`ltx2 --version`"),
+        ("-v", "`ltx2 --version`"),
+        ("nonsense", "`ltx2 --help` lists what there is"),
+        ("generate x --height tall", "error: --height 'tall' is not an integer\n"),
+        ("generate x --fps fast", "error: --fps 'fast' is not a number\n"),
+        ("generate x --dtype bf16", "error: --dtype 'bf16' is not one of bfloat16, float32\n"),
+        ("generate x --steps 0", "error: steps 0 is not in 1 to 1000; nearest: --steps 1\n"),
+        ("generate x --set steps=0", "error: steps 0 is not in 1 to 1000; nearest: --steps 1\n"),
+        (
+            "generate x --seed abc",
+            "error: `seed` is 'abc'; expected 7, 1 2 3 or 0..15\nhint: for example: --seed 0..15\n",
+        ),
+    ],
+)
+def test_what_is_typed_wrong_has_an_answer(said: Said, words: str, answer: str) -> None:
+    assert answer in (message := said(*words.split()))
+    assert "Input should" not in message
+
+
+def test_help_has_no_types_of_python_and_the_values_of_ltx2(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    for command in COMMANDS:
+        lines = [line for line in said(*command.split(), "--help").splitlines() if line.startswith("│ --")]
+        assert [line for line in lines if re.search(r"<(bool|str|int|float|path|list)\W", line)][1:] == []  # --help
+    pages = profile_layers({"model": "ltx2"})
+    values = {key: value for page in pages.values() for key, value in page.items()}
+    shown = dict[str, str]()
+    for parameter in ltx2_command().commands["generate"].params:
+        if parameter.name in NAMES and (match := re.search(r"\(ltx2: ([^,)]+)", parameter.help)):
+            shown[NAMES[parameter.name]] = match[1]
+    assert len(shown) == 16
+    assert {key: f"{values[key]}".removesuffix(".0") for key in shown} == shown
