@@ -15,7 +15,9 @@ class Chip:
     hbm_bytes: float  # that a program may fill
     flops: float  # a second, dense bfloat16
     hbm_bandwidth: float  # bytes a second
-    link_bandwidth: float  # bytes a second that a device sends over all its links to its like: half of both directions
+    link_bandwidth: float  # bytes a second over one link, in one direction: half of both
+    torus: tuple[int, ...] = ()  # chips along the axes of the smallest TPU slice whose ends are joined; else a switch
+    die_bandwidth: float = 0.0  # bytes a second between the devices of a chip, in one direction
     topology: str = ""  # an example of a slice, in libtpu's spelling; none for what is no TPU
     profile: str = ""  # the sharding profile of several; none: its platform's
     # Tile height of stacked 16-bit weights as the loop over layers reads them, else every step first makes a copy of
@@ -33,6 +35,8 @@ with Path(__file__).with_suffix(".csv").open(encoding="utf-8", newline="") as _t
             float(row["flops"]),
             float(row["hbm_bandwidth"]),
             float(row["link_bandwidth"]),
+            tuple(int(size) for size in row["torus"].split("x") if size),
+            float(row["die_bandwidth"] or 0),
             row["topology"],
             row["profile"],
             int(row["bf16_tile_sublanes"] or 0) or None,

@@ -87,6 +87,11 @@ class ShardingPlan:
         mesh_axis = self.mesh_axis(axis)
         return self.mesh.shape[mesh_axis] if mesh_axis else 1
 
+    def groups(self, mesh_axis: str) -> list[list[jax.Device]]:
+        """The devices that lie along an axis of the mesh, for each place on the others."""
+        along = np.moveaxis(self.mesh.devices, self.mesh.axis_names.index(mesh_axis), -1)
+        return along.reshape(-1, self.mesh.shape[mesh_axis]).tolist()
+
     def keeps_together(self, groups: int) -> bool:
         """Whether each device that shares rows holds whole groups of them, where there are so many."""
         return groups % self.parts("rows") == 0

@@ -1,6 +1,28 @@
 """Quantities as text."""
 
+from typing import NamedTuple
+
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+
+
+class Range(NamedTuple):
+    """Seconds between two bounds."""
+
+    low: float
+    high: float
+
+    @property
+    def middle(self) -> float:
+        """Their mean."""
+        return (self.low + self.high) / 2
+
+    @property
+    def text(self) -> str:
+        """`1.5 to 2.1 s`, `92.1 ms to 1.0 s`, `92.1 ms`."""
+        first, last = duration(self.low), duration(self.high)
+        if first == last:
+            return first
+        return f"{first.split()[0] if first.split()[1] == last.split()[1] else first} to {last}"
 
 
 def duration(seconds: float) -> str:

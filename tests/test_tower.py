@@ -17,6 +17,7 @@ TOWER = (
         "errors",
         "private_api",
         "chips",
+        "links",
         "devices",
         "media",
         "outputs",

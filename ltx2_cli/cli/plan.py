@@ -269,7 +269,12 @@ def estimate_lines(estimate: Estimate) -> Iterator[str]:
     names = [f", stage {number}" for number in range(1, len(estimate.stages) + 1)] if estimate.stages[1:] else [""]
     for number, name in enumerate(names):
         yield from ("", f"one forward of a device{name}", *_forward(estimate, number))
-    if estimate.phase_seconds:
+    if estimate.expected_seconds:
+        yield from ("", "expected time, not measured on hardware")
+        steps = zip(names, estimate.stages, strict=True)
+        rows = [(f"  step{name}", stage.expected_seconds.text, "") for name, stage in steps if stage.expected_seconds]
+        each = ", ".join(f"{phase} {time.text}" for phase, time in estimate.expected_phase_seconds.items())
+        yield from columns([*rows, ("  clip", estimate.expected_seconds.text, each)], right=(1,))
         yield from ("", "least time: no run is faster")
         rows = []
         for name, stage in zip(names, estimate.stages, strict=True):
@@ -302,25 +307,31 @@ def _memory(estimate: Estimate) -> Iterator[str]:
 def _forward(estimate: Estimate, number: int) -> Iterator[str]:
     """One forward of a stage. Collectives of one kind along the same axes are one row, those that send most first."""
     forward = estimate.stages[number].forward
-    rows = [("  work", quantity(estimate.stages[number].flops, "FLOP"), "", "")]
+    rows = [("  work", quantity(estimate.stages[number].flops, "FLOP"), "", "", "")]
     if forward is None:
         reasons = [failure.reason for failure in estimate.failures] or ["the weights do not fit"]
-        yield from columns([*rows, ("  not compiled", "", reasons[0], "")], right=(1,))
+        yield from columns([*rows, ("  not compiled", "", "", reasons[0], "")], right=(1,))
         return
     sizes = vars(forward.memory).items()
-    rows += [(f"  {name.removesuffix('_bytes')}", quantity(size), "", "") for name, size in sizes]
+    rows += [(f"  {name.removesuffix('_bytes')}", quantity(size), "", "", "") for name, size in sizes]
     waited_for = sent_bytes(collective for collective in forward.collectives if not collective.asynchronous)
     waits = f"arithmetic waits for {quantity(waited_for)} of it" if forward.sent_bytes else ""
-    rows.append(("  sends", quantity(forward.sent_bytes), waits, ""))
+    rows.append(("  sends", quantity(forward.sent_bytes), _link_time(forward.collectives), waits, ""))
     groups: dict[tuple[str, tuple[str, ...]], list[Collective]] = {}
     for collective in forward.collectives:
         groups.setdefault((collective.kind, collective.axes), []).append(collective)
     for (kind, axes), group in sorted(groups.items(), key=lambda item: -sent_bytes(item[1])):
         times = sum(collective.times for collective in group)
         along = f"along {', '.join(axes)}" if axes else ""
-        rows.append((f"    {kind}", quantity(sent_bytes(group)), along, f"{times} times"))
-    yield from columns(rows, right=(1,))
+        rows.append((f"    {kind}", quantity(sent_bytes(group)), _link_time(group), along, f"{times} times"))
+    yield from columns(rows, right=(1, 2))
     yield f"  compiled in {forward.compile_seconds:.0f} s"
+
+
+def _link_time(collectives: Sequence[Collective]) -> str:
+    """What collectives take at the published rates of the links that they cross."""
+    seconds = sum(collective.seconds or 0 for collective in collectives)
+    return duration(seconds) if seconds else ""
 
 
 def _cycles(step: str, cycles: Cycles, least: float) -> Iterator[str]:
@@ -353,13 +364,13 @@ def _others(programs: Iterable[Compiled]) -> Iterator[str]:
 def search_lines(search: MeshSearch) -> Iterator[str]:
     """Each mesh that was tried, and which was chosen, and why."""
     yield f"meshes, the cheapest first; {search.seconds:.0f} s"
-    rows = [("  mesh", "a device needs", "sends", "least step", "and by the compiler")]
+    rows = [("  mesh", "a device needs", "sends", "least step", "expected")]
     for candidate in search.tried:
         stage, sends, least, expected = candidate.stages[0], "does not fit", "", ""
         if candidate.fits:
             sends = quantity(stage.forward.sent_bytes) if stage.forward else "not compiled"
             least = duration(stage.seconds_per_step) if stage.seconds_per_step and stage.forward else ""
-            expected = duration(stage.expected_seconds) if stage.expected_seconds else ""
+            expected = stage.expected_seconds.text if stage.expected_seconds else ""
         needs = quantity(max(candidate.phase_bytes.values()))
         rows.append((f"  {candidate.plan.sharding.text}", needs, sends, least, expected))
     yield from columns(rows, right=(1, 2, 3, 4))

@@ -18,6 +18,7 @@ from ltx2_cli.core.programs import Program
 from ltx2_cli.estimate.cycles import Cycles, clear_schedules, program_cycles
 from ltx2_cli.estimate.hlo import Loops, callees, computations, lines
 from ltx2_cli.files import replacing
+from ltx2_cli.links import seconds_per_byte
 
 Groups = list[tuple[int, ...]]
 # How libtpu states what a program that is too large would need: of all memory, or of temporaries alone.
@@ -57,6 +58,7 @@ class Collective:
     bytes: int  # that a device sends each time it runs
     times: int  # how often it runs
     sent_bytes: int  # that a device sends for it in all
+    seconds: float | None  # that this takes at the published rates of links; None: they are not known
     asynchronous: bool  # started before its result is asked for; otherwise arithmetic waits
     in_traced_loop: bool  # whether it runs more often than `times`
     loops: Loops  # iterations of each loop around it, outermost first; None where the program is given the number
@@ -90,6 +92,11 @@ class Compiled:
     def sent_bytes(self) -> int:
         """Bytes that a device sends in one run; a loop whose length is an argument counts as one iteration."""
         return sent_bytes(self.collectives)
+
+    @property
+    def sent_seconds(self) -> float:
+        """The time of that, one collective after the other; 0 where rates are not known."""
+        return sum(collective.seconds or 0 for collective in self.collectives)
 
 
 @dataclass(frozen=True)
@@ -183,6 +190,8 @@ def _collective(line: str, match: re.Match[str], loops: Loops, asynchronous: boo
         size += math.ceil(math.prod(_numbers(dims)) * int(bits[0]) / 8) if bits else 0
     sent = round(size * SENT[kind](len(members[0])))
     times = math.prod(count for count in loops if count is not None)
+    taking_part = [[mesh.devices.flat[number] for number in group] for group in members]
+    per_byte = seconds_per_byte(kind, taking_part)
     return Collective(
         kind=kind,
         axes=axes_of(members, mesh),
@@ -191,6 +200,7 @@ def _collective(line: str, match: re.Match[str], loops: Loops, asynchronous: boo
         bytes=sent,
         times=times,
         sent_bytes=sent * times,
+        seconds=None if per_byte is None else sent * times * per_byte,
         asynchronous=asynchronous,
         in_traced_loop=None in loops,
         loops=loops,

@@ -1,4 +1,4 @@
-"""The estimate of a plan before it runs: memory, communication, work, and the least time that it can take."""
+"""The estimate of a plan before it runs: memory, communication, work, the time that is expected, and the least."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,7 +27,9 @@ from ltx2_cli.estimate.phases import (
 from ltx2_cli.plan.decoding import bytes_on_device
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import DENOISER, REFINER, Stage
+from ltx2_cli.plan.work import over_least, step_of
 from ltx2_cli.sharding import ShardingPlan
+from ltx2_cli.units import Range
 from ltx2_cli.weights.checkpoint import abbreviate
 from ltx2_cli.weights.declare import Weight, weights
 
@@ -45,18 +47,12 @@ class StageEstimate:
     weights: int  # bytes that it reads
     flops: float
     roofline_seconds: dict[str, float] | None  # None: the rates of the device are not known
+    expected_seconds: Range | None  # of a step; None likewise
 
     @property
     def seconds_per_step(self) -> float | None:
         """The least time of a step."""
         return max(self.roofline_seconds.values()) if self.roofline_seconds else None
-
-    @property
-    def expected_seconds(self) -> float | None:
-        """The time of a step by the compiler, and after it that of what it sends; None: not compiled for TPUs."""
-        if self.forward is None or self.forward.cycles is None or self.roofline_seconds is None:
-            return None
-        return self.forward.cycles.seconds + self.roofline_seconds["communication"]
 
 
 @dataclass(frozen=True)
@@ -72,12 +68,19 @@ class Estimate:
     memory: dict[str, PhaseMemory]  # the same, with what was compiled
     stages: list[StageEstimate]
     phase_seconds: dict[str, float]  # the least; empty where the device's rates are not known
+    expected_phase_seconds: dict[str, Range]  # empty likewise
     warnings: list[str]
 
     @property
     def phase_bytes(self) -> dict[str, int]:
         """The peak of each phase on each device."""
         return {phase: memory.peak for phase, memory in self.memory.items()}
+
+    @property
+    def expected_seconds(self) -> Range | None:
+        """The time of all phases; None where the device's rates are not known."""
+        times = self.expected_phase_seconds.values()
+        return Range(sum(time.low for time in times), sum(time.high for time in times)) if times else None
 
     @property
     def fits(self) -> bool:
@@ -91,23 +94,50 @@ def estimate_plan(plan: Plan, programs: Programs = ()) -> Estimate:
     limit, rates = device_memory(devices).limit, chip(devices[0].device_kind)
     uncompiled, memory = phase_memory(plan, run_phases(plan)), {}
     compiled = [program for program in programs if isinstance(program, Compiled)]
-    stages, warnings, seconds = [], dict.fromkeys(plan.warnings), {}
+    stages, warnings, seconds, expected = [], dict.fromkeys(plan.warnings), {}, {}
     forwards = {LOOPS[program.stage]: program for program in compiled if program.name.startswith(FORWARD)}
     for phase, formula in uncompiled.items():  # the seconds are the least, of a denoising phase those of a step
         forward, read = forwards.get(phase), read_bytes(plan, phase, sizes)
         memory[phase] = _with_compiled(plan, formula, programs, phase, read)
         flops, stage = phase_flops(plan, phase), stage_of(plan, phase)
-        parts = roofline(flops, read, forward.sent_bytes if forward else 0, rates) if rates else None
-        if parts:
-            seconds[phase] = max(parts.values()) * (stage.steps if phase in LOOPS else 1)
+        sending, times = _sending(plan, phase, forward), stage.steps if phase in LOOPS else 1
+        parts = roofline(flops, read, sending, rates) if rates else None
+        if rates and parts:
+            seconds[phase] = max(parts.values()) * times
+            one = _expected(parts, over_least(rates, phase), forward)
+            expected[phase] = Range(one.low * times, one.high * times)
         if phase in LOOPS:
-            stages.append(StageEstimate(stage, forward, read, flops, parts))
+            stages.append(StageEstimate(stage, forward, read, flops, parts, one if parts else None))
             network, rows = weights(plan.network(stage.network)), len(stage.passes) * plan.batch_size
             lengths = {"rows": rows, "heads": plan.arch.transformer.num_attention_heads}
             collectives = forward.collectives if forward else ()
             warnings |= dict.fromkeys(sharding_warnings(network, stage.sharding, lengths, limit, collectives))
     failures = [program for program in programs if isinstance(program, CompileFailure)]
-    return Estimate(plan, compiled, failures, limit, sizes, uncompiled, memory, stages, seconds, list(warnings))
+    return Estimate(
+        plan, compiled, failures, limit, sizes, uncompiled, memory, stages, seconds, expected, list(warnings)
+    )
+
+
+def _sending(plan: Plan, phase: str, forward: Compiled | None) -> float:
+    """The seconds that a device sends in a phase, of a denoising phase in a step."""
+    if forward:
+        return forward.sent_seconds
+    if phase not in LOOPS:
+        return 0.0
+    stage = stage_of(plan, phase)
+    step = step_of(plan.spec, plan.arch.transformer, stage.geometry, stage.passes, len(plan.prompts))
+    return step.sending(stage.sharding) or 0.0
+
+
+def _expected(parts: Mapping[str, float], over_least: Range, forward: Compiled | None) -> Range:
+    """The time of a step or a phase: the compiler's, with and without a search for largest scores, else so many times
+    the least; and after it that of sending, which nothing overlaps."""
+    if forward and (cycles := forward.cycles):
+        low, high = cycles.seconds, (cycles.total + cycles.searching) / cycles.hertz
+    else:
+        least = max(parts["compute"], parts["memory"])
+        low, high = over_least.low * least, over_least.high * least
+    return Range(low + parts["communication"], high + parts["communication"])
 
 
 def compile_and_estimate(plan: Plan, programs: Iterable[Program], report: Report) -> Estimate:
@@ -203,6 +233,7 @@ def record(estimate: Estimate) -> dict[str, Any]:
         "fits": estimate.fits,
         "seconds_per_clip": sum(seconds.values()) if seconds else None,
         "phase_seconds": seconds or None,
+        "expected_seconds_per_clip": estimate.expected_seconds,
         "assumptions": assumptions(plan),
         "programs": {
             program.name: {key: value for key, value in asdict(program).items() if key not in ("name", "text")}
@@ -229,6 +260,7 @@ def _stage_record(plan: Plan, estimate: StageEstimate) -> dict[str, Any]:
         "memory": asdict(forward.memory) if forward else weights_alone,
         "flops": estimate.flops,
         "sent_bytes": forward.sent_bytes if forward else None,
+        "sent_seconds": forward.sent_seconds if forward else None,
         "collectives": [asdict(collective) for collective in forward.collectives] if forward else None,
         "compile_seconds": forward.compile_seconds if forward else None,
         "seconds_per_step": estimate.seconds_per_step,
@@ -242,9 +274,10 @@ def assumptions(plan: Plan) -> list[str]:
     """What the times rest on."""
     if (rates := chip(plan.sharding.mesh.devices.flat[0].device_kind)) is None:
         return []
+    link = "over each of its links" if rates.torus else "to the others"
     return [
         f"a device does {rates.flops / 1e12:.0f} TFLOP/s, reads {rates.hbm_bandwidth / 1e9:.0f} GB/s and sends"
-        f" {rates.link_bandwidth / 1e9:.0f} GB/s, as its maker says",
+        f" {rates.link_bandwidth / 1e9:.0f} GB/s {link}, as its maker says",
         "arithmetic, memory and links overlap fully, and all devices work evenly",
         "each step reads the denoiser's weights once and sends what its compiled program does",
         "of the text encoder the products with its weights count, of decoding the convolutions",

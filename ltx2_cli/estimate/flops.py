@@ -118,10 +118,10 @@ def _flops_of_all(plan: Plan, phase: str) -> int:
             return plan.batch_size * 2 * (small * _elements(kernels) + (large - small) * _elements(later))
 
 
-def roofline(flops: float, bytes_read: float, bytes_sent: float, chip: Chip) -> dict[str, float]:
-    """Seconds of each part of a device's work at the published rates. At best all parts overlap: the longest is the
-    least time."""
-    times = flops / chip.flops, bytes_read / chip.hbm_bandwidth, bytes_sent / chip.link_bandwidth
+def roofline(flops: float, bytes_read: float, sending: float, chip: Chip) -> dict[str, float]:
+    """Seconds of each part of a device's work at the published rates, those of sending as its links take them. At best
+    all parts overlap: the longest is the least time."""
+    times = flops / chip.flops, bytes_read / chip.hbm_bandwidth, sending
     return dict(zip(("compute", "memory", "communication"), times, strict=True))
 
 

@@ -126,10 +126,8 @@ def search_meshes(plan: Plan, devices: Sequence[jax.Device], report: Report) -> 
 
 
 def _cost(candidate: Estimate) -> tuple[float, int, int]:
-    """Sort key, best first: denoising time (2 digits) by the compiler, or the least; bytes sent, peak memory."""
-    steps = sum(
-        stage.stage.steps * (stage.expected_seconds or stage.seconds_per_step or 0) for stage in candidate.stages
-    )
+    """Sort key, best first: denoising time (2 digits), bytes sent, peak memory."""
+    steps = sum(stage.stage.steps * stage.expected_seconds.low for stage in candidate.stages if stage.expected_seconds)
     forward = candidate.compiled[0]
     return float(f"{steps:.2g}"), forward.sent_bytes, forward.memory.peak_bytes
 

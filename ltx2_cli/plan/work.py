@@ -1,22 +1,23 @@
 """What a step of the denoiser is to a device, by formula: floating-point operations, 2·m·n·k for every product of
-matrices, and bytes that it sends. Sums, norms and activations are left out: they are below a hundredth at the published
-sizes."""
+matrices, bytes that it sends, and the time that is expected of it. Sums, norms and activations are not counted among
+the operations: they are below a hundredth at the published sizes."""
 
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from ltx2_cli.chips import chip
+from ltx2_cli.chips import Chip, chip
 from ltx2_cli.diffusion.denoise import Pass
 from ltx2_cli.diffusion.geometry import Geometry
+from ltx2_cli.links import seconds_per_byte
 from ltx2_cli.models.arch import TransformerArch
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.request.spec import DType, RunSpec
 from ltx2_cli.sharding import ShardingPlan
-from ltx2_cli.units import duration
+from ltx2_cli.units import Range, duration
 from ltx2_cli.weights.declare import Scope, Weight, weights
 
 # The denoiser's matrices, by how their names begin: the stream whose tokens they multiply, for which rows
@@ -34,6 +35,18 @@ MATRICES = (
     (r"", "", "timestep"),
 )
 FLOAT32 = 4  # bytes
+# How many times its least a phase of a run takes where it is not compiled: on TPUs between the smallest and the largest
+# ratio of the compiler's schedule in benchmarks/results.md. A GPU's compiler makes none: a large product reaches 790 of
+# an H200's 989.5 TFLOP/s, and the rest is taken to be as on TPUs.
+DENOISING = "denoise"
+OVER_LEAST: Mapping[str, Range] = {
+    DENOISING: Range(1.5, 2.1),
+    "encode": Range(1.1, 1.3),
+    "connect": Range(2.7, 6.1),
+    "upsample": Range(9.2, 11.7),
+    "decode": Range(3.5, 7.5),
+}
+ON_A_GPU = Range(1.25, 2.1)
 
 
 class Rows(NamedTuple):
@@ -66,6 +79,22 @@ class Tokens(NamedTuple):
         )
 
 
+class Sent(NamedTuple):
+    """What a device sends in a collective along an axis of activations."""
+
+    kind: str
+    axis: str
+    bytes: float
+
+    def seconds(self, sharding: ShardingPlan) -> float | None:
+        """The time at the published rates of links; None where these are not known."""
+        mesh_axis = sharding.mesh_axis(self.axis)
+        if not mesh_axis:
+            return 0.0
+        per_byte = seconds_per_byte(self.kind, sharding.groups(mesh_axis))
+        return None if per_byte is None else self.bytes * per_byte
+
+
 class Step(NamedTuple):
     """A step of a stage, on all devices together."""
 
@@ -95,7 +124,7 @@ class Step(NamedTuple):
         here = self.rows(sharding).on_device(sharding), self.tokens.on_device(sharding)
         return denoiser_flops(self.arch, self.tokens, *here) / parts
 
-    def bytes_sent(self, sharding: ShardingPlan) -> float:
+    def sends(self, sharding: ShardingPlan) -> list[Sent]:
         """What a device sends, as far as it depends on how rows and tokens lie: for self-attention tokens are traded
         for heads, or keys and values gathered; the sound merges what it sees of the parts of the picture; products with
         a part of the heads or channels are summed, three times a layer and stream, and what the picture hears is
@@ -109,14 +138,31 @@ class Step(NamedTuple):
         kept = self.itemsize * (across - 1) / across
         summed = 2 * 3 * kept * (here.video * video.width + here.audio * audio.width)
         heard = kept * (here.video + 2 * here.audio) * audio.width
-        return rows.in_layers * (exchanged + summed) + rows.meeting * (merged + heard)
+        return [
+            Sent("all-to-all" if traded else "all-gather", "tokens", rows.in_layers * exchanged),
+            Sent("all-reduce", "tokens", rows.meeting * merged),
+            Sent("all-reduce", "heads", rows.in_layers * summed),
+            Sent("all-gather", "heads", rows.meeting * heard),
+        ]
 
-    def seconds(self, sharding: ShardingPlan) -> float | None:
-        """The time at published rates, of sending behind that of arithmetic; None where these are not known."""
+    def seconds(self, sharding: ShardingPlan) -> Range | None:
+        """The time of arithmetic as it is expected, and behind it that of sending; None where rates are not known."""
         rates = chip(sharding.mesh.devices.flat[0].device_kind)
-        if rates is None:
+        sending = self.sending(sharding)
+        if rates is None or sending is None:
             return None
-        return self.flops(sharding) / rates.flops + self.bytes_sent(sharding) / rates.link_bandwidth
+        least = self.flops(sharding) / rates.flops
+        return Range(*(times * least + sending for times in over_least(rates)))
+
+    def sending(self, sharding: ShardingPlan) -> float | None:
+        """The time of all that a device sends at the published rates of links; None where these are not known."""
+        times = [sent.seconds(sharding) for sent in self.sends(sharding)]
+        return None if None in times else sum(filter(None, times))
+
+
+def over_least(chip: Chip, phase: str = DENOISING) -> Range:
+    """How many times its least a phase takes on a chip, by estimate."""
+    return OVER_LEAST.get(phase, OVER_LEAST[DENOISING]) if chip.torus else ON_A_GPU
 
 
 def step_of(spec: RunSpec, arch: TransformerArch, geometry: Geometry, passes: tuple[Pass, ...], contexts: int) -> Step:
@@ -134,9 +180,9 @@ def choose_layout(step: Step, together: ShardingPlan, side_by_side: ShardingPlan
     times = {name: seconds for name, sharding in ways.items() if (seconds := step.seconds(sharding)) is not None}
     if together == side_by_side or not times:
         return side_by_side, ""
-    best, other = sorted(times, key=times.__getitem__)
-    slower = f"{duration(times[other])} {other}, {ways[other].text}"
-    return ways[best], f"{best}: {duration(times[best])} a step by estimate, {slower}"
+    best, other = sorted(times, key=lambda name: times[name].middle)
+    took = {name: duration(seconds.middle) for name, seconds in times.items()}
+    return ways[best], f"{best}: about {took[best]} a step by estimate, {took[other]} {other}, {ways[other].text}"
 
 
 def denoiser_flops(arch: TransformerArch, tokens: Tokens, rows: Rows, here: Tokens | None = None) -> float:

@@ -1,6 +1,7 @@
 """`ltx2 plan`: what it prints and emits, what it refuses, and when it ends with which code."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -134,10 +135,14 @@ def test_a_plan_is_printed_as_a_table(plan: Run, monkeypatch: pytest.MonkeyPatch
     assert "memory of a device, of 0.2 GB" in rows
     assert any(row.startswith("all-reduce") and "along heads" in row for row in rows)
     (sends,) = (row for row in rows if row.startswith("sends"))
-    sent = sends.removeprefix("sends ").split(" arithmetic")[0]
-    assert sends == f"sends {sent} arithmetic waits for {sent} of it"  # a CPU's collectives are synchronous
-    assert any(row.startswith("step ") for row in rows)
-    assert "if a device does 1 TFLOP/s, reads 1000 GB/s and sends 1000 GB/s, as its maker says" in rows
+    *sent, seconds, unit = sends.removeprefix("sends ").split(" arithmetic")[0].split()
+    assert sends.endswith(f"arithmetic waits for {' '.join(sent)} of it")  # a CPU's collectives are synchronous
+    assert (float(seconds) > 0, unit) == (True, "ms")
+    step, least = (row for row in rows if row.startswith("step "))
+    assert re.fullmatch(r"step [\d.]+( ms)? to [\d.]+ ms", step)
+    assert "expected time, not measured on hardware" in rows
+    assert re.fullmatch(r"step [\d.]+ ms compute .* ms, communication .* ms", least)
+    assert "if a device does 1 TFLOP/s, reads 1000 GB/s and sends 1000 GB/s to the others, as its maker says" in rows
 
 
 def test_two_stages_have_two_forwards(plan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +176,7 @@ def test_the_table_has_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row for row in rows if row.startswith("one forward")] == [
         f"one forward of a device, stage {number}" for number in (1, 2)
     ]
-    assert [row[:13] for row in rows if row.startswith("step")] == ["step, stage 1", "step, stage 2"]
+    assert [row[:13] for row in rows if row.startswith("step")] == ["step, stage 1", "step, stage 2"] * 2
 
 
 def test_a_plan_that_does_not_fit_exits_with_3_and_an_alternative(plan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,8 +275,9 @@ def test_absent_slices_are_planned(plan: Run) -> None:
     assert cycles["clock"] == XLA
     assert sum(cycles["by_scope"].values()) == pytest.approx(cycles["by_xla"])
     assert cycles["by_scope"].keys() == {*SCOPES.values(), LAYERS, OUTSIDE}
-    seconds = cycles["by_xla"] / cycles["hertz"] + said["roofline_seconds"]["communication"]
-    assert said["expected_seconds_per_step"] == pytest.approx(seconds)
+    sending = sum(each["seconds"] for each in said["collectives"])
+    assert said["sent_seconds"] == said["roofline_seconds"]["communication"] == pytest.approx(sending)
+    assert said["expected_seconds_per_step"] == pytest.approx([cycles["by_xla"] / cycles["hertz"] + sending] * 2)
 
 
 def test_cycles_are_printed_by_scope(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,6 +80,7 @@ def test_each_stage_has_separate_figures(two_stages: Plan, slow: None) -> None:
     assert clip["denoise"] == pytest.approx(30 * first["seconds_per_step"])
     assert clip["refine"] == pytest.approx(3 * second["seconds_per_step"])
     assert values["seconds_per_clip"] == pytest.approx(sum(clip.values()))
+    assert values["expected_seconds_per_clip"] == pytest.approx([times * sum(clip.values()) for times in (1.25, 2.1)])
 
 
 def test_upsampling_counts_its_convolutions(two_stages: Plan, slow: None) -> None:
@@ -143,11 +144,14 @@ def test_work_of_a_forward_is_divided_by_the_devices(one_stage: Plan) -> None:
 
 
 def test_a_step_takes_as_long_as_its_longest_part(one_stage: Plan, slow: None) -> None:
-    sent = Collective("all-gather", ("heads",), 8, (), 7_000_000_000, 2, 14_000_000_000, False, True, (2, None), "")
+    sizes = 7_000_000_000, 2, 14_000_000_000, 14.0
+    sent = Collective("all-gather", ("heads",), 8, (), *sizes, False, True, (2, None), "")
     (step,) = estimate_plan(one_stage, (replace(compiled(2, 1), collectives=(sent,)),)).stages
     parts = {"compute": step.flops / 1e9, "memory": 2 * 18.876174592, "communication": 14.0}
     assert step.roofline_seconds == pytest.approx(parts)
     assert step.seconds_per_step == step.roofline_seconds["compute"]
+    expected = (times * step.flops / 1e9 + 14 for times in (1.25, 2.1))  # as on GPUs, and sending after it
+    assert step.expected_seconds == pytest.approx(tuple(expected))
 
 
 def test_a_clip_takes_its_steps_and_the_rest_once(one_stage: Plan, slow: None) -> None:
@@ -159,6 +163,7 @@ def test_a_clip_takes_its_steps_and_the_rest_once(one_stage: Plan, slow: None) -
     assert clip["encode"] == pytest.approx(2 * 2048 * matrices / 1e9, rel=1e-3)
     values = record(estimate)
     assert values["seconds_per_clip"] == pytest.approx(sum(clip.values()))
+    assert values["expected_seconds_per_clip"] == pytest.approx([times * sum(clip.values()) for times in (1.25, 2.1)])
     assert values["seconds_per_step"] == stage.seconds_per_step
     assert len(values["assumptions"]) > 3
 

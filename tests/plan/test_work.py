@@ -45,16 +45,32 @@ def test_bytes_sent_are_near_those_of_compiled_programs(
     (stage,) = plan.stages
     step = step_of(plan.spec, plan.arch.transformer, stage.geometry, stage.passes, len(plan.prompts))
     assert stage.sharding.text == mesh
-    assert step.bytes_sent(stage.sharding) / 1e9 == pytest.approx(gigabytes, rel=0.01)
+    assert sum(sent.bytes for sent in step.sends(stage.sharding)) / 1e9 == pytest.approx(gigabytes, rel=0.01)
+
+
+def test_a_step_sends_over_the_links_that_its_axes_have() -> None:
+    """Heads are pairs of neighbours, with one link of 100 GB/s; tokens lie along four chips in a line, and half of each
+    one's part crosses its middle link."""
+    plan = planned(V6E, **{"sharding.mesh.passes": 1})
+    (stage,) = plan.stages
+    step = step_of(plan.spec, plan.arch.transformer, stage.geometry, stage.passes, len(plan.prompts))
+    exchanged, merged, summed, heard = step.sends(stage.sharding)
+    assert stage.sharding.text == "tokens 4 x heads 2"
+    assert exchanged.seconds(stage.sharding) == pytest.approx(exchanged.bytes * 4 / 3 / 100e9)
+    assert [sent.seconds(stage.sharding) for sent in (merged, summed, heard)] == pytest.approx(
+        [sent.bytes / 100e9 for sent in (merged, summed, heard)]
+    )
+    assert step.sending(stage.sharding) == pytest.approx(0.110, rel=0.01)
 
 
 @pytest.mark.parametrize(
     ("devices", "asked", "mesh", "why"),
     [
-        (V6E, {}, "tokens 4 x heads 2", "together, they share work: 1"),
-        (TPU7X, {}, "tokens 8", "together, they share work: 9"),
-        (TPU7X, {"num_videos": 2}, "passes 2 x tokens 4", "together, they share work: 1"),
-        (TPU7X, SMALL, "passes 4 x tokens 2", "side by side: 5"),
+        (V6E, {}, "passes 4 x heads 2", "side by side: about 275 ms a step by estimate, 279 ms together"),
+        (V6E, LARGE, "tokens 4 x heads 2", "together, they share work: about 1.4 s"),
+        (TPU7X, {}, "passes 4 x tokens 2", "side by side: about 16"),  # two tokens' parts on a chip
+        (TPU7X, {"num_videos": 2}, "passes 4 x tokens 2", "side by side: about 3"),
+        (TPU7X, SMALL, "passes 4 x tokens 2", "side by side: about 9"),
         (L40S, {}, "passes 4", "side by side: "),  # whose links are slow
         (V6E, TWO_PASSES, "passes 2 x tokens 2 x heads 2", "side by side: "),
         (V6E, {"sharding.mesh.tokens": 1}, "passes 4 x heads 2", ""),
