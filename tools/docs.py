@@ -67,12 +67,12 @@ def request(model: str, settings: tuple[str, ...]) -> RunSpec:
 
 def fit_table() -> Iterator[str]:
     """The lines of the README's table, by the estimates that `ltx2` itself decides by."""
-    yield "| devices | for a program | profile: mesh | `ltx2` | `ltx2.3` |\n"
+    yield "| devices | for a program | mesh | `ltx2` | `ltx2.3` |\n"
     yield "|---|---|---|---|---|\n"
     for machine in MACHINES:
         plans = [native(plan_offline(request(model, machine.settings), machine.devices), machine) for model in MODELS]
         estimates = [estimate_plan(plan) for plan in plans]
-        mesh = f"{plans[0].spec.sharding.profile}: {plans[0].sharding.text}{machine.note}"
+        mesh = " or ".join(dict.fromkeys(plan.sharding.text for plan in plans)) + machine.note
         row = (machine.name, quantity(int(estimates[0].device_bytes)), mesh, *map(cell, estimates))
         yield f"| {' | '.join(row)} |\n"
 
@@ -85,9 +85,10 @@ def native(plan: Plan, machine: Machine) -> Plan:
 
 
 def cell(estimate: Estimate) -> str:
-    """Whether a clip fits, the memory that a device needs, and the least time of the clip."""
+    """Whether a clip fits, the memory that a device needs, and the time that is expected of the clip."""
     needed = quantity(max(estimate.phase_bytes.values()))
-    return f"{needed}, {sum(estimate.phase_seconds.values()):.1f} s" if estimate.fits else f"no: takes {needed}"
+    expected = estimate.expected_seconds
+    return f"{needed}, {expected.text}" if estimate.fits and expected else f"no: takes {needed}"
 
 
 def with_fit_table(readme: str) -> str:

@@ -1,4 +1,4 @@
-"""How long a run takes, by the earlier runs of its shape on this machine, else by the plan alone.
+"""How long a run takes, by the earlier runs of its shape on such devices, else by the plan alone.
 
 Of a shape the user's cache holds one small file with the last runs. A run counts as five times: a step of each stage, a
 clip that is decoded and written, what is read of a request, waiting for compilers, and all else (imports, loading). So
@@ -8,6 +8,7 @@ once.
 
 import hashlib
 import json
+import os
 import platform
 from collections.abc import Sequence
 from contextlib import suppress
@@ -32,6 +33,7 @@ from ltx2_cli.request.spec import NO_CACHE
 from ltx2_cli.units import duration
 
 KEPT = 5  # runs of a shape, the last ones
+SHAPES = 200  # whose runs are kept, those of the last runs
 READING = 0.06  # of the time to compile programs, that reading them takes; as measured on a CPU
 
 
@@ -60,7 +62,7 @@ def expected_time(plan: Plan, product: Product) -> str:
 
 def expected_times(jobs: Sequence[tuple[Plan, int]], product: Product) -> str:
     """How long so many runs of each plan will take, one after the other by one process: by the median of the last runs
-    of their shapes, or least by the plans."""
+    of their shapes, or by the plans."""
     known = [(plan, number, runs) for plan, number in jobs if (runs := past_runs(plan, product))]
     if jobs and len(known) == len(jobs):
         shapes = {_file(shape_of(plan, product)): len(runs) for plan, _, runs in known}
@@ -71,11 +73,15 @@ def expected_times(jobs: Sequence[tuple[Plan, int]], product: Product) -> str:
     where = "none of this shape was made here"
     if several := sum(number for _, number in jobs) > 1:
         where = f"{sum(number for _, number in unknown)} jobs are of shapes that were not made here"
-    least = sum(number * sum(estimate_plan(plan).phase_seconds.values()) for plan, number in unknown)
-    if least or known:
-        without = "" if several and known else " without loading and compiling"
-        return f"a guess: at least {in_words(least + _seconds(known, product))}{without}; {where}"
-    return f"not known: {where}"
+    estimates = [(estimate_plan(plan).expected_seconds, number) for plan, number in unknown]
+    if not any(expected for expected, _ in estimates):
+        return f"not known: {where}" if not known else f"at least {in_words(_seconds(known, product))}; {where}"
+    before = _seconds(known, product)
+    low, high = (
+        in_words(before + sum(number * expected[end] for expected, number in estimates if expected)) for end in (0, 1)
+    )
+    without = "" if several and known else ", without loading and compiling"
+    return f"{low} to {high} by estimate, not measured on hardware{without}; {where}"
 
 
 def _seconds(known: Sequence[tuple[Plan, int, Sequence[PastRun]]], product: Product) -> float:
@@ -116,6 +122,9 @@ def remember(plan: Plan, product: Product, timings: Timings, total: float, cold:
     text = json.dumps({"shape": shape, "runs": [asdict(run) for run in runs]}, indent=1) + "\n"
     with suppress(RunError), replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+    with suppress(OSError):  # another process may remove the same one
+        for old in sorted(path.parent.glob("*.json"), key=lambda file: file.stat().st_mtime)[:-SHAPES]:
+            old.unlink()
 
 
 def _denoising(plan: Plan, timings: Timings) -> list[float] | None:
@@ -145,9 +154,9 @@ def past_runs(plan: Plan, product: Product) -> list[PastRun]:
 def shape_of(plan: Plan, product: Product) -> dict[str, Any]:
     """What decides how long a run takes, but for its numbers of steps and clips."""
     devices = list(plan.sharding.mesh.devices.flat)
+    kind = f"{platform.machine()}, {os.cpu_count()} cores" if devices[0].platform == "cpu" else devices[0].device_kind
     return {
-        "machine": platform.node(),
-        "devices": f"{len(devices)} {devices[0].device_kind}",
+        "devices": f"{len(devices)} {kind}",
         "model": plan.spec.checkpoint,
         "lora": [*plan.spec.lora, *(plan.spec.second_stage.lora or ())],
         "dtype": plan.dtype.value,

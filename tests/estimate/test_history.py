@@ -1,6 +1,7 @@
 """How long a run takes, as told by earlier ones: by their steps and clips, for the same shape alone."""
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 from ltx2_cli import chips
 from ltx2_cli.chips import Chip
 from ltx2_cli.core.report import Report, Timings
-from ltx2_cli.estimate.history import KEPT, expected_time, expected_times, in_words, past_runs, remember
+from ltx2_cli.estimate.estimate import estimate_plan
+from ltx2_cli.estimate.history import KEPT, SHAPES, expected_time, expected_times, in_words, past_runs, remember
 from ltx2_cli.outputs import Product
 from ltx2_cli.plan.resolve import Plan, plan_offline
 from ltx2_cli.request.profiles import read_spec
@@ -81,14 +83,13 @@ def test_jobs_load_once_and_each_shape_is_compiled_once(plan: Plan, monkeypatch:
     remember(plan, CLIPS, timings([40.0], compiling=2.0), total=60.0, cold=False)
     assert expected_times(jobs, CLIPS) == "about 308 s, as the last run of this shape here"
     jobs.append((wide, 1))
-    assert expected_times(jobs, CLIPS) == "a guess: at least 308 s; 1 jobs are of shapes that were not made here"
+    assert expected_times(jobs, CLIPS) == "at least 308 s; 1 jobs are of shapes that were not made here"
     remember(wide, CLIPS, timings([20.0], compiling=3.0), total=50.0, cold=False)  # 27, 3 and 20 s
     assert expected_times(jobs, CLIPS) == "about 347 s, as the last 2 runs of these shapes here"
     assert expected_times([], CLIPS).startswith("not known")
     monkeypatch.setattr(chips, "CHIPS", (SLOW,))
     unknown = expected_times([(plan_of(width=96), 2)], CLIPS)
-    assert unknown.startswith("a guess: at least ")
-    assert unknown.endswith(" without loading and compiling; 2 jobs are of shapes that were not made here")
+    assert " by estimate, not measured on hardware, without loading and compiling; 2 jobs are of shapes" in unknown
 
 
 def test_other_shapes_are_not_compared(plan: Plan):
@@ -150,9 +151,31 @@ def test_without_a_place_nothing_is_kept(plan: Plan, tmp_path: Path, monkeypatch
     assert expected_time(plan, CLIPS) == UNKNOWN
 
 
-def test_the_least_time_of_the_plan_is_a_guess(plan: Plan, monkeypatch: pytest.MonkeyPatch):
+def test_the_time_by_the_plan_is_an_estimate(plan: Plan, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(chips, "CHIPS", (SLOW,))
-    assert expected_time(plan, CLIPS).startswith("a guess: at least ")
+    expected = estimate_plan(plan).expected_seconds
+    assert expected
+    words = f"{in_words(expected.low)} to {in_words(expected.high)} by estimate, not measured on hardware, without"
+    assert expected_time(plan, CLIPS).startswith(words)
+
+
+def test_another_machine_with_such_devices_finds_the_runs(plan: Plan, monkeypatch: pytest.MonkeyPatch):
+    """As a pod's next one on the same volume."""
+    remember(plan, CLIPS, timings([40.0]), total=60.0, cold=False)
+    monkeypatch.setenv("HOSTNAME", "another")
+    monkeypatch.setattr("platform.node", lambda: "another")
+    assert expected_time(plan, CLIPS).startswith("about 60 s")
+
+
+def test_the_shapes_of_the_last_runs_are_kept(plan: Plan, cache: Path):
+    cache.mkdir(parents=True)
+    for number in range(SHAPES + 3):
+        (cache / f"{number}.json").touch()
+        os.utime(cache / f"{number}.json", (number, number))
+    remember(plan, CLIPS, timings([40.0]), total=60.0, cold=False)
+    assert len(list(cache.iterdir())) == SHAPES
+    assert not (cache / "3.json").exists()
+    assert expected_time(plan, CLIPS).startswith("about 60 s")
 
 
 @pytest.mark.parametrize(
