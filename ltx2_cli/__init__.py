@@ -11,16 +11,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ltx2_cli.core.run import load, run
-    from ltx2_cli.media import Media
+    from ltx2_cli.core.run import run
+    from ltx2_cli.estimate.fit import load
+    from ltx2_cli.media import Media, write_mp4
     from ltx2_cli.plan.resolve import resolve
     from ltx2_cli.request.profiles import read_spec
 
 __version__ = "0.1.0"
-__all__ = ["Media", "__version__", "load", "read_spec", "resolve", "run"]
+__all__ = ["Media", "__version__", "load", "read_spec", "resolve", "run", "write_mp4"]
 
-_HOMES = {"read_spec": "request.profiles", "resolve": "plan.resolve", "load": "core.run", "run": "core.run"}
-_HOMES["Media"] = "media"
+_HOMES = {"read_spec": "request.profiles", "resolve": "plan.resolve", "load": "estimate.fit", "run": "core.run"}
+_HOMES |= {"Media": "media", "write_mp4": "media"}
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 import jax
 
 from ltx2_cli.chips import CHIPS, chip
-from ltx2_cli.devices import RESERVE, RESERVE_REMARK, DeviceMemory, device_memory
+from ltx2_cli.core import run
+from ltx2_cli.core.components import Components
+from ltx2_cli.devices import RESERVE, RESERVE_REMARK, DeviceMemory, device_memory, find_devices, fraction_variable
 from ltx2_cli.errors import DoesNotFitError, UsageError
 from ltx2_cli.estimate.estimate import Estimate
 from ltx2_cli.estimate.offline import mesh_specs, slices, topology
@@ -265,6 +267,21 @@ def check_fit(request: Request, plan: Plan, typed: Typed) -> None:
     elif memory.loading > memory.weights + memory.activations:
         needs = f"to load what it takes to {phase} takes {quantity(memory.loading)} of a device"
     raise DoesNotFitError(f"this does not fit: {needs}; {has}", _hints(Suggestions(request, plan), typed))
+
+
+def load(plan: Plan) -> Components:
+    """The plan's networks, each loaded when it is first needed. Raises `DoesNotFitError` where a phase needs more
+    memory than a device has, before anything is loaded."""
+    check_fit(Request(plan.spec, find_devices()), plan, _python)
+    return run.load(plan)
+
+
+def _python(alternative: Alternative) -> str:
+    """An alternative as it is written in Python."""
+    variable = [f"{fraction_variable()}={FRACTION} in the environment"] if alternative.most_memory else []
+    settings = [f"{key}={value}" for key, value in alternative.options.items()]
+    prompt = f"prompt={alternative.values['prompt']!r}" if alternative.anew else "..."
+    return " and ".join([*variable, *([f"read_spec({prompt}, dotlist={settings})"] if settings else [])])
 
 
 def check_estimate(

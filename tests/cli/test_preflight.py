@@ -1,5 +1,7 @@
 """A request that does not fit: exit code 3 before anything is downloaded or loaded, and a command that then passes."""
 
+import ast
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -9,11 +11,12 @@ import numpy as np
 import pytest
 
 from devices import cpu
-from ltx2_cli import chips
+from ltx2_cli import Media, chips, load, resolve, write_mp4
 from ltx2_cli.chips import Chip
 from ltx2_cli.cli.plan import command_line
 from ltx2_cli.core.components import Components
 from ltx2_cli.diffusion.latents import save_latents
+from ltx2_cli.errors import DoesNotFitError
 from ltx2_cli.estimate.fit import Alternative
 from ltx2_cli.plan.resolve import plan_offline
 from ltx2_cli.request.profiles import read_spec
@@ -101,6 +104,20 @@ def test_a_clip_that_is_too_large_is_refused_with_one_that_fits(ltx2: Run, memor
     code, _, err = ltx2(*suggested, "--dry-run")
     assert (code, err) == (0, "")
     assert list(Path().glob("**/*.mp4")) == []
+
+
+def test_the_library_refuses_as_the_command_does(ltx2: Run, memory) -> None:
+    """What it suggests can be loaded."""
+    memory(130e6)
+    _, _, err = ltx2("generate", "--model", "demo", "--prompt", "a ball", "--set", "keep_resident=true")
+    asked = {"model": "demo", "prompt": "a ball", "keep_resident": True}
+    with pytest.raises(DoesNotFitError) as refused:
+        load(resolve(read_spec(asked)))
+    assert err.startswith(f"error: {refused.value}\n")
+    smaller = ast.literal_eval(re.fullmatch(r"read_spec\(\.\.\., dotlist=(.*)\)", refused.value.hint)[1])
+    assert load(resolve(read_spec(asked, dotlist=smaller)))
+    write_mp4(Media(np.zeros((9, 32, 32, 3), np.uint8), np.zeros((16000, 2), np.float32), 24, 16000), Path("a.mp4"))
+    assert Path("a.mp4").stat().st_size
 
 
 @pytest.fixture
