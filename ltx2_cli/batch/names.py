@@ -8,6 +8,7 @@ from string import Formatter
 from ltx2_cli.errors import UsageError
 from ltx2_cli.outputs import MAX_BYTES, slug
 from ltx2_cli.request.layers import unknown_name_error
+from ltx2_cli.request.profiles import AUTO
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.validation import CLIP_TYPES
 
@@ -59,8 +60,10 @@ def _parts(template: str) -> Iterator[tuple[str, tuple[str, str] | None]]:
 def _value(spec: RunSpec, line: int, field: str, form: str) -> str:
     value = line if field == LINE else reduce(lambda section, key: vars(section)[key], FIELDS[field].split("."), spec)
     value = value[0] if isinstance(value, tuple) else value
-    if value is None:
-        raise UsageError(f"the name of the clip has {{{field}}}, which the request leaves open", EXAMPLE)
+    if value in (None, AUTO):
+        option, key = f"--{field.replace('_', '-')}", FIELDS[field]
+        hint = f'{option} for all lines, or "{key}" in each; or a name without {{{field}}}'
+        raise UsageError(f"the name of the clip has {{{field}}}, which the request leaves open", hint)
     try:
         if isinstance(value, str):
             return format(slug(value, MAX_BYTES), form).strip("-. ") or "untitled"

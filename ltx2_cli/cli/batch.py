@@ -29,15 +29,20 @@ from ltx2_cli.units import quantity
 def batch(options: Batch, session: Session) -> None:
     """Make the clips of the jobs in a file, or of those that stdin brings."""
     reads = [] if options.jobs == STDIN else [user_path(options.jobs)]
-    check_sheets(options, reads)
+    check_pictures(options, reads)
     jobs = Jobs(options, session, reads, not options.unsafe_paths, piped=options.jobs == STDIN)
     finish(jobs, make(jobs, read_lines(options.jobs)))
 
 
-def check_sheets(options: BatchOptions, reads: Iterable[Path], *sheets: Output) -> None:
-    """Raise `UsageError` for a sheet or a preview that cannot be written, or is there and is another picture."""
-    files = [*sheets, *([Output(options.preview, "--preview")] if options.preview else [])]
-    check_outputs(files, reads, options.force, [file.path for file in files if is_contact_sheet(file.path)])
+def check_pictures(
+    options: BatchOptions, reads: Iterable[Path], sheet: Output | None = None, own: bool = False
+) -> None:
+    """Raise `UsageError` for a sheet or a preview that cannot be written, or is there and is another picture: a preview
+    may replace any sheet, a sheet where it is this command's `own`."""
+    previews = [Output(options.preview, "--preview")] if options.preview else []
+    replaced = [file.path for file in previews if is_contact_sheet(file.path)]
+    replaced += [sheet.path] if sheet and own else []
+    check_outputs([*([sheet] if sheet else []), *previews], reads, options.force, replaced)
 
 
 def make(jobs: Jobs, arriving: Iterable[Sequence[Line]]) -> bool:

@@ -14,7 +14,7 @@ import yaml
 
 from ltx2_cli.batch.jobs import own_seed
 from ltx2_cli.batch.lines import Line
-from ltx2_cli.cli.batch import check_sheets, finish, make
+from ltx2_cli.cli.batch import check_pictures, finish, make
 from ltx2_cli.cli.commands import Sweep
 from ltx2_cli.cli.generate import prompt_and_seeds
 from ltx2_cli.cli.jobs import DONE, Jobs
@@ -22,7 +22,7 @@ from ltx2_cli.cli.session import Session
 from ltx2_cli.errors import UsageError
 from ltx2_cli.files import Output, user_path
 from ltx2_cli.media import Media, open_video
-from ltx2_cli.media.contact_sheet import write_contact_sheet
+from ltx2_cli.media.contact_sheet import sheet_content, write_contact_sheet
 from ltx2_cli.media.videos import read_video
 from ltx2_cli.outputs import read_files, slug
 from ltx2_cli.request.layers import ALL_KEYS, parse, unknown_name_error
@@ -55,11 +55,13 @@ def sweep(options: Sweep, session: Session) -> None:
     sheet = user_path(options.sheet or place.with_name(f"{place.name}-sweep.png"))
     if sheet.suffix.lower() != ".png":  # nor is it a clip, its record or its latents then
         raise UsageError(f"--sheet {sheet} is not a PNG", f"nearest: --sheet {sheet.with_suffix('.png')}")
-    check_sheets(options, read_files(base, options.config), Output(sheet, "--sheet"))
+    content = json.dumps({"prompt": base.prompt, "clips": [*_combinations(varied)]}, default=str)
+    own = _shows_all(content, sheet_content(sheet))
+    check_pictures(options, read_files(base, options.config), Output(sheet, "--sheet"), own)
     kind = CLIP_TYPES[base.running.video]
     started = make(jobs, [list(_lines(varied, None if options.output else place.with_name(f"{place.name}.{kind}")))])
     if jobs.counts[DONE] or not (options.dry_run or sheet.exists()):
-        _write_sheet(jobs, varied, sheet)
+        _write_sheet(jobs, varied, sheet, content)
     finish(jobs, started)
 
 
@@ -105,7 +107,16 @@ def _in_a_name(value: object) -> str:
     return re.sub(r"[^\w.-]+", "-", str(value).strip("[]{}'\" ")).strip(".") or "none"
 
 
-def _write_sheet(jobs: Jobs, varied: Sequence[Varied], sheet: Path) -> None:
+def _shows_all(content: str, of_sheet: str | None) -> bool:
+    """Whether these clips are those of a sheet, and maybe others of the same sweep."""
+    try:
+        new, old = json.loads(content), json.loads(of_sheet or "")
+        return old["prompt"] == new["prompt"] and all(clip in new["clips"] for clip in old["clips"])
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def _write_sheet(jobs: Jobs, varied: Sequence[Varied], sheet: Path, content: str) -> None:
     """The clips that are there, in the order of their lines, each under what makes it another."""
     captions = [
         ", ".join(f"{each.name} {combination[each.name]}" for each in varied if len(each.values) > 1)
@@ -114,7 +125,7 @@ def _write_sheet(jobs: Jobs, varied: Sequence[Varied], sheet: Path) -> None:
     results = sorted(jobs.results, key=lambda result: result.line)
     clips = [(captions[result.line - 1], Path(clip)) for result in results for clip in result.clips]
     if there := [(caption, clip) for caption, clip in clips if clip.suffix == ".mp4" and clip.exists()]:
-        write_contact_sheet(((caption, _read(clip)) for caption, clip in there), sheet)
+        write_contact_sheet(((caption, _read(clip)) for caption, clip in there), sheet, content)
         jobs.session.report.note(f"side by side: {sheet}")
 
 

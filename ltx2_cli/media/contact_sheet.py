@@ -17,13 +17,13 @@ LONGER_SIDE = 192  # of a frame, in pixels
 GAP = 6  # pixels between frames
 FONT_SIZE = 14  # pixels
 SOFTWARE, NAME = "Software", "ltx2 contact sheet"  # a text of the PNG
-MARK = PngInfo()
-MARK.add_text(SOFTWARE, NAME)
+CONTENT = "Description"  # a text that says what is on the sheet
 BACKGROUND, TEXT_COLOUR = "white", "black"
 
 
-def write_contact_sheet(clips: Iterable[tuple[str, Media]], path: Path) -> None:
-    """Write a PNG of captions and clips, replacing an existing file. Raises `RunError` where it cannot be written."""
+def write_contact_sheet(clips: Iterable[tuple[str, Media]], path: Path, content: str = "") -> None:
+    """Write a PNG of captions and clips, replacing an existing file; with a text on its `content`. Raises `RunError`
+    where it cannot be written."""
     rows = [(" ".join(caption.split()), _thumbnails(clip)) for caption, clip in clips]
     width = max(sum(image.width + GAP for image in images) for _, images in rows) + GAP
     line = FONT_SIZE + 2 * GAP
@@ -37,17 +37,25 @@ def write_contact_sheet(clips: Iterable[tuple[str, Media]], path: Path) -> None:
             sheet.paste(image, (left, top + line))
             left += image.width + GAP
         top += line + images[0].height
+    mark = PngInfo()
+    mark.add_text(SOFTWARE, NAME)
+    mark.add_text(CONTENT, content)
     with replacing(path) as temporary:
-        sheet.save(temporary, "PNG", pnginfo=MARK)
+        sheet.save(temporary, "PNG", pnginfo=mark)
 
 
 def is_contact_sheet(path: Path) -> bool:
     """Whether `write_contact_sheet` made a file."""
+    return sheet_content(path) is not None
+
+
+def sheet_content(path: Path) -> str | None:
+    """The text on the content of a contact sheet; None for another file."""
     try:
         with Image.open(path) as image:
-            return image.info.get(SOFTWARE) == NAME
+            return str(image.info.get(CONTENT, "")) if image.info.get(SOFTWARE) == NAME else None
     except OSError:
-        return False
+        return None
 
 
 def _thumbnails(clip: Media) -> list[Image.Image]:

@@ -41,7 +41,7 @@ def test_fields_are_filled_in(template: str, name: str) -> None:
         ("{seed}.avi", "does not end in .mp4 or .wav"),
         ("{seed}.wav", "names no mp4, which is made"),
         ("{seed:s}.mp4", "cannot be written: Unknown format code 's'"),
-        ("{steps}.mp4", r"has \{steps\}, which the request leaves open"),
+        ("{recipe}.mp4", r"has \{recipe\}, which the request leaves open"),
     ],
 )
 def test_wrong_templates_are_refused(template: str, sentence: str) -> None:
@@ -69,3 +69,12 @@ def test_a_name_is_that_of_generate() -> None:
 
 def test_the_name_of_no_words() -> None:
     assert parse_template("{prompt}.mp4")(replace(SPEC, prompt="../!"), 1) == "untitled.mp4"
+
+
+def test_a_field_that_is_left_open_names_its_option() -> None:
+    keys = {"steps": "num_inference_steps", "recipe": "recipe", "audio_stg_scale": "guidance.audio.stg_scale"}
+    for field, key in keys.items():
+        with pytest.raises(UsageError) as error:
+            parse_template(f"{{{field}}}.mp4")(SPEC, 1)
+        option = f"--{field.replace('_', '-')}"
+        assert error.value.hint.startswith(f'{option} for all lines, or "{key}" in each; or')

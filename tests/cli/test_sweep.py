@@ -99,3 +99,9 @@ def test_a_sheet_of_what_was_made_before(sweep: Run, tmp_path: Path) -> None:
         rows = [sheet.convert("L").getpixel((20, 26 + 16 + row * (26 + 32))) for row in range(2)]
     assert rows == pytest.approx([100, 200], abs=4)
     assert sweep("a", "--seed", "1", "2", "--sheet", "out/a-sweep.png")[0] == 0
+    sheet = (tmp_path / "out/a-sweep.png").read_bytes()
+    for other in (("--vary", "steps=4,8", "--seed", "1"), ("--seed", "1", "3")):
+        code, _, err = sweep("a", *other, *DRY)
+        assert (code, (tmp_path / "out/a-sweep.png").read_bytes()) == (2, sheet)
+        assert "error: out/a-sweep.png exists\nhint: --force overwrites it, or name another: --sheet FILE\n" in err
+    assert "out/a-sweep.png exists" not in sweep("a", "--seed", "1", "2", "3", *DRY)[2]
