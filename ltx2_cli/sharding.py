@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Format, Layout, with_layout_constraint
-from jax.experimental.mesh_utils import create_device_mesh
+from jax.experimental.mesh_utils import create_device_mesh, create_hybrid_device_mesh
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from ltx2_cli.chips import chip
@@ -201,7 +201,16 @@ def _mesh(spec: ShardingSpec, devices: Sequence[jax.Device], rows: int) -> Mesh:
             f"sharding profile {spec.profile}: a mesh of {shape} does not fit {len(devices)} devices",
             f"another: {typed('sharding.mesh.AXIS', 'SIZE')}, or {typed('sharding', 'single')}",
         )
-    return Mesh(create_device_mesh([*sizes.values()], devices, allow_split_physical_axes=True), tuple(sizes))
+    slices = len({device.slice_index for device in devices if hasattr(device, "slice_index")})
+    if slices < 2:
+        return Mesh(create_device_mesh([*sizes.values()], devices, allow_split_physical_axes=True), tuple(sizes))
+    rows_along = spec.activations.get("rows", "")
+    if sizes.get(rows_along, 1) % slices:  # what rows send is little: the network between slices is slow
+        hint = f"a number of devices along the axis of rows that {slices} divides, or one slice"
+        raise UsageError(f"sharding profile {spec.profile}: {slices} TPU slices do not share the rows evenly", hint)
+    between = [slices if axis == rows_along else 1 for axis in sizes]
+    within = [size // parts for size, parts in zip(sizes.values(), between, strict=True)]
+    return Mesh(create_hybrid_device_mesh(within, between, devices, allow_split_physical_axes=True), tuple(sizes))
 
 
 def _rule_mistakes(spec: ShardingSpec) -> Iterator[tuple[str, str]]:

@@ -17,6 +17,7 @@ class DescribedDevice:
     core_on_chip: int = 0
     process_index: int = 0
     compute_capability: str = "8.9"  # of a GPU
+    slice_index: int = 0
 
     def memory_stats(self) -> dict[str, int] | None:
         """As jax has it of a device that is here."""

@@ -1,10 +1,12 @@
 """What a step sends by formula, beside compiled programs; and which layout of its passes is chosen."""
 
+from dataclasses import replace
 from functools import lru_cache
 
 import pytest
 
 from devices import DescribedDevice, cpu, tpus
+from ltx2_cli.errors import UsageError
 from ltx2_cli.plan.resolve import Plan, plan_offline
 from ltx2_cli.plan.stages import InitialLatents
 from ltx2_cli.plan.work import step_of
@@ -95,3 +97,13 @@ def test_each_stage_has_the_layout_of_its_size() -> None:
     assert plan.layout.startswith("side by side: ")
     later = plan_offline(plan.spec, V6E, InitialLatents(plan.stages[0].shapes, plan.spec.fps))
     assert later.sharding == plan.sharding
+
+
+def test_slices_share_the_passes_or_are_refused() -> None:
+    """Two of four chips each: every pass stays inside a slice."""
+    two = tuple(replace(device, id=device.id + 4 * part, slice_index=part) for part in (0, 1) for device in V6E[:4])
+    plan = planned(two, **{"sharding.mesh.passes": 4, "sharding.mesh.tokens": 1})
+    assert plan.sharding.text == "passes 4 x heads 2"
+    assert [{device.slice_index for device in rows.flat} for rows in plan.sharding.mesh.devices] == [{0}, {0}, {1}, {1}]
+    with pytest.raises(UsageError, match="2 TPU slices do not share the rows evenly"):
+        planned(two, **{"sharding.mesh.passes": 1})
