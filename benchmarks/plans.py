@@ -55,17 +55,28 @@ PEER = {
     "ltx2.3 768x512 tpu7x:2x2x1": 566.3,
 }
 COLUMNS = (
-    *("clip", "mesh", "floor", "schedule", "to floor", "XLA", "to MaxDiffusion", "peak, GB", "temporaries, GB"),
-    *("wire, GB", "compile, s", "load", "commit"),
+    *(
+        "clip",
+        "passes",
+        "mesh",
+        "floor",
+        "schedule",
+        "to floor",
+        "XLA",
+        "to MaxDiffusion",
+        "peak, GB",
+        "temporaries, GB",
+    ),
+    *("wire, GB", "wire, ms", "compile, s", "load", "commit"),
 )
 HEADER = f"""{BEGIN}
 ## Clips on TPU slices
 
 One forward over all passes of a 121-frame clip in bfloat16, compiled ahead of time for slices that are not here;
 figures of one device, cycles in millions. Nothing was run. Floor: its arithmetic at the chip's rate. Schedule and XLA:
-the two clocks of [`ltx2 plan`](../docs/plan.md), both without collectives. MaxDiffusion: its best mesh by XLA's clock,
-head of 2026-08-21. Compile: as a run does it, without the dump that a plan reads. Load: processes that wanted the two
-cores when that began.
+the two clocks of [`ltx2 plan`](../docs/plan.md), both without collectives; wire: what these send, at the published rate
+of the links that they cross. MaxDiffusion: its best mesh by XLA's clock, head of 2026-08-21. Compile: as a run does it,
+without the dump that a plan reads. Load: processes that wanted the two cores when that began.
 
 | {" | ".join(COLUMNS)} |
 {"|---" * len(COLUMNS)}|
@@ -150,7 +161,7 @@ def measure(name: str) -> dict[str, Any]:
     row["compile_seconds"] = alone(compile_seconds, name)
     said = alone(planned, name)
     floor = said["roofline_seconds"]["compute"] * said["cycles"]["hertz"]
-    kept = {key: said[key] for key in ("cycles", "memory", "sent_bytes")}
+    kept = {key: said[key] for key in ("cycles", "memory", "sent_bytes", "sent_seconds")}
     return {**row, "mesh": said["sharding"]["mesh"], "floor": floor, **kept}
 
 
@@ -158,14 +169,16 @@ def line(name: str, row: dict[str, Any]) -> str:
     """A row of the table."""
     scheduled, by_xla = sum(row["cycles"]["by_scope"].values()), row["cycles"]["by_xla"]
     mesh = " x ".join(f"{axis} {size}" for axis, size in row["mesh"].items() if size > 1)
+    passes = "2" if GUIDANCE[name.split()[0]] else "4"
     peer = f"{by_xla / 1e6 / PEER[name]:.2f}" if name in PEER else ""
     cycles = [f"{number / 1e6:.1f}" for number in (row["floor"], scheduled, by_xla)]
     ratio = f"{scheduled / row['floor']:.2f}"
     sizes = [row["memory"]["peak_bytes"], row["memory"]["temporaries_bytes"], row["sent_bytes"]]
     figures = [*cycles[:2], ratio, cycles[2], peer, *(f"{size / 1e9:.2f}" for size in sizes)]
+    figures.append(f"{row['sent_seconds'] * 1e3:.0f}" if "sent_seconds" in row else "")
     timed = "compile_seconds" in row
     compiled = [f"{row['compile_seconds']:.0f}", f"{row['load']:.1f}"] if timed else ["", ""]
-    return f"| {' | '.join([name, mesh, *figures, *compiled, row['commit']])} |\n"
+    return f"| {' | '.join([name, passes, mesh, *figures, *compiled, row['commit']])} |\n"
 
 
 def network_lines(name: str, row: dict[str, Any]) -> Iterator[str]:

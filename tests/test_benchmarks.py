@@ -10,6 +10,7 @@ from benchmarks.gpu_step import lines
 from compilers import needs_libtpu
 from ltx2_cli.core.run import programs
 from ltx2_cli.estimate.estimate import estimate_plan
+from ltx2_cli.plan.work import OVER_LEAST
 
 
 def test_rows_of_slices_are_written_behind_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,6 +27,7 @@ def test_rows_of_slices_are_written_behind_what_was_measured(tmp_path: Path, mon
         "cycles": {"by_scope": {"text": 3e6, "exchange": 1e6}, "by_xla": 153.3e6},
         "memory": {"peak_bytes": 19e9, "temporaries_bytes": 3e8},
         "sent_bytes": 5e9,
+        "sent_seconds": 0.05,
         "compile_seconds": 88.0,
     }
     monkeypatch.setattr(plans, "measure", lambda name: row)
@@ -37,8 +39,30 @@ def test_rows_of_slices_are_written_behind_what_was_measured(tmp_path: Path, mon
     assert text.startswith("measured\n\n")
     assert [text.splitlines()[-1]] == [line for line in text.splitlines() if line.startswith("| ltx2")]
     assert text.splitlines()[-1] == (
-        "| ltx2 768x512 v6e:2x4 | passes 2 | 2.0 | 4.0 | 2.00 | 153.3 | 0.50 | 19.00 | 0.30 | 5.00 | 88 | 2.0 | abc |"
+        "| ltx2 768x512 v6e:2x4 | 2 | passes 2 | 2.0 | 4.0 | 2.00 | 153.3 | 0.50 | 19.00 | 0.30 | 5.00 | 50 | 88 | 2.0"
+        " | abc |"
     )
+
+
+def test_expected_times_have_the_ratios_of_the_rows() -> None:
+    """The schedule of each row to its least: the range of denoising is theirs, those of other phases hold them."""
+    rows, ratios = plans.read_rows(), dict[str, list[float]]()
+    for name, row in rows.items():
+        if plans.NETWORKS not in name:
+            ratios.setdefault("denoise", []).append(sum(row["cycles"]["by_scope"].values()) / row["floor"])
+            continue
+        seconds, least = {}, row["least_seconds"]
+        for network, program in row["programs"].items():
+            seconds[network] = sum(program["cycles"]["by_scope"].values()) / program["cycles"]["hertz"]
+        for network, phase in plans.PHASES.items():
+            ratios.setdefault(phase, []).append(seconds[network] / least[network])
+        decoding = seconds["frames"] + seconds["sound"]
+        ratios.setdefault("decode", []).append(decoding / (least["frames"] + least["sound"]))
+    assert ratios.keys() == OVER_LEAST.keys()
+    for phase, found in ratios.items():
+        assert OVER_LEAST[phase].low <= 1.05 * min(found), phase
+        assert max(found) <= 1.05 * OVER_LEAST[phase].high, phase
+    assert (min(ratios["denoise"]), max(ratios["denoise"])) == pytest.approx(OVER_LEAST["denoise"], rel=0.1)
 
 
 def test_rows_of_networks_are_a_table_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
