@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from math import isfinite, isnan
 from textwrap import wrap
 from threading import Event, Thread
@@ -149,6 +149,7 @@ class Plain(Report):
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # of each stage of a name
     bytes: int = 0  # that were moved in the current stage
     prefaces: list[str] = field(default_factory=list)  # that are not told yet
+    heading: str = ""  # of the line that moves
     pause: float = SECONDS  # at least, between two lines that say how far a run is
     stepping: bool = False  # steps say how far they are themselves
 
@@ -178,6 +179,9 @@ class Plain(Report):
             finally:
                 self.stepping = False
         self._end(f"{counted_steps(total)}: {monotonic() - work.began:.1f} s")
+
+    def part(self, text: str) -> None:
+        self.heading = f"{text}: " if text else ""
 
     def note(self, text: str) -> None:
         self.tell()
@@ -239,8 +243,9 @@ class Live(Plain):
         label = TextColumn("{task.description}")
         parts = [label, TimeElapsedColumn()] if total is None else [BarColumn(), label]
         with Progress(SpinnerColumn(), *parts, console=self._console, transient=True, redirect_stdout=False) as line:
-            task = line.add_task(text, total=total)
-            yield lambda work: line.update(task, completed=work.done, description=work.progress())
+            task = line.add_task(f"{self.heading}{text}", total=total)
+            shown = partial(line.update, task)
+            yield lambda work: shown(completed=work.done, description=f"{self.heading}{work.progress()}")
 
     def _end(self, text: str) -> None:
         self.tell()

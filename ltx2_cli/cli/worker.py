@@ -1,10 +1,12 @@
 """One process that makes jobs: the text of many is read first, then each clip is claimed, denoised and written."""
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
+from statistics import median
 from time import monotonic, sleep
 from typing import TypeVar
 
@@ -30,7 +32,7 @@ from ltx2_cli.core.run_state import (
 from ltx2_cli.devices import find_devices
 from ltx2_cli.errors import DoesNotFitError, RunError, StorageError, UsageError
 from ltx2_cli.estimate.fit import Request, available_memory
-from ltx2_cli.estimate.history import remember
+from ltx2_cli.estimate.history import in_words, remember
 from ltx2_cli.estimate.phases import CONNECT, ENCODE
 from ltx2_cli.files import ReservedError, reserve
 from ltx2_cli.outputs import Product, check_distinct, check_outputs, outputs, read_files, run_file
@@ -75,6 +77,8 @@ class Worker:
         self.warnings, self.present = set[str](), set[tuple[object, ...]]()
         self.doubtful = list[Run]()  # jobs whose worker may be dead
         self.full: StorageError | None = None  # after which no run is begun
+        self.number = self.total = 0  # of the run that was begun last, and of all
+        self.took = deque[float](maxlen=100)  # seconds, of the last runs
         self.files = dict[Path, tuple[int, int]]()  # of the networks: when they were written, and their sizes
         self.preview: Preview | None = None
         self.began = monotonic() - STARTED - self.session.fetching
@@ -83,6 +87,7 @@ class Worker:
 
     def make(self, jobs: Sequence[Job]) -> None:
         """Make these, those of one shape together."""
+        self.total = self.number + len(jobs)
         for part in _chunks(jobs, TEXTS_AT_ONCE):
             runs = [run for job in part for run in self._planned(job)]
             if runs:
@@ -254,12 +259,16 @@ class Worker:
                 flaws += findings
         seconds = run.seconds + monotonic() - began
         self._notice_storage(checkpointer)
+        self.took.append(seconds)
         self.jobs.add(Result(job.line, DONE, job.clips, job.seed, seconds, tuple(flaws)))
         self._remember(run)
 
     def _goes_on(self, run: Run) -> bool:
         """Whether this run is made: on a full disk none is begun."""
-        run.begun = run.begun or not self.full
+        if not (run.begun or self.full):
+            run.begun, self.number = True, self.number + 1
+            left = f", {in_words(median(self.took) * (self.total - self.number + 1))} left" if self.took else ""
+            self.session.report.part("" if self.jobs.piped else f"clip {self.number} of {self.total}{left}")
         return run.begun
 
     def _notice_storage(self, checkpointer: RunCheckpointer) -> None:

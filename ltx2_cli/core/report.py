@@ -32,6 +32,9 @@ class Report:
     def moved(self, size: int) -> None:
         """So many bytes were read or downloaded in the current stage."""
 
+    def part(self, text: str) -> None:
+        """Which part of a longer work is at hand from here on, such as `clip 3 of 6`."""
+
     def note(self, text: str) -> None:
         """A fact that the user should see once, such as the seed that was chosen."""
 

@@ -114,6 +114,15 @@ def test_networks_are_loaded_once_and_a_shape_is_compiled_once(batch: Run, compi
     assert "start:" not in err
 
 
+def test_a_terminal_shows_which_clip_it_is(batch: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And after the first one, how long all others take."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    err = batch([{"prompt": text, "seed": 3} for text in ("rain", "snow")])[2]
+    assert "clip 1 of 2: " in err
+    assert re.search(r"clip 2 of 2, [\d.]+ m?s left: ", err)
+
+
 def test_a_request_that_a_pipe_has_had_is_skipped(batch: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where both lines are there at once; another request for the same clip fails."""
     lines = [{"prompt": "rain", "seed": 3}, {"prompt": "rain", "seed": 3}, {"prompt": "snow", "seed": 3}]
