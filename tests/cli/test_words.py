@@ -168,7 +168,18 @@ def wrong_requests(command: str) -> Iterator[list[str]]:
         ]
     if "--config" in own:
         yield [*words, "--config", "wrong.yaml"]
-    yield from ([*words, f"{option}={text}"] for option in own & TYPED.keys() for text in TYPED[option])
+    again = {
+        "--model",
+        "--recipe",
+        "--sharding",
+        "--perf-dump",
+        "--process-id",
+        "--compile-cache",
+        "--seed",
+        "--output",
+    }
+    once = again if command in ("retake", "extend") else set()  # each reads its clip anew; the code is that of others
+    yield from ([*words, f"{option}={text}"] for option in (own & TYPED.keys()) - once for text in TYPED[option])
     yield [*words, "--nonsense"]
     yield [*words, *words, "more"]
     if words:
