@@ -63,14 +63,20 @@ class Grid(NamedTuple):
 
 def seconds_per_byte(kind: str, groups: Groups) -> float | None:
     """The time of a collective in which each device sends a byte, and all groups take part at once; None where nothing
-    is published of the devices."""
+    is published of the devices, or of the network between slices that it crosses."""
     first = groups[0][0]
     if (known := chip(first.device_kind)) is None:
         return None
     if not known.torus:
         return 1 / known.link_bandwidth
-    places = tuple(tuple((*device.coords, device.core_on_chip) for device in group) for group in groups)
-    return _on_grid(kind, places, known)
+    within = [group for group in groups if {*map(_slice, group)} == {_slice(first)}]  # other slices do the same
+    places = tuple(tuple((*device.coords, device.core_on_chip) for device in group) for group in within)
+    return _on_grid(kind, places, known) if places else None
+
+
+def _slice(device: jax.Device) -> int:
+    """The number of its slice; one that is only described has none."""
+    return device.slice_index if hasattr(device, "slice_index") else 0
 
 
 @lru_cache(maxsize=256)

@@ -84,6 +84,13 @@ def test_devices_that_form_no_grid_form_one_ring() -> None:
     assert seconds_per_byte("all-gather", corner) == 1
 
 
+def test_slices_share_no_links() -> None:
+    """Two alike take as long as one; what crosses their network takes a time that nobody publishes."""
+    other = {place: replace(device, slice_index=1) for place, device in V6E.items()}
+    assert seconds_per_byte("all-to-all", [*along(V6E, 1), *along(other, 1)]) == pytest.approx(4 / 3)
+    assert seconds_per_byte("all-reduce", [[V6E[0, 0, 0, 0], other[0, 0, 0, 0]]]) is None
+
+
 def test_a_gpu_reaches_all_others_over_one_link() -> None:
     cards = [[replace(gpu(80)[0], device_kind="NVIDIA H100")] * 4]
     assert seconds_per_byte("all-to-all", cards) == seconds_per_byte("all-reduce", cards) == 1
