@@ -8,7 +8,7 @@ from ltx2_cli.cli.options import (
     CONTENT,
     COORDINATOR,
     FILES,
-    KEEP_EVERY,
+    KEPT_EVERY,
     LORA,
     MODEL,
     NOISE,
@@ -156,7 +156,7 @@ class Resume(SessionOptions):
     output: File = option(FILES, "The mp4, in place of the one that was asked for.", "--output", "-o", metavar="FILE")
     save_latents: File = SAVE_LATENTS
     allow_changes: bool = flag(FILES, "Also with other versions or devices than before.", "--allow-changes")
-    keep_every: float = KEEP_EVERY
+    keep_every: Real = KEPT_EVERY
     sharding: Text = SHARDING
     compile_cache: Text = COMPILE_CACHE
 

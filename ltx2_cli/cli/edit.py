@@ -67,9 +67,8 @@ class Source:
         check_trust(read_asked({**replaced, **of_record}, *above), self.record, options)
         spec = checked_spec(read_asked({**replaced, "conditions": [*clip, *self.references]}, *above))
         if spec.fps != self.fps:
-            raise UsageError(
-                f"{path} was read at {self.fps:g} frames a second", f"--fps {spec.fps:g} in place of --set"
-            )
+            sentence = f"{path} was read at {self.fps:g} frames a second"
+            raise UsageError(sentence, f"--fps {spec.fps:g} in place of --set")
         return spec
 
 

@@ -216,7 +216,7 @@ def resume(options: Resume, session: Session) -> None:
         return
     if elsewhere:
         session.report.note(f"in {kept.folder}, where it was begun")
-    every, report = options.keep_every, session.measuring()
+    every, report = kept.every if options.keep_every is None else options.keep_every, session.measuring()
     checkpointer = RunCheckpointer(kept.path, plan, kept.goal, report, True, every, written=0)
     execute(session, checkpointer, load(plan), progress)
     session.finish(files, {"seeds": plan.spec.seeds})

@@ -57,6 +57,13 @@ SAVE_LATENTS = option(FILES, "Safetensors file for the final latents.")
 KEEP_EVERY = option(
     FILES, "Seconds between two writings of the .run file.", default=60.0, metavar="SECONDS", min=0, max=WEEK
 )
+KEPT_EVERY = option(
+    FILES,
+    "Seconds between two writings of the .run file; without it as it was begun.",
+    metavar="SECONDS",
+    min=0,
+    max=WEEK,
+)
 SETTINGS = option(FILES, "Any value by its key; repeatable.", "--set", metavar="KEY=VALUE", autocompletion=complete_key)
 COMPILE_CACHE = option(COMPILING, "Where compiled programs are kept; off: nowhere.", metavar="FOLDER")
 PREVIEW = option(FILES, "PNG that shows the clip while it is made, replaced at every tenth of its steps.")

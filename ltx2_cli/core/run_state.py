@@ -87,6 +87,7 @@ def no_checkpoint(progress: RunState) -> None:
 
 
 ENTRIES = ("record", UNFINISHED, "folder", "place", "history")  # of the file's metadata
+EVERY = "keep_every"  # one that earlier versions did not write
 TEXT = "contexts."  # begins the names of contexts, before their connectors' name
 WANTED = "a file NAME.run, as `ltx2 generate --resumable` keeps beside the clip that it makes"
 MAX_HISTORY = 2**26  # characters: 1,000 videos of three stages
@@ -111,6 +112,7 @@ class SavedRun:
     place: tuple[int, int, int, int]  # phase, batch, step, written clips
     history: History
     tensors: Mapping[str, np.ndarray]
+    every: float = 60.0  # seconds between two writings
 
     def spec(self, overrides: Mapping[str, object]) -> RunSpec:
         """The run's request and output paths, changed by `overrides`."""
@@ -153,7 +155,11 @@ def open_saved_run(path: Path) -> SavedRun:
         if not isinstance(folder, str) or "\0" in folder or not Path(folder).is_absolute():
             raise ValueError(folder)
         phase, batch, step, written = map(_whole, place)
-        return SavedRun(path, request, _goal(*goal), folder, (phase, batch, step, written), tuple(history), tensors)
+        every = float(metadata.get(EVERY, SavedRun.every))
+        if not 0 <= every < np.inf:
+            raise ValueError(every)
+        place = phase, batch, step, written
+        return SavedRun(path, request, _goal(*goal), folder, place, tuple(history), tensors, every)
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
         raise _damaged(path, "it does not say how far the run is") from error
 
@@ -284,7 +290,7 @@ class RunCheckpointer:
             place = [progress.phase, progress.batch, progress.step, progress.written]
             record = to_yaml(self.plan.spec, provenance(self.plan, self._files, {}))
             others = [self.goal, os.getcwd(), place, progress.history]
-            metadata = dict(zip(ENTRIES, [record, *map(json.dumps, others)], strict=True))
+            metadata = dict(zip(ENTRIES, [record, *map(json.dumps, others)], strict=True)) | {EVERY: str(self.every)}
             texts = {f"{TEXT}{name}": context for name, context in progress.contexts.items()}
             arrays = _by_stream({"latents": progress.latents, "current": progress.current, **texts})
             write_tensors(self.path, {name: np.asarray(array, np.float32) for name, array in arrays.items()}, metadata)

@@ -53,9 +53,8 @@ def is_video(path: Path) -> bool:
 
 def open_video(path: Path) -> VideoFile:
     """The streams and metadata of `path`. Raises `UsageError` where it is damaged, or has no picture."""
-    pairs = [
-        [ESCAPED.sub(r"\1", text) for text in pair] for pair in ENTRY.findall(read_facts(path, "-f", "ffmetadata", "-"))
-    ]
+    stated = ENTRY.findall(read_facts(path, "-f", "ffmetadata", "-"))
+    pairs = [[ESCAPED.sub(r"\1", text) for text in pair] for pair in stated]
     packets = read_facts(path, "-map", "0:v:0?", "-map", "0:a:0?", "-c", "copy", "-f", "framecrc", "-")
     facts = dict(re.findall(r"^#(\w+ \d): (.*)$", packets, re.MULTILINE))
     times = re.findall(r"^0,\s*-?\d+,\s*(-?\d+),\s*(\d+),", packets, re.MULTILINE)

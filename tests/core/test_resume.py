@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -295,6 +295,25 @@ def test_a_full_disk_keeps_earlier_files(
         assert said.endswith("; then `ltx2 resume c-s3.run` goes on\n")
         assert run_program(monkeypatch, "resume", "c-s3.run") == 0
     check(place, remains[-1])
+
+
+def test_a_resumed_run_is_kept_as_often_as_it_was_begun(
+    remains: list[Path], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After every step, as it was asked for at its beginning."""
+    monkeypatch.chdir(place)
+    left = next(left for left in remains if (left / "c-s3.run").exists())
+    empty(place)
+    shutil.copytree(left, place, dirs_exist_ok=True)
+    seen = set[str]()
+
+    def look() -> None:
+        with suppress(OSError), safe_open(place / "c-s3.run", "np") as file:
+            seen.add(file.metadata()["place"])
+
+    with watched(place, look):
+        assert run_program(monkeypatch, "resume", "c-s3.run") == 0
+    assert len({said for said in seen if json.loads(said)[2]}) > 3
 
 
 def test_changed_versions_and_devices_are_named(
