@@ -14,6 +14,7 @@ from ltx2_cli.outputs import Product
 from ltx2_cli.plan.decoding import LIVE_BUFFERS
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import DENOISER, PICTURE_ENCODER, REFINER, SOUND_ENCODER, Stage
+from ltx2_cli.plan.work import text_bytes
 from ltx2_cli.request.spec import AttentionBackend, DType, Streams
 from ltx2_cli.weights.declare import Weight, weights
 from ltx2_cli.weights.load import CHUNK, ON_THE_WAY
@@ -144,11 +145,7 @@ def _denoise_bytes(plan: Plan, stage: Stage) -> int:
     """A stage's loop: what is read of the text, rotary tables, latents, and the activations of one layer."""
     arch, itemsize = plan.arch.transformer, _itemsize(plan.spec.dtype)
     streams, audio_width = arch.streams, arch.streams.audio.width
-    text_channel = len(plan.prompts) * plan.spec.max_sequence_length * itemsize
-    text = text_channel * sum(stream.text_width for stream in streams)
-    if not any(stream.text_modulated for stream in streams):  # with the keys and values of every layer
-        split = sum(_parts(stream.width, stage, "heads") for stream in streams)
-        text += 2 * arch.num_layers * text_channel * split
+    text = text_bytes(plan.spec, arch, len(plan.prompts), stage.sharding)
     # Whole on every device, in float32: sines and cosines for self-attention and towards the other stream; latents and
     # the velocities of all passes.
     tokens = Streams(stage.geometry.video_tokens, stage.geometry.audio_frames)

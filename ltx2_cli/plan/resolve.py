@@ -38,7 +38,7 @@ from ltx2_cli.plan.stages import (
     Stage,
 )
 from ltx2_cli.plan.unused import Request, unused_options
-from ltx2_cli.plan.work import choose_layout, step_of
+from ltx2_cli.plan.work import choose_layout, step_of, text_bytes
 from ltx2_cli.request.spec import DType, RunSpec, Streams
 from ltx2_cli.request.spelling import typed
 from ltx2_cli.sharding import ShardingPlan, lay_out
@@ -102,7 +102,8 @@ class Plan(Declared):
 def decodes_beside(plan: Plan) -> bool:
     """Whether the decoders fit in memory beside the denoisers, so that clips can be decoded one by one."""
     room = free_bytes(plan.keep_resident, plan.networks, plan.sharding, (DENOISER, *DECODERS))
-    return room >= plan.decoding.bytes
+    text = text_bytes(plan.spec, plan.arch.transformer, len(plan.prompts), plan.stages[-1].sharding)
+    return room >= plan.decoding.bytes + text
 
 
 def kept_networks(plan: Plan) -> tuple[str, ...]:

@@ -173,6 +173,17 @@ def step_of(spec: RunSpec, arch: TransformerArch, geometry: Geometry, passes: tu
     return Step(arch, tokens, passes, branch, spec.num_videos, contexts, itemsize)
 
 
+def text_bytes(spec: RunSpec, arch: TransformerArch, prompts: int, sharding: ShardingPlan) -> int:
+    """What a device holds of the text while a stage goes on: its features, and where the noise level does not change
+    them the keys and values of every layer."""
+    channel = prompts * spec.max_sequence_length * (FLOAT32 if spec.dtype is DType.float32 else 2)
+    text, parts = channel * sum(stream.text_width for stream in arch.streams), sharding.parts("heads")
+    if any(stream.text_modulated for stream in arch.streams):
+        return text
+    split = sum(stream.width if stream.width % parts else stream.width // parts for stream in arch.streams)
+    return text + 2 * arch.num_layers * channel * split
+
+
 def choose_layout(step: Step, together: ShardingPlan, side_by_side: ShardingPlan) -> tuple[ShardingPlan, str]:
     """All passes of a video on each device, where they share work, or passes side by side, which send less: the layout
     whose step takes less by estimate, and why; side by side, without a reason, where there is nothing to compare."""

@@ -7,9 +7,9 @@ import pytest
 
 from devices import DescribedDevice, cpu, tpus
 from ltx2_cli.errors import UsageError
-from ltx2_cli.plan.resolve import Plan, plan_offline
+from ltx2_cli.plan.resolve import Plan, decodes_beside, plan_offline
 from ltx2_cli.plan.stages import InitialLatents
-from ltx2_cli.plan.work import step_of
+from ltx2_cli.plan.work import step_of, text_bytes
 from ltx2_cli.request.profiles import read_spec
 
 V6E, TPU7X = tpus("TPU v6 lite", 8), tpus("TPU7x", 8, cores=2)
@@ -107,3 +107,13 @@ def test_slices_share_the_passes_or_are_refused() -> None:
     assert [{device.slice_index for device in rows.flat} for rows in plan.sharding.mesh.devices] == [{0}, {0}, {1}, {1}]
     with pytest.raises(UsageError, match="2 TPU slices do not share the rows evenly"):
         planned(two, **{"sharding.mesh.passes": 1})
+
+
+def test_decoders_beside_the_denoiser_leave_room_for_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LTX-2 keeps 2.4 GB of keys and values from batch to batch."""
+    plan = plan_offline(read_spec(prompt="rain", model="ltx2", seed=[1, 2]), cpu())
+    text = text_bytes(plan.spec, plan.arch.transformer, len(plan.prompts), plan.sharding)
+    assert 2.41e9 < text < 2.5e9
+    for free, beside in ((plan.decoding.bytes + text, True), (plan.decoding.bytes + text - 1, False)):
+        monkeypatch.setattr("ltx2_cli.plan.resolve.free_bytes", lambda *_, free=free: free)
+        assert decodes_beside(plan) == beside
