@@ -93,20 +93,7 @@ def _decode(path: Path, fps: float, most: int, from_end: bool) -> np.ndarray:
     memory."""
     rate, kept = Fraction(fps).limit_denominator(100_000), deque[np.ndarray](maxlen=most)
     first = [] if from_end else ["-frames:v", str(most)]
-    target = [
-        "-map",
-        "0:v:0",
-        "-vf",
-        f"fps={rate}",
-        *first,
-        "-f",
-        "image2pipe",
-        "-pix_fmt",
-        "rgb24",
-        "-c:v",
-        "ppm",
-        "-",
-    ]
+    target = ["-map", "0:v:0", "-vf", f"fps={rate}", *first, *PPM, "-"]
     with TemporaryFile() as log:
         with Popen(program(*given(path), *target), stdin=DEVNULL, stdout=PIPE, stderr=log) as process:
             assert process.stdout
