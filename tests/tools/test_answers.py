@@ -32,7 +32,7 @@ SHOWN_BY = {
     12: "core/test_lora.py::test_faults_of_loras_and_checkpoint_are_one_message",
     13: "core/test_replay.py::test_the_first_stage_that_differs_is_named",
     14: "core/test_sound.py::test_a_clip_has_the_sound_of_the_file_and_its_record_knows_it",
-    15: "core/test_run.py::test_a_network_is_dropped_after_its_phase",
+    15: "core/test_run.py::test_a_phase_leaves_nothing_on_the_devices",
     16: "core/test_bench.py::test_other_settings_are_refused",
     17: "core/test_run.py::test_a_batch_equals_its_videos_generated_alone",
     18: "core/test_upsample_command.py::test_any_latents_can_be_upsampled_without_refinement",
