@@ -62,21 +62,21 @@ def known_digest(file: Path) -> str | None:
     if real.parent.name == "blobs" and SHA256.fullmatch(real.name):
         return real.name
     if (remembered := _remembered(real)) is None:
-        return _hashed(real)
+        status = real.stat()
+        return _hashed_once(real, status.st_size, status.st_mtime_ns)
     with suppress(OSError, ValueError):
         if SHA256.fullmatch(text := remembered.read_text(encoding="ascii")):
             return text
     return None
 
 
-def _hashed(real: Path) -> str:
-    status = real.stat()
-    return _hashed_in(real, status.st_size, status.st_mtime_ns)
-
-
 @lru_cache(maxsize=1000)
-def _hashed_in(real: Path, size: int, written: int) -> str:
-    """The SHA-256 of a file in this state."""
+def _hashed_once(real: Path, size: int, written: int) -> str:
+    """The SHA-256 of a small file in this state."""
+    return _hashed(real)
+
+
+def _hashed(real: Path) -> str:
     remembered = _remembered(real)
     with real.open("rb") as content:
         sha256 = hashlib.file_digest(content, "sha256").hexdigest()

@@ -119,7 +119,7 @@ def test_the_dev_file_runs_with_its_recipe(folder: Path, name: str) -> None:
     assert plan.arch.vocoder.output_sampling_rate == 48000
     assert plan.latent_shapes == ((1, 128, 16, 16, 24), (1, 8, 126, 16))
     (unused,) = plan.warnings  # the upsampler that `plan_of` names
-    assert unused == "second_stage.upsampler changes nothing, there is one stage: --recipe two_stage"
+    assert unused == "upsampler changes nothing, there is one stage: --recipe two_stage"
 
 
 def test_the_distilled_file_runs_with_its_recipe(folder: Path) -> None:
