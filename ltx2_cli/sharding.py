@@ -201,8 +201,7 @@ def _mesh(spec: ShardingSpec, devices: Sequence[jax.Device], rows: int) -> Mesh:
             f"sharding profile {spec.profile}: a mesh of {shape} does not fit {len(devices)} devices",
             f"another: {typed('sharding.mesh.AXIS', 'SIZE')}, or {typed('sharding', 'single')}",
         )
-    slices = len({device.slice_index for device in devices if hasattr(device, "slice_index")})
-    if slices < 2:
+    if (slices := num_slices(devices)) == 1:
         return Mesh(create_device_mesh([*sizes.values()], devices, allow_split_physical_axes=True), tuple(sizes))
     rows_along = spec.activations.get("rows", "")
     if sizes.get(rows_along, 1) % slices:  # what rows send is little: the network between slices is slow
@@ -211,6 +210,11 @@ def _mesh(spec: ShardingSpec, devices: Sequence[jax.Device], rows: int) -> Mesh:
     between = [slices if axis == rows_along else 1 for axis in sizes]
     within = [size // parts for size, parts in zip(sizes.values(), between, strict=True)]
     return Mesh(create_hybrid_device_mesh(within, between, devices, allow_split_physical_axes=True), tuple(sizes))
+
+
+def num_slices(devices: Sequence[jax.Device]) -> int:
+    """How many TPU slices the devices belong to; 1 for other devices."""
+    return len({device.slice_index for device in devices if hasattr(device, "slice_index")}) or 1
 
 
 def _rule_mistakes(spec: ShardingSpec) -> Iterator[tuple[str, str]]:

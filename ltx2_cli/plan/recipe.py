@@ -167,6 +167,9 @@ def _says_distilled(checkpoint: str) -> bool | None:
 
 def check_clip(spec: RunSpec, arch: Arch) -> None:
     """Raise `UsageError` for a clip that this checkpoint cannot make."""
+    if spec.max_sequence_length > (most := arch.text_encoder.max_position_embeddings):
+        sentence = f"max_sequence_length {spec.max_sequence_length} is more than the text encoder's {most} tokens"
+        raise UsageError(sentence, typed("max_sequence_length", most))
     frames, pixels, size = arch.compression.frames, arch.compression.pixels, f"{spec.width}x{spec.height}"
     if spec.height % pixels or spec.width % pixels or (spec.num_frames - 1) % frames:
         hint = f"sides that are multiples of {pixels}, and {frames}k + 1 frames"

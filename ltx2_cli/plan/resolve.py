@@ -41,7 +41,7 @@ from ltx2_cli.plan.unused import Request, unused_options
 from ltx2_cli.plan.work import choose_layout, step_of, text_bytes
 from ltx2_cli.request.spec import DType, RunSpec, Streams
 from ltx2_cli.request.spelling import typed
-from ltx2_cli.sharding import ShardingPlan, lay_out
+from ltx2_cli.sharding import ShardingPlan, lay_out, num_slices
 from ltx2_cli.weights.checkpoint import TensorFiles, collect, raise_all
 from ltx2_cli.weights.declare import weights
 from ltx2_cli.weights.hub import Download, as_path, list_downloads, local_path, locate
@@ -196,9 +196,6 @@ def build_plan(
     if by and source:
         spec = stages.upsampled_spec(spec, arch, by, source)
     spec = conditions.with_what_was_read(spec, arch.compression, declared.pictures, declared.sound)
-    if spec.max_sequence_length > (most := arch.text_encoder.max_position_embeddings):
-        sentence = f"max_sequence_length {spec.max_sequence_length} is more than the text encoder's {most} tokens"
-        raise UsageError(sentence, typed("max_sequence_length", most))
     recipe.check_clip(spec, arch)
     declared_weights = [weight for module in networks.present().values() for weight in weights(module)]
     heads = {stream.name: stream.heads for stream in arch.transformer.streams}
@@ -210,8 +207,9 @@ def build_plan(
     passes = needed_passes(guidance := stages.recipe_guidance(spec, arch))
     prompts = tuple(dict.fromkeys([spec.prompt, *[spec.negative_prompt] * (Pass.UNCOND in passes)]))
     step = step_of(spec, arch.transformer, stages.first_geometry(spec, arch, by), passes, len(prompts))
-    together = lay(spec.num_videos)
-    sharding, layout = choose_layout(step, together, lay(len(passes) * spec.num_videos))
+    side_by_side = lay(len(passes) * spec.num_videos)
+    together = side_by_side if num_slices(devices) > 1 and not by else lay(spec.num_videos)  # slices share rows
+    sharding, layout = choose_layout(step, together, side_by_side)
     all_stages = stages.build_stages(spec, arch, declared.added, by, source, sharding, together if by else sharding)
     all_stages = tuple(stages.with_sound_of_clip(stage, declared.pictures) for stage in all_stages)
     if shares:

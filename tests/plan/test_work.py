@@ -102,11 +102,14 @@ def test_each_stage_has_the_layout_of_its_size() -> None:
 def test_slices_share_the_passes_or_are_refused() -> None:
     """Two of four chips each: every pass stays inside a slice."""
     two = tuple(replace(device, id=device.id + 4 * part, slice_index=part) for part in (0, 1) for device in V6E[:4])
-    plan = planned(two, **{"sharding.mesh.passes": 4, "sharding.mesh.tokens": 1})
-    assert plan.sharding.text == "passes 4 x heads 2"
-    assert [{device.slice_index for device in rows.flat} for rows in plan.sharding.mesh.devices] == [{0}, {0}, {1}, {1}]
-    with pytest.raises(UsageError, match="2 TPU slices do not share the rows evenly"):
-        planned(two, **{"sharding.mesh.passes": 1})
+    for mesh in ({}, {"sharding.mesh.passes": 4, "sharding.mesh.tokens": 1}):
+        plan = planned(two, **mesh)
+        assert plan.sharding.text == "passes 4 x heads 2"
+        slices = [{device.slice_index for device in rows.flat} for rows in plan.sharding.mesh.devices]
+        assert slices == [{0}, {0}, {1}, {1}]
+    for alone in ({"sharding.mesh.passes": 1}, {"recipe": "two_stage"}):  # a second stage has one pass
+        with pytest.raises(UsageError, match="2 TPU slices do not share the rows evenly"):
+            planned(two, **alone)
 
 
 def test_decoders_beside_the_denoiser_leave_room_for_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
