@@ -85,7 +85,7 @@ def resample(wave: jax.Array, rate: int, wanted: int) -> jax.Array:
 
 def resample_on_host(wave: NDArray[np.float32], rate: int, wanted: int) -> NDArray[np.float32]:
     """As `resample`, of [samples, channels] and without jax: a length or a rate of its own compiles nothing."""
-    if (filters := _filters(rate, wanted)) is None:
+    if (filters := _filters(rate, wanted)) is None or not len(wave):
         return wave
     steps, places, taps = filters
     samples, rounds, padding = _lengths(len(wave), filters)

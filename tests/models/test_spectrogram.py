@@ -180,3 +180,8 @@ def test_sound_without_a_spectrogram_is_refused(shape, rate, sentence, hint):
     with pytest.raises(UsageError, match=sentence) as refused:
         log_mel(np.zeros(shape, np.float32), rate, PUBLISHED)
     assert refused.value.hint == hint
+
+
+def test_a_sound_that_ended_before_is_resampled_to_none() -> None:
+    """Where a clip goes on from a frame behind the end of its sound."""
+    assert resample_on_host(np.zeros((0, 2), np.float32), 48000, 16000).shape == (0, 2)
