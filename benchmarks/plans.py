@@ -21,6 +21,7 @@ from typing import Any
 import jax
 
 from ltx2_cli import read_spec
+from ltx2_cli.artifacts.files import replacing
 from ltx2_cli.chips import chip
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import programs
@@ -29,7 +30,6 @@ from ltx2_cli.estimate.cycles import dumped_schedules
 from ltx2_cli.estimate.estimate import compile_and_estimate, forward_programs, record
 from ltx2_cli.estimate.flops import decoding_flops
 from ltx2_cli.estimate.offline import topology
-from ltx2_cli.files import replacing
 from ltx2_cli.plan.resolve import Plan, plan_offline
 
 FOLDER = Path(__file__).parent

@@ -9,7 +9,7 @@ from pathlib import Path
 HOLDER = """
 import sys
 from pathlib import Path
-from ltx2_cli.files import Output, reserve, replacing
+from ltx2_cli.artifacts.files import Output, reserve, replacing
 paths = [Path(name) for name in sys.argv[1:]]
 with reserve(Output(path, "-o") for path in paths), replacing(paths[0]) as temporary:
     temporary.write_text("half")

@@ -63,7 +63,7 @@ def run_commands(commands: Sequence[Sequence[str]], told: list[str]) -> None:
     from jax.experimental import multihost_utils
 
     from ltx2_cli.__main__ import main
-    from ltx2_cli.distributed import is_shared
+    from ltx2_cli.parallel.hosts import is_shared
 
     multihost_utils.assert_equal = refuse
     output, stdout = os.dup(1), sys.stdout

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from ltx2_cli.nn.layers import rms_norm
+from ltx2_cli.parallel.mesh import lay_out
 from ltx2_cli.plan.resolve import plan_offline
 from ltx2_cli.request.profiles import read_sharding, read_spec
-from ltx2_cli.sharding import lay_out
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope, declared, weights
 from ltx2_cli.weights.load import load, mismatches

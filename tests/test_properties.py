@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from ltx2_cli.artifacts.outputs import Product
+from ltx2_cli.artifacts.tensor_file import CHECKSUM, checksum
 from ltx2_cli.cli.commands import Upsample
 from ltx2_cli.cli.execute import places
 from ltx2_cli.cli.inspect import inspect
@@ -36,14 +38,12 @@ from ltx2_cli.core.run_state import RunCheckpointer, RunGoal, RunState, open_sav
 from ltx2_cli.diffusion.latents import SIZE, open_latents, pack, save_latents
 from ltx2_cli.errors import CommandError, DoesNotFitError, PartlyFailedError, UsageError
 from ltx2_cli.media import Media, write_mp4
-from ltx2_cli.outputs import Product
 from ltx2_cli.plan.resolve import Plan, resolve
 from ltx2_cli.request.layers import dump, parse
 from ltx2_cli.request.profiles import checked_spec, read_spec, to_yaml
 from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.request.spelling import NAMES
 from ltx2_cli.request.validation import RANGES
-from ltx2_cli.tensor_file import CHECKSUM, checksum
 from program import run_program
 
 LONGEST = 10.0  # seconds

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from ltx2_cli.chips import chip
 from ltx2_cli.cli import GROUPS, VERBS, app
-from ltx2_cli.devices import DEFAULT_FRACTION, SHARE
 from ltx2_cli.estimate.estimate import Estimate, estimate_plan
 from ltx2_cli.nn.kernels import NATIVE
+from ltx2_cli.parallel.devices import DEFAULT_FRACTION, SHARE
 from ltx2_cli.plan.resolve import Plan, plan_offline
 from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.request.spec import RunSpec

@@ -8,8 +8,8 @@ from flax import nnx
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from ltx2_cli.artifacts.files import replacing
 from ltx2_cli.errors import MAKE_ROOM, RunError
-from ltx2_cli.files import replacing
 from ltx2_cli.weights.declare import M, Weight, map_weights, weights
 
 

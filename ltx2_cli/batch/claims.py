@@ -18,8 +18,8 @@ from threading import Event, Thread
 from typing import TypeGuard
 from uuid import uuid4
 
+from ltx2_cli.artifacts.files import ReservedError, read_limited
 from ltx2_cli.errors import UsageError, write_error
-from ltx2_cli.files import ReservedError, read_limited
 
 SUFFIX = ".claim"
 VERSION = 1

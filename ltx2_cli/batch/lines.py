@@ -10,8 +10,8 @@ from queue import Empty, Queue
 from threading import Thread
 from typing import Any, NamedTuple
 
+from ltx2_cli.artifacts.files import read_limited, user_path
 from ltx2_cli.errors import UsageError
-from ltx2_cli.files import read_limited, user_path
 from ltx2_cli.request.layers import MAX_DEPTH, MAX_TEXT
 from ltx2_cli.request.size import WISHES
 from ltx2_cli.request.spec import RunSpec

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from functools import reduce
 from string import Formatter
 
+from ltx2_cli.artifacts.outputs import MAX_BYTES, slug
 from ltx2_cli.errors import UsageError
-from ltx2_cli.outputs import MAX_BYTES, slug
 from ltx2_cli.request.layers import unknown_name_error
 from ltx2_cli.request.profiles import AUTO
 from ltx2_cli.request.spec import RunSpec

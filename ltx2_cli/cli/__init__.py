@@ -21,13 +21,13 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command
 
 from ltx2_cli import __version__
+from ltx2_cli.artifacts.files import remove_locks
 from ltx2_cli.cli import commands
 from ltx2_cli.cli.names import ALIASES
 from ltx2_cli.cli.options import METAVARS, PANELS, BatchOptions, Options, SessionOptions, spelling_of
 from ltx2_cli.cli.session import FINISHED, exit_now, leave_quietly, open_session, system_error
 from ltx2_cli.console import print_error, print_out
 from ltx2_cli.errors import CommandError, RunError, UsageError
-from ltx2_cli.files import remove_locks
 from ltx2_cli.interrupts import INTERRUPTED, ignore_signals, on_forced_exit, resend_interrupt
 from ltx2_cli.request.spelling import spelled_for
 

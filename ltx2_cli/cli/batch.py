@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from ltx2_cli.artifacts.files import Output, user_path
+from ltx2_cli.artifacts.outputs import Product, check_distinct, check_outputs, outputs
 from ltx2_cli.batch.lines import STDIN, Line, read_lines
 from ltx2_cli.cli.commands import Batch
 from ltx2_cli.cli.jobs import DONE, FAILED, OPEN, Job, Jobs, Result
@@ -19,9 +21,7 @@ from ltx2_cli.errors import (
     StorageError,
     UsageError,
 )
-from ltx2_cli.files import Output, user_path
 from ltx2_cli.media.contact_sheet import is_contact_sheet
-from ltx2_cli.outputs import Product, check_distinct, check_outputs, outputs
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.units import quantity
 
@@ -91,8 +91,8 @@ def preflight(session: Session) -> Callable[[RunSpec], CommandError | None]:
     """What finds why a request would be refused, and says once what would be downloaded, and each warning."""
     from ltx2_cli.cli.plan import DryRun
     from ltx2_cli.core.provenance import input_files
-    from ltx2_cli.devices import find_devices
     from ltx2_cli.estimate.fit import Request
+    from ltx2_cli.parallel.devices import find_devices
 
     told = set[str]()
 
@@ -115,9 +115,9 @@ def preflight(session: Session) -> Callable[[RunSpec], CommandError | None]:
 
 def expected_time(jobs: Jobs, open_jobs: Sequence[Job]) -> str:
     """How long these jobs take, but for those that will be refused."""
-    from ltx2_cli.devices import find_devices
     from ltx2_cli.estimate.fit import Request
     from ltx2_cli.estimate.history import expected_times
+    from ltx2_cli.parallel.devices import find_devices
 
     numbers, plans = Counter(job.work for job in open_jobs), []
     for job in {job.work: job for job in open_jobs}.values():

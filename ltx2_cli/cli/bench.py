@@ -8,13 +8,13 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ltx2_cli.artifacts.files import Output, read_limited, reserve
+from ltx2_cli.artifacts.outputs import check_distinct, check_outputs, read_files
 from ltx2_cli.chips import chip
 from ltx2_cli.cli.commands import Compare, Run
 from ltx2_cli.cli.generate import overrides, sized_spec
 from ltx2_cli.console import columns, counted_steps, print_out, reporter
 from ltx2_cli.errors import UsageError
-from ltx2_cli.files import Output, read_limited, reserve
-from ltx2_cli.outputs import check_distinct, check_outputs, read_files
 from ltx2_cli.units import duration, quantity
 
 if TYPE_CHECKING:
@@ -35,14 +35,14 @@ def run(options: Run) -> None:
     spec = sized_spec(asked, options, report)
     if "num_inference_steps" not in spec.asked and spec.sigmas is None:
         spec = replace(spec, num_inference_steps=STEPS)
+    from ltx2_cli.artifacts.outputs import Product
     from ltx2_cli.cli.plan import command_line
     from ltx2_cli.core import bench
     from ltx2_cli.core.programs import enable_compilation_cache
     from ltx2_cli.core.provenance import input_files
-    from ltx2_cli.devices import find_devices
     from ltx2_cli.estimate.estimate import estimate_plan
     from ltx2_cli.estimate.fit import Request, check_fit
-    from ltx2_cli.outputs import Product
+    from ltx2_cli.parallel.devices import find_devices
 
     check_outputs(files, read_files(spec, options.config), options.force)
     with reserve(files):

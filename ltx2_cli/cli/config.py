@@ -13,13 +13,13 @@ from typing import Any
 import typer
 import yaml
 
+from ltx2_cli.artifacts.files import read_limited
 from ltx2_cli.cli import ltx2_command
 from ltx2_cli.cli.commands import Locate, Schema, Show, Validate
 from ltx2_cli.cli.generate import ANYTHING, asked_for, config_page, overrides, prompt_and_seeds, sized
 from ltx2_cli.cli.options import RequestOptions
 from ltx2_cli.console import columns, print_json, print_out, reporter
 from ltx2_cli.errors import UsageError
-from ltx2_cli.files import read_limited
 from ltx2_cli.request.check_file import file_findings, with_lines
 from ltx2_cli.request.environment import variable_name
 from ltx2_cli.request.layers import ASKED, MAX_TEXT, PAGE, ConfigLayer, flow, key_lines, spec_values

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import imageio_ffmpeg
 from huggingface_hub import constants
 
+from ltx2_cli.artifacts.outputs import check_place
 from ltx2_cli.cli.commands import Doctor
 from ltx2_cli.cli.models import in_cache
 from ltx2_cli.console import columns, print_out, reporter
 from ltx2_cli.core.report import Report
-from ltx2_cli.devices import device_memory, find_devices, install_command, is_tpu_absent, memory_fraction
-from ltx2_cli.distributed import parse_address
 from ltx2_cli.errors import CommandError, RunError, UsageError
-from ltx2_cli.outputs import check_place
+from ltx2_cli.parallel.devices import device_memory, find_devices, install_command, is_tpu_absent, memory_fraction
+from ltx2_cli.parallel.hosts import parse_address
 from ltx2_cli.request.profiles import program_cache
 from ltx2_cli.units import quantity
 from ltx2_cli.weights.published import CATALOG, FOLDER, MODEL

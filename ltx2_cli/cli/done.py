@@ -11,9 +11,9 @@ from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
+from ltx2_cli.artifacts.outputs import Product, latents_paths, output_paths, record_path, sheet_path, single_specs
 from ltx2_cli.cli.inspect import inspect
 from ltx2_cli.errors import UsageError
-from ltx2_cli.outputs import Product, latents_paths, output_paths, record_path, sheet_path, single_specs
 from ltx2_cli.request.layers import ASKED, ConfigLayer, Values, flatten, read_file
 from ltx2_cli.request.profiles import AUTO, PROVENANCE
 from ltx2_cli.request.spec import AudioSpec, ConditionSpec, RunSpec

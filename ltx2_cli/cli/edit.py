@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from math import ceil, floor
 from typing import Any
 
+from ltx2_cli.artifacts.files import user_path
+from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.cli.commands import Extend, Retake
 from ltx2_cli.cli.generate import check_making, config_page, make, note_environment, overrides
 from ltx2_cli.cli.options import EditOptions
 from ltx2_cli.cli.session import Session, request_facts, synchronized
 from ltx2_cli.cli.trust import check_trust
 from ltx2_cli.errors import UsageError
-from ltx2_cli.files import user_path
 from ltx2_cli.media import is_video, open_video
 from ltx2_cli.media.pictures import Picture
 from ltx2_cli.media.videos import COMPRESSION, read_whole
-from ltx2_cli.outputs import Product
 from ltx2_cli.request.environment import read_environment
 from ltx2_cli.request.layers import ConfigLayer
 from ltx2_cli.request.profiles import AUTO, checked_spec, read_asked

@@ -12,6 +12,15 @@ from time import monotonic
 import typer
 from huggingface_hub import constants
 
+from ltx2_cli.artifacts.files import Output, user_path
+from ltx2_cli.artifacts.outputs import (
+    Product,
+    check_distinct,
+    check_outputs,
+    outputs,
+    read_files,
+    run_file,
+)
 from ltx2_cli.cli.commands import Resume
 from ltx2_cli.cli.done import own_files
 from ltx2_cli.cli.options import MakingOptions
@@ -26,21 +35,12 @@ from ltx2_cli.core.provenance import environment_changes, input_files, read_prov
 from ltx2_cli.core.report import Timings
 from ltx2_cli.core.run import START, load, programs, traced, warm_up, write
 from ltx2_cli.core.run_state import RunCheckpointer, RunGoal, RunState, SavedRun, no_checkpoint, open_saved_run
-from ltx2_cli.devices import find_devices
 from ltx2_cli.errors import AbortedRunError, NotFiniteError, RunError, UsageError
 from ltx2_cli.estimate.fit import Request
 from ltx2_cli.estimate.history import expected_time, remember
 from ltx2_cli.estimate.phases import CONNECT, ENCODE
-from ltx2_cli.files import Output, user_path
 from ltx2_cli.interrupts import stop_on_signal
-from ltx2_cli.outputs import (
-    Product,
-    check_distinct,
-    check_outputs,
-    outputs,
-    read_files,
-    run_file,
-)
+from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.plan.resolve import Plan, missing_downloads
 from ltx2_cli.request.profiles import read_asked
 from ltx2_cli.request.spec import NO_CACHE, RunSpec

@@ -8,6 +8,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from ltx2_cli.artifacts.files import Output, read_limited, user_path
+from ltx2_cli.artifacts.outputs import (
+    Product,
+    check_outputs,
+    check_place,
+    outputs,
+    read_files,
+    run_file,
+    with_free_names,
+)
 from ltx2_cli.cli.commands import Generate, Plan, Sweep
 from ltx2_cli.cli.options import (
     ConfigOptions,
@@ -21,9 +31,7 @@ from ltx2_cli.cli.session import Session, request_facts, synchronized
 from ltx2_cli.console import reporter
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import UsageError
-from ltx2_cli.files import Output, read_limited, user_path
 from ltx2_cli.media import is_video, is_wav
-from ltx2_cli.outputs import Product, check_outputs, check_place, outputs, read_files, run_file, with_free_names
 from ltx2_cli.request.environment import foreign_variables, read_environment, variable_name
 from ltx2_cli.request.layers import MAX_TEXT, PAGE, ConfigLayer, read_file, read_text
 from ltx2_cli.request.profiles import Asked, checked_spec, read_asked

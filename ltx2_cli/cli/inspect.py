@@ -9,6 +9,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from ltx2_cli.artifacts.files import read_limited, refuse_special, user_path
+from ltx2_cli.artifacts.outputs import record_path
 from ltx2_cli.cli.commands import Info, Lora
 from ltx2_cli.cli.generate import looks_like_safetensors
 from ltx2_cli.cli.trust import WEIGHTS, files_named, weights_named
@@ -16,9 +18,7 @@ from ltx2_cli.console import columns, print_json, print_out
 from ltx2_cli.core.provenance import UNFINISHED, read_provenance
 from ltx2_cli.diffusion.latents import SIZE, open_latents
 from ltx2_cli.errors import UsageError
-from ltx2_cli.files import read_limited, refuse_special, user_path
 from ltx2_cli.media import is_video, is_wav, open_video, open_wav
-from ltx2_cli.outputs import record_path
 from ltx2_cli.request.layers import ASKED, MAX_TEXT, ConfigLayer, flatten_valid, read_text
 from ltx2_cli.request.profiles import PROVENANCE
 from ltx2_cli.request.spec import Streams

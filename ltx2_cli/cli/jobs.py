@@ -9,6 +9,16 @@ from os.path import abspath, exists, realpath
 from pathlib import Path
 from typing import Any
 
+from ltx2_cli.artifacts.files import user_path
+from ltx2_cli.artifacts.outputs import (
+    Product,
+    check_outputs,
+    latents_paths,
+    numbered,
+    output_paths,
+    outputs,
+    read_files,
+)
 from ltx2_cli.batch.jobs import in_order, own_seed, parse_shard, shape_of
 from ltx2_cli.batch.lines import Line, job_values
 from ltx2_cli.batch.names import parse_template
@@ -20,16 +30,6 @@ from ltx2_cli.cli.trust import check_trust
 from ltx2_cli.console import columns, print_made
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import CommandError, PartlyFailedError, RunError, UsageError
-from ltx2_cli.files import user_path
-from ltx2_cli.outputs import (
-    Product,
-    check_outputs,
-    latents_paths,
-    numbered,
-    output_paths,
-    outputs,
-    read_files,
-)
 from ltx2_cli.request.layers import flatten, read_setting
 from ltx2_cli.request.profiles import CACHE, OUTPUT_KEYS, STEPS_OR_SIGMAS, read_asked
 from ltx2_cli.request.size import WISHES

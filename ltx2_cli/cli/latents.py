@@ -7,19 +7,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ltx2_cli.artifacts.files import Output, user_path
+from ltx2_cli.artifacts.outputs import (
+    Product,
+    check_distinct,
+    check_frames,
+    check_outputs,
+    outputs,
+    read_files,
+    run_file,
+)
 from ltx2_cli.cli.commands import Decode, Upsample
 from ltx2_cli.cli.generate import configured_spec, note_environment, overrides
 from ltx2_cli.cli.session import Session, file_facts, request_facts, synchronized
 from ltx2_cli.cli.trust import check_trust
 from ltx2_cli.core.provenance import input_files, source_history
-from ltx2_cli.devices import find_devices
 from ltx2_cli.diffusion.geometry import clip_geometry
 from ltx2_cli.diffusion.latents import SIZE, LatentsFile, open_latents
 from ltx2_cli.errors import UsageError
-from ltx2_cli.files import Output, user_path
 from ltx2_cli.media import WAV, findings, write_frames, write_mp4, write_wav
 from ltx2_cli.media.contact_sheet import write_contact_sheet
-from ltx2_cli.outputs import Product, check_distinct, check_frames, check_outputs, outputs, read_files, run_file
+from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.request.layers import ConfigLayer, read_text
 from ltx2_cli.request.profiles import AUTO, SECTION, checked_spec, read_asked
 from ltx2_cli.request.spec import RunSpec, Streams

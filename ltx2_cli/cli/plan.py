@@ -15,6 +15,7 @@ from typing import Any, Self
 import jax
 from huggingface_hub import constants
 
+from ltx2_cli.artifacts.outputs import RUN
 from ltx2_cli.cli import ltx2_command, typed_command
 from ltx2_cli.cli.commands import Plan as PlanOptions
 from ltx2_cli.cli.names import ALIASES
@@ -22,7 +23,6 @@ from ltx2_cli.cli.session import Session
 from ltx2_cli.console import columns, print_out, visible
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import programs
-from ltx2_cli.devices import RESERVE_REMARK, find_devices, fraction_variable
 from ltx2_cli.errors import UnknownNetworkError, UsageError
 from ltx2_cli.estimate.compiled import Collective, Compiled, sent_bytes, write_hlo
 from ltx2_cli.estimate.cycles import REMARKS, Cycles, dumped_schedules
@@ -32,7 +32,7 @@ from ltx2_cli.estimate.history import expected_time
 from ltx2_cli.estimate.offline import MeshSearch, search_meshes, topology
 from ltx2_cli.estimate.phases import DECODE, DENOISE, REFINE, UPSAMPLE
 from ltx2_cli.nn.layers import IMAGE_AXES
-from ltx2_cli.outputs import RUN
+from ltx2_cli.parallel.devices import RESERVE_REMARK, find_devices, fraction_variable
 from ltx2_cli.plan.conditions import read_given_sound, read_pictures
 from ltx2_cli.plan.resolve import Plan, missing_downloads, plan_offline
 from ltx2_cli.plan.stages import REFINER

@@ -6,6 +6,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from ltx2_cli.artifacts.files import refuse_special, user_path
+from ltx2_cli.artifacts.outputs import Product, check_distinct, check_outputs, outputs, read_files
 from ltx2_cli.cli.commands import Replay
 from ltx2_cli.cli.generate import overrides
 from ltx2_cli.cli.inspect import SHORT, inspect, short_hash
@@ -15,12 +17,10 @@ from ltx2_cli.cli.trust import check_trust
 from ltx2_cli.console import columns, print_out
 from ltx2_cli.core import provenance
 from ltx2_cli.core.provenance import FIRST, Fingerprint, Provenance, fingerprint
-from ltx2_cli.devices import find_devices
 from ltx2_cli.diffusion.latents import LatentsFile, open_latents
 from ltx2_cli.errors import RunError, UsageError
-from ltx2_cli.files import refuse_special, user_path
 from ltx2_cli.media import STREAMS, video_differences
-from ltx2_cli.outputs import Product, check_distinct, check_outputs, outputs, read_files
+from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.request.layers import ConfigLayer
 from ltx2_cli.request.profiles import AUTO, Asked, checked_spec, read_asked
 from ltx2_cli.request.spec import RunSpec, Streams

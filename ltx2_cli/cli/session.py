@@ -15,10 +15,10 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, NoReturn
 
+from ltx2_cli.artifacts.files import Output, reserve
 from ltx2_cli.cli.options import KEEP_EVERY, KeepOptions, SessionOptions
 from ltx2_cli.console import print_made, reporter
 from ltx2_cli.core.report import Report, Timings
-from ltx2_cli.devices import find_devices, peak_memory
 from ltx2_cli.errors import (
     DISK_FULL,
     MAKE_ROOM,
@@ -32,13 +32,13 @@ from ltx2_cli.errors import (
     UsageError,
     write_error,
 )
-from ltx2_cli.files import Output, reserve
 from ltx2_cli.interrupts import INTERRUPTED, interrupt_soon, on_forced_exit
+from ltx2_cli.parallel.devices import find_devices, peak_memory
 from ltx2_cli.request.spec import RunSpec
 
 if TYPE_CHECKING:
     from ltx2_cli.core.programs import CompileStats
-    from ltx2_cli.distributed import ProcessGroup
+    from ltx2_cli.parallel.hosts import ProcessGroup
 
 STARTED = monotonic()  # when the program was started
 MOST_FLAWS = 1000  # that are remembered
@@ -142,7 +142,7 @@ def peak_bytes() -> tuple[int, int | None]:
 @contextmanager
 def open_session(options: SessionOptions) -> Iterator[Session]:
     """Meet the other hosts, if there are any. The first one reports, as --verbose and --quiet say."""
-    from ltx2_cli.distributed import end_others, end_with_others, init_distributed
+    from ltx2_cli.parallel.hosts import end_others, end_with_others, init_distributed
 
     hosts = init_distributed(
         options.coordinator_address, options.num_processes, options.process_id, options.initialization_timeout
@@ -251,7 +251,7 @@ def exit_now(code: int) -> NoReturn:
     if distributed and code in FINISHED:
         sys.exit(code)
     if distributed and code == INTERRUPTED:
-        from ltx2_cli.distributed import end_others
+        from ltx2_cli.parallel.hosts import end_others
 
         end_others()
     os._exit(code)

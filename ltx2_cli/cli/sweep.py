@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
+from ltx2_cli.artifacts.files import Output, user_path
+from ltx2_cli.artifacts.outputs import read_files, slug
 from ltx2_cli.batch.jobs import own_seed
 from ltx2_cli.batch.lines import Line
 from ltx2_cli.cli.batch import check_pictures, finish, make
@@ -20,11 +22,9 @@ from ltx2_cli.cli.generate import prompt_and_seeds
 from ltx2_cli.cli.jobs import DONE, Jobs
 from ltx2_cli.cli.session import Session
 from ltx2_cli.errors import UsageError
-from ltx2_cli.files import Output, user_path
 from ltx2_cli.media import Media, open_video
 from ltx2_cli.media.contact_sheet import sheet_content, write_contact_sheet
 from ltx2_cli.media.videos import read_video
-from ltx2_cli.outputs import read_files, slug
 from ltx2_cli.request.layers import ALL_KEYS, parse, unknown_name_error
 from ltx2_cli.request.size import WISHES
 from ltx2_cli.request.spelling import NAMES

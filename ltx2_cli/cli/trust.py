@@ -6,11 +6,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ltx2_cli.artifacts.files import user_path
 from ltx2_cli.cli.options import SessionOptions
 from ltx2_cli.console import visible
 from ltx2_cli.core.provenance import read_provenance
 from ltx2_cli.errors import UsageError
-from ltx2_cli.files import user_path
 from ltx2_cli.request.layers import ASKED, ConfigLayer, Values, spec_values
 from ltx2_cli.request.profiles import FILE, PROFILE_KEYS, PROVENANCE, Asked, build_spec, profile_names
 from ltx2_cli.request.validation import WORDS

@@ -10,6 +10,8 @@ from statistics import median
 from time import monotonic, sleep
 from typing import TypeVar
 
+from ltx2_cli.artifacts.files import ReservedError, reserve
+from ltx2_cli.artifacts.outputs import Product, check_distinct, check_outputs, outputs, read_files, run_file
 from ltx2_cli.batch.claims import SUFFIX, ClaimedError, claimed
 from ltx2_cli.cli.done import check_same, differences, is_done, own_files
 from ltx2_cli.cli.execute import agreed_plan, carried_out, check_downloads, resumable
@@ -29,13 +31,11 @@ from ltx2_cli.core.run_state import (
     no_checkpoint,
     open_saved_run,
 )
-from ltx2_cli.devices import find_devices
 from ltx2_cli.errors import DoesNotFitError, RunError, StorageError, UsageError
 from ltx2_cli.estimate.fit import Request, available_memory
 from ltx2_cli.estimate.history import in_words, remember
 from ltx2_cli.estimate.phases import CONNECT, ENCODE
-from ltx2_cli.files import ReservedError, reserve
-from ltx2_cli.outputs import Product, check_distinct, check_outputs, outputs, read_files, run_file
+from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.plan.conditions import read_pictures
 from ltx2_cli.plan.resolve import DECODERS, Plan, decodes_beside
 from ltx2_cli.plan.stages import CONNECTORS, DENOISER, REFINER, REFINERS_CONNECTORS

@@ -14,14 +14,14 @@ from jax.sharding import NamedSharding
 from ltx2_cli.background import in_background
 from ltx2_cli.core.programs import UNDIAGNOSABLE, Program
 from ltx2_cli.core.report import Report
-from ltx2_cli.devices import DEFAULT_FRACTION, fraction_variable, memory_fraction
 from ltx2_cli.errors import NotFiniteError, RunError
 from ltx2_cli.models.networks import network_options
+from ltx2_cli.parallel.devices import DEFAULT_FRACTION, fraction_variable, memory_fraction
+from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import DENOISER, REFINER
 from ltx2_cli.request.spec import DType, RunSpec
 from ltx2_cli.request.spelling import option, typed
-from ltx2_cli.sharding import ShardingPlan
 from ltx2_cli.weights.checkpoint import count_and_list
 from ltx2_cli.weights.declare import Weight, map_weights
 from ltx2_cli.weights.load import load, merge_lora, not_finite

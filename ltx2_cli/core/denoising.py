@@ -29,11 +29,11 @@ from ltx2_cli.models.transformer_inputs import (
     TextContext,
     rope_tables,
 )
+from ltx2_cli.parallel.mesh import to_devices, to_host
 from ltx2_cli.plan.edit import edit_of, edited
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Phase, Stage
 from ltx2_cli.request.spec import Streams
-from ltx2_cli.sharding import to_devices, to_host
 from ltx2_cli.weights.load import not_finite
 
 NOTHING_GIVEN: Streams[Sequence[np.ndarray]] = Streams((), ())

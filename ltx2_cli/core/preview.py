@@ -18,16 +18,16 @@ import jax
 import numpy as np
 from PIL import Image
 
+from ltx2_cli.artifacts.tensor_file import read_tensors, write_tensors
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run_state import RunState
 from ltx2_cli.errors import RunError, UsageError
 from ltx2_cli.media import Media
 from ltx2_cli.media.contact_sheet import LONGER_SIDE, write_contact_sheet
+from ltx2_cli.parallel.mesh import to_host
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Stage
 from ltx2_cli.request.profiles import user_cache
-from ltx2_cli.sharding import to_host
-from ltx2_cli.tensor_file import read_tensors, write_tensors
 from ltx2_cli.weights.checkpoint import AGAIN, read_json
 
 MAP_FILE = "preview.json"

@@ -15,16 +15,16 @@ import numpy as np
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from jax.sharding import Sharding
 
+from ltx2_cli.artifacts.files import user_path
 from ltx2_cli.chips import chip
 from ltx2_cli.core.report import Report
-from ltx2_cli.distributed import is_shared
 from ltx2_cli.errors import RunError, UsageError
-from ltx2_cli.files import user_path
+from ltx2_cli.parallel.hosts import is_shared
+from ltx2_cli.parallel.mesh import ShardingPlan, activate
 from ltx2_cli.private_api import COMPILED_EVENT, READ_EVENT, compilation_refused, discard_unreadable_programs
 from ltx2_cli.request.profiles import program_cache
 from ltx2_cli.request.spec import NO_CACHE
 from ltx2_cli.request.spelling import typed
-from ltx2_cli.sharding import ShardingPlan, activate
 
 # By platform: XLA for the CPU leaves convolutions to a library, over wide ones for up to twice its own code's time.
 CONVOLUTION_OPTIONS = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": ""}}

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ltx2_cli.devices import find_devices
 from ltx2_cli.diffusion.latents import STAGES, LatentsFile, unpack
 from ltx2_cli.errors import UsageError
+from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.request.profiles import PROVENANCE
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.request.validation import MAX_FPS

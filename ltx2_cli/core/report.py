@@ -8,7 +8,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from ltx2_cli.files import replacing
+from ltx2_cli.artifacts.files import replacing
 
 LOAD, COMPILE = PREPARING = ("load", "compile")  # how the names begin of stages that a second run would not need
 DENOISE, DECODE, WRITE = "denoise", "decode", "write"  # the steps of a stage, and the stages that end a clip

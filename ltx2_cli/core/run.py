@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ltx2_cli.artifacts.outputs import Product, latents_paths, output_paths, record_path, sheet_path, single_specs
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.decode import decode, media_programs
 from ltx2_cli.core.edit import finished_clips
@@ -29,16 +30,15 @@ from ltx2_cli.core.run_state import (
     no_checkpoint,
 )
 from ltx2_cli.diffusion.latents import SIZE, pack, save_latents, unpack
-from ltx2_cli.distributed import device_error
 from ltx2_cli.media import Media, findings, write_record
 from ltx2_cli.media.contact_sheet import write_contact_sheet
 from ltx2_cli.media.joining import write_joined
-from ltx2_cli.outputs import Product, latents_paths, output_paths, record_path, sheet_path, single_specs
+from ltx2_cli.parallel.hosts import device_error
+from ltx2_cli.parallel.mesh import to_host
 from ltx2_cli.plan.edit import pieces
 from ltx2_cli.plan.resolve import Plan, kept_networks
 from ltx2_cli.request.profiles import to_yaml
 from ltx2_cli.request.spec import BOTH, RunSpec, Streams
-from ltx2_cli.sharding import to_host
 from ltx2_cli.weights.digests import digests, hash_later, quick_digest
 
 SILENT = Report()

@@ -13,21 +13,21 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from ltx2_cli.artifacts.outputs import Product
+from ltx2_cli.artifacts.tensor_file import CHECKSUM, misfits, read_tensors, write_tensors
 from ltx2_cli.core.encode import abstract_contexts
 from ltx2_cli.core.provenance import UNFINISHED, History, input_files, provenance, read_provenance
 from ltx2_cli.core.report import Report
 from ltx2_cli.diffusion.latents import Shape, token_shapes
-from ltx2_cli.distributed import any_host
 from ltx2_cli.errors import InterruptedRunError, RunError, UsageError
 from ltx2_cli.interrupts import StopRequest
-from ltx2_cli.outputs import Product
+from ltx2_cli.parallel.hosts import any_host
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import InitialLatents, Stage
 from ltx2_cli.request.layers import MAX_TEXT, ConfigLayer, read_text
 from ltx2_cli.request.profiles import OUTPUT_KEYS, PROVENANCE, read_spec, to_yaml
 from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.request.validation import MAX_FPS
-from ltx2_cli.tensor_file import CHECKSUM, misfits, read_tensors, write_tensors
 from ltx2_cli.weights.digests import digests, quick_digest
 
 

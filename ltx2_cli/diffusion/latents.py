@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from ltx2_cli.artifacts.tensor_file import CHECKSUM, misfits, open_tensors, read_tensors, write_tensors
 from ltx2_cli.diffusion.geometry import Geometry, VAECompression
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.request.validation import MAX_FPS, MAX_FRAMES, MAX_SIDE
-from ltx2_cli.tensor_file import CHECKSUM, misfits, open_tensors, read_tensors, write_tensors
 
 if TYPE_CHECKING:
     import jax

@@ -13,12 +13,12 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
+from ltx2_cli.artifacts.files import replacing
 from ltx2_cli.chips import chip
 from ltx2_cli.core.programs import Program
 from ltx2_cli.estimate.cycles import Cycles, clear_schedules, program_cycles
 from ltx2_cli.estimate.hlo import Loops, callees, computations, lines
-from ltx2_cli.files import replacing
-from ltx2_cli.links import seconds_per_byte
+from ltx2_cli.parallel.links import seconds_per_byte
 
 Groups = list[tuple[int, ...]]
 # How libtpu states what a program that is too large would need: of all memory, or of temporaries alone.

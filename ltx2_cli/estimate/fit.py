@@ -14,21 +14,28 @@ from typing import Any, NamedTuple
 
 import jax
 
+from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.chips import CHIPS, chip
 from ltx2_cli.core import run
 from ltx2_cli.core.components import Components
-from ltx2_cli.devices import RESERVE, RESERVE_REMARK, DeviceMemory, device_memory, find_devices, fraction_variable
 from ltx2_cli.errors import DoesNotFitError, UsageError
 from ltx2_cli.estimate.estimate import Estimate
 from ltx2_cli.estimate.offline import mesh_specs, slices, topology
 from ltx2_cli.estimate.phases import DECODE, PhaseMemory, phase_memory, run_phases
-from ltx2_cli.outputs import Product
+from ltx2_cli.parallel.devices import (
+    RESERVE,
+    RESERVE_REMARK,
+    DeviceMemory,
+    device_memory,
+    find_devices,
+    fraction_variable,
+)
+from ltx2_cli.parallel.mesh import divisors
 from ltx2_cli.plan.recipe import ONE_STAGE, TWO_STAGE, complete_request
 from ltx2_cli.plan.resolve import Plan, build_plan, plan_offline, resolve, stage1_plan
 from ltx2_cli.plan.stages import InitialLatents
 from ltx2_cli.request.profiles import AUTO, RECIPE_KEYS, read_sharding, read_spec
 from ltx2_cli.request.spec import DType, RunSpec
-from ltx2_cli.sharding import divisors
 from ltx2_cli.units import quantity
 
 FRACTION = 0.95  # of a GPU's memory that jax may well take

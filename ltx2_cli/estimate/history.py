@@ -20,11 +20,11 @@ from typing import Any
 
 import jax
 
+from ltx2_cli.artifacts.files import replacing
+from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.core.report import COMPILE, DECODE, DENOISE, WRITE, Timings
 from ltx2_cli.errors import RunError
 from ltx2_cli.estimate.estimate import estimate_plan
-from ltx2_cli.files import replacing
-from ltx2_cli.outputs import Product
 from ltx2_cli.plan.edit import pieces
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Stage

@@ -16,12 +16,12 @@ from jax.experimental import topologies
 
 from ltx2_cli.chips import CHIPS, Chip
 from ltx2_cli.core.report import Report
-from ltx2_cli.devices import install_command
 from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.estimate import Estimate, compile_and_estimate, estimate_plan, forward_programs
+from ltx2_cli.parallel.devices import install_command
+from ltx2_cli.parallel.mesh import divisors
 from ltx2_cli.plan.resolve import Plan, build_plan
 from ltx2_cli.request.spec import ShardingSpec
-from ltx2_cli.sharding import divisors
 
 # libtpu asks the machine that it is on for its place in a slice, and refuses to be loaded twice.
 _ALONE = {

@@ -12,8 +12,8 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from ltx2_cli.artifacts.files import replacing
 from ltx2_cli.errors import UsageError
-from ltx2_cli.files import replacing
 from ltx2_cli.media.ffmpeg import RETRY, described, given, own, read_facts, run_ffmpeg
 
 KEY_PREFIX = "ltx2."  # of the keys of our metadata

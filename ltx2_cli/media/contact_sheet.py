@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 
-from ltx2_cli.files import replacing
+from ltx2_cli.artifacts.files import replacing
 from ltx2_cli.media import Media
 
 FRAMES_PER_CLIP = 6

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ltx2_cli.files import replacing
+from ltx2_cli.artifacts.files import replacing
 from ltx2_cli.media import Kept, Media, write_media, write_mp4
 from ltx2_cli.media.ffmpeg import given, read_facts, run_ffmpeg
 

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageCms, ImageFile, ImageOps, UnidentifiedImageError
 
+from ltx2_cli.artifacts.files import read_limited
 from ltx2_cli.errors import RunError, UsageError
-from ltx2_cli.files import read_limited
 from ltx2_cli.media.ffmpeg import own, program
 from ltx2_cli.media.sounds import Sound
 from ltx2_cli.request.spelling import typed

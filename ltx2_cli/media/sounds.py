@@ -11,8 +11,8 @@ from subprocess import DEVNULL, run
 import numpy as np
 from numpy.typing import NDArray
 
+from ltx2_cli.artifacts.files import refuse_special
 from ltx2_cli.errors import UsageError
-from ltx2_cli.files import refuse_special
 from ltx2_cli.media.ffmpeg import RETRY, described, given, program, read_facts, unreadable
 from ltx2_cli.media.recent import Recent
 from ltx2_cli.request.spelling import option

@@ -12,8 +12,8 @@ from tempfile import TemporaryFile
 
 import numpy as np
 
+from ltx2_cli.artifacts.files import refuse_special
 from ltx2_cli.errors import UsageError
-from ltx2_cli.files import refuse_special
 from ltx2_cli.media import open_video
 from ltx2_cli.media.ffmpeg import described, given, logged, program, unreadable
 from ltx2_cli.media.pictures import MAX_PIXELS, Picture

@@ -26,8 +26,8 @@ from ltx2_cli.models.transformer_inputs import (
 )
 from ltx2_cli.nn.attention import KeysValues, TokenAxis, prepare_rope
 from ltx2_cli.nn.layers import AdaLayerNormSingle, Linear, layer_norm
+from ltx2_cli.parallel.mesh import active, constrain, fill
 from ltx2_cli.request.spec import BOTH, Streams
-from ltx2_cli.sharding import active, constrain, fill
 from ltx2_cli.weights.declare import Scope, Weight, is_weight
 
 T = TypeVar("T")

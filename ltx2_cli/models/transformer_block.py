@@ -13,8 +13,8 @@ from ltx2_cli.models.arch import StreamArch, TransformerArch
 from ltx2_cli.models.transformer_inputs import Arrays, Mask, PassMasks, StreamInputs
 from ltx2_cli.nn.attention import Attention, KeysValues, TokenAxis
 from ltx2_cli.nn.layers import FeedForward, computed_once, rms_norm
+from ltx2_cli.parallel.mesh import constrain_row_major
 from ltx2_cli.request.spec import BOTH, Streams
-from ltx2_cli.sharding import constrain_row_major
 from ltx2_cli.weights.declare import Scope
 
 

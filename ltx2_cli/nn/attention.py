@@ -16,8 +16,8 @@ from ltx2_cli.diffusion.conditions import References
 from ltx2_cli.nn.kernels import MASKED, Norm, Operands, attend_partly, attend_with, finish, split_heads
 from ltx2_cli.nn.layers import Linear, rms_norm, rms_scale
 from ltx2_cli.nn.rope import Rope, RopeGrids, over_tokens, pack
+from ltx2_cli.parallel.mesh import ShardingPlan, active, constrain, row_major
 from ltx2_cli.request.spec import AttentionBackend
-from ltx2_cli.sharding import ShardingPlan, active, constrain, row_major
 from ltx2_cli.weights.declare import Scope
 
 TOKENS, WIDTH = 1, 2  # dimensions of projections

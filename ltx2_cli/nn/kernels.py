@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from ltx2_cli.errors import UsageError
 from ltx2_cli.nn.layers import precision
 from ltx2_cli.nn.rope import rotate
+from ltx2_cli.parallel.mesh import device
 from ltx2_cli.request.spec import AttentionBackend, DType
 from ltx2_cli.request.spelling import typed
-from ltx2_cli.sharding import device
 
 SCORE_BYTES = 2**30  # float32 scores that XLA holds at a time, over all rows and heads: bounds memory, not the result
 CACHED_SCORES = 2**19  # float32 scores that fit the cache of a CPU core

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from ltx2_cli.sharding import device
+from ltx2_cli.parallel.mesh import device
 from ltx2_cli.weights.declare import CONV, VIDEO_CONV, Axes, Scope, Shape
 
 SINUSOID_WIDTH = 256

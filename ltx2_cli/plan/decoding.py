@@ -15,12 +15,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ltx2_cli.chips import chip
-from ltx2_cli.devices import device_memory
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.networks import Networks
 from ltx2_cli.models.video_vae import VideoDecoder, VideoVAE
 from ltx2_cli.nn.layers import IMAGE_AXES
-from ltx2_cli.sharding import ShardingPlan, divisors
+from ltx2_cli.parallel.devices import device_memory
+from ltx2_cli.parallel.mesh import ShardingPlan, divisors
 from ltx2_cli.weights.declare import Weight, weights
 
 Extent = tuple[int, int, int]  # frames, height, width

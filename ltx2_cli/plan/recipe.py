@@ -20,6 +20,7 @@ from ltx2_cli.media.sounds import Sound
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.networks import Checkpoint
 from ltx2_cli.models.upsampler import has_upsampler
+from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.plan.decoding import DecodePlan
 from ltx2_cli.plan.edit import edited
 from ltx2_cli.plan.stages import Stage
@@ -28,7 +29,6 @@ from ltx2_cli.request.size import LONGEST_SECONDS, longest_clip
 from ltx2_cli.request.spec import NO_GUIDANCE, RunSpec
 from ltx2_cli.request.spelling import option, typed
 from ltx2_cli.request.validation import random_seed
-from ltx2_cli.sharding import ShardingPlan
 from ltx2_cli.units import quantity
 from ltx2_cli.weights.checkpoint import AGAIN, read_json
 from ltx2_cli.weights.lora import parse_lora

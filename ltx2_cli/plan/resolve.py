@@ -10,7 +10,6 @@ import jax
 
 from ltx2_cli.diffusion.denoise import Pass, needed_passes
 from ltx2_cli.diffusion.latents import Shape, read_noise
-from ltx2_cli.distributed import ALONE
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.lora import find_adapters, preset_lora
@@ -23,6 +22,8 @@ from ltx2_cli.models.networks import (
 )
 from ltx2_cli.models.upsampler import LatentUpsamplerArch, has_upsampler, open_upsampler
 from ltx2_cli.nn.kernels import choose_backend
+from ltx2_cli.parallel.hosts import ALONE
+from ltx2_cli.parallel.mesh import ShardingPlan, lay_out, num_slices
 from ltx2_cli.plan import conditions, recipe, stages
 from ltx2_cli.plan.conditions import Loras
 from ltx2_cli.plan.decoding import DecodePlan, free_bytes, plan_tiling, sound_bytes
@@ -41,7 +42,6 @@ from ltx2_cli.plan.unused import Request, unused_options
 from ltx2_cli.plan.work import choose_layout, step_of, text_bytes
 from ltx2_cli.request.spec import DType, RunSpec, Streams
 from ltx2_cli.request.spelling import typed
-from ltx2_cli.sharding import ShardingPlan, lay_out, num_slices
 from ltx2_cli.weights.checkpoint import TensorFiles, collect, raise_all
 from ltx2_cli.weights.declare import weights
 from ltx2_cli.weights.hub import Download, as_path, list_downloads, local_path, locate

@@ -22,10 +22,10 @@ from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.lora import find_adapters, reference_scale
 from ltx2_cli.models.networks import Checkpoint, Networks, picture_encoder, sound_encoder
 from ltx2_cli.models.upsampler import LatentUpsampler, LatentUpsamplerArch
+from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.plan.conditions import Loras, ShownPicture, read_given_sound, read_pictures, shown_pictures
 from ltx2_cli.request.spec import NO_GUIDANCE, DType, Guidance, RunSpec, Streams
 from ltx2_cli.request.spelling import option, typed
-from ltx2_cli.sharding import ShardingPlan
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope
 from ltx2_cli.weights.lora import LoraDelta

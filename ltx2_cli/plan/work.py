@@ -12,11 +12,11 @@ from typing import NamedTuple
 from ltx2_cli.chips import Chip, chip
 from ltx2_cli.diffusion.denoise import Pass
 from ltx2_cli.diffusion.geometry import Geometry
-from ltx2_cli.links import seconds_per_byte
 from ltx2_cli.models.arch import TransformerArch
 from ltx2_cli.models.transformer import Transformer
+from ltx2_cli.parallel.links import seconds_per_byte
+from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.request.spec import DType, RunSpec
-from ltx2_cli.sharding import ShardingPlan
 from ltx2_cli.units import Range, duration
 from ltx2_cli.weights.declare import Scope, Weight, weights
 

@@ -17,8 +17,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import yaml
 from omegaconf import BooleanNode, EnumNode, FloatNode, IntegerNode, StringNode, ValidationError
 
+from ltx2_cli.artifacts.files import read_limited
 from ltx2_cli.errors import UsageError
-from ltx2_cli.files import read_limited
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.spelling import NAMES, by_key, short_name, typed
 from ltx2_cli.request.validation import MAX_VIDEOS, STEERING, SURROGATE

@@ -14,8 +14,8 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from ltx2_cli.artifacts.files import refuse_special
 from ltx2_cli.errors import RunError, UsageError
-from ltx2_cli.files import refuse_special
 
 MAX_JSON = 64_000_000  # bytes of a config or an index
 LOST = "was removed or changed while it was read"

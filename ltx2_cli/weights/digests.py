@@ -8,8 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 from threading import Lock, Thread
 
+from ltx2_cli.artifacts.files import replacing
 from ltx2_cli.errors import RunError
-from ltx2_cli.files import replacing
 from ltx2_cli.request.profiles import user_cache
 
 LARGE = 2**24  # bytes: to read fewer takes no longer than to look them up

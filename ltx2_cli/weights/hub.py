@@ -14,8 +14,8 @@ from urllib.parse import quote
 import huggingface_hub as hf
 from huggingface_hub import constants, errors
 
+from ltx2_cli.artifacts.files import user_path
 from ltx2_cli.errors import DISK_FULL, UsageError
-from ltx2_cli.files import user_path
 from ltx2_cli.units import quantity
 
 EMBEDDED, DEMO_FOLDER = "embedded", Path(__file__).parents[1] / "demo"  # the checkpoint in this package

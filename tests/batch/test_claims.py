@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from ltx2_cli.artifacts.files import Output, ReservedError, reserve
 from ltx2_cli.batch import claims
 from ltx2_cli.batch.claims import VOID, ClaimedError, claimed, this_process
 from ltx2_cli.errors import RunError, UsageError
-from ltx2_cli.files import Output, ReservedError, reserve
 
 CLIPS = 12
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ltx2_cli.artifacts.outputs import MAX_BYTES, slug
 from ltx2_cli.batch.names import parse_template
 from ltx2_cli.errors import UsageError
-from ltx2_cli.outputs import MAX_BYTES, slug
 from ltx2_cli.request.profiles import read_spec
 
 SPEC = read_spec(prompt="A Red ball!", model="ltx2.3", seed=7, width=64, fps=12.5)

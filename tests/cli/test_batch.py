@@ -12,11 +12,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from ltx2_cli.artifacts.outputs import Product, record_path
 from ltx2_cli.cli import batch
 from ltx2_cli.cli.jobs import DONE, OPEN, Result
-from ltx2_cli.distributed import ProcessGroup
 from ltx2_cli.errors import UsageError
-from ltx2_cli.outputs import Product, record_path
+from ltx2_cli.parallel.hosts import ProcessGroup
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.profiles import read_spec, to_yaml
 from program import run_program

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 import numpy as np
 import pytest
 
-from ltx2_cli import files
+from ltx2_cli.artifacts import files
+from ltx2_cli.artifacts.outputs import output_paths
 from ltx2_cli.cli import execute
 from ltx2_cli.cli.session import STARTED
 from ltx2_cli.core.report import Report
@@ -24,7 +25,6 @@ from ltx2_cli.diffusion.latents import save_latents
 from ltx2_cli.errors import MAKE_ROOM, NotFiniteError, RunError
 from ltx2_cli.estimate.fit import Request
 from ltx2_cli.media import Media, write_mp4
-from ltx2_cli.outputs import output_paths
 from ltx2_cli.request.profiles import read_spec, to_yaml
 from ltx2_cli.request.spec import DType, RunSpec, Streams
 from ltx2_cli.weights.hub import Download

@@ -10,8 +10,8 @@ from safetensors.numpy import save_file
 from ltx2_cli import read_spec, resolve
 from ltx2_cli.cli.execute import plan_facts
 from ltx2_cli.cli.session import request_facts, synchronized
-from ltx2_cli.distributed import ProcessGroup
 from ltx2_cli.errors import DoesNotFitError, RunError, UsageError
+from ltx2_cli.parallel.hosts import ProcessGroup
 from ltx2_cli.plan.resolve import Plan
 
 

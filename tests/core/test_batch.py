@@ -30,8 +30,8 @@ from ltx2_cli.cli.worker import Worker
 from ltx2_cli.core.components import Components, network_values
 from ltx2_cli.core.run import load, write
 from ltx2_cli.core.run_state import RunCheckpointer, RunState
-from ltx2_cli.devices import DeviceMemory
 from ltx2_cli.errors import MAKE_ROOM
+from ltx2_cli.parallel.devices import DeviceMemory
 from ltx2_cli.plan.resolve import Plan, resolve
 from ltx2_cli.request.profiles import read_spec, to_yaml
 from ltx2_cli.weights.digests import header_digest

@@ -22,8 +22,8 @@ from ltx2_cli.core.denoising import stage_programs
 from ltx2_cli.core.programs import jitted
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import load, programs, run
+from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.plan.resolve import plan_offline
-from ltx2_cli.sharding import ShardingPlan
 from ltx2_cli.weights.declare import Weight, weights
 from ltx2_cli.weights.transfer import Place
 

@@ -23,16 +23,16 @@ from safetensors.numpy import load_file, save
 from clips import ALL_ON, Checkpoint, plan_of
 from forked import Forked, fork, run_main
 from ltx2_cli import resolve
+from ltx2_cli.artifacts.outputs import Product
+from ltx2_cli.artifacts.tensor_file import CHECKSUM, checksum
 from ltx2_cli.core import provenance
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import load, write
 from ltx2_cli.core.run_state import ENTRIES, RunCheckpointer, RunGoal, RunState, open_saved_run
 from ltx2_cli.diffusion.latents import open_latents
 from ltx2_cli.errors import InterruptedRunError
-from ltx2_cli.outputs import Product
 from ltx2_cli.request.layers import read_file
 from ltx2_cli.request.spec import Streams
-from ltx2_cli.tensor_file import CHECKSUM, checksum
 from program import run_program
 
 KILLS = int(os.environ.get("LTX2_KILLS", "1"))  # real ones; each takes a process

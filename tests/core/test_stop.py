@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from clips import Case, Checkpoint, Size, plan_of
+from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.cli.execute import execute
 from ltx2_cli.cli.options import SessionOptions
 from ltx2_cli.cli.session import Session
@@ -19,10 +20,9 @@ from ltx2_cli.core.components import Components
 from ltx2_cli.core.report import Advance, Report
 from ltx2_cli.core.run import load
 from ltx2_cli.core.run_state import RunCheckpointer, RunGoal, RunState
-from ltx2_cli.distributed import ProcessGroup
 from ltx2_cli.errors import AbortedRunError, InterruptedRunError
 from ltx2_cli.interrupts import STOP_SIGNALS, StopRequest, handle_signals, stop_on_signal
-from ltx2_cli.outputs import Product
+from ltx2_cli.parallel.hosts import ProcessGroup
 from ltx2_cli.plan.resolve import Plan, resolve
 
 OFF = (1.0, 0.0, 1.0, 0.0)

@@ -7,13 +7,13 @@ import pytest
 
 from ltx2_cli import chips
 from ltx2_cli.chips import Chip
-from ltx2_cli.devices import device_memory
 from ltx2_cli.errors import DoesNotFitError
 from ltx2_cli.estimate.compiled import Collective, Compiled, CompileFailure, Memory
 from ltx2_cli.estimate.estimate import Estimate, estimate_plan, record
 from ltx2_cli.estimate.fit import Alternative, check_estimate
 from ltx2_cli.estimate.flops import phase_flops
 from ltx2_cli.estimate.phases import PHASES, PICTURES, SOUND
+from ltx2_cli.parallel.devices import device_memory
 from ltx2_cli.plan.resolve import Plan, plan_offline
 from ltx2_cli.request.profiles import read_spec
 

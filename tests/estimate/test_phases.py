@@ -9,6 +9,7 @@ from PIL import Image
 
 from devices import DescribedDevice, cpu, tpus
 from loras import keys, write_header
+from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.core.run_state import RunState
 from ltx2_cli.diffusion.denoise import Pass
 from ltx2_cli.estimate.flops import phase_flops
@@ -27,7 +28,6 @@ from ltx2_cli.estimate.phases import (
     run_phases,
     weight_bytes,
 )
-from ltx2_cli.outputs import Product
 from ltx2_cli.plan.resolve import Plan, plan_offline, stage1_plan
 from ltx2_cli.plan.stages import InitialLatents
 from ltx2_cli.plan.work import step_of

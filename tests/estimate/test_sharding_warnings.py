@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from ltx2_cli.estimate.compiled import collectives
 from ltx2_cli.estimate.estimate import sharding_warnings
-from ltx2_cli.sharding import ShardingPlan
+from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.weights.declare import Scope, Weight
 
 LAYERS, WIDTH, INNER = 6, 16, 48

@@ -12,9 +12,9 @@ import imageio_ffmpeg
 import numpy as np
 import pytest
 
+from ltx2_cli.artifacts.outputs import record_path
 from ltx2_cli.errors import MAKE_ROOM, RunError
 from ltx2_cli.media import Media, write_mp4, write_record
-from ltx2_cli.outputs import record_path
 
 LATENT_FRAME = 8 / 24  # seconds
 

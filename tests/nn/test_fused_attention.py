@@ -12,8 +12,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from compilers import devices, needs_libtpu
 from ltx2_cli.nn.attention_cases import drawn, packed
 from ltx2_cli.nn.kernels import attend_partly, attend_with
+from ltx2_cli.parallel.mesh import ShardingPlan, activate
 from ltx2_cli.request.spec import AttentionBackend
-from ltx2_cli.sharding import ShardingPlan, activate
 
 FUSED = AttentionBackend.fused
 

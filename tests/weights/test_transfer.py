@@ -17,9 +17,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ltx2_cli.core.components import placement
 from ltx2_cli.models.transformer import Transformer
+from ltx2_cli.parallel.mesh import lay_out
 from ltx2_cli.plan.resolve import plan_offline
 from ltx2_cli.request.profiles import read_sharding, read_spec
-from ltx2_cli.sharding import lay_out
 from ltx2_cli.weights import load as load_module
 from ltx2_cli.weights import transfer as transfer_module
 from ltx2_cli.weights.checkpoint import Tensor, TensorFiles

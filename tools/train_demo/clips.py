@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ltx2_cli.files import replacing
+from ltx2_cli.artifacts.files import replacing
 from ltx2_cli.models.audio_vae import AudioVAE, pack
 from ltx2_cli.models.video_vae import VideoVAE
 from ltx2_cli.weights.declare import Weight, map_weights

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from optax.contrib import MuonDimensionNumbers, muon
 
-from ltx2_cli.files import replacing
+from ltx2_cli.artifacts.files import replacing
 from ltx2_cli.weights.declare import PLAIN, M, Weight, map_weights, weights
 from tools.train_demo.convolution import gradients_by_products
 

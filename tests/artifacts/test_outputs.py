@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ltx2_cli.errors import UsageError
-from ltx2_cli.files import Output
-from ltx2_cli.outputs import (
+from ltx2_cli.artifacts.files import Output
+from ltx2_cli.artifacts.outputs import (
     Product,
     check_outputs,
     latents_paths,
@@ -18,6 +17,7 @@ from ltx2_cli.outputs import (
     slug,
     with_free_names,
 )
+from ltx2_cli.errors import UsageError
 from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.request.spec import RunSpec
 

@@ -11,8 +11,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from ltx2_cli.artifacts.files import refuse_special, replacing
 from ltx2_cli.errors import UsageError
-from ltx2_cli.files import refuse_special, replacing
 
 CHECKSUM = "crc32"  # metadata key: of all other content, to find bits that a disk or a network changed
 DTYPES = ("F16", "F32", "F64")

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ltx2_cli.background import in_background
-from ltx2_cli.devices import TPU_DEVICES, skip_absent_tpu
 from ltx2_cli.errors import RunError, UsageError
+from ltx2_cli.parallel.devices import TPU_DEVICES, skip_absent_tpu
 
 BY_HAND = "--coordinator-address HOST:PORT --num-processes N --process-id I on each host, I from 0 to N - 1"
 ALONE = "--num-processes 1 runs alone"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ltx2_cli.artifacts.files import Output, _lock_path, check_unreserved, replacing, reserve, user_path
 from ltx2_cli.errors import RunError, UsageError
-from ltx2_cli.files import Output, _lock_path, check_unreserved, replacing, reserve, user_path
 from other_process import other_process
 
 

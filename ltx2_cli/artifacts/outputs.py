@@ -12,8 +12,8 @@ from itertools import chain, count
 from os.path import expanduser
 from pathlib import Path
 
+from ltx2_cli.artifacts.files import Output, check_unreserved, named_by
 from ltx2_cli.errors import UsageError
-from ltx2_cli.files import Output, check_unreserved, named_by
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.spelling import typed
 from ltx2_cli.request.validation import CLIP_TYPES

@@ -7,7 +7,7 @@ import pytest
 
 from devices import DescribedDevice, gpu
 from ltx2_cli import chips
-from ltx2_cli.links import seconds_per_byte
+from ltx2_cli.parallel.links import seconds_per_byte
 
 Devices = dict[tuple[int, ...], DescribedDevice]
 

@@ -15,13 +15,14 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
-from ltx2_cli import distributed, read_spec, resolve
+from ltx2_cli import read_spec, resolve
 from ltx2_cli.core.generate import generate
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import START, load
 from ltx2_cli.diffusion.latents import unpack
-from ltx2_cli.distributed import ProcessGroup, init_distributed
 from ltx2_cli.errors import UsageError
+from ltx2_cli.parallel import hosts as distributed
+from ltx2_cli.parallel.hosts import ProcessGroup, init_distributed
 from pair import ended, ended_commands, start, start_programs, start_readers
 from program import run_program
 
@@ -47,7 +48,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[object, ...], d
 
 
 def test_a_single_host_imports_no_jax() -> None:
-    code = "import sys; from ltx2_cli.distributed import init_distributed"
+    code = "import sys; from ltx2_cli.parallel.hosts import init_distributed"
     code += "; print(init_distributed().count, 'jax' in sys.modules)"
     assert ended(start(Path.cwd(), "-c", code)) == (0, "1 False\n", "")
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import jax
 import pytest
 
-import ltx2_cli.devices
+import ltx2_cli.parallel.devices
 from devices import GIB, DescribedDevice, cpu, gpu, tpus
-from ltx2_cli.devices import (
+from ltx2_cli.errors import UsageError
+from ltx2_cli.parallel.devices import (
     SHARE,
     TPU_DEVICES,
     device_memory,
@@ -19,7 +20,6 @@ from ltx2_cli.devices import (
     is_tpu_absent,
     peak_memory,
 )
-from ltx2_cli.errors import UsageError
 
 COMMAND = """
 import os, sys
@@ -28,7 +28,7 @@ def end(code, leave=os._exit):
     leave(code)
 os._exit = end
 sys.argv = ["ltx2", "generate", "--model", "demo", "--prompt", "a red ball", "--seed", "1", "--dry-run"]
-from ltx2_cli.devices import find_devices
+from ltx2_cli.parallel.devices import find_devices
 find_devices()  # as commands that have imported nothing else
 from ltx2_cli.__main__ import main
 main()
@@ -48,7 +48,7 @@ def test_libtpu_is_not_started_without_a_tpu(tmp_path: Path):
 
 def test_device_files_and_variables_decide_whether_a_tpu_is_absent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.delenv("JAX_FORCE_TPU_INIT", raising=False)
-    monkeypatch.setattr(ltx2_cli.devices, "TPU_DEVICES", (str(tmp_path / "accel*"),))
+    monkeypatch.setattr(ltx2_cli.parallel.devices, "TPU_DEVICES", (str(tmp_path / "accel*"),))
     assert is_tpu_absent(None)
     assert is_tpu_absent("")  # JAX_PLATFORMS= is any
     assert not is_tpu_absent("tpu")
@@ -138,7 +138,7 @@ def test_a_program_may_fill_nine_tenths_of_what_jax_takes_of_a_gpu(monkeypatch: 
 def test_cpu_devices_share_the_memory_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 16 * GIB // 4096}
     monkeypatch.setattr(os, "sysconf", machine.__getitem__)
-    monkeypatch.setattr("ltx2_cli.devices.GROUPS", Path("/nowhere"))
+    monkeypatch.setattr("ltx2_cli.parallel.devices.GROUPS", Path("/nowhere"))
     assert device_memory(cpu()) == (SHARE * 16 * GIB,) * 3
     assert device_memory(cpu(8)).limit == SHARE * 2 * GIB
     assert device_memory(jax.devices()[:2]).limit == SHARE * 8 * GIB
@@ -161,8 +161,8 @@ def test_control_groups_limit_the_memory(
     for name, text in files.items():
         (groups / name).parent.mkdir(parents=True, exist_ok=True)
         (groups / name).write_text(text)
-    monkeypatch.setattr("ltx2_cli.devices.GROUPS", groups)
-    monkeypatch.setattr("ltx2_cli.devices.OWN_GROUP", own)
+    monkeypatch.setattr("ltx2_cli.parallel.devices.GROUPS", groups)
+    monkeypatch.setattr("ltx2_cli.parallel.devices.OWN_GROUP", own)
     assert device_memory(cpu()).limit == SHARE * GIB
 
 

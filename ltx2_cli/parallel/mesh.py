@@ -18,8 +18,8 @@ from jax.experimental.mesh_utils import create_device_mesh, create_hybrid_device
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from ltx2_cli.chips import chip
-from ltx2_cli.devices import skip_absent_tpu
 from ltx2_cli.errors import UsageError
+from ltx2_cli.parallel.devices import skip_absent_tpu
 from ltx2_cli.request.spec import AttentionBackend, ShardingSpec
 from ltx2_cli.request.spelling import typed
 from ltx2_cli.weights.declare import Weight

@@ -1,0 +1,1 @@
+"""Several devices and hosts: meshes and rules, links, and transfers between hosts and devices."""
