@@ -34,7 +34,8 @@ from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.transformer_inputs import DenoiserInputs, PassMasks, rope_tables
 from ltx2_cli.models.video_vae import VideoVAE, VideoVAEArch
 from ltx2_cli.nn.kernels import NATIVE
-from ltx2_cli.parallel.mesh import ShardingPlan, activate
+from ltx2_cli.parallel.constrain import activate
+from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope

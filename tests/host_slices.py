@@ -9,8 +9,8 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ltx2_cli.parallel.arrays import to_host
 from ltx2_cli.parallel.hosts import init_distributed
-from ltx2_cli.parallel.mesh import to_host
 from ltx2_cli.weights import load as loading
 from ltx2_cli.weights import transfer
 from ltx2_cli.weights.checkpoint import TensorFiles

@@ -17,7 +17,7 @@ from ltx2_cli.models.audio_vae import AudioVAE, AudioVAEArch
 from ltx2_cli.models.spectrogram import crop_or_pad, log_mel, resample_on_host, samples_for
 from ltx2_cli.models.video_vae import VideoVAE
 from ltx2_cli.nn.layers import IMAGE_AXES
-from ltx2_cli.parallel.mesh import to_devices, to_host
+from ltx2_cli.parallel.arrays import to_devices, to_host
 from ltx2_cli.plan.conditions import follows_by_shares
 from ltx2_cli.plan.decoding import image_mesh
 from ltx2_cli.plan.edit import first_shown, shown_sound

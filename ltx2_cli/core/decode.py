@@ -21,7 +21,7 @@ from ltx2_cli.models.audio_vae import AudioVAE
 from ltx2_cli.models.video_vae import VideoVAE
 from ltx2_cli.models.vocoder import Vocoder, VocoderWithBWE
 from ltx2_cli.nn.layers import IMAGE_AXES
-from ltx2_cli.parallel.mesh import to_devices, to_first_host, to_host
+from ltx2_cli.parallel.arrays import to_devices, to_first_host, to_host
 from ltx2_cli.plan.decoding import VIDEOS, DecodePlan, decode_frames
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.spec import BOTH, Streams

@@ -29,7 +29,7 @@ from ltx2_cli.models.transformer_inputs import (
     TextContext,
     rope_tables,
 )
-from ltx2_cli.parallel.mesh import to_devices, to_host
+from ltx2_cli.parallel.arrays import to_devices, to_host
 from ltx2_cli.plan.edit import edit_of, edited
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Phase, Stage

@@ -15,7 +15,7 @@ from ltx2_cli.core.report import Report
 from ltx2_cli.errors import NotFiniteError
 from ltx2_cli.models.connectors import TextConnectors
 from ltx2_cli.models.gemma import Gemma, Tokens, tokenise
-from ltx2_cli.parallel.mesh import to_devices
+from ltx2_cli.parallel.arrays import to_devices
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import CONNECTORS
 from ltx2_cli.request.spec import DType, Streams

@@ -24,7 +24,7 @@ from ltx2_cli.errors import NotFiniteError
 from ltx2_cli.models.upsampler import LatentUpsampler
 from ltx2_cli.models.upsampler import upsample as upsample_latents
 from ltx2_cli.models.video_vae import LatentStatistics
-from ltx2_cli.parallel.mesh import to_devices, to_host
+from ltx2_cli.parallel.arrays import to_devices, to_host
 from ltx2_cli.plan.decoding import Extent
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Phase, Stage

@@ -24,7 +24,7 @@ from ltx2_cli.core.run_state import RunState
 from ltx2_cli.errors import RunError, UsageError
 from ltx2_cli.media import Media
 from ltx2_cli.media.contact_sheet import LONGER_SIDE, write_contact_sheet
-from ltx2_cli.parallel.mesh import to_host
+from ltx2_cli.parallel.arrays import to_host
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Stage
 from ltx2_cli.request.profiles import user_cache

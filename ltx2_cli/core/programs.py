@@ -19,8 +19,9 @@ from ltx2_cli.artifacts.files import user_path
 from ltx2_cli.chips import chip
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import RunError, UsageError
+from ltx2_cli.parallel.constrain import activate
 from ltx2_cli.parallel.hosts import is_shared
-from ltx2_cli.parallel.mesh import ShardingPlan, activate
+from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.private_api import COMPILED_EVENT, READ_EVENT, compilation_refused, discard_unreadable_programs
 from ltx2_cli.request.profiles import program_cache
 from ltx2_cli.request.spec import NO_CACHE

@@ -33,8 +33,8 @@ from ltx2_cli.diffusion.latents import SIZE, pack, save_latents, unpack
 from ltx2_cli.media import Media, findings, write_record
 from ltx2_cli.media.contact_sheet import write_contact_sheet
 from ltx2_cli.media.joining import write_joined
+from ltx2_cli.parallel.arrays import to_host
 from ltx2_cli.parallel.hosts import device_error
-from ltx2_cli.parallel.mesh import to_host
 from ltx2_cli.plan.edit import pieces
 from ltx2_cli.plan.resolve import Plan, kept_networks
 from ltx2_cli.request.profiles import to_yaml

@@ -26,7 +26,7 @@ from ltx2_cli.models.transformer_inputs import (
 )
 from ltx2_cli.nn.attention import KeysValues, TokenAxis, prepare_rope
 from ltx2_cli.nn.layers import AdaLayerNormSingle, Linear, layer_norm
-from ltx2_cli.parallel.mesh import active, constrain, fill
+from ltx2_cli.parallel.constrain import active, constrain, pad_to_shards
 from ltx2_cli.request.spec import BOTH, Streams
 from ltx2_cli.weights.declare import Scope, Weight, is_weight
 
@@ -127,12 +127,12 @@ class Transformer(nnx.Module):
             stream: StreamIO, held: Conditions | None, rope: Ropes, axis: TokenAxis, other: TokenAxis
         ) -> tuple[StreamInputs, jax.Array]:
             modulation, embedded = stream.modulation(timestep, gate_scale, held)
-            level = None if held is None else fill(jnp.asarray(held.level), (axis.name,), 0)
+            level = None if held is None else pad_to_shards(jnp.asarray(held.level), (axis.name,), 0)
             ropes = prepare_rope(rope.own, axis, axis), prepare_rope(rope.cross, axis, other)
             return StreamInputs(modulation, *ropes, axis, level, held and held.references), embedded
 
         def project(stream: StreamIO, x: jax.Array, axis: TokenAxis) -> jax.Array:
-            return stream.proj_in(fill(x, ("rows", axis.name, None), 1))
+            return stream.proj_in(pad_to_shards(x, ("rows", axis.name, None), 1))
 
         def end(stream: StreamIO, x: jax.Array, begun: tuple[StreamInputs, jax.Array]) -> jax.Array:
             return stream.output(x, begun[1], begun[0].level)[:, : begun[0].tokens.length]

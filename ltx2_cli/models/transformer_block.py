@@ -12,15 +12,15 @@ from flax import nnx
 from ltx2_cli.models.arch import StreamArch, TransformerArch
 from ltx2_cli.models.transformer_inputs import Arrays, Mask, PassMasks, StreamInputs
 from ltx2_cli.nn.attention import Attention, KeysValues, TokenAxis
-from ltx2_cli.nn.layers import FeedForward, computed_once, rms_norm
-from ltx2_cli.parallel.mesh import constrain_row_major
+from ltx2_cli.nn.layers import FeedForward, materialize, rms_norm
+from ltx2_cli.parallel.constrain import constrain_and_keep_row_major
 from ltx2_cli.request.spec import BOTH, Streams
 from ltx2_cli.weights.declare import Scope
 
 
 def modulate(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
     """x·(1 + scale) + shift."""
-    return computed_once(x * (1 + scale) + shift)
+    return materialize(x * (1 + scale) + shift)
 
 
 class Stream(nnx.Module):
@@ -69,7 +69,7 @@ class Stream(nnx.Module):
         """x after the feed-forward."""
         shift, scale, gate = inputs.rows(self.table[3:6], inputs.modulation.self_and_mlp[..., 3:6, :])
         y = x + self.feed_forward(modulate(rms_norm(x, self.eps), scale, shift)) * gate
-        return constrain_row_major(y, ("rows", inputs.tokens.name, None))
+        return constrain_and_keep_row_major(y, ("rows", inputs.tokens.name, None))
 
     def cross_inputs(self, x: jax.Array, inputs: StreamInputs) -> Arrays:
         """x, normalised and modulated, for the attention towards the video and for that towards the audio."""

@@ -16,7 +16,8 @@ from ltx2_cli.diffusion.conditions import References
 from ltx2_cli.nn.kernels import MASKED, Norm, Operands, attend_partly, attend_with, finish, split_heads
 from ltx2_cli.nn.layers import Linear, rms_norm, rms_scale
 from ltx2_cli.nn.rope import Rope, RopeGrids, over_tokens, pack
-from ltx2_cli.parallel.mesh import ShardingPlan, active, constrain, row_major
+from ltx2_cli.parallel.constrain import active, constrain, keep_row_major
+from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.request.spec import AttentionBackend
 from ltx2_cli.weights.declare import Scope
 
@@ -256,7 +257,7 @@ def _first_positions(rope: PreparedRope, count: int) -> PreparedRope:
 def _trade(x: jax.Array, along: str) -> jax.Array:
     """Of x [rows, tokens, width], the tokens of all devices along an axis with one part of the width."""
     # The parts in front: to split and join lanes in the exchange itself costs libtpu more than the copies.
-    parts = jnp.moveaxis(row_major(x).reshape(*x.shape[:2], jax.lax.axis_size(along), -1), 2, 0)
+    parts = jnp.moveaxis(keep_row_major(x).reshape(*x.shape[:2], jax.lax.axis_size(along), -1), 2, 0)
     received = jnp.moveaxis(jax.lax.all_to_all(parts, along, 0, 0), 0, 1)
     return received.reshape(x.shape[0], -1, received.shape[-1])
 

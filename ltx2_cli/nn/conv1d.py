@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from ltx2_cli.nn.layers import convolve_by_taps
-from ltx2_cli.parallel.mesh import device
+from ltx2_cli.parallel.constrain import device
 from ltx2_cli.weights.declare import CONV, TRANSPOSED_CONV, Scope
 
 LANES, COLUMNS = 128, 256  # of a TPU's vector, of its matrix unit

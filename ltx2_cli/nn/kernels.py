@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from ltx2_cli.errors import UsageError
 from ltx2_cli.nn.layers import precision
 from ltx2_cli.nn.rope import rotate
-from ltx2_cli.parallel.mesh import device
+from ltx2_cli.parallel.constrain import device
 from ltx2_cli.request.spec import AttentionBackend, DType
 from ltx2_cli.request.spelling import typed
 

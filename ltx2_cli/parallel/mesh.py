@@ -1,34 +1,28 @@
-"""Sharding: a mesh, rules from logical axes to its axes, and transfers between hosts and devices."""
+"""A mesh of devices and the rules that lay arrays out on it."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
-from itertools import combinations
 from types import MappingProxyType
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.experimental.layout import Format, Layout, with_layout_constraint
+from jax.experimental.layout import Format, Layout
 from jax.experimental.mesh_utils import create_device_mesh, create_hybrid_device_mesh
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ltx2_cli.chips import chip
 from ltx2_cli.errors import UsageError
 from ltx2_cli.parallel.devices import skip_absent_tpu
+from ltx2_cli.parallel.rules import rule_mistakes
 from ltx2_cli.request.spec import AttentionBackend, ShardingSpec
 from ltx2_cli.request.spelling import typed
 from ltx2_cli.weights.declare import Weight
 
 skip_absent_tpu()  # all that uses devices imports this module
 
-Rules = tuple[tuple[str, str], ...]
-WEIGHT_AXES = ("layers", "embed", "heads", "mlp", "vocab", "conv_in", "conv_out")
-ACTIVATION_AXES = ("rows", "tokens", "audio_tokens", "heads")
+Rules = tuple[tuple[str, str], ...]  # logical axis, mesh axis
 LANES = 128  # columns of a TPU's tile
 SUBLANES = 8  # its rows, where a profile does not say
 
@@ -122,7 +116,7 @@ def lay_out(
     """The plan of a profile on these devices for batches of `rows`; a mesh without axes is one device. `heads` counts
     those of each attention that the rules split; the attention backend is chosen already. Raises `UsageError` with all
     contradictions of rules, mesh, devices, weights and heads, and with the nearest mesh that fits."""
-    if mistakes := list(_rule_mistakes(spec)):
+    if mistakes := list(rule_mistakes(spec)):
         sentences, hints = map(dict.fromkeys, zip(*mistakes, strict=True))
         raise UsageError(f"sharding profile {spec.profile}: {'; '.join(sentences)}", "; ".join(hints))
     try:
@@ -215,130 +209,3 @@ def _mesh(spec: ShardingSpec, devices: Sequence[jax.Device], rows: int) -> Mesh:
 def num_slices(devices: Sequence[jax.Device]) -> int:
     """How many TPU slices the devices belong to; 1 for other devices."""
     return len({device.slice_index for device in devices if hasattr(device, "slice_index")}) or 1
-
-
-def _rule_mistakes(spec: ShardingSpec) -> Iterator[tuple[str, str]]:
-    """What is wrong with the rules and the mesh's axes by themselves, and what to do about it."""
-    rules_of = {"weights": (spec.weights, WEIGHT_AXES), "activations": (spec.activations, ACTIVATION_AXES)}
-    for kind, (rules, known) in rules_of.items():
-        for axis in (axis for axis in rules if axis not in known):
-            yield f"{kind} have no axis `{axis}`{_closest(axis, known)}", f"{kind} have {_quoted(known)}"
-    named = {*spec.weights.values(), *spec.activations.values()}
-    for axis in sorted(named - set(spec.mesh)):
-        hint = f"the mesh has {_quoted(spec.mesh) or 'none'}"
-        yield f"its mesh has no axis `{axis}`{_closest(axis, spec.mesh)}", hint
-    for axis in (axis for axis, size in spec.mesh.items() if size != 1 and axis not in named):
-        hint = f"leave out {axis}: its devices do the same work"
-        yield f"no rule names mesh axis `{axis}`{_closest(axis, named)}", hint
-    for (first, axis), (second, other_axis) in combinations(sorted(spec.activations.items()), 2):
-        if axis == other_axis and {first, second} != {"tokens", "audio_tokens"}:
-            yield (
-                f"{first} and {second} of activations both lie along mesh axis `{axis}`",
-                "give each an axis of its own",
-            )
-    tokens, audio_tokens = (spec.activations.get(name) for name in ("tokens", "audio_tokens"))
-    if audio_tokens not in (None, tokens):  # attention between the streams would trade along the wrong axis
-        yield (
-            "tokens and audio_tokens of activations lie along different mesh axes",
-            "one axis for both, or no audio_tokens",
-        )
-
-
-def _closest(name: str, known: Iterable[str]) -> str:
-    return "".join(f"; closest: `{match}`" for match in get_close_matches(name, known, 1))
-
-
-def _quoted(names: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
-
-
-_active: ContextVar[ShardingPlan | None] = ContextVar("active sharding plan", default=None)
-
-
-@contextmanager
-def activate(plan: ShardingPlan) -> Iterator[None]:
-    """In the body, traced functions follow `plan`."""
-    token = _active.set(plan)
-    try:
-        yield
-    finally:
-        _active.reset(token)
-
-
-def active() -> ShardingPlan | None:
-    """The plan of the innermost `activate`."""
-    return _active.get()
-
-
-def device() -> jax.Device:
-    """The first of the active plan's devices, else the default one."""
-    plan = _active.get()
-    return jax.devices()[0] if plan is None else plan.mesh.devices.flat[0]
-
-
-def constrain(x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
-    """`x` laid out by its logical axes under the active plan; `x` itself where none is active."""
-    plan = _active.get()
-    if plan is None:
-        return x
-    return jax.lax.with_sharding_constraint(x, NamedSharding(plan.mesh, plan.activation(axes, x.shape)))
-
-
-def constrain_row_major(x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
-    """`constrain`, and each device's part of `x` in `row_major`. Said of the whole, every device would gather it."""
-    plan = _active.get()
-    if plan is None:
-        return x
-    spec = plan.activation(axes, x.shape)
-    return jax.shard_map(row_major, mesh=plan.mesh, in_specs=spec, out_specs=spec)(x)
-
-
-def row_major(part: jax.Array) -> jax.Array:
-    """A device's part of an array, inside `jax.shard_map`, with its last axis along the lanes of a TPU's tiles."""
-    # XLA may put tokens there, and products that write or read them then take up to 2.5 times as long. Of LTX-2 at
-    # 1536x1024 a forward takes 901 M cycles by the compiler's schedule with this and 1,125 without on tpu7x:2x2x1, 978
-    # and 1,035 on v6e:2x4.
-    if device().platform != "tpu":
-        return part
-    return with_layout_constraint(part, Layout(tuple(range(part.ndim))))
-
-
-def fill(x: jax.Array, axes: tuple[str | None, ...], dimension: int) -> jax.Array:
-    """`x` laid out by its logical axes, with zeros behind one dimension so that its parts are equal."""
-    plan, axis = _active.get(), axes[dimension]
-    if plan is None or axis is None:
-        return x
-    behind = [(0, 0)] * x.ndim
-    behind[dimension] = (0, -x.shape[dimension] % plan.parts(axis))
-    return constrain(jnp.pad(x, behind), axes)
-
-
-def to_devices(arrays: Any, sharding: Sharding) -> Any:
-    """A tree of arrays placed on the devices, from host memory, equal on all hosts, or from devices. `jax.device_put`
-    would compare each array in host memory with those of all other hosts."""
-
-    def place(array: jax.Array | np.ndarray | np.generic) -> jax.Array:
-        if isinstance(array, jax.Array):
-            return jax.device_put(array, sharding)
-        return jax.make_array_from_callback(array.shape, sharding, np.asarray(array).__getitem__)
-
-    return jax.tree.map(place, arrays)
-
-
-def to_host(array: jax.Array) -> np.ndarray:
-    """A whole array in this host's memory. All hosts call it together."""
-    return np.asarray(_replicated(array))
-
-
-def to_first_host(array: jax.Array) -> np.ndarray | None:
-    """A whole array in the first host's memory; None on the others. All hosts call it together."""
-    whole = _replicated(array)
-    return np.asarray(whole) if jax.process_index() == 0 else None
-
-
-def _replicated(array: jax.Array) -> jax.Array:
-    """`array`, replicated over its devices unless this host can read it already."""
-    if array.is_fully_addressable or array.is_fully_replicated:
-        return array
-    assert isinstance(array.sharding, NamedSharding)
-    return jax.device_put(array, NamedSharding(array.sharding.mesh, PartitionSpec()))

@@ -15,7 +15,7 @@ import numpy as np
 from flax import nnx
 
 from ltx2_cli.background import in_background
-from ltx2_cli.parallel.mesh import to_host
+from ltx2_cli.parallel.arrays import to_host
 from ltx2_cli.weights.checkpoint import DTYPES, EIGHT_BITS, FLOATS, Index, TensorFiles, count_and_list, shape_text
 from ltx2_cli.weights.declare import Shape, declared, map_weights, weights
 from ltx2_cli.weights.transfer import (

@@ -25,7 +25,8 @@ from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.transformer_inputs import DenoiserInputs, PassMasks, Sharing, rope_tables
 from ltx2_cli.models.video_vae import VideoDecoder, VideoEncoder, VideoVAEArch
 from ltx2_cli.models.vocoder import VocoderArch, VocoderWithBWEArch, build_vocoder
-from ltx2_cli.parallel.mesh import ShardingPlan, activate
+from ltx2_cli.parallel.constrain import activate
+from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.plan.work import Rows, Step, Tokens, denoiser_flops
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.declare import Scope

@@ -13,7 +13,8 @@ from ltx2_cli.models.config import read_arch
 from ltx2_cli.models.transformer_inputs import rope_tables
 from ltx2_cli.nn.attention import TokenAxis, prepare_rope
 from ltx2_cli.nn.rope import RopeGrids, over_tokens
-from ltx2_cli.parallel.mesh import activate, lay_out
+from ltx2_cli.parallel.constrain import activate
+from ltx2_cli.parallel.mesh import lay_out
 from ltx2_cli.request.profiles import read_sharding
 from ltx2_cli.request.spec import AttentionBackend
 from model_versions import LTX2, LTX2_3

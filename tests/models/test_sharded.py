@@ -19,7 +19,8 @@ from ltx2_cli.models.connectors import TextConnectors
 from ltx2_cli.models.gemma import Gemma, gemma_arch
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.transformer_inputs import DenoiserInputs, PassMasks, rope_tables
-from ltx2_cli.parallel.mesh import ShardingPlan, activate, lay_out
+from ltx2_cli.parallel.constrain import activate
+from ltx2_cli.parallel.mesh import ShardingPlan, lay_out
 from ltx2_cli.request.profiles import read_sharding
 from ltx2_cli.request.spec import AttentionBackend, Streams
 from ltx2_cli.weights.declare import Scope, Weight, map_weights, weights

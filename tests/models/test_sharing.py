@@ -14,7 +14,8 @@ from ltx2_cli.diffusion.geometry import Geometry
 from ltx2_cli.models.arch import TransformerArch
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.transformer_inputs import DenoiserInputs, PassMasks, Sharing, rope_tables
-from ltx2_cli.parallel.mesh import ShardingPlan, activate, lay_out
+from ltx2_cli.parallel.constrain import activate
+from ltx2_cli.parallel.mesh import ShardingPlan, lay_out
 from ltx2_cli.request.profiles import read_sharding
 from ltx2_cli.request.spec import AttentionBackend, Streams
 from ltx2_cli.weights.declare import Scope, map_weights, weights

@@ -7,7 +7,8 @@ from diffusers import AutoencoderKLLTX2Video
 from jax.sharding import Mesh
 
 from ltx2_cli.models.video_vae import LatentStatistics, VideoVAE, VideoVAEArch, norm_silu
-from ltx2_cli.parallel.mesh import ShardingPlan, activate
+from ltx2_cli.parallel.constrain import activate
+from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.weights.declare import Scope, declared
 from parity import adopt, published, randomise, relative_error
 

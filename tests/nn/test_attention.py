@@ -14,7 +14,8 @@ from ltx2_cli.nn import kernels
 from ltx2_cli.nn.attention import TokenAxis, attend, prepare_rope
 from ltx2_cli.nn.attention_cases import Case, attended, drawn
 from ltx2_cli.nn.kernels import Operands
-from ltx2_cli.parallel.mesh import ShardingPlan, activate
+from ltx2_cli.parallel.constrain import activate
+from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.request.spec import AttentionBackend
 
 HEADS = 4

@@ -12,7 +12,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from compilers import devices, needs_libtpu
 from ltx2_cli.nn.attention_cases import drawn, packed
 from ltx2_cli.nn.kernels import attend_partly, attend_with
-from ltx2_cli.parallel.mesh import ShardingPlan, activate
+from ltx2_cli.parallel.constrain import activate
+from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.request.spec import AttentionBackend
 
 FUSED = AttentionBackend.fused
