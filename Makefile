@@ -10,7 +10,7 @@ EXTRA := import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))[
 PROMPT := A large orange ball bounces in the middle on a navy background with a loud high tone
 
 .DEFAULT_GOAL := help
-.PHONY: help setup compilers resolve demo test lint types check docs bench results clean
+.PHONY: help setup compilers resolve demo test lint types check docs clips bench results clean
 
 help: ## List what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ check: lint types test ## All three
 
 docs: setup ## Write the table in README.md and the pages in docs/commands
 	$(BIN)/python -m tools.docs
+
+clips: setup ## Make docs/demo.webp, the clips that README.md shows
+	$(BIN)/python -m tools.clips
 
 bench: setup ## Measure time and memory beside diffusers
 	$(BIN)/python -m benchmarks

@@ -67,7 +67,7 @@ def request(model: str, settings: tuple[str, ...]) -> RunSpec:
 
 def fit_table() -> Iterator[str]:
     """The lines of the README's table, by the estimates that `ltx2` itself decides by."""
-    yield "| devices | for a program | mesh | `ltx2` | `ltx2.3` |\n"
+    yield "| devices | usable | mesh | `ltx2` | `ltx2.3` |\n"
     yield "|---|---|---|---|---|\n"
     for machine in MACHINES:
         plans = [native(plan_offline(request(model, machine.settings), machine.devices), machine) for model in MODELS]

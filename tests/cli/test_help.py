@@ -153,15 +153,6 @@ def test_help_of_every_verb_has_its_examples_and_all_exit_codes(
     assert " ".join(shown.split()).endswith(EXIT_CODES)
 
 
-def test_the_readme_explains_the_command_and_all_exit_codes():
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^(?:source \S+|ltx2 \w+)", readme, re.MULTILINE)
-    assert commands[:2] == ["source .venv/bin/activate", "ltx2 generate"]
-    assert re.findall(r"\d+ [a-z]+", readme.partition("Exit codes:")[2].partition(".")[0]) == re.findall(
-        r"\d+ [a-z]+", EXIT_CODES
-    )
-
-
 def test_a_narrow_terminal_shows_the_short_names(ltx2: Run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "60")
     _, shown, _ = ltx2("generate", "-h")

@@ -138,11 +138,11 @@ def test_the_evaluation_prints_its_measurements(evaluated: Evaluated) -> None:
     assert from_picture["first_second"] == {"colour": 1, "shape": 1, "place": 1}
 
 
-def test_the_picture_in_the_readme_is_made_by_its_commands(
+def test_the_frames_in_the_docs_are_made_by_their_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", "")
-    commands = re.findall(r"^ltx2 (.*demo\.safetensors.*)$", readme, re.MULTILINE)
+    page = (ROOT / "docs/demo.md").read_text(encoding="utf-8").replace("\\\n", "")
+    commands = re.findall(r"^ltx2 (.*demo\.safetensors.*)$", page, re.MULTILINE)
     assert len(commands) == 2
     (tmp_path / "docs").symlink_to(ROOT / "docs")  # with the picture that the clip begins with
     monkeypatch.chdir(tmp_path)
