@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ltx2_cli.core.run import run
     from ltx2_cli.estimate.fit import load
-    from ltx2_cli.media import Media, write_mp4
+    from ltx2_cli.media.clip import Media
+    from ltx2_cli.media.write import write_mp4
     from ltx2_cli.plan.resolve import resolve
     from ltx2_cli.request.profiles import read_spec
 
@@ -21,7 +22,7 @@ __version__ = "0.1.0"
 __all__ = ["Media", "__version__", "load", "read_spec", "resolve", "run", "write_mp4"]
 
 _HOMES = {"read_spec": "request.profiles", "resolve": "plan.resolve", "load": "estimate.fit", "run": "core.run"}
-_HOMES |= {"Media": "media", "write_mp4": "media"}
+_HOMES |= {"Media": "media.clip", "write_mp4": "media.write"}
 
 
 def __getattr__(name: str) -> Any:

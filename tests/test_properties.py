@@ -37,7 +37,8 @@ from ltx2_cli.core.report import Report
 from ltx2_cli.core.run_state import RunCheckpointer, RunGoal, RunState, open_saved_run
 from ltx2_cli.diffusion.latents import SIZE, open_latents, pack, save_latents
 from ltx2_cli.errors import CommandError, DoesNotFitError, PartlyFailedError, UsageError
-from ltx2_cli.media import Media, write_mp4
+from ltx2_cli.media.clip import Media
+from ltx2_cli.media.write import write_mp4
 from ltx2_cli.plan.resolve import Plan, resolve
 from ltx2_cli.request.layers import dump, parse
 from ltx2_cli.request.profiles import checked_spec, read_spec, to_yaml

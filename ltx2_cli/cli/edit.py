@@ -14,9 +14,8 @@ from ltx2_cli.cli.options import EditOptions
 from ltx2_cli.cli.session import Session, request_facts, synchronized
 from ltx2_cli.cli.trust import check_trust
 from ltx2_cli.errors import UsageError
-from ltx2_cli.media import is_video, open_video
-from ltx2_cli.media.pictures import Picture
-from ltx2_cli.media.videos import COMPRESSION, read_whole
+from ltx2_cli.media.probe import is_video, open_video
+from ltx2_cli.media.videos import COMPRESSION, Video, read_whole_video
 from ltx2_cli.request.environment import read_environment
 from ltx2_cli.request.layers import ConfigLayer
 from ltx2_cli.request.profiles import AUTO, checked_spec, read_asked
@@ -34,7 +33,7 @@ class Source:
     """The clip that is changed."""
 
     options: EditOptions
-    picture: Picture
+    picture: Video
     fps: float
     record: ConfigLayer | None
 
@@ -98,7 +97,7 @@ def _open(options: EditOptions) -> Source:
     path = user_path(options.clip)
     if options.fps is not None and (finding := RANGES["fps"].finding(options.fps, "--fps ")):
         raise UsageError(f"fps {options.fps:g} is {finding}", "")
-    own = read_whole(path, options.fps)  # which says what is no video
+    own = read_whole_video(path, options.fps)  # which says what is no video
     file = open_video(path)
     record = config_page(path) if is_video(path) and "record" in file.metadata else None
     if record is None and not options.prompt:
@@ -112,7 +111,7 @@ def _open(options: EditOptions) -> Source:
         sentence = f"{path} is {size['width']}x{size['height']}, and models make sides that are multiples of {step}"
         settings = " ".join(f"--set {side}={length}" for side, length in whole.items())
         raise UsageError(sentence, f"{settings} edits its middle" if all(whole.values()) else "name a larger one")
-    return Source(options, read_whole(path, fps), fps, record)
+    return Source(options, read_whole_video(path, fps), fps, record)
 
 
 def _retaken(clip: Source, options: Retake) -> RunSpec:

@@ -23,7 +23,7 @@ from ltx2_cli.cli.commands import Gallery
 from ltx2_cli.cli.inspect import Facts, inspect
 from ltx2_cli.console import print_made, reporter
 from ltx2_cli.errors import UsageError
-from ltx2_cli.media import WAV
+from ltx2_cli.media.write import WAV
 from ltx2_cli.request.layers import ASKED
 from ltx2_cli.request.profiles import CACHE, OUTPUT_KEYS, PROVENANCE
 from ltx2_cli.request.validation import STEERING

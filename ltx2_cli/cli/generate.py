@@ -31,7 +31,7 @@ from ltx2_cli.cli.session import Session, request_facts, synchronized
 from ltx2_cli.console import reporter
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import UsageError
-from ltx2_cli.media import is_video, is_wav
+from ltx2_cli.media.probe import is_video, is_wav
 from ltx2_cli.request.environment import foreign_variables, read_environment, variable_name
 from ltx2_cli.request.layers import MAX_TEXT, PAGE, ConfigLayer, read_file, read_text
 from ltx2_cli.request.profiles import Asked, checked_spec, read_asked

@@ -18,7 +18,7 @@ from ltx2_cli.console import columns, print_json, print_out
 from ltx2_cli.core.provenance import UNFINISHED, read_provenance
 from ltx2_cli.diffusion.latents import SIZE, open_latents
 from ltx2_cli.errors import UsageError
-from ltx2_cli.media import is_video, is_wav, open_video, open_wav
+from ltx2_cli.media.probe import is_video, is_wav, open_video, open_wav
 from ltx2_cli.request.layers import ASKED, MAX_TEXT, ConfigLayer, flatten_valid, read_text
 from ltx2_cli.request.profiles import PROVENANCE
 from ltx2_cli.request.spec import Streams

@@ -25,8 +25,9 @@ from ltx2_cli.core.provenance import input_files, source_history
 from ltx2_cli.diffusion.geometry import clip_geometry
 from ltx2_cli.diffusion.latents import SIZE, LatentsFile, open_latents
 from ltx2_cli.errors import UsageError
-from ltx2_cli.media import WAV, findings, write_frames, write_mp4, write_wav
+from ltx2_cli.media.checks import clip_flaws
 from ltx2_cli.media.contact_sheet import write_contact_sheet
+from ltx2_cli.media.write import WAV, write_frames, write_mp4, write_wav
 from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.request.layers import ConfigLayer, read_text
 from ltx2_cli.request.profiles import AUTO, SECTION, checked_spec, read_asked
@@ -204,7 +205,7 @@ def decode(options: Decode, session: Session) -> None:
                     write_contact_sheet([(spec.prompt, media)], path)
                 case _:
                     write_frames(media, path)
-        session.show(path, findings(media) if path == files[0].path else ())
+        session.show(path, clip_flaws(media) if path == files[0].path else ())
     session.finish(files, {"seeds": plan.spec.seeds})
 
 

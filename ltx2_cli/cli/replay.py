@@ -19,7 +19,7 @@ from ltx2_cli.core import provenance
 from ltx2_cli.core.provenance import FIRST, Fingerprint, Provenance, fingerprint
 from ltx2_cli.diffusion.latents import LatentsFile, open_latents
 from ltx2_cli.errors import RunError, UsageError
-from ltx2_cli.media import STREAMS, video_differences
+from ltx2_cli.media.compare import STREAMS, video_differences
 from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.request.layers import ConfigLayer
 from ltx2_cli.request.profiles import AUTO, Asked, checked_spec, read_asked

@@ -22,8 +22,9 @@ from ltx2_cli.cli.generate import prompt_and_seeds
 from ltx2_cli.cli.jobs import DONE, Jobs
 from ltx2_cli.cli.session import Session
 from ltx2_cli.errors import UsageError
-from ltx2_cli.media import Media, open_video
+from ltx2_cli.media.clip import Media
 from ltx2_cli.media.contact_sheet import sheet_content, write_contact_sheet
+from ltx2_cli.media.probe import open_video
 from ltx2_cli.media.videos import read_video
 from ltx2_cli.request.layers import ALL_KEYS, parse, unknown_name_error
 from ltx2_cli.request.size import WISHES

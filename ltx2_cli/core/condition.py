@@ -11,8 +11,8 @@ from ltx2_cli.core.components import CONDITION, CONDITION_SOUND, Components, che
 from ltx2_cli.core.programs import Program, jitted
 from ltx2_cli.core.report import Report
 from ltx2_cli.diffusion.conditions import References
-from ltx2_cli.media.pictures import compressed, covering, mean_light, reduced
-from ltx2_cli.media.sounds import CHANNELS, fitted
+from ltx2_cli.media.audio import CHANNELS, fitted
+from ltx2_cli.media.images import compressed, covering, mean_light, reduced
 from ltx2_cli.models.audio_vae import AudioVAE, AudioVAEArch
 from ltx2_cli.models.spectrogram import crop_or_pad, log_mel, resample_on_host, samples_for
 from ltx2_cli.models.video_vae import VideoVAE

@@ -15,8 +15,8 @@ from ltx2_cli.core.programs import Program, jitted
 from ltx2_cli.core.report import DECODE as DECODING
 from ltx2_cli.core.report import Report
 from ltx2_cli.diffusion.latents import token_shapes
-from ltx2_cli.media import Media
-from ltx2_cli.media.sounds import Sound
+from ltx2_cli.media.audio import Audio
+from ltx2_cli.media.clip import Media
 from ltx2_cli.models.audio_vae import AudioVAE
 from ltx2_cli.models.video_vae import VideoVAE
 from ltx2_cli.models.vocoder import Vocoder, VocoderWithBWE
@@ -79,7 +79,7 @@ def _decoded(plan: Plan, wanted: Streams[bool]) -> Streams[bool]:
     return Streams(wanted.video and video, wanted.audio and audio and plan.sound is None)
 
 
-def _with_given_sound(media: Media, sound: Sound) -> Media:
+def _with_given_sound(media: Media, sound: Audio) -> Media:
     """On hosts that have the frames, the sound as long as they last."""
     waveform = sound.lasting(len(media.frames) / media.fps)
     return replace(media, waveform=waveform, sample_rate=sound.sample_rate)

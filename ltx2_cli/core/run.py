@@ -30,9 +30,11 @@ from ltx2_cli.core.run_state import (
     no_checkpoint,
 )
 from ltx2_cli.diffusion.latents import SIZE, pack, save_latents, unpack
-from ltx2_cli.media import Media, findings, write_record
+from ltx2_cli.media.checks import clip_flaws
+from ltx2_cli.media.clip import Media
 from ltx2_cli.media.contact_sheet import write_contact_sheet
-from ltx2_cli.media.joining import write_joined
+from ltx2_cli.media.packets import write_clip
+from ltx2_cli.media.write import write_record
 from ltx2_cli.parallel.arrays import to_host
 from ltx2_cli.parallel.hosts import device_error
 from ltx2_cli.plan.edit import pieces
@@ -157,15 +159,15 @@ def write(
                 if first:
                     metadata, page = records[row]
                     with report.stage(WRITE):
-                        remark = write_joined(clip, videos[row], metadata)
+                        remark = write_clip(clip, videos[row], metadata)
                         write_record(record_path(videos[row]), page)
                     if remark:
                         report.note(f"{videos[row]}: {remark}")
-                    if clip.kept is None:
+                    if clip.original is None:
                         learn_colours(plan, all_latents(state).video[row], clip.frames)
                 keep_written(state)
                 if first:
-                    yield videos[row], findings(clip)
+                    yield videos[row], clip_flaws(clip)
 
 
 def _write_sheet(

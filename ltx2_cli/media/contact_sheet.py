@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 
 from ltx2_cli.artifacts.files import replacing
-from ltx2_cli.media import Media
+from ltx2_cli.media.clip import Media
 
 FRAMES_PER_CLIP = 6
 LONGER_SIDE = 192  # of a frame, in pixels

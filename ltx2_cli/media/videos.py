@@ -4,6 +4,7 @@ import hashlib
 import math
 import re
 from collections import deque
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -11,30 +12,57 @@ from subprocess import DEVNULL, PIPE, Popen
 from tempfile import TemporaryFile
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ltx2_cli.artifacts.files import refuse_special
 from ltx2_cli.errors import UsageError
-from ltx2_cli.media import open_video
+from ltx2_cli.media.audio import Audio
 from ltx2_cli.media.ffmpeg import described, given, logged, program, unreadable
-from ltx2_cli.media.pictures import MAX_PIXELS, Picture
+from ltx2_cli.media.probe import open_video
 from ltx2_cli.media.recent import Recent
 
 READABLE = "a video that ffmpeg reads: MP4, MOV, WebM, MKV, …"
+MAX_PIXELS = 2**26  # of a frame: 8192x8192, 200 MB decoded
 MAX_BYTES = 2**31  # of the frames of a video
-_recent = Recent[Picture](MAX_BYTES)
+_recent = Recent["Video"](MAX_BYTES)
 HDR = ("smpte2084", "arib-std-b67")  # transfer functions, PQ and HLG
 PPM = ("-f", "image2pipe", "-c:v", "ppm", "-pix_fmt", "rgb24")
 PACKED = {48: 16, 64: 16, 565: 8, 555: 8, 444: 8}  # bits a pixel: bits a value
 COMPRESSION = 8  # frames that become one latent behind the first
 
 
-def read_video(path: Path, fps: float, most: int, from_end: bool) -> Picture:
+@dataclass(frozen=True)
+class Video:
+    """A picture, or frames of a video, and what was done to read it."""
+
+    path: Path
+    sha256: str  # of the file
+    frames: NDArray[np.uint8]  # [frames, height, width, RGB]
+    remarks: tuple[str, ...]  # each says a change: "transparent parts are shown on white"
+    audio: Audio | None = None  # of a clip that has some
+
+    @property
+    def nbytes(self) -> int:
+        """Of its frames."""
+        return self.frames.nbytes
+
+    def cropped(self, height: int, width: int) -> str:
+        """What of the picture covers a frame of this size, in words; empty if it is all of it."""
+        _, source_height, source_width, _ = self.frames.shape
+        scale = max(height / source_height, width / source_width)
+        shown = min(source_width, round(width / scale)), min(source_height, round(height / scale))
+        if shown == (source_width, source_height):
+            return ""
+        return f"it is {source_width}x{source_height}, its middle {shown[0]}x{shown[1]} fills the frame"
+
+
+def read_video(path: Path, fps: float, most: int, from_end: bool) -> Video:
     """8k + 1 frames of a video, at most `most`, at this rate: its first or its last. Raises `UsageError` for a file
     without a picture, a damaged or a huge one."""
     return _recent.get((path, fps, most, from_end, _version(path)), partial(_read, path, fps, most, from_end))
 
 
-def read_whole(path: Path, fps: float | None = None) -> Picture:
+def read_whole_video(path: Path, fps: float | None = None) -> Video:
     """All frames of a video at this rate; None: its own. Raises `UsageError` as `read_video`."""
     version = _version(path)
     rate = fps or open_video(path).fps
@@ -53,7 +81,7 @@ def _version(path: Path) -> tuple[int, int]:
     return stat.st_mtime_ns, stat.st_size
 
 
-def _read(path: Path, fps: float, most: int | None, from_end: bool) -> Picture:
+def _read(path: Path, fps: float, most: int | None, from_end: bool) -> Video:
     """`most` frames, 8k + 1; None: all."""
     file = open_video(path)
     count = most or math.ceil(file.seconds * fps) + 1
@@ -74,7 +102,7 @@ def _read(path: Path, fps: float, most: int | None, from_end: bool) -> Picture:
     remarks += ["its HDR light is not mapped to what screens show"] if any(map(line.count, HDR)) else []
     with path.open("rb") as content:
         sha256 = hashlib.file_digest(content, "sha256").hexdigest()
-    return Picture(path, sha256, frames, (", ".join(remarks),) if remarks else ())
+    return Video(path, sha256, frames, (", ".join(remarks),) if remarks else ())
 
 
 def _described(path: Path) -> str:

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from ltx2_cli.diffusion.geometry import ReferenceGrid, ReferenceScale, VAECompression
 from ltx2_cli.errors import UsageError
-from ltx2_cli.media.pictures import Picture, is_picture, read_picture
-from ltx2_cli.media.sounds import Sound, read_sound
-from ltx2_cli.media.videos import COMPRESSION, read_video
+from ltx2_cli.media.audio import Audio, read_audio
+from ltx2_cli.media.images import is_image, read_image
+from ltx2_cli.media.videos import COMPRESSION, Video, read_video
 from ltx2_cli.models.lora import reference_scale
 from ltx2_cli.plan.edit import check_pieces, num_shown, read_edited
 from ltx2_cli.request.size import most_frames
@@ -84,7 +84,7 @@ def with_reference_scale(spec: RunSpec, loras: Loras) -> RunSpec:
     return replace(spec, conditions=tuple(map(scaled, spec.conditions)))
 
 
-def read_pictures(spec: RunSpec) -> tuple[Picture, ...]:
+def read_pictures(spec: RunSpec) -> tuple[Video, ...]:
     """The files of all conditions. Raises `UsageError` for one that cannot be read, or that is another than the request
     says."""
     readings = {str(number): partial(_read, spec, condition) for number, condition in enumerate(spec.conditions)}
@@ -94,11 +94,11 @@ def read_pictures(spec: RunSpec) -> tuple[Picture, ...]:
     return tuple(pictures.values())
 
 
-def read_given_sound(spec: RunSpec) -> Sound | None:
+def read_given_sound(spec: RunSpec) -> Audio | None:
     """The file of the sound. Raises `UsageError` as `read_pictures`."""
     if spec.audio is None:
         return None
-    sound = read_sound(Path(spec.audio.path).expanduser(), spec.num_frames / spec.fps)
+    sound = read_audio(Path(spec.audio.path).expanduser(), spec.num_frames / spec.fps)
     if spec.audio.sha256 not in (None, sound.sha256):
         hint = f"bring that back, or take this one: {typed('audio', spec.audio.path)}"
         raise UsageError(f"{spec.audio.path} is another sound than that of the record", hint)
@@ -106,7 +106,7 @@ def read_given_sound(spec: RunSpec) -> Sound | None:
 
 
 def with_what_was_read(
-    spec: RunSpec, compression: VAECompression, pictures: Sequence[Picture], sound: Sound | None
+    spec: RunSpec, compression: VAECompression, pictures: Sequence[Video], sound: Audio | None
 ) -> RunSpec:
     """The request with the hashes of what its clip is given, and how many frames of videos. Raises `UsageError` as
     `num_shown` and `check_pieces`."""
@@ -120,10 +120,10 @@ def with_what_was_read(
     return check_pieces(replace(spec, conditions=tuple(conditions), audio=audio))
 
 
-def _read(spec: RunSpec, condition: ConditionSpec) -> Picture:
+def _read(spec: RunSpec, condition: ConditionSpec) -> Video:
     path, follows = Path(condition.path).expanduser(), condition.kind not in SHOWN
-    if condition.kind == "image" or (follows and is_picture(path)):
-        picture = read_picture(path)
+    if condition.kind == "image" or (follows and is_image(path)):
+        picture = read_image(path)
     elif condition.kind == "clip":
         picture = read_edited(spec, condition)
     elif follows:
@@ -142,7 +142,7 @@ def _read(spec: RunSpec, condition: ConditionSpec) -> Picture:
     return picture
 
 
-def _check_mask(spec: RunSpec, pictures: Sequence[Picture]) -> None:
+def _check_mask(spec: RunSpec, pictures: Sequence[Video]) -> None:
     """Raise `UsageError` for a mask that ends before a reference."""
     counts = {"reference": [0], "mask": [1]}
     for condition, picture in zip(spec.conditions, pictures, strict=True):

@@ -11,10 +11,9 @@ import numpy as np
 
 from ltx2_cli.diffusion.geometry import Geometry, VAECompression
 from ltx2_cli.errors import UsageError
-from ltx2_cli.media import open_video
-from ltx2_cli.media.pictures import Picture
-from ltx2_cli.media.sounds import Sound, read_sound
-from ltx2_cli.media.videos import COMPRESSION, read_whole
+from ltx2_cli.media.audio import Audio, read_audio
+from ltx2_cli.media.probe import open_video
+from ltx2_cli.media.videos import COMPRESSION, Video, read_whole_video
 from ltx2_cli.request.spec import ConditionSpec, RunSpec, Streams
 from ltx2_cli.request.spelling import typed
 
@@ -54,25 +53,25 @@ def check_pieces(spec: RunSpec) -> RunSpec:
     return spec
 
 
-def read_edited(spec: RunSpec, condition: ConditionSpec) -> Picture:
+def read_edited(spec: RunSpec, condition: ConditionSpec) -> Video:
     """All frames of a clip, of the request's size. Raises `UsageError` where it is of another size, or has nothing that
     could be made anew."""
     path = Path(condition.path).expanduser()
-    picture = _middle(read_whole(path, spec.fps), spec.height, spec.width)
+    picture = _middle(read_whole_video(path, spec.fps), spec.height, spec.width)
     (begin, end), count = condition.anew, len(picture.frames)
     if begin > count or begin < count < end:
         sentence = f"{path} has {count} frames at {spec.fps:g} a second, not the frames {begin} to {end}"
         raise UsageError(sentence, f"nearest: anew: [{min(begin, count - 1)}, {count}]")
     if open_video(path).sample_rate is not None:
-        sound = read_sound(path, count / spec.fps)
+        sound = read_audio(path, count / spec.fps)
         most = round(count / spec.fps * sound.sample_rate) if begin == count else None  # what follows is made anew
-        return replace(picture, sound=replace(sound, waveform=sound.waveform[:most]))
+        return replace(picture, audio=replace(sound, waveform=sound.waveform[:most]))
     if condition.streams == "sound":
         raise UsageError(f"{path} has no sound that could be made anew", "streams: picture")
     return picture
 
 
-def _middle(picture: Picture, height: int, width: int) -> Picture:
+def _middle(picture: Video, height: int, width: int) -> Video:
     """The middle of a clip that is less than `MARGIN` larger: few are of sizes that models make."""
     above, beside = (have - wanted for have, wanted in zip(picture.frames.shape[1:3], (height, width), strict=True))
     if not (0 <= above < MARGIN and 0 <= beside < MARGIN):
@@ -85,7 +84,7 @@ def _middle(picture: Picture, height: int, width: int) -> Picture:
     return replace(picture, frames=frames, remarks=(*picture.remarks, f"its middle {width}x{height} is edited"))
 
 
-def num_shown(spec: RunSpec, condition: ConditionSpec, picture: Picture, compression: VAECompression) -> int:
+def num_shown(spec: RunSpec, condition: ConditionSpec, picture: Video, compression: VAECompression) -> int:
     """The frames of a clip that are shown, 8k + 1: as many as are made at once, or where it goes on, of its end."""
     count, (begin, end) = len(picture.frames), condition.anew
     goes_on, half = begin == count, max(spec.num_frames // 2, 1)
@@ -117,10 +116,10 @@ def first_shown(condition: ConditionSpec, count: int) -> int:
     return min(max((begin + end - shown) // 2, 0), count - shown)
 
 
-def shown_sound(spec: RunSpec, pictures: Sequence[Picture]) -> Sound | None:
+def shown_sound(spec: RunSpec, pictures: Sequence[Video]) -> Audio | None:
     """The sound of a clip from where it is shown; None without a clip that has one."""
     number = edited(spec)
-    sound = None if number is None else pictures[number].sound
+    sound = None if number is None else pictures[number].audio
     if number is None or sound is None:
         return None
     first = first_shown(spec.conditions[number], len(pictures[number].frames))
@@ -128,7 +127,7 @@ def shown_sound(spec: RunSpec, pictures: Sequence[Picture]) -> Sound | None:
     return replace(sound, waveform=sound.waveform[start:])
 
 
-def edit_of(condition: ConditionSpec, picture: Picture, geometry: Geometry) -> Edit:
+def edit_of(condition: ConditionSpec, picture: Video, geometry: Geometry) -> Edit:
     """How a clip is edited in latents of this geometry. Latents that are partly new are new; what is made behind the
     clip's end ends where it was asked to."""
     (begin, end), fps = condition.anew, geometry.fps
@@ -138,8 +137,8 @@ def edit_of(condition: ConditionSpec, picture: Picture, geometry: Geometry) -> E
     new, heard = _overlapping(edges, begin, end), NOTHING
     if condition.streams == "sound":
         new = NOTHING
-    if condition.streams != "picture" and picture.sound:
-        length = len(picture.sound.waveform) / picture.sound.sample_rate
+    if condition.streams != "picture" and picture.audio:
+        length = len(picture.audio.waveform) / picture.audio.sample_rate
         cut_off = length - CUT_OFF if end > len(picture.frames) else length
         heard = _overlapping(seconds, min(begin / fps, cut_off), end / fps)
     most = end if end > len(picture.frames) else np.inf  # what is inside a clip ends where its latents do
@@ -159,7 +158,7 @@ def _overlapping(edges: np.ndarray, begin: float, end: float) -> slice:
     return slice(int(np.searchsorted(edges[1], begin, "right")), int(np.searchsorted(edges[0], end, "left")))
 
 
-def edit_remarks(spec: RunSpec, pictures: Sequence[Picture], geometry: Geometry) -> Iterator[str]:
+def edit_remarks(spec: RunSpec, pictures: Sequence[Video], geometry: Geometry) -> Iterator[str]:
     """A sentence on what is made anew."""
     if (number := edited(spec)) is None:
         return

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 from ltx2_cli.chips import chip
 from ltx2_cli.diffusion.denoise import Schedule
 from ltx2_cli.errors import UsageError
-from ltx2_cli.media.pictures import Picture
-from ltx2_cli.media.sounds import Sound
+from ltx2_cli.media.audio import Audio
+from ltx2_cli.media.videos import Video
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.networks import Checkpoint
 from ltx2_cli.models.upsampler import has_upsampler
@@ -116,7 +116,7 @@ def recipe_warnings(spec: RunSpec, arch: Arch) -> Iterator[str]:
         yield f"a distilled model was made for {steps} steps, not {spec.num_inference_steps}: {fitting}"
 
 
-def condition_remarks(spec: RunSpec, pictures: Sequence[Picture], sound: Sound | None) -> Iterator[str]:
+def condition_remarks(spec: RunSpec, pictures: Sequence[Video], sound: Audio | None) -> Iterator[str]:
     """Sentences about what is seen of each picture and heard of the sound, and how they were read."""
     for picture in pictures:
         cropped = picture.cropped(spec.height, spec.width)

@@ -16,8 +16,8 @@ from ltx2_cli.diffusion.geometry import (
 )
 from ltx2_cli.diffusion.latents import STAGES, Shape, file_shapes, token_shapes
 from ltx2_cli.errors import UsageError
-from ltx2_cli.media.pictures import Picture
-from ltx2_cli.media.sounds import Sound
+from ltx2_cli.media.audio import Audio
+from ltx2_cli.media.videos import Video
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.lora import find_adapters, reference_scale
 from ltx2_cli.models.networks import Checkpoint, Networks, picture_encoder, sound_encoder
@@ -107,8 +107,8 @@ class Declared:
     checkpoint: Checkpoint
     networks: Networks
     added: LoraDeltas  # by the LoRAs
-    pictures: tuple[Picture, ...]  # that clips show or follow
-    sound: Sound | None  # that clips have; None: it is made
+    pictures: tuple[Video, ...]  # that clips show or follow
+    sound: Audio | None  # that clips have; None: it is made
     upsampling: UpsampleFactors | None  # before a second stage; None: there is none
     refiner_anew: bool  # the second stage's denoiser is read from files, since it lacks LoRAs of the first's
 
@@ -153,7 +153,7 @@ def add_conditions(declared: Declared, spec: RunSpec) -> Declared:
         networks = networks._replace(picture_encoder=picture_encoder(checkpoint.arch, spec.dtype))
         files |= {PICTURE_ENCODER: files["vae"]} if files else {}
     pictures = read_pictures(spec)
-    if spec.audio or any(picture.sound for picture in pictures):
+    if spec.audio or any(picture.audio for picture in pictures):
         networks = networks._replace(sound_encoder=sound_encoder(checkpoint.arch, spec.dtype))
         files |= {SOUND_ENCODER: files["audio_vae"]} if files else {}
     checkpoint = replace(checkpoint, files=files)
@@ -219,9 +219,9 @@ def _with_conditions(stage: Stage, spec: RunSpec, arch: Arch, num_frames: int, l
     return replace(stage, pictures=pictures, sounds=sounds)
 
 
-def with_sound_of_clip(stage: Stage, pictures: Sequence[Picture]) -> Stage:
+def with_sound_of_clip(stage: Stage, pictures: Sequence[Video]) -> Stage:
     """A stage that is given the sound of a clip too, where one of `pictures` has it."""
-    heard = (shown.strength for shown in stage.pictures if pictures[shown.number].sound)
+    heard = (shown.strength for shown in stage.pictures if pictures[shown.number].audio)
     return replace(stage, sounds=(*stage.sounds, *heard))
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from ltx2_cli.cli import edit
 from ltx2_cli.errors import UsageError
-from ltx2_cli.media import Media, write_mp4
+from ltx2_cli.media.clip import Media
+from ltx2_cli.media.write import write_mp4
 from ltx2_cli.plan.resolve import resolve
 from ltx2_cli.request import size
 from ltx2_cli.request.layers import dump, parse

@@ -18,7 +18,8 @@ from ltx2_cli.cli.commands import Gallery
 from ltx2_cli.cli.gallery import gallery
 from ltx2_cli.cli.generate import config_page
 from ltx2_cli.errors import UsageError
-from ltx2_cli.media import Media, write_mp4, write_wav
+from ltx2_cli.media.clip import Media
+from ltx2_cli.media.write import write_mp4, write_wav
 from ltx2_cli.request.profiles import read_spec, to_yaml
 from program import run_program
 

@@ -12,7 +12,8 @@ from loras import distilled, write_header
 from ltx2_cli.cli.inspect import _item_text
 from ltx2_cli.core.provenance import fingerprint
 from ltx2_cli.diffusion.latents import save_latents
-from ltx2_cli.media import Media, write_mp4, write_record, write_wav
+from ltx2_cli.media.clip import Media
+from ltx2_cli.media.write import write_mp4, write_record, write_wav
 from ltx2_cli.models.networks import UPSAMPLERS
 from ltx2_cli.models.upsampler import LatentUpsampler
 from ltx2_cli.request.profiles import read_spec, to_yaml

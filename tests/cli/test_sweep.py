@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ltx2_cli.media import Media, write_mp4, write_record
+from ltx2_cli.media.clip import Media
+from ltx2_cli.media.write import write_mp4, write_record
 from ltx2_cli.request.profiles import read_spec, to_yaml
 from program import run_program
 

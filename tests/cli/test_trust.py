@@ -14,7 +14,8 @@ from PIL import Image
 
 from loras import write_header
 from ltx2_cli.diffusion.latents import save_latents
-from ltx2_cli.media import Media, write_mp4
+from ltx2_cli.media.clip import Media
+from ltx2_cli.media.write import write_mp4
 from ltx2_cli.request.layers import parse
 from ltx2_cli.request.profiles import read_spec, to_yaml
 from ltx2_cli.request.spec import Streams

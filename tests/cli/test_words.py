@@ -18,7 +18,8 @@ from ltx2_cli.cli.options import Options, spelling_of
 from ltx2_cli.cli.plan import command_line
 from ltx2_cli.diffusion.latents import save_latents
 from ltx2_cli.estimate.fit import Alternative
-from ltx2_cli.media import Media, write_mp4, write_wav
+from ltx2_cli.media.clip import Media
+from ltx2_cli.media.write import write_mp4, write_wav
 from ltx2_cli.request.environment import read_environment
 from ltx2_cli.request.layers import dump, key_lines
 from ltx2_cli.request.profiles import profile_layers, read_asked, read_spec, to_yaml

@@ -20,7 +20,8 @@ from ltx2_cli.core.run_state import RunState
 from ltx2_cli.diffusion.conditions import Conditions
 from ltx2_cli.diffusion.latents import pack, unpack
 from ltx2_cli.errors import UsageError
-from ltx2_cli.media import Media, write_mp4
+from ltx2_cli.media.clip import Media
+from ltx2_cli.media.write import write_mp4
 from ltx2_cli.plan.resolve import Plan, resolve, stage1_plan
 from ltx2_cli.plan.stages import InitialLatents
 from ltx2_cli.request.layers import read_text

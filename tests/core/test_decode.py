@@ -16,7 +16,7 @@ from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.compiled import Collective, collectives
-from ltx2_cli.media import Media
+from ltx2_cli.media.clip import Media
 from ltx2_cli.plan.decoding import Tiles
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.spec import Streams

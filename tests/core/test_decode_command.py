@@ -14,7 +14,7 @@ from clips import ALL_ON, Case, Checkpoint, Size, plan_of
 from ltx2_cli import media
 from ltx2_cli.core.run import load, write
 from ltx2_cli.diffusion.latents import open_latents
-from ltx2_cli.media import open_video
+from ltx2_cli.media.probe import open_video
 from program import run_program
 
 SMALL = Case(Size(9, 64, 64, 24.0), 2, ALL_ON.video, ALL_ON.audio, (1,))

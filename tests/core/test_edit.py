@@ -21,9 +21,10 @@ from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import load, write
 from ltx2_cli.core.run_state import RunState
 from ltx2_cli.errors import UsageError
-from ltx2_cli.media import Media, write_mp4
-from ltx2_cli.media.sounds import read_sound
-from ltx2_cli.media.videos import read_whole
+from ltx2_cli.media.audio import read_audio
+from ltx2_cli.media.clip import Media
+from ltx2_cli.media.videos import read_whole_video
+from ltx2_cli.media.write import write_mp4
 from ltx2_cli.models.networks import open_folder
 from ltx2_cli.models.video_vae import VideoVAE
 from ltx2_cli.plan.edit import NOTHING, edit_of
@@ -102,13 +103,13 @@ def test_a_clip_goes_on_in_pieces(
     assert len(loaded) == len({*loaded})
     assert f"{clip} goes on from its last 0.38 s by 1.67 s, in 3 pieces" in report.notes
     assert report.notes[-1] == f"{path}: copied without encoding them again: 25 of 25 frames before the new ones"
-    old, new = read_whole(clip), read_whole(path)
+    old, new = read_whole_video(clip), read_whole_video(path)
     assert len(new.frames) == 65
     np.testing.assert_array_equal(new.frames[:25], old.frames)
     assert np.abs(np.diff(new.frames.astype(int)[::16], axis=0)).mean(axis=(1, 2, 3)).min() > 1
-    sound = read_sound(path, 3)
+    sound = read_audio(path, 3)
     assert abs(len(sound.waveform) / RATE - 65 / 24) < 0.05
-    difference = sound.waveform[2400:19200] - read_sound(clip, 3).waveform[2400:19200]
+    difference = sound.waveform[2400:19200] - read_audio(clip, 3).waveform[2400:19200]
     assert np.abs(difference).mean() < 0.02
     monkeypatch.setattr("ltx2_cli.plan.resolve.decodes_beside", lambda plan: False)  # each piece loads its networks
     written(plan, memory := LiveBytes(Report()))
@@ -167,8 +168,8 @@ def test_a_clip_without_sound_stays_without(checkpoint: Checkpoint, tmp_path: Pa
     assert plan.stages[0].sounds == ()
     made = Media(plan.pictures[0].frames, tone(1, RATE), 24.0, RATE)
     clip = edit._with_kept(plan, made)
-    assert clip.kept
-    assert (len(clip.waveform), clip.kept.sound) == (0, False)
+    assert clip.original
+    assert (len(clip.waveform), clip.original.audio) == (0, False)
 
 
 def test_retakes_of_several_seeds_are_decoded_together(
@@ -187,7 +188,7 @@ def test_retakes_of_several_seeds_are_decoded_together(
     state = RunState(latents=Streams(*(np.stack(stream * 2) for stream in tokens)))
     first, second = edit.finished_clips(plan, state, range(2), Components(plan), Report())
     assert together == [2]
-    assert first.kept == second.kept
+    assert first.original == second.original
     assert first.kept
 
 
@@ -224,7 +225,7 @@ def test_a_retake_keeps_all_else_and_is_replayed(
     retaken = "asked 0.42 to 0.58 s, whole latents make picture 0.38 to 0.71 s, sound 0.41 to 0.61 s anew"
     assert f"{clip}: {retaken}\n" in said
     assert f"{new}: copied without encoding them again: 7 of 9 frames before the new ones\n" in said
-    before, after = (read_whole(file).frames.astype(int) for file in (clip, new))
+    before, after = (read_whole_video(file).frames.astype(int) for file in (clip, new))
     assert len(after) == len(before)
     np.testing.assert_array_equal(after[:7], before[:7])
     errors = np.abs(after - before).mean(axis=(1, 2, 3))

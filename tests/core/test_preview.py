@@ -25,8 +25,9 @@ from ltx2_cli.core.report import Report
 from ltx2_cli.core.run_state import RunState
 from ltx2_cli.diffusion.latents import save_latents
 from ltx2_cli.errors import UsageError
-from ltx2_cli.media import Media, write_mp4
+from ltx2_cli.media.clip import Media
 from ltx2_cli.media.contact_sheet import GAP
+from ltx2_cli.media.write import write_mp4
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.spec import Streams
 from tools.preview_map import explained, fit, samples

@@ -15,7 +15,7 @@ from ltx2_cli.core.provenance import devices, input_files, provenance, read_prov
 from ltx2_cli.core.run import load, write
 from ltx2_cli.diffusion.latents import open_latents
 from ltx2_cli.errors import UsageError
-from ltx2_cli.media import open_video
+from ltx2_cli.media.probe import open_video
 from ltx2_cli.weights import digests
 
 SMALL = Case(Size(9, 64, 64, 24.0), 3, ALL_ON.video, ALL_ON.audio, (1,))

@@ -21,7 +21,7 @@ from ltx2_cli.core.run_state import RunState
 from ltx2_cli.diffusion.latents import noise, open_latents, pack
 from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.phases import phase_memory
-from ltx2_cli.media import open_video
+from ltx2_cli.media.probe import open_video
 from ltx2_cli.parallel.devices import DeviceMemory
 from ltx2_cli.plan.resolve import kept_networks
 from ltx2_cli.plan.stages import DENOISER

@@ -21,8 +21,8 @@ from ltx2_cli.diffusion.denoise import Pass
 from ltx2_cli.diffusion.latents import open_latents, pack
 from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.phases import weight_bytes
-from ltx2_cli.media import open_video
-from ltx2_cli.media.sounds import read_sound
+from ltx2_cli.media.audio import read_audio
+from ltx2_cli.media.probe import open_video
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import CONNECTORS
 from ltx2_cli.plan.work import step_of
@@ -166,7 +166,7 @@ def test_a_clip_has_the_sound_of_the_file_and_its_record_knows_it(
     assert f"{sound}: its first 0.71 s are heard" in said.out
     assert "audio_guidance_scale changes nothing, the sound is given" in said.out
     assert run_program(monkeypatch, *asked) == 0
-    made = read_sound(tmp_path / "a.mp4", SECONDS)
+    made = read_audio(tmp_path / "a.mp4", SECONDS)
     assert made.sample_rate == 44100
     assert open_video(tmp_path / "a.mp4").seconds == pytest.approx(SECONDS, abs=0.01)
     assert np.abs(made.lasting(SECONDS)[4410:-4410] - tone(SECONDS, 44100)[4410:-4410]).max() < 0.05

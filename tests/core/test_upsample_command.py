@@ -15,7 +15,7 @@ from clips import PROMPT, Checkpoint
 from ltx2_cli.cli import latents as command
 from ltx2_cli.cli.commands import Upsample
 from ltx2_cli.diffusion.latents import LatentsFile, open_latents
-from ltx2_cli.media import open_video
+from ltx2_cli.media.probe import open_video
 from ltx2_cli.request.layers import dump, parse
 from ltx2_cli.request.spec import ConditionSpec, RunSpec
 from parity import randomise

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from ltx2_cli.media import Media, findings
+from ltx2_cli.media.checks import clip_flaws
+from ltx2_cli.media.clip import Media
 
 FRAMES, HEIGHT, WIDTH, RATE = 24, 128, 192, 16000  # a second
 BLACK, COLOUR = "the picture is black", "every frame of the picture is a single colour"
@@ -42,7 +43,7 @@ def with_disc(frames: np.ndarray, radius: int, level: int, speed: int = 0) -> np
 
 
 def test_a_good_clip_has_no_findings() -> None:
-    assert findings(clip()) == []
+    assert clip_flaws(clip()) == []
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_a_good_clip_has_no_findings() -> None:
     ids=["zeros", "dark noise", "an unlit scene", "a moon", "a dim scene", "noise"],
 )
 def test_a_black_picture_is_a_finding(frames: np.ndarray, expected: list[str]) -> None:
-    assert [finding for finding in findings(clip(frames)) if finding != FROZEN] == expected
+    assert [finding for finding in clip_flaws(clip(frames)) if finding != FROZEN] == expected
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_a_black_picture_is_a_finding(frames: np.ndarray, expected: list[str]) -
     ids=["grey", "a ripple", "flashes", "a colour", "noise", "a sky", "one frame of a scene"],
 )
 def test_a_single_colour_is_a_finding(frames: np.ndarray, expected: list[str]) -> None:
-    assert findings(clip(frames)) == expected
+    assert clip_flaws(clip(frames)) == expected
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_a_single_colour_is_a_finding(frames: np.ndarray, expected: list[str]) -
 )
 def test_a_frozen_picture_is_a_finding(frames: np.ndarray, expected: list[str]) -> None:
     waveform = TONE[: len(frames) * RATE // 24] / 2
-    assert findings(clip(frames, waveform)) == expected
+    assert clip_flaws(clip(frames, waveform)) == expected
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def test_a_frozen_picture_is_a_finding(frames: np.ndarray, expected: list[str]) 
     ids=["zeros", "-66 dB", "a constant", "-50 dB", "one channel", "left out"],
 )
 def test_silent_sound_is_a_finding(waveform: np.ndarray, expected: list[str]) -> None:
-    assert findings(clip(waveform=waveform.astype(np.float32))) == expected
+    assert clip_flaws(clip(waveform=waveform.astype(np.float32))) == expected
 
 
 @pytest.mark.parametrize(
@@ -123,7 +124,7 @@ def test_silent_sound_is_a_finding(waveform: np.ndarray, expected: list[str]) ->
 )
 def test_clipped_sound_is_a_finding(waveform: np.ndarray, expected: list[str]) -> None:
     """Of a sine of amplitude 2, two thirds are beyond 1."""
-    assert findings(clip(waveform=waveform)) == expected
+    assert clip_flaws(clip(waveform=waveform)) == expected
 
 
 @pytest.mark.parametrize(
@@ -137,13 +138,13 @@ def test_clipped_sound_is_a_finding(waveform: np.ndarray, expected: list[str]) -
 )
 def test_unequal_lengths_are_a_finding(seconds: float, expected: list[str]) -> None:
     waveform = np.concatenate([TONE, TONE])[: round(seconds * RATE)] / 2
-    assert findings(clip(waveform=waveform)) == expected
+    assert clip_flaws(clip(waveform=waveform)) == expected
 
 
 def test_a_missing_picture_is_no_finding() -> None:
-    assert findings(clip(np.empty((0, 0, 0, 3), np.uint8))) == []
+    assert clip_flaws(clip(np.empty((0, 0, 0, 3), np.uint8))) == []
 
 
 def test_all_findings_are_listed() -> None:
-    listed = findings(clip(filled(0), 0 * TONE[: RATE // 2]))
+    listed = clip_flaws(clip(filled(0), 0 * TONE[: RATE // 2]))
     assert listed == [BLACK, SILENT, "picture and sound differ in length: 1.00 s and 0.50 s"]

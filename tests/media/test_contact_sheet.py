@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFont
 
-from ltx2_cli.media import Media
+from ltx2_cli.media.clip import Media
 from ltx2_cli.media.contact_sheet import FONT_SIZE, _cut, write_contact_sheet
 
 CLIP = Media(np.zeros((9, 64, 64, 3), np.uint8), np.zeros((0, 2), np.float32), 24.0, 24000)

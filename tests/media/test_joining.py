@@ -7,10 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ltx2_cli.media import Kept, Media, open_video, write_mp4
-from ltx2_cli.media.joining import FADE, _leading, joined, write_joined
-from ltx2_cli.media.sounds import read_sound
-from ltx2_cli.media.videos import read_whole
+from ltx2_cli.media.audio import read_audio
+from ltx2_cli.media.clip import Media, Original
+from ltx2_cli.media.joining import FADE, joined
+from ltx2_cli.media.packets import _leading, write_clip
+from ltx2_cli.media.probe import open_video
+from ltx2_cli.media.videos import read_whole_video
+from ltx2_cli.media.write import write_mp4
 from media.test_videos import ffmpeg, write_lossless
 from sounds import tone
 
@@ -81,8 +84,8 @@ def test_packets_are_copied_up_to_where_none_behind_is_needed(frames: tuple[int,
     assert _leading([frame / FPS for frame in frames], most, FPS) == leading
 
 
-def kept_of(path: Path, frames: int, sound: bool) -> Kept:
-    return Kept(path, hashlib.sha256(path.read_bytes()).hexdigest(), frames, sound)
+def original_of(path: Path, frames: int, audio: bool) -> Original:
+    return Original(path, hashlib.sha256(path.read_bytes()).hexdigest(), frames, audio)
 
 
 @pytest.fixture(scope="module")
@@ -92,11 +95,11 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_goes_on_has_the_packets_of_the_clip(file: Path, tmp_path: Path) -> None:
-    media = replace(joined(OLD, NEW, 39, slice(48, 60), (1.9, 2.5)), kept=kept_of(file, 48, sound=False))
-    said = write_joined(media, path := tmp_path / "new.mp4", {"record": "new"})
+    media = replace(joined(OLD, NEW, 39, slice(48, 60), (1.9, 2.5)), original=original_of(file, 48, audio=False))
+    said = write_clip(media, path := tmp_path / "new.mp4", {"record": "new"})
     assert said == "copied without encoding them again: 48 of 48 frames before the new ones"
-    frames = read_whole(path).frames
-    np.testing.assert_array_equal(frames[:48], read_whole(file).frames)
+    frames = read_whole_video(path).frames
+    np.testing.assert_array_equal(frames[:48], read_whole_video(file).frames)
     assert np.abs(frames[48:].astype(int) - NEW.frames[9:21]).mean() < 8
     written = open_video(path)
     assert (written.num_frames, written.fps, written.metadata) == (60, FPS, {"record": "new"})
@@ -104,22 +107,22 @@ def test_what_goes_on_has_the_packets_of_the_clip(file: Path, tmp_path: Path) ->
 
 
 def test_an_untouched_sound_has_the_packets_of_the_clip(file: Path, tmp_path: Path) -> None:
-    media = replace(joined(OLD, NEW, 8, slice(17, 25), (0.0, 0.0)), kept=kept_of(file, 17, sound=True))
-    said = write_joined(media, path := tmp_path / "new.mp4", {})
+    media = replace(joined(OLD, NEW, 8, slice(17, 25), (0.0, 0.0)), original=original_of(file, 17, audio=True))
+    said = write_clip(media, path := tmp_path / "new.mp4", {})
     copied = int(said.split()[5])
     assert said == f"copied without encoding them again: {copied} of 17 frames before the new ones, the sound"
     assert 13 <= copied <= 17  # at most three frames between two others
-    old, new = read_whole(file).frames, read_whole(path).frames
+    old, new = read_whole_video(file).frames, read_whole_video(path).frames
     np.testing.assert_array_equal(new[:copied], old[:copied])
     assert np.abs(new.astype(int) - media.frames).mean() < 8
-    np.testing.assert_array_equal(read_sound(path, 2).waveform, read_sound(file, 2).waveform)
+    np.testing.assert_array_equal(read_audio(path, 2).waveform, read_audio(file, 2).waveform)
 
 
 def test_an_untouched_picture_is_that_of_the_clip(file: Path, tmp_path: Path) -> None:
-    media = replace(joined(OLD, NEW, 8, slice(0, 0), (0.75, 1.25)), kept=kept_of(file, 48, sound=False))
-    said = write_joined(media, path := tmp_path / "new.mp4", {})
+    media = replace(joined(OLD, NEW, 8, slice(0, 0), (0.75, 1.25)), original=original_of(file, 48, audio=False))
+    said = write_clip(media, path := tmp_path / "new.mp4", {})
     assert said == "copied without encoding them again: 48 of 48 frames"
-    np.testing.assert_array_equal(read_whole(path).frames, read_whole(file).frames)
+    np.testing.assert_array_equal(read_whole_video(path).frames, read_whole_video(file).frames)
 
 
 @pytest.mark.parametrize("other", ["settings", "codec"])
@@ -129,24 +132,24 @@ def test_packets_of_another_encoder_are_not_copied(file: Path, tmp_path: Path, o
         write_lossless(kept, OLD.frames)
     else:
         ffmpeg("-i", file, "-c:v", "libx264", "-preset", "ultrafast", "-an", kept)
-    media = replace(joined(OLD, NEW, 39, slice(48, 60), (1.9, 2.5)), kept=kept_of(kept, 48, sound=False))
-    said = write_joined(media, path := tmp_path / "new.mp4", {})
+    media = replace(joined(OLD, NEW, 39, slice(48, 60), (1.9, 2.5)), original=original_of(kept, 48, audio=False))
+    said = write_clip(media, path := tmp_path / "new.mp4", {})
     why = "ltx2 encodes with other settings, or at another rate"
     assert said == f"copied without encoding them again: 0 of 48 frames before the new ones ({why})"
-    assert np.abs(read_whole(path).frames.astype(int) - media.frames).mean() < 8
+    assert np.abs(read_whole_video(path).frames.astype(int) - media.frames).mean() < 8
 
 
 @pytest.mark.parametrize("gone", [True, False])
 def test_a_clip_that_is_gone_or_changed_loses_nothing(file: Path, tmp_path: Path, gone: bool) -> None:
     (kept := tmp_path / "kept.mp4").write_bytes(file.read_bytes())
-    media = replace(joined(OLD, NEW, 8, slice(17, 25), (0.0, 0.0)), kept=kept_of(kept, 17, sound=True))
+    media = replace(joined(OLD, NEW, 8, slice(17, 25), (0.0, 0.0)), original=original_of(kept, 17, audio=True))
     kept.unlink() if gone else write_mp4(NEW, kept)
-    said = write_joined(media, path := tmp_path / "new.mp4", {})
+    said = write_clip(media, path := tmp_path / "new.mp4", {})
     frames = f"0 of 17 frames before the new ones ({kept} has changed since)"
     assert said == f"copied without encoding them again: {frames}, the sound not"
-    assert np.abs(read_whole(path).frames.astype(int) - media.frames).mean() < 8
+    assert np.abs(read_whole_video(path).frames.astype(int) - media.frames).mean() < 8
 
 
 def test_what_is_all_new_is_written_as_ever(tmp_path: Path) -> None:
-    assert write_joined(NEW, tmp_path / "new.mp4", {}) == ""
+    assert write_clip(NEW, tmp_path / "new.mp4", {}) == ""
     assert open_video(tmp_path / "new.mp4").num_frames == 33

@@ -9,7 +9,7 @@ import pytest
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media import videos
-from ltx2_cli.media.videos import read_video, read_whole
+from ltx2_cli.media.videos import read_video, read_whole_video
 
 HEIGHT, WIDTH, FRAMES = 32, 48, 25
 
@@ -73,9 +73,9 @@ def test_frames_that_come_at_uneven_times_are_repeated(video: Path, frames: np.n
 
 def test_all_of_a_video_is_read_once_at_its_own_rate(video: Path, frames: np.ndarray):
     """Whether that is named or not."""
-    read = read_whole(video)
+    read = read_whole_video(video)
     np.testing.assert_array_equal(read.frames, frames)
-    assert read_whole(video, 24) is read
+    assert read_whole_video(video, 24) is read
 
 
 def test_a_turned_video_is_upright(video: Path, frames: np.ndarray, tmp_path: Path):

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from ltx2_cli.media import Media, write_mp4
+from ltx2_cli.media.clip import Media
+from ltx2_cli.media.write import write_mp4
 from tools.train_demo.measure import Seen, judge, main, measure, read_mp4, shares
 from tools.train_demo.world import (
     FPS,

@@ -14,7 +14,7 @@ import numpy as np
 import typer
 
 from ltx2_cli import load, read_spec, resolve, run
-from ltx2_cli.media import write_mp4
+from ltx2_cli.media.write import write_mp4
 from ltx2_cli.weights.digests import digests
 from ltx2_cli.weights.hub import EMBEDDED, as_path
 from tools.train_demo.captions import Caption, caption

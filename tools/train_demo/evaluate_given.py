@@ -10,7 +10,8 @@ import numpy as np
 from PIL import Image
 
 from ltx2_cli import load, read_spec, resolve, run
-from ltx2_cli.media import Media, write_mp4
+from ltx2_cli.media.clip import Media
+from ltx2_cli.media.write import write_mp4
 from tools.train_demo.captions import PICTURED, caption
 from tools.train_demo.measure import judge, means, measure, read_mp4
 from tools.train_demo.sight import look

@@ -10,7 +10,8 @@ from pathlib import Path as File
 import imageio_ffmpeg
 import numpy as np
 
-from ltx2_cli.media import Media, open_video
+from ltx2_cli.media.clip import Media
+from ltx2_cli.media.probe import open_video
 from tools.train_demo import hearing
 from tools.train_demo.hearing import SEMITONE
 from tools.train_demo.sight import look

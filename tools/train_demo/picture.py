@@ -12,7 +12,7 @@ import typer
 from PIL import Image
 
 from ltx2_cli import load, read_spec, resolve, run
-from ltx2_cli.media import Media
+from ltx2_cli.media.clip import Media
 from ltx2_cli.media.contact_sheet import write_contact_sheet
 from ltx2_cli.plan.resolve import Plan, stage1_plan
 from ltx2_cli.weights.digests import digests

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ltx2_cli.errors import UsageError
-from ltx2_cli.media import sounds
-from ltx2_cli.media.sounds import read_sound
+from ltx2_cli.media import audio
+from ltx2_cli.media.audio import read_audio
 from media.test_videos import ffmpeg
 from sounds import tone, write_tone
 
@@ -21,7 +21,7 @@ def wav(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("seconds", [0.2, 3.0])
 def test_samples_are_those_of_the_file(wav: Path, seconds: float):
-    read, samples = read_sound(wav, seconds), round(seconds * RATE)
+    read, samples = read_audio(wav, seconds), round(seconds * RATE)
     assert read.sample_rate == RATE
     kept = WAVE[:samples]
     np.testing.assert_array_equal(read.lasting(seconds), np.pad(kept, ((0, samples - len(kept)), (0, 0))))
@@ -37,7 +37,7 @@ def test_formats_are_told_by_their_content(wav: Path, tmp_path: Path, name: str)
     late = ["-f", "lavfi", "-i", "color=s=64x64:d=0.6:r=10", "-itsoffset", "0.1"] if name == "a.mp4" else []
     ffmpeg(*late, "-i", wav, tmp_path / name)
     (tmp_path / name).rename(tmp_path / "named.wrongly")
-    read = read_sound(tmp_path / "named.wrongly", 0.4)
+    read = read_audio(tmp_path / "named.wrongly", 0.4)
     begin = round(0.1 * RATE) if late else 0
     part = slice(begin + 4410, begin + 13230)
     assert read.sample_rate == RATE
@@ -47,11 +47,11 @@ def test_formats_are_told_by_their_content(wav: Path, tmp_path: Path, name: str)
 
 def test_one_channel_is_heard_on_both_sides_and_six_are_mixed(wav: Path, tmp_path: Path):
     mono = write_tone(tmp_path / "mono.wav", WAVE[:, :1], RATE)
-    np.testing.assert_array_equal(read_sound(mono, 0.2).lasting(0.2), np.repeat(WAVE[:8820, :1], 2, axis=1))
+    np.testing.assert_array_equal(read_audio(mono, 0.2).lasting(0.2), np.repeat(WAVE[:8820, :1], 2, axis=1))
     tones = "|".join(f"0.9*sin({99 * (channel + 1)}*t)" for channel in range(6))
     ffmpeg("-f", "lavfi", "-i", f"aevalsrc={tones}:c=5.1:s={RATE}:d=0.5", tmp_path / "six.wav")
     ffmpeg("-i", tmp_path / "six.wav", "-ac", 2, "-c:a", "pcm_s16le", tmp_path / "two.wav")
-    six, two = (read_sound(tmp_path / name, 0.5) for name in ("six.wav", "two.wav"))
+    six, two = (read_audio(tmp_path / name, 0.5) for name in ("six.wav", "two.wav"))
     assert six.heard(0.5) == "its 5.1 channels are mixed to 2"
     assert np.abs(six.waveform).max() < 1
     np.testing.assert_allclose(six.waveform, two.waveform, atol=2 / 2**15)
@@ -59,7 +59,7 @@ def test_one_channel_is_heard_on_both_sides_and_six_are_mixed(wav: Path, tmp_pat
 
 def refused(path: Path, seconds: float = 0.2) -> str:
     with pytest.raises(UsageError) as error:
-        read_sound(path, seconds)
+        read_audio(path, seconds)
     return str(error.value).replace(str(path), "FILE")
 
 
@@ -90,5 +90,5 @@ def test_samples_that_are_no_numbers_are_refused(tmp_path: Path):
 
 
 def test_no_more_is_read_than_fits(wav: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sounds, "MAX_BYTES", 100_000)
+    monkeypatch.setattr(audio, "MAX_BYTES", 100_000)
     assert refused(wav, 0.21) == "0.21 s of FILE have 44100 samples a second, more than is read at once"

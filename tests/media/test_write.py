@@ -14,7 +14,8 @@ import pytest
 
 from ltx2_cli.artifacts.outputs import record_path
 from ltx2_cli.errors import MAKE_ROOM, RunError
-from ltx2_cli.media import Media, write_mp4, write_record
+from ltx2_cli.media.clip import Media
+from ltx2_cli.media.write import write_mp4, write_record
 
 LATENT_FRAME = 8 / 24  # seconds
 
@@ -125,7 +126,7 @@ def test_an_interrupted_video_keeps_the_old_file(
         raise failure
 
     (tmp_path / "clip.mp4").write_text("old")
-    monkeypatch.setattr("ltx2_cli.media._write", interrupt)
+    monkeypatch.setattr("ltx2_cli.media.write._write", interrupt)
     with pytest.raises(type(failure)):
         write_mp4(clip(), tmp_path / "clip.mp4")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("clip.mp4", "old")]
@@ -143,7 +144,8 @@ def test_a_file_that_cannot_grow_is_a_run_error(tmp_path: Path):
         import resource
         import numpy as np
         from pathlib import Path
-        from ltx2_cli.media import Media, write_mp4
+        from ltx2_cli.media.clip import Media
+        from ltx2_cli.media.write import write_mp4
         from ltx2_cli.errors import RunError
         noise = np.random.default_rng(0).integers(0, 255, (60, 64, 64, 3), np.uint8)
         resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
@@ -165,7 +167,8 @@ def test_a_full_disk_is_a_run_error_that_names_the_file(write: str, tmp_path: Pa
         import resource, signal
         import numpy as np
         from pathlib import Path
-        from ltx2_cli.media import Media, write_mp4, write_record
+        from ltx2_cli.media.clip import Media
+        from ltx2_cli.media.write import write_mp4, write_record
         from ltx2_cli.errors import RunError
         clip = Media(np.zeros((9, 64, 64, 3), np.uint8), np.zeros((1000, 2), np.float32), 24.0, 24000)
         path = Path({str(tmp_path)!r}) / "clip"

@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 
 from ltx2_cli.errors import UsageError
-from ltx2_cli.media import Media, ffmpeg, is_video, open_video, write_mp4
+from ltx2_cli.media import ffmpeg
+from ltx2_cli.media.clip import Media
+from ltx2_cli.media.probe import is_video, open_video
+from ltx2_cli.media.write import write_mp4
 
 
 def clip(frames: int = 17, fps: float = 24.0) -> Media:

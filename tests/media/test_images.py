@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageCms
 
 from ltx2_cli.errors import UsageError
-from ltx2_cli.media.pictures import MAX_PIXELS, compressed, covering, is_picture, mean_light, read_picture
+from ltx2_cli.media.images import MAX_PIXELS, compressed, covering, is_image, mean_light, read_image
 from media.test_videos import ffmpeg
 
 RED, GREEN = (250, 20, 10), (10, 200, 30)
@@ -33,7 +33,7 @@ def red(tmp_path: Path) -> Path:
 
 
 def test_a_picture_keeps_its_pixels_and_says_nothing(red: Path):
-    picture = read_picture(red)
+    picture = read_image(red)
     assert picture.frames.shape == (1, 20, 40, 3)
     assert picture.frames[0][0, 0].tolist() == [*RED]
     assert picture.remarks == ()
@@ -66,7 +66,7 @@ def test_exif_turns_it_upright(tmp_path: Path, name: str, orientation: int, word
         ffmpeg("-f", "rawvideo", "-pix_fmt", "rgb48le", "-s", "6x6", "-i", "-", tmp_path / "wide.png", data=wide)
         head, _, rest = (tmp_path / "wide.png").read_bytes().partition(b"IDAT")
         (tmp_path / name).write_bytes(head[:-4] + chunk + head[-4:] + b"IDAT" + rest)
-    picture = read_picture(tmp_path / name)
+    picture = read_image(tmp_path / name)
     np.testing.assert_array_equal(picture.frames[0], upright(pixels))
     said = [f"it was {word} as its camera says"] * (word is not None)
     assert picture.remarks == (*said, *["its 16 bits became 8"] * (name == "deep.png"))
@@ -89,7 +89,7 @@ def test_sixteen_bits_are_rounded(tmp_path: Path, name: str, kind: str, channels
         levels[..., -1] = 2**16 - 1
     source = ["-f", "rawvideo", "-pix_fmt", kind, "-s", "12x9", "-i", "-"]
     ffmpeg(*source, "-frames:v", 1, tmp_path / name, data=levels.tobytes())
-    picture = read_picture(tmp_path / name)
+    picture = read_image(tmp_path / name)
     seen = (levels / 257).round()[..., : 3 if channels > 2 else 1]
     np.testing.assert_array_equal(picture.frames[0], np.broadcast_to(seen, (9, 12, 3)))
     assert picture.remarks[0] == "its 16 bits became 8"
@@ -118,7 +118,7 @@ UNPROFILED = "its CMYK became RGB without a colour profile"
 )
 def test_every_kind_of_pixel_becomes_rgb(tmp_path: Path, name, image, pixel, remark):
     image.save(tmp_path / name)
-    picture = read_picture(tmp_path / name)
+    picture = read_image(tmp_path / name)
     assert picture.frames[0].shape == (4, 4, 3)
     assert picture.frames[0][1, 1].tolist() == [*pixel]
     assert picture.remarks == ((remark,) if remark else ())
@@ -127,7 +127,7 @@ def test_every_kind_of_pixel_becomes_rgb(tmp_path: Path, name, image, pixel, rem
 def test_the_first_of_several_frames_is_shown(tmp_path: Path):
     frames = [Image.new("RGB", (8, 8), color) for color in (RED, GREEN)]
     frames[0].save(tmp_path / "a.webp", save_all=True, append_images=frames[1:], lossless=True)
-    picture = read_picture(tmp_path / "a.webp")
+    picture = read_image(tmp_path / "a.webp")
     assert picture.frames[0][0, 0].tolist() == [*RED]
     assert picture.remarks == ("it has 2 frames, the first is shown",)
 
@@ -142,7 +142,7 @@ def test_colours_are_those_that_the_profile_means(tmp_path: Path):
     swapped[red + 4 : red + 12], swapped[blue + 4 : blue + 12] = srgb[blue + 4 : blue + 12], srgb[red + 4 : red + 12]
     for name, profile in (("swapped", bytes(swapped)), ("srgb", srgb), ("broken", b"no profile")):
         Image.new("RGB", (4, 4), (255, 0, 0)).save(tmp_path / f"{name}.png", icc_profile=profile)
-    swapped_picture, plain, broken = (read_picture(tmp_path / f"{name}.png") for name in ("swapped", "srgb", "broken"))
+    swapped_picture, plain, broken = (read_image(tmp_path / f"{name}.png") for name in ("swapped", "srgb", "broken"))
     assert swapped_picture.frames[0][0, 0].tolist() == [0, 0, 255]
     assert "its colours were converted from Swap" in swapped_picture.remarks[0]
     assert (plain.frames[0][0, 0].tolist(), plain.remarks) == ([255, 0, 0], ())
@@ -183,14 +183,14 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n"
 def test_what_is_no_picture_is_refused_in_a_sentence(tmp_path: Path, content: bytes, sentence: str):
     (tmp_path / "p.png").write_bytes(content)
     with pytest.raises(UsageError, match=r"^[^\n]*$") as refused:
-        read_picture(tmp_path / "p.png")
+        read_image(tmp_path / "p.png")
     assert sentence in str(refused.value)
 
 
 def test_folders_and_absent_files_are_refused(tmp_path: Path):
     for path, sentence in ((tmp_path, "is a folder"), (tmp_path / "absent.png", "No such file")):
         with pytest.raises(UsageError, match=sentence):
-            read_picture(path)
+            read_image(path)
 
 
 @pytest.mark.parametrize("size", [(32, 64), (96, 64), (64, 37), (50, 33), (20, 200), (7, 5)])
@@ -219,7 +219,7 @@ def test_a_frame_is_covered_as_in_the_reference(size: tuple[int, int]):
 )
 def test_what_is_cropped_is_said(tmp_path: Path, size: tuple[int, int], words: str):
     Image.new("RGB", size[::-1]).save(tmp_path / "p.png")
-    assert read_picture(tmp_path / "p.png").cropped(64, 96) == words
+    assert read_image(tmp_path / "p.png").cropped(64, 96) == words
 
 
 @pytest.mark.parametrize(
@@ -260,4 +260,4 @@ def test_pictures_are_known_by_how_they_begin(tmp_path: Path, name: str, found: 
     path.write_bytes(b"no picture")
     if name == "p.png":
         Image.new("L", (2, 2)).save(path)
-    assert is_picture(path) is found
+    assert is_image(path) is found

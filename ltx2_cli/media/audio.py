@@ -27,12 +27,12 @@ ALONE = {"mono": 1, "1 channels": 1, "stereo": 2, "2 channels": 2}  # other chan
 # Silence where a video's sound begins later than its picture, or leaves a gap. What is mixed stays below full scale, as
 # where ffmpeg mixes whole numbers.
 FILTERS = "aresample=async=1:first_pts=0:rematrix_maxval=1,aformat=channel_layouts=mono|stereo"
-_recent = Recent["Sound"](2**28)
+_recent = Recent["Audio"](2**28)
 AU_HEADER = struct.Struct(">4s5I")  # magic, offset of the data, size, encoding, sample rate, channels
 
 
 @dataclass(frozen=True)
-class Sound:
+class Audio:
     """The beginning of a sound, and what was done to read it."""
 
     path: Path
@@ -63,7 +63,7 @@ def fitted(waveform: NDArray[np.float32], samples: int) -> NDArray[np.float32]:
     return np.pad(waveform[:samples], ((0, max(samples - len(waveform), 0)), (0, 0)))
 
 
-def read_sound(path: Path, seconds: float) -> Sound:
+def read_audio(path: Path, seconds: float) -> Audio:
     """The first sound in a file, as long as the clip and a little longer. Raises `UsageError` for a file without sound,
     a damaged or a huge one."""
     refuse_special(path, READABLE)
@@ -76,7 +76,7 @@ def read_sound(path: Path, seconds: float) -> Sound:
     return _recent.get((path, seconds, stat.st_mtime_ns, stat.st_size), partial(_read, path, seconds))
 
 
-def _read(path: Path, seconds: float) -> Sound:
+def _read(path: Path, seconds: float) -> Audio:
     rate, layout = _described(path)
     if rate < LEAST_RATE:
         raise UsageError(f"{path} has {rate} samples a second", "a sound of 8000 or more")
@@ -87,7 +87,7 @@ def _read(path: Path, seconds: float) -> Sound:
     remarks = [] if layout in ALONE else [f"its {layout} channels are mixed to {CHANNELS}"]
     with path.open("rb") as content:
         sha256 = hashlib.file_digest(content, "sha256").hexdigest()
-    return Sound(path, sha256, waveform, rate, tuple(remarks))
+    return Audio(path, sha256, waveform, rate, tuple(remarks))
 
 
 def _described(path: Path) -> tuple[int, str]:

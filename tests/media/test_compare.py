@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from ltx2_cli.errors import UsageError
-from ltx2_cli.media import Media, video_differences, write_mp4
+from ltx2_cli.media.clip import Media
+from ltx2_cli.media.compare import video_differences
+from ltx2_cli.media.write import write_mp4
 
 
 def clip(grey: int, loudness: float, frames: int = 9, width: int = 96) -> Media:

@@ -5,7 +5,6 @@ import hashlib
 import math
 import re
 import warnings
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from subprocess import run
@@ -17,13 +16,12 @@ from PIL import ExifTags, Image, ImageCms, ImageFile, ImageOps, UnidentifiedImag
 from ltx2_cli.artifacts.files import read_limited
 from ltx2_cli.errors import RunError, UsageError
 from ltx2_cli.media.ffmpeg import own, program
-from ltx2_cli.media.sounds import Sound
+from ltx2_cli.media.videos import MAX_PIXELS, Video
 from ltx2_cli.request.spelling import typed
 
 FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP", "GIF", "AVIF")  # others run programs, or are no pictures
 READABLE = f"a picture: {', '.join(FORMATS)}"
 MAX_BYTES = 2**28
-MAX_PIXELS = 2**26  # 8192x8192: 200 MB decoded
 MIN_SIDE, MAX_SIDE = 2, 2**14  # of H.264: a pixel of colour is 2x2
 ORIENTATION = ExifTags.Base.Orientation
 TURNED = {2: "mirrored", 4: "mirrored", 5: "mirrored and turned", 7: "mirrored and turned", 3: "turned", 6: "turned"}
@@ -34,32 +32,7 @@ BOMBS = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 Pixels = NDArray[np.uint8]  # [height, width, RGB]
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A picture, or frames of a video, and what was done to read it."""
-
-    path: Path
-    sha256: str  # of the file
-    frames: NDArray[np.uint8]  # [frames, height, width, RGB]
-    remarks: tuple[str, ...]  # each says a change: "transparent parts are shown on white"
-    sound: Sound | None = None  # of a clip that has one
-
-    @property
-    def nbytes(self) -> int:
-        """Of its frames."""
-        return self.frames.nbytes
-
-    def cropped(self, height: int, width: int) -> str:
-        """What of the picture covers a frame of this size, in words; empty if it is all of it."""
-        _, source_height, source_width, _ = self.frames.shape
-        scale = max(height / source_height, width / source_width)
-        shown = min(source_width, round(width / scale)), min(source_height, round(height / scale))
-        if shown == (source_width, source_height):
-            return ""
-        return f"it is {source_width}x{source_height}, its middle {shown[0]}x{shown[1]} fills the frame"
-
-
-def read_picture(path: Path) -> Picture:
+def read_image(path: Path) -> Video:
     """The picture in a file, upright, in 8-bit sRGB. Raises `UsageError` for a file without one, a damaged or a huge
     one; nothing is decoded before its size is known."""
     try:
@@ -82,10 +55,10 @@ def read_picture(path: Path) -> Picture:
             raise
         except Exception as error:  # of a damaged file, decoders raise anything
             raise UsageError(f"{path} is damaged: {error}", "copy or make it again") from None
-    return Picture(path, hashlib.sha256(content).hexdigest(), pixels[None], tuple(remarks))
+    return Video(path, hashlib.sha256(content).hexdigest(), pixels[None], tuple(remarks))
 
 
-def is_picture(path: Path) -> bool:
+def is_image(path: Path) -> bool:
     """Whether a file begins as one of a picture does."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)

@@ -1,0 +1,30 @@
+"""A finished clip in memory: video frames and an audio waveform."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+Frames = NDArray[np.uint8]  # [frames, height, width, RGB]
+
+
+@dataclass(frozen=True)
+class Original:
+    """The unchanged part of the file that a clip was edited from."""
+
+    path: Path
+    sha256: str  # of the file, as it was read
+    frames: int  # unchanged leading frames
+    audio: bool  # whether all audio is unchanged
+
+
+@dataclass(frozen=True)
+class Media:
+    """A finished clip. Video and audio differ in length by less than one latent frame; either may be empty."""
+
+    frames: Frames  # [frames, height, width, RGB]
+    waveform: NDArray[np.float32]  # [samples, channels] in −1 … 1
+    fps: float
+    sample_rate: int
+    original: Original | None = None  # None: the whole clip is new

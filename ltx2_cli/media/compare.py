@@ -1,0 +1,40 @@
+"""Differences of two videos, stream by stream."""
+
+import re
+from pathlib import Path
+
+from ltx2_cli.media.ffmpeg import described, given, read_facts
+from ltx2_cli.media.probe import VideoFile, open_video
+
+STREAMS = {"v": "picture", "a": "sound"}
+# by stream: what ffmpeg computes, the name it is printed under, and its unit
+MEASURES = {
+    "v": (("psnr", r"PSNR .*average:(\S+)", "PSNR {:.2f} dB"), ("ssim", r"SSIM .*All:(\S+)", "SSIM {:.4f}")),
+    "a": (("asdr", r"SDR ch0: (\S+) dB", "SDR {:.2f} dB"),),
+}
+
+
+def video_differences(first: Path, second: Path) -> dict[str, str]:
+    """The streams, `picture` and `sound`, whose packets differ, each with the measured difference of the decoded data.
+    Raises `UsageError` for a damaged file."""
+    printed = [read_facts(path, "-map", "0", "-c", "copy", "-f", "streamhash", "-") for path in (first, second)]
+    hashes = [dict(re.findall(r"^\d+,([va]),(\S+)$", text, re.MULTILINE)) for text in printed]
+    different = [kind for kind in STREAMS if hashes[0].get(kind) != hashes[1].get(kind)]
+    return {STREAMS[kind]: _difference(kind, first, second) for kind in different}
+
+
+def _difference(kind: str, first: Path, second: Path) -> str:
+    """What ffmpeg measures of two streams, or their sizes where these differ."""
+    size, other = (_size(kind, open_video(path)) for path in (first, second))
+    if size != other:
+        return f"{other}, not {size}"
+    graph = ";".join(f"[0:{kind}][1:{kind}]{measure}" for measure, _, _ in MEASURES[kind])
+    log = described(*given(first), *given(second), "-lavfi", graph, "-f", "null", "-")
+    matches = [(re.search(printed, log), text) for _, printed, text in MEASURES[kind]]
+    return ", ".join(text.format(float(match[1])) for match, text in matches if match) or "differs"
+
+
+def _size(kind: str, file: VideoFile) -> str:
+    if kind == "a":
+        return f"{file.sample_rate} Hz" if file.sample_rate else "none"
+    return f"{file.width}x{file.height}, {file.num_frames} frames"

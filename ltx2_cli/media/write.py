@@ -1,0 +1,96 @@
+"""Media files written through ffmpeg, under a temporary name until they are complete."""
+
+import re
+import wave
+from collections.abc import Mapping
+from fractions import Fraction
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from ltx2_cli.artifacts.files import replacing
+from ltx2_cli.media.clip import Media
+from ltx2_cli.media.ffmpeg import given, own, run_ffmpeg
+from ltx2_cli.media.probe import KEY_PREFIX
+
+WAV = ".wav"
+SPECIAL = re.compile(r"([=;#\\\n])")  # characters that ffmpeg's metadata format escapes
+
+# BT.709 in limited range, converted and tagged: players disagree about untagged files.
+TO_YUV = "scale=in_range=pc:out_range=tv:out_color_matrix=bt709:flags=accurate_rnd+full_chroma_int,format=yuv420p"
+TAGS = "setparams=range=tv:colorspace=bt709:color_primaries=bt709:color_trc=bt709"
+PICTURE = ["-vf", f"{TO_YUV},{TAGS}", "-c:v", "libx264", "-crf", "19", "-preset", "veryfast"]
+SOUND = ["-c:a", "aac", "-b:a", "192k", "-ac", "2"]
+# Metadata under keys of our own: players ignore them, and `-movflags use_metadata_tags` keeps them in a copy.
+FILE = ["-movflags", "+faststart+use_metadata_tags", "-f", "mp4"]
+
+
+def write_mp4(
+    media: Media,
+    path: Path,
+    metadata: Mapping[str, str] = MappingProxyType({}),
+    picture: Path | None = None,
+    sound: Path | None = None,
+) -> None:
+    """Write H.264, AAC and metadata to `path`, replacing an existing file. The packets are copied of a file that is
+    named as the `picture` (a .txt: a list of such files), or as the `sound`. Raises `RunError` with the reason of the
+    system or of ffmpeg."""
+    with replacing(path) as temporary:
+        samples, tags = temporary.with_suffix(".f32"), temporary.with_suffix(".tags")
+        samples.write_bytes(media.waveform.clip(-1, 1).astype("<f4").tobytes())
+        pairs = ((SPECIAL.sub(r"\\\1", key), SPECIAL.sub(r"\\\1", text)) for key, text in sorted(metadata.items()))
+        lines = [";FFMETADATA1", *(f"{KEY_PREFIX}{key}={text}" for key, text in pairs), ""]
+        tags.write_text("\n".join(lines), encoding="utf-8")
+        rate, channels = (str(number) for number in (media.sample_rate, media.waveform.shape[1]))
+        raw = own("f32le", samples, "-ar", rate, "-ac", channels)
+        heard = (given(sound) if sound else raw) if len(media.waveform) else []
+        streams = ["-map", "0:v", *(["-c:v", "copy"] if picture else PICTURE)]
+        streams += ["-map", "2:a:0", *(["-c:a", "copy"] if sound else SOUND)] if heard else []
+        command = [*own("ffmetadata", tags), *heard, *streams, "-map_metadata", "1", *FILE]
+        if picture:
+            kept = own("concat", picture, "-safe", "0") if picture.suffix == ".txt" else given(picture)
+            run_ffmpeg([*kept, *command, f"file:{temporary}"], path)
+        else:
+            _write(media, [*command, f"file:{temporary}"], path)
+
+
+def write_media(media: Media, path: Path, metadata: Mapping[str, str]) -> None:
+    """Write a clip as its name says; a WAV has no place for metadata. Raises `RunError` as both."""
+    if path.suffix.lower() == WAV:
+        write_wav(media, path)
+    else:
+        write_mp4(media, path, metadata)
+
+
+def write_wav(media: Media, path: Path) -> None:
+    """Write the sound alone, 16 bit. Raises `RunError` with the system's reason."""
+    samples = np.round(media.waveform.clip(-1, 1) * 32767).astype("<i2")
+    with replacing(path) as temporary, wave.open(str(temporary), "wb") as file:
+        file.setnchannels(samples.shape[1])
+        file.setsampwidth(2)
+        file.setframerate(media.sample_rate)
+        file.writeframes(samples.tobytes())
+
+
+def write_frames(media: Media, folder: Path) -> None:
+    """Write the frames alone as `00000.png`, `00001.png`, … into a new folder, which replaces an existing one. Raises
+    `RunError` as `write_mp4`."""
+    with replacing(folder.resolve()) as temporary:
+        temporary.mkdir()
+        names = f"file:{str(temporary).replace('%', '%%')}/%05d.png"
+        _write(media, ["-start_number", "0", "-f", "image2", names], folder)
+
+
+def write_record(path: Path, text: str) -> None:
+    """Write the YAML record of a video."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def _write(media: Media, command: list[str], path: Path) -> None:
+    """Run ffmpeg with the raw frames as its first input. Raises `RunError` that names `path`."""
+    rate = Fraction(media.fps).limit_denominator(100_000)  # keeps 23.976, and 24000 / 1001
+    size = f"{media.frames.shape[2]}x{media.frames.shape[1]}"
+    frames = own("rawvideo", None, "-pix_fmt", "rgb24", "-s", size, "-framerate", str(rate))
+    run_ffmpeg([*frames, *command], path, np.ascontiguousarray(media.frames).data)
