@@ -21,7 +21,6 @@ from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.artifacts.tensor_file import CHECKSUM, checksum
 from ltx2_cli.cli.commands import Upsample
 from ltx2_cli.cli.execute import places
-from ltx2_cli.cli.inspect import inspect
 from ltx2_cli.cli.latents import latents_request
 from ltx2_cli.cli.replay import find_source, read_clip
 from ltx2_cli.cli.session import system_error
@@ -45,6 +44,7 @@ from ltx2_cli.request.profiles import checked_spec, read_spec, to_yaml
 from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.request.spelling import NAMES
 from ltx2_cli.request.validation import RANGES
+from ltx2_cli.run.inspect import inspect
 from program import run_program
 
 LONGEST = 10.0  # seconds

@@ -13,7 +13,6 @@ PACKAGE = Path(__file__).parent.parent / "ltx2_cli"
 TOWER = (
     {
         "request",
-        "batch",
         "errors",
         "private_api",
         "chips",
@@ -29,7 +28,7 @@ TOWER = (
     {"plan"},
     {"core"},
     {"estimate"},
-    {"console"},
+    {"console", "run"},
     {"cli", "__main__", "__init__"},
 )
 LEVEL = {storey: level for level, storeys in enumerate(TOWER) for storey in storeys}

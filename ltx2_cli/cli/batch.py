@@ -7,7 +7,6 @@ from pathlib import Path
 
 from ltx2_cli.artifacts.files import Output, user_path
 from ltx2_cli.artifacts.outputs import Product, check_distinct, check_outputs, outputs
-from ltx2_cli.batch.lines import STDIN, Line, read_lines
 from ltx2_cli.cli.commands import Batch
 from ltx2_cli.cli.jobs import DONE, FAILED, OPEN, Job, Jobs, Result
 from ltx2_cli.cli.options import BatchOptions
@@ -23,6 +22,7 @@ from ltx2_cli.errors import (
 )
 from ltx2_cli.media.contact_sheet import is_contact_sheet
 from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.run.lines import STDIN, Line, read_lines
 from ltx2_cli.units import quantity
 
 
@@ -116,8 +116,8 @@ def preflight(session: Session) -> Callable[[RunSpec], CommandError | None]:
 def expected_time(jobs: Jobs, open_jobs: Sequence[Job]) -> str:
     """How long these jobs take, but for those that will be refused."""
     from ltx2_cli.estimate.fit import Request
-    from ltx2_cli.estimate.history import expected_times
     from ltx2_cli.parallel.devices import find_devices
+    from ltx2_cli.run.past_times import expected_times
 
     numbers, plans = Counter(job.work for job in open_jobs), []
     for job in {job.work: job for job in open_jobs}.values():

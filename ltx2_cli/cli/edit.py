@@ -12,7 +12,6 @@ from ltx2_cli.cli.commands import Extend, Retake
 from ltx2_cli.cli.generate import check_making, config_page, make, note_environment, overrides
 from ltx2_cli.cli.options import EditOptions
 from ltx2_cli.cli.session import Session, request_facts, synchronized
-from ltx2_cli.cli.trust import check_trust
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.probe import is_video, open_video
 from ltx2_cli.media.videos import COMPRESSION, Video, read_whole_video
@@ -22,6 +21,7 @@ from ltx2_cli.request.profiles import AUTO, checked_spec, read_asked
 from ltx2_cli.request.size import longest_clip, seconds_of
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.validation import RANGES
+from ltx2_cli.run.trust import check_trust
 
 ROUNDING = 1e-3  # of a frame
 SIDES = ("height", "width")

@@ -22,11 +22,9 @@ from ltx2_cli.artifacts.outputs import (
     run_file,
 )
 from ltx2_cli.cli.commands import Resume
-from ltx2_cli.cli.done import own_files
 from ltx2_cli.cli.options import MakingOptions
 from ltx2_cli.cli.plan import DryRun, check_published, fitting_plan
 from ltx2_cli.cli.session import STARTED, Facts, Session, short_digest, synchronized
-from ltx2_cli.cli.trust import check_trust
 from ltx2_cli.core.bench import CLIP, perf_facts
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.preview import Preview
@@ -37,13 +35,15 @@ from ltx2_cli.core.run import START, load, programs, traced, warm_up, write
 from ltx2_cli.core.run_state import RunCheckpointer, RunGoal, RunState, SavedRun, no_checkpoint, open_saved_run
 from ltx2_cli.errors import AbortedRunError, NotFiniteError, RunError, UsageError
 from ltx2_cli.estimate.fit import Request
-from ltx2_cli.estimate.history import expected_time, remember
 from ltx2_cli.estimate.phases import CONNECT, ENCODE
 from ltx2_cli.interrupts import stop_on_signal
 from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.plan.resolve import Plan, missing_downloads
 from ltx2_cli.request.profiles import read_asked
 from ltx2_cli.request.spec import NO_CACHE, RunSpec
+from ltx2_cli.run.done import owned_files
+from ltx2_cli.run.past_times import expected_time, remember
+from ltx2_cli.run.trust import check_trust
 from ltx2_cli.units import quantity
 from ltx2_cli.weights.hub import check_disk_space
 
@@ -208,7 +208,7 @@ def resume(options: Resume, session: Session) -> None:
             raise UsageError(f"{kept.path} was kept elsewhere: {'; '.join(changes)}", hint)
         progress, files = kept.progress(plan), outputs(plan.spec, product)
         if session.hosts.first:
-            own = own_files(plan.spec, product, progress.written)
+            own = owned_files(plan.spec, product, progress.written)
             reads = [*read_files(plan.spec, kept.path), *input_files(plan)]
             check_outputs(files, reads, options.force, own)
             session.reserve(files)

@@ -20,13 +20,14 @@ from urllib.parse import quote
 from ltx2_cli.artifacts.files import Output, read_limited, replacing, reserve, user_path
 from ltx2_cli.artifacts.outputs import check_outputs, record_path
 from ltx2_cli.cli.commands import Gallery
-from ltx2_cli.cli.inspect import Facts, inspect
 from ltx2_cli.console import print_made, reporter
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.write import WAV
 from ltx2_cli.request.layers import ASKED
 from ltx2_cli.request.profiles import CACHE, OUTPUT_KEYS, PROVENANCE
 from ltx2_cli.request.validation import STEERING
+from ltx2_cli.run.inspect import FileFacts as Facts
+from ltx2_cli.run.inspect import inspect
 from ltx2_cli.units import quantity
 from ltx2_cli.weights.checkpoint import abbreviate
 

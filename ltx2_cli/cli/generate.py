@@ -173,7 +173,7 @@ def asked_for(values: Mapping[str, object], options: ConfigOptions) -> Asked:
     page = config_page(options.config)
     asked = read_asked(values, page, options.settings or (), read_environment(os.environ))
     if page and isinstance(options, SessionOptions):
-        from ltx2_cli.cli.trust import check_trust
+        from ltx2_cli.run.trust import check_trust
 
         check_trust(asked, page, options)
     return asked
@@ -228,13 +228,13 @@ def config_page(path: Path | ConfigLayer | None) -> ConfigLayer | None:
         return path
     if not path.is_file():
         return read_file(path)
+    from ltx2_cli.run.inspect import inspect, looks_like_safetensors
+
     try:
         has_record = is_video(path) or is_wav(path) or looks_like_safetensors(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", "check the path") from error
     if has_record:
-        from ltx2_cli.cli.inspect import inspect
-
         if record := inspect(path).get("record"):
             return ConfigLayer(f"the record in {path}: ", record)
         raise UsageError(f"{path} does not say what made it", PAGE)
@@ -245,9 +245,3 @@ def config_page(path: Path | ConfigLayer | None) -> ConfigLayer | None:
     except (ValueError, RecursionError):
         pass  # it is no JSON
     return read_file(path)
-
-
-def looks_like_safetensors(path: Path) -> bool:
-    """Whether it begins with the length of a JSON object, and the object."""
-    with path.open("rb") as file:
-        return file.read(9)[8:] == b"{"

@@ -19,14 +19,10 @@ from ltx2_cli.artifacts.outputs import (
     outputs,
     read_files,
 )
-from ltx2_cli.batch.jobs import in_order, own_seed, parse_shard, shape_of
-from ltx2_cli.batch.lines import Line, job_values
-from ltx2_cli.batch.names import parse_template
-from ltx2_cli.cli.done import check_same, is_done, own_files
+from ltx2_cli.artifacts.templates import parse_template
 from ltx2_cli.cli.generate import config_page, configured_spec, note_environment, overrides, sized
 from ltx2_cli.cli.options import BatchOptions
 from ltx2_cli.cli.session import Session, system_error
-from ltx2_cli.cli.trust import check_trust
 from ltx2_cli.console import columns, print_made
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import CommandError, PartlyFailedError, RunError, UsageError
@@ -35,6 +31,10 @@ from ltx2_cli.request.profiles import CACHE, OUTPUT_KEYS, STEPS_OR_SIGMAS, read_
 from ltx2_cli.request.size import WISHES
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.spelling import by_key
+from ltx2_cli.run.done import check_same, is_done, owned_files
+from ltx2_cli.run.lines import Line, job_values
+from ltx2_cli.run.order import in_order, own_seed, parse_shard, shape_of
+from ltx2_cli.run.trust import check_trust
 
 DONE, SKIPPED, ELSEWHERE, FAILED, OPEN = "done", "skipped", "elsewhere", "failed", "to do"
 STATUSES = (DONE, SKIPPED, ELSEWHERE, FAILED, OPEN)
@@ -217,7 +217,7 @@ class Jobs:
         if not done:
             if not self.options.force:
                 check_same(spec)
-            files, own = outputs(spec), own_files(spec, Product.clips, 0)
+            files, own = outputs(spec), owned_files(spec, Product.clips, 0)
             check_outputs(files, read_files(spec, *self.reads), self.options.force, own)
 
     def request(self, values: Mapping[str, Any]) -> RunSpec:

@@ -20,7 +20,6 @@ from ltx2_cli.artifacts.outputs import (
 from ltx2_cli.cli.commands import Decode, Upsample
 from ltx2_cli.cli.generate import configured_spec, note_environment, overrides
 from ltx2_cli.cli.session import Session, file_facts, request_facts, synchronized
-from ltx2_cli.cli.trust import check_trust
 from ltx2_cli.core.provenance import input_files, source_history
 from ltx2_cli.diffusion.geometry import clip_geometry
 from ltx2_cli.diffusion.latents import SIZE, LatentsFile, open_latents
@@ -33,6 +32,7 @@ from ltx2_cli.request.layers import ConfigLayer, read_text
 from ltx2_cli.request.profiles import AUTO, SECTION, checked_spec, read_asked
 from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.request.validation import validate
+from ltx2_cli.run.trust import check_trust
 from ltx2_cli.weights.checkpoint import shape_text
 
 if TYPE_CHECKING:
@@ -132,8 +132,8 @@ def _execute(
     from ltx2_cli.core.run import load, state_from_latents
     from ltx2_cli.core.run_state import RunCheckpointer, RunGoal
     from ltx2_cli.estimate.fit import Request
-    from ltx2_cli.estimate.history import expected_time
     from ltx2_cli.plan.stages import InitialLatents
+    from ltx2_cli.run.past_times import expected_time
 
     source = InitialLatents(files[0].shapes, spec.fps)
     with agreed_plan(session, Request(spec, find_devices(), source, product, fixed=OF_LATENTS)) as plan:

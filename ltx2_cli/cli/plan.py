@@ -28,7 +28,6 @@ from ltx2_cli.estimate.compiled import Collective, Compiled, sent_bytes, write_h
 from ltx2_cli.estimate.cycles import REMARKS, Cycles, dumped_schedules
 from ltx2_cli.estimate.estimate import FORWARD, Estimate, assumptions, compile_and_estimate, forward_programs, record
 from ltx2_cli.estimate.fit import FRACTION, Alternative, Request, check_estimate, check_fit
-from ltx2_cli.estimate.history import expected_time
 from ltx2_cli.estimate.offline import MeshSearch, search_meshes, topology
 from ltx2_cli.estimate.phases import DECODE, DENOISE, REFINE, UPSAMPLE
 from ltx2_cli.nn.layers import IMAGE_AXES
@@ -38,6 +37,7 @@ from ltx2_cli.plan.resolve import Plan, missing_downloads, plan_offline
 from ltx2_cli.plan.stages import REFINER
 from ltx2_cli.request.size import WISHES
 from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.run.past_times import expected_time
 from ltx2_cli.units import duration, quantity
 from ltx2_cli.weights.hub import Download, check_disk_space, local_path
 from ltx2_cli.weights.lora import check_local_loras

@@ -10,10 +10,9 @@ from ltx2_cli.artifacts.files import refuse_special, user_path
 from ltx2_cli.artifacts.outputs import Product, check_distinct, check_outputs, outputs, read_files
 from ltx2_cli.cli.commands import Replay
 from ltx2_cli.cli.generate import overrides
-from ltx2_cli.cli.inspect import SHORT, inspect, short_hash
+from ltx2_cli.cli.inspect import SHORT, short_hash
 from ltx2_cli.cli.latents import check_source
 from ltx2_cli.cli.session import Session, file_facts, request_facts, synchronized
-from ltx2_cli.cli.trust import check_trust
 from ltx2_cli.console import columns, print_out
 from ltx2_cli.core import provenance
 from ltx2_cli.core.provenance import FIRST, Fingerprint, Provenance, fingerprint
@@ -25,6 +24,8 @@ from ltx2_cli.request.layers import ConfigLayer
 from ltx2_cli.request.profiles import AUTO, Asked, checked_spec, read_asked
 from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.request.validation import CLIP_TYPES
+from ltx2_cli.run.inspect import inspect
+from ltx2_cli.run.trust import check_trust
 from ltx2_cli.weights.digests import HEADER, digest, digests, header_digest
 
 if TYPE_CHECKING:

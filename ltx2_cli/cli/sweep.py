@@ -14,8 +14,6 @@ import yaml
 
 from ltx2_cli.artifacts.files import Output, user_path
 from ltx2_cli.artifacts.outputs import read_files, slug
-from ltx2_cli.batch.jobs import own_seed
-from ltx2_cli.batch.lines import Line
 from ltx2_cli.cli.batch import check_pictures, finish, make
 from ltx2_cli.cli.commands import Sweep
 from ltx2_cli.cli.generate import prompt_and_seeds
@@ -30,6 +28,8 @@ from ltx2_cli.request.layers import ALL_KEYS, parse, unknown_name_error
 from ltx2_cli.request.size import WISHES
 from ltx2_cli.request.spelling import NAMES
 from ltx2_cli.request.validation import CLIP_TYPES, MAX_VIDEOS
+from ltx2_cli.run.lines import Line
+from ltx2_cli.run.order import own_seed
 
 EXAMPLE = "for example: --vary guidance_scale=2,3,4"
 SILENCE = np.empty((0, 2), np.float32)

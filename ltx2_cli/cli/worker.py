@@ -12,8 +12,6 @@ from typing import TypeVar
 
 from ltx2_cli.artifacts.files import ReservedError, reserve
 from ltx2_cli.artifacts.outputs import Product, check_distinct, check_outputs, outputs, read_files, run_file
-from ltx2_cli.batch.claims import SUFFIX, ClaimedError, claimed
-from ltx2_cli.cli.done import check_same, differences, is_done, own_files
 from ltx2_cli.cli.execute import agreed_plan, carried_out, check_downloads, resumable
 from ltx2_cli.cli.jobs import DONE, ELSEWHERE, FAILED, SKIPPED, Job, Jobs, Result
 from ltx2_cli.cli.session import STARTED, system_error
@@ -33,13 +31,15 @@ from ltx2_cli.core.run_state import (
 )
 from ltx2_cli.errors import DoesNotFitError, RunError, StorageError, UsageError
 from ltx2_cli.estimate.fit import Request, available_memory
-from ltx2_cli.estimate.history import in_words, remember
 from ltx2_cli.estimate.phases import CONNECT, ENCODE
 from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.plan.conditions import read_pictures
 from ltx2_cli.plan.resolve import DECODERS, Plan, decodes_beside
 from ltx2_cli.plan.stages import CONNECTORS, DENOISER, REFINER, REFINERS_CONNECTORS
 from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.run.claims import SUFFIX, ClaimedError, claimed
+from ltx2_cli.run.done import check_same, differences, is_done, owned_files
+from ltx2_cli.run.past_times import in_words, remember
 
 TEXTS_AT_ONCE = 100  # jobs whose text is read before a denoiser is loaded: 25 MB each, of the published models
 CLIPS_AT_ONCE = 8  # that are denoised before one is decoded, where the networks take turns in memory
@@ -230,7 +230,7 @@ class Worker:
             else:
                 state, run.resumed = kept.progress(run.plan), True
         run.state = replace(state, contexts={**run.state.contexts, **state.contexts})
-        return own | own_files(run.spec, Product.clips, state.written)
+        return own | owned_files(run.spec, Product.clips, state.written)
 
     def _advance(self, run: Run, phase: int) -> None:
         """Make the latents that a run has before a phase."""

@@ -24,7 +24,6 @@ from PIL import Image
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
 from live_bytes import LiveBytes, Sample, check_live_bytes
 from loras import ORIGINAL, write_lora
-from ltx2_cli.batch.claims import this_process
 from ltx2_cli.cli.worker import Run as PlannedRun
 from ltx2_cli.cli.worker import Worker
 from ltx2_cli.core.components import Components, network_values
@@ -34,6 +33,7 @@ from ltx2_cli.errors import MAKE_ROOM
 from ltx2_cli.parallel.devices import DeviceMemory
 from ltx2_cli.plan.resolve import Plan, resolve
 from ltx2_cli.request.profiles import read_spec, to_yaml
+from ltx2_cli.run.claims import this_process
 from ltx2_cli.weights.digests import header_digest
 from media.test_videos import write_lossless
 from program import run_program

@@ -8,10 +8,10 @@ from pathlib import Path
 import yaml
 from typer.main import get_command
 
-from ltx2_cli.batch.jobs import parse_shard
-from ltx2_cli.batch.names import parse_template
+from ltx2_cli.artifacts.templates import parse_template
 from ltx2_cli.chips import chip
 from ltx2_cli.cli import app
+from ltx2_cli.run.order import parse_shard
 from tools.docs import ROOT
 
 FOLDER = ROOT / "docs/batches"

@@ -4,11 +4,9 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ltx2_cli.artifacts.files import user_path
-from ltx2_cli.cli.options import SessionOptions
-from ltx2_cli.console import visible
 from ltx2_cli.core.provenance import read_provenance
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.layers import ASKED, ConfigLayer, Values, spec_values
@@ -52,7 +50,13 @@ def files_named(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str | Non
         yield "sharding profile", profile, None
 
 
-def check_trust(asked: Asked, record: ConfigLayer | None, options: SessionOptions) -> Asked:
+class Trust(Protocol):
+    """Whether what a record names is taken."""
+
+    trust: bool
+
+
+def check_trust(asked: Asked, record: ConfigLayer | None, options: Trust) -> Asked:
     """What is asked for. Where a record asks for what its model's profile does not name, and it is not here with the
     hash that the record states, the user is asked once; without a terminal raises `UsageError`."""
     if record is None or options.trust or not {PROVENANCE, ASKED} & record.values.keys():
@@ -98,5 +102,6 @@ def _agreed(question: str) -> bool:
     """Whether the user says yes; nobody does without a terminal."""
     if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
         return False
-    print(f"{visible(question)} [y/N] ", end="", file=sys.stderr, flush=True)
+    shown = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in question)
+    print(f"{shown} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -14,10 +14,10 @@ from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.chips import Chip
 from ltx2_cli.core.report import Report, Timings
 from ltx2_cli.estimate.estimate import estimate_plan
-from ltx2_cli.estimate.history import KEPT, SHAPES, expected_time, expected_times, in_words, past_runs, remember
 from ltx2_cli.plan.resolve import Plan, plan_offline
 from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.request.spec import ConditionSpec
+from ltx2_cli.run.past_times import KEPT, SHAPES, expected_time, expected_times, in_words, past_runs, remember
 from program import CACHE, cache_restored
 
 CLIPS = Product.clips

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ltx2_cli.artifacts.outputs import MAX_BYTES, slug
-from ltx2_cli.batch.names import parse_template
+from ltx2_cli.artifacts.templates import parse_template
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.profiles import read_spec
 

@@ -12,7 +12,7 @@ from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.validation import MAX_SEED
 
 # What differs between jobs of one shape
-CONTENT = (
+CONTENT_KEYS = (
     *("prompt", "negative_prompt", "conditions", "seed", "num_inference_steps", "sigmas", "fps"),
     *("output", "save_latents", "asked"),
 )
@@ -49,7 +49,7 @@ def parse_shard(text: str | None) -> Shard:
 def shape_of(spec: RunSpec) -> str:
     """Equal for requests that differ in their content alone: they run the same programs."""
     shown = [(condition.kind, condition.frame, condition.num_frames) for condition in spec.conditions]
-    return repr([shown, *(value for key, value in vars(spec).items() if key not in CONTENT)])
+    return repr([shown, *(value for key, value in vars(spec).items() if key not in CONTENT_KEYS)])
 
 
 def in_order(shapes: Sequence[int]) -> list[int]:

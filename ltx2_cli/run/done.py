@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ltx2_cli.artifacts.outputs import Product, latents_paths, output_paths, record_path, sheet_path, single_specs
-from ltx2_cli.cli.inspect import inspect
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.layers import ASKED, ConfigLayer, Values, flatten, read_file
 from ltx2_cli.request.profiles import AUTO, PROVENANCE
 from ltx2_cli.request.spec import AudioSpec, ConditionSpec, RunSpec
+from ltx2_cli.run.inspect import inspect
 from ltx2_cli.weights.digests import HEADER, digest, header_digest, known_digest
 from ltx2_cli.weights.hub import as_path, local_path
 from ltx2_cli.weights.lora import parse_lora
@@ -39,7 +39,7 @@ def check_same(spec: RunSpec) -> None:
             raise UsageError(f"{video} exists, and is of another request: {other}", hint)
 
 
-def own_files(spec: RunSpec, product: Product, done: int) -> set[Path]:
+def owned_files(spec: RunSpec, product: Product, done: int) -> set[Path]:
     """The files that a run of the request made itself: its first `done` clips, files whose record is its request, and
     the contact sheet where all latents are its own."""
     singles, latents = single_specs(spec), latents_paths(spec)

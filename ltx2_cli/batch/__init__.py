@@ -1,1 +1,0 @@
-"""Many requests: the lines of a file of jobs, the names of their clips, and who makes which."""

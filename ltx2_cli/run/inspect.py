@@ -1,0 +1,177 @@
+"""What a file is, and what made it. Only headers of weights are read."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from ltx2_cli.artifacts.files import read_limited, refuse_special
+from ltx2_cli.artifacts.outputs import record_path
+from ltx2_cli.core.provenance import UNFINISHED, read_provenance
+from ltx2_cli.diffusion.latents import SIZE, open_latents
+from ltx2_cli.errors import UsageError
+from ltx2_cli.media.probe import is_video, is_wav, open_video, open_wav
+from ltx2_cli.request.layers import MAX_TEXT, read_text
+from ltx2_cli.request.profiles import PROVENANCE
+from ltx2_cli.request.spec import Streams
+from ltx2_cli.weights.checkpoint import TensorFiles, read_header
+from ltx2_cli.weights.lora import FACTOR, LoraFile, LoraPair, model_version, open_lora
+
+KNOWN = "known are latents, mp4 videos, WAVs, records, checkpoints (a folder or a file), LoRAs and latent upsamplers"
+UPSAMPLER = "initial_conv.weight"  # a tensor of every latent upsampler
+DENOISER = "model.diffusion_model."  # prefix of the denoiser's tensors in a single file
+RECORDS = (".yaml", ".yml", ".json")
+LAYER = re.compile(r"(blocks)\.\d+\.")
+FileFacts = dict[str, Any]  # as JSON has them; None is what a file does not say of itself
+
+
+def inspect(path: Path) -> FileFacts:
+    """What `path` is: its `kind`, `file`, and more; a clip, latents, a record or an unfinished run has a `record`, the
+    request that made it. Raises `UsageError` where it is damaged, or of no known kind."""
+    if path.is_dir():
+        from ltx2_cli.models.networks import is_checkpoint, open_folder
+
+        if is_checkpoint(path):
+            return _checkpoint(path, open_folder(path))
+        files = sorted(path.glob("*.safetensors"))
+        if len(files) == 1:
+            return _tensors(files[0], path)
+        names = ", ".join(file.name for file in files[:5])
+        raise _unknown(path, f": it holds {len(files)} safetensors files, {names}" if files else "")
+    refuse_special(path, KNOWN)
+    try:
+        video, wav, tensors = is_video(path), is_wav(path), looks_like_safetensors(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", KNOWN) from error
+    if video:
+        clip = open_video(path)
+        facts = {name: value for name, value in vars(clip).items() if name not in ("metadata", "uneven")}
+        return _clip("video", path, clip.metadata, {**facts, "latents": None})
+    if wav:
+        return _sound(path)
+    if tensors or path.suffix == ".safetensors":
+        return _tensors(path, path)
+    if path.suffix not in RECORDS:
+        raise _unknown(path, "")
+    try:
+        text = read_limited(path, MAX_TEXT, KNOWN).decode("utf-8")
+    except UnicodeDecodeError:
+        raise _unknown(path, ": it is not text") from None
+    return {"kind": "record", "file": str(path), "record": _parsed(text, str(path))}
+
+
+def _unknown(path: Path, reason: str) -> UsageError:
+    return UsageError(f"{path} is nothing that is known here{reason}", KNOWN)
+
+
+def _tensors(path: Path, place: Path) -> FileFacts:
+    """A safetensors file, by the names of its tensors; `place` is what the user named."""
+    tensors, metadata = read_header(path)
+    if UNFINISHED in metadata and "record" in metadata:
+        record = _parsed(metadata["record"], f"the record in {path}")
+        return {"kind": "unfinished run", "file": str(path), "record": record}
+    if tensors.keys() >= set(Streams._fields):
+        file = open_latents(path)
+        seconds = file.size[0] / file.fps if file.fps else None
+        facts = {"fps": file.fps, "seconds": seconds, "sample_rate": None, "latents": file.shapes._asdict()}
+        return _clip("latents", path, file.metadata, {**dict(zip(SIZE, file.size, strict=True)), **facts})
+    if any(FACTOR.fullmatch(name) for name in tensors):
+        return {"kind": "lora", **lora_facts(open_lora(path))}
+    if UPSAMPLER in tensors:
+        from ltx2_cli.models.upsampler import open_upsampler
+
+        arch, files = open_upsampler(place, None)
+        factors = {"time": float(arch.upsampling.time), "space": arch.upsampling.up / arch.upsampling.down}
+        stated = {"model_version": arch.model_version, "variant": None, "upsamples": factors}
+        return {"kind": "latent upsampler", "file": str(place), **stated, **_weights({"latent_upsampler": files})}
+    if any(name.startswith(DENOISER) for name in tensors):
+        from ltx2_cli.models.networks import open_file
+
+        return _checkpoint(path, open_file(path, None))
+    names = ", ".join(f"`{name}`" for name in list(tensors)[:3])
+    raise _unknown(path, f": it holds {names or 'nothing'}")
+
+
+def _clip(kind: str, path: Path, metadata: Mapping[str, str], facts: FileFacts) -> FileFacts:
+    """A video or latents, with what the metadata says of both alike."""
+    record, stated = None, {name: metadata.get(name) for name in ("model_version", "stage")}
+    if "record" in metadata:
+        try:
+            record = _parsed(metadata["record"], f"the record in {path}")
+        except UsageError as error:
+            raise UsageError(str(error), "it was changed after it was written") from error
+    return {"kind": kind, "file": str(path), "bytes": path.stat().st_size, **stated, **facts, "record": record}
+
+
+def _sound(path: Path) -> FileFacts:
+    """A WAV, with the record beside it where that is one of a sound made alone: a WAV has no place for its own."""
+    seconds, rate = open_wav(path)
+    facts = {"kind": "sound", "file": str(path), "bytes": path.stat().st_size, "seconds": seconds, "sample_rate": rate}
+    record = None
+    if (beside := record_path(path)).is_file():
+        with suppress(UsageError):  # another file of that name
+            stated = inspect(beside)["record"]
+            record = stated if stated.get("streams") == "audio" else None
+    return {**facts, "record": record}
+
+
+def _parsed(text: str, source: str) -> FileFacts:
+    """A record. Raises `UsageError` where the text is none."""
+    values = dict(read_text(text, source).values)
+    if not isinstance(values.get(PROVENANCE), dict):
+        raise UsageError(f"{source} is no record of a clip: it does not say what it was `{PROVENANCE}`", KNOWN)
+    read_provenance(values, source)
+    return values
+
+
+def _checkpoint(path: Path, checkpoint: Any) -> FileFacts:
+    from ltx2_cli.plan.recipe import is_distilled
+
+    arch, variant = checkpoint.arch, "distilled" if is_distilled(str(path), checkpoint.arch.scheduler) else "dev"
+    facts = {"file": str(path), "model_version": arch.model_version, "variant": variant, "upsamples": None}
+    return {"kind": "checkpoint", **facts, **_weights(checkpoint.files)}
+
+
+def _weights(files: Mapping[str, TensorFiles]) -> FileFacts:
+    """The size of networks; the data type with the most numbers comes first."""
+    networks = list[FileFacts]()
+    for name, tensors in files.items():
+        numbers = Counter[str]()
+        for tensor in tensors.values():
+            numbers[tensor.dtype] += prod(tensor.shape)
+        dtypes = [dtype for dtype, _ in numbers.most_common()]
+        networks.append({"name": name, "parameters": numbers.total(), "dtypes": dtypes})
+    size = sum(path.stat().st_size for path in {tensor.file for part in files.values() for tensor in part.values()})
+    parameters = sum(network["parameters"] for network in networks)
+    return {"bytes": size, "parameters": parameters, "networks": networks}
+
+
+def lora_facts(file: LoraFile) -> FileFacts:
+    """What the header of a LoRA says. Targets that differ in their layer alone are one, with `*` for the layer."""
+    pairs, groups = file.pairs.values(), dict[tuple[str, tuple[int, int]], list[LoraPair]]()
+    for target, pair in file.pairs.items():
+        groups.setdefault((LAYER.sub(r"\1.*.", target), pair.shape), []).append(pair)
+    return {
+        "file": str(file.path),
+        "bytes": file.path.stat().st_size,
+        "model_version": model_version(file),
+        "pairs": len(pairs),
+        "ranks": sorted({pair.rank for pair in pairs}),
+        # each is `tensor`, a number that the config states, or None
+        "alphas": sorted({"tensor" if isinstance(pair.alpha, str) else pair.alpha for pair in pairs}, key=str),
+        "dtypes": sorted({dtype for pair in pairs for dtype in pair.dtypes}),
+        "metadata": file.files.metadata,
+        "targets": [
+            {"name": name, "shape": shape, "targets": len(group), "ranks": sorted({pair.rank for pair in group})}
+            for (name, shape), group in sorted(groups.items())
+        ],
+    }
+
+
+def looks_like_safetensors(path: Path) -> bool:
+    """Whether it begins with the length of a JSON object, and the object."""
+    with path.open("rb") as file:
+        return file.read(9)[8:] == b"{"
