@@ -58,12 +58,12 @@ def ours(tiny: bool) -> Turn:
     import jax
 
     from ltx2_cli.core.bench import random_network
-    from ltx2_cli.core.components import Components, abstract_network
     from ltx2_cli.core.encode import abstract_contexts
-    from ltx2_cli.core.generate import generate
+    from ltx2_cli.core.networks import Components, abstract_network
     from ltx2_cli.core.report import Report, Timings
-    from ltx2_cli.core.run_state import RunState
-    from ltx2_cli.plan.stages import CONNECTORS
+    from ltx2_cli.core.run import run_phases
+    from ltx2_cli.core.state import RunState
+    from ltx2_cli.plan.inputs import CONNECTORS
 
     def normal(x: jax.ShapeDtypeStruct) -> jax.Array:
         return jax.random.normal(jax.random.key(0), x.shape, x.dtype)
@@ -76,7 +76,7 @@ def ours(tiny: bool) -> Turn:
 
     def turn(asked: Asked) -> float:
         timings, passes = Timings(Report()), asked["passes"]
-        list(generate(plans[passes], RunState(contexts={CONNECTORS: contexts[passes]}), components, timings))
+        list(run_phases(plans[passes], RunState(contexts={CONNECTORS: contexts[passes]}), components, timings))
         return median(timings.denoise_steps[1:])
 
     return turn

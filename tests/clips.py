@@ -10,11 +10,10 @@ from diffusers import FlowMatchEulerDiscreteScheduler, LTX2Pipeline
 from safetensors.torch import save_file
 
 from ltx2_cli import load, run
-from ltx2_cli.core.components import Components
-from ltx2_cli.core.generate import generate
+from ltx2_cli.core.networks import Components
 from ltx2_cli.core.report import Report
-from ltx2_cli.core.run import START
-from ltx2_cli.core.run_state import OnProgress, RunState, no_checkpoint
+from ltx2_cli.core.run import START, run_phases
+from ltx2_cli.core.state import OnProgress, RunState, no_checkpoint
 from ltx2_cli.diffusion.latents import unpack
 from ltx2_cli.plan.resolve import Plan, resolve
 from ltx2_cli.plan.stages import InitialLatents
@@ -166,7 +165,7 @@ def make_latents(
     plan: Plan, components: Components, start: RunState = START, on_progress: OnProgress = no_checkpoint
 ) -> Streams[np.ndarray]:
     """Clean latents of every video, as tokens."""
-    *_, state = generate(plan, start, components, Report(), on_progress)
+    *_, state = run_phases(plan, start, components, Report(), on_progress)
     return state.latents
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import jax
 
-from ltx2_cli.core.denoising import stage_programs
 from ltx2_cli.core.encode import abstract_contexts
 from ltx2_cli.core.report import Advance, Timings
+from ltx2_cli.core.stage_programs import stage_programs
 from ltx2_cli.estimate.phases import weight_bytes
+from ltx2_cli.plan.inputs import DENOISER, REFINER
 from ltx2_cli.plan.resolve import DECODERS, Plan
-from ltx2_cli.plan.stages import DENOISER, REFINER
 
 Sample = tuple[str, int]
 # The networks that may be there when one is loaded: of the same phase, or on their way to the next stage.

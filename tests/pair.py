@@ -115,7 +115,8 @@ def exit_code_of(main: Callable[[], None]) -> int:
 
 def signal_at(number: signal.Signals, moment: Sequence[str]) -> Callable[[], None]:
     """Have this process send itself a signal when a run has done a step of a phase; gives what ends that."""
-    from ltx2_cli.core.run_state import RunCheckpointer, RunState
+    from ltx2_cli.core.checkpoint import RunCheckpointer
+    from ltx2_cli.core.state import RunState
 
     measure = RunCheckpointer._measure
 

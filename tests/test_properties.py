@@ -25,6 +25,7 @@ from ltx2_cli.cli.latents import latents_request
 from ltx2_cli.cli.replay import find_source, read_clip
 from ltx2_cli.cli.session import system_error
 from ltx2_cli.console import print_error
+from ltx2_cli.core.checkpoint import RunCheckpointer
 from ltx2_cli.core.provenance import (
     environment_changes,
     extend_history,
@@ -33,7 +34,8 @@ from ltx2_cli.core.provenance import (
     source_history,
 )
 from ltx2_cli.core.report import Report
-from ltx2_cli.core.run_state import RunCheckpointer, RunGoal, RunState, open_saved_run
+from ltx2_cli.core.saved_run import RunGoal, open_saved_run
+from ltx2_cli.core.state import RunState
 from ltx2_cli.diffusion.latents import SIZE, open_latents, pack, save_latents
 from ltx2_cli.errors import CommandError, DoesNotFitError, PartlyFailedError, UsageError
 from ltx2_cli.media.clip import Media

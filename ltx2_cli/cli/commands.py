@@ -80,16 +80,16 @@ class Retake(EditOptions):
 
 
 class Extend(EditOptions):
-    """Let a clip go on from its end, in as many pieces as that takes. The path of the whole is printed: the clip as it
-    is, and what follows, without a seam.
+    """Let a clip go on from its end. The path of the whole is printed: the clip as it is, and what follows, without a
+    seam. What is longer than one clip is made by extending twice.
 
     ltx2 extend fox.mp4 --seconds 4
-    ltx2 extend fox.mp4 --seconds 20 --prompt "the fox trots off into the wood" -o long.mp4
+    ltx2 extend fox.mp4 --seconds 15 --prompt "the fox trots off into the wood" -o long.mp4
     ltx2 extend rider.mov --seconds 4 --model ltx2.3 --prompt "and rides away into the dusk"
     """
 
     seconds: str = option(SIZE, "How much is added.", default=..., metavar="SECONDS")
-    num_frames: Count = option(SIZE, "Of a piece with what it goes on from: a multiple of 8, plus 1.")
+    num_frames: Count = option(SIZE, "Of what is made with what it goes on from: a multiple of 8, plus 1.")
 
 
 class Batch(BatchOptions):

@@ -145,6 +145,10 @@ def _extended(clip: Source, options: Extend) -> RunSpec:
     shown = (min(max(most // 2, 1), count) - 1) // COMPRESSION * COMPRESSION + 1
     if most - shown < COMPRESSION:
         raise UsageError(f"--num-frames {most} leaves no room for what follows", f"--num-frames {COMPRESSION + 1}")
-    times = ceil(added / (most - shown))
-    length = shown + ceil(added / times / COMPRESSION) * COMPRESSION  # equal pieces
+    room = (options.num_frames or max(most, longest_clip(fps))) - shown
+    if added > room:
+        behind = f"behind the {shown / fps:.2f} s that it begins with"
+        hint = f"extend twice; at most --seconds {floor(100 * room / fps) / 100:.2f}s at a time"
+        raise UsageError(f"one clip has no room for --seconds {options.seconds} {behind}", hint)
+    length = shown + ceil(added / COMPRESSION) * COMPRESSION
     return clip.request(length, {"anew": [count, count + added], "num_frames": shown})

@@ -26,19 +26,23 @@ from ltx2_cli.cli.options import MakingOptions
 from ltx2_cli.cli.plan import DryRun, check_published, fitting_plan
 from ltx2_cli.cli.session import STARTED, Facts, Session, short_digest, synchronized
 from ltx2_cli.core.bench import CLIP, perf_facts
-from ltx2_cli.core.components import Components
+from ltx2_cli.core.checkpoint import RunCheckpointer
+from ltx2_cli.core.networks import Components
 from ltx2_cli.core.preview import Preview
 from ltx2_cli.core.programs import enable_compilation_cache, forbid_compilation
 from ltx2_cli.core.provenance import environment_changes, input_files, read_provenance, versions
 from ltx2_cli.core.report import Timings
-from ltx2_cli.core.run import START, load, programs, traced, warm_up, write
-from ltx2_cli.core.run_state import RunCheckpointer, RunGoal, RunState, SavedRun, no_checkpoint, open_saved_run
+from ltx2_cli.core.run import START, load, programs, traced, warm_up
+from ltx2_cli.core.saved_run import RunGoal, SavedRun, open_saved_run
+from ltx2_cli.core.state import RunState, no_checkpoint
+from ltx2_cli.core.write import write
 from ltx2_cli.errors import AbortedRunError, NotFiniteError, RunError, UsageError
 from ltx2_cli.estimate.fit import Request
 from ltx2_cli.estimate.phases import CONNECT, ENCODE
 from ltx2_cli.interrupts import stop_on_signal
 from ltx2_cli.parallel.devices import find_devices
-from ltx2_cli.plan.resolve import Plan, missing_downloads
+from ltx2_cli.plan.open import missing_downloads
+from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.profiles import read_asked
 from ltx2_cli.request.spec import NO_CACHE, RunSpec
 from ltx2_cli.run.done import owned_files

@@ -129,8 +129,9 @@ def _execute(
     session: Session, files: Sequence[LatentsFile], spec: RunSpec, options: Upsample, product: Product
 ) -> None:
     from ltx2_cli.cli.execute import OF_LATENTS, agreed_plan, execute, remember_run
+    from ltx2_cli.core.checkpoint import RunCheckpointer
     from ltx2_cli.core.run import load, state_from_latents
-    from ltx2_cli.core.run_state import RunCheckpointer, RunGoal
+    from ltx2_cli.core.saved_run import RunGoal
     from ltx2_cli.estimate.fit import Request
     from ltx2_cli.plan.stages import InitialLatents
     from ltx2_cli.run.past_times import expected_time

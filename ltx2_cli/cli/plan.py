@@ -33,8 +33,9 @@ from ltx2_cli.estimate.phases import DECODE, DENOISE, REFINE, UPSAMPLE
 from ltx2_cli.nn.layers import IMAGE_AXES
 from ltx2_cli.parallel.devices import RESERVE_REMARK, find_devices, fraction_variable
 from ltx2_cli.plan.conditions import read_given_sound, read_pictures
-from ltx2_cli.plan.resolve import Plan, missing_downloads, plan_offline
-from ltx2_cli.plan.stages import REFINER
+from ltx2_cli.plan.inputs import REFINER
+from ltx2_cli.plan.open import missing_downloads
+from ltx2_cli.plan.resolve import Plan, plan_offline
 from ltx2_cli.request.size import WISHES
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.run.past_times import expected_time

@@ -92,7 +92,8 @@ def replay(options: Replay, session: Session) -> None:
         facts |= file_facts([source[0].path] if source else [])
     session.start()
     from ltx2_cli.cli.execute import OF_LATENTS, OF_RECORD, agreed_plan
-    from ltx2_cli.core.run import START, load, state_from_latents, write
+    from ltx2_cli.core.run import START, load, state_from_latents
+    from ltx2_cli.core.write import write
     from ltx2_cli.estimate.fit import Request
     from ltx2_cli.plan.stages import InitialLatents
 

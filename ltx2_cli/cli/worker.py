@@ -15,27 +15,21 @@ from ltx2_cli.artifacts.outputs import Product, check_distinct, check_outputs, o
 from ltx2_cli.cli.execute import agreed_plan, carried_out, check_downloads, resumable
 from ltx2_cli.cli.jobs import DONE, ELSEWHERE, FAILED, SKIPPED, Job, Jobs, Result
 from ltx2_cli.cli.session import STARTED, system_error
-from ltx2_cli.core.components import Components, network_values
+from ltx2_cli.core.checkpoint import NEVER, RunCheckpointer
+from ltx2_cli.core.networks import Components, network_values
 from ltx2_cli.core.preview import Preview
 from ltx2_cli.core.provenance import environment_changes, input_files, read_provenance
 from ltx2_cli.core.report import LOAD, Timings
 from ltx2_cli.core.run import START, advance, load, read_text
-from ltx2_cli.core.run_state import (
-    NEVER,
-    OnProgress,
-    RunCheckpointer,
-    RunGoal,
-    RunState,
-    no_checkpoint,
-    open_saved_run,
-)
+from ltx2_cli.core.saved_run import RunGoal, open_saved_run
+from ltx2_cli.core.state import OnProgress, RunState, no_checkpoint
 from ltx2_cli.errors import DoesNotFitError, RunError, StorageError, UsageError
 from ltx2_cli.estimate.fit import Request, available_memory
 from ltx2_cli.estimate.phases import CONNECT, ENCODE
 from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.plan.conditions import read_pictures
+from ltx2_cli.plan.inputs import CONNECTORS, DENOISER, REFINER, REFINERS_CONNECTORS
 from ltx2_cli.plan.resolve import DECODERS, Plan, decodes_beside
-from ltx2_cli.plan.stages import CONNECTORS, DENOISER, REFINER, REFINERS_CONNECTORS
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.run.claims import SUFFIX, ClaimedError, claimed
 from ltx2_cli.run.done import check_same, differences, is_done, owned_files

@@ -10,15 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from ltx2_cli.core.components import Components, abstract_network
 from ltx2_cli.core.encode import abstract_contexts
-from ltx2_cli.core.generate import generate
+from ltx2_cli.core.networks import Components, abstract_network
 from ltx2_cli.core.provenance import devices, versions
 from ltx2_cli.core.report import Report, Timings
-from ltx2_cli.core.run_state import RunState
+from ltx2_cli.core.run import run_phases
+from ltx2_cli.core.state import RunState
 from ltx2_cli.diffusion.latents import token_shapes
+from ltx2_cli.plan.inputs import DENOISER
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import DENOISER, Stage
+from ltx2_cli.plan.stages import Stage
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.declare import Weight, map_weights
 
@@ -81,7 +82,7 @@ def _run_stage(plan: Plan, name: str, components: Components, contexts: Streams[
     stage, place = phases[0].stage, plan.phases.index(phases[0])
     latents = Streams(*map(_random_tokens, token_shapes(len(plan.seeds), stage.shapes))) if stage.source else None
     texts = dict.fromkeys((stage.connectors for stage in plan.stages), contexts)
-    for _ in generate(until, RunState(phase=place, latents=latents, contexts=texts), components, report):
+    for _ in run_phases(until, RunState(phase=place, latents=latents, contexts=texts), components, report):
         pass
 
 

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from ltx2_cli.core.components import DECODE, Components, check_finite, memory_for, network_program
+from ltx2_cli.core.diagnose import DECODE, check_finite, memory_for
+from ltx2_cli.core.networks import Components, network_program
 from ltx2_cli.core.programs import Program, jitted
 from ltx2_cli.core.report import DECODE as DECODING
 from ltx2_cli.core.report import Report

@@ -20,7 +20,7 @@ from PIL import Image
 
 from ltx2_cli.artifacts.tensor_file import read_tensors, write_tensors
 from ltx2_cli.core.report import Report
-from ltx2_cli.core.run_state import RunState
+from ltx2_cli.core.state import RunState
 from ltx2_cli.errors import RunError, UsageError
 from ltx2_cli.media.clip import Media
 from ltx2_cli.media.contact_sheet import LONGER_SIDE, write_contact_sheet

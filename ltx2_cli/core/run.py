@@ -1,7 +1,7 @@
-"""A plan carried out: encode, generate, decode; and everything about it written to files."""
+"""A plan carried out in phases: encode, denoise, upsample, denoise, decode."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -10,42 +10,34 @@ from typing import Any
 import jax
 import numpy as np
 
-from ltx2_cli.artifacts.outputs import Product, latents_paths, output_paths, record_path, sheet_path, single_specs
-from ltx2_cli.core.components import Components
+from ltx2_cli.artifacts.outputs import Product
+from ltx2_cli.core.conditions import condition_programs, encode_conditions
 from ltx2_cli.core.decode import decode, media_programs
-from ltx2_cli.core.edit import finished_clips
+from ltx2_cli.core.denoise import denoise_stage
 from ltx2_cli.core.encode import encode, text_programs
-from ltx2_cli.core.generate import generate, latent_programs
-from ltx2_cli.core.preview import learn_colours
+from ltx2_cli.core.join import finished_clips
+from ltx2_cli.core.networks import Components
 from ltx2_cli.core.programs import Program, agree_on_programs, enable_compilation_cache
-from ltx2_cli.core.provenance import History, extend_history, input_files, network_files, provenance, without_sketches
-from ltx2_cli.core.report import WRITE, Report
-from ltx2_cli.core.run_state import (
+from ltx2_cli.core.provenance import History, extend_history
+from ltx2_cli.core.report import Report
+from ltx2_cli.core.stage_programs import NOTHING_GIVEN, stage_programs
+from ltx2_cli.core.state import (
     OnProgress,
     RunState,
     all_latents,
-    clean_videos,
-    latents_of,
     missing_contexts,
     no_checkpoint,
 )
-from ltx2_cli.diffusion.latents import SIZE, pack, save_latents, unpack
-from ltx2_cli.media.checks import clip_flaws
+from ltx2_cli.core.upsample import upsample, upsampling_program
+from ltx2_cli.diffusion.latents import pack
 from ltx2_cli.media.clip import Media
-from ltx2_cli.media.contact_sheet import write_contact_sheet
-from ltx2_cli.media.packets import write_clip
-from ltx2_cli.media.write import write_record
 from ltx2_cli.parallel.arrays import to_host
 from ltx2_cli.parallel.hosts import device_error
-from ltx2_cli.plan.edit import pieces
-from ltx2_cli.plan.resolve import Plan, kept_networks
-from ltx2_cli.request.profiles import to_yaml
-from ltx2_cli.request.spec import BOTH, RunSpec, Streams
-from ltx2_cli.weights.digests import digests, hash_later, quick_digest
+from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.request.spec import BOTH, Streams
 
 SILENT = Report()
 START = RunState()
-
 DECODED = {Product.clips: BOTH, Product.latents: Streams(False, False), Product.drafts: Streams(True, False)}
 
 
@@ -82,8 +74,8 @@ def programs(plan: Plan, product: Product = Product.clips, start: RunState = STA
 def run(plan: Plan, components: Components, report: Report = SILENT) -> Iterator[Media]:
     """The media of each video, one after the other."""
     with _running(plan, components, report, programs(plan)):
-        *_, state = generate(plan, START, components, report)
-        yield from finished_clips(plan, state, range(len(plan.seeds)), components, report)
+        *_, state = run_phases(plan, START, components, report)
+        yield from finished_clips(plan, all_latents(state), components, report)
 
 
 def read_text(plan: Plan, components: Components, start: RunState, report: Report = SILENT) -> RunState:
@@ -101,7 +93,7 @@ def advance(
 ) -> RunState:
     """The state before this phase; where `start` is behind it, `start`."""
     with _running(plan, components, report, latent_programs(plan, start)):
-        *_, state = generate(plan, start, components, report, on_progress, end=phase)
+        *_, state = run_phases(plan, start, components, report, on_progress, end=phase)
     return state
 
 
@@ -118,91 +110,6 @@ def state_from_latents(latents: Iterable[Streams[np.ndarray]], history: History 
     return RunState(latents=Streams(*map(np.concatenate, zip(*map(pack, latents), strict=True))), history=history)
 
 
-def write(
-    plan: Plan,
-    components: Components,
-    report: Report = SILENT,
-    product: Product = Product.clips,
-    start: RunState = START,
-    on_progress: OnProgress = no_checkpoint,
-) -> Iterator[tuple[Path, list[str]]]:
-    """Carry out the plan; yield the path of each video when it and its record are written, by the first host, and what
-    is wrong with the clip; without clips, the paths of latents. `start` is what an earlier run left, and `on_progress`
-    is told how far this one is."""
-    first, written = jax.process_index() == 0, start.written
-    if first:  # hashed for later runs at least: the pages of a network's files are in memory once it is loaded
-        components.after_load = lambda network: hash_later(network_files(plan, network))
-    requests, videos, saved = single_specs(plan.spec), output_paths(plan.spec), latents_paths(plan.spec)
-    kept = kept_networks(plan) if product is Product.clips else ()
-    decode_early = bool(kept) and pieces(plan.spec) == 1
-
-    def keep_written(progress: RunState) -> None:
-        on_progress(replace(progress, written=written))
-
-    running = _running(plan, components, report, programs(plan, product, start))
-    batches = generate(plan, start, components, report, keep_written, pausing=decode_early)
-    with components.keeping(kept), running, closing(batches):
-        for state in batches:
-            rows = range(written, clean_videos(plan, state.phase, state.batch))
-            records = dict(zip(rows, _records(plan, report, state, requests, rows), strict=True)) if first else {}
-            for row in records if saved else ():
-                latents = unpack(latents_of(state, range(row, row + 1)), plan.latent_shapes)
-                save_latents(latents, saved[row], records[row][0])
-                if product is not Product.clips:
-                    yield saved[row], []
-            if product is Product.drafts:
-                yield from _write_sheet(plan, state, components, report)
-            make_clips = rows and product is Product.clips
-            clips = finished_clips(plan, state, rows, components, report) if make_clips else ()
-            for clip, row in zip(clips, rows, strict=False):
-                written = row + 1
-                if first:
-                    metadata, page = records[row]
-                    with report.stage(WRITE):
-                        remark = write_clip(clip, videos[row], metadata)
-                        write_record(record_path(videos[row]), page)
-                    if remark:
-                        report.note(f"{videos[row]}: {remark}")
-                    if clip.original is None:
-                        learn_colours(plan, all_latents(state).video[row], clip.frames)
-                keep_written(state)
-                if first:
-                    yield videos[row], clip_flaws(clip)
-
-
-def _write_sheet(
-    plan: Plan, state: RunState, components: Components, report: Report
-) -> Iterator[tuple[Path, list[str]]]:
-    media = decode(plan, all_latents(state), components, report, DECODED[Product.drafts])
-    clips = ((f"seed {seed}: {plan.prompts[0]}", clip) for seed, clip in zip(plan.seeds, media, strict=True))
-    if jax.process_index() == 0:
-        write_contact_sheet(clips, path := sheet_path(plan.spec))
-        yield path, []
-    for _ in clips:  # the other hosts decode with the first
-        pass
-
-
-def _records(
-    plan: Plan, report: Report, state: RunState, requests: Sequence[RunSpec], rows: range
-) -> Iterator[tuple[Mapping[str, str], str]]:
-    """Of each video the metadata, from which it can be decoded, continued or repeated, and the record beside it."""
-    files: Mapping[str, str] = {}
-    try:
-        files = digests(input_files(plan), quick_digest)  # those that are known by now: no clip waits for others
-    except OSError as error:  # no reason to lose the clip
-        report.note(f"the record will not say which weights these are: {error}")
-    last, history = plan.stages[-1], state.history[rows.start : rows.stop]
-    if state.phase < len(plan.phases):  # the others of the stage are not done
-        history = extend_history(history, last, latents_of(state, rows))
-    facts = {"model_version": plan.arch.model_version, "fps": str(last.geometry.fps), "stage": last.name}
-    size = plan.arch.compression.clip_size(last.geometry.frames, last.geometry.height, last.geometry.width)
-    size = size if plan.spec.running.video else (plan.spec.num_frames, *size[1:])
-    facts |= dict(zip(SIZE, map(str, size), strict=True))
-    for spec, past in zip(requests[rows.start : rows.stop], history, strict=True):
-        record, page = (to_yaml(spec, provenance(plan, files, text)) for text in (past, without_sketches(past)))
-        yield {**facts, "record": record}, page
-
-
 def decode_file(
     plan: Plan,
     latents: Streams[np.ndarray],
@@ -213,3 +120,58 @@ def decode_file(
     """The media of one video's latents in the files' layout; what is not wanted is empty."""
     with _running(plan, components, report, media_programs(plan, wanted)):
         return next(decode(plan, pack(latents), components, report, wanted))
+
+
+def latent_programs(plan: Plan, start: RunState) -> Iterator[Program]:
+    """The programs that `run_phases` runs."""
+    yield from condition_programs(plan, plan.phases[start.phase :])
+    if names := missing_contexts(plan, start):
+        yield from text_programs(plan, names)
+    for phase in plan.phases[start.phase :]:
+        if phase.upsamples:
+            yield upsampling_program(plan, phase.stage)
+            continue
+        stage = stage_programs(plan, phase.number)
+        yield from (*([stage.noise] if phase.stage.draws_noise else []), stage.text, stage.steps)
+
+
+def run_phases(
+    plan: Plan,
+    start: RunState,
+    components: Components,
+    report: Report,
+    on_progress: OnProgress = no_checkpoint,
+    *,
+    pausing: bool = False,
+    end: int | None = None,
+) -> Generator[RunState, None, None]:
+    """Yield the state after all stages, or before the phase `end`, with clean normalised latents of every video, tokens
+    float32 [videos, tokens, channels]; with `pausing`, also the state after each batch of the last stage.
+
+    Goes on from `start`, reads the prompts if it lacks their contexts, and tells `on_progress` of every few steps. A
+    stage upsamples all videos, then denoises batch by batch, from noise of each video's seed.
+    """
+    state, phases = start, plan.phases[start.phase : end]
+    given = encode_conditions(plan, phases, components, report)
+    if names := missing_contexts(plan, start):
+        state = replace(start, contexts={**start.contexts, **encode(plan, names, components, report)})
+        on_progress(state)
+    networks = [phase.stage.network for phase in phases if not phase.upsamples]
+    # One that a later stage uses too, or merges its LoRAs into, stays from stage to stage.
+    with components.keeping(() if plan.refiner_anew else networks[:-1]):
+        for done, phase in enumerate(phases, start.phase + 1):
+            history, stage = state.history, phase.stage
+            if phase.upsamples:
+                latents = upsample(plan, stage, all_latents(state), components, report)
+            else:
+                pauses, tokens = pausing and done == len(plan.phases), given.get(phase.number, NOTHING_GIVEN)
+                batches = denoise_stage(plan, phase, state, tokens, components, report, on_progress, pauses)
+                for state in batches:
+                    if state.batch < len(plan.batches):
+                        yield state
+                latents = all_latents(state)
+            if not phase.upsamples or not stage.steps:
+                history = extend_history(history, stage, latents)
+            state = RunState(done, latents=latents, contexts=state.contexts, history=history)
+            on_progress(state)
+    yield state

@@ -11,16 +11,16 @@ from itertools import product
 import jax
 import numpy as np
 
-from ltx2_cli.core.components import Components
 from ltx2_cli.core.encode import abstract_contexts
-from ltx2_cli.core.generate import generate
+from ltx2_cli.core.networks import Components
 from ltx2_cli.core.programs import enable_compilation_cache
 from ltx2_cli.core.report import Report
-from ltx2_cli.core.run_state import RunState, all_latents
+from ltx2_cli.core.run import run_phases
+from ltx2_cli.core.state import RunState, all_latents
 from ltx2_cli.nn.attention_cases import attended, drawn, error, packed
 from ltx2_cli.nn.kernels import NATIVE, Operands, attend_with, choose_backend
+from ltx2_cli.plan.inputs import CONNECTORS
 from ltx2_cli.plan.resolve import plan_offline
-from ltx2_cli.plan.stages import CONNECTORS
 from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.request.spec import AttentionBackend, DType, Streams
 from ltx2_cli.weights.hub import DEMO_FOLDER
@@ -49,7 +49,7 @@ def demo_latents(device: jax.Device) -> Streams[np.ndarray]:
     enable_compilation_cache(plan.compile_cache)
     random = np.random.default_rng(0)
     contexts = jax.tree.map(lambda x: random.standard_normal(x.shape, np.float32), abstract_contexts(plan))
-    *_, state = generate(plan, RunState(contexts={CONNECTORS: contexts}), Components(plan), Report())
+    *_, state = run_phases(plan, RunState(contexts={CONNECTORS: contexts}), Components(plan), Report())
     return all_latents(state)
 
 

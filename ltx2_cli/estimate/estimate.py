@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ltx2_cli.chips import chip
-from ltx2_cli.core.denoising import stage_programs
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Report
+from ltx2_cli.core.stage_programs import stage_programs
 from ltx2_cli.estimate.compiled import Collective, Compiled, CompileFailure, compile_program, sent_bytes
 from ltx2_cli.estimate.flops import phase_flops, roofline
 from ltx2_cli.estimate.phases import (
@@ -26,8 +26,9 @@ from ltx2_cli.estimate.phases import (
 from ltx2_cli.parallel.devices import device_memory
 from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.plan.decoding import bytes_on_device
+from ltx2_cli.plan.inputs import DENOISER, REFINER
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import DENOISER, REFINER, Stage
+from ltx2_cli.plan.stages import Stage
 from ltx2_cli.plan.work import over_least, step_of
 from ltx2_cli.units import Range
 from ltx2_cli.weights.checkpoint import abbreviate

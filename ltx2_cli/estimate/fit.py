@@ -17,7 +17,7 @@ import jax
 from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.chips import CHIPS, chip
 from ltx2_cli.core import run
-from ltx2_cli.core.components import Components
+from ltx2_cli.core.networks import Components
 from ltx2_cli.errors import DoesNotFitError, UsageError
 from ltx2_cli.estimate.estimate import Estimate
 from ltx2_cli.estimate.offline import mesh_specs, slices, topology

@@ -13,8 +13,8 @@ from ltx2_cli.models.audio_vae import AudioDecoder, AudioEncoder, Upsample
 from ltx2_cli.models.video_vae import VideoDecoder, VideoEncoder
 from ltx2_cli.models.vocoder import Vocoder, VocoderWithBWE
 from ltx2_cli.nn.layers import Conv
+from ltx2_cli.plan.inputs import PICTURE_ENCODER, SOUND_ENCODER
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import PICTURE_ENCODER, SOUND_ENCODER
 from ltx2_cli.plan.work import matrices, step_of
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.declare import Weight, weights

@@ -7,13 +7,14 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from ltx2_cli.artifacts.outputs import Product
-from ltx2_cli.core.components import placement
 from ltx2_cli.core.encode import text_sharding
-from ltx2_cli.core.run_state import RunState, missing_contexts
+from ltx2_cli.core.networks import placement
+from ltx2_cli.core.state import RunState, missing_contexts
 from ltx2_cli.nn.kernels import SCORE_BYTES
 from ltx2_cli.plan.decoding import LIVE_BUFFERS
+from ltx2_cli.plan.inputs import DENOISER, PICTURE_ENCODER, REFINER, SOUND_ENCODER
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import DENOISER, PICTURE_ENCODER, REFINER, SOUND_ENCODER, Stage
+from ltx2_cli.plan.stages import Stage
 from ltx2_cli.plan.work import text_bytes
 from ltx2_cli.request.spec import AttentionBackend, DType, Streams
 from ltx2_cli.weights.declare import Weight, weights

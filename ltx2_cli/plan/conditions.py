@@ -1,56 +1,23 @@
-"""What a clip shows, follows and sounds like: the pictures, videos, references, masks and the sound of a request, read
-and laid out for each stage."""
+"""The pictures, videos, references, masks and the sound of a request, read from their files."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
-from ltx2_cli.diffusion.geometry import ReferenceGrid, ReferenceScale, VAECompression
+from ltx2_cli.diffusion.geometry import VAECompression
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.audio import Audio, read_audio
 from ltx2_cli.media.images import is_image, read_image
 from ltx2_cli.media.videos import COMPRESSION, Video, read_video
 from ltx2_cli.models.lora import reference_scale
-from ltx2_cli.plan.edit import check_pieces, num_shown, read_edited
+from ltx2_cli.plan.edit import num_shown, read_edited
+from ltx2_cli.plan.open import Loras
 from ltx2_cli.request.size import most_frames
 from ltx2_cli.request.spec import ConditionSpec, RunSpec
 from ltx2_cli.request.spelling import of_condition, option, typed
 from ltx2_cli.request.validation import SHOWN, WORDS
 from ltx2_cli.weights.checkpoint import collect, raise_all
-from ltx2_cli.weights.lora import LoraFile
-
-Loras = Sequence[tuple[LoraFile, float]]  # each with its strength
-
-
-class ShownPicture(NamedTuple):
-    """Where a stage shows a picture or a video of the plan, or that it follows one."""
-
-    number: int  # of the picture in the plan
-    frame: float  # of the stage's clip, where it begins; 0: in place of its first latents, else behind its grid
-    strength: float
-    num_frames: int
-    reference: ReferenceGrid | None = None  # behind all that is shown
-
-    @property
-    def behind(self) -> bool:
-        """Whether its tokens lie behind the grid."""
-        return bool(self.frame or self.reference)
-
-    def keyframes(self, compression: int) -> list[tuple[float, float]]:
-        """The frames of the clip between which each of its latents lies, if these are behind the grid. That of a single
-        frame lasts as long."""
-        if not self.frame:
-            return []
-        latents, length = (self.num_frames - 1) // compression + 1, compression if self.num_frames > 1 else 1
-        return [(self.frame + compression * i, self.frame + compression * i + length) for i in range(latents)]
-
-
-def follows_by_shares(spec: RunSpec) -> bool:
-    """Whether a clip and its references attend to each other less than to themselves."""
-    kinds = {condition.kind for condition in spec.conditions}
-    return "reference" in kinds and (spec.reference_strength < 1 or "mask" in kinds)
 
 
 def with_reference_scale(spec: RunSpec, loras: Loras) -> RunSpec:
@@ -109,7 +76,7 @@ def with_what_was_read(
     spec: RunSpec, compression: VAECompression, pictures: Sequence[Video], sound: Audio | None
 ) -> RunSpec:
     """The request with the hashes of what its clip is given, and how many frames of videos. Raises `UsageError` as
-    `num_shown` and `check_pieces`."""
+    `num_shown`."""
     conditions = []
     for condition, picture in zip(spec.conditions, pictures, strict=True):
         count = None if condition.kind == "image" else len(picture.frames)
@@ -117,7 +84,7 @@ def with_what_was_read(
             count = num_shown(spec, condition, picture, compression)
         conditions.append(replace(condition, sha256=picture.sha256, num_frames=count))
     audio = replace(spec.audio, sha256=sound.sha256) if spec.audio and sound else None
-    return check_pieces(replace(spec, conditions=tuple(conditions), audio=audio))
+    return replace(spec, conditions=tuple(conditions), audio=audio)
 
 
 def _read(spec: RunSpec, condition: ConditionSpec) -> Video:
@@ -150,22 +117,3 @@ def _check_mask(spec: RunSpec, pictures: Sequence[Video]) -> None:
     if 1 < (given := max(counts["mask"])) < (needed := max(counts["reference"])):
         sentence = f"the mask of the references has {given} frames, and a reference {needed}"
         raise UsageError(sentence, "a picture, or a video of that length, as the mask")
-
-
-def shown_pictures(
-    spec: RunSpec, compression: VAECompression, num_frames: int, last: bool = False
-) -> tuple[ShownPicture, ...]:
-    """Where a stage of so many frames shows the pictures: at the moments of the clip that is asked for. Behind them the
-    references, which the `last` of two stages has not."""
-    rate, shown = (num_frames - 1) / max(spec.num_frames - 1, 1), list[ShownPicture]()
-    references = list[ShownPicture]()
-    for number, condition in enumerate(spec.conditions):
-        frame, count = condition.frame, condition.num_frames or 1
-        if condition.kind == "reference" and not last:
-            scale = ReferenceScale(condition.downscale or 1, condition.temporal_scale or 1)
-            grid = ReferenceGrid(compression.latents(count), scale)
-            references.append(ShownPicture(number, 0, condition.strength, count, grid))
-        elif condition.kind in SHOWN:
-            start = frame if frame >= 0 else max(spec.num_frames + frame - count + 1, 0)
-            shown.append(ShownPicture(number, start * rate, condition.strength, count))
-    return (*shown, *references)

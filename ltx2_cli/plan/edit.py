@@ -36,23 +36,6 @@ def edited(spec: RunSpec) -> int | None:
     return next((number for number, condition in enumerate(spec.conditions) if condition.kind == "clip"), None)
 
 
-def pieces(spec: RunSpec) -> int:
-    """How many times a clip is made: it may go on for longer than is made at once."""
-    if (number := edited(spec)) is None:
-        return 1
-    condition = spec.conditions[number]
-    further = spec.num_frames - (condition.num_frames or spec.num_frames)  # behind what is shown; 0: it is inside
-    return ceil((condition.anew[1] - condition.anew[0]) / further) if further else 1
-
-
-def check_pieces(spec: RunSpec) -> RunSpec:
-    """The request. Raises `UsageError` where it has what only a clip has that is made at once."""
-    hints = {typed("num_videos", 1): spec.num_videos > 1, "leave save_latents out": spec.save_latents}
-    if (count := pieces(spec)) > 1 and (asked := [hint for hint, given in hints.items() if given]):
-        raise UsageError(f"a clip that goes on in {count} pieces is made alone, and has no latents of all", asked[0])
-    return spec
-
-
 def read_edited(spec: RunSpec, condition: ConditionSpec) -> Video:
     """All frames of a clip, of the request's size. Raises `UsageError` where it is of another size, or has nothing that
     could be made anew."""
@@ -91,8 +74,12 @@ def num_shown(spec: RunSpec, condition: ConditionSpec, picture: Video, compressi
     most = condition.num_frames or half if goes_on else spec.num_frames
     shown = compression.clip_size(compression.latents(min(most, count)), 1, 1)[0]
     if goes_on and shown >= spec.num_frames:
-        sentence = f"{picture.path} is to go on, and all {spec.num_frames} frames of a piece are its end"
+        sentence = f"{picture.path} is to go on, and all {spec.num_frames} frames of the clip are its end"
         raise UsageError(sentence, typed("num_frames", shown + compression.frames))
+    if goes_on and end - begin > (room := spec.num_frames - shown):
+        asked = f"{end - begin} frames are to follow {picture.path}"
+        sentence = f"{asked}, and {spec.num_frames} frames have room for {room}"
+        raise UsageError(sentence, f"extend twice; nearest: anew: [{begin}, {begin + room}]")
     if not goes_on and shown != spec.num_frames:
         sentence = f"a clip of {spec.num_frames} frames is asked for, and {picture.path} has {count}"
         raise UsageError(sentence, typed("num_frames", shown))
@@ -166,8 +153,7 @@ def edit_remarks(spec: RunSpec, pictures: Sequence[Video], geometry: Geometry) -
     (begin, end), fps, shown = condition.anew, spec.fps, condition.num_frames or 0
     edit = edit_of(condition, picture, geometry)
     if end > len(picture.frames):
-        times = "at once" if pieces(spec) == 1 else f"in {pieces(spec)} pieces"
-        yield f"{picture.path} goes on from its last {shown / fps:.2f} s by {(end - begin) / fps:.2f} s, {times}"
+        yield f"{picture.path} goes on from its last {shown / fps:.2f} s by {(end - begin) / fps:.2f} s"
         return
     spans = {"picture": (edit.frames.start / fps, edit.frames.stop / fps), "sound": edit.seconds}
     retaken = [f"{name} {start:.2f} to {stop:.2f} s" for name, (start, stop) in spans.items() if start < stop]

@@ -1,9 +1,8 @@
 """What a request means here: `resolve(RunSpec) -> Plan`, the only place that decides. It reads no weights."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,41 +11,24 @@ from ltx2_cli.diffusion.denoise import Pass, needed_passes
 from ltx2_cli.diffusion.latents import Shape, read_noise
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import Arch
-from ltx2_cli.models.lora import find_adapters, preset_lora
-from ltx2_cli.models.networks import (
-    Checkpoint,
-    open_file,
-    open_folder,
-    preset_checkpoint,
-    preset_upsampler,
-)
-from ltx2_cli.models.upsampler import LatentUpsamplerArch, has_upsampler, open_upsampler
+from ltx2_cli.models.lora import find_adapters
 from ltx2_cli.nn.kernels import choose_backend
 from ltx2_cli.parallel.hosts import ALONE
 from ltx2_cli.parallel.mesh import ShardingPlan, lay_out, num_slices
-from ltx2_cli.plan import conditions, recipe, stages
-from ltx2_cli.plan.conditions import Loras
+from ltx2_cli.plan import conditions, inputs, recipe, remarks, stages
 from ltx2_cli.plan.decoding import DecodePlan, free_bytes, plan_tiling, sound_bytes
-from ltx2_cli.plan.edit import edit_remarks, pieces
-from ltx2_cli.plan.stages import (
-    DENOISER,
-    PICTURE_ENCODER,
-    REFINER,
-    SOUND_ENCODER,
-    Declared,
-    InitialLatents,
-    Phase,
-    Stage,
-)
+from ltx2_cli.plan.edit import edit_remarks
+from ltx2_cli.plan.inputs import DENOISER, PICTURE_ENCODER, REFINER, SOUND_ENCODER, Declared
+from ltx2_cli.plan.layout import check_reference_layout, choose_layout, layout_warnings
+from ltx2_cli.plan.open import open_checkpoint, open_loras, open_second_stage
+from ltx2_cli.plan.shown import follows_by_shares
+from ltx2_cli.plan.stages import InitialLatents, Phase, Stage
 from ltx2_cli.plan.unused import Request, unused_options
-from ltx2_cli.plan.work import choose_layout, step_of, text_bytes
+from ltx2_cli.plan.work import step_of, text_bytes
 from ltx2_cli.request.spec import DType, RunSpec, Streams
 from ltx2_cli.request.spelling import typed
-from ltx2_cli.weights.checkpoint import TensorFiles, collect, raise_all
+from ltx2_cli.weights.checkpoint import collect
 from ltx2_cli.weights.declare import weights
-from ltx2_cli.weights.hub import Download, as_path, list_downloads, local_path, locate
-from ltx2_cli.weights.lora import LoraFile, check_address, lora_downloads, lora_file, open_lora, parse_lora
-from ltx2_cli.weights.published import FOLDER_FILES, TEXT_ENCODER_FILES, UPSAMPLER_FILES
 
 DECODERS = ("vae", "audio_vae", "vocoder")
 
@@ -107,31 +89,8 @@ def decodes_beside(plan: Plan) -> bool:
 
 
 def kept_networks(plan: Plan) -> tuple[str, ...]:
-    """The networks that stay in memory between clips, where they fit: decoders beside the denoiser for the next batch,
-    and all that the next segment of an extension needs."""
-    several = pieces(plan.spec) > 1
-    if not (several or len(plan.batches) > 1) or not decodes_beside(plan):
-        return ()
-    return (DENOISER, PICTURE_ENCODER, SOUND_ENCODER, *DECODERS) if several else DECODERS
-
-
-def missing_downloads(spec: RunSpec, from_latents: bool = False) -> list[Download]:
-    """The files that `resolve` would download first. Raises `UsageError` where some can be had neither from the cache
-    nor from the hub."""
-    checkpoint = [(spec.checkpoint, FOLDER_FILES)]
-    text_encoder = [] if spec.text_encoder is None else [(spec.text_encoder, TEXT_ENCODER_FILES)]
-    second = recipe.guess_request(spec, from_latents).second_stage
-    # None: at levels that the page of the model says, which is not open yet
-    refines = second.sigmas != () and spec.running.video
-    own = spec.second_stage.upsampler is None and has_upsampler(as_path(spec.checkpoint))
-    upsampler = [(second.upsampler, UPSAMPLER_FILES)] if refines and second.upsampler and not own else []
-    lora_names = [*spec.lora, *(second.lora or () if refines else ())]
-    loras, problems = collect({lora: partial(lora_downloads, parse_lora(lora)[0]) for lora in lora_names})
-    needed = [list_downloads(name, wanted) for name, wanted in (*checkpoint, *text_encoder, *upsampler)]
-    absent = [file for files in (*loras.values(), *needed) for file in files if not file.cached]
-    if absent:
-        raise_all(problems)
-    return absent  # where nothing is to be fetched first, `resolve` says what is wrong with LoRAs and all else at once
+    """The networks that stay in memory between batches: the decoders, where they fit beside the denoiser."""
+    return DECODERS if len(plan.batches) > 1 and decodes_beside(plan) else ()
 
 
 def resolve(spec: RunSpec, source: InitialLatents | None = None) -> Plan:
@@ -147,9 +106,6 @@ def resolve(spec: RunSpec, source: InitialLatents | None = None) -> Plan:
         alone = f"one of {jax.device_count()} devices on {jax.process_count()} hosts would do all the work"
         hint = f"{typed('sharding', 'NAME')} or FILE of a profile with a mesh, or {ALONE}"
         raise UsageError(alone, hint)
-    if jax.process_count() > 1 and pieces(plan.spec) > 1:
-        sentence = f"a clip that goes on in {pieces(plan.spec)} pieces is made on one host"
-        raise UsageError(sentence, f"{ALONE}, or {typed('num_frames', 'N')} that it takes at once")
     if spec.initial_noise is not None and source is None:
         read_noise(spec.initial_noise, plan.stages[0].shapes)
     return plan
@@ -163,19 +119,19 @@ def plan_offline(spec: RunSpec, devices: Sequence[jax.Device], source: InitialLa
 
 def _plan(spec: RunSpec, devices: Sequence[jax.Device], source: InitialLatents | None, offline: bool) -> Plan:
     opened, problems = collect({spec.checkpoint: partial(open_checkpoint, spec.checkpoint, spec.text_encoder, offline)})
-    loras = _open_loras(spec.lora, offline, problems)
+    loras = open_loras(spec.lora, offline, problems)
     checkpoint = opened[spec.checkpoint]
     if source is None:  # a first stage alone follows references
         spec = conditions.with_reference_scale(spec, loras)
     spec = recipe.complete_request(spec, checkpoint, devices, source is not None)
-    second_stage = _open_second_stage(spec, checkpoint, offline) if spec.second_stage.sigmas or source else None
+    second_stage = open_second_stage(spec, checkpoint, offline) if spec.second_stage.sigmas or source else None
     networks = checkpoint.networks(spec)
     adapters = find_adapters(loras, checkpoint.networks(replace(spec, streams="both")))
     declared = Declared(checkpoint, networks, adapters, (), None, None, refiner_anew=False)
     if second_stage:
         upsampler, files, second = second_stage
-        declared = stages.add_second_stage(declared, upsampler, files, loras, second, spec.dtype)
-    return build_plan(stages.add_conditions(declared, spec), spec, devices, source)
+        declared = inputs.add_second_stage(declared, upsampler, files, loras, second, spec.dtype)
+    return build_plan(inputs.add_conditions(declared, spec), spec, devices, source)
 
 
 def stage1_plan(plan: Plan) -> Plan:
@@ -196,10 +152,10 @@ def build_plan(
     if by and source:
         spec = stages.upsampled_spec(spec, arch, by, source)
     spec = conditions.with_what_was_read(spec, arch.compression, declared.pictures, declared.sound)
-    recipe.check_clip(spec, arch)
+    remarks.check_clip(spec, arch)
     declared_weights = [weight for module in networks.present().values() for weight in weights(module)]
     heads = {stream.name: stream.heads for stream in arch.transformer.streams}
-    attention, shares = spec.sharding.attention, conditions.follows_by_shares(spec)
+    attention, shares = spec.sharding.attention, follows_by_shares(spec)
     needed = arch.head_sizes, stages.longest_context(spec, arch, by), shares
     kernel, slow = choose_backend(attention, devices[0], spec.dtype, *needed)
     lay = partial(lay_out, replace(spec.sharding, attention=kernel), devices, declared_weights, heads=heads)
@@ -213,16 +169,16 @@ def build_plan(
     all_stages = stages.build_stages(spec, arch, declared.added, by, source, sharding, together if by else sharding)
     all_stages = tuple(stages.with_sound_of_clip(stage, declared.pictures) for stage in all_stages)
     if shares:
-        recipe.check_reference_layout(all_stages[0].sharding, arch.transformer.num_attention_heads)
+        check_reference_layout(all_stages[0].sharding, arch.transformer.num_attention_heads)
     decoding, room = _plan_decoding(spec, declared, all_stages[-1], sharding)
     warnings = (
-        *recipe.recipe_warnings(spec, arch),
+        *remarks.recipe_warnings(spec, arch),
         *unused_options(Request(spec, guidance, by.time if by else None)),
         *((slow,) if slow else ()),
-        *recipe.condition_remarks(spec, declared.pictures, declared.sound),
+        *remarks.condition_remarks(spec, declared.pictures, declared.sound),
         *edit_remarks(spec, declared.pictures, all_stages[-1].geometry),
-        *recipe.layout_warnings(sharding, arch.transformer.num_attention_heads, decoding, room),
-        *recipe.untrained_warnings(spec, checkpoint, all_stages, prompts),
+        *layout_warnings(sharding, arch.transformer.num_attention_heads, decoding, room),
+        *remarks.untrained_warnings(spec, checkpoint, all_stages, prompts),
     )
     return Plan(
         **{field.name: vars(declared)[field.name] for field in fields(Declared)},
@@ -242,66 +198,9 @@ def build_plan(
         decoding=decoding,
         seeds=spec.seeds,
         batch_size=spec.num_videos,
-        replicated=(*DECODERS, stages.PICTURE_ENCODER, stages.SOUND_ENCODER) if spec.sharding.replicate_vae else (),
+        replicated=(*DECODERS, PICTURE_ENCODER, SOUND_ENCODER) if spec.sharding.replicate_vae else (),
         warnings=warnings,
     )
-
-
-def open_checkpoint(checkpoint: str, text_encoder: str | None, offline: bool) -> Checkpoint:
-    """The networks of a checkpoint, and those of a text encoder for a single file, without weights."""
-    place = _find(checkpoint, FOLDER_FILES, offline)
-    if place is None:
-        return preset_checkpoint(checkpoint)
-    if place.is_dir() and text_encoder is None:
-        return open_folder(place)
-    if place.is_dir():
-        nothing = typed("text_encoder", "null")
-        hint = f"one is named for single files alone: leave it out, or take back a record's: {nothing}"
-        raise UsageError(f"{checkpoint} has a text encoder of its own", hint)
-    if text_encoder is None:
-        hint = f"{typed('text_encoder', 'FOLDER')} or REPO names Gemma-3"
-        raise UsageError(f"{checkpoint} has no text encoder", hint)
-    return open_file(place, _find(text_encoder, TEXT_ENCODER_FILES, offline))
-
-
-def find_upsampler(name: str | None, checkpoint: Checkpoint, offline: bool) -> tuple[LatentUpsamplerArch, TensorFiles]:
-    """The upsampler of this name, None: in the checkpoint's folder; without files where it is described alone."""
-    if place := _find(name, UPSAMPLER_FILES, offline) if name else checkpoint.where:
-        return open_upsampler(place, checkpoint.arch.vae)
-    return preset_upsampler(name or ""), TensorFiles()
-
-
-def _open_second_stage(
-    spec: RunSpec, checkpoint: Checkpoint, offline: bool
-) -> tuple[LatentUpsamplerArch, TensorFiles, Loras]:
-    opened, problems = collect({"upsampler": partial(find_upsampler, spec.second_stage.upsampler, checkpoint, offline)})
-    preset = partial(preset_lora, transformer=checkpoint.networks(spec).transformer)
-    loras = _open_loras(spec.second_stage.lora or (), offline, problems, preset)
-    return *opened["upsampler"], [lora for lora in loras if lora[1]]
-
-
-def _open_loras(
-    texts: Sequence[str],
-    offline: bool,
-    problems: Sequence[UsageError],
-    preset: Callable[[str], LoraFile | None] = lambda name: None,
-) -> Loras:
-    """Those that are found, or else described by `preset`, each with its strength. Raises `UsageError` for `problems`
-    and those that are refused."""
-
-    def opened(text: str) -> tuple[LoraFile | None, float]:
-        name, strength = parse_lora(text)
-        check_address(name)
-        path = local_path(name, []) if offline else name
-        return open_lora(lora_file(str(path))) if path else preset(name), strength
-
-    loras, unread = collect({str(number): partial(opened, text) for number, text in enumerate(texts)})
-    raise_all([*problems, *unread])
-    return [(lora, strength) for lora, strength in loras.values() if lora]
-
-
-def _find(name: str, wanted: Sequence[str], offline: bool) -> Path | None:
-    return local_path(name, wanted) if offline else locate(name, wanted)
 
 
 def _plan_decoding(spec: RunSpec, declared: Declared, last: Stage, sharding: ShardingPlan) -> tuple[DecodePlan, float]:

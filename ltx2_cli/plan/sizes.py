@@ -7,8 +7,8 @@ from ltx2_cli.diffusion.geometry import SAME_SIZE, UpsampleFactors, VAECompressi
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.networks import Checkpoint
 from ltx2_cli.models.upsampler import has_upsampler
+from ltx2_cli.plan.open import find_upsampler, open_checkpoint
 from ltx2_cli.plan.recipe import apply_recipe, guess_request
-from ltx2_cli.plan.resolve import find_upsampler, open_checkpoint
 from ltx2_cli.request.profiles import AUTO
 from ltx2_cli.request.spec import RunSpec
 

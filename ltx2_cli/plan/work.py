@@ -17,7 +17,7 @@ from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.parallel.links import seconds_per_byte
 from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.request.spec import DType, RunSpec
-from ltx2_cli.units import Range, duration
+from ltx2_cli.units import Range
 from ltx2_cli.weights.declare import Scope, Weight, weights
 
 # The denoiser's matrices, by how their names begin: the stream whose tokens they multiply, for which rows
@@ -182,18 +182,6 @@ def text_bytes(spec: RunSpec, arch: TransformerArch, prompts: int, sharding: Sha
         return text
     split = sum(stream.width if stream.width % parts else stream.width // parts for stream in arch.streams)
     return text + 2 * arch.num_layers * channel * split
-
-
-def choose_layout(step: Step, together: ShardingPlan, side_by_side: ShardingPlan) -> tuple[ShardingPlan, str]:
-    """All passes of a video on each device, where they share work, or passes side by side, which send less: the layout
-    whose step takes less by estimate, and why; side by side, without a reason, where there is nothing to compare."""
-    ways = {"together, they share work": together, "side by side": side_by_side}
-    times = {name: seconds for name, sharding in ways.items() if (seconds := step.seconds(sharding)) is not None}
-    if together == side_by_side or not times:
-        return side_by_side, ""
-    best, other = sorted(times, key=lambda name: times[name].middle)
-    took = {name: duration(seconds.middle) for name, seconds in times.items()}
-    return ways[best], f"{best}: about {took[best]} a step by estimate, {took[other]} {other}, {ways[other].text}"
 
 
 def denoiser_flops(arch: TransformerArch, tokens: Tokens, rows: Rows, here: Tokens | None = None) -> float:

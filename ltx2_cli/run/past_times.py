@@ -25,7 +25,6 @@ from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.core.report import COMPILE, DECODE, DENOISE, WRITE, Timings
 from ltx2_cli.errors import RunError
 from ltx2_cli.estimate.estimate import estimate_plan
-from ltx2_cli.plan.edit import pieces
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Stage
 from ltx2_cli.request.profiles import user_cache
@@ -42,7 +41,7 @@ class PastRun:
     """One run, in seconds."""
 
     steps: tuple[float, ...]  # of each stage: a step
-    clip: float  # to decode and write one, or a piece of one that goes on
+    clip: float  # to decode and write one
     reading: float  # text, pictures and sound of a request
     compiling: float  # waiting for programs to be compiled, or read from the cache
     cold: bool  # some were compiled
@@ -52,7 +51,7 @@ class PastRun:
         """What making the clips of `plan` takes at these times, with all networks and programs there."""
         steps = sum(stage.steps * step for stage, step in zip(_stages(plan), self.steps, strict=True))
         clips = len(plan.batches) * steps + len(plan.seeds) * self.clip
-        return self.reading + pieces(plan.spec) * clips
+        return self.reading + clips
 
 
 def expected_time(plan: Plan, product: Product) -> str:
@@ -106,17 +105,16 @@ def _compiling(runs: Sequence[PastRun], plan: Plan) -> float:
 def remember(plan: Plan, product: Product, timings: Timings, total: float, cold: bool) -> None:
     """Keep the times of a run that began with noise and is whole: `total` seconds since the program's start, `cold` if
     a program was compiled. What cannot be kept is not."""
-    each, stages = pieces(plan.spec), _stages(plan)
+    stages = _stages(plan)
     denoising = _denoising(plan, timings)
     if not stages or denoising is None:
         return
-    batches = each * len(plan.batches)
-    steps = tuple(seconds / batches / stage.steps for seconds, stage in zip(denoising, stages, strict=True))
+    steps = tuple(seconds / len(plan.batches) / stage.steps for seconds, stage in zip(denoising, stages, strict=True))
     clips = sum(seconds for name, seconds in timings.stages if name in (DECODE, WRITE))
     worked = sum(seconds for _, seconds in timings.stages)
     compiling = sum(seconds for name, seconds in timings.preparations if name.startswith(COMPILE))
     reading, others = worked - sum(denoising) - clips, total - worked - compiling
-    run = PastRun(steps, clips / len(plan.seeds) / each, reading, compiling, cold, others)
+    run = PastRun(steps, clips / len(plan.seeds), reading, compiling, cold, others)
     runs = [*past_runs(plan, product), run][-KEPT:]
     path = _file(shape := shape_of(plan, product))
     text = json.dumps({"shape": shape, "runs": [asdict(run) for run in runs]}, indent=1) + "\n"
@@ -129,11 +127,8 @@ def remember(plan: Plan, product: Product, timings: Timings, total: float, cold:
 
 def _denoising(plan: Plan, timings: Timings) -> list[float] | None:
     """The seconds of each stage that denoises; None where the run is not whole. A stage has all batches at once, the
-    last one maybe each by itself; a clip that goes on has all stages again for each piece."""
+    last one maybe each by itself."""
     found, count = [seconds for name, seconds in timings.stages if name == DENOISE], len(_stages(plan))
-    if (each := pieces(plan.spec)) > 1:
-        whole = len(found) == each * count and len(plan.batches) == 1
-        return [sum(found[number::count]) for number in range(count)] if whole else None
     whole = len(found) - count + 1 in (1, len(plan.batches))
     return [*found[: count - 1], sum(found[count - 1 :])] if whole else None
 

@@ -78,22 +78,32 @@ def test_a_retake_may_be_of_one_stream(asks: Asks, clip: Path, flags: list[str],
 @pytest.mark.parametrize(
     ("seconds", "more", "num_frames", "shown", "end"),
     [
-        ("1s", [], 41, 17, 73),  # 24 frames at once, where 49 with 17 shown would be 32
-        ("3", [], 41, 17, 121),  # three times 24
-        ("1s", ["--num-frames", "25"], 25, 9, 73),  # twice 12, in whole latents 16
-        ("0.01s", [], 0, 0, 0),
+        ("1s", [], 41, 17, 73),
+        ("19s", [], 473, 17, 505),
+        ("0.5s", ["--num-frames", "25"], 25, 9, 61),  # 12 frames, in whole latents 16
     ],
 )
-def test_a_clip_goes_on_in_equal_pieces(
+def test_a_clip_goes_on_behind_its_end(
     asks: Asks, clip: Path, seconds: str, more: list[str], num_frames: int, shown: int, end: int
 ) -> None:
     spec = asks("extend", clip, "--seconds", seconds, *more)
-    if not end:
-        assert "--seconds 0.01s is less than a frame" in str(spec)
-        return
     assert isinstance(spec, RunSpec)
     assert spec.conditions == (ConditionSpec(str(clip), kind="clip", num_frames=shown, anew=(49, end)),)
     assert spec.num_frames == num_frames
+
+
+@pytest.mark.parametrize(
+    ("seconds", "more", "sentence"),
+    [
+        ("0.01s", [], "--seconds 0.01s is less than a frame"),
+        ("20", [], "behind the 0.71 s that it begins with\nhint: extend twice; at most --seconds 19.33s at a time"),
+        ("1s", ["--num-frames", "25"], "extend twice; at most --seconds 0.66s at a time"),
+    ],
+)
+def test_no_extension_is_shorter_than_a_frame_or_longer_than_a_clip(
+    asks: Asks, clip: Path, seconds: str, more: list[str], sentence: str
+) -> None:
+    assert sentence in str(asks("extend", clip, "--seconds", seconds, *more))
 
 
 def dry_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *typed: object) -> str:

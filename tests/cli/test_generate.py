@@ -32,7 +32,7 @@ from ltx2_cli.weights.hub import Download
 from program import run_program
 
 if TYPE_CHECKING:
-    from ltx2_cli.core.run_state import RunCheckpointer
+    from ltx2_cli.core.checkpoint import RunCheckpointer
 
 Run = Callable[..., tuple[int, str, str]]
 FINDINGS = "error: height 500 is not a multiple of 32; nearest: --height 480 or 512\n       num_frames 20 is not 8k + 1"

@@ -41,13 +41,13 @@ RUN = "main()"
 WRITER = """
 from pathlib import Path
 import numpy as np
-from ltx2_cli.core import run
+from ltx2_cli.core import write as module
 from ltx2_cli.media.clip import Media
 from ltx2_cli.media.write import write_mp4
 def write(plan, components, report, *more):
     write_mp4(Media(np.zeros((9, 64, 64, 3), np.uint8), np.zeros((9, 2), np.float32), 24.0, 24000), Path("out/a.mp4"))
     yield Path("out/a.mp4"), []
-run.write = write
+module.write = write
 """
 
 # An ffmpeg that has written half of its file and goes on working.

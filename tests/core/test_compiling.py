@@ -15,7 +15,7 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from clips import ALL_ON, Case, Checkpoint, Size, final_latents, plan_of
 from ltx2_cli.core import programs as compiling
-from ltx2_cli.core.components import Components
+from ltx2_cli.core.networks import Components
 from ltx2_cli.core.programs import (
     CompileStats,
     NotCompiledError,
@@ -100,7 +100,7 @@ def test_an_abandoned_run_leaves_no_compilation_to_wait_for(checkpoint: Checkpoi
 
 ABANDONED = """
 from threading import Event
-from ltx2_cli.core.components import Components
+from ltx2_cli.core.networks import Components
 from ltx2_cli.core.programs import Program
 with Components(None).compiling([Program("slow", "vae", None, lambda: Event().wait())]):
     raise ArithmeticError("of the body")

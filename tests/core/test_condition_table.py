@@ -11,12 +11,12 @@ from PIL import Image
 
 from clips import Case, Checkpoint, Size, final_latents, make_latents, plan_of
 from loras import ORIGINAL, write_lora
-from ltx2_cli.core.components import Components
-from ltx2_cli.core.condition import encode_conditions
-from ltx2_cli.core.denoising import NOTHING_GIVEN, _given_tokens
+from ltx2_cli.core.conditions import encode_conditions
+from ltx2_cli.core.networks import Components
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import state_from_latents
-from ltx2_cli.core.run_state import RunState
+from ltx2_cli.core.stage_programs import NOTHING_GIVEN, _given_tokens
+from ltx2_cli.core.state import RunState
 from ltx2_cli.diffusion.conditions import Conditions
 from ltx2_cli.diffusion.latents import pack, unpack
 from ltx2_cli.errors import UsageError

@@ -12,14 +12,13 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from clips import PROMPT, Case, Checkpoint, Size, plan_of
-from live_bytes import LiveBytes, check_live_bytes
-from ltx2_cli.core import edit
-from ltx2_cli.core.components import Components
-from ltx2_cli.core.condition import _shown
-from ltx2_cli.core.denoising import _given_tokens, _no_latents
+from ltx2_cli.core import join
+from ltx2_cli.core.conditions import _shown
+from ltx2_cli.core.networks import Components
 from ltx2_cli.core.report import Report
-from ltx2_cli.core.run import load, write
-from ltx2_cli.core.run_state import RunState
+from ltx2_cli.core.run import load
+from ltx2_cli.core.stage_programs import _given_tokens, _no_latents
+from ltx2_cli.core.write import write
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.audio import read_audio
 from ltx2_cli.media.clip import Media
@@ -28,7 +27,7 @@ from ltx2_cli.media.write import write_mp4
 from ltx2_cli.models.networks import open_folder
 from ltx2_cli.models.video_vae import VideoVAE
 from ltx2_cli.plan.edit import NOTHING, edit_of
-from ltx2_cli.plan.resolve import Plan, kept_networks
+from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.declare import Scope
 from ltx2_cli.weights.hub import DEMO_FOLDER
@@ -81,40 +80,20 @@ def written(plan: Plan, report: Report | None = None) -> Path:
     return path
 
 
-def test_a_clip_goes_on_in_pieces(
-    checkpoint: Checkpoint, clip: Path, tmp_path: Path, compilations: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each shows the last 9 frames of what there is; the third is cut. Nothing is compiled or loaded for the second."""
-    report, before, seeds = Notes(), list[int](), list[int]()
-    following = edit._following
-
-    def follow(plan: Plan, clip: Media, seed: int) -> Plan:
-        before.append(len(compilations))
-        seeds.append(seed)
-        return following(plan, clip, seed)
-
-    monkeypatch.setattr(edit, "_following", follow)
-    plan = edited(checkpoint, clip, (25, 65), output=str(tmp_path / "new.mp4"))
-    path = written(plan, memory := LiveBytes(report))
-    check_live_bytes(plan, memory.samples, kept_networks(plan))
-    assert seeds == [4, 5]
-    assert len(compilations) == before[0]
-    loaded = [name for name in report.stages if name.startswith("load ")]
-    assert len(loaded) == len({*loaded})
-    assert f"{clip} goes on from its last 0.38 s by 1.67 s, in 3 pieces" in report.notes
+def test_a_clip_goes_on_behind_its_end(checkpoint: Checkpoint, clip: Path, tmp_path: Path) -> None:
+    """From its last 9 frames, by 16."""
+    report = Notes()
+    path = written(edited(checkpoint, clip, (25, 41), output=str(tmp_path / "new.mp4")), report)
+    assert f"{clip} goes on from its last 0.38 s by 0.67 s" in report.notes
     assert report.notes[-1] == f"{path}: copied without encoding them again: 25 of 25 frames before the new ones"
     old, new = read_whole_video(clip), read_whole_video(path)
-    assert len(new.frames) == 65
+    assert len(new.frames) == 41
     np.testing.assert_array_equal(new.frames[:25], old.frames)
     assert np.abs(np.diff(new.frames.astype(int)[::16], axis=0)).mean(axis=(1, 2, 3)).min() > 1
     sound = read_audio(path, 3)
-    assert abs(len(sound.waveform) / RATE - 65 / 24) < 0.05
+    assert abs(len(sound.waveform) / RATE - 41 / 24) < 0.05
     difference = sound.waveform[2400:19200] - read_audio(clip, 3).waveform[2400:19200]
     assert np.abs(difference).mean() < 0.02
-    monkeypatch.setattr("ltx2_cli.plan.resolve.decodes_beside", lambda plan: False)  # each piece loads its networks
-    written(plan, memory := LiveBytes(Report()))
-    check_live_bytes(plan, memory.samples)
-    assert [line for line, _ in memory.samples].count("load transformer") == 3
 
 
 def test_a_clip_goes_on_before_its_sound_hears_its_end(checkpoint: Checkpoint, clip: Path) -> None:
@@ -147,9 +126,8 @@ def test_a_part_of_a_long_clip_is_made_of_what_is_around_it(
         ((4, 4), {}, "the frames 4 to 4 are to be made anew; nearest: anew: [4, 5]"),
         ((4, 9), {"height": 96}, "is 96x64, and a clip of 96x96 is asked for"),
         ((4, 9), {"audio": "x"}, "has its own sound"),
-        ((25, 65), {"num_videos": 2}, "in 3 pieces is made alone"),
-        ((25, 65), {"save_latents": "l.safetensors"}, "in 3 pieces is made alone"),
-        ((25, 33), {"num_frames": 25}, "all 25 frames of a piece are its end"),
+        ((25, 65), {}, "40 frames are to follow {clip}, and 25 frames have room for 16"),
+        ((25, 33), {"num_frames": 25}, "all 25 frames of the clip are its end"),
         ((4, 20), {"case": SHORT}, "16 frames of {clip} are to be made anew, and 9 are made at once"),
     ],
 )
@@ -167,7 +145,7 @@ def test_a_clip_without_sound_stays_without(checkpoint: Checkpoint, tmp_path: Pa
     plan = edited(checkpoint, path, (4, 9))
     assert plan.stages[0].sounds == ()
     made = Media(plan.pictures[0].frames, tone(1, RATE), 24.0, RATE)
-    clip = edit._with_kept(plan, made)
+    clip = join._with_kept(plan, made)
     assert clip.original
     assert (len(clip.waveform), clip.original.audio) == (0, False)
 
@@ -184,12 +162,12 @@ def test_retakes_of_several_seeds_are_decoded_together(
         together.append(len(latents.video))
         yield from [made] * len(latents.video)
 
-    monkeypatch.setattr(edit, "decode", decode)
-    state = RunState(latents=Streams(*(np.stack(stream * 2) for stream in tokens)))
-    first, second = edit.finished_clips(plan, state, range(2), Components(plan), Report())
+    monkeypatch.setattr(join, "decode", decode)
+    latents = Streams(*(np.stack(stream * 2) for stream in tokens))
+    first, second = join.finished_clips(plan, latents, Components(plan), Report())
     assert together == [2]
     assert first.original == second.original
-    assert first.kept
+    assert first.original
 
 
 @pytest.mark.parametrize(

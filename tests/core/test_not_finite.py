@@ -10,12 +10,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from clips import ALL_ON, Case, Checkpoint, Size, final_latents, make_latents, plan_of
-from ltx2_cli.core import denoising, generate
-from ltx2_cli.core.components import Components
+from ltx2_cli.core import denoise, not_finite
+from ltx2_cli.core.networks import Components
 from ltx2_cli.core.programs import forbid_compilation
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import START, run
-from ltx2_cli.core.run_state import RunState
+from ltx2_cli.core.state import RunState
 from ltx2_cli.errors import NotFiniteError, RunError
 from ltx2_cli.nn.layers import AdaLayerNormSingle
 from ltx2_cli.plan.resolve import Plan, resolve
@@ -32,7 +32,7 @@ BLOCK = ": block 2 of 3 is the first whose output is not"
 @pytest.fixture
 def broken(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
     """A copy of the checkpoint whose weights a test may change; after two steps, all others run in one call."""
-    monkeypatch.setattr(generate, "SECONDS_BETWEEN_REPORTS", 1e6)
+    monkeypatch.setattr(denoise, "SECONDS_BETWEEN_REPORTS", 1e6)
     return checkpoint._replace(folder=shutil.copytree(checkpoint.folder, tmp_path / "checkpoint"))
 
 
@@ -133,14 +133,14 @@ def test_only_the_step_is_named_where_the_search_fails(broken: Checkpoint, monke
     def full(*arguments: object) -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
-    jitted = denoising.jitted
+    jitted = not_finite.jitted
     monkeypatch.setattr(
-        denoising,
+        not_finite,
         "jitted",
-        lambda *args, **static: full if args[0] is denoising._finite_parts else jitted(*args, **static),
+        lambda *args, **static: full if args[0] is not_finite._finite_parts else jitted(*args, **static),
     )
     assert sentence(plan) == "the video latents of stage 1 are not finite after step 5 of 8"
-    monkeypatch.setattr(generate, "locate", lambda *arguments: None)
+    monkeypatch.setattr(denoise, "locate", lambda *arguments: None)
     assert sentence(plan) == "the video latents of stage 1 are not finite after step 8 of 8"  # of one call
 
 
@@ -150,7 +150,7 @@ def test_the_step_is_named_where_compilation_is_forbidden(broken: Checkpoint) ->
     plan = overflow(broken, plan, 0, 4, 1)
     with forbid_compilation([]):
         sharding = plan.stages[0].sharding
-        denoising.jitted(denoising._finite_parts, sharding.replicated, sharding).clear_cache()
+        not_finite.jitted(not_finite._finite_parts, sharding.replicated, sharding).clear_cache()
         assert sentence(plan) == "the video latents of stage 1 are not finite after step 5 of 8"
 
 

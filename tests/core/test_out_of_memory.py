@@ -8,10 +8,12 @@ import jax
 import numpy as np
 import pytest
 
-from ltx2_cli.core import components, decode, encode, generate
-from ltx2_cli.core.components import ENCODE, Components, memory_for
+from ltx2_cli.core import decode, encode, networks
+from ltx2_cli.core.diagnose import ENCODE, memory_for
+from ltx2_cli.core.networks import Components
 from ltx2_cli.core.report import Report
-from ltx2_cli.core.run_state import RunState
+from ltx2_cli.core.run import run_phases
+from ltx2_cli.core.state import RunState
 from ltx2_cli.errors import RunError
 from ltx2_cli.plan.resolve import Plan, plan_offline
 from ltx2_cli.request.profiles import read_spec
@@ -46,12 +48,12 @@ def connecting(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def denoising(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    list(generate.generate(plan, RunState(contexts={"connectors": NOTHING}), Exhausted(plan), Report()))
+    list(run_phases(plan, RunState(contexts={"connectors": NOTHING}), Exhausted(plan), Report()))
 
 
 def upsampling(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     list(
-        generate.generate(
+        run_phases(
             plan, RunState(phase=1, latents=NOTHING, contexts={"connectors": NOTHING}), Exhausted(plan), Report()
         )
     )
@@ -59,7 +61,7 @@ def upsampling(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def refining(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     start = RunState(phase=2, latents=NOTHING, contexts={"connectors": NOTHING})
-    list(generate.generate(plan, start, Exhausted(plan), Report()))
+    list(run_phases(plan, start, Exhausted(plan), Report()))
 
 
 def decoding(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +72,7 @@ def loading(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: object) -> None:
         raise jax.errors.JaxRuntimeError(FULL)
 
-    monkeypatch.setattr(components, "load", load)
+    monkeypatch.setattr(networks, "load", load)
     full = replace(plan, checkpoint=replace(plan.checkpoint, files={"text_encoder": None}))
     encode.encode(full, ["connectors"], Components(full), Report())
 

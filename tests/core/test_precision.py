@@ -7,8 +7,8 @@ import pytest
 
 from compilers import devices, needs_cuda, needs_libtpu
 from ltx2_cli import read_spec
-from ltx2_cli.core.denoising import stage_programs
 from ltx2_cli.core.run import programs
+from ltx2_cli.core.stage_programs import stage_programs
 from ltx2_cli.plan.resolve import Plan, plan_offline
 from ltx2_cli.request.spec import AttentionBackend
 

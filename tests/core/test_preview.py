@@ -22,7 +22,7 @@ from ltx2_cli.core.preview import (
     read_samples,
 )
 from ltx2_cli.core.report import Report
-from ltx2_cli.core.run_state import RunState
+from ltx2_cli.core.state import RunState
 from ltx2_cli.diffusion.latents import save_latents
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.clip import Media

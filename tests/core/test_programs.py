@@ -17,11 +17,11 @@ from clips import ALL_ON, Case, Checkpoint, Size, plan_of
 from compilers import devices, needs_libtpu
 from ltx2_cli import read_spec
 from ltx2_cli.core import programs as programs_module
-from ltx2_cli.core.components import abstract_network
-from ltx2_cli.core.denoising import stage_programs
+from ltx2_cli.core.networks import abstract_network
 from ltx2_cli.core.programs import jitted
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import load, programs, run
+from ltx2_cli.core.stage_programs import stage_programs
 from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.plan.resolve import plan_offline
 from ltx2_cli.weights.declare import Weight, weights

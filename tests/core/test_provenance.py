@@ -12,7 +12,8 @@ from safetensors.numpy import load_file
 
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
 from ltx2_cli.core.provenance import devices, input_files, provenance, read_provenance, versions
-from ltx2_cli.core.run import load, write
+from ltx2_cli.core.run import load
+from ltx2_cli.core.write import write
 from ltx2_cli.diffusion.latents import open_latents
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.probe import open_video

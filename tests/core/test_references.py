@@ -21,9 +21,10 @@ from loras import ORIGINAL, write_lora
 from ltx2_cli import resolve
 from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.cli.plan import request_rows
-from ltx2_cli.core.components import Components
+from ltx2_cli.core.networks import Components
 from ltx2_cli.core.report import Report
-from ltx2_cli.core.run import load, write
+from ltx2_cli.core.run import load
+from ltx2_cli.core.write import write
 from ltx2_cli.errors import UsageError
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import InitialLatents

@@ -26,9 +26,12 @@ from ltx2_cli import resolve
 from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.artifacts.tensor_file import CHECKSUM, checksum
 from ltx2_cli.core import provenance
+from ltx2_cli.core.checkpoint import RunCheckpointer
 from ltx2_cli.core.report import Report
-from ltx2_cli.core.run import load, write
-from ltx2_cli.core.run_state import ENTRIES, RunCheckpointer, RunGoal, RunState, open_saved_run
+from ltx2_cli.core.run import load
+from ltx2_cli.core.saved_run import ENTRIES, RunGoal, open_saved_run
+from ltx2_cli.core.state import RunState
+from ltx2_cli.core.write import write
 from ltx2_cli.diffusion.latents import open_latents
 from ltx2_cli.errors import InterruptedRunError
 from ltx2_cli.request.layers import read_file
@@ -383,7 +386,7 @@ def test_an_announced_stop_happens_whatever_the_estimate(
     seconds, written = iter([0.0, *3 * [30.0], *2 * [30.1]]), list[int]()
     monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
     monkeypatch.setattr(
-        "ltx2_cli.core.run_state.write_tensors",
+        "ltx2_cli.core.checkpoint.write_tensors",
         lambda path, tensors, metadata: written.append(json.loads(metadata["place"])[2]),
     )
     kept = RunCheckpointer(tmp_path / "c.run", plan, RunGoal(Product.clips, None), Report(), None, 100)

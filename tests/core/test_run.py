@@ -14,17 +14,18 @@ from safetensors.numpy import load_file, save_file
 from clips import ALL_ON, Case, Checkpoint, Size, final_latents, make_latents, plan_of
 from live_bytes import LiveBytes, check_live_bytes
 from ltx2_cli import read_spec, resolve
-from ltx2_cli.core.components import Components
+from ltx2_cli.core.networks import Components
 from ltx2_cli.core.report import Advance, Report
-from ltx2_cli.core.run import START, load, write
-from ltx2_cli.core.run_state import RunState
+from ltx2_cli.core.run import START, load
+from ltx2_cli.core.state import RunState
+from ltx2_cli.core.write import write
 from ltx2_cli.diffusion.latents import noise, open_latents, pack
 from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.phases import phase_memory
 from ltx2_cli.media.probe import open_video
 from ltx2_cli.parallel.devices import DeviceMemory
+from ltx2_cli.plan.inputs import DENOISER
 from ltx2_cli.plan.resolve import kept_networks
-from ltx2_cli.plan.stages import DENOISER
 from ltx2_cli.request.spec import Streams
 
 SMALL = Case(Size(9, 64, 64, 24.0), 3, ALL_ON.video, ALL_ON.audio, (1,))

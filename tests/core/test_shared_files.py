@@ -17,10 +17,13 @@ from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.artifacts.tensor_file import CHECKSUM, checksum, write_tensors
 from ltx2_cli.cli.execute import places
 from ltx2_cli.cli.replay import find_source, read_clip
+from ltx2_cli.core.checkpoint import RunCheckpointer
 from ltx2_cli.core.encode import abstract_contexts
 from ltx2_cli.core.report import Report
-from ltx2_cli.core.run import load, write
-from ltx2_cli.core.run_state import RunCheckpointer, RunGoal, RunState, SavedRun, open_saved_run
+from ltx2_cli.core.run import load
+from ltx2_cli.core.saved_run import RunGoal, SavedRun, open_saved_run
+from ltx2_cli.core.state import RunState
+from ltx2_cli.core.write import write
 from ltx2_cli.diffusion.latents import open_latents, save_latents
 from ltx2_cli.errors import UsageError
 from ltx2_cli.plan.resolve import Plan

@@ -12,19 +12,19 @@ from diffusers.pipelines.ltx2.pipeline_ltx2_dfr import LTX2DFRPipeline
 
 from clips import ALL_ON, PROMPT, TEXT_TOKENS, Case, Checkpoint, final_latents, plan_of
 from core.test_conditions import drawn, of_kind
-from ltx2_cli.core.components import Components
-from ltx2_cli.core.condition import encode_conditions
-from ltx2_cli.core.generate import generate
+from ltx2_cli.core.conditions import encode_conditions
+from ltx2_cli.core.networks import Components
 from ltx2_cli.core.report import Report, Timings
-from ltx2_cli.core.run_state import RunState
+from ltx2_cli.core.run import run_phases
+from ltx2_cli.core.state import RunState
 from ltx2_cli.diffusion.denoise import Pass
 from ltx2_cli.diffusion.latents import open_latents, pack
 from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.phases import weight_bytes
 from ltx2_cli.media.audio import read_audio
 from ltx2_cli.media.probe import open_video
+from ltx2_cli.plan.inputs import CONNECTORS
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import CONNECTORS
 from ltx2_cli.plan.work import step_of
 from ltx2_cli.request.spec import NO_GUIDANCE, Streams
 from ltx2_cli.weights.declare import declared
@@ -123,7 +123,7 @@ def test_a_sound_becomes_the_latents_of_the_reference(checkpoint: Checkpoint, so
 def test_what_no_phase_needs_is_not_encoded(checkpoint: Checkpoint, sounds: list[Path]) -> None:
     plan, timings = given(checkpoint, sounds[0]), Timings(Report())
     start = RunState(contexts={CONNECTORS: Streams(None, None)})
-    assert [*generate(plan, start, Components(plan), timings, end=0)] == [start]
+    assert [*run_phases(plan, start, Components(plan), timings, end=0)] == [start]
     assert timings.seconds() == {}
 
 

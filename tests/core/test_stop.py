@@ -15,11 +15,13 @@ from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.cli.execute import execute
 from ltx2_cli.cli.options import SessionOptions
 from ltx2_cli.cli.session import Session
-from ltx2_cli.core import generate
-from ltx2_cli.core.components import Components
+from ltx2_cli.core import denoise
+from ltx2_cli.core.checkpoint import RunCheckpointer
+from ltx2_cli.core.networks import Components
 from ltx2_cli.core.report import Advance, Report
 from ltx2_cli.core.run import load
-from ltx2_cli.core.run_state import RunCheckpointer, RunGoal, RunState
+from ltx2_cli.core.saved_run import RunGoal
+from ltx2_cli.core.state import RunState
 from ltx2_cli.errors import AbortedRunError, InterruptedRunError
 from ltx2_cli.interrupts import STOP_SIGNALS, StopRequest, handle_signals, stop_on_signal
 from ltx2_cli.parallel.hosts import ProcessGroup
@@ -100,7 +102,7 @@ def test_a_run_stops_at_any_of_forty_moments(
 ) -> None:
     """Alike for all three signals. The steps of this run are short: no estimate says that it is worth keeping."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(generate, "SECONDS_BETWEEN_REPORTS", 0.0)  # a report of every step
+    monkeypatch.setattr(denoise, "SECONDS_BETWEEN_REPORTS", 0.0)  # a report of every step
     stopped(ready, 0, wanted)  # compiles: a run has a moment more for each program that it waits for
     moments, ends = stopped(ready, 0, wanted)[0].passed, list[tuple[str, bool]]()
     for moment in range(1, moments + 1, 1 if wanted else 3):

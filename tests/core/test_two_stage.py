@@ -27,14 +27,16 @@ from clips import (
 )
 from live_bytes import LiveBytes, check_live_bytes, live_bytes
 from loras import DIFFUSERS, OF_2_0, ORIGINAL, write_lora
-from ltx2_cli.core import denoising
-from ltx2_cli.core.components import Components, abstract_network
+from ltx2_cli.core import stage_programs
+from ltx2_cli.core.networks import Components, abstract_network
 from ltx2_cli.core.report import Report
-from ltx2_cli.core.run import START, load, state_from_latents, write
+from ltx2_cli.core.run import START, load, state_from_latents
+from ltx2_cli.core.write import write
 from ltx2_cli.diffusion.latents import pack, unpack
 from ltx2_cli.errors import UsageError
+from ltx2_cli.plan.inputs import DENOISER, REFINER
 from ltx2_cli.plan.resolve import Plan, stage1_plan
-from ltx2_cli.plan.stages import DENOISER, REFINER, InitialLatents
+from ltx2_cli.plan.stages import InitialLatents
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import declared, weights
@@ -111,7 +113,7 @@ def from_the_same_noises(checkpoint: Checkpoint, plan: Plan) -> Streams[np.ndarr
     )
     noises = [in_tokens(draw_noise(checkpoint.pipeline, 5, *SMALL.size)), Streams(*drawn)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(denoising, "_noise", lambda seeds, shapes, stage, behind: noises[stage])
+        patch.setattr(stage_programs, "_noise", lambda seeds, shapes, stage, behind: noises[stage])
         return unpack(make_latents(plan, Components(plan)), plan.latent_shapes)
 
 

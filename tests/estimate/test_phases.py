@@ -10,7 +10,7 @@ from PIL import Image
 from devices import DescribedDevice, cpu, tpus
 from loras import keys, write_header
 from ltx2_cli.artifacts.outputs import Product
-from ltx2_cli.core.run_state import RunState
+from ltx2_cli.core.state import RunState
 from ltx2_cli.diffusion.denoise import Pass
 from ltx2_cli.estimate.flops import phase_flops
 from ltx2_cli.estimate.phases import (

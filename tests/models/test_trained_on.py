@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.networks import open_folder
-from ltx2_cli.plan.recipe import (
+from ltx2_cli.plan.remarks import (
     TRAINED_ON_FILE,
     TrainedOn,
     clip_warnings,

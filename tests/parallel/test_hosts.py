@@ -16,9 +16,8 @@ from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 from ltx2_cli import read_spec, resolve
-from ltx2_cli.core.generate import generate
 from ltx2_cli.core.report import Report
-from ltx2_cli.core.run import START, load
+from ltx2_cli.core.run import START, load, run_phases
 from ltx2_cli.diffusion.latents import unpack
 from ltx2_cli.errors import UsageError
 from ltx2_cli.parallel import hosts as distributed
@@ -258,7 +257,7 @@ def test_two_hosts_generate_the_same_clip_as_one(runs: Runs) -> None:
     """Sums over devices differ in their last bits by how these are connected."""
     plan = resolve(read_spec(config=runs.folder / "clip.yaml"))
     assert plan.sharding.mesh.size == 8
-    *_, state = generate(plan, START, load(plan), Report())
+    *_, state = run_phases(plan, START, load(plan), Report())
     alone = unpack(state.latents, plan.latent_shapes)
     for name, wanted in alone._asdict().items():
         assert_near(load_file(runs.folder / "clip.safetensors")[name], wanted)

@@ -7,7 +7,8 @@ import pytest
 
 from loras import keys, write_header
 from ltx2_cli.errors import UsageError
-from ltx2_cli.plan.conditions import Loras, read_pictures, with_reference_scale
+from ltx2_cli.plan.conditions import read_pictures, with_reference_scale
+from ltx2_cli.plan.inputs import Loras
 from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.weights.lora import open_lora

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ltx2_cli.plan.recipe import prompt_warnings, read_trained_on
+from ltx2_cli.plan.remarks import prompt_warnings, read_trained_on
 from ltx2_cli.weights.hub import DEMO_FOLDER
 from tools.train_demo.captions import MOTIONS as DOES
 from tools.train_demo.captions import PITCHES as SOUNDING

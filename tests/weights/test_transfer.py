@@ -15,7 +15,7 @@ from flax import nnx
 from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ltx2_cli.core.components import placement
+from ltx2_cli.core.networks import placement
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.parallel.mesh import lay_out
 from ltx2_cli.plan.resolve import plan_offline

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ltx2_cli.plan.recipe import TRAINED_ON_FILE
+from ltx2_cli.plan.remarks import TRAINED_ON_FILE
 from tools.train_demo.captions import caption, words_of
 from tools.train_demo.clips import TRAINING_CLIPS
 from tools.train_demo.words import tokenizer

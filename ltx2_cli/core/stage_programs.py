@@ -1,8 +1,7 @@
-"""A stage's compiled programs: its noise, what it reads of the text, its steps; and which step is not finite."""
+"""A stage's compiled programs, their inputs, and the stage with its denoiser on the devices."""
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -11,15 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from ltx2_cli.core.components import abstract_network, in_float32
-from ltx2_cli.core.condition import references
+from ltx2_cli.core.conditions import references
 from ltx2_cli.core.encode import abstract_contexts
-from ltx2_cli.core.programs import UNDIAGNOSABLE, Program, as_abstract, jitted
-from ltx2_cli.core.report import Report
+from ltx2_cli.core.networks import abstract_network
+from ltx2_cli.core.programs import Program, as_abstract, jitted
 from ltx2_cli.diffusion.conditions import Conditions, Given, conditions, given_whole
 from ltx2_cli.diffusion.denoise import GuidanceWeights, Pass, denoise, pad_sigmas, traced_weights
 from ltx2_cli.diffusion.latents import Shape, noise, noise_behind, pack
-from ltx2_cli.errors import NotFiniteError
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.transformer_inputs import (
     DenoiserInputs,
@@ -29,12 +26,11 @@ from ltx2_cli.models.transformer_inputs import (
     TextContext,
     rope_tables,
 )
-from ltx2_cli.parallel.arrays import to_devices, to_host
+from ltx2_cli.parallel.arrays import to_devices
 from ltx2_cli.plan.edit import edit_of, edited
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Phase, Stage
 from ltx2_cli.request.spec import Streams
-from ltx2_cli.weights.load import not_finite
 
 NOTHING_GIVEN: Streams[Sequence[np.ndarray]] = Streams((), ())
 KEYS_VALUES = (None, None, None, "heads")  # the logical axes of a text context's keys and values
@@ -194,7 +190,7 @@ def _velocity(
     `branch` in place of that of the inputs is known to the compiler."""
     if branch is not None and inputs.sharing:
         inputs = inputs._replace(sharing=replace(inputs.sharing, branch=branch))
-    rows = transformer(_in_its_dtype(transformer, latents), sigma, inputs)
+    rows = transformer(in_its_dtype(transformer, latents), sigma, inputs)
     return Streams(
         *(
             stream.reshape(len(x), len(stream) // len(x), *stream.shape[1:]).swapaxes(0, 1)
@@ -203,7 +199,7 @@ def _velocity(
     )
 
 
-def _in_its_dtype(transformer: Transformer, latents: Streams[jax.Array]) -> Streams[jax.Array]:
+def in_its_dtype(transformer: Transformer, latents: Streams[jax.Array]) -> Streams[jax.Array]:
     dtype = next(stream for stream in (transformer.video, transformer.audio) if stream).proj_in.kernel.dtype
     return Streams(*(stream.astype(dtype) for stream in latents))
 
@@ -222,63 +218,3 @@ def _denoise_steps(
 
     latents = denoise(velocity, latents, sigmas, guidance, start, stop, inputs.given)
     return latents, Streams(*(jnp.isfinite(stream).all() for stream in latents))
-
-
-def _finite_parts(
-    transformer: Transformer, latents: Streams[jax.Array], inputs: DenoiserInputs, sigma: jax.Array
-) -> jax.Array:
-    """What in a forward is finite, bool [layers + 3]: text, the first layer's input, each output, the velocities."""
-
-    def finite(x: Streams[jax.Array]) -> jax.Array:  # without the tokens that fill up the devices
-        own = [stream[:, : tokens.shape[1]] for stream, tokens in zip(x, latents, strict=True)]
-        return jnp.isfinite(own[0]).all() & jnp.isfinite(own[1]).all()
-
-    inputs_of_layers = (_in_its_dtype(transformer, latents), sigma, inputs)
-    velocities, (before, after) = transformer.forward_with_intermediates(*inputs_of_layers, finite)
-    text = jnp.isfinite(inputs.text.tokens.video).all() & jnp.isfinite(inputs.text.tokens.audio).all()
-    return jnp.hstack((text, before, after, finite(velocities)))
-
-
-# What is not finite: in which step, and in which part of the denoiser, found by running again
-
-
-def check_stage(plan: Plan, phase: Phase, finite: Streams[jax.Array], step: int, where: str = "") -> None:
-    """Raise `NotFiniteError` unless both streams are finite after `step` steps of a stage."""
-    for name, is_finite in finite._asdict().items():
-        if not bool(is_finite):
-            after = f"are not finite after step {step} of {phase.stage.steps}{where}"
-            lower = "lower the guidance scales, or " if len(phase.stage.passes) > 1 else ""
-            raise NotFiniteError(f"the {name} latents of stage {phase.number + 1} {after}", lower + in_float32(plan))
-
-
-def locate(run: StageRun, start: int, latents: Streams[Any], report: Report) -> None:
-    """Raise the `NotFiniteError` that names the first step from `start` whose latents are not finite, and the first
-    such part in it, as far as that can be found. The steps run again one at a time, by the same program: an ordinary
-    run keeps and compiles nothing for this."""
-    with report.stage("find what is not finite"), suppress(*UNDIAGNOSABLE):
-        if not_finite(run.transformer):  # no step is to blame
-            return
-        latents = run.place(latents)
-        for step in range(start, run.phase.stage.steps):
-            before = Streams(*(np.array(to_host(stream)) for stream in latents))
-            latents, finite = run.denoise(latents, step, step + 1)
-            if not all(map(bool, finite)):
-                check_stage(run.plan, run.phase, finite, step + 1, _first_part(run, before, step))
-
-
-def _first_part(run: StageRun, before: Streams[np.ndarray], step: int) -> str:
-    """The first part of a step from these latents that is not finite, in words; empty where it cannot be told."""
-    layers, sharding = run.plan.arch.transformer.num_layers, run.phase.stage.sharding
-    latents, sigma = run.place((before, run.phase.stage.sigmas[step]))
-    parts = (
-        "the text that the denoiser reads is not finite",
-        "what enters its first block is not finite",
-        *(f"block {block} of {layers} is the first whose output is not" for block in range(1, layers + 1)),
-        "the output of every block is finite, what the denoiser makes of it is not",
-        "what the denoiser makes is finite, what guidance and the step make of it is not",
-    )
-    with suppress(*UNDIAGNOSABLE):
-        finite_parts = jitted(_finite_parts, sharding.replicated, sharding)  # compiled only here
-        finite = to_host(finite_parts(run.transformer, latents, run.inputs, sigma))
-        return f": {parts[int(np.argmin([*finite, False]))]}"
-    return ""

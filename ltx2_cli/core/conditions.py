@@ -7,7 +7,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ltx2_cli.core.components import CONDITION, CONDITION_SOUND, Components, check_finite, memory_for, network_program
+from ltx2_cli.core.diagnose import CONDITION, CONDITION_SOUND, check_finite, memory_for
+from ltx2_cli.core.networks import Components, network_program
 from ltx2_cli.core.programs import Program, jitted
 from ltx2_cli.core.report import Report
 from ltx2_cli.diffusion.conditions import References
@@ -18,11 +19,12 @@ from ltx2_cli.models.spectrogram import crop_or_pad, log_mel, resample_on_host, 
 from ltx2_cli.models.video_vae import VideoVAE
 from ltx2_cli.nn.layers import IMAGE_AXES
 from ltx2_cli.parallel.arrays import to_devices, to_host
-from ltx2_cli.plan.conditions import follows_by_shares
 from ltx2_cli.plan.decoding import image_mesh
 from ltx2_cli.plan.edit import first_shown, shown_sound
+from ltx2_cli.plan.inputs import PICTURE_ENCODER, SOUND_ENCODER
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import PICTURE_ENCODER, SOUND_ENCODER, Phase, Stage
+from ltx2_cli.plan.shown import follows_by_shares
+from ltx2_cli.plan.stages import Phase, Stage
 from ltx2_cli.request.spec import ConditionSpec, Streams
 
 WHOLE = PartitionSpec()

@@ -1,0 +1,108 @@
+"""The steps of a stage, batch by batch, a few steps for each call of its program."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from ltx2_cli.core.diagnose import DENOISE, memory_for
+from ltx2_cli.core.networks import Components
+from ltx2_cli.core.not_finite import check_stage, locate
+from ltx2_cli.core.report import Advance, Report
+from ltx2_cli.core.stage_programs import StageRun
+from ltx2_cli.core.state import OnProgress, RunState, later_steps
+from ltx2_cli.diffusion.conditions import initial_latents
+from ltx2_cli.diffusion.latents import pack, read_noise
+from ltx2_cli.errors import NotFiniteError
+from ltx2_cli.parallel.arrays import to_host
+from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.plan.stages import Phase
+from ltx2_cli.request.spec import Streams
+
+SECONDS_BETWEEN_REPORTS = 1.0
+
+
+def denoise_stage(
+    plan: Plan,
+    phase: Phase,
+    state: RunState,
+    given: Streams[Sequence[np.ndarray]],
+    components: Components,
+    report: Report,
+    on_progress: OnProgress,
+    pauses: bool,
+) -> Iterator[RunState]:
+    """The state when the batches of a stage after `state` are done; if it `pauses`, after each one. The denoiser and
+    its inputs are referred to from here alone: they leave the devices when this ends."""
+    stage = phase.stage
+    with memory_for(DENOISE, plan), components.use(stage.network, report) as denoiser:
+        run = StageRun(plan, phase, denoiser, state.contexts[stage.connectors], given)
+        if stage.draws_noise:
+            with report.stage("compile noise"):
+                run.programs.noise.compile()
+        while (remaining := len(plan.batches) - state.batch) > 0:
+            at_once = 1 if pauses else remaining
+            later = later_steps(plan, state.phase) + (remaining - at_once) * stage.steps
+            clips = remaining * plan.batch_size if pauses else len(plan.seeds)
+            with report.steps(at_once * stage.steps - state.step, later, clips) as advance:
+                for _ in range(at_once):
+                    state = _run_batch(run, state, advance, report, on_progress)
+            yield state
+
+
+def _run_batch(run: StageRun, state: RunState, advance: Advance, report: Report, on_progress: OnProgress) -> RunState:
+    state = state if state.current else replace(state, step=0)
+    first, size, source = state.batch * run.plan.batch_size, run.plan.batch_size, None
+    if run.phase.stage.source is not None and state.latents is not None:
+        source = Streams(*(stream[first : first + size] for stream in state.latents))
+    try:
+        initial = replace(state, current=_initial_latents(run, state, source))
+        video, audio = map(to_host, _run_steps(run, initial, advance, on_progress))
+        latents = Streams(video[:, : run.phase.stage.geometry.grid_tokens], audio)
+    except NotFiniteError:
+        locate(run, state.step, _initial_latents(run, state, source), report)
+        raise
+    if source and run.phase.stage.keep_audio:
+        latents = latents._replace(audio=source.audio)
+    if state.latents is not None:  # those of other batches, and before an upsampled one of this
+        streams = zip(state.latents, latents, strict=True)
+        latents = Streams(*(np.concatenate([old[:first], new, old[first + size :]]) for old, new in streams))
+    return replace(state, batch=state.batch + 1, step=0, latents=latents, current=None)
+
+
+def _initial_latents(run: StageRun, state: RunState, source: Streams[np.ndarray] | None) -> Streams[Any]:
+    """What an earlier run left; else noise, mixed into upsampled latents `source` and into given tokens."""
+    stage = run.phase.stage
+    if state.current is not None:
+        return state.current
+    noise: Streams[Any] = Streams(None, None)
+    if stage.draws_noise:
+        noise = run.programs.noise(np.asarray(run.plan.batches[state.batch], np.uint32))
+    if stage.noise is not None:
+        video, audio = pack(read_noise(stage.noise, stage.shapes))
+        behind = [] if noise.video is None else [to_host(noise.video)[:, video.shape[1] :]]
+        noise = run.place(Streams(np.concatenate([video, *behind], axis=1), audio))
+    if source is None and not (stage.pictures or stage.sounds):
+        return noise
+    return initial_latents(*run.place((source, noise, stage.sigmas[0])), run.inputs.given)
+
+
+def _run_steps(run: StageRun, state: RunState, advance: Advance, on_progress: OnProgress) -> Streams[jax.Array]:
+    latents = run.place(state.current)
+    done, chunk = state.step, 1
+    on_progress(state)
+    while done < run.phase.stage.steps:
+        started, end = time.monotonic(), min(done + chunk, run.phase.stage.steps)
+        latents, finite = run.denoise(latents, done, end)
+        check_stage(run.plan, run.phase, finite, end)
+        seconds = (time.monotonic() - started) / (end - done)
+        advance(end - done)
+        # The first call may have compiled: its time says nothing about a step.
+        # Several hosts, which must run the same programs, go step by step: their clocks differ.
+        measured = done > state.step and jax.process_count() == 1
+        chunk, done = max(1, int(SECONDS_BETWEEN_REPORTS / seconds)) if measured else 1, end
+        on_progress(replace(state, step=done, current=latents))
+    return latents

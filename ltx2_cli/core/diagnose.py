@@ -1,0 +1,71 @@
+"""What helps where devices run out of memory, or a network overflows."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import numpy as np
+
+from ltx2_cli.errors import NotFiniteError, RunError
+from ltx2_cli.parallel.devices import DEFAULT_FRACTION, fraction_variable, memory_fraction
+from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.request.spec import DType
+from ltx2_cli.request.spelling import option, typed
+
+ENCODE, CONNECT, UPSAMPLE, DENOISE, DECODE = "encode the text", "connect the text", "upsample", "denoise", "decode"
+CONDITION, CONDITION_SOUND = "encode pictures", "encode the sound"
+LOAD = "load the "
+EXHAUSTED = "RESOURCE_EXHAUSTED"  # begins XLA's messages about memory
+SHORT_TEXT = 256  # tokens
+
+
+@contextmanager
+def memory_for(activity: str, plan: Plan) -> Iterator[None]:
+    """The body is the `activity`, one of the above. Raises `RunError` where the devices run out of memory in it."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if EXHAUSTED not in str(error):
+            raise
+        hint = "; or ".join(_remedies(activity, plan))
+        raise RunError(f"the devices ran out of memory to {activity}", hint) from error
+
+
+def _remedies(activity: str, plan: Plan) -> Iterator[str]:
+    """What to type, the smallest change first."""
+    text_encoder = activity == f"{LOAD}text encoder"
+    gpu = plan.sharding.mesh.devices.flat[0].platform == "gpu"
+    if gpu and memory_fraction() <= DEFAULT_FRACTION:  # jax reserves only a part
+        yield f"{fraction_variable()}=.95 before the command, for more than {memory_fraction():.0%} of the memory"
+    if (activity == ENCODE or text_encoder) and plan.text_encoder_dtype is DType.float32:
+        yield typed("text_encoder_dtype", "bfloat16")
+    if activity == ENCODE and plan.prompts_at_once > 1:
+        yield typed("sharding.use_batched_text_encoder", False)
+    if plan.keep_resident and not text_encoder:
+        yield typed("keep_resident", False)
+    if LOAD in activity and not text_encoder and plan.dtype is DType.float32:
+        yield typed("dtype", "bfloat16")
+    if activity in (ENCODE, CONNECT) and plan.text_tokens > SHORT_TEXT:
+        yield typed("max_sequence_length", SHORT_TEXT)
+    if activity in (CONDITION, CONDITION_SOUND, UPSAMPLE, DENOISE):
+        if plan.batch_size > 1:
+            yield f"fewer {option('num_videos')}"
+        yield f"a smaller clip: {option('num_frames')}, {option('width')} and {option('height')}"
+    if activity == DECODE:
+        half = f"{max(plan.decoding.frames_bytes / 2e9, 0.001):.2g}"
+        yield f"{typed('vae_memory_gb', half)}, which decodes in smaller tiles"
+    yield f"more devices with {typed('sharding', 'NAME')}"
+
+
+def in_float32(plan: Plan) -> str:
+    """What to type where a network overflows."""
+    if plan.dtype is DType.float32:
+        return "other weights: these overflow even in float32"
+    return f"{typed('dtype', 'float32')} has the range it needs"
+
+
+def check_finite(finite: Any, what: str, plan: Plan) -> None:
+    """Raise `NotFiniteError` that says `what` is not finite unless all flags are set."""
+    if not np.all(finite):
+        raise NotFiniteError(f"{what} not finite in {plan.dtype.value}", in_float32(plan))

@@ -1,0 +1,39 @@
+"""The new part of an edited clip, joined with the part that is kept."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from ltx2_cli.core.decode import decode
+from ltx2_cli.core.networks import Components
+from ltx2_cli.core.report import Report
+from ltx2_cli.media.clip import Media, Original
+from ltx2_cli.media.joining import joined
+from ltx2_cli.models.spectrogram import resample_on_host
+from ltx2_cli.plan.edit import edit_of, edited
+from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.request.spec import Streams
+
+
+def finished_clips(plan: Plan, latents: Streams[np.ndarray], components: Components, report: Report) -> Iterator[Media]:
+    """The clips of latents [videos, tokens, channels] as they are written: an edited one with the frames and the sound
+    that are kept."""
+    return (_with_kept(plan, made) for made in decode(plan, latents, components, report))
+
+
+def _with_kept(plan: Plan, made: Media) -> Media:
+    """The edited clip, on the first host; elsewhere, and without an edit, `made`."""
+    if (number := edited(plan.spec)) is None or not len(made.frames):
+        return made
+    picture = plan.pictures[number]
+    edit = edit_of(plan.spec.conditions[number], picture, plan.stages[-1].geometry)
+    waveform = made.waveform[:0]
+    if picture.audio:
+        waveform, rate = picture.audio.waveform, picture.audio.sample_rate
+        made = replace(made, waveform=resample_on_host(made.waveform, made.sample_rate, rate), sample_rate=rate)
+    begin, end = edit.seconds
+    leading = edit.frames.start if edit.frames.stop else len(picture.frames)
+    original = Original(picture.path, picture.sha256, leading, picture.audio is not None and begin == end)
+    kept = replace(made, frames=picture.frames, waveform=waveform, original=original)
+    return joined(kept, made, edit.first, edit.frames, edit.seconds)

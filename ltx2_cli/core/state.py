@@ -1,0 +1,68 @@
+"""The state of a run between two steps or phases."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from ltx2_cli.core.provenance import History
+from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.plan.stages import Stage
+from ltx2_cli.request.spec import Streams
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The progress of a run. Latents are tokens float32 [videos, tokens, channels], on the host but for `current`."""
+
+    phase: int = 0  # the plan's first unfinished phase; after the last one, clips are written
+    batch: int = 0  # the phase's first unfinished batch
+    step: int = 0  # finished steps of that batch
+    written: int = 0  # finished clips
+    latents: Streams[np.ndarray] | None = None  # of finished videos after the phase, of others before it
+    current: Streams[jax.Array | np.ndarray] | None = None  # of the batch, after its steps; None: not started
+    contexts: Mapping[str, Streams[Any]] = field(default_factory=dict)  # of the text, by the name of their connectors
+    history: History = ()
+
+
+OnProgress = Callable[[RunState], None]
+
+
+def all_latents(progress: RunState) -> Streams[np.ndarray]:
+    """The latents of a state that has some."""
+    assert progress.latents is not None
+    return progress.latents
+
+
+def latents_of(progress: RunState, rows: range) -> Streams[np.ndarray]:
+    """Those of some of the videos."""
+    return Streams(*(stream[rows.start : rows.stop] for stream in all_latents(progress)))
+
+
+def clean_videos(plan: Plan, phase: int, batch: int) -> int:
+    """The number of videos that are denoised when a run is at this phase and batch."""
+    if phase == len(plan.phases):
+        return len(plan.seeds)
+    return batch * plan.batch_size if phase == len(plan.phases) - 1 else 0
+
+
+def later_steps(plan: Plan, phase: int) -> float:
+    """The denoising after a phase, in steps of that phase; the work of a step is tokens times passes."""
+
+    def work(stage: Stage) -> int:
+        return len(stage.passes) * (stage.geometry.video_tokens + stage.geometry.audio_frames)
+
+    later = [phase.stage for phase in plan.phases[phase + 1 :] if not phase.upsamples]
+    return sum(stage.steps * work(stage) for stage in later) * len(plan.batches) / work(plan.phases[phase].stage)
+
+
+def missing_contexts(plan: Plan, start: RunState) -> list[str]:
+    """The connectors whose text contexts the remaining stages need and `start` lacks."""
+    later = [phase.stage for phase in plan.phases[start.phase :] if not phase.upsamples]
+    return [name for name in dict.fromkeys(stage.connectors for stage in later) if name not in start.contexts]
+
+
+def no_checkpoint(progress: RunState) -> None:
+    """An `OnProgress` that does nothing."""

@@ -1,0 +1,125 @@
+"""The clips of a plan, their records, latents and contact sheets, written to files."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+
+from ltx2_cli.artifacts.outputs import Product, latents_paths, output_paths, record_path, sheet_path, single_specs
+from ltx2_cli.core.decode import decode
+from ltx2_cli.core.join import finished_clips
+from ltx2_cli.core.networks import Components
+from ltx2_cli.core.preview import learn_colours
+from ltx2_cli.core.provenance import extend_history, input_files, network_files, provenance, without_sketches
+from ltx2_cli.core.report import WRITE, Report
+from ltx2_cli.core.run import (
+    DECODED,
+    SILENT,
+    START,
+    _running,
+    programs,
+    run_phases,
+)
+from ltx2_cli.core.state import (
+    OnProgress,
+    RunState,
+    all_latents,
+    clean_videos,
+    latents_of,
+    no_checkpoint,
+)
+from ltx2_cli.diffusion.latents import SIZE, save_latents, unpack
+from ltx2_cli.media.checks import clip_flaws
+from ltx2_cli.media.contact_sheet import write_contact_sheet
+from ltx2_cli.media.packets import write_clip
+from ltx2_cli.media.write import write_record
+from ltx2_cli.plan.resolve import Plan, kept_networks
+from ltx2_cli.request.profiles import to_yaml
+from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.weights.digests import digests, hash_later, quick_digest
+
+
+def write(
+    plan: Plan,
+    components: Components,
+    report: Report = SILENT,
+    product: Product = Product.clips,
+    start: RunState = START,
+    on_progress: OnProgress = no_checkpoint,
+) -> Iterator[tuple[Path, list[str]]]:
+    """Carry out the plan; yield the path of each video when it and its record are written, by the first host, and what
+    is wrong with the clip; without clips, the paths of latents. `start` is what an earlier run left, and `on_progress`
+    is told how far this one is."""
+    first, written = jax.process_index() == 0, start.written
+    if first:  # hashed for later runs at least: the pages of a network's files are in memory once it is loaded
+        components.after_load = lambda network: hash_later(network_files(plan, network))
+    requests, videos, saved = single_specs(plan.spec), output_paths(plan.spec), latents_paths(plan.spec)
+    kept = kept_networks(plan) if product is Product.clips else ()
+
+    def keep_written(progress: RunState) -> None:
+        on_progress(replace(progress, written=written))
+
+    running = _running(plan, components, report, programs(plan, product, start))
+    batches = run_phases(plan, start, components, report, keep_written, pausing=bool(kept))
+    with components.keeping(kept), running, closing(batches):
+        for state in batches:
+            rows = range(written, clean_videos(plan, state.phase, state.batch))
+            records = dict(zip(rows, _records(plan, report, state, requests, rows), strict=True)) if first else {}
+            for row in records if saved else ():
+                latents = unpack(latents_of(state, range(row, row + 1)), plan.latent_shapes)
+                save_latents(latents, saved[row], records[row][0])
+                if product is not Product.clips:
+                    yield saved[row], []
+            if product is Product.drafts:
+                yield from _write_sheet(plan, state, components, report)
+            make_clips = rows and product is Product.clips
+            clips = finished_clips(plan, latents_of(state, rows), components, report) if make_clips else ()
+            for clip, row in zip(clips, rows, strict=False):
+                written = row + 1
+                if first:
+                    metadata, page = records[row]
+                    with report.stage(WRITE):
+                        remark = write_clip(clip, videos[row], metadata)
+                        write_record(record_path(videos[row]), page)
+                    if remark:
+                        report.note(f"{videos[row]}: {remark}")
+                    if clip.original is None:
+                        learn_colours(plan, all_latents(state).video[row], clip.frames)
+                keep_written(state)
+                if first:
+                    yield videos[row], clip_flaws(clip)
+
+
+def _write_sheet(
+    plan: Plan, state: RunState, components: Components, report: Report
+) -> Iterator[tuple[Path, list[str]]]:
+    media = decode(plan, all_latents(state), components, report, DECODED[Product.drafts])
+    clips = ((f"seed {seed}: {plan.prompts[0]}", clip) for seed, clip in zip(plan.seeds, media, strict=True))
+    if jax.process_index() == 0:
+        write_contact_sheet(clips, path := sheet_path(plan.spec))
+        yield path, []
+    for _ in clips:  # the other hosts decode with the first
+        pass
+
+
+def _records(
+    plan: Plan, report: Report, state: RunState, requests: Sequence[RunSpec], rows: range
+) -> Iterator[tuple[Mapping[str, str], str]]:
+    """Of each video the metadata, from which it can be decoded, continued or repeated, and the record beside it."""
+    files: Mapping[str, str] = {}
+    try:
+        files = digests(input_files(plan), quick_digest)  # those that are known by now: no clip waits for others
+    except OSError as error:  # no reason to lose the clip
+        report.note(f"the record will not say which weights these are: {error}")
+    last, history = plan.stages[-1], state.history[rows.start : rows.stop]
+    if state.phase < len(plan.phases):  # the others of the stage are not done
+        history = extend_history(history, last, latents_of(state, rows))
+    facts = {"model_version": plan.arch.model_version, "fps": str(last.geometry.fps), "stage": last.name}
+    size = plan.arch.compression.clip_size(last.geometry.frames, last.geometry.height, last.geometry.width)
+    size = size if plan.spec.running.video else (plan.spec.num_frames, *size[1:])
+    facts |= dict(zip(SIZE, map(str, size), strict=True))
+    for spec, past in zip(requests[rows.start : rows.stop], history, strict=True):
+        record, page = (to_yaml(spec, provenance(plan, files, text)) for text in (past, without_sketches(past)))
+        yield {**facts, "record": record}, page

@@ -1,0 +1,66 @@
+"""How the work lies on the devices: the sharding profile of their kind, and the layout of guidance passes."""
+
+from collections.abc import Iterator, Sequence
+
+import jax
+
+from ltx2_cli.chips import chip
+from ltx2_cli.errors import UsageError
+from ltx2_cli.parallel.mesh import ShardingPlan
+from ltx2_cli.plan.decoding import DecodePlan
+from ltx2_cli.plan.work import Step
+from ltx2_cli.request.profiles import profile_names
+from ltx2_cli.request.spelling import option, typed
+from ltx2_cli.units import duration, quantity
+
+
+def device_profile(devices: Sequence[jax.Device]) -> str:
+    """The profile for these devices; raises `UsageError` where they are several of an unknown kind."""
+    platform, kind = devices[0].platform, devices[0].device_kind
+    if platform == "cpu" or len(devices) == 1:
+        return "single"
+    if platform == "gpu":
+        return platform
+    if (published := chip(kind)) and published.profile:
+        return published.profile
+    known = ", ".join(typed("sharding", name) for name in profile_names("sharding"))
+    hint = f"name one: {known}, or a FILE"
+    raise UsageError(f"no sharding profile is made for {len(devices)} devices of kind {kind}", hint)
+
+
+def layout_warnings(sharding: ShardingPlan, heads: int, decoding: DecodePlan, room: float) -> Iterator[str]:
+    """A sentence if self-attention cannot trade tokens for heads, and one if decoding needs more than `room` bytes."""
+    local, parts = heads // sharding.parts("heads"), sharding.parts("tokens")
+    if local % parts:
+        yield (
+            f"{local} attention heads do not divide by the {parts} devices that split the tokens: each of them gathers"
+            " all keys and values; fewer devices along that axis, or another mesh, would not"
+        )
+    if (needed := decoding.frames_bytes) > room:
+        yield (
+            f"decoding takes about {quantity(needed)} on a device that has {quantity(max(room, 0))} for it;"
+            f" fewer {option('num_frames')}, a smaller {option('height')} or {option('width')}, or more devices"
+        )
+
+
+def check_reference_layout(sharding: ShardingPlan, heads: int) -> None:
+    """Raise `UsageError` where self-attention cannot trade tokens for heads, which references by shares need."""
+    local, parts = heads // sharding.parts("heads"), sharding.parts("tokens")
+    if local % parts:
+        raise UsageError(
+            f"{local} attention heads do not divide by the {parts} devices that split the tokens, which references with"
+            " a strength or a mask of attention need",
+            f"{typed('sharding', 'FILE')} with another mesh, or no {option('reference_strength')} and no mask",
+        )
+
+
+def choose_layout(step: Step, together: ShardingPlan, side_by_side: ShardingPlan) -> tuple[ShardingPlan, str]:
+    """All passes of a video on each device, where they share work, or passes side by side, which send less: the layout
+    whose step takes less by estimate, and why; side by side, without a reason, where there is nothing to compare."""
+    ways = {"together, they share work": together, "side by side": side_by_side}
+    times = {name: seconds for name, sharding in ways.items() if (seconds := step.seconds(sharding)) is not None}
+    if together == side_by_side or not times:
+        return side_by_side, ""
+    best, other = sorted(times, key=lambda name: times[name].middle)
+    took = {name: duration(seconds.middle) for name, seconds in times.items()}
+    return ways[best], f"{best}: about {took[best]} a step by estimate, {took[other]} {other}, {ways[other].text}"

@@ -1,0 +1,101 @@
+"""Files that a request names, found here or downloaded, and opened without reading weights."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from ltx2_cli.errors import UsageError
+from ltx2_cli.models.lora import preset_lora
+from ltx2_cli.models.networks import (
+    Checkpoint,
+    open_file,
+    open_folder,
+    preset_checkpoint,
+    preset_upsampler,
+)
+from ltx2_cli.models.upsampler import LatentUpsamplerArch, has_upsampler, open_upsampler
+from ltx2_cli.plan import recipe
+from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.request.spelling import typed
+from ltx2_cli.weights.checkpoint import TensorFiles, collect, raise_all
+from ltx2_cli.weights.hub import Download, as_path, list_downloads, local_path, locate
+from ltx2_cli.weights.lora import LoraFile, check_address, lora_downloads, lora_file, open_lora, parse_lora
+from ltx2_cli.weights.published import FOLDER_FILES, TEXT_ENCODER_FILES, UPSAMPLER_FILES
+
+Loras = Sequence[tuple[LoraFile, float]]  # each with its strength
+
+
+def missing_downloads(spec: RunSpec, from_latents: bool = False) -> list[Download]:
+    """The files that `resolve` would download first. Raises `UsageError` where some can be had neither from the cache
+    nor from the hub."""
+    checkpoint = [(spec.checkpoint, FOLDER_FILES)]
+    text_encoder = [] if spec.text_encoder is None else [(spec.text_encoder, TEXT_ENCODER_FILES)]
+    second = recipe.guess_request(spec, from_latents).second_stage
+    # None: at levels that the page of the model says, which is not open yet
+    refines = second.sigmas != () and spec.running.video
+    own = spec.second_stage.upsampler is None and has_upsampler(as_path(spec.checkpoint))
+    upsampler = [(second.upsampler, UPSAMPLER_FILES)] if refines and second.upsampler and not own else []
+    lora_names = [*spec.lora, *(second.lora or () if refines else ())]
+    loras, problems = collect({lora: partial(lora_downloads, parse_lora(lora)[0]) for lora in lora_names})
+    needed = [list_downloads(name, wanted) for name, wanted in (*checkpoint, *text_encoder, *upsampler)]
+    absent = [file for files in (*loras.values(), *needed) for file in files if not file.cached]
+    if absent:
+        raise_all(problems)
+    return absent  # where nothing is to be fetched first, `resolve` says what is wrong with LoRAs and all else at once
+
+
+def open_checkpoint(checkpoint: str, text_encoder: str | None, offline: bool) -> Checkpoint:
+    """The networks of a checkpoint, and those of a text encoder for a single file, without weights."""
+    place = _find(checkpoint, FOLDER_FILES, offline)
+    if place is None:
+        return preset_checkpoint(checkpoint)
+    if place.is_dir() and text_encoder is None:
+        return open_folder(place)
+    if place.is_dir():
+        nothing = typed("text_encoder", "null")
+        hint = f"one is named for single files alone: leave it out, or take back a record's: {nothing}"
+        raise UsageError(f"{checkpoint} has a text encoder of its own", hint)
+    if text_encoder is None:
+        hint = f"{typed('text_encoder', 'FOLDER')} or REPO names Gemma-3"
+        raise UsageError(f"{checkpoint} has no text encoder", hint)
+    return open_file(place, _find(text_encoder, TEXT_ENCODER_FILES, offline))
+
+
+def find_upsampler(name: str | None, checkpoint: Checkpoint, offline: bool) -> tuple[LatentUpsamplerArch, TensorFiles]:
+    """The upsampler of this name, None: in the checkpoint's folder; without files where it is described alone."""
+    if place := _find(name, UPSAMPLER_FILES, offline) if name else checkpoint.where:
+        return open_upsampler(place, checkpoint.arch.vae)
+    return preset_upsampler(name or ""), TensorFiles()
+
+
+def open_second_stage(
+    spec: RunSpec, checkpoint: Checkpoint, offline: bool
+) -> tuple[LatentUpsamplerArch, TensorFiles, Loras]:
+    opened, problems = collect({"upsampler": partial(find_upsampler, spec.second_stage.upsampler, checkpoint, offline)})
+    preset = partial(preset_lora, transformer=checkpoint.networks(spec).transformer)
+    loras = open_loras(spec.second_stage.lora or (), offline, problems, preset)
+    return *opened["upsampler"], [lora for lora in loras if lora[1]]
+
+
+def open_loras(
+    texts: Sequence[str],
+    offline: bool,
+    problems: Sequence[UsageError],
+    preset: Callable[[str], LoraFile | None] = lambda name: None,
+) -> Loras:
+    """Those that are found, or else described by `preset`, each with its strength. Raises `UsageError` for `problems`
+    and those that are refused."""
+
+    def opened(text: str) -> tuple[LoraFile | None, float]:
+        name, strength = parse_lora(text)
+        check_address(name)
+        path = local_path(name, []) if offline else name
+        return open_lora(lora_file(str(path))) if path else preset(name), strength
+
+    loras, unread = collect({str(number): partial(opened, text) for number, text in enumerate(texts)})
+    raise_all([*problems, *unread])
+    return [(lora, strength) for lora, strength in loras.values() if lora]
+
+
+def _find(name: str, wanted: Sequence[str], offline: bool) -> Path | None:
+    return local_path(name, wanted) if offline else locate(name, wanted)

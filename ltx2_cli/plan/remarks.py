@@ -1,0 +1,190 @@
+"""Warnings about a complete request, and the clips that a checkpoint refuses."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from textwrap import shorten
+
+from tokenizers import Tokenizer
+
+from ltx2_cli.errors import UsageError
+from ltx2_cli.media.audio import Audio
+from ltx2_cli.media.videos import Video
+from ltx2_cli.models.arch import Arch
+from ltx2_cli.models.networks import Checkpoint
+from ltx2_cli.plan.edit import edited
+from ltx2_cli.plan.recipe import (
+    DISTILLED,
+    ONE_STAGE,
+    TWO_STAGE,
+    by_lora,
+    is_distilled,
+)
+from ltx2_cli.plan.stages import Stage
+from ltx2_cli.request.profiles import recipe_defaults
+from ltx2_cli.request.size import LONGEST_SECONDS, longest_clip
+from ltx2_cli.request.spec import NO_GUIDANCE, RunSpec
+from ltx2_cli.request.spelling import option, typed
+from ltx2_cli.weights.checkpoint import AGAIN, read_json
+from ltx2_cli.weights.lora import parse_lora
+
+MAX_STRENGTH = 10  # of a LoRA; usual are 0.5 to 1.5
+
+
+def recipe_warnings(spec: RunSpec, arch: Arch) -> Iterator[str]:
+    """Sentences about a complete request that does not fit its checkpoint, each with what to type."""
+    yield from request_warnings(spec)
+    distilled = by_lora(spec) or is_distilled(spec.checkpoint, arch.scheduler)
+    if spec.recipe == ONE_STAGE and distilled:
+        yield f"this model is distilled, the recipe `one_stage` is not for it: {typed('recipe', DISTILLED)}"
+    if spec.recipe != DISTILLED:
+        return
+    if not distilled and not any(strength for _, strength in map(parse_lora, spec.lora)):
+        yield f"this model is not distilled, the recipe `distilled` is not for it: {typed('recipe', ONE_STAGE)}"
+        return
+    unguided = " ".join(
+        typed(f"guidance.{stream}.{name}", vars(NO_GUIDANCE)[name])
+        for stream, scales in vars(spec.guidance).items()
+        for name in ("guidance_scale", "stg_scale", "modality_scale")  # rescaling has nothing to do then
+        if vars(scales)[name] != vars(NO_GUIDANCE)[name]
+    )
+    if unguided:
+        yield f"guidance costs a distilled model time and gains it nothing; without: {unguided}"
+    steps = recipe_defaults(spec, DISTILLED).num_inference_steps
+    if spec.num_inference_steps != steps:
+        fitting = typed("num_inference_steps", steps)
+        yield f"a distilled model was made for {steps} steps, not {spec.num_inference_steps}: {fitting}"
+
+
+def condition_remarks(spec: RunSpec, pictures: Sequence[Video], sound: Audio | None) -> Iterator[str]:
+    """Sentences about what is seen of each picture and heard of the sound, and how they were read."""
+    for picture in pictures:
+        cropped = picture.cropped(spec.height, spec.width)
+        if remarks := [*picture.remarks, *([cropped] if cropped else [])]:
+            yield f"{picture.path}: {'; '.join(remarks)}"
+    if sound and (heard := sound.heard(spec.num_frames / spec.fps)):
+        yield f"{sound.path}: {heard}"
+
+
+def request_warnings(spec: RunSpec) -> Iterator[str]:
+    """Sentences about a request that its recipe does not make, and about LoRAs that are added as nobody means it."""
+    if not spec.running.video and spec.recipe == TWO_STAGE:
+        yield f"the recipe `two_stage` makes one stage, there is no picture to upsample: no {option('recipe')}"
+    for loras in (spec.lora, spec.second_stage.lora or ()):
+        parsed = [parse_lora(lora) for lora in loras]
+        for name, strength in parsed:
+            if abs(strength) > MAX_STRENGTH:
+                usual = typed("lora", [f"{name}:1"])
+                yield f"the strength {strength:g} of {name} is beyond what LoRAs are made for: {usual}"
+        for name, number in Counter(name for name, _ in parsed).items():
+            if number > 1:
+                yield f"{name} is added {number} times; once is {typed('lora', [name])}"
+
+
+def check_clip(spec: RunSpec, arch: Arch) -> None:
+    """Raise `UsageError` for a clip that this checkpoint cannot make."""
+    if spec.max_sequence_length > (most := arch.text_encoder.max_position_embeddings):
+        sentence = f"max_sequence_length {spec.max_sequence_length} is more than the text encoder's {most} tokens"
+        raise UsageError(sentence, typed("max_sequence_length", most))
+    frames, pixels, size = arch.compression.frames, arch.compression.pixels, f"{spec.width}x{spec.height}"
+    if spec.height % pixels or spec.width % pixels or (spec.num_frames - 1) % frames:
+        hint = f"sides that are multiples of {pixels}, and {frames}k + 1 frames"
+        raise UsageError(f"{size}x{spec.num_frames} does not divide into this model's latents", hint)
+    if min(spec.height, spec.width) < (smallest := arch.vae.smallest):
+        raise UsageError(f"{size} is too small for this model's decoder", f"at least {smallest} pixels a side")
+    if spec.running.audio and round(spec.num_frames / spec.fps * arch.compression.audio_rate) < 1:
+        sentence = f"{spec.num_frames} frames at {spec.fps:g} a second are too short for sound"
+        raise UsageError(sentence, f"more {option('num_frames')} or less {option('fps')}")
+    layers = arch.transformer.num_layers
+    absent_blocks = [block for block in spec.stg_blocks or () if block >= layers]
+    if absent_blocks and (spec.guidance.video.stg_scale or spec.guidance.audio.stg_scale):
+        without = " ".join(typed(f"guidance.{stream}.stg_scale", 0) for stream in vars(spec.guidance))
+        hint = f"{typed('stg_blocks', [layers - 1])}, or {without} to do without"
+        raise UsageError(f"STG block {absent_blocks[0]} does not exist: the model has blocks 0 to {layers - 1}", hint)
+
+
+def untrained_warnings(
+    spec: RunSpec, checkpoint: Checkpoint, stages: Sequence[Stage], prompts: Sequence[str]
+) -> Iterator[str]:
+    """Sentences about sizes and words that the model was not trained on, if its checkpoint lists them, else about its
+    length."""
+    if (trained_on := read_trained_on(checkpoint.where)) is None:
+        if spec.num_frames > (longest := longest_clip(spec.fps)):
+            seconds, nearest = f"{spec.num_frames / spec.fps:.1f}", typed("num_frames", longest)
+            yield f"models were trained on at most {LONGEST_SECONDS} s, not on {seconds}: {nearest}"
+        return
+    pixels = checkpoint.arch.compression.pixels
+    sizes = [(pixels * stage.geometry.width, pixels * stage.geometry.height) for stage in stages]
+    for sentence, cure in clip_warnings(trained_on, sizes, spec.num_frames, spec.fps):
+        yield sentence if edited(spec) is not None else f"{sentence}: {cure}"  # which an edited clip may not allow
+    for prompt in prompts:
+        yield from prompt_warnings(trained_on, checkpoint.tokenizer, prompt)
+
+
+TRAINED_ON_FILE = "trained_on.json"
+LIST_WIDTH = 80  # characters of a list of words in a warning
+
+
+@dataclass(frozen=True)
+class TrainedOn:
+    """The clips and the captions of a training."""
+
+    sizes: tuple[str, ...]  # WIDTHxHEIGHT
+    num_frames: tuple[int, ...]
+    fps: tuple[float, ...]
+    next_words: Mapping[str, frozenset[str]]  # every word, and those that came next to it in any caption
+
+
+def read_trained_on(folder: Path) -> TrainedOn | None:
+    """The file in a checkpoint's `folder`, None without one. Raises `UsageError` where it is damaged."""
+    path = folder / TRAINED_ON_FILE
+    if not path.exists():
+        return None
+    values = read_json(path)
+    try:
+        next_words = {word: frozenset(following.split()) for word, following in values["next_words"].items()}
+        sizes, num_frames = tuple(map(str, values["sizes"])), tuple(map(int, values["num_frames"]))
+        return TrainedOn(sizes, num_frames, tuple(map(float, values["fps"])), next_words)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(f"{path} does not list sizes, num_frames, fps and next_words: {error}", AGAIN) from None
+
+
+def clip_warnings(
+    trained_on: TrainedOn, sizes: list[tuple[int, int]], num_frames: int, fps: float
+) -> Iterator[tuple[str, str]]:
+    """A sentence for each way in which a clip differs from those of the training, and what to type instead; `sizes`
+    (width, height) of all stages, the first one first."""
+    known = (size.split("x") for size in trained_on.sizes)
+    options = [f"{typed('width', width)} {typed('height', height)}" for width, height in known]
+    untrained = [f"{width}x{height}" for width, height in sizes if f"{width}x{height}" not in trained_on.sizes]
+    if untrained:
+        stage = ", the size of the first stage" if len(sizes) > 1 else ""
+        sentence = f"the model was trained at {' and '.join(trained_on.sizes)} pixels, not at {untrained[0]}{stage}"
+        yield sentence, options[-1 if stage else 0]
+    if num_frames not in trained_on.num_frames:
+        frames = trained_on.num_frames[0]
+        yield f"the model was trained on clips of {frames} frames, not of {num_frames}", typed("num_frames", frames)
+    if fps not in trained_on.fps:
+        rate = f"{trained_on.fps[0]:g}"
+        yield f"the model was trained at {rate} frames a second, not at {fps:g}", typed("fps", rate)
+
+
+def prompt_warnings(trained_on: TrainedOn, tokenizer: Path, prompt: str) -> Iterator[str]:
+    """A sentence for the words of a prompt that no caption had, and one for those that none had next to each other.
+    `tokenizer` is the folder of the checkpoint's own, which says where a word begins and ends."""
+    reader = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    words = [word for word, _ in reader.pre_tokenizer.pre_tokenize_str(reader.normalizer.normalize_str(prompt))]
+    known = trained_on.next_words
+    if unknown := [word for word in words if word not in known and word.isalnum()]:
+        yield f"the model does not know {_listed(unknown)}"
+    if prompt.strip() and not any(word.isalnum() for word in words):
+        yield "the prompt has no word that the model knows"
+    pairs = [(first, second) for first, second in pairwise(words) if first in known and second in known]
+    if untrained := [f"`{first} {second}`" for first, second in pairs if second not in known[first]]:
+        yield f"the model was not trained on {_listed(untrained)}: the clip may show something else"
+
+
+def _listed(words: list[str]) -> str:
+    return shorten(", ".join(dict.fromkeys(words)), LIST_WIDTH, placeholder=" …")
