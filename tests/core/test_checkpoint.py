@@ -286,11 +286,7 @@ UNGUIDED = {
 # a network and one of its tensors
 NOT_NUMBERS = [
     ("text_encoder", "norm.weight"),
-    ("connectors", "video_text_proj_in.bias"),
-    ("transformer", "transformer_blocks.1.attn2.to_q.bias"),
     ("vae", "decoder.conv_in.conv.bias"),
-    ("audio_vae", "decoder.conv_in.conv.bias"),
-    ("vocoder", "vocoder.conv_in.bias"),
 ]
 
 

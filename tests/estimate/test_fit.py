@@ -25,22 +25,20 @@ REQUESTS: dict[str, dict[str, object]] = {
     "ltx2": {"model": "ltx2"},
     "ltx2.3": {"model": "ltx2.3"},
     "two stages": {"model": "ltx2.3", "recipe": "two_stage", "width": 1536, "height": 1024},
-    "720p": {"model": "ltx2", "width": 1280, "height": 704},
-    "long": {"model": "ltx2", "num_frames": 257},
     "demo": {"model": "demo"},
 }
 FITS, DEMO, MOST = "fits", "demo", "most of the memory"
 HEADS, SMALLER = "--set sharding.mesh.heads=4", f"{MOST} --set "
 # What each device is told, by request: that it fits; what to ask instead; or that only the embedded model fits.
 EXPECTED = {
-    "v6e-1": (DEMO, DEMO, DEMO, DEMO, DEMO, FITS),
-    "v6e-8": (FITS, FITS, FITS, FITS, FITS, FITS),
-    "v5e-8": (HEADS, HEADS, HEADS, HEADS, HEADS, FITS),
-    "tpu7x-8": (FITS, FITS, FITS, FITS, FITS, FITS),
-    "24 GB": (DEMO, DEMO, DEMO, DEMO, DEMO, FITS),
-    "48 GB": (SMALLER, SMALLER, SMALLER, SMALLER, SMALLER, FITS),
-    "80 GB": (FITS, FITS, FITS, FITS, FITS, FITS),
-    "cpu": (DEMO, DEMO, DEMO, DEMO, DEMO, FITS),
+    "v6e-1": (DEMO, DEMO, DEMO, FITS),
+    "v6e-8": (FITS, FITS, FITS, FITS),
+    "v5e-8": (HEADS, HEADS, HEADS, FITS),
+    "tpu7x-8": (FITS, FITS, FITS, FITS),
+    "24 GB": (DEMO, DEMO, DEMO, FITS),
+    "48 GB": (SMALLER, SMALLER, SMALLER, FITS),
+    "80 GB": (FITS, FITS, FITS, FITS),
+    "cpu": (DEMO, DEMO, DEMO, FITS),
 }
 
 

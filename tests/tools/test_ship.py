@@ -1,9 +1,7 @@
-"""A checkpoint as the training program writes it, the embedded one too: opened here and by diffusers, which makes the
-same of it."""
+"""The embedded checkpoint: complete, and the same clip in diffusers."""
 
 from pathlib import Path
 
-import pytest
 import torch
 from diffusers import LTX2Pipeline
 from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
@@ -14,35 +12,24 @@ from ltx2_cli.models.upsampler import open_upsampler
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.hub import DEMO_FOLDER
 from ltx2_cli.weights.published import UPSAMPLER
-from model_versions import random_networks
 from tools.train_demo.arch import ARCH, UPSAMPLER_ARCH
-from tools.train_demo.ship import rounded, ship
 
 CASE = ALL_ON._replace(size=Size(9, 64, 64, 24.0), steps=2, prompt="A red ball bounces, a low note.")
 
 
-@pytest.fixture(scope="module", params=["random weights", "embedded"])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if request.param == "embedded":
-        return DEMO_FOLDER
-    folder = tmp_path_factory.mktemp("shipped")
-    ship({name: rounded(each) for name, each in random_networks(ARCH).items()}, ARCH, folder)
-    return folder
-
-
-def test_the_shipped_model_is_complete_small_and_bfloat16(folder: Path) -> None:
-    found = open_folder(folder)
+def test_the_shipped_model_is_complete_small_and_bfloat16() -> None:
+    found = open_folder(DEMO_FOLDER)
     assert found.arch == ARCH
-    assert open_upsampler(folder, ARCH.vae)[0] == UPSAMPLER_ARCH
-    upsampler = TensorFiles(folder / UPSAMPLER)
+    assert open_upsampler(DEMO_FOLDER, ARCH.vae)[0] == UPSAMPLER_ARCH
+    upsampler = TensorFiles(DEMO_FOLDER / UPSAMPLER)
     stored = {tensor.dtype for network in (*found.files.values(), upsampler) for tensor in network.values()}
     assert stored == {"BF16"}
-    assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) < 30e6
+    assert sum(file.stat().st_size for file in DEMO_FOLDER.rglob("*") if file.is_file()) < 30e6
 
 
-def test_diffusers_loads_the_shipped_model_and_makes_the_same_clip(folder: Path, tmp_path: Path) -> None:
-    checkpoint = Checkpoint(folder, LTX2Pipeline.from_pretrained(folder, torch_dtype=torch.float32))
+def test_diffusers_loads_the_shipped_model_and_makes_the_same_clip(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(DEMO_FOLDER, LTX2Pipeline.from_pretrained(DEMO_FOLDER, torch_dtype=torch.float32))
     check_latents(checkpoint, CASE, tmp_path)
     check_media(checkpoint, CASE, 48_000, tmp_path)
-    _, said = LTX2LatentUpsamplerModel.from_pretrained(folder / UPSAMPLER, output_loading_info=True)
+    _, said = LTX2LatentUpsamplerModel.from_pretrained(DEMO_FOLDER / UPSAMPLER, output_loading_info=True)
     assert not any(said.values())
