@@ -49,7 +49,7 @@ types: setup ## Check types
 
 check: lint types test ## All three
 
-docs: setup ## Write the table in README.md and the pages in docs/commands
+docs: setup ## Write the table in README.md and docs/commands.md
 	$(BIN)/python -m tools.docs
 
 clips: setup ## Make docs/demo.webp, the clips that README.md shows

@@ -10,7 +10,7 @@ def main() -> None:
     """Run the command line and exit; also where Ctrl-C comes before there is one."""
     with handle_signals():
         try:
-            from ltx2_cli.cli import main as command_line
+            from ltx2_cli.cli.app import main as command_line
 
             command_line()
         except KeyboardInterrupt:

@@ -1,6 +1,9 @@
-"""What CONTRIBUTING.md promises of new parts: its own profile and its own network work as they stand there."""
+"""New parts by CONTRIBUTING.md: its profile, its network and its command work as they stand there."""
 
+import os
 import re
+import shutil
+import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -9,10 +12,11 @@ import jax
 import numpy as np
 import pytest
 
+import ltx2_cli
 from ltx2_cli.nn.layers import rms_norm
 from ltx2_cli.parallel.mesh import lay_out
 from ltx2_cli.plan.resolve import plan_offline
-from ltx2_cli.request.profiles import read_sharding, read_spec
+from ltx2_cli.request.profiles import configs, read_sharding, read_spec
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope, declared, weights
 from ltx2_cli.weights.load import load, mismatches
@@ -21,20 +25,21 @@ from tools.weights import random_weights, save
 CONTRIBUTING = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
-def block(language: str) -> str:
-    """The only code block of a language."""
-    (text,) = re.findall(rf"^```{language}\n(.*?)^```$", CONTRIBUTING, re.MULTILINE | re.DOTALL)
+def block(part: str) -> str:
+    """The only code block of "How to add" about a part."""
+    section = CONTRIBUTING.partition(f"\n### {part}\n")[2].partition("\n##")[0]
+    (text,) = re.findall(r"^```\w+\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     return text
 
 
 @pytest.fixture
 def profile(tmp_path: Path) -> str:
-    (tmp_path / "mine.yaml").write_text(block("yaml"))
+    (tmp_path / "mine.yaml").write_text(block("A sharding profile"))
     return str(tmp_path / "mine.yaml")
 
 
 def test_a_new_sharding_profile_takes_one_file_of_ten_lines(profile: str):
-    assert len(block("yaml").splitlines()) <= 10
+    assert len(block("A sharding profile").splitlines()) <= 10
     plan = plan_offline(read_spec(prompt="rain", model="demo", sharding=profile), jax.devices())
     assert plan.sharding.text == "passes 4 x heads 2"
 
@@ -42,7 +47,7 @@ def test_a_new_sharding_profile_takes_one_file_of_ten_lines(profile: str):
 def test_a_new_network_takes_one_file_to_be_checked_loaded_and_sharded(
     profile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    (tmp_path / "classifier.py").write_text(block("python"))
+    (tmp_path / "classifier.py").write_text(block("A network"))
     module_spec = spec_from_file_location("classifier", tmp_path / "classifier.py")
     module = module_from_spec(module_spec)
     monkeypatch.setitem(sys.modules, "classifier", module)
@@ -65,3 +70,21 @@ def test_a_new_network_takes_one_file_to_be_checked_loaded_and_sharded(
     kernel, bias = (np.asarray(weight[...]) for weight in (stored.head.kernel, stored.head.bias))
     expected = np.asarray(rms_norm(x, 1e-6, np.asarray(stored.norm[...]))) @ kernel.T + bias
     np.testing.assert_allclose(loaded(x), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_new_command_takes_one_file(tmp_path: Path):
+    package = Path(ltx2_cli.__file__).parent
+    shutil.copytree(package, tmp_path / "ltx2_cli", ignore=shutil.ignore_patterns("__pycache__", "demo", "configs"))
+    (tmp_path / "configs").symlink_to(configs())
+    (tmp_path / "ltx2_cli/cli/commands/count.py").write_text(block("A command"))
+    (tmp_path / "lines.txt").write_text("a\nb\n")
+
+    def ltx2(*words: str) -> str:
+        command = [sys.executable, "-m", "ltx2_cli", *words]
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
+
+    assert re.search(r"count +Count the lines of files\.", overview := ltx2("--help"))
+    assert "\n   ltx2 count prompts.txt\n" in overview
+    assert "Print the sum alone." in ltx2("count", "--help")
+    assert ltx2("count", "lines.txt", "lines.txt", "--total") == "4\n"

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 
 from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.artifacts.tensor_file import CHECKSUM, checksum
-from ltx2_cli.cli.commands import Upsample
+from ltx2_cli.cli.commands.upsample import Upsample
 from ltx2_cli.cli.execute import places
 from ltx2_cli.cli.latents import latents_request
 from ltx2_cli.cli.replay import find_source, read_clip
@@ -219,7 +219,7 @@ def readings(plan: Plan) -> dict[str, Callable[[Path], object]]:
         inspect(path)
         file = open_latents(path)
         file.read()
-        latents_request(file, {"model": "demo"}, Upsample(config=None, settings=None, trust=False), {"lora": []})
+        latents_request(file, {"model": "demo"}, Upsample(latents=[], trust=False), {"lora": []})
 
     def run(path: Path) -> None:
         kept = open_saved_run(path)

@@ -65,7 +65,9 @@ def ltx2(installed: Path, folder: Path, *arguments: str) -> subprocess.Completed
     """A process that begins with nothing imported, and hashes otherwise than others."""
     places = {"PYTHONPATH": str(installed), "XDG_CACHE_HOME": str(folder / "cache"), "PYTHONHASHSEED": "2"}
     environment = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "true", **places, "XLA_FLAGS": QUICK}
-    script = f"import ltx2_cli.cli; assert ltx2_cli.__file__.startswith({str(installed)!r}); ltx2_cli.cli.main()"
+    script = (
+        f"import ltx2_cli.cli.app; assert ltx2_cli.__file__.startswith({str(installed)!r}); ltx2_cli.cli.app.main()"
+    )
     return subprocess.run(
         [sys.executable, "-c", script, *arguments], cwd=folder, env=environment, capture_output=True, text=True
     )

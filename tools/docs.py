@@ -12,7 +12,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 from typer.testing import CliRunner
 
 from ltx2_cli.chips import chip
-from ltx2_cli.cli import GROUPS, VERBS, app
+from ltx2_cli.cli.app import app
+from ltx2_cli.cli.registry import in_order
 from ltx2_cli.estimate.estimate import Estimate, estimate_plan
 from ltx2_cli.nn.kernels import NATIVE
 from ltx2_cli.parallel.devices import DEFAULT_FRACTION, SHARE
@@ -25,8 +26,7 @@ from tests.devices import GIB, DescribedDevice, gpu, tpus
 ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- what fits where: written by `make docs` -->\n", "<!-- end -->\n"
 MODELS = ("ltx2", "ltx2.3")
-IN_GROUPS = ((group, command) for group, (_, commands, _) in GROUPS.items() for command in commands)
-COMMANDS = (*((verb.__name__.lower(),) for verb in VERBS), *IN_GROUPS)
+COMMANDS = ROOT / "docs/commands.md"
 TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
 MOST = 0.95  # of a GPU's memory that jax takes where XLA_PYTHON_CLIENT_MEM_FRACTION says so
 
@@ -97,23 +97,23 @@ def with_fit_table(readme: str) -> str:
     return "".join([before, BEGIN, *fit_table(), END, after])
 
 
-def help_pages() -> dict[Path, str]:
-    """The text of the page of each command, by its path."""
-    return {ROOT / f"docs/commands/{'-'.join(command)}.md": _help_page(command) for command in COMMANDS}
-
-
-def _help_page(command: tuple[str, ...]) -> str:
-    """What `--help` prints on a terminal of fixed width, as Markdown."""
-    typed = f"ltx2 {' '.join(command)}"
-    printed = CliRunner().invoke(app, [*command, "--help"], prog_name="ltx2", env=TERMINAL).stdout
-    lines = [line.rstrip() for line in printed.strip("\n").splitlines()]
-    return "\n".join([f"# {typed}", "", f"What `{typed} --help` prints.", "", "```text", *lines, "```", ""])
+def commands_page() -> str:
+    """The text of the page of all commands: what `--help` prints on a terminal of fixed width, as Markdown."""
+    names = ["", *(command.name for command in in_order())]
+    headings = [f"ltx2 {name}".strip() for name in names]
+    links = "\n".join(f"- [`{heading}`](#{heading.replace(' ', '-')})" for heading in headings)
+    parts = ["# Commands", "The help of each command, written by `make docs`.", links]
+    for name, heading in zip(names, headings, strict=True):
+        printed = CliRunner().invoke(app, [*name.split(), "--help"], prog_name="ltx2", env=TERMINAL).stdout
+        lines = [line.rstrip() for line in printed.strip("\n").splitlines()]
+        parts.append("\n".join([f"## {heading}", "", "```text", *lines, "```"]))
+    return "\n\n".join(parts) + "\n"
 
 
 def main() -> None:
-    """Write the table and the pages."""
+    """Write the table and the page."""
     readme = ROOT / "README.md"
-    pages = {readme: with_fit_table(readme.read_text(encoding="utf-8")), **help_pages()}
+    pages = {readme: with_fit_table(readme.read_text(encoding="utf-8")), COMMANDS: commands_page()}
     for path, text in pages.items():
         path.write_text(text, encoding="utf-8")
 

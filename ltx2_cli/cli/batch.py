@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ltx2_cli.artifacts.files import Output, user_path
 from ltx2_cli.artifacts.outputs import Product, check_distinct, check_outputs, outputs
-from ltx2_cli.cli.commands import Batch
+from ltx2_cli.cli.commands.batch import Batch
 from ltx2_cli.cli.jobs import DONE, FAILED, OPEN, Job, Jobs, Result
 from ltx2_cli.cli.options import BatchOptions
 from ltx2_cli.cli.session import Session

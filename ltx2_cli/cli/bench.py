@@ -1,17 +1,15 @@
-"""`ltx2 bench run`: how long steps take here, beside the estimate; `ltx2 bench compare`: two dumps of timings."""
+"""`ltx2 bench run`: how long steps take here, beside the estimate."""
 
 import json
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from ltx2_cli.artifacts.files import Output, read_limited, reserve
+from ltx2_cli.artifacts.files import Output, reserve
 from ltx2_cli.artifacts.outputs import check_distinct, check_outputs, read_files
 from ltx2_cli.chips import chip
-from ltx2_cli.cli.commands import Compare, Run
+from ltx2_cli.cli.commands.bench_run import BenchRun
 from ltx2_cli.cli.generate import overrides, sized_spec
 from ltx2_cli.console import columns, counted_steps, print_out, reporter
 from ltx2_cli.errors import UsageError
@@ -21,13 +19,10 @@ if TYPE_CHECKING:
     from ltx2_cli.estimate.estimate import Estimate
 
 STEPS = 10  # that are measured without --steps
-MAX_DUMP = 2**24  # bytes; a step has about 70
-WANTED = "a file that --perf-dump, `ltx2 bench run -o` or sglang wrote"
-TOTAL, STEP = "in all", "a step"
 Figures = dict[str, Any]
 
 
-def run(options: Run) -> None:
+def run(options: BenchRun) -> None:
     """Print what was measured, and write it where that is asked for. Raises `DoesNotFitError` before any work."""
     files = [Output(options.output, "-o")] if options.output else []
     asked = {"prompt": "a", "seed": "0", **overrides(options, output=None)}
@@ -106,70 +101,3 @@ def figure_rows(settings: Figures, environment: Figures, figures: list[Figures])
         share = f": {stage['share_of_bandwidth']:.1%} of its bandwidth" if stage["share_of_bandwidth"] else ""
         read = f"{quantity(stage['weight_bytes'])} a device, {quantity(stage['weight_bytes_per_second'], 'B/s')}"
         yield "  weights", read + share
-
-
-class Dump(NamedTuple):
-    """A dump of timings."""
-
-    milliseconds: Mapping[str, float]  # in all, of each stage, a step
-    steps: int
-    settings: Mapping[str, Any] | None  # None: it does not say them, as those of sglang
-    environment: Mapping[str, Any]
-
-
-def compare(options: Compare) -> None:
-    """Print both and their ratio. Raises `UsageError` where they are of different work."""
-    dumps = first, second = [read_dump(path) for path in (options.first, options.second)]
-    differences = [] if first.steps == second.steps else [f"{first.steps} and {second.steps} steps of denoising"]
-    if first.settings is not None and second.settings is not None:
-        differences += _differences(first.settings, second.settings)
-    if differences:
-        raise UsageError(f"these runs are not of the same work: {'; '.join(differences)}", "compare runs that are")
-    for path, dump in zip((options.first, options.second), dumps, strict=True):
-        if dump.settings is None:
-            reporter().note(f"{path} does not say its settings: only the number of steps is known to be the same")
-    for difference in _differences(first.environment, second.environment):
-        reporter().note(f"they differ in {difference}")
-    names = dict.fromkeys([*first.milliseconds, *second.milliseconds])
-    rows = {name: (first.milliseconds.get(name), second.milliseconds.get(name)) for name in names}
-    if options.as_json:
-        print_out(json.dumps({name: dict(zip(("before", "after"), row, strict=True)) for name, row in rows.items()}))
-        return
-    table = [("", "before, ms", "after, ms", "after / before"), *(_cells(name, *row) for name, row in rows.items())]
-    print_out("\n".join(columns(table, (1, 2, 3))))
-
-
-def _cells(name: str, before: float | None, after: float | None) -> tuple[str, ...]:
-    ratio = f"{after / before:.3f}" if before and after is not None else "-"
-    return name, *("-" if value is None else f"{value:.1f}" for value in (before, after)), ratio
-
-
-def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    keys = dict.fromkeys([*first, *second])
-    return [f"{key}: {first.get(key)} and {second.get(key)}" for key in keys if first.get(key) != second.get(key)]
-
-
-def read_dump(path: Path) -> Dump:
-    """The timings in a file. Raises `UsageError` for anything else."""
-    try:
-        values = json.loads(read_limited(path, MAX_DUMP, WANTED))
-        stages = defaultdict[str, float](float)  # some come once a clip
-        for stage in values["steps"]:
-            stages[str(stage["name"])] += _milliseconds(stage)
-        steps = [_milliseconds(step) for step in values["denoise_steps_ms"]]
-        total = _milliseconds({"duration_ms": values["total_duration_ms"]})
-        settings, environment = values.get("settings"), values.get("environment")
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", WANTED) from error
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-        raise UsageError(f"{path} holds no timings of a run", WANTED) from error
-    milliseconds = {TOTAL: total, **stages, **({STEP: median(steps)} if steps else {})}
-    known = settings if isinstance(settings, dict) else None
-    return Dump(milliseconds, len(steps), known, environment if isinstance(environment, dict) else {})
-
-
-def _milliseconds(entry: Mapping[str, Any]) -> float:
-    value = float(entry["duration_ms"])
-    if not 0 <= value < float("inf"):
-        raise ValueError(value)
-    return value

@@ -1,11 +1,8 @@
 """`ltx2 doctor`: what is here, what is missing, and whether the devices compute what they should."""
 
-import errno
 import json
-import os
 import platform
 import shutil
-import socket
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
@@ -13,7 +10,6 @@ from functools import partial
 from glob import glob
 from importlib import metadata
 from importlib.util import find_spec
-from ipaddress import ip_address
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,14 +18,13 @@ import imageio_ffmpeg
 from huggingface_hub import constants
 
 from ltx2_cli.artifacts.outputs import check_place
-from ltx2_cli.cli.commands import Doctor
+from ltx2_cli.cli.commands.doctor import Doctor
 from ltx2_cli.cli.models import in_cache
 from ltx2_cli.console import columns, print_out, reporter
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import CommandError, RunError, UsageError
 from ltx2_cli.parallel.devices import device_memory, find_devices, install_command, is_tpu_absent, memory_fraction
-from ltx2_cli.parallel.hosts import parse_address
-from ltx2_cli.request.profiles import program_cache
+from ltx2_cli.request.profiles import configs, program_cache
 from ltx2_cli.units import quantity
 from ltx2_cli.weights.published import CATALOG, FOLDER, MODEL
 
@@ -42,9 +37,6 @@ UNUSED = "unset JAX_PLATFORMS; a new driver; end the process that holds it"
 ANOTHER_DEVICE = "drivers and libraries of the tested versions; if it stays, another device"
 ANOTHER_KERNEL = "another kernel: `ltx2 generate --set sharding.attention=xla`"
 WHOLE = (MODEL, FOLDER)  # kind and form of models with all that they need
-COORDINATOR = "JAX_COORDINATOR_ADDRESS"  # jax's variable
-TAKEN = {errno.EADDRINUSE: "another program listens there", errno.EACCES: "its ports below 1024 are the system's own"}
-REACHED = 5.0  # seconds within which a host answers
 HALF = 0.5  # of a GPU's memory that jax takes: with less, most clips do not fit
 
 
@@ -67,8 +59,7 @@ class Finding(NamedTuple):
 
 def doctor(options: Doctor) -> None:
     """Print the findings. Raises `RunError` afterwards if something is broken."""
-    address = options.coordinator_address or os.environ.get(COORDINATOR)
-    findings = list(examine(Report() if options.as_json else reporter(), address))
+    findings = list(examine(Report() if options.as_json else reporter()))
     if options.as_json:
         print_out(json.dumps([finding._asdict() for finding in findings], indent=2))
     else:
@@ -82,12 +73,11 @@ def sentence(finding: Finding) -> str:
     return f"{finding.text}: {finding.cure}" if finding.cure else finding.text
 
 
-def examine(report: Report, coordinator: str | None) -> Iterator[Finding]:
+def examine(report: Report) -> Iterator[Finding]:
     """All findings; those of devices last, which take longest."""
     yield from check_versions()
     yield check_ffmpeg()
     yield from check_folders()
-    yield check_host() if coordinator is None else check_coordinator(coordinator)
     try:
         devices = find_devices()
     except UsageError as error:
@@ -154,50 +144,7 @@ def check_folders() -> Iterator[Finding]:
         return
     sizes = [file.stat().st_size for file in programs.glob("*") if file.is_file()]
     yield Finding("cache", State.ok, f"{len(sizes)} files of compiled programs, {quantity(sum(sizes))}, in {programs}")
-
-
-def check_host() -> Finding:
-    """Whether other hosts could meet at this one: it has an address, at which a port of it is reached."""
-    name = socket.gethostname()
-    try:
-        with socket.create_server((name, 0)) as server, socket.create_connection(server.getsockname(), REACHED):
-            address = server.getsockname()[0]
-    except (OSError, UnicodeError) as error:  # the latter for a name like `..`
-        text = f"this host is not reached at its name {name}: {error}"
-        return Finding("hosts", State.note, text, "a line for it in /etc/hosts, if several hosts are to meet here")
-    if ip_address(address).is_loopback:
-        text = f"{name} is {address}, where no other host reaches it"
-        return Finding("hosts", State.ok, text, "if several are to meet here, they need another --coordinator-address")
-    return Finding("hosts", State.ok, f"{name} is {address}, and reached there by this host")
-
-
-def check_coordinator(address: str) -> Finding:
-    """Whether the address of process 0 can be used: by this host, if it is that, else by what listens there."""
-    host, port = parse_address(address)
-    finding = partial(Finding, "hosts")
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):  # the latter for a name like `..`
-        return finding(State.broken, f"{host} is the name of no host", "another name, or its address")
-    family, *_, place = min(found)  # one of IPv4, if there is one
-    number = str(place[0])
-    try:
-        socket.create_server((number, port), family=family).close()
-    except OSError as error:
-        if error.errno in TAKEN:
-            return finding(State.broken, f"{address} is of this host, and {TAKEN[error.errno]}", "another port")
-    else:
-        alone = " alone" if ip_address(number).is_loopback else ""
-        return finding(State.ok, f"process 0 can listen at {address}, which is of this host{alone}")
-    try:
-        socket.create_connection((number, port), REACHED).close()
-    except ConnectionRefusedError:
-        text = f"{host} is reached, and nothing listens at its port {port}"
-        return finding(State.note, text, "start process 0 there first")
-    except OSError as error:
-        cure = f"the right name, and a firewall that lets TCP port {port} through"
-        return finding(State.broken, f"{address} is not reached: {error.strerror or error}", cure)
-    return finding(State.ok, f"{address} is reached, and a program listens there")
+    yield Finding("settings", State.ok, f"profiles in {configs()}")
 
 
 def check_devices(devices: "Iterable[jax.Device]") -> Iterator[Finding]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from ltx2_cli.artifacts.files import user_path
 from ltx2_cli.artifacts.outputs import Product
-from ltx2_cli.cli.commands import Extend, Retake
+from ltx2_cli.cli.commands.extend import Extend
+from ltx2_cli.cli.commands.retake import Retake
 from ltx2_cli.cli.generate import check_making, config_page, make, note_environment, overrides
 from ltx2_cli.cli.options import EditOptions
 from ltx2_cli.cli.session import Session, request_facts, synchronized

@@ -21,7 +21,7 @@ from ltx2_cli.artifacts.outputs import (
     read_files,
     run_file,
 )
-from ltx2_cli.cli.commands import Resume
+from ltx2_cli.cli.commands.resume import Resume
 from ltx2_cli.cli.options import MakingOptions
 from ltx2_cli.cli.plan import DryRun, check_published, fitting_plan
 from ltx2_cli.cli.session import STARTED, Facts, Session, short_digest, synchronized
@@ -191,7 +191,7 @@ def resume(options: Resume, session: Session) -> None:
     """Finish the run and print the paths of what it makes."""
     session.start()
     with synchronized(session.hosts) as facts:
-        kept = open_saved_run(user_path(options.run).absolute())
+        kept = open_saved_run(user_path(options.saved).absolute())
         facts["how far the run is"] = str(kept.place)
         session.reserve([Output(kept.path, "-o")])
         names = ("sharding", "compile_cache", "output", "save_latents")

@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from ltx2_cli.artifacts.files import Output, read_limited, replacing, reserve, user_path
 from ltx2_cli.artifacts.outputs import check_outputs, record_path
-from ltx2_cli.cli.commands import Gallery
+from ltx2_cli.cli.commands.gallery import Gallery
 from ltx2_cli.console import print_made, reporter
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.write import WAV

@@ -18,7 +18,9 @@ from ltx2_cli.artifacts.outputs import (
     run_file,
     with_free_names,
 )
-from ltx2_cli.cli.commands import Generate, Plan, Sweep
+from ltx2_cli.cli.commands.generate import Generate
+from ltx2_cli.cli.commands.plan import Plan
+from ltx2_cli.cli.commands.sweep import Sweep
 from ltx2_cli.cli.options import (
     ConfigOptions,
     MakingOptions,

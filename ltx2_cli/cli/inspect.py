@@ -1,20 +1,19 @@
-"""`ltx2 info` and `ltx2 lora inspect`: what a file is, and what made it. Only headers of weights are read."""
+"""`ltx2 info`: what a file is, and what made it. Only headers of weights are read."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 
 from ltx2_cli.artifacts.files import user_path
-from ltx2_cli.cli.commands import Info, Lora
+from ltx2_cli.cli.commands.info import Info
 from ltx2_cli.console import columns, print_json, print_out
 from ltx2_cli.core.provenance import read_provenance
 from ltx2_cli.request.layers import ASKED, ConfigLayer, flatten_valid
 from ltx2_cli.request.profiles import PROVENANCE
-from ltx2_cli.run.inspect import FileFacts, inspect, lora_facts
+from ltx2_cli.run.inspect import FileFacts, inspect
 from ltx2_cli.run.trust import WEIGHTS, files_named, weights_named
 from ltx2_cli.units import quantity
 from ltx2_cli.weights.checkpoint import collect, raise_all, shape_text
-from ltx2_cli.weights.lora import lora_file, open_lora, parse_lora
 
 REQUEST = (
     "prompt",
@@ -44,12 +43,6 @@ def info(options: Info) -> None:
         )
         print_out("\n\n".join(map("\n".join, texts)))
     raise_all(problems)
-
-
-def lora(options: Lora) -> None:
-    """Print what a LoRA adds to, and for which model version it was made."""
-    facts = lora_facts(open_lora(lora_file(parse_lora(options.name)[0])))
-    print_json(facts) if options.as_json else print_out("\n".join(_lora_lines(facts)))
 
 
 def _lora_lines(facts: FileFacts) -> Iterator[str]:

@@ -231,8 +231,8 @@ class Jobs:
         replaced |= STEPS_OR_SIGMAS if STEPS_OR_SIGMAS & values.keys() else set()
         base = {key: value for key, value in self.given.items() if key not in replaced}
         own = {key: value for key, value in values.items() if key not in WISHES}
-        typed = {**vars(self.options), **dict.fromkeys(said_by_line), **wishes}
-        options = BatchOptions(**{**typed, "settings": None, "config": self.page})
+        typed: dict[str, Any] = {**dict.fromkeys(said_by_line), **wishes, "settings": None, "config": self.page}
+        options = replace(self.options, **typed)
         return configured_spec(sized({**base, **own}, options, Report()), options)
 
     def _check_places(self, values: Mapping[str, Any]) -> None:

@@ -17,7 +17,8 @@ from ltx2_cli.artifacts.outputs import (
     read_files,
     run_file,
 )
-from ltx2_cli.cli.commands import Decode, Upsample
+from ltx2_cli.cli.commands.decode import Decode
+from ltx2_cli.cli.commands.upsample import Upsample
 from ltx2_cli.cli.generate import configured_spec, note_environment, overrides
 from ltx2_cli.cli.session import Session, file_facts, request_facts, synchronized
 from ltx2_cli.core.provenance import input_files, source_history

@@ -7,7 +7,7 @@ from typing import Any
 
 from huggingface_hub import constants
 
-from ltx2_cli.cli.commands import Models
+from ltx2_cli.cli.commands.models import Models
 from ltx2_cli.console import fitted_columns, print_out, reporter
 from ltx2_cli.request.layers import read_file
 from ltx2_cli.request.profiles import GEMMA, configs, profile_names

@@ -16,9 +16,9 @@ import jax
 from huggingface_hub import constants
 
 from ltx2_cli.artifacts.outputs import RUN
-from ltx2_cli.cli import ltx2_command, typed_command
-from ltx2_cli.cli.commands import Plan as PlanOptions
+from ltx2_cli.cli.commands.plan import Plan as PlanOptions
 from ltx2_cli.cli.names import ALIASES
+from ltx2_cli.cli.registry import COMMANDS, typed_command
 from ltx2_cli.cli.session import Session
 from ltx2_cli.console import columns, print_out, visible
 from ltx2_cli.core.report import Report
@@ -175,6 +175,7 @@ class DryRun:
 def command_line(alternative: Alternative) -> str:
     """The command line that was typed, with what an alternative asks otherwise, ready to be copied."""
     verbs, command = typed_command()
+    assert command  # which is running
     words = sys.argv[1 + len(verbs) :]
     variable = [f"{fraction_variable()}={FRACTION}"] if alternative.most_memory else []
     if verbs == ["batch"]:  # whose lines have values of their own
@@ -182,9 +183,9 @@ def command_line(alternative: Alternative) -> str:
         return " and ".join([*variable, *([f"{values} in the line"] if values else [])])
     if alternative.anew and verbs != ["sweep"]:
         words = ["--prompt", alternative.values["prompt"]]
-        if any(parameter.required for parameter in command.params):  # a clip or latents, of which it knows nothing
-            verbs, command = ["generate"], ltx2_command().commands["generate"]
-    options = {parameter.name for parameter in command.params}
+        if command.requires_words:  # a clip or latents, of which it knows nothing
+            verbs, command = ["generate"], COMMANDS["generate"]
+    options = command.parameters.keys()
     typed = "".join(f"\0{word}" for word in words)  # no word has a NUL in it
     for key, value in alternative.options.items():
         flag = f"--{key.replace('_', '-')}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ltx2_cli.artifacts.files import refuse_special, user_path
 from ltx2_cli.artifacts.outputs import Product, check_distinct, check_outputs, outputs, read_files
-from ltx2_cli.cli.commands import Replay
+from ltx2_cli.cli.commands.replay import Replay
 from ltx2_cli.cli.generate import overrides
 from ltx2_cli.cli.inspect import SHORT, short_hash
 from ltx2_cli.cli.latents import check_source

@@ -16,7 +16,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, NoReturn
 
 from ltx2_cli.artifacts.files import Output, reserve
-from ltx2_cli.cli.options import KEEP_EVERY, KeepOptions, SessionOptions
+from ltx2_cli.cli.options import SAVE_EVERY, KeepOptions, SessionOptions
 from ltx2_cli.console import print_made, reporter
 from ltx2_cli.core.report import Report, Timings
 from ltx2_cli.errors import (
@@ -156,7 +156,7 @@ def open_session(options: SessionOptions) -> Iterator[Session]:
     if options.verbose and options.quiet:
         raise UsageError("--verbose and --quiet contradict each other", "leave one of them out")
     report = reporter(options.verbose) if hosts.first and not options.quiet else Report()
-    if isinstance(options, KeepOptions) and options.resumable is False and options.keep_every != KEEP_EVERY.default:
+    if isinstance(options, KeepOptions) and options.resumable is False and options.keep_every != SAVE_EVERY:
         report.preface("--keep-every changes nothing, --no-resumable keeps nothing")
     with ExitStack() as resources:
         yield Session(options, hosts, report, resources)

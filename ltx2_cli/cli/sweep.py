@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -15,7 +16,7 @@ import yaml
 from ltx2_cli.artifacts.files import Output, user_path
 from ltx2_cli.artifacts.outputs import read_files, slug
 from ltx2_cli.cli.batch import check_pictures, finish, make
-from ltx2_cli.cli.commands import Sweep
+from ltx2_cli.cli.commands.sweep import Sweep
 from ltx2_cli.cli.generate import prompt_and_seeds
 from ltx2_cli.cli.jobs import DONE, Jobs
 from ltx2_cli.cli.session import Session
@@ -44,7 +45,8 @@ class Varied(NamedTuple):
 
 def sweep(options: Sweep, session: Session) -> None:
     """Make a clip of each combination, and a sheet of all that are there."""
-    jobs = Jobs(Sweep(**{**vars(options), **prompt_and_seeds(options)}), session)
+    words: dict[str, Any] = {**prompt_and_seeds(options)}
+    jobs = Jobs(replace(options, **words), session)
     base = jobs.request({})
     seeds = base.seed or (own_seed({"prompt": base.prompt}, base.num_videos),)
     varied = [*map(parse_varied, options.vary or ()), Varied("seed", seeds)]

@@ -1,28 +1,18 @@
-"""`ltx2 config`: where values come from, commands that ask for the same, all mistakes of a file, the schema."""
+"""`ltx2 config`: where values come from, all mistakes of a file, the schema."""
 
 import json
-import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from typer.main import get_group
 
-from ltx2_cli.cli import app
-from ltx2_cli.cli.commands import Generate
-from ltx2_cli.cli.config import command_words
-from ltx2_cli.cli.generate import configured_spec, overrides, prompt_and_seeds
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.environment import read_environment
 from ltx2_cli.request.layers import parse, spec_values
 from ltx2_cli.request.profiles import configs, read_spec, to_yaml
 from ltx2_cli.request.schema import settings_schema
-from ltx2_cli.request.spec import RunSpec
 from program import run_program
 
 Run = Callable[..., tuple[int, str, str]]
@@ -114,121 +104,17 @@ def test_a_section_has_the_origin_of_what_names_it(config: Run):
     assert line.endswith("# file a.yaml")
 
 
-# show --command
-
-
-def parsed(words: list[str]) -> RunSpec:
-    """The request of words behind `ltx2 generate`."""
-    options = Generate(**get_group(app).commands["generate"].make_context("generate", list(words)).params)
-    return configured_spec(overrides(options, **prompt_and_seeds(options)), options)
-
-
-TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=9)
-NAMES = st.sampled_from(["-x", "a b", "$HOME", "it's", "null", "7", "[", "- ", "~", "a: b", "x@-1:0.5"]) | TEXTS
-SCALES = st.floats(-100, 100) | st.integers(-100, 100) | st.none()
-MESH = {f"sharding.mesh.{axis}": st.integers(1, 8) for axis in ("passes", "tokens", "heads")}
-CHANGES = st.fixed_dictionaries(
-    {"prompt": NAMES.filter(str.strip)},
-    optional={
-        "negative_prompt": NAMES | st.just(""),
-        "height": st.integers(1, 9).map(lambda factor: 32 * factor),
-        "fps": st.floats(1, 240),
-        "seed": st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=4, unique=True) | st.sampled_from([[4, 5, 6]]),
-        "model": st.sampled_from(["demo", "ltx2.3"]),
-        "recipe": st.sampled_from(["distilled", "two_stage"]),
-        "compat": st.just("diffusers"),
-        "sharding.profile": st.sampled_from(["gpu", "single"]),
-        "text_encoder": NAMES,
-        "lora": st.lists(NAMES, max_size=2),
-        "num_inference_steps": st.integers(1, 9),
-        "guidance.video.stg_scale": SCALES,
-        "guidance.audio.guidance_scale": SCALES,
-        "stg_blocks": st.lists(st.integers(0, 40), max_size=3, unique=True) | st.none(),
-        "second_stage.temporal_upsample": st.just("duration"),
-        "dtype": st.sampled_from(["float16", "float32"]),
-        "conditions": st.sampled_from([[], [{"path": "a.png"}], [{"path": "a.png", "frame": -1, "strength": 0.3}]])
-        | st.just([{"path": "b.mp4", "kind": "reference", "strength": 0.5}, {"path": "a.png", "kind": "mask"}])
-        | st.just([{"path": "b.mp4", "kind": "video", "num_frames": 9}, {"path": "a.png", "frame": 8}]),
-        "audio": st.just({"path": "b.mp4"}),
-        "keep_resident": st.booleans(),
-        "output": NAMES.map(lambda name: f"{name}.mp4"),
-        "base_output_directory": st.none() | NAMES,
-        **MESH,
-    },
-)
-
-
-@pytest.fixture
-def pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("a.png", "b.mp4"):
-        Path(name).touch()
-
-
-def is_legal(changes: Mapping[str, Any]) -> bool:
-    try:
-        return bool(read_spec(changes))
-    except UsageError:  # such as a name that is no text
-        return False
-
-
-@given(changes=CHANGES.filter(is_legal))
-@settings(max_examples=40, derandomize=True, database=None, deadline=None)
-def check_round_trip(changes: Mapping[str, Any]) -> None:
-    spec = read_spec(changes)
-    assert parsed(command_words(spec)) == spec
-
-
-def test_the_command_asks_for_the_same_request(pictures: None) -> None:
-    check_round_trip()
-
-
-def test_the_command_has_the_options_of_conditions_and_sound(pictures: None) -> None:
-    shown = ["--image", "a.png", "--image", "a.png@-1:0.5", "--reference", "b.mp4:0.5", "--reference-mask", "a.png"]
-    for asked in (["--prompt", "a", *shown, "--audio", "b.mp4"], ["--prompt", "a", "--no-video"]):
-        assert command_words(parsed(asked)) == asked
-
-
-def test_the_command_of_a_record_names_what_the_clip_was_given(pictures: None) -> None:
-    """A record has hashes, and how many frames of a video were there; all of 17 are half of a clip of 41."""
-    asked = ["--prompt", "a", "--num-frames", "41", "--image", "a.png@-1", "--video", "b.mp4", "--audio", "b.mp4"]
-    spec = parsed(asked)
-    image, video = (replace(condition, sha256="ab") for condition in spec.conditions)
-    assert spec.audio
-    recorded = replace(spec, audio=replace(spec.audio, sha256="cd"), conditions=(image, replace(video, num_frames=17)))
-    assert sorted(command_words(recorded)) == sorted(asked)
-    shorter = replace(recorded, conditions=(image, replace(video, num_frames=9)))
-    assert "--set" in command_words(shorter)
-    assert parsed(command_words(shorter)).conditions == (
-        replace(image, sha256=None),
-        replace(video, sha256=None, num_frames=9),
-    )
-
-
-def test_the_command_of_a_record_repeats_it(config: Run):
-    spec = replace(read_spec(prompt="rain", model="demo", sharding="gpu", seed=5, height=64), output="x.mp4")
-    mesh = replace(spec.sharding, mesh={"tokens": 2})  # without an axis that the profile has
-    Path("record.yaml").write_text(to_yaml(replace(spec, sharding=mesh)))
-    code, out, _ = config("show", "--config", "record.yaml", "--command")
-    assert code == 0
-    verb, *words = shlex.split(out)[1:]
-    assert verb == "generate"
-    assert words[:6] == ["--prompt", "rain", "--model", "demo", "--sharding", "gpu"]
-    assert parsed(words) == replace(spec, sharding=mesh, output=None)
-
-
 # The environment
 
 
-def test_variables_are_over_files_and_under_flags(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    page = tmp_path / "page.yaml"
-    page.write_text("fps: 30\nwidth: 64\nheight: 64\nsigmas: [1, 0]\n")
+def test_variables_are_over_files_and_under_flags(config: Run, monkeypatch: pytest.MonkeyPatch):
+    Path("page.yaml").write_text("fps: 30\nwidth: 64\nheight: 64\nsigmas: [1, 0]\n")
     for name, text in (("PROMPT", "a: [b"), ("WIDTH", "96"), ("HEIGHT", "96"), ("NUM_INFERENCE_STEPS", "3")):
         monkeypatch.setenv(f"LTX2_{name}", text)
-    spec = parsed(["--config", str(page), "--width", "128"])
-    assert (spec.prompt, spec.fps, spec.height, spec.width) == ("a: [b", 30.0, 96, 128)
-    assert (spec.num_inference_steps, spec.sigmas) == (3, None)
-    assert spec.asked == ("fps", "height", "num_inference_steps", "prompt", "sigmas", "width")
+    _, out, _ = config("show", "--json", "--config", "page.yaml", "--width", "128")
+    values = {key: fact["value"] for key, fact in json.loads(out).items()}
+    assert [values[key] for key in ("prompt", "fps", "height", "width")] == ["a: [b", 30.0, 96, 128]
+    assert [values[key] for key in ("num_inference_steps", "sigmas")] == [3, None]
     assert read_spec(prompt="rain").height == 512  # a library does not read them
 
 
@@ -281,19 +167,6 @@ def test_valid_files_are_counted(config: Run):
     assert code == 0
     assert out.splitlines()[0] == "page.yaml: 3 values, all valid"
     assert len(out.splitlines()) == 3
-
-
-# path, schema
-
-
-def test_the_places_exist_or_follow_the_environment(config: Run, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    _, out, _ = config("path", "--json")
-    places = json.loads(out)
-    assert Path(places["settings"]).read_text().startswith("# Every value of a run")
-    assert places["compiled programs"] == "/somewhere/ltx2/programs"
-    _, out, _ = config("path")
-    assert [line.split("  ")[0] for line in out.splitlines()] == list(places)
 
 
 def accepts(schema: Mapping[str, Any], value: Any) -> bool:

@@ -1,9 +1,7 @@
 """`ltx2 doctor`: each thing that can be broken is found, with what helps."""
 
-import errno
 import json
 import shutil
-import socket
 from importlib import metadata
 from math import nan
 from pathlib import Path
@@ -36,7 +34,8 @@ def test_this_machine_computes_what_it_should(
     findings = [Finding(**values) for values in json.loads(out)]
     assert err == ""
     areas = {finding.area for finding in findings}
-    assert areas >= {"versions", "ffmpeg", "disk", "cache", "hosts", "devices", "TPU", "GPU", "self-test", "attention"}
+    machine = {"versions", "ffmpeg", "disk", "cache", "settings", "devices", "TPU", "GPU"}
+    assert areas >= {*machine, "self-test", "attention"}
     assert [finding for finding in findings if finding.state == State.broken] == []
     attention = [finding.text.split(":")[0] for finding in findings if finding.area == "attention"]
     assert attention == [f"{kernel} in {dtype}" for kernel in ("blockwise", "xla") for dtype in ("float32", "bfloat16")]
@@ -136,59 +135,6 @@ def test_too_little_room_and_no_cache_are_noted(monkeypatch: pytest.MonkeyPatch,
     assert {disk.state, offline.state, cache.state} == {State.note}
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1e12))
     assert next(doctor.check_folders()).state is State.ok
-
-
-def test_a_host_is_reached_at_its_name_or_told(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
-    found = doctor.check_host()
-    assert (found.state, found.text) == (State.ok, "localhost is 127.0.0.1, where no other host reaches it")
-    with monkeypatch.context() as patch:
-        patch.setattr(doctor, "ip_address", lambda address: SimpleNamespace(is_loopback=False))
-        assert doctor.check_host().text == "localhost is 127.0.0.1, and reached there by this host"
-    monkeypatch.setattr(socket, "gethostname", lambda: "..")
-    found = doctor.check_host()
-    assert (found.state, found.cure.split(",")[0]) == (State.note, "a line for it in /etc/hosts")
-
-
-def test_the_address_of_process_0_is_tried(monkeypatch: pytest.MonkeyPatch):
-    """As this host, then as others, with a port where a program listens, and one where none does."""
-
-    def found(host: str = "localhost") -> tuple[State, str]:
-        finding = doctor.check_coordinator(f"{host}:{port}")
-        assert bool(finding.cure) is (finding.state is not State.ok)
-        return finding.state, finding.text.removeprefix(f"{host}:{port} ")
-
-    def elsewhere(*_: object, **options: object) -> None:
-        raise OSError(errno.EADDRNOTAVAIL, "")
-
-    def far(*_: object) -> None:
-        raise TimeoutError("timed out")
-
-    with socket.create_server(("localhost", 0)) as server:
-        port = server.getsockname()[1]
-        assert found() == (State.broken, "is of this host, and another program listens there")
-        with monkeypatch.context() as patch:
-            patch.setattr(socket, "create_server", elsewhere)
-            assert found() == (State.ok, "is reached, and a program listens there")
-    assert found() == (State.ok, f"process 0 can listen at localhost:{port}, which is of this host alone")
-    assert found("..") == (State.broken, ".. is the name of no host")
-    monkeypatch.setattr(socket, "create_server", elsewhere)
-    assert found() == (State.note, f"localhost is reached, and nothing listens at its port {port}")
-    monkeypatch.setattr(socket, "create_connection", far)
-    assert found() == (State.broken, "is not reached: timed out")
-    with pytest.raises(UsageError, match="a:b is not HOST:PORT"):
-        doctor.check_coordinator("a:b")
-
-
-def test_an_address_of_ipv6_is_tried():
-    try:
-        server = socket.create_server(("::1", 0), family=socket.AF_INET6)
-    except OSError:
-        pytest.skip("this machine has no IPv6")
-    address = f"[::1]:{server.getsockname()[1]}"
-    with server:
-        assert doctor.check_coordinator(address).text == f"{address} is of this host, and another program listens there"
-    assert doctor.check_coordinator(address).text == f"process 0 can listen at {address}, which is of this host alone"
 
 
 def test_chips_that_jax_does_not_use_are_found(monkeypatch: pytest.MonkeyPatch):

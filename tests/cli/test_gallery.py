@@ -14,7 +14,7 @@ import pytest
 
 import browser
 from ltx2_cli.cli import gallery as module
-from ltx2_cli.cli.commands import Gallery
+from ltx2_cli.cli.commands.gallery import Gallery
 from ltx2_cli.cli.gallery import gallery
 from ltx2_cli.cli.generate import config_page
 from ltx2_cli.errors import UsageError

@@ -1,4 +1,4 @@
-"""`ltx2 lora inspect`: what it prints, and that it reads no more than a header."""
+"""`ltx2 info` of a LoRA: what it prints, and that it reads no more than a header."""
 
 import json
 import re
@@ -37,10 +37,10 @@ def small(tmp_path: Path) -> Path:
     return write_header(tmp_path / "small.safetensors", shapes, {"reference_downscale_factor": "2", "notes": "a " * 99})
 
 
-def test_lora_inspect_prints_the_header(
+def test_info_of_a_lora_prints_the_header(
     small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_program(monkeypatch, "lora", "inspect", str(small)) == 0
+    assert run_program(monkeypatch, "info", str(small)) == 0
     facts, targets = capsys.readouterr().out.split("\n\n")
     lines = [re.split("  +", line, maxsplit=1) for line in facts.splitlines()]
     size = f"{quantity(small.stat().st_size)}, BF16"
@@ -62,8 +62,9 @@ def test_lora_inspect_prints_the_header(
 
 
 def test_json_has_all_facts(small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_program(monkeypatch, "lora", "inspect", "--json", f"{small}:0.5") == 0
-    assert json.loads(capsys.readouterr().out) == {
+    assert run_program(monkeypatch, "info", "--json", str(small)) == 0
+    assert json.loads(capsys.readouterr().out)[0] == {
+        "kind": "lora",
         "file": str(small),
         "bytes": small.stat().st_size,
         "model_version": "ltx2.3",
@@ -90,7 +91,7 @@ def test_alphas_and_an_unknown_model_version_are_printed(
     both = {**factors(ATTENTION.format(0), 8, 8, 4, 0), **factors(ATTENTION.format(1), 8, 8, 4, 1, "bfloat16")}
     alpha = {f"{ATTENTION.format(0)}.alpha": np.array(2, np.float32)}
     path = write(tmp_path / "x.safetensors", {**both, **alpha}, {"lora_adapter_metadata": '{"lora_alpha": 16}'})
-    assert run_program(monkeypatch, "lora", "inspect", str(path)) == 0
+    assert run_program(monkeypatch, "info", str(path)) == 0
     out = capsys.readouterr().out
     assert "16 and tensor" in out
     assert "not to be told from its header: ltx2 or ltx2.3" in out
@@ -107,7 +108,7 @@ def test_a_file_of_7_gb_is_inspected_without_reading_data(
 
     monkeypatch.setattr(TensorFiles, "read", read)
     path = write_header(tmp_path / "x.safetensors", distilled("ltx2.3"))
-    assert run_program(monkeypatch, "lora", "inspect", str(path)) == 0
+    assert run_program(monkeypatch, "info", str(path)) == 0
     out = capsys.readouterr().out
     assert "1660, each a pair of keys" in out
     assert "32 to 384" in out
@@ -115,8 +116,8 @@ def test_a_file_of_7_gb_is_inspected_without_reading_data(
     assert len(layered) == (1660 - len(out.split("\n\n")[1].splitlines()) + len(layered)) / 48
 
 
-def test_lora_inspect_imports_no_jax(small: Path) -> None:
-    command = [sys.executable, "-c", PROGRAM, "lora", "inspect", str(small)]
+def test_info_of_a_lora_imports_no_jax(small: Path) -> None:
+    command = [sys.executable, "-c", PROGRAM, "info", str(small)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stderr == "imported []\n"
     assert "ltx2.3" in done.stdout
@@ -126,8 +127,8 @@ def test_lora_inspect_imports_no_jax(small: Path) -> None:
     ("keys", "said"),
     [
         ({"x.lora_A.weight": (4, 8)}, "1 without one A and one B: x"),
-        ({"proj_in.weight": (4, 8)}, "holds no LoRA"),
-        (None, "there is no file"),
+        ({"proj_in.weight": (4, 8)}, "is nothing that is known here: it holds `proj_in.weight`"),
+        (None, "x.safetensors"),
     ],
 )
 def test_unusable_files_are_refused(
@@ -140,17 +141,8 @@ def test_unusable_files_are_refused(
     path = tmp_path / "x.safetensors"
     if keys:
         write_header(path, keys)
-    assert run_program(monkeypatch, "lora", "inspect", str(path)) == 2
+    assert run_program(monkeypatch, "info", str(path)) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
     assert said in shown.err
     assert "hint: " in shown.err
-
-
-def test_lora_without_a_command_shows_its_commands(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_program(monkeypatch, "lora") == 0
-    shown = capsys.readouterr()
-    assert "inspect" in shown.out
-    assert shown.err == ""

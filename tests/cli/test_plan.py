@@ -44,7 +44,7 @@ WITHOUT_LIBTPU = """
 import os, sys
 sys.modules["libtpu"] = None
 os.environ.pop("TPU_LIBRARY_PATH", None)
-from ltx2_cli.cli import main
+from ltx2_cli.cli.app import main
 main()
 """
 Run = Callable[..., tuple[int, str, str]]

@@ -3,7 +3,6 @@
 import json
 import os
 import pty
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -144,7 +143,6 @@ PRINTING = {
     "info json": "info --json clip.yaml clip.mp4 latents",
     "show": "config show --config clip.yaml",
     "show json": "config show --config clip.mp4 --json",
-    "show command": "config show --config clip.mp4 --command",
     "validate": "config validate clip.yaml clip.mp4 wrong.yaml",
     "plan": "plan --config clip.yaml",
     "dry": "generate --config clip.yaml --dry-run --trust",
@@ -167,10 +165,6 @@ def test_no_text_of_a_record_steers_a_terminal(ltx2: Run, command: str, monkeypa
     save_latents(arrays, Path("latents"), {"fps": "24.0", "record": text})
     _, out, err = ltx2(*command.split())
     assert not STEERING.search((out + err).replace("\n", "")), repr(out + err)
-    if command.endswith("--command"):
-        monkeypatch.setenv("LC_ALL", "C.UTF-8")
-        words = subprocess.run(["bash", "-c", f"printf '%s\\0' {out}"], capture_output=True, check=True).stdout
-        assert {STEERING_TEXT, f"evil/{STEERING_TEXT}"} <= {*words.decode().split("\0")}
     if "json" in command:
         said = json.loads(out)
         assert (said["prompt"]["value"] if "show" in command else said[0]["record"]["prompt"]) == STEERING_TEXT

@@ -13,9 +13,9 @@ import pytest
 from safetensors.numpy import save_file
 
 import ltx2_cli
-from ltx2_cli.cli import GROUPS, VERBS, ltx2_command
-from ltx2_cli.cli.options import Options, spelling_of
+from ltx2_cli.cli.app import ltx2_command
 from ltx2_cli.cli.plan import command_line
+from ltx2_cli.cli.registry import COMMANDS, spelling_of
 from ltx2_cli.diffusion.latents import save_latents
 from ltx2_cli.estimate.fit import Alternative
 from ltx2_cli.media.clip import Media
@@ -30,9 +30,6 @@ from sounds import tone
 
 FLAG = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
 ELSEWHERE = re.compile(r"`?ltx2 ([a-z ]*[a-z])([^`;,]*)")  # another command that a message names, with its options
-COMMANDS: dict[str, type[Options]] = {verb.__name__.lower(): verb for verb in VERBS} | {
-    f"{group} {name}": verb for group, (_, verbs, _) in GROUPS.items() for name, verb in verbs.items()
-}
 FILES = {  # words that a command needs
     "retake": ["clip.mp4", "--from", "0", "--to", "1"],
     "extend": ["clip.mp4", "--seconds", "1"],
@@ -45,8 +42,6 @@ FILES = {  # words that a command needs
     "resume": ["absent.run"],
     "info": ["text.txt"],
     "gallery": ["text.txt"],
-    "lora inspect": ["text.txt"],
-    "bench compare": ["text.txt", "text.txt"],
     "config validate": ["wrong.yaml"],
 }
 WRONG: dict[str, Any] = {  # values by their key, that are of the right type
@@ -159,7 +154,7 @@ def as_typed(option: str, value: Any) -> list[str]:
 
 def wrong_requests(command: str) -> Iterator[list[str]]:
     """Words for a command, each with something wrong."""
-    spelling, own, words = spelling_of(COMMANDS[command]), options_of(command), FILES.get(command, [])
+    spelling, own, words = spelling_of(COMMANDS[command].options), options_of(command), FILES.get(command, [])
     if given := [(spelling.options[key], value) for key, value in WRONG.items() if key in spelling.options]:
         yield [*words, *(word for option, value in given for word in as_typed(option, value))]
     if "--set" in own:
@@ -205,11 +200,11 @@ def test_what_was_typed_is_said_as_it_was(said: Said) -> None:
 
 def test_every_name_of_an_option_is_known_below_the_command_line() -> None:
     """Of `ltx2 generate`: the library spells as that command. And there, messages name options of keys by the table."""
-    assert spelling_of(COMMANDS["generate"]).options == {**GENERATE, "output": "-o"}
+    assert spelling_of(COMMANDS["generate"].options).options == {**GENERATE, "output": "-o"}
     folder = Path(ltx2_cli.__file__).parent
     named = re.compile(rf"(?<![\w-])({'|'.join(GENERATE.values())})(?![\w-])")
     found = {}
-    for path in (path for path in folder.rglob("*.py") if path.parts[-2] != "cli" and path.name != "spelling.py"):
+    for path in (path for path in folder.rglob("*.py") if "cli" not in path.parts and path.name != "spelling.py"):
         nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
         prose = {node.value for node in nodes if isinstance(node, ast.Expr)}  # docstrings
         texts = [node for node in nodes if isinstance(node, ast.Constant) and node not in prose]
@@ -257,7 +252,7 @@ def test_a_miniature_is_asked_for_by_a_command_that_needs_no_clip(
         ("help", "`ltx2 --help`"),
         ("version", "`ltx2 --version`"),
         ("-v", "`ltx2 --version`"),
-        ("nonsense", "`ltx2 --help` lists what there is"),
+        ("nonsense", "`ltx2 --help` lists the commands"),
         ("generate x --height tall", "error: --height 'tall' is not an integer\n"),
         ("generate x --fps fast", "error: --fps 'fast' is not a number\n"),
         ("generate x --dtype bf16", "error: --dtype 'bf16' is not one of bfloat16, float32\n"),
@@ -274,16 +269,19 @@ def test_what_is_typed_wrong_has_an_answer(said: Said, words: str, answer: str) 
     assert "Input should" not in message
 
 
-def test_help_has_no_types_of_python_and_the_values_of_ltx2(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_has_no_types_of_python_and_the_defaults_of_profiles(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
-    for command in COMMANDS:
-        lines = [line for line in said(*command.split(), "--help").splitlines() if line.startswith("│ --")]
-        assert [line for line in lines if re.search(r"<(bool|str|int|float|path|list)\W", line)][1:] == []  # --help
-    pages = profile_layers({"model": "ltx2"})
-    values = {key: value for page in pages.values() for key, value in page.items()}
-    shown = dict[str, str]()
-    for parameter in ltx2_command().commands["generate"].params:
-        if parameter.name in NAMES and (match := re.search(r"\(ltx2: ([^,)]+)", parameter.help)):
-            shown[NAMES[parameter.name]] = match[1]
-    assert len(shown) == 16
-    assert {key: f"{values[key]}".removesuffix(".0") for key in shown} == shown
+    for command in ["", *COMMANDS]:
+        help_text = said(*command.split(), "--help")
+        assert re.findall(r"<(?:bool|str|int|float|path|list)\W.*", help_text, re.IGNORECASE) == []
+    shown = dict(re.findall(r"--([\w-]+) .*\[(default: .*?)\]", said("generate", "--help")))
+    for name in ("height", "width", "num-frames", "fps", "image-crf", "guidance-scale", "audio-guidance-scale"):
+        usual, demo = (vars_of(model)[NAMES[name.replace("-", "_")]] for model in ("ltx2", "demo"))
+        assert shown[name].split("; ")[0] == f"default: {usual:g}"
+        assert (f"demo: {demo:g}" in shown[name]) is (usual != demo)
+    assert shown["num-inference-steps"] == "default: 40; ltx2.3: 30; demo: 20; distilled: 8"
+
+
+def vars_of(model: str) -> dict[str, Any]:
+    """The values of a model's profile, by dotted key."""
+    return {key: value for page in profile_layers({"model": model}).values() for key, value in page.items()}

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from clips import PROMPT, Checkpoint
 from ltx2_cli.cli import latents as command
-from ltx2_cli.cli.commands import Upsample
+from ltx2_cli.cli.commands.upsample import Upsample
 from ltx2_cli.diffusion.latents import LatentsFile, open_latents
 from ltx2_cli.media.probe import open_video
 from ltx2_cli.request.layers import dump, parse
@@ -224,7 +224,7 @@ def test_a_second_stage_needs_no_reference_of_the_first(made: Path) -> None:
     file = open_latents(made / "first.safetensors")
     values = {**parse(file.metadata["record"]), "conditions": [shown, *followed], "reference_strength": 0.5}
     file = replace(file, metadata={**file.metadata, "record": dump(values)})
-    options = Upsample(config=None, settings=None, trust=True)
+    options = Upsample(latents=[], trust=True)
     assert command.latents_request(file, {}, options, {}).conditions == (ConditionSpec(__file__),)
     assert command.latents_request(file, {}, options, command.UNDENOISED).conditions == ()
 

@@ -7,7 +7,7 @@ import yaml
 from typer.main import get_command
 
 from ltx2_cli.chips import chip
-from ltx2_cli.cli import app
+from ltx2_cli.cli.app import app
 from tools.docs import ROOT
 
 FOLDER = ROOT / "docs/tpu"

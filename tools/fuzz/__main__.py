@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from typer.main import get_command
 
-from ltx2_cli.cli import app
+from ltx2_cli.cli.app import app
 from tests.forked import fork, run_main
 from tools.fuzz.files import write_clip, write_files
 

@@ -1,0 +1,29 @@
+"""`ltx2 bench run`: measured steps beside the estimate."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from ltx2_cli.cli.options import FILES, ClipOptions, File, NumVideos, WishOptions, option
+from ltx2_cli.cli.registry import SET_UP, command
+
+
+@command("bench run", SET_UP)
+@dataclass(kw_only=True)
+class BenchRun(ClipOptions, WishOptions):
+    """Measure denoising steps on this machine and compare them with the roofline. Weights are random: nothing is
+    downloaded.
+
+    ltx2 bench run --model ltx2.3
+    ltx2 bench run --model ltx2 --steps 20 --duration 10s -o long.json
+    """
+
+    num_videos: NumVideos = None
+    output: Annotated[File, option(FILES, "JSON file for the times, as of --perf-dump.", "--output", "-o")] = None
+    as_json: Annotated[bool, option(FILES, "Print JSON: the times and the estimate.", "--json")] = False
+    force: Annotated[bool, option(FILES, "Overwrite existing files.")] = False
+
+    def run(self) -> None:
+        """Print the figures."""
+        from ltx2_cli.cli.bench import run
+
+        run(self)

@@ -1,0 +1,32 @@
+"""`ltx2 decode`: saved latents to video, frames or audio."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from ltx2_cli.cli.options import FILES, ConfigOptions, SavedModelOptions, SessionOptions, Texts, argument, option
+from ltx2_cli.cli.registry import CONTINUE, command
+from ltx2_cli.cli.session import Session
+
+
+@command("decode", CONTINUE)
+@dataclass(kw_only=True)
+class Decode(SavedModelOptions, ConfigOptions, SessionOptions):
+    """Decode saved latents to video, frames or audio without denoising. Prints the paths.
+
+    ltx2 decode out/fox.safetensors
+    ltx2 decode out/fox.safetensors -o fox.mp4 -o fox.wav -o frames/ -o fox.png
+    ltx2 decode latents.safetensors --model ltx2.3 --fps 25 -o clip.mp4
+    """
+
+    latents: Annotated[Path, argument("LATENTS", "Safetensors file of --save-latents.")]
+    files: Annotated[
+        Texts, option(FILES, "FILE.mp4, .wav, .png (some frames) or FOLDER/ (all); repeatable.", "--output", "-o")
+    ] = None
+    silent: Annotated[bool, option(FILES, "Write the mp4 without audio.")] = False
+
+    def run(self, session: Session) -> None:
+        """Write the files."""
+        from ltx2_cli.cli.latents import decode
+
+        decode(self, session)

@@ -1,0 +1,36 @@
+"""`ltx2 generate`: video with audio from a prompt."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from ltx2_cli.cli.options import FILES, MakingOptions, RequestOptions, option
+from ltx2_cli.cli.registry import MAKE, command
+from ltx2_cli.cli.session import Session
+
+
+@command("generate", MAKE)
+@dataclass(kw_only=True)
+class Generate(RequestOptions, MakingOptions):
+    """Make a video with audio from a prompt. Prints its path; a YAML record for --config is written next to it.
+
+    ltx2 generate --model demo "a red ball bounces" -o out/demo.mp4
+    ltx2 generate "a fox yawns at dawn, birdsong" --seed 7
+    ltx2 generate "waves at night" --resolution 720p --aspect 16:9 --duration 8s --fps 25
+    ltx2 generate "she turns around" --image her.jpg --image end.png@-1:0.8
+    ltx2 generate "and rides away" --video rider.mp4
+    ltx2 generate "a man sings" --audio song.mp3
+    ltx2 generate "a choir" --model ~/LTX-2 --sharding trillium
+    ltx2 generate "a street" --guidance-scale 4 --audio-stg-scale 0
+    ltx2 generate --config out/fox.yaml --seed 8 -o out/fox8.mp4 --set fps=30
+    """
+
+    stop_after: Annotated[
+        Literal["stage1"] | None,
+        option(FILES, "Make drafts: first-stage latents for `ltx2 upsample`, and a contact sheet."),
+    ] = None
+
+    def run(self, session: Session) -> None:
+        """Make the clips, or only warm up, or print the plan."""
+        from ltx2_cli.cli.generate import generate
+
+        generate(self, session)

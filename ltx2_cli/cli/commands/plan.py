@@ -1,0 +1,35 @@
+"""`ltx2 plan`: memory, communication and time of a clip, without weights."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from ltx2_cli.cli.options import PLAN, ClipOptions, File, NumVideos, Text, WishOptions, option
+from ltx2_cli.cli.registry import INSPECT, command
+
+
+@command("plan", INSPECT)
+@dataclass(kw_only=True)
+class Plan(ClipOptions, WishOptions):
+    """Estimate memory, communication and time of a clip. Needs no weights, no network and not the devices.
+
+    ltx2 plan --model ltx2.3 --topology v6e:2x4
+    ltx2 plan --model ltx2 --topology tpu7x:2x2x1 --height 768 --width 1280
+    ltx2 plan --topology v6e:2x4 --sharding trillium --set sharding.mesh.heads=4
+    ltx2 plan --topology v6e:2x4 --search
+    ltx2 plan --config out/fox.yaml --json
+    """
+
+    topology: Annotated[
+        Text, option(PLAN, "TPU slice, e.g. v6e:2x4; default: the devices of this machine.", metavar="CHIP:SHAPE")
+    ] = None
+    search: Annotated[bool, option(PLAN, "Compare the meshes of the profile's axes first.")] = False
+    everything: Annotated[bool, option(PLAN, "Compile every program, not one forward for each stage.", "--all")] = False
+    dump_hlo: Annotated[File, option(PLAN, "Folder for the optimised HLO, a file for each program.")] = None
+    as_json: Annotated[bool, option(PLAN, "Print JSON: bytes, seconds.", "--json")] = False
+    num_videos: NumVideos = None
+
+    def run(self) -> None:
+        """Print the plan and its estimate."""
+        from ltx2_cli.cli.generate import plan
+
+        plan(self)

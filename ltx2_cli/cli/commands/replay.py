@@ -1,0 +1,52 @@
+"""`ltx2 replay`: make a clip again by its record."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from ltx2_cli.cli.options import (
+    FILES,
+    MODEL,
+    STEPS,
+    ClipOptions,
+    Count,
+    File,
+    Noise,
+    OutputFile,
+    SaveLatents,
+    SessionOptions,
+    Settings,
+    argument,
+    option,
+)
+from ltx2_cli.cli.registry import CONTINUE, command
+from ltx2_cli.cli.session import Session
+
+
+@command("replay", CONTINUE)
+@dataclass(kw_only=True)
+class Replay(ClipOptions, SessionOptions):
+    """Make a clip again by its record. Prints its path; with --verify, whether it is identical.
+
+    ltx2 replay out/fox.mp4
+    ltx2 replay --verify out/fox.mp4
+    ltx2 replay out/fox.mp4 --seed 8 --steps 20 -o out/fox8.mp4
+    """
+
+    clip: Annotated[Path, argument("FILE", "An mp4 or WAV, its record (.yaml) or latents.")]
+    seed: Annotated[Count, option(STEPS, "Seed, 0 to 4294967295; default: as the record says.")] = None
+    any_weights: Annotated[bool, option(MODEL, "Accept weights that have changed since.")] = False
+    verify: Annotated[
+        bool, option(FILES, "Compare with FILE: exit code 1 if it differs. Without -o no file is kept.")
+    ] = False
+    output: OutputFile = None
+    noise: Noise = None
+    latents: Annotated[File, option(FILES, "Present place of the latents that `ltx2 upsample` began with.")] = None
+    save_latents: SaveLatents = None
+    settings: Settings = None
+
+    def run(self, session: Session) -> None:
+        """Make the clip, or compare it."""
+        from ltx2_cli.cli.replay import replay
+
+        replay(self, session)

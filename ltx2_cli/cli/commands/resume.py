@@ -1,0 +1,44 @@
+"""`ltx2 resume`: continue an unfinished run."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from ltx2_cli.cli.options import (
+    FILES,
+    CompileCache,
+    OutputFile,
+    Real,
+    SaveEvery,
+    SaveLatents,
+    SessionOptions,
+    Sharding,
+    argument,
+    option,
+)
+from ltx2_cli.cli.registry import CONTINUE, command
+from ltx2_cli.cli.session import Session
+
+
+@command("resume", CONTINUE)
+@dataclass(kw_only=True)
+class Resume(SessionOptions):
+    """Continue an unfinished run to the same bytes as an uninterrupted one.
+
+    ltx2 generate --prompt "a fox yawns" -o out/fox.mp4 --resumable    # interrupted
+    ltx2 resume out/fox.run
+    """
+
+    saved: Annotated[Path, argument("RUN", "The .run file next to the clip.")]
+    output: OutputFile = None
+    save_latents: SaveLatents = None
+    allow_changes: Annotated[bool, option(FILES, "Accept other versions or devices than before.")] = False
+    keep_every: Annotated[Real, SaveEvery] = None
+    sharding: Sharding = None
+    compile_cache: CompileCache = None
+
+    def run(self, session: Session) -> None:
+        """Finish the run."""
+        from ltx2_cli.cli.execute import resume
+
+        resume(self, session)

@@ -1,0 +1,62 @@
+"""`ltx2 upsample`: a second stage for saved latents."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from ltx2_cli.cli.options import (
+    CONTENT,
+    FILES,
+    STEPS,
+    ConfigOptions,
+    Count,
+    KeepOptions,
+    Loras,
+    OutputFile,
+    Real,
+    SavedModelOptions,
+    SaveLatents,
+    SessionOptions,
+    Text,
+    Upsampler,
+    argument,
+    option,
+)
+from ltx2_cli.cli.registry import CONTINUE, command
+from ltx2_cli.cli.session import Session
+
+
+@command("upsample", CONTINUE)
+@dataclass(kw_only=True)
+class Upsample(SavedModelOptions, KeepOptions, ConfigOptions, SessionOptions):
+    """Upsample saved latents and refine them at the new size. Prints the path of the video or latents.
+
+    ltx2 generate --recipe two_stage --prompt "a fox" --stop-after stage1 --save-latents fox.safetensors
+    ltx2 upsample fox.safetensors -o fox.mp4
+    ltx2 upsample drafts-s3.safetensors drafts-s7.safetensors
+    ltx2 upsample fox.safetensors --no-refine --latents-only --save-latents large.safetensors
+    """
+
+    latents: Annotated[list[Path], argument("LATENTS", "Safetensors files of --save-latents.")]
+    prompt: Annotated[Text, option(CONTENT, "Text prompt; default: as the file says.")] = None
+    no_refine: Annotated[bool, option(STEPS, "Upsample without denoising.")] = False
+    adain: Annotated[
+        Real, option(STEPS, "Return of upsampled latents to their old statistics, 0 to 1.", metavar="SHARE")
+    ] = None
+    tone_map: Annotated[Real, option(STEPS, "Compression of the range of latents, 0 to 1.", metavar="SHARE")] = None
+    temporal_upsample: Annotated[
+        Literal["fps", "duration"] | None,
+        option(STEPS, "Quantity that a temporal upsampler doubles; duration stretches the audio."),
+    ] = None
+    seed: Annotated[Count, option(STEPS, "Seed of the noise; default: as the file says.")] = None
+    upsampler: Upsampler = None
+    lora: Loras = None
+    output: OutputFile = None
+    save_latents: SaveLatents = None
+    latents_only: Annotated[bool, option(FILES, "Write no video.")] = False
+
+    def run(self, session: Session) -> None:
+        """Make the clips, or only their latents."""
+        from ltx2_cli.cli.latents import upsample
+
+        upsample(self, session)
