@@ -14,7 +14,7 @@ from ltx2_cli.core.encode import abstract_contexts
 from ltx2_cli.core.report import Advance, Timings
 from ltx2_cli.core.stage_programs import stage_programs
 from ltx2_cli.estimate.phases import weight_bytes
-from ltx2_cli.plan.inputs import DENOISER, REFINER
+from ltx2_cli.plan.inputs import DENOISER, STAGE2_DENOISER
 from ltx2_cli.plan.resolve import DECODERS, Plan
 
 Sample = tuple[str, int]
@@ -22,7 +22,7 @@ Sample = tuple[str, int]
 BESIDE = {
     "statistics": {DENOISER},
     "upsampler": {DENOISER, "statistics"},
-    REFINER: {DENOISER},
+    STAGE2_DENOISER: {DENOISER},
     **{network: {*DECODERS[:place]} for place, network in enumerate(DECODERS)},
 }
 WORK = ("step", "encode text", "connect text", "upsample", "decode", "write")  # the lines besides those that load
@@ -80,19 +80,19 @@ def _buffers() -> dict[tuple[jax.Device, int], int]:
 def check_live_bytes(plan: Plan, samples: Sequence[Sample], kept: Collection[str] = (), paused: bool = False) -> None:
     """At each line there are the networks of its phase, those `kept` on purpose, the text, and in steps what their
     program reads; within 5 %, on the device that has the most. `paused`: clips are decoded between steps."""
-    sizes, held, text = {**weight_bytes(plan), REFINER: weight_bytes(plan)[DENOISER]}, set[str](), 0
+    sizes, held, text = {**weight_bytes(plan), STAGE2_DENOISER: weight_bytes(plan)[DENOISER]}, set[str](), 0
     begun = False
     for line, size in samples:
         ends, _, network = line.rpartition("load ")
         network = network.replace(" ", "_")
         if line.startswith("load "):
-            held &= {*kept, *BESIDE.get(network, set())} - ({DENOISER} if plan.refiner_anew else set())
+            held &= {*kept, *BESIDE.get(network, set())} - ({DENOISER} if plan.reload_stage2 else set())
         elif ends:
-            held = {network, *held} - ({DENOISER} if network == REFINER else set())
+            held = {network, *held} - ({DENOISER} if network == STAGE2_DENOISER else set())
         elif line not in WORK:
             continue
         begun |= line == "step"
-        inputs = _input_bytes(plan, REFINER in held) if line == "step" or (begun and paused) else 0
+        inputs = _input_bytes(plan, STAGE2_DENOISER in held) if line == "step" or (begun and paused) else 0
         expected = sum(sizes[name] for name in held) + text + inputs
         text += _bytes(abstract_contexts(plan)) if line == "connect text" else 0
         surplus = size - expected

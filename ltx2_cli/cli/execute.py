@@ -63,7 +63,7 @@ def plan_facts(plan: Plan) -> Facts:
         name: [(tensor, entry.shape, entry.dtype) for tensor, entry in sorted(files.items())]
         for name, files in plan.checkpoint.files.items()
     }
-    headers["lora"] = {name: sorted(tensors) for name, tensors in plan.added.items()}
+    headers["lora"] = {name: sorted(tensors) for name, tensors in plan.lora_deltas.items()}
     contents = {name: repr(header).encode() for name, header in headers.items()}
     contents["noise"] = user_path(plan.spec.initial_noise).read_bytes() if plan.spec.initial_noise else b""
     contents["pictures"] = "".join(picture.sha256 for picture in plan.pictures).encode()

@@ -33,7 +33,7 @@ from ltx2_cli.estimate.phases import DECODE, DENOISE, REFINE, UPSAMPLE
 from ltx2_cli.nn.layers import IMAGE_AXES
 from ltx2_cli.parallel.devices import RESERVE_REMARK, find_devices, fraction_variable
 from ltx2_cli.plan.conditions import read_given_sound, read_pictures
-from ltx2_cli.plan.inputs import REFINER
+from ltx2_cli.plan.inputs import STAGE2_DENOISER
 from ltx2_cli.plan.open import missing_downloads
 from ltx2_cli.plan.resolve import Plan, plan_offline
 from ltx2_cli.request.size import WISHES
@@ -243,7 +243,7 @@ def request_rows(plan: Plan, phases: Collection[str]) -> Iterator[tuple[str, str
             yield "upsample", spec.second_stage.upsampler or f"{spec.checkpoint}, its own upsampler"
         if (REFINE if stage.source else DENOISE) not in phases:
             continue
-        if stage.network == REFINER:
+        if stage.network == STAGE2_DENOISER:
             yield from (("lora", lora) for lora in spec.second_stage.lora or ())
         video, audio, text = stage.geometry.video_tokens, stage.geometry.audio_frames, spec.max_sequence_length
         yield "tokens", f"{video} of video, {audio} of sound, {text} of text"

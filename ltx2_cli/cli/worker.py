@@ -16,7 +16,7 @@ from ltx2_cli.cli.execute import agreed_plan, carried_out, check_downloads, resu
 from ltx2_cli.cli.jobs import DONE, ELSEWHERE, FAILED, SKIPPED, Job, Jobs, Result
 from ltx2_cli.cli.session import STARTED, system_error
 from ltx2_cli.core.checkpoint import NEVER, RunCheckpointer
-from ltx2_cli.core.networks import Components, network_values
+from ltx2_cli.core.networks import Components
 from ltx2_cli.core.preview import Preview
 from ltx2_cli.core.provenance import environment_changes, input_files, read_provenance
 from ltx2_cli.core.report import LOAD, Timings
@@ -28,7 +28,7 @@ from ltx2_cli.estimate.fit import Request, available_memory
 from ltx2_cli.estimate.phases import CONNECT, ENCODE
 from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.plan.conditions import read_pictures
-from ltx2_cli.plan.inputs import CONNECTORS, DENOISER, REFINER, REFINERS_CONNECTORS
+from ltx2_cli.plan.inputs import CONNECTORS, DENOISER, STAGE2_CONNECTORS, STAGE2_DENOISER, network_values
 from ltx2_cli.plan.resolve import DECODERS, Plan, decodes_beside
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.run.claims import SUFFIX, ClaimedError, claimed
@@ -40,7 +40,7 @@ CLIPS_AT_ONCE = 8  # that are denoised before one is decoded, where the networks
 MOST_WARNINGS = 1000  # that are not said again
 WAIT = 2.0  # seconds between two looks at a claim that may be void
 GOAL = RunGoal(Product.clips, source=None)
-DENOISERS, TEXT = (DENOISER, REFINER), ("text_encoder", CONNECTORS, REFINERS_CONNECTORS)
+DENOISERS, TEXT = (DENOISER, STAGE2_DENOISER), ("text_encoder", CONNECTORS, STAGE2_CONNECTORS)
 FAILURES = (UsageError, DoesNotFitError, RunError)  # of a job; the batch goes on
 T = TypeVar("T")
 
@@ -144,7 +144,7 @@ class Worker:
         together = all(map(_fit_together, first))
         if self.jobs.piped and not together:
             self.session.report.note("the networks do not fit together: each job loads them; a file does so once")
-        names = {name for run in runs for name in run.plan.networks.present()} | {REFINER}
+        names = {name for run in runs for name in run.plan.networks.present()} | {STAGE2_DENOISER}
         self._on(runs[0]).keep(names if together else ())
         texts = dict[tuple[object, ...], RunState]()
         with self.components.keeping(TEXT if all(map(_text_fits_together, first)) else ()):
@@ -309,7 +309,7 @@ class Worker:
 def _turns(plan: Plan) -> tuple[bool, list[int]]:
     """Whether decoders stay in memory beside the denoiser; and the phases before which the network is another."""
     beside = decodes_beside(plan)
-    refining = [number for number, phase in enumerate(plan.phases) if phase.stage.network == REFINER]
+    refining = [number for number, phase in enumerate(plan.phases) if phase.stage.network == STAGE2_DENOISER]
     return beside, refining[:1] + ([] if beside else [len(plan.phases)])
 
 

@@ -19,7 +19,7 @@ from ltx2_cli.core.state import RunState
 from ltx2_cli.diffusion.latents import token_shapes
 from ltx2_cli.plan.inputs import DENOISER
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import Stage
+from ltx2_cli.plan.stages import Denoise, Stage
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.declare import Weight, map_weights
 
@@ -77,7 +77,7 @@ def measure_steps(plan: Plan, report: Report) -> tuple[Timings, list[list[float]
 
 def _run_stage(plan: Plan, name: str, components: Components, contexts: Streams[Any], report: Report) -> None:
     """The steps of one stage. The plan ends with it."""
-    phases = [phase for phase in plan.phases if phase.stage.name == name and not phase.upsamples]
+    phases = [phase for phase in plan.phases if phase.stage.name == name and isinstance(phase, Denoise)]
     until = replace(plan, stages=plan.stages[: phases[0].number + 1])
     stage, place = phases[0].stage, plan.phases.index(phases[0])
     latents = Streams(*map(_random_tokens, token_shapes(len(plan.seeds), stage.shapes))) if stage.source else None

@@ -119,6 +119,7 @@ def _where(plan: Plan, progress: RunState) -> str:
         return "before decoding"
     if progress.current is None:
         return "between two stages"
-    number, stage, _ = plan.phases[progress.phase]
+    phase = plan.phases[progress.phase]
+    number, stage = phase.number, phase.stage
     batch = f" of batch {progress.batch + 1}" if len(plan.batches) > 1 else ""
     return f"after step {progress.step} of {stage.steps} of stage {number + 1}{batch}"

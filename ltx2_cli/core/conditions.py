@@ -1,6 +1,5 @@
 """Pictures and sounds to latents, for each stage that has them, at its size."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import jax
@@ -11,24 +10,22 @@ from ltx2_cli.core.diagnose import CONDITION, CONDITION_SOUND, check_finite, mem
 from ltx2_cli.core.networks import Components, network_program
 from ltx2_cli.core.programs import Program, jitted
 from ltx2_cli.core.report import Report
-from ltx2_cli.diffusion.conditions import References
 from ltx2_cli.media.audio import CHANNELS, fitted
-from ltx2_cli.media.images import compressed, covering, mean_light, reduced
+from ltx2_cli.media.images import compressed, covering, reduced
+from ltx2_cli.media.videos import Video
 from ltx2_cli.models.audio_vae import AudioVAE, AudioVAEArch
 from ltx2_cli.models.spectrogram import crop_or_pad, log_mel, resample_on_host, samples_for
 from ltx2_cli.models.video_vae import VideoVAE
 from ltx2_cli.nn.layers import IMAGE_AXES
 from ltx2_cli.parallel.arrays import to_devices, to_host
 from ltx2_cli.plan.decoding import image_mesh
-from ltx2_cli.plan.edit import first_shown, shown_sound
 from ltx2_cli.plan.inputs import PICTURE_ENCODER, SOUND_ENCODER
+from ltx2_cli.plan.placed import PlacedPicture
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.shown import follows_by_shares
-from ltx2_cli.plan.stages import Phase, Stage
-from ltx2_cli.request.spec import ConditionSpec, Streams
+from ltx2_cli.plan.stages import Denoise, Phase, Stage
+from ltx2_cli.request.spec import Streams
 
-WHOLE = PartitionSpec()
-LEAST_BIAS = -10_000  # of a score, where the strength is 0 and the bias linear
+REPLICATED = PartitionSpec()
 Latents = list[np.ndarray]  # of each picture or sound of a stage, normalised float32 [tokens, channels]
 
 
@@ -50,7 +47,7 @@ def condition_programs(plan: Plan, phases: Sequence[Phase]) -> list[Program]:
 
 def _denoised(phases: Sequence[Phase]) -> dict[int, Stage]:
     """The stages that these phases denoise, by their numbers."""
-    return {phase.number: phase.stage for phase in phases if not phase.upsamples}
+    return {phase.number: phase.stage for phase in phases if isinstance(phase, Denoise)}
 
 
 def _encode_pictures(
@@ -59,13 +56,13 @@ def _encode_pictures(
     if not any(stage.pictures for stage in stages.values()):
         return {}
     latents = dict[int, Latents]()
-    read = zip(plan.pictures, plan.spec.conditions, strict=True)
-    clips = [_shown(plan, picture.frames, condition) for picture, condition in read]
+    placed = {picture.number: picture for stage in stages.values() for picture in stage.pictures}
+    clips = {number: _frames(plan.pictures[number], picture) for number, picture in placed.items()}
     with memory_for(CONDITION, plan), components.use(PICTURE_ENCODER, report) as vae, report.stage(CONDITION):
         for number, stage in stages.items():
             encoded = list[np.ndarray]()
             for shown in stage.pictures:
-                size, fitted = stage.latent_size(shown), reduced if shown.reference else covering
+                size, fitted = shown.latent_size(stage.geometry), reduced if shown.reference else covering
                 height, width = _pixels(plan, size)
                 clip = np.stack([fitted(frame, height, width).reshape(height, -1) for frame in clips[shown.number]])
                 run = picture_program(plan, size, len(clip))
@@ -76,27 +73,8 @@ def _encode_pictures(
 
 
 def _picture_programs(plan: Plan, stages: Iterable[Stage]) -> list[Program]:
-    sizes = [(stage.latent_size(shown), shown.num_frames) for stage in stages for shown in stage.pictures]
+    sizes = [(shown.latent_size(stage.geometry), shown.num_frames) for stage in stages for shown in stage.pictures]
     return [picture_program(plan, *size) for size in dict.fromkeys(sorted(sizes))]
-
-
-def references(plan: Plan, stage: Stage) -> References | None:
-    """How tokens and those of the stage's references attend to each other, where a strength or a mask says so."""
-    spec, geometry = plan.spec, stage.geometry
-    if not geometry.references or not follows_by_shares(spec):
-        return None
-    read = zip(plan.pictures, spec.conditions, strict=True)
-    masks = [picture.frames for picture, condition in read if condition.kind == "mask"]
-    grid, shown, *counts = geometry.token_counts
-    strengths: list[np.ndarray] = [np.ones(grid + shown)]
-    followed = [picture for picture in stage.pictures if picture.reference]
-    for picture, count in zip(followed, counts, strict=True):
-        size = count // math.prod(stage.latent_size(picture)), *stage.latent_size(picture)
-        light = mean_light(masks[0][: picture.num_frames], *size) if masks else np.ones(size)
-        strengths.append(spec.reference_strength * light.ravel())
-    strength = np.concatenate(strengths)
-    shares = np.exp(LEAST_BIAS * (1 - strength)) if spec.reference_bias == "linear" else strength
-    return References(geometry.token_counts, shares.astype(np.float32))
 
 
 def picture_program(plan: Plan, size: tuple[int, int], num_frames: int) -> Program:
@@ -109,13 +87,11 @@ def picture_program(plan: Plan, size: tuple[int, int], num_frames: int) -> Progr
     return network_program(plan, name, [PICTURE_ENCODER], function, pixels)
 
 
-def _shown(plan: Plan, frames: np.ndarray, condition: ConditionSpec) -> np.ndarray:
+def _frames(picture: Video, placed: PlacedPicture) -> np.ndarray:
     """The frames of a picture that are encoded."""
-    if condition.kind == "image":
-        return np.stack([compressed(frame, plan.spec.image_crf) for frame in frames])
-    if condition.kind == "clip":
-        return frames[first_shown(condition, len(frames)) :][: condition.num_frames]
-    return frames
+    if placed.crf:
+        return np.stack([compressed(frame, placed.crf) for frame in picture.frames])
+    return picture.frames[placed.skipped : placed.skipped + placed.num_frames]
 
 
 def _parts(plan: Plan, size: tuple[int, int]) -> NamedSharding:
@@ -136,7 +112,7 @@ def _latents(vae: VideoVAE, pixels: jax.Array, where: NamedSharding) -> jax.Arra
     def part(vae: VideoVAE, pixels: jax.Array) -> jax.Array:
         return vae.encode(pixels.reshape(*pixels.shape[:3], -1, 3))
 
-    return jax.shard_map(part, mesh=where.mesh, in_specs=(WHOLE, where.spec), out_specs=where.spec)(vae, pixels)
+    return jax.shard_map(part, mesh=where.mesh, in_specs=(REPLICATED, where.spec), out_specs=where.spec)(vae, pixels)
 
 
 def _encode_sounds(
@@ -144,7 +120,7 @@ def _encode_sounds(
 ) -> dict[int, Latents]:
     """The latents of the plan's sound for each stage that is given it."""
     stages = {number: stage for number, stage in stages.items() if stage.sounds}
-    sound = plan.sound or shown_sound(plan.spec, plan.pictures)
+    sound = plan.condition_sound
     if not stages or sound is None:
         return {}
     arch, latents = plan.arch.audio_vae, dict[int, Latents]()
@@ -155,7 +131,7 @@ def _encode_sounds(
             samples = to_devices(fitted(waveform, samples_for(count, arch))[None], plan.decoding.whole)
             encoded = to_host(run(vae, samples))[0]
             check_finite(np.isfinite(encoded), "the latents of the sound are", plan)
-            latents[number] = [encoded for _ in stage.sounds]
+            latents[number] = [encoded] * stage.sounds
     return latents
 
 

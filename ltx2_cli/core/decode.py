@@ -27,7 +27,7 @@ from ltx2_cli.plan.decoding import VIDEOS, DecodePlan, decode_frames
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.spec import BOTH, Streams
 
-WHOLE = PartitionSpec()
+REPLICATED = PartitionSpec()
 NO_FRAMES, SILENCE = np.empty((0, 0, 0, 3), np.uint8), np.empty((0, 2), np.float32)
 
 
@@ -76,7 +76,7 @@ def _decode_rows(
 
 def _decoded(plan: Plan, wanted: Streams[bool]) -> Streams[bool]:
     """What is decoded of what is wanted."""
-    video, audio = plan.spec.running
+    video, audio = plan.running
     return Streams(wanted.video and video, wanted.audio and audio and plan.sound is None)
 
 
@@ -128,7 +128,7 @@ def _frames(vae: VideoVAE, latents: jax.Array, decoding: DecodePlan) -> tuple[ja
         return levels, finite.reshape(1, 1, 1)
 
     where, whose = decoding.latents.spec, PartitionSpec(VIDEOS, *IMAGE_AXES)
-    split = jax.shard_map(part, mesh=decoding.mesh, in_specs=(WHOLE, where), out_specs=(where, whose))
+    split = jax.shard_map(part, mesh=decoding.mesh, in_specs=(REPLICATED, where), out_specs=(where, whose))
     return split(vae, latents)
 
 
@@ -143,5 +143,5 @@ def _waveforms(
         return jnp.clip(waveform, -1, 1), jnp.isfinite(waveform).all().reshape(1)
 
     where = decoding.tokens.spec
-    split = jax.shard_map(part, mesh=decoding.mesh, in_specs=(WHOLE, where), out_specs=(where, where))
+    split = jax.shard_map(part, mesh=decoding.mesh, in_specs=(REPLICATED, where), out_specs=(where, where))
     return split((audio_vae, vocoder), tokens)

@@ -11,7 +11,6 @@ from ltx2_cli.core.report import Report
 from ltx2_cli.media.clip import Media, Original
 from ltx2_cli.media.joining import joined
 from ltx2_cli.models.spectrogram import resample_on_host
-from ltx2_cli.plan.edit import edit_of, edited
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.spec import Streams
 
@@ -24,10 +23,10 @@ def finished_clips(plan: Plan, latents: Streams[np.ndarray], components: Compone
 
 def _with_kept(plan: Plan, made: Media) -> Media:
     """The edited clip, on the first host; elsewhere, and without an edit, `made`."""
-    if (number := edited(plan.spec)) is None or not len(made.frames):
+    edit = plan.edit
+    if edit is None or not len(made.frames):
         return made
-    picture = plan.pictures[number]
-    edit = edit_of(plan.spec.conditions[number], picture, plan.stages[-1].geometry)
+    picture = plan.pictures[edit.number]
     waveform = made.waveform[:0]
     if picture.audio:
         waveform, rate = picture.audio.waveform, picture.audio.sample_rate

@@ -18,11 +18,9 @@ from ltx2_cli.core.diagnose import (
 from ltx2_cli.core.programs import UNDIAGNOSABLE, Program
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import NotFiniteError, RunError
-from ltx2_cli.models.networks import network_options
 from ltx2_cli.parallel.mesh import ShardingPlan
-from ltx2_cli.plan.inputs import DENOISER, REFINER
+from ltx2_cli.plan.inputs import DENOISER, STAGE2_DENOISER
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.weights.checkpoint import count_and_list
 from ltx2_cli.weights.declare import Weight, map_weights
 from ltx2_cli.weights.load import load, merge_lora, not_finite
@@ -91,11 +89,11 @@ class Components:
         module = self.resident.get(name)
         if module is None:
             if name == DENOISER:
-                self.resident.pop(REFINER, None)  # subtracting what was merged would not be exact
+                self.resident.pop(STAGE2_DENOISER, None)  # subtracting what was merged would not be exact
             spoken = name.replace("_", " ")
             with report.stage(f"load {spoken}"), memory_for(f"{LOAD}{spoken}", self.plan):
-                module = jax.block_until_ready(self._refiner() if name == REFINER else self._loaded(name, name))
-                if name != REFINER:  # which is mostly in memory
+                module = jax.block_until_ready(self._refiner() if name == STAGE2_DENOISER else self._loaded(name, name))
+                if name != STAGE2_DENOISER:  # which is mostly in memory
                     report.moved(sum(array.nbytes for array in jax.tree.leaves(module)))
             self.after_load(name)
         for program, compiled in self.compilations.get(name, ()):
@@ -118,16 +116,16 @@ class Components:
 
     def _loaded(self, name: str, where: str) -> Any:
         plan = self.plan
-        return load(plan.network(name), plan.checkpoint.files[name], placement(plan, where), plan.added.get(name))
+        return load(plan.network(name), plan.checkpoint.files[name], placement(plan, where), plan.lora_deltas.get(name))
 
     def _refiner(self) -> nnx.Module:
         """The second stage's denoiser, made of the first's unless that stage is left out, or has further LoRAs."""
         denoiser = self.resident.pop(DENOISER, None)
-        if self.plan.refiner_anew:
+        if self.plan.reload_stage2:
             del denoiser  # the last reference: its memory is free before the refiner is loaded
-            return self._loaded(REFINER, REFINER)
-        denoiser = denoiser or self._loaded(DENOISER, REFINER)
-        merge_lora(denoiser, placement(self.plan, REFINER), self.plan.added[REFINER])
+            return self._loaded(STAGE2_DENOISER, STAGE2_DENOISER)
+        denoiser = denoiser or self._loaded(DENOISER, STAGE2_DENOISER)
+        merge_lora(denoiser, placement(self.plan, STAGE2_DENOISER), self.plan.lora_deltas[STAGE2_DENOISER])
         return denoiser
 
 
@@ -146,14 +144,7 @@ def _where(plan: Plan, name: str) -> ShardingPlan | NamedSharding:
 
 def _identity(plan: Plan, name: str) -> tuple[object, ...]:
     """Equal where two plans have the same network of this name, and the same place for it."""
-    return _where(plan, name), network_values(plan.spec)
-
-
-def network_values(spec: RunSpec) -> tuple[object, ...]:
-    """Equal where two requests have the same networks."""
-    second = spec.second_stage
-    files = spec.checkpoint, spec.text_encoder, spec.lora, second.upsampler, second.lora
-    return *files, *network_options(spec)
+    return _where(plan, name), plan.network_values
 
 
 def abstract_network(plan: Plan, name: str) -> Any:

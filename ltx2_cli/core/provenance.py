@@ -185,7 +185,7 @@ def devices() -> str:
 
 def input_files(plan: "Plan") -> Collection[Path]:
     """Every file that clips depend on, except configs, tokenizers and latents."""
-    networks = {*plan.checkpoint.files, *plan.added}
+    networks = {*plan.checkpoint.files, *plan.lora_deltas}
     weights = {file for network in networks for file in network_files(plan, network)}
     return sorted(weights | {Path(stage.noise).expanduser() for stage in plan.stages if stage.noise})
 
@@ -193,4 +193,4 @@ def input_files(plan: "Plan") -> Collection[Path]:
 def network_files(plan: "Plan", network: str) -> Collection[Path]:
     """The files of a network's weights and of its LoRAs."""
     weights = {tensor.file for tensor in plan.checkpoint.files.get(network, {}).values()}
-    return weights | {lora.path for delta in plan.added.get(network, {}).values() for lora, _, _ in delta.parts}
+    return weights | {lora.path for delta in plan.lora_deltas.get(network, {}).values() for lora, _, _ in delta.parts}

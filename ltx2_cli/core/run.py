@@ -34,6 +34,7 @@ from ltx2_cli.media.clip import Media
 from ltx2_cli.parallel.arrays import to_host
 from ltx2_cli.parallel.hosts import device_error
 from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.plan.stages import Denoise, Upsample
 from ltx2_cli.request.spec import BOTH, Streams
 
 SILENT = Report()
@@ -128,7 +129,7 @@ def latent_programs(plan: Plan, start: RunState) -> Iterator[Program]:
     if names := missing_contexts(plan, start):
         yield from text_programs(plan, names)
     for phase in plan.phases[start.phase :]:
-        if phase.upsamples:
+        if isinstance(phase, Upsample):
             yield upsampling_program(plan, phase.stage)
             continue
         stage = stage_programs(plan, phase.number)
@@ -156,12 +157,12 @@ def run_phases(
     if names := missing_contexts(plan, start):
         state = replace(start, contexts={**start.contexts, **encode(plan, names, components, report)})
         on_progress(state)
-    networks = [phase.stage.network for phase in phases if not phase.upsamples]
+    networks = [phase.stage.network for phase in phases if isinstance(phase, Denoise)]
     # One that a later stage uses too, or merges its LoRAs into, stays from stage to stage.
-    with components.keeping(() if plan.refiner_anew else networks[:-1]):
+    with components.keeping(() if plan.reload_stage2 else networks[:-1]):
         for done, phase in enumerate(phases, start.phase + 1):
             history, stage = state.history, phase.stage
-            if phase.upsamples:
+            if isinstance(phase, Upsample):
                 latents = upsample(plan, stage, all_latents(state), components, report)
             else:
                 pauses, tokens = pausing and done == len(plan.phases), given.get(phase.number, NOTHING_GIVEN)
@@ -170,7 +171,7 @@ def run_phases(
                     if state.batch < len(plan.batches):
                         yield state
                 latents = all_latents(state)
-            if not phase.upsamples or not stage.steps:
+            if isinstance(phase, Denoise) or not stage.steps:
                 history = extend_history(history, stage, latents)
             state = RunState(done, latents=latents, contexts=state.contexts, history=history)
             on_progress(state)

@@ -19,7 +19,7 @@ from ltx2_cli.core.state import (
 from ltx2_cli.diffusion.latents import Shape, token_shapes
 from ltx2_cli.errors import UsageError
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import InitialLatents
+from ltx2_cli.plan.stages import InitialLatents, Upsample
 from ltx2_cli.request.layers import MAX_TEXT, ConfigLayer, read_text
 from ltx2_cli.request.profiles import OUTPUT_KEYS, PROVENANCE, read_spec
 from ltx2_cli.request.spec import RunSpec, Streams
@@ -132,7 +132,8 @@ def _shapes(plan: Plan, place: tuple[int, int, int, int], names: set[str]) -> di
     rows, shapes, steps, batches = len(plan.seeds), plan.latent_shapes, 0, 1
     kept: dict[str, Streams[Shape]] = {}
     if number < len(plan.phases):
-        _, stage, upsamples = plan.phases[number]
+        phase = plan.phases[number]
+        stage, upsamples = phase.stage, isinstance(phase, Upsample)
         shapes = stage.source if upsamples and stage.source else stage.shapes
         if not upsamples:
             steps, batches = stage.steps, len(plan.batches)

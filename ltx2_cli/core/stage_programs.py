@@ -10,11 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from ltx2_cli.core.conditions import references
 from ltx2_cli.core.encode import abstract_contexts
 from ltx2_cli.core.networks import abstract_network
 from ltx2_cli.core.programs import Program, as_abstract, jitted
-from ltx2_cli.diffusion.conditions import Conditions, Given, conditions, given_whole
+from ltx2_cli.diffusion.conditions import Conditions, ConditionTokens, conditions
 from ltx2_cli.diffusion.denoise import GuidanceWeights, Pass, denoise, pad_sigmas, traced_weights
 from ltx2_cli.diffusion.latents import Shape, noise, noise_behind, pack
 from ltx2_cli.models.transformer import Transformer
@@ -27,7 +26,6 @@ from ltx2_cli.models.transformer_inputs import (
     rope_tables,
 )
 from ltx2_cli.parallel.arrays import to_devices
-from ltx2_cli.plan.edit import edit_of, edited
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Phase, Stage
 from ltx2_cli.request.spec import Streams
@@ -92,44 +90,28 @@ def _stage_rows(
     cross_modal = np.array([guidance_pass is not Pass.ISOLATED for guidance_pass in passes])
     masks = PassMasks(np.tile(self_attention, videos), np.tile(cross_modal, videos))
     contexts = [len(plan.prompts) - 1 if guidance_pass is Pass.UNCOND else 0 for guidance_pass in passes]
-    tokens, tables = _given_tokens(plan, stage, given), rope_tables(stage.geometry, plan.arch.transformer)
+    tokens, tables = _conditions(stage, given), rope_tables(stage.geometry, plan.arch.transformer)
     return np.tile(np.asarray(contexts, np.int32), videos), tables, masks, tokens, Sharing(passes, branch)
 
 
-def _given_tokens(plan: Plan, stage: Stage, latents: Streams[Sequence[np.ndarray]]) -> Streams[Conditions | None]:
-    """The tokens of a stage's pictures, in place of its first latents or behind its grid, and of its sounds. Of a clip
-    those before and behind what is made anew."""
-    given, behind, clip = list[Given](), stage.geometry.grid_tokens, edited(plan.spec)
-    edit = None if clip is None else edit_of(plan.spec.conditions[clip], plan.pictures[clip], stage.geometry)
-    for tokens, shown in zip(latents.video, stage.pictures, strict=True):
-        if edit and shown.number == clip:
-            given += _around(edit.latents.video, tokens, shown.strength, math.prod(stage.latent_size(shown)))
-            continue
-        given.append(Given(tokens, shown.strength, behind if shown.behind else 0))
-        behind += len(tokens) if shown.behind else 0
-    sounds = list[Given]()
-    for tokens, strength in zip(latents.audio, stage.sounds, strict=True):
-        sounds += _around(edit.latents.audio, tokens, strength) if edit else [Given(tokens, strength, 0)]
-    shapes, rules = stage.token_shapes, (plan.spec.x0_sigma, plan.spec.cross_timestep)
-    frozen = Streams(edit is not None and given_whole(given, shapes.video), given_whole(sounds, shapes.audio))
-    tokens_of = conditions(Streams(given, sounds), shapes, *rules, frozen)
-    if followed := references(plan, stage):
-        assert tokens_of.video
-        return tokens_of._replace(video=tokens_of.video._replace(references=followed))
-    return tokens_of
-
-
-def _around(new: slice, tokens: np.ndarray, strength: float, size: int = 1) -> list[Given]:
-    """The tokens before and behind latents that are new, each of so many tokens."""
-    before, after = new.start * size, new.stop * size
-    return [Given(tokens[:before], strength, 0), Given(tokens[after:], strength, after)]
+def _conditions(stage: Stage, latents: Streams[Sequence[np.ndarray]]) -> Streams[Conditions | None]:
+    """The given tokens of a stage, with the latents of its pictures and of its sounds."""
+    given = (
+        [ConditionTokens(encoded[source][part], strength, start) for source, part, start, strength in tokens]
+        for tokens, encoded in zip(stage.given, latents, strict=True)
+    )
+    made = conditions(Streams(*given), stage.token_shapes, stage.x0_sigma, stage.cross_timestep, stage.frozen)
+    if stage.references:
+        assert made.video
+        return made._replace(video=made.video._replace(references=stage.references))
+    return made
 
 
 def _no_latents(plan: Plan, stage: Stage) -> Streams[list[np.ndarray]]:
     """Zeros in the shapes of the latents of a stage's pictures and sounds."""
     channels, latents = Streams(*(shape[1] for shape in stage.token_shapes)), plan.arch.compression.latents
-    pictures = [latents(shown.num_frames) * math.prod(stage.latent_size(shown)) for shown in stage.pictures]
-    counts = Streams(pictures, [stage.geometry.audio_frames for _ in stage.sounds])
+    pictures = [latents(shown.num_frames) * math.prod(shown.latent_size(stage.geometry)) for shown in stage.pictures]
+    counts = Streams(pictures, [stage.geometry.audio_frames] * stage.sounds)
     return Streams(
         *([np.zeros((count, width), np.float32) for count in of] for of, width in zip(counts, channels, strict=True))
     )

@@ -9,7 +9,7 @@ import numpy as np
 
 from ltx2_cli.core.provenance import History
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import Stage
+from ltx2_cli.plan.stages import Denoise, Stage
 from ltx2_cli.request.spec import Streams
 
 
@@ -54,13 +54,13 @@ def later_steps(plan: Plan, phase: int) -> float:
     def work(stage: Stage) -> int:
         return len(stage.passes) * (stage.geometry.video_tokens + stage.geometry.audio_frames)
 
-    later = [phase.stage for phase in plan.phases[phase + 1 :] if not phase.upsamples]
+    later = [phase.stage for phase in plan.phases[phase + 1 :] if isinstance(phase, Denoise)]
     return sum(stage.steps * work(stage) for stage in later) * len(plan.batches) / work(plan.phases[phase].stage)
 
 
 def missing_contexts(plan: Plan, start: RunState) -> list[str]:
     """The connectors whose text contexts the remaining stages need and `start` lacks."""
-    later = [phase.stage for phase in plan.phases[start.phase :] if not phase.upsamples]
+    later = [phase.stage for phase in plan.phases[start.phase :] if isinstance(phase, Denoise)]
     return [name for name in dict.fromkeys(stage.connectors for stage in later) if name not in start.contexts]
 
 

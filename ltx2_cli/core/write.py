@@ -118,7 +118,7 @@ def _records(
         history = extend_history(history, last, latents_of(state, rows))
     facts = {"model_version": plan.arch.model_version, "fps": str(last.geometry.fps), "stage": last.name}
     size = plan.arch.compression.clip_size(last.geometry.frames, last.geometry.height, last.geometry.width)
-    size = size if plan.spec.running.video else (plan.spec.num_frames, *size[1:])
+    size = size if plan.running.video else (plan.num_frames, *size[1:])
     facts |= dict(zip(SIZE, map(str, size), strict=True))
     for spec, past in zip(requests[rows.start : rows.stop], history, strict=True):
         record, page = (to_yaml(spec, provenance(plan, files, text)) for text in (past, without_sketches(past)))

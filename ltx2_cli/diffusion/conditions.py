@@ -15,11 +15,12 @@ import numpy as np
 from ltx2_cli.request.spec import Streams
 
 Array = jax.Array | np.ndarray
+X0Sigma = Literal["token", "stream"]
 CrossTimestep = Literal["gate", "always", "never"]
 
 
-class Given(NamedTuple):
-    """What one picture or sound gives to its stream."""
+class ConditionTokens(NamedTuple):
+    """Tokens of a stream that one picture or sound gives."""
 
     latents: np.ndarray  # [tokens, channels], normalised
     strength: float
@@ -59,9 +60,9 @@ UNCONDITIONED: Streams[Conditions | None] = Streams(None, None)
 
 
 def conditions(
-    given: Streams[Sequence[Given]],
+    given: Streams[Sequence[ConditionTokens]],
     shapes: Streams[tuple[int, int]],
-    x0_sigma: Literal["token", "stream"],
+    x0_sigma: X0Sigma,
     cross_timestep: CrossTimestep,
     frozen: Streams[bool],
 ) -> Streams[Conditions | None]:
@@ -75,16 +76,13 @@ def conditions(
     return Streams(*(_of_stream(*pair, x0_sigma, cross_timestep) for pair in pairs))
 
 
-def given_whole(given: Sequence[Given], shape: tuple[int, int]) -> bool:
-    """Whether all tokens of a stream of this shape [tokens, channels] are given at full strength."""
-    clean = np.zeros(shape[0], bool)
-    for latents, strength, start in given:
-        clean[start : start + len(latents)] = strength == 1
-    return bool(given) and bool(clean.all())
-
-
 def _of_stream(
-    given: Sequence[Given], shape: tuple[int, int], level_of_stream: float, level_of_other: float, x0: str, cross: str
+    given: Sequence[ConditionTokens],
+    shape: tuple[int, int],
+    level_of_stream: float,
+    level_of_other: float,
+    x0: str,
+    cross: str,
 ) -> Conditions | None:
     if not given and level_of_other == 1:
         return None

@@ -26,7 +26,7 @@ from ltx2_cli.estimate.phases import (
 from ltx2_cli.parallel.devices import device_memory
 from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.plan.decoding import bytes_on_device
-from ltx2_cli.plan.inputs import DENOISER, REFINER
+from ltx2_cli.plan.inputs import DENOISER, STAGE2_DENOISER
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Stage
 from ltx2_cli.plan.work import over_least, step_of
@@ -149,7 +149,9 @@ def compile_and_estimate(plan: Plan, programs: Iterable[Program], report: Report
     results = []
     for program in programs:
         with report.stage(f"compile {program.name}"):
-            sharding = plan.stages[program.stage].sharding if program.network in (DENOISER, REFINER) else plan.sharding
+            sharding = (
+                plan.stages[program.stage].sharding if program.network in (DENOISER, STAGE2_DENOISER) else plan.sharding
+            )
             results.append(compile_program(program, sharding.mesh))
     return estimate_plan(plan, results)
 

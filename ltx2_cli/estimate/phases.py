@@ -12,9 +12,9 @@ from ltx2_cli.core.networks import placement
 from ltx2_cli.core.state import RunState, missing_contexts
 from ltx2_cli.nn.kernels import SCORE_BYTES
 from ltx2_cli.plan.decoding import LIVE_BUFFERS
-from ltx2_cli.plan.inputs import DENOISER, PICTURE_ENCODER, REFINER, SOUND_ENCODER
+from ltx2_cli.plan.inputs import DENOISER, PICTURE_ENCODER, SOUND_ENCODER, STAGE2_DENOISER
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import Stage
+from ltx2_cli.plan.stages import Denoise, Stage, Upsample
 from ltx2_cli.plan.work import text_bytes
 from ltx2_cli.request.spec import AttentionBackend, DType, Streams
 from ltx2_cli.weights.declare import Weight, weights
@@ -31,7 +31,7 @@ PHASES = {
     CONNECT: ("connectors",),
     DENOISE: (DENOISER,),
     UPSAMPLE: ("upsampler", "statistics"),
-    REFINE: (DENOISER, REFINER),
+    REFINE: (DENOISER, STAGE2_DENOISER),
     DECODE: ("vae", "audio_vae", "vocoder"),
 }
 LOOPS = (DENOISE, REFINE)  # the phase of each stage's steps
@@ -59,11 +59,11 @@ class PhaseMemory(NamedTuple):
 def run_phases(plan: Plan, product: Product = Product.clips, start: RunState = START) -> tuple[str, ...]:
     """The phases that a run goes through from `start`, in their order."""
     later = plan.phases[start.phase :]
-    names = [PICTURES] if any(phase.stage.pictures and not phase.upsamples for phase in later) else []
-    names += [SOUND] if any(phase.stage.sounds and not phase.upsamples for phase in later) else []
+    names = [PICTURES] if any(phase.stage.pictures and isinstance(phase, Denoise) for phase in later) else []
+    names += [SOUND] if any(phase.stage.sounds and isinstance(phase, Denoise) for phase in later) else []
     names += [ENCODE, CONNECT] if missing_contexts(plan, start) else []
     for phase in later:
-        names.append(UPSAMPLE if phase.upsamples else REFINE if phase.stage.source else DENOISE)
+        names.append(UPSAMPLE if isinstance(phase, Upsample) else REFINE if phase.stage.source else DENOISE)
     return (*names, *([] if product is Product.latents else [DECODE]))
 
 
@@ -179,4 +179,4 @@ def encoded_pictures(plan: Plan) -> list[tuple[int, int]]:
     """Of each picture that a stage shows, the frames and the patches of one."""
     patches = (plan.arch.vae.spatial_compression_ratio // plan.arch.vae.patch_size) ** 2
     shown = ((stage, picture) for stage in plan.stages for picture in stage.pictures)
-    return [(picture.num_frames, patches * math.prod(stage.latent_size(picture))) for stage, picture in shown]
+    return [(picture.num_frames, patches * math.prod(picture.latent_size(stage.geometry))) for stage, picture in shown]

@@ -274,7 +274,7 @@ def _tilings(decoder: VideoDecoder, cut: int, part: Extent, split: _Split) -> It
         yield tiles, count * read / math.prod(extent)
 
 
-def free_bytes(all_resident: bool, networks: Networks, sharding: ShardingPlan, names: Collection[str]) -> float:
+def bytes_left_after(all_resident: bool, networks: Networks, sharding: ShardingPlan, names: Collection[str]) -> float:
     """Bytes of each device that the weights of these networks leave, or of all networks where they stay resident."""
     held = [
         bytes_on_device(weight, sharding)

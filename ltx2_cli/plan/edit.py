@@ -1,7 +1,7 @@
 """A clip of which a part is made anew, inside it or behind its end: what of it is made at once, which latents of that
 are given, and where what is made belongs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -23,10 +23,11 @@ CUT_OFF = 0.1  # seconds at the end of a sound that hear it end: where a clip go
 
 
 class Edit(NamedTuple):
-    """What is made at once of a clip: some frames of it and their sound."""
+    """The new part of a clip that is edited: some frames and their sound."""
 
-    first: int  # frame of the clip with which it begins
-    latents: Streams[slice]  # those of it that are new; all others are given
+    number: int  # of the clip among the pictures of the plan
+    first: int  # frame of the clip with which the latents begin
+    latents: Streams[slice]  # those that are new; all others are given
     frames: slice  # of the clip, that are new
     seconds: tuple[float, float]  # of the clip, between which its sound is new
 
@@ -114,9 +115,12 @@ def shown_sound(spec: RunSpec, pictures: Sequence[Video]) -> Audio | None:
     return replace(sound, waveform=sound.waveform[start:])
 
 
-def edit_of(condition: ConditionSpec, picture: Video, geometry: Geometry) -> Edit:
-    """How a clip is edited in latents of this geometry. Latents that are partly new are new; what is made behind the
-    clip's end ends where it was asked to."""
+def edit_of(spec: RunSpec, pictures: Sequence[Video], geometry: Geometry) -> Edit | None:
+    """The edit of the request's clip in latents of this geometry; None without such a clip. Latents that are partly new
+    are new; an extension ends at the requested frame."""
+    if (number := edited(spec)) is None:
+        return None
+    condition, picture = spec.conditions[number], pictures[number]
     (begin, end), fps = condition.anew, geometry.fps
     first = first_shown(condition, len(picture.frames))
     edges = first + np.rint(geometry.edges.video * fps).astype(int)
@@ -130,7 +134,7 @@ def edit_of(condition: ConditionSpec, picture: Video, geometry: Geometry) -> Edi
         heard = _overlapping(seconds, min(begin / fps, cut_off), end / fps)
     most = end if end > len(picture.frames) else np.inf  # what is inside a clip ends where its latents do
     frames, span = _span(edges, new, most), _span(seconds, heard, most / fps)
-    return Edit(first, Streams(new, heard), slice(*map(int, frames)), span)
+    return Edit(number, first, Streams(new, heard), slice(*map(int, frames)), span)
 
 
 def _span(edges: np.ndarray, new: slice, most: float) -> tuple[float, float]:
@@ -145,19 +149,15 @@ def _overlapping(edges: np.ndarray, begin: float, end: float) -> slice:
     return slice(int(np.searchsorted(edges[1], begin, "right")), int(np.searchsorted(edges[0], end, "left")))
 
 
-def edit_remarks(spec: RunSpec, pictures: Sequence[Video], geometry: Geometry) -> Iterator[str]:
-    """A sentence on what is made anew."""
-    if (number := edited(spec)) is None:
-        return
-    condition, picture = spec.conditions[number], pictures[number]
+def edit_remark(spec: RunSpec, picture: Video, edit: Edit) -> str:
+    """A sentence on the part of a clip that is regenerated."""
+    condition = spec.conditions[edit.number]
     (begin, end), fps, shown = condition.anew, spec.fps, condition.num_frames or 0
-    edit = edit_of(condition, picture, geometry)
     if end > len(picture.frames):
-        yield f"{picture.path} goes on from its last {shown / fps:.2f} s by {(end - begin) / fps:.2f} s"
-        return
+        return f"{picture.path} goes on from its last {shown / fps:.2f} s by {(end - begin) / fps:.2f} s"
     spans = {"picture": (edit.frames.start / fps, edit.frames.stop / fps), "sound": edit.seconds}
     retaken = [f"{name} {start:.2f} to {stop:.2f} s" for name, (start, stop) in spans.items() if start < stop]
     part = len(picture.frames) - shown >= COMPRESSION
     seen = f"; it sees {edit.first / fps:.2f} to {(edit.first + shown) / fps:.2f} s" if part else ""
     asked = f"{picture.path}: asked {begin / fps:.2f} to {end / fps:.2f} s"
-    yield f"{asked}, whole latents make {', '.join(retaken)} anew{seen}"
+    return f"{asked}, whole latents make {', '.join(retaken)} anew{seen}"

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.lora import preset_lora
@@ -68,13 +69,20 @@ def find_upsampler(name: str | None, checkpoint: Checkpoint, offline: bool) -> t
     return preset_upsampler(name or ""), TensorFiles()
 
 
-def open_second_stage(
-    spec: RunSpec, checkpoint: Checkpoint, offline: bool
-) -> tuple[LatentUpsamplerArch, TensorFiles, Loras]:
+class SecondStage(NamedTuple):
+    """The files of a second stage."""
+
+    upsampler: LatentUpsamplerArch
+    files: TensorFiles  # of the upsampler; none where it is only described
+    loras: Loras
+
+
+def open_second_stage(spec: RunSpec, checkpoint: Checkpoint, offline: bool) -> SecondStage:
+    """The upsampler and the LoRAs of a complete request. Raises `UsageError` for those that cannot be had."""
     opened, problems = collect({"upsampler": partial(find_upsampler, spec.second_stage.upsampler, checkpoint, offline)})
     preset = partial(preset_lora, transformer=checkpoint.networks(spec).transformer)
     loras = open_loras(spec.second_stage.lora or (), offline, problems, preset)
-    return *opened["upsampler"], [lora for lora in loras if lora[1]]
+    return SecondStage(*opened["upsampler"], [lora for lora in loras if lora[1]])
 
 
 def open_loras(

@@ -14,7 +14,7 @@ from ltx2_cli.media.audio import Audio
 from ltx2_cli.media.videos import Video
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.networks import Checkpoint
-from ltx2_cli.plan.edit import edited
+from ltx2_cli.plan.edit import Edit, edit_remark, edited
 from ltx2_cli.plan.recipe import (
     DISTILLED,
     ONE_STAGE,
@@ -58,14 +58,18 @@ def recipe_warnings(spec: RunSpec, arch: Arch) -> Iterator[str]:
         yield f"a distilled model was made for {steps} steps, not {spec.num_inference_steps}: {fitting}"
 
 
-def condition_remarks(spec: RunSpec, pictures: Sequence[Video], sound: Audio | None) -> Iterator[str]:
-    """Sentences about what is seen of each picture and heard of the sound, and how they were read."""
+def condition_remarks(
+    spec: RunSpec, pictures: Sequence[Video], sound: Audio | None, edit: Edit | None
+) -> Iterator[str]:
+    """Sentences about the part of each picture and of the sound that is used, how they were read, and the edit."""
     for picture in pictures:
         cropped = picture.cropped(spec.height, spec.width)
         if remarks := [*picture.remarks, *([cropped] if cropped else [])]:
             yield f"{picture.path}: {'; '.join(remarks)}"
     if sound and (heard := sound.heard(spec.num_frames / spec.fps)):
         yield f"{sound.path}: {heard}"
+    if edit:
+        yield edit_remark(spec, pictures[edit.number], edit)
 
 
 def request_warnings(spec: RunSpec) -> Iterator[str]:

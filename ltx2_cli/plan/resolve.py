@@ -10,19 +10,27 @@ import jax
 from ltx2_cli.diffusion.denoise import Pass, needed_passes
 from ltx2_cli.diffusion.latents import Shape, read_noise
 from ltx2_cli.errors import UsageError
+from ltx2_cli.media.audio import Audio
 from ltx2_cli.models.arch import Arch
-from ltx2_cli.models.lora import find_adapters
 from ltx2_cli.nn.kernels import choose_backend
 from ltx2_cli.parallel.hosts import ALONE
 from ltx2_cli.parallel.mesh import ShardingPlan, lay_out, num_slices
-from ltx2_cli.plan import conditions, inputs, recipe, remarks, stages
-from ltx2_cli.plan.decoding import DecodePlan, free_bytes, plan_tiling, sound_bytes
-from ltx2_cli.plan.edit import edit_remarks
-from ltx2_cli.plan.inputs import DENOISER, PICTURE_ENCODER, REFINER, SOUND_ENCODER, Declared
+from ltx2_cli.plan import conditions, recipe, remarks, stages
+from ltx2_cli.plan.decoding import DecodePlan, bytes_left_after, plan_tiling, sound_bytes
+from ltx2_cli.plan.edit import Edit, edit_of, shown_sound
+from ltx2_cli.plan.inputs import (
+    DENOISER,
+    PICTURE_ENCODER,
+    SOUND_ENCODER,
+    STAGE2_DENOISER,
+    PlanInputs,
+    network_values,
+    open_inputs,
+)
 from ltx2_cli.plan.layout import check_reference_layout, choose_layout, layout_warnings
 from ltx2_cli.plan.open import open_checkpoint, open_loras, open_second_stage
-from ltx2_cli.plan.shown import follows_by_shares
-from ltx2_cli.plan.stages import InitialLatents, Phase, Stage
+from ltx2_cli.plan.placed import weights_references
+from ltx2_cli.plan.stages import Denoise, InitialLatents, Phase, Stage, Upsample
 from ltx2_cli.plan.unused import Request, unused_options
 from ltx2_cli.plan.work import step_of, text_bytes
 from ltx2_cli.request.spec import DType, RunSpec, Streams
@@ -34,7 +42,7 @@ DECODERS = ("vae", "audio_vae", "vocoder")
 
 
 @dataclass(frozen=True)
-class Plan(Declared):
+class Plan(PlanInputs):
     """Everything a run needs to know before it reads a weight."""
 
     spec: RunSpec  # the complete request, for records
@@ -50,15 +58,24 @@ class Plan(Declared):
     text_tokens: int  # of each
     prompts_at_once: int  # that the text encoder reads in a batch
     stages: tuple[Stage, ...]
+    running: Streams[bool]  # the streams that are made
+    num_frames: int  # of a clip
+    edit: Edit | None  # of a clip that is edited; None: clips are all new
+    condition_sound: Audio | None  # that the stages are given: the clip's, or that of the edited clip
     decoding: DecodePlan
     seeds: tuple[int, ...]  # of each video
     batch_size: int  # videos that are made at once
     replicated: tuple[str, ...]  # the networks whose weights lie whole on every device
     warnings: tuple[str, ...]  # sentences about what is legal but probably unintended
 
+    @property
+    def network_values(self) -> tuple[object, ...]:
+        """Equal where two plans have the same networks."""
+        return network_values(self.spec)
+
     def network(self, name: str) -> Any:
-        """The network `name` without its weights; `REFINER` is the denoiser with other numbers."""
-        return self.networks.present()[DENOISER if name == REFINER else name]
+        """The network `name` without its weights; `STAGE2_DENOISER` is the denoiser with other numbers."""
+        return self.networks.present()[DENOISER if name == STAGE2_DENOISER else name]
 
     @property
     def latent_shapes(self) -> Streams[Shape]:
@@ -76,14 +93,14 @@ class Plan(Declared):
         """What a run goes through, in order, between text and decoding."""
         phases: list[Phase] = []
         for number, stage in enumerate(self.stages):
-            phases += [Phase(number, stage, True)] if stage.source else []
-            phases += [Phase(number, stage, False)] if stage.steps else []
+            phases += [Upsample(number, stage)] if stage.source else []
+            phases += [Denoise(number, stage)] if stage.steps else []
         return tuple(phases)
 
 
 def decodes_beside(plan: Plan) -> bool:
     """Whether the decoders fit in memory beside the denoisers, so that clips can be decoded one by one."""
-    room = free_bytes(plan.keep_resident, plan.networks, plan.sharding, (DENOISER, *DECODERS))
+    room = bytes_left_after(plan.keep_resident, plan.networks, plan.sharding, (DENOISER, *DECODERS))
     text = text_bytes(plan.spec, plan.arch.transformer, len(plan.prompts), plan.stages[-1].sharding)
     return room >= plan.decoding.bytes + text
 
@@ -125,13 +142,7 @@ def _plan(spec: RunSpec, devices: Sequence[jax.Device], source: InitialLatents |
         spec = conditions.with_reference_scale(spec, loras)
     spec = recipe.complete_request(spec, checkpoint, devices, source is not None)
     second_stage = open_second_stage(spec, checkpoint, offline) if spec.second_stage.sigmas or source else None
-    networks = checkpoint.networks(spec)
-    adapters = find_adapters(loras, checkpoint.networks(replace(spec, streams="both")))
-    declared = Declared(checkpoint, networks, adapters, (), None, None, refiner_anew=False)
-    if second_stage:
-        upsampler, files, second = second_stage
-        declared = inputs.add_second_stage(declared, upsampler, files, loras, second, spec.dtype)
-    return build_plan(inputs.add_conditions(declared, spec), spec, devices, source)
+    return build_plan(open_inputs(spec, checkpoint, loras, second_stage), spec, devices, source)
 
 
 def stage1_plan(plan: Plan) -> Plan:
@@ -144,44 +155,42 @@ def stage1_plan(plan: Plan) -> Plan:
 
 
 def build_plan(
-    declared: Declared, spec: RunSpec, devices: Sequence[jax.Device], source: InitialLatents | None = None
+    inputs: PlanInputs, spec: RunSpec, devices: Sequence[jax.Device], source: InitialLatents | None = None
 ) -> Plan:
-    """What a complete request means for these networks on these devices. Raises `UsageError` where it cannot be met."""
-    checkpoint, networks, by = declared.checkpoint, declared.networks, declared.upsampling
-    arch = checkpoint.arch
-    if by and source:
-        spec = stages.upsampled_spec(spec, arch, by, source)
-    spec = conditions.with_what_was_read(spec, arch.compression, declared.pictures, declared.sound)
+    """The plan of a complete request for these inputs on these devices. Raises `UsageError` where it cannot be met."""
+    arch, networks, by = inputs.checkpoint.arch, inputs.networks, inputs.upsampling
+    spec = stages.upsampled_spec(spec, arch, by, source) if by and source else spec
+    spec = conditions.with_what_was_read(spec, arch.compression, inputs.pictures, inputs.sound)
     remarks.check_clip(spec, arch)
+    sizes = stages.measure_stages(spec, arch, inputs.pictures, by)
     declared_weights = [weight for module in networks.present().values() for weight in weights(module)]
     heads = {stream.name: stream.heads for stream in arch.transformer.streams}
-    attention, shares = spec.sharding.attention, follows_by_shares(spec)
-    needed = arch.head_sizes, stages.longest_context(spec, arch, by), shares
-    kernel, slow = choose_backend(attention, devices[0], spec.dtype, *needed)
+    longest = max(spec.max_sequence_length, *(size.geometry.video_tokens for size in sizes))
+    attention, weighted = spec.sharding.attention, weights_references(spec)
+    kernel, slow = choose_backend(attention, devices[0], spec.dtype, arch.head_sizes, longest, weighted)
     lay = partial(lay_out, replace(spec.sharding, attention=kernel), devices, declared_weights, heads=heads)
     # also for a second stage alone: encoded and laid out as after the first, the text is the same to the bit
     passes = needed_passes(guidance := stages.recipe_guidance(spec, arch))
     prompts = tuple(dict.fromkeys([spec.prompt, *[spec.negative_prompt] * (Pass.UNCOND in passes)]))
-    step = step_of(spec, arch.transformer, stages.first_geometry(spec, arch, by), passes, len(prompts))
+    step = step_of(spec, arch.transformer, sizes[0].geometry, passes, len(prompts))
     side_by_side = lay(len(passes) * spec.num_videos)
     together = side_by_side if num_slices(devices) > 1 and not by else lay(spec.num_videos)  # slices share rows
     sharding, layout = choose_layout(step, together, side_by_side)
-    all_stages = stages.build_stages(spec, arch, declared.added, by, source, sharding, together if by else sharding)
-    all_stages = tuple(stages.with_sound_of_clip(stage, declared.pictures) for stage in all_stages)
-    if shares:
+    all_stages = stages.build_stages(spec, inputs, sizes, source, sharding, together if by else sharding)
+    if weighted:
         check_reference_layout(all_stages[0].sharding, arch.transformer.num_attention_heads)
-    decoding, room = _plan_decoding(spec, declared, all_stages[-1], sharding)
+    decoding, room = _plan_decoding(spec, inputs, all_stages[-1], sharding)
+    edit = edit_of(spec, inputs.pictures, all_stages[-1].geometry)
     warnings = (
         *remarks.recipe_warnings(spec, arch),
         *unused_options(Request(spec, guidance, by.time if by else None)),
         *((slow,) if slow else ()),
-        *remarks.condition_remarks(spec, declared.pictures, declared.sound),
-        *edit_remarks(spec, declared.pictures, all_stages[-1].geometry),
+        *remarks.condition_remarks(spec, inputs.pictures, inputs.sound, edit),
         *layout_warnings(sharding, arch.transformer.num_attention_heads, decoding, room),
-        *remarks.untrained_warnings(spec, checkpoint, all_stages, prompts),
+        *remarks.untrained_warnings(spec, inputs.checkpoint, all_stages, prompts),
     )
     return Plan(
-        **{field.name: vars(declared)[field.name] for field in fields(Declared)},
+        **{field.name: vars(inputs)[field.name] for field in fields(PlanInputs)},
         spec=spec,
         arch=arch,
         sharding=sharding,
@@ -195,6 +204,10 @@ def build_plan(
         text_tokens=spec.max_sequence_length,
         prompts_at_once=len(prompts) if spec.sharding.use_batched_text_encoder else 1,
         stages=all_stages,
+        running=spec.running,
+        num_frames=spec.num_frames,
+        edit=edit,
+        condition_sound=inputs.sound or shown_sound(spec, inputs.pictures),
         decoding=decoding,
         seeds=spec.seeds,
         batch_size=spec.num_videos,
@@ -203,17 +216,17 @@ def build_plan(
     )
 
 
-def _plan_decoding(spec: RunSpec, declared: Declared, last: Stage, sharding: ShardingPlan) -> tuple[DecodePlan, float]:
+def _plan_decoding(spec: RunSpec, inputs: PlanInputs, last: Stage, sharding: ShardingPlan) -> tuple[DecodePlan, float]:
     """How a stage's latents are decoded, and the bytes on each device that this may take."""
-    networks, clip = declared.networks, last.geometry
+    networks, clip = inputs.networks, last.geometry
     if spec.vae_memory_gb is not None:
         room = spec.vae_memory_gb * 1e9
     else:
-        room = free_bytes(spec.keep_resident, networks, sharding, DECODERS)
+        room = bytes_left_after(spec.keep_resident, networks, sharding, DECODERS)
     # without a picture, one latent of it: the sound lies as the decoder's devices do
     size, devices = (max(clip.frames, 1), clip.height, clip.width), sharding.mesh.devices.ravel()
     sound = 0
-    if spec.running.audio and declared.sound is None:
-        sound = sound_bytes(declared.checkpoint.arch, networks, clip.audio_frames, devices[0])
+    if spec.running.audio and inputs.sound is None:
+        sound = sound_bytes(inputs.checkpoint.arch, networks, clip.audio_frames, devices[0])
     decoding = plan_tiling(networks.vae.decoder, spec.num_videos, size, devices, room, sound)
     return decoding if spec.running.video else replace(decoding, frames_bytes=0), room

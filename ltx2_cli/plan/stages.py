@@ -7,56 +7,63 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ltx2_cli.diffusion.conditions import CrossTimestep, References, X0Sigma
 from ltx2_cli.diffusion.denoise import Pass, needed_passes
-from ltx2_cli.diffusion.geometry import (
-    Geometry,
-    UpsampleFactors,
-    clip_geometry,
-    stage1_size,
-)
+from ltx2_cli.diffusion.geometry import Geometry, UpsampleFactors, clip_geometry, stage1_size
 from ltx2_cli.diffusion.latents import STAGES, Shape, file_shapes, token_shapes
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.videos import Video
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.parallel.mesh import ShardingPlan
-from ltx2_cli.plan.inputs import (
-    CONNECTORS,
-    DENOISER,
-    REFINER,
-    REFINERS_CONNECTORS,
-    LoraDeltas,
-)
-from ltx2_cli.plan.shown import ShownPicture, shown_pictures
+from ltx2_cli.plan.edit import edit_of
+from ltx2_cli.plan.given import GivenTokens, given_tokens, given_whole
+from ltx2_cli.plan.inputs import CONNECTORS, DENOISER, STAGE2_CONNECTORS, STAGE2_DENOISER, PlanInputs
+from ltx2_cli.plan.placed import PlacedPicture, place_pictures, reference_weights
 from ltx2_cli.request.spec import NO_GUIDANCE, Guidance, RunSpec, Streams
 from ltx2_cli.request.spelling import option, typed
 
 REFERENCE_TOKENS = 4096
 FIRST, UPSAMPLED, FINAL = STAGES
 UNGUIDED = Streams(NO_GUIDANCE, NO_GUIDANCE)
+NOTHING_GIVEN: Streams[tuple[GivenTokens, ...]] = Streams((), ())
+NEITHER = Streams(False, False)
 UNREFINED = (0.0,)  # the noise levels of upsampled latents that are left as they are
+
+
+class StageSize(NamedTuple):
+    """The latents of a stage, before it is decided how they lie on the devices."""
+
+    geometry: Geometry
+    shapes: Streams[Shape]  # of one video's latents in a file
+    pictures: tuple[PlacedPicture, ...]  # those behind the grid in the order of `geometry`
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One denoising loop and what it starts from."""
+    """One denoising loop, its initial latents and its conditions."""
 
-    name: str  # of what it leaves, one of `STAGES`
+    name: str  # of its result, one of `STAGES`
     geometry: Geometry
     shapes: Streams[Shape]  # of one video's latents in a file
+    pictures: tuple[PlacedPicture, ...]  # those behind the grid in the order of `geometry`
     sigmas: np.ndarray  # float32 [steps + 1]; no steps: nothing is denoised
     sharding: ShardingPlan  # of its network and the loop
     passes: tuple[Pass, ...] = (Pass.COND,)
     guidance: Streams[Guidance] = UNGUIDED
     stg_blocks: tuple[int, ...] = ()
-    network: str = DENOISER  # or REFINER
-    connectors: str = CONNECTORS  # that make the text it reads, or REFINERS_CONNECTORS
+    network: str = DENOISER  # or STAGE2_DENOISER
+    connectors: str = CONNECTORS  # that make the text it reads, or STAGE2_CONNECTORS
     source: Streams[Shape] | None = None  # of the latents that it upsamples and noises first; None: it begins as noise
     noise: str | None = None  # file of the initial noise; None: it is drawn
     adain: float = 0.0  # how far upsampled latents are moved to the statistics they had
     tone_map: float = 0.0  # how far their range is compressed
     keep_audio: bool = False  # the sound is that of the source
-    pictures: tuple[ShownPicture, ...] = ()  # those behind the grid in the order of `geometry`
-    sounds: tuple[float, ...] = ()  # the strength of each that is given, as long as the stage's
+    sounds: int = 0  # that are given, each as long as the stage's
+    given: Streams[tuple[GivenTokens, ...]] = NOTHING_GIVEN  # of `pictures`, and of the sounds
+    frozen: Streams[bool] = NEITHER  # the stream is given whole: nothing of it is made
+    references: References | None = None  # None: tokens attend to all tokens alike
+    x0_sigma: X0Sigma = "token"
+    cross_timestep: CrossTimestep = "gate"
 
     @property
     def steps(self) -> int:
@@ -74,18 +81,24 @@ class Stage:
         """Whether a program draws noise: for the clip, or for what lies behind its grid."""
         return self.noise is None or self.geometry.video_tokens > self.geometry.grid_tokens
 
-    def latent_size(self, shown: ShownPicture) -> tuple[int, int]:
-        """Height and width of a picture's latents."""
-        downscale = shown.reference.scale.downscale if shown.reference else 1
-        return self.geometry.height // downscale, self.geometry.width // downscale
 
-
-class Phase(NamedTuple):
-    """A part of a run: all latents are upsampled to what a stage begins with, or the stage's steps, batch by batch."""
+@dataclass(frozen=True)
+class Upsample:
+    """The phase in which all latents are upsampled to the initial latents of a stage."""
 
     number: int  # of the stage
     stage: Stage
-    upsamples: bool
+
+
+@dataclass(frozen=True)
+class Denoise:
+    """The phase of a stage's steps, batch by batch."""
+
+    number: int  # of the stage
+    stage: Stage
+
+
+Phase = Upsample | Denoise
 
 
 class InitialLatents(NamedTuple):
@@ -106,68 +119,33 @@ def _faster(spec: RunSpec, by: UpsampleFactors) -> int:
     return 1 if spec.second_stage.temporal_upsample == "duration" else by.time
 
 
-def build_stages(
-    spec: RunSpec,
-    arch: Arch,
-    added: LoraDeltas,
-    by: UpsampleFactors | None,
-    source: InitialLatents | None,
-    guided: ShardingPlan,
-    unguided: ShardingPlan,
-) -> tuple[Stage, ...]:
-    """All stages of a run, or the one that goes on from `source`, upsampled `by`; `guided` is laid out for all passes,
-    `unguided` for one. Raises `UsageError` for a size that no upsampler makes."""
-    size, fps = (spec.num_frames, spec.height, spec.width), spec.fps
+def measure_stages(
+    spec: RunSpec, arch: Arch, pictures: Sequence[Video], by: UpsampleFactors | None
+) -> tuple[StageSize, ...]:
+    """The latents of one stage, or of two where they are upsampled `by`. Raises `UsageError` for a size that no
+    upsampler makes, and for conditions that a first stage cannot have."""
+    size = spec.num_frames, spec.height, spec.width
+    last = _measure(spec, arch, pictures, size, spec.fps, last=by is not None)
     if by is None:
-        return (_first_stage(spec, arch, FINAL, size, fps, guided),)
-    stages: tuple[Stage, ...] = ()
+        return (last,)
     if by.time > 1 and any((condition.num_frames or 1) > 1 for condition in spec.conditions):
         sentence = "a video cannot be shown where the upsampler adds frames: the first stage has fewer"
         raise UsageError(sentence, f"{typed('second_stage.upsampler', 'FILE')} of a spatial one, or a picture")
     if by.time > _faster(spec, by) and spec.audio:
         sentence = "a sound cannot be given where the upsampler stretches the clip: the first stage is shorter"
         raise UsageError(sentence, f"{typed('second_stage.temporal_upsample', 'fps')}, or no {option('audio')}")
-    if source is None:
-        small = stage1_size(*size, by, arch.compression)
-        # The second stage takes the weights where they lie, but for those that its LoRAs are merged into.
-        sharding = guided if REFINER in added else unguided
-        stages = (_first_stage(spec, arch, FIRST, small, fps / _faster(spec, by), sharding),)
-    sigmas = np.asarray(spec.second_stage.sigmas or UNREFINED, np.float32)
-    last = Stage(
-        FINAL if len(sigmas) > 1 else UPSAMPLED,
-        *_measure(spec, arch, size, fps, last=True),
-        sigmas,
-        unguided,
-        network=REFINER if REFINER in added else DENOISER,
-        connectors=REFINERS_CONNECTORS if REFINERS_CONNECTORS in added else CONNECTORS,
-        source=source.shapes if source else stages[0].shapes,
-        adain=spec.second_stage.adain,
-        tone_map=spec.second_stage.tone_map,
-        keep_audio=bool(spec.second_stage.keep_audio),
-    )
-    return (*stages, _with_conditions(last, spec, arch, spec.num_frames, last=True))
-
-
-def _with_conditions(stage: Stage, spec: RunSpec, arch: Arch, num_frames: int, last: bool = False) -> Stage:
-    """A stage of so many frames, the `last` of two or the first, with what it is given."""
-    pictures, sounds = shown_pictures(spec, arch.compression, num_frames, last), (1.0,) if spec.audio else ()
-    return replace(stage, pictures=pictures, sounds=sounds)
-
-
-def with_sound_of_clip(stage: Stage, pictures: Sequence[Video]) -> Stage:
-    """A stage that is given the sound of a clip too, where one of `pictures` has it."""
-    heard = (shown.strength for shown in stage.pictures if pictures[shown.number].audio)
-    return replace(stage, sounds=(*stage.sounds, *heard))
+    small, fps = stage1_size(*size, by, arch.compression), spec.fps / _faster(spec, by)
+    return _measure(spec, arch, pictures, small, fps, last=False), last
 
 
 def _measure(
-    spec: RunSpec, arch: Arch, size: tuple[int, int, int], fps: float, last: bool = False
-) -> tuple[Geometry, Streams[Shape]]:
-    """The latents of a clip with the pictures it shows, and the shapes of one video's in a file. Raises `UsageError`
-    where references of their size have no whole latents."""
-    shown = shown_pictures(spec, arch.compression, size[0], last)
-    keyframes = tuple(chain(*(picture.keyframes(arch.compression.frames) for picture in shown)))
-    references = tuple(picture.reference for picture in shown if picture.reference)
+    spec: RunSpec, arch: Arch, pictures: Sequence[Video], size: tuple[int, int, int], fps: float, last: bool
+) -> StageSize:
+    """The latents of a clip of this size (frames, height, width), in the `last` of two stages or the first. Raises
+    `UsageError` where references of their size have no whole latents."""
+    placed = place_pictures(spec, pictures, arch.compression, size[0], last)
+    keyframes = tuple(chain(*(picture.keyframes(arch.compression.frames) for picture in placed)))
+    references = tuple(picture.reference for picture in placed if picture.reference)
     geometry = clip_geometry(*size, fps, arch.compression, arch.transformer.scales, keyframes, references)
     frames, audio_frames = geometry.frames * spec.running.video, geometry.audio_frames * spec.running.audio
     geometry = replace(geometry, frames=frames, audio_frames=audio_frames)
@@ -178,29 +156,31 @@ def _measure(
             sentence = f"references of 1/{downscale} of {size[2]}x{size[1]} do not divide into this model's latents"
             raise UsageError(sentence, f"nearest, of the first stage: {width}x{height}")
     channels = Streams(arch.transformer.in_channels, arch.transformer.audio_in_channels)
-    return geometry, file_shapes(geometry, channels, arch.audio_vae.latent_mels)
+    return StageSize(geometry, file_shapes(geometry, channels, arch.audio_vae.latent_mels), placed)
 
 
-def first_geometry(spec: RunSpec, arch: Arch, by: UpsampleFactors | None) -> Geometry:
-    """The latents of the stage that begins as noise, the first of two where they are upsampled `by`."""
-    size, fps = (spec.num_frames, spec.height, spec.width), spec.fps
-    if by is not None:
-        size, fps = stage1_size(*size, by, arch.compression), fps / _faster(spec, by)
-    return _measure(spec, arch, size, fps)[0]
+def build_stages(
+    spec: RunSpec,
+    inputs: PlanInputs,
+    sizes: Sequence[StageSize],
+    source: InitialLatents | None,
+    guided: ShardingPlan,
+    unguided: ShardingPlan,
+) -> tuple[Stage, ...]:
+    """All stages of a run, or the one that goes on from `source`; `guided` is laid out for all passes, `unguided` for
+    one."""
+    if len(sizes) == 1:
+        return (_first_stage(spec, inputs, FINAL, sizes[0], guided),)
+    # The second stage takes the weights where they lie, but for those that its LoRAs are merged into.
+    first = _first_stage(spec, inputs, FIRST, sizes[0], guided if STAGE2_DENOISER in inputs.lora_deltas else unguided)
+    second = _second_stage(spec, inputs, sizes[1], source.shapes if source else first.shapes, unguided)
+    return (second,) if source else (first, second)
 
 
-def longest_context(spec: RunSpec, arch: Arch, by: UpsampleFactors | None) -> int:
-    """The tokens of the longest context of any attention: a stage's video, or the text."""
-    size = spec.num_frames, spec.height, spec.width
-    last, _ = _measure(spec, arch, size, spec.fps, last=by is not None)
-    return max(last.video_tokens, first_geometry(spec, arch, by).video_tokens, spec.max_sequence_length)
-
-
-def _first_stage(
-    spec: RunSpec, arch: Arch, name: str, size: tuple[int, int, int], fps: float, sharding: ShardingPlan
-) -> Stage:
+def _first_stage(spec: RunSpec, inputs: PlanInputs, name: str, size: StageSize, sharding: ShardingPlan) -> Stage:
     """The stage that begins as noise."""
-    guidance, (geometry, shapes) = recipe_guidance(spec, arch), _measure(spec, arch, size, fps)
+    arch, geometry = inputs.checkpoint.arch, size.geometry
+    guidance = recipe_guidance(spec, arch)
     if spec.sigmas is not None:
         sigmas = np.asarray(spec.sigmas, np.float32)
     else:
@@ -208,13 +188,51 @@ def _first_stage(
         tokens = geometry.video_tokens if spec.shift_tokens == "actual" and spec.running.video else REFERENCE_TOKENS
         sigmas = arch.scheduler.sigmas(spec.num_inference_steps, tokens)
     passes, blocks = needed_passes(guidance), spec.stg_blocks or ()
-    stage = Stage(name, geometry, shapes, sigmas, sharding, passes, guidance, blocks)
-    stage = replace(stage, noise=spec.initial_noise)
-    return _with_conditions(stage, spec, arch, size[0])
+    stage = Stage(name, *size, sigmas, sharding, passes, guidance, blocks, noise=spec.initial_noise)
+    return _with_conditions(stage, spec, inputs)
+
+
+def _second_stage(
+    spec: RunSpec, inputs: PlanInputs, size: StageSize, source: Streams[Shape], sharding: ShardingPlan
+) -> Stage:
+    """The stage that upsamples and refines."""
+    deltas, sigmas = inputs.lora_deltas, np.asarray(spec.second_stage.sigmas or UNREFINED, np.float32)
+    stage = Stage(
+        FINAL if len(sigmas) > 1 else UPSAMPLED,
+        *size,
+        sigmas,
+        sharding,
+        network=STAGE2_DENOISER if STAGE2_DENOISER in deltas else DENOISER,
+        connectors=STAGE2_CONNECTORS if STAGE2_CONNECTORS in deltas else CONNECTORS,
+        source=source,
+        adain=spec.second_stage.adain,
+        tone_map=spec.second_stage.tone_map,
+        keep_audio=bool(spec.second_stage.keep_audio),
+    )
+    return _with_conditions(stage, spec, inputs)
+
+
+def _with_conditions(stage: Stage, spec: RunSpec, inputs: PlanInputs) -> Stage:
+    strengths = [1.0] if spec.audio else []
+    strengths += [placed.strength for placed in stage.pictures if inputs.pictures[placed.number].audio]
+    edit = edit_of(spec, inputs.pictures, stage.geometry)
+    given = given_tokens(stage.pictures, strengths, stage.geometry, inputs.checkpoint.arch.compression, edit)
+    whole = Streams(
+        *(given_whole(*pair) for pair in zip(given, (shape[0] for shape in stage.token_shapes), strict=True))
+    )
+    return replace(
+        stage,
+        sounds=len(strengths),
+        given=given,
+        frozen=whole._replace(video=whole.video and edit is not None),
+        references=reference_weights(spec, inputs.pictures, stage.pictures, stage.geometry),
+        x0_sigma=spec.x0_sigma,
+        cross_timestep=spec.cross_timestep,
+    )
 
 
 def recipe_guidance(spec: RunSpec, arch: Arch) -> Streams[Guidance]:
-    """The guidance of the first stage: of the streams that it makes. A sound that is given is not led anywhere."""
+    """The guidance of the first stage: of the streams that it makes. Given sound has no guidance."""
     asked = (vars(spec.guidance.video), vars(spec.guidance.audio))
     guidance = Streams(*(Guidance(*(scale for scale in stream.values() if scale is not None)) for stream in asked))
     if not all(spec.running):  # a stream alone has none to come closer to

@@ -27,12 +27,13 @@ from loras import ORIGINAL, write_lora
 from ltx2_cli.cli.worker import Run as PlannedRun
 from ltx2_cli.cli.worker import Worker
 from ltx2_cli.core.checkpoint import RunCheckpointer
-from ltx2_cli.core.networks import Components, network_values
+from ltx2_cli.core.networks import Components
 from ltx2_cli.core.run import load
 from ltx2_cli.core.state import RunState
 from ltx2_cli.core.write import write
 from ltx2_cli.errors import MAKE_ROOM
 from ltx2_cli.parallel.devices import DeviceMemory
+from ltx2_cli.plan.inputs import network_values
 from ltx2_cli.plan.resolve import Plan, resolve
 from ltx2_cli.request.profiles import read_spec, to_yaml
 from ltx2_cli.run.claims import this_process

@@ -13,11 +13,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from clips import PROMPT, Case, Checkpoint, Size, plan_of
 from ltx2_cli.core import join
-from ltx2_cli.core.conditions import _shown
+from ltx2_cli.core.conditions import _frames
 from ltx2_cli.core.networks import Components
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import load
-from ltx2_cli.core.stage_programs import _given_tokens, _no_latents
+from ltx2_cli.core.stage_programs import _conditions, _no_latents
 from ltx2_cli.core.write import write
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.audio import read_audio
@@ -26,7 +26,7 @@ from ltx2_cli.media.videos import read_whole_video
 from ltx2_cli.media.write import write_mp4
 from ltx2_cli.models.networks import open_folder
 from ltx2_cli.models.video_vae import VideoVAE
-from ltx2_cli.plan.edit import NOTHING, edit_of
+from ltx2_cli.plan.edit import NOTHING
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.declare import Scope
@@ -99,7 +99,8 @@ def test_a_clip_goes_on_behind_its_end(checkpoint: Checkpoint, clip: Path, tmp_p
 def test_a_clip_goes_on_before_its_sound_hears_its_end(checkpoint: Checkpoint, clip: Path) -> None:
     """It ends at 1.04 s. Frames 16 to 41 are made, from 0.67 s on; the token of 0.25 to 0.29 s is the first new one."""
     plan = edited(checkpoint, clip, (25, 41))
-    made = edit_of(plan.spec.conditions[0], plan.pictures[0], plan.stages[0].geometry)
+    made = plan.edit
+    assert made
     assert (made.first, made.frames) == (16, slice(25, 41))
     assert made.latents == Streams(slice(2, 4), slice(7, 26))
     np.testing.assert_allclose(made.seconds, (16 / 24 + 0.25, 16 / 24 + 1.01), atol=1e-6)
@@ -111,10 +112,10 @@ def test_a_part_of_a_long_clip_is_made_of_what_is_around_it(
 ) -> None:
     """Nine of 25 frames, two latents, of which the second is new; at the end of the clip it is the last one."""
     plan = edited(checkpoint, clip, anew, num_frames=9, case=SHORT)
-    (condition,), (picture,), (stage,) = plan.spec.conditions, plan.pictures, plan.stages
-    made = edit_of(condition, picture, stage.geometry)
+    (picture,), ((placed,),), made = plan.pictures, [stage.pictures for stage in plan.stages], plan.edit
+    assert made
     assert (made.first, made.frames, made.latents.video) == (first, frames, slice(1, 2))
-    np.testing.assert_array_equal(_shown(plan, picture.frames, condition), picture.frames[first : first + 9])
+    np.testing.assert_array_equal(_frames(picture, placed), picture.frames[first : first + 9])
     assert f"it sees {first / 24:.2f} to {(first + 9) / 24:.2f} s" in plan.warnings[-1]
 
 
@@ -143,7 +144,7 @@ def test_a_clip_without_sound_stays_without(checkpoint: Checkpoint, tmp_path: Pa
     with pytest.raises(UsageError, match="has no sound that could be made anew"):
         edited(checkpoint, path, (4, 9), streams="sound")
     plan = edited(checkpoint, path, (4, 9))
-    assert plan.stages[0].sounds == ()
+    assert plan.stages[0].sounds == 0
     made = Media(plan.pictures[0].frames, tone(1, RATE), 24.0, RATE)
     clip = join._with_kept(plan, made)
     assert clip.original
@@ -184,8 +185,9 @@ def test_what_is_kept_whole_is_clean_for_the_other_stream(
     """Frames 10 to 14 lie in the third of 4 latents; 0.417 to 0.583 s in those of sound from 0.41 to 0.61 s."""
     plan = edited(checkpoint, clip, (10, 14), streams=streams)
     (stage,) = plan.stages
-    assert edit_of(plan.spec.conditions[0], plan.pictures[0], stage.geometry).latents == new
-    held = _given_tokens(plan, stage, _no_latents(plan, stage))
+    assert plan.edit
+    assert plan.edit.latents == new
+    held = _conditions(stage, _no_latents(plan, stage))
     assert [tokens and tokens.text for tokens in held] == [*levels]
 
 

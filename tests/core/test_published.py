@@ -138,7 +138,7 @@ def test_each_stage_of_the_dev_file_has_a_denoiser(folder: Path) -> None:
         ("transformer", tuple(Pass)),
         ("refiner", (Pass.COND,)),
     ]
-    assert (len(plan.added["transformer"]), len(plan.added["refiner"])) == (0, 1660)
+    assert (len(plan.lora_deltas["transformer"]), len(plan.lora_deltas["refiner"])) == (0, 1660)
     assert plan.stages[1].sigmas.tolist() == pytest.approx([0.909375, 0.725, 0.421875, 0.0])
     assert plan.spec.second_stage.keep_audio
     assert plan.warnings == ()
@@ -146,7 +146,7 @@ def test_each_stage_of_the_dev_file_has_a_denoiser(folder: Path) -> None:
 
 def test_the_distilled_lora_gives_the_dev_file_the_distilled_recipe(folder: Path) -> None:
     plan = plan_of(folder, DEV, lora=[str(folder / "ltx-2.3-22b-distilled-lora-384.safetensors:1.0")])
-    assert len(plan.added["transformer"]) == 1660
+    assert len(plan.lora_deltas["transformer"]) == 1660
     assert (plan.spec.recipe, plan.stages[0].passes) == ("distilled", (Pass.COND,))
     assert plan.warnings == ()
 

@@ -166,7 +166,7 @@ def test_a_second_stage_has_neither_references_nor_their_lora(
     check_live_bytes(plan, report.samples)
     source = InitialLatents(plan.stages[0].shapes, plan.spec.fps)
     alone = plan_of(checkpoint, case, 5, lora=[str(files.lora), other], source=source, **second)
-    assert (len(alone.stages), alone.stages[0].pictures, alone.refiner_anew) == (1, (), True)
+    assert (len(alone.stages), alone.stages[0].pictures, alone.reload_stage2) == (1, (), True)
 
 
 def same(one: object, other: object) -> bool:

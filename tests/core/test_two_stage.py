@@ -34,7 +34,7 @@ from ltx2_cli.core.run import START, load, state_from_latents
 from ltx2_cli.core.write import write
 from ltx2_cli.diffusion.latents import pack, unpack
 from ltx2_cli.errors import UsageError
-from ltx2_cli.plan.inputs import DENOISER, REFINER
+from ltx2_cli.plan.inputs import DENOISER, STAGE2_DENOISER
 from ltx2_cli.plan.resolve import Plan, stage1_plan
 from ltx2_cli.plan.stages import InitialLatents
 from ltx2_cli.request.spec import Streams
@@ -224,7 +224,9 @@ def test_a_lora_of_the_connectors_changes_only_the_second_stages_text(
     assert relative_error(plain.video, wanted.video) > 1e-3
     other = write_lora(tmp_path / "other.safetensors", checkpoint.pipeline, OF_2_0, 4)
     with_both = asked(checkpoint, folder, **{"second_stage.lora": [str(lora)]}, lora=[str(other)])
-    ranks = {name: with_both.added[name]["text_proj_in.weight"].rank for name in ("connectors", "refiner_connectors")}
+    ranks = {
+        name: with_both.lora_deltas[name]["text_proj_in.weight"].rank for name in ("connectors", "refiner_connectors")
+    }
     assert ranks == {"connectors": 4, "refiner_connectors": 8}
 
 
@@ -280,7 +282,7 @@ def test_a_resident_run_makes_the_same_latents_again(
         latents = unpack(make_latents(components.plan, components), components.plan.latent_shapes)
         for got, wanted in zip(latents, both, strict=True):
             np.testing.assert_array_equal(got, wanted)
-        assert {DENOISER, REFINER} & components.resident.keys() == {REFINER}
+        assert {DENOISER, STAGE2_DENOISER} & components.resident.keys() == {STAGE2_DENOISER}
 
 
 @pytest.mark.parametrize("sharding", ["single", {"profile": "trillium", "mesh": {"passes": 4, "heads": 2}}])
@@ -295,7 +297,7 @@ def test_no_second_denoiser_is_in_memory(
     spied(monkeypatch, lambda file, name: seen.append(live_bytes().total()) if file == lora else None)
     list(write(plan, load(plan), report := LiveBytes(Report())))
     check_live_bytes(plan, report.samples)
-    added = plan.added[REFINER]
+    added = plan.lora_deltas[STAGE2_DENOISER]
     changed = [each for each in weights(plan.networks.transformer) if any(name in added for name, _ in each.tensors())]
     assert (len(changed), len(seen)) == (8, 2 * len(added))  # both factors of each tensor
     assert max(seen) - seen[0] < min(4 * prod(weight.get_value().shape) for weight in changed)
@@ -322,7 +324,7 @@ def test_the_merged_denoiser_has_the_shapes_of_its_programs(checkpoint: Checkpoi
     sharding = {"profile": "trillium", "mesh": {"passes": 4, "heads": 2}}
     plan = asked(checkpoint, folder, sharding=sharding)
     components = Components(plan)
-    for name in (DENOISER, REFINER):
+    for name in (DENOISER, STAGE2_DENOISER):
         with components.use(name, Report()) as loaded:
             jax.tree.map(lambda x, y: assert_same(x, y), loaded, abstract_network(plan, name))
 

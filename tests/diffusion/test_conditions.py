@@ -1,4 +1,4 @@
-"""Given tokens: whose noise level they have, what they begin with, and where they end."""
+"""ConditionTokens tokens: whose noise level they have, what they begin with, and where they end."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ltx2_cli.diffusion.conditions import Conditions, Given, conditions, given_whole, initial_latents
+from ltx2_cli.diffusion.conditions import Conditions, ConditionTokens, conditions, initial_latents
 from ltx2_cli.diffusion.denoise import GuidanceWeights, denoise
 from ltx2_cli.request.spec import Streams
 
@@ -23,7 +23,7 @@ def normal(*shape: int) -> np.ndarray:
 def given(strengths: tuple[float, ...], rule: Any = "token") -> Conditions:
     """The first two tokens, and the last, one after the other."""
     places = zip((0, 6), (2, 1), strengths, strict=False)
-    pictures = [Given(normal(tokens, CHANNELS), strength, start) for start, tokens, strength in places]
+    pictures = [ConditionTokens(normal(tokens, CHANNELS), strength, start) for start, tokens, strength in places]
     held = conditions(Streams(pictures, ()), SHAPES, rule, "gate", MADE)
     assert held.video is not None
     assert held.audio is None
@@ -68,7 +68,7 @@ def test_a_full_strength_never_moves_a_token() -> None:
     [("gate", [1, 0.75], [1, 1]), ("always", [1, 1], [1, 1]), ("never", [1, 0.75], [1, 0.75])],
 )
 def test_where_the_other_streams_noise_level_is_read(rule: Any, cross: list[float], gate: list[float]) -> None:
-    held, none = conditions(Streams([Given(normal(2, CHANNELS), 0.25, 3)], ()), SHAPES, "token", rule, MADE)
+    held, none = conditions(Streams([ConditionTokens(normal(2, CHANNELS), 0.25, 3)], ()), SHAPES, "token", rule, MADE)
     assert held is not None
     assert held.level.tolist() == [0, 0, 0, 1, 1, 0, 0]
     assert [held.own.tolist(), held.x0.tolist()] == [[1, 0.75]] * 2
@@ -87,7 +87,7 @@ def test_where_the_other_streams_noise_level_is_read(rule: Any, cross: list[floa
 )
 def test_a_frozen_sound_is_clean_for_the_picture(rule: Any, cross: Any, gate: Any) -> None:
     """The text and the picture read no noise of it; it reads that of the picture."""
-    whole = Given(normal(TOKENS, CHANNELS), 1.0, 0)
+    whole = ConditionTokens(normal(TOKENS, CHANNELS), 1.0, 0)
     video, audio = conditions(Streams((), [whole]), SHAPES, "token", rule, Streams(False, True))
     assert video is not None
     assert audio is not None
@@ -100,8 +100,7 @@ def test_a_frozen_sound_is_clean_for_the_picture(rule: Any, cross: Any, gate: An
 @pytest.mark.parametrize(("tokens", "strength"), [(TOKENS - 1, 1.0), (TOKENS, 0.9)])
 def test_a_part_of_a_sound_leaves_the_rest_noisy(tokens: int, strength: float) -> None:
     """The later one over the former where they meet."""
-    parts = [Given(normal(tokens, CHANNELS), strength, 0), Given(normal(2, CHANNELS), strength, 3)]
-    assert not given_whole(parts, SHAPES.audio)
+    parts = [ConditionTokens(normal(tokens, CHANNELS), strength, 0), ConditionTokens(normal(2, CHANNELS), strength, 3)]
     video, audio = conditions(Streams((), parts), SHAPES, "token", "gate", MADE)
     assert video is None
     assert audio is not None
@@ -118,10 +117,3 @@ def test_given_tokens_begin_at_their_own_noise_level() -> None:
     np.testing.assert_allclose(latents.video[:, 2:5], latents.audio[:, 2:], rtol=1e-5)
     np.testing.assert_allclose(latents.video[:, :2], 0.6 * held.clean[:2] + 0.4 * noise[:, :2], rtol=1e-5)
     np.testing.assert_array_equal(latents.video[:, 6], held.clean[[6, 6]])
-
-
-def test_a_stream_is_whole_where_all_tokens_are_clean() -> None:
-    first, later = Given(normal(4, CHANNELS), 1.0, 0), Given(normal(TOKENS - 3, CHANNELS), 1.0, 3)
-    assert given_whole([first, later], SHAPES.video)
-    assert not given_whole([first, later._replace(strength=0.99)], SHAPES.video)
-    assert not given_whole([], (0, CHANNELS))

@@ -118,5 +118,5 @@ def test_decoders_beside_the_denoiser_leave_room_for_its_text(monkeypatch: pytes
     text = text_bytes(plan.spec, plan.arch.transformer, len(plan.prompts), plan.sharding)
     assert 2.41e9 < text < 2.5e9
     for free, beside in ((plan.decoding.bytes + text, True), (plan.decoding.bytes + text - 1, False)):
-        monkeypatch.setattr("ltx2_cli.plan.resolve.free_bytes", lambda *_, free=free: free)
+        monkeypatch.setattr("ltx2_cli.plan.resolve.bytes_left_after", lambda *_, free=free: free)
         assert decodes_beside(plan) == beside

@@ -1,0 +1,93 @@
+"""Where a stage shows the pictures, videos and references of a request."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ltx2_cli.diffusion.conditions import References
+from ltx2_cli.diffusion.geometry import Geometry, ReferenceGrid, ReferenceScale, VAECompression
+from ltx2_cli.media.images import mean_light
+from ltx2_cli.media.videos import Video
+from ltx2_cli.plan.edit import first_shown
+from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.request.validation import SHOWN
+
+LEAST_BIAS = -10_000  # of a score, where the strength is 0 and the bias linear
+
+
+class PlacedPicture(NamedTuple):
+    """A picture or video of the plan in a stage: shown at a frame, or followed as a reference."""
+
+    number: int  # of the picture in the plan
+    frame: float  # of the stage's clip, where it begins; 0: in place of its first latents, else behind its grid
+    strength: float
+    num_frames: int
+    reference: ReferenceGrid | None = None  # behind all that is shown
+    skipped: int = 0  # frames of the file before the first that is encoded
+    crf: int | None = None  # of the compression before it is encoded; None: it is not compressed
+
+    @property
+    def behind(self) -> bool:
+        """Whether its tokens lie behind the grid."""
+        return bool(self.frame or self.reference)
+
+    def keyframes(self, compression: int) -> list[tuple[float, float]]:
+        """The frames of the clip between which each of its latents lies, if these are behind the grid. That of a single
+        frame lasts as long."""
+        if not self.frame:
+            return []
+        latents, length = (self.num_frames - 1) // compression + 1, compression if self.num_frames > 1 else 1
+        return [(self.frame + compression * i, self.frame + compression * i + length) for i in range(latents)]
+
+    def latent_size(self, geometry: Geometry) -> tuple[int, int]:
+        """Height and width of its latents in a stage of this geometry."""
+        downscale = self.reference.scale.downscale if self.reference else 1
+        return geometry.height // downscale, geometry.width // downscale
+
+
+def place_pictures(
+    spec: RunSpec, pictures: Sequence[Video], compression: VAECompression, num_frames: int, last: bool
+) -> tuple[PlacedPicture, ...]:
+    """The pictures of a stage of so many frames, at the moments of the clip that is asked for. Behind them the
+    references, which the `last` of two stages has not."""
+    rate, shown = (num_frames - 1) / max(spec.num_frames - 1, 1), list[PlacedPicture]()
+    references = list[PlacedPicture]()
+    for number, (condition, picture) in enumerate(zip(spec.conditions, pictures, strict=True)):
+        frame, count = condition.frame, condition.num_frames or 1
+        if condition.kind == "reference" and not last:
+            scale = ReferenceScale(condition.downscale or 1, condition.temporal_scale or 1)
+            grid = ReferenceGrid(compression.latents(count), scale)
+            references.append(PlacedPicture(number, 0, condition.strength, count, grid))
+        elif condition.kind in SHOWN:
+            start = frame if frame >= 0 else max(spec.num_frames + frame - count + 1, 0)
+            skipped = first_shown(condition, len(picture.frames)) if condition.kind == "clip" else 0
+            crf = spec.image_crf if condition.kind == "image" else None
+            shown.append(PlacedPicture(number, start * rate, condition.strength, count, None, skipped, crf))
+    return (*shown, *references)
+
+
+def weights_references(spec: RunSpec) -> bool:
+    """Whether a clip and its references attend to each other less than to themselves."""
+    kinds = {condition.kind for condition in spec.conditions}
+    return "reference" in kinds and (spec.reference_strength < 1 or "mask" in kinds)
+
+
+def reference_weights(
+    spec: RunSpec, pictures: Sequence[Video], placed: Sequence[PlacedPicture], geometry: Geometry
+) -> References | None:
+    """How tokens and those of a stage's references attend to each other, where a strength or a mask says so."""
+    if not geometry.references or not weights_references(spec):
+        return None
+    read = zip(pictures, spec.conditions, strict=True)
+    masks = [picture.frames for picture, condition in read if condition.kind == "mask"]
+    grid, shown, *counts = geometry.token_counts
+    strengths: list[np.ndarray] = [np.ones(grid + shown)]
+    for picture, count in zip((picture for picture in placed if picture.reference), counts, strict=True):
+        height, width = picture.latent_size(geometry)
+        size = count // (height * width), height, width
+        light = mean_light(masks[0][: picture.num_frames], *size) if masks else np.ones(size)
+        strengths.append(spec.reference_strength * light.ravel())
+    strength = np.concatenate(strengths)
+    shares = np.exp(LEAST_BIAS * (1 - strength)) if spec.reference_bias == "linear" else strength
+    return References(geometry.token_counts, shares.astype(np.float32))
