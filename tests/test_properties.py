@@ -46,7 +46,7 @@ from ltx2_cli.request.profiles import checked_spec, read_spec, to_yaml
 from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.request.spelling import NAMES
 from ltx2_cli.request.validation import RANGES
-from ltx2_cli.run.inspect import inspect
+from ltx2_cli.runs.inspect import inspect
 from program import run_program
 
 LONGEST = 10.0  # seconds

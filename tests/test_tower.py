@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import ltx2_cli
+
 PACKAGE = Path(__file__).parent.parent / "ltx2_cli"
 TOWER = (
     {
@@ -28,7 +30,7 @@ TOWER = (
     {"plan"},
     {"core"},
     {"estimate"},
-    {"console", "run"},
+    {"console", "runs"},
     {"cli", "__main__", "__init__"},
 )
 LEVEL = {storey: level for level, storeys in enumerate(TOWER) for storey in storeys}
@@ -59,6 +61,11 @@ def test_each_storey_imports_only_from_its_level_or_below(path: Path):
 def test_every_storey_is_in_the_tower():
     found = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in FILES}
     assert found == set(LEVEL)
+
+
+def test_no_room_has_the_name_of_a_public_function():
+    """Python would put the room in the function's place as soon as anything imports from it."""
+    assert not set(ltx2_cli.__all__) & {path.stem for path in PACKAGE.iterdir()}
 
 
 @pytest.mark.parametrize("module", ["ltx2_cli", "ltx2_cli.cli", "ltx2_cli.cli.gallery", "ltx2_cli.request.profiles"])

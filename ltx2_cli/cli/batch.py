@@ -22,7 +22,7 @@ from ltx2_cli.errors import (
 )
 from ltx2_cli.media.contact_sheet import is_contact_sheet
 from ltx2_cli.request.spec import RunSpec
-from ltx2_cli.run.lines import STDIN, Line, read_lines
+from ltx2_cli.runs.lines import STDIN, Line, read_lines
 from ltx2_cli.units import quantity
 
 
@@ -117,7 +117,7 @@ def expected_time(jobs: Jobs, open_jobs: Sequence[Job]) -> str:
     """How long these jobs take, but for those that will be refused."""
     from ltx2_cli.estimate.fit import Request
     from ltx2_cli.parallel.devices import find_devices
-    from ltx2_cli.run.past_times import expected_times
+    from ltx2_cli.runs.past_times import expected_times
 
     numbers, plans = Counter(job.work for job in open_jobs), []
     for job in {job.work: job for job in open_jobs}.values():

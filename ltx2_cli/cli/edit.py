@@ -22,7 +22,7 @@ from ltx2_cli.request.profiles import AUTO, checked_spec, read_asked
 from ltx2_cli.request.size import longest_clip, seconds_of
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.validation import RANGES
-from ltx2_cli.run.trust import check_trust
+from ltx2_cli.runs.trust import check_trust
 
 ROUNDING = 1e-3  # of a frame
 SIDES = ("height", "width")

@@ -45,9 +45,9 @@ from ltx2_cli.plan.open import missing_downloads
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.profiles import read_asked
 from ltx2_cli.request.spec import NO_CACHE, RunSpec
-from ltx2_cli.run.done import owned_files
-from ltx2_cli.run.past_times import expected_time, remember
-from ltx2_cli.run.trust import check_trust
+from ltx2_cli.runs.done import owned_files
+from ltx2_cli.runs.past_times import expected_time, remember
+from ltx2_cli.runs.trust import check_trust
 from ltx2_cli.units import quantity
 from ltx2_cli.weights.hub import check_disk_space
 

@@ -26,8 +26,8 @@ from ltx2_cli.media.write import WAV
 from ltx2_cli.request.layers import ASKED
 from ltx2_cli.request.profiles import CACHE, OUTPUT_KEYS, PROVENANCE
 from ltx2_cli.request.validation import STEERING
-from ltx2_cli.run.inspect import FileFacts as Facts
-from ltx2_cli.run.inspect import inspect
+from ltx2_cli.runs.inspect import FileFacts as Facts
+from ltx2_cli.runs.inspect import inspect
 from ltx2_cli.units import quantity
 from ltx2_cli.weights.checkpoint import abbreviate
 

@@ -175,7 +175,7 @@ def asked_for(values: Mapping[str, object], options: ConfigOptions) -> Asked:
     page = config_page(options.config)
     asked = read_asked(values, page, options.settings or (), read_environment(os.environ))
     if page and isinstance(options, SessionOptions):
-        from ltx2_cli.run.trust import check_trust
+        from ltx2_cli.runs.trust import check_trust
 
         check_trust(asked, page, options)
     return asked
@@ -230,7 +230,7 @@ def config_page(path: Path | ConfigLayer | None) -> ConfigLayer | None:
         return path
     if not path.is_file():
         return read_file(path)
-    from ltx2_cli.run.inspect import inspect, looks_like_safetensors
+    from ltx2_cli.runs.inspect import inspect, looks_like_safetensors
 
     try:
         has_record = is_video(path) or is_wav(path) or looks_like_safetensors(path)

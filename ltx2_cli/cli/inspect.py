@@ -10,8 +10,8 @@ from ltx2_cli.console import columns, print_json, print_out
 from ltx2_cli.core.provenance import read_provenance
 from ltx2_cli.request.layers import ASKED, ConfigLayer, flatten_valid
 from ltx2_cli.request.profiles import PROVENANCE
-from ltx2_cli.run.inspect import FileFacts, inspect
-from ltx2_cli.run.trust import WEIGHTS, files_named, weights_named
+from ltx2_cli.runs.inspect import FileFacts, inspect
+from ltx2_cli.runs.trust import WEIGHTS, files_named, weights_named
 from ltx2_cli.units import quantity
 from ltx2_cli.weights.checkpoint import collect, raise_all, shape_text
 

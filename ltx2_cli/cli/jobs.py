@@ -31,10 +31,10 @@ from ltx2_cli.request.profiles import CACHE, OUTPUT_KEYS, STEPS_OR_SIGMAS, read_
 from ltx2_cli.request.size import WISHES
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.spelling import by_key
-from ltx2_cli.run.done import check_same, is_done, owned_files
-from ltx2_cli.run.lines import Line, job_values
-from ltx2_cli.run.order import in_order, own_seed, parse_shard, shape_of
-from ltx2_cli.run.trust import check_trust
+from ltx2_cli.runs.done import check_same, is_done, owned_files
+from ltx2_cli.runs.lines import Line, job_values
+from ltx2_cli.runs.order import in_order, own_seed, parse_shard, shape_of
+from ltx2_cli.runs.trust import check_trust
 
 DONE, SKIPPED, ELSEWHERE, FAILED, OPEN = "done", "skipped", "elsewhere", "failed", "to do"
 STATUSES = (DONE, SKIPPED, ELSEWHERE, FAILED, OPEN)

@@ -33,7 +33,7 @@ from ltx2_cli.request.layers import ConfigLayer, read_text
 from ltx2_cli.request.profiles import AUTO, SECTION, checked_spec, read_asked
 from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.request.validation import validate
-from ltx2_cli.run.trust import check_trust
+from ltx2_cli.runs.trust import check_trust
 from ltx2_cli.weights.checkpoint import shape_text
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _execute(
     from ltx2_cli.core.saved_run import RunGoal
     from ltx2_cli.estimate.fit import Request
     from ltx2_cli.plan.stages import InitialLatents
-    from ltx2_cli.run.past_times import expected_time
+    from ltx2_cli.runs.past_times import expected_time
 
     source = InitialLatents(files[0].shapes, spec.fps)
     with agreed_plan(session, Request(spec, find_devices(), source, product, fixed=OF_LATENTS)) as plan:

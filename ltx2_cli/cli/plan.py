@@ -38,7 +38,7 @@ from ltx2_cli.plan.open import missing_downloads
 from ltx2_cli.plan.resolve import Plan, plan_offline
 from ltx2_cli.request.size import WISHES
 from ltx2_cli.request.spec import RunSpec
-from ltx2_cli.run.past_times import expected_time
+from ltx2_cli.runs.past_times import expected_time
 from ltx2_cli.units import duration, quantity
 from ltx2_cli.weights.hub import Download, check_disk_space, local_path
 from ltx2_cli.weights.lora import check_local_loras

@@ -24,8 +24,8 @@ from ltx2_cli.request.layers import ConfigLayer
 from ltx2_cli.request.profiles import AUTO, Asked, checked_spec, read_asked
 from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.request.validation import CLIP_TYPES
-from ltx2_cli.run.inspect import inspect
-from ltx2_cli.run.trust import check_trust
+from ltx2_cli.runs.inspect import inspect
+from ltx2_cli.runs.trust import check_trust
 from ltx2_cli.weights.digests import HEADER, digest, digests, header_digest
 
 if TYPE_CHECKING:

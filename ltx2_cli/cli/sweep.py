@@ -29,8 +29,8 @@ from ltx2_cli.request.layers import ALL_KEYS, parse, unknown_name_error
 from ltx2_cli.request.size import WISHES
 from ltx2_cli.request.spelling import NAMES
 from ltx2_cli.request.validation import CLIP_TYPES, MAX_VIDEOS
-from ltx2_cli.run.lines import Line
-from ltx2_cli.run.order import own_seed
+from ltx2_cli.runs.lines import Line
+from ltx2_cli.runs.order import own_seed
 
 EXAMPLE = "for example: --vary guidance_scale=2,3,4"
 SILENCE = np.empty((0, 2), np.float32)

@@ -31,9 +31,9 @@ from ltx2_cli.plan.conditions import read_pictures
 from ltx2_cli.plan.inputs import CONNECTORS, DENOISER, STAGE2_CONNECTORS, STAGE2_DENOISER, network_values
 from ltx2_cli.plan.resolve import DECODERS, Plan, decodes_beside
 from ltx2_cli.request.spec import RunSpec
-from ltx2_cli.run.claims import SUFFIX, ClaimedError, claimed
-from ltx2_cli.run.done import check_same, differences, is_done, owned_files
-from ltx2_cli.run.past_times import in_words, remember
+from ltx2_cli.runs.claims import SUFFIX, ClaimedError, claimed
+from ltx2_cli.runs.done import check_same, differences, is_done, owned_files
+from ltx2_cli.runs.past_times import in_words, remember
 
 TEXTS_AT_ONCE = 100  # jobs whose text is read before a denoiser is loaded: 25 MB each, of the published models
 CLIPS_AT_ONCE = 8  # that are denoised before one is decoded, where the networks take turns in memory

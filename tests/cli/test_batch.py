@@ -104,7 +104,7 @@ def test_how_long_it_takes_is_asked_once_for_jobs_that_take_as_long(dry: Run, mo
         return "an hour"
 
     monkeypatch.setattr(batch, "expected_time", EXPECTED_TIME)
-    monkeypatch.setattr("ltx2_cli.run.past_times.expected_times", expect)
+    monkeypatch.setattr("ltx2_cli.runs.past_times.expected_times", expect)
     lines = ["rain", {"prompt": "fog", "num_inference_steps": 2}, "snow", {"prompt": "hail", "lora": ["gone.st"]}]
     assert "\ntime: an hour\n" in f"\n{dry(lines, '--model', 'demo')[2]}"
     assert sorted(asked) == [(2, 1), (20, 2)]

@@ -36,7 +36,7 @@ from ltx2_cli.parallel.devices import DeviceMemory
 from ltx2_cli.plan.inputs import network_values
 from ltx2_cli.plan.resolve import Plan, resolve
 from ltx2_cli.request.profiles import read_spec, to_yaml
-from ltx2_cli.run.claims import this_process
+from ltx2_cli.runs.claims import this_process
 from ltx2_cli.weights.digests import header_digest
 from media.test_videos import write_lossless
 from program import run_program

@@ -11,10 +11,10 @@ from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
-from ltx2_cli import media
 from ltx2_cli.core.run import load
 from ltx2_cli.core.write import write
 from ltx2_cli.diffusion.latents import open_latents
+from ltx2_cli.media import checks
 from ltx2_cli.media.probe import open_video
 from program import run_program
 
@@ -87,7 +87,7 @@ def test_sound_and_picture_are_decoded_alone(
 def test_flaws_are_printed_and_an_error_with_strict(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(media, "DARK", 255)
+    monkeypatch.setattr(checks, "DARK", 255)
     clip = tmp_path / "clip.mp4"
     decode = ("decode", str(made / "latents.safetensors"), "-o", str(clip))
     assert run_program(monkeypatch, *decode) == 0

@@ -11,7 +11,7 @@ from typer.main import get_command
 from ltx2_cli.artifacts.templates import parse_template
 from ltx2_cli.chips import chip
 from ltx2_cli.cli.app import app
-from ltx2_cli.run.order import parse_shard
+from ltx2_cli.runs.order import parse_shard
 from tools.docs import ROOT
 
 FOLDER = ROOT / "docs/batches"

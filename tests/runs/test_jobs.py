@@ -14,8 +14,8 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.request.layers import MAX_TEXT
 from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.request.validation import MAX_SEED
-from ltx2_cli.run.lines import Line, job_values, read_lines
-from ltx2_cli.run.order import in_order, own_seed, parse_shard, shape_of
+from ltx2_cli.runs.lines import Line, job_values, read_lines
+from ltx2_cli.runs.order import in_order, own_seed, parse_shard, shape_of
 
 
 def test_lines_of_a_file(tmp_path: Path) -> None:

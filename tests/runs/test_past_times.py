@@ -16,8 +16,7 @@ from ltx2_cli.core.report import Report, Timings
 from ltx2_cli.estimate.estimate import estimate_plan
 from ltx2_cli.plan.resolve import Plan, plan_offline
 from ltx2_cli.request.profiles import read_spec
-from ltx2_cli.request.spec import ConditionSpec
-from ltx2_cli.run.past_times import KEPT, SHAPES, expected_time, expected_times, in_words, past_runs, remember
+from ltx2_cli.runs.past_times import KEPT, SHAPES, expected_time, expected_times, in_words, past_runs, remember
 from program import CACHE, cache_restored
 
 CLIPS = Product.clips
@@ -62,18 +61,6 @@ def test_a_run_takes_as_long_as_the_last_of_its_shape(plan: Plan):
     for seconds in (20.0, 60.0):
         remember(several, CLIPS, timings([seconds] * 3, 2.0, clips=3), total=3 * seconds + 9 + 15 + 2, cold=False)
     assert expected_time(plan, CLIPS) == "about 60 s, as the last 3 runs of this shape here"  # the median
-
-
-def test_each_piece_of_a_clip_that_goes_on_takes_as_long(plan: Plan):
-    length, shown = plan.spec.num_frames, 9
-    goes_on = ConditionSpec("c.mp4", kind="clip", num_frames=shown, anew=(length, length + 3 * (length - shown)))
-    thrice = replace(plan, spec=replace(plan.spec, conditions=(goes_on,)))
-    once = replace(plan, spec=replace(plan.spec, conditions=(replace(goes_on, anew=(length, 2 * length - shown)),)))
-    remember(once, CLIPS, timings([40.0]), total=60.0, cold=False)  # 17 s else
-    assert expected_time(thrice, CLIPS).startswith("about 146 s")
-    remember(thrice, CLIPS, timings([40.0] * 3, clips=3), total=3 * 43 + 17, cold=False)
-    assert expected_time(once, CLIPS) == "about 60 s, as the last 2 runs of this shape here"
-    assert expected_time(plan, CLIPS) == UNKNOWN  # it runs other programs
 
 
 def test_jobs_load_once_and_each_shape_is_compiled_once(plan: Plan, monkeypatch: pytest.MonkeyPatch):
