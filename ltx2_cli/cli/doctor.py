@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import imageio_ffmpeg
 from huggingface_hub import constants
+from packaging.requirements import Requirement
 
 from ltx2_cli.artifacts.outputs import check_place
 from ltx2_cli.cli.commands.doctor import Doctor
@@ -90,25 +91,29 @@ def examine(report: Report) -> Iterator[Finding]:
 
 def check_versions() -> Iterator[Finding]:
     """Python and each dependency against the bounds of this package."""
-    from transformers.utils.versions import require_version
-
     try:
-        requirements = [line for line in metadata.requires("ltx2") or () if ";" not in line]
+        required = [Requirement(line) for line in metadata.requires("ltx2") or ()]
     except metadata.PackageNotFoundError:
         text = "ltx2 is not installed, so the bounds of its libraries are unknown"
         yield Finding("versions", State.note, text, install_command())
         return
-    wrong = []
-    for requirement in requirements:
-        try:
-            require_version(requirement)
-        except (ImportError, metadata.PackageNotFoundError) as error:
-            wrong.append(Finding("versions", State.broken, str(error).splitlines()[0], install_command()))
+    required = [each for each in required if each.marker is None or each.marker.evaluate({"extra": ""})]
+    wrong = [Finding("versions", State.broken, fault, install_command()) for fault in map(_fault, required) if fault]
     yield from wrong
     if not wrong:
         shown = ", ".join(f"{name} {metadata.version(name)}" for name in ("ltx2", "jax", "jaxlib", "flax", "torch"))
-        text = f"Python {platform.python_version()}, {shown}; all {len(requirements)} libraries are within their bounds"
+        text = f"Python {platform.python_version()}, {shown}; all {len(required)} libraries are within their bounds"
         yield Finding("versions", State.ok, text)
+
+
+def _fault(required: Requirement) -> str:
+    """What is wrong with the installed version of a library; empty where nothing is."""
+    try:
+        installed = metadata.version(required.name)
+    except metadata.PackageNotFoundError:
+        return f"{required} is not installed"
+    within = required.specifier.contains(installed, prereleases=True)
+    return "" if within else f"{required.name} {installed} is installed, and {required} is needed"
 
 
 def check_ffmpeg() -> Finding:
