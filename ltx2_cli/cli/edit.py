@@ -128,9 +128,10 @@ def _retaken(clip: Source, options: Retake) -> RunSpec:
         raise UsageError(sentence, f"nearest: --from {nearest:.2f}s --to {floor(100 * clip.seconds) / 100:.2f}s")
     whole = (count - 1) // COMPRESSION * COMPRESSION + 1
     made = options.num_frames or min(whole, whole if clip.references else longest_clip(fps))
-    streams = "both" if options.both or options.picture == options.sound else "picture" if options.picture else "sound"
-    if streams != "picture" and open_video(path).sample_rate is None:
-        raise UsageError(f"{path} has no sound to retake", "--picture")
+    alone = "video" if options.video_only else "audio"
+    streams = "both" if options.both or options.video_only == options.audio_only else alone
+    if streams != "video" and open_video(path).sample_rate is None:
+        raise UsageError(f"{path} has no audio to retake", "--video")
     return clip.request(made, {"anew": [begin, end], "streams": streams})
 
 

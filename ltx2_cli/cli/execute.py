@@ -132,7 +132,7 @@ def run(
         if options.warmup:
             warm_up(plan, components, timings)
         else:
-            goal, keep = RunGoal(product, source=None), (options.resumable, options.keep_every)
+            goal, keep = RunGoal(product, source=None), (options.save_run, options.checkpoint_every)
             preview = Preview(options.preview, plan, session.report) if options.preview else no_checkpoint
             path = run_file(plan.spec).path
             execute(session, RunCheckpointer(path, plan, goal, timings, *keep, preview=preview), components)
@@ -220,7 +220,8 @@ def resume(options: Resume, session: Session) -> None:
         return
     if elsewhere:
         session.report.note(f"in {kept.folder}, where it was begun")
-    every, report = kept.every if options.keep_every is None else options.keep_every, session.measuring()
+    every, report = options.checkpoint_every, session.measuring()
+    every = kept.every if every is None else every
     checkpointer = RunCheckpointer(kept.path, plan, kept.goal, report, True, every, written=0)
     execute(session, checkpointer, load(plan), progress)
     session.finish(files, {"seeds": plan.spec.seeds})

@@ -58,13 +58,13 @@ def generate(options: Generate, session: Session) -> None:
     """Make the clips and print their paths; or only warm up, or say what would be done."""
     with synchronized(session.hosts) as facts:
         check_making(options)
-        if options.stop_after and not options.save_latents:
-            raise UsageError("--stop-after writes latents, and no file is named for them", "--save-latents FILE")
+        if options.draft and not options.save_latents:
+            raise UsageError("--draft writes latents, and no file is named for them", "--save-latents FILE")
         anything = {"prompt": ANYTHING} if options.warmup else {}
         values = {**anything, **overrides(options, **prompt_and_seeds(options))}
         spec = sized_spec(values, options, session.report)
         facts |= request_facts(spec)
-    make(options, session, spec, Product.drafts if options.stop_after else Product.clips, options.config)
+    make(options, session, spec, Product.drafts if options.draft else Product.clips, options.config)
 
 
 def check_making(options: MakingOptions) -> None:

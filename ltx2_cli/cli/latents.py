@@ -144,7 +144,7 @@ def _execute(
             check_source(file, plan, spec.fps)
     if options.dry_run:
         return
-    goal, keep = RunGoal(product, source), (options.resumable, options.keep_every)
+    goal, keep = RunGoal(product, source), (options.save_run, options.checkpoint_every)
     session.report.note(f"time: {expected_time(plan, product)}")
     timings, first = session.measuring(), not session.shown
     checkpointer = RunCheckpointer(run_file(plan.spec).path, plan, goal, timings, *keep)

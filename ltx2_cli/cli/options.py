@@ -46,7 +46,7 @@ OutputFile = Annotated[File, option(FILES, "Output mp4; default: named after the
 Upsampler = Annotated[Text, option(MODEL, r"Latent upsampler of the second stage: FILE, FOLDER or REPO\[/FILE].")]
 Loras = Annotated[Texts, option(MODEL, r"FILE, FOLDER or REPO\[/FILE]; repeatable.", metavar="LORA[:STRENGTH]")]
 Sharding = Annotated[Text, option(MODEL, "Sharding profile: NAME or FILE.", profiles="sharding")]
-Noise = Annotated[File, option(FILES, "Safetensors file with the initial noise.")]
+InitNoise = Annotated[File, option(FILES, "Safetensors file with the initial noise.")]
 SaveLatents = Annotated[File, option(FILES, "Safetensors file for the final latents.")]
 SaveEvery = option(FILES, "Seconds between saves of the .run file.", metavar="SECONDS", min=0, max=WEEK)
 Settings = Annotated[
@@ -182,15 +182,15 @@ class SavedModelOptions(ModelOptions):
 class KeepOptions(Options):
     """Whether an unfinished run is kept."""
 
-    resumable: Annotated[
+    save_run: Annotated[
         bool | None,
         option(
             FILES,
             "Save an unfinished run for `ltx2 resume` in a .run file; default: if it takes over a minute.",
-            "--resumable/--no-resumable",
+            "--checkpoint/--no-checkpoint",
         ),
     ] = None
-    keep_every: Annotated[float, SaveEvery] = SAVE_EVERY
+    checkpoint_every: Annotated[float, SaveEvery] = SAVE_EVERY
 
 
 @dataclass(kw_only=True)
@@ -243,7 +243,7 @@ class RequestOptions(ClipOptions, WishOptions):
         File,
         option(FILES, "Output mp4 (or WAV); default: named after prompt, model and seed.", "--output", "-o"),
     ] = None
-    noise: Noise = None
+    init_noise: InitNoise = None
     save_latents: SaveLatents = None
     compile_cache: CompileCache = None
 

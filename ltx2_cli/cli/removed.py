@@ -14,7 +14,16 @@ REMOVED = {
     "bench compare": "`ltx2 bench run -o FILE` and --perf-dump write JSON: compare `denoise_steps_ms`",
     "doctor --coordinator-address": "`nc -z HOST PORT` tests a port",
 }
-RENAMED = dict[str, str]()  # words of options before, and now
+# option before, with its value or after its command where it has the new name only there: option now
+RENAMED = {
+    "--resumable": "--checkpoint",
+    "--no-resumable": "--no-checkpoint",
+    "--keep-every": "--checkpoint-every",
+    "--stop-after stage1": "--draft",
+    "--noise": "--init-noise",
+    "retake --picture": "--video",
+    "retake --sound": "--audio",
+}
 
 
 def check_removed(words: Sequence[str]) -> None:
@@ -30,20 +39,21 @@ def check_removed_option(command: str, flag: str) -> None:
         raise UsageError(f"{flag.partition('=')[0]} was removed", hint)
 
 
-def renamed(words: Sequence[str], known: set[str]) -> Iterator[str]:
+def renamed(command: str, words: Sequence[str], known: set[str]) -> Iterator[str]:
     """The words of a command line with new names for old ones, where the command knows the new ones alone; says so."""
     rest = list(words)
     while rest:
         if rest[0] == "--":
             yield from rest
             return
-        for count in (2, 1):
-            old, equals, value = " ".join(rest[:count]).partition("=" if count == 1 else "\0")
-            new = RENAMED.get(old)
-            if new in known and old not in known:
+        name, equals, value = rest[0].partition("=")
+        whole = " ".join([name, value] if equals else rest[:2])  # an option with its value
+        for old in (whole, name) if name not in known else ():
+            new = RENAMED.get(f"{command} {old}") or RENAMED.get(old)
+            if new in known:
                 print_error(f"{old} is now {new}; the next release does not read the old name", "", "note: ")
-                yield f"{new}{equals}{value}"
-                del rest[:count]
+                yield f"{new}{equals}{value}" if old == name else str(new)
+                del rest[: 1 if equals or old == name else 2]
                 break
         else:
             yield rest.pop(0)

@@ -147,7 +147,7 @@ def check_overrides(clip: RecordedClip, changed: Collection[str]) -> None:
         if key in changed:
             raise UsageError(
                 f"{clip.path} went on from latents, and {key} follows from theirs",
-                f"leave --{key.replace('_', '-')} out, or make another first stage: ltx2 generate --stop-after stage1",
+                f"leave --{key.replace('_', '-')} out, or make another first stage: ltx2 generate --draft",
             )
     if clip.stage == FIRST and "output" in changed:
         raise UsageError(f"{clip.path} is a draft: its latents are made again, no clip", "--save-latents FILE")

@@ -156,8 +156,8 @@ def open_session(options: SessionOptions) -> Iterator[Session]:
     if options.verbose and options.quiet:
         raise UsageError("--verbose and --quiet contradict each other", "leave one of them out")
     report = reporter(options.verbose) if hosts.first and not options.quiet else Report()
-    if isinstance(options, KeepOptions) and options.resumable is False and options.keep_every != SAVE_EVERY:
-        report.preface("--keep-every changes nothing, --no-resumable keeps nothing")
+    if isinstance(options, KeepOptions) and options.save_run is False and options.checkpoint_every != SAVE_EVERY:
+        report.preface("--checkpoint-every changes nothing, --no-checkpoint keeps nothing")
     with ExitStack() as resources:
         yield Session(options, hosts, report, resources)
         report.tell()

@@ -32,14 +32,16 @@ class StrictCommand(TyperCommand):
         """Raises `UsageError` for an option with two values, and for one that is gone."""
         if not ctx.resilient_parsing:  # as for completion
             options = [parameter for parameter in self.params if isinstance(parameter, TyperOption)]
-            args = [*renamed(args, {name for option in options for name in (*option.opts, *option.secondary_opts)})]
+            command = ctx.command_path.partition(" ")[2]
+            known = {name for option in options for name in (*option.opts, *option.secondary_opts)}
+            args = [*renamed(command, args, known)]
             try:
                 self._check_single(ctx, args, options)
             except typer.TyperException as error:
                 if HELP & {*args}:  # is asked for, whatever else is
                     args = ["--help"]
                 elif flag := getattr(error, "option_name", None):
-                    check_removed_option(ctx.command_path.partition(" ")[2], flag)
+                    check_removed_option(command, flag)
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

@@ -285,8 +285,8 @@ class Worker:
         """Of the run's plan with its pictures. Raises `UsageError` where these have changed."""
         options, place = self.jobs.options, run_file(run.spec).path
         plan = replace(run.plan, pictures=read_pictures(run.plan.spec))
-        wanted, written = (True, 0.0) if run.resumed else (options.resumable, NEVER)
-        told = (place, plan, GOAL, run.timings, wanted, options.keep_every)
+        wanted, written = (True, 0.0) if run.resumed else (options.save_run, NEVER)
+        told = (place, plan, GOAL, run.timings, wanted, options.checkpoint_every)
         return RunCheckpointer(*told, written=written, preview=self._previewed(plan))
 
     def _previewed(self, plan: Plan) -> OnProgress:

@@ -50,8 +50,8 @@ def read_edited(spec: RunSpec, condition: ConditionSpec) -> Video:
         sound = read_audio(path, count / spec.fps)
         most = round(count / spec.fps * sound.sample_rate) if begin == count else None  # what follows is made anew
         return replace(picture, audio=replace(sound, waveform=sound.waveform[:most]))
-    if condition.streams == "sound":
-        raise UsageError(f"{path} has no sound that could be made anew", "streams: picture")
+    if condition.streams == "audio":
+        raise UsageError(f"{path} has no sound that could be made anew", "streams: video")
     return picture
 
 
@@ -126,9 +126,9 @@ def edit_of(spec: RunSpec, pictures: Sequence[Video], geometry: Geometry) -> Edi
     edges = first + np.rint(geometry.edges.video * fps).astype(int)
     seconds = first / fps + geometry.edges.audio.astype(np.float64)
     new, heard = _overlapping(edges, begin, end), NOTHING
-    if condition.streams == "sound":
+    if condition.streams == "audio":
         new = NOTHING
-    if condition.streams != "picture" and picture.audio:
+    if condition.streams != "video" and picture.audio:
         length = len(picture.audio.waveform) / picture.audio.sample_rate
         cut_off = length - CUT_OFF if end > len(picture.frames) else length
         heard = _overlapping(seconds, min(begin / fps, cut_off), end / fps)

@@ -148,7 +148,7 @@ def _plan(spec: RunSpec, devices: Sequence[jax.Device], source: InitialLatents |
 def stage1_plan(plan: Plan) -> Plan:
     """The plan up to where a second stage goes on. Raises `UsageError` where there is none."""
     if len(plan.stages) == 1:
-        hint = f"{typed('recipe', recipe.TWO_STAGE)}, or no --stop-after"
+        hint = f"{typed('recipe', recipe.TWO_STAGE)}, or no --draft"
         raise UsageError(f"the recipe {plan.spec.recipe} has one stage", hint)
     decoding, _ = _plan_decoding(plan.spec, plan, plan.stages[0], plan.sharding)
     return replace(plan, stages=plan.stages[:1], decoding=decoding)

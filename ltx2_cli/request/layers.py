@@ -19,6 +19,7 @@ from omegaconf import BooleanNode, EnumNode, FloatNode, IntegerNode, StringNode,
 
 from ltx2_cli.artifacts.files import read_limited
 from ltx2_cli.errors import UsageError
+from ltx2_cli.request.old_keys import read_old_keys
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.spelling import NAMES, by_key, short_name, typed
 from ltx2_cli.request.validation import MAX_VIDEOS, STEERING, SURROGATE
@@ -348,7 +349,7 @@ def _build(kind: Any, values: Values, section: str) -> Any:
 def _expand_shorthand(values: Values, source: str) -> Values:
     """Write out `steps: 30` and other names of options, `sharding: NAME`, `audio: FILE`, and `seed: 7` or `seed: 0..3`.
     Raises `UsageError` as `by_key`."""
-    values = by_key(values, source)
+    values = by_key(read_old_keys(values), source)
     seed, sections = values.get("seed"), {"sharding": "profile", "audio": "path"}
     texts = {key: text for key in sections if isinstance(text := values.get(key), str)}
     long = {key: {sections[key]: text} for key, text in texts.items()}

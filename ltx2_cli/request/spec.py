@@ -116,7 +116,7 @@ class ConditionSpec:
     downscale: int | None = None  # of a reference, in height and width; None: as its LoRA says
     temporal_scale: int | None = None  # of a reference, in frames a second; None: as its LoRA says
     anew: tuple[int, int] = (0, 0)  # of a clip: the first frame that is made anew, and the first behind those
-    streams: Literal["both", "picture", "sound"] = "both"  # of a clip: what is made anew
+    streams: Literal["both", "video", "audio"] = "both"  # of a clip: what is made anew
     sha256: str | None = None  # of the file; None: whatever it holds
 
 

@@ -16,7 +16,8 @@ NAMES = {
     **{field.name: f"guidance.video.{field.name}" for field in fields(Guidance)},
     **{f"audio_{field.name}": f"guidance.audio.{field.name}" for field in fields(Guidance)},
     **{name: f"second_stage.{name}" for name in ("upsampler", "adain", "tone_map", "temporal_upsample")},
-    "noise": "initial_noise",
+    "noise": "initial_noise",  # before `init_noise`
+    "init_noise": "initial_noise",
     "steps": "num_inference_steps",
 }
 # option: the key that it sets a part of, and the part
@@ -32,7 +33,7 @@ WITHOUT_OPTION = {  # names that no option of `ltx2 generate` has
     *("conditions", "streams", "model_name", "checkpoint", "compat", "sigmas", "guidance", "second_stage", "stg_rule"),
     *("shift_tokens", "x0_sigma", "cross_timestep", "reference_bias", "clamp_vocoder", "max_sequence_length"),
     *("compile_text_encoder", "scan_layers", "vae_memory_gb", "keep_resident", "base_output_directory"),
-    *("adain", "tone_map", "temporal_upsample", "initial_noise", "num_inference_steps"),
+    *("adain", "tone_map", "temporal_upsample", "initial_noise", "noise", "num_inference_steps"),
 }
 
 

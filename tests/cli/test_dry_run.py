@@ -189,7 +189,7 @@ def test_the_page_is_json_too(hub: Hub, generate: Run) -> None:
 
 
 def test_a_dry_run_of_drafts_lists_one_stage_and_a_sheet(generate: Run) -> None:
-    asked = ("--model", "demo", "--recipe", "two_stage", "--seed", "1..2", "--stop-after", "stage1")
+    asked = ("--model", "demo", "--recipe", "two_stage", "--seed", "1..2", "--draft")
     code, out, _ = generate(*asked, "--save-latents", "d.st", "--dry-run")
     assert code == 0
     lines = [line.split(maxsplit=1) for line in out.splitlines()]

@@ -67,7 +67,7 @@ def test_a_retake_asks_for_what_the_record_says_and_a_new_seed(asks: Asks, clip:
 
 @pytest.mark.parametrize(
     ("flags", "streams"),
-    [(["--picture"], "picture"), (["--sound"], "sound"), (["--both"], "both"), (["--sound", "--picture"], "both")],
+    [(["--video"], "video"), (["--audio"], "audio"), (["--both"], "both"), (["--audio", "--video"], "both")],
 )
 def test_a_retake_may_be_of_one_stream(asks: Asks, clip: Path, flags: list[str], streams: str) -> None:
     spec = asks("retake", clip, "--from", "0", "--to", "1", *flags, "--seed", "1 2", "-o", "new.mp4")
@@ -134,7 +134,7 @@ def test_no_length_is_named_that_a_clip_does_not_have(
     """Of 48 frames none are made as 49."""
     path = write_lossless(tmp_path / "two-seconds.mov", FRAMES[:48])
     typed = ("--model", "demo", "--prompt", "a red ball")
-    for command in (("retake", path, "--from", "0.5", "--to", "1", "--picture"), ("extend", path, "--seconds", "1")):
+    for command in (("retake", path, "--from", "0.5", "--to", "1", "--video"), ("extend", path, "--seconds", "1")):
         said = dry_run(capsys, monkeypatch, *command, *typed)
         assert "the model was trained on clips of 49 frames, not of 41\n" in said
 
@@ -203,11 +203,11 @@ def test_variables_that_are_read_are_named(
 def test_a_clip_without_a_record_needs_a_prompt_and_a_model(asks: Asks, tmp_path: Path) -> None:
     path = write_lossless(tmp_path / "v.mov", FRAMES[:12], 12)
     assert f"{path} does not say what made it" in str(asks("retake", path, "--from", "0", "--to", "0.5"))
-    spec = asks("retake", path, "--from", "0", "--to", "0.5", "--picture", "--prompt", "rain", "--model", "demo")
+    spec = asks("retake", path, "--from", "0", "--to", "0.5", "--video", "--prompt", "rain", "--model", "demo")
     assert isinstance(spec, RunSpec)
     assert (spec.prompt, spec.model, spec.fps, spec.num_frames) == ("rain", "demo", 12, 9)
     assert spec.conditions[0].anew == (0, 6)
-    assert f"{path} has no sound to retake" in str(asks("retake", path, "--from", "0", "--to", "0.5", "--prompt", "a"))
+    assert f"{path} has no audio to retake" in str(asks("retake", path, "--from", "0", "--to", "0.5", "--prompt", "a"))
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_a_size_that_no_model_makes_is_refused(asks: Asks, clip: Path, tmp_path:
 def test_the_middle_of_a_clip_is_edited(asks: Asks, tmp_path: Path) -> None:
     frames = np.random.default_rng(0).integers(0, 256, (9, 72, 100, 3), np.uint8)
     path = write_lossless(tmp_path / "v.mov", frames)
-    retake = ("retake", path, "--from", "0", "--to", "0.2", "--prompt", "rain", "--model", "demo", "--picture")
+    retake = ("retake", path, "--from", "0", "--to", "0.2", "--prompt", "rain", "--model", "demo", "--video")
     spec = asks(*retake, "--set", "width=96", "--set", "height=64")
     assert isinstance(spec, RunSpec)
     plan = resolve(spec)

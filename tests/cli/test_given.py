@@ -86,9 +86,7 @@ def test_what_a_clip_is_given_is_read_or_refused_by_name(asked: Run, option: str
     assert "foreseen" not in text
 
 
-@pytest.mark.parametrize(
-    "verb", [("retake", "--from", "0s", "--to", "0.2s", "--picture"), ("extend", "--seconds", "1")]
-)
+@pytest.mark.parametrize("verb", [("retake", "--from", "0s", "--to", "0.2s", "--video"), ("extend", "--seconds", "1")])
 def test_a_clip_of_ten_bits_is_edited(asked: Run, verb: tuple[str, ...]):
     name, *options = verb
     code, text = asked(name, "hevc.mp4", *options, "--model", "demo", "--prompt", "a red ball")

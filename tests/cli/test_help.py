@@ -34,7 +34,7 @@ for command in sys.argv[1:]:
 
 OPTIONS = """
     --prompt --negative-prompt --model --height --width --num-frames --fps --num-inference-steps --steps --seed
-    --num-videos --stg-blocks --dtype --text-encoder-dtype --sharding --noise --save-latents --output --force
+    --num-videos --stg-blocks --dtype --text-encoder-dtype --sharding --init-noise --save-latents --output --force
     --config --set --debug --recipe --lora --text-encoder --dry-run --image --image-crf --video --audio
     --strict --compile-cache --no-compile --warmup --perf-dump --profile
 """

@@ -87,7 +87,6 @@ TYPED = {  # what else may be typed wrong; of `generate`, and of each command th
     "--vary": ["heigth=3", "steps"],
     "--topology": ["v9:2x2"],
     "--save-latents": ["/dev/null/a.safetensors"],
-    "--stop-after": ["stage1"],
     "--perf-dump": ["/dev/null/p.json"],
     "--process-id": ["3"],
     "--compile-cache": ["/dev/null"],
@@ -215,7 +214,7 @@ def test_every_name_of_an_option_is_known_below_the_command_line() -> None:
 @pytest.mark.parametrize("name", [name for name, key in NAMES.items() if name != key])
 def test_the_name_of_an_option_is_taken_everywhere(tmp_path: Path, name: str) -> None:
     """In YAML, `--set`, jobs, variables of the environment and the library."""
-    value = {"upsampler": "up", "noise": __file__, "temporal_upsample": "fps", "steps": 3}.get(name, 0.5)
+    value = {"upsampler": "up", "noise": "n", "init_noise": "n", "temporal_upsample": "fps", "steps": 3}.get(name, 0.5)
     page = tmp_path / "page.yaml"
     page.write_text(f"{name}: {value}\n")
     for asked in (

@@ -247,11 +247,11 @@ def test_what_was_interrupted_is_gone_on_with(batch: Run, monkeypatch: pytest.Mo
     lines = [{"prompt": text, "seed": 3} for text in ("rain", "snow", "fog")]
     with monkeypatch.context() as patch:
         patch.setattr(RunCheckpointer, "_measure", stop)
-        code, results, err = batch(lines, "--resumable")
+        code, results, err = batch(lines, "--checkpoint")
     assert (code, [result["line"] for result in results]) == (130, [1])
     assert err.endswith("stopped after step 1 of 2 of stage 1\nhint: the same command goes on; jobs that are done: 1\n")
     assert (Path("2-3.run").exists(), Path("2-3.claim").exists()) == (True, False)
-    code, results, err = batch(lines, "--resumable")
+    code, results, err = batch(lines, "--checkpoint")
     assert (code, [result["status"] for result in results]) == (0, ["skipped", "done", "done"])
     assert [line.split(":")[0] for line in err.splitlines() if "step" in line] == ["1 step", "2 steps"]
     once = fingerprints("2-3.yaml")
@@ -330,7 +330,7 @@ def test_a_full_disk_ends_the_batch(batch: Run, tmp_path: Path) -> None:
         assert batch(lines[:1])[0] == 0
         for blocks, file in ((0, "snow.claim"), (4, "snow.mp4")):
             remount(f"size={used(blocks)}")
-            code, results, err = batch(lines, "--resumable")
+            code, results, err = batch(lines, "--checkpoint")
             assert (code, [result["status"] for result in results]) == (1, ["skipped", "failed"])
             assert results[1]["error"] == f"cannot write full/{file}: No space left on device"
             assert err.endswith(f"hint: {MAKE_ROOM}; then the same command goes on; jobs that are done: 0\n")

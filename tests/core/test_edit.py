@@ -142,7 +142,7 @@ def test_what_cannot_be_made_anew_is_refused(
 def test_a_clip_without_sound_stays_without(checkpoint: Checkpoint, tmp_path: Path) -> None:
     path = write_lossless(tmp_path / "v.mov", np.zeros((25, 64, 96, 3), np.uint8))
     with pytest.raises(UsageError, match="has no sound that could be made anew"):
-        edited(checkpoint, path, (4, 9), streams="sound")
+        edited(checkpoint, path, (4, 9), streams="audio")
     plan = edited(checkpoint, path, (4, 9))
     assert plan.stages[0].sounds == 0
     made = Media(plan.pictures[0].frames, tone(1, RATE), 24.0, RATE)
@@ -174,8 +174,8 @@ def test_retakes_of_several_seeds_are_decoded_together(
 @pytest.mark.parametrize(
     ("streams", "new", "levels"),
     [
-        ("picture", (slice(2, 3), NOTHING), (1, 0)),
-        ("sound", (NOTHING, slice(11, 16)), (0, 1)),
+        ("video", (slice(2, 3), NOTHING), (1, 0)),
+        ("audio", (NOTHING, slice(11, 16)), (0, 1)),
         ("both", (slice(2, 3), slice(11, 16)), (1, 1)),
     ],
 )

@@ -68,7 +68,7 @@ def made(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         assert run_program(patch, *asked, *named("clip")) == 0
         assert run_program(patch, *asked, *SECOND, *named("whole")) == 0
-        assert run_program(patch, *asked, *SECOND, *named("draft"), "--stop-after", "stage1") == 0
+        assert run_program(patch, *asked, *SECOND, *named("draft"), "--draft") == 0
         assert run_program(patch, "upsample", str(folder / "draft.safetensors"), *named("large")) == 0
     return folder
 

@@ -44,7 +44,17 @@ FILES = [
 ]
 CHANGED = dict.fromkeys(ENTRIES, "prompt: rain")
 SUMMED = {**CHANGED, CHECKSUM: checksum({}, CHANGED)}
-SEEDS = ["--set", "seed=[3,4]", "-o", "c.mp4", "--save-latents", "l.safetensors", "--resumable", "--keep-every", "0"]
+SEEDS = [
+    "--set",
+    "seed=[3,4]",
+    "-o",
+    "c.mp4",
+    "--save-latents",
+    "l.safetensors",
+    "--checkpoint",
+    "--checkpoint-every",
+    "0",
+]
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ def made(two_stages: list[str], tmp_path_factory: pytest.TempPathFactory) -> Pat
     whole, first = (["--save-latents", str(folder / f"{name}.safetensors")] for name in ("whole", "first"))
     with pytest.MonkeyPatch.context() as patch:
         assert run_program(patch, "generate", *two_stages, *whole, "-o", str(folder / "whole.mp4")) == 0
-        assert run_program(patch, "generate", *two_stages, *first, "--stop-after", "stage1") == 0
+        assert run_program(patch, "generate", *two_stages, *first, "--draft") == 0
     return folder
 
 
@@ -119,7 +119,7 @@ def test_chosen_drafts_are_finished(
 ) -> None:
     """The sheet shows their frames; what is made of one is what one run makes."""
     monkeypatch.chdir(tmp_path)
-    stop = ["--stop-after", "stage1", "--save-latents", "d.safetensors"]
+    stop = ["--draft", "--save-latents", "d.safetensors"]
     assert run_program(monkeypatch, "generate", *two_stages, *stop, "--set", "seed=3..5") == 0
     drafts = [f"d-s{seed}.safetensors" for seed in (3, 4, 5)]
     assert capsys.readouterr().out.split() == [*drafts, "d.png"]
@@ -203,7 +203,7 @@ def test_temporal_upsampling_keeps_the_sound_in_step(
     doubled = ["--set", "second_stage.temporal_upsample=duration"] if option else []
     clip = tmp_path / "clip.mp4"
     assert run_program(monkeypatch, "generate", *denser, *doubled, "--save-latents", str(whole), "-o", str(clip)) == 0
-    stop = ["--stop-after", "stage1", "--save-latents", str(first)]
+    stop = ["--draft", "--save-latents", str(first)]
     assert run_program(monkeypatch, "generate", *denser, *doubled, *stop) == 0
     only = ["--latents-only", "--save-latents", str(again), *option]
     assert run_program(monkeypatch, "upsample", str(first), *only) == 0
@@ -255,10 +255,10 @@ def test_latents_of_another_model_are_refused(
     assert sentence in capsys.readouterr().err
 
 
-def test_stop_after_needs_a_recipe_of_two_stages(
+def test_a_draft_needs_a_recipe_of_two_stages(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    asked = ["generate", "--prompt", PROMPT, "--model", str(checkpoint.folder), "--stop-after", "stage1"]
+    asked = ["generate", "--prompt", PROMPT, "--model", str(checkpoint.folder), "--draft"]
     assert run_program(monkeypatch, *asked) == 2
     assert "no file is named" in capsys.readouterr().err
     assert run_program(monkeypatch, *asked, "--save-latents", str(tmp_path / "l.safetensors")) == 2

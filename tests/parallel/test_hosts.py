@@ -28,7 +28,7 @@ from program import run_program
 DEMO = ("--model", "demo", "--prompt", "rain")
 MESH = ("--sharding", "trillium")
 TINY = ("--height", "64", "--width", "64", "--num-frames", "9", *MESH)
-DRAFT = ("--recipe", "two_stage", "--stop-after", "stage1", "--seed", "3", "--num-frames", "9", "--steps", "1", *MESH)
+DRAFT = ("--recipe", "two_stage", "--draft", "--seed", "3", "--num-frames", "9", "--steps", "1", *MESH)
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """A run that the first host's SIGTERM stops, gone on with until the second host's, gone on with to its end;
     then the same without interruption, as `replay` makes it, and every command that goes on from its files."""
     folder = tmp_path_factory.mktemp("hosts")
-    clip = ["generate", *DEMO, *TINY, "--steps", "4", "--seed", "3", "--resumable"]
+    clip = ["generate", *DEMO, *TINY, "--steps", "4", "--seed", "3", "--checkpoint"]
     clip += ["-o", "clip.mp4", "--save-latents", "clip.safetensors"]
     commands = [
         ["signal", "SIGTERM", "1", "0", "3"],

@@ -46,8 +46,8 @@ GIVEN = {
     "first picture, unsaid": Variant({"conditions": [FIRST]}, PICTURED),
     "first and last picture, unsaid": Variant({"conditions": [FIRST, LAST]}, PICTURED),
     "first picture in two stages": Variant({"conditions": [FIRST]} | TWO_STAGES, pixels=256),
-    "picture retaken": Variant(retaken("picture", 16, 33)),
-    "sound retaken": Variant(retaken("sound", 0, NUM_FRAMES)),
+    "picture retaken": Variant(retaken("video", 16, 33)),
+    "sound retaken": Variant(retaken("audio", 0, NUM_FRAMES)),
     "sound, place unsaid": Variant({"audio": {"path": CLIP_FILE}}, ("place",)),
 }
 

@@ -1,7 +1,7 @@
 """`ltx2 generate`: video with audio from a prompt."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from ltx2_cli.cli.options import FILES, MakingOptions, RequestOptions, option
 from ltx2_cli.cli.registry import MAKE, command
@@ -24,10 +24,9 @@ class Generate(RequestOptions, MakingOptions):
     ltx2 generate --config out/fox.yaml --seed 8 -o out/fox8.mp4 --set fps=30
     """
 
-    stop_after: Annotated[
-        Literal["stage1"] | None,
-        option(FILES, "Make drafts: first-stage latents for `ltx2 upsample`, and a contact sheet."),
-    ] = None
+    draft: Annotated[
+        bool, option(FILES, "Make drafts: first-stage latents for `ltx2 upsample`, and a contact sheet.")
+    ] = False
 
     def run(self, session: Session) -> None:
         """Make the clips, or only warm up, or print the plan."""

@@ -11,7 +11,7 @@ from ltx2_cli.cli.options import (
     ClipOptions,
     Count,
     File,
-    Noise,
+    InitNoise,
     OutputFile,
     SaveLatents,
     SessionOptions,
@@ -40,7 +40,7 @@ class Replay(ClipOptions, SessionOptions):
         bool, option(FILES, "Compare with FILE: exit code 1 if it differs. Without -o no file is kept.")
     ] = False
     output: OutputFile = None
-    noise: Noise = None
+    init_noise: InitNoise = None
     latents: Annotated[File, option(FILES, "Present place of the latents that `ltx2 upsample` began with.")] = None
     save_latents: SaveLatents = None
     settings: Settings = None

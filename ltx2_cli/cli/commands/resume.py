@@ -25,7 +25,7 @@ from ltx2_cli.cli.session import Session
 class Resume(SessionOptions):
     """Continue an unfinished run to the same bytes as an uninterrupted one.
 
-    ltx2 generate --prompt "a fox yawns" -o out/fox.mp4 --resumable    # interrupted
+    ltx2 generate --prompt "a fox yawns" -o out/fox.mp4 --checkpoint    # interrupted
     ltx2 resume out/fox.run
     """
 
@@ -33,7 +33,7 @@ class Resume(SessionOptions):
     output: OutputFile = None
     save_latents: SaveLatents = None
     allow_changes: Annotated[bool, option(FILES, "Accept other versions or devices than before.")] = False
-    keep_every: Annotated[Real, SaveEvery] = None
+    checkpoint_every: Annotated[Real, SaveEvery] = None
     sharding: Sharding = None
     compile_cache: CompileCache = None
 

@@ -14,14 +14,14 @@ class Retake(EditOptions):
     """Regenerate part of a clip: video, audio or both. Prints the path of the new clip.
 
     ltx2 retake fox.mp4 --from 2s --to 3.5s
-    ltx2 retake fox.mp4 --from 2s --to 3.5s --prompt "a fox yawns, thunder" --sound
+    ltx2 retake fox.mp4 --from 2s --to 3.5s --prompt "a fox yawns, thunder" --audio
     ltx2 retake street.mov --from 0s --to 1s --model ltx2.3 --prompt "a tram comes round the corner" --seed 0..3
     """
 
     start: Annotated[str, option(CONTENT, "Start of the new part.", "--from", metavar="SECONDS")]
     stop: Annotated[str, option(CONTENT, "End of the new part.", "--to", metavar="SECONDS")]
-    picture: Annotated[bool, option(CONTENT, "Regenerate the video alone.")] = False
-    sound: Annotated[bool, option(CONTENT, "Regenerate the audio alone.")] = False
+    video_only: Annotated[bool, option(CONTENT, "Regenerate the video alone.", "--video")] = False
+    audio_only: Annotated[bool, option(CONTENT, "Regenerate the audio alone.", "--audio")] = False
     both: Annotated[bool, option(CONTENT, "Regenerate both, as by default.")] = False
     num_frames: Annotated[
         Count, option(SIZE, "Frames of context around the new part: a multiple of 8, plus 1; default: at most 20 s.")

@@ -31,7 +31,7 @@ from ltx2_cli.cli.session import Session
 class Upsample(SavedModelOptions, KeepOptions, ConfigOptions, SessionOptions):
     """Upsample saved latents and refine them at the new size. Prints the path of the video or latents.
 
-    ltx2 generate --recipe two_stage --prompt "a fox" --stop-after stage1 --save-latents fox.safetensors
+    ltx2 generate --recipe two_stage --prompt "a fox" --draft --save-latents fox.safetensors
     ltx2 upsample fox.safetensors -o fox.mp4
     ltx2 upsample drafts-s3.safetensors drafts-s7.safetensors
     ltx2 upsample fox.safetensors --no-refine --latents-only --save-latents large.safetensors
