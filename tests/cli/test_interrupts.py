@@ -120,7 +120,7 @@ import sys
 from threading import Timer
 import jax
 import jax.numpy as jnp
-from ltx2_cli import cli
+from ltx2_cli.cli import app
 from ltx2_cli.__main__ import main
 from ltx2_cli.interrupts import StopRequest, stop_on_signal
 endless = jax.jit(lambda x: jax.lax.while_loop(lambda x: x >= 0, lambda x: x * 0.5, x)).lower(1.0).compile()
@@ -129,7 +129,7 @@ def run():
     with stop_on_signal(StopRequest(listening=True)):
         Timer(0.5, print, ["begun"], {"flush": True}).start()  # by then the call has begun
         endless(%s).block_until_ready()
-cli.main = run
+app.main = run
 main()
 """
 
