@@ -5,24 +5,27 @@ systems pass on to other hosts, and which ends with its process, however that en
 called `.partial-<hash>-…`. Where nobody holds the lock, the next process that writes into the folder deletes it.
 """
 
-import fcntl
+import errno
 import hashlib
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
 from ltx2_cli.errors import UsageError, write_error
 
+if TYPE_CHECKING:  # imported where it is needed: `--help` answers at once
+    from filelock import FileLock
+
 LOCK_NAME = re.compile(r"\.partial-[0-9a-f]{12}(?=-|$)")
 CLEANING = 0.1  # seconds for which at most a process holds the lock of a dead one, or one that it takes for dead
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # what file systems without locks answer
 UMASK = os.umask(0o077)
 os.umask(UMASK)
 
@@ -69,16 +72,15 @@ class _Lock:
     """The lock of a name, as long as this process holds it."""
 
     path: Path
-    file: int | None  # None: this file system has no locks
+    lock: "FileLock | None"  # None: this file system has no locks
     new_folders: list[Path]  # made for it, the innermost first
     holders: int = 0
 
     def release(self) -> None:
         """Delete the lock file, and new folders that are still empty."""
-        if self.file is not None:
-            _delete(self.path)  # unless it is another user's, as in /tmp
-            os.close(self.file)
-            self.file = None
+        if self.lock:
+            _delete(self.path)
+            self.lock.release()
         with suppress(OSError):
             for folder in self.new_folders:
                 folder.rmdir()  # refused for one that holds anything
@@ -91,8 +93,8 @@ _folders_without_locks: set[Path] = set()  # that were noted
 
 @contextmanager
 def reserve(outputs: Iterable[Output], note: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Keep other processes from writing these files during the body. Raises `ReservedError` where one does so already.
-    Calls `note` once for each folder whose file system has no locks."""
+    """Keep other processes from writing these files during the body. Raises `ReservedError` where one does so already,
+    `UsageError` where this user may not lock one. Calls `note` once for each folder whose file system has no locks."""
     with ExitStack() as held:
         for path, option in outputs:
             try:
@@ -100,8 +102,12 @@ def reserve(outputs: Iterable[Output], note: Callable[[str], None] | None = None
             except BlockingIOError as error:
                 hint = f"wait for it, or name another: {named_by(option, 'FILE')}"
                 raise ReservedError(f"another process is writing {path}", hint) from error
+            except PermissionError as error:
+                lock_path = _lock_path(path)
+                why = f"another user locked it by {lock_path}" if lock_path.exists() else "permission denied"
+                raise UsageError(f"cannot write {path}: {why}", f"name another: {named_by(option, 'FILE')}") from error
             folder = lock.path.parent
-            if note and lock.file is None and folder not in _folders_without_locks:
+            if note and lock.lock is None and folder not in _folders_without_locks:
                 note(f"{folder} has no file locks: another run could write the same files at the same time")
                 _folders_without_locks.add(folder)
         yield
@@ -189,49 +195,31 @@ def _acquire(path: Path) -> _Lock:
     new_folders = [folder for folder in path.parents if not folder.exists()]
     for remnant in path.parent.glob(".partial-*"):
         name = LOCK_NAME.match(remnant.name)
-        if name and (lock_path := path.with_name(name[0])) not in _locks:
+        if name and (other := path.with_name(name[0])) not in _locks:
             with suppress(OSError):  # its process lives, or it is another user's
-                lock = _Lock(lock_path, _open_locked(lock_path), [])
-                if lock.file is not None:
-                    if remnant != lock_path:  # which is deleted once: then another process may create it
-                        _delete(remnant)
-                    lock.release()
-    _locks[path] = _Lock(path, _open_locked(path, time.monotonic() + CLEANING), new_folders)
+                if lock := _file_lock(other, timeout=0):
+                    with lock:
+                        for file in {remnant, other}:  # each is deleted once: then another process may create it
+                            _delete(file)
+    _locks[path] = _Lock(path, _file_lock(path, CLEANING), new_folders)
     return _locks[path]
 
 
-def _open_locked(path: Path, deadline: float = 0.0) -> int | None:
-    """The open lock file; None where there are no locks, or the file is closed to this user. Raises `BlockingIOError`
-    where another process holds the lock until the deadline."""
+def _file_lock(path: Path, timeout: float) -> "FileLock | None":
+    """The lock, held; None where there are no locks. Raises `BlockingIOError` where another process holds it."""
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path, timeout, thread_local=False, poll_interval=0.001, fallback_to_soft=False)
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
-        creation = 0 if os.path.lexists(path) else os.O_CREAT | os.O_EXCL  # refused for another user's file in /tmp
-        with suppress(FileExistsError, FileNotFoundError), ExitStack() as closing:  # another process made or deleted it
-            if (file := _opened(path, creation)) is None:
-                return None
-            closing.callback(os.close, file)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                if time.monotonic() < deadline:
-                    time.sleep(0.001)
-                    continue
-                raise BlockingIOError(error.errno, "another process is writing it") from error
-            except OSError:
-                if os.access(path, os.W_OK):  # else it may be locked from where it was written
-                    _delete(path)
-                return None
-            if os.path.samestat(os.fstat(file), path.stat()):  # else its holder deleted it meanwhile: it locks nothing
-                closing.pop_all()
-                return file
-
-
-def _opened(path: Path, creation: int) -> int | None:
-    """The open file, for reading alone where it is another user's; None where it is closed to this one."""
-    for mode in (os.O_RDWR, os.O_RDONLY):  # some network file systems lock only what may be written
         try:
-            return os.open(path, mode | os.O_NOFOLLOW | creation, 0o666)
-        except PermissionError:
-            if creation:
+            with suppress(FileNotFoundError):  # another process deleted the folder, which was empty
+                lock.acquire()
+                return lock
+        except Timeout:
+            raise BlockingIOError(errno.EAGAIN, "another process is writing it") from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
                 raise
-    return None
+            _delete(path)
+            return None

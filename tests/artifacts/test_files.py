@@ -3,14 +3,19 @@
 import errno
 import fcntl
 import os
+import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from ltx2_cli.artifacts.files import Output, _lock_path, check_unreserved, replacing, reserve, user_path
+from ltx2_cli.artifacts.files import LOCK_NAME, Output, _lock_path, check_unreserved, replacing, reserve, user_path
 from ltx2_cli.errors import RunError, UsageError
 from other_process import other_process
+
+NOBODY = 65534  # another user
 
 
 def test_a_file_is_synced_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -84,24 +89,47 @@ def test_without_file_locks_files_are_written_leftovers_kept_and_one_note_is_sho
     assert notes == [f"{tmp_path} has no file locks: another run could write the same files at the same time"]
 
 
-def test_a_lock_file_of_another_user_that_is_closed_to_this_one_keeps_nobody_from_writing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its process died before it opened the file to all, or the file system knows no such permissions."""
-    path, notes, really_open = tmp_path / "a", list[str](), os.open
-    other = _lock_path(path)
-    other.touch()
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A folder of another user, with a file of this one."""
+    if os.geteuid() or not shutil.which("setpriv"):
+        pytest.skip("root alone can give files to another user, and setpriv can take its other rights away")
+    os.chown(tmp_path, NOBODY, -1)
+    (tmp_path / "page.html").write_text("mine")
+    return tmp_path
 
-    def refuse(name: Path, flags: int, *mode: int) -> int:
-        if name == other:
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(name))
-        return really_open(name, flags, *mode)
 
-    monkeypatch.setattr(os, "open", refuse)
-    check_unreserved([Output(path, "-o")])
-    with reserve([Output(path, "-o")], notes.append), replacing(path) as temporary:
-        temporary.write_text("whole")
-    assert (path.read_text(), len(notes)) == ("whole", 1)
+def gallery(folder: Path) -> tuple[int, str, str]:
+    """What `ltx2 gallery` answers that would overwrite that file, without the right to write what is another user's."""
+    command = ["setpriv", "--bounding-set=-all", sys.executable, "-m", "ltx2_cli", "gallery", folder, "--force"]
+    run = subprocess.run([*command, "-o", folder / "page.html"], capture_output=True, text=True, check=False)
+    return run.returncode, run.stdout, run.stderr
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_what_another_user_locked_is_refused_in_a_sentence(shared: Path, alive: bool) -> None:
+    """While its process lives, and where that left the lock: nothing is written or deleted."""
+    page = shared / "page.html"
+    shared.chmod(0o1777)  # as /tmp
+    with other_process(page) as process:
+        for file in shared.glob(".partial-*"):
+            os.chown(file, NOBODY, -1)
+        if not alive:
+            process.kill()
+            process.wait()
+        before = sorted(os.listdir(shared))
+        (lock,) = (name for name in before if LOCK_NAME.fullmatch(name))
+        sentence = f"error: cannot write {page}: another user locked it by {shared.resolve() / lock}"
+        assert gallery(shared) == (2, "", f"{sentence}\nhint: name another: -o FILE\n")
+        assert (page.read_text(), sorted(os.listdir(shared))) == ("mine", before)
+
+
+def test_a_folder_of_another_user_is_refused_in_a_sentence(shared: Path) -> None:
+    shared.chmod(0o755)
+    code, out, err = gallery(shared)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: cannot write {shared}/page.html: Permission denied\nhint: ")
+    assert ((shared / "page.html").read_text(), os.listdir(shared)) == ("mine", ["page.html"])
 
 
 def test_a_lock_file_of_a_dead_process_is_deleted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
