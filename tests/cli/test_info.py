@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loras import distilled, write_header
+from loras import write_header
 from ltx2_cli.cli.inspect import _item_text
 from ltx2_cli.core.provenance import fingerprint
 from ltx2_cli.diffusion.latents import save_latents
@@ -185,18 +185,6 @@ def test_info_prints_the_provenance_of_a_clip(info, tmp_path: Path) -> None:
     ]
     (said,) = json.loads(info("--json", tmp_path / "clip.yaml").out)
     assert said["record"]["provenance"] == made
-
-
-def test_info_of_a_lora_equals_lora_inspect(
-    info, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = write_header(tmp_path / "lora.safetensors", distilled("ltx2.3"))
-    assert run_program(monkeypatch, "lora", "inspect", str(path)) == 0
-    inspected = capsys.readouterr().out
-    assert info(path).out == inspected
-    assert run_program(monkeypatch, "lora", "inspect", "--json", str(path)) == 0
-    summary = json.loads(capsys.readouterr().out)
-    assert json.loads(info("--json", tmp_path).out) == [{"kind": "lora", **summary}]
 
 
 @pytest.mark.parametrize(
