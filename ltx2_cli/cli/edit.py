@@ -98,7 +98,6 @@ def _open(options: EditOptions) -> Source:
     path = user_path(options.clip)
     if options.fps is not None and (finding := RANGES["fps"].finding(options.fps, "--fps ")):
         raise UsageError(f"fps {options.fps:g} is {finding}", "")
-    own = read_whole_video(path, options.fps)  # which says what is no video
     file = open_video(path)
     record = config_page(path) if is_video(path) and "record" in file.metadata else None
     if record is None and not options.prompt:
@@ -106,13 +105,14 @@ def _open(options: EditOptions) -> Source:
     stated: Any = record.values.get("fps") if record else None
     exact = isinstance(stated, int | float) and abs(stated - file.fps) < ROUNDING
     fps = options.fps or (stated if exact else file.fps)
-    size, step = dict(zip(SIDES, own.frames.shape[1:3], strict=True)), RANGES["height"].step
+    picture, step = read_whole_video(path, fps), RANGES["height"].step
+    size = dict(zip(SIDES, picture.frames.shape[1:3], strict=True))
     set_to = {text.partition("=")[0] for text in options.settings or ()}
     if whole := {side: length // step * step for side, length in size.items() if length % step and side not in set_to}:
         sentence = f"{path} is {size['width']}x{size['height']}, and models make sides that are multiples of {step}"
         settings = " ".join(f"--set {side}={length}" for side, length in whole.items())
         raise UsageError(sentence, f"{settings} edits its middle" if all(whole.values()) else "name a larger one")
-    return Source(options, read_whole_video(path, fps), fps, record)
+    return Source(options, picture, fps, record)
 
 
 def _retaken(clip: Source, options: Retake) -> RunSpec:

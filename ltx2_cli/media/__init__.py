@@ -1,1 +1,1 @@
-"""Media: one prober, one decoder and one writer, all through ffmpeg; checks, comparison and contact sheets of clips."""
+"""Media through ffmpeg: probed, decoded and written; checks, comparison and contact sheets of clips."""

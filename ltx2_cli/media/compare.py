@@ -17,19 +17,22 @@ MEASURES = {
 def video_differences(first: Path, second: Path) -> dict[str, str]:
     """The streams, `picture` and `sound`, whose packets differ, each with the measured difference of the decoded data.
     Raises `UsageError` for a damaged file."""
-    printed = [read_facts(path, "-map", "0", "-c", "copy", "-f", "streamhash", "-") for path in (first, second)]
+    printed = [read_facts(path, "-map", "0", "-c", "copy", "-f", "streamhash", "-")[0] for path in (first, second)]
     hashes = [dict(re.findall(r"^\d+,([va]),(\S+)$", text, re.MULTILINE)) for text in printed]
     different = [kind for kind in STREAMS if hashes[0].get(kind) != hashes[1].get(kind)]
-    return {STREAMS[kind]: _difference(kind, first, second) for kind in different}
+    files = [open_video(path) for path in (first, second)] if different else []
+    sizes = {kind: [_size(kind, file) for file in files] for kind in different}
+    alike = [kind for kind, (size, other) in sizes.items() if size == other]
+    graph = ";".join(f"[0:{kind}][1:{kind}]{measure}" for kind in alike for measure, _, _ in MEASURES[kind])
+    log = described(*given(first), *given(second), "-lavfi", graph, "-f", "null", "-") if alike else ""
+    return {
+        STREAMS[kind]: _measured(kind, log) if kind in alike else f"{other}, not {size}"
+        for kind, (size, other) in sizes.items()
+    }
 
 
-def _difference(kind: str, first: Path, second: Path) -> str:
-    """What ffmpeg measures of two streams, or their sizes where these differ."""
-    size, other = (_size(kind, open_video(path)) for path in (first, second))
-    if size != other:
-        return f"{other}, not {size}"
-    graph = ";".join(f"[0:{kind}][1:{kind}]{measure}" for measure, _, _ in MEASURES[kind])
-    log = described(*given(first), *given(second), "-lavfi", graph, "-f", "null", "-")
+def _measured(kind: str, log: str) -> str:
+    """The difference of two streams in ffmpeg's log."""
     matches = [(re.search(printed, log), text) for _, printed, text in MEASURES[kind]]
     return ", ".join(text.format(float(match[1])) for match, text in matches if match) or "differs"
 

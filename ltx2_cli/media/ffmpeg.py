@@ -3,10 +3,12 @@ protocol reads but local ones."""
 
 import os
 import re
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen, run
 from tempfile import TemporaryFile
-from typing import IO
+from typing import IO, TypeVar
 
 import imageio_ffmpeg
 
@@ -25,8 +27,10 @@ FORMATS = f"{VIDEOS},{SOUNDS}"  # ffmpeg's names; left out are lists of files or
 UNKNOWN = ("Format not on whitelist", "Error opening input: Invalid data")
 READABLE = "MP4, MOV, WebM, MKV, WAV, FLAC, MP3, …; lists of other files are not followed"
 LOCAL = ("-protocol_whitelist", "file,pipe,fd")
+ERROR = re.compile(r"^(?:\[[^]]*\] )*\[(?:error|fatal|panic)\] .*$", re.MULTILINE)
 MAX_OUTPUT = 2**26  # bytes; ffmpeg prints about 60 a packet
 RETRY = "the file is cut short or changed; copy or make it again"
+T = TypeVar("T")
 
 
 def given(path: Path) -> list[str]:
@@ -50,20 +54,39 @@ def described(*arguments: str) -> str:
     return run(command, stdin=DEVNULL, capture_output=True, check=False).stderr.decode(errors="replace")
 
 
-def read_facts(path: Path, *options: str) -> str:
-    """What ffmpeg prints of a file. Raises `UsageError` with its first error."""
-    command = program(*given(path), *options)
-    with TemporaryFile() as log, Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=log) as process:
-        assert process.stdout
-        output = process.stdout.read(MAX_OUTPUT + 1)
-        if len(output) > MAX_OUTPUT:
-            process.kill()
-            raise UsageError(f"{path} says more of itself than {MAX_OUTPUT:,} bytes", RETRY)
-        process.wait()
-        errors = logged(log)
-    if process.returncode or errors:
-        raise unreadable(path, errors, process.returncode)
+def read_output(
+    arguments: list[str], read: Callable[[IO[bytes]], T], descriptors: Collection[int] = ()
+) -> tuple[T, str, int]:
+    """What `read` makes of the output of ffmpeg, which may write into more `descriptors`; its log, with the level of
+    each line; and its exit code."""
+    with TemporaryFile() as log:
+        command = program(*arguments, level="level+info")
+        with Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=log, pass_fds=descriptors) as process:
+            assert process.stdout
+            value = read(process.stdout)
+        return value, logged(log), process.returncode
+
+
+def read_facts(path: Path, *options: str, descriptors: Collection[int] = ()) -> tuple[str, str]:
+    """What ffmpeg prints of a file, and its log. Raises `UsageError` with its first error."""
+    arguments = [*given(path), *options]
+    output, log, code = read_output(arguments, partial(read_text, path), descriptors)
+    if code or errors_in(log):
+        raise unreadable(path, errors_in(log), code)
+    return output, log
+
+
+def read_text(path: Path, stream: IO[bytes]) -> str:
+    """The text in a stream, which is of this file. Raises `UsageError` for a long one."""
+    output = stream.read(MAX_OUTPUT + 1)
+    if len(output) > MAX_OUTPUT:
+        raise UsageError(f"{path} says more of itself than {MAX_OUTPUT:,} bytes", RETRY)
     return output.decode("utf-8", errors="replace")
+
+
+def errors_in(log: str) -> str:
+    """The lines of a log with levels that are errors."""
+    return "\n".join(ERROR.findall(log))
 
 
 def logged(log: IO[bytes]) -> str:

@@ -1,22 +1,18 @@
 """Clips that are written with the packets of the file that they were edited from, as far as these can be copied."""
 
 import hashlib
-import re
 from collections.abc import Mapping
 from dataclasses import replace
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ltx2_cli.artifacts.files import replacing
 from ltx2_cli.media.clip import Media, Original
-from ltx2_cli.media.ffmpeg import given, read_facts, run_ffmpeg
+from ltx2_cli.media.ffmpeg import given, run_ffmpeg
+from ltx2_cli.media.probe import open_video
 from ltx2_cli.media.write import write_media, write_mp4
-
-PACKET = re.compile(r"^0,\s*-?\d+,\s*(-?\d+),", re.MULTILINE)
-FACT = re.compile(r"^#(\w+) 0: +(.*)$", re.MULTILINE)
-ENCODING = ("codec_id", "dimensions", "extradata")
 
 
 def write_clip(media: Media, path: Path, metadata: Mapping[str, str]) -> str:
@@ -27,7 +23,8 @@ def write_clip(media: Media, path: Path, metadata: Mapping[str, str]) -> str:
         return ""
     unchanged = _is_unchanged(original)
     with replacing(path) as temporary:
-        sound = original.path if unchanged and original.audio and _sound_codec(original.path) == "aac" else None
+        copied = unchanged and original.audio and open_video(original.path).sound_codec == "aac"
+        sound = original.path if copied else None
         picture, count = (unchanged and _copied_packets(media, original, temporary)) or (None, 0)
         write_mp4(media, temporary, metadata, picture, sound)
     why = "ltx2 encodes with other settings, or at another rate" if unchanged else f"{original.path} has changed since"
@@ -49,9 +46,9 @@ def _is_unchanged(original: Original) -> bool:
 def _copied_packets(media: Media, original: Original, temporary: Path) -> tuple[Path, int] | None:
     """A file beside `temporary`, or a list of such files, whose packets are the picture, and how many frames of the
     kept file are among them. None where none can be copied."""
-    encoding, times = _packets(original.path)
-    count = _leading(times, original.frames, media.fps)
-    if not count or encoding["codec_id"] != "h264":
+    packets = open_video(original.path).packets
+    count = _leading(packets.starts, original.frames, media.fps)
+    if not count or packets.encoding[0] != "h264":
         return None
     old, new, listed = (temporary.with_name(f"{temporary.stem}{name}") for name in ("-old.mp4", "-new.mp4", ".txt"))
     copy = ["-map", "0:v:0", "-c", "copy", "-frames:v", str(count), f"file:{old}"]
@@ -59,21 +56,13 @@ def _copied_packets(media: Media, original: Original, temporary: Path) -> tuple[
     if count == len(media.frames):
         return old, count
     write_mp4(replace(media, frames=media.frames[count:], waveform=media.waveform[:0]), new)
-    if _packets(new)[0] != encoding:  # another encoder, or other settings: a decoder is told of one alone
+    if open_video(new).packets.encoding != packets.encoding:  # a decoder is told of one alone
         return None
     listed.write_text(f"ffconcat version 1.0\nfile '{old.name}'\nfile '{new.name}'\n")
     return listed, count
 
 
-def _packets(path: Path) -> tuple[dict[str, str], list[float]]:
-    """How the picture of a file is encoded, and the seconds of its packets in the order in which they are decoded."""
-    printed = read_facts(path, "-map", "0:v:0", "-c", "copy", "-f", "framecrc", "-")
-    facts = dict(FACT.findall(printed))
-    times = [float(int(time) * Fraction(facts["tb"])) for time in PACKET.findall(printed)]
-    return {name: facts.get(name, "") for name in ENCODING}, times
-
-
-def _leading(times: list[float], most: int, fps: float) -> int:
+def _leading(times: ArrayLike, most: int, fps: float) -> int:
     """How many packets have the first frames and no others, at most so many: they are decoded without those behind. 0
     where frames do not follow each other at this rate."""
     frames = np.asarray(times) * fps
@@ -81,8 +70,3 @@ def _leading(times: list[float], most: int, fps: float) -> int:
         return 0
     latest = np.maximum.accumulate(np.rint(frames[:most]).astype(int))
     return max((number + 1 for number, frame in enumerate(latest) if frame == number), default=0)
-
-
-def _sound_codec(path: Path) -> str:
-    printed = read_facts(path, "-map", "0:a:0?", "-c", "copy", "-f", "framecrc", "-")
-    return dict(FACT.findall(printed)).get("codec_id", "")

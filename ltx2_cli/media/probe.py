@@ -5,18 +5,38 @@ import wave
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ltx2_cli.errors import UsageError
-from ltx2_cli.media.ffmpeg import RETRY, read_facts
+from ltx2_cli.media.ffmpeg import RETRY, read_facts, read_text
+from ltx2_cli.media.recent import Recent
+
+READABLE = "a video that ffmpeg reads: MP4, MOV, WebM, MKV, …"
 
 KEY_PREFIX = "ltx2."  # of the keys of our metadata
 ENTRY = re.compile(r"^((?:\\.|[^\\=\n])+)=((?:\\[\s\S]|[^\\\n])*)$", re.MULTILINE)
 ESCAPED = re.compile(r"\\([\s\S])")
 LEAST_WAV = 44  # bytes of its header
+PACKET = re.compile(r"^0,\s*-?\d+,\s*(-?\d+),\s*(\d+),", re.MULTILINE)
+PICTURE = re.compile(r"^\[info\]   Stream #0:.*: Video: .*$", re.MULTILINE)
+ENCODING = ("codec_id", "dimensions", "extradata")
+HDR = ("smpte2084", "arib-std-b67")  # transfer functions, PQ and HLG
+PACKED = {48: 16, 64: 16, 565: 8, 555: 8, 444: 8}  # bits a pixel: bits a value
 UNEVEN = 1.5  # times the usual step between frames; times in milliseconds differ by less
+_recent = Recent["VideoFile"](2**26, READABLE)
+
+
+@dataclass(frozen=True, eq=False)
+class Packets:
+    """The encoded frames of a picture, in the order in which they are decoded."""
+
+    encoding: tuple[str, ...]  # what a decoder is told of all: equal packets may follow each other
+    starts: NDArray[np.float64]  # seconds at which each is shown, from the beginning of the file
 
 
 @dataclass(frozen=True)
@@ -29,8 +49,33 @@ class VideoFile:
     seconds: float
     sample_rate: int | None  # None: no sound
     fps: float  # on average
-    uneven: bool  # some frames last longer than others
     metadata: Mapping[str, str]  # as given to `write_mp4`; empty in a file of another program
+    uneven: bool  # some frames last longer than others
+    stated: str  # the line in which ffmpeg describes the picture
+    packets: Packets
+    sound_codec: str | None  # None: no sound
+
+    @property
+    def nbytes(self) -> int:
+        """About what is kept of the file."""
+        return self.packets.starts.nbytes + sum(map(len, self.metadata.values()))
+
+    @property
+    def stated_fps(self) -> float:
+        """As its header states them: packets of some formats have no exact times."""
+        stated = re.search(r"([\d.]+) fps", self.stated)
+        return float(stated[1]) if stated else self.fps
+
+    @property
+    def bits(self) -> int:
+        """Of a value of its pixels: of `yuv420p10le` 10, of `p010le` 10, of `rgb48le` 16."""
+        stated = re.search(r", [a-z][a-z0-9]*?(\d+)[lb]e\b", self.stated)
+        return 8 if stated is None else PACKED.get(int(stated[1]), int(stated[1]) % 100)
+
+    @property
+    def hdr(self) -> bool:
+        """Whether its values are of light that screens do not show."""
+        return any(map(self.stated.count, HDR))
 
 
 def is_video(path: Path) -> bool:
@@ -40,23 +85,47 @@ def is_video(path: Path) -> bool:
 
 
 def open_video(path: Path) -> VideoFile:
-    """The streams and metadata of `path`. Raises `UsageError` where it is damaged, or has no picture."""
-    stated = ENTRY.findall(read_facts(path, "-f", "ffmetadata", "-"))
+    """The streams and metadata of `path`, by one start of ffmpeg as long as the file does not change. Raises
+    `UsageError` where it is damaged, or has no picture."""
+    return _recent.get(path, None, partial(_open, path))
+
+
+def _open(path: Path) -> VideoFile:
+    with TemporaryFile() as file:
+        about = ["-f", "ffmetadata", f"pipe:{file.fileno()}"]
+        copied = ["-map", "0:v:0?", "-map", "0:a:0?", "-c", "copy", "-f", "framecrc", "-"]
+        printed, log = read_facts(path, *about, *copied, descriptors=[file.fileno()])
+        file.seek(0)
+        stated = ENTRY.findall(read_text(path, file))
     pairs = [[ESCAPED.sub(r"\1", text) for text in pair] for pair in stated]
-    packets = read_facts(path, "-map", "0:v:0?", "-map", "0:a:0?", "-c", "copy", "-f", "framecrc", "-")
-    facts = dict(re.findall(r"^#(\w+ \d): (.*)$", packets, re.MULTILINE))
-    times = re.findall(r"^0,\s*-?\d+,\s*(-?\d+),\s*(\d+),", packets, re.MULTILINE)
-    lengths = [int(length) for _, length in times]
-    if facts.get("media_type 0") != "video" or not sum(lengths):
-        raise UsageError(f"{path} has no picture", "name a video")
-    width, height = map(int, facts["dimensions 0"].split("x"))
-    seconds = float(sum(lengths) * Fraction(facts["tb 0"]))
-    steps = np.diff(sorted(int(time) for time, _ in times))
-    uneven = len(steps) > 0 and bool(steps.max() > UNEVEN * np.median(steps))
-    sample_rate = int(facts["sample_rate 1"]) if "sample_rate 1" in facts else None
     metadata = {key.removeprefix(KEY_PREFIX): text for key, text in pairs if key.startswith(KEY_PREFIX)}
-    fps = round(len(lengths) / seconds, 3)
-    return VideoFile(width, height, len(lengths), seconds, sample_rate, fps, uneven, metadata)
+    facts = dict(re.findall(r"^#(\w+ \d): +(.*)$", printed, re.MULTILINE))
+    times = [(int(time), int(length)) for time, length in PACKET.findall(printed)]
+    unit = sum(length for _, length in times)
+    if facts.get("media_type 0") != "video" or not unit:
+        raise UsageError(f"{path} has no picture", "name a video")
+    seconds = float(unit * Fraction(facts["tb 0"]))
+    steps = np.diff(sorted(time for time, _ in times))
+    sample_rate = int(facts["sample_rate 1"]) if "sample_rate 1" in facts else None
+    width, height = map(int, facts["dimensions 0"].split("x"))
+    return VideoFile(
+        width,
+        height,
+        num_frames=len(times),
+        seconds=seconds,
+        sample_rate=sample_rate,
+        fps=round(len(times) / seconds, 3),
+        metadata=metadata,
+        uneven=len(steps) > 0 and bool(steps.max() > UNEVEN * np.median(steps)),
+        stated=found[0] if (found := PICTURE.search(log)) else "",
+        packets=_packets(facts, times),
+        sound_codec=facts.get("codec_id 1"),
+    )
+
+
+def _packets(facts: Mapping[str, str], times: list[tuple[int, int]]) -> Packets:
+    encoding = tuple(facts.get(f"{name} 0", "") for name in ENCODING)
+    return Packets(encoding, np.array([float(time * Fraction(facts["tb 0"])) for time, _ in times]))
 
 
 def is_wav(path: Path) -> bool:

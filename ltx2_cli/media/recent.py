@@ -2,7 +2,12 @@
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
 from typing import Generic, Protocol, TypeVar
+
+from ltx2_cli.artifacts.files import refuse_special
+from ltx2_cli.errors import UsageError
 
 
 class Sized(Protocol):
@@ -17,15 +22,34 @@ T = TypeVar("T", bound=Sized)
 
 @dataclass
 class Recent(Generic[T]):
-    """The values that were asked for last, at most so many bytes of all."""
+    """The values that were read last of files, at most so many bytes of all. Of a file that changes they are read
+    again."""
 
     most: int
+    readable: str  # which files are read
     kept: dict[Hashable, T] = field(default_factory=dict)  # the oldest first
+    lock: Lock = field(default_factory=Lock)  # a gallery reads many clips at once
 
-    def get(self, key: Hashable, read: Callable[[], T]) -> T:
-        """The value of a key, read where it is not kept."""
-        value = self.kept.pop(key) if key in self.kept else read()
-        self.kept[key] = value
-        while sum(other.nbytes for other in self.kept.values()) > self.most:
-            del self.kept[next(iter(self.kept))]
+    def get(self, path: Path, asked: Hashable, read: Callable[[], T]) -> T:
+        """What was `asked` of a file, read where it is not kept. Raises `UsageError` where there is no file to read."""
+        key = path, asked, _version(path, self.readable)
+        with self.lock:
+            kept = self.kept.pop(key, None)
+        value = read() if kept is None else kept
+        with self.lock:
+            self.kept[key] = value
+            while sum(other.nbytes for other in self.kept.values()) > self.most:
+                del self.kept[next(iter(self.kept))]
         return value
+
+
+def _version(path: Path, readable: str) -> tuple[int, ...]:
+    """What changes with the content of a file."""
+    refuse_special(path, readable)
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", "check its path") from None
+    if not stat.st_size:
+        raise UsageError(f"{path} is empty", readable)
+    return stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size

@@ -23,6 +23,7 @@ from ltx2_cli.weights.lora import FACTOR, LoraFile, LoraPair, model_version, ope
 KNOWN = "known are latents, mp4 videos, WAVs, records, checkpoints (a folder or a file), LoRAs and latent upsamplers"
 UPSAMPLER = "initial_conv.weight"  # a tensor of every latent upsampler
 DENOISER = "model.diffusion_model."  # prefix of the denoiser's tensors in a single file
+VIDEO_FACTS = ("width", "height", "num_frames", "seconds", "sample_rate", "fps")
 RECORDS = (".yaml", ".yml", ".json")
 LAYER = re.compile(r"(blocks)\.\d+\.")
 FileFacts = dict[str, Any]  # as JSON has them; None is what a file does not say of itself
@@ -48,7 +49,7 @@ def inspect(path: Path) -> FileFacts:
         raise UsageError(f"{path} cannot be read: {error.strerror}", KNOWN) from error
     if video:
         clip = open_video(path)
-        facts = {name: value for name, value in vars(clip).items() if name not in ("metadata", "uneven")}
+        facts = {name: getattr(clip, name) for name in VIDEO_FACTS}
         return _clip("video", path, clip.metadata, {**facts, "latents": None})
     if wav:
         return _sound(path)

@@ -1,0 +1,76 @@
+"""Pictures and sounds of files, decoded by ffmpeg as data: one start for frames, one for samples."""
+
+import re
+import struct
+from collections import deque
+from collections.abc import Callable
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ltx2_cli.errors import UsageError
+from ltx2_cli.media.ffmpeg import RETRY, errors_in, given, read_output, unreadable
+
+PPM = ("-f", "image2pipe", "-c:v", "ppm", "-pix_fmt", "rgb24")
+AU = ("-f", "au", "-c:a", "pcm_f32be")
+AU_HEADER = struct.Struct(">4s5I")  # magic, offset of the data, size, encoding, sample rate, channels
+AUDIO = re.compile(r"^\[info\]   Stream #0:.* Audio: .*?, (\d+) Hz, ([^,\n]+)", re.MULTILINE)
+# Silence where a video's sound begins later than its picture, or leaves a gap. What is mixed stays below full scale, as
+# where ffmpeg mixes whole numbers.
+FILTERS = "aresample=async=1:first_pts=0:rematrix_maxval=1,aformat=channel_layouts=mono|stereo"
+
+
+def decode_frames(path: Path, fps: float, most: int, from_end: bool) -> NDArray[np.uint8]:
+    """The first or last frames [frames, height, width, RGB] of a file at this rate, upright, one by one: a long video
+    takes no memory. Raises `UsageError` where it is damaged."""
+    rate = Fraction(fps).limit_denominator(100_000)
+    first = [] if from_end else ["-frames:v", str(most)]
+    target = ["-map", "0:v:0", "-vf", f"fps={rate}", *first, *PPM, "-"]
+    frames, log, code = read_output([*given(path), *target], partial(_last_frames, most))
+    if code or errors_in(log) or not frames:
+        raise unreadable(path, errors_in(log), code)
+    return np.stack(frames)
+
+
+def _last_frames(most: int, stream: IO[bytes]) -> deque[NDArray[np.uint8]]:
+    kept = deque[NDArray[np.uint8]](maxlen=most)
+    while stream.readline():
+        width, height = map(int, stream.readline().split())
+        stream.readline()  # the largest value
+        if len(frame := stream.read(3 * width * height)) < 3 * width * height:
+            break
+        kept.append(np.frombuffer(frame, np.uint8).reshape(height, width, 3))
+    return kept
+
+
+def decode_samples(
+    path: Path, seconds: float, check: Callable[[int], None], readable: str
+) -> tuple[NDArray[np.float32], int, str]:
+    """The first samples [samples, channels] of a sound, one channel or two; how many a second has, which are checked
+    before more is read; and how its channels lie in the file. Raises `UsageError` where it is damaged, or has no
+    sound."""
+    target = ["-map", "0:a:0", "-t", f"{seconds:.6f}", "-af", FILTERS, *AU, "-"]
+    (rate, samples), log, code = read_output([*given(path), *target], partial(_samples, check))
+    stated = AUDIO.search(log)
+    if stated is None and "Input #0" in log:
+        raise UsageError(f"{path} has no sound", readable)
+    if errors_in(log) or code or samples is None or stated is None:
+        raise unreadable(path, errors_in(log), code)
+    if not samples.size or not np.isfinite(samples).all():
+        raise UsageError(f"{path} has {'samples that are no numbers' if samples.size else 'no samples'}", RETRY)
+    return samples, rate, stated[2]
+
+
+def _samples(check: Callable[[int], None], stream: IO[bytes]) -> tuple[int, NDArray[np.float32] | None]:
+    """Samples a second and samples [samples, channels]; None where the stream ends before its header does."""
+    header = stream.read(AU_HEADER.size)
+    if len(header) < AU_HEADER.size:
+        return 0, None
+    _, start, _, _, rate, channels = AU_HEADER.unpack(header)
+    check(rate)
+    stream.read(start - AU_HEADER.size)
+    return rate, np.frombuffer(stream.read(), ">f4").astype(np.float32).reshape(-1, channels)

@@ -1,0 +1,75 @@
+"""A command starts ffmpeg once for the facts of a file, once for its picture and once for its sound."""
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import imageio_ffmpeg
+import numpy as np
+import pytest
+
+from ltx2_cli.media.clip import Media
+from ltx2_cli.media.write import write_mp4
+from ltx2_cli.request.profiles import read_spec, to_yaml
+from program import run_program
+from sounds import tone
+
+GENERATE = ("generate", "--prompt", "a fox", "--model", "demo", "--dry-run")
+RECORD = {"prompt": "a fox", "model": "demo", "seed": 7, "num_frames": 25, "height": 64, "width": 96}
+Started = Callable[..., Counter[str]]
+
+
+@pytest.fixture
+def clip(tmp_path: Path) -> Path:
+    """25 frames and a second of sound, with a record; its rate, 24000 / 1001, has no end in decimals."""
+    spec = replace(read_spec(RECORD, fps=24000 / 1001), num_videos=1)
+    record = to_yaml(spec, {"ltx2": "0", "devices": "none", "model_version": "ltx2"})
+    frames = np.random.default_rng(0).integers(0, 256, (25, 64, 96, 3), np.uint8)
+    write_mp4(Media(frames, tone(1, 16000), spec.fps, 16000), tmp_path / "fox.mp4", {"record": record})
+    return tmp_path / "fox.mp4"
+
+
+@pytest.fixture
+def started(clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Started:
+    """The formats in which ffmpeg wrote what it read of the clip, counted, of a command in its folder."""
+    log, program = tmp_path / "calls.txt", tmp_path / "ffmpeg"
+    real = shlex.quote(imageio_ffmpeg.get_ffmpeg_exe())
+    program.write_text(f'#!/bin/sh\necho "$@" >> {shlex.quote(str(log))}\nexec {real} "$@"\n')
+    program.chmod(0o700)
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(program))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> Counter[str]:
+        assert run_program(monkeypatch, *arguments) == 0
+        calls = log.read_text().splitlines()
+        assert all(call.count(clip.name) == 1 for call in calls)
+        return Counter(" ".join(re.findall(r" -f (\S+)", call)) for call in calls)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "facts", "pictures", "sounds"),
+    [
+        (("info", "fox.mp4"), 1, 0, 0),
+        (("gallery", "."), 1, 0, 0),
+        (("config", "show", "--config", "fox.mp4"), 1, 0, 0),
+        (("config", "show", "--config", "fox.mp4", "--duration", "1s", "--aspect", "1:1"), 1, 0, 0),
+        (("generate", "--config", "fox.mp4", "--dry-run"), 1, 0, 0),
+        (("replay", "fox.mp4", "--dry-run"), 1, 0, 0),
+        ((*GENERATE, "--video", "fox.mp4"), 1, 1, 0),
+        ((*GENERATE, "--audio", "fox.mp4"), 0, 0, 1),
+        ((*GENERATE, "--video", "fox.mp4", "--audio", "fox.mp4"), 1, 1, 1),
+        (("retake", "fox.mp4", "--from", "0.2s", "--to", "0.5s", "--dry-run"), 1, 1, 1),
+        (("extend", "fox.mp4", "--seconds", "1s", "--dry-run"), 1, 1, 1),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_ffmpeg_is_started_once_for_each_purpose(
+    started: Started, arguments: tuple[str, ...], facts: int, pictures: int, sounds: int
+) -> None:
+    expected = {"ffmetadata framecrc": facts, "image2pipe": pictures, "au": sounds}
+    assert started(*arguments) == Counter(expected)
