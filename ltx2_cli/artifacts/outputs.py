@@ -189,7 +189,8 @@ def check_place(path: Path, option: str, metavar: str = "FILE") -> None:
     file, shown = (path, path) if metavar == "FILE" else (path / "file", f"into {path}")
     place = next(folder for folder in file.absolute().parents if os.path.lexists(folder))
     try:
-        tempfile.TemporaryFile(dir=place).close()
+        with tempfile.TemporaryFile(dir=place) as content:
+            content.write(b"a")  # refused if the disk is full
         for name in file.absolute().relative_to(place).parts:
             with suppress(FileNotFoundError):
                 (place / name).lstat()  # refused if the name is too long

@@ -9,7 +9,7 @@ from os.path import abspath, exists, realpath
 from pathlib import Path
 from typing import Any
 
-from ltx2_cli.artifacts.files import user_path
+from ltx2_cli.artifacts.files import ReservedError, user_path
 from ltx2_cli.artifacts.outputs import (
     Product,
     check_outputs,
@@ -33,7 +33,8 @@ from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.spelling import by_key
 from ltx2_cli.runs.done import check_same, is_done, owned_files
 from ltx2_cli.runs.lines import Line, job_values
-from ltx2_cli.runs.order import in_order, own_seed, parse_shard, shape_of
+from ltx2_cli.runs.order import in_order, own_seed, shape_of
+from ltx2_cli.runs.shard import AUTO, parse_shard
 from ltx2_cli.runs.trust import check_trust
 
 DONE, SKIPPED, ELSEWHERE, FAILED, OPEN = "done", "skipped", "elsewhere", "failed", "to do"
@@ -101,6 +102,8 @@ class Jobs:
         self.piped = piped  # whether lines come for ever: what is over is forgotten
         self.reads = [*reads, *([options.config] if options.config else [])]  # no clip takes their place
         self.shard, self.page = parse_shard(options.shard), config_page(options.config)
+        if (options.shard or "").startswith(AUTO):
+            session.report.note(f"--shard {self.shard}")
         note_environment(session.report)
         self.name = parse_template(options.output) if options.output else None
         self.given = overrides(options, output=None)
@@ -204,6 +207,8 @@ class Jobs:
                 done = not self.options.force and is_done(single)
                 try:
                     self._check(single, done)
+                except ReservedError:
+                    self.add(Result(line.number, ELSEWHERE, clips, seed))
                 except UsageError as error:
                     self.fail(Result(line.number, FAILED, clips, seed), error)
                 else:

@@ -269,7 +269,9 @@ class BatchOptions(ClipOptions, WishOptions, KeepOptions, SessionOptions):
             metavar="TEMPLATE",
         ),
     ] = None
-    shard: Annotated[Text, option(FILES, "Share of the jobs for this worker: 0/4 to 3/4.", metavar="I/N")] = None
+    shard: Annotated[
+        Text, option(FILES, "Share of the jobs for this worker: 0/4 to 3/4, or auto under SLURM.", metavar="I/N|auto")
+    ] = None
     preview: PreviewFile = None
     compile_cache: CompileCache = None
 

@@ -1,13 +1,13 @@
-"""One process that makes jobs: the text of many is read first, then each clip is claimed, denoised and written."""
+"""One process that makes jobs: the text of many is read first, then each clip is locked, denoised and written."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from statistics import median
-from time import monotonic, sleep
+from time import monotonic
 from typing import TypeVar
 
 from ltx2_cli.artifacts.files import ReservedError, reserve
@@ -31,14 +31,12 @@ from ltx2_cli.plan.conditions import read_pictures
 from ltx2_cli.plan.inputs import CONNECTORS, DENOISER, STAGE2_CONNECTORS, STAGE2_DENOISER, network_values
 from ltx2_cli.plan.resolve import DECODERS, Plan, decodes_beside
 from ltx2_cli.request.spec import RunSpec
-from ltx2_cli.runs.claims import SUFFIX, ClaimedError, claimed
 from ltx2_cli.runs.done import check_same, differences, is_done, owned_files
 from ltx2_cli.runs.past_times import in_words, remember
 
 TEXTS_AT_ONCE = 100  # jobs whose text is read before a denoiser is loaded: 25 MB each, of the published models
 CLIPS_AT_ONCE = 8  # that are denoised before one is decoded, where the networks take turns in memory
 MOST_WARNINGS = 1000  # that are not said again
-WAIT = 2.0  # seconds between two looks at a claim that may be void
 GOAL = RunGoal(Product.clips, source=None)
 DENOISERS, TEXT = (DENOISER, STAGE2_DENOISER), ("text_encoder", CONNECTORS, STAGE2_CONNECTORS)
 FAILURES = (UsageError, DoesNotFitError, RunError)  # of a job; the batch goes on
@@ -59,7 +57,6 @@ class Run:
     begun: bool = False
     resumed: bool = False
     seconds: float = 0.0
-    renewed: float | None = None  # when a claim of another worker was
 
 
 class Worker:
@@ -69,7 +66,6 @@ class Worker:
         self.jobs, self.session = jobs, jobs.session
         self.components: Components | None = None
         self.warnings, self.present = set[str](), set[tuple[object, ...]]()
-        self.doubtful = list[Run]()  # jobs whose worker may be dead
         self.full: StorageError | None = None  # after which no run is begun
         self.number = self.total = 0  # of the run that was begun last, and of all
         self.took = deque[float](maxlen=100)  # seconds, of the last runs
@@ -88,11 +84,6 @@ class Worker:
                 self._read_texts(runs)
             for _, alike in groupby(runs, key=lambda run: (network_values(run.plan.spec), _turns(run.plan))):
                 self._make_alike(list(alike))
-        while self.doubtful:
-            sleep(WAIT)
-            waiting, self.doubtful = self.doubtful, []
-            for run in waiting:
-                self._make_alike([run])
 
     @contextmanager
     def _failing(self, job: Job, run: Run | None = None) -> Iterator[None]:
@@ -161,8 +152,8 @@ class Worker:
         components, (beside, phases) = self._on(runs[0]), _turns(runs[0].plan)
         with components.keeping((*DENOISERS, *DECODERS) if beside else ()):
             for some in _chunks(runs, CLIPS_AT_ONCE if phases else 1):
-                with ExitStack() as claims:
-                    own = [run for run in some if not self.full and self._claim(run, claims)]
+                with ExitStack() as locks:
+                    own = [run for run in some if not self.full and self._lock(run, locks)]
                     with components.keeping(DENOISERS):
                         for run, phase in ((run, phase) for phase in phases for run in own):
                             self._advance(run, phase)
@@ -174,17 +165,15 @@ class Worker:
                 if self.full:
                     raise self.full
 
-    def _claim(self, run: Run, claims: ExitStack) -> bool:
-        """Whether this worker is to make a run now; nobody else does so until the end of `claims`."""
+    def _lock(self, run: Run, locks: ExitStack) -> bool:
+        """Whether this worker is to make a run now; nobody else does so until the end of `locks`."""
         job, spec, options = run.job, run.spec, self.jobs.options
-        path = run_file(spec).path
-        claim, files = path.with_suffix(SUFFIX), [*outputs(spec), run_file(spec)]
+        files = [*outputs(spec), run_file(spec)]
         with self._failing(job, run), ExitStack() as attempt:
             try:
                 attempt.enter_context(reserve(files, self.session.report.note))
-                attempt.enter_context(claimed(claim))
-            except ReservedError as error:
-                self._leave(run, claim if isinstance(error, ClaimedError) else None)
+            except ReservedError:
+                self.jobs.add(Result(job.line, ELSEWHERE, job.clips, job.seed))
                 return False
             if not options.force and is_done(spec):
                 self.jobs.add(Result(job.line, SKIPPED, job.clips, job.seed))
@@ -192,22 +181,11 @@ class Worker:
             own = set[Path]()
             if not options.force:
                 check_same(spec)
-                own = self._continue(run, path)
+                own = self._continue(run, run_file(spec).path)
             check_outputs(files, read_files(spec, *self.jobs.reads), options.force, own)
-            claims.enter_context(attempt.pop_all())
+            locks.enter_context(attempt.pop_all())
             return run.state is not None
         return False
-
-    def _leave(self, run: Run, claim: Path | None) -> None:
-        """Leave a run to the worker that is making it, unless that may be dead: its claim was not renewed since."""
-        renewed: float | None = None
-        with suppress(OSError):
-            renewed = claim.stat().st_mtime if claim else None
-        if claim and run.renewed in (None, renewed):
-            run.renewed = renewed
-            self.doubtful.append(run)
-        else:
-            self.jobs.add(Result(run.job.line, ELSEWHERE, run.job.clips, run.job.seed))
 
     def _continue(self, run: Run, path: Path) -> set[Path]:
         """Go on with a run from its file, where that is of the same request; the files that are its own."""

@@ -1,13 +1,10 @@
-"""Jobs: which of them a worker makes, in which order, and of which seeds."""
+"""Jobs: in which order they are made, and of which seeds."""
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from ltx2_cli.errors import UsageError
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.validation import MAX_SEED
 
@@ -18,32 +15,10 @@ CONTENT_KEYS = (
 )
 
 
-@dataclass(frozen=True)
-class Shard:
-    """The part of the jobs that this worker makes: each `count`th, from job `index` on."""
-
-    index: int = 0
-    count: int = 1
-
-
 def own_seed(values: Mapping[str, Any], num_videos: int) -> int:
     """The seed of a job that has none: the same whenever and wherever the job is started, another for other values."""
     digest = hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode(errors="surrogateescape"))
     return int(digest.hexdigest()[:12], 16) % (MAX_SEED - num_videos + 2)
-
-
-def parse_shard(text: str | None) -> Shard:
-    """The shard that I/N names."""
-    if text is None:
-        return Shard()
-    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
-    if match is None:
-        raise UsageError(f"--shard {text!r} is not I/N", "for example: --shard 0/4, the first of four")
-    index, count = map(int, match.groups())
-    if index >= count:
-        hint = f"nearest: --shard {max(count - 1, 0)}/{max(count, 1)}"
-        raise UsageError(f"--shard {text}: shards count from 0, so {index} is not one of {count}", hint)
-    return Shard(index, count)
 
 
 def shape_of(spec: RunSpec) -> str:

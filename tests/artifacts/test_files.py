@@ -7,15 +7,28 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 
-from ltx2_cli.artifacts.files import LOCK_NAME, Output, _lock_path, check_unreserved, replacing, reserve, user_path
+from ltx2_cli.artifacts.files import (
+    LOCK_NAME,
+    Output,
+    ReservedError,
+    _lock_path,
+    check_unreserved,
+    replacing,
+    reserve,
+    user_path,
+)
 from ltx2_cli.errors import RunError, UsageError
 from other_process import other_process
 
 NOBODY = 65534  # another user
+CLIPS = 12
 
 
 def test_a_file_is_synced_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -149,6 +162,41 @@ def test_a_lock_file_of_a_dead_process_is_deleted_once(tmp_path: Path, monkeypat
     assert dead.exists()
 
 
+def work(folder: Path, dies: bool) -> None:
+    """Make what is not made; a worker that `dies` does so in the middle of its second clip."""
+    made = 0
+    for clip in range(CLIPS):
+        path = folder / f"{clip}.mp4"
+        with suppress(ReservedError), reserve([Output(path, "-o")]):
+            if path.exists():
+                continue
+            with (folder / f"{clip}.working").open("x"):  # refused where another one is at it
+                time.sleep(0.002)
+            os.unlink(folder / f"{clip}.working")
+            made += 1
+            if dies and made == 2:
+                os._exit(1)
+            path.write_text(str(os.getpid()))
+
+
+def work_together(folder: Path) -> None:
+    context = get_context("fork")
+    for start in range(3):
+        workers = [context.Process(target=work, args=(folder, number < 2 - start)) for number in range(4)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        assert [worker.exitcode for worker in workers][2:] == [0, 0]
+
+
+def test_four_workers_some_of_which_die_make_each_clip_once(tmp_path: Path) -> None:
+    """And those that are started again make what the dead have left. In a process without threads, which may fork."""
+    paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, __file__, tmp_path], check=True, env={**os.environ, **paths})
+    assert sorted(os.listdir(tmp_path)) == sorted(f"{clip}.mp4" for clip in range(CLIPS))
+
+
 def test_permissions_follow_the_umask(tmp_path: Path) -> None:
     """Also of what a library writes for its user alone."""
     usual = tmp_path / "usual"
@@ -163,3 +211,7 @@ def test_a_home_folder_of_nobody_is_a_path_that_is_not_there(monkeypatch: pytest
     monkeypatch.setenv("HOME", "/home/fox")
     assert user_path("~/clip.mp4") == Path("/home/fox/clip.mp4")
     assert user_path(Path("~nobody-at-all/clip.mp4")) == Path("~nobody-at-all/clip.mp4")
+
+
+if __name__ == "__main__":
+    work_together(Path(sys.argv[1]))

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +37,7 @@ def dry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         model = () if "--model" in options else ("--model", "demo")
         code = run_program(monkeypatch, "batch", "jobs", "--dry-run", *model, *options)
         out, err = capsys.readouterr()
-        assert [path.name for path in tmp_path.iterdir() if path.suffix in (".run", ".claim")] == []
+        assert [path.name for path in tmp_path.iterdir() if path.suffix == ".run"] == []
         return code, out.splitlines(), err
 
     return run
@@ -175,6 +176,22 @@ def test_shapes_follow_each_other_and_shards_share_the_jobs(dry: Run) -> None:
     assert dry(lines, *named)[1] == ["1.mp4", "3.mp4", "5.mp4", "2.mp4", "4.mp4"]
     shards = [dry(lines, *named, "--shard", f"{shard}/3")[1] for shard in range(3)]
     assert shards == [["1.mp4", "4.mp4"], ["2.mp4", "5.mp4"], ["3.mp4"]]
+
+
+def test_the_tasks_of_a_job_array_share_the_jobs(dry: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "JOB_"))]:
+        monkeypatch.delenv(name)
+    code, clips, err = dry(["rain"], "--shard", "auto")
+    assert (code, clips) == (2, [])
+    assert "elsewhere it is --shard I/N\nhint: " in err
+    monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "2")
+    shards = []
+    for task in range(2):
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(task))
+        code, clips, err = dry(list("abcde"), "-o", "{line}.mp4", "--shard", "auto")
+        assert (code, f"--shard {task}/2\n" in err) == (0, True)
+        shards.append(clips)
+    assert shards == [["1.mp4", "3.mp4", "5.mp4"], ["2.mp4", "4.mp4"]]
 
 
 def test_a_job_without_a_seed_keeps_its_own(dry: Run) -> None:

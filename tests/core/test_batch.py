@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from subprocess import run
@@ -36,9 +36,9 @@ from ltx2_cli.parallel.devices import DeviceMemory
 from ltx2_cli.plan.inputs import network_values
 from ltx2_cli.plan.resolve import Plan, resolve
 from ltx2_cli.request.profiles import read_spec, to_yaml
-from ltx2_cli.runs.claims import this_process
 from ltx2_cli.weights.digests import header_digest
 from media.test_videos import write_lossless
+from other_process import other_process
 from program import run_program
 from sounds import tone, write_tone
 
@@ -250,14 +250,14 @@ def test_what_was_interrupted_is_gone_on_with(batch: Run, monkeypatch: pytest.Mo
         code, results, err = batch(lines, "--checkpoint")
     assert (code, [result["line"] for result in results]) == (130, [1])
     assert err.endswith("stopped after step 1 of 2 of stage 1\nhint: the same command goes on; jobs that are done: 1\n")
-    assert (Path("2-3.run").exists(), Path("2-3.claim").exists()) == (True, False)
+    assert Path("2-3.run").exists()
     code, results, err = batch(lines, "--checkpoint")
     assert (code, [result["status"] for result in results]) == (0, ["skipped", "done", "done"])
     assert [line.split(":")[0] for line in err.splitlines() if "step" in line] == ["1 step", "2 steps"]
     once = fingerprints("2-3.yaml")
     assert batch(lines, "--force")[1][1]["status"] == "done"
     assert fingerprints("2-3.yaml") == once
-    assert not [*Path().glob("*.run"), *Path().glob("*.claim"), *Path().glob(".*")]
+    assert not [*Path().glob("*.run"), *Path().glob(".*")]
 
 
 def test_networks_that_do_not_fit_together_take_turns(batch: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,24 +279,34 @@ def test_networks_that_do_not_fit_together_take_turns(batch: Run, monkeypatch: p
     check_live_bytes(resolve(read_spec(config="1-3.yaml")), samples)
 
 
-def test_what_others_make_or_have_made_is_left_alone(batch: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of another request, a claim of another version, a worker that lives, and one that may have died."""
-    monkeypatch.setattr("ltx2_cli.cli.worker.sleep", lambda seconds: os.utime("4-3.claim"))  # which is renewed
-    lines = [{"prompt": text, "seed": 3} for text in ("rain", "snow", "fog", "hail", "mist")]
+def test_what_others_make_or_have_made_is_left_alone(batch: Run) -> None:
+    """A file of another request, one that a process is writing, one that a dead process left, and the file of jobs."""
+    lines = [{"prompt": text, "seed": 3} for text in ("rain", "snow", "fog")]
     lines.append({"prompt": "dew", "seed": 3, "save_latents": "jobs"})
     Path("1-3.mp4").write_text("mine")
-    Path("2-3.claim").write_text('{"version": 2}')
-    for line, process in ((3, {"started": "1"}), (4, {"host": "elsewhere"}), (5, {})):
-        Path(f"{line}-3.claim").write_text(json.dumps({**vars(this_process()), **process}))
-        os.utime(f"{line}-3.claim", (time.time() - 5,) * 2)
-    code, results, _ = batch(lines)
-    assert [result["status"] for result in results] == [
-        *("failed", "failed", "done", "elsewhere", "elsewhere", "failed")
-    ]
+    with other_process(Path("2-3.mp4")), other_process(Path("3-3.mp4")) as dead:
+        dead.kill()
+        dead.wait()
+        code, results, _ = batch(lines)
+        assert [result["status"] for result in results] == ["failed", "elsewhere", "done", "failed"]
     assert results[0]["error"] == "1-3.mp4 exists"
-    assert results[1]["error"] == "2-3.claim is a claim of version 2, this ltx2 reads version 1"
-    assert results[5]["error"] == "jobs is read, and would be overwritten"
+    assert results[3]["error"] == "jobs is read, and would be overwritten"
     assert (code, Path("1-3.mp4").read_text()) == (5, "mine")
+
+
+def test_a_clip_that_another_worker_begins_meanwhile_is_left_to_it(batch: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look at the jobs and the turn of its own."""
+    read_texts = Worker._read_texts
+    with ExitStack() as others:
+
+        def begin_elsewhere(worker: Worker, runs: Sequence[PlannedRun]) -> None:
+            read_texts(worker, runs)
+            others.enter_context(other_process(Path("2-3.mp4")))
+
+        monkeypatch.setattr(Worker, "_read_texts", begin_elsewhere)
+        code, results, _ = batch([{"prompt": text, "seed": 3} for text in ("rain", "snow", "fog")])
+    assert (code, [result["status"] for result in results]) == (0, ["done", "elsewhere", "done"])
+    assert not Path("2-3.mp4").exists()
 
 
 @contextmanager
@@ -328,13 +338,17 @@ def test_a_full_disk_ends_the_batch(batch: Run, tmp_path: Path) -> None:
     elsewhere = [{**line, "output": f"{line['prompt']}.mp4"} for line in lines]
     with small_disk(tmp_path / "full", ROOM) as remount:
         assert batch(lines[:1])[0] == 0
-        for blocks, file in ((0, "snow.claim"), (4, "snow.mp4")):
-            remount(f"size={used(blocks)}")
-            code, results, err = batch(lines, "--checkpoint")
-            assert (code, [result["status"] for result in results]) == (1, ["skipped", "failed"])
-            assert results[1]["error"] == f"cannot write full/{file}: No space left on device"
-            assert err.endswith(f"hint: {MAKE_ROOM}; then the same command goes on; jobs that are done: 0\n")
         remount(f"size={used()}")
+        code, results, err = batch(lines)
+        assert (code, [result["status"] for result in results]) == (5, ["skipped", "failed", "failed"])
+        assert results[1]["error"] == "cannot write full/snow.mp4: No space left on device"
+        assert loaded(err) == []
+        remount(f"size={used(4)}")
+        code, results, err = batch(lines, "--resumable")
+        assert (code, [result["status"] for result in results]) == (1, ["skipped", "failed"])
+        assert results[1]["error"] == "cannot write full/snow.mp4: No space left on device"
+        assert err.endswith(f"hint: {MAKE_ROOM}; then the same command goes on; jobs that are done: 0\n")
+        remount(f"size={used(1)}")
         code, results, err = batch(elsewhere, "--preview", "full/preview.png")
         assert (code, [result["status"] for result in results]) == (1, ["done"])
         assert "error: cannot write full/preview.png: No space left on device\n" in err

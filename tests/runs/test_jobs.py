@@ -15,7 +15,7 @@ from ltx2_cli.request.layers import MAX_TEXT
 from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.request.validation import MAX_SEED
 from ltx2_cli.runs.lines import Line, job_values, read_lines
-from ltx2_cli.runs.order import in_order, own_seed, parse_shard, shape_of
+from ltx2_cli.runs.order import in_order, own_seed, shape_of
 
 
 def test_lines_of_a_file(tmp_path: Path) -> None:
@@ -63,15 +63,6 @@ def test_a_seed_follows_from_the_job_alone() -> None:
     assert own_seed({"prompt": "rain", "fps": 3}, 1) == own_seed({"fps": 3, "prompt": "rain"}, 1)
     assert own_seed({"prompt": "rain"}, 1) != own_seed({"prompt": "snow"}, 1)
     assert all(0 <= own_seed({"prompt": str(number)}, MAX_SEED) <= 1 for number in range(20))
-
-
-def test_shards() -> None:
-    assert (parse_shard(None).index, parse_shard(None).count) == (0, 1)
-    assert (parse_shard("3/4").index, parse_shard("3/4").count) == (3, 4)
-    for text, hint in (("4/4", "nearest: --shard 3/4"), ("0/0", "nearest: --shard 0/1"), ("1", "for example")):
-        with pytest.raises(UsageError) as error:
-            parse_shard(text)
-        assert error.value.hint.startswith(hint)
 
 
 def test_jobs_of_one_shape_follow_each_other() -> None:

@@ -1,0 +1,91 @@
+"""Shards: the part of the jobs that one worker of several makes, as it was typed or as SLURM or Kubernetes say."""
+
+import os
+import re
+from dataclasses import dataclass
+
+from ltx2_cli.errors import UsageError
+
+AUTO = "auto"
+INDEX = "JOB_COMPLETION_INDEX"  # of a pod of an Indexed Job; no variable has their number
+EXAMPLE = "for example: --shard 0/4, the first of four"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The part of the jobs that this worker makes: each `count`th, from job `index` on."""
+
+    index: int = 0
+    count: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+
+def parse_shard(text: str | None) -> Shard:
+    """The shard that I/N names, or that `auto` or `auto/N` takes from the variables of SLURM or Kubernetes."""
+    if text is None:
+        return Shard()
+    match = re.fullmatch(r"(\d{1,6}|auto)/(\d{1,6})|auto", text)
+    if match is None:
+        raise UsageError(f"--shard {text!r} is not I/N and not `{AUTO}`", EXAMPLE)
+    index, count = match.groups()
+    if text.startswith(AUTO):
+        return _automatic(int(count) if count else None)
+    return _checked(int(index), int(count))
+
+
+def _checked(index: int, count: int) -> Shard:
+    if index >= count:
+        hint = f"nearest: --shard {max(count - 1, 0)}/{max(count, 1)}"
+        raise UsageError(f"--shard {index}/{count}: shards count from 0, so {index} is not one of {count}", hint)
+    return Shard(index, count)
+
+
+def _automatic(count: int | None) -> Shard:
+    """The shard of this task or pod; `count` is what was typed."""
+    if shard := _slurm():
+        if count not in (None, shard.count):
+            raise UsageError(f"--shard {AUTO}/{count}, but SLURM starts {shard.count} workers", f"--shard {AUTO}")
+        return shard
+    if (index := _number(INDEX)) is None:
+        sentence = f"--shard {AUTO} is for SLURM and Indexed Jobs of Kubernetes; elsewhere it is --shard I/N"
+        raise UsageError(sentence, EXAMPLE)
+    if count is None:
+        raise UsageError(f"--shard {AUTO}: Kubernetes does not say how many pods there are", "--shard auto/COMPLETIONS")
+    return _checked(index, count)
+
+
+def _slurm() -> Shard | None:
+    """The shard of a task of a job array, of a task of `srun`, or of one of several tasks in each of an array."""
+    task, tasks = _number("SLURM_ARRAY_TASK_ID"), _number("SLURM_NTASKS")
+    if task is None and tasks is None:
+        return None
+    index, count = (0, 1) if task is None else _place_in_array(task)
+    if tasks in (None, 1):
+        return Shard(index, count)
+    rank = _number("SLURM_PROCID")
+    if not rank and "SLURM_STEP_ID" not in os.environ:  # a batch script is task 0 of its job, and runs once
+        sentence = f"--shard {AUTO}: this job has {tasks} tasks, and `srun` did not start this one"
+        raise UsageError(sentence, "type `srun` before the command, or --shard I/N")
+    return _checked(index * tasks + (rank or 0), count * tasks)
+
+
+def _place_in_array(task: int) -> tuple[int, int]:
+    """The index of a task of a job array, and their number. Raises `UsageError` for uneven steps."""
+    first, last, count, step = (_number(f"SLURM_ARRAY_TASK_{name}") for name in ("MIN", "MAX", "COUNT", "STEP"))
+    if not count:
+        raise UsageError(f"--shard {AUTO}: SLURM_ARRAY_TASK_COUNT is not set", EXAMPLE)
+    tasks = range(first or 0, (first or 0) + count * (step or 1), step or 1)
+    if task not in tasks or last not in (None, tasks[-1]):
+        sentence = f"--shard {AUTO}: the {count} tasks of the array are not in steps of {tasks.step} from {tasks[0]}"
+        raise UsageError(sentence, "such as sbatch --array=0-3, or --shard I/N")
+    return tasks.index(task), count
+
+
+def _number(name: str) -> int | None:
+    """A variable's number."""
+    text = os.environ.get(name, "")
+    if text and not re.fullmatch(r"\d{1,9}", text):
+        raise UsageError(f"--shard {AUTO}: {name} is {text!r}, not a number", EXAMPLE)
+    return int(text) if text else None
