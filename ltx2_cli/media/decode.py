@@ -14,8 +14,11 @@ from numpy.typing import NDArray
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.ffmpeg import RETRY, errors_in, given, read_output, unreadable
+from ltx2_cli.media.probe import VideoFile
 
 PPM = ("-f", "image2pipe", "-c:v", "ppm", "-pix_fmt", "rgb24")
+SEEKABLE = ("mov,", "matroska,")  # containers with a table of their key frames
+SPARE = 0.1  # seconds; times are rounded
 AU = ("-f", "au", "-c:a", "pcm_f32be")
 AU_HEADER = struct.Struct(">4s5I")  # magic, offset of the data, size, encoding, sample rate, channels
 AUDIO = re.compile(r"^\[info\]   Stream #0:.* Audio: .*?, (\d+) Hz, ([^,\n]+)", re.MULTILINE)
@@ -24,16 +27,34 @@ AUDIO = re.compile(r"^\[info\]   Stream #0:.* Audio: .*?, (\d+) Hz, ([^,\n]+)", 
 FILTERS = "aresample=async=1:first_pts=0:rematrix_maxval=1,aformat=channel_layouts=mono|stereo"
 
 
-def decode_frames(path: Path, fps: float, most: int, from_end: bool) -> NDArray[np.uint8]:
+def decode_frames(path: Path, file: VideoFile, fps: float, most: int, from_end: bool) -> NDArray[np.uint8]:
     """The first or last frames [frames, height, width, RGB] of a file at this rate, upright, one by one: a long video
-    takes no memory. Raises `UsageError` where it is damaged."""
-    rate = Fraction(fps).limit_denominator(100_000)
+    takes no memory, and its last frames little time. Raises `UsageError` where it is damaged."""
+    rate, read = f"fps={Fraction(fps).limit_denominator(100_000)}", partial(_last_frames, most)
+    end = float(file.packets.starts.max()) - most / fps - SPARE
+    if from_end and (begin := _near_end(file, end)):
+        # Times stay those of the whole file, so that frames lie at the same multiples of the rate.
+        seek = ["-copyts", "-start_at_zero", "-ss", f"{begin:.6f}", *given(path)]
+        behind = ["-map", "0:v:0", "-vf", f"{rate},trim=start={end:.6f}", "-fps_mode", "passthrough"]
+        frames, log, code = read_output([*seek, *behind, *PPM, "-"], read)
+        if len(frames) == most and not (code or errors_in(log)):
+            return np.stack(frames)
     first = [] if from_end else ["-frames:v", str(most)]
-    target = ["-map", "0:v:0", "-vf", f"fps={rate}", *first, *PPM, "-"]
-    frames, log, code = read_output([*given(path), *target], partial(_last_frames, most))
+    frames, log, code = read_output([*given(path), "-map", "0:v:0", "-vf", rate, *first, *PPM, "-"], read)
     if code or errors_in(log) or not frames:
         raise unreadable(path, errors_in(log), code)
     return np.stack(frames)
+
+
+def _near_end(file: VideoFile, end: float) -> float | None:
+    """From where to decode what is shown from `end` on: before the last but one of the key frames before it, since some
+    decoders have a whole picture only at the next. None: from the beginning."""
+    starts = file.packets.starts
+    keys = np.sort(starts[file.packets.keys & (starts < end)])
+    if len(keys) < 2 or not file.container.startswith(SEEKABLE):
+        return None
+    before = starts[starts < keys[-2]]
+    return max(0.0, (before.max() + keys[-2]) / 2) if len(before) else None
 
 
 def _last_frames(most: int, stream: IO[bytes]) -> deque[NDArray[np.uint8]]:

@@ -22,8 +22,10 @@ KEY_PREFIX = "ltx2."  # of the keys of our metadata
 ENTRY = re.compile(r"^((?:\\.|[^\\=\n])+)=((?:\\[\s\S]|[^\\\n])*)$", re.MULTILINE)
 ESCAPED = re.compile(r"\\([\s\S])")
 LEAST_WAV = 44  # bytes of its header
-PACKET = re.compile(r"^0,\s*-?\d+,\s*(-?\d+),\s*(\d+),", re.MULTILINE)
+PACKET = re.compile(r"^0,\s*-?\d+,\s*(-?\d+),\s*(\d+),\s*\d+, 0x\w+(?:, F=0x(\w+))?", re.MULTILINE)
+CONTAINER = re.compile(r"^\[info\] Input #0, (\S+), from ", re.MULTILINE)
 PICTURE = re.compile(r"^\[info\]   Stream #0:.*: Video: .*$", re.MULTILINE)
+KEY = 1  # a flag of packets; those that have it alone are printed without flags
 ENCODING = ("codec_id", "dimensions", "extradata")
 HDR = ("smpte2084", "arib-std-b67")  # transfer functions, PQ and HLG
 PACKED = {48: 16, 64: 16, 565: 8, 555: 8, 444: 8}  # bits a pixel: bits a value
@@ -37,6 +39,7 @@ class Packets:
 
     encoding: tuple[str, ...]  # what a decoder is told of all: equal packets may follow each other
     starts: NDArray[np.float64]  # seconds at which each is shown, from the beginning of the file
+    keys: NDArray[np.bool_]  # which can be decoded without those before
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class VideoFile:
     fps: float  # on average
     metadata: Mapping[str, str]  # as given to `write_mp4`; empty in a file of another program
     uneven: bool  # some frames last longer than others
+    container: str  # ffmpeg's names of its format
     stated: str  # the line in which ffmpeg describes the picture
     packets: Packets
     sound_codec: str | None  # None: no sound
@@ -100,32 +104,35 @@ def _open(path: Path) -> VideoFile:
     pairs = [[ESCAPED.sub(r"\1", text) for text in pair] for pair in stated]
     metadata = {key.removeprefix(KEY_PREFIX): text for key, text in pairs if key.startswith(KEY_PREFIX)}
     facts = dict(re.findall(r"^#(\w+ \d): +(.*)$", printed, re.MULTILINE))
-    times = [(int(time), int(length)) for time, length in PACKET.findall(printed)]
-    unit = sum(length for _, length in times)
-    if facts.get("media_type 0") != "video" or not unit:
+    packets = PACKET.findall(printed)
+    units = sum(int(length) for _, length, _ in packets)
+    if facts.get("media_type 0") != "video" or not units:
         raise UsageError(f"{path} has no picture", "name a video")
-    seconds = float(unit * Fraction(facts["tb 0"]))
-    steps = np.diff(sorted(time for time, _ in times))
+    seconds = float(units * Fraction(facts["tb 0"]))
+    steps = np.diff(sorted(int(time) for time, _, _ in packets))
     sample_rate = int(facts["sample_rate 1"]) if "sample_rate 1" in facts else None
     width, height = map(int, facts["dimensions 0"].split("x"))
     return VideoFile(
         width,
         height,
-        num_frames=len(times),
+        num_frames=len(packets),
         seconds=seconds,
         sample_rate=sample_rate,
-        fps=round(len(times) / seconds, 3),
+        fps=round(len(packets) / seconds, 3),
         metadata=metadata,
         uneven=len(steps) > 0 and bool(steps.max() > UNEVEN * np.median(steps)),
+        container=found[1] if (found := CONTAINER.search(log)) else "",
         stated=found[0] if (found := PICTURE.search(log)) else "",
-        packets=_packets(facts, times),
+        packets=_packets(facts, packets),
         sound_codec=facts.get("codec_id 1"),
     )
 
 
-def _packets(facts: Mapping[str, str], times: list[tuple[int, int]]) -> Packets:
+def _packets(facts: Mapping[str, str], printed: list[tuple[str, str, str]]) -> Packets:
     encoding = tuple(facts.get(f"{name} 0", "") for name in ENCODING)
-    return Packets(encoding, np.array([float(time * Fraction(facts["tb 0"])) for time, _ in times]))
+    starts = [float(int(time) * Fraction(facts["tb 0"])) for time, _, _ in printed]
+    keys = [not flags or bool(int(flags, 16) & KEY) for _, _, flags in printed]
+    return Packets(encoding, np.array(starts), np.array(keys, bool))
 
 
 def is_wav(path: Path) -> bool:

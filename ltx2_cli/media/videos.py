@@ -65,7 +65,7 @@ def _read(path: Path, fps: float, most: int | None, from_end: bool) -> Video:
     if file.width * file.height > MAX_PIXELS or count * file.width * file.height * 3 > MAX_BYTES:
         sentence = f"{count} frames of {path} have {file.width}x{file.height} pixels, more than is read at once"
         raise UsageError(sentence, "make it smaller first")
-    frames, remarks = decode_frames(path, fps, count, from_end), list[str]()
+    frames, remarks = decode_frames(path, file, fps, count, from_end), list[str]()
     if most:
         kept = (len(frames) - 1) // COMPRESSION * COMPRESSION + 1
         frames = frames[-kept:] if from_end else frames[:kept]

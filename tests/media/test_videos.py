@@ -101,6 +101,52 @@ def test_ten_bits_become_those_of_eight(tmp_path: Path, codec: str):
     assert error.max() <= 6
 
 
+ENCODED = {
+    "b-frames.mp4": "-c:v libx264 -bf 3",
+    "open.mp4": "-c:v libx264 -x264-params open-gop=1:bframes=3",
+    "refresh.mp4": "-c:v libx264 -x264-params intra-refresh=1:bframes=0",
+    "ten.mp4": "-c:v libx265 -x265-params log-level=none -pix_fmt yuv420p10le",
+    "uneven.mp4": "-vf select=lt(n\\,20)+gt(n\\,31) -fps_mode vfr -c:v libx264",
+    "late.mkv": "-c:v libx264 -output_ts_offset 1.37",
+    "late.ts": "-c:v libx264 -output_ts_offset 5",
+    "no-b.webm": "-c:v libvpx-vp9",
+}
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of videos of three seconds, with sound and a key frame each half second."""
+    folder = tmp_path_factory.mktemp("long")
+    for name, options in ENCODED.items():
+        moving = ["-f", "lavfi", "-i", "testsrc2=s=96x64:r=24:d=3", "-f", "lavfi", "-i", "sine=d=3"]
+        ffmpeg(*moving, *options.split(), "-g", 12, folder / name)
+    ffmpeg("-f", "lavfi", "-i", "testsrc2=s=96x64:r=30000/1001:d=3", "-g", 12, folder / "ntsc.mp4")
+    source = ["-i", folder / "b-frames.mp4"]
+    ffmpeg("-itsoffset", 0.3, *source, *source, "-map", "0:v", "-map", "1:a", "-c", "copy", folder / "late.mp4")
+    ffmpeg("-ss", 1.1, *source, "-c", "copy", folder / "edit-list.mp4")
+    ffmpeg("-display_rotation", 90, *source, "-c", "copy", folder / "turned.mp4")
+    return folder
+
+
+@pytest.mark.parametrize("fps", [24, 25, 24000 / 1001, 12])
+@pytest.mark.parametrize("name", [*ENCODED, "ntsc.mp4", "late.mp4", "edit-list.mp4", "turned.mp4"])
+def test_the_last_frames_are_those_of_the_whole_video(long: Path, name: str, fps: float):
+    whole = read_video(long / name, fps, 81, from_end=True).frames
+    for most in (1, 9, 25):
+        np.testing.assert_array_equal(read_video(long / name, fps, most, from_end=True).frames, whole[-most:])
+
+
+def test_what_comes_long_before_the_last_frames_is_not_decoded(video: Path, frames: np.ndarray, tmp_path: Path):
+    """So that damage to it does no harm."""
+    content = bytearray(video.read_bytes())
+    place = len(content) // 4
+    content[place : place + 4000] = bytes(4000)
+    (damaged := tmp_path / "d.mov").write_bytes(content)
+    with pytest.raises(UsageError, match="is damaged: "):
+        read_whole_video(damaged)
+    np.testing.assert_array_equal(read_video(damaged, 24, 9, from_end=True).frames, frames[-9:])
+
+
 def test_frames_that_were_read_last_take_so_many_bytes(video: Path, monkeypatch: pytest.MonkeyPatch):
     first, size = read_video(video, 24, 9, from_end=False), 9 * HEIGHT * WIDTH * 3
     assert read_video(video, 24, 9, from_end=False) is first
