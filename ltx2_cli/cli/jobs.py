@@ -133,8 +133,6 @@ class Jobs:
                     raise
                 if self._is_own():
                     self.fail(Result(line.number, FAILED), error)
-        if self.errors and not (jobs or self.piped):
-            raise self.errors[0]
         for job in jobs:
             if job.done:
                 self.add(Result(job.line, SKIPPED, job.clips, job.seed))
@@ -166,7 +164,7 @@ class Jobs:
 
     def end(self) -> None:
         """Print the table. Raises `PartlyFailedError` where jobs failed, or the first error where nothing else was."""
-        if self.errors and self.counts[FAILED] == self.counts.total():
+        if self.errors and self.counts.total() == 1:
             raise self.errors[0]
         shown = [result for result in self.results if self.counts.total() <= MOST_ROWS or result.status == FAILED]
         rows = [result.row() for result in sorted(shown[:MOST_ROWS], key=lambda result: result.line)]
@@ -178,6 +176,8 @@ class Jobs:
         self.session.report.note(f"jobs: {total}" + (f"; clips that are gone since: {len(gone)}" if gone else ""))
         if not self.errors:
             return
+        if self.counts[FAILED] == self.counts.total():
+            raise self.errors[0]
         named = [sentence for error in self.errors for sentence in str(error).split("\n")][:MOST_FAILURES]
         raise PartlyFailedError([f"{total}; {named[0]}", *named[1:]], self._way_out().split("\n"))
 

@@ -18,7 +18,7 @@ from ltx2_cli.artifacts.outputs import read_files, slug
 from ltx2_cli.cli.batch import check_pictures, finish, make
 from ltx2_cli.cli.commands.sweep import Sweep
 from ltx2_cli.cli.generate import prompt_and_seeds
-from ltx2_cli.cli.jobs import DONE, Jobs
+from ltx2_cli.cli.jobs import DONE, SKIPPED, Jobs
 from ltx2_cli.cli.session import Session
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.clip import Media
@@ -125,7 +125,8 @@ def _write_sheet(jobs: Jobs, varied: Sequence[Varied], sheet: Path, content: str
         ", ".join(f"{each.name} {combination[each.name]}" for each in varied if len(each.values) > 1)
         for combination in _combinations(varied)
     ]
-    results = sorted(jobs.results, key=lambda result: result.line)
+    made = (result for result in jobs.results if result.status in (DONE, SKIPPED))
+    results = sorted(made, key=lambda result: result.line)
     clips = [(captions[result.line - 1], Path(clip)) for result in results for clip in result.clips]
     if there := [(caption, clip) for caption, clip in clips if clip.suffix == ".mp4" and clip.exists()]:
         write_contact_sheet(((caption, _read(clip)) for caption, clip in there), sheet, content)

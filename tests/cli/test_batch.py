@@ -253,6 +253,23 @@ def test_a_broken_line_is_named_and_the_others_are_jobs(dry: Run) -> None:
     assert "   4  failed        `compile_cache` is not taken from a job: programs are code" in err
 
 
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_all_broken_lines_are_listed(
+    dry: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], dry_run: bool
+) -> None:
+    """Also where there are no others; the exit code and the error are those of the first."""
+    code, clips, err = dry(["{", {"prompt": "x", "heigth": 3}, "7"])
+    if not dry_run:
+        code = run_program(monkeypatch, "batch", "jobs", "--model", "demo")
+        out, err = capsys.readouterr()
+        clips = out.splitlines()
+    assert (code, clips) == (2, [])
+    rows = [line.split()[:2] for line in err.splitlines() if line.split()[1:2] == ["failed"]]
+    assert rows == [["1", "failed"], ["2", "failed"], ["3", "failed"]]
+    assert "unknown key `heigth`" in err
+    assert "\njobs: 3 failed\nerror: line 1: this is no JSON object" in err
+
+
 @pytest.mark.parametrize(
     ("lines", "options", "sentence"),
     [

@@ -106,3 +106,5 @@ def test_a_sheet_of_what_was_made_before(sweep: Run, tmp_path: Path) -> None:
         assert (code, (tmp_path / "out/a-sweep.png").read_bytes()) == (2, sheet)
         assert "error: out/a-sweep.png exists\nhint: --force overwrites it, or name another: --sheet FILE\n" in err
     assert "out/a-sweep.png exists" not in sweep("a", "--seed", "1", "2", "3", *DRY)[2]
+    code, _, err = sweep("a", "--seed", "1", "2", "--steps", "3", "--sheet", "other.png")
+    assert (code, "and is of another request" in err, (tmp_path / "other.png").exists()) == (2, True, False)
