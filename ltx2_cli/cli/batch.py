@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ltx2_cli.artifacts.files import Output, user_path
-from ltx2_cli.artifacts.outputs import Product, check_distinct, check_outputs, outputs
+from ltx2_cli.artifacts.outputs import Product, check_distinct, check_outputs, outputs, run_file
 from ltx2_cli.cli.commands.batch import Batch
 from ltx2_cli.cli.jobs import DONE, FAILED, OPEN, Job, Jobs, Result
 from ltx2_cli.cli.options import BatchOptions
@@ -78,13 +78,32 @@ def checked(jobs: Jobs, open_jobs: Sequence[Job]) -> Iterator[Job]:
     refusals = dict[int, CommandError | None]()
     check = preflight(jobs.session)
     for job in open_jobs:
+        spec = jobs.spec(job)
         if job.inputs not in refusals:
-            refusals[job.inputs] = check(jobs.spec(job))
-        if error := refusals[job.inputs]:
+            refusals[job.inputs] = check(spec)
+        if error := refusals[job.inputs] or unfinished_refusal(jobs, job, spec):
             jobs.fail(Result(job.line, FAILED, job.clips, job.seed), error)
         else:
             jobs.add(Result(job.line, OPEN, job.clips, job.seed))
             yield job
+
+
+def unfinished_refusal(jobs: Jobs, job: Job, spec: RunSpec) -> UsageError | None:
+    """Why the `.run` file of a job would be refused. Says that the job goes on from it, or why it is begun anew."""
+    from ltx2_cli.estimate.fit import Request
+    from ltx2_cli.parallel.devices import find_devices
+    from ltx2_cli.runs.done import unfinished_state
+
+    path = run_file(spec).path
+    if jobs.options.force or not path.exists():
+        return None
+    try:
+        _, changes = unfinished_state(spec, Request(spec, find_devices()).plan())
+    except UsageError as error:
+        return error
+    becomes = f"is begun anew: {changes}" if changes else f"goes on from {path}"
+    jobs.session.report.note(f"{jobs.unit} {job.line} {becomes}")
+    return None
 
 
 def preflight(session: Session) -> Callable[[RunSpec], CommandError | None]:

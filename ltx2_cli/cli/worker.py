@@ -18,10 +18,10 @@ from ltx2_cli.cli.session import STARTED, system_error
 from ltx2_cli.core.checkpoint import NEVER, RunCheckpointer
 from ltx2_cli.core.networks import Components
 from ltx2_cli.core.preview import Preview
-from ltx2_cli.core.provenance import environment_changes, input_files, read_provenance
+from ltx2_cli.core.provenance import input_files
 from ltx2_cli.core.report import LOAD, Timings
 from ltx2_cli.core.run import START, advance, load, read_text
-from ltx2_cli.core.saved_run import RunGoal, open_saved_run
+from ltx2_cli.core.saved_run import RunGoal
 from ltx2_cli.core.state import OnProgress, RunState, no_checkpoint
 from ltx2_cli.errors import DoesNotFitError, RunError, StorageError, UsageError
 from ltx2_cli.estimate.fit import Request, available_memory
@@ -31,7 +31,7 @@ from ltx2_cli.plan.conditions import read_pictures
 from ltx2_cli.plan.inputs import CONNECTORS, DENOISER, STAGE2_CONNECTORS, STAGE2_DENOISER, network_values
 from ltx2_cli.plan.resolve import DECODERS, Plan, decodes_beside
 from ltx2_cli.request.spec import RunSpec
-from ltx2_cli.runs.done import check_same, differences, is_done, owned_files
+from ltx2_cli.runs.done import check_same, is_done, owned_files, unfinished_state
 from ltx2_cli.runs.past_times import in_words, remember
 
 TEXTS_AT_ONCE = 100  # jobs whose text is read before a denoiser is loaded: 25 MB each, of the published models
@@ -188,19 +188,14 @@ class Worker:
         return False
 
     def _continue(self, run: Run, path: Path) -> set[Path]:
-        """Go on with a run from its file, where that is of the same request; the files that are its own."""
+        """Go on with a run from its file, if there is one; the files that are its own."""
         assert run.state
         own, state = set[Path](), run.state
         if path.exists():
-            kept = open_saved_run(path)
-            others = differences(kept.request.values, run.spec, path.stat().st_mtime_ns)
-            if kept.goal != GOAL or any(others):
-                return own  # and it is refused
-            own.add(path)
-            if changes := [*environment_changes(read_provenance(kept.request.values, str(path)), run.plan)]:
-                self.session.report.note(f"{self.jobs.unit} {run.job.line} is begun anew: {'; '.join(changes)}")
-            else:
-                state, run.resumed = kept.progress(run.plan), True
+            kept, changes = unfinished_state(run.spec, run.plan)
+            own, state, run.resumed = {path}, kept or state, kept is not None
+            if changes:
+                self.session.report.note(f"{self.jobs.unit} {run.job.line} is begun anew: {changes}")
         run.state = replace(state, contexts={**run.state.contexts, **state.contexts})
         return own | owned_files(run.spec, Product.clips, state.written)
 

@@ -9,9 +9,17 @@ from dataclasses import asdict, is_dataclass
 from functools import lru_cache
 from os.path import expanduser
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ltx2_cli.artifacts.outputs import Product, latents_paths, output_paths, record_path, sheet_path, single_specs
+from ltx2_cli.artifacts.outputs import (
+    Product,
+    latents_paths,
+    output_paths,
+    record_path,
+    run_file,
+    sheet_path,
+    single_specs,
+)
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.layers import ASKED, ConfigLayer, Values, flatten, read_file
 from ltx2_cli.request.profiles import AUTO, PROVENANCE
@@ -21,6 +29,10 @@ from ltx2_cli.weights.digests import HEADER, digest, header_digest, known_digest
 from ltx2_cli.weights.hub import as_path, local_path
 from ltx2_cli.weights.lora import parse_lora
 from ltx2_cli.weights.published import FOLDER_FILES, TEXT_ENCODER_FILES, UPSAMPLER_FILES
+
+if TYPE_CHECKING:  # importing jax takes long
+    from ltx2_cli.core.state import RunState
+    from ltx2_cli.plan.resolve import Plan
 
 WEIGHTS = "*.safetensors"
 
@@ -37,6 +49,23 @@ def check_same(spec: RunSpec) -> None:
         if video.exists() and record_path(video).exists() and (other := _difference_beside(video, single)):
             hint = "--force overwrites it, or name another: -o FILE"
             raise UsageError(f"{video} exists, and is of another request: {other}", hint)
+
+
+def unfinished_state(spec: RunSpec, plan: "Plan") -> "tuple[RunState | None, str]":
+    """How far the run in the `.run` file of a request is, or why it is begun anew: what has changed since. Raises
+    `UsageError` for a run of another request, or a file that is none."""
+    from ltx2_cli.core.provenance import environment_changes, read_provenance
+    from ltx2_cli.core.saved_run import RunGoal, open_saved_run
+
+    path = run_file(spec).path
+    kept = open_saved_run(path)
+    others = differences(kept.request.values, spec, path.stat().st_mtime_ns)
+    if kept.goal != RunGoal(Product.clips, source=None) or any(others):
+        hint = f"`ltx2 resume {path}` goes on, --force begins anew"
+        raise UsageError(f"{path} is an unfinished run of another request", hint)
+    if changes := [*environment_changes(read_provenance(kept.request.values, str(path)), plan)]:
+        return None, "; ".join(changes)
+    return kept.progress(plan), ""
 
 
 def owned_files(spec: RunSpec, product: Product, done: int) -> set[Path]:

@@ -250,7 +250,15 @@ def test_what_was_interrupted_is_gone_on_with(batch: Run, monkeypatch: pytest.Mo
         code, results, err = batch(lines, "--checkpoint")
     assert (code, [result["line"] for result in results]) == (130, [1])
     assert err.endswith("stopped after step 1 of 2 of stage 1\nhint: the same command goes on; jobs that are done: 1\n")
-    assert Path("2-3.run").exists()
+    kept = Path("2-3.run").read_bytes()
+    code, results, err = batch(lines, "--resumable", "--dry-run")
+    assert (code, [result["status"] for result in results]) == (0, ["skipped", "to do", "to do"])
+    assert [line for line in err.splitlines() if "goes on" in line] == ["line 2 goes on from 2-3.run"]
+    assert "goes on" not in batch(lines, "--dry-run", "--force")[2]
+    code, results, err = batch([{**line, "fps": 12} for line in lines], "--dry-run")
+    assert [result["status"] for result in results] == ["failed", "failed", "to do"]
+    assert results[1]["error"].startswith("2-3.run is an unfinished run")
+    assert Path("2-3.run").read_bytes() == kept
     code, results, err = batch(lines, "--checkpoint")
     assert (code, [result["status"] for result in results]) == (0, ["skipped", "done", "done"])
     assert [line.split(":")[0] for line in err.splitlines() if "step" in line] == ["1 step", "2 steps"]
