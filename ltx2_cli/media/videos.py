@@ -61,7 +61,7 @@ def read_whole_video(path: Path, fps: float | None = None) -> Video:
 def _read(path: Path, fps: float, most: int | None, from_end: bool) -> Video:
     """`most` frames, 8k + 1; None: all."""
     file = open_video(path)
-    count = most or math.ceil(file.seconds * fps) + 1
+    count = most or math.ceil(max(file.seconds, file.packets.starts.max() + 1 / file.fps) * fps) + 1
     if file.width * file.height > MAX_PIXELS or count * file.width * file.height * 3 > MAX_BYTES:
         sentence = f"{count} frames of {path} have {file.width}x{file.height} pixels, more than is read at once"
         raise UsageError(sentence, "make it smaller first")

@@ -136,6 +136,12 @@ def test_the_last_frames_are_those_of_the_whole_video(long: Path, name: str, fps
         np.testing.assert_array_equal(read_video(long / name, fps, most, from_end=True).frames, whole[-most:])
 
 
+def test_a_picture_that_begins_later_than_its_sound_is_read_to_its_end(long: Path):
+    """Its first frame is shown from the beginning on, as long as the sound is alone."""
+    late, alone = (read_whole_video(long / name, 24).frames for name in ("late.mp4", "b-frames.mp4"))
+    np.testing.assert_array_equal(late, np.concatenate([alone[:1]] * 7 + [alone]))
+
+
 def test_what_comes_long_before_the_last_frames_is_not_decoded(video: Path, frames: np.ndarray, tmp_path: Path):
     """So that damage to it does no harm."""
     content = bytearray(video.read_bytes())
