@@ -13,6 +13,8 @@ REMOVED = {
     "lora inspect": "`ltx2 info FILE` describes a LoRA; `hf download REPO` fetches one",
     "bench compare": "`ltx2 bench run -o FILE` and --perf-dump write JSON: compare `denoise_steps_ms`",
     "doctor --coordinator-address": "`nc -z HOST PORT` tests a port",
+    "upsample --adain": "upsampled latents keep their statistics: leave it out",
+    "upsample --tone-map": "upsampled latents keep their range: leave it out",
 }
 # option before, with its value or after its command where it has the new name only there: option now
 RENAMED = {

@@ -25,13 +25,13 @@ def upsample(
 ) -> Streams[np.ndarray]:
     """The tokens float32 [videos, tokens, channels] that `stage` begins with: the picture upsampled, video by video,
     and the sound with the length of the clip."""
-    run, strengths = upsampling_program(plan, stage), (np.float32(stage.adain), np.float32(stage.tone_map))
+    run = upsampling_program(plan, stage)
     with memory_for(UPSAMPLE, plan), ExitStack() as loaded:
         names = ("statistics", "upsampler")
         statistics, upsampler = (loaded.enter_context(components.use(name, report)) for name in names)
         loaded.enter_context(report.stage("upsample"))
         videos = [
-            to_host(run(statistics, upsampler, picture, *strengths))
+            to_host(run(statistics, upsampler, picture))
             for picture in to_devices([video[None] for video in latents.video], plan.sharding.replicated)
         ]
         video = np.concatenate(videos)
@@ -40,13 +40,12 @@ def upsample(
 
 
 def upsampling_program(plan: Plan, stage: Stage) -> Program:
-    """The statistics, the upsampler, one video's tokens and two strengths to the tokens that the stage begins with."""
+    """The statistics, the upsampler and one video's tokens to the tokens that the stage begins with."""
     assert stage.source is not None
     (_, channels, *size), where = stage.source.video, plan.sharding.replicated
     tokens = jax.ShapeDtypeStruct((1, prod(size), channels), np.float32, sharding=where)
-    strength = jax.ShapeDtypeStruct((), np.float32)
     function = jitted(_upsampled, where, plan.sharding, convolves=True, size=tuple(size))
-    return network_program(plan, "upsample", ["statistics", "upsampler"], function, tokens, strength, strength)
+    return network_program(plan, "upsample", ["statistics", "upsampler"], function, tokens)
 
 
 def _lasting(sound: np.ndarray, length: int) -> np.ndarray:
@@ -60,8 +59,6 @@ def _lasting(sound: np.ndarray, length: int) -> np.ndarray:
     return sound[:, below] * (1 - part) + sound[:, np.minimum(below + 1, tokens - 1)] * part
 
 
-def _upsampled(
-    statistics: LatentStatistics, upsampler: LatentUpsampler, tokens: jax.Array, *strengths: jax.Array, size: Extent
-) -> jax.Array:
-    large = upsample_latents(upsampler, statistics, tokens.reshape(len(tokens), *size, -1), *strengths)
+def _upsampled(statistics: LatentStatistics, upsampler: LatentUpsampler, tokens: jax.Array, size: Extent) -> jax.Array:
+    large = upsample_latents(upsampler, statistics, tokens.reshape(len(tokens), *size, -1))
     return large.reshape(len(tokens), -1, large.shape[-1])

@@ -16,7 +16,7 @@ from ltx2_cli.request.spec import Streams
 
 Array = jax.Array | np.ndarray
 X0Sigma = Literal["token", "stream"]
-CrossTimestep = Literal["gate", "always", "never"]
+CrossTimestep = Literal["gate", "always"]
 
 
 class ConditionTokens(NamedTuple):
@@ -99,7 +99,7 @@ def _of_stream(
         own,
         x0=own if x0 == "token" else np.ones_like(strength),
         cross=other if cross == "always" else own,
-        gate=own if cross == "never" else other,
+        gate=other,
         text=np.asarray(level_of_stream, np.float32),
     )
 

@@ -97,7 +97,7 @@ class Checkpoint:
 
 def network_options(spec: RunSpec) -> tuple[object, ...]:
     """What a request says of its networks besides their files: what `abstract_networks` takes after the description."""
-    return spec.dtype, spec.text_encoder_dtype, spec.scan_layers, spec.clamp_vocoder, spec.running
+    return spec.dtype, spec.text_encoder_dtype, spec.scan_layers, not spec.follows_diffusers, spec.running
 
 
 def picture_encoder(arch: Arch, dtype: DType) -> VideoVAE:

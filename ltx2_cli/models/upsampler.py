@@ -174,50 +174,9 @@ class LatentUpsampler(nnx.Module):
         return self.conv_out(x)
 
 
-def upsample(
-    upsampler: LatentUpsampler,
-    statistics: LatentStatistics,
-    latents: jax.Array,
-    adain_factor: jax.Array | float = 0.0,
-    compression: jax.Array | float = 0.0,
-) -> jax.Array:
-    """Normalised latents to upsampled ones, normalised, float32. The upsampler works on the autoencoder's scale. There
-    the result is moved to the statistics of its input by `adain_factor` (`adain`), and its range compressed by
-    `compression` (`tone_map`)."""
-    small = statistics.denormalise(latents)
-    large = adain(upsampler(small), small, adain_factor)
-    return statistics.normalise(tone_map(large, compression))
-
-
-# Of de-normalised latents [batch, frames, height, width, channels]. A strength of 0 leaves them bit-identical.
-LATENT_AXES = (1, 2, 3)  # the axes of frames, height, width
-STEEPNESS, KNEE = 4.0, 1.0  # of the sigmoid that selects large latents
-MAX_REDUCTION, FULL_STRENGTH = 0.8, 0.75  # of the largest latents; the share of it at a compression of 1
-
-
-def adain(latents: jax.Array, reference: jax.Array, factor: jax.Array | float) -> jax.Array:
-    """`latents` moved by `factor` of the way to the mean and standard deviation of `reference`, per clip and channel;
-    float32. Adaptive instance normalisation: Huang and Belongie, 2017, https://arxiv.org/abs/1703.06868, equation 8."""
-    latents = latents.astype(jnp.float32)
-    mean, std = _statistics(latents)
-    reference_mean, reference_std = _statistics(reference.astype(jnp.float32))
-    normalised = jnp.where(std > 0, (latents - mean) / jnp.where(std > 0, std, 1), 0)
-    return latents + factor * (normalised * reference_std + reference_mean - latents)
-
-
-def tone_map(latents: jax.Array, compression: jax.Array | float) -> jax.Array:
-    """`latents` with large values reduced, by at most 60 % at a `compression` of 1; float32. With s = 0.75·compression:
-    x · (1 − 0.8·s·sigmoid(4·s·(|x| − 1))), as in diffusers' LTX2LatentUpsamplePipeline, which names no paper."""
-    latents, strength = latents.astype(jnp.float32), FULL_STRENGTH * compression
-    reduction = jax.nn.sigmoid(STEEPNESS * strength * (jnp.abs(latents) - KNEE))
-    return latents * (1 - MAX_REDUCTION * strength * reduction)
-
-
-def _statistics(latents: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Mean and unbiased standard deviation of each channel; 0 for a single latent."""
-    mean = latents.mean(LATENT_AXES, keepdims=True)
-    squares = jnp.square(latents - mean).sum(LATENT_AXES, keepdims=True)
-    return mean, jnp.sqrt(squares / max(latents[0, ..., 0].size - 1, 1))
+def upsample(upsampler: LatentUpsampler, statistics: LatentStatistics, latents: jax.Array) -> jax.Array:
+    """Normalised latents to upsampled ones, normalised, float32. The upsampler works on the autoencoder's scale."""
+    return statistics.normalise(upsampler(statistics.denormalise(latents)).astype(jnp.float32))
 
 
 def has_upsampler(folder: Path) -> bool:

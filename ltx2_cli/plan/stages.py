@@ -55,8 +55,6 @@ class Stage:
     connectors: str = CONNECTORS  # that make the text it reads, or STAGE2_CONNECTORS
     source: Streams[Shape] | None = None  # of the latents that it upsamples and noises first; None: it begins as noise
     noise: str | None = None  # file of the initial noise; None: it is drawn
-    adain: float = 0.0  # how far upsampled latents are moved to the statistics they had
-    tone_map: float = 0.0  # how far their range is compressed
     keep_audio: bool = False  # the sound is that of the source
     sounds: int = 0  # that are given, each as long as the stage's
     given: Streams[tuple[GivenTokens, ...]] = NOTHING_GIVEN  # of `pictures`, and of the sounds
@@ -185,7 +183,8 @@ def _first_stage(spec: RunSpec, inputs: PlanInputs, name: str, size: StageSize, 
         sigmas = np.asarray(spec.sigmas, np.float32)
     else:
         assert spec.num_inference_steps is not None
-        tokens = geometry.video_tokens if spec.shift_tokens == "actual" and spec.running.video else REFERENCE_TOKENS
+        own = spec.follows_diffusers and spec.running.video
+        tokens = geometry.video_tokens if own else REFERENCE_TOKENS
         sigmas = arch.scheduler.sigmas(spec.num_inference_steps, tokens)
     passes, blocks = needed_passes(guidance), spec.stg_blocks or ()
     stage = Stage(name, *size, sigmas, sharding, passes, guidance, blocks, noise=spec.initial_noise)
@@ -205,8 +204,6 @@ def _second_stage(
         network=STAGE2_DENOISER if STAGE2_DENOISER in deltas else DENOISER,
         connectors=STAGE2_CONNECTORS if STAGE2_CONNECTORS in deltas else CONNECTORS,
         source=source,
-        adain=spec.second_stage.adain,
-        tone_map=spec.second_stage.tone_map,
         keep_audio=bool(spec.second_stage.keep_audio),
     )
     return _with_conditions(stage, spec, inputs)
@@ -226,8 +223,8 @@ def _with_conditions(stage: Stage, spec: RunSpec, inputs: PlanInputs) -> Stage:
         given=given,
         frozen=whole._replace(video=whole.video and edit is not None),
         references=reference_weights(spec, inputs.pictures, stage.pictures, stage.geometry),
-        x0_sigma=spec.x0_sigma,
-        cross_timestep=spec.cross_timestep,
+        x0_sigma="stream" if spec.follows_diffusers else "token",
+        cross_timestep="always" if spec.follows_diffusers else "gate",
     )
 
 
@@ -239,6 +236,6 @@ def recipe_guidance(spec: RunSpec, arch: Arch) -> Streams[Guidance]:
         guidance = Streams(*(replace(stream, modality_scale=1.0) for stream in guidance))
     led = spec.running._replace(audio=spec.running.audio and not spec.audio)
     guidance = Streams(*(stream if wanted else NO_GUIDANCE for stream, wanted in zip(guidance, led, strict=True)))
-    if not spec.stg_blocks or (spec.stg_rule == "config" and not arch.transformer.perturbed_attn):
+    if not spec.stg_blocks or (spec.follows_diffusers and not arch.transformer.perturbed_attn):
         return Streams(*(replace(stream, stg_scale=0.0) for stream in guidance))
     return guidance

@@ -27,7 +27,7 @@ class Dependence(NamedTuple):
 
 
 STREAMS, SCALES = Streams._fields, tuple(vars(NO_GUIDANCE))
-SECOND_STAGE = ("upsampler", "lora", "keep_audio", "adain", "tone_map", "temporal_upsample")
+SECOND_STAGE = ("upsampler", "lora", "keep_audio", "temporal_upsample")
 GIVEN = "the sound is given"
 
 

@@ -19,7 +19,7 @@ from omegaconf import BooleanNode, EnumNode, FloatNode, IntegerNode, StringNode,
 
 from ltx2_cli.artifacts.files import read_limited
 from ltx2_cli.errors import UsageError
-from ltx2_cli.request.old_keys import read_old_keys
+from ltx2_cli.request.old_keys import COMPAT, OLD_KEYS, SIDES, check_old_key, read_condition
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.spelling import NAMES, by_key, short_name, typed
 from ltx2_cli.request.validation import MAX_VIDEOS, STEERING, SURROGATE
@@ -195,17 +195,22 @@ def read_setting(setting: str) -> ConfigLayer:
 
 def flatten(layer: ConfigLayer) -> Values:
     """Each typed value by its dotted key. Raises `UsageError` for an unknown key or a wrong type."""
-    return {
-        key: _typed(layer.source, key, value) for key, value in _leaves(_expand_shorthand(layer.values, layer.source))
-    }
+    values, errors = flatten_valid(layer)
+    for error in errors.values():
+        raise error
+    return values
 
 
 def flatten_valid(layer: ConfigLayer) -> tuple[Values, dict[str, UsageError]]:
     """As `flatten`, and beside the values that are right an error for each that is not."""
     values, errors = Values(), dict[str, UsageError]()
-    for key, value in _leaves(_expand_shorthand(layer.values, layer.source)):
+    given = _expand_shorthand(layer.values, layer.source)
+    for key, value in _leaves(given):
         try:
-            values[key] = _typed(layer.source, key, value)
+            if key in OLD_KEYS:
+                check_old_key(layer.source, key, value, given.get(COMPAT, SIDES[0]))
+            else:
+                values[key] = _typed(layer.source, key, value)
         except UsageError as error:
             errors[key] = error
     return values, errors
@@ -349,7 +354,9 @@ def _build(kind: Any, values: Values, section: str) -> Any:
 def _expand_shorthand(values: Values, source: str) -> Values:
     """Write out `steps: 30` and other names of options, `sharding: NAME`, `audio: FILE`, and `seed: 7` or `seed: 0..3`.
     Raises `UsageError` as `by_key`."""
-    values = by_key(read_old_keys(values), source)
+    values = by_key(values, source)
+    if isinstance(conditions := values.get("conditions"), list | tuple):
+        values["conditions"] = [read_condition(each) for each in conditions]
     seed, sections = values.get("seed"), {"sharding": "profile", "audio": "path"}
     texts = {key: text for key in sections if isinstance(text := values.get(key), str)}
     long = {key: {sections[key]: text} for key, text in texts.items()}

@@ -3,18 +3,41 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ltx2_cli.errors import UsageError
+from ltx2_cli.request.spelling import typed
+
 EDITED_STREAMS = {"picture": "video", "sound": "audio"}  # `streams` of a clip that is edited, before and now
+COMPAT = "compat"  # decides what keys of their own did, by default as its first side does
+SIDES = ("ltx-core", "diffusers")
+DECIDED: dict[str, tuple[Any, Any]] = {  # key: its value on each side
+    "stg_rule": ("always", "config"),
+    "shift_tokens": ("reference", "actual"),
+    "x0_sigma": ("token", "stream"),
+    "cross_timestep": ("gate", "always"),
+    "reference_bias": ("log", "linear"),
+    "clamp_vocoder": (True, False),
+}
+WITHOUT_EFFECT = {f"{section}{key}": 0 for key in ("adain", "tone_map") for section in ("second_stage.", "")}
+OLD_KEYS = DECIDED.keys() | WITHOUT_EFFECT.keys()
 
 
-def read_old_keys(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of a request of any version, as this one has them."""
-    conditions = values.get("conditions")
-    if not isinstance(conditions, list | tuple):
-        return dict(values)
-    return {**values, "conditions": [_read_condition(each) for each in conditions]}
+def check_old_key(source: str, key: str, value: Any, compat: Any) -> None:
+    """Raise `UsageError`, which begins with the `source`, where one of `OLD_KEYS` asks for what a request with this
+    `compat` does not do."""
+    if key in WITHOUT_EFFECT:
+        if value != WITHOUT_EFFECT[key]:
+            raise UsageError(f"{source}`{key}` was removed, and is {value!r}; 0 alone is read", "leave it out")
+        return
+    by_side = dict(zip(SIDES, DECIDED[key], strict=True))
+    if by_side.get(str(compat)) != value:
+        meant = next((side for side in SIDES if by_side[side] == value), SIDES[0])
+        decided = ", ".join(f"{text!r} for {side}" for side, text in by_side.items())
+        sentence = f"{source}`{key}` is {value!r}, and `{COMPAT}` decides it, which is {compat}: {decided}"
+        raise UsageError(sentence, f"leave it out, or with the other keys of that side: {typed(COMPAT, meant)}")
 
 
-def _read_condition(value: Any) -> Any:
+def read_condition(value: Any) -> Any:
+    """An item of `conditions` of any version, as this one has it."""
     streams = value.get("streams") if isinstance(value, Mapping) else None
     if isinstance(streams, str) and streams in EDITED_STREAMS:
         return {**value, "streams": EDITED_STREAMS[streams]}

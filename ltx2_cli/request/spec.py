@@ -66,8 +66,6 @@ class SecondStageSpec:
     lora: tuple[str, ...] | None  # added to `lora` for this stage
     sigmas: tuple[float, ...] | None  # noise levels; empty: no second stage
     keep_audio: bool | None  # take the sound of the first stage
-    adain: float  # share of the way to the statistics before upsampling, 0 to 1
-    tone_map: float  # how far the range of the latents is compressed, 0 to 1
     temporal_upsample: Literal["fps", "duration"]  # what a temporal upsampler doubles; duration stretches the sound
 
 
@@ -153,21 +151,13 @@ class RunSpec:
     text_encoder: str | None  # a folder or a repository with Gemma-3, for a single file
     lora: tuple[str, ...]  # each a file or a repository REPO[/FILE], with an optional :STRENGTH
     recipe: str  # `auto`: the one the checkpoint was published with
-    compat: str  # which published implementation to follow where they differ
+    compat: str  # `ltx-core` or `diffusers`: the implementation to follow where they differ
     # how to denoise; None: the recipe's value
     num_inference_steps: int | None
     sigmas: tuple[float, ...] | None  # noise levels from at most 1 down to 0; None: from the schedule
     guidance: GuidanceSpec
     stg_blocks: tuple[int, ...] | None
     second_stage: SecondStageSpec
-    stg_rule: Literal["always", "config"]  # when STG perturbs; config: only if the checkpoint's says `perturbed_attn`
-    shift_tokens: Literal["reference", "actual"]  # that shift the schedule: always 4096, or the clip's own
-    x0_sigma: Literal["token", "stream"]  # whose noise level predicts the clean value of a picture's tokens
-    # where the other stream's noise level replaces that of a picture's tokens in the attention between the streams: in
-    # what they take from it, also in what they show it, or nowhere
-    cross_timestep: Literal["gate", "always", "never"]
-    reference_bias: Literal["log", "linear"]  # what a strength s adds to scores: log(s), or 10,000·(s − 1)
-    clamp_vocoder: bool  # clip the first of two waveforms at full scale
     max_sequence_length: int  # text tokens
     # in which arithmetic, on which devices
     dtype: DType
@@ -190,6 +180,11 @@ class RunSpec:
     def running(self) -> Streams[bool]:
         """Which streams are made."""
         return Streams(self.streams != "audio", self.streams != "video")
+
+    @property
+    def follows_diffusers(self) -> bool:
+        """Whether diffusers is followed where it differs from ltx-core; `configs/compat/diffusers.yaml` says where."""
+        return self.compat == "diffusers"
 
     @property
     def seeds(self) -> tuple[int, ...]:

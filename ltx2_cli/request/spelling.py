@@ -15,7 +15,7 @@ NAMES = {
     **{field.name: field.name for field in fields(RunSpec) if field.name != "asked"},
     **{field.name: f"guidance.video.{field.name}" for field in fields(Guidance)},
     **{f"audio_{field.name}": f"guidance.audio.{field.name}" for field in fields(Guidance)},
-    **{name: f"second_stage.{name}" for name in ("upsampler", "adain", "tone_map", "temporal_upsample")},
+    **{name: f"second_stage.{name}" for name in ("upsampler", "temporal_upsample")},
     "noise": "initial_noise",  # before `init_noise`
     "init_noise": "initial_noise",
     "steps": "num_inference_steps",
@@ -30,10 +30,9 @@ PARTS = {
     "no_audio": "streams/video",
 }
 WITHOUT_OPTION = {  # names that no option of `ltx2 generate` has
-    *("conditions", "streams", "model_name", "checkpoint", "compat", "sigmas", "guidance", "second_stage", "stg_rule"),
-    *("shift_tokens", "x0_sigma", "cross_timestep", "reference_bias", "clamp_vocoder", "max_sequence_length"),
-    *("compile_text_encoder", "scan_layers", "vae_memory_gb", "keep_resident", "base_output_directory"),
-    *("adain", "tone_map", "temporal_upsample", "initial_noise", "noise", "num_inference_steps"),
+    *("conditions", "streams", "model_name", "checkpoint", "compat", "sigmas", "guidance", "second_stage"),
+    *("max_sequence_length", "compile_text_encoder", "scan_layers", "vae_memory_gb", "keep_resident"),
+    *("base_output_directory", "temporal_upsample", "initial_noise", "noise", "num_inference_steps"),
 }
 
 

@@ -31,7 +31,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 def test_every_value_has_its_origin(config: Run, monkeypatch: pytest.MonkeyPatch):
     Path("page.yaml").write_text("fps: 30\nguidance: {audio: {stg_scale: 0.5}}\nheight: 64\nrecipe: distilled\n")
     monkeypatch.setenv("LTX2_HEIGHT", "96")
-    monkeypatch.setenv("LTX2_SECOND_STAGE__ADAIN", "0.5")
+    monkeypatch.setenv("LTX2_SECOND_STAGE__KEEP_AUDIO", "true")
     typed = ("--config", "page.yaml", "--model", "demo", "--sharding", "gpu", "--set", "sharding.mesh.heads=2")
     code, out, err = config("show", "a ball", *typed, "--seed", "1", "2", "--duration", "1s", "--json")
     assert (code, err) == (0, "asked: 1s; got: 128x96, 33 frames, 1.10 s\n")
@@ -43,7 +43,7 @@ def test_every_value_has_its_origin(config: Run, monkeypatch: pytest.MonkeyPatch
         "num_frames": "flag",
         "sharding.mesh.heads": "flag",
         "height": "environment LTX2_HEIGHT",
-        "second_stage.adain": "environment LTX2_SECOND_STAGE__ADAIN",
+        "second_stage.keep_audio": "environment LTX2_SECOND_STAGE__KEEP_AUDIO",
         "fps": "file page.yaml",
         "recipe": "file page.yaml",
         "guidance.audio.stg_scale": "file page.yaml",

@@ -47,10 +47,17 @@ def test_a_dry_run_says_what_the_run_would_refuse(sweep: Run) -> None:
 
 
 def test_any_key_varies(sweep: Run) -> None:
-    varied = ("--vary", "resolution=64p,96p", "--vary", "stg_blocks=[0],[1, 2]", "--vary", "second_stage.adain=0.5")
+    varied = (
+        "--vary",
+        "resolution=64p,96p",
+        "--vary",
+        "stg_blocks=[0],[1, 2]",
+        "--vary",
+        "second_stage.keep_audio=true",
+    )
     _, clips, _ = sweep("a", *varied, "--seed", "1", *DRY)
     assert [clip.removeprefix("out/a-resolution-") for clip in clips] == [
-        f"{resolution}-stg_blocks-{blocks}-second_stage.adain-0.5-seed-1.mp4"
+        f"{resolution}-stg_blocks-{blocks}-second_stage.keep_audio-True-seed-1.mp4"
         for resolution in ("64p", "96p")
         for blocks in ("0", "1-2")
     ]

@@ -62,7 +62,6 @@ WRONG: dict[str, Any] = {  # values by their key, that are of the right type
     "lora": [":0.8"],
     "max_sequence_length": 0,
     "vae_memory_gb": 0,
-    "second_stage.adain": 5,
     "second_stage.upsampler": "",
     "second_stage.sigmas": [1.0],
     "model_name": "a/b",

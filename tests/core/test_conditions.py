@@ -109,28 +109,13 @@ SHOWN = {
 def test_latents_equal_those_of_the_reference(
     checkpoint: Checkpoint, pictures: list[Path], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_conditions(checkpoint, pictures, SHOWN[name], monkeypatch)
-
-
-def test_streams_may_see_the_noise_levels_of_tokens_as_in_the_reference(
-    checkpoint: Checkpoint, pictures: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    check_conditions(checkpoint, pictures, SHOWN["three"], monkeypatch, "never")
-
-
-def check_conditions(
-    checkpoint: Checkpoint,
-    pictures: list[Path],
-    places: list[tuple[int, int, float]],
-    monkeypatch: pytest.MonkeyPatch,
-    cross_timestep: str = "always",
-) -> None:
+    places = SHOWN[name]
     ours = shown(pictures, *((frame, strength) for frame, _, strength in places))
-    plan = plan_of(checkpoint, ALL_ON, 5, conditions=ours, image_crf=0, cross_timestep=cross_timestep)
+    plan = plan_of(checkpoint, ALL_ON, 5, conditions=ours, image_crf=0)
     pipeline = of_kind(LTX2ConditionPipeline, checkpoint.pipeline)
     with_noise(monkeypatch, pipeline_ltx2_condition, *drawn(plan))
     theirs = conditions(pictures, *((index, strength) for _, index, strength in places))
-    pipeline_with = With(pipeline, conditions=theirs, use_cross_timestep=cross_timestep == "always")
+    pipeline_with = With(pipeline, conditions=theirs, use_cross_timestep=True)
     latents = reference(pipeline_with, ALL_ON, 5, "latent")
     assert max(errors(plan, pipeline, latents)) <= 2e-4
 

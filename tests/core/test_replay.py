@@ -143,7 +143,7 @@ def test_the_difference_of_another_clip_is_printed(
 
 
 def test_the_first_stage_that_differs_is_named(ltx2, made: Path) -> None:
-    said = ltx2("replay", "--verify", made / "whole.mp4", "--set", "second_stage.tone_map=0.5")
+    said = ltx2("replay", "--verify", made / "whole.mp4", "--set", "second_stage.sigmas=[0.9, 0.4, 0]")
     assert said.code == 1
     assert list(said.rows) == ["stage1", "final", "picture", "sound"]
     assert said.rows["stage1"] == "identical"

@@ -56,7 +56,7 @@ def test_the_default_is_ltx2_with_the_recipe_of_the_checkpoint():
     assert {*vars(spec.guidance.video).values(), *vars(spec.guidance.audio).values()} == {None}
     assert (spec.num_inference_steps, spec.stg_blocks, spec.seed) == (None, None, None)
     assert (spec.model, spec.model_name, spec.checkpoint) == ("ltx2", "ltx2", "Lightricks/LTX-2")
-    assert (spec.dtype, spec.shift_tokens, spec.stg_rule) == (DType.bfloat16, "reference", "always")
+    assert (spec.dtype, spec.compat) == (DType.bfloat16, "ltx-core")
     assert (spec.sharding.profile, spec.sharding.mesh) == ("auto", {})
 
 
@@ -99,17 +99,17 @@ def test_later_layers_win(page: Page):
     assert spec.fps == 6.0  # --set over a flag
     assert (spec.guidance.video.stg_scale, spec.guidance.audio.stg_scale) == (0.25, 0.5)
     assert spec.guidance.audio.guidance_scale is None  # what nobody says is left to the recipe
-    assert spec.clamp_vocoder  # or stays as the defaults have it
+    assert spec.scan_layers  # or stays as the defaults have it
 
 
 def test_the_highest_layer_with_a_profile_chooses_it(page: Page):
     file = page("model: demo\nsharding: gpu\ncompat: diffusers")
     spec = read_spec(config=file, prompt="rain")
     assert (spec.checkpoint, spec.sharding.profile) == ("embedded", "gpu")
-    assert (spec.shift_tokens, spec.stg_rule, spec.negative_prompt) == ("actual", "config", "")
+    assert (spec.follows_diffusers, spec.negative_prompt) == (True, "")
     spec = read_spec(config=file, prompt="rain", model="ltx2", dotlist=["compat=ltx-core", "sharding=trillium"])
     assert (spec.checkpoint, spec.sharding.mesh["embed"]) == ("Lightricks/LTX-2", 1)
-    assert (spec.shift_tokens, spec.stg_rule) == ("reference", "always")
+    assert not spec.follows_diffusers
     assert len(spec.negative_prompt) > 100
 
 
@@ -423,13 +423,17 @@ def test_values_of_a_file_stay_under_any_model(page: Page):
         ({"compat": "difusers"}, "unknown compat `difusers`; closest: `diffusers`", "`ltx-core`"),
         ({"heigth": 64}, "unknown key `heigth`; closest: `height`", "config show"),
         ({"steps": 3, "num_inference_steps": 4}, "`steps` and `num_inference_steps` are one value", "leave one"),
-        ({"adain": 1, "second_stage": {"adain": 0}}, "`adain` and `second_stage.adain` are one value", "leave one"),
+        (
+            {"upsampler": "a", "second_stage": {"upsampler": "b"}},
+            "`upsampler` and `second_stage.upsampler` are one value",
+            "leave one",
+        ),
         ({"guidance.video.stg": 1}, "unknown key `guidance.video.stg`", "`guidance.video.stg_scale`"),
         ({"height": "tall"}, "`height` is 'tall'; expected an integer", "config show"),
         ({"height": True}, "`height` is True; expected an integer", "config show"),
         ({"prompt": None}, "`prompt` is None; expected text", "config show"),
         ({"seed": 1.5}, "`seed` is 1.5; expected 7, 1 2 3 or 0..15", "for example: --seed 0..15"),
-        ({"stg_rule": "never"}, "`stg_rule` is 'never'; expected one of always, config", "config show"),
+        ({"streams": "sound"}, "`streams` is 'sound'; expected one of both, video, audio", "config show"),
         ({"dtype": "bf16"}, "`dtype` is 'bf16'; expected one of float32, bfloat16, float16", "config show"),
         ({"stg_blocks": "28,29"}, "`stg_blocks` is '28,29'; expected null or a list, each an integer", "config show"),
         ({"guidance": 3}, "`guidance` is 3; expected a section with video, audio", "config show"),
@@ -597,7 +601,6 @@ def test_wrong_seeds_are_refused(illegal: dict, nearest: str):
         ({"guidance.video.guidance_scale": -1e6}, "--guidance-scale -100"),
         ({"guidance.audio.modality_scale": 1e38}, "--audio-modality-scale 100"),
         ({"guidance.video.guidance_rescale": 50}, "--guidance-rescale 1"),
-        ({"second_stage.adain": -0.5}, "--set second_stage.adain=0"),
         ({"vae_memory_gb": 0}, "--set vae_memory_gb=1e-06"),
         ({"sharding.bf16_tile_sublanes": 0}, "--set sharding.bf16_tile_sublanes=1"),
         ({"max_sequence_length": 2**17 + 1}, "--set max_sequence_length=131072"),

@@ -13,7 +13,6 @@ from ltx2_cli.cli.options import (
     KeepOptions,
     Loras,
     OutputFile,
-    Real,
     SavedModelOptions,
     SaveLatents,
     SessionOptions,
@@ -40,10 +39,6 @@ class Upsample(SavedModelOptions, KeepOptions, ConfigOptions, SessionOptions):
     latents: Annotated[list[Path], argument("LATENTS", "Safetensors files of --save-latents.")]
     prompt: Annotated[Text, option(CONTENT, "Text prompt; default: as the file says.")] = None
     no_refine: Annotated[bool, option(STEPS, "Upsample without denoising.")] = False
-    adain: Annotated[
-        Real, option(STEPS, "Return of upsampled latents to their old statistics, 0 to 1.", metavar="SHARE")
-    ] = None
-    tone_map: Annotated[Real, option(STEPS, "Compression of the range of latents, 0 to 1.", metavar="SHARE")] = None
     temporal_upsample: Annotated[
         Literal["fps", "duration"] | None,
         option(STEPS, "Quantity that a temporal upsampler doubles; duration stretches the audio."),
