@@ -44,6 +44,7 @@ def started(clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Star
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str) -> Counter[str]:
+        log.unlink(missing_ok=True)
         assert run_program(monkeypatch, *arguments) == 0
         return Counter(" ".join(re.findall(r" -f (\S+)", call)) for call in log.read_text().splitlines())
 
@@ -76,4 +77,12 @@ def test_ffmpeg_is_started_once_for_each_purpose(
 
 def test_a_picture_of_16_bits_is_converted_once(started: Started, tmp_path: Path) -> None:
     ffmpeg("-f", "lavfi", "-i", "testsrc=s=128x128", "-frames:v", 1, "-pix_fmt", "rgb48be", tmp_path / "deep.png")
-    assert started(*GENERATE, "--image", "deep.png")["png_pipe rawvideo"] == 1
+    assert started(*GENERATE, "--image", "deep.png") == {"png_pipe rawvideo": 1}
+
+
+def test_every_clip_of_a_gallery_is_read_once_until_it_changes(started: Started, clip: Path) -> None:
+    for name in ("b.mp4", "c.mp4"):
+        (clip.parent / name).write_bytes(clip.read_bytes())
+    assert started("gallery", ".") == {"ffmetadata framecrc": 3}
+    clip.write_bytes(clip.read_bytes())
+    assert started("gallery", ".", "-o", "other.html") == {"ffmetadata framecrc": 1}
