@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ltx2_cli.artifacts.files import Output, check_unreserved, named_by
 from ltx2_cli.errors import UsageError
-from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.request.spec import ConditionSpec, RunSpec
 from ltx2_cli.request.spelling import typed
 from ltx2_cli.request.validation import CLIP_TYPES
 
@@ -98,17 +98,21 @@ def read_files(spec: RunSpec, *others: Path | None) -> list[Path]:
     return [Path(name) for name in names if name]
 
 
-def with_free_names(spec: RunSpec, product: Product) -> RunSpec:
-    """The request with a number in the automatic names of its videos where these are taken. An unfinished run keeps
-    its names."""
+def with_free_names(spec: RunSpec, product: Product, force: bool = False) -> RunSpec:
+    """The request with a number in the automatic names of its videos where these are taken, unless by `force`. An
+    unfinished run keeps its names, and a clip that is edited the name that it has before it is read."""
     if spec.output or product is not Product.clips:
         return spec
-    run = run_file(spec)
-    if run.path.exists() and not _is_reserved([run]):
-        return spec
     name = Path(_automatic_name(spec if _makes_one(spec) else replace(spec, seed=None)))
+    first, run = replace(spec, output=str(name)) if _edited(spec) else spec, run_file(spec)
+    if force or (run.path.exists() and not _is_reserved([run])):
+        return first
     numbered = (replace(spec, output=str(name.with_stem(f"{name.stem}-{number}"))) for number in count(2))
-    return next(candidate for candidate in chain([spec], numbered) if not _is_taken(candidate))
+    return next(candidate for candidate in chain([first], numbered) if not _is_taken(candidate))
+
+
+def _edited(spec: RunSpec) -> ConditionSpec | None:
+    return next((shown for shown in spec.conditions if shown.kind == "clip"), None)
 
 
 def _is_taken(spec: RunSpec) -> bool:
@@ -130,9 +134,10 @@ def _automatic_name(spec: RunSpec) -> str:
     is made of it, and the seed."""
     seed, folder = f"s{spec.seed[0]}" if spec.seed else "", Path(spec.base_output_directory or "")
     parts = (slug(spec.prompt), slug(spec.model_name or ""), seed)
-    if clip := next((shown for shown in spec.conditions if shown.kind == "clip"), None):
+    if clip := _edited(spec):
         path, folder = Path(clip.path), Path(clip.path).parent
-        parts = (path.stem, "retake" if clip.num_frames is None else "extended", seed)
+        retake = clip.num_frames in (None, spec.num_frames)  # an extension begins with less than it makes
+        parts = (path.stem, "retake" if retake else "extended", seed)
     name = "-".join(filter(None, parts)) or "video"
     return str(folder / f"{name}.{CLIP_TYPES[spec.running.video]}")
 

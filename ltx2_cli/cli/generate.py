@@ -86,8 +86,8 @@ def make(options: MakingOptions, session: Session, spec: RunSpec, product: Produ
     if random:  # the first host draws a seed for all
         spec = replace(spec, seed=(int(session.hosts.allgather_text(str(random_seed(spec)))[0]),))
     with synchronized(session.hosts):
-        if session.hosts.first and not options.force:
-            spec = with_free_names(spec, product)
+        if session.hosts.first:
+            spec = with_free_names(spec, product, options.force)
         traces = [Output(options.profile, "--profile")] if options.profile else []
         for folder, flag in traces:
             check_place(folder, flag, "FOLDER")

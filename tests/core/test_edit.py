@@ -1,6 +1,7 @@
 """Clips of which a part is made anew, inside them or behind their end."""
 
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -191,16 +192,45 @@ def test_what_is_kept_whole_is_clean_for_the_other_stream(
     assert [tokens and tokens.text for tokens in held] == [*levels]
 
 
+def _model(checkpoint: Checkpoint) -> list[str]:
+    options = ["--model", str(checkpoint.folder), "--recipe", "distilled", "--steps", "2", "--sharding", "single"]
+    options += ["--set", "second_stage.sigmas=[]", "--set", "max_sequence_length=32", "--prompt", PROMPT, "--seed", "3"]
+    return [*options, "--dtype", "float32", "--text-encoder-dtype", "float32"]
+
+
+@pytest.mark.parametrize("force", [[], ["--force"]])
+@pytest.mark.parametrize("edit", ["retake CLIP --from 0.42s --to 0.58s", "extend CLIP --seconds 0.3s", "a page"])
+def test_an_edited_clip_has_the_name_that_the_dry_run_says(
+    checkpoint: Checkpoint,
+    clip: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+    edit: str,
+    force: list[str],
+) -> None:
+    """Nothing else is written, and no other edit of the clip overwritten."""
+    source, page = shutil.copy(clip, tmp_path / "fox.mp4"), tmp_path / "extension.yaml"
+    page.write_text(f"conditions: [{{kind: clip, path: {source}, anew: [25, 33]}}]\nnum_frames: 17\n")
+    size = ["--config", str(page), "--width", "96", "--height", "64"] if edit == "a page" else []
+    words = ["generate", *size] if size else edit.replace("CLIP", str(source)).split()
+    arguments = [*words, *_model(checkpoint), *force]
+    assert run_program(monkeypatch, *arguments, "--dry-run") == 0
+    lines = capsys.readouterr().out.splitlines()
+    said = {line.split()[1] for line in lines if line.startswith("write")}
+    before = {*map(str, tmp_path.iterdir())}
+    assert run_program(monkeypatch, *arguments) == 0
+    assert {*map(str, tmp_path.iterdir())} - before == said
+    assert len(said) == 2
+
+
 def test_a_retake_keeps_all_else_and_is_replayed(
     checkpoint: Checkpoint, clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """Of a clip that says nothing of itself; the retake says all."""
     new = tmp_path / "new.mp4"
-    model = ["--model", str(checkpoint.folder), "--recipe", "distilled", "--steps", "2", "--sharding", "single"]
-    model += ["--set", "second_stage.sigmas=[]", "--set", "max_sequence_length=32", "--prompt", PROMPT, "--seed", "3"]
-    model += ["--dtype", "float32", "--text-encoder-dtype", "float32"]
     interval = ["--from", "0.42s", "--to", "0.58s"]
-    assert run_program(monkeypatch, "retake", str(clip), *interval, *model, "-o", str(new)) == 0
+    assert run_program(monkeypatch, "retake", str(clip), *interval, *_model(checkpoint), "-o", str(new)) == 0
     said = capsys.readouterr().err
     retaken = "asked 0.42 to 0.58 s, whole latents make picture 0.38 to 0.71 s, sound 0.41 to 0.61 s anew"
     assert f"{clip}: {retaken}\n" in said
