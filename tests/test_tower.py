@@ -5,6 +5,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,17 @@ def test_each_storey_imports_only_from_its_level_or_below(path: Path):
         package, home, *_ = [*name.split("."), "__init__"]
         if package == "ltx2_cli" and home != "__version__":
             assert LEVEL[home] <= LEVEL[storey], f"{storey} is below {name}"
+
+
+def test_no_files_import_each_other():
+    """Not through others either; imports inside functions and those for types alone count."""
+    modules = {".".join(["ltx2_cli", *path.relative_to(PACKAGE).with_suffix("").parts]): path for path in FILES}
+    modules = {name.removesuffix(".__init__"): path for name, path in modules.items()}
+    graph = {
+        module: {name if name in modules else name.rpartition(".")[0] for name in imports(path)}
+        for module, path in modules.items()
+    }
+    TopologicalSorter(graph).prepare()  # raises `CycleError`, which names them
 
 
 def test_every_storey_is_in_the_tower():

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from ltx2_cli.artifacts.files import Output, user_path
 from ltx2_cli.artifacts.outputs import Product, check_distinct, check_outputs, outputs, run_file
-from ltx2_cli.cli.commands.batch import Batch
 from ltx2_cli.cli.jobs import DONE, FAILED, OPEN, Job, Jobs, Result
 from ltx2_cli.cli.options import BatchOptions
 from ltx2_cli.cli.session import Session
@@ -26,12 +25,12 @@ from ltx2_cli.runs.lines import STDIN, Line, read_lines
 from ltx2_cli.units import quantity
 
 
-def batch(options: Batch, session: Session) -> None:
+def batch(options: BatchOptions, session: Session, source: str, confined: bool) -> None:
     """Make the clips of the jobs in a file, or of those that stdin brings."""
-    reads = [] if options.jobs == STDIN else [user_path(options.jobs)]
+    reads = [] if source == STDIN else [user_path(source)]
     check_pictures(options, reads)
-    jobs = Jobs(options, session, reads, not options.unsafe_paths, piped=options.jobs == STDIN)
-    finish(jobs, make(jobs, read_lines(options.jobs)))
+    jobs = Jobs(options, session, reads, confined, piped=source == STDIN)
+    finish(jobs, make(jobs, read_lines(source)))
 
 
 def check_pictures(

@@ -7,12 +7,12 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ltx2_cli.artifacts.files import Output, reserve
-from ltx2_cli.artifacts.outputs import check_distinct, check_outputs, read_files
+from ltx2_cli.artifacts.outputs import Product, check_distinct
 from ltx2_cli.chips import chip
-from ltx2_cli.cli.commands.bench_run import BenchRun
-from ltx2_cli.cli.generate import overrides, sized_spec
-from ltx2_cli.console import columns, counted_steps, print_out, reporter
+from ltx2_cli.console import columns, counted_steps, print_out
+from ltx2_cli.core.report import Report
 from ltx2_cli.errors import UsageError
+from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.units import duration, quantity
 
 if TYPE_CHECKING:
@@ -22,24 +22,20 @@ STEPS = 10  # that are measured without --steps
 Figures = dict[str, Any]
 
 
-def run(options: BenchRun) -> None:
-    """Print what was measured, and write it where that is asked for. Raises `DoesNotFitError` before any work."""
-    files = [Output(options.output, "-o")] if options.output else []
-    asked = {"prompt": "a", "seed": "0", **overrides(options, output=None)}
-    report = reporter()
-    spec = sized_spec(asked, options, report)
+def bench(spec: RunSpec, report: Report, files: list[Output], as_json: bool) -> None:
+    """Print what was measured of a request, and write it into `files`, one or none. Raises `DoesNotFitError` before any
+    work."""
     if "num_inference_steps" not in spec.asked and spec.sigmas is None:
         spec = replace(spec, num_inference_steps=STEPS)
-    from ltx2_cli.artifacts.outputs import Product
     from ltx2_cli.cli.plan import command_line
-    from ltx2_cli.core import bench
+    from ltx2_cli.core.bench import STEPS as BENCH_STEPS
+    from ltx2_cli.core.bench import measure_steps, perf_facts
     from ltx2_cli.core.programs import enable_compilation_cache
     from ltx2_cli.core.provenance import input_files
     from ltx2_cli.estimate.estimate import estimate_plan
     from ltx2_cli.estimate.fit import Request, check_fit
     from ltx2_cli.parallel.devices import find_devices
 
-    check_outputs(files, read_files(spec, options.config), options.force)
     with reserve(files):
         enable_compilation_cache(spec.compile_cache)
         request = Request(spec, find_devices(), product=Product.latents)
@@ -50,12 +46,12 @@ def run(options: BenchRun) -> None:
             raise UsageError(sentence, "leave out --image, --video, --reference and --audio")
         check_fit(request, plan, command_line)
         report.tell()
-        timings, seconds = bench.measure_steps(plan, report)
-        facts = bench.perf_facts(plan, bench.STEPS)
+        timings, seconds = measure_steps(plan, report)
+        facts = perf_facts(plan, BENCH_STEPS)
         figures = [*stage_figures(estimate_plan(plan), seconds)]
-        if options.output:
-            timings.write(options.output, facts)
-    if options.as_json:
+        for file, _ in files:
+            timings.write(file, facts)
+    if as_json:
         print_out(json.dumps({**timings.record(facts), "stages": figures}, indent=2))
     else:
         settings, environment = facts["settings"], facts["environment"]

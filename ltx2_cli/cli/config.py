@@ -1,7 +1,7 @@
 """`ltx2 config`: the values of a request and their origins; checks of settings files; their JSON schema."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,8 @@ from typing import Any
 import yaml
 
 from ltx2_cli.artifacts.files import read_limited
-from ltx2_cli.cli.commands.config_show import ConfigShow
-from ltx2_cli.cli.commands.config_validate import ConfigValidate
 from ltx2_cli.cli.generate import ANYTHING, asked_for, config_page, overrides, prompt_and_seeds, sized
+from ltx2_cli.cli.options import RequestOptions
 from ltx2_cli.console import print_json, print_out, reporter
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.check_file import file_findings, with_lines
@@ -33,9 +32,9 @@ from ltx2_cli.request.spec import RunSpec
 COLUMN = 44  # where origins begin, behind values that are not longer
 
 
-def show(options: ConfigShow) -> None:
+def show(options: RequestOptions, as_json: bool) -> None:
     """Print the request."""
-    typed = overrides(options, **prompt_and_seeds(options))
+    typed = overrides(options, **prompt_and_seeds(options.prompt, options.seed, options.words))
     anything = {} if asked_for(typed, options).values.get("prompt") else {"prompt": ANYTHING}
     report = reporter()
     values = sized({**typed, **anything}, options, report)
@@ -45,7 +44,7 @@ def show(options: ConfigShow) -> None:
     if anything:
         spec = replace(spec, prompt="")
     complete, sources = with_origins(asked, spec, options.config)
-    if options.as_json:
+    if as_json:
         values = spec_values(complete)
         facts = {key: {"value": plain(values[key]), "origin": sources[key]} for key in values}
         print_json(facts)
@@ -101,10 +100,10 @@ def plain(value: Any) -> Any:
     return value
 
 
-def validate(options: ConfigValidate) -> None:
+def validate(files: Iterable[Path]) -> None:
     """Print every mistake of the files. Raises `UsageError` afterwards if there is one."""
     mistakes = 0
-    for path in options.files:
+    for path in files:
         try:
             values, problems = file_findings(config_page(path) or ConfigLayer("", {}))
             sentences, valid = with_lines(str(path), problems, _lines(path)), f"{path}: {len(values)} values, all valid"

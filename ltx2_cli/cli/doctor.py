@@ -19,7 +19,6 @@ from huggingface_hub import constants
 from packaging.requirements import Requirement
 
 from ltx2_cli.artifacts.outputs import check_place
-from ltx2_cli.cli.commands.doctor import Doctor
 from ltx2_cli.cli.models import in_cache
 from ltx2_cli.console import columns, print_out, reporter
 from ltx2_cli.core.report import Report
@@ -58,10 +57,10 @@ class Finding(NamedTuple):
     cure: str = ""
 
 
-def doctor(options: Doctor) -> None:
+def doctor(as_json: bool) -> None:
     """Print the findings. Raises `RunError` afterwards if something is broken."""
-    findings = list(examine(Report() if options.as_json else reporter()))
-    if options.as_json:
+    findings = list(examine(Report() if as_json else reporter()))
+    if as_json:
         print_out(json.dumps([finding._asdict() for finding in findings], indent=2))
     else:
         print_out("\n".join(columns([(finding.state, finding.area, sentence(finding)) for finding in findings])))

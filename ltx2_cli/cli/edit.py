@@ -8,8 +8,6 @@ from typing import Any
 
 from ltx2_cli.artifacts.files import user_path
 from ltx2_cli.artifacts.outputs import Product
-from ltx2_cli.cli.commands.extend import Extend
-from ltx2_cli.cli.commands.retake import Retake
 from ltx2_cli.cli.generate import check_making, config_page, make, note_environment, overrides
 from ltx2_cli.cli.options import EditOptions
 from ltx2_cli.cli.session import Session, request_facts, synchronized
@@ -72,22 +70,22 @@ class Source:
         return spec
 
 
-def retake(options: Retake, session: Session) -> None:
+def retake(options: EditOptions, session: Session, part: tuple[str, str], streams: str, num_frames: int | None) -> None:
     """Make the clips and print their paths, or say what would be done."""
     with synchronized(session.hosts) as facts:
         check_making(options)
         note_environment(session.report)
-        spec = _retaken(_open(options), options)
+        spec = _retaken(_open(options), part, streams, num_frames)
         facts |= request_facts(spec)
     make(options, session, spec, Product.clips)
 
 
-def extend(options: Extend, session: Session) -> None:
+def extend(options: EditOptions, session: Session, seconds: str, num_frames: int | None) -> None:
     """Make the clips and print their paths, or say what would be done."""
     with synchronized(session.hosts) as facts:
         check_making(options)
         note_environment(session.report)
-        spec = _extended(_open(options), options)
+        spec = _extended(_open(options), seconds, num_frames)
         facts |= request_facts(spec)
     make(options, session, spec, Product.clips)
 
@@ -115,8 +113,8 @@ def _open(options: EditOptions) -> Source:
     return Source(options, picture, fps, record)
 
 
-def _retaken(clip: Source, options: Retake) -> RunSpec:
-    start, stop = (seconds_of(text, name) for text, name in ((options.start, "--from"), (options.stop, "--to")))
+def _retaken(clip: Source, part: tuple[str, str], streams: str, num_frames: int | None) -> RunSpec:
+    start, stop = map(seconds_of, part, ("--from", "--to"))
     count, fps, path = len(clip.picture.frames), clip.fps, clip.picture.path
     if start >= stop:
         later = start if stop < start else start + COMPRESSION / fps
@@ -127,19 +125,17 @@ def _retaken(clip: Source, options: Retake) -> RunSpec:
         nearest = min(begin, count - 1) / fps
         raise UsageError(sentence, f"nearest: --from {nearest:.2f}s --to {floor(100 * clip.seconds) / 100:.2f}s")
     whole = (count - 1) // COMPRESSION * COMPRESSION + 1
-    made = options.num_frames or min(whole, whole if clip.references else longest_clip(fps))
-    alone = "video" if options.video_only else "audio"
-    streams = "both" if options.both or options.video_only == options.audio_only else alone
+    made = num_frames or min(whole, whole if clip.references else longest_clip(fps))
     if streams != "video" and open_video(path).sample_rate is None:
         raise UsageError(f"{path} has no audio to retake", "--video")
     return clip.request(made, {"anew": [begin, end], "streams": streams})
 
 
-def _extended(clip: Source, options: Extend) -> RunSpec:
+def _extended(clip: Source, seconds: str, num_frames: int | None) -> RunSpec:
     count, fps = len(clip.picture.frames), clip.fps
-    added = round(seconds_of(options.seconds, "--seconds") * fps)
+    added = round(seconds_of(seconds, "--seconds") * fps)
     if not added:
-        raise UsageError(f"--seconds {options.seconds} is less than a frame", f"--seconds {1 / fps:.2f}s")
+        raise UsageError(f"--seconds {seconds} is less than a frame", f"--seconds {1 / fps:.2f}s")
     if clip.references:
         sentence = f"{clip.picture.path} followed references, which end with it, by an in-context LoRA"
         raise UsageError(sentence, "--set lora=[] goes on without, or name the LoRAs to go on with: --lora")
@@ -147,10 +143,10 @@ def _extended(clip: Source, options: Extend) -> RunSpec:
     shown = (min(max(most // 2, 1), count) - 1) // COMPRESSION * COMPRESSION + 1
     if most - shown < COMPRESSION:
         raise UsageError(f"--num-frames {most} leaves no room for what follows", f"--num-frames {COMPRESSION + 1}")
-    room = (options.num_frames or max(most, longest_clip(fps))) - shown
+    room = (num_frames or max(most, longest_clip(fps))) - shown
     if added > room:
         behind = f"behind the {shown / fps:.2f} s that it begins with"
         hint = f"extend twice; at most --seconds {floor(100 * room / fps) / 100:.2f}s at a time"
-        raise UsageError(f"one clip has no room for --seconds {options.seconds} {behind}", hint)
+        raise UsageError(f"one clip has no room for --seconds {seconds} {behind}", hint)
     length = shown + ceil(added / COMPRESSION) * COMPRESSION
     return clip.request(length, {"anew": [count, count + added], "num_frames": shown})

@@ -21,7 +21,6 @@ from ltx2_cli.artifacts.outputs import (
     read_files,
     run_file,
 )
-from ltx2_cli.cli.commands.resume import Resume
 from ltx2_cli.cli.options import MakingOptions
 from ltx2_cli.cli.plan import DryRun, check_published, fitting_plan
 from ltx2_cli.cli.session import STARTED, Facts, Session, short_digest, synchronized
@@ -187,41 +186,39 @@ def resumable(checkpointer: RunCheckpointer, finished: Sequence[Path] = ()) -> I
         raise type(error)(str(error).split("\n"), f"{error.hint}; then {resume}") from error
 
 
-def resume(options: Resume, session: Session) -> None:
-    """Finish the run and print the paths of what it makes."""
+def resume(session: Session, path: Path, given: Mapping[str, str], allow_changes: bool, every: float | None) -> None:
+    """Finish the run that is kept in a file and print the paths of what it makes. `given` values of its request take
+    the place of those that are kept; it is saved `every` so many seconds, None: as before."""
     session.start()
     with synchronized(session.hosts) as facts:
-        kept = open_saved_run(user_path(options.saved).absolute())
+        kept = open_saved_run(user_path(path).absolute())
         facts["how far the run is"] = str(kept.place)
         session.reserve([Output(kept.path, "-o")])
-        names = ("sharding", "compile_cache", "output", "save_latents")
-        given = {name: str(value) for name in names if (value := vars(options)[name])}
-        for name in given.keys() - {"sharding", *(["compile_cache"] if options.compile_cache == NO_CACHE else [])}:
-            given[name] = str(user_path(given[name]).absolute())
+        names = {"sharding", *(["compile_cache"] if given.get("compile_cache") == NO_CACHE else [])}
+        given = {key: text if key in names else str(user_path(text).absolute()) for key, text in given.items()}
         elsewhere = os.path.isdir(kept.folder) and not os.path.samefile(kept.folder, ".")
         if elsewhere:
             os.chdir(kept.folder)  # relative paths in its request begin there
-        check_trust(read_asked(given, kept.request), kept.request, options)
+        check_trust(read_asked(given, kept.request), kept.request, session.options)
         spec = kept.spec({**places(kept.spec({}), kept, given), **given})
     product, source = kept.goal  # the text was read before it was kept
     request = Request(spec, find_devices(), source, product, frozenset({ENCODE, CONNECT}), OF_RUN)
     with agreed_plan(session, request) as plan:
         recorded = read_provenance(kept.request.values, str(kept.path))
-        if (changes := [*environment_changes(recorded, plan)]) and not options.allow_changes:
+        if (changes := [*environment_changes(recorded, plan)]) and not allow_changes:
             hint = "--allow-changes goes on; the clip may differ in its last bits"
             raise UsageError(f"{kept.path} was kept elsewhere: {'; '.join(changes)}", hint)
         progress, files = kept.progress(plan), outputs(plan.spec, product)
         if session.hosts.first:
             own = owned_files(plan.spec, product, progress.written)
             reads = [*read_files(plan.spec, kept.path), *input_files(plan)]
-            check_outputs(files, reads, options.force, own)
+            check_outputs(files, reads, session.options.force, own)
             session.reserve(files)
-    if options.dry_run:
+    if session.options.dry_run:
         return
     if elsewhere:
         session.report.note(f"in {kept.folder}, where it was begun")
-    every, report = options.checkpoint_every, session.measuring()
-    every = kept.every if every is None else every
+    report, every = session.measuring(), kept.every if every is None else every
     checkpointer = RunCheckpointer(kept.path, plan, kept.goal, report, True, every, written=0)
     execute(session, checkpointer, load(plan), progress)
     session.finish(files, {"seeds": plan.spec.seeds})

@@ -19,7 +19,6 @@ from urllib.parse import quote
 
 from ltx2_cli.artifacts.files import Output, read_limited, replacing, reserve, user_path
 from ltx2_cli.artifacts.outputs import check_outputs, record_path
-from ltx2_cli.cli.commands.gallery import Gallery
 from ltx2_cli.console import print_made, reporter
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.write import WAV
@@ -41,22 +40,22 @@ SOUND_STEPS = 10  # a second, in place of frames, by which two sounds are compar
 INNER = re.compile(r"sharding\.(?!profile)")  # the mesh itself is in the provenance
 
 
-def gallery(options: Gallery) -> None:
+def gallery(folder: Path, output: Path | None, embed: bool, force: bool, as_json: bool) -> None:
     """Write the page and print its path. Raises `UsageError` where there is no clip."""
-    folder = user_path(options.folder)
+    folder = user_path(folder)
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder", "name the folder that holds the clips")
-    page = user_path(options.output) if options.output else folder / PAGE_NAME
+    page = user_path(output) if output else folder / PAGE_NAME
     paths = sorted(path for path in folder.rglob("*") if _is_clip(path))
     reads = [path.with_suffix(suffix) for path in paths for suffix in (path.suffix, ".yaml", ".json")]
-    check_outputs([Output(page, "-o")], reads, options.force, own={page} if _is_gallery(page) else ())
+    check_outputs([Output(page, "-o")], reads, force, own={page} if _is_gallery(page) else ())
     size = sum(path.stat().st_size for path in paths)
-    if options.embed and size > MAX_EMBEDDED:
+    if embed and size > MAX_EMBEDDED:
         sentence = f"the clips have {quantity(size)}; a page of at most {quantity(MAX_EMBEDDED)} is written"
         raise UsageError(sentence, "leave out --embed: the page then refers to them")
     report = reporter()
     with report.stage(f"read {len(paths)} clips"), ThreadPoolExecutor(os.cpu_count()) as threads:  # by ffmpeg
-        found = list(threads.map(partial(_entry, folder, page, options.embed), paths))
+        found = list(threads.map(partial(_entry, folder, page, embed), paths))
     problems = [str(entry) for entry in found if isinstance(entry, UsageError)]
     if problems:
         report.note(f"left out, {len(problems)} of {len(paths)}: {abbreviate(problems)}")
@@ -68,7 +67,7 @@ def gallery(options: Gallery) -> None:
     with reserve([Output(page, "-o")]), replacing(page) as temporary:
         temporary.write_text(_filled(clips, folder.resolve().name or "clips"), encoding="utf-8")
     facts = {"paths": [str(page)], "clips": [entry["file"] for entry in clips], "left_out": problems}
-    print_made(json.dumps(facts, ensure_ascii=False) if options.as_json else str(page))
+    print_made(json.dumps(facts, ensure_ascii=False) if as_json else str(page))
 
 
 def _is_clip(path: Path) -> bool:

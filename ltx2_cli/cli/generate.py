@@ -1,10 +1,10 @@
-"""`ltx2 generate`: from a prompt to a video with sound; `ltx2 plan`. How options become a request."""
+"""How options become a request, and a request what is run."""
 
 import json
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,19 +18,14 @@ from ltx2_cli.artifacts.outputs import (
     run_file,
     with_free_names,
 )
-from ltx2_cli.cli.commands.generate import Generate
-from ltx2_cli.cli.commands.plan import Plan
-from ltx2_cli.cli.commands.sweep import Sweep
 from ltx2_cli.cli.options import (
     ConfigOptions,
     MakingOptions,
     Options,
-    RequestOptions,
     SessionOptions,
     WishOptions,
 )
-from ltx2_cli.cli.session import Session, request_facts, synchronized
-from ltx2_cli.console import reporter
+from ltx2_cli.cli.session import Session, synchronized
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.probe import is_video, is_wav
@@ -52,19 +47,6 @@ CONDITIONS = {  # by their kind
 SEEDS = re.compile(r"\d+(\.\.\d+)?,?")
 STDIN = "-"  # in place of a prompt
 ANYTHING = "a"  # the prompt of a warm-up; every text encoder knows it
-
-
-def generate(options: Generate, session: Session) -> None:
-    """Make the clips and print their paths; or only warm up, or say what would be done."""
-    with synchronized(session.hosts) as facts:
-        check_making(options)
-        if options.draft and not options.save_latents:
-            raise UsageError("--draft writes latents, and no file is named for them", "--save-latents FILE")
-        anything = {"prompt": ANYTHING} if options.warmup else {}
-        values = {**anything, **overrides(options, **prompt_and_seeds(options))}
-        spec = sized_spec(values, options, session.report)
-        facts |= request_facts(spec)
-    make(options, session, spec, Product.drafts if options.draft else Product.clips, options.config)
 
 
 def check_making(options: MakingOptions) -> None:
@@ -104,17 +86,6 @@ def make(options: MakingOptions, session: Session, spec: RunSpec, product: Produ
     run(options, session, spec, product, random, files)
 
 
-def plan(options: Plan) -> None:
-    """Print the plan and its estimate. Raises `DoesNotFitError` afterwards where it does not fit."""
-    if options.dump_hlo:
-        check_place(options.dump_hlo, "--dump-hlo", "FOLDER")
-    report = reporter()
-    spec = sized_spec({"prompt": "a", **overrides(options)}, options, report)
-    from ltx2_cli.cli.plan import print_plan
-
-    print_plan(options, spec, report)
-
-
 def overrides(options: Options, **others: object) -> dict[str, object]:
     """The options that were given, by their keys in the `RunSpec`. `others` take their place."""
     values = {**vars(options), **others}
@@ -146,12 +117,11 @@ def parse_condition(kind: str, text: str) -> dict[str, object]:
     return {"kind": kind, **{name: value for name, value in match.groupdict().items() if value is not None}}
 
 
-def prompt_and_seeds(options: RequestOptions | Sweep) -> dict[str, str | None]:
+def prompt_and_seeds(prompt: str | None, seed: str | None, words: Sequence[str] | None) -> dict[str, str | None]:
     """The values of --prompt and --seed, with the words that follow no option: one text, which is the prompt, and the
     numbers behind `--seed N`. Raises `UsageError` for any other word."""
-    prompt, seed, words = options.prompt, options.seed, options.words or []
-    numbers = [word for word in words if seed is not None and SEEDS.fullmatch(word)]
-    texts = [word for word in words if word not in numbers]
+    numbers = [word for word in words or () if seed is not None and SEEDS.fullmatch(word)]
+    texts = [word for word in words or () if word not in numbers]
     if len(texts) > 1 or (texts and prompt is not None):
         prompts = [prompt, *texts] if prompt is not None else texts
         joined = " ".join(word for text in prompts for word in text.split())

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 from ltx2_cli.artifacts.files import user_path
-from ltx2_cli.cli.commands.info import Info
 from ltx2_cli.console import columns, print_json, print_out
 from ltx2_cli.core.provenance import read_provenance
 from ltx2_cli.request.layers import ASKED, ConfigLayer, flatten_valid
@@ -32,10 +32,10 @@ SHORT = 12  # digits of a hash that people read
 Row = tuple[str, str]
 
 
-def info(options: Info) -> None:
+def info(files: Sequence[Path], as_json: bool) -> None:
     """Print what the files are. Raises `UsageError` afterwards for those that are nothing that is known."""
-    infos, problems = collect({str(file): partial(inspect, user_path(file)) for file in options.files})
-    if options.as_json:
+    infos, problems = collect({str(file): partial(inspect, user_path(file)) for file in files})
+    if as_json:
         print_json(list(infos.values()))
     elif infos:
         texts = (

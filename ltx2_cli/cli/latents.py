@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,9 +17,8 @@ from ltx2_cli.artifacts.outputs import (
     read_files,
     run_file,
 )
-from ltx2_cli.cli.commands.decode import Decode
-from ltx2_cli.cli.commands.upsample import Upsample
 from ltx2_cli.cli.generate import configured_spec, note_environment, overrides
+from ltx2_cli.cli.options import LatentsOptions
 from ltx2_cli.cli.session import Session, file_facts, request_facts, synchronized
 from ltx2_cli.core.provenance import input_files, source_history
 from ltx2_cli.diffusion.geometry import clip_geometry
@@ -52,25 +51,34 @@ UNDENOISED: dict[str, object] = {  # what decoding needs nothing of
 OUTPUTS = "FILE.mp4, FILE.wav, FILE.png for some frames, or FOLDER/ for all as PNGs"
 
 
-def upsample(options: Upsample, session: Session) -> None:
-    """Make the clips, or only their latents, and print the paths."""
-    product = Product.latents if options.latents_only else Product.clips
+def upsample(
+    options: LatentsOptions,
+    session: Session,
+    paths: Sequence[Path],
+    product: Product,
+    *,
+    refine: bool,
+    keep: tuple[bool | None, float],
+) -> None:
+    """Make the clips, or only their latents, and print the paths. `keep`: whether an unfinished run is kept, and each
+    so many seconds."""
+    given = overrides(options)
     with synchronized(session.hosts) as facts:
-        files = [open_latents(user_path(path)) for path in options.latents]
-        if options.latents_only and not options.save_latents:
+        files = [open_latents(user_path(path)) for path in paths]
+        if product is Product.latents and "save_latents" not in given:
             raise UsageError("--latents-only writes latents, and no file is named for them", "--save-latents FILE")
         if any("record" not in file.metadata for file in files):
             note_environment(session.report)
         for file in files:
             if not all(file.shapes.video):
                 raise UsageError(f"{file.path} holds no picture to upsample", "`ltx2 decode` writes its sound")
-            if not (options.prompt or options.no_refine or options.config or "record" in file.metadata):
+            if not ("prompt" in given or not refine or options.config or "record" in file.metadata):
                 raise UsageError(f"{file.path} does not say what it shows", '--prompt "...", or --no-refine')
-        jobs = [(group, _spec(group, options)) for group in _groups(files, options)]
+        jobs = [(group, _spec(group, given, options, refine)) for group in _groups(files, given, product)]
         specs = [spec for _, spec in jobs]
         for (first, *_), spec in jobs:
             facts |= {f"{first.path.name}: {key}": value for key, value in request_facts(spec).items()}
-        facts |= {**file_facts(file.path for file in files), "latents_only": str(options.latents_only)}
+        facts |= {**file_facts(file.path for file in files), "product": product.value}
         if session.hosts.first:
             written = [file for spec in specs for file in (*outputs(spec, product), run_file(spec))]
             reads = read_files(specs[0], options.config, *(file.path for file in files))
@@ -78,13 +86,13 @@ def upsample(options: Upsample, session: Session) -> None:
             session.reserve(written)
     session.start()
     for group, spec in jobs:
-        _execute(session, group, spec, options, product)
+        _execute(session, group, spec, product, keep)
     if not options.dry_run:
         written = [file for spec in specs for file in outputs(spec, product)]
         session.finish(written, {"seeds": [seed for spec in specs for seed in spec.seeds]})
 
 
-def _groups(files: Sequence[LatentsFile], options: Upsample) -> list[list[LatentsFile]]:
+def _groups(files: Sequence[LatentsFile], given: Collection[str], product: Product) -> list[list[LatentsFile]]:
     """The files that each run goes on from: all, if what is made has one name, else those that differ in the seed.
     Raises `UsageError` where a file is named twice, or where latents of several runs are saved under one name."""
     named: dict[Path, list[LatentsFile]] = {}
@@ -93,9 +101,9 @@ def _groups(files: Sequence[LatentsFile], options: Upsample) -> list[list[Latent
     for file in [file for group in named.values() for file in group]:
         if sum(os.path.samefile(file.path, other.path) for other in files) > 1:
             raise UsageError(f"{file.path} is named twice", "name each file once")
-    if options.output or options.latents_only:
+    if "output" in given or product is Product.latents:
         return [list(files)]
-    if options.save_latents and len(named) > 1:
+    if "save_latents" in given and len(named) > 1:
         raise UsageError(
             f"--save-latents is one name, and {', '.join(str(file.path) for file in files)} have several",
             "-o FILE too, to name all by their seeds; or upsample them one by one",
@@ -103,14 +111,14 @@ def _groups(files: Sequence[LatentsFile], options: Upsample) -> list[list[Latent
     return list(named.values())
 
 
-def _spec(files: Sequence[LatentsFile], options: Upsample) -> RunSpec:
+def _spec(files: Sequence[LatentsFile], given: Mapping[str, object], options: LatentsOptions, refine: bool) -> RunSpec:
     """The request of one run; without -o its clips are named after their latents."""
-    path, given = files[0].path, overrides(options)
+    path = files[0].path
     stem = SEED.sub("", path.stem) if len(files) > 1 else path.stem
     replaced = {"output": str(path.with_name(f"{stem}-upsampled.mp4")), "recipe": AUTO, "num_videos": 1}
     spec = merged_request(files, [latents_request(file, given, options, replaced) for file in files])
     no_stage = replace(spec.second_stage, sigmas=(), lora=())
-    return replace(spec, second_stage=no_stage) if options.no_refine else spec
+    return spec if refine else replace(spec, second_stage=no_stage)
 
 
 def merged_request(files: Sequence[LatentsFile], specs: Sequence[RunSpec]) -> RunSpec:
@@ -127,7 +135,7 @@ def merged_request(files: Sequence[LatentsFile], specs: Sequence[RunSpec]) -> Ru
 
 
 def _execute(
-    session: Session, files: Sequence[LatentsFile], spec: RunSpec, options: Upsample, product: Product
+    session: Session, files: Sequence[LatentsFile], spec: RunSpec, product: Product, keep: tuple[bool | None, float]
 ) -> None:
     from ltx2_cli.cli.execute import OF_LATENTS, agreed_plan, execute, remember_run
     from ltx2_cli.core.checkpoint import RunCheckpointer
@@ -142,9 +150,9 @@ def _execute(
         check_distinct(outputs(spec, product), input_files(plan))
         for file in files:
             check_source(file, plan, spec.fps)
-    if options.dry_run:
+    if session.options.dry_run:
         return
-    goal, keep = RunGoal(product, source), (options.save_run, options.checkpoint_every)
+    goal = RunGoal(product, source)
     session.report.note(f"time: {expected_time(plan, product)}")
     timings, first = session.measuring(), not session.shown
     checkpointer = RunCheckpointer(run_file(plan.spec).path, plan, goal, timings, *keep)
@@ -154,12 +162,12 @@ def _execute(
         remember_run(session, plan, product, timings)
 
 
-def decode(options: Decode, session: Session) -> None:
-    """Write the files and print their paths."""
+def decode(options: LatentsOptions, session: Session, path: Path, names: Sequence[str] | None, silent: bool) -> None:
+    """Decode the latents in a file, write files of these names and print their paths."""
     with synchronized(session.hosts) as facts:
-        file = open_latents(user_path(options.latents))
+        file = open_latents(user_path(path))
         made = Streams(*map(all, file.shapes))
-        kinds = _kinds(options.files or [str(file.path.with_suffix(".mp4" if made.video else WAV))])
+        kinds = _kinds(names or [str(file.path.with_suffix(".mp4" if made.video else WAV))])
         if absent := [path for path, kind in kinds.items() if not (made.audio if kind == WAV else made.video)]:
             sentence = f"{file.path} holds {'sound' if made.audio else 'a picture'} alone, which {absent[0]} is not"
             raise UsageError(sentence, "-o FILE.wav" if made.audio else "-o FILE.mp4")
@@ -169,7 +177,7 @@ def decode(options: Decode, session: Session) -> None:
         # What a record asked of denoising is not said to change nothing.
         spec = replace(spec, asked=tuple(key for key in spec.asked if key.startswith(SECTION)))
         facts |= {**request_facts(spec), **file_facts([file.path])}
-        facts |= {"output": str(kinds), "silent": str(options.silent)}
+        facts |= {"output": str(kinds), "silent": str(silent)}
         files = [Output(path, "-o") for path in kinds]
         if session.hosts.first:
             reads = read_files(spec, options.config, file.path)
@@ -190,7 +198,7 @@ def decode(options: Decode, session: Session) -> None:
     if options.dry_run:
         return
     report = session.measuring()
-    sound = WAV in kinds.values() or (".mp4" in kinds.values() and not options.silent)
+    sound = WAV in kinds.values() or (".mp4" in kinds.values() and not silent)
     streams = Streams({*kinds.values()} != {".wav"}, sound)
     media = decode_file(plan, file.read(), load(plan), report, streams)
     if not session.hosts.first:
@@ -199,7 +207,7 @@ def decode(options: Decode, session: Session) -> None:
         with report.stage("write"):
             match kind:
                 case ".mp4":  # it says of itself what its latents do
-                    shown = replace(media, waveform=media.waveform[:0]) if options.silent else media
+                    shown = replace(media, waveform=media.waveform[:0]) if silent else media
                     write_mp4(shown, path, file.metadata)
                 case ".wav":
                     write_wav(media, path)
@@ -211,7 +219,7 @@ def decode(options: Decode, session: Session) -> None:
     session.finish(files, {"seeds": plan.spec.seeds})
 
 
-def _kinds(names: list[str]) -> dict[Path, str]:
+def _kinds(names: Sequence[str]) -> dict[Path, str]:
     """The kind of each file: its ending in small letters, `FRAMES` of a folder. Raises `UsageError` for no kind."""
     kinds: dict[Path, str] = {}
     for name in names:
@@ -232,7 +240,7 @@ def _kinds(names: list[str]) -> dict[Path, str]:
 
 
 def latents_request(
-    file: LatentsFile, given: Mapping[str, object], options: Upsample | Decode, replaced: Mapping[str, object]
+    file: LatentsFile, given: Mapping[str, object], options: LatentsOptions, replaced: Mapping[str, object]
 ) -> RunSpec:
     """The request that made the latents, or for a file without a record one of their size; for the devices found here.
     `replaced` takes the place of what the record says, `given` of both."""

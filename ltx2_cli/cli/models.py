@@ -7,7 +7,6 @@ from typing import Any
 
 from huggingface_hub import constants
 
-from ltx2_cli.cli.commands.models import Models
 from ltx2_cli.console import fitted_columns, print_out, reporter
 from ltx2_cli.request.layers import read_file
 from ltx2_cli.request.profiles import GEMMA, configs, profile_names
@@ -20,10 +19,10 @@ COLUMNS = ("model version", "recipe", "format", "size", "in the cache", "to down
 RIGHT = (4, 6)  # columns of numbers, counted with the name before them
 
 
-def models(options: Models) -> None:
+def models(as_json: bool) -> None:
     """Print the catalogue."""
     records = _records()
-    if options.as_json:
+    if as_json:
         print_out(json.dumps(records, indent=2))
         return
     for kind, of_kind in groupby(records, lambda record: record["kind"]):

@@ -220,6 +220,11 @@ class SessionOptions(Options):
 
 
 @dataclass(kw_only=True)
+class LatentsOptions(SavedModelOptions, ConfigOptions, SessionOptions):
+    """Options of commands that go on from saved latents."""
+
+
+@dataclass(kw_only=True)
 class MakingOptions(KeepOptions, SessionOptions):
     """Options of commands that make the clips of one request."""
 

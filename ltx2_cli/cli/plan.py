@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import jax
 from huggingface_hub import constants
 
 from ltx2_cli.artifacts.outputs import RUN
-from ltx2_cli.cli.commands.plan import Plan as PlanOptions
 from ltx2_cli.cli.names import ALIASES
 from ltx2_cli.cli.registry import COMMANDS, typed_command
 from ltx2_cli.cli.session import Session
@@ -48,29 +48,40 @@ SETTING = "--set"
 
 
 @dumped_schedules()
-def print_plan(options: PlanOptions, spec: RunSpec, report: Report) -> None:
-    """Print the plan and its estimate. Raises `DoesNotFitError` afterwards where it does not fit."""
-    if options.topology is not None:
+def print_plan(
+    spec: RunSpec,
+    report: Report,
+    *,
+    slice_name: str | None,
+    search: bool,
+    everything: bool,
+    dump: Path | None,
+    as_json: bool,
+) -> None:
+    """Print the plan of a request and its estimate, for a slice or the devices here: after a `search` of meshes, by
+    the forwards or `everything`. The programs go into the folder `dump`. Raises `DoesNotFitError` afterwards where it
+    does not fit."""
+    if slice_name is not None:
         jax.config.update("jax_platforms", "cpu")  # the devices of this machine are left alone
-    if options.dump_hlo:
-        options.dump_hlo.mkdir(parents=True, exist_ok=True)
-    devices = topology(options.topology) if options.topology is not None else tuple(find_devices())
+    if dump:
+        dump.mkdir(parents=True, exist_ok=True)
+    devices = topology(slice_name) if slice_name is not None else tuple(find_devices())
     chosen = plan_offline(spec, devices)
-    meshes = search_meshes(chosen, devices, report) if options.search else None
+    meshes = search_meshes(chosen, devices, report) if search else None
     best = meshes.best if meshes else None
-    if best and not options.everything:
+    if best and not everything:
         estimate = best
     else:
         chosen = best.plan if best else chosen
-        others = programs(chosen) if options.everything else ()
+        others = programs(chosen) if everything else ()
         estimate = compile_and_estimate(chosen, [*forward_programs(chosen), *others], report)
-    if options.dump_hlo:
-        write_hlo(estimate.compiled, options.dump_hlo)
-    if options.as_json:
+    if dump:
+        write_hlo(estimate.compiled, dump)
+    if as_json:
         print_out(json.dumps({**record(estimate), **(meshes.record() if meshes else {})}, indent=2))
     else:
         print_out("\n".join(map(visible, [*(search_lines(meshes) if meshes else ()), *estimate_lines(estimate)])))
-    check_estimate(spec, devices, estimate, options.topology is not None, command_line)
+    check_estimate(spec, devices, estimate, slice_name is not None, command_line)
     report.tell()
 
 

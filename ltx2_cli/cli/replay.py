@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from ltx2_cli.artifacts.files import refuse_special, user_path
 from ltx2_cli.artifacts.outputs import Product, check_distinct, check_outputs, outputs, read_files
-from ltx2_cli.cli.commands.replay import Replay
-from ltx2_cli.cli.generate import overrides
 from ltx2_cli.cli.inspect import SHORT, short_hash
 from ltx2_cli.cli.latents import check_source
 from ltx2_cli.cli.session import Session, file_facts, request_facts, synchronized
 from ltx2_cli.console import columns, print_out
 from ltx2_cli.core import provenance
 from ltx2_cli.core.provenance import FIRST, Fingerprint, Provenance, fingerprint
+from ltx2_cli.core.report import Report
 from ltx2_cli.diffusion.latents import LatentsFile, open_latents
 from ltx2_cli.errors import RunError, UsageError
 from ltx2_cli.media.compare import STREAMS, video_differences
@@ -58,6 +57,12 @@ class RecordedClip:
         """The recorded request."""
         return ConfigLayer(f"the record in {self.path}: ", dict(self.record))
 
+    def places(self, folder: Path, given: Mapping[str, object]) -> dict[str, str | None]:
+        """Where the clip, or the latents of a draft, are written in a folder."""
+        name, alone = folder / f"{self.path.stem}-replay", {**self.record, **given}.get("streams") == "audio"
+        latents = f"{name}.safetensors" if self.stage == FIRST else None
+        return {"output": f"{name}.{CLIP_TYPES[not alone]}", "save_latents": latents}
+
     def asked(self, given: Mapping[str, object], settings: list[str]) -> Asked:
         """The recorded request, changed by what is `given`; on other devices, for those."""
         elsewhere = self.provenance.devices not in (None, provenance.devices())
@@ -65,28 +70,34 @@ class RecordedClip:
         return read_asked({**hardware, **given}, self.config, settings)
 
 
-def replay(options: Replay, session: Session) -> None:
-    """Make the clip, print its path or whether it is the same. Changes that were not asked for are reported."""
-    changes = list[str]()
+def replay(
+    session: Session,
+    path: Path,
+    given: Mapping[str, object],
+    settings: list[str],
+    *,
+    latents: Path | None,
+    any_weights: bool,
+    verify: bool,
+) -> None:
+    """Make the clip of a file, print its path or whether it is the same. Changes that were not asked for are reported.
+    `latents`: where those are now that it went on from."""
+    changes = list[str]()  # since the clip was made
     with synchronized(session.hosts) as facts:
-        given, settings = overrides(options), options.settings or []
         changed = frozenset({*given, *(setting.partition("=")[0] for setting in settings)})
-        kept = not options.verify or bool({"output", "save_latents"} & given.keys())
-        clip = read_clip(user_path(options.clip))
+        kept = not verify or bool({"output", "save_latents"} & given.keys())
+        clip = read_clip(user_path(path))
         check_overrides(clip, changed)
-        source, draft = find_source(clip, options.latents), clip.stage == FIRST
+        source, draft = find_source(clip, latents), clip.stage == FIRST
         folder = clip.path.parent if kept else Path(session.resources.enter_context(TemporaryDirectory()))
-        name = folder / f"{clip.path.stem}-replay"
-        alone = {**clip.record, **given}.get("streams") == "audio"
-        places = {"output": f"{name}.{CLIP_TYPES[not alone]}", "save_latents": f"{name}.safetensors" if draft else None}
-        asked = clip.asked({**places, **given}, settings)
-        spec = checked_spec(check_trust(asked, clip.config, options))
-        for sentence in check_comparable(clip, spec) if options.verify else ():
+        asked = clip.asked({**clip.places(folder, given), **given}, settings)
+        spec = checked_spec(check_trust(asked, clip.config, session.options))
+        for sentence in check_comparable(clip, spec) if verify else ():
             session.report.note(sentence)
         files = outputs(spec, product := Product.latents if draft else Product.clips)
         if session.hosts.first:
             reads = read_files(spec, clip.path, clip.video, source[0].path if source else None)
-            check_outputs(files, reads, options.force)
+            check_outputs(files, reads, session.options.force)
             session.reserve(files if kept else [])
         facts |= request_facts(replace(spec, output=None, save_latents=None)) | {"stage": clip.stage}
         facts |= file_facts([source[0].path] if source else [])
@@ -104,14 +115,8 @@ def replay(options: Replay, session: Session) -> None:
         if source:
             check_source(source[0], plan, source[1])
         if session.hosts.first:
-            if plan.checkpoint.files:  # a dry run does not fetch them
-                with session.report.stage("compare the weights"):
-                    changes += weight_changes(clip, plan, changed, options.any_weights)
-            changes += provenance.environment_changes(clip.provenance, plan)
-            for change in changes:
-                session.report.note(change)
-            changes += [f"another {key} is asked for" for key in sorted(changed - {"output", "save_latents"})]
-    if options.dry_run:
+            changes += told_changes(session.report, clip, plan, changed, any_weights)
+    if session.options.dry_run:
         return
     start, report = START, session.measuring()
     if source:
@@ -119,10 +124,27 @@ def replay(options: Replay, session: Session) -> None:
     for path, findings in write(plan, load(plan), report, product, start):
         if kept:
             session.show(path, findings)
-        if options.verify:
-            check_identical(clip, read_clip(path), changes, session.report.note if options.as_json else print_out)
-    verified = {"identical": True} if options.verify else {}
+        if verify:
+            check_identical(
+                clip, read_clip(path), changes, session.report.note if session.options.as_json else print_out
+            )
+    verified = {"identical": True} if verify else {}
     session.finish(files if kept else [], {"seeds": plan.spec.seeds, **verified})
+
+
+def told_changes(
+    report: Report, clip: RecordedClip, plan: "Plan", changed: Collection[str], any_weights: bool
+) -> list[str]:
+    """Sentences on what has changed since the clip was made, which the report is told, and on what is asked otherwise.
+    Raises as `weight_changes`."""
+    found = list[str]()
+    if plan.checkpoint.files:  # a dry run does not fetch them
+        with report.stage("compare the weights"):
+            found += weight_changes(clip, plan, changed, any_weights)
+    found += provenance.environment_changes(clip.provenance, plan)
+    for change in found:
+        report.note(change)
+    return found + [f"another {key} is asked for" for key in sorted({*changed} - {"output", "save_latents"})]
 
 
 def read_clip(path: Path) -> RecordedClip:

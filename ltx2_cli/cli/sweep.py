@@ -16,9 +16,9 @@ import yaml
 from ltx2_cli.artifacts.files import Output, user_path
 from ltx2_cli.artifacts.outputs import read_files, slug
 from ltx2_cli.cli.batch import check_pictures, finish, make
-from ltx2_cli.cli.commands.sweep import Sweep
 from ltx2_cli.cli.generate import prompt_and_seeds
 from ltx2_cli.cli.jobs import DONE, SKIPPED, Jobs
+from ltx2_cli.cli.options import BatchOptions
 from ltx2_cli.cli.session import Session
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.clip import Media
@@ -43,19 +43,25 @@ class Varied(NamedTuple):
     values: Sequence[Any]
 
 
-def sweep(options: Sweep, session: Session) -> None:
-    """Make a clip of each combination, and a sheet of all that are there."""
-    words: dict[str, Any] = {**prompt_and_seeds(options)}
-    jobs = Jobs(replace(options, **words), session)
+def sweep(
+    options: BatchOptions,
+    session: Session,
+    words: Sequence[str] | None,
+    vary: Sequence[str] | None,
+    picture: Path | None,
+) -> None:
+    """Make a clip of each combination, and a sheet, named `picture`, of all that are there."""
+    typed: dict[str, Any] = {**prompt_and_seeds(options.prompt, options.seed, words)}
+    jobs = Jobs(replace(options, **typed), session)
     base = jobs.request({})
     seeds = base.seed or (own_seed({"prompt": base.prompt}, base.num_videos),)
-    varied = [*map(parse_varied, options.vary or ()), Varied("seed", seeds)]
+    varied = [*map(parse_varied, vary or ()), Varied("seed", seeds)]
     check_once(varied)
     count = prod(len(each.values) for each in varied)
     if count == 1 or count > MAX_VIDEOS:
         raise UsageError(f"{count} of 2 to {MAX_VIDEOS} clips are asked for", EXAMPLE)
     place = Path(base.base_output_directory or "", slug(base.prompt) or "sweep")
-    sheet = user_path(options.sheet or place.with_name(f"{place.name}-sweep.png"))
+    sheet = user_path(picture or place.with_name(f"{place.name}-sweep.png"))
     if sheet.suffix.lower() != ".png":  # nor is it a clip, its record or its latents then
         raise UsageError(f"--sheet {sheet} is not a PNG", f"nearest: --sheet {sheet.with_suffix('.png')}")
     content = json.dumps({"prompt": base.prompt, "clips": [*_combinations(varied)]}, default=str)

@@ -37,7 +37,8 @@ def text_programs(plan: Plan, names: Iterable[str]) -> list[Program]:
     """The programs that `encode` runs. Raises `UsageError` for a text encoder that cannot be computed."""
     from ltx2_cli.models.gemma_torch import build_torch_module
 
-    build_torch_module(plan.arch.text_encoder)  # now, in this thread: others lower the programs
+    arch = plan.arch.text_encoder
+    build_torch_module(arch.config, arch.where)  # now, in this thread: others lower the programs
     encoder = [_encoder_program(plan)] if plan.compile_text_encoder else []
     return [*encoder, *(_connector_program(plan, name) for name in names)]
 

@@ -81,7 +81,7 @@ class Gemma(nnx.Module):
         from ltx2_cli.models.gemma_torch import build_torch_module, hidden_states
 
         weights = {name: weight[...] for name, weight in self.tensors.items()}
-        return hidden_states(build_torch_module(self.arch), weights, ids, mask)
+        return hidden_states(build_torch_module(self.arch.config, self.arch.where), weights, ids, mask)
 
 
 def _weights(arch: GemmaArch) -> Iterator[tuple[str, Shape, Axes]]:

@@ -17,7 +17,6 @@ from transformers import Gemma3TextConfig, Gemma3TextModel
 from transformers.activations import ACT2FN
 
 from ltx2_cli.errors import UsageError
-from ltx2_cli.models.gemma import GemmaArch
 from ltx2_cli.weights.checkpoint import AGAIN
 
 if TYPE_CHECKING:
@@ -43,15 +42,16 @@ class TorchModule(NamedTuple):
 
 
 @lru_cache(maxsize=4)
-def build_torch_module(arch: GemmaArch) -> TorchModule:
-    """The module that computes a language model. Raises `UsageError` for a config that it cannot be built of."""
+def build_torch_module(stated: str, where: str) -> TorchModule:
+    """The module that computes the language model of a config, as JSON; `where` names its file in errors. Raises
+    `UsageError` for a config that it cannot be built of."""
     try:
-        config = Gemma3TextConfig(**json.loads(arch.config))
+        config = Gemma3TextConfig(**json.loads(stated))
         findings = "; ".join(_not_computed(config))
     except (StrictDataclassError, TypeError, ValueError, KeyError, AttributeError) as error:
-        raise UsageError(f"{arch.where}: {' '.join(str(error).split())}", AGAIN) from error
+        raise UsageError(f"{where}: {' '.join(str(error).split())}", AGAIN) from error
     if findings:
-        raise UsageError(f"{arch.where}: {findings}", AGAIN)
+        raise UsageError(f"{where}: {findings}", AGAIN)
     with torch.device("meta"):
         module = Gemma3TextModel(config).eval()
     module.set_attn_implementation("sdpa")

@@ -14,7 +14,6 @@ import pytest
 
 import browser
 from ltx2_cli.cli import gallery as module
-from ltx2_cli.cli.commands.gallery import Gallery
 from ltx2_cli.cli.gallery import gallery
 from ltx2_cli.cli.generate import config_page
 from ltx2_cli.errors import UsageError
@@ -59,7 +58,7 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make(folder: Path, output: Path | None = None, embed: bool = False, force: bool = False) -> None:
-    gallery(Gallery(folder=folder, output=output, embed=embed, force=force, as_json=False))
+    gallery(folder, output, embed, force, as_json=False)
 
 
 class Page(HTMLParser):

@@ -27,4 +27,4 @@ class Batch(BatchOptions):
         """Make the clips of the jobs, or list the jobs."""
         from ltx2_cli.cli.batch import batch
 
-        batch(self, session)
+        batch(self, session, self.jobs, confined=not self.unsafe_paths)

@@ -3,8 +3,11 @@
 from dataclasses import dataclass
 from typing import Annotated
 
+from ltx2_cli.artifacts.files import Output
+from ltx2_cli.artifacts.outputs import check_outputs, read_files
 from ltx2_cli.cli.options import FILES, ClipOptions, File, NumVideos, WishOptions, option
 from ltx2_cli.cli.registry import SET_UP, command
+from ltx2_cli.console import reporter
 
 
 @command("bench run", SET_UP)
@@ -24,6 +27,11 @@ class BenchRun(ClipOptions, WishOptions):
 
     def run(self) -> None:
         """Print the figures."""
-        from ltx2_cli.cli.bench import run
+        from ltx2_cli.cli.bench import bench
+        from ltx2_cli.cli.generate import overrides, sized_spec
 
-        run(self)
+        report = reporter()
+        spec = sized_spec({"prompt": "a", "seed": "0", **overrides(self, output=None)}, self, report)
+        files = [Output(self.output, "-o")] if self.output else []
+        check_outputs(files, read_files(spec, self.config), self.force)
+        bench(spec, report, files, self.as_json)

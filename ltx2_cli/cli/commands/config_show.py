@@ -22,4 +22,4 @@ class ConfigShow(RequestOptions):
         """Print the request."""
         from ltx2_cli.cli.config import show
 
-        show(self)
+        show(self, self.as_json)

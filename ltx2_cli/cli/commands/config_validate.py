@@ -22,4 +22,4 @@ class ConfigValidate(Options):
         """Print the mistakes."""
         from ltx2_cli.cli.config import validate
 
-        validate(self)
+        validate(self.files)

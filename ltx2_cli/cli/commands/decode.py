@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from ltx2_cli.cli.options import FILES, ConfigOptions, SavedModelOptions, SessionOptions, Texts, argument, option
+from ltx2_cli.cli.options import FILES, LatentsOptions, Texts, argument, option
 from ltx2_cli.cli.registry import CONTINUE, command
 from ltx2_cli.cli.session import Session
 
 
 @command("decode", CONTINUE)
 @dataclass(kw_only=True)
-class Decode(SavedModelOptions, ConfigOptions, SessionOptions):
+class Decode(LatentsOptions):
     """Decode saved latents to video, frames or audio without denoising. Prints the paths.
 
     ltx2 decode out/fox.safetensors
@@ -29,4 +29,4 @@ class Decode(SavedModelOptions, ConfigOptions, SessionOptions):
         """Write the files."""
         from ltx2_cli.cli.latents import decode
 
-        decode(self, session)
+        decode(self, session, self.latents, self.files, self.silent)

@@ -21,4 +21,4 @@ class Doctor(Options):
         """Print a line for each check."""
         from ltx2_cli.cli.doctor import doctor
 
-        doctor(self)
+        doctor(self.as_json)

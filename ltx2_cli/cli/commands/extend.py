@@ -25,4 +25,4 @@ class Extend(EditOptions):
         """Make the clips, or print the plan."""
         from ltx2_cli.cli.edit import extend
 
-        extend(self, session)
+        extend(self, session, self.seconds, self.num_frames)

@@ -29,4 +29,4 @@ class Gallery(Options):
         """Write the page."""
         from ltx2_cli.cli.gallery import gallery
 
-        gallery(self)
+        gallery(self.folder, self.output, self.embed, self.force, self.as_json)

@@ -25,4 +25,4 @@ class Info(Options):
         """Print a page, or an item of a JSON list, for each file."""
         from ltx2_cli.cli.inspect import info
 
-        info(self)
+        info(self.files, self.as_json)

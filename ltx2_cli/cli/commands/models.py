@@ -20,4 +20,4 @@ class Models(Options):
         """Print the catalogue."""
         from ltx2_cli.cli.models import models
 
-        models(self)
+        models(self.as_json)

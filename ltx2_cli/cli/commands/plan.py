@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from typing import Annotated
 
+from ltx2_cli.artifacts.outputs import check_place
 from ltx2_cli.cli.options import PLAN, ClipOptions, File, NumVideos, Text, WishOptions, option
 from ltx2_cli.cli.registry import INSPECT, command
+from ltx2_cli.console import reporter
 
 
 @command("plan", INSPECT)
@@ -30,6 +32,20 @@ class Plan(ClipOptions, WishOptions):
 
     def run(self) -> None:
         """Print the plan and its estimate."""
-        from ltx2_cli.cli.generate import plan
+        from ltx2_cli.cli.generate import overrides, sized_spec
 
-        plan(self)
+        if self.dump_hlo:
+            check_place(self.dump_hlo, "--dump-hlo", "FOLDER")
+        report = reporter()
+        spec = sized_spec({"prompt": "a", **overrides(self)}, self, report)
+        from ltx2_cli.cli.plan import print_plan
+
+        print_plan(
+            spec,
+            report,
+            slice_name=self.topology,
+            search=self.search,
+            everything=self.everything,
+            dump=self.dump_hlo,
+            as_json=self.as_json,
+        )

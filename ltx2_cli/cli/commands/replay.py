@@ -47,6 +47,16 @@ class Replay(ClipOptions, SessionOptions):
 
     def run(self, session: Session) -> None:
         """Make the clip, or compare it."""
+        from ltx2_cli.cli.generate import overrides
         from ltx2_cli.cli.replay import replay
 
-        replay(self, session)
+        given, settings = overrides(self), self.settings or []
+        replay(
+            session,
+            self.clip,
+            given,
+            settings,
+            latents=self.latents,
+            any_weights=self.any_weights,
+            verify=self.verify,
+        )

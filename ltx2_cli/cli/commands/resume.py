@@ -41,4 +41,6 @@ class Resume(SessionOptions):
         """Finish the run."""
         from ltx2_cli.cli.execute import resume
 
-        resume(self, session)
+        places = {name: getattr(self, name) for name in ("output", "save_latents", "sharding", "compile_cache")}
+        given = {name: str(value) for name, value in places.items() if value}
+        resume(session, self.saved, given, self.allow_changes, self.checkpoint_every)

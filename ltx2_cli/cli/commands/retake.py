@@ -31,4 +31,6 @@ class Retake(EditOptions):
         """Make the clips, or print the plan."""
         from ltx2_cli.cli.edit import retake
 
-        retake(self, session)
+        alone = "video" if self.video_only else "audio"
+        streams = "both" if self.both or self.video_only == self.audio_only else alone
+        retake(self, session, (self.start, self.stop), streams, self.num_frames)

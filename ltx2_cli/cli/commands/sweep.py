@@ -29,4 +29,4 @@ class Sweep(BatchOptions):
         """Make the clips and the sheet, or list the jobs."""
         from ltx2_cli.cli.sweep import sweep
 
-        sweep(self, session)
+        sweep(self, session, self.words, self.vary, self.sheet)

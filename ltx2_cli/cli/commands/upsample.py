@@ -4,18 +4,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.cli.options import (
     CONTENT,
     FILES,
     STEPS,
-    ConfigOptions,
     Count,
     KeepOptions,
+    LatentsOptions,
     Loras,
     OutputFile,
-    SavedModelOptions,
     SaveLatents,
-    SessionOptions,
     Text,
     Upsampler,
     argument,
@@ -27,7 +26,7 @@ from ltx2_cli.cli.session import Session
 
 @command("upsample", CONTINUE)
 @dataclass(kw_only=True)
-class Upsample(SavedModelOptions, KeepOptions, ConfigOptions, SessionOptions):
+class Upsample(LatentsOptions, KeepOptions):
     """Upsample saved latents and refine them at the new size. Prints the path of the video or latents.
 
     ltx2 generate --recipe two_stage --prompt "a fox" --draft --save-latents fox.safetensors
@@ -54,4 +53,6 @@ class Upsample(SavedModelOptions, KeepOptions, ConfigOptions, SessionOptions):
         """Make the clips, or only their latents."""
         from ltx2_cli.cli.latents import upsample
 
-        upsample(self, session)
+        product = Product.latents if self.latents_only else Product.clips
+        keep = self.save_run, self.checkpoint_every
+        upsample(self, session, self.latents, product, refine=not self.no_refine, keep=keep)
