@@ -74,7 +74,7 @@ def retake(options: EditOptions, session: Session, part: tuple[str, str], stream
     """Make the clips and print their paths, or say what would be done."""
     with synchronized(session.hosts) as facts:
         check_making(options)
-        note_environment(session.report)
+        note_environment(session.report, overrides(options), options.settings)
         spec = _retaken(_open(options), part, streams, num_frames)
         facts |= request_facts(spec)
     make(options, session, spec, Product.clips)
@@ -84,7 +84,7 @@ def extend(options: EditOptions, session: Session, seconds: str, num_frames: int
     """Make the clips and print their paths, or say what would be done."""
     with synchronized(session.hosts) as facts:
         check_making(options)
-        note_environment(session.report)
+        note_environment(session.report, overrides(options), options.settings)
         spec = _extended(_open(options), seconds, num_frames)
         facts |= request_facts(spec)
     make(options, session, spec, Product.clips)

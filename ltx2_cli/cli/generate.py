@@ -31,7 +31,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.media.probe import is_video, is_wav
 from ltx2_cli.request.environment import foreign_variables, read_environment, variable_name
 from ltx2_cli.request.layers import MAX_TEXT, PAGE, ConfigLayer, read_file, read_text
-from ltx2_cli.request.profiles import Asked, checked_spec, read_asked
+from ltx2_cli.request.profiles import FLAG, Asked, checked_spec, read_asked
 from ltx2_cli.request.size import frames_of, size_of
 from ltx2_cli.request.spec import NO_CACHE, RunSpec
 from ltx2_cli.request.spelling import NAMES, of_condition
@@ -45,6 +45,7 @@ CONDITIONS = {  # by their kind
     "mask": re.compile(r"(?P<path>.+)", re.DOTALL),
 }
 SEEDS = re.compile(r"\d+(\.\.\d+)?,?")
+WEIGHTS = re.compile(r"(?!\S*\.[A-Za-z]\w+$)(~|\.{0,2})/\S+|\S+\.safetensors")
 STDIN = "-"  # in place of a prompt
 ANYTHING = "a"  # the prompt of a warm-up; every text encoder knows it
 
@@ -124,11 +125,18 @@ def prompt_and_seeds(prompt: str | None, seed: str | None, words: Sequence[str] 
     texts = [word for word in words or () if word not in numbers]
     if len(texts) > 1 or (texts and prompt is not None):
         prompts = [prompt, *texts] if prompt is not None else texts
-        joined = " ".join(word for text in prompts for word in text.split())
+        weights = [text for text in texts if _may_be_weights(text)]
+        joined = " ".join(word for text in prompts if text not in weights for word in text.split())
         shown = f"{joined[:60]}…" if len(joined) > 60 else joined
-        raise UsageError(f"one prompt makes a clip, and {len(prompts)} texts are given", f'--prompt "{shown}"')
+        hint = " ".join([f'--prompt "{shown}"', *(f"--model {text}" for text in weights[:1])])
+        raise UsageError(f"one prompt makes a clip, and {len(prompts)} texts are given", hint)
     prompt = texts[0] if texts else prompt
     return {"prompt": read_prompt() if prompt == STDIN else prompt, "seed": seed and " ".join([seed, *numbers])}
+
+
+def _may_be_weights(text: str) -> bool:
+    """Whether a text is a folder or a file of weights, or looks like the path of one."""
+    return user_path(text).is_dir() or WEIGHTS.fullmatch(text) is not None
 
 
 def read_prompt() -> str:
@@ -158,13 +166,15 @@ def configured_spec(values: Mapping[str, object], options: ConfigOptions) -> Run
 
 def sized_spec(values: Mapping[str, object], options: WishOptions, report: Report) -> RunSpec:
     """`configured_spec` of `sized` values; the report is told which variables of the environment it reads."""
-    note_environment(report)
+    note_environment(report, values, options.settings)
     return configured_spec(sized(values, options, report), options)
 
 
-def note_environment(report: Report) -> None:
-    """Say which variables of the environment a request reads, and which it does not though they are called like it."""
-    if variables := [*map(variable_name, read_environment(os.environ))]:
+def note_environment(report: Report, values: Mapping[str, object], settings: Sequence[str] | None) -> None:
+    """Say which variables of the environment a request reads where options ask for these values and --set for others,
+    and which it does not though they are called like it."""
+    typed = read_asked(values, None, settings or ()).layers[FLAG]
+    if variables := [variable_name(key) for key in read_environment(os.environ) if key not in typed]:
         report.preface(f"from the environment: {', '.join(variables)}")
     for sentence in foreign_variables(os.environ):
         report.preface(sentence)
@@ -198,6 +208,8 @@ def config_page(path: Path | ConfigLayer | None) -> ConfigLayer | None:
     of `ltx2 info --json` of one file. One that was read before is returned. Raises `UsageError` for anything else."""
     if path is None or isinstance(path, ConfigLayer):
         return path
+    if str(path) == STDIN:
+        raise UsageError("--config reads a file, not stdin", "write it into a file, or name keys: --set KEY=VALUE")
     if not path.is_file():
         return read_file(path)
     from ltx2_cli.runs.inspect import inspect, looks_like_safetensors

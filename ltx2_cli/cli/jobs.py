@@ -104,9 +104,9 @@ class Jobs:
         self.shard, self.page = parse_shard(options.shard), config_page(options.config)
         if (options.shard or "").startswith(AUTO):
             session.report.note(f"--shard {self.shard}")
-        note_environment(session.report)
         self.name = parse_template(options.output) if options.output else None
         self.given = overrides(options, output=None)
+        note_environment(session.report, self.given, options.settings)
         for setting in options.settings or []:
             flatten(layer := read_setting(setting))
             self.given.update(layer.values)

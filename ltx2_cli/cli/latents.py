@@ -68,7 +68,7 @@ def upsample(
         if product is Product.latents and "save_latents" not in given:
             raise UsageError("--latents-only writes latents, and no file is named for them", "--save-latents FILE")
         if any("record" not in file.metadata for file in files):
-            note_environment(session.report)
+            note_environment(session.report, overrides(options), options.settings)
         for file in files:
             if not all(file.shapes.video):
                 raise UsageError(f"{file.path} holds no picture to upsample", "`ltx2 decode` writes its sound")
@@ -172,7 +172,7 @@ def decode(options: LatentsOptions, session: Session, path: Path, names: Sequenc
             sentence = f"{file.path} holds {'sound' if made.audio else 'a picture'} alone, which {absent[0]} is not"
             raise UsageError(sentence, "-o FILE.wav" if made.audio else "-o FILE.mp4")
         if "record" not in file.metadata:
-            note_environment(session.report)
+            note_environment(session.report, overrides(options), options.settings)
         spec = latents_request(file, overrides(options), options, UNDENOISED)
         # What a record asked of denoising is not said to change nothing.
         spec = replace(spec, asked=tuple(key for key in spec.asked if key.startswith(SECTION)))

@@ -121,8 +121,10 @@ def untrained_warnings(
         return
     pixels = checkpoint.arch.compression.pixels
     sizes = [(pixels * stage.geometry.width, pixels * stage.geometry.height) for stage in stages]
-    for sentence, cure in clip_warnings(trained_on, sizes, spec.num_frames, spec.fps):
-        yield sentence if edited(spec) is not None else f"{sentence}: {cure}"  # which an edited clip may not allow
+    edits = edited(spec) is not None  # it may not allow the cure, and is as long as what is made anew takes
+    num_frames = max(spec.num_frames, *trained_on.num_frames) if edits else spec.num_frames
+    for sentence, cure in clip_warnings(trained_on, sizes, num_frames, spec.fps):
+        yield sentence if edits else f"{sentence}: {cure}"
     for prompt in prompts:
         yield from prompt_warnings(trained_on, checkpoint.tokenizer, prompt)
 

@@ -131,12 +131,13 @@ def test_a_second_edit_of_a_clip_has_another_name(
 def test_no_length_is_named_that_a_clip_does_not_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of 48 frames none are made as 49."""
+    """Of 48 frames none are made as 49, and what they are made as is said where the demo did not learn so many."""
     path = write_lossless(tmp_path / "two-seconds.mov", FRAMES[:48])
     typed = ("--model", "demo", "--prompt", "a red ball")
     for command in (("retake", path, "--from", "0.5", "--to", "1", "--video"), ("extend", path, "--seconds", "1")):
-        said = dry_run(capsys, monkeypatch, *command, *typed)
-        assert "the model was trained on clips of 49 frames, not of 41\n" in said
+        assert "trained on clips of" not in dry_run(capsys, monkeypatch, *command, *typed)
+    longer = dry_run(capsys, monkeypatch, "extend", path, "--seconds", "3", *typed)
+    assert "the model was trained on clips of 49 frames, not of 89\n" in longer
 
 
 def recorded(folder: Path, **values: object) -> Path:

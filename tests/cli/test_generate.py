@@ -202,6 +202,11 @@ def test_variables_of_the_environment_are_named(ltx2: Run, core: Core, monkeypat
         "LTX2_HOME is not read: it is of no key of a request",
     ]
     assert (core.asked.fps, core.asked.guidance.video.stg_scale) == (30.0, 0.0)
+    _, _, err = ltx2("generate", "--prompt", "rain", "--fps", "25")
+    assert err.startswith("from the environment: LTX2_GUIDANCE__VIDEO__STG_SCALE\n")
+    _, _, err = ltx2("generate", "--prompt", "rain", "--stg-scale", "1", "--set", "fps=25")
+    assert "from the environment" not in err
+    assert (core.asked.fps, core.asked.guidance.video.stg_scale) == (25.0, 1.0)
 
 
 def test_size_and_length_are_asked_for_as_people_say_them(ltx2: Run, core: Core):
@@ -316,6 +321,24 @@ def test_an_unquoted_prompt_is_refused_with_the_quoted_one(ltx2: Run, core: Core
     assert err == 'error: one prompt makes a clip, and 2 texts are given\nhint: --prompt "a fox"\n'
 
 
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("~/LTX-2.3", '--prompt "a fox" --model ~/LTX-2.3'),
+        ("fp8.safetensors", '--prompt "a fox" --model fp8.safetensors'),
+        ("ltx", '--prompt "a fox" --model ltx'),  # a folder that is there
+        ("./end.png", '--prompt "a fox ./end.png"'),
+    ],
+)
+def test_weights_behind_the_flag_checkpoint_are_of_the_option_model(
+    ltx2: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, hint: str
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ltx").mkdir()
+    code, _, err = ltx2("generate", "a fox", "--checkpoint", path)
+    assert (code, err) == (2, f"error: one prompt makes a clip, and 2 texts are given\nhint: {hint}\n")
+
+
 def test_several_videos_print_several_lines(ltx2: Run):
     out = ltx2("generate", "--prompt", "rain", "--num-videos", "2", "--seed", "1", "-o", "a.mp4")[1]
     assert out == "a-s1.mp4\na-s2.mp4\n"
@@ -335,6 +358,7 @@ def test_several_videos_print_several_lines(ltx2: Run):
         ("--height tall", "error: --height 'tall' is not an integer\nhint: `ltx2 generate --help`"),
         ("--seed 1 2 at dawn", 'error: one prompt makes a clip, and 3 texts are given\nhint: --prompt "rain at dawn"'),
         ("3 --fps 30", 'error: one prompt makes a clip, and 2 texts are given\nhint: --prompt "rain 3"'),
+        ("--config -", "error: --config reads a file, not stdin\nhint: write it into a file"),
         ("--seed 1 2 1", "error: seed 1 is there twice; for example"),
         ("--seed 0 1 --num-videos 2", "error: seed 1 is there twice; video i counts as seed + i; for example"),
         ("--seed 0..1000", "error: more than 1000 clips are asked for; nearest: --seed 0..999"),
