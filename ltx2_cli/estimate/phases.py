@@ -37,8 +37,8 @@ PHASES = {
 LOOPS = (DENOISE, REFINE)  # the phase of each stage's steps
 START = RunState()
 MLP_EXPANSION = 4
-LIVE_FORWARD = 7  # buffers as large as the feed-forward's inner activation that one layer holds at a time
-LIVE_UPSAMPLER = 9  # buffers as large as the upsampler's widest activation
+LIVE_FORWARD = 4  # buffers as large as the feed-forward's inner activation that one layer holds at a time
+LIVE_UPSAMPLER = 7  # buffers as large as the upsampler's widest activation
 SCORE_COPIES = 2  # of attention scores in float32: they themselves, and their softmax
 FLOAT32 = 4  # bytes
 
@@ -143,15 +143,16 @@ def activation_bytes(plan: Plan, phase: str) -> int:
 
 
 def _denoise_bytes(plan: Plan, stage: Stage) -> int:
-    """A stage's loop: what is read of the text, rotary tables, latents, and the activations of one layer."""
+    """A stage's loop: the text, rotary tables, latents, the activations of one layer, and copies of matrices."""
     arch, itemsize = plan.arch.transformer, _itemsize(plan.spec.dtype)
     streams, audio_width = arch.streams, arch.streams.audio.width
     text = text_bytes(plan.spec, arch, len(plan.prompts), stage.sharding)
-    # Whole on every device, in float32: sines and cosines for self-attention and towards the other stream; latents and
-    # the velocities of all passes.
+    # In float32: sines and cosines for self-attention and towards the other stream, split; latents and the velocities of
+    # all passes, whole.
     tokens = Streams(stage.geometry.video_tokens, stage.geometry.audio_frames)
     widths = [stream.width for stream in streams]
     ropes = sum(2 * FLOAT32 * count * (width + audio_width) // 2 for count, width in zip(tokens, widths, strict=True))
+    ropes //= stage.sharding.parts("tokens") * stage.sharding.parts("heads")
     latents = FLOAT32 * sum(map(math.prod, stage.shapes)) * plan.batch_size * (1 + len(stage.passes))
     rows = _parts(len(stage.passes) * plan.batch_size, stage, "rows")
     local = Streams(_parts(tokens.video, stage, "tokens"), _parts(tokens.audio, stage, "audio_tokens"))
@@ -162,7 +163,11 @@ def _denoise_bytes(plan: Plan, stage: Stage) -> int:
     if stage.sharding.attention is AttentionBackend.xla:  # in the other kernels scores stay inside
         scores = FLOAT32 * rows * _parts(streams.video.heads, stage, "heads") * local.video * tokens.video
         layer += SCORE_COPIES * min(scores, SCORE_BYTES)
-    return text + ropes + latents + layer
+    copies = 0
+    if stage.sharding.bf16_tile_sublanes:  # libtpu lays out the matrices outside the layers anew, once before the loop
+        matrices = (weight for weight in weights(plan.network(stage.network)) if len(weight.shape) == 2)
+        copies = sum(math.prod(weight.shape) * weight.dtype.itemsize for weight in matrices)
+    return text + ropes + latents + layer + copies
 
 
 def _itemsize(dtype: DType) -> int:
