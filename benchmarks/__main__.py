@@ -26,7 +26,6 @@ from jax.sharding import Mesh
 
 from benchmarks import pipeline, plans
 from benchmarks.loading import denoiser, to_one_device, write_checkpoint
-from ltx2_cli.core.programs import CONVOLUTION_OPTIONS
 from ltx2_cli.diffusion.geometry import VAECompression, clip_geometry
 from ltx2_cli.models.arch import TransformerArch
 from ltx2_cli.models.config import read_arch
@@ -35,6 +34,7 @@ from ltx2_cli.models.transformer_inputs import DenoiserInputs, PassMasks, rope_t
 from ltx2_cli.models.video_vae import VideoVAE, VideoVAEArch
 from ltx2_cli.nn.kernels import NATIVE
 from ltx2_cli.parallel.constrain import activate
+from ltx2_cli.parallel.jit import CONVOLUTION_OPTIONS
 from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.checkpoint import TensorFiles

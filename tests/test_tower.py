@@ -2,6 +2,7 @@
 Functions are short."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -73,6 +74,13 @@ def test_no_files_import_each_other():
 def test_every_storey_is_in_the_tower():
     found = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in FILES}
     assert found == set(LEVEL)
+
+
+def test_one_function_compiles_for_all():
+    """What is compiled elsewhere runs without the sharding plan that its layers ask for."""
+    compiles = re.compile(r"\bjax\.(jit|pmap)\b(?!`)|from jax import .*\b(jit|pmap)\b")
+    found = {str(path.relative_to(PACKAGE)) for path in FILES if compiles.search(path.read_text(encoding="utf-8"))}
+    assert found == {"parallel/jit.py"}
 
 
 def test_no_room_has_the_name_of_a_public_function():

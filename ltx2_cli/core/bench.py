@@ -17,6 +17,7 @@ from ltx2_cli.core.report import Report, Timings
 from ltx2_cli.core.run import run_phases
 from ltx2_cli.core.state import RunState
 from ltx2_cli.diffusion.latents import token_shapes
+from ltx2_cli.parallel.jit import jitted_once
 from ltx2_cli.plan.inputs import DENOISER
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Denoise, Stage
@@ -114,4 +115,4 @@ def _numbers(shape: tuple[int, ...], dtype: np.dtype, where: Any) -> Any:
         )
         return (SCALE * jnp.sin(angles)).astype(dtype)
 
-    return jax.jit(make, out_shardings=where)
+    return jitted_once(make, where)

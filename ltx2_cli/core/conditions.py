@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ltx2_cli.core.diagnose import CONDITION, CONDITION_SOUND, check_finite, memory_for
 from ltx2_cli.core.networks import Components, network_program
-from ltx2_cli.core.programs import Program, jitted
+from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Report
 from ltx2_cli.media.audio import CHANNELS, fitted
 from ltx2_cli.media.images import compressed, covering, reduced
@@ -18,6 +18,7 @@ from ltx2_cli.models.spectrogram import crop_or_pad, log_mel, resample_on_host, 
 from ltx2_cli.models.video_vae import VideoVAE
 from ltx2_cli.nn.layers import IMAGE_AXES
 from ltx2_cli.parallel.arrays import to_devices, to_host
+from ltx2_cli.parallel.jit import jitted
 from ltx2_cli.plan.decoding import image_mesh
 from ltx2_cli.plan.inputs import PICTURE_ENCODER, SOUND_ENCODER
 from ltx2_cli.plan.placed import PlacedPicture

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 
 from ltx2_cli.core.diagnose import DECODE, check_finite, memory_for
 from ltx2_cli.core.networks import Components, network_program
-from ltx2_cli.core.programs import Program, jitted
+from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import DECODE as DECODING
 from ltx2_cli.core.report import Report
 from ltx2_cli.diffusion.latents import token_shapes
@@ -23,6 +23,7 @@ from ltx2_cli.models.video_vae import VideoVAE
 from ltx2_cli.models.vocoder import Vocoder, VocoderWithBWE
 from ltx2_cli.nn.layers import IMAGE_AXES
 from ltx2_cli.parallel.arrays import to_devices, to_first_host, to_host
+from ltx2_cli.parallel.jit import jitted
 from ltx2_cli.plan.decoding import VIDEOS, DecodePlan, decode_frames
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.spec import BOTH, Streams

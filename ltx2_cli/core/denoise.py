@@ -18,6 +18,7 @@ from ltx2_cli.diffusion.conditions import initial_latents
 from ltx2_cli.diffusion.latents import pack, read_noise
 from ltx2_cli.errors import NotFiniteError
 from ltx2_cli.parallel.arrays import to_host
+from ltx2_cli.parallel.jit import jitted
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Phase
 from ltx2_cli.request.spec import Streams
@@ -87,7 +88,7 @@ def _initial_latents(run: StageRun, state: RunState, source: Streams[np.ndarray]
         noise = run.place(Streams(np.concatenate([video, *behind], axis=1), audio))
     if source is None and not (stage.pictures or stage.sounds):
         return noise
-    return initial_latents(*run.place((source, noise, stage.sigmas[0])), run.inputs.given)
+    return jitted(initial_latents, None)(*run.place((source, noise, stage.sigmas[0])), run.inputs.given)
 
 
 def _run_steps(run: StageRun, state: RunState, advance: Advance, on_progress: OnProgress) -> Streams[jax.Array]:

@@ -11,12 +11,13 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from ltx2_cli.core.diagnose import CONNECT, ENCODE, memory_for
 from ltx2_cli.core.networks import Components, network_program
-from ltx2_cli.core.programs import Program, as_abstract, jitted
+from ltx2_cli.core.programs import Program, as_abstract
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import NotFiniteError
 from ltx2_cli.models.connectors import TextConnectors
 from ltx2_cli.models.gemma import Gemma, Tokens, tokenise
 from ltx2_cli.parallel.arrays import to_devices
+from ltx2_cli.parallel.jit import jitted
 from ltx2_cli.plan.inputs import CONNECTORS
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.spec import DType, Streams

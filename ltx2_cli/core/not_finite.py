@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ltx2_cli.core.diagnose import in_float32
-from ltx2_cli.core.programs import UNDIAGNOSABLE, jitted
+from ltx2_cli.core.programs import UNDIAGNOSABLE
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.stage_programs import StageRun, in_its_dtype
 from ltx2_cli.errors import NotFiniteError
@@ -17,6 +17,7 @@ from ltx2_cli.models.transformer_inputs import (
     DenoiserInputs,
 )
 from ltx2_cli.parallel.arrays import to_host
+from ltx2_cli.parallel.jit import jitted
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Phase
 from ltx2_cli.request.spec import Streams

@@ -3,10 +3,9 @@
 import os
 import re
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache, wraps
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,23 +15,14 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from jax.sharding import Sharding
 
 from ltx2_cli.artifacts.files import user_path
-from ltx2_cli.chips import chip
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import RunError, UsageError
-from ltx2_cli.parallel.constrain import activate
 from ltx2_cli.parallel.hosts import is_shared
-from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.private_api import COMPILED_EVENT, READ_EVENT, compilation_refused, discard_unreadable_programs
 from ltx2_cli.request.profiles import program_cache
 from ltx2_cli.request.spec import NO_CACHE
 from ltx2_cli.request.spelling import typed
 
-# By platform: XLA for the CPU leaves convolutions to a library, over wide ones for up to twice its own code's time.
-CONVOLUTION_OPTIONS = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": ""}}
-# By chip: memory of a core for the tiles of one operation. With more than libtpu's 32 MiB products read their operands
-# less often, and sum over all inputs at once.
-PRODUCT_OPTIONS = {"v6e": {"xla_tpu_scoped_vmem_limit_kib": str(48 * 2**10)}}
-PROGRAMS = 64  # that stay loaded; of some ten sizes
 KEPT_NOWHERE = "compiled programs are kept nowhere: "
 # What jax warns of each program, and what is warned of here: the reason.
 TROUBLE = re.compile(rf"(?:Error \w+ persistent compilation cache entry for '.*?': |{KEPT_NOWHERE})(.*)", re.DOTALL)
@@ -64,36 +54,6 @@ class Program:
     def outputs(self) -> Any:
         """The results, abstract, laid out as the function lays them out."""
         return self.function.eval_shape(*self.arguments())
-
-
-@lru_cache(PROGRAMS)
-def jitted(
-    function: Callable[..., Any],
-    out_shardings: Any,
-    sharding: ShardingPlan | None = None,
-    donate: tuple[str, ...] = (),
-    convolves: bool = False,
-    sizes: Hashable = None,
-    **static: Any,
-) -> Any:
-    """`function` under a sharding plan with its static arguments, compiled to lay its results out so; once for the same
-    arguments. `convolves`: its work is convolutions. `sizes` are those of its arguments: what was compiled for others
-    leaves the devices once `PROGRAMS` are newer."""
-
-    @wraps(function)
-    def bound(*arguments: Any) -> Any:
-        with activate(sharding) if sharding else nullcontext():
-            return function(*arguments, **static)
-
-    options = _compiler_options(sharding.mesh.devices.flat[0], convolves) if sharding else None
-    return jax.jit(bound, out_shardings=out_shardings, donate_argnames=donate, compiler_options=options)
-
-
-def _compiler_options(device: jax.Device, convolves: bool) -> dict[str, str] | None:
-    if convolves:
-        return CONVOLUTION_OPTIONS.get(device.platform)
-    known = chip(device.device_kind)
-    return PRODUCT_OPTIONS.get(known.name) if known else None
 
 
 def as_abstract(arrays: Any, sharding: Sharding) -> Any:

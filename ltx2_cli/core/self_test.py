@@ -5,7 +5,6 @@
 
 import json
 from collections.abc import Iterator
-from functools import partial
 from itertools import product
 
 import jax
@@ -19,6 +18,7 @@ from ltx2_cli.core.run import run_phases
 from ltx2_cli.core.state import RunState, all_latents
 from ltx2_cli.nn.attention_cases import attended, drawn, error, packed
 from ltx2_cli.nn.kernels import NATIVE, Operands, attend_with, choose_backend
+from ltx2_cli.parallel.jit import jitted
 from ltx2_cli.plan.inputs import CONNECTORS
 from ltx2_cli.plan.resolve import plan_offline
 from ltx2_cli.request.profiles import read_spec
@@ -64,11 +64,10 @@ def kernel_error(kernel: AttentionBackend, dtype: DType, device: jax.Device) -> 
     choose_backend(kernel, device, dtype, [HEAD_SIZE], KEYS)
     case = drawn(QUERIES, KEYS, HEADS, HEAD_SIZE, dtype.value)
     with jax.default_device(device):
-        return error(np.asarray(_attend(kernel, case.operands, HEADS)), attended(case))
+        return error(np.asarray(jitted(_attend, None, kernel=kernel, heads=HEADS)(case.operands)), attended(case))
 
 
-@partial(jax.jit, static_argnames=("kernel", "heads"))
-def _attend(kernel: AttentionBackend, operands: Operands, heads: int) -> jax.Array:
+def _attend(operands: Operands, kernel: AttentionBackend, heads: int) -> jax.Array:
     return attend_with(kernel, packed(kernel, operands), heads)
 
 

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 
 from ltx2_cli.core.encode import abstract_contexts
 from ltx2_cli.core.networks import abstract_network
-from ltx2_cli.core.programs import Program, as_abstract, jitted
+from ltx2_cli.core.programs import Program, as_abstract
 from ltx2_cli.diffusion.conditions import Conditions, ConditionTokens, conditions
 from ltx2_cli.diffusion.denoise import GuidanceWeights, Pass, denoise, pad_sigmas, traced_weights
 from ltx2_cli.diffusion.latents import Shape, noise, noise_behind, pack
@@ -26,6 +26,7 @@ from ltx2_cli.models.transformer_inputs import (
     rope_tables,
 )
 from ltx2_cli.parallel.arrays import to_devices
+from ltx2_cli.parallel.jit import jitted
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Phase, Stage
 from ltx2_cli.request.spec import Streams

@@ -8,12 +8,13 @@ import numpy as np
 
 from ltx2_cli.core.diagnose import UPSAMPLE, check_finite, memory_for
 from ltx2_cli.core.networks import Components, network_program
-from ltx2_cli.core.programs import Program, jitted
+from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Report
 from ltx2_cli.models.upsampler import LatentUpsampler
 from ltx2_cli.models.upsampler import upsample as upsample_latents
 from ltx2_cli.models.video_vae import LatentStatistics
 from ltx2_cli.parallel.arrays import to_devices, to_host
+from ltx2_cli.parallel.jit import jitted
 from ltx2_cli.plan.decoding import Extent
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Stage

@@ -104,7 +104,6 @@ def _of_stream(
     )
 
 
-@jax.jit
 def initial_latents(
     clean: Streams[jax.Array] | None,
     noise: Streams[jax.Array],

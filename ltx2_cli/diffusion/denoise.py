@@ -16,6 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from ltx2_cli.diffusion.conditions import UNCONDITIONED, Conditions
 from ltx2_cli.request.spec import Guidance, Streams
@@ -99,7 +100,9 @@ def traced_weights(guidance: Guidance, passes: tuple[Pass, ...]) -> GuidanceWeig
     return GuidanceWeights(np.asarray(weights, np.float32), np.asarray(guidance.guidance_rescale, np.float32))
 
 
-def guide(predictions: jax.Array, weights: GuidanceWeights) -> jax.Array:
+def guide(
+    predictions: Float[jax.Array, "passes videos tokens channels"], weights: GuidanceWeights
+) -> Float[jax.Array, "videos tokens channels"]:
     """The weighted sum of all passes' predictions, float32 [passes, videos, tokens, channels], the conditional first.
     The rescale compares standard deviations over the tokens and channels of one video."""
     guided = jnp.tensordot(weights.passes, predictions, axes=1, precision="highest")
@@ -134,13 +137,13 @@ def denoise(
 
 
 def euler(
-    noisy: jax.Array,
-    velocities: jax.Array,
+    noisy: Float[jax.Array, "videos tokens channels"],
+    velocities: Float[jax.Array, "passes videos tokens channels"],
     weights: GuidanceWeights,
     given: Conditions | None,
-    sigma: jax.Array,
-    following: jax.Array,
-) -> jax.Array:
+    sigma: Float[jax.Array, ""],
+    following: Float[jax.Array, ""],
+) -> Float[jax.Array, "videos tokens channels"]:
     """One Euler step of one stream: x0 = x − σ·v for every pass, guided, then x + (σ' − σ)·(x − x0)/σ. The x0 of a
     given token is drawn to its clean value by its strength; with its own σ in x0 it stays on the way to that value."""
     own_sigma = sigma if given is None else sigma * given.by_token(given.x0)

@@ -147,8 +147,8 @@ def _denoise_bytes(plan: Plan, stage: Stage) -> int:
     arch, itemsize = plan.arch.transformer, _itemsize(plan.spec.dtype)
     streams, audio_width = arch.streams, arch.streams.audio.width
     text = text_bytes(plan.spec, arch, len(plan.prompts), stage.sharding)
-    # In float32: sines and cosines for self-attention and towards the other stream, split; latents and the velocities of
-    # all passes, whole.
+    # In float32: sines and cosines for self-attention and towards the other stream, split over devices; latents and the
+    # velocities of all passes, whole.
     tokens = Streams(stage.geometry.video_tokens, stage.geometry.audio_frames)
     widths = [stream.width for stream in streams]
     ropes = sum(2 * FLOAT32 * count * (width + audio_width) // 2 for count, width in zip(tokens, widths, strict=True))

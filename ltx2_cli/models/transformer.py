@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.experimental.layout import with_layout_constraint
 from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Float
 
 from ltx2_cli.diffusion.conditions import Conditions
 from ltx2_cli.models.arch import StreamArch, TransformerArch
@@ -77,7 +78,9 @@ class StreamIO(nnx.Module):
         """The connector's output at the stream's width."""
         return text if self.caption is None else self.caption(text)
 
-    def output(self, x: jax.Array, embedded: jax.Array, level: jax.Array | None) -> jax.Array:
+    def output(
+        self, x: Float[jax.Array, "rows tokens dim"], embedded: Float[jax.Array, "*levels dim"], level: jax.Array | None
+    ) -> Float[jax.Array, "rows tokens channels"]:
         """Velocity tokens from the last layer's x."""
         shift, scale = by_token(self.table[...] + embedded[..., None, :], level)
         return self.proj_out(modulate(layer_norm(x, OUTPUT_EPS), scale, shift))
@@ -102,7 +105,7 @@ class Transformer(nnx.Module):
         heads_split = (None, None, None, "heads")
         return TextContext(tokens, jax.tree.map(lambda x: constrain(x, heads_split), keys_values))
 
-    def __call__(self, latents: Arrays, sigma: jax.Array, inputs: DenoiserInputs) -> Arrays:
+    def __call__(self, latents: Arrays, sigma: Float[jax.Array, ""], inputs: DenoiserInputs) -> Arrays:
         """Velocities (noise minus clean) of noisy latents, of all rows. `latents` are tokens [videos, tokens,
         channels]; `sigma` is the noise level, a scalar in (0, 1]."""
         velocities, _ = self._forward(latents, sigma, inputs, lambda x: None)
@@ -131,7 +134,9 @@ class Transformer(nnx.Module):
             ropes = prepare_rope(rope.own, axis, axis), prepare_rope(rope.cross, axis, other)
             return StreamInputs(modulation, *ropes, axis, level, held and held.references), embedded
 
-        def project(stream: StreamIO, x: jax.Array, axis: TokenAxis) -> jax.Array:
+        def project(
+            stream: StreamIO, x: Float[jax.Array, "videos tokens channels"], axis: TokenAxis
+        ) -> Float[jax.Array, "videos filled dim"]:
             return stream.proj_in(pad_to_shards(x, ("rows", axis.name, None), 1))
 
         def end(stream: StreamIO, x: jax.Array, begun: tuple[StreamInputs, jax.Array]) -> jax.Array:

@@ -12,11 +12,12 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Float
 
 from ltx2_cli.diffusion.geometry import UpsampleFactors
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.config import LTX2, LTX2_3, Config, NetworkArch, read_arch
-from ltx2_cli.models.video_vae import LatentStatistics, VideoVAEArch, depth_to_space
+from ltx2_cli.models.video_vae import Latents, LatentStatistics, VideoVAEArch, depth_to_space
 from ltx2_cli.nn.layers import Conv, Conv3D
 from ltx2_cli.request.spelling import typed
 from ltx2_cli.weights.checkpoint import AGAIN, TensorFiles, abbreviate, collect, raise_all, read_json, shape_text
@@ -25,6 +26,8 @@ from ltx2_cli.weights.load import mismatches
 from ltx2_cli.weights.published import UPSAMPLER
 
 GROUPS = 32
+
+Upsampled = Float[jax.Array, "batch frames height width channels"]
 NORM_EPS = 1e-5
 BLUR_WINDOW = 5
 RATIONAL = {1.5: (3, 2), 2.0: (2, 1)}  # upsampling and then decimation factor of each scale
@@ -165,7 +168,7 @@ class LatentUpsampler(nnx.Module):
         self.after = nnx.List([ResNet(scope / "post_upsample_res_blocks" / i, width) for i in numbers])
         self.conv_out = zero_padded_conv(scope / "final_conv", width, arch.in_channels)
 
-    def __call__(self, latents: jax.Array) -> jax.Array:
+    def __call__(self, latents: Latents) -> Upsampled:
         """De-normalised latents to more of them, as `LatentUpsamplerArch.upsampling` says."""
         x = self.conv_in(latents.astype(self.conv_in.kernel.dtype))
         x = jax.nn.silu(self.norm_in(x))
@@ -174,7 +177,7 @@ class LatentUpsampler(nnx.Module):
         return self.conv_out(x)
 
 
-def upsample(upsampler: LatentUpsampler, statistics: LatentStatistics, latents: jax.Array) -> jax.Array:
+def upsample(upsampler: LatentUpsampler, statistics: LatentStatistics, latents: Latents) -> Upsampled:
     """Normalised latents to upsampled ones, normalised, float32. The upsampler works on the autoencoder's scale."""
     return statistics.normalise(upsampler(statistics.denormalise(latents)).astype(jnp.float32))
 

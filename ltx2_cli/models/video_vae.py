@@ -9,12 +9,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Float
 
 from ltx2_cli.models.config import LTX2, LTX2_3, NetworkArch
 from ltx2_cli.nn.layers import Conv3D, rms_norm
 from ltx2_cli.weights.declare import Scope
 
 NORM_EPS = 1e-8
+
+Pixels = Float[jax.Array, "batch frames height width colors"]
+Latents = Float[jax.Array, "batch latent_frames latent_height latent_width channels"]
 
 Stride = tuple[int, int, int]  # frames, height, width
 # Padding around the video: whether in time the first frame is repeated before it alone, or also the last behind it; and
@@ -230,7 +234,7 @@ class VideoEncoder(nnx.Module):
             math.prod(STRIDES[kind][0] for kind in arch.downsample_type),
         )
 
-    def __call__(self, video: jax.Array) -> jax.Array:
+    def __call__(self, video: Pixels) -> Latents:
         """[batch, 8k + 1, 32h, 32w, 3] to [batch, k + 1, h, w, channels]."""
         first, past = self._resume(video[:, :1], (None,) * (len(self.layers) + 2))
         later = video[:, 1:].reshape(video.shape[0], -1, self.frames_at_once, *video.shape[2:]).swapaxes(0, 1)
@@ -273,7 +277,7 @@ class VideoDecoder(nnx.Module):
         self.conv_out = video_conv(scope / "conv_out", width, arch.out_channels * arch.patch_size**2, borders)
         self.patch_size = arch.patch_size
 
-    def __call__(self, latents: jax.Array) -> jax.Array:
+    def __call__(self, latents: Latents) -> Pixels:
         """[batch, k + 1, h, w, channels] to [batch, 8k + 1, 32h, 32w, 3]."""
         return self.tail(self.head(latents, len(self.layers)), len(self.layers))
 
@@ -300,10 +304,10 @@ class VideoVAE(nnx.Module):
         self.decoder = VideoDecoder(scope / "decoder", arch)
         self.statistics = LatentStatistics(scope, arch.latent_channels)
 
-    def encode(self, video: jax.Array) -> jax.Array:
+    def encode(self, video: Pixels) -> Latents:
         """Pixels in [-1, 1] to normalised latents, float32."""
         return self.statistics.normalise(self.encoder(video))
 
-    def decode(self, latents: jax.Array) -> jax.Array:
+    def decode(self, latents: Latents) -> Pixels:
         """Normalised latents to pixels in [-1, 1], not clamped."""
         return self.decoder(self.statistics.denormalise(latents))

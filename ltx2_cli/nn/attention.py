@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Bool, Float
 
 from ltx2_cli.diffusion.conditions import References
 from ltx2_cli.nn.kernels import MASKED, Norm, Operands, attend_partly, attend_with, finish, split_heads
@@ -41,7 +42,7 @@ class TokenAxis(NamedTuple):
 
 TokenAxes = tuple[TokenAxis, TokenAxis]  # of queries and of their context
 WHOLE = TokenAxis(), TokenAxis()
-Mask = jax.Array | np.ndarray | None
+Mask = jax.Array | np.ndarray
 PreparedRope = Rope | jax.Array  # of `prepare_rope`
 
 
@@ -61,19 +62,19 @@ class Attention(nnx.Module):
         self.gate = Linear(scope / "to_gate_logits", dim, heads, ("embed", None)) if gated else None
         self.heads = heads
 
-    def keys_values(self, context: jax.Array) -> KeysValues:
+    def keys_values(self, context: Float[jax.Array, "rows tokens context_dim"]) -> KeysValues:
         """Keys and values of `context` [rows, tokens, context_dim]."""
         return KeysValues(rms_norm(self.to_k(context), NORM_EPS, self.norm_k[...]), self.to_v(context))
 
     def __call__(
         self,
-        x: jax.Array,
+        x: Float[jax.Array, "rows tokens dim"],
         context: KeysValues,
         axes: TokenAxes = WHOLE,
         ropes: tuple[PreparedRope, PreparedRope] | None = None,
-        mask: Mask = None,
+        mask: Bool[Mask, " rows"] | None = None,
         references: References | None = None,
-    ) -> jax.Array:
+    ) -> Float[jax.Array, "rows tokens dim"]:
         """Attention from x [rows, tokens, dim] to `context`; `axes` are those of their tokens, `ropes` rotate them. The
         rest is for self-attention. Where `mask` (bool [rows]) is false, a token keeps its own value, the perturbation
         of spatio-temporal guidance. `references` are among the tokens."""
@@ -86,7 +87,9 @@ class Attention(nnx.Module):
         return self.to_out(constrain(attended, ("rows", axes[0].name, self.out_axis)))
 
 
-def attend(operands: Operands, heads: int, axes: TokenAxes = WHOLE, references: References | None = None) -> jax.Array:
+def attend(
+    operands: Operands, heads: int, axes: TokenAxes = WHOLE, references: References | None = None
+) -> Float[jax.Array, "rows queries width"]:
     """softmax(q·kᵀ)·v with float32 scores, rotated and gated, [rows, queries, heads * head_dim]."""
     plan = active()
     if plan is None or plan.mesh.size == 1:

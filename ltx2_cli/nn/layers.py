@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jaxtyping import Float
 
 from ltx2_cli.parallel.constrain import device
 from ltx2_cli.weights.declare import CONV, VIDEO_CONV, Axes, Scope, Shape
@@ -24,7 +25,7 @@ class Linear(nnx.Module):
         self.kernel = scope.weight("weight", (d_out, d_in), axes[::-1])
         self.bias = scope.weight("bias", (d_out,), axes[1:]) if bias else None
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Float[jax.Array, "*batch d_in"]) -> Float[jax.Array, "*batch d_out"]:
         # Not x @ w.mT: for a single row XLA on a CPU would first write wᵀ.
         last = (((x.ndim - 1,), (1,)), ((), ()))
         y = jax.lax.dot_general(x, self.kernel[...], last, precision=precision(x.dtype))
@@ -37,18 +38,20 @@ def precision(dtype: jnp.dtype) -> jax.lax.Precision | None:
     return jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
 
 
-def rms_norm(x: jax.Array, eps: float, weight: jax.Array | None = None) -> jax.Array:
+def rms_norm(
+    x: Float[jax.Array, "*batch dim"], eps: float, weight: Float[jax.Array, " dim"] | None = None
+) -> Float[jax.Array, "*batch dim"]:
     """x / sqrt(mean(x²) + eps) over the last axis; statistics in float32, the result in x's dtype."""
     normed = x.astype(jnp.float32) * rms_scale(x, eps)
     return (normed if weight is None else normed * weight).astype(x.dtype)
 
 
-def rms_scale(x: jax.Array, eps: float) -> jax.Array:
+def rms_scale(x: Float[jax.Array, "*batch dim"], eps: float) -> Float[jax.Array, "*batch 1"]:
     """1 / sqrt(mean(x²) + eps) over the last axis, float32 [..., 1]."""
     return jax.lax.rsqrt(jnp.mean(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True) + eps)
 
 
-def layer_norm(x: jax.Array, eps: float) -> jax.Array:
+def layer_norm(x: Float[jax.Array, "*batch dim"], eps: float) -> Float[jax.Array, "*batch dim"]:
     """(x − mean) / sqrt(var + eps) over the last axis, no affine part; statistics in float32."""
     wide = x.astype(jnp.float32)
     centred = wide - jnp.mean(wide, axis=-1, keepdims=True)

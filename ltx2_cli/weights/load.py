@@ -16,6 +16,7 @@ from flax import nnx
 
 from ltx2_cli.background import in_background
 from ltx2_cli.parallel.arrays import to_host
+from ltx2_cli.parallel.jit import jitted
 from ltx2_cli.weights.checkpoint import DTYPES, EIGHT_BITS, FLOATS, Index, TensorFiles, count_and_list, shape_text
 from ltx2_cli.weights.declare import Shape, declared, map_weights, weights
 from ltx2_cli.weights.transfer import (
@@ -214,11 +215,10 @@ def not_finite(module: nnx.Module) -> list[str]:
     """Every tensor of a loaded `module` that holds a NaN or an infinity, by its name on disk."""
     names = []
     for weight in weights(module):
-        finite = to_host(_finite(weight.get_value(), bool(weight.layers))).reshape(-1)
+        finite = to_host(jitted(_finite, None, by_layer=bool(weight.layers))(weight.get_value())).reshape(-1)
         names += [name for (name, _), good in zip(weight.tensors(), finite, strict=True) if not good]
     return names
 
 
-@partial(jax.jit, static_argnames="by_layer")
 def _finite(array: jax.Array, by_layer: bool) -> jax.Array:
     return jnp.isfinite(array).all(axis=range(1, array.ndim) if by_layer else None)

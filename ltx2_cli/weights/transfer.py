@@ -13,6 +13,7 @@ import numpy as np
 from jax.experimental.layout import Format
 from jax.sharding import NamedSharding, PartitionSpec
 
+from ltx2_cli.parallel.jit import jitted_once
 from ltx2_cli.weights.checkpoint import DTYPES, Index, TensorFiles
 from ltx2_cli.weights.declare import Shape, Weight
 from ltx2_cli.weights.lora import LoraDelta
@@ -172,9 +173,9 @@ def compile_transfer(transfer: Transfer) -> tuple[jax.stages.Compiled | None, ja
     empty = stack = None
     if transfer.stack is not None:
         stack = jax.ShapeDtypeStruct(transfer.stack, transfer.dtype, sharding=place)
-        empty = jax.jit(partial(jnp.zeros, transfer.stack, transfer.dtype), out_shardings=place).lower().compile()
+        empty = jitted_once(partial(jnp.zeros, transfer.stack, transfer.dtype), place).lower().compile()
     first = jax.ShapeDtypeStruct((), np.int32)
-    finishing = jax.jit(finish, donate_argnums=0, out_shardings=place)
+    finishing = jitted_once(finish, place, donate=("stack",))
     return empty, finishing.lower(stack, *_abstract(transfer), first).compile()
 
 
@@ -202,4 +203,4 @@ def addition(place: Place, order: tuple[int, ...]) -> Callable[[jax.Array, Facto
         changed = _add(tensor.astype(jnp.float32), factors, order, place).astype(array.dtype)
         return changed if layer is None else jax.lax.dynamic_update_index_in_dim(array, changed, layer, 0)
 
-    return jax.jit(add, donate_argnums=0, out_shardings=place)
+    return jitted_once(add, place, donate=("array",))

@@ -16,12 +16,12 @@ from jax.stages import Lowered
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
 from compilers import devices, needs_libtpu
 from ltx2_cli import read_spec
-from ltx2_cli.core import programs as programs_module
 from ltx2_cli.core.networks import abstract_network
-from ltx2_cli.core.programs import jitted
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import load, programs, run
 from ltx2_cli.core.stage_programs import stage_programs
+from ltx2_cli.parallel import jit
+from ltx2_cli.parallel.jit import jitted
 from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.plan.resolve import plan_offline
 from ltx2_cli.weights.declare import Weight, weights
@@ -96,7 +96,7 @@ def test_programs_of_many_sizes_leave_the_devices(checkpoint: Checkpoint) -> Non
     first, second = ([*programs(plan_of(checkpoint, case, 3))] for case in sizes)
     same = {one.name for one, other in zip(first, second, strict=True) if one.function is other.function}
     assert same == {"text encoder", "connectors", "text context"}
-    client, count = jax.devices()[0].client, programs_module.PROGRAMS
+    client, count = jax.devices()[0].client, jit.PROGRAMS
     before = len(client.live_executables())
     for number in range(count + 10):
         jitted(_plus, None, number=number)(np.zeros(1, np.float32))
@@ -119,7 +119,7 @@ def test_a_forward_is_a_separate_program(checkpoint: Checkpoint) -> None:
 
 @needs_libtpu
 def test_the_compiler_of_a_chip_gets_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert programs_module.PRODUCT_OPTIONS == {"v6e": {"xla_tpu_scoped_vmem_limit_kib": "49152"}}
+    assert jit.PRODUCT_OPTIONS == {"v6e": {"xla_tpu_scoped_vmem_limit_kib": "49152"}}
 
     def compile_for(topology: str) -> None:
         plan = ShardingPlan(Mesh(np.asarray(devices(topology)[:1]), ("device",)), (), ())
@@ -127,7 +127,7 @@ def test_the_compiler_of_a_chip_gets_its_options(monkeypatch: pytest.MonkeyPatch
         jitted(lambda x: x @ x, plan.replicated, plan).lower(x).compile()
 
     compile_for("v6e:2x4")  # libtpu knows them
-    monkeypatch.setitem(programs_module.PRODUCT_OPTIONS, "v6e", {"no_such_option": "1"})
+    monkeypatch.setitem(jit.PRODUCT_OPTIONS, "v6e", {"no_such_option": "1"})
     compile_for("tpu7x:2x2x1")
     with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_option"):
         compile_for("v6e:2x4")

@@ -64,8 +64,8 @@ def test_euler_steps_equal_the_flow_in_any_ranges() -> None:
     def velocity(latents: Streams, sigma: jax.Array) -> Streams:
         return jax.tree.map(lambda x, x0: ((x - x0) / sigma)[None], latents, clean)
 
-    half = denoise(velocity, noise, sigmas, weights, 0, 2)
+    half = denoise(velocity, noise, sigmas, weights, jnp.int32(0), jnp.int32(2))
     for got, start, end in zip(half, noise, clean, strict=True):
         np.testing.assert_allclose(got, 0.3 * start + 0.7 * end, atol=1e-6)
-    for got, end in zip(denoise(velocity, half, sigmas, weights, 2, 3), clean, strict=True):
+    for got, end in zip(denoise(velocity, half, sigmas, weights, jnp.int32(2), jnp.int32(3)), clean, strict=True):
         np.testing.assert_allclose(got, end, atol=1e-6)

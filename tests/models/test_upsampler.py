@@ -89,7 +89,7 @@ def test_weak_latents_are_normalised_as_in_the_reference():
     clips = normal(6, 2, 3, 2, 64) * 10.0 ** -np.arange(6, dtype=np.float32).reshape(6, 1, 1, 1, 1)
     for clip in (clips[i : i + 1] for i in range(6)):
         wanted = reference(channels_first(clip))
-        assert relative_error(np.moveaxis(ours(clip), -1, 1), wanted) < 1e-5
+        assert relative_error(np.moveaxis(ours(jnp.asarray(clip)), -1, 1), wanted) < 1e-5
 
 
 def test_bfloat16_is_near_float32():
