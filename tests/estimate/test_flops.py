@@ -98,7 +98,7 @@ def forward(arch: TransformerArch, frames: int, rows: int, contexts: int, text_t
     switches = PassMasks(np.ones((arch.num_layers, rows), bool), np.ones(rows, bool))
     which = np.zeros(rows, np.int32)
     inputs = DenoiserInputs(context, which, rope_tables(geometry, arch), switches)
-    arguments = (model, latents, np.float32(0.5), inputs)
+    arguments = (model, latents, jnp.float32(0.5), inputs)
     return (lambda model, *rest: model(*rest)), arguments, text, tokens
 
 

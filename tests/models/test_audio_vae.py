@@ -84,7 +84,7 @@ def test_weak_activations_are_normalised_as_in_the_reference(pair):
     reference, _, _ = pair
     x = normal(8, 16) * 10.0 ** -np.arange(8, dtype=np.float32)[:, None]
     wanted = torch.nn.functional.silu(reference.decoder.norm_out(torch.from_numpy(x)))
-    np.testing.assert_allclose(norm_silu(x, NORM_EPS), wanted, rtol=1e-5)
+    np.testing.assert_allclose(norm_silu(jnp.asarray(x), NORM_EPS), wanted, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])

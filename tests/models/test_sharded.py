@@ -71,7 +71,7 @@ def velocities(
     draw = partial(np.random.default_rng(2).standard_normal, dtype=np.float32)
     latents = Streams(draw((ROWS, geometry.video_tokens, 8)), draw((ROWS, geometry.audio_frames, 6)))
     widths = [20, 20] if arch.use_prompt_embeddings else [64, 32]
-    text = Streams(*(draw((2, 7, width)) for width in widths))
+    text = Streams(*(jnp.asarray(draw((2, 7, width))) for width in widths))
     attending = np.ones((LAYERS, ROWS), bool)
     attending[1, 1] = False
     switches, contexts = PassMasks(attending, np.ones(ROWS, bool)), np.arange(ROWS)
