@@ -213,6 +213,18 @@ def test_a_killed_run_resumes_to_the_same_bytes(
     check(place, remains[-1])
 
 
+def test_doubles_by_default_change_no_byte_of_a_resumed_run(remains: list[Path], place: Path) -> None:
+    """As JAX_ENABLE_X64=1 makes them, from within each stage, from between the stages and from before decoding."""
+    begun = [left for left in remains if (left / "c-s3.run").exists()]
+    for left in {state(left)[0][1]: left for left in begun}.values():  # the last of each phase
+        empty(place)
+        shutil.copytree(left, place, dirs_exist_ok=True)
+        run = fork(place, run_main, "resume", "c-s3.run", jax_enable_x64=True)
+        _, said = run.communicate(timeout=300)
+        assert run.returncode == 0, said
+        check(place, remains[-1])
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
 def test_a_stop_request_ends_a_run_after_its_step(
     number: signal.Signals,
