@@ -13,9 +13,10 @@ import jax
 from ltx2_cli.core.encode import abstract_contexts
 from ltx2_cli.core.report import Advance, Timings
 from ltx2_cli.core.stage_programs import stage_programs
-from ltx2_cli.estimate.phases import weight_bytes
+from ltx2_cli.estimate.phases import CONNECT, LOOPS, PHASES, phase_memory, run_phases, stage_of, weight_bytes
 from ltx2_cli.plan.inputs import DENOISER, STAGE2_DENOISER
 from ltx2_cli.plan.resolve import DECODERS, Plan
+from ltx2_cli.plan.work import text_bytes
 
 Sample = tuple[str, int]
 # The networks that may be there when one is loaded: of the same phase, or on their way to the next stage.
@@ -98,6 +99,29 @@ def check_live_bytes(plan: Plan, samples: Sequence[Sample], kept: Collection[str
         surplus = size - expected
         surplus = max(surplus, 0) if line == "write" else surplus  # a segment's decoders may have left
         assert abs(surplus) <= 0.05 * expected + SMALL, (line, size, expected, held)
+
+
+def check_phases(plan: Plan, samples: Sequence[Sample]) -> None:
+    """The most of each phase is what the plan says of its weights, with the contexts of the text once they are made, in
+    steps also with its features, keys and values; within 5 %. The connectors have the text encoder's result, which the
+    plan counts among activations."""
+    names = run_phases(plan)
+    memory, most, name = phase_memory(plan, names), dict.fromkeys(names, 0), names[0]
+    phase_of = {network: name for name in reversed(names) for network in PHASES[name]}  # that loads it
+    for line, size in samples:
+        if line.startswith("load "):
+            name = phase_of[line.removeprefix("load ").replace(" ", "_")]
+        elif line in WORK:
+            most[name] = max(most[name], size)
+    contexts = 0
+    for name, (weights, _, activations) in memory.items():
+        expected = weights + contexts
+        if name in LOOPS:
+            sharding = stage_of(plan, name).sharding
+            expected += text_bytes(plan.spec, plan.arch.transformer, len(plan.prompts), sharding)
+        surplus = activations if name == CONNECT else 0
+        assert 0.95 * expected <= most[name] <= 1.05 * expected + surplus, (name, most[name], expected)
+        contexts += _bytes(abstract_contexts(plan)) if name == CONNECT else 0
 
 
 def _input_bytes(plan: Plan, refines: bool) -> int:

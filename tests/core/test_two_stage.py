@@ -25,7 +25,7 @@ from clips import (
     plan_of,
     reference,
 )
-from live_bytes import LiveBytes, check_live_bytes, live_bytes
+from live_bytes import LiveBytes, check_live_bytes, check_phases, live_bytes
 from loras import DIFFUSERS, OF_2_0, ORIGINAL, write_lora
 from ltx2_cli.core import stage_programs
 from ltx2_cli.core.networks import Components, abstract_network
@@ -283,18 +283,27 @@ def test_a_resident_run_makes_the_same_latents_again(
         assert {DENOISER, STAGE2_DENOISER} & components.resident.keys() == {STAGE2_DENOISER}
 
 
-@pytest.mark.parametrize("sharding", ["single", {"profile": "trillium", "mesh": {"passes": 4, "heads": 2}}])
+@pytest.mark.parametrize(
+    ("sharding", "text_tokens"), [("single", 32), ({"profile": "trillium", "mesh": {"passes": 4, "heads": 2}}, 96)]
+)
 def test_no_second_denoiser_is_in_memory(
-    checkpoint: Checkpoint, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharding: object
+    checkpoint: Checkpoint,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sharding: object,
+    text_tokens: int,
 ) -> None:
     """While a LoRA is merged into eight weights memory grows by less than the smallest of them. Nothing of two stages
-    is there when clips are decoded."""
+    is there when clips are decoded, and each phase has what the plan says."""
     case = LARGE._replace(size=Size(1, 128, 128, 24.0))
-    plan = asked(checkpoint, folder, case, sharding=sharding, output=str(tmp_path / "clip.mp4"))
+    more = {"sharding": sharding, "max_sequence_length": text_tokens, "output": str(tmp_path / "clip.mp4")}
+    plan = asked(checkpoint, folder, case, **more)
     seen, lora = list[int](), folder / "distilled.safetensors"
     spied(monkeypatch, lambda file, name: seen.append(live_bytes().total()) if file == lora else None)
     list(write(plan, load(plan), report := LiveBytes(Report())))
     check_live_bytes(plan, report.samples)
+    check_phases(plan, report.samples)
     added = plan.lora_deltas[STAGE2_DENOISER]
     changed = [each for each in weights(plan.networks.transformer) if any(name in added for name, _ in each.tensors())]
     assert (len(changed), len(seen)) == (8, 2 * len(added))  # both factors of each tensor
