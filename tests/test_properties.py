@@ -20,11 +20,9 @@ from safetensors.numpy import load_file, save_file
 from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.artifacts.tensor_file import CHECKSUM, checksum
 from ltx2_cli.cli.commands.upsample import Upsample
-from ltx2_cli.cli.execute import places
 from ltx2_cli.cli.latents import latents_request
 from ltx2_cli.cli.removed import RENAMED
 from ltx2_cli.cli.replay import find_source, read_clip
-from ltx2_cli.cli.session import system_error
 from ltx2_cli.console import print_error
 from ltx2_cli.core.checkpoint import RunCheckpointer
 from ltx2_cli.core.provenance import (
@@ -48,6 +46,8 @@ from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.request.spelling import NAMES
 from ltx2_cli.request.validation import RANGES
 from ltx2_cli.runs.inspect import inspect
+from ltx2_cli.runs.resume import places
+from ltx2_cli.runs.session import system_error
 from program import run_program
 
 LONGEST = 10.0  # seconds

@@ -3,7 +3,8 @@
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from inspect import Signature
 from typing import Annotated, Any
@@ -14,15 +15,18 @@ from typer.main import get_command
 import ltx2_cli.cli.commands  # noqa: F401  # registers them
 from ltx2_cli import __version__
 from ltx2_cli.artifacts.files import remove_locks
-from ltx2_cli.cli.options import SessionOptions
+from ltx2_cli.cli.command_line import command_line
+from ltx2_cli.cli.options import KeepOptions, SessionOptions
 from ltx2_cli.cli.refusals import print_json_error, print_unexpected, refusal
 from ltx2_cli.cli.registry import GROUPS, Command, in_order, spelling_of
-from ltx2_cli.cli.session import exit_now, leave_quietly, open_session, system_error
 from ltx2_cli.cli.strict import PlainGroup, StrictCommand
-from ltx2_cli.console import print_error
-from ltx2_cli.errors import CommandError
-from ltx2_cli.interrupts import INTERRUPTED, ignore_signals, on_forced_exit, resend_interrupt
+from ltx2_cli.console import print_error, reporter
+from ltx2_cli.core.report import Report
+from ltx2_cli.errors import CommandError, UsageError
+from ltx2_cli.interrupts import INTERRUPTED, ignore_signals, interrupt_soon, on_forced_exit, resend_interrupt
 from ltx2_cli.request.spelling import spelled_for
+from ltx2_cli.runs.session import STARTED, Session, exit_now, leave_quietly, open_session, system_error
+from ltx2_cli.runs.settings import SAVE_EVERY
 
 MEANINGS = {  # of exit codes
     0: "done",
@@ -55,6 +59,31 @@ class Overview(PlainGroup):
             typer.echo("\n".join([f" {heading}", *(f"   {line}" for line in lines), ""]))
 
 
+@contextmanager
+def command_session(options: SessionOptions) -> Iterator[Session]:
+    """Meet the other hosts, if there are any. The first one reports, as --verbose and --quiet say."""
+    from ltx2_cli.parallel.hosts import end_others, end_with_others, init_distributed
+
+    hosts = init_distributed(
+        options.coordinator_address, options.num_processes, options.process_id, options.initialization_timeout
+    )
+    if hosts.count > 1:
+        # Libraries that connect CPUs talk on stdout, which is for results: they are heard on stderr.
+        sys.stdout = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
+        on_forced_exit(end_others)
+        end_with_others(interrupt_soon)
+    if options.verbose and options.quiet:
+        raise UsageError("--verbose and --quiet contradict each other", "leave one of them out")
+    report = reporter(options.verbose) if hosts.first and not options.quiet else Report()
+    if isinstance(options, KeepOptions) and options.save_run is False and options.checkpoint_every != SAVE_EVERY:
+        report.preface("--checkpoint-every changes nothing, --no-checkpoint keeps nothing")
+    names = ("force", "trust", "dry_run", "strict", "as_json")
+    settings = {name: getattr(options, name) for name in names}
+    with open_session(hosts, report, command_line, began=STARTED, **settings) as session:
+        yield session
+
+
 def as_function(command: Command) -> Callable[..., None]:
     """The command as typer reads it: a function of its options."""
 
@@ -62,7 +91,7 @@ def as_function(command: Command) -> Callable[..., None]:
         options = command.options(**values)
         with spelled_for(spelling_of(command.options)):
             if isinstance(options, SessionOptions):
-                with open_session(options) as session:
+                with command_session(options) as session:
                     command.options.run(options, session)
             else:
                 options.run()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ltx2_cli.artifacts.files import Output, reserve
 from ltx2_cli.artifacts.outputs import Product, check_distinct
 from ltx2_cli.chips import chip
+from ltx2_cli.cli.command_line import command_line
 from ltx2_cli.console import columns, counted_steps, print_out
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import UsageError
@@ -27,7 +28,6 @@ def bench(spec: RunSpec, report: Report, files: list[Output], as_json: bool) -> 
     work."""
     if "num_inference_steps" not in spec.asked and spec.sigmas is None:
         spec = replace(spec, num_inference_steps=STEPS)
-    from ltx2_cli.cli.plan import command_line
     from ltx2_cli.core.bench import STEPS as BENCH_STEPS
     from ltx2_cli.core.bench import measure_steps, perf_facts
     from ltx2_cli.core.programs import enable_compilation_cache

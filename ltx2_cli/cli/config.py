@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 
 from ltx2_cli.artifacts.files import read_limited
-from ltx2_cli.cli.generate import ANYTHING, asked_for, config_page, overrides, prompt_and_seeds, sized
 from ltx2_cli.cli.options import RequestOptions
+from ltx2_cli.cli.values import ANYTHING, layers, overrides, prompt_and_seeds
 from ltx2_cli.console import print_json, print_out, reporter
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.check_file import file_findings, with_lines
@@ -28,18 +28,20 @@ from ltx2_cli.request.profiles import (
 )
 from ltx2_cli.request.schema import settings_schema
 from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.runs.asked import asked_for, config_page, sized
 
 COLUMN = 44  # where origins begin, behind values that are not longer
 
 
 def show(options: RequestOptions, as_json: bool) -> None:
     """Print the request."""
+    above = layers(options)
     typed = overrides(options, **prompt_and_seeds(options.prompt, options.seed, options.words))
-    anything = {} if asked_for(typed, options).values.get("prompt") else {"prompt": ANYTHING}
+    anything = {} if asked_for(typed, above).values.get("prompt") else {"prompt": ANYTHING}
     report = reporter()
-    values = sized({**typed, **anything}, options, report)
-    asked = asked_for({key: value for key, value in values.items() if key not in anything}, options)
-    spec = checked_spec(asked_for(values, options))
+    values = sized({**typed, **anything}, above, report)
+    asked = asked_for({key: value for key, value in values.items() if key not in anything}, above)
+    spec = checked_spec(asked_for(values, above))
     report.tell()
     if anything:
         spec = replace(spec, prompt="")

@@ -7,10 +7,8 @@ from math import ceil, floor
 from typing import Any
 
 from ltx2_cli.artifacts.files import user_path
-from ltx2_cli.artifacts.outputs import Product
-from ltx2_cli.cli.generate import check_making, config_page, make, note_environment, overrides
 from ltx2_cli.cli.options import EditOptions
-from ltx2_cli.cli.session import Session, request_facts, synchronized
+from ltx2_cli.cli.values import overrides, run_settings
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.probe import is_video, open_video
 from ltx2_cli.media.videos import COMPRESSION, Video, read_whole_video
@@ -20,6 +18,9 @@ from ltx2_cli.request.profiles import AUTO, checked_spec, read_asked
 from ltx2_cli.request.size import longest_clip, seconds_of
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.validation import RANGES
+from ltx2_cli.runs.asked import config_page, note_environment
+from ltx2_cli.runs.make import make
+from ltx2_cli.runs.session import Session, request_facts, synchronized
 from ltx2_cli.runs.trust import check_trust
 
 ROUNDING = 1e-3  # of a frame
@@ -73,21 +74,21 @@ class Source:
 def retake(options: EditOptions, session: Session, part: tuple[str, str], streams: str, num_frames: int | None) -> None:
     """Make the clips and print their paths, or say what would be done."""
     with synchronized(session.hosts) as facts:
-        check_making(options)
-        note_environment(session.report, overrides(options), options.settings)
+        (settings := run_settings(options)).check()
+        note_environment(session.report, overrides(options), options.settings or ())
         spec = _retaken(_open(options), part, streams, num_frames)
         facts |= request_facts(spec)
-    make(options, session, spec, Product.clips)
+    make(session, spec, settings)
 
 
 def extend(options: EditOptions, session: Session, seconds: str, num_frames: int | None) -> None:
     """Make the clips and print their paths, or say what would be done."""
     with synchronized(session.hosts) as facts:
-        check_making(options)
-        note_environment(session.report, overrides(options), options.settings)
+        (settings := run_settings(options)).check()
+        note_environment(session.report, overrides(options), options.settings or ())
         spec = _extended(_open(options), seconds, num_frames)
         facts |= request_facts(spec)
-    make(options, session, spec, Product.clips)
+    make(session, spec, settings)
 
 
 def _open(options: EditOptions) -> Source:

@@ -17,9 +17,8 @@ from ltx2_cli.artifacts.outputs import (
     read_files,
     run_file,
 )
-from ltx2_cli.cli.generate import configured_spec, note_environment, overrides
 from ltx2_cli.cli.options import LatentsOptions
-from ltx2_cli.cli.session import Session, file_facts, request_facts, synchronized
+from ltx2_cli.cli.values import layers, overrides
 from ltx2_cli.core.provenance import input_files, source_history
 from ltx2_cli.diffusion.geometry import clip_geometry
 from ltx2_cli.diffusion.latents import SIZE, LatentsFile, open_latents
@@ -32,6 +31,8 @@ from ltx2_cli.request.layers import ConfigLayer, read_text
 from ltx2_cli.request.profiles import AUTO, SECTION, checked_spec, read_asked
 from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.request.validation import validate
+from ltx2_cli.runs.asked import configured_spec, note_environment
+from ltx2_cli.runs.session import Session, file_facts, request_facts, synchronized
 from ltx2_cli.runs.trust import check_trust
 from ltx2_cli.weights.checkpoint import shape_text
 
@@ -68,7 +69,7 @@ def upsample(
         if product is Product.latents and "save_latents" not in given:
             raise UsageError("--latents-only writes latents, and no file is named for them", "--save-latents FILE")
         if any("record" not in file.metadata for file in files):
-            note_environment(session.report, overrides(options), options.settings)
+            note_environment(session.report, overrides(options), options.settings or ())
         for file in files:
             if not all(file.shapes.video):
                 raise UsageError(f"{file.path} holds no picture to upsample", "`ltx2 decode` writes its sound")
@@ -137,20 +138,21 @@ def merged_request(files: Sequence[LatentsFile], specs: Sequence[RunSpec]) -> Ru
 def _execute(
     session: Session, files: Sequence[LatentsFile], spec: RunSpec, product: Product, keep: tuple[bool | None, float]
 ) -> None:
-    from ltx2_cli.cli.execute import OF_LATENTS, agreed_plan, execute, remember_run
     from ltx2_cli.core.checkpoint import RunCheckpointer
     from ltx2_cli.core.run import load, state_from_latents
     from ltx2_cli.core.saved_run import RunGoal
     from ltx2_cli.estimate.fit import Request
     from ltx2_cli.plan.stages import InitialLatents
+    from ltx2_cli.runs.execute import execute, remember_run
     from ltx2_cli.runs.past_times import expected_time
+    from ltx2_cli.runs.preflight import OF_LATENTS, agreed_plan
 
     source = InitialLatents(files[0].shapes, spec.fps)
     with agreed_plan(session, Request(spec, find_devices(), source, product, fixed=OF_LATENTS)) as plan:
         check_distinct(outputs(spec, product), input_files(plan))
         for file in files:
             check_source(file, plan, spec.fps)
-    if session.options.dry_run:
+    if session.dry_run:
         return
     goal = RunGoal(product, source)
     session.report.note(f"time: {expected_time(plan, product)}")
@@ -172,7 +174,7 @@ def decode(options: LatentsOptions, session: Session, path: Path, names: Sequenc
             sentence = f"{file.path} holds {'sound' if made.audio else 'a picture'} alone, which {absent[0]} is not"
             raise UsageError(sentence, "-o FILE.wav" if made.audio else "-o FILE.mp4")
         if "record" not in file.metadata:
-            note_environment(session.report, overrides(options), options.settings)
+            note_environment(session.report, overrides(options), options.settings or ())
         spec = latents_request(file, overrides(options), options, UNDENOISED)
         # What a record asked of denoising is not said to change nothing.
         spec = replace(spec, asked=tuple(key for key in spec.asked if key.startswith(SECTION)))
@@ -187,10 +189,10 @@ def decode(options: LatentsOptions, session: Session, path: Path, names: Sequenc
                 check_frames(*folder, options.force)
             session.reserve(files)
     session.start()
-    from ltx2_cli.cli.execute import OF_LATENTS, agreed_plan
     from ltx2_cli.core.run import decode_file, load
     from ltx2_cli.estimate.fit import Request
     from ltx2_cli.estimate.phases import DECODE, PHASES
+    from ltx2_cli.runs.preflight import OF_LATENTS, agreed_plan
 
     request = Request(spec, find_devices(), skipped=frozenset(PHASES) - {DECODE}, fixed=OF_LATENTS)
     with agreed_plan(session, request) as plan:
@@ -261,7 +263,7 @@ def latents_request(
         return checked_spec(check_trust(asked, page, options))
     if "model" not in given and options.config is None:
         raise UsageError(f"{file.path} does not say which model made it", "--model NAME and, unless it is 24, --fps N")
-    return configured_spec({"prompt": "a", "seed": 0, **values}, options)
+    return configured_spec({"prompt": "a", "seed": 0, **values}, layers(options), options)
 
 
 def without_references(record: ConfigLayer) -> dict[str, object]:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from ltx2_cli.cli.names import complete_key, complete_profile
+from ltx2_cli.runs.settings import SAVE_EVERY
 
 PLAN, CONTENT, INPUTS = "Plan", "Prompt", "Images, videos and audio"
 SIZE, STEPS = "Size and number", "Steps and seed"
@@ -16,7 +17,6 @@ COMPILING, HOSTS = "Compilation and timing", "Several hosts"
 # in their order on a page
 PANELS = (None, PLAN, CONTENT, INPUTS, SIZE, STEPS, VIDEO, AUDIO, MODEL, FILES, REPORT, COMPILING, HOSTS)
 WEEK = 604_800.0  # seconds
-SAVE_EVERY = 60.0  # seconds between two savings of an unfinished run
 Text = str | None
 Count = int | None
 Real = float | None

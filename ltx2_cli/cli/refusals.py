@@ -19,9 +19,9 @@ from ltx2_cli import __version__
 from ltx2_cli.cli.options import BatchOptions, SessionOptions
 from ltx2_cli.cli.registry import names_below, typed_command
 from ltx2_cli.cli.removed import check_removed
-from ltx2_cli.cli.session import FINISHED, exit_now
 from ltx2_cli.console import print_error, print_out
 from ltx2_cli.errors import RunError, UsageError
+from ltx2_cli.runs.session import FINISHED, exit_now
 
 PROGRAM_OPTIONS = {"help": "--help", "version": "--version", "-v": "--version", "-V": "--version"}
 

@@ -10,7 +10,6 @@ from ltx2_cli.artifacts.files import refuse_special, user_path
 from ltx2_cli.artifacts.outputs import Product, check_distinct, check_outputs, outputs, read_files
 from ltx2_cli.cli.inspect import SHORT, short_hash
 from ltx2_cli.cli.latents import check_source
-from ltx2_cli.cli.session import Session, file_facts, request_facts, synchronized
 from ltx2_cli.console import columns, print_out
 from ltx2_cli.core import provenance
 from ltx2_cli.core.provenance import FIRST, Fingerprint, Provenance, fingerprint
@@ -24,6 +23,7 @@ from ltx2_cli.request.profiles import AUTO, Asked, checked_spec, read_asked
 from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.request.validation import CLIP_TYPES
 from ltx2_cli.runs.inspect import inspect
+from ltx2_cli.runs.session import Session, file_facts, request_facts, synchronized
 from ltx2_cli.runs.trust import check_trust
 from ltx2_cli.weights.digests import HEADER, digest, digests, header_digest
 
@@ -91,22 +91,22 @@ def replay(
         source, draft = find_source(clip, latents), clip.stage == FIRST
         folder = clip.path.parent if kept else Path(session.resources.enter_context(TemporaryDirectory()))
         asked = clip.asked({**clip.places(folder, given), **given}, settings)
-        spec = checked_spec(check_trust(asked, clip.config, session.options))
+        spec = checked_spec(check_trust(asked, clip.config, session))
         for sentence in check_comparable(clip, spec) if verify else ():
             session.report.note(sentence)
         files = outputs(spec, product := Product.latents if draft else Product.clips)
         if session.hosts.first:
             reads = read_files(spec, clip.path, clip.video, source[0].path if source else None)
-            check_outputs(files, reads, session.options.force)
+            check_outputs(files, reads, session.force)
             session.reserve(files if kept else [])
         facts |= request_facts(replace(spec, output=None, save_latents=None)) | {"stage": clip.stage}
         facts |= file_facts([source[0].path] if source else [])
     session.start()
-    from ltx2_cli.cli.execute import OF_LATENTS, OF_RECORD, agreed_plan
     from ltx2_cli.core.run import START, load, state_from_latents
     from ltx2_cli.core.write import write
     from ltx2_cli.estimate.fit import Request
     from ltx2_cli.plan.stages import InitialLatents
+    from ltx2_cli.runs.preflight import OF_LATENTS, OF_RECORD, agreed_plan
 
     begin = InitialLatents(source[0].shapes, source[1]) if source else None
     phases, fixed = Product.drafts if draft else Product.clips, OF_LATENTS if source else OF_RECORD
@@ -116,7 +116,7 @@ def replay(
             check_source(source[0], plan, source[1])
         if session.hosts.first:
             changes += told_changes(session.report, clip, plan, changed, any_weights)
-    if session.options.dry_run:
+    if session.dry_run:
         return
     start, report = START, session.measuring()
     if source:
@@ -125,9 +125,7 @@ def replay(
         if kept:
             session.show(path, findings)
         if verify:
-            check_identical(
-                clip, read_clip(path), changes, session.report.note if session.options.as_json else print_out
-            )
+            check_identical(clip, read_clip(path), changes, session.report.note if session.as_json else print_out)
     verified = {"identical": True} if verify else {}
     session.finish(files if kept else [], {"seeds": plan.spec.seeds, **verified})
 

@@ -279,11 +279,11 @@ def check_fit(request: Request, plan: Plan, typed: Typed) -> None:
 def load(plan: Plan) -> Components:
     """The plan's networks, each loaded when it is first needed. Raises `DoesNotFitError` where a phase needs more
     memory than a device has, before anything is loaded."""
-    check_fit(Request(plan.spec, find_devices()), plan, _python)
+    check_fit(Request(plan.spec, find_devices()), plan, in_python)
     return run.load(plan)
 
 
-def _python(alternative: Alternative) -> str:
+def in_python(alternative: Alternative) -> str:
     """An alternative as it is written in Python."""
     variable = [f"{fraction_variable()}={FRACTION} in the environment"] if alternative.most_memory else []
     settings = [f"{key}={value}" for key, value in alternative.options.items()]

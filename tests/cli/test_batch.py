@@ -14,12 +14,12 @@ from types import SimpleNamespace
 import pytest
 
 from ltx2_cli.artifacts.outputs import Product, record_path
-from ltx2_cli.cli import batch
-from ltx2_cli.cli.jobs import DONE, OPEN, Result
 from ltx2_cli.errors import UsageError
 from ltx2_cli.parallel.hosts import ProcessGroup
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.profiles import read_spec, to_yaml
+from ltx2_cli.runs import batch
+from ltx2_cli.runs.jobs import DONE, OPEN, Result
 from program import run_program
 
 EXPECTED_TIME = batch.expected_time
@@ -164,7 +164,7 @@ def test_a_line_writes_into_the_output_folder_alone(
 
 
 def test_several_hosts_are_told_to_share_the_jobs() -> None:
-    jobs = SimpleNamespace(options=None, session=SimpleNamespace(hosts=ProcessGroup(0, 2)))
+    jobs = SimpleNamespace(session=SimpleNamespace(hosts=ProcessGroup(0, 2)))
     with pytest.raises(UsageError, match="several hosts cannot make a batch together") as caught:
         batch.make(jobs, [])
     assert "--shard I/N" in caught.value.hint

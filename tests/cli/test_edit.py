@@ -43,7 +43,7 @@ def asks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     """The request that a command asks for, or the sentence with which it is refused."""
     asked = list[RunSpec]()
 
-    def make(options: Any, session: Any, spec: RunSpec, *more: object) -> None:
+    def make(session: Any, spec: RunSpec, *more: object) -> None:
         asked.append(spec)
 
     def run(*arguments: object) -> RunSpec | str:

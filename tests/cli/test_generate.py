@@ -18,16 +18,16 @@ import pytest
 
 from ltx2_cli.artifacts import files
 from ltx2_cli.artifacts.outputs import output_paths
-from ltx2_cli.cli import execute
-from ltx2_cli.cli.session import STARTED
 from ltx2_cli.core.report import Report
 from ltx2_cli.diffusion.latents import save_latents
 from ltx2_cli.errors import MAKE_ROOM, NotFiniteError, RunError
-from ltx2_cli.estimate.fit import Request
+from ltx2_cli.estimate.fit import Request, Typed
 from ltx2_cli.media.clip import Media
 from ltx2_cli.media.write import write_mp4
 from ltx2_cli.request.profiles import read_spec, to_yaml
 from ltx2_cli.request.spec import DType, RunSpec, Streams
+from ltx2_cli.runs import execute, preflight
+from ltx2_cli.runs.session import STARTED
 from ltx2_cli.weights.hub import Download
 from program import run_program
 
@@ -87,10 +87,10 @@ class Core:
 @pytest.fixture
 def core(monkeypatch: pytest.MonkeyPatch) -> Core:
     core = Core()
-    monkeypatch.setattr("ltx2_cli.cli.generate.random_seed", lambda spec: 5)
-    monkeypatch.setattr(execute, "missing_downloads", lambda spec: [])
-    monkeypatch.setattr(execute, "check_published", lambda request: None)
-    monkeypatch.setattr(execute, "fitting_plan", lambda request: core.resolve(request.spec))
+    monkeypatch.setattr("ltx2_cli.runs.make.random_seed", lambda spec: 5)
+    monkeypatch.setattr(preflight, "missing_downloads", lambda spec: [])
+    monkeypatch.setattr(preflight, "check_published", lambda request, typed: None)
+    monkeypatch.setattr(preflight, "fitting_plan", lambda request, typed: core.resolve(request.spec))
     monkeypatch.setattr(execute, "programs", lambda plan, ends: [])
     monkeypatch.setattr(execute, "expected_time", lambda plan, product: f"about 3 s for {product}")
     monkeypatch.setattr(execute, "remember", lambda *run: core.remembered.append(run))
@@ -171,15 +171,16 @@ def test_json_says_a_failure_too(ltx2: Run, core: Core, failure: BaseException, 
 def test_a_download_says_how_fast_it_was(ltx2: Run, core: Core, monkeypatch: pytest.MonkeyPatch):
     clock = [100.0]
 
-    def fetch(request: Request) -> Core:
+    def fetch(request: Request, typed: Typed) -> Core:
         clock[0] += 20
         return core.resolve(request.spec)
 
-    monkeypatch.setattr(execute, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(execute, "fitting_plan", fetch)
-    monkeypatch.setattr(execute, "check_disk_space", lambda downloads: None)
+    for module in (execute, preflight):
+        monkeypatch.setattr(module, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(preflight, "fitting_plan", fetch)
+    monkeypatch.setattr(preflight, "check_disk_space", lambda downloads: None)
     files = [Download("a/b", name, size, False) for name, size in (("c", 4 * 10**9), ("d", 6 * 10**9))]
-    monkeypatch.setattr(execute, "missing_downloads", lambda spec: files)
+    monkeypatch.setattr(preflight, "missing_downloads", lambda spec: files)
     _, _, err = ltx2("generate", "--prompt", "rain")
     assert "downloading 10.0 GB of a/b into " in err
     assert "\ndownloaded 10.0 GB in 20 s, 0.5 GB/s\n" in err
@@ -306,12 +307,22 @@ def test_a_prompt_comes_from_stdin(ltx2: Run, core: Core, monkeypatch: pytest.Mo
     assert ltx2("generate", "--prompt", "-")[2].splitlines()[0] == "error: stdin brings no prompt"
 
 
-def test_without_a_home_nothing_is_kept_and_nothing_fails(ltx2: Run, monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name)
     monkeypatch.setattr(os, "getuid", lambda: 987_654_321)  # of whom no list of users knows
+
+
+@pytest.mark.usefixtures("homeless")
+def test_without_a_home_nothing_is_kept_and_nothing_fails(ltx2: Run):
     assert ltx2("generate", "--prompt", "rain")[0] == 0
-    code, out, err = ltx2("generate", "--model", "demo", "--prompt", "a red ball", "--dry-run")
+
+
+@pytest.mark.usefixtures("homeless")
+def test_a_dry_run_needs_no_home(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    code = run_program(monkeypatch, "generate", "--model", "demo", "--prompt", "a red ball", "--dry-run")
+    out, err = capsys.readouterr()
     assert (code, "\ndecode " in out) == (0, True), err
 
 

@@ -8,11 +8,11 @@ import pytest
 from safetensors.numpy import save_file
 
 from ltx2_cli import read_spec, resolve
-from ltx2_cli.cli.execute import plan_facts
-from ltx2_cli.cli.session import request_facts, synchronized
 from ltx2_cli.errors import DoesNotFitError, RunError, UsageError
 from ltx2_cli.parallel.hosts import ProcessGroup
 from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.runs.preflight import plan_facts
+from ltx2_cli.runs.session import request_facts, synchronized
 
 
 @dataclass(frozen=True)

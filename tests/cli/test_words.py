@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 import ltx2_cli
 from ltx2_cli.cli.app import ltx2_command
-from ltx2_cli.cli.plan import command_line
+from ltx2_cli.cli.command_line import command_line
 from ltx2_cli.cli.registry import COMMANDS, spelling_of
 from ltx2_cli.diffusion.latents import save_latents
 from ltx2_cli.estimate.fit import Alternative

@@ -24,8 +24,6 @@ from PIL import Image
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
 from live_bytes import LiveBytes, Sample, check_live_bytes
 from loras import ORIGINAL, write_lora
-from ltx2_cli.cli.worker import Run as PlannedRun
-from ltx2_cli.cli.worker import Worker
 from ltx2_cli.core.checkpoint import RunCheckpointer
 from ltx2_cli.core.networks import Components
 from ltx2_cli.core.run import load
@@ -36,6 +34,8 @@ from ltx2_cli.parallel.devices import DeviceMemory
 from ltx2_cli.plan.inputs import network_values
 from ltx2_cli.plan.resolve import Plan, resolve
 from ltx2_cli.request.profiles import read_spec, to_yaml
+from ltx2_cli.runs.worker import Run as PlannedRun
+from ltx2_cli.runs.worker import Worker
 from ltx2_cli.weights.digests import header_digest
 from media.test_videos import write_lossless
 from other_process import other_process
@@ -231,7 +231,7 @@ def test_networks_whose_files_have_changed_are_loaded_again(
         notice(worker, plan)
 
     monkeypatch.setattr(Worker, "_notice_changes", touch)
-    monkeypatch.setattr("ltx2_cli.cli.worker.TEXTS_AT_ONCE", 1)
+    monkeypatch.setattr("ltx2_cli.runs.worker.TEXTS_AT_ONCE", 1)
     code, _, err = batch([{"prompt": text, "seed": 3} for text in ("rain", "snow", "fog", "hail")], "-v")
     assert (code, err.count(f"{weights} has changed: the networks are loaded again\n")) == (0, 1)
     assert loaded(err).count("vae") == 2
@@ -274,9 +274,9 @@ def test_networks_that_do_not_fit_together_take_turns(batch: Run, monkeypatch: p
     assert batch(lines)[0] == 0
     before = [fingerprints(f"{line}-3.yaml") for line in (1, 2)]
     samples = list[Sample]()
-    monkeypatch.setattr("ltx2_cli.cli.worker.Timings", lambda report: LiveBytes(report, samples=samples))
-    monkeypatch.setattr("ltx2_cli.cli.worker.available_memory", lambda plan: NONE)
-    monkeypatch.setattr("ltx2_cli.cli.worker.decodes_beside", lambda plan: False)
+    monkeypatch.setattr("ltx2_cli.runs.worker.Timings", lambda report: LiveBytes(report, samples=samples))
+    monkeypatch.setattr("ltx2_cli.runs.worker.available_memory", lambda plan: NONE)
+    monkeypatch.setattr("ltx2_cli.runs.worker.decodes_beside", lambda plan: False)
     code, results, err = batch(lines, "--force", "-v")
     assert (code, [result["status"] for result in results]) == (0, ["done"] * 2)
     order = list(dict.fromkeys(line.split(":")[0] for line in err.splitlines() if ":" in line))

@@ -20,7 +20,6 @@ from live_bytes import LiveBytes, check_live_bytes
 from loras import ORIGINAL, write_lora
 from ltx2_cli import resolve
 from ltx2_cli.artifacts.outputs import Product
-from ltx2_cli.cli.plan import request_rows
 from ltx2_cli.core.networks import Components
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import load
@@ -28,6 +27,7 @@ from ltx2_cli.core.write import write
 from ltx2_cli.errors import UsageError
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import InitialLatents
+from ltx2_cli.runs.summary import request_rows
 from media.test_videos import write_lossless
 from parity import randomise
 

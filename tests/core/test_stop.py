@@ -12,9 +12,6 @@ import pytest
 
 from clips import Case, Checkpoint, Size, plan_of
 from ltx2_cli.artifacts.outputs import Product
-from ltx2_cli.cli.execute import execute
-from ltx2_cli.cli.options import SessionOptions
-from ltx2_cli.cli.session import Session
 from ltx2_cli.core import denoise
 from ltx2_cli.core.checkpoint import RunCheckpointer
 from ltx2_cli.core.networks import Components
@@ -23,9 +20,12 @@ from ltx2_cli.core.run import load
 from ltx2_cli.core.saved_run import RunGoal
 from ltx2_cli.core.state import RunState
 from ltx2_cli.errors import AbortedRunError, InterruptedRunError
+from ltx2_cli.estimate.fit import in_python
 from ltx2_cli.interrupts import STOP_SIGNALS, StopRequest, handle_signals, stop_on_signal
 from ltx2_cli.parallel.hosts import ProcessGroup
 from ltx2_cli.plan.resolve import Plan, resolve
+from ltx2_cli.runs.execute import execute
+from ltx2_cli.runs.session import Session
 
 OFF = (1.0, 0.0, 1.0, 0.0)
 CLIP = Case(Size(1, 64, 96, 24.0), 5, OFF, OFF, (1,))
@@ -86,7 +86,7 @@ def stopped(ready: tuple[Plan, Components], moment: int, wanted: bool | None) ->
     plan, components = ready
     report = Moments(moment)
     plan = replace(plan, spec=replace(plan.spec, output="clip.mp4"))
-    session = Session(SessionOptions(), ProcessGroup(), report, ExitStack())
+    session = Session(ProcessGroup(), report, in_python, ExitStack())
     checkpointer = Told(Path("clip.run"), plan, RunGoal(Product.clips, None), report, wanted, 1e6, report.stop)
     try:
         with handle_signals():

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from ltx2_cli.cli.options import FILES, BatchOptions, argument, option
 from ltx2_cli.cli.registry import MAKE, command
-from ltx2_cli.cli.session import Session
+from ltx2_cli.runs.session import Session
 
 
 @command("batch", MAKE)
@@ -25,6 +25,8 @@ class Batch(BatchOptions):
 
     def run(self, session: Session) -> None:
         """Make the clips of the jobs, or list the jobs."""
-        from ltx2_cli.cli.batch import batch
+        from ltx2_cli.cli.values import batch_settings, overrides
+        from ltx2_cli.runs.batch import batch
 
-        batch(self, session, self.jobs, confined=not self.unsafe_paths)
+        settings = batch_settings(self, overrides(self, output=None), confined=not self.unsafe_paths)
+        batch(session, settings, self.jobs)

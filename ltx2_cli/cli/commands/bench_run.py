@@ -28,10 +28,11 @@ class BenchRun(ClipOptions, WishOptions):
     def run(self) -> None:
         """Print the figures."""
         from ltx2_cli.cli.bench import bench
-        from ltx2_cli.cli.generate import overrides, sized_spec
+        from ltx2_cli.cli.values import layers, overrides
+        from ltx2_cli.runs.asked import sized_spec
 
         report = reporter()
-        spec = sized_spec({"prompt": "a", "seed": "0", **overrides(self, output=None)}, self, report)
+        spec = sized_spec({"prompt": "a", "seed": "0", **overrides(self, output=None)}, layers(self), report)
         files = [Output(self.output, "-o")] if self.output else []
         check_outputs(files, read_files(spec, self.config), self.force)
         bench(spec, report, files, self.as_json)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from ltx2_cli.cli.options import FILES, LatentsOptions, Texts, argument, option
 from ltx2_cli.cli.registry import CONTINUE, command
-from ltx2_cli.cli.session import Session
+from ltx2_cli.runs.session import Session
 
 
 @command("decode", CONTINUE)

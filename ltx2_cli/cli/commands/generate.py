@@ -6,8 +6,8 @@ from typing import Annotated
 from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.cli.options import FILES, MakingOptions, RequestOptions, option
 from ltx2_cli.cli.registry import MAKE, command
-from ltx2_cli.cli.session import Session, request_facts, synchronized
 from ltx2_cli.errors import UsageError
+from ltx2_cli.runs.session import Session, request_facts, synchronized
 
 
 @command("generate", MAKE)
@@ -32,14 +32,16 @@ class Generate(RequestOptions, MakingOptions):
 
     def run(self, session: Session) -> None:
         """Make the clips, or only warm up, or print the plan."""
-        from ltx2_cli.cli.generate import ANYTHING, check_making, make, overrides, prompt_and_seeds, sized_spec
+        from ltx2_cli.cli.values import ANYTHING, layers, overrides, prompt_and_seeds, run_settings
+        from ltx2_cli.runs.asked import sized_spec
+        from ltx2_cli.runs.make import make
 
         with synchronized(session.hosts) as facts:
-            check_making(self)
+            (settings := run_settings(self)).check()
             if self.draft and not self.save_latents:
                 raise UsageError("--draft writes latents, and no file is named for them", "--save-latents FILE")
             anything = {"prompt": ANYTHING} if self.warmup else {}
             values = {**anything, **overrides(self, **prompt_and_seeds(self.prompt, self.seed, self.words))}
-            spec = sized_spec(values, self, session.report)
+            spec = sized_spec(values, layers(self), session.report, session)
             facts |= request_facts(spec)
-        make(self, session, spec, Product.drafts if self.draft else Product.clips, self.config)
+        make(session, spec, settings, Product.drafts if self.draft else Product.clips, self.config)

@@ -32,12 +32,13 @@ class Plan(ClipOptions, WishOptions):
 
     def run(self) -> None:
         """Print the plan and its estimate."""
-        from ltx2_cli.cli.generate import overrides, sized_spec
+        from ltx2_cli.cli.values import layers, overrides
+        from ltx2_cli.runs.asked import sized_spec
 
         if self.dump_hlo:
             check_place(self.dump_hlo, "--dump-hlo", "FOLDER")
         report = reporter()
-        spec = sized_spec({"prompt": "a", **overrides(self)}, self, report)
+        spec = sized_spec({"prompt": "a", **overrides(self)}, layers(self), report)
         from ltx2_cli.cli.plan import print_plan
 
         print_plan(

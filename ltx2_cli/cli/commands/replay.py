@@ -20,7 +20,7 @@ from ltx2_cli.cli.options import (
     option,
 )
 from ltx2_cli.cli.registry import CONTINUE, command
-from ltx2_cli.cli.session import Session
+from ltx2_cli.runs.session import Session
 
 
 @command("replay", CONTINUE)
@@ -47,8 +47,8 @@ class Replay(ClipOptions, SessionOptions):
 
     def run(self, session: Session) -> None:
         """Make the clip, or compare it."""
-        from ltx2_cli.cli.generate import overrides
         from ltx2_cli.cli.replay import replay
+        from ltx2_cli.cli.values import overrides
 
         given, settings = overrides(self), self.settings or []
         replay(

@@ -17,7 +17,7 @@ from ltx2_cli.cli.options import (
     option,
 )
 from ltx2_cli.cli.registry import CONTINUE, command
-from ltx2_cli.cli.session import Session
+from ltx2_cli.runs.session import Session
 
 
 @command("resume", CONTINUE)
@@ -39,7 +39,7 @@ class Resume(SessionOptions):
 
     def run(self, session: Session) -> None:
         """Finish the run."""
-        from ltx2_cli.cli.execute import resume
+        from ltx2_cli.runs.resume import resume
 
         places = {name: getattr(self, name) for name in ("output", "save_latents", "sharding", "compile_cache")}
         given = {name: str(value) for name, value in places.items() if value}

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from ltx2_cli.cli.options import CONTENT, SIZE, Count, EditOptions, option
 from ltx2_cli.cli.registry import CONTINUE, command
-from ltx2_cli.cli.session import Session
+from ltx2_cli.runs.session import Session
 
 
 @command("retake", CONTINUE)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from ltx2_cli.cli.options import FILES, STEPS, BatchOptions, File, Texts, argument, option
 from ltx2_cli.cli.registry import MAKE, command
-from ltx2_cli.cli.session import Session
+from ltx2_cli.runs.session import Session
 
 
 @command("sweep", MAKE)
@@ -27,6 +27,8 @@ class Sweep(BatchOptions):
 
     def run(self, session: Session) -> None:
         """Make the clips and the sheet, or list the jobs."""
-        from ltx2_cli.cli.sweep import sweep
+        from ltx2_cli.cli.values import batch_settings, overrides, prompt_and_seeds
+        from ltx2_cli.runs.sweep import sweep
 
-        sweep(self, session, self.words, self.vary, self.sheet)
+        given = overrides(self, **prompt_and_seeds(self.prompt, self.seed, self.words), output=None)
+        sweep(session, batch_settings(self, given), self.vary or (), self.sheet)

@@ -21,7 +21,7 @@ from ltx2_cli.cli.options import (
     option,
 )
 from ltx2_cli.cli.registry import CONTINUE, command
-from ltx2_cli.cli.session import Session
+from ltx2_cli.runs.session import Session
 
 
 @command("upsample", CONTINUE)

@@ -8,16 +8,15 @@ import os
 import resource
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ltx2_cli.artifacts.files import Output, reserve
-from ltx2_cli.cli.options import SAVE_EVERY, KeepOptions, SessionOptions
-from ltx2_cli.console import print_made, reporter
+from ltx2_cli.console import print_made
 from ltx2_cli.core.report import Report, Timings
 from ltx2_cli.errors import (
     DISK_FULL,
@@ -32,12 +31,13 @@ from ltx2_cli.errors import (
     UsageError,
     write_error,
 )
-from ltx2_cli.interrupts import INTERRUPTED, interrupt_soon, on_forced_exit
+from ltx2_cli.interrupts import INTERRUPTED
 from ltx2_cli.parallel.devices import find_devices, peak_memory
 from ltx2_cli.request.spec import RunSpec
 
 if TYPE_CHECKING:
     from ltx2_cli.core.programs import CompileStats
+    from ltx2_cli.estimate.fit import Typed
     from ltx2_cli.parallel.hosts import ProcessGroup
 
 STARTED = monotonic()  # when the program was started
@@ -48,14 +48,25 @@ REFUSALS: dict[int, type[CommandError]] = {error.exit_code: error for error in (
 Facts = dict[str, str]
 
 
+class DryRunEndError(Exception):
+    """The end of a dry run that has no plan, as the networks are not here. A session that ends so has not failed."""
+
+
 @dataclass
 class Session:
-    """One command on this host, until its end."""
+    """One command on this host, or one call from Python, until its end."""
 
-    options: SessionOptions
     hosts: "ProcessGroup"
     report: Report
+    typed: "Typed"  # how a request that fits is spelt
     resources: ExitStack  # released at the end
+    force: bool = False  # files that are there are overwritten
+    trust: bool = False  # what a record names is taken
+    dry_run: bool = False
+    strict: bool = False  # flaws are an error
+    as_json: bool = False  # one result instead of paths
+    printing: bool = True
+    began: float = field(default_factory=monotonic)
     compiled: "CompileStats | None" = None
     flaws: list[str] = field(default_factory=list)  # of the finished clips
     files: list[Output] = field(default_factory=list)  # that it writes
@@ -67,7 +78,7 @@ class Session:
     def reserve(self, files: Iterable[Output]) -> None:
         """Keep other processes from writing these files until the end. The first host writes; a dry run does not."""
         self.files += (files := list(files))
-        if self.hosts.first and not self.options.dry_run:
+        if self.hosts.first and not self.dry_run:
             self.resources.enter_context(reserve(files, self.report.note))
 
     def start(self) -> None:
@@ -86,8 +97,8 @@ class Session:
     def show(self, path: Path, findings: Sequence[str] = ()) -> None:
         """Print the path of a finished file; say what is wrong with the clip in it."""
         self.shown.append(path)
-        if not self.options.as_json:
-            print_made(str(path))
+        if not self.as_json:
+            self.print(str(path))
         self.note_flaws(path, findings)
 
     def note_flaws(self, path: Path, findings: Sequence[str]) -> None:
@@ -105,11 +116,11 @@ class Session:
         files = ", ".join(names) if len(names) <= MOST else f"{len(names)} files"
         host, device = peak_bytes()
         memory = f"{host / 1e9:.1f} GB of memory" + (f", {device / 1e9:.1f} GB of a device" if device else "")
-        done = f"{f'wrote {files}' if names else 'done'} in {monotonic() - STARTED:.1f} s"
-        if result is not None and self.options.as_json:
+        done = f"{f'wrote {files}' if names else 'done'} in {monotonic() - self.began:.1f} s"
+        if result is not None and self.as_json:
             self._print_result(result)
         self.report.note(f"{done}; at most {memory}; {self.compiled}")
-        if self.flaws and self.options.strict:
+        if self.flaws and self.strict:
             raise MediaCheckError(". ".join(self.flaws), "all files are written; without --strict this is no error")
 
     def _print_result(self, result: Mapping[str, object]) -> None:
@@ -122,13 +133,18 @@ class Session:
         facts = {
             "paths": [str(path) for path in self.shown],
             **result,
-            "seconds": round(monotonic() - STARTED, 3),
+            "seconds": round(monotonic() - self.began, 3),
             "stages": {name: round(seconds, 3) for name, seconds in stages.items()},
             "peak_memory": {"host": host, "device": device},
             "flaws": self.flaws,
         }
         if self.hosts.first:
-            print_made(json.dumps(facts, ensure_ascii=False))
+            self.print(json.dumps(facts, ensure_ascii=False))
+
+    def print(self, text: str) -> None:
+        """Print what names files that were made."""
+        if self.printing:
+            print_made(text)
 
 
 def peak_bytes() -> tuple[int, int | None]:
@@ -140,26 +156,10 @@ def peak_bytes() -> tuple[int, int | None]:
 
 
 @contextmanager
-def open_session(options: SessionOptions) -> Iterator[Session]:
-    """Meet the other hosts, if there are any. The first one reports, as --verbose and --quiet say."""
-    from ltx2_cli.parallel.hosts import end_others, end_with_others, init_distributed
-
-    hosts = init_distributed(
-        options.coordinator_address, options.num_processes, options.process_id, options.initialization_timeout
-    )
-    if hosts.count > 1:
-        # Libraries that connect CPUs talk on stdout, which is for results: they are heard on stderr.
-        sys.stdout = os.fdopen(os.dup(1), "w")
-        os.dup2(2, 1)
-        on_forced_exit(end_others)
-        end_with_others(interrupt_soon)
-    if options.verbose and options.quiet:
-        raise UsageError("--verbose and --quiet contradict each other", "leave one of them out")
-    report = reporter(options.verbose) if hosts.first and not options.quiet else Report()
-    if isinstance(options, KeepOptions) and options.save_run is False and options.checkpoint_every != SAVE_EVERY:
-        report.preface("--checkpoint-every changes nothing, --no-checkpoint keeps nothing")
-    with ExitStack() as resources:
-        yield Session(options, hosts, report, resources)
+def open_session(hosts: "ProcessGroup", report: Report, typed: "Typed", **settings: Any) -> Iterator[Session]:
+    """A session with these fields."""
+    with ExitStack() as resources, suppress(DryRunEndError):
+        yield Session(hosts, report, typed, resources, **settings)
         report.tell()
 
 

@@ -3,7 +3,7 @@
 import json
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os.path import abspath, exists, realpath
 from pathlib import Path
@@ -20,22 +20,21 @@ from ltx2_cli.artifacts.outputs import (
     read_files,
 )
 from ltx2_cli.artifacts.templates import parse_template
-from ltx2_cli.cli.generate import config_page, configured_spec, note_environment, overrides, sized
-from ltx2_cli.cli.options import BatchOptions
-from ltx2_cli.cli.session import Session, system_error
-from ltx2_cli.console import columns, print_made
+from ltx2_cli.console import columns
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import CommandError, PartlyFailedError, RunError, UsageError
 from ltx2_cli.request.layers import flatten, read_setting
-from ltx2_cli.request.profiles import CACHE, OUTPUT_KEYS, STEPS_OR_SIGMAS, read_asked
+from ltx2_cli.request.profiles import CACHE, OUTPUT_KEYS, STEPS_OR_SIGMAS
 from ltx2_cli.request.size import WISHES
 from ltx2_cli.request.spec import RunSpec
-from ltx2_cli.request.spelling import by_key
+from ltx2_cli.request.spelling import by_key, typed
+from ltx2_cli.runs.asked import Layers, asked_for, config_page, configured_spec, note_environment, sized
 from ltx2_cli.runs.done import check_same, is_done, owned_files
 from ltx2_cli.runs.lines import Line, job_values
 from ltx2_cli.runs.order import in_order, own_seed, shape_of
+from ltx2_cli.runs.session import Session, system_error
+from ltx2_cli.runs.settings import RunSettings
 from ltx2_cli.runs.shard import AUTO, parse_shard
-from ltx2_cli.runs.trust import check_trust
 
 DONE, SKIPPED, ELSEWHERE, FAILED, OPEN = "done", "skipped", "elsewhere", "failed", "to do"
 STATUSES = (DONE, SKIPPED, ELSEWHERE, FAILED, OPEN)
@@ -82,6 +81,25 @@ class Result:
         return str(self.line), self.status, seconds, self.error.partition("\n")[0] or ", ".join(self.clips)
 
 
+@dataclass(frozen=True, kw_only=True)
+class BatchSettings(RunSettings):
+    """How jobs are carried out, and what they have in common."""
+
+    given: Mapping[str, Any] = field(default_factory=dict)  # values of every job, by key, below those of its line
+    layers: Layers = field(default_factory=Layers)
+    names: str | None = None  # a template for the names of clips
+    shard: str | None = None  # I/N or `auto`: the jobs of this worker
+    fail_fast: bool = False  # the first failed job ends the batch
+    confined: bool = False  # lines write into the output folder alone
+    piped: bool = False  # lines come for ever: what is over is forgotten
+    source: Path | None = None  # the file of the jobs
+
+    @property
+    def reads(self) -> list[Path]:
+        """Files whose place no clip takes."""
+        return [Path(file) for file in (self.source, self.layers.config) if isinstance(file, str | Path)]
+
+
 class SameNameError(UsageError):
     """A job whose clip another job makes."""
 
@@ -89,29 +107,20 @@ class SameNameError(UsageError):
 class Jobs:
     """The jobs of a batch as they are read, and what became of those of this worker."""
 
-    def __init__(
-        self,
-        options: BatchOptions,
-        session: Session,
-        reads: Sequence[Path] = (),
-        confined: bool = False,
-        piped: bool = False,
-    ):
-        self.options, self.session = options, session
-        self.confined = confined  # whether lines write into the output folder alone
-        self.piped = piped  # whether lines come for ever: what is over is forgotten
-        self.reads = [*reads, *([options.config] if options.config else [])]  # no clip takes their place
-        self.shard, self.page = parse_shard(options.shard), config_page(options.config)
-        if (options.shard or "").startswith(AUTO):
+    def __init__(self, session: Session, settings: BatchSettings):
+        self.session, self.settings, layers = session, settings, settings.layers
+        self.layers = Layers(config_page(layers.config), (), layers.wishes)
+        self.shard = parse_shard(settings.shard)
+        if (settings.shard or "").startswith(AUTO):
             session.report.note(f"--shard {self.shard}")
-        self.name = parse_template(options.output) if options.output else None
-        self.given = overrides(options, output=None)
-        note_environment(session.report, self.given, options.settings)
-        for setting in options.settings or []:
+        self.name = parse_template(settings.names) if settings.names else None
+        self.given = dict(settings.given)
+        note_environment(session.report, self.given, layers.settings)
+        for setting in layers.settings:
             flatten(layer := read_setting(setting))
             self.given.update(layer.values)
-        check_trust(read_asked(self.given, self.page), self.page, options)
-        self.results = deque[Result](maxlen=MOST_ROWS if piped else None)
+        asked_for(self.given, self.layers, session)
+        self.results = deque[Result](maxlen=MOST_ROWS if settings.piped else None)
         self.counts = Counter[str]()  # by status
         self.failures = Counter[bool]()  # by whether a job may succeed another time
         self.errors = list[CommandError]()  # the first ones
@@ -146,10 +155,10 @@ class Jobs:
         """A job is over."""
         self.results.append(result)
         self.counts[result.status] += 1
-        if self.options.as_json:
-            print_made(result.as_json())
+        if self.session.as_json:
+            self.session.print(result.as_json())
         elif result.status in (DONE, OPEN):
-            print_made("\n".join(result.clips))
+            self.session.print("\n".join(result.clips))
 
     def fail(self, result: Result, error: CommandError | OSError) -> None:
         """A job failed. Raises the error of the batch with --fail-fast."""
@@ -159,7 +168,7 @@ class Jobs:
         if len(self.errors) < MOST_FAILURES:
             self.errors.append(type(error)(sentences, error.hint.split("\n")))
         self.add(replace(result, error=str(error), hint=error.hint))
-        if self.options.fail_fast:
+        if self.settings.fail_fast:
             self.end()
 
     def end(self) -> None:
@@ -197,14 +206,14 @@ class Jobs:
             clips = tuple(map(str, output_paths(single)))
             for path in (*clips, *map(str, latents_paths(single))):
                 here = line.number, seed
-                owner = here if self.piped else self.owners.setdefault(abspath(path), here)
+                owner = here if self.settings.piped else self.owners.setdefault(abspath(path), here)
                 if owner[0] != line.number:
                     raise SameNameError(f"{line.unit}s {owner[0]} and {line.number} both make {path}", APART)
                 if owner[1] != seed:
                     seeds = f"{line.unit} {line.number} makes {path} of the seeds {owner[1]} and {seed}"
                     raise SameNameError(seeds, APART)
             if self._is_own():
-                done = not self.options.force and is_done(single)
+                done = not self.session.force and is_done(single)
                 try:
                     self._check(single, done)
                 except ReservedError:
@@ -220,29 +229,29 @@ class Jobs:
     def _check(self, spec: RunSpec, done: bool) -> None:
         """Raise `UsageError` where the clips of a request cannot be written, or are there and of another one."""
         if not done:
-            if not self.options.force:
+            if not self.session.force:
                 check_same(spec)
             files, own = outputs(spec), owned_files(spec, Product.clips, 0)
-            check_outputs(files, read_files(spec, *self.reads), self.options.force, own)
+            check_outputs(files, read_files(spec, *self.settings.reads), self.session.force, own)
 
     def request(self, values: Mapping[str, Any]) -> RunSpec:
         """The request of a line's values, over what was typed for all."""
         values = by_key(values)
         if CACHE in values:
-            raise UsageError(f"`{CACHE}` is not taken from a job: programs are code", "--compile-cache FOLDER")
+            raise UsageError(f"`{CACHE}` is not taken from a job: programs are code", typed("compile_cache", "FOLDER"))
         wishes = {wish: str(values[wish]) for wish in WISHES if wish in values}
         said_by_line = {wish for wish, keys in WISHES.items() if not values.keys().isdisjoint(keys)}
         replaced = {key for wish in wishes for key in WISHES[wish]}
         replaced |= STEPS_OR_SIGMAS if STEPS_OR_SIGMAS & values.keys() else set()
         base = {key: value for key, value in self.given.items() if key not in replaced}
         own = {key: value for key, value in values.items() if key not in WISHES}
-        typed: dict[str, Any] = {**dict.fromkeys(said_by_line), **wishes, "settings": None, "config": self.page}
-        options = replace(self.options, **typed)
-        return configured_spec(sized({**base, **own}, options, Report()), options)
+        common = {wish: text for wish, text in self.layers.wishes.items() if wish not in said_by_line}
+        layers = replace(self.layers, wishes={**common, **wishes})
+        return configured_spec(sized({**base, **own}, layers, Report(), self.session), layers, self.session)
 
     def _check_places(self, values: Mapping[str, Any]) -> None:
         """Raise `UsageError` for a line that names a place outside of the output folder."""
-        for key in OUTPUT_KEYS if self.confined else ():
+        for key in OUTPUT_KEYS if self.settings.confined else ():
             if (place := values.get(key)) is None:
                 continue
             if not Path(realpath(user_path(place))).is_relative_to(realpath(self.folder)):
@@ -253,10 +262,10 @@ class Jobs:
     @cached_property
     def folder(self) -> Path:
         """The output folder: that of -o up to its first field, or the one without -o."""
-        if self.options.output:
-            return user_path(self.options.output.partition("{")[0] + "_").parent
-        typed = self.request({"prompt": "a"})
-        return user_path(typed.output).parent if typed.output else user_path(typed.base_output_directory or ".")
+        if self.settings.names:
+            return user_path(self.settings.names.partition("{")[0] + "_").parent
+        spec = self.request({"prompt": "a"})
+        return user_path(spec.output).parent if spec.output else user_path(spec.base_output_directory or ".")
 
     def _single(self, spec: RunSpec, line: int, seed: int) -> RunSpec:
         """The request with one seed, and the name of its clip."""

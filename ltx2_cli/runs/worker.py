@@ -12,9 +12,6 @@ from typing import TypeVar
 
 from ltx2_cli.artifacts.files import ReservedError, reserve
 from ltx2_cli.artifacts.outputs import Product, check_distinct, check_outputs, outputs, read_files, run_file
-from ltx2_cli.cli.execute import agreed_plan, carried_out, check_downloads, resumable
-from ltx2_cli.cli.jobs import DONE, ELSEWHERE, FAILED, SKIPPED, Job, Jobs, Result
-from ltx2_cli.cli.session import STARTED, system_error
 from ltx2_cli.core.checkpoint import NEVER, RunCheckpointer
 from ltx2_cli.core.networks import Components
 from ltx2_cli.core.preview import Preview
@@ -32,7 +29,11 @@ from ltx2_cli.plan.inputs import CONNECTORS, DENOISER, STAGE2_CONNECTORS, STAGE2
 from ltx2_cli.plan.resolve import DECODERS, Plan, decodes_beside
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.runs.done import check_same, is_done, owned_files, unfinished_state
+from ltx2_cli.runs.execute import carried_out, resumable
+from ltx2_cli.runs.jobs import DONE, ELSEWHERE, FAILED, SKIPPED, Job, Jobs, Result
 from ltx2_cli.runs.past_times import in_words, remember
+from ltx2_cli.runs.preflight import agreed_plan, check_downloads
+from ltx2_cli.runs.session import system_error
 
 TEXTS_AT_ONCE = 100  # jobs whose text is read before a denoiser is loaded: 25 MB each, of the published models
 CLIPS_AT_ONCE = 8  # that are denoised before one is decoded, where the networks take turns in memory
@@ -71,7 +72,7 @@ class Worker:
         self.took = deque[float](maxlen=100)  # seconds, of the last runs
         self.files = dict[Path, tuple[int, int]]()  # of the networks: when they were written, and their sizes
         self.preview: Preview | None = None
-        self.began = monotonic() - STARTED - self.session.fetching
+        self.began = monotonic() - self.session.began - self.session.fetching
         self.loading: float | None = None  # seconds, of the first job that is done
         self.timed = set[int]()  # shapes whose times are kept
 
@@ -133,7 +134,7 @@ class Worker:
             self.components = load(runs[0].plan)
         first = {run.job.shape: run for run in runs}.values()
         together = all(map(_fit_together, first))
-        if self.jobs.piped and not together:
+        if self.jobs.settings.piped and not together:
             self.session.report.note("the networks do not fit together: each job loads them; a file does so once")
         names = {name for run in runs for name in run.plan.networks.present()} | {STAGE2_DENOISER}
         self._on(runs[0]).keep(names if together else ())
@@ -167,7 +168,7 @@ class Worker:
 
     def _lock(self, run: Run, locks: ExitStack) -> bool:
         """Whether this worker is to make a run now; nobody else does so until the end of `locks`."""
-        job, spec, options = run.job, run.spec, self.jobs.options
+        job, spec, force = run.job, run.spec, self.session.force
         files = [*outputs(spec), run_file(spec)]
         with self._failing(job, run), ExitStack() as attempt:
             try:
@@ -175,14 +176,14 @@ class Worker:
             except ReservedError:
                 self.jobs.add(Result(job.line, ELSEWHERE, job.clips, job.seed))
                 return False
-            if not options.force and is_done(spec):
+            if not force and is_done(spec):
                 self.jobs.add(Result(job.line, SKIPPED, job.clips, job.seed))
                 return False
             own = set[Path]()
-            if not options.force:
+            if not force:
                 check_same(spec)
                 own = self._continue(run, run_file(spec).path)
-            check_outputs(files, read_files(spec, *self.jobs.reads), options.force, own)
+            check_outputs(files, read_files(spec, *self.jobs.settings.reads), force, own)
             locks.enter_context(attempt.pop_all())
             return run.state is not None
         return False
@@ -235,7 +236,7 @@ class Worker:
         if not (run.begun or self.full):
             run.begun, self.number = True, self.number + 1
             left = f", {in_words(median(self.took) * (self.total - self.number + 1))} left" if self.took else ""
-            self.session.report.part("" if self.jobs.piped else f"clip {self.number} of {self.total}{left}")
+            self.session.report.part("" if self.jobs.settings.piped else f"clip {self.number} of {self.total}{left}")
         return run.begun
 
     def _notice_storage(self, checkpointer: RunCheckpointer) -> None:
@@ -247,7 +248,7 @@ class Worker:
         """Keep how long the first job of a shape took, as if it had been the only one."""
         if self.loading is None:
             self.loading = sum(seconds for name, seconds in run.timings.preparations if name.startswith(LOAD))
-        if not (self.jobs.piped or run.resumed or run.job.shape in self.timed):
+        if not (self.jobs.settings.piped or run.resumed or run.job.shape in self.timed):
             self.timed.add(run.job.shape)
             took = run.timings.seconds().items()
             total = self.began + self.loading + sum(seconds for name, seconds in took if not name.startswith(LOAD))
@@ -256,15 +257,15 @@ class Worker:
 
     def _checkpointer(self, run: Run) -> RunCheckpointer:
         """Of the run's plan with its pictures. Raises `UsageError` where these have changed."""
-        options, place = self.jobs.options, run_file(run.spec).path
+        settings, place = self.jobs.settings, run_file(run.spec).path
         plan = replace(run.plan, pictures=read_pictures(run.plan.spec))
-        wanted, written = (True, 0.0) if run.resumed else (options.save_run, NEVER)
-        told = (place, plan, GOAL, run.timings, wanted, options.checkpoint_every)
+        wanted, written = (True, 0.0) if run.resumed else (settings.save_run, NEVER)
+        told = (place, plan, GOAL, run.timings, wanted, settings.checkpoint_every)
         return RunCheckpointer(*told, written=written, preview=self._previewed(plan))
 
     def _previewed(self, plan: Plan) -> OnProgress:
         """What shows the clip of a plan while it is made."""
-        if (path := self.jobs.options.preview) is None or not plan.spec.running.video:
+        if (path := self.jobs.settings.preview) is None or not plan.spec.running.video:
             return no_checkpoint
         if self.preview is None:
             self.preview = Preview(path, plan, self.session.report)

@@ -3,13 +3,11 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from ltx2_cli.artifacts.files import Output, user_path
 from ltx2_cli.artifacts.outputs import Product, check_distinct, check_outputs, outputs, run_file
-from ltx2_cli.cli.jobs import DONE, FAILED, OPEN, Job, Jobs, Result
-from ltx2_cli.cli.options import BatchOptions
-from ltx2_cli.cli.session import Session
 from ltx2_cli.errors import (
     MAKE_ROOM,
     AbortedRunError,
@@ -21,45 +19,48 @@ from ltx2_cli.errors import (
 )
 from ltx2_cli.media.contact_sheet import is_contact_sheet
 from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.runs.jobs import DONE, FAILED, OPEN, BatchSettings, Job, Jobs, Result
 from ltx2_cli.runs.lines import STDIN, Line, read_lines
+from ltx2_cli.runs.session import Session
 from ltx2_cli.units import quantity
 
 
-def batch(options: BatchOptions, session: Session, source: str, confined: bool) -> None:
+def batch(session: Session, settings: BatchSettings, source: str) -> None:
     """Make the clips of the jobs in a file, or of those that stdin brings."""
-    reads = [] if source == STDIN else [user_path(source)]
-    check_pictures(options, reads)
-    jobs = Jobs(options, session, reads, confined, piped=source == STDIN)
+    piped = source == STDIN
+    settings = replace(settings, piped=piped, source=None if piped else user_path(source))
+    check_pictures(session, settings, settings.reads)
+    jobs = Jobs(session, settings)
     finish(jobs, make(jobs, read_lines(source)))
 
 
 def check_pictures(
-    options: BatchOptions, reads: Iterable[Path], sheet: Output | None = None, own: bool = False
+    session: Session, settings: BatchSettings, reads: Iterable[Path], sheet: Output | None = None, own: bool = False
 ) -> None:
     """Raise `UsageError` for a sheet or a preview that cannot be written, or is there and is another picture: a preview
     may replace any sheet, a sheet where it is this command's `own`."""
-    previews = [Output(options.preview, "--preview")] if options.preview else []
+    previews = [Output(settings.preview, "--preview")] if settings.preview else []
     replaced = [file.path for file in previews if is_contact_sheet(file.path)]
     replaced += [sheet.path] if sheet and own else []
-    check_outputs([*([sheet] if sheet else []), *previews], reads, options.force, replaced)
+    check_outputs([*([sheet] if sheet else []), *previews], reads, session.force, replaced)
 
 
 def make(jobs: Jobs, arriving: Iterable[Sequence[Line]]) -> bool:
     """Make what of the arriving lines is not done. Whether there was any."""
-    options, session, worker = jobs.options, jobs.session, None
+    session, worker = jobs.session, None
     if session.hosts.count > 1:
         hint = "--num-processes 1 on each host; --shard I/N, or nothing, shares the jobs between them"
         raise UsageError("several hosts cannot make a batch together", hint)
     for lines in arriving:
         open_jobs = jobs.read(lines)
-        if open_jobs and worker is None and not options.dry_run:
+        if open_jobs and worker is None and not session.dry_run:
             session.start()
-            from ltx2_cli.cli.worker import Worker
+            from ltx2_cli.runs.worker import Worker
 
             worker = Worker(jobs)
-        if options.dry_run:
+        if session.dry_run:
             open_jobs = [*checked(jobs, open_jobs)]
-        if open_jobs and not jobs.piped:
+        if open_jobs and not jobs.settings.piped:
             session.report.note(f"time: {expected_time(jobs, open_jobs)}")
         if worker and open_jobs:
             try:
@@ -74,13 +75,13 @@ def make(jobs: Jobs, arriving: Iterable[Sequence[Line]]) -> bool:
 def checked(jobs: Jobs, open_jobs: Sequence[Job]) -> Iterator[Job]:
     """The jobs that would be made, each of which is said to be; the others fail as they would. Of jobs that are planned
     alike, one is."""
-    refusals = dict[int, CommandError | None]()
-    check = preflight(jobs.session)
+    found = dict[int, CommandError | None]()
+    check = refusals(jobs.session)
     for job in open_jobs:
         spec = jobs.spec(job)
-        if job.inputs not in refusals:
-            refusals[job.inputs] = check(spec)
-        if error := refusals[job.inputs] or unfinished_refusal(jobs, job, spec):
+        if job.inputs not in found:
+            found[job.inputs] = check(spec)
+        if error := found[job.inputs] or unfinished_refusal(jobs, job, spec):
             jobs.fail(Result(job.line, FAILED, job.clips, job.seed), error)
         else:
             jobs.add(Result(job.line, OPEN, job.clips, job.seed))
@@ -94,7 +95,7 @@ def unfinished_refusal(jobs: Jobs, job: Job, spec: RunSpec) -> UsageError | None
     from ltx2_cli.runs.done import unfinished_state
 
     path = run_file(spec).path
-    if jobs.options.force or not path.exists():
+    if jobs.session.force or not path.exists():
         return None
     try:
         _, changes = unfinished_state(spec, Request(spec, find_devices()).plan())
@@ -105,18 +106,18 @@ def unfinished_refusal(jobs: Jobs, job: Job, spec: RunSpec) -> UsageError | None
     return None
 
 
-def preflight(session: Session) -> Callable[[RunSpec], CommandError | None]:
+def refusals(session: Session) -> Callable[[RunSpec], CommandError | None]:
     """What finds why a request would be refused, and says once what would be downloaded, and each warning."""
-    from ltx2_cli.cli.plan import DryRun
     from ltx2_cli.core.provenance import input_files
     from ltx2_cli.estimate.fit import Request
     from ltx2_cli.parallel.devices import find_devices
+    from ltx2_cli.runs.preflight import DryRun
 
     told = set[str]()
 
     def refusal(spec: RunSpec) -> CommandError | None:
         try:
-            found = DryRun.of(Request(spec, find_devices()))
+            found = DryRun.of(Request(spec, find_devices()), session.typed)
             if found.plan:
                 check_distinct(outputs(spec), input_files(found.plan))
         except (UsageError, DoesNotFitError) as error:

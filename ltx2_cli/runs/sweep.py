@@ -4,7 +4,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -15,11 +14,6 @@ import yaml
 
 from ltx2_cli.artifacts.files import Output, user_path
 from ltx2_cli.artifacts.outputs import read_files, slug
-from ltx2_cli.cli.batch import check_pictures, finish, make
-from ltx2_cli.cli.generate import prompt_and_seeds
-from ltx2_cli.cli.jobs import DONE, SKIPPED, Jobs
-from ltx2_cli.cli.options import BatchOptions
-from ltx2_cli.cli.session import Session
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.clip import Media
 from ltx2_cli.media.contact_sheet import sheet_content, write_contact_sheet
@@ -27,10 +21,13 @@ from ltx2_cli.media.probe import open_video
 from ltx2_cli.media.videos import read_video
 from ltx2_cli.request.layers import ALL_KEYS, parse, unknown_name_error
 from ltx2_cli.request.size import WISHES
-from ltx2_cli.request.spelling import NAMES
+from ltx2_cli.request.spelling import NAMES, typed
 from ltx2_cli.request.validation import CLIP_TYPES, MAX_VIDEOS
+from ltx2_cli.runs.batch import check_pictures, finish, make
+from ltx2_cli.runs.jobs import DONE, SKIPPED, BatchSettings, Jobs
 from ltx2_cli.runs.lines import Line
 from ltx2_cli.runs.order import own_seed
+from ltx2_cli.runs.session import Session
 
 EXAMPLE = "for example: --vary guidance_scale=2,3,4"
 SILENCE = np.empty((0, 2), np.float32)
@@ -43,19 +40,12 @@ class Varied(NamedTuple):
     values: Sequence[Any]
 
 
-def sweep(
-    options: BatchOptions,
-    session: Session,
-    words: Sequence[str] | None,
-    vary: Sequence[str] | None,
-    picture: Path | None,
-) -> None:
+def sweep(session: Session, settings: BatchSettings, vary: Sequence[str], picture: Path | None) -> None:
     """Make a clip of each combination, and a sheet, named `picture`, of all that are there."""
-    typed: dict[str, Any] = {**prompt_and_seeds(options.prompt, options.seed, words)}
-    jobs = Jobs(replace(options, **typed), session)
+    jobs = Jobs(session, settings)
     base = jobs.request({})
     seeds = base.seed or (own_seed({"prompt": base.prompt}, base.num_videos),)
-    varied = [*map(parse_varied, vary or ()), Varied("seed", seeds)]
+    varied = [*map(parse_varied, vary), Varied("seed", seeds)]
     check_once(varied)
     count = prod(len(each.values) for each in varied)
     if count == 1 or count > MAX_VIDEOS:
@@ -66,10 +56,10 @@ def sweep(
         raise UsageError(f"--sheet {sheet} is not a PNG", f"nearest: --sheet {sheet.with_suffix('.png')}")
     content = json.dumps({"prompt": base.prompt, "clips": [*_combinations(varied)]}, default=str)
     own = _shows_all(content, sheet_content(sheet))
-    check_pictures(options, read_files(base, options.config), Output(sheet, "--sheet"), own)
+    check_pictures(session, settings, read_files(base, *settings.reads), Output(sheet, "--sheet"), own)
     kind = CLIP_TYPES[base.running.video]
-    started = make(jobs, [list(_lines(varied, None if options.output else place.with_name(f"{place.name}.{kind}")))])
-    if jobs.counts[DONE] or not (options.dry_run or sheet.exists()):
+    started = make(jobs, [list(_lines(varied, None if settings.names else place.with_name(f"{place.name}.{kind}")))])
+    if jobs.counts[DONE] or not (session.dry_run or sheet.exists()):
         _write_sheet(jobs, varied, sheet, content)
     finish(jobs, started)
 
@@ -93,7 +83,7 @@ def check_once(varied: Sequence[Varied]) -> None:
     """Raise `UsageError` where a key varies twice: of its values the last alone would count."""
     for name, times in Counter(NAMES.get(each.name, each.name) for each in varied).items():
         if times > 1:
-            hint = "--seed 0..3" if name == "seed" else f"--vary {name}=VALUE,VALUE... with all values"
+            hint = typed("seed", "0..3") if name == "seed" else f"--vary {name}=VALUE,VALUE... with all values"
             raise UsageError(f"--vary: {name} is given {times} times", hint)
 
 

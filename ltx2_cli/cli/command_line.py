@@ -1,0 +1,53 @@
+"""The command to type for a request that fits."""
+
+import json
+import re
+import shlex
+import sys
+from typing import TYPE_CHECKING
+
+from ltx2_cli.cli.names import ALIASES
+from ltx2_cli.cli.registry import COMMANDS, typed_command
+from ltx2_cli.parallel.devices import fraction_variable
+from ltx2_cli.request.size import WISHES
+
+if TYPE_CHECKING:  # importing jax takes long
+    from ltx2_cli.estimate.fit import Alternative
+
+SETTING = "--set"
+
+
+def command_line(alternative: "Alternative") -> str:
+    """The command line that was typed, with what an alternative asks otherwise, ready to be copied."""
+    from ltx2_cli.estimate.fit import FRACTION
+
+    verbs, command = typed_command()
+    assert command  # which is running
+    words = sys.argv[1 + len(verbs) :]
+    variable = [f"{fraction_variable()}={FRACTION}"] if alternative.most_memory else []
+    if verbs == ["batch"]:  # whose lines have values of their own
+        values = ", ".join(f'"{key}": {_in_json(value)}' for key, value in alternative.options.items())
+        return " and ".join([*variable, *([f"{values} in the line"] if values else [])])
+    if alternative.anew and verbs != ["sweep"]:
+        words = ["--prompt", alternative.values["prompt"]]
+        if command.requires_words:  # a clip or latents, of which it knows nothing
+            verbs, command = ["generate"], COMMANDS["generate"]
+    options = command.parameters.keys()
+    typed = "".join(f"\0{word}" for word in words)  # no word has a NUL in it
+    for key, value in alternative.options.items():
+        flag = f"--{key.replace('_', '-')}"
+        wishes = [f"--{wish}" for wish, keys in WISHES.items() if key in keys]
+        flags = "|".join(map(re.escape, [flag, *wishes, *ALIASES.get(flag, ())]))
+        given_before = rf"\0({SETTING}[=\0]{re.escape(key)}=|({flags})[=\0])[^\0]*"
+        added = f"\0{flag}\0{value}" if key in options else f"\0{SETTING}\0{key}={value}"
+        typed = re.sub(given_before, "", typed) + added
+    return " ".join([*variable, shlex.join(["ltx2", *verbs, *typed.split("\0")[1:]])])
+
+
+def _in_json(value: str) -> str:
+    """A value as it is typed, in JSON: a text has quotes."""
+    try:
+        json.loads(value)
+    except ValueError:
+        return json.dumps(value)
+    return value

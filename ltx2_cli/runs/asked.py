@@ -1,0 +1,111 @@
+"""A request by all that asks for it: values, the environment, a file or record, settings, a size in other words."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ltx2_cli.artifacts.files import read_limited
+from ltx2_cli.core.report import Report
+from ltx2_cli.errors import UsageError
+from ltx2_cli.media.probe import is_video, is_wav
+from ltx2_cli.request.environment import foreign_variables, read_environment, variable_name
+from ltx2_cli.request.layers import MAX_TEXT, PAGE, ConfigLayer, read_file, read_text
+from ltx2_cli.request.profiles import FLAG, Asked, checked_spec, read_asked
+from ltx2_cli.request.size import frames_of, size_of
+from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.runs.inspect import inspect, looks_like_safetensors
+from ltx2_cli.runs.lines import STDIN
+from ltx2_cli.runs.trust import Trust, check_trust
+
+
+@dataclass(frozen=True)
+class Layers:
+    """What a request is asked for in besides its values: a file below them and the environment, settings
+    (`dotted.key=value`) above, and the size and length in other words, by the names in `WISHES`."""
+
+    config: Path | ConfigLayer | None = None
+    settings: Sequence[str] = ()
+    wishes: Mapping[str, str] = field(default_factory=dict)
+
+
+def asked_for(values: Mapping[str, object], layers: Layers, trust: Trust | None = None) -> Asked:
+    """What these values ask for with these layers. `trust` says whether a file may name what its reader does not
+    know; None: it is not used."""
+    page = config_page(layers.config)
+    asked = read_asked(values, page, layers.settings, read_environment(os.environ))
+    return check_trust(asked, page, trust) if trust else asked
+
+
+def configured_spec(values: Mapping[str, object], layers: Layers, trust: Trust | None = None) -> RunSpec:
+    """The request of `asked_for`, checked."""
+    return checked_spec(asked_for(values, layers, trust))
+
+
+def sized_spec(values: Mapping[str, object], layers: Layers, report: Report, trust: Trust | None = None) -> RunSpec:
+    """`configured_spec` of `sized` values; the report is told which variables of the environment it reads."""
+    note_environment(report, values, layers.settings)
+    return configured_spec(sized(values, layers, report, trust), layers, trust)
+
+
+def note_environment(report: Report, values: Mapping[str, object], settings: Sequence[str]) -> None:
+    """Say which variables of the environment a request reads where options ask for these values and --set for others,
+    and which it does not though they are called like it."""
+    typed = read_asked(values, None, settings).layers[FLAG]
+    if variables := [variable_name(key) for key in read_environment(os.environ) if key not in typed]:
+        report.preface(f"from the environment: {', '.join(variables)}")
+    for sentence in foreign_variables(os.environ):
+        report.preface(sentence)
+
+
+def sized(
+    values: Mapping[str, object], layers: Layers, report: Report, trust: Trust | None = None
+) -> Mapping[str, object]:
+    """`values` with the size and length that the layers wish; the report is told what they became. Raises `UsageError`
+    beside a value that says it in pixels or frames."""
+    resolution, aspect, duration = map(layers.wishes.get, ("resolution", "aspect", "duration"))
+    asked = [text for text in (resolution, aspect, duration) if text is not None]
+    if not asked:
+        return values
+    from ltx2_cli.plan.sizes import legal_lengths
+
+    spec, wished = configured_spec(values, layers, trust), dict[str, int]()
+    legal = legal_lengths(spec)
+    if aspect is not None or resolution is not None:
+        wished |= size_of(spec.width, spec.height, aspect, resolution, legal)
+    if duration is not None:
+        wished["num_frames"] = frames_of(duration, spec.fps, legal)
+    for key in wished.keys() & values.keys():
+        wish = "--duration" if key == "num_frames" else "--aspect or --resolution"
+        raise UsageError(f"--{key.replace('_', '-')} is not taken beside {wish}", f"leave out {wish}")
+    spec = configured_spec({**values, **wished}, layers, trust)
+    length = f"{spec.num_frames} frames, {spec.num_frames / spec.fps:.2f} s"
+    report.preface(f"asked: {', '.join(asked)}; got: {spec.width}x{spec.height}, {length}")
+    return {**values, **wished}
+
+
+def config_page(path: Path | ConfigLayer | None) -> ConfigLayer | None:
+    """The request in the file that --config names: a page of YAML, or the record of a clip, of latents or in the output
+    of `ltx2 info --json` of one file. One that was read before is returned. Raises `UsageError` for anything else."""
+    if path is None or isinstance(path, ConfigLayer):
+        return path
+    if str(path) == STDIN:
+        raise UsageError("--config reads a file, not stdin", "write it into a file, or name keys: --set KEY=VALUE")
+    if not path.is_file():
+        return read_file(path)
+    try:
+        has_record = is_video(path) or is_wav(path) or looks_like_safetensors(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", "check the path") from error
+    if has_record:
+        if record := inspect(path).get("record"):
+            return ConfigLayer(f"the record in {path}: ", record)
+        raise UsageError(f"{path} does not say what made it", PAGE)
+    try:
+        match json.loads(read_limited(path, MAX_TEXT, PAGE)):
+            case [{"record": dict(record)}]:
+                return read_text(json.dumps(record), f"the record in {path}")
+    except (ValueError, RecursionError):
+        pass  # it is no JSON
+    return read_file(path)

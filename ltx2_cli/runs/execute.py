@@ -1,0 +1,108 @@
+"""A request carried out: the run itself, what is wrong with its clips, and how it can be resumed."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+
+from ltx2_cli.artifacts.files import Output
+from ltx2_cli.artifacts.outputs import Product, check_distinct, outputs, run_file
+from ltx2_cli.core.bench import CLIP, perf_facts
+from ltx2_cli.core.checkpoint import RunCheckpointer
+from ltx2_cli.core.networks import Components
+from ltx2_cli.core.preview import Preview
+from ltx2_cli.core.programs import forbid_compilation
+from ltx2_cli.core.provenance import input_files
+from ltx2_cli.core.report import Timings
+from ltx2_cli.core.run import START, load, programs, traced, warm_up
+from ltx2_cli.core.saved_run import RunGoal
+from ltx2_cli.core.state import RunState, no_checkpoint
+from ltx2_cli.core.write import write
+from ltx2_cli.errors import AbortedRunError, NotFiniteError, RunError
+from ltx2_cli.estimate.fit import Request
+from ltx2_cli.interrupts import stop_on_signal
+from ltx2_cli.parallel.devices import find_devices
+from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.runs.past_times import expected_time, remember
+from ltx2_cli.runs.preflight import agreed_plan, check_downloads
+from ltx2_cli.runs.session import Session
+from ltx2_cli.runs.settings import RunSettings
+
+
+def run(
+    session: Session, spec: RunSpec, settings: RunSettings, product: Product, drawn: bool, files: list[Output]
+) -> None:
+    """Make clips, or only warm up, after what has to be downloaded was said, and the seed if it was `drawn`."""
+    request = Request(spec, find_devices(), product=product)
+    if not session.dry_run:
+        check_downloads(session, request)
+    with agreed_plan(session, request, drawn) as plan:
+        check_distinct(files, input_files(plan))
+    if session.dry_run:
+        return
+    if settings.no_compile:
+        session.resources.enter_context(forbid_compilation(programs(plan, product)))
+    components = load(plan)
+    if drawn and not settings.warmup:
+        session.report.note(f"seed: {plan.spec.seeds[0]}")
+    if not settings.warmup:
+        session.report.note(f"time: {expected_time(plan, product)}")
+    with traced(settings.profile):
+        timings = session.measuring()
+        if settings.warmup:
+            warm_up(plan, components, timings)
+        else:
+            goal, keep = RunGoal(product, source=None), (settings.save_run, settings.checkpoint_every)
+            preview = Preview(settings.preview, plan, session.report) if settings.preview else no_checkpoint
+            path = run_file(plan.spec).path
+            execute(session, RunCheckpointer(path, plan, goal, timings, *keep, preview=preview), components)
+            remember_run(session, plan, product, timings)
+        if session.hosts.first and settings.perf_dump:
+            timings.write(settings.perf_dump, perf_facts(plan, CLIP))
+    seeds = () if settings.warmup else plan.spec.seeds
+    session.finish([] if settings.warmup else outputs(plan.spec, product), {"seeds": seeds})
+
+
+def remember_run(session: Session, plan: Plan, product: Product, timings: Timings) -> None:
+    """Keep how long a run took, of a process that made no other."""
+    if session.hosts.first:
+        seconds, compiled = monotonic() - session.began - session.fetching, session.compiled
+        remember(plan, product, timings, seconds, compiled is None or compiled.anew > 0)
+
+
+def execute(session: Session, checkpointer: RunCheckpointer, components: Components, start: RunState = START) -> None:
+    """Run the checkpointer's plan from `start` and show each finished file. Raises `InterruptedRunError` or
+    `AbortedRunError` where the run was interrupted and can be resumed."""
+    finished = list[Path]()
+    with resumable(checkpointer, finished):
+        for path, findings in carried_out(checkpointer, components, start):
+            session.show(path, findings)
+            finished.append(path)
+
+
+def carried_out(
+    checkpointer: RunCheckpointer, components: Components, start: RunState
+) -> Iterator[tuple[Path, list[str]]]:
+    """Run the checkpointer's plan from `start`: each finished file, and what is wrong with the clip in it."""
+    yield from write(checkpointer.plan, components, checkpointer.report, checkpointer.goal.product, start, checkpointer)
+    checkpointer.end()
+
+
+@contextmanager
+def resumable(checkpointer: RunCheckpointer, finished: Sequence[Path] = ()) -> Iterator[None]:
+    """In the body, signals stop the checkpointer's run after its step, and errors say how it can be resumed. Raises
+    `InterruptedRunError` or `AbortedRunError` where it was interrupted and is kept, or has `finished` clips."""
+    resume = f"`ltx2 resume {checkpointer.path}` goes on"
+    try:
+        with stop_on_signal(checkpointer.stop):
+            yield
+    except KeyboardInterrupt:
+        if not (checkpointer.kept or finished):
+            raise
+        hint = resume if checkpointer.kept else f"{len(finished)} of {len(checkpointer.plan.seeds)} are finished"
+        raise AbortedRunError("interrupted", hint) from None
+    except RunError as error:
+        if isinstance(error, NotFiniteError) or not checkpointer.kept:  # the former would come again
+            raise
+        raise type(error)(str(error).split("\n"), f"{error.hint}; then {resume}") from error

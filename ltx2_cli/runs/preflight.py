@@ -1,0 +1,185 @@
+"""Before a run: what is downloaded for it, whether it fits, one plan that all hosts agree on; or what it would do."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import groupby
+from time import monotonic
+from typing import Any, Self
+
+from huggingface_hub import constants
+
+from ltx2_cli.artifacts.files import user_path
+from ltx2_cli.artifacts.outputs import RUN
+from ltx2_cli.console import columns, print_out, visible
+from ltx2_cli.core.programs import enable_compilation_cache
+from ltx2_cli.core.provenance import versions
+from ltx2_cli.errors import UnknownNetworkError, UsageError
+from ltx2_cli.estimate.fit import Request, Typed, check_fit
+from ltx2_cli.plan.conditions import read_given_sound, read_pictures
+from ltx2_cli.plan.open import missing_downloads
+from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.runs.past_times import expected_time
+from ltx2_cli.runs.session import DryRunEndError, Facts, Session, short_digest, synchronized
+from ltx2_cli.runs.summary import request_rows
+from ltx2_cli.units import quantity
+from ltx2_cli.weights.hub import Download, check_disk_space, local_path
+from ltx2_cli.weights.lora import check_local_loras
+from ltx2_cli.weights.published import FOLDER_FILES
+
+# What a command cannot change, by dotted key: what saved latents decide, a clip's record, an unfinished run.
+OF_LATENTS = frozenset({"height", "width", "num_frames", "num_videos", "model", "recipe"}).__contains__
+OF_RECORD = frozenset({"num_videos", "model"}).__contains__
+OF_RUN = "sharding".__ne__
+
+
+def check_published(request: Request, typed: Typed) -> None:
+    """Of a model that is not on this machine, before anything is downloaded: read the LoRAs, pictures and sounds that
+    are. Raises `UsageError` for one that is refused, `DoesNotFitError` for a model of known sizes that does not fit its
+    devices."""
+    spec = request.spec
+    with suppress(UsageError):
+        if local_path(spec.checkpoint, FOLDER_FILES) is not None:
+            return
+    check_local_loras([*spec.lora, *(spec.second_stage.lora or ())])
+    try:
+        check_fit(request, request.plan(), typed)
+    except UnknownNetworkError:  # its files say how large it is
+        read_pictures(spec)
+        read_given_sound(spec)
+
+
+def fitting_plan(request: Request, typed: Typed) -> Plan:
+    """The plan of a request, whose files are downloaded if they are not here. Raises `DoesNotFitError` where it does
+    not fit: of a published model before anything is downloaded."""
+    check_published(request, typed)
+    plan = request.resolved()
+    check_fit(request, plan, typed)
+    return plan
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What a command would download, and do."""
+
+    request: Request
+    downloads: Sequence[Download]
+    plan: Plan | None  # None: what the networks are stands in files that are not here
+
+    @classmethod
+    def of(cls, request: Request, typed: Typed) -> Self:
+        """By the files that are here and the published configs. Raises `UsageError` and `DoesNotFitError` where the run
+        would, as far as these tell."""
+        check_published(request, typed)
+        downloads = missing_downloads(request.spec, request.source is not None)
+        check_disk_space(downloads)
+        if not downloads:
+            return cls(request, downloads, fitting_plan(request, typed))
+        try:
+            plan = request.plan()
+        except UnknownNetworkError:
+            return cls(request, downloads, None)
+        check_fit(request, plan, typed)
+        return cls(request, downloads, plan)
+
+    def print(self, session: Session, drawn: bool) -> None:
+        """Print it on the first host; the seed as a random one if it was `drawn`."""
+        if not session.hosts.first:
+            return
+        written = [str(path) for path, _ in session.files if path.suffix != RUN]
+        if session.as_json:
+            print_out(json.dumps(self.record(written, drawn), ensure_ascii=False))
+        else:
+            print_out("\n".join(map(visible, self.lines(written, drawn))))
+
+    @property
+    def parts(self) -> Counter[str]:
+        """The bytes to download, by folder or file of a repository."""
+        sizes = Counter[str]()
+        for file in self.downloads:
+            sizes[f"{file.repository}/{file.name.split('/')[0]}"] += file.size
+        return sizes
+
+    def lines(self, written: Sequence[str], drawn: bool) -> Iterator[str]:
+        """The page: what is downloaded, used and written."""
+        if self.downloads:
+            yield f"to download into {constants.HF_HUB_CACHE}:"
+            for name, size in [*self.parts.most_common(), ("in all", self.parts.total())]:
+                yield f"{quantity(size):>9}  {name}"
+            yield ""
+        table = [] if self.downloads else [("download", "nothing")]
+        if self.plan is None:
+            table += [("model", f"{self.request.spec.model}: what it takes is known once its configs are here")]
+        else:
+            table += [*request_rows(self.plan, self.request.memory(self.plan))]
+            seeds = ", ".join(map(str, self.plan.spec.seeds))
+            table += [("seed", f"random, for example {seeds}" if drawn else seeds)]
+            table += [("time", expected_time(self.plan, self.request.product))] if not self.request.skipped else []
+        table += [("write", path) for path in written]
+        yield from columns([*table, *(("note", warning) for warning in (self.plan.warnings if self.plan else ()))])
+
+    def record(self, written: Sequence[str], drawn: bool) -> dict[str, Any]:
+        """The page for a program: bytes, and the rows of the plan by their names."""
+        record: dict[str, Any] = {"download": {"bytes": self.parts.total(), "parts": dict(self.parts)}}
+        if plan := self.plan:
+            memory, rows = self.request.memory(plan), dict[str, list[str]]()
+            for name, text in request_rows(plan, memory):
+                rows.setdefault(name, []).append(text)
+            time = expected_time(plan, self.request.product) if not self.request.skipped else None
+            record |= {"plan": rows, "memory": {phase: needed.peak for phase, needed in memory.items()}, "time": time}
+            record |= {"seeds": plan.spec.seeds, "random_seed": drawn, "warnings": plan.warnings}
+        return {**record, "write": written}
+
+
+def plan_facts(plan: Plan) -> Facts:
+    """Facts of a plan, before weights are loaded: versions, the weight files' headers, the noise."""
+    headers: dict[str, object] = {
+        name: [(tensor, entry.shape, entry.dtype) for tensor, entry in sorted(files.items())]
+        for name, files in plan.checkpoint.files.items()
+    }
+    headers["lora"] = {name: sorted(tensors) for name, tensors in plan.lora_deltas.items()}
+    contents = {name: repr(header).encode() for name, header in headers.items()}
+    contents["noise"] = user_path(plan.spec.initial_noise).read_bytes() if plan.spec.initial_noise else b""
+    contents["pictures"] = "".join(picture.sha256 for picture in plan.pictures).encode()
+    contents["the sound"] = plan.sound.sha256.encode() if plan.sound else b""
+    facts = {f"what {name} holds": short_digest(content) for name, content in contents.items()}
+    return {**{f"version of {package}": version for package, version in versions().items()}, **facts}
+
+
+@contextmanager
+def agreed_plan(session: Session, request: Request, drawn: bool = False) -> Iterator[Plan]:
+    """The plan of a request that fits the devices, and that the body may refuse: the same on every host. A dry run
+    prints it afterwards, with the seed as a random one if it was `drawn`; it ends here where networks must be here
+    first."""
+    with synchronized(session.hosts) as facts:
+        if session.dry_run:
+            preview = DryRun.of(request, session.typed)
+            if preview.plan is not None:
+                yield preview.plan
+            preview.print(session, drawn)
+            if preview.plan is None:
+                raise DryRunEndError
+            return
+        enable_compilation_cache(request.spec.compile_cache)
+        began = monotonic()
+        plan = fitting_plan(request, session.typed)
+        if (size := session.downloads) and (seconds := monotonic() - began):
+            session.report.note(f"downloaded {quantity(size)} in {seconds:.0f} s, {quantity(size / seconds)}/s")
+            session.fetching += seconds
+        session.downloads = 0
+        yield plan
+        facts |= plan_facts(plan) if session.hosts.count > 1 else {}
+
+
+def check_downloads(session: Session, request: Request) -> None:
+    """Say what will be downloaded. Raises `CommandError` where that does not fit the devices or the disk."""
+    with synchronized(session.hosts):
+        check_published(request, session.typed)
+        downloads = missing_downloads(request.spec)
+        check_disk_space(downloads)
+        session.downloads = sum(file.size for file in downloads)
+        for repository, parts in groupby(downloads, lambda file: file.repository):
+            size = quantity(sum(part.size for part in parts))
+            session.report.note(f"downloading {size} of {repository} into {constants.HF_HUB_CACHE}")

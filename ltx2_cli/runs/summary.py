@@ -1,0 +1,66 @@
+"""What a run would do, as rows that people read."""
+
+from collections.abc import Collection, Iterator
+
+from ltx2_cli.estimate.phases import DECODE, DENOISE, REFINE, UPSAMPLE
+from ltx2_cli.nn.layers import IMAGE_AXES
+from ltx2_cli.plan.inputs import STAGE2_DENOISER
+from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.units import quantity
+
+
+def request_rows(plan: Plan, phases: Collection[str]) -> Iterator[tuple[str, str]]:
+    """What a run would do in these phases, a name and a value a row."""
+    spec, mesh, decoding = plan.spec, plan.sharding.mesh, plan.decoding
+    files = "" if plan.checkpoint.files else ", by the configs that come with ltx2"
+    yield "model", (spec.model if spec.model == spec.checkpoint else f"{spec.model}, {spec.checkpoint}") + files
+    if spec.text_encoder is not None:
+        yield "text", spec.text_encoder
+    yield from (("lora", lora) for lora in spec.lora)
+    yield "recipe", spec.recipe
+    clip = f"{spec.width}x{spec.height}, {spec.num_frames} frames at {spec.fps:g} a second"
+    videos = f", {spec.num_videos} at once" if spec.num_videos > 1 else ""
+    seconds = f"{spec.num_frames / spec.fps:.1f} s{videos}"
+    yield ("video", f"{clip}: {seconds}") if spec.running.video else ("sound", f"{seconds}, alone")
+    for condition in spec.conditions:
+        shown, strength = f"{condition.kind} {condition.path}", f"strength {condition.strength:g}"
+        match condition.kind:
+            case "reference":
+                count = condition.num_frames or 1
+                frames = f"{count} frames" if count > 1 else "a picture"
+                size = f"1/{condition.downscale} of the size" if condition.downscale != 1 else "the clip's size"
+                yield "follows", f"{shown}, {frames} at {size}, {strength}"
+            case "mask":
+                yield "follows", f"where {shown} is white"
+            case "clip":
+                begin, end = condition.anew
+                yield "anew", f"frames {begin} to {end} of {shown}, {condition.streams}"
+            case _:
+                yield "shows", f"{shown} at frame {condition.frame}, {strength}"
+    if spec.reference_strength != 1:
+        yield "follows", f"with a share of {spec.reference_strength:g} of the attention"
+    if spec.audio:
+        yield "sound", spec.audio.path
+    for stage in plan.stages:
+        if stage.source is not None and UPSAMPLE in phases:
+            yield "upsample", spec.second_stage.upsampler or f"{spec.checkpoint}, its own upsampler"
+        if (REFINE if stage.source else DENOISE) not in phases:
+            continue
+        if stage.network == STAGE2_DENOISER:
+            yield from (("lora", lora) for lora in spec.second_stage.lora or ())
+        video, audio, text = stage.geometry.video_tokens, stage.geometry.audio_frames, spec.max_sequence_length
+        yield "tokens", f"{video} of video, {audio} of sound, {text} of text"
+        passes = ", ".join(guidance_pass.name.lower() for guidance_pass in stage.passes)
+        other = f"; devices {stage.sharding.text}" if stage.sharding != plan.sharding else ""
+        yield "denoise", f"{stage.steps} steps, passes: {passes}{other}"
+    height, width = (decoding.mesh.shape[axis] for axis in IMAGE_AXES)
+    parts = [f"{decoding.videos} videos at a time"] if decoding.videos > 1 else []
+    parts += [f"images in {height}x{width} parts"] if height * width > 1 else []
+    parts += ["{}x{}x{} tiles of frames, height and width".format(*decoding.tiles.counts)] if decoding.tiles else []
+    parts += [] if decoding.at_once or not decoding.sound_bytes else ["the sound after the frames"]
+    if spec.running.video and DECODE in phases:
+        yield "decode", ", ".join([*parts, f"about {quantity(decoding.bytes)} on a device"])
+    kind = mesh.devices.flat[0].device_kind
+    yield "devices", f"{mesh.size} {kind}, profile {spec.sharding.profile}: {plan.sharding.text}"
+    if plan.layout:
+        yield "passes", plan.layout
