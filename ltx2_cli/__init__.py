@@ -17,12 +17,30 @@ if TYPE_CHECKING:
     from ltx2_cli.media.write import write_mp4
     from ltx2_cli.plan.resolve import resolve
     from ltx2_cli.request.profiles import read_spec
+    from ltx2_cli.runs.jobs import BatchSettings
+    from ltx2_cli.runs.library import resume_run, run_jobs, run_request
+    from ltx2_cli.runs.settings import RunSettings
 
 __version__ = "0.1.0"
-__all__ = ["Media", "__version__", "load", "read_spec", "resolve", "run", "write_mp4"]
+__all__ = [
+    "BatchSettings",
+    "Media",
+    "RunSettings",
+    "__version__",
+    "load",
+    "read_spec",
+    "resolve",
+    "resume_run",
+    "run",
+    "run_jobs",
+    "run_request",
+    "write_mp4",
+]
 
 _HOMES = {"read_spec": "request.profiles", "resolve": "plan.resolve", "load": "estimate.fit", "run": "core.run"}
 _HOMES |= {"Media": "media.clip", "write_mp4": "media.write"}
+_HOMES |= {"BatchSettings": "runs.jobs", "RunSettings": "runs.settings"}
+_HOMES |= dict.fromkeys(("run_request", "resume_run", "run_jobs"), "runs.library")
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.request.layers import MAX_TEXT
 from ltx2_cli.request.size import WISHES
 from ltx2_cli.request.spelling import NAMES, of_condition
-from ltx2_cli.runs.asked import Layers
+from ltx2_cli.runs.asked import Layers, config_page
 from ltx2_cli.runs.jobs import BatchSettings
 from ltx2_cli.runs.settings import RunSettings
 
@@ -93,7 +93,7 @@ def read_prompt() -> str:
 def layers(options: ConfigOptions) -> Layers:
     """The values that are asked for in other ways: in a file, by --set, as --aspect, --resolution and --duration."""
     wishes = {wish: str(text) for wish in WISHES if (text := vars(options).get(wish)) is not None}
-    return Layers(options.config, options.settings or (), wishes)
+    return Layers(config_page(options.config), options.settings or (), wishes)
 
 
 def run_settings(options: Options) -> RunSettings:
@@ -112,4 +112,5 @@ def batch_settings(options: BatchOptions, given: Mapping[str, object], confined:
         shard=options.shard,
         fail_fast=options.fail_fast,
         confined=confined,
+        reads=[options.config] if options.config else [],
     )

@@ -169,11 +169,17 @@ class ConfigLayer:
 def read_file(path: Path) -> ConfigLayer:
     """Read a YAML file of keys and values. Raises `UsageError` if it cannot be read."""
     try:
-        return read_text(read_limited(path, MAX_TEXT, PAGE).decode("utf-8"), str(path))
-    except UnicodeDecodeError:
-        raise UsageError(f"{path} is not YAML text", PAGE) from None
+        return read_content(read_limited(path, MAX_TEXT, PAGE), path)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", "check the path") from None
+
+
+def read_content(content: bytes, path: Path) -> ConfigLayer:
+    """Parse the content of a YAML file. Raises `UsageError` if it is no text."""
+    try:
+        return read_text(content.decode("utf-8"), str(path))
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not YAML text", PAGE) from None
 
 
 def read_text(text: str, source: str) -> ConfigLayer:

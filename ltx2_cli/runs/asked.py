@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ltx2_cli.artifacts.files import read_limited
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.probe import is_video, is_wav
 from ltx2_cli.request.environment import foreign_variables, read_environment, variable_name
-from ltx2_cli.request.layers import MAX_TEXT, PAGE, ConfigLayer, read_file, read_text
+from ltx2_cli.request.layers import MAX_TEXT, PAGE, ConfigLayer, read_content, read_file, read_text
 from ltx2_cli.request.profiles import FLAG, Asked, checked_spec, read_asked
 from ltx2_cli.request.size import frames_of, size_of
 from ltx2_cli.request.spec import RunSpec
@@ -22,10 +21,10 @@ from ltx2_cli.runs.trust import Trust, check_trust
 
 @dataclass(frozen=True)
 class Layers:
-    """What a request is asked for in besides its values: a file below them and the environment, settings
+    """What a request is asked for in besides its values: a page below them and the environment, settings
     (`dotted.key=value`) above, and the size and length in other words, by the names in `WISHES`."""
 
-    config: Path | ConfigLayer | None = None
+    page: ConfigLayer | None = None
     settings: Sequence[str] = ()
     wishes: Mapping[str, str] = field(default_factory=dict)
 
@@ -33,9 +32,8 @@ class Layers:
 def asked_for(values: Mapping[str, object], layers: Layers, trust: Trust | None = None) -> Asked:
     """What these values ask for with these layers. `trust` says whether a file may name what its reader does not
     know; None: it is not used."""
-    page = config_page(layers.config)
-    asked = read_asked(values, page, layers.settings, read_environment(os.environ))
-    return check_trust(asked, page, trust) if trust else asked
+    asked = read_asked(values, layers.page, layers.settings, read_environment(os.environ))
+    return check_trust(asked, layers.page, trust) if trust else asked
 
 
 def configured_spec(values: Mapping[str, object], layers: Layers, trust: Trust | None = None) -> RunSpec:
@@ -85,27 +83,32 @@ def sized(
     return {**values, **wished}
 
 
-def config_page(path: Path | ConfigLayer | None) -> ConfigLayer | None:
-    """The request in the file that --config names: a page of YAML, or the record of a clip, of latents or in the output
-    of `ltx2 info --json` of one file. One that was read before is returned. Raises `UsageError` for anything else."""
-    if path is None or isinstance(path, ConfigLayer):
-        return path
+def config_page(path: Path | None) -> ConfigLayer | None:
+    """The request in the file that --config names, which is opened once: a page of YAML, or the record of a clip, of
+    latents or in the output of `ltx2 info --json` of one file. Raises `UsageError` for anything else."""
+    if path is None:
+        return None
     if str(path) == STDIN:
         raise UsageError("--config reads a file, not stdin", "write it into a file, or name keys: --set KEY=VALUE")
     if not path.is_file():
         return read_file(path)
     try:
-        has_record = is_video(path) or is_wav(path) or looks_like_safetensors(path)
+        with path.open("rb") as file:
+            content = file.read(MAX_TEXT + 1)
+        text = b"\0" not in content  # a clip or latents have one in their first bytes
+        has_record = not text and (is_video(path) or is_wav(path) or looks_like_safetensors(path))
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", "check the path") from error
     if has_record:
         if record := inspect(path).get("record"):
             return ConfigLayer(f"the record in {path}: ", record)
         raise UsageError(f"{path} does not say what made it", PAGE)
+    if len(content) > MAX_TEXT:
+        return read_file(path)  # which refuses it
     try:
-        match json.loads(read_limited(path, MAX_TEXT, PAGE)):
+        match json.loads(content):
             case [{"record": dict(record)}]:
                 return read_text(json.dumps(record), f"the record in {path}")
     except (ValueError, RecursionError):
         pass  # it is no JSON
-    return read_file(path)
+    return read_content(content, path)

@@ -28,8 +28,9 @@ from ltx2_cli.units import quantity
 def batch(session: Session, settings: BatchSettings, source: str) -> None:
     """Make the clips of the jobs in a file, or of those that stdin brings."""
     piped = source == STDIN
-    settings = replace(settings, piped=piped, source=None if piped else user_path(source))
-    check_pictures(session, settings, settings.reads)
+    reads = [*settings.reads, *([] if piped else [user_path(source)])]
+    settings = replace(settings, piped=piped, reads=reads)
+    check_pictures(session, settings, reads)
     jobs = Jobs(session, settings)
     finish(jobs, make(jobs, read_lines(source)))
 

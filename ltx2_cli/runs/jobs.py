@@ -28,7 +28,7 @@ from ltx2_cli.request.profiles import CACHE, OUTPUT_KEYS, STEPS_OR_SIGMAS
 from ltx2_cli.request.size import WISHES
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.spelling import by_key, typed
-from ltx2_cli.runs.asked import Layers, asked_for, config_page, configured_spec, note_environment, sized
+from ltx2_cli.runs.asked import Layers, asked_for, configured_spec, note_environment, sized
 from ltx2_cli.runs.done import check_same, is_done, owned_files
 from ltx2_cli.runs.lines import Line, job_values
 from ltx2_cli.runs.order import in_order, own_seed, shape_of
@@ -92,12 +92,7 @@ class BatchSettings(RunSettings):
     fail_fast: bool = False  # the first failed job ends the batch
     confined: bool = False  # lines write into the output folder alone
     piped: bool = False  # lines come for ever: what is over is forgotten
-    source: Path | None = None  # the file of the jobs
-
-    @property
-    def reads(self) -> list[Path]:
-        """Files whose place no clip takes."""
-        return [Path(file) for file in (self.source, self.layers.config) if isinstance(file, str | Path)]
+    reads: Sequence[Path] = ()  # whose place no clip takes
 
 
 class SameNameError(UsageError):
@@ -109,7 +104,7 @@ class Jobs:
 
     def __init__(self, session: Session, settings: BatchSettings):
         self.session, self.settings, layers = session, settings, settings.layers
-        self.layers = Layers(config_page(layers.config), (), layers.wishes)
+        self.layers = replace(layers, settings=())
         self.shard = parse_shard(settings.shard)
         if (settings.shard or "").startswith(AUTO):
             session.report.note(f"--shard {self.shard}")
