@@ -1,8 +1,7 @@
-"""What a record says besides the request, made and read: of which files, on which devices, what each stage left, by
-fingerprints: whether two arrays are equal, and about how far apart they are, without either array."""
+"""The provenance of a clip, written to and read from its record: source files, devices, and hashes of the latents after
+each stage."""
 
 import hashlib
-from base64 import b64decode, b64encode
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -23,47 +22,21 @@ if TYPE_CHECKING:
     from ltx2_cli.plan.resolve import Plan
     from ltx2_cli.plan.stages import Stage
 
-BUCKETS = 256
-SKETCH = "sketch"  # the key of sketches in records
-version = cache(metadata.version)  # which reads files, and is asked in every step of a run that is kept
+version = cache(metadata.version)  # reads files; every step of a checkpointed run asks for it
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Size, hash and sketch of an array."""
+    """Size and hash of an array."""
 
     size: int  # number of values
     sha256: str  # of the values in float32, little-endian, in C order
-    sketch: np.ndarray  # float32 [BUCKETS]; empty where it was left out, and errors are unknown
-
-    def error(self, other: "Fingerprint") -> float:
-        """Estimate of the relative L2 error of the array behind `other`, of the same size: within 4 % of the true one
-        in two cases of three, and 0 where float32 rounds the difference away."""
-        return float(np.linalg.norm(other.sketch - self.sketch) / np.linalg.norm(self.sketch))
-
-    def values(self) -> dict[str, int | str]:
-        """Plain values for a record."""
-        sketch = b64encode(self.sketch.astype("<f4").tobytes()).decode()
-        return {"size": self.size, "sha256": self.sha256, SKETCH: sketch}
 
 
 def fingerprint(array: np.ndarray) -> Fingerprint:
-    """The fingerprint of an array in float32. The sketch is a count sketch (Charikar, Chen and Farach-Colton, 2002):
-    every number goes into one of a few sums, under a sign, both drawn at random once and for all. Norms of sketches,
-    and of their differences, are about those of the arrays."""
-    numbers = np.ascontiguousarray(array, "<f4").reshape(-1)
-    random = np.random.Philox(key=0).random_raw(-(-numbers.size // 4)).astype("<u8").view("<u2")[: numbers.size]
-    sums = np.bincount(random % (2 * BUCKETS), numbers, 2 * BUCKETS)
-    sketch = (sums[:BUCKETS] - sums[BUCKETS:]).astype(np.float32)
-    return Fingerprint(numbers.size, hashlib.sha256(numbers.data).hexdigest(), sketch)
-
-
-def read_fingerprint(values: Mapping[str, Any]) -> Fingerprint:
-    """The inverse of `Fingerprint.values`. Raises `ValueError`, `KeyError` or `TypeError` for other values."""
-    sketch = np.frombuffer(b64decode(values.get(SKETCH, ""), validate=True), "<f4")
-    if SKETCH in values and sketch.shape != (BUCKETS,):
-        raise ValueError("not a sketch")
-    return Fingerprint(int(values["size"]), str(values["sha256"]), sketch)
+    """The fingerprint of an array in float32."""
+    values = np.ascontiguousarray(array, "<f4")
+    return Fingerprint(values.size, hashlib.sha256(values.data).hexdigest())
 
 
 UNFINISHED = "goal"  # a metadata entry that only saved runs have
@@ -109,7 +82,7 @@ def read_provenance(record: Mapping[str, Any], place: str) -> Provenance:
             int(values.get("at_once", 1)),
             _texts(values.get("files", {})),
             {
-                stage: Streams(*(read_fingerprint(streams[name]) for name in Streams._fields))
+                stage: Streams(*(_read_fingerprint(streams[name]) for name in Streams._fields))
                 for stage, streams in stages.items()
             },
             source,
@@ -117,6 +90,10 @@ def read_provenance(record: Mapping[str, Any], place: str) -> Provenance:
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         hint = "make the clip anew from its request"
         raise UsageError(f"{place} is damaged: its `{PROVENANCE}` is not what was written", hint) from error
+
+
+def _read_fingerprint(values: Mapping[str, Any]) -> Fingerprint:
+    return Fingerprint(int(values["size"]), str(values["sha256"]))  # older records also have a `sketch`
 
 
 def _texts(values: Mapping[Any, Any]) -> dict[str, str]:
@@ -136,7 +113,7 @@ def extend_history(history: History, stage: "Stage", tokens: Streams[np.ndarray]
     latents = unpack(tokens, stage.shapes)._asdict()
     extended = []
     for row, past in enumerate(history or ({},) * len(tokens.video)):
-        prints = {name: fingerprint(stream[row]).values() for name, stream in latents.items()}
+        prints = {name: vars(fingerprint(stream[row])) for name, stream in latents.items()}
         extended.append({**past, "latents": {**past.get("latents", {}), stage.name: prints}})
     return tuple(extended)
 
@@ -161,15 +138,6 @@ def environment_changes(recorded: Provenance, plan: "Plan") -> Iterator[str]:
             yield f"the mesh of {stage} was {before}, is {mesh}"
     if recorded.at_once != current["at_once"]:
         yield f"it was one of {recorded.at_once} videos made at once, which may change its last bits"
-
-
-def without_sketches(history: Mapping[str, Any]) -> dict[str, Any]:
-    """The history of a video for people: without the sketches of its latents, which are long; the video has them."""
-
-    def short(value: Any) -> Any:
-        return {key: short(item) for key, item in value.items() if key != SKETCH} if isinstance(value, dict) else value
-
-    return {**history, "latents": short(history.get("latents", {}))}
 
 
 def versions() -> dict[str, str]:

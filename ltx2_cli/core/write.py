@@ -12,7 +12,7 @@ from ltx2_cli.core.decode import decode
 from ltx2_cli.core.join import finished_clips
 from ltx2_cli.core.networks import Components
 from ltx2_cli.core.preview import learn_colours
-from ltx2_cli.core.provenance import extend_history, input_files, network_files, provenance, without_sketches
+from ltx2_cli.core.provenance import extend_history, input_files, network_files, provenance
 from ltx2_cli.core.report import WRITE, Report
 from ltx2_cli.core.run import (
     DECODED,
@@ -66,10 +66,10 @@ def write(
     with components.keeping(kept), running, closing(batches):
         for state in batches:
             rows = range(written, clean_videos(plan, state.phase, state.batch))
-            records = dict(zip(rows, _records(plan, report, state, requests, rows), strict=True)) if first else {}
-            for row in records if saved else ():
+            metadata = dict(zip(rows, _metadata(plan, report, state, requests, rows), strict=True)) if first else {}
+            for row in metadata if saved else ():
                 latents = unpack(latents_of(state, range(row, row + 1)), plan.latent_shapes)
-                save_latents(latents, saved[row], records[row][0])
+                save_latents(latents, saved[row], metadata[row])
                 if product is not Product.clips:
                     yield saved[row], []
             if product is Product.drafts:
@@ -79,10 +79,9 @@ def write(
             for clip, row in zip(clips, rows, strict=False):
                 written = row + 1
                 if first:
-                    metadata, page = records[row]
                     with report.stage(WRITE):
-                        remark = write_clip(clip, videos[row], metadata)
-                        write_record(record_path(videos[row]), page)
+                        remark = write_clip(clip, videos[row], metadata[row])
+                        write_record(record_path(videos[row]), metadata[row]["record"])
                     if remark:
                         report.note(f"{videos[row]}: {remark}")
                     if clip.original is None:
@@ -104,10 +103,10 @@ def _write_sheet(
         pass
 
 
-def _records(
+def _metadata(
     plan: Plan, report: Report, state: RunState, requests: Sequence[RunSpec], rows: range
-) -> Iterator[tuple[Mapping[str, str], str]]:
-    """Of each video the metadata, from which it can be decoded, continued or repeated, and the record beside it."""
+) -> Iterator[Mapping[str, str]]:
+    """The metadata of each video: its record, and the values that decoding and upsampling need."""
     files: Mapping[str, str] = {}
     try:
         files = digests(input_files(plan), quick_digest)  # those that are known by now: no clip waits for others
@@ -121,5 +120,4 @@ def _records(
     size = size if plan.running.video else (plan.num_frames, *size[1:])
     facts |= dict(zip(SIZE, map(str, size), strict=True))
     for spec, past in zip(requests[rows.start : rows.stop], history, strict=True):
-        record, page = (to_yaml(spec, provenance(plan, files, text)) for text in (past, without_sketches(past)))
-        yield {**facts, "record": record}, page
+        yield {**facts, "record": to_yaml(spec, provenance(plan, files, past))}

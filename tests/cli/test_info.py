@@ -165,7 +165,7 @@ def test_a_sound_alone_has_its_record_beside_it(info, tmp_path: Path) -> None:
 def test_info_prints_the_provenance_of_a_clip(info, tmp_path: Path) -> None:
     """Hashes as far as people compare them."""
     prints = Streams(fingerprint(np.zeros(4)), fingerprint(np.ones(4)))
-    latents = {"final": {name: each.values() for name, each in prints._asdict().items()}}
+    latents = {"final": {name: vars(each) for name, each in prints._asdict().items()}}
     made = {
         "ltx2": "0.1.0",
         "devices": "8 TPU7x",

@@ -1,4 +1,4 @@
-"""`ltx2 replay`: the same clip again, and where it is another, from which stage on and by how much."""
+"""`ltx2 replay`: the same clip again, or the first stage that differs."""
 
 import json
 import re
@@ -120,22 +120,13 @@ def test_a_replay_never_replaces_its_source(
     assert (made / file).read_bytes() == before
 
 
-@pytest.mark.parametrize(("flags", "least", "most"), [(["--seed", 4], 0.5, 2), (["--guidance-scale", 4], 1e-5, 0.1)])
-def test_the_difference_of_another_clip_is_printed(
-    ltx2, made: Path, tmp_path: Path, flags: list[object], least: float, most: float
-) -> None:
-    """As the latents have it themselves, within four standard deviations of the estimate."""
-    kept = tmp_path / "now.safetensors"
-    said = ltx2("replay", "--verify", made / "clip.mp4", *flags, "--save-latents", kept, "-o", tmp_path / "now.mp4")
+@pytest.mark.parametrize("flags", [["--seed", 4], ["--guidance-scale", 4]])
+def test_the_difference_of_another_clip_is_printed(ltx2, made: Path, tmp_path: Path, flags: list[object]) -> None:
+    said = ltx2("replay", "--verify", made / "clip.mp4", *flags, "-o", tmp_path / "now.mp4")
     path, *lines = said.out.splitlines()
     assert (said.code, path) == (1, str(tmp_path / "now.mp4"))
     rows = Said(1, "\n".join(lines), "").rows
-    then, now = load_file(made / "clip.safetensors"), load_file(kept)
-    estimates = re.fullmatch(r"video differs by about (\S+), audio differs by about (\S+)", rows["final"]).groups()
-    for name, estimate in zip(("video", "audio"), estimates, strict=True):
-        exact = np.linalg.norm(now[name] - then[name]) / np.linalg.norm(then[name])
-        assert least < exact < most
-        assert float(estimate) == pytest.approx(exact, rel=0.2)
+    assert rows["final"] == "video differs, audio differs"
     assert re.fullmatch(r"PSNR [\d.]+ dB, SSIM [\d.]+", rows["picture"])
     assert re.fullmatch(r"SDR -?[\d.]+ dB", rows["sound"])
     assert "final is the first that differs" in said.err
@@ -147,7 +138,7 @@ def test_the_first_stage_that_differs_is_named(ltx2, made: Path) -> None:
     assert said.code == 1
     assert list(said.rows) == ["stage1", "final", "picture", "sound"]
     assert said.rows["stage1"] == "identical"
-    assert said.rows["final"].startswith("video differs by about 0.")
+    assert said.rows["final"].startswith("video differs")
     assert "final is the first that differs" in said.err
 
 
@@ -240,7 +231,7 @@ def test_replay_compares_arrays_and_not_recorded_hashes(ltx2, made: Path, tmp_pa
     save_latents(file.read()._replace(audio=2 * file.read().audio), tmp_path / "x.safetensors", file.metadata)
     said = ltx2("replay", "--verify", tmp_path / "x.safetensors")
     assert said.code == 1
-    assert re.fullmatch(r"video identical, audio differs by about 0\.[45]\d?", said.rows["final"])
+    assert said.rows["final"] == "video identical, audio differs"
 
 
 def test_changed_versions_devices_and_meshes_are_noted(made: Path) -> None:

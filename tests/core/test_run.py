@@ -8,7 +8,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-import yaml
 from safetensors.numpy import load_file, save_file
 
 from clips import ALL_ON, Case, Checkpoint, Size, final_latents, make_latents, plan_of
@@ -156,11 +155,8 @@ def test_a_run_writes_its_files(checkpoint: Checkpoint, tmp_path: Path) -> None:
     said = open_latents(saved).metadata
     assert [said[key] for key in ("num_frames", "height", "width", "fps")] == ["9", "64", "64", "24.0"]
     assert (said["model_version"], said["stage"]) == ("ltx2", "final")
-    page, whole = (yaml.safe_load(text) for text in (record.read_text(), said["record"]))
+    assert record.read_text() == said["record"]
     assert all(len(line) < 200 for line in record.read_text().splitlines())  # a person reads it
-    for stream in Streams._fields:
-        assert len(whole["provenance"]["latents"]["final"][stream].pop("sketch")) == 1368
-    assert page == whole
     assert sorted(path.name for path in tmp_path.iterdir()) == ["clip.mp4", "clip.safetensors", "clip.yaml"]
 
 
