@@ -11,7 +11,6 @@ from ltx2_cli.artifacts.outputs import Product, latents_paths, output_paths, rec
 from ltx2_cli.core.decode import decode
 from ltx2_cli.core.join import finished_clips
 from ltx2_cli.core.networks import Components
-from ltx2_cli.core.preview import learn_colours
 from ltx2_cli.core.provenance import extend_history, input_files, network_files, provenance
 from ltx2_cli.core.report import WRITE, Report
 from ltx2_cli.core.run import (
@@ -84,8 +83,6 @@ def write(
                         write_record(record_path(videos[row]), metadata[row]["record"])
                     if remark:
                         report.note(f"{videos[row]}: {remark}")
-                    if clip.original is None:
-                        learn_colours(plan, all_latents(state).video[row], clip.frames)
                 keep_written(state)
                 if first:
                     yield videos[row], clip_flaws(clip)

@@ -91,7 +91,6 @@ def test_networks_are_loaded_once_and_a_shape_is_compiled_once(batch: Run, compi
     code, results, err = batch([{"prompt": "rain", "seed": 3}], "--preview", "preview.png")
     assert (code, results[0]["status"], results[0]["clips"]) == (0, "done", ["1-3.mp4"])
     assert "time: not known: none of this shape was made here\n" in err
-    assert "the colours in preview.png will be false: clips that this model has made here: 0\n" in err
     preview = Path("preview.png").read_bytes()
     alone = resolve(replace(read_spec(prompt="rain", seed=3, config="small.yaml"), output="alone.mp4"))
     assert [path.name for path, _ in write(alone, load(alone))] == ["alone.mp4"]
@@ -104,7 +103,6 @@ def test_networks_are_loaded_once_and_a_shape_is_compiled_once(batch: Run, compi
     code, results, err = batch(lines, "-v", "--preview", "preview.png")
     assert code == 5
     assert re.search("^time: about .*, as the last run of this shape here$", err, re.MULTILINE)
-    assert "the colours in preview.png may be false: clips that this model has made here: 2\n" in err
     assert Path("preview.png").read_bytes() != preview
     Path("preview.png").unlink()
     assert [result["status"] for result in results] == ["skipped", "done", "done", "failed", "done", "done"]

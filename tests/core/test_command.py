@@ -49,7 +49,6 @@ def test_generate_makes_the_latents_of_the_reference(checkpoint: Checkpoint, tmp
     out, err = run.communicate(timeout=300)
     assert (run.returncode, out) == (0, "new/clip.mp4\n"), err
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["clip.mp4", "clip.yaml"]
-    assert "the colours in preview.png will be false" in err
     assert (tmp_path / "preview.png").read_bytes().startswith(b"\x89PNG")
     settings = json.loads((tmp_path / "perf.json").read_text())["settings"]
     assert (settings["measured"], settings["steps"], settings["passes"]) == (CLIP, [ALL_ON.steps], [4])
