@@ -1,13 +1,9 @@
 """Warnings about a complete request, and the clips that a checkpoint refuses."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from textwrap import shorten
-
-from tokenizers import Tokenizer
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.audio import Audio
@@ -109,11 +105,9 @@ def check_clip(spec: RunSpec, arch: Arch) -> None:
         raise UsageError(f"STG block {absent_blocks[0]} does not exist: the model has blocks 0 to {layers - 1}", hint)
 
 
-def untrained_warnings(
-    spec: RunSpec, checkpoint: Checkpoint, stages: Sequence[Stage], prompts: Sequence[str]
-) -> Iterator[str]:
-    """Sentences about sizes and words that the model was not trained on, if its checkpoint lists them, else about its
-    length."""
+def untrained_warnings(spec: RunSpec, checkpoint: Checkpoint, stages: Sequence[Stage]) -> Iterator[str]:
+    """Sentences about a size, length or frame rate outside the training data, if the checkpoint lists its own, else
+    about a length of more than 20 s."""
     if (trained_on := read_trained_on(checkpoint.where)) is None:
         if spec.num_frames > (longest := longest_clip(spec.fps)):
             seconds, nearest = f"{spec.num_frames / spec.fps:.1f}", typed("num_frames", longest)
@@ -125,22 +119,18 @@ def untrained_warnings(
     num_frames = max(spec.num_frames, *trained_on.num_frames) if edits else spec.num_frames
     for sentence, cure in clip_warnings(trained_on, sizes, num_frames, spec.fps):
         yield sentence if edits else f"{sentence}: {cure}"
-    for prompt in prompts:
-        yield from prompt_warnings(trained_on, checkpoint.tokenizer, prompt)
 
 
 TRAINED_ON_FILE = "trained_on.json"
-LIST_WIDTH = 80  # characters of a list of words in a warning
 
 
 @dataclass(frozen=True)
 class TrainedOn:
-    """The clips and the captions of a training."""
+    """Sizes, lengths and frame rates of the training clips."""
 
     sizes: tuple[str, ...]  # WIDTHxHEIGHT
     num_frames: tuple[int, ...]
     fps: tuple[float, ...]
-    next_words: Mapping[str, frozenset[str]]  # every word, and those that came next to it in any caption
 
 
 def read_trained_on(folder: Path) -> TrainedOn | None:
@@ -150,11 +140,10 @@ def read_trained_on(folder: Path) -> TrainedOn | None:
         return None
     values = read_json(path)
     try:
-        next_words = {word: frozenset(following.split()) for word, following in values["next_words"].items()}
         sizes, num_frames = tuple(map(str, values["sizes"])), tuple(map(int, values["num_frames"]))
-        return TrainedOn(sizes, num_frames, tuple(map(float, values["fps"])), next_words)
+        return TrainedOn(sizes, num_frames, tuple(map(float, values["fps"])))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UsageError(f"{path} does not list sizes, num_frames, fps and next_words: {error}", AGAIN) from None
+        raise UsageError(f"{path} does not list sizes, num_frames and fps: {error}", AGAIN) from None
 
 
 def clip_warnings(
@@ -175,22 +164,3 @@ def clip_warnings(
     if fps not in trained_on.fps:
         rate = f"{trained_on.fps[0]:g}"
         yield f"the model was trained at {rate} frames a second, not at {fps:g}", typed("fps", rate)
-
-
-def prompt_warnings(trained_on: TrainedOn, tokenizer: Path, prompt: str) -> Iterator[str]:
-    """A sentence for the words of a prompt that no caption had, and one for those that none had next to each other.
-    `tokenizer` is the folder of the checkpoint's own, which says where a word begins and ends."""
-    reader = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
-    words = [word for word, _ in reader.pre_tokenizer.pre_tokenize_str(reader.normalizer.normalize_str(prompt))]
-    known = trained_on.next_words
-    if unknown := [word for word in words if word not in known and word.isalnum()]:
-        yield f"the model does not know {_listed(unknown)}"
-    if prompt.strip() and not any(word.isalnum() for word in words):
-        yield "the prompt has no word that the model knows"
-    pairs = [(first, second) for first, second in pairwise(words) if first in known and second in known]
-    if untrained := [f"`{first} {second}`" for first, second in pairs if second not in known[first]]:
-        yield f"the model was not trained on {_listed(untrained)}: the clip may show something else"
-
-
-def _listed(words: list[str]) -> str:
-    return shorten(", ".join(dict.fromkeys(words)), LIST_WIDTH, placeholder=" …")

@@ -187,7 +187,7 @@ def build_plan(
         *((slow,) if slow else ()),
         *remarks.condition_remarks(spec, inputs.pictures, inputs.sound, edit),
         *layout_warnings(sharding, arch.transformer.num_attention_heads, decoding, room),
-        *remarks.untrained_warnings(spec, inputs.checkpoint, all_stages, prompts),
+        *remarks.untrained_warnings(spec, inputs.checkpoint, all_stages),
     )
     return Plan(
         **{field.name: vars(inputs)[field.name] for field in fields(PlanInputs)},

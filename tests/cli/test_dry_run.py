@@ -157,9 +157,7 @@ def test_a_dry_run_without_downloads_describes_the_run(generate: Run) -> None:
     assert [line.split()[1] for line in out.splitlines() if line.startswith("write")] == [
         f"out/rain-demo-s{seed}.{kind}" for seed in (7, 8) for kind in ("mp4", "yaml")
     ]
-    assert (
-        out.count("\nnote      the model ") == 4
-    )  # of the size, the length, the rate and a word that it was not trained on
+    assert out.count("\nnote      the model ") == 3  # size, length and frame rate
     assert list(Path.cwd().iterdir()) == []
 
 
@@ -175,7 +173,7 @@ def test_two_stages_choose_and_take_multiples_of_64(generate: Run) -> None:
 
 def test_the_page_is_json_too(hub: Hub, generate: Run) -> None:
     lora = ["--lora", f"{MODEL}/large.safetensors:0.5"]
-    code, out, err = generate("--model", "demo", "--seed", "7", *lora, "--dry-run", "--json")
+    code, out, err = generate("--model", "demo", "--seed", "7", "--fps", "25", *lora, "--dry-run", "--json")
     page = json.loads(out)
     assert (code, err) == (0, "")
     part = {f"{MODEL}/large.safetensors": 3_000_000}
@@ -183,7 +181,7 @@ def test_the_page_is_json_too(hub: Hub, generate: Run) -> None:
     assert page["plan"]["denoise"] == ["20 steps, passes: cond, uncond, perturbed, isolated"]
     assert page["memory"]["denoise"] > page["memory"]["connect"] > 10**6
     assert page["write"] == ["out/rain-demo-s7.mp4", "out/rain-demo-s7.yaml"]
-    assert page["warnings"] == ["the model does not know rain"]
+    assert page["warnings"] == ["the model was trained at 24 frames a second, not at 25: --fps 24"]
     page = json.loads(generate("--model", MODEL, "--dry-run", "--json")[1])
     assert (page["download"]["bytes"], "plan" in page) == (3_000_002, False)
 

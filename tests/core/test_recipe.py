@@ -325,7 +325,7 @@ class Notes(Report):
 
 
 def test_warnings_are_reported_before_any_work(distilled: Path) -> None:
-    untrained = ["the model was trained at", "the model was trained on", "the model does not know rain"]
+    untrained = ["the model was trained at", "the model was trained on"]
     embedded = ("demo", {"recipe": "distilled"}, ["this model is not distilled", *untrained])
     for model, unusual, wanted in (
         (str(distilled), {CFG: 3.0}, [GUIDED]),

@@ -9,10 +9,12 @@ from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
 from clips import ALL_ON, Checkpoint, Size, check_latents, check_media
 from ltx2_cli.models.networks import open_folder
 from ltx2_cli.models.upsampler import open_upsampler
+from ltx2_cli.plan.remarks import read_trained_on
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.hub import DEMO_FOLDER
 from ltx2_cli.weights.published import UPSAMPLER
 from tools.train_demo.arch import ARCH, UPSAMPLER_ARCH
+from tools.train_demo.ship import write_trained_on
 
 CASE = ALL_ON._replace(size=Size(9, 64, 64, 24.0), steps=2, prompt="A red ball bounces, a low note.")
 
@@ -33,3 +35,8 @@ def test_diffusers_loads_the_shipped_model_and_makes_the_same_clip(tmp_path: Pat
     check_media(checkpoint, CASE, 48_000, tmp_path)
     _, said = LTX2LatentUpsamplerModel.from_pretrained(DEMO_FOLDER / UPSAMPLER, output_loading_info=True)
     assert not any(said.values())
+
+
+def test_the_shipped_list_of_training_clips_is_that_of_the_tool(tmp_path: Path) -> None:
+    write_trained_on(tmp_path)
+    assert read_trained_on(tmp_path) == read_trained_on(DEMO_FOLDER)

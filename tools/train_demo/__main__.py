@@ -28,7 +28,7 @@ def main(
     if sys.platform == "linux" and os.environ.get("GLIBC_TUNABLES") != MEMORY:
         command = [sys.executable, "-m", "tools.train_demo", *sys.argv[1:]]
         os.execve(sys.executable, command, os.environ | {"GLIBC_TUNABLES": MEMORY})
-    from tools.train_demo import ship, trained_on
+    from tools.train_demo import ship
     from tools.train_demo.arch import ARCH
     from tools.train_demo.courses import COURSES
 
@@ -38,7 +38,7 @@ def main(
     }
     networks = trained_further(start, courses, share, out) if start else trained(courses, share, out)
     ship.ship({name: ship.rounded(network) for name, network in networks.items()}, ARCH, out / "model")
-    trained_on.write_trained_on(out / "model", max(1, round(share * trained_on.CAPTIONS)))
+    ship.write_trained_on(out / "model")
 
 
 def trained(courses: "dict[str, Course]", share: float, out: Path) -> "dict[str, nnx.Module]":

@@ -12,10 +12,13 @@ from ltx2_cli.models.config import Config, NetworkArch
 from ltx2_cli.models.networks import TEXT_ENCODER
 from ltx2_cli.models.video_vae import VideoVAEArch
 from ltx2_cli.models.vocoder import VocoderWithBWEArch
+from ltx2_cli.plan.remarks import TRAINED_ON_FILE
 from ltx2_cli.weights.declare import M, map_weights
 from ltx2_cli.weights.published import UPSAMPLER
 from tools.train_demo.arch import TEXT_CONFIG, UPSAMPLER_ARCH
+from tools.train_demo.clips import TRAINING_CLIPS
 from tools.train_demo.words import write_tokenizer
+from tools.train_demo.world import FPS, NUM_FRAMES
 from tools.weights import save
 
 
@@ -39,6 +42,12 @@ def ship(networks: dict[str, nnx.Module], arch: Arch, folder: Path) -> None:
     _write(scheduler, folder / "scheduler" / "scheduler_config.json")
     _write(_index(configs, scheduler), folder / "model_index.json")
     write_tokenizer(folder / "tokenizer")
+
+
+def write_trained_on(folder: Path) -> None:
+    """Write the sizes, lengths and frame rates of the training clips."""
+    sizes = [f"{pixels}x{pixels}" for pixels in TRAINING_CLIPS]
+    _write({"sizes": sizes, "num_frames": [NUM_FRAMES], "fps": [FPS]}, folder / TRAINED_ON_FILE)
 
 
 def rounded(network: M) -> M:
