@@ -2,16 +2,19 @@
 
 from collections.abc import Callable
 
-# option: its names in sglang, diffusers and Lightricks' pipelines, where they mean the same; no help shows them
+# Option: its names in other programs, where they mean the same; no help shows them. Sources:
+# - sglang: `sglang generate`, docs.sglang.io/diffusion/api/cli.html
+# - diffusers: parameters of LTX2Pipeline.__call__
+# - Lightricks: ltx-pipelines/src/ltx_pipelines/utils/args.py of github.com/Lightricks/LTX-2
 ALIASES = {
-    "--fps": ("--frame-rate",),
-    "--model": ("--model-path", "--checkpoint-path"),
-    "--text-encoder": ("--gemma-root",),
-    "--upsampler": ("--spatial-upsampler-path",),
-    "--lora": ("--lora-path",),
-    "--image": ("--image-path",),
-    "--num-videos": ("--num-videos-per-prompt", "--num-outputs-per-prompt"),
-    "--guidance-scale": ("--video-cfg-guidance-scale",),
+    "--fps": ("--frame-rate",),  # diffusers, Lightricks
+    "--model": ("--model-path", "--checkpoint-path"),  # sglang; Lightricks
+    "--text-encoder": ("--gemma-root",),  # Lightricks
+    "--upsampler": ("--spatial-upsampler-path",),  # Lightricks
+    "--lora": ("--lora-path",),  # sglang
+    "--image": ("--image-path",),  # sglang
+    "--num-videos": ("--num-videos-per-prompt", "--num-outputs-per-prompt"),  # diffusers; sglang
+    "--guidance-scale": ("--video-cfg-guidance-scale",),  # Lightricks, as the next seven
     "--stg-scale": ("--video-stg-guidance-scale",),
     "--modality-scale": ("--a2v-guidance-scale",),
     "--guidance-rescale": ("--video-rescale-scale",),
@@ -19,8 +22,8 @@ ALIASES = {
     "--audio-stg-scale": ("--audio-stg-guidance-scale",),
     "--audio-modality-scale": ("--v2a-guidance-scale",),
     "--audio-guidance-rescale": ("--audio-rescale-scale",),
-    "--stg-blocks": ("--spatio-temporal-guidance-blocks",),
-    "--perf-dump": ("--perf-dump-path",),
+    "--stg-blocks": ("--spatio-temporal-guidance-blocks",),  # diffusers
+    "--perf-dump": ("--perf-dump-path",),  # sglang
 }
 
 
