@@ -18,7 +18,7 @@ from ltx2_cli.plan.stages import Denoise, Stage, Upsample
 from ltx2_cli.plan.work import text_bytes
 from ltx2_cli.request.spec import AttentionBackend, DType, Streams
 from ltx2_cli.weights.declare import Weight, weights
-from ltx2_cli.weights.load import CHUNK, ON_THE_WAY
+from ltx2_cli.weights.load import CHUNK_BYTES, ON_THE_WAY
 from ltx2_cli.weights.transfer import sharding_of
 
 ENCODE, CONNECT, DENOISE, UPSAMPLE, REFINE, DECODE = "encode", "connect", "denoise", "upsample", "refine", "decode"
@@ -101,7 +101,7 @@ def phase_memory(plan: Plan, phases: Collection[str]) -> dict[str, PhaseMemory]:
     the second. A CPU reads weights into their place; other devices receive some while they hold others."""
     sizes, memory = weight_bytes(plan), {}
     resident = sum(sizes.values()) if plan.spec.keep_resident else 0
-    moving = 0 if plan.sharding.mesh.devices.flat[0].platform == "cpu" else ON_THE_WAY * CHUNK
+    moving = 0 if plan.sharding.mesh.devices.flat[0].platform == "cpu" else ON_THE_WAY * CHUNK_BYTES
     for phase in phases:
         names = (*PHASES[phase], DENOISER) if phase == UPSAMPLE and DENOISE in phases else PHASES[phase]
         loaded = max(resident, read_bytes(plan, phase, sizes), sum(sizes.get(name, 0) for name in names))

@@ -14,7 +14,7 @@ from ltx2_cli.plan.open import Loras, SecondStage
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope
-from ltx2_cli.weights.lora import LoraDelta
+from ltx2_cli.weights.transfer import LoraDeltas
 
 DENOISER, STAGE2_DENOISER = "transformer", "refiner"  # the second has the second stage's LoRAs merged in
 PICTURE_ENCODER, SOUND_ENCODER = "picture_encoder", "sound_encoder"
@@ -26,7 +26,6 @@ FILES_OF = {  # networks that are read from the files of another one
     STAGE2_DENOISER: DENOISER,
     STAGE2_CONNECTORS: CONNECTORS,
 }
-LoraDeltas = Mapping[str, Mapping[str, LoraDelta]]  # by network and tensor
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class PlanInputs:
 
     checkpoint: Checkpoint
     networks: Networks
-    lora_deltas: LoraDeltas
+    lora_deltas: Mapping[str, LoraDeltas]  # by network
     pictures: tuple[Video, ...]  # of each condition
     sound: Audio | None  # the clip's, if the request gives it
     upsampling: UpsampleFactors | None  # before a second stage; None: there is none

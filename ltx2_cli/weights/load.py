@@ -1,5 +1,5 @@
-"""From files to devices: declared weights are checked against the headers, read ahead by threads in the parts that the
-devices get, and placed piece by piece."""
+"""Weights from files to devices: check declared weights against the headers, read ahead in threads, and send chunk by
+chunk."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -20,31 +20,31 @@ from ltx2_cli.parallel.jit import jitted
 from ltx2_cli.weights.checkpoint import DTYPES, EIGHT_BITS, FLOATS, Index, TensorFiles, count_and_list, shape_text
 from ltx2_cli.weights.declare import Shape, declared, map_weights, weights
 from ltx2_cli.weights.transfer import (
-    Additions,
-    Piece,
+    Chunk,
+    LoraDeltas,
     Place,
     Placement,
-    addition,
+    chunks,
     compile_transfer,
-    pieces,
+    lora_merger,
     send,
     send_factors,
     sharding_of,
 )
 
 M = TypeVar("M", bound=nnx.Module)
-Parts = dict[str, np.ndarray]  # of an array in the host's memory, by the text of their index
-CHUNK = 2**27  # bytes that travel together
-ON_THE_WAY = 2  # pieces on the devices that are not in their places: one arrives while the next is sent
+Parts = dict[str, np.ndarray]  # parts of an array on the host, by the text of their index
+CHUNK_BYTES = 2**27  # of an array that is sent to the devices
+ON_THE_WAY = 2  # chunks in flight on the devices: one arrives while the next is sent
 READ_AHEAD = 2**29  # bytes that are read before they are sent
-PORTION = 2**24  # bytes that one thread reads at a time
-CACHED = 2**19  # bytes that stay in a core's cache while they are cast or transposed
+PORTION = 2**24  # bytes of one read by a thread
+CACHED = 2**19  # bytes cast or transposed at a time: they fit into a core's cache
 ALIGNMENT = 64  # bytes; the CPU backend takes over memory that has it
-THREADS = ThreadPoolExecutor(max(8, cpu_count() or 1))  # more than cores: a disk or a network is waited for
+THREADS = ThreadPoolExecutor(max(8, cpu_count() or 1))  # more than cores: threads wait for the disk or the network
 
 
 def mismatches(module: nnx.Module, files: TensorFiles) -> list[str]:
-    """Every difference between what `module` declares and the tensors in `files`."""
+    """Sentences on the differences between the weights that `module` declares and the tensors in `files`."""
     wanted = declared(module)
     common = {name: files[name] for name in wanted if name in files}
     scales = {name: tensor.scale for name, tensor in files.items() if tensor.scale}
@@ -69,38 +69,42 @@ def mismatches(module: nnx.Module, files: TensorFiles) -> list[str]:
 
 
 def load(
-    module: M, files: TensorFiles, place: Placement, added: Additions | None = None, chunk: int | None = None
+    module: M,
+    files: TensorFiles,
+    place: Placement,
+    lora_deltas: LoraDeltas | None = None,
+    chunk_bytes: int | None = None,
 ) -> M:
     """`module` with its weights on the devices, each cast once to its declared dtype and laid out by `place`.
 
-    A tensor is multiplied by its scale, and the matrix that `added` has for it is added, in float32 before the cast.
-    Threads read the next tensors while one is sent. Of several hosts each reads the parts of its own devices.
-    `chunk` bytes travel together, by default `CHUNK`; a CPU by default computes with the memory that was read into.
-    Beside the devices' memory a host holds no more than `READ_AHEAD` bytes and four chunks, or tensors if larger.
+    Scales are multiplied and LoRA deltas added in float32 before the cast. Threads read the next chunks while one is
+    sent. Each host reads the parts of its own devices. A chunk has at most `chunk_bytes`, by default `CHUNK_BYTES`, or
+    one tensor; on CPUs, by default, the devices compute in the memory that was read into. Host memory in use: at most
+    `READ_AHEAD` bytes and four chunks.
     """
-    added, parameters = added or {}, weights(module)
+    lora_deltas, parameters = lora_deltas or {}, weights(module)
     platforms = {sharding_of(place(weight)).mesh.devices.flat[0].platform for weight in parameters}
-    if chunk is None and platforms - {"cpu"}:  # its devices read what the host wrote, without a copy
-        chunk = CHUNK
-    all_pieces = [piece for weight in parameters for piece in pieces(weight, files, place, added, chunk)]
+    if chunk_bytes is None and platforms - {"cpu"}:  # a CPU device uses the host's array without a copy
+        chunk_bytes = CHUNK_BYTES
+    all_chunks = [chunk for weight in parameters for chunk in chunks(weight, files, place, lora_deltas, chunk_bytes)]
     arrays: dict[str, jax.Array] = {}
     arriving = None
-    # The programs that finish pieces, in the order of their use.
-    transfers = dict.fromkeys(piece.transfer for piece in all_pieces if not piece.transfer.final)
+    # Programs that finish chunks, in the order of their use.
+    transfers = dict.fromkeys(chunk.transfer for chunk in all_chunks if not chunk.transfer.direct)
     compiled = in_background("compile", (partial(compile_transfer, transfer) for transfer in transfers))
     programs = dict(zip(transfers, compiled, strict=True))
     try:
-        for piece, parts, (scale, factors) in _read_ahead(all_pieces, files, added):
-            transfer, source = piece.transfer, piece.weight.source
+        for chunk, parts, (scale, factors) in _read_ahead(all_chunks, files, lora_deltas):
+            transfer, source = chunk.transfer, chunk.weight.source
             array = send(transfer, parts)
             sent = array, scale, factors and send_factors(factors, transfer.place)
-            # So one program gathers at a time: those of CPUs may wait for each other's threads.
+            # One program gathers at a time: on CPUs, several may deadlock on each other's threads.
             jax.block_until_ready(arriving)
             arriving = array
-            if not transfer.final:
+            if not transfer.direct:
                 empty, finish = programs[transfer].result()
-                stack = arrays.pop(source, None) if piece.first else empty and empty()
-                arriving = finish(stack, *sent, np.int32(piece.first))
+                stack = arrays.pop(source, None) if chunk.first else empty and empty()
+                arriving = finish(stack, *sent, np.int32(chunk.first))
             arrays[source] = arriving
     finally:
         for program in compiled:
@@ -109,57 +113,57 @@ def load(
 
 
 def _read_ahead(
-    all_pieces: Iterable[Piece], files: TensorFiles, added: Additions
-) -> Iterator[tuple[Piece, Parts, tuple[Any, Any]]]:
-    """Yield each piece once it is read: its parts, and the scale that the devices multiply by and the factors that they
-    add, or None. Threads read up to `READ_AHEAD` bytes of the next ones meanwhile. Raises `RunError`."""
-    ahead: deque[tuple[Piece, Parts, list[Future[Any]]]] = deque()
+    all_chunks: Iterable[Chunk], files: TensorFiles, lora_deltas: LoraDeltas
+) -> Iterator[tuple[Chunk, Parts, tuple[Any, Any]]]:
+    """Yield each chunk when it is read: its parts, its scale or None, and its LoRA factors or None. Threads read up to
+    `READ_AHEAD` bytes of the next chunks meanwhile. Raises `RunError`."""
+    ahead: deque[tuple[Chunk, Parts, list[Future[Any]]]] = deque()
     try:
-        for piece in (*all_pieces, None):
+        for chunk in (*all_chunks, None):
             held = sum(earlier.host_bytes for earlier, _, _ in ahead)
-            while ahead and (piece is None or piece.host_bytes + held > READ_AHEAD):
-                earlier, parts, reads = ahead[0]  # until it is read it counts as read ahead
+            while ahead and (chunk is None or chunk.host_bytes + held > READ_AHEAD):
+                earlier, parts, reads = ahead[0]  # counts as read ahead until it is yielded
                 changes, *_ = [read.result() for read in reads]
                 ahead.popleft()
                 held -= earlier.host_bytes
                 yield earlier, parts, changes
-            if piece:
-                ahead.append((piece, *_begin(piece, files, added)))
+            if chunk:
+                ahead.append((chunk, *_begin(chunk, files, lora_deltas)))
     finally:
         for _, _, reads in ahead:
             for read in reads:
                 read.cancel()
 
 
-def _begin(piece: Piece, files: TensorFiles, added: Additions) -> tuple[Parts, list[Future[Any]]]:
-    """Start threads that read a piece: its parts, which are complete when all reads are done, and the reads."""
-    (name, _), *_ = piece.tensors
-    transfer, parts = piece.transfer, {}
+def _begin(chunk: Chunk, files: TensorFiles, lora_deltas: LoraDeltas) -> tuple[Parts, list[Future[Any]]]:
+    """Start the reads of a chunk. Returns its parts, complete when all reads are done, and the reads."""
+    (name, _), *_ = chunk.tensors
+    transfer, parts = chunk.transfer, {}
 
     def changes() -> tuple[np.float32 | None, tuple[np.ndarray, np.ndarray] | None]:
-        return files.scale(name) if transfer.scaled else None, added[name].read() if transfer.rank else None
+        return files.scale(name) if transfer.scaled else None, lora_deltas[name].read() if transfer.rank else None
 
     reads: list[Future[Any]] = [THREADS.submit(changes)]
     for text, index in transfer.parts().items():
         parts[text] = _aligned(transfer.sharding.shard_shape(transfer.shape), transfer.stored)
-        reads += [THREADS.submit(work) for work in _work(piece, index, parts[text], files)]
+        reads += [THREADS.submit(work) for work in _work(chunk, index, parts[text], files)]
     return parts, reads
 
 
 def _aligned(shape: Shape, dtype: np.dtype) -> np.ndarray:
-    """An empty array that the CPU backend can use without a copy."""
+    """An uninitialised array aligned for the CPU backend, which then uses it without a copy."""
     size = prod(shape) * dtype.itemsize
-    room = np.empty(size + ALIGNMENT, np.uint8)
-    begin = -room.ctypes.data % ALIGNMENT
-    return room[begin : begin + size].view(dtype).reshape(shape)
+    buffer = np.empty(size + ALIGNMENT, np.uint8)
+    begin = -buffer.ctypes.data % ALIGNMENT
+    return buffer[begin : begin + size].view(dtype).reshape(shape)
 
 
-def _work(piece: Piece, index: Index, memory: np.ndarray, files: TensorFiles) -> Iterator[Callable[[], None]]:
-    """The tasks for threads that read a part of a piece into memory."""
-    order, stacked = piece.weight.order, bool(piece.weight.layers)
+def _work(chunk: Chunk, index: Index, memory: np.ndarray, files: TensorFiles) -> Iterator[Callable[[], None]]:
+    """The reads of one part of a chunk into `memory`."""
+    order, stacked = chunk.weight.order, bool(chunk.weight.layers)
     layers, *within = index if stacked else (slice(None), *index)
     stack = memory if stacked else memory[None]
-    for layer, (name, shape) in enumerate(piece.tensors[layers]):
+    for layer, (name, shape) in enumerate(chunk.tensors[layers]):
         out = np.atleast_1d(stack[layer, ...].transpose(np.argsort(order)))  # as on disk
         rows, *columns = [range(size)[within[order.index(i)]] for i, size in enumerate(shape)] or [range(1)]
         for block in _blocks(out, PORTION):
@@ -167,14 +171,14 @@ def _work(piece: Piece, index: Index, memory: np.ndarray, files: TensorFiles) ->
 
 
 def _blocks(out: np.ndarray, size: int) -> Iterator[slice]:
-    """All rows of an array in blocks of at most `size` bytes, but at least one row."""
+    """Slices of the rows of an array, of at most `size` bytes or one row."""
     step = max(1, size * len(out) // max(out.nbytes, 1))
     yield from (slice(first, first + step) for first in range(0, len(out), step))
 
 
 def _read(files: TensorFiles, name: str, window: tuple[range, ...], out: np.ndarray) -> None:
-    """Read a part of a tensor on disk, its rows, columns, …, into `out`, cast to its dtype. Whole rows are read at
-    once, directly if they need no change; otherwise pages are read as they are accessed."""
+    """Read the window (rows, columns, …) of a tensor on disk into `out`, cast to its dtype. Whole rows are read
+    directly if they need no cast; parts of rows are read page by page from mapped memory."""
     tensor, (rows, *columns) = files[name], window
     whole = all(len(part) == size for part, size in zip(columns, tensor.shape[1:], strict=True))
     if whole and DTYPES[tensor.dtype] == out.dtype and out.flags.c_contiguous:
@@ -189,22 +193,22 @@ def _read(files: TensorFiles, name: str, window: tuple[range, ...], out: np.ndar
         np.copyto(out[block], stored, casting="unsafe")
 
 
-def merge_lora(module: nnx.Module, place: Placement, added: Additions) -> None:
-    """Lay the weights of `module` out by `place` and add `added` to their tensors, in float32 before the cast. It is
-    done in place, a weight at a time: a device holds a weight twice only if it moves, and the host the factors of one
-    tensor."""
+def merge_lora(module: nnx.Module, place: Placement, lora_deltas: LoraDeltas) -> None:
+    """Lay the weights of `module` out by `place` and add LoRA deltas to them, in float32 before the cast. Works in
+    place, one weight at a time: a device holds a weight twice only if its layout changes, and the host holds the
+    factors of one tensor."""
     for weight in weights(module):
         weight.set_value(_moved(weight.get_value(), place(weight)))
-        add = addition(place(weight), weight.order)
+        add = lora_merger(place(weight), weight.order)
         for layer, (name, _) in enumerate(weight.tensors()):
-            if name in added:
+            if name in lora_deltas:
                 number = np.int32(layer) if weight.layers else None
-                weight.set_value(add(weight.get_value(), send_factors(added[name].read(), place(weight)), number))
-                jax.block_until_ready(weight.get_value())  # the host lets go of one pair before it reads the next
+                weight.set_value(add(weight.get_value(), send_factors(lora_deltas[name].read(), place(weight)), number))
+                jax.block_until_ready(weight.get_value())  # free the factors before the next are read
 
 
 def _moved(array: jax.Array, place: Place) -> jax.Array:
-    """`array` laid out by `place`, in the same memory where each device has its part already."""
+    """`array` laid out by `place`: the same memory if each device already holds its part."""
     sharding, shape = sharding_of(place), array.shape
     if array.sharding.devices_indices_map(shape) != sharding.devices_indices_map(shape):
         return jax.device_put(array, place)
@@ -212,7 +216,7 @@ def _moved(array: jax.Array, place: Place) -> jax.Array:
 
 
 def not_finite(module: nnx.Module) -> list[str]:
-    """Every tensor of a loaded `module` that holds a NaN or an infinity, by its name on disk."""
+    """Names on disk of the tensors of a loaded `module` that hold a NaN or an infinity."""
     names = []
     for weight in weights(module):
         finite = to_host(jitted(_finite, None, by_layer=bool(weight.layers))(weight.get_value())).reshape(-1)

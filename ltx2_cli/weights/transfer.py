@@ -1,5 +1,5 @@
-"""How weights travel: in pieces that leave the host once and that the devices gather where they are replicated, and the
-programs that finish them on the devices."""
+"""Chunks of weights that are sent from host to devices, and the programs that finish them there: gather, scale, add
+LoRA factors, cast, and write into the stack of layers."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from ltx2_cli.weights.checkpoint import DTYPES, Index, TensorFiles
 from ltx2_cli.weights.declare import Shape, Weight
 from ltx2_cli.weights.lora import LoraDelta
 
-SMALL = 2**22  # bytes: a smaller array crosses once for each device, which takes less time than a program to gather it
-TRANSFERS = 512  # programs that stay loaded, more than all networks have kinds of weights
+SMALL = 2**22  # bytes: a smaller array is sent to each device; a program to gather it would take longer
+TRANSFERS = 512  # cached programs: more than the kinds of weights of all networks
 Place = NamedSharding | Format
 Placement = Callable[[Weight], Place]
 Factors = tuple[jax.Array, jax.Array]  # float32 a [rank, in] and b [out, rank]; b·a is added to a matrix as on disk
-Additions = Mapping[str, LoraDelta]  # by tensor
+LoraDeltas = Mapping[str, LoraDelta]  # by tensor
 
 
 def sharding_of(place: Place) -> NamedSharding:
@@ -33,9 +33,9 @@ def sharding_of(place: Place) -> NamedSharding:
     return sharding
 
 
-def spread(shape: Shape, sharding: NamedSharding, order: Sequence[int] | None = None) -> NamedSharding:
-    """`sharding` with each unused mesh axis put on the first dimension that it divides, so that every device gets a
-    part of its own from the host. Dimensions are tried in `order`; one that no size divides stays whole."""
+def scatter_unused_axes(shape: Shape, sharding: NamedSharding, order: Sequence[int] | None = None) -> NamedSharding:
+    """`sharding` with each unused mesh axis assigned to the first dimension that it divides, so that no two devices
+    receive the same part. Dimensions are tried in `order`; an axis that divides none stays unused."""
     mesh, spec = sharding.mesh, (*sharding.spec, *[None] * (len(shape) - len(sharding.spec)))
     axes = [[entry] if isinstance(entry, str) else list(entry or ()) for entry in spec]
     used = {axis for entry in axes for axis in entry}
@@ -51,33 +51,33 @@ def spread(shape: Shape, sharding: NamedSharding, order: Sequence[int] | None = 
 
 @dataclass(frozen=True)
 class Transfer:
-    """How an array travels: a whole weight, or some layers of a stack. Hashable: programs are compiled for it."""
+    """The transfer of one array: a whole weight, or layers of a stack. Hashable: programs are cached by it."""
 
     shape: Shape
-    stored: np.dtype  # of the numbers that travel
+    stored: np.dtype  # of the array that is sent
     dtype: np.dtype  # of the weight
-    sharding: NamedSharding  # on the way
+    sharding: NamedSharding  # of the array that is sent
     place: Place  # of the weight
-    order: tuple[int, ...]  # the permutation from a tensor on disk to one of the weight
-    scaled: bool  # whether a scale travels with it
-    rank: int  # of the factors that travel with it, 0 for none
-    stack: Shape | None  # of the weight, where the array is some of its layers
+    order: tuple[int, ...]  # permutation from a tensor on disk to the weight
+    scaled: bool  # whether a scale is sent too
+    rank: int  # of LoRA factors that are sent too; 0: none
+    stack: Shape | None  # shape of the weight if the array is some of its layers
 
     @property
-    def final(self) -> bool:
-        """Whether the array that is sent is the weight, so that no program finishes it."""
+    def direct(self) -> bool:
+        """Whether the array that is sent is the weight itself, so that no program finishes it."""
         same = self.stored == self.dtype and self.sharding == self.place
         return same and not self.scaled and not self.rank and self.stack is None
 
     def parts(self) -> dict[str, Index]:
-        """Each part of the array that a device of this host gets, by the text of its index."""
+        """Indices of the parts for this host's devices, by their text."""
         indices = self.sharding.addressable_devices_indices_map(self.shape).values()
         return {str(index): index for index in indices if index is not None}
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
-    """What travels as one array: a weight, or consecutive layers of a stack."""
+class Chunk:
+    """A weight, or consecutive layers of a stack, sent as one array."""
 
     weight: Weight
     transfer: Transfer
@@ -86,64 +86,64 @@ class Piece:
 
     @cached_property
     def host_bytes(self) -> int:
-        """The memory that it takes on this host."""
+        """Memory on this host."""
         transfer = self.transfer
         part = prod(transfer.sharding.shard_shape(transfer.shape)) * transfer.stored.itemsize
         factors = transfer.rank * sum(self.tensors[0][1][:2]) * np.dtype(np.float32).itemsize
         return len(transfer.parts()) * part + factors
 
 
-def pieces(
-    weight: Weight, files: TensorFiles, place: Placement, added: Additions, chunk: int | None
-) -> Iterator[Piece]:
-    """A weight in pieces: the most layers that fit into `chunk` bytes and divide all layers evenly. None is for devices
-    that compute in the host's memory: all layers in one piece, cast by the host, without a copy. The host casts small
-    weights for all devices. A layer with a scale or an addition is a piece of its own."""
+def chunks(
+    weight: Weight, files: TensorFiles, place: Placement, lora_deltas: LoraDeltas, chunk_bytes: int | None
+) -> Iterator[Chunk]:
+    """Split a weight into chunks: as many layers as fit into `chunk_bytes` and divide the stack evenly. A layer with a
+    scale or a LoRA delta is a chunk of its own. `chunk_bytes` None, for devices that compute in the host's memory: one
+    chunk, cast by the host. The host also casts small weights."""
     value, tensors, stacked = weight.get_value(), tuple(weight.tensors()), bool(weight.layers)
-    computed = any(files[name].scale or name in added for name, _ in tensors)
-    count = 1 if computed else len(tensors) if chunk is None else _layers_together(tensors, files, chunk)
-    # The dimensions in the order on disk, so that parts are contiguous there; that of layers last.
+    computed = any(files[name].scale or name in lora_deltas for name, _ in tensors)
+    count = 1 if computed else len(tensors) if chunk_bytes is None else _layers_together(tensors, files, chunk_bytes)
+    # Dimensions in the order on disk, so that parts are contiguous there; layers last.
     disk_first = [stacked + weight.order.index(i) for i in range(len(weight.order))] + [0] * stacked
     for first in range(0, len(tensors), count):
         (name, _), *_ = part = tensors[first : first + count]
         shape = (len(part), *value.shape[1:]) if stacked else value.shape
         small, sharding = prod(shape) * value.dtype.itemsize < SMALL, sharding_of(place(weight))
-        cast_here = not computed and (small or chunk is None)
+        cast_here = not computed and (small or chunk_bytes is None)
         transfer = Transfer(
             shape=shape,
             stored=value.dtype if cast_here else np.dtype(DTYPES[files[name].dtype]),
             dtype=value.dtype,
-            sharding=sharding if small else spread(shape, sharding, disk_first),
+            sharding=sharding if small else scatter_unused_axes(shape, sharding, disk_first),
             place=place(weight),
             order=weight.order,
             scaled=files[name].scale is not None,
-            rank=added[name].rank if name in added else 0,
+            rank=lora_deltas[name].rank if name in lora_deltas else 0,
             stack=value.shape if stacked and (computed or len(part) < weight.layers) else None,
         )
-        yield Piece(weight, transfer, first, part)
+        yield Chunk(weight, transfer, first, part)
 
 
-def _layers_together(tensors: Sequence[tuple[str, Shape]], files: TensorFiles, chunk: int) -> int:
-    """The number of layers that travel as one array: of one dtype, within `chunk` bytes, a divisor of all."""
+def _layers_together(tensors: Sequence[tuple[str, Shape]], files: TensorFiles, chunk_bytes: int) -> int:
+    """The number of layers in a chunk: of one dtype, within `chunk_bytes`, a divisor of all layers."""
     dtype, *others = {files[name].dtype for name, _ in tensors}
     size, total = prod(tensors[0][1]) * np.dtype(DTYPES[dtype]).itemsize, 1 if others else len(tensors)
-    return max((count for count in range(1, total + 1) if not total % count and count * size <= chunk), default=1)
+    return max((count for count in range(1, total + 1) if not total % count and count * size <= chunk_bytes), default=1)
 
 
 def send(transfer: Transfer, parts: Mapping[str, np.ndarray]) -> jax.Array:
-    """An array on the devices from its parts in the host's memory, which must not change afterwards."""
+    """Build an array on the devices from its parts on the host, which must not change afterwards."""
     shape, sharding = transfer.shape, transfer.sharding
     return jax.make_array_from_callback(shape, sharding, lambda index: parts[str(index)], dtype=transfer.stored)
 
 
 def send_factors(factors: tuple[np.ndarray, np.ndarray], place: Place) -> Factors:
-    """The factors of what is added to a matrix at `place`; split, since a program gathers them."""
+    """Send LoRA factors for a matrix at `place`: split over the devices; the program that adds them gathers them."""
     a, b = (jax.make_array_from_callback(x.shape, _factor_sharding(x.shape, place), x.__getitem__) for x in factors)
     return a, b
 
 
 def _factor_sharding(shape: Shape, place: Place) -> NamedSharding:
-    return spread(shape, NamedSharding(sharding_of(place).mesh, PartitionSpec()))
+    return scatter_unused_axes(shape, NamedSharding(sharding_of(place).mesh, PartitionSpec()))
 
 
 def _add(wide: jax.Array, factors: Factors, order: tuple[int, ...], place: Place) -> jax.Array:
@@ -154,8 +154,8 @@ def _add(wide: jax.Array, factors: Factors, order: tuple[int, ...], place: Place
 
 @lru_cache(TRANSFERS)
 def compile_transfer(transfer: Transfer) -> tuple[jax.stages.Compiled | None, jax.stages.Compiled]:
-    """The programs for a transfer that is not final: () -> the empty stack, where there is one; (stack or None, array,
-    scale or None, factors or None, its first layer) -> the weight, in the stack's memory."""
+    """Two programs for a transfer that is not direct: () -> the empty stack, or None without a stack; and (stack or
+    None, array, scale or None, factors or None, first layer) -> the weight, in the stack's memory."""
     place, order = transfer.place, transfer.order
 
     def finish(stack: Any, array: jax.Array, scale: Any, factors: Factors | None, first: jax.Array) -> jax.Array:
@@ -180,7 +180,7 @@ def compile_transfer(transfer: Transfer) -> tuple[jax.stages.Compiled | None, ja
 
 
 def _abstract(transfer: Transfer) -> tuple[Any, Any, Any]:
-    """What is sent, without values: the array; the scale and the factors where there are any."""
+    """Abstract values of the array, its scale or None, and its factors or None."""
     array = jax.ShapeDtypeStruct(transfer.shape, transfer.stored, sharding=transfer.sharding)
     scale = jax.ShapeDtypeStruct((), np.float32) if transfer.scaled else None
     if not transfer.rank:
@@ -194,9 +194,9 @@ def _abstract(transfer: Transfer) -> tuple[Any, Any, Any]:
 
 
 @lru_cache(TRANSFERS)
-def addition(place: Place, order: tuple[int, ...]) -> Callable[[jax.Array, Factors, np.int32 | None], jax.Array]:
-    """The function that adds b·a to an array at `place`, or to one layer of the stack that it is, in float32 before the
-    cast; the result is the same memory."""
+def lora_merger(place: Place, order: tuple[int, ...]) -> Callable[[jax.Array, Factors, np.int32 | None], jax.Array]:
+    """The program that adds b·a to an array at `place`, or to one layer of a stack, in float32 before the cast; the
+    result is in the array's memory."""
 
     def add(array: jax.Array, factors: Factors, layer: jax.Array | None) -> jax.Array:
         tensor = array if layer is None else jax.lax.dynamic_index_in_dim(array, layer, keepdims=False)

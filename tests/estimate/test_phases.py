@@ -34,7 +34,7 @@ from ltx2_cli.plan.stages import InitialLatents
 from ltx2_cli.plan.work import step_of
 from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.request.spec import AttentionBackend, Streams
-from ltx2_cli.weights.load import CHUNK
+from ltx2_cli.weights.load import CHUNK_BYTES
 from sounds import tone, write_tone
 
 V6E, TPU7X = tpus("TPU v6 lite", 8), tpus("TPU7x", 8, cores=2)
@@ -149,7 +149,7 @@ def test_references_count_in_the_first_stage_and_choose_its_kernel(tmp_path: Pat
 def test_loading_counts_tensors_in_transfer() -> None:
     """Three chunks; nothing on a CPU, whose memory the weights are read into."""
     tpu = phase_memory(planned(V6E, model="ltx2", sharding="single"), [DENOISE])[DENOISE]
-    assert (tpu.weights, tpu.loading - tpu.weights) == (2 * 18_876_174_592, 2 * CHUNK)
+    assert (tpu.weights, tpu.loading - tpu.weights) == (2 * 18_876_174_592, 2 * CHUNK_BYTES)
     here = phase_memory(planned(cpu(), model="ltx2"), [DENOISE])[DENOISE]
     assert here.loading == here.weights == tpu.weights
 

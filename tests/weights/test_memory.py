@@ -10,7 +10,7 @@ import pytest
 from benchmarks import loading
 from loras import write_header
 from ltx2_cli.weights.declare import declared
-from ltx2_cli.weights.load import CHUNK, READ_AHEAD
+from ltx2_cli.weights.load import CHUNK_BYTES, READ_AHEAD
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,4 +23,4 @@ def test_host_memory_beside_two_gigabytes_of_weights_is_bounded(tmp_path: Path) 
     said = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
     assert said["weights"] > 2e9
     assert said["beyond"]["cpu"] < 500e6
-    assert said["beyond"]["chunks"] < READ_AHEAD + 4 * CHUNK
+    assert said["beyond"]["chunks"] < READ_AHEAD + 4 * CHUNK_BYTES

@@ -24,8 +24,8 @@ from ltx2_cli.weights import load as load_module
 from ltx2_cli.weights import transfer as transfer_module
 from ltx2_cli.weights.checkpoint import Tensor, TensorFiles
 from ltx2_cli.weights.declare import CONV, Scope, Weight, declared, weights
-from ltx2_cli.weights.load import CHUNK, load
-from ltx2_cli.weights.transfer import SMALL, Place, pieces, spread
+from ltx2_cli.weights.load import CHUNK_BYTES, load
+from ltx2_cli.weights.transfer import SMALL, Place, chunks, scatter_unused_axes
 from model_versions import LTX2_3
 from tools.weights import random_weights, save
 
@@ -70,7 +70,7 @@ def test_every_byte_is_sent_to_only_one_device(
 ) -> None:
     monkeypatch.setattr(transfer_module, "SMALL", 2**8)  # the tiny denoiser's matrices are large
     plan = lay_out(read_sharding(profile), jax.devices(), weights(denoiser()), rows=2)
-    loaded = jax.tree.leaves(load(denoiser(), TensorFiles(folder), plan.place, chunk=chunk))
+    loaded = jax.tree.leaves(load(denoiser(), TensorFiles(folder), plan.place, chunk_bytes=chunk))
     assert plan.mesh.size == (1 if profile == "single" else 8)
     assert sum(sent) <= 1.01 * sum(array.nbytes for array in loaded)
 
@@ -90,13 +90,13 @@ def test_every_byte_of_the_published_networks_is_sent_to_only_one_device(profile
     for name, network in plan.networks.present().items():
         described = Described(network)
         for weight in weights(network):
-            for piece in pieces(weight, described, placement(plan, name), {}, CHUNK):
-                transfer = piece.transfer
+            for chunk in chunks(weight, described, placement(plan, name), {}, CHUNK_BYTES):
+                transfer = chunk.transfer
                 part = prod(transfer.sharding.shard_shape(transfer.shape)) * transfer.stored.itemsize
                 whole = prod(transfer.shape) * transfer.stored.itemsize
                 total += part * transfer.sharding.mesh.size
                 size += whole
-                assert piece.host_bytes <= max(CHUNK, whole)
+                assert chunk.host_bytes <= max(CHUNK_BYTES, whole)
     assert size > 60e9
     assert total <= 1.02 * size  # small ones cross once for each device
 
@@ -105,7 +105,7 @@ def test_arrays_are_split_over_all_dividing_axes() -> None:
     mesh = Mesh(np.asarray(jax.devices()).reshape(2, 2, 2), ("passes", "tokens", "heads"))
 
     def split(shape: tuple[int, ...], *spec: str | None) -> PartitionSpec:
-        return spread(shape, NamedSharding(mesh, PartitionSpec(*spec))).spec
+        return scatter_unused_axes(shape, NamedSharding(mesh, PartitionSpec(*spec))).spec
 
     assert split((16, 8)) == PartitionSpec(("passes", "tokens", "heads"), None)
     assert split((16, 8), "heads") == PartitionSpec(("heads", "passes", "tokens"), None)
@@ -129,11 +129,11 @@ class Slow:
     """A thing that does one piece of work after the other, as they come, and takes so many seconds for each."""
 
     def __init__(self, seconds: float):
-        self.seconds, self.pieces, self.free_at, self.lock = seconds, 0, 0.0, Lock()
+        self.seconds, self.chunks, self.free_at, self.lock = seconds, 0, 0.0, Lock()
 
     def work(self) -> None:
         with self.lock:
-            self.pieces += 1
+            self.chunks += 1
             self.free_at = until = max(self.free_at, time.monotonic()) + self.seconds
         time.sleep(max(0, until - time.monotonic()))
 
@@ -164,7 +164,7 @@ def test_loading_takes_no_longer_than_reading(tmp_path: Path, monkeypatch: pytes
 
         monkeypatch.setattr(load_module, "send", slowly)
         began = time.monotonic()
-        loaded = load(Stack(), FromSlowDisk(tmp_path, disk), one_device, chunk=layer)
+        loaded = load(Stack(), FromSlowDisk(tmp_path, disk), one_device, chunk_bytes=layer)
         took = time.monotonic() - began
         np.testing.assert_array_equal(loaded.layers[...], stack.layers[...])
         return took
@@ -173,7 +173,7 @@ def test_loading_takes_no_longer_than_reading(tmp_path: Path, monkeypatch: pytes
     alone = seconds(Slow(0), Slow(0))  # all that is neither read nor sent
     disk, link = Slow(0.3), Slow(0.25)
     assert seconds(disk, link) <= 1.1 * 6 * disk.seconds + link.seconds + alone  # the last is sent when all is read
-    assert (disk.pieces, link.pieces) == (6, 6)
+    assert (disk.chunks, link.chunks) == (6, 6)
 
 
 def test_reading_continues_during_a_slow_transfer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +193,7 @@ def test_reading_continues_during_a_slow_transfer(tmp_path: Path, monkeypatch: p
         return send(*inputs)
 
     monkeypatch.setattr(load_module, "send", waiting)
-    load(Stack(), Noting(tmp_path), one_device, chunk=layer)
+    load(Stack(), Noting(tmp_path), one_device, chunk_bytes=layer)
 
 
 def test_the_host_reads_ahead_only_to_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +214,7 @@ def test_the_host_reads_ahead_only_to_its_limit(tmp_path: Path, monkeypatch: pyt
         return send(*inputs)
 
     monkeypatch.setattr(load_module, "send", waiting)
-    load(Stack(), Noting(tmp_path), one_device, chunk=layer)
+    load(Stack(), Noting(tmp_path), one_device, chunk_bytes=layer)
     assert max(most) <= 3  # the one that is sent, and two of the three that may be ahead with it
 
 
@@ -256,7 +256,7 @@ def test_every_weight_has_its_declared_sharding(
     network = random_weights(Network(), seed=0)
     save(network, tmp_path / "model.safetensors")
     place = turned(Mesh(np.asarray(jax.devices()[:devices]).reshape(-1, min(2, devices)), ("tokens", "heads")))
-    loaded = load(Network(dtype), TensorFiles(tmp_path), place, chunk=chunk)
+    loaded = load(Network(dtype), TensorFiles(tmp_path), place, chunk_bytes=chunk)
     for weight, as_saved in zip(weights(loaded), weights(network), strict=True):
         wanted, array = place(weight), weight.get_value()
         assert (array.format if isinstance(wanted, Format) else array.sharding) == wanted, weight.source
