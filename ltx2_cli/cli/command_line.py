@@ -28,7 +28,7 @@ def command_line(alternative: "Alternative") -> str:
     if verbs == ["batch"]:  # whose lines have values of their own
         values = ", ".join(f'"{key}": {_in_json(value)}' for key, value in alternative.options.items())
         return " and ".join([*variable, *([f"{values} in the line"] if values else [])])
-    if alternative.anew and verbs != ["sweep"]:
+    if alternative.standalone and verbs != ["sweep"]:
         words = ["--prompt", alternative.values["prompt"]]
         if command.requires_words:  # a clip or latents, of which it knows nothing
             verbs, command = ["generate"], COMMANDS["generate"]

@@ -1,4 +1,4 @@
-"""`ltx2 retake` and `ltx2 extend`: a clip, and what is to be made anew of it, become a request like any other."""
+"""`ltx2 retake` and `ltx2 extend`: a clip and its part to regenerate become a request like any other."""
 
 import os
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ class Source:
         return [item for item in stated if isinstance(item, dict) and item.get("kind") in ("reference", "mask")]
 
     def request(self, num_frames: int | None = None, condition: Mapping[str, object] | None = None) -> RunSpec:
-        """The request for this clip, of which the condition says what is made anew."""
+        """The request for this clip, with a condition that says which part is regenerated."""
         options, path = self.options, user_path(self.options.clip)
         replaced: dict[str, object] = {"seed": None, "num_videos": 1, "initial_noise": None, **NOT_KEPT}
         replaced |= {} if self.references else {"reference_strength": 1.0}
@@ -122,14 +122,14 @@ def _retaken(clip: Source, part: tuple[str, str], streams: str, num_frames: int 
         raise UsageError(f"--from {start:g}s is not before --to {stop:g}s", f"--from {stop:g}s --to {later:g}s")
     begin, end = floor(start * fps + ROUNDING), ceil(stop * fps - ROUNDING)
     if begin >= count or end > count:
-        sentence = f"{path} lasts {clip.seconds:.2f} s, and {start:g} to {stop:g} s are to be made anew"
+        sentence = f"{path} lasts {clip.seconds:.2f} s, and {start:g} to {stop:g} s are to be regenerated"
         nearest = min(begin, count - 1) / fps
         raise UsageError(sentence, f"nearest: --from {nearest:.2f}s --to {floor(100 * clip.seconds) / 100:.2f}s")
     whole = (count - 1) // COMPRESSION * COMPRESSION + 1
     made = num_frames or min(whole, whole if clip.references else longest_clip(fps))
     if streams != "video" and open_video(path).sample_rate is None:
         raise UsageError(f"{path} has no audio to retake", "--video")
-    return clip.request(made, {"anew": [begin, end], "streams": streams})
+    return clip.request(made, {"regenerate": [begin, end], "streams": streams})
 
 
 def _extended(clip: Source, seconds: str, num_frames: int | None) -> RunSpec:
@@ -150,4 +150,4 @@ def _extended(clip: Source, seconds: str, num_frames: int | None) -> RunSpec:
         hint = f"extend twice; at most --seconds {floor(100 * room / fps) / 100:.2f}s at a time"
         raise UsageError(f"one clip has no room for --seconds {seconds} {behind}", hint)
     length = shown + ceil(added / COMPRESSION) * COMPRESSION
-    return clip.request(length, {"anew": [count, count + added], "num_frames": shown})
+    return clip.request(length, {"regenerate": [count, count + added], "num_frames": shown})

@@ -9,6 +9,7 @@ from ltx2_cli.artifacts.files import user_path
 from ltx2_cli.console import columns, print_json, print_out
 from ltx2_cli.core.provenance import read_provenance
 from ltx2_cli.request.layers import ASKED, ConfigLayer, flatten_valid
+from ltx2_cli.request.old_keys import read_condition
 from ltx2_cli.request.profiles import PROVENANCE
 from ltx2_cli.runs.inspect import FileFacts, inspect
 from ltx2_cli.runs.trust import WEIGHTS, files_named, weights_named
@@ -131,9 +132,9 @@ def _item_text(item: object) -> str:
         return str(item.get("path"))
     if isinstance(item, dict) and item.keys() >= {"path", "frame", "strength"}:
         words = {"reference": "reference {path}:{strength}", "mask": "reference mask {path}"}
-        words |= {"clip": "frames {anew[0]} to {anew[1]} of clip {path} anew, {streams}"}
+        words |= {"clip": "frames {regenerate[0]} to {regenerate[1]} of clip {path} regenerated, {streams}"}
         with suppress(KeyError, IndexError, TypeError):  # a stranger's
-            return words.get(item.get("kind", "image"), "{path}@{frame}:{strength}").format_map(item)
+            return words.get(item.get("kind", "image"), "{path}@{frame}:{strength}").format_map(read_condition(item))
     return str(item)
 
 

@@ -130,12 +130,12 @@ class CompileStats:
     troubles: list[str] = field(default_factory=list)
 
     @property
-    def anew(self) -> int:
+    def compiled_fresh(self) -> int:
         """Programs that no cache had."""
         return len(self.compiled) - len(self.read)
 
     def __str__(self) -> str:
-        number = self.anew
+        number = self.compiled_fresh
         programs = "1 program" if number == 1 else f"{number or 'no'} programs"
         seconds = f" in {sum(self.compiled) - sum(self.read):.1f} s" if number else ""
         trouble = f"; the cache failed: {self.troubles[0]}; {typed('compile_cache', 'FOLDER')}" if self.troubles else ""

@@ -57,7 +57,7 @@ class Alternative(NamedTuple):
     values: Mapping[str, Any] = {}
     options: Mapping[str, str] = {}
     most_memory: bool = False  # jax is to take most of a GPU's memory
-    anew: bool = False  # typed by itself, without the words of the request
+    standalone: bool = False  # a command of its own, without the words of the request
 
     def also(self, other: "Alternative") -> "Alternative":
         """Together with another change."""
@@ -247,7 +247,7 @@ class Suggestions:
             left_open = {key: vars(spec)[key] for key in RECIPE_KEYS}
             yield Alternative({**left_open, "recipe": ONE_STAGE}, {"recipe": ONE_STAGE})
         if spec.model != DEMO:
-            yield Alternative(vars(read_spec(prompt=spec.prompt, model=DEMO)), {"model": DEMO}, anew=True)
+            yield Alternative(vars(read_spec(prompt=spec.prompt, model=DEMO)), {"model": DEMO}, standalone=True)
 
 
 Typed = Callable[[Alternative], str]
@@ -287,7 +287,7 @@ def in_python(alternative: Alternative) -> str:
     """An alternative as it is written in Python."""
     variable = [f"{fraction_variable()}={FRACTION} in the environment"] if alternative.most_memory else []
     settings = [f"{key}={value}" for key, value in alternative.options.items()]
-    prompt = f"prompt={alternative.values['prompt']!r}" if alternative.anew else "..."
+    prompt = f"prompt={alternative.values['prompt']!r}" if alternative.standalone else "..."
     return " and ".join([*variable, *([f"read_spec({prompt}, dotlist={settings})"] if settings else [])])
 
 
@@ -307,8 +307,8 @@ def check_estimate(
 def _hints(search: Suggestions, typed: Typed) -> list[str]:
     """The nearest request that fits; and devices that would do, if it has another model or nothing fits."""
     nearest, larger = search.nearest(), _larger_slice(search)
-    hints = [_sufficient(search)] if nearest is None or nearest.anew else [typed(nearest)]
-    if nearest and nearest.anew:
+    hints = [_sufficient(search)] if nearest is None or nearest.standalone else [typed(nearest)]
+    if nearest and nearest.standalone:
         hints.append(f"or a miniature, here: {typed(nearest)}")
     return [*hints, f"or more chips: {typed(larger)}"] if larger else hints
 

@@ -1,5 +1,5 @@
-"""A clip of which a part is made anew, inside it or behind its end: what of it is made at once, which latents of that
-are given, and where what is made belongs."""
+"""Edits of a clip: a part that is regenerated, inside it or behind its end. The frames that one run sees, the latents
+that condition it, and the place of its result in the clip."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ from ltx2_cli.request.spelling import typed
 
 NOTHING = slice(0, 0)
 MARGIN = 64  # pixels; sides of two stages are multiples of it
-CUT_OFF = 0.1  # seconds at the end of a sound that hear it end: where a clip goes on, they are made anew
+CUT_OFF = 0.1  # seconds at the end of a sound that may hold its fade-out: an extension regenerates them
 
 
 class Edit(NamedTuple):
@@ -39,19 +39,19 @@ def edited(spec: RunSpec) -> int | None:
 
 def read_edited(spec: RunSpec, condition: ConditionSpec) -> Video:
     """All frames of a clip, of the request's size. Raises `UsageError` where it is of another size, or has nothing that
-    could be made anew."""
+    could be regenerated."""
     path = Path(condition.path).expanduser()
     picture = _middle(read_whole_video(path, spec.fps), spec.height, spec.width)
-    (begin, end), count = condition.anew, len(picture.frames)
+    (begin, end), count = condition.regenerate, len(picture.frames)
     if begin > count or begin < count < end:
         sentence = f"{path} has {count} frames at {spec.fps:g} a second, not the frames {begin} to {end}"
-        raise UsageError(sentence, f"nearest: anew: [{min(begin, count - 1)}, {count}]")
+        raise UsageError(sentence, f"nearest: regenerate: [{min(begin, count - 1)}, {count}]")
     if open_video(path).sample_rate is not None:
         sound = read_audio(path, count / spec.fps)
-        most = round(count / spec.fps * sound.sample_rate) if begin == count else None  # what follows is made anew
+        most = round(count / spec.fps * sound.sample_rate) if begin == count else None  # its cut-off end is regenerated
         return replace(picture, audio=replace(sound, waveform=sound.waveform[:most]))
     if condition.streams == "audio":
-        raise UsageError(f"{path} has no sound that could be made anew", "streams: video")
+        raise UsageError(f"{path} has no sound that could be regenerated", "streams: video")
     return picture
 
 
@@ -70,7 +70,7 @@ def _middle(picture: Video, height: int, width: int) -> Video:
 
 def num_shown(spec: RunSpec, condition: ConditionSpec, picture: Video, compression: VAECompression) -> int:
     """The frames of a clip that are shown, 8k + 1: as many as are made at once, or where it goes on, of its end."""
-    count, (begin, end) = len(picture.frames), condition.anew
+    count, (begin, end) = len(picture.frames), condition.regenerate
     goes_on, half = begin == count, max(spec.num_frames // 2, 1)
     most = condition.num_frames or half if goes_on else spec.num_frames
     shown = compression.clip_size(compression.latents(min(most, count)), 1, 1)[0]
@@ -80,12 +80,12 @@ def num_shown(spec: RunSpec, condition: ConditionSpec, picture: Video, compressi
     if goes_on and end - begin > (room := spec.num_frames - shown):
         asked = f"{end - begin} frames are to follow {picture.path}"
         sentence = f"{asked}, and {spec.num_frames} frames have room for {room}"
-        raise UsageError(sentence, f"extend twice; nearest: anew: [{begin}, {begin + room}]")
+        raise UsageError(sentence, f"extend twice; nearest: regenerate: [{begin}, {begin + room}]")
     if not goes_on and shown != spec.num_frames:
         sentence = f"a clip of {spec.num_frames} frames is asked for, and {picture.path} has {count}"
         raise UsageError(sentence, typed("num_frames", shown))
     if not goes_on and end - begin > shown:
-        sentence = f"{end - begin} frames of {picture.path} are to be made anew, and {shown} are made at once"
+        sentence = f"{end - begin} frames of {picture.path} are to be regenerated, and {shown} are made at once"
         nearest = ceil((end - begin - 1) / compression.frames) * compression.frames + 1
         raise UsageError(sentence, typed("num_frames", nearest))
     follows = any(other.kind == "reference" for other in spec.conditions)
@@ -96,9 +96,9 @@ def num_shown(spec: RunSpec, condition: ConditionSpec, picture: Video, compressi
 
 
 def first_shown(condition: ConditionSpec, count: int) -> int:
-    """The first frame that is shown of a clip with this many: what is made anew lies in the middle, as far as the clip
-    has frames around it; where it goes on, so many before its end."""
-    (begin, end), shown = condition.anew, condition.num_frames or count
+    """The first frame of a clip of `count` frames that a run sees: the regenerated part is in the middle where the clip
+    allows it; an extension sees the last frames."""
+    (begin, end), shown = condition.regenerate, condition.num_frames or count
     if begin == count:
         return max(begin - shown, 0)
     return min(max((begin + end - shown) // 2, 0), count - shown)
@@ -121,7 +121,7 @@ def edit_of(spec: RunSpec, pictures: Sequence[Video], geometry: Geometry) -> Edi
     if (number := edited(spec)) is None:
         return None
     condition, picture = spec.conditions[number], pictures[number]
-    (begin, end), fps = condition.anew, geometry.fps
+    (begin, end), fps = condition.regenerate, geometry.fps
     first = first_shown(condition, len(picture.frames))
     edges = first + np.rint(geometry.edges.video * fps).astype(int)
     seconds = first / fps + geometry.edges.audio.astype(np.float64)
@@ -152,7 +152,7 @@ def _overlapping(edges: np.ndarray, begin: float, end: float) -> slice:
 def edit_remark(spec: RunSpec, picture: Video, edit: Edit) -> str:
     """A sentence on the part of a clip that is regenerated."""
     condition = spec.conditions[edit.number]
-    (begin, end), fps, shown = condition.anew, spec.fps, condition.num_frames or 0
+    (begin, end), fps, shown = condition.regenerate, spec.fps, condition.num_frames or 0
     if end > len(picture.frames):
         return f"{picture.path} goes on from its last {shown / fps:.2f} s by {(end - begin) / fps:.2f} s"
     spans = {"picture": (edit.frames.start / fps, edit.frames.stop / fps), "sound": edit.seconds}
@@ -160,4 +160,4 @@ def edit_remark(spec: RunSpec, picture: Video, edit: Edit) -> str:
     part = len(picture.frames) - shown >= COMPRESSION
     seen = f"; it sees {edit.first / fps:.2f} to {(edit.first + shown) / fps:.2f} s" if part else ""
     asked = f"{picture.path}: asked {begin / fps:.2f} to {end / fps:.2f} s"
-    return f"{asked}, whole latents make {', '.join(retaken)} anew{seen}"
+    return f"{asked}, whole latents regenerate {', '.join(retaken)}{seen}"

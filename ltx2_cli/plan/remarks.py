@@ -115,7 +115,7 @@ def untrained_warnings(spec: RunSpec, checkpoint: Checkpoint, stages: Sequence[S
         return
     pixels = checkpoint.arch.compression.pixels
     sizes = [(pixels * stage.geometry.width, pixels * stage.geometry.height) for stage in stages]
-    edits = edited(spec) is not None  # it may not allow the cure, and is as long as what is made anew takes
+    edits = edited(spec) is not None  # it may not allow the cure, and is as long as the regenerated part needs
     num_frames = max(spec.num_frames, *trained_on.num_frames) if edits else spec.num_frames
     for sentence, cure in clip_warnings(trained_on, sizes, num_frames, spec.fps):
         yield sentence if edits else f"{sentence}: {cure}"

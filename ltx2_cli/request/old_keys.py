@@ -37,8 +37,10 @@ def check_old_key(source: str, key: str, value: Any, compat: Any) -> None:
 
 
 def read_condition(value: Any) -> Any:
-    """An item of `conditions` of any version, as this one has it."""
-    streams = value.get("streams") if isinstance(value, Mapping) else None
-    if isinstance(streams, str) and streams in EDITED_STREAMS:
-        return {**value, "streams": EDITED_STREAMS[streams]}
-    return value
+    """An item of `conditions` by the names of this version: `regenerate` was `anew`."""
+    if not isinstance(value, Mapping):
+        return value
+    item = {"regenerate" if key == "anew" and "regenerate" not in value else key: value[key] for key in value}
+    if isinstance(streams := item.get("streams"), str) and streams in EDITED_STREAMS:
+        item["streams"] = EDITED_STREAMS[streams]
+    return item

@@ -103,8 +103,8 @@ class ShardingSpec:
 
 @dataclass(frozen=True)
 class ConditionSpec:
-    """A picture or a piece of a video that a clip shows, or follows as a reference of an in-context LoRA; the mask that
-    says where it follows; or a clip of which a part is made anew, inside it or behind its end, and all else is kept."""
+    """An image or part of a video that a clip shows, or follows as the reference of an in-context LoRA; the mask of a
+    reference; or an edited clip, with a regenerated part inside it or behind its end."""
 
     path: str
     frame: int = 0  # of the clip, where it begins; negative: where it ends, counted from the end of the clip
@@ -113,8 +113,8 @@ class ConditionSpec:
     num_frames: int | None = None  # of a video, 8k + 1; None: as many as there are, up to half of the clip
     downscale: int | None = None  # of a reference, in height and width; None: as its LoRA says
     temporal_scale: int | None = None  # of a reference, in frames a second; None: as its LoRA says
-    anew: tuple[int, int] = (0, 0)  # of a clip: the first frame that is made anew, and the first behind those
-    streams: Literal["both", "video", "audio"] = "both"  # of a clip: what is made anew
+    regenerate: tuple[int, int] = (0, 0)  # of a clip: the first regenerated frame, and the first one behind them
+    streams: Literal["both", "video", "audio"] = "both"  # of a clip: what is regenerated
     sha256: str | None = None  # of the file; None: whatever it holds
 
 

@@ -215,10 +215,10 @@ def _wrong_clips(spec: RunSpec) -> Iterator[str]:
     if len(clips) > 1:
         yield f"{clips[0].path} and {clips[1].path} are both to be changed; nearest: one of them"
     for clip in clips:
-        begin, end = clip.anew
+        begin, end = clip.regenerate
         if not 0 <= begin < end:
-            nearest = f"anew: [{max(begin, 0)}, {max(begin, 0) + 1}]"
-            yield f"of {clip.path} the frames {begin} to {end} are to be made anew; nearest: {nearest}"
+            nearest = f"regenerate: [{max(begin, 0)}, {max(begin, 0) + 1}]"
+            yield f"of {clip.path} the frames {begin} to {end} are to be regenerated; nearest: {nearest}"
         if clip.frame:
             yield f"{clip.path} is changed, not shown at frame {clip.frame}; nearest: frame: 0"
 

@@ -68,7 +68,7 @@ def remember_run(session: Session, plan: Plan, product: Product, timings: Timing
     """Keep how long a run took, of a process that made no other."""
     if session.hosts.first:
         seconds, compiled = monotonic() - session.began - session.fetching, session.compiled
-        remember(plan, product, timings, seconds, compiled is None or compiled.anew > 0)
+        remember(plan, product, timings, seconds, compiled is None or compiled.compiled_fresh > 0)
 
 
 def execute(session: Session, checkpointer: RunCheckpointer, components: Components, start: RunState = START) -> None:

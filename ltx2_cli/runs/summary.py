@@ -33,8 +33,8 @@ def request_rows(plan: Plan, phases: Collection[str]) -> Iterator[tuple[str, str
             case "mask":
                 yield "follows", f"where {shown} is white"
             case "clip":
-                begin, end = condition.anew
-                yield "anew", f"frames {begin} to {end} of {shown}, {condition.streams}"
+                begin, end = condition.regenerate
+                yield "regenerate", f"frames {begin} to {end} of {shown}, {condition.streams}"
             case _:
                 yield "shows", f"{shown} at frame {condition.frame}, {strength}"
     if spec.reference_strength != 1:

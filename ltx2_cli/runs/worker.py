@@ -253,7 +253,7 @@ class Worker:
             took = run.timings.seconds().items()
             total = self.began + self.loading + sum(seconds for name, seconds in took if not name.startswith(LOAD))
             compiled = self.session.compiled
-            remember(run.plan, Product.clips, run.timings, total, compiled is None or compiled.anew > 0)
+            remember(run.plan, Product.clips, run.timings, total, compiled is None or compiled.compiled_fresh > 0)
 
     def _checkpointer(self, run: Run) -> RunCheckpointer:
         """Of the run's plan with its pictures. Raises `UsageError` where these have changed."""

@@ -296,7 +296,7 @@ def test_all_broken_lines_are_listed(
         (["rain"], "--set height=33", "line 1: height 33 is not a multiple of 32"),
         (["{", "{"], "", "line 1: this is no JSON object"),
         (
-            [{"conditions": [{"path": "a.mp4", "kind": "clip", "anew": [1, 2, 3]}]}],
+            [{"conditions": [{"path": "a.mp4", "kind": "clip", "regenerate": [1, 2, 3]}]}],
             "",
             "line 1: `conditions` is [{'path'",
         ),

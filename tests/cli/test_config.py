@@ -225,7 +225,7 @@ def test_the_schema_accepts_every_shipped_page_and_refuses_mistakes(config: Run)
     good += [{"audio": "s.wav"}, {"audio": {"path": "s.wav"}}]
     bad = [{"hieght": 3}, {"height": "tall"}, {"height": 33}, {"fps": 1000}, {"recipe": "foo"}, {"seed": 1.5}]
     bad += [{"guidance": {"video": {"foo": 1}}}, {"sharding": {"mesh": {"heads": "x"}}}, {"conditions": [{}]}]
-    bad += [{"conditions": [{"path": "a.mp4", "kind": "clip", "anew": [1, 2, 3]}]}]
+    bad += [{"conditions": [{"path": "a.mp4", "kind": "clip", "regenerate": [1, 2, 3]}]}]
     assert [page for page in good if not accepts(schema, page)] == []
     assert [page for page in bad if accepts(schema, page)] == []
     assert schema["properties"]["height"]["description"] == "pixels, a multiple of 32, in two stages of 64"

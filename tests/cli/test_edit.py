@@ -58,7 +58,7 @@ def asks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 def test_a_retake_asks_for_what_the_record_says_and_a_new_seed(asks: Asks, clip: Path) -> None:
     spec = asks("retake", clip, "--from", "0.5s", "--to", "1.01", "--steps", "5")
     assert isinstance(spec, RunSpec)
-    assert spec.conditions == (ConditionSpec(str(clip), kind="clip", anew=(12, 25), streams="both"),)
+    assert spec.conditions == (ConditionSpec(str(clip), kind="clip", regenerate=(12, 25), streams="both"),)
     assert (spec.prompt, spec.negative_prompt, spec.model) == ("a fox", "blur", "demo")
     assert (spec.width, spec.height, spec.num_frames, spec.fps) == (96, 64, 49, 24.0)
     assert (spec.num_inference_steps, spec.seed, spec.lora) == (5, None, ("style.safetensors",))
@@ -88,7 +88,7 @@ def test_a_clip_goes_on_behind_its_end(
 ) -> None:
     spec = asks("extend", clip, "--seconds", seconds, *more)
     assert isinstance(spec, RunSpec)
-    assert spec.conditions == (ConditionSpec(str(clip), kind="clip", num_frames=shown, anew=(49, end)),)
+    assert spec.conditions == (ConditionSpec(str(clip), kind="clip", num_frames=shown, regenerate=(49, end)),)
     assert spec.num_frames == num_frames
 
 
@@ -207,7 +207,7 @@ def test_a_clip_without_a_record_needs_a_prompt_and_a_model(asks: Asks, tmp_path
     spec = asks("retake", path, "--from", "0", "--to", "0.5", "--video", "--prompt", "rain", "--model", "demo")
     assert isinstance(spec, RunSpec)
     assert (spec.prompt, spec.model, spec.fps, spec.num_frames) == ("rain", "demo", 12, 9)
-    assert spec.conditions[0].anew == (0, 6)
+    assert spec.conditions[0].regenerate == (0, 6)
     assert f"{path} has no audio to retake" in str(asks("retake", path, "--from", "0", "--to", "0.5", "--prompt", "a"))
 
 
@@ -216,8 +216,8 @@ def test_a_clip_without_a_record_needs_a_prompt_and_a_model(asks: Asks, tmp_path
     [
         ("1.5", "1", "--from 1.5s is not before --to 1s", "--from 1s --to 1.5s"),
         ("1", "1", "--from 1s is not before --to 1s", "--from 1s --to 1.33333s"),
-        ("1", "2.5", "lasts 2.04 s, and 1 to 2.5 s are to be made anew", "nearest: --from 1.00s --to 2.04s"),
-        ("3", "4", "lasts 2.04 s, and 3 to 4 s are to be made anew", "nearest: --from 2.00s --to 2.04s"),
+        ("1", "2.5", "lasts 2.04 s, and 1 to 2.5 s are to be regenerated", "nearest: --from 1.00s --to 2.04s"),
+        ("3", "4", "lasts 2.04 s, and 3 to 4 s are to be regenerated", "nearest: --from 2.00s --to 2.04s"),
         ("soon", "4", "--from 'soon' is not like 5s", "for example: --from 5s"),
     ],
 )

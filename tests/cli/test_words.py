@@ -238,7 +238,7 @@ def test_a_miniature_is_asked_for_by_a_command_that_needs_no_clip(
     words: str, typed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.argv", ["ltx2", *words.split()])
-    assert command_line(Alternative({"prompt": "a ball"}, {"model": "demo"}, anew=True)) == typed
+    assert command_line(Alternative({"prompt": "a ball"}, {"model": "demo"}, standalone=True)) == typed
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ GIVEN: dict[str, dict[str, Any]] = {  # alike in groups: fewer programs are comp
     "video prefix": {"conditions": [{"path": CLIP, "kind": "video", "num_frames": 9}]},
     "audio": {"audio": "sound.wav"},
     "reference": {"conditions": [FIRST, {"path": PICTURE, "kind": "reference"}], "lora": [LORA]},
-    "retake": {"num_frames": 9, "conditions": [{"path": CLIP, "kind": "clip", "anew": [2, 7]}]},
+    "retake": {"num_frames": 9, "conditions": [{"path": CLIP, "kind": "clip", "regenerate": [2, 7]}]},
 }
 HELD = {"text": (0, 0), "video prefix": (2, 0), "audio": (0, 18)}  # latents; of all others the first of the picture
 BEHIND = ["last image", "keyframes", "reference"]  # one latent behind the grid; of a reference in the first stage alone

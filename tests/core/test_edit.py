@@ -1,4 +1,4 @@
-"""Clips of which a part is made anew, inside them or behind their end."""
+"""Clips with a regenerated part, inside them or behind their end."""
 
 import re
 import shutil
@@ -70,9 +70,9 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def edited(checkpoint: Checkpoint, clip: Path, anew: tuple[int, int], **more: Any) -> Plan:
+def edited(checkpoint: Checkpoint, clip: Path, regenerate: tuple[int, int], **more: Any) -> Plan:
     asked = {key: more.pop(key) for key in ("streams", "num_frames", "strength") if key in more}
-    condition = {"kind": "clip", "path": str(clip), "anew": list(anew), **asked}
+    condition = {"kind": "clip", "path": str(clip), "regenerate": list(regenerate), **asked}
     return plan_of(checkpoint, more.pop("case", CASE), more.pop("seed", 3), conditions=[condition], **more)
 
 
@@ -107,12 +107,14 @@ def test_a_clip_goes_on_before_its_sound_hears_its_end(checkpoint: Checkpoint, c
     np.testing.assert_allclose(made.seconds, (16 / 24 + 0.25, 16 / 24 + 1.01), atol=1e-6)
 
 
-@pytest.mark.parametrize(("anew", "first", "frames"), [((14, 18), 11, slice(12, 20)), ((22, 25), 16, slice(17, 25))])
+@pytest.mark.parametrize(
+    ("regenerate", "first", "frames"), [((14, 18), 11, slice(12, 20)), ((22, 25), 16, slice(17, 25))]
+)
 def test_a_part_of_a_long_clip_is_made_of_what_is_around_it(
-    checkpoint: Checkpoint, clip: Path, anew: tuple[int, int], first: int, frames: slice
+    checkpoint: Checkpoint, clip: Path, regenerate: tuple[int, int], first: int, frames: slice
 ) -> None:
     """Nine of 25 frames, two latents, of which the second is new; at the end of the clip it is the last one."""
-    plan = edited(checkpoint, clip, anew, num_frames=9, case=SHORT)
+    plan = edited(checkpoint, clip, regenerate, num_frames=9, case=SHORT)
     (picture,), ((placed,),), made = plan.pictures, [stage.pictures for stage in plan.stages], plan.edit
     assert made
     assert (made.first, made.frames, made.latents.video) == (first, frames, slice(1, 2))
@@ -121,28 +123,28 @@ def test_a_part_of_a_long_clip_is_made_of_what_is_around_it(
 
 
 @pytest.mark.parametrize(
-    ("anew", "more", "sentence"),
+    ("regenerate", "more", "sentence"),
     [
         ((26, 30), {}, "has 25 frames at 24 a second, not the frames 26 to 30"),
         ((20, 26), {}, "has 25 frames at 24 a second, not the frames 20 to 26"),
-        ((4, 4), {}, "the frames 4 to 4 are to be made anew; nearest: anew: [4, 5]"),
+        ((4, 4), {}, "the frames 4 to 4 are to be regenerated; nearest: regenerate: [4, 5]"),
         ((4, 9), {"height": 96}, "is 96x64, and a clip of 96x96 is asked for"),
         ((4, 9), {"audio": "x"}, "has its own sound"),
         ((25, 65), {}, "40 frames are to follow {clip}, and 25 frames have room for 16"),
         ((25, 33), {"num_frames": 25}, "all 25 frames of the clip are its end"),
-        ((4, 20), {"case": SHORT}, "16 frames of {clip} are to be made anew, and 9 are made at once"),
+        ((4, 20), {"case": SHORT}, "16 frames of {clip} are to be regenerated, and 9 are made at once"),
     ],
 )
-def test_what_cannot_be_made_anew_is_refused(
-    checkpoint: Checkpoint, clip: Path, anew: tuple[int, int], more: dict[str, Any], sentence: str
+def test_what_cannot_be_regenerated_is_refused(
+    checkpoint: Checkpoint, clip: Path, regenerate: tuple[int, int], more: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(UsageError, match=re.escape(sentence.replace("{clip}", str(clip)))):
-        edited(checkpoint, clip, anew, **more)
+        edited(checkpoint, clip, regenerate, **more)
 
 
 def test_a_clip_without_sound_stays_without(checkpoint: Checkpoint, tmp_path: Path) -> None:
     path = write_lossless(tmp_path / "v.mov", np.zeros((25, 64, 96, 3), np.uint8))
-    with pytest.raises(UsageError, match="has no sound that could be made anew"):
+    with pytest.raises(UsageError, match="has no sound that could be regenerated"):
         edited(checkpoint, path, (4, 9), streams="audio")
     plan = edited(checkpoint, path, (4, 9))
     assert plan.stages[0].sounds == 0
@@ -211,7 +213,7 @@ def test_an_edited_clip_has_the_name_that_the_dry_run_says(
 ) -> None:
     """Nothing else is written, and no other edit of the clip overwritten."""
     source, page = shutil.copy(clip, tmp_path / "fox.mp4"), tmp_path / "extension.yaml"
-    page.write_text(f"conditions: [{{kind: clip, path: {source}, anew: [25, 33]}}]\nnum_frames: 17\n")
+    page.write_text(f"conditions: [{{kind: clip, path: {source}, regenerate: [25, 33]}}]\nnum_frames: 17\n")
     size = ["--config", str(page), "--width", "96", "--height", "64"] if edit == "a page" else []
     words = ["generate", *size] if size else edit.replace("CLIP", str(source)).split()
     arguments = [*words, *_model(checkpoint), *force]
@@ -232,7 +234,7 @@ def test_a_retake_keeps_all_else_and_is_replayed(
     interval = ["--from", "0.42s", "--to", "0.58s"]
     assert run_program(monkeypatch, "retake", str(clip), *interval, *_model(checkpoint), "-o", str(new)) == 0
     said = capsys.readouterr().err
-    retaken = "asked 0.42 to 0.58 s, whole latents make picture 0.38 to 0.71 s, sound 0.41 to 0.61 s anew"
+    retaken = "asked 0.42 to 0.58 s, whole latents regenerate picture 0.38 to 0.71 s, sound 0.41 to 0.61 s"
     assert f"{clip}: {retaken}\n" in said
     assert f"{new}: copied without encoding them again: 7 of 9 frames before the new ones\n" in said
     before, after = (read_whole_video(file).frames.astype(int) for file in (clip, new))
@@ -244,7 +246,7 @@ def test_a_retake_keeps_all_else_and_is_replayed(
     assert run_program(monkeypatch, "replay", "--verify", str(new)) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "identical"
     assert run_program(monkeypatch, "info", str(new)) == 0
-    assert f"frames 10 to 14 of clip {clip} anew, both" in capsys.readouterr().out
+    assert f"frames 10 to 14 of clip {clip} regenerated, both" in capsys.readouterr().out
     assert run_program(monkeypatch, "generate", "--config", str(new), "--dry-run") == 0
     assert f"frames 10 to 14 of clip {clip}, both" in capsys.readouterr().out
 

@@ -118,4 +118,4 @@ def test_an_old_key_of_noise_is_read(tmp_path: Path) -> None:
 def test_old_streams_of_an_edited_clip_are_read(old: str, new: str, tmp_path: Path) -> None:
     edited = {"kind": "clip", "path": __file__, "anew": [1, 2], "streams": old}
     (page := tmp_path / "page.yaml").write_text(dump({"prompt": "rain", "conditions": [edited]}))
-    assert [each.streams for each in read_spec(config=page).conditions] == [new]
+    assert [(each.streams, each.regenerate) for each in read_spec(config=page).conditions] == [(new, (1, 2))]

@@ -37,7 +37,7 @@ TWO_STAGES = {"recipe": "two_stage"}
 
 def retaken(streams: str, begin: int, end: int) -> Mapping[str, Any]:
     """These frames of the scene's clip are made anew."""
-    return {"conditions": [{"path": CLIP_FILE, "kind": "clip", "anew": [begin, end], "streams": streams}]}
+    return {"conditions": [{"path": CLIP_FILE, "kind": "clip", "regenerate": [begin, end], "streams": streams}]}
 
 
 GIVEN = {
