@@ -16,7 +16,7 @@ from ltx2_cli.cli.app import app
 from ltx2_cli.cli.registry import in_order
 from ltx2_cli.estimate.estimate import Estimate, estimate_plan
 from ltx2_cli.nn.kernels import NATIVE
-from ltx2_cli.parallel.devices import DEFAULT_FRACTION, SHARE
+from ltx2_cli.parallel.devices import DEFAULT_FRACTION, PLANNABLE_FRACTION
 from ltx2_cli.plan.resolve import Plan, plan_offline
 from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.request.spec import RunSpec
@@ -55,7 +55,7 @@ MACHINES = (
     Machine("1 H100, 80 GB", named_gpu("NVIDIA H100")),
     Machine("1 RTX 6000 Ada, 48 GB", named_gpu("NVIDIA RTX 6000 Ada", MOST), note=" (2)"),
     Machine("1 RTX 4090, 24 GB", named_gpu("NVIDIA GeForce RTX 4090")),
-    Machine("a CPU, 16 GB", (DescribedDevice(0, "cpu", "cpu", int(SHARE * 16 * GIB)),)),
+    Machine("a CPU, 16 GB", (DescribedDevice(0, "cpu", "cpu", int(PLANNABLE_FRACTION * 16 * GIB)),)),
 )
 
 

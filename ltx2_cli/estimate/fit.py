@@ -41,7 +41,7 @@ from ltx2_cli.units import quantity
 FRACTION = 0.95  # of a GPU's memory that jax may well take
 MOST = FRACTION * (1 - RESERVE)  # of it for a program then
 USUAL_TEXT = 1024  # tokens that a prompt is cut to
-SHARES = tuple(Fraction(quarters, 4) for quarters in (4, 3, 2, 1))  # of each side of a clip
+SCALES = tuple(Fraction(quarters, 4) for quarters in (4, 3, 2, 1))  # of each side of a clip
 MUCH_LARGER = 1.5  # times as many pixels
 MOST_MESHES = 12  # under which a smaller clip is tried
 DEMO = "demo"
@@ -212,12 +212,12 @@ class Suggestions:
                 yield fewer
                 return
             start = start.also(setting(num_videos=1))
-        for share in SHARES:
+        for scale in SCALES:
             # a picture of the same form, as nearly as its sides can have it
-            sides = {side: round(vars(spec)[side] * share / pixels) for side in ("width", "height")}
+            sides = {side: round(vars(spec)[side] * scale / pixels) for side in ("width", "height")}
             smaller = setting(**{side: max(1, count) * pixels for side, count in sides.items()})
-            picture = start.also(smaller) if share < 1 else start
-            if share < 1 and self.fits(picture):
+            picture = start.also(smaller) if scale < 1 else start
+            if scale < 1 and self.fits(picture):
                 yield picture
                 return
             if shorter := self.largest(picture, "num_frames", range(frames + 1, spec.num_frames - frames + 1, frames)):

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from ltx2_cli.media.clip import Frames, Media
 
 SIDE = 64  # about the number of rows and columns of a frame that are checked
-SPECK = 1e-3  # the share of a frame's values that may differ: 20x20 pixels of 768x512
+SPECK = 1e-3  # the fraction of a frame's values that may differ: 20x20 pixels of 768x512
 DARK = 16  # levels of 255: less than a four-hundredth of white's light
 FLAT = 6  # levels around a frame's mean: hardly visible, and light falls off by more on any wall
 STILL = 3  # levels between frames: less than grain, breath or wind cause
@@ -50,5 +50,5 @@ def _sound_findings(waveform: NDArray[np.float32]) -> Iterator[str]:
         return
     if all(np.ptp(channel) <= 2 * SILENT for channel in waveform.T):  # a constant is not heard either
         yield "the sound is silent"
-    elif (share := np.count_nonzero(np.abs(waveform) >= FULL) / waveform.size) > CLIPPED:
-        yield f"the sound is clipped: {100 * share:.0f} % of it is at full scale"
+    elif (fraction := np.count_nonzero(np.abs(waveform) >= FULL) / waveform.size) > CLIPPED:
+        yield f"the sound is clipped: {100 * fraction:.0f} % of it is at full scale"

@@ -220,6 +220,6 @@ def _interpolated(x: NDArray[np.float32], axis: int, places: NDArray[np.float64]
     """x linearly between its entries along an axis; beyond the ends the last one."""
     places = np.clip(places, 0, x.shape[axis] - 1)
     below = places.astype(int)
-    share = np.expand_dims((places - below).astype(np.float32), (1, 2) if axis == 0 else (0, 2))
+    weight = np.expand_dims((places - below).astype(np.float32), (1, 2) if axis == 0 else (0, 2))
     above = np.minimum(below + 1, x.shape[axis] - 1)
-    return x.take(below, axis) * (1 - share) + x.take(above, axis) * share
+    return x.take(below, axis) * (1 - weight) + x.take(above, axis) * weight

@@ -28,9 +28,9 @@ def _sound(kept: Media, made: Media, offset: float, seconds: tuple[float, float]
     if not (len(old) and len(new)):
         return old
     end, fade = start + len(new), min(fade, len(new) // 2)
-    rise, share = np.sin(np.pi / 2 * (np.arange(fade) + 0.5) / max(fade, 1)) ** 2, np.ones(len(new))
-    share[:fade] = rise if start else 1
-    share[len(new) - fade :] = rise[::-1] if len(old) > end else 1
+    rise, weight = np.sin(np.pi / 2 * (np.arange(fade) + 0.5) / max(fade, 1)) ** 2, np.ones(len(new))
+    weight[:fade] = rise if start else 1
+    weight[len(new) - fade :] = rise[::-1] if len(old) > end else 1
     under = np.pad(old[start:end], ((0, len(new) - len(old[start:end])), (0, 0)))
-    mixed = under + share[:, None] * (new - under)
+    mixed = under + weight[:, None] * (new - under)
     return np.concatenate([old[:start], mixed.astype(np.float32), old[end:]])

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # importing jax takes long
     import jax
 
 TPU_DEVICES = ("/dev/accel*", "/dev/vfio/[0-9]*")
-SHARE = 0.85  # of a device's memory that a plan may use; the rest is a reserve
+PLANNABLE_FRACTION = 0.85  # of a device's memory that a plan may use; the rest is a reserve
 FRACTION_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 OWN_GROUP = Path("/proc/self/cgroup")  # holds 0::PATH of the process's control group
 GROUPS = Path("/sys/fs/cgroup")
@@ -75,17 +75,17 @@ class DeviceMemory(NamedTuple):
 
 def device_memory(devices: "Sequence[jax.Device]") -> DeviceMemory:
     """The memory of each of `devices`, of one kind: as the device reports it, else as its maker publishes it. CPU
-    devices share `SHARE` of the memory of this process."""
+    devices share `PLANNABLE_FRACTION` of the memory of this process."""
     fraction, usable = (memory_fraction(), 1 - RESERVE) if devices[0].platform == "gpu" else (1, 1)
     if taken := min((size for device in devices if (size := _statistics(device).get("bytes_limit"))), default=0):
-        return DeviceMemory(usable * taken, taken / fraction, SHARE * taken)
+        return DeviceMemory(usable * taken, taken / fraction, PLANNABLE_FRACTION * taken)
     if known := chip(devices[0].device_kind):
-        return DeviceMemory(usable * known.hbm_bytes, known.hbm_bytes, SHARE * known.hbm_bytes)
+        return DeviceMemory(usable * known.hbm_bytes, known.hbm_bytes, PLANNABLE_FRACTION * known.hbm_bytes)
     import jax
 
     local = [device for device in devices if device.process_index == jax.process_index()]
-    share = SHARE * _machine_memory() / len(local) if devices[0].platform == "cpu" and local else math.inf
-    return DeviceMemory(share, share, share)
+    budget = PLANNABLE_FRACTION * _machine_memory() / len(local) if devices[0].platform == "cpu" and local else math.inf
+    return DeviceMemory(budget, budget, budget)
 
 
 def memory_fraction() -> float:

@@ -13,7 +13,7 @@ import ltx2_cli.parallel.devices
 from devices import GIB, DescribedDevice, cpu, gpu, tpus
 from ltx2_cli.errors import UsageError
 from ltx2_cli.parallel.devices import (
-    SHARE,
+    PLANNABLE_FRACTION,
     TPU_DEVICES,
     device_memory,
     find_devices,
@@ -97,7 +97,7 @@ class Elsewhere(DescribedDevice):
 
 def test_the_reported_limit_is_the_memory() -> None:
     device = DescribedDevice(0, "tpu", "TPU v6 lite", bytes_limit=30 * GIB)
-    assert device_memory([device]) == (30 * GIB, 30 * GIB, SHARE * 30 * GIB)
+    assert device_memory([device]) == (30 * GIB, 30 * GIB, PLANNABLE_FRACTION * 30 * GIB)
 
 
 @pytest.mark.parametrize("kind", [DescribedDevice, Report, Elsewhere])
@@ -139,9 +139,9 @@ def test_cpu_devices_share_the_memory_of_the_machine(monkeypatch: pytest.MonkeyP
     machine = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 16 * GIB // 4096}
     monkeypatch.setattr(os, "sysconf", machine.__getitem__)
     monkeypatch.setattr("ltx2_cli.parallel.devices.GROUPS", Path("/nowhere"))
-    assert device_memory(cpu()) == (SHARE * 16 * GIB,) * 3
-    assert device_memory(cpu(8)).limit == SHARE * 2 * GIB
-    assert device_memory(jax.devices()[:2]).limit == SHARE * 8 * GIB
+    assert device_memory(cpu()) == (PLANNABLE_FRACTION * 16 * GIB,) * 3
+    assert device_memory(cpu(8)).limit == PLANNABLE_FRACTION * 2 * GIB
+    assert device_memory(jax.devices()[:2]).limit == PLANNABLE_FRACTION * 8 * GIB
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_control_groups_limit_the_memory(
         (groups / name).write_text(text)
     monkeypatch.setattr("ltx2_cli.parallel.devices.GROUPS", groups)
     monkeypatch.setattr("ltx2_cli.parallel.devices.OWN_GROUP", own)
-    assert device_memory(cpu()).limit == SHARE * GIB
+    assert device_memory(cpu()).limit == PLANNABLE_FRACTION * GIB
 
 
 def test_a_tpu_slice_is_laid_out_by_chips() -> None:
