@@ -65,16 +65,16 @@ class Rows(NamedTuple):
         return shared._replace(contexts=min(self.contexts, shared.rows))
 
 
-class Tokens(NamedTuple):
+class TokenCounts(NamedTuple):
     """How many tokens a forward has, or a device of them."""
 
     video: int
     audio: int
     text: int
 
-    def on_device(self, sharding: ShardingPlan) -> "Tokens":
+    def on_device(self, sharding: ShardingPlan) -> "TokenCounts":
         """Those of one of the devices that share them; the text lies whole."""
-        return Tokens(
+        return TokenCounts(
             -(-self.video // sharding.parts("tokens")), -(-self.audio // sharding.parts("audio_tokens")), self.text
         )
 
@@ -99,7 +99,7 @@ class Step(NamedTuple):
     """A step of a stage, on all devices together."""
 
     arch: TransformerArch
-    tokens: Tokens
+    tokens: TokenCounts
     passes: tuple[Pass, ...]
     branch: int  # the block where the perturbed pass may branch off
     videos: int
@@ -167,7 +167,7 @@ def over_least(chip: Chip, phase: str = DENOISING) -> Range:
 
 def step_of(spec: RunSpec, arch: TransformerArch, geometry: Geometry, passes: tuple[Pass, ...], contexts: int) -> Step:
     """The step of a stage with these passes; layers that are unrolled compute all rows."""
-    tokens = Tokens(geometry.video_tokens, geometry.audio_frames, spec.max_sequence_length)
+    tokens = TokenCounts(geometry.video_tokens, geometry.audio_frames, spec.max_sequence_length)
     branch = min(spec.stg_blocks or (0,)) if spec.scan_layers else 0
     itemsize = FLOAT32 if spec.dtype is DType.float32 else 2
     return Step(arch, tokens, passes, branch, spec.num_videos, contexts, itemsize)
@@ -184,7 +184,7 @@ def text_bytes(spec: RunSpec, arch: TransformerArch, prompts: int, sharding: Sha
     return text + 2 * arch.num_layers * channel * split
 
 
-def denoiser_flops(arch: TransformerArch, tokens: Tokens, rows: Rows, here: Tokens | None = None) -> float:
+def denoiser_flops(arch: TransformerArch, tokens: TokenCounts, rows: Rows, here: TokenCounts | None = None) -> float:
     """One forward of both streams; `here`: of these tokens alone, a part of all. Keys and values of the text count
     where the noise level modulates them; otherwise they are computed once a stage."""
     here, count = here or tokens, rows._asdict()

@@ -26,7 +26,7 @@ from ltx2_cli.estimate.cycles import LAYERS, OUTSIDE, SCHEDULE, SCOPES, XLA, Cyc
 from ltx2_cli.estimate.estimate import estimate_plan
 from ltx2_cli.estimate.offline import topology
 from ltx2_cli.plan.resolve import plan_offline
-from ltx2_cli.plan.work import Rows, Tokens, denoiser_flops
+from ltx2_cli.plan.work import Rows, TokenCounts, denoiser_flops
 from ltx2_cli.request.profiles import read_spec
 from program import run_program
 from tools.train_demo.arch import ARCH
@@ -50,7 +50,7 @@ main()
 Run = Callable[..., tuple[int, str, str]]
 
 
-def flops(tokens: Tokens, rows: int, contexts: int, videos: float = 1) -> float:
+def flops(tokens: TokenCounts, rows: int, contexts: int, videos: float = 1) -> float:
     """Of the embedded model, of rows that share nothing."""
     in_layers = rows * ARCH.transformer.num_layers
     return denoiser_flops(ARCH.transformer, tokens, Rows(videos, rows, in_layers, in_layers, contexts))
@@ -96,7 +96,7 @@ def test_json_has_the_figures_of_a_device_and_a_forward(planned: Planned) -> Non
     assert memory["arguments_bytes"] >= said["weight_bytes"]["transformer"]
     assert memory["peak_bytes"] >= memory["arguments_bytes"] + memory["temporaries_bytes"] > 0
     assert said["compile_seconds"] > 0
-    assert said["flops"] == flops(Tokens(112, 51, 32), rows=2, contexts=2, videos=0.5) / 4
+    assert said["flops"] == flops(TokenCounts(112, 51, 32), rows=2, contexts=2, videos=0.5) / 4
     assert said["seconds_per_step"] is None  # nothing is published of a CPU's rates
     assert said["fits"] is True
     assert said["tokens"] == {"video": 112, "audio": 51, "text": 32}
@@ -157,7 +157,7 @@ def test_two_stages_have_two_forwards(plan: Run, monkeypatch: pytest.MonkeyPatch
         (128, 112, 4),
         (256, 448, 1),
     ]
-    assert second["flops"] == flops(Tokens(448, 51, 32), rows=1, contexts=1)
+    assert second["flops"] == flops(TokenCounts(448, 51, 32), rows=1, contexts=1)
     assert said["memory"] == first["memory"] != second["memory"]
     assert said["seconds_per_clip"] > 20 * first["seconds_per_step"] + 3 * second["seconds_per_step"]
     assert said["warnings"] == []

@@ -27,7 +27,7 @@ from ltx2_cli.models.video_vae import VideoDecoder, VideoEncoder, VideoVAEArch
 from ltx2_cli.models.vocoder import VocoderArch, VocoderWithBWEArch, build_vocoder
 from ltx2_cli.parallel.constrain import activate
 from ltx2_cli.parallel.mesh import ShardingPlan
-from ltx2_cli.plan.work import Rows, Step, Tokens, denoiser_flops
+from ltx2_cli.plan.work import Rows, Step, TokenCounts, denoiser_flops
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.declare import Scope
 
@@ -80,7 +80,7 @@ def traced(function: Any, *arguments: Any) -> int:
 def formula(arch: TransformerArch, tokens: Streams, text_tokens: int, rows: int, contexts: int) -> float:
     """Of rows that share nothing."""
     everywhere = rows * arch.num_layers
-    return denoiser_flops(arch, Tokens(*tokens, text_tokens), Rows(rows, rows, everywhere, everywhere, contexts))
+    return denoiser_flops(arch, TokenCounts(*tokens, text_tokens), Rows(rows, rows, everywhere, everywhere, contexts))
 
 
 def forward(arch: TransformerArch, frames: int, rows: int, contexts: int, text_tokens: int, unrolled: bool = False):
@@ -127,7 +127,7 @@ def test_flops_of_passes_that_share_work_equal_the_traced_products(arch: Transfo
         latents,
         inputs.text,
     )
-    step = Step(arch, Tokens(*tokens, TEXT_TOKENS), passes, branch, videos=2, contexts=2, itemsize=4)
+    step = Step(arch, TokenCounts(*tokens, TEXT_TOKENS), passes, branch, videos=2, contexts=2, itemsize=4)
     assert found == step.flops(alone)
 
 
