@@ -13,7 +13,7 @@ from ltx2_cli.cli.options import RequestOptions
 from ltx2_cli.cli.values import ANYTHING, layers, overrides, prompt_and_seeds
 from ltx2_cli.console import print_json, print_out, reporter
 from ltx2_cli.errors import UsageError
-from ltx2_cli.request.check_file import file_findings, with_lines
+from ltx2_cli.request.check_file import file_problems, with_lines
 from ltx2_cli.request.environment import variable_name
 from ltx2_cli.request.layers import ASKED, MAX_TEXT, PAGE, ConfigLayer, flow, key_lines, spec_values
 from ltx2_cli.request.profiles import (
@@ -107,7 +107,7 @@ def validate(files: Iterable[Path]) -> None:
     mistakes = 0
     for path in files:
         try:
-            values, problems = file_findings(config_page(path) or ConfigLayer("", {}))
+            values, problems = file_problems(config_page(path) or ConfigLayer("", {}))
             sentences, valid = with_lines(str(path), problems, _lines(path)), f"{path}: {len(values)} values, all valid"
         except UsageError as error:
             sentences, valid = [f"{error}; {error.hint}"], ""

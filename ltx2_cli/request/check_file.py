@@ -6,10 +6,10 @@ from dataclasses import replace
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.layers import ASKED, ConfigLayer, Values, flatten_valid
 from ltx2_cli.request.profiles import CACHE, PROFILE_KEYS, PROVENANCE, build_spec, profile_layers, read_asked
-from ltx2_cli.request.validation import Finding, findings
+from ltx2_cli.request.validation import Problem, spec_problems
 
 
-def file_findings(page: ConfigLayer) -> tuple[Values, list[Finding]]:
+def file_problems(page: ConfigLayer) -> tuple[Values, list[Problem]]:
     """The values of a page that are right by themselves, and each problem with its key: unknown keys, wrong types,
     unknown profiles, and what `validate` finds of keys in the page."""
     own = {key: value for key, value in page.values.items() if key not in (ASKED, PROVENANCE)}
@@ -23,11 +23,11 @@ def file_findings(page: ConfigLayer) -> tuple[Values, list[Finding]]:
     unknown = list(_unknown_profiles(values))
     known = {key: value for key, value in values.items() if key not in dict(unknown)}
     open_prompt = {"prompt"} if not known.get("prompt") else set()  # left to the command line
-    wrong = [(key, text) for key, text in findings(build_spec(known)) if key in known.keys() - open_prompt]
+    wrong = [(key, text) for key, text in spec_problems(build_spec(known)) if key in known.keys() - open_prompt]
     return values, [*problems, *unknown, *wrong]
 
 
-def with_lines(source: str, problems: list[Finding], lines: Mapping[str, int]) -> list[str]:
+def with_lines(source: str, problems: list[Problem], lines: Mapping[str, int]) -> list[str]:
     """A sentence a problem, with `source` and, where `lines` has its key or one above, the line; in their order."""
     numbered = []
     for key, sentence in problems:
@@ -37,7 +37,7 @@ def with_lines(source: str, problems: list[Finding], lines: Mapping[str, int]) -
     return [f"{source}{f', line {line}' if line else ''}: {sentence}" for line, sentence in sorted(numbered)]
 
 
-def _unknown_profiles(values: Values) -> Iterator[Finding]:
+def _unknown_profiles(values: Values) -> Iterator[Problem]:
     for key in PROFILE_KEYS.values():
         if key in values:
             try:

@@ -41,7 +41,7 @@ SURROGATE = re.compile("[\ud800-\udfff]")  # a byte that is no UTF-8, as Python 
 MAY_BE_EMPTY = ("prompt", "negative_prompt", "checkpoint")  # the prompt has its own check
 
 
-Finding = tuple[str, str]  # the dotted key, and a sentence with what to type instead
+Problem = tuple[str, str]  # the dotted key, and a sentence with what to type instead
 
 
 class Range(NamedTuple):
@@ -86,12 +86,12 @@ RANGES = {
 
 
 def validate(spec: RunSpec) -> None:
-    """Raise `UsageError` with all findings about `spec`, a line each with what to type instead."""
-    if sentences := list(dict.fromkeys(sentence for _, sentence in findings(spec))):
+    """Raise `UsageError` with all problems of `spec`, a line each with what to type instead."""
+    if sentences := list(dict.fromkeys(sentence for _, sentence in spec_problems(spec))):
         raise UsageError(sentences, "")
 
 
-def findings(spec: RunSpec) -> Iterator[Finding]:
+def spec_problems(spec: RunSpec) -> Iterator[Problem]:
     """What is wrong with `spec`."""
     yield from _wrong_text(spec)
     yield from _wrong_numbers(spec)
@@ -107,7 +107,7 @@ def random_seed(spec: RunSpec) -> int:
     return secrets.randbelow(MAX_SEED - spec.num_videos + 2)
 
 
-def _wrong_text(spec: RunSpec) -> Iterator[Finding]:
+def _wrong_text(spec: RunSpec) -> Iterator[Problem]:
     second = spec.second_stage
     loras = [*(("lora", lora) for lora in spec.lora), *(("second_stage.lora", lora) for lora in second.lora or ())]
     given = [("conditions", condition.path) for condition in spec.conditions]
@@ -126,7 +126,7 @@ def _wrong_text(spec: RunSpec) -> Iterator[Finding]:
         yield "prompt", f"the prompt is empty; say what to show: {example}"
 
 
-def _wrong_numbers(spec: RunSpec) -> Iterator[Finding]:
+def _wrong_numbers(spec: RunSpec) -> Iterator[Problem]:
     for key, legal in RANGES.items():
         value: Any = reduce(lambda section, name: vars(section)[name], key.split("."), spec)
         if value is not None and (finding := legal.finding(value, typed(key))):
@@ -149,7 +149,7 @@ def _wrong_seeds(spec: RunSpec) -> Iterator[str]:
         yield f"seed {twice} is there twice{apart}; for example: {example}"
 
 
-def _wrong_process(spec: RunSpec) -> Iterator[Finding]:
+def _wrong_process(spec: RunSpec) -> Iterator[Problem]:
     if spec.sigmas is not None:
         yield from _wrong_sigmas(spec.sigmas, spec.num_inference_steps)
     if spec.second_stage.sigmas:
@@ -223,7 +223,7 @@ def _wrong_clips(spec: RunSpec) -> Iterator[str]:
             yield f"{clip.path} is changed, not shown at frame {clip.frame}; nearest: frame: 0"
 
 
-def _wrong_streams(spec: RunSpec) -> Iterator[Finding]:
+def _wrong_streams(spec: RunSpec) -> Iterator[Problem]:
     if spec.audio and spec.streams != "both":
         off = option("streams/video" if spec.running.video else "streams/audio")
         yield "audio", f"the sound {spec.audio.path} is for a clip with a picture that follows it; leave out {off}"
@@ -241,7 +241,7 @@ def _wrong_streams(spec: RunSpec) -> Iterator[Finding]:
 
 def _wrong_sigmas(
     sigmas: tuple[float, ...], steps: int | None, key: str = "sigmas", good: tuple[float, ...] = (1, 0.98, 0.9, 0.7, 0)
-) -> Iterator[Finding]:
+) -> Iterator[Problem]:
     example = f"for example: {typed(key, good)}"
     falling = all(level - after >= LEAST_STEP for level, after in pairwise(sigmas))
     if len(sigmas) < 2 or sigmas[0] > 1 or sigmas[-1] != 0 or not falling:
@@ -253,7 +253,7 @@ def _wrong_sigmas(
         yield key, f"{key} has {len(sigmas)} noise levels, which is not {steps} steps but {fitting}"
 
 
-def _wrong_files(spec: RunSpec) -> Iterator[Finding]:
+def _wrong_files(spec: RunSpec) -> Iterator[Problem]:
     if "/" in (spec.model_name or ""):
         sentence = f"model_name {spec.model_name} begins file names and cannot hold a `/`"
         yield "model_name", f"{sentence}; name the file: {typed('output', 'FILE')}"
