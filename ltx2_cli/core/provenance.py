@@ -45,8 +45,8 @@ FIRST, UPSAMPLED, FINAL = STAGES
 
 
 @dataclass(frozen=True)
-class Source:
-    """The latents that a clip went on from."""
+class SourceLatents:
+    """The saved latents that a clip was made from."""
 
     file: Path
     sha256: str
@@ -63,7 +63,7 @@ class Provenance:
     at_once: int  # videos in a batch
     files: Mapping[str, str]  # SHA-256 of each file of weights or noise, or `header` and its header's
     latents: Mapping[str, Streams[Fingerprint]]  # after each stage; empty in older records
-    source: Source | None  # None: it started from noise
+    source: SourceLatents | None  # None: it started from noise
 
 
 def read_provenance(record: Mapping[str, Any], place: str) -> Provenance:
@@ -72,7 +72,7 @@ def read_provenance(record: Mapping[str, Any], place: str) -> Provenance:
     try:
         source, stages = values.get("source"), values.get("latents", {})
         if source:
-            source = Source(Path(source["file"]), str(source["sha256"]), float(source["fps"]))
+            source = SourceLatents(Path(source["file"]), str(source["sha256"]), float(source["fps"]))
             if not 1 <= source.fps <= MAX_FPS:
                 raise ValueError(source)
         return Provenance(
