@@ -217,10 +217,11 @@ class _Split(NamedTuple):
 
 
 def plan_tiling(
-    decoder: VideoDecoder, videos: int, size: Extent, devices: np.ndarray, room: float, sound_bytes: int = 0
+    decoder: VideoDecoder, videos: int, size: Extent, devices: np.ndarray, decode_budget: float, sound_bytes: int = 0
 ) -> DecodePlan:
-    """The least work for each of `devices` whose frames take at most `room` bytes, with the fewest layers in tiles;
-    where nothing does, what takes the least. `size` is that of a video's latents; its sound takes `sound_bytes`."""
+    """The split and tiles with the least work per device whose frames fit into `decode_budget` bytes, with the fewest
+    layers in tiles; if none fits, those with the least memory. `size`: of a video's latents; `audio_bytes`: of its
+    audio's activations."""
     splits = sorted(_splits(devices.size, size), key=lambda split: split.cost(videos, size))
     itemsize = _convolved_itemsize(devices[0], decoder.conv_in.kernel)
     upsampling = [index for index, layer in enumerate(decoder.layers) if math.prod(layer.stride) > 1]
@@ -230,7 +231,7 @@ def plan_tiling(
             part, (work, _) = split.part(size), split.cost(videos, size)
             for tiles, factor in [(None, 1.0)] if cut is None else _tilings(decoder, cut, part, split):
                 choices.append((work * factor, decode_bytes(decoder, part, tiles, itemsize), split, tiles))
-        if fitting := [choice for choice in choices if choice[1] <= room]:
+        if fitting := [choice for choice in choices if choice[1] <= decode_budget]:
             _, needed, split, tiles = min(fitting, key=itemgetter(0))
             break
     else:
@@ -238,7 +239,7 @@ def plan_tiling(
     mesh = _mesh(devices, split)
     axes = ((), (VIDEOS,), (VIDEOS, None, *IMAGE_AXES))
     shardings = (NamedSharding(mesh, PartitionSpec(*names)) for names in axes)
-    return DecodePlan(mesh, tiles, needed, sound_bytes, needed + sound_bytes <= room, split.videos, *shardings)
+    return DecodePlan(mesh, tiles, needed, sound_bytes, needed + sound_bytes <= decode_budget, split.videos, *shardings)
 
 
 def image_mesh(devices: np.ndarray, size: Extent) -> Mesh:

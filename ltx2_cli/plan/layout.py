@@ -28,17 +28,18 @@ def device_profile(devices: Sequence[jax.Device]) -> str:
     raise UsageError(f"no sharding profile is made for {len(devices)} devices of kind {kind}", hint)
 
 
-def layout_warnings(sharding: ShardingPlan, heads: int, decoding: DecodePlan, room: float) -> Iterator[str]:
-    """A sentence if self-attention cannot trade tokens for heads, and one if decoding needs more than `room` bytes."""
+def layout_warnings(sharding: ShardingPlan, heads: int, decoding: DecodePlan, decode_budget: float) -> Iterator[str]:
+    """Sentences where self-attention cannot trade tokens for heads, and where decoding needs more than `decode_budget`
+    bytes."""
     local, parts = heads // sharding.parts("heads"), sharding.parts("tokens")
     if local % parts:
         yield (
             f"{local} attention heads do not divide by the {parts} devices that split the tokens: each of them gathers"
             " all keys and values; fewer devices along that axis, or another mesh, would not"
         )
-    if (needed := decoding.frames_bytes) > room:
+    if (needed := decoding.frames_bytes) > decode_budget:
         yield (
-            f"decoding takes about {quantity(needed)} on a device that has {quantity(max(room, 0))} for it;"
+            f"decoding takes about {quantity(needed)} on a device that has {quantity(max(decode_budget, 0))} for it;"
             f" fewer {option('num_frames')}, a smaller {option('height')} or {option('width')}, or more devices"
         )
 

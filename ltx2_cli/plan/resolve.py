@@ -100,9 +100,9 @@ class Plan(PlanInputs):
 
 def decodes_beside(plan: Plan) -> bool:
     """Whether the decoders fit in memory beside the denoisers, so that clips can be decoded one by one."""
-    room = bytes_left_after(plan.keep_resident, plan.networks, plan.sharding, (DENOISER, *DECODERS))
+    left = bytes_left_after(plan.keep_resident, plan.networks, plan.sharding, (DENOISER, *DECODERS))
     text = text_bytes(plan.spec, plan.arch.transformer, len(plan.prompts), plan.stages[-1].sharding)
-    return room >= plan.decoding.bytes + text
+    return left >= plan.decoding.bytes + text
 
 
 def kept_networks(plan: Plan) -> tuple[str, ...]:
@@ -179,14 +179,14 @@ def build_plan(
     all_stages = stages.build_stages(spec, inputs, sizes, source, sharding, together if by else sharding)
     if weighted:
         check_reference_layout(all_stages[0].sharding, arch.transformer.num_attention_heads)
-    decoding, room = _plan_decoding(spec, inputs, all_stages[-1], sharding)
+    decoding, decode_budget = _plan_decoding(spec, inputs, all_stages[-1], sharding)
     edit = edit_of(spec, inputs.pictures, all_stages[-1].geometry)
     warnings = (
         *remarks.recipe_warnings(spec, arch),
         *unused_options(Request(spec, guidance, by.time if by else None)),
         *((slow,) if slow else ()),
         *remarks.condition_remarks(spec, inputs.pictures, inputs.sound, edit),
-        *layout_warnings(sharding, arch.transformer.num_attention_heads, decoding, room),
+        *layout_warnings(sharding, arch.transformer.num_attention_heads, decoding, decode_budget),
         *remarks.untrained_warnings(spec, inputs.checkpoint, all_stages),
     )
     return Plan(
@@ -220,13 +220,13 @@ def _plan_decoding(spec: RunSpec, inputs: PlanInputs, last: Stage, sharding: Sha
     """How a stage's latents are decoded, and the bytes on each device that this may take."""
     networks, clip = inputs.networks, last.geometry
     if spec.vae_memory_gb is not None:
-        room = spec.vae_memory_gb * 1e9
+        decode_budget = spec.vae_memory_gb * 1e9
     else:
-        room = bytes_left_after(spec.keep_resident, networks, sharding, DECODERS)
+        decode_budget = bytes_left_after(spec.keep_resident, networks, sharding, DECODERS)
     # without a picture, one latent of it: the sound lies as the decoder's devices do
     size, devices = (max(clip.frames, 1), clip.height, clip.width), sharding.mesh.devices.ravel()
     sound = 0
     if spec.running.audio and inputs.sound is None:
         sound = sound_bytes(inputs.checkpoint.arch, networks, clip.audio_frames, devices[0])
-    decoding = plan_tiling(networks.vae.decoder, spec.num_videos, size, devices, room, sound)
-    return decoding if spec.running.video else replace(decoding, frames_bytes=0), room
+    decoding = plan_tiling(networks.vae.decoder, spec.num_videos, size, devices, decode_budget, sound)
+    return decoding if spec.running.video else replace(decoding, frames_bytes=0), decode_budget
