@@ -53,7 +53,7 @@ def _remedies(activity: str, plan: Plan) -> Iterator[str]:
             yield f"fewer {option('num_videos')}"
         yield f"a smaller clip: {option('num_frames')}, {option('width')} and {option('height')}"
     if activity == DECODE:
-        half = f"{max(plan.decoding.frames_bytes / 2e9, 0.001):.2g}"
+        half = f"{max(plan.decoding.video_bytes / 2e9, 0.001):.2g}"
         yield f"{typed('vae_memory_gb', half)}, which decodes in smaller tiles"
     yield f"more devices with {typed('sharding', 'NAME')}"
 

@@ -26,10 +26,10 @@ from ltx2_cli.weights.declare import Weight, weights
 Extent = tuple[int, int, int]  # frames, height, width
 LIVE_BUFFERS = 10  # activations as large as the largest that there are at a time: for a TPU v6e 8 to 10, on the CPU 7
 FLOAT32 = 4  # bytes
-# Activations as large as the largest that the sound's program has at a time, by platform; for these chips the compiler
-# keeps all of them, and the weights laid out anew. By `memory_analysis()` of libtpu 0.0.42, and of XLA's compilers for
-# CPUs and CUDA with jax 0.10.2: their figures stand in `tests/estimate/test_phases.py`.
-SOUND_BUFFERS = {"cpu": 8, "gpu": 6, "tpu": 17}
+# Activations as large as the largest that live at once in the audio decoder's program, by platform. For chips of
+# `KEEP_ALL` the compiler keeps all of them, and a copy of the weights in another layout. By `memory_analysis()` of
+# libtpu 0.0.42 and XLA for CPUs and CUDA with jax 0.10.2: `tests/estimate/test_phases.py` has its figures.
+AUDIO_BUFFERS = {"cpu": 8, "gpu": 6, "tpu": 17}
 KEEP_ALL = ("tpu7x",)
 
 
@@ -97,7 +97,7 @@ def activations(decoder: VideoDecoder, size: Extent) -> list[tuple[Extent, int]]
     return after
 
 
-def decode_bytes(decoder: VideoDecoder, size: Extent, tiles: Tiles | None, itemsize: int) -> int:
+def video_decode_bytes(decoder: VideoDecoder, size: Extent, tiles: Tiles | None, itemsize: int) -> int:
     """About what `decode_frames` takes for a video whose latents are of this size, without the weights; `itemsize` is
     that of what the convolutions give."""
     after = activations(decoder, size)
@@ -112,8 +112,8 @@ def decode_bytes(decoder: VideoDecoder, size: Extent, tiles: Tiles | None, items
     return round(at_once * itemsize) + 2 * frames
 
 
-def sound_bytes(arch: Arch, networks: Networks, latents: int, device: jax.Device) -> int:
-    """About what a sound of so many latents takes of the device, without the weights."""
+def audio_decode_bytes(arch: Arch, networks: Networks, latents: int, device: jax.Device) -> int:
+    """About the bytes of a device to decode audio of this number of latents, without the weights."""
     decoder, known = networks.audio_vae.decoder, chip(device.device_kind)
     itemsize = _convolved_itemsize(device, decoder.conv_in.kernel)
     sizes = [itemsize * size for size in arch.audio_vae.sizes(latents)]
@@ -121,7 +121,7 @@ def sound_bytes(arch: Arch, networks: Networks, latents: int, device: jax.Device
     if known and known.name in KEEP_ALL:
         read = (*weights(decoder), *weights(networks.vocoder))
         return sum(sizes) + sum(math.prod(weight.shape) * weight.dtype.itemsize for weight in read)
-    return SOUND_BUFFERS[device.platform] * max(sizes)
+    return AUDIO_BUFFERS[device.platform] * max(sizes)
 
 
 def _convolved_itemsize(device: jax.Device, kernel: Weight) -> int:
@@ -184,8 +184,8 @@ class DecodePlan:
 
     mesh: Mesh  # the devices of a sharding plan, in its order
     tiles: Tiles | None
-    frames_bytes: int  # about what the frames take on each device, without weights
-    sound_bytes: int  # and what the sound takes; 0: it is not decoded
+    video_bytes: int  # about, of each device, to decode the video, without weights
+    audio_bytes: int  # to decode the audio; 0: there is none
     at_once: bool  # whether both are begun before one is waited for
     videos: int  # that are decoded at a time
     whole: NamedSharding  # of weights: all of them on every device
@@ -195,7 +195,7 @@ class DecodePlan:
     @property
     def bytes(self) -> int:
         """About what decoding takes on each device, without weights."""
-        return (sum if self.at_once else max)((self.frames_bytes, self.sound_bytes))
+        return (sum if self.at_once else max)((self.video_bytes, self.audio_bytes))
 
 
 class _Split(NamedTuple):
@@ -217,7 +217,7 @@ class _Split(NamedTuple):
 
 
 def plan_tiling(
-    decoder: VideoDecoder, videos: int, size: Extent, devices: np.ndarray, decode_budget: float, sound_bytes: int = 0
+    decoder: VideoDecoder, videos: int, size: Extent, devices: np.ndarray, decode_budget: float, audio_bytes: int = 0
 ) -> DecodePlan:
     """The split and tiles with the least work per device whose frames fit into `decode_budget` bytes, with the fewest
     layers in tiles; if none fits, those with the least memory. `size`: of a video's latents; `audio_bytes`: of its
@@ -230,7 +230,7 @@ def plan_tiling(
         for split in splits[: None if cut is None else SPLITS]:
             part, (work, _) = split.part(size), split.cost(videos, size)
             for tiles, factor in [(None, 1.0)] if cut is None else _tilings(decoder, cut, part, split):
-                choices.append((work * factor, decode_bytes(decoder, part, tiles, itemsize), split, tiles))
+                choices.append((work * factor, video_decode_bytes(decoder, part, tiles, itemsize), split, tiles))
         if fitting := [choice for choice in choices if choice[1] <= decode_budget]:
             _, needed, split, tiles = min(fitting, key=itemgetter(0))
             break
@@ -239,7 +239,7 @@ def plan_tiling(
     mesh = _mesh(devices, split)
     axes = ((), (VIDEOS,), (VIDEOS, None, *IMAGE_AXES))
     shardings = (NamedSharding(mesh, PartitionSpec(*names)) for names in axes)
-    return DecodePlan(mesh, tiles, needed, sound_bytes, needed + sound_bytes <= decode_budget, split.videos, *shardings)
+    return DecodePlan(mesh, tiles, needed, audio_bytes, needed + audio_bytes <= decode_budget, split.videos, *shardings)
 
 
 def image_mesh(devices: np.ndarray, size: Extent) -> Mesh:

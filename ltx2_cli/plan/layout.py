@@ -37,7 +37,7 @@ def layout_warnings(sharding: ShardingPlan, heads: int, decoding: DecodePlan, de
             f"{local} attention heads do not divide by the {parts} devices that split the tokens: each of them gathers"
             " all keys and values; fewer devices along that axis, or another mesh, would not"
         )
-    if (needed := decoding.frames_bytes) > decode_budget:
+    if (needed := decoding.video_bytes) > decode_budget:
         yield (
             f"decoding takes about {quantity(needed)} on a device that has {quantity(max(decode_budget, 0))} for it;"
             f" fewer {option('num_frames')}, a smaller {option('height')} or {option('width')}, or more devices"

@@ -16,7 +16,7 @@ from ltx2_cli.nn.kernels import choose_backend
 from ltx2_cli.parallel.hosts import ALONE
 from ltx2_cli.parallel.mesh import ShardingPlan, lay_out, num_slices
 from ltx2_cli.plan import conditions, recipe, remarks, stages
-from ltx2_cli.plan.decoding import DecodePlan, bytes_left_after, plan_tiling, sound_bytes
+from ltx2_cli.plan.decoding import DecodePlan, audio_decode_bytes, bytes_left_after, plan_tiling
 from ltx2_cli.plan.edit import Edit, edit_of, shown_sound
 from ltx2_cli.plan.inputs import (
     DENOISER,
@@ -227,6 +227,6 @@ def _plan_decoding(spec: RunSpec, inputs: PlanInputs, last: Stage, sharding: Sha
     size, devices = (max(clip.frames, 1), clip.height, clip.width), sharding.mesh.devices.ravel()
     sound = 0
     if spec.running.audio and inputs.sound is None:
-        sound = sound_bytes(inputs.checkpoint.arch, networks, clip.audio_frames, devices[0])
+        sound = audio_decode_bytes(inputs.checkpoint.arch, networks, clip.audio_frames, devices[0])
     decoding = plan_tiling(networks.vae.decoder, spec.num_videos, size, devices, decode_budget, sound)
-    return decoding if spec.running.video else replace(decoding, frames_bytes=0), decode_budget
+    return decoding if spec.running.video else replace(decoding, video_bytes=0), decode_budget

@@ -57,7 +57,7 @@ def request_rows(plan: Plan, phases: Collection[str]) -> Iterator[tuple[str, str
     parts = [f"{decoding.videos} videos at a time"] if decoding.videos > 1 else []
     parts += [f"images in {height}x{width} parts"] if height * width > 1 else []
     parts += ["{}x{}x{} tiles of frames, height and width".format(*decoding.tiles.counts)] if decoding.tiles else []
-    parts += [] if decoding.at_once or not decoding.sound_bytes else ["the sound after the frames"]
+    parts += [] if decoding.at_once or not decoding.audio_bytes else ["the sound after the frames"]
     if spec.running.video and DECODE in phases:
         yield "decode", ", ".join([*parts, f"about {quantity(decoding.bytes)} on a device"])
     kind = mesh.devices.flat[0].device_kind

@@ -67,10 +67,10 @@ def test_sharded_decoders_make_the_same_clip() -> None:
 
 
 def test_tiles_make_the_same_clip(checkpoint: Checkpoint, plain: list[Media]) -> None:
-    room = 0.8 * plan_of(checkpoint, CASE, 3).decoding.frames_bytes
+    room = 0.8 * plan_of(checkpoint, CASE, 3).decoding.video_bytes
     plan = plan_of(checkpoint, CASE, 3, vae_memory_gb=room / 1e9)
     assert plan.decoding.tiles is not None
-    assert plan.decoding.frames_bytes <= room
+    assert plan.decoding.video_bytes <= room
     check(decoded(plan), plain[:1])
 
 
@@ -85,7 +85,7 @@ def test_the_sound_waits_for_frames_that_leave_it_no_memory(
 ) -> None:
     """The frames are on the host before the sound's program begins."""
     decoding = plan_of(checkpoint, CASE, 3).decoding
-    room = decoding.frames_bytes + (decoding.sound_bytes if at_once else 0)
+    room = decoding.video_bytes + (decoding.audio_bytes if at_once else 0)
     plan, events, call = plan_of(checkpoint, CASE, 3, vae_memory_gb=room / 1e9), [], Program.__call__
 
     def watched(program: Program, *arguments: object) -> object:

@@ -103,7 +103,7 @@ def test_each_phase_holds_only_its_networks(one_stage: Plan) -> None:
 @pytest.mark.parametrize("at_once", [False, True])
 def test_frames_and_sound_take_what_the_compiler_says_or_the_plan(one_stage: Plan, at_once: bool) -> None:
     """The larger of both, or their sum where both are begun at once."""
-    decoding = replace(one_stage.decoding, frames_bytes=500, sound_bytes=300, at_once=at_once)
+    decoding = replace(one_stage.decoding, video_bytes=500, audio_bytes=300, at_once=at_once)
     plan, held = replace(one_stage, decoding=decoding), estimate_plan(one_stage).memory["decode"].weights
     sound, frames = compiled(700, 0, "vocoder", "sound"), compiled(400, 0, "vae", "frames")
     for programs, (alone, together) in {(): (500, 800), (sound,): (700, 1200), (sound, frames): (700, 1100)}.items():
@@ -126,7 +126,7 @@ def test_memory_of_a_program_adds_to_all_networks_of_its_phase(one_stage: Plan) 
     peaks = estimate_plan(one_stage, programs).phase_bytes
     assert peaks["denoise"] == held["transformer"] + 900
     decoders = held["vae"] + held["audio_vae"] + held["vocoder"]
-    assert peaks["decode"] == decoders + replace(one_stage.decoding, frames_bytes=500).bytes
+    assert peaks["decode"] == decoders + replace(one_stage.decoding, video_bytes=500).bytes
 
 
 def test_work_of_a_forward_is_divided_by_the_devices(one_stage: Plan) -> None:

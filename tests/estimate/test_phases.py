@@ -93,11 +93,11 @@ def test_the_sound_takes_as_much_as_its_compiled_program(devices: tuple, model: 
     """GB of temporaries by number of frames: libtpu 0.0.42, and XLA's compilers for CUDA and the CPU of jax 0.10.2."""
     for frames, compiled in figures.items():
         decoding = planned(devices, model=model, num_frames=frames).decoding
-        assert 0.9 < decoding.sound_bytes / 1e9 / compiled < 1.5
-        assert decoding.bytes >= decoding.sound_bytes
-    assert planned(devices, model=model, streams="video").decoding.sound_bytes == 0
+        assert 0.9 < decoding.audio_bytes / 1e9 / compiled < 1.5
+        assert decoding.bytes >= decoding.audio_bytes
+    assert planned(devices, model=model, streams="video").decoding.audio_bytes == 0
     alone = planned(devices, model=model, streams="audio", num_frames=frames).decoding
-    assert alone.bytes == alone.sound_bytes == decoding.sound_bytes
+    assert alone.bytes == alone.audio_bytes == decoding.audio_bytes
 
 
 @pytest.mark.parametrize("devices", [TPU7X, V6E])

@@ -9,7 +9,7 @@ import pytest
 
 from ltx2_cli.models.video_vae import VideoVAE, VideoVAEArch
 from ltx2_cli.plan import decoding as module
-from ltx2_cli.plan.decoding import AxisTiling, Tiles, decode_bytes, decode_frames, tile_axis, tile_video
+from ltx2_cli.plan.decoding import AxisTiling, Tiles, decode_frames, tile_axis, tile_video, video_decode_bytes
 from ltx2_cli.weights.declare import Scope
 from tools.weights import random_weights
 
@@ -100,6 +100,6 @@ def test_estimated_memory_is_near_the_compiled_one(tiles: Tiles | None) -> None:
     vae = VideoVAE(Scope(jnp.float32), arch)
     latents = jax.ShapeDtypeStruct((1, 9, 24, 32, 8), jnp.float32)
     taken = decode.lower(vae, latents, tiles).compile().memory_analysis()
-    foreseen = decode_bytes(vae.decoder, latents.shape[1:4], tiles, itemsize=4)
+    foreseen = video_decode_bytes(vae.decoder, latents.shape[1:4], tiles, itemsize=4)
     assert 0.4 < (taken.temp_size_in_bytes + taken.output_size_in_bytes) / foreseen < 1.1
-    assert tiles is None or foreseen < decode_bytes(vae.decoder, latents.shape[1:4], None, itemsize=4) / 2
+    assert tiles is None or foreseen < video_decode_bytes(vae.decoder, latents.shape[1:4], None, itemsize=4) / 2

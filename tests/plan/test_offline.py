@@ -84,7 +84,7 @@ def test_absent_devices_decode_in_the_memory_beside_the_weights(monkeypatch: pyt
     left = 0.85 * 60e6 - sum(held[name] for name in PHASES["decode"])
     own = plan_offline(read_spec(single, vae_memory_gb=8), jax.devices())
     assert own.decoding.tiles is None
-    assert own.decoding.frames_bytes > left >= plan.decoding.frames_bytes > kept.decoding.frames_bytes
+    assert own.decoding.video_bytes > left >= plan.decoding.video_bytes > kept.decoding.video_bytes
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
