@@ -41,7 +41,7 @@ def bench(spec: RunSpec, report: Report, files: list[Output], as_json: bool) -> 
         request = Request(spec, find_devices(), product=Product.latents)
         plan = request.plan()
         check_distinct(files, input_files(plan))
-        if any(stage.pictures or stage.sounds for stage in plan.stages):
+        if any(stage.placed_videos or stage.audio_conditions for stage in plan.stages):
             sentence = "steps are measured without what a clip is given"
             raise UsageError(sentence, "leave out --image, --video, --reference and --audio")
         check_fit(request, plan, command_line)

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ltx2_cli.core.diagnose import CONDITION, CONDITION_SOUND, check_finite, memory_for
+from ltx2_cli.core.diagnose import CONDITION, CONDITION_AUDIO, check_finite, memory_for
 from ltx2_cli.core.networks import Components, network_program
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Report
@@ -20,8 +20,8 @@ from ltx2_cli.nn.layers import IMAGE_AXES
 from ltx2_cli.parallel.arrays import to_devices, to_host
 from ltx2_cli.parallel.jit import jitted
 from ltx2_cli.plan.decoding import image_mesh
-from ltx2_cli.plan.inputs import PICTURE_ENCODER, SOUND_ENCODER
-from ltx2_cli.plan.placed import PlacedPicture
+from ltx2_cli.plan.inputs import AUDIO_ENCODER, VIDEO_ENCODER
+from ltx2_cli.plan.placed import PlacedVideo
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Denoise, Phase, Stage
 from ltx2_cli.request.spec import Streams
@@ -35,15 +35,15 @@ def encode_conditions(
 ) -> dict[int, Streams[Latents]]:
     """By the number of the stage, the latents of its pictures and of its sounds, for these phases of the plan."""
     stages = _denoised(phases)
-    pictures = _encode_pictures(plan, stages, components, report)
-    sounds = _encode_sounds(plan, stages, components, report)
+    pictures = _encode_videos(plan, stages, components, report)
+    sounds = _encode_audio(plan, stages, components, report)
     return {number: Streams(pictures.get(number, []), sounds.get(number, [])) for number in {*pictures, *sounds}}
 
 
 def condition_programs(plan: Plan, phases: Sequence[Phase]) -> list[Program]:
     """The programs that `encode_conditions` runs."""
     stages = _denoised(phases).values()
-    return [*_picture_programs(plan, stages), *_sound_programs(plan, stages)]
+    return [*_video_programs(plan, stages), *_audio_programs(plan, stages)]
 
 
 def _denoised(phases: Sequence[Phase]) -> dict[int, Stage]:
@@ -51,44 +51,44 @@ def _denoised(phases: Sequence[Phase]) -> dict[int, Stage]:
     return {phase.number: phase.stage for phase in phases if isinstance(phase, Denoise)}
 
 
-def _encode_pictures(
+def _encode_videos(
     plan: Plan, stages: Mapping[int, Stage], components: Components, report: Report
 ) -> dict[int, Latents]:
-    if not any(stage.pictures for stage in stages.values()):
+    if not any(stage.placed_videos for stage in stages.values()):
         return {}
     latents = dict[int, Latents]()
-    placed = {picture.number: picture for stage in stages.values() for picture in stage.pictures}
-    clips = {number: _frames(plan.pictures[number], picture) for number, picture in placed.items()}
-    with memory_for(CONDITION, plan), components.use(PICTURE_ENCODER, report) as vae, report.stage(CONDITION):
+    placed = {picture.number: picture for stage in stages.values() for picture in stage.placed_videos}
+    clips = {number: _frames(plan.input_videos[number], picture) for number, picture in placed.items()}
+    with memory_for(CONDITION, plan), components.use(VIDEO_ENCODER, report) as vae, report.stage(CONDITION):
         for number, stage in stages.items():
             encoded = list[np.ndarray]()
-            for shown in stage.pictures:
+            for shown in stage.placed_videos:
                 size, fitted = shown.latent_size(stage.geometry), reduced if shown.reference else covering
                 height, width = _pixels(plan, size)
                 clip = np.stack([fitted(frame, height, width).reshape(height, -1) for frame in clips[shown.number]])
-                run = picture_program(plan, size, len(clip))
+                run = video_program(plan, size, len(clip))
                 encoded.append(to_host(run(vae, to_devices(clip[None], _parts(plan, size)))))
             check_finite([np.isfinite(array).all() for array in encoded], "the latents of a picture are", plan)
             latents[number] = [array.reshape(-1, array.shape[-1]) for array in encoded]
     return latents
 
 
-def _picture_programs(plan: Plan, stages: Iterable[Stage]) -> list[Program]:
-    sizes = [(shown.latent_size(stage.geometry), shown.num_frames) for stage in stages for shown in stage.pictures]
-    return [picture_program(plan, *size) for size in dict.fromkeys(sorted(sizes))]
+def _video_programs(plan: Plan, stages: Iterable[Stage]) -> list[Program]:
+    sizes = [(shown.latent_size(stage.geometry), shown.num_frames) for stage in stages for shown in stage.placed_videos]
+    return [video_program(plan, *size) for size in dict.fromkeys(sorted(sizes))]
 
 
-def picture_program(plan: Plan, size: tuple[int, int], num_frames: int) -> Program:
+def video_program(plan: Plan, size: tuple[int, int], num_frames: int) -> Program:
     """Pixels in [-1, 1] [videos, frames, height, width · 3] to normalised latents [videos, frames, height, width,
     channels] of this height and width; both lie in parts on the devices."""
     where, (height, width) = _parts(plan, size), _pixels(plan, size)
     pixels = jax.ShapeDtypeStruct((1, num_frames, height, 3 * width), np.float32, sharding=where)
     function = jitted(_latents, where, plan.sharding, convolves=True, sizes=pixels.shape, where=where)
     name = f"picture {width}x{height}" if num_frames == 1 else f"video {width}x{height}x{num_frames}"
-    return network_program(plan, name, [PICTURE_ENCODER], function, pixels)
+    return network_program(plan, name, [VIDEO_ENCODER], function, pixels)
 
 
-def _frames(picture: Video, placed: PlacedPicture) -> np.ndarray:
+def _frames(picture: Video, placed: PlacedVideo) -> np.ndarray:
     """The frames of a picture that are encoded."""
     if placed.crf:
         return np.stack([compressed(frame, placed.crf) for frame in picture.frames])
@@ -116,38 +116,38 @@ def _latents(vae: VideoVAE, pixels: jax.Array, where: NamedSharding) -> jax.Arra
     return jax.shard_map(part, mesh=where.mesh, in_specs=(REPLICATED, where.spec), out_specs=where.spec)(vae, pixels)
 
 
-def _encode_sounds(
+def _encode_audio(
     plan: Plan, stages: Mapping[int, Stage], components: Components, report: Report
 ) -> dict[int, Latents]:
     """The latents of the plan's sound for each stage that is given it."""
-    stages = {number: stage for number, stage in stages.items() if stage.sounds}
-    sound = plan.condition_sound
+    stages = {number: stage for number, stage in stages.items() if stage.audio_conditions}
+    sound = plan.condition_audio
     if not stages or sound is None:
         return {}
     arch, latents = plan.arch.audio_vae, dict[int, Latents]()
     waveform = resample_on_host(sound.waveform, sound.sample_rate, arch.sample_rate)
-    with memory_for(CONDITION_SOUND, plan), components.use(SOUND_ENCODER, report) as vae, report.stage(CONDITION_SOUND):
+    with memory_for(CONDITION_AUDIO, plan), components.use(AUDIO_ENCODER, report) as vae, report.stage(CONDITION_AUDIO):
         for number, stage in stages.items():
-            run, count = sound_program(plan, stage), stage.geometry.audio_frames
+            run, count = audio_program(plan, stage), stage.geometry.audio_frames
             samples = to_devices(fitted(waveform, samples_for(count, arch))[None], plan.decoding.whole)
             encoded = to_host(run(vae, samples))[0]
             check_finite(np.isfinite(encoded), "the latents of the sound are", plan)
-            latents[number] = [encoded] * stage.sounds
+            latents[number] = [encoded] * stage.audio_conditions
     return latents
 
 
-def _sound_programs(plan: Plan, stages: Iterable[Stage]) -> list[Program]:
-    return [sound_program(plan, stage) for stage in stages if stage.sounds]
+def _audio_programs(plan: Plan, stages: Iterable[Stage]) -> list[Program]:
+    return [audio_program(plan, stage) for stage in stages if stage.audio_conditions]
 
 
-def sound_program(plan: Plan, stage: Stage) -> Program:
+def audio_program(plan: Plan, stage: Stage) -> Program:
     """Samples at the autoencoder's rate [1, samples, channels] to the normalised tokens of a stage's whole sound
     [1, tokens, features]."""
     arch, tokens, where = plan.arch.audio_vae, stage.geometry.audio_frames, plan.decoding.whole
     wave = jax.ShapeDtypeStruct((1, samples_for(tokens, arch), CHANNELS), np.float32, sharding=where)
-    function = jitted(_sound_latents, where, plan.sharding, convolves=True, tokens=tokens, arch=arch)
-    return network_program(plan, f"sound of {tokens} tokens", [SOUND_ENCODER], function, wave)
+    function = jitted(_audio_latents, where, plan.sharding, convolves=True, tokens=tokens, arch=arch)
+    return network_program(plan, f"sound of {tokens} tokens", [AUDIO_ENCODER], function, wave)
 
 
-def _sound_latents(vae: AudioVAE, wave: jax.Array, tokens: int, arch: AudioVAEArch) -> jax.Array:
+def _audio_latents(vae: AudioVAE, wave: jax.Array, tokens: int, arch: AudioVAEArch) -> jax.Array:
     return vae.encode(crop_or_pad(log_mel(wave, arch.sample_rate, arch), tokens, arch))

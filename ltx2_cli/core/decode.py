@@ -50,7 +50,7 @@ def decode(
                 frames, waveforms = _decode_rows(plan, latents, rows, networks)
             for clip, waveform in list(zip(frames, waveforms, strict=True))[: videos - first]:
                 media = Media(clip, waveform, plan.stages[-1].geometry.fps, plan.arch.vocoder.output_sampling_rate)
-                yield _with_given_sound(media, plan.sound) if wanted.audio and plan.sound else media
+                yield _with_input_audio(media, plan.input_audio) if wanted.audio and plan.input_audio else media
 
 
 def _decode_rows(
@@ -78,10 +78,10 @@ def _decode_rows(
 def _decoded(plan: Plan, wanted: Streams[bool]) -> Streams[bool]:
     """What is decoded of what is wanted."""
     video, audio = plan.running
-    return Streams(wanted.video and video, wanted.audio and audio and plan.sound is None)
+    return Streams(wanted.video and video, wanted.audio and audio and plan.input_audio is None)
 
 
-def _with_given_sound(media: Media, sound: Audio) -> Media:
+def _with_input_audio(media: Media, sound: Audio) -> Media:
     """On hosts that have the frames, the sound as long as they last."""
     waveform = sound.lasting(len(media.frames) / media.fps)
     return replace(media, waveform=waveform, sample_rate=sound.sample_rate)

@@ -86,7 +86,7 @@ def _initial_latents(run: StageRun, state: RunState, source: Streams[np.ndarray]
         video, audio = pack(read_noise(stage.noise, stage.shapes))
         behind = [] if noise.video is None else [to_host(noise.video)[:, video.shape[1] :]]
         noise = run.place(Streams(np.concatenate([video, *behind], axis=1), audio))
-    if source is None and not (stage.pictures or stage.sounds):
+    if source is None and not (stage.placed_videos or stage.audio_conditions):
         return noise
     return jitted(initial_latents, None)(*run.place((source, noise, stage.sigmas[0])), run.inputs.given)
 

@@ -14,7 +14,7 @@ from ltx2_cli.request.spec import DType
 from ltx2_cli.request.spelling import option, typed
 
 ENCODE, CONNECT, UPSAMPLE, DENOISE, DECODE = "encode the text", "connect the text", "upsample", "denoise", "decode"
-CONDITION, CONDITION_SOUND = "encode pictures", "encode the sound"
+CONDITION, CONDITION_AUDIO = "encode pictures", "encode the sound"
 LOAD = "load the "
 EXHAUSTED = "RESOURCE_EXHAUSTED"  # begins XLA's messages about memory
 SHORT_TEXT = 256  # tokens
@@ -48,7 +48,7 @@ def _remedies(activity: str, plan: Plan) -> Iterator[str]:
         yield typed("dtype", "bfloat16")
     if activity in (ENCODE, CONNECT) and plan.text_tokens > SHORT_TEXT:
         yield typed("max_sequence_length", SHORT_TEXT)
-    if activity in (CONDITION, CONDITION_SOUND, UPSAMPLE, DENOISE):
+    if activity in (CONDITION, CONDITION_AUDIO, UPSAMPLE, DENOISE):
         if plan.batch_size > 1:
             yield f"fewer {option('num_videos')}"
         yield f"a smaller clip: {option('num_frames')}, {option('width')} and {option('height')}"

@@ -26,7 +26,7 @@ def _with_kept(plan: Plan, made: Media) -> Media:
     edit = plan.edit
     if edit is None or not len(made.frames):
         return made
-    picture = plan.pictures[edit.number]
+    picture = plan.input_videos[edit.number]
     waveform = made.waveform[:0]
     if picture.audio:
         waveform, rate = picture.audio.waveform, picture.audio.sample_rate

@@ -27,7 +27,7 @@ from ltx2_cli.weights.checkpoint import AGAIN, read_json
 MAP_FILE = "preview.json"
 UPDATES = 10  # pictures a stage, at most
 SPREAD = 3.0  # standard deviations of the principal component from grey to white
-NO_SOUND = np.zeros((0, 2), np.float32)
+NO_AUDIO = np.zeros((0, 2), np.float32)
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Preview:
         seeds = self.plan.batches[progress.batch]
         step = f"stage {self.plan.phases[progress.phase].number + 1}, step {progress.step} of {stage.steps}"
         rows = (
-            (f"seed {seed}, {step}", Media(frames(row, stage, self.colours), NO_SOUND, stage.geometry.fps, 1))
+            (f"seed {seed}, {step}", Media(frames(row, stage, self.colours), NO_AUDIO, stage.geometry.fps, 1))
             for seed, row in zip(seeds, clean, strict=True)
         )
         write_contact_sheet(rows, self.path)

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from flax import nnx
 
 from ltx2_cli.chips import Chip
-from ltx2_cli.estimate.phases import DECODE, LOOPS, PHASES, SOUND, encoded_pictures, stage_of
+from ltx2_cli.estimate.phases import DECODE, LOOPS, PHASES, SOUND, encoded_videos, stage_of
 from ltx2_cli.models.audio_vae import AudioDecoder, AudioEncoder, Upsample
 from ltx2_cli.models.video_vae import VideoDecoder, VideoEncoder
 from ltx2_cli.models.vocoder import Vocoder, VocoderWithBWE
 from ltx2_cli.nn.layers import Conv
-from ltx2_cli.plan.inputs import PICTURE_ENCODER, SOUND_ENCODER
+from ltx2_cli.plan.inputs import AUDIO_ENCODER, VIDEO_ENCODER
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.work import matrices, step_of
 from ltx2_cli.request.spec import Streams
@@ -37,7 +37,7 @@ def video_decoder_flops(decoder: VideoDecoder, frames: int, height: int, width: 
     return flops + 2 * frames * height * width * kernel_elements(decoder.conv_out)
 
 
-def picture_encoder_flops(encoder: VideoEncoder, patches: int) -> int:
+def video_encoder_flops(encoder: VideoEncoder, patches: int) -> int:
     """The video VAE's encoder on one picture of so many patches."""
     flops = 2 * patches * kernel_elements(encoder.conv_in)
     for layer in encoder.layers:
@@ -83,7 +83,7 @@ def phase_flops(plan: Plan, phase: str) -> float:
     if phase == DECODE:
         return sum(decoding_flops(plan))
     if phase == SOUND:  # one, whole on each device
-        encoder, arch = plan.network(SOUND_ENCODER).encoder, plan.arch.audio_vae
+        encoder, arch = plan.network(AUDIO_ENCODER).encoder, plan.arch.audio_vae
         return spectrogram_flops(encoder, arch.instants(plan.stages[-1].geometry.audio_frames), arch.mel_bins)
     return _flops_of_all(plan, phase) / plan.sharding.mesh.size
 
@@ -94,7 +94,7 @@ def decoding_flops(plan: Plan) -> Streams[float]:
     instants, video, audio = plan.stages[-1].geometry.audio_frames, 0.0, 0.0
     if plan.spec.running.video:
         video = plan.batch_size * video_decoder_flops(plan.network("vae").decoder, *size) / plan.sharding.mesh.size
-    if plan.spec.running.audio and plan.sound is None:
+    if plan.spec.running.audio and plan.input_audio is None:
         coder, arch = plan.network("audio_vae").decoder, plan.arch.audio_vae
         one = spectrogram_flops(coder, instants, arch.latent_mels)
         one += vocoder_flops(plan.network("vocoder"), arch.instants(instants))
@@ -105,8 +105,8 @@ def decoding_flops(plan: Plan) -> Streams[float]:
 def _flops_of_all(plan: Plan, phase: str) -> int:
     match phase:
         case "pictures":
-            encoder = plan.network(PICTURE_ENCODER).encoder
-            return sum(count * picture_encoder_flops(encoder, patches) for count, patches in encoded_pictures(plan))
+            encoder = plan.network(VIDEO_ENCODER).encoder
+            return sum(count * video_encoder_flops(encoder, patches) for count, patches in encoded_videos(plan))
         case "encode" | "connect":  # without the products of tokens in attention; a table of embeddings is looked up
             network = plan.network(*PHASES[phase])
             multiplied = [matrix for matrix in matrices(weights(network)) if "vocab" not in matrix.axes]

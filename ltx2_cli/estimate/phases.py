@@ -12,7 +12,7 @@ from ltx2_cli.core.networks import placement
 from ltx2_cli.core.state import RunState, missing_contexts
 from ltx2_cli.nn.kernels import SCORE_BYTES
 from ltx2_cli.plan.decoding import LIVE_BUFFERS
-from ltx2_cli.plan.inputs import DENOISER, PICTURE_ENCODER, SOUND_ENCODER, STAGE2_DENOISER
+from ltx2_cli.plan.inputs import AUDIO_ENCODER, DENOISER, STAGE2_DENOISER, VIDEO_ENCODER
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Denoise, Stage, Upsample
 from ltx2_cli.plan.work import text_bytes
@@ -25,8 +25,8 @@ ENCODE, CONNECT, DENOISE, UPSAMPLE, REFINE, DECODE = "encode", "connect", "denoi
 PICTURES, SOUND = "pictures", "sound"
 # The networks that work in each phase; a refining stage has the denoiser, also with its LoRAs merged in.
 PHASES = {
-    PICTURES: (PICTURE_ENCODER,),
-    SOUND: (SOUND_ENCODER,),
+    PICTURES: (VIDEO_ENCODER,),
+    SOUND: (AUDIO_ENCODER,),
     ENCODE: ("text_encoder",),
     CONNECT: ("connectors",),
     DENOISE: (DENOISER,),
@@ -59,8 +59,8 @@ class PhaseMemory(NamedTuple):
 def run_phases(plan: Plan, product: Product = Product.clips, start: RunState = START) -> tuple[str, ...]:
     """The phases that a run goes through from `start`, in their order."""
     later = plan.phases[start.phase :]
-    names = [PICTURES] if any(phase.stage.pictures and isinstance(phase, Denoise) for phase in later) else []
-    names += [SOUND] if any(phase.stage.sounds and isinstance(phase, Denoise) for phase in later) else []
+    names = [PICTURES] if any(phase.stage.placed_videos and isinstance(phase, Denoise) for phase in later) else []
+    names += [SOUND] if any(phase.stage.audio_conditions and isinstance(phase, Denoise) for phase in later) else []
     names += [ENCODE, CONNECT] if missing_contexts(plan, start) else []
     for phase in later:
         names.append(UPSAMPLE if isinstance(phase, Upsample) else REFINE if phase.stage.source else DENOISE)
@@ -118,7 +118,7 @@ def activation_bytes(plan: Plan, phase: str) -> int:
     match phase:
         case "pictures":  # the activations of the first layers, which are the largest, of one picture
             channels, frames = plan.arch.vae.block_out_channels[0], plan.arch.compression.frames
-            at_once = max(min(count, frames) * patches for count, patches in encoded_pictures(plan))
+            at_once = max(min(count, frames) * patches for count, patches in encoded_videos(plan))
             return LIVE_BUFFERS * at_once * channels * _itemsize(plan.spec.dtype)
         case "sound":  # the activations of the first layers, which are the largest
             audio = plan.arch.audio_vae
@@ -180,8 +180,8 @@ def _parts(size: int, stage: Stage, axis: str) -> int:
     return -(-size // parts) if axis.endswith("tokens") or not size % parts else size
 
 
-def encoded_pictures(plan: Plan) -> list[tuple[int, int]]:
+def encoded_videos(plan: Plan) -> list[tuple[int, int]]:
     """Of each picture that a stage shows, the frames and the patches of one."""
     patches = (plan.arch.vae.spatial_compression_ratio // plan.arch.vae.patch_size) ** 2
-    shown = ((stage, picture) for stage in plan.stages for picture in stage.pictures)
+    shown = ((stage, picture) for stage in plan.stages for picture in stage.placed_videos)
     return [(picture.num_frames, patches * math.prod(picture.latent_size(stage.geometry))) for stage, picture in shown]

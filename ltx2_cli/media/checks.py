@@ -23,10 +23,10 @@ def clip_flaws(media: Media) -> list[str]:
     picture, sound = len(media.frames) / media.fps, len(media.waveform) / media.sample_rate
     differ = picture and sound and abs(picture - sound) > MAX_DIFFERENCE
     lengths = [f"picture and sound differ in length: {picture:.2f} s and {sound:.2f} s"] if differ else []
-    return [*_picture_findings(media.frames), *_sound_findings(media.waveform), *lengths]
+    return [*_video_flaws(media.frames), *_audio_flaws(media.waveform), *lengths]
 
 
-def _picture_findings(frames: Frames) -> Iterator[str]:
+def _video_flaws(frames: Frames) -> Iterator[str]:
     """The gravest of black, one colour and frozen: the former imply the latter. The first frames mostly decide."""
     if not frames.size:
         return
@@ -45,7 +45,7 @@ def _rare(values: NDArray[np.bool_]) -> bool:
     return bool(np.count_nonzero(values) <= SPECK * values.size)
 
 
-def _sound_findings(waveform: NDArray[np.float32]) -> Iterator[str]:
+def _audio_flaws(waveform: NDArray[np.float32]) -> Iterator[str]:
     if not len(waveform):
         return
     if all(np.ptp(channel) <= 2 * SILENT for channel in waveform.T):  # a constant is not heard either

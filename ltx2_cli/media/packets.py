@@ -23,7 +23,7 @@ def write_clip(media: Media, path: Path, metadata: Mapping[str, str]) -> str:
         return ""
     unchanged = _is_unchanged(original)
     with replacing(path) as temporary:
-        copied = unchanged and original.audio and open_video(original.path).sound_codec == "aac"
+        copied = unchanged and original.audio and open_video(original.path).audio_codec == "aac"
         sound = original.path if copied else None
         picture, count = (unchanged and _copied_packets(media, original, temporary)) or (None, 0)
         write_mp4(media, temporary, metadata, picture, sound)

@@ -57,7 +57,7 @@ class VideoFile:
     container: str  # ffmpeg's names of its format
     stated: str  # the line in which ffmpeg describes the picture
     packets: Packets
-    sound_codec: str | None  # None: no sound
+    audio_codec: str | None  # None: no sound
 
     @property
     def nbytes(self) -> int:
@@ -124,7 +124,7 @@ def _open(path: Path) -> VideoFile:
         container=found[1] if (found := CONTAINER.search(log)) else "",
         stated=found[0] if (found := PICTURE.search(log)) else "",
         packets=_packets(facts, packets),
-        sound_codec=facts.get("codec_id 1"),
+        audio_codec=facts.get("codec_id 1"),
     )
 
 

@@ -72,8 +72,8 @@ class Networks(NamedTuple):
     statistics: LatentStatistics | None = None  # those of the video autoencoder
     refiner_connectors: TextConnectors | None = None  # where its LoRAs change these too
     # autoencoders without their decoders, where a clip is given pictures or a sound
-    picture_encoder: VideoVAE | None = None
-    sound_encoder: AudioVAE | None = None
+    video_encoder: VideoVAE | None = None
+    audio_encoder: AudioVAE | None = None
 
     def present(self) -> dict[str, nnx.Module]:
         """Those that there are, by name."""
@@ -100,14 +100,14 @@ def network_options(spec: RunSpec) -> tuple[object, ...]:
     return spec.dtype, spec.text_encoder_dtype, spec.scan_layers, not spec.follows_diffusers, spec.running
 
 
-def picture_encoder(arch: Arch, dtype: DType) -> VideoVAE:
+def video_encoder(arch: Arch, dtype: DType) -> VideoVAE:
     """The video autoencoder without its decoder and without weights."""
     vae = VideoVAE(Scope(dtype.value), arch.vae)
     del vae.decoder
     return vae
 
 
-def sound_encoder(arch: Arch, dtype: DType) -> AudioVAE:
+def audio_encoder(arch: Arch, dtype: DType) -> AudioVAE:
     """The audio autoencoder without its decoder and without weights."""
     vae = AudioVAE(Scope(dtype.value), arch.audio_vae)
     del vae.decoder

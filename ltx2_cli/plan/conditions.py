@@ -51,7 +51,7 @@ def with_reference_scale(spec: RunSpec, loras: Loras) -> RunSpec:
     return replace(spec, conditions=tuple(map(scaled, spec.conditions)))
 
 
-def read_pictures(spec: RunSpec) -> tuple[Video, ...]:
+def read_input_videos(spec: RunSpec) -> tuple[Video, ...]:
     """The files of all conditions. Raises `UsageError` for one that cannot be read, or that is another than the request
     says."""
     readings = {str(number): partial(_read, spec, condition) for number, condition in enumerate(spec.conditions)}
@@ -61,8 +61,8 @@ def read_pictures(spec: RunSpec) -> tuple[Video, ...]:
     return tuple(pictures.values())
 
 
-def read_given_sound(spec: RunSpec) -> Audio | None:
-    """The file of the sound. Raises `UsageError` as `read_pictures`."""
+def read_input_audio(spec: RunSpec) -> Audio | None:
+    """The file of the sound. Raises `UsageError` as `read_input_videos`."""
     if spec.audio is None:
         return None
     sound = read_audio(Path(spec.audio.path).expanduser(), spec.num_frames / spec.fps)

@@ -104,7 +104,7 @@ def first_shown(condition: ConditionSpec, count: int) -> int:
     return min(max((begin + end - shown) // 2, 0), count - shown)
 
 
-def shown_sound(spec: RunSpec, pictures: Sequence[Video]) -> Audio | None:
+def shown_audio(spec: RunSpec, pictures: Sequence[Video]) -> Audio | None:
     """The sound of a clip from where it is shown; None without a clip that has one."""
     number = edited(spec)
     sound = None if number is None else pictures[number].audio

@@ -8,7 +8,7 @@ import numpy as np
 
 from ltx2_cli.diffusion.geometry import Geometry, VAECompression
 from ltx2_cli.plan.edit import Edit
-from ltx2_cli.plan.placed import PlacedPicture
+from ltx2_cli.plan.placed import PlacedVideo
 from ltx2_cli.request.spec import Streams
 
 
@@ -22,8 +22,8 @@ class GivenTokens(NamedTuple):
 
 
 def given_tokens(
-    pictures: Sequence[PlacedPicture],
-    sound_strengths: Sequence[float],
+    pictures: Sequence[PlacedVideo],
+    audio_strengths: Sequence[float],
     geometry: Geometry,
     compression: VAECompression,
     edit: Edit | None,
@@ -36,7 +36,7 @@ def given_tokens(
         whole = GivenTokens(source, slice(0, count), behind if placed.behind else 0, placed.strength)
         behind += count if placed.behind else 0
         video += _around(edit.latents.video, whole, size) if edit and placed.number == edit.number else [whole]
-    for source, strength in enumerate(sound_strengths):
+    for source, strength in enumerate(audio_strengths):
         whole = GivenTokens(source, slice(0, geometry.audio_frames), 0, strength)
         sounds += _around(edit.latents.audio, whole) if edit else [whole]
     return Streams(tuple(video), tuple(sounds))

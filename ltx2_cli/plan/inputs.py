@@ -1,4 +1,4 @@
-"""The files of a request, opened once: networks without their weights, LoRAs, pictures, sound."""
+"""The files of a request, opened once: networks without their weights, LoRAs, images, videos, audio."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -7,9 +7,9 @@ from ltx2_cli.diffusion.geometry import UpsampleFactors
 from ltx2_cli.media.audio import Audio
 from ltx2_cli.media.videos import Video
 from ltx2_cli.models.lora import find_adapters, reference_scale
-from ltx2_cli.models.networks import Checkpoint, Networks, network_options, picture_encoder, sound_encoder
+from ltx2_cli.models.networks import Checkpoint, Networks, audio_encoder, network_options, video_encoder
 from ltx2_cli.models.upsampler import LatentUpsampler
-from ltx2_cli.plan.conditions import read_given_sound, read_pictures
+from ltx2_cli.plan.conditions import read_input_audio, read_input_videos
 from ltx2_cli.plan.open import Loras, SecondStage
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.weights.checkpoint import TensorFiles
@@ -17,12 +17,12 @@ from ltx2_cli.weights.declare import Scope
 from ltx2_cli.weights.transfer import LoraDeltas
 
 DENOISER, STAGE2_DENOISER = "transformer", "refiner"  # the second has the second stage's LoRAs merged in
-PICTURE_ENCODER, SOUND_ENCODER = "picture_encoder", "sound_encoder"
+VIDEO_ENCODER, AUDIO_ENCODER = "video_encoder", "audio_encoder"
 CONNECTORS, STAGE2_CONNECTORS = "connectors", "refiner_connectors"
 FILES_OF = {  # networks that are read from the files of another one
     "statistics": "vae",
-    PICTURE_ENCODER: "vae",
-    SOUND_ENCODER: "audio_vae",
+    VIDEO_ENCODER: "vae",
+    AUDIO_ENCODER: "audio_vae",
     STAGE2_DENOISER: DENOISER,
     STAGE2_CONNECTORS: CONNECTORS,
 }
@@ -35,8 +35,8 @@ class PlanInputs:
     checkpoint: Checkpoint
     networks: Networks
     lora_deltas: Mapping[str, LoraDeltas]  # by network
-    pictures: tuple[Video, ...]  # of each condition
-    sound: Audio | None  # the clip's, if the request gives it
+    input_videos: tuple[Video, ...]  # of each condition; an image has one frame
+    input_audio: Audio | None  # of the clip, if the request has it
     upsampling: UpsampleFactors | None  # before a second stage; None: there is none
     reload_stage2: bool  # the second stage's denoiser is read from files: it lacks LoRAs of the first's
 
@@ -62,11 +62,11 @@ def open_inputs(spec: RunSpec, checkpoint: Checkpoint, loras: Loras, second: Sec
                 both[CONNECTORS],
             )
         deltas[STAGE2_DENOISER] = (both if reload_stage2 else find_adapters(second.loras, networks))[DENOISER]
-    pictures, sound = read_pictures(spec), read_given_sound(spec)
+    pictures, sound = read_input_videos(spec), read_input_audio(spec)
     if spec.conditions:
-        networks = networks._replace(picture_encoder=picture_encoder(checkpoint.arch, spec.dtype))
+        networks = networks._replace(video_encoder=video_encoder(checkpoint.arch, spec.dtype))
     if sound or any(picture.audio for picture in pictures):
-        networks = networks._replace(sound_encoder=sound_encoder(checkpoint.arch, spec.dtype))
+        networks = networks._replace(audio_encoder=audio_encoder(checkpoint.arch, spec.dtype))
     if checkpoint.files:
         upsampler_files = {"upsampler": second.files} if second else {}
         files = {

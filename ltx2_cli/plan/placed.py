@@ -16,7 +16,7 @@ from ltx2_cli.request.validation import SHOWN
 LEAST_BIAS = -10_000  # of a score, where the strength is 0 and the bias linear
 
 
-class PlacedPicture(NamedTuple):
+class PlacedVideo(NamedTuple):
     """A picture or video of the plan in a stage: shown at a frame, or followed as a reference."""
 
     number: int  # of the picture in the plan
@@ -46,24 +46,24 @@ class PlacedPicture(NamedTuple):
         return geometry.height // downscale, geometry.width // downscale
 
 
-def place_pictures(
+def place_videos(
     spec: RunSpec, pictures: Sequence[Video], compression: VAECompression, num_frames: int, last: bool
-) -> tuple[PlacedPicture, ...]:
+) -> tuple[PlacedVideo, ...]:
     """The pictures of a stage of so many frames, at the moments of the clip that is asked for. Behind them the
     references, which the `last` of two stages has not."""
-    rate, shown = (num_frames - 1) / max(spec.num_frames - 1, 1), list[PlacedPicture]()
-    references = list[PlacedPicture]()
+    rate, shown = (num_frames - 1) / max(spec.num_frames - 1, 1), list[PlacedVideo]()
+    references = list[PlacedVideo]()
     for number, (condition, picture) in enumerate(zip(spec.conditions, pictures, strict=True)):
         frame, count = condition.frame, condition.num_frames or 1
         if condition.kind == "reference" and not last:
             scale = ReferenceScale(condition.downscale or 1, condition.temporal_scale or 1)
             grid = ReferenceGrid(compression.latents(count), scale)
-            references.append(PlacedPicture(number, 0, condition.strength, count, grid))
+            references.append(PlacedVideo(number, 0, condition.strength, count, grid))
         elif condition.kind in SHOWN:
             start = frame if frame >= 0 else max(spec.num_frames + frame - count + 1, 0)
             skipped = first_shown(condition, len(picture.frames)) if condition.kind == "clip" else 0
             crf = spec.image_crf if condition.kind == "image" else None
-            shown.append(PlacedPicture(number, start * rate, condition.strength, count, None, skipped, crf))
+            shown.append(PlacedVideo(number, start * rate, condition.strength, count, None, skipped, crf))
     return (*shown, *references)
 
 
@@ -74,7 +74,7 @@ def weights_references(spec: RunSpec) -> bool:
 
 
 def reference_weights(
-    spec: RunSpec, pictures: Sequence[Video], placed: Sequence[PlacedPicture], geometry: Geometry
+    spec: RunSpec, pictures: Sequence[Video], placed: Sequence[PlacedVideo], geometry: Geometry
 ) -> References | None:
     """How tokens and those of a stage's references attend to each other, where a strength or a mask says so."""
     if not geometry.references or not weights_references(spec):

@@ -17,12 +17,12 @@ from ltx2_cli.parallel.hosts import ALONE
 from ltx2_cli.parallel.mesh import ShardingPlan, lay_out, num_slices
 from ltx2_cli.plan import conditions, recipe, remarks, stages
 from ltx2_cli.plan.decoding import DecodePlan, audio_decode_bytes, bytes_left_after, plan_tiling
-from ltx2_cli.plan.edit import Edit, edit_of, shown_sound
+from ltx2_cli.plan.edit import Edit, edit_of, shown_audio
 from ltx2_cli.plan.inputs import (
+    AUDIO_ENCODER,
     DENOISER,
-    PICTURE_ENCODER,
-    SOUND_ENCODER,
     STAGE2_DENOISER,
+    VIDEO_ENCODER,
     PlanInputs,
     network_values,
     open_inputs,
@@ -61,7 +61,7 @@ class Plan(PlanInputs):
     running: Streams[bool]  # the streams that are made
     num_frames: int  # of a clip
     edit: Edit | None  # of a clip that is edited; None: clips are all new
-    condition_sound: Audio | None  # that the stages are given: the clip's, or that of the edited clip
+    condition_audio: Audio | None  # that conditions the stages: the input audio, or that of the edited clip
     decoding: DecodePlan
     seeds: tuple[int, ...]  # of each video
     batch_size: int  # videos that are made at once
@@ -160,9 +160,9 @@ def build_plan(
     """The plan of a complete request for these inputs on these devices. Raises `UsageError` where it cannot be met."""
     arch, networks, by = inputs.checkpoint.arch, inputs.networks, inputs.upsampling
     spec = stages.upsampled_spec(spec, arch, by, source) if by and source else spec
-    spec = conditions.with_what_was_read(spec, arch.compression, inputs.pictures, inputs.sound)
+    spec = conditions.with_what_was_read(spec, arch.compression, inputs.input_videos, inputs.input_audio)
     remarks.check_clip(spec, arch)
-    sizes = stages.measure_stages(spec, arch, inputs.pictures, by)
+    sizes = stages.measure_stages(spec, arch, inputs.input_videos, by)
     declared_weights = [weight for module in networks.present().values() for weight in weights(module)]
     heads = {stream.name: stream.heads for stream in arch.transformer.streams}
     longest = max(spec.max_sequence_length, *(size.geometry.video_tokens for size in sizes))
@@ -180,12 +180,12 @@ def build_plan(
     if weighted:
         check_reference_layout(all_stages[0].sharding, arch.transformer.num_attention_heads)
     decoding, decode_budget = _plan_decoding(spec, inputs, all_stages[-1], sharding)
-    edit = edit_of(spec, inputs.pictures, all_stages[-1].geometry)
+    edit = edit_of(spec, inputs.input_videos, all_stages[-1].geometry)
     warnings = (
         *remarks.recipe_warnings(spec, arch),
         *unused_options(Request(spec, guidance, by.time if by else None)),
         *((slow,) if slow else ()),
-        *remarks.condition_remarks(spec, inputs.pictures, inputs.sound, edit),
+        *remarks.condition_remarks(spec, inputs.input_videos, inputs.input_audio, edit),
         *layout_warnings(sharding, arch.transformer.num_attention_heads, decoding, decode_budget),
         *remarks.untrained_warnings(spec, inputs.checkpoint, all_stages),
     )
@@ -207,11 +207,11 @@ def build_plan(
         running=spec.running,
         num_frames=spec.num_frames,
         edit=edit,
-        condition_sound=inputs.sound or shown_sound(spec, inputs.pictures),
+        condition_audio=inputs.input_audio or shown_audio(spec, inputs.input_videos),
         decoding=decoding,
         seeds=spec.seeds,
         batch_size=spec.num_videos,
-        replicated=(*DECODERS, PICTURE_ENCODER, SOUND_ENCODER) if spec.sharding.replicate_vae else (),
+        replicated=(*DECODERS, VIDEO_ENCODER, AUDIO_ENCODER) if spec.sharding.replicate_vae else (),
         warnings=warnings,
     )
 
@@ -226,7 +226,7 @@ def _plan_decoding(spec: RunSpec, inputs: PlanInputs, last: Stage, sharding: Sha
     # without a picture, one latent of it: the sound lies as the decoder's devices do
     size, devices = (max(clip.frames, 1), clip.height, clip.width), sharding.mesh.devices.ravel()
     sound = 0
-    if spec.running.audio and inputs.sound is None:
+    if spec.running.audio and inputs.input_audio is None:
         sound = audio_decode_bytes(inputs.checkpoint.arch, networks, clip.audio_frames, devices[0])
     decoding = plan_tiling(networks.vae.decoder, spec.num_videos, size, devices, decode_budget, sound)
     return decoding if spec.running.video else replace(decoding, video_bytes=0), decode_budget

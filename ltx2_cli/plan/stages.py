@@ -18,7 +18,7 @@ from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.plan.edit import edit_of
 from ltx2_cli.plan.given import GivenTokens, given_tokens, given_whole
 from ltx2_cli.plan.inputs import CONNECTORS, DENOISER, STAGE2_CONNECTORS, STAGE2_DENOISER, PlanInputs
-from ltx2_cli.plan.placed import PlacedPicture, place_pictures, reference_weights
+from ltx2_cli.plan.placed import PlacedVideo, place_videos, reference_weights
 from ltx2_cli.request.spec import NO_GUIDANCE, Guidance, RunSpec, Streams
 from ltx2_cli.request.spelling import option, typed
 
@@ -35,7 +35,7 @@ class StageSize(NamedTuple):
 
     geometry: Geometry
     shapes: Streams[Shape]  # of one video's latents in a file
-    pictures: tuple[PlacedPicture, ...]  # those behind the grid in the order of `geometry`
+    placed_videos: tuple[PlacedVideo, ...]  # those behind the grid in the order of `geometry`
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Stage:
     name: str  # of its result, one of `STAGES`
     geometry: Geometry
     shapes: Streams[Shape]  # of one video's latents in a file
-    pictures: tuple[PlacedPicture, ...]  # those behind the grid in the order of `geometry`
+    placed_videos: tuple[PlacedVideo, ...]  # those behind the grid in the order of `geometry`
     sigmas: np.ndarray  # float32 [steps + 1]; no steps: nothing is denoised
     sharding: ShardingPlan  # of its network and the loop
     passes: tuple[Pass, ...] = (Pass.COND,)
@@ -56,8 +56,8 @@ class Stage:
     source: Streams[Shape] | None = None  # of the latents that it upsamples and noises first; None: it begins as noise
     noise: str | None = None  # file of the initial noise; None: it is drawn
     keep_audio: bool = False  # the sound is that of the source
-    sounds: int = 0  # that are given, each as long as the stage's
-    given: Streams[tuple[GivenTokens, ...]] = NOTHING_GIVEN  # of `pictures`, and of the sounds
+    audio_conditions: int = 0  # each as long as the stage's audio
+    given: Streams[tuple[GivenTokens, ...]] = NOTHING_GIVEN  # of the placed videos, and of the audio
     frozen: Streams[bool] = NEITHER  # the stream is given whole: nothing of it is made
     references: References | None = None  # None: tokens attend to all tokens alike
     x0_sigma: X0Sigma = "token"
@@ -141,7 +141,7 @@ def _measure(
 ) -> StageSize:
     """The latents of a clip of this size (frames, height, width), in the `last` of two stages or the first. Raises
     `UsageError` where references of their size have no whole latents."""
-    placed = place_pictures(spec, pictures, arch.compression, size[0], last)
+    placed = place_videos(spec, pictures, arch.compression, size[0], last)
     keyframes = tuple(chain(*(picture.keyframes(arch.compression.frames) for picture in placed)))
     references = tuple(picture.reference for picture in placed if picture.reference)
     geometry = clip_geometry(*size, fps, arch.compression, arch.transformer.scales, keyframes, references)
@@ -211,18 +211,18 @@ def _second_stage(
 
 def _with_conditions(stage: Stage, spec: RunSpec, inputs: PlanInputs) -> Stage:
     strengths = [1.0] if spec.audio else []
-    strengths += [placed.strength for placed in stage.pictures if inputs.pictures[placed.number].audio]
-    edit = edit_of(spec, inputs.pictures, stage.geometry)
-    given = given_tokens(stage.pictures, strengths, stage.geometry, inputs.checkpoint.arch.compression, edit)
+    strengths += [placed.strength for placed in stage.placed_videos if inputs.input_videos[placed.number].audio]
+    edit = edit_of(spec, inputs.input_videos, stage.geometry)
+    given = given_tokens(stage.placed_videos, strengths, stage.geometry, inputs.checkpoint.arch.compression, edit)
     whole = Streams(
         *(given_whole(*pair) for pair in zip(given, (shape[0] for shape in stage.token_shapes), strict=True))
     )
     return replace(
         stage,
-        sounds=len(strengths),
+        audio_conditions=len(strengths),
         given=given,
         frozen=whole._replace(video=whole.video and edit is not None),
-        references=reference_weights(spec, inputs.pictures, stage.pictures, stage.geometry),
+        references=reference_weights(spec, inputs.input_videos, stage.placed_videos, stage.geometry),
         x0_sigma="stream" if spec.follows_diffusers else "token",
         cross_timestep="always" if spec.follows_diffusers else "gate",
     )

@@ -30,12 +30,12 @@ def batch(session: Session, settings: BatchSettings, source: str) -> None:
     piped = source == STDIN
     reads = [*settings.reads, *([] if piped else [user_path(source)])]
     settings = replace(settings, piped=piped, reads=reads)
-    check_pictures(session, settings, reads)
+    check_input_videos(session, settings, reads)
     jobs = Jobs(session, settings)
     finish(jobs, make(jobs, read_lines(source)))
 
 
-def check_pictures(
+def check_input_videos(
     session: Session, settings: BatchSettings, reads: Iterable[Path], sheet: Output | None = None, own: bool = False
 ) -> None:
     """Raise `UsageError` for a sheet or a preview that cannot be written, or is there and is another picture: a preview

@@ -18,7 +18,7 @@ from ltx2_cli.core.programs import enable_compilation_cache
 from ltx2_cli.core.provenance import versions
 from ltx2_cli.errors import UnknownNetworkError, UsageError
 from ltx2_cli.estimate.fit import Request, Typed, check_fit
-from ltx2_cli.plan.conditions import read_given_sound, read_pictures
+from ltx2_cli.plan.conditions import read_input_audio, read_input_videos
 from ltx2_cli.plan.open import missing_downloads
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.runs.past_times import expected_time
@@ -47,8 +47,8 @@ def check_published(request: Request, typed: Typed) -> None:
     try:
         check_fit(request, request.plan(), typed)
     except UnknownNetworkError:  # its files say how large it is
-        read_pictures(spec)
-        read_given_sound(spec)
+        read_input_videos(spec)
+        read_input_audio(spec)
 
 
 def fitting_plan(request: Request, typed: Typed) -> Plan:
@@ -142,8 +142,8 @@ def plan_facts(plan: Plan) -> Facts:
     headers["lora"] = {name: sorted(tensors) for name, tensors in plan.lora_deltas.items()}
     contents = {name: repr(header).encode() for name, header in headers.items()}
     contents["noise"] = user_path(plan.spec.initial_noise).read_bytes() if plan.spec.initial_noise else b""
-    contents["pictures"] = "".join(picture.sha256 for picture in plan.pictures).encode()
-    contents["the sound"] = plan.sound.sha256.encode() if plan.sound else b""
+    contents["pictures"] = "".join(picture.sha256 for picture in plan.input_videos).encode()
+    contents["the sound"] = plan.input_audio.sha256.encode() if plan.input_audio else b""
     facts = {f"what {name} holds": short_digest(content) for name, content in contents.items()}
     return {**{f"version of {package}": version for package, version in versions().items()}, **facts}
 

@@ -23,7 +23,7 @@ from ltx2_cli.request.layers import ALL_KEYS, parse, unknown_name_error
 from ltx2_cli.request.size import WISHES
 from ltx2_cli.request.spelling import NAMES, typed
 from ltx2_cli.request.validation import CLIP_TYPES, MAX_VIDEOS
-from ltx2_cli.runs.batch import check_pictures, finish, make
+from ltx2_cli.runs.batch import check_input_videos, finish, make
 from ltx2_cli.runs.jobs import DONE, SKIPPED, BatchSettings, Jobs
 from ltx2_cli.runs.lines import Line
 from ltx2_cli.runs.order import own_seed
@@ -56,7 +56,7 @@ def sweep(session: Session, settings: BatchSettings, vary: Sequence[str], pictur
         raise UsageError(f"--sheet {sheet} is not a PNG", f"nearest: --sheet {sheet.with_suffix('.png')}")
     content = json.dumps({"prompt": base.prompt, "clips": [*_combinations(varied)]}, default=str)
     own = _shows_all(content, sheet_content(sheet))
-    check_pictures(session, settings, read_files(base, *settings.reads), Output(sheet, "--sheet"), own)
+    check_input_videos(session, settings, read_files(base, *settings.reads), Output(sheet, "--sheet"), own)
     kind = CLIP_TYPES[base.running.video]
     started = make(jobs, [list(_lines(varied, None if settings.names else place.with_name(f"{place.name}.{kind}")))])
     if jobs.counts[DONE] or not (session.dry_run or sheet.exists()):

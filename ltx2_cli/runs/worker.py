@@ -24,7 +24,7 @@ from ltx2_cli.errors import DoesNotFitError, RunError, StorageError, UsageError
 from ltx2_cli.estimate.fit import Request, available_memory
 from ltx2_cli.estimate.phases import CONNECT, ENCODE
 from ltx2_cli.parallel.devices import find_devices
-from ltx2_cli.plan.conditions import read_pictures
+from ltx2_cli.plan.conditions import read_input_videos
 from ltx2_cli.plan.inputs import CONNECTORS, DENOISER, STAGE2_CONNECTORS, STAGE2_DENOISER, network_values
 from ltx2_cli.plan.resolve import DECODERS, Plan, decodes_beside
 from ltx2_cli.request.spec import RunSpec
@@ -116,7 +116,7 @@ class Worker:
             new = tuple(warning for warning in plan.warnings if warning not in self.warnings)
             self.warnings = {*new, *(self.warnings if len(self.warnings) < MOST_WARNINGS else ())}
             timings = Timings(self.session.report)
-            return [Run(job, spec, request, replace(plan, warnings=new, pictures=()), timings)]
+            return [Run(job, spec, request, replace(plan, warnings=new, input_videos=()), timings)]
         return []
 
     def _notice_changes(self, plan: Plan) -> None:
@@ -258,7 +258,7 @@ class Worker:
     def _checkpointer(self, run: Run) -> RunCheckpointer:
         """Of the run's plan with its pictures. Raises `UsageError` where these have changed."""
         settings, place = self.jobs.settings, run_file(run.spec).path
-        plan = replace(run.plan, pictures=read_pictures(run.plan.spec))
+        plan = replace(run.plan, input_videos=read_input_videos(run.plan.spec))
         wanted, written = (True, 0.0) if run.resumed else (settings.save_run, NEVER)
         told = (place, plan, GOAL, run.timings, wanted, settings.checkpoint_every)
         return RunCheckpointer(*told, written=written, preview=self._previewed(plan))

@@ -254,7 +254,7 @@ def test_the_middle_of_a_clip_is_edited(asks: Asks, tmp_path: Path) -> None:
     spec = asks(*retake, "--set", "width=96", "--set", "height=64")
     assert isinstance(spec, RunSpec)
     plan = resolve(spec)
-    np.testing.assert_array_equal(plan.pictures[0].frames, frames[:, 4:68, 2:98])
+    np.testing.assert_array_equal(plan.input_videos[0].frames, frames[:, 4:68, 2:98])
     assert any(f"{path}: its middle 96x64 is edited" in warning for warning in plan.warnings)
     with pytest.raises(UsageError, match=r"is 100x72, and a clip of 32x64 is asked for$"):
         resolve(replace(spec, width=32))

@@ -142,7 +142,7 @@ def test_pictures_are_read_when_a_job_is_made(batch: Run, monkeypatch: pytest.Mo
         Image.new("RGB", (64, 64), "red").save(path)
 
     def change(worker: Worker, runs: Sequence[PlannedRun]) -> None:
-        assert [run.plan.pictures for run in runs] == [()] * 2
+        assert [run.plan.input_videos for run in runs] == [()] * 2
         read_texts(worker, runs)
         Image.new("RGB", (64, 64), "blue").save(paths[1])
 

@@ -115,7 +115,7 @@ def test_a_part_of_a_long_clip_is_made_of_what_is_around_it(
 ) -> None:
     """Nine of 25 frames, two latents, of which the second is new; at the end of the clip it is the last one."""
     plan = edited(checkpoint, clip, regenerate, num_frames=9, case=SHORT)
-    (picture,), ((placed,),), made = plan.pictures, [stage.pictures for stage in plan.stages], plan.edit
+    (picture,), ((placed,),), made = plan.input_videos, [stage.placed_videos for stage in plan.stages], plan.edit
     assert made
     assert (made.first, made.frames, made.latents.video) == (first, frames, slice(1, 2))
     np.testing.assert_array_equal(_frames(picture, placed), picture.frames[first : first + 9])
@@ -147,8 +147,8 @@ def test_a_clip_without_sound_stays_without(checkpoint: Checkpoint, tmp_path: Pa
     with pytest.raises(UsageError, match="has no sound that could be regenerated"):
         edited(checkpoint, path, (4, 9), streams="audio")
     plan = edited(checkpoint, path, (4, 9))
-    assert plan.stages[0].sounds == 0
-    made = Media(plan.pictures[0].frames, tone(1, RATE), 24.0, RATE)
+    assert plan.stages[0].audio_conditions == 0
+    made = Media(plan.input_videos[0].frames, tone(1, RATE), 24.0, RATE)
     clip = join._with_kept(plan, made)
     assert clip.original
     assert (len(clip.waveform), clip.original.audio) == (0, False)
@@ -160,7 +160,7 @@ def test_retakes_of_several_seeds_are_decoded_together(
     """The decoders are loaded once, and no device decodes another's video."""
     plan, together = edited(checkpoint, clip, (10, 14), num_videos=2), list[int]()
     tokens = _no_latents(plan, plan.stages[0])
-    made = Media(plan.pictures[0].frames // 2, tone(25 / 24, RATE), 24.0, RATE)
+    made = Media(plan.input_videos[0].frames // 2, tone(25 / 24, RATE), 24.0, RATE)
 
     def decode(plan: Plan, latents: Streams[np.ndarray], *_: Any) -> Iterator[Media]:
         together.append(len(latents.video))

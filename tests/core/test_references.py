@@ -153,7 +153,7 @@ def test_a_second_stage_has_neither_references_nor_their_lora(
     other = f"{write_lora(tmp_path / 'style.safetensors', checkpoint.pipeline, ORIGINAL, 7)}:0.5"
     plan = plan_of(checkpoint, case, 5, conditions=[followed], lora=[str(files.lora), other], **second)
     assert [stage.geometry.token_counts for stage in plan.stages] == [(12, 0, 3), (48, 0)]
-    assert [len(stage.pictures) for stage in plan.stages] == [1, 0]
+    assert [len(stage.placed_videos) for stage in plan.stages] == [1, 0]
     components, report = Components(plan), Report()
     plain = Components(plan_of(checkpoint, case, 5, lora=[other], **second))  # which both stages have
     with components.use("transformer", report) as first, plain.use("transformer", report) as wanted:
@@ -166,7 +166,7 @@ def test_a_second_stage_has_neither_references_nor_their_lora(
     check_live_bytes(plan, report.samples)
     source = InitialLatents(plan.stages[0].shapes, plan.spec.fps)
     alone = plan_of(checkpoint, case, 5, lora=[str(files.lora), other], source=source, **second)
-    assert (len(alone.stages), alone.stages[0].pictures, alone.reload_stage2) == (1, (), True)
+    assert (len(alone.stages), alone.stages[0].placed_videos, alone.reload_stage2) == (1, (), True)
 
 
 def same(one: object, other: object) -> bool:

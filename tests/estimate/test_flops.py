@@ -14,9 +14,9 @@ from jax.sharding import Mesh
 from ltx2_cli.diffusion.denoise import Pass
 from ltx2_cli.diffusion.geometry import VAECompression, clip_geometry
 from ltx2_cli.estimate.flops import (
-    picture_encoder_flops,
     spectrogram_flops,
     video_decoder_flops,
+    video_encoder_flops,
     vocoder_flops,
 )
 from ltx2_cli.models.arch import TransformerArch
@@ -214,7 +214,7 @@ def test_flops_of_a_picture_equal_the_traced_products():
     arch = VideoVAEArch(latent_channels=8, block_out_channels=(16, 32, 64, 128), layers_per_block=(2, 1, 3, 1, 2))
     encoder = VideoEncoder(Scope(jnp.float32), arch)
     picture = jax.ShapeDtypeStruct((1, 1, 64, 96, 3), jnp.float32)
-    assert traced(lambda encoder, x: encoder(x), encoder, picture) == picture_encoder_flops(encoder, 16 * 24)
+    assert traced(lambda encoder, x: encoder(x), encoder, picture) == video_encoder_flops(encoder, 16 * 24)
 
 
 @pytest.mark.parametrize("instants", [3, 4])

@@ -124,7 +124,7 @@ def test_pictures_behind_the_grid_count_as_tokens_and_a_sound_is_encoded(devices
     assert plan.sharding.attention == plain.sharding.attention
     memory = phase_memory(plan, [PICTURES, SOUND])
     assert memory[PICTURES].weights == 2 * (318_936_897 + 0) + 4 * 256
-    assert memory[SOUND].weights == weight_bytes(plan)["sound_encoder"] > 0
+    assert memory[SOUND].weights == weight_bytes(plan)["audio_encoder"] > 0
 
 
 def test_references_count_in_the_first_stage_and_choose_its_kernel(tmp_path: Path) -> None:

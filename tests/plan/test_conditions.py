@@ -7,7 +7,7 @@ import pytest
 
 from loras import keys, write_header
 from ltx2_cli.errors import UsageError
-from ltx2_cli.plan.conditions import read_pictures, with_reference_scale
+from ltx2_cli.plan.conditions import read_input_videos, with_reference_scale
 from ltx2_cli.plan.inputs import Loras
 from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.request.spec import RunSpec
@@ -32,7 +32,7 @@ def test_a_request_knows_how_large_its_references_are(tmp_path: Path) -> None:
     loras = lora(tmp_path, "a", reference_downscale_factor="2", reference_temporal_scale_factor="3")
     spec = with_reference_scale(spec_of(tmp_path, "video", "reference", "mask"), loras)
     assert [(of.downscale, of.temporal_scale) for of in spec.conditions] == [(None, None), (2, 3), (2, 3)]
-    read = read_pictures(spec)
+    read = read_input_videos(spec)
     assert [len(picture.frames) for picture in read] == [41, 9, 9]
     assert read[1].frames[:, 0, 0, 0].tolist() == [18 * number for number in range(9)]  # every third of the first
     stated = with_reference_scale(spec_of(tmp_path, "reference", downscale=4), loras)
@@ -57,4 +57,4 @@ def test_a_mask_is_a_picture_or_as_long_as_the_references(tmp_path: Path) -> Non
     spec = spec_of(tmp_path, "reference")
     conditions = [*map(vars, spec.conditions), {"path": str(short), "kind": "mask"}]
     with pytest.raises(UsageError, match="the mask of the references has 9 frames, and a reference 41"):
-        read_pictures(read_spec(prompt="rain", conditions=conditions))
+        read_input_videos(read_spec(prompt="rain", conditions=conditions))
