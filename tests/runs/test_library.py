@@ -1,15 +1,21 @@
 """Runs from Python: what does not fit is refused, files are kept, batches skip and interrupted runs are resumed, as on
 the command line."""
 
+import json
 import re
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
+from traceback import walk_stack
+from typing import Any
 
 import pytest
 
-from ltx2_cli import BatchSettings, RunSettings, chips, read_spec, resume_run, run_jobs, run_request
+from ltx2_cli import BatchSettings, RunSettings, chips, read_spec, resolve, resume_run, run_jobs, run_request
 from ltx2_cli.artifacts.files import ReservedError
 from ltx2_cli.chips import Chip
 from ltx2_cli.core.report import Advance, Report
@@ -18,9 +24,50 @@ from other_process import other_process
 from program import run_program
 
 ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "ltx2_cli"
 SMALL = {"model": "demo", "height": 64, "width": 64, "num_frames": 9, "num_inference_steps": 2}
 BALL = {**SMALL, "prompt": "a red ball", "seed": 1}
 KEPT = RunSettings(save_run=True, checkpoint_every=0)
+
+
+@dataclass
+class Audit:
+    """What a piece of work opens, and how its clip is written."""
+
+    opened: Counter[str] = field(default_factory=Counter)  # how often each file
+    calls: list[str] = field(default_factory=list)  # the functions of this package that start ffmpeg for the clip
+    clip: bytes = b""
+
+    def networks(self) -> dict[str, int]:
+        """How often each file of weights is opened."""
+        return {name: times for name, times in self.opened.items() if name.endswith(".safetensors")}
+
+
+_audits = list[Audit]()
+
+
+def _hear(event: str, arguments: tuple[Any, ...]) -> None:
+    """An event of the interpreter; nothing where no audit goes on."""
+    if _audits and event == "open":
+        _audits[-1].opened[str(arguments[0])] += 1
+    if _audits and event == "subprocess.Popen" and any(str(word).endswith(".mp4") for word in arguments[1]):
+        codes = [frame.f_code for frame, _ in walk_stack(None)]
+        files = [(code, Path(code.co_filename)) for code in reversed(codes)]
+        calls = [f"{file.relative_to(PACKAGE)}: {code.co_name}" for code, file in files if PACKAGE in file.parents]
+        _audits[-1].calls = calls
+
+
+@contextmanager
+def audited() -> Iterator[Audit]:
+    """An audit of the body."""
+    _audits.append(audit := Audit())
+    try:
+        yield audit
+    finally:
+        _audits.remove(audit)
+
+
+sys.addaudithook(_hear)  # for ever
 
 
 class Interrupted(Report):
@@ -42,13 +89,44 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The clip of the command line."""
+def audit(tmp_path_factory: pytest.TempPathFactory) -> Audit:
+    """Of `ltx2 generate --config`, which makes the ball."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("command"))
-        options = [f"--set={key}={value}" for key, value in BALL.items() if key not in ("prompt", "seed")]
-        assert run_program(patch, "generate", "a red ball", "--seed", "1", *options, "-o", "ball.mp4") == 0
-        return Path("ball.mp4").read_bytes()
+        Path("ball.config").write_text(json.dumps(BALL))
+        with audited() as audit:
+            assert run_program(patch, "generate", "--config", "ball.config", "-o", "ball.mp4") == 0
+        audit.clip = Path("ball.mp4").read_bytes()
+        return audit
+
+
+@pytest.fixture(scope="module")
+def whole(audit: Audit) -> bytes:
+    """The clip of the command line."""
+    return audit.clip
+
+
+def test_the_tour_lists_the_calls_from_main_to_the_file_of_a_clip(audit: Audit):
+    (listed,) = re.findall(r"```\n(__main__\.py: main\n.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    calls = audit.calls[audit.calls.index("__main__.py: main") :]
+    assert listed.splitlines() == calls
+    assert len(calls) <= 20
+
+
+def test_a_request_is_read_once_and_planned_once(folder: Path, audit: Audit, monkeypatch: pytest.MonkeyPatch):
+    assert audit.opened["ball.config"] == 1
+    Path("ball.config").write_text(json.dumps(BALL))
+    command = ("generate", "--config", "ball.config", "--dry-run")
+    with audited() as sized:
+        assert run_program(monkeypatch, *command, "--duration", "1s", "--resolution", "64p") == 0
+    assert sized.opened["ball.config"] == 1
+    with audited() as dry:
+        assert run_program(monkeypatch, *command) == 0
+    with audited() as planned:
+        resolve(read_spec(BALL))
+    assert dry.opened["ball.config"] == 1
+    assert planned.networks()
+    assert dry.networks() == planned.networks()
 
 
 def test_a_request_becomes_the_clip_of_the_command_line_once(folder: Path, whole: bytes):
