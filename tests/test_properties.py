@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,7 @@ from safetensors.numpy import load_file, save_file
 
 from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.artifacts.tensor_file import CHECKSUM, checksum
-from ltx2_cli.cli.commands.upsample import Upsample
-from ltx2_cli.cli.latents import latents_request
 from ltx2_cli.cli.removed import RENAMED
-from ltx2_cli.cli.replay import find_source, read_clip
 from ltx2_cli.console import print_error
 from ltx2_cli.core.checkpoint import RunCheckpointer
 from ltx2_cli.core.provenance import (
@@ -45,7 +43,10 @@ from ltx2_cli.request.profiles import checked_spec, read_spec, to_yaml
 from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.request.spelling import NAMES
 from ltx2_cli.request.validation import RANGES
+from ltx2_cli.runs.asked import Layers
 from ltx2_cli.runs.inspect import inspect
+from ltx2_cli.runs.latents import latents_request
+from ltx2_cli.runs.replay import find_source, read_clip
 from ltx2_cli.runs.resume import places
 from ltx2_cli.runs.session import system_error
 from program import run_program
@@ -220,7 +221,7 @@ def readings(plan: Plan) -> dict[str, Callable[[Path], object]]:
         inspect(path)
         file = open_latents(path)
         file.read()
-        latents_request(file, {"model": "demo"}, Upsample(latents=[], trust=False), {"lora": []})
+        latents_request(file, {"model": "demo"}, Layers(), {"lora": []}, SimpleNamespace(trust=False))
 
     def run(path: Path) -> None:
         kept = open_saved_run(path)

@@ -15,6 +15,7 @@ from ltx2_cli.runs.inspect import FileFacts, inspect
 from ltx2_cli.runs.trust import WEIGHTS, files_named, weights_named
 from ltx2_cli.units import quantity
 from ltx2_cli.weights.checkpoint import collect, raise_all, shape_text
+from ltx2_cli.weights.digests import SHORT, short_hash
 
 REQUEST = (
     "prompt",
@@ -29,7 +30,6 @@ REQUEST = (
 )  # shown of a record
 UNKNOWN = "not to be told from its header: ltx2 or ltx2.3"
 LONGEST_VALUE = 80  # characters of a value in a LoRA's metadata
-SHORT = 12  # digits of a hash that people read
 Row = tuple[str, str]
 
 
@@ -136,12 +136,6 @@ def _item_text(item: object) -> str:
         with suppress(KeyError, IndexError, TypeError):  # a stranger's
             return words.get(item.get("kind", "image"), "{path}@{frame}:{strength}").format_map(read_condition(item))
     return str(item)
-
-
-def short_hash(digest: str) -> str:
-    """A hash as people read it, with the part of a file that it is of, if not the whole."""
-    part, _, digits = digest.rpartition(" ")
-    return f"{part} {digits[:SHORT]}".strip()
 
 
 def _count(parameters: int) -> str:

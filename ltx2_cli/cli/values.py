@@ -93,7 +93,7 @@ def read_prompt() -> str:
 def layers(options: ConfigOptions) -> Layers:
     """The values that are asked for in other ways: in a file, by --set, as --aspect, --resolution and --duration."""
     wishes = {wish: str(text) for wish in WISHES if (text := vars(options).get(wish)) is not None}
-    return Layers(config_page(options.config), options.settings or (), wishes)
+    return Layers(config_page(options.config), options.config, options.settings or (), wishes)
 
 
 def run_settings(options: Options) -> RunSettings:

@@ -25,6 +25,7 @@ class Layers:
     (`dotted.key=value`) above, and the size and length in other words, by the names in `WISHES`."""
 
     page: ConfigLayer | None = None
+    file: Path | None = None  # that the page was read from
     settings: Sequence[str] = ()
     wishes: Mapping[str, str] = field(default_factory=dict)
 

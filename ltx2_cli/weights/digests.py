@@ -13,6 +13,7 @@ from ltx2_cli.errors import RunError
 from ltx2_cli.request.profiles import user_cache
 
 LARGE = 2**24  # bytes: to read fewer takes no longer than to look them up
+SHORT = 12  # digits of a hash that people read
 SHA256 = re.compile("[0-9a-f]{64}")  # the name of a large file in the hub's cache
 HEADER = "header "  # before the SHA-256 of a file's header alone: names, shapes and types, but not the numbers
 _HASHING = Lock()
@@ -21,6 +22,12 @@ _HASHING = Lock()
 def digest(file: Path) -> str:
     """The SHA-256 of a file. Raises `OSError` where it cannot be read."""
     return known_digest(file) or _hashed(file.resolve())
+
+
+def short_hash(digest: str) -> str:
+    """A hash as people read it, with the part of a file that it is of, if not the whole."""
+    part, _, digits = digest.rpartition(" ")
+    return f"{part} {digits[:SHORT]}".strip()
 
 
 def header_digest(file: Path) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ltx2_cli.cli import edit
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.clip import Media
 from ltx2_cli.media.write import write_mp4
@@ -18,6 +17,7 @@ from ltx2_cli.request import size
 from ltx2_cli.request.layers import dump, parse
 from ltx2_cli.request.profiles import read_spec, to_yaml
 from ltx2_cli.request.spec import ConditionSpec, RunSpec
+from ltx2_cli.runs import edit
 from media.test_videos import ffmpeg, write_lossless
 from program import run_program
 from sounds import tone

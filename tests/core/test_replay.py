@@ -14,13 +14,13 @@ from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
 from safetensors.numpy import load_file, save_file
 
 from clips import PROMPT, TEXT_TOKENS, Checkpoint
-from ltx2_cli.cli.replay import read_clip
 from ltx2_cli.core.provenance import environment_changes
 from ltx2_cli.diffusion.latents import open_latents, save_latents
 from ltx2_cli.media.clip import Media
 from ltx2_cli.media.write import write_mp4
 from ltx2_cli.plan.resolve import resolve
 from ltx2_cli.request.profiles import checked_spec
+from ltx2_cli.runs.replay import read_clip
 from ltx2_cli.weights.digests import digest, digests, header_digest
 from parity import randomise
 from program import run_program

@@ -15,7 +15,6 @@ from safetensors.numpy import load_file, save_file
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
 from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.artifacts.tensor_file import CHECKSUM, checksum, write_tensors
-from ltx2_cli.cli.replay import find_source, read_clip
 from ltx2_cli.core.checkpoint import RunCheckpointer
 from ltx2_cli.core.encode import abstract_contexts
 from ltx2_cli.core.report import Report
@@ -29,6 +28,7 @@ from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.layers import ConfigLayer
 from ltx2_cli.request.profiles import read_spec, to_yaml
 from ltx2_cli.request.spec import DType, RunSpec, Streams
+from ltx2_cli.runs.replay import find_source, read_clip
 from ltx2_cli.runs.resume import places
 from ltx2_cli.weights.checkpoint import read_header, read_json
 from other_process import other_process

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,12 +13,14 @@ from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 from clips import PROMPT, Checkpoint
-from ltx2_cli.cli import latents as command
-from ltx2_cli.cli.commands.upsample import Upsample
 from ltx2_cli.diffusion.latents import LatentsFile, open_latents
 from ltx2_cli.media.probe import open_video
 from ltx2_cli.request.layers import dump, parse
 from ltx2_cli.request.spec import ConditionSpec, RunSpec
+from ltx2_cli.runs import upsample as command
+from ltx2_cli.runs.asked import Layers
+from ltx2_cli.runs.decode import UNDENOISED
+from ltx2_cli.runs.latents import latents_request
 from parity import randomise
 from program import run_program
 
@@ -224,9 +227,9 @@ def test_a_second_stage_needs_no_reference_of_the_first(made: Path) -> None:
     file = open_latents(made / "first.safetensors")
     values = {**parse(file.metadata["record"]), "conditions": [shown, *followed], "reference_strength": 0.5}
     file = replace(file, metadata={**file.metadata, "record": dump(values)})
-    options = Upsample(latents=[], trust=True)
-    assert command.latents_request(file, {}, options, {}).conditions == (ConditionSpec(__file__),)
-    assert command.latents_request(file, {}, options, command.UNDENOISED).conditions == ()
+    trust = SimpleNamespace(trust=True)
+    assert latents_request(file, {}, Layers(), {}, trust).conditions == (ConditionSpec(__file__),)
+    assert latents_request(file, {}, Layers(), UNDENOISED, trust).conditions == ()
 
 
 @pytest.mark.parametrize(

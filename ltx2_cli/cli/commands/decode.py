@@ -27,6 +27,8 @@ class Decode(LatentsOptions):
 
     def run(self, session: Session) -> None:
         """Write the files."""
-        from ltx2_cli.cli.latents import decode
+        from ltx2_cli.cli.values import layers, overrides
+        from ltx2_cli.runs.decode import decode
 
-        decode(self, session, self.latents, self.files, self.silent)
+        names = self.files or ()
+        decode(session, self.latents, overrides(self), layers(self), names=names, silent=self.silent)

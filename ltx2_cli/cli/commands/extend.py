@@ -23,6 +23,8 @@ class Extend(EditOptions):
 
     def run(self, session: Session) -> None:
         """Make the clips, or print the plan."""
-        from ltx2_cli.cli.edit import extend
+        from ltx2_cli.cli.values import overrides, run_settings
+        from ltx2_cli.runs.edit import Edit, extend
 
-        extend(self, session, self.seconds, self.num_frames)
+        edit = Edit(self.clip, overrides(self), self.settings or ())
+        extend(session, edit, run_settings(self), self.seconds, self.num_frames)

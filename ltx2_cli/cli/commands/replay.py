@@ -47,8 +47,8 @@ class Replay(ClipOptions, SessionOptions):
 
     def run(self, session: Session) -> None:
         """Make the clip, or compare it."""
-        from ltx2_cli.cli.replay import replay
         from ltx2_cli.cli.values import overrides
+        from ltx2_cli.runs.replay import replay
 
         given, settings = overrides(self), self.settings or []
         replay(

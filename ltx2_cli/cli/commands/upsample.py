@@ -51,8 +51,16 @@ class Upsample(LatentsOptions, KeepOptions):
 
     def run(self, session: Session) -> None:
         """Make the clips, or only their latents."""
-        from ltx2_cli.cli.latents import upsample
+        from ltx2_cli.cli.values import layers, overrides, run_settings
+        from ltx2_cli.runs.upsample import upsample
 
         product = Product.latents if self.latents_only else Product.clips
-        keep = self.save_run, self.checkpoint_every
-        upsample(self, session, self.latents, product, refine=not self.no_refine, keep=keep)
+        upsample(
+            session,
+            self.latents,
+            overrides(self),
+            layers(self),
+            run_settings(self),
+            product=product,
+            refine=not self.no_refine,
+        )

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from ltx2_cli.artifacts.files import refuse_special, user_path
 from ltx2_cli.artifacts.outputs import Product, check_distinct, check_outputs, outputs, read_files
-from ltx2_cli.cli.inspect import SHORT, short_hash
-from ltx2_cli.cli.latents import check_source
 from ltx2_cli.console import columns, print_out
 from ltx2_cli.core import provenance
 from ltx2_cli.core.provenance import FIRST, Fingerprint, Provenance, fingerprint
@@ -21,11 +19,13 @@ from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.request.layers import ConfigLayer
 from ltx2_cli.request.profiles import AUTO, Asked, checked_spec, read_asked
 from ltx2_cli.request.spec import RunSpec, Streams
+from ltx2_cli.request.spelling import option, typed
 from ltx2_cli.request.validation import CLIP_TYPES
 from ltx2_cli.runs.inspect import inspect
+from ltx2_cli.runs.latents import check_source
 from ltx2_cli.runs.session import Session, file_facts, request_facts, synchronized
 from ltx2_cli.runs.trust import check_trust
-from ltx2_cli.weights.digests import HEADER, digest, digests, header_digest
+from ltx2_cli.weights.digests import HEADER, SHORT, digest, digests, header_digest, short_hash
 
 if TYPE_CHECKING:
     from ltx2_cli.plan.resolve import Plan
@@ -169,7 +169,7 @@ def check_overrides(clip: RecordedClip, changed: Collection[str]) -> None:
                 f"leave --{key.replace('_', '-')} out, or make another first stage: ltx2 generate --draft",
             )
     if clip.stage == FIRST and "output" in changed:
-        raise UsageError(f"{clip.path} is a draft: its latents are made again, no clip", "--save-latents FILE")
+        raise UsageError(f"{clip.path} is a draft: its latents are made again, no clip", typed("save_latents", "FILE"))
 
 
 def find_source(clip: RecordedClip, moved: Path | None) -> Source | None:
@@ -205,10 +205,9 @@ def weight_changes(clip: RecordedClip, plan: "Plan", changed: Collection[str], a
         if content not in current.values():
             changes.append(f"{name} was {short_hash(content)}, is {short_hash(current.get(name, 'not used'))}")
     if changes and not (any_weights or WEIGHTS & set(changed)):
-        raise UsageError(
-            f"{clip.path} was made of other files: {'; '.join(changes)}",
-            "--any-weights goes on with those that are here; --model, --lora and others name others",
-        )
+        others = f"{option('model')}, {option('lora')} and others name others"
+        hint = f"--any-weights goes on with those that are here; {others}"
+        raise UsageError(f"{clip.path} was made of other files: {'; '.join(changes)}", hint)
     if unread := [name for name, content in recorded.items() if content.startswith(HEADER)]:
         compared = "the header alone was compared: the rest had not been hashed when it was made"
         changes.append(f"of {', '.join(unread)} {compared}")
@@ -218,7 +217,7 @@ def weight_changes(clip: RecordedClip, plan: "Plan", changed: Collection[str], a
 def check_comparable(clip: RecordedClip, spec: RunSpec) -> list[str]:
     """Sentences on what cannot be compared. Raises `UsageError` where nothing can, or `spec` asks for several clips."""
     if len(spec.seeds) > 1:
-        raise UsageError(f"--verify compares one clip, {len(spec.seeds)} are asked for", "--seed N")
+        raise UsageError(f"--verify compares one clip, {len(spec.seeds)} are asked for", typed("seed", "N"))
     no_hashes = f"the record in {clip.path} has no hashes of latents, an older version wrote it"
     if not clip.latents and not clip.video:
         video = clip.path.with_suffix(".mp4")

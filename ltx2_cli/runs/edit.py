@@ -1,14 +1,13 @@
 """`ltx2 retake` and `ltx2 extend`: a clip and its part to regenerate become a request like any other."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor
+from pathlib import Path
 from typing import Any
 
 from ltx2_cli.artifacts.files import user_path
-from ltx2_cli.cli.options import EditOptions
-from ltx2_cli.cli.values import overrides, run_settings
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.probe import is_video, open_video
 from ltx2_cli.media.videos import COMPRESSION, Video, read_whole_video
@@ -17,10 +16,12 @@ from ltx2_cli.request.layers import ConfigLayer
 from ltx2_cli.request.profiles import AUTO, checked_spec, read_asked
 from ltx2_cli.request.size import longest_clip, seconds_of
 from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.request.spelling import option, typed
 from ltx2_cli.request.validation import RANGES
 from ltx2_cli.runs.asked import config_page, note_environment
 from ltx2_cli.runs.make import make
 from ltx2_cli.runs.session import Session, request_facts, synchronized
+from ltx2_cli.runs.settings import RunSettings
 from ltx2_cli.runs.trust import check_trust
 
 ROUNDING = 1e-3  # of a frame
@@ -29,10 +30,19 @@ NOT_KEPT: dict[str, object] = {"audio": None, "streams": "both"}  # of a record
 
 
 @dataclass(frozen=True)
+class Edit:
+    """What is asked of a clip: values of its new request by their keys, and settings (`dotted.key=value`)."""
+
+    clip: Path
+    given: Mapping[str, object]
+    settings: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class Source:
     """The clip that is changed."""
 
-    options: EditOptions
+    edit: Edit
     picture: Video
     fps: float
     record: ConfigLayer | None
@@ -46,75 +56,82 @@ class Source:
     def references(self) -> list[object]:
         """The references that its record names, and their mask, unless other LoRAs are asked for."""
         stated: Any = self.record.values.get("conditions") if self.record else None
-        asked = self.options.lora or any(text.startswith("lora=") for text in self.options.settings or ())
+        asked = "lora" in self.edit.given or any(text.startswith("lora=") for text in self.edit.settings)
         if asked or not isinstance(stated, list):
             return []
         return [item for item in stated if isinstance(item, dict) and item.get("kind") in ("reference", "mask")]
 
-    def request(self, num_frames: int | None = None, condition: Mapping[str, object] | None = None) -> RunSpec:
+    def request(
+        self, session: Session, num_frames: int | None = None, condition: Mapping[str, object] | None = None
+    ) -> RunSpec:
         """The request for this clip, with a condition that says which part is regenerated."""
-        options, path = self.options, user_path(self.options.clip)
+        given, path = self.edit.given, user_path(self.edit.clip)
         replaced: dict[str, object] = {"seed": None, "num_videos": 1, "initial_noise": None, **NOT_KEPT}
         replaced |= {} if self.references else {"reference_strength": 1.0}
         replaced |= {"sharding": AUTO, "vae_memory_gb": None} if self.record else {}
         replaced |= dict(zip(SIDES, self.picture.frames.shape[1:3], strict=True)) | {"fps": self.fps}
         replaced |= {"num_frames": num_frames} if num_frames else {}
-        replaced |= {"output": None, **overrides(options)}
+        replaced |= {"output": None, **given}
         clip = [{"kind": "clip", "path": str(path), **condition}] if condition else []
-        above = self.record, options.settings or (), read_environment(os.environ)
+        above = self.record, self.edit.settings, read_environment(os.environ)
         of_record = {} if self.references else {"conditions": ()}
-        check_trust(read_asked({**replaced, **of_record}, *above), self.record, options)
+        check_trust(read_asked({**replaced, **of_record}, *above), self.record, session)
         spec = checked_spec(read_asked({**replaced, "conditions": [*clip, *self.references]}, *above))
         if spec.fps != self.fps:
             sentence = f"{path} was read at {self.fps:g} frames a second"
-            raise UsageError(sentence, f"--fps {spec.fps:g} in place of --set")
+            raise UsageError(sentence, f"{typed('fps', spec.fps)} in place of --set")
         return spec
 
 
-def retake(options: EditOptions, session: Session, part: tuple[str, str], streams: str, num_frames: int | None) -> None:
-    """Make the clips and print their paths, or say what would be done."""
+def retake(
+    session: Session, edit: Edit, settings: RunSettings, part: tuple[str, str], streams: str, num_frames: int | None
+) -> None:
+    """Regenerate a part of a clip, from and to these times, print the paths, or say what would be done."""
     with synchronized(session.hosts) as facts:
-        (settings := run_settings(options)).check()
-        note_environment(session.report, overrides(options), options.settings or ())
-        spec = _retaken(_open(options), part, streams, num_frames)
+        settings.check()
+        note_environment(session.report, edit.given, edit.settings)
+        spec = _retaken(session, _open(edit), part, streams, num_frames)
         facts |= request_facts(spec)
     make(session, spec, settings)
 
 
-def extend(options: EditOptions, session: Session, seconds: str, num_frames: int | None) -> None:
-    """Make the clips and print their paths, or say what would be done."""
+def extend(session: Session, edit: Edit, settings: RunSettings, seconds: str, num_frames: int | None) -> None:
+    """Continue a clip for this time, and print the paths of the whole, or say what would be done."""
     with synchronized(session.hosts) as facts:
-        (settings := run_settings(options)).check()
-        note_environment(session.report, overrides(options), options.settings or ())
-        spec = _extended(_open(options), seconds, num_frames)
+        settings.check()
+        note_environment(session.report, edit.given, edit.settings)
+        spec = _extended(session, _open(edit), seconds, num_frames)
         facts |= request_facts(spec)
     make(session, spec, settings)
 
 
-def _open(options: EditOptions) -> Source:
+def _open(edit: Edit) -> Source:
     """The clip that is named. Raises `UsageError` where it is of a size that no model makes, or nobody says what it
     shows."""
-    path = user_path(options.clip)
-    if options.fps is not None and (finding := RANGES["fps"].finding(options.fps, "--fps ")):
-        raise UsageError(f"fps {options.fps:g} is {finding}", "")
+    path, asked = user_path(edit.clip), edit.given.get("fps")
+    if isinstance(asked, int | float) and (finding := RANGES["fps"].finding(asked, typed("fps"))):
+        raise UsageError(f"fps {asked:g} is {finding}", "")
     file = open_video(path)
     record = config_page(path) if is_video(path) and "record" in file.metadata else None
-    if record is None and not options.prompt:
-        raise UsageError(f"{path} does not say what made it, and what it shows", '--prompt "..." and --model NAME')
+    if record is None and not edit.given.get("prompt"):
+        raise UsageError(
+            f"{path} does not say what made it, and what it shows",
+            f'{typed("prompt")}"..." and {typed("model", "NAME")}',
+        )
     stated: Any = record.values.get("fps") if record else None
     exact = isinstance(stated, int | float) and abs(stated - file.fps) < ROUNDING
-    fps = options.fps or (stated if exact else file.fps)
+    fps = asked if isinstance(asked, int | float) else (stated if exact else file.fps)
     picture, step = read_whole_video(path, fps), RANGES["height"].step
     size = dict(zip(SIDES, picture.frames.shape[1:3], strict=True))
-    set_to = {text.partition("=")[0] for text in options.settings or ()}
+    set_to = {text.partition("=")[0] for text in edit.settings}
     if whole := {side: length // step * step for side, length in size.items() if length % step and side not in set_to}:
         sentence = f"{path} is {size['width']}x{size['height']}, and models make sides that are multiples of {step}"
         settings = " ".join(f"--set {side}={length}" for side, length in whole.items())
         raise UsageError(sentence, f"{settings} edits its middle" if all(whole.values()) else "name a larger one")
-    return Source(options, picture, fps, record)
+    return Source(edit, picture, fps, record)
 
 
-def _retaken(clip: Source, part: tuple[str, str], streams: str, num_frames: int | None) -> RunSpec:
+def _retaken(session: Session, clip: Source, part: tuple[str, str], streams: str, num_frames: int | None) -> RunSpec:
     start, stop = map(seconds_of, part, ("--from", "--to"))
     count, fps, path = len(clip.picture.frames), clip.fps, clip.picture.path
     if start >= stop:
@@ -127,27 +144,30 @@ def _retaken(clip: Source, part: tuple[str, str], streams: str, num_frames: int 
         raise UsageError(sentence, f"nearest: --from {nearest:.2f}s --to {floor(100 * clip.seconds) / 100:.2f}s")
     whole = (count - 1) // COMPRESSION * COMPRESSION + 1
     made = num_frames or min(whole, whole if clip.references else longest_clip(fps))
-    if streams != "video" and open_video(path).sample_rate is None:
-        raise UsageError(f"{path} has no audio to retake", "--video")
-    return clip.request(made, {"regenerate": [begin, end], "streams": streams})
+    alone = "video"
+    if streams != alone and open_video(path).sample_rate is None:
+        raise UsageError(f"{path} has no audio to retake", f"--{alone}")
+    return clip.request(session, made, {"regenerate": [begin, end], "streams": streams})
 
 
-def _extended(clip: Source, seconds: str, num_frames: int | None) -> RunSpec:
+def _extended(session: Session, clip: Source, seconds: str, num_frames: int | None) -> RunSpec:
     count, fps = len(clip.picture.frames), clip.fps
     added = round(seconds_of(seconds, "--seconds") * fps)
     if not added:
         raise UsageError(f"--seconds {seconds} is less than a frame", f"--seconds {1 / fps:.2f}s")
     if clip.references:
         sentence = f"{clip.picture.path} followed references, which end with it, by an in-context LoRA"
-        raise UsageError(sentence, "--set lora=[] goes on without, or name the LoRAs to go on with: --lora")
-    most = clip.request().num_frames
+        raise UsageError(sentence, f"--set lora=[] goes on without, or name the LoRAs to go on with: {option('lora')}")
+    most = clip.request(session).num_frames
     shown = (min(max(most // 2, 1), count) - 1) // COMPRESSION * COMPRESSION + 1
     if most - shown < COMPRESSION:
-        raise UsageError(f"--num-frames {most} leaves no room for what follows", f"--num-frames {COMPRESSION + 1}")
+        raise UsageError(
+            f"{typed('num_frames', most)} leaves no room for what follows", typed("num_frames", COMPRESSION + 1)
+        )
     room = (num_frames or max(most, longest_clip(fps))) - shown
     if added > room:
         behind = f"behind the {shown / fps:.2f} s that it begins with"
         hint = f"extend twice; at most --seconds {floor(100 * room / fps) / 100:.2f}s at a time"
         raise UsageError(f"one clip has no room for --seconds {seconds} {behind}", hint)
     length = shown + ceil(added / COMPRESSION) * COMPRESSION
-    return clip.request(length, {"regenerate": [count, count + added], "num_frames": shown})
+    return clip.request(session, length, {"regenerate": [count, count + added], "num_frames": shown})

@@ -1,0 +1,122 @@
+"""`ltx2 decode`: from saved latents to a video, to frames or sound."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ltx2_cli.artifacts.files import Output, user_path
+from ltx2_cli.artifacts.outputs import check_frames, check_outputs, read_files
+from ltx2_cli.diffusion.latents import open_latents
+from ltx2_cli.errors import UsageError
+from ltx2_cli.media.checks import clip_flaws
+from ltx2_cli.media.clip import Media
+from ltx2_cli.media.contact_sheet import write_contact_sheet
+from ltx2_cli.media.write import WAV, write_frames, write_mp4, write_wav
+from ltx2_cli.parallel.devices import find_devices
+from ltx2_cli.request.profiles import SECTION
+from ltx2_cli.request.spec import Streams
+from ltx2_cli.runs.asked import Layers, note_environment
+from ltx2_cli.runs.latents import check_shapes, latents_request
+from ltx2_cli.runs.session import Session, file_facts, request_facts, synchronized
+
+ENDINGS = (".mp4", ".wav", ".png")
+FRAMES = "frames"
+UNDENOISED: dict[str, object] = {  # what decoding needs nothing of
+    "lora": [],
+    "second_stage.sigmas": [],
+    "conditions": [],
+    "reference_strength": 1.0,
+    "audio": None,
+}
+OUTPUTS = "FILE.mp4, FILE.wav, FILE.png for some frames, or FOLDER/ for all as PNGs"
+
+
+def decode(
+    session: Session,
+    path: Path,
+    given: Mapping[str, object],
+    layers: Layers,
+    *,
+    names: Sequence[str],
+    silent: bool,
+) -> None:
+    """Decode the latents in a file, write files of these names and print their paths. `given` are values of the request
+    by their keys."""
+    with synchronized(session.hosts) as facts:
+        file = open_latents(user_path(path))
+        made = Streams(*map(all, file.shapes))
+        kinds = _kinds(names or [str(file.path.with_suffix(".mp4" if made.video else WAV))])
+        if absent := [path for path, kind in kinds.items() if not (made.audio if kind == WAV else made.video)]:
+            sentence = f"{file.path} holds {'sound' if made.audio else 'a picture'} alone, which {absent[0]} is not"
+            raise UsageError(sentence, "-o FILE.wav" if made.audio else "-o FILE.mp4")
+        if "record" not in file.metadata:
+            note_environment(session.report, given, layers.settings)
+        spec = latents_request(file, given, layers, UNDENOISED, session)
+        # What a record asked of denoising is not said to change nothing.
+        spec = replace(spec, asked=tuple(key for key in spec.asked if key.startswith(SECTION)))
+        facts |= {**request_facts(spec), **file_facts([file.path])}
+        facts |= {"output": str(kinds), "silent": str(silent)}
+        files = [Output(path, "-o") for path in kinds]
+        if session.hosts.first:
+            reads = read_files(spec, layers.file, file.path)
+            folders = [output for output in files if kinds[output.path] == FRAMES]
+            check_outputs([output for output in files if output not in folders], reads, session.force, folders=folders)
+            for folder in folders:
+                check_frames(*folder, session.force)
+            session.reserve(files)
+    session.start()
+    from ltx2_cli.core.run import decode_file, load
+    from ltx2_cli.estimate.fit import Request
+    from ltx2_cli.estimate.phases import DECODE, PHASES
+    from ltx2_cli.runs.preflight import OF_LATENTS, agreed_plan
+
+    request = Request(spec, find_devices(), skipped=frozenset(PHASES) - {DECODE}, fixed=OF_LATENTS)
+    with agreed_plan(session, request) as plan:
+        check_shapes(file, plan, plan.latent_shapes, spec.fps)
+    if session.dry_run:
+        return
+    report = session.measuring()
+    sound = WAV in kinds.values() or (".mp4" in kinds.values() and not silent)
+    streams = Streams({*kinds.values()} != {".wav"}, sound)
+    media = decode_file(plan, file.read(), load(plan), report, streams)
+    if not session.hosts.first:
+        return
+    for path, kind in kinds.items():
+        with report.stage("write"):
+            shown = replace(media, waveform=media.waveform[:0]) if silent and kind == ".mp4" else media
+            _write(shown, path, kind, spec.prompt, file.metadata)
+        session.show(path, clip_flaws(media) if path == files[0].path else ())
+    session.finish(files, {"seeds": plan.spec.seeds})
+
+
+def _write(media: Media, path: Path, kind: str, prompt: str, metadata: Mapping[str, str]) -> None:
+    """Write a file of one of the kinds."""
+    match kind:
+        case ".mp4":  # it says of itself what its latents do
+            write_mp4(media, path, metadata)
+        case ".wav":
+            write_wav(media, path)
+        case ".png":
+            write_contact_sheet([(prompt, media)], path)
+        case _:
+            write_frames(media, path)
+
+
+def _kinds(names: Sequence[str]) -> dict[Path, str]:
+    """The kind of each file: its ending in small letters, `FRAMES` of a folder. Raises `UsageError` for no kind."""
+    kinds: dict[Path, str] = {}
+    for name in names:
+        path = Path(name)
+        ending = path.suffix.lower()
+        if name == "-":
+            raise UsageError("output - is no file: stdout carries the paths of files", OUTPUTS)
+        folder = name.endswith("/") or not ending or (ending not in ENDINGS and path.is_dir())
+        if not folder and ending not in ENDINGS:
+            raise UsageError(f"output {path} is no kind of file that is written", OUTPUTS)
+        if path in kinds:
+            raise UsageError(f"{path} is named twice", "name each file once")
+        kinds[path] = FRAMES if folder else ending
+    for place in (path for path, kind in kinds.items() if kind == FRAMES):
+        if inside := [path for path in kinds if place in path.parents]:
+            raise UsageError(f"{inside[0]} lies in {place}, which holds frames alone", "name another place: -o FILE")
+    return kinds

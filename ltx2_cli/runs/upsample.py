@@ -1,0 +1,143 @@
+"""`ltx2 upsample`: from saved latents to larger ones, refined."""
+
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ltx2_cli.artifacts.files import user_path
+from ltx2_cli.artifacts.outputs import Product, check_distinct, check_outputs, outputs, read_files, run_file
+from ltx2_cli.core.provenance import input_files, source_history
+from ltx2_cli.diffusion.latents import LatentsFile, open_latents
+from ltx2_cli.errors import UsageError
+from ltx2_cli.parallel.devices import find_devices
+from ltx2_cli.request.profiles import AUTO
+from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.request.spelling import option, typed
+from ltx2_cli.request.validation import validate
+from ltx2_cli.runs.asked import Layers, note_environment
+from ltx2_cli.runs.latents import check_source, latents_request
+from ltx2_cli.runs.session import Session, file_facts, request_facts, synchronized
+from ltx2_cli.runs.settings import RunSettings
+from ltx2_cli.runs.trust import Trust
+
+SEED = re.compile(r"-s\d+$")  # what tells the files of several drafts apart
+
+
+def upsample(
+    session: Session,
+    paths: Sequence[Path],
+    given: Mapping[str, object],
+    layers: Layers,
+    settings: RunSettings,
+    *,
+    product: Product,
+    refine: bool,
+) -> None:
+    """Make the clips of saved latents, or only their latents, and print the paths. `given` are values of the request by
+    their keys."""
+    with synchronized(session.hosts) as facts:
+        files = [open_latents(user_path(path)) for path in paths]
+        if product is Product.latents and "save_latents" not in given:
+            raise UsageError(
+                "--latents-only writes latents, and no file is named for them", typed("save_latents", "FILE")
+            )
+        if any("record" not in file.metadata for file in files):
+            note_environment(session.report, given, layers.settings)
+        for file in files:
+            if not all(file.shapes.video):
+                raise UsageError(f"{file.path} holds no picture to upsample", "`ltx2 decode` writes its sound")
+            if not ("prompt" in given or not refine or layers.file or "record" in file.metadata):
+                raise UsageError(f"{file.path} does not say what it shows", f'{typed("prompt")}"...", or --no-refine')
+        jobs = [(group, _spec(group, given, layers, refine, session)) for group in _groups(files, given, product)]
+        specs = [spec for _, spec in jobs]
+        for (first, *_), spec in jobs:
+            facts |= {f"{first.path.name}: {key}": value for key, value in request_facts(spec).items()}
+        facts |= {**file_facts(file.path for file in files), "product": product.value}
+        if session.hosts.first:
+            written = [file for spec in specs for file in (*outputs(spec, product), run_file(spec))]
+            reads = read_files(specs[0], layers.file, *(file.path for file in files))
+            check_outputs(written, reads, session.force)
+            session.reserve(written)
+    session.start()
+    for group, spec in jobs:
+        _execute(session, group, spec, product, settings)
+    if not session.dry_run:
+        written = [file for spec in specs for file in outputs(spec, product)]
+        session.finish(written, {"seeds": [seed for spec in specs for seed in spec.seeds]})
+
+
+def _groups(files: Sequence[LatentsFile], given: Collection[str], product: Product) -> list[list[LatentsFile]]:
+    """The files that each run goes on from: all, if what is made has one name, else those that differ in the seed.
+    Raises `UsageError` where a file is named twice, or where latents of several runs are saved under one name."""
+    named: dict[Path, list[LatentsFile]] = {}
+    for file in files:
+        named.setdefault(file.path.with_stem(SEED.sub("", file.path.stem)), []).append(file)
+    for file in [file for group in named.values() for file in group]:
+        if sum(os.path.samefile(file.path, other.path) for other in files) > 1:
+            raise UsageError(f"{file.path} is named twice", "name each file once")
+    if "output" in given or product is Product.latents:
+        return [list(files)]
+    if "save_latents" in given and len(named) > 1:
+        raise UsageError(
+            f"{option('save_latents')} is one name, and {', '.join(str(file.path) for file in files)} have several",
+            "-o FILE too, to name all by their seeds; or upsample them one by one",
+        )
+    return list(named.values())
+
+
+def _spec(
+    files: Sequence[LatentsFile], given: Mapping[str, object], layers: Layers, refine: bool, trust: Trust
+) -> RunSpec:
+    """The request of one run; without -o its clips are named after their latents."""
+    path = files[0].path
+    stem = SEED.sub("", path.stem) if len(files) > 1 else path.stem
+    replaced = {"output": str(path.with_name(f"{stem}-upsampled.mp4")), "recipe": AUTO, "num_videos": 1}
+    spec = merged_request(files, [latents_request(file, given, layers, replaced, trust) for file in files])
+    no_stage = replace(spec.second_stage, sigmas=(), lora=())
+    return spec if refine else replace(spec, second_stage=no_stage)
+
+
+def merged_request(files: Sequence[LatentsFile], specs: Sequence[RunSpec]) -> RunSpec:
+    """One request for all files, with the seeds of all. Raises `UsageError` where more than seeds differs."""
+    first = vars(specs[0])
+    for file, spec in zip(files, specs, strict=True):
+        if others := ", ".join(sorted(key for key in first if key != "seed" and vars(spec)[key] != first[key])):
+            raise UsageError(f"{file.path} was not made like {files[0].path}: {others}", "go on from them one by one")
+    if len({spec.seed for spec in specs}) < len(specs):
+        raise UsageError("several of these latents have one seed", "upsample them one by one")
+    merged = replace(specs[0], seed=tuple(seed for spec in specs for seed in spec.seed or ()))
+    validate(merged)
+    return merged
+
+
+def _execute(
+    session: Session, files: Sequence[LatentsFile], spec: RunSpec, product: Product, settings: RunSettings
+) -> None:
+    from ltx2_cli.core.checkpoint import RunCheckpointer
+    from ltx2_cli.core.run import load, state_from_latents
+    from ltx2_cli.core.saved_run import RunGoal
+    from ltx2_cli.estimate.fit import Request
+    from ltx2_cli.plan.stages import InitialLatents
+    from ltx2_cli.runs.execute import execute, remember_run
+    from ltx2_cli.runs.past_times import expected_time
+    from ltx2_cli.runs.preflight import OF_LATENTS, agreed_plan
+
+    source = InitialLatents(files[0].shapes, spec.fps)
+    with agreed_plan(session, Request(spec, find_devices(), source, product, fixed=OF_LATENTS)) as plan:
+        check_distinct(outputs(spec, product), input_files(plan))
+        for file in files:
+            check_source(file, plan, spec.fps)
+    if session.dry_run:
+        return
+    goal = RunGoal(product, source)
+    session.report.note(f"time: {expected_time(plan, product)}")
+    timings, first = session.measuring(), not session.shown
+    checkpointer = RunCheckpointer(
+        run_file(plan.spec).path, plan, goal, timings, settings.save_run, settings.checkpoint_every
+    )
+    history = tuple(source_history(file, spec.fps) for file in files)
+    execute(session, checkpointer, load(plan), state_from_latents([file.read() for file in files], history))
+    if first:  # the others find jax imported
+        remember_run(session, plan, product, timings)
