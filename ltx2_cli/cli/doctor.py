@@ -1,4 +1,4 @@
-"""`ltx2 doctor`: what is here, what is missing, and whether the devices compute what they should."""
+"""`ltx2 doctor`: checks of the installation, disks and devices, with a fix for each problem."""
 
 import json
 import platform

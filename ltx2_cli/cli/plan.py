@@ -115,7 +115,7 @@ def _forward(estimate: Estimate, number: int) -> Iterator[str]:
     sizes = vars(forward.memory).items()
     rows += [(f"  {name.removesuffix('_bytes')}", quantity(size), "", "", "") for name, size in sizes]
     waited_for = sent_bytes(collective for collective in forward.collectives if not collective.asynchronous)
-    waits = f"arithmetic waits for {quantity(waited_for)} of it" if forward.sent_bytes else ""
+    waits = f"{quantity(waited_for)} not overlapped" if forward.sent_bytes else ""
     rows.append(("  sends", quantity(forward.sent_bytes), _link_time(forward.collectives), waits, ""))
     groups: dict[tuple[str, tuple[str, ...]], list[Collective]] = {}
     for collective in forward.collectives:

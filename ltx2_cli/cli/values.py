@@ -71,7 +71,7 @@ def prompt_and_seeds(prompt: str | None, seed: str | None, words: Sequence[str] 
         joined = " ".join(word for text in prompts if text not in weights for word in text.split())
         shown = f"{joined[:60]}…" if len(joined) > 60 else joined
         hint = " ".join([f'--prompt "{shown}"', *(f"--model {text}" for text in weights[:1])])
-        raise UsageError(f"one prompt makes a clip, and {len(prompts)} texts are given", hint)
+        raise UsageError(f"expected one prompt, got {len(prompts)}", hint)
     prompt = texts[0] if texts else prompt
     return {"prompt": read_prompt() if prompt == STDIN else prompt, "seed": seed and " ".join([seed, *numbers])}
 

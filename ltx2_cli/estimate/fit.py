@@ -309,7 +309,7 @@ def _hints(search: Suggestions, typed: Typed) -> list[str]:
     nearest, larger = search.nearest(), _larger_slice(search)
     hints = [_sufficient(search)] if nearest is None or nearest.standalone else [typed(nearest)]
     if nearest and nearest.standalone:
-        hints.append(f"or a miniature, here: {typed(nearest)}")
+        hints.append(f"or the demo: {typed(nearest)}")
     return [*hints, f"or more chips: {typed(larger)}"] if larger else hints
 
 

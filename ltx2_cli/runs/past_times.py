@@ -69,12 +69,12 @@ def expected_times(jobs: Sequence[tuple[Plan, int]], product: Product) -> str:
         these = "these shapes" if len(shapes) > 1 else "this shape"
         return f"about {in_words(_seconds(known, product))}, as {last} of {these} here"
     unknown = [(plan, number) for plan, number in jobs if not past_runs(plan, product)]
-    where = "none of this shape was made here"
+    where = "first run of this shape here"
     if several := sum(number for _, number in jobs) > 1:
-        where = f"{sum(number for _, number in unknown)} jobs are of shapes that were not made here"
+        where = f"{sum(number for _, number in unknown)} jobs have shapes that never ran here"
     estimates = [(estimate_plan(plan).expected_seconds, number) for plan, number in unknown]
     if not any(expected for expected, _ in estimates):
-        return f"not known: {where}" if not known else f"at least {in_words(_seconds(known, product))}; {where}"
+        return f"unknown: {where}" if not known else f"at least {in_words(_seconds(known, product))}; {where}"
     before = _seconds(known, product)
     low, high = (
         in_words(before + sum(number * expected[end] for expected, number in estimates if expected)) for end in (0, 1)

@@ -329,7 +329,7 @@ def test_a_dry_run_needs_no_home(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 def test_an_unquoted_prompt_is_refused_with_the_quoted_one(ltx2: Run, core: Core):
     code, out, err = ltx2("generate", "a", "fox", "--seed", "7")
     assert (code, out, core.asked) == (2, "", None)
-    assert err == 'error: one prompt makes a clip, and 2 texts are given\nhint: --prompt "a fox"\n'
+    assert err == 'error: expected one prompt, got 2\nhint: --prompt "a fox"\n'
 
 
 @pytest.mark.parametrize(
@@ -347,7 +347,7 @@ def test_weights_behind_the_flag_checkpoint_are_of_the_option_model(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ltx").mkdir()
     code, _, err = ltx2("generate", "a fox", "--checkpoint", path)
-    assert (code, err) == (2, f"error: one prompt makes a clip, and 2 texts are given\nhint: {hint}\n")
+    assert (code, err) == (2, f"error: expected one prompt, got 2\nhint: {hint}\n")
 
 
 def test_several_videos_print_several_lines(ltx2: Run):
@@ -367,8 +367,8 @@ def test_several_videos_print_several_lines(ltx2: Run):
         ("-o clip.avi", "error: output 'clip.avi' is not an mp4"),
         ("--hieght 3", "error: No such option: --hieght (Possible options: --height"),
         ("--height tall", "error: --height 'tall' is not an integer\nhint: `ltx2 generate --help`"),
-        ("--seed 1 2 at dawn", 'error: one prompt makes a clip, and 3 texts are given\nhint: --prompt "rain at dawn"'),
-        ("3 --fps 30", 'error: one prompt makes a clip, and 2 texts are given\nhint: --prompt "rain 3"'),
+        ("--seed 1 2 at dawn", 'error: expected one prompt, got 3\nhint: --prompt "rain at dawn"'),
+        ("3 --fps 30", 'error: expected one prompt, got 2\nhint: --prompt "rain 3"'),
         ("--config -", "error: --config reads a file, not stdin\nhint: write it into a file"),
         ("--seed 1 2 1", "error: seed 1 is there twice; for example"),
         ("--seed 0 1 --num-videos 2", "error: seed 1 is there twice; video i counts as seed + i; for example"),

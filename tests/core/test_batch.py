@@ -90,7 +90,7 @@ def test_networks_are_loaded_once_and_a_shape_is_compiled_once(batch: Run, compi
     """A broken line is named, and the others are made; the second start makes nothing, without jax."""
     code, results, err = batch([{"prompt": "rain", "seed": 3}], "--preview", "preview.png")
     assert (code, results[0]["status"], results[0]["clips"]) == (0, "done", ["1-3.mp4"])
-    assert "time: not known: none of this shape was made here\n" in err
+    assert "time: unknown: first run of this shape here\n" in err
     preview = Path("preview.png").read_bytes()
     alone = resolve(replace(read_spec(prompt="rain", seed=3, config="small.yaml"), output="alone.mp4"))
     assert [path.name for path, _ in write(alone, load(alone))] == ["alone.mp4"]

@@ -47,7 +47,7 @@ def test_a_clip_made_in_two_runs_equals_that_of_one(
     assert run_program(monkeypatch, "upsample", str(first), *clip) == 0
     said = capsys.readouterr()
     assert said.out.strip() == str(tmp_path / "clip.mp4")
-    assert "time: not known: none of this shape was made here\n" in said.err
+    assert "time: unknown: first run of this shape here\n" in said.err
     (times,) = (tmp_path / "ltx2/timings").iterdir()
     assert json.loads(times.read_text())["shape"]["product"] == "clips"
     for name, wanted in load_file(made / "whole.safetensors").items():

@@ -21,7 +21,7 @@ from program import CACHE, cache_restored
 
 CLIPS = Product.clips
 SLOW = Chip("slow", ("cpu",), hbm_bytes=40e9, flops=1e9, hbm_bandwidth=1e9, link_bandwidth=1e9)
-UNKNOWN = "not known: none of this shape was made here"
+UNKNOWN = "unknown: first run of this shape here"
 
 
 @pytest.fixture(autouse=True)
@@ -66,17 +66,17 @@ def test_a_run_takes_as_long_as_the_last_of_its_shape(plan: Plan):
 def test_jobs_load_once_and_each_shape_is_compiled_once(plan: Plan, monkeypatch: pytest.MonkeyPatch):
     longer, wide = replace(plan, stages=plan_of(num_inference_steps=30).stages), plan_of(width=64)
     jobs = [(plan, 2), (longer, 3)]  # 47 and 67 s with their text, 2 to compile, 11 else
-    assert expected_times(jobs, CLIPS) == "not known: 5 jobs are of shapes that were not made here"
+    assert expected_times(jobs, CLIPS) == "unknown: 5 jobs have shapes that never ran here"
     remember(plan, CLIPS, timings([40.0], compiling=2.0), total=60.0, cold=False)
     assert expected_times(jobs, CLIPS) == "about 308 s, as the last run of this shape here"
     jobs.append((wide, 1))
-    assert expected_times(jobs, CLIPS) == "at least 308 s; 1 jobs are of shapes that were not made here"
+    assert expected_times(jobs, CLIPS) == "at least 308 s; 1 jobs have shapes that never ran here"
     remember(wide, CLIPS, timings([20.0], compiling=3.0), total=50.0, cold=False)  # 27, 3 and 20 s
     assert expected_times(jobs, CLIPS) == "about 347 s, as the last 2 runs of these shapes here"
-    assert expected_times([], CLIPS).startswith("not known")
+    assert expected_times([], CLIPS).startswith("unknown")
     monkeypatch.setattr(chips, "CHIPS", (SLOW,))
     unknown = expected_times([(plan_of(width=96), 2)], CLIPS)
-    assert " by estimate, not measured on hardware, without loading and compiling; 2 jobs are of shapes" in unknown
+    assert " by estimate, not measured on hardware, without loading and compiling; 2 jobs have shapes" in unknown
 
 
 def test_other_shapes_are_not_compared(plan: Plan):
