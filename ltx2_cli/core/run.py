@@ -43,20 +43,21 @@ DECODED = {Product.clips: BOTH, Product.latents: Streams(False, False), Product.
 
 
 def load(plan: Plan) -> Components:
-    """The plan's networks, each loaded when it is first needed. From here on this process keeps its compiled programs
-    where the request says. Raises `UsageError` where it cannot."""
+    """The networks of a plan, each loaded at its first use. Also sets this process's compilation cache to the
+    request's. Raises `UsageError` if the cache cannot be written."""
     enable_compilation_cache(plan.compile_cache)
     return Components(plan)
 
 
 def traced(folder: Path | None) -> AbstractContextManager[None]:
-    """While the body runs, write what host and devices do into `folder`, for xprof; nothing if None."""
+    """Profile the body into `folder`, for xprof; None: no profile."""
     return nullcontext() if folder is None else jax.profiler.trace(str(folder))
 
 
 @contextmanager
 def _running(plan: Plan, components: Components, report: Report, compiled: Iterable[Program]) -> Iterator[None]:
-    """Warn, then compile these programs beside the body. Of several hosts, a lost one is reported in a sentence."""
+    """Print the plan's warnings and compile programs in the background of the body. On several hosts, the loss of one
+    is reported in a sentence."""
     for warning in plan.warnings:
         report.note(warning)
     agree_on_programs(report)
@@ -68,12 +69,12 @@ def _running(plan: Plan, components: Components, report: Report, compiled: Itera
 
 
 def programs(plan: Plan, product: Product = Product.clips, start: RunState = START) -> Iterator[Program]:
-    """Every program that a run of the plan compiles, in the order of their use."""
+    """All programs of a run, in the order of their use."""
     return chain(latent_programs(plan, start), media_programs(plan, DECODED[product]))
 
 
 def run(plan: Plan, components: Components, report: Report = SILENT) -> Iterator[Media]:
-    """The media of each video, one after the other."""
+    """Yield the media of each video."""
     with _running(plan, components, report, programs(plan)):
         *_, state = run_phases(plan, START, components, report)
         yield from finished_clips(plan, all_latents(state), components, report)
@@ -92,14 +93,14 @@ def read_text(plan: Plan, components: Components, start: RunState, report: Repor
 def advance(
     plan: Plan, components: Components, start: RunState, phase: int, report: Report, on_progress: OnProgress
 ) -> RunState:
-    """The state before this phase; where `start` is behind it, `start`."""
+    """Run up to `phase` and return the state before it; `start` if that is already behind it."""
     with _running(plan, components, report, latent_programs(plan, start)):
         *_, state = run_phases(plan, start, components, report, on_progress, end=phase)
     return state
 
 
 def warm_up(plan: Plan, components: Components, report: Report = SILENT) -> None:
-    """Load and run everything once, with a single step, so that the next run finds all compiled."""
+    """Load all networks and run all programs once, with a single step, so that the next run compiles nothing."""
     stages = tuple(replace(stage, sigmas=stage.sigmas[[0, -1]][: len(stage.sigmas)]) for stage in plan.stages)
     first_batch = replace(plan, seeds=plan.batches[0], stages=stages)  # other batches are alike
     for _ in run(first_batch, components, report):
@@ -107,7 +108,7 @@ def warm_up(plan: Plan, components: Components, report: Report = SILENT) -> None
 
 
 def state_from_latents(latents: Iterable[Streams[np.ndarray]], history: History = ()) -> RunState:
-    """The state in which a second stage starts from each video's latents, in the files' layout."""
+    """The initial state of a second stage, from the latents of each video in the files' layout."""
     return RunState(latents=Streams(*map(np.concatenate, zip(*map(pack, latents), strict=True))), history=history)
 
 
@@ -118,13 +119,13 @@ def decode_file(
     report: Report = SILENT,
     wanted: Streams[bool] = BOTH,
 ) -> Media:
-    """The media of one video's latents in the files' layout; what is not wanted is empty."""
+    """Decode the latents of one video, in the files' layout; a stream that is not wanted is empty."""
     with _running(plan, components, report, media_programs(plan, wanted)):
         return next(decode(plan, pack(latents), components, report, wanted))
 
 
 def latent_programs(plan: Plan, start: RunState) -> Iterator[Program]:
-    """The programs that `run_phases` runs."""
+    """The programs of `run_phases`, in the order of their use."""
     yield from condition_programs(plan, plan.phases[start.phase :])
     if names := missing_contexts(plan, start):
         yield from text_programs(plan, names)
@@ -146,11 +147,12 @@ def run_phases(
     pausing: bool = False,
     end: int | None = None,
 ) -> Generator[RunState, None, None]:
-    """Yield the state after all stages, or before the phase `end`, with clean normalised latents of every video, tokens
-    float32 [videos, tokens, channels]; with `pausing`, also the state after each batch of the last stage.
+    """Run the phases from `start` on and yield the state after the last, or before the phase `end`. With `pausing`,
+    also yield the state after each batch of the last stage.
 
-    Goes on from `start`, reads the prompts if it lacks their contexts, and tells `on_progress` of every few steps. A
-    stage upsamples all videos, then denoises batch by batch, from noise of each video's seed.
+    The state has the clean normalised latents of all videos, tokens float32 [videos, tokens, channels]. Prompts are
+    encoded if `start` lacks their contexts. A stage upsamples all videos, then denoises batch by batch, from noise of
+    each video's seed. `on_progress` is called every few steps.
     """
     state, phases = start, plan.phases[start.phase : end]
     given = encode_conditions(plan, phases, components, report)
@@ -158,7 +160,7 @@ def run_phases(
         state = replace(start, contexts={**start.contexts, **encode(plan, names, components, report)})
         on_progress(state)
     networks = [phase.stage.network for phase in phases if isinstance(phase, Denoise)]
-    # One that a later stage uses too, or merges its LoRAs into, stays from stage to stage.
+    # A denoiser stays loaded if a later stage uses it, or merges LoRAs into it.
     with components.keeping(() if plan.reload_stage2 else networks[:-1]):
         for done, phase in enumerate(phases, start.phase + 1):
             history, stage = state.history, phase.stage

@@ -48,11 +48,11 @@ def write(
     start: RunState = START,
     on_progress: OnProgress = no_checkpoint,
 ) -> Iterator[tuple[Path, list[str]]]:
-    """Carry out the plan; yield the path of each video when it and its record are written, by the first host, and what
-    is wrong with the clip; without clips, the paths of latents. `start` is what an earlier run left, and `on_progress`
-    is told how far this one is."""
+    """Run a plan and write its product. The first host yields the path of each video, when it and its record are
+    written, and the flaws of the clip; for other products, the paths of latents or of the sheet. `start` is the state
+    that an earlier run left; `on_progress` is called with each new state."""
     first, written = jax.process_index() == 0, start.written
-    if first:  # hashed for later runs at least: the pages of a network's files are in memory once it is loaded
+    if first:  # files are hashed while their pages are in memory, for the records of later runs
         components.after_load = lambda network: hash_later(network_files(plan, network))
     requests, videos, saved = single_specs(plan.spec), output_paths(plan.spec), latents_paths(plan.spec)
     kept = kept_networks(plan) if product is Product.clips else ()
@@ -106,11 +106,11 @@ def _metadata(
     """The metadata of each video: its record, and the values that decoding and upsampling need."""
     files: Mapping[str, str] = {}
     try:
-        files = digests(input_files(plan), quick_digest)  # those that are known by now: no clip waits for others
+        files = digests(input_files(plan), quick_digest)  # the digests known by now: no clip waits for others
     except OSError as error:  # no reason to lose the clip
         report.note(f"the record will not say which weights these are: {error}")
     last, history = plan.stages[-1], state.history[rows.start : rows.stop]
-    if state.phase < len(plan.phases):  # the others of the stage are not done
+    if state.phase < len(plan.phases):  # other batches of the stage are not done
         history = extend_history(history, last, latents_of(state, rows))
     facts = {"model_version": plan.arch.model_version, "fps": str(last.geometry.fps), "stage": last.name}
     size = plan.arch.compression.clip_size(last.geometry.frames, last.geometry.height, last.geometry.width)

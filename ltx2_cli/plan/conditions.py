@@ -1,4 +1,4 @@
-"""The pictures, videos, references, masks and the sound of a request, read from their files."""
+"""Read the images, videos, references, masks and audio of a request from their files."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,9 +21,9 @@ from ltx2_cli.weights.checkpoint import collect, raise_all
 
 
 def with_reference_scale(spec: RunSpec, loras: Loras) -> RunSpec:
-    """The request with the scale of its references, as the in-context LoRA among `loras` says, of which those on other
-    machines may lack. Raises `UsageError` for references without such a LoRA, one without references, and several that
-    disagree."""
+    """The request with the scale of its references, read from the in-context LoRA among `loras`; LoRAs on other
+    machines may be absent. Raises `UsageError` for references without such a LoRA, such a LoRA without references, and
+    several of different scales."""
     scales = {lora.path.name: scale for lora, _ in loras if (scale := reference_scale(lora))}
     references = [condition for condition in spec.conditions if condition.kind == "reference"]
     if scales and not references:
@@ -52,8 +52,8 @@ def with_reference_scale(spec: RunSpec, loras: Loras) -> RunSpec:
 
 
 def read_input_videos(spec: RunSpec) -> tuple[Video, ...]:
-    """The files of all conditions. Raises `UsageError` for one that cannot be read, or that is another than the request
-    says."""
+    """Read the files of all conditions. Raises `UsageError` for a file that cannot be read, or whose hash is not the
+    request's."""
     readings = {str(number): partial(_read, spec, condition) for number, condition in enumerate(spec.conditions)}
     pictures, problems = collect(readings)
     raise_all(problems)
@@ -62,7 +62,7 @@ def read_input_videos(spec: RunSpec) -> tuple[Video, ...]:
 
 
 def read_input_audio(spec: RunSpec) -> Audio | None:
-    """The file of the sound. Raises `UsageError` as `read_input_videos`."""
+    """Read the audio file of a request. Raises `UsageError` as `read_input_videos`."""
     if spec.audio is None:
         return None
     sound = read_audio(Path(spec.audio.path).expanduser(), spec.num_frames / spec.fps)
@@ -75,8 +75,8 @@ def read_input_audio(spec: RunSpec) -> Audio | None:
 def with_what_was_read(
     spec: RunSpec, compression: VAECompression, pictures: Sequence[Video], sound: Audio | None
 ) -> RunSpec:
-    """The request with the hashes of what its clip is given, and how many frames of videos. Raises `UsageError` as
-    `num_shown`."""
+    """The request with the hashes of its input files, and the number of frames used of each video. Raises `UsageError`
+    as `num_shown`."""
     conditions = []
     for condition, picture in zip(spec.conditions, pictures, strict=True):
         count = None if condition.kind == "image" else len(picture.frames)
@@ -110,7 +110,7 @@ def _read(spec: RunSpec, condition: ConditionSpec) -> Video:
 
 
 def _check_mask(spec: RunSpec, pictures: Sequence[Video]) -> None:
-    """Raise `UsageError` for a mask that ends before a reference."""
+    """Raise `UsageError` for a mask that is shorter than a reference."""
     counts = {"reference": [0], "mask": [1]}
     for condition, picture in zip(spec.conditions, pictures, strict=True):
         counts.setdefault(condition.kind, []).append(len(picture.frames))

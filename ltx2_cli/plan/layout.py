@@ -1,4 +1,4 @@
-"""How the work lies on the devices: the sharding profile of their kind, and the layout of guidance passes."""
+"""Layout of the work on devices: the sharding profile of their kind, and the placement of guidance passes."""
 
 from collections.abc import Iterator, Sequence
 
@@ -15,7 +15,7 @@ from ltx2_cli.units import duration, quantity
 
 
 def device_profile(devices: Sequence[jax.Device]) -> str:
-    """The profile for these devices; raises `UsageError` where they are several of an unknown kind."""
+    """The sharding profile of these devices. Raises `UsageError` for several devices of an unknown kind."""
     platform, kind = devices[0].platform, devices[0].device_kind
     if platform == "cpu" or len(devices) == 1:
         return "single"
@@ -45,7 +45,7 @@ def layout_warnings(sharding: ShardingPlan, heads: int, decoding: DecodePlan, de
 
 
 def check_reference_layout(sharding: ShardingPlan, heads: int) -> None:
-    """Raise `UsageError` where self-attention cannot trade tokens for heads, which references by shares need."""
+    """Raise `UsageError` if self-attention cannot trade tokens for heads, as weighted references need."""
     local, parts = heads // sharding.parts("heads"), sharding.parts("tokens")
     if local % parts:
         raise UsageError(
@@ -56,8 +56,9 @@ def check_reference_layout(sharding: ShardingPlan, heads: int) -> None:
 
 
 def choose_layout(step: Step, together: ShardingPlan, side_by_side: ShardingPlan) -> tuple[ShardingPlan, str]:
-    """All passes of a video on each device, where they share work, or passes side by side, which send less: the layout
-    whose step takes less by estimate, and why; side by side, without a reason, where there is nothing to compare."""
+    """The faster layout by estimate, and a sentence with the reason: `together`, all passes of a video on each device,
+    where passes reuse work; or `side_by_side`, which sends less. Without a difference or rates: side by side, and no
+    sentence."""
     ways = {"together, they share work": together, "side by side": side_by_side}
     times = {name: seconds for name, sharding in ways.items() if (seconds := step.seconds(sharding)) is not None}
     if together == side_by_side or not times:

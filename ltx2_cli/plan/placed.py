@@ -1,4 +1,4 @@
-"""Where a stage shows the pictures, videos and references of a request."""
+"""Positions of a request's images, videos and references in a stage."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,13 +17,13 @@ LEAST_BIAS = -10_000  # of a score, where the strength is 0 and the bias linear
 
 
 class PlacedVideo(NamedTuple):
-    """A picture or video of the plan in a stage: shown at a frame, or followed as a reference."""
+    """An image or video in a stage: shown at a frame, or followed as a reference."""
 
-    number: int  # of the picture in the plan
-    frame: float  # of the stage's clip, where it begins; 0: in place of its first latents, else behind its grid
+    number: int  # of the plan's input video
+    frame: float  # first frame in the stage's clip; 0: it replaces the first latents, else it is behind the grid
     strength: float
     num_frames: int
-    reference: ReferenceGrid | None = None  # behind all that is shown
+    reference: ReferenceGrid | None = None  # its tokens are behind all others
     skipped: int = 0  # frames of the file before the first that is encoded
     crf: int | None = None  # of the compression before it is encoded; None: it is not compressed
 
@@ -33,8 +33,7 @@ class PlacedVideo(NamedTuple):
         return bool(self.frame or self.reference)
 
     def keyframes(self, compression: int) -> list[tuple[float, float]]:
-        """The frames of the clip between which each of its latents lies, if these are behind the grid. That of a single
-        frame lasts as long."""
+        """Frames of the clip that each latent behind the grid spans; the latent of a single frame spans one."""
         if not self.frame:
             return []
         latents, length = (self.num_frames - 1) // compression + 1, compression if self.num_frames > 1 else 1
@@ -49,8 +48,8 @@ class PlacedVideo(NamedTuple):
 def place_videos(
     spec: RunSpec, pictures: Sequence[Video], compression: VAECompression, num_frames: int, last: bool
 ) -> tuple[PlacedVideo, ...]:
-    """The pictures of a stage of so many frames, at the moments of the clip that is asked for. Behind them the
-    references, which the `last` of two stages has not."""
+    """The videos of a stage of `num_frames` frames, at the same times as in the requested clip, then its references.
+    The `last` of two stages has no references."""
     rate, shown = (num_frames - 1) / max(spec.num_frames - 1, 1), list[PlacedVideo]()
     references = list[PlacedVideo]()
     for number, (condition, picture) in enumerate(zip(spec.conditions, pictures, strict=True)):
@@ -68,7 +67,7 @@ def place_videos(
 
 
 def weights_references(spec: RunSpec) -> bool:
-    """Whether a clip and its references attend to each other less than to themselves."""
+    """Whether attention between a clip and its references is weighted."""
     kinds = {condition.kind for condition in spec.conditions}
     return "reference" in kinds and (spec.reference_strength < 1 or "mask" in kinds)
 

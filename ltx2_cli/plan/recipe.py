@@ -1,4 +1,4 @@
-"""The recipe that a checkpoint was published with, and the values that it fills in."""
+"""The recipe of a checkpoint, and the values that it fills in."""
 
 import re
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ NOT_DISTILLED = {"dev", "undistilled"}
 def complete_request(
     spec: RunSpec, checkpoint: Checkpoint, devices: Sequence[jax.Device], from_latents: bool
 ) -> RunSpec:
-    """`spec` with all values: its recipe's, the sharding profile's of the devices, a seed. An upsampler in the
-    checkpoint's folder is preferred to the recipe's."""
+    """Complete `spec`: values of its recipe and of the devices' sharding profile, and a seed. An upsampler in the
+    checkpoint's folder takes precedence over the recipe's."""
     own = spec.second_stage.upsampler is None and has_upsampler(checkpoint.where)
     seed = spec.seed if spec.seed is not None else (random_seed(spec),)
     sharding = device_profile(devices) if spec.sharding.profile == AUTO else AUTO
@@ -37,14 +37,14 @@ def complete_request(
 
 
 def apply_recipe(spec: RunSpec, arch: Arch, usual: str = ONE_STAGE, sharding: str = AUTO) -> RunSpec:
-    """`spec` with its recipe, and the recipe's values where none was asked for. `usual`: if not distilled."""
+    """`spec` with its recipe, and the recipe's values for those not asked for. `usual`: the recipe if not distilled."""
     usual = DISTILLED if by_lora(spec) or is_distilled(spec.checkpoint, arch.scheduler) else usual
     recipe = usual if spec.recipe == AUTO else spec.recipe
     return _with_sigmas(spec, complete_spec(spec, recipe, sharding, arch.model_version, arch.transformer.num_layers))
 
 
 def guess_request(spec: RunSpec, from_latents: bool = False) -> RunSpec:
-    """`spec` with its recipe as far as names tell of it, before the checkpoint is open."""
+    """`spec` with the recipe that the names of its files imply, before the checkpoint is open."""
     distilled = by_lora(spec) or _says_distilled(spec.checkpoint)
     usual = DISTILLED if distilled else TWO_STAGE if from_latents else ONE_STAGE
     recipe = usual if spec.recipe == AUTO else spec.recipe
@@ -58,7 +58,7 @@ def guess_model_version(spec: RunSpec) -> str | None:
 
 
 def _with_sigmas(spec: RunSpec, complete: RunSpec) -> RunSpec:
-    """`complete` with its recipe's noise levels for as many steps as it has, where `spec` asks for none."""
+    """`complete` with the recipe's noise levels resampled to its number of steps, unless `spec` has noise levels."""
     if spec.sigmas is not None or complete.sigmas is None or complete.num_inference_steps is None:
         return complete
     return replace(complete, sigmas=resample_sigmas(complete.sigmas, complete.num_inference_steps))
@@ -75,19 +75,19 @@ def resample_sigmas(sigmas: tuple[float, ...], steps: int) -> tuple[float, ...]:
 
 
 def is_distilled(checkpoint: str, schedule: Schedule) -> bool:
-    """Whether it was distilled to few steps without guidance, as its name says, else its scheduler, which then computes
+    """Whether a checkpoint is distilled to few steps without guidance: by its name, else by a scheduler that computes
     no noise levels."""
     by_name = _says_distilled(checkpoint)
     return not (schedule.use_dynamic_shifting or schedule.shift_terminal) if by_name is None else by_name
 
 
 def by_lora(spec: RunSpec) -> bool:
-    """Whether a LoRA makes the model a distilled one."""
+    """Whether a LoRA of the request distils the model."""
     return any(strength and _says_distilled(name) for name, strength in map(parse_lora, spec.lora))
 
 
 def _says_distilled(checkpoint: str) -> bool | None:
-    """What the name says, its last element first; None: nothing."""
+    """Whether the name says distilled or the opposite, its last element first; None: neither."""
     for element in reversed(checkpoint_names(checkpoint)):
         words = re.findall("[a-z]+", element.lower())
         for before, word in pairwise(["", *words]):

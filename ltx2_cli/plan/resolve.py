@@ -1,4 +1,4 @@
-"""What a request means here: `resolve(RunSpec) -> Plan`, the only place that decides. It reads no weights."""
+"""`resolve(RunSpec) -> Plan`: all decisions about a run, made here alone. Reads no weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -43,7 +43,7 @@ DECODERS = ("vae", "audio_vae", "vocoder")
 
 @dataclass(frozen=True)
 class Plan(PlanInputs):
-    """Everything a run needs to know before it reads a weight."""
+    """All decisions about a run, made before weights are read."""
 
     spec: RunSpec  # the complete request, for records
     arch: Arch
@@ -70,27 +70,27 @@ class Plan(PlanInputs):
 
     @property
     def network_values(self) -> tuple[object, ...]:
-        """Equal where two plans have the same networks."""
+        """Equal if two plans have the same networks."""
         return network_values(self.spec)
 
     def network(self, name: str) -> Any:
-        """The network `name` without its weights; `STAGE2_DENOISER` is the denoiser with other numbers."""
+        """The network `name` without its weights; `STAGE2_DENOISER` has the declaration of the denoiser."""
         return self.networks.present()[DENOISER if name == STAGE2_DENOISER else name]
 
     @property
     def latent_shapes(self) -> Streams[Shape]:
-        """The shapes of one video's latents in a file, after the last stage."""
+        """Shapes of the last stage's latents in a file, of one video."""
         return self.stages[-1].shapes
 
     @property
     def batches(self) -> tuple[tuple[int, ...], ...]:
-        """The seeds of the videos that are made at once."""
+        """The seeds of each batch."""
         size = self.batch_size
         return tuple(self.seeds[first : first + size] for first in range(0, len(self.seeds), size))
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """What a run goes through, in order, between text and decoding."""
+        """The phases between text encoding and decoding, in order."""
         phases: list[Phase] = []
         for number, stage in enumerate(self.stages):
             phases += [Upsample(number, stage)] if stage.source else []
@@ -99,22 +99,22 @@ class Plan(PlanInputs):
 
 
 def decodes_beside(plan: Plan) -> bool:
-    """Whether the decoders fit in memory beside the denoisers, so that clips can be decoded one by one."""
+    """Whether the decoders fit into memory beside the denoisers, so that each batch can be decoded when it is done."""
     left = bytes_left_after(plan.keep_resident, plan.networks, plan.sharding, (DENOISER, *DECODERS))
     text = text_bytes(plan.spec, plan.arch.transformer, len(plan.prompts), plan.stages[-1].sharding)
     return left >= plan.decoding.bytes + text
 
 
 def kept_networks(plan: Plan) -> tuple[str, ...]:
-    """The networks that stay in memory between batches: the decoders, where they fit beside the denoiser."""
+    """Networks kept between batches: the decoders, if they fit beside the denoiser."""
     return DECODERS if len(plan.batches) > 1 and decodes_beside(plan) else ()
 
 
 def resolve(spec: RunSpec, source: InitialLatents | None = None) -> Plan:
-    """Find the checkpoint, check it against its configs, and decide all that the request left open.
+    """Find the checkpoint, check it against its configs, and decide everything that the request leaves open.
 
-    With latents `source`, there is the second stage alone, and the size is what it makes of them. Raises `UsageError`
-    for a request or a checkpoint that cannot be met, with every finding of its kind.
+    With latents `source` the plan has the second stage alone, and its size follows from theirs. Raises `UsageError`
+    with all problems of a kind, for a request or checkpoint that cannot be run.
     """
     if jax.process_count() > 1 and spec.seed is None:
         raise UsageError("several hosts need one seed between them", typed("seed", "N"))
@@ -129,8 +129,8 @@ def resolve(spec: RunSpec, source: InitialLatents | None = None) -> Plan:
 
 
 def plan_offline(spec: RunSpec, devices: Sequence[jax.Device], source: InitialLatents | None = None) -> Plan:
-    """As `resolve`, on devices that need not be here, and nothing is fetched: of what is not on this machine, the
-    published configs tell. LoRAs that are merged take no memory: an absent one may be unknown."""
+    """As `resolve`, for devices that need not exist and without downloads: absent files are described by published
+    configs. LoRAs may be absent: merged LoRAs take no memory."""
     return _plan(spec, devices, source, offline=True)
 
 
@@ -146,7 +146,7 @@ def _plan(spec: RunSpec, devices: Sequence[jax.Device], source: InitialLatents |
 
 
 def stage1_plan(plan: Plan) -> Plan:
-    """The plan up to where a second stage goes on. Raises `UsageError` where there is none."""
+    """The plan of the first of two stages alone. Raises `UsageError` for a plan of one stage."""
     if len(plan.stages) == 1:
         hint = f"{typed('recipe', recipe.TWO_STAGE)}, or no --draft"
         raise UsageError(f"the recipe {plan.spec.recipe} has one stage", hint)
@@ -157,7 +157,7 @@ def stage1_plan(plan: Plan) -> Plan:
 def build_plan(
     inputs: PlanInputs, spec: RunSpec, devices: Sequence[jax.Device], source: InitialLatents | None = None
 ) -> Plan:
-    """The plan of a complete request for these inputs on these devices. Raises `UsageError` where it cannot be met."""
+    """The plan of a complete request for these inputs and devices. Raises `UsageError` if it cannot be run."""
     arch, networks, by = inputs.checkpoint.arch, inputs.networks, inputs.upsampling
     spec = stages.upsampled_spec(spec, arch, by, source) if by and source else spec
     spec = conditions.with_what_was_read(spec, arch.compression, inputs.input_videos, inputs.input_audio)
@@ -217,13 +217,13 @@ def build_plan(
 
 
 def _plan_decoding(spec: RunSpec, inputs: PlanInputs, last: Stage, sharding: ShardingPlan) -> tuple[DecodePlan, float]:
-    """How a stage's latents are decoded, and the bytes on each device that this may take."""
+    """The decoding plan of the last stage, and the memory budget of each device for it, in bytes."""
     networks, clip = inputs.networks, last.geometry
     if spec.vae_memory_gb is not None:
         decode_budget = spec.vae_memory_gb * 1e9
     else:
         decode_budget = bytes_left_after(spec.keep_resident, networks, sharding, DECODERS)
-    # without a picture, one latent of it: the sound lies as the decoder's devices do
+    # without video, one latent frame: the mesh is also that of the audio
     size, devices = (max(clip.frames, 1), clip.height, clip.width), sharding.mesh.devices.ravel()
     sound = 0
     if spec.running.audio and inputs.input_audio is None:

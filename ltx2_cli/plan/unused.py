@@ -1,4 +1,4 @@
-"""Options without effect: keys of a request that were set, and on which nothing depends."""
+"""Options without effect: keys of a request that were set and change nothing."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,6 +1,6 @@
-"""What a step of the denoiser is to a device, by formula: floating-point operations, 2·m·n·k for every product of
-matrices, bytes that it sends, and the time that is expected of it. Sums, norms and activations are not counted among
-the operations: they are below a hundredth at the published sizes."""
+"""Cost of a denoiser step on a device, by formula: floating-point operations, 2·m·n·k for each matrix product; bytes
+sent; and expected time. Sums, norms and activation functions are not counted: they are below 1 % of the operations at
+the published sizes."""
 
 import math
 import re
@@ -50,7 +50,7 @@ ON_A_GPU = Range(1.25, 2.1)
 
 
 class Rows(NamedTuple):
-    """How many rows a forward has; of those in layers, the sum over all layers."""
+    """Counts of rows in a forward; those in layers are sums over all layers."""
 
     videos: float
     rows: float  # passes times videos
@@ -59,35 +59,35 @@ class Rows(NamedTuple):
     contexts: float  # distinct texts
 
     def on_device(self, sharding: ShardingPlan) -> "Rows":
-        """Those of one of the devices that share them."""
+        """Counts on one device."""
         parts = sharding.parts("rows") if self.rows % sharding.parts("rows") == 0 else 1
         shared = Rows(*(count / parts for count in self))
         return shared._replace(contexts=min(self.contexts, shared.rows))
 
 
 class TokenCounts(NamedTuple):
-    """How many tokens a forward has, or a device of them."""
+    """Counts of tokens in a forward, of all devices or one."""
 
     video: int
     audio: int
     text: int
 
     def on_device(self, sharding: ShardingPlan) -> "TokenCounts":
-        """Those of one of the devices that share them; the text lies whole."""
+        """Counts on one device; the text is not split."""
         return TokenCounts(
             -(-self.video // sharding.parts("tokens")), -(-self.audio // sharding.parts("audio_tokens")), self.text
         )
 
 
 class Sent(NamedTuple):
-    """What a device sends in a collective along an axis of activations."""
+    """Bytes that a device sends in a collective along an axis of activations."""
 
     kind: str
     axis: str
     bytes: float
 
     def seconds(self, sharding: ShardingPlan) -> float | None:
-        """The time at the published rates of links; None where these are not known."""
+        """Seconds at the published rates of links; None if they are unknown."""
         mesh_axis = sharding.mesh_axis(self.axis)
         if not mesh_axis:
             return 0.0
@@ -107,8 +107,8 @@ class Step(NamedTuple):
     itemsize: int  # of activations, in bytes
 
     def rows(self, sharding: ShardingPlan) -> Rows:
-        """Its rows. Where each device holds all passes of its videos, the perturbed pass follows the conditional one up
-        to its first block, and the isolated one has no attention between the streams."""
+        """Rows of the step. If each device holds all passes of its videos, the perturbed pass reuses the conditional
+        one up to its first perturbed block, and the isolated pass has no attention between the streams."""
         rows, layers = len(self.passes) * self.videos, self.arch.num_layers
         shared = self.passes if sharding.keeps_together(self.videos) else ()
         in_layers = rows * layers - self.videos * self.branch * (Pass.PERTURBED in shared)
@@ -117,7 +117,7 @@ class Step(NamedTuple):
         return Rows(self.videos, rows, in_layers, meeting, self.contexts)
 
     def flops(self, sharding: ShardingPlan) -> float:
-        """Operations of one device. Mesh axes along which only weights lie share the work evenly."""
+        """Operations of one device. Mesh axes of weights alone divide the work evenly."""
         named = dict(sharding.activations).values()
         shared = [size for axis, size in sharding.mesh.shape.items() if axis not in named]
         parts = sharding.parts("heads") * math.prod(shared)
@@ -125,10 +125,10 @@ class Step(NamedTuple):
         return denoiser_flops(self.arch, self.tokens, *here) / parts
 
     def sends(self, sharding: ShardingPlan) -> list[Sent]:
-        """What a device sends, as far as it depends on how rows and tokens lie: for self-attention tokens are traded
-        for heads, or keys and values gathered; the sound merges what it sees of the parts of the picture; products with
-        a part of the heads or channels are summed, three times a layer and stream, and what the picture hears is
-        gathered before its projection."""
+        """Collectives that depend on the split of rows and tokens. Self-attention trades tokens for heads, or gathers
+        keys and values. Audio merges its attention to the parts of the video. Products with a part of the heads or
+        channels are summed, three times a layer and stream. The video's attention to audio is gathered before its
+        projection."""
         here, rows = self.tokens.on_device(sharding), self.rows(sharding).on_device(sharding)
         along, across = sharding.parts("tokens"), sharding.parts("heads")
         video, audio = self.arch.streams
@@ -146,7 +146,7 @@ class Step(NamedTuple):
         ]
 
     def seconds(self, sharding: ShardingPlan) -> Range | None:
-        """The time of arithmetic as it is expected, and behind it that of sending; None where rates are not known."""
+        """Expected seconds of arithmetic plus those of sending; None if rates are unknown."""
         rates = chip(sharding.mesh.devices.flat[0].device_kind)
         sending = self.sending(sharding)
         if rates is None or sending is None:
@@ -155,18 +155,18 @@ class Step(NamedTuple):
         return Range(*(times * least + sending for times in over_least(rates)))
 
     def sending(self, sharding: ShardingPlan) -> float | None:
-        """The time of all that a device sends at the published rates of links; None where these are not known."""
+        """Seconds of all collectives at the published rates of links; None if they are unknown."""
         times = [sent.seconds(sharding) for sent in self.sends(sharding)]
         return None if None in times else sum(filter(None, times))
 
 
 def over_least(chip: Chip, phase: str = DENOISING) -> Range:
-    """How many times its least a phase takes on a chip, by estimate."""
+    """Expected time of a phase on a chip, in multiples of its lower bound."""
     return OVER_LEAST.get(phase, OVER_LEAST[DENOISING]) if chip.torus else ON_A_GPU
 
 
 def step_of(spec: RunSpec, arch: TransformerArch, geometry: Geometry, passes: tuple[Pass, ...], contexts: int) -> Step:
-    """The step of a stage with these passes; layers that are unrolled compute all rows."""
+    """The step of a stage with these passes; unrolled layers compute all rows."""
     tokens = TokenCounts(geometry.video_tokens, geometry.audio_frames, spec.max_sequence_length)
     branch = min(spec.stg_blocks or (0,)) if spec.scan_layers else 0
     itemsize = FLOAT32 if spec.dtype is DType.float32 else 2
@@ -174,8 +174,8 @@ def step_of(spec: RunSpec, arch: TransformerArch, geometry: Geometry, passes: tu
 
 
 def text_bytes(spec: RunSpec, arch: TransformerArch, prompts: int, sharding: ShardingPlan) -> int:
-    """What a device holds of the text while a stage goes on: its features, and where the noise level does not change
-    them the keys and values of every layer."""
+    """Bytes of the text on a device during a stage: its features, and the keys and values of every layer unless the
+    noise level modulates them."""
     channel = prompts * spec.max_sequence_length * (FLOAT32 if spec.dtype is DType.float32 else 2)
     text, parts = channel * sum(stream.text_width for stream in arch.streams), sharding.parts("heads")
     if any(stream.text_modulated for stream in arch.streams):
@@ -185,8 +185,8 @@ def text_bytes(spec: RunSpec, arch: TransformerArch, prompts: int, sharding: Sha
 
 
 def denoiser_flops(arch: TransformerArch, tokens: TokenCounts, rows: Rows, here: TokenCounts | None = None) -> float:
-    """One forward of both streams; `here`: of these tokens alone, a part of all. Keys and values of the text count
-    where the noise level modulates them; otherwise they are computed once a stage."""
+    """Operations of one forward of both streams; `here`: the tokens of one device. Keys and values of the text count
+    only if the noise level modulates them; otherwise they are computed once a stage."""
     here, count = here or tokens, rows._asdict()
     products = 0.0
     for (stream, kind), numbers in _denoiser_matrices(arch).items():
@@ -205,7 +205,7 @@ def denoiser_flops(arch: TransformerArch, tokens: TokenCounts, rows: Rows, here:
 
 @lru_cache(maxsize=4)
 def _denoiser_matrices(arch: TransformerArch) -> Counter[tuple[str, str]]:
-    """Numbers in the denoiser's matrices, by what they multiply."""
+    """Number of values in the denoiser's matrices, by stream and kind of input."""
     counts = Counter[tuple[str, str]]()
     for matrix in matrices(weights(Transformer(Scope("bfloat16"), arch))):
         name = matrix.source.removeprefix("transformer_blocks.*.")
@@ -216,5 +216,5 @@ def _denoiser_matrices(arch: TransformerArch) -> Counter[tuple[str, str]]:
 
 
 def matrices(weights: Sequence[Weight]) -> list[Weight]:
-    """Those of them that products read."""
+    """The weights that are matrices of products."""
     return [w for w in weights if len(w.axes) - bool(w.layers) == 2 and w.source.endswith(".weight")]
