@@ -30,17 +30,17 @@ def denoise_stage(
     plan: Plan,
     phase: Phase,
     state: RunState,
-    given: Streams[Sequence[np.ndarray]],
+    condition_latents: Streams[Sequence[np.ndarray]],
     components: Components,
     report: Report,
     on_progress: OnProgress,
     pauses: bool,
 ) -> Iterator[RunState]:
-    """The state when the batches of a stage after `state` are done; if it `pauses`, after each one. The denoiser and
-    its inputs are referred to from here alone: they leave the devices when this ends."""
+    """Yield the state when the remaining batches of a stage are done; if it `pauses`, after each batch. No other
+    reference to the denoiser and its inputs exists: they leave the devices when this ends."""
     stage = phase.stage
     with memory_for(DENOISE, plan), components.use(stage.network, report) as denoiser:
-        run = StageRun(plan, phase, denoiser, state.contexts[stage.connectors], given)
+        run = StageRun(plan, phase, denoiser, state.contexts[stage.connectors], condition_latents)
         if stage.draws_noise:
             with report.stage("compile noise"):
                 run.programs.noise.compile()
@@ -68,14 +68,14 @@ def _run_batch(run: StageRun, state: RunState, advance: Advance, report: Report,
         raise
     if source and run.phase.stage.keep_audio:
         latents = latents._replace(audio=source.audio)
-    if state.latents is not None:  # those of other batches, and before an upsampled one of this
+    if state.latents is not None:  # latents of other batches, or upsampled ones
         streams = zip(state.latents, latents, strict=True)
         latents = Streams(*(np.concatenate([old[:first], new, old[first + size :]]) for old, new in streams))
     return replace(state, batch=state.batch + 1, step=0, latents=latents, current=None)
 
 
 def _initial_latents(run: StageRun, state: RunState, source: Streams[np.ndarray] | None) -> Streams[Any]:
-    """What an earlier run left; else noise, mixed into upsampled latents `source` and into given tokens."""
+    """Latents of an interrupted run; else noise, mixed into the upsampled latents `source` and into the conditions."""
     stage = run.phase.stage
     if state.current is not None:
         return state.current

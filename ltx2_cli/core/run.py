@@ -20,7 +20,7 @@ from ltx2_cli.core.networks import Components
 from ltx2_cli.core.programs import Program, agree_on_programs, enable_compilation_cache
 from ltx2_cli.core.provenance import History, extend_history
 from ltx2_cli.core.report import Report
-from ltx2_cli.core.stage_programs import NOTHING_GIVEN, stage_programs
+from ltx2_cli.core.stage_programs import NO_CONDITION_LATENTS, stage_programs
 from ltx2_cli.core.state import (
     OnProgress,
     RunState,
@@ -155,7 +155,7 @@ def run_phases(
     each video's seed. `on_progress` is called every few steps.
     """
     state, phases = start, plan.phases[start.phase : end]
-    given = encode_conditions(plan, phases, components, report)
+    condition_latents = encode_conditions(plan, phases, components, report)
     if names := missing_contexts(plan, start):
         state = replace(start, contexts={**start.contexts, **encode(plan, names, components, report)})
         on_progress(state)
@@ -167,7 +167,8 @@ def run_phases(
             if isinstance(phase, Upsample):
                 latents = upsample(plan, stage, all_latents(state), components, report)
             else:
-                pauses, tokens = pausing and done == len(plan.phases), given.get(phase.number, NOTHING_GIVEN)
+                pauses = pausing and done == len(plan.phases)
+                tokens = condition_latents.get(phase.number, NO_CONDITION_LATENTS)
                 batches = denoise_stage(plan, phase, state, tokens, components, report, on_progress, pauses)
                 for state in batches:
                     if state.batch < len(plan.batches):

@@ -31,7 +31,7 @@ from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Phase, Stage
 from ltx2_cli.request.spec import Streams
 
-NOTHING_GIVEN: Streams[Sequence[np.ndarray]] = Streams((), ())
+NO_CONDITION_LATENTS: Streams[Sequence[np.ndarray]] = Streams((), ())
 KEYS_VALUES = (None, None, None, "heads")  # the logical axes of a text context's keys and values
 
 
@@ -78,10 +78,9 @@ def stage_programs(plan: Plan, number: int) -> StagePrograms:
 
 
 def _stage_rows(
-    plan: Plan, stage: Stage, given: Streams[Sequence[np.ndarray]]
+    plan: Plan, stage: Stage, condition_latents: Streams[Sequence[np.ndarray]]
 ) -> tuple[np.ndarray, Streams[Ropes], PassMasks, Streams[Conditions | None], Sharing]:
-    """What `DenoiserInputs` holds besides the text, on the host; `given` are the latents of the stage's pictures
-    and of its sounds."""
+    """The fields of `DenoiserInputs` but the text, on the host."""
     videos, passes = plan.batch_size, stage.passes
     branch: np.ndarray | None = None
     self_attention = np.ones((plan.arch.transformer.num_layers, len(passes)), bool)
@@ -91,17 +90,17 @@ def _stage_rows(
     cross_modal = np.array([guidance_pass is not Pass.ISOLATED for guidance_pass in passes])
     masks = PassMasks(np.tile(self_attention, videos), np.tile(cross_modal, videos))
     contexts = [len(plan.prompts) - 1 if guidance_pass is Pass.UNCOND else 0 for guidance_pass in passes]
-    tokens, tables = _conditions(stage, given), rope_tables(stage.geometry, plan.arch.transformer)
+    tokens, tables = _conditions(stage, condition_latents), rope_tables(stage.geometry, plan.arch.transformer)
     return np.tile(np.asarray(contexts, np.int32), videos), tables, masks, tokens, Sharing(passes, branch)
 
 
 def _conditions(stage: Stage, latents: Streams[Sequence[np.ndarray]]) -> Streams[Conditions | None]:
-    """The given tokens of a stage, with the latents of its pictures and of its sounds."""
-    given = (
-        [ConditionTokens(encoded[source][part], strength, start) for source, part, start, strength in tokens]
-        for tokens, encoded in zip(stage.given, latents, strict=True)
+    """The conditions of a stage, with the latents of its videos and audio."""
+    tokens = (
+        [ConditionTokens(encoded[source][part], strength, start) for source, part, start, strength in slices]
+        for slices, encoded in zip(stage.condition_slices, latents, strict=True)
     )
-    made = conditions(Streams(*given), stage.token_shapes, stage.x0_sigma, stage.cross_timestep, stage.frozen)
+    made = conditions(Streams(*tokens), stage.token_shapes, stage.x0_sigma, stage.cross_timestep, stage.frozen)
     if stage.references:
         assert made.video
         return made._replace(video=made.video._replace(references=stage.references))
@@ -126,8 +125,7 @@ def _stage_schedule(stage: Stage) -> tuple[np.ndarray, Streams[GuidanceWeights]]
 
 
 class StageRun:
-    """A stage whose denoiser is on the devices, with all its inputs but latents; `contexts` are its connectors', and
-    `given` the latents of its pictures and of its sounds."""
+    """A stage with its denoiser on the devices and all inputs but latents; `contexts` are those of its connectors."""
 
     def __init__(
         self,
@@ -135,12 +133,12 @@ class StageRun:
         phase: Phase,
         transformer: Transformer,
         contexts: Streams[Any],
-        given: Streams[Sequence[np.ndarray]] = NOTHING_GIVEN,
+        condition_latents: Streams[Sequence[np.ndarray]] = NO_CONDITION_LATENTS,
     ):
         self.plan, self.phase, self.transformer = plan, phase, transformer
         self.programs, stage = stage_programs(plan, phase.number), phase.stage
         text = self.programs.text(transformer, self.place(contexts))
-        rows, self.schedule = self.place((_stage_rows(plan, stage, given), _stage_schedule(stage)))
+        rows, self.schedule = self.place((_stage_rows(plan, stage, condition_latents), _stage_schedule(stage)))
         self.inputs = DenoiserInputs(jax.block_until_ready(text), *rows)
 
     def denoise(self, latents: Streams[jax.Array], start: int, stop: int) -> tuple[Streams[jax.Array], Streams[Any]]:

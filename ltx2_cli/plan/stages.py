@@ -15,8 +15,8 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.media.videos import Video
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.parallel.mesh import ShardingPlan
+from ltx2_cli.plan.condition_slices import ConditionSlice, condition_slices, fully_conditioned
 from ltx2_cli.plan.edit import edit_of
-from ltx2_cli.plan.given import GivenTokens, given_tokens, given_whole
 from ltx2_cli.plan.inputs import CONNECTORS, DENOISER, STAGE2_CONNECTORS, STAGE2_DENOISER, PlanInputs
 from ltx2_cli.plan.placed import PlacedVideo, place_videos, reference_weights
 from ltx2_cli.request.spec import NO_GUIDANCE, Guidance, RunSpec, Streams
@@ -25,7 +25,7 @@ from ltx2_cli.request.spelling import option, typed
 REFERENCE_TOKENS = 4096
 FIRST, UPSAMPLED, FINAL = STAGES
 UNGUIDED = Streams(NO_GUIDANCE, NO_GUIDANCE)
-NOTHING_GIVEN: Streams[tuple[GivenTokens, ...]] = Streams((), ())
+NO_SLICES: Streams[tuple[ConditionSlice, ...]] = Streams((), ())
 NEITHER = Streams(False, False)
 UNREFINED = (0.0,)  # the noise levels of upsampled latents that are left as they are
 
@@ -57,8 +57,8 @@ class Stage:
     noise: str | None = None  # file of the initial noise; None: it is drawn
     keep_audio: bool = False  # the sound is that of the source
     audio_conditions: int = 0  # each as long as the stage's audio
-    given: Streams[tuple[GivenTokens, ...]] = NOTHING_GIVEN  # of the placed videos, and of the audio
-    frozen: Streams[bool] = NEITHER  # the stream is given whole: nothing of it is made
+    condition_slices: Streams[tuple[ConditionSlice, ...]] = NO_SLICES  # of the placed videos, and of the audio
+    frozen: Streams[bool] = NEITHER  # the stream is a condition as a whole: nothing of it is generated
     references: References | None = None  # None: tokens attend to all tokens alike
     x0_sigma: X0Sigma = "token"
     cross_timestep: CrossTimestep = "gate"
@@ -213,14 +213,14 @@ def _with_conditions(stage: Stage, spec: RunSpec, inputs: PlanInputs) -> Stage:
     strengths = [1.0] if spec.audio else []
     strengths += [placed.strength for placed in stage.placed_videos if inputs.input_videos[placed.number].audio]
     edit = edit_of(spec, inputs.input_videos, stage.geometry)
-    given = given_tokens(stage.placed_videos, strengths, stage.geometry, inputs.checkpoint.arch.compression, edit)
+    slices = condition_slices(stage.placed_videos, strengths, stage.geometry, inputs.checkpoint.arch.compression, edit)
     whole = Streams(
-        *(given_whole(*pair) for pair in zip(given, (shape[0] for shape in stage.token_shapes), strict=True))
+        *(fully_conditioned(*pair) for pair in zip(slices, (shape[0] for shape in stage.token_shapes), strict=True))
     )
     return replace(
         stage,
         audio_conditions=len(strengths),
-        given=given,
+        condition_slices=slices,
         frozen=whole._replace(video=whole.video and edit is not None),
         references=reference_weights(spec, inputs.input_videos, stage.placed_videos, stage.geometry),
         x0_sigma="stream" if spec.follows_diffusers else "token",

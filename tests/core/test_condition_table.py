@@ -15,7 +15,7 @@ from ltx2_cli.core.conditions import encode_conditions
 from ltx2_cli.core.networks import Components
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import state_from_latents
-from ltx2_cli.core.stage_programs import NOTHING_GIVEN, _conditions
+from ltx2_cli.core.stage_programs import NO_CONDITION_LATENTS, _conditions
 from ltx2_cli.core.state import RunState
 from ltx2_cli.diffusion.conditions import Conditions
 from ltx2_cli.diffusion.latents import pack, unpack
@@ -100,7 +100,7 @@ def test_it_is_held_and_eight_devices_make_what_one_makes(
     behind = given in BEHIND and (given != "reference" or number == 0)
     assert stage.geometry.video_tokens == stage.geometry.grid_tokens + behind * image
     encoded = encode_conditions(plans[0], plans[0].phases, Components(plans[0]), Report())
-    held = _conditions(stage, encoded.get(number, NOTHING_GIVEN))
+    held = _conditions(stage, encoded.get(number, NO_CONDITION_LATENTS))
     counts = [check_held(*stream) for stream in zip(one, held, strict=True)]
     latents, sound = HELD.get(given, (1, 0))
     assert counts == [latents * image, sound]
