@@ -1,4 +1,4 @@
-"""Pictures and sounds to latents, for each stage that has them, at its size."""
+"""Encode the input videos and audio of each stage to latents of its size."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -33,7 +33,7 @@ Latents = list[np.ndarray]  # of each picture or sound of a stage, normalised fl
 def encode_conditions(
     plan: Plan, phases: Sequence[Phase], components: Components, report: Report
 ) -> dict[int, Streams[Latents]]:
-    """By the number of the stage, the latents of its pictures and of its sounds, for these phases of the plan."""
+    """The condition latents of the stages of these phases, by the number of the stage."""
     stages = _denoised(phases)
     pictures = _encode_videos(plan, stages, components, report)
     sounds = _encode_audio(plan, stages, components, report)
@@ -41,7 +41,7 @@ def encode_conditions(
 
 
 def condition_programs(plan: Plan, phases: Sequence[Phase]) -> list[Program]:
-    """The programs that `encode_conditions` runs."""
+    """The programs of `encode_conditions`."""
     stages = _denoised(phases).values()
     return [*_video_programs(plan, stages), *_audio_programs(plan, stages)]
 
@@ -79,8 +79,8 @@ def _video_programs(plan: Plan, stages: Iterable[Stage]) -> list[Program]:
 
 
 def video_program(plan: Plan, size: tuple[int, int], num_frames: int) -> Program:
-    """Pixels in [-1, 1] [videos, frames, height, width · 3] to normalised latents [videos, frames, height, width,
-    channels] of this height and width; both lie in parts on the devices."""
+    """The program from pixels in [-1, 1] [videos, frames, height, width · 3] to normalised latents [videos, frames,
+    height, width, channels] of this height and width; both are split over the devices."""
     where, (height, width) = _parts(plan, size), _pixels(plan, size)
     pixels = jax.ShapeDtypeStruct((1, num_frames, height, 3 * width), np.float32, sharding=where)
     function = jitted(_latents, where, plan.sharding, convolves=True, sizes=pixels.shape, where=where)
@@ -89,20 +89,20 @@ def video_program(plan: Plan, size: tuple[int, int], num_frames: int) -> Program
 
 
 def _frames(picture: Video, placed: PlacedVideo) -> np.ndarray:
-    """The frames of a picture that are encoded."""
+    """The frames of an input video that are encoded."""
     if placed.crf:
         return np.stack([compressed(frame, placed.crf) for frame in picture.frames])
     return picture.frames[placed.skipped : placed.skipped + placed.num_frames]
 
 
 def _parts(plan: Plan, size: tuple[int, int]) -> NamedSharding:
-    """How the devices share images whose latents have this height and width."""
+    """Sharding of images whose latents have this height and width."""
     mesh = image_mesh(plan.sharding.mesh.devices.ravel(), (1, *size))
     return NamedSharding(mesh, PartitionSpec(None, None, *IMAGE_AXES))
 
 
 def _pixels(plan: Plan, size: tuple[int, int]) -> tuple[int, int]:
-    """Height and width in pixels of what these latents are of."""
+    """Height and width in pixels of latents of this size."""
     height, width = size
     return height * plan.arch.compression.pixels, width * plan.arch.compression.pixels
 
@@ -119,7 +119,7 @@ def _latents(vae: VideoVAE, pixels: jax.Array, where: NamedSharding) -> jax.Arra
 def _encode_audio(
     plan: Plan, stages: Mapping[int, Stage], components: Components, report: Report
 ) -> dict[int, Latents]:
-    """The latents of the plan's sound for each stage that is given it."""
+    """The latents of the condition audio, for each stage that has it."""
     stages = {number: stage for number, stage in stages.items() if stage.audio_conditions}
     sound = plan.condition_audio
     if not stages or sound is None:
@@ -141,8 +141,8 @@ def _audio_programs(plan: Plan, stages: Iterable[Stage]) -> list[Program]:
 
 
 def audio_program(plan: Plan, stage: Stage) -> Program:
-    """Samples at the autoencoder's rate [1, samples, channels] to the normalised tokens of a stage's whole sound
-    [1, tokens, features]."""
+    """The program from samples at the autoencoder's rate [1, samples, channels] to the normalised tokens of a stage's
+    whole audio [1, tokens, features]."""
     arch, tokens, where = plan.arch.audio_vae, stage.geometry.audio_frames, plan.decoding.whole
     wave = jax.ShapeDtypeStruct((1, samples_for(tokens, arch), CHANNELS), np.float32, sharding=where)
     function = jitted(_audio_latents, where, plan.sharding, convolves=True, tokens=tokens, arch=arch)

@@ -35,8 +35,8 @@ NO_FRAMES, SILENCE = np.empty((0, 0, 0, 3), np.uint8), np.empty((0, 2), np.float
 def decode(
     plan: Plan, latents: Streams[np.ndarray], components: Components, report: Report, wanted: Streams[bool] = BOTH
 ) -> Iterator[Media]:
-    """The media of each video, from latents as tokens [videos, tokens, channels]; empty where not wanted, and on all of
-    several hosts but the first. A sound that was given is that of its file."""
+    """Yield the media of each video, from latents as tokens [videos, tokens, channels]. Streams that are not wanted are
+    empty, and all streams on hosts but the first. Input audio is copied from its file."""
     videos, at_once, decoded = len(latents.video), plan.decoding.videos, _decoded(plan, wanted)
     with memory_for(DECODE, plan), ExitStack() as loaded:
         networks = {
@@ -56,8 +56,8 @@ def decode(
 def _decode_rows(
     plan: Plan, latents: Streams[np.ndarray], rows: np.ndarray, networks: Mapping[str, Any]
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Frames and waveforms of these videos, on the first host; empty where there is no network for them. Nothing else
-    refers to what is on the devices meanwhile."""
+    """Frames and waveforms of these videos on the first host; empty without a network for them. No other reference to
+    arrays on the devices exists."""
     frames, waveforms = [NO_FRAMES] * len(rows), [SILENCE] * len(rows)
     picture = sound = None
     if "vae" in networks:
@@ -76,19 +76,19 @@ def _decode_rows(
 
 
 def _decoded(plan: Plan, wanted: Streams[bool]) -> Streams[bool]:
-    """What is decoded of what is wanted."""
+    """The wanted streams that a decoder makes."""
     video, audio = plan.running
     return Streams(wanted.video and video, wanted.audio and audio and plan.input_audio is None)
 
 
 def _with_input_audio(media: Media, sound: Audio) -> Media:
-    """On hosts that have the frames, the sound as long as they last."""
+    """Media with the input audio, as long as its frames."""
     waveform = sound.lasting(len(media.frames) / media.fps)
     return replace(media, waveform=waveform, sample_rate=sound.sample_rate)
 
 
 def media_programs(plan: Plan, wanted: Streams[bool] = BOTH) -> list[Program]:
-    """The programs that `decode` runs."""
+    """The programs of `decode`."""
     decoded = _decoded(plan, wanted)
     return [*([_video_program(plan)] if decoded.video else []), *([_audio_program(plan)] if decoded.audio else [])]
 

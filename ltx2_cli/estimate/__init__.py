@@ -1,1 +1,1 @@
-"""What a compiled program will need and take, read from its text and from the architecture: nothing here runs it."""
+"""Memory and time of compiled programs, by their text and the architecture. Runs nothing."""

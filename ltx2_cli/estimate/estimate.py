@@ -1,4 +1,4 @@
-"""The estimate of a plan before it runs: memory, communication, work, the time that is expected, and the least."""
+"""Estimates of a plan before it runs: memory, communication, work, expected time, and lower bound on time."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -52,13 +52,13 @@ class StageEstimate:
 
     @property
     def seconds_per_step(self) -> float | None:
-        """The least time of a step."""
+        """Lower bound on the time of a step."""
         return max(self.roofline_seconds.values()) if self.roofline_seconds else None
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What is known of a plan before it runs, with what compiling its programs added to that."""
+    """Estimates of a plan by formula, and by its programs as far as they were compiled."""
 
     plan: Plan
     compiled: list[Compiled]
@@ -74,23 +74,23 @@ class Estimate:
 
     @property
     def phase_bytes(self) -> dict[str, int]:
-        """The peak of each phase on each device."""
+        """Peak memory of each phase on each device."""
         return {phase: memory.peak for phase, memory in self.memory.items()}
 
     @property
     def expected_seconds(self) -> Range | None:
-        """The time of all phases; None where the device's rates are not known."""
+        """Seconds of all phases; None if the device's rates are unknown."""
         times = self.expected_phase_seconds.values()
         return Range(sum(time.low for time in times), sum(time.high for time in times)) if times else None
 
     @property
     def fits(self) -> bool:
-        """Whether each device can hold every phase, as far as that is known."""
+        """Whether every phase fits into each device, as far as that is known."""
         return max(self.phase_bytes.values()) <= self.device_bytes
 
 
 def estimate_plan(plan: Plan, programs: Programs = ()) -> Estimate:
-    """The estimate of a plan of which these programs were compiled."""
+    """The estimate of a plan with these compiled programs."""
     devices, sizes = list(plan.sharding.mesh.devices.flat), weight_bytes(plan)
     limit, rates = device_memory(devices).limit, chip(devices[0].device_kind)
     uncompiled, memory = phase_memory(plan, run_phases(plan)), {}
@@ -120,7 +120,7 @@ def estimate_plan(plan: Plan, programs: Programs = ()) -> Estimate:
 
 
 def _sending(plan: Plan, phase: str, forward: Compiled | None) -> float:
-    """The seconds that a device sends in a phase, of a denoising phase in a step."""
+    """Seconds of sending on a device in a phase, or in a step of a denoising phase."""
     if forward:
         return forward.sent_seconds
     if phase not in LOOPS:
@@ -131,8 +131,8 @@ def _sending(plan: Plan, phase: str, forward: Compiled | None) -> float:
 
 
 def _expected(parts: Mapping[str, float], over_least: Range, forward: Compiled | None) -> Range:
-    """The time of a step or a phase: the compiler's, with and without a search for largest scores, else so many times
-    the least; and after it that of sending, which nothing overlaps."""
+    """Expected time of a step or a phase: the compiler's, with and without the row maximum of attention, else a
+    multiple of the lower bound; plus that of sending, which nothing overlaps."""
     if forward and (cycles := forward.cycles):
         low, high = cycles.seconds, (cycles.total + cycles.searching) / cycles.hertz
     else:
@@ -142,7 +142,7 @@ def _expected(parts: Mapping[str, float], over_least: Range, forward: Compiled |
 
 
 def compile_and_estimate(plan: Plan, programs: Iterable[Program], report: Report) -> Estimate:
-    """The estimate after compiling these programs for the plan's devices, unless the weights are too large for them."""
+    """Compile these programs for the plan's devices, unless its weights do not fit, and estimate the plan by them."""
     before = estimate_plan(plan)
     if max(memory.weights for memory in before.uncompiled.values()) > before.device_bytes:
         return before
@@ -163,8 +163,8 @@ def forward_programs(plan: Plan) -> Iterator[Program]:
 
 
 def _with_compiled(plan: Plan, formula: PhaseMemory, programs: Programs, phase: str, read: int) -> PhaseMemory:
-    """`formula` with the activations of compiled programs, if they tell. A program that is too large, and whose size
-    the compiler does not state, counts a byte more than there is."""
+    """`formula` with the activations of compiled programs, where known. A program that is too large and whose size the
+    compiler does not state counts one byte more than the device has."""
     needed: dict[str, int] = {}
     for program in programs:
         if program.network in PHASES[phase] and program.stage == int(phase == REFINE):
@@ -274,7 +274,7 @@ def _stage_record(plan: Plan, estimate: StageEstimate) -> dict[str, Any]:
 
 
 def assumptions(plan: Plan) -> list[str]:
-    """What the times rest on."""
+    """Sentences on the rates behind the times."""
     if (rates := chip(plan.sharding.mesh.devices.flat[0].device_kind)) is None:
         return []
     link = "over each of its links" if rates.torus else "to the others"

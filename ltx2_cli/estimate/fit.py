@@ -1,4 +1,4 @@
-"""Whether a request fits into the memory of its devices; where it does not, the nearest one that fits: the same clip in
+"""Check whether a request fits into the memory of its devices, and find the nearest one that fits: the same clip in
 another way, else a smaller clip, else the demo. Every alternative is planned before it is suggested."""
 
 import json
@@ -78,7 +78,7 @@ def available_memory(plan: Plan) -> DeviceMemory:
 
 @dataclass(frozen=True)
 class Request:
-    """A request, its devices, and how far the command carries it out."""
+    """A request, its devices, and the phases that the command runs."""
 
     spec: RunSpec  # recipe and devices may have left values open
     devices: Sequence[jax.Device]
@@ -90,15 +90,15 @@ class Request:
     corrections: Mapping[str, float] = field(default_factory=dict)  # compiled activations by phase, in estimates
 
     def plan(self) -> Plan:
-        """The plan from configs alone. Raises `UsageError` where the request cannot be met."""
+        """The plan by configs alone. Raises `UsageError` if the request cannot be run."""
         return self.until_end(plan_offline(self.spec, self.devices, self.source))
 
     def resolved(self) -> Plan:
-        """The plan from the networks' files, which are downloaded if they are missing. Raises `UsageError` likewise."""
+        """The plan by the networks' files, after their download. Raises `UsageError` if the request cannot be run."""
         return self.until_end(resolve(self.spec, self.source))
 
     def until_end(self, plan: Plan) -> Plan:
-        """The part of a plan that the command carries out."""
+        """The part of a plan that the command runs."""
         return stage1_plan(plan) if self.product is Product.drafts else plan
 
     def memory(self, plan: Plan) -> dict[str, PhaseMemory]:
@@ -328,7 +328,7 @@ def _larger_slice(search: Suggestions) -> Alternative | None:
 
 
 def _sufficient(search: Suggestions) -> str:
-    """Devices that would do, by what a single one needs."""
+    """A sentence on devices that suffice, by the memory of a single one."""
     alone = Alternative({"sharding": read_sharding("single"), "keep_resident": False})
     try:
         memory = search.request.memory(search.altered(alone))

@@ -1,6 +1,6 @@
-"""The floating-point operations of a run's phases, 2·m·n·k for every product of matrices, and the least time that they
-take. Sums, norms, filters and activations are left out: they are below a hundredth at the published sizes. XLA's own
-count has a loop's body once, and nothing of a Pallas kernel."""
+"""Floating-point operations of a run's phases, 2·m·n·k for each matrix product, and the lower bound on their time.
+Sums, norms, filters and activation functions are left out: below 1 % at the published sizes. XLA's own count has a
+loop's body once, and no Pallas kernel."""
 
 import math
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ UPSAMPLED = ("post_upsample", "final_conv")  # how the names of an upsampler's w
 
 
 def kernel_elements(module: nnx.Module) -> int:
-    """The numbers in the kernels of a module's convolutions: half the operations of one place."""
+    """Values in the kernels of a module's convolutions: half the operations of one position."""
     return _elements([weight for weight in weights(module) if weight.source.endswith(".weight")])
 
 
@@ -38,7 +38,7 @@ def video_decoder_flops(decoder: VideoDecoder, frames: int, height: int, width: 
 
 
 def video_encoder_flops(encoder: VideoEncoder, patches: int) -> int:
-    """The video VAE's encoder on one picture of so many patches."""
+    """The video VAE's encoder on one image of `patches` patches."""
     flops = 2 * patches * kernel_elements(encoder.conv_in)
     for layer in encoder.layers:
         frames, height, width = layer.stride  # the picture is repeated to fill a cell
@@ -48,7 +48,7 @@ def video_encoder_flops(encoder: VideoEncoder, patches: int) -> int:
 
 
 def spectrogram_flops(coder: AudioEncoder | AudioDecoder, instants: int, bins: int) -> int:
-    """The audio VAE's encoder on one spectrogram of so many instants and mel bins, or its decoder on such latents."""
+    """The audio VAE's encoder on one spectrogram [instants, mel bins], or its decoder on such latents."""
     flops = 2 * instants * bins * kernel_elements(coder.conv_in)
     for layer in coder.layers:
         match layer:
@@ -62,7 +62,7 @@ def spectrogram_flops(coder: AudioEncoder | AudioDecoder, instants: int, bins: i
 
 
 def vocoder_flops(vocoder: Vocoder | VocoderWithBWE, instants: int) -> int:
-    """A vocoder on one spectrogram of so many instants; of bandwidth extension the generators alone."""
+    """A vocoder on one spectrogram of `instants` instants; with bandwidth extension, the generators alone."""
     if isinstance(vocoder, VocoderWithBWE):
         hops = -(-instants * math.prod(stage.upsample.stride for stage in vocoder.vocoder.stages) // vocoder.hop)
         return vocoder_flops(vocoder.vocoder, instants) + vocoder_flops(vocoder.bwe, hops)
@@ -75,7 +75,7 @@ def vocoder_flops(vocoder: Vocoder | VocoderWithBWE, instants: int) -> int:
 
 
 def phase_flops(plan: Plan, phase: str) -> float:
-    """Operations of a phase on one device, of a denoising phase those of a step."""
+    """Operations of a phase on one device, or of a step of a denoising phase."""
     if phase in LOOPS:
         stage = stage_of(plan, phase)
         step = step_of(plan.spec, plan.arch.transformer, stage.geometry, stage.passes, len(plan.prompts))
@@ -89,7 +89,7 @@ def phase_flops(plan: Plan, phase: str) -> float:
 
 
 def decoding_flops(plan: Plan) -> Streams[float]:
-    """Operations of one device that decodes the videos and sounds of a run, each sound whole."""
+    """Operations of one device to decode all videos and audio of a run; audio is not split."""
     _, _, *size = plan.latent_shapes.video
     instants, video, audio = plan.stages[-1].geometry.audio_frames, 0.0, 0.0
     if plan.spec.running.video:
@@ -119,8 +119,8 @@ def _flops_of_all(plan: Plan, phase: str) -> int:
 
 
 def roofline(flops: float, bytes_read: float, sending: float, chip: Chip) -> dict[str, float]:
-    """Seconds of each part of a device's work at the published rates, those of sending as its links take them. At best
-    all parts overlap: the longest is the least time."""
+    """Seconds of each part of a device's work at the published rates. All parts may overlap: the longest is the lower
+    bound."""
     times = flops / chip.flops, bytes_read / chip.hbm_bandwidth, sending
     return dict(zip(("compute", "memory", "communication"), times, strict=True))
 

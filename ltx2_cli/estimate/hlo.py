@@ -1,4 +1,4 @@
-"""What XLA's text of a compiled program says of its computations, its loops, and the lines of source behind it."""
+"""Parse the text of a compiled program: computations, loops, and lines of source."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -44,12 +44,12 @@ def lines(
 
 
 def callees(text: str) -> list[str]:
-    """The computations that an instruction calls, or all in a computation do."""
+    """Computations that an instruction, or any instruction of a computation, calls."""
     return _NAME.findall(" ".join(_CALLS.findall(text)))
 
 
 def _iterations(texts: Mapping[str, str], line: str, condition: str) -> int | None:
-    """Iterations of a `while`, if the text tells: jax counts from 0 by 1 up to the condition's only constant."""
+    """Iterations of a `while`, or None: jax counts from 0 by 1 up to the condition's only constant."""
     if known := _TRIP_COUNT.search(line):
         return int(known[1])
     names = (condition, *callees(texts[condition]))
@@ -58,8 +58,8 @@ def _iterations(texts: Mapping[str, str], line: str, condition: str) -> int | No
 
 
 def sources(text: str) -> Mapping[int, str]:
-    """By the number of a stack frame, the line that made an instruction: `nn/layers.py:51` for the innermost of this
-    package, else the innermost of all by its whole path."""
+    """Source line of each stack frame, by its number: `nn/layers.py:51` for the innermost of this package, else the
+    innermost with its whole path."""
     files, places, frames = (_table(text, name) for name in ("FileNames", "FileLocations", "StackFrames"))
     found: dict[int, str] = {}
     for number, frame in frames.items():

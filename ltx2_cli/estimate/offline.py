@@ -1,5 +1,4 @@
-"""Devices that need not be here, such as those of a TPU slice; and a plan on other meshes of its devices, of which the
-fastest is searched."""
+"""Descriptions of absent devices, such as a TPU slice; and the search for the fastest mesh of a plan."""
 
 import os
 import re
@@ -36,8 +35,8 @@ _NAMED_DEVICES = 64  # that the largest of them has
 
 
 def topology(name: str) -> tuple[jax.Device, ...]:
-    """The devices of a TPU slice such as `v6e:2x4`, to compile for; no TPU is needed or touched. Raises `UsageError`
-    where libtpu is not installed or does not know it."""
+    """The devices of a TPU slice such as `v6e:2x4`, to compile for; needs no TPU. Raises `UsageError` if libtpu is not
+    installed or does not know the slice."""
     tpus = [chip for chip in CHIPS if chip.topology]
     if not _SLICE.fullmatch(name):
         examples = ", ".join(f"--topology {chip.topology}" for chip in tpus)
@@ -86,14 +85,14 @@ SECONDS = 300.0  # after which no other is begun
 
 @dataclass(frozen=True)
 class MeshSearch:
-    """The meshes that were tried, and which is best."""
+    """The meshes of a search, and the best one."""
 
     tried: list[Estimate]  # compiled, if the weights leave room
     best: Estimate | None  # None: none fits
     seconds: float
 
     def record(self) -> dict[str, Any]:
-        """The meshes that were tried, as JSON has them; null where one was not compiled."""
+        """The meshes as JSON; null for values of a mesh that was not compiled."""
         return {
             "search": [
                 {
@@ -113,7 +112,7 @@ class MeshSearch:
 
 
 def search_meshes(plan: Plan, devices: Sequence[jax.Device], report: Report) -> MeshSearch:
-    """Every mesh of the plan's axes by its weights; of those that fit, the likeliest are compiled."""
+    """Try every mesh of the plan's axes by the memory of its weights, and compile the most promising that fit."""
     start = time.monotonic()
     with report.stage("lay out meshes"):
         tried = [estimate_plan(candidate) for candidate in meshes(plan, devices)]
@@ -143,7 +142,7 @@ def meshes(plan: Plan, devices: Sequence[jax.Device]) -> Iterator[Plan]:
 
 
 def mesh_specs(plan: Plan, devices: int) -> Iterator[ShardingSpec]:
-    """The plan's profile with each mesh of its axes that divides so many devices and the rows, the cheapest first."""
+    """The plan's profile with each mesh of its axes that divides the devices and the rows, the cheapest first."""
     sharding, rows = plan.spec.sharding, len(plan.stages[0].passes) * plan.spec.num_videos
     if not sharding.mesh:
         return

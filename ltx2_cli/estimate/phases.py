@@ -1,6 +1,5 @@
-"""The phases of a run, and the memory that each needs of a device: weights exactly, and what is beside them by formula.
-Its factors were fitted to `memory_analysis()` of programs compiled by libtpu 0.0.42, whose figures stand in
-`tests/estimate/test_phases.py`."""
+"""Phases of a run, and the memory of each on a device: weights exactly, activations by formula. Its factors are fitted
+to `memory_analysis()` of programs compiled by libtpu 0.0.42; `tests/estimate/test_phases.py` has the figures."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -52,12 +51,12 @@ class PhaseMemory(NamedTuple):
 
     @property
     def peak(self) -> int:
-        """What the phase needs at once."""
+        """Peak memory of the phase."""
         return max(self.loading, self.weights + self.activations)
 
 
 def run_phases(plan: Plan, product: Product = Product.clips, start: RunState = START) -> tuple[str, ...]:
-    """The phases that a run goes through from `start`, in their order."""
+    """Names of the phases of a run from `start`, in their order."""
     later = plan.phases[start.phase :]
     names = [PICTURES] if any(phase.stage.placed_videos and isinstance(phase, Denoise) for phase in later) else []
     names += [SOUND] if any(phase.stage.audio_conditions and isinstance(phase, Denoise) for phase in later) else []
@@ -68,7 +67,7 @@ def run_phases(plan: Plan, product: Product = Product.clips, start: RunState = S
 
 
 def stage_of(plan: Plan, phase: str) -> Stage:
-    """The stage whose latents the phase makes."""
+    """The stage of a phase."""
     return plan.stages[0] if phase == DENOISE else plan.stages[-1]
 
 
@@ -78,7 +77,7 @@ def weight_bytes(plan: Plan) -> dict[str, int]:
 
 
 def read_bytes(plan: Plan, phase: str, sizes: Mapping[str, int]) -> int:
-    """The weights that a phase's work reads, on each device; `sizes` are those of `weight_bytes`."""
+    """Bytes of the weights that a phase reads on each device; `sizes`: of `weight_bytes`."""
     if phase in LOOPS:
         return _network_bytes(plan, stage_of(plan, phase).network)
     return sum(sizes.get(name, 0) for name in PHASES[phase])
@@ -97,8 +96,8 @@ def _network_bytes(plan: Plan, name: str) -> int:
 
 
 def phase_memory(plan: Plan, phases: Collection[str]) -> dict[str, PhaseMemory]:
-    """What each of these phases needs of a device. Where latents are upsampled, the first stage's denoiser stays for
-    the second. A CPU reads weights into their place; other devices receive some while they hold others."""
+    """Memory of each of these phases on a device. The first stage's denoiser stays loaded while latents are upsampled.
+    A CPU reads weights into their place; other devices also hold the chunks in flight."""
     sizes, memory = weight_bytes(plan), {}
     resident = sum(sizes.values()) if plan.spec.keep_resident else 0
     moving = 0 if plan.sharding.mesh.devices.flat[0].platform == "cpu" else ON_THE_WAY * CHUNK_BYTES
@@ -110,7 +109,7 @@ def phase_memory(plan: Plan, phases: Collection[str]) -> dict[str, PhaseMemory]:
 
 
 def activation_bytes(plan: Plan, phase: str) -> int:
-    """Estimate of what a phase needs of a device beside its weights: activations, inputs and results."""
+    """Estimate of a phase's bytes on a device beside its weights: activations, inputs and results."""
     encoder, spec = plan.arch.text_encoder, plan.spec
     # The numbers in a device's part of the text encoder's result: the embeddings, and the state behind each layer.
     (tokens,) = text_sharding(plan, 0).shard_shape((plan.text_tokens,))
@@ -175,13 +174,13 @@ def _itemsize(dtype: DType) -> int:
 
 
 def _parts(size: int, stage: Stage, axis: str) -> int:
-    """What a device has of an axis; an axis that does not divide stays whole."""
+    """Size of an axis on a device; an axis that does not divide is not split."""
     parts = stage.sharding.parts(axis)
     return -(-size // parts) if axis.endswith("tokens") or not size % parts else size
 
 
 def encoded_videos(plan: Plan) -> list[tuple[int, int]]:
-    """Of each picture that a stage shows, the frames and the patches of one."""
+    """Frames, and patches of a frame, of each placed video."""
     patches = (plan.arch.vae.spatial_compression_ratio // plan.arch.vae.patch_size) ** 2
     shown = ((stage, picture) for stage in plan.stages for picture in stage.placed_videos)
     return [(picture.num_frames, patches * math.prod(picture.latent_size(stage.geometry))) for stage, picture in shown]

@@ -1,6 +1,6 @@
-"""How decoding is divided, which changes no clip: videos and parts of images over devices, and the decoder's last
-layers, where activations are largest, into tiles to save memory. A tile reads its layers' receptive field beyond what
-is kept of it, so its pixels are exactly those of the whole clip."""
+"""Division of decoding, which changes no clip: videos and parts of images over devices; and the decoder's last layers,
+where activations are largest, over tiles to save memory. A tile reads its result plus the receptive field of its
+layers, so its pixels equal those of the whole clip."""
 
 import math
 from collections.abc import Collection, Iterator, Sequence
@@ -35,7 +35,7 @@ KEEP_ALL = ("tpu7x",)
 
 @dataclass(frozen=True)
 class Tiles:
-    """All layers but the first `cut` see the video as this many tiles along frames, height and width."""
+    """Tiles of all layers but the first `cut`: counts along frames, height and width."""
 
     cut: int
     counts: Extent
@@ -53,8 +53,8 @@ class AxisTiling:
 
 
 def tile_axis(length: int, count: int, halo: int, shared: int) -> AxisTiling:
-    """`length` in `count` tiles of one size that read `halo` positions on each side of what they write; neighbours both
-    write at least the `shared` positions between them."""
+    """Split `length` into `count` tiles of one size. A tile reads `halo` positions on each side of those it writes;
+    neighbours both write at least `shared` positions."""
     write = -(-(length - shared) // count) + shared
     read = min(length, write + 2 * halo)
     write_starts = tuple(min(tile * (write - shared), length - write) for tile in range(count))
@@ -63,8 +63,8 @@ def tile_axis(length: int, count: int, halo: int, shared: int) -> AxisTiling:
 
 
 def tile_video(decoder: VideoDecoder, tiles: Tiles, size: Extent) -> tuple[AxisTiling, AxisTiling, AxisTiling]:
-    """The tiles of the cut layers' output, whose extent is `size`. A position in time becomes several frames, but the
-    first of a tile only the last of them: so neighbouring tiles share one position."""
+    """The tiles of the cut layers' output, whose extent is `size`. The decoder drops the leading frames of a tile's
+    first position in time, so neighbouring tiles overlap by one position."""
     frames, side = receptive_field(decoder, tiles.cut)
     along_frames = tile_axis(size[0], tiles.counts[0], frames, shared=1)
     height, width = (tile_axis(size[axis], tiles.counts[axis], side, shared=0) for axis in (1, 2))
@@ -72,7 +72,8 @@ def tile_video(decoder: VideoDecoder, tiles: Tiles, size: Extent) -> tuple[AxisT
 
 
 def receptive_field(decoder: VideoDecoder, cut: int) -> tuple[int, int]:
-    """The frames before, and the positions on each side, in the output of the first `cut` layers that a pixel needs."""
+    """Receptive field of a pixel in the output of the first `cut` layers: frames before it, and positions on each
+    side."""
     past = max(decoder.conv_out.around)
     frames, side = past, 1
     for layer in reversed(decoder.layers[cut:]):
@@ -82,14 +83,14 @@ def receptive_field(decoder: VideoDecoder, cut: int) -> tuple[int, int]:
 
 
 def scale(decoder: VideoDecoder, cut: int) -> Extent:
-    """Frames and pixels that a place of what the first `cut` layers give becomes."""
+    """Frames and pixels for each position in the output of the first `cut` layers."""
     strides = [layer.stride for layer in decoder.layers[cut:]]
     frames, height, width = (math.prod(sizes) for sizes in zip((1, 1, 1), *strides, strict=True))
     return frames, height * decoder.patch_size, width * decoder.patch_size
 
 
 def activations(decoder: VideoDecoder, size: Extent) -> list[tuple[Extent, int]]:
-    """The extent and channels of one video after the first `n` layers, for n from 0; its latents are of this size."""
+    """Extent and channels of one video after the first n layers, for n from 0; `size` is that of its latents."""
     after = [(size, decoder.conv_in.bias.shape[0])]
     for layer in decoder.layers:
         frames, height, width = (side * times for side, times in zip(after[-1][0], layer.stride, strict=True))
@@ -98,8 +99,8 @@ def activations(decoder: VideoDecoder, size: Extent) -> list[tuple[Extent, int]]
 
 
 def video_decode_bytes(decoder: VideoDecoder, size: Extent, tiles: Tiles | None, itemsize: int) -> int:
-    """About what `decode_frames` takes for a video whose latents are of this size, without the weights; `itemsize` is
-    that of what the convolutions give."""
+    """About the bytes of `decode_frames` for a video whose latents have this size, without the weights; `itemsize`: of
+    the convolutions' results."""
     after = activations(decoder, size)
     most = [math.prod(extent) * channels for extent, channels in after]
     pixels, _ = after[-1]
@@ -125,14 +126,14 @@ def audio_decode_bytes(arch: Arch, networks: Networks, latents: int, device: jax
 
 
 def _convolved_itemsize(device: jax.Device, kernel: Weight) -> int:
-    """Bytes of a number that a convolution gives: a CPU's are float32 in between."""
+    """Bytes of a value in a convolution's result: on a CPU it is float32."""
     return FLOAT32 if device.platform == "cpu" else kernel.dtype.itemsize
 
 
 def decode_frames(vae: VideoVAE, latents: jax.Array, tiles: Tiles | None) -> tuple[jax.Array, jax.Array]:
-    """uint8 [videos, frames, height, width · 3] of normalised latents [videos, frames, height, width, channels], and
-    whether the pixels are finite. Colours lie along the width: an array whose last axis is 3 takes an accelerator forty
-    times its size."""
+    """Decode normalised latents [videos, frames, height, width, channels] to uint8 [videos, frames, height, width · 3],
+    and whether the pixels are finite. Colours are along the width: on an accelerator, an array whose last axis is 3
+    takes forty times its size."""
     decoder, latents = vae.decoder, vae.statistics.denormalise(latents)
     if tiles is None:
         return _levels(decoder(latents))
@@ -164,7 +165,7 @@ def _levels(pixels: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _assemble(pieces: jax.Array, places: np.ndarray) -> jax.Array:
-    """The frames of which `pieces` [tile, videos, frames, height, width · 3] begin at `places`."""
+    """Join tiles [tile, videos, frames, height, width · 3] that begin at `places`."""
     size = places.max(axis=0) + np.array([*pieces.shape[2:4], pieces.shape[4] // 3])
     whole = jnp.zeros((pieces.shape[1], *size[:2], size[2] * 3), pieces.dtype)
     for piece, (frame, row, column) in zip(pieces, places, strict=True):
@@ -180,7 +181,7 @@ SPLITS = 4  # of those with the least work that are tried with tiles
 
 @dataclass(frozen=True)
 class DecodePlan:
-    """Where the decoders run. Hashable: a static argument of compiled functions."""
+    """Devices, tiles and memory of decoding. Hashable: a static argument of compiled functions."""
 
     mesh: Mesh  # the devices of a sharding plan, in its order
     tiles: Tiles | None
@@ -194,12 +195,12 @@ class DecodePlan:
 
     @property
     def bytes(self) -> int:
-        """About what decoding takes on each device, without weights."""
+        """About the bytes of decoding on each device, without weights."""
         return (sum if self.at_once else max)((self.video_bytes, self.audio_bytes))
 
 
 class _Split(NamedTuple):
-    """Over how many devices videos, heights and widths are split."""
+    """Numbers of devices along videos, height and width."""
 
     videos: int
     height: int
@@ -266,7 +267,7 @@ def _even_parts(devices: int, side: int) -> list[int]:
 
 
 def _tilings(decoder: VideoDecoder, cut: int, part: Extent, split: _Split) -> Iterator[tuple[Tiles, float]]:
-    """Tiles of a device's part, of sides that are not split, and how many times as much work they are."""
+    """Tiles of a device's part along sides that are not split, and their work relative to that of no tiles."""
     extent, _ = activations(decoder, part)[cut]
     most = (extent[0], 1 if split.height > 1 else extent[1], 1 if split.width > 1 else extent[2])
     for frames, height, width in product(*([count for count in COUNTS if count <= limit] for limit in most)):
@@ -276,7 +277,7 @@ def _tilings(decoder: VideoDecoder, cut: int, part: Extent, split: _Split) -> It
 
 
 def bytes_left_after(all_resident: bool, networks: Networks, sharding: ShardingPlan, names: Collection[str]) -> float:
-    """Bytes of each device that the weights of these networks leave, or of all networks where they stay resident."""
+    """Bytes left on each device beside the weights of these networks, or of all networks if they stay resident."""
     held = [
         bytes_on_device(weight, sharding)
         for name, network in networks.present().items()
