@@ -1,4 +1,4 @@
-"""When an unfinished run is saved, and when it stops."""
+"""Checkpoints of an unfinished run, and its stop."""
 
 import json
 import os
@@ -88,7 +88,7 @@ class RunCheckpointer:
 
     @cached_property
     def _files(self) -> dict[str, str]:
-        """The hashes of what the run reads, as far as they are known."""
+        """The known hashes of the run's input files."""
         with suppress(OSError):  # no reason to lose the run
             return digests(input_files(self.plan), quick_digest)
         return {}

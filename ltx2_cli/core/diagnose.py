@@ -1,4 +1,4 @@
-"""What helps where devices run out of memory, or a network overflows."""
+"""Advice on devices that run out of memory, and on networks that overflow."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +22,8 @@ SHORT_TEXT = 256  # tokens
 
 @contextmanager
 def memory_for(activity: str, plan: Plan) -> Iterator[None]:
-    """The body is the `activity`, one of the above. Raises `RunError` where the devices run out of memory in it."""
+    """Raise `RunError` with advice if the devices run out of memory in the body, which is the `activity`, one of the
+    above."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
@@ -33,7 +34,7 @@ def memory_for(activity: str, plan: Plan) -> Iterator[None]:
 
 
 def _remedies(activity: str, plan: Plan) -> Iterator[str]:
-    """What to type, the smallest change first."""
+    """Options to type, the smallest change first."""
     text_encoder = activity == f"{LOAD}text encoder"
     gpu = plan.sharding.mesh.devices.flat[0].platform == "gpu"
     if gpu and memory_fraction() <= DEFAULT_FRACTION:  # jax reserves only a part
@@ -59,7 +60,7 @@ def _remedies(activity: str, plan: Plan) -> Iterator[str]:
 
 
 def in_float32(plan: Plan) -> str:
-    """What to type where a network overflows."""
+    """Options to type for a network that overflows."""
     if plan.dtype is DType.float32:
         return "other weights: these overflow even in float32"
     return f"{typed('dtype', 'float32')} has the range it needs"

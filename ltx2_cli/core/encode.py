@@ -25,7 +25,7 @@ from ltx2_cli.request.spelling import option
 
 
 def encode(plan: Plan, names: Iterable[str], components: Components, report: Report) -> dict[str, Streams[jax.Array]]:
-    """By the names of connectors, the context of each stream for the plan's prompts, [prompts, tokens, width]."""
+    """Encode the plan's prompts: the context of each stream [prompts, tokens, width], by the name of the connectors."""
     tokens = tokenise(plan.checkpoint.tokenizer, plan.prompts, plan.text_tokens)
     for prompt, truncated in zip(plan.prompts, tokens.truncated, strict=True):
         if truncated:
@@ -35,7 +35,7 @@ def encode(plan: Plan, names: Iterable[str], components: Components, report: Rep
 
 
 def text_programs(plan: Plan, names: Iterable[str]) -> list[Program]:
-    """The programs that `encode` runs. Raises `UsageError` for a text encoder that cannot be computed."""
+    """The programs of `encode`. Raises `UsageError` for a text encoder that cannot be computed."""
     from ltx2_cli.models.gemma_torch import build_torch_module
 
     arch = plan.arch.text_encoder
@@ -51,8 +51,8 @@ def abstract_contexts(plan: Plan) -> Streams[jax.ShapeDtypeStruct]:
 
 
 def text_sharding(plan: Plan, axis: int) -> NamedSharding:
-    """Of an array whose `axis` is the text's tokens: split along every mesh axis but that of heads, or whole where
-    their number does not divide."""
+    """Sharding of an array whose `axis` is the text's tokens: split along every mesh axis but that of heads, or whole
+    if their number does not divide."""
     mesh = plan.sharding.mesh
     axes = tuple(name for name, size in mesh.shape.items() if size > 1 and name != plan.sharding.mesh_axis("heads"))
     parts = math.prod(mesh.shape[name] for name in axes)

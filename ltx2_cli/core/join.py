@@ -1,4 +1,4 @@
-"""The new part of an edited clip, joined with the part that is kept."""
+"""Join the regenerated part of an edited clip with the kept part."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,8 +16,8 @@ from ltx2_cli.request.spec import Streams
 
 
 def finished_clips(plan: Plan, latents: Streams[np.ndarray], components: Components, report: Report) -> Iterator[Media]:
-    """The clips of latents [videos, tokens, channels] as they are written: an edited one with the frames and the sound
-    that are kept."""
+    """The clips of latents [videos, tokens, channels] as they are written: an edited one with its kept frames and
+    audio."""
     return (_with_kept(plan, made) for made in decode(plan, latents, components, report))
 
 

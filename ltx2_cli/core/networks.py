@@ -1,4 +1,4 @@
-"""The networks on the devices: loaded when their phase begins, kept, freed."""
+"""Networks on the devices: load, keep, free."""
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -46,7 +46,7 @@ class Components:
         self.after_load: Callable[[str], None] = lambda name: None  # is called with each network's name
 
     def adopt(self, plan: Plan) -> None:
-        """Go on with another plan, and with the networks in memory that are the same in it, where they are."""
+        """Switch to another plan; loaded networks that are the same in it stay where they are."""
         for name in [*self.resident]:
             if _identity(self.plan, name) != _identity(plan, name):
                 del self.resident[name]
@@ -54,7 +54,7 @@ class Components:
 
     @contextmanager
     def keeping(self, names: Collection[str]) -> Iterator[None]:
-        """In the body, the networks of these names stay once they are used."""
+        """In the body, networks of these names stay loaded after their use."""
         before = self.kept
         self.kept = before.union(names)
         try:
@@ -63,14 +63,14 @@ class Components:
             self.keep(before)
 
     def keep(self, names: Collection[str]) -> None:
-        """From here on, the networks of these names stay once they are used, and no others."""
+        """From here on, networks of these names alone stay loaded after their use."""
         self.kept = frozenset(names)
         for name in self.resident.keys() - self.kept if not self.plan.keep_resident else ():
             del self.resident[name]
 
     @contextmanager
     def compiling(self, programs: Iterable[Program]) -> Iterator[None]:
-        """While the body runs, one thread compiles these in their order; a network is ready when its programs are."""
+        """Compile programs in one thread beside the body, in their order; a network is ready when its programs are."""
         named = [(program.network, program) for program in programs if program.network is not None]
         compiled = in_background("compile", (program.compile for _, program in named))
         for (network, program), future in zip(named, compiled, strict=True):
@@ -84,8 +84,8 @@ class Components:
 
     @contextmanager
     def use(self, name: str, report: Report) -> Iterator[Any]:
-        """The network `name`, loaded now unless it is resident. Raises `RunError` that names its tensors which are not
-        finite if the body raises `NotFiniteError`."""
+        """The network `name`, loaded unless it is resident. If the body raises `NotFiniteError` and tensors of the
+        network are not finite, raises `RunError` with their names."""
         module = self.resident.get(name)
         if module is None:
             if name == DENOISER:
@@ -119,7 +119,8 @@ class Components:
         return load(plan.network(name), plan.checkpoint.files[name], placement(plan, where), plan.lora_deltas.get(name))
 
     def _refiner(self) -> nnx.Module:
-        """The second stage's denoiser, made of the first's unless that stage is left out, or has further LoRAs."""
+        """The second stage's denoiser: the first stage's with further LoRAs merged in, or loaded from files if that one
+        was not run or has LoRAs of its own."""
         denoiser = self.resident.pop(DENOISER, None)
         if self.plan.reload_stage2:
             del denoiser  # the last reference: its memory is free before the refiner is loaded
@@ -130,7 +131,8 @@ class Components:
 
 
 def placement(plan: Plan, name: str) -> Placement:
-    """Where the weights of the network `name` lie; decoders on their own mesh, or XLA would gather what they make."""
+    """Placement of the weights of network `name`. Replicated decoders use the decoding mesh; on the main mesh XLA would
+    all-gather their results."""
     where = _where(plan, name)
     return where.place if isinstance(where, ShardingPlan) else lambda weight: where
 
@@ -143,7 +145,7 @@ def _where(plan: Plan, name: str) -> ShardingPlan | NamedSharding:
 
 
 def _identity(plan: Plan, name: str) -> tuple[object, ...]:
-    """Equal where two plans have the same network of this name, and the same place for it."""
+    """A value that is equal for two plans with the same network of this name in the same place."""
     return _where(plan, name), plan.network_values
 
 

@@ -37,12 +37,12 @@ def all_latents(progress: RunState) -> Streams[np.ndarray]:
 
 
 def latents_of(progress: RunState, rows: range) -> Streams[np.ndarray]:
-    """Those of some of the videos."""
+    """Latents of some of the videos."""
     return Streams(*(stream[rows.start : rows.stop] for stream in all_latents(progress)))
 
 
 def clean_videos(plan: Plan, phase: int, batch: int) -> int:
-    """The number of videos that are denoised when a run is at this phase and batch."""
+    """The number of videos that are denoised before this phase and batch."""
     if phase == len(plan.phases):
         return len(plan.seeds)
     return batch * plan.batch_size if phase == len(plan.phases) - 1 else 0
@@ -59,7 +59,7 @@ def later_steps(plan: Plan, phase: int) -> float:
 
 
 def missing_contexts(plan: Plan, start: RunState) -> list[str]:
-    """The connectors whose text contexts the remaining stages need and `start` lacks."""
+    """The connectors whose contexts `start` lacks, of those that the remaining stages need."""
     later = [phase.stage for phase in plan.phases[start.phase :] if isinstance(phase, Denoise)]
     return [name for name in dict.fromkeys(stage.connectors for stage in later) if name not in start.contexts]
 

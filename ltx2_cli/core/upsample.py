@@ -1,4 +1,4 @@
-"""Latents upsampled between two stages."""
+"""Upsample latents between two stages."""
 
 from contextlib import ExitStack
 from math import prod
@@ -24,8 +24,8 @@ from ltx2_cli.request.spec import Streams
 def upsample(
     plan: Plan, stage: Stage, latents: Streams[np.ndarray], components: Components, report: Report
 ) -> Streams[np.ndarray]:
-    """The tokens float32 [videos, tokens, channels] that `stage` begins with: the picture upsampled, video by video,
-    and the sound with the length of the clip."""
+    """The initial tokens of `stage`, float32 [videos, tokens, channels]: video upsampled, one at a time, and audio with
+    the length of the clip."""
     run = upsampling_program(plan, stage)
     with memory_for(UPSAMPLE, plan), ExitStack() as loaded:
         names = ("statistics", "upsampler")
@@ -41,7 +41,7 @@ def upsample(
 
 
 def upsampling_program(plan: Plan, stage: Stage) -> Program:
-    """The statistics, the upsampler and one video's tokens to the tokens that the stage begins with."""
+    """The program from the statistics, the upsampler and one video's tokens to the initial tokens of the stage."""
     assert stage.source is not None
     (_, channels, *size), where = stage.source.video, plan.sharding.replicated
     tokens = jax.ShapeDtypeStruct((1, prod(size), channels), np.float32, sharding=where)

@@ -23,7 +23,7 @@ CUT_OFF = 0.1  # seconds at the end of a sound that may hold its fade-out: an ex
 
 
 class Edit(NamedTuple):
-    """The new part of a clip that is edited: some frames and their sound."""
+    """The regenerated part of an edited clip: frames and audio."""
 
     number: int  # of the clip among the pictures of the plan
     first: int  # frame of the clip with which the latents begin
@@ -33,13 +33,13 @@ class Edit(NamedTuple):
 
 
 def edited(spec: RunSpec) -> int | None:
-    """The number of the condition that is a clip; None: there is none."""
+    """The number of the condition that is an edited clip, or None."""
     return next((number for number, condition in enumerate(spec.conditions) if condition.kind == "clip"), None)
 
 
 def read_edited(spec: RunSpec, condition: ConditionSpec) -> Video:
-    """All frames of a clip, of the request's size. Raises `UsageError` where it is of another size, or has nothing that
-    could be regenerated."""
+    """Read all frames of an edited clip, cropped to the request's size. Raises `UsageError` for a clip of another size,
+    or without the part to regenerate."""
     path = Path(condition.path).expanduser()
     picture = _middle(read_whole_video(path, spec.fps), spec.height, spec.width)
     (begin, end), count = condition.regenerate, len(picture.frames)
@@ -56,7 +56,8 @@ def read_edited(spec: RunSpec, condition: ConditionSpec) -> Video:
 
 
 def _middle(picture: Video, height: int, width: int) -> Video:
-    """The middle of a clip that is less than `MARGIN` larger: few are of sizes that models make."""
+    """Crop a clip to its middle if it is less than `MARGIN` larger than the request: most clips have other sizes than
+    models make."""
     above, beside = (have - wanted for have, wanted in zip(picture.frames.shape[1:3], (height, width), strict=True))
     if not (0 <= above < MARGIN and 0 <= beside < MARGIN):
         size = f"{width + beside}x{height + above}"
@@ -69,7 +70,8 @@ def _middle(picture: Video, height: int, width: int) -> Video:
 
 
 def num_shown(spec: RunSpec, condition: ConditionSpec, picture: Video, compression: VAECompression) -> int:
-    """The frames of a clip that are shown, 8k + 1: as many as are made at once, or where it goes on, of its end."""
+    """The number of frames of an edited clip that a run sees, 8k + 1: all of its frames, or for an extension the last
+    ones."""
     count, (begin, end) = len(picture.frames), condition.regenerate
     goes_on, half = begin == count, max(spec.num_frames // 2, 1)
     most = condition.num_frames or half if goes_on else spec.num_frames
@@ -105,7 +107,7 @@ def first_shown(condition: ConditionSpec, count: int) -> int:
 
 
 def shown_audio(spec: RunSpec, pictures: Sequence[Video]) -> Audio | None:
-    """The sound of a clip from where it is shown; None without a clip that has one."""
+    """The audio of an edited clip from the first frame that a run sees; None without such a clip or audio."""
     number = edited(spec)
     sound = None if number is None else pictures[number].audio
     if number is None or sound is None:
@@ -116,8 +118,8 @@ def shown_audio(spec: RunSpec, pictures: Sequence[Video]) -> Audio | None:
 
 
 def edit_of(spec: RunSpec, pictures: Sequence[Video], geometry: Geometry) -> Edit | None:
-    """The edit of the request's clip in latents of this geometry; None without such a clip. Latents that are partly new
-    are new; an extension ends at the requested frame."""
+    """The edit of the request's clip in latents of this geometry, or None. Latents that are new in part are
+    regenerated; an extension ends at the requested frame."""
     if (number := edited(spec)) is None:
         return None
     condition, picture = spec.conditions[number], pictures[number]
@@ -138,14 +140,14 @@ def edit_of(spec: RunSpec, pictures: Sequence[Video], geometry: Geometry) -> Edi
 
 
 def _span(edges: np.ndarray, new: slice, most: float) -> tuple[float, float]:
-    """Where these latents begin, and where they end, at `most`."""
+    """Begin and end of these latents; the end is at most `most`."""
     if new.start >= new.stop:
         return 0.0, 0.0
     return float(edges[0, new.start]), min(float(edges[1, new.stop - 1]), most)
 
 
 def _overlapping(edges: np.ndarray, begin: float, end: float) -> slice:
-    """The latents that have a part between `begin` and `end`; `edges` [2, latents] are where they begin and end."""
+    """Latents that overlap `begin` to `end`; `edges` [2, latents] are their begins and ends."""
     return slice(int(np.searchsorted(edges[1], begin, "right")), int(np.searchsorted(edges[0], end, "left")))
 
 

@@ -42,8 +42,8 @@ class PlanInputs:
 
 
 def open_inputs(spec: RunSpec, checkpoint: Checkpoint, loras: Loras, second: SecondStage | None) -> PlanInputs:
-    """The inputs of a complete request, with these LoRAs and this second stage. Raises `UsageError` for LoRAs that do
-    not fit, and for pictures and sounds that cannot be read or are others than the record's."""
+    """Open the inputs of a complete request, with these LoRAs and this second stage. Raises `UsageError` for LoRAs that
+    do not fit the networks, and for files that cannot be read or whose hash is not the record's."""
     networks, deltas = (
         checkpoint.networks(spec),
         {**find_adapters(loras, checkpoint.networks(replace(spec, streams="both")))},
@@ -80,7 +80,7 @@ def open_inputs(spec: RunSpec, checkpoint: Checkpoint, loras: Loras, second: Sec
 
 
 def network_values(spec: RunSpec) -> tuple[object, ...]:
-    """Equal where two requests have the same networks."""
+    """A value that is equal for two requests with the same networks."""
     second = spec.second_stage
     files = spec.checkpoint, spec.text_encoder, spec.lora, second.upsampler, second.lora
     return *files, *network_options(spec)

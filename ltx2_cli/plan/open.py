@@ -1,4 +1,4 @@
-"""Files that a request names, found here or downloaded, and opened without reading weights."""
+"""Find or download the files of a request, and open them without reading weights."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,8 +27,7 @@ Loras = Sequence[tuple[LoraFile, float]]  # each with its strength
 
 
 def missing_downloads(spec: RunSpec, from_latents: bool = False) -> list[Download]:
-    """The files that `resolve` would download first. Raises `UsageError` where some can be had neither from the cache
-    nor from the hub."""
+    """The files that `resolve` would download. Raises `UsageError` for files that neither the cache nor the hub has."""
     checkpoint = [(spec.checkpoint, FOLDER_FILES)]
     text_encoder = [] if spec.text_encoder is None else [(spec.text_encoder, TEXT_ENCODER_FILES)]
     second = recipe.guess_request(spec, from_latents).second_stage
@@ -63,7 +62,8 @@ def open_checkpoint(checkpoint: str, text_encoder: str | None, offline: bool) ->
 
 
 def find_upsampler(name: str | None, checkpoint: Checkpoint, offline: bool) -> tuple[LatentUpsamplerArch, TensorFiles]:
-    """The upsampler of this name, None: in the checkpoint's folder; without files where it is described alone."""
+    """The upsampler of this name, or of the checkpoint's folder for None; without files if only its description is
+    known."""
     if place := _find(name, UPSAMPLER_FILES, offline) if name else checkpoint.where:
         return open_upsampler(place, checkpoint.arch.vae)
     return preset_upsampler(name or ""), TensorFiles()
@@ -78,7 +78,7 @@ class SecondStage(NamedTuple):
 
 
 def open_second_stage(spec: RunSpec, checkpoint: Checkpoint, offline: bool) -> SecondStage:
-    """The upsampler and the LoRAs of a complete request. Raises `UsageError` for those that cannot be had."""
+    """Open the upsampler and LoRAs of the second stage. Raises `UsageError` for those that cannot be had."""
     opened, problems = collect({"upsampler": partial(find_upsampler, spec.second_stage.upsampler, checkpoint, offline)})
     preset = partial(preset_lora, transformer=checkpoint.networks(spec).transformer)
     loras = open_loras(spec.second_stage.lora or (), offline, problems, preset)
@@ -91,8 +91,8 @@ def open_loras(
     problems: Sequence[UsageError],
     preset: Callable[[str], LoraFile | None] = lambda name: None,
 ) -> Loras:
-    """Those that are found, or else described by `preset`, each with its strength. Raises `UsageError` for `problems`
-    and those that are refused."""
+    """Open the LoRAs that are found, or describe them by `preset`, each with its strength. Raises `UsageError` for
+    `problems` and for LoRAs that are refused."""
 
     def opened(text: str) -> tuple[LoraFile | None, float]:
         name, strength = parse_lora(text)

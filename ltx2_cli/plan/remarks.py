@@ -1,4 +1,4 @@
-"""Warnings about a complete request, and the clips that a checkpoint refuses."""
+"""Warnings about a complete request, and checks of its clip against a checkpoint."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ MAX_STRENGTH = 10  # of a LoRA; usual are 0.5 to 1.5
 
 
 def recipe_warnings(spec: RunSpec, arch: Arch) -> Iterator[str]:
-    """Sentences about a complete request that does not fit its checkpoint, each with what to type."""
+    """Sentences on mismatches between a complete request and its checkpoint, each with an option to type."""
     yield from request_warnings(spec)
     distilled = by_lora(spec) or is_distilled(spec.checkpoint, arch.scheduler)
     if spec.recipe == ONE_STAGE and distilled:
@@ -57,7 +57,7 @@ def recipe_warnings(spec: RunSpec, arch: Arch) -> Iterator[str]:
 def condition_remarks(
     spec: RunSpec, pictures: Sequence[Video], sound: Audio | None, edit: Edit | None
 ) -> Iterator[str]:
-    """Sentences about the part of each picture and of the sound that is used, how they were read, and the edit."""
+    """Sentences on the used part of each input video and audio, on their reading, and on the edit."""
     for picture in pictures:
         cropped = picture.cropped(spec.height, spec.width)
         if remarks := [*picture.remarks, *([cropped] if cropped else [])]:
@@ -69,7 +69,7 @@ def condition_remarks(
 
 
 def request_warnings(spec: RunSpec) -> Iterator[str]:
-    """Sentences about a request that its recipe does not make, and about LoRAs that are added as nobody means it."""
+    """Sentences on a recipe that the request cannot use, and on LoRAs with unusual strengths or named twice."""
     if not spec.running.video and spec.recipe == TWO_STAGE:
         yield f"the recipe `two_stage` makes one stage, there is no picture to upsample: no {option('recipe')}"
     for loras in (spec.lora, spec.second_stage.lora or ()):
@@ -134,7 +134,7 @@ class TrainedOn:
 
 
 def read_trained_on(folder: Path) -> TrainedOn | None:
-    """The file in a checkpoint's `folder`, None without one. Raises `UsageError` where it is damaged."""
+    """The list in a checkpoint's `folder`, or None. Raises `UsageError` if it is damaged."""
     path = folder / TRAINED_ON_FILE
     if not path.exists():
         return None
@@ -149,8 +149,8 @@ def read_trained_on(folder: Path) -> TrainedOn | None:
 def clip_warnings(
     trained_on: TrainedOn, sizes: list[tuple[int, int]], num_frames: int, fps: float
 ) -> Iterator[tuple[str, str]]:
-    """A sentence for each way in which a clip differs from those of the training, and what to type instead; `sizes`
-    (width, height) of all stages, the first one first."""
+    """A sentence for each difference between a clip and the training clips, with an option to type. `sizes`: width and
+    height of each stage."""
     known = (size.split("x") for size in trained_on.sizes)
     options = [f"{typed('width', width)} {typed('height', height)}" for width, height in known]
     untrained = [f"{width}x{height}" for width, height in sizes if f"{width}x{height}" not in trained_on.sizes]

@@ -1,4 +1,4 @@
-"""The stages of a run: the clip from noise, and the clip upsampled, noised again and refined."""
+"""Stages of a run: the clip from noise, and the upsampled clip, noised again and refined."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ UNREFINED = (0.0,)  # the noise levels of upsampled latents that are left as the
 
 
 class StageSize(NamedTuple):
-    """The latents of a stage, before it is decided how they lie on the devices."""
+    """Sizes of a stage, before its sharding is chosen."""
 
     geometry: Geometry
     shapes: Streams[Shape]  # of one video's latents in a file
@@ -70,19 +70,19 @@ class Stage:
 
     @property
     def token_shapes(self) -> Streams[tuple[int, int]]:
-        """The tokens of each stream and their channels, those behind the grid with them."""
+        """Tokens, with those behind the grid, and channels of each stream."""
         (_, _, channels), (_, tokens, features) = token_shapes(1, self.shapes)
         return Streams((self.geometry.video_tokens, channels), (tokens, features))
 
     @property
     def draws_noise(self) -> bool:
-        """Whether a program draws noise: for the clip, or for what lies behind its grid."""
+        """Whether a program draws noise: for the clip, or for tokens behind its grid."""
         return self.noise is None or self.geometry.video_tokens > self.geometry.grid_tokens
 
 
 @dataclass(frozen=True)
 class Upsample:
-    """The phase in which all latents are upsampled to the initial latents of a stage."""
+    """The phase that upsamples all latents to the initial latents of a stage."""
 
     number: int  # of the stage
     stage: Stage
@@ -90,7 +90,7 @@ class Upsample:
 
 @dataclass(frozen=True)
 class Denoise:
-    """The phase of a stage's steps, batch by batch."""
+    """The phase of a stage's denoising steps, batch by batch."""
 
     number: int  # of the stage
     stage: Stage
@@ -100,14 +100,14 @@ Phase = Upsample | Denoise
 
 
 class InitialLatents(NamedTuple):
-    """Latents that a run starts from."""
+    """Saved latents that a run starts from."""
 
     shapes: Streams[Shape]  # of one video's in a file
     fps: float
 
 
 def upsampled_spec(spec: RunSpec, arch: Arch, by: UpsampleFactors, source: InitialLatents) -> RunSpec:
-    """The request for what the upsampler makes of these latents."""
+    """The request for the upsampled clip of these latents."""
     num_frames, height, width = arch.compression.clip_size(*by.upsampled(*source.shapes.video[2:]))
     return replace(spec, num_frames=num_frames, height=height, width=width, fps=source.fps * _faster(spec, by))
 
@@ -120,8 +120,8 @@ def _faster(spec: RunSpec, by: UpsampleFactors) -> int:
 def measure_stages(
     spec: RunSpec, arch: Arch, pictures: Sequence[Video], by: UpsampleFactors | None
 ) -> tuple[StageSize, ...]:
-    """The latents of one stage, or of two where they are upsampled `by`. Raises `UsageError` for a size that no
-    upsampler makes, and for conditions that a first stage cannot have."""
+    """Sizes of one stage, or of two with an upsampler of factors `by`. Raises `UsageError` for a size that the
+    upsampler cannot make, and for conditions that a first stage cannot have."""
     size = spec.num_frames, spec.height, spec.width
     last = _measure(spec, arch, pictures, size, spec.fps, last=by is not None)
     if by is None:
@@ -139,8 +139,8 @@ def measure_stages(
 def _measure(
     spec: RunSpec, arch: Arch, pictures: Sequence[Video], size: tuple[int, int, int], fps: float, last: bool
 ) -> StageSize:
-    """The latents of a clip of this size (frames, height, width), in the `last` of two stages or the first. Raises
-    `UsageError` where references of their size have no whole latents."""
+    """Sizes of a stage for a clip of this size (frames, height, width); `last`: the second of two stages. Raises
+    `UsageError` if references at their scale have no whole latents."""
     placed = place_videos(spec, pictures, arch.compression, size[0], last)
     keyframes = tuple(chain(*(picture.keyframes(arch.compression.frames) for picture in placed)))
     references = tuple(picture.reference for picture in placed if picture.reference)
@@ -165,8 +165,8 @@ def build_stages(
     guided: ShardingPlan,
     unguided: ShardingPlan,
 ) -> tuple[Stage, ...]:
-    """All stages of a run, or the one that goes on from `source`; `guided` is laid out for all passes, `unguided` for
-    one."""
+    """The stages of a run, or the second one alone from `source`. `guided` is the sharding for all passes, `unguided`
+    for one."""
     if len(sizes) == 1:
         return (_first_stage(spec, inputs, FINAL, sizes[0], guided),)
     # The second stage takes the weights where they lie, but for those that its LoRAs are merged into.
@@ -176,7 +176,7 @@ def build_stages(
 
 
 def _first_stage(spec: RunSpec, inputs: PlanInputs, name: str, size: StageSize, sharding: ShardingPlan) -> Stage:
-    """The stage that begins as noise."""
+    """The stage that starts from noise."""
     arch, geometry = inputs.checkpoint.arch, size.geometry
     guidance = recipe_guidance(spec, arch)
     if spec.sigmas is not None:
@@ -229,7 +229,7 @@ def _with_conditions(stage: Stage, spec: RunSpec, inputs: PlanInputs) -> Stage:
 
 
 def recipe_guidance(spec: RunSpec, arch: Arch) -> Streams[Guidance]:
-    """The guidance of the first stage: of the streams that it makes. Given sound has no guidance."""
+    """Guidance of the first stage, for generated streams. Input audio has none."""
     asked = (vars(spec.guidance.video), vars(spec.guidance.audio))
     guidance = Streams(*(Guidance(*(scale for scale in stream.values() if scale is not None)) for stream in asked))
     if not all(spec.running):  # a stream alone has none to come closer to

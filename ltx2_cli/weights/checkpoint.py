@@ -1,4 +1,4 @@
-"""A checkpoint on disk: its configs, its tensors as the files' headers describe them, and their data on request."""
+"""Checkpoints on disk: configs, tensors by the files' headers, and their data on request."""
 
 import json
 import re
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor as a file's header describes it."""
+    """A tensor by a file's header."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -67,7 +67,7 @@ class TensorFiles(dict[str, Tensor]):
                     self.pop(beside, None)
 
     def config(self, absent: str, key: str = "config") -> dict[str, Any] | None:
-        """The config in a single file's metadata, by default the JSON `absent`; None where it is not a JSON object."""
+        """The config in a single file's metadata, by default the JSON `absent`; None if it is no JSON object."""
         try:
             config = json.loads(self.metadata.get(key, absent))
         except (ValueError, RecursionError):
@@ -102,8 +102,7 @@ class TensorFiles(dict[str, Tensor]):
             raise RunError(f"{tensor.file} {LOST}", "run again when it is whole") from error
 
     def scale(self, name: str) -> np.float32:
-        """The factor of a tensor's stored numbers, 1 without a scale. Raises `RunError` unless it is positive and
-        finite."""
+        """The scale of a tensor, 1 if it has none. Raises `RunError` unless it is positive and finite."""
         tensor = self[name].scale
         if tensor is None:
             return np.float32(1)
@@ -122,7 +121,7 @@ class Renaming:
     fragments: tuple[tuple[str, str], ...]
 
     def originals(self, names: Iterable[str]) -> dict[str, str]:
-        """The original name of each declared tensor; raises `ValueError` where two would share one."""
+        """The original name of each declared tensor. Raises `ValueError` if two have the same."""
         replacements = dict(self.fragments)
         longest_first = "|".join(re.escape(ours) for ours in sorted(replacements, key=len, reverse=True))
         fragment = re.compile(rf"(?<![^.])({longest_first})(?![^.])")
@@ -133,7 +132,8 @@ class Renaming:
 
 
 def read_header(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a safetensors file, and its metadata. Raises `UsageError` where it is damaged or not one."""
+    """The tensors of a safetensors file and its metadata. Raises `UsageError` for a file that is damaged or no
+    safetensors file."""
     _begin(path, len(LFS_POINTER))
     try:
         safe_open(path, "np")  # checks that the header is whole and that the file is as long as it says
@@ -151,7 +151,7 @@ def read_header(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _begin(path: Path, size: int) -> bytes:
-    """The first bytes of a file. Raises `UsageError` where it cannot be read or is a Git LFS pointer."""
+    """The first bytes of a file. Raises `UsageError` for a file that cannot be read or is a Git LFS pointer."""
     refuse_special(path, AGAIN)
     try:
         with path.open("rb") as file:
@@ -194,7 +194,7 @@ def _files(place: Path | None, stems: tuple[str, ...]) -> list[Path]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises `UsageError` where it is missing or something else."""
+    """The JSON object in a file. Raises `UsageError` if the file is missing or no JSON object."""
     text = _begin(path, MAX_JSON + 1)
     if len(text) > MAX_JSON:
         raise UsageError(f"{path} has more than {MAX_JSON:,} bytes", AGAIN)
@@ -208,7 +208,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def collect(readings: Mapping[str, Callable[[], T]]) -> tuple[dict[str, T], list[UsageError]]:
-    """The results of `readings` by name, and the `UsageError`s of those that fail, to be reported together."""
+    """Call all `readings`. Returns results by name, and the `UsageError`s of failures."""
     results, problems = {}, []
     for name, reading in readings.items():
         try:

@@ -1,5 +1,5 @@
-"""A weight is declared once: its place in the checkpoint, its shape, its logical axes, how it lies on disk. Names,
-loading, sharding and the check of a file are derived from that line."""
+"""Declarations of weights: name in the checkpoint, shape, logical axes and layout on disk. Loading, sharding and checks
+of files follow from them."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ TRANSPOSED_CONV = "transposed_conv"  # disk (in, out, *window) -> ours (*window,
 
 
 class Weight(nnx.Param[Any]):
-    """A parameter that knows where it comes from. Born holding a `jax.ShapeDtypeStruct`, later a `jax.Array`. Metadata:
+    """A parameter with its declaration. Its value is a `jax.ShapeDtypeStruct`, and a `jax.Array` once loaded. Metadata:
     `source`, the checkpoint's name with `*` for the layer of a stack; `axes`, a logical name or None for each
     dimension; `layout`, one of the layouts above; `layers`, the size of the leading stacked axis or 0."""
 
@@ -31,12 +31,12 @@ class Weight(nnx.Param[Any]):
     layers: int
 
     def get_value(self, **index: Any) -> Any:
-        """Its array; without an index not copied as a tree, as flax does, which takes longer than its use."""
+        """The value; without an index it is not copied as a tree, as flax would do slowly."""
         return super().get_value(**index) if index else self.get_raw_value()
 
     @property
     def order(self) -> tuple[int, ...]:
-        """The permutation that turns a tensor on disk into one of ours, `disk.transpose(order)`, without layers."""
+        """The permutation from disk to this weight, `disk.transpose(order)`, without layers."""
         rank = len(self.axes) - bool(self.layers)
         window = tuple(range(2, rank))
         orders = {
@@ -48,7 +48,7 @@ class Weight(nnx.Param[Any]):
         return orders[self.layout]
 
     def tensors(self) -> Iterator[tuple[str, Shape]]:
-        """Name and shape of each tensor on disk, layer by layer where it is a stack."""
+        """Name and shape of each tensor on disk, layer by layer for a stack."""
         shape = self.get_value().shape
         tensor = shape[1:] if self.layers else shape
         disk = tuple(tensor[self.order.index(i)] for i in range(len(tensor)))
@@ -72,13 +72,13 @@ class Scope:
         return replace(self, path=f"{self.path}.{name}" if self.path else str(name))
 
     def stacked(self, name: str, layers: int) -> "Scope":
-        """The scope of `layers` like blocks: each weight below it gains a leading `layers` axis."""
+        """The scope of `layers` equal blocks: each weight below it gains a leading axis of layers."""
         return replace(self / name / "*", layers=layers)
 
     def weight(
         self, name: str, shape: Shape, axes: Axes, layout: str = PLAIN, dtype: DTypeLike | None = None
     ) -> Weight:
-        """Declare one weight of our `shape` and logical `axes`; `dtype` only where it must differ from the run's."""
+        """Declare a weight with this `shape` and logical `axes`; `dtype` if it must differ from the run's."""
         if len(shape) != len(axes):
             raise ValueError(f"{self.path}.{name}: {len(shape)} dimensions but {len(axes)} axes")
         if self.layers:

@@ -1,5 +1,5 @@
-"""A checkpoint by its name: a path here, or a repository of the hub, which is fetched into huggingface_hub's cache.
-What takes long to import of that library is imported where a repository is asked for."""
+"""Checkpoints by name: a local path, or a repository of the hub, which is downloaded into huggingface_hub's cache. Slow
+imports of that library are inside functions."""
 
 import json
 import shutil
@@ -52,9 +52,9 @@ def as_path(checkpoint: str) -> Path:
 
 
 def locate(checkpoint: str, wanted: Sequence[str]) -> Path:
-    """The folder or file at the path `checkpoint`, or of the repository `REPO[/FILE][@revision]`. Of a repository, the
-    files that match `wanted` are fetched unless the cache has them; the cache will do where the hub does not answer.
-    Raises `UsageError` where it cannot be had."""
+    """The folder or file at the path `checkpoint`, or of the repository `REPO[/FILE][@revision]`. Downloads the files
+    of a repository that match `wanted` unless the cache has them; without an answer of the hub a complete cache
+    suffices. Raises `UsageError` if the files cannot be had."""
     path, repo = as_path(checkpoint), _Repo(checkpoint)
     if path.exists():
         return path
@@ -67,7 +67,7 @@ def locate(checkpoint: str, wanted: Sequence[str]) -> Path:
 
 
 def local_path(checkpoint: str, wanted: Sequence[str]) -> Path | None:
-    """What `locate` returns if nothing is to be fetched, else None. The hub is not asked."""
+    """The result of `locate` if nothing must be downloaded, else None. Does not ask the hub."""
     path = as_path(checkpoint)
     if path.exists():
         return path
@@ -77,8 +77,8 @@ def local_path(checkpoint: str, wanted: Sequence[str]) -> Path | None:
 
 
 def list_downloads(checkpoint: str, wanted: Sequence[str]) -> list[Download]:
-    """The files that `locate` would look for, as the hub lists them; none for a path, or where the hub does not answer
-    and the cache is complete. Nothing is written. Raises `UsageError` where `locate` would."""
+    """The files of `locate`, as the hub lists them; none for a path, or if the hub does not answer and the cache is
+    complete. Writes nothing. Raises `UsageError` as `locate`."""
     from huggingface_hub.utils import tqdm
 
     if as_path(checkpoint).exists():
@@ -136,7 +136,7 @@ def cached_files(checkpoint: str, wanted: Sequence[str]) -> list[Download]:
 
 
 def weights_here(checkpoint: str) -> list[Path]:
-    """The files of weights at a path, or of a repository in the cache. The hub is not asked."""
+    """The files of weights at a path, or of a repository in the cache. Does not ask the hub."""
     place, repo = as_path(checkpoint), _Repo(checkpoint)
     if not place.exists():
         with suppress(errors.HFValidationError):
@@ -163,7 +163,7 @@ def _shards(folder: Path) -> Iterator[str]:
 
 
 def check_disk_space(missing: Sequence[Download]) -> None:
-    """Raise `UsageError` if the disk that holds the cache has no room for what is to be downloaded."""
+    """Raise `UsageError` if the disk of the cache has too little space for the downloads."""
     if not missing:
         return
     needed, cache = sum(file.size for file in missing), Path(constants.HF_HUB_CACHE)
@@ -187,7 +187,7 @@ def _hub_errors(checkpoint: str) -> Iterator[None]:
 
 
 def _sentence_and_hint(error: BaseException, checkpoint: str) -> tuple[str, str]:
-    """What the hub answered, or what failed before it did."""
+    """A sentence and a hint on the answer of the hub, or on the failure to get one."""
     repo, token = _Repo(checkpoint), hf.get_token()
     page = f"https://huggingface.co/{quote(repo.id)}"
     status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None

@@ -1,5 +1,4 @@
-"""LoRAs: what `--lora` names, here or in a repository, and its strength; a file's low-rank additions to weights and its
-model version, by the header; its arrays on request."""
+"""LoRAs: find the file of `--lora`, parse its header into pairs for each target, and read their arrays on request."""
 
 import math
 import re
@@ -55,7 +54,7 @@ VERSION_KEYS = ("model_version", "ss_base_model_version", "modelspec.architectur
 
 @dataclass(frozen=True)
 class LoraPair:
-    """The tensors that a file has for one target: `a` [rank, in] and `b` [out, rank]."""
+    """The tensors of one target in a file: `a` [rank, in] and `b` [out, rank]."""
 
     a: str
     b: str
@@ -67,7 +66,7 @@ class LoraPair:
 
 @dataclass(frozen=True, eq=False)
 class LoraFile:
-    """A LoRA of which only the header is read."""
+    """A LoRA file with its header read."""
 
     path: Path
     files: TensorFiles
@@ -91,7 +90,7 @@ class LoraFile:
 
 @dataclass(frozen=True)
 class LoraDelta:
-    """The sum that files add to one tensor W (out, in), as on disk: W + b @ a."""
+    """The sum of LoRAs for one tensor W (out, in), as on disk: W + b @ a."""
 
     parts: tuple[tuple[LoraFile, str, float], ...]  # files, with a target and a strength
 
@@ -107,7 +106,7 @@ class LoraDelta:
 
 
 def open_lora(path: Path) -> LoraFile:
-    """The LoRA in a .safetensors file; raises `UsageError` with everything in its header that cannot be applied."""
+    """Open the LoRA of a .safetensors file. Raises `UsageError` with all parts of its header that cannot be applied."""
     if path.suffix != SUFFIX:
         raise UsageError(f"{path} is not a {SUFFIX} file", "a LoRA is a FILE, a FOLDER or REPO[/FILE]")
     try:
@@ -131,7 +130,7 @@ def open_lora(path: Path) -> LoraFile:
 
 
 def _sort_out(names: Iterable[str], others: defaultdict[str, list[str]]) -> dict[str, Keys]:
-    """The keys of each target; all others by their kind into `others`."""
+    """Sort keys by target; all others go by their kind into `others`."""
     factors: dict[str, Keys] = {}
     alphas = []
     for name in names:
@@ -148,7 +147,7 @@ def _sort_out(names: Iterable[str], others: defaultdict[str, list[str]]) -> dict
 
 
 def _pair(target: str, keys: Keys, files: TensorFiles, config: Mapping[str, Any]) -> LoraPair | str:
-    """The pair of these keys, or what is wrong with them."""
+    """The pair of these keys, or a sentence on the problem with them."""
     if len(keys["a"]) != 1 or len(keys["b"]) != 1:
         return "without one A and one B"
     a, b, *alphas = [files[name] for names in keys.values() for name in names]
@@ -186,7 +185,7 @@ def _unknown_options(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def model_version(lora: LoraFile) -> str | None:
-    """`ltx2` or `ltx2.3`, by the targets and, where they say nothing, by the metadata; None where nothing tells."""
+    """`ltx2` or `ltx2.3`, by the targets, else by the metadata; None if unknown."""
     if version := version_of({target: pair.shape for target, pair in lora.pairs.items()}):
         return version
     stated = {match[1] for key in VERSION_KEYS if (match := VERSION.search(lora.files.metadata.get(key, "")))}
@@ -194,7 +193,7 @@ def model_version(lora: LoraFile) -> str | None:
 
 
 def version_of(shapes: Mapping[str, Sequence[int]]) -> str | None:
-    """`ltx2` or `ltx2.3`, by the names and shapes (out, in) of linear layers; None where they do not tell."""
+    """`ltx2` or `ltx2.3`, by the names and shapes (out, in) of linear layers; None if unknown."""
     versions = set()
     for name, shape in shapes.items():
         elements = name.split(".")
@@ -208,7 +207,7 @@ def version_of(shapes: Mapping[str, Sequence[int]]) -> str | None:
 
 
 def parse_lora(text: str) -> tuple[str, float]:
-    """`NAME:0.8` is NAME and 0.8; without a strength it is 1. What exists under the whole name is that."""
+    """Split `NAME:0.8` into NAME and 0.8; without a strength, 1. A file whose name has the colon is found first."""
     name, colon, strength = text.rpartition(":")
     if not colon or user_path(text).exists():
         return text, 1.0
@@ -224,9 +223,8 @@ def parse_lora(text: str) -> tuple[str, float]:
 
 
 def lora_file(name: str) -> Path:
-    """The file that a path or `REPO/FILE[@REVISION]` names, or the only LoRA in a folder or `REPO[@REVISION]`. Of a
-    repository no more is fetched than that file, and the config without which peft's files do not say their alpha.
-    Raises `UsageError` where there is none, or several."""
+    """The file of a path or `REPO/FILE[@REVISION]`, or the only LoRA of a folder or `REPO[@REVISION]`. From a
+    repository, downloads that file and peft's config, which has alpha. Raises `UsageError` for none or several."""
     path = user_path(name)
     if path.is_dir():
         files = sorted(path.glob(f"*{SUFFIX}"))
@@ -241,14 +239,14 @@ def lora_file(name: str) -> Path:
 
 
 def check_address(name: str) -> None:
-    """Raise `UsageError` for a LoRA that is not here and not written like one of a repository."""
+    """Raise `UsageError` for a LoRA that does not exist and is not spelled like one of a repository."""
     is_file = name.endswith(SUFFIX)
     if not user_path(name).exists() and (name.startswith(("/", ".", "~")) or name.count("/") < 1 + is_file):
         raise UsageError(f"there is no file {name}", TAKES)
 
 
 def check_local_loras(texts: Sequence[str]) -> None:
-    """Raise `UsageError` for LoRAs on this machine that are absent or refused; of those in repositories, for names."""
+    """Raise `UsageError` for local LoRAs that are absent or refused, and for malformed names of repositories."""
 
     def check(text: str) -> None:
         name, _ = parse_lora(text)
@@ -260,13 +258,13 @@ def check_local_loras(texts: Sequence[str]) -> None:
 
 
 def lora_downloads(name: str) -> list[Download]:
-    """What `lora_file` would look for on the hub; nothing for a path. Raises `UsageError` where that would."""
+    """The files that `lora_file` would download; none for a path. Raises `UsageError` as `lora_file`."""
     return [] if user_path(name).exists() else list_downloads(_on_hub(name), [])
 
 
 def _on_hub(name: str) -> str:
-    """`REPO/FILE[@REVISION]`; of a repository alone the only LoRA at its top, since which files hold one is not known
-    before they are fetched."""
+    """`REPO/FILE[@REVISION]` for a repository: its only top-level LoRA, since other files must be downloaded to be
+    recognised."""
     check_address(name)
     if not REPOSITORY.fullmatch(name):
         return name

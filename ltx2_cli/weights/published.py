@@ -1,5 +1,5 @@
-"""What is published: every checkpoint, text encoder, upscaler and LoRA this program knows by name, and which files make
-up a checkpoint. Facts only, so that they can be listed without a network and without jax."""
+"""The catalogue of published checkpoints, text encoders, upscalers and LoRAs, and the files of a checkpoint. Facts
+alone: listed without a network and without jax."""
 
 import csv
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ ENDINGS = (".safetensors", "-?????-of-?????.safetensors", ".safetensors.index.js
 
 
 def _files(network: str) -> tuple[str, ...]:
-    """Patterns of one network's files. Of text encoders some repositories hold a second copy under another stem."""
+    """Patterns of one network's files. Some repositories have a second copy of the text encoder under another stem."""
     stems = ("model",) if network == "text_encoder" else ("diffusion_pytorch_model", "model")
     return (f"{network}/config.json", *(f"{network}/{stem}{ending}" for stem in stems for ending in ENDINGS))
 
@@ -38,7 +38,7 @@ MODEL, TEXT_ENCODER, LORA = "models", "text encoders", "LoRAs"  # kinds; another
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """One thing to download. `name` is a repository, or a repository and a file in it."""
+    """A download. `name` is a repository, or a repository and a file in it."""
 
     kind: str
     name: str
@@ -51,7 +51,7 @@ class CatalogEntry:
 
     @property
     def parts(self) -> set[str]:
-        """The folders in which its weights must lie for it to be whole."""
+        """The folders that a complete download has."""
         return {*NETWORKS} if (self.kind, self.form) == (MODEL, FOLDER) else {""}
 
     @property
@@ -61,7 +61,7 @@ class CatalogEntry:
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """Patterns of the files in its repository that are needed."""
+        """Patterns of the needed files in its repository."""
         if self.form == EMBEDDED:
             return ()
         if self.form == FOLDER:
