@@ -26,7 +26,6 @@ CONDITIONS = {  # by their kind
 SEEDS = re.compile(r"\d+(\.\.\d+)?,?")
 WEIGHTS = re.compile(r"(?!\S*\.[A-Za-z]\w+$)(~|\.{0,2})/\S+|\S+\.safetensors")
 STDIN = "-"  # in place of a prompt
-ANYTHING = "a"  # the prompt of a warm-up; every text encoder knows it
 
 
 def overrides(options: Options, **others: object) -> dict[str, object]:

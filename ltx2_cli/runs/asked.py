@@ -18,6 +18,8 @@ from ltx2_cli.runs.inspect import inspect, looks_like_safetensors
 from ltx2_cli.runs.lines import STDIN
 from ltx2_cli.runs.trust import Trust, check_trust
 
+ANYTHING = "a"  # the prompt of a warm-up; every text encoder knows it
+
 
 @dataclass(frozen=True)
 class Layers:

@@ -98,4 +98,4 @@ def test_one_file_calls_ffmpeg():
     """`doctor` looks for the program alone."""
     package = Path(ltx2_cli.__file__).parent
     callers = {path.relative_to(package) for path in package.rglob("*.py") if "imageio_ffmpeg" in path.read_text()}
-    assert callers == {Path("media/ffmpeg.py"), Path("cli/doctor.py")}
+    assert callers == {Path("media/ffmpeg.py"), Path("runs/doctor.py")}

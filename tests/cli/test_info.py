@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from loras import write_header
-from ltx2_cli.cli.inspect import _item_text
 from ltx2_cli.core.provenance import fingerprint
 from ltx2_cli.diffusion.latents import save_latents
 from ltx2_cli.media.clip import Media
@@ -18,6 +17,7 @@ from ltx2_cli.models.networks import UPSAMPLERS
 from ltx2_cli.models.upsampler import LatentUpsampler
 from ltx2_cli.request.profiles import read_spec, to_yaml
 from ltx2_cli.request.spec import RunSpec, Streams
+from ltx2_cli.runs.info import _item_text
 from ltx2_cli.units import quantity
 from ltx2_cli.weights.declare import Scope, declared
 from program import run_program

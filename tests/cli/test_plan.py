@@ -19,7 +19,6 @@ from jax.sharding import Mesh
 from compilers import needs_libtpu
 from ltx2_cli import chips
 from ltx2_cli.chips import Chip
-from ltx2_cli.cli.plan import estimate_lines
 from ltx2_cli.estimate import offline
 from ltx2_cli.estimate.compiled import Compiled, CompileFailure, Memory, collectives, sent_bytes
 from ltx2_cli.estimate.cycles import LAYERS, OUTSIDE, SCHEDULE, SCOPES, XLA, Cycles
@@ -28,6 +27,7 @@ from ltx2_cli.estimate.offline import topology
 from ltx2_cli.plan.resolve import plan_offline
 from ltx2_cli.plan.work import Rows, TokenCounts, denoiser_flops
 from ltx2_cli.request.profiles import read_spec
+from ltx2_cli.runs.plan_page import estimate_lines
 from program import run_program
 from tools.train_demo.arch import ARCH
 

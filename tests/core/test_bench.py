@@ -9,11 +9,11 @@ from PIL import Image
 from clips import Checkpoint
 from devices import tpus
 from ltx2_cli.chips import chip
-from ltx2_cli.cli.bench import figure_rows, stage_figures
 from ltx2_cli.core.bench import STEPS
 from ltx2_cli.estimate.estimate import estimate_plan
 from ltx2_cli.plan.resolve import plan_offline
 from ltx2_cli.request.profiles import read_spec
+from ltx2_cli.runs.bench import figure_rows, stage_figures
 from program import run_program
 
 KEYS = ["total_duration_ms", "steps", "denoise_steps_ms", "settings", "environment"]

@@ -27,12 +27,13 @@ class BenchRun(ClipOptions, WishOptions):
 
     def run(self) -> None:
         """Print the figures."""
-        from ltx2_cli.cli.bench import bench
+        from ltx2_cli.cli.command_line import command_line
         from ltx2_cli.cli.values import layers, overrides
         from ltx2_cli.runs.asked import sized_spec
+        from ltx2_cli.runs.bench import bench
 
         report = reporter()
         spec = sized_spec({"prompt": "a", "seed": "0", **overrides(self, output=None)}, layers(self), report)
         files = [Output(self.output, "-o")] if self.output else []
         check_outputs(files, read_files(spec, self.config), self.force)
-        bench(spec, report, files, self.as_json)
+        bench(spec, report, files, command_line, self.as_json)

@@ -16,6 +16,6 @@ class ConfigSchema(Options):
 
     def run(self) -> None:
         """Print the schema."""
-        from ltx2_cli.cli.config import schema
+        from ltx2_cli.runs.config import schema
 
         schema()

@@ -20,6 +20,8 @@ class ConfigShow(RequestOptions):
 
     def run(self) -> None:
         """Print the request."""
-        from ltx2_cli.cli.config import show
+        from ltx2_cli.cli.values import layers, overrides, prompt_and_seeds
+        from ltx2_cli.runs.config import show
 
-        show(self, self.as_json)
+        given = overrides(self, **prompt_and_seeds(self.prompt, self.seed, self.words))
+        show(given, layers(self), self.as_json)

@@ -20,6 +20,6 @@ class ConfigValidate(Options):
 
     def run(self) -> None:
         """Print the mistakes."""
-        from ltx2_cli.cli.config import validate
+        from ltx2_cli.runs.config import validate
 
         validate(self.files)

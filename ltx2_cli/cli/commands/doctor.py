@@ -19,6 +19,6 @@ class Doctor(Options):
 
     def run(self) -> None:
         """Print a line for each check."""
-        from ltx2_cli.cli.doctor import doctor
+        from ltx2_cli.runs.doctor import doctor
 
         doctor(self.as_json)

@@ -27,6 +27,6 @@ class Gallery(Options):
 
     def run(self) -> None:
         """Write the page."""
-        from ltx2_cli.cli.gallery import gallery
+        from ltx2_cli.runs.gallery import gallery
 
         gallery(self.folder, self.output, self.embed, self.force, self.as_json)

@@ -32,8 +32,8 @@ class Generate(RequestOptions, MakingOptions):
 
     def run(self, session: Session) -> None:
         """Make the clips, or only warm up, or print the plan."""
-        from ltx2_cli.cli.values import ANYTHING, layers, overrides, prompt_and_seeds, run_settings
-        from ltx2_cli.runs.asked import sized_spec
+        from ltx2_cli.cli.values import layers, overrides, prompt_and_seeds, run_settings
+        from ltx2_cli.runs.asked import ANYTHING, sized_spec
         from ltx2_cli.runs.make import make
 
         with synchronized(session.hosts) as facts:

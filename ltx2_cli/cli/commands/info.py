@@ -23,6 +23,6 @@ class Info(Options):
 
     def run(self) -> None:
         """Print a page, or an item of a JSON list, for each file."""
-        from ltx2_cli.cli.inspect import info
+        from ltx2_cli.runs.info import info
 
         info(self.files, self.as_json)

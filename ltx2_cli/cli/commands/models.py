@@ -18,6 +18,6 @@ class Models(Options):
 
     def run(self) -> None:
         """Print the catalogue."""
-        from ltx2_cli.cli.models import models
+        from ltx2_cli.runs.models import models
 
         models(self.as_json)

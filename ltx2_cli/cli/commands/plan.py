@@ -32,6 +32,7 @@ class Plan(ClipOptions, WishOptions):
 
     def run(self) -> None:
         """Print the plan and its estimate."""
+        from ltx2_cli.cli.command_line import command_line
         from ltx2_cli.cli.values import layers, overrides
         from ltx2_cli.runs.asked import sized_spec
 
@@ -39,11 +40,12 @@ class Plan(ClipOptions, WishOptions):
             check_place(self.dump_hlo, "--dump-hlo", "FOLDER")
         report = reporter()
         spec = sized_spec({"prompt": "a", **overrides(self)}, layers(self), report)
-        from ltx2_cli.cli.plan import print_plan
+        from ltx2_cli.runs.plan_page import print_plan
 
         print_plan(
             spec,
             report,
+            command_line,
             slice_name=self.topology,
             search=self.search,
             everything=self.everything,

@@ -9,23 +9,24 @@ from typing import TYPE_CHECKING, Any
 from ltx2_cli.artifacts.files import Output, reserve
 from ltx2_cli.artifacts.outputs import Product, check_distinct
 from ltx2_cli.chips import chip
-from ltx2_cli.cli.command_line import command_line
 from ltx2_cli.console import columns, counted_steps, print_out
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.request.spelling import option
 from ltx2_cli.units import duration, quantity
 
 if TYPE_CHECKING:
     from ltx2_cli.estimate.estimate import Estimate
+    from ltx2_cli.estimate.fit import Typed
 
 STEPS = 10  # that are measured without --steps
 Figures = dict[str, Any]
 
 
-def bench(spec: RunSpec, report: Report, files: list[Output], as_json: bool) -> None:
-    """Print what was measured of a request, and write it into `files`, one or none. Raises `DoesNotFitError` before any
-    work."""
+def bench(spec: RunSpec, report: Report, files: list[Output], typed: "Typed", as_json: bool) -> None:
+    """Print what was measured of a request, and write it into `files`, one or none. Raises `DoesNotFitError`, with what
+    fits spelt by `typed`, before any work."""
     if "num_inference_steps" not in spec.asked and spec.sigmas is None:
         spec = replace(spec, num_inference_steps=STEPS)
     from ltx2_cli.core.bench import STEPS as BENCH_STEPS
@@ -43,8 +44,9 @@ def bench(spec: RunSpec, report: Report, files: list[Output], as_json: bool) -> 
         check_distinct(files, input_files(plan))
         if any(stage.placed_videos or stage.audio_conditions for stage in plan.stages):
             sentence = "steps are measured without what a clip is given"
-            raise UsageError(sentence, "leave out --image, --video, --reference and --audio")
-        check_fit(request, plan, command_line)
+            image, *more, audio = map(option, ("conditions/image", "conditions/video", "conditions/reference", "audio"))
+            raise UsageError(sentence, f"leave out {', '.join([image, *more])} and {audio}")
+        check_fit(request, plan, typed)
         report.tell()
         timings, seconds = measure_steps(plan, report)
         facts = perf_facts(plan, BENCH_STEPS)

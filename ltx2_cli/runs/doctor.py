@@ -19,12 +19,13 @@ from huggingface_hub import constants
 from packaging.requirements import Requirement
 
 from ltx2_cli.artifacts.outputs import check_place
-from ltx2_cli.cli.models import in_cache
 from ltx2_cli.console import columns, print_out, reporter
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import CommandError, RunError, UsageError
 from ltx2_cli.parallel.devices import device_memory, find_devices, install_command, is_tpu_absent, memory_fraction
 from ltx2_cli.request.profiles import configs, program_cache
+from ltx2_cli.request.spelling import option
+from ltx2_cli.runs.models import in_cache
 from ltx2_cli.units import quantity
 from ltx2_cli.weights.published import CATALOG, FOLDER, MODEL
 
@@ -142,7 +143,7 @@ def check_folders() -> Iterator[Finding]:
     if constants.HF_HUB_OFFLINE:
         yield Finding("downloads", State.note, "HF_HUB_OFFLINE is set: nothing is downloaded", "unset HF_HUB_OFFLINE")
     try:
-        check_place(programs, "--compile-cache", "FOLDER")
+        check_place(programs, option("compile_cache"), "FOLDER")
     except UsageError as error:
         yield Finding("cache", State.note, f"{error}; every run compiles anew", "XDG_CACHE_HOME=FOLDER")
         return

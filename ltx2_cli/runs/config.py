@@ -9,8 +9,6 @@ from typing import Any
 import yaml
 
 from ltx2_cli.artifacts.files import read_limited
-from ltx2_cli.cli.options import RequestOptions
-from ltx2_cli.cli.values import ANYTHING, layers, overrides, prompt_and_seeds
 from ltx2_cli.console import print_json, print_out, reporter
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.check_file import file_problems, with_lines
@@ -28,24 +26,22 @@ from ltx2_cli.request.profiles import (
 )
 from ltx2_cli.request.schema import settings_schema
 from ltx2_cli.request.spec import RunSpec
-from ltx2_cli.runs.asked import asked_for, config_page, sized
+from ltx2_cli.runs.asked import ANYTHING, Layers, asked_for, config_page, sized
 
 COLUMN = 44  # where origins begin, behind values that are not longer
 
 
-def show(options: RequestOptions, as_json: bool) -> None:
-    """Print the request."""
-    above = layers(options)
-    typed = overrides(options, **prompt_and_seeds(options.prompt, options.seed, options.words))
-    anything = {} if asked_for(typed, above).values.get("prompt") else {"prompt": ANYTHING}
+def show(typed: Mapping[str, object], layers: Layers, as_json: bool) -> None:
+    """Print the request of values by their keys."""
+    anything = {} if asked_for(typed, layers).values.get("prompt") else {"prompt": ANYTHING}
     report = reporter()
-    values = sized({**typed, **anything}, above, report)
-    asked = asked_for({key: value for key, value in values.items() if key not in anything}, above)
-    spec = checked_spec(asked_for(values, above))
+    values = sized({**typed, **anything}, layers, report)
+    asked = asked_for({key: value for key, value in values.items() if key not in anything}, layers)
+    spec = checked_spec(asked_for(values, layers))
     report.tell()
     if anything:
         spec = replace(spec, prompt="")
-    complete, sources = with_origins(asked, spec, options.config)
+    complete, sources = with_origins(asked, spec, layers.file)
     if as_json:
         values = spec_values(complete)
         facts = {key: {"value": plain(values[key]), "origin": sources[key]} for key in values}

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import jax
 
-from ltx2_cli.cli.command_line import command_line
 from ltx2_cli.console import columns, print_out, visible
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import programs
 from ltx2_cli.estimate.compiled import Collective, Compiled, sent_bytes, write_hlo
 from ltx2_cli.estimate.cycles import REMARKS, Cycles, dumped_schedules
 from ltx2_cli.estimate.estimate import FORWARD, Estimate, assumptions, compile_and_estimate, forward_programs, record
-from ltx2_cli.estimate.fit import check_estimate
+from ltx2_cli.estimate.fit import Typed, check_estimate
 from ltx2_cli.estimate.offline import MeshSearch, search_meshes, topology
 from ltx2_cli.parallel.devices import RESERVE_REMARK, find_devices
 from ltx2_cli.plan.resolve import plan_offline
@@ -27,6 +26,7 @@ from ltx2_cli.units import duration, quantity
 def print_plan(
     spec: RunSpec,
     report: Report,
+    typed: Typed,
     *,
     slice_name: str | None,
     search: bool,
@@ -36,7 +36,7 @@ def print_plan(
 ) -> None:
     """Print the plan of a request and its estimate, for a slice or the devices here: after a `search` of meshes, by
     the forwards or `everything`. The programs go into the folder `dump`. Raises `DoesNotFitError` afterwards where it
-    does not fit."""
+    does not fit, with what fits spelt by `typed`."""
     if slice_name is not None:
         jax.config.update("jax_platforms", "cpu")  # the devices of this machine are left alone
     if dump:
@@ -57,7 +57,7 @@ def print_plan(
         print_out(json.dumps({**record(estimate), **(meshes.record() if meshes else {})}, indent=2))
     else:
         print_out("\n".join(map(visible, [*(search_lines(meshes) if meshes else ()), *estimate_lines(estimate)])))
-    check_estimate(spec, devices, estimate, slice_name is not None, command_line)
+    check_estimate(spec, devices, estimate, slice_name is not None, typed)
     report.tell()
 
 
