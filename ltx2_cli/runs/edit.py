@@ -30,8 +30,8 @@ NOT_KEPT: dict[str, object] = {"audio": None, "streams": "both"}  # of a record
 
 
 @dataclass(frozen=True)
-class Edit:
-    """What is asked of a clip: values of its new request by their keys, and settings (`dotted.key=value`)."""
+class EditOptions:
+    """Options of an edit: its clip, values of the request by key, and settings (`dotted.key=value`)."""
 
     clip: Path
     given: Mapping[str, object]
@@ -39,10 +39,10 @@ class Edit:
 
 
 @dataclass(frozen=True)
-class Source:
-    """The clip that is changed."""
+class EditedClip:
+    """The clip of an edit, opened."""
 
-    edit: Edit
+    edit: EditOptions
     picture: Video
     fps: float
     record: ConfigLayer | None
@@ -84,7 +84,12 @@ class Source:
 
 
 def retake(
-    session: Session, edit: Edit, settings: RunSettings, part: tuple[str, str], streams: str, num_frames: int | None
+    session: Session,
+    edit: EditOptions,
+    settings: RunSettings,
+    part: tuple[str, str],
+    streams: str,
+    num_frames: int | None,
 ) -> None:
     """Regenerate a part of a clip, from and to these times, print the paths, or say what would be done."""
     with synchronized(session.hosts) as facts:
@@ -95,7 +100,7 @@ def retake(
     make(session, spec, settings)
 
 
-def extend(session: Session, edit: Edit, settings: RunSettings, seconds: str, num_frames: int | None) -> None:
+def extend(session: Session, edit: EditOptions, settings: RunSettings, seconds: str, num_frames: int | None) -> None:
     """Continue a clip for this time, and print the paths of the whole, or say what would be done."""
     with synchronized(session.hosts) as facts:
         settings.check()
@@ -105,7 +110,7 @@ def extend(session: Session, edit: Edit, settings: RunSettings, seconds: str, nu
     make(session, spec, settings)
 
 
-def _open(edit: Edit) -> Source:
+def _open(edit: EditOptions) -> EditedClip:
     """The clip that is named. Raises `UsageError` where it is of a size that no model makes, or nobody says what it
     shows."""
     path, asked = user_path(edit.clip), edit.given.get("fps")
@@ -128,10 +133,12 @@ def _open(edit: Edit) -> Source:
         sentence = f"{path} is {size['width']}x{size['height']}, and models make sides that are multiples of {step}"
         settings = " ".join(f"--set {side}={length}" for side, length in whole.items())
         raise UsageError(sentence, f"{settings} edits its middle" if all(whole.values()) else "name a larger one")
-    return Source(edit, picture, fps, record)
+    return EditedClip(edit, picture, fps, record)
 
 
-def _retaken(session: Session, clip: Source, part: tuple[str, str], streams: str, num_frames: int | None) -> RunSpec:
+def _retaken(
+    session: Session, clip: EditedClip, part: tuple[str, str], streams: str, num_frames: int | None
+) -> RunSpec:
     start, stop = map(seconds_of, part, ("--from", "--to"))
     count, fps, path = len(clip.picture.frames), clip.fps, clip.picture.path
     if start >= stop:
@@ -150,7 +157,7 @@ def _retaken(session: Session, clip: Source, part: tuple[str, str], streams: str
     return clip.request(session, made, {"regenerate": [begin, end], "streams": streams})
 
 
-def _extended(session: Session, clip: Source, seconds: str, num_frames: int | None) -> RunSpec:
+def _extended(session: Session, clip: EditedClip, seconds: str, num_frames: int | None) -> RunSpec:
     count, fps = len(clip.picture.frames), clip.fps
     added = round(seconds_of(seconds, "--seconds") * fps)
     if not added:

@@ -30,7 +30,7 @@ from ltx2_cli.runs.session import Session
 from ltx2_cli.runs.settings import RunSettings
 
 
-def run(
+def execute_request(
     session: Session, spec: RunSpec, settings: RunSettings, product: Product, drawn: bool, files: list[Output]
 ) -> None:
     """Make clips, or only warm up, after what has to be downloaded was said, and the seed if it was `drawn`."""
@@ -76,12 +76,12 @@ def execute(session: Session, checkpointer: RunCheckpointer, components: Compone
     `AbortedRunError` where the run was interrupted and can be resumed."""
     finished = list[Path]()
     with resumable(checkpointer, finished):
-        for path, findings in carried_out(checkpointer, components, start):
+        for path, findings in run_plan(checkpointer, components, start):
             session.show(path, findings)
             finished.append(path)
 
 
-def carried_out(
+def run_plan(
     checkpointer: RunCheckpointer, components: Components, start: RunState
 ) -> Iterator[tuple[Path, list[str]]]:
     """Run the checkpointer's plan from `start`: each finished file, and what is wrong with the clip in it."""

@@ -49,6 +49,6 @@ def make(
         check_outputs(files, read_files(spec, config), session.force, folders=traces)
         session.reserve(files)
     session.start()
-    from ltx2_cli.runs.execute import run
+    from ltx2_cli.runs.execute import execute_request
 
-    run(session, spec, settings, product, random, files)
+    execute_request(session, spec, settings, product, random, files)

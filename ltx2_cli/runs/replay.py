@@ -37,7 +37,7 @@ WEIGHTS = {
     *("second_stage.upsampler", "second_stage.lora"),
 }
 SAME = "identical"
-Source = tuple[LatentsFile, float]  # latents that a clip went on from, of so many frames a second
+SourceFile = tuple[LatentsFile, float]  # latents that a clip went on from, of so many frames a second
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def check_overrides(clip: RecordedClip, changed: Collection[str]) -> None:
         raise UsageError(f"{clip.path} is a draft: its latents are made again, no clip", typed("save_latents", "FILE"))
 
 
-def find_source(clip: RecordedClip, moved: Path | None) -> Source | None:
+def find_source(clip: RecordedClip, moved: Path | None) -> SourceFile | None:
     """The latents that a clip was upsampled from; None if it began as noise. `moved` is where they are now. Raises
     `UsageError` where they are gone or changed."""
     recorded, hint = clip.provenance.source, "--latents FILE says where they are now"

@@ -29,7 +29,7 @@ from ltx2_cli.plan.inputs import CONNECTORS, DENOISER, STAGE2_CONNECTORS, STAGE2
 from ltx2_cli.plan.resolve import DECODERS, Plan, decodes_beside
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.runs.done import check_same, is_done, owned_files, unfinished_state
-from ltx2_cli.runs.execute import carried_out, resumable
+from ltx2_cli.runs.execute import resumable, run_plan
 from ltx2_cli.runs.jobs import DONE, ELSEWHERE, FAILED, SKIPPED, Job, Jobs, Result
 from ltx2_cli.runs.past_times import in_words, remember
 from ltx2_cli.runs.preflight import agreed_plan, check_downloads
@@ -221,7 +221,7 @@ class Worker:
         began, job, checkpointer = monotonic(), run.job, self._checkpointer(run)
         finished, flaws = list[Path](), list[str]()
         with resumable(checkpointer, finished):
-            for path, findings in carried_out(checkpointer, self._on(run), state):
+            for path, findings in run_plan(checkpointer, self._on(run), state):
                 self.session.note_flaws(path, findings)
                 finished.append(path)
                 flaws += findings
