@@ -29,8 +29,8 @@ REACHED = 790e12  # FLOP/s of a large bfloat16 product on an H200
 ROOM_FOR_BOTH = 100e9  # bytes: two times 38 GB of weights, and what is beside them
 SIDES = ("ours", "theirs")
 
-Asked = dict[str, Any]
-Turn = Callable[[Asked], float]
+RequestLayers = dict[str, Any]
+Turn = Callable[[RequestLayers], float]
 
 
 def repetitions(tiny: bool) -> tuple[int, int]:
@@ -74,7 +74,7 @@ def ours(tiny: bool) -> Turn:
     components.keep(components.resident)
     contexts = {passes: jax.tree.map(normal, abstract_contexts(plan)) for passes, plan in plans.items()}
 
-    def turn(asked: Asked) -> float:
+    def turn(asked: RequestLayers) -> float:
         timings, passes = Timings(Report()), asked["passes"]
         list(run_phases(plans[passes], RunState(contexts={CONNECTORS: contexts[passes]}), components, timings))
         return median(timings.denoise_steps[1:])
@@ -82,7 +82,7 @@ def ours(tiny: bool) -> Turn:
     return turn
 
 
-def asked(tiny: bool, passes: int) -> Asked:
+def asked(tiny: bool, passes: int) -> RequestLayers:
     """The same clip in words that need nothing of ours: what JAX brings confuses torch's compiler."""
     from ltx2_cli.estimate.flops import phase_flops
     from ltx2_cli.estimate.phases import DENOISE
@@ -112,7 +112,7 @@ def asked(tiny: bool, passes: int) -> Asked:
     }
 
 
-def theirs(config: Asked) -> Turn:
+def theirs(config: RequestLayers) -> Turn:
     """diffusers' transformer, its blocks compiled by torch; guidance is left out of its time."""
     import torch
     from diffusers import LTX2VideoTransformer3DModel
@@ -126,7 +126,7 @@ def theirs(config: Asked) -> Turn:
     if on_gpu:
         model.compile_repeated_blocks(fullgraph=True, dynamic=False)
 
-    def turn(asked: Asked) -> float:
+    def turn(asked: RequestLayers) -> float:
         arrays = {
             name: torch.randn(shape, dtype=torch.bfloat16, device=device) for name, shape in asked["arrays"].items()
         }
@@ -159,7 +159,7 @@ def started(side: str, tiny: bool) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
 
-def seconds_of(sides: Sequence[str], clips: Sequence[Asked], tiny: bool) -> dict[tuple[str, int], float]:
+def seconds_of(sides: Sequence[str], clips: Sequence[RequestLayers], tiny: bool) -> dict[tuple[str, int], float]:
     """A step of each clip on these sides, which take turns; the first turn compiles."""
     found, (rounds, _) = defaultdict(list), repetitions(tiny)
     with ExitStack() as running:

@@ -39,7 +39,7 @@ from ltx2_cli.media.clip import Media
 from ltx2_cli.media.write import write_mp4
 from ltx2_cli.plan.resolve import Plan, resolve
 from ltx2_cli.request.layers import dump, parse
-from ltx2_cli.request.profiles import checked_spec, read_spec, to_yaml
+from ltx2_cli.request.profiles import read_spec, to_yaml, validated_spec
 from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.request.spelling import NAMES
 from ltx2_cli.request.validation import RANGES
@@ -215,7 +215,7 @@ def readings(plan: Plan) -> dict[str, Callable[[Path], object]]:
     def page(path: Path) -> None:
         inspect(path)
         find_source(read_clip(path), None)
-        checked_spec(read_clip(path).asked({}, []))
+        validated_spec(read_clip(path).asked({}, []))
 
     def latents(path: Path) -> None:
         inspect(path)
@@ -358,23 +358,23 @@ def test_any_command_line_is_accepted_or_refused_in_a_sentence(tmp_path: Path, w
     assert len(err.splitlines()) <= MOST_LINES
 
 
-WISHES = ("--model", "demo", "--resolution", "720p", "--duration", "2.1s")
+SIZE_SHORTHANDS = ("--model", "demo", "--resolution", "720p", "--duration", "2.1s")
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ["generate", "x", *WISHES, "--lora", "absent.safetensors"],
-        ["generate", "x", *WISHES[2:], "--model", "absent"],
-        ["generate", "x", *WISHES, "--image", "absent.png"],
-        ["generate", "x", *WISHES, "--stg-blocks", "99", "--dry-run"],
+        ["generate", "x", *SIZE_SHORTHANDS, "--lora", "absent.safetensors"],
+        ["generate", "x", *SIZE_SHORTHANDS[2:], "--model", "absent"],
+        ["generate", "x", *SIZE_SHORTHANDS, "--image", "absent.png"],
+        ["generate", "x", *SIZE_SHORTHANDS, "--stg-blocks", "99", "--dry-run"],
         ["sweep", "x", "--model", "demo", "--lora", "absent.safetensors", "--guidance-scale", "3,4"],
         ["decode", "absent.safetensors"],
         ["upsample", "absent.safetensors"],
-        ["plan", *WISHES, "--lora", "absent.safetensors"],
+        ["plan", *SIZE_SHORTHANDS, "--lora", "absent.safetensors"],
         ["plan", "--topology", "v9:2x2"],
-        ["bench", "run", *WISHES, "--lora", "absent.safetensors"],
-        ["config", "show", *WISHES, "--steps", "0"],
+        ["bench", "run", *SIZE_SHORTHANDS, "--lora", "absent.safetensors"],
+        ["config", "show", *SIZE_SHORTHANDS, "--steps", "0"],
     ],
     ids=" ".join,
 )

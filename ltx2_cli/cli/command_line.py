@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ltx2_cli.cli.names import ALIASES
 from ltx2_cli.cli.registry import COMMANDS, typed_command
 from ltx2_cli.parallel.devices import fraction_variable
-from ltx2_cli.request.size import WISHES
+from ltx2_cli.request.size import SIZE_SHORTHANDS
 
 if TYPE_CHECKING:  # importing jax takes long
     from ltx2_cli.estimate.fit import Alternative
@@ -36,7 +36,7 @@ def command_line(alternative: "Alternative") -> str:
     typed = "".join(f"\0{word}" for word in words)  # no word has a NUL in it
     for key, value in alternative.options.items():
         flag = f"--{key.replace('_', '-')}"
-        wishes = [f"--{wish}" for wish, keys in WISHES.items() if key in keys]
+        wishes = [f"--{wish}" for wish, keys in SIZE_SHORTHANDS.items() if key in keys]
         flags = "|".join(map(re.escape, [flag, *wishes, *ALIASES.get(flag, ())]))
         given_before = rf"\0({SETTING}[=\0]{re.escape(key)}=|({flags})[=\0])[^\0]*"
         added = f"\0{flag}\0{value}" if key in options else f"\0{SETTING}\0{key}={value}"

@@ -10,7 +10,7 @@ from ltx2_cli.artifacts.files import user_path
 from ltx2_cli.cli.options import BatchOptions, ConfigOptions, Options
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.layers import MAX_TEXT
-from ltx2_cli.request.size import WISHES
+from ltx2_cli.request.size import SIZE_SHORTHANDS
 from ltx2_cli.request.spelling import NAMES, of_condition
 from ltx2_cli.runs.asked import Layers, config_page
 from ltx2_cli.runs.jobs import BatchSettings
@@ -91,7 +91,7 @@ def read_prompt() -> str:
 
 def layers(options: ConfigOptions) -> Layers:
     """The values that are asked for in other ways: in a file, by --set, as --aspect, --resolution and --duration."""
-    wishes = {wish: str(text) for wish in WISHES if (text := vars(options).get(wish)) is not None}
+    wishes = {wish: str(text) for wish in SIZE_SHORTHANDS if (text := vars(options).get(wish)) is not None}
     return Layers(config_page(options.config), options.config, options.settings or (), wishes)
 
 

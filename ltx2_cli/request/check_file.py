@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.layers import ASKED, ConfigLayer, Values, flatten_valid
-from ltx2_cli.request.profiles import CACHE, PROFILE_KEYS, PROVENANCE, build_spec, profile_layers, read_asked
+from ltx2_cli.request.profiles import CACHE, PROFILE_KEYS, PROVENANCE, build_spec, merge_layers, profile_layers
 from ltx2_cli.request.validation import Problem, spec_problems
 
 
@@ -17,7 +17,7 @@ def file_problems(page: ConfigLayer) -> tuple[Values, list[Problem]]:
     problems = [(key, _sentence(error)) for key, error in errors.items()]
     if not errors:
         try:
-            read_asked({}, replace(page, source=""))
+            merge_layers({}, replace(page, source=""))
         except UsageError as error:
             problems.append((CACHE, _sentence(error)))
     unknown = list(_unknown_profiles(values))

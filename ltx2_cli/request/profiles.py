@@ -43,7 +43,7 @@ PUBLISHED_LAYERS = 48  # blocks of the published transformers; `stg_blocks` of a
 GEMMA = "Lightricks/gemma-3-12b-it-qat-q4_0-unquantized"  # text encoder of every release, in an ungated repository
 
 
-class Asked(NamedTuple):
+class RequestLayers(NamedTuple):
     """What was asked for, over the profiles."""
 
     layers: dict[str, Values]  # values by dotted key, of each origin: `FILE`, `ENVIRONMENT`, `FLAG`; later wins
@@ -55,12 +55,12 @@ class Asked(NamedTuple):
         return {key: value for layer in self.layers.values() for key, value in layer.items()}
 
 
-def read_asked(
+def merge_layers(
     overrides: Mapping[str, object],
     config: str | Path | ConfigLayer | None = None,
     dotlist: Sequence[str] = (),
     environment: Mapping[str, object] | None = None,
-) -> Asked:
+) -> RequestLayers:
     """The layers over the profiles, as for `read_spec`; `environment`, as `read_environment` gives it, is over
     `config`."""
     flags: Values = {}
@@ -70,7 +70,7 @@ def read_asked(
     file = read_file(Path(config)) if isinstance(config, str | Path) else config or ConfigLayer("", {})
     below, kept = _config_values(file, {key: value for layer in above.values() for key, value in layer.items()})
     keys = kept | {*(environment or ()), *flags}
-    return Asked({FILE: _without_alternative(below), **above}, keys - {*OUTPUT_KEYS, CACHE})
+    return RequestLayers({FILE: _without_alternative(below), **above}, keys - {*OUTPUT_KEYS, CACHE})
 
 
 def read_spec(
@@ -87,10 +87,10 @@ def read_spec(
     `{"guidance.video.stg_scale": 0.0}`. A key of `RECIPE_KEYS` that nobody sets is None; `complete_spec` fills it.
     Raises `UsageError` for an unknown name or key, a wrong type, a broken file, and everything `validate` finds.
     """
-    return checked_spec(read_asked({**(overrides or {}), **keys}, config, dotlist))
+    return validated_spec(merge_layers({**(overrides or {}), **keys}, config, dotlist))
 
 
-def checked_spec(asked: Asked) -> RunSpec:
+def validated_spec(asked: RequestLayers) -> RunSpec:
     """The request of what was asked for. Raises `UsageError` with everything that `validate` finds."""
     spec = build_spec(asked.values)
     validate(spec)
@@ -104,7 +104,7 @@ def build_spec(asked: Values) -> RunSpec:
     return build({**default_values(), **published, **asked})
 
 
-def origins(asked: Asked, complete: RunSpec, model_version: str | None) -> dict[str, str]:
+def origins(asked: RequestLayers, complete: RunSpec, model_version: str | None) -> dict[str, str]:
     """Where each value of a request comes from, by dotted key: what was asked for, and what its profiles and recipe
     make of it. A profile by its kind and name, another by `FILE`, `ENVIRONMENT`, `FLAG`, or `default`."""
     values = {key: value for key, value in asked.values.items() if value is not None or not _is_of_recipe(key)}

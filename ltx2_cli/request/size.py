@@ -10,7 +10,11 @@ from ltx2_cli.request.spec import ConditionSpec, RunSpec
 LONGEST_SECONDS = 20  # of the clips that LTX-2 and LTX-2.3 were trained on
 NUMBER = r"(\d{1,5}(?:\.\d{1,9})?)"
 SIDES = ("width", "height")
-WISHES = {"aspect": SIDES, "resolution": SIDES, "duration": ("num_frames",)}  # the keys that each says in other words
+SIZE_SHORTHANDS = {
+    "aspect": SIDES,
+    "resolution": SIDES,
+    "duration": ("num_frames",),
+}  # keys of each
 Lengths = Mapping[str, Sequence[int]]  # the legal numbers of pixels and frames, rising, by key
 ASPECT, RESOLUTION, DURATION = (re.compile(text) for text in (f"{NUMBER}:{NUMBER}", r"(\d{1,5})p", f"{NUMBER}s?"))
 

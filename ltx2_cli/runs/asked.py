@@ -11,7 +11,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.media.probe import is_video, is_wav
 from ltx2_cli.request.environment import foreign_variables, read_environment, variable_name
 from ltx2_cli.request.layers import MAX_TEXT, PAGE, ConfigLayer, read_content, read_file, read_text
-from ltx2_cli.request.profiles import FLAG, Asked, checked_spec, read_asked
+from ltx2_cli.request.profiles import FLAG, RequestLayers, merge_layers, validated_spec
 from ltx2_cli.request.size import frames_of, size_of
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.runs.inspect import inspect, looks_like_safetensors
@@ -24,7 +24,7 @@ ANYTHING = "a"  # the prompt of a warm-up; every text encoder knows it
 @dataclass(frozen=True)
 class Layers:
     """What a request is asked for in besides its values: a page below them and the environment, settings
-    (`dotted.key=value`) above, and the size and length in other words, by the names in `WISHES`."""
+    (`dotted.key=value`) above, and the size and length in other words, by the names in `SIZE_SHORTHANDS`."""
 
     page: ConfigLayer | None = None
     file: Path | None = None  # that the page was read from
@@ -32,16 +32,16 @@ class Layers:
     wishes: Mapping[str, str] = field(default_factory=dict)
 
 
-def asked_for(values: Mapping[str, object], layers: Layers, trust: Trust | None = None) -> Asked:
+def asked_for(values: Mapping[str, object], layers: Layers, trust: Trust | None = None) -> RequestLayers:
     """What these values ask for with these layers. `trust` says whether a file may name what its reader does not
     know; None: it is not used."""
-    asked = read_asked(values, layers.page, layers.settings, read_environment(os.environ))
+    asked = merge_layers(values, layers.page, layers.settings, read_environment(os.environ))
     return check_trust(asked, layers.page, trust) if trust else asked
 
 
 def configured_spec(values: Mapping[str, object], layers: Layers, trust: Trust | None = None) -> RunSpec:
     """The request of `asked_for`, checked."""
-    return checked_spec(asked_for(values, layers, trust))
+    return validated_spec(asked_for(values, layers, trust))
 
 
 def sized_spec(values: Mapping[str, object], layers: Layers, report: Report, trust: Trust | None = None) -> RunSpec:
@@ -53,7 +53,7 @@ def sized_spec(values: Mapping[str, object], layers: Layers, report: Report, tru
 def note_environment(report: Report, values: Mapping[str, object], settings: Sequence[str]) -> None:
     """Say which variables of the environment a request reads where options ask for these values and --set for others,
     and which it does not though they are called like it."""
-    typed = read_asked(values, None, settings).layers[FLAG]
+    typed = merge_layers(values, None, settings).layers[FLAG]
     if variables := [variable_name(key) for key in read_environment(os.environ) if key not in typed]:
         report.preface(f"from the environment: {', '.join(variables)}")
     for sentence in foreign_variables(os.environ):

@@ -20,9 +20,9 @@ from ltx2_cli.request.profiles import (
     FILE,
     PROFILE_KEYS,
     RECIPE_KEYS,
-    Asked,
-    checked_spec,
+    RequestLayers,
     origins,
+    validated_spec,
 )
 from ltx2_cli.request.schema import settings_schema
 from ltx2_cli.request.spec import RunSpec
@@ -37,7 +37,7 @@ def show(typed: Mapping[str, object], layers: Layers, as_json: bool) -> None:
     report = reporter()
     values = sized({**typed, **anything}, layers, report)
     asked = asked_for({key: value for key, value in values.items() if key not in anything}, layers)
-    spec = checked_spec(asked_for(values, layers))
+    spec = validated_spec(asked_for(values, layers))
     report.tell()
     if anything:
         spec = replace(spec, prompt="")
@@ -52,7 +52,7 @@ def show(typed: Mapping[str, object], layers: Layers, as_json: bool) -> None:
         print_out("\n".join(_page(nested, sources)))
 
 
-def with_origins(asked: Asked, spec: RunSpec, config: Path | None) -> tuple[RunSpec, dict[str, str]]:
+def with_origins(asked: RequestLayers, spec: RunSpec, config: Path | None) -> tuple[RunSpec, dict[str, str]]:
     """The request, completed as far as names tell of its checkpoint, and the origin of each value by dotted key."""
     from ltx2_cli.plan.recipe import guess_model_version, guess_request
 

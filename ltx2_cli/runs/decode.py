@@ -68,9 +68,9 @@ def decode(
     from ltx2_cli.core.run import decode_file, load
     from ltx2_cli.estimate.fit import Request
     from ltx2_cli.estimate.phases import DECODE, PHASES
-    from ltx2_cli.runs.preflight import OF_LATENTS, agreed_plan
+    from ltx2_cli.runs.preflight import FIXED_BY_LATENTS, agreed_plan
 
-    request = Request(spec, find_devices(), skipped=frozenset(PHASES) - {DECODE}, fixed=OF_LATENTS)
+    request = Request(spec, find_devices(), skipped=frozenset(PHASES) - {DECODE}, fixed=FIXED_BY_LATENTS)
     with agreed_plan(session, request) as plan:
         check_shapes(file, plan, plan.latent_shapes, spec.fps)
     if session.dry_run:

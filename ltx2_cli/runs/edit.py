@@ -13,7 +13,7 @@ from ltx2_cli.media.probe import is_video, open_video
 from ltx2_cli.media.videos import COMPRESSION, Video, read_whole_video
 from ltx2_cli.request.environment import read_environment
 from ltx2_cli.request.layers import ConfigLayer
-from ltx2_cli.request.profiles import AUTO, checked_spec, read_asked
+from ltx2_cli.request.profiles import AUTO, merge_layers, validated_spec
 from ltx2_cli.request.size import longest_clip, seconds_of
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.spelling import option, typed
@@ -75,8 +75,8 @@ class EditedClip:
         clip = [{"kind": "clip", "path": str(path), **condition}] if condition else []
         above = self.record, self.edit.settings, read_environment(os.environ)
         of_record = {} if self.references else {"conditions": ()}
-        check_trust(read_asked({**replaced, **of_record}, *above), self.record, session)
-        spec = checked_spec(read_asked({**replaced, "conditions": [*clip, *self.references]}, *above))
+        check_trust(merge_layers({**replaced, **of_record}, *above), self.record, session)
+        spec = validated_spec(merge_layers({**replaced, "conditions": [*clip, *self.references]}, *above))
         if spec.fps != self.fps:
             sentence = f"{path} was read at {self.fps:g} frames a second"
             raise UsageError(sentence, f"{typed('fps', spec.fps)} in place of --set")

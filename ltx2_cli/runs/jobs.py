@@ -25,7 +25,7 @@ from ltx2_cli.core.report import Report
 from ltx2_cli.errors import CommandError, PartlyFailedError, RunError, UsageError
 from ltx2_cli.request.layers import flatten, read_setting
 from ltx2_cli.request.profiles import CACHE, OUTPUT_KEYS, STEPS_OR_SIGMAS
-from ltx2_cli.request.size import WISHES
+from ltx2_cli.request.size import SIZE_SHORTHANDS
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.spelling import by_key, typed
 from ltx2_cli.runs.asked import Layers, asked_for, configured_spec, note_environment, sized
@@ -234,12 +234,12 @@ class Jobs:
         values = by_key(values)
         if CACHE in values:
             raise UsageError(f"`{CACHE}` is not taken from a job: programs are code", typed("compile_cache", "FOLDER"))
-        wishes = {wish: str(values[wish]) for wish in WISHES if wish in values}
-        said_by_line = {wish for wish, keys in WISHES.items() if not values.keys().isdisjoint(keys)}
-        replaced = {key for wish in wishes for key in WISHES[wish]}
+        wishes = {wish: str(values[wish]) for wish in SIZE_SHORTHANDS if wish in values}
+        said_by_line = {wish for wish, keys in SIZE_SHORTHANDS.items() if not values.keys().isdisjoint(keys)}
+        replaced = {key for wish in wishes for key in SIZE_SHORTHANDS[wish]}
         replaced |= STEPS_OR_SIGMAS if STEPS_OR_SIGMAS & values.keys() else set()
         base = {key: value for key, value in self.given.items() if key not in replaced}
-        own = {key: value for key, value in values.items() if key not in WISHES}
+        own = {key: value for key, value in values.items() if key not in SIZE_SHORTHANDS}
         common = {wish: text for wish, text in self.layers.wishes.items() if wish not in said_by_line}
         layers = replace(self.layers, wishes={**common, **wishes})
         return configured_spec(sized({**base, **own}, layers, Report(), self.session), layers, self.session)

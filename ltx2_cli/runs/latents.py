@@ -7,7 +7,7 @@ from ltx2_cli.diffusion.geometry import clip_geometry
 from ltx2_cli.diffusion.latents import SIZE, LatentsFile
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.layers import ConfigLayer, read_text
-from ltx2_cli.request.profiles import AUTO, checked_spec, read_asked
+from ltx2_cli.request.profiles import AUTO, merge_layers, validated_spec
 from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.request.spelling import option, typed
 from ltx2_cli.runs.asked import Layers, configured_spec
@@ -36,8 +36,8 @@ def latents_request(
                 f"{file.path} has a record of its own", "leave --config out; flags and --set change values"
             )
         page = read_text(record, f"the record in {file.path}")
-        asked = read_asked({**without_references(page), **values}, page, settings)
-        return checked_spec(check_trust(asked, page, trust))
+        asked = merge_layers({**without_references(page), **values}, page, settings)
+        return validated_spec(check_trust(asked, page, trust))
     if "model" not in given and layers.file is None:
         raise UsageError(
             f"{file.path} does not say which model made it",

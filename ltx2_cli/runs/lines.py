@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ltx2_cli.artifacts.files import read_limited, user_path
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.layers import MAX_DEPTH, MAX_TEXT
-from ltx2_cli.request.size import WISHES
+from ltx2_cli.request.size import SIZE_SHORTHANDS
 from ltx2_cli.request.spec import RunSpec
 
 STDIN = "-"
@@ -28,7 +28,7 @@ JSON_VALUE = re.compile(r"(null|true|false|-?\d+(\.\d+)?([eE][-+]?\d+)?),?")
 YAML_ITEM = re.compile(r"-(\s+(?P<item>.*)|-*$)|\.\.\.$")
 YAML_PAIR = re.compile(r"(?P<key>\w+)\s*:(\s+(?P<value>.*)|$)")
 NO_PROMPT = ("[", "]", "}", "```", "//", "/*")  # how no prompt begins that is not given as JSON
-KEYS = {*(field.name for field in fields(RunSpec)), *WISHES, "steps"}
+KEYS = {*(field.name for field in fields(RunSpec)), *SIZE_SHORTHANDS, "steps"}
 EXAMPLE = '{"prompt": "a fox yawns", "seed": 7}'
 LONGEST_EXAMPLE = 60  # characters of a line in a hint
 

@@ -67,17 +67,18 @@ def expected_times(jobs: Sequence[tuple[Plan, int]], product: Product) -> str:
         shapes = {_file(shape_of(plan, product)): len(runs) for plan, _, runs in known}
         last = f"the last {sum(shapes.values())} runs" if sum(shapes.values()) > 1 else "the last run"
         these = "these shapes" if len(shapes) > 1 else "this shape"
-        return f"about {in_words(_seconds(known, product))}, as {last} of {these} here"
+        return f"about {format_seconds(_seconds(known, product))}, as {last} of {these} here"
     unknown = [(plan, number) for plan, number in jobs if not past_runs(plan, product)]
     where = "first run of this shape here"
     if several := sum(number for _, number in jobs) > 1:
         where = f"{sum(number for _, number in unknown)} jobs have shapes that never ran here"
     estimates = [(estimate_plan(plan).expected_seconds, number) for plan, number in unknown]
     if not any(expected for expected, _ in estimates):
-        return f"unknown: {where}" if not known else f"at least {in_words(_seconds(known, product))}; {where}"
+        return f"unknown: {where}" if not known else f"at least {format_seconds(_seconds(known, product))}; {where}"
     before = _seconds(known, product)
     low, high = (
-        in_words(before + sum(number * expected[end] for expected, number in estimates if expected)) for end in (0, 1)
+        format_seconds(before + sum(number * expected[end] for expected, number in estimates if expected))
+        for end in (0, 1)
     )
     without = "" if several and known else ", without loading and compiling"
     return f"{low} to {high} by estimate, not measured on hardware{without}; {where}"
@@ -178,7 +179,7 @@ def _file(shape: dict[str, Any]) -> Path:
     return user_cache() / "timings" / f"{name}.json"
 
 
-def in_words(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """`12 s`, `12 min`, `1.5 h`."""
     if seconds < 10:
         return duration(seconds)

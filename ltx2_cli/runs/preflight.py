@@ -30,9 +30,9 @@ from ltx2_cli.weights.lora import check_local_loras
 from ltx2_cli.weights.published import FOLDER_FILES
 
 # What a command cannot change, by dotted key: what saved latents decide, a clip's record, an unfinished run.
-OF_LATENTS = frozenset({"height", "width", "num_frames", "num_videos", "model", "recipe"}).__contains__
-OF_RECORD = frozenset({"num_videos", "model"}).__contains__
-OF_RUN = "sharding".__ne__
+FIXED_BY_LATENTS = frozenset({"height", "width", "num_frames", "num_videos", "model", "recipe"}).__contains__
+FIXED_BY_RECORD = frozenset({"num_videos", "model"}).__contains__
+FIXED_BY_RUN = "sharding".__ne__
 
 
 def check_published(request: Request, typed: Typed) -> None:

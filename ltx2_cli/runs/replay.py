@@ -17,7 +17,7 @@ from ltx2_cli.errors import RunError, UsageError
 from ltx2_cli.media.compare import STREAMS, video_differences
 from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.request.layers import ConfigLayer
-from ltx2_cli.request.profiles import AUTO, Asked, checked_spec, read_asked
+from ltx2_cli.request.profiles import AUTO, RequestLayers, merge_layers, validated_spec
 from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.request.spelling import option, typed
 from ltx2_cli.request.validation import CLIP_TYPES
@@ -62,11 +62,11 @@ class RecordedClip:
         latents = f"{name}.safetensors" if self.stage == FIRST else None
         return {"output": f"{name}.{CLIP_TYPES[not alone]}", "save_latents": latents}
 
-    def asked(self, given: Mapping[str, object], settings: list[str]) -> Asked:
+    def asked(self, given: Mapping[str, object], settings: list[str]) -> RequestLayers:
         """The recorded request, changed by what is `given`; on other devices, for those."""
         elsewhere = self.provenance.devices not in (None, provenance.devices())
         hardware = {"sharding": AUTO, "vae_memory_gb": None} if elsewhere else {}
-        return read_asked({**hardware, **given}, self.config, settings)
+        return merge_layers({**hardware, **given}, self.config, settings)
 
 
 def replay(
@@ -90,7 +90,7 @@ def replay(
         source, draft = find_source(clip, latents), clip.stage == FIRST
         folder = clip.path.parent if kept else Path(session.resources.enter_context(TemporaryDirectory()))
         asked = clip.asked({**clip.places(folder, given), **given}, settings)
-        spec = checked_spec(check_trust(asked, clip.config, session))
+        spec = validated_spec(check_trust(asked, clip.config, session))
         for sentence in check_comparable(clip, spec) if verify else ():
             session.report.note(sentence)
         files = outputs(spec, product := Product.latents if draft else Product.clips)
@@ -105,10 +105,10 @@ def replay(
     from ltx2_cli.core.write import write
     from ltx2_cli.estimate.fit import Request
     from ltx2_cli.plan.stages import InitialLatents
-    from ltx2_cli.runs.preflight import OF_LATENTS, OF_RECORD, agreed_plan
+    from ltx2_cli.runs.preflight import FIXED_BY_LATENTS, FIXED_BY_RECORD, agreed_plan
 
     begin = InitialLatents(source[0].shapes, source[1]) if source else None
-    phases, fixed = Product.drafts if draft else Product.clips, OF_LATENTS if source else OF_RECORD
+    phases, fixed = Product.drafts if draft else Product.clips, FIXED_BY_LATENTS if source else FIXED_BY_RECORD
     with agreed_plan(session, Request(spec, find_devices(), begin, phases, fixed=fixed)) as plan:
         check_distinct(files, provenance.input_files(plan))
         if source:

@@ -16,12 +16,12 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.fit import Request
 from ltx2_cli.estimate.phases import CONNECT, ENCODE
 from ltx2_cli.parallel.devices import find_devices
-from ltx2_cli.request.profiles import read_asked
+from ltx2_cli.request.profiles import merge_layers
 from ltx2_cli.request.spec import NO_CACHE, RunSpec
 from ltx2_cli.request.spelling import option
 from ltx2_cli.runs.done import owned_files
 from ltx2_cli.runs.execute import execute
-from ltx2_cli.runs.preflight import OF_RUN, agreed_plan
+from ltx2_cli.runs.preflight import FIXED_BY_RUN, agreed_plan
 from ltx2_cli.runs.session import Session, synchronized
 from ltx2_cli.runs.trust import check_trust
 
@@ -39,10 +39,10 @@ def resume(session: Session, path: Path, given: Mapping[str, str], allow_changes
         elsewhere = os.path.isdir(kept.folder) and not os.path.samefile(kept.folder, ".")
         if elsewhere:
             session.resources.enter_context(chdir(kept.folder))  # relative paths in its request begin there
-        check_trust(read_asked(given, kept.request), kept.request, session)
+        check_trust(merge_layers(given, kept.request), kept.request, session)
         spec = kept.spec({**places(kept.spec({}), kept, given), **given})
     product, source = kept.goal  # the text was read before it was kept
-    request = Request(spec, find_devices(), source, product, frozenset({ENCODE, CONNECT}), OF_RUN)
+    request = Request(spec, find_devices(), source, product, frozenset({ENCODE, CONNECT}), FIXED_BY_RUN)
     with agreed_plan(session, request) as plan:
         recorded = read_provenance(kept.request.values, str(kept.path))
         if (changes := [*environment_changes(recorded, plan)]) and not allow_changes:

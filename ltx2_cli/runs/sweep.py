@@ -20,7 +20,7 @@ from ltx2_cli.media.contact_sheet import sheet_content, write_contact_sheet
 from ltx2_cli.media.probe import open_video
 from ltx2_cli.media.videos import read_video
 from ltx2_cli.request.layers import ALL_KEYS, parse, unknown_name_error
-from ltx2_cli.request.size import WISHES
+from ltx2_cli.request.size import SIZE_SHORTHANDS
 from ltx2_cli.request.spelling import NAMES, typed
 from ltx2_cli.request.validation import CLIP_TYPES, MAX_VIDEOS
 from ltx2_cli.runs.batch import check_input_videos, finish, make
@@ -74,7 +74,7 @@ def parse_varied(text: str) -> Varied:
     if not parsed or not name:
         raise UsageError(f"--vary {text!r} is not KEY=VALUE,VALUE...", EXAMPLE)
     name = name.replace("-", "_")
-    if name not in (known := [*WISHES, *NAMES]) and "." not in name:
+    if name not in (known := [*SIZE_SHORTHANDS, *NAMES]) and "." not in name:
         raise unknown_name_error("option", name, known, f"; {ALL_KEYS}", "--vary: ")
     return Varied(name, parsed)
 

@@ -10,7 +10,7 @@ from ltx2_cli.artifacts.files import user_path
 from ltx2_cli.core.provenance import read_provenance
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.layers import ASKED, ConfigLayer, Values, spec_values
-from ltx2_cli.request.profiles import FILE, PROFILE_KEYS, PROVENANCE, Asked, build_spec, profile_names
+from ltx2_cli.request.profiles import FILE, PROFILE_KEYS, PROVENANCE, RequestLayers, build_spec, profile_names
 from ltx2_cli.request.validation import WORDS
 from ltx2_cli.weights.checkpoint import abbreviate
 from ltx2_cli.weights.digests import digest, header_digest, quick_digest
@@ -56,7 +56,7 @@ class Trust(Protocol):
     trust: bool
 
 
-def check_trust(asked: Asked, record: ConfigLayer | None, options: Trust) -> Asked:
+def check_trust(asked: RequestLayers, record: ConfigLayer | None, options: Trust) -> RequestLayers:
     """What is asked for. Where a record asks for what its model's profile does not name, and it is not here with the
     hash that the record states, the user is asked once; without a terminal raises `UsageError`."""
     if record is None or options.trust or not {PROVENANCE, ASKED} & record.values.keys():

@@ -122,10 +122,10 @@ def _execute(
     from ltx2_cli.plan.stages import InitialLatents
     from ltx2_cli.runs.execute import execute, remember_run
     from ltx2_cli.runs.past_times import expected_time
-    from ltx2_cli.runs.preflight import OF_LATENTS, agreed_plan
+    from ltx2_cli.runs.preflight import FIXED_BY_LATENTS, agreed_plan
 
     source = InitialLatents(files[0].shapes, spec.fps)
-    with agreed_plan(session, Request(spec, find_devices(), source, product, fixed=OF_LATENTS)) as plan:
+    with agreed_plan(session, Request(spec, find_devices(), source, product, fixed=FIXED_BY_LATENTS)) as plan:
         check_distinct(outputs(spec, product), input_files(plan))
         for file in files:
             check_source(file, plan, spec.fps)

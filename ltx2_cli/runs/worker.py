@@ -31,7 +31,7 @@ from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.runs.done import check_same, is_done, owned_files, unfinished_state
 from ltx2_cli.runs.execute import resumable, run_plan
 from ltx2_cli.runs.jobs import DONE, ELSEWHERE, FAILED, SKIPPED, Job, Jobs, Result
-from ltx2_cli.runs.past_times import in_words, remember
+from ltx2_cli.runs.past_times import format_seconds, remember
 from ltx2_cli.runs.preflight import agreed_plan, check_downloads
 from ltx2_cli.runs.session import system_error
 
@@ -83,7 +83,7 @@ class Worker:
             runs = [run for job in part for run in self._planned(job)]
             if runs:
                 self._read_texts(runs)
-            for _, alike in groupby(runs, key=lambda run: (network_values(run.plan.spec), _turns(run.plan))):
+            for _, alike in groupby(runs, key=lambda run: (network_values(run.plan.spec), _memory_schedule(run.plan))):
                 self._make_alike(list(alike))
 
     @contextmanager
@@ -137,7 +137,7 @@ class Worker:
         if self.jobs.settings.piped and not together:
             self.session.report.note("the networks do not fit together: each job loads them; a file does so once")
         names = {name for run in runs for name in run.plan.networks.present()} | {STAGE2_DENOISER}
-        self._on(runs[0]).keep(names if together else ())
+        self._components_for(runs[0]).keep(names if together else ())
         texts = dict[tuple[object, ...], RunState]()
         with self.components.keeping(TEXT if all(map(_text_fits_together, first)) else ()):
             for run in runs:
@@ -145,12 +145,12 @@ class Worker:
                 connectors = tuple(stage.connectors for stage in plan.stages)
                 key = (plan.prompts, plan.text_tokens, connectors, network_values(plan.spec))
                 with self._failing(run.job, run):
-                    texts[key] = read_text(plan, self._on(run), texts.get(key, START), run.timings)
+                    texts[key] = read_text(plan, self._components_for(run), texts.get(key, START), run.timings)
                     run.state, run.plan = texts[key], replace(plan, warnings=())
 
     def _make_alike(self, runs: Sequence[Run]) -> None:
         """Runs of the same networks: one by one, or some at a time where these take turns in memory."""
-        components, (beside, phases) = self._on(runs[0]), _turns(runs[0].plan)
+        components, (beside, phases) = self._components_for(runs[0]), _memory_schedule(runs[0].plan)
         with components.keeping((*DENOISERS, *DECODERS) if beside else ()):
             for some in _chunks(runs, CLIPS_AT_ONCE if phases else 1):
                 with ExitStack() as locks:
@@ -207,7 +207,7 @@ class Worker:
                 checkpointer = self._checkpointer(run)
                 with resumable(checkpointer):
                     plan = checkpointer.plan
-                    run.state = advance(plan, self._on(run), run.state, phase, run.timings, checkpointer)
+                    run.state = advance(plan, self._components_for(run), run.state, phase, run.timings, checkpointer)
                 self._notice_storage(checkpointer)
 
     def _write(self, runs: Sequence[Run]) -> None:
@@ -221,7 +221,7 @@ class Worker:
         began, job, checkpointer = monotonic(), run.job, self._checkpointer(run)
         finished, flaws = list[Path](), list[str]()
         with resumable(checkpointer, finished):
-            for path, findings in run_plan(checkpointer, self._on(run), state):
+            for path, findings in run_plan(checkpointer, self._components_for(run), state):
                 self.session.note_flaws(path, findings)
                 finished.append(path)
                 flaws += findings
@@ -235,7 +235,7 @@ class Worker:
         """Whether this run is made: on a full disk none is begun."""
         if not (run.begun or self.full):
             run.begun, self.number = True, self.number + 1
-            left = f", {in_words(median(self.took) * (self.total - self.number + 1))} left" if self.took else ""
+            left = f", {format_seconds(median(self.took) * (self.total - self.number + 1))} left" if self.took else ""
             self.session.report.part("" if self.jobs.settings.piped else f"clip {self.number} of {self.total}{left}")
         return run.begun
 
@@ -273,14 +273,14 @@ class Worker:
             self.preview.begin(plan)
         return self.preview
 
-    def _on(self, run: Run) -> Components:
+    def _components_for(self, run: Run) -> Components:
         """The networks, as this run uses them."""
         assert self.components
         self.components.adopt(run.plan)
         return self.components
 
 
-def _turns(plan: Plan) -> tuple[bool, list[int]]:
+def _memory_schedule(plan: Plan) -> tuple[bool, list[int]]:
     """Whether decoders stay in memory beside the denoiser; and the phases before which the network is another."""
     beside = decodes_beside(plan)
     refining = [number for number, phase in enumerate(plan.phases) if phase.stage.network == STAGE2_DENOISER]

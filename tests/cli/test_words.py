@@ -22,7 +22,7 @@ from ltx2_cli.media.clip import Media
 from ltx2_cli.media.write import write_mp4, write_wav
 from ltx2_cli.request.environment import read_environment
 from ltx2_cli.request.layers import dump, key_lines
-from ltx2_cli.request.profiles import profile_layers, read_asked, read_spec, to_yaml
+from ltx2_cli.request.profiles import merge_layers, profile_layers, read_spec, to_yaml
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.request.spelling import GENERATE, NAMES
 from program import run_program
@@ -217,10 +217,10 @@ def test_the_name_of_an_option_is_taken_everywhere(tmp_path: Path, name: str) ->
     page = tmp_path / "page.yaml"
     page.write_text(f"{name}: {value}\n")
     for asked in (
-        read_asked({}, page),
-        read_asked({}, dotlist=[f"{name}={value}"]),
-        read_asked({name: value}),
-        read_asked({}, environment=read_environment({f"LTX2_{name.upper()}": str(value)})),
+        merge_layers({}, page),
+        merge_layers({}, dotlist=[f"{name}={value}"]),
+        merge_layers({name: value}),
+        merge_layers({}, environment=read_environment({f"LTX2_{name.upper()}": str(value)})),
     ):
         assert asked.values[NAMES[name]] == value
     assert key_lines(f"\n{name}: 1")[NAMES[name]] == 2

@@ -19,7 +19,7 @@ from ltx2_cli.diffusion.latents import open_latents, save_latents
 from ltx2_cli.media.clip import Media
 from ltx2_cli.media.write import write_mp4
 from ltx2_cli.plan.resolve import resolve
-from ltx2_cli.request.profiles import checked_spec
+from ltx2_cli.request.profiles import validated_spec
 from ltx2_cli.runs.replay import read_clip
 from ltx2_cli.weights.digests import digest, digests, header_digest
 from parity import randomise
@@ -237,7 +237,7 @@ def test_replay_compares_arrays_and_not_recorded_hashes(ltx2, made: Path, tmp_pa
 def test_changed_versions_devices_and_meshes_are_noted(made: Path) -> None:
     then = read_clip(made / "clip.mp4")
     assert then.provenance.devices == "8 cpu"
-    plan = resolve(checked_spec(then.asked({}, [])))
+    plan = resolve(validated_spec(then.asked({}, [])))
     assert list(environment_changes(then.provenance, plan)) == []
     other = replace(
         then.provenance, versions={"jax": "0.1"}, devices="4 TPU7x", meshes={"final": "tokens 4"}, at_once=2
@@ -248,7 +248,7 @@ def test_changed_versions_devices_and_meshes_are_noted(made: Path) -> None:
         "the mesh of final was tokens 4, is one device",
         "it was one of 2 videos made at once, which may change its last bits",
     ]
-    assert checked_spec(replace(then, provenance=other).asked({}, [])).sharding.profile == "auto"
+    assert validated_spec(replace(then, provenance=other).asked({}, [])).sharding.profile == "auto"
 
 
 @pytest.mark.parametrize("name", ["short.mp4", "foreign.mp4", "changed.yaml", "weights"])

@@ -16,7 +16,7 @@ from ltx2_cli.core.report import Report, Timings
 from ltx2_cli.estimate.estimate import estimate_plan
 from ltx2_cli.plan.resolve import Plan, plan_offline
 from ltx2_cli.request.profiles import read_spec
-from ltx2_cli.runs.past_times import KEPT, SHAPES, expected_time, expected_times, in_words, past_runs, remember
+from ltx2_cli.runs.past_times import KEPT, SHAPES, expected_time, expected_times, format_seconds, past_runs, remember
 from program import CACHE, cache_restored
 
 CLIPS = Product.clips
@@ -142,7 +142,8 @@ def test_the_time_by_the_plan_is_an_estimate(plan: Plan, monkeypatch: pytest.Mon
     monkeypatch.setattr(chips, "CHIPS", (SLOW,))
     expected = estimate_plan(plan).expected_seconds
     assert expected
-    words = f"{in_words(expected.low)} to {in_words(expected.high)} by estimate, not measured on hardware, without"
+    low, high = map(format_seconds, expected)
+    words = f"{low} to {high} by estimate, not measured on hardware, without"
     assert expected_time(plan, CLIPS).startswith(words)
 
 
@@ -169,4 +170,4 @@ def test_the_shapes_of_the_last_runs_are_kept(plan: Plan, cache: Path):
     ("seconds", "text"), [(1.25, "1.2 s"), (12.4, "12 s"), (599, "599 s"), (1200, "20 min"), (18000, "5.0 h")]
 )
 def test_times_are_in_words(seconds: float, text: str):
-    assert in_words(seconds) == text
+    assert format_seconds(seconds) == text
