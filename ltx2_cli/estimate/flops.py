@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from flax import nnx
 
 from ltx2_cli.chips import Chip
-from ltx2_cli.estimate.phases import DECODE, LOOPS, PHASES, SOUND, encoded_videos, stage_of
+from ltx2_cli.estimate.phases import DECODE, INPUT_AUDIO, LOOPS, PHASES, encoded_videos, stage_of
 from ltx2_cli.models.audio_vae import AudioDecoder, AudioEncoder, Upsample
 from ltx2_cli.models.video_vae import VideoDecoder, VideoEncoder
 from ltx2_cli.models.vocoder import Vocoder, VocoderWithBWE
@@ -82,7 +82,7 @@ def phase_flops(plan: Plan, phase: str) -> float:
         return step.flops(stage.sharding)
     if phase == DECODE:
         return sum(decoding_flops(plan))
-    if phase == SOUND:  # one, whole on each device
+    if phase == INPUT_AUDIO:  # one, whole on each device
         encoder, arch = plan.network(AUDIO_ENCODER).encoder, plan.arch.audio_vae
         return spectrogram_flops(encoder, arch.instants(plan.stages[-1].geometry.audio_frames), arch.mel_bins)
     return _flops_of_all(plan, phase) / plan.sharding.mesh.size

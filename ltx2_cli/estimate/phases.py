@@ -21,11 +21,11 @@ from ltx2_cli.weights.load import CHUNK_BYTES, ON_THE_WAY
 from ltx2_cli.weights.transfer import sharding_of
 
 ENCODE, CONNECT, DENOISE, UPSAMPLE, REFINE, DECODE = "encode", "connect", "denoise", "upsample", "refine", "decode"
-PICTURES, SOUND = "pictures", "sound"
+INPUT_VIDEOS, INPUT_AUDIO = "pictures", "sound"
 # The networks that work in each phase; a refining stage has the denoiser, also with its LoRAs merged in.
 PHASES = {
-    PICTURES: (VIDEO_ENCODER,),
-    SOUND: (AUDIO_ENCODER,),
+    INPUT_VIDEOS: (VIDEO_ENCODER,),
+    INPUT_AUDIO: (AUDIO_ENCODER,),
     ENCODE: ("text_encoder",),
     CONNECT: ("connectors",),
     DENOISE: (DENOISER,),
@@ -58,8 +58,10 @@ class PhaseMemory(NamedTuple):
 def run_phases(plan: Plan, product: Product = Product.clips, start: RunState = START) -> tuple[str, ...]:
     """Names of the phases of a run from `start`, in their order."""
     later = plan.phases[start.phase :]
-    names = [PICTURES] if any(phase.stage.placed_videos and isinstance(phase, Denoise) for phase in later) else []
-    names += [SOUND] if any(phase.stage.audio_conditions and isinstance(phase, Denoise) for phase in later) else []
+    names = [INPUT_VIDEOS] if any(phase.stage.placed_videos and isinstance(phase, Denoise) for phase in later) else []
+    names += (
+        [INPUT_AUDIO] if any(phase.stage.audio_conditions and isinstance(phase, Denoise) for phase in later) else []
+    )
     names += [ENCODE, CONNECT] if missing_contexts(plan, start) else []
     for phase in later:
         names.append(UPSAMPLE if isinstance(phase, Upsample) else REFINE if phase.stage.source else DENOISE)

@@ -12,7 +12,7 @@ from ltx2_cli.estimate.compiled import Collective, Compiled, CompileFailure, Mem
 from ltx2_cli.estimate.estimate import Estimate, estimate_plan, record
 from ltx2_cli.estimate.fit import Alternative, check_estimate
 from ltx2_cli.estimate.flops import phase_flops
-from ltx2_cli.estimate.phases import PHASES, PICTURES, SOUND
+from ltx2_cli.estimate.phases import INPUT_AUDIO, INPUT_VIDEOS, PHASES
 from ltx2_cli.parallel.devices import device_memory
 from ltx2_cli.plan.resolve import Plan, plan_offline
 from ltx2_cli.request.profiles import read_spec
@@ -49,7 +49,7 @@ def test_every_network_belongs_to_a_phase(one_stage: Plan, two_stages: Plan) -> 
     for plan in (one_stage, two_stages):
         memory = estimate_plan(plan).memory
         assert {name for phase in memory for name in PHASES[phase]} >= plan.networks.present().keys()
-    assert {PICTURES, SOUND, *memory} == PHASES.keys()
+    assert {INPUT_VIDEOS, INPUT_AUDIO, *memory} == PHASES.keys()
 
 
 def test_a_second_stage_takes_the_memory_of_the_first(two_stages: Plan) -> None:

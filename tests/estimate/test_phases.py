@@ -18,11 +18,11 @@ from ltx2_cli.estimate.phases import (
     DECODE,
     DENOISE,
     ENCODE,
+    INPUT_AUDIO,
+    INPUT_VIDEOS,
     LOOPS,
     PHASES,
-    PICTURES,
     REFINE,
-    SOUND,
     UPSAMPLE,
     activation_bytes,
     phase_memory,
@@ -122,9 +122,9 @@ def test_pictures_behind_the_grid_count_as_tokens_and_a_sound_is_encoded(devices
     sent = [step.sends(plan.stages[1].sharding)[0].bytes for step in steps]
     assert 1.1 < sent[1] / sent[0] <= more
     assert plan.sharding.attention == plain.sharding.attention
-    memory = phase_memory(plan, [PICTURES, SOUND])
-    assert memory[PICTURES].weights == 2 * (318_936_897 + 0) + 4 * 256
-    assert memory[SOUND].weights == weight_bytes(plan)["audio_encoder"] > 0
+    memory = phase_memory(plan, [INPUT_VIDEOS, INPUT_AUDIO])
+    assert memory[INPUT_VIDEOS].weights == 2 * (318_936_897 + 0) + 4 * 256
+    assert memory[INPUT_AUDIO].weights == weight_bytes(plan)["audio_encoder"] > 0
 
 
 def test_references_count_in_the_first_stage_and_choose_its_kernel(tmp_path: Path) -> None:
@@ -142,8 +142,8 @@ def test_references_count_in_the_first_stage_and_choose_its_kernel(tmp_path: Pat
     assert [stage.geometry.video_tokens for stage in plans[0].stages] == [16 * 16 * 24 + 8 * 12, 16 * 32 * 48]
     shown = replace(plans[0].spec, conditions=(replace(plans[0].spec.conditions[0], kind="image"),), lora=())
     whole = plan_offline(replace(shown, second_stage=replace(shown.second_stage, sigmas=())), V6E)
-    assert phase_flops(whole, PICTURES) > 15 * phase_flops(plans[0], PICTURES) > 0
-    assert activation_bytes(whole, PICTURES) == 16 * activation_bytes(plans[0], PICTURES)
+    assert phase_flops(whole, INPUT_VIDEOS) > 15 * phase_flops(plans[0], INPUT_VIDEOS) > 0
+    assert activation_bytes(whole, INPUT_VIDEOS) == 16 * activation_bytes(plans[0], INPUT_VIDEOS)
 
 
 def test_loading_counts_tensors_in_transfer() -> None:
