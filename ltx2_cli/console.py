@@ -148,7 +148,7 @@ class Plain(Report):
     verbose: bool = False
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # of each stage of a name
     bytes: int = 0  # that were moved in the current stage
-    prefaces: list[str] = field(default_factory=list)  # that are not told yet
+    deferred: list[str] = field(default_factory=list)  # notes that are not printed yet
     heading: str = ""  # of the line that moves
     pause: float = SECONDS  # at least, between two lines that say how far a run is
     stepping: bool = False  # steps say how far they are themselves
@@ -184,15 +184,15 @@ class Plain(Report):
         self.heading = f"{text}: " if text else ""
 
     def note(self, text: str) -> None:
-        self.tell()
+        self.flush()
         self._print(text)
 
-    def preface(self, text: str) -> None:
-        self.prefaces.append(text)
+    def defer(self, text: str) -> None:
+        self.deferred.append(text)
 
-    def tell(self) -> None:
-        while self.prefaces:
-            self._print(self.prefaces.pop(0))
+    def flush(self) -> None:
+        while self.deferred:
+            self._print(self.deferred.pop(0))
 
     def _print(self, text: str) -> None:
         print(visible(text), file=self.stream, flush=True)
@@ -248,7 +248,7 @@ class Live(Plain):
             yield lambda work: shown(completed=work.done, description=f"{self.heading}{work.progress()}")
 
     def _end(self, text: str) -> None:
-        self.tell()
+        self.flush()
         self._console.print(Text.assemble(("✓ ", "green"), text))
 
 

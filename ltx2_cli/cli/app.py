@@ -77,7 +77,7 @@ def command_session(options: SessionOptions) -> Iterator[Session]:
         raise UsageError("--verbose and --quiet contradict each other", "leave one of them out")
     report = reporter(options.verbose) if hosts.first and not options.quiet else Report()
     if isinstance(options, KeepOptions) and options.save_run is False and options.checkpoint_every != SAVE_EVERY:
-        report.preface("--checkpoint-every changes nothing, --no-checkpoint keeps nothing")
+        report.defer("--checkpoint-every changes nothing, --no-checkpoint keeps nothing")
     names = ("force", "trust", "dry_run", "strict", "as_json")
     settings = {name: getattr(options, name) for name in names}
     with open_session(hosts, report, command_line, began=STARTED, **settings) as session:

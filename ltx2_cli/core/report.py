@@ -33,17 +33,17 @@ class Report:
         """So many bytes were read or downloaded in the current stage."""
 
     def part(self, text: str) -> None:
-        """Which part of a longer work is at hand from here on, such as `clip 3 of 6`."""
+        """The current part of a longer work, such as `clip 3 of 6`."""
 
     def note(self, text: str) -> None:
-        """A fact that the user should see once, such as the seed that was chosen."""
+        """A fact for the user, such as the chosen seed."""
 
-    def preface(self, text: str) -> None:
-        """How the request is read, such as the size that was chosen: told before the first note, and not at all where
+    def defer(self, text: str) -> None:
+        """A fact about the reading of the request, such as the chosen size: printed before the first note, or never if
         the request is refused."""
 
-    def tell(self) -> None:
-        """Tell what is held back until the first note: the request is not refused."""
+    def flush(self) -> None:
+        """Print the deferred facts: the request is not refused."""
 
 
 @dataclass

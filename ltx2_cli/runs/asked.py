@@ -55,9 +55,9 @@ def note_environment(report: Report, values: Mapping[str, object], settings: Seq
     and which it does not though they are called like it."""
     typed = merge_layers(values, None, settings).layers[FLAG]
     if variables := [variable_name(key) for key in read_environment(os.environ) if key not in typed]:
-        report.preface(f"from the environment: {', '.join(variables)}")
+        report.defer(f"from the environment: {', '.join(variables)}")
     for sentence in foreign_variables(os.environ):
-        report.preface(sentence)
+        report.defer(sentence)
 
 
 def sized(
@@ -82,7 +82,7 @@ def sized(
         raise UsageError(f"--{key.replace('_', '-')} is not taken beside {wish}", f"leave out {wish}")
     spec = configured_spec({**values, **wished}, layers, trust)
     length = f"{spec.num_frames} frames, {spec.num_frames / spec.fps:.2f} s"
-    report.preface(f"asked: {', '.join(asked)}; got: {spec.width}x{spec.height}, {length}")
+    report.defer(f"asked: {', '.join(asked)}; got: {spec.width}x{spec.height}, {length}")
     return {**values, **wished}
 
 

@@ -47,7 +47,7 @@ def bench(spec: RunSpec, report: Report, files: list[Output], typed: "Typed", as
             image, *more, audio = map(option, ("conditions/image", "conditions/video", "conditions/reference", "audio"))
             raise UsageError(sentence, f"leave out {', '.join([image, *more])} and {audio}")
         check_fit(request, plan, typed)
-        report.tell()
+        report.flush()
         timings, seconds = measure_steps(plan, report)
         facts = perf_facts(plan, BENCH_STEPS)
         figures = [*stage_figures(estimate_plan(plan), seconds)]

@@ -38,7 +38,7 @@ def show(typed: Mapping[str, object], layers: Layers, as_json: bool) -> None:
     values = sized({**typed, **anything}, layers, report)
     asked = asked_for({key: value for key, value in values.items() if key not in anything}, layers)
     spec = validated_spec(asked_for(values, layers))
-    report.tell()
+    report.flush()
     if anything:
         spec = replace(spec, prompt="")
     complete, sources = with_origins(asked, spec, layers.file)

@@ -58,7 +58,7 @@ def print_plan(
     else:
         print_out("\n".join(map(visible, [*(search_lines(meshes) if meshes else ()), *estimate_lines(estimate)])))
     check_estimate(spec, devices, estimate, slice_name is not None, typed)
-    report.tell()
+    report.flush()
 
 
 def estimate_lines(estimate: Estimate) -> Iterator[str]:

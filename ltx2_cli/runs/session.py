@@ -160,7 +160,7 @@ def open_session(hosts: "ProcessGroup", report: Report, typed: "Typed", **settin
     """A session with these fields."""
     with ExitStack() as resources, suppress(DryRunEndError):
         yield Session(hosts, report, typed, resources, **settings)
-        report.tell()
+        report.flush()
 
 
 @contextmanager
