@@ -1,5 +1,5 @@
-"""A program compiled for devices that need not be here: its memory, its text, and its collectives, read from the lines
-of XLA's text. There devices are numbered by their place in the mesh's array, row by row."""
+"""Programs compiled for devices that may be absent: memory, text, and collectives by XLA's text, which numbers devices
+by their place in the mesh's array, row by row."""
 
 import math
 import re
@@ -67,7 +67,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on each device while a program runs; the peak is the need at once, with its results."""
+    """Bytes on each device while a program runs; the peak includes its results."""
 
     arguments_bytes: int
     temporaries_bytes: int
@@ -76,7 +76,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Compiled:
-    """One program as each device runs it."""
+    """A compiled program on one device."""
 
     name: str
     network: str | None  # whose weights it takes
@@ -95,13 +95,13 @@ class Compiled:
 
     @property
     def sent_seconds(self) -> float:
-        """The time of that, one collective after the other; 0 where rates are not known."""
+        """Seconds of `sent_bytes`, one collective after the other; 0 if rates are unknown."""
         return sum(collective.seconds or 0 for collective in self.collectives)
 
 
 @dataclass(frozen=True)
 class CompileFailure:
-    """One program that the compiler refuses for the devices."""
+    """A program that the compiler refuses for the devices."""
 
     name: str
     network: str | None
@@ -111,7 +111,7 @@ class CompileFailure:
 
 
 def compile_program(program: Program, mesh: Mesh) -> Compiled | CompileFailure:
-    """Compile for the devices of `mesh`; the time is the compiler's alone."""
+    """Compile a program for the devices of `mesh`; the time is the compiler's alone."""
     identity, lowered = (program.name, program.network, program.stage), program.lower()
     clear_schedules()
     start = time.monotonic()
@@ -143,7 +143,7 @@ def _weight_bytes(compiled: jax.stages.Compiled) -> int:
 
 
 def needed_bytes(message: str) -> int:
-    """The memory that a compiler's refusal states; 0 where it states none."""
+    """The bytes stated in a compiler's refusal, or 0."""
     if (stated := _NEEDED.search(message)) is None:
         return 0
     number, unit = filter(None, stated.groups())
@@ -151,15 +151,15 @@ def needed_bytes(message: str) -> int:
 
 
 def write_hlo(programs: Iterable[Compiled], folder: Path) -> None:
-    """The optimised HLO of each program in a file of its own in `folder`, `forward.hlo` for one."""
+    """Write the optimised HLO of each program to a file in `folder`, such as `forward.hlo`."""
     for program in programs:
         with replacing(folder / f"{program.name.replace(' ', '_')}.hlo") as temporary:
             temporary.write_text(program.text)
 
 
 def collectives(text: str, mesh: Mesh) -> list[Collective]:
-    """Every collective in `compiled.as_text()` of a program for the devices of `mesh`, in order, with those of all
-    branches of a conditional. Raises `ValueError` for a text that is not a compiled program's."""
+    """All collectives in `compiled.as_text()` of a program for the devices of `mesh`, in order, with those of all
+    branches of a conditional. Raises `ValueError` for any other text."""
     texts, entry = computations(text)
     distinct: dict[object, Collective] = {}
     started = "".join(

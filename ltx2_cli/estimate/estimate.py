@@ -41,7 +41,7 @@ PROJECTIONS = (".to_q.weight", ".to_k.weight", ".to_v.weight")
 
 @dataclass(frozen=True)
 class StageEstimate:
-    """One stage, and on one device a forward of its denoiser over all passes."""
+    """A stage, and a forward of its denoiser over all passes on one device."""
 
     stage: Stage
     forward: Compiled | None  # None: it was not compiled
@@ -188,10 +188,10 @@ def sharding_warnings(
     limit: float,
     collectives: Sequence[Collective] = (),
 ) -> Iterator[str]:
-    """What is legal, and makes devices send or store much, or do the same work.
+    """Warnings about legal layouts that make devices send or store much, or repeat work.
 
     Every layer gathers queries, keys and values with split input channels, or sums their products; `collectives` of a
-    compiled forward tell what that sends. Activations, `lengths` by logical axis, stay whole where they do not divide.
+    compiled forward have the bytes. Activations, `lengths` by logical axis, stay whole where they do not divide.
     Weights that lie whole on each of several devices fill more than half of `limit` bytes.
     """
     projections = [weight for weight in weights if weight.layers and weight.source.endswith(PROJECTIONS)]

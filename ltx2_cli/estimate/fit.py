@@ -60,19 +60,19 @@ class Alternative(NamedTuple):
     standalone: bool = False  # a command of its own, without the words of the request
 
     def also(self, other: "Alternative") -> "Alternative":
-        """Together with another change."""
+        """Both changes together."""
         values, options = {**self.values, **other.values}, {**self.options, **other.options}
         return Alternative(values, options, self.most_memory or other.most_memory)
 
 
 def setting(**values: str | int | None) -> Alternative:
-    """Other values of the spec, typed as they are."""
+    """An alternative of other values of the spec, typed as they are."""
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
     return Alternative(values, texts)
 
 
 def available_memory(plan: Plan) -> DeviceMemory:
-    """The memory of each device that a plan uses."""
+    """The memory of each device of a plan."""
     return device_memory(list(plan.sharding.mesh.devices.flat))
 
 
@@ -102,7 +102,7 @@ class Request:
         return stage1_plan(plan) if self.product is Product.drafts else plan
 
     def memory(self, plan: Plan) -> dict[str, PhaseMemory]:
-        """What each phase of a plan of this request needs of a device."""
+        """Memory of each phase of a plan of this request on a device."""
         phases = [phase for phase in run_phases(plan, self.product) if phase not in self.skipped]
         return {
             phase: memory._replace(activations=round(memory.activations * self.corrections.get(phase, 1)))
@@ -123,7 +123,7 @@ class Suggestions:
         return same or self.smaller_clip() or next(filter(self.fits, self.other_networks()), None)
 
     def fits(self, alternative: Alternative, needed: Callable[[PhaseMemory], int] = attrgetter("peak")) -> bool:
-        """Whether it can be typed and met, and what is `needed` in each phase fits."""
+        """Whether an alternative can be typed and run, and fits in each phase that is `needed`."""
         if any(map(self.request.fixed, alternative.options)):
             return False
         try:
@@ -135,7 +135,7 @@ class Suggestions:
         return max(map(needed, self.request.memory(plan).values())) <= most
 
     def altered(self, alternative: Alternative) -> Plan:
-        """The plan of an alternative. Raises `UsageError` where it cannot be met."""
+        """The plan of an alternative. Raises `UsageError` if it cannot be run."""
         request = replace(self.request, spec=replace(self.plan.spec, **alternative.values))
         if alternative.values.keys() <= SAME_NETWORKS:
             spec = complete_request(request.spec, self.plan.checkpoint, request.devices, request.source is not None)
@@ -156,14 +156,14 @@ class Suggestions:
 
     @cached_property
     def starts(self) -> list[Alternative]:
-        """The request, with all free settings, and with the costly ones too; each once."""
+        """The request as it is, with all free settings, and with the costly ones too; without duplicates."""
         starts = [Alternative()]
         for settings in filter(None, self.settings):
             starts.append(reduce(Alternative.also, settings, starts[-1]))
         return starts
 
     def same_clip(self) -> Iterator[Alternative]:
-        """Other ways to the same clip, those that change the least first."""
+        """Alternatives for the same clip, the smallest changes first."""
         free, costly = self.settings
         yield from free
         yield from self.meshes(Alternative())
@@ -230,7 +230,7 @@ class Suggestions:
 
     @cached_property
     def units(self) -> tuple[int, int]:
-        """Steps of frames and of pixels between clips that can be made, also where a second stage upsamples them."""
+        """Multiples of frames and pixels of clips that can be made, also with a second stage."""
         first, last, scale = self.plan.stages[0].geometry, self.plan.stages[-1].geometry, self.plan.arch.compression
         along_time = Fraction(max(last.frames - 1, 1), max(first.frames - 1, 1)).numerator
         return scale.frames * along_time, scale.pixels * Fraction(last.height, first.height).numerator
@@ -241,7 +241,7 @@ class Suggestions:
         return spec.num_videos * spec.num_frames * spec.height * spec.width
 
     def other_networks(self) -> Iterator[Alternative]:
-        """Without a second stage; then the embedded model."""
+        """Alternatives with fewer networks: no second stage, then the demo."""
         spec = self.request.spec
         if spec.recipe == TWO_STAGE:
             left_open = {key: vars(spec)[key] for key in RECIPE_KEYS}
@@ -254,9 +254,8 @@ Typed = Callable[[Alternative], str]
 
 
 def check_fit(request: Request, plan: Plan, typed: Typed) -> None:
-    """Raise `DoesNotFitError` if a phase of the request's plan needs more memory than a device has, with the nearest
-    request that fits as a hint, spelt by `typed`. Nothing is compiled, loaded or downloaded. Unknown memory is
-    enough."""
+    """Raise `DoesNotFitError` if a phase of the plan needs more memory than a device has, with a hint: the nearest
+    request that fits, spelled by `typed`. Compiles, loads and downloads nothing. Unknown memory is enough."""
     available, memories, device = available_memory(plan), request.memory(plan), request.devices[0]
     phase, memory = max(memories.items(), key=lambda item: item[1].peak)
     if memory.peak <= available.limit:
@@ -277,14 +276,14 @@ def check_fit(request: Request, plan: Plan, typed: Typed) -> None:
 
 
 def load(plan: Plan) -> Components:
-    """The plan's networks, each loaded when it is first needed. Raises `DoesNotFitError` where a phase needs more
-    memory than a device has, before anything is loaded."""
+    """The networks of a plan, each loaded at its first use. Raises `DoesNotFitError` first if a phase needs more memory
+    than a device has."""
     check_fit(Request(plan.spec, find_devices()), plan, in_python)
     return run.load(plan)
 
 
 def in_python(alternative: Alternative) -> str:
-    """An alternative as it is written in Python."""
+    """An alternative, spelled in Python."""
     variable = [f"{fraction_variable()}={FRACTION} in the environment"] if alternative.most_memory else []
     settings = [f"{key}={value}" for key, value in alternative.options.items()]
     prompt = f"prompt={alternative.values['prompt']!r}" if alternative.standalone else "..."
@@ -294,7 +293,8 @@ def in_python(alternative: Alternative) -> str:
 def check_estimate(
     spec: RunSpec, devices: Sequence[jax.Device], estimate: Estimate, on_slice: bool, typed: Typed
 ) -> None:
-    """`check_fit` by compiled programs: estimates of alternatives are scaled as this plan's differ from them."""
+    """`check_fit` by compiled programs: estimates of alternatives are scaled by this plan's ratio of compiled memory to
+    formula."""
     corrections = {
         phase: estimate.memory[phase].activations / formula.activations
         for phase, formula in estimate.uncompiled.items()
@@ -305,7 +305,7 @@ def check_estimate(
 
 
 def _hints(search: Suggestions, typed: Typed) -> list[str]:
-    """The nearest request that fits; and devices that would do, if it has another model or nothing fits."""
+    """Hints: the nearest request that fits; also devices that suffice, if it has another model or nothing fits."""
     nearest, larger = search.nearest(), _larger_slice(search)
     hints = [_sufficient(search)] if nearest is None or nearest.standalone else [typed(nearest)]
     if nearest and nearest.standalone:

@@ -132,8 +132,8 @@ def _cost(candidate: Estimate) -> tuple[float, int, int]:
 
 
 def meshes(plan: Plan, devices: Sequence[jax.Device]) -> Iterator[Plan]:
-    """The plan on each mesh of its profile's axes that divides devices, rows and model, the cheapest first: the one
-    with the fewest devices along the axes that send most."""
+    """Plans on each mesh of the profile's axes that divides devices, rows and model, the cheapest first: fewest devices
+    along the axes that send most."""
     for sharding in mesh_specs(plan, len(devices)):
         try:
             yield build_plan(plan, replace(plan.spec, sharding=sharding), devices)

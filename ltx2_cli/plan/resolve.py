@@ -31,7 +31,7 @@ from ltx2_cli.plan.layout import check_reference_layout, choose_layout, layout_w
 from ltx2_cli.plan.open import open_checkpoint, open_loras, open_second_stage
 from ltx2_cli.plan.placed import weights_references
 from ltx2_cli.plan.stages import Denoise, InitialLatents, Phase, Stage, Upsample
-from ltx2_cli.plan.unused import Request, unused_options
+from ltx2_cli.plan.unused import ResolvedRequest, unused_options
 from ltx2_cli.plan.work import step_of, text_bytes
 from ltx2_cli.request.spec import DType, RunSpec, Streams
 from ltx2_cli.request.spelling import typed
@@ -183,7 +183,7 @@ def build_plan(
     edit = edit_of(spec, inputs.input_videos, all_stages[-1].geometry)
     warnings = (
         *remarks.recipe_warnings(spec, arch),
-        *unused_options(Request(spec, guidance, by.time if by else None)),
+        *unused_options(ResolvedRequest(spec, guidance, by.time if by else None)),
         *((slow,) if slow else ()),
         *remarks.condition_remarks(spec, inputs.input_videos, inputs.input_audio, edit),
         *layout_warnings(sharding, arch.transformer.num_attention_heads, decoding, decode_budget),

@@ -8,7 +8,7 @@ from ltx2_cli.request.spec import NO_GUIDANCE, Guidance, RunSpec, Streams
 from ltx2_cli.request.spelling import short_name, typed
 
 
-class Request(NamedTuple):
+class ResolvedRequest(NamedTuple):
     """A complete request; the guidance that its first stage has; and the factor by which the second stage's upsampler
     multiplies frames, None: there is one stage."""
 
@@ -21,7 +21,7 @@ class Dependence(NamedTuple):
     """When keys have an effect, why they have none otherwise, and the key and value of a request that mend it."""
 
     keys: tuple[str, ...]
-    has_effect: Callable[[Request], bool]
+    has_effect: Callable[[ResolvedRequest], bool]
     otherwise: str
     cure: tuple[str, str] | None = None
 
@@ -35,12 +35,12 @@ def _guidance(stream: str, *scales: str) -> tuple[str, ...]:
     return tuple(f"guidance.{stream}.{scale}" for scale in scales)
 
 
-def _uses(scale: str) -> Callable[[Request], bool]:
+def _uses(scale: str) -> Callable[[ResolvedRequest], bool]:
     """Whether either stream has this guidance."""
     return lambda request: any(vars(stream)[scale] != vars(NO_GUIDANCE)[scale] for stream in request.guidance)
 
 
-def _is_guided(stream: str) -> Callable[[Request], bool]:
+def _is_guided(stream: str) -> Callable[[ResolvedRequest], bool]:
     """Whether a stream has other guidance than its rescaling, which is of that."""
     return lambda request: replace(getattr(request.guidance, stream), guidance_rescale=0.0) != NO_GUIDANCE
 
@@ -80,7 +80,7 @@ DEPENDENCES = (
 )
 
 
-def unused_options(request: Request) -> Iterator[str]:
+def unused_options(request: ResolvedRequest) -> Iterator[str]:
     """A sentence for each key that was set without effect."""
     for key in request.spec.asked:
         without = (each for each in DEPENDENCES if key in each.keys and not each.has_effect(request))
