@@ -93,7 +93,6 @@ def retake(
 ) -> None:
     """Regenerate a part of a clip, from and to these times, print the paths, or say what would be done."""
     with synchronized(session.hosts) as facts:
-        settings.check()
         note_environment(session.report, edit.given, edit.settings)
         spec = _retaken(session, _open(edit), part, streams, num_frames)
         facts |= request_facts(spec)
@@ -103,7 +102,6 @@ def retake(
 def extend(session: Session, edit: EditOptions, settings: RunSettings, seconds: str, num_frames: int | None) -> None:
     """Continue a clip for this time, and print the paths of the whole, or say what would be done."""
     with synchronized(session.hosts) as facts:
-        settings.check()
         note_environment(session.report, edit.given, edit.settings)
         spec = _extended(session, _open(edit), seconds, num_frames)
         facts |= request_facts(spec)

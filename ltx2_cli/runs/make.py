@@ -28,9 +28,8 @@ def make(
     from. Raises `UsageError` where its files cannot be written, `DoesNotFitError` before anything is downloaded."""
     with synchronized(session.hosts) as facts:
         if settings.preview and not spec.running.video:
-            raise UsageError(
-                "--preview shows the picture, and none is made", f"leave out --preview, or {option('streams/audio')}"
-            )
+            hint = f"leave out --preview, or {option('streams/audio')}"
+            raise UsageError("--preview shows the picture, and none is made", hint)
         facts |= {"preview": str(settings.preview)}  # all hosts make it together
     random = spec.seed is None
     if random:  # the first host draws a seed for all

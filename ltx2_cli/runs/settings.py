@@ -10,7 +10,7 @@ SAVE_EVERY = 60.0  # seconds between two savings of an unfinished run
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """How a run is carried out, beside its request."""
+    """How a run is carried out, beside its request. Raises `UsageError` for settings that contradict each other."""
 
     save_run: bool | None = None  # whether an unfinished run is kept; None: if it takes over a minute
     checkpoint_every: float = SAVE_EVERY
@@ -20,8 +20,7 @@ class RunSettings:
     perf_dump: Path | None = None
     profile: Path | None = None  # folder for a trace
 
-    def check(self) -> None:
-        """Raise `UsageError` for settings that contradict each other."""
+    def __post_init__(self) -> None:
         if self.warmup and self.no_compile:
             raise UsageError("--warmup compiles what --no-compile forbids", "leave one of them out")
         if self.warmup and self.preview:

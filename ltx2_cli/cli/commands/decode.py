@@ -6,7 +6,7 @@ from typing import Annotated
 
 from ltx2_cli.cli.options import FILES, LatentsOptions, Texts, argument, option
 from ltx2_cli.cli.registry import CONTINUE, command
-from ltx2_cli.runs.session import Session
+from ltx2_cli.runs.session import Session, synchronized
 
 
 @command("decode", CONTINUE)
@@ -30,5 +30,6 @@ class Decode(LatentsOptions):
         from ltx2_cli.cli.values import layers, overrides
         from ltx2_cli.runs.decode import decode
 
-        names = self.files or ()
-        decode(session, self.latents, overrides(self), layers(self), names=names, silent=self.silent)
+        with synchronized(session.hosts):
+            given, above = overrides(self), layers(self)
+        decode(session, self.latents, given, above, names=self.files or (), silent=self.silent)

@@ -37,7 +37,7 @@ class Generate(RequestOptions, MakingOptions):
         from ltx2_cli.runs.make import make
 
         with synchronized(session.hosts) as facts:
-            (settings := run_settings(self)).check()
+            settings = run_settings(self)
             if self.draft and not self.save_latents:
                 raise UsageError("--draft writes latents, and no file is named for them", "--save-latents FILE")
             anything = {"prompt": ANYTHING} if self.warmup else {}

@@ -21,7 +21,7 @@ from ltx2_cli.cli.options import (
     option,
 )
 from ltx2_cli.cli.registry import CONTINUE, command
-from ltx2_cli.runs.session import Session
+from ltx2_cli.runs.session import Session, synchronized
 
 
 @command("upsample", CONTINUE)
@@ -54,13 +54,7 @@ class Upsample(LatentsOptions, KeepOptions):
         from ltx2_cli.cli.values import layers, overrides, run_settings
         from ltx2_cli.runs.upsample import upsample
 
+        with synchronized(session.hosts):
+            given, above, settings = overrides(self), layers(self), run_settings(self)
         product = Product.latents if self.latents_only else Product.clips
-        upsample(
-            session,
-            self.latents,
-            overrides(self),
-            layers(self),
-            run_settings(self),
-            product=product,
-            refine=not self.no_refine,
-        )
+        upsample(session, self.latents, given, above, settings, product=product, refine=not self.no_refine)
