@@ -90,7 +90,7 @@ def test_a_signal_during_imports_ends_the_program(tmp_path: Path) -> None:
 def test_a_signal_during_a_run_ends_it_cleanly(tmp_path: Path) -> None:
     program = start(tmp_path, PROGRAM + RUN)
     assert program.stderr
-    while "does not know" not in program.stderr.readline():  # the networks are found, and begin to be loaded
+    while not program.stderr.readline().startswith("time: "):  # the networks are found, and begin to be loaded
         assert program.poll() is None
     program.send_signal(signal.SIGINT)
     stderr = program.communicate()[1]
