@@ -91,7 +91,7 @@ def run_file(spec: RunSpec) -> Output:
 
 
 def read_files(spec: RunSpec, *others: Path | None) -> list[Path]:
-    """The files that a request reads, except weights; and others, of which some may be None."""
+    """The files that a request reads, except weights, and `others` that are not None."""
     profile = spec.sharding.profile
     given = [*(condition.path for condition in spec.conditions), spec.audio and spec.audio.path]
     names = (spec.initial_noise, profile if profile.endswith((".yaml", ".yml")) else None, *given, *others)
@@ -130,8 +130,8 @@ def _is_reserved(files: Sequence[Output]) -> bool:
 
 
 def _automatic_name(spec: RunSpec) -> str:
-    """The automatic name of a video: words of the prompt, model and seed; of a clip that is edited its own name, what
-    is made of it, and the seed."""
+    """The automatic name of a video: words of the prompt, model and seed; for an edit the clip's name, `retake` or
+    `extend`, and the seed."""
     seed, folder = f"s{spec.seed[0]}" if spec.seed else "", Path(spec.base_output_directory or "")
     parts = (slug(spec.prompt), slug(spec.model_name or ""), seed)
     if clip := _edited(spec):

@@ -44,7 +44,7 @@ def parse_template(template: str) -> Name:
 
 
 def _parts(template: str) -> Iterator[tuple[str, tuple[str, str] | None]]:
-    """Literal texts, each with the field behind it and its format."""
+    """Literal texts, each with the following field and its format."""
     try:
         parsed = list(Formatter().parse(template))
     except ValueError as error:

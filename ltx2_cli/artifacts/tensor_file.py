@@ -65,7 +65,7 @@ def read_tensors(path: Path, content: str, hint: str) -> tuple[dict[str, np.ndar
 
 
 def misfits(tensors: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
-    """What of these tensors is missing, or is not finite float32 numbers of its shape."""
+    """Names of tensors that are missing, or not finite float32 of their shape."""
     for name, shape in shapes.items():
         if (array := tensors.get(name)) is None:
             yield f"there is no `{name}`"

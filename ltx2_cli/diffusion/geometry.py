@@ -1,4 +1,4 @@
-"""The number of latents of a clip, their positions in time and space, and what upsampling makes of both."""
+"""Numbers of latents of a clip, their positions in time and space, and their upsampling."""
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
@@ -24,11 +24,11 @@ class VAECompression:
     audio_rate: float
 
     def latents(self, num_frames: int) -> int:
-        """Latents of so many frames."""
+        """Number of latents of `num_frames` frames."""
         return (num_frames - 1) // self.frames + 1
 
     def clip_size(self, frames: int, height: int, width: int) -> tuple[int, int, int]:
-        """Frames, height and width in pixels of the clip that so many latents decode to."""
+        """Frames, height and width in pixels of the decoded clip."""
         return (frames - 1) * self.frames + 1, height * self.pixels, width * self.pixels
 
 
@@ -47,14 +47,14 @@ class LatentScale:
 
 
 class ReferenceScale(NamedTuple):
-    """How many times smaller than a clip its references are."""
+    """Scale of references: factors by which they are smaller than the clip."""
 
     downscale: int  # in height and width
     temporal: int  # in frames a second
 
 
 class ReferenceGrid(NamedTuple):
-    """The latents of one reference: so many, each of the clip's height and width over those of the scale."""
+    """Latents of one reference: their number, and their scale relative to the clip's."""
 
     frames: int
     scale: ReferenceScale
@@ -82,7 +82,7 @@ class Geometry:
 
     @property
     def video_tokens(self) -> int:
-        """Tokens of the video stream, those behind the grid with them."""
+        """Tokens of the video stream, with those behind the grid."""
         return sum(self.token_counts)
 
     @property
@@ -93,8 +93,8 @@ class Geometry:
         return (self.grid_tokens, len(self.keyframes) * cells, *references)
 
     def video_axes(self) -> list[tuple[np.ndarray, ...]]:
-        """Of the grid with its keyframes, and of each reference, the centres of latents along the axes: seconds, pixels
-        down, pixels right; each float32 [latents]."""
+        """Centres of latents along time in seconds, height and width in pixels, each float32 [latents]: of the grid
+        with its keyframes, and of each reference."""
         edges = np.asarray(self.keyframes, np.float32).reshape(-1, 2) / np.float32(self.fps)
         keyframes = (edges[:, 0] + edges[:, 1]) / 2
         grids = [(np.concatenate([self._frame_seconds(self.frames), keyframes]), 1)]
@@ -102,15 +102,15 @@ class Geometry:
         return [(seconds, *self._pixels(downscale)) for seconds, downscale in grids]
 
     def audio_axes(self) -> list[tuple[np.ndarray, ...]]:
-        """The centres of the audio tokens in seconds; float32 [tokens]."""
+        """Centres of the audio tokens in seconds; float32 [tokens]."""
         return [(self.edges.audio.sum(axis=0) / 2,)]
 
     def _frame_seconds(self, frames: int, temporal: int = 1) -> np.ndarray:
-        """Seconds at the centres of so many latents whose frames are so many times rarer than the clip's."""
+        """Centres in seconds of latents of a frame rate below the clip's by a factor."""
         return self._edges(frames, self.scales.time, 1, self.fps, temporal).sum(axis=0) / 2
 
     def _pixels(self, downscale: int) -> tuple[np.ndarray, np.ndarray]:
-        """The centres of latents down and right, of the clip's height and width over `downscale`."""
+        """Centres of latents along height and width, for the clip's size divided by `downscale`."""
         sides = (self.height, self.scales.height), (self.width, self.scales.width)
         down, right = (
             (np.arange(side // downscale, dtype=np.float32) + 0.5) * np.float32(pixels) * downscale
@@ -120,14 +120,14 @@ class Geometry:
 
     @property
     def edges(self) -> Streams[np.ndarray]:
-        """The seconds at which each latent of either stream begins and ends; float32 [2, latents]."""
+        """Begin and end of each latent of both streams, in seconds; float32 [2, latents]."""
         scales = self.scales
         video = self._edges(self.frames, scales.time, 1, self.fps)
         return Streams(video, self._edges(self.audio_frames, scales.mel, scales.mel_hop, scales.sampling_rate))
 
     def _edges(self, latents: int, scale: int, hop: int, rate: float, stretch: int = 1) -> np.ndarray:
-        """Those of latents of `scale` steps of hop / rate seconds; float32 throughout. Where one step stands for
-        `stretch`, the first is of its own moment alone."""
+        """Begin and end of latents of `scale` steps of hop / rate seconds; float32 throughout. With `stretch` > 1 (a
+        reference of a lower frame rate) the first latent still covers one frame."""
         edges = np.maximum(np.arange(latents + 1, dtype=np.float32) * scale + self.scales.causal_offset - scale, 0)
         seconds = np.maximum(edges * stretch - (stretch - 1), 0) * np.float32(hop) / np.float32(rate)
         return np.stack([seconds[:-1], seconds[1:]])
@@ -159,8 +159,8 @@ def clip_geometry(
 
 @dataclass(frozen=True)
 class UpsampleFactors:
-    """How latents are resampled: `time` for each along time, except the first, which stays one; `up` for each in height
-    and width, of which every `down`-th is kept."""
+    """Factors of the upsampling of latents: `time` along time, except the first latent; `up` / `down` in height and
+    width."""
 
     time: int
     up: int
@@ -175,8 +175,8 @@ SAME_SIZE = UpsampleFactors(1, 1, 1)
 
 
 def clip_lengths(compression: VAECompression, by: UpsampleFactors = SAME_SIZE) -> dict[str, list[int]]:
-    """The numbers of frames and pixels that a clip can have, rising, by the key of a request: of one stage, or of two
-    where the first is upsampled `by`. The first stage has as many latents as the number's place in the list, from 1."""
+    """Legal numbers of frames and pixels of a clip, ascending, by key of the request; for one stage, or for two with an
+    upsampler of factors `by`. The nth number has n latents in the first stage."""
     most = int(max(RANGES[key].highest for key in LENGTHS))
     sizes = [
         compression.clip_size(*by.upsampled(side, side, side)) for side in range(1, most // compression.frames + 2)

@@ -47,7 +47,7 @@ def noise(seed: int, shapes: Streams[Shape], stage: int = 0) -> "Streams[jax.Arr
 
 
 def noise_behind(seed: "jax.Array", shape: Shape, stage: int) -> "jax.Array":
-    """Standard normal noise of the tokens that lie behind the grid of one video's stage."""
+    """Standard normal noise of the tokens behind the grid, of one video's stage."""
     import jax
 
     return jax.random.normal(jax.random.fold_in(jax.random.key(seed), STREAMS_OF_STAGES + stage), shape, np.float32)
@@ -112,7 +112,7 @@ class LatentsFile:
     size: tuple[int, int, int]  # frames, height and width of the clip; not said: as the published autoencoders decode
 
     def read(self) -> Streams[np.ndarray]:
-        """The latents, float32 in the files' layout. Raises `UsageError` where they are not finite, or damaged."""
+        """The latents, float32 in the files' layout. Raises `UsageError` if they are not finite or damaged."""
         tensors, _ = read_tensors(self.path, "a clip's latents", LATENTS_FILE)
         with np.errstate(over="ignore"):  # numbers beyond float32 become infinite
             latents = Streams(*(tensors[name].astype(np.float32) for name in Streams._fields))
@@ -154,6 +154,6 @@ def open_latents(path: Path) -> LatentsFile:
 
 
 def save_latents(latents: "Streams[jax.Array | np.ndarray]", path: Path, metadata: Mapping[str, str]) -> None:
-    """Write one video's latents as float32 `video` and `audio`, under a temporary name until they are complete. Raises
-    `RunError` where they cannot be written."""
+    """Write one video's latents as float32 `video` and `audio`, under a temporary name until complete. Raises
+    `RunError` if they cannot be written."""
     write_tensors(path, {name: np.asarray(stream) for name, stream in latents._asdict().items()}, metadata)

@@ -1,4 +1,4 @@
-"""The sound that a clip is given, read within limits."""
+"""Read input audio within limits."""
 
 import hashlib
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ _recent = Recent["Audio"](2**28, READABLE)
 
 @dataclass(frozen=True)
 class Audio:
-    """The beginning of a sound, and what was done to read it."""
+    """The first seconds of an audio file, and remarks on its conversion."""
 
     path: Path
     sha256: str  # of the file
@@ -39,11 +39,11 @@ class Audio:
         return self.waveform.nbytes
 
     def lasting(self, seconds: float) -> NDArray[np.float32]:
-        """The samples of so many seconds; silence follows a shorter sound."""
+        """The waveform cut or padded with silence to this number of seconds."""
         return fitted(self.waveform, round(seconds * self.sample_rate))
 
     def heard(self, seconds: float) -> str:
-        """What of it is heard in a clip of so many seconds, in words."""
+        """A sentence on the part that a clip of this length uses; empty for all."""
         length = len(self.waveform) / self.sample_rate
         heard = [f"its first {seconds:.2f} s are heard"] if length > seconds + UNSAID else []
         heard += [f"it lasts {length:.2f} s, silence follows it"] if length < seconds - UNSAID else []
@@ -51,13 +51,13 @@ class Audio:
 
 
 def fitted(waveform: NDArray[np.float32], samples: int) -> NDArray[np.float32]:
-    """The first samples of a waveform [samples, channels], and silence after a shorter one."""
+    """Cut a waveform [samples, channels], or pad it with silence."""
     return np.pad(waveform[:samples], ((0, max(samples - len(waveform), 0)), (0, 0)))
 
 
 def read_audio(path: Path, seconds: float) -> Audio:
-    """The first sound in a file, as long as the clip and a little longer. Raises `UsageError` for a file without sound,
-    a damaged or a huge one."""
+    """Read the first audio stream of a file, a little longer than the clip. Raises `UsageError` for a file that is
+    without audio, damaged or huge."""
     return _recent.get(path, seconds, partial(_read, path, seconds))
 
 

@@ -19,7 +19,7 @@ MAX_DIFFERENCE = 0.1  # of lengths, in seconds: sound of whole latents, less 0.0
 
 
 def clip_flaws(media: Media) -> list[str]:
-    """A sentence for each thing that is wrong with `media`. Missing picture or sound is not wrong."""
+    """A sentence for each flaw of `media`. An empty stream is no flaw."""
     picture, sound = len(media.frames) / media.fps, len(media.waveform) / media.sample_rate
     differ = picture and sound and abs(picture - sound) > MAX_DIFFERENCE
     lengths = [f"picture and sound differ in length: {picture:.2f} s and {sound:.2f} s"] if differ else []
@@ -27,7 +27,7 @@ def clip_flaws(media: Media) -> list[str]:
 
 
 def _video_flaws(frames: Frames) -> Iterator[str]:
-    """The gravest of black, one colour and frozen: the former imply the latter. The first frames mostly decide."""
+    """The gravest flaw of black, one colour and frozen: each implies the next. The first frames mostly decide."""
     if not frames.size:
         return
     step = max(1, min(frames.shape[1:3]) // SIDE)

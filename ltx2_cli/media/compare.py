@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from ltx2_cli.media.ffmpeg import described, given, read_facts
+from ltx2_cli.media.ffmpeg import described, read_facts, untrusted_input
 from ltx2_cli.media.probe import VideoFile, open_video
 
 STREAMS = {"v": "picture", "a": "sound"}
@@ -24,7 +24,11 @@ def video_differences(first: Path, second: Path) -> dict[str, str]:
     sizes = {kind: [_size(kind, file) for file in files] for kind in different}
     alike = [kind for kind, (size, other) in sizes.items() if size == other]
     graph = ";".join(f"[0:{kind}][1:{kind}]{measure}" for kind in alike for measure, _, _ in MEASURES[kind])
-    log = described(*given(first), *given(second), "-lavfi", graph, "-f", "null", "-") if alike else ""
+    log = (
+        described(*untrusted_input(first), *untrusted_input(second), "-lavfi", graph, "-f", "null", "-")
+        if alike
+        else ""
+    )
     return {
         STREAMS[kind]: _measured(kind, log) if kind in alike else f"{other}, not {size}"
         for kind, (size, other) in sizes.items()

@@ -1,4 +1,4 @@
-"""Pictures and sounds of files, decoded by ffmpeg as data: one start for frames, one for samples."""
+"""Decode video and audio of files by ffmpeg: one process for frames, one for samples."""
 
 import re
 import struct
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ltx2_cli.errors import UsageError
-from ltx2_cli.media.ffmpeg import RETRY, errors_in, given, read_output, unreadable
+from ltx2_cli.media.ffmpeg import RETRY, errors_in, read_output, unreadable, untrusted_input
 from ltx2_cli.media.probe import VideoFile
 
 PPM = ("-f", "image2pipe", "-c:v", "ppm", "-pix_fmt", "rgb24")
@@ -28,19 +28,19 @@ FILTERS = "aresample=async=1:first_pts=0:rematrix_maxval=1,aformat=channel_layou
 
 
 def decode_frames(path: Path, file: VideoFile, fps: float, most: int, from_end: bool) -> NDArray[np.uint8]:
-    """The first or last frames [frames, height, width, RGB] of a file at this rate, upright, one by one: a long video
-    takes no memory, and its last frames little time. Raises `UsageError` where it is damaged."""
+    """Decode the first or last frames [frames, height, width, RGB] of a file at this rate, upright. Only these are kept
+    in memory, and the last frames take little time. Raises `UsageError` for a damaged file."""
     rate, read = f"fps={Fraction(fps).limit_denominator(100_000)}", partial(_last_frames, most)
     end = float(file.packets.starts.max()) - most / fps - SPARE
     if from_end and (begin := _near_end(file, end)):
         # Times stay those of the whole file, so that frames lie at the same multiples of the rate.
-        seek = ["-copyts", "-start_at_zero", "-ss", f"{begin:.6f}", *given(path)]
+        seek = ["-copyts", "-start_at_zero", "-ss", f"{begin:.6f}", *untrusted_input(path)]
         behind = ["-map", "0:v:0", "-vf", f"{rate},trim=start={end:.6f}", "-fps_mode", "passthrough"]
         frames, log, code = read_output([*seek, *behind, *PPM, "-"], read)
         if len(frames) == most and not (code or errors_in(log)):
             return np.stack(frames)
     first = [] if from_end else ["-frames:v", str(most)]
-    frames, log, code = read_output([*given(path), "-map", "0:v:0", "-vf", rate, *first, *PPM, "-"], read)
+    frames, log, code = read_output([*untrusted_input(path), "-map", "0:v:0", "-vf", rate, *first, *PPM, "-"], read)
     if code or errors_in(log) or not frames:
         raise unreadable(path, errors_in(log), code)
     return np.stack(frames)
@@ -71,11 +71,11 @@ def _last_frames(most: int, stream: IO[bytes]) -> deque[NDArray[np.uint8]]:
 def decode_samples(
     path: Path, seconds: float, check: Callable[[int], None], readable: str
 ) -> tuple[NDArray[np.float32], int, str]:
-    """The first samples [samples, channels] of a sound, one channel or two; how many a second has, which are checked
-    before more is read; and how its channels lie in the file. Raises `UsageError` where it is damaged, or has no
-    sound."""
+    """Decode the first samples [samples, channels] of an audio stream, of one channel or two; its sample rate, which is
+    checked before more is read; and the layout of its channels in the file. Raises `UsageError` for a file that is
+    damaged or without audio."""
     target = ["-map", "0:a:0", "-t", f"{seconds:.6f}", "-af", FILTERS, *AU, "-"]
-    (rate, samples), log, code = read_output([*given(path), *target], partial(_samples, check))
+    (rate, samples), log, code = read_output([*untrusted_input(path), *target], partial(_samples, check))
     stated = AUDIO.search(log)
     if stated is None and "Input #0" in log:
         raise UsageError(f"{path} has no sound", readable)
@@ -87,7 +87,7 @@ def decode_samples(
 
 
 def _samples(check: Callable[[int], None], stream: IO[bytes]) -> tuple[int, NDArray[np.float32] | None]:
-    """Samples a second and samples [samples, channels]; None where the stream ends before its header does."""
+    """Sample rate and samples [samples, channels]; None if the stream ends within its header."""
     header = stream.read(AU_HEADER.size)
     if len(header) < AU_HEADER.size:
         return 0, None

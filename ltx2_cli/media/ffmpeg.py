@@ -1,5 +1,5 @@
-"""Every call of ffmpeg. A file that is read may be anybody's: it is of a format that names no other files, and no
-protocol reads but local ones."""
+"""All calls of ffmpeg. Input files are untrusted: only formats that name no other files, and local protocols, are
+read."""
 
 import os
 import re
@@ -33,13 +33,13 @@ RETRY = "the file is cut short or changed; copy or make it again"
 T = TypeVar("T")
 
 
-def given(path: Path) -> list[str]:
-    """An input: a file that may be anybody's."""
+def untrusted_input(path: Path) -> list[str]:
+    """Arguments for an untrusted input file."""
     return [*LOCAL, "-format_whitelist", FORMATS, "-i", f"file:{path}"]
 
 
-def own(kind: str, path: Path | None, *options: str) -> list[str]:
-    """An input in a format of ffmpeg that this program wrote: a file, or stdin."""
+def own_input(kind: str, path: Path | None, *options: str) -> list[str]:
+    """Arguments for an input that this program wrote, in a format of ffmpeg: a file, or stdin."""
     return [*LOCAL, "-f", kind, *options, "-i", f"file:{path}" if path else "-"]
 
 
@@ -49,7 +49,7 @@ def program(*arguments: str, level: str = "error") -> list[str]:
 
 
 def described(*arguments: str) -> str:
-    """What ffmpeg says of its inputs, or measures of them."""
+    """ffmpeg's log on its inputs, or on measurements of them."""
     command = program(*arguments, level="info")
     return run(command, stdin=DEVNULL, capture_output=True, check=False).stderr.decode(errors="replace")
 
@@ -57,8 +57,8 @@ def described(*arguments: str) -> str:
 def read_output(
     arguments: list[str], read: Callable[[IO[bytes]], T], descriptors: Collection[int] = ()
 ) -> tuple[T, str, int]:
-    """What `read` makes of the output of ffmpeg, which may write into more `descriptors`; its log, with the level of
-    each line; and its exit code."""
+    """The result of `read` on ffmpeg's output, its log with the level of each line, and its exit code. ffmpeg may also
+    write into `descriptors`."""
     with TemporaryFile() as log:
         command = program(*arguments, level="level+info")
         with Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=log, pass_fds=descriptors) as process:
@@ -68,8 +68,8 @@ def read_output(
 
 
 def read_facts(path: Path, *options: str, descriptors: Collection[int] = ()) -> tuple[str, str]:
-    """What ffmpeg prints of a file, and its log. Raises `UsageError` with its first error."""
-    arguments = [*given(path), *options]
+    """ffmpeg's facts on a file, and its log. Raises `UsageError` with its first error."""
+    arguments = [*untrusted_input(path), *options]
     output, log, code = read_output(arguments, partial(read_text, path), descriptors)
     if code or errors_in(log):
         raise unreadable(path, errors_in(log), code)
@@ -90,7 +90,7 @@ def errors_in(log: str) -> str:
 
 
 def logged(log: IO[bytes]) -> str:
-    """What ffmpeg wrote into a file."""
+    """The log that ffmpeg wrote into a file."""
     log.seek(0)
     return log.read(MAX_OUTPUT).decode(errors="replace")
 

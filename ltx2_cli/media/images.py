@@ -1,5 +1,5 @@
-"""Pictures that a clip is to show: read with limits, in upright sRGB, compressed as the model knows pictures, and laid
-over a clip's frame."""
+"""Read input images within limits, as upright sRGB; compress them like frames of the training videos; fit them to a
+clip's frame."""
 
 import hashlib
 import math
@@ -15,7 +15,7 @@ from PIL import ExifTags, Image, ImageCms, ImageFile, ImageOps, UnidentifiedImag
 
 from ltx2_cli.artifacts.files import read_limited
 from ltx2_cli.errors import RunError, UsageError
-from ltx2_cli.media.ffmpeg import own, program
+from ltx2_cli.media.ffmpeg import own_input, program
 from ltx2_cli.media.videos import MAX_PIXELS, Video
 from ltx2_cli.request.spelling import typed
 
@@ -33,8 +33,8 @@ Pixels = NDArray[np.uint8]  # [height, width, RGB]
 
 
 def read_image(path: Path) -> Video:
-    """The picture in a file, upright, in 8-bit sRGB. Raises `UsageError` for a file without one, a damaged or a huge
-    one; nothing is decoded before its size is known."""
+    """Read the image of a file, upright, in 8-bit sRGB. Raises `UsageError` for a file that is no image, damaged or
+    huge; nothing is decoded before its size is known."""
     try:
         content = read_limited(path, MAX_BYTES, READABLE)
     except OSError as error:
@@ -59,7 +59,7 @@ def read_image(path: Path) -> Video:
 
 
 def is_image(path: Path) -> bool:
-    """Whether a file begins as one of a picture does."""
+    """Whether a file begins like an image."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         try:
@@ -115,7 +115,7 @@ def _as_rgb(image: ImageFile.ImageFile, content: bytes, remarks: list[str]) -> I
 def _of_16_bits(image: Image.Image, content: bytes, mode: str, orientation: int | None) -> Image.Image:
     """The picture upright in 8 bits, rounded: of channels of 16 bits Pillow reads the high bytes alone."""
     form, channels = {"LA": ("ya16le", 2), "RGB": ("rgb48le", 3), "RGBA": ("rgba64le", 4)}[mode]
-    source = own(f"{str(image.format).lower()}_pipe", None, "-noautorotate", "-frame_size", str(len(content)))
+    source = own_input(f"{str(image.format).lower()}_pipe", None, "-noautorotate", "-frame_size", str(len(content)))
     values = np.frombuffer(_converted(source, content, ["-frames:v", "1", "-f", "rawvideo", "-pix_fmt", form]), "<u2")
     rounded = Image.fromarray(_in_8_bits(values.reshape(image.height, image.width, channels)), mode)
     rounded.getexif()[ORIENTATION] = orientation
@@ -154,10 +154,10 @@ def compressed(pixels: Pixels, crf: int) -> Pixels:
     if crf == 0:
         return pixels
     height, width = (side // 2 * 2 for side in pixels.shape[:2])
-    frame = own("rawvideo", None, "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-framerate", "1")
+    frame = own_input("rawvideo", None, "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-framerate", "1")
     h264 = ["-f", "h264", "-c:v", "libx264", "-preset", "veryfast", "-crf", str(crf), "-pix_fmt", "yuv420p"]
     encoded = _converted(frame, pixels[:height, :width].tobytes(), h264)
-    raw = _converted(own("h264", None), encoded, ["-f", "rawvideo", "-pix_fmt", "rgb24"])
+    raw = _converted(own_input("h264", None), encoded, ["-f", "rawvideo", "-pix_fmt", "rgb24"])
     return np.frombuffer(raw, np.uint8).reshape(height, width, 3)
 
 

@@ -1,4 +1,4 @@
-"""A new part of a clip joined with the rest of it, in memory."""
+"""Join the regenerated part of a clip with the rest, in memory."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Clips that are written with the packets of the file that they were edited from, as far as these can be copied."""
+"""Write edited clips with copied packets of the original file, where possible."""
 
 import hashlib
 from collections.abc import Mapping
@@ -10,14 +10,14 @@ from numpy.typing import ArrayLike
 
 from ltx2_cli.artifacts.files import replacing
 from ltx2_cli.media.clip import Media, Original
-from ltx2_cli.media.ffmpeg import given, run_ffmpeg
+from ltx2_cli.media.ffmpeg import run_ffmpeg, untrusted_input
 from ltx2_cli.media.probe import open_video
 from ltx2_cli.media.write import write_media, write_mp4
 
 
 def write_clip(media: Media, path: Path, metadata: Mapping[str, str]) -> str:
-    """Write as `write_mp4`; the packets of what is kept are copied as far as that can be done. Says how far; nothing of
-    a clip that is new."""
+    """Write as `write_mp4`, with copied packets for kept frames where possible. Returns a sentence on them; empty for a
+    new clip."""
     if (original := media.original) is None:
         write_media(media, path, metadata)
         return ""
@@ -35,7 +35,7 @@ def write_clip(media: Media, path: Path, metadata: Mapping[str, str]) -> str:
 
 
 def _is_unchanged(original: Original) -> bool:
-    """Whether the file is there as it was read: what was made of it is written in any case."""
+    """Whether the original file has not changed since it was read."""
     try:
         with original.path.open("rb") as content:
             return hashlib.file_digest(content, "sha256").hexdigest() == original.sha256
@@ -52,7 +52,7 @@ def _copied_packets(media: Media, original: Original, temporary: Path) -> tuple[
         return None
     old, new, listed = (temporary.with_name(f"{temporary.stem}{name}") for name in ("-old.mp4", "-new.mp4", ".txt"))
     copy = ["-map", "0:v:0", "-c", "copy", "-frames:v", str(count), f"file:{old}"]
-    run_ffmpeg([*given(original.path), *copy], old)
+    run_ffmpeg([*untrusted_input(original.path), *copy], old)
     if count == len(media.frames):
         return old, count
     write_mp4(replace(media, frames=media.frames[count:], waveform=media.waveform[:0]), new)

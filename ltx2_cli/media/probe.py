@@ -35,7 +35,7 @@ _recent = Recent["VideoFile"](2**26, READABLE)
 
 @dataclass(frozen=True, eq=False)
 class Packets:
-    """The encoded frames of a picture, in the order in which they are decoded."""
+    """The encoded frames of a video stream, in decoding order."""
 
     encoding: tuple[str, ...]  # what a decoder is told of all: equal packets may follow each other
     starts: NDArray[np.float64]  # seconds at which each is shown, from the beginning of the file
@@ -44,7 +44,7 @@ class Packets:
 
 @dataclass(frozen=True)
 class VideoFile:
-    """Picture and sound of a file, read from its packets without decoding."""
+    """Video and audio of a file, by its packets, without decoding."""
 
     width: int
     height: int
@@ -89,8 +89,8 @@ def is_video(path: Path) -> bool:
 
 
 def open_video(path: Path) -> VideoFile:
-    """The streams and metadata of `path`, by one start of ffmpeg as long as the file does not change. Raises
-    `UsageError` where it is damaged, or has no picture."""
+    """Streams and metadata of `path`, by one call of ffmpeg until the file changes. Raises `UsageError` for a file that
+    is damaged or without video."""
     return _recent.get(path, None, partial(_open, path))
 
 

@@ -1,4 +1,4 @@
-"""What was read last of files, kept within a number of bytes: a request is planned several times."""
+"""Cache of values read from files, within a number of bytes: a request is planned several times."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from ltx2_cli.errors import UsageError
 
 
 class Sized(Protocol):
-    """What takes memory."""
+    """A value with a size in memory."""
 
     @property
     def nbytes(self) -> int: ...
@@ -22,8 +22,7 @@ T = TypeVar("T", bound=Sized)
 
 @dataclass
 class Recent(Generic[T]):
-    """The values that were read last of files, at most so many bytes of all. Of a file that changes they are read
-    again."""
+    """Cache of the latest values read from files, within a number of bytes. Values of a changed file are read again."""
 
     most: int
     readable: str  # which files are read
@@ -31,7 +30,7 @@ class Recent(Generic[T]):
     lock: Lock = field(default_factory=Lock)  # a gallery reads many clips at once
 
     def get(self, path: Path, asked: Hashable, read: Callable[[], T]) -> T:
-        """What was `asked` of a file, read where it is not kept. Raises `UsageError` where there is no file to read."""
+        """The value `asked` of a file, from the cache or read. Raises `UsageError` if there is no file."""
         key = path, asked, _version(path, self.readable)
         with self.lock:
             kept = self.kept.pop(key, None)
@@ -44,7 +43,7 @@ class Recent(Generic[T]):
 
 
 def _version(path: Path, readable: str) -> tuple[int, ...]:
-    """What changes with the content of a file."""
+    """A value that changes with the content of a file."""
     refuse_special(path, readable)
     try:
         stat = path.stat()

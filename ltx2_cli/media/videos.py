@@ -1,4 +1,4 @@
-"""Frames of videos that a clip is to show, at its rate, read within limits."""
+"""Read frames of input videos at the clip's rate, within limits."""
 
 import hashlib
 import math
@@ -23,7 +23,7 @@ COMPRESSION = 8  # frames that become one latent behind the first
 
 @dataclass(frozen=True)
 class Video:
-    """A picture, or frames of a video, and what was done to read it."""
+    """An image or the frames of a video, and remarks on its conversion."""
 
     path: Path
     sha256: str  # of the file
@@ -37,7 +37,7 @@ class Video:
         return self.frames.nbytes
 
     def cropped(self, height: int, width: int) -> str:
-        """What of the picture covers a frame of this size, in words; empty if it is all of it."""
+        """A sentence on the crop that covers a frame of this size; empty for the whole image."""
         _, source_height, source_width, _ = self.frames.shape
         scale = max(height / source_height, width / source_width)
         shown = min(source_width, round(width / scale)), min(source_height, round(height / scale))
@@ -47,8 +47,8 @@ class Video:
 
 
 def read_video(path: Path, fps: float, most: int, from_end: bool) -> Video:
-    """8k + 1 frames of a video, at most `most`, at this rate: its first or its last. Raises `UsageError` for a file
-    without a picture, a damaged or a huge one."""
+    """Read the first or last 8k + 1 frames of a video, at most `most`, at this rate. Raises `UsageError` for a file
+    that is without video, damaged or huge."""
     return _recent.get(path, (fps, most, from_end), partial(_read, path, fps, most, from_end))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ltx2_cli.artifacts.files import replacing
 from ltx2_cli.media.clip import Media
-from ltx2_cli.media.ffmpeg import given, own, run_ffmpeg
+from ltx2_cli.media.ffmpeg import own_input, run_ffmpeg, untrusted_input
 from ltx2_cli.media.probe import KEY_PREFIX
 
 WAV = ".wav"
@@ -33,9 +33,9 @@ def write_mp4(
     picture: Path | None = None,
     sound: Path | None = None,
 ) -> None:
-    """Write H.264, AAC and metadata to `path`, replacing an existing file. The packets are copied of a file that is
-    named as the `picture` (a .txt: a list of such files), or as the `sound`. Raises `RunError` with the reason of the
-    system or of ffmpeg."""
+    """Write H.264, AAC and metadata to `path`, replacing an existing file. Packets are copied from a file named as the
+    `picture` (a .txt: a list of such files) or as the `sound`. Raises `RunError` with the reason of the system or of
+    ffmpeg."""
     with replacing(path) as temporary:
         samples, tags = temporary.with_suffix(".f32"), temporary.with_suffix(".tags")
         samples.write_bytes(media.waveform.clip(-1, 1).astype("<f4").tobytes())
@@ -43,13 +43,13 @@ def write_mp4(
         lines = [";FFMETADATA1", *(f"{KEY_PREFIX}{key}={text}" for key, text in pairs), ""]
         tags.write_text("\n".join(lines), encoding="utf-8")
         rate, channels = (str(number) for number in (media.sample_rate, media.waveform.shape[1]))
-        raw = own("f32le", samples, "-ar", rate, "-ac", channels)
-        heard = (given(sound) if sound else raw) if len(media.waveform) else []
+        raw = own_input("f32le", samples, "-ar", rate, "-ac", channels)
+        heard = (untrusted_input(sound) if sound else raw) if len(media.waveform) else []
         streams = ["-map", "0:v", *(["-c:v", "copy"] if picture else PICTURE)]
         streams += ["-map", "2:a:0", *(["-c:a", "copy"] if sound else SOUND)] if heard else []
-        command = [*own("ffmetadata", tags), *heard, *streams, "-map_metadata", "1", *FILE]
+        command = [*own_input("ffmetadata", tags), *heard, *streams, "-map_metadata", "1", *FILE]
         if picture:
-            kept = own("concat", picture, "-safe", "0") if picture.suffix == ".txt" else given(picture)
+            kept = own_input("concat", picture, "-safe", "0") if picture.suffix == ".txt" else untrusted_input(picture)
             run_ffmpeg([*kept, *command, f"file:{temporary}"], path)
         else:
             _write(media, [*command, f"file:{temporary}"], path)
@@ -64,7 +64,7 @@ def write_media(media: Media, path: Path, metadata: Mapping[str, str]) -> None:
 
 
 def write_wav(media: Media, path: Path) -> None:
-    """Write the sound alone, 16 bit. Raises `RunError` with the system's reason."""
+    """Write the audio alone, 16 bit. Raises `RunError` with the system's reason."""
     samples = np.round(media.waveform.clip(-1, 1) * 32767).astype("<i2")
     with replacing(path) as temporary, wave.open(str(temporary), "wb") as file:
         file.setnchannels(samples.shape[1])
@@ -92,5 +92,5 @@ def _write(media: Media, command: list[str], path: Path) -> None:
     """Run ffmpeg with the raw frames as its first input. Raises `RunError` that names `path`."""
     rate = Fraction(media.fps).limit_denominator(100_000)  # keeps 23.976, and 24000 / 1001
     size = f"{media.frames.shape[2]}x{media.frames.shape[1]}"
-    frames = own("rawvideo", None, "-pix_fmt", "rgb24", "-s", size, "-framerate", str(rate))
+    frames = own_input("rawvideo", None, "-pix_fmt", "rgb24", "-s", size, "-framerate", str(rate))
     run_ffmpeg([*frames, *command], path, np.ascontiguousarray(media.frames).data)
