@@ -1,28 +1,22 @@
 """`ltx2 batch`: the clips of many requests, by one process or by several that share them."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ltx2_cli.artifacts.files import Output, user_path
-from ltx2_cli.artifacts.outputs import Product, check_distinct, check_outputs, outputs, run_file
+from ltx2_cli.artifacts.outputs import check_outputs
 from ltx2_cli.errors import (
     MAKE_ROOM,
     AbortedRunError,
-    CommandError,
-    DoesNotFitError,
     InterruptedRunError,
     StorageError,
     UsageError,
 )
 from ltx2_cli.media.contact_sheet import is_contact_sheet
-from ltx2_cli.request.spec import RunSpec
-from ltx2_cli.runs.jobs import DONE, FAILED, OPEN, BatchSettings, Job, Jobs, Result
+from ltx2_cli.runs.jobs import DONE, BatchSettings, Jobs
 from ltx2_cli.runs.lines import STDIN, Line, read_lines
 from ltx2_cli.runs.session import Session
-from ltx2_cli.units import quantity
 
 
 def batch(session: Session, settings: BatchSettings, source: str) -> None:
@@ -59,10 +53,12 @@ def make(jobs: Jobs, arriving: Iterable[Sequence[Line]]) -> bool:
             from ltx2_cli.runs.worker import Worker
 
             worker = Worker(jobs)
-        if session.dry_run:
-            open_jobs = [*checked(jobs, open_jobs)]
+        if open_jobs:
+            from ltx2_cli.runs import open_jobs as planned  # after the start: it imports jax
+
+            open_jobs = [*planned.checked(jobs, open_jobs)] if session.dry_run else open_jobs
         if open_jobs and not jobs.settings.piped:
-            session.report.note(f"time: {expected_time(jobs, open_jobs)}")
+            session.report.note(f"time: {planned.expected_time(jobs, open_jobs)}")
         if worker and open_jobs:
             try:
                 worker.make(open_jobs)
@@ -71,79 +67,6 @@ def make(jobs: Jobs, arriving: Iterable[Sequence[Line]]) -> bool:
                 hint = f"{room}the same command goes on; jobs that are done: {jobs.counts[DONE]}"
                 raise type(error)(str(error), hint) from error
     return worker is not None
-
-
-def checked(jobs: Jobs, open_jobs: Sequence[Job]) -> Iterator[Job]:
-    """The jobs that would be made, each of which is said to be; the others fail as they would. Of jobs that are planned
-    alike, one is."""
-    found = dict[int, CommandError | None]()
-    check = refusals(jobs.session)
-    for job in open_jobs:
-        spec = jobs.spec(job)
-        if job.inputs not in found:
-            found[job.inputs] = check(spec)
-        if error := found[job.inputs] or unfinished_refusal(jobs, job, spec):
-            jobs.fail(Result(job.line, FAILED, job.clips, job.seed), error)
-        else:
-            jobs.add(Result(job.line, OPEN, job.clips, job.seed))
-            yield job
-
-
-def unfinished_refusal(jobs: Jobs, job: Job, spec: RunSpec) -> UsageError | None:
-    """Why the `.run` file of a job would be refused. Says that the job goes on from it, or why it is begun anew."""
-    from ltx2_cli.estimate.fit import Request
-    from ltx2_cli.parallel.devices import find_devices
-    from ltx2_cli.runs.done import unfinished_state
-
-    path = run_file(spec).path
-    if jobs.session.force or not path.exists():
-        return None
-    try:
-        _, changes = unfinished_state(spec, Request(spec, find_devices()).plan())
-    except UsageError as error:
-        return error
-    becomes = f"is begun anew: {changes}" if changes else f"goes on from {path}"
-    jobs.session.report.note(f"{jobs.unit} {job.line} {becomes}")
-    return None
-
-
-def refusals(session: Session) -> Callable[[RunSpec], CommandError | None]:
-    """What finds why a request would be refused, and says once what would be downloaded, and each warning."""
-    from ltx2_cli.core.provenance import input_files
-    from ltx2_cli.estimate.fit import Request
-    from ltx2_cli.parallel.devices import find_devices
-    from ltx2_cli.runs.preflight import DryRun
-
-    told = set[str]()
-
-    def refusal(spec: RunSpec) -> CommandError | None:
-        try:
-            found = DryRun.of(Request(spec, find_devices()), session.typed)
-            if found.plan:
-                check_distinct(outputs(spec), input_files(found.plan))
-        except (UsageError, DoesNotFitError) as error:
-            return error
-        notes = [f"to download: {quantity(size)} of {name}" for name, size in found.parts.items()]
-        for note in [*notes, *(found.plan.warnings if found.plan else ())]:
-            if note not in told:
-                session.report.note(note)
-            told.add(note)
-        return None
-
-    return refusal
-
-
-def expected_time(jobs: Jobs, open_jobs: Sequence[Job]) -> str:
-    """How long these jobs take, but for those that will be refused."""
-    from ltx2_cli.estimate.fit import Request
-    from ltx2_cli.parallel.devices import find_devices
-    from ltx2_cli.runs.past_times import expected_times
-
-    numbers, plans = Counter(job.work for job in open_jobs), []
-    for job in {job.work: job for job in open_jobs}.values():
-        with suppress(UsageError):
-            plans.append((Request(jobs.spec(job), find_devices()).plan(), numbers[job.work]))
-    return expected_times(plans, Product.clips)
 
 
 def finish(jobs: Jobs, started: bool) -> None:

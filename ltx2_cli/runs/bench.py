@@ -4,38 +4,34 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ltx2_cli.artifacts.files import Output, reserve
 from ltx2_cli.artifacts.outputs import Product, check_distinct
 from ltx2_cli.chips import chip
 from ltx2_cli.console import columns, counted_steps, print_out
+from ltx2_cli.core.bench import STEPS as BENCH_STEPS
+from ltx2_cli.core.bench import measure_steps, perf_facts
+from ltx2_cli.core.programs import enable_compilation_cache
+from ltx2_cli.core.provenance import input_files
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import UsageError
+from ltx2_cli.estimate.estimate import Estimate, estimate_plan
+from ltx2_cli.estimate.fit import Request, Typed, check_fit
+from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.spelling import option
 from ltx2_cli.units import duration, quantity
-
-if TYPE_CHECKING:
-    from ltx2_cli.estimate.estimate import Estimate
-    from ltx2_cli.estimate.fit import Typed
 
 STEPS = 10  # that are measured without --steps
 Figures = dict[str, Any]
 
 
-def bench(spec: RunSpec, report: Report, files: list[Output], typed: "Typed", as_json: bool) -> None:
+def bench(spec: RunSpec, report: Report, files: list[Output], typed: Typed, as_json: bool) -> None:
     """Print what was measured of a request, and write it into `files`, one or none. Raises `DoesNotFitError`, with what
     fits spelt by `typed`, before any work."""
     if "num_inference_steps" not in spec.asked and spec.sigmas is None:
         spec = replace(spec, num_inference_steps=STEPS)
-    from ltx2_cli.core.bench import STEPS as BENCH_STEPS
-    from ltx2_cli.core.bench import measure_steps, perf_facts
-    from ltx2_cli.core.programs import enable_compilation_cache
-    from ltx2_cli.core.provenance import input_files
-    from ltx2_cli.estimate.estimate import estimate_plan
-    from ltx2_cli.estimate.fit import Request, check_fit
-    from ltx2_cli.parallel.devices import find_devices
 
     with reserve(files):
         enable_compilation_cache(spec.compile_cache)
@@ -60,7 +56,7 @@ def bench(spec: RunSpec, report: Report, files: list[Output], typed: "Typed", as
         print_out("\n".join(columns([*figure_rows(settings, environment, figures)])))
 
 
-def stage_figures(estimate: "Estimate", seconds: list[list[float]]) -> Iterator[Figures]:
+def stage_figures(estimate: Estimate, seconds: list[list[float]]) -> Iterator[Figures]:
     """What the measured seconds of the steps of each stage mean beside the estimate, on one device. Shares are of what
     the maker of the device says, where that is known."""
     rates = chip(estimate.plan.sharding.mesh.devices.flat[0].device_kind)

@@ -12,20 +12,23 @@ from ltx2_cli.core.checkpoint import RunCheckpointer
 from ltx2_cli.core.networks import Components
 from ltx2_cli.core.preview import Preview
 from ltx2_cli.core.programs import forbid_compilation
-from ltx2_cli.core.provenance import input_files
+from ltx2_cli.core.provenance import input_files, source_history
 from ltx2_cli.core.report import Timings
-from ltx2_cli.core.run import START, load, programs, traced, warm_up
+from ltx2_cli.core.run import START, load, programs, state_from_latents, traced, warm_up
 from ltx2_cli.core.saved_run import RunGoal
 from ltx2_cli.core.state import RunState, no_checkpoint
 from ltx2_cli.core.write import write
+from ltx2_cli.diffusion.latents import LatentsFile
 from ltx2_cli.errors import AbortedRunError, NotFiniteError, RunError
 from ltx2_cli.estimate.fit import Request
 from ltx2_cli.interrupts import stop_on_signal
 from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.plan.stages import InitialLatents
 from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.runs.latents import check_source
 from ltx2_cli.runs.past_times import expected_time, remember
-from ltx2_cli.runs.preflight import agreed_plan, check_downloads
+from ltx2_cli.runs.preflight import FIXED_BY_LATENTS, agreed_plan, check_downloads
 from ltx2_cli.runs.session import Session
 from ltx2_cli.runs.settings import RunSettings
 
@@ -106,3 +109,26 @@ def resumable(checkpointer: RunCheckpointer, finished: Sequence[Path] = ()) -> I
         if isinstance(error, NotFiniteError) or not checkpointer.kept:  # the former would come again
             raise
         raise type(error)(str(error).split("\n"), f"{error.hint}; then {resume}") from error
+
+
+def go_on(
+    session: Session, files: Sequence[LatentsFile], spec: RunSpec, product: Product, settings: RunSettings
+) -> None:
+    """Go on from saved latents, one clip of each file, and show each finished file."""
+    source = InitialLatents(files[0].shapes, spec.fps)
+    with agreed_plan(session, Request(spec, find_devices(), source, product, fixed=FIXED_BY_LATENTS)) as plan:
+        check_distinct(outputs(spec, product), input_files(plan))
+        for file in files:
+            check_source(file, plan, spec.fps)
+    if session.dry_run:
+        return
+    goal = RunGoal(product, source)
+    session.report.note(f"time: {expected_time(plan, product)}")
+    timings, first = session.measuring(), not session.shown
+    checkpointer = RunCheckpointer(
+        run_file(plan.spec).path, plan, goal, timings, settings.save_run, settings.checkpoint_every
+    )
+    history = tuple(source_history(file, spec.fps) for file in files)
+    execute(session, checkpointer, load(plan), state_from_latents([file.read() for file in files], history))
+    if first:  # the others find jax imported
+        remember_run(session, plan, product, timings)

@@ -7,17 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from ltx2_cli.artifacts.files import user_path
-from ltx2_cli.artifacts.outputs import Product, check_distinct, check_outputs, outputs, read_files, run_file
-from ltx2_cli.core.provenance import input_files, source_history
+from ltx2_cli.artifacts.outputs import Product, check_outputs, outputs, read_files, run_file
 from ltx2_cli.diffusion.latents import LatentsFile, open_latents
 from ltx2_cli.errors import UsageError
-from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.request.profiles import AUTO
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.spelling import option, typed
 from ltx2_cli.request.validation import validate
 from ltx2_cli.runs.asked import Layers, note_environment
-from ltx2_cli.runs.latents import check_source, latents_request
+from ltx2_cli.runs.latents import latents_request
 from ltx2_cli.runs.session import Session, file_facts, request_facts, synchronized
 from ltx2_cli.runs.settings import RunSettings
 from ltx2_cli.runs.trust import Trust
@@ -61,8 +59,10 @@ def upsample(
             check_outputs(written, reads, session.force)
             session.reserve(written)
     session.start()
+    from ltx2_cli.runs.execute import go_on
+
     for group, spec in jobs:
-        _execute(session, group, spec, product, settings)
+        go_on(session, group, spec, product, settings)
     if not session.dry_run:
         written = [file for spec in specs for file in outputs(spec, product)]
         session.finish(written, {"seeds": [seed for spec in specs for seed in spec.seeds]})
@@ -110,34 +110,3 @@ def merged_request(files: Sequence[LatentsFile], specs: Sequence[RunSpec]) -> Ru
     merged = replace(specs[0], seed=tuple(seed for spec in specs for seed in spec.seed or ()))
     validate(merged)
     return merged
-
-
-def _execute(
-    session: Session, files: Sequence[LatentsFile], spec: RunSpec, product: Product, settings: RunSettings
-) -> None:
-    from ltx2_cli.core.checkpoint import RunCheckpointer
-    from ltx2_cli.core.run import load, state_from_latents
-    from ltx2_cli.core.saved_run import RunGoal
-    from ltx2_cli.estimate.fit import Request
-    from ltx2_cli.plan.stages import InitialLatents
-    from ltx2_cli.runs.execute import execute, remember_run
-    from ltx2_cli.runs.past_times import expected_time
-    from ltx2_cli.runs.preflight import FIXED_BY_LATENTS, agreed_plan
-
-    source = InitialLatents(files[0].shapes, spec.fps)
-    with agreed_plan(session, Request(spec, find_devices(), source, product, fixed=FIXED_BY_LATENTS)) as plan:
-        check_distinct(outputs(spec, product), input_files(plan))
-        for file in files:
-            check_source(file, plan, spec.fps)
-    if session.dry_run:
-        return
-    goal = RunGoal(product, source)
-    session.report.note(f"time: {expected_time(plan, product)}")
-    timings, first = session.measuring(), not session.shown
-    checkpointer = RunCheckpointer(
-        run_file(plan.spec).path, plan, goal, timings, settings.save_run, settings.checkpoint_every
-    )
-    history = tuple(source_history(file, spec.fps) for file in files)
-    execute(session, checkpointer, load(plan), state_from_latents([file.read() for file in files], history))
-    if first:  # the others find jax imported
-        remember_run(session, plan, product, timings)

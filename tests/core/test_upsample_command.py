@@ -167,7 +167,7 @@ def test_upsampled_files_are_named_after_their_latents(
     def execute(session: object, files: Sequence[LatentsFile], spec: RunSpec, *_: object) -> None:
         runs.append([spec.output or "", *(file.path.name for file in files)])
 
-    monkeypatch.setattr(command, "_execute", execute)
+    monkeypatch.setattr("ltx2_cli.runs.execute.go_on", execute)
     monkeypatch.setattr(command, "merged_request", lambda files, specs: specs[0])
     assert run_program(monkeypatch, "upsample", *map(str, files)) == 0, capsys.readouterr().err
     assert runs == [

@@ -1,0 +1,78 @@
+"""Jobs of a batch that are to be made: whether each would be refused, and how long all take."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+
+from ltx2_cli.artifacts.outputs import Product, check_distinct, outputs, run_file
+from ltx2_cli.core.provenance import input_files
+from ltx2_cli.errors import CommandError, DoesNotFitError, UsageError
+from ltx2_cli.estimate.fit import Request
+from ltx2_cli.parallel.devices import find_devices
+from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.runs.done import unfinished_state
+from ltx2_cli.runs.jobs import FAILED, OPEN, Job, Jobs, Result
+from ltx2_cli.runs.past_times import expected_times
+from ltx2_cli.runs.preflight import DryRun
+from ltx2_cli.runs.session import Session
+from ltx2_cli.units import quantity
+
+
+def checked(jobs: Jobs, open_jobs: Sequence[Job]) -> Iterator[Job]:
+    """The jobs that would be made, each of which is said to be; the others fail as they would. Of jobs that are planned
+    alike, one is."""
+    found = dict[int, CommandError | None]()
+    check = refusals(jobs.session)
+    for job in open_jobs:
+        spec = jobs.spec(job)
+        if job.inputs not in found:
+            found[job.inputs] = check(spec)
+        if error := found[job.inputs] or unfinished_refusal(jobs, job, spec):
+            jobs.fail(Result(job.line, FAILED, job.clips, job.seed), error)
+        else:
+            jobs.add(Result(job.line, OPEN, job.clips, job.seed))
+            yield job
+
+
+def unfinished_refusal(jobs: Jobs, job: Job, spec: RunSpec) -> UsageError | None:
+    """Why the `.run` file of a job would be refused. Says that the job goes on from it, or why it is begun anew."""
+    path = run_file(spec).path
+    if jobs.session.force or not path.exists():
+        return None
+    try:
+        _, changes = unfinished_state(spec, Request(spec, find_devices()).plan())
+    except UsageError as error:
+        return error
+    becomes = f"is begun anew: {changes}" if changes else f"goes on from {path}"
+    jobs.session.report.note(f"{jobs.unit} {job.line} {becomes}")
+    return None
+
+
+def refusals(session: Session) -> Callable[[RunSpec], CommandError | None]:
+    """What finds why a request would be refused, and says once what would be downloaded, and each warning."""
+    told = set[str]()
+
+    def refusal(spec: RunSpec) -> CommandError | None:
+        try:
+            found = DryRun.of(Request(spec, find_devices()), session.typed)
+            if found.plan:
+                check_distinct(outputs(spec), input_files(found.plan))
+        except (UsageError, DoesNotFitError) as error:
+            return error
+        notes = [f"to download: {quantity(size)} of {name}" for name, size in found.parts.items()]
+        for note in [*notes, *(found.plan.warnings if found.plan else ())]:
+            if note not in told:
+                session.report.note(note)
+            told.add(note)
+        return None
+
+    return refusal
+
+
+def expected_time(jobs: Jobs, open_jobs: Sequence[Job]) -> str:
+    """How long these jobs take, but for those that will be refused."""
+    numbers, plans = Counter(job.work for job in open_jobs), []
+    for job in {job.work: job for job in open_jobs}.values():
+        with suppress(UsageError):
+            plans.append((Request(jobs.spec(job), find_devices()).plan(), numbers[job.work]))
+    return expected_times(plans, Product.clips)
