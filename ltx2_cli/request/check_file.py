@@ -1,4 +1,4 @@
-"""All that is wrong with a settings file at once, each with its line."""
+"""All problems of a settings file at once, each with its line."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -10,8 +10,8 @@ from ltx2_cli.request.validation import Problem, spec_problems
 
 
 def file_problems(page: ConfigLayer) -> tuple[Values, list[Problem]]:
-    """The values of a page that are right by themselves, and each problem with its key: unknown keys, wrong types,
-    unknown profiles, and what `validate` finds of keys in the page."""
+    """The valid values of a file, and all problems with their keys: unknown keys, wrong types, unknown profiles, and
+    those of `validate` on keys of the file."""
     own = {key: value for key, value in page.values.items() if key not in (ASKED, PROVENANCE)}
     values, errors = flatten_valid(ConfigLayer("", own))
     problems = [(key, _sentence(error)) for key, error in errors.items()]
@@ -28,7 +28,8 @@ def file_problems(page: ConfigLayer) -> tuple[Values, list[Problem]]:
 
 
 def with_lines(source: str, problems: list[Problem], lines: Mapping[str, int]) -> list[str]:
-    """A sentence a problem, with `source` and, where `lines` has its key or one above, the line; in their order."""
+    """One sentence for each problem, with `source` and, if `lines` has its key or a section above, the line; in the
+    order of lines."""
     numbered = []
     for key, sentence in problems:
         while key not in lines and "." in key:  # a profile that is named by its section

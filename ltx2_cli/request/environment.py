@@ -14,8 +14,8 @@ CLOSE = 0.8  # all variables begin alike
 
 
 def read_environment(variables: Mapping[str, str]) -> Values:
-    """The values of the variables `LTX2_KEY`, with `__` for the dots of the key: text as it is, anything else YAML;
-    those of other programs are left out. Raises `UsageError` as `flatten` does."""
+    """Values of the variables `LTX2_KEY`, with `__` for the dots of the key: texts verbatim, other values as YAML.
+    Variables of other programs are left out. Raises `UsageError` as `flatten`."""
     values: Values = {}
     for variable in sorted(name for name in variables if name.startswith(PREFIX)):
         key, text = _key(variable), variables[variable]
@@ -30,7 +30,7 @@ def read_environment(variables: Mapping[str, str]) -> Values:
 
 
 def foreign_variables(variables: Mapping[str, str]) -> Iterator[str]:
-    """A sentence for each variable `LTX2_...` of no key, with the nearest that has one."""
+    """A sentence for each variable `LTX2_...` without a key, with the nearest variable that has one."""
     known = [variable_name(key) for key in (*keys(), *NAMES)]
     for variable in sorted(name for name in variables if name.startswith(PREFIX)):
         if type_of(_key(variable)) is None:

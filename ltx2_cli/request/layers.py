@@ -208,7 +208,7 @@ def flatten(layer: ConfigLayer) -> Values:
 
 
 def flatten_valid(layer: ConfigLayer) -> tuple[Values, dict[str, UsageError]]:
-    """As `flatten`, and beside the values that are right an error for each that is not."""
+    """As `flatten`, but returns the valid values and an error for each of the others."""
     values, errors = Values(), dict[str, UsageError]()
     given = _expand_shorthand(layer.values, layer.source)
     for key, value in _leaves(given):
@@ -223,7 +223,7 @@ def flatten_valid(layer: ConfigLayer) -> tuple[Values, dict[str, UsageError]]:
 
 
 def build(values: Values) -> RunSpec:
-    """The request of the values by dotted key, as `flatten` gives them; other keys are left out."""
+    """Build the request of values by dotted key, as `flatten` returns them; other keys are left out."""
     spec: RunSpec = _build(RunSpec, values, "")
     return spec
 
@@ -234,8 +234,8 @@ def spec_values(spec: RunSpec) -> Values:
 
 
 def unknown_name_error(what: str, name: str, known: Sequence[str], also: str = "", source: str = "") -> UsageError:
-    """The error for an unknown name: the sentence has the closest known name, the hint all, or of many the next ones,
-    then `also`."""
+    """The error for an unknown name, with the closest known name. The hint has all known names, or the next ones of
+    many, then `also`."""
     closest = get_close_matches(name, known, MOST_NEAR + 1)
     nearest = f"; closest: `{closest[0]}`" if closest else ""
     few = len(known) <= MOST_NAMES
@@ -251,7 +251,7 @@ def _types() -> dict[str, Any]:
 
 
 def keys() -> list[str]:
-    """The dotted keys of values; of a section with names of its own, the section."""
+    """The dotted keys of all values; a section of free names counts as one."""
     return [key for key, kind in _types().items() if not is_dataclass(kind)]
 
 
@@ -273,7 +273,7 @@ def _leaves(values: Mapping[str, Any], section: str = "") -> Iterator[tuple[str,
 
 
 def type_of(key: str) -> Any:
-    """The type of a dotted key; None where there is no such key."""
+    """The type of a dotted key; None for an unknown key."""
     above = _types().get(key.rpartition(".")[0])
     return get_args(above)[1] if get_origin(above) is dict else _types().get(key)
 
@@ -290,7 +290,7 @@ def _typed(source: str, key: str, value: Any) -> Any:
 
 
 def _unknown_key_error(source: str, key: str) -> UsageError:
-    """The error for a key that is not known; of those known, the ones with the same last part, else of its section."""
+    """The error for an unknown key, with known keys of the same last part, else of its section."""
     section, _, name = key.rpartition(".")
     if namesakes := [known for known in _types() if known.endswith(f".{name}")]:
         return UsageError(f"{source}unknown key `{key}`; closest: `{namesakes[0]}`", f"known: {', '.join(namesakes)}")

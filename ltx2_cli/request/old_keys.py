@@ -1,4 +1,4 @@
-"""Keys and values that requests had before: their records are still read."""
+"""Former keys and values of requests, which records may have."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,8 +22,7 @@ OLD_KEYS = DECIDED.keys() | WITHOUT_EFFECT.keys()
 
 
 def check_old_key(source: str, key: str, value: Any, compat: Any) -> None:
-    """Raise `UsageError`, which begins with the `source`, where one of `OLD_KEYS` asks for what a request with this
-    `compat` does not do."""
+    """Raise `UsageError`, which begins with the `source`, for a value of `OLD_KEYS` that contradicts `compat`."""
     if key in WITHOUT_EFFECT:
         if value != WITHOUT_EFFECT[key]:
             raise UsageError(f"{source}`{key}` was removed, and is {value!r}; 0 alone is read", "leave it out")

@@ -44,14 +44,14 @@ GEMMA = "Lightricks/gemma-3-12b-it-qat-q4_0-unquantized"  # text encoder of ever
 
 
 class RequestLayers(NamedTuple):
-    """What was asked for, over the profiles."""
+    """Values that were asked for, above those of profiles."""
 
     layers: dict[str, Values]  # values by dotted key, of each origin: `FILE`, `ENVIRONMENT`, `FLAG`; later wins
     keys: set[str]  # that a user set
 
     @property
     def values(self) -> Values:
-        """The values that win."""
+        """The merged values."""
         return {key: value for layer in self.layers.values() for key, value in layer.items()}
 
 
@@ -61,7 +61,7 @@ def merge_layers(
     dotlist: Sequence[str] = (),
     environment: Mapping[str, object] | None = None,
 ) -> RequestLayers:
-    """The layers over the profiles, as for `read_spec`; `environment`, as `read_environment` gives it, is over
+    """Merge the layers above the profiles, as in `read_spec`; `environment`, of `read_environment`, is above
     `config`."""
     flags: Values = {}
     for layer in [ConfigLayer("", dict(overrides)), *map(read_setting, dotlist)]:
@@ -91,7 +91,7 @@ def read_spec(
 
 
 def validated_spec(asked: RequestLayers) -> RunSpec:
-    """The request of what was asked for. Raises `UsageError` with everything that `validate` finds."""
+    """Build and validate the request. Raises `UsageError` with all problems."""
     spec = build_spec(asked.values)
     validate(spec)
     steps = spec.num_inference_steps if spec.sigmas is None else len(spec.sigmas) - 1
@@ -99,7 +99,7 @@ def validated_spec(asked: RequestLayers) -> RunSpec:
 
 
 def build_spec(asked: Values) -> RunSpec:
-    """The request of these values over the profiles that they name, before it is checked."""
+    """Build the request of these values and of the profiles that they name, without validation."""
     published = {key: value for key, value in _profile_values(asked).items() if not _is_of_recipe(key)}
     return build({**default_values(), **published, **asked})
 
@@ -161,7 +161,7 @@ def configs() -> Path:
 
 
 def user_cache() -> Path:
-    """The user's cache folder of this program. Without a home one that nobody can make: nothing is kept."""
+    """The user's cache folder of this program. Without a home it is a path that cannot be created: nothing is kept."""
     home = expanduser("~")
     cache = Path(home, ".cache") if isabs(home) else Path(devnull, "HOME is not set")
     return Path(os.environ.get("XDG_CACHE_HOME") or cache) / "ltx2"
@@ -197,7 +197,7 @@ def _without_alternative(values: Values) -> Values:
 
 
 def _profile_values(asked: Values, model_version: str | None = None, layers: int = PUBLISHED_LAYERS) -> Values:
-    """The defaults, and on them the profile of the model version and those that `asked` or the defaults name."""
+    """The defaults, overridden by the profile of the model version and by those that `asked` or the defaults name."""
     pages = profile_layers(asked, model_version, layers)
     return {key: value for page in pages.values() for key, value in page.items()}
 
@@ -205,7 +205,7 @@ def _profile_values(asked: Values, model_version: str | None = None, layers: int
 def profile_layers(
     asked: Values, model_version: str | None = None, layers: int = PUBLISHED_LAYERS
 ) -> dict[str, Values]:
-    """The values of each profile by its kind and name, under `default` those of none; later wins."""
+    """The values of each profile by its kind and name, after those of `default`; later wins."""
     values = default_values()
     pages = {"default": dict(values)}
     names: Values = {kind: asked.get(key, values[key]) for kind, key in PROFILE_KEYS.items()}

@@ -20,7 +20,7 @@ Schema = dict[str, Any]
 
 
 def settings_schema() -> Schema:
-    """The schema of what `--config` reads; its descriptions are the comments of `default.yaml`."""
+    """The schema of a `--config` file; its descriptions are the comments of `default.yaml`."""
     page = {"$schema": DIALECT, "title": "settings of ltx2", **_section(RunSpec, "", _descriptions())}
     keys = page["properties"]
     keys["seed"]["anyOf"][:0] = [{"type": "integer"}, {"type": "string"}]  # 7, and `0..15`

@@ -1,4 +1,4 @@
-"""Sizes and lengths as people say them, `16:9`, `720p`, `5s`, in the pixels and frames that the models take."""
+"""Convert sizes and lengths such as `16:9`, `720p` and `5s` to legal numbers of pixels and frames."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -20,9 +20,9 @@ ASPECT, RESOLUTION, DURATION = (re.compile(text) for text in (f"{NUMBER}:{NUMBER
 
 
 def size_of(width: int, height: int, aspect: str | None, resolution: str | None, legal: Lengths) -> dict[str, int]:
-    """The nearest `legal` width and height, pixels, with this aspect and resolution, the shorter side. Without an
-    aspect with that of `width` and `height`; without a resolution with as many pixels. Raises `UsageError` for other
-    texts, and for a side that is longer than any that is legal."""
+    """The nearest `legal` width and height in pixels for an aspect and a resolution, the shorter side. Defaults: the
+    aspect and the number of pixels of `width` and `height`. Raises `UsageError` for malformed texts, and for a side
+    above the largest legal one."""
     ratio = width / height
     if aspect is not None:
         wide, high = map(float, _parsed(ASPECT, aspect, "--aspect", "16:9"))
@@ -42,8 +42,8 @@ def size_of(width: int, height: int, aspect: str | None, resolution: str | None,
 
 
 def frames_of(duration: str, fps: float, legal: Lengths) -> int:
-    """The `legal` number of frames that is nearest to `duration` in seconds. Raises `UsageError` for other texts, and
-    for more than any that is legal."""
+    """The `legal` number of frames nearest to `duration` in seconds. Raises `UsageError` for malformed texts, and for
+    more than the largest legal number."""
     frames, most = seconds_of(duration, "--duration") * fps, legal["num_frames"][-1]
     if frames > most:
         sentence = f"--duration {duration} is {frames:.0f} frames at {fps:g} a second, at most {most} are made"
@@ -52,12 +52,12 @@ def frames_of(duration: str, fps: float, legal: Lengths) -> int:
 
 
 def _nearest(legal: Sequence[int], value: float) -> int:
-    """Of two the smaller."""
+    """The nearest number; of two the smaller."""
     return min(legal, key=lambda number: abs(number - value))
 
 
 def seconds_of(text: str, option: str) -> float:
-    """The seconds that `5s`, `5` or `0.5s` means. Raises `UsageError` with the option for another text."""
+    """Parse seconds such as `5s`, `5` or `0.5s`. Raises `UsageError` with the option for malformed texts."""
     return float(*_parsed(DURATION, text, option, "5s"))
 
 
@@ -69,11 +69,11 @@ def _parsed(pattern: re.Pattern[str], text: str, option: str, example: str) -> t
 
 
 def most_frames(spec: RunSpec, condition: ConditionSpec) -> int:
-    """How many frames of a long video a clip shows where nobody says it, 8k + 1: half of the clip, or what is left."""
+    """The default number of frames of a long input video, 8k + 1: half of the clip, or the rest of the clip if less."""
     most = min(max(spec.num_frames // 2, 1), spec.num_frames - max(condition.frame, 0))
     return (most - 1) // 8 * 8 + 1
 
 
 def longest_clip(fps: float) -> int:
-    """The most frames, 8k + 1, that models were trained on at this rate; half a latent more is rounding."""
+    """The longest clip of the training data at this rate, in frames, 8k + 1; rounded to half a latent."""
     return (int(LONGEST_SECONDS * fps) + 3) // 8 * 8 + 1

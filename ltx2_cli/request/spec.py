@@ -9,7 +9,7 @@ NO_CACHE = "off"  # value of `compile_cache` that turns the cache off
 
 
 class Streams(NamedTuple, Generic[T_co]):
-    """A video thing and its audio twin. A pytree, since it is a named tuple."""
+    """A pair for the video and the audio stream. A named tuple is a pytree."""
 
     video: T_co
     audio: T_co
@@ -120,7 +120,7 @@ class ConditionSpec:
 
 @dataclass(frozen=True)
 class AudioSpec:
-    """The sound that a clip is given."""
+    """Input audio of a clip."""
 
     path: str
     sha256: str | None = None  # of the file; None: whatever it holds
@@ -178,12 +178,13 @@ class RunSpec:
 
     @property
     def running(self) -> Streams[bool]:
-        """Which streams are made."""
+        """Whether each stream is part of the run."""
         return Streams(self.streams != "audio", self.streams != "video")
 
     @property
     def follows_diffusers(self) -> bool:
-        """Whether diffusers is followed where it differs from ltx-core; `configs/compat/diffusers.yaml` says where."""
+        """Whether diffusers' choices hold where it differs from ltx-core; `configs/compat/diffusers.yaml` lists
+        them."""
         return self.compat == "diffusers"
 
     @property

@@ -1,5 +1,5 @@
-"""One vocabulary for the values of a request: their names in options, settings, jobs, templates and `--vary`; and how a
-message spells them, as the running command takes them."""
+"""Names of a request's values in options, settings, jobs, templates and `--vary`; and their spelling in messages of the
+running command."""
 
 import shlex
 from collections.abc import Iterator, Mapping
@@ -38,8 +38,8 @@ WITHOUT_OPTION = {  # names that no option of `ltx2 generate` has
 
 @dataclass(frozen=True)
 class Spelling:
-    """What a command takes: options by the key that they set, or its part; and `--set`, but of keys that are `fixed`;
-    None: no `--set`."""
+    """Options of a command by the key, or part of a key, that they set. `--set` takes keys that are not `fixed`; None:
+    no `--set`."""
 
     options: Mapping[str, str]
     fixed: frozenset[str] | None = frozenset()
@@ -55,7 +55,7 @@ _stack = [Spelling({**GENERATE, "output": "-o"})]  # the last one is spoken; the
 
 @contextmanager
 def spelled_for(spelling: Spelling) -> Iterator[None]:
-    """In the body, messages are for a command that takes these."""
+    """In the body, messages use this spelling."""
     _stack.append(spelling)
     try:
         yield
@@ -64,14 +64,14 @@ def spelled_for(spelling: Spelling) -> Iterator[None]:
 
 
 def option(key: str) -> str:
-    """What sets a key, or its part `KEY/PART`: `--height`, `--set height`, or `height`."""
+    """The spelling of a key or part `KEY/PART`: `--height`, `--set height`, or `height`."""
     spelling, whole = _stack[-1], key.partition("/")[0]
     return spelling.options.get(key) or (f"--set {whole}" if spelling.sets(whole) else whole)
 
 
 def typed(key: str, value: Any = "") -> str:
-    """What to type for a value: `--height 480`, `--set height=480`, or in YAML `height: 480`. Without a value all that
-    comes before one."""
+    """The spelling of a value: `--height 480`, `--set height=480`, or in YAML `height: 480`. Without a value, the part
+    before it."""
     spelling, whole = _stack[-1], key.partition("/")[0]
     if own := spelling.options.get(key):
         return f"{own} {','.join(map(_text, value)) if isinstance(value, list | tuple) else _text(value)}"
@@ -82,19 +82,19 @@ def typed(key: str, value: Any = "") -> str:
 
 
 def of_condition(kind: str, text: str) -> str:
-    """What to type for a condition: behind the option of its kind, where the command has one."""
+    """The spelling of a condition, after the option of its kind if the command has one."""
     return " ".join(filter(None, (_stack[-1].options.get(f"conditions/{kind}"), text)))
 
 
 def short_name(key: str) -> str:
-    """A key by the name of its option, where the command has one."""
+    """The name of a key's option if the command has one, else the key."""
     own = _stack[-1].options.get(key, "")
     return own[2:].replace("-", "_") if own.startswith("--") else key
 
 
 def by_key(values: Mapping[str, Any], source: str = "") -> dict[str, Any]:
-    """Values that are given by any name, by their keys. Raises `UsageError`, which begins with the `source`, where one
-    has two names."""
+    """Values by key, from values by any of their names. Raises `UsageError`, which begins with the `source`, for a
+    value under two names."""
     for given in values:
         if (key := NAMES.get(given, given)) != given and _has(values, key):
             raise UsageError(f"{source}`{given}` and `{key}` are one value", "leave one of them out")

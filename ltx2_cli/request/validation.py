@@ -52,8 +52,9 @@ class Range(NamedTuple):
     step: int = 0
     first: int = 0
 
-    def finding(self, value: float, typed: str) -> str:
-        """Which rule `value` breaks, and the nearest legal numbers after what is `typed` before them; empty if none."""
+    def problem(self, value: float, typed: str) -> str:
+        """A sentence on the rule that `value` breaks, with the nearest legal numbers after the `typed` option; empty if
+        it is legal."""
         if not self.lowest <= value <= self.highest:
             nearest = self.highest if value > self.highest else max(self.lowest, 0 if isnan(value) else self.lowest)
             return f"not in {self.lowest:.7g} to {self.highest:.7g}; nearest: {typed}{nearest:.7g}"
@@ -92,7 +93,7 @@ def validate(spec: RunSpec) -> None:
 
 
 def spec_problems(spec: RunSpec) -> Iterator[Problem]:
-    """What is wrong with `spec`."""
+    """All problems of `spec`."""
     yield from _wrong_text(spec)
     yield from _wrong_numbers(spec)
     yield from (("seed", sentence) for sentence in _wrong_seeds(spec))
@@ -129,8 +130,8 @@ def _wrong_text(spec: RunSpec) -> Iterator[Problem]:
 def _wrong_numbers(spec: RunSpec) -> Iterator[Problem]:
     for key, legal in RANGES.items():
         value: Any = reduce(lambda section, name: vars(section)[name], key.split("."), spec)
-        if value is not None and (finding := legal.finding(value, typed(key))):
-            yield key, f"{short_name(key)} {value} is {finding}"
+        if value is not None and (problem := legal.problem(value, typed(key))):
+            yield key, f"{short_name(key)} {value} is {problem}"
 
 
 def _wrong_seeds(spec: RunSpec) -> Iterator[str]:
@@ -170,10 +171,10 @@ def _wrong_conditions(spec: RunSpec) -> Iterator[str]:
     for condition in spec.conditions:
         path, count = condition.path, condition.num_frames
         place = f"{path}@{condition.frame}:" if condition.kind in SHOWN else f"{path}:"
-        if finding := Range(0, 1).finding(condition.strength, of_condition(condition.kind, place)):
-            yield f"strength {condition.strength:g} of {path} is {finding}"
-        if count is not None and (finding := Range(1, spec.num_frames, 8, 1).finding(count, "num_frames: ")):
-            yield f"num_frames {count} of {path} is {finding}"
+        if problem := Range(0, 1).problem(condition.strength, of_condition(condition.kind, place)):
+            yield f"strength {condition.strength:g} of {path} is {problem}"
+        if count is not None and (problem := Range(1, spec.num_frames, 8, 1).problem(count, "num_frames: ")):
+            yield f"num_frames {count} of {path} is {problem}"
         if not Path(expanduser(path)).exists():
             yield f"there is no {WORDS[condition.kind]} {path}; check the path"
 
@@ -182,8 +183,8 @@ def _wrong_places(spec: RunSpec) -> Iterator[str]:
     shown: dict[int, str] = {}
     for condition in (condition for condition in spec.conditions if condition.kind in SHOWN):
         path, frame, place_of = condition.path, condition.frame, of_condition(condition.kind, f"{condition.path}@")
-        if finding := Range(-spec.num_frames, spec.num_frames - 1).finding(frame, place_of):
-            yield f"frame {frame} of {path} is {finding}"
+        if problem := Range(-spec.num_frames, spec.num_frames - 1).problem(frame, place_of):
+            yield f"frame {frame} of {path} is {problem}"
         elif (place := frame % spec.num_frames) in shown:
             other = place + 1 if place + 1 < spec.num_frames else place - 1
             yield f"{shown[place]} and {path} are both shown at frame {place}; nearest: {place_of}{other}"
@@ -204,8 +205,8 @@ def _wrong_references(spec: RunSpec) -> Iterator[str]:
             keys = "frame or strength" if is_mask else "frame"
             yield f"the {condition.kind} {condition.path} has no {keys} of its own; leave it out"
         for key, scale in (("downscale", condition.downscale), ("temporal_scale", condition.temporal_scale)):
-            if scale is not None and (finding := legal.finding(scale, f"{key}: ")):
-                yield f"{key} {scale} of {condition.path} is {finding}"
+            if scale is not None and (problem := legal.problem(scale, f"{key}: ")):
+                yield f"{key} {scale} of {condition.path} is {problem}"
 
 
 def _wrong_clips(spec: RunSpec) -> Iterator[str]:

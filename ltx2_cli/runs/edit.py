@@ -112,8 +112,8 @@ def _open(edit: EditOptions) -> EditedClip:
     """The clip that is named. Raises `UsageError` where it is of a size that no model makes, or nobody says what it
     shows."""
     path, asked = user_path(edit.clip), edit.given.get("fps")
-    if isinstance(asked, int | float) and (finding := RANGES["fps"].finding(asked, typed("fps"))):
-        raise UsageError(f"fps {asked:g} is {finding}", "")
+    if isinstance(asked, int | float) and (problem := RANGES["fps"].problem(asked, typed("fps"))):
+        raise UsageError(f"fps {asked:g} is {problem}", "")
     file = open_video(path)
     record = config_page(path) if is_video(path) and "record" in file.metadata else None
     if record is None and not edit.given.get("prompt"):
