@@ -28,7 +28,7 @@ def run_request(
 ) -> list[Path]:
     """Make the clips of a request and give their paths. `force` overwrites files that are there. Raises `UsageError`
     for a request that cannot be met, `DoesNotFitError` before anything is downloaded or loaded, `RunError` for a
-    failure, `AbortedRunError` for an interruption; of a run that is kept the hint names its .run file."""
+    failure, and where it is interrupted `AbortedRunError` if its .run file is there, else `KeyboardInterrupt`."""
     with _session(report, force=force) as session:
         make(session, spec, settings or RunSettings(), Product.clips)
         return session.shown
