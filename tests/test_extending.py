@@ -66,9 +66,9 @@ def test_a_new_network_takes_one_file_to_be_checked_loaded_and_sharded(
     assert loaded.head.kernel[...].sharding.shard_shape((4, 16)) == (2, 16)
     assert loaded.norm[...].sharding.is_fully_replicated
 
-    x = np.linspace(-1, 1, 32, dtype=np.float32).reshape(2, 16)
+    x = jax.numpy.linspace(-1, 1, 32).reshape(2, 16)
     kernel, bias = (np.asarray(weight[...]) for weight in (stored.head.kernel, stored.head.bias))
-    expected = np.asarray(rms_norm(x, 1e-6, np.asarray(stored.norm[...]))) @ kernel.T + bias
+    expected = np.asarray(rms_norm(x, 1e-6, stored.norm[...])) @ kernel.T + bias
     np.testing.assert_allclose(loaded(x), expected, rtol=1e-5, atol=1e-6)
 
 
